@@ -1,0 +1,34 @@
+# The compiler and its flags. clang-19 is the reference; GCC before 14 miscompiles coroutines
+# (co_await in conditions, capturing lambdas and aggregates inside co_await expressions), so it is refused.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
+  message(FATAL_ERROR "GCC ${CMAKE_CXX_COMPILER_VERSION} miscompiles C++20 coroutines. Use clang-19 "
+                      "(-DCMAKE_CXX_COMPILER=clang++-19) or GCC 14 or newer.")
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+add_library(cohive_flags INTERFACE)
+target_compile_options(cohive_flags INTERFACE -Wall -Wextra $<$<BOOL:${COHIVE_WERROR}>:-Werror>)
+target_compile_definitions(cohive_flags INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
+
+if(COHIVE_SANITIZE)
+  add_compile_options(-fsanitize=${COHIVE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined -g)
+  add_link_options(-fsanitize=${COHIVE_SANITIZE})
+endif()
+
+find_program(COHIVE_CCACHE ccache)
+if(COHIVE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${COHIVE_CCACHE}")
+endif()
+find_program(COHIVE_MOLD mold)
+if(COHIVE_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  add_link_options(-fuse-ld=mold)
+endif()

@@ -1,0 +1,58 @@
+/// \file
+/// Hashes and the ciphers Noise needs. OpenSSL EVP for bulk work, libsodium for curves.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+
+#include "cohive/core/bytes.hpp"
+
+namespace cohive::crypto {
+
+using Sha1Digest = std::array<std::uint8_t, 20>;
+using Sha256Digest = std::array<std::uint8_t, 32>;
+using Sha512Digest = std::array<std::uint8_t, 64>;
+using Key32 = std::array<std::uint8_t, 32>;
+
+Sha1Digest sha1(ByteView data);
+Sha256Digest sha256(ByteView data);
+Sha256Digest sha256(std::initializer_list<ByteView> parts);
+Sha512Digest sha512(ByteView data);
+Sha256Digest hmac_sha256(ByteView key, ByteView data);
+/// Cryptographically secure random bytes (never seeded; protocol randomness comes from Runtime).
+void random_bytes(MutableBytes out);
+
+struct X25519KeyPair {
+  Key32 secret;
+  Key32 public_;
+  static X25519KeyPair generate();
+  static X25519KeyPair from_secret(const Key32& secret);
+};
+/// nullopt when the result is all zero (a hostile public key).
+std::optional<Key32> x25519(const Key32& secret, const Key32& their_public);
+
+std::string base64_encode(ByteView data);
+std::optional<Bytes> base64_decode(std::string_view text);
+
+/// ChaCha20-Poly1305 with one reusable context per key and direction. Not thread-safe.
+class ChaChaPoly {
+ public:
+  static constexpr std::size_t kTagSize = 16;
+  explicit ChaChaPoly(const Key32& key);
+  ~ChaChaPoly();
+  ChaChaPoly(ChaChaPoly&&) noexcept;
+  ChaChaPoly& operator=(ChaChaPoly&&) noexcept;
+
+  /// Encrypts the concatenation of `parts` into `out` (sum of sizes + kTagSize bytes). Nonce: 4 zero bytes, counter LE.
+  void seal(std::uint64_t counter, ByteView associated, std::span<const ByteView> parts, std::uint8_t* out);
+  /// Decrypts `sealed` (ciphertext + tag) into `out` (sealed.size() - kTagSize bytes; may alias `sealed`). False: forged.
+  bool open(std::uint64_t counter, ByteView associated, ByteView sealed, std::uint8_t* out);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohive::crypto

@@ -1,0 +1,29 @@
+/// \file
+/// Error codes that every module shares. Modules add their own enums the same way.
+#pragma once
+
+#include <system_error>
+
+namespace cohive {
+
+enum class Errc {
+  timeout = 1,       ///< a deadline passed
+  cancelled,         ///< the owner gave up
+  closed,            ///< the object was closed
+  end_of_stream,     ///< the other side finished before the message was complete
+  reset,             ///< the other side reset the stream or connection
+  malformed,         ///< bytes that do not parse
+  limit_exceeded,    ///< larger or more than allowed
+  invalid_argument,  ///< bad configuration or user input
+  io,                ///< the operating system reported a failure
+  not_found,
+  internal,          ///< a defect; never sent by a peer
+};
+
+const std::error_category& core_category() noexcept;
+inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), core_category()}; }
+
+}  // namespace cohive
+
+template <>
+struct std::is_error_code_enum<cohive::Errc> : std::true_type {};

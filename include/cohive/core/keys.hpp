@@ -1,0 +1,56 @@
+/// \file
+/// Identity keys: Ed25519 and RSA sign, secp256k1 and ECDSA only verify. Source: libp2p wire spec, sections 1.3 to 1.5.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "cohive/core/peer_id.hpp"
+#include "cohive/core/result.hpp"
+
+namespace cohive {
+
+enum class KeyType { rsa = 0, ed25519 = 1, secp256k1 = 2, ecdsa = 3 };
+
+/// A libp2p public key. Immutable, cheap to copy, safe to share between threads.
+class PublicKey {
+ public:
+  /// From a serialised PublicKey protobuf. RSA moduli outside 2048..8192 bits are refused.
+  static Result<PublicKey> from_protobuf(ByteView serialised);
+  KeyType type() const;
+  const std::string& protobuf() const;
+  PeerId peer_id() const;
+  bool verify(ByteView message, ByteView signature) const;
+
+ private:
+  friend class KeyPair;
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// A private key with its public half. Immutable, cheap to copy, safe to share between threads.
+class KeyPair {
+ public:
+  static KeyPair generate_ed25519();
+  static KeyPair ed25519_from_seed(ByteView seed32);
+  static KeyPair generate_rsa(int bits = 2048);
+  /// From a serialised PrivateKey protobuf: the content of a hivemind or go-libp2p identity file.
+  static Result<KeyPair> from_protobuf(ByteView serialised);
+
+  const PublicKey& public_key() const;
+  PeerId peer_id() const;
+  std::string protobuf() const;
+  /// libp2p signature: Ed25519, or RSA PKCS#1 v1.5 with SHA-256.
+  Bytes sign(ByteView message) const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// Reads an identity file, or creates one (mode 0400, written atomically) if it does not exist.
+/// \param create_type key type of a new file; RSA files are the ones Python hivemind can check.
+Result<KeyPair> load_or_create_identity(const std::filesystem::path& path, KeyType create_type = KeyType::ed25519);
+
+}  // namespace cohive

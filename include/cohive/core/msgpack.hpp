@@ -1,0 +1,89 @@
+/// \file
+/// MSGPack as Python hivemind writes it: shortest integers, float64 only, tuples as ext 0x40, DHT dictionaries as ext 0x50.
+/// Source: hivemind wire spec, section 3.1.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cohive/core/result.hpp"
+
+namespace cohive::msgpack {
+
+class Value;
+struct Bin {
+  std::string data;
+  friend auto operator<=>(const Bin&, const Bin&) = default;
+};
+struct Array {
+  std::vector<Value> items;
+  friend bool operator==(const Array&, const Array&);
+};
+struct Tuple {  ///< ext 0x40
+  std::vector<Value> items;
+  friend bool operator==(const Tuple&, const Tuple&);
+};
+struct Map {  ///< insertion order is kept; keys are str or bin
+  std::vector<std::pair<Value, Value>> entries;
+  const Value* find(std::string_view key) const;
+  friend bool operator==(const Map&, const Map&);
+};
+struct Ext {  ///< any other extension type, payload as received
+  std::int8_t type;
+  std::string data;
+  friend bool operator==(const Ext&, const Ext&) = default;
+};
+
+/// One decoded object. Integers: negative ones are int64, others uint64.
+class Value {
+ public:
+  using Storage = std::variant<std::monostate, bool, std::int64_t, std::uint64_t, double, std::string, Bin, Array, Tuple, Map, Ext>;
+
+  Value() = default;
+  Value(std::nullptr_t) {}
+  Value(bool v) : storage_(v) {}
+  Value(int v) : Value(static_cast<std::int64_t>(v)) {}
+  Value(std::int64_t v) { v < 0 ? void(storage_ = v) : void(storage_ = static_cast<std::uint64_t>(v)); }
+  Value(std::uint64_t v) : storage_(v) {}
+  Value(double v) : storage_(v) {}
+  Value(const char* v) : storage_(std::string(v)) {}
+  Value(std::string v) : storage_(std::move(v)) {}
+  Value(std::string_view v) : storage_(std::string(v)) {}
+  Value(Bin v) : storage_(std::move(v)) {}
+  Value(Array v) : storage_(std::move(v)) {}
+  Value(Tuple v) : storage_(std::move(v)) {}
+  Value(Map v) : storage_(std::move(v)) {}
+  Value(Ext v) : storage_(std::move(v)) {}
+  static Value bin(ByteView bytes) { return Bin{to_string(bytes)}; }
+
+  bool is_nil() const { return std::holds_alternative<std::monostate>(storage_); }
+  template <class T>
+  const T* get_if() const {
+    return std::get_if<T>(&storage_);
+  }
+  /// A non-negative integer, a number of any kind as double, or nullopt.
+  std::optional<std::uint64_t> as_uint() const;
+  std::optional<std::int64_t> as_int() const;
+  std::optional<double> as_number() const;
+  const Storage& storage() const { return storage_; }
+  /// Python truthiness: nil, false, 0, 0.0 and empty containers are false.
+  bool truthy() const;
+  friend bool operator==(const Value&, const Value&) = default;
+
+ private:
+  Storage storage_;
+};
+
+/// Appends the encoding of `value`.
+void encode_to(std::string& out, const Value& value);
+std::string encode(const Value& value);
+/// Decodes exactly one object: trailing bytes, map keys other than str or bin, nesting over 64 and truncation are errors.
+Result<Value> decode(ByteView bytes);
+/// Raw ext header + payload, for types that this codec does not know.
+void append_ext(std::string& out, std::int8_t type, std::string_view payload);
+
+}  // namespace cohive::msgpack

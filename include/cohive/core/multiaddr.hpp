@@ -1,0 +1,84 @@
+/// \file
+/// Multiaddresses, text and binary. Source: libp2p wire spec, section 1.2.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cohive/core/peer_id.hpp"
+#include "cohive/core/result.hpp"
+
+namespace cohive {
+
+/// A validated multiaddress, kept in its binary form.
+class Multiaddr {
+ public:
+  enum Code : std::uint32_t {
+    ip4 = 4, tcp = 6, ip6 = 41, ip6zone = 42, ipcidr = 43, dns = 53, dns4 = 54, dns6 = 55, dnsaddr = 56, udp = 273,
+    webrtc_direct = 280, webrtc = 281, p2p_circuit = 290, unix_ = 400, p2p = 421, https = 443, tls = 448, sni = 449,
+    noise = 454, quic = 460, quic_v1 = 461, webtransport = 465, certhash = 466, ws = 477, wss = 478, http = 480
+  };
+  struct Component {
+    std::uint32_t code;
+    Bytes value;
+  };
+
+  Multiaddr() = default;
+  /// Parses text ("/ip4/127.0.0.1/tcp/4001"); the error says which part is wrong.
+  static Result<Multiaddr> from_text(std::string_view text);
+  static Result<Multiaddr> from_bytes(ByteView binary);
+  /// "/ip4/../tcp/.." or "/ip6/../tcp/..". `host` is a numeric IP address.
+  static Result<Multiaddr> from_ip_tcp(std::string_view host, std::uint16_t port);
+
+  ByteView bytes() const noexcept { return binary_; }
+  std::string binary() const { return cohive::to_string(binary_); }
+  std::string text() const;
+  bool empty() const noexcept { return binary_.empty(); }
+  std::vector<Component> components() const;
+  bool has(std::uint32_t code) const;
+  /// Value of the first component with this code, as text ("127.0.0.1", "4001", "12D3Koo...").
+  std::optional<std::string> value(std::uint32_t code) const;
+
+  /// The last /p2p component, if any; and this address with a trailing /p2p removed or replaced.
+  std::optional<PeerId> peer() const;
+  Multiaddr without_peer() const;
+  Multiaddr with_peer(const PeerId& peer) const;
+  Multiaddr encapsulate(const Multiaddr& inner) const;
+
+  /// Host ("127.0.0.1", "::1", "example.com") and port when this is ip4/ip6/dns*+tcp and nothing follows but /p2p.
+  struct TcpEndpoint {
+    std::string host;
+    std::uint16_t port;
+    std::uint32_t host_code;  ///< ip4, ip6, dns, dns4 or dns6
+  };
+  std::optional<TcpEndpoint> tcp_endpoint() const;
+  bool is_circuit() const { return has(p2p_circuit); }
+
+  enum class Scope { loopback, private_, public_, unroutable, other };
+  /// Address class as p2pd's filters define it; DNS names count as public.
+  Scope scope() const;
+  /// 0.0.0.0 or ::, which may be listened on but never dialled.
+  bool is_unspecified() const;
+
+  friend bool operator==(const Multiaddr&, const Multiaddr&) = default;
+  friend auto operator<=>(const Multiaddr&, const Multiaddr&) = default;
+
+ private:
+  Bytes binary_;
+};
+
+std::ostream& operator<<(std::ostream& out, const Multiaddr& address);
+
+}  // namespace cohive
+
+template <>
+struct std::hash<cohive::Multiaddr> {
+  std::size_t operator()(const cohive::Multiaddr& a) const noexcept {
+    return std::hash<std::string_view>{}(cohive::as_text(a.bytes()));
+  }
+};

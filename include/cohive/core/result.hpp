@@ -1,0 +1,65 @@
+/// \file
+/// Result<T>: what a remote failure looks like. Defects and programmer errors are exceptions instead.
+#pragma once
+
+#include <boost/system/result.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "cohive/core/peer_id.hpp"
+
+namespace cohive {
+
+/// An expected failure: a code (each module has its own in errors.hpp), the peer it concerns and what was being done.
+class Error {
+ public:
+  Error() = default;
+  /// \param code   a std::error_code or any enumerator registered as one
+  /// \param detail free text; peer-supplied parts must already be escaped (see log::quoted)
+  explicit Error(std::error_code code, std::string detail = {});
+  Error(std::error_code code, const PeerId& peer, std::string detail = {});
+
+  const std::error_code& code() const noexcept { return code_; }
+  const std::string& detail() const noexcept;
+  /// The peer concerned, or null.
+  const PeerId* peer() const noexcept;
+  /// The same error with the peer named, or with `what` put in front of the detail.
+  Error with_peer(const PeerId& peer) const;
+  Error with_context(std::string_view what) const;
+  /// One sentence: "<context>: <code's message> (peer <id>)".
+  std::string message() const;
+
+  friend bool operator==(const Error& error, std::error_code code) { return error.code_ == code; }
+
+ private:
+  struct Info {
+    std::string detail;
+    std::optional<PeerId> peer;
+  };
+  std::error_code code_;
+  std::shared_ptr<const Info> info_;
+};
+
+std::ostream& operator<<(std::ostream& out, const Error& error);
+
+/// Thrown by Result::value() on a failed result: asking for a value that is not there is a defect of the caller.
+class ErrorException : public std::runtime_error {
+ public:
+  explicit ErrorException(Error error);
+  const Error& error() const noexcept { return error_; }
+
+ private:
+  Error error_;
+};
+[[noreturn]] void throw_exception_from_error(const Error& error, const boost::source_location&);
+
+template <class T = void>
+using Result = boost::system::result<T, Error>;
+
+/// A successful Result<void>.
+inline Result<> ok() { return {}; }
+
+}  // namespace cohive

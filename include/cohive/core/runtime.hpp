@@ -1,0 +1,295 @@
+/// \file
+/// Runtime: the event loop. It carries clock, randomness, timers, metrics and the way to other threads; protocol code
+/// asks it and never the operating system, so the same code runs on real sockets and on virtual time.
+///
+/// Threads: everything here belongs to the loop thread, except post(), submit() and stop().
+#pragma once
+
+#include <coroutine>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cohive/core/bytes.hpp"
+#include "cohive/core/intrusive_list.hpp"
+#include "cohive/core/task.hpp"
+#include "cohive/core/time.hpp"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace cohive {
+
+class Metrics;
+class Runtime;
+class TaskGroup;
+
+/// A suspended coroutine: the base of every awaitable that really waits. Lives in the coroutine's frame, so destroying
+/// the frame takes it out of whatever list it waits in.
+class Waiter : public ListHook {
+ public:
+  /// \param what shown when someone asks what a task is waiting for; a string literal
+  Waiter(Runtime& runtime, const char* what) noexcept : runtime_(&runtime), what_(what) {}
+
+  /// Puts the coroutine on the ready queue; it runs on a later turn of the loop, in order.
+  void wake() noexcept;
+  Runtime& runtime() const noexcept { return *runtime_; }
+
+ protected:
+  template <class Promise>
+  void suspend(std::coroutine_handle<Promise> handle) noexcept {
+    handle_ = handle;
+    root_ = handle.promise().root;
+    note_wait();
+  }
+  void suspend_root(std::coroutine_handle<> handle, TaskRoot* root) noexcept {
+    handle_ = handle;
+    root_ = root;
+  }
+  std::coroutine_handle<> waiting_handle() const noexcept { return handle_; }
+  TaskRoot* waiting_root() const noexcept { return root_; }
+
+ private:
+  friend class Runtime;
+  void note_wait() noexcept;
+  std::coroutine_handle<> handle_;
+  TaskRoot* root_ = nullptr;
+  Runtime* runtime_;
+  const char* what_;
+};
+
+/// Calls `fire(argument)` on the loop at a given time. Re-arming costs a heap operation and no allocation.
+class Timer {
+ public:
+  using Callback = void (*)(void*);
+  Timer(Runtime& runtime, Callback fire, void* argument) noexcept
+      : runtime_(&runtime), fire_(fire), argument_(argument) {}
+  ~Timer() { disarm(); }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  void arm(TimePoint at);
+  void arm(Deadline deadline) {
+    if (!deadline.is_never()) arm(deadline.at());
+  }
+  void disarm() noexcept;
+  bool armed() const noexcept { return position_ != kUnarmed; }
+
+ private:
+  friend class Runtime;
+  static constexpr std::size_t kUnarmed = ~std::size_t{0};
+  Runtime* runtime_;
+  Callback fire_;
+  void* argument_;
+  TimePoint at_{};
+  std::uint64_t order_ = 0;  // ties fire in the order they were armed
+  std::size_t position_ = kUnarmed;
+};
+
+/// A Waiter that also gives up at a deadline. Awaiting it yields true when woken, false when the deadline passed.
+class DeadlineWaiter : public Waiter {
+ public:
+  DeadlineWaiter(Runtime& runtime, const char* what, Deadline deadline) noexcept
+      : Waiter(runtime, what), deadline_(deadline), timer_(runtime, &DeadlineWaiter::on_timer, this) {}
+
+ protected:
+  template <class Promise>
+  void suspend_with_deadline(std::coroutine_handle<Promise> handle) {
+    suspend(handle);
+    timer_.arm(deadline_);
+  }
+  bool resumed_in_time() noexcept {
+    timer_.disarm();
+    return !expired_;
+  }
+
+ private:
+  static void on_timer(void* self) noexcept;
+  Deadline deadline_;
+  Timer timer_;
+  bool expired_ = false;
+};
+
+namespace detail {
+
+class OffloadJob {
+ public:
+  virtual ~OffloadJob() = default;
+  virtual void run() noexcept = 0;  // on a worker thread
+  Waiter* waiter = nullptr;         // loop thread only; null once the awaiting coroutine is gone
+};
+
+template <class F>
+class Offload;
+
+}  // namespace detail
+
+/// What a live task is doing: for diagnosing hangs.
+struct TaskInfo {
+  std::string group;
+  std::string name;
+  std::string waiting_for;
+  Duration age;
+};
+
+/// How a task is linked into its group and into the runtime's list of all tasks.
+struct TaskHook : ListHook {
+  TaskRoot* root = nullptr;
+};
+
+class Runtime {
+ public:
+  virtual ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  /// Monotonic time of the loop, and Unix time in seconds (the DHT's clock).
+  virtual TimePoint now() const = 0;
+  virtual double wall_time() const = 0;
+  Deadline after(Duration duration) const;
+
+  /// Seeded: the same seed gives the same simulated run. Not for secrets; those come from crypto::random_bytes.
+  std::mt19937_64& random() noexcept { return random_; }
+  void random_bytes(MutableBytes out);
+  /// Uniform in [0, 1).
+  double random_unit();
+
+  Metrics& metrics() noexcept { return *metrics_; }
+
+  class Sleep;
+  /// Awaitables: wait until then; let every other ready task run once.
+  Sleep sleep_for(Duration duration);
+  Sleep sleep_until(TimePoint at);
+  Sleep yield();
+
+  /// Runs `work()` on the thread pool and resumes here with its result or exception. `work` must own all it touches:
+  /// if the awaiting task is dropped meanwhile, the work still runs to its end and its result is discarded.
+  /// Under simulation it runs at once, in place.
+  template <class F>
+  detail::Offload<F> offload(F work);
+
+  /// Drives the loop on this thread until `task` ends; returns its result or rethrows. Not reentrant.
+  template <class T>
+  T run(Task<T> task);
+
+  /// Any thread: runs `function` on the loop soon.
+  virtual void post(std::function<void()> function) = 0;
+  /// Any thread: starts the task made by `make()` on the loop; the future carries its result.
+  template <class F>
+  auto submit(F make) -> std::future<decltype(std::declval<F&>()().handle().promise().take())>;
+
+  /// The loop's io_context; throws std::logic_error under simulation.
+  virtual boost::asio::io_context& io_context() = 0;
+  /// True under simulation.
+  virtual bool simulated() const noexcept = 0;
+
+  /// Tasks that belong to the process rather than to an object.
+  TaskGroup& background() noexcept { return *background_; }
+
+  /// Every live task, oldest first.
+  std::vector<TaskInfo> tasks() const;
+  std::size_t task_count() const noexcept { return task_count_; }
+
+ protected:
+  explicit Runtime(std::uint64_t seed);
+
+  /// Runs what is ready, at most `budget` resumptions. True if more is ready.
+  bool drain_ready(std::size_t budget);
+  bool has_ready() const noexcept { return !ready_.empty(); }
+  /// Fires every timer due at `now`.
+  void fire_timers(TimePoint now);
+  bool has_timers() const noexcept { return !timers_.empty(); }
+  TimePoint next_timer() const { return timers_.front()->at_; }
+  /// Drops all background tasks; the destructor of a derived class calls it first.
+  void shut_down() noexcept;
+
+  /// Something became ready, or the earliest timer changed.
+  virtual void on_ready() noexcept = 0;
+  virtual void on_timers_changed() noexcept = 0;
+  /// Runs the loop until `done` is true.
+  virtual void run_until(const bool& done) = 0;
+  virtual void start_job(std::shared_ptr<detail::OffloadJob> job) = 0;
+
+ private:
+  friend class Waiter;
+  friend class Timer;
+  friend class TaskGroup;
+  friend class TaskRoot;
+  friend void detail::root_finished(TaskRoot* root) noexcept;
+  template <class F>
+  friend class detail::Offload;
+
+  void make_ready(Waiter& waiter) noexcept;
+  void arm_timer(Timer& timer, TimePoint at);
+  void disarm_timer(Timer& timer) noexcept;
+  void sift_up(std::size_t position) noexcept;
+  void sift_down(std::size_t position) noexcept;
+  void place(std::size_t position, Timer* timer) noexcept;
+  static bool earlier(const Timer& a, const Timer& b) noexcept;
+  void spawn_background(Task<void> task);
+
+  std::mt19937_64 random_;
+  std::unique_ptr<Metrics> metrics_;
+  IntrusiveList<Waiter> ready_;
+  std::vector<Timer*> timers_;  // a binary heap with positions kept in the timers
+  std::uint64_t timer_order_ = 0;
+  TaskRoot* current_ = nullptr;
+  IntrusiveList<TaskHook> all_tasks_;
+  std::size_t task_count_ = 0;
+  std::unique_ptr<TaskGroup> background_;
+};
+
+class Runtime::Sleep : public Waiter {
+ public:
+  Sleep(Runtime& runtime, TimePoint at, bool yield_only) noexcept
+      : Waiter(runtime, yield_only ? "yield" : "sleep"), at_(at), yield_only_(yield_only), timer_(runtime, &Sleep::fire, this) {}
+  bool await_ready() const noexcept { return false; }
+  template <class Promise>
+  void await_suspend(std::coroutine_handle<Promise> handle) {
+    suspend(handle);
+    yield_only_ ? wake() : timer_.arm(at_);
+  }
+  void await_resume() const noexcept {}
+
+ private:
+  static void fire(void* self) { static_cast<Sleep*>(self)->wake(); }
+  TimePoint at_;
+  bool yield_only_;
+  Timer timer_;
+};
+
+struct RuntimeOptions {
+  std::uint64_t seed = 0;    ///< 0: taken from the system's entropy
+  unsigned pool_threads = 0; ///< worker threads for offload; 0: one per core
+};
+/// A loop on real time and real sockets.
+std::unique_ptr<Runtime> make_runtime(RuntimeOptions options = {});
+
+/// Waits for SIGINT or SIGTERM and returns the signal's number. Real runtimes only.
+Task<int> wait_for_signal(Runtime& runtime);
+
+/// A Runtime that turns on its own thread, for programs whose main thread trains. The destructor stops it.
+class RuntimeThread {
+ public:
+  explicit RuntimeThread(RuntimeOptions options = {});
+  ~RuntimeThread();
+  Runtime& runtime() noexcept { return *runtime_; }
+  /// Runs the task made by `make()` on the loop and blocks the calling (not loop) thread for its result.
+  template <class F>
+  auto run(F make) {
+    return runtime_->submit(std::move(make)).get();
+  }
+
+ private:
+  struct Impl;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohive
+
+#include "cohive/core/runtime_inl.hpp"  // IWYU pragma: export

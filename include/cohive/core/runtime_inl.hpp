@@ -1,0 +1,129 @@
+// Template parts of runtime.hpp.
+#pragma once
+
+#include "cohive/core/runtime.hpp"
+
+namespace cohive {
+namespace detail {
+
+template <class F>
+class OffloadJobOf final : public OffloadJob {
+ public:
+  using Value = std::invoke_result_t<F&>;
+  explicit OffloadJobOf(F work) : work_(std::move(work)) {}
+  void run() noexcept override {
+    try {
+      if constexpr (std::is_void_v<Value>) {
+        work_();
+      } else {
+        value_.emplace(work_());
+      }
+    } catch (...) {
+      exception_ = std::current_exception();
+    }
+  }
+  Value take() {
+    if (exception_) std::rethrow_exception(exception_);
+    if constexpr (!std::is_void_v<Value>) return std::move(*value_);
+  }
+
+ private:
+  struct Nothing {};
+  F work_;
+  std::optional<std::conditional_t<std::is_void_v<Value>, Nothing, Value>> value_;
+  std::exception_ptr exception_;
+};
+
+template <class F>
+class Offload : public Waiter {
+ public:
+  Offload(Runtime& runtime, F work)
+      : Waiter(runtime, "offloaded work"), job_(std::make_shared<OffloadJobOf<F>>(std::move(work))) {}
+  ~Offload() { job_->waiter = nullptr; }
+  bool await_ready() const noexcept { return false; }
+  template <class Promise>
+  void await_suspend(std::coroutine_handle<Promise> handle) {
+    suspend(handle);
+    job_->waiter = this;
+    runtime().start_job(job_);
+  }
+  auto await_resume() { return job_->take(); }
+
+ private:
+  std::shared_ptr<OffloadJobOf<F>> job_;
+};
+
+template <class T>
+struct Captured {
+  std::optional<T> value;
+  std::exception_ptr exception;
+  bool done = false;
+  T take() {
+    if (exception) std::rethrow_exception(exception);
+    return std::move(*value);
+  }
+};
+template <>
+struct Captured<void> {
+  std::exception_ptr exception;
+  bool done = false;
+  void take() {
+    if (exception) std::rethrow_exception(exception);
+  }
+};
+
+template <class T>
+Task<void> capture(Task<T> task, Captured<T>& out) {
+  try {
+    if constexpr (std::is_void_v<T>) {
+      co_await task;
+    } else {
+      out.value.emplace(co_await task);
+    }
+  } catch (...) {
+    out.exception = std::current_exception();
+  }
+  out.done = true;
+}
+
+template <class T, class F>
+Task<void> fulfil(std::shared_ptr<F> make, std::shared_ptr<std::promise<T>> promise) {
+  try {
+    if constexpr (std::is_void_v<T>) {
+      co_await (*make)();
+      promise->set_value();
+    } else {
+      promise->set_value(co_await (*make)());
+    }
+  } catch (...) {
+    promise->set_exception(std::current_exception());
+  }
+}
+
+}  // namespace detail
+
+template <class F>
+detail::Offload<F> Runtime::offload(F work) {
+  return detail::Offload<F>(*this, std::move(work));
+}
+
+template <class T>
+T Runtime::run(Task<T> task) {
+  detail::Captured<T> captured;
+  spawn_background(detail::capture(std::move(task), captured));
+  run_until(captured.done);
+  return captured.take();
+}
+
+template <class F>
+auto Runtime::submit(F make) -> std::future<decltype(std::declval<F&>()().handle().promise().take())> {
+  using T = decltype(std::declval<F&>()().handle().promise().take());
+  auto promise = std::make_shared<std::promise<T>>();
+  auto future = promise->get_future();
+  post([this, shared = std::make_shared<F>(std::move(make)), promise]() mutable {
+    spawn_background(detail::fulfil<T, F>(std::move(shared), std::move(promise)));
+  });
+  return future;
+}
+
+}  // namespace cohive

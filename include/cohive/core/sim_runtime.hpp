@@ -1,0 +1,39 @@
+/// \file
+/// SimRuntime: a loop on virtual time. When nothing is ready it jumps to the next timer, so a minute of swarm time
+/// passes in milliseconds, and the same seed gives the same run.
+#pragma once
+
+#include <deque>
+
+#include "cohive/core/runtime.hpp"
+
+namespace cohive {
+
+class SimRuntime final : public Runtime {
+ public:
+  explicit SimRuntime(std::uint64_t seed = 1);
+  ~SimRuntime() override;
+
+  TimePoint now() const override { return now_; }
+  double wall_time() const override;
+  void post(std::function<void()> function) override;
+  boost::asio::io_context& io_context() override;
+  bool simulated() const noexcept override { return true; }
+
+  /// Lets virtual time pass, or everything ready run without time passing.
+  void run_for(Duration duration);
+  void run_ready();
+
+ protected:
+  void on_ready() noexcept override {}
+  void on_timers_changed() noexcept override {}
+  void run_until(const bool& done) override;
+  void start_job(std::shared_ptr<detail::OffloadJob> job) override;
+
+ private:
+  void step_ready();
+  TimePoint now_;
+  std::deque<std::function<void()>> posted_;
+};
+
+}  // namespace cohive

@@ -1,0 +1,69 @@
+/// \file
+/// TaskGroup: the owner of running tasks. Nothing in cohive runs without one.
+#pragma once
+
+#include <exception>
+
+#include "cohive/core/runtime.hpp"
+
+namespace cohive {
+
+/// A spawned task.
+class TaskRoot final : public Waiter {
+ public:
+  TaskRoot(Runtime& runtime, TaskGroup& group, Task<void> task, const char* name);
+  ~TaskRoot();
+
+ private:
+  friend class Runtime;
+  friend class TaskGroup;
+  friend class Waiter;
+  friend void detail::root_finished(TaskRoot* root) noexcept;
+  Task<void> task_;
+  TaskGroup* group_;
+  const char* name_;
+  const char* waiting_for_ = "start";
+  TimePoint started_;
+  TaskHook in_group_;
+  TaskHook in_runtime_;
+  bool doomed_ = false;
+};
+
+/// Tasks that live no longer than this object. Loop thread only.
+///
+/// cancel() and the destructor drop the tasks: their frames are destroyed on the spot, destructors clean up. A task may
+/// cancel its own group; it is then dropped at its next suspension. A task that ends with an exception is a defect: it
+/// is logged, counted, and rethrown by join().
+class TaskGroup {
+ public:
+  explicit TaskGroup(Runtime& runtime, const char* name = "tasks");
+  ~TaskGroup();
+  TaskGroup(const TaskGroup&) = delete;
+  TaskGroup& operator=(const TaskGroup&) = delete;
+
+  /// Starts `task` on a later turn of the loop. `name` is a string literal shown in diagnostics.
+  void spawn(Task<void> task, const char* name = "task");
+  /// Drops every task.
+  void cancel() noexcept;
+  /// Waits until no task is left; rethrows the first exception of one.
+  Task<void> join();
+
+  std::size_t size() const noexcept { return size_; }
+  bool empty() const noexcept { return size_ == 0; }
+  Runtime& runtime() const noexcept { return runtime_; }
+  const char* name() const noexcept { return name_; }
+
+ private:
+  friend class Runtime;
+  friend class TaskRoot;
+  friend void detail::root_finished(TaskRoot* root) noexcept;
+  void on_left() noexcept;
+  Runtime& runtime_;
+  const char* name_;
+  IntrusiveList<TaskHook> members_;
+  IntrusiveList<Waiter> joiners_;
+  std::exception_ptr failure_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace cohive

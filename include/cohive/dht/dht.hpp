@@ -1,0 +1,123 @@
+/// \file
+/// Dht: hivemind's distributed hash table, in the same swarm as Python peers. Source: hivemind wire spec, sections 3, 4.
+/// Loop thread only.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cohive/core/msgpack.hpp"
+#include "cohive/dht/dht_id.hpp"
+#include "cohive/dht/validation.hpp"
+#include "cohive/p2p/host.hpp"
+
+namespace cohive::dht {
+
+/// hivemind's defaults; times as durations.
+struct DhtOptions {
+  std::size_t bucket_size = 20;
+  std::size_t num_replicas = 5;
+  std::size_t depth_modulo = 5;
+  Duration wait_timeout = 3s;               ///< one RPC
+  Duration bootstrap_timeout = 15s;
+  Duration refresh_timeout = 0s;            ///< refresh buckets idle for this long; 0: never
+  bool cache_locally = true;
+  std::size_t cache_nearest = 1;
+  std::size_t cache_size = 0;               ///< records; 0: bounded by max_records only
+  Duration cache_refresh_before_expiry = 5s;
+  bool cache_on_store = true;
+  bool reuse_get_requests = true;
+  std::size_t num_workers = 4;              ///< parallel calls of one search
+  std::size_t chunk_size = 16;              ///< keys per refresh batch, and per find call at most
+  std::size_t parallel_rpc = 256;           ///< outgoing calls at once
+  Duration blacklist_time = 5s;
+  double backoff_rate = 2.0;
+  bool client_mode = false;                 ///< serve nothing, never appear in tables
+  bool validate_bootstrap = true;           ///< ask bootstrap peers to call back and compare clocks
+  // Bounds against hostile peers (ours).
+  std::size_t max_records = 100'000;        ///< per store
+  std::size_t max_subkeys = 10'000;         ///< per dictionary
+  std::size_t max_value_bytes = 1 << 20;    ///< per value
+  std::size_t max_keys_per_request = 1024;
+  Duration max_record_lifetime = std::chrono::hours(24 * 7);  ///< later expirations are refused from peers
+};
+
+/// Keys and subkeys are any hashable msgpack value; strings in practice. Bin hashes raw.
+using Key = msgpack::Value;
+
+struct StoredValue {
+  msgpack::Value value;
+  double expiration = 0;
+};
+/// What a get returns: a plain value, or a dictionary of subkey -> value.
+struct GetResult {
+  std::variant<msgpack::Value, std::vector<std::pair<msgpack::Value, StoredValue>>> content;
+  double expiration = 0;
+  bool is_dictionary() const { return content.index() == 1; }
+  const msgpack::Value* value() const { return std::get_if<0>(&content); }
+  /// Empty for a plain value.
+  const std::vector<std::pair<msgpack::Value, StoredValue>>& entries() const;
+};
+
+struct StoreItem {
+  Key key;
+  std::optional<msgpack::Value> subkey;
+  msgpack::Value value;
+  double expiration = 0;  ///< absolute, Unix seconds
+};
+
+class Dht {
+ public:
+  /// `host` must outlive the Dht. Handlers are registered unless client_mode.
+  Dht(p2p::Host& host, DhtOptions options = {});
+  ~Dht();
+  Dht(const Dht&) = delete;
+
+  /// Joins the swarm through peers the host is or can get connected to: pings all, then looks its own id up.
+  /// Addresses need /p2p. An empty list starts a new swarm. Error when none answers.
+  Task<Result<>> start(std::vector<Multiaddr> initial_peers);
+  Task<void> close();
+
+  /// True: at least the last replica to answer accepted. An older record than the stored one is refused with false.
+  Task<bool> store(Key key, msgpack::Value value, double expiration);
+  Task<bool> store(Key key, msgpack::Value subkey, msgpack::Value value, double expiration);
+  Task<std::vector<bool>> store_many(std::vector<StoreItem> items);
+
+  /// latest=false returns the first unexpired hit (often local); latest=true always completes the search.
+  Task<std::optional<GetResult>> get(Key key, bool latest = false);
+  Task<std::vector<std::optional<GetResult>>> get_many(std::vector<Key> keys, bool latest = false);
+
+  /// Adds a validator (merged where possible); applies to records from now on.
+  void add_validator(std::shared_ptr<RecordValidator> validator);
+
+  /// Calls rpc_ping; returns the peer's node id (nullopt for client-mode peers) or the failure.
+  Task<Result<std::optional<DhtId>>> ping(PeerId peer);
+
+  double now() const;  ///< DHT time: Unix seconds
+  const DhtId& node_id() const noexcept;
+  p2p::Host& host() const noexcept;
+  const DhtOptions& options() const noexcept;
+  Runtime& runtime() const noexcept;
+
+  std::size_t table_size() const;    ///< nodes known, without ourselves
+  std::size_t storage_size() const;  ///< keys held for others
+  std::size_t cache_size() const;
+  /// Known nodes, nearest to ourselves first.
+  std::vector<std::pair<DhtId, PeerId>> known_nodes() const;
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohive::dht
+
+namespace cohive {
+using dht::Dht;
+using dht::DhtOptions;
+}  // namespace cohive

@@ -1,0 +1,45 @@
+/// \file
+/// DHTID: a 160-bit number, the name of nodes and keys in hivemind's DHT. Source: hivemind wire spec, section 3.2.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cohive/core/bytes.hpp"
+#include "cohive/core/msgpack.hpp"
+
+namespace cohive {
+class Runtime;
+}
+
+namespace cohive::dht {
+
+/// Big-endian bytes; the order is numeric.
+struct DhtId {
+  static constexpr std::size_t kSize = 20;
+  std::array<std::uint8_t, kSize> bytes{};
+
+  /// SHA-1 of the msgpack encoding (strings, numbers, tuples...); of the raw bytes for Bin.
+  static DhtId of(const msgpack::Value& source);
+  static DhtId of(std::string_view text) { return of(msgpack::Value(text)); }
+  static DhtId random(Runtime& runtime);
+  /// Exactly 20 bytes, else nullopt.
+  static std::optional<DhtId> from_bytes(ByteView bytes);
+
+  DhtId distance(const DhtId& other) const;  ///< XOR
+  std::string binary() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+  std::string hex() const;
+  friend auto operator<=>(const DhtId&, const DhtId&) = default;
+};
+
+}  // namespace cohive::dht
+
+template <>
+struct std::hash<cohive::dht::DhtId> {
+  std::size_t operator()(const cohive::dht::DhtId& id) const noexcept {
+    return std::hash<std::string_view>{}({reinterpret_cast<const char*>(id.bytes.data()), id.bytes.size()});
+  }
+};

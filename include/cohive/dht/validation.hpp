@@ -1,0 +1,60 @@
+/// \file
+/// Record validators: who may write what. Source: hivemind wire spec, section 4. Loop thread only, except as noted.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohive/dht/dht_id.hpp"
+
+namespace cohive::dht {
+
+/// A record as validators see it.
+struct Record {
+  std::string key;        ///< 20-byte key id
+  std::string subkey;     ///< tag bytes: c0 for a regular value, else the msgpack of the subkey
+  std::string value;      ///< serialised value, with signature suffix if any
+  double expiration = 0;  ///< Unix seconds
+};
+
+class RecordValidator {
+ public:
+  virtual ~RecordValidator() = default;
+  virtual bool validate(const Record& record) const = 0;
+  /// The value to store: with the signature appended when this validator signs such records.
+  virtual std::string sign_value(const Record& record) const { return record.value; }
+  /// The value without what sign_value appended.
+  virtual std::string strip_value(const Record& record) const { return record.value; }
+  /// Validators are ordered by ascending priority: sign ascending, validate and strip descending.
+  virtual int priority() const { return 0; }
+  /// True when `other` was absorbed into this one and need not be added.
+  virtual bool merge_with(const RecordValidator& other) {
+    (void)other;
+    return false;
+  }
+};
+
+/// Protects records whose key or subkey carries "[owner:ssh-rsa ...]" by RSA-PSS signatures (section 4.2).
+class RsaSignatureValidator final : public RecordValidator {
+ public:
+  /// Generates an RSA-2048 key (tens of milliseconds: not on a busy loop).
+  RsaSignatureValidator();
+  /// \param pkcs1_der  a private key as in an RSA identity file; throws std::invalid_argument when malformed
+  explicit RsaSignatureValidator(ByteView pkcs1_der);
+  ~RsaSignatureValidator() override;
+  /// "[owner:ssh-rsa AAAA...]": put it into keys or subkeys to own them.
+  const std::string& ownership_marker() const;
+
+  bool validate(const Record& record) const override;
+  std::string sign_value(const Record& record) const override;
+  std::string strip_value(const Record& record) const override;
+  int priority() const override { return 10; }
+  bool merge_with(const RecordValidator& other) override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohive::dht

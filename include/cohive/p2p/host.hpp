@@ -1,0 +1,115 @@
+/// \file
+/// Host: a libp2p peer. It listens, dials, keeps one table of connections, knows addresses, answers identify, ping and
+/// Kademlia peer routing, and opens and accepts negotiated streams. Source: libp2p wire spec, sections 2, 5 and 9.
+/// Loop thread only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/core/keys.hpp"
+#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/task_group.hpp"
+#include "cohive/transport/network.hpp"
+#include "cohive/transport/stream.hpp"
+#include "cohive/transport/upgrade.hpp"
+
+namespace cohive::p2p {
+
+/// Bounds and times of a host; the values are p2pd's unless noted.
+struct HostOptions {
+  std::vector<Multiaddr> listen;          ///< empty: dial only
+  std::vector<Multiaddr> announce;        ///< replaces the advertised addresses entirely when not empty
+  bool routing_server = true;             ///< serve Kademlia peer routing (false for client-mode peers)
+  std::string agent = "cohive/0.1";
+  transport::TransportOptions transport;
+  Duration dial_timeout = 15s;            ///< one address
+  Duration connect_timeout = 60s;         ///< one peer, all addresses
+  Duration negotiation_timeout = 10s;     ///< protocol of one stream
+  Duration identify_timeout = 10s;
+  Duration backoff_base = 5s;             ///< after a failed dial; grows, at most 5 min
+  std::size_t max_connections = 1024;
+  std::size_t max_pending_inbound = 64;   ///< inbound connections before the handshake is done
+  std::size_t max_pending_per_ip = 16;
+  std::size_t max_addresses_per_peer = 32;
+};
+
+/// What is known about a connected peer.
+struct PeerInfo {
+  PeerId id;
+  std::vector<Multiaddr> addresses;      ///< where it can be dialled, without /p2p
+  std::vector<std::string> protocols;    ///< from identify; empty before
+  std::string agent;                     ///< peer-supplied text: quote before logging
+  bool connected = false;
+  bool outbound = false;
+  Duration round_trip{};
+};
+
+using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
+
+class Host {
+ public:
+  /// `network` must outlive the host.
+  Host(transport::Network& network, KeyPair identity, HostOptions options = {});
+  /// Closes everything at once.
+  ~Host();
+
+  /// Binds the listen addresses and starts serving. Errors name the address.
+  Result<> start();
+  /// Closes connections in an orderly way (streams get their FIN or reset) and stops listening.
+  Task<void> close();
+
+  const PeerId& id() const noexcept;
+  const KeyPair& identity() const noexcept;
+  Runtime& runtime() const noexcept;
+  /// Addresses others can use, without and with /p2p/<id>.
+  std::vector<Multiaddr> addresses() const;
+  std::vector<Multiaddr> visible_addresses() const;
+  const HostOptions& options() const noexcept;
+
+  /// Connects to a full address (…/p2p/<id>), resolving DNS. An existing connection is used as it is.
+  Task<Result<PeerId>> connect(Multiaddr address, Deadline deadline);
+  /// Connects by id: known addresses, then peer routing. Concurrent calls for one peer share the dial.
+  Task<Result<>> connect(PeerId peer, Deadline deadline);
+  void disconnect(const PeerId& peer);
+  bool connected(const PeerId& peer) const;
+
+  /// A stream on which `protocol` has been proposed: lazily when identify listed it, else after the peer's answer.
+  Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);
+  /// Serves a protocol. The handler's tasks belong to the host. Peers are told by identify push (coalesced).
+  /// Throws std::invalid_argument when the protocol is taken.
+  void set_handler(std::string protocol, StreamHandler handler);
+  void remove_handler(const std::string& protocol);
+
+  /// Connected peers; one peer; everything in the address book.
+  std::vector<PeerInfo> peers() const;
+  std::optional<PeerInfo> peer(const PeerId& id) const;
+  /// Adds hearsay addresses (short-lived, filtered and bounded).
+  void learn_addresses(const PeerId& peer, const std::vector<Multiaddr>& addresses);
+  /// The addresses by which `peer` sees us, as reported by identify.
+  std::vector<Multiaddr> observed_addresses() const;
+
+  /// Called when a peer's first connection opened and identify is done, or its last one closed.
+  using PeerEvent = std::function<void(const PeerId&, bool connected)>;
+  /// The subscription ends when the returned object dies.
+  std::shared_ptr<void> on_peer(PeerEvent callback);
+
+  /// Finds a peer's addresses through Kademlia; also remembers them.
+  Task<Result<std::vector<Multiaddr>>> find_peer(PeerId peer, Deadline deadline);
+  /// Fills the routing table: dials the bootstrap addresses in parallel, succeeds when one answered, then looks itself up.
+  Task<Result<>> bootstrap(std::vector<Multiaddr> addresses, Deadline deadline);
+
+  TaskGroup& tasks() noexcept;
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Measures the round trip to a peer (ping 1.0).
+Task<Result<Duration>> ping(Host& host, PeerId peer, Deadline deadline);
+
+}  // namespace cohive::p2p

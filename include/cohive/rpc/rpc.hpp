@@ -1,0 +1,78 @@
+/// \file
+/// hivemind's RPC over libp2p streams: unary calls and streaming calls, as client and as server.
+/// Source: hivemind wire spec, section 2; libp2p wire spec, section 7. Loop thread only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/p2p/host.hpp"
+
+namespace cohive::rpc {
+
+/// Limits, with hivemind's values.
+inline constexpr std::size_t kMaxUnaryFrame = 4 * 1024 * 1024;      ///< the protobuf, without its length prefix
+inline constexpr std::size_t kMaxStreamRecord = 64 * 1024 * 1024;   ///< ours; hivemind sets none
+inline constexpr Duration kRequestReadTimeout = 30s;                ///< server: one complete request
+inline constexpr std::size_t kMaxErrorText = 4096;
+
+/// Calls `protocol` ("DHTProtocol.rpc_ping") at `peer` with a serialised request; returns the serialised reply.
+/// Errors: rpc::Errc::handler_failed with the peer's text, transport errors, Errc::timeout. Dropping the task cancels
+/// the call at the callee.
+Task<Result<std::string>> call_unary(p2p::Host& host, PeerId peer, std::string protocol, std::string request,
+                                     Deadline deadline);
+
+/// A streaming call in progress, seen from the caller. Dropping it cancels the call.
+class ClientStream {
+ public:
+  virtual ~ClientStream() = default;
+  /// Sends one request made of several buffers (gathered, not copied together).
+  virtual Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) = 0;
+  Task<Result<>> send(ByteView message, Deadline deadline);
+  /// END_OF_STREAM: no more requests. The stream stays open for replies.
+  virtual Task<Result<>> finish(Deadline deadline) = 0;
+  /// The next reply; nullopt when the callee ended. A reset is an error, an error record is handler_failed.
+  virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
+  virtual const PeerId& peer() const = 0;
+};
+using ClientStreamPtr = std::unique_ptr<ClientStream>;
+
+Task<Result<ClientStreamPtr>> open_call(p2p::Host& host, PeerId peer, std::string protocol, Deadline deadline);
+
+/// A streaming call in progress, seen from the callee.
+class ServerStream {
+ public:
+  virtual ~ServerStream() = default;
+  /// The next request; nullopt after END_OF_STREAM. An error when the caller went away.
+  virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
+  virtual Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) = 0;
+  Task<Result<>> send(ByteView message, Deadline deadline);
+  virtual const PeerId& peer() const = 0;
+};
+
+using UnaryHandler = std::function<Task<Result<std::string>>(PeerId caller, std::string request)>;
+/// Returning an error sends an error record; returning ok ends the stream. The handler is dropped when the caller
+/// goes away (closes or resets, also after END_OF_STREAM).
+using StreamingHandler = std::function<Task<Result<>>(ServerStream& stream)>;
+
+/// Handlers registered with a host for as long as this object lives. Running calls are dropped with it.
+class Server {
+ public:
+  explicit Server(p2p::Host& host);
+  ~Server();
+  void add_unary(std::string protocol, UnaryHandler handler);
+  void add_streaming(std::string protocol, StreamingHandler handler);
+  void remove(const std::string& protocol);
+  p2p::Host& host() const noexcept { return host_; }
+
+  struct Impl;
+
+ private:
+  p2p::Host& host_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohive::rpc

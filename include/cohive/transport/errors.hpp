@@ -1,0 +1,29 @@
+/// \file
+/// Error codes of the transport module.
+#pragma once
+
+#include <system_error>
+
+namespace cohive::transport {
+
+enum class Errc {
+  dial_failed = 1,         ///< the address did not answer or refused
+  address_unsupported,     ///< not a TCP address
+  address_in_use,
+  resolve_failed,
+  handshake_failed,        ///< Noise: bad message, signature or key
+  peer_mismatch,           ///< another PeerID answered than the one expected
+  protocol_not_supported,  ///< multistream: every proposal was refused
+  negotiation_failed,      ///< multistream: malformed or endless
+  muxer_violation,         ///< yamux rules broken by the peer
+  keepalive_timeout,       ///< the peer stopped answering pings
+  too_many_streams,
+};
+
+const std::error_category& transport_category() noexcept;
+inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), transport_category()}; }
+
+}  // namespace cohive::transport
+
+template <>
+struct std::is_error_code_enum<cohive::transport::Errc> : std::true_type {};

@@ -1,0 +1,28 @@
+/// \file
+/// multistream-select 1.0 on a stream. Source: libp2p wire spec, section 2.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cohive/transport/stream.hpp"
+
+namespace cohive::transport {
+
+inline constexpr std::size_t kMaxProtocolLength = 1024;
+inline constexpr int kMaxProposals = 32;
+
+/// Proposes the protocols in order and waits for the answer; returns the one accepted.
+Task<Result<std::string>> select_one_of(Stream& stream, std::vector<std::string> protocols, Deadline deadline);
+
+/// Optimistic negotiation: returns a stream whose first write carries header and proposal together with the payload, and
+/// whose first read checks the answer (Errc::not_found-like ProtocolNotSupported error when refused). Use when identify
+/// listed the protocol.
+StreamPtr select_lazily(StreamPtr stream, std::string protocol);
+
+/// Answers proposals until `supported(protocol)` says yes; returns that protocol, or an error. Bytes sent right behind
+/// the proposal stay readable.
+Task<Result<std::string>> answer_selection(Stream& stream, std::function<bool(std::string_view)> supported, Deadline deadline);
+
+}  // namespace cohive::transport

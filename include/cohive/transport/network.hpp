@@ -1,0 +1,60 @@
+/// \file
+/// The network seam: raw byte connections, real (tcp) or simulated. Everything above it runs unchanged on both.
+/// Loop thread only.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/runtime.hpp"
+
+namespace cohive::transport {
+
+/// An ordered, reliable, unencrypted byte connection. One reader and one writer at a time. Dropping it closes it.
+class RawConnection {
+ public:
+  virtual ~RawConnection() = default;
+  /// At least one byte, or 0 at the end of the stream. The caller sets deadlines (core `within`).
+  virtual Task<Result<std::size_t>> read_some(MutableBytes into) = 0;
+  /// Writes all of all buffers, gathering them.
+  virtual Task<Result<>> write_all(std::span<const ByteView> buffers) = 0;
+  /// Closes both directions at once; pending reads and writes end with Errc::closed.
+  virtual void close() noexcept = 0;
+  /// Transport addresses without /p2p.
+  virtual const Multiaddr& local_address() const = 0;
+  virtual const Multiaddr& remote_address() const = 0;
+};
+
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  /// The next inbound connection; an error only when the listener is closed.
+  virtual Task<Result<std::unique_ptr<RawConnection>>> accept() = 0;
+  /// The bound address, port resolved; unspecified hosts stay (0.0.0.0).
+  virtual const Multiaddr& address() const = 0;
+  /// The addresses others can dial: one per interface for an unspecified host.
+  virtual std::vector<Multiaddr> dialable_addresses() const = 0;
+  virtual void close() noexcept = 0;
+};
+
+/// Where connections come from. One per peer in a simulation (it is the peer's machine), one per process in reality.
+class Network {
+ public:
+  virtual ~Network() = default;
+  virtual Runtime& runtime() = 0;
+  /// Binds at once; a port in use or a foreign address is an error that names the address.
+  virtual Result<std::unique_ptr<Listener>> listen(const Multiaddr& address) = 0;
+  /// Dials one transport address (a trailing /p2p is ignored). Unsupported address kinds fail at once.
+  virtual Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) = 0;
+  /// Replaces dns, dns4, dns6 and dnsaddr components by numeric addresses; other addresses come back unchanged.
+  virtual Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) = 0;
+  /// True when handshakes may be skipped: only simulations of thousands of peers say so.
+  virtual bool plaintext() const { return false; }
+};
+
+/// TCP over Boost.Asio. `runtime` must be a real one and outlive the network.
+std::unique_ptr<Network> make_tcp_network(Runtime& runtime);
+
+}  // namespace cohive::transport

@@ -1,0 +1,58 @@
+/// \file
+/// The simulated network: machines joined by links with latency, bandwidth, loss of connections and partitions, on the
+/// virtual time of a SimRuntime. Deterministic for a seed.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+
+#include "cohive/core/sim_runtime.hpp"
+#include "cohive/transport/network.hpp"
+
+namespace cohive::transport {
+
+struct SimLink {
+  Duration latency = 10ms;           ///< one way
+  Duration jitter = 0ms;             ///< added uniformly, order is kept
+  double bandwidth = 0;              ///< bytes per second per direction of a connection; 0: unlimited
+  double connect_failure = 0;        ///< probability that a dial fails
+  Duration mean_lifetime = 0ms;      ///< connections die after an exponential time with this mean; 0: never
+};
+
+/// The wires. Every machine has its own address 10.x.y.z in it.
+class SimFabric {
+ public:
+  explicit SimFabric(SimRuntime& runtime, SimLink defaults = {}, bool plaintext = true);
+  ~SimFabric();
+  SimRuntime& runtime() noexcept;
+
+  /// A new machine; its Network stays valid as long as the fabric.
+  /// Listening on /ip4/0.0.0.0/tcp/0 or its own address is allowed.
+  std::unique_ptr<Network> add_machine();
+
+  /// Links between two machines, by IP address text; later calls override.
+  void set_link(const std::string& ip_a, const std::string& ip_b, SimLink link);
+  void set_default_link(SimLink link);
+  /// Silently stops all bytes between the two sets of machines (existing connections stall; dials time out).
+  void partition(const std::set<std::string>& side_a, const std::set<std::string>& side_b);
+  void heal();
+  /// The machine vanishes: connections to it stall (crash) or are reset at once (killed process).
+  void crash(const std::string& ip);
+  void kill(const std::string& ip);
+  /// Called for each chunk in flight; returning false drops the whole connection. For fault injection.
+  using Tap = std::function<bool(const std::string& from_ip, const std::string& to_ip, ByteView bytes)>;
+  void set_tap(Tap tap);
+
+  std::uint64_t bytes_carried() const noexcept;
+  std::size_t open_connections() const noexcept;
+
+  struct Impl;
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace cohive::transport

@@ -1,0 +1,113 @@
+/// \file
+/// A multiplexed stream and the connection it belongs to. Loop thread only.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/runtime.hpp"
+
+namespace cohive::transport {
+
+class Connection;
+
+/// A bidirectional stream. One reader and one writer at a time, which may be different tasks.
+/// Dropping a stream whose both directions have not ended resets it.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  /// The next received bytes, shared with the receive buffer (no copy); empty at the end of the stream (remote FIN).
+  /// Taking bytes returns flow-control credit. Errors: Errc::reset, Errc::closed (connection lost), Errc::timeout.
+  virtual Task<Result<Slice>> read(Deadline deadline) = 0;
+  /// Puts bytes back in front of what read() returns next.
+  virtual void unread(Slice bytes) = 0;
+  /// Sends all buffers as one byte sequence without joining them; returns once all is encrypted or queued, so the
+  /// buffers are the caller's again. Waits for the peer's window and for its turn on the connection.
+  virtual Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) = 0;
+  Task<Result<>> write(ByteView bytes, Deadline deadline);
+  /// Half-close: no more bytes from us. Idempotent.
+  virtual void close_write() noexcept = 0;
+  /// Ends both directions at once.
+  virtual void reset() noexcept = 0;
+
+  /// The authenticated peer at the other end, and the transport address it is reached at.
+  virtual const PeerId& peer() const = 0;
+  virtual const Multiaddr& remote_address() const = 0;
+  virtual Runtime& runtime() const = 0;
+  /// True while bytes wait to be read, or the end is known.
+  virtual bool readable() const = 0;
+
+  /// The protocol negotiated on this stream.
+  const std::string& protocol() const noexcept { return protocol_; }
+  void set_protocol(std::string protocol) { protocol_ = std::move(protocol); }
+
+ private:
+  std::string protocol_;
+};
+
+using StreamPtr = std::unique_ptr<Stream>;
+
+/// Reads exact amounts and delimited messages from a stream. Over-read bytes stay inside until dropped with finish().
+class StreamReader {
+ public:
+  explicit StreamReader(Stream& stream) : stream_(stream) {}
+  /// Gives bytes not consumed back to the stream.
+  ~StreamReader();
+  /// Errc::end_of_stream when the stream ends inside; never reads ahead more than one slice.
+  Task<Result<Bytes>> read_exactly(std::size_t size, Deadline deadline);
+  /// Fills `into` completely.
+  Task<Result<>> read_into(MutableBytes into, Deadline deadline);
+  /// A varint-length-prefixed message; Errc::limit_exceeded before any memory is taken when longer than `limit`.
+  /// Memory grows with received bytes, not with the announced length. nullopt: clean end before a message.
+  Task<Result<std::optional<Bytes>>> read_message(std::size_t limit, Deadline deadline);
+  /// True at a clean end of the stream with nothing left.
+  Task<Result<bool>> at_end(Deadline deadline);
+
+ private:
+  Task<Result<bool>> fill(Deadline deadline);  // false: end
+  Stream& stream_;
+  Slice buffered_;
+};
+
+/// Writes a varint-length-prefixed message.
+Task<Result<>> write_message(Stream& stream, ByteView message, Deadline deadline);
+
+struct ConnectionStats {
+  std::uint64_t bytes_in = 0;   ///< on the wire
+  std::uint64_t bytes_out = 0;
+  std::size_t streams_in = 0;   ///< open now
+  std::size_t streams_out = 0;
+};
+
+/// An authenticated, encrypted, multiplexed connection.
+class Connection {
+ public:
+  virtual ~Connection() = default;
+  /// A new stream, no protocol negotiated yet.
+  virtual Result<StreamPtr> open_stream() = 0;
+  /// The next stream opened by the peer; an error when the connection has ended.
+  virtual Task<Result<StreamPtr>> accept_stream() = 0;
+  virtual const PeerId& peer() const = 0;
+  /// The peer's serialised PublicKey protobuf, as proven in the handshake.
+  virtual const Bytes& peer_key() const = 0;
+  virtual const Multiaddr& local_address() const = 0;
+  virtual const Multiaddr& remote_address() const = 0;
+  virtual bool outbound() const = 0;  ///< we dialled
+  virtual bool closed() const = 0;
+  virtual Error close_reason() const = 0;
+  /// Waits until the connection has ended, for whatever reason.
+  virtual Task<void> wait_closed() = 0;
+  /// Ends the connection and all streams now.
+  virtual void close(Error reason) noexcept = 0;
+  virtual ConnectionStats stats() const = 0;
+  /// Last measured round trip, zero when none yet.
+  virtual Duration round_trip() const = 0;
+};
+
+using ConnectionPtr = std::unique_ptr<Connection>;
+
+}  // namespace cohive::transport

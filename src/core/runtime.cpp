@@ -1,0 +1,149 @@
+#include "cohive/core/runtime.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/metrics.hpp"
+#include "cohive/core/task_group.hpp"
+
+namespace cohive {
+
+void Waiter::wake() noexcept { runtime_->make_ready(*this); }
+
+void Waiter::note_wait() noexcept {
+  if (root_) root_->waiting_for_ = what_;
+}
+
+void DeadlineWaiter::on_timer(void* self) noexcept {
+  auto* waiter = static_cast<DeadlineWaiter*>(self);
+  waiter->expired_ = true;
+  waiter->wake();  // leaves the list it waited in
+}
+
+void Timer::arm(TimePoint at) { runtime_->arm_timer(*this, at); }
+void Timer::disarm() noexcept { runtime_->disarm_timer(*this); }
+
+Runtime::Runtime(std::uint64_t seed)
+    : random_(seed),
+      metrics_(std::make_unique<Metrics>()),
+      background_(std::make_unique<TaskGroup>(*this, "background")) {}
+
+Runtime::~Runtime() { shut_down(); }
+
+void Runtime::shut_down() noexcept {
+  if (background_) background_->cancel();
+}
+
+Deadline Runtime::after(Duration duration) const {
+  if (duration >= Duration::max() / 4) return Deadline::never();
+  return Deadline(now() + duration);
+}
+
+void Runtime::random_bytes(MutableBytes out) {
+  for (std::size_t i = 0; i < out.size(); i += 8) {
+    const std::uint64_t word = random_();
+    std::memcpy(out.data() + i, &word, std::min<std::size_t>(8, out.size() - i));
+  }
+}
+
+double Runtime::random_unit() { return static_cast<double>(random_() >> 11) * 0x1.0p-53; }
+
+Runtime::Sleep Runtime::sleep_for(Duration duration) { return Sleep(*this, now() + duration, false); }
+Runtime::Sleep Runtime::sleep_until(TimePoint at) { return Sleep(*this, at, false); }
+Runtime::Sleep Runtime::yield() { return Sleep(*this, {}, true); }
+
+void Runtime::spawn_background(Task<void> task) { background_->spawn(std::move(task), "background task"); }
+
+void Runtime::make_ready(Waiter& waiter) noexcept {
+  const bool was_empty = ready_.empty();
+  ready_.push_back(waiter);
+  if (was_empty) on_ready();
+}
+
+bool Runtime::drain_ready(std::size_t budget) {
+  while (budget-- > 0) {
+    Waiter* waiter = ready_.pop_front();
+    if (!waiter) return false;
+    current_ = waiter->root_;
+    waiter->handle_.resume();
+    // A task that cancelled its own group is dropped here, now that it is suspended.
+    if (current_ && current_->doomed_) delete current_;
+    current_ = nullptr;
+  }
+  return !ready_.empty();
+}
+
+std::vector<TaskInfo> Runtime::tasks() const {
+  std::vector<TaskInfo> result;
+  const_cast<IntrusiveList<TaskHook>&>(all_tasks_).for_each([&](TaskHook& hook) {
+    const TaskRoot& root = *hook.root;
+    result.push_back({root.group_ ? root.group_->name() : "", root.name_, root.waiting_for_, now() - root.started_});
+  });
+  return result;
+}
+
+// Timers: a binary heap ordered by time, then by the order of arming.
+
+bool Runtime::earlier(const Timer& a, const Timer& b) noexcept {
+  return a.at_ != b.at_ ? a.at_ < b.at_ : a.order_ < b.order_;
+}
+
+void Runtime::place(std::size_t position, Timer* timer) noexcept {
+  timers_[position] = timer;
+  timer->position_ = position;
+}
+
+void Runtime::sift_up(std::size_t position) noexcept {
+  Timer* timer = timers_[position];
+  while (position > 0) {
+    const std::size_t parent = (position - 1) / 2;
+    if (!earlier(*timer, *timers_[parent])) break;
+    place(position, timers_[parent]);
+    position = parent;
+  }
+  place(position, timer);
+}
+
+void Runtime::sift_down(std::size_t position) noexcept {
+  Timer* timer = timers_[position];
+  for (;;) {
+    std::size_t child = 2 * position + 1;
+    if (child >= timers_.size()) break;
+    if (child + 1 < timers_.size() && earlier(*timers_[child + 1], *timers_[child])) ++child;
+    if (!earlier(*timers_[child], *timer)) break;
+    place(position, timers_[child]);
+    position = child;
+  }
+  place(position, timer);
+}
+
+void Runtime::arm_timer(Timer& timer, TimePoint at) {
+  disarm_timer(timer);
+  timer.at_ = at;
+  timer.order_ = timer_order_++;
+  timers_.push_back(&timer);
+  timer.position_ = timers_.size() - 1;
+  sift_up(timer.position_);
+  if (timers_.front() == &timer) on_timers_changed();
+}
+
+void Runtime::disarm_timer(Timer& timer) noexcept {
+  if (timer.position_ == Timer::kUnarmed) return;
+  const std::size_t position = timer.position_;
+  timer.position_ = Timer::kUnarmed;
+  Timer* last = timers_.back();
+  timers_.pop_back();
+  if (last == &timer) return;
+  place(position, last);
+  sift_up(position);
+  sift_down(last->position_);
+}
+
+void Runtime::fire_timers(TimePoint now) {
+  while (!timers_.empty() && timers_.front()->at_ <= now) {
+    Timer* timer = timers_.front();
+    disarm_timer(*timer);
+    timer->fire_(timer->argument_);
+  }
+}
+
+}  // namespace cohive

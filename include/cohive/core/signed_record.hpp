@@ -1,0 +1,23 @@
+/// \file
+/// Signed peer records: a peer's own statement of its addresses. Source: libp2p wire spec, section 1.6.
+#pragma once
+
+#include <vector>
+
+#include "cohive/core/keys.hpp"
+#include "cohive/core/multiaddr.hpp"
+
+namespace cohive {
+
+struct PeerRecord {
+  PeerId peer;
+  std::uint64_t sequence = 0;  ///< Unix nanoseconds, strictly rising per peer
+  std::vector<Multiaddr> addresses;
+};
+
+/// The serialised envelope around a peer record.
+std::string make_signed_peer_record(const KeyPair& key, std::uint64_t sequence, const std::vector<Multiaddr>& addresses);
+/// Verifies signature and owner; addresses that do not parse are left out.
+Result<PeerRecord> open_signed_peer_record(ByteView envelope);
+
+}  // namespace cohive

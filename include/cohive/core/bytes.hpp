@@ -88,6 +88,9 @@ class Slice {
   ByteView view() const noexcept { return {data_, size_}; }
   operator ByteView() const noexcept { return view(); }
 
+  /// True when no other slice shares the block.
+  bool unique() const noexcept { return block_ && block_->unique(); }
+
   void remove_prefix(std::size_t count) noexcept {
     data_ += count;
     size_ -= count;

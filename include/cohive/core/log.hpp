@@ -51,17 +51,30 @@ void error(std::string_view module, fmt::format_string<Args...> format, Args&&..
 
 }  // namespace cohive::log
 
+namespace cohive::log::detail {
+/// fmt/core.h keeps its own string formatter for format.h, which is too heavy for this header.
+struct PlainFormatter {
+  constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
+  template <class Context>
+  static auto copy(std::string_view text, Context& context) {
+    auto out = context.out();
+    for (char c : text) *out++ = c;
+    return out;
+  }
+};
+}  // namespace cohive::log::detail
+
 template <>
-struct fmt::formatter<cohive::PeerId> : fmt::formatter<std::string_view> {
+struct fmt::formatter<cohive::PeerId> : cohive::log::detail::PlainFormatter {
   template <class Context>
   auto format(const cohive::PeerId& peer, Context& context) const {
-    return fmt::formatter<std::string_view>::format(peer.text(), context);
+    return copy(peer.text(), context);
   }
 };
 template <>
-struct fmt::formatter<cohive::Error> : fmt::formatter<std::string_view> {
+struct fmt::formatter<cohive::Error> : cohive::log::detail::PlainFormatter {
   template <class Context>
   auto format(const cohive::Error& error, Context& context) const {
-    return fmt::formatter<std::string_view>::format(error.message(), context);
+    return copy(error.message(), context);
   }
 };

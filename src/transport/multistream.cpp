@@ -1,0 +1,146 @@
+// multistream-select 1.0: agrees on a protocol at the start of a stream.
+//   both: header;  initiator: proposal;  responder: the same token, or "na"; repeated until agreed.
+// Source: libp2p wire spec, section 2.
+#include "cohive/transport/multistream.hpp"
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/varint.hpp"
+#include "cohive/transport/errors.hpp"
+
+namespace cohive::transport {
+namespace {
+
+constexpr std::string_view kHeader = "/multistream/1.0.0";
+constexpr std::string_view kRefusal = "na";
+
+void append_token(Bytes& out, std::string_view token) {
+  append_varint(out, token.size() + 1);
+  out.insert(out.end(), token.begin(), token.end());
+  out.push_back('\n');
+}
+
+Task<Result<std::string>> read_token(StreamReader& reader, const Stream& stream, Deadline deadline) {
+  auto message = co_await reader.read_message(kMaxProtocolLength, deadline);
+  if (!message) co_return message.error().with_context("protocol negotiation");
+  if (!*message) co_return Error(cohive::Errc::end_of_stream, stream.peer(), "protocol negotiation");
+  if ((*message)->empty() || (*message)->back() != '\n')
+    co_return Error(Errc::negotiation_failed, stream.peer(), "token without a newline");
+  (*message)->pop_back();
+  co_return to_string(**message);
+}
+
+Task<Result<>> expect_header(StreamReader& reader, const Stream& stream, Deadline deadline) {
+  auto header = co_await read_token(reader, stream, deadline);
+  if (!header) co_return header.error();
+  if (*header != kHeader) co_return Error(Errc::negotiation_failed, stream.peer(), "wrong header " + log::quoted(*header, 60));
+  co_return ok();
+}
+
+Error not_supported(const Stream& stream, const std::string& protocol) {
+  return Error(Errc::protocol_not_supported, stream.peer(), log::quoted(protocol));
+}
+
+/// Carries header and proposal in front of the first write, and checks the answer before the first read.
+class LazyStream final : public Stream {
+ public:
+  LazyStream(StreamPtr inner, std::string protocol) : inner_(std::move(inner)) { set_protocol(std::move(protocol)); }
+
+  Task<Result<Slice>> read(Deadline deadline) override {
+    if (!sent_) {
+      auto sent = co_await write(std::span<const ByteView>(), deadline);
+      if (!sent) co_return sent.error();
+    }
+    if (!answered_) {
+      auto answer = co_await check_answer(deadline);
+      if (!answer) co_return answer.error();
+    }
+    co_return co_await inner_->read(deadline);
+  }
+  void unread(Slice bytes) override { inner_->unread(std::move(bytes)); }
+
+  Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override {
+    if (sent_) co_return co_await inner_->write(buffers, deadline);
+    sent_ = true;
+    Bytes proposal;
+    append_token(proposal, kHeader);
+    append_token(proposal, protocol());
+    std::vector<ByteView> all{proposal};
+    all.insert(all.end(), buffers.begin(), buffers.end());
+    co_return co_await inner_->write(all, deadline);
+  }
+  void close_write() noexcept override { inner_->close_write(); }
+  void reset() noexcept override { inner_->reset(); }
+  const PeerId& peer() const override { return inner_->peer(); }
+  const Multiaddr& remote_address() const override { return inner_->remote_address(); }
+  Runtime& runtime() const override { return inner_->runtime(); }
+  bool readable() const override { return inner_->readable(); }
+
+ private:
+  Task<Result<>> check_answer(Deadline deadline) {
+    StreamReader reader(*inner_);
+    auto header = co_await expect_header(reader, *inner_, deadline);
+    if (!header) co_return header.error();
+    auto answer = co_await read_token(reader, *inner_, deadline);
+    if (!answer) co_return answer.error();
+    if (*answer != protocol()) co_return not_supported(*inner_, protocol());
+    answered_ = true;
+    co_return ok();
+  }
+
+  StreamPtr inner_;
+  bool sent_ = false;
+  bool answered_ = false;
+};
+
+}  // namespace
+
+Task<Result<std::string>> select_one_of(Stream& stream, std::vector<std::string> protocols, Deadline deadline) {
+  StreamReader reader(stream);
+  bool first = true;
+  for (const auto& protocol : protocols) {
+    Bytes proposal;
+    if (first) append_token(proposal, kHeader);
+    append_token(proposal, protocol);
+    auto sent = co_await stream.write(proposal, deadline);
+    if (!sent) co_return sent.error();
+    if (first) {
+      auto header = co_await expect_header(reader, stream, deadline);
+      if (!header) co_return header.error();
+      first = false;
+    }
+    auto answer = co_await read_token(reader, stream, deadline);
+    if (!answer) co_return answer.error();
+    if (*answer == protocol) co_return protocol;
+    if (*answer != kRefusal)
+      co_return Error(Errc::negotiation_failed, stream.peer(), "unexpected answer " + log::quoted(*answer, 60));
+  }
+  co_return not_supported(stream, protocols.empty() ? std::string() : protocols.front());
+}
+
+StreamPtr select_lazily(StreamPtr stream, std::string protocol) {
+  return std::make_unique<LazyStream>(std::move(stream), std::move(protocol));
+}
+
+Task<Result<std::string>> answer_selection(Stream& stream, std::function<bool(std::string_view)> supported, Deadline deadline) {
+  Bytes out;
+  append_token(out, kHeader);
+  auto sent = co_await stream.write(out, deadline);
+  if (!sent) co_return sent.error();
+  StreamReader reader(stream);
+  auto header = co_await expect_header(reader, stream, deadline);
+  if (!header) co_return header.error();
+  for (int proposals = 0; proposals < kMaxProposals; ++proposals) {
+    auto proposal = co_await read_token(reader, stream, deadline);
+    if (!proposal) co_return proposal.error();
+    const bool accepted = supported(*proposal);
+    out.clear();
+    append_token(out, accepted ? std::string_view(*proposal) : kRefusal);
+    sent = co_await stream.write(out, deadline);
+    if (!sent) co_return sent.error();
+    if (accepted) co_return std::move(*proposal);
+  }
+  co_return Error(Errc::negotiation_failed, stream.peer(), "too many proposals");
+}
+
+}  // namespace cohive::transport

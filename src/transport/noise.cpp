@@ -1,0 +1,234 @@
+#include "noise.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/proto/crypto.pb.h"
+#include "cohive/transport/errors.hpp"
+
+namespace cohive::transport {
+namespace {
+
+constexpr std::string_view kProtocolName = "Noise_XX_25519_ChaChaPoly_SHA256";
+constexpr std::string_view kSignaturePrefix = "noise-libp2p-static-key:";
+constexpr std::size_t kMaxHandshakeMessage = 8 * 1024;
+constexpr int kMaxMuxers = 100;
+using crypto::ChaChaPoly;
+using crypto::Key32;
+
+/// HKDF with two outputs, as Noise defines it.
+std::pair<Key32, Key32> hkdf(const Key32& chaining_key, ByteView input) {
+  const Key32 temp = crypto::hmac_sha256(chaining_key, input);
+  const std::uint8_t one[] = {1};
+  const Key32 first = crypto::hmac_sha256(temp, one);
+  Bytes rest(first.begin(), first.end());
+  rest.push_back(2);
+  return {first, crypto::hmac_sha256(temp, rest)};
+}
+
+/// Noise's SymmetricState.
+class SymmetricState {
+ public:
+  SymmetricState() {
+    std::copy(kProtocolName.begin(), kProtocolName.end(), hash_.begin());
+    chaining_key_ = hash_;
+    mix_hash({});  // the empty prologue
+  }
+  void mix_hash(ByteView data) { hash_ = crypto::sha256({ByteView(hash_), data}); }
+  bool mix_dh(const Key32& secret, const Key32& their_public) {
+    const auto shared = crypto::x25519(secret, their_public);
+    if (!shared) return false;
+    auto [chaining, key] = hkdf(chaining_key_, *shared);
+    chaining_key_ = chaining;
+    cipher_.emplace(key);
+    counter_ = 0;
+    return true;
+  }
+  Bytes encrypt_and_hash(ByteView plaintext) {
+    Bytes sealed(plaintext.size() + (cipher_ ? ChaChaPoly::kTagSize : 0));
+    if (cipher_) {
+      const ByteView parts[] = {plaintext};
+      cipher_->seal(counter_++, hash_, parts, sealed.data());
+    } else {
+      std::copy(plaintext.begin(), plaintext.end(), sealed.begin());
+    }
+    mix_hash(sealed);
+    return sealed;
+  }
+  std::optional<Bytes> decrypt_and_hash(ByteView sealed) {
+    Bytes plaintext = to_bytes(sealed);
+    if (cipher_) {
+      if (sealed.size() < ChaChaPoly::kTagSize) return std::nullopt;
+      plaintext.resize(sealed.size() - ChaChaPoly::kTagSize);
+      if (!cipher_->open(counter_++, hash_, sealed, plaintext.data())) return std::nullopt;
+    }
+    mix_hash(sealed);
+    return plaintext;
+  }
+  std::pair<Key32, Key32> split() const { return hkdf(chaining_key_, {}); }
+  const Key32& hash() const { return hash_; }
+
+ private:
+  Key32 hash_{};
+  Key32 chaining_key_{};
+  std::optional<ChaChaPoly> cipher_;
+  std::uint64_t counter_ = 0;
+};
+
+struct Payload {
+  PublicKey key;
+  std::vector<std::string> muxers;
+};
+
+class Handshake {
+ public:
+  Handshake(Stream& stream, const KeyPair& identity, std::optional<PeerId> expected,
+            std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys)
+      : stream_(stream), reader_(stream), identity_(identity), expected_(std::move(expected)),
+        muxers_(std::move(muxers)), deadline_(deadline), keys_(keys) {}
+
+  Task<Result<NoiseSession>> as_initiator() {
+    Bytes first = to_bytes(ByteView(keys_.ephemeral.public_));
+    state_.mix_hash(first);
+    state_.mix_hash({});
+    auto sent = co_await send(std::move(first));
+    if (!sent) co_return sent.error();
+
+    auto message = co_await receive();
+    if (!message) co_return message.error();
+    ByteView rest = *message;
+    Key32 remote_ephemeral, remote_static;
+    if (!take_ephemeral(rest, remote_ephemeral)) co_return failed("short message");
+    if (!state_.mix_dh(keys_.ephemeral.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
+    if (!take_static(rest, remote_static)) co_return failed("bad static key");
+    if (!state_.mix_dh(keys_.ephemeral.secret, remote_static)) co_return failed("bad static key");
+    auto remote = open_payload(rest, remote_static);
+    if (!remote) co_return remote.error();
+
+    Bytes third = state_.encrypt_and_hash(keys_.static_key.public_);
+    if (!state_.mix_dh(keys_.static_key.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
+    append(third, state_.encrypt_and_hash(as_bytes(own_payload())));
+    sent = co_await send(std::move(third));
+    if (!sent) co_return sent.error();
+    const auto [ours, theirs] = state_.split();
+    co_return NoiseSession{remote->key, ours, theirs, state_.hash(), common(muxers_, remote->muxers)};
+  }
+
+  Task<Result<NoiseSession>> as_responder() {
+    auto message = co_await receive();
+    if (!message) co_return message.error();
+    ByteView rest = *message;
+    Key32 remote_ephemeral, remote_static;
+    if (!take_ephemeral(rest, remote_ephemeral)) co_return failed("short message");
+    if (!state_.decrypt_and_hash(rest)) co_return failed("bad first message");
+
+    Bytes second = to_bytes(ByteView(keys_.ephemeral.public_));
+    state_.mix_hash(second);
+    if (!state_.mix_dh(keys_.ephemeral.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
+    append(second, state_.encrypt_and_hash(keys_.static_key.public_));
+    if (!state_.mix_dh(keys_.static_key.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
+    append(second, state_.encrypt_and_hash(as_bytes(own_payload())));
+    auto sent = co_await send(std::move(second));
+    if (!sent) co_return sent.error();
+
+    message = co_await receive();
+    if (!message) co_return message.error();
+    rest = *message;
+    if (!take_static(rest, remote_static)) co_return failed("bad static key");
+    if (!state_.mix_dh(keys_.ephemeral.secret, remote_static)) co_return failed("bad static key");
+    auto remote = open_payload(rest, remote_static);
+    if (!remote) co_return remote.error();
+    const auto [theirs, ours] = state_.split();
+    co_return NoiseSession{remote->key, ours, theirs, state_.hash(), common(remote->muxers, muxers_)};
+  }
+
+ private:
+  static void append(Bytes& out, const Bytes& more) { out.insert(out.end(), more.begin(), more.end()); }
+  Error failed(std::string why) const {
+    Error error(Errc::handshake_failed, "noise: " + std::move(why));
+    return expected_ ? error.with_peer(*expected_) : error;
+  }
+  Task<Result<>> send(Bytes message) {
+    const std::uint8_t length[] = {static_cast<std::uint8_t>(message.size() >> 8), static_cast<std::uint8_t>(message.size())};
+    const ByteView parts[] = {length, message};
+    co_return co_await stream_.write(std::span<const ByteView>(parts), deadline_);
+  }
+  Task<Result<Bytes>> receive() {
+    auto header = co_await reader_.read_exactly(2, deadline_);
+    if (!header) co_return header.error().with_context("noise handshake");
+    const std::size_t length = static_cast<std::size_t>((*header)[0]) << 8 | (*header)[1];
+    if (length > kMaxHandshakeMessage) co_return failed("message too long");
+    auto message = co_await reader_.read_exactly(length, deadline_);
+    if (!message) co_return message.error().with_context("noise handshake");
+    co_return message;
+  }
+  bool take_ephemeral(ByteView& rest, Key32& key) {
+    if (rest.size() < key.size()) return false;
+    std::copy_n(rest.begin(), key.size(), key.begin());
+    rest = rest.subspan(key.size());
+    state_.mix_hash(key);
+    return true;
+  }
+  bool take_static(ByteView& rest, Key32& key) {
+    const std::size_t size = key.size() + ChaChaPoly::kTagSize;
+    if (rest.size() < size) return false;
+    const auto plain = state_.decrypt_and_hash(rest.first(size));
+    if (!plain) return false;
+    std::copy(plain->begin(), plain->end(), key.begin());
+    rest = rest.subspan(size);
+    return true;
+  }
+  std::string own_payload() const {
+    Bytes text = to_bytes(kSignaturePrefix);
+    text.insert(text.end(), keys_.static_key.public_.begin(), keys_.static_key.public_.end());
+    const Bytes signature = identity_.sign(text);
+    proto::NoiseHandshakePayload payload;
+    payload.set_identity_key(identity_.public_key().protobuf());
+    payload.set_identity_sig(signature.data(), signature.size());
+    for (const auto& muxer : muxers_) payload.mutable_extensions()->add_stream_muxers(muxer);
+    return payload.SerializeAsString();
+  }
+  Result<Payload> open_payload(ByteView sealed, const Key32& remote_static) {
+    const auto plain = state_.decrypt_and_hash(sealed);
+    if (!plain) return failed("payload does not decrypt");
+    proto::NoiseHandshakePayload message;
+    if (!message.ParseFromArray(plain->data(), static_cast<int>(plain->size()))) return failed("payload does not parse");
+    auto key = PublicKey::from_protobuf(as_bytes(message.identity_key()));
+    if (!key) return failed("identity key: " + key.error().message());
+    Bytes text = to_bytes(kSignaturePrefix);
+    text.insert(text.end(), remote_static.begin(), remote_static.end());
+    if (!key->verify(text, as_bytes(message.identity_sig()))) return failed("bad identity signature");
+    if (expected_ && key->peer_id() != *expected_)
+      return Error(Errc::peer_mismatch, "expected " + expected_->text() + ", " + key->peer_id().text() + " answered");
+    Payload payload{std::move(*key), {}};
+    const auto& muxers = message.extensions().stream_muxers();
+    if (muxers.size() <= kMaxMuxers) payload.muxers.assign(muxers.begin(), muxers.end());
+    return payload;
+  }
+  /// The initiator's first choice that the responder also has.
+  static std::string common(const std::vector<std::string>& initiator, const std::vector<std::string>& responder) {
+    for (const auto& muxer : initiator)
+      if (std::find(responder.begin(), responder.end(), muxer) != responder.end()) return muxer;
+    return {};
+  }
+
+  Stream& stream_;
+  StreamReader reader_;
+  const KeyPair& identity_;
+  std::optional<PeerId> expected_;
+  std::vector<std::string> muxers_;
+  Deadline deadline_;
+  NoiseKeys keys_;
+  SymmetricState state_;
+};
+
+}  // namespace
+
+Task<Result<NoiseSession>> noise_handshake(Stream& stream, Role role, KeyPair identity, std::optional<PeerId> expected,
+                                           std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys) {
+  Handshake handshake(stream, identity, std::move(expected), std::move(muxers), deadline, keys);
+  if (role == Role::initiator) co_return co_await handshake.as_initiator();
+  co_return co_await handshake.as_responder();
+}
+
+}  // namespace cohive::transport

@@ -1,0 +1,130 @@
+#include "secure_channel.hpp"
+
+#include <algorithm>
+
+#include "cohive/transport/errors.hpp"
+
+namespace cohive::transport {
+
+namespace {
+constexpr std::size_t kLengthSize = 2;
+constexpr std::size_t kTag = crypto::ChaChaPoly::kTagSize;
+}  // namespace
+
+SecureChannel::SecureChannel(std::unique_ptr<RawConnection> raw, std::optional<Keys> keys, Bytes early)
+    : raw_(std::move(raw)) {
+  if (keys) {
+    seal_.emplace(keys->send);
+    open_.emplace(keys->receive);
+  }
+  if (!early.empty()) {
+    make_room(early.size());
+    std::copy(early.begin(), early.end(), input_.mutable_data());
+    end_ = early.size();
+  }
+}
+
+/// Makes the block have `needed` bytes in all from begin_, in a block that no slice given out shares.
+void SecureChannel::make_room(std::size_t needed) {
+  const std::size_t kept = end_ - begin_;
+  Slice fresh = Slice::uninitialised(std::max(needed, read_size_));
+  if (kept) std::memcpy(fresh.mutable_data(), input_.data() + begin_, kept);
+  input_ = std::move(fresh);
+  begin_ = 0;
+  end_ = kept;
+}
+
+/// A complete record from the buffer, or nullopt when more bytes are needed.
+std::optional<Result<Slice>> SecureChannel::next_record() {
+  const std::size_t available = end_ - begin_;
+  if (!open_) {
+    if (available == 0) return std::nullopt;
+    Slice all = input_.sub(begin_, available);
+    begin_ = end_;
+    return all;
+  }
+  if (available < kLengthSize) return std::nullopt;
+  std::uint8_t* record = input_.mutable_data() + begin_;
+  const std::size_t length = static_cast<std::size_t>(record[0]) << 8 | record[1];
+  if (length < kTag) return Error(Errc::handshake_failed, "encrypted record shorter than its tag");
+  if (available < kLengthSize + length) return std::nullopt;
+  if (!open_->open(received_++, {}, {record + kLengthSize, length}, record + kLengthSize))
+    return Error(Errc::handshake_failed, "encrypted record does not decrypt");
+  Slice plain = input_.sub(begin_ + kLengthSize, length - kTag);
+  begin_ += kLengthSize + length;
+  return plain;
+}
+
+Task<Result<bool>> SecureChannel::read_more() {
+  std::size_t wanted = 1;
+  if (open_ && end_ - begin_ >= kLengthSize) {
+    const std::uint8_t* record = input_.data() + begin_;
+    wanted = kLengthSize + (static_cast<std::size_t>(record[0]) << 8 | record[1]);
+  }
+  const bool fits = begin_ + wanted <= input_.size() && end_ < input_.size();
+  if (begin_ == end_ && input_.unique() && input_.size() >= wanted && input_.size() <= 4 * read_size_) {
+    begin_ = end_ = 0;  // nobody holds a slice of the block any more
+  } else if (begin_ == end_ || !fits) {
+    make_room(wanted);
+  }
+  const std::size_t room = input_.size() - end_;
+  auto count = co_await raw_->read_some({input_.mutable_data() + end_, room});
+  if (!count) co_return count.error();
+  end_ += *count;
+  bytes_in_ += *count;
+  read_size_ = *count == room ? std::min(read_size_ * 4, kMaxRead) : std::max(kMinRead, std::min(read_size_, *count * 4));
+  co_return *count > 0;
+}
+
+Task<Result<Slice>> SecureChannel::receive() {
+  if (!unread_.empty()) co_return std::exchange(unread_, Slice());
+  for (;;) {
+    while (auto record = next_record()) {
+      if (!*record) co_return record->error();
+      if (!(*record)->empty()) co_return std::move(**record);
+    }
+    auto more = co_await read_more();
+    if (!more) co_return more.error();
+    if (*more) continue;
+    if (begin_ != end_) co_return Error(cohive::Errc::end_of_stream, "encrypted record cut off");
+    co_return Slice();
+  }
+}
+
+void SecureChannel::append(std::span<const ByteView> parts) {
+  std::size_t plain = 0;
+  for (ByteView part : parts) plain += part.size();
+  const std::size_t size = seal_ ? kLengthSize + plain + kTag : plain;
+  if (output_.empty() || output_.back().block.size() - output_.back().used < size)
+    output_.push_back({Slice::uninitialised(std::max(size, size < 1024 ? std::size_t{2048} : kOutputBlock)), 0});
+  Output& out = output_.back();
+  std::uint8_t* at = out.block.mutable_data() + out.used;
+  if (seal_) {
+    const std::size_t sealed = plain + kTag;
+    at[0] = static_cast<std::uint8_t>(sealed >> 8);
+    at[1] = static_cast<std::uint8_t>(sealed);
+    seal_->seal(sent_++, {}, parts, at + kLengthSize);
+  } else {
+    for (ByteView part : parts) at = std::copy(part.begin(), part.end(), at);
+  }
+  out.used += size;
+  queued_ += size;
+}
+
+Task<Result<>> SecureChannel::flush() {
+  std::vector<Output> taken;
+  taken.swap(output_);
+  std::vector<ByteView> buffers;
+  buffers.reserve(taken.size());
+  std::size_t total = 0;
+  for (const auto& out : taken) {
+    buffers.push_back(out.block.view().first(out.used));
+    total += out.used;
+  }
+  auto written = co_await raw_->write_all(buffers);
+  queued_ -= total;
+  bytes_out_ += total;
+  co_return written;
+}
+
+}  // namespace cohive::transport

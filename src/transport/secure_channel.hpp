@@ -1,0 +1,71 @@
+// The encrypted record layer: what is read comes out as slices of the receive buffer, decrypted in place; what is sent
+// is encrypted straight from the caller's buffers into output blocks. Without keys it passes bytes through (simulations).
+// Source: libp2p wire spec, section 3.1 (framing).
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "cohive/core/crypto.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/transport/network.hpp"
+#include "noise.hpp"
+
+namespace cohive::transport {
+
+class SecureChannel {
+ public:
+  struct Keys {
+    crypto::Key32 send;
+    crypto::Key32 receive;
+  };
+  /// \param early  bytes received together with the handshake
+  SecureChannel(std::unique_ptr<RawConnection> raw, std::optional<Keys> keys, Bytes early);
+
+  /// The next decrypted bytes; empty at the end of the connection.
+  Task<Result<Slice>> receive();
+  /// Decrypted bytes to hand out again first.
+  void unread(Slice bytes) { unread_ = std::move(bytes); }
+
+  /// Encrypts the parts (at most kNoiseMaxPlaintext bytes together) behind what is queued. Never waits.
+  void append(std::span<const ByteView> parts);
+  std::size_t queued() const noexcept { return queued_; }
+  /// Writes everything queued when called.
+  Task<Result<>> flush();
+
+  void close() noexcept { raw_->close(); }
+  RawConnection& raw() noexcept { return *raw_; }
+  std::uint64_t bytes_in() const noexcept { return bytes_in_; }
+  std::uint64_t bytes_out() const noexcept { return bytes_out_; }
+
+ private:
+  static constexpr std::size_t kMinRead = 4 * 1024;
+  static constexpr std::size_t kMaxRead = 256 * 1024;
+  static constexpr std::size_t kOutputBlock = 64 * 1024;
+  std::optional<Result<Slice>> next_record();
+  Task<Result<bool>> read_more();
+  void make_room(std::size_t needed);
+
+  std::unique_ptr<RawConnection> raw_;
+  std::optional<crypto::ChaChaPoly> seal_;
+  std::optional<crypto::ChaChaPoly> open_;
+  std::uint64_t sent_ = 0;
+  std::uint64_t received_ = 0;
+
+  Slice unread_;
+  Slice input_;            // the whole receive block
+  std::size_t begin_ = 0;  // unconsumed bytes in it: [begin_, end_)
+  std::size_t end_ = 0;
+  std::size_t read_size_ = kMinRead;  // grows while reads fill it, so idle connections hold little memory
+  std::uint64_t bytes_in_ = 0;
+
+  struct Output {
+    Slice block;
+    std::size_t used = 0;
+  };
+  std::vector<Output> output_;
+  std::size_t queued_ = 0;
+  std::uint64_t bytes_out_ = 0;
+};
+
+}  // namespace cohive::transport

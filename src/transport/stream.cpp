@@ -1,0 +1,89 @@
+#include "cohive/transport/stream.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/varint.hpp"
+
+namespace cohive::transport {
+
+Task<Result<>> Stream::write(ByteView bytes, Deadline deadline) {
+  const ByteView one[] = {bytes};
+  co_return co_await write(std::span<const ByteView>(one), deadline);
+}
+
+StreamReader::~StreamReader() {
+  if (!buffered_.empty()) stream_.unread(std::move(buffered_));
+}
+
+Task<Result<bool>> StreamReader::fill(Deadline deadline) {
+  if (!buffered_.empty()) co_return true;
+  auto slice = co_await stream_.read(deadline);
+  if (!slice) co_return slice.error();
+  buffered_ = std::move(*slice);
+  co_return !buffered_.empty();
+}
+
+Task<Result<>> StreamReader::read_into(MutableBytes into, Deadline deadline) {
+  while (!into.empty()) {
+    auto more = co_await fill(deadline);
+    if (!more) co_return more.error();
+    if (!*more) co_return Error(Errc::end_of_stream, stream_.peer());
+    const std::size_t count = std::min(into.size(), buffered_.size());
+    std::memcpy(into.data(), buffered_.data(), count);
+    buffered_.remove_prefix(count);
+    into = into.subspan(count);
+  }
+  co_return ok();
+}
+
+Task<Result<Bytes>> StreamReader::read_exactly(std::size_t size, Deadline deadline) {
+  // Grows with what arrives: an announced length alone takes no memory.
+  Bytes bytes;
+  while (bytes.size() < size) {
+    auto more = co_await fill(deadline);
+    if (!more) co_return more.error();
+    if (!*more) co_return Error(Errc::end_of_stream, stream_.peer());
+    const std::size_t count = std::min(size - bytes.size(), buffered_.size());
+    bytes.insert(bytes.end(), buffered_.data(), buffered_.data() + count);
+    buffered_.remove_prefix(count);
+  }
+  co_return bytes;
+}
+
+Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit, Deadline deadline) {
+  Bytes prefix;
+  for (;;) {
+    auto more = co_await fill(deadline);
+    if (!more) co_return more.error();
+    if (!*more) {
+      if (prefix.empty()) co_return std::optional<Bytes>();
+      co_return Error(Errc::end_of_stream, stream_.peer(), "length prefix");
+    }
+    prefix.push_back(buffered_.data()[0]);
+    buffered_.remove_prefix(1);
+    const Varint length = read_varint(prefix);
+    if (length.status == VarintStatus::incomplete) continue;
+    if (length.status == VarintStatus::invalid) co_return Error(Errc::malformed, stream_.peer(), "length prefix");
+    if (length.value > limit)
+      co_return Error(Errc::limit_exceeded, stream_.peer(), "message of " + std::to_string(length.value) + " bytes");
+    auto message = co_await read_exactly(length.value, deadline);
+    if (!message) co_return message.error();
+    co_return std::optional<Bytes>(std::move(*message));
+  }
+}
+
+Task<Result<bool>> StreamReader::at_end(Deadline deadline) {
+  auto more = co_await fill(deadline);
+  if (!more) co_return more.error();
+  co_return !*more;
+}
+
+Task<Result<>> write_message(Stream& stream, ByteView message, Deadline deadline) {
+  Bytes prefix;
+  append_varint(prefix, message.size());
+  const ByteView parts[] = {prefix, message};
+  co_return co_await stream.write(std::span<const ByteView>(parts), deadline);
+}
+
+}  // namespace cohive::transport

@@ -1,0 +1,298 @@
+// TCP over Boost.Asio. System calls are tried at once and Asio is asked to wait only when they would block.
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <cerrno>
+#include <cstring>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/transport/errors.hpp"
+#include "cohive/transport/network.hpp"
+#include "dns.hpp"
+
+namespace cohive::transport {
+namespace {
+
+namespace asio = boost::asio;
+using Descriptor = asio::posix::basic_stream_descriptor<asio::io_context::executor_type>;
+
+constexpr int kBacklog = 1024;
+constexpr std::size_t kMaxGather = 64;
+constexpr Duration kOutOfDescriptors = 100ms;
+
+/// Waits for a descriptor. The handler shares a state whose waiter is cleared when the awaiting frame is destroyed.
+class Readiness : public Waiter {
+ public:
+  Readiness(Runtime& runtime, Descriptor& descriptor, Descriptor::wait_type type)
+      : Waiter(runtime, type == Descriptor::wait_read ? "socket to read" : "socket to write"),
+        descriptor_(descriptor), type_(type), state_(std::make_shared<State>()) {}
+  ~Readiness() { state_->waiter = nullptr; }
+  bool await_ready() const noexcept { return false; }
+  template <class Promise>
+  void await_suspend(std::coroutine_handle<Promise> handle) {
+    suspend(handle);
+    state_->waiter = this;
+    descriptor_.async_wait(type_, [state = state_](boost::system::error_code error) {
+      state->error = error;
+      if (state->waiter) state->waiter->wake();
+    });
+  }
+  bool await_resume() const noexcept { return !state_->error; }
+
+ private:
+  struct State {
+    Waiter* waiter = nullptr;
+    boost::system::error_code error;
+  };
+  Descriptor& descriptor_;
+  Descriptor::wait_type type_;
+  std::shared_ptr<State> state_;
+};
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+std::optional<SocketAddress> socket_address(const Multiaddr& address) {
+  const auto endpoint = address.tcp_endpoint();
+  if (!endpoint) return std::nullopt;
+  SocketAddress result;
+  if (endpoint->host_code == Multiaddr::ip4) {
+    auto* in = reinterpret_cast<sockaddr_in*>(&result.storage);
+    in->sin_family = AF_INET;
+    in->sin_port = htons(endpoint->port);
+    inet_pton(AF_INET, endpoint->host.c_str(), &in->sin_addr);
+    result.size = sizeof(sockaddr_in);
+  } else if (endpoint->host_code == Multiaddr::ip6) {
+    auto* in = reinterpret_cast<sockaddr_in6*>(&result.storage);
+    in->sin6_family = AF_INET6;
+    in->sin6_port = htons(endpoint->port);
+    inet_pton(AF_INET6, endpoint->host.c_str(), &in->sin6_addr);
+    result.size = sizeof(sockaddr_in6);
+  } else {
+    return std::nullopt;
+  }
+  return result;
+}
+
+std::string host_text(const sockaddr* address) {
+  char text[INET6_ADDRSTRLEN] = {};
+  if (address->sa_family == AF_INET) {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof text);
+  } else {
+    const auto& ip = reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
+    if (IN6_IS_ADDR_V4MAPPED(&ip)) {
+      inet_ntop(AF_INET, ip.s6_addr + 12, text, sizeof text);
+    } else {
+      inet_ntop(AF_INET6, &ip, text, sizeof text);
+    }
+  }
+  return text;
+}
+
+Multiaddr to_multiaddr(const SocketAddress& address) {
+  const auto* any = reinterpret_cast<const sockaddr*>(&address.storage);
+  const auto port = any->sa_family == AF_INET ? reinterpret_cast<const sockaddr_in*>(any)->sin_port
+                                              : reinterpret_cast<const sockaddr_in6*>(any)->sin6_port;
+  return Multiaddr::from_ip_tcp(host_text(any), ntohs(port)).value();
+}
+
+Multiaddr name_of(int fd, int (*query)(int, sockaddr*, socklen_t*)) {
+  SocketAddress address;
+  address.size = sizeof address.storage;
+  if (query(fd, address.get(), &address.size) != 0) return {};
+  return to_multiaddr(address);
+}
+
+void tune(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+Error system_error(Errc code, const Multiaddr& address, int number) {
+  return Error(code, address.text() + ": " + std::strerror(number));
+}
+
+class TcpConnection final : public RawConnection {
+ public:
+  TcpConnection(Runtime& runtime, Descriptor descriptor, Multiaddr remote)
+      : runtime_(runtime), descriptor_(std::move(descriptor)), remote_(std::move(remote)),
+        local_(name_of(descriptor_.native_handle(), ::getsockname)) {
+    tune(descriptor_.native_handle());
+  }
+
+  Task<Result<std::size_t>> read_some(MutableBytes into) override {
+    for (;;) {
+      if (!descriptor_.is_open()) co_return Error(cohive::Errc::closed, remote_.text());
+      const ssize_t count = ::recv(descriptor_.native_handle(), into.data(), into.size(), MSG_DONTWAIT);
+      if (count >= 0) co_return static_cast<std::size_t>(count);
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) co_return failure();
+      co_await Readiness(runtime_, descriptor_, Descriptor::wait_read);
+    }
+  }
+
+  Task<Result<>> write_all(std::span<const ByteView> buffers) override {
+    std::vector<iovec> pending;
+    pending.reserve(buffers.size());
+    for (ByteView buffer : buffers)
+      if (!buffer.empty()) pending.push_back({const_cast<std::uint8_t*>(buffer.data()), buffer.size()});
+    std::size_t first = 0;
+    while (first < pending.size()) {
+      if (!descriptor_.is_open()) co_return Error(cohive::Errc::closed, remote_.text());
+      msghdr message{};
+      message.msg_iov = &pending[first];
+      message.msg_iovlen = std::min(pending.size() - first, kMaxGather);
+      const ssize_t count = ::sendmsg(descriptor_.native_handle(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (count < 0) {
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) co_return failure();
+        co_await Readiness(runtime_, descriptor_, Descriptor::wait_write);
+        continue;
+      }
+      for (auto left = static_cast<std::size_t>(count); left > 0;) {
+        iovec& part = pending[first];
+        const std::size_t taken = std::min(left, part.iov_len);
+        part.iov_base = static_cast<char*>(part.iov_base) + taken;
+        part.iov_len -= taken;
+        left -= taken;
+        if (part.iov_len == 0) ++first;
+      }
+    }
+    co_return ok();
+  }
+
+  void close() noexcept override {
+    boost::system::error_code ignored;
+    if (descriptor_.is_open()) descriptor_.close(ignored);
+  }
+  const Multiaddr& local_address() const override { return local_; }
+  const Multiaddr& remote_address() const override { return remote_; }
+
+ private:
+  Error failure() const {
+    const auto code = errno == ECONNRESET || errno == EPIPE ? cohive::Errc::closed : cohive::Errc::io;
+    return Error(code, remote_.text() + ": " + std::strerror(errno));
+  }
+  Runtime& runtime_;
+  Descriptor descriptor_;
+  Multiaddr remote_;
+  Multiaddr local_;
+};
+
+class TcpListener final : public Listener {
+ public:
+  TcpListener(Runtime& runtime, Descriptor descriptor)
+      : runtime_(runtime), descriptor_(std::move(descriptor)), address_(name_of(descriptor_.native_handle(), ::getsockname)) {}
+
+  Task<Result<std::unique_ptr<RawConnection>>> accept() override {
+    for (;;) {
+      if (!descriptor_.is_open()) co_return Error(cohive::Errc::closed, address_.text());
+      SocketAddress remote;
+      remote.size = sizeof remote.storage;
+      const int fd = ::accept4(descriptor_.native_handle(), remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      if (fd >= 0)
+        co_return std::unique_ptr<RawConnection>(std::make_unique<TcpConnection>(
+            runtime_, Descriptor(runtime_.io_context().get_executor(), fd), to_multiaddr(remote)));
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        co_await Readiness(runtime_, descriptor_, Descriptor::wait_read);
+      } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        co_await runtime_.sleep_for(kOutOfDescriptors);  // others will close theirs
+      }
+    }
+  }
+  const Multiaddr& address() const override { return address_; }
+
+  std::vector<Multiaddr> dialable_addresses() const override {
+    if (!address_.is_unspecified()) return {address_};
+    const auto endpoint = address_.tcp_endpoint();
+    const int family = endpoint->host_code == Multiaddr::ip4 ? AF_INET : AF_INET6;
+    std::vector<Multiaddr> others, loopback;
+    ifaddrs* list = nullptr;
+    if (::getifaddrs(&list) != 0) return {};
+    for (const ifaddrs* one = list; one; one = one->ifa_next) {
+      if (!one->ifa_addr || one->ifa_addr->sa_family != family || !(one->ifa_flags & IFF_UP)) continue;
+      if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr)) continue;
+      auto address = Multiaddr::from_ip_tcp(host_text(one->ifa_addr), endpoint->port);
+      if (address) (one->ifa_flags & IFF_LOOPBACK ? loopback : others).push_back(std::move(*address));
+    }
+    ::freeifaddrs(list);
+    others.insert(others.end(), loopback.begin(), loopback.end());
+    return others;
+  }
+  void close() noexcept override {
+    boost::system::error_code ignored;
+    if (descriptor_.is_open()) descriptor_.close(ignored);
+  }
+
+ private:
+  Runtime& runtime_;
+  Descriptor descriptor_;
+  Multiaddr address_;
+};
+
+class TcpNetwork final : public Network {
+ public:
+  explicit TcpNetwork(Runtime& runtime) : runtime_(runtime) {}
+  Runtime& runtime() override { return runtime_; }
+
+  Result<std::unique_ptr<Listener>> listen(const Multiaddr& address) override {
+    auto target = socket_address(address);
+    if (!target) return Error(Errc::address_unsupported, address.text());
+    const int fd = ::socket(target->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return system_error(Errc::dial_failed, address, errno);
+    Descriptor descriptor(runtime_.io_context().get_executor(), fd);
+    const int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (target->storage.ss_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    if (::bind(fd, target->get(), target->size) != 0 || ::listen(fd, kBacklog) != 0) {
+      if (errno == EADDRINUSE) return Error(Errc::address_in_use, address.text());
+      return Error(cohive::Errc::io, "cannot listen on " + address.text() + ": " + std::strerror(errno));
+    }
+    return std::unique_ptr<Listener>(std::make_unique<TcpListener>(runtime_, std::move(descriptor)));
+  }
+
+  Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) override {
+    co_return co_await within(runtime_, deadline, connect(address.without_peer()), "connecting");
+  }
+  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
+    co_return co_await within(runtime_, deadline, resolve_dns(runtime_, std::move(address)), "name resolution");
+  }
+
+ private:
+  Task<Result<std::unique_ptr<RawConnection>>> connect(Multiaddr address) {
+    auto target = socket_address(address);
+    if (!target) co_return Error(Errc::address_unsupported, address.text());
+    const int fd = ::socket(target->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) co_return system_error(Errc::dial_failed, address, errno);
+    Descriptor descriptor(runtime_.io_context().get_executor(), fd);
+    if (::connect(fd, target->get(), target->size) != 0) {
+      if (errno != EINPROGRESS) co_return system_error(Errc::dial_failed, address, errno);
+      co_await Readiness(runtime_, descriptor, Descriptor::wait_write);
+      int problem = 0;
+      socklen_t size = sizeof problem;
+      getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &size);
+      if (problem != 0) co_return system_error(Errc::dial_failed, address, problem);
+    }
+    co_return std::unique_ptr<RawConnection>(
+        std::make_unique<TcpConnection>(runtime_, std::move(descriptor), std::move(address)));
+  }
+  Runtime& runtime_;
+};
+
+}  // namespace
+
+std::unique_ptr<Network> make_tcp_network(Runtime& runtime) { return std::make_unique<TcpNetwork>(runtime); }
+
+}  // namespace cohive::transport

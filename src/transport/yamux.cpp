@@ -1,0 +1,378 @@
+#include "yamux.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/transport/errors.hpp"
+#include "yamux_stream.hpp"
+
+namespace cohive::transport {
+namespace {
+
+enum FrameType : std::uint8_t { kData = 0, kWindowUpdate = 1, kPing = 2, kGoAway = 3 };
+enum Flag : std::uint16_t { kSyn = 1, kAck = 2, kFin = 4, kRst = 8 };
+
+constexpr std::size_t kMaxUnacknowledged = 256;   // go-yamux's backlog
+constexpr std::size_t kMaxQueuedSlices = 256;     // tiny frames are joined beyond it
+constexpr std::size_t kCopyBelow = 2048;          // small payloads are copied, so that they do not pin a large block
+constexpr std::size_t kMaxControlQueue = 256 * 1024;
+constexpr Duration kOrphanTime = 60s;             // a peer gets this long to end a stream that we ended
+
+void put32(std::uint8_t* at, std::uint32_t value) {
+  for (int i = 3; i >= 0; --i, value >>= 8) at[i] = static_cast<std::uint8_t>(value);
+}
+std::uint32_t get32(const std::uint8_t* at) {
+  return std::uint32_t{at[0]} << 24 | std::uint32_t{at[1]} << 16 | std::uint32_t{at[2]} << 8 | at[3];
+}
+
+}  // namespace
+
+YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role,
+                                 PublicKey remote_key, TransportOptions options)
+    : runtime_(runtime), channel_(std::move(channel)), role_(role), peer_(remote_key.peer_id()),
+      peer_key_(to_bytes(remote_key.protobuf())), options_(options), next_id_(role == Role::initiator ? 1 : 2),
+      acceptable_(runtime, "inbound stream"), output_(runtime, "output"), writable_(runtime, "connection output"),
+      closed_(runtime, "connection end"), last_received_(runtime.now()), tasks_(runtime, "yamux") {
+  tasks_.spawn(read_loop(), "yamux reader");
+  tasks_.spawn(flush_loop(), "yamux writer");
+  if (options_.keepalive_interval > 0s) tasks_.spawn(keep_alive(), "yamux keepalive");
+}
+
+YamuxConnection::~YamuxConnection() {
+  close(Error(cohive::Errc::closed, peer_));
+  pending_.clear();
+}
+
+Error YamuxConnection::violation(std::string what) const { return Error(Errc::muxer_violation, peer_, std::move(what)); }
+
+// ---- Opening, accepting, closing
+
+Result<StreamPtr> YamuxConnection::open_stream() {
+  if (closed()) return reason_;
+  if (remote_gone_) return Error(cohive::Errc::closed, peer_, "the peer accepts no more streams");
+  if (unacknowledged_ >= kMaxUnacknowledged || next_id_ > 0x7fffffff) return Error(Errc::too_many_streams, peer_);
+  auto state = std::make_shared<YamuxStreamState>(runtime_, next_id_, true, options_.initial_window);
+  next_id_ += 2;
+  state->connection = this;
+  state->syn_pending = true;
+  streams_.emplace(state->id, state);
+  ++outbound_;
+  ++unacknowledged_;
+  return StreamPtr(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
+}
+
+Task<Result<StreamPtr>> YamuxConnection::accept_stream() {
+  for (;;) {
+    if (!pending_.empty()) {
+      StreamPtr stream = std::move(pending_.front());
+      pending_.pop_front();
+      co_return stream;
+    }
+    if (closed()) co_return reason_;
+    co_await acceptable_.wait();
+  }
+}
+
+Task<void> YamuxConnection::wait_closed() { co_await closed_.wait(); }
+
+void YamuxConnection::close(Error reason) noexcept {
+  if (closed()) return;
+  reason_ = std::move(reason);
+  closed_.set();
+  auto streams = std::move(streams_);
+  streams_.clear();
+  for (auto& [id, stream] : streams) {
+    stream->failure = reason_;
+    stream->connection = nullptr;
+    stream->readable.notify_all();
+    stream->writable.notify_all();
+  }
+  inbound_ = outbound_ = unacknowledged_ = 0;
+  acceptable_.notify_all();
+  writable_.notify_all();
+  channel_->close();
+  tasks_.cancel();
+}
+
+ConnectionStats YamuxConnection::stats() const {
+  return {channel_->bytes_in(), channel_->bytes_out(), inbound_, outbound_};
+}
+
+// ---- Sending
+
+std::uint16_t YamuxConnection::opening_flags(YamuxStreamState& stream) {
+  return std::exchange(stream.syn_pending, false) ? kSyn : 0;
+}
+
+void YamuxConnection::send_frame(std::uint8_t type, std::uint16_t flags, std::uint32_t id, std::uint32_t length,
+                                 std::span<const ByteView> payload) {
+  std::uint8_t header[12] = {0, type, static_cast<std::uint8_t>(flags >> 8), static_cast<std::uint8_t>(flags)};
+  put32(header + 4, id);
+  put32(header + 8, length);
+  std::vector<ByteView> parts;
+  parts.reserve(payload.size() + 1);
+  parts.push_back(header);
+  parts.insert(parts.end(), payload.begin(), payload.end());
+  channel_->append(parts);
+  output_.notify_all();
+}
+
+void YamuxConnection::send_control(YamuxStreamState& stream, std::uint16_t flags, std::uint32_t delta) {
+  // A stream that never sent anything and is dropped is unknown to the peer: nothing to tell.
+  if (stream.syn_pending && (flags & kRst)) return;
+  send_frame(kWindowUpdate, static_cast<std::uint16_t>(flags | opening_flags(stream)), stream.id, delta);
+}
+
+/// Grants new credit once half the window is used up; grows the window when that took less than four round trips.
+void YamuxConnection::return_credit(YamuxStreamState& stream) {
+  if (stream.consumed < stream.window_limit / 2 || stream.remote_fin || stream.was_reset) return;
+  const TimePoint now = runtime_.now();
+  if (now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) && stream.window_limit < options_.max_window &&
+      granted_extra_ + stream.window_limit <= options_.max_buffered) {
+    granted_extra_ += stream.window_limit;
+    stream.window_limit *= 2;
+  }
+  stream.last_update = now;
+  const std::size_t target = stream.window_limit - stream.received_bytes;
+  stream.consumed = 0;
+  if (stream.receive_window >= target) return;
+  const std::size_t delta = target - stream.receive_window;
+  stream.receive_window = target;
+  send_control(stream, 0, static_cast<std::uint32_t>(delta));
+}
+
+Task<void> YamuxConnection::flush_loop() {
+  for (;;) {
+    while (channel_->queued() == 0) co_await output_.wait();
+    auto flushed = co_await within(runtime_, runtime_.after(options_.write_timeout), channel_->flush(), "writing to the connection");
+    if (!flushed) {
+      close(flushed.error().with_peer(peer_));
+      co_return;
+    }
+    // One turn each, first come first served.
+    writable_.notify_all();
+  }
+}
+
+Task<void> YamuxConnection::keep_alive() {
+  for (;;) {
+    ping_sent_ = runtime_.now();
+    ping_open_ = true;
+    send_frame(kPing, kSyn, 0, ++ping_value_);
+    co_await runtime_.sleep_for(options_.keepalive_timeout);
+    if (ping_open_) {
+      close(Error(Errc::keepalive_timeout, peer_));
+      co_return;
+    }
+    do {
+      co_await runtime_.sleep_until(std::max(last_received_, ping_sent_) + options_.keepalive_interval);
+      sweep_orphans();
+    } while (runtime_.now() - last_received_ < options_.keepalive_interval &&
+             runtime_.now() - ping_sent_ < options_.keepalive_interval * 4);
+  }
+}
+
+// ---- The end of streams
+
+void YamuxConnection::forget(std::uint32_t id) {
+  const auto found = streams_.find(id);
+  if (found == streams_.end()) return;
+  YamuxStreamState& stream = *found->second;
+  (stream.outbound ? outbound_ : inbound_) -= 1;
+  if (stream.outbound && !stream.acknowledged) --unacknowledged_;
+  granted_extra_ -= std::min(granted_extra_, stream.window_limit - options_.initial_window);
+  stream.window_limit = options_.initial_window;
+  buffered_ -= std::min(buffered_, stream.received_bytes);
+  stream.connection = nullptr;
+  streams_.erase(found);
+}
+
+/// The handle is gone. An unfinished stream is reset; one that we ended may still be ended by the peer in its own time.
+void YamuxConnection::release(YamuxStreamState& stream) {
+  buffered_ -= std::min(buffered_, stream.received_bytes);
+  stream.received.clear();
+  stream.received_bytes = 0;
+  if (!stream.local_fin) {
+    stream.was_reset = true;
+    send_control(stream, kRst);
+    forget(stream.id);
+    return;
+  }
+  stream.orphaned = true;
+  stream.orphaned_at = runtime_.now();
+}
+
+void YamuxConnection::sweep_orphans() {
+  const TimePoint limit = runtime_.now() - kOrphanTime;
+  std::vector<std::uint32_t> overdue;
+  for (const auto& [id, stream] : streams_)
+    if (stream->orphaned && stream->orphaned_at < limit) overdue.push_back(id);
+  for (std::uint32_t id : overdue) {
+    send_frame(kWindowUpdate, kRst, id, 0);
+    forget(id);
+  }
+}
+
+// ---- Receiving
+
+Task<void> YamuxConnection::read_loop() {
+  for (;;) {
+    auto bytes = co_await channel_->receive();
+    if (!bytes) {
+      close(bytes.error().with_peer(peer_));
+      co_return;
+    }
+    if (bytes->empty()) {
+      close(Error(cohive::Errc::closed, peer_, "the peer ended the connection"));
+      co_return;
+    }
+    last_received_ = runtime_.now();
+    if (auto error = on_bytes(std::move(*bytes))) {
+      log::debug("transport", "closing a connection: {}", *error);
+      close(std::move(*error));
+      co_return;
+    }
+  }
+}
+
+std::optional<Error> YamuxConnection::on_bytes(Slice bytes) {
+  while (!bytes.empty()) {
+    if (payload_left_ > 0) {
+      const std::size_t count = std::min(payload_left_, bytes.size());
+      payload_left_ -= count;
+      if (auto error = on_payload(bytes.sub(0, count))) return error;
+      bytes.remove_prefix(count);
+      if (payload_left_ == 0) {
+        if (const State stream = std::exchange(payload_stream_, nullptr)) on_flags(stream, std::exchange(late_flags_, 0));
+      }
+      continue;
+    }
+    const std::size_t count = std::min(header_bytes_.size() - header_have_, bytes.size());
+    std::memcpy(header_bytes_.data() + header_have_, bytes.data(), count);
+    header_have_ += count;
+    bytes.remove_prefix(count);
+    if (header_have_ < header_bytes_.size()) return std::nullopt;
+    header_have_ = 0;
+    const std::uint8_t* at = header_bytes_.data();
+    const Header header{at[0], at[1], static_cast<std::uint16_t>(at[2] << 8 | at[3]), get32(at + 4), get32(at + 8)};
+    if (auto error = on_header(header)) return error;
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> YamuxConnection::on_header(const Header& header) {
+  if (header.version != 0) return violation("frame version " + std::to_string(header.version));
+  switch (header.type) {
+    case kData:
+    case kWindowUpdate: return on_stream_frame(header);
+    case kPing: return on_ping(header);
+    case kGoAway:
+      if (header.length != 0) return Error(cohive::Errc::closed, peer_, "the peer went away with an error");
+      remote_gone_ = true;
+      return std::nullopt;
+    default: return violation("frame type " + std::to_string(header.type));
+  }
+}
+
+std::optional<Error> YamuxConnection::on_ping(const Header& header) {
+  if (header.flags & kSyn) {
+    // A peer that floods us with pings and reads nothing gets no unbounded queue of answers.
+    if (channel_->queued() > options_.send_buffer + kMaxControlQueue) return violation("ping flood");
+    send_frame(kPing, kAck, 0, header.length);
+  } else if ((header.flags & kAck) && ping_open_ && header.length == ping_value_) {
+    ping_open_ = false;
+    round_trip_ = runtime_.now() - ping_sent_;
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> YamuxConnection::on_stream_frame(const Header& header) {
+  if (header.id == 0) return violation("stream 0");
+  if (header.flags & kSyn) {
+    if (auto error = on_syn(header)) return error;
+  }
+  const auto found = streams_.find(header.id);
+  const State stream = found == streams_.end() ? nullptr : found->second;
+  if (header.type == kData) {
+    if (stream) {
+      if (header.length > stream->receive_window) return violation("stream window exceeded");
+      stream->receive_window -= header.length;
+    } else if (header.length > options_.max_window) {
+      return violation("frame too long");
+    }
+    payload_left_ = header.length;
+    payload_stream_ = stream;
+  } else if (stream && header.length > 0) {
+    constexpr std::size_t kMaxSendWindow = 0xffffffff;
+    stream->send_window = std::min(stream->send_window + header.length, kMaxSendWindow);
+    stream->writable.notify_all();
+  }
+  // A FIN takes effect behind the payload of its own frame.
+  const bool late = payload_left_ > 0 && !(header.flags & kRst);
+  late_flags_ = late ? header.flags & kFin : 0;
+  if (stream) on_flags(stream, static_cast<std::uint16_t>(late ? header.flags & ~kFin : header.flags));
+  return std::nullopt;
+}
+
+std::optional<Error> YamuxConnection::on_syn(const Header& header) {
+  const bool odd = header.id & 1;
+  if (odd == (role_ == Role::initiator)) return violation("stream id of the wrong parity");
+  if (streams_.contains(header.id)) return violation("stream opened twice");
+  if (channel_->queued() > options_.send_buffer + kMaxControlQueue) return violation("stream flood");
+  if (pending_.size() >= options_.max_pending_streams || inbound_ >= options_.max_inbound_streams) {
+    send_frame(kWindowUpdate, kRst, header.id, 0);
+    return std::nullopt;
+  }
+  auto state = std::make_shared<YamuxStreamState>(runtime_, header.id, false, options_.initial_window);
+  state->connection = this;
+  state->acknowledged = true;
+  streams_.emplace(header.id, state);
+  ++inbound_;
+  send_frame(kWindowUpdate, kAck, header.id, 0);
+  pending_.push_back(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
+  acceptable_.notify_one();
+  return std::nullopt;
+}
+
+void YamuxConnection::on_flags(const State& stream, std::uint16_t flags) {
+  if ((flags & kAck) && stream->outbound && !stream->acknowledged) {
+    stream->acknowledged = true;
+    --unacknowledged_;
+  }
+  if (flags & kRst) {
+    stream->was_reset = true;
+    payload_stream_.reset();
+  } else if (flags & kFin) {
+    stream->remote_fin = true;
+  }
+  if (flags & (kRst | kFin)) {
+    stream->readable.notify_all();
+    stream->writable.notify_all();
+    if (stream->finished()) forget(stream->id);
+  }
+}
+
+std::optional<Error> YamuxConnection::on_payload(Slice bytes) {
+  if (!payload_stream_ || payload_stream_->was_reset) return std::nullopt;
+  YamuxStreamState& stream = *payload_stream_;
+  if (stream.orphaned) return std::nullopt;  // nobody reads it any more, and no credit is returned
+  buffered_ += bytes.size();
+  stream.received_bytes += bytes.size();
+  store(stream, std::move(bytes));
+  stream.readable.notify_all();
+  return std::nullopt;
+}
+
+void YamuxConnection::store(YamuxStreamState& stream, Slice bytes) {
+  if (bytes.size() < kCopyBelow) bytes = Slice::copy_of(bytes);
+  stream.received.push_back(std::move(bytes));
+  if (stream.received.size() <= kMaxQueuedSlices) return;
+  Slice joined = Slice::uninitialised(stream.received_bytes);
+  std::uint8_t* at = joined.mutable_data();
+  for (const Slice& slice : stream.received) at = std::copy(slice.data(), slice.data() + slice.size(), at);
+  stream.received.clear();
+  stream.received.push_back(std::move(joined));
+}
+
+}  // namespace cohive::transport

@@ -1,0 +1,125 @@
+#include "yamux_stream.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/errors.hpp"
+
+namespace cohive::transport {
+
+namespace {
+constexpr std::size_t kHeaderSize = 12;
+/// A full frame fills one encrypted record exactly.
+constexpr std::size_t kMaxPayload = kNoiseMaxPlaintext - kHeaderSize;
+constexpr std::uint8_t kData = 0;
+}  // namespace
+
+/// Counts the writers of a connection while it lives.
+struct WriterCount {
+  std::shared_ptr<YamuxStreamState> state;
+  explicit WriterCount(std::shared_ptr<YamuxStreamState> s) : state(std::move(s)) {
+    if (state->connection) ++state->connection->writers_;
+  }
+  ~WriterCount() {
+    if (state->connection) --state->connection->writers_;
+  }
+};
+
+YamuxStream::~YamuxStream() {
+  if (state_->connection) state_->connection->release(*state_);
+}
+
+std::optional<Error> YamuxStream::broken() const {
+  if (state_->was_reset) return Error(cohive::Errc::reset, peer_);
+  if (state_->failure) return *state_->failure;
+  return std::nullopt;
+}
+
+Task<Result<Slice>> YamuxStream::read(Deadline deadline) {
+  const auto state = state_;
+  for (;;) {
+    if (!state->received.empty()) {
+      Slice slice = std::move(state->received.front());
+      state->received.pop_front();
+      state->received_bytes -= slice.size();
+      state->consumed += slice.size();
+      if (state->connection) {
+        state->connection->buffered_ -= slice.size();
+        state->connection->return_credit(*state);
+      }
+      co_return slice;
+    }
+    if (state->remote_fin) co_return Slice();
+    if (auto error = broken()) co_return *error;
+    if (!co_await state->readable.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "reading");
+  }
+}
+
+void YamuxStream::unread(Slice bytes) {
+  if (bytes.empty()) return;
+  // Its credit was already returned; what is read again must not be credited twice.
+  state_->received_bytes += bytes.size();
+  state_->consumed -= std::min(state_->consumed, bytes.size());
+  if (state_->connection) state_->connection->buffered_ += bytes.size();
+  state_->received.push_front(std::move(bytes));
+}
+
+Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline deadline) {
+  const auto state = state_;
+  std::size_t left = 0;
+  for (ByteView buffer : buffers) left += buffer.size();
+  std::size_t index = 0, offset = 0;  // where in `buffers` we are
+  std::vector<ByteView> frame;
+  WriterCount count(state);
+  while (left > 0) {
+    if (auto error = broken()) co_return *error;
+    if (state->local_fin) co_return Error(cohive::Errc::closed, peer_, "writing after the end");
+    YamuxConnection& connection = *state->connection;
+    if (state->send_window == 0) {
+      // A peer that has finished and grants no credit gave up on what we are sending.
+      if (state->remote_fin) co_return Error(cohive::Errc::closed, peer_, "the peer stopped reading");
+      if (!co_await state->writable.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");
+      continue;
+    }
+    if (connection.channel_->queued() >= connection.options_.send_buffer) {
+      if (!co_await connection.writable_.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");
+      continue;
+    }
+    const std::size_t size = std::min({left, state->send_window, kMaxPayload});
+    frame.clear();
+    for (std::size_t need = size; need > 0;) {
+      const std::size_t take = std::min(need, buffers[index].size() - offset);
+      if (take) frame.push_back(buffers[index].subspan(offset, take));
+      need -= take;
+      offset += take;
+      if (offset == buffers[index].size()) {
+        ++index;
+        offset = 0;
+      }
+    }
+    connection.send_frame(kData, connection.opening_flags(*state), state->id, static_cast<std::uint32_t>(size), frame);
+    state->send_window -= size;
+    left -= size;
+    if (left > 0 && connection.writers_ > 1) co_await runtime_.yield();  // the others' turn
+  }
+  co_return ok();
+}
+
+void YamuxStream::close_write() noexcept {
+  if (state_->local_fin || state_->was_reset || !state_->connection) return;
+  state_->local_fin = true;
+  state_->connection->send_control(*state_, 0x4);
+  if (state_->finished()) state_->connection->forget(state_->id);
+}
+
+void YamuxStream::reset() noexcept {
+  if (state_->was_reset || !state_->connection) return;
+  const bool already_over = state_->finished();
+  state_->was_reset = true;
+  state_->readable.notify_all();
+  state_->writable.notify_all();
+  if (already_over) return;
+  state_->connection->send_control(*state_, 0x8);
+  state_->connection->forget(state_->id);
+}
+
+}  // namespace cohive::transport

@@ -1,0 +1,34 @@
+// The application's handle of a yamux stream.
+#pragma once
+
+#include "yamux.hpp"
+
+namespace cohive::transport {
+
+class YamuxStream final : public Stream {
+ public:
+  YamuxStream(Runtime& runtime, std::shared_ptr<YamuxStreamState> state, PeerId peer, Multiaddr remote)
+      : runtime_(runtime), state_(std::move(state)), peer_(peer), remote_(std::move(remote)) {}
+  ~YamuxStream() override;
+
+  Task<Result<Slice>> read(Deadline deadline) override;
+  void unread(Slice bytes) override;
+  Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override;
+  void close_write() noexcept override;
+  void reset() noexcept override;
+  const PeerId& peer() const override { return peer_; }
+  const Multiaddr& remote_address() const override { return remote_; }
+  Runtime& runtime() const override { return runtime_; }
+  bool readable() const override {
+    return !state_->received.empty() || state_->remote_fin || state_->was_reset || state_->failure;
+  }
+
+ private:
+  std::optional<Error> broken() const;
+  Runtime& runtime_;
+  std::shared_ptr<YamuxStreamState> state_;
+  PeerId peer_;
+  Multiaddr remote_;
+};
+
+}  // namespace cohive::transport

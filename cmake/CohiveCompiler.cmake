@@ -16,7 +16,8 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
 endif()
 
 add_library(cohive_flags INTERFACE)
-target_compile_options(cohive_flags INTERFACE -Wall -Wextra $<$<BOOL:${COHIVE_WERROR}>:-Werror>)
+# A designated initializer that leaves fields at their defaults is how option structs are meant to be used.
+target_compile_options(cohive_flags INTERFACE -Wall -Wextra $<$<CXX_COMPILER_ID:Clang>:-Wno-missing-designated-field-initializers> $<$<BOOL:${COHIVE_WERROR}>:-Werror>)
 target_compile_definitions(cohive_flags INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
 
 if(COHIVE_SANITIZE)

@@ -76,6 +76,12 @@ Task<Result<StreamPtr>> YamuxConnection::accept_stream() {
 
 Task<void> YamuxConnection::wait_closed() { co_await closed_.wait(); }
 
+Task<void> YamuxConnection::flush(Deadline deadline) {
+  while (!closed() && channel_->queued() > 0) {
+    if (!co_await writable_.wait(deadline)) co_return;
+  }
+}
+
 void YamuxConnection::close(Error reason) noexcept {
   if (closed()) return;
   reason_ = std::move(reason);

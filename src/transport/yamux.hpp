@@ -55,6 +55,7 @@ class YamuxConnection final : public Connection {
   bool closed() const override { return closed_.is_set(); }
   Error close_reason() const override { return reason_; }
   Task<void> wait_closed() override;
+  Task<void> flush(Deadline deadline) override;
   void close(Error reason) noexcept override;
   ConnectionStats stats() const override;
   Duration round_trip() const override { return round_trip_; }

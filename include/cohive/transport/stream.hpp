@@ -101,6 +101,8 @@ class Connection {
   virtual Error close_reason() const = 0;
   /// Waits until the connection has ended, for whatever reason.
   virtual Task<void> wait_closed() = 0;
+  /// Waits until everything written so far has been handed to the network.
+  virtual Task<void> flush(Deadline deadline) = 0;
   /// Ends the connection and all streams now.
   virtual void close(Error reason) noexcept = 0;
   virtual ConnectionStats stats() const = 0;

@@ -1,0 +1,259 @@
+#include "cohive/p2p/host.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/transport/multistream.hpp"
+#include "host_impl.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr Duration kSelfLookupPeriod = 10min;
+constexpr Duration kFlushTimeout = 2s;
+constexpr std::size_t kPingSize = 32;
+constexpr Duration kPingIdle = 60s;
+
+Task<void> serve_ping(Runtime& runtime, transport::StreamPtr stream) {
+  transport::StreamReader reader(*stream);
+  for (;;) {
+    auto request = co_await reader.read_exactly(kPingSize, runtime.after(kPingIdle));
+    if (!request) break;
+    auto written = co_await stream->write(*request, runtime.after(kPingIdle));
+    if (!written) co_return;
+  }
+  stream->close_write();
+}
+
+Task<void> keep_routing_fresh(Host::Impl& self) {
+  for (;;) {
+    co_await self.runtime.sleep_for(kSelfLookupPeriod);
+    if (!self.peers.empty()) co_await self.routing.look_up_self();
+  }
+}
+
+}  // namespace
+
+Host::Impl::Impl(Host& facade, transport::Network& net, KeyPair key, HostOptions opts)
+    : host(facade), network(net), runtime(net.runtime()), identity(std::move(key)), id(identity.peer_id()),
+      options(std::move(opts)), metrics(runtime.metrics()), book(runtime, options.max_addresses_per_peer),
+      routing(*this), tasks(runtime, "host") {
+  handlers[kIdentifyProtocol] = [this](transport::StreamPtr s) { return serve_identify(std::move(s)); };
+  handlers[kIdentifyPushProtocol] = [this](transport::StreamPtr s) { return receive_push(std::move(s)); };
+  handlers[kPingProtocol] = [this](transport::StreamPtr s) { return serve_ping(runtime, std::move(s)); };
+  if (options.routing_server) handlers[kKadProtocol] = [this](transport::StreamPtr s) { return routing.serve(std::move(s)); };
+}
+
+std::vector<Multiaddr> Host::Impl::addresses() const {
+  if (!options.announce.empty()) return options.announce;
+  std::vector<Multiaddr> result;
+  for (const auto& listener : listeners) {
+    const auto some = listener->dialable_addresses();
+    result.insert(result.end(), some.begin(), some.end());
+  }
+  return result;
+}
+
+void Host::Impl::notify(const PeerId& peer, bool connected) {
+  std::erase_if(subscribers, [](const auto& weak) { return weak.expired(); });
+  const auto current = subscribers;
+  for (const auto& weak : current)
+    if (const auto callback = weak.lock()) (*callback)(peer, connected);
+}
+
+Host::Host(transport::Network& network, KeyPair identity, HostOptions options)
+    : impl_(std::make_unique<Impl>(*this, network, std::move(identity), std::move(options))) {}
+
+Host::~Host() {
+  impl_->closed = true;
+  impl_->tasks.cancel();
+  for (auto& [id, peer] : impl_->peers)
+    for (auto& link : peer.links) link->tasks.cancel();
+  impl_->metrics.connections.add(-static_cast<double>(impl_->link_count));
+  impl_->metrics.peers.add(-static_cast<double>(impl_->peers.size()));
+}
+
+Result<> Host::start() {
+  auto listening = impl_->listen();
+  if (!listening) return listening.error();
+  impl_->tasks.spawn(keep_routing_fresh(*impl_), "routing refresh");
+  if (!impl_->runtime.simulated()) impl_->tasks.spawn(Impl::measure(*impl_), "traffic metrics");
+  return ok();
+}
+
+Task<void> Host::close() {
+  if (impl_->closed) co_return;
+  impl_->closed = true;
+  for (auto& listener : impl_->listeners) listener->close();
+  std::vector<LinkPtr> links;
+  for (auto& [id, peer] : impl_->peers) links.insert(links.end(), peer.links.begin(), peer.links.end());
+  const Deadline deadline = impl_->runtime.after(kFlushTimeout);
+  for (auto& link : links) co_await link->connection->flush(deadline);
+  impl_->tasks.cancel();
+  for (auto& link : links) impl_->drop_link(link);
+}
+
+const PeerId& Host::id() const noexcept { return impl_->id; }
+const KeyPair& Host::identity() const noexcept { return impl_->identity; }
+Runtime& Host::runtime() const noexcept { return impl_->runtime; }
+const HostOptions& Host::options() const noexcept { return impl_->options; }
+TaskGroup& Host::tasks() noexcept { return impl_->tasks; }
+std::vector<Multiaddr> Host::addresses() const { return impl_->addresses(); }
+
+std::vector<Multiaddr> Host::visible_addresses() const {
+  std::vector<Multiaddr> result;
+  for (const auto& address : impl_->addresses()) result.push_back(address.with_peer(impl_->id));
+  return result;
+}
+
+Task<Result<PeerId>> Host::connect(Multiaddr address, Deadline deadline) {
+  // A dnsaddr may name its peer only in what it resolves to.
+  if (!address.peer() && address.has(Multiaddr::dnsaddr)) {
+    auto resolved = co_await impl_->network.resolve(address, deadline);
+    if (!resolved) co_return resolved.error();
+    for (const auto& one : *resolved)
+      if (one.peer()) {
+        address = one;
+        break;
+      }
+  }
+  const auto peer = address.peer();
+  if (!peer) co_return Error(Errc::missing_peer_id, address.text());
+  if (*peer == impl_->id) co_return Error(Errc::dial_to_self, *peer);
+  if (impl_->link_to(*peer)) co_return *peer;
+  auto dialled = co_await impl_->dial_addresses(*peer, {address.without_peer()}, false, deadline);
+  if (!dialled) co_return dialled.error();
+  impl_->book.add_permanent(*peer, address);
+  co_return *peer;
+}
+
+Task<Result<>> Host::connect(PeerId peer, Deadline deadline) { return impl_->connect(peer, deadline); }
+
+void Host::disconnect(const PeerId& peer) {
+  const auto found = impl_->peers.find(peer);
+  if (found == impl_->peers.end()) return;
+  for (const auto& link : std::vector<LinkPtr>(found->second.links)) impl_->drop_link(link);
+}
+
+bool Host::connected(const PeerId& peer) const { return impl_->link_to(peer) != nullptr; }
+
+Task<Result<transport::StreamPtr>> Host::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
+  for (int attempt = 0;; ++attempt) {
+    auto connected = co_await impl_->connect(peer, deadline);
+    if (!connected) co_return connected.error();
+    const LinkPtr link = impl_->link_to(peer);
+    if (!link) {
+      if (attempt == 0) continue;  // it went away at this very moment
+      co_return Error(cohive::Errc::closed, peer);
+    }
+    auto stream = link->connection->open_stream();
+    if (!stream) co_return stream.error();
+    (*stream)->set_protocol(protocol);
+    const auto known = impl_->peers.find(peer);
+    if (known != impl_->peers.end() && known->second.protocols.contains(protocol))
+      co_return transport::select_lazily(std::move(*stream), protocol);
+    const Deadline limit = deadline.min(impl_->runtime.after(impl_->options.negotiation_timeout));
+    auto agreed = co_await transport::select_one_of(**stream, {protocol}, limit);
+    if (!agreed) co_return agreed.error();
+    co_return std::move(*stream);
+  }
+}
+
+void Host::set_handler(std::string protocol, StreamHandler handler) {
+  const auto [at, inserted] = impl_->handlers.emplace(std::move(protocol), std::move(handler));
+  if (!inserted) throw std::invalid_argument("handler for protocol " + at->first + " already set");
+  impl_->schedule_push();
+}
+
+void Host::remove_handler(const std::string& protocol) {
+  if (impl_->handlers.erase(protocol) > 0) impl_->schedule_push();
+}
+
+std::optional<PeerInfo> Host::peer(const PeerId& id) const {
+  PeerInfo info;
+  info.id = id;
+  info.addresses = impl_->book.addresses(id);
+  if (const auto found = impl_->peers.find(id); found != impl_->peers.end()) {
+    const Peer& peer = found->second;
+    info.protocols.assign(peer.protocols.begin(), peer.protocols.end());
+    info.agent = peer.agent;
+    info.connected = true;
+    info.outbound = peer.links.back()->connection->outbound();
+    info.round_trip = peer.links.back()->connection->round_trip();
+    if (info.addresses.empty()) info.addresses = {peer.links.back()->connection->remote_address()};
+  } else if (info.addresses.empty()) {
+    return std::nullopt;
+  }
+  return info;
+}
+
+std::vector<PeerInfo> Host::peers() const {
+  std::vector<PeerInfo> result;
+  for (const auto& [id, peer] : impl_->peers) result.push_back(*this->peer(id));
+  return result;
+}
+
+void Host::learn_addresses(const PeerId& peer, const std::vector<Multiaddr>& addresses) {
+  if (peer != impl_->id) impl_->book.add_hearsay(peer, addresses);
+}
+
+std::vector<Multiaddr> Host::observed_addresses() const {
+  std::vector<Multiaddr> result;
+  for (const auto& [id, peer] : impl_->peers)
+    if (peer.observed && std::find(result.begin(), result.end(), *peer.observed) == result.end()) result.push_back(*peer.observed);
+  return result;
+}
+
+std::shared_ptr<void> Host::on_peer(PeerEvent callback) {
+  auto shared = std::make_shared<PeerEvent>(std::move(callback));
+  impl_->subscribers.push_back(shared);
+  return shared;
+}
+
+Task<Result<std::vector<Multiaddr>>> Host::find_peer(PeerId peer, Deadline deadline) {
+  auto known = impl_->book.addresses(peer);
+  if (!known.empty()) co_return known;
+  co_return co_await impl_->routing.find(peer, deadline);
+}
+
+Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadline) {
+  if (addresses.empty()) co_return ok();
+  for (const auto& address : addresses)
+    if (!address.peer() && !address.has(Multiaddr::dnsaddr)) co_return Error(Errc::missing_peer_id, address.text());
+  std::vector<Task<Result<PeerId>>> dials;
+  for (const auto& address : addresses) dials.push_back(connect(address, deadline));
+  auto results = co_await when_all(impl_->runtime, std::move(dials));
+  std::string failures;
+  bool connected = false;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    connected |= results[i].has_value();
+    if (!results[i]) failures += (failures.empty() ? "" : "; ") + addresses[i].text() + ": " + results[i].error().message();
+  }
+  if (!connected) co_return Error(Errc::bootstrap_failed, failures);
+  impl_->tasks.spawn([](Impl& self) -> Task<void> { co_await self.routing.look_up_self(); }(*impl_), "self lookup");
+  co_return ok();
+}
+
+Task<Result<Duration>> ping(Host& host, PeerId peer, Deadline deadline) {
+  auto stream = co_await host.open_stream(peer, kPingProtocol, deadline);
+  if (!stream) co_return stream.error();
+  // Negotiation must not count: it is over before the clock starts.
+  Bytes sent(kPingSize);
+  TimePoint start{};
+  for (int round = 0; round < 2; ++round) {
+    host.runtime().random_bytes(sent);
+    start = host.runtime().now();
+    auto written = co_await (*stream)->write(sent, deadline);
+    if (!written) co_return written.error();
+    transport::StreamReader reader(**stream);
+    auto echoed = co_await reader.read_exactly(kPingSize, deadline);
+    if (!echoed) co_return echoed.error();
+    if (*echoed != sent) co_return Error(Errc::ping_mismatch, peer);
+  }
+  (*stream)->close_write();
+  co_return host.runtime().now() - start;
+}
+
+}  // namespace cohive::p2p

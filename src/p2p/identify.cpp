@@ -1,0 +1,164 @@
+// Identify: on every new connection each side asks the other who it is.
+//   asker opens a stream and sends nothing;  answerer -> one Identify message, FIN.
+//   push: the sender opens a stream, sends an Identify message, FIN.
+// Source: libp2p wire spec, sections 5.1 and 5.2.
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/signed_record.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/proto/p2p.pb.h"
+#include "cohive/transport/multistream.hpp"
+#include "host_impl.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr std::size_t kMaxPart = 8192;
+constexpr int kMaxParts = 10;
+constexpr std::size_t kMaxProtocols = 1000;
+constexpr std::size_t kMaxOwnAddresses = 16;   // keeps our own message below 4 KiB
+constexpr std::size_t kMaxOwnMessage = 4096;
+constexpr Duration kPushDelay = 100ms;         // joins bursts of handler registrations
+constexpr Duration kPushTimeout = 5s;
+
+Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
+  transport::StreamReader reader(stream);
+  Bytes all;
+  for (int part = 0; part < kMaxParts; ++part) {
+    auto message = co_await reader.read_message(kMaxPart, deadline);
+    if (!message) co_return message.error();
+    if (!*message) co_return all;  // concatenated protobufs merge
+    all.insert(all.end(), (*message)->begin(), (*message)->end());
+  }
+  co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "identify in too many parts");
+}
+
+}  // namespace
+
+std::string Host::Impl::identify_message(const Multiaddr& remote) const {
+  proto::Identify message;
+  message.set_public_key(identity.public_key().protobuf());
+  message.set_agent_version(options.agent);
+  message.set_protocol_version("");
+  message.set_observed_addr(remote.binary());
+  std::vector<Multiaddr> own;
+  for (const auto& address : addresses()) {
+    // Loopback addresses only help those who are on this machine too.
+    if (address.scope() == Multiaddr::Scope::loopback && remote.scope() != Multiaddr::Scope::loopback && options.announce.empty()) continue;
+    if (own.size() < kMaxOwnAddresses) own.push_back(address);
+  }
+  for (const auto& address : own) message.add_listen_addrs(address.binary());
+  for (const auto& [protocol, handler] : handlers) message.add_protocols(protocol);
+  const auto sequence = static_cast<std::uint64_t>(runtime.wall_time() * 1e9);
+  message.set_signed_peer_record(make_signed_peer_record(identity, sequence, own));
+  if (message.ByteSizeLong() > kMaxOwnMessage) message.clear_signed_peer_record();
+  return message.SerializeAsString();
+}
+
+Task<void> Host::Impl::serve_identify(transport::StreamPtr stream) {
+  auto sent = co_await transport::write_message(*stream, as_bytes(identify_message(stream->remote_address())),
+                                                runtime.after(options.identify_timeout));
+  if (sent) stream->close_write();
+}
+
+Task<void> Host::Impl::receive_push(transport::StreamPtr stream) {
+  auto message = co_await read_parts(*stream, runtime.after(options.identify_timeout));
+  if (!message) co_return;
+  stream->close_write();
+  auto learned = learn_identify(stream->peer(), stream->remote_address(), *message);
+  if (!learned) log::debug("p2p", "bad identify push: {}", learned.error());
+}
+
+Task<void> Host::Impl::identify_peer(Impl& self, LinkPtr link) {
+  const PeerId peer = link->connection->peer();
+  const Deadline deadline = self.runtime.after(self.options.identify_timeout);
+  auto exchange = [](Impl& host, LinkPtr on, Deadline limit) -> Task<Result<>> {
+    auto stream = on->connection->open_stream();
+    if (!stream) co_return stream.error();
+    auto agreed = co_await transport::select_one_of(**stream, {kIdentifyProtocol}, limit);
+    if (!agreed) co_return agreed.error();
+    auto message = co_await read_parts(**stream, limit);
+    if (!message) co_return message.error();
+    (*stream)->close_write();
+    co_return host.learn_identify(on->connection->peer(), on->connection->remote_address(), *message);
+  };
+  auto result = co_await exchange(self, link, deadline);
+  if (!result) {
+    self.metrics.identify_failures.increment();
+    log::debug("p2p", "identify failed: {}", result.error());
+  }
+  const auto found = self.peers.find(peer);
+  if (found == self.peers.end() || found->second.identified) co_return;
+  found->second.identified = true;
+  self.notify(peer, true);
+}
+
+Result<> Host::Impl::learn_identify(const PeerId& peer, const Multiaddr& remote, ByteView bytes) {
+  const auto found = peers.find(peer);
+  if (found == peers.end()) return Error(cohive::Errc::closed, peer);
+  proto::Identify message;
+  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return Error(cohive::Errc::malformed, peer, "identify");
+  Peer& known = found->second;
+  if (message.has_public_key()) {
+    const auto key = PublicKey::from_protobuf(as_bytes(message.public_key()));
+    if (!key || key->peer_id() != peer) return Error(Errc::identify_failed, peer, "its key is not the one of the handshake");
+  }
+  if (message.protocols_size() > 0 || message.listen_addrs_size() > 0 || message.has_agent_version()) {
+    known.protocols.clear();
+    for (const auto& protocol : message.protocols())
+      if (known.protocols.size() < kMaxProtocols && protocol.size() <= transport::kMaxProtocolLength) known.protocols.insert(protocol);
+  }
+  known.agent = message.agent_version().substr(0, 256);
+  if (message.has_observed_addr()) {
+    auto observed = Multiaddr::from_bytes(as_bytes(message.observed_addr()));
+    if (observed) known.observed = std::move(*observed);
+  }
+  std::vector<Multiaddr> told;
+  if (message.has_signed_peer_record()) {
+    auto record = open_signed_peer_record(as_bytes(message.signed_peer_record()));
+    if (record && record->peer == peer) told = std::move(record->addresses);
+  }
+  if (told.empty()) {
+    for (const auto& binary : message.listen_addrs())
+      if (auto address = Multiaddr::from_bytes(as_bytes(binary))) told.push_back(std::move(*address));
+  }
+  std::erase_if(told, [&](const Multiaddr& a) { return !acceptable_address(a, remote.scope()); });
+  book.set_connected(peer, std::move(told));
+  if (known.protocols.contains(kKadProtocol)) {
+    tasks.spawn([](Impl& self, PeerId id) -> Task<void> { co_await self.routing.consider(id); }(*this, peer), "routing check");
+  } else {
+    routing.remove(peer);
+  }
+  return ok();
+}
+
+void Host::Impl::schedule_push() {
+  if (push_scheduled || peers.empty() || closed) return;
+  push_scheduled = true;
+  tasks.spawn(push_later(*this), "identify push");
+}
+
+Task<void> Host::Impl::push_later(Impl& self) {
+  co_await self.runtime.sleep_for(kPushDelay);
+  self.push_scheduled = false;
+  std::vector<PeerId> targets;
+  for (const auto& [id, peer] : self.peers)
+    if (!peer.identified || peer.protocols.contains(kIdentifyPushProtocol)) targets.push_back(id);
+  for (const auto& id : targets) self.tasks.spawn(push_to(self, id), "identify push");
+}
+
+Task<void> Host::Impl::push_to(Impl& self, PeerId peer) {
+  const LinkPtr link = self.link_to(peer);
+  if (!link) co_return;
+  const Deadline deadline = self.runtime.after(kPushTimeout);
+  auto stream = link->connection->open_stream();
+  if (!stream) co_return;
+  auto agreed = co_await transport::select_one_of(**stream, {kIdentifyPushProtocol}, deadline);
+  if (!agreed) co_return;
+  auto sent = co_await transport::write_message(**stream, as_bytes(self.identify_message((*stream)->remote_address())), deadline);
+  if (sent) (*stream)->close_write();
+}
+
+}  // namespace cohive::p2p

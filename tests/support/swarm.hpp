@@ -1,0 +1,65 @@
+// A small simulated swarm for tests: hosts on virtual time, one machine each.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cohive/core/sim_runtime.hpp"
+#include "cohive/p2p/host.hpp"
+#include "cohive/transport/sim_network.hpp"
+
+namespace cohive::sim {
+
+struct SwarmOptions {
+  std::uint64_t seed = 1;
+  Duration latency = 10ms;
+  bool plaintext = true;
+};
+
+class Swarm {
+ public:
+  explicit Swarm(SwarmOptions options = {})
+      : runtime_(options.seed), fabric_(runtime_, {.latency = options.latency}, options.plaintext), options_(options) {}
+  ~Swarm() {
+    hosts_.clear();
+    runtime_.run_ready();
+  }
+
+  /// A started host with an identity that follows from its number.
+  p2p::Host& add_host(p2p::HostOptions options = {}, bool listening = true) {
+    machines_.push_back(fabric_.add_machine());
+    const auto number = static_cast<std::uint32_t>(machines_.size());
+    Bytes seed(32, static_cast<std::uint8_t>(options_.seed));
+    std::memcpy(seed.data(), &number, sizeof number);
+    if (options.listen.empty() && listening) options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
+    hosts_.push_back(std::make_unique<p2p::Host>(*machines_.back(), KeyPair::ed25519_from_seed(seed), options));
+    hosts_.back()->start().value();
+    return *hosts_.back();
+  }
+  /// "10.0.0.<number>", numbered from 1 in the order of add_host.
+  static std::string ip(std::size_t number) {
+    return "10." + std::to_string(number >> 16 & 255) + "." + std::to_string(number >> 8 & 255) + "." + std::to_string(number & 255);
+  }
+
+  template <class T>
+  T run(Task<T> task) {
+    return runtime_.run(std::move(task));
+  }
+  void pass(Duration duration) { runtime_.run_for(duration); }
+  Deadline after(Duration duration) { return runtime_.after(duration); }
+
+  SimRuntime& runtime() { return runtime_; }
+  transport::SimFabric& fabric() { return fabric_; }
+  p2p::Host& host(std::size_t index) { return *hosts_[index]; }
+  void remove_host(std::size_t index) { hosts_[index].reset(); }
+  std::size_t size() const { return hosts_.size(); }
+
+ private:
+  SimRuntime runtime_;
+  transport::SimFabric fabric_;
+  SwarmOptions options_;
+  std::vector<std::unique_ptr<transport::Network>> machines_;
+  std::vector<std::unique_ptr<p2p::Host>> hosts_;
+};
+
+}  // namespace cohive::sim

@@ -15,7 +15,9 @@ namespace cohive::rpc {
 
 /// Limits, with hivemind's values.
 inline constexpr std::size_t kMaxUnaryFrame = 4 * 1024 * 1024;      ///< the protobuf, without its length prefix
-inline constexpr std::size_t kMaxStreamRecord = 64 * 1024 * 1024;   ///< ours; hivemind sets none
+inline constexpr std::size_t kMaxStreamRecord = 16 * 1024 * 1024;   ///< ours; hivemind sets none, its parts stay below 1 MiB
+inline constexpr std::size_t kMaxPrefetch = 2 * 1024 * 1024;        ///< received requests a handler has not asked for yet
+inline constexpr std::size_t kMaxCallsPerPeer = 256;                ///< inbound calls running at once
 inline constexpr Duration kRequestReadTimeout = 30s;                ///< server: one complete request
 inline constexpr std::size_t kMaxErrorText = 4096;
 

@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# tools/install-deps.sh [--no-apt] [--no-torch] [--interop] [--asan] [--help]
+#
+# Installs what cohive builds and runs with on Debian 12. Run it as often as you like: it does nothing where nothing is
+# missing, and needs root (or sudo) only for packages that are.
+#   Debian packages   by apt-get
+#   LibTorch          the torch wheel from PyPI with the two NVIDIA wheels its CPU half needs, into .deps/torch
+# Options:
+#   --no-apt    leave Debian's packages alone (you have installed them, or this is not Debian)
+#   --no-torch  no LibTorch: enough for cohive::net, cohive::averaging, the bootstrap node and the monitor
+#   --interop   also Python hivemind in .deps/interop, for the tests against it
+#   --asan      also what the sanitizer builds need
+# Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
+
+. "$(dirname "$0")/lib.sh"
+
+apt_packages=(
+  clang-19 cmake ninja-build ccache mold pkg-config git ca-certificates
+  libboost1.81-dev libssl-dev libsodium-dev libprotobuf-dev protobuf-compiler prometheus-cpp-dev nlohmann-json3-dev
+  libcli11-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev
+  bible-kjv-text python3 python3-venv python3-pip
+)
+asan_packages=(libclang-rt-19-dev llvm-19) # the runtime, and the symbolizer that gives its reports names
+
+# The CUDA half of this wheel is left unlinked; libtorch_cpu.so itself still loads cudart and cupti.
+torch_wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+torch_needs='about 600 MB to download and 1.2 GB of disk'
+
+with_apt=1 with_torch=1 with_interop=0
+for option in "$@"; do
+  case $option in
+    --no-apt) with_apt=0 ;;
+    --no-torch) with_torch=0 ;;
+    --interop) with_interop=1 ;;
+    --asan) apt_packages+=("${asan_packages[@]}") ;;
+    -h | --help)
+      usage "$0"
+      exit
+      ;;
+    *) die "unknown option '$option' (see --help)" ;;
+  esac
+done
+((with_torch || !with_interop)) || die '--interop runs hivemind on the same torch wheel: leave --no-torch out'
+
+as_root() {
+  if (($(id -u) == 0)); then
+    env DEBIAN_FRONTEND=noninteractive "$@"
+  else
+    sudo env DEBIAN_FRONTEND=noninteractive "$@"
+  fi
+}
+
+missing_packages() {
+  dpkg-query -W -f='${Package} ${db:Status-Status}\n' "${apt_packages[@]}" 2>/dev/null |
+    awk '$2 == "installed" { print $1 }' | sort >"$1/installed" || true
+  printf '%s\n' "${apt_packages[@]}" | sort -u | comm -23 - "$1/installed"
+}
+
+install_apt_packages() {
+  command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
+    die "no apt-get here; install the equivalents of: ${apt_packages[*]}; then use --no-apt"
+  local missing package unknown=()
+  mapfile -t missing < <(missing_packages "$scratch")
+  ((${#missing[@]})) || return 0
+  if (($(id -u) != 0)) && ! command -v sudo >/dev/null; then
+    die "packages are missing and there is no sudo; as root: apt-get install --no-install-recommends ${missing[*]}"
+  fi
+
+  say "installing Debian packages: ${missing[*]}"
+  quietly "$scratch/update" as_root apt-get update || die "'apt-get update' failed (see above)"
+  for package in "${missing[@]}"; do
+    apt-cache show "$package" >/dev/null 2>&1 || unknown+=("$package")
+  done
+  ((${#unknown[@]} == 0)) ||
+    die "apt-get does not know: ${unknown[*]} (Debian 12 has them in 'bookworm main')"
+  # --no-remove: never pay for a package with one the user has, such as another Boost.
+  quietly "$scratch/install" as_root apt-get install -y --no-install-recommends --no-remove \
+    -o DPkg::Lock::Timeout=300 "${missing[@]}" ||
+    die "apt-get could not install: ${missing[*]} (see above)"
+}
+
+pick_python() {
+  local candidate
+  for candidate in "${PYTHON:-/usr/bin/python3}" python3; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      python=$(command -v "$candidate")
+      return
+    fi
+  done
+  die 'no python3 of version 3.10 or newer (set PYTHON)'
+}
+
+# pip_install PIP... -- ARGUMENTS: no notices, and no byte code that would double the time.
+pip_install() { quietly "$scratch/pip" env PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 "$@"; }
+
+stamped() { [[ -f $1 && $(<"$1") == "$2" ]]; }
+
+install_torch() {
+  local stamp="$deps/torch/.stamp" unresolved
+  stamped "$stamp" "$torch_version" && return
+  say "fetching LibTorch into .deps/torch: ${torch_wheels[*]} ($torch_needs)"
+  rm -rf "$deps/torch.new"
+  pip_install "$python" -m pip install --no-deps --no-compile --target "$deps/torch.new" "${torch_wheels[@]}" ||
+    die "pip could not fetch ${torch_wheels[*]} (see above)"
+  rm -rf "$deps/torch"
+  mv "$deps/torch.new" "$deps/torch"
+  unresolved=$(ldd "$deps/torch/torch/lib/libtorch_cpu.so" | awk '/not found/ { print $1 }')
+  [[ -z $unresolved ]] || die "libtorch_cpu.so does not find" $unresolved
+  printf '%s' "$torch_version" >"$stamp"
+}
+
+install_interop() {
+  local requirements=tests/interop/requirements.txt shim=tests/interop/torch_on_cpu.py
+  local stamp="$deps/interop/.stamp" version packages
+  version="$torch_version $root $(cat "$requirements" "$shim" | sha256sum)" # a venv does not survive a move
+  stamped "$stamp" "$version" && return
+  say 'fetching Python hivemind into .deps/interop (about 130 MB to download and 450 MB of disk)'
+  rm -rf "$deps/interop"
+  "$python" -m venv "$deps/interop"
+  pip_install "$deps/interop/bin/pip" install --no-deps --no-compile -r "$requirements" ||
+    die "pip could not fetch what $requirements lists (see above)"
+  packages=$("$deps/interop/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  "$deps/interop/bin/python" "$shim" "$deps/torch" "$packages"
+  "$deps/interop/bin/python" -c 'import hivemind' || die 'hivemind was installed but cannot be imported (see above)'
+  printf '%s' "$version" >"$stamp"
+}
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+((with_apt)) && install_apt_packages
+if ((with_torch)); then
+  pick_python
+  mkdir -p "$deps"
+  exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
+  torch_version="${torch_wheels[*]} $("$python" -c 'import sys; print(sys.implementation.cache_tag)')"
+  install_torch
+  ((with_interop)) && install_interop
+fi
+exit 0

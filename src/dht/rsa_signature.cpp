@@ -1,0 +1,205 @@
+// RSA-PSS signatures on records that carry an owner marker. Source: hivemind wire spec, section 4.2.
+#include <openssl/bn.h>
+#include <openssl/core_names.h>
+#include <openssl/evp.h>
+#include <openssl/param_build.h>
+#include <openssl/rsa.h>
+
+#include <list>
+#include <stdexcept>
+
+#include "cohive/core/crypto.hpp"
+#include "cohive/dht/validation.hpp"
+
+namespace cohive::dht {
+namespace {
+
+constexpr std::string_view kMarker = "[owner:";
+constexpr std::string_view kSignature = "[signature:";
+constexpr std::string_view kAlgorithm = "ssh-rsa";
+constexpr int kRsaBits = 2048;
+constexpr std::size_t kMaxOwner = 4096;
+constexpr std::size_t kCachedKeys = 256;
+
+struct Deleter {
+  void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
+  void operator()(EVP_PKEY_CTX* context) const { EVP_PKEY_CTX_free(context); }
+  void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  void operator()(BIGNUM* number) const { BN_free(number); }
+  void operator()(OSSL_PARAM_BLD* builder) const { OSSL_PARAM_BLD_free(builder); }
+  void operator()(OSSL_PARAM* params) const { OSSL_PARAM_free(params); }
+};
+using Pkey = std::shared_ptr<EVP_PKEY>;
+using Number = std::unique_ptr<BIGNUM, Deleter>;
+
+void put_ssh(std::string& out, std::string_view part) {
+  for (int shift = 24; shift >= 0; shift -= 8) out.push_back(static_cast<char>(part.size() >> shift));
+  out += part;
+}
+std::optional<std::string_view> take_ssh(std::string_view& rest) {
+  if (rest.size() < 4) return std::nullopt;
+  std::size_t size = 0;
+  for (int i = 0; i < 4; ++i) size = size << 8 | static_cast<std::uint8_t>(rest[static_cast<std::size_t>(i)]);
+  if (size > rest.size() - 4) return std::nullopt;
+  const auto part = rest.substr(4, size);
+  rest.remove_prefix(4 + size);
+  return part;
+}
+
+std::string mpint(EVP_PKEY* key, const char* name) {
+  BIGNUM* raw = nullptr;
+  if (!EVP_PKEY_get_bn_param(key, name, &raw)) throw std::runtime_error("RSA key without " + std::string(name));
+  const Number number(raw);
+  std::string bytes(static_cast<std::size_t>(BN_num_bytes(raw)), '\0');
+  BN_bn2bin(raw, reinterpret_cast<unsigned char*>(bytes.data()));
+  if (!bytes.empty() && (bytes[0] & 0x80)) bytes.insert(bytes.begin(), '\0');  // positive
+  return bytes;
+}
+
+/// "ssh-rsa <base64>", without a comment.
+std::string openssh_of(EVP_PKEY* key) {
+  std::string blob;
+  put_ssh(blob, kAlgorithm);
+  put_ssh(blob, mpint(key, OSSL_PKEY_PARAM_RSA_E));
+  put_ssh(blob, mpint(key, OSSL_PKEY_PARAM_RSA_N));
+  return std::string(kAlgorithm) + " " + crypto::base64_encode(as_bytes(blob));
+}
+
+Pkey from_openssh(std::string_view text) {
+  if (!text.starts_with("ssh-rsa ") || text.size() > kMaxOwner) return nullptr;
+  text.remove_prefix(8);
+  const auto blob = crypto::base64_decode(text.substr(0, text.find(' ')));
+  if (!blob) return nullptr;
+  std::string_view rest = as_text(*blob);
+  const auto name = take_ssh(rest), e = take_ssh(rest), n = take_ssh(rest);
+  if (!name || *name != kAlgorithm || !e || !n || !rest.empty() || n->size() < 256 || n->size() > 1025 || e->size() > 8) return nullptr;
+  const auto number = [](std::string_view bytes) {
+    return Number(BN_bin2bn(reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()), nullptr));
+  };
+  const Number exponent = number(*e), modulus = number(*n);
+  std::unique_ptr<OSSL_PARAM_BLD, Deleter> builder(OSSL_PARAM_BLD_new());
+  OSSL_PARAM_BLD_push_BN(builder.get(), OSSL_PKEY_PARAM_RSA_N, modulus.get());
+  OSSL_PARAM_BLD_push_BN(builder.get(), OSSL_PKEY_PARAM_RSA_E, exponent.get());
+  std::unique_ptr<OSSL_PARAM, Deleter> params(OSSL_PARAM_BLD_to_param(builder.get()));
+  std::unique_ptr<EVP_PKEY_CTX, Deleter> context(EVP_PKEY_CTX_new_from_name(nullptr, "RSA", nullptr));
+  EVP_PKEY* key = nullptr;
+  if (EVP_PKEY_fromdata_init(context.get()) <= 0 ||
+      EVP_PKEY_fromdata(context.get(), &key, EVP_PKEY_PUBLIC_KEY, params.get()) <= 0)
+    return nullptr;
+  return Pkey(key, Deleter());
+}
+
+/// The text of "[<prefix>...]" occurrences; `.` does not match a newline, and the text is not empty.
+std::vector<std::string_view> bracketed(std::string_view text, std::string_view prefix) {
+  std::vector<std::string_view> found;
+  for (std::size_t at = text.find(prefix); at != std::string_view::npos; at = text.find(prefix, at + 1)) {
+    const auto content = text.substr(at + prefix.size());
+    const auto end = content.find(']', 1);
+    if (end == std::string_view::npos || content.substr(0, end).find('\n') != std::string_view::npos) continue;
+    found.push_back(content.substr(0, end));
+  }
+  return found;
+}
+
+std::string strip_signature(std::string_view value) {
+  const auto at = value.rfind(kSignature);
+  const auto end = at == std::string_view::npos ? at : value.find(']', at);
+  if (end == std::string_view::npos) return std::string(value);
+  return std::string(value.substr(0, at)) + std::string(value.substr(end + 1));
+}
+
+std::string signed_bytes(const Record& record) {
+  using namespace msgpack;
+  return encode(Tuple{{Bin{record.key}, Bin{record.subkey}, Bin{strip_signature(record.value)}, record.expiration}});
+}
+
+bool set_pss(EVP_PKEY_CTX* context, int salt) {
+  return EVP_PKEY_CTX_set_rsa_padding(context, RSA_PKCS1_PSS_PADDING) > 0 && EVP_PKEY_CTX_set_rsa_mgf1_md(context, EVP_sha256()) > 0 &&
+         EVP_PKEY_CTX_set_rsa_pss_saltlen(context, salt) > 0;
+}
+
+}  // namespace
+
+struct RsaSignatureValidator::Impl {
+  explicit Impl(Pkey pair) : key(std::move(pair)), owner(openssh_of(key.get())), marker(std::string(kMarker) + owner + "]") {}
+
+  std::string sign(const std::string& bytes) const {
+    std::unique_ptr<EVP_MD_CTX, Deleter> context(EVP_MD_CTX_new());
+    EVP_PKEY_CTX* options = nullptr;
+    std::size_t size = static_cast<std::size_t>(EVP_PKEY_get_size(key.get()));
+    Bytes signature(size);
+    const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
+    if (EVP_DigestSignInit(context.get(), &options, EVP_sha256(), nullptr, key.get()) <= 0 ||
+        !set_pss(options, RSA_PSS_SALTLEN_MAX) || EVP_DigestSign(context.get(), signature.data(), &size, data, bytes.size()) <= 0)
+      throw std::runtime_error("RSA-PSS signing failed");
+    signature.resize(size);
+    return crypto::base64_encode(signature);
+  }
+
+  bool verify(std::string_view public_key, const std::string& bytes, ByteView signature) const {
+    const Pkey theirs = key_of(public_key);
+    if (!theirs) return false;
+    std::unique_ptr<EVP_MD_CTX, Deleter> context(EVP_MD_CTX_new());
+    EVP_PKEY_CTX* options = nullptr;
+    const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
+    return EVP_DigestVerifyInit(context.get(), &options, EVP_sha256(), nullptr, theirs.get()) > 0 &&
+           set_pss(options, RSA_PSS_SALTLEN_AUTO) &&
+           EVP_DigestVerify(context.get(), signature.data(), signature.size(), data, bytes.size()) > 0;
+  }
+
+  /// Parsing a key costs more than using it; the most recent ones are kept.
+  Pkey key_of(std::string_view text) const {
+    for (auto at = known.begin(); at != known.end(); ++at) {
+      if (at->first != text) continue;
+      known.splice(known.begin(), known, at);
+      return known.front().second;
+    }
+    Pkey parsed = from_openssh(text);
+    if (!parsed) return nullptr;
+    known.emplace_front(text, parsed);
+    if (known.size() > kCachedKeys) known.pop_back();
+    return parsed;
+  }
+
+  Pkey key;
+  std::string owner, marker;
+  mutable std::list<std::pair<std::string, Pkey>> known;
+};
+
+RsaSignatureValidator::RsaSignatureValidator() : impl_(std::make_unique<Impl>(Pkey(EVP_RSA_gen(kRsaBits), Deleter()))) {}
+
+RsaSignatureValidator::RsaSignatureValidator(ByteView der) {
+  const unsigned char* at = der.data();
+  Pkey key(d2i_PrivateKey(EVP_PKEY_RSA, nullptr, &at, static_cast<long>(der.size())), Deleter());
+  if (!key) throw std::invalid_argument("not a PKCS#1 RSA private key");
+  impl_ = std::make_unique<Impl>(std::move(key));
+}
+
+RsaSignatureValidator::~RsaSignatureValidator() = default;
+const std::string& RsaSignatureValidator::ownership_marker() const { return impl_->marker; }
+
+bool RsaSignatureValidator::validate(const Record& record) const {
+  auto owners = bracketed(record.key, kMarker);
+  const auto more = bracketed(record.subkey, kMarker);
+  owners.insert(owners.end(), more.begin(), more.end());
+  if (owners.empty()) return true;
+  for (const auto& owner : owners)
+    if (owner != owners.front()) return false;
+  const auto signatures = bracketed(record.value, kSignature);
+  if (signatures.size() != 1) return false;
+  const auto signature = crypto::base64_decode(signatures.front());
+  return signature && impl_->verify(owners.front(), signed_bytes(record), *signature);
+}
+
+std::string RsaSignatureValidator::sign_value(const Record& record) const {
+  if (record.key.find(impl_->marker) == std::string::npos && record.subkey.find(impl_->marker) == std::string::npos) return record.value;
+  return record.value + std::string(kSignature) + impl_->sign(signed_bytes(record)) + "]";
+}
+
+std::string RsaSignatureValidator::strip_value(const Record& record) const { return strip_signature(record.value); }
+
+bool RsaSignatureValidator::merge_with(const RecordValidator& other) {
+  return dynamic_cast<const RsaSignatureValidator*>(&other) != nullptr;  // the first key keeps signing
+}
+
+}  // namespace cohive::dht

@@ -1,0 +1,39 @@
+#include "cohive/core/msgpack.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace cohive::msgpack {
+namespace {
+
+std::string hex(const Value& value) { return to_hex(as_bytes(encode(value))); }
+
+TEST(Msgpack, EncodesAsPythonHivemindDoes) {
+  EXPECT_EQ(hex(Tuple{{1, "a", Tuple{{2}}}}), "d7409301a161d5409102");
+  EXPECT_EQ(hex(Tuple{{"a", 1}}), "d64092a16101");
+  EXPECT_EQ(hex(std::numeric_limits<double>::infinity()), "cb7ff0000000000000");
+  EXPECT_EQ(hex(-33), "d0df");
+  EXPECT_EQ(hex(65536), "ce00010000");
+  EXPECT_EQ(hex(std::int64_t{1} << 32), "cf0000000100000000");
+  EXPECT_EQ(hex(INT32_MIN), "d280000000");
+  EXPECT_EQ(hex(Array{{1, 2.5, Value(), true}}), "9401cb4004000000000000c0c3");
+  EXPECT_EQ(hex(Bin{"raw"}), "c403726177");
+  EXPECT_EQ(hex(Map{{{"i", 1}}}), "81a16901");
+}
+
+TEST(Msgpack, RoundTripsEveryKind) {
+  const Value value = Map{{{"list", Array{{-1, 0, 127, 128, 70000, -70000, 1.5, false, Value()}}},
+                           {Bin{"key"}, Tuple{{Bin{std::string(300, 'x')}, std::string(40, 'y')}}},
+                           {"ext", Ext{0x51, "payload"}}}};
+  EXPECT_EQ(decode(as_bytes(encode(value))).value(), value);
+}
+
+TEST(Msgpack, RefusesMalformedInput) {
+  for (const char* bad : {"", "c1", "d9", "a561", "92c0", "c0c0", "81c0c0", "ddffffffff", "c9ffffffff40", "dfffffffff", "d54093", "cb00"})
+    EXPECT_FALSE(decode(from_hex(bad))) << bad;
+  EXPECT_FALSE(decode(Bytes(1000, 0x91))) << "endless nesting";
+}
+
+}  // namespace
+}  // namespace cohive::msgpack

@@ -1,0 +1,30 @@
+# Installs cohive for find_package(cohive): the targets cohive::net, cohive::averaging and, where built, cohive::torch
+# (static), the public headers, and the programs.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+get_property(targets GLOBAL PROPERTY COHIVE_TARGETS)
+install(TARGETS ${targets} EXPORT cohiveTargets
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+set(unbuilt_headers)
+if(NOT COHIVE_HAVE_TORCH)
+  set(unbuilt_headers PATTERN "train" EXCLUDE)
+endif()
+install(DIRECTORY include/cohive DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" ${unbuilt_headers})
+
+set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/cohive")
+install(EXPORT cohiveTargets NAMESPACE cohive:: DESTINATION "${package_dir}")
+configure_package_config_file(cmake/cohiveConfig.cmake.in cohiveConfig.cmake INSTALL_DESTINATION "${package_dir}")
+write_basic_package_version_file(cohiveConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfigVersion.cmake"
+              cmake/FindLibTorch.cmake DESTINATION "${package_dir}")
+
+if(COHIVE_TOOLS AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/tools/CMakeLists.txt")
+  get_property(programs DIRECTORY tools PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(program IN LISTS programs)
+    get_target_property(type ${program} TYPE)
+    if(type STREQUAL "EXECUTABLE")
+      install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+    endif()
+  endforeach()
+endif()

@@ -5,6 +5,9 @@
 #include <netdb.h>
 #include <resolv.h>
 
+#include <atomic>
+#include <memory>
+
 #include "cohive/transport/errors.hpp"
 
 namespace cohive::transport {
@@ -60,7 +63,8 @@ std::string tail_of(const Multiaddr& address) {
   return rest == std::string::npos ? std::string() : text.substr(rest);
 }
 
-void expand(const Multiaddr& address, int& steps, std::vector<Multiaddr>& out) {
+/// \param given_up  set once nobody waits for the result: look-ups take long, and worker threads are few
+void expand(const Multiaddr& address, const std::atomic<bool>& given_up, int& steps, std::vector<Multiaddr>& out) {
   const auto parts = address.components();
   const auto code = parts.empty() ? 0 : parts[0].code;
   const bool host_name = code == Multiaddr::dns || code == Multiaddr::dns4 || code == Multiaddr::dns6;
@@ -68,13 +72,14 @@ void expand(const Multiaddr& address, int& steps, std::vector<Multiaddr>& out) {
     if (out.size() < kMaxResults) out.push_back(address);
     return;
   }
-  if (--steps < 0) return;
+  if (--steps < 0 || given_up) return;
   const std::string name = to_string(parts[0].value);
   if (host_name) {
     const int family = code == Multiaddr::dns4 ? AF_INET : code == Multiaddr::dns6 ? AF_INET6 : AF_UNSPEC;
     for (const auto& host : look_up_hosts(name, family)) {
       const bool v6 = host.find(':') != std::string::npos;
-      if (auto found = Multiaddr::from_text((v6 ? "/ip6/" : "/ip4/") + host + tail_of(address))) out.push_back(std::move(*found));
+      if (auto found = Multiaddr::from_text((v6 ? "/ip6/" : "/ip4/") + host + tail_of(address)))
+        out.push_back(std::move(*found));
     }
     return;
   }
@@ -84,7 +89,7 @@ void expand(const Multiaddr& address, int& steps, std::vector<Multiaddr>& out) {
     if (!found) continue;
     // An entry for another peer than the one asked for is not meant for us.
     if (const auto wanted = address.peer(); wanted && found->peer() != wanted) continue;
-    expand(*found, steps, out);
+    expand(*found, given_up, steps, out);
   }
 }
 
@@ -94,10 +99,14 @@ Task<Result<std::vector<Multiaddr>>> resolve_dns(Runtime& runtime, Multiaddr add
   const bool by_name = address.has(Multiaddr::dns) || address.has(Multiaddr::dns4) || address.has(Multiaddr::dns6) ||
                        address.has(Multiaddr::dnsaddr);
   if (!by_name) co_return std::vector<Multiaddr>{address};
-  auto found = co_await runtime.offload([address] {
+  struct GiveUp {
+    std::shared_ptr<std::atomic<bool>> flag = std::make_shared<std::atomic<bool>>(false);
+    ~GiveUp() { *flag = true; }
+  } give_up;
+  auto found = co_await runtime.offload([address, flag = give_up.flag] {
     std::vector<Multiaddr> out;
     int steps = kMaxSteps;
-    expand(address, steps, out);
+    expand(address, *flag, steps, out);
     return out;
   });
   if (found.empty()) co_return Error(Errc::resolve_failed, address.text());

@@ -1,4 +1,5 @@
-// Names in multiaddresses: dns, dns4, dns6 by getaddrinfo, dnsaddr by TXT records. Source: libp2p wire spec, section 1.2.
+// Names in multiaddresses: dns, dns4, dns6 by getaddrinfo, dnsaddr by TXT records. Source: libp2p wire spec,
+// section 1.2.
 #pragma once
 
 #include <vector>

@@ -5,6 +5,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/sync.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/transport/errors.hpp"
 
@@ -33,7 +34,8 @@ Task<Result<std::string>> read_token(StreamReader& reader, const Stream& stream,
 Task<Result<>> expect_header(StreamReader& reader, const Stream& stream, Deadline deadline) {
   auto header = co_await read_token(reader, stream, deadline);
   if (!header) co_return header.error();
-  if (*header != kHeader) co_return Error(Errc::negotiation_failed, stream.peer(), "wrong header " + log::quoted(*header, 60));
+  if (*header != kHeader)
+    co_return Error(Errc::negotiation_failed, stream.peer(), "wrong header " + log::quoted(*header, 60));
   co_return ok();
 }
 
@@ -44,39 +46,63 @@ Error not_supported(const Stream& stream, const std::string& protocol) {
 /// Carries header and proposal in front of the first write, and checks the answer before the first read.
 class LazyStream final : public Stream {
  public:
-  LazyStream(StreamPtr inner, std::string protocol) : inner_(std::move(inner)) { set_protocol(std::move(protocol)); }
+  LazyStream(StreamPtr inner, std::string protocol)
+      : inner_(std::move(inner)), proposed_(inner_->runtime(), "protocol proposal") {
+    set_protocol(std::move(protocol));
+  }
 
   Task<Result<Slice>> read(Deadline deadline) override {
-    if (!sent_) {
-      auto sent = co_await write(std::span<const ByteView>(), deadline);
+    if (state_ == State::fresh) {
+      auto sent = co_await propose({}, deadline);
       if (!sent) co_return sent.error();
     }
     if (!answered_) {
-      auto answer = co_await check_answer(deadline);
-      if (!answer) co_return answer.error();
+      if (!failure_) {
+        auto answer = co_await check_answer(deadline);
+        if (!answer) failure_ = answer.error();
+      }
+      if (failure_) co_return *failure_;
     }
     co_return co_await inner_->read(deadline);
   }
   void unread(Slice bytes) override { inner_->unread(std::move(bytes)); }
 
   Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override {
-    if (sent_) co_return co_await inner_->write(buffers, deadline);
-    sent_ = true;
-    Bytes proposal;
-    append_token(proposal, kHeader);
-    append_token(proposal, protocol());
-    std::vector<ByteView> all{proposal};
-    all.insert(all.end(), buffers.begin(), buffers.end());
-    co_return co_await inner_->write(all, deadline);
+    if (state_ == State::fresh) co_return co_await propose(buffers, deadline);
+    if (state_ == State::proposing && !co_await proposed_.wait(deadline))
+      co_return Error(cohive::Errc::timeout, peer(), "writing");
+    co_return co_await inner_->write(buffers, deadline);
   }
-  void close_write() noexcept override { inner_->close_write(); }
+  void close_write() noexcept override {
+    if (state_ == State::proposed) {
+      inner_->close_write();
+    } else {
+      close_after_proposal_ = true;  // the end must not overtake the proposal
+    }
+  }
   void reset() noexcept override { inner_->reset(); }
   const PeerId& peer() const override { return inner_->peer(); }
   const Multiaddr& remote_address() const override { return inner_->remote_address(); }
   Runtime& runtime() const override { return inner_->runtime(); }
-  bool readable() const override { return inner_->readable(); }
+  bool readable() const override { return failure_ || (answered_ && inner_->readable()); }
 
  private:
+  enum class State { fresh, proposing, proposed };
+
+  Task<Result<>> propose(std::span<const ByteView> payload, Deadline deadline) {
+    state_ = State::proposing;
+    Bytes proposal;
+    append_token(proposal, kHeader);
+    append_token(proposal, protocol());
+    std::vector<ByteView> all{proposal};
+    all.insert(all.end(), payload.begin(), payload.end());
+    auto sent = co_await inner_->write(all, deadline);
+    state_ = State::proposed;
+    proposed_.set();
+    if (close_after_proposal_) inner_->close_write();
+    co_return sent;
+  }
+
   Task<Result<>> check_answer(Deadline deadline) {
     StreamReader reader(*inner_);
     auto header = co_await expect_header(reader, *inner_, deadline);
@@ -89,8 +115,11 @@ class LazyStream final : public Stream {
   }
 
   StreamPtr inner_;
-  bool sent_ = false;
+  Event proposed_;
+  State state_ = State::fresh;
+  bool close_after_proposal_ = false;
   bool answered_ = false;
+  std::optional<Error> failure_;
 };
 
 }  // namespace
@@ -122,7 +151,8 @@ StreamPtr select_lazily(StreamPtr stream, std::string protocol) {
   return std::make_unique<LazyStream>(std::move(stream), std::move(protocol));
 }
 
-Task<Result<std::string>> answer_selection(Stream& stream, std::function<bool(std::string_view)> supported, Deadline deadline) {
+Task<Result<std::string>> answer_selection(Stream& stream, std::function<bool(std::string_view)> supported,
+                                           Deadline deadline) {
   Bytes out;
   append_token(out, kHeader);
   auto sent = co_await stream.write(out, deadline);

@@ -9,10 +9,37 @@ namespace cohive::transport {
 namespace {
 constexpr std::size_t kLengthSize = 2;
 constexpr std::size_t kTag = crypto::ChaChaPoly::kTagSize;
+constexpr std::size_t kFullRecord = kLengthSize + 65535;
+constexpr std::size_t kMinRead = 4 * 1024;
+constexpr std::size_t kMaxRead = 2 * kFullRecord;  // larger reads leave the processor's cache
+constexpr std::size_t kMaxUsedInputs = 4;          // blocks kept for reuse by one busy connection
+constexpr std::size_t kTurn = 128 * 1024;          // a peer that sends without pause does not starve other tasks
+constexpr std::size_t kOutputBlock = kFullRecord;
+constexpr std::size_t kSmallBlock = 2 * 1024;       // for connections that say little
+constexpr std::size_t kMaxFlush = 2 * kFullRecord;  // one write: what a slow link must carry within the write time-out
+constexpr std::size_t kMaxSpareOutputs = 8;
+
+/// Full-size output blocks that are free: malloc would return their pages to the system again and again.
+thread_local std::vector<Slice> spare_outputs;
+
+Slice output_block(std::size_t size) {
+  if (size < kSmallBlock / 2) return Slice::uninitialised(kSmallBlock);
+  if (size > kOutputBlock) return Slice::uninitialised(size);
+  if (spare_outputs.empty()) return Slice::uninitialised(kOutputBlock);
+  Slice block = std::move(spare_outputs.back());
+  spare_outputs.pop_back();
+  return block;
+}
+
+void recycle(Slice block) {
+  if (block.size() == kOutputBlock && spare_outputs.size() < kMaxSpareOutputs)
+    spare_outputs.push_back(std::move(block));
+}
 }  // namespace
 
-SecureChannel::SecureChannel(std::unique_ptr<RawConnection> raw, std::optional<Keys> keys, Bytes early)
-    : raw_(std::move(raw)) {
+SecureChannel::SecureChannel(Runtime& runtime, std::unique_ptr<RawConnection> raw, std::optional<Keys> keys,
+                             Bytes early)
+    : runtime_(runtime), raw_(std::move(raw)), read_size_(kMinRead) {
   if (keys) {
     seal_.emplace(keys->send);
     open_.emplace(keys->receive);
@@ -24,14 +51,36 @@ SecureChannel::SecureChannel(std::unique_ptr<RawConnection> raw, std::optional<K
   }
 }
 
-/// Makes the block have `needed` bytes in all from begin_, in a block that no slice given out shares.
+/// Puts the current block aside and takes a block with `needed` bytes in all from begin_ that no slice given out
+/// shares.
 void SecureChannel::make_room(std::size_t needed) {
   const std::size_t kept = end_ - begin_;
-  Slice fresh = Slice::uninitialised(std::max(needed, read_size_));
+  const std::size_t wanted = std::max(needed, read_size_);
+  Slice fresh;
+  for (auto& used : used_inputs_) {
+    if (!used.unique() || used.size() < wanted) continue;
+    fresh = std::move(used);
+    used = std::move(used_inputs_.back());
+    used_inputs_.pop_back();
+    break;
+  }
+  if (fresh.empty()) fresh = Slice::uninitialised(wanted);
   if (kept) std::memcpy(fresh.mutable_data(), input_.data() + begin_, kept);
+  retire_input();
   input_ = std::move(fresh);
   begin_ = 0;
   end_ = kept;
+}
+
+/// Keeps large blocks of a busy connection; an idle one keeps nothing.
+void SecureChannel::retire_input() {
+  if (read_size_ < kMaxRead) {
+    used_inputs_.clear();
+  } else if (input_.size() >= kMaxRead) {
+    if (used_inputs_.size() == kMaxUsedInputs) used_inputs_.erase(used_inputs_.begin());
+    used_inputs_.push_back(std::move(input_));
+  }
+  input_ = Slice();
 }
 
 /// A complete record from the buffer, or nullopt when more bytes are needed.
@@ -46,10 +95,10 @@ std::optional<Result<Slice>> SecureChannel::next_record() {
   if (available < kLengthSize) return std::nullopt;
   std::uint8_t* record = input_.mutable_data() + begin_;
   const std::size_t length = static_cast<std::size_t>(record[0]) << 8 | record[1];
-  if (length < kTag) return Error(Errc::handshake_failed, "encrypted record shorter than its tag");
+  if (length < kTag) return Error(Errc::decryption_failed, "shorter than its tag");
   if (available < kLengthSize + length) return std::nullopt;
   if (!open_->open(received_++, {}, {record + kLengthSize, length}, record + kLengthSize))
-    return Error(Errc::handshake_failed, "encrypted record does not decrypt");
+    return Error(Errc::decryption_failed);
   Slice plain = input_.sub(begin_ + kLengthSize, length - kTag);
   begin_ += kLengthSize + length;
   return plain;
@@ -72,7 +121,13 @@ Task<Result<bool>> SecureChannel::read_more() {
   if (!count) co_return count.error();
   end_ += *count;
   bytes_in_ += *count;
-  read_size_ = *count == room ? std::min(read_size_ * 4, kMaxRead) : std::max(kMinRead, std::min(read_size_, *count * 4));
+  turn_ += *count;
+  if (turn_ >= kTurn) {
+    turn_ = 0;
+    co_await runtime_.yield();
+  }
+  read_size_ =
+      *count == room ? std::min(read_size_ * 4, kMaxRead) : std::max(kMinRead, std::min(read_size_, *count * 4));
   co_return *count > 0;
 }
 
@@ -96,7 +151,7 @@ void SecureChannel::append(std::span<const ByteView> parts) {
   for (ByteView part : parts) plain += part.size();
   const std::size_t size = seal_ ? kLengthSize + plain + kTag : plain;
   if (output_.empty() || output_.back().block.size() - output_.back().used < size)
-    output_.push_back({Slice::uninitialised(std::max(size, size < 1024 ? std::size_t{2048} : kOutputBlock)), 0});
+    output_.push_back({output_block(size), 0});
   Output& out = output_.back();
   std::uint8_t* at = out.block.mutable_data() + out.used;
   if (seal_) {
@@ -113,17 +168,18 @@ void SecureChannel::append(std::span<const ByteView> parts) {
 
 Task<Result<>> SecureChannel::flush() {
   std::vector<Output> taken;
-  taken.swap(output_);
   std::vector<ByteView> buffers;
-  buffers.reserve(taken.size());
   std::size_t total = 0;
-  for (const auto& out : taken) {
-    buffers.push_back(out.block.view().first(out.used));
-    total += out.used;
+  while (!output_.empty() && (taken.empty() || total + output_.front().used <= kMaxFlush)) {
+    taken.push_back(std::move(output_.front()));
+    output_.pop_front();
+    buffers.push_back(taken.back().block.view().first(taken.back().used));
+    total += taken.back().used;
   }
   auto written = co_await raw_->write_all(buffers);
   queued_ -= total;
   bytes_out_ += total;
+  for (auto& output : taken) recycle(std::move(output.block));
   co_return written;
 }
 

@@ -1,8 +1,9 @@
 // The encrypted record layer: what is read comes out as slices of the receive buffer, decrypted in place; what is sent
-// is encrypted straight from the caller's buffers into output blocks. Without keys it passes bytes through (simulations).
-// Source: libp2p wire spec, section 3.1 (framing).
+// is encrypted straight from the caller's buffers into output blocks. Without keys it passes bytes through
+// (simulations). Source: libp2p wire spec, section 3.1 (framing).
 #pragma once
 
+#include <deque>
 #include <optional>
 #include <vector>
 
@@ -20,7 +21,7 @@ class SecureChannel {
     crypto::Key32 receive;
   };
   /// \param early  bytes received together with the handshake
-  SecureChannel(std::unique_ptr<RawConnection> raw, std::optional<Keys> keys, Bytes early);
+  SecureChannel(Runtime& runtime, std::unique_ptr<RawConnection> raw, std::optional<Keys> keys, Bytes early);
 
   /// The next decrypted bytes; empty at the end of the connection.
   Task<Result<Slice>> receive();
@@ -30,7 +31,7 @@ class SecureChannel {
   /// Encrypts the parts (at most kNoiseMaxPlaintext bytes together) behind what is queued. Never waits.
   void append(std::span<const ByteView> parts);
   std::size_t queued() const noexcept { return queued_; }
-  /// Writes everything queued when called.
+  /// Writes the oldest queued bytes, one block or more; on return they have been handed to the network.
   Task<Result<>> flush();
 
   void close() noexcept { raw_->close(); }
@@ -39,13 +40,12 @@ class SecureChannel {
   std::uint64_t bytes_out() const noexcept { return bytes_out_; }
 
  private:
-  static constexpr std::size_t kMinRead = 4 * 1024;
-  static constexpr std::size_t kMaxRead = 256 * 1024;
-  static constexpr std::size_t kOutputBlock = 64 * 1024;
   std::optional<Result<Slice>> next_record();
   Task<Result<bool>> read_more();
   void make_room(std::size_t needed);
+  void retire_input();
 
+  Runtime& runtime_;
   std::unique_ptr<RawConnection> raw_;
   std::optional<crypto::ChaChaPoly> seal_;
   std::optional<crypto::ChaChaPoly> open_;
@@ -56,14 +56,16 @@ class SecureChannel {
   Slice input_;            // the whole receive block
   std::size_t begin_ = 0;  // unconsumed bytes in it: [begin_, end_)
   std::size_t end_ = 0;
-  std::size_t read_size_ = kMinRead;  // grows while reads fill it, so idle connections hold little memory
+  std::size_t read_size_;           // grows while reads fill it, so idle connections hold little memory
+  std::vector<Slice> used_inputs_;  // blocks that slices given out may still share; reused once they do not
+  std::size_t turn_ = 0;            // bytes read since others had their turn
   std::uint64_t bytes_in_ = 0;
 
   struct Output {
     Slice block;
     std::size_t used = 0;
   };
-  std::vector<Output> output_;
+  std::deque<Output> output_;
   std::size_t queued_ = 0;
   std::uint64_t bytes_out_ = 0;
 };

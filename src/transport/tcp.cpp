@@ -33,7 +33,9 @@ class Readiness : public Waiter {
  public:
   Readiness(Runtime& runtime, Descriptor& descriptor, Descriptor::wait_type type)
       : Waiter(runtime, type == Descriptor::wait_read ? "socket to read" : "socket to write"),
-        descriptor_(descriptor), type_(type), state_(std::make_shared<State>()) {}
+        descriptor_(descriptor),
+        type_(type),
+        state_(std::make_shared<State>()) {}
   ~Readiness() { state_->waiter = nullptr; }
   bool await_ready() const noexcept { return false; }
   template <class Promise>
@@ -127,7 +129,9 @@ Error system_error(Errc code, const Multiaddr& address, int number) {
 class TcpConnection final : public RawConnection {
  public:
   TcpConnection(Runtime& runtime, Descriptor descriptor, Multiaddr remote)
-      : runtime_(runtime), descriptor_(std::move(descriptor)), remote_(std::move(remote)),
+      : runtime_(runtime),
+        descriptor_(std::move(descriptor)),
+        remote_(std::move(remote)),
         local_(name_of(descriptor_.native_handle(), ::getsockname)) {
     tune(descriptor_.native_handle());
   }
@@ -194,7 +198,9 @@ class TcpConnection final : public RawConnection {
 class TcpListener final : public Listener {
  public:
   TcpListener(Runtime& runtime, Descriptor descriptor)
-      : runtime_(runtime), descriptor_(std::move(descriptor)), address_(name_of(descriptor_.native_handle(), ::getsockname)) {}
+      : runtime_(runtime),
+        descriptor_(std::move(descriptor)),
+        address_(name_of(descriptor_.native_handle(), ::getsockname)) {}
 
   Task<Result<std::unique_ptr<RawConnection>>> accept() override {
     for (;;) {
@@ -207,8 +213,8 @@ class TcpListener final : public Listener {
             runtime_, Descriptor(runtime_.io_context().get_executor(), fd), to_multiaddr(remote)));
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
         co_await Readiness(runtime_, descriptor_, Descriptor::wait_read);
-      } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        co_await runtime_.sleep_for(kOutOfDescriptors);  // others will close theirs
+      } else if (errno != ECONNABORTED && errno != EINTR) {
+        co_await runtime_.sleep_for(kOutOfDescriptors);  // most often too many open files: others will close theirs
       }
     }
   }
@@ -223,7 +229,8 @@ class TcpListener final : public Listener {
     if (::getifaddrs(&list) != 0) return {};
     for (const ifaddrs* one = list; one; one = one->ifa_next) {
       if (!one->ifa_addr || one->ifa_addr->sa_family != family || !(one->ifa_flags & IFF_UP)) continue;
-      if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr)) continue;
+      if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr))
+        continue;
       auto address = Multiaddr::from_ip_tcp(host_text(one->ifa_addr), endpoint->port);
       if (address) (one->ifa_flags & IFF_LOOPBACK ? loopback : others).push_back(std::move(*address));
     }
@@ -293,6 +300,8 @@ class TcpNetwork final : public Network {
 
 }  // namespace
 
-std::unique_ptr<Network> make_tcp_network(Runtime& runtime) { return std::make_unique<TcpNetwork>(runtime); }
+std::unique_ptr<Network> make_tcp_network(Runtime& runtime) {
+  return std::make_unique<TcpNetwork>(runtime);
+}
 
 }  // namespace cohive::transport

@@ -1,5 +1,6 @@
 // Turns a raw connection into an authenticated, multiplexed one.
-//   multistream: /noise;  Noise XX;  yamux at once when both listed it in the handshake, else multistream: /yamux/1.0.0.
+//   multistream: /noise;  Noise XX;  yamux at once when both listed it in the handshake, else multistream:
+//   /yamux/1.0.0.
 // Source: libp2p wire spec, sections 2.2, 3.1 and 4.
 #include "cohive/transport/upgrade.hpp"
 
@@ -21,7 +22,8 @@ constexpr std::size_t kMaxPlainKey = 1024;
 /// multistream over the encrypted channel, for peers without the muxer extension.
 class ChannelStream final : public Stream {
  public:
-  ChannelStream(Runtime& runtime, SecureChannel& channel, PeerId peer) : runtime_(runtime), channel_(channel), peer_(peer) {}
+  ChannelStream(Runtime& runtime, SecureChannel& channel, PeerId peer)
+      : runtime_(runtime), channel_(channel), peer_(peer) {}
   Task<Result<Slice>> read(Deadline deadline) override {
     if (!unread_.empty()) co_return std::exchange(unread_, Slice());
     co_return co_await within(runtime_, deadline, channel_.receive(), "muxer negotiation");
@@ -52,8 +54,8 @@ struct Secured {
   std::unique_ptr<SecureChannel> channel;
 };
 
-Task<Result<Secured>> secure_with_noise(Runtime& runtime, std::unique_ptr<RawConnection> raw, Role role, KeyPair identity,
-                                        std::optional<PeerId> expected, Deadline deadline) {
+Task<Result<Secured>> secure_with_noise(Runtime& runtime, std::unique_ptr<RawConnection> raw, Role role,
+                                        KeyPair identity, std::optional<PeerId> expected, Deadline deadline) {
   RawStream stream(runtime, *raw, expected.value_or(PeerId()));
   auto agreed = role == Role::initiator
                     ? co_await select_one_of(stream, {kNoise}, deadline)
@@ -63,7 +65,7 @@ Task<Result<Secured>> secure_with_noise(Runtime& runtime, std::unique_ptr<RawCon
   if (!session) co_return session.error();
   const PeerId peer = session->remote_key.peer_id();
   auto channel = std::make_unique<SecureChannel>(
-      std::move(raw), SecureChannel::Keys{session->send_key, session->receive_key}, stream.take_unread());
+      runtime, std::move(raw), SecureChannel::Keys{session->send_key, session->receive_key}, stream.take_unread());
   if (session->muxer.empty()) {
     ChannelStream inside(runtime, *channel, peer);
     auto muxer = role == Role::initiator
@@ -92,9 +94,11 @@ Task<Result<Secured>> exchange_keys(Runtime& runtime, std::unique_ptr<RawConnect
     remote = std::move(*key);
   }
   if (expected && remote->peer_id() != *expected)
-    co_return Error(Errc::peer_mismatch, "expected " + expected->text() + ", " + remote->peer_id().text() + " answered");
+    co_return Error(Errc::peer_mismatch,
+                    "expected " + expected->text() + ", " + remote->peer_id().text() + " answered");
   auto early = stream.take_unread();
-  co_return Secured{std::move(*remote), std::make_unique<SecureChannel>(std::move(raw), std::nullopt, std::move(early))};
+  co_return Secured{std::move(*remote),
+                    std::make_unique<SecureChannel>(runtime, std::move(raw), std::nullopt, std::move(early))};
 }
 
 }  // namespace
@@ -102,9 +106,10 @@ Task<Result<Secured>> exchange_keys(Runtime& runtime, std::unique_ptr<RawConnect
 Task<Result<ConnectionPtr>> upgrade(Runtime& runtime, std::unique_ptr<RawConnection> raw, Role role, KeyPair identity,
                                     std::optional<PeerId> expected, TransportOptions options, bool plaintext) {
   const Deadline deadline = runtime.after(options.upgrade_timeout);
+  const std::string address = raw->remote_address().text();
   auto secured = plaintext ? co_await exchange_keys(runtime, std::move(raw), identity, expected, deadline)
                            : co_await secure_with_noise(runtime, std::move(raw), role, identity, expected, deadline);
-  if (!secured) co_return secured.error();
+  if (!secured) co_return secured.error().with_context(address);
   co_return ConnectionPtr(std::make_unique<YamuxConnection>(runtime, std::move(secured->channel), role,
                                                             std::move(secured->remote_key), options));
 }

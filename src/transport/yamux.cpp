@@ -13,11 +13,12 @@ namespace {
 enum FrameType : std::uint8_t { kData = 0, kWindowUpdate = 1, kPing = 2, kGoAway = 3 };
 enum Flag : std::uint16_t { kSyn = 1, kAck = 2, kFin = 4, kRst = 8 };
 
-constexpr std::size_t kMaxUnacknowledged = 256;   // go-yamux's backlog
-constexpr std::size_t kMaxQueuedSlices = 256;     // tiny frames are joined beyond it
-constexpr std::size_t kCopyBelow = 2048;          // small payloads are copied, so that they do not pin a large block
+constexpr std::size_t kMaxUnacknowledged = 256;  // go-yamux's backlog
+constexpr std::size_t kCopyBelow = 32 * 1024;    // smaller payloads are copied: they would pin a block of 128 KiB
+constexpr std::size_t kTail = 4 * 1024;          // tiny payloads that wait to be read are collected in blocks of it
 constexpr std::size_t kMaxControlQueue = 256 * 1024;
-constexpr Duration kOrphanTime = 60s;             // a peer gets this long to end a stream that we ended
+constexpr int kProbeEvery = 4;         // intervals between pings on a busy connection, for the round trip
+constexpr Duration kOrphanTime = 60s;  // a peer gets this long to end a stream that we ended
 
 void put32(std::uint8_t* at, std::uint32_t value) {
   for (int i = 3; i >= 0; --i, value >>= 8) at[i] = static_cast<std::uint8_t>(value);
@@ -30,10 +31,20 @@ std::uint32_t get32(const std::uint8_t* at) {
 
 YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role,
                                  PublicKey remote_key, TransportOptions options)
-    : runtime_(runtime), channel_(std::move(channel)), role_(role), peer_(remote_key.peer_id()),
-      peer_key_(to_bytes(remote_key.protobuf())), options_(options), next_id_(role == Role::initiator ? 1 : 2),
-      acceptable_(runtime, "inbound stream"), output_(runtime, "output"), writable_(runtime, "connection output"),
-      closed_(runtime, "connection end"), last_received_(runtime.now()), tasks_(runtime, "yamux") {
+    : runtime_(runtime),
+      channel_(std::move(channel)),
+      role_(role),
+      peer_(remote_key.peer_id()),
+      peer_key_(to_bytes(remote_key.protobuf())),
+      options_(options),
+      next_id_(role == Role::initiator ? 1 : 2),
+      acceptable_(runtime, "inbound stream"),
+      output_(runtime, "output"),
+      writable_(runtime, "connection output"),
+      openable_(runtime, "stream backlog"),
+      closed_(runtime, "connection end"),
+      last_received_(runtime.now()),
+      tasks_(runtime, "yamux") {
   tasks_.spawn(read_loop(), "yamux reader");
   tasks_.spawn(flush_loop(), "yamux writer");
   if (options_.keepalive_interval > 0s) tasks_.spawn(keep_alive(), "yamux keepalive");
@@ -44,21 +55,22 @@ YamuxConnection::~YamuxConnection() {
   pending_.clear();
 }
 
-Error YamuxConnection::violation(std::string what) const { return Error(Errc::muxer_violation, peer_, std::move(what)); }
+Error YamuxConnection::violation(std::string what) const {
+  return Error(Errc::muxer_violation, peer_, std::move(what));
+}
 
 // ---- Opening, accepting, closing
 
 Result<StreamPtr> YamuxConnection::open_stream() {
   if (closed()) return reason_;
   if (remote_gone_) return Error(cohive::Errc::closed, peer_, "the peer accepts no more streams");
-  if (unacknowledged_ >= kMaxUnacknowledged || next_id_ > 0x7fffffff) return Error(Errc::too_many_streams, peer_);
+  if (next_id_ >= 0xfffffffe) return Error(Errc::too_many_streams, peer_, "stream numbers are used up");
   auto state = std::make_shared<YamuxStreamState>(runtime_, next_id_, true, options_.initial_window);
   next_id_ += 2;
   state->connection = this;
   state->syn_pending = true;
   streams_.emplace(state->id, state);
   ++outbound_;
-  ++unacknowledged_;
   return StreamPtr(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
 }
 
@@ -67,6 +79,7 @@ Task<Result<StreamPtr>> YamuxConnection::accept_stream() {
     if (!pending_.empty()) {
       StreamPtr stream = std::move(pending_.front());
       pending_.pop_front();
+      static_cast<YamuxStream&>(*stream).mark_accepted();
       co_return stream;
     }
     if (closed()) co_return reason_;
@@ -74,7 +87,9 @@ Task<Result<StreamPtr>> YamuxConnection::accept_stream() {
   }
 }
 
-Task<void> YamuxConnection::wait_closed() { co_await closed_.wait(); }
+Task<void> YamuxConnection::wait_closed() {
+  co_await closed_.wait();
+}
 
 Task<void> YamuxConnection::flush(Deadline deadline) {
   while (!closed() && channel_->queued() > 0) {
@@ -97,6 +112,7 @@ void YamuxConnection::close(Error reason) noexcept {
   inbound_ = outbound_ = unacknowledged_ = 0;
   acceptable_.notify_all();
   writable_.notify_all();
+  openable_.notify_all();
   channel_->close();
   tasks_.cancel();
 }
@@ -107,8 +123,14 @@ ConnectionStats YamuxConnection::stats() const {
 
 // ---- Sending
 
+bool YamuxConnection::may_announce() const noexcept {
+  return unacknowledged_ < kMaxUnacknowledged;
+}
+
 std::uint16_t YamuxConnection::opening_flags(YamuxStreamState& stream) {
-  return std::exchange(stream.syn_pending, false) ? kSyn : 0;
+  if (!std::exchange(stream.syn_pending, false)) return 0;
+  ++unacknowledged_;
+  return kSyn;
 }
 
 void YamuxConnection::send_frame(std::uint8_t type, std::uint16_t flags, std::uint32_t id, std::uint32_t length,
@@ -134,13 +156,14 @@ void YamuxConnection::send_control(YamuxStreamState& stream, std::uint16_t flags
 void YamuxConnection::return_credit(YamuxStreamState& stream) {
   if (stream.consumed < stream.window_limit / 2 || stream.remote_fin || stream.was_reset) return;
   const TimePoint now = runtime_.now();
-  if (now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) && stream.window_limit < options_.max_window &&
-      granted_extra_ + stream.window_limit <= options_.max_buffered) {
-    granted_extra_ += stream.window_limit;
-    stream.window_limit *= 2;
+  if (now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) &&
+      stream.window_limit < options_.max_window && granted_extra_ + stream.window_limit <= options_.max_buffered / 2) {
+    const std::size_t grown = std::min(stream.window_limit * 2, options_.max_window);
+    granted_extra_ += grown - stream.window_limit;
+    stream.window_limit = grown;
   }
   stream.last_update = now;
-  const std::size_t target = stream.window_limit - stream.received_bytes;
+  const std::size_t target = stream.window_limit - std::min(stream.window_limit, stream.received_bytes);
   stream.consumed = 0;
   if (stream.receive_window >= target) return;
   const std::size_t delta = target - stream.receive_window;
@@ -151,7 +174,8 @@ void YamuxConnection::return_credit(YamuxStreamState& stream) {
 Task<void> YamuxConnection::flush_loop() {
   for (;;) {
     while (channel_->queued() == 0) co_await output_.wait();
-    auto flushed = co_await within(runtime_, runtime_.after(options_.write_timeout), channel_->flush(), "writing to the connection");
+    auto flushed = co_await within(runtime_, runtime_.after(options_.write_timeout), channel_->flush(),
+                                   "writing to the connection");
     if (!flushed) {
       close(flushed.error().with_peer(peer_));
       co_return;
@@ -167,7 +191,8 @@ Task<void> YamuxConnection::keep_alive() {
     ping_open_ = true;
     send_frame(kPing, kSyn, 0, ++ping_value_);
     co_await runtime_.sleep_for(options_.keepalive_timeout);
-    if (ping_open_) {
+    // Behind much data a pong may take longer; whoever sends anything is alive.
+    if (ping_open_ && last_received_ < ping_sent_) {
       close(Error(Errc::keepalive_timeout, peer_));
       co_return;
     }
@@ -175,7 +200,7 @@ Task<void> YamuxConnection::keep_alive() {
       co_await runtime_.sleep_until(std::max(last_received_, ping_sent_) + options_.keepalive_interval);
       sweep_orphans();
     } while (runtime_.now() - last_received_ < options_.keepalive_interval &&
-             runtime_.now() - ping_sent_ < options_.keepalive_interval * 4);
+             runtime_.now() - ping_sent_ < options_.keepalive_interval * kProbeEvery);
   }
 }
 
@@ -186,7 +211,11 @@ void YamuxConnection::forget(std::uint32_t id) {
   if (found == streams_.end()) return;
   YamuxStreamState& stream = *found->second;
   (stream.outbound ? outbound_ : inbound_) -= 1;
-  if (stream.outbound && !stream.acknowledged) --unacknowledged_;
+  if (stream.outbound && !stream.acknowledged && !stream.syn_pending) {
+    --unacknowledged_;
+    openable_.notify_one();
+  }
+  if (stream.writing) --writers_;
   granted_extra_ -= std::min(granted_extra_, stream.window_limit - options_.initial_window);
   stream.window_limit = options_.initial_window;
   buffered_ -= std::min(buffered_, stream.received_bytes);
@@ -197,27 +226,26 @@ void YamuxConnection::forget(std::uint32_t id) {
 /// The handle is gone. An unfinished stream is reset; one that we ended may still be ended by the peer in its own time.
 void YamuxConnection::release(YamuxStreamState& stream) {
   buffered_ -= std::min(buffered_, stream.received_bytes);
-  stream.received.clear();
-  stream.received_bytes = 0;
-  if (!stream.local_fin) {
-    stream.was_reset = true;
-    send_control(stream, kRst);
-    forget(stream.id);
-    return;
-  }
+  stream.discard_received();
+  if (!stream.local_fin) return reset_stream(stream);
   stream.orphaned = true;
   stream.orphaned_at = runtime_.now();
 }
 
+void YamuxConnection::reset_stream(YamuxStreamState& stream) {
+  stream.was_reset = true;
+  stream.readable.notify_all();
+  stream.writable.notify_all();
+  send_control(stream, kRst);
+  forget(stream.id);
+}
+
 void YamuxConnection::sweep_orphans() {
   const TimePoint limit = runtime_.now() - kOrphanTime;
-  std::vector<std::uint32_t> overdue;
+  std::vector<State> overdue;
   for (const auto& [id, stream] : streams_)
-    if (stream->orphaned && stream->orphaned_at < limit) overdue.push_back(id);
-  for (std::uint32_t id : overdue) {
-    send_frame(kWindowUpdate, kRst, id, 0);
-    forget(id);
-  }
+    if (stream->orphaned && stream->orphaned_at < limit) overdue.push_back(stream);
+  for (const State& stream : overdue) reset_stream(*stream);
 }
 
 // ---- Receiving
@@ -250,7 +278,9 @@ std::optional<Error> YamuxConnection::on_bytes(Slice bytes) {
       if (auto error = on_payload(bytes.sub(0, count))) return error;
       bytes.remove_prefix(count);
       if (payload_left_ == 0) {
-        if (const State stream = std::exchange(payload_stream_, nullptr)) on_flags(stream, std::exchange(late_flags_, 0));
+        const State stream = std::exchange(payload_stream_, nullptr);
+        const auto flags = std::exchange(late_flags_, std::uint16_t{0});
+        if (stream && stream->connection) on_flags(stream, flags);
       }
       continue;
     }
@@ -271,13 +301,16 @@ std::optional<Error> YamuxConnection::on_header(const Header& header) {
   if (header.version != 0) return violation("frame version " + std::to_string(header.version));
   switch (header.type) {
     case kData:
-    case kWindowUpdate: return on_stream_frame(header);
-    case kPing: return on_ping(header);
+    case kWindowUpdate:
+      return on_stream_frame(header);
+    case kPing:
+      return on_ping(header);
     case kGoAway:
       if (header.length != 0) return Error(cohive::Errc::closed, peer_, "the peer went away with an error");
       remote_gone_ = true;
       return std::nullopt;
-    default: return violation("frame type " + std::to_string(header.type));
+    default:
+      return violation("frame type " + std::to_string(header.type));
   }
 }
 
@@ -309,6 +342,11 @@ std::optional<Error> YamuxConnection::on_stream_frame(const Header& header) {
     }
     payload_left_ = header.length;
     payload_stream_ = stream;
+    // The application let go of the stream and the peer still sends: it should stop, and hear so.
+    if (stream && stream->orphaned && header.length > 0) {
+      reset_stream(*stream);
+      return std::nullopt;
+    }
   } else if (stream && header.length > 0) {
     constexpr std::size_t kMaxSendWindow = 0xffffffff;
     stream->send_window = std::min(stream->send_window + header.length, kMaxSendWindow);
@@ -332,7 +370,7 @@ std::optional<Error> YamuxConnection::on_syn(const Header& header) {
   }
   auto state = std::make_shared<YamuxStreamState>(runtime_, header.id, false, options_.initial_window);
   state->connection = this;
-  state->acknowledged = true;
+  state->accepted = false;
   streams_.emplace(header.id, state);
   ++inbound_;
   send_frame(kWindowUpdate, kAck, header.id, 0);
@@ -342,43 +380,68 @@ std::optional<Error> YamuxConnection::on_syn(const Header& header) {
 }
 
 void YamuxConnection::on_flags(const State& stream, std::uint16_t flags) {
-  if ((flags & kAck) && stream->outbound && !stream->acknowledged) {
+  if ((flags & kAck) && stream->outbound && !stream->acknowledged && !stream->syn_pending) {
     stream->acknowledged = true;
     --unacknowledged_;
+    openable_.notify_one();
   }
+  if (!(flags & (kRst | kFin))) return;
   if (flags & kRst) {
     stream->was_reset = true;
-    payload_stream_.reset();
-  } else if (flags & kFin) {
+  } else {
     stream->remote_fin = true;
   }
-  if (flags & (kRst | kFin)) {
-    stream->readable.notify_all();
-    stream->writable.notify_all();
-    if (stream->finished()) forget(stream->id);
-  }
+  stream->readable.notify_all();
+  stream->writable.notify_all();
+  if (!stream->finished()) return;
+  forget(stream->id);
+  // Opening and resetting streams in quick succession leaves nothing for the application to look at.
+  if (stream->was_reset && !stream->accepted)
+    std::erase_if(pending_, [&](const StreamPtr& one) { return static_cast<YamuxStream&>(*one).is(*stream); });
 }
 
 std::optional<Error> YamuxConnection::on_payload(Slice bytes) {
-  if (!payload_stream_ || payload_stream_->was_reset) return std::nullopt;
+  if (!payload_stream_ || payload_stream_->was_reset || payload_stream_->remote_fin) return std::nullopt;
   YamuxStreamState& stream = *payload_stream_;
-  if (stream.orphaned) return std::nullopt;  // nobody reads it any more, and no credit is returned
+  if (buffered_ + bytes.size() > options_.max_buffered) {
+    log::debug("transport", "resetting a stream of {}: {} bytes wait to be read on the connection", peer_.text(),
+               buffered_);
+    reset_stream(stream);
+    return std::nullopt;
+  }
   buffered_ += bytes.size();
-  stream.received_bytes += bytes.size();
-  store(stream, std::move(bytes));
+  stream.store(std::move(bytes));
   stream.readable.notify_all();
   return std::nullopt;
 }
 
-void YamuxConnection::store(YamuxStreamState& stream, Slice bytes) {
-  if (bytes.size() < kCopyBelow) bytes = Slice::copy_of(bytes);
-  stream.received.push_back(std::move(bytes));
-  if (stream.received.size() <= kMaxQueuedSlices) return;
-  Slice joined = Slice::uninitialised(stream.received_bytes);
-  std::uint8_t* at = joined.mutable_data();
-  for (const Slice& slice : stream.received) at = std::copy(slice.data(), slice.data() + slice.size(), at);
-  stream.received.clear();
-  stream.received.push_back(std::move(joined));
+void YamuxStreamState::store(Slice bytes) {
+  received_bytes += bytes.size();
+  if (bytes.size() >= kCopyBelow) {
+    tail = Slice();
+    received.push_back(std::move(bytes));
+    return;
+  }
+  const bool adjoins = !received.empty() && received.back().data() + received.back().size() == tail.data() + tail_used;
+  if (adjoins && tail.size() - tail_used >= bytes.size()) {
+    // Behind the last slice, in the same block: a flood of tiny frames takes no more room than its bytes.
+    std::memcpy(tail.mutable_data() + tail_used, bytes.data(), bytes.size());
+    const std::size_t size = received.back().size() + bytes.size();
+    tail_used += bytes.size();
+    received.back() = tail.sub(tail_used - size, size);
+    return;
+  }
+  tail = Slice::uninitialised(received.empty() ? bytes.size() : std::max(kTail, bytes.size()));
+  std::memcpy(tail.mutable_data(), bytes.data(), bytes.size());
+  tail_used = bytes.size();
+  received.push_back(tail.sub(0, tail_used));
+}
+
+void YamuxStreamState::discard_received() {
+  received.clear();
+  received_bytes = 0;
+  tail = Slice();
+  tail_used = 0;
 }
 
 }  // namespace cohive::transport

@@ -17,13 +17,20 @@ class YamuxConnection;
 /// What the connection and the stream's handle share; outlives both as long as either needs it.
 struct YamuxStreamState {
   YamuxStreamState(Runtime& runtime, std::uint32_t stream_id, bool is_outbound, std::size_t window)
-      : id(stream_id), outbound(is_outbound), send_window(window), receive_window(window), window_limit(window),
-        readable(runtime, "stream data"), writable(runtime, "stream window") {}
+      : id(stream_id),
+        outbound(is_outbound),
+        send_window(window),
+        receive_window(window),
+        window_limit(window),
+        readable(runtime, "stream data"),
+        writable(runtime, "stream window") {}
   YamuxConnection* connection = nullptr;  // null once the connection is gone
   std::uint32_t id;
   bool outbound;
-  bool syn_pending = false;  // our first frame carries SYN
-  bool acknowledged = false;
+  bool syn_pending = false;   // our first frame carries SYN
+  bool acknowledged = false;  // our SYN was sent and answered
+  bool accepted = true;       // handed to the application
+  bool writing = false;
   bool local_fin = false, remote_fin = false, was_reset = false, orphaned = false;
   TimePoint orphaned_at{};
   std::size_t send_window;
@@ -33,10 +40,14 @@ struct YamuxStreamState {
   TimePoint last_update{};
   std::deque<Slice> received;
   std::size_t received_bytes = 0;
+  Slice tail;  // where small payloads are collected; the last of `received` ends at tail_used
+  std::size_t tail_used = 0;
   Condition readable, writable;
   std::optional<Error> failure;  // why the connection ended
 
   bool finished() const { return was_reset || (local_fin && remote_fin); }
+  void store(Slice bytes);
+  void discard_received();
 };
 
 class YamuxConnection final : public Connection {
@@ -62,7 +73,7 @@ class YamuxConnection final : public Connection {
 
  private:
   friend class YamuxStream;
-  friend struct WriterCount;
+  friend struct WriterTurn;
   using State = std::shared_ptr<YamuxStreamState>;
   struct Header {
     std::uint8_t version, type;
@@ -81,13 +92,15 @@ class YamuxConnection final : public Connection {
   std::optional<Error> on_stream_frame(const Header& header);
   std::optional<Error> on_syn(const Header& header);
   void on_flags(const State& stream, std::uint16_t flags);
-  void store(YamuxStreamState& stream, Slice bytes);
   Error violation(std::string what) const;
 
-  void send_frame(std::uint8_t type, std::uint16_t flags, std::uint32_t id, std::uint32_t length, std::span<const ByteView> payload = {});
+  void send_frame(std::uint8_t type, std::uint16_t flags, std::uint32_t id, std::uint32_t length,
+                  std::span<const ByteView> payload = {});
   void send_control(YamuxStreamState& stream, std::uint16_t flags, std::uint32_t delta = 0);
+  bool may_announce() const noexcept;
   std::uint16_t opening_flags(YamuxStreamState& stream);
   void return_credit(YamuxStreamState& stream);
+  void reset_stream(YamuxStreamState& stream);
   void release(YamuxStreamState& stream);
   void forget(std::uint32_t id);
   void sweep_orphans();
@@ -99,13 +112,13 @@ class YamuxConnection final : public Connection {
   Bytes peer_key_;
   TransportOptions options_;
   std::uint32_t next_id_;
-  std::uint32_t last_remote_id_ = 0;
   std::map<std::uint32_t, State> streams_;
-  std::size_t inbound_ = 0, outbound_ = 0, unacknowledged_ = 0;
-  std::size_t buffered_ = 0;       // received and not yet read, all streams
-  std::size_t granted_extra_ = 0;  // window growth beyond the initial one, all streams
+  std::size_t inbound_ = 0, outbound_ = 0;
+  std::size_t unacknowledged_ = 0;  // our SYNs not answered yet
+  std::size_t buffered_ = 0;        // received and not yet read, all streams
+  std::size_t granted_extra_ = 0;   // window growth beyond the initial one, all streams
   std::deque<StreamPtr> pending_;
-  Condition acceptable_, output_, writable_;
+  Condition acceptable_, output_, writable_, openable_;
   Event closed_;
   Error reason_;
   bool remote_gone_ = false;
@@ -114,8 +127,8 @@ class YamuxConnection final : public Connection {
   std::size_t header_have_ = 0;
   std::size_t payload_left_ = 0;
   std::uint16_t late_flags_ = 0;  // FIN of the frame whose payload is being read
+  State payload_stream_;          // null while draining payload of an unknown stream
   std::size_t writers_ = 0;       // write() calls in progress
-  State payload_stream_;  // null while draining payload of an unknown stream
 
   TimePoint last_received_, ping_sent_;
   std::uint32_t ping_value_ = 0;

@@ -14,12 +14,14 @@ constexpr std::uint8_t kData = 0;
 }  // namespace
 
 /// Counts the writers of a connection while it lives.
-struct WriterCount {
+struct WriterTurn {
   std::shared_ptr<YamuxStreamState> state;
-  explicit WriterCount(std::shared_ptr<YamuxStreamState> s) : state(std::move(s)) {
+  explicit WriterTurn(std::shared_ptr<YamuxStreamState> s) : state(std::move(s)) {
+    state->writing = true;
     if (state->connection) ++state->connection->writers_;
   }
-  ~WriterCount() {
+  ~WriterTurn() {
+    state->writing = false;
     if (state->connection) --state->connection->writers_;
   }
 };
@@ -34,12 +36,35 @@ std::optional<Error> YamuxStream::broken() const {
   return std::nullopt;
 }
 
+/// A peer accepts only so many new streams at once; the others wait here before they are announced.
+Task<Result<>> YamuxStream::wait_for_backlog(Deadline deadline) {
+  struct PassOn {  // the wake-up of a waiter that gives up belongs to the next one
+    std::shared_ptr<YamuxStreamState> state;
+    ~PassOn() {
+      if (state->connection) state->connection->openable_.notify_one();
+    }
+  };
+  PassOn pass_on{state_};
+  const auto state = state_;
+  while (state->connection && state->syn_pending && !state->connection->may_announce()) {
+    if (!co_await state->connection->openable_.wait(deadline))
+      co_return Error(cohive::Errc::timeout, peer_, "opening a stream");
+  }
+  co_return ok();
+}
+
 Task<Result<Slice>> YamuxStream::read(Deadline deadline) {
   const auto state = state_;
+  if (state->syn_pending) {
+    auto turn = co_await wait_for_backlog(deadline);
+    if (!turn) co_return turn.error();
+    if (state->connection && state->syn_pending) state->connection->send_control(*state, 0);
+  }
   for (;;) {
     if (!state->received.empty()) {
       Slice slice = std::move(state->received.front());
       state->received.pop_front();
+      if (state->received.empty()) state->tail = Slice();
       state->received_bytes -= slice.size();
       state->consumed += slice.size();
       if (state->connection) {
@@ -69,14 +94,21 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
   for (ByteView buffer : buffers) left += buffer.size();
   std::size_t index = 0, offset = 0;  // where in `buffers` we are
   std::vector<ByteView> frame;
-  WriterCount count(state);
+  const WriterTurn turn(state);
   while (left > 0) {
     if (auto error = broken()) co_return *error;
     if (state->local_fin) co_return Error(cohive::Errc::closed, peer_, "writing after the end");
     YamuxConnection& connection = *state->connection;
+    if (state->syn_pending && !connection.may_announce()) {
+      auto opened = co_await wait_for_backlog(deadline);
+      if (!opened) co_return opened.error();
+      continue;
+    }
     if (state->send_window == 0) {
-      // A peer that has finished and grants no credit gave up on what we are sending.
-      if (state->remote_fin) co_return Error(cohive::Errc::closed, peer_, "the peer stopped reading");
+      // A responder that has finished and grants no credit gave up on our request. (Who opened the stream may well have
+      // finished and wait for our answer.)
+      if (state->remote_fin && state->outbound)
+        co_return Error(cohive::Errc::closed, peer_, "the peer stopped reading");
       if (!co_await state->writable.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");
       continue;
     }
@@ -112,14 +144,8 @@ void YamuxStream::close_write() noexcept {
 }
 
 void YamuxStream::reset() noexcept {
-  if (state_->was_reset || !state_->connection) return;
-  const bool already_over = state_->finished();
-  state_->was_reset = true;
-  state_->readable.notify_all();
-  state_->writable.notify_all();
-  if (already_over) return;
-  state_->connection->send_control(*state_, 0x8);
-  state_->connection->forget(state_->id);
+  if (state_->finished() || !state_->connection) return;
+  state_->connection->reset_stream(*state_);
 }
 
 }  // namespace cohive::transport

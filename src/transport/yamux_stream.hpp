@@ -23,8 +23,12 @@ class YamuxStream final : public Stream {
     return !state_->received.empty() || state_->remote_fin || state_->was_reset || state_->failure;
   }
 
+  void mark_accepted() noexcept { state_->accepted = true; }
+  bool is(const YamuxStreamState& state) const noexcept { return state_.get() == &state; }
+
  private:
   std::optional<Error> broken() const;
+  Task<Result<>> wait_for_backlog(Deadline deadline);
   Runtime& runtime_;
   std::shared_ptr<YamuxStreamState> state_;
   PeerId peer_;

@@ -7,8 +7,8 @@
 namespace cohive::transport {
 
 enum class Errc {
-  dial_failed = 1,         ///< the address did not answer or refused
-  address_unsupported,     ///< not a TCP address
+  dial_failed = 1,      ///< the address did not answer or refused
+  address_unsupported,  ///< not a TCP address
   address_in_use,
   resolve_failed,
   handshake_failed,        ///< Noise: bad message, signature or key
@@ -18,10 +18,13 @@ enum class Errc {
   muxer_violation,         ///< yamux rules broken by the peer
   keepalive_timeout,       ///< the peer stopped answering pings
   too_many_streams,
+  decryption_failed,  ///< an encrypted record was forged or damaged; the connection is closed
 };
 
 const std::error_category& transport_category() noexcept;
-inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), transport_category()}; }
+inline std::error_code make_error_code(Errc code) noexcept {
+  return {static_cast<int>(code), transport_category()};
+}
 
 }  // namespace cohive::transport
 

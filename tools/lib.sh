@@ -34,3 +34,24 @@ quietly() {
   tail -n 25 "$log" >&2
   return "$rc"
 }
+
+# configure PRESET [CMAKE OPTIONS]: sets build/PRESET up; its output is shown only when it fails.
+configure() {
+  local preset=$1
+  shift
+  need cmake ninja clang++-19
+  say "configuring build/$preset"
+  quietly "build/$preset.log" cmake --preset "$preset" "$@" || die "cmake failed (all of it: build/$preset.log)"
+}
+
+# build PRESET [TARGETS]
+build() {
+  local preset=$1
+  shift
+  say "building build/$preset"
+  cmake --build "build/$preset" ${1:+--target "$@"} || die 'the build failed'
+}
+
+# One compiler cache for all clones: paths below the root are hashed relative to it.
+export CCACHE_DIR="${CCACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-$root}/.cache}/ccache}"
+export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$root}" CCACHE_NOHASHDIR="${CCACHE_NOHASHDIR:-1}"

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# tools/test.sh [--all] [--asan] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
+#
+# Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
+# "N passed, N failed, N skipped"; the exit code is 0 when none failed.
+# Options:
+#   --all         also the tests of label `long`
+#   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
+#                 UndefinedBehaviorSanitizer
+#   --no-interop  do not fetch Python hivemind: the tests against it are skipped unless it is there already
+#   --no-apt      leave Debian's packages alone
+#   -- OPTIONS    for ctest, such as -R name
+
+. "$(dirname "$0")/lib.sh"
+
+preset=release all=0 interop=1
+install_options=() ctest_options=()
+while (($#)); do
+  case $1 in
+    --all) all=1 ;;
+    --asan) preset=asan ;;
+    --no-interop) interop=0 ;;
+    --no-apt) install_options+=(--no-apt) ;;
+    -h | --help)
+      usage "$0"
+      exit
+      ;;
+    --)
+      shift
+      ctest_options+=("$@")
+      break
+      ;;
+    *) die "unknown option '$1' (see --help)" ;;
+  esac
+  shift
+done
+((all)) || ctest_options+=(-LE '^long$')
+cmake_options=(-DCOHIVE_WERROR=ON -DCOHIVE_TESTS=ON)
+if [[ $preset == asan ]]; then
+  install_options+=(--asan --no-torch)
+  cmake_options+=(-DCOHIVE_WITH_TORCH=OFF -DCOHIVE_TOOLS=OFF)
+  ctest_options+=(-L '^(unit|sim)$')
+  export ASAN_OPTIONS="detect_stack_use_after_return=1:${ASAN_OPTIONS:-}"
+  export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
+  export ASAN_SYMBOLIZER_PATH="${ASAN_SYMBOLIZER_PATH:-/usr/bin/llvm-symbolizer-19}"
+else
+  cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON)
+  ((interop)) && install_options+=(--interop)
+fi
+
+# count_tests REPORT: the last line, from CTest's JUnit report; fails when a test did.
+count_tests() {
+  python3 - "$1" <<'PYTHON'
+import sys
+import xml.etree.ElementTree as ElementTree
+
+passed = failed = skipped = 0
+for case in ElementTree.parse(sys.argv[1]).getroot().iter("testcase"):
+    skip = case.find("skipped")
+    if case.get("status") == "run":
+        passed += 1
+    elif case.get("status") == "disabled" or (skip is not None and skip.get("message", "").startswith("SKIP_")):
+        skipped += 1
+    else:  # failed, timed out, or not run because its program is missing
+        failed += 1
+print(f"{passed} passed, {failed} failed, {skipped} skipped")
+sys.exit(failed > 0 or passed + skipped == 0)
+PYTHON
+}
+
+tools/install-deps.sh "${install_options[@]}"
+configure "$preset" "${cmake_options[@]}"
+build "$preset"
+say 'running the tests'
+report="$root/build/$preset/tests.xml"
+rm -f "$report"
+ctest --test-dir "build/$preset" --parallel "$(nproc)" --output-on-failure --output-junit "$report" \
+  "${ctest_options[@]}" || true # its verdict counts what count_tests counts
+[[ -f $report ]] || die 'ctest left no report'
+count_tests "$report"

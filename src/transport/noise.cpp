@@ -5,75 +5,16 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/proto/crypto.pb.h"
 #include "cohive/transport/errors.hpp"
+#include "noise_state.hpp"
 
 namespace cohive::transport {
 namespace {
 
-constexpr std::string_view kProtocolName = "Noise_XX_25519_ChaChaPoly_SHA256";
 constexpr std::string_view kSignaturePrefix = "noise-libp2p-static-key:";
 constexpr std::size_t kMaxHandshakeMessage = 8 * 1024;
 constexpr int kMaxMuxers = 100;
 using crypto::ChaChaPoly;
 using crypto::Key32;
-
-/// HKDF with two outputs, as Noise defines it.
-std::pair<Key32, Key32> hkdf(const Key32& chaining_key, ByteView input) {
-  const Key32 temp = crypto::hmac_sha256(chaining_key, input);
-  const std::uint8_t one[] = {1};
-  const Key32 first = crypto::hmac_sha256(temp, one);
-  Bytes rest(first.begin(), first.end());
-  rest.push_back(2);
-  return {first, crypto::hmac_sha256(temp, rest)};
-}
-
-/// Noise's SymmetricState.
-class SymmetricState {
- public:
-  SymmetricState() {
-    std::copy(kProtocolName.begin(), kProtocolName.end(), hash_.begin());
-    chaining_key_ = hash_;
-    mix_hash({});  // the empty prologue
-  }
-  void mix_hash(ByteView data) { hash_ = crypto::sha256({ByteView(hash_), data}); }
-  bool mix_dh(const Key32& secret, const Key32& their_public) {
-    const auto shared = crypto::x25519(secret, their_public);
-    if (!shared) return false;
-    auto [chaining, key] = hkdf(chaining_key_, *shared);
-    chaining_key_ = chaining;
-    cipher_.emplace(key);
-    counter_ = 0;
-    return true;
-  }
-  Bytes encrypt_and_hash(ByteView plaintext) {
-    Bytes sealed(plaintext.size() + (cipher_ ? ChaChaPoly::kTagSize : 0));
-    if (cipher_) {
-      const ByteView parts[] = {plaintext};
-      cipher_->seal(counter_++, hash_, parts, sealed.data());
-    } else {
-      std::copy(plaintext.begin(), plaintext.end(), sealed.begin());
-    }
-    mix_hash(sealed);
-    return sealed;
-  }
-  std::optional<Bytes> decrypt_and_hash(ByteView sealed) {
-    Bytes plaintext = to_bytes(sealed);
-    if (cipher_) {
-      if (sealed.size() < ChaChaPoly::kTagSize) return std::nullopt;
-      plaintext.resize(sealed.size() - ChaChaPoly::kTagSize);
-      if (!cipher_->open(counter_++, hash_, sealed, plaintext.data())) return std::nullopt;
-    }
-    mix_hash(sealed);
-    return plaintext;
-  }
-  std::pair<Key32, Key32> split() const { return hkdf(chaining_key_, {}); }
-  const Key32& hash() const { return hash_; }
-
- private:
-  Key32 hash_{};
-  Key32 chaining_key_{};
-  std::optional<ChaChaPoly> cipher_;
-  std::uint64_t counter_ = 0;
-};
 
 struct Payload {
   PublicKey key;
@@ -82,10 +23,15 @@ struct Payload {
 
 class Handshake {
  public:
-  Handshake(Stream& stream, const KeyPair& identity, std::optional<PeerId> expected,
-            std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys)
-      : stream_(stream), reader_(stream), identity_(identity), expected_(std::move(expected)),
-        muxers_(std::move(muxers)), deadline_(deadline), keys_(keys) {}
+  Handshake(Stream& stream, const KeyPair& identity, std::optional<PeerId> expected, std::vector<std::string> muxers,
+            Deadline deadline, NoiseKeys keys)
+      : stream_(stream),
+        reader_(stream),
+        identity_(identity),
+        expected_(std::move(expected)),
+        muxers_(std::move(muxers)),
+        deadline_(deadline),
+        keys_(keys) {}
 
   Task<Result<NoiseSession>> as_initiator() {
     Bytes first = to_bytes(ByteView(keys_.ephemeral.public_));
@@ -149,7 +95,8 @@ class Handshake {
     return expected_ ? error.with_peer(*expected_) : error;
   }
   Task<Result<>> send(Bytes message) {
-    const std::uint8_t length[] = {static_cast<std::uint8_t>(message.size() >> 8), static_cast<std::uint8_t>(message.size())};
+    const std::uint8_t length[] = {static_cast<std::uint8_t>(message.size() >> 8),
+                                   static_cast<std::uint8_t>(message.size())};
     const ByteView parts[] = {length, message};
     co_return co_await stream_.write(std::span<const ByteView>(parts), deadline_);
   }
@@ -192,7 +139,8 @@ class Handshake {
     const auto plain = state_.decrypt_and_hash(sealed);
     if (!plain) return failed("payload does not decrypt");
     proto::NoiseHandshakePayload message;
-    if (!message.ParseFromArray(plain->data(), static_cast<int>(plain->size()))) return failed("payload does not parse");
+    if (!message.ParseFromArray(plain->data(), static_cast<int>(plain->size())))
+      return failed("payload does not parse");
     auto key = PublicKey::from_protobuf(as_bytes(message.identity_key()));
     if (!key) return failed("identity key: " + key.error().message());
     Bytes text = to_bytes(kSignaturePrefix);
@@ -219,7 +167,7 @@ class Handshake {
   std::vector<std::string> muxers_;
   Deadline deadline_;
   NoiseKeys keys_;
-  SymmetricState state_;
+  noise::SymmetricState state_;
 };
 
 }  // namespace

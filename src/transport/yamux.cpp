@@ -101,10 +101,15 @@ void YamuxConnection::close(Error reason) noexcept {
   if (closed()) return;
   reason_ = std::move(reason);
   closed_.set();
+  // Users of a stream care that the connection is lost; why comes second.
+  const Error lost = reason_ == cohive::Errc::closed
+                         ? reason_
+                         : Error(cohive::Errc::closed, peer_, reason_.with_context("connection lost").detail() + ": " +
+                                                                  reason_.code().message());
   auto streams = std::move(streams_);
   streams_.clear();
   for (auto& [id, stream] : streams) {
-    stream->failure = reason_;
+    stream->failure = lost;
     stream->connection = nullptr;
     stream->readable.notify_all();
     stream->writable.notify_all();
@@ -192,7 +197,7 @@ Task<void> YamuxConnection::keep_alive() {
     send_frame(kPing, kSyn, 0, ++ping_value_);
     co_await runtime_.sleep_for(options_.keepalive_timeout);
     // Behind much data a pong may take longer; whoever sends anything is alive.
-    if (ping_open_ && last_received_ < ping_sent_) {
+    if (ping_open_ && last_received_ <= ping_sent_) {
       close(Error(Errc::keepalive_timeout, peer_));
       co_return;
     }

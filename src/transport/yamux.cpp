@@ -104,8 +104,8 @@ void YamuxConnection::close(Error reason) noexcept {
   // Users of a stream care that the connection is lost; why comes second.
   const Error lost = reason_ == cohive::Errc::closed
                          ? reason_
-                         : Error(cohive::Errc::closed, peer_, reason_.with_context("connection lost").detail() + ": " +
-                                                                  reason_.code().message());
+                         : Error(cohive::Errc::closed, peer_,
+                                 reason_.with_context("connection lost").detail() + ": " + reason_.code().message());
   auto streams = std::move(streams_);
   streams_.clear();
   for (auto& [id, stream] : streams) {
@@ -423,11 +423,12 @@ std::optional<Error> YamuxConnection::on_payload(Slice bytes) {
 void YamuxStreamState::store(Slice bytes) {
   received_bytes += bytes.size();
   if (bytes.size() >= kCopyBelow) {
-    tail = Slice();
+    drop_tail();
     received.push_back(std::move(bytes));
     return;
   }
-  const bool adjoins = !received.empty() && received.back().data() + received.back().size() == tail.data() + tail_used;
+  const std::uint8_t* free = tail.empty() ? nullptr : tail.data() + tail_used;
+  const bool adjoins = free && !received.empty() && received.back().data() + received.back().size() == free;
   if (adjoins && tail.size() - tail_used >= bytes.size()) {
     // Behind the last slice, in the same block: a flood of tiny frames takes no more room than its bytes.
     std::memcpy(tail.mutable_data() + tail_used, bytes.data(), bytes.size());
@@ -442,11 +443,15 @@ void YamuxStreamState::store(Slice bytes) {
   received.push_back(tail.sub(0, tail_used));
 }
 
+void YamuxStreamState::drop_tail() {
+  tail = Slice();
+  tail_used = 0;
+}
+
 void YamuxStreamState::discard_received() {
   received.clear();
   received_bytes = 0;
-  tail = Slice();
-  tail_used = 0;
+  drop_tail();
 }
 
 }  // namespace cohive::transport

@@ -47,6 +47,7 @@ struct YamuxStreamState {
 
   bool finished() const { return was_reset || (local_fin && remote_fin); }
   void store(Slice bytes);
+  void drop_tail();
   void discard_received();
 };
 

@@ -64,7 +64,7 @@ Task<Result<Slice>> YamuxStream::read(Deadline deadline) {
     if (!state->received.empty()) {
       Slice slice = std::move(state->received.front());
       state->received.pop_front();
-      if (state->received.empty()) state->tail = Slice();
+      if (state->received.empty()) state->drop_tail();
       state->received_bytes -= slice.size();
       state->consumed += slice.size();
       if (state->connection) {

@@ -1,0 +1,134 @@
+/// \file
+/// Averager: averages tensors with whoever else runs under the same prefix, C++ or Python, and shares state with them.
+/// Source: hivemind wire spec, section 6. Loop thread only.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cohive/codec/codec.hpp"
+#include "cohive/core/sync.hpp"
+#include "cohive/dht/dht.hpp"
+
+namespace cohive::averaging {
+
+enum class PeerMode { node = 0, client = 1, auxiliary = 2 };
+
+/// hivemind's defaults; a zero timeout means none.
+struct AveragerOptions {
+  std::string prefix;                                ///< must not contain "."; names the group of groups
+  std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
+  std::size_t target_group_size = 0;                 ///< 0: unbounded
+  std::size_t min_group_size = 2;
+  std::string initial_group_bits;                    ///< of '0' and '1'
+  Duration min_matchmaking_time = 5s;                ///< how long a leader waits for followers
+  Duration request_timeout = 3s;                     ///< must be below min_matchmaking_time
+  double averaging_alpha = 1.0;
+  std::size_t part_size_bytes = 1 << 19;
+  Duration allreduce_timeout = 60s;                  ///< a whole round
+  Duration sender_timeout = 15s;                     ///< between two parts of one sender; then it is left out
+  Duration reducer_timeout = 30s;                    ///< between two results of one reducer; then local values stay
+  codec::Codec codec = codec::Codec::none;
+  codec::Codec state_codec = codec::Codec::none;
+  std::optional<double> bandwidth;                   ///< bytes per second, any unit common to the group; unset: equal shares
+  PeerMode mode = PeerMode::node;
+  bool share_state = true;                           ///< only nodes do
+  Duration declare_state_period = 30s;
+};
+
+/// A float32 tensor to average in place. The memory belongs to the caller and must stay put; between the trigger of a
+/// round and its end nobody else may touch it.
+struct AveragedTensor {
+  std::span<float> values;
+  codec::Shape shape;
+  bool requires_grad = false;
+  codec::DType schema_dtype = codec::DType::float32;  ///< dtype named in the schema hash
+};
+
+struct GatheredPeer {
+  PeerId peer;
+  PeerMode mode = PeerMode::node;
+  std::optional<double> bandwidth;
+  msgpack::Value data;  ///< what the peer put into its step
+};
+
+/// The stages and levers of one round.
+class StepControl {
+ public:
+  enum class Stage { idle, looking_for_group, awaiting_trigger, running, finished };
+  StepControl(Runtime& runtime, double step_weight) : weight(step_weight), trigger(runtime, "trigger of an averaging round"), cancelled(runtime, "cancellation") {}
+  double weight;         ///< may change until the trigger; finite, not negative
+  Event trigger;         ///< set it when the tensors are ready
+  Event cancelled;       ///< set it to give the round up
+  Stage stage = Stage::idle;
+};
+
+struct StepOptions {
+  msgpack::Value gather;                        ///< sent to all members
+  double weight = 1.0;
+  Duration timeout = 60s;                       ///< for finding a group (retries included)
+  std::optional<double> scheduled_time;         ///< Unix seconds; default now + min_matchmaking_time
+  std::shared_ptr<StepControl> control;         ///< given: the round waits for control->trigger
+  bool allow_retries = true;
+};
+
+struct RoundResult {
+  std::vector<GatheredPeer> group;  ///< in group order, ourselves included
+  std::size_t parts_total = 0;
+  std::size_t parts_failed = 0;     ///< kept local because their reducer failed
+  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload
+  Duration matchmaking{}, allreduce{};
+};
+
+/// What is handed to peers that ask for our state.
+struct SharedState {
+  msgpack::Value metadata;  ///< a non-empty map
+  std::vector<codec::Tensor> tensors;
+};
+struct DownloadedState {
+  PeerId donor;
+  msgpack::Value metadata;
+  std::vector<codec::Tensor> tensors;
+  std::uint64_t bytes = 0;
+};
+
+class Averager {
+ public:
+  /// `dht` must outlive the averager. Throws std::invalid_argument for impossible options.
+  Averager(Dht& dht, std::vector<AveragedTensor> tensors, AveragerOptions options);
+  ~Averager();
+  Averager(const Averager&) = delete;
+
+  /// Registers handlers and begins to declare that we share state.
+  void start();
+  /// Averages once: finds a group, waits for the trigger if a control is given, runs the all-reduce.
+  Task<Result<RoundResult>> step(StepOptions options = {});
+
+  /// Who provides our state, and how recommendable it is (Python: the epoch). Null provider: nothing is shared.
+  using StateProvider = std::function<std::optional<SharedState>()>;
+  void set_state_provider(StateProvider provider);
+  void set_state_priority(double priority);
+  /// Downloads from the best donor that answers.
+  /// \param limit      for the whole download
+  /// \param max_bytes  more is refused
+  Task<Result<DownloadedState>> download_state(Duration limit = 600s, std::uint64_t max_bytes = std::uint64_t{64} << 30);
+
+  const std::string& group_bits() const noexcept;
+  void set_group_bits(std::string bits);
+  const AveragerOptions& options() const noexcept;
+  Dht& dht() const noexcept;
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The 20 bytes by which peers see that they average the same tensors (section 6.3).
+std::string schema_hash(const std::vector<AveragedTensor>& tensors);
+
+}  // namespace cohive::averaging

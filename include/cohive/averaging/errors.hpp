@@ -1,0 +1,24 @@
+/// \file
+/// Error codes of the averaging module.
+#pragma once
+
+#include <system_error>
+
+namespace cohive::averaging {
+
+enum class Errc {
+  no_group = 1,        ///< matchmaking found no group in time
+  nobody_reduces,      ///< every member is a client
+  bad_partition,       ///< the members' parts do not fit together
+  no_donor,            ///< nobody shares its state
+  bad_state,           ///< a donor's state does not fit
+  round_cancelled,
+};
+
+const std::error_category& averaging_category() noexcept;
+inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), averaging_category()}; }
+
+}  // namespace cohive::averaging
+
+template <>
+struct std::is_error_code_enum<cohive::averaging::Errc> : std::true_type {};

@@ -1,0 +1,36 @@
+/// \file
+/// Tensors as codecs and averaging see them: contiguous host memory, little-endian, with hivemind's dtype names.
+/// Source: hivemind wire spec, section 5.1.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cohive/core/bytes.hpp"
+
+namespace cohive::codec {
+
+enum class DType { float64, float32, float16, bfloat16, complex64, complex128, int64, int32, int16, int8, uint8, boolean };
+
+std::size_t size_of(DType dtype);
+/// "float32", "bool" and so on, as they travel.
+std::string_view name_of(DType dtype);
+std::optional<DType> dtype_from_name(std::string_view name);
+inline bool is_floating(DType dtype) { return dtype <= DType::bfloat16; }
+
+using Shape = std::vector<std::uint32_t>;
+/// Number of elements; nullopt when it does not fit or exceeds 2^40.
+std::optional<std::uint64_t> element_count(const Shape& shape);
+
+/// A tensor that owns its bytes (shared, not copied).
+struct Tensor {
+  DType dtype = DType::float32;
+  Shape shape;
+  bool requires_grad = false;
+  Slice data;  ///< row-major
+};
+
+}  // namespace cohive::codec

@@ -1,0 +1,75 @@
+// Matchmaking: peers that want to average declare so in the DHT; each follows the one whose declaration expires first,
+// and that leader announces the group.
+//   all      -> DHT: {group key: {own id: true, expires e}}
+//   follower -> rpc_join_group JoinRequest;   leader -> ACCEPTED, later BEGIN_ALLREDUCE or GROUP_DISBANDED
+// Source: hivemind wire spec, sections 6.2 and 6.5.
+#pragma once
+
+#include <set>
+
+#include "all_reduce.hpp"
+#include "cohive/proto/averaging.pb.h"
+
+namespace cohive::averaging {
+
+class Matchmaking {
+ public:
+  Matchmaking(Dht& dht, const AveragerOptions& options, std::string join_protocol, std::string schema_hash);
+
+  /// Looks for a group until `deadline`. One search at a time.
+  Task<Result<Group>> look_for_group(std::string gather, std::optional<double> scheduled_time, Deadline deadline);
+  /// Serves rpc_join_group.
+  Task<Result<>> serve(rpc::ServerStream& stream);
+
+  const std::string& bits() const { return bits_; }
+  void set_bits(std::string bits) { bits_ = std::move(bits); }
+  bool looking() const { return looking_; }
+
+ private:
+  struct Follower {
+    std::string gather;
+    std::shared_ptr<Group> group;  // set when assembled
+    bool disbanded = false;
+  };
+  struct Candidate {
+    double expiration;
+    PeerId peer;
+    friend auto operator<=>(const Candidate&, const Candidate&) = default;
+  };
+  struct Search;
+
+  std::string key() const { return options_.prefix + ".0b" + bits_; }
+  double now() const { return dht_.now(); }
+  static Task<void> declare(Matchmaking& self, double earliest, double search_end);
+  static Task<void> undeclare(Matchmaking& self, std::string key, double expiration);
+  static Task<void> refresh_queue(Matchmaking& self);
+  Task<std::optional<Candidate>> next_candidate(double search_end);
+  Task<std::optional<Group>> request_to_join(Candidate leader, double expiration, double search_end);
+  std::optional<proto::MessageFromLeader> reject(const PeerId& peer, const proto::JoinRequest& request) const;
+  std::shared_ptr<Group> assemble();
+  void disband();
+  static Task<Result<>> send(rpc::ServerStream& stream, const proto::MessageFromLeader& message, Deadline deadline);
+
+  Dht& dht_;
+  Runtime& runtime_;
+  const AveragerOptions& options_;
+  std::string protocol_, schema_hash_, bits_;
+  Mutex lock_;          // one of: asking a leader, accepting a follower
+  Condition changed_;   // of anything below
+  bool looking_ = false;
+  std::string gather_;
+  std::map<PeerId, std::shared_ptr<Follower>> followers_;
+  std::optional<PeerId> leader_;
+  std::shared_ptr<Group> assembled_;
+  std::string declared_key_;
+  double declared_expiration_ = 0;      // 0: nothing declared
+  std::uint64_t declarations_ = 0, updates_ = 0;
+  std::set<Candidate> queue_;
+  std::set<Candidate> tried_;
+  double max_assured_ = 0;
+  Condition refresh_wanted_;
+  bool want_refresh_ = false;
+  TaskGroup background_;
+};
+
+}  // namespace cohive::averaging

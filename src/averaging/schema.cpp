@@ -1,0 +1,49 @@
+// What peers compare before they average, and what they tell each other when they meet.
+// Source: hivemind wire spec, sections 6.3 and 6.4.
+#include "schema.hpp"
+
+#include "cohive/core/errors.hpp"
+
+namespace cohive::averaging {
+
+std::string schema_hash(const std::vector<AveragedTensor>& tensors) {
+  using namespace msgpack;
+  Array list;
+  for (const auto& tensor : tensors) {
+    std::string size = "torch.Size([";
+    for (std::size_t i = 0; i < tensor.shape.size(); ++i) size += (i ? ", " : "") + std::to_string(tensor.shape[i]);
+    list.items.push_back(Map{{{"size", size + "])"},
+                              {"dtype", "torch." + std::string(codec::name_of(tensor.schema_dtype))},
+                              {"layout", "torch.strided"},
+                              {"device", "cpu"},
+                              {"requires_grad", tensor.requires_grad ? "True" : "False"},
+                              {"pin_memory", "False"},
+                              {"compression", "0"}}});
+  }
+  return dht::DhtId::of(Value(std::move(list))).binary();
+}
+
+std::string encode_gather(std::optional<double> bandwidth, PeerMode mode, const msgpack::Value& data) {
+  using namespace msgpack;
+  return encode(Array{{bandwidth ? Value(*bandwidth) : Value(), static_cast<int>(mode), Bin{encode(data)}}});
+}
+
+Result<GatheredPeer> decode_gather(const PeerId& peer, std::string_view blob) {
+  const Error bad(cohive::Errc::malformed, peer, "gathered data");
+  auto value = msgpack::decode(as_bytes(blob));
+  const auto* fields = value ? value->get_if<msgpack::Array>() : nullptr;
+  if (!fields || fields->items.size() != 3) return bad;
+  const auto mode = fields->items[1].as_uint();
+  const auto* data = fields->items[2].get_if<msgpack::Bin>();
+  if (!mode || *mode > 2 || !data) return bad;
+  auto content = msgpack::decode(as_bytes(data->data));
+  if (!content) return bad;
+  GatheredPeer result{peer, static_cast<PeerMode>(*mode), std::nullopt, std::move(*content)};
+  if (!fields->items[0].is_nil()) {
+    result.bandwidth = fields->items[0].as_number();
+    if (!result.bandwidth || !(*result.bandwidth >= 0) || *result.bandwidth > 1e18) return bad;
+  }
+  return result;
+}
+
+}  // namespace cohive::averaging

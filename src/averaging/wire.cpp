@@ -1,0 +1,183 @@
+#include "wire.hpp"
+
+#include <bit>
+#include <cstring>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/varint.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::size_t kMaxDimensions = 64;
+
+enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+Error malformed() { return Error(Errc::malformed, "tensor message"); }
+
+struct Field {
+  std::uint32_t number = 0, type = 0;
+  std::uint64_t value = 0;  // of a varint or fixed64
+  ByteView bytes;
+};
+
+/// Takes one field off `rest`; false when malformed.
+bool take(ByteView& rest, Field& field) {
+  const Varint key = read_varint(rest);
+  if (key.status != VarintStatus::ok) return false;
+  rest = rest.subspan(key.size);
+  field.number = static_cast<std::uint32_t>(key.value >> 3);
+  field.type = static_cast<std::uint32_t>(key.value & 7);
+  switch (field.type) {
+    case kVarint:
+    case kBytes: {
+      const Varint value = read_varint(rest);
+      if (value.status != VarintStatus::ok) return false;
+      rest = rest.subspan(value.size);
+      field.value = value.value;
+      if (field.type == kVarint) return true;
+      if (value.value > rest.size()) return false;
+      field.bytes = rest.first(value.value);
+      rest = rest.subspan(value.value);
+      return true;
+    }
+    case kFixed64:
+    case kFixed32: {
+      const std::size_t size = field.type == kFixed64 ? 8 : 4;
+      if (rest.size() < size) return false;
+      field.value = 0;
+      std::memcpy(&field.value, rest.data(), size);
+      rest = rest.subspan(size);
+      return true;
+    }
+    default: return false;
+  }
+}
+
+bool parse_sizes(ByteView packed, codec::Shape& shape) {
+  while (!packed.empty()) {
+    const Varint size = read_varint(packed);
+    if (size.status != VarintStatus::ok || shape.size() == kMaxDimensions) return false;
+    shape.push_back(static_cast<std::uint32_t>(size.value));
+    packed = packed.subspan(size.size);
+  }
+  return true;
+}
+
+std::optional<TensorView> parse_tensor(ByteView rest) {
+  TensorView tensor;
+  Field field;
+  while (!rest.empty()) {
+    if (!take(rest, field)) return std::nullopt;
+    switch (field.number) {
+      case 1: tensor.buffer = field.bytes; break;
+      case 2:
+        if (field.type == kVarint) {
+          if (tensor.shape.size() == kMaxDimensions) return std::nullopt;
+          tensor.shape.push_back(static_cast<std::uint32_t>(field.value));
+        } else if (!parse_sizes(field.bytes, tensor.shape)) {
+          return std::nullopt;
+        }
+        break;
+      case 3: tensor.requires_grad = field.value != 0; break;
+      case 4: tensor.dtype = to_string(field.bytes); break;
+      case 5: tensor.compression = static_cast<int>(field.value); break;
+      case 6: tensor.chunks = static_cast<int>(field.value); break;
+      default: break;
+    }
+  }
+  return tensor;
+}
+
+void put_key(std::string& out, std::uint32_t number, WireType type) { append_varint(out, number << 3 | type); }
+void put_varint(std::string& out, std::uint32_t number, std::uint64_t value) {
+  if (value == 0) return;  // proto3: zero is absent
+  put_key(out, number, kVarint);
+  append_varint(out, value);
+}
+void put_bytes(std::string& out, std::uint32_t number, std::string_view bytes) {
+  if (bytes.empty()) return;
+  put_key(out, number, kBytes);
+  append_varint(out, bytes.size());
+  out += bytes;
+}
+
+/// The fields of Tensor behind its buffer.
+std::string tensor_tail(const TensorView& tensor) {
+  std::string out;
+  if (!tensor.shape.empty()) {
+    std::string packed;
+    for (std::uint32_t size : tensor.shape) append_varint(packed, size);
+    put_bytes(out, 2, packed);
+  }
+  put_varint(out, 3, tensor.requires_grad);
+  put_bytes(out, 4, tensor.dtype);
+  put_varint(out, 5, static_cast<std::uint64_t>(tensor.compression));
+  put_varint(out, 6, static_cast<std::uint64_t>(tensor.chunks));
+  return out;
+}
+
+/// Opens the submessage `number` that holds a buffer of `size` bytes followed by `tail`.
+void open_tensor(std::string& head, std::uint32_t number, std::size_t size, const std::string& tail) {
+  std::string inner;
+  if (size > 0) {
+    put_key(inner, 1, kBytes);
+    append_varint(inner, size);
+  }
+  put_key(head, number, kBytes);
+  append_varint(head, inner.size() + size + tail.size());
+  head += inner;
+}
+
+}  // namespace
+
+Result<PartMessage> parse_part(ByteView rest) {
+  PartMessage message;
+  Field field;
+  while (!rest.empty()) {
+    if (!take(rest, field)) return malformed();
+    if (field.number == 1) message.code = static_cast<int>(field.value);
+    if (field.number == 2) message.group_id = to_string(field.bytes);
+    if (field.number == 4 && !(message.tensor = parse_tensor(field.bytes))) return malformed();
+    if (field.number == 5 && field.type == kFixed64) message.weight = std::bit_cast<double>(field.value);
+  }
+  return message;
+}
+
+Result<DownloadMessage> parse_download(ByteView rest) {
+  DownloadMessage message;
+  Field field;
+  while (!rest.empty()) {
+    if (!take(rest, field)) return malformed();
+    if (field.number == 1) message.metadata = to_string(field.bytes);
+    if (field.number == 2 && !(message.tensor = parse_tensor(field.bytes))) return malformed();
+  }
+  return message;
+}
+
+Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_size, std::size_t elements, codec::Codec codec, double weight) {
+  TensorView description;
+  description.shape = {static_cast<std::uint32_t>(elements)};
+  description.dtype = "float32";
+  description.compression = static_cast<int>(codec);
+  Envelope out;
+  put_varint(out.head, 1, static_cast<std::uint64_t>(code));
+  put_bytes(out.head, 2, group_id);
+  out.tail = tensor_tail(description);
+  open_tensor(out.head, 4, buffer_size, out.tail);
+  if (weight != 0) {
+    put_key(out.tail, 5, kFixed64);
+    out.tail.append(reinterpret_cast<const char*>(&weight), sizeof weight);
+  }
+  return out;
+}
+
+Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first) {
+  Envelope out;
+  put_bytes(out.head, 1, metadata);
+  if (first) out.tail = tensor_tail(tensor);
+  open_tensor(out.head, 2, tensor.buffer.size(), out.tail);
+  return out;
+}
+
+}  // namespace cohive::averaging

@@ -1,0 +1,233 @@
+#include "cohive/averaging/averager.hpp"
+
+#include <gtest/gtest.h>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/combine.hpp"
+#include "support/swarm.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+/// A peer with one Dht and one averager over two tensors.
+struct Peer {
+  std::vector<float> a, b;
+  std::unique_ptr<Dht> dht;
+  std::unique_ptr<Averager> averager;
+};
+
+class Averaging : public ::testing::Test {
+ protected:
+  Peer& add(AveragerOptions options, std::size_t size = 1000) {
+    const bool client = options.mode == PeerMode::client;
+    p2p::HostOptions host_options;
+    host_options.routing_server = !client;
+    auto& host = swarm.add_host(host_options, !client);
+    auto peer = std::make_unique<Peer>();
+    DhtOptions dht_options;
+    dht_options.client_mode = client;
+    peer->dht = std::make_unique<Dht>(host, dht_options);
+    std::vector<Multiaddr> initial;
+    if (!peers.empty()) initial = {swarm.host(0).visible_addresses().front()};
+    auto started = swarm.run(peer->dht->start(initial));
+    EXPECT_TRUE(started) << started.error();
+    const auto number = static_cast<float>(peers.size());
+    peer->a.assign(size, number);
+    peer->b.assign(7, 10 * number);
+    options.prefix = "test";
+    peer->averager = std::make_unique<Averager>(
+        *peer->dht,
+        std::vector<AveragedTensor>{{peer->a, {static_cast<std::uint32_t>(size)}}, {peer->b, {7}}}, options);
+    peer->averager->start();
+    peers.push_back(std::move(peer));
+    return *peers.back();
+  }
+  AveragerOptions quick() {
+    AveragerOptions options;
+    options.min_matchmaking_time = 2s;
+    options.request_timeout = 1s;
+    options.part_size_bytes = 512;
+    options.sender_timeout = 3s;
+    options.reducer_timeout = 6s;
+    options.allreduce_timeout = 20s;
+    return options;
+  }
+  std::vector<Result<RoundResult>> step_all(std::vector<StepOptions> steps) {
+    std::vector<Task<Result<RoundResult>>> tasks;
+    for (std::size_t i = 0; i < steps.size(); ++i) tasks.push_back(peers[i]->averager->step(steps[i]));
+    return swarm.run(when_all(swarm.runtime(), std::move(tasks)));
+  }
+  std::vector<StepOptions> same(StepOptions step = {}) { return std::vector<StepOptions>(peers.size(), step); }
+
+  sim::Swarm swarm{{.seed = 21}};
+  std::vector<std::unique_ptr<Peer>> peers;
+};
+
+TEST_F(Averaging, FourPeersAgreeOnTheMean) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  for (auto& result : step_all(same())) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->group.size(), 4u);
+    EXPECT_EQ(result->parts_failed, 0u);
+  }
+  for (auto& peer : peers) {
+    for (float value : peer->a) ASSERT_NEAR(value, 1.5f, 1e-6);
+    for (float value : peer->b) ASSERT_NEAR(value, 15.0f, 1e-5);
+  }
+}
+
+TEST_F(Averaging, WeightsCountAndGatheredDataReachesAll) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  auto steps = same();
+  for (std::size_t i = 0; i < 3; ++i) {
+    steps[i].weight = static_cast<double>(i + 1);
+    steps[i].gather = static_cast<int>(100 + i);
+  }
+  auto results = step_all(steps);
+  for (auto& result : results) ASSERT_TRUE(result) << result.error();
+  for (auto& peer : peers) ASSERT_NEAR(peer->a[3], (0 * 1 + 1 * 2 + 2 * 3) / 6.0f, 1e-6);
+  std::set<std::uint64_t> gathered;
+  for (const auto& member : results[0]->group) gathered.insert(*member.data.as_uint());
+  EXPECT_EQ(gathered, (std::set<std::uint64_t>{100, 101, 102}));
+}
+
+TEST_F(Averaging, ClientsAndAuxiliariesTakePart) {
+  add(quick());
+  add(quick());
+  auto client = quick();
+  client.mode = PeerMode::client;
+  add(client);
+  auto auxiliary = quick();
+  auxiliary.mode = PeerMode::auxiliary;
+  add(auxiliary);
+  auto steps = same();
+  steps[3].weight = 0;
+  for (auto& result : step_all(steps)) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->group.size(), 4u);
+  }
+  for (auto& peer : peers) ASSERT_NEAR(peer->a[0], 1.0f, 1e-6);  // (0 + 1 + 2) / 3
+}
+
+TEST_F(Averaging, HalfPrecisionAveragesWithinItsRounding) {
+  auto options = quick();
+  options.codec = codec::Codec::float16;
+  for (int i = 0; i < 3; ++i) add(options);
+  for (auto& result : step_all(same())) ASSERT_TRUE(result) << result.error();
+  for (auto& peer : peers) ASSERT_NEAR(peer->b[0], 10.0f, 2e-2);
+}
+
+TEST_F(Averaging, AFullGroupStartsWithoutWaitingForTheDeclaredTime) {
+  auto options = quick();
+  options.target_group_size = 2;
+  for (int i = 0; i < 2; ++i) add(options);
+  const auto start = swarm.runtime().now();
+  for (auto& result : step_all(same())) ASSERT_TRUE(result) << result.error();
+  EXPECT_LT(swarm.runtime().now() - start, 2s);
+}
+
+TEST_F(Averaging, GroupsOfAGridConvergeToTheSameMean) {
+  for (int i = 0; i < 4; ++i) {
+    auto options = quick();
+    options.target_group_size = 2;
+    options.initial_group_bits = i < 2 ? "0" : "1";
+    add(options);
+  }
+  float sum = 0;
+  for (int round = 0; round < 4; ++round)
+    for (auto& result : step_all(same())) ASSERT_TRUE(result) << result.error();
+  for (auto& peer : peers) sum += peer->a[0];
+  EXPECT_NEAR(sum / 4, 1.5f, 1e-5) << "the mean is kept";
+}
+
+TEST_F(Averaging, AloneThereIsNoGroup) {
+  add(quick());
+  StepOptions step;
+  step.timeout = 5s;
+  const auto start = swarm.runtime().now();
+  auto results = step_all(same(step));
+  ASSERT_FALSE(results[0]);
+  EXPECT_EQ(results[0].error().code(), make_error_code(Errc::no_group));
+  EXPECT_LE(swarm.runtime().now() - start, 6s);
+}
+
+TEST_F(Averaging, SurvivorsFinishWhenAPeerDiesInTheMiddle) {
+  for (int i = 0; i < 4; ++i) add(quick(), 200'000);
+  swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
+  std::vector<Result<RoundResult>> results(4, Error(Errc::no_group));
+  TaskGroup group(swarm.runtime());
+  auto run = [](Averager& averager, Result<RoundResult>& out) -> Task<void> {
+    StepOptions step;
+    step.allow_retries = false;
+    out = co_await averager.step(step);
+  };
+  for (std::size_t i = 0; i < 4; ++i) group.spawn(run(*peers[i]->averager, results[i]));
+  swarm.pass(2200ms);  // past matchmaking, within the exchange
+  swarm.fabric().crash(sim::Swarm::ip(4));
+  swarm.pass(60s);
+  for (std::size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << i << ": " << results[i].error();
+    EXPECT_EQ(results[i]->group.size(), 4u);
+  }
+  // Parts whose reducer survived are the same everywhere.
+  for (std::size_t k = 0; k < 10; ++k) EXPECT_EQ(peers[0]->a[k] == 0.0f, peers[1]->a[k] == 1.0f);
+}
+
+TEST_F(Averaging, ATriggeredRoundWaitsForAllItsMembers) {
+  for (int i = 0; i < 2; ++i) add(quick());
+  auto steps = same();
+  std::vector<std::shared_ptr<StepControl>> controls;
+  for (auto& step : steps) {
+    controls.push_back(std::make_shared<StepControl>(swarm.runtime(), 1.0));
+    step.control = controls.back();
+  }
+  TaskGroup group(swarm.runtime());
+  std::vector<Result<RoundResult>> results(2, Error(Errc::no_group));
+  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> { out = co_await averager.step(step); };
+  for (std::size_t i = 0; i < 2; ++i) group.spawn(run(*peers[i]->averager, steps[i], results[i]));
+  swarm.pass(5s);
+  EXPECT_EQ(controls[0]->stage, StepControl::Stage::awaiting_trigger);
+  peers[0]->a.assign(1000, 40);
+  controls[0]->trigger.set();
+  swarm.pass(1s);
+  EXPECT_FALSE(results[0]);
+  peers[1]->a.assign(1000, 60);
+  controls[1]->trigger.set();
+  swarm.pass(1s);
+  ASSERT_TRUE(results[0] && results[1]);
+  EXPECT_NEAR(peers[0]->a[0], 50, 1e-5);
+  EXPECT_NEAR(peers[1]->a[999], 50, 1e-5);
+}
+
+TEST_F(Averaging, StateFlowsToANewcomerFromTheBestDonor) {
+  add(quick());
+  add(quick());
+  for (std::size_t i = 0; i < 2; ++i) {
+    peers[i]->averager->set_state_provider([i]() -> std::optional<SharedState> {
+      codec::Tensor big{codec::DType::float32, {50'000}, false, Slice::uninitialised(200'000)};
+      std::fill_n(big.data.mutable_data(), 200'000, static_cast<std::uint8_t>(i));
+      codec::Tensor step{codec::DType::int64, {}, false, Slice::copy_of(Bytes{7, 0, 0, 0, 0, 0, 0, 0})};
+      codec::Tensor none{codec::DType::float32, {0}, false, Slice::uninitialised(0)};
+      return SharedState{msgpack::Map{{{"epoch", static_cast<int>(i)}}}, {big, none, step}};
+    });
+    peers[i]->averager->set_state_priority(static_cast<double>(i));
+  }
+  swarm.pass(2s);
+  Peer& late = add(quick());
+  auto state = swarm.run(late.averager->download_state());
+  ASSERT_TRUE(state) << state.error();
+  EXPECT_EQ(state->donor, peers[1]->dht->host().id());
+  ASSERT_EQ(state->tensors.size(), 3u);
+  EXPECT_EQ(state->tensors[0].data.size(), 200'000u);
+  EXPECT_EQ(state->tensors[0].data.data()[199'999], 1);
+  EXPECT_EQ(state->tensors[2].data.data()[0], 7);
+  EXPECT_EQ(*state->metadata.get_if<msgpack::Map>()->find("epoch"), msgpack::Value(1));
+
+  swarm.fabric().kill(sim::Swarm::ip(2));
+  auto again = swarm.run(late.averager->download_state());
+  ASSERT_TRUE(again) << again.error();
+  EXPECT_EQ(again->donor, peers[0]->dht->host().id()) << "the next donor takes over";
+}
+
+}  // namespace
+}  // namespace cohive::averaging

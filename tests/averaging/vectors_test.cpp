@@ -1,0 +1,102 @@
+// Values that all members of a group must compute alike. Source: hivemind wire spec, appendix B.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "averaging/group_bits.hpp"
+#include "averaging/load_balancer.hpp"
+#include "averaging/partition.hpp"
+#include "averaging/schema.hpp"
+#include "averaging/wire.hpp"
+#include "cohive/proto/averaging.pb.h"
+
+namespace cohive::averaging {
+namespace {
+
+std::string hex(std::string_view bytes) { return to_hex(as_bytes(bytes)); }
+Bytes counting(std::size_t size) {
+  Bytes bytes(size);
+  std::iota(bytes.begin(), bytes.end(), 0);
+  return bytes;
+}
+AveragedTensor tensor(codec::Shape shape, codec::DType dtype = codec::DType::float32, bool grad = false) { return {{}, std::move(shape), grad, dtype}; }
+
+TEST(SchemaHash, EqualsHivemind) {
+  EXPECT_EQ(hex(schema_hash({tensor({2, 3}), tensor({5}, codec::DType::float16)})), "2401aa0ef7f6a429b3d10f6cffe7fb7f93438e83");
+  EXPECT_EQ(hex(schema_hash({tensor({1, 5}), tensor({1})})), "3d41bd9dc8f8fbdb8646cda3fb2c159c60a3d715");
+  EXPECT_EQ(hex(schema_hash({tensor({})})), "ce72eceaf65845f17eb0cb160cfc770d7c25553e");
+  EXPECT_EQ(hex(schema_hash({tensor({3}, codec::DType::float32, true)})), "3dece5573eabb74596efb7103cf2d0589d16ddfc");
+}
+
+TEST(Gather, EqualsHivemind) {
+  EXPECT_EQ(hex(encode_gather(std::nullopt, PeerMode::node, {})), "93c000c401c0");
+  EXPECT_EQ(hex(encode_gather(std::nullopt, PeerMode::node, 5)), "93c000c40105");
+  EXPECT_FALSE(decode_gather({}, "\x93\xc0\x03\xc4\x01\xc0"));
+}
+
+TEST(GroupBits, DrawAsCpythonDoes) {
+  PythonRandom random(counting(20));
+  for (std::uint32_t expected : {4242546393u, 2533012690u, 2317261166u, 309831577u, 1181066088u}) EXPECT_EQ(random.next(), expected);
+  EXPECT_EQ(PythonRandom(counting(20)).sample(16, 5), (std::vector<std::uint32_t>{2, 4, 8, 3, 7}));
+  EXPECT_EQ(PythonRandom(counting(20)).sample(256, 6), (std::vector<std::uint32_t>{36, 140, 111, 242, 69, 220}));
+  EXPECT_EQ(PythonRandom(Bytes(20, 0)).sample(256, 6), (std::vector<std::uint32_t>{99, 214, 158, 54, 25, 249}));
+  EXPECT_EQ(PythonRandom(Bytes(20, 0)).sample(16, 16), (std::vector<std::uint32_t>{6, 8, 14, 15, 10, 4, 9, 1, 0, 3, 7, 13, 2, 5, 12, 11}));
+  EXPECT_EQ(next_group_bits("0110", counting(20), 2, 5, 16), "1000");
+  EXPECT_EQ(next_group_bits("", counting(20), 2, 5, 16), "");
+}
+
+TEST(Partition, EqualsHivemind) {
+  const std::vector<PartedTensor> tensors{{300'000, 4}, {7, 4}, {262'144, 4}, {1, 4}, {0, 4}, {200'000, 4}};
+  const auto fractions = divide(762'152, {1, 1, 1});
+  EXPECT_EQ(fractions, (std::vector<std::uint64_t>{254051, 254051, 254050}));
+  const auto lengths = [&](double bytes_per_value, std::size_t peers) {
+    auto copy = tensors;
+    for (auto& t : copy) t.bytes_per_value = bytes_per_value;
+    std::vector<std::vector<std::size_t>> result(peers);
+    for (const Part& part : cut_into_parts(copy, 1 << 19, divide(762'152, std::vector<double>(peers, 1)))) result[part.owner].push_back(part.length);
+    return result;
+  };
+  using L = std::vector<std::vector<std::size_t>>;
+  EXPECT_EQ(lengths(4, 3), (L{{131072, 131072}, {37856, 7, 131072, 131072}, {1, 0, 131072, 68928}}));
+  EXPECT_EQ(lengths(2, 3), (L{{262144}, {37856, 7, 262144}, {1, 0, 200000}}));
+  EXPECT_EQ(lengths(1, 3), (L{{300000}, {7, 262144}, {1, 0, 200000}}));
+  EXPECT_EQ(lengths(4, 4), (L{{131072}, {131072, 37856, 7, 131072}, {131072, 1, 0}, {131072, 68928}}));
+  EXPECT_EQ(lengths(2, 2), (L{{262144, 37856, 7}, {262144, 1, 0, 200000}}));
+  EXPECT_EQ(divide(10, {1, 1, 1}), (std::vector<std::uint64_t>{4, 3, 3}));
+}
+
+TEST(LoadBalancer, EqualsHivemindOnItsOwnTestCases) {
+  const auto shares = [](std::uint64_t total, std::vector<std::optional<double>> b, std::uint64_t min) { return divide(total, balance_load(b, total, min)); };
+  using F = std::vector<std::uint64_t>;
+  EXPECT_EQ(shares(60, {0.55, 0.44, 0.40}, 10), (F{41, 19, 0}));
+  EXPECT_EQ(shares(60, {0.32, 0.55, 0.44}, 10), (F{0, 40, 20}));
+  EXPECT_EQ(shares(2, {0.55, 0.20, 0.44}, 10), (F{1, 0, 1}));
+  EXPECT_EQ(shares(1, {0.55, 0.20, 0.44}, 10), (F{1, 0, 0}));
+  EXPECT_EQ(shares(1000, {0.25, 0.5, 0.5, 1.0}, 0), (F{0, 242, 242, 516}));
+}
+
+TEST(Wire, EqualsProtobufBitForBit) {
+  const Slice one = Slice::copy_of(from_hex("0000803f"));
+  const std::string group(20, '\x02');
+  auto part = envelope_part(4, group, 4, 1, codec::Codec::none, 2.0);
+  EXPECT_EQ(hex(part.head + to_string(one.view()) + part.tail),
+            "08041214020202020202020202020202020202020202020222120a040000803f1201012207666c6f61743332290000000000000040");
+  TensorView view;
+  view.buffer = one.view();
+  view.shape = {1};
+  view.dtype = "float32";
+  view.chunks = 1;
+  auto download = envelope_download(from_hex("81a967726f75705f6b6579a0").empty() ? "" : std::string("\x81\xa9group_key\xa0"), view, true);
+  EXPECT_EQ(hex(download.head + to_string(one.view()) + download.tail),
+            "0a0c81a967726f75705f6b6579a012140a040000803f1201012207666c6f617433323001");
+  proto::AveragingData message;
+  ASSERT_TRUE(message.ParseFromString(part.head + to_string(one.view()) + part.tail));
+  EXPECT_EQ(message.weight(), 2.0);
+  const auto parsed = parse_part(as_bytes(message.SerializeAsString())).value();
+  EXPECT_EQ(parsed.tensor->dtype, "float32");
+  EXPECT_EQ(parsed.weight, 2.0);
+  EXPECT_FALSE(parse_part(from_hex("22ff")));
+}
+
+}  // namespace
+}  // namespace cohive::averaging

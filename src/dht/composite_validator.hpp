@@ -17,22 +17,23 @@ class CompositeValidator {
     validators_.insert(at, std::move(validator));
   }
   bool empty() const { return validators_.empty(); }
+  std::size_t size() const { return validators_.size(); }
 
   std::string sign(Record record) const {
     for (const auto& validator : validators_) record.value = validator->sign_value(record);
-    return record.value;
+    return std::move(record.value);
   }
   bool validate(Record record) const {
     for (auto validator = validators_.rbegin(); validator != validators_.rend(); ++validator) {
       if (!(*validator)->validate(record)) return false;
-      record.value = (*validator)->strip_value(record);
+      if (validator + 1 != validators_.rend()) record.value = (*validator)->strip_value(record);
     }
     return true;
   }
   std::string strip(Record record) const {
     for (auto validator = validators_.rbegin(); validator != validators_.rend(); ++validator)
       record.value = (*validator)->strip_value(record);
-    return record.value;
+    return std::move(record.value);
   }
 
  private:

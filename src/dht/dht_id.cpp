@@ -36,6 +36,8 @@ DhtId DhtId::distance(const DhtId& other) const {
   return result;
 }
 
-std::string DhtId::hex() const { return to_hex(bytes); }
+std::string DhtId::hex() const {
+  return to_hex(bytes);
+}
 
 }  // namespace cohive::dht

@@ -2,194 +2,127 @@
 
 #include <cmath>
 
-#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/proto/dht.pb.h"
 
 namespace cohive::dht {
 namespace {
 
-constexpr double kClockTolerance = 3.0;   // seconds; matchmaking margins assume the same
-constexpr std::size_t kMaxTag = 4096;
+constexpr double kClockTolerance = 3.0;  // seconds; matchmaking margins assume the same
+constexpr std::size_t kStoreBatch = 256;
+constexpr std::size_t kMaxNeighboursHeard = 100;  // of one reply about one key; hivemind sends 20
+constexpr std::size_t kRecordsPerTurn = 256;      // looked at in one turn of the loop, well below a millisecond
 constexpr std::size_t kHandOverBatch = 64;
+constexpr std::size_t kMaxNewcomers = 256;
+constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
+constexpr std::size_t kMaxHandedOver = 4096;
+constexpr std::size_t kChecksInline = 48;     // an RSA-2048 check takes about 30 microseconds
+constexpr std::size_t kSignaturesInline = 4;  // an RSA-2048 signature takes about 700 microseconds
 
-Error malformed(const PeerId& peer, const char* what) { return Error(cohive::Errc::malformed, peer, what); }
-
-template <class Message>
-bool parse(Message& message, const std::string& bytes) {
-  return message.ParseFromString(bytes);
+StorageLimits limits_of(const DhtOptions& options, std::size_t records) {
+  StorageLimits limits;
+  limits.max_records = records;
+  limits.max_subkeys = options.max_subkeys;
+  limits.max_value_bytes = options.max_value_bytes;
+  limits.max_bytes = options.max_storage_bytes;
+  return limits;
 }
 
 }  // namespace
 
+OutgoingRecord outgoing(const DhtId& key, const StoredRecord& record, bool in_cache) {
+  if (const auto* dictionary = record.dictionary())
+    return {key, std::string(kDictionaryTag), dictionary->encoded(), record.expiration, in_cache};
+  return {key, std::string(kRegularTag), *record.value(), record.expiration, in_cache};
+}
+
 Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m)
-    : host(h), runtime(h.runtime()), options(opts), node_id(id), metrics(m),
-      table(id, opts.bucket_size, opts.depth_modulo), storage(opts.max_records, opts.max_subkeys),
-      cache(opts.cache_size ? opts.cache_size : opts.max_records, opts.max_subkeys),
-      in_flight_(runtime, opts.parallel_rpc, "outgoing DHT calls"), server_(h), tasks_(runtime, "dht protocol") {
+    : host(h),
+      runtime(h.runtime()),
+      options(opts),
+      node_id(id),
+      metrics(m),
+      table(id, opts.bucket_size, opts.depth_modulo),
+      storage(limits_of(opts, opts.max_records)),
+      cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
+      slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1)),
+      tasks_(runtime, "dht protocol"),
+      stores_(
+          runtime, {.items = std::min(kStoreBatch, opts.max_keys_per_request), .bytes = 1024 * 1024, .in_flight = 4},
+          [this](PeerId peer, std::vector<OutgoingRecord> records) { return send_store(peer, std::move(records)); },
+          [](const OutgoingRecord& record) { return record.value.size() + record.tag.size(); }),
+      finds_(
+          runtime, {.items = std::max<std::size_t>(opts.chunk_size, 1), .bytes = 1024 * 1024, .in_flight = 8},
+          [this](PeerId peer, std::vector<DhtId> keys) { return send_find(peer, std::move(keys)); },
+          [](const DhtId&) { return DhtId::kSize; }) {
   if (!options.client_mode) serve();
 }
 
-void Protocol::serve() {
-  server_.add_unary("DHTProtocol.rpc_ping", [this](PeerId p, std::string r) { return on_ping(p, std::move(r)); });
-  server_.add_unary("DHTProtocol.rpc_store", [this](PeerId p, std::string r) { return on_store(p, std::move(r)); });
-  server_.add_unary("DHTProtocol.rpc_find", [this](PeerId p, std::string r) { return on_find(p, std::move(r)); });
+Protocol::~Protocol() = default;
+
+void Protocol::close() {
+  server_.reset();
+  tasks_.cancel();
+  stores_.close();
+  finds_.close();
 }
 
-void Protocol::fill(proto::NodeInfo* info) const {
-  if (!options.client_mode) info->set_node_id(node_id.binary());
+void Protocol::update_gauges() {
+  metrics.nodes.set(static_cast<double>(table.size()));
+  metrics.stored.set(static_cast<double>(storage.size()));
+  metrics.cached.set(static_cast<double>(cache.size()));
 }
 
-Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::string request) {
-  const Deadline deadline = runtime.after(options.wait_timeout);
-  auto units = co_await in_flight_.acquire(1, deadline);
-  if (!units) co_return Error(cohive::Errc::timeout, peer, "too many DHT calls at once");
-  auto reply = co_await rpc::call_unary(host, peer, method, std::move(request), deadline);
-  if (!reply) failed(peer);
+const StoredRecord* Protocol::held(const DhtId& key) {
+  const double time = now();
+  const auto* stored = storage.get(key, time);
+  const auto* cached = cache.get(key, time);
+  return !stored || (cached && cached->expiration > stored->expiration) ? cached : stored;
+}
+
+// ---- Calls
+
+void Protocol::fill(proto::NodeInfo& info) const {
+  if (!options.client_mode) info.set_node_id(node_id.binary());
+}
+
+Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::string request,
+                                         const CallMetrics& counters) {
+  const auto slot = co_await slots_.acquire();
+  auto reply = co_await rpc::call_unary(host, peer, method, std::move(request), runtime.after(options.wait_timeout));
+  (reply ? counters.ok : counters.failed).increment();
+  if (!reply) lost(peer);
   co_return reply;
 }
 
-// ---- Who is there
-
-void Protocol::heard_from(const std::string& id_bytes, const PeerId& peer) {
-  const auto id = DhtId::from_bytes(as_bytes(id_bytes));
-  if (!id || *id == node_id) return;  // client-mode peers say nothing
-  const bool known = table.contains(*id);
-  const auto doubtful = table.add_or_update(*id, peer, runtime.now());
-  if (!known && table.contains(*id) && !options.client_mode && storage.size(now()) > 0)
-    tasks_.spawn(hand_over(*this, {*id, peer}), "hand records over");
-  if (doubtful) tasks_.spawn(check_old_node(*this, *doubtful), "check old node");
-  metrics.table_nodes.set(static_cast<double>(table.size()));
-}
-
-Task<void> Protocol::check_old_node(Protocol& self, NodeAddress node) {
-  auto alive = co_await self.ping(node.peer, false, false);
-  if (!alive || !*alive || **alive != node.id) self.table.remove(node.id);
-  self.table.ping_done(node.id);
-}
-
-/// A newcomer that is near a key we hold gets the record, so that a growing swarm keeps finding it.
-Task<void> Protocol::hand_over(Protocol& self, NodeAddress newcomer) {
-  std::vector<OutgoingRecord> batch;
-  std::size_t looked_at = 0;
-  for (const DhtId& key : self.storage.keys()) {
-    if (++looked_at % kHandOverBatch == 0) co_await self.runtime.yield();
-    const auto* record = self.storage.get(key, self.now());
-    if (!record) continue;
-    const auto nearest = self.table.nearest(key, self.options.num_replicas, newcomer.id);
-    const bool alone = nearest.empty();
-    const bool closer = !alone && newcomer.id.distance(key) < nearest.back().id.distance(key) &&
-                        self.node_id.distance(key) < nearest.front().id.distance(key);
-    if (!alone && !closer) continue;
-    OutgoingRecord out{key, record->is_dictionary() ? kDictionaryTag : kRegularTag, {}, record->expiration, false};
-    out.value = record->is_dictionary() ? std::get<Dictionary>(record->content).encode() : std::get<std::string>(record->content);
-    batch.push_back(std::move(out));
-    if (batch.size() < kHandOverBatch) continue;
-    auto stored = co_await self.store(newcomer.peer, std::exchange(batch, {}));
-    if (!stored) co_return;
-  }
-  if (!batch.empty()) (void)co_await self.store(newcomer.peer, std::move(batch));
-}
-
-// ---- Ping
-
-Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate, bool strict) {
+Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   proto::PingRequest request;
-  fill(request.mutable_peer());
+  fill(*request.mutable_peer());
   request.set_validate(validate);
   const double sent = now();
-  auto bytes = co_await call(peer, "DHTProtocol.rpc_ping", request.SerializeAsString());
+  auto bytes = co_await call(peer, "DHTProtocol.rpc_ping", request.SerializeAsString(), metrics.ping);
   if (!bytes) co_return bytes.error();
   const double received = now();
   proto::PingResponse reply;
-  if (!parse(reply, *bytes)) co_return malformed(peer, "rpc_ping reply");
-  if (validate && reply.peer().node_id().size() == DhtId::kSize) {
-    std::string problem;
-    if (!options.client_mode && !reply.available()) problem = "the peer cannot call us back";
-    if (reply.dht_time() != 0 && (reply.dht_time() < sent - kClockTolerance || reply.dht_time() > received + kClockTolerance))
-      problem = "its clock and ours differ by more than 3 s";
-    if (!problem.empty() && strict) co_return Error(cohive::Errc::invalid_argument, peer, problem);
-    if (!problem.empty()) log::warn("dht", "{}: {}", peer, problem);
+  if (!reply.ParseFromString(*bytes)) co_return Error(Errc::malformed_reply, peer, "rpc_ping");
+  const auto id = DhtId::from_bytes(as_bytes(reply.peer().node_id()));
+  if (validate && id) {
+    const double theirs = reply.dht_time();
+    if (theirs != 0 && !(theirs >= sent - kClockTolerance && theirs <= received + kClockTolerance))
+      co_return Error(Errc::clock_differs, peer, fmt::format("by {:.1f} s", theirs - received));
+    if (!options.client_mode && !reply.available()) co_return Error(Errc::not_reachable, peer);
   }
   heard_from(reply.peer().node_id(), peer);
-  co_return DhtId::from_bytes(as_bytes(reply.peer().node_id()));
-}
-
-Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
-  proto::PingRequest request;
-  if (!parse(request, bytes)) co_return malformed(caller, "rpc_ping");
-  proto::PingResponse reply;
-  fill(reply.mutable_peer());
-  reply.set_dht_time(now());
-  const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
-  if (claimed && request.validate()) {
-    auto back = co_await ping(caller, false, false);
-    reply.set_available(back && *back && **back == *claimed);
-    if (!reply.available()) {
-      table.remove(caller);
-      co_return reply.SerializeAsString();
-    }
-  }
-  heard_from(request.peer().node_id(), caller);
-  co_return reply.SerializeAsString();
-}
-
-// ---- Store
-
-bool Protocol::valid(const DhtId& key, const std::string& tag, const std::string& value, double expiration) const {
-  return validators.validate({key.binary(), tag, value, expiration});
-}
-
-bool Protocol::accept(const DhtId& key, const std::string& tag, const std::string& value, double expiration, bool in_cache) {
-  const double time = now();
-  const bool within_limits = std::isfinite(expiration) && expiration <= time + to_seconds(options.max_record_lifetime) &&
-                             value.size() <= options.max_value_bytes && tag.size() <= kMaxTag;
-  const bool known_tag = tag == kRegularTag || msgpack::decode(as_bytes(tag)).has_value();
-  if (!within_limits || !known_tag || !valid(key, tag, value, expiration)) {
-    metrics.records_refused.increment();
-    return false;
-  }
-  Storage& target = in_cache ? cache : storage;
-  return tag == kRegularTag ? target.store(key, value, expiration, time) : target.store_subkey(key, tag, value, expiration, time);
-}
-
-bool Protocol::store_locally(const OutgoingRecord& record) {
-  return accept(record.key, record.tag, record.value, record.expiration, record.in_cache);
-}
-
-Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
-  proto::StoreRequest request;
-  if (!parse(request, bytes)) co_return malformed(caller, "rpc_store");
-  const int count = request.keys_size();
-  if (request.subkeys_size() != count || request.values_size() != count || request.expiration_time_size() != count ||
-      request.in_cache_size() != count)
-    co_return malformed(caller, "rpc_store: lists of different lengths");
-  if (static_cast<std::size_t>(count) > options.max_keys_per_request)
-    co_return Error(cohive::Errc::limit_exceeded, caller, "rpc_store: too many records");
-  heard_from(request.peer().node_id(), caller);
-  proto::StoreResponse reply;
-  fill(reply.mutable_peer());
-  for (int i = 0; i < count; ++i) {
-    const auto key = DhtId::from_bytes(as_bytes(request.keys(i)));
-    bool stored = key.has_value();
-    if (stored && request.subkeys(i) == kDictionaryTag) {
-      // Every entry is tried; one bad entry does not keep the good ones out.
-      auto dictionary = Dictionary::decode(as_bytes(request.values(i)), options.max_subkeys);
-      stored = dictionary.has_value();
-      if (dictionary)
-        for (const auto& [subkey, timed] : dictionary->entries)
-          stored &= accept(*key, subkey, timed.value, timed.expiration, request.in_cache(i));
-    } else if (stored) {
-      stored = accept(*key, request.subkeys(i), request.values(i), request.expiration_time(i), request.in_cache(i));
-    }
-    reply.add_store_ok(stored);
-  }
-  metrics.records.set(static_cast<double>(storage.size(now())));
-  co_return reply.SerializeAsString();
+  co_return id;
 }
 
 Task<Result<std::vector<bool>>> Protocol::store(PeerId peer, std::vector<OutgoingRecord> records) {
+  return stores_.call(peer, std::move(records));
+}
+
+Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<OutgoingRecord> records) {
   proto::StoreRequest request;
-  fill(request.mutable_peer());
+  fill(*request.mutable_peer());
   for (auto& record : records) {
     request.add_keys(record.key.binary());
     request.add_subkeys(std::move(record.tag));
@@ -197,100 +130,190 @@ Task<Result<std::vector<bool>>> Protocol::store(PeerId peer, std::vector<Outgoin
     request.add_expiration_time(record.expiration);
     request.add_in_cache(record.in_cache);
   }
-  auto bytes = co_await call(peer, "DHTProtocol.rpc_store", request.SerializeAsString());
+  auto bytes = co_await call(peer, "DHTProtocol.rpc_store", request.SerializeAsString(), metrics.store);
   if (!bytes) co_return bytes.error();
   proto::StoreResponse reply;
-  if (!parse(reply, *bytes) || reply.store_ok_size() != request.keys_size()) {
-    failed(peer);
-    co_return malformed(peer, "rpc_store reply");
+  if (!reply.ParseFromString(*bytes) || reply.store_ok_size() != request.keys_size()) {
+    lost(peer);
+    co_return Error(Errc::malformed_reply, peer, "rpc_store");
   }
   heard_from(reply.peer().node_id(), peer);
   co_return std::vector<bool>(reply.store_ok().begin(), reply.store_ok().end());
 }
 
-// ---- Find
-
-Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
-  proto::FindRequest request;
-  if (!parse(request, bytes)) co_return malformed(caller, "rpc_find");
-  if (static_cast<std::size_t>(request.keys_size()) > options.max_keys_per_request)
-    co_return Error(cohive::Errc::limit_exceeded, caller, "rpc_find: too many keys");
-  heard_from(request.peer().node_id(), caller);
-  const auto asker = DhtId::from_bytes(as_bytes(request.peer().node_id()));
-  proto::FindResponse reply;
-  fill(reply.mutable_peer());
-  for (const auto& key_bytes : request.keys()) {
-    const auto key = DhtId::from_bytes(as_bytes(key_bytes));
-    if (!key) co_return malformed(caller, "rpc_find: a key must have 20 bytes");
-    auto* result = reply.add_results();
-    const auto* stored = storage.get(*key, now());
-    const auto* cached = cache.get(*key, now());
-    const auto* best = !stored || (cached && cached->expiration > stored->expiration) ? cached : stored;
-    if (best) {
-      result->set_type(best->is_dictionary() ? proto::FOUND_DICTIONARY : proto::FOUND_REGULAR);
-      result->set_value(best->is_dictionary() ? std::get<Dictionary>(best->content).encode() : std::get<std::string>(best->content));
-      result->set_expiration_time(best->expiration);
-    }
-    for (const auto& node : table.nearest(*key, options.bucket_size, asker)) {
-      result->add_nearest_node_ids(node.id.binary());
-      result->add_nearest_peer_ids(node.peer.binary());
-    }
-  }
-  co_return reply.SerializeAsString();
-}
-
-/// The record of a reply, or nothing when it is invalid. Of a dictionary only the bad entries are left out.
-std::optional<StoredRecord> Protocol::read_record(const DhtId& key, const proto::FindResult& result) {
-  const double expiration = result.expiration_time();
-  if (!std::isfinite(expiration) || expiration < now()) return std::nullopt;
-  if (result.type() == proto::FOUND_REGULAR) {
-    if (result.value().size() > options.max_value_bytes || !valid(key, kRegularTag, result.value(), expiration)) {
-      metrics.records_refused.increment();
-      return std::nullopt;
-    }
-    return StoredRecord{result.value(), expiration};
-  }
-  if (result.type() != proto::FOUND_DICTIONARY) return std::nullopt;
-  auto dictionary = Dictionary::decode(as_bytes(result.value()), options.max_subkeys);
-  if (!dictionary) {
-    metrics.records_refused.increment();
-    return std::nullopt;
-  }
-  dictionary->drop_expired(now());
-  const auto refused = std::erase_if(dictionary->entries, [&](const auto& item) {
-    return !std::isfinite(item.second.expiration) || item.second.value.size() > options.max_value_bytes ||
-           !valid(key, item.first, item.second.value, item.second.expiration);
-  });
-  metrics.records_refused.increment(static_cast<double>(refused));
-  if (dictionary->entries.empty()) return std::nullopt;
-  return StoredRecord{std::move(*dictionary), expiration};
-}
-
 Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys) {
+  return finds_.call(peer, std::move(keys));
+}
+
+Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<DhtId> keys) {
   proto::FindRequest request;
-  fill(request.mutable_peer());
+  fill(*request.mutable_peer());
   for (const DhtId& key : keys) request.add_keys(key.binary());
-  auto bytes = co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString());
+  auto bytes = co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString(), metrics.find);
   if (!bytes) co_return bytes.error();
   proto::FindResponse reply;
-  if (!parse(reply, *bytes) || static_cast<std::size_t>(reply.results_size()) != keys.size()) {
-    failed(peer);
-    co_return malformed(peer, "rpc_find reply");
+  if (!reply.ParseFromString(*bytes) || static_cast<std::size_t>(reply.results_size()) != keys.size()) {
+    lost(peer);
+    co_return Error(Errc::malformed_reply, peer, "rpc_find");
   }
   heard_from(reply.peer().node_id(), peer);
   std::vector<Finding> findings;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const auto& result = reply.results(static_cast<int>(i));
-    Finding finding{read_record(keys[i], result), {}};
-    const int count = std::min(result.nearest_node_ids_size(), result.nearest_peer_ids_size());
-    for (int n = 0; n < count && n < static_cast<int>(options.bucket_size * 2); ++n) {
-      const auto id = DhtId::from_bytes(as_bytes(result.nearest_node_ids(n)));
-      const auto who = PeerId::from_bytes(as_bytes(result.nearest_peer_ids(n)));
-      if (id && who && *id != node_id && *who != host.id()) finding.nearest.push_back({*id, *who});
-    }
-    findings.push_back(std::move(finding));
-  }
+  findings.reserve(keys.size());
+  for (const auto& result : reply.results()) findings.push_back(read_finding(result));
   co_return findings;
+}
+
+Finding Protocol::read_finding(const proto::FindResult& result) const {
+  Finding finding;
+  const auto count = std::min<std::size_t>(result.nearest_node_ids_size(), result.nearest_peer_ids_size());
+  for (std::size_t i = 0; i < std::min(count, kMaxNeighboursHeard); ++i) {
+    const auto id = DhtId::from_bytes(as_bytes(result.nearest_node_ids(static_cast<int>(i))));
+    const auto peer = PeerId::from_bytes(as_bytes(result.nearest_peer_ids(static_cast<int>(i))));
+    if (id && peer && *id != node_id && *peer != host.id()) finding.nearest.push_back({*id, *peer});
+  }
+  if (result.type() == proto::FOUND_REGULAR) {
+    if (std::isfinite(result.expiration_time()) && result.expiration_time() >= now() &&
+        result.value().size() <= options.max_value_bytes)
+      finding.record = StoredRecord{result.value(), result.expiration_time()};
+  } else if (result.type() == proto::FOUND_DICTIONARY) {
+    std::size_t dropped = 0;
+    auto dictionary = Dictionary::decode(as_bytes(result.value()), storage.limits(), &dropped);
+    metrics.records_invalid.increment(static_cast<double>(dropped));
+    if (dictionary) dictionary->drop_expired(now());
+    // The claimed expiration of the whole counts for nothing: that of the entries does.
+    if (dictionary && !dictionary->entries().empty()) {
+      const double expiration = dictionary->latest_expiration();
+      finding.record = StoredRecord{std::move(*dictionary), expiration};
+    }
+  }
+  return finding;
+}
+
+// ---- Validation
+
+void Protocol::add_validator(std::shared_ptr<RecordValidator> validator) {
+  // Checks that run right now keep the list they started with.
+  auto extended = std::make_shared<CompositeValidator>(*validators_);
+  extended->add(std::move(validator));
+  validators_ = std::move(extended);
+  if (storage.size() + cache.size() > 0) tasks_.spawn(revalidate(), "revalidate records");
+}
+
+Task<std::vector<bool>> Protocol::validate(std::vector<Record> records) {
+  if (validators_->empty()) co_return std::vector<bool>(records.size(), true);
+  const bool few = records.size() <= kChecksInline;
+  auto check = [validators = validators_, records = std::move(records)] {
+    std::vector<bool> valid;
+    valid.reserve(records.size());
+    for (const Record& record : records) valid.push_back(validators->validate(record));
+    return valid;
+  };
+  if (few) co_return check();
+  co_return co_await runtime.offload(std::move(check));
+}
+
+Task<std::vector<std::string>> Protocol::sign(std::vector<Record> records) {
+  const bool few = records.size() <= kSignaturesInline || validators_->empty();
+  auto work = [validators = validators_, records = std::move(records)] {
+    std::vector<std::string> values;
+    values.reserve(records.size());
+    for (const Record& record : records) values.push_back(validators->sign(record));
+    return values;
+  };
+  if (few) co_return work();
+  co_return co_await runtime.offload(std::move(work));
+}
+
+/// What was stored before a validator came may not please it.
+Task<void> Protocol::revalidate() {
+  for (Storage* store : {&storage, &cache}) {
+    std::size_t looked_at = 0;
+    for (const DhtId& key : store->keys()) {
+      if (++looked_at % kRecordsPerTurn == 0) co_await runtime.yield();
+      const auto* record = store->get(key, now());
+      if (!record) continue;
+      std::vector<Record> records;
+      if (const auto* dictionary = record->dictionary()) {
+        for (const auto& [identity, entry] : dictionary->entries())
+          records.push_back({key.binary(), entry.subkey, entry.value, entry.expiration});
+      } else {
+        records.push_back({key.binary(), std::string(kRegularTag), *record->value(), record->expiration});
+      }
+      const auto valid = co_await validate(records);
+      for (std::size_t i = 0; i < valid.size(); ++i) {
+        if (valid[i]) continue;
+        metrics.records_invalid.increment();
+        store->erase(key, records[i].subkey, records[i].expiration);
+      }
+    }
+  }
+  update_gauges();
+}
+
+// ---- Who is there
+
+void Protocol::lost(const PeerId& peer) {
+  table.remove(peer);
+  update_gauges();
+}
+
+void Protocol::heard_from(const std::string& id_bytes, const PeerId& peer) {
+  const auto id = DhtId::from_bytes(as_bytes(id_bytes));
+  if (!id || *id == node_id || peer == host.id()) return;  // client-mode peers have no id
+  const bool known = table.contains(*id);
+  const auto doubtful = table.add_or_update(*id, peer, runtime.now());
+  if (doubtful) tasks_.spawn(check_old_node(*doubtful), "check old node");
+  if (known) return;
+  metrics.nodes.set(static_cast<double>(table.size()));
+  if (options.client_mode || storage.size() == 0 || !table.contains(*id) || newcomers_.size() >= kMaxNewcomers) return;
+  if (handed_over_.size() >= kMaxHandedOver) handed_over_.clear();
+  const auto [at, first] = handed_over_.try_emplace(peer, runtime.now());
+  if (!first && runtime.now() - at->second < kHandOverInterval) return;
+  at->second = runtime.now();
+  newcomers_.push_back({*id, peer});
+  if (!std::exchange(handing_over_, true)) tasks_.spawn(hand_records_over(), "hand records over");
+}
+
+/// The least recently seen node of a full bucket keeps its place if it answers.
+Task<void> Protocol::check_old_node(NodeAddress node) {
+  auto alive = co_await ping(node.peer, false);
+  if (!alive || *alive != node.id) table.remove(node.id);
+}
+
+/// Newcomers near a key for which we are responsible get the record, so that a growing swarm keeps finding it. One pass
+/// over the records serves all nodes that came since the last one.
+Task<void> Protocol::hand_records_over() {
+  while (!newcomers_.empty()) {
+    const auto nodes = std::exchange(newcomers_, {});
+    std::vector<std::vector<OutgoingRecord>> batches(nodes.size());
+    std::size_t looked_at = 0;
+    for (const DhtId& key : storage.keys()) {
+      if (++looked_at % kRecordsPerTurn == 0) co_await runtime.yield();
+      const auto* record = storage.get(key, now());
+      if (!record) continue;
+      const auto nearest = table.nearest(key, options.num_replicas + 1);
+      const DhtId own = node_id.distance(key);
+      for (std::size_t i = 0; i < nodes.size(); ++i) {
+        const auto others = [&](const NodeAddress& node) { return node.id != nodes[i].id; };
+        const auto rank = std::find_if_not(nearest.begin(), nearest.end(), others) - nearest.begin();
+        const auto first = std::find_if(nearest.begin(), nearest.end(), others);
+        const bool should_store = static_cast<std::size_t>(rank) < std::min(options.num_replicas, nearest.size());
+        const bool responsible = first == nearest.end() || own < first->id.distance(key);
+        if (!should_store || !responsible) continue;
+        batches[i].push_back(outgoing(key, *record, false));
+        if (batches[i].size() >= kHandOverBatch)
+          tasks_.spawn(hand_batch_over(nodes[i], std::exchange(batches[i], {})), "hand records over");
+      }
+    }
+    for (std::size_t i = 0; i < nodes.size(); ++i)
+      if (!batches[i].empty()) tasks_.spawn(hand_batch_over(nodes[i], std::move(batches[i])), "hand records over");
+  }
+  handing_over_ = false;
+}
+
+Task<void> Protocol::hand_batch_over(NodeAddress node, std::vector<OutgoingRecord> records) {
+  auto stored = co_await store(node.peer, std::move(records));
+  if (!stored) log::debug("dht", "records not handed over: {}", stored.error());
 }
 
 }  // namespace cohive::dht

@@ -1,23 +1,25 @@
-// The three calls of hivemind's DHT, both sides: rpc_ping, rpc_store, rpc_find.
-// Source: hivemind wire spec, sections 1.1 and 3.7.
+// The three calls of hivemind's DHT, both sides: rpc_ping, rpc_store, rpc_find; and what every call teaches about the
+// swarm. The calling side is in protocol.cpp, the serving side in protocol_server.cpp.
+// Source: hivemind wire spec, sections 1.1, 3.3 and 3.7.
 #pragma once
 
-#include "cohive/core/sync.hpp"
-#include "cohive/core/task_group.hpp"
+#include "batcher.hpp"
+#include "call_slots.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/metrics.hpp"
-#include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
 #include "composite_validator.hpp"
 #include "routing_table.hpp"
 #include "storage.hpp"
 
+namespace cohive::proto {
+class FindResult;
+class NodeInfo;
+}  // namespace cohive::proto
+
 namespace cohive::dht {
 
-inline const std::string kRegularTag("\xc0", 1);  // msgpack nil: an ordinary value
-inline const std::string kDictionaryTag;          // a whole dictionary
-
-/// What one node answers about one key.
+/// What one node answers about one key. The record is well-formed but not validated.
 struct Finding {
   std::optional<StoredRecord> record;
   std::vector<NodeAddress> nearest;
@@ -26,53 +28,91 @@ struct Finding {
 /// One record to send to a replica.
 struct OutgoingRecord {
   DhtId key;
-  std::string tag;
+  std::string tag;  ///< see subkey.hpp
   std::string value;
   double expiration = 0;
   bool in_cache = false;
 };
+/// A stored record, to be sent whole.
+OutgoingRecord outgoing(const DhtId& key, const StoredRecord& record, bool in_cache);
 
 class Protocol {
  public:
   Protocol(p2p::Host& host, const DhtOptions& options, DhtId node_id, DhtMetrics& metrics);
+  ~Protocol();
 
-  Task<Result<std::optional<DhtId>>> ping(PeerId peer, bool validate, bool strict);
+  /// \param validate  ask the peer to call back, and compare clocks: a mismatch is an error
+  Task<Result<std::optional<DhtId>>> ping(PeerId peer, bool validate);
+  /// One answer per record.
   Task<Result<std::vector<bool>>> store(PeerId peer, std::vector<OutgoingRecord> records);
+  /// One finding per key.
   Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys);
+  /// Stores here, validated as if another node had sent it.
+  Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records);
+  void close();
 
-  /// Stores into our own storage, as if a peer had sent it (validated, unless it is ours and just signed).
-  bool store_locally(const OutgoingRecord& record);
+  void add_validator(std::shared_ptr<RecordValidator> validator);
+  const CompositeValidator& validators() const { return *validators_; }
+  /// Many records leave the loop: a signature takes tens of microseconds to check.
+  Task<std::vector<bool>> validate(std::vector<Record> records);
+  /// The values with their signatures.
+  Task<std::vector<std::string>> sign(std::vector<Record> records);
 
   double now() const { return runtime.wall_time(); }
-  bool valid(const DhtId& key, const std::string& tag, const std::string& value, double expiration) const;
+  /// The newer of what storage and cache hold; null when neither does.
+  const StoredRecord* held(const DhtId& key);
+  void update_gauges();
 
   p2p::Host& host;
   Runtime& runtime;
   const DhtOptions& options;
-  DhtId node_id;
+  const DhtId node_id;
   DhtMetrics& metrics;
   RoutingTable table;
   Storage storage, cache;
-  CompositeValidator validators;
+
+  /// One thing to store: a regular value or an entry of a dictionary.
+  struct Incoming {
+    std::size_t item = 0;  ///< which record of the request it belongs to
+    DhtId key;
+    std::optional<Subkey> subkey;
+    std::string value;
+    double expiration = 0;
+    bool in_cache = false;
+  };
 
  private:
+  // protocol_server.cpp
   void serve();
-  Task<Result<std::string>> on_ping(PeerId caller, std::string request);
-  Task<Result<std::string>> on_store(PeerId caller, std::string request);
-  Task<Result<std::string>> on_find(PeerId caller, std::string request);
-  void fill(proto::NodeInfo* info) const;
-  Task<Result<std::string>> call(PeerId peer, const char* method, std::string request);
+  Task<Result<std::string>> on_ping(PeerId caller, std::string bytes);
+  Task<Result<std::string>> on_store(PeerId caller, std::string bytes);
+  Task<Result<std::string>> on_find(PeerId caller, std::string bytes);
+
+  Task<void> store_chunk(std::vector<Incoming> incoming, std::vector<bool>& ok);
+
+  void fill(proto::NodeInfo& info) const;
+  Task<Result<std::string>> call(PeerId peer, const char* method, std::string request, const CallMetrics& counters);
+  Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<OutgoingRecord> records);
+  Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys);
+  Finding read_finding(const proto::FindResult& result) const;
+
   /// A node made itself known by a request or a reply.
   void heard_from(const std::string& node_id, const PeerId& peer);
-  void failed(const PeerId& peer) { table.remove(peer); }
-  static Task<void> check_old_node(Protocol& self, NodeAddress node);
-  static Task<void> hand_over(Protocol& self, NodeAddress newcomer);
-  bool accept(const DhtId& key, const std::string& tag, const std::string& value, double expiration, bool in_cache);
-  std::optional<StoredRecord> read_record(const DhtId& key, const proto::FindResult& result);
+  void lost(const PeerId& peer);
+  Task<void> check_old_node(NodeAddress node);
+  Task<void> hand_records_over();
+  Task<void> hand_batch_over(NodeAddress node, std::vector<OutgoingRecord> records);
+  Task<void> revalidate();
 
-  Semaphore in_flight_;
-  rpc::Server server_;
+  std::shared_ptr<const CompositeValidator> validators_ = std::make_shared<CompositeValidator>();
+  std::vector<NodeAddress> newcomers_;  // to be given records
+  bool handing_over_ = false;
+  std::unordered_map<PeerId, TimePoint> handed_over_;
+  CallSlots slots_;
+  std::optional<rpc::Server> server_;
   TaskGroup tasks_;
+  Batcher<OutgoingRecord, bool> stores_;
+  Batcher<DhtId, Finding> finds_;
 };
 
 }  // namespace cohive::dht

@@ -5,6 +5,16 @@
 #include "cohive/core/runtime.hpp"
 
 namespace cohive::dht {
+namespace {
+
+// Replacements of one bucket: a bound against floods of invented nodes, far above what a swarm of thousands needs.
+constexpr std::size_t kMaxReplacements = 1000;
+
+bool bit_of(const DhtId& id, std::size_t bit) {
+  return id.bytes[bit / 8] >> (7 - bit % 8) & 1;
+}
+
+}  // namespace
 
 RoutingTable::RoutingTable(DhtId self, std::size_t bucket_size, std::size_t depth_modulo)
     : self_(self), bucket_size_(bucket_size), depth_modulo_(std::max<std::size_t>(depth_modulo, 1)), buckets_(1) {
@@ -18,23 +28,25 @@ std::size_t RoutingTable::index_of(const DhtId& id) const {
 }
 
 /// True when the node is in the bucket proper afterwards; else it is a replacement.
-bool RoutingTable::place(Bucket& bucket, const DhtId& id, TimePoint now) {
+bool RoutingTable::place(Bucket& bucket, const NodeAddress& node, TimePoint now) {
   bucket.updated = now;
-  if (const auto at = std::find(bucket.nodes.begin(), bucket.nodes.end(), id); at != bucket.nodes.end()) {
-    bucket.nodes.splice(bucket.nodes.end(), bucket.nodes, at);
+  bucket.pinged.erase(node.id);
+  const auto at = std::find(bucket.nodes.begin(), bucket.nodes.end(), node);
+  if (at != bucket.nodes.end()) {
+    std::rotate(at, at + 1, bucket.nodes.end());
     return true;
   }
-  bucket.replacements.remove(id);
+  std::erase(bucket.replacements, node.id);
   if (bucket.nodes.size() < bucket_size_) {
-    bucket.nodes.push_back(id);
+    bucket.nodes.push_back(node);
     ++active_;
     return true;
   }
-  bucket.replacements.push_back(id);
-  if (bucket.replacements.size() > bucket_size_) {  // ours: a bound against floods of invented nodes
-    const DhtId oldest = bucket.replacements.front();
+  bucket.replacements.push_back(node.id);
+  if (bucket.replacements.size() > kMaxReplacements) {
+    const auto oldest = peers_.find(bucket.replacements.front());
     bucket.replacements.pop_front();
-    ids_.erase(peers_.at(oldest));
+    ids_.erase(oldest->second);
     peers_.erase(oldest);
   }
   return false;
@@ -44,22 +56,20 @@ std::optional<NodeAddress> RoutingTable::add_or_update(const DhtId& id, const Pe
   if (id == self_) return std::nullopt;
   // One peer has one node: a restarted peer comes back under a new node id.
   if (const auto old = ids_.find(peer); old != ids_.end() && old->second != id) remove(DhtId(old->second));
-  if (const auto old = peers_.find(id); old != peers_.end() && old->second != peer) return std::nullopt;  // taken
-  peers_.insert_or_assign(id, peer);
-  ids_.insert_or_assign(peer, id);
+  // A node id belongs to who had it first: nobody takes over another peer's place by claiming its id.
+  if (const auto old = peers_.find(id); old != peers_.end() && old->second != peer) return std::nullopt;
+  peers_.emplace(id, peer);
+  ids_.emplace(peer, id);
   for (;;) {
     const std::size_t index = index_of(id);
     Bucket& bucket = buckets_[index];
-    if (place(bucket, id, now)) return std::nullopt;
+    if (place(bucket, {id, peer}, now)) return std::nullopt;
     if (bucket.holds(self_) || bucket.depth % depth_modulo_ != 0) {
       split(index);
       continue;
     }
-    for (const DhtId& candidate : bucket.nodes) {
-      if (bucket.pinged.contains(candidate)) continue;
-      bucket.pinged.insert(candidate);
-      return NodeAddress{candidate, peers_.at(candidate)};
-    }
+    for (const NodeAddress& candidate : bucket.nodes)
+      if (bucket.pinged.insert(candidate.id).second) return candidate;
     return std::nullopt;
   }
 }
@@ -85,24 +95,24 @@ void RoutingTable::split(std::size_t index) {
   buckets_[index] = std::move(left);
   buckets_.insert(buckets_.begin() + static_cast<std::ptrdiff_t>(index) + 1, std::move(right));
   const TimePoint updated = old.updated;
-  for (const auto* list : {&old.nodes, &old.replacements})
-    for (const DhtId& id : *list) place(buckets_[index_of(id)], id, updated);
+  for (const NodeAddress& node : old.nodes) place(buckets_[index_of(node.id)], node, updated);
+  for (const DhtId& id : old.replacements) place(buckets_[index_of(id)], {id, peers_.at(id)}, updated);
 }
 
 void RoutingTable::remove(const DhtId& id) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   Bucket& bucket = buckets_[index_of(id)];
-  const std::size_t before = bucket.nodes.size();
-  bucket.nodes.remove(id);
-  bucket.replacements.remove(id);
+  const auto removed = std::erase_if(bucket.nodes, [&](const NodeAddress& node) { return node.id == id; });
+  if (removed == 0) std::erase(bucket.replacements, id);
   bucket.pinged.erase(id);
-  active_ -= before - bucket.nodes.size();
+  active_ -= removed;
   ids_.erase(found->second);
   peers_.erase(found);
   if (bucket.nodes.size() < bucket_size_ && !bucket.replacements.empty()) {
-    bucket.nodes.push_back(bucket.replacements.back());
+    const DhtId newest = bucket.replacements.back();
     bucket.replacements.pop_back();
+    bucket.nodes.push_back({newest, peers_.at(newest)});
     ++active_;
   }
 }
@@ -110,8 +120,6 @@ void RoutingTable::remove(const DhtId& id) {
 void RoutingTable::remove(const PeerId& peer) {
   if (const auto found = ids_.find(peer); found != ids_.end()) remove(DhtId(found->second));
 }
-
-void RoutingTable::ping_done(const DhtId& id) { buckets_[index_of(id)].pinged.erase(id); }
 
 std::optional<PeerId> RoutingTable::peer_of(const DhtId& id) const {
   const auto found = peers_.find(id);
@@ -123,19 +131,40 @@ std::optional<DhtId> RoutingTable::id_of(const PeerId& peer) const {
   return found == ids_.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::vector<NodeAddress> RoutingTable::nearest(const DhtId& query, std::size_t k, const std::optional<DhtId>& exclude) const {
-  std::vector<std::pair<DhtId, const DhtId*>> ranked;
-  ranked.reserve(active_);
-  for (const Bucket& bucket : buckets_)
-    for (const DhtId& id : bucket.nodes)
-      if (!exclude || id != *exclude) ranked.emplace_back(id.distance(query), &id);
-  const std::size_t kept = std::min(k, ranked.size());
-  std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(kept), ranked.end(),
-                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<NodeAddress> result;
-  result.reserve(kept);
-  for (std::size_t i = 0; i < kept; ++i) result.push_back({*ranked[i].second, peers_.at(*ranked[i].second)});
-  return result;
+/// Buckets [first, last) agree on the bits before `bit`. Every id in the half that shares the query's next bit is
+/// nearer than every id in the other half, so that half goes first and the other one only if it is needed.
+void RoutingTable::collect(std::size_t first, std::size_t last, std::size_t bit, const DhtId& query, std::size_t wanted,
+                           std::vector<NodeAddress>& found) const {
+  if (found.size() >= wanted || first == last) return;
+  if (last - first == 1) {
+    const auto start = static_cast<std::ptrdiff_t>(found.size());
+    found.insert(found.end(), buckets_[first].nodes.begin(), buckets_[first].nodes.end());
+    std::sort(found.begin() + start, found.end(),
+              [&](const NodeAddress& a, const NodeAddress& b) { return a.id.distance(query) < b.id.distance(query); });
+    return;
+  }
+  const auto begin = buckets_.begin();
+  const auto middle = static_cast<std::size_t>(
+      std::partition_point(begin + static_cast<std::ptrdiff_t>(first), begin + static_cast<std::ptrdiff_t>(last),
+                           [bit](const Bucket& bucket) { return !bit_of(bucket.lower, bit); }) -
+      begin);
+  if (bit_of(query, bit)) {
+    collect(middle, last, bit + 1, query, wanted, found);
+    collect(first, middle, bit + 1, query, wanted, found);
+  } else {
+    collect(first, middle, bit + 1, query, wanted, found);
+    collect(middle, last, bit + 1, query, wanted, found);
+  }
+}
+
+std::vector<NodeAddress> RoutingTable::nearest(const DhtId& query, std::size_t k,
+                                               const std::optional<DhtId>& exclude) const {
+  std::vector<NodeAddress> found;
+  found.reserve(k + bucket_size_);
+  collect(0, buckets_.size(), 0, query, k + (exclude ? 1 : 0), found);
+  if (exclude) std::erase_if(found, [&](const NodeAddress& node) { return node.id == *exclude; });
+  if (found.size() > k) found.resize(k);
+  return found;
 }
 
 std::vector<DhtId> RoutingTable::stale_buckets(TimePoint before, Runtime& runtime) const {

@@ -1,7 +1,7 @@
 // Who is where in the id space: buckets that split near ourselves. Source: hivemind wire spec, section 3.3.
 #pragma once
 
-#include <list>
+#include <deque>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -16,6 +16,7 @@ namespace cohive::dht {
 struct NodeAddress {
   DhtId id;
   PeerId peer;
+  friend bool operator==(const NodeAddress&, const NodeAddress&) = default;
 };
 
 class RoutingTable {
@@ -27,13 +28,12 @@ class RoutingTable {
   /// Drops a node; the newest replacement takes its place.
   void remove(const DhtId& id);
   void remove(const PeerId& peer);
-  /// A ping that add_or_update asked for has been answered.
-  void ping_done(const DhtId& id);
 
   std::optional<PeerId> peer_of(const DhtId& id) const;
   std::optional<DhtId> id_of(const PeerId& peer) const;
-  /// The k nearest by XOR distance, ascending.
-  std::vector<NodeAddress> nearest(const DhtId& query, std::size_t k, const std::optional<DhtId>& exclude = std::nullopt) const;
+  /// The k nearest by XOR distance, ascending. Replacements do not count.
+  std::vector<NodeAddress> nearest(const DhtId& query, std::size_t k,
+                                   const std::optional<DhtId>& exclude = std::nullopt) const;
   bool contains(const DhtId& id) const { return peers_.contains(id); }
   std::size_t size() const { return active_; }
   std::size_t bucket_count() const { return buckets_.size(); }
@@ -43,17 +43,19 @@ class RoutingTable {
 
  private:
   struct Bucket {
-    DhtId lower, upper;  // both inside
+    DhtId lower, upper;  // both inside; they share their first `depth` bits and no more
     std::size_t depth = 0;
-    std::list<DhtId> nodes;         // least recently seen first
-    std::list<DhtId> replacements;  // oldest first
+    std::vector<NodeAddress> nodes;  // least recently seen first
+    std::deque<DhtId> replacements;  // oldest first
     std::unordered_set<DhtId> pinged;
     TimePoint updated{};
     bool holds(const DhtId& id) const { return lower <= id && id <= upper; }
   };
   std::size_t index_of(const DhtId& id) const;
   void split(std::size_t index);
-  bool place(Bucket& bucket, const DhtId& id, TimePoint now);
+  bool place(Bucket& bucket, const NodeAddress& node, TimePoint now);
+  void collect(std::size_t first, std::size_t last, std::size_t bit, const DhtId& query, std::size_t wanted,
+               std::vector<NodeAddress>& found) const;
 
   DhtId self_;
   std::size_t bucket_size_, depth_modulo_;

@@ -1,14 +1,18 @@
 // RSA-PSS signatures on records that carry an owner marker. Source: hivemind wire spec, section 4.2.
 #include <openssl/bn.h>
 #include <openssl/core_names.h>
+#include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/param_build.h>
 #include <openssl/rsa.h>
 
-#include <list>
+#include <deque>
+#include <mutex>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "cohive/core/crypto.hpp"
+#include "cohive/core/runtime.hpp"
 #include "cohive/dht/validation.hpp"
 
 namespace cohive::dht {
@@ -19,7 +23,7 @@ constexpr std::string_view kSignature = "[signature:";
 constexpr std::string_view kAlgorithm = "ssh-rsa";
 constexpr int kRsaBits = 2048;
 constexpr std::size_t kMaxOwner = 4096;
-constexpr std::size_t kCachedKeys = 256;
+constexpr std::size_t kCachedKeys = 4096;
 
 struct Deleter {
   void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
@@ -72,9 +76,11 @@ Pkey from_openssh(std::string_view text) {
   if (!blob) return nullptr;
   std::string_view rest = as_text(*blob);
   const auto name = take_ssh(rest), e = take_ssh(rest), n = take_ssh(rest);
-  if (!name || *name != kAlgorithm || !e || !n || !rest.empty() || n->size() < 256 || n->size() > 1025 || e->size() > 8) return nullptr;
+  if (!name || *name != kAlgorithm || !e || !n || !rest.empty() || n->size() < 256 || n->size() > 1025 || e->size() > 8)
+    return nullptr;
   const auto number = [](std::string_view bytes) {
-    return Number(BN_bin2bn(reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()), nullptr));
+    return Number(
+        BN_bin2bn(reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()), nullptr));
   };
   const Number exponent = number(*e), modulus = number(*n);
   std::unique_ptr<OSSL_PARAM_BLD, Deleter> builder(OSSL_PARAM_BLD_new());
@@ -89,39 +95,67 @@ Pkey from_openssh(std::string_view text) {
   return Pkey(key, Deleter());
 }
 
-/// The text of "[<prefix>...]" occurrences; `.` does not match a newline, and the text is not empty.
-std::vector<std::string_view> bracketed(std::string_view text, std::string_view prefix) {
-  std::vector<std::string_view> found;
-  for (std::size_t at = text.find(prefix); at != std::string_view::npos; at = text.find(prefix, at + 1)) {
-    const auto content = text.substr(at + prefix.size());
-    const auto end = content.find(']', 1);
-    if (end == std::string_view::npos || content.substr(0, end).find('\n') != std::string_view::npos) continue;
-    found.push_back(content.substr(0, end));
+/// A "[<prefix>content]" in a text.
+struct Bracketed {
+  std::size_t begin, end;  // of the whole
+  std::string_view content;
+};
+
+/// All of them, left to right without overlap. The content is not empty and has no newline.
+std::vector<Bracketed> bracketed(std::string_view text, std::string_view prefix) {
+  std::vector<Bracketed> found;
+  for (std::size_t at = text.find(prefix); at != std::string_view::npos; at = text.find(prefix, at)) {
+    const std::size_t start = at + prefix.size();
+    const std::size_t close = text.find(']', start + 1);
+    if (close == std::string_view::npos) break;
+    const auto content = text.substr(start, close - start);
+    if (content.find('\n') != std::string_view::npos) {
+      ++at;
+      continue;
+    }
+    found.push_back({at, close + 1, content});
+    at = close + 1;
   }
   return found;
 }
 
-std::string strip_signature(std::string_view value) {
-  const auto at = value.rfind(kSignature);
-  const auto end = at == std::string_view::npos ? at : value.find(']', at);
-  if (end == std::string_view::npos) return std::string(value);
-  return std::string(value.substr(0, at)) + std::string(value.substr(end + 1));
+/// The owner named by key and subkey: empty when the record is not protected, nullopt when they name several.
+std::optional<std::string_view> owner_of(const Record& record) {
+  std::string_view owner;
+  for (const std::string* part : {&record.key, &record.subkey})
+    for (const auto& marker : bracketed(*part, kMarker)) {
+      if (!owner.empty() && owner != marker.content) return std::nullopt;
+      owner = marker.content;
+    }
+  return owner;
 }
 
-std::string signed_bytes(const Record& record) {
+std::string without(std::string_view text, const std::vector<Bracketed>& parts) {
+  std::string result;
+  std::size_t at = 0;
+  for (const auto& part : parts) {
+    result += text.substr(at, part.begin - at);
+    at = part.end;
+  }
+  result += text.substr(at);
+  return result;
+}
+
+std::string signed_bytes(const Record& record, std::string stripped_value) {
   using namespace msgpack;
-  return encode(Tuple{{Bin{record.key}, Bin{record.subkey}, Bin{strip_signature(record.value)}, record.expiration}});
+  return encode(Tuple{{Bin{record.key}, Bin{record.subkey}, Bin{std::move(stripped_value)}, record.expiration}});
 }
 
 bool set_pss(EVP_PKEY_CTX* context, int salt) {
-  return EVP_PKEY_CTX_set_rsa_padding(context, RSA_PKCS1_PSS_PADDING) > 0 && EVP_PKEY_CTX_set_rsa_mgf1_md(context, EVP_sha256()) > 0 &&
-         EVP_PKEY_CTX_set_rsa_pss_saltlen(context, salt) > 0;
+  return EVP_PKEY_CTX_set_rsa_padding(context, RSA_PKCS1_PSS_PADDING) > 0 &&
+         EVP_PKEY_CTX_set_rsa_mgf1_md(context, EVP_sha256()) > 0 && EVP_PKEY_CTX_set_rsa_pss_saltlen(context, salt) > 0;
 }
 
 }  // namespace
 
 struct RsaSignatureValidator::Impl {
-  explicit Impl(Pkey pair) : key(std::move(pair)), owner(openssh_of(key.get())), marker(std::string(kMarker) + owner + "]") {}
+  explicit Impl(Pkey pair)
+      : key(std::move(pair)), owner(openssh_of(key.get())), marker(std::string(kMarker) + owner + "]") {}
 
   std::string sign(const std::string& bytes) const {
     std::unique_ptr<EVP_MD_CTX, Deleter> context(EVP_MD_CTX_new());
@@ -130,7 +164,8 @@ struct RsaSignatureValidator::Impl {
     Bytes signature(size);
     const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
     if (EVP_DigestSignInit(context.get(), &options, EVP_sha256(), nullptr, key.get()) <= 0 ||
-        !set_pss(options, RSA_PSS_SALTLEN_MAX) || EVP_DigestSign(context.get(), signature.data(), &size, data, bytes.size()) <= 0)
+        !set_pss(options, RSA_PSS_SALTLEN_MAX) ||
+        EVP_DigestSign(context.get(), signature.data(), &size, data, bytes.size()) <= 0)
       throw std::runtime_error("RSA-PSS signing failed");
     signature.resize(size);
     return crypto::base64_encode(signature);
@@ -142,61 +177,86 @@ struct RsaSignatureValidator::Impl {
     std::unique_ptr<EVP_MD_CTX, Deleter> context(EVP_MD_CTX_new());
     EVP_PKEY_CTX* options = nullptr;
     const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
-    return EVP_DigestVerifyInit(context.get(), &options, EVP_sha256(), nullptr, theirs.get()) > 0 &&
-           set_pss(options, RSA_PSS_SALTLEN_AUTO) &&
-           EVP_DigestVerify(context.get(), signature.data(), signature.size(), data, bytes.size()) > 0;
+    const bool valid = EVP_DigestVerifyInit(context.get(), &options, EVP_sha256(), nullptr, theirs.get()) > 0 &&
+                       set_pss(options, RSA_PSS_SALTLEN_AUTO) &&
+                       EVP_DigestVerify(context.get(), signature.data(), signature.size(), data, bytes.size()) > 0;
+    if (!valid) ERR_clear_error();
+    return valid;
   }
 
-  /// Parsing a key costs more than using it; the most recent ones are kept.
+  /// Parsing a key costs as much as using it; the most recent ones are kept.
   Pkey key_of(std::string_view text) const {
-    for (auto at = known.begin(); at != known.end(); ++at) {
-      if (at->first != text) continue;
-      known.splice(known.begin(), known, at);
-      return known.front().second;
+    const std::string owned(text);
+    {
+      const std::lock_guard lock(mutex);
+      if (const auto found = known.find(owned); found != known.end()) return found->second;
     }
     Pkey parsed = from_openssh(text);
     if (!parsed) return nullptr;
-    known.emplace_front(text, parsed);
-    if (known.size() > kCachedKeys) known.pop_back();
+    const std::lock_guard lock(mutex);
+    if (known.size() >= kCachedKeys) {
+      known.erase(order.front());
+      order.pop_front();
+    }
+    if (known.emplace(owned, parsed).second) order.push_back(owned);
     return parsed;
   }
 
   Pkey key;
   std::string owner, marker;
-  mutable std::list<std::pair<std::string, Pkey>> known;
+  mutable std::mutex mutex;  // validation also runs on worker threads
+  mutable std::unordered_map<std::string, Pkey> known;
+  mutable std::deque<std::string> order;  // oldest first
 };
 
-RsaSignatureValidator::RsaSignatureValidator() : impl_(std::make_unique<Impl>(Pkey(EVP_RSA_gen(kRsaBits), Deleter()))) {}
-
-RsaSignatureValidator::RsaSignatureValidator(ByteView der) {
+namespace {
+Pkey generate() {
+  EVP_PKEY* key = EVP_RSA_gen(kRsaBits);
+  if (!key) throw std::runtime_error("RSA key generation failed");
+  return Pkey(key, Deleter());
+}
+Pkey from_pkcs1(ByteView der) {
   const unsigned char* at = der.data();
   Pkey key(d2i_PrivateKey(EVP_PKEY_RSA, nullptr, &at, static_cast<long>(der.size())), Deleter());
   if (!key) throw std::invalid_argument("not a PKCS#1 RSA private key");
-  impl_ = std::make_unique<Impl>(std::move(key));
+  return key;
+}
+}  // namespace
+
+RsaSignatureValidator::RsaSignatureValidator() : impl_(std::make_unique<Impl>(generate())) {}
+RsaSignatureValidator::RsaSignatureValidator(ByteView pkcs1_der)
+    : impl_(std::make_unique<Impl>(from_pkcs1(pkcs1_der))) {}
+RsaSignatureValidator::~RsaSignatureValidator() = default;
+
+const std::string& RsaSignatureValidator::ownership_marker() const {
+  return impl_->marker;
 }
 
-RsaSignatureValidator::~RsaSignatureValidator() = default;
-const std::string& RsaSignatureValidator::ownership_marker() const { return impl_->marker; }
-
 bool RsaSignatureValidator::validate(const Record& record) const {
-  auto owners = bracketed(record.key, kMarker);
-  const auto more = bracketed(record.subkey, kMarker);
-  owners.insert(owners.end(), more.begin(), more.end());
-  if (owners.empty()) return true;
-  for (const auto& owner : owners)
-    if (owner != owners.front()) return false;
+  const auto owner = owner_of(record);
+  if (!owner) return false;
+  if (owner->empty()) return true;
   const auto signatures = bracketed(record.value, kSignature);
   if (signatures.size() != 1) return false;
-  const auto signature = crypto::base64_decode(signatures.front());
-  return signature && impl_->verify(owners.front(), signed_bytes(record), *signature);
+  const auto signature = crypto::base64_decode(signatures.front().content);
+  return signature && impl_->verify(*owner, signed_bytes(record, without(record.value, signatures)), *signature);
 }
 
 std::string RsaSignatureValidator::sign_value(const Record& record) const {
-  if (record.key.find(impl_->marker) == std::string::npos && record.subkey.find(impl_->marker) == std::string::npos) return record.value;
-  return record.value + std::string(kSignature) + impl_->sign(signed_bytes(record)) + "]";
+  const auto ours = [this](const std::string& part) { return part.find(impl_->marker) != std::string::npos; };
+  if (!ours(record.key) && !ours(record.subkey)) return record.value;
+  return record.value + std::string(kSignature) + impl_->sign(signed_bytes(record, record.value)) + "]";
 }
 
-std::string RsaSignatureValidator::strip_value(const Record& record) const { return strip_signature(record.value); }
+std::string RsaSignatureValidator::strip_value(const Record& record) const {
+  const auto owner = owner_of(record);
+  if (owner && owner->empty()) return record.value;  // not protected: whatever looks like a signature is content
+  return without(record.value, bracketed(record.value, kSignature));
+}
+
+Task<std::shared_ptr<RsaSignatureValidator>> make_rsa_validator(Runtime& runtime) {
+  co_return co_await runtime.offload([] { return std::make_shared<RsaSignatureValidator>(); });
+}
 
 bool RsaSignatureValidator::merge_with(const RecordValidator& other) {
   return dynamic_cast<const RsaSignatureValidator*>(&other) != nullptr;  // the first key keeps signing

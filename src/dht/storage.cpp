@@ -1,6 +1,7 @@
 #include "storage.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cohive/core/errors.hpp"
@@ -9,34 +10,91 @@ namespace cohive::dht {
 
 namespace {
 constexpr std::int8_t kDictionaryType = 0x50;
+constexpr std::size_t kMaxSubkeyBytes = 4096;
+constexpr std::size_t kEntryOverhead = 24;     // headers and expiration of an encoded entry, rounded up
+constexpr std::size_t kMaxDropsAtOnce = 1024;  // keeps one call short when very many records expire together
+
+std::size_t cost_of(const Dictionary::Entry& entry) {
+  return entry.subkey.size() + entry.value.size() + kEntryOverhead;
 }
 
-bool Dictionary::put(const std::string& subkey, std::string value, double expiration) {
-  const auto [at, inserted] = entries.try_emplace(subkey);
-  if (!inserted && at->second.expiration >= expiration) return false;
-  at->second = {std::move(value), expiration};
-  latest_expiration = std::max(latest_expiration, expiration);
+void append_array_header(std::string& out, std::size_t size) {
+  const bool wide = size > 0xffff;
+  if (size < 16) {
+    out.push_back(static_cast<char>(0x90 | size));
+    return;
+  }
+  out.push_back(static_cast<char>(wide ? 0xdd : 0xdc));
+  for (int shift = wide ? 24 : 8; shift >= 0; shift -= 8) out.push_back(static_cast<char>(size >> shift));
+}
+
+const std::vector<msgpack::Value>* sequence(const msgpack::Value& value) {
+  if (const auto* array = value.get_if<msgpack::Array>()) return &array->items;
+  if (const auto* tuple = value.get_if<msgpack::Tuple>()) return &tuple->items;
+  return nullptr;
+}
+}  // namespace
+
+bool Dictionary::would_accept(const Subkey& subkey, double expiration) const {
+  const auto at = entries_.find(subkey.identity);
+  return at == entries_.end() || expiration > at->second.expiration;
+}
+
+bool Dictionary::put(Subkey subkey, std::string value, double expiration) {
+  const auto at = entries_.find(subkey.identity);
+  if (at != entries_.end()) {
+    if (!(expiration > at->second.expiration)) return false;
+    erase(subkey.identity);
+  }
+  by_expiration_.emplace(expiration, subkey.identity);
+  const auto& entry =
+      entries_.emplace(std::move(subkey.identity), Entry{std::move(subkey.encoded), std::move(value), expiration})
+          .first->second;
+  bytes_ += cost_of(entry);
+  latest_ = std::max(latest_, expiration);
+  encoded_.clear();
   return true;
 }
 
+void Dictionary::erase(const std::string& identity) {
+  const auto at = entries_.find(identity);
+  if (at == entries_.end()) return;
+  bytes_ -= cost_of(at->second);
+  by_expiration_.erase({at->second.expiration, identity});
+  entries_.erase(at);
+  encoded_.clear();
+}
+
 void Dictionary::drop_expired(double now) {
-  std::erase_if(entries, [now](const auto& item) { return item.second.expiration < now; });
+  while (!by_expiration_.empty() && by_expiration_.begin()->first < now)
+    erase(std::string(by_expiration_.begin()->second));
 }
 
-std::string Dictionary::encode() const {
-  using namespace msgpack;
-  Array list;
-  list.items.reserve(entries.size());
-  for (const auto& [subkey, timed] : entries)
-    list.items.push_back(Array{{msgpack::decode(as_bytes(subkey)).value(), Value::bin(as_bytes(timed.value)), timed.expiration}});
-  const std::string payload =
-      msgpack::encode(Array{{std::numeric_limits<double>::infinity(), latest_expiration, std::move(list)}});
-  std::string out;
-  append_ext(out, kDictionaryType, payload);
-  return out;
+bool Dictionary::shrink(const StorageLimits& limits, const Subkey& subkey) {
+  while (entries_.size() > limits.max_subkeys || bytes_ > limits.max_dictionary_bytes)
+    erase(std::string(by_expiration_.begin()->second));
+  return entries_.contains(subkey.identity);
 }
 
-Result<Dictionary> Dictionary::decode(ByteView bytes, std::size_t max_entries) {
+const std::string& Dictionary::encoded() const {
+  if (!encoded_.empty()) return encoded_;
+  std::string payload;
+  payload.reserve(bytes_ + kEntryOverhead);
+  append_array_header(payload, 3);
+  msgpack::encode_to(payload, std::numeric_limits<double>::infinity());  // the size limit, which nobody sets
+  msgpack::encode_to(payload, latest_);
+  append_array_header(payload, entries_.size());
+  for (const auto& [identity, entry] : entries_) {
+    append_array_header(payload, 3);
+    payload += entry.subkey;
+    msgpack::encode_to(payload, msgpack::Value::bin(as_bytes(entry.value)));
+    msgpack::encode_to(payload, entry.expiration);
+  }
+  msgpack::append_ext(encoded_, kDictionaryType, payload);
+  return encoded_;
+}
+
+Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped) {
   const Error bad(cohive::Errc::malformed, "dictionary record");
   auto outer = msgpack::decode(bytes);
   if (!outer) return outer.error();
@@ -44,51 +102,70 @@ Result<Dictionary> Dictionary::decode(ByteView bytes, std::size_t max_entries) {
   if (!ext || ext->type != kDictionaryType) return bad;
   auto inner = msgpack::decode(as_bytes(ext->data));
   if (!inner) return inner.error();
-  const auto* fields = inner->get_if<msgpack::Array>();
-  if (!fields || fields->items.size() != 3) return bad;
-  const auto latest = fields->items[1].as_number();
-  const auto* list = fields->items[2].get_if<msgpack::Array>();
-  if (!latest || !list) return bad;
-  if (list->items.size() > max_entries) return Error(cohive::Errc::limit_exceeded, "dictionary record");
+  const auto* fields = sequence(*inner);
+  if (!fields || fields->size() != 3 || !(*fields)[1].as_number()) return bad;
+  const auto* list = sequence((*fields)[2]);
+  if (!list) return bad;
+  if (list->size() > limits.max_subkeys) return Error(cohive::Errc::limit_exceeded, "dictionary record");
   Dictionary result;
-  for (const auto& item : list->items) {
-    const auto* entry = item.get_if<msgpack::Array>();
-    if (!entry || entry->items.size() != 3) return bad;
-    const auto* value = entry->items[1].get_if<msgpack::Bin>();
-    const auto expiration = entry->items[2].as_number();
-    if (!value || !expiration) return bad;
-    result.put(msgpack::encode(entry->items[0]), value->data, *expiration);
+  for (const auto& item : *list) {
+    const auto* entry = sequence(item);
+    const auto* value = entry && entry->size() == 3 ? (*entry)[1].get_if<msgpack::Bin>() : nullptr;
+    const auto expiration = value ? (*entry)[2].as_number() : std::nullopt;
+    auto subkey = expiration ? Subkey::from_value((*entry)[0]) : std::nullopt;
+    if (!subkey || !std::isfinite(*expiration) || value->data.size() > limits.max_value_bytes ||
+        subkey->encoded.size() > kMaxSubkeyBytes) {
+      if (dropped) ++*dropped;
+      continue;
+    }
+    result.put(std::move(*subkey), value->data, *expiration);
   }
-  result.latest_expiration = *latest;
   return result;
 }
 
 void Storage::erase(const DhtId& key) {
   const auto found = records_.find(key);
   if (found == records_.end()) return;
+  bytes_ -= found->second.bytes();
   by_expiration_.erase({found->second.expiration, key});
   records_.erase(found);
 }
 
-void Storage::drop_expired(double now) {
-  while (!by_expiration_.empty() && by_expiration_.begin()->first < now) {
-    records_.erase(by_expiration_.begin()->second);
-    by_expiration_.erase(by_expiration_.begin());
+void Storage::erase(const DhtId& key, std::string_view tag, double expiration) {
+  const auto found = records_.find(key);
+  if (found == records_.end()) return;
+  auto* dictionary = std::get_if<Dictionary>(&found->second.content);
+  if (!dictionary) {
+    if (tag == kRegularTag && found->second.expiration == expiration) erase(key);
+    return;
   }
+  const auto subkey = Subkey::from_tag(tag);
+  const auto entry = subkey ? dictionary->entries().find(subkey->identity) : dictionary->entries().end();
+  if (entry == dictionary->entries().end() || entry->second.expiration != expiration) return;
+  bytes_ -= dictionary->bytes();
+  dictionary->erase(subkey->identity);
+  bytes_ += dictionary->bytes();
+  if (dictionary->entries().empty()) erase(key);
 }
 
-StoredRecord& Storage::insert(const DhtId& key, StoredRecord record) {
+void Storage::drop_expired(double now) {
+  for (std::size_t i = 0; i < kMaxDropsAtOnce && !by_expiration_.empty() && by_expiration_.begin()->first < now; ++i)
+    erase(DhtId(by_expiration_.begin()->second));
+}
+
+/// What expires first goes first.
+void Storage::make_room(std::size_t records, std::size_t bytes) {
+  while (!by_expiration_.empty() &&
+         (records_.size() + records > limits_.max_records || bytes_ + bytes > limits_.max_bytes))
+    erase(DhtId(by_expiration_.begin()->second));
+}
+
+void Storage::replace(const DhtId& key, StoredRecord record) {
   erase(key);
-  // The record that expires first makes room.
-  while (records_.size() >= max_records_ && !by_expiration_.empty()) erase(DhtId(by_expiration_.begin()->second));
+  bytes_ += record.bytes();
   by_expiration_.insert({record.expiration, key});
-  return records_.insert_or_assign(key, std::move(record)).first->second;
-}
-
-void Storage::set_expiration(const DhtId& key, StoredRecord& record, double expiration) {
-  by_expiration_.erase({record.expiration, key});
-  record.expiration = expiration;
-  by_expiration_.insert({expiration, key});
+  records_.insert_or_assign(key, std::move(record));
+  make_room(0, 0);
 }
 
 const StoredRecord* Storage::get(const DhtId& key, double now) {
@@ -98,35 +175,74 @@ const StoredRecord* Storage::get(const DhtId& key, double now) {
     erase(key);
     return nullptr;
   }
-  if (auto* dictionary = std::get_if<Dictionary>(&found->second.content)) dictionary->drop_expired(now);
+  if (auto* dictionary = std::get_if<Dictionary>(&found->second.content)) {
+    bytes_ -= dictionary->bytes();
+    dictionary->drop_expired(now);
+    bytes_ += dictionary->bytes();
+  }
   return &found->second;
+}
+
+bool Storage::would_accept(const DhtId& key, const Subkey* subkey, double expiration, double now) const {
+  if (!(expiration >= now)) return false;
+  const auto found = records_.find(key);
+  if (found == records_.end()) return true;
+  const auto* dictionary = found->second.dictionary();
+  if (subkey && dictionary) return dictionary->would_accept(*subkey, expiration);
+  return expiration > found->second.expiration;
 }
 
 bool Storage::store(const DhtId& key, std::string value, double expiration, double now) {
   drop_expired(now);
-  if (!(expiration >= now)) return false;
-  if (const auto* present = get(key, now); present && !(expiration > present->expiration)) return false;
-  insert(key, {std::move(value), expiration});
-  return true;
+  if (!std::isfinite(expiration) || value.size() > limits_.max_value_bytes || limits_.max_records == 0) return false;
+  if (!would_accept(key, nullptr, expiration, now)) return false;
+  replace(key, {std::move(value), expiration});
+  return records_.contains(key);
 }
 
-bool Storage::store_subkey(const DhtId& key, const std::string& subkey, std::string value, double expiration, double now) {
+bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now) {
   drop_expired(now);
-  if (!(expiration >= now)) return false;
-  const auto* present = get(key, now);
-  if (!present || (!present->is_dictionary() && present->expiration < expiration)) {
+  if (!std::isfinite(expiration) || value.size() > limits_.max_value_bytes || limits_.max_records == 0) return false;
+  if (subkey.encoded.size() > kMaxSubkeyBytes || !would_accept(key, &subkey, expiration, now)) return false;
+  const auto found = records_.find(key);
+  if (found == records_.end() || !found->second.is_dictionary()) {
     Dictionary fresh;
-    fresh.put(subkey, std::move(value), expiration);
-    insert(key, {std::move(fresh), expiration});
-    return true;
+    fresh.put(std::move(subkey), std::move(value), expiration);
+    replace(key, {std::move(fresh), expiration});
+    return records_.contains(key);
   }
-  if (!present->is_dictionary()) return false;
-  StoredRecord& record = records_.at(key);
+  StoredRecord& record = found->second;
   auto& dictionary = std::get<Dictionary>(record.content);
-  if (dictionary.entries.size() >= max_subkeys_ && !dictionary.entries.contains(subkey)) return false;
-  if (!dictionary.put(subkey, std::move(value), expiration)) return false;
-  if (expiration > record.expiration) set_expiration(key, record, expiration);
-  return true;
+  bytes_ -= dictionary.bytes();
+  dictionary.drop_expired(now);
+  dictionary.put(subkey, std::move(value), expiration);
+  const bool kept = dictionary.shrink(limits_, subkey);
+  bytes_ += dictionary.bytes();
+  if (dictionary.entries().empty()) {
+    erase(key);
+    return false;
+  }
+  if (kept && expiration > record.expiration) {
+    by_expiration_.erase({record.expiration, key});
+    record.expiration = expiration;
+    by_expiration_.insert({expiration, key});
+  }
+  make_room(0, 0);
+  return kept && records_.contains(key);
+}
+
+bool Storage::store_dictionary(const DhtId& key, const Dictionary& dictionary, double now) {
+  bool all = !dictionary.entries().empty();
+  for (const auto& [identity, entry] : dictionary.entries()) {
+    const bool stored = store_subkey(key, {entry.subkey, identity}, entry.value, entry.expiration, now);
+    all = all && stored;
+  }
+  return all;
+}
+
+std::size_t Storage::size(double now) {
+  drop_expired(now);
+  return records_.size();
 }
 
 std::vector<DhtId> Storage::keys() const {

@@ -1,62 +1,114 @@
-// What a node keeps: regular values and dictionaries with expirations. Source: hivemind wire spec, sections 3.5 and 3.6.
+// What a node keeps: regular values and dictionaries, each with an expiration, within bounds.
+// Source: hivemind wire spec, sections 3.5 and 3.6.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
 #include <unordered_map>
 #include <variant>
+#include <vector>
 
-#include "cohive/dht/dht.hpp"
+#include "cohive/core/result.hpp"
+#include "cohive/dht/dht_id.hpp"
+#include "subkey.hpp"
 
 namespace cohive::dht {
 
-struct Timed {
-  std::string value;
-  double expiration = 0;
+struct StorageLimits {
+  std::size_t max_records = 100'000;
+  std::size_t max_subkeys = 10'000;                    ///< per dictionary
+  std::size_t max_value_bytes = 1 << 20;               ///< per value
+  std::size_t max_dictionary_bytes = 3 * 1024 * 1024;  ///< so that a whole one fits into a 4 MiB frame
+  std::size_t max_bytes = 256 * 1024 * 1024;           ///< all values together
 };
 
-/// Subkeys by their msgpack bytes.
-struct Dictionary {
-  double latest_expiration = 0;
-  std::map<std::string, Timed> entries;
+/// subkey -> (value, expiration): the newer of two values with one subkey wins.
+class Dictionary {
+ public:
+  struct Entry {
+    std::string subkey;  ///< msgpack
+    std::string value;
+    double expiration = 0;
+  };
 
-  /// The newer of two entries with one subkey wins. True when accepted.
-  bool put(const std::string& subkey, std::string value, double expiration);
+  /// True when accepted: the subkey is new or `expiration` is later than the present one.
+  bool put(Subkey subkey, std::string value, double expiration);
+  /// Whether put would accept.
+  bool would_accept(const Subkey& subkey, double expiration) const;
+  bool contains(const Subkey& subkey) const { return entries_.contains(subkey.identity); }
   void drop_expired(double now);
-  /// ext 0x50, and back. Decoding is bounded and keeps expired entries, as senders' clocks may differ.
-  std::string encode() const;
-  static Result<Dictionary> decode(ByteView bytes, std::size_t max_entries);
+  /// Drops what expires first until the bounds hold. True if `subkey` is still there.
+  bool shrink(const StorageLimits& limits, const Subkey& subkey);
+  void erase(const std::string& identity);
+
+  /// By identity of the subkey.
+  const std::map<std::string, Entry>& entries() const noexcept { return entries_; }
+  /// The latest expiration of any entry ever put; -inf when none was.
+  double latest_expiration() const noexcept { return latest_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+  /// ext 0x50. Kept until the next change, as every find sends it.
+  const std::string& encoded() const;
+  /// Decodes ext 0x50 within the bounds; keeps expired entries, as clocks may differ. Single malformed entries are left
+  /// out and counted in `dropped`.
+  static Result<Dictionary> decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped = nullptr);
+
+ private:
+  std::map<std::string, Entry> entries_;  // ordered, so that equal dictionaries encode alike
+  double latest_ = -std::numeric_limits<double>::infinity();
+  std::set<std::pair<double, std::string>> by_expiration_;
+  std::size_t bytes_ = 0;
+  mutable std::string encoded_;
 };
 
 struct StoredRecord {
   std::variant<std::string, Dictionary> content;
   double expiration = 0;
   bool is_dictionary() const { return content.index() == 1; }
+  const std::string* value() const { return std::get_if<std::string>(&content); }
+  const Dictionary* dictionary() const { return std::get_if<Dictionary>(&content); }
+  std::size_t bytes() const { return is_dictionary() ? dictionary()->bytes() : value()->size(); }
 };
 
+/// Not aware of clocks: each call is told the time.
 class Storage {
  public:
-  Storage(std::size_t max_records, std::size_t max_subkeys) : max_records_(max_records), max_subkeys_(max_subkeys) {}
+  explicit Storage(StorageLimits limits) : limits_(limits) {}
 
+  /// A regular value. Refused when expired, too large, or not newer than what is there.
   bool store(const DhtId& key, std::string value, double expiration, double now);
-  bool store_subkey(const DhtId& key, const std::string& subkey, std::string value, double expiration, double now);
-  /// Null when absent or expired.
+  /// One entry of a dictionary.
+  bool store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now);
+  /// All entries; true if all were accepted.
+  bool store_dictionary(const DhtId& key, const Dictionary& dictionary, double now);
+  /// Whether a store with this expiration could succeed, so that signatures of stale records need no checking.
+  /// \param subkey null for a regular value
+  bool would_accept(const DhtId& key, const Subkey* subkey, double expiration, double now) const;
+
+  /// Null when absent or expired. The pointer holds until the next non-const call.
   const StoredRecord* get(const DhtId& key, double now);
-  std::size_t size(double now) {
-    drop_expired(now);
-    return records_.size();
-  }
+  bool contains(const DhtId& key) const { return records_.contains(key); }
+  /// Drops a regular value, or an entry of a dictionary, if it still has this expiration.
+  void erase(const DhtId& key, std::string_view tag, double expiration);
+
+  std::size_t size(double now);
+  std::size_t size() const noexcept { return records_.size(); }
+  std::size_t bytes() const noexcept { return bytes_; }
   std::vector<DhtId> keys() const;
+  const StorageLimits& limits() const noexcept { return limits_; }
 
  private:
-  StoredRecord& insert(const DhtId& key, StoredRecord record);
-  void set_expiration(const DhtId& key, StoredRecord& record, double expiration);
-  void drop_expired(double now);
   void erase(const DhtId& key);
-  std::size_t max_records_, max_subkeys_;
+  void replace(const DhtId& key, StoredRecord record);
+  void make_room(std::size_t records, std::size_t bytes);
+  void drop_expired(double now);
+
+  StorageLimits limits_;
   std::unordered_map<DhtId, StoredRecord> records_;
   std::set<std::pair<double, DhtId>> by_expiration_;
+  std::size_t bytes_ = 0;
 };
 
 }  // namespace cohive::dht

@@ -1,124 +1,164 @@
 #include "traversal.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 namespace cohive::dht {
+namespace {
 
-Traversal::Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Ask ask, Found found)
-    : runtime_(runtime), self_(self), options_(options), ask_(std::move(ask)), found_(std::move(found)), changed_(runtime, "DHT search") {}
+// How many nodes behind the beam are remembered, as a multiple of it.
+constexpr std::size_t kReserve = 3;
+// Calls for one query: several times what a swarm of a million nodes takes, so that only a chain of invented
+// neighbours reaches it.
+constexpr std::size_t kMaxCallsPerQuery = 200;
 
-bool Traversal::viable(const Query& query, const DhtId& distance) const {
-  return query.nearest.size() < options_.beam_size || distance <= query.nearest.rbegin()->first;
-}
+}  // namespace
 
-void Traversal::learn(const DhtId& id, Query& query, const NodeAddress& node) {
-  if (node.id == self_ || query.known.contains(node.id)) return;
-  const DhtId distance = node.id.distance(id);
-  if (!viable(query, distance)) return;
-  query.known.insert(node.id);
-  query.candidates.emplace(distance, node);
-  query.nearest.emplace(distance, node);
-  if (query.nearest.size() > options_.beam_size) query.nearest.erase(std::prev(query.nearest.end()));
+Traversal::Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Guide& guide)
+    : runtime_(runtime),
+      self_(self),
+      options_(options),
+      guide_(guide),
+      changed_(runtime, "replies of a DHT search"),
+      all_finished_(runtime, "a DHT search") {
+  options_.beam_size = std::max<std::size_t>(options_.beam_size, 1);
+  options_.queries_per_call = std::max<std::size_t>(options_.queries_per_call, 1);
 }
 
 void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initial) {
-  const auto [at, inserted] = queries_.try_emplace(id);
-  if (inserted) ++unfinished_;
-  for (const auto& node : initial) learn(id, at->second, node);
+  Query& query = queries_.emplace_back();
+  query.id = id;
+  for (const auto& node : initial) learn(query, node, false);
 }
 
-void Traversal::finish(const DhtId& id) {
-  Query& query = queries_.at(id);
+void Traversal::learn(Query& query, const NodeAddress& node, bool asked) const {
+  if (node.id == self_) return;
+  const DhtId distance = node.id.distance(query.id);
+  auto& beam = query.beam;
+  const auto at =
+      std::lower_bound(beam.begin(), beam.end(), distance,
+                       [](const Candidate& candidate, const DhtId& value) { return candidate.distance < value; });
+  if (at != beam.end() && at->distance == distance) {
+    at->asked |= asked;
+    return;
+  }
+  const std::size_t limit = options_.beam_size * (1 + kReserve);
+  if (at == beam.end() && beam.size() >= limit) return;
+  if (std::find(query.failed.begin(), query.failed.end(), node.id) != query.failed.end()) return;
+  beam.insert(at, {distance, node, asked});
+  if (beam.size() > limit) beam.pop_back();
+}
+
+/// The nearest node of the beam that was not asked yet; null when the beam is explored.
+Traversal::Candidate* Traversal::next_candidate(Query& query) const {
+  if (query.calls >= kMaxCallsPerQuery) return nullptr;
+  const std::size_t size = std::min(options_.beam_size, query.beam.size());
+  for (std::size_t i = 0; i < size; ++i) {
+    Candidate& candidate = query.beam[i];
+    if (candidate.asked) continue;
+    // A peer is asked once, under however many node ids it is announced.
+    if (std::find(query.asked.begin(), query.asked.end(), candidate.node.peer) == query.asked.end()) return &candidate;
+    candidate.asked = true;
+  }
+  return nullptr;
+}
+
+void Traversal::mark_asked(Query& query, const NodeAddress& node) const {
+  learn(query, node, true);
+  query.asked.push_back(node.peer);
+  ++query.calls;
+  ++query.active;
+}
+
+void Traversal::finish(Query& query) {
   if (std::exchange(query.finished, true)) return;
-  --unfinished_;
+  std::erase(unfinished_, &query);
   std::vector<NodeAddress> nearest;
-  for (const auto& [distance, node] : query.nearest) nearest.push_back(node);
-  found_(id, nearest);
-  query.candidates.clear();
+  const std::size_t size = std::min(options_.beam_size, query.beam.size());
+  nearest.reserve(size);
+  for (std::size_t i = 0; i < size; ++i) nearest.push_back(query.beam[i].node);
+  guide_.found(query.id, std::move(nearest));
+  if (unfinished_.empty()) all_finished_.set();
 }
 
-void Traversal::finish_all() {
-  for (auto& [id, query] : queries_) finish(id);
-}
-
-/// The unfinished query with the fewest workers on it and, among those, the nearest candidate; and that candidate.
-std::optional<Traversal::Choice> Traversal::choose() {
-  const DhtId* best_id = nullptr;
+/// Picks the query with the fewest workers on it and, among those, the nearest candidate; then the other queries that
+/// the same call may carry: those nearest to the node that have not asked it yet.
+bool Traversal::choose(NodeAddress& node, std::vector<Query*>& batch) {
   Query* best = nullptr;
-  for (auto& [id, query] : queries_) {
-    if (query.finished) continue;
-    while (!query.candidates.empty() && query.visited.contains(query.candidates.begin()->second.id))
-      query.candidates.erase(query.candidates.begin());
-    if (query.candidates.empty() || !viable(query, query.candidates.begin()->first)) {
-      if (query.active == 0) finish(id);
+  Candidate* candidate = nullptr;
+  for (std::size_t i = 0; i < unfinished_.size();) {
+    Query* query = unfinished_[i];
+    Candidate* next = next_candidate(*query);
+    if (!next && query->active == 0) {
+      finish(*query);  // leaves the list
       continue;
     }
-    if (!best || std::pair(query.active, query.candidates.begin()->first) < std::pair(best->active, best->candidates.begin()->first)) {
-      best_id = &id;
-      best = &query;
+    ++i;
+    if (!next) continue;
+    if (!best || std::tie(query->active, next->distance) < std::tie(best->active, candidate->distance)) {
+      best = query;
+      candidate = next;
     }
   }
-  if (!best) return std::nullopt;
-  Choice choice{*best_id, best->candidates.begin()->second};
-  best->candidates.erase(best->candidates.begin());
-  best->visited.insert(choice.node.id);
-  return choice;
+  if (!best) return false;
+  node = candidate->node;
+  batch.assign(1, best);
+  if (options_.queries_per_call > 1) {
+    std::vector<std::pair<DhtId, Query*>> others;
+    for (Query* query : unfinished_) {
+      if (query == best || query->calls >= kMaxCallsPerQuery) continue;
+      if (std::find(query->asked.begin(), query->asked.end(), node.peer) != query->asked.end()) continue;
+      others.emplace_back(query->id.distance(node.id), query);
+    }
+    const std::size_t count = std::min(options_.queries_per_call - 1, others.size());
+    std::partial_sort(others.begin(), others.begin() + static_cast<std::ptrdiff_t>(count), others.end(),
+                      [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (std::size_t i = 0; i < count; ++i) batch.push_back(others[i].second);
+  }
+  for (Query* query : batch) mark_asked(*query, node);
+  return true;
 }
 
-/// One call may carry more queries: those nearest to the node that have not asked it yet.
-std::vector<DhtId> Traversal::also_ask(const Choice& choice) {
-  std::vector<DhtId> batch{choice.query};
-  if (options_.queries_per_call <= 1) return batch;
-  std::vector<std::pair<DhtId, DhtId>> others;
-  for (auto& [id, query] : queries_)
-    if (!query.finished && id != choice.query && !query.visited.contains(choice.node.id))
-      others.emplace_back(id.distance(choice.node.id), id);
-  const std::size_t count = std::min(options_.queries_per_call - 1, others.size());
-  std::partial_sort(others.begin(), others.begin() + static_cast<std::ptrdiff_t>(count), others.end());
-  for (std::size_t i = 0; i < count; ++i) {
-    queries_.at(others[i].second).visited.insert(choice.node.id);
-    batch.push_back(others[i].second);
+void Traversal::apply(Query& query, const NodeAddress& node, TraversalStep* step) {
+  --query.active;
+  if (query.finished) return;
+  if (!step) {
+    query.failed.push_back(node.id);
+    std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.id == node.id; });
+  } else {
+    for (const auto& neighbour : step->nearest) learn(query, neighbour, false);
+    if (step->stop) finish(query);
   }
-  return batch;
 }
 
 Task<void> Traversal::work(Traversal& self) {
-  while (self.unfinished_ > 0) {
-    const auto choice = self.choose();
-    if (!choice) {
-      if (self.busy_ == 0) {
-        self.finish_all();
-        break;
-      }
-      co_await self.changed_.wait();
+  while (!self.unfinished_.empty()) {
+    NodeAddress node;
+    std::vector<Query*> batch;
+    if (!self.choose(node, batch)) {
+      if (!self.unfinished_.empty()) co_await self.changed_.wait();  // other workers are on them
       continue;
     }
-    const auto batch = self.also_ask(*choice);
-    for (const DhtId& id : batch) ++self.queries_.at(id).active;
-    ++self.busy_;
-    auto steps = co_await self.ask_(choice->node, batch);
-    --self.busy_;
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      Query& query = self.queries_.at(batch[i]);
-      --query.active;
-      if (query.finished) continue;
-      if (!steps) {
-        // A node that does not answer is not one to store to.
-        query.nearest.erase(choice->node.id.distance(batch[i]));
-        continue;
-      }
-      for (const auto& node : (*steps)[i].nearest) self.learn(batch[i], query, node);
-      if ((*steps)[i].stop) self.finish(batch[i]);
-    }
+    std::vector<DhtId> ids;
+    for (const Query* query : batch) ids.push_back(query->id);
+    auto steps = co_await self.guide_.ask(node, std::move(ids));
+    if (steps && steps->size() != batch.size()) steps.reset();
+    for (std::size_t i = 0; i < batch.size(); ++i) self.apply(*batch[i], node, steps ? &(*steps)[i] : nullptr);
     self.changed_.notify_all();
   }
-  self.changed_.notify_all();
 }
 
-Task<void> Traversal::run() {
+Task<bool> Traversal::run() {
+  for (Query& query : queries_) unfinished_.push_back(&query);
+  if (queries_.empty()) co_return true;
+  // Calls that are still under way when the last query is answered are dropped: a silent node delays nobody.
   TaskGroup workers(runtime_, "dht search");
-  for (std::size_t i = 0; i < std::max<std::size_t>(options_.num_workers, 1); ++i) workers.spawn(work(*this), "dht search worker");
-  co_await workers.join();
+  for (std::size_t i = 0; i < std::max<std::size_t>(options_.num_workers, 1); ++i)
+    workers.spawn(work(*this), "dht search worker");
+  const bool in_time = co_await all_finished_.wait(options_.deadline);
+  workers.cancel();
+  while (!unfinished_.empty()) finish(*unfinished_.front());
+  co_return in_time;
 }
 
 }  // namespace cohive::dht

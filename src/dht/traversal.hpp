@@ -1,11 +1,10 @@
 // Beam search over the swarm: asks the nearest known nodes about several keys at once, until for each key the beam is
-// explored or the caller is satisfied. Source: hivemind wire spec, section 3.9.
+// explored or the guide has what it wants. Source: hivemind wire spec, section 3.9.
+// Ours: a node that does not answer leaves the beam, so that the next nearest takes its place.
 #pragma once
 
-#include <functional>
-#include <map>
-#include <memory>
-#include <set>
+#include <optional>
+#include <vector>
 
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
@@ -17,55 +16,64 @@ struct TraversalOptions {
   std::size_t beam_size = 20;
   std::size_t num_workers = 4;
   std::size_t queries_per_call = 1;
+  Deadline deadline = Deadline::never();  ///< what is known by then is the result
 };
 
 /// What one call told about one query.
 struct TraversalStep {
   std::vector<NodeAddress> nearest;
-  bool stop = false;  ///< the caller has what it wants
+  bool stop = false;  ///< the guide has what it wants
 };
 
 class Traversal {
  public:
-  /// Asks `peer` about `queries`; nullopt when it failed.
-  using Ask = std::function<Task<std::optional<std::vector<TraversalStep>>>(NodeAddress peer, std::vector<DhtId> queries)>;
-  /// Called once per query with the nearest nodes found, nearest first.
-  using Found = std::function<void(const DhtId& query, const std::vector<NodeAddress>& nearest)>;
+  /// What the search is for.
+  class Guide {
+   public:
+    virtual ~Guide() = default;
+    /// Asks `node` about `queries`; one step per query, or nullopt when the node failed.
+    virtual Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) = 0;
+    /// Called once per query with the nearest nodes known, nearest first, asked or not.
+    virtual void found(const DhtId& query, std::vector<NodeAddress> nearest) = 0;
+  };
 
-  Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Ask ask, Found found);
+  Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Guide& guide);
+  /// Queries must differ from each other.
   void add_query(const DhtId& query, const std::vector<NodeAddress>& initial);
-  /// Ends when every query has.
-  Task<void> run();
+  /// Ends when every query has. False when the deadline ended some.
+  Task<bool> run();
 
  private:
+  struct Candidate {
+    DhtId distance;
+    NodeAddress node;
+    bool asked = false;
+  };
   struct Query {
-    std::map<DhtId, NodeAddress> candidates;  // by distance, not yet asked
-    std::map<DhtId, NodeAddress> nearest;     // by distance, at most beam_size
-    std::set<DhtId> known, visited;
+    DhtId id;
+    std::vector<Candidate> beam;  // ascending by distance; those behind beam_size step in for nodes that fail
+    std::vector<DhtId> failed;
+    std::vector<PeerId> asked;
+    std::size_t calls = 0;
     std::size_t active = 0;
     bool finished = false;
   };
-  struct Choice {
-    DhtId query;
-    NodeAddress node;
-  };
   static Task<void> work(Traversal& self);
-  bool viable(const Query& query, const DhtId& distance) const;
-  void learn(const DhtId& id, Query& query, const NodeAddress& node);
-  std::optional<Choice> choose();
-  std::vector<DhtId> also_ask(const Choice& choice);
-  void finish(const DhtId& id);
-  void finish_all();
+  void learn(Query& query, const NodeAddress& node, bool asked) const;
+  Candidate* next_candidate(Query& query) const;
+  bool choose(NodeAddress& node, std::vector<Query*>& batch);
+  void mark_asked(Query& query, const NodeAddress& node) const;
+  void apply(Query& query, const NodeAddress& node, TraversalStep* step);
+  void finish(Query& query);
 
   Runtime& runtime_;
   DhtId self_;
   TraversalOptions options_;
-  Ask ask_;
-  Found found_;
-  std::map<DhtId, Query> queries_;
-  std::size_t unfinished_ = 0;
-  std::size_t busy_ = 0;
+  Guide& guide_;
+  std::vector<Query> queries_;
+  std::vector<Query*> unfinished_;
   Condition changed_;
+  Event all_finished_;
 };
 
 }  // namespace cohive::dht

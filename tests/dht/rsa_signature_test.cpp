@@ -5,7 +5,9 @@
 namespace cohive::dht {
 namespace {
 
-Record record_of(const std::string& subkey) { return {std::string(20, 'k'), subkey, "\x01", 1700000000.5}; }
+Record record_of(const std::string& subkey) {
+  return {std::string(20, 'k'), subkey, "\x01", 1700000000.5};
+}
 
 TEST(RsaSignature, LeavesUnprotectedRecordsAlone) {
   RsaSignatureValidator validator;

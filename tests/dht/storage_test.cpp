@@ -2,14 +2,18 @@
 
 #include <gtest/gtest.h>
 
-#include "cohive/core/sim_runtime.hpp"
-#include "dht/routing_table.hpp"
+#include <cmath>
 
 namespace cohive::dht {
 namespace {
 
 const DhtId kKey = DhtId::of("key");
-std::string tag(const char* subkey) { return msgpack::encode(msgpack::Value(subkey)); }
+Subkey sub(const msgpack::Value& value) {
+  return Subkey::from_value(value).value();
+}
+const Dictionary& dictionary_at(Storage& storage, double now) {
+  return *storage.get(kKey, now)->dictionary();
+}
 
 TEST(DhtId, HashesAsHivemindDoes) {
   using namespace msgpack;
@@ -18,111 +22,198 @@ TEST(DhtId, HashesAsHivemindDoes) {
   EXPECT_EQ(DhtId::of(Bin{"raw-bytes"}).hex(), "1e4f35295d35c216378ed71a38dbe04acc586443");
   EXPECT_EQ(DhtId::of(42).hex(), "df58248c414f342c81e056b40bee12d17a08bf61");
   EXPECT_EQ(DhtId::of(Tuple{{"a", 1}}).hex(), "edd01de4b5be93353047fae489cc36b2e8f20fb1");
+  EXPECT_EQ(DhtId::of(Array{{1, 2.5, nullptr, true}}).hex(), "23dbf6cdef58f9159c0f66765137cb8d1a5df52a");
   EXPECT_EQ(DhtId::of("run_progress").hex(), "238ce237adb7607e7230e2f38e3399674e67f1b7");
+  EXPECT_EQ(DhtId::of("my_averager.0b0110").hex(), "186453cffe3a7482d0c41881aef6f8e405a8b9a6");
+}
+
+TEST(DhtId, DistanceIsXorAndBytesRoundTrip) {
+  const DhtId a = DhtId::of("a"), b = DhtId::of("b");
+  EXPECT_EQ(a.distance(a), DhtId{});
+  EXPECT_EQ(a.distance(b), b.distance(a));
+  EXPECT_EQ(a.distance(b).distance(b), a);
+  EXPECT_EQ(DhtId::from_bytes(as_bytes(a.binary())), a);
+  EXPECT_FALSE(DhtId::from_bytes(as_bytes(std::string(19, 'x'))));
+  EXPECT_FALSE(DhtId::from_bytes(as_bytes(std::string(21, 'x'))));
+}
+
+TEST(Subkeys, AreTheSameWhenPythonHoldsThemEqual) {
+  EXPECT_EQ(sub(1).identity, sub(true).identity);
+  EXPECT_EQ(sub(1).identity, sub(1.0).identity);
+  EXPECT_EQ(sub(0).identity, sub(false).identity);
+  EXPECT_EQ(sub(0).identity, sub(-0.0).identity);
+  EXPECT_EQ(sub(msgpack::Tuple{{1, true}}).identity, sub(msgpack::Tuple{{true, 1.0}}).identity);
+  EXPECT_NE(sub("a").identity, sub(msgpack::Bin{"a"}).identity);
+  EXPECT_NE(sub("1").identity, sub(1).identity);
+  EXPECT_NE(sub(1.5).identity, sub(1).identity);
+  EXPECT_EQ(sub("").encoded, "\xa0");
+}
+
+TEST(Subkeys, MustBeHashableAndShortlyEncoded) {
+  EXPECT_FALSE(Subkey::from_value(msgpack::Array{{1}}));
+  EXPECT_FALSE(Subkey::from_value(msgpack::Map{}));
+  EXPECT_FALSE(Subkey::from_value(msgpack::Tuple{{msgpack::Array{}}}));
+  EXPECT_FALSE(Subkey::from_value(nullptr)) << "means: a regular value";
+  EXPECT_TRUE(Subkey::from_tag("\xa1z"));
+  EXPECT_FALSE(Subkey::from_tag(std::string("\xcd\x00\x01", 3))) << "1 written in three bytes";
+  EXPECT_FALSE(Subkey::from_tag("\xa1zz")) << "trailing bytes";
+  EXPECT_FALSE(Subkey::from_tag("\xa5z")) << "truncated";
 }
 
 TEST(Dictionary, EncodesAsHivemindDoesAndBack) {
   Dictionary dictionary;
-  dictionary.put(tag("sub1"), "\x01", 2000000000.5);
-  dictionary.put(msgpack::encode(msgpack::Bin{"sub2"}), "\xa1v", 3000000000.25);
-  const std::string encoded = dictionary.encode();
-  EXPECT_EQ(to_hex(as_bytes(encoded)),
-            "c73a5093cb7ff0000000000000cb41e65a0bc00800009293a473756231c40101cb41ddcd650020000093c40473756232c402a176cb41e65a0bc0080000");
-  const auto back = Dictionary::decode(as_bytes(encoded), 10).value();
-  EXPECT_EQ(back.entries.size(), 2u);
-  EXPECT_EQ(back.latest_expiration, 3000000000.25);
-  EXPECT_FALSE(Dictionary::decode(as_bytes(encoded), 1));
-  EXPECT_FALSE(Dictionary::decode(as_bytes(encoded).first(20), 10));
+  dictionary.put(sub("sub1"), "\x01", 2000000000.5);
+  dictionary.put(sub(msgpack::Bin{"sub2"}), "\xa1v", 3000000000.25);
+  const std::string& encoded = dictionary.encoded();
+  EXPECT_EQ(
+      to_hex(as_bytes(encoded)),
+      "c73a5093cb7ff0000000000000cb41e65a0bc00800009293a473756231c40101cb41ddcd650020000093c40473756232c402a176cb41e6"
+      "5a0bc0080000");
+  const auto back = Dictionary::decode(as_bytes(encoded), {}).value();
+  EXPECT_EQ(back.entries().size(), 2u);
+  EXPECT_EQ(back.latest_expiration(), 3000000000.25);
+  EXPECT_EQ(back.encoded(), encoded);
+  for (std::size_t size = 0; size < encoded.size(); ++size)
+    EXPECT_FALSE(Dictionary::decode(as_bytes(encoded).first(size), {}));
+}
+
+TEST(Dictionary, SurvivesInsideOtherValues) {
+  Dictionary dictionary;
+  dictionary.put(sub("a"), "\x01", 100);
+  msgpack::Value nested = msgpack::Array{{1, msgpack::decode(as_bytes(dictionary.encoded())).value(), "x"}};
+  const auto back = msgpack::decode(as_bytes(msgpack::encode(nested))).value();
+  const auto inner = msgpack::encode(back.get_if<msgpack::Array>()->items[1]);
+  EXPECT_EQ(Dictionary::decode(as_bytes(inner), {}).value().entries().size(), 1u);
+}
+
+TEST(Dictionary, AHundredEntriesKeepTheirEncodingAfterChanges) {
+  Dictionary dictionary;
+  for (int i = 0; i < 100; ++i) dictionary.put(sub(i), std::string(static_cast<std::size_t>(i), 'v'), 100 + i);
+  EXPECT_EQ(Dictionary::decode(as_bytes(dictionary.encoded()), {}).value().entries().size(), 100u);
+  dictionary.drop_expired(150);
+  EXPECT_EQ(Dictionary::decode(as_bytes(dictionary.encoded()), {}).value().entries().size(), 50u);
+  EXPECT_EQ(dictionary.latest_expiration(), 199);
+}
+
+TEST(Dictionary, LeavesOutSingleMalformedEntriesAndRefusesTooMany) {
+  using namespace msgpack;
+  const Array entries{{Array{{"good", Bin{"\x01"}, 100.0}}, Array{{"no bytes", "text", 100.0}},
+                       Array{{"short", Bin{"\x01"}}}, Array{{"never", Bin{"\x01"}, std::nan("")}},
+                       Array{{"always", Bin{"\x01"}, INFINITY}}, Array{{Array{{1}}, Bin{"\x01"}, 100.0}},
+                       Array{{"large", Bin{std::string(100, 'x')}, 100.0}}, 7}};
+  std::string bytes;
+  append_ext(bytes, 0x50, encode(Array{{INFINITY, 1e300, entries}}));
+  std::size_t dropped = 0;
+  const auto dictionary = Dictionary::decode(as_bytes(bytes), {.max_value_bytes = 50}, &dropped).value();
+  EXPECT_EQ(dictionary.entries().size(), 1u);
+  EXPECT_EQ(dropped, 7u);
+  EXPECT_EQ(dictionary.latest_expiration(), 100) << "a claimed expiration counts for nothing";
+  EXPECT_FALSE(Dictionary::decode(as_bytes(bytes), {.max_subkeys = 5}));
 }
 
 TEST(Storage, ANewerExpirationReplacesAndAnOlderOneIsRefused) {
-  Storage storage(10, 10);
+  Storage storage({});
   EXPECT_TRUE(storage.store(kKey, "a", 100, 0));
   EXPECT_FALSE(storage.store(kKey, "b", 100, 0));
   EXPECT_FALSE(storage.store(kKey, "b", 50, 0));
   EXPECT_TRUE(storage.store(kKey, "b", 101, 0));
-  EXPECT_EQ(std::get<std::string>(storage.get(kKey, 1)->content), "b");
+  EXPECT_EQ(*storage.get(kKey, 1)->value(), "b");
+  EXPECT_EQ(*storage.get(kKey, 101)->value(), "b") << "valid up to its expiration";
   EXPECT_EQ(storage.get(kKey, 102), nullptr);
+  EXPECT_EQ(storage.size(102), 0u);
   EXPECT_FALSE(storage.store(kKey, "late", 5, 10)) << "already expired";
+  EXPECT_FALSE(storage.store(kKey, "never", std::nan(""), 10));
+  EXPECT_FALSE(storage.store(kKey, "always", INFINITY, 10));
+}
+
+TEST(Storage, ARefusedOlderStoreDoesNotShortenTheLifeOfTheNewerValue) {
+  Storage storage({});
+  EXPECT_TRUE(storage.store(kKey, "new", 100, 0));
+  EXPECT_FALSE(storage.store(kKey, "old", 50, 0));
+  storage.store(DhtId::of("other"), "x", 90, 60);  // lets expired ones go
+  ASSERT_NE(storage.get(kKey, 60), nullptr);
+  EXPECT_EQ(*storage.get(kKey, 60)->value(), "new");
 }
 
 TEST(Storage, DictionariesFollowTheRulesOfHivemind) {
-  Storage storage(10, 2);
+  Storage storage({});
   EXPECT_TRUE(storage.store(kKey, "plain", 10, 0));
-  EXPECT_FALSE(storage.store_subkey(kKey, tag("a"), "1", 10, 0)) << "a regular value not older blocks a dictionary";
-  EXPECT_TRUE(storage.store_subkey(kKey, tag("a"), "1", 20, 0));
-  EXPECT_FALSE(storage.store_subkey(kKey, tag("a"), "2", 20, 0));
-  EXPECT_TRUE(storage.store_subkey(kKey, tag("a"), "2", 21, 0));
-  EXPECT_TRUE(storage.store_subkey(kKey, tag("b"), "3", 15, 0));
-  EXPECT_FALSE(storage.store_subkey(kKey, tag("c"), "4", 30, 0)) << "the bound on subkeys";
-  EXPECT_EQ(storage.get(kKey, 1)->expiration, 21);
-  EXPECT_EQ(std::get<Dictionary>(storage.get(kKey, 16)->content).entries.size(), 1u) << "b has expired";
-  EXPECT_FALSE(storage.store(kKey, "plain", 21, 0));
+  EXPECT_FALSE(storage.store_subkey(kKey, sub("a"), "1", 10, 0))
+      << "a regular value that is not older blocks a dictionary";
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("a"), "1", 20, 0));
+  EXPECT_FALSE(storage.store_subkey(kKey, sub("a"), "2", 20, 0));
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("a"), "2", 21, 0));
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("b"), "3", 15, 0));
+  EXPECT_EQ(storage.get(kKey, 1)->expiration, 21) << "the latest of all subkeys";
+  EXPECT_EQ(dictionary_at(storage, 1).entries().size(), 2u);
+  EXPECT_EQ(dictionary_at(storage, 16).entries().size(), 1u) << "b has expired";
+  EXPECT_FALSE(storage.store(kKey, "plain", 21, 0)) << "a regular value must be newer than the whole dictionary";
   EXPECT_TRUE(storage.store(kKey, "plain", 22, 0));
+  EXPECT_EQ(*storage.get(kKey, 1)->value(), "plain");
 }
 
-TEST(Storage, TheRecordThatExpiresFirstMakesRoom) {
-  Storage storage(2, 10);
-  storage.store(DhtId::of("1"), "a", 100, 0);
-  storage.store(DhtId::of("2"), "b", 50, 0);
-  storage.store(DhtId::of("3"), "c", 70, 0);
+TEST(Storage, EqualSubkeysAreOneEntry) {
+  Storage storage({});
+  EXPECT_TRUE(storage.store_subkey(kKey, sub(1), "int", 20, 0));
+  EXPECT_FALSE(storage.store_subkey(kKey, sub(true), "bool", 20, 0));
+  EXPECT_TRUE(storage.store_subkey(kKey, sub(true), "bool", 21, 0));
+  ASSERT_EQ(dictionary_at(storage, 0).entries().size(), 1u);
+  EXPECT_EQ(dictionary_at(storage, 0).entries().begin()->second.subkey, "\xc3");
+}
+
+TEST(Storage, AWholeDictionaryIsMergedEntryByEntry) {
+  Storage storage({});
+  storage.store_subkey(kKey, sub("a"), "mine", 50, 0);
+  Dictionary theirs;
+  theirs.put(sub("a"), "theirs", 40);
+  theirs.put(sub("b"), "theirs", 60);
+  EXPECT_FALSE(storage.store_dictionary(kKey, theirs, 0)) << "not everything was accepted";
+  EXPECT_EQ(dictionary_at(storage, 0).entries().at(sub("a").identity).value, "mine");
+  EXPECT_EQ(dictionary_at(storage, 0).entries().at(sub("b").identity).value, "theirs");
+  EXPECT_EQ(storage.get(kKey, 0)->expiration, 60);
+  EXPECT_FALSE(storage.store_dictionary(kKey, Dictionary(), 0));
+}
+
+TEST(Storage, WhatExpiresFirstMakesRoom) {
+  Storage storage({.max_records = 2});
+  EXPECT_TRUE(storage.store(DhtId::of("1"), "a", 100, 0));
+  EXPECT_TRUE(storage.store(DhtId::of("2"), "b", 50, 0));
+  EXPECT_TRUE(storage.store(DhtId::of("3"), "c", 70, 0));
   EXPECT_EQ(storage.size(0), 2u);
   EXPECT_EQ(storage.get(DhtId::of("2"), 0), nullptr);
+  EXPECT_FALSE(storage.store(DhtId::of("4"), "d", 60, 0)) << "it would itself be the first to go";
 }
 
-PeerId peer_of(int number) {
-  Bytes key(36, 0);
-  std::memcpy(key.data(), &number, sizeof number);
-  return PeerId::of_public_key(key);
+TEST(Storage, KeepsWithinItsBytes) {
+  Storage storage({.max_value_bytes = 1000, .max_bytes = 2500});
+  EXPECT_FALSE(storage.store(kKey, std::string(1001, 'x'), 100, 0));
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(storage.store(DhtId::of(i), std::string(1000, 'x'), 100 + i, 0));
+  EXPECT_LE(storage.bytes(), 2500u);
+  EXPECT_EQ(storage.size(0), 2u);
+  EXPECT_TRUE(storage.store(DhtId::of(9), "y", 200, 0)) << "a replaced value gives its bytes back";
+  EXPECT_EQ(storage.bytes(), 1001u);
 }
 
-TEST(RoutingTable, TenThousandNodesFillTheExpectedNumberOfBuckets) {
-  SimRuntime runtime(5);
-  RoutingTable table(DhtId::random(runtime), 20, 5);
-  for (int i = 0; i < 10'000; ++i) table.add_or_update(DhtId::random(runtime), peer_of(i), runtime.now());
-  EXPECT_GE(table.bucket_count(), 45u);
-  EXPECT_LE(table.bucket_count(), 65u);
-  EXPECT_GE(table.size(), 800u);
-  EXPECT_LE(table.size(), 1100u);
+TEST(Storage, ADictionaryKeepsItsLatestSubkeysWithinItsBounds) {
+  Storage storage({.max_subkeys = 3, .max_dictionary_bytes = 400});
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(storage.store_subkey(kKey, sub(i), "v", 100 + i, 0));
+  EXPECT_EQ(dictionary_at(storage, 0).entries().size(), 3u);
+  EXPECT_FALSE(storage.store_subkey(kKey, sub(9), "v", 50, 0)) << "older than all that is there";
+  EXPECT_TRUE(storage.store_subkey(kKey, sub(9), std::string(300, 'x'), 200, 0));
+  EXPECT_LE(dictionary_at(storage, 0).bytes(), 400u);
+  EXPECT_TRUE(dictionary_at(storage, 0).contains(sub(9)));
+  EXPECT_FALSE(storage.store_subkey(kKey, sub(std::string(5000, 's')), "v", 300, 0)) << "a subkey that is too long";
 }
 
-TEST(RoutingTable, NearestIsExact) {
-  SimRuntime runtime(6);
-  RoutingTable table(DhtId::random(runtime), 20, 5);
-  std::vector<DhtId> kept;
-  for (int i = 0; i < 300; ++i) {
-    const DhtId id = DhtId::random(runtime);
-    table.add_or_update(id, peer_of(i), runtime.now());
-    kept.push_back(id);
-  }
-  const auto all = table.nearest(DhtId{}, 1000);
-  const DhtId query = DhtId::random(runtime);
-  auto expected = all;
-  std::sort(expected.begin(), expected.end(), [&](const auto& a, const auto& b) { return a.id.distance(query) < b.id.distance(query); });
-  const auto nearest = table.nearest(query, 10, expected[0].id);
-  ASSERT_EQ(nearest.size(), 10u);
-  for (std::size_t i = 0; i < 10; ++i) EXPECT_EQ(nearest[i].id, expected[i + 1].id);
-}
-
-TEST(RoutingTable, AFullBucketAsksToPingItsOldestNodeAndReplacesIt) {
-  SimRuntime runtime(7);
-  DhtId self{};
-  RoutingTable table(self, 2, 1);  // splits only around ourselves
-  auto far = [](std::uint8_t last) {
-    DhtId id{};
-    id.bytes[0] = 0x80;
-    id.bytes[19] = last;
-    return id;
-  };
-  EXPECT_FALSE(table.add_or_update(far(1), peer_of(1), runtime.now()));
-  EXPECT_FALSE(table.add_or_update(far(2), peer_of(2), runtime.now()));
-  const auto doubtful = table.add_or_update(far(3), peer_of(3), runtime.now());
-  ASSERT_TRUE(doubtful);
-  EXPECT_EQ(doubtful->id, far(1));
-  EXPECT_EQ(table.replacement_count(), 1u);
-  table.remove(far(1));
-  EXPECT_EQ(table.replacement_count(), 0u);
-  EXPECT_EQ(table.nearest(far(3), 1)[0].id, far(3));
+TEST(Storage, KnowsBeforehandWhatItWouldRefuse) {
+  Storage storage({});
+  storage.store_subkey(kKey, sub("a"), "1", 20, 0);
+  const Subkey a = sub("a"), b = sub("b");
+  EXPECT_FALSE(storage.would_accept(kKey, &a, 20, 0));
+  EXPECT_TRUE(storage.would_accept(kKey, &a, 21, 0));
+  EXPECT_TRUE(storage.would_accept(kKey, &b, 5, 0));
+  EXPECT_FALSE(storage.would_accept(kKey, &b, 5, 6));
+  EXPECT_FALSE(storage.would_accept(kKey, nullptr, 20, 0));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 /// \file
-/// Dht: hivemind's distributed hash table, in the same swarm as Python peers. Source: hivemind wire spec, sections 3, 4.
-/// Loop thread only.
+/// Dht: hivemind's distributed hash table, in the same swarm as Python peers. Source: hivemind wire spec, sections
+/// 3, 4. Loop thread only.
 #pragma once
 
 #include <map>
@@ -22,28 +22,30 @@ struct DhtOptions {
   std::size_t bucket_size = 20;
   std::size_t num_replicas = 5;
   std::size_t depth_modulo = 5;
-  Duration wait_timeout = 3s;               ///< one RPC
+  Duration wait_timeout = 3s;  ///< one RPC
   Duration bootstrap_timeout = 15s;
-  Duration refresh_timeout = 0s;            ///< refresh buckets idle for this long; 0: never
+  Duration refresh_timeout = 0s;  ///< refresh buckets idle for this long; 0: never
   bool cache_locally = true;
   std::size_t cache_nearest = 1;
-  std::size_t cache_size = 0;               ///< records; 0: bounded by max_records only
+  std::size_t cache_size = 0;  ///< records; 0: bounded by max_records only
   Duration cache_refresh_before_expiry = 5s;
   bool cache_on_store = true;
   bool reuse_get_requests = true;
-  std::size_t num_workers = 4;              ///< parallel calls of one search
-  std::size_t chunk_size = 16;              ///< keys per refresh batch, and per find call at most
-  std::size_t parallel_rpc = 256;           ///< outgoing calls at once
+  std::size_t num_workers = 4;     ///< parallel calls of one search
+  std::size_t chunk_size = 16;     ///< keys per refresh batch, and per find call at most
+  std::size_t parallel_rpc = 256;  ///< outgoing calls at once
   Duration blacklist_time = 5s;
   double backoff_rate = 2.0;
-  bool client_mode = false;                 ///< serve nothing, never appear in tables
-  bool validate_bootstrap = true;           ///< ask bootstrap peers to call back and compare clocks
+  bool client_mode = false;        ///< serve nothing, never appear in tables
+  bool validate_bootstrap = true;  ///< ask bootstrap peers to call back and compare clocks
   // Bounds against hostile peers (ours).
-  std::size_t max_records = 100'000;        ///< per store
-  std::size_t max_subkeys = 10'000;         ///< per dictionary
-  std::size_t max_value_bytes = 1 << 20;    ///< per value
+  std::size_t max_records = 100'000;          ///< per store
+  std::size_t max_subkeys = 10'000;           ///< per dictionary
+  std::size_t max_value_bytes = 1 << 20;      ///< per value
+  std::size_t max_storage_bytes = 256 << 20;  ///< all values of one store; what expires first makes room
   std::size_t max_keys_per_request = 1024;
   Duration max_record_lifetime = std::chrono::hours(24 * 7);  ///< later expirations are refused from peers
+  Duration search_timeout = 60s;                              ///< a search ends then with what it knows
 };
 
 /// Keys and subkeys are any hashable msgpack value; strings in practice. Bin hashes raw.

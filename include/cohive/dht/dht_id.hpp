@@ -25,6 +25,8 @@ struct DhtId {
   /// SHA-1 of the msgpack encoding (strings, numbers, tuples...); of the raw bytes for Bin.
   static DhtId of(const msgpack::Value& source);
   static DhtId of(std::string_view text) { return of(msgpack::Value(text)); }
+  static DhtId of(const std::string& text) { return of(msgpack::Value(text)); }
+  static DhtId of(const char* text) { return of(msgpack::Value(text)); }
   static DhtId random(Runtime& runtime);
   /// Exactly 20 bytes, else nullopt.
   static std::optional<DhtId> from_bytes(ByteView bytes);

@@ -18,7 +18,9 @@ enum class Errc {
 };
 
 const std::error_category& dht_category() noexcept;
-inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), dht_category()}; }
+inline std::error_code make_error_code(Errc code) noexcept {
+  return {static_cast<int>(code), dht_category()};
+}
 
 }  // namespace cohive::dht
 

@@ -11,8 +11,10 @@ struct CallMetrics {
   CallMetrics(Metrics& metrics, const char* kind)
       : ok(counter(metrics, kind, "ok")),
         failed(counter(metrics, kind, "failed")),
-        served(metrics.counter("cohive_dht_requests_served_total", "Requests of other nodes answered.", {{"kind", kind}})),
-        refused(metrics.counter("cohive_dht_requests_refused_total", "Malformed requests of other nodes.", {{"kind", kind}})) {}
+        served(
+            metrics.counter("cohive_dht_requests_served_total", "Requests of other nodes answered.", {{"kind", kind}})),
+        refused(metrics.counter("cohive_dht_requests_refused_total", "Malformed requests of other nodes.",
+                                {{"kind", kind}})) {}
   static Counter counter(Metrics& metrics, const char* kind, const char* outcome) {
     return metrics.counter("cohive_dht_calls_total", "Calls to other nodes.", {{"kind", kind}, {"outcome", outcome}});
   }
@@ -27,12 +29,17 @@ struct DhtMetrics {
         gets_found(metrics.counter("cohive_dht_gets_total", "Keys looked up.", {{"outcome", "found"}})),
         gets_missed(metrics.counter("cohive_dht_gets_total", "Keys looked up.", {{"outcome", "missed"}})),
         stores_ok(metrics.counter("cohive_dht_stores_total", "Records stored for us by others.", {{"outcome", "ok"}})),
-        stores_refused(metrics.counter("cohive_dht_stores_total", "Records stored for us by others.", {{"outcome", "refused"}})),
-        records_accepted(metrics.counter("cohive_dht_records_total", "Records others asked us to keep.", {{"outcome", "accepted"}})),
-        records_refused(metrics.counter("cohive_dht_records_total", "Records others asked us to keep.", {{"outcome", "refused"}})),
-        records_invalid(metrics.counter("cohive_dht_invalid_records_total", "Records of others that failed validation.")),
+        stores_refused(
+            metrics.counter("cohive_dht_stores_total", "Records stored for us by others.", {{"outcome", "refused"}})),
+        records_accepted(
+            metrics.counter("cohive_dht_records_total", "Records others asked us to keep.", {{"outcome", "accepted"}})),
+        records_refused(
+            metrics.counter("cohive_dht_records_total", "Records others asked us to keep.", {{"outcome", "refused"}})),
+        records_invalid(
+            metrics.counter("cohive_dht_invalid_records_total", "Records of others that failed validation.")),
         searches_timed_out(metrics.counter("cohive_dht_search_timeouts_total", "Searches cut off at their deadline.")),
-        cache_refreshes(metrics.counter("cohive_dht_cache_refreshes_total", "Cached keys looked up again before expiry.")),
+        cache_refreshes(
+            metrics.counter("cohive_dht_cache_refreshes_total", "Cached keys looked up again before expiry.")),
         nodes(metrics.gauge("cohive_dht_nodes", "Nodes in the routing table.")),
         stored(metrics.gauge("cohive_dht_records", "Records held.", {{"store", "storage"}})),
         cached(metrics.gauge("cohive_dht_records", "Records held.", {{"store", "cache"}})),

@@ -1,11 +1,15 @@
 /// \file
-/// Record validators: who may write what. Source: hivemind wire spec, section 4. Loop thread only, except as noted.
+/// Record validators: who may write what. Source: hivemind wire spec, section 4.
+/// Threads: const members may run on several worker threads at once (checking many signatures leaves the loop); the
+/// others run on the loop thread before or between those, never at the same time as a const member of the same object
+/// unless that object says so.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cohive/core/task.hpp"
 #include "cohive/dht/dht_id.hpp"
 
 namespace cohive::dht {
@@ -34,6 +38,9 @@ class RecordValidator {
     return false;
   }
 };
+
+/// Makes a validator with a new key on a worker thread.
+Task<std::shared_ptr<class RsaSignatureValidator>> make_rsa_validator(Runtime& runtime);
 
 /// Protects records whose key or subkey carries "[owner:ssh-rsa ...]" by RSA-PSS signatures (section 4.2).
 class RsaSignatureValidator final : public RecordValidator {

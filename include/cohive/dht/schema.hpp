@@ -1,0 +1,76 @@
+/// \file
+/// Schemas of DHT records: which values a key may hold. Source: hivemind wire spec, sections 4.3 and 4.4.
+/// Types are exact, as hivemind's strict types are: an integer is not a float, a list is not a tuple.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohive/dht/validation.hpp"
+
+namespace cohive::dht {
+
+/// What a value must be. Immutable, cheap to copy, safe to share between threads.
+class SchemaType {
+ public:
+  using Predicate = std::function<bool(const msgpack::Value&)>;
+
+  static SchemaType any();
+  static SchemaType null();
+  static SchemaType boolean();
+  static SchemaType integer(std::int64_t min = std::numeric_limits<std::int64_t>::min());
+  /// A float64 that is not NaN.
+  static SchemaType number(double min = -std::numeric_limits<double>::infinity());
+  static SchemaType string();
+  static SchemaType bytes();
+  /// Bytes that name an owner: "...[owner:...]...", so that only the owner can write under this subkey.
+  static SchemaType bytes_with_public_key();
+  static SchemaType list(SchemaType item);
+  static SchemaType tuple(std::vector<SchemaType> items);
+  /// As the type of a field: a dictionary record, each entry checked by itself. Inside a value: a map.
+  static SchemaType map(SchemaType key, SchemaType value);
+  /// A map with exactly these text keys.
+  static SchemaType model(std::vector<std::pair<std::string, SchemaType>> fields);
+  static SchemaType any_of(std::vector<SchemaType> alternatives);
+  static SchemaType optional(SchemaType type) { return any_of({null(), std::move(type)}); }
+  static SchemaType satisfies(Predicate predicate);
+
+  bool accepts(const msgpack::Value& value) const;
+
+ private:
+  friend class SchemaValidator;
+  struct Node;
+  explicit SchemaType(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
+  std::shared_ptr<const Node> node_;
+};
+
+/// The types of a set of keys.
+using SchemaFields = std::vector<std::pair<std::string, SchemaType>>;
+
+/// Accepts records of the schema's keys only when they match. Two of them merge: either schema may match then, and
+/// extra keys are allowed if one of them allowed them.
+class SchemaValidator final : public RecordValidator {
+ public:
+  /// \param prefix            key of a field is "<prefix>_<field>", or the field's name when empty
+  /// \param allow_extra_keys  accept records of keys that are not in the schema
+  explicit SchemaValidator(SchemaFields fields, const std::string& prefix = {}, bool allow_extra_keys = true);
+  ~SchemaValidator() override;
+
+  bool validate(const Record& record) const override;
+  bool merge_with(const RecordValidator& other) override;
+
+ private:
+  struct Rules;
+  std::shared_ptr<const Rules> rules() const;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// "<run_id>_progress": what each trainer reports about itself, under a subkey that it owns. Section 4.4.
+SchemaFields training_progress_schema();
+
+}  // namespace cohive::dht

@@ -1,0 +1,101 @@
+// What the parts of a DHT node share: the facade (dht.cpp), getting and caching (getting.cpp), storing (storing.cpp).
+#pragma once
+
+#include <set>
+#include <unordered_map>
+
+#include "blacklist.hpp"
+#include "cohive/core/sync.hpp"
+#include "cohive/core/task_group.hpp"
+#include "protocol.hpp"
+#include "traversal.hpp"
+
+namespace cohive::dht {
+
+/// One key being looked up.
+struct Lookup {
+  Lookup(Runtime& runtime, const DhtId& id, double enough)
+      : key(id), sufficient(enough), done(runtime, "a DHT lookup") {}
+  bool satisfied() const { return best && best->expiration >= sufficient; }
+
+  DhtId key;
+  double sufficient;  ///< stop at a record that expires then or later
+  std::optional<StoredRecord> best;
+  std::optional<DhtId> source;  ///< the node that had the best record
+  Event done;
+};
+using LookupPtr = std::shared_ptr<Lookup>;
+
+/// Cached keys that were asked for, by the time at which to look them up again.
+class RefreshQueue {
+ public:
+  void schedule(const DhtId& key, double at) {
+    remove(key);
+    at_[key] = at;
+    order_.insert({at, key});
+  }
+  void remove(const DhtId& key) {
+    const auto found = at_.find(key);
+    if (found == at_.end()) return;
+    order_.erase({found->second, key});
+    at_.erase(found);
+  }
+  bool empty() const { return order_.empty(); }
+  double next_time() const { return order_.begin()->first; }
+  DhtId pop() {
+    const DhtId key = order_.begin()->second;
+    remove(key);
+    return key;
+  }
+
+ private:
+  std::unordered_map<DhtId, double> at_;
+  std::set<std::pair<double, DhtId>> order_;
+};
+
+struct Dht::Impl {
+  Impl(p2p::Host& host, DhtOptions opts);
+
+  // dht.cpp
+  Task<Result<>> start(std::vector<Multiaddr> initial_peers);
+  Task<Result<>> join_through(Multiaddr address, Deadline deadline);
+  /// Finds the nodes nearest to each key and hears from them; the table fills on the way.
+  Task<void> explore(std::vector<DhtId> keys, Deadline deadline);
+  Task<void> refresh_buckets();
+  TraversalOptions search_options(std::size_t beam, std::size_t keys) const;
+  /// Asks one node on behalf of a search, minding the blacklist.
+  Task<std::optional<std::vector<Finding>>> ask(NodeAddress node, std::vector<DhtId> keys);
+
+  // getting.cpp
+  Task<std::vector<std::optional<GetResult>>> get_many(std::vector<Key> keys, bool latest);
+  Task<void> look_up(std::vector<LookupPtr> lookups);
+  Task<void> look_up_shared(std::vector<LookupPtr> lookups);
+  bool look_up_locally(Lookup& lookup, bool use_cache);
+  Task<void> consider(LookupPtr lookup, StoredRecord candidate, DhtId source);
+  void remember(const Lookup& lookup, const std::vector<NodeAddress>& nearest);
+  Task<void> cache_on(PeerId peer, OutgoingRecord record);
+  void schedule_refresh(const DhtId& key, double at);
+  Task<void> refresh_cache();
+  std::optional<GetResult> decode(const Lookup& lookup) const;
+
+  // storing.cpp
+  Task<std::vector<bool>> store_many(std::vector<StoreItem> items);
+  struct StorePlan;
+  Task<void> store_on_replicas(StorePlan& plan, std::vector<NodeAddress> candidates);
+  Task<void> store_on(StorePlan& plan, NodeAddress node, std::size_t& answered, std::size_t& pending,
+                      Condition& changed);
+  void cache_stored(const StorePlan& plan);
+
+  const DhtOptions options;
+  DhtMetrics metrics;
+  Protocol protocol;
+  Runtime& runtime;
+  Blacklist blacklist;
+  std::unordered_map<DhtId, LookupPtr> pending;  // searches that others may join
+  RefreshQueue refreshes;
+  Condition refreshes_changed;
+  bool closed = false;
+  TaskGroup tasks;
+};
+
+}  // namespace cohive::dht

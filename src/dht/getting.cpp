@@ -1,0 +1,302 @@
+// Getting records: our own storage, our cache, then a search; and what is cached of what was found.
+// Source: hivemind wire spec, section 3.11.
+#include <cmath>
+#include <limits>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "dht_impl.hpp"
+
+namespace cohive::dht {
+namespace {
+
+constexpr double kForever = std::numeric_limits<double>::infinity();
+// Keys searched by one traversal: choosing what to ask next looks at each of them.
+constexpr std::size_t kKeysPerSearch = 1024;
+// How much later than the cached record a refreshed one must expire, beyond the refresh interval, in seconds.
+constexpr double kRefreshMargin = 1.0;
+
+/// Sets `done` of every lookup in the end, also when the search is dropped half-way: others may wait for it.
+struct DoneGuard {
+  std::vector<LookupPtr> lookups;
+  std::unordered_map<DhtId, LookupPtr>& pending;
+  ~DoneGuard() {
+    for (auto& lookup : lookups) {
+      const auto at = pending.find(lookup->key);
+      if (at != pending.end() && at->second == lookup) pending.erase(at);
+      lookup->done.set();
+    }
+  }
+};
+
+/// The newer of two entries with one subkey wins.
+void merge(StoredRecord& into, const Dictionary& more) {
+  auto& dictionary = std::get<Dictionary>(into.content);
+  for (const auto& [identity, entry] : more.entries()) {
+    dictionary.put({entry.subkey, identity}, entry.value, entry.expiration);
+    into.expiration = std::max(into.expiration, entry.expiration);
+  }
+}
+
+}  // namespace
+
+const std::vector<std::pair<msgpack::Value, StoredValue>>& GetResult::entries() const {
+  static const std::vector<std::pair<msgpack::Value, StoredValue>> none;
+  const auto* dictionary = std::get_if<1>(&content);
+  return dictionary ? *dictionary : none;
+}
+
+Task<std::vector<std::optional<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, bool latest) {
+  std::vector<std::optional<GetResult>> results(keys.size());
+  if (closed) co_return results;
+  const TimePoint start = runtime.now();
+  const double sufficient = latest ? kForever : protocol.now();
+  const bool sharing = options.reuse_get_requests && !latest;
+  std::vector<LookupPtr> by_index, to_search, joined;
+  std::unordered_map<DhtId, LookupPtr> distinct;
+  for (const Key& key : keys) {
+    auto& lookup = distinct[DhtId::of(key)];
+    if (!lookup) {
+      lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), sufficient);
+      const auto other = sharing ? pending.find(lookup->key) : pending.end();
+      if (look_up_locally(*lookup, true)) {
+        lookup->done.set();
+      } else if (other != pending.end()) {
+        joined.push_back(other->second);
+      } else {
+        to_search.push_back(lookup);
+      }
+    }
+    by_index.push_back(lookup);
+  }
+  const bool searched = !to_search.empty() || !joined.empty();
+  if (sharing) {
+    if (!to_search.empty()) co_await look_up_shared(std::move(to_search));
+  } else {
+    co_await look_up(std::move(to_search));
+  }
+  // What another search found serves us too, if it is not older than our own question.
+  std::vector<LookupPtr> again;
+  for (const auto& other : joined) {
+    co_await other->done.wait();
+    LookupPtr& own = distinct.at(other->key);
+    if (other->best && other->best->expiration >= sufficient) {
+      own->best = other->best;
+    } else {
+      again.push_back(own);
+    }
+  }
+  if (!again.empty()) co_await look_up(std::move(again));
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    results[i] = decode(*by_index[i]);
+    (results[i] ? metrics.gets_found : metrics.gets_missed).increment();
+  }
+  if (searched) metrics.get_seconds.observe(to_seconds(runtime.now() - start));
+  co_return results;
+}
+
+/// True when that was enough.
+bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
+  const double time = protocol.now();
+  if (const auto* stored = protocol.storage.get(lookup.key, time)) lookup.best = *stored;
+  const auto* cached = use_cache ? protocol.cache.get(lookup.key, time) : nullptr;
+  const bool cache_is_newer = cached && (!lookup.best || cached->expiration > lookup.best->expiration);
+  if (cached && lookup.best && lookup.best->is_dictionary() && cached->is_dictionary()) {
+    merge(*lookup.best, *cached->dictionary());
+  } else if (cache_is_newer) {
+    lookup.best = *cached;
+  }
+  if (lookup.best) lookup.source = protocol.node_id;
+  if (!lookup.satisfied()) return false;
+  const double lead = to_seconds(options.cache_refresh_before_expiry);
+  if (lead > 0 && protocol.cache.contains(lookup.key)) schedule_refresh(lookup.key, lookup.best->expiration - lead);
+  return true;
+}
+
+/// The search belongs to the node, not to the caller: others may have joined it when the caller is dropped.
+Task<void> Dht::Impl::look_up_shared(std::vector<LookupPtr> lookups) {
+  for (const auto& lookup : lookups) pending[lookup->key] = lookup;
+  tasks.spawn(look_up(lookups), "dht search");
+  for (const auto& lookup : lookups) co_await lookup->done.wait();
+}
+
+Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
+  DoneGuard guard{lookups, pending};
+
+  struct Getting final : Traversal::Guide {
+    explicit Getting(Impl& impl) : self(impl) {}
+    Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) override {
+      auto findings = co_await self.ask(node, queries);
+      if (!findings) co_return std::nullopt;
+      std::vector<TraversalStep> steps;
+      for (std::size_t i = 0; i < queries.size(); ++i) {
+        const LookupPtr lookup = wanted.at(queries[i]);
+        Finding& finding = (*findings)[i];
+        if (finding.record && !lookup->done.is_set())
+          co_await self.consider(lookup, std::move(*finding.record), node.id);
+        steps.push_back({std::move(finding.nearest), lookup->satisfied()});
+      }
+      co_return steps;
+    }
+    void found(const DhtId& query, std::vector<NodeAddress> nearest) override {
+      Lookup& lookup = *wanted.at(query);
+      self.remember(lookup, nearest);
+      if (const auto at = self.pending.find(query); at != self.pending.end() && at->second.get() == &lookup)
+        self.pending.erase(at);
+      lookup.done.set();
+    }
+    Impl& self;
+    std::unordered_map<DhtId, LookupPtr> wanted;
+  };
+
+  for (std::size_t first = 0; first < lookups.size(); first += kKeysPerSearch) {
+    const std::size_t count = std::min(kKeysPerSearch, lookups.size() - first);
+    Getting guide(*this);
+    auto search = search_options(options.bucket_size, count);
+    search.queries_per_call = std::min(search.queries_per_call, options.chunk_size);
+    Traversal traversal(runtime, protocol.node_id, search, guide);
+    for (std::size_t i = first; i < first + count; ++i) {
+      guide.wanted[lookups[i]->key] = lookups[i];
+      traversal.add_query(lookups[i]->key, protocol.table.nearest(lookups[i]->key, options.bucket_size));
+    }
+    const bool complete = co_await traversal.run();
+    if (!complete) metrics.searches_timed_out.increment();
+  }
+}
+
+/// Takes a node's record, or the entries of its dictionary, if it is valid and newer than what we have.
+Task<void> Dht::Impl::consider(LookupPtr lookup, StoredRecord candidate, DhtId source) {
+  const std::string key = lookup->key.binary();
+  const auto* best = lookup->best ? &*lookup->best : nullptr;
+  const auto* known = best ? best->dictionary() : nullptr;
+  const auto* dictionary = candidate.dictionary();
+  if (best && !(known && dictionary) && candidate.expiration <= best->expiration) co_return;
+
+  std::vector<Record> records;
+  std::vector<std::string> identities;
+  if (dictionary) {
+    // Only entries that would change anything are checked: replicas mostly repeat each other.
+    for (const auto& [identity, entry] : dictionary->entries()) {
+      if (known && !known->would_accept({entry.subkey, identity}, entry.expiration)) continue;
+      records.push_back({key, entry.subkey, entry.value, entry.expiration});
+      identities.push_back(identity);
+    }
+  } else {
+    records.push_back({key, std::string(kRegularTag), *candidate.value(), candidate.expiration});
+  }
+  auto valid = co_await protocol.validate(records);
+  Dictionary entries;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    // What does not decode must not take the place of something that does.
+    valid[i] = valid[i] && msgpack::decode(as_bytes(protocol.validators().strip(records[i])));
+    if (!valid[i]) metrics.records_invalid.increment();
+    if (valid[i] && dictionary)
+      entries.put({std::move(records[i].subkey), identities[i]}, std::move(records[i].value), records[i].expiration);
+  }
+  // Others may have answered meanwhile.
+  const double previous = lookup->best ? lookup->best->expiration : -kForever;
+  const double found = dictionary ? entries.latest_expiration() : valid[0] ? candidate.expiration : -kForever;
+  if (dictionary && lookup->best && lookup->best->is_dictionary()) {
+    merge(*lookup->best, entries);
+  } else if (found > previous) {
+    if (dictionary) {
+      lookup->best = StoredRecord{std::move(entries), found};
+    } else {
+      lookup->best = std::move(candidate);
+    }
+  }
+  if (found > previous) lookup->source = source;
+}
+
+/// Keeps what was found: in our cache, and on the nearest nodes that did not have it.
+void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeAddress>& nearest) {
+  if (!lookup.best || !lookup.source || *lookup.source == protocol.node_id) return;
+  const double time = protocol.now();
+  const StoredRecord& best = *lookup.best;
+  const auto* held = protocol.held(lookup.key);
+  if (best.expiration < time || (held && held->expiration >= best.expiration)) return;
+  if (best.expiration > time + to_seconds(options.max_record_lifetime)) return;
+  if (options.cache_locally) {
+    if (const auto* dictionary = best.dictionary()) {
+      protocol.cache.store_dictionary(lookup.key, *dictionary, time);
+    } else {
+      protocol.cache.store(lookup.key, *best.value(), best.expiration, time);
+    }
+    protocol.update_gauges();
+  }
+  std::size_t copies = 0;
+  for (const auto& node : nearest) {
+    if (copies >= options.cache_nearest) break;
+    if (node.id == *lookup.source || blacklist.contains(node.peer, runtime.now())) continue;
+    tasks.spawn(cache_on(node.peer, outgoing(lookup.key, best, true)), "cache on nearest");
+    ++copies;
+  }
+}
+
+Task<void> Dht::Impl::cache_on(PeerId peer, OutgoingRecord record) {
+  std::vector<OutgoingRecord> records;
+  records.push_back(std::move(record));
+  auto stored = co_await protocol.store(peer, std::move(records));
+  if (!stored) log::debug("dht", "not cached: {}", stored.error());
+}
+
+void Dht::Impl::schedule_refresh(const DhtId& key, double at) {
+  refreshes.schedule(key, at);
+  refreshes_changed.notify_all();
+}
+
+/// Looks cached keys that are in use up again shortly before they expire, so that readers find them here.
+Task<void> Dht::Impl::refresh_cache() {
+  const double lead = to_seconds(options.cache_refresh_before_expiry);
+  for (;;) {
+    if (refreshes.empty()) {
+      co_await refreshes_changed.wait();
+      continue;
+    }
+    const double wait = refreshes.next_time() - protocol.now();
+    if (wait > 0) {
+      co_await refreshes_changed.wait(runtime.after(from_seconds(wait)));
+      continue;
+    }
+    std::vector<LookupPtr> lookups;
+    const std::size_t batch = std::max<std::size_t>(options.chunk_size, 1);
+    while (!refreshes.empty() && refreshes.next_time() <= protocol.now() && lookups.size() < batch) {
+      const DhtId key = refreshes.pop();
+      const auto* cached = protocol.cache.get(key, protocol.now());
+      const double expiration = cached ? cached->expiration : protocol.now();
+      auto lookup = std::make_shared<Lookup>(runtime, key, expiration + lead + kRefreshMargin);
+      if (!look_up_locally(*lookup, false)) lookups.push_back(std::move(lookup));
+    }
+    metrics.cache_refreshes.increment(static_cast<double>(lookups.size()));
+    co_await look_up(std::move(lookups));
+  }
+}
+
+std::optional<GetResult> Dht::Impl::decode(const Lookup& lookup) const {
+  if (!lookup.best) return std::nullopt;
+  const StoredRecord& record = *lookup.best;
+  const double time = protocol.now();
+  const auto value_of = [&](const std::string& tag, const std::string& bytes, double expiration) {
+    return msgpack::decode(as_bytes(protocol.validators().strip({lookup.key.binary(), tag, bytes, expiration})));
+  };
+  GetResult result;
+  result.expiration = record.expiration;
+  if (const std::string* bytes = record.value()) {
+    auto value = value_of(std::string(kRegularTag), *bytes, record.expiration);
+    if (!value || record.expiration < time) return std::nullopt;
+    result.content = std::move(*value);
+    return result;
+  }
+  std::vector<std::pair<msgpack::Value, StoredValue>> entries;
+  for (const auto& [identity, entry] : record.dictionary()->entries()) {
+    if (entry.expiration < time) continue;
+    auto subkey = msgpack::decode(as_bytes(entry.subkey));
+    auto value = value_of(entry.subkey, entry.value, entry.expiration);
+    if (subkey && value) entries.emplace_back(std::move(*subkey), StoredValue{std::move(*value), entry.expiration});
+  }
+  if (entries.empty()) return std::nullopt;
+  result.content = std::move(entries);
+  return result;
+}
+
+}  // namespace cohive::dht

@@ -1,0 +1,188 @@
+// The serving side of the DHT's calls. Everything in a request is a stranger's: lengths, sizes and times are checked
+// before anything is kept. Source: hivemind wire spec, section 3.7.
+#include <cmath>
+
+#include "cohive/core/log.hpp"
+#include "cohive/proto/dht.pb.h"
+#include "protocol.hpp"
+
+namespace cohive::dht {
+namespace {
+
+// Values in one find reply: with the neighbours' ids it must stay below the 4 MiB of a frame.
+constexpr std::size_t kMaxReplyBytes = 3 * 1024 * 1024 + 512 * 1024;
+// Work of one turn of the loop: about a millisecond.
+constexpr std::size_t kEntriesPerTurn = 1024;
+constexpr int kKeysPerTurn = 128;
+
+Error refuse(const CallMetrics& counters, Errc code, const char* why) {
+  counters.refused.increment();
+  return Error(code, why);
+}
+
+/// Takes a record of a request apart. `ok` becomes false when it is malformed or beyond the bounds.
+void take_apart(OutgoingRecord record, std::size_t item, const StorageLimits& limits, double latest,
+                std::vector<Protocol::Incoming>& out, std::vector<bool>& ok) {
+  if (record.tag != kDictionaryTag) {
+    Protocol::Incoming incoming{item, record.key, {}, std::move(record.value), record.expiration, record.in_cache};
+    if (record.tag != kRegularTag) incoming.subkey = Subkey::from_tag(record.tag);
+    ok[item] = (record.tag == kRegularTag || incoming.subkey) && std::isfinite(record.expiration) &&
+               record.expiration <= latest && incoming.value.size() <= limits.max_value_bytes;
+    if (ok[item]) out.push_back(std::move(incoming));
+    return;
+  }
+  std::size_t dropped = 0;
+  const auto dictionary = Dictionary::decode(as_bytes(record.value), limits, &dropped);
+  ok[item] = dictionary && dropped == 0 && !dictionary->entries().empty();
+  if (!dictionary) return;
+  // Every entry is tried; one bad entry does not keep the good ones out.
+  for (const auto& [identity, entry] : dictionary->entries()) {
+    if (entry.expiration <= latest) {
+      out.push_back({item, record.key, Subkey{entry.subkey, identity}, entry.value, entry.expiration, record.in_cache});
+    } else {
+      ok[item] = false;
+    }
+  }
+}
+
+}  // namespace
+
+void Protocol::serve() {
+  server_.emplace(host);
+  server_->add_unary("DHTProtocol.rpc_ping", [this](PeerId p, std::string r) { return on_ping(p, std::move(r)); });
+  server_->add_unary("DHTProtocol.rpc_store", [this](PeerId p, std::string r) { return on_store(p, std::move(r)); });
+  server_->add_unary("DHTProtocol.rpc_find", [this](PeerId p, std::string r) { return on_find(p, std::move(r)); });
+}
+
+Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
+  proto::PingRequest request;
+  if (!request.ParseFromString(bytes)) co_return refuse(metrics.ping, Errc::malformed_request, "rpc_ping");
+  metrics.ping.served.increment();
+  proto::PingResponse reply;
+  const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
+  bool welcome = true;
+  if (claimed && request.validate()) {
+    auto back = co_await ping(caller, false);
+    welcome = back && *back == claimed;
+    reply.set_available(welcome);
+  }
+  if (welcome) {
+    heard_from(request.peer().node_id(), caller);
+  } else {
+    lost(caller);
+  }
+  fill(*reply.mutable_peer());
+  reply.set_dht_time(now());
+  co_return reply.SerializeAsString();
+}
+
+Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
+  proto::StoreRequest request;
+  if (!request.ParseFromString(bytes)) co_return refuse(metrics.store, Errc::malformed_request, "rpc_store");
+  const int count = request.keys_size();
+  if (request.subkeys_size() != count || request.values_size() != count || request.expiration_time_size() != count ||
+      request.in_cache_size() != count)
+    co_return refuse(metrics.store, Errc::malformed_request, "rpc_store with lists of different lengths");
+  if (static_cast<std::size_t>(count) > options.max_keys_per_request)
+    co_return refuse(metrics.store, Errc::too_many_keys, "rpc_store");
+  std::vector<OutgoingRecord> records;
+  records.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    const auto key = DhtId::from_bytes(as_bytes(request.keys(i)));
+    if (!key) co_return refuse(metrics.store, Errc::malformed_request, "rpc_store with a key that has not 20 bytes");
+    records.push_back({*key, std::move(*request.mutable_subkeys(i)), std::move(*request.mutable_values(i)),
+                       request.expiration_time(i), request.in_cache(i)});
+  }
+  metrics.store.served.increment();
+  heard_from(request.peer().node_id(), caller);
+  const auto stored = co_await store_locally(std::move(records));
+  proto::StoreResponse reply;
+  fill(*reply.mutable_peer());
+  for (const bool ok : stored) {
+    reply.add_store_ok(ok);
+    (ok ? metrics.records_accepted : metrics.records_refused).increment();
+  }
+  co_return reply.SerializeAsString();
+}
+
+Task<std::vector<bool>> Protocol::store_locally(std::vector<OutgoingRecord> records) {
+  std::vector<bool> ok(records.size(), true);
+  const double latest = now() + to_seconds(options.max_record_lifetime);
+  std::vector<Incoming> chunk;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    take_apart(std::move(records[i]), i, storage.limits(), latest, chunk, ok);
+    const bool last = i + 1 == records.size();
+    if (chunk.size() < kEntriesPerTurn && !last) continue;
+    co_await store_chunk(std::exchange(chunk, {}), ok);
+    if (!last) co_await runtime.yield();
+  }
+  update_gauges();
+  co_return ok;
+}
+
+Task<void> Protocol::store_chunk(std::vector<Incoming> incoming, std::vector<bool>& ok) {
+  // What would be refused as stale anyway needs no signature check.
+  std::erase_if(incoming, [&](const Incoming& one) {
+    const Storage& target = one.in_cache ? cache : storage;
+    const bool stale = !target.would_accept(one.key, one.subkey ? &*one.subkey : nullptr, one.expiration, now());
+    if (stale) ok[one.item] = false;
+    return stale;
+  });
+  std::vector<Record> to_check;
+  to_check.reserve(incoming.size());
+  for (const Incoming& one : incoming)
+    to_check.push_back(
+        {one.key.binary(), one.subkey ? one.subkey->encoded : std::string(kRegularTag), one.value, one.expiration});
+  const auto valid = co_await validate(std::move(to_check));
+  const double time = now();
+  for (std::size_t i = 0; i < incoming.size(); ++i) {
+    Incoming& one = incoming[i];
+    Storage& target = one.in_cache ? cache : storage;
+    if (!valid[i]) metrics.records_invalid.increment();
+    const bool stored = valid[i] && (one.subkey ? target.store_subkey(one.key, std::move(*one.subkey),
+                                                                      std::move(one.value), one.expiration, time)
+                                                : target.store(one.key, std::move(one.value), one.expiration, time));
+    if (!stored) ok[one.item] = false;
+  }
+}
+
+Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
+  proto::FindRequest request;
+  if (!request.ParseFromString(bytes)) co_return refuse(metrics.find, Errc::malformed_request, "rpc_find");
+  if (static_cast<std::size_t>(request.keys_size()) > options.max_keys_per_request)
+    co_return refuse(metrics.find, Errc::too_many_keys, "rpc_find");
+  std::vector<DhtId> keys;
+  keys.reserve(static_cast<std::size_t>(request.keys_size()));
+  for (const auto& raw : request.keys()) {
+    const auto key = DhtId::from_bytes(as_bytes(raw));
+    if (!key) co_return refuse(metrics.find, Errc::malformed_request, "rpc_find with a key that has not 20 bytes");
+    keys.push_back(*key);
+  }
+  metrics.find.served.increment();
+  heard_from(request.peer().node_id(), caller);
+  const auto asker = DhtId::from_bytes(as_bytes(request.peer().node_id()));
+  proto::FindResponse reply;
+  fill(*reply.mutable_peer());
+  std::size_t room = kMaxReplyBytes;
+  for (const DhtId& key : keys) {
+    if (reply.results_size() % kKeysPerTurn == kKeysPerTurn - 1) co_await runtime.yield();
+    auto* result = reply.add_results();
+    for (const auto& node : table.nearest(key, options.bucket_size, asker)) {
+      result->add_nearest_node_ids(node.id.binary());
+      result->add_nearest_peer_ids(node.peer.binary());
+      room -= std::min(room, DhtId::kSize + node.peer.bytes().size() + 4);
+    }
+    const auto* record = held(key);
+    if (!record) continue;
+    const auto* dictionary = record->dictionary();
+    const std::string& value = dictionary ? dictionary->encoded() : *record->value();
+    if (value.size() > room) continue;  // the asker finds it at another replica, or alone
+    room -= value.size();
+    result->set_type(dictionary ? proto::FOUND_DICTIONARY : proto::FOUND_REGULAR);
+    result->set_value(value);
+    result->set_expiration_time(record->expiration);
+  }
+  co_return reply.SerializeAsString();
+}
+
+}  // namespace cohive::dht

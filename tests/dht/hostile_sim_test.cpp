@@ -1,0 +1,314 @@
+// Nodes that lie: what they may not achieve.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <tuple>
+
+#include "cohive/dht/schema.hpp"
+#include "cohive/proto/dht.pb.h"
+#include "cohive/rpc/rpc.hpp"
+#include "dht_swarm.hpp"
+
+namespace cohive::dht {
+namespace {
+
+class HostileSwarm : public DhtSwarm {
+ protected:
+  Result<std::string> call(Dht& from, std::size_t to, const char* method, const std::string& request) {
+    return swarm.run(rpc::call_unary(from.host(), swarm.host(to).id(), method, request, swarm.after(3s)));
+  }
+  static void put(proto::StoreRequest& request, std::string key, std::string tag, std::string value,
+                  double expiration) {
+    request.add_keys(std::move(key));
+    request.add_subkeys(std::move(tag));
+    request.add_values(std::move(value));
+    request.add_expiration_time(expiration);
+    request.add_in_cache(false);
+  }
+  std::vector<bool> stored(Dht& from, std::size_t to, const proto::StoreRequest& request) {
+    proto::StoreResponse reply;
+    EXPECT_TRUE(reply.ParseFromString(call(from, to, "DHTProtocol.rpc_store", request.SerializeAsString()).value()));
+    return {reply.store_ok().begin(), reply.store_ok().end()};
+  }
+};
+
+TEST_F(HostileSwarm, MalformedRequestsAreRefusedWithoutHarm) {
+  add();
+  Dht& attacker = add({.client_mode = true});
+  for (const char* method : {"DHTProtocol.rpc_ping", "DHTProtocol.rpc_store", "DHTProtocol.rpc_find"})
+    EXPECT_FALSE(call(attacker, 0, method, "\xff\xff"));
+  proto::StoreRequest uneven;
+  uneven.add_keys(std::string(20, 'a'));
+  EXPECT_FALSE(call(attacker, 0, "DHTProtocol.rpc_store", uneven.SerializeAsString()));
+  for (std::size_t size : {0u, 19u, 21u, 10'000u}) {
+    proto::StoreRequest odd_key;
+    put(odd_key, std::string(size, 'a'), "\xc0", "\x01", in(10));
+    EXPECT_FALSE(call(attacker, 0, "DHTProtocol.rpc_store", odd_key.SerializeAsString()));
+    proto::FindRequest find;
+    find.add_keys(std::string(size, 'a'));
+    EXPECT_FALSE(call(attacker, 0, "DHTProtocol.rpc_find", find.SerializeAsString()));
+  }
+  proto::FindRequest many;
+  for (int i = 0; i < 1025; ++i) many.add_keys(DhtId::of(i).binary());
+  EXPECT_FALSE(call(attacker, 0, "DHTProtocol.rpc_find", many.SerializeAsString()));
+  EXPECT_EQ(nodes[0]->storage_size(), 0u);
+  EXPECT_EQ(nodes[0]->table_size(), 0u);
+}
+
+TEST_F(HostileSwarm, RecordsBeyondTheBoundsAreNotKept) {
+  add();
+  Dht& attacker = add({.client_mode = true});
+  proto::StoreRequest request;
+  const std::string key(20, 'a');
+  put(request, key, "\xc0", "\x01", INFINITY);
+  put(request, key, "\xc0", "\x01", std::nan(""));
+  put(request, key, "\xc0", "\x01", in(-10));
+  put(request, key, "\xc0", "\x01", in(8 * 24 * 3600.0));
+  put(request, key, "\xc0", std::string((1 << 20) + 1, 'x'), in(10));
+  put(request, key, "\xc1", "\x01", in(10));                                   // no msgpack
+  put(request, key, std::string("\x01\x02", 2), "\x01", in(10));               // trailing bytes
+  put(request, key, "\x91\x01", "\x01", in(10));                               // a list as subkey
+  put(request, key, "\xda\x13\x88" + std::string(5000, 's'), "\x01", in(10));  // a very long subkey
+  put(request, key, "", "\x01", in(10));                                       // no dictionary
+  put(request, key, "", "", in(10));
+  for (const bool ok : stored(attacker, 0, request)) EXPECT_FALSE(ok);
+  EXPECT_EQ(nodes[0]->storage_size(), 0u);
+}
+
+TEST_F(HostileSwarm, OfAPushedDictionaryTheGoodEntriesAreKept) {
+  using namespace msgpack;
+  add();
+  Dht& attacker = add({.client_mode = true});
+  const Array entries{{Array{{"good", Bin{"\x01"}, in(50)}}, Array{{"far", Bin{"\x01"}, 1e300}},
+                       Array{{"nan", Bin{"\x01"}, std::nan("")}}}};
+  std::string bytes;
+  append_ext(bytes, 0x50, encode(Array{{INFINITY, 1e300, entries}}));
+  proto::StoreRequest request;
+  put(request, DhtId::of("dict").binary(), "", bytes, 1e300);
+  EXPECT_FALSE(stored(attacker, 0, request)[0]) << "not all of it";
+  const auto result = get(*nodes[0], "dict").value();
+  ASSERT_EQ(result.entries().size(), 1u);
+  EXPECT_EQ(result.entries()[0].first, Value("good"));
+  EXPECT_EQ(result.expiration, result.entries()[0].second.expiration);
+}
+
+TEST_F(HostileSwarm, AHugeDictionaryIsRefusedInOnePiece) {
+  using namespace msgpack;
+  add({.max_subkeys = 100});
+  Dht& attacker = add({.client_mode = true});
+  Array entries;
+  for (int i = 0; i < 200; ++i) entries.items.push_back(Array{{i, Bin{"\x01"}, in(50)}});
+  std::string bytes;
+  append_ext(bytes, 0x50, encode(Array{{INFINITY, in(50), entries}}));
+  proto::StoreRequest request;
+  put(request, DhtId::of("dict").binary(), "", bytes, in(50));
+  EXPECT_FALSE(stored(attacker, 0, request)[0]);
+  EXPECT_EQ(nodes[0]->storage_size(), 0u);
+}
+
+TEST_F(HostileSwarm, OwnedSubkeysCannotBeOverwrittenByOthers) {
+  auto owner = std::make_shared<RsaSignatureValidator>();
+  auto stranger = std::make_shared<RsaSignatureValidator>();
+  for (int i = 0; i < 4; ++i) {
+    add();
+    nodes.back()->add_validator(i == 1 ? owner : stranger);
+  }
+  const msgpack::Value subkey = msgpack::Bin{owner->ownership_marker()};
+  ASSERT_TRUE(store(*nodes[1], "owned", subkey, 42, in(60)));
+  EXPECT_FALSE(store(*nodes[2], "owned", subkey, 13, in(61)));
+  for (auto& node : nodes) {
+    auto result = get(*node, "owned", true);
+    ASSERT_TRUE(result);
+    EXPECT_EQ(result->entries().front().second.value, msgpack::Value(42));
+  }
+  ASSERT_TRUE(store(*nodes[1], "owned", subkey, 43, in(62))) << "the owner may";
+  EXPECT_EQ(get(*nodes[3], "owned", true)->entries().front().second.value, msgpack::Value(43));
+}
+
+TEST_F(HostileSwarm, AMaliciousOnlyPeerCannotForgeAnOwnedSubkey) {
+  add();  // no validators: keeps and serves anything
+  auto owner = std::make_shared<RsaSignatureValidator>();
+  Dht& trainer = add();
+  trainer.add_validator(owner);
+  const msgpack::Value subkey = msgpack::Bin{owner->ownership_marker()};
+  ASSERT_TRUE(store(trainer, "owned", subkey, 42, in(60)));
+  store(*nodes[0], "owned", subkey, 13, in(70));
+  auto result = get(trainer, "owned", true);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->entries().front().second.value, msgpack::Value(42));
+}
+
+TEST_F(HostileSwarm, OneUnsignedEntryDoesNotHideTheOthers) {
+  add();
+  auto owner = std::make_shared<RsaSignatureValidator>();
+  Dht& trainer = add();
+  trainer.add_validator(owner);
+  store(*nodes[0], "progress", msgpack::Bin{owner->ownership_marker()}, 13, in(70));
+  store(*nodes[0], "progress", "free", 1, in(60));
+  auto result = get(trainer, "progress", true);
+  ASSERT_TRUE(result);
+  ASSERT_EQ(result->entries().size(), 1u);
+  EXPECT_EQ(result->entries()[0].first, msgpack::Value("free"));
+  EXPECT_EQ(result->expiration, result->entries()[0].second.expiration) << "the bad entry counts for nothing";
+}
+
+TEST_F(HostileSwarm, ARecordThatDoesNotDecodeDoesNotHideAnOlderGoodOne) {
+  add_many(2, {.num_replicas = 1, .cache_locally = false, .cache_nearest = 0, .cache_on_store = false});
+  Dht& reader = add({.cache_locally = false, .client_mode = true});
+  ASSERT_TRUE(store(*nodes[0], "key", "good", in(50)));
+  const std::size_t holder = nodes[0]->storage_size() ? 0 : 1;
+  proto::StoreRequest request;
+  put(request, DhtId::of("key").binary(), "\xc0", "\xc1 no msgpack", in(60));
+  EXPECT_TRUE(stored(reader, 1 - holder, request)[0]) << "a node without validators cannot know";
+  EXPECT_EQ(*get(reader, "key", true)->value(), msgpack::Value("good"));
+}
+
+TEST_F(HostileSwarm, ASchemaKeepsMalformedProgressOut) {
+  auto owner = std::make_shared<RsaSignatureValidator>();
+  add();
+  Dht& strict = add();
+  for (auto& node : nodes) {
+    node->add_validator(std::make_shared<SchemaValidator>(training_progress_schema(), "run"));
+    node->add_validator(owner);
+  }
+  const msgpack::Value subkey = msgpack::Bin{owner->ownership_marker()};
+  msgpack::Map report{{{"peer_id", msgpack::Bin{"id"}},
+                       {"epoch", 3},
+                       {"samples_accumulated", 10},
+                       {"samples_per_second", 1.5},
+                       {"time", in(0)},
+                       {"client_mode", false}}};
+  EXPECT_TRUE(store(strict, "run_progress", subkey, report, in(60)));
+  report.entries[1].second = 3.0;
+  EXPECT_FALSE(store(strict, "run_progress", subkey, report, in(61))) << "a float is no epoch";
+  EXPECT_FALSE(store(strict, "run_progress", "not owned", report, in(61)));
+  EXPECT_FALSE(store(strict, "run_progress", 1, in(61)));
+  EXPECT_TRUE(store(strict, "run_progress", subkey, nullptr, in(62))) << "the goodbye";
+  EXPECT_TRUE(store(strict, "anything else", 1, in(60)));
+}
+
+TEST_F(HostileSwarm, AValidatorThatComesLateCleansUp) {
+  add();
+  auto owner = std::make_shared<RsaSignatureValidator>();
+  store(*nodes[0], "progress", msgpack::Bin{owner->ownership_marker()}, 13, in(70));
+  store(*nodes[0], "progress", "free", 1, in(60));
+  nodes[0]->add_validator(owner);
+  swarm.pass(1s);
+  const auto result = get(*nodes[0], "progress").value();
+  ASSERT_EQ(result.entries().size(), 1u);
+}
+
+/// Answers finds with ever new neighbours that are nearer and nearer to the key, all of them itself.
+class Labyrinth {
+ public:
+  Labyrinth(p2p::Host& host) : host_(host), server_(host) {
+    server_.add_unary("DHTProtocol.rpc_ping", [this](PeerId, std::string) { return ping(); });
+    server_.add_unary("DHTProtocol.rpc_find", [this](PeerId, std::string request) { return find(std::move(request)); });
+  }
+  int asked = 0;
+
+ private:
+  Task<Result<std::string>> ping() {
+    proto::PingResponse reply;
+    reply.mutable_peer()->set_node_id(std::string(20, 'l'));
+    reply.set_dht_time(host_.runtime().wall_time());
+    reply.set_available(true);
+    co_return reply.SerializeAsString();
+  }
+  Task<Result<std::string>> find(std::string bytes) {
+    ++asked;
+    proto::FindRequest request;
+    request.ParseFromString(bytes);
+    proto::FindResponse reply;
+    reply.mutable_peer()->set_node_id(std::string(20, 'l'));
+    for (const auto& key : request.keys()) {
+      auto* result = reply.add_results();
+      for (int i = 0; i < 50; ++i) {
+        std::string id = key;
+        id[19] = static_cast<char>(asked);
+        id[18] = static_cast<char>(i);
+        Bytes fake(36, static_cast<std::uint8_t>(i));
+        std::memcpy(fake.data(), &asked, sizeof asked);
+        result->add_nearest_node_ids(id);
+        result->add_nearest_peer_ids(i % 2 ? host_.id().binary() : PeerId::of_public_key(fake).binary());
+      }
+    }
+    co_return reply.SerializeAsString();
+  }
+  p2p::Host& host_;
+  rpc::Server server_;
+};
+
+TEST_F(HostileSwarm, InventedNeighboursDoNotHoldASearchForEver) {
+  auto& host = swarm.add_host();
+  Labyrinth labyrinth(host);
+  Dht node(swarm.add_host());
+  ASSERT_TRUE(swarm.run(node.start({host.visible_addresses().front()})));
+  const TimePoint start = swarm.runtime().now();
+  EXPECT_FALSE(swarm.run(node.get("key", true)));
+  EXPECT_LE(swarm.runtime().now() - start, 65s);
+  EXPECT_LE(labyrinth.asked, 10);
+  EXPECT_TRUE(swarm.run(node.store("key", 1, node.now() + 100)));
+}
+
+TEST_F(HostileSwarm, RepliesThatDoNotMatchTheirRequestCountAsFailures) {
+  auto& host = swarm.add_host();
+  rpc::Server server(host);
+  auto lie = [](std::string reply) -> Task<Result<std::string>> { co_return reply; };
+  server.add_unary("DHTProtocol.rpc_ping", [&lie](PeerId, std::string) {
+    proto::PingResponse reply;
+    reply.mutable_peer()->set_node_id(std::string(20, 'x'));
+    reply.set_available(true);
+    return lie(reply.SerializeAsString());
+  });
+  server.add_unary("DHTProtocol.rpc_find",
+                   [&lie](PeerId, std::string) { return lie(proto::FindResponse().SerializeAsString()); });
+  server.add_unary("DHTProtocol.rpc_store", [&lie](PeerId, std::string) {
+    proto::StoreResponse reply;
+    for (int i = 0; i < 100; ++i) reply.add_store_ok(true);
+    return lie(reply.SerializeAsString());
+  });
+  Dht node(swarm.add_host());
+  ASSERT_TRUE(swarm.run(node.start({host.visible_addresses().front()})));
+  EXPECT_EQ(node.table_size(), 0u) << "its find reply was empty";
+  EXPECT_FALSE(swarm.run(node.get("key", true)));
+  EXPECT_TRUE(swarm.run(node.store("key", 1, node.now() + 10))) << "at home";
+}
+
+TEST_F(HostileSwarm, AnInitialPeerWithAnotherClockIsNamed) {
+  auto& host = swarm.add_host();
+  rpc::Server server(host);
+  auto answer = [](double time) -> Task<Result<std::string>> {
+    proto::PingResponse reply;
+    reply.mutable_peer()->set_node_id(std::string(20, 'x'));
+    reply.set_available(true);
+    reply.set_dht_time(time);
+    co_return reply.SerializeAsString();
+  };
+  server.add_unary("DHTProtocol.rpc_ping",
+                   [&](PeerId, std::string) { return answer(swarm.runtime().wall_time() + 5); });
+  Dht node(swarm.add_host());
+  auto started = swarm.run(node.start({host.visible_addresses().front()}));
+  ASSERT_FALSE(started);
+  EXPECT_NE(started.error().message().find("clock"), std::string::npos) << started.error();
+  EXPECT_NE(started.error().message().find(host.id().text()), std::string::npos);
+  Dht lenient(swarm.add_host(), {.validate_bootstrap = false});
+  EXPECT_TRUE(swarm.run(lenient.start({host.visible_addresses().front()})));
+}
+
+TEST_F(HostileSwarm, ANodeThatCannotBeCalledBackIsNotAdmitted) {
+  add();
+  Dht& liar = add({.client_mode = true});
+  proto::PingRequest request;
+  request.mutable_peer()->set_node_id(std::string(20, 'x'));
+  request.set_validate(true);
+  proto::PingResponse reply;
+  ASSERT_TRUE(reply.ParseFromString(call(liar, 0, "DHTProtocol.rpc_ping", request.SerializeAsString()).value()));
+  EXPECT_FALSE(reply.available());
+  EXPECT_EQ(reply.peer().node_id(), nodes[0]->node_id().binary());
+  EXPECT_NEAR(reply.dht_time(), nodes[0]->now(), 1);
+  EXPECT_EQ(nodes[0]->table_size(), 0u);
+}
+
+}  // namespace
+}  // namespace cohive::dht

@@ -1,0 +1,90 @@
+/// \file
+/// ProgressTracker: how far the whole run is, through signed records in the DHT. Source: hivemind wire spec, section 7.1.
+/// Loop thread only, except snapshot().
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cohive/core/sync.hpp"
+#include "cohive/dht/dht.hpp"
+
+namespace cohive::train {
+
+/// Samples per second as an exponential average of the time per sample.
+class PerformanceEma {
+ public:
+  explicit PerformanceEma(double alpha = 0.1) : alpha_(alpha) {}
+  /// `samples` were processed until `now` (seconds) since the last call.
+  void update(double samples, double now);
+  /// Time until the next update does not count.
+  void reset_timer(double now) { last_ = now; }
+  double samples_per_second() const { return samples_per_second_; }
+
+ private:
+  double alpha_;
+  double ema_ = 0, last_ = -1, samples_per_second_ = 1e-20;
+  int updates_ = 0;
+};
+
+struct TrackerOptions {
+  std::string run_id;
+  double target_batch_size = 0;
+  bool client_mode = false;
+  Duration min_refresh = 500ms, max_refresh = 10s, default_refresh = 3s;
+  double expected_drift_peers = 3, expected_drift_rate = 0.2;
+  Duration metadata_expiration = 60s;
+};
+
+/// The run as last seen.
+struct GlobalProgress {
+  std::uint64_t epoch = 0;
+  double samples = 0;            ///< accumulated towards this epoch by all peers
+  double samples_per_second = 0;
+  std::size_t peers = 0, clients = 0;
+  double eta = 0;                ///< Unix seconds when the target will be reached
+  std::uint64_t fetches = 0;     ///< times the DHT was read
+};
+
+class ProgressTracker {
+ public:
+  ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, TrackerOptions options);
+  ~ProgressTracker();
+  void start();
+  /// Says goodbye: our record becomes null.
+  Task<void> close();
+
+  /// What this peer has accumulated in its current epoch.
+  void report(std::uint64_t epoch, double samples);
+  /// The epoch is over.
+  void update_epoch(std::uint64_t epoch);
+  /// Reads the DHT now.
+  Task<void> refresh();
+
+  /// Any thread.
+  GlobalProgress snapshot() const;
+  const TrackerOptions& options() const { return options_; }
+
+ private:
+  static Task<void> report_loop(ProgressTracker& self);
+  static Task<void> fetch_loop(ProgressTracker& self);
+  Task<void> store_record();
+  void set(const GlobalProgress& progress);
+
+  Dht& dht_;
+  Runtime& runtime_;
+  std::shared_ptr<dht::RsaSignatureValidator> key_;
+  TrackerOptions options_;
+  PerformanceEma ema_;
+  std::uint64_t epoch_ = 0;
+  double samples_ = 0;
+  bool reported_ = false;
+  Condition changed_, fetch_wanted_;
+  double next_fetch_ = 0;
+  mutable std::mutex mutex_;
+  GlobalProgress global_;
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::train

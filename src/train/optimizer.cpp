@@ -1,0 +1,354 @@
+#include "cohive/train/optimizer.hpp"
+
+#include <torch/torch.h>
+
+#include <mutex>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/train/metrics.hpp"
+#include "cohive/train/progress_tracker.hpp"
+#include "optimizer_state.hpp"
+#include "session.hpp"
+
+namespace cohive {
+
+using averaging::Averager;
+using averaging::RoundResult;
+using averaging::StepControl;
+using averaging::StepOptions;
+using train::GlobalProgress;
+
+namespace {
+
+/// A round whose matchmaking began before its tensors are ready, so that finding a group costs no training time.
+struct Scheduled {
+  std::shared_ptr<StepControl> control;
+  std::future<Result<RoundResult>> result;
+  explicit operator bool() const { return control != nullptr; }
+};
+
+averaging::AveragerOptions averager_options(const StrategyOptions& strategy, const OptimizerOptions& options, const char* suffix, const char* class_name) {
+  averaging::AveragerOptions result;
+  result.prefix = strategy.run_id + suffix;
+  result.class_name = class_name;
+  result.min_matchmaking_time = options.matchmaking_time;
+  result.request_timeout = std::min<Duration>(result.request_timeout, options.matchmaking_time / 2);
+  result.allreduce_timeout = options.averaging_timeout;
+  result.sender_timeout = options.matchmaking_time;
+  result.reducer_timeout = options.matchmaking_time * 2;
+  result.state_codec = options.state_compression;
+  result.mode = strategy.client_mode ? averaging::PeerMode::client : options.auxiliary ? averaging::PeerMode::auxiliary : averaging::PeerMode::node;
+  return result;
+}
+
+/// float32 buffers shaped like the parameters, and the averager's view of them.
+struct Buffers {
+  std::vector<torch::Tensor> tensors;
+  std::vector<averaging::AveragedTensor> views;
+  explicit Buffers(const std::vector<torch::Tensor>& like) {
+    for (const auto& tensor : like) {
+      tensors.push_back(torch::zeros(tensor.sizes(), torch::kFloat32));
+      averaging::AveragedTensor view;
+      view.values = {tensors.back().data_ptr<float>(), static_cast<std::size_t>(tensors.back().numel())};
+      for (auto size : tensor.sizes()) view.shape.push_back(static_cast<std::uint32_t>(size));
+      views.push_back(std::move(view));
+    }
+  }
+};
+
+}  // namespace
+
+struct Optimizer::Impl {
+  Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions opts);
+  ~Impl();
+
+  double now() const { return session.thread->runtime().wall_time(); }
+  void accumulate(std::int64_t batch);
+  void schedule_rounds(const GlobalProgress& global);
+  Scheduled start_round(Averager& averager, double weight, msgpack::Value gather);
+  std::size_t finish_round(Scheduled& round, double weight, bool gradients);
+  void abandon(Scheduled& round);
+  void end_epoch(const GlobalProgress& global, StepReport& report);
+  bool out_of_sync(const GlobalProgress& global) const;
+  bool load_state();
+  void publish_state();
+  std::size_t average_state(Scheduled& round);
+
+  Strategy& strategy;
+  train::Session& session;
+  torch::optim::Optimizer& optimizer;
+  OptimizerOptions options;
+  std::vector<torch::Tensor> parameters;
+  std::vector<torch::Tensor> accumulators;
+  Buffers gradients, state;
+  std::int64_t samples = 0, times = 0, anchor = 0;
+  std::uint64_t local_epoch = 0;
+  bool checked_start = false;
+
+  std::unique_ptr<train::TrainMetrics> metrics;
+  std::unique_ptr<train::ProgressTracker> tracker;
+  std::unique_ptr<Averager> grad_averager, state_averager;
+  Scheduled grad_round, state_round;
+  std::mutex published_mutex;
+  std::optional<averaging::SharedState> published;  // what newcomers download: a copy made between steps
+  TrainingStats stats;
+};
+
+Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions opts)
+    : strategy(s), session(s.session()), optimizer(o), options(opts), parameters(train::parameters_of(o)), gradients(parameters), state(parameters) {
+  for (const auto& parameter : parameters) {
+    if (!parameter.device().is_cpu() || parameter.scalar_type() != torch::kFloat32)
+      throw std::invalid_argument("cohive::Optimizer needs float32 parameters on the CPU");
+    accumulators.push_back(torch::zeros_like(parameter));
+  }
+  publish_state();
+  session.on_loop([this] {
+    metrics = std::make_unique<train::TrainMetrics>(session.thread->runtime().metrics());
+    train::TrackerOptions tracking;
+    tracking.run_id = strategy.options().run_id;
+    tracking.target_batch_size = static_cast<double>(options.target_batch_size);
+    tracking.client_mode = strategy.options().client_mode;
+    tracker = std::make_unique<train::ProgressTracker>(*session.dht, session.key, tracking);
+    auto grad_options = averager_options(strategy.options(), options, "_grad_averager", "GradientAverager");
+    grad_options.codec = options.grad_compression;
+    grad_options.share_state = false;
+    grad_averager = std::make_unique<Averager>(*session.dht, gradients.views, grad_options);
+    auto state_options = averager_options(strategy.options(), options, "_state_averager", "TrainingStateAverager");
+    state_options.codec = options.state_compression;
+    state_averager = std::make_unique<Averager>(*session.dht, state.views, state_options);
+    state_averager->set_state_provider([this]() -> std::optional<averaging::SharedState> {
+      std::lock_guard lock(published_mutex);
+      return published;
+    });
+    tracker->start();
+    grad_averager->start();
+    state_averager->start();
+  });
+  session.call([this] { return tracker->refresh(); });
+}
+
+Optimizer::Impl::~Impl() {
+  abandon(grad_round);
+  abandon(state_round);
+  session.call([this] { return tracker->close(); });
+  session.on_loop([this] {
+    grad_averager.reset();
+    state_averager.reset();
+    tracker.reset();
+  });
+}
+
+/// hivemind's rule: gradients of batches of different size are weighted relative to the first batch of the epoch.
+void Optimizer::Impl::accumulate(std::int64_t batch) {
+  if (times == 0) anchor = batch;
+  torch::NoGradGuard no_grad;
+  const double factor = static_cast<double>(batch) / static_cast<double>(anchor);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto& gradient = parameters[i].mutable_grad();
+    if (!gradient.defined()) continue;
+    accumulators[i].add_(gradient, factor);
+    gradient.zero_();
+  }
+  samples += batch;
+  ++times;
+}
+
+Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpack::Value gather) {
+  Scheduled round;
+  session.on_loop([&] { round.control = std::make_shared<StepControl>(session.thread->runtime(), weight); });
+  StepOptions step;
+  step.gather = std::move(gather);
+  step.timeout = options.averaging_timeout;
+  step.control = round.control;
+  step.allow_retries = false;
+  round.result = session.thread->runtime().submit([&averager, step] { return averager.step(step); });
+  return round;
+}
+
+/// Triggers a round, waits for it and counts it. Returns the size of its group, 0 on failure.
+std::size_t Optimizer::Impl::finish_round(Scheduled& round, double weight, bool gradients_round) {
+  auto current = std::exchange(round, Scheduled());
+  session.on_loop([&] {
+    current.control->weight = weight;
+    current.control->trigger.set();
+  });
+  auto result = current.result.get();
+  if (!result) {
+    log::info("train", "{} averaging failed, proceeding with local values: {}", gradients_round ? "gradient" : "parameter", result.error());
+    ++(gradients_round ? stats.grad_rounds_failed : stats.state_rounds_failed);
+    (gradients_round ? metrics->grad_local : metrics->state_failed).increment();
+    return 0;
+  }
+  const std::size_t size = result->group.size();
+  stats.bytes_sent += result->bytes_sent;
+  stats.bytes_received += result->bytes_received;
+  ++(gradients_round ? stats.grad_rounds : stats.state_rounds);
+  (gradients_round ? metrics->grad_ok : metrics->state_ok).increment();
+  if (gradients_round) {
+    if (stats.rounds_by_group_size.size() <= size) stats.rounds_by_group_size.resize(size + 1);
+    ++stats.rounds_by_group_size[size];
+  }
+  log::debug("train", "averaged {} with {} peers in {:.3f} s (group found in {:.3f} s)", gradients_round ? "gradients" : "parameters", size,
+             to_seconds(result->allreduce), to_seconds(result->matchmaking));
+  return size;
+}
+
+/// A round that will not be used. If its group has formed, the others must not wait: it runs with weight 0.
+void Optimizer::Impl::abandon(Scheduled& round) {
+  if (!round) return;
+  auto current = std::exchange(round, Scheduled());
+  session.on_loop([&] {
+    current.control->weight = 0;
+    if (current.control->stage <= StepControl::Stage::looking_for_group) current.control->cancelled.set();
+    current.control->trigger.set();
+  });
+  current.result.wait();
+}
+
+/// Begins matchmaking as soon as the epoch's end is nearer than the time it takes.
+void Optimizer::Impl::schedule_rounds(const GlobalProgress& global) {
+  if (global.peers < 2 || global.eta - now() > to_seconds(options.matchmaking_time)) return;
+  const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
+  if (!grad_round) grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value());
+  if (!state_round && next % static_cast<std::uint64_t>(options.average_state_every) == 0)
+    state_round = start_round(*state_averager, 1.0, msgpack::Value(next));
+}
+
+void Optimizer::Impl::publish_state() {
+  auto copy = train::pack_state(optimizer, local_epoch, "");
+  std::lock_guard lock(published_mutex);
+  published = std::move(copy);
+}
+
+std::size_t Optimizer::Impl::average_state(Scheduled& round) {
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters.size(); ++i) state.tensors[i].copy_(parameters[i]);
+  const std::size_t group = finish_round(round, 1.0, false);
+  if (group > 0)
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(state.tensors[i]);
+  return group;
+}
+
+void Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report) {
+  torch::NoGradGuard no_grad;
+  const double scale = times > 0 ? 1.0 / static_cast<double>(times) : 0.0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) torch::mul_out(gradients.tensors[i], accumulators[i], torch::tensor(scale, torch::kFloat32));
+  if (global.peers > 1 && !grad_round) grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value());
+  const std::uint64_t sent_before = stats.bytes_sent;
+  if (grad_round) report.grad_group = finish_round(grad_round, static_cast<double>(samples), true);
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = gradients.tensors[i].clone();
+  optimizer.step();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].mutable_grad().zero_();
+    accumulators[i].zero_();
+  }
+  samples = times = 0;
+  local_epoch = std::max(local_epoch + 1, global.epoch);
+  if (state_round) report.state_group = average_state(state_round);
+  publish_state();
+  session.on_loop([&] {
+    tracker->update_epoch(local_epoch);
+    state_averager->set_state_priority(static_cast<double>(local_epoch));
+    metrics->epoch.set(static_cast<double>(local_epoch));
+  });
+  report.epoch_changed = true;
+  report.bytes_sent = stats.bytes_sent - sent_before;
+}
+
+bool Optimizer::Impl::out_of_sync(const GlobalProgress& global) const {
+  // A newcomer takes the swarm's state at once; later, one missed epoch is made up by the next averaging.
+  return !checked_start ? global.epoch > local_epoch : global.epoch > local_epoch + 1;
+}
+
+bool Optimizer::Impl::load_state() {
+  abandon(grad_round);
+  abandon(state_round);
+  auto downloaded = session.call([this] { return state_averager->download_state(options.load_state_timeout); });
+  if (!downloaded) {
+    log::warn("train", "cannot catch up with the swarm yet: {}", downloaded.error());
+    return false;
+  }
+  auto epoch = train::unpack_state(optimizer, *downloaded, local_epoch);
+  if (!epoch) {
+    log::warn("train", "downloaded state refused: {}", epoch.error());
+    return false;
+  }
+  local_epoch = *epoch;
+  for (auto& accumulator : accumulators) accumulator.zero_();
+  samples = times = 0;
+  publish_state();
+  ++stats.state_downloads;
+  metrics->downloads.increment();
+  session.on_loop([&] {
+    tracker->update_epoch(local_epoch);
+    state_averager->set_state_priority(static_cast<double>(local_epoch));
+    metrics->epoch.set(static_cast<double>(local_epoch));
+  });
+  log::info("train", "downloaded the state of epoch {} from {} ({} bytes)", local_epoch, downloaded->donor, downloaded->bytes);
+  return true;
+}
+
+Optimizer::Optimizer(Strategy& strategy, torch::optim::Optimizer& optimizer, OptimizerOptions options)
+    : impl_(std::make_unique<Impl>(strategy, optimizer, options)) {}
+Optimizer::~Optimizer() = default;
+
+bool Optimizer::catch_up() {
+  Impl& self = *impl_;
+  const bool behind = self.out_of_sync(self.tracker->snapshot());
+  self.checked_start = !behind || self.load_state();
+  return behind && self.checked_start;
+}
+
+StepReport Optimizer::step(std::int64_t batch_size) {
+  Impl& self = *impl_;
+  StepReport report;
+  GlobalProgress global = self.tracker->snapshot();
+  if (self.out_of_sync(global)) {
+    report.loaded_state = catch_up();
+    for (auto& parameter : self.parameters)
+      if (parameter.grad().defined()) parameter.mutable_grad().zero_();
+    report.epoch = self.local_epoch;
+    return report;
+  }
+  self.checked_start = true;
+  if (!self.options.auxiliary) {
+    self.accumulate(batch_size);
+    self.metrics->samples.increment(static_cast<double>(batch_size));
+    self.session.on_loop([&] { self.tracker->report(self.local_epoch, static_cast<double>(self.samples)); });
+    global = self.tracker->snapshot();
+  }
+  self.schedule_rounds(global);
+  const bool ready = global.epoch > self.local_epoch || global.samples >= static_cast<double>(self.options.target_batch_size) || self.now() >= global.eta;
+  if (ready) self.end_epoch(global, report);
+  self.metrics->global_epoch.set(static_cast<double>(global.epoch));
+  self.metrics->peers.set(static_cast<double>(global.peers));
+  self.metrics->global_rate.set(global.samples_per_second);
+  report.epoch = self.local_epoch;
+  return report;
+}
+
+std::size_t Optimizer::average_parameters() {
+  Impl& self = *impl_;
+  self.abandon(self.grad_round);
+  self.abandon(self.state_round);
+  auto round = self.start_round(*self.state_averager, 1.0, msgpack::Value(self.local_epoch));
+  const std::size_t group = self.average_state(round);
+  self.publish_state();
+  return group;
+}
+
+void Optimizer::report_loss(double loss) { impl_->metrics->loss.set(loss); }
+std::uint64_t Optimizer::epoch() const { return impl_->local_epoch; }
+
+TrainingStats Optimizer::stats() const {
+  TrainingStats stats = impl_->stats;
+  const GlobalProgress global = impl_->tracker->snapshot();
+  stats.epoch = impl_->local_epoch;
+  stats.global_samples = global.samples;
+  stats.samples_per_second = global.samples_per_second;
+  stats.peers = global.peers;
+  return stats;
+}
+
+}  // namespace cohive

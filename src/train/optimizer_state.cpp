@@ -1,0 +1,176 @@
+#include "optimizer_state.hpp"
+
+#include "cohive/averaging/errors.hpp"
+
+namespace cohive::train {
+namespace {
+
+using averaging::Errc;
+using msgpack::Value;
+
+codec::Tensor to_wire(const torch::Tensor& tensor) {
+  const torch::Tensor flat = tensor.detach().to(torch::kCPU, torch::kFloat32).contiguous();
+  codec::Tensor result;
+  for (auto size : tensor.sizes()) result.shape.push_back(static_cast<std::uint32_t>(size));
+  result.requires_grad = tensor.requires_grad();
+  result.data = Slice::copy_of({static_cast<const std::uint8_t*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes())});
+  return result;
+}
+
+bool fits(const codec::Tensor& wire, const torch::Tensor& tensor) {
+  if (wire.dtype != codec::DType::float32 || wire.shape.size() != static_cast<std::size_t>(tensor.dim())) return false;
+  for (std::size_t i = 0; i < wire.shape.size(); ++i)
+    if (wire.shape[i] != static_cast<std::uint64_t>(tensor.size(static_cast<std::int64_t>(i)))) return false;
+  return true;
+}
+
+torch::Tensor from_wire(const codec::Tensor& wire) {
+  std::vector<std::int64_t> sizes(wire.shape.begin(), wire.shape.end());
+  torch::Tensor result = torch::empty(sizes, torch::kFloat32);
+  std::memcpy(result.data_ptr(), wire.data.data(), wire.data.size());
+  return result;
+}
+
+Value leaf(Value value) { return msgpack::Map{{{"type", "value"}, {"value", std::move(value)}}}; }
+Value leaf_tensor(std::size_t index) { return msgpack::Map{{{"type", "tensor"}, {"index", static_cast<std::uint64_t>(index)}}}; }
+
+/// Group options as torch's Python side flattens them: keys sorted, tuples in order, parameters as their numbers.
+template <class Options>
+void describe_adam(const Options& o, std::size_t first, std::size_t count, bool decoupled, std::vector<Value>& out) {
+  out.push_back(leaf(o.amsgrad()));
+  out.push_back(leaf(std::get<0>(o.betas())));
+  out.push_back(leaf(std::get<1>(o.betas())));
+  out.push_back(leaf(false));        // capturable
+  out.push_back(leaf(decoupled));    // decoupled_weight_decay
+  out.push_back(leaf(false));        // differentiable
+  out.push_back(leaf(o.eps()));
+  out.push_back(leaf(Value()));      // foreach
+  out.push_back(leaf(Value()));      // fused
+  out.push_back(leaf(o.lr()));
+  out.push_back(leaf(false));        // maximize
+  for (std::size_t i = 0; i < count; ++i) out.push_back(leaf(static_cast<std::uint64_t>(first + i)));
+  out.push_back(leaf(o.weight_decay()));
+}
+
+void describe_sgd(const torch::optim::SGDOptions& o, std::size_t first, std::size_t count, std::vector<Value>& out) {
+  out.push_back(leaf(o.dampening()));
+  out.push_back(leaf(false));
+  out.push_back(leaf(Value()));
+  out.push_back(leaf(Value()));
+  out.push_back(leaf(o.lr()));
+  out.push_back(leaf(false));
+  out.push_back(leaf(o.momentum()));
+  out.push_back(leaf(o.nesterov()));
+  for (std::size_t i = 0; i < count; ++i) out.push_back(leaf(static_cast<std::uint64_t>(first + i)));
+  out.push_back(leaf(o.weight_decay()));
+}
+
+/// The statistics of one parameter, sorted by name: exp_avg, exp_avg_sq, step; or momentum_buffer.
+template <class State>
+std::vector<torch::Tensor> adam_statistics(State& s) {
+  return {s.exp_avg(), s.exp_avg_sq(), torch::tensor(static_cast<float>(s.step()))};
+}
+
+std::vector<torch::Tensor> statistics_of(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter) {
+  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+  if (found == optimizer.state().end()) return {};
+  auto* state = found->second.get();
+  if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(state)) return adam_statistics(*s);
+  if (auto* s = dynamic_cast<torch::optim::AdamParamState*>(state)) return adam_statistics(*s);
+  if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(state); s && s->momentum_buffer().defined()) return {s->momentum_buffer()};
+  return {};
+}
+
+template <class State>
+std::unique_ptr<torch::optim::OptimizerParamState> make_adam(const std::vector<torch::Tensor>& t) {
+  auto state = std::make_unique<State>();
+  state->exp_avg(t[0]);
+  state->exp_avg_sq(t[1]);
+  state->step(static_cast<std::int64_t>(t[2].item<float>()));
+  return state;
+}
+
+/// How many statistics this kind of optimizer keeps per parameter; 0: unknown kind or none.
+std::size_t statistics_count(torch::optim::Optimizer& optimizer) {
+  auto& options = optimizer.param_groups().front().options();
+  if (dynamic_cast<torch::optim::AdamWOptions*>(&options) || dynamic_cast<torch::optim::AdamOptions*>(&options)) return 3;
+  if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options)) return sgd->momentum() != 0 ? 1 : 0;
+  return 0;
+}
+
+void restore(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter, const std::vector<torch::Tensor>& tensors) {
+  auto& options = optimizer.param_groups().front().options();
+  auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
+  if (dynamic_cast<torch::optim::AdamWOptions*>(&options)) {
+    slot = make_adam<torch::optim::AdamWParamState>(tensors);
+  } else if (dynamic_cast<torch::optim::AdamOptions*>(&options)) {
+    slot = make_adam<torch::optim::AdamParamState>(tensors);
+  } else {
+    auto state = std::make_unique<torch::optim::SGDParamState>();
+    state->momentum_buffer(tensors[0]);
+    slot = std::move(state);
+  }
+}
+
+}  // namespace
+
+std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer) {
+  std::vector<torch::Tensor> result;
+  for (auto& group : optimizer.param_groups()) result.insert(result.end(), group.params().begin(), group.params().end());
+  return result;
+}
+
+averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch, const std::string& group_bits) {
+  averaging::SharedState state;
+  std::vector<Value> layout;
+  std::size_t first = 0;
+  for (auto& group : optimizer.param_groups()) {
+    const std::size_t count = group.params().size();
+    if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&group.options())) describe_adam(*adamw, first, count, true, layout);
+    if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&group.options())) describe_adam(*adam, first, count, false, layout);
+    if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&group.options())) describe_sgd(*sgd, first, count, layout);
+    first += count;
+  }
+  const auto parameters = parameters_of(optimizer);
+  for (const auto& parameter : parameters) state.tensors.push_back(to_wire(parameter));
+  std::size_t index = 0;
+  for (const auto& parameter : parameters)
+    for (const auto& statistic : statistics_of(optimizer, parameter)) {
+      layout.push_back(leaf_tensor(index++));
+      state.tensors.push_back(to_wire(statistic));
+    }
+  state.metadata = msgpack::Map{{{"epoch", epoch}, {"group_bits", group_bits}, {"optimizer_metadata", msgpack::Array{std::move(layout)}}}};
+  return state;
+}
+
+Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state, std::uint64_t least_epoch) {
+  const auto* metadata = state.metadata.get_if<msgpack::Map>();
+  const auto* epoch_value = metadata ? metadata->find("epoch") : nullptr;
+  const auto epoch = epoch_value ? epoch_value->as_uint() : std::nullopt;
+  if (!epoch) return Error(Errc::bad_state, state.donor, "no epoch in its metadata");
+  if (*epoch < least_epoch) return Error(Errc::bad_state, state.donor, "its epoch " + std::to_string(*epoch) + " is older than ours");
+  const auto parameters = parameters_of(optimizer);
+  if (state.tensors.size() < parameters.size()) return Error(Errc::bad_state, state.donor, "too few tensors");
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (!fits(state.tensors[i], parameters[i])) return Error(Errc::bad_state, state.donor, "parameter " + std::to_string(i) + " has another shape");
+
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters.size(); ++i) torch::Tensor(parameters[i]).copy_(from_wire(state.tensors[i]));
+  // Statistics only when they are exactly what this optimizer keeps: a wrong guess would be worse than a fresh start.
+  const std::size_t count = statistics_count(optimizer);
+  if (count == 0 || state.tensors.size() != parameters.size() * (1 + count)) return *epoch;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    for (std::size_t k = 0; k < count; ++k) {
+      const auto& wire = state.tensors[parameters.size() + i * count + k];
+      const bool scalar = k == 2;
+      if (scalar ? !(wire.shape.empty() && wire.dtype == codec::DType::float32) : !fits(wire, parameters[i])) return *epoch;
+    }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    std::vector<torch::Tensor> tensors;
+    for (std::size_t k = 0; k < count; ++k) tensors.push_back(from_wire(state.tensors[parameters.size() + i * count + k]));
+    restore(optimizer, parameters[i], tensors);
+  }
+  return *epoch;
+}
+
+}  // namespace cohive::train

@@ -1,0 +1,176 @@
+#include "cohive/train/progress_tracker.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cohive::train {
+namespace {
+
+constexpr double kNoRate = 1e-20;  // never zero: the schema wants a positive float
+constexpr double kMaxPlausible = 1e15;
+
+struct Entry {
+  std::uint64_t epoch;
+  double samples, samples_per_second, time;
+  bool client;
+};
+
+/// A peer's record, strictly typed: what does not fit is left out.
+std::optional<Entry> parse(const msgpack::Value& value) {
+  const auto* map = value.get_if<msgpack::Map>();
+  if (!map) return std::nullopt;
+  const auto *epoch = map->find("epoch"), *samples = map->find("samples_accumulated"), *rate = map->find("samples_per_second"),
+             *time = map->find("time"), *client = map->find("client_mode");
+  if (!epoch || !samples || !rate || !time || !client) return std::nullopt;
+  const auto* rate_value = rate->get_if<double>();
+  const auto* time_value = time->get_if<double>();
+  const auto* client_value = client->get_if<bool>();
+  if (!epoch->as_uint() || !samples->as_uint() || !rate_value || !time_value || !client_value) return std::nullopt;
+  if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || !std::isfinite(*time_value)) return std::nullopt;
+  return Entry{*epoch->as_uint(), static_cast<double>(*samples->as_uint()), *rate_value, *time_value, *client_value};
+}
+
+}  // namespace
+
+void PerformanceEma::update(double samples, double now) {
+  if (samples <= 0 || last_ < 0) {
+    last_ = now;
+    return;
+  }
+  ++updates_;
+  ema_ = alpha_ * (now - last_) / samples + (1 - alpha_) * ema_;
+  const double adjusted = ema_ / (1 - std::pow(1 - alpha_, updates_));
+  samples_per_second_ = 1 / std::max(adjusted, kNoRate);
+  last_ = now;
+}
+
+ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, TrackerOptions options)
+    : dht_(dht), runtime_(dht.runtime()), key_(std::move(key)), options_(std::move(options)), changed_(runtime_, "progress to report"),
+      fetch_wanted_(runtime_, "time to look at the run's progress"), tasks_(runtime_, "progress tracker") {}
+ProgressTracker::~ProgressTracker() = default;
+
+void ProgressTracker::start() {
+  ema_.reset_timer(dht_.now());
+  tasks_.spawn(report_loop(*this), "report progress");
+  tasks_.spawn(fetch_loop(*this), "fetch progress");
+}
+
+GlobalProgress ProgressTracker::snapshot() const {
+  std::lock_guard lock(mutex_);
+  return global_;
+}
+
+void ProgressTracker::set(const GlobalProgress& progress) {
+  std::lock_guard lock(mutex_);
+  global_ = progress;
+}
+
+void ProgressTracker::report(std::uint64_t epoch, double samples) {
+  const double extra = samples - (epoch == epoch_ ? samples_ : 0);
+  if (extra > 0) {
+    ema_.update(extra, dht_.now());
+  } else {
+    ema_.reset_timer(dht_.now());
+  }
+  GlobalProgress global = snapshot();
+  if (epoch == epoch_ && epoch == global.epoch) {
+    global.samples += extra;
+    set(global);
+  }
+  epoch_ = epoch;
+  samples_ = samples;
+  reported_ |= samples > 0;
+  changed_.notify_all();
+}
+
+void ProgressTracker::update_epoch(std::uint64_t epoch) {
+  GlobalProgress global = snapshot();
+  if (epoch > global.epoch) {
+    global.epoch = epoch;
+    global.samples = 0;
+    global.eta = dht_.now() + 1e9;
+    set(global);
+  }
+  epoch_ = epoch;
+  samples_ = 0;
+  ema_.reset_timer(dht_.now());
+  next_fetch_ = 0;
+  changed_.notify_all();
+  fetch_wanted_.notify_all();
+}
+
+Task<void> ProgressTracker::store_record() {
+  using namespace msgpack;
+  const double now = dht_.now();
+  Map record{{{"peer_id", Value::bin(dht_.host().id().bytes())},
+              {"epoch", epoch_},
+              {"samples_accumulated", static_cast<std::uint64_t>(std::max(0.0, samples_))},
+              {"samples_per_second", ema_.samples_per_second()},
+              {"time", now},
+              {"client_mode", options_.client_mode}}};
+  (void)co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()}, std::move(record),
+                            now + to_seconds(options_.metadata_expiration));
+}
+
+Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
+  for (;;) {
+    co_await self.changed_.wait(self.runtime_.after(self.options_.metadata_expiration / 2));
+    if (self.reported_) co_await self.store_record();
+    co_await self.runtime_.sleep_for(self.options_.min_refresh / 2);  // joins bursts of reports
+  }
+}
+
+Task<void> ProgressTracker::refresh() {
+  auto found = co_await dht_.get(options_.run_id + "_progress", true);
+  const double now = dht_.now();
+  GlobalProgress global;
+  global.fetches = snapshot().fetches + 1;
+  std::vector<Entry> entries;
+  if (found)
+    for (const auto& [subkey, stored] : found->entries())
+      if (auto entry = parse(stored.value)) entries.push_back(*entry);
+  global.epoch = epoch_;
+  for (const Entry& entry : entries)
+    if (!entry.client) global.epoch = std::max(global.epoch, entry.epoch);
+  global.samples_per_second = kNoRate;
+  double estimated = 0;
+  for (const Entry& entry : entries) {
+    ++global.peers;
+    global.clients += entry.client;
+    global.samples_per_second += entry.samples_per_second;
+    if (entry.epoch != global.epoch) continue;
+    global.samples += entry.samples;
+    estimated += entry.samples + std::max(0.0, now - entry.time) * entry.samples_per_second;
+  }
+  if (entries.empty()) {
+    global.samples = samples_;
+    global.samples_per_second = ema_.samples_per_second();
+    global.eta = now + std::max(0.0, options_.target_batch_size - samples_) / ema_.samples_per_second();
+    next_fetch_ = now + to_seconds(options_.default_refresh);
+  } else {
+    const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
+    const auto peers = static_cast<double>(global.peers);
+    const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
+    global.eta = now + wait;
+    next_fetch_ = now + std::clamp(wait * peers / expected, to_seconds(options_.min_refresh), to_seconds(options_.max_refresh));
+  }
+  set(global);
+}
+
+Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
+  for (;;) {
+    co_await self.refresh();
+    while (self.dht_.now() < self.next_fetch_)
+      co_await self.fetch_wanted_.wait(self.runtime_.after(from_seconds(self.next_fetch_ - self.dht_.now()) + 1ms));
+    co_await self.runtime_.sleep_for(self.options_.min_refresh / 5);
+  }
+}
+
+Task<void> ProgressTracker::close() {
+  tasks_.cancel();
+  if (!reported_) co_return;
+  (void)co_await dht_.store(options_.run_id + "_progress", msgpack::Bin{key_->ownership_marker()}, msgpack::Value(),
+                            dht_.now() + to_seconds(options_.metadata_expiration));
+}
+
+}  // namespace cohive::train

@@ -8,10 +8,10 @@
 
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/transport/errors.hpp"
@@ -63,6 +63,19 @@ struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t size = 0;
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  int family() const { return storage.ss_family; }
+  const in_addr& ip4() const { return reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr; }
+  const in6_addr& ip6() const { return reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr; }
+  bool unspecified() const {
+    return family() == AF_INET ? ip4().s_addr == htonl(INADDR_ANY) : IN6_IS_ADDR_UNSPECIFIED(&ip6());
+  }
+  bool loopback() const {
+    return family() == AF_INET ? ntohl(ip4().s_addr) >> 24 == IN_LOOPBACKNET : IN6_IS_ADDR_LOOPBACK(&ip6());
+  }
+  friend bool operator==(const SocketAddress& a, const SocketAddress& b) {
+    return a.size == b.size && std::memcmp(&a.storage, &b.storage, a.size) == 0;
+  }
 };
 
 std::optional<SocketAddress> socket_address(const Multiaddr& address) {
@@ -109,11 +122,11 @@ Multiaddr to_multiaddr(const SocketAddress& address) {
   return Multiaddr::from_ip_tcp(host_text(any), ntohs(port)).value();
 }
 
-Multiaddr name_of(int fd, int (*query)(int, sockaddr*, socklen_t*)) {
+SocketAddress bound_to(int fd) {
   SocketAddress address;
   address.size = sizeof address.storage;
-  if (query(fd, address.get(), &address.size) != 0) return {};
-  return to_multiaddr(address);
+  if (::getsockname(fd, address.get(), &address.size) != 0) throw std::runtime_error("a socket without a name");
+  return address;
 }
 
 void tune(int fd) {
@@ -132,7 +145,7 @@ class TcpConnection final : public RawConnection {
       : runtime_(runtime),
         descriptor_(std::move(descriptor)),
         remote_(std::move(remote)),
-        local_(name_of(descriptor_.native_handle(), ::getsockname)) {
+        local_(to_multiaddr(bound_to(descriptor_.native_handle()))) {
     tune(descriptor_.native_handle());
   }
 
@@ -195,12 +208,20 @@ class TcpConnection final : public RawConnection {
   Multiaddr local_;
 };
 
+/// The addresses a network listens on now.
+using Listening = std::vector<SocketAddress>;
+
 class TcpListener final : public Listener {
  public:
-  TcpListener(Runtime& runtime, Descriptor descriptor)
+  TcpListener(Runtime& runtime, Descriptor descriptor, std::shared_ptr<Listening> listening)
       : runtime_(runtime),
         descriptor_(std::move(descriptor)),
-        address_(name_of(descriptor_.native_handle(), ::getsockname)) {}
+        bound_(bound_to(descriptor_.native_handle())),
+        address_(to_multiaddr(bound_)),
+        listening_(std::move(listening)) {
+    listening_->push_back(bound_);
+  }
+  ~TcpListener() override { close(); }
 
   Task<Result<std::unique_ptr<RawConnection>>> accept() override {
     for (;;) {
@@ -208,9 +229,12 @@ class TcpListener final : public Listener {
       SocketAddress remote;
       remote.size = sizeof remote.storage;
       const int fd = ::accept4(descriptor_.native_handle(), remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC);
-      if (fd >= 0)
-        co_return std::unique_ptr<RawConnection>(std::make_unique<TcpConnection>(
-            runtime_, Descriptor(runtime_.io_context().get_executor(), fd), to_multiaddr(remote)));
+      if (fd >= 0) {
+        auto connection = std::make_unique<TcpConnection>(
+            runtime_, Descriptor(runtime_.io_context().get_executor(), fd), to_multiaddr(remote));
+        co_await runtime_.yield();  // a flood of connections does not starve other tasks
+        co_return std::unique_ptr<RawConnection>(std::move(connection));
+      }
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
         co_await Readiness(runtime_, descriptor_, Descriptor::wait_read);
       } else if (errno != ECONNABORTED && errno != EINTR) {
@@ -239,19 +263,23 @@ class TcpListener final : public Listener {
     return others;
   }
   void close() noexcept override {
+    if (!descriptor_.is_open()) return;
     boost::system::error_code ignored;
-    if (descriptor_.is_open()) descriptor_.close(ignored);
+    descriptor_.close(ignored);
+    std::erase_if(*listening_, [this](const SocketAddress& one) { return one == bound_; });
   }
 
  private:
   Runtime& runtime_;
   Descriptor descriptor_;
+  SocketAddress bound_;
   Multiaddr address_;
+  std::shared_ptr<Listening> listening_;
 };
 
 class TcpNetwork final : public Network {
  public:
-  explicit TcpNetwork(Runtime& runtime) : runtime_(runtime) {}
+  TcpNetwork(Runtime& runtime, TcpOptions options) : runtime_(runtime), options_(options) {}
   Runtime& runtime() override { return runtime_; }
 
   Result<std::unique_ptr<Listener>> listen(const Multiaddr& address) override {
@@ -267,24 +295,50 @@ class TcpNetwork final : public Network {
       if (errno == EADDRINUSE) return Error(Errc::address_in_use, address.text());
       return Error(cohive::Errc::io, "cannot listen on " + address.text() + ": " + std::strerror(errno));
     }
-    return std::unique_ptr<Listener>(std::make_unique<TcpListener>(runtime_, std::move(descriptor)));
+    // Only now: set before, it would let another process of this user take the same port without an error.
+    if (options_.dial_from_listen_port) setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
+    return std::unique_ptr<Listener>(std::make_unique<TcpListener>(runtime_, std::move(descriptor), listening_));
   }
 
   Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) override {
-    co_return co_await within(runtime_, deadline, connect(address.without_peer()), "connecting");
+    address = address.without_peer();
+    auto target = socket_address(address);
+    if (!target) co_return Error(Errc::address_unsupported, address.text());
+    if (const auto source = source_for(*target)) {
+      auto connection = co_await within(runtime_, deadline, connect(address, *target, source), "connecting");
+      // The pair of ports may be taken by a connection that still lingers: any port is better than none.
+      if (connection || deadline.passed(runtime_.now())) co_return connection;
+    }
+    auto connection = co_await within(runtime_, deadline, connect(address, *target, std::nullopt), "connecting");
+    if (!connection && connection.error() == cohive::Errc::timeout)
+      co_return connection.error().with_context(address.text());
+    co_return connection;
   }
   Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
     co_return co_await within(runtime_, deadline, resolve_dns(runtime_, std::move(address)), "name resolution");
   }
 
  private:
-  Task<Result<std::unique_ptr<RawConnection>>> connect(Multiaddr address) {
-    auto target = socket_address(address);
-    if (!target) co_return Error(Errc::address_unsupported, address.text());
-    const int fd = ::socket(target->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  /// Where to dial from, if from a port we listen on.
+  std::optional<SocketAddress> source_for(const SocketAddress& target) const {
+    if (!options_.dial_from_listen_port) return std::nullopt;
+    for (const SocketAddress& one : *listening_)
+      if (one.family() == target.family() && (one.unspecified() || one.loopback() == target.loopback())) return one;
+    return std::nullopt;
+  }
+
+  Task<Result<std::unique_ptr<RawConnection>>> connect(Multiaddr address, SocketAddress target,
+                                                       std::optional<SocketAddress> source) {
+    const int fd = ::socket(target.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) co_return system_error(Errc::dial_failed, address, errno);
     Descriptor descriptor(runtime_.io_context().get_executor(), fd);
-    if (::connect(fd, target->get(), target->size) != 0) {
+    if (source) {
+      const int on = 1;
+      setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+      setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
+      if (::bind(fd, source->get(), source->size) != 0) co_return system_error(Errc::dial_failed, address, errno);
+    }
+    if (::connect(fd, target.get(), target.size) != 0) {
       if (errno != EINPROGRESS) co_return system_error(Errc::dial_failed, address, errno);
       co_await Readiness(runtime_, descriptor, Descriptor::wait_write);
       int problem = 0;
@@ -292,16 +346,22 @@ class TcpNetwork final : public Network {
       getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &size);
       if (problem != 0) co_return system_error(Errc::dial_failed, address, problem);
     }
-    co_return std::unique_ptr<RawConnection>(
-        std::make_unique<TcpConnection>(runtime_, std::move(descriptor), std::move(address)));
+    auto connection = std::make_unique<TcpConnection>(runtime_, std::move(descriptor), std::move(address));
+    // The system may pick the very port we dial, on this machine, if nobody listens there.
+    if (connection->local_address() == connection->remote_address())
+      co_return system_error(Errc::dial_failed, connection->remote_address(), ECONNREFUSED);
+    co_return std::unique_ptr<RawConnection>(std::move(connection));
   }
+
   Runtime& runtime_;
+  TcpOptions options_;
+  std::shared_ptr<Listening> listening_ = std::make_shared<Listening>();
 };
 
 }  // namespace
 
-std::unique_ptr<Network> make_tcp_network(Runtime& runtime) {
-  return std::make_unique<TcpNetwork>(runtime);
+std::unique_ptr<Network> make_tcp_network(Runtime& runtime, TcpOptions options) {
+  return std::make_unique<TcpNetwork>(runtime, options);
 }
 
 }  // namespace cohive::transport

@@ -123,6 +123,19 @@ TEST_F(Tcp, PeerIdInTheAddressIsIgnored) {
   EXPECT_TRUE(dial(listener->address().with_peer(key_of(1).peer_id())));
 }
 
+TEST_F(Tcp, MayDialFromTheListeningPort) {
+  network_ = make_tcp_network(*runtime_, {.dial_from_listen_port = true});
+  auto ours = listen("/ip4/0.0.0.0/tcp/0");
+  auto other = listen();
+  auto first = connect(*other), second = connect(*listen());
+  EXPECT_EQ(first.second->remote_address().tcp_endpoint()->port, ours->address().tcp_endpoint()->port);
+  EXPECT_EQ(second.second->remote_address().tcp_endpoint()->port, ours->address().tcp_endpoint()->port);
+  // Once more to the same place: that pair of ports is taken.
+  auto again = connect(*other);
+  EXPECT_NE(again.second->remote_address().tcp_endpoint()->port, ours->address().tcp_endpoint()->port);
+  EXPECT_EQ(make_tcp_network(*runtime_)->listen(ours->address()).error(), Errc::address_in_use);
+}
+
 TEST_F(Tcp, DroppedWaitsAreSafe) {
   auto listener = listen();
   auto [here, there] = connect(*listener);

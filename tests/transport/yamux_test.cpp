@@ -1,6 +1,7 @@
 // The yamux rules, seen by a peer that speaks single frames: what we send, what we accept, what ends the connection.
 #include <gtest/gtest.h>
 
+#include <random>
 #include <set>
 
 #include "../../src/transport/yamux.hpp"
@@ -565,6 +566,54 @@ TEST_F(Yamux, NetworkThatTakesNothingForTenSecondsIsGivenUp) {
   }
   ASSERT_TRUE(connection_->closed());
   EXPECT_EQ(connection_->close_reason(), cohive::Errc::timeout);
+}
+
+Task<void> echo_until_end(StreamPtr stream) {
+  for (;;) {
+    auto bytes = co_await stream->read(stream->runtime().after(5s));
+    if (!bytes || bytes->empty()) break;
+    auto written = co_await stream->write(bytes->view(), stream->runtime().after(5s));
+    if (!written) co_return;
+  }
+  stream->close_write();
+}
+
+Task<void> serve_echo(Connection& connection, TaskGroup& group) {
+  for (;;) {
+    auto stream = co_await connection.accept_stream();
+    if (!stream) co_return;
+    group.spawn(echo_until_end(std::move(*stream)));
+  }
+}
+
+TEST_F(Yamux, RandomFramesLeaveNothingBehind) {
+  for (unsigned seed = 1; seed <= 300; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](unsigned below) { return random() % below; };
+    wire_ = test::Wire(runtime_);
+    start(pick(2) ? Role::responder : Role::initiator, {.max_pending_streams = 4, .max_buffered = 400'000});
+    TaskGroup group(runtime_);
+    group.spawn(serve_echo(*connection_, group));
+    std::vector<StreamPtr> ours;
+    for (int i = 0; i < 150 && !connection_->closed(); ++i) {
+      if (pick(8) == 0) {
+        if (auto stream = connection_->open_stream()) group.spawn(echo_until_end(std::move(*stream)));
+      }
+      const auto type = static_cast<int>(pick(100) == 0 ? pick(256) : pick(3));
+      const auto flags = static_cast<int>(pick(4) == 0 ? pick(16) : pick(2) * kSyn);
+      Bytes payload(type == kData ? pick(pick(4) == 0 ? 60'000 : 50) : 0, 7);
+      const auto length = static_cast<std::uint32_t>(type == kData ? payload.size() : pick(100'000));
+      send(type, flags, type == kPing ? 0 : 1 + pick(20), length, payload);
+      if (pick(10) == 0) runtime_.run_for(std::chrono::milliseconds(pick(3000)));
+    }
+    if (pick(2)) wire_.finish();
+    runtime_.run_for(30s);
+    if (pick(2)) group.cancel();
+    connection_.reset();
+    runtime_.run_ready();
+    EXPECT_TRUE(group.empty()) << "seed " << seed;
+    EXPECT_EQ(runtime_.task_count(), 0u) << "seed " << seed;
+  }
 }
 
 TEST_F(Yamux, WaitersLearnOfTheEnd) {

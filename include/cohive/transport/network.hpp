@@ -54,7 +54,14 @@ class Network {
   virtual bool plaintext() const { return false; }
 };
 
+struct TcpOptions {
+  /// Dial from the port we listen on when that is possible: behind a NAT, peers then see the address that others can
+  /// reach us at, and hole punching can work. Two peers that happen to dial each other at the same moment may then get
+  /// one connection that both think they opened, whose upgrade fails.
+  bool dial_from_listen_port = false;
+};
+
 /// TCP over Boost.Asio. `runtime` must be a real one and outlive the network.
-std::unique_ptr<Network> make_tcp_network(Runtime& runtime);
+std::unique_ptr<Network> make_tcp_network(Runtime& runtime, TcpOptions options = {});
 
 }  // namespace cohive::transport

@@ -22,7 +22,8 @@ struct TransportOptions {
   std::size_t max_pending_streams = 256;      ///< opened by the peer and not yet accepted; more are reset
   std::size_t initial_window = 256 * 1024;    ///< fixed by yamux
   std::size_t max_window = 16 * 1024 * 1024;  ///< receive window auto-tuning stops here
-  std::size_t max_buffered = 64 * 1024 * 1024;///< received, not yet read bytes per connection (windows stop growing)
+  std::size_t max_buffered = 64 * 1024 * 1024;///< received, not yet read bytes per connection; windows grow
+                                              ///< by half of it at most, and a stream that would exceed it is reset
   std::size_t send_buffer = 256 * 1024;       ///< encrypted, not yet written bytes; writers wait above it
 };
 

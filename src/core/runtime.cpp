@@ -1,33 +1,43 @@
 #include "cohive/core/runtime.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/task_group.hpp"
 
 namespace cohive {
 
-void Waiter::wake() noexcept { runtime_->make_ready(*this); }
+void Waiter::wake() noexcept {
+  runtime_->make_ready(*this);
+}
 
 void Waiter::note_wait() noexcept {
   if (root_) root_->waiting_for_ = what_;
 }
 
-void DeadlineWaiter::on_timer(void* self) noexcept {
+void DeadlineWaiter::expire(void* self) noexcept {
   auto* waiter = static_cast<DeadlineWaiter*>(self);
+  if (waiter->woken()) return;  // in time, it just has not run yet
   waiter->expired_ = true;
   waiter->wake();  // leaves the list it waited in
 }
 
-void Timer::arm(TimePoint at) { runtime_->arm_timer(*this, at); }
-void Timer::disarm() noexcept { runtime_->disarm_timer(*this); }
+void Timer::arm(TimePoint at) {
+  runtime_->arm_timer(*this, at);
+}
+void Timer::disarm() noexcept {
+  runtime_->disarm_timer(*this);
+}
 
 Runtime::Runtime(std::uint64_t seed)
     : random_(seed),
       metrics_(std::make_unique<Metrics>()),
       background_(std::make_unique<TaskGroup>(*this, "background")) {}
 
-Runtime::~Runtime() { shut_down(); }
+Runtime::~Runtime() {
+  shut_down();
+}
 
 void Runtime::shut_down() noexcept {
   if (background_) background_->cancel();
@@ -45,15 +55,38 @@ void Runtime::random_bytes(MutableBytes out) {
   }
 }
 
-double Runtime::random_unit() { return static_cast<double>(random_() >> 11) * 0x1.0p-53; }
+double Runtime::random_unit() {
+  return static_cast<double>(random_() >> 11) * 0x1.0p-53;
+}
 
-Runtime::Sleep Runtime::sleep_for(Duration duration) { return Sleep(*this, now() + duration, false); }
-Runtime::Sleep Runtime::sleep_until(TimePoint at) { return Sleep(*this, at, false); }
-Runtime::Sleep Runtime::yield() { return Sleep(*this, {}, true); }
+Runtime::Sleep Runtime::sleep_for(Duration duration) {
+  return Sleep(*this, after(duration).at(), false);
+}
+Runtime::Sleep Runtime::sleep_until(TimePoint at) {
+  return Sleep(*this, at, false);
+}
+Runtime::Sleep Runtime::yield() {
+  return Sleep(*this, {}, true);
+}
 
-void Runtime::spawn_background(Task<void> task) { background_->spawn(std::move(task), "background task"); }
+void Runtime::spawn_background(Task<void> task) {
+  background_->spawn(std::move(task), "background task");
+}
+
+void Runtime::run_root(Task<void> task, const bool& done) {
+  if (running_) throw std::logic_error("Runtime::run called from inside the loop");
+  struct Running {
+    bool& flag;
+    explicit Running(bool& f) : flag(f) { flag = true; }
+    ~Running() { flag = false; }
+  } running(running_);
+  TaskGroup group(*this, "run");
+  group.spawn(std::move(task), "main");
+  run_until(done);
+}
 
 void Runtime::make_ready(Waiter& waiter) noexcept {
+  waiter.woken_ = true;
   const bool was_empty = ready_.empty();
   ready_.push_back(waiter);
   if (was_empty) on_ready();
@@ -65,11 +98,15 @@ bool Runtime::drain_ready(std::size_t budget) {
     if (!waiter) return false;
     current_ = waiter->root_;
     waiter->handle_.resume();
-    // A task that cancelled its own group is dropped here, now that it is suspended.
-    if (current_ && current_->doomed_) delete current_;
     current_ = nullptr;
+    drop_doomed();
   }
   return !ready_.empty();
+}
+
+/// A task that cancelled its own group, or that of a task it works for, goes here, now that it is suspended.
+void Runtime::drop_doomed() noexcept {
+  while (TaskHook* hook = doomed_.pop_front()) delete hook->root;
 }
 
 std::vector<TaskInfo> Runtime::tasks() const {

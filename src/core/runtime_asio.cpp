@@ -117,7 +117,9 @@ class AsioRuntime final : public Runtime {
 
 }  // namespace
 
-std::unique_ptr<Runtime> make_runtime(RuntimeOptions options) { return std::make_unique<AsioRuntime>(options); }
+std::unique_ptr<Runtime> make_runtime(RuntimeOptions options) {
+  return std::make_unique<AsioRuntime>(options);
+}
 
 Task<int> wait_for_signal(Runtime& runtime) {
   struct State {
@@ -143,10 +145,13 @@ struct RuntimeThread::Impl {
 };
 
 namespace {
-Task<void> until(std::shared_ptr<Event> event) { co_await event->wait(); }
+Task<void> until(std::shared_ptr<Event> event) {
+  co_await event->wait();
+}
 }  // namespace
 
-RuntimeThread::RuntimeThread(RuntimeOptions options) : runtime_(make_runtime(options)), impl_(std::make_unique<Impl>()) {
+RuntimeThread::RuntimeThread(RuntimeOptions options)
+    : runtime_(make_runtime(options)), impl_(std::make_unique<Impl>()) {
   impl_->stop = std::make_shared<Event>(*runtime_, "stop");
   impl_->thread = std::thread([loop = runtime_.get(), stop = impl_->stop] { loop->run(until(stop)); });
 }

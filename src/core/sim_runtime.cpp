@@ -11,13 +11,21 @@ constexpr std::size_t kShownTasks = 20;
 }  // namespace
 
 SimRuntime::SimRuntime(std::uint64_t seed) : Runtime(seed), now_(kStart) {}
-SimRuntime::~SimRuntime() { shut_down(); }
+SimRuntime::~SimRuntime() {
+  shut_down();
+}
 
-double SimRuntime::wall_time() const { return kWallStart + to_seconds(now_ - kStart); }
+double SimRuntime::wall_time() const {
+  return kWallStart + to_seconds(now_ - kStart);
+}
 
-void SimRuntime::post(std::function<void()> function) { posted_.push_back(std::move(function)); }
+void SimRuntime::post(std::function<void()> function) {
+  posted_.push_back(std::move(function));
+}
 
-boost::asio::io_context& SimRuntime::io_context() { throw std::logic_error("a simulated runtime has no io_context"); }
+boost::asio::io_context& SimRuntime::io_context() {
+  throw std::logic_error("a simulated runtime has no io_context");
+}
 
 void SimRuntime::start_job(std::shared_ptr<detail::OffloadJob> job) {
   job->run();

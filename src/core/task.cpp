@@ -27,9 +27,10 @@ struct FrameCache {
   std::array<Free*, kClasses> heads{};
   std::array<std::size_t, kClasses> counts{};
   ~FrameCache() {
-    for (Free* head : heads) {
+    for (Free*& head : heads) {
       while (head) std::free(std::exchange(head, head->next));
     }
+    counts.fill(kKept);  // frames that outlive the thread's own destructors are no longer kept
   }
 };
 thread_local FrameCache frame_cache;

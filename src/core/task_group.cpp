@@ -5,8 +5,13 @@
 
 namespace cohive {
 
-TaskRoot::TaskRoot(Runtime& runtime, TaskGroup& group, Task<void> task, const char* name)
-    : Waiter(runtime, "start"), task_(std::move(task)), group_(&group), name_(name), started_(runtime.now()) {
+TaskRoot::TaskRoot(TaskGroup& group, Task<void> task, const char* name)
+    : Waiter(group.runtime_, "start"),
+      task_(std::move(task)),
+      group_(&group),
+      name_(name),
+      started_(runtime().now()),
+      parent_(group.owner_) {
   auto& promise = task_.handle().promise();
   promise.root = this;
   promise.is_root = true;
@@ -14,19 +19,21 @@ TaskRoot::TaskRoot(Runtime& runtime, TaskGroup& group, Task<void> task, const ch
   in_group_.root = in_runtime_.root = this;
   group.members_.push_back(in_group_);
   ++group.size_;
-  runtime.all_tasks_.push_back(in_runtime_);
-  ++runtime.task_count_;
+  runtime().all_tasks_.push_back(in_runtime_);
+  ++runtime().task_count_;
 }
 
 TaskRoot::~TaskRoot() {
   Runtime& loop = runtime();
-  if (loop.current_ == this) loop.current_ = nullptr;
-  in_group_.unlink();
+  const bool running = loop.current_ == this;
+  if (running) loop.current_ = parent_;
   in_runtime_.unlink();
   --loop.task_count_;
-  TaskGroup* group = group_;
-  task_.reset();  // destructors of the frame may still use the group, so it hears last
-  if (group_) group->on_left();
+  loop.dying_.push_back(in_group_);
+  task_.reset();  // destructors of the frame may still use the group, or end it, so it hears last
+  in_group_.unlink();
+  if (running) loop.current_ = nullptr;
+  if (group_) group_->on_left();
 }
 
 namespace detail {
@@ -41,7 +48,10 @@ void root_finished(TaskRoot* root) noexcept {
     } catch (...) {
     }
     log::error("core", "task {} failed: {}", root->name_, log::quoted(what));
-    root->runtime().metrics().counter("cohive_core_task_failures_total", "Tasks that ended with an exception.").increment();
+    root->runtime()
+        .metrics()
+        .counter("cohive_core_task_failures_total", "Tasks that ended with an exception.")
+        .increment();
     if (root->group_ && !root->group_->failure_) root->group_->failure_ = promise.exception;
   }
   delete root;
@@ -49,34 +59,44 @@ void root_finished(TaskRoot* root) noexcept {
 }  // namespace detail
 
 TaskGroup::TaskGroup(Runtime& runtime, const char* name) : runtime_(runtime), name_(name) {}
+TaskGroup::TaskGroup(Runtime& runtime, const char* name, Local)
+    : runtime_(runtime), name_(name), owner_(runtime.current_) {}
 
 TaskGroup::~TaskGroup() {
   cancel();
-  // What is left is the task that is running right now: it is dropped at its next suspension, without us.
-  members_.for_each([](TaskHook& hook) {
-    hook.root->group_ = nullptr;
-    hook.unlink();
+  if (gone_) *gone_ = true;
+  disown(runtime_.doomed_);
+  disown(runtime_.dying_);
+}
+
+/// What could not be dropped yet goes without us.
+void TaskGroup::disown(IntrusiveList<TaskHook>& tasks) noexcept {
+  tasks.for_each([this](TaskHook& hook) {
+    if (hook.root->group_ == this) hook.root->group_ = nullptr;
   });
 }
 
 void TaskGroup::spawn(Task<void> task, const char* name) {
-  auto* root = new TaskRoot(runtime_, *this, std::move(task), name);
+  assert(task.valid());
+  auto* root = new TaskRoot(*this, std::move(task), name);
   root->wake();
 }
 
 void TaskGroup::cancel() noexcept {
-  for (;;) {
-    TaskRoot* victim = nullptr;
-    members_.for_each([&](TaskHook& hook) {
-      if (hook.root == runtime_.current_) {
-        hook.root->doomed_ = true;
-      } else if (!victim) {
-        victim = hook.root;
-      }
-    });
-    if (!victim) return;
-    delete victim;
+  bool gone = false;
+  bool* const outer = std::exchange(gone_, &gone);
+  // The running task and those it works for cannot go under its feet.
+  for (TaskRoot* root = runtime_.current_; root; root = root->parent_) {
+    if (root->group_ == this) runtime_.doomed_.push_back(root->in_group_);
   }
+  while (TaskHook* hook = members_.pop_front()) {
+    delete hook->root;
+    if (gone) {  // a destructor of that task ended this group
+      if (outer) *outer = true;
+      return;
+    }
+  }
+  gone_ = outer;
 }
 
 void TaskGroup::on_left() noexcept {

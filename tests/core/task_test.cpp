@@ -1,49 +1,26 @@
-#include "cohive/core/combine.hpp"
-#include "cohive/core/sim_runtime.hpp"
+#include "cohive/core/task.hpp"
 
 #include <gtest/gtest.h>
 
-#include <thread>
+#include <memory>
+#include <string>
+
+#include "cohive/core/sim_runtime.hpp"
+#include "cohive/core/task_group.hpp"
+#include "core/helpers.hpp"
 
 namespace cohive {
 namespace {
 
-struct Tracker {
-  int& alive;
-  explicit Tracker(int& count) : alive(count) { ++alive; }
-  ~Tracker() { --alive; }
-};
-
-Task<int> add_later(Runtime& runtime, int a, int b, Duration delay) {
-  co_await runtime.sleep_for(delay);
-  co_return a + b;
-}
+using testing::add_later;
+using testing::fail_later;
+using testing::hold;
+using testing::hold_nested;
+using testing::Tracker;
 
 Task<int> nested(Runtime& runtime) {
   const int first = co_await add_later(runtime, 1, 2, 10ms);
   co_return first + co_await add_later(runtime, 3, 4, 20ms);
-}
-
-Task<void> fail_later(Runtime& runtime) {
-  co_await runtime.sleep_for(1ms);
-  throw std::runtime_error("broken");
-}
-
-Task<void> hold(Runtime& runtime, int& alive) {
-  Tracker tracker(alive);
-  co_await runtime.sleep_for(std::chrono::hours(1));
-}
-
-Task<void> hold_nested(Runtime& runtime, int& alive) {
-  Tracker tracker(alive);
-  co_await hold(runtime, alive);
-}
-
-Task<void> cancel_own_group(Runtime& runtime, TaskGroup& group, int& alive, bool& continued) {
-  Tracker tracker(alive);
-  group.cancel();
-  co_await runtime.sleep_for(1ms);
-  continued = true;
 }
 
 TEST(Task, NestedTasksReturnValuesAndLetVirtualTimePass) {
@@ -53,218 +30,98 @@ TEST(Task, NestedTasksReturnValuesAndLetVirtualTimePass) {
   EXPECT_EQ(runtime.now() - start, 30ms);
 }
 
-TEST(Task, ExceptionsReachTheAwaiter) {
-  SimRuntime runtime;
-  EXPECT_THROW(runtime.run(fail_later(runtime)), std::runtime_error);
+Task<std::unique_ptr<int>> make_box(int value) {
+  co_return std::make_unique<int>(value);
+}
+Task<std::string> open_box() {
+  auto box = co_await make_box(7);
+  co_return std::to_string(*box);
 }
 
-TEST(TaskGroup, CancellingDestroysFramesAndTheirLocals) {
+TEST(Task, ResultsMayBeMoveOnlyAndNeedNoDefaultConstructor) {
+  struct Number {
+    explicit Number(int n) : value(n) {}
+    int value;
+  };
+  SimRuntime runtime;
+  EXPECT_EQ(runtime.run(open_box()), "7");
+  auto number = [](int n) -> Task<Number> { co_return Number(n); };
+  EXPECT_EQ(runtime.run(number(3)).value, 3);
+}
+
+Task<int> catch_and_go_on(Runtime& runtime) {
+  try {
+    co_await fail_later(runtime);
+  } catch (const std::runtime_error& error) {
+    co_return std::string(error.what()) == "broken" ? 1 : 2;
+  }
+  co_return 0;
+}
+
+Task<void> fail_deep(Runtime& runtime, int depth, int& alive) {
+  Tracker tracker(alive);
+  co_await (depth == 0 ? fail_later(runtime) : fail_deep(runtime, depth - 1, alive));
+}
+
+TEST(Task, ExceptionsUnwindThroughEveryAwaiter) {
   SimRuntime runtime;
   int alive = 0;
-  TaskGroup group(runtime);
-  group.spawn(hold_nested(runtime, alive));
-  runtime.run_ready();
-  EXPECT_EQ(alive, 2);
-  group.cancel();
+  EXPECT_THROW(runtime.run(fail_deep(runtime, 5, alive)), std::runtime_error);
   EXPECT_EQ(alive, 0);
-  EXPECT_TRUE(group.empty());
-  EXPECT_EQ(runtime.task_count(), 0u);
+  EXPECT_EQ(runtime.run(catch_and_go_on(runtime)), 1);
 }
 
-TEST(TaskGroup, DestructorDropsWhatStillRuns) {
+TEST(Task, ATaskThatNeverStartedOnlyDropsItsArguments) {
   SimRuntime runtime;
-  int alive = 0;
+  auto argument = std::make_shared<int>(1);
+  bool ran = false;
+  {
+    auto task = [](std::shared_ptr<int>, bool& flag) -> Task<void> {
+      flag = true;
+      co_return;
+    }(argument, ran);
+    EXPECT_EQ(argument.use_count(), 2);
+  }
+  EXPECT_EQ(argument.use_count(), 1);
+  EXPECT_FALSE(ran);
+}
+
+Task<void> drop_child(Runtime& runtime, int& alive, int& seen) {
+  auto child = hold_nested(runtime, alive);
   {
     TaskGroup group(runtime);
-    group.spawn(hold(runtime, alive));
-    runtime.run_ready();
+    group.spawn(std::move(child));
+    co_await runtime.sleep_for(1ms);
+    seen = alive;
   }
-  EXPECT_EQ(alive, 0);
 }
 
-TEST(TaskGroup, ATaskThatCancelsItsOwnGroupIsDroppedAtItsNextSuspension) {
+TEST(Task, DroppingASuspendedTaskRunsItsDestructorsAndDisarmsItsTimers) {
   SimRuntime runtime;
-  int alive = 0;
-  bool continued = false;
-  TaskGroup group(runtime);
-  group.spawn(hold(runtime, alive));
-  group.spawn(cancel_own_group(runtime, group, alive, continued));
-  runtime.run_for(1s);
+  int alive = 0, seen = 0;
+  const auto start = runtime.now();
+  runtime.run(drop_child(runtime, alive, seen));
+  EXPECT_EQ(seen, 2);
   EXPECT_EQ(alive, 0);
-  EXPECT_FALSE(continued);
-  EXPECT_TRUE(group.empty());
-}
-
-Task<void> destroy_own_group(Runtime& runtime, std::unique_ptr<TaskGroup>& group, int& alive) {
-  Tracker tracker(alive);
-  group.reset();
-  co_await runtime.sleep_for(1ms);
-}
-
-TEST(TaskGroup, MayBeDestroyedByItsOwnTask) {
-  SimRuntime runtime;
-  int alive = 0;
-  auto group = std::make_unique<TaskGroup>(runtime);
-  group->spawn(destroy_own_group(runtime, group, alive));
-  runtime.run_for(1s);
-  EXPECT_EQ(alive, 0);
+  runtime.run_for(2h);
+  EXPECT_EQ(runtime.now() - start, 2h + 1ms);
   EXPECT_EQ(runtime.task_count(), 0u);
 }
 
-Task<void> join_group(TaskGroup& group) { co_await group.join(); }
+Task<int> count_down(int n) {
+  if (n == 0) co_return 0;
+  co_return 1 + co_await count_down(n - 1);
+}
+Task<int> many_in_a_row(int n) {
+  int sum = 0;
+  for (int i = 0; i < n; ++i) sum += co_await count_down(1);
+  co_return sum;
+}
 
-TEST(TaskGroup, JoinRethrowsTheFirstFailure) {
+TEST(Task, NeitherDeepNestingNorLongLoopsUseUpTheStack) {
   SimRuntime runtime;
-  TaskGroup group(runtime);
-  group.spawn(fail_later(runtime));
-  EXPECT_THROW(runtime.run(join_group(group)), std::runtime_error);
-}
-
-Task<Result<int>> slow(Runtime& runtime, int& alive) {
-  Tracker tracker(alive);
-  co_await runtime.sleep_for(10s);
-  co_return 5;
-}
-
-Task<Result<int>> slow_within(Runtime& runtime, Duration limit, int& alive) {
-  co_return co_await within(runtime, runtime.after(limit), slow(runtime, alive), "slow work");
-}
-
-TEST(Within, DropsTheTaskWhenTheDeadlinePasses) {
-  SimRuntime runtime;
-  int alive = 0;
-  const auto start = runtime.now();
-  auto result = runtime.run(slow_within(runtime, 3s, alive));
-  ASSERT_FALSE(result);
-  EXPECT_EQ(result.error(), Errc::timeout);
-  EXPECT_EQ(alive, 0);
-  EXPECT_EQ(runtime.now() - start, 3s);
-}
-
-TEST(Within, PassesTheResultOnWhenInTime) {
-  SimRuntime runtime;
-  int alive = 0;
-  EXPECT_EQ(runtime.run(slow_within(runtime, 11s, alive)).value(), 5);
-}
-
-Task<std::size_t> race_two(Runtime& runtime, int& alive) {
-  auto outcome = co_await race(runtime, hold(runtime, alive), add_later(runtime, 1, 1, 5ms));
-  co_return outcome.index();
-}
-
-TEST(Race, ReturnsTheFirstAndDropsTheOther) {
-  SimRuntime runtime;
-  int alive = 0;
-  EXPECT_EQ(runtime.run(race_two(runtime, alive)), 1u);
-  EXPECT_EQ(alive, 0);
-}
-
-Task<std::vector<int>> three(Runtime& runtime) {
-  std::vector<Task<int>> tasks;
-  for (int i = 0; i < 3; ++i) tasks.push_back(add_later(runtime, i, 10, (3 - i) * 10ms));
-  co_return co_await when_all(runtime, std::move(tasks));
-}
-
-TEST(WhenAll, KeepsTheOrderOfTheTasks) {
-  SimRuntime runtime;
-  const auto start = runtime.now();
-  EXPECT_EQ(runtime.run(three(runtime)), (std::vector<int>{10, 11, 12}));
-  EXPECT_EQ(runtime.now() - start, 30ms);
-}
-
-Task<void> consume(Channel<int>& channel, std::vector<int>& out) {
-  while (auto item = co_await channel.receive()) out.push_back(*item);
-}
-Task<void> produce(Channel<int>& channel, int count) {
-  for (int i = 0; i < count; ++i) co_await channel.send(i);
-  channel.close();
-}
-
-TEST(Channel, DeliversInOrderThroughASmallBufferAndEndsWhenClosed) {
-  SimRuntime runtime;
-  Channel<int> channel(runtime, 2);
-  std::vector<int> out;
-  TaskGroup group(runtime);
-  group.spawn(consume(channel, out));
-  group.spawn(produce(channel, 5));
-  runtime.run(join_group(group));
-  EXPECT_EQ(out, (std::vector<int>{0, 1, 2, 3, 4}));
-}
-
-Task<std::optional<int>> receive_until(Channel<int>& channel, Runtime& runtime, Duration limit) {
-  co_return co_await channel.receive(runtime.after(limit));
-}
-
-TEST(Channel, ReceiveGivesUpAtItsDeadline) {
-  SimRuntime runtime;
-  Channel<int> channel(runtime, 2);
-  EXPECT_FALSE(runtime.run(receive_until(channel, runtime, 2s)));
-}
-
-Task<void> use_units(Runtime& runtime, Semaphore& semaphore, std::size_t count, int name, std::vector<int>& order) {
-  auto units = co_await semaphore.acquire(count);
-  order.push_back(name);
-  co_await runtime.sleep_for(1ms);
-}
-
-TEST(Semaphore, ServesInOrderEvenWhenALaterOneWouldFit) {
-  SimRuntime runtime;
-  Semaphore semaphore(runtime, 2);
-  std::vector<int> order;
-  TaskGroup group(runtime);
-  group.spawn(use_units(runtime, semaphore, 1, 1, order));
-  group.spawn(use_units(runtime, semaphore, 2, 2, order));
-  group.spawn(use_units(runtime, semaphore, 1, 3, order));
-  runtime.run(join_group(group));
-  EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
-  EXPECT_EQ(semaphore.available(), 2u);
-}
-
-TEST(SimRuntime, ReportsADeadlockWithTheNamesOfTheWaiters) {
-  SimRuntime runtime;
-  Event never(runtime, "the event that never comes");
-  auto wait = [](Event& event) -> Task<void> { co_await event.wait(); };
-  try {
-    runtime.run(wait(never));
-    FAIL();
-  } catch (const std::logic_error& error) {
-    EXPECT_NE(std::string(error.what()).find("the event that never comes"), std::string::npos);
-  }
-}
-
-Task<std::thread::id> where(Runtime& runtime) {
-  co_return co_await runtime.offload([] { return std::this_thread::get_id(); });
-}
-
-TEST(Runtime, OffloadsToAnotherThreadAndComesBack) {
-  auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
-  EXPECT_NE(runtime->run(where(*runtime)), std::this_thread::get_id());
-}
-
-TEST(RuntimeThread, RunsTasksForOtherThreadsAndStopsCleanly) {
-  RuntimeThread loop;
-  EXPECT_EQ(loop.run([&] { return add_later(loop.runtime(), 2, 3, 1ms); }), 5);
-  EXPECT_THROW(loop.run([&] { return fail_later(loop.runtime()); }), std::runtime_error);
-}
-
-TEST(Runtime, TimersFireInOrderAndCanBeRearmed) {
-  SimRuntime runtime;
-  std::vector<int> fired;
-  struct Entry {
-    std::vector<int>* out;
-    int id;
-  };
-  Entry a{&fired, 1}, b{&fired, 2}, c{&fired, 3};
-  auto note = [](void* p) { static_cast<Entry*>(p)->out->push_back(static_cast<Entry*>(p)->id); };
-  Timer ta(runtime, note, &a), tb(runtime, note, &b), tc(runtime, note, &c);
-  const auto start = runtime.now();
-  ta.arm(start + 30ms);
-  tb.arm(start + 20ms);
-  tc.arm(start + 10ms);
-  ta.arm(start + 5ms);
-  tb.disarm();
-  runtime.run_for(1s);
-  EXPECT_EQ(fired, (std::vector<int>{1, 3}));
+  EXPECT_EQ(runtime.run(count_down(20'000)), 20'000);
+  EXPECT_EQ(runtime.run(many_in_a_row(200'000)), 200'000);
 }
 
 }  // namespace

@@ -20,7 +20,11 @@ template <class ResultType>
 class Within : public Waiter {
  public:
   Within(Runtime& runtime, Deadline deadline, Task<ResultType> task, const char* what)
-      : Waiter(runtime, what), deadline_(deadline), task_(std::move(task)), what_(what), timer_(runtime, &Within::expire, this) {}
+      : Waiter(runtime, what),
+        deadline_(deadline),
+        task_(std::move(task)),
+        what_(what),
+        timer_(runtime, &Within::expire, this) {}
   bool await_ready() const noexcept { return false; }
   template <class Promise>
   std::coroutine_handle<> await_suspend(std::coroutine_handle<Promise> parent) {
@@ -41,8 +45,8 @@ class Within : public Waiter {
   static void expire(void* self) {
     auto* within = static_cast<Within*>(self);
     within->expired_ = true;
-    within->task_.reset();
     within->wake();
+    within->drop_for_waiter(std::move(within->task_));
   }
   Deadline deadline_;
   Task<ResultType> task_;
@@ -84,7 +88,7 @@ Task<std::variant<detail::NonVoid<A>, detail::NonVoid<B>>> race(Runtime& runtime
   detail::Captured<A> a;
   detail::Captured<B> b;
   Event ended(runtime, "race");
-  TaskGroup group(runtime, "race");
+  TaskGroup group(runtime, "race", TaskGroup::Local());
   group.spawn(detail::capture_and_notify(std::move(first), a, ended), "race first");
   group.spawn(detail::capture_and_notify(std::move(second), b, ended), "race second");
   co_await ended.wait();
@@ -97,8 +101,9 @@ Task<std::variant<detail::NonVoid<A>, detail::NonVoid<B>>> race(Runtime& runtime
 template <class T>
 Task<std::vector<T>> when_all(Runtime& runtime, std::vector<Task<T>> tasks) {
   std::vector<detail::Captured<T>> captured(tasks.size());
-  TaskGroup group(runtime, "when_all");
-  for (std::size_t i = 0; i < tasks.size(); ++i) group.spawn(detail::capture(std::move(tasks[i]), captured[i]), "branch");
+  TaskGroup group(runtime, "when_all", TaskGroup::Local());
+  for (std::size_t i = 0; i < tasks.size(); ++i)
+    group.spawn(detail::capture(std::move(tasks[i]), captured[i]), "branch");
   co_await group.join();
   std::vector<T> results;
   results.reserve(captured.size());
@@ -107,8 +112,9 @@ Task<std::vector<T>> when_all(Runtime& runtime, std::vector<Task<T>> tasks) {
 }
 inline Task<void> when_all(Runtime& runtime, std::vector<Task<void>> tasks) {
   std::vector<detail::Captured<void>> captured(tasks.size());
-  TaskGroup group(runtime, "when_all");
-  for (std::size_t i = 0; i < tasks.size(); ++i) group.spawn(detail::capture(std::move(tasks[i]), captured[i]), "branch");
+  TaskGroup group(runtime, "when_all", TaskGroup::Local());
+  for (std::size_t i = 0; i < tasks.size(); ++i)
+    group.spawn(detail::capture(std::move(tasks[i]), captured[i]), "branch");
   co_await group.join();
   for (auto& one : captured) one.take();
 }

@@ -2,7 +2,7 @@
 /// Runtime: the event loop. It carries clock, randomness, timers, metrics and the way to other threads; protocol code
 /// asks it and never the operating system, so the same code runs on real sockets and on virtual time.
 ///
-/// Threads: everything here belongs to the loop thread, except post(), submit() and stop().
+/// Threads: everything here belongs to the loop thread, except post() and submit().
 #pragma once
 
 #include <coroutine>
@@ -12,6 +12,8 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <typeindex>
+#include <unordered_map>
 #include <vector>
 
 #include "cohive/core/bytes.hpp"
@@ -51,12 +53,17 @@ class Waiter : public ListHook {
     handle_ = handle;
     root_ = root;
   }
-  std::coroutine_handle<> waiting_handle() const noexcept { return handle_; }
-  TaskRoot* waiting_root() const noexcept { return root_; }
+  /// True from wake() on: the coroutine is about to run and no longer waits for anything.
+  bool woken() const noexcept { return woken_; }
+  /// Drops `task` as the waiting task itself would: should its destructors cancel the group of the waiting task, that
+  /// one goes afterwards and not in their midst. This object may be gone when the call returns.
+  template <class T>
+  void drop_for_waiter(Task<T> task) noexcept;
 
  private:
   friend class Runtime;
   void note_wait() noexcept;
+  bool woken_ = false;
   std::coroutine_handle<> handle_;
   TaskRoot* root_ = nullptr;
   Runtime* runtime_;
@@ -93,10 +100,13 @@ class Timer {
 /// A Waiter that also gives up at a deadline. Awaiting it yields true when woken, false when the deadline passed.
 class DeadlineWaiter : public Waiter {
  public:
-  DeadlineWaiter(Runtime& runtime, const char* what, Deadline deadline) noexcept
-      : Waiter(runtime, what), deadline_(deadline), timer_(runtime, &DeadlineWaiter::on_timer, this) {}
+  DeadlineWaiter(Runtime& runtime, const char* what, Deadline deadline,
+                 Timer::Callback on_timer = &DeadlineWaiter::expire) noexcept
+      : Waiter(runtime, what), deadline_(deadline), timer_(runtime, on_timer, this) {}
 
  protected:
+  /// The timer's callback: ends the wait, unless it was ended in time.
+  static void expire(void* self) noexcept;
   template <class Promise>
   void suspend_with_deadline(std::coroutine_handle<Promise> handle) {
     suspend(handle);
@@ -108,7 +118,6 @@ class DeadlineWaiter : public Waiter {
   }
 
  private:
-  static void on_timer(void* self) noexcept;
   Deadline deadline_;
   Timer timer_;
   bool expired_ = false;
@@ -159,6 +168,9 @@ class Runtime {
   double random_unit();
 
   Metrics& metrics() noexcept { return *metrics_; }
+  /// The one T of this runtime, made on first use as T(runtime): what a module keeps per loop, such as instruments.
+  template <class T>
+  T& local();
 
   class Sleep;
   /// Awaitables: wait until then; let every other ready task run once.
@@ -172,7 +184,8 @@ class Runtime {
   template <class F>
   detail::Offload<F> offload(F work);
 
-  /// Drives the loop on this thread until `task` ends; returns its result or rethrows. Not reentrant.
+  /// Drives the loop on this thread until `task` ends; returns its result or rethrows. Not reentrant: throws
+  /// std::logic_error when called from inside the loop.
   template <class T>
   T run(Task<T> task);
 
@@ -231,6 +244,8 @@ class Runtime {
   void place(std::size_t position, Timer* timer) noexcept;
   static bool earlier(const Timer& a, const Timer& b) noexcept;
   void spawn_background(Task<void> task);
+  void run_root(Task<void> task, const bool& done);
+  void drop_doomed() noexcept;
 
   std::mt19937_64 random_;
   std::unique_ptr<Metrics> metrics_;
@@ -238,15 +253,22 @@ class Runtime {
   std::vector<Timer*> timers_;  // a binary heap with positions kept in the timers
   std::uint64_t timer_order_ = 0;
   TaskRoot* current_ = nullptr;
+  IntrusiveList<TaskHook> doomed_;  // cancelled while running: dropped at their next suspension
+  IntrusiveList<TaskHook> dying_;   // being destroyed right now
   IntrusiveList<TaskHook> all_tasks_;
   std::size_t task_count_ = 0;
+  bool running_ = false;
+  std::unordered_map<std::type_index, std::shared_ptr<void>> locals_;
   std::unique_ptr<TaskGroup> background_;
 };
 
 class Runtime::Sleep : public Waiter {
  public:
   Sleep(Runtime& runtime, TimePoint at, bool yield_only) noexcept
-      : Waiter(runtime, yield_only ? "yield" : "sleep"), at_(at), yield_only_(yield_only), timer_(runtime, &Sleep::fire, this) {}
+      : Waiter(runtime, yield_only ? "yield" : "sleep"),
+        at_(at),
+        yield_only_(yield_only),
+        timer_(runtime, &Sleep::fire, this) {}
   bool await_ready() const noexcept { return false; }
   template <class Promise>
   void await_suspend(std::coroutine_handle<Promise> handle) {
@@ -263,8 +285,8 @@ class Runtime::Sleep : public Waiter {
 };
 
 struct RuntimeOptions {
-  std::uint64_t seed = 0;    ///< 0: taken from the system's entropy
-  unsigned pool_threads = 0; ///< worker threads for offload; 0: one per core
+  std::uint64_t seed = 0;     ///< 0: taken from the system's entropy
+  unsigned pool_threads = 0;  ///< worker threads for offload; 0: one per core
 };
 /// A loop on real time and real sockets.
 std::unique_ptr<Runtime> make_runtime(RuntimeOptions options = {});

@@ -86,21 +86,43 @@ Task<void> capture(Task<T> task, Captured<T>& out) {
   out.done = true;
 }
 
+/// Everything the task held is gone before the future's owner hears of the result.
 template <class T, class F>
 Task<void> fulfil(std::shared_ptr<F> make, std::shared_ptr<std::promise<T>> promise) {
   try {
     if constexpr (std::is_void_v<T>) {
       co_await (*make)();
+      make.reset();
       promise->set_value();
     } else {
-      promise->set_value(co_await (*make)());
+      T value = co_await (*make)();
+      make.reset();
+      promise->set_value(std::move(value));
     }
+    co_return;
   } catch (...) {
+    make.reset();
     promise->set_exception(std::current_exception());
   }
 }
 
 }  // namespace detail
+
+template <class T>
+void Waiter::drop_for_waiter(Task<T> task) noexcept {
+  Runtime& loop = *runtime_;
+  TaskRoot* const before = std::exchange(loop.current_, root_);
+  task.reset();
+  loop.current_ = before;
+  if (!before) loop.drop_doomed();
+}
+
+template <class T>
+T& Runtime::local() {
+  auto& object = locals_[typeid(T)];
+  if (!object) object = std::make_shared<T>(*this);
+  return *static_cast<T*>(object.get());
+}
 
 template <class F>
 detail::Offload<F> Runtime::offload(F work) {
@@ -110,8 +132,7 @@ detail::Offload<F> Runtime::offload(F work) {
 template <class T>
 T Runtime::run(Task<T> task) {
   detail::Captured<T> captured;
-  spawn_background(detail::capture(std::move(task), captured));
-  run_until(captured.done);
+  run_root(detail::capture(std::move(task), captured), captured.done);
   return captured.take();
 }
 

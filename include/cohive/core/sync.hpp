@@ -1,33 +1,66 @@
 /// \file
-/// What coroutines of one loop wait on: Event, Condition, Semaphore, Channel. Loop thread only, first come first served.
-/// Every wait that may depend on a remote peer has a form with a deadline.
+/// What coroutines of one loop wait on: Event, Condition, Semaphore, Channel. Loop thread only, first come first
+/// served. Every wait that may depend on a remote peer has a form with a deadline.
 #pragma once
 
 #include <deque>
 #include <optional>
+#include <utility>
 
 #include "cohive/core/runtime.hpp"
 
 namespace cohive {
 
 namespace detail {
+class ListWait;
+
+/// Who waits, in the order of arrival, and who was notified and has not run yet.
+struct WaitList {
+  IntrusiveList<ListWait> waiting;
+  IntrusiveList<ListHook> notified;
+
+  inline void notify_one() noexcept;
+  inline void notify_all() noexcept;
+  bool contended() const noexcept { return !waiting.empty() || !notified.empty(); }
+};
+
 /// Waits in a list until woken: yields true, or false when the deadline passed first.
 class ListWait : public DeadlineWaiter {
  public:
-  ListWait(Runtime& runtime, const char* what, Deadline deadline, IntrusiveList<Waiter>& list, bool ready) noexcept
+  ListWait(Runtime& runtime, const char* what, Deadline deadline, WaitList& list, bool ready) noexcept
       : DeadlineWaiter(runtime, what, deadline), list_(list), ready_(ready) {}
+  ~ListWait() {
+    if (!notified_.linked()) return;
+    notified_.unlink();
+    list_.notify_one();  // we were chosen and are dropped instead: the next one's turn
+  }
   bool await_ready() const noexcept { return ready_; }
   template <class Promise>
   void await_suspend(std::coroutine_handle<Promise> handle) {
     suspend_with_deadline(handle);
-    list_.push_back(*this);
+    list_.waiting.push_back(*this);
   }
-  bool await_resume() noexcept { return resumed_in_time(); }
+  bool await_resume() noexcept {
+    notified_.unlink();
+    return resumed_in_time();
+  }
 
  private:
-  IntrusiveList<Waiter>& list_;
+  friend struct WaitList;
+  WaitList& list_;  // alive while we are linked in it
+  ListHook notified_;
   bool ready_;
 };
+
+void WaitList::notify_one() noexcept {
+  if (ListWait* waiter = waiting.pop_front()) {
+    notified.push_back(waiter->notified_);
+    waiter->wake();
+  }
+}
+void WaitList::notify_all() noexcept {
+  while (ListWait* waiter = waiting.pop_front()) waiter->wake();
+}
 }  // namespace detail
 
 /// A flag to wait for. Stays set until reset.
@@ -37,53 +70,57 @@ class Event {
   bool is_set() const noexcept { return set_; }
   void set() noexcept {
     set_ = true;
-    while (Waiter* waiter = waiters_.pop_front()) waiter->wake();
+    waiters_.notify_all();
   }
   void reset() noexcept { set_ = false; }
   /// co_await: true once set, false when the deadline passed.
-  detail::ListWait wait(Deadline deadline = Deadline::never()) {
-    return {*runtime_, what_, deadline, waiters_, set_};
-  }
+  detail::ListWait wait(Deadline deadline = Deadline::never()) { return {*runtime_, what_, deadline, waiters_, set_}; }
 
  private:
   Runtime* runtime_;
   const char* what_;
-  IntrusiveList<Waiter> waiters_;
+  detail::WaitList waiters_;
   bool set_ = false;
 };
 
-/// Wakes those who wait now; check the condition again after waking.
+/// Wakes those who wait now; check the condition again after waking. A task that is dropped after notify_one() chose it
+/// passes the notification on.
 class Condition {
  public:
   explicit Condition(Runtime& runtime, const char* what = "condition") noexcept : runtime_(&runtime), what_(what) {}
-  void notify_all() noexcept {
-    while (Waiter* waiter = waiters_.pop_front()) waiter->wake();
-  }
-  void notify_one() noexcept {
-    if (Waiter* waiter = waiters_.pop_front()) waiter->wake();
-  }
+  void notify_all() noexcept { waiters_.notify_all(); }
+  void notify_one() noexcept { waiters_.notify_one(); }
+  /// True while somebody waits, or was notified and has not run yet.
+  bool contended() const noexcept { return waiters_.contended(); }
   detail::ListWait wait(Deadline deadline = Deadline::never()) { return {*runtime_, what_, deadline, waiters_, false}; }
 
  private:
   Runtime* runtime_;
   const char* what_;
-  IntrusiveList<Waiter> waiters_;
+  detail::WaitList waiters_;
 };
 
-/// Counts units of something scarce. Units come back when the Units object dies.
+namespace detail {
+class SemaphoreWait;
+}
+
+/// Counts units of something scarce, handed out strictly in the order of asking. Units come back when the Units object
+/// dies, which must happen before the semaphore does.
 class Semaphore {
  public:
   explicit Semaphore(Runtime& runtime, std::size_t units, const char* what = "semaphore") noexcept
-      : condition_(runtime, what), available_(units) {}
+      : runtime_(&runtime), what_(what), available_(units) {}
 
-  class Units {
+  class [[nodiscard]] Units {
    public:
     Units() = default;
     Units(Semaphore* owner, std::size_t count) : owner_(owner), count_(count) {}
     Units(Units&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), count_(other.count_) {}
     Units& operator=(Units&& other) noexcept {
-      std::swap(owner_, other.owner_);
-      std::swap(count_, other.count_);
+      if (this == &other) return *this;
+      release();
+      owner_ = std::exchange(other.owner_, nullptr);
+      count_ = other.count_;
       return *this;
     }
     ~Units() { release(); }
@@ -104,13 +141,14 @@ class Semaphore {
   std::size_t available() const noexcept { return available_; }
 
  private:
+  friend class detail::SemaphoreWait;
   void give_back(std::size_t count) noexcept;
-  struct Queued;
-  Condition condition_;
+  void grant() noexcept;
+  Runtime* runtime_;
+  const char* what_;
   std::size_t available_;
-  std::uint64_t next_ticket_ = 0;
-  std::deque<std::uint64_t> line_;
-  friend struct SemaphorePlace;
+  IntrusiveList<detail::SemaphoreWait> line_;
+  IntrusiveList<ListHook> granted_;  // units set aside for tasks that have not run yet
 };
 
 /// Mutual exclusion across suspension points: a semaphore of one unit.
@@ -129,10 +167,14 @@ class Channel {
 
   /// Waits for room. False when closed or the deadline passed; `item` is then lost.
   Task<bool> send(T item, Deadline deadline = Deadline::never()) {
-    while (!closed_ && items_.size() >= capacity_) {
+    bool waited = false;
+    while (!closed_ && (items_.size() >= capacity_ || (!waited && writable_.contended()))) {
       if (!co_await writable_.wait(deadline)) co_return false;
+      waited = true;
     }
-    co_return push(std::move(item));
+    const bool sent = push(std::move(item));
+    if (items_.size() < capacity_) writable_.notify_one();  // room for another who waits
+    co_return sent;
   }
   /// False when full or closed.
   bool try_send(T item) {
@@ -141,8 +183,10 @@ class Channel {
   }
   /// The next item; nullopt when closed and drained, or the deadline passed.
   Task<std::optional<T>> receive(Deadline deadline = Deadline::never()) {
-    while (items_.empty()) {
+    bool waited = false;
+    while (items_.empty() || (!closed_ && !waited && readable_.contended())) {
       if (closed_ || !co_await readable_.wait(deadline)) co_return std::nullopt;
+      waited = true;
     }
     co_return pop();
   }

@@ -110,6 +110,7 @@ class [[nodiscard]] Task {
     bool await_ready() const noexcept { return false; }
     template <class ParentPromise>
     std::coroutine_handle<> await_suspend(std::coroutine_handle<ParentPromise> parent) noexcept {
+      assert(child && !child.done());  // an empty task, or one awaited twice
       child.promise().continuation = parent;
       child.promise().root = parent.promise().root;
       return child;

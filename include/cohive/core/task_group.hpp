@@ -11,7 +11,7 @@ namespace cohive {
 /// A spawned task.
 class TaskRoot final : public Waiter {
  public:
-  TaskRoot(Runtime& runtime, TaskGroup& group, Task<void> task, const char* name);
+  TaskRoot(TaskGroup& group, Task<void> task, const char* name);
   ~TaskRoot();
 
  private:
@@ -24,19 +24,23 @@ class TaskRoot final : public Waiter {
   const char* name_;
   const char* waiting_for_ = "start";
   TimePoint started_;
+  TaskRoot* parent_;  ///< the task whose coroutine holds our group; outlives us
   TaskHook in_group_;
   TaskHook in_runtime_;
-  bool doomed_ = false;
 };
 
 /// Tasks that live no longer than this object. Loop thread only.
 ///
 /// cancel() and the destructor drop the tasks: their frames are destroyed on the spot, destructors clean up. A task may
-/// cancel its own group; it is then dropped at its next suspension. A task that ends with an exception is a defect: it
-/// is logged, counted, and rethrown by join().
+/// cancel or destroy its own group; it is then dropped at its next suspension. A task that ends with an exception is a
+/// defect: it is logged, counted, and rethrown by join().
 class TaskGroup {
  public:
   explicit TaskGroup(Runtime& runtime, const char* name = "tasks");
+  /// For a group that is a local variable of the coroutine running now: its tasks work on that coroutine's variables,
+  /// so when one of them cancels the group of that coroutine, both are dropped at its next suspension.
+  struct Local {};
+  TaskGroup(Runtime& runtime, const char* name, Local);
   ~TaskGroup();
   TaskGroup(const TaskGroup&) = delete;
   TaskGroup& operator=(const TaskGroup&) = delete;
@@ -45,7 +49,7 @@ class TaskGroup {
   void spawn(Task<void> task, const char* name = "task");
   /// Drops every task.
   void cancel() noexcept;
-  /// Waits until no task is left; rethrows the first exception of one.
+  /// Waits until no task is left; rethrows the first exception of one. Not for a task of this group.
   Task<void> join();
 
   std::size_t size() const noexcept { return size_; }
@@ -58,8 +62,11 @@ class TaskGroup {
   friend class TaskRoot;
   friend void detail::root_finished(TaskRoot* root) noexcept;
   void on_left() noexcept;
+  void disown(IntrusiveList<TaskHook>& tasks) noexcept;
   Runtime& runtime_;
   const char* name_;
+  TaskRoot* owner_ = nullptr;
+  bool* gone_ = nullptr;  // set by the destructor, for a cancel() under way
   IntrusiveList<TaskHook> members_;
   IntrusiveList<Waiter> joiners_;
   std::exception_ptr failure_;

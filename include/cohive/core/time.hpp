@@ -2,6 +2,7 @@
 /// Time as the loop knows it. Only Runtime reads a clock; everything else is given time points and deadlines.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 namespace cohive {
@@ -11,7 +12,9 @@ using Duration = std::chrono::nanoseconds;
 using TimePoint = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 using namespace std::chrono_literals;
 
-inline double to_seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+inline double to_seconds(Duration d) {
+  return std::chrono::duration<double>(d).count();
+}
 /// Saturates instead of overflowing; negative and NaN become zero.
 inline Duration from_seconds(double seconds) {
   if (!(seconds > 0)) return Duration::zero();
@@ -27,7 +30,9 @@ class Deadline {
   bool is_never() const { return at_ == TimePoint::max(); }
   TimePoint at() const { return at_; }
   bool passed(TimePoint now) const { return now >= at_; }
-  Duration remaining(TimePoint now) const { return is_never() ? Duration::max() : std::max(at_ - now, Duration::zero()); }
+  Duration remaining(TimePoint now) const {
+    return is_never() ? Duration::max() : std::max(at_ - now, Duration::zero());
+  }
   /// The earlier of the two.
   Deadline min(Deadline other) const { return at_ < other.at_ ? *this : other; }
 

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
+#include <list>
 #include <map>
+#include <unordered_set>
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/sync.hpp"
@@ -14,64 +15,105 @@ namespace {
 
 /// Bytes on the way per direction of a connection; writers wait above it, as behind a TCP window.
 constexpr std::size_t kInFlight = 1024 * 1024;
+/// What arrives at one moment; a long write arrives piece by piece.
+constexpr std::size_t kMaxChunk = 256 * 1024;
+constexpr std::size_t kBacklog = 1024;
 constexpr std::uint16_t kFirstPort = 1024;
+/// What an operating system tries before it gives up.
+constexpr Duration kConnectTimeout = 127s;
+
+/// The x.y.z of 10.x.y.z as a number; 0 is no machine.
+using Machine = std::uint32_t;
+
+std::string ip_of(Machine machine) {
+  return "10." + std::to_string(machine >> 16 & 255) + "." + std::to_string(machine >> 8 & 255) + "." +
+         std::to_string(machine & 255);
+}
+
+Machine machine_of(const std::string& ip) {
+  const auto address = Multiaddr::from_ip_tcp(ip, 0);
+  if (!address) return 0;
+  const Bytes value = address->components().front().value;
+  return value.size() == 4 && value[0] == 10 ? Machine{value[1]} << 16 | Machine{value[2]} << 8 | value[3] : 0;
+}
+
+std::unordered_set<Machine> machines_of(const std::set<std::string>& ips) {
+  std::unordered_set<Machine> result;
+  for (const auto& ip : ips) result.insert(machine_of(ip));
+  return result;
+}
 
 struct Wire;
 
-/// One direction of a connection: chunks with their times of arrival, in order.
+/// One direction of a connection: chunks with their times of arrival, in order. An empty chunk is the end.
 struct Pipe {
-  Pipe(Runtime& runtime, Wire& wire)
-      : owner(wire), readable(runtime, "simulated bytes"), writable(runtime, "simulated link"),
-        timer(runtime, [](void* self) { static_cast<Pipe*>(self)->arrived(); }, this) {}
-  void arrived();
-  void schedule();
-
   struct Chunk {
     Bytes bytes;
     std::size_t offset = 0;
     TimePoint arrival;
   };
+
+  Pipe(Runtime& runtime, Wire& wire, Machine a, Machine b)
+      : owner(wire),
+        from(a),
+        to(b),
+        readable(runtime, "simulated bytes"),
+        writable(runtime, "simulated link"),
+        timer(runtime, [](void* self) { static_cast<Pipe*>(self)->arrive(); }, this) {}
+
+  void put(Bytes bytes);
+  /// Arms the timer for the next arrival, unless the link is blocked; healing calls again.
+  void schedule();
+  void arrive();
+  void discard();
+  Pipe& opposite() const;
+
   Wire& owner;
-  std::string from, to;
-  std::deque<Chunk> chunks;
-  std::size_t bytes = 0;
-  std::size_t deliverable = 0;  // chunks that have arrived
+  const Machine from, to;
+  std::list<Chunk> chunks;
+  std::list<Chunk>::iterator next = chunks.end();  // the first that has not arrived
+  std::size_t in_flight = 0;                       // sent and not yet read
   TimePoint free_at{}, last_arrival{};
-  bool finished = false;        // the writer closed
-  bool reader_gone = false;
+  bool ended = false;        // the end has arrived: the writer has closed
+  bool reader_gone = false;  // what arrives is thrown away
   Condition readable, writable;
   Timer timer;
 };
 
 }  // namespace
 
-struct SimFabric::Impl : std::enable_shared_from_this<Impl> {
+struct SimFabric::Impl {
   Impl(SimRuntime& r, SimLink link, bool plain) : runtime(r), default_link(link), plaintext(plain) {}
 
-  const SimLink& link(const std::string& a, const std::string& b) const {
-    const auto found = links.find(std::minmax(a, b));
+  static std::uint64_t pair_of(Machine a, Machine b) { return std::uint64_t{std::min(a, b)} << 32 | std::max(a, b); }
+  const SimLink& link(Machine a, Machine b) const {
+    if (links.empty()) return default_link;
+    const auto found = links.find(pair_of(a, b));
     return found == links.end() ? default_link : found->second;
   }
-  bool blocked(const std::string& a, const std::string& b) const {
-    if (crashed.contains(a) || crashed.contains(b)) return true;
+  bool blocked(Machine a, Machine b) const {
+    if (!crashed.empty() && (crashed.contains(a) || crashed.contains(b))) return true;
     return std::any_of(partitions.begin(), partitions.end(), [&](const auto& sides) {
-      return (sides.first.contains(a) && sides.second.contains(b)) || (sides.first.contains(b) && sides.second.contains(a));
+      return (sides.first.contains(a) && sides.second.contains(b)) ||
+             (sides.first.contains(b) && sides.second.contains(a));
     });
   }
   Duration delay(const SimLink& link) {
-    return link.latency + Duration(static_cast<Duration::rep>(runtime.random_unit() * static_cast<double>(link.jitter.count())));
+    if (link.jitter <= 0ns) return link.latency;
+    return link.latency + from_seconds(runtime.random_unit() * to_seconds(link.jitter));
   }
 
   SimRuntime& runtime;
   SimLink default_link;
   bool plaintext;
-  std::uint32_t machines = 0;
-  std::map<std::pair<std::string, std::string>, SimLink> links;
-  std::vector<std::pair<std::set<std::string>, std::set<std::string>>> partitions;
-  std::set<std::string> crashed;
-  std::map<std::pair<std::string, std::uint16_t>, class SimListener*> listeners;
-  std::unordered_map<std::string, std::uint16_t> next_port;
-  std::set<Wire*> wires;
+  Machine machines = 0;
+  std::unordered_map<std::uint64_t, SimLink> links;
+  std::vector<std::pair<std::unordered_set<Machine>, std::unordered_set<Machine>>> partitions;
+  std::unordered_set<Machine> crashed;
+  std::map<std::pair<Machine, std::uint16_t>, class SimListener*> listeners;
+  std::unordered_map<Machine, std::uint16_t> last_port;
+  IntrusiveList<Wire> wires;  // in the order of their making, so that runs repeat
+  std::size_t open = 0;
   Tap tap;
   std::uint64_t carried = 0;
 };
@@ -79,27 +121,34 @@ struct SimFabric::Impl : std::enable_shared_from_this<Impl> {
 namespace {
 
 /// A connection: two pipes and what both ends share.
-struct Wire {
-  Wire(std::shared_ptr<SimFabric::Impl> f, std::string a, std::string b)
-      : fabric(std::move(f)), forward(fabric->runtime, *this), backward(fabric->runtime, *this),
+struct Wire : ListHook {
+  Wire(std::shared_ptr<SimFabric::Impl> f, Machine a, Machine b)
+      : fabric(std::move(f)),
+        forward(fabric->runtime, *this, a, b),
+        backward(fabric->runtime, *this, b, a),
         death(fabric->runtime, [](void* self) { static_cast<Wire*>(self)->reset(); }, this) {
-    forward.from = backward.to = a;
-    forward.to = backward.from = b;
-    fabric->wires.insert(this);
+    fabric->wires.push_back(*this);
+    ++fabric->open;
     const SimLink& link = fabric->link(a, b);
     if (link.mean_lifetime > 0ns) {
       const double life = -std::log(1.0 - fabric->runtime.random_unit()) * to_seconds(link.mean_lifetime);
-      death.arm(fabric->runtime.now() + from_seconds(life));
+      death.arm(fabric->runtime.after(from_seconds(life)));
     }
   }
-  ~Wire() { fabric->wires.erase(this); }
+  ~Wire() {
+    unlink();
+    --fabric->open;
+  }
 
+  /// Both ends notice at once; bytes on the way are lost.
   void reset() {
     broken = true;
+    death.disarm();
     for (Pipe* pipe : {&forward, &backward}) {
       pipe->timer.disarm();
       pipe->chunks.clear();
-      pipe->bytes = pipe->deliverable = 0;
+      pipe->next = pipe->chunks.end();
+      pipe->in_flight = 0;
       pipe->readable.notify_all();
       pipe->writable.notify_all();
     }
@@ -111,51 +160,92 @@ struct Wire {
   bool broken = false;
 };
 
-void Pipe::schedule() {
-  if (deliverable >= chunks.size() || owner.broken) return;
-  if (owner.fabric->blocked(from, to)) return;  // healing schedules again
-  timer.arm(std::max(chunks[deliverable].arrival, owner.fabric->runtime.now()));
+Pipe& Pipe::opposite() const {
+  return this == &owner.forward ? owner.backward : owner.forward;
 }
 
-void Pipe::arrived() {
+void Pipe::put(Bytes bytes) {
+  auto& fabric = *owner.fabric;
+  const SimLink& link = fabric.link(from, to);
+  const TimePoint start = std::max(fabric.runtime.now(), free_at);
+  free_at = link.bandwidth > 0 ? start + from_seconds(static_cast<double>(bytes.size()) / link.bandwidth) : start;
+  last_arrival = std::max(last_arrival, free_at + fabric.delay(link));
+  in_flight += bytes.size();
+  chunks.push_back({std::move(bytes), 0, last_arrival});
+  if (next != chunks.end()) return;
+  next = std::prev(chunks.end());
+  schedule();
+}
+
+void Pipe::schedule() {
+  if (next == chunks.end() || owner.fabric->blocked(from, to)) return;
+  timer.arm(std::max(next->arrival, owner.fabric->runtime.now()));
+}
+
+void Pipe::arrive() {
   if (owner.fabric->blocked(from, to)) return;
   const TimePoint now = owner.fabric->runtime.now();
-  while (deliverable < chunks.size() && chunks[deliverable].arrival <= now) ++deliverable;
-  readable.notify_all();
+  for (; next != chunks.end() && next->arrival <= now; ++next) {
+    if (!next->bytes.empty()) continue;
+    ended = true;
+    opposite().writable.notify_all();  // who closed reads no more
+  }
+  reader_gone ? discard() : readable.notify_all();
   schedule();
+}
+
+void Pipe::discard() {
+  while (chunks.begin() != next) {
+    in_flight -= chunks.front().bytes.size() - chunks.front().offset;
+    chunks.pop_front();
+  }
+  writable.notify_all();
 }
 
 class SimConnection final : public RawConnection {
  public:
   SimConnection(std::shared_ptr<Wire> wire, bool dialler, Multiaddr local, Multiaddr remote)
-      : wire_(std::move(wire)), in_(dialler ? wire_->backward : wire_->forward), out_(dialler ? wire_->forward : wire_->backward),
-        local_(std::move(local)), remote_(std::move(remote)) {}
+      : wire_(std::move(wire)),
+        in_(dialler ? wire_->backward : wire_->forward),
+        out_(dialler ? wire_->forward : wire_->backward),
+        local_(std::move(local)),
+        remote_(std::move(remote)) {}
   ~SimConnection() override { close(); }
 
   Task<Result<std::size_t>> read_some(MutableBytes into) override {
-    const auto wire = wire_;
     for (;;) {
-      if (wire->broken) co_return Error(cohive::Errc::closed, "connection reset");
-      if (closed_) co_return Error(cohive::Errc::closed, remote_.text());
-      if (in_.deliverable > 0) co_return take(into);
+      if (auto error = broken()) co_return *error;
+      if (in_.chunks.begin() != in_.next) co_return take(into);
       co_await in_.readable.wait();
     }
   }
 
   Task<Result<>> write_all(std::span<const ByteView> buffers) override {
-    const auto wire = wire_;
-    for (ByteView buffer : buffers) {
-      while (!buffer.empty()) {
-        if (wire->broken || out_.reader_gone) co_return Error(cohive::Errc::closed, "connection reset");
-        if (closed_) co_return Error(cohive::Errc::closed, remote_.text());
-        if (out_.bytes >= kInFlight) {
-          co_await out_.writable.wait();
-          continue;
-        }
-        const std::size_t size = std::min(buffer.size(), kInFlight - out_.bytes);
-        if (!send(buffer.first(size))) co_return Error(cohive::Errc::closed, "connection reset");
-        buffer = buffer.subspan(size);
+    std::size_t left = 0;
+    for (ByteView buffer : buffers) left += buffer.size();
+    std::size_t index = 0, offset = 0;
+    while (left > 0) {
+      if (auto error = broken()) co_return *error;
+      if (in_.ended) co_return Error(cohive::Errc::closed, "the other side closed the connection");
+      if (out_.in_flight >= kInFlight) {
+        co_await out_.writable.wait();
+        continue;
       }
+      const std::size_t size = std::min({left, kInFlight - out_.in_flight, kMaxChunk});
+      Bytes chunk;
+      chunk.reserve(size);
+      while (chunk.size() < size) {
+        const ByteView rest = buffers[index].subspan(offset);
+        const ByteView part = rest.first(std::min(rest.size(), size - chunk.size()));
+        chunk.insert(chunk.end(), part.begin(), part.end());
+        offset += part.size();
+        if (offset == buffers[index].size()) {
+          ++index;
+          offset = 0;
+        }
+      }
+      left -= chunk.size();
+      send(std::move(chunk));
     }
     co_return ok();
   }
@@ -165,60 +255,47 @@ class SimConnection final : public RawConnection {
     closed_ = true;
     in_.reader_gone = true;
     if (!wire_->broken) {
-      out_.finished = true;
-      put({{}, 0, arrival_after(0)});  // the FIN: an empty chunk
+      out_.put({});
+      in_.discard();
     }
     in_.readable.notify_all();
-    in_.writable.notify_all();
     out_.writable.notify_all();
   }
   const Multiaddr& local_address() const override { return local_; }
   const Multiaddr& remote_address() const override { return remote_; }
 
  private:
+  std::optional<Error> broken() const {
+    if (wire_->broken) return Error(cohive::Errc::closed, "connection reset");
+    if (closed_) return Error(cohive::Errc::closed, remote_.text());
+    return std::nullopt;
+  }
+
   std::size_t take(MutableBytes into) {
     std::size_t total = 0;
-    while (in_.deliverable > 0 && total < into.size()) {
+    while (in_.chunks.begin() != in_.next && total < into.size()) {
       Pipe::Chunk& chunk = in_.chunks.front();
-      if (chunk.bytes.empty()) break;  // FIN stays: every later read ends too
+      if (chunk.bytes.empty()) break;  // the end stays: every later read ends too
       const std::size_t count = std::min(into.size() - total, chunk.bytes.size() - chunk.offset);
       std::memcpy(into.data() + total, chunk.bytes.data() + chunk.offset, count);
       chunk.offset += count;
       total += count;
-      in_.bytes -= count;
-      if (chunk.offset == chunk.bytes.size()) {
-        in_.chunks.pop_front();
-        --in_.deliverable;
-      }
+      if (chunk.offset == chunk.bytes.size()) in_.chunks.pop_front();
     }
+    in_.in_flight -= total;
     if (total > 0) in_.writable.notify_all();
     return total;
   }
 
-  bool send(ByteView bytes) {
+  void send(Bytes bytes) {
     auto& fabric = *wire_->fabric;
-    if (fabric.tap && !fabric.tap(out_.from, out_.to, bytes)) {
-      wire_->reset();
-      return false;
+    if (fabric.tap) {
+      const SimFabric::Tap tap = fabric.tap;  // it may replace itself
+      if (!tap(ip_of(out_.from), ip_of(out_.to), bytes)) wire_->reset();
+      if (wire_->broken) return;
     }
     fabric.carried += bytes.size();
-    out_.bytes += bytes.size();
-    put({to_bytes(bytes), 0, arrival_after(bytes.size())});
-    return true;
-  }
-
-  TimePoint arrival_after(std::size_t size) {
-    auto& fabric = *wire_->fabric;
-    const SimLink& link = fabric.link(out_.from, out_.to);
-    const TimePoint start = std::max(fabric.runtime.now(), out_.free_at);
-    out_.free_at = link.bandwidth > 0 ? start + from_seconds(static_cast<double>(size) / link.bandwidth) : start;
-    out_.last_arrival = std::max(out_.last_arrival, out_.free_at + fabric.delay(link));
-    return out_.last_arrival;
-  }
-
-  void put(Pipe::Chunk chunk) {
-    out_.chunks.push_back(std::move(chunk));
-    if (out_.deliverable + 1 == out_.chunks.size()) out_.schedule();
+    out_.put(std::move(bytes));
   }
 
   std::shared_ptr<Wire> wire_;
@@ -232,12 +309,15 @@ class SimConnection final : public RawConnection {
 
 class SimListener final : public Listener {
  public:
-  SimListener(std::shared_ptr<SimFabric::Impl> fabric, std::string ip, std::uint16_t port)
-      : fabric_(std::move(fabric)), key_(ip, port), address_(Multiaddr::from_ip_tcp(ip, port).value()),
+  SimListener(std::shared_ptr<SimFabric::Impl> fabric, Machine machine, std::uint16_t port)
+      : fabric_(std::move(fabric)),
+        key_(machine, port),
+        address_(Multiaddr::from_ip_tcp(ip_of(machine), port).value()),
         ready_(fabric_->runtime, "simulated accept") {
     fabric_->listeners[key_] = this;
   }
   ~SimListener() override { close(); }
+
   Task<Result<std::unique_ptr<RawConnection>>> accept() override {
     for (;;) {
       if (!waiting_.empty()) {
@@ -249,6 +329,7 @@ class SimListener final : public Listener {
       co_await ready_.wait();
     }
   }
+  bool full() const { return waiting_.size() >= kBacklog; }
   void offer(std::unique_ptr<RawConnection> connection) {
     waiting_.push_back(std::move(connection));
     ready_.notify_one();
@@ -265,9 +346,9 @@ class SimListener final : public Listener {
 
  private:
   std::shared_ptr<SimFabric::Impl> fabric_;
-  std::pair<std::string, std::uint16_t> key_;
+  std::pair<Machine, std::uint16_t> key_;
   Multiaddr address_;
-  std::deque<std::unique_ptr<RawConnection>> waiting_;
+  std::list<std::unique_ptr<RawConnection>> waiting_;
   Condition ready_;
   bool closed_ = false;
 };
@@ -276,66 +357,70 @@ namespace {
 
 class SimMachine final : public Network {
  public:
-  SimMachine(std::shared_ptr<SimFabric::Impl> fabric, std::string ip) : fabric_(std::move(fabric)), ip_(std::move(ip)) {}
+  SimMachine(std::shared_ptr<SimFabric::Impl> fabric, Machine number) : fabric_(std::move(fabric)), machine_(number) {}
   Runtime& runtime() override { return fabric_->runtime; }
   bool plaintext() const override { return fabric_->plaintext; }
 
   Result<std::unique_ptr<Listener>> listen(const Multiaddr& address) override {
     const auto endpoint = address.tcp_endpoint();
     if (!endpoint || endpoint->host_code != Multiaddr::ip4) return Error(Errc::address_unsupported, address.text());
-    if (!address.is_unspecified() && endpoint->host != ip_)
+    if (!address.is_unspecified() && machine_of(endpoint->host) != machine_)
       return Error(cohive::Errc::io, "cannot listen on " + address.text() + ": not an address of this machine");
-    const std::uint16_t port = endpoint->port ? endpoint->port : new_port();
-    if (fabric_->listeners.contains({ip_, port})) return Error(Errc::address_in_use, address.text());
-    return std::unique_ptr<Listener>(std::make_unique<SimListener>(fabric_, ip_, port));
+    const std::uint16_t port = endpoint->port ? endpoint->port : new_port(*fabric_, machine_);
+    if (fabric_->listeners.contains({machine_, port})) return Error(Errc::address_in_use, address.text());
+    return std::unique_ptr<Listener>(std::make_unique<SimListener>(fabric_, machine_, port));
   }
 
   Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) override {
-    const auto fabric = fabric_;
-    const auto endpoint = address.tcp_endpoint();
-    if (!endpoint) co_return Error(Errc::address_unsupported, address.text());
-    const std::string ip = ip_;
-    const SimLink link = fabric->link(ip, endpoint->host);
-    const Duration there = fabric->delay(link), back = fabric->delay(link);
-    if (fabric->blocked(ip, endpoint->host)) {
-      if (deadline.is_never()) co_return Error(Errc::dial_failed, address.text() + ": unreachable");
-      co_await fabric->runtime.sleep_until(deadline.at());
-      co_return Error(cohive::Errc::timeout, "connecting");
-    }
-    if (fabric->runtime.now() + there + back > deadline.at()) {
-      co_await fabric->runtime.sleep_until(deadline.at());
-      co_return Error(cohive::Errc::timeout, "connecting");
-    }
-    co_await fabric->runtime.sleep_for(there);
-    const auto found = fabric->listeners.find({endpoint->host, endpoint->port});
-    if (found == fabric->listeners.end() || fabric->runtime.random_unit() < link.connect_failure) {
-      co_await fabric->runtime.sleep_for(back);
-      co_return Error(Errc::dial_failed, address.text() + ": connection refused");
-    }
-    const Multiaddr local = Multiaddr::from_ip_tcp(ip, new_port()).value();
-    auto wire = std::make_shared<Wire>(fabric, ip, endpoint->host);
-    auto ours = std::make_unique<SimConnection>(wire, true, local, address.without_peer());
-    found->second->offer(std::make_unique<SimConnection>(wire, false, address.without_peer(), local));
-    co_await fabric->runtime.sleep_for(back);
-    co_return std::unique_ptr<RawConnection>(std::move(ours));
+    return connect(fabric_, machine_, address.without_peer(), deadline);
   }
 
   Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline) override {
-    if (address.has(Multiaddr::dns) || address.has(Multiaddr::dns4) || address.has(Multiaddr::dnsaddr))
-      co_return Error(Errc::resolve_failed, address.text());
+    for (auto code : {Multiaddr::dns, Multiaddr::dns4, Multiaddr::dns6, Multiaddr::dnsaddr})
+      if (address.has(code)) co_return Error(Errc::resolve_failed, address.text());
     co_return std::vector<Multiaddr>{std::move(address)};
   }
 
  private:
-  std::uint16_t new_port() {
-    std::uint16_t& next = fabric_->next_port[ip_];
-    do {
-      next = next < kFirstPort ? kFirstPort : static_cast<std::uint16_t>(next + 1);
-    } while (fabric_->listeners.contains({ip_, next}) || next < kFirstPort);
-    return next;
+  static Task<Result<std::unique_ptr<RawConnection>>> connect(std::shared_ptr<SimFabric::Impl> fabric, Machine from,
+                                                              Multiaddr address, Deadline deadline) {
+    SimRuntime& runtime = fabric->runtime;
+    const auto endpoint = address.tcp_endpoint();
+    if (!endpoint) co_return Error(Errc::address_unsupported, address.text());
+    const Machine to = machine_of(endpoint->host);
+    const SimLink link = fabric->link(from, to);
+    const Duration there = fabric->delay(link), back = fabric->delay(link);
+    const bool fails = link.connect_failure > 0 && runtime.random_unit() < link.connect_failure;
+    const Deadline limit = deadline.min(runtime.after(kConnectTimeout));
+    const bool too_far = limit.passed(runtime.now() + there + back);
+    if (!too_far && !fabric->blocked(from, to)) co_await runtime.sleep_for(there);
+    if (too_far || fabric->blocked(from, to)) {
+      co_await runtime.sleep_until(limit.at());
+      co_return Error(cohive::Errc::timeout, "connecting to " + address.text());
+    }
+    const auto found = fabric->listeners.find({to, endpoint->port});
+    if (fails || found == fabric->listeners.end() || found->second->full()) {
+      co_await runtime.sleep_for(back);
+      co_return Error(Errc::dial_failed, address.text() + ": connection refused");
+    }
+    const Multiaddr local = Multiaddr::from_ip_tcp(ip_of(from), new_port(*fabric, from)).value();
+    auto wire = std::make_shared<Wire>(fabric, from, to);
+    auto ours = std::make_unique<SimConnection>(wire, true, local, address);
+    found->second->offer(std::make_unique<SimConnection>(wire, false, address, local));
+    co_await runtime.sleep_for(back);
+    co_return std::unique_ptr<RawConnection>(std::move(ours));
   }
+
+  static std::uint16_t new_port(SimFabric::Impl& fabric, Machine machine) {
+    std::uint16_t& last = fabric.last_port[machine];
+    do {
+      last = last < kFirstPort ? kFirstPort : static_cast<std::uint16_t>(last + 1);
+    } while (last < kFirstPort || fabric.listeners.contains({machine, last}));
+    return last;
+  }
+
   std::shared_ptr<SimFabric::Impl> fabric_;
-  std::string ip_;
+  Machine machine_;
 };
 
 }  // namespace
@@ -344,43 +429,56 @@ SimFabric::SimFabric(SimRuntime& runtime, SimLink defaults, bool plaintext)
     : impl_(std::make_shared<Impl>(runtime, defaults, plaintext)) {}
 SimFabric::~SimFabric() = default;
 
-SimRuntime& SimFabric::runtime() noexcept { return impl_->runtime; }
-
-std::unique_ptr<Network> SimFabric::add_machine() {
-  const std::uint32_t n = ++impl_->machines;
-  const std::string ip = "10." + std::to_string(n >> 16 & 255) + "." + std::to_string(n >> 8 & 255) + "." + std::to_string(n & 255);
-  return std::make_unique<SimMachine>(impl_, ip);
+SimRuntime& SimFabric::runtime() noexcept {
+  return impl_->runtime;
 }
 
-void SimFabric::set_link(const std::string& a, const std::string& b, SimLink link) { impl_->links[std::minmax(a, b)] = link; }
-void SimFabric::set_default_link(SimLink link) { impl_->default_link = link; }
+std::unique_ptr<Network> SimFabric::add_machine() {
+  return std::make_unique<SimMachine>(impl_, ++impl_->machines);
+}
 
-void SimFabric::partition(const std::set<std::string>& a, const std::set<std::string>& b) { impl_->partitions.emplace_back(a, b); }
+void SimFabric::set_link(const std::string& a, const std::string& b, SimLink link) {
+  impl_->links[Impl::pair_of(machine_of(a), machine_of(b))] = link;
+}
+void SimFabric::set_default_link(SimLink link) {
+  impl_->default_link = link;
+}
+
+void SimFabric::partition(const std::set<std::string>& a, const std::set<std::string>& b) {
+  impl_->partitions.emplace_back(machines_of(a), machines_of(b));
+}
 
 void SimFabric::heal() {
   impl_->partitions.clear();
-  for (Wire* wire : impl_->wires) {
-    wire->forward.schedule();
-    wire->backward.schedule();
-  }
+  impl_->wires.for_each([](Wire& wire) {
+    wire.forward.schedule();
+    wire.backward.schedule();
+  });
 }
 
-void SimFabric::crash(const std::string& ip) { impl_->crashed.insert(ip); }
+void SimFabric::crash(const std::string& ip) {
+  impl_->crashed.insert(machine_of(ip));
+}
 
 void SimFabric::kill(const std::string& ip) {
-  const auto wires = impl_->wires;
-  for (Wire* wire : wires)
-    if (wire->forward.from == ip || wire->forward.to == ip) wire->reset();
-  for (auto it = impl_->listeners.begin(); it != impl_->listeners.end();) {
-    auto* listener = it->second;
-    const bool gone = it->first.first == ip;
-    ++it;
-    if (gone) listener->close();
-  }
+  const Machine machine = machine_of(ip);
+  impl_->wires.for_each([&](Wire& wire) {
+    if (wire.forward.from == machine || wire.forward.to == machine) wire.reset();
+  });
+  std::vector<SimListener*> gone;
+  for (const auto& [key, listener] : impl_->listeners)
+    if (key.first == machine) gone.push_back(listener);
+  for (auto* listener : gone) listener->close();
 }
 
-void SimFabric::set_tap(Tap tap) { impl_->tap = std::move(tap); }
-std::uint64_t SimFabric::bytes_carried() const noexcept { return impl_->carried; }
-std::size_t SimFabric::open_connections() const noexcept { return impl_->wires.size(); }
+void SimFabric::set_tap(Tap tap) {
+  impl_->tap = std::move(tap);
+}
+std::uint64_t SimFabric::bytes_carried() const noexcept {
+  return impl_->carried;
+}
+std::size_t SimFabric::open_connections() const noexcept {
+  return impl_->open;
+}
 
 }  // namespace cohive::transport

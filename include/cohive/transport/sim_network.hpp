@@ -15,11 +15,11 @@
 namespace cohive::transport {
 
 struct SimLink {
-  Duration latency = 10ms;           ///< one way
-  Duration jitter = 0ms;             ///< added uniformly, order is kept
-  double bandwidth = 0;              ///< bytes per second per direction of a connection; 0: unlimited
-  double connect_failure = 0;        ///< probability that a dial fails
-  Duration mean_lifetime = 0ms;      ///< connections die after an exponential time with this mean; 0: never
+  Duration latency = 10ms;       ///< one way
+  Duration jitter = 0ms;         ///< added uniformly, order is kept
+  double bandwidth = 0;          ///< bytes per second per direction of a connection; 0: unlimited
+  double connect_failure = 0;    ///< probability that a dial fails
+  Duration mean_lifetime = 0ms;  ///< connections die after an exponential time with this mean; 0: never
 };
 
 /// The wires. Every machine has its own address 10.x.y.z in it.
@@ -37,16 +37,18 @@ class SimFabric {
   void set_link(const std::string& ip_a, const std::string& ip_b, SimLink link);
   void set_default_link(SimLink link);
   /// Silently stops all bytes between the two sets of machines (existing connections stall; dials time out).
+  /// heal() ends all partitions; what was on the way arrives then. A crashed machine stays away.
   void partition(const std::set<std::string>& side_a, const std::set<std::string>& side_b);
   void heal();
-  /// The machine vanishes: connections to it stall (crash) or are reset at once (killed process).
+  /// The machine vanishes: connections to it stall (crash), or are reset at once and its ports refuse (killed process).
   void crash(const std::string& ip);
   void kill(const std::string& ip);
-  /// Called for each chunk in flight; returning false drops the whole connection. For fault injection.
+  /// Called for each chunk sent (what one write gathered, at most 256 KiB); returning false resets the connection.
   using Tap = std::function<bool(const std::string& from_ip, const std::string& to_ip, ByteView bytes)>;
   void set_tap(Tap tap);
 
   std::uint64_t bytes_carried() const noexcept;
+  /// Connections of which at least one end object still exists.
   std::size_t open_connections() const noexcept;
 
   struct Impl;

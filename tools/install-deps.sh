@@ -18,7 +18,7 @@ apt_packages=(
   clang-19 cmake ninja-build ccache mold pkg-config git ca-certificates
   libboost1.81-dev libssl-dev libsodium-dev libprotobuf-dev protobuf-compiler prometheus-cpp-dev nlohmann-json3-dev
   libcli11-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev
-  bible-kjv-text python3 python3-venv python3-pip
+  bible-kjv python3 python3-venv python3-pip
 )
 asan_packages=(libclang-rt-19-dev llvm-19) # the runtime, and the symbolizer that gives its reports names
 

@@ -1,0 +1,24 @@
+// The measurements of cohive-bench. Each returns one JSON object.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace cohive::bench {
+
+struct Settings {
+  double seconds = 3;      ///< how long each measurement runs
+  std::size_t peers = 4;   ///< of dht and allreduce
+  std::size_t megabytes = 64;
+};
+
+nlohmann::json transport(const Settings& settings);
+nlohmann::json dht(const Settings& settings);
+nlohmann::json allreduce(const Settings& settings);
+nlohmann::json codec(const Settings& settings);
+
+double now_seconds();
+/// The p-th percentile (0 to 1) of `values`, in milliseconds when they are seconds.
+double percentile_ms(std::vector<double> values, double p);
+
+}  // namespace cohive::bench

@@ -1,0 +1,94 @@
+// An encrypted stream between two processes over loopback, and the round trip of small calls.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <iostream>
+
+#include "bench/bench.hpp"
+#include "cohive/rpc/rpc.hpp"
+
+namespace cohive::bench {
+namespace {
+
+const char* const kSink = "/bench/sink/1";
+const char* const kEcho = "Bench.rpc_echo";
+
+Task<void> drain(transport::StreamPtr stream) {
+  for (;;) {
+    auto bytes = co_await stream->read(Deadline::never());
+    if (!bytes || bytes->empty()) break;
+  }
+  stream->close_write();
+}
+
+Task<Result<std::string>> echo(PeerId, std::string request) { co_return request; }
+
+/// The other process: serves until its parent closes the pipe's other end.
+Task<void> serve(Runtime& runtime, int address_pipe) {
+  const auto network = transport::make_tcp_network(runtime);
+  p2p::HostOptions options;
+  options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
+  p2p::Host host(*network, KeyPair::generate_ed25519(), options);
+  host.start().value();
+  host.set_handler(kSink, drain);
+  rpc::Server server(host);
+  server.add_unary(kEcho, echo);
+  const std::string address = host.visible_addresses().front().text() + "\n";
+  if (::write(address_pipe, address.data(), address.size()) < 0) co_return;
+  (void)co_await wait_for_signal(runtime);
+}
+
+Task<nlohmann::json> measure(Runtime& runtime, std::string address, Settings settings) {
+  const auto network = transport::make_tcp_network(runtime);
+  p2p::Host host(*network, KeyPair::generate_ed25519());
+  host.start().value();
+  const PeerId peer = (co_await host.connect(Multiaddr::from_text(address).value(), runtime.after(10s))).value();
+  auto stream = (co_await host.open_stream(peer, kSink, runtime.after(10s))).value();
+  const Bytes block(1 << 20, 7);
+  std::uint64_t bytes = 0;
+  const double start = now_seconds();
+  while (now_seconds() - start < settings.seconds) {
+    (co_await stream->write(block, runtime.after(10s))).value();
+    bytes += block.size();
+  }
+  stream->close_write();
+  (co_await stream->read(runtime.after(10s))).value();  // everything has been read over there
+  const double stream_seconds = now_seconds() - start;
+  std::vector<double> trips;
+  const double calls_start = now_seconds();
+  while (now_seconds() - calls_start < settings.seconds / 2) {
+    const double call_start = now_seconds();
+    (co_await rpc::call_unary(host, peer, kEcho, "ping", runtime.after(5s))).value();
+    trips.push_back(now_seconds() - call_start);
+  }
+  co_return nlohmann::json{{"benchmark", "transport"},
+                           {"stream_megabytes_per_second", static_cast<double>(bytes) / stream_seconds / 1e6},
+                           {"unary_calls_per_second", static_cast<double>(trips.size()) / (now_seconds() - calls_start)},
+                           {"unary_p50_ms", percentile_ms(trips, 0.5)},
+                           {"unary_p99_ms", percentile_ms(trips, 0.99)}};
+}
+
+}  // namespace
+
+nlohmann::json transport(const Settings& settings) {
+  int pipe_ends[2];
+  if (::pipe(pipe_ends) != 0) throw std::runtime_error("pipe failed");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(pipe_ends[0]);
+    auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
+    runtime->run(serve(*runtime, pipe_ends[1]));
+    ::_exit(0);
+  }
+  ::close(pipe_ends[1]);
+  std::string address;
+  for (char c; ::read(pipe_ends[0], &c, 1) == 1 && c != '\n';) address.push_back(c);
+  ::close(pipe_ends[0]);
+  auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
+  auto result = runtime->run(measure(*runtime, address, settings));
+  ::kill(child, SIGTERM);
+  ::waitpid(child, nullptr, 0);
+  return result;
+}
+
+}  // namespace cohive::bench

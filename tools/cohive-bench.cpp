@@ -1,0 +1,45 @@
+// cohive-bench: what this machine does. Prints one JSON object per measurement.
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
+#include "bench/bench.hpp"
+#include "common/program.hpp"
+
+namespace cohive::bench {
+
+double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double percentile_ms(std::vector<double> values, double p) {
+  if (values.empty()) return 0;
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(p * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), at, values.end());
+  return *at * 1000;
+}
+
+}  // namespace cohive::bench
+
+int main(int argc, char** argv) {
+  using namespace cohive;
+  bench::Settings settings;
+  log::Options log_options{log::Level::warn, log::Format::text};
+  CLI::App app("Measures transport, DHT, all-reduce and codecs; prints JSON.", "cohive-bench");
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)")->check(CLI::Range(0.1, 3600.0));
+  app.add_option("--peers", settings.peers, "of dht and allreduce (default 4)")->check(CLI::Range(1, 1000));
+  app.add_option("--megabytes", settings.megabytes, "of allreduce and codec (default 64)")->check(CLI::Range(1, 16384));
+  tools::add_log_options(app, log_options);
+  auto* transport = app.add_subcommand("transport", "an encrypted stream between two processes");
+  auto* dht = app.add_subcommand("dht", "stores and gets in a swarm on loopback");
+  auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
+  auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
+  return tools::run_program(argc, argv, app, [&] {
+    log::configure(log_options);
+    if (*transport) std::cout << bench::transport(settings).dump() << std::endl;
+    if (*dht) std::cout << bench::dht(settings).dump() << std::endl;
+    if (*allreduce) std::cout << bench::allreduce(settings).dump() << std::endl;
+    if (*codec) std::cout << bench::codec(settings).dump() << std::endl;
+    return 0;
+  });
+}

@@ -1,0 +1,107 @@
+// cohive-bootstrap: a standalone DHT node, the first address of a swarm.
+#include <chrono>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/dht/dht.hpp"
+#include "cohive/p2p/metrics_server.hpp"
+#include "common/program.hpp"
+
+namespace cohive::tools {
+namespace {
+
+struct Options {
+  std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0"}, announce_maddrs, initial_peers;
+  std::string identity_path, metrics_address;
+  bool json = false;
+  int refresh_period = 30;
+  log::Options log;
+};
+
+std::string joined(const std::vector<Multiaddr>& addresses, const char* separator) {
+  std::string text;
+  for (const auto& address : addresses) text += (text.empty() ? "" : separator) + address.text();
+  return text;
+}
+
+void announce(const Options& options, p2p::Host& host, const std::string& metrics_url) {
+  const auto visible = host.visible_addresses();
+  if (options.json) {
+    nlohmann::json line{{"peer_id", host.id().text()}, {"initial_peers", nlohmann::json::array()}, {"metrics", metrics_url}};
+    for (const auto& address : visible) line["initial_peers"].push_back(address.text());
+    std::cout << line.dump() << std::endl;
+  } else {
+    std::cout << "To join this swarm: INITIAL_PEERS=" << joined(visible, ",") << " cohive-train ..." << std::endl;
+    if (!metrics_url.empty()) std::cout << "Metrics: " << metrics_url << std::endl;
+  }
+  // The wording that scripts around hivemind look for.
+  log::info("bootstrap", "Running a DHT instance. To connect other peers to this one, use --initial_peers {}", joined(visible, " "));
+  log::info("bootstrap", "Full list of visible multiaddresses: {}", joined(visible, " "));
+}
+
+Task<void> report(Dht& dht, Duration period) {
+  for (;;) {
+    log::info("bootstrap", "{} DHT nodes (including this one) are in the local routing table", dht.table_size() + 1);
+    log::info("bootstrap", "Local storage contains {} keys", dht.storage_size());
+    co_await dht.runtime().sleep_for(period);
+    if (dht.table_size() > 0) (void)co_await dht.get("heartbeat_" + dht::DhtId::random(dht.runtime()).hex(), true);
+  }
+}
+
+Task<int> serve(Runtime& runtime, Options options, p2p::HostOptions host_options, KeyPair identity, std::vector<Multiaddr> initial) {
+  const auto network = transport::make_tcp_network(runtime);
+  p2p::Host host(*network, identity, host_options);
+  if (auto started = host.start(); !started) throw ErrorException(started.error());
+  bool ready = false;
+  p2p::MetricsServer metrics(*network, [&ready] { return ready; });
+  std::string metrics_url;
+  if (!options.metrics_address.empty()) {
+    if (auto serving = metrics.start(options.metrics_address); !serving) throw ErrorException(serving.error());
+    metrics_url = metrics.url();
+  }
+  Dht dht(host);
+  auto starting = [](Dht& node, std::vector<Multiaddr> peers) -> Task<Result<>> { co_return co_await node.start(std::move(peers)); };
+  auto outcome = co_await race(runtime, starting(dht, std::move(initial)), wait_for_signal(runtime));
+  if (outcome.index() == 1) co_return 0;
+  if (auto& joined_swarm = std::get<0>(outcome); !joined_swarm) throw ErrorException(joined_swarm.error());
+  ready = true;
+  announce(options, host, metrics_url);
+  TaskGroup reporting(runtime, "report");
+  reporting.spawn(report(dht, std::chrono::seconds(options.refresh_period)), "report");
+  const int signal = co_await wait_for_signal(runtime);
+  log::info("bootstrap", "Caught signal {}, shutting down", signal);
+  co_await dht.close();
+  co_await host.close();
+  co_return 0;
+}
+
+int run(const Options& options) {
+  log::configure(options.log);
+  p2p::HostOptions host_options;
+  host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
+  host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
+  auto initial = parse_initial_peers(initial_peers(options.initial_peers));
+  const KeyPair identity = options.identity_path.empty() ? KeyPair::generate_ed25519()
+                                                         : load_or_create_identity(options.identity_path, KeyType::rsa).value();
+  auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
+  return runtime->run(serve(*runtime, options, std::move(host_options), identity, std::move(initial)));
+}
+
+}  // namespace
+}  // namespace cohive::tools
+
+int main(int argc, char** argv) {
+  using namespace cohive::tools;
+  Options options;
+  CLI::App app("A standalone DHT node: the address by which others join a swarm.", "cohive-bootstrap");
+  app.add_option("--host-maddrs", options.host_maddrs, "addresses to listen on (default /ip4/0.0.0.0/tcp/0)");
+  app.add_option("--announce-maddrs", options.announce_maddrs, "addresses to tell others instead of the ones listened on");
+  app.add_option("--initial-peers", options.initial_peers, "multiaddrs of an existing swarm to join (or $INITIAL_PEERS)");
+  app.add_option("--identity-path", options.identity_path, "key file; made when missing, keeps the peer id across restarts");
+  app.add_option("--metrics-address", options.metrics_address, "host:port for /metrics, /healthz and /readyz");
+  app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")->check(CLI::Range(1, 86400));
+  app.add_flag("--json", options.json, "print how to join as one JSON object");
+  add_log_options(app, options.log);
+  return run_program(argc, argv, app, [&] { return run(options); });
+}

@@ -1,0 +1,38 @@
+// What the programs share: parsing options, one-line errors with exit codes, logging options, joining a swarm.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cohive/core/log.hpp"
+#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/result.hpp"
+
+namespace cohive::tools {
+
+inline constexpr int kFailed = 1;    ///< the swarm cannot be reached, or the run failed
+inline constexpr int kBadInput = 2;  ///< flags, files or addresses of the user
+
+/// Ends the program with one line on stderr.
+struct Exit {
+  int code;
+  std::string message;
+};
+
+/// Runs `body`, turning Exit, ErrorException and parse errors into one line on stderr and an exit code.
+int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body);
+
+/// Adds --log-format and --log-level.
+void add_log_options(CLI::App& app, log::Options& options);
+/// Multiaddrs, each valid, or Exit with code 2.
+std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, const std::string& flag);
+/// The same, and every one must end with /p2p/<id>.
+std::vector<Multiaddr> parse_initial_peers(const std::vector<std::string>& texts);
+/// From --initial-peers, else INITIAL_PEERS, else PL_INITIAL_PEERS; split at spaces and commas.
+std::vector<std::string> initial_peers(const std::vector<std::string>& given);
+/// Exit code for an error of starting: 1 when the swarm is unreachable, else 2.
+int code_for(const Error& error);
+
+}  // namespace cohive::tools

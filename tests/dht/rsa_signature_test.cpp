@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include "cohive/core/keys.hpp"
+#include "cohive/core/sim_runtime.hpp"
 #include "cohive/dht/validation.hpp"
 
 namespace cohive::dht {
@@ -9,37 +11,103 @@ Record record_of(const std::string& subkey) {
   return {std::string(20, 'k'), subkey, "\x01", 1700000000.5};
 }
 
+/// One key for all tests: making one takes tens of milliseconds.
+RsaSignatureValidator& owner() {
+  static RsaSignatureValidator validator;
+  return validator;
+}
+RsaSignatureValidator& stranger() {
+  static RsaSignatureValidator validator;
+  return validator;
+}
+std::string owned_tag() {
+  return msgpack::encode(msgpack::Bin{owner().ownership_marker()});
+}
+
 TEST(RsaSignature, LeavesUnprotectedRecordsAlone) {
-  RsaSignatureValidator validator;
-  const Record record = record_of("\xc0");
-  EXPECT_EQ(validator.sign_value(record), record.value);
-  EXPECT_TRUE(validator.validate(record));
+  Record record = record_of("\xc0");
+  EXPECT_EQ(owner().sign_value(record), record.value);
+  EXPECT_TRUE(owner().validate(record));
+  record.value = msgpack::encode("looks like a [signature:AAAA] but is text");
+  EXPECT_TRUE(owner().validate(record));
+  EXPECT_EQ(owner().strip_value(record), record.value);
 }
 
 TEST(RsaSignature, ProtectsItsOwnRecordsAgainstChangesAndStrangers) {
-  RsaSignatureValidator owner, stranger;
-  Record record = record_of(msgpack::encode(msgpack::Bin{owner.ownership_marker()}));
-  EXPECT_FALSE(owner.validate(record)) << "unsigned";
-  record.value = owner.sign_value(record);
-  EXPECT_TRUE(owner.validate(record));
-  EXPECT_TRUE(stranger.validate(record));
-  EXPECT_EQ(owner.strip_value(record), "\x01");
+  Record record = record_of(owned_tag());
+  EXPECT_FALSE(owner().validate(record)) << "unsigned";
+  record.value = owner().sign_value(record);
+  EXPECT_TRUE(owner().validate(record));
+  EXPECT_TRUE(stranger().validate(record));
+  EXPECT_EQ(owner().strip_value(record), "\x01");
   EXPECT_EQ(record.value.size(), 1u + 356u) << "the suffix of an RSA-2048 signature";
 
-  Record later = record;
+  Record later = record, moved = record, altered = record, forged = record_of(record.subkey), doubled = record;
   later.expiration += 1;
-  EXPECT_FALSE(stranger.validate(later));
-  Record forged = record_of(record.subkey);
-  EXPECT_EQ(stranger.sign_value(forged), forged.value) << "a stranger does not sign for others";
-  Record doubled = record;
+  moved.key[0] ^= 1;
+  altered.value[0] ^= 1;
   doubled.value += record.value.substr(1);
-  EXPECT_FALSE(stranger.validate(doubled)) << "exactly one signature";
+  EXPECT_FALSE(stranger().validate(later));
+  EXPECT_FALSE(stranger().validate(moved));
+  EXPECT_FALSE(stranger().validate(altered));
+  EXPECT_EQ(stranger().sign_value(forged), forged.value) << "a stranger does not sign for others";
+  EXPECT_FALSE(stranger().validate(doubled)) << "exactly one signature";
+  for (const char* garbage : {"[signature:]", "[signature:AAAA]", "[signature:not base64!]", "[signature:"}) {
+    Record bad = record_of(record.subkey);
+    bad.value += garbage;
+    EXPECT_FALSE(stranger().validate(bad)) << garbage;
+  }
+}
+
+TEST(RsaSignature, TheKeyMayNameTheOwnerToo) {
+  Record record{owner().ownership_marker(), "\xc0", "\x01", 1};
+  EXPECT_FALSE(stranger().validate(record));
+  record.value = owner().sign_value(record);
+  EXPECT_TRUE(stranger().validate(record));
+}
+
+TEST(RsaSignature, TwoOwnersOwnNothing) {
+  Record record = record_of(owner().ownership_marker() + stranger().ownership_marker());
+  record.value = owner().sign_value(record);
+  EXPECT_FALSE(owner().validate(record));
+  record = record_of(owner().ownership_marker() + owner().ownership_marker());
+  record.value = owner().sign_value(record);
+  EXPECT_TRUE(stranger().validate(record)) << "named twice is still one";
+}
+
+TEST(RsaSignature, RefusesKeysThatAreNoUsableRsaKeys) {
+  for (const std::string& key :
+       {std::string("ssh-rsa"), std::string("ssh-rsa AAAA"), std::string("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA=="),
+        std::string("ssh-rsa ") + std::string(5000, 'A'), std::string("\xff\xff")}) {
+    Record record = record_of("[owner:" + key + "]");
+    record.value += "[signature:" + std::string(344, 'A') + "]";
+    EXPECT_FALSE(owner().validate(record));
+  }
 }
 
 TEST(RsaSignature, TheMarkerIsTheOpensshKey) {
-  RsaSignatureValidator owner;
-  EXPECT_EQ(owner.ownership_marker().substr(0, 27), "[owner:ssh-rsa AAAAB3NzaC1y");
-  EXPECT_EQ(msgpack::encode(msgpack::Bin{owner.ownership_marker()}).size(), 391u);
+  EXPECT_EQ(owner().ownership_marker().substr(0, 27), "[owner:ssh-rsa AAAAB3NzaC1y");
+  EXPECT_EQ(owner().ownership_marker().size(), 388u);
+  EXPECT_EQ(owned_tag().size(), 391u);
+  EXPECT_EQ(to_hex(as_bytes(owned_tag()).first(3)), "c50184");
+}
+
+TEST(RsaSignature, AKeyFromAnIdentityFileSignsAgainAfterARestart) {
+  EXPECT_THROW(RsaSignatureValidator(as_bytes("nonsense")), std::invalid_argument);
+  // The PKCS#1 key is the last field of the identity's protobuf: 0801 12 <length> <key>.
+  const std::string identity = KeyPair::generate_rsa().protobuf();
+  const auto key = as_bytes(identity).subspan(identity.find("\x30\x82"));
+  RsaSignatureValidator before(key), after(key);
+  EXPECT_EQ(before.ownership_marker(), after.ownership_marker());
+  Record record = record_of(msgpack::encode(msgpack::Bin{before.ownership_marker()}));
+  record.value = after.sign_value(record);
+  EXPECT_TRUE(before.validate(record));
+}
+
+TEST(RsaSignature, KeysCanBeMadeOffTheLoop) {
+  SimRuntime runtime;
+  const auto validator = runtime.run(make_rsa_validator(runtime));
+  EXPECT_EQ(validator->ownership_marker().size(), 388u);
 }
 
 }  // namespace

@@ -1,0 +1,287 @@
+// The beam search by itself, on a swarm that exists only in a table.
+#include "dht/traversal.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/sim_runtime.hpp"
+#include "dht/batcher.hpp"
+#include "dht/blacklist.hpp"
+#include "dht/call_slots.hpp"
+
+namespace cohive::dht {
+namespace {
+
+PeerId peer_of(int number) {
+  Bytes key(36, 0);
+  std::memcpy(key.data(), &number, sizeof number);
+  return PeerId::of_public_key(key);
+}
+
+/// Nodes that each know some others.
+struct World final : Traversal::Guide {
+  explicit World(int size, int known = 30) : runtime(3) {
+    for (int i = 0; i < size; ++i) nodes.push_back({DhtId::random(runtime), peer_of(i)});
+    for (const auto& node : nodes) {
+      // Near nodes and some anywhere, as routing tables have them.
+      auto others = nodes;
+      sort(others, node.id);
+      for (int i = 1; i <= known / 2 && i < size; ++i)
+        neighbours[node.id].push_back(others[static_cast<std::size_t>(i)]);
+      for (int i = 0; i < known / 2; ++i) neighbours[node.id].push_back(nodes[runtime.random()() % nodes.size()]);
+    }
+  }
+  static void sort(std::vector<NodeAddress>& list, const DhtId& query) {
+    std::sort(list.begin(), list.end(),
+              [&](const auto& a, const auto& b) { return a.id.distance(query) < b.id.distance(query); });
+  }
+  std::vector<NodeAddress> nearest(const DhtId& query, std::size_t count) const {
+    auto list = nodes;
+    std::erase_if(list, [&](const auto& node) { return dead.contains(node.id); });
+    sort(list, query);
+    list.resize(count);
+    return list;
+  }
+  Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) override {
+    ++calls;
+    largest_batch = std::max(largest_batch, queries.size());
+    for (const auto& query : queries) EXPECT_TRUE(asked.insert({query, node.id}).second) << "asked twice";
+    if (dead.contains(node.id)) {
+      co_await runtime.sleep_for(3s);
+      co_return std::nullopt;
+    }
+    co_await runtime.sleep_for(10ms);
+    std::vector<TraversalStep> steps;
+    for (const auto& query : queries) {
+      auto list = neighbours.at(node.id);
+      sort(list, query);
+      list.resize(std::min<std::size_t>(list.size(), 20));
+      steps.push_back({std::move(list), stop_at && *stop_at == node.id});
+    }
+    co_return steps;
+  }
+  void found(const DhtId& query, std::vector<NodeAddress> list) override {
+    EXPECT_FALSE(results.contains(query));
+    results[query] = std::move(list);
+  }
+
+  SimRuntime runtime;
+  std::vector<NodeAddress> nodes;
+  std::map<DhtId, std::vector<NodeAddress>> neighbours;
+  std::set<DhtId> dead;
+  std::optional<DhtId> stop_at;
+  std::map<DhtId, std::vector<NodeAddress>> results;
+  std::set<std::pair<DhtId, DhtId>> asked;
+  std::size_t calls = 0, largest_batch = 0;
+};
+
+TEST(Traversal, FindsTheNearestNodesFromAnywhere) {
+  World world(500);
+  int right = 0;
+  for (int i = 0; i < 30; ++i) {
+    const DhtId query = DhtId::random(world.runtime);
+    Traversal traversal(world.runtime, DhtId{}, {.beam_size = 20}, world);
+    traversal.add_query(query, {world.nodes[static_cast<std::size_t>(i)]});
+    EXPECT_TRUE(world.runtime.run(traversal.run()));
+    const auto& found = world.results.at(query);
+    EXPECT_EQ(found.size(), 20u);
+    EXPECT_TRUE(std::is_sorted(found.begin(), found.end(), [&](const auto& a, const auto& b) {
+      return a.id.distance(query) < b.id.distance(query);
+    }));
+    right += found[0] == world.nearest(query, 1)[0];
+  }
+  EXPECT_GE(right, 28);
+}
+
+TEST(Traversal, AsksAboutManyKeysInFewCalls) {
+  World world(300);
+  std::vector<DhtId> queries;
+  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10, .num_workers = 4, .queries_per_call = 16}, world);
+  for (int i = 0; i < 256; ++i) {
+    queries.push_back(DhtId::random(world.runtime));
+    traversal.add_query(queries.back(), {world.nodes[0]});
+  }
+  EXPECT_TRUE(world.runtime.run(traversal.run()));
+  EXPECT_EQ(world.results.size(), 256u);
+  EXPECT_EQ(world.largest_batch, 16u);
+  EXPECT_LT(world.calls, world.asked.size() / 4);
+}
+
+TEST(Traversal, DeadNodesLeaveTheBeam) {
+  World world(200);
+  const DhtId query = DhtId::random(world.runtime);
+  for (const auto& node : world.nearest(query, 12)) world.dead.insert(node.id);
+  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10}, world);
+  traversal.add_query(query, {world.nodes[0], world.nodes[1]});
+  EXPECT_TRUE(world.runtime.run(traversal.run()));
+  EXPECT_EQ(world.results.at(query), world.nearest(query, 10));
+}
+
+TEST(Traversal, StopsAtOnceWhenTheGuideHasWhatItWants) {
+  World world(100);
+  const DhtId query = DhtId::random(world.runtime);
+  for (const auto& node : world.nodes) world.dead.insert(node.id);
+  world.dead.erase(world.nodes[7].id);
+  world.stop_at = world.nodes[7].id;
+  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 20, .num_workers = 4}, world);
+  traversal.add_query(query, {world.nodes[5], world.nodes[6], world.nodes[7]});
+  const TimePoint start = world.runtime.now();
+  EXPECT_TRUE(world.runtime.run(traversal.run()));
+  EXPECT_EQ(world.runtime.now() - start, 10ms) << "silent nodes are not waited for";
+  EXPECT_EQ(world.runtime.task_count(), 0u);
+}
+
+TEST(Traversal, EndsAtItsDeadlineWithWhatItKnows) {
+  World world(100);
+  const DhtId query = DhtId::random(world.runtime);
+  for (const auto& node : world.nodes) world.dead.insert(node.id);
+  Traversal traversal(world.runtime, DhtId{}, {.deadline = world.runtime.after(5s)}, world);
+  traversal.add_query(query, world.nodes);
+  const TimePoint start = world.runtime.now();
+  EXPECT_FALSE(world.runtime.run(traversal.run()));
+  EXPECT_EQ(world.runtime.now() - start, 5s);
+  EXPECT_FALSE(world.results.at(query).empty());
+}
+
+TEST(Traversal, WithoutAnybodyToAskItEndsAtOnce) {
+  World world(1);
+  Traversal traversal(world.runtime, world.nodes[0].id, {}, world);
+  traversal.add_query(DhtId::of("a"), {});
+  traversal.add_query(DhtId::of("b"), {world.nodes[0]});
+  EXPECT_TRUE(world.runtime.run(traversal.run()));
+  EXPECT_EQ(world.results.size(), 2u);
+  EXPECT_EQ(world.calls, 0u) << "never itself";
+  Traversal nothing(world.runtime, DhtId{}, {}, world);
+  EXPECT_TRUE(world.runtime.run(nothing.run()));
+}
+
+TEST(Blacklist, BansLongerEachTimeUntilASuccess) {
+  Blacklist blacklist(5s, 2.0);
+  const PeerId peer = peer_of(1);
+  TimePoint now{};
+  for (const auto& [wait, next] : {std::pair{5s, 10s}, {10s, 20s}, {20s, 40s}}) {
+    blacklist.failed(peer, now);
+    blacklist.failed(peer, now);  // calls that were under way add nothing
+    EXPECT_TRUE(blacklist.contains(peer, now + wait - 1ms));
+    EXPECT_FALSE(blacklist.contains(peer, now + wait));
+    now += next;
+  }
+  blacklist.succeeded(peer);
+  blacklist.failed(peer, now);
+  EXPECT_FALSE(blacklist.contains(peer, now + 5s));
+  for (int i = 0; i < 100; ++i) blacklist.failed(peer, now += 2h);
+  EXPECT_FALSE(blacklist.contains(peer, now + 2h)) << "never for long";
+  Blacklist none(0s, 2.0);
+  none.failed(peer, now);
+  EXPECT_FALSE(none.contains(peer, now));
+}
+
+struct Sender {
+  explicit Sender(BatchLimits limits = {.items = 8, .bytes = 1000, .in_flight = 2})
+      : batcher(
+            runtime, limits, [this](PeerId peer, std::vector<int> items) { return send(peer, std::move(items)); },
+            [](const int& item) { return item == 0 ? std::size_t{900} : std::size_t{1}; }) {}
+  Task<Result<std::vector<int>>> send(PeerId peer, std::vector<int> items) {
+    requests.push_back(items);
+    most_at_once = std::max(most_at_once, ++at_once);
+    co_await runtime.sleep_for(1s);
+    --at_once;
+    if (failing) co_return Error(cohive::Errc::timeout, peer);
+    for (int& item : items) item *= 10;
+    co_return items;
+  }
+  static Task<void> call(Sender& self, std::vector<int> items) {
+    auto expected = items;
+    for (int& item : expected) item *= 10;
+    auto answers = co_await self.batcher.call(peer_of(1), items);
+    self.answered += answers && *answers == expected;
+    self.failed += !answers;
+  }
+  SimRuntime runtime;
+  std::vector<std::vector<int>> requests;
+  int at_once = 0, most_at_once = 0, answered = 0, failed = 0;
+  bool failing = false;
+  Batcher<int, int> batcher;
+};
+
+TEST(Batcher, JoinsWhatIsAskedAtTheSameTime) {
+  Sender sender;
+  TaskGroup callers(sender.runtime, "callers");
+  for (int i = 1; i <= 100; ++i) callers.spawn(Sender::call(sender, {i, i + 1}), "call");
+  sender.runtime.run(callers.join());
+  EXPECT_EQ(sender.answered, 100);
+  EXPECT_EQ(sender.requests.size(), 25u);
+  for (const auto& request : sender.requests) EXPECT_EQ(request.size(), 8u);
+  EXPECT_EQ(sender.most_at_once, 2);
+}
+
+TEST(Batcher, MindsTheBytesAndLetsASingleLargeItemThrough) {
+  Sender sender;
+  TaskGroup callers(sender.runtime, "callers");
+  for (int i = 0; i < 3; ++i) callers.spawn(Sender::call(sender, {0}), "call");
+  callers.spawn(Sender::call(sender, std::vector<int>(20, 0)), "call");
+  sender.runtime.run(callers.join());
+  EXPECT_EQ(sender.answered, 4);
+  EXPECT_EQ(sender.requests.size(), 4u);
+}
+
+TEST(Batcher, AFailureReachesEveryoneWhoWaitsForThatPeer) {
+  Sender sender;
+  sender.failing = true;
+  TaskGroup callers(sender.runtime, "callers");
+  for (int i = 1; i <= 100; ++i) callers.spawn(Sender::call(sender, {i}), "call");
+  const TimePoint start = sender.runtime.now();
+  sender.runtime.run(callers.join());
+  EXPECT_EQ(sender.failed, 100);
+  EXPECT_EQ(sender.runtime.now() - start, 1s) << "not one time-out after the other";
+}
+
+TEST(Batcher, CallersThatAreGoneAreNotSentAndClosingTellsTheRest) {
+  Sender sender({.items = 1, .bytes = 1000, .in_flight = 1});
+  TaskGroup stays(sender.runtime, "stays");
+  stays.spawn(Sender::call(sender, {1}), "call");
+  {
+    TaskGroup leaves(sender.runtime, "leaves");
+    leaves.spawn(Sender::call(sender, {2}), "call");
+    sender.runtime.run_for(100ms);
+  }
+  stays.spawn(Sender::call(sender, {3}), "call");
+  stays.spawn(Sender::call(sender, {4}), "call");
+  sender.runtime.run_for(1500ms);
+  EXPECT_EQ(sender.requests, (std::vector<std::vector<int>>{{1}, {3}}));
+  sender.batcher.close();
+  sender.runtime.run(stays.join());
+  EXPECT_EQ(sender.answered, 1);
+  EXPECT_EQ(sender.failed, 2);
+  EXPECT_EQ(sender.runtime.run(sender.batcher.call(peer_of(1), {5})).error().code(), make_error_code(Errc::closed));
+}
+
+TEST(CallSlots, BoundWhatRunsAtOnceAlsoWhenWaitersLeave) {
+  SimRuntime runtime;
+  CallSlots slots(runtime, 3);
+  int running = 0, most = 0, done = 0;
+  auto work = [](SimRuntime& loop, CallSlots& from, int& now, int& high, int& ended) -> Task<void> {
+    const auto slot = co_await from.acquire();
+    high = std::max(high, ++now);
+    co_await loop.sleep_for(1s);
+    --now;
+    ++ended;
+  };
+  TaskGroup stays(runtime, "stays");
+  {
+    TaskGroup leaves(runtime, "leaves");
+    for (int i = 0; i < 20; ++i) (i % 2 ? stays : leaves).spawn(work(runtime, slots, running, most, done), "work");
+    runtime.run_for(1s + 1ns);
+  }
+  running = 0;
+  runtime.run(stays.join());
+  EXPECT_EQ(most, 3);
+  EXPECT_GE(done, 10);
+}
+
+}  // namespace
+}  // namespace cohive::dht

@@ -10,7 +10,9 @@
 namespace cohive::transport {
 namespace {
 
-KeyPair key_of(std::uint8_t number) { return KeyPair::ed25519_from_seed(Bytes(32, number)); }
+KeyPair key_of(std::uint8_t number) {
+  return KeyPair::ed25519_from_seed(Bytes(32, number));
+}
 
 struct Pair {
   ConnectionPtr dialler, listener;
@@ -164,7 +166,8 @@ TEST_P(Connections, IdleConnectionsStayOpen) {
 
 Task<Result<std::string>> answer(Connection& connection, std::string protocol, StreamPtr& out) {
   auto stream = co_await connection.accept_stream();
-  auto agreed = co_await answer_selection(**stream, [&](std::string_view p) { return p == protocol; }, Deadline::never());
+  auto agreed =
+      co_await answer_selection(**stream, [&](std::string_view p) { return p == protocol; }, Deadline::never());
   out = std::move(*stream);
   co_return agreed;
 }

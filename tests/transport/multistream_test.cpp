@@ -3,11 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include "../../src/transport/raw_stream.hpp"
 #include "cohive/core/sim_runtime.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/transport/errors.hpp"
 #include "memory_connection.hpp"
+#include "transport/raw_stream.hpp"
 
 namespace cohive::transport {
 namespace {

@@ -1,13 +1,13 @@
 // The Noise handshake against fixed vectors and against a peer that lies.
 #include <gtest/gtest.h>
 
-#include "../../src/transport/noise.hpp"
-#include "../../src/transport/noise_state.hpp"
-#include "../../src/transport/raw_stream.hpp"
 #include "cohive/core/sim_runtime.hpp"
 #include "cohive/proto/crypto.pb.h"
 #include "cohive/transport/errors.hpp"
 #include "memory_connection.hpp"
+#include "transport/noise.hpp"
+#include "transport/noise_state.hpp"
+#include "transport/raw_stream.hpp"
 
 namespace cohive::transport {
 namespace {

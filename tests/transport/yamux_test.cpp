@@ -4,10 +4,10 @@
 #include <random>
 #include <set>
 
-#include "../../src/transport/yamux.hpp"
 #include "cohive/core/sim_runtime.hpp"
 #include "cohive/transport/errors.hpp"
 #include "memory_connection.hpp"
+#include "transport/yamux.hpp"
 
 namespace cohive::transport {
 namespace {

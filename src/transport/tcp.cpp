@@ -27,6 +27,7 @@ using Descriptor = asio::posix::basic_stream_descriptor<asio::io_context::execut
 constexpr int kBacklog = 1024;
 constexpr std::size_t kMaxGather = 64;
 constexpr Duration kOutOfDescriptors = 100ms;
+constexpr int kUnsent = 256 * 1024;
 
 /// Waits for a descriptor. The handler shares a state whose waiter is cleared when the awaiting frame is destroyed.
 class Readiness : public Waiter {
@@ -132,6 +133,8 @@ SocketAddress bound_to(int fd) {
 void tune(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // Bytes the network is not ready for wait with us, where control frames and other streams may go first.
+  setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsent, sizeof kUnsent);
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 

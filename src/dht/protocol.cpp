@@ -151,33 +151,30 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   for (const DhtId& key : keys) request.add_keys(key.binary());
   auto bytes = co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString(), metrics.find);
   if (!bytes) co_return bytes.error();
-  proto::FindResponse reply;
-  if (!reply.ParseFromString(*bytes) || static_cast<std::size_t>(reply.results_size()) != keys.size()) {
+  const auto reply = read_find_reply(as_bytes(*bytes), keys.size(), kMaxNeighboursHeard);
+  if (!reply || reply->results.size() != keys.size()) {
     lost(peer);
     co_return Error(Errc::malformed_reply, peer, "rpc_find");
   }
-  heard_from(reply.peer().node_id(), peer);
+  heard_from(as_text(reply->node_id), peer);
   std::vector<Finding> findings;
   findings.reserve(keys.size());
-  for (const auto& result : reply.results()) findings.push_back(read_finding(result));
+  for (const auto& result : reply->results) findings.push_back(read_finding(result));
   co_return findings;
 }
 
-Finding Protocol::read_finding(const proto::FindResult& result) const {
+Finding Protocol::read_finding(const FindResultView& result) const {
   Finding finding;
-  const auto count = std::min<std::size_t>(result.nearest_node_ids_size(), result.nearest_peer_ids_size());
-  for (std::size_t i = 0; i < std::min(count, kMaxNeighboursHeard); ++i) {
-    const auto id = DhtId::from_bytes(as_bytes(result.nearest_node_ids(static_cast<int>(i))));
-    const auto peer = PeerId::from_bytes(as_bytes(result.nearest_peer_ids(static_cast<int>(i))));
-    if (id && peer && *id != node_id && *peer != host.id()) finding.nearest.push_back({*id, *peer});
-  }
-  if (result.type() == proto::FOUND_REGULAR) {
-    if (std::isfinite(result.expiration_time()) && result.expiration_time() >= now() &&
-        result.value().size() <= options.max_value_bytes)
-      finding.record = StoredRecord{result.value(), result.expiration_time()};
-  } else if (result.type() == proto::FOUND_DICTIONARY) {
+  finding.nearest.reserve(result.nearest.size());
+  for (const NodeAddress& node : result.nearest)
+    if (node.id != node_id && node.peer != host.id()) finding.nearest.push_back(node);
+  if (result.type == FindType::regular) {
+    if (std::isfinite(result.expiration) && result.expiration >= now() &&
+        result.value.size() <= options.max_value_bytes)
+      finding.record = StoredRecord{to_string(result.value), result.expiration};
+  } else if (result.type == FindType::dictionary) {
     std::size_t dropped = 0;
-    auto dictionary = Dictionary::decode(as_bytes(result.value()), storage.limits(), &dropped);
+    auto dictionary = Dictionary::decode(result.value, storage.limits(), &dropped);
     metrics.records_invalid.increment(static_cast<double>(dropped));
     if (dictionary) dictionary->drop_expired(now());
     // The claimed expiration of the whole counts for nothing: that of the entries does.
@@ -257,7 +254,7 @@ void Protocol::lost(const PeerId& peer) {
   update_gauges();
 }
 
-void Protocol::heard_from(const std::string& id_bytes, const PeerId& peer) {
+void Protocol::heard_from(std::string_view id_bytes, const PeerId& peer) {
   const auto id = DhtId::from_bytes(as_bytes(id_bytes));
   if (!id || *id == node_id || peer == host.id()) return;  // client-mode peers have no id
   const bool known = table.contains(*id);

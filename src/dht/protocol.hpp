@@ -9,11 +9,11 @@
 #include "cohive/dht/metrics.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "composite_validator.hpp"
+#include "find_reply.hpp"
 #include "routing_table.hpp"
 #include "storage.hpp"
 
 namespace cohive::proto {
-class FindResult;
 class NodeInfo;
 }  // namespace cohive::proto
 
@@ -94,10 +94,10 @@ class Protocol {
   Task<Result<std::string>> call(PeerId peer, const char* method, std::string request, const CallMetrics& counters);
   Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<OutgoingRecord> records);
   Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys);
-  Finding read_finding(const proto::FindResult& result) const;
+  Finding read_finding(const FindResultView& result) const;
 
   /// A node made itself known by a request or a reply.
-  void heard_from(const std::string& node_id, const PeerId& peer);
+  void heard_from(std::string_view node_id, const PeerId& peer);
   void lost(const PeerId& peer);
   Task<void> check_old_node(NodeAddress node);
   Task<void> hand_records_over();

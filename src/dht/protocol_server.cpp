@@ -9,11 +9,13 @@
 namespace cohive::dht {
 namespace {
 
-// Values in one find reply: with the neighbours' ids it must stay below the 4 MiB of a frame.
-constexpr std::size_t kMaxReplyBytes = 3 * 1024 * 1024 + 512 * 1024;
+// What a frame holds beside values and neighbours, rounded up.
+constexpr std::size_t kReplyOverhead = 64 * 1024;
+// A neighbour's node id and peer id in a find reply.
+constexpr std::size_t kNeighbourBytes = 22 + 2 + PeerId::kMaxSize;
 // Work of one turn of the loop: about a millisecond.
 constexpr std::size_t kEntriesPerTurn = 1024;
-constexpr int kKeysPerTurn = 128;
+constexpr std::size_t kKeysPerTurn = 128;
 
 Error refuse(const CallMetrics& counters, Errc code, const char* why) {
   counters.refused.increment();
@@ -161,28 +163,21 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
   metrics.find.served.increment();
   heard_from(request.peer().node_id(), caller);
   const auto asker = DhtId::from_bytes(as_bytes(request.peer().node_id()));
-  proto::FindResponse reply;
-  fill(*reply.mutable_peer());
-  std::size_t room = kMaxReplyBytes;
-  for (const DhtId& key : keys) {
-    if (reply.results_size() % kKeysPerTurn == kKeysPerTurn - 1) co_await runtime.yield();
-    auto* result = reply.add_results();
-    for (const auto& node : table.nearest(key, options.bucket_size, asker)) {
-      result->add_nearest_node_ids(node.id.binary());
-      result->add_nearest_peer_ids(node.peer.binary());
-      room -= std::min(room, DhtId::kSize + node.peer.bytes().size() + 4);
-    }
-    const auto* record = held(key);
-    if (!record) continue;
-    const auto* dictionary = record->dictionary();
-    const std::string& value = dictionary ? dictionary->encoded() : *record->value();
-    if (value.size() > room) continue;  // the asker finds it at another replica, or alone
-    room -= value.size();
-    result->set_type(dictionary ? proto::FOUND_DICTIONARY : proto::FOUND_REGULAR);
-    result->set_value(value);
-    result->set_expiration_time(record->expiration);
+  // The neighbours of all keys must fit; values only as far as there is room.
+  const std::size_t reserved = kReplyOverhead + keys.size() * (options.bucket_size * kNeighbourBytes + 16);
+  const std::size_t limit = rpc::kMaxUnaryFrame - std::min(rpc::kMaxUnaryFrame, reserved);
+  FindReplyWriter reply;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (i % kKeysPerTurn == kKeysPerTurn - 1) co_await runtime.yield();
+    const auto nearest = table.nearest(keys[i], options.bucket_size, asker);
+    const auto* record = held(keys[i]);
+    const auto* dictionary = record ? record->dictionary() : nullptr;
+    const std::string* value = dictionary ? &dictionary->encoded() : record ? record->value() : nullptr;
+    if (value && reply.size() + value->size() > limit) value = nullptr;  // found at another replica, or alone
+    const auto type = !value ? FindType::not_found : dictionary ? FindType::dictionary : FindType::regular;
+    reply.add_result(type, value ? *value : std::string_view(), value ? record->expiration : 0, nearest);
   }
-  co_return reply.SerializeAsString();
+  co_return reply.finish(options.client_mode ? std::string() : node_id.binary());
 }
 
 }  // namespace cohive::dht

@@ -1,7 +1,6 @@
 #include "traversal.hpp"
 
 #include <algorithm>
-#include <tuple>
 
 namespace cohive::dht {
 namespace {
@@ -28,6 +27,7 @@ Traversal::Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Gui
 void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initial) {
   Query& query = queries_.emplace_back();
   query.id = id;
+  query.index = queries_.size() - 1;
   for (const auto& node : initial) learn(query, node, false);
 }
 
@@ -49,25 +49,22 @@ void Traversal::learn(Query& query, const NodeAddress& node, bool asked) const {
   if (beam.size() > limit) beam.pop_back();
 }
 
-/// The nearest node of the beam that was not asked yet; null when the beam is explored.
-Traversal::Candidate* Traversal::next_candidate(Query& query) const {
-  if (query.calls >= kMaxCallsPerQuery) return nullptr;
-  const std::size_t size = std::min(options_.beam_size, query.beam.size());
-  for (std::size_t i = 0; i < size; ++i) {
-    Candidate& candidate = query.beam[i];
-    if (candidate.asked) continue;
-    // A peer is asked once, under however many node ids it is announced.
-    if (std::find(query.asked.begin(), query.asked.end(), candidate.node.peer) == query.asked.end()) return &candidate;
-    candidate.asked = true;
-  }
-  return nullptr;
+bool Traversal::was_asked(const PeerId& peer, const Query& query) const {
+  const auto found = asked_.find(peer);
+  return found != asked_.end() && found->second[query.index];
 }
 
-void Traversal::mark_asked(Query& query, const NodeAddress& node) const {
-  learn(query, node, true);
-  query.asked.push_back(node.peer);
-  ++query.calls;
-  ++query.active;
+/// To be called after every change of a query.
+void Traversal::update_next(Query& query) {
+  query.next = kNone;
+  if (query.calls >= kMaxCallsPerQuery) return;
+  const std::size_t size = std::min(options_.beam_size, query.beam.size());
+  for (std::size_t i = 0; i < size && query.next == kNone; ++i) {
+    Candidate& candidate = query.beam[i];
+    // A peer is asked once, under however many node ids it is announced.
+    if (!candidate.asked && was_asked(candidate.node.peer, query)) candidate.asked = true;
+    if (!candidate.asked) query.next = i;
+  }
 }
 
 void Traversal::finish(Query& query) {
@@ -85,37 +82,40 @@ void Traversal::finish(Query& query) {
 /// the same call may carry: those nearest to the node that have not asked it yet.
 bool Traversal::choose(NodeAddress& node, std::vector<Query*>& batch) {
   Query* best = nullptr;
-  Candidate* candidate = nullptr;
   for (std::size_t i = 0; i < unfinished_.size();) {
     Query* query = unfinished_[i];
-    Candidate* next = next_candidate(*query);
-    if (!next && query->active == 0) {
+    if (query->next == kNone && query->active == 0) {
       finish(*query);  // leaves the list
       continue;
     }
     ++i;
-    if (!next) continue;
-    if (!best || std::tie(query->active, next->distance) < std::tie(best->active, candidate->distance)) {
+    if (query->next == kNone) continue;
+    if (!best || query->active < best->active ||
+        (query->active == best->active && query->beam[query->next].distance < best->beam[best->next].distance))
       best = query;
-      candidate = next;
-    }
   }
   if (!best) return false;
-  node = candidate->node;
+  node = best->beam[best->next].node;
   batch.assign(1, best);
+  auto& asked = asked_[node.peer];
+  asked.resize(queries_.size());
   if (options_.queries_per_call > 1) {
     std::vector<std::pair<DhtId, Query*>> others;
-    for (Query* query : unfinished_) {
-      if (query == best || query->calls >= kMaxCallsPerQuery) continue;
-      if (std::find(query->asked.begin(), query->asked.end(), node.peer) != query->asked.end()) continue;
-      others.emplace_back(query->id.distance(node.id), query);
-    }
+    for (Query* query : unfinished_)
+      if (query != best && query->calls < kMaxCallsPerQuery && !asked[query->index])
+        others.emplace_back(query->id.distance(node.id), query);
     const std::size_t count = std::min(options_.queries_per_call - 1, others.size());
     std::partial_sort(others.begin(), others.begin() + static_cast<std::ptrdiff_t>(count), others.end(),
                       [](const auto& a, const auto& b) { return a.first < b.first; });
     for (std::size_t i = 0; i < count; ++i) batch.push_back(others[i].second);
   }
-  for (Query* query : batch) mark_asked(*query, node);
+  for (Query* query : batch) {
+    asked[query->index] = true;
+    ++query->calls;
+    ++query->active;
+    learn(*query, node, true);
+    update_next(*query);
+  }
   return true;
 }
 
@@ -127,8 +127,9 @@ void Traversal::apply(Query& query, const NodeAddress& node, TraversalStep* step
     std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.id == node.id; });
   } else {
     for (const auto& neighbour : step->nearest) learn(query, neighbour, false);
-    if (step->stop) finish(query);
+    if (step->stop) return finish(query);
   }
+  update_next(query);
 }
 
 Task<void> Traversal::work(Traversal& self) {
@@ -149,7 +150,10 @@ Task<void> Traversal::work(Traversal& self) {
 }
 
 Task<bool> Traversal::run() {
-  for (Query& query : queries_) unfinished_.push_back(&query);
+  for (Query& query : queries_) {
+    unfinished_.push_back(&query);
+    update_next(query);
+  }
   if (queries_.empty()) co_return true;
   // Calls that are still under way when the last query is answered are dropped: a silent node delays nobody.
   TaskGroup workers(runtime_, "dht search");

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "cohive/core/sync.hpp"
@@ -51,20 +52,23 @@ class Traversal {
   };
   struct Query {
     DhtId id;
+    std::size_t index = 0;
     std::vector<Candidate> beam;  // ascending by distance; those behind beam_size step in for nodes that fail
+    std::size_t next = kNone;     // whom to ask next: the nearest in the beam that was not asked
     std::vector<DhtId> failed;
-    std::vector<PeerId> asked;
     std::size_t calls = 0;
     std::size_t active = 0;
     bool finished = false;
   };
+  static constexpr std::size_t kNone = ~std::size_t{0};
+
   static Task<void> work(Traversal& self);
   void learn(Query& query, const NodeAddress& node, bool asked) const;
-  Candidate* next_candidate(Query& query) const;
+  void update_next(Query& query);
   bool choose(NodeAddress& node, std::vector<Query*>& batch);
-  void mark_asked(Query& query, const NodeAddress& node) const;
   void apply(Query& query, const NodeAddress& node, TraversalStep* step);
   void finish(Query& query);
+  bool was_asked(const PeerId& peer, const Query& query) const;
 
   Runtime& runtime_;
   DhtId self_;
@@ -72,6 +76,7 @@ class Traversal {
   Guide& guide_;
   std::vector<Query> queries_;
   std::vector<Query*> unfinished_;
+  std::unordered_map<PeerId, std::vector<bool>> asked_;  // by whom: one flag per query
   Condition changed_;
   Event all_finished_;
 };

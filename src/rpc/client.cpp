@@ -1,8 +1,8 @@
 // The calling side.
-//   unary:     caller -> varint | PersistentConnectionRequest{callId, callUnary};  callee -> the same with unaryResponse, FIN.
-//   streaming: caller -> records, END_OF_STREAM;  callee -> records, FIN.  The caller never half-closes: a FIN from it
-//   is a cancellation. Source: hivemind wire spec, sections 2.2 and 2.3.
-#include "cohive/core/combine.hpp"
+//   unary:     caller -> varint | PersistentConnectionRequest{callId, callUnary};  callee -> the same with
+//   unaryResponse, FIN. streaming: caller -> records, END_OF_STREAM;  callee -> records, FIN.  The caller never
+//   half-closes: a FIN from it is a cancellation. Source: hivemind wire spec, sections 2.2 and 2.3.
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
@@ -26,7 +26,27 @@ Error handler_error(const PeerId& peer, std::string_view text) {
   return Error(Errc::handler_failed, peer, log::quoted(text, kMaxErrorText));
 }
 
-Task<Result<std::string>> exchange(p2p::Host& host, PeerId peer, std::string protocol, std::string request, Deadline deadline) {
+Outcome outcome_of(const Error& error) {
+  if (error == Errc::handler_failed) return Outcome::failed;
+  if (error == cohive::Errc::timeout) return Outcome::timeout;
+  if (error == Errc::malformed_frame || error == Errc::frame_too_large || error == cohive::Errc::malformed ||
+      error == cohive::Errc::limit_exceeded)
+    return Outcome::malformed;
+  return Outcome::broken;
+}
+
+Result<std::string> parse_reply(ByteView bytes, const PeerId& peer, const std::string& protocol) {
+  proto::PersistentConnectionRequest frame;
+  if (!frame.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) || !frame.has_unary_response())
+    return Error(Errc::malformed_frame, peer, "reply to " + protocol);
+  auto& response = *frame.mutable_unary_response();
+  if (response.has_error()) return handler_error(peer, response.error());
+  if (!response.has_response()) return Error(Errc::malformed_frame, peer, "empty reply to " + protocol);
+  return std::move(*response.mutable_response());
+}
+
+Task<Result<std::string>> exchange(p2p::Host& host, PeerId peer, std::string protocol, std::string request,
+                                   Deadline deadline, CallRecord& record) {
   proto::PersistentConnectionRequest frame;
   frame.set_call_id(new_call_id(host.runtime()));
   auto* call = frame.mutable_call_unary();
@@ -38,69 +58,92 @@ Task<Result<std::string>> exchange(p2p::Host& host, PeerId peer, std::string pro
   auto stream = co_await host.open_stream(peer, protocol, deadline);
   if (!stream) co_return stream.error();
   const std::string bytes = frame.SerializeAsString();
+  frame.Clear();
   auto sent = co_await transport::write_message(**stream, as_bytes(bytes), deadline);
   if (!sent) co_return sent.error();
+  record.sent += bytes.size();
 
   transport::StreamReader reader(**stream);
   auto reply = co_await reader.read_message(kMaxUnaryFrame, deadline);
   if (!reply) co_return reply.error();
   if (!*reply) co_return Error(Errc::call_cancelled, peer);
-  if (!frame.ParseFromArray((*reply)->data(), static_cast<int>((*reply)->size())) || !frame.has_unary_response())
-    co_return Error(Errc::malformed_frame, peer, "reply to " + protocol);
+  record.received += (*reply)->size();
   (*stream)->close_write();
-  auto& response = *frame.mutable_unary_response();
-  if (response.has_error()) co_return handler_error(peer, response.error());
-  if (!response.has_response()) co_return Error(Errc::malformed_frame, peer, "empty reply to " + protocol);
-  co_return std::move(*response.mutable_response());
+  co_return parse_reply(**reply, peer, protocol);
 }
 
 class ClientStreamOverHost final : public ClientStream {
  public:
-  explicit ClientStreamOverHost(transport::StreamPtr stream) : stream_(std::move(stream)), reader_(*stream_), peer_(stream_->peer()) {}
+  ClientStreamOverHost(const MethodMetrics& metrics, transport::StreamPtr stream)
+      : record_(stream->runtime(), metrics),
+        stream_(std::move(stream)),
+        reader_(*stream_),
+        writer_(*stream_),
+        peer_(stream_->peer()) {}
+  ~ClientStreamOverHost() override {
+    record_.sent = writer_.bytes();
+    record_.received = reader_.bytes();
+  }
 
   Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) override {
     if (finished_) co_return Error(Errc::message_after_end, peer_);
-    co_return co_await write_record(*stream_, Marker::message, parts, deadline);
+    auto sent = co_await writer_.write(Marker::message, parts, deadline);
+    if (!sent) record_.outcome = outcome_of(sent.error());
+    co_return sent;
   }
   Task<Result<>> finish(Deadline deadline) override {
     if (std::exchange(finished_, true)) co_return ok();
-    co_return co_await write_record(*stream_, Marker::error, {}, deadline);
+    co_return co_await writer_.write(Marker::error, {}, deadline);
   }
   Task<Result<std::optional<Slice>>> receive(Deadline deadline) override {
     auto record = co_await reader_.next(deadline);
-    if (!record) co_return record.error();
+    if (!record) co_return failed(record.error());
     if (!*record) {
+      if (record_.outcome != Outcome::failed) record_.outcome = Outcome::ok;
       stream_->close_write();
       co_return std::optional<Slice>();
     }
     if ((*record)->marker == Marker::message) co_return std::optional<Slice>(std::move((*record)->payload));
     proto::RPCError error;
-    error.ParseFromArray((*record)->payload.data(), static_cast<int>((*record)->payload.size()));
-    co_return handler_error(peer_, error.message());
+    const ByteView payload = (*record)->payload;
+    if (!error.ParseFromArray(payload.data(), static_cast<int>(payload.size())))
+      co_return failed(Error(Errc::malformed_frame, peer_, "error record"));
+    co_return failed(handler_error(peer_, error.message()));
   }
   const PeerId& peer() const override { return peer_; }
 
  private:
+  Error failed(Error error) {
+    record_.outcome = outcome_of(error);
+    return error;
+  }
+
+  CallRecord record_;
   transport::StreamPtr stream_;
   RecordReader reader_;
+  RecordWriter writer_;
   PeerId peer_;
   bool finished_ = false;
 };
 
 }  // namespace
 
-Task<Result<std::string>> call_unary(p2p::Host& host, PeerId peer, std::string protocol, std::string request, Deadline deadline) {
-  auto result = co_await exchange(host, peer, protocol, std::move(request), deadline);
-  const char* outcome = result ? "ok" : result.error() == cohive::Errc::timeout ? "timeout" : "failed";
-  calls_counter(host.runtime().metrics(), protocol, "client", outcome).increment();
+Task<Result<std::string>> call_unary(p2p::Host& host, PeerId peer, std::string protocol, std::string request,
+                                     Deadline deadline) {
+  CallRecord record(host.runtime(), host.runtime().local<RpcMetrics>().client(protocol));
+  auto result = co_await exchange(host, peer, std::move(protocol), std::move(request), deadline, record);
+  record.outcome = result ? Outcome::ok : outcome_of(result.error());
   co_return result;
 }
 
 Task<Result<ClientStreamPtr>> open_call(p2p::Host& host, PeerId peer, std::string protocol, Deadline deadline) {
+  const MethodMetrics& metrics = host.runtime().local<RpcMetrics>().client(protocol);
   auto stream = co_await host.open_stream(peer, protocol, deadline);
-  calls_counter(host.runtime().metrics(), protocol, "client", stream ? "opened" : "failed").increment();
-  if (!stream) co_return stream.error();
-  co_return ClientStreamPtr(std::make_unique<ClientStreamOverHost>(std::move(*stream)));
+  if (!stream) {
+    metrics.calls[static_cast<std::size_t>(outcome_of(stream.error()))].increment();
+    co_return stream.error();
+  }
+  co_return ClientStreamPtr(std::make_unique<ClientStreamOverHost>(metrics, std::move(*stream)));
 }
 
 Task<Result<>> ClientStream::send(ByteView message, Deadline deadline) {

@@ -10,11 +10,16 @@ class Category final : public std::error_category {
   const char* name() const noexcept override { return "cohive.rpc"; }
   std::string message(int code) const override {
     switch (static_cast<Errc>(code)) {
-      case Errc::handler_failed: return "the callee reported an error";
-      case Errc::call_cancelled: return "the callee ended the call without an answer";
-      case Errc::frame_too_large: return "the message is larger than the protocol allows";
-      case Errc::malformed_frame: return "malformed call frame";
-      case Errc::message_after_end: return "message behind the end of the stream";
+      case Errc::handler_failed:
+        return "the callee reported an error";
+      case Errc::call_cancelled:
+        return "the callee ended the call without an answer";
+      case Errc::frame_too_large:
+        return "the message is larger than the protocol allows";
+      case Errc::malformed_frame:
+        return "malformed call frame";
+      case Errc::message_after_end:
+        return "message behind the end of the stream";
     }
     return "unknown rpc error";
   }

@@ -1,69 +1,113 @@
 #include "records.hpp"
 
+#include <algorithm>
+
 #include "cohive/core/errors.hpp"
 #include "cohive/rpc/errors.hpp"
 
 namespace cohive::rpc {
 
 namespace {
-constexpr std::size_t kHeader = 9;
-}
+/// Taken at once for a record that does not arrive in one piece; larger ones double it as they arrive.
+constexpr std::size_t kFirstAssembly = 1024 * 1024;
+}  // namespace
 
 Task<Result<bool>> RecordReader::fill(Deadline deadline) {
   if (!buffered_.empty()) co_return true;
   auto slice = co_await stream_.read(deadline);
   if (!slice) co_return slice.error();
   buffered_ = std::move(*slice);
+  bytes_ += buffered_.size();
   co_return !buffered_.empty();
 }
 
-Task<Result<Slice>> RecordReader::take(std::size_t size, Deadline deadline) {
-  std::vector<Slice> pieces;  // memory grows with what arrives, not with what was announced
-  std::size_t have = 0;
-  while (have < size) {
+Task<Result<std::optional<RecordHeader>>> RecordReader::header(Deadline deadline) {
+  while (!header_) {
+    auto more = co_await fill(deadline);
+    if (!more) co_return more.error();
+    if (!*more) {
+      if (raw_size_ == 0) co_return std::optional<RecordHeader>();
+      co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "record cut off");
+    }
+    const std::size_t count = std::min(kRecordHeader - raw_size_, buffered_.size());
+    std::memcpy(raw_header_.data() + raw_size_, buffered_.data(), count);
+    buffered_.remove_prefix(count);
+    raw_size_ += count;
+    if (raw_size_ < kRecordHeader) continue;
+
+    const std::uint8_t marker = raw_header_[0];
+    std::uint64_t length = 0;
+    for (std::size_t i = 1; i < kRecordHeader; ++i) length = length << 8 | raw_header_[i];
+    if (marker > 1) co_return Error(Errc::malformed_frame, stream_.peer(), "marker " + std::to_string(marker));
+    if (length > kMaxStreamRecord)
+      co_return Error(Errc::frame_too_large, stream_.peer(), "record of " + std::to_string(length) + " bytes");
+    header_ = RecordHeader{static_cast<Marker>(marker), static_cast<std::size_t>(length)};
+  }
+  co_return header_;
+}
+
+void RecordReader::make_room() {
+  if (assembled_ < assembly_.size()) return;
+  Slice larger = Slice::uninitialised(std::min(header_->size, std::max(kFirstAssembly, 2 * assembled_)));
+  if (assembled_) std::memcpy(larger.mutable_data(), assembly_.data(), assembled_);
+  assembly_ = std::move(larger);
+}
+
+Task<Result<Slice>> RecordReader::payload(Deadline deadline) {
+  const std::size_t size = header_->size;
+  Slice result;
+  while (assembled_ < size) {
     auto more = co_await fill(deadline);
     if (!more) co_return more.error();
     if (!*more) co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "record cut off");
-    const std::size_t count = std::min(size - have, buffered_.size());
-    pieces.push_back(buffered_.sub(0, count));
+    if (assembled_ == 0 && buffered_.size() >= size) {
+      result = buffered_.sub(0, size);
+      buffered_.remove_prefix(size);
+      break;
+    }
+    make_room();
+    const std::size_t count = std::min(assembly_.size() - assembled_, buffered_.size());
+    std::memcpy(assembly_.mutable_data() + assembled_, buffered_.data(), count);
     buffered_.remove_prefix(count);
-    have += count;
+    assembled_ += count;
   }
-  if (pieces.size() == 1) co_return std::move(pieces.front());
-  Slice joined = Slice::uninitialised(size);
-  std::uint8_t* at = joined.mutable_data();
-  for (const Slice& piece : pieces) {
-    std::memcpy(at, piece.data(), piece.size());
-    at += piece.size();
-  }
-  co_return joined;
+  if (assembled_ > 0) result = std::exchange(assembly_, Slice());
+  assembled_ = raw_size_ = 0;
+  header_.reset();
+  co_return result;
 }
 
 Task<Result<std::optional<StreamRecord>>> RecordReader::next(Deadline deadline) {
-  auto more = co_await fill(deadline);
-  if (!more) co_return more.error();
-  if (!*more) co_return std::optional<StreamRecord>();
-  auto header = co_await take(kHeader, deadline);
-  if (!header) co_return header.error();
-  const std::uint8_t marker = header->data()[0];
-  std::uint64_t length = 0;
-  for (std::size_t i = 1; i < kHeader; ++i) length = length << 8 | header->data()[i];
-  if (marker > 1) co_return Error(Errc::malformed_frame, stream_.peer(), "marker " + std::to_string(marker));
-  if (length > kMaxStreamRecord)
-    co_return Error(Errc::frame_too_large, stream_.peer(), "record of " + std::to_string(length) + " bytes");
-  auto payload = co_await take(length, deadline);
-  if (!payload) co_return payload.error();
-  co_return std::optional<StreamRecord>(StreamRecord{static_cast<Marker>(marker), std::move(*payload)});
+  auto head = co_await header(deadline);
+  if (!head) co_return head.error();
+  if (!*head) co_return std::optional<StreamRecord>();
+  const Marker marker = (*head)->marker;
+  auto body = co_await payload(deadline);
+  if (!body) co_return body.error();
+  co_return std::optional<StreamRecord>(StreamRecord{marker, std::move(*body)});
 }
 
-Task<Result<>> write_record(transport::Stream& stream, Marker marker, std::span<const ByteView> parts, Deadline deadline) {
-  std::uint64_t length = 0;
-  for (ByteView part : parts) length += part.size();
-  std::uint8_t header[kHeader] = {static_cast<std::uint8_t>(marker)};
-  for (std::size_t i = kHeader - 1; i > 0; --i, length >>= 8) header[i] = static_cast<std::uint8_t>(length);
-  std::vector<ByteView> all{ByteView(header)};
+Task<Result<>> RecordWriter::write(Marker marker, std::span<const ByteView> parts, Deadline deadline) {
+  if (unfinished_) co_return Error(cohive::Errc::closed, stream_.peer(), "an earlier message is unfinished");
+  std::size_t size = 0;
+  for (ByteView part : parts) size += part.size();
+  if (size > kMaxStreamRecord)
+    co_return Error(Errc::frame_too_large, stream_.peer(), "record of " + std::to_string(size) + " bytes");
+
+  std::array<std::uint8_t, kRecordHeader> header{static_cast<std::uint8_t>(marker)};
+  std::uint64_t length = size;
+  for (std::size_t i = kRecordHeader - 1; i > 0; --i, length >>= 8) header[i] = static_cast<std::uint8_t>(length);
+  std::vector<ByteView> all;
+  all.reserve(parts.size() + 1);
+  all.emplace_back(header);
   all.insert(all.end(), parts.begin(), parts.end());
-  co_return co_await stream.write(all, deadline);
+
+  unfinished_ = true;
+  auto sent = co_await stream_.write(all, deadline);
+  if (!sent) co_return sent;
+  unfinished_ = false;
+  bytes_ += kRecordHeader + size;
+  co_return ok();
 }
 
 }  // namespace cohive::rpc

@@ -3,6 +3,7 @@
 // Source: hivemind wire spec, section 2.3.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "cohive/rpc/rpc.hpp"
@@ -11,26 +12,59 @@ namespace cohive::rpc {
 
 enum class Marker : std::uint8_t { message = 0, error = 1 };
 
+inline constexpr std::size_t kRecordHeader = 9;
+
+struct RecordHeader {
+  Marker marker;
+  std::size_t size;
+};
 struct StreamRecord {
   Marker marker;
   Slice payload;
 };
 
-/// Reads records; a record inside one received slice is handed out without copying.
+/// Reads records. One that lies inside a received slice is handed out without copying; else it is assembled once.
+/// A read that is dropped or runs into its deadline can be repeated: nothing received is lost.
 class RecordReader {
  public:
   explicit RecordReader(transport::Stream& stream) : stream_(stream) {}
-  /// nullopt at a clean end between records.
+
+  /// The marker and size of the next record, checked against kMaxStreamRecord; nullopt at a clean end between records.
+  Task<Result<std::optional<RecordHeader>>> header(Deadline deadline);
+  /// The payload that goes with the header read last. Its memory is taken at most 1 MiB ahead of the bytes.
+  Task<Result<Slice>> payload(Deadline deadline);
+  /// Both.
   Task<Result<std::optional<StreamRecord>>> next(Deadline deadline);
+
+  std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
   Task<Result<bool>> fill(Deadline deadline);
-  Task<Result<Slice>> take(std::size_t size, Deadline deadline);
+  void make_room();
+
   transport::Stream& stream_;
   Slice buffered_;
+  std::array<std::uint8_t, kRecordHeader> raw_header_{};
+  std::size_t raw_size_ = 0;
+  std::optional<RecordHeader> header_;
+  Slice assembly_;
+  std::size_t assembled_ = 0;
+  std::uint64_t bytes_ = 0;
 };
 
-/// Writes one record made of several parts, gathered.
-Task<Result<>> write_record(transport::Stream& stream, Marker marker, std::span<const ByteView> parts, Deadline deadline);
+/// Writes records made of several parts, gathered with their header. Once a record was cut off by its deadline or by
+/// dropping, the stream carries half of it: later writes fail, and the stream must not be ended as if all were well.
+class RecordWriter {
+ public:
+  explicit RecordWriter(transport::Stream& stream) : stream_(stream) {}
+  Task<Result<>> write(Marker marker, std::span<const ByteView> parts, Deadline deadline);
+  bool unfinished() const noexcept { return unfinished_; }
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  transport::Stream& stream_;
+  bool unfinished_ = false;
+  std::uint64_t bytes_ = 0;
+};
 
 }  // namespace cohive::rpc

@@ -1,10 +1,12 @@
 // The serving side. A handler lives as long as its caller: when the caller closes, resets, or sends more than it may,
-// the handler is dropped. Source: hivemind wire spec, sections 2.2 and 2.3.
+// the handler is dropped. Source: hivemind wire spec, sections 2.2 and 2.3; libp2p wire spec, section 7.
 #include <deque>
-#include <map>
+#include <set>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/varint.hpp"
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
@@ -14,199 +16,310 @@ namespace cohive::rpc {
 namespace {
 
 constexpr std::size_t kCallIdSize = 16;
-constexpr Duration kReplyTimeout = 30s;
+/// The largest reply over a slow home link.
+constexpr Duration kReplyTimeout = 60s;
+/// Counted for each queued request on top of its bytes.
+constexpr std::size_t kRequestOverhead = 64;
 
-struct Outcomes {
-  Outcomes(Metrics& metrics, const std::string& protocol)
-      : ok(calls_counter(metrics, protocol, "server", "ok")),
-        failed(calls_counter(metrics, protocol, "server", "failed")),
-        cancelled(calls_counter(metrics, protocol, "server", "cancelled")),
-        malformed(calls_counter(metrics, protocol, "server", "malformed")) {}
-  Counter ok, failed, cancelled, malformed;
-};
+/// What the caller reads: printable ASCII, because Python refuses text that is not UTF-8.
+std::string error_text(const Error& error) {
+  std::string text = error.message().substr(0, kMaxErrorText);
+  for (char& c : text)
+    if (c < ' ' || c > '~') c = '?';
+  return text;
+}
 
-std::string error_text(const Error& error) { return error.message().substr(0, kMaxErrorText); }
+/// A defect in a handler is ours: it is logged here, and the caller learns only that it happened.
+Error note_defect(const std::string& protocol, const char* what) {
+  log::error("rpc", "the handler of {} threw: {}", protocol, log::quoted(what));
+  return Error(cohive::Errc::internal, protocol);
+}
 
 /// Ends when the caller closes, resets or sends anything: each of these cancels a unary call.
-Task<void> caller_leaves(transport::Stream& stream) { (void)co_await stream.read(Deadline::never()); }
+Task<void> caller_leaves(transport::Stream& stream) {
+  (void)co_await stream.read(Deadline::never());
+}
+
+/// What one peer has running here.
+struct Caller {
+  explicit Caller(Runtime& runtime) : bytes(runtime, kMaxBytesPerPeer, "room for requests") {}
+  std::size_t calls = 0;
+  Semaphore bytes;
+};
 
 class ServerStreamOverStream final : public ServerStream {
  public:
-  explicit ServerStreamOverStream(transport::Stream& stream)
-      : stream_(stream), changed_(stream.runtime(), "requests of a streaming call") {}
+  ServerStreamOverStream(transport::Stream& stream, Semaphore& room)
+      : stream_(stream),
+        reader_(stream),
+        writer_(stream),
+        room_(room),
+        changed_(stream.runtime(), "requests of a streaming call") {}
 
   Task<Result<std::optional<Slice>>> receive(Deadline deadline) override {
     for (;;) {
       if (!requests_.empty()) {
-        Slice request = std::move(requests_.front());
+        Slice request = std::move(requests_.front().bytes);
         requests_.pop_front();
         queued_ -= request.size();
         changed_.notify_all();
         co_return std::optional<Slice>(std::move(request));
       }
       if (ended_) co_return std::optional<Slice>();
-      if (!co_await changed_.wait(deadline)) co_return Error(cohive::Errc::timeout, stream_.peer(), "waiting for a request");
+      if (!co_await changed_.wait(deadline))
+        co_return Error(cohive::Errc::timeout, stream_.peer(), "waiting for a request");
     }
   }
   Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) override {
-    co_return co_await write_record(stream_, Marker::message, parts, deadline);
+    co_return co_await writer_.write(Marker::message, parts, deadline);
   }
   const PeerId& peer() const override { return stream_.peer(); }
 
   /// Reads ahead a little, so that a caller that leaves is noticed while the handler works. Returns when it has left.
   Task<Error> read_requests() {
-    RecordReader reader(stream_);
     for (;;) {
-      while (queued_ > kMaxPrefetch) co_await changed_.wait();
-      auto record = co_await reader.next(Deadline::never());
-      if (!record) co_return record.error();
-      if (!*record) co_return Error(Errc::call_cancelled, stream_.peer());
-      if ((*record)->marker == Marker::error) {
+      while (queued_ > kMaxPrefetch || requests_.size() >= kMaxPrefetchedRequests) co_await changed_.wait();
+      auto header = co_await reader_.header(Deadline::never());
+      if (!header) co_return header.error();
+      if (!*header) co_return Error(Errc::call_cancelled, stream_.peer());
+      const Marker marker = (*header)->marker;
+      auto units = co_await room_.acquire((*header)->size + kRequestOverhead);
+      auto payload = co_await reader_.payload(Deadline::never());
+      if (!payload) co_return payload.error();
+      if (marker == Marker::error) {
         ended_ = true;
       } else if (ended_) {
         co_return Error(Errc::message_after_end, stream_.peer());
       } else {
-        queued_ += (*record)->payload.size();
-        requests_.push_back(std::move((*record)->payload));
+        queued_ += payload->size();
+        requests_.push_back({std::move(*payload), std::move(units)});
       }
       changed_.notify_all();
     }
   }
 
+  RecordWriter& writer() noexcept { return writer_; }
+  const RecordReader& reader() const noexcept { return reader_; }
+
  private:
+  struct Request {
+    Slice bytes;
+    Semaphore::Units room;
+  };
   transport::Stream& stream_;
-  std::deque<Slice> requests_;
+  RecordReader reader_;
+  RecordWriter writer_;
+  Semaphore& room_;
+  std::deque<Request> requests_;
   std::size_t queued_ = 0;
   bool ended_ = false;
   Condition changed_;
 };
 
-}  // namespace
+/// A registered method; exactly one of the handlers is set.
+struct Method {
+  std::string protocol;
+  UnaryHandler unary;
+  StreamingHandler streaming;
+  const MethodMetrics& metrics;
+};
+using MethodPtr = std::shared_ptr<const Method>;
 
-struct Server::Impl {
-  explicit Impl(p2p::Host& h) : host(h), runtime(h.runtime()), tasks(runtime, "rpc server") {}
-
-  /// Moves a call into our own group, so that it ends with the server, and bounds how many one peer runs.
-  void start(transport::StreamPtr stream, Task<void> (*serve)(Impl&, transport::StreamPtr, std::string), std::string protocol) {
-    auto& running = calls[stream->peer()];
-    if (running >= kMaxCallsPerPeer) return;  // dropping the stream resets it
-    ++running;
-    tasks.spawn(counted(*this, stream->peer(), serve(*this, std::move(stream), std::move(protocol))), "rpc call");
+Task<Result<std::string>> handle(const Method& method, PeerId caller, std::string request) {
+  try {
+    co_return co_await method.unary(caller, std::move(request));
+  } catch (const std::exception& error) {
+    co_return note_defect(method.protocol, error.what());
   }
-
-  struct Running {
-    Impl& self;
-    PeerId peer;
-    ~Running() {
-      if (--self.calls[peer] == 0) self.calls.erase(peer);
-    }
-  };
-  static Task<void> counted(Impl& self, PeerId peer, Task<void> call) {
-    Running running{self, peer};
-    co_await call;
+}
+Task<Result<>> handle(const Method& method, ServerStream& stream) {
+  try {
+    co_return co_await method.streaming(stream);
+  } catch (const std::exception& error) {
+    co_return note_defect(method.protocol, error.what());
   }
+}
 
-  static Task<void> serve_unary(Impl& self, transport::StreamPtr stream, std::string protocol);
-  static Task<void> serve_streaming(Impl& self, transport::StreamPtr stream, std::string protocol);
-
-  p2p::Host& host;
-  Runtime& runtime;
-  std::map<std::string, UnaryHandler> unary;
-  std::map<std::string, StreamingHandler> streaming;
-  std::map<std::string, Outcomes> outcomes;
-  std::unordered_map<PeerId, std::size_t> calls;
-  TaskGroup tasks;
+/// A request frame and the room it takes.
+struct Request {
+  proto::PersistentConnectionRequest frame;
+  Semaphore::Units room;
 };
 
-Task<void> Server::Impl::serve_unary(Impl& self, transport::StreamPtr stream, std::string protocol) {
-  const Outcomes outcomes = self.outcomes.at(protocol);
-  proto::PersistentConnectionRequest frame;
-  {
-    transport::StreamReader reader(*stream);
-    auto message = co_await reader.read_message(kMaxUnaryFrame, self.runtime.after(kRequestReadTimeout));
-    if (!message || !*message || !frame.ParseFromArray((*message)->data(), static_cast<int>((*message)->size())) ||
-        frame.call_id().size() != kCallIdSize || !frame.has_call_unary()) {
-      outcomes.malformed.increment();
-      stream->close_write();  // as p2pd does: no reply
-      co_return;
-    }
+/// nullopt when the caller did not send a complete and valid frame in time.
+Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& stream, Semaphore& room) {
+  const Deadline deadline = runtime.after(kRequestReadTimeout);
+  transport::StreamReader reader(stream);
+  Bytes prefix;
+  Varint length{VarintStatus::incomplete};
+  while (length.status == VarintStatus::incomplete) {
+    auto byte = co_await reader.read_exactly(1, deadline);
+    if (!byte) co_return std::nullopt;
+    prefix.push_back(byte->front());
+    length = read_varint(prefix);
   }
-  const UnaryHandler handler = self.unary.at(protocol);
-  auto ended = co_await race(self.runtime, handler(stream->peer(), std::move(*frame.mutable_call_unary()->mutable_data())),
-                             caller_leaves(*stream));
-  if (ended.index() == 1) {
-    outcomes.cancelled.increment();
-    co_return;
-  }
-  auto& result = std::get<0>(ended);
+  if (length.status == VarintStatus::invalid || length.value > kMaxUnaryFrame) co_return std::nullopt;
+  Request request;
+  request.room = co_await room.acquire(length.value, deadline);
+  if (!request.room) co_return std::nullopt;
+  auto bytes = co_await reader.read_exactly(length.value, deadline);
+  if (!bytes) co_return std::nullopt;
+  auto& frame = request.frame;
+  if (!frame.ParseFromArray(bytes->data(), static_cast<int>(bytes->size())) || frame.call_id().size() != kCallIdSize ||
+      !frame.has_call_unary())
+    co_return std::nullopt;
+  co_return request;
+}
+
+/// The reply frame; `result` becomes an error when it is too large for one.
+std::string make_reply(const std::string& call_id, Result<std::string>& result) {
   proto::PersistentConnectionRequest reply;
-  reply.set_call_id(frame.call_id());
+  reply.set_call_id(call_id);
   if (result) {
     reply.mutable_unary_response()->set_response(std::move(*result));
     if (reply.ByteSizeLong() > kMaxUnaryFrame) result = Error(Errc::frame_too_large, "reply");
   }
-  if (!result) {
-    log::debug("rpc", "{} failed for {}: {}", protocol, stream->peer(), result.error());
-    reply.mutable_unary_response()->set_error(error_text(result.error()));
-  }
-  (result ? outcomes.ok : outcomes.failed).increment();
-  auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()), self.runtime.after(kReplyTimeout));
-  if (sent) stream->close_write();
+  if (!result) reply.mutable_unary_response()->set_error(error_text(result.error()));
+  return reply.SerializeAsString();
 }
 
-Task<void> Server::Impl::serve_streaming(Impl& self, transport::StreamPtr stream, std::string protocol) {
-  const Outcomes outcomes = self.outcomes.at(protocol);
-  ServerStreamOverStream call(*stream);
-  const StreamingHandler handler = self.streaming.at(protocol);
-  auto ended = co_await race(self.runtime, handler(call), call.read_requests());
+Task<void> serve_unary(Runtime& runtime, transport::Stream& stream, const Method& method, Caller& caller) {
+  CallRecord record(runtime, method.metrics);
+  auto request = co_await read_request(runtime, stream, caller.bytes);
+  if (!request) {
+    record.outcome = Outcome::malformed;
+    stream.close_write();  // as p2pd does: no reply
+    co_return;
+  }
+  const std::string call_id = request->frame.call_id();
+  std::string input = std::move(*request->frame.mutable_call_unary()->mutable_data());
+  record.received = input.size();
+  auto ended = co_await race(runtime, handle(method, stream.peer(), std::move(input)), caller_leaves(stream));
+  if (ended.index() == 1) co_return;  // cancelled
+  auto& result = std::get<0>(ended);
+  const std::string reply = make_reply(call_id, result);
+  if (!result) log::debug("rpc", "{} failed for {}: {}", method.protocol, stream.peer(), result.error());
+  auto sent = co_await transport::write_message(stream, as_bytes(reply), runtime.after(kReplyTimeout));
+  if (!sent) co_return;
+  record.sent = reply.size();
+  record.outcome = result ? Outcome::ok : Outcome::failed;
+  stream.close_write();
+}
+
+Task<void> serve_streaming(Runtime& runtime, transport::Stream& stream, const Method& method, Caller& caller) {
+  CallRecord record(runtime, method.metrics);
+  ServerStreamOverStream call(stream, caller.bytes);
+  struct CountBytes {
+    CallRecord& record;
+    ServerStreamOverStream& call;
+    ~CountBytes() {
+      record.sent = call.writer().bytes();
+      record.received = call.reader().bytes();
+    }
+  } count_bytes{record, call};
+  auto ended = co_await race(runtime, handle(method, call), call.read_requests());
   if (ended.index() == 1) {
-    outcomes.cancelled.increment();
-    log::debug("rpc", "{} cancelled: {}", protocol, std::get<1>(ended));
+    const Error& reason = std::get<1>(ended);
+    log::debug("rpc", "{} cancelled: {}", method.protocol, reason);
+    if (reason == Errc::malformed_frame || reason == Errc::frame_too_large || reason == Errc::message_after_end)
+      record.outcome = Outcome::malformed;
     co_return;
   }
   auto& result = std::get<0>(ended);
-  (result ? outcomes.ok : outcomes.failed).increment();
   if (!result) {
-    log::debug("rpc", "{} failed for {}: {}", protocol, stream->peer(), result.error());
+    log::debug("rpc", "{} failed for {}: {}", method.protocol, stream.peer(), result.error());
     proto::RPCError error;
     error.set_message(error_text(result.error()));
     const std::string bytes = error.SerializeAsString();
     const ByteView parts[] = {as_bytes(bytes)};
-    auto sent = co_await write_record(*stream, Marker::error, parts, self.runtime.after(kReplyTimeout));
-    if (!sent) co_return;
+    (void)co_await call.writer().write(Marker::error, parts, runtime.after(kReplyTimeout));
   }
-  stream->close_write();
+  // Half a message went out: only a reset tells the caller that the rest will not come.
+  if (call.writer().unfinished()) co_return;
+  record.outcome = result ? Outcome::ok : Outcome::failed;
+  stream.close_write();
 }
 
-Server::Server(p2p::Host& host) : host_(host), impl_(std::make_unique<Impl>(host)) {}
+}  // namespace
+
+struct Server::Impl {
+  explicit Impl(Runtime& r) : runtime(r), tasks(r, "rpc server") {}
+  using Callers = std::unordered_map<PeerId, Caller>;
+
+  /// One running call of a peer. A handler that ends its own server goes last, so the table is shared.
+  struct Running {
+    Running(const Impl& server, const PeerId& p)
+        : callers(server.callers), peer(p), caller(callers->try_emplace(p, server.runtime).first->second) {
+      ++caller.calls;
+    }
+    ~Running() {
+      if (--caller.calls == 0) callers->erase(peer);
+    }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    std::shared_ptr<Callers> callers;
+    PeerId peer;
+    Caller& caller;
+  };
+
+  /// Moves a call into our own group, so that it ends with the server, and bounds how many one peer runs.
+  void start(transport::StreamPtr stream, MethodPtr method) {
+    auto running = std::make_unique<Running>(*this, stream->peer());
+    if (running->caller.calls > kMaxCallsPerPeer) {
+      log::debug("rpc", "{} refused: {} runs too many calls", method->protocol, stream->peer());
+      method->metrics.calls[static_cast<std::size_t>(Outcome::refused)].increment();
+      return;  // dropping the stream resets it
+    }
+    tasks.spawn(serve(runtime, std::move(running), std::move(stream), std::move(method)), "rpc call");
+  }
+
+  static Task<void> serve(Runtime& runtime, std::unique_ptr<Running> counted, transport::StreamPtr call_stream,
+                          MethodPtr call_method) {
+    const auto running = std::move(counted);  // as a local variable it outlives what the call below holds
+    const auto method = std::move(call_method);
+    const auto stream = std::move(call_stream);
+    co_await (method->unary ? serve_unary(runtime, *stream, *method, running->caller)
+                            : serve_streaming(runtime, *stream, *method, running->caller));
+  }
+
+  Runtime& runtime;
+  std::set<std::string> protocols;
+  std::shared_ptr<Callers> callers = std::make_shared<Callers>();
+  TaskGroup tasks;
+};
+
+namespace {
+Task<void> nothing() {
+  co_return;
+}
+
+void add(p2p::Host& host, Server::Impl& impl, std::string protocol, UnaryHandler unary, StreamingHandler streaming) {
+  const MethodMetrics& metrics = host.runtime().local<RpcMetrics>().server(protocol);
+  auto method = std::make_shared<const Method>(protocol, std::move(unary), std::move(streaming), metrics);
+  host.set_handler(protocol, [&impl, method = std::move(method)](transport::StreamPtr stream) {
+    impl.start(std::move(stream), method);
+    return nothing();
+  });
+  impl.protocols.insert(std::move(protocol));
+}
+}  // namespace
+
+Server::Server(p2p::Host& host) : host_(host), impl_(std::make_unique<Impl>(host.runtime())) {}
 
 Server::~Server() {
-  for (const auto& [protocol, outcomes] : impl_->outcomes) host_.remove_handler(protocol);
+  for (const auto& protocol : impl_->protocols) host_.remove_handler(protocol);
 }
 
 void Server::add_unary(std::string protocol, UnaryHandler handler) {
-  host_.set_handler(protocol, [impl = impl_.get(), protocol](transport::StreamPtr stream) -> Task<void> {
-    impl->start(std::move(stream), &Impl::serve_unary, protocol);
-    co_return;
-  });
-  impl_->outcomes.emplace(protocol, Outcomes(host_.runtime().metrics(), protocol));
-  impl_->unary.emplace(std::move(protocol), std::move(handler));
+  add(host_, *impl_, std::move(protocol), std::move(handler), nullptr);
 }
 
 void Server::add_streaming(std::string protocol, StreamingHandler handler) {
-  host_.set_handler(protocol, [impl = impl_.get(), protocol](transport::StreamPtr stream) -> Task<void> {
-    impl->start(std::move(stream), &Impl::serve_streaming, protocol);
-    co_return;
-  });
-  impl_->outcomes.emplace(protocol, Outcomes(host_.runtime().metrics(), protocol));
-  impl_->streaming.emplace(std::move(protocol), std::move(handler));
+  add(host_, *impl_, std::move(protocol), nullptr, std::move(handler));
 }
 
 void Server::remove(const std::string& protocol) {
-  host_.remove_handler(protocol);
-  impl_->unary.erase(protocol);
-  impl_->streaming.erase(protocol);
-  impl_->outcomes.erase(protocol);
+  if (impl_->protocols.erase(protocol) > 0) host_.remove_handler(protocol);
 }
 
 Task<Result<>> ServerStream::send(ByteView message, Deadline deadline) {

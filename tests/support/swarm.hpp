@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "cohive/core/sim_runtime.hpp"
@@ -14,12 +16,15 @@ struct SwarmOptions {
   std::uint64_t seed = 1;
   Duration latency = 10ms;
   bool plaintext = true;
+  std::optional<transport::SimLink> link = std::nullopt;  ///< in place of latency alone
 };
 
 class Swarm {
  public:
   explicit Swarm(SwarmOptions options = {})
-      : runtime_(options.seed), fabric_(runtime_, {.latency = options.latency}, options.plaintext), options_(options) {}
+      : runtime_(options.seed),
+        fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency}), options.plaintext),
+        options_(options) {}
   ~Swarm() {
     hosts_.clear();
     runtime_.run_ready();
@@ -38,7 +43,8 @@ class Swarm {
   }
   /// "10.0.0.<number>", numbered from 1 in the order of add_host.
   static std::string ip(std::size_t number) {
-    return "10." + std::to_string(number >> 16 & 255) + "." + std::to_string(number >> 8 & 255) + "." + std::to_string(number & 255);
+    return "10." + std::to_string(number >> 16 & 255) + "." + std::to_string(number >> 8 & 255) + "." +
+           std::to_string(number & 255);
   }
 
   template <class T>
@@ -47,6 +53,16 @@ class Swarm {
   }
   void pass(Duration duration) { runtime_.run_for(duration); }
   Deadline after(Duration duration) { return runtime_.after(duration); }
+
+  /// Ends all hosts and says what they left behind; empty when nothing, as it should be.
+  std::string left_behind() {
+    hosts_.clear();
+    runtime_.run_for(1min);
+    std::string result;
+    for (const auto& task : runtime_.tasks()) result += task.group + "/" + task.name + ": " + task.waiting_for + "\n";
+    if (fabric_.open_connections() > 0) result += std::to_string(fabric_.open_connections()) + " connections\n";
+    return result;
+  }
 
   SimRuntime& runtime() { return runtime_; }
   transport::SimFabric& fabric() { return fabric_; }

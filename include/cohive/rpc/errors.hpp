@@ -7,15 +7,17 @@
 namespace cohive::rpc {
 
 enum class Errc {
-  handler_failed = 1,   ///< the callee's handler reported an error; its text is the detail
-  call_cancelled,       ///< the callee closed without a reply
+  handler_failed = 1,  ///< the callee's handler reported an error; its text is the detail
+  call_cancelled,      ///< the callee closed without a reply
   frame_too_large,
   malformed_frame,
   message_after_end,
 };
 
 const std::error_category& rpc_category() noexcept;
-inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), rpc_category()}; }
+inline std::error_code make_error_code(Errc code) noexcept {
+  return {static_cast<int>(code), rpc_category()};
+}
 
 }  // namespace cohive::rpc
 

@@ -1,20 +1,68 @@
 /// \file
-/// What the rpc module measures. Methods are those this program registers or calls, so label values stay few.
+/// What the rpc module measures, per method and side. Methods are those this program registers or calls, never names
+/// that come from a peer, so label values stay few.
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 #include "cohive/core/metrics.hpp"
+#include "cohive/core/runtime.hpp"
 
 namespace cohive::rpc {
 
-/// "rpc_find" of "DHTProtocol.rpc_find" or "prefix::Class.rpc_find".
-inline std::string method_of(std::string_view protocol) { return std::string(protocol.substr(protocol.rfind('.') + 1)); }
+/// How a call ended.
+enum class Outcome {
+  ok,
+  failed,     ///< the handler reported an error
+  timeout,    ///< a deadline passed
+  cancelled,  ///< the caller went away
+  broken,     ///< transport failure: no connection, reset, ended early
+  malformed,  ///< bytes that break the protocol
+  refused,    ///< too many calls of one peer
+};
+inline constexpr std::size_t kOutcomes = 7;
 
-inline Counter calls_counter(Metrics& metrics, std::string_view protocol, const char* side, const char* outcome) {
-  return metrics.counter("cohive_rpc_calls_total", "Calls by method, side and outcome.",
-                         {{"method", method_of(protocol)}, {"side", side}, {"outcome", outcome}});
-}
+struct MethodMetrics {
+  MethodMetrics(Metrics& metrics, const std::string& method, const char* side);
+  std::array<Counter, kOutcomes> calls;
+  Counter bytes_sent, bytes_received;
+  Histogram seconds;
+};
+
+/// The instruments of one loop: `runtime.local<RpcMetrics>()`.
+class RpcMetrics {
+ public:
+  explicit RpcMetrics(Runtime& runtime) : runtime_(runtime) {}
+  /// \param protocol "DHTProtocol.rpc_find" or "prefix::Class.rpc_find"; the label is "rpc_find".
+  const MethodMetrics& client(std::string_view protocol) { return find(client_, protocol, "client"); }
+  const MethodMetrics& server(std::string_view protocol) { return find(server_, protocol, "server"); }
+
+ private:
+  using Methods = std::unordered_map<std::string, MethodMetrics>;
+  const MethodMetrics& find(Methods& methods, std::string_view protocol, const char* side);
+  Runtime& runtime_;
+  Methods client_, server_;
+};
+
+/// One call: counted when this object dies, as cancelled unless told otherwise.
+class CallRecord {
+ public:
+  CallRecord(Runtime& runtime, const MethodMetrics& metrics)
+      : runtime_(runtime), metrics_(&metrics), start_(runtime.now()) {}
+  CallRecord(const CallRecord&) = delete;
+  CallRecord& operator=(const CallRecord&) = delete;
+  ~CallRecord();
+
+  Outcome outcome = Outcome::cancelled;
+  std::uint64_t sent = 0, received = 0;
+
+ private:
+  Runtime& runtime_;
+  const MethodMetrics* metrics_;
+  TimePoint start_;
+};
 
 }  // namespace cohive::rpc

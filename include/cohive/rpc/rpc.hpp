@@ -14,11 +14,14 @@
 namespace cohive::rpc {
 
 /// Limits, with hivemind's values.
-inline constexpr std::size_t kMaxUnaryFrame = 4 * 1024 * 1024;      ///< the protobuf, without its length prefix
-inline constexpr std::size_t kMaxStreamRecord = 16 * 1024 * 1024;   ///< ours; hivemind sets none, its parts stay below 1 MiB
-inline constexpr std::size_t kMaxPrefetch = 2 * 1024 * 1024;        ///< received requests a handler has not asked for yet
-inline constexpr std::size_t kMaxCallsPerPeer = 256;                ///< inbound calls running at once
-inline constexpr Duration kRequestReadTimeout = 30s;                ///< server: one complete request
+inline constexpr std::size_t kMaxUnaryFrame = 4 * 1024 * 1024;  ///< the protobuf, without its length prefix
+inline constexpr std::size_t kMaxStreamRecord =
+    16 * 1024 * 1024;                                         ///< ours; hivemind sets none, its parts stay below 1 MiB
+inline constexpr std::size_t kMaxPrefetch = 2 * 1024 * 1024;  ///< received requests a handler has not asked for yet
+inline constexpr std::size_t kMaxPrefetchedRequests = 32;     ///< the same, counted in requests
+inline constexpr std::size_t kMaxCallsPerPeer = 256;          ///< inbound calls running at once
+inline constexpr std::size_t kMaxBytesPerPeer = 64 * 1024 * 1024;  ///< requests of all its calls held here; more wait
+inline constexpr Duration kRequestReadTimeout = 30s;               ///< server: one complete request
 inline constexpr std::size_t kMaxErrorText = 4096;
 
 /// Calls `protocol` ("DHTProtocol.rpc_ping") at `peer` with a serialised request; returns the serialised reply.
@@ -31,12 +34,14 @@ Task<Result<std::string>> call_unary(p2p::Host& host, PeerId peer, std::string p
 class ClientStream {
  public:
   virtual ~ClientStream() = default;
-  /// Sends one request made of several buffers (gathered, not copied together).
+  /// Sends one request made of several buffers (gathered, not copied together). A send that failed or was dropped may
+  /// have gone out in half: later ones fail too. receive() may still tell why the callee ended the call.
   virtual Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) = 0;
   Task<Result<>> send(ByteView message, Deadline deadline);
   /// END_OF_STREAM: no more requests. The stream stays open for replies.
   virtual Task<Result<>> finish(Deadline deadline) = 0;
-  /// The next reply; nullopt when the callee ended. A reset is an error, an error record is handler_failed.
+  /// The next reply; nullopt when the callee ended. A reset is an error, an error record is handler_failed. After a
+  /// timeout it may be called again. Since a callee that died may look as if it ended, count what must be complete.
   virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
   virtual const PeerId& peer() const = 0;
 };
@@ -55,16 +60,20 @@ class ServerStream {
   virtual const PeerId& peer() const = 0;
 };
 
+/// Returning an error sends its text as the error reply. The handler is dropped when the caller goes away.
 using UnaryHandler = std::function<Task<Result<std::string>>(PeerId caller, std::string request)>;
 /// Returning an error sends an error record; returning ok ends the stream. The handler is dropped when the caller
 /// goes away (closes or resets, also after END_OF_STREAM).
 using StreamingHandler = std::function<Task<Result<>>(ServerStream& stream)>;
 
-/// Handlers registered with a host for as long as this object lives. Running calls are dropped with it.
+/// Handlers registered with a host for as long as this object lives, which ends before the host's. Running calls are
+/// dropped with it, but those of a removed method go on. An exception of a handler is logged as a defect and sent as an
+/// error. A handler bounds its own waits for requests: a caller may stay connected and silent.
 class Server {
  public:
   explicit Server(p2p::Host& host);
   ~Server();
+  /// Throws std::invalid_argument when the host already serves the protocol.
   void add_unary(std::string protocol, UnaryHandler handler);
   void add_streaming(std::string protocol, StreamingHandler handler);
   void remove(const std::string& protocol);

@@ -1,7 +1,5 @@
 #include "common/program.hpp"
 
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <cstdlib>
 #include <iostream>
 #include <sstream>

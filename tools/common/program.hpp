@@ -1,7 +1,7 @@
 // What the programs share: parsing options, one-line errors with exit codes, logging options, joining a swarm.
 #pragma once
 
-#include <CLI/App.hpp>
+#include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 # Installs cohive for find_package(cohive): the targets cohive::net, cohive::averaging and, where built, cohive::torch
-# (static), the public headers, and the programs.
+# (static), and the public headers. The programs are installed where they are built, in tools/.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -18,13 +18,3 @@ configure_package_config_file(cmake/cohiveConfig.cmake.in cohiveConfig.cmake INS
 write_basic_package_version_file(cohiveConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfigVersion.cmake"
               cmake/FindLibTorch.cmake DESTINATION "${package_dir}")
-
-if(COHIVE_TOOLS AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/tools/CMakeLists.txt")
-  get_property(programs DIRECTORY tools PROPERTY BUILDSYSTEM_TARGETS)
-  foreach(program IN LISTS programs)
-    get_target_property(type ${program} TYPE)
-    if(type STREQUAL "EXECUTABLE")
-      install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
-    endif()
-  endforeach()
-endif()

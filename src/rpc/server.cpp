@@ -10,6 +10,7 @@
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
+#include "parse.hpp"
 #include "records.hpp"
 
 namespace cohive::rpc {
@@ -165,9 +166,7 @@ Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& s
   auto bytes = co_await reader.read_exactly(length.value, deadline);
   if (!bytes) co_return std::nullopt;
   auto& frame = request.frame;
-  if (!frame.ParseFromArray(bytes->data(), static_cast<int>(bytes->size())) || frame.call_id().size() != kCallIdSize ||
-      !frame.has_call_unary())
-    co_return std::nullopt;
+  if (!parse(frame, *bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary()) co_return std::nullopt;
   co_return request;
 }
 

@@ -4,9 +4,11 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
+#include <optional>
 #include <sstream>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/core/metrics.hpp"
 
 namespace cohive::p2p {
@@ -14,9 +16,50 @@ namespace {
 
 namespace http = boost::beast::http;
 
-constexpr std::size_t kMaxHeader = 8 * 1024;
+using Request = http::request<http::string_body>;
+using Response = http::response<http::string_body>;
+
+constexpr std::uint32_t kMaxHeader = 8 * 1024;
+constexpr std::uint64_t kMaxBody = 1024;  // a GET has none
 constexpr std::size_t kMaxConnections = 32;
-constexpr Duration kRequestTimeout = 10s;
+constexpr Duration kRequestTimeout = 10s;  // from accepting to the last byte of the answer
+
+Response plain(http::status status, std::string body = {}) {
+  Response response(status, 11, std::move(body));
+  response.keep_alive(false);
+  response.set(http::field::content_type, "text/plain; charset=utf-8");
+  return response;
+}
+
+Response refusal(bool header_too_large) {
+  Response response = header_too_large ? plain(http::status::request_header_fields_too_large, "request too large\n")
+                                       : plain(http::status::bad_request, "not an HTTP request\n");
+  response.prepare_payload();
+  return response;
+}
+
+Task<Result<>> send(transport::RawConnection& connection, Response response) {
+  std::ostringstream text;
+  text << response;
+  const std::string bytes = text.str();
+  const ByteView parts[] = {as_bytes(bytes)};
+  co_return co_await connection.write_all(parts);
+}
+
+/// "host:port" as a multiaddr; an empty host is every interface.
+std::optional<Multiaddr> parse_endpoint(const std::string& address) {
+  const auto colon = address.rfind(':');
+  if (colon == std::string::npos || colon + 1 == address.size()) return std::nullopt;
+  std::string host = address.substr(0, colon);
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (bracketed) host = host.substr(1, host.size() - 2);
+  if (host.empty()) host = "0.0.0.0";
+  if (host == "localhost") host = "127.0.0.1";
+  const auto parsed =
+      Multiaddr::from_text((bracketed ? "/ip6/" : "/ip4/") + host + "/tcp/" + address.substr(colon + 1));
+  if (!parsed || !parsed->tcp_endpoint()) return std::nullopt;
+  return *parsed;
+}
 
 }  // namespace
 
@@ -24,26 +67,21 @@ struct MetricsServer::Impl {
   Impl(transport::Network& net, std::function<bool()> ready_check)
       : network(net), runtime(net.runtime()), ready(std::move(ready_check)), tasks(runtime, "metrics server") {}
 
-  http::response<http::string_body> answer(const http::request<http::string_body>& request) {
-    http::response<http::string_body> response;
-    response.version(11);
-    response.keep_alive(false);
-    response.set(http::field::content_type, "text/plain; charset=utf-8");
+  Response answer(const Request& request) {
+    Response response = plain(http::status::ok);
     const auto target = request.target().substr(0, request.target().find('?'));
     if (request.method() != http::verb::get && request.method() != http::verb::head) {
-      response.result(http::status::method_not_allowed);
+      response = plain(http::status::method_not_allowed, "only GET and HEAD\n");
+      response.set(http::field::allow, "GET, HEAD");
     } else if (target == "/metrics") {
       response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
       response.body() = runtime.metrics().text();
     } else if (target == "/healthz") {
       response.body() = "ok\n";
     } else if (target == "/readyz") {
-      const bool is_ready = ready();
-      response.result(is_ready ? http::status::ok : http::status::service_unavailable);
-      response.body() = is_ready ? "ready\n" : "not ready\n";
+      response = ready() ? plain(http::status::ok, "ready\n") : plain(http::status::service_unavailable, "not ready\n");
     } else {
-      response.result(http::status::not_found);
-      response.body() = "try /metrics, /healthz or /readyz\n";
+      response = plain(http::status::not_found, "try /metrics, /healthz or /readyz\n");
     }
     response.prepare_payload();
     if (request.method() == http::verb::head) response.body().clear();
@@ -52,26 +90,22 @@ struct MetricsServer::Impl {
 
   static Task<Result<>> serve(Impl& self, transport::RawConnection& connection) {
     http::request_parser<http::string_body> parser;
-    parser.header_limit(static_cast<std::uint32_t>(kMaxHeader));
-    parser.body_limit(kMaxHeader);
+    parser.eager(true);
+    parser.header_limit(kMaxHeader);
+    parser.body_limit(kMaxBody);
     std::string received;
     Bytes chunk(kMaxHeader);
     while (!parser.is_done()) {
       auto count = co_await connection.read_some(chunk);
       if (!count) co_return count.error();
-      if (*count == 0) co_return ok();
+      if (*count == 0) co_return Error(Errc::end_of_stream, "HTTP request");
       received.append(reinterpret_cast<const char*>(chunk.data()), *count);
       boost::system::error_code error;
-      const std::size_t used = parser.put(boost::asio::buffer(received), error);
-      received.erase(0, used);
-      if (error && error != http::error::need_more) co_return Error(Errc::malformed, "HTTP request");
-      if (received.size() > kMaxHeader) co_return Error(Errc::limit_exceeded, "HTTP request");
+      received.erase(0, parser.put(boost::asio::buffer(received), error));
+      if (error && error != http::error::need_more)
+        co_return co_await send(connection, refusal(error == http::error::header_limit));
     }
-    std::ostringstream text;
-    text << self.answer(parser.get());
-    const std::string bytes = text.str();
-    const ByteView parts[] = {as_bytes(bytes)};
-    co_return co_await connection.write_all(parts);
+    co_return co_await send(connection, self.answer(parser.get()));
   }
 
   static Task<void> handle(Impl& self, std::unique_ptr<transport::RawConnection> connection) {
@@ -98,14 +132,11 @@ MetricsServer::MetricsServer(transport::Network& network, std::function<bool()> 
 MetricsServer::~MetricsServer() = default;
 
 Result<> MetricsServer::start(const std::string& address) {
-  const auto colon = address.rfind(':');
-  std::string host = colon == std::string::npos ? std::string() : address.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  if (host == "localhost" || host.empty()) host = host.empty() ? "0.0.0.0" : "127.0.0.1";
-  const std::string port = colon == std::string::npos ? std::string() : address.substr(colon + 1);
-  const auto multiaddr = Multiaddr::from_text((host.find(':') != std::string::npos ? "/ip6/" : "/ip4/") + host + "/tcp/" + port);
-  if (port.empty() || !multiaddr) return Error(Errc::invalid_argument, "metrics address \"" + address + "\": write host:port, for example 127.0.0.1:9464");
-  auto listener = impl_->network.listen(*multiaddr);
+  const auto endpoint = parse_endpoint(address);
+  if (!endpoint)
+    return Error(Errc::invalid_argument,
+                 "metrics address " + log::quoted(address) + ": write host:port, for example 127.0.0.1:9464");
+  auto listener = impl_->network.listen(*endpoint);
   if (!listener) return listener.error().with_context("metrics address");
   impl_->listener = std::move(*listener);
   impl_->tasks.spawn(Impl::accept(*impl_), "metrics accept");
@@ -115,7 +146,8 @@ Result<> MetricsServer::start(const std::string& address) {
 std::string MetricsServer::url() const {
   const auto endpoint = impl_->listener->address().tcp_endpoint();
   const bool v6 = endpoint->host_code == Multiaddr::ip6;
-  return "http://" + (v6 ? "[" + endpoint->host + "]" : endpoint->host) + ":" + std::to_string(endpoint->port) + "/metrics";
+  return "http://" + (v6 ? "[" + endpoint->host + "]" : endpoint->host) + ":" + std::to_string(endpoint->port) +
+         "/metrics";
 }
 
 }  // namespace cohive::p2p

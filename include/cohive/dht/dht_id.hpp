@@ -34,7 +34,20 @@ struct DhtId {
   DhtId distance(const DhtId& other) const;  ///< XOR
   std::string binary() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
   std::string hex() const;
-  friend auto operator<=>(const DhtId&, const DhtId&) = default;
+  friend bool operator==(const DhtId&, const DhtId&) = default;
+  friend std::strong_ordering operator<=>(const DhtId& a, const DhtId& b) {
+    // The first eight bytes nearly always decide.
+    const std::uint64_t high_a = a.high(), high_b = b.high();
+    if (high_a != high_b) return high_a <=> high_b;
+    return a.bytes <=> b.bytes;
+  }
+
+ private:
+  std::uint64_t high() const {
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < 8; ++i) value = value << 8 | bytes[i];
+    return value;
+  }
 };
 
 }  // namespace cohive::dht

@@ -8,7 +8,9 @@
 
 namespace cohive::bench {
 
-double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 double percentile_ms(std::vector<double> values, double p) {
   if (values.empty()) return 0;
@@ -26,7 +28,8 @@ int main(int argc, char** argv) {
   CLI::App app("Measures transport, DHT, all-reduce and codecs; prints JSON.", "cohive-bench");
   app.require_subcommand(1);
   app.fallthrough();
-  app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)")->check(CLI::Range(0.1, 3600.0));
+  app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)")
+      ->check(CLI::Range(0.1, 3600.0));
   app.add_option("--peers", settings.peers, "of dht and allreduce (default 4)")->check(CLI::Range(1, 1000));
   app.add_option("--megabytes", settings.megabytes, "of allreduce and codec (default 64)")->check(CLI::Range(1, 16384));
   tools::add_log_options(app, log_options);

@@ -28,7 +28,8 @@ std::string joined(const std::vector<Multiaddr>& addresses, const char* separato
 void announce(const Options& options, p2p::Host& host, const std::string& metrics_url) {
   const auto visible = host.visible_addresses();
   if (options.json) {
-    nlohmann::json line{{"peer_id", host.id().text()}, {"initial_peers", nlohmann::json::array()}, {"metrics", metrics_url}};
+    nlohmann::json line{
+        {"peer_id", host.id().text()}, {"initial_peers", nlohmann::json::array()}, {"metrics", metrics_url}};
     for (const auto& address : visible) line["initial_peers"].push_back(address.text());
     std::cout << line.dump() << std::endl;
   } else {
@@ -36,7 +37,8 @@ void announce(const Options& options, p2p::Host& host, const std::string& metric
     if (!metrics_url.empty()) std::cout << "Metrics: " << metrics_url << std::endl;
   }
   // The wording that scripts around hivemind look for.
-  log::info("bootstrap", "Running a DHT instance. To connect other peers to this one, use --initial_peers {}", joined(visible, " "));
+  log::info("bootstrap", "Running a DHT instance. To connect other peers to this one, use --initial_peers {}",
+            joined(visible, " "));
   log::info("bootstrap", "Full list of visible multiaddresses: {}", joined(visible, " "));
 }
 
@@ -49,7 +51,17 @@ Task<void> report(Dht& dht, Duration period) {
   }
 }
 
-Task<int> serve(Runtime& runtime, Options options, p2p::HostOptions host_options, KeyPair identity, std::vector<Multiaddr> initial) {
+/// Joins the swarm, says how others do, and reports from then on. Ends by an exception only.
+Task<void> serve(Dht& dht, Options options, std::string metrics_url, std::vector<Multiaddr> initial, bool& ready) {
+  if (auto joined_swarm = co_await dht.start(std::move(initial)); !joined_swarm)
+    throw ErrorException(joined_swarm.error());
+  ready = true;
+  announce(options, dht.host(), metrics_url);
+  co_await report(dht, std::chrono::seconds(options.refresh_period));
+}
+
+Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_options, KeyPair identity,
+                   std::vector<Multiaddr> initial) {
   const auto network = transport::make_tcp_network(runtime);
   p2p::Host host(*network, identity, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
@@ -61,16 +73,11 @@ Task<int> serve(Runtime& runtime, Options options, p2p::HostOptions host_options
     metrics_url = metrics.url();
   }
   Dht dht(host);
-  auto starting = [](Dht& node, std::vector<Multiaddr> peers) -> Task<Result<>> { co_return co_await node.start(std::move(peers)); };
-  auto outcome = co_await race(runtime, starting(dht, std::move(initial)), wait_for_signal(runtime));
-  if (outcome.index() == 1) co_return 0;
-  if (auto& joined_swarm = std::get<0>(outcome); !joined_swarm) throw ErrorException(joined_swarm.error());
-  ready = true;
-  announce(options, host, metrics_url);
-  TaskGroup reporting(runtime, "report");
-  reporting.spawn(report(dht, std::chrono::seconds(options.refresh_period)), "report");
-  const int signal = co_await wait_for_signal(runtime);
-  log::info("bootstrap", "Caught signal {}, shutting down", signal);
+  // Signals are awaited from before the first line is printed: who reads it may stop us at once.
+  auto outcome = co_await race(runtime, wait_for_signal(runtime),
+                               serve(dht, std::move(options), std::move(metrics_url), std::move(initial), ready));
+  ready = false;
+  log::info("bootstrap", "Caught signal {}, shutting down", std::get<0>(outcome));
   co_await dht.close();
   co_await host.close();
   co_return 0;
@@ -82,10 +89,11 @@ int run(const Options& options) {
   host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
   auto initial = parse_initial_peers(initial_peers(options.initial_peers));
-  const KeyPair identity = options.identity_path.empty() ? KeyPair::generate_ed25519()
-                                                         : load_or_create_identity(options.identity_path, KeyType::rsa).value();
+  const KeyPair identity = options.identity_path.empty()
+                               ? KeyPair::generate_ed25519()
+                               : load_or_create_identity(options.identity_path, KeyType::rsa).value();
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  return runtime->run(serve(*runtime, options, std::move(host_options), identity, std::move(initial)));
+  return runtime->run(run_node(*runtime, options, std::move(host_options), identity, std::move(initial)));
 }
 
 }  // namespace
@@ -96,11 +104,15 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("A standalone DHT node: the address by which others join a swarm.", "cohive-bootstrap");
   app.add_option("--host-maddrs", options.host_maddrs, "addresses to listen on (default /ip4/0.0.0.0/tcp/0)");
-  app.add_option("--announce-maddrs", options.announce_maddrs, "addresses to tell others instead of the ones listened on");
-  app.add_option("--initial-peers", options.initial_peers, "multiaddrs of an existing swarm to join (or $INITIAL_PEERS)");
-  app.add_option("--identity-path", options.identity_path, "key file; made when missing, keeps the peer id across restarts");
+  app.add_option("--announce-maddrs", options.announce_maddrs,
+                 "addresses to tell others instead of the ones listened on");
+  app.add_option("--initial-peers", options.initial_peers,
+                 "multiaddrs of an existing swarm to join (or $INITIAL_PEERS)");
+  app.add_option("--identity-path", options.identity_path,
+                 "key file; made when missing, keeps the peer id across restarts");
   app.add_option("--metrics-address", options.metrics_address, "host:port for /metrics, /healthz and /readyz");
-  app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")->check(CLI::Range(1, 86400));
+  app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")
+      ->check(CLI::Range(1, 86400));
   app.add_flag("--json", options.json, "print how to join as one JSON object");
   add_log_options(app, options.log);
   return run_program(argc, argv, app, [&] { return run(options); });

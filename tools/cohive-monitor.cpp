@@ -29,13 +29,13 @@ std::optional<PeerProgress> parse(const msgpack::Value& value, double now) {
   const auto* map = value.get_if<msgpack::Map>();
   if (!map) return std::nullopt;
   const auto field = [map](const char* name) { return map->find(name); };
-  const auto *peer = field("peer_id"), *epoch = field("epoch"), *samples = field("samples_accumulated"), *rate = field("samples_per_second"),
-             *time = field("time"), *client = field("client_mode");
+  const auto *peer = field("peer_id"), *epoch = field("epoch"), *samples = field("samples_accumulated"),
+             *rate = field("samples_per_second"), *time = field("time"), *client = field("client_mode");
   if (!peer || !epoch || !samples || !rate || !time || !client) return std::nullopt;
   const auto* id = peer->get_if<msgpack::Bin>();
   if (!id || !epoch->as_uint() || !samples->as_uint() || !rate->as_number() || !time->as_number()) return std::nullopt;
   const auto peer_id = PeerId::from_bytes(as_bytes(id->data));
-  return PeerProgress{peer_id ? peer_id->text() : "?", *epoch->as_uint(),   *samples->as_uint(), *rate->as_number(),
+  return PeerProgress{peer_id ? peer_id->text() : "?", *epoch->as_uint(), *samples->as_uint(), *rate->as_number(),
                       now - *time->as_number(),        client->truthy()};
 }
 
@@ -51,19 +51,43 @@ void print(const Options& options, const std::vector<PeerProgress>& peers) {
   for (const auto& peer : peers)
     if (peer.epoch == epoch) samples += peer.samples;
   if (options.json) {
-    nlohmann::json line{{"run_id", options.run_id}, {"peers", peers.size()}, {"clients", clients}, {"epoch", epoch}, {"samples_accumulated", samples},
-                        {"samples_per_second", rate}, {"trainers", nlohmann::json::array()}};
+    nlohmann::json line{{"run_id", options.run_id},
+                        {"peers", peers.size()},
+                        {"clients", clients},
+                        {"epoch", epoch},
+                        {"samples_accumulated", samples},
+                        {"samples_per_second", rate},
+                        {"trainers", nlohmann::json::array()}};
     for (const auto& peer : peers)
-      line["trainers"].push_back({{"peer_id", peer.peer}, {"epoch", peer.epoch}, {"samples_accumulated", peer.samples},
-                                  {"samples_per_second", peer.samples_per_second}, {"age_seconds", peer.age}, {"client_mode", peer.client}});
+      line["trainers"].push_back({{"peer_id", peer.peer},
+                                  {"epoch", peer.epoch},
+                                  {"samples_accumulated", peer.samples},
+                                  {"samples_per_second", peer.samples_per_second},
+                                  {"age_seconds", peer.age},
+                                  {"client_mode", peer.client}});
     std::cout << line.dump() << std::endl;
     return;
   }
-  std::cout << options.run_id << ": " << peers.size() << " peers (" << clients << " clients), epoch " << epoch << ", " << samples
-            << " samples accumulated, " << fmt::format("{:.1f}", rate) << " samples/s" << std::endl;
+  std::cout << options.run_id << ": " << peers.size() << " peers (" << clients << " clients), epoch " << epoch << ", "
+            << samples << " samples accumulated, " << fmt::format("{:.1f}", rate) << " samples/s" << std::endl;
 }
 
-Task<int> watch(Runtime& runtime, Options options, std::vector<Multiaddr> initial) {
+/// Prints a line now and then; ends after the first when that was asked for.
+Task<void> watch(Dht& dht, Options options, std::vector<Multiaddr> initial) {
+  if (auto joined = co_await dht.start(std::move(initial)); !joined) throw ErrorException(joined.error());
+  for (;;) {
+    auto found = co_await dht.get(options.run_id + "_progress", true);
+    std::vector<PeerProgress> peers;
+    if (found)
+      for (const auto& [subkey, stored] : found->entries())
+        if (auto peer = parse(stored.value, dht.now())) peers.push_back(std::move(*peer));
+    print(options, peers);
+    if (options.once) co_return;
+    co_await dht.runtime().sleep_for(from_seconds(options.interval));
+  }
+}
+
+Task<int> run_monitor(Runtime& runtime, Options options, std::vector<Multiaddr> initial) {
   const auto network = transport::make_tcp_network(runtime);
   p2p::HostOptions host_options;
   host_options.routing_server = false;
@@ -73,19 +97,7 @@ Task<int> watch(Runtime& runtime, Options options, std::vector<Multiaddr> initia
   dht_options.client_mode = true;
   Dht dht(host, dht_options);
   dht.add_validator(std::make_shared<dht::RsaSignatureValidator>());  // needed to read signed records
-  if (auto joined = co_await dht.start(std::move(initial)); !joined) throw ErrorException(joined.error());
-  for (;;) {
-    auto found = co_await dht.get(options.run_id + "_progress", true);
-    std::vector<PeerProgress> peers;
-    if (found)
-      for (const auto& [subkey, stored] : found->entries())
-        if (auto peer = parse(stored.value, dht.now())) peers.push_back(std::move(*peer));
-    print(options, peers);
-    if (options.once) break;
-    auto pause = [](Runtime& loop, Duration time) -> Task<void> { co_await loop.sleep_for(time); };
-    auto outcome = co_await race(runtime, pause(runtime, from_seconds(options.interval)), wait_for_signal(runtime));
-    if (outcome.index() == 1) break;
-  }
+  co_await race(runtime, wait_for_signal(runtime), watch(dht, std::move(options), std::move(initial)));
   co_await dht.close();
   co_await host.close();
   co_return 0;
@@ -96,7 +108,7 @@ int run(const Options& options) {
   auto initial = parse_initial_peers(initial_peers(options.initial_peers));
   if (initial.empty()) throw Exit{kBadInput, "give the swarm's address with --initial-peers or $INITIAL_PEERS"};
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  return runtime->run(watch(*runtime, options, std::move(initial)));
+  return runtime->run(run_monitor(*runtime, options, std::move(initial)));
 }
 
 }  // namespace
@@ -108,7 +120,8 @@ int main(int argc, char** argv) {
   CLI::App app("Shows peers, epoch and speed of a training run.", "cohive-monitor");
   app.add_option("--initial-peers", options.initial_peers, "multiaddrs of the swarm (or $INITIAL_PEERS)");
   app.add_option("--run-id", options.run_id, "the run to watch (default cohive_run)");
-  app.add_option("--interval", options.interval, "seconds between two lines (default 5)")->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--interval", options.interval, "seconds between two lines (default 5)")
+      ->check(CLI::Range(0.1, 86400.0));
   app.add_flag("--once", options.once, "print one line and exit");
   app.add_flag("--json", options.json, "one JSON object per line");
   add_log_options(app, options.log);

@@ -21,8 +21,8 @@ void Reducer::begin_part() {
 void Reducer::finish_if_complete() {
   while (!finished() && std::includes(contributed_.begin(), contributed_.end(), active_.begin(), active_.end())) {
     if (weight_ > 0) {
-      const auto scale = static_cast<float>(1.0 / weight_);
-      for (float& value : *accumulator_) value *= scale;
+      const auto total = static_cast<float>(weight_);  // divided, as Python does: the same bits everywhere
+      for (float& value : *accumulator_) value /= total;
       averages_[current_] = std::move(accumulator_);
     }
     ++current_;

@@ -1,5 +1,6 @@
 #include "cohive/core/msgpack.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -121,7 +122,7 @@ class Decoder {
     // Every item takes at least a byte: a longer announcement is a lie and takes no memory.
     if (!count || *count > rest_.size()) return broken("truncated array");
     std::vector<Value> result;
-    result.reserve(*count);
+    result.reserve(std::min<std::uint64_t>(*count, 64));  // nested lies must not add up
     for (std::uint64_t i = 0; i < *count; ++i) {
       auto item = value(depth + 1);
       if (!item) return item.error();
@@ -137,7 +138,7 @@ class Decoder {
   Result<Value> map(std::optional<std::uint64_t> count, int depth) {
     if (!count || *count > rest_.size() / 2) return broken("truncated map");
     Map result;
-    result.entries.reserve(*count);
+    result.entries.reserve(std::min<std::uint64_t>(*count, 64));
     for (std::uint64_t i = 0; i < *count; ++i) {
       auto key = value(depth + 1);
       if (!key) return key.error();

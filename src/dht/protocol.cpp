@@ -28,6 +28,10 @@ StorageLimits limits_of(const DhtOptions& options, std::size_t records) {
   return limits;
 }
 
+std::size_t size_of(const OutgoingRecord& record) {
+  return record.value.size() + record.tag.size();
+}
+
 }  // namespace
 
 OutgoingRecord outgoing(const DhtId& key, const StoredRecord& record, bool in_cache) {
@@ -47,10 +51,11 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1)),
       tasks_(runtime, "dht protocol"),
+      store_limits_{.items = std::clamp<std::size_t>(opts.max_keys_per_request, 1, kStoreBatch)},
       stores_(
-          runtime, {.items = std::min(kStoreBatch, opts.max_keys_per_request), .bytes = 1024 * 1024, .in_flight = 4},
+          runtime, store_limits_,
           [this](PeerId peer, std::vector<OutgoingRecord> records) { return send_store(peer, std::move(records)); },
-          [](const OutgoingRecord& record) { return record.value.size() + record.tag.size(); }),
+          &size_of),
       finds_(
           runtime, {.items = std::max<std::size_t>(opts.chunk_size, 1), .bytes = 1024 * 1024, .in_flight = 8},
           [this](PeerId peer, std::vector<DhtId> keys) { return send_find(peer, std::move(keys)); },
@@ -117,7 +122,21 @@ Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
 }
 
 Task<Result<std::vector<bool>>> Protocol::store(PeerId peer, std::vector<OutgoingRecord> records) {
-  return stores_.call(peer, std::move(records));
+  // What does not fit into one request goes in several, one after the other.
+  std::vector<bool> accepted;
+  for (std::size_t at = 0; at < records.size();) {
+    std::vector<OutgoingRecord> part;
+    std::size_t bytes = 0;
+    for (; at < records.size() && part.size() < store_limits_.items; ++at) {
+      bytes += size_of(records[at]);
+      if (!part.empty() && bytes > store_limits_.bytes) break;
+      part.push_back(std::move(records[at]));
+    }
+    auto result = co_await stores_.call(peer, std::move(part));
+    if (!result) co_return result.error();
+    accepted.insert(accepted.end(), result->begin(), result->end());
+  }
+  co_return accepted;
 }
 
 Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<OutgoingRecord> records) {

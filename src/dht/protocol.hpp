@@ -111,6 +111,7 @@ class Protocol {
   CallSlots slots_;
   std::optional<rpc::Server> server_;
   TaskGroup tasks_;
+  const BatchLimits store_limits_;
   Batcher<OutgoingRecord, bool> stores_;
   Batcher<DhtId, Finding> finds_;
 };

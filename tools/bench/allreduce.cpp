@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kRounds = 5;
 
-Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec codec, std::vector<Multiaddr> initial, int address_pipe) {
+Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec codec, std::vector<Multiaddr> initial,
+                          int address_pipe) {
   const auto network = transport::make_tcp_network(runtime);
   p2p::HostOptions options;
   options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
@@ -42,7 +43,9 @@ Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec code
   }
   co_await runtime.sleep_for(500ms);  // the others may still be reading our parts
   co_await host.close();
-  co_return nlohmann::json{{"round_p50_ms", percentile_ms(seconds, 0.5)}, {"exchange_p50_ms", percentile_ms(exchange, 0.5)}, {"failed", failed}};
+  co_return nlohmann::json{{"round_p50_ms", percentile_ms(seconds, 0.5)},
+                           {"exchange_p50_ms", percentile_ms(exchange, 0.5)},
+                           {"failed", failed}};
 }
 
 nlohmann::json run_group(const Settings& settings, codec::Codec codec) {
@@ -76,8 +79,11 @@ nlohmann::json run_group(const Settings& settings, codec::Codec codec) {
 nlohmann::json allreduce(const Settings& settings) {
   Settings group = settings;
   group.peers = std::max<std::size_t>(settings.peers, 2);
-  return {{"benchmark", "allreduce"}, {"peers", group.peers}, {"megabytes", group.megabytes},
-          {"float32", run_group(group, codec::Codec::none)}, {"float16", run_group(group, codec::Codec::float16)}};
+  return {{"benchmark", "allreduce"},
+          {"peers", group.peers},
+          {"megabytes", group.megabytes},
+          {"float32", run_group(group, codec::Codec::none)},
+          {"float16", run_group(group, codec::Codec::float16)}};
 }
 
 }  // namespace cohive::bench

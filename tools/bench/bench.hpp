@@ -7,8 +7,8 @@
 namespace cohive::bench {
 
 struct Settings {
-  double seconds = 3;      ///< how long each measurement runs
-  std::size_t peers = 4;   ///< of dht and allreduce
+  double seconds = 3;     ///< how long each measurement runs
+  std::size_t peers = 4;  ///< of dht and allreduce
   std::size_t megabytes = 64;
 };
 

@@ -28,11 +28,15 @@ nlohmann::json codec(const Settings& settings) {
   const double each = settings.seconds / 6;
   nlohmann::json result{{"benchmark", "codec"}, {"megabytes", settings.megabytes}};
   result["copy"] = rate(count * 4, each, [&] { std::memcpy(out.data(), values.data(), count * 4); });
-  for (const auto& [name, kind] : {std::pair{"none", codec::Codec::none}, std::pair{"float16", codec::Codec::float16}}) {
+  for (const auto& [name, kind] :
+       {std::pair{"none", codec::Codec::none}, std::pair{"float16", codec::Codec::float16}}) {
     const Slice encoded = codec::encode(kind, values);
     result[name]["encode"] = rate(count * 4, each, [&, kind = kind] { (void)codec::encode(kind, values); });
-    result[name]["decode"] = rate(count * 4, each, [&, kind = kind] { codec::decode(kind, codec::DType::float32, encoded, out).value(); });
-    result[name]["accumulate"] = rate(count * 4, each, [&, kind = kind] { codec::decode_and_accumulate(kind, codec::DType::float32, encoded, 0.5f, out).value(); });
+    result[name]["decode"] =
+        rate(count * 4, each, [&, kind = kind] { codec::decode(kind, codec::DType::float32, encoded, out).value(); });
+    result[name]["accumulate"] = rate(count * 4, each, [&, kind = kind] {
+      codec::decode_and_accumulate(kind, codec::DType::float32, encoded, 0.5f, out).value();
+    });
   }
   return result;
 }

@@ -1,7 +1,7 @@
 // Stores and gets in a swarm of nodes on loopback, all in this process.
+#include "cohive/dht/dht.hpp"
 #include "bench/bench.hpp"
 #include "cohive/core/combine.hpp"
-#include "cohive/dht/dht.hpp"
 
 namespace cohive::bench {
 namespace {
@@ -41,8 +41,10 @@ Task<void> get_loop(std::vector<Node>& nodes, std::size_t worker, double end, st
 }
 
 nlohmann::json summary(const Tally& tally) {
-  return {{"per_second", static_cast<double>(tally.seconds.size()) / tally.wall}, {"p50_ms", percentile_ms(tally.seconds, 0.5)},
-          {"p99_ms", percentile_ms(tally.seconds, 0.99)}, {"failed", tally.failed}};
+  return {{"per_second", static_cast<double>(tally.seconds.size()) / tally.wall},
+          {"p50_ms", percentile_ms(tally.seconds, 0.5)},
+          {"p99_ms", percentile_ms(tally.seconds, 0.99)},
+          {"failed", tally.failed}};
 }
 
 Task<nlohmann::json> measure(Runtime& runtime, Settings settings) {
@@ -65,7 +67,8 @@ Task<nlohmann::json> measure(Runtime& runtime, Settings settings) {
   std::size_t next = 0;
   double start = now_seconds();
   std::vector<Task<void>> work;
-  for (std::size_t i = 0; i < kWorkers; ++i) work.push_back(store_loop(nodes, i, start + settings.seconds, next, stores));
+  for (std::size_t i = 0; i < kWorkers; ++i)
+    work.push_back(store_loop(nodes, i, start + settings.seconds, next, stores));
   co_await when_all(runtime, std::move(work));
   stores.wall = now_seconds() - start;
   start = now_seconds();
@@ -73,7 +76,8 @@ Task<nlohmann::json> measure(Runtime& runtime, Settings settings) {
   for (std::size_t i = 0; i < kWorkers; ++i) work.push_back(get_loop(nodes, i, start + settings.seconds, next, gets));
   co_await when_all(runtime, std::move(work));
   gets.wall = now_seconds() - start;
-  co_return nlohmann::json{{"benchmark", "dht"}, {"peers", settings.peers}, {"stores", summary(stores)}, {"gets", summary(gets)}};
+  co_return nlohmann::json{
+      {"benchmark", "dht"}, {"peers", settings.peers}, {"stores", summary(stores)}, {"gets", summary(gets)}};
 }
 
 }  // namespace

@@ -21,7 +21,9 @@ Task<void> drain(transport::StreamPtr stream) {
   stream->close_write();
 }
 
-Task<Result<std::string>> echo(PeerId, std::string request) { co_return request; }
+Task<Result<std::string>> echo(PeerId, std::string request) {
+  co_return request;
+}
 
 /// The other process: serves until its parent closes the pipe's other end.
 Task<void> serve(Runtime& runtime, int address_pipe) {
@@ -61,11 +63,12 @@ Task<nlohmann::json> measure(Runtime& runtime, std::string address, Settings set
     (co_await rpc::call_unary(host, peer, kEcho, "ping", runtime.after(5s))).value();
     trips.push_back(now_seconds() - call_start);
   }
-  co_return nlohmann::json{{"benchmark", "transport"},
-                           {"stream_megabytes_per_second", static_cast<double>(bytes) / stream_seconds / 1e6},
-                           {"unary_calls_per_second", static_cast<double>(trips.size()) / (now_seconds() - calls_start)},
-                           {"unary_p50_ms", percentile_ms(trips, 0.5)},
-                           {"unary_p99_ms", percentile_ms(trips, 0.99)}};
+  co_return nlohmann::json{
+      {"benchmark", "transport"},
+      {"stream_megabytes_per_second", static_cast<double>(bytes) / stream_seconds / 1e6},
+      {"unary_calls_per_second", static_cast<double>(trips.size()) / (now_seconds() - calls_start)},
+      {"unary_p50_ms", percentile_ms(trips, 0.5)},
+      {"unary_p99_ms", percentile_ms(trips, 0.99)}};
 }
 
 }  // namespace

@@ -44,7 +44,8 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
 
 int code_for(const Error& error) {
   // A peer that is not the one named in the address is the user's mistake; one that does not answer is not.
-  if (error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos) return kBadInput;
+  if (error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos)
+    return kBadInput;
   if (error == make_error_code(p2p::Errc::bootstrap_failed) || error == make_error_code(cohive::Errc::not_found) ||
       error == make_error_code(cohive::Errc::timeout))
     return kFailed;
@@ -53,7 +54,8 @@ int code_for(const Error& error) {
 
 void add_log_options(CLI::App& app, log::Options& options) {
   app.add_option_function<std::string>(
-         "--log-format", [&options](const std::string& text) { options.format = *log::format_from_text(text); }, "text or json")
+         "--log-format", [&options](const std::string& text) { options.format = *log::format_from_text(text); },
+         "text or json")
       ->check(CLI::IsMember({"text", "json"}));
   app.add_option_function<std::string>(
          "--log-level", [&options](const std::string& text) { options.level = *log::level_from_text(text); },
@@ -65,7 +67,8 @@ std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, co
   std::vector<Multiaddr> result;
   for (const auto& text : texts) {
     auto address = Multiaddr::from_text(text);
-    if (!address) throw Exit{kBadInput, flag + ": " + address.error().message() + "; write for example /ip4/203.0.113.7/tcp/31337"};
+    if (!address)
+      throw Exit{kBadInput, flag + ": " + address.error().message() + "; write for example /ip4/203.0.113.7/tcp/31337"};
     result.push_back(std::move(*address));
   }
   return result;

@@ -38,18 +38,31 @@ std::array<std::uint8_t, 12> nonce_of(std::uint64_t counter) {
 
 }  // namespace
 
-Sha1Digest sha1(ByteView data) { return digest<20>(EVP_sha1(), {data}); }
-Sha256Digest sha256(ByteView data) { return digest<32>(EVP_sha256(), {data}); }
-Sha256Digest sha256(std::initializer_list<ByteView> parts) { return digest<32>(EVP_sha256(), parts); }
-Sha512Digest sha512(ByteView data) { return digest<64>(EVP_sha512(), {data}); }
+Sha1Digest sha1(ByteView data) {
+  return digest<20>(EVP_sha1(), {data});
+}
+Sha256Digest sha256(ByteView data) {
+  return digest<32>(EVP_sha256(), {data});
+}
+Sha256Digest sha256(std::initializer_list<ByteView> parts) {
+  return digest<32>(EVP_sha256(), parts);
+}
+Sha512Digest sha512(ByteView data) {
+  return digest<64>(EVP_sha512(), {data});
+}
 
 Sha256Digest hmac_sha256(ByteView key, ByteView data) {
   Sha256Digest out;
-  require(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), data.data(), data.size(), out.data(), nullptr), "HMAC");
+  static constexpr std::uint8_t kNothing = 0;  // OpenSSL takes a null pointer for a missing argument, not for no bytes
+  const auto* key_at = key.empty() ? &kNothing : key.data();
+  const auto* data_at = data.empty() ? &kNothing : data.data();
+  require(HMAC(EVP_sha256(), key_at, static_cast<int>(key.size()), data_at, data.size(), out.data(), nullptr), "HMAC");
   return out;
 }
 
-void random_bytes(MutableBytes out) { randombytes_buf(out.data(), out.size()); }
+void random_bytes(MutableBytes out) {
+  randombytes_buf(out.data(), out.size());
+}
 
 X25519KeyPair X25519KeyPair::generate() {
   Key32 secret;
@@ -106,7 +119,8 @@ void ChaChaPoly::seal(std::uint64_t counter, ByteView associated, std::span<cons
   int written = 0;
   require(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()), "nonce");
   if (!associated.empty())
-    require(EVP_EncryptUpdate(context, nullptr, &written, associated.data(), static_cast<int>(associated.size())), "AAD");
+    require(EVP_EncryptUpdate(context, nullptr, &written, associated.data(), static_cast<int>(associated.size())),
+            "AAD");
   for (ByteView part : parts) {
     if (part.empty()) continue;
     require(EVP_EncryptUpdate(context, out, &written, part.data(), static_cast<int>(part.size())), "encryption");
@@ -126,9 +140,9 @@ bool ChaChaPoly::open(std::uint64_t counter, ByteView associated, ByteView seale
   int written = 0;
   require(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()), "nonce");
   if (!associated.empty())
-    require(EVP_DecryptUpdate(context, nullptr, &written, associated.data(), static_cast<int>(associated.size())), "AAD");
-  if (size > 0)
-    require(EVP_DecryptUpdate(context, out, &written, sealed.data(), static_cast<int>(size)), "decryption");
+    require(EVP_DecryptUpdate(context, nullptr, &written, associated.data(), static_cast<int>(associated.size())),
+            "AAD");
+  if (size > 0) require(EVP_DecryptUpdate(context, out, &written, sealed.data(), static_cast<int>(size)), "decryption");
   require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, static_cast<int>(kTagSize), tag.data()), "tag");
   std::uint8_t none[16];
   return EVP_DecryptFinal_ex(context, none, &written) > 0;

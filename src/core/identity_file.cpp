@@ -3,10 +3,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 
+#include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/keys.hpp"
 
@@ -30,12 +32,17 @@ Result<KeyPair> load(const std::filesystem::path& path) {
   return pair;
 }
 
-/// Written to a temporary name and linked into place, so that a crash never leaves half a key and an existing file wins.
+/// Written to a temporary name and linked into place, so that a crash never leaves half a key and an existing file
+/// wins.
 Result<> save(const std::filesystem::path& path, const std::string& content) {
-  const std::string temporary = path.string() + ".new." + std::to_string(::getpid());
+  // Not the process id: in a container it is the same after every crash.
+  std::array<std::uint8_t, 8> unique;
+  crypto::random_bytes(unique);
+  const std::string temporary = path.string() + ".new." + to_hex(unique);
   const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0400);
   if (file < 0) return file_error(path, std::strerror(errno));
-  const bool written = ::write(file, content.data(), content.size()) == static_cast<ssize_t>(content.size()) && ::fsync(file) == 0;
+  const bool written =
+      ::write(file, content.data(), content.size()) == static_cast<ssize_t>(content.size()) && ::fsync(file) == 0;
   const int write_error = errno;
   ::close(file);
   const bool linked = written && ::link(temporary.c_str(), path.c_str()) == 0;

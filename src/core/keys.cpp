@@ -31,13 +31,32 @@ struct Deleter {
 };
 using Pkey = std::unique_ptr<EVP_PKEY, Deleter>;
 
-Error malformed(std::string what) { return Error(Errc::malformed, std::move(what)); }
+Error malformed(std::string what) {
+  return Error(Errc::malformed, std::move(what));
+}
+
+/// Parse() itself would print a line to stderr for every key that lacks a field: a stranger's way to flood it.
+template <class Message>
+bool parse_key(Message& message, ByteView serialised) {
+  return message.ParsePartialFromArray(serialised.data(), static_cast<int>(serialised.size())) &&
+         message.IsInitialized();
+}
 
 Pkey public_from_spki(ByteView der, int wanted_type) {
   const unsigned char* at = der.data();
   Pkey key(d2i_PUBKEY(nullptr, &at, static_cast<long>(der.size())));
   if (!key || at != der.data() + der.size() || EVP_PKEY_get_base_id(key.get()) != wanted_type) return nullptr;
   return key;
+}
+
+/// The NIST curves by name, as Go's x509 has it: a stranger's own curve parameters cost time and prove nothing.
+bool is_named_nist_curve(const EVP_PKEY* key) {
+  int is_explicit = 1;
+  EVP_PKEY_get_int_param(key, OSSL_PKEY_PARAM_EC_DECODED_FROM_EXPLICIT_PARAMS, &is_explicit);
+  char name[32] = {};
+  if (is_explicit || EVP_PKEY_get_group_name(key, name, sizeof name, nullptr) <= 0) return false;
+  const std::string_view curve(name);
+  return curve == "prime256v1" || curve == "secp384r1" || curve == "secp521r1" || curve == "secp224r1";
 }
 
 Pkey secp256k1_public(ByteView point) {
@@ -74,8 +93,12 @@ Bytes der_of(EVP_PKEY* key, int (*encode)(const EVP_PKEY*, unsigned char**)) {
   return result;
 }
 
-int encode_spki(const EVP_PKEY* key, unsigned char** out) { return i2d_PUBKEY(key, out); }
-int encode_traditional(const EVP_PKEY* key, unsigned char** out) { return i2d_PrivateKey(key, out); }
+int encode_spki(const EVP_PKEY* key, unsigned char** out) {
+  return i2d_PUBKEY(key, out);
+}
+int encode_traditional(const EVP_PKEY* key, unsigned char** out) {
+  return i2d_PrivateKey(key, out);
+}
 
 }  // namespace
 
@@ -89,7 +112,7 @@ struct PublicKey::Impl {
 Result<PublicKey> PublicKey::from_protobuf(ByteView serialised) {
   if (serialised.size() > kMaxKeyBytes) return malformed("public key is too long");
   proto::PublicKey message;
-  if (!message.ParseFromArray(serialised.data(), static_cast<int>(serialised.size()))) return malformed("public key does not parse");
+  if (!parse_key(message, serialised)) return malformed("public key does not parse");
   auto impl = std::make_shared<Impl>();
   impl->type = static_cast<KeyType>(message.key_type());
   const ByteView data = as_bytes(message.data());
@@ -114,6 +137,7 @@ Result<PublicKey> PublicKey::from_protobuf(ByteView serialised) {
     case proto::ECDSA:
       impl->pkey = public_from_spki(data, EVP_PKEY_EC);
       if (!impl->pkey) return malformed("ECDSA public key is not a DER SubjectPublicKeyInfo");
+      if (!is_named_nist_curve(impl->pkey.get())) return malformed("ECDSA public key is not on a named NIST curve");
       break;
   }
   // The canonical encoding names the peer, whatever order or extra fields the bytes had.
@@ -123,9 +147,15 @@ Result<PublicKey> PublicKey::from_protobuf(ByteView serialised) {
   return key;
 }
 
-KeyType PublicKey::type() const { return impl_->type; }
-const std::string& PublicKey::protobuf() const { return impl_->protobuf; }
-PeerId PublicKey::peer_id() const { return PeerId::of_public_key(as_bytes(impl_->protobuf)); }
+KeyType PublicKey::type() const {
+  return impl_->type;
+}
+const std::string& PublicKey::protobuf() const {
+  return impl_->protobuf;
+}
+PeerId PublicKey::peer_id() const {
+  return PeerId::of_public_key(as_bytes(impl_->protobuf));
+}
 
 bool PublicKey::verify(ByteView message, ByteView signature) const {
   if (impl_->type != KeyType::ed25519) return verify_sha256(impl_->pkey.get(), message, signature);
@@ -175,7 +205,7 @@ KeyPair KeyPair::generate_rsa(int bits) {
 Result<KeyPair> KeyPair::from_protobuf(ByteView serialised) {
   if (serialised.size() > kMaxKeyBytes) return malformed("private key is too long");
   proto::PrivateKey message;
-  if (!message.ParseFromArray(serialised.data(), static_cast<int>(serialised.size()))) return malformed("not a libp2p private key");
+  if (!parse_key(message, serialised)) return malformed("not a libp2p private key");
   const ByteView data = as_bytes(message.data());
   if (message.key_type() == proto::Ed25519) {
     // seed | public, or the old seed | public | public.
@@ -195,7 +225,8 @@ Result<KeyPair> KeyPair::from_protobuf(ByteView serialised) {
   // d2i falls back to PKCS#8; go-libp2p refuses that form, so an accepted file must re-encode to itself.
   if (!impl->pkey || der_of(impl->pkey.get(), encode_traditional) != to_bytes(data))
     return malformed("RSA private key is not PKCS#1 DER");
-  auto public_key = PublicKey::from_protobuf(as_bytes(serialise_public(KeyType::rsa, der_of(impl->pkey.get(), encode_spki))));
+  auto public_key =
+      PublicKey::from_protobuf(as_bytes(serialise_public(KeyType::rsa, der_of(impl->pkey.get(), encode_spki))));
   if (!public_key) return public_key.error();
   impl->public_key = std::move(*public_key);
   KeyPair pair;
@@ -203,8 +234,12 @@ Result<KeyPair> KeyPair::from_protobuf(ByteView serialised) {
   return pair;
 }
 
-const PublicKey& KeyPair::public_key() const { return impl_->public_key; }
-PeerId KeyPair::peer_id() const { return impl_->public_key.peer_id(); }
+const PublicKey& KeyPair::public_key() const {
+  return impl_->public_key;
+}
+PeerId KeyPair::peer_id() const {
+  return impl_->public_key.peer_id();
+}
 
 std::string KeyPair::protobuf() const {
   proto::PrivateKey message;

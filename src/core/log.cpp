@@ -46,6 +46,21 @@ std::string timestamp() {
                      utc.tm_hour, utc.tm_min, utc.tm_sec, millis);
 }
 
+/// What a message must not hold in text format: anything that ends the line or speaks to the terminal.
+std::string one_line(std::string_view message) {
+  std::string result;
+  result.reserve(message.size());
+  for (char c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 void configure(const Options& options) {
@@ -53,7 +68,9 @@ void configure(const Options& options) {
   current_format = options.format;
 }
 
-bool enabled(Level level) noexcept { return level >= current_level().load(std::memory_order_relaxed); }
+bool enabled(Level level) noexcept {
+  return level >= current_level().load(std::memory_order_relaxed);
+}
 
 std::optional<Level> level_from_text(std::string_view text) {
   for (std::size_t i = 0; i < std::size(kLevels); ++i)
@@ -90,7 +107,7 @@ void write(Level level, std::string_view module, std::string_view message) {
     const nlohmann::json line{{"time", timestamp()}, {"level", name}, {"module", module}, {"message", message}};
     sink().info(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   } else {
-    sink().info("{} {:<5} {}: {}", timestamp(), name, module, message);
+    sink().info("{} {:<5} {}: {}", timestamp(), name, module, one_line(message));
   }
 }
 

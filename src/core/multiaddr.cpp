@@ -8,6 +8,7 @@
 
 #include "cohive/core/base_encoding.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/core/varint.hpp"
 
 namespace cohive {
@@ -62,7 +63,9 @@ const Protocol* by_name(std::string_view name) {
   return nullptr;
 }
 
-Error malformed(std::string what) { return Error(Errc::malformed, std::move(what)); }
+Error malformed(std::string what) {
+  return Error(Errc::malformed, std::move(what));
+}
 
 template <class Number>
 std::optional<Number> parse_number(std::string_view text) {
@@ -80,6 +83,7 @@ std::string ip_text(int family, const std::uint8_t* bytes) {
 
 std::optional<Bytes> value_from_text(const Protocol& protocol, std::string_view text) {
   const std::string copy(text);
+  if (copy.find('\0') != std::string::npos) return std::nullopt;  // inet_pton would stop there
   switch (protocol.code) {
     case Multiaddr::ip4: {
       Bytes value(4);
@@ -118,25 +122,36 @@ std::optional<Bytes> value_from_text(const Protocol& protocol, std::string_view 
 
 std::string value_to_text(std::uint32_t code, ByteView value) {
   switch (code) {
-    case Multiaddr::ip4: return ip_text(AF_INET, value.data());
-    case Multiaddr::ip6: return ip_text(AF_INET6, value.data());
+    case Multiaddr::ip4:
+      return ip_text(AF_INET, value.data());
+    case Multiaddr::ip6:
+      return ip_text(AF_INET6, value.data());
     case Multiaddr::tcp:
-    case Multiaddr::udp: return std::to_string(value[0] << 8 | value[1]);
-    case Multiaddr::ipcidr: return std::to_string(value[0]);
+    case Multiaddr::udp:
+      return std::to_string(value[0] << 8 | value[1]);
+    case Multiaddr::ipcidr:
+      return std::to_string(value[0]);
     case Multiaddr::p2p: {
       const auto peer = PeerId::from_bytes(value);
       return peer ? peer->text() : std::string();
     }
-    case Multiaddr::certhash: return "b" + base32_encode(value);
-    default: return to_string(value);
+    case Multiaddr::certhash:
+      return "b" + base32_encode(value);
+    default:
+      return to_string(value);
   }
 }
 
 bool value_is_valid(std::uint32_t code, ByteView value) {
   switch (code) {
-    case Multiaddr::p2p: return PeerId::from_bytes(value).has_value();
+    case Multiaddr::p2p:
+      return PeerId::from_bytes(value).has_value();
     case Multiaddr::unix_:
-      return !value.empty() && value[0] == '/' && std::find(value.begin(), value.end(), 0) == value.end();
+      // Addresses appear in logs and errors as they are: no line ends, no terminal escapes.
+      return !value.empty() && value[0] == '/' &&
+             std::none_of(value.begin(), value.end(), [](std::uint8_t c) { return c < 0x20 || c == 0x7f; });
+    case Multiaddr::certhash:
+      return !value.empty();
     case Multiaddr::dns:
     case Multiaddr::dns4:
     case Multiaddr::dns6:
@@ -145,7 +160,8 @@ bool value_is_valid(std::uint32_t code, ByteView value) {
     case Multiaddr::ip6zone:
       return !value.empty() && value.size() <= 255 &&
              std::all_of(value.begin(), value.end(), [](std::uint8_t c) { return c > 0x20 && c < 0x7f && c != '/'; });
-    default: return true;
+    default:
+      return true;
   }
 }
 
@@ -193,6 +209,8 @@ Multiaddr::Scope ip4_scope(ByteView ip) {
 }
 
 Multiaddr::Scope ip6_scope(ByteView ip) {
+  constexpr std::uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  if (std::equal(std::begin(kMapped), std::end(kMapped), ip.begin())) return ip4_scope(ip.subspan(12));
   const bool zero_head = std::all_of(ip.begin(), ip.begin() + 15, [](std::uint8_t b) { return b == 0; });
   if (zero_head && ip[15] == 1) return Multiaddr::Scope::loopback;
   if (zero_head && ip[15] == 0) return Multiaddr::Scope::unroutable;
@@ -205,7 +223,7 @@ Multiaddr::Scope ip6_scope(ByteView ip) {
 
 Result<Multiaddr> Multiaddr::from_text(std::string_view text) {
   const std::string_view whole = text;
-  const auto fail = [&](std::string why) { return malformed("multiaddr \"" + std::string(whole.substr(0, 200)) + "\": " + why); };
+  const auto fail = [&](std::string why) { return malformed("multiaddr " + log::quoted(whole) + ": " + why); };
   if (text.empty() || text[0] != '/') return fail("must begin with /");
   if (text.size() > 2 * kMaxAddress) return fail("too long");
   while (text.size() > 1 && text.back() == '/') text.remove_suffix(1);
@@ -221,7 +239,7 @@ Result<Multiaddr> Multiaddr::from_text(std::string_view text) {
   while (!text.empty()) {
     const auto name = next();
     const Protocol* protocol = by_name(name);
-    if (!protocol) return fail("unknown protocol \"" + std::string(name) + "\"");
+    if (!protocol) return fail("unknown protocol " + log::quoted(name));
     if (protocol->size == 0) {
       append_component(address.binary_, *protocol, {});
       continue;
@@ -235,7 +253,7 @@ Result<Multiaddr> Multiaddr::from_text(std::string_view text) {
     const auto part = next();
     const auto value = value_from_text(*protocol, part);
     if (!value || !value_is_valid(protocol->code, *value))
-      return fail("\"" + std::string(part) + "\" is not a valid " + std::string(protocol->name) + " value");
+      return fail(log::quoted(part) + " is not a valid " + std::string(protocol->name) + " value");
     append_component(address.binary_, *protocol, *value);
   }
   if (address.binary_.size() > kMaxAddress) return fail("too long");
@@ -244,7 +262,8 @@ Result<Multiaddr> Multiaddr::from_text(std::string_view text) {
 
 Result<Multiaddr> Multiaddr::from_bytes(ByteView binary) {
   if (binary.empty() || binary.size() > kMaxAddress) return malformed("binary multiaddr: bad size");
-  const bool valid = walk(binary, [](const Protocol& p, ByteView value, std::size_t) { return value_is_valid(p.code, value); });
+  const bool valid =
+      walk(binary, [](const Protocol& p, ByteView value, std::size_t) { return value_is_valid(p.code, value); });
   if (!valid) return malformed("binary multiaddr: unknown protocol or bad value");
   Multiaddr address;
   address.binary_ = to_bytes(binary);
@@ -252,6 +271,7 @@ Result<Multiaddr> Multiaddr::from_bytes(ByteView binary) {
 }
 
 Result<Multiaddr> Multiaddr::from_ip_tcp(std::string_view host, std::uint16_t port) {
+  if (host.find('/') != std::string_view::npos) return malformed("IP address " + log::quoted(host) + ": is not one");
   const bool v6 = host.find(':') != std::string_view::npos;
   return from_text((v6 ? "/ip6/" : "/ip4/") + std::string(host) + "/tcp/" + std::to_string(port));
 }
@@ -336,8 +356,10 @@ std::optional<Multiaddr::TcpEndpoint> Multiaddr::tcp_endpoint() const {
     case ip6:
     case dns:
     case dns4:
-    case dns6: break;
-    default: return std::nullopt;
+    case dns6:
+      break;
+    default:
+      return std::nullopt;
   }
   const auto port = static_cast<std::uint16_t>(parts[1].value[0] << 8 | parts[1].value[1]);
   return TcpEndpoint{value_to_text(parts[0].code, parts[0].value), port, parts[0].code};
@@ -347,13 +369,20 @@ Multiaddr::Scope Multiaddr::scope() const {
   Scope result = Scope::other;
   walk(binary_, [&](const Protocol& protocol, ByteView value, std::size_t) {
     switch (protocol.code) {
-      case ip4: result = ip4_scope(value); break;
-      case ip6: result = ip6_scope(value); break;
+      case ip4:
+        result = ip4_scope(value);
+        break;
+      case ip6:
+        result = ip6_scope(value);
+        break;
       case dns:
       case dns4:
       case dns6:
-      case dnsaddr: result = to_string(value) == "localhost" ? Scope::loopback : Scope::public_; break;
-      default: break;
+      case dnsaddr:
+        result = to_string(value) == "localhost" ? Scope::loopback : Scope::public_;
+        break;
+      default:
+        break;
     }
     return false;
   });
@@ -366,6 +395,8 @@ bool Multiaddr::is_unspecified() const {
          std::all_of(parts[0].value.begin(), parts[0].value.end(), [](std::uint8_t b) { return b == 0; });
 }
 
-std::ostream& operator<<(std::ostream& out, const Multiaddr& address) { return out << address.text(); }
+std::ostream& operator<<(std::ostream& out, const Multiaddr& address) {
+  return out << address.text();
+}
 
 }  // namespace cohive

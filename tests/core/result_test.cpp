@@ -1,0 +1,55 @@
+// Errors that name the peer and the stage, and what asking a failed result does.
+#include "cohive/core/result.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "cohive/core/errors.hpp"
+
+namespace cohive {
+namespace {
+
+const PeerId kPeer = *PeerId::from_text("12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq");
+
+TEST(ErrorTest, ReadsAsOneSentence) {
+  EXPECT_EQ(Error(Errc::timeout).message(), "timed out");
+  EXPECT_EQ(Error(Errc::timeout, "dialling").message(), "dialling: timed out");
+  EXPECT_EQ(Error(Errc::reset, kPeer, "ping").message(), "ping: reset by the other side (peer " + kPeer.text() + ")");
+}
+
+TEST(ErrorTest, GathersContextAndKeepsItsPeerAndCode) {
+  const Error error = Error(Errc::malformed, "frame").with_peer(kPeer).with_context("yamux");
+  EXPECT_EQ(error.message(), "yamux: frame: malformed data (peer " + kPeer.text() + ")");
+  EXPECT_EQ(error, Errc::malformed);
+  ASSERT_NE(error.peer(), nullptr);
+  EXPECT_EQ(*error.peer(), kPeer);
+  EXPECT_EQ(error.detail(), "yamux: frame");
+  EXPECT_EQ(Error(Errc::closed).with_context("host").message(), "host: closed");
+  EXPECT_EQ(Error(Errc::closed).peer(), nullptr);
+  EXPECT_TRUE(Error(Errc::closed).detail().empty());
+}
+
+TEST(ErrorTest, EveryCodeHasItsOwnSentence) {
+  std::set<std::string> sentences;
+  for (int code = static_cast<int>(Errc::timeout); code <= static_cast<int>(Errc::internal); ++code)
+    sentences.insert(core_category().message(code));
+  EXPECT_EQ(sentences.size(), static_cast<std::size_t>(Errc::internal));
+  EXPECT_FALSE(sentences.contains(core_category().message(9999)));
+}
+
+TEST(ResultTest, AskingAFailureForItsValueThrowsTheError) {
+  const Result<int> failed = Error(Errc::not_found, "key");
+  EXPECT_FALSE(failed);
+  try {
+    (void)failed.value();
+    FAIL() << "no exception";
+  } catch (const ErrorException& exception) {
+    EXPECT_EQ(exception.error(), Errc::not_found);
+    EXPECT_STREQ(exception.what(), "key: not found");
+  }
+  EXPECT_TRUE(ok());
+}
+
+}  // namespace
+}  // namespace cohive

@@ -1,0 +1,28 @@
+// The published keys, ids, signatures and addresses that the tests of core compare with.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cohive/core/bytes.hpp"
+
+namespace cohive::testing {
+
+inline const nlohmann::json& libp2p_vectors() {
+  static const auto vectors = [] {
+    std::ifstream file(std::string(COHIVE_TEST_DATA) + "/libp2p_vectors.json");
+    return nlohmann::json::parse(file);
+  }();
+  return vectors;
+}
+
+inline std::string text_of(const nlohmann::json& value) { return value.get<std::string>(); }
+/// The bytes of a hexadecimal string in the vectors.
+inline Bytes hex_of(const nlohmann::json& value) {
+  return from_hex(value.get<std::string>());
+}
+
+}  // namespace cohive::testing

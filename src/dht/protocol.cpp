@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kClockTolerance = 3.0;  // seconds; matchmaking margins assume the same
 constexpr std::size_t kStoreBatch = 256;
+constexpr std::size_t kLargeReply = 512 * 1024;   // a find reply in which the largest record may have found no room
 constexpr std::size_t kMaxNeighboursHeard = 100;  // of one reply about one key; hivemind sends 20
 constexpr std::size_t kRecordsPerTurn = 256;      // looked at in one turn of the loop, well below a millisecond
 constexpr std::size_t kHandOverBatch = 64;
@@ -179,6 +180,14 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   std::vector<Finding> findings;
   findings.reserve(keys.size());
   for (const auto& result : reply->results) findings.push_back(read_finding(result));
+  if (keys.size() == 1 || bytes->size() < kLargeReply) co_return findings;
+  // The node may have left out what did not fit.
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (findings[i].record) continue;
+    auto alone = co_await send_find(peer, {keys[i]});
+    if (!alone) co_return alone.error();
+    findings[i] = std::move(alone->front());
+  }
   co_return findings;
 }
 

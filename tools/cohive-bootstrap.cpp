@@ -1,5 +1,6 @@
 // cohive-bootstrap: a standalone DHT node, the first address of a swarm.
 #include <chrono>
+#include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -77,10 +78,21 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   auto outcome = co_await race(runtime, wait_for_signal(runtime),
                                serve(dht, std::move(options), std::move(metrics_url), std::move(initial), ready));
   ready = false;
-  log::info("bootstrap", "Caught signal {}, shutting down", std::get<0>(outcome));
+  log::info("bootstrap", "Caught signal {} ({}), shutting down", std::get<0>(outcome),
+            ::strsignal(std::get<0>(outcome)));
   co_await dht.close();
   co_await host.close();
   co_return 0;
+}
+
+/// RSA as hivemind's, so that its tools can read the file.
+KeyPair load_identity(const std::string& path) {
+  if (path.empty()) return KeyPair::generate_ed25519();
+  auto identity = load_or_create_identity(path, KeyType::rsa);
+  if (!identity)
+    throw Exit{kBadInput, "--identity-path: " + explain(identity.error()) +
+                              "; give a key file of cohive or hivemind, or a new name for one to be made"};
+  return std::move(*identity);
 }
 
 int run(const Options& options) {
@@ -89,9 +101,7 @@ int run(const Options& options) {
   host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
   auto initial = parse_initial_peers(initial_peers(options.initial_peers));
-  const KeyPair identity = options.identity_path.empty()
-                               ? KeyPair::generate_ed25519()
-                               : load_or_create_identity(options.identity_path, KeyType::rsa).value();
+  const KeyPair identity = load_identity(options.identity_path);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
   return runtime->run(run_node(*runtime, options, std::move(host_options), identity, std::move(initial)));
 }

@@ -1,5 +1,7 @@
 // cohive-monitor: how a training run is doing, read from the DHT without taking part.
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -25,6 +27,7 @@ struct PeerProgress {
   bool client = false;
 };
 
+/// A progress record (hivemind wire spec, section 4.4); nothing for a goodbye or nonsense.
 std::optional<PeerProgress> parse(const msgpack::Value& value, double now) {
   const auto* map = value.get_if<msgpack::Map>();
   if (!map) return std::nullopt;
@@ -35,18 +38,20 @@ std::optional<PeerProgress> parse(const msgpack::Value& value, double now) {
   const auto* id = peer->get_if<msgpack::Bin>();
   if (!id || !epoch->as_uint() || !samples->as_uint() || !rate->as_number() || !time->as_number()) return std::nullopt;
   const auto peer_id = PeerId::from_bytes(as_bytes(id->data));
-  return PeerProgress{peer_id ? peer_id->text() : "?", *epoch->as_uint(), *samples->as_uint(), *rate->as_number(),
-                      now - *time->as_number(),        client->truthy()};
+  const double speed = *rate->as_number(), age = now - *time->as_number();
+  if (!peer_id || !std::isfinite(speed) || speed < 0 || !std::isfinite(age)) return std::nullopt;
+  return PeerProgress{peer_id->text(), *epoch->as_uint(), *samples->as_uint(), speed, age, client->truthy()};
 }
 
 void print(const Options& options, const std::vector<PeerProgress>& peers) {
   std::uint64_t epoch = 0, samples = 0;
   std::size_t clients = 0;
   double rate = 0;
+  for (const auto& peer : peers) clients += peer.client;
   for (const auto& peer : peers) {
-    epoch = std::max(epoch, peer.epoch);
+    // As trainers see it: clients follow the epoch, they do not set it.
+    if (!peer.client || clients == peers.size()) epoch = std::max(epoch, peer.epoch);
     rate += peer.samples_per_second;
-    clients += peer.client;
   }
   for (const auto& peer : peers)
     if (peer.epoch == epoch) samples += peer.samples;

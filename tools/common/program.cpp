@@ -1,10 +1,12 @@
 #include "common/program.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/dht/errors.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
 
@@ -19,6 +21,24 @@ std::string one_line(std::string text) {
 int fail(const std::string& program, const std::string& message, int code) {
   std::cerr << program << ": " << one_line(message) << std::endl;
   return code;
+}
+
+/// Errors gather the address at every layer they pass: leaves out each part that has been said.
+std::string without_repetition(const std::string& message) {
+  static constexpr std::string_view kSeparator = ": ";
+  std::string text;
+  for (std::size_t begin = 0; begin <= message.size();) {
+    const std::size_t end = std::min(message.find(kSeparator, begin), message.size());
+    const std::string part = message.substr(begin, end - begin);
+    if (text.find(part) == std::string::npos) text.append(text.empty() ? "" : kSeparator).append(part);
+    begin = end + kSeparator.size();
+  }
+  return text;
+}
+
+/// Joining fails with one error that quotes those of all addresses.
+bool names_wrong_peer(const Error& error) {
+  return error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos;
 }
 
 }  // namespace
@@ -36,7 +56,7 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
   } catch (const Exit& exit) {
     return fail(name, exit.message, exit.code);
   } catch (const ErrorException& error) {
-    return fail(name, error.what(), code_for(error.error()));
+    return fail(name, explain(error.error()), code_for(error.error()));
   } catch (const std::exception& error) {
     return fail(name, error.what(), kFailed);
   }
@@ -44,12 +64,20 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
 
 int code_for(const Error& error) {
   // A peer that is not the one named in the address is the user's mistake; one that does not answer is not.
-  if (error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos)
-    return kBadInput;
-  if (error == make_error_code(p2p::Errc::bootstrap_failed) || error == make_error_code(cohive::Errc::not_found) ||
-      error == make_error_code(cohive::Errc::timeout))
-    return kFailed;
-  return kBadInput;
+  if (names_wrong_peer(error)) return kBadInput;
+  const auto& category = error.code().category();
+  const bool swarm = category == dht::dht_category() || category == p2p::p2p_category();
+  return swarm || error == Errc::timeout || error == Errc::not_found ? kFailed : kBadInput;
+}
+
+std::string explain(const Error& error) {
+  if (names_wrong_peer(error))
+    return without_repetition(error.message()) + "; correct what follows /p2p/ in the address";
+  if (code_for(error) == kFailed)
+    return "cannot join the swarm: " + without_repetition(error.message()) +
+           "; check that the node runs and can be reached from here";
+  const bool code_says_little = error == Errc::invalid_argument || error == Errc::malformed || error == Errc::io;
+  return code_says_little && !error.detail().empty() ? error.detail() : error.message();
 }
 
 void add_log_options(CLI::App& app, log::Options& options) {
@@ -68,7 +96,7 @@ std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, co
   for (const auto& text : texts) {
     auto address = Multiaddr::from_text(text);
     if (!address)
-      throw Exit{kBadInput, flag + ": " + address.error().message() + "; write for example /ip4/203.0.113.7/tcp/31337"};
+      throw Exit{kBadInput, flag + ": " + explain(address.error()) + "; write for example /ip4/203.0.113.7/tcp/31337"};
     result.push_back(std::move(*address));
   }
   return result;

@@ -34,5 +34,7 @@ std::vector<Multiaddr> parse_initial_peers(const std::vector<std::string>& texts
 std::vector<std::string> initial_peers(const std::vector<std::string>& given);
 /// Exit code for an error of starting: 1 when the swarm is unreachable, else 2.
 int code_for(const Error& error);
+/// What went wrong and what to do about it, for a person.
+std::string explain(const Error& error);
 
 }  // namespace cohive::tools

@@ -19,6 +19,7 @@ struct Group {
   std::string id;
   std::vector<PeerId> peers;
   std::vector<std::string> gathered;
+  PeerId leader;
 };
 
 class AllReduce {

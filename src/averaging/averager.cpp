@@ -139,6 +139,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   auto result = co_await within(runtime, end, current->run(), "all-reduce");
   if (!result) co_return result.error();
   registered.complete = true;
+  result->leader = group->leader;
   result->matchmaking = grouped - start;
   result->allreduce = runtime.now() - grouped;
   const auto position = static_cast<std::size_t>(std::find(group->peers.begin(), group->peers.end(), dht.host().id()) - group->peers.begin());

@@ -18,6 +18,7 @@ constexpr Duration kRefreshPause = 100ms;     // between two looks at the DHT
 constexpr std::size_t kMaxJoinRequest = 1 << 20;
 constexpr std::size_t kMaxGroup = 4096;
 constexpr std::size_t kGroupIdSize = 20;
+constexpr Duration kRequestEnd = 1s;          // for END_OF_STREAM, which some callers do not send
 
 double seconds_at(Runtime& runtime, Deadline deadline) {
   return deadline.is_never() ? kForever : runtime.wall_time() + to_seconds(deadline.remaining(runtime.now()));
@@ -207,7 +208,7 @@ Task<std::optional<Group>> Matchmaking::request_to_join(Candidate leader, double
     reply = co_await (*call)->receive(runtime_.after(patience));
     if (!reply || !*reply || !message.ParseFromArray((*reply)->data(), static_cast<int>((*reply)->size()))) co_return std::nullopt;
     if (message.code() == proto::BEGIN_ALLREDUCE) {
-      Group group{message.group_id(), {}, {message.gathered().begin(), message.gathered().end()}};
+      Group group{message.group_id(), {}, {message.gathered().begin(), message.gathered().end()}, peer};
       for (const auto& bytes : message.ordered_peer_ids()) {
         const auto member = PeerId::from_bytes(as_bytes(bytes));
         if (!member || std::find(group.peers.begin(), group.peers.end(), *member) != group.peers.end()) co_return std::nullopt;
@@ -229,6 +230,7 @@ std::shared_ptr<Group> Matchmaking::assemble() {
   Bytes id(kGroupIdSize);
   runtime_.random_bytes(id);
   group->id = to_string(id);
+  group->leader = dht_.host().id();
   std::vector<std::pair<PeerId, std::string>> members{{dht_.host().id(), gather_}};
   for (const auto& [peer, follower] : followers_) members.emplace_back(peer, follower->gather);
   std::shuffle(members.begin(), members.end(), runtime_.random());
@@ -278,6 +280,9 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
   if (!received || !*received || (*received)->size() > kMaxJoinRequest ||
       !request.ParseFromArray((*received)->data(), static_cast<int>((*received)->size())))
     co_return Error(cohive::Errc::malformed, peer, "join request");
+  // A refusal that overtakes the caller's END_OF_STREAM would break Python's pipe while it still writes.
+  auto end = co_await stream.receive(runtime_.after(kRequestEnd));
+  if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
 
   auto follower = std::make_shared<Follower>();
   follower->gather = request.gather();

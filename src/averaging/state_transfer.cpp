@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::size_t kChunk = 64 * 1024;
 constexpr Duration kSendTimeout = 30s;
+constexpr Duration kRequestEnd = 1s;  // for END_OF_STREAM, which some callers do not send
 constexpr std::size_t kMaxTensors = 1'000'000;
 
 /// The tensor whose chunks are arriving.
@@ -32,6 +33,8 @@ Result<codec::Tensor> finish(Assembly assembly, const PeerId& donor) {
 Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state, codec::Codec codec) {
   auto request = co_await stream.receive(runtime.after(kSendTimeout));
   if (!request) co_return request.error();
+  auto end = co_await stream.receive(runtime.after(kRequestEnd));  // as matchmaking does, before a quick end
+  if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
   if (!state) co_return ok();
   std::string metadata = msgpack::encode(state->metadata);
   for (const auto& tensor : state->tensors) {

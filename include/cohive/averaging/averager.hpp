@@ -79,6 +79,7 @@ struct StepOptions {
 
 struct RoundResult {
   std::vector<GatheredPeer> group;  ///< in group order, ourselves included
+  PeerId leader;                    ///< who assembled it
   std::size_t parts_total = 0;
   std::size_t parts_failed = 0;     ///< kept local because their reducer failed
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload

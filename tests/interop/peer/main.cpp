@@ -62,6 +62,7 @@ Task<void> serve(Runtime& runtime, const Commands& commands) {
   co_await ended.wait();
   reader.join();
   calls.cancel();
+  peer.averaging_.reset();
   if (peer.dht_) co_await peer.dht_->close();
   peer.dht_.reset();
   if (peer.host_) co_await peer.host_->close();
@@ -75,6 +76,7 @@ int main() {
   interop::Commands commands;
   interop::add_host_commands(commands);
   interop::add_dht_commands(commands);
+  interop::add_averaging_commands(commands);
   const auto runtime = make_runtime();
   runtime->run(interop::serve(*runtime, commands));
 }

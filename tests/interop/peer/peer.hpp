@@ -13,6 +13,8 @@
 
 namespace cohive::interop {
 
+struct AveragingPeer;  // see averaging.cpp
+
 struct Peer {
   explicit Peer(Runtime& loop) : runtime(loop), network(transport::make_tcp_network(loop)) {}
   p2p::Host& host();  ///< throws when host_start was not called
@@ -22,6 +24,7 @@ struct Peer {
   std::unique_ptr<transport::Network> network;
   std::unique_ptr<p2p::Host> host_;
   std::unique_ptr<Dht> dht_;
+  std::shared_ptr<AveragingPeer> averaging_;
 };
 
 /// Throws to report an error.
@@ -30,6 +33,7 @@ using Commands = std::map<std::string, Command>;
 
 void add_host_commands(Commands& commands);
 void add_dht_commands(Commands& commands);
+void add_averaging_commands(Commands& commands);
 
 /// Fields of a command.
 Bytes bytes_of(const nlohmann::json& hex);

@@ -1,0 +1,151 @@
+// One averager over float32 tensors. Tensors travel as {"shape", "data"}: the data as hexadecimal, little-endian;
+// gathered data and metadata as the hexadecimal of their msgpack.
+#include "cohive/averaging/averager.hpp"
+
+#include <cstring>
+
+#include "peer.hpp"
+
+namespace cohive::interop {
+
+using nlohmann::json;
+
+struct AveragingPeer {
+  std::vector<std::vector<float>> values;
+  std::vector<codec::Shape> shapes;
+  std::vector<codec::Tensor> shared;
+  std::unique_ptr<averaging::Averager> averager;
+};
+
+namespace {
+
+msgpack::Value value_from(const json& hex) {
+  return value_of(msgpack::decode(bytes_of(hex)));
+}
+std::string hex_of(const msgpack::Value& value) {
+  return to_hex(as_bytes(msgpack::encode(value)));
+}
+
+AveragingPeer& averaging_of(Peer& peer) {
+  if (!peer.averaging_) throw std::logic_error("call averager_start first");
+  return *peer.averaging_;
+}
+
+void fill(std::vector<float>& out, const json& tensor) {
+  const Bytes data = bytes_of(tensor.at("data"));
+  if (data.size() % sizeof(float) != 0) throw std::invalid_argument("not float32 values");
+  out.resize(data.size() / sizeof(float));
+  if (!data.empty()) std::memcpy(out.data(), data.data(), data.size());
+}
+
+std::string hex_of_values(std::span<const float> values) {
+  return to_hex(ByteView(reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes()));
+}
+
+averaging::AveragerOptions options_of(const json& request) {
+  averaging::AveragerOptions options;
+  options.prefix = request.at("prefix");
+  options.target_group_size = request.value("target_group_size", 0);
+  options.initial_group_bits = request.value("initial_group_bits", "");
+  options.min_matchmaking_time = from_seconds(request.value("min_matchmaking_time", 5.0));
+  options.request_timeout = from_seconds(request.value("request_timeout", 3.0));
+  options.part_size_bytes = request.value("part_size_bytes", options.part_size_bytes);
+  options.codec = static_cast<codec::Codec>(request.value("codec", 0));
+  options.state_codec = static_cast<codec::Codec>(request.value("state_codec", 0));
+  options.mode = static_cast<averaging::PeerMode>(request.value("mode", 0));
+  if (request.contains("bandwidth")) options.bandwidth = request["bandwidth"].get<double>();
+  return options;
+}
+
+/// tensors, prefix, and what options_of reads
+Task<json> averager_start(Peer& peer, json request) {
+  auto state = std::make_shared<AveragingPeer>();
+  for (const auto& tensor : request.at("tensors")) {
+    state->shapes.push_back(tensor.at("shape").get<codec::Shape>());
+    fill(state->values.emplace_back(), tensor);
+  }
+  std::vector<averaging::AveragedTensor> averaged;
+  for (std::size_t i = 0; i < state->values.size(); ++i) averaged.push_back({state->values[i], state->shapes[i]});
+  state->averager = std::make_unique<averaging::Averager>(peer.dht(), averaged, options_of(request));
+  state->averager->start();
+  peer.averaging_ = std::move(state);
+  co_return json();
+}
+
+/// weight, gather, timeout, scheduled_in (seconds from now), allow_retries
+Task<json> averager_step(Peer& peer, json request) {
+  const auto state = peer.averaging_;
+  averaging::StepOptions options;
+  options.weight = request.value("weight", 1.0);
+  options.timeout = from_seconds(request.value("timeout", 30.0));
+  options.allow_retries = request.value("allow_retries", true);
+  if (request.contains("gather")) options.gather = value_from(request["gather"]);
+  if (request.contains("scheduled_in"))
+    options.scheduled_time = peer.dht().now() + request["scheduled_in"].get<double>();
+  const auto result = value_of(co_await averaging_of(peer).averager->step(options));
+  json group = json::array();
+  for (const auto& member : result.group)
+    group.push_back(
+        {{"peer", member.peer.text()}, {"mode", static_cast<int>(member.mode)}, {"data", hex_of(member.data)}});
+  co_return json{{"group", group},
+                 {"leader", result.leader.text()},
+                 {"parts_total", result.parts_total},
+                 {"parts_failed", result.parts_failed}};
+}
+
+/// The averaged tensors; tensors (optional): new values to set first
+Task<json> averager_tensors(Peer& peer, json request) {
+  AveragingPeer& state = averaging_of(peer);
+  if (request.contains("tensors"))
+    for (std::size_t i = 0; i < state.values.size(); ++i) fill(state.values[i], request["tensors"].at(i));
+  json tensors = json::array();
+  for (std::size_t i = 0; i < state.values.size(); ++i)
+    tensors.push_back({{"shape", state.shapes[i]}, {"data", hex_of_values(state.values[i])}});
+  co_return tensors;
+}
+
+/// metadata, priority, tensors (with dtype): what peers that ask are given from now on
+Task<json> averager_share(Peer& peer, json request) {
+  averaging::SharedState shared{value_from(request.at("metadata")), {}};
+  for (const auto& tensor : request.at("tensors")) {
+    const auto dtype = codec::dtype_from_name(tensor.at("dtype").get<std::string>());
+    if (!dtype) throw std::invalid_argument("unknown dtype");
+    shared.tensors.push_back({*dtype, tensor.at("shape").get<codec::Shape>(), tensor.value("requires_grad", false),
+                              Slice::copy_of(bytes_of(tensor.at("data")))});
+  }
+  auto& averager = *averaging_of(peer).averager;
+  averager.set_state_provider([shared]() -> std::optional<averaging::SharedState> { return shared; });
+  averager.set_state_priority(request.value("priority", 0.0));
+  co_return json();
+}
+
+/// timeout
+Task<json> averager_download(Peer& peer, json request) {
+  const auto state =
+      value_of(co_await averaging_of(peer).averager->download_state(from_seconds(request.value("timeout", 30.0))));
+  json tensors = json::array();
+  for (const auto& tensor : state.tensors) {
+    tensors.push_back({{"dtype", codec::name_of(tensor.dtype)},
+                       {"shape", tensor.shape},
+                       {"requires_grad", tensor.requires_grad},
+                       {"data", to_hex(tensor.data.view())}});
+  }
+  co_return json{{"donor", state.donor.text()}, {"metadata", hex_of(state.metadata)}, {"tensors", tensors}};
+}
+
+Task<json> averager_bits(Peer& peer, json) {
+  co_return averaging_of(peer).averager->group_bits();
+}
+
+}  // namespace
+
+void add_averaging_commands(Commands& commands) {
+  commands["averager_start"] = averager_start;
+  commands["averager_step"] = averager_step;
+  commands["averager_tensors"] = averager_tensors;
+  commands["averager_share"] = averager_share;
+  commands["averager_download"] = averager_download;
+  commands["averager_bits"] = averager_bits;
+}
+
+}  // namespace cohive::interop

@@ -30,9 +30,13 @@ struct Options {
 };
 
 volatile std::sig_atomic_t stop_requested = 0;
-void request_stop(int) { stop_requested = 1; }
+void request_stop(int) {
+  stop_requested = 1;
+}
 
-double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 std::vector<float> read_floats(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
@@ -49,13 +53,18 @@ int compare(const std::vector<std::string>& files) {
   float largest = 0, magnitude = 0;
   for (const auto& path : files) {
     const auto other = read_floats(path);
-    if (other.size() != first.size()) throw Exit{kBadInput, "--compare: " + path + " holds another number of parameters"};
+    if (other.size() != first.size())
+      throw Exit{kBadInput, "--compare: " + path + " holds another number of parameters"};
     for (std::size_t i = 0; i < first.size(); ++i) {
       largest = std::max(largest, std::abs(first[i] - other[i]));
       magnitude = std::max(magnitude, std::abs(first[i]));
     }
   }
-  std::cout << nlohmann::json{{"files", files.size()}, {"parameters", first.size()}, {"largest_difference", largest}, {"largest_parameter", magnitude}}.dump()
+  std::cout << nlohmann::json{{"files", files.size()},
+                              {"parameters", first.size()},
+                              {"largest_difference", largest},
+                              {"largest_parameter", magnitude}}
+                   .dump()
             << std::endl;
   return largest <= 1e-3f ? 0 : kFailed;
 }
@@ -73,9 +82,15 @@ void save_parameters(const std::string& path, torch::nn::Module& model) {
 class Trainer {
  public:
   explicit Trainer(const Options& options)
-      : options_(options), text_(read_text(options.text, static_cast<std::size_t>(options.model.context) * 4)), vocabulary_(text_),
-        symbols_(vocabulary_.encode(text_)), model_(model_options()), adam_(model_->parameters(), torch::optim::AdamWOptions(options.learning_rate)),
-        strategy_(options.strategy), optimizer_(strategy_, adam_, options.optimizer), random_(options.seed ? options.seed : std::random_device()()) {}
+      : options_(options),
+        text_(read_text(options.text, static_cast<std::size_t>(options.model.context) * 4)),
+        vocabulary_(text_),
+        symbols_(vocabulary_.encode(text_)),
+        model_(model_options()),
+        adam_(model_->parameters(), torch::optim::AdamWOptions(options.learning_rate)),
+        strategy_(options.strategy),
+        optimizer_(strategy_, adam_, options.optimizer),
+        random_(options.seed ? options.seed : std::random_device()()) {}
 
   int run() {
     announce();
@@ -83,7 +98,8 @@ class Trainer {
     const double start = unix_time();
     const double end = options_.until > 0 ? options_.until : options_.seconds > 0 ? start + options_.seconds : 1e18;
     double next_report = start;
-    while (!stop_requested && unix_time() < end && (options_.max_epochs == 0 || optimizer_.epoch() < options_.max_epochs)) {
+    while (!stop_requested && unix_time() < end &&
+           (options_.max_epochs == 0 || optimizer_.epoch() < options_.max_epochs)) {
       train_batch();
       if (unix_time() < next_report) continue;
       print_progress();
@@ -102,8 +118,8 @@ class Trainer {
   }
 
   void announce() {
-    std::cout << "peer " << strategy_.peer_id() << "\nOthers join with: " << strategy_.join_line() << " cohive-train --run-id "
-              << strategy_.options().run_id << " ..." << std::endl;
+    std::cout << "peer " << strategy_.peer_id() << "\nOthers join with: " << strategy_.join_line()
+              << " cohive-train --run-id " << strategy_.options().run_id << " ..." << std::endl;
     if (const auto url = strategy_.metrics_url(); !url.empty()) std::cout << "Metrics: " << url << std::endl;
   }
 
@@ -123,8 +139,9 @@ class Trainer {
 
   void print_progress() {
     const auto stats = optimizer_.stats();
-    std::cout << fmt::format("epoch {:4}  {:4.0f}/{} samples  {:7.1f} samples/s  loss {:.4f}  {} peers", stats.epoch, stats.global_samples,
-                             options_.optimizer.target_batch_size, stats.samples_per_second, loss_, stats.peers)
+    std::cout << fmt::format("epoch {:4}  {:4.0f}/{} samples  {:7.1f} samples/s  loss {:.4f}  {} peers", stats.epoch,
+                             stats.global_samples, options_.optimizer.target_batch_size, stats.samples_per_second,
+                             loss_, stats.peers)
               << std::endl;
   }
 
@@ -140,10 +157,20 @@ class Trainer {
     const auto stats = optimizer_.stats();
     double first = 0;
     for (double value : first_losses_) first += value / static_cast<double>(first_losses_.size());
-    nlohmann::json summary{{"peer_id", strategy_.peer_id()}, {"epoch", stats.epoch}, {"batches", batches_}, {"loss_start", first}, {"loss_end", loss_},
-                           {"grad_rounds", stats.grad_rounds}, {"grad_rounds_failed", stats.grad_rounds_failed}, {"state_rounds", stats.state_rounds},
-                           {"state_rounds_failed", stats.state_rounds_failed}, {"state_downloads", stats.state_downloads}, {"bytes_sent", stats.bytes_sent},
-                           {"bytes_received", stats.bytes_received}, {"final_group", group}, {"rounds_by_group_size", stats.rounds_by_group_size}};
+    nlohmann::json summary{{"peer_id", strategy_.peer_id()},
+                           {"epoch", stats.epoch},
+                           {"batches", batches_},
+                           {"loss_start", first},
+                           {"loss_end", loss_},
+                           {"grad_rounds", stats.grad_rounds},
+                           {"grad_rounds_failed", stats.grad_rounds_failed},
+                           {"state_rounds", stats.state_rounds},
+                           {"state_rounds_failed", stats.state_rounds_failed},
+                           {"state_downloads", stats.state_downloads},
+                           {"bytes_sent", stats.bytes_sent},
+                           {"bytes_received", stats.bytes_received},
+                           {"final_group", group},
+                           {"rounds_by_group_size", stats.rounds_by_group_size}};
     if (!options_.summary.empty()) std::ofstream(options_.summary) << summary.dump() << '\n';
     std::cout << "summary " << summary.dump() << std::endl;
   }
@@ -188,17 +215,20 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a small character-level transformer together with others.", "cohive-train");
   app.add_option("--text", o.text, "a text file, or a folder of them");
   app.add_option("--run-id", o.strategy.run_id, "name of the run; all its trainers use the same (default cohive_run)");
-  app.add_option("--initial-peers", o.strategy.initial_peers, "multiaddrs of the swarm (or $INITIAL_PEERS); none: start a new one");
+  app.add_option("--initial-peers", o.strategy.initial_peers,
+                 "multiaddrs of the swarm (or $INITIAL_PEERS); none: start a new one");
   app.add_option("--host-maddrs", o.strategy.host_maddrs, "addresses to listen on");
   app.add_option("--announce-maddrs", o.strategy.announce_maddrs, "addresses to tell others instead");
   app.add_option("--identity-path", o.strategy.identity_path, "key file; made when missing");
   app.add_option("--metrics-address", o.strategy.metrics_address, "host:port for /metrics, /healthz and /readyz");
   app.add_flag("--client", o.strategy.client_mode, "do not listen: for peers that cannot be reached");
-  app.add_option("--target-batch-size", o.optimizer.target_batch_size, "samples per epoch of all peers together")->check(CLI::PositiveNumber);
+  app.add_option("--target-batch-size", o.optimizer.target_batch_size, "samples per epoch of all peers together")
+      ->check(CLI::PositiveNumber);
   app.add_option("--batch-size", o.batch, "samples per local step")->check(CLI::Range(1, 65536));
   app.add_option("--matchmaking-time", o.matchmaking_time, "seconds to gather a group")->check(CLI::Range(0.5, 600.0));
   app.add_option("--averaging-timeout", o.averaging_timeout, "seconds for one round")->check(CLI::Range(1.0, 3600.0));
-  app.add_option("--average-state-every", o.optimizer.average_state_every, "epochs between parameter averaging")->check(CLI::Range(1, 1000000));
+  app.add_option("--average-state-every", o.optimizer.average_state_every, "epochs between parameter averaging")
+      ->check(CLI::Range(1, 1000000));
   app.add_option("--learning-rate", o.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
   app.add_flag("--fp16", o.fp16, "send gradients as float16");
   app.add_option("--seconds", o.seconds, "stop after this long")->check(CLI::NonNegativeNumber);

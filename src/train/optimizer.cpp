@@ -28,7 +28,8 @@ struct Scheduled {
   explicit operator bool() const { return control != nullptr; }
 };
 
-averaging::AveragerOptions averager_options(const StrategyOptions& strategy, const OptimizerOptions& options, const char* suffix, const char* class_name) {
+averaging::AveragerOptions averager_options(const StrategyOptions& strategy, const OptimizerOptions& options,
+                                            const char* suffix, const char* class_name) {
   averaging::AveragerOptions result;
   result.prefix = strategy.run_id + suffix;
   result.class_name = class_name;
@@ -38,7 +39,9 @@ averaging::AveragerOptions averager_options(const StrategyOptions& strategy, con
   result.sender_timeout = options.matchmaking_time;
   result.reducer_timeout = options.matchmaking_time * 2;
   result.state_codec = options.state_compression;
-  result.mode = strategy.client_mode ? averaging::PeerMode::client : options.auxiliary ? averaging::PeerMode::auxiliary : averaging::PeerMode::node;
+  result.mode = strategy.client_mode ? averaging::PeerMode::client
+                : options.auxiliary  ? averaging::PeerMode::auxiliary
+                                     : averaging::PeerMode::node;
   return result;
 }
 
@@ -96,7 +99,13 @@ struct Optimizer::Impl {
 };
 
 Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions opts)
-    : strategy(s), session(s.session()), optimizer(o), options(opts), parameters(train::parameters_of(o)), gradients(parameters), state(parameters) {
+    : strategy(s),
+      session(s.session()),
+      optimizer(o),
+      options(opts),
+      parameters(train::parameters_of(o)),
+      gradients(parameters),
+      state(parameters) {
   for (const auto& parameter : parameters) {
     if (!parameter.device().is_cpu() || parameter.scalar_type() != torch::kFloat32)
       throw std::invalid_argument("cohive::Optimizer needs float32 parameters on the CPU");
@@ -175,7 +184,8 @@ std::size_t Optimizer::Impl::finish_round(Scheduled& round, double weight, bool 
   });
   auto result = current.result.get();
   if (!result) {
-    log::info("train", "{} averaging failed, proceeding with local values: {}", gradients_round ? "gradient" : "parameter", result.error());
+    log::info("train", "{} averaging failed, proceeding with local values: {}",
+              gradients_round ? "gradient" : "parameter", result.error());
     ++(gradients_round ? stats.grad_rounds_failed : stats.state_rounds_failed);
     (gradients_round ? metrics->grad_local : metrics->state_failed).increment();
     return 0;
@@ -189,8 +199,9 @@ std::size_t Optimizer::Impl::finish_round(Scheduled& round, double weight, bool 
     if (stats.rounds_by_group_size.size() <= size) stats.rounds_by_group_size.resize(size + 1);
     ++stats.rounds_by_group_size[size];
   }
-  log::debug("train", "averaged {} with {} peers in {:.3f} s (group found in {:.3f} s)", gradients_round ? "gradients" : "parameters", size,
-             to_seconds(result->allreduce), to_seconds(result->matchmaking));
+  log::debug("train", "averaged {} with {} peers in {:.3f} s (group found in {:.3f} s)",
+             gradients_round ? "gradients" : "parameters", size, to_seconds(result->allreduce),
+             to_seconds(result->matchmaking));
   return size;
 }
 
@@ -233,8 +244,10 @@ std::size_t Optimizer::Impl::average_state(Scheduled& round) {
 void Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report) {
   torch::NoGradGuard no_grad;
   const double scale = times > 0 ? 1.0 / static_cast<double>(times) : 0.0;
-  for (std::size_t i = 0; i < parameters.size(); ++i) torch::mul_out(gradients.tensors[i], accumulators[i], torch::tensor(scale, torch::kFloat32));
-  if (global.peers > 1 && !grad_round) grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value());
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    torch::mul_out(gradients.tensors[i], accumulators[i], torch::tensor(scale, torch::kFloat32));
+  if (global.peers > 1 && !grad_round)
+    grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value());
   const std::uint64_t sent_before = stats.bytes_sent;
   if (grad_round) report.grad_group = finish_round(grad_round, static_cast<double>(samples), true);
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = gradients.tensors[i].clone();
@@ -285,7 +298,8 @@ bool Optimizer::Impl::load_state() {
     state_averager->set_state_priority(static_cast<double>(local_epoch));
     metrics->epoch.set(static_cast<double>(local_epoch));
   });
-  log::info("train", "downloaded the state of epoch {} from {} ({} bytes)", local_epoch, downloaded->donor, downloaded->bytes);
+  log::info("train", "downloaded the state of epoch {} from {} ({} bytes)", local_epoch, downloaded->donor,
+            downloaded->bytes);
   return true;
 }
 
@@ -319,7 +333,8 @@ StepReport Optimizer::step(std::int64_t batch_size) {
     global = self.tracker->snapshot();
   }
   self.schedule_rounds(global);
-  const bool ready = global.epoch > self.local_epoch || global.samples >= static_cast<double>(self.options.target_batch_size) || self.now() >= global.eta;
+  const bool ready = global.epoch > self.local_epoch ||
+                     global.samples >= static_cast<double>(self.options.target_batch_size) || self.now() >= global.eta;
   if (ready) self.end_epoch(global, report);
   self.metrics->global_epoch.set(static_cast<double>(global.epoch));
   self.metrics->peers.set(static_cast<double>(global.peers));
@@ -338,8 +353,12 @@ std::size_t Optimizer::average_parameters() {
   return group;
 }
 
-void Optimizer::report_loss(double loss) { impl_->metrics->loss.set(loss); }
-std::uint64_t Optimizer::epoch() const { return impl_->local_epoch; }
+void Optimizer::report_loss(double loss) {
+  impl_->metrics->loss.set(loss);
+}
+std::uint64_t Optimizer::epoch() const {
+  return impl_->local_epoch;
+}
 
 TrainingStats Optimizer::stats() const {
   TrainingStats stats = impl_->stats;

@@ -13,7 +13,8 @@ codec::Tensor to_wire(const torch::Tensor& tensor) {
   codec::Tensor result;
   for (auto size : tensor.sizes()) result.shape.push_back(static_cast<std::uint32_t>(size));
   result.requires_grad = tensor.requires_grad();
-  result.data = Slice::copy_of({static_cast<const std::uint8_t*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes())});
+  result.data =
+      Slice::copy_of({static_cast<const std::uint8_t*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes())});
   return result;
 }
 
@@ -31,8 +32,12 @@ torch::Tensor from_wire(const codec::Tensor& wire) {
   return result;
 }
 
-Value leaf(Value value) { return msgpack::Map{{{"type", "value"}, {"value", std::move(value)}}}; }
-Value leaf_tensor(std::size_t index) { return msgpack::Map{{{"type", "tensor"}, {"index", static_cast<std::uint64_t>(index)}}}; }
+Value leaf(Value value) {
+  return msgpack::Map{{{"type", "value"}, {"value", std::move(value)}}};
+}
+Value leaf_tensor(std::size_t index) {
+  return msgpack::Map{{{"type", "tensor"}, {"index", static_cast<std::uint64_t>(index)}}};
+}
 
 /// Group options as torch's Python side flattens them: keys sorted, tuples in order, parameters as their numbers.
 template <class Options>
@@ -40,14 +45,14 @@ void describe_adam(const Options& o, std::size_t first, std::size_t count, bool 
   out.push_back(leaf(o.amsgrad()));
   out.push_back(leaf(std::get<0>(o.betas())));
   out.push_back(leaf(std::get<1>(o.betas())));
-  out.push_back(leaf(false));        // capturable
-  out.push_back(leaf(decoupled));    // decoupled_weight_decay
-  out.push_back(leaf(false));        // differentiable
+  out.push_back(leaf(false));      // capturable
+  out.push_back(leaf(decoupled));  // decoupled_weight_decay
+  out.push_back(leaf(false));      // differentiable
   out.push_back(leaf(o.eps()));
-  out.push_back(leaf(Value()));      // foreach
-  out.push_back(leaf(Value()));      // fused
+  out.push_back(leaf(Value()));  // foreach
+  out.push_back(leaf(Value()));  // fused
   out.push_back(leaf(o.lr()));
-  out.push_back(leaf(false));        // maximize
+  out.push_back(leaf(false));  // maximize
   for (std::size_t i = 0; i < count; ++i) out.push_back(leaf(static_cast<std::uint64_t>(first + i)));
   out.push_back(leaf(o.weight_decay()));
 }
@@ -77,7 +82,8 @@ std::vector<torch::Tensor> statistics_of(torch::optim::Optimizer& optimizer, con
   auto* state = found->second.get();
   if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(state)) return adam_statistics(*s);
   if (auto* s = dynamic_cast<torch::optim::AdamParamState*>(state)) return adam_statistics(*s);
-  if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(state); s && s->momentum_buffer().defined()) return {s->momentum_buffer()};
+  if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(state); s && s->momentum_buffer().defined())
+    return {s->momentum_buffer()};
   return {};
 }
 
@@ -93,12 +99,14 @@ std::unique_ptr<torch::optim::OptimizerParamState> make_adam(const std::vector<t
 /// How many statistics this kind of optimizer keeps per parameter; 0: unknown kind or none.
 std::size_t statistics_count(torch::optim::Optimizer& optimizer) {
   auto& options = optimizer.param_groups().front().options();
-  if (dynamic_cast<torch::optim::AdamWOptions*>(&options) || dynamic_cast<torch::optim::AdamOptions*>(&options)) return 3;
+  if (dynamic_cast<torch::optim::AdamWOptions*>(&options) || dynamic_cast<torch::optim::AdamOptions*>(&options))
+    return 3;
   if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options)) return sgd->momentum() != 0 ? 1 : 0;
   return 0;
 }
 
-void restore(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter, const std::vector<torch::Tensor>& tensors) {
+void restore(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter,
+             const std::vector<torch::Tensor>& tensors) {
   auto& options = optimizer.param_groups().front().options();
   auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
   if (dynamic_cast<torch::optim::AdamWOptions*>(&options)) {
@@ -116,18 +124,22 @@ void restore(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter,
 
 std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer) {
   std::vector<torch::Tensor> result;
-  for (auto& group : optimizer.param_groups()) result.insert(result.end(), group.params().begin(), group.params().end());
+  for (auto& group : optimizer.param_groups())
+    result.insert(result.end(), group.params().begin(), group.params().end());
   return result;
 }
 
-averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch, const std::string& group_bits) {
+averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch,
+                                  const std::string& group_bits) {
   averaging::SharedState state;
   std::vector<Value> layout;
   std::size_t first = 0;
   for (auto& group : optimizer.param_groups()) {
     const std::size_t count = group.params().size();
-    if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&group.options())) describe_adam(*adamw, first, count, true, layout);
-    if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&group.options())) describe_adam(*adam, first, count, false, layout);
+    if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&group.options()))
+      describe_adam(*adamw, first, count, true, layout);
+    if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&group.options()))
+      describe_adam(*adam, first, count, false, layout);
     if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&group.options())) describe_sgd(*sgd, first, count, layout);
     first += count;
   }
@@ -139,20 +151,24 @@ averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint6
       layout.push_back(leaf_tensor(index++));
       state.tensors.push_back(to_wire(statistic));
     }
-  state.metadata = msgpack::Map{{{"epoch", epoch}, {"group_bits", group_bits}, {"optimizer_metadata", msgpack::Array{std::move(layout)}}}};
+  state.metadata = msgpack::Map{
+      {{"epoch", epoch}, {"group_bits", group_bits}, {"optimizer_metadata", msgpack::Array{std::move(layout)}}}};
   return state;
 }
 
-Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state, std::uint64_t least_epoch) {
+Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
+                                   std::uint64_t least_epoch) {
   const auto* metadata = state.metadata.get_if<msgpack::Map>();
   const auto* epoch_value = metadata ? metadata->find("epoch") : nullptr;
   const auto epoch = epoch_value ? epoch_value->as_uint() : std::nullopt;
   if (!epoch) return Error(Errc::bad_state, state.donor, "no epoch in its metadata");
-  if (*epoch < least_epoch) return Error(Errc::bad_state, state.donor, "its epoch " + std::to_string(*epoch) + " is older than ours");
+  if (*epoch < least_epoch)
+    return Error(Errc::bad_state, state.donor, "its epoch " + std::to_string(*epoch) + " is older than ours");
   const auto parameters = parameters_of(optimizer);
   if (state.tensors.size() < parameters.size()) return Error(Errc::bad_state, state.donor, "too few tensors");
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (!fits(state.tensors[i], parameters[i])) return Error(Errc::bad_state, state.donor, "parameter " + std::to_string(i) + " has another shape");
+    if (!fits(state.tensors[i], parameters[i]))
+      return Error(Errc::bad_state, state.donor, "parameter " + std::to_string(i) + " has another shape");
 
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters.size(); ++i) torch::Tensor(parameters[i]).copy_(from_wire(state.tensors[i]));
@@ -163,11 +179,13 @@ Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const ave
     for (std::size_t k = 0; k < count; ++k) {
       const auto& wire = state.tensors[parameters.size() + i * count + k];
       const bool scalar = k == 2;
-      if (scalar ? !(wire.shape.empty() && wire.dtype == codec::DType::float32) : !fits(wire, parameters[i])) return *epoch;
+      if (scalar ? !(wire.shape.empty() && wire.dtype == codec::DType::float32) : !fits(wire, parameters[i]))
+        return *epoch;
     }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     std::vector<torch::Tensor> tensors;
-    for (std::size_t k = 0; k < count; ++k) tensors.push_back(from_wire(state.tensors[parameters.size() + i * count + k]));
+    for (std::size_t k = 0; k < count; ++k)
+      tensors.push_back(from_wire(state.tensors[parameters.size() + i * count + k]));
     restore(optimizer, parameters[i], tensors);
   }
   return *epoch;

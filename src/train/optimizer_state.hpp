@@ -12,10 +12,12 @@ namespace cohive::train {
 std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer);
 
 /// Copies parameters and optimizer statistics; call while neither changes.
-averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch, const std::string& group_bits);
+averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch,
+                                  const std::string& group_bits);
 
 /// Writes a downloaded state into the parameters and, where the layouts agree, into the optimizer's statistics.
 /// Returns the epoch of the state, or why it does not fit (nothing is changed then).
-Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state, std::uint64_t least_epoch);
+Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
+                                   std::uint64_t least_epoch);
 
 }  // namespace cohive::train

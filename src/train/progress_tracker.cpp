@@ -19,8 +19,8 @@ struct Entry {
 std::optional<Entry> parse(const msgpack::Value& value) {
   const auto* map = value.get_if<msgpack::Map>();
   if (!map) return std::nullopt;
-  const auto *epoch = map->find("epoch"), *samples = map->find("samples_accumulated"), *rate = map->find("samples_per_second"),
-             *time = map->find("time"), *client = map->find("client_mode");
+  const auto *epoch = map->find("epoch"), *samples = map->find("samples_accumulated"),
+             *rate = map->find("samples_per_second"), *time = map->find("time"), *client = map->find("client_mode");
   if (!epoch || !samples || !rate || !time || !client) return std::nullopt;
   const auto* rate_value = rate->get_if<double>();
   const auto* time_value = time->get_if<double>();
@@ -45,8 +45,14 @@ void PerformanceEma::update(double samples, double now) {
 }
 
 ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, TrackerOptions options)
-    : dht_(dht), runtime_(dht.runtime()), key_(std::move(key)), options_(std::move(options)), changed_(runtime_, "progress to report"),
-      fetch_wanted_(runtime_, "time to look at the run's progress"), tasks_(runtime_, "progress tracker") {}
+    : dht_(dht),
+      runtime_(dht.runtime()),
+      key_(std::move(key)),
+      options_(std::move(options)),
+      changed_(runtime_, "progress to report"),
+      fetch_wanted_(runtime_, "time to look at the run's progress"),
+      seen_(runtime_, "news of the run's progress"),
+      tasks_(runtime_, "progress tracker") {}
 ProgressTracker::~ProgressTracker() = default;
 
 void ProgressTracker::start() {
@@ -61,8 +67,15 @@ GlobalProgress ProgressTracker::snapshot() const {
 }
 
 void ProgressTracker::set(const GlobalProgress& progress) {
-  std::lock_guard lock(mutex_);
-  global_ = progress;
+  {
+    std::lock_guard lock(mutex_);
+    global_ = progress;
+  }
+  seen_.notify_all();
+}
+
+Task<void> ProgressTracker::epoch_passed(std::uint64_t epoch) {
+  while (snapshot().epoch <= epoch) co_await seen_.wait();
 }
 
 void ProgressTracker::report(std::uint64_t epoch, double samples) {
@@ -115,7 +128,11 @@ Task<void> ProgressTracker::store_record() {
 Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
   for (;;) {
     co_await self.changed_.wait(self.runtime_.after(self.options_.metadata_expiration / 2));
-    if (self.reported_) co_await self.store_record();
+    if (self.reported_) {
+      co_await self.store_record();
+      // Who begins at the same time as others sees them at once, not after the period of a lonely peer.
+      if (self.snapshot().peers == 0) self.next_fetch_ = 0, self.fetch_wanted_.notify_all();
+    }
     co_await self.runtime_.sleep_for(self.options_.min_refresh / 2);  // joins bursts of reports
   }
 }
@@ -152,7 +169,8 @@ Task<void> ProgressTracker::refresh() {
     const auto peers = static_cast<double>(global.peers);
     const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
     global.eta = now + wait;
-    next_fetch_ = now + std::clamp(wait * peers / expected, to_seconds(options_.min_refresh), to_seconds(options_.max_refresh));
+    next_fetch_ =
+        now + std::clamp(wait * peers / expected, to_seconds(options_.min_refresh), to_seconds(options_.max_refresh));
   }
   set(global);
 }

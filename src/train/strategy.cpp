@@ -43,7 +43,8 @@ Session::Session(StrategyOptions opts) : options(std::move(opts)) {
   host_options.listen = options.client_mode ? std::vector<Multiaddr>() : parse_all(options.host_maddrs);
   host_options.announce = parse_all(options.announce_maddrs);
   host_options.routing_server = !options.client_mode;
-  const KeyPair identity = options.identity_path.empty() ? KeyPair::generate_ed25519() : load_or_create_identity(options.identity_path).value();
+  const KeyPair identity = options.identity_path.empty() ? KeyPair::generate_ed25519()
+                                                         : load_or_create_identity(options.identity_path).value();
   thread = std::make_unique<RuntimeThread>();
   on_loop([&] {
     network = transport::make_tcp_network(thread->runtime());
@@ -110,8 +111,12 @@ std::string Strategy::join_line() const {
   return line;
 }
 
-std::string Strategy::peer_id() const { return session_->host->id().text(); }
-const StrategyOptions& Strategy::options() const noexcept { return session_->options; }
+std::string Strategy::peer_id() const {
+  return session_->host->id().text();
+}
+const StrategyOptions& Strategy::options() const noexcept {
+  return session_->options;
+}
 
 std::string Strategy::metrics_url() const {
   std::string url;

@@ -19,7 +19,8 @@ torch::Tensor BlockImpl::forward(torch::Tensor x) {
   auto scores = torch::matmul(parts[0], parts[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(width / heads));
   const auto future = torch::ones({length, length}, torch::kBool).triu(1);
   scores = scores.masked_fill(future, -1e9);
-  const auto mixed = torch::matmul(torch::softmax(scores, -1), parts[2]).transpose(1, 2).reshape({batch, length, width});
+  const auto mixed =
+      torch::matmul(torch::softmax(scores, -1), parts[2]).transpose(1, 2).reshape({batch, length, width});
   x = x + out(mixed);
   return x + down(torch::gelu(up(norm2(x))));
 }

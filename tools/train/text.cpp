@@ -37,7 +37,8 @@ std::string read_text(const std::string& path, std::size_t least) {
   } else {
     throw Exit{kBadInput, "--text: no such file or folder: " + path};
   }
-  if (text.size() < least) throw Exit{kBadInput, "--text: " + path + " holds only " + std::to_string(text.size()) + " bytes of text"};
+  if (text.size() < least)
+    throw Exit{kBadInput, "--text: " + path + " holds only " + std::to_string(text.size()) + " bytes of text"};
   return text;
 }
 
@@ -53,11 +54,13 @@ Vocabulary::Vocabulary(const std::string& text) {
 
 std::vector<std::int64_t> Vocabulary::encode(const std::string& text) const {
   std::vector<std::int64_t> result(text.size());
-  std::transform(text.begin(), text.end(), result.begin(), [this](char c) { return symbols_[static_cast<std::uint8_t>(c)]; });
+  std::transform(text.begin(), text.end(), result.begin(),
+                 [this](char c) { return symbols_[static_cast<std::uint8_t>(c)]; });
   return result;
 }
 
-std::pair<torch::Tensor, torch::Tensor> random_batch(const std::vector<std::int64_t>& symbols, std::int64_t batch, std::int64_t length, std::mt19937_64& random) {
+std::pair<torch::Tensor, torch::Tensor> random_batch(const std::vector<std::int64_t>& symbols, std::int64_t batch,
+                                                     std::int64_t length, std::mt19937_64& random) {
   auto input = torch::empty({batch, length}, torch::kInt64), target = torch::empty({batch, length}, torch::kInt64);
   std::uniform_int_distribution<std::size_t> start(0, symbols.size() - static_cast<std::size_t>(length) - 1);
   for (std::int64_t row = 0; row < batch; ++row) {

@@ -25,6 +25,7 @@ class Vocabulary {
 };
 
 /// Batches of (input, target) windows, shape [batch, length], int64.
-std::pair<torch::Tensor, torch::Tensor> random_batch(const std::vector<std::int64_t>& symbols, std::int64_t batch, std::int64_t length, std::mt19937_64& random);
+std::pair<torch::Tensor, torch::Tensor> random_batch(const std::vector<std::int64_t>& symbols, std::int64_t batch,
+                                                     std::int64_t length, std::mt19937_64& random);
 
 }  // namespace cohive::tools

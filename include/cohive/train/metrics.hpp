@@ -14,10 +14,14 @@ struct TrainMetrics {
         loss(metrics.gauge("cohive_train_loss", "Last loss reported by the trainer.")),
         global_rate(metrics.gauge("cohive_train_global_samples_per_second", "Samples per second of the whole run.")),
         samples(metrics.counter("cohive_train_samples_total", "Samples this peer has processed.")),
-        grad_ok(metrics.counter("cohive_train_gradient_rounds_total", "Gradient averaging by outcome.", {{"outcome", "ok"}})),
-        grad_local(metrics.counter("cohive_train_gradient_rounds_total", "Gradient averaging by outcome.", {{"outcome", "local"}})),
-        state_ok(metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.", {{"outcome", "ok"}})),
-        state_failed(metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.", {{"outcome", "failed"}})),
+        grad_ok(metrics.counter("cohive_train_gradient_rounds_total", "Gradient averaging by outcome.",
+                                {{"outcome", "ok"}})),
+        grad_local(metrics.counter("cohive_train_gradient_rounds_total", "Gradient averaging by outcome.",
+                                   {{"outcome", "local"}})),
+        state_ok(
+            metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.", {{"outcome", "ok"}})),
+        state_failed(metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.",
+                                     {{"outcome", "failed"}})),
         downloads(metrics.counter("cohive_train_state_downloads_total", "States downloaded to catch up.")) {}
   Gauge epoch, global_epoch, peers, loss, global_rate;
   Counter samples, grad_ok, grad_local, state_ok, state_failed, downloads;

@@ -21,22 +21,22 @@ class Optimizer;
 namespace cohive {
 
 struct OptimizerOptions {
-  std::int64_t target_batch_size = 1024;     ///< samples per epoch, all peers together
-  Duration matchmaking_time = 15s;           ///< 3 to 5 s in one building, 10 to 15 s over the internet
+  std::int64_t target_batch_size = 1024;  ///< samples per epoch, all peers together
+  Duration matchmaking_time = 15s;        ///< 3 to 5 s in one building, 10 to 15 s over the internet
   Duration averaging_timeout = 60s;
   Duration load_state_timeout = 600s;
-  int average_state_every = 1;               ///< epochs between rounds that average the parameters
+  int average_state_every = 1;  ///< epochs between rounds that average the parameters
   codec::Codec grad_compression = codec::Codec::none;
   codec::Codec state_compression = codec::Codec::none;
-  bool auxiliary = false;                    ///< helps averaging without data of its own
+  bool auxiliary = false;  ///< helps averaging without data of its own
 };
 
 /// What one call of step did.
 struct StepReport {
-  std::uint64_t epoch = 0;          ///< after the call
+  std::uint64_t epoch = 0;  ///< after the call
   bool epoch_changed = false;
-  bool loaded_state = false;        ///< caught up from a peer; this batch did not count
-  std::size_t grad_group = 0;       ///< peers whose gradients were averaged; 0: local gradients only
+  bool loaded_state = false;   ///< caught up from a peer; this batch did not count
+  std::size_t grad_group = 0;  ///< peers whose gradients were averaged; 0: local gradients only
   std::size_t state_group = 0;
   std::uint64_t bytes_sent = 0;
 };
@@ -47,8 +47,8 @@ struct TrainingStats {
   double global_samples = 0, samples_per_second = 0;  ///< of the whole run
   std::size_t peers = 0;
   std::uint64_t grad_rounds = 0, grad_rounds_failed = 0, state_rounds = 0, state_rounds_failed = 0, state_downloads = 0;
-  std::vector<std::uint64_t> rounds_by_group_size;    ///< gradient rounds with n members at index n
-  std::uint64_t bytes_sent = 0, bytes_received = 0;   ///< tensor payload
+  std::vector<std::uint64_t> rounds_by_group_size;   ///< gradient rounds with n members at index n
+  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< tensor payload
 };
 
 /// One trainer thread calls it. `optimizer` must outlive it; its parameters must be float32 on the CPU.
@@ -58,8 +58,8 @@ class Optimizer {
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
 
-  /// Call after backward(): takes the gradients of a batch of `batch_size` samples. Returns at once, except when an epoch
-  /// ends (the averaging) or this peer must catch up (the download). Gradients are zeroed when they were taken.
+  /// Call after backward(): takes the gradients of a batch of `batch_size` samples. Returns at once, except when an
+  /// epoch ends (the averaging) or this peer must catch up (the download). Gradients are zeroed when they were taken.
   StepReport step(std::int64_t batch_size);
   /// Averages the parameters once more with whoever does the same; for the end of a run. Returns the group's size.
   std::size_t average_parameters();

@@ -1,6 +1,6 @@
 /// \file
-/// ProgressTracker: how far the whole run is, through signed records in the DHT. Source: hivemind wire spec, section 7.1.
-/// Loop thread only, except snapshot().
+/// ProgressTracker: how far the whole run is, through signed records in the DHT. Source: hivemind wire spec,
+/// section 7.1. Loop thread only, except snapshot().
 #pragma once
 
 #include <memory>
@@ -40,11 +40,11 @@ struct TrackerOptions {
 /// The run as last seen.
 struct GlobalProgress {
   std::uint64_t epoch = 0;
-  double samples = 0;            ///< accumulated towards this epoch by all peers
+  double samples = 0;  ///< accumulated towards this epoch by all peers
   double samples_per_second = 0;
   std::size_t peers = 0, clients = 0;
-  double eta = 0;                ///< Unix seconds when the target will be reached
-  std::uint64_t fetches = 0;     ///< times the DHT was read
+  double eta = 0;             ///< Unix seconds when the target will be reached
+  std::uint64_t fetches = 0;  ///< times the DHT was read
 };
 
 class ProgressTracker {
@@ -61,6 +61,8 @@ class ProgressTracker {
   void update_epoch(std::uint64_t epoch);
   /// Reads the DHT now.
   Task<void> refresh();
+  /// Until the run is past `epoch`.
+  Task<void> epoch_passed(std::uint64_t epoch);
 
   /// Any thread.
   GlobalProgress snapshot() const;
@@ -80,7 +82,7 @@ class ProgressTracker {
   std::uint64_t epoch_ = 0;
   double samples_ = 0;
   bool reported_ = false;
-  Condition changed_, fetch_wanted_;
+  Condition changed_, fetch_wanted_, seen_;
   double next_fetch_ = 0;
   mutable std::mutex mutex_;
   GlobalProgress global_;

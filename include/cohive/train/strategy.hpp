@@ -1,5 +1,6 @@
 /// \file
-/// Strategy: a trainer's membership in a swarm. It runs the event loop on its own thread and is used from the trainer's.
+/// Strategy: a trainer's membership in a swarm. It runs the event loop on its own thread and is used from the
+/// trainer's.
 ///
 ///   cohive::Strategy strategy({.run_id = "my_run", .initial_peers = {"/ip4/.../p2p/..."}});
 ///   cohive::Optimizer optimizer(strategy, torch_optimizer, {.target_batch_size = 4096});
@@ -23,13 +24,13 @@ struct Session;
 }
 
 struct StrategyOptions {
-  std::string run_id = "cohive_run";            ///< one name per training run; no "."
-  std::vector<std::string> initial_peers;       ///< multiaddrs with /p2p; empty: $INITIAL_PEERS, then $PL_INITIAL_PEERS
+  std::string run_id = "cohive_run";       ///< one name per training run; no "."
+  std::vector<std::string> initial_peers;  ///< multiaddrs with /p2p; empty: $INITIAL_PEERS, then $PL_INITIAL_PEERS
   std::vector<std::string> host_maddrs = {"/ip4/0.0.0.0/tcp/0"};
   std::vector<std::string> announce_maddrs;
-  std::string identity_path;                    ///< empty: a fresh identity each time
-  bool client_mode = false;                     ///< only dial out, as behind a strict firewall
-  std::string metrics_address;                  ///< "host:port" to serve /metrics, /healthz, /readyz; empty: none
+  std::string identity_path;    ///< empty: a fresh identity each time
+  bool client_mode = false;     ///< only dial out, as behind a strict firewall
+  std::string metrics_address;  ///< "host:port" to serve /metrics, /healthz, /readyz; empty: none
 };
 
 /// Thread-safe for the trainer's threads. Errors at construction are ErrorException with one clear sentence.

@@ -219,9 +219,10 @@ Task<void> Routing::worker(Routing& self, std::shared_ptr<Lookup> lookup) {
 Task<void> Routing::walk(PeerId target, bool stop_when_found, Deadline deadline) {
   auto lookup = std::make_shared<Lookup>(host_.runtime, target, stop_when_found, deadline.min(host_.runtime.after(kLookupTimeout)));
   for (const auto& peer : nearest(lookup->key, kBucketSize)) lookup->add(peer);
-  // Peers whose table entry is still being checked know about others just as well.
+  // Peers whose table entry is still being checked know about others just as well, and so may those that have not said
+  // yet what they serve.
   for (const auto& [id, peer] : host_.peers)
-    if (peer.protocols.contains(kKadProtocol)) lookup->add(id);
+    if (!peer.identified || peer.protocols.contains(kKadProtocol)) lookup->add(id);
   TaskGroup workers(host_.runtime, "lookup");
   for (std::size_t i = 0; i < kParallel; ++i) workers.spawn(worker(*this, lookup), "lookup worker");
   co_await workers.join();

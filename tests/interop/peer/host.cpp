@@ -5,14 +5,16 @@ namespace {
 
 using nlohmann::json;
 
-/// listen (default: a loopback port; empty: dial only), identity (serialised private key), client
+/// listen (default: a loopback port; empty: dial only), identity (serialised private key), key ("rsa": a new RSA key
+/// instead of Ed25519), client
 Task<json> host_start(Peer& peer, json request) {
   p2p::HostOptions options;
   options.listen = addresses_of(request.value("listen", json::array({"/ip4/127.0.0.1/tcp/0"})));
   options.routing_server = !request.value("client", false);
   const KeyPair identity = request.contains("identity")
                                ? value_of(KeyPair::from_protobuf(bytes_of(request["identity"])))
-                               : KeyPair::generate_ed25519();
+                           : request.value("key", std::string()) == "rsa" ? KeyPair::generate_rsa()
+                                                                          : KeyPair::generate_ed25519();
   auto host = std::make_unique<p2p::Host>(*peer.network, identity, options);
   value_of(host->start());
   peer.host_ = std::move(host);
@@ -27,15 +29,48 @@ Task<json> host_bootstrap(Peer& peer, json request) {
   co_return json();
 }
 
-/// peer
+/// peer, or address
 Task<json> host_connect(Peer& peer, json request) {
-  value_of(co_await peer.host().connect(peer_of(request.at("peer")), peer.runtime.after(15s)));
+  const Deadline deadline = peer.runtime.after(15s);
+  if (!request.contains("address")) {
+    value_of(co_await peer.host().connect(peer_of(request.at("peer")), deadline));
+    co_return request["peer"];
+  }
+  const auto address = value_of(Multiaddr::from_text(request["address"].get<std::string>()));
+  co_return value_of(co_await peer.host().connect(address, deadline)).text();
+}
+
+/// peer
+Task<json> host_disconnect(Peer& peer, json request) {
+  peer.host().disconnect(peer_of(request.at("peer")));
   co_return json();
+}
+
+/// peer: the round trip in seconds
+Task<json> host_ping(Peer& peer, json request) {
+  const auto took = value_of(co_await p2p::ping(peer.host(), peer_of(request.at("peer")), peer.runtime.after(15s)));
+  co_return std::chrono::duration<double>(took).count();
+}
+
+/// peer: its addresses, by peer routing where they are not known
+Task<json> host_find(Peer& peer, json request) {
+  const auto found = value_of(co_await peer.host().find_peer(peer_of(request.at("peer")), peer.runtime.after(15s)));
+  json addresses = json::array();
+  for (const auto& address : found) addresses.push_back(address.text());
+  co_return addresses;
 }
 
 Task<json> host_peers(Peer& peer, json) {
   json peers = json::array();
-  for (const auto& info : peer.host().peers()) peers.push_back({{"id", info.id.text()}, {"agent", info.agent}});
+  for (const auto& info : peer.host().peers()) {
+    json addresses = json::array();
+    for (const auto& address : info.addresses) addresses.push_back(address.text());
+    peers.push_back({{"id", info.id.text()},
+                     {"agent", info.agent},
+                     {"protocols", info.protocols},
+                     {"addresses", addresses},
+                     {"outbound", info.outbound}});
+  }
   co_return peers;
 }
 
@@ -45,6 +80,9 @@ void add_host_commands(Commands& commands) {
   commands["host_start"] = host_start;
   commands["host_bootstrap"] = host_bootstrap;
   commands["host_connect"] = host_connect;
+  commands["host_disconnect"] = host_disconnect;
+  commands["host_ping"] = host_ping;
+  commands["host_find"] = host_find;
   commands["host_peers"] = host_peers;
 }
 

@@ -65,6 +65,7 @@ Task<void> serve(Runtime& runtime, const Commands& commands) {
   peer.averaging_.reset();
   if (peer.dht_) co_await peer.dht_->close();
   peer.dht_.reset();
+  peer.calls_.reset();
   if (peer.host_) co_await peer.host_->close();
 }
 
@@ -77,6 +78,7 @@ int main() {
   interop::add_host_commands(commands);
   interop::add_dht_commands(commands);
   interop::add_averaging_commands(commands);
+  interop::add_rpc_commands(commands);
   const auto runtime = make_runtime();
   runtime->run(interop::serve(*runtime, commands));
 }

@@ -25,6 +25,7 @@ struct Peer {
   std::unique_ptr<p2p::Host> host_;
   std::unique_ptr<Dht> dht_;
   std::shared_ptr<AveragingPeer> averaging_;
+  std::shared_ptr<void> calls_;  ///< of rpc.cpp
 };
 
 /// Throws to report an error.
@@ -34,6 +35,7 @@ using Commands = std::map<std::string, Command>;
 void add_host_commands(Commands& commands);
 void add_dht_commands(Commands& commands);
 void add_averaging_commands(Commands& commands);
+void add_rpc_commands(Commands& commands);
 
 /// Fields of a command.
 Bytes bytes_of(const nlohmann::json& hex);

@@ -1,8 +1,13 @@
 // cohive-train: trains a small character-level transformer together with whoever joins the same run.
 #include <torch/torch.h>
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -50,6 +55,7 @@ std::vector<float> read_floats(const std::string& path) {
 /// Prints the largest difference between saved parameters; fails above 1e-3.
 int compare(const std::vector<std::string>& files) {
   const auto first = read_floats(files.front());
+  if (first.empty()) throw Exit{kBadInput, "--compare: " + files.front() + " holds no parameters"};
   float largest = 0, magnitude = 0;
   for (const auto& path : files) {
     const auto other = read_floats(path);
@@ -67,6 +73,13 @@ int compare(const std::vector<std::string>& files) {
                    .dump()
             << std::endl;
   return largest <= 1e-3f ? 0 : kFailed;
+}
+
+/// What a run has learned must not be lost at its end.
+void check_writable(const std::string& flag, const std::string& path) {
+  const auto folder = std::filesystem::path(path).parent_path();
+  if (path.empty() || ::access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) return;
+  throw Exit{kBadInput, flag + ": cannot write " + path + ": " + std::strerror(errno)};
 }
 
 void save_parameters(const std::string& path, torch::nn::Module& model) {
@@ -147,6 +160,7 @@ class Trainer {
 
   void finish() {
     std::size_t group = 0;
+    optimizer_.catch_up();  // who missed the last epoch must not pull the others back
     const auto peers = optimizer_.stats().peers;
     for (int attempt = 0; attempt < 3 && peers > 1 && group < peers; ++attempt) {
       const std::size_t size = optimizer_.average_parameters();
@@ -193,6 +207,8 @@ int run(Options& options) {
   log::configure(options.log);
   if (!options.compare.empty()) return compare(options.compare);
   if (options.text.empty()) throw Exit{kBadInput, "--text is required: a text file, or a folder of them"};
+  check_writable("--save", options.save);
+  check_writable("--summary", options.summary);
   options.strategy.initial_peers = initial_peers(options.strategy.initial_peers);
   parse_initial_peers(options.strategy.initial_peers);
   parse_addresses(options.strategy.host_maddrs, "--host-maddrs");

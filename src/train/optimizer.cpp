@@ -2,9 +2,11 @@
 
 #include <torch/torch.h>
 
+#include <limits>
 #include <mutex>
 
 #include "cohive/averaging/errors.hpp"
+#include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/train/metrics.hpp"
 #include "cohive/train/progress_tracker.hpp"
@@ -26,7 +28,11 @@ struct Scheduled {
   std::shared_ptr<StepControl> control;
   std::future<Result<RoundResult>> result;
   explicit operator bool() const { return control != nullptr; }
+  bool over() const { return result.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
 };
+
+constexpr std::uint64_t kAnyEpoch = std::numeric_limits<std::uint64_t>::max();
+constexpr Duration kFirstRetry = 500ms, kLastRetry = 8s;  // of a failed state download
 
 averaging::AveragerOptions averager_options(const StrategyOptions& strategy, const OptimizerOptions& options,
                                             const char* suffix, const char* class_name) {
@@ -60,6 +66,21 @@ struct Buffers {
   }
 };
 
+/// A round for which no group was found in time for its epoch is in vain: the others have averaged without us.
+Task<Result<RoundResult>> step_within_epoch(Averager& averager, train::ProgressTracker& tracker, StepOptions step,
+                                            std::uint64_t epoch) {
+  auto give_up = [](train::ProgressTracker& run, std::shared_ptr<StepControl> control,
+                    std::uint64_t ours) -> Task<void> {
+    co_await run.epoch_passed(ours);
+    if (control->stage <= StepControl::Stage::looking_for_group) control->cancelled.set();
+    co_await Event(run.runtime(), "end of a round").wait();
+  };
+  const auto control = step.control;
+  auto outcome =
+      co_await race(averager.dht().runtime(), averager.step(std::move(step)), give_up(tracker, control, epoch));
+  co_return std::get<0>(std::move(outcome));
+}
+
 }  // namespace
 
 struct Optimizer::Impl {
@@ -69,11 +90,16 @@ struct Optimizer::Impl {
   double now() const { return session.thread->runtime().wall_time(); }
   void accumulate(std::int64_t batch);
   void schedule_rounds(const GlobalProgress& global);
-  Scheduled start_round(Averager& averager, double weight, msgpack::Value gather);
-  std::size_t finish_round(Scheduled& round, double weight, bool gradients);
+  void start_rounds(const GlobalProgress& global);
+  Scheduled start_round(Averager& averager, double weight, msgpack::Value gather, std::uint64_t epoch);
+  std::optional<std::size_t> finish_round(Scheduled& round, double weight, bool gradients);
   void abandon(Scheduled& round);
-  void end_epoch(const GlobalProgress& global, StepReport& report);
+  bool end_epoch(const GlobalProgress& global, StepReport& report);
+  void take_optimizer_step();
+  void enter_epoch(std::uint64_t epoch);
+  bool has_group(const Scheduled& round) const;
   bool out_of_sync(const GlobalProgress& global) const;
+  bool catch_up();
   bool load_state();
   void publish_state();
   std::size_t average_state(Scheduled& round);
@@ -88,6 +114,7 @@ struct Optimizer::Impl {
   std::int64_t samples = 0, times = 0, anchor = 0;
   std::uint64_t local_epoch = 0;
   bool checked_start = false;
+  Duration retry = kFirstRetry;
 
   std::unique_ptr<train::TrainMetrics> metrics;
   std::unique_ptr<train::ProgressTracker> tracker;
@@ -163,7 +190,8 @@ void Optimizer::Impl::accumulate(std::int64_t batch) {
   ++times;
 }
 
-Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpack::Value gather) {
+/// \param epoch  the round is given up when the run passes it before a group is found
+Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpack::Value gather, std::uint64_t epoch) {
   Scheduled round;
   session.on_loop([&] { round.control = std::make_shared<StepControl>(session.thread->runtime(), weight); });
   StepOptions step;
@@ -171,18 +199,25 @@ Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpac
   step.timeout = options.averaging_timeout;
   step.control = round.control;
   step.allow_retries = false;
-  round.result = session.thread->runtime().submit([&averager, step] { return averager.step(step); });
+  round.result = session.thread->runtime().submit([&averager, step, progress = tracker.get(), epoch] {
+    return step_within_epoch(averager, *progress, step, epoch);
+  });
   return round;
 }
 
-/// Triggers a round, waits for it and counts it. Returns the size of its group, 0 on failure.
-std::size_t Optimizer::Impl::finish_round(Scheduled& round, double weight, bool gradients_round) {
+/// Triggers a round, waits for it and counts it. Returns the size of its group, 0 on failure, nothing when the others
+/// averaged without us.
+std::optional<std::size_t> Optimizer::Impl::finish_round(Scheduled& round, double weight, bool gradients_round) {
   auto current = std::exchange(round, Scheduled());
   session.on_loop([&] {
     current.control->weight = weight;
     current.control->trigger.set();
   });
   auto result = current.result.get();
+  if (!result && result.error() == averaging::Errc::round_cancelled) {
+    (gradients_round ? metrics->grad_missed : metrics->state_failed).increment();
+    return std::nullopt;
+  }
   if (!result) {
     log::info("train", "{} averaging failed, proceeding with local values: {}",
               gradients_round ? "gradient" : "parameter", result.error());
@@ -219,11 +254,19 @@ void Optimizer::Impl::abandon(Scheduled& round) {
 
 /// Begins matchmaking as soon as the epoch's end is nearer than the time it takes.
 void Optimizer::Impl::schedule_rounds(const GlobalProgress& global) {
-  if (global.peers < 2 || global.eta - now() > to_seconds(options.matchmaking_time)) return;
+  for (Scheduled* round : {&grad_round, &state_round})
+    if (*round && round->over()) *round = {};  // found no group in its time: this one looks again
+  if (global.eta - now() <= to_seconds(options.matchmaking_time)) start_rounds(global);
+}
+
+/// Those of this epoch's end that have not begun.
+void Optimizer::Impl::start_rounds(const GlobalProgress& global) {
+  if (global.peers < 2) return;
   const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
-  if (!grad_round) grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value());
+  if (!grad_round)
+    grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value(), local_epoch);
   if (!state_round && next % static_cast<std::uint64_t>(options.average_state_every) == 0)
-    state_round = start_round(*state_averager, 1.0, msgpack::Value(next));
+    state_round = start_round(*state_averager, 1.0, msgpack::Value(next), local_epoch);
 }
 
 void Optimizer::Impl::publish_state() {
@@ -235,21 +278,36 @@ void Optimizer::Impl::publish_state() {
 std::size_t Optimizer::Impl::average_state(Scheduled& round) {
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters.size(); ++i) state.tensors[i].copy_(parameters[i]);
-  const std::size_t group = finish_round(round, 1.0, false);
+  const std::size_t group = finish_round(round, 1.0, false).value_or(0);
   if (group > 0)
     for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(state.tensors[i]);
   return group;
 }
 
-void Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report) {
+/// False when the others ended it without us: our parameters are old now.
+bool Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report) {
   torch::NoGradGuard no_grad;
   const double scale = times > 0 ? 1.0 / static_cast<double>(times) : 0.0;
   for (std::size_t i = 0; i < parameters.size(); ++i)
     torch::mul_out(gradients.tensors[i], accumulators[i], torch::tensor(scale, torch::kFloat32));
-  if (global.peers > 1 && !grad_round)
-    grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value());
+  start_rounds(global);
   const std::uint64_t sent_before = stats.bytes_sent;
-  if (grad_round) report.grad_group = finish_round(grad_round, static_cast<double>(samples), true);
+  if (grad_round) {
+    const auto group = finish_round(grad_round, static_cast<double>(samples), true);
+    if (!group && !options.auxiliary) return false;
+    report.grad_group = group.value_or(0);
+  }
+  if (!options.auxiliary) take_optimizer_step();
+  local_epoch = std::max(local_epoch + 1, global.epoch);
+  if (state_round) report.state_group = average_state(state_round);
+  publish_state();
+  enter_epoch(local_epoch);
+  report.epoch_changed = true;
+  report.bytes_sent = stats.bytes_sent - sent_before;
+  return true;
+}
+
+void Optimizer::Impl::take_optimizer_step() {
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = gradients.tensors[i].clone();
   optimizer.step();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -257,21 +315,44 @@ void Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report
     accumulators[i].zero_();
   }
   samples = times = 0;
-  local_epoch = std::max(local_epoch + 1, global.epoch);
-  if (state_round) report.state_group = average_state(state_round);
-  publish_state();
-  session.on_loop([&] {
-    tracker->update_epoch(local_epoch);
-    state_averager->set_state_priority(static_cast<double>(local_epoch));
-    metrics->epoch.set(static_cast<double>(local_epoch));
-  });
-  report.epoch_changed = true;
-  report.bytes_sent = stats.bytes_sent - sent_before;
 }
 
+void Optimizer::Impl::enter_epoch(std::uint64_t epoch) {
+  local_epoch = epoch;
+  session.on_loop([&] {
+    tracker->update_epoch(epoch);
+    state_averager->set_state_priority(static_cast<double>(epoch));
+    metrics->epoch.set(static_cast<double>(epoch));
+  });
+}
+
+bool Optimizer::Impl::has_group(const Scheduled& round) const {
+  if (!round || round.over()) return false;
+  bool found = false;
+  session.on_loop([&] { found = round.control->stage > StepControl::Stage::looking_for_group; });
+  return found;
+}
+
+/// Whether the swarm's parameters are newer than ours. When the others are one epoch ahead, that is the epoch whose end
+/// we are about to reach together, if we have a group with them; else they averaged without us.
 bool Optimizer::Impl::out_of_sync(const GlobalProgress& global) const {
-  // A newcomer takes the swarm's state at once; later, one missed epoch is made up by the next averaging.
-  return !checked_start ? global.epoch > local_epoch : global.epoch > local_epoch + 1;
+  if (options.auxiliary || global.epoch <= local_epoch) return false;
+  return !checked_start || global.epoch > local_epoch + 1 || !has_group(grad_round);
+}
+
+/// Downloads the swarm's state; after a failure it makes the trainer wait, for its gradients would be of no use.
+bool Optimizer::Impl::catch_up() {
+  checked_start = load_state();
+  for (auto& parameter : parameters)
+    if (parameter.grad().defined()) parameter.mutable_grad().zero_();
+  if (checked_start) {
+    retry = kFirstRetry;
+  } else {
+    auto pause = [](Runtime& runtime, Duration time) -> Task<void> { co_await runtime.sleep_for(time); };
+    session.call([&] { return pause(session.thread->runtime(), retry); });
+    retry = std::min(retry * 2, kLastRetry);
+  }
+  return checked_start;
 }
 
 bool Optimizer::Impl::load_state() {
@@ -287,17 +368,15 @@ bool Optimizer::Impl::load_state() {
     log::warn("train", "downloaded state refused: {}", epoch.error());
     return false;
   }
-  local_epoch = *epoch;
+  const std::uint64_t global_epoch = tracker->snapshot().epoch;
+  // The donor may have been about to enter the epoch that others announced.
+  local_epoch = *epoch + 1 == global_epoch ? global_epoch : *epoch;
   for (auto& accumulator : accumulators) accumulator.zero_();
   samples = times = 0;
   publish_state();
   ++stats.state_downloads;
   metrics->downloads.increment();
-  session.on_loop([&] {
-    tracker->update_epoch(local_epoch);
-    state_averager->set_state_priority(static_cast<double>(local_epoch));
-    metrics->epoch.set(static_cast<double>(local_epoch));
-  });
+  enter_epoch(local_epoch);
   log::info("train", "downloaded the state of epoch {} from {} ({} bytes)", local_epoch, downloaded->donor,
             downloaded->bytes);
   return true;
@@ -309,19 +388,16 @@ Optimizer::~Optimizer() = default;
 
 bool Optimizer::catch_up() {
   Impl& self = *impl_;
-  const bool behind = self.out_of_sync(self.tracker->snapshot());
-  self.checked_start = !behind || self.load_state();
-  return behind && self.checked_start;
+  if (self.out_of_sync(self.tracker->snapshot())) return self.catch_up();
+  self.checked_start = true;
+  return false;
 }
 
 StepReport Optimizer::step(std::int64_t batch_size) {
   Impl& self = *impl_;
   StepReport report;
-  GlobalProgress global = self.tracker->snapshot();
-  if (self.out_of_sync(global)) {
-    report.loaded_state = catch_up();
-    for (auto& parameter : self.parameters)
-      if (parameter.grad().defined()) parameter.mutable_grad().zero_();
+  if (self.out_of_sync(self.tracker->snapshot())) {
+    report.loaded_state = self.catch_up();
     report.epoch = self.local_epoch;
     return report;
   }
@@ -330,12 +406,12 @@ StepReport Optimizer::step(std::int64_t batch_size) {
     self.accumulate(batch_size);
     self.metrics->samples.increment(static_cast<double>(batch_size));
     self.session.on_loop([&] { self.tracker->report(self.local_epoch, static_cast<double>(self.samples)); });
-    global = self.tracker->snapshot();
   }
+  const GlobalProgress global = self.tracker->snapshot();
   self.schedule_rounds(global);
   const bool ready = global.epoch > self.local_epoch ||
                      global.samples >= static_cast<double>(self.options.target_batch_size) || self.now() >= global.eta;
-  if (ready) self.end_epoch(global, report);
+  if (ready && !self.end_epoch(global, report)) report.loaded_state = self.catch_up();
   self.metrics->global_epoch.set(static_cast<double>(global.epoch));
   self.metrics->peers.set(static_cast<double>(global.peers));
   self.metrics->global_rate.set(global.samples_per_second);
@@ -347,7 +423,7 @@ std::size_t Optimizer::average_parameters() {
   Impl& self = *impl_;
   self.abandon(self.grad_round);
   self.abandon(self.state_round);
-  auto round = self.start_round(*self.state_averager, 1.0, msgpack::Value(self.local_epoch));
+  auto round = self.start_round(*self.state_averager, 1.0, msgpack::Value(self.local_epoch), kAnyEpoch);
   const std::size_t group = self.average_state(round);
   self.publish_state();
   return group;

@@ -18,13 +18,15 @@ struct TrainMetrics {
                                 {{"outcome", "ok"}})),
         grad_local(metrics.counter("cohive_train_gradient_rounds_total", "Gradient averaging by outcome.",
                                    {{"outcome", "local"}})),
+        grad_missed(metrics.counter("cohive_train_gradient_rounds_total", "Gradient averaging by outcome.",
+                                    {{"outcome", "missed"}})),
         state_ok(
             metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.", {{"outcome", "ok"}})),
         state_failed(metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.",
                                      {{"outcome", "failed"}})),
         downloads(metrics.counter("cohive_train_state_downloads_total", "States downloaded to catch up.")) {}
   Gauge epoch, global_epoch, peers, loss, global_rate;
-  Counter samples, grad_ok, grad_local, state_ok, state_failed, downloads;
+  Counter samples, grad_ok, grad_local, grad_missed, state_ok, state_failed, downloads;
 };
 
 }  // namespace cohive::train

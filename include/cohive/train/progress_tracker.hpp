@@ -67,6 +67,7 @@ class ProgressTracker {
   /// Any thread.
   GlobalProgress snapshot() const;
   const TrackerOptions& options() const { return options_; }
+  Runtime& runtime() const { return runtime_; }
 
  private:
   static Task<void> report_loop(ProgressTracker& self);

@@ -1,0 +1,231 @@
+"""The programs as a person at a shell meets them: what they print, what they exit with, that they stop when told.
+
+Usage: test_programs.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing but Python.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+from pathlib import Path
+
+PATIENCE = 60  # seconds until a program that hangs is a failure
+NOBODY = "12D3KooWH3uVF6wv47WnArKHk5p6cvgCJEb74UTmxztmQDc298L3"
+BIN = Path()
+
+environment = {k: v for k, v in os.environ.items() if k not in ("INITIAL_PEERS", "PL_INITIAL_PEERS")}
+
+
+def run(program, *arguments, env=None):
+    return subprocess.run([BIN / program, *arguments], env=env or environment, capture_output=True, text=True,
+                          timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def started(program, *arguments):
+    """A program in the background; killed at the end if it still runs."""
+    process = subprocess.Popen([BIN / program, *arguments], env=environment, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def bootstrap(*arguments):
+    """A bootstrap node that is ready, and what it printed with --json."""
+    with started("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json", *arguments) as process:
+        yield process, json.loads(process.stdout.readline())
+
+
+@contextlib.contextmanager
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def programs(*names):
+    return [name for name in names if (BIN / name).exists()]
+
+
+class BadInput(unittest.TestCase):
+    """One line on stderr that says what to do; exit code 2, or 1 for a swarm that cannot be reached."""
+
+    joining = property(lambda self: programs("cohive-bootstrap", "cohive-monitor", "cohive-train"))
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.text = Path(cls.folder.name, "text.txt")
+        cls.text.write_text("In the beginning was the Word, and the Word was with others. " * 200)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def refused(self, code, says, program, *arguments, env=None):
+        needed = {"cohive-train": ["--text", str(self.text)], "cohive-monitor": ["--once"]}.get(program, [])
+        if "--text" in arguments:
+            needed = []
+        with self.subTest(program=program, arguments=arguments):
+            result = run(program, *needed, *arguments, env=env)
+            self.assertEqual(result.returncode, code, result.stderr)
+            self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+            self.assertTrue(result.stderr.startswith(program + ": "), result.stderr)
+            self.assertIn(says, result.stderr)
+
+    def test_unknown_flag(self):
+        for program in programs("cohive-bootstrap", "cohive-monitor", "cohive-train"):
+            self.refused(2, "--no-such-flag", program, "--no-such-flag")
+        self.refused(2, "--no-such-flag", "cohive-bench", "codec", "--no-such-flag")
+
+    def test_text_that_cannot_be_read(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        missing, empty = Path(self.folder.name, "missing"), Path(self.folder.name, "empty")
+        empty.mkdir()
+        for path in (missing, empty):
+            self.refused(2, str(path), "cohive-train", "--text", str(path))
+
+    def test_result_file_that_cannot_be_written_is_refused_before_training(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        for flag in ("--save", "--summary"):
+            self.refused(2, flag, "cohive-train", flag, self.folder.name + "/no/such/folder/file")
+
+    def test_malformed_address(self):
+        for program in self.joining:
+            self.refused(2, "--initial-peers", program, "--initial-peers", "/ip4/300.0.0.1/tcp/1/p2p/" + NOBODY)
+            self.refused(2, "/p2p/<peer id>", program, "--initial-peers", "/ip4/127.0.0.1/tcp/1")
+            self.refused(2, "--initial-peers", program, env={**environment, "INITIAL_PEERS": "localhost:1337"})
+        for program in programs("cohive-bootstrap", "cohive-train"):
+            self.refused(2, "--host-maddrs", program, "--host-maddrs", "127.0.0.1:1337")
+
+    def test_port_in_use(self):
+        with taken_port() as port:
+            for program in programs("cohive-bootstrap", "cohive-train"):
+                self.refused(2, "in use", program, "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}")
+                self.refused(2, "in use", program, "--metrics-address", f"127.0.0.1:{port}", "--host-maddrs",
+                             "/ip4/127.0.0.1/tcp/0")
+
+    def test_swarm_that_cannot_be_reached(self):
+        with taken_port() as port:
+            pass  # free again: nobody listens
+        for program in self.joining:
+            self.refused(1, "cannot join the swarm", program, "--initial-peers",
+                         f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}")
+
+    def test_another_peer_than_the_one_in_the_address(self):
+        with bootstrap() as (_, line):
+            address = re.sub("/p2p/.*", "/p2p/" + NOBODY, line["initial_peers"][0])
+            for program in self.joining:
+                self.refused(2, line["peer_id"], program, "--initial-peers", address)
+
+    def test_identity_file_that_is_none(self):
+        junk = Path(self.folder.name, "junk")
+        junk.write_text("not a key")
+        for program in programs("cohive-bootstrap", "cohive-train"):
+            self.refused(2, str(junk), program, "--identity-path", str(junk))
+        self.assertEqual(junk.read_text(), "not a key")
+
+
+class Bootstrap(unittest.TestCase):
+    def test_prints_the_line_that_others_join_with(self):
+        with started("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0") as process:
+            line = process.stdout.readline()
+            peers = re.search(r"INITIAL_PEERS=(\S+) cohive-train", line).group(1)
+            joined = run("cohive-monitor", "--once", "--json", "--run-id", "none", env={**environment, "INITIAL_PEERS": peers})
+            self.assertEqual(joined.returncode, 0, joined.stderr)
+            self.assertEqual(json.loads(joined.stdout)["peers"], 0)
+
+    def test_keeps_its_peer_id_across_restarts(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ids = set()
+            for _ in range(2):
+                with bootstrap("--identity-path", folder + "/key") as (_, line):
+                    ids.add(line["peer_id"])
+            self.assertEqual(len(ids), 1)
+            self.assertEqual(os.stat(folder + "/key").st_mode & 0o077, 0, "others can read the private key")
+
+    def test_announces_what_it_is_told_to(self):
+        with bootstrap("--announce-maddrs", "/dns4/swarm.example/tcp/31337") as (_, line):
+            self.assertEqual(line["initial_peers"], ["/dns4/swarm.example/tcp/31337/p2p/" + line["peer_id"]])
+
+    def test_second_node_joins_the_first(self):
+        with bootstrap() as (_, first):
+            with bootstrap("--initial-peers", first["initial_peers"][0]) as (_, second):
+                self.assertNotEqual(first["peer_id"], second["peer_id"])
+
+    def test_serves_metrics_and_health(self):
+        with bootstrap("--metrics-address", "127.0.0.1:0") as (_, line):
+            base = line["metrics"].removesuffix("/metrics")
+            for path in ("/healthz", "/readyz"):
+                with urllib.request.urlopen(base + path, timeout=PATIENCE) as answer:
+                    self.assertEqual(answer.status, 200)
+            with urllib.request.urlopen(line["metrics"], timeout=PATIENCE) as answer:
+                self.assertIn("# TYPE cohive_", answer.read().decode())
+
+    def test_ends_cleanly_when_told(self):
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with bootstrap() as (process, _):
+                process.send_signal(signum)
+                self.assertEqual(process.wait(PATIENCE), 0)
+
+
+class Trainer(unittest.TestCase):
+    def setUp(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.text = Path(self.folder.name, "text.txt")
+        self.text.write_text("In the beginning was the Word, and the Word was with others. " * 200)
+        self.small = ["--text", str(self.text), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--width", "16", "--layers",
+                      "1", "--context", "16", "--batch-size", "32", "--matchmaking-time", "1"]
+
+    def test_trains_alone_and_writes_what_it_learned(self):
+        save, summary = self.folder.name + "/params", self.folder.name + "/summary.json"
+        result = run("cohive-train", *self.small, "--target-batch-size", "512", "--max-epochs", "3", "--save", save, "--summary", summary)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        written = json.loads(Path(summary).read_text())
+        self.assertEqual(written["epoch"], 3)
+        self.assertLess(written["loss_end"], written["loss_start"])
+        self.assertEqual(run("cohive-train", "--compare", save, save).returncode, 0)
+
+    def test_sigterm_ends_the_run_with_its_results(self):
+        save = self.folder.name + "/params"
+        with started("cohive-train", *self.small, "--save", save) as process:
+            for line in process.stdout:
+                if line.startswith("epoch"):
+                    break
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(PATIENCE), 0)
+        self.assertGreater(os.path.getsize(save), 0)
+
+    def test_two_trainers_end_with_the_same_parameters(self):
+        saves = [f"{self.folder.name}/{n}.params" for n in range(2)]
+        with bootstrap() as (_, line):
+            # An epoch lasts some seconds, so that both take part.
+            common = [*self.small, "--target-batch-size", "30000", "--initial-peers", *line["initial_peers"],
+                      "--max-epochs", "3"]
+            with started("cohive-train", *common, "--save", saves[0]) as first:
+                result = run("cohive-train", *common, "--save", saves[1])
+                self.assertEqual(result.returncode, 0, result.stderr)
+                first.stdout.read()
+                self.assertEqual(first.wait(PATIENCE), 0)
+        compared = run("cohive-train", "--compare", *saves)
+        self.assertEqual(compared.returncode, 0, compared.stdout)
+
+
+if __name__ == "__main__":
+    BIN = Path(sys.argv.pop(1))
+    unittest.main(verbosity=2)

@@ -8,6 +8,7 @@ namespace {
 
 constexpr double kNoRate = 1e-20;  // never zero: the schema wants a positive float
 constexpr double kMaxPlausible = 1e15;
+constexpr double kMinTime = 1e-12;  // seconds per sample; batches reported at one instant are not infinitely fast
 
 struct Entry {
   std::uint64_t epoch;
@@ -40,7 +41,7 @@ void PerformanceEma::update(double samples, double now) {
   ++updates_;
   ema_ = alpha_ * (now - last_) / samples + (1 - alpha_) * ema_;
   const double adjusted = ema_ / (1 - std::pow(1 - alpha_, updates_));
-  samples_per_second_ = 1 / std::max(adjusted, kNoRate);
+  samples_per_second_ = 1 / std::max(adjusted, kMinTime);
   last_ = now;
 }
 
@@ -93,7 +94,7 @@ void ProgressTracker::report(std::uint64_t epoch, double samples) {
   epoch_ = epoch;
   samples_ = samples;
   reported_ |= samples > 0;
-  changed_.notify_all();
+  publish();
 }
 
 void ProgressTracker::update_epoch(std::uint64_t epoch) {
@@ -107,9 +108,13 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   epoch_ = epoch;
   samples_ = 0;
   ema_.reset_timer(dht_.now());
-  next_fetch_ = 0;
+  publish();
+  fetch_soon();
+}
+
+void ProgressTracker::publish() {
+  unpublished_ = true;
   changed_.notify_all();
-  fetch_wanted_.notify_all();
 }
 
 Task<void> ProgressTracker::store_record() {
@@ -127,14 +132,22 @@ Task<void> ProgressTracker::store_record() {
 
 Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
   for (;;) {
-    co_await self.changed_.wait(self.runtime_.after(self.options_.metadata_expiration / 2));
+    const Deadline again = self.runtime_.after(self.options_.metadata_expiration / 2);
+    while (!self.unpublished_ && co_await self.changed_.wait(again)) {
+    }
+    self.unpublished_ = false;
     if (self.reported_) {
       co_await self.store_record();
       // Who begins at the same time as others sees them at once, not after the period of a lonely peer.
-      if (self.snapshot().peers == 0) self.next_fetch_ = 0, self.fetch_wanted_.notify_all();
+      if (self.snapshot().peers == 0) self.fetch_soon();
     }
     co_await self.runtime_.sleep_for(self.options_.min_refresh / 2);  // joins bursts of reports
   }
+}
+
+void ProgressTracker::fetch_soon() {
+  fetch_now_ = true;
+  fetch_wanted_.notify_all();
 }
 
 Task<void> ProgressTracker::refresh() {
@@ -177,8 +190,9 @@ Task<void> ProgressTracker::refresh() {
 
 Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
   for (;;) {
+    self.fetch_now_ = false;
     co_await self.refresh();
-    while (self.dht_.now() < self.next_fetch_)
+    while (!self.fetch_now_ && self.dht_.now() < self.next_fetch_)
       co_await self.fetch_wanted_.wait(self.runtime_.after(from_seconds(self.next_fetch_ - self.dht_.now()) + 1ms));
     co_await self.runtime_.sleep_for(self.options_.min_refresh / 5);
   }

@@ -73,6 +73,8 @@ class ProgressTracker {
   static Task<void> report_loop(ProgressTracker& self);
   static Task<void> fetch_loop(ProgressTracker& self);
   Task<void> store_record();
+  void publish();
+  void fetch_soon();
   void set(const GlobalProgress& progress);
 
   Dht& dht_;
@@ -82,7 +84,7 @@ class ProgressTracker {
   PerformanceEma ema_;
   std::uint64_t epoch_ = 0;
   double samples_ = 0;
-  bool reported_ = false;
+  bool reported_ = false, unpublished_ = false, fetch_now_ = false;
   Condition changed_, fetch_wanted_, seen_;
   double next_fetch_ = 0;
   mutable std::mutex mutex_;

@@ -1,0 +1,151 @@
+// Trainers of one process that meet over loopback: what they hold afterwards is what the mathematics says.
+#include "cohive/train/optimizer.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <future>
+
+namespace cohive {
+namespace {
+
+constexpr std::int64_t kBatch = 8;
+constexpr double kRate = 0.1;
+
+/// y = x w, with the mean square error as loss: its gradient is known in closed form.
+struct Linear {
+  torch::Tensor weight = torch::full({4, 2}, 0.5f).requires_grad_();
+  void backward(const torch::Tensor& x, const torch::Tensor& y) { (x.matmul(weight) - y).pow(2).mean().backward(); }
+};
+
+torch::Tensor data(std::int64_t seed, std::int64_t columns) {
+  auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed));
+  return torch::randn({kBatch, columns}, generator);
+}
+
+StrategyOptions joining(const std::vector<std::string>& peers) {
+  StrategyOptions options;
+  options.run_id = "test";
+  options.initial_peers = peers;
+  options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
+  return options;
+}
+
+OptimizerOptions epoch_of(std::int64_t samples) {
+  OptimizerOptions options;
+  options.target_batch_size = samples;
+  options.matchmaking_time = 1s;
+  options.averaging_timeout = 20s;
+  return options;
+}
+
+/// A trainer with a model of its own.
+struct Trainer {
+  Trainer(const std::vector<std::string>& peers, std::int64_t target)
+      : strategy(joining(peers)),
+        sgd({model.weight}, torch::optim::SGDOptions(kRate)),
+        optimizer(strategy, sgd, epoch_of(target)) {}
+  StepReport step(std::int64_t seed) {
+    model.backward(data(seed, 4), data(seed + 1000, 2));
+    return optimizer.step(kBatch);
+  }
+  Linear model;
+  Strategy strategy;
+  torch::optim::SGD sgd;
+  Optimizer optimizer;
+};
+
+TEST(Training, AloneItIsTheLocalOptimizerOverTheWholeEpoch) {
+  Trainer trainer({}, 3 * kBatch);
+  EXPECT_FALSE(trainer.step(1).epoch_changed);
+  EXPECT_FALSE(trainer.step(2).epoch_changed);
+  EXPECT_TRUE(trainer.step(3).epoch_changed);
+  EXPECT_EQ(trainer.optimizer.epoch(), 1u);
+
+  Linear expected;
+  for (int seed : {1, 2, 3}) expected.backward(data(seed, 4), data(seed + 1000, 2));
+  torch::NoGradGuard no_grad;
+  expected.weight.sub_(expected.weight.grad() / 3, kRate);
+  EXPECT_TRUE(torch::allclose(trainer.model.weight, expected.weight, 1e-6, 1e-7));
+}
+
+TEST(Training, TwoTrainersTakeTheStepOfOneThatHasSeenAllTheirData) {
+  Trainer first({}, 100 * kBatch);
+  Trainer second(first.strategy.visible_addresses(), 100 * kBatch);
+  // The same batch again and again: the average over the epoch does not depend on how often each was used, nor on who
+  // was faster, only on the samples' weights, which the trainers know.
+  const auto run = [](Trainer& trainer, std::int64_t seed) {
+    std::pair<std::uint64_t, std::size_t> seen{0, 0};  // samples until the epoch's end, peers that averaged
+    for (;;) {
+      // Both must be seen as part of the run before one of them ends the epoch.
+      while (seen.first == 1 && trainer.optimizer.stats().peers < 2) std::this_thread::yield();
+      ++seen.first;
+      if (const auto report = trainer.step(seed); report.epoch_changed) return seen.second = report.grad_group, seen;
+    }
+  };
+  auto beside = std::async(std::launch::async, [&] { return run(second, 2); });
+  const auto [batches, group] = run(first, 1);
+  const auto [other_batches, other_group] = beside.get();
+  ASSERT_EQ(group, 2u);
+  ASSERT_EQ(other_group, 2u);
+
+  Linear one, two;
+  one.backward(data(1, 4), data(1001, 2));
+  two.backward(data(2, 4), data(1002, 2));
+  const double share = static_cast<double>(batches) / static_cast<double>(batches + other_batches);
+  torch::NoGradGuard no_grad;
+  const auto expected = 0.5 - kRate * (one.weight.grad() * share + two.weight.grad() * (1 - share));
+  EXPECT_TRUE(torch::allclose(first.model.weight, expected, 1e-5, 1e-6));
+  EXPECT_TRUE(torch::equal(first.model.weight, second.model.weight));
+}
+
+TEST(Training, ANewcomerTakesParametersOptimizerStateAndEpochFromTheSwarm) {
+  const auto adam_options = torch::optim::AdamOptions(0.01);
+  Linear model, late_model;
+  Strategy strategy(joining({}));
+  torch::optim::Adam adam({model.weight}, adam_options);
+  Optimizer optimizer(strategy, adam, epoch_of(kBatch));
+  for (int i = 0; i < 3; ++i) {
+    model.backward(data(i, 4), data(i + 1000, 2));
+    optimizer.step(kBatch);
+  }
+  ASSERT_EQ(optimizer.epoch(), 3u);
+
+  Strategy late_strategy(joining(strategy.visible_addresses()));
+  torch::optim::Adam late_adam({late_model.weight}, adam_options);
+  Optimizer late(late_strategy, late_adam, epoch_of(kBatch));
+  while (!late.catch_up()) {
+  }
+  EXPECT_EQ(late.epoch(), 3u);
+  EXPECT_TRUE(torch::equal(model.weight, late_model.weight));
+  const auto moment = [](torch::optim::Adam& from) {
+    return static_cast<torch::optim::AdamParamState&>(*from.state().begin()->second).exp_avg_sq();
+  };
+  EXPECT_TRUE(torch::equal(moment(adam), moment(late_adam)));
+}
+
+TEST(Training, ParametersAreAveragedAtTheEndOfARun) {
+  Trainer first({}, 1000 * kBatch);
+  Trainer second(first.strategy.visible_addresses(), 1000 * kBatch);
+  {
+    torch::NoGradGuard no_grad;
+    first.model.weight.fill_(1);
+    second.model.weight.fill_(3);
+  }
+  auto beside = std::async(std::launch::async, [&] { return second.optimizer.average_parameters(); });
+  EXPECT_EQ(first.optimizer.average_parameters(), 2u);
+  EXPECT_EQ(beside.get(), 2u);
+  EXPECT_TRUE(torch::allclose(first.model.weight, torch::full({4, 2}, 2.0f)));
+  EXPECT_TRUE(torch::equal(first.model.weight, second.model.weight));
+}
+
+TEST(Training, OptionsThatCannotWorkAreRefusedWithAReason) {
+  auto options = joining({});
+  options.run_id = "with.dot";
+  EXPECT_THROW(Strategy{options}, std::exception);
+  options = joining({"/ip4/127.0.0.1/tcp/1"});
+  EXPECT_THROW(Strategy{options}, std::exception);
+}
+
+}  // namespace
+}  // namespace cohive

@@ -1,0 +1,171 @@
+#include "cohive/train/progress_tracker.hpp"
+
+#include "dht/dht_swarm.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr double kTarget = 1000;
+
+class Progress : public dht::DhtSwarm {
+ protected:
+  ProgressTracker& add_trainer(bool client_mode = false) {
+    Dht& node = add({.client_mode = client_mode});
+    auto key = std::make_shared<dht::RsaSignatureValidator>();
+    node.add_validator(key);
+    TrackerOptions options;
+    options.run_id = "run";
+    options.target_batch_size = kTarget;
+    options.client_mode = client_mode;
+    trackers.push_back(std::make_unique<ProgressTracker>(node, key, options));
+    trackers.back()->start();
+    return *trackers.back();
+  }
+  /// Reports `batch` more samples every second for `seconds`.
+  void train(ProgressTracker& tracker, std::uint64_t epoch, double batch, int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      swarm.pass(1s);
+      tracker.report(epoch, samples[&tracker] += batch);
+    }
+  }
+  void TearDown() override { trackers.clear(); }
+
+  std::vector<std::unique_ptr<ProgressTracker>> trackers;
+  std::map<ProgressTracker*, double> samples;
+};
+
+TEST(PerformanceEma, TellsASteadySpeedFromTheSecondBatchOn) {
+  PerformanceEma ema;
+  ema.reset_timer(100);
+  for (double now = 102; now < 120; now += 2) {
+    ema.update(64, now);
+    EXPECT_NEAR(ema.samples_per_second(), 32, 1e-9);
+  }
+}
+
+TEST(PerformanceEma, FollowsAChangeOfSpeedSlowly) {
+  PerformanceEma ema;
+  ema.reset_timer(0);
+  for (int now = 1; now <= 50; ++now) ema.update(10, now);
+  ema.update(10, 60);
+  EXPECT_LT(ema.samples_per_second(), 10);
+  EXPECT_GT(ema.samples_per_second(), 4);
+}
+
+TEST_F(Progress, AddsUpWhatAllTrainersDid) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  for (int i = 0; i < 20; ++i) {
+    train(first, 0, 10, 1);
+    train(second, 0, 20, 1);
+  }
+  swarm.pass(2s);
+  for (auto* tracker : {&first, &second}) {
+    const auto seen = tracker->snapshot();
+    EXPECT_EQ(seen.peers, 2u);
+    EXPECT_EQ(seen.clients, 0u);
+    EXPECT_NEAR(seen.samples, 20 * 10 + 20 * 20, 60);
+    EXPECT_NEAR(seen.samples_per_second, 15, 3) << "each reports every other second";
+  }
+}
+
+TEST_F(Progress, TrainersThatBeginTogetherSeeEachOtherAtOnce) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  first.report(0, 10);
+  second.report(0, 10);
+  swarm.pass(2s);
+  EXPECT_EQ(first.snapshot().peers, 2u);
+  EXPECT_EQ(second.snapshot().peers, 2u);
+}
+
+TEST_F(Progress, ForeseesWhenTheTargetIsReached) {
+  auto& tracker = add_trainer();
+  train(tracker, 0, 20, 10);
+  swarm.run(tracker.refresh());
+  const auto seen = tracker.snapshot();
+  EXPECT_NEAR(seen.eta - nodes[0]->now(), (kTarget - 200) / 20, 2);
+}
+
+TEST_F(Progress, AClientFollowsTheEpochAndDoesNotSetIt) {
+  auto& node = add_trainer();
+  auto& client = add_trainer(true);
+  node.report(3, 10);
+  client.report(7, 10);
+  swarm.pass(5s);
+  EXPECT_EQ(node.snapshot().epoch, 3u);
+  EXPECT_EQ(node.snapshot().clients, 1u);
+}
+
+TEST_F(Progress, TellsThoseWhoWaitThatTheRunHasMovedOn) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  first.report(4, 10);
+  second.report(4, 10);
+  swarm.pass(5s);
+  TaskGroup waiting(swarm.runtime(), "test");
+  bool passed = false;
+  waiting.spawn(
+      [](ProgressTracker& tracker, bool& flag) -> Task<void> {
+        co_await tracker.epoch_passed(4);
+        flag = true;
+      }(second, passed),
+      "wait");
+  swarm.pass(20s);
+  EXPECT_FALSE(passed);
+  first.update_epoch(5);
+  first.report(5, 1);
+  swarm.pass(20s);
+  EXPECT_TRUE(passed);
+}
+
+TEST_F(Progress, WhoLeavesIsNotCountedAnyMore) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  first.report(0, 10);
+  second.report(0, 10);
+  swarm.pass(5s);
+  ASSERT_EQ(first.snapshot().peers, 2u);
+  swarm.run(second.close());
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().peers, 1u);
+}
+
+TEST_F(Progress, WhoVanishesIsForgottenAfterAMinute) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  second.report(0, 10);
+  for (int i = 0; i < 5; ++i) train(first, 0, 1, 1);
+  ASSERT_EQ(first.snapshot().peers, 2u);
+  trackers.pop_back();  // as when the process is killed: no goodbye
+  for (int i = 0; i < 90; ++i) train(first, 0, 1, 1);
+  EXPECT_EQ(first.snapshot().peers, 1u);
+}
+
+TEST_F(Progress, RecordsThatMakeNoSenseAreLeftOut) {
+  using namespace msgpack;
+  auto& tracker = add_trainer();
+  tracker.report(2, 10);
+  Dht& liar = add();
+  const auto record = [&](Value epoch, Value samples, Value rate) {
+    return Map{{{"peer_id", Value::bin(liar.host().id().bytes())},
+                {"epoch", std::move(epoch)},
+                {"samples_accumulated", std::move(samples)},
+                {"samples_per_second", std::move(rate)},
+                {"time", liar.now()},
+                {"client_mode", false}}};
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+  int number = 0;
+  for (auto& value : {record("9", 1, 1.0), record(9, -1, 1.0), record(9, 1, nan), record(9, 1, infinity),
+                      record(9, 1, -5.0), record(9, 1, 1), record(9, 1.5, 1.0), Map{}})
+    store(liar, "run_progress", number++, value, in(60));
+  store(liar, "run_progress", number++, "nonsense", in(60));
+  swarm.pass(5s);
+  swarm.run(tracker.refresh());
+  EXPECT_EQ(tracker.snapshot().peers, 1u);
+  EXPECT_EQ(tracker.snapshot().epoch, 2u);
+}
+
+}  // namespace
+}  // namespace cohive::train

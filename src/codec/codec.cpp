@@ -174,7 +174,7 @@ Result<Tensor> decode_tensor(Codec codec, DType dtype, Shape shape, bool require
   tensor.data = Slice::uninitialised(size);
   std::uint8_t* out = tensor.data.mutable_data();
   switch (dtype) {
-    case DType::float32: std::memcpy(out, values.data(), size); break;
+    case DType::float32: std::copy(values.begin(), values.end(), reinterpret_cast<float*>(out)); break;
     case DType::float16: to_half(values.data(), reinterpret_cast<std::uint16_t*>(out), values.size()); break;
     case DType::float64:
       for (std::size_t i = 0; i < values.size(); ++i) {

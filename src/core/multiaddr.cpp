@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <ostream>
+#include <utility>
 
 #include "cohive/core/base_encoding.hpp"
 #include "cohive/core/errors.hpp"
@@ -148,7 +149,8 @@ bool value_is_valid(std::uint32_t code, ByteView value) {
       return PeerId::from_bytes(value).has_value();
     case Multiaddr::unix_:
       // Addresses appear in logs and errors as they are: no line ends, no terminal escapes.
-      return !value.empty() && value[0] == '/' &&
+      // A slash at the end does not survive the text form.
+      return value.size() > 1 && value[0] == '/' && value.back() != '/' &&
              std::none_of(value.begin(), value.end(), [](std::uint8_t c) { return c < 0x20 || c == 0x7f; });
     case Multiaddr::certhash:
       return !value.empty();
@@ -262,8 +264,10 @@ Result<Multiaddr> Multiaddr::from_text(std::string_view text) {
 
 Result<Multiaddr> Multiaddr::from_bytes(ByteView binary) {
   if (binary.empty() || binary.size() > kMaxAddress) return malformed("binary multiaddr: bad size");
-  const bool valid =
-      walk(binary, [](const Protocol& p, ByteView value, std::size_t) { return value_is_valid(p.code, value); });
+  bool path = false;  // nothing may follow one: in text it would be part of it
+  const bool valid = walk(binary, [&path](const Protocol& p, ByteView value, std::size_t) {
+    return !std::exchange(path, p.code == unix_) && value_is_valid(p.code, value);
+  });
   if (!valid) return malformed("binary multiaddr: unknown protocol or bad value");
   Multiaddr address;
   address.binary_ = to_bytes(binary);

@@ -1,0 +1,26 @@
+// Messages of averaging that are parsed by hand: parts of tensors, chunks of a state, gathered data.
+#include "averaging/schema.hpp"
+#include "averaging/wire.hpp"
+#include "fuzz.hpp"
+
+namespace cohive::fuzz {
+namespace {
+
+void examine(const averaging::TensorView& tensor, ByteView message) {
+  const bool inside =
+      tensor.buffer.empty() || (tensor.buffer.data() >= message.data() &&
+                                tensor.buffer.data() + tensor.buffer.size() <= message.data() + message.size());
+  expect(inside, "a tensor's buffer lies in its message");
+  (void)codec::element_count(tensor.shape);
+  (void)codec::dtype_from_name(tensor.dtype);
+}
+
+}  // namespace
+
+COHIVE_FUZZ_TARGET(averaging_wire)(ByteView input) {
+  if (const auto part = averaging::parse_part(input); part && part->tensor) examine(*part->tensor, input);
+  if (const auto chunk = averaging::parse_download(input); chunk && chunk->tensor) examine(*chunk->tensor, input);
+  (void)averaging::decode_gather(PeerId(), as_text(input));
+}
+
+}  // namespace cohive::fuzz

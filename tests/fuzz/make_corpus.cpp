@@ -1,0 +1,326 @@
+// Writes the seeds from which the fuzzers start: real messages, as this library and its peers send them.
+//   make_corpus FOLDER    one folder per target below it; files that are there already stay
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include "cohive/codec/codec.hpp"
+#include "cohive/core/crypto.hpp"
+#include "cohive/core/signed_record.hpp"
+#include "cohive/core/sim_runtime.hpp"
+#include "cohive/core/varint.hpp"
+#include "cohive/dht/validation.hpp"
+#include "cohive/proto/averaging.pb.h"
+#include "cohive/proto/crypto.pb.h"
+#include "cohive/proto/dht.pb.h"
+#include "cohive/proto/p2p.pb.h"
+#include "cohive/proto/rpc.pb.h"
+#include "core/vectors.hpp"
+#include "dht/storage.hpp"
+
+namespace cohive::fuzz {
+namespace {
+
+class Corpus {
+ public:
+  explicit Corpus(std::filesystem::path root) : root_(std::move(root)) {}
+  void add(const std::string& target, const std::string& name, std::string_view bytes) const {
+    std::filesystem::create_directories(root_ / target);
+    std::ofstream(root_ / target / name, std::ios::binary)
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  }
+  void add(const std::string& target, const std::string& name, ByteView bytes) const {
+    add(target, name, as_text(bytes));
+  }
+  /// An input whose first byte chooses among the modes of its target.
+  void add(const std::string& target, const std::string& name, int mode, std::string_view bytes) const {
+    add(target, name, std::string(1, static_cast<char>(mode)).append(bytes));
+  }
+
+ private:
+  std::filesystem::path root_;
+};
+
+const KeyPair kKey = KeyPair::ed25519_from_seed(Bytes(32, 5));
+const std::string kNode(20, 'n');
+
+std::string token(std::string_view text) {
+  std::string out;
+  append_varint(out, text.size() + 1);
+  return out.append(text) + "\n";
+}
+std::string binary_address(const char* text) {
+  return Multiaddr::from_text(text).value().binary();
+}
+
+void core(const Corpus& corpus) {
+  const auto& vectors = testing::libp2p_vectors();
+  for (const auto& [name, key] : vectors.at("keys").items()) {
+    corpus.add("keys", name + "_public", testing::hex_of(key.at("public")));
+    if (key.contains("private") && name != "rsa")
+      corpus.add("keys", name + "_private", testing::hex_of(key.at("private")));
+    corpus.add("peer_id", name + "_text", testing::text_of(key.at("peer_id")));
+    corpus.add("peer_id", name + "_bytes", testing::hex_of(key.at("peer_id_hex")));
+  }
+  corpus.add("peer_id", "cid", "bafzbeie5745rpv2m6tjyuugywy4d5ewrqgqqhfnf445he3omzpjbx5xqxe");
+  int number = 0;
+  const std::string relayed = "/ip4/192.0.2.7/tcp/4001/p2p/" + kKey.peer_id().text() + "/p2p-circuit";
+  for (const std::string& text :
+       {std::string("/ip4/127.0.0.1/tcp/4001"), std::string("/ip6/2001:db8::1/udp/443/quic-v1/webtransport"),
+        std::string("/dns4/example.com/tcp/443/wss"), std::string("/dnsaddr/bootstrap.libp2p.io"),
+        std::string("/unix/a/b"), std::string("/ip6zone/eth0/ip6/fe80::1/tcp/1"), relayed}) {
+    const auto address = Multiaddr::from_text(text);
+    if (!address) continue;
+    corpus.add("multiaddr", "text_" + std::to_string(++number), text);
+    corpus.add("multiaddr", "bytes_" + std::to_string(number), address->bytes());
+  }
+  corpus.add("signed_record", "two_addresses",
+             make_signed_peer_record(kKey, 1'700'000'000,
+                                     {Multiaddr::from_text("/ip4/192.0.2.7/tcp/1").value(),
+                                      Multiaddr::from_text("/dns/a.example/tcp/2").value()}));
+  using namespace msgpack;
+  const Value nested = Map{{{"a", Array{{1, -1, 70000, 1.5, nullptr, true}}}, {"b", Tuple{{"x", Bin{"y"}}}}}};
+  corpus.add("msgpack", "nested", encode(nested));
+  corpus.add("msgpack", "numbers",
+             encode(Array{{127, 128, 65536, std::int64_t{-40000}, std::int64_t{-1} << 40, 1e300}}));
+  corpus.add("msgpack", "long", encode(Array{{std::string(300, 's'), Bin{std::string(700, 'b')}}}));
+  std::string ext;
+  append_ext(ext, 0x50, encode(nested));
+  corpus.add("msgpack", "ext", ext);
+}
+
+void transport(const Corpus& corpus) {
+  const std::string header = token("/multistream/1.0.0");
+  corpus.add("multistream", "answered", 0, header + token("/other") + token("ls") + token("/chat/1") + "payload");
+  corpus.add("multistream", "selected", 1, header + token("na") + token("/chat/1"));
+  corpus.add("multistream", "lazy", 2, header + token("/chat/1") + "reply");
+
+  const auto payload_for = [](std::uint8_t number) {
+    crypto::Key32 secret{};
+    secret.fill(number);
+    Bytes text = to_bytes("noise-libp2p-static-key:");
+    const auto key = crypto::X25519KeyPair::from_secret(secret).public_;
+    text.insert(text.end(), key.begin(), key.end());
+    const Bytes signature = kKey.sign(text);
+    proto::NoiseHandshakePayload payload;
+    payload.set_identity_key(kKey.public_key().protobuf());
+    payload.set_identity_sig(signature.data(), signature.size());
+    payload.mutable_extensions()->add_stream_muxers("/mplex/6.7.0");
+    payload.mutable_extensions()->add_stream_muxers("/yamux/1.0.0");
+    return payload.SerializeAsString();
+  };
+  corpus.add("noise", "payload_of_responder", 2, payload_for(0x40));
+  corpus.add("noise", "payload_of_initiator", 3, payload_for(0x40));
+  corpus.add("noise", "raw_first_message", 1, std::string("\0\x20", 2) + std::string(32, '\7'));
+  corpus.add("noise", "raw_second_message", 0, std::string("\0\xd8", 2) + std::string(216, '\7'));
+
+  const auto frame = [](int type, int flags, std::uint32_t id, std::uint32_t length, std::string_view payload = {}) {
+    std::string out{'\0', static_cast<char>(type), static_cast<char>(flags >> 8), static_cast<char>(flags)};
+    for (const std::uint32_t value : {id, length})
+      for (int shift = 24; shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
+    return out.append(payload);
+  };
+  enum { kData, kWindow, kPing, kGoAway, kSyn = 1, kAck = 2, kFin = 4, kRst = 8 };
+  const std::string start = frame(kPing, kAck, 0, 1);
+  // A responder sees odd streams and answers to its own stream 2; an initiator the reverse.
+  for (int role = 0; role < 2; ++role) {
+    const std::uint32_t theirs = role ? 2 : 1, ours = role ? 1 : 2;
+    std::string all(1, '\xff');
+    all += start + frame(kWindow, kSyn, theirs, 0) + frame(kData, 0, theirs, 5, "hello") +
+           frame(kWindow, kAck, ours, 1024) + frame(kData, kFin, ours, 2, "hi") + frame(kPing, kSyn, 0, 7) +
+           frame(kData, kFin, theirs, 0) + frame(kData, kSyn, theirs + 2, 3, "abc") +
+           frame(kWindow, kRst, theirs + 2, 0) + frame(kGoAway, 0, 0, 0);
+    corpus.add("yamux", role ? "initiator" : "responder", role, all);
+    all[0] = '\2';  // in pieces of three bytes
+    corpus.add("yamux", role ? "initiator_in_pieces" : "responder_in_pieces", role, all);
+  }
+}
+
+void peers(const Corpus& corpus) {
+  proto::Identify identify;
+  identify.set_public_key(kKey.public_key().protobuf());
+  identify.add_listen_addrs(binary_address("/ip4/192.0.2.7/tcp/4001"));
+  identify.add_protocols("/ipfs/kad/1.0.0");
+  identify.add_protocols("/ipfs/ping/1.0.0");
+  identify.set_observed_addr(binary_address("/ip4/10.0.0.1/tcp/9"));
+  identify.set_agent_version("go-libp2p");
+  identify.set_signed_peer_record(
+      make_signed_peer_record(kKey, 1, {Multiaddr::from_text("/ip4/1.2.3.4/tcp/5").value()}));
+  corpus.add("identify", "push", 0, identify.SerializeAsString());
+  corpus.add("identify", "answer", 1, identify.SerializeAsString());
+  identify.clear_public_key();
+  corpus.add("identify", "without_key", 0, identify.SerializeAsString());
+  std::string framed;
+  append_varint(framed, identify.ByteSizeLong());
+  corpus.add("identify", "raw", 2, framed + identify.SerializeAsString());
+
+  proto::KadMessage request;
+  request.set_type(proto::KadMessage::FIND_NODE);
+  request.set_key(kKey.peer_id().binary());
+  corpus.add("kad", "find_node", 0, request.SerializeAsString());
+  request.set_type(proto::KadMessage::PING);
+  corpus.add("kad", "ping", 0, request.SerializeAsString());
+  proto::KadMessage reply;
+  reply.set_type(proto::KadMessage::FIND_NODE);
+  auto* closer = reply.add_closer_peers();
+  closer->set_id(KeyPair::ed25519_from_seed(Bytes(32, 77)).peer_id().binary());
+  closer->add_addrs(binary_address("/ip4/10.0.0.9/tcp/4001"));
+  closer->set_connection(1);
+  corpus.add("kad", "reply", 1, reply.SerializeAsString());
+
+  proto::PersistentConnectionRequest call;
+  call.set_call_id(std::string(16, 'i'));
+  call.mutable_call_unary()->set_peer("");
+  call.mutable_call_unary()->set_proto("Test.rpc_unary");
+  call.mutable_call_unary()->set_data("request");
+  framed.clear();
+  append_varint(framed, call.ByteSizeLong());
+  corpus.add("rpc", "unary_request", 0, framed + call.SerializeAsString());
+  proto::PersistentConnectionRequest answer;
+  answer.set_call_id(std::string(16, 'i'));
+  answer.mutable_unary_response()->set_response("reply");
+  framed.clear();
+  append_varint(framed, answer.ByteSizeLong());
+  corpus.add("rpc", "unary_reply", 2, framed + answer.SerializeAsString());
+  const auto record = [](char marker, std::string_view payload) {
+    std::string out(1, marker);
+    for (int shift = 56; shift >= 0; shift -= 8) out.push_back(static_cast<char>(payload.size() >> shift & 255));
+    return out.append(payload);
+  };
+  proto::RPCError error;
+  error.set_message("kaboom");
+  corpus.add("rpc", "stream_requests", 1, record(0, "one") + record(0, "two") + record(1, ""));
+  corpus.add("rpc", "stream_replies", 3, record(0, "one") + record(1, error.SerializeAsString()));
+}
+
+/// The time of simulated swarms.
+double in(double seconds) {
+  return SimRuntime().wall_time() + seconds;
+}
+
+std::string dictionary() {
+  dht::Dictionary entries;
+  entries.put(*dht::Subkey::from_value("a"), msgpack::encode(1), in(50));
+  entries.put(*dht::Subkey::from_value(msgpack::Bin{"b"}), msgpack::encode("two"), in(60));
+  entries.put(*dht::Subkey::from_value(msgpack::Tuple{{1, "c"}}), msgpack::encode(nullptr), in(70));
+  return entries.encoded();
+}
+
+dht::Record signed_progress() {
+  const dht::RsaSignatureValidator owner;
+  dht::Record record{
+      dht::DhtId::of("run_progress").binary(), msgpack::encode(msgpack::Bin{owner.ownership_marker()}), {}, 1.7e9};
+  record.value = msgpack::encode(msgpack::Map{{{"peer_id", msgpack::Bin{kKey.peer_id().binary()}},
+                                               {"epoch", 3},
+                                               {"samples_accumulated", 128},
+                                               {"samples_per_second", 1.5},
+                                               {"time", 1.7e9},
+                                               {"client_mode", false}}});
+  record.value = owner.sign_value(record);
+  return record;
+}
+
+void dht_messages(const Corpus& corpus) {
+  const dht::Record progress = signed_progress();
+  const auto with_subkey = [](std::string_view subkey, std::string_view value) {
+    std::string out{static_cast<char>(subkey.size() >> 8), static_cast<char>(subkey.size())};
+    return out.append(subkey).append(value);
+  };
+  corpus.add("dht_record", "signed_progress", with_subkey(progress.subkey, progress.value));
+  corpus.add("dht_record", "dictionary", with_subkey(msgpack::encode(msgpack::Tuple{{1, 2.0}}), dictionary()));
+
+  proto::PingRequest ping;
+  ping.mutable_peer()->set_node_id(kNode);
+  ping.set_validate(true);
+  corpus.add("dht_request", "ping", 0, ping.SerializeAsString());
+  proto::StoreRequest store;
+  const auto put = [&store](const std::string& key, const std::string& tag, const std::string& value, bool cached) {
+    store.add_keys(dht::DhtId::of(key).binary());
+    store.add_subkeys(tag);
+    store.add_values(value);
+    store.add_expiration_time(in(100));
+    store.add_in_cache(cached);
+  };
+  put("plain", std::string(dht::kRegularTag), msgpack::encode("value"), false);
+  put("run_progress", progress.subkey, progress.value, false);
+  put("dict", "", dictionary(), true);
+  store.mutable_peer()->set_node_id(kNode);
+  corpus.add("dht_request", "store", 1, store.SerializeAsString());
+  proto::FindRequest find;
+  find.add_keys(dht::DhtId::of("plain").binary());
+  find.add_keys(dht::DhtId::of("dict").binary());
+  find.mutable_peer()->set_node_id(kNode);
+  corpus.add("dht_request", "find", 2, find.SerializeAsString());
+
+  proto::PingResponse pong;
+  pong.mutable_peer()->set_node_id(kNode);
+  pong.set_dht_time(in(0));
+  corpus.add("dht_reply", "ping", 0, pong.SerializeAsString());
+  proto::StoreResponse stored;
+  stored.add_store_ok(true);
+  stored.mutable_peer()->set_node_id(kNode);
+  corpus.add("dht_reply", "store", 1, stored.SerializeAsString());
+  proto::FindResponse found;
+  auto* result = found.add_results();
+  result->set_type(proto::FOUND_DICTIONARY);
+  result->set_value(dictionary());
+  result->set_expiration_time(in(70));
+  result->add_nearest_node_ids(std::string(20, 'm'));
+  result->add_nearest_peer_ids(kKey.peer_id().binary());
+  found.mutable_peer()->set_node_id(kNode);
+  corpus.add("dht_reply", "find_dictionary", 2, found.SerializeAsString());
+  corpus.add("dht_record", "find_reply", with_subkey("", found.SerializeAsString()));
+  result->set_type(proto::FOUND_REGULAR);
+  result->set_value(msgpack::encode("value"));
+  corpus.add("dht_reply", "find_regular", 2, found.SerializeAsString());
+}
+
+void averaging(const Corpus& corpus) {
+  proto::Tensor tensor;
+  const float values[] = {1, -2, 3.5};
+  tensor.set_buffer(values, sizeof values);
+  tensor.add_size(3);
+  tensor.set_dtype("float32");
+  tensor.set_requires_grad(true);
+  tensor.set_chunks(1);
+  proto::AveragingData part;
+  part.set_group_id(std::string(20, 'g'));
+  *part.mutable_tensor_part() = tensor;
+  part.set_weight(0.5);
+  corpus.add("averaging_wire", "part", part.SerializeAsString());
+  proto::DownloadData chunk;
+  chunk.set_metadata(msgpack::encode(msgpack::Array{{1, "meta"}}));
+  *chunk.mutable_tensor_part() = tensor;
+  corpus.add("averaging_wire", "download", chunk.SerializeAsString());
+  corpus.add("averaging_wire", "gathered",
+             msgpack::encode(msgpack::Array{{1e6, 0, msgpack::Bin{msgpack::encode(nullptr)}}}));
+  for (int codec = 0; codec < 16; ++codec) {
+    if (!codec::codec_from_wire(codec)) continue;
+    for (const auto dtype : {codec::DType::float32, codec::DType::bfloat16, codec::DType::int64}) {
+      codec::Tensor dense{dtype, {2, 8}, false, Slice::copy_of(Bytes(16 * codec::size_of(dtype), 1))};
+      const auto encoded = codec::encode_tensor(*codec::codec_from_wire(codec), dense);
+      if (!encoded) continue;
+      const std::string head{static_cast<char>(codec), static_cast<char>(dtype), 2, 0, 2, 0, 8};
+      corpus.add("codec", "codec_" + std::to_string(codec) + "_" + std::string(codec::name_of(dtype)),
+                 head + to_string(encoded->view()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cohive::fuzz
+
+int main(int argc, char** argv) {
+  using namespace cohive::fuzz;
+  if (argc != 2) {
+    std::cerr << "usage: make_corpus FOLDER" << std::endl;
+    return 2;
+  }
+  const Corpus corpus(argv[1]);
+  core(corpus);
+  transport(corpus);
+  peers(corpus);
+  dht_messages(corpus);
+  averaging(corpus);
+  return 0;
+}

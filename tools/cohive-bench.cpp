@@ -35,12 +35,17 @@ int main(int argc, char** argv) {
   tools::add_log_options(app, log_options);
   auto* transport = app.add_subcommand("transport", "an encrypted stream between two processes");
   auto* dht = app.add_subcommand("dht", "stores and gets in a swarm on loopback");
+  auto* dht_sim = app.add_subcommand("dht-sim", "simulated swarms whose nodes come and go; a table on stderr");
+  dht_sim->add_option("--nodes", settings.nodes, "size of each swarm (default 100 1000)")->check(CLI::Range(2, 100000));
+  dht_sim->add_option("--minutes", settings.minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
+  dht_sim->add_option("--seed", settings.seed, "another seed is another swarm (default 1)");
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
   return tools::run_program(argc, argv, app, [&] {
     log::configure(log_options);
     if (*transport) std::cout << bench::transport(settings).dump() << std::endl;
     if (*dht) std::cout << bench::dht(settings).dump() << std::endl;
+    if (*dht_sim) std::cout << bench::dht_sim(settings).dump() << std::endl;
     if (*allreduce) std::cout << bench::allreduce(settings).dump() << std::endl;
     if (*codec) std::cout << bench::codec(settings).dump() << std::endl;
     return 0;

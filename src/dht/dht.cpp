@@ -116,7 +116,7 @@ Task<void> Dht::Impl::explore(std::vector<DhtId> keys, Deadline deadline) {
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
       co_return steps;
     }
-    void found(const DhtId&, std::vector<NodeAddress>) override {}
+    void found(const DhtId&, std::vector<NodeAddress>, SearchCost) override {}
     Impl& self;
   };
   Exploring guide(*this);

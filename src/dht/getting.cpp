@@ -138,7 +138,10 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
       }
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nearest) override {
+    void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) override {
+      self.metrics.searches.increment();
+      self.metrics.search_calls.increment(static_cast<double>(cost.calls));
+      self.metrics.search_hops.increment(static_cast<double>(cost.hops));
       Lookup& lookup = *wanted.at(query);
       self.remember(lookup, nearest);
       if (const auto at = self.pending.find(query); at != self.pending.end() && at->second.get() == &lookup)

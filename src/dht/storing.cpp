@@ -69,7 +69,7 @@ Task<std::vector<bool>> Dht::Impl::store_many(std::vector<StoreItem> items) {
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nearest) override {
+    void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost) override {
       sending.spawn(self.store_on_replicas(*wanted.at(query), std::move(nearest)), "store on replicas");
     }
     Impl& self;

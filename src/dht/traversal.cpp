@@ -28,10 +28,10 @@ void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initi
   Query& query = queries_.emplace_back();
   query.id = id;
   query.index = queries_.size() - 1;
-  for (const auto& node : initial) learn(query, node, false);
+  for (const auto& node : initial) learn(query, node, 1, false);
 }
 
-void Traversal::learn(Query& query, const NodeAddress& node, bool asked) const {
+void Traversal::learn(Query& query, const NodeAddress& node, std::size_t hops, bool asked) const {
   if (node.id == self_) return;
   const DhtId distance = node.id.distance(query.id);
   auto& beam = query.beam;
@@ -45,7 +45,7 @@ void Traversal::learn(Query& query, const NodeAddress& node, bool asked) const {
   const std::size_t limit = options_.beam_size * (1 + kReserve);
   if (at == beam.end() && beam.size() >= limit) return;
   if (std::find(query.failed.begin(), query.failed.end(), node.id) != query.failed.end()) return;
-  beam.insert(at, {distance, node, asked});
+  beam.insert(at, {distance, node, hops, asked});
   if (beam.size() > limit) beam.pop_back();
 }
 
@@ -67,6 +67,13 @@ void Traversal::update_next(Query& query) {
   }
 }
 
+/// Those that fell out of the beam were far away: they count as one hop.
+std::size_t Traversal::hops_to(const Query& query, const NodeAddress& node) {
+  const auto& beam = query.beam;
+  const auto at = std::find_if(beam.begin(), beam.end(), [&](const Candidate& one) { return one.node.id == node.id; });
+  return at == beam.end() ? 1 : at->hops;
+}
+
 void Traversal::finish(Query& query) {
   if (std::exchange(query.finished, true)) return;
   std::erase(unfinished_, &query);
@@ -74,7 +81,8 @@ void Traversal::finish(Query& query) {
   const std::size_t size = std::min(options_.beam_size, query.beam.size());
   nearest.reserve(size);
   for (std::size_t i = 0; i < size; ++i) nearest.push_back(query.beam[i].node);
-  guide_.found(query.id, std::move(nearest));
+  const std::size_t hops = query.stopped_at || query.beam.empty() ? query.stopped_at : query.beam.front().hops;
+  guide_.found(query.id, std::move(nearest), {query.calls, hops});
   if (unfinished_.empty()) all_finished_.set();
 }
 
@@ -96,6 +104,7 @@ bool Traversal::choose(NodeAddress& node, std::vector<Query*>& batch) {
   }
   if (!best) return false;
   node = best->beam[best->next].node;
+  const std::size_t best_hops = best->beam[best->next].hops;
   batch.assign(1, best);
   auto& asked = asked_[node.peer];
   asked.resize(queries_.size());
@@ -113,7 +122,7 @@ bool Traversal::choose(NodeAddress& node, std::vector<Query*>& batch) {
     asked[query->index] = true;
     ++query->calls;
     ++query->active;
-    learn(*query, node, true);
+    learn(*query, node, best_hops, true);
     update_next(*query);
   }
   return true;
@@ -126,8 +135,12 @@ void Traversal::apply(Query& query, const NodeAddress& node, TraversalStep* step
     query.failed.push_back(node.id);
     std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.id == node.id; });
   } else {
-    for (const auto& neighbour : step->nearest) learn(query, neighbour, false);
-    if (step->stop) return finish(query);
+    const std::size_t hops = hops_to(query, node);
+    for (const auto& neighbour : step->nearest) learn(query, neighbour, hops + 1, false);
+    if (step->stop) {
+      query.stopped_at = hops;
+      return finish(query);
+    }
   }
   update_next(query);
 }

@@ -26,6 +26,12 @@ struct TraversalStep {
   bool stop = false;  ///< the guide has what it wants
 };
 
+/// What a search cost for one query.
+struct SearchCost {
+  std::size_t calls = 0;
+  std::size_t hops = 0;  ///< from one node to the next until the nearest one, or the one that had what was wanted
+};
+
 class Traversal {
  public:
   /// What the search is for.
@@ -35,7 +41,7 @@ class Traversal {
     /// Asks `node` about `queries`; one step per query, or nullopt when the node failed.
     virtual Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) = 0;
     /// Called once per query with the nearest nodes known, nearest first, asked or not.
-    virtual void found(const DhtId& query, std::vector<NodeAddress> nearest) = 0;
+    virtual void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) = 0;
   };
 
   Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Guide& guide);
@@ -48,6 +54,7 @@ class Traversal {
   struct Candidate {
     DhtId distance;
     NodeAddress node;
+    std::size_t hops = 1;  // 1: it was in our own table
     bool asked = false;
   };
   struct Query {
@@ -58,16 +65,18 @@ class Traversal {
     std::vector<DhtId> failed;
     std::size_t calls = 0;
     std::size_t active = 0;
+    std::size_t stopped_at = 0;  // hops to the node that had what was wanted
     bool finished = false;
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
 
   static Task<void> work(Traversal& self);
-  void learn(Query& query, const NodeAddress& node, bool asked) const;
+  void learn(Query& query, const NodeAddress& node, std::size_t hops, bool asked) const;
   void update_next(Query& query);
   bool choose(NodeAddress& node, std::vector<Query*>& batch);
   void apply(Query& query, const NodeAddress& node, TraversalStep* step);
   void finish(Query& query);
+  static std::size_t hops_to(const Query& query, const NodeAddress& node);
   bool was_asked(const PeerId& peer, const Query& query) const;
 
   Runtime& runtime_;

@@ -64,7 +64,8 @@ struct World final : Traversal::Guide {
     }
     co_return steps;
   }
-  void found(const DhtId& query, std::vector<NodeAddress> list) override {
+  void found(const DhtId& query, std::vector<NodeAddress> list, SearchCost cost) override {
+    costs[query] = cost;
     EXPECT_FALSE(results.contains(query));
     results[query] = std::move(list);
   }
@@ -75,6 +76,7 @@ struct World final : Traversal::Guide {
   std::set<DhtId> dead;
   std::optional<DhtId> stop_at;
   std::map<DhtId, std::vector<NodeAddress>> results;
+  std::map<DhtId, SearchCost> costs;
   std::set<std::pair<DhtId, DhtId>> asked;
   std::size_t calls = 0, largest_batch = 0;
 };
@@ -93,6 +95,9 @@ TEST(Traversal, FindsTheNearestNodesFromAnywhere) {
       return a.id.distance(query) < b.id.distance(query);
     }));
     right += found[0] == world.nearest(query, 1)[0];
+    EXPECT_GE(world.costs[query].hops, 1u);
+    EXPECT_LE(world.costs[query].hops, 8u);
+    EXPECT_GE(world.costs[query].calls, 20u) << "the whole beam is asked";
   }
   EXPECT_GE(right, 28);
 }

@@ -10,10 +10,14 @@ struct Settings {
   double seconds = 3;     ///< how long each measurement runs
   std::size_t peers = 4;  ///< of dht and allreduce
   std::size_t megabytes = 64;
+  std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
+  double minutes = 5;                         ///< of virtual time, of dht-sim
+  std::uint64_t seed = 1;                     ///< of dht-sim
 };
 
 nlohmann::json transport(const Settings& settings);
 nlohmann::json dht(const Settings& settings);
+nlohmann::json dht_sim(const Settings& settings);
 nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
 

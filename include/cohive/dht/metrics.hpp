@@ -38,6 +38,9 @@ struct DhtMetrics {
         records_invalid(
             metrics.counter("cohive_dht_invalid_records_total", "Records of others that failed validation.")),
         searches_timed_out(metrics.counter("cohive_dht_search_timeouts_total", "Searches cut off at their deadline.")),
+        searches(metrics.counter("cohive_dht_searches_total", "Keys that were searched in the network by gets.")),
+        search_calls(metrics.counter("cohive_dht_search_calls_total", "Find calls of these searches, by key.")),
+        search_hops(metrics.counter("cohive_dht_search_hops_total", "Hops of these searches until the result.")),
         cache_refreshes(
             metrics.counter("cohive_dht_cache_refreshes_total", "Cached keys looked up again before expiry.")),
         nodes(metrics.gauge("cohive_dht_nodes", "Nodes in the routing table.")),
@@ -49,7 +52,7 @@ struct DhtMetrics {
   CallMetrics ping, store, find;
   Counter gets_found, gets_missed, stores_ok, stores_refused;
   Counter records_accepted, records_refused, records_invalid;
-  Counter searches_timed_out, cache_refreshes;
+  Counter searches_timed_out, searches, search_calls, search_hops, cache_refreshes;
   Gauge nodes, stored, cached;
   Histogram get_seconds, store_seconds;
 };

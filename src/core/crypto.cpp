@@ -28,9 +28,12 @@ std::array<std::uint8_t, N> digest(const EVP_MD* algorithm, std::initializer_lis
   return out;
 }
 
-std::array<std::uint8_t, 12> nonce_of(std::uint64_t counter) {
+std::array<std::uint8_t, 12> nonce_of(Cipher cipher, std::uint64_t counter) {
   std::array<std::uint8_t, 12> nonce{};
-  for (int i = 0; i < 8; ++i) nonce[static_cast<std::size_t>(4 + i)] = static_cast<std::uint8_t>(counter >> (8 * i));
+  for (int i = 0; i < 8; ++i) {
+    const int at = cipher == Cipher::aes256_gcm ? 11 - i : 4 + i;
+    nonce[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(counter >> (8 * i));
+  }
   return nonce;
 }
 
@@ -99,23 +102,37 @@ std::optional<Bytes> base64_decode(std::string_view text) {
   return out;
 }
 
-struct ChaChaPoly::Impl {
+bool has_fast_aes() noexcept {
+#if defined(__x86_64__)
+  static const bool present = __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+  return present;
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_AES)
+  return true;
+#else
+  return false;
+#endif
+}
+
+struct Aead::Impl {
+  explicit Impl(Cipher kind) : cipher(kind) {}
+  const Cipher cipher;
   std::unique_ptr<EVP_CIPHER_CTX, ContextDeleter> encrypt{EVP_CIPHER_CTX_new()};
   std::unique_ptr<EVP_CIPHER_CTX, ContextDeleter> decrypt{EVP_CIPHER_CTX_new()};
 };
 
 // Key schedule and cipher are set once; each message only sets its nonce.
-ChaChaPoly::ChaChaPoly(const Key32& key) : impl_(std::make_unique<Impl>()) {
-  require(EVP_EncryptInit_ex(impl_->encrypt.get(), EVP_chacha20_poly1305(), nullptr, key.data(), nullptr), "cipher");
-  require(EVP_DecryptInit_ex(impl_->decrypt.get(), EVP_chacha20_poly1305(), nullptr, key.data(), nullptr), "cipher");
+Aead::Aead(const Key32& key, Cipher cipher) : impl_(std::make_unique<Impl>(cipher)) {
+  const EVP_CIPHER* type = cipher == Cipher::aes256_gcm ? EVP_aes_256_gcm() : EVP_chacha20_poly1305();
+  require(EVP_EncryptInit_ex(impl_->encrypt.get(), type, nullptr, key.data(), nullptr), "cipher");
+  require(EVP_DecryptInit_ex(impl_->decrypt.get(), type, nullptr, key.data(), nullptr), "cipher");
 }
-ChaChaPoly::~ChaChaPoly() = default;
-ChaChaPoly::ChaChaPoly(ChaChaPoly&&) noexcept = default;
-ChaChaPoly& ChaChaPoly::operator=(ChaChaPoly&&) noexcept = default;
+Aead::~Aead() = default;
+Aead::Aead(Aead&&) noexcept = default;
+Aead& Aead::operator=(Aead&&) noexcept = default;
 
-void ChaChaPoly::seal(std::uint64_t counter, ByteView associated, std::span<const ByteView> parts, std::uint8_t* out) {
+void Aead::seal(std::uint64_t counter, ByteView associated, std::span<const ByteView> parts, std::uint8_t* out) {
   EVP_CIPHER_CTX* context = impl_->encrypt.get();
-  const auto nonce = nonce_of(counter);
+  const auto nonce = nonce_of(impl_->cipher, counter);
   int written = 0;
   require(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()), "nonce");
   if (!associated.empty())
@@ -130,10 +147,10 @@ void ChaChaPoly::seal(std::uint64_t counter, ByteView associated, std::span<cons
   require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, static_cast<int>(kTagSize), out), "tag");
 }
 
-bool ChaChaPoly::open(std::uint64_t counter, ByteView associated, ByteView sealed, std::uint8_t* out) {
+bool Aead::open(std::uint64_t counter, ByteView associated, ByteView sealed, std::uint8_t* out) {
   if (sealed.size() < kTagSize) return false;
   EVP_CIPHER_CTX* context = impl_->decrypt.get();
-  const auto nonce = nonce_of(counter);
+  const auto nonce = nonce_of(impl_->cipher, counter);
   const std::size_t size = sealed.size() - kTagSize;
   std::array<std::uint8_t, kTagSize> tag;
   std::memcpy(tag.data(), sealed.data() + size, kTagSize);

@@ -12,26 +12,29 @@ namespace {
 
 constexpr std::string_view kSignaturePrefix = "noise-libp2p-static-key:";
 constexpr std::size_t kMaxHandshakeMessage = 8 * 1024;
-constexpr int kMaxMuxers = 100;
-using crypto::ChaChaPoly;
+constexpr int kMaxMuxers = 100, kMaxCiphers = 16;
+const std::string kAes256Gcm = "aes-256-gcm";
+using crypto::Aead;
 using crypto::Key32;
 
 struct Payload {
   PublicKey key;
   std::vector<std::string> muxers;
+  bool aes = false;
 };
 
 class Handshake {
  public:
   Handshake(Stream& stream, const KeyPair& identity, std::optional<PeerId> expected, std::vector<std::string> muxers,
-            Deadline deadline, NoiseKeys keys)
+            Deadline deadline, NoiseKeys keys, bool offer_aes)
       : stream_(stream),
         reader_(stream),
         identity_(identity),
         expected_(std::move(expected)),
         muxers_(std::move(muxers)),
         deadline_(deadline),
-        keys_(keys) {}
+        keys_(keys),
+        offer_aes_(offer_aes) {}
 
   Task<Result<NoiseSession>> as_initiator() {
     Bytes first = to_bytes(ByteView(keys_.ephemeral.public_));
@@ -57,7 +60,7 @@ class Handshake {
     sent = co_await send(std::move(third));
     if (!sent) co_return sent.error();
     const auto [ours, theirs] = state_.split();
-    co_return NoiseSession{remote->key, ours, theirs, state_.hash(), common(muxers_, remote->muxers)};
+    co_return NoiseSession{remote->key, ours, theirs, state_.hash(), common(muxers_, remote->muxers), cipher(*remote)};
   }
 
   Task<Result<NoiseSession>> as_responder() {
@@ -85,7 +88,7 @@ class Handshake {
     auto remote = open_payload(rest, remote_static);
     if (!remote) co_return remote.error();
     const auto [theirs, ours] = state_.split();
-    co_return NoiseSession{remote->key, ours, theirs, state_.hash(), common(remote->muxers, muxers_)};
+    co_return NoiseSession{remote->key, ours, theirs, state_.hash(), common(remote->muxers, muxers_), cipher(*remote)};
   }
 
  private:
@@ -117,7 +120,7 @@ class Handshake {
     return true;
   }
   bool take_static(ByteView& rest, Key32& key) {
-    const std::size_t size = key.size() + ChaChaPoly::kTagSize;
+    const std::size_t size = key.size() + Aead::kTagSize;
     if (rest.size() < size) return false;
     const auto plain = state_.decrypt_and_hash(rest.first(size));
     if (!plain) return false;
@@ -133,6 +136,7 @@ class Handshake {
     payload.set_identity_key(identity_.public_key().protobuf());
     payload.set_identity_sig(signature.data(), signature.size());
     for (const auto& muxer : muxers_) payload.mutable_extensions()->add_stream_muxers(muxer);
+    if (offer_aes_) payload.mutable_extensions()->add_record_ciphers(kAes256Gcm);
     return payload.SerializeAsString();
   }
   Result<Payload> open_payload(ByteView sealed, const Key32& remote_static) {
@@ -149,6 +153,9 @@ class Handshake {
     if (expected_ && key->peer_id() != *expected_)
       return Error(Errc::peer_mismatch, "expected " + expected_->text() + ", " + key->peer_id().text() + " answered");
     Payload payload{std::move(*key), {}};
+    const auto& ciphers = message.extensions().record_ciphers();
+    payload.aes =
+        ciphers.size() <= kMaxCiphers && std::find(ciphers.begin(), ciphers.end(), kAes256Gcm) != ciphers.end();
     const auto& muxers = message.extensions().stream_muxers();
     if (muxers.size() <= kMaxMuxers) payload.muxers.assign(muxers.begin(), muxers.end());
     return payload;
@@ -160,6 +167,10 @@ class Handshake {
     return {};
   }
 
+  crypto::Cipher cipher(const Payload& remote) const {
+    return offer_aes_ && remote.aes ? crypto::Cipher::aes256_gcm : crypto::Cipher::chacha20_poly1305;
+  }
+
   Stream& stream_;
   StreamReader reader_;
   const KeyPair& identity_;
@@ -167,14 +178,16 @@ class Handshake {
   std::vector<std::string> muxers_;
   Deadline deadline_;
   NoiseKeys keys_;
+  bool offer_aes_;
   noise::SymmetricState state_;
 };
 
 }  // namespace
 
 Task<Result<NoiseSession>> noise_handshake(Stream& stream, Role role, KeyPair identity, std::optional<PeerId> expected,
-                                           std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys) {
-  Handshake handshake(stream, identity, std::move(expected), std::move(muxers), deadline, keys);
+                                           std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys,
+                                           bool offer_aes) {
+  Handshake handshake(stream, identity, std::move(expected), std::move(muxers), deadline, keys, offer_aes);
   if (role == Role::initiator) co_return co_await handshake.as_initiator();
   co_return co_await handshake.as_responder();
 }

@@ -11,7 +11,7 @@
 
 namespace cohive::transport::noise {
 
-using crypto::ChaChaPoly;
+using crypto::Aead;
 using crypto::Key32;
 
 constexpr std::string_view kProtocolName = "Noise_XX_25519_ChaChaPoly_SHA256";
@@ -45,7 +45,7 @@ class SymmetricState {
     return true;
   }
   Bytes encrypt_and_hash(ByteView plaintext) {
-    Bytes sealed(plaintext.size() + (cipher_ ? ChaChaPoly::kTagSize : 0));
+    Bytes sealed(plaintext.size() + (cipher_ ? Aead::kTagSize : 0));
     if (cipher_) {
       const ByteView parts[] = {plaintext};
       cipher_->seal(counter_++, hash_, parts, sealed.data());
@@ -58,8 +58,8 @@ class SymmetricState {
   std::optional<Bytes> decrypt_and_hash(ByteView sealed) {
     Bytes plaintext = to_bytes(sealed);
     if (cipher_) {
-      if (sealed.size() < ChaChaPoly::kTagSize) return std::nullopt;
-      plaintext.resize(sealed.size() - ChaChaPoly::kTagSize);
+      if (sealed.size() < Aead::kTagSize) return std::nullopt;
+      plaintext.resize(sealed.size() - Aead::kTagSize);
       if (!cipher_->open(counter_++, hash_, sealed, plaintext.data())) return std::nullopt;
     }
     mix_hash(sealed);
@@ -71,7 +71,7 @@ class SymmetricState {
  private:
   Key32 hash_{};
   Key32 chaining_key_{};
-  std::optional<ChaChaPoly> cipher_;
+  std::optional<Aead> cipher_;
   std::uint64_t counter_ = 0;
 };
 

@@ -8,7 +8,7 @@ namespace cohive::transport {
 
 namespace {
 constexpr std::size_t kLengthSize = 2;
-constexpr std::size_t kTag = crypto::ChaChaPoly::kTagSize;
+constexpr std::size_t kTag = crypto::Aead::kTagSize;
 constexpr std::size_t kFullRecord = kLengthSize + 65535;
 constexpr std::size_t kMinRead = 4 * 1024;
 constexpr std::size_t kMaxRead = 2 * kFullRecord;  // larger reads leave the processor's cache
@@ -41,8 +41,8 @@ SecureChannel::SecureChannel(Runtime& runtime, std::unique_ptr<RawConnection> ra
                              Bytes early)
     : runtime_(runtime), raw_(std::move(raw)), read_size_(kMinRead) {
   if (keys) {
-    seal_.emplace(keys->send);
-    open_.emplace(keys->receive);
+    seal_.emplace(keys->send, keys->cipher);
+    open_.emplace(keys->receive, keys->cipher);
   }
   if (!early.empty()) {
     make_room(early.size());

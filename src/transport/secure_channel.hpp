@@ -19,6 +19,7 @@ class SecureChannel {
   struct Keys {
     crypto::Key32 send;
     crypto::Key32 receive;
+    crypto::Cipher cipher = crypto::Cipher::chacha20_poly1305;
   };
   /// \param early  bytes received together with the handshake
   SecureChannel(Runtime& runtime, std::unique_ptr<RawConnection> raw, std::optional<Keys> keys, Bytes early);
@@ -47,8 +48,8 @@ class SecureChannel {
 
   Runtime& runtime_;
   std::unique_ptr<RawConnection> raw_;
-  std::optional<crypto::ChaChaPoly> seal_;
-  std::optional<crypto::ChaChaPoly> open_;
+  std::optional<crypto::Aead> seal_;
+  std::optional<crypto::Aead> open_;
   std::uint64_t sent_ = 0;
   std::uint64_t received_ = 0;
 

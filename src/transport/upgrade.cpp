@@ -55,17 +55,19 @@ struct Secured {
 };
 
 Task<Result<Secured>> secure_with_noise(Runtime& runtime, std::unique_ptr<RawConnection> raw, Role role,
-                                        KeyPair identity, std::optional<PeerId> expected, Deadline deadline) {
+                                        KeyPair identity, std::optional<PeerId> expected, bool aes, Deadline deadline) {
   RawStream stream(runtime, *raw, expected.value_or(PeerId()));
   auto agreed = role == Role::initiator
                     ? co_await select_one_of(stream, {kNoise}, deadline)
                     : co_await answer_selection(stream, [](std::string_view p) { return p == kNoise; }, deadline);
   if (!agreed) co_return agreed.error().with_context("security");
-  auto session = co_await noise_handshake(stream, role, identity, expected, {kYamux}, deadline);
+  auto session =
+      co_await noise_handshake(stream, role, identity, expected, {kYamux}, deadline, {}, aes && crypto::has_fast_aes());
   if (!session) co_return session.error();
   const PeerId peer = session->remote_key.peer_id();
   auto channel = std::make_unique<SecureChannel>(
-      runtime, std::move(raw), SecureChannel::Keys{session->send_key, session->receive_key}, stream.take_unread());
+      runtime, std::move(raw), SecureChannel::Keys{session->send_key, session->receive_key, session->cipher},
+      stream.take_unread());
   if (session->muxer.empty()) {
     ChannelStream inside(runtime, *channel, peer);
     auto muxer = role == Role::initiator
@@ -107,8 +109,9 @@ Task<Result<ConnectionPtr>> upgrade(Runtime& runtime, std::unique_ptr<RawConnect
                                     std::optional<PeerId> expected, TransportOptions options, bool plaintext) {
   const Deadline deadline = runtime.after(options.upgrade_timeout);
   const std::string address = raw->remote_address().text();
-  auto secured = plaintext ? co_await exchange_keys(runtime, std::move(raw), identity, expected, deadline)
-                           : co_await secure_with_noise(runtime, std::move(raw), role, identity, expected, deadline);
+  auto secured =
+      plaintext ? co_await exchange_keys(runtime, std::move(raw), identity, expected, deadline)
+                : co_await secure_with_noise(runtime, std::move(raw), role, identity, expected, options.aes, deadline);
   if (!secured) co_return secured.error().with_context(address);
   co_return ConnectionPtr(std::make_unique<YamuxConnection>(runtime, std::move(secured->channel), role,
                                                             std::move(secured->remote_key), options));

@@ -16,16 +16,16 @@ Key32 key_of(std::string_view hex) {
   return key;
 }
 
-Bytes seal(ChaChaPoly& cipher, std::uint64_t counter, ByteView associated, std::vector<ByteView> parts) {
-  std::size_t size = ChaChaPoly::kTagSize;
+Bytes seal(Aead& cipher, std::uint64_t counter, ByteView associated, std::vector<ByteView> parts) {
+  std::size_t size = Aead::kTagSize;
   for (ByteView part : parts) size += part.size();
   Bytes sealed(size);
   cipher.seal(counter, associated, parts, sealed.data());
   return sealed;
 }
 
-std::optional<Bytes> open(ChaChaPoly& cipher, std::uint64_t counter, ByteView associated, ByteView sealed) {
-  Bytes out(sealed.size() < ChaChaPoly::kTagSize ? 0 : sealed.size() - ChaChaPoly::kTagSize);
+std::optional<Bytes> open(Aead& cipher, std::uint64_t counter, ByteView associated, ByteView sealed) {
+  Bytes out(sealed.size() < Aead::kTagSize ? 0 : sealed.size() - Aead::kTagSize);
   if (!cipher.open(counter, associated, sealed, out.data())) return std::nullopt;
   return out;
 }
@@ -90,7 +90,7 @@ TEST(X25519, RefusesPointsThatMakeTheSecretZero) {
   }
 }
 
-TEST(ChaChaPolyTest, MatchesRfc8439) {
+TEST(AeadTest, MatchesRfc8439) {
   // Appendix A.5: its nonce begins with the four zero bytes that Noise prescribes.
   const std::string text =
       "Internet-Drafts are draft documents valid for a maximum of six months and may be updated, replaced, or "
@@ -98,7 +98,7 @@ TEST(ChaChaPolyTest, MatchesRfc8439) {
       "other documents at any time. It is inappropriate to use Internet-Drafts as reference material or to cite them "
       "other "
       "than as /\xe2\x80\x9cwork in progress./\xe2\x80\x9d";
-  ChaChaPoly cipher(key_of("1c9240a5eb55d38af333888604f6b5f0473917c1402b80099dca5cbc207075c0"));
+  Aead cipher(key_of("1c9240a5eb55d38af333888604f6b5f0473917c1402b80099dca5cbc207075c0"));
   const Bytes associated = from_hex("f33388860000000000004e91");
   const Bytes sealed = seal(cipher, 0x0807060504030201, associated, {as_bytes(text)});
   ASSERT_EQ(sealed.size(), 265u + 16u);
@@ -107,8 +107,20 @@ TEST(ChaChaPolyTest, MatchesRfc8439) {
   EXPECT_EQ(open(cipher, 0x0807060504030201, associated, sealed), to_bytes(text));
 }
 
-TEST(ChaChaPolyTest, PartsOfAnySizeSealLikeTheWhole) {
-  ChaChaPoly cipher(Key32{7});
+TEST(AeadTest, AesMatchesTheVectorsOfGcmAndCountsBigEndian) {
+  Aead zero(Key32{}, Cipher::aes256_gcm);  // test cases 13 and 14 of the GCM specification
+  EXPECT_EQ(to_hex(seal(zero, 0, {}, {})), "530f8afbc74536b9a963b4f1c4cb738b");
+  EXPECT_EQ(to_hex(seal(zero, 0, {}, {Bytes(16)})), "cea7403d4d606b6e074ec5d3baf39d18d0d1c8a799996bf0265b98b5d48ab919");
+  // From Python's cryptography: nonce 00000000 0102030405060708.
+  Aead cipher(key_of("000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"), Cipher::aes256_gcm);
+  const Bytes sealed = seal(cipher, 0x0102030405060708, as_bytes("aad"), {as_bytes("to the hive")});
+  EXPECT_EQ(to_hex(sealed), "703e457ab58429f66ae9984a3d756dad6b6391b452b3bf25380c2f");
+  EXPECT_EQ(open(cipher, 0x0102030405060708, as_bytes("aad"), sealed), to_bytes("to the hive"));
+  EXPECT_EQ(open(cipher, 0x0102030405060709, as_bytes("aad"), sealed), std::nullopt);
+}
+
+TEST(AeadTest, PartsOfAnySizeSealLikeTheWhole) {
+  Aead cipher(Key32{7});
   Bytes message(1000);
   random_bytes(message);
   const Bytes whole = seal(cipher, 5, as_bytes("aad"), {message});
@@ -118,8 +130,8 @@ TEST(ChaChaPolyTest, PartsOfAnySizeSealLikeTheWhole) {
   EXPECT_EQ(open(cipher, 5, as_bytes("aad"), whole), message);
 }
 
-TEST(ChaChaPolyTest, EverySizeOpensInPlaceAgain) {
-  ChaChaPoly sender(Key32{1}), receiver(Key32{1});
+TEST(AeadTest, EverySizeOpensInPlaceAgain) {
+  Aead sender(Key32{1}), receiver(Key32{1});
   for (const std::size_t size : {0u, 1u, 15u, 16u, 17u, 255u, 4096u, 65519u}) {
     Bytes message(size);
     random_bytes(message);
@@ -130,8 +142,8 @@ TEST(ChaChaPolyTest, EverySizeOpensInPlaceAgain) {
   }
 }
 
-TEST(ChaChaPolyTest, ForgedMessagesAreRefusedAndTheNextOneStillOpens) {
-  ChaChaPoly cipher(Key32{3});
+TEST(AeadTest, ForgedMessagesAreRefusedAndTheNextOneStillOpens) {
+  Aead cipher(Key32{3});
   const Bytes sealed = seal(cipher, 1, as_bytes("aad"), {as_bytes("hello")});
   for (std::size_t bit = 0; bit < sealed.size() * 8; ++bit) {
     Bytes forged = sealed;
@@ -143,13 +155,13 @@ TEST(ChaChaPolyTest, ForgedMessagesAreRefusedAndTheNextOneStillOpens) {
   EXPECT_FALSE(open(cipher, 1, {}, sealed)) << "no associated data";
   for (std::size_t size = 0; size < sealed.size(); ++size)
     EXPECT_FALSE(open(cipher, 1, as_bytes("aad"), ByteView(sealed).first(size))) << size;
-  ChaChaPoly stranger(Key32{4});
+  Aead stranger(Key32{4});
   EXPECT_FALSE(open(stranger, 1, as_bytes("aad"), sealed));
   EXPECT_EQ(open(cipher, 1, as_bytes("aad"), sealed), to_bytes("hello"));
 }
 
-TEST(ChaChaPolyTest, TheCounterUsesAllItsBits) {
-  ChaChaPoly cipher(Key32{9});
+TEST(AeadTest, TheCounterUsesAllItsBits) {
+  Aead cipher(Key32{9});
   const Bytes low = seal(cipher, 1, {}, {as_bytes("same")});
   const Bytes high = seal(cipher, std::uint64_t{1} << 56, {}, {as_bytes("same")});
   EXPECT_NE(low, high);

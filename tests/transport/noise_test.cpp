@@ -52,8 +52,9 @@ KeyPair identity_from(std::uint8_t first) {
 }
 
 Task<void> shake(Stream& stream, Role role, KeyPair identity, std::optional<PeerId> expected,
-                 std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys, Result<NoiseSession>& out) {
-  out = co_await noise_handshake(stream, role, identity, expected, muxers, deadline, keys);
+                 std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys, Result<NoiseSession>& out,
+                 bool offer_aes = false) {
+  out = co_await noise_handshake(stream, role, identity, expected, muxers, deadline, keys, offer_aes);
 }
 
 class Noise : public ::testing::Test {
@@ -266,6 +267,26 @@ TEST_F(Noise, MuxerIsTheInitiatorsFirstThatBothHave) {
   EXPECT_EQ(agreed({}), "") << "negotiated later";
   EXPECT_EQ(agreed({"/mplex/6.7.0"}), "");
   EXPECT_EQ(agreed(std::vector<std::string>(101, std::string(kYamux))), "") << "an endless list is ignored";
+}
+
+TEST_F(Noise, AesIsUsedWhenBothOfferItAndOnlyThen) {
+  using crypto::Cipher;
+  const auto agreed = [&](bool ours, bool theirs) {
+    wire_ = test::Wire(runtime_);
+    auto raw = wire_.our_end(), other_raw = wire_.other_end();
+    RawStream stream(runtime_, *raw, {}), other(runtime_, *other_raw);
+    Result<NoiseSession> initiator = Error(cohive::Errc::internal), responder = initiator;
+    const auto limit = runtime_.after(15s);
+    group_.spawn(shake(stream, Role::initiator, identity_from(0), std::nullopt, {}, limit, {}, initiator, ours));
+    group_.spawn(shake(other, Role::responder, identity_from(1), std::nullopt, {}, limit, {}, responder, theirs));
+    runtime_.run_ready();
+    EXPECT_EQ(initiator.value().cipher, responder.value().cipher);
+    return initiator.value().cipher;
+  };
+  EXPECT_EQ(agreed(true, true), Cipher::aes256_gcm);
+  EXPECT_EQ(agreed(true, false), Cipher::chacha20_poly1305);
+  EXPECT_EQ(agreed(false, true), Cipher::chacha20_poly1305);
+  EXPECT_EQ(agreed(false, false), Cipher::chacha20_poly1305);
 }
 
 TEST_F(Noise, RsaIdentitiesWorkOnBothSides) {

@@ -36,16 +36,22 @@ std::optional<Key32> x25519(const Key32& secret, const Key32& their_public);
 std::string base64_encode(ByteView data);
 std::optional<Bytes> base64_decode(std::string_view text);
 
-/// ChaCha20-Poly1305 with one reusable context per key and direction. Not thread-safe.
-class ChaChaPoly {
+/// The ciphers of the Noise framework, section 12.
+enum class Cipher { chacha20_poly1305, aes256_gcm };
+/// Whether this processor computes AES and GCM in hardware; without, AES is slow and leaks through its timing.
+bool has_fast_aes() noexcept;
+
+/// Authenticated encryption with one reusable context per key and direction. Not thread-safe.
+class Aead {
  public:
   static constexpr std::size_t kTagSize = 16;
-  explicit ChaChaPoly(const Key32& key);
-  ~ChaChaPoly();
-  ChaChaPoly(ChaChaPoly&&) noexcept;
-  ChaChaPoly& operator=(ChaChaPoly&&) noexcept;
+  explicit Aead(const Key32& key, Cipher cipher = Cipher::chacha20_poly1305);
+  ~Aead();
+  Aead(Aead&&) noexcept;
+  Aead& operator=(Aead&&) noexcept;
 
-  /// Encrypts the concatenation of `parts` into `out` (sum of sizes + kTagSize bytes). Nonce: 4 zero bytes, counter LE.
+  /// Encrypts the concatenation of `parts` into `out` (sum of sizes + kTagSize bytes). Nonce: 4 zero bytes, then the
+  /// counter, little-endian for ChaCha20 and big-endian for AES.
   void seal(std::uint64_t counter, ByteView associated, std::span<const ByteView> parts, std::uint8_t* out);
   /// Decrypts `sealed` (ciphertext + tag) into `out` (sealed.size() - kTagSize bytes; may alias `sealed`). False: forged.
   bool open(std::uint64_t counter, ByteView associated, ByteView sealed, std::uint8_t* out);

@@ -15,6 +15,7 @@ enum class Role { initiator, responder };
 /// Bounds of one connection. Source: libp2p wire spec, sections 4, 10 and 13.
 struct TransportOptions {
   Duration upgrade_timeout = 15s;             ///< security and muxer together, as p2pd
+  bool aes = true;                            ///< offer AES-256-GCM to cohive peers if the processor has it
   Duration keepalive_interval = 30s;          ///< yamux ping after this much silence
   Duration keepalive_timeout = 10s;           ///< no pong within: the connection is dead
   Duration write_timeout = 10s;               ///< one flush to the socket

@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "bench/bench.hpp"
+#include "cohive/core/crypto.hpp"
 #include "cohive/rpc/rpc.hpp"
 
 namespace cohive::bench {
@@ -26,9 +27,10 @@ Task<Result<std::string>> echo(PeerId, std::string request) {
 }
 
 /// The other process: serves until its parent closes the pipe's other end.
-Task<void> serve(Runtime& runtime, int address_pipe) {
+Task<void> serve(Runtime& runtime, int address_pipe, bool aes) {
   const auto network = transport::make_tcp_network(runtime);
   p2p::HostOptions options;
+  options.transport.aes = aes;
   options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
   p2p::Host host(*network, KeyPair::generate_ed25519(), options);
   host.start().value();
@@ -40,47 +42,48 @@ Task<void> serve(Runtime& runtime, int address_pipe) {
   (void)co_await wait_for_signal(runtime);
 }
 
-Task<nlohmann::json> measure(Runtime& runtime, std::string address, Settings settings) {
-  const auto network = transport::make_tcp_network(runtime);
-  p2p::Host host(*network, KeyPair::generate_ed25519());
-  host.start().value();
-  const PeerId peer = (co_await host.connect(Multiaddr::from_text(address).value(), runtime.after(10s))).value();
+/// Bytes per second through one stream.
+Task<double> stream_speed(Runtime& runtime, p2p::Host& host, PeerId peer, double seconds) {
   auto stream = (co_await host.open_stream(peer, kSink, runtime.after(10s))).value();
   const Bytes block(1 << 20, 7);
   std::uint64_t bytes = 0;
   const double start = now_seconds();
-  while (now_seconds() - start < settings.seconds) {
+  while (now_seconds() - start < seconds) {
     (co_await stream->write(block, runtime.after(10s))).value();
     bytes += block.size();
   }
   stream->close_write();
   (co_await stream->read(runtime.after(10s))).value();  // everything has been read over there
-  const double stream_seconds = now_seconds() - start;
+  co_return static_cast<double>(bytes) / (now_seconds() - start);
+}
+
+Task<nlohmann::json> measure(Runtime& runtime, std::string address, Settings settings) {
+  const auto network = transport::make_tcp_network(runtime);
+  p2p::Host host(*network, KeyPair::generate_ed25519());
+  host.start().value();
+  const PeerId peer = (co_await host.connect(Multiaddr::from_text(address).value(), runtime.after(10s))).value();
+  const double speed = co_await stream_speed(runtime, host, peer, settings.seconds);
   std::vector<double> trips;
-  const double calls_start = now_seconds();
-  while (now_seconds() - calls_start < settings.seconds / 2) {
+  const double start = now_seconds();
+  while (now_seconds() - start < settings.seconds / 2) {
     const double call_start = now_seconds();
     (co_await rpc::call_unary(host, peer, kEcho, "ping", runtime.after(5s))).value();
     trips.push_back(now_seconds() - call_start);
   }
-  co_return nlohmann::json{
-      {"benchmark", "transport"},
-      {"stream_megabytes_per_second", static_cast<double>(bytes) / stream_seconds / 1e6},
-      {"unary_calls_per_second", static_cast<double>(trips.size()) / (now_seconds() - calls_start)},
-      {"unary_p50_ms", percentile_ms(trips, 0.5)},
-      {"unary_p99_ms", percentile_ms(trips, 0.99)}};
+  co_return nlohmann::json{{"stream_megabytes_per_second", speed / 1e6},
+                           {"unary_calls_per_second", static_cast<double>(trips.size()) / (now_seconds() - start)},
+                           {"unary_p50_ms", percentile_ms(trips, 0.5)},
+                           {"unary_p99_ms", percentile_ms(trips, 0.99)}};
 }
 
-}  // namespace
-
-nlohmann::json transport(const Settings& settings) {
+nlohmann::json between_processes(const Settings& settings, bool aes) {
   int pipe_ends[2];
   if (::pipe(pipe_ends) != 0) throw std::runtime_error("pipe failed");
   const pid_t child = ::fork();
   if (child == 0) {
     ::close(pipe_ends[0]);
     auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-    runtime->run(serve(*runtime, pipe_ends[1]));
+    runtime->run(serve(*runtime, pipe_ends[1], aes));
     ::_exit(0);
   }
   ::close(pipe_ends[1]);
@@ -91,6 +94,14 @@ nlohmann::json transport(const Settings& settings) {
   auto result = runtime->run(measure(*runtime, address, settings));
   ::kill(child, SIGTERM);
   ::waitpid(child, nullptr, 0);
+  return result;
+}
+
+}  // namespace
+
+nlohmann::json transport(const Settings& settings) {
+  nlohmann::json result{{"benchmark", "transport"}, {"chacha20_poly1305", between_processes(settings, false)}};
+  if (crypto::has_fast_aes()) result["aes256_gcm"] = between_processes(settings, true);
   return result;
 }
 

@@ -5,38 +5,8 @@
 #include <cmath>
 #include <random>
 
-#include "codec/half.hpp"
-
 namespace cohive::codec {
 namespace {
-
-TEST(Half, BulkAndScalarConversionsGiveTheSameBitsForEveryHalf) {
-  std::vector<std::uint16_t> halves(65536);
-  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
-  std::vector<float> bulk(halves.size());
-  from_half(halves.data(), bulk.data(), halves.size());
-  std::vector<std::uint16_t> back(halves.size());
-  to_half(bulk.data(), back.data(), bulk.size());
-  for (std::size_t i = 0; i < halves.size(); ++i) {
-    const float scalar = from_half_scalar(halves[i]);
-    if (std::isnan(scalar)) {
-      EXPECT_TRUE(std::isnan(bulk[i]));
-      continue;
-    }
-    ASSERT_EQ(bulk[i], scalar) << i;
-    ASSERT_EQ(to_half_scalar(scalar), back[i]) << i;
-    if (std::isfinite(scalar)) ASSERT_EQ(back[i], halves[i]);
-  }
-}
-
-TEST(Half, RandomFloatsRoundAlikeInBothVersions) {
-  std::mt19937 random(3);
-  std::vector<float> values(10'000);
-  for (auto& value : values) value = std::ldexp(static_cast<float>(random()) / 4e9f - 0.5f, static_cast<int>(random() % 60) - 35);
-  std::vector<std::uint16_t> bulk(values.size());
-  to_half(values.data(), bulk.data(), values.size());
-  for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(bulk[i], to_half_scalar(values[i])) << values[i];
-}
 
 TEST(Codec, Float16ClampsAsHivemindDoes) {
   const std::vector<float> values{0, 1, -2, 3.5f, 0.001f, 70000, -1e6f, 0.5f};
@@ -64,7 +34,8 @@ TEST(Codec, AccumulatesWithWeightsAndEncodesDifferences) {
 }
 
 TEST(Codec, TensorsOfEveryDtypeSurviveAStateTransfer) {
-  for (DType dtype : {DType::float64, DType::float32, DType::float16, DType::bfloat16, DType::int64, DType::int32, DType::uint8, DType::boolean}) {
+  for (DType dtype : {DType::float64, DType::float32, DType::float16, DType::bfloat16, DType::int64, DType::int32,
+                      DType::uint8, DType::boolean}) {
     Tensor tensor{dtype, {2, 3}, true, Slice::uninitialised(6 * size_of(dtype))};
     std::fill_n(tensor.data.mutable_data(), tensor.data.size(), std::uint8_t{1});
     const auto buffer = encode_tensor(Codec::none, tensor);
@@ -73,6 +44,84 @@ TEST(Codec, TensorsOfEveryDtypeSurviveAStateTransfer) {
     ASSERT_TRUE(back) << name_of(dtype);
     EXPECT_EQ(to_hex(back->data), to_hex(tensor.data)) << name_of(dtype);
   }
+}
+
+TEST(Codec, BytesOfTensorsMayLieAnywhere) {
+  std::vector<float> values(5000);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
+  const ByteView raw(reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * 4);
+  Bytes shifted(raw.size() + 1);
+  std::copy(raw.begin(), raw.end(), shifted.begin() + 1);
+  Slice odd = Slice::copy_of(shifted);
+  odd.remove_prefix(1);
+  for (Codec codec :
+       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+    SCOPED_TRACE(name_of(codec));
+    const auto straight = encode_tensor(codec, {DType::float32, {5000}, false, Slice::copy_of(raw)}).value();
+    EXPECT_EQ(to_hex(encode_tensor(codec, {DType::float32, {5000}, false, odd}).value()), to_hex(straight));
+    Bytes moved(straight.size() + 1);
+    std::copy_n(straight.data(), straight.size(), moved.begin() + 1);
+    std::vector<float> there(5000), here(5000);
+    ASSERT_TRUE(decode(codec, DType::float32, straight, there));
+    ASSERT_TRUE(decode(codec, DType::float32, ByteView(moved).subspan(1), here));
+    EXPECT_EQ(there, here);
+  }
+}
+
+TEST(Codec, DifferencesEncodeAsTheValuesTheyAre) {
+  std::vector<float> average(10'000), base(10'000), delta(10'000);
+  for (std::size_t i = 0; i < delta.size(); ++i) {
+    average[i] = std::sin(static_cast<float>(i));
+    base[i] = std::cos(static_cast<float>(3 * i));
+    delta[i] = average[i] - base[i];
+  }
+  for (Codec codec :
+       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8})
+    EXPECT_EQ(to_hex(encode_difference(codec, average, base)), to_hex(encode(codec, delta))) << name_of(codec);
+}
+
+TEST(Codec, WhatHivemindRefusesToEncodeTravelsAsItIs) {
+  for (Codec codec : {Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+    EXPECT_EQ(codec_for(codec, DType::int64, {3}), Codec::none);
+    EXPECT_EQ(codec_for(codec, DType::boolean, {}), Codec::none);
+    EXPECT_EQ(codec_for(codec, DType::float32, {3}), codec);
+  }
+  EXPECT_EQ(codec_for(Codec::float16, DType::bfloat16, {3}), Codec::none);
+  EXPECT_EQ(codec_for(Codec::uniform8, DType::bfloat16, {3}), Codec::uniform8);
+  EXPECT_EQ(codec_for(Codec::meanstd16, DType::float32, {}), Codec::none);
+  EXPECT_EQ(codec_for(Codec::quantile8, DType::float32, {3, 0}), Codec::none);
+  const Tensor empty{DType::float32, {3, 0}, false, {}};
+  const auto buffer = encode_tensor(Codec::uniform8, empty);
+  ASSERT_TRUE(buffer);
+  EXPECT_TRUE(buffer->empty());
+}
+
+TEST(Codec, EmptyPartsTravelInEveryCodec) {
+  for (Codec codec :
+       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+    const Slice buffer = encode(codec, {});
+    EXPECT_TRUE(decode(codec, DType::float32, buffer, {})) << name_of(codec);
+  }
+}
+
+TEST(Codec, LargeTensorsKeepTheErrorOfSmallOnes) {
+  // Several segments, so that partial sums are merged.
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(3.0f, 1.0f);
+  std::vector<float> values(700'001), out(values.size());
+  for (float& value : values) value = normal(random);
+  const auto error = [&](Codec codec) {
+    EXPECT_TRUE(decode(codec, DType::float32, encode(codec, values), out));
+    double sum = 0;
+    for (std::size_t i = 0; i < out.size(); ++i)
+      sum += std::pow(static_cast<double>(out[i]) - static_cast<double>(values[i]), 2);
+    return sum / static_cast<double>(out.size());
+  };
+  EXPECT_EQ(error(Codec::none), 0);
+  EXPECT_LT(error(Codec::meanstd16), 5e-8);
+  EXPECT_LT(error(Codec::uniform8), 8e-4);
+  EXPECT_LT(error(Codec::quantile8), 8e-4);
+  EXPECT_LT(error(Codec::blockwise8), 8e-4);
 }
 
 }  // namespace

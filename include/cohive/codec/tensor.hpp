@@ -13,13 +13,28 @@
 
 namespace cohive::codec {
 
-enum class DType { float64, float32, float16, bfloat16, complex64, complex128, int64, int32, int16, int8, uint8, boolean };
+enum class DType {
+  float64,
+  float32,
+  float16,
+  bfloat16,
+  complex64,
+  complex128,
+  int64,
+  int32,
+  int16,
+  int8,
+  uint8,
+  boolean
+};
 
 std::size_t size_of(DType dtype);
 /// "float32", "bool" and so on, as they travel.
 std::string_view name_of(DType dtype);
 std::optional<DType> dtype_from_name(std::string_view name);
-inline bool is_floating(DType dtype) { return dtype <= DType::bfloat16; }
+inline bool is_floating(DType dtype) {
+  return dtype <= DType::bfloat16;
+}
 
 using Shape = std::vector<std::uint32_t>;
 /// Number of elements; nullopt when it does not fit or exceeds 2^40.

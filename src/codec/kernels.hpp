@@ -1,0 +1,61 @@
+// The inner loops of the codecs, once for each family of processors. All versions round alike: their results are equal
+// bit for bit (sums of doubles excepted, where the order of additions differs).
+// Wire data is read and written through byte pointers and may lie anywhere; floats are aligned as floats.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace cohive::codec {
+
+/// Sums of (x - pilot) and of its square.
+struct Moments {
+  double sum = 0;
+  double squares = 0;
+};
+
+struct Kernels {
+  const char* name;
+
+  /// Halves, after clamping to the finite range; NaN stays NaN.
+  void (*to_half)(const float* in, std::uint8_t* out, std::size_t count);
+  /// Halves without clamping: what is too large becomes infinity.
+  void (*to_half_unclamped)(const float* in, std::uint8_t* out, std::size_t count);
+  void (*from_half)(const std::uint8_t* in, float* out, std::size_t count);
+  /// out += weight * in
+  void (*add_half)(const std::uint8_t* in, float weight, float* out, std::size_t count);
+  void (*add_floats)(const std::uint8_t* in, float weight, float* out, std::size_t count);
+  /// out = a - b
+  void (*difference)(const float* a, const float* b, std::uint8_t* out, std::size_t count);
+
+  /// (x - mean) / deviation as clamped halves, and back: half * deviation + mean.
+  void (*scaled_to_half)(const float* in, float mean, float deviation, std::uint8_t* out, std::size_t count);
+  void (*scaled_from_half)(const std::uint8_t* in, float mean, float deviation, float* out, std::size_t count);
+  void (*add_scaled_half)(const std::uint8_t* in, float mean, float deviation, float weight, float* out,
+                          std::size_t count);
+
+  Moments (*moments)(const float* in, float pilot, std::size_t count);
+  /// The largest magnitude; NaN when something is not finite.
+  float (*largest)(const float* in, std::size_t count);
+  bool (*all_finite)(const float* in, std::size_t count);
+
+  /// clamp(round_half_even((x - shift) * inverse_scale) + 128, 0, 255); 0 for NaN.
+  void (*quantize)(const float* in, float shift, float inverse_scale, std::uint8_t* out, std::size_t count);
+  /// Table values by index, and added to `out`.
+  void (*look_up)(const std::uint8_t* in, const float* table, float* out, std::size_t count);
+  void (*add_looked_up)(const std::uint8_t* in, const float* table, float* out, std::size_t count);
+};
+
+/// The fastest that this processor runs, chosen once.
+const Kernels& kernels();
+/// All that this processor runs, slowest first: for tests.
+std::span<const Kernels* const> all_kernels();
+
+extern const Kernels kScalarKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+}  // namespace cohive::codec

@@ -1,0 +1,107 @@
+// AVX2 and F16C: eight floats at a time.
+#include "kernels.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+// Only what follows may use these instructions; fused multiply-add stays out, so that all families round alike.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,f16c")
+#endif
+
+namespace cohive::codec {
+namespace {
+
+struct V {
+  using F = __m256;
+  static constexpr std::size_t kLanes = 8;
+
+  static F set(float x) { return _mm256_set1_ps(x); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load_n(const float* p, std::size_t n) { return load_bytes_n(reinterpret_cast<const std::uint8_t*>(p), n); }
+  static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+  static void store_n(float* p, F x, std::size_t n) { store_bytes_n(reinterpret_cast<std::uint8_t*>(p), x, n); }
+  static F load_bytes(const std::uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+  static F load_bytes_n(const std::uint8_t* p, std::size_t n) {
+    float lanes[8] = {};
+    __builtin_memcpy(lanes, p, n * 4);
+    return load(lanes);
+  }
+  static void store_bytes(std::uint8_t* p, F x) { _mm256_storeu_ps(reinterpret_cast<float*>(p), x); }
+  static void store_bytes_n(std::uint8_t* p, F x, std::size_t n) {
+    float lanes[8];
+    store(lanes, x);
+    __builtin_memcpy(p, lanes, n * 4);
+  }
+  static F load_half(const std::uint8_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static F load_half_n(const std::uint8_t* p, std::size_t n) {
+    std::uint8_t lanes[16] = {};
+    __builtin_memcpy(lanes, p, n * 2);
+    return load_half(lanes);
+  }
+  static void store_half(std::uint8_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static void store_half_n(std::uint8_t* p, F x, std::size_t n) {
+    std::uint8_t lanes[16];
+    store_half(lanes, x);
+    __builtin_memcpy(p, lanes, n * 2);
+  }
+
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  // The instructions return their second operand when one is NaN.
+  static F min_keep(F value, F bound) { return _mm256_min_ps(bound, value); }
+  static F max_keep(F value, F bound) { return _mm256_max_ps(bound, value); }
+  static void store_quantized(std::uint8_t* p, F x) {
+    const F bounded = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-128.0f)), _mm256_set1_ps(127.0f));
+    const __m256i whole = _mm256_cvtps_epi32(bounded);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    const __m128i bytes = _mm_xor_si128(_mm_packs_epi16(words, words), _mm_set1_epi8(-128));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
+  }
+
+  struct Sums {
+    explicit Sums(float at) : pilot(_mm256_set1_pd(static_cast<double>(at))) {}
+    void add(F x) {
+      const __m256d low = _mm256_sub_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x)), pilot);
+      const __m256d high = _mm256_sub_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)), pilot);
+      sum[0] = _mm256_add_pd(sum[0], low);
+      sum[1] = _mm256_add_pd(sum[1], high);
+      squares[0] = _mm256_add_pd(squares[0], _mm256_mul_pd(low, low));
+      squares[1] = _mm256_add_pd(squares[1], _mm256_mul_pd(high, high));
+    }
+    Moments total() const {
+      double lanes[8];
+      _mm256_storeu_pd(lanes, _mm256_add_pd(sum[0], sum[1]));
+      _mm256_storeu_pd(lanes + 4, _mm256_add_pd(squares[0], squares[1]));
+      return {lanes[0] + lanes[1] + lanes[2] + lanes[3], lanes[4] + lanes[5] + lanes[6] + lanes[7]};
+    }
+    __m256d pilot;
+    __m256d sum[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+    __m256d squares[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+  };
+};
+
+#include "kernels_body.hpp"
+
+}  // namespace
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+const Kernels kAvx2Kernels = COHIVE_CODEC_KERNELS("avx2");
+
+}  // namespace cohive::codec
+#endif

@@ -1,0 +1,187 @@
+// The loops of kernels.hpp, written once. Each kernels_<family>.cpp includes this file in its own anonymous namespace
+// after defining V: a vector of `V::kLanes` floats F with the arithmetic used below. The `_n` forms read or write the
+// first n lanes only; lanes not read are zero. No #include here: this text is compiled for processors that the rest of
+// the program must not assume, so nothing of it may be shared with other files.
+
+constexpr float kLargestHalf = 65504.0f;
+
+/// The value is the first operand throughout: V::min and V::max then pass a NaN of it through.
+V::F clamp_to_half(V::F value) {
+  return V::max_keep(V::min_keep(value, V::set(kLargestHalf)), V::set(-kLargestHalf));
+}
+
+/// step(first, lanes) for whole vectors, then once for the rest.
+template <class Whole, class Rest>
+inline void for_lanes(std::size_t count, Whole whole, Rest rest) {
+  std::size_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) whole(i);
+  if (i < count) rest(i, count - i);
+}
+
+void to_half(const float* in, std::uint8_t* out, std::size_t count) {
+  for_lanes(
+      count, [&](std::size_t i) { V::store_half(out + 2 * i, clamp_to_half(V::load(in + i))); },
+      [&](std::size_t i, std::size_t n) { V::store_half_n(out + 2 * i, clamp_to_half(V::load_n(in + i, n)), n); });
+}
+
+void to_half_unclamped(const float* in, std::uint8_t* out, std::size_t count) {
+  for_lanes(
+      count, [&](std::size_t i) { V::store_half(out + 2 * i, V::load(in + i)); },
+      [&](std::size_t i, std::size_t n) { V::store_half_n(out + 2 * i, V::load_n(in + i, n), n); });
+}
+
+void from_half(const std::uint8_t* in, float* out, std::size_t count) {
+  for_lanes(
+      count, [&](std::size_t i) { V::store(out + i, V::load_half(in + 2 * i)); },
+      [&](std::size_t i, std::size_t n) { V::store_n(out + i, V::load_half_n(in + 2 * i, n), n); });
+}
+
+void add_half(const std::uint8_t* in, float weight, float* out, std::size_t count) {
+  const V::F w = V::set(weight);
+  for_lanes(
+      count, [&](std::size_t i) { V::store(out + i, V::add(V::load(out + i), V::mul(w, V::load_half(in + 2 * i)))); },
+      [&](std::size_t i, std::size_t n) {
+        V::store_n(out + i, V::add(V::load_n(out + i, n), V::mul(w, V::load_half_n(in + 2 * i, n))), n);
+      });
+}
+
+void add_floats(const std::uint8_t* in, float weight, float* out, std::size_t count) {
+  const V::F w = V::set(weight);
+  for_lanes(
+      count, [&](std::size_t i) { V::store(out + i, V::add(V::load(out + i), V::mul(w, V::load_bytes(in + 4 * i)))); },
+      [&](std::size_t i, std::size_t n) {
+        V::store_n(out + i, V::add(V::load_n(out + i, n), V::mul(w, V::load_bytes_n(in + 4 * i, n))), n);
+      });
+}
+
+void difference(const float* a, const float* b, std::uint8_t* out, std::size_t count) {
+  for_lanes(
+      count, [&](std::size_t i) { V::store_bytes(out + 4 * i, V::sub(V::load(a + i), V::load(b + i))); },
+      [&](std::size_t i, std::size_t n) {
+        V::store_bytes_n(out + 4 * i, V::sub(V::load_n(a + i, n), V::load_n(b + i, n)), n);
+      });
+}
+
+void scaled_to_half(const float* in, float mean, float deviation, std::uint8_t* out, std::size_t count) {
+  const V::F m = V::set(mean), d = V::set(deviation);
+  for_lanes(
+      count, [&](std::size_t i) { V::store_half(out + 2 * i, clamp_to_half(V::div(V::sub(V::load(in + i), m), d))); },
+      [&](std::size_t i, std::size_t n) {
+        V::store_half_n(out + 2 * i, clamp_to_half(V::div(V::sub(V::load_n(in + i, n), m), d)), n);
+      });
+}
+
+void scaled_from_half(const std::uint8_t* in, float mean, float deviation, float* out, std::size_t count) {
+  const V::F m = V::set(mean), d = V::set(deviation);
+  for_lanes(
+      count, [&](std::size_t i) { V::store(out + i, V::add(V::mul(V::load_half(in + 2 * i), d), m)); },
+      [&](std::size_t i, std::size_t n) {
+        V::store_n(out + i, V::add(V::mul(V::load_half_n(in + 2 * i, n), d), m), n);
+      });
+}
+
+void add_scaled_half(const std::uint8_t* in, float mean, float deviation, float weight, float* out, std::size_t count) {
+  const V::F m = V::set(mean), d = V::set(deviation), w = V::set(weight);
+  for_lanes(
+      count,
+      [&](std::size_t i) {
+        const V::F value = V::add(V::mul(V::load_half(in + 2 * i), d), m);
+        V::store(out + i, V::add(V::load(out + i), V::mul(w, value)));
+      },
+      [&](std::size_t i, std::size_t n) {
+        const V::F value = V::add(V::mul(V::load_half_n(in + 2 * i, n), d), m);
+        V::store_n(out + i, V::add(V::load_n(out + i, n), V::mul(w, value)), n);
+      });
+}
+
+Moments moments(const float* in, float pilot, std::size_t count) {
+  V::Sums sums(pilot);
+  std::size_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) sums.add(V::load(in + i));
+  Moments total = sums.total();
+  for (; i < count; ++i) {
+    const double d = static_cast<double>(in[i]) - static_cast<double>(pilot);
+    total.sum += d;
+    total.squares += d * d;
+  }
+  return total;
+}
+
+/// x - x is 0 for what is finite and NaN otherwise, so a sum of these is 0 only if all are finite.
+float largest(const float* in, std::size_t count) {
+  V::F most = V::set(0), poison = V::set(0);
+  const auto see = [&](V::F x) {
+    most = V::max_keep(most, V::abs(x));
+    poison = V::add(poison, V::sub(x, x));
+  };
+  for_lanes(
+      count, [&](std::size_t i) { see(V::load(in + i)); },
+      [&](std::size_t i, std::size_t n) { see(V::load_n(in + i, n)); });
+  float lanes[V::kLanes], poisons[V::kLanes];
+  V::store(lanes, most);
+  V::store(poisons, poison);
+  float result = 0, sick = 0;
+  for (std::size_t i = 0; i < V::kLanes; ++i) {
+    if (lanes[i] > result) result = lanes[i];
+    sick += poisons[i];
+  }
+  return result + sick;
+}
+
+bool all_finite(const float* in, std::size_t count) {
+  V::F poison = V::set(0);
+  for_lanes(
+      count,
+      [&](std::size_t i) {
+        const V::F x = V::load(in + i);
+        poison = V::add(poison, V::sub(x, x));
+      },
+      [&](std::size_t i, std::size_t n) {
+        const V::F x = V::load_n(in + i, n);
+        poison = V::add(poison, V::sub(x, x));
+      });
+  float poisons[V::kLanes], sick = 0;
+  V::store(poisons, poison);
+  for (std::size_t i = 0; i < V::kLanes; ++i) sick += poisons[i];
+  return sick == 0;
+}
+
+void quantize(const float* in, float shift, float inverse_scale, std::uint8_t* out, std::size_t count) {
+  const V::F s = V::set(shift), inverse = V::set(inverse_scale);
+  for_lanes(
+      count, [&](std::size_t i) { V::store_quantized(out + i, V::mul(V::sub(V::load(in + i), s), inverse)); },
+      [&](std::size_t i, std::size_t n) {
+        std::uint8_t bytes[V::kLanes];
+        V::store_quantized(bytes, V::mul(V::sub(V::load_n(in + i, n), s), inverse));
+        __builtin_memcpy(out + i, bytes, n);
+      });
+}
+
+// Eight indices in one load; the table's lines stay in the first-level cache, where loads beat gathers.
+void look_up(const std::uint8_t* in, const float* table, float* out, std::size_t count) {
+  std::size_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    std::uint64_t indices;
+    __builtin_memcpy(&indices, in + i, 8);
+    for (int k = 0; k < 8; ++k) out[i + static_cast<std::size_t>(k)] = table[indices >> 8 * k & 0xff];
+  }
+  for (; i < count; ++i) out[i] = table[in[i]];
+}
+
+void add_looked_up(const std::uint8_t* in, const float* table, float* out, std::size_t count) {
+  float values[1024];
+  for (std::size_t at = 0; at < count; at += 1024) {
+    const std::size_t here = count - at < 1024 ? count - at : 1024;
+    look_up(in + at, table, values, here);
+    for_lanes(
+        here, [&](std::size_t i) { V::store(out + at + i, V::add(V::load(out + at + i), V::load(values + i))); },
+        [&](std::size_t i, std::size_t n) {
+          V::store_n(out + at + i, V::add(V::load_n(out + at + i, n), V::load_n(values + i, n)), n);
+        });
+  }
+}
+
+#define COHIVE_CODEC_KERNELS(name)                                                       \
+  {name,       to_half,        to_half_unclamped, from_half,       add_half, add_floats, \
+   difference, scaled_to_half, scaled_from_half,  add_scaled_half, moments,  largest,    \
+   all_finite, quantize,       look_up,           add_looked_up}

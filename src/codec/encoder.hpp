@@ -1,25 +1,16 @@
-// An encoding in steps that several threads may share:
-//   for each phase: its steps, in any order, any number at a time; then settle(phase), alone.
-// The result does not depend on how the steps were shared out.
+// The encoders of all codecs, as steps that several threads may share.
 #pragma once
 
 #include <memory>
 
 #include "cohive/codec/codec.hpp"
+#include "steps.hpp"
 #include "values.hpp"
 
 namespace cohive::codec {
 
-class Encoder {
+class Encoder : public Steps {
  public:
-  /// Values that one step takes, about; whole blocks of every kind.
-  static constexpr std::size_t kSegment = std::size_t{1} << 18;
-
-  virtual ~Encoder() = default;
-  /// 0 past the last phase.
-  virtual std::size_t steps(int phase) const = 0;
-  virtual void run(int phase, std::size_t step) = 0;
-  virtual void settle(int /*phase*/) {}
   /// The wire's buffer, once all is done.
   Slice take() { return std::move(out_); }
 

@@ -16,6 +16,8 @@ class Decoder {
   static Result<Decoder> open(Codec codec, DType dtype, std::size_t count, ByteView buffer);
 
   std::size_t size() const noexcept { return count_; }
+  /// Bytes of one value in the tensor's dtype.
+  std::size_t value_size() const { return size_of(dtype_); }
 
   /// Values [first, first + out.size()) as float32.
   void decode(std::size_t first, std::span<float> out) const;

@@ -1,0 +1,74 @@
+/// \file
+/// Which codec a tensor gets: one for all, or chosen by its size, its role or its key, as hivemind's strategies choose.
+/// Source: hivemind wire spec, section 5.8.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cohive/codec/codec.hpp"
+
+namespace cohive::codec {
+
+/// What a tensor is to the model. State averaging names parameter and optimizer; gradient averagers name none, so that
+/// hivemind's role strategies treat gradients as unspecified.
+enum class Role { activation, parameter, gradient, optimizer, unspecified };
+
+/// An index in the list of tensors, a name, or (parameter name, statistic) of an optimizer.
+using TensorKey = std::variant<std::uint64_t, std::string, std::pair<std::string, std::string>>;
+
+/// What strategies look at. Of a part, this still describes the whole tensor.
+struct CompressionInfo {
+  TensorKey key;
+  Shape shape;
+  DType dtype = DType::float32;
+  Role role = Role::unspecified;
+};
+
+/// A strategy: immutable, cheap to copy, safe on any thread. All peers of a group must use the same one, or parts do
+/// not fit together.
+class Compression {
+ public:
+  /// One codec for everything. Implicit: a codec is the simplest strategy.
+  Compression(Codec codec = Codec::none) : rule_(codec) {}
+
+  /// `greater_equal` for tensors of at least `threshold` values, `less` for the others.
+  static Compression size_adaptive(std::uint64_t threshold, Compression less, Compression greater_equal);
+
+  struct Roles;
+  /// By role; what `roles` leaves out, and what is unspecified, gets `otherwise`.
+  static Compression role_adaptive(Roles roles, Compression otherwise);
+
+  /// By key. With a list, keys are indices.
+  static Compression per_tensor(std::vector<Compression> by_index);
+  static Compression per_tensor(std::map<TensorKey, Compression> by_key);
+
+  /// Errors: Errc::not_found for a key that a per-tensor strategy does not have.
+  Result<Codec> choose(const CompressionInfo& info) const;
+  /// compression_ratio of that codec: what the parts of this tensor are cut by. Errors: as choose.
+  Result<double> ratio(const CompressionInfo& info) const;
+
+  /// The codec, when it is one for everything.
+  std::optional<Codec> fixed() const;
+
+ private:
+  struct SizeRule;
+  struct RoleRule;
+  struct KeyRule;
+  using Rule = std::variant<Codec, std::shared_ptr<const SizeRule>, std::shared_ptr<const RoleRule>,
+                            std::shared_ptr<const KeyRule>>;
+  explicit Compression(Rule rule) : rule_(std::move(rule)) {}
+  const Compression* next(const CompressionInfo& info) const;
+
+  Rule rule_;
+};
+
+/// A strategy for each role that shall not have the default.
+struct Compression::Roles {
+  std::optional<Compression> activation{}, parameter{}, gradient{}, optimizer{};
+};
+
+}  // namespace cohive::codec

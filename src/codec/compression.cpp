@@ -1,0 +1,86 @@
+#include "cohive/codec/compression.hpp"
+
+#include <array>
+#include <limits>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::codec {
+namespace {
+
+std::string text_of(const TensorKey& key) {
+  if (const auto* index = std::get_if<std::uint64_t>(&key)) return std::to_string(*index);
+  if (const auto* name = std::get_if<std::string>(&key)) return log::quoted(*name);
+  const auto& [name, statistic] = std::get<2>(key);
+  return log::quoted(name) + "/" + log::quoted(statistic);
+}
+
+}  // namespace
+
+struct Compression::SizeRule {
+  std::uint64_t threshold;
+  Compression less, greater_equal;
+};
+struct Compression::RoleRule {
+  std::array<Compression, 5> by_role;
+};
+struct Compression::KeyRule {
+  std::map<TensorKey, Compression> by_key;
+};
+
+Compression Compression::size_adaptive(std::uint64_t threshold, Compression less, Compression greater_equal) {
+  return Compression(
+      Rule(std::make_shared<const SizeRule>(SizeRule{threshold, std::move(less), std::move(greater_equal)})));
+}
+
+Compression Compression::role_adaptive(Roles roles, Compression otherwise) {
+  const auto or_default = [&](std::optional<Compression>& chosen) { return chosen.value_or(otherwise); };
+  return Compression(Rule(std::make_shared<const RoleRule>(
+      RoleRule{{or_default(roles.activation), or_default(roles.parameter), or_default(roles.gradient),
+                or_default(roles.optimizer), otherwise}})));
+}
+
+Compression Compression::per_tensor(std::vector<Compression> by_index) {
+  std::map<TensorKey, Compression> by_key;
+  for (std::size_t i = 0; i < by_index.size(); ++i) by_key.emplace(std::uint64_t{i}, std::move(by_index[i]));
+  return per_tensor(std::move(by_key));
+}
+
+Compression Compression::per_tensor(std::map<TensorKey, Compression> by_key) {
+  return Compression(Rule(std::make_shared<const KeyRule>(KeyRule{std::move(by_key)})));
+}
+
+/// The strategy this one hands `info` to; null when there is none for its key.
+const Compression* Compression::next(const CompressionInfo& info) const {
+  if (const auto* size = std::get_if<std::shared_ptr<const SizeRule>>(&rule_)) {
+    // A shape too large to count is certainly large.
+    const auto count = element_count(info.shape).value_or(std::numeric_limits<std::uint64_t>::max());
+    return count >= (*size)->threshold ? &(*size)->greater_equal : &(*size)->less;
+  }
+  if (const auto* role = std::get_if<std::shared_ptr<const RoleRule>>(&rule_))
+    return &(*role)->by_role.at(static_cast<std::size_t>(info.role));
+  const auto& by_key = std::get<std::shared_ptr<const KeyRule>>(rule_)->by_key;
+  const auto found = by_key.find(info.key);
+  return found == by_key.end() ? nullptr : &found->second;
+}
+
+Result<Codec> Compression::choose(const CompressionInfo& info) const {
+  const Compression* chosen = this;
+  while (chosen && !chosen->fixed()) chosen = chosen->next(info);
+  if (!chosen) return Error(Errc::not_found, "no compression for the tensor " + text_of(info.key));
+  return *chosen->fixed();
+}
+
+Result<double> Compression::ratio(const CompressionInfo& info) const {
+  const auto codec = choose(info);
+  if (!codec) return codec.error();
+  return compression_ratio(*codec, info.dtype);
+}
+
+std::optional<Codec> Compression::fixed() const {
+  const auto* codec = std::get_if<Codec>(&rule_);
+  return codec ? std::optional(*codec) : std::nullopt;
+}
+
+}  // namespace cohive::codec

@@ -11,22 +11,30 @@
 namespace cohive::averaging {
 namespace {
 
-enum Code { kPartForAveraging = 4, kAveragedPart = 5, kInternalError = 15 };
+constexpr Duration kDialLimit = 10s;      // for a call to a member; it was alive a moment ago
+constexpr Duration kWatchPeriod = 500ms;  // between two looks at who has gone
+constexpr Duration kLostGrace = 3s;       // for a member to come back after its connection broke
+constexpr std::size_t kEncodedAhead = 2;  // parts encoded before the one being sent is through
+constexpr std::size_t kOwnAhead = 2;      // own averages waiting to be applied
 
-Deadline limit(Runtime& runtime, Duration timeout) { return timeout > 0s ? runtime.after(timeout) : Deadline::never(); }
-
-template <class Sender>
-Task<Result<>> send_enveloped(Sender& to, const Envelope& envelope, const Slice& buffer, Deadline deadline) {
-  const ByteView parts[] = {as_bytes(envelope.head), buffer.view(), as_bytes(envelope.tail)};
-  co_return co_await to.send(std::span<const ByteView>(parts), deadline);
+/// Runs `work` on the pool when it goes through many values.
+template <class Work>
+Task<std::invoke_result_t<Work&>> compute(Runtime& runtime, std::size_t values, Work work) {
+  if (values > kInlineValues) co_return co_await runtime.offload(std::move(work));
+  co_return work();
 }
 
 }  // namespace
 
 AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
                      std::vector<AveragedTensor> tensors, Setup setup)
-    : started(host.runtime(), "start of the all-reduce"), host_(host), runtime_(host.runtime()), options_(options),
-      metrics_(metrics), tensors_(std::move(tensors)), setup_(std::move(setup)) {}
+    : started(host.runtime(), "start of the all-reduce"),
+      host_(host),
+      runtime_(host.runtime()),
+      options_(options),
+      metrics_(metrics),
+      tensors_(std::move(tensors)),
+      setup_(std::move(setup)) {}
 
 std::optional<std::size_t> AllReduce::index_of(const PeerId& peer) const {
   const auto& peers = setup_.group.peers;
@@ -34,61 +42,83 @@ std::optional<std::size_t> AllReduce::index_of(const PeerId& peer) const {
   return at == peers.end() ? std::nullopt : std::optional(static_cast<std::size_t>(at - peers.begin()));
 }
 
-Result<> AllReduce::prepare() {
+Task<Result<>> AllReduce::prepare() {
   const auto own = index_of(host_.id());
-  if (!own) return Error(Errc::bad_partition, "we are not in the group");
+  if (!own) co_return Error(Errc::bad_partition, "we are not in the group");
   own_index_ = *own;
   std::vector<PartedTensor> parted;
   std::uint64_t total = 0;
   for (const auto& tensor : tensors_) {
-    parted.push_back({tensor.values.size(), 4 * codec::compression_ratio(options_.codec, tensor.schema_dtype)});
+    const auto width = static_cast<double>(codec::size_of(tensor.schema_dtype));
+    parted.push_back({tensor.values.size(), width * codec::compression_ratio(options_.codec, tensor.schema_dtype)});
     total += tensor.values.size();
   }
-  auto fractions = peer_fractions(total, setup_.members);
-  if (!fractions) return fractions.error();
+  auto divide = [total, members = setup_.members, least = options_.min_vector_size] {
+    return peer_fractions(total, members, least);
+  };
+  // Bandwidths make a linear program, which takes its time in a large group.
+  const bool heavy =
+      std::any_of(setup_.members.begin(), setup_.members.end(), [](const auto& m) { return m.bandwidth.has_value(); });
+  auto fractions = heavy ? co_await runtime_.offload(std::move(divide)) : divide();
+  if (!fractions) co_return fractions.error();
   fractions_ = std::move(*fractions);
   parts_by_owner_.resize(setup_.group.peers.size());
-  for (const Part& part : cut_into_parts(parted, options_.part_size_bytes, fractions_)) parts_by_owner_[part.owner].push_back(part);
+  for (const Part& part : cut_into_parts(parted, options_.part_size_bytes, fractions_))
+    parts_by_owner_[part.owner].push_back(part);
   std::vector<std::size_t> lengths;
   for (const Part& part : parts_by_owner_[own_index_]) lengths.push_back(part.length);
   reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.peers.size());
-  return ok();
+  co_return ok();
 }
 
 void AllReduce::cancel() {
   cancelled_ = true;
+  lease_->end();
   started.set();
   if (reducer_) reducer_->cancel();
 }
 
 void AllReduce::ban(std::size_t sender, const Error& why) {
-  if (!reducer_ || reducer_->banned(sender) || reducer_->finished()) return;
+  if (!reducer_ || cancelled_ || reducer_->banned(sender) || reducer_->finished()) return;
   log::info("averaging", "leaving {} out of the round: {}", setup_.group.peers[sender], why);
   metrics_.senders_banned.increment();
+  lost_.push_back(setup_.group.peers[sender]);
   reducer_->ban(sender);
 }
 
 // ---- Our side of each stream
 
 Task<Result<RoundResult>> AllReduce::run() {
+  struct EndLease {
+    TensorLease& lease;
+    ~EndLease() { lease.end(); }
+  } end_lease{*lease_};
   RoundResult result;
   result.group = setup_.members;
   for (const auto& parts : parts_by_owner_) result.parts_total += parts.size();
   started.set();
-  TaskGroup tasks(runtime_, "all-reduce");
-  TaskGroup watch(runtime_, "all-reduce watch");
-  if (options_.sender_timeout > 0s) watch.spawn(ban_absent(*this), "absent senders");
-  std::vector<std::size_t> failed(setup_.group.peers.size(), 0);
-  for (std::size_t peer = 0; peer < failed.size(); ++peer) {
-    if (peer == own_index_) {
-      tasks.spawn(reduce_own(*this), "own parts");
-    } else if (!parts_by_owner_[peer].empty()) {
-      tasks.spawn(exchange_with(*this, peer, failed[peer]), "exchange with a reducer");
-    }
+
+  std::vector<Exchange> exchanges(setup_.group.peers.size());
+  Channel<PartSumPtr> own_averages(runtime_, kOwnAhead, "own averages");
+  TaskGroup watch(runtime_, "all-reduce watch", TaskGroup::Local());
+  TaskGroup tasks(runtime_, "all-reduce", TaskGroup::Local());
+  if (!parts_by_owner_[own_index_].empty()) {
+    watch.spawn(watch_senders(*this), "lost senders");
+    tasks.spawn(contribute_own(*this, own_averages), "own parts");
+    tasks.spawn(apply_own(*this, own_averages), "own averages");
   }
+  for (std::size_t peer = 0; peer < exchanges.size(); ++peer)
+    if (peer != own_index_ && !parts_by_owner_[peer].empty())
+      tasks.spawn(exchange_with(*this, peer, exchanges[peer]), "exchange with a reducer");
   co_await tasks.join();
   if (cancelled_) co_return Error(Errc::round_cancelled);
-  for (std::size_t count : failed) result.parts_failed += count;
+
+  for (std::size_t peer = 0; peer < exchanges.size(); ++peer) {
+    if (!exchanges[peer].failure) continue;
+    result.parts_failed += parts_by_owner_[peer].size() - exchanges[peer].applied;
+    result.failed_reducers.push_back(setup_.group.peers[peer]);
+  }
+  result.lost_senders = lost_;
   result.bytes_sent = sent_;
   result.bytes_received = received_;
   metrics_.bytes_sent.increment(static_cast<double>(sent_));
@@ -96,186 +126,150 @@ Task<Result<RoundResult>> AllReduce::run() {
   co_return result;
 }
 
-/// Our contribution to our own parts, and their averages into our tensors.
-Task<void> AllReduce::reduce_own(AllReduce& self) {
+/// Our contribution to our own parts.
+Task<void> AllReduce::contribute_own(AllReduce& self, Channel<PartSumPtr>& averages) {
   const auto& parts = self.parts_by_owner_[self.own_index_];
+  const double weight = self.setup_.weight;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto own = self.values(parts[i]);
-    const double weight = self.setup_.weight;
-    auto added = co_await self.reducer_->contribute(self.own_index_, i, weight, [own, weight](std::span<float> into) -> Result<> {
-      for (std::size_t k = 0; k < into.size(); ++k) into[k] += static_cast<float>(weight) * own[k];
-      return ok();
-    });
-    if (!added) co_return;
-    auto average = co_await self.reducer_->average(i);
-    if (!average) co_return;
-    if (!*average) continue;
-    const auto alpha = static_cast<float>(self.options_.averaging_alpha);
-    for (std::size_t k = 0; k < own.size(); ++k) own[k] += alpha * ((**average)[k] - own[k]);
+    auto add = [lease = self.lease_, own = self.values(parts[i]), weight](std::span<float> sum, bool first) {
+      Result<> added = Error(Errc::round_cancelled);
+      lease->use([&] { added = add_values(own, static_cast<float>(weight), sum, first); });
+      return added;
+    };
+    auto sum = co_await self.reducer_->contribute(self.own_index_, i, weight, std::move(add));
+    if (!sum) {  // our own values are not finite: others leave us out as well
+      self.ban(self.own_index_, sum.error().with_peer(self.host_.id()));
+      break;
+    }
+    co_await averages.send(std::move(*sum));
   }
+  averages.close();
 }
 
-Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Result<>& result) {
-  const auto& parts = self.parts_by_owner_[peer];
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const Slice buffer = codec::encode(self.options_.codec, self.values(parts[i]));
-    const Envelope envelope = envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(), buffer.size(),
-                                            parts[i].length, self.options_.codec, self.setup_.weight);
-    result = co_await send_enveloped(call, envelope, buffer, limit(self.runtime_, self.options_.reducer_timeout));
-    if (!result) co_return;
-    self.sent_ += buffer.size();
+/// The averages of our own parts into our tensors.
+Task<void> AllReduce::apply_own(AllReduce& self, Channel<PartSumPtr>& averages) {
+  const auto& parts = self.parts_by_owner_[self.own_index_];
+  for (std::size_t i = 0; auto sum = co_await averages.receive(); ++i) {
+    if (!co_await self.reducer_->wait_for(*sum)) co_return;
+    if (!(*sum)->has_average) continue;
+    auto work = [sum = *sum, lease = self.lease_, own = self.values(parts[i]), alpha = self.options_.averaging_alpha] {
+      lease->use([&] { move_towards(sum->average(), static_cast<float>(alpha), own); });
+      return true;
+    };
+    co_await compute(self.runtime_, parts[i].length, std::move(work));
   }
-  result = co_await call.finish(limit(self.runtime_, self.options_.reducer_timeout));
 }
 
 /// Sends a reducer its parts and applies the deltas it answers. On failure the remaining parts keep their local values.
-Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, std::size_t& failed) {
+Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange& exchange) {
   const auto& parts = self.parts_by_owner_[peer];
   const PeerId& id = self.setup_.group.peers[peer];
-  failed = parts.size();
-  Result<> sending = ok();
-  Error why;
-  auto call = co_await rpc::open_call(self.host_, id, self.setup_.protocol, limit(self.runtime_, self.options_.reducer_timeout));
+  const Duration dial =
+      self.options_.reducer_timeout > 0s ? std::min(kDialLimit, self.options_.reducer_timeout) : kDialLimit;
+  auto call = co_await rpc::open_call(self.host_, id, self.setup_.protocol, self.runtime_.after(dial));
   if (call) {
-    TaskGroup sender(self.runtime_, "parts to a reducer");
-    sender.spawn(send_parts(self, **call, peer, sending), "parts to a reducer");
-    std::vector<float> delta;
-    const auto alpha = static_cast<float>(self.options_.averaging_alpha);
-    while (failed > 0) {
-      auto reply = co_await (*call)->receive(limit(self.runtime_, self.options_.reducer_timeout));
-      if (!reply || !*reply) {
-        why = reply ? Error(cohive::Errc::end_of_stream, id, "not all parts were returned") : reply.error();
-        break;
-      }
-      const Part& part = parts[parts.size() - failed];
-      auto message = parse_part(**reply);
-      if (!message || message->code != kAveragedPart || !message->tensor) {
-        why = Error(Errc::bad_partition, id, message ? "code " + std::to_string(message->code) : message.error().message());
-        break;
-      }
-      const auto codec = codec::codec_from_wire(message->tensor->compression);
-      const auto dtype = codec::dtype_from_name(message->tensor->dtype);
-      delta.resize(part.length);
-      auto decoded = codec && dtype ? codec::decode(*codec, *dtype, message->tensor->buffer, delta)
-                                    : Result<>(Error(cohive::Errc::malformed, id, "codec or dtype of a part"));
-      const bool finite = decoded && std::all_of(delta.begin(), delta.end(), [](float v) { return std::isfinite(v); });
-      if (!finite) {
-        why = decoded ? Error(cohive::Errc::malformed, id, "not a finite number in an averaged part") : decoded.error().with_peer(id);
-        break;
-      }
-      const auto own = self.values(part);
-      for (std::size_t k = 0; k < own.size(); ++k) own[k] += alpha * delta[k];
-      self.received_ += message->tensor->buffer.size();
-      --failed;
-    }
+    TaskGroup sender(self.runtime_, "parts to a reducer", TaskGroup::Local());
+    sender.spawn(send_parts(self, **call, peer, exchange), "parts to a reducer");
+    auto received = co_await receive_replies(self, **call, peer, exchange);
+    if (!received && !exchange.failure) exchange.failure = received.error().with_peer(id);
+    if (received) co_await sender.join();  // the end of the stream is still to be sent
+    if (received) exchange.failure.reset();
   } else {
-    why = call.error();
+    exchange.failure = call.error().with_peer(id);
   }
-  if (failed > 0) log::warn("averaging", "{} of {} parts keep local values: {}", failed, parts.size(), why);
+  if (!exchange.failure) co_return;
+  self.metrics_.reducers_failed.increment();
+  log::warn("averaging", "{} of {} parts keep local values: {}", parts.size() - exchange.applied, parts.size(),
+            *exchange.failure);
 }
 
-Task<void> AllReduce::ban_absent(AllReduce& self) {
-  co_await self.runtime_.sleep_for(self.options_.sender_timeout);
-  for (std::size_t i = 0; i < self.setup_.group.peers.size(); ++i)
-    if (i != self.own_index_ && !self.attached_.contains(i))
-      self.ban(i, Error(cohive::Errc::timeout, self.setup_.group.peers[i], "it never sent a part"));
+/// Encodes ahead of the parts being sent. Raw float32 needs none: it is sent from the tensors themselves.
+Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded) {
+  for (const Part& part : self.parts_by_owner_[peer]) {
+    auto work = [lease = self.lease_, own = self.values(part), codec = self.options_.codec] {
+      Slice buffer;
+      lease->use([&] { buffer = codec::encode(codec, own); });
+      return buffer;
+    };
+    auto buffer = co_await compute(self.runtime_, part.length, std::move(work));
+    if (!co_await encoded.send(std::move(buffer))) co_return;
+  }
 }
 
-// ---- The other side: serving a sender
-
-Result<> AllReduce::check_part(const PartMessage& message, std::size_t index) const {
-  const auto& parts = parts_by_owner_[own_index_];
-  if (index >= parts.size()) return Error(Errc::bad_partition, "more parts than expected");
-  if (!message.tensor) return Error(Errc::bad_partition, "a message without a part");
-  const auto count = codec::element_count(message.tensor->shape);
-  if (!count || *count != parts[index].length)
-    return Error(Errc::bad_partition, "part of " + std::to_string(count.value_or(0)) + " values where " + std::to_string(parts[index].length) + " belong");
-  if (!std::isfinite(message.weight) || message.weight < 0) return Error(Errc::bad_partition, "bad weight");
-  return ok();
+Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange) {
+  const auto& parts = self.parts_by_owner_[peer];
+  const bool raw = self.options_.codec == codec::Codec::none;
+  Channel<Slice> encoded(self.runtime_, kEncodedAhead, "encoded parts");
+  TaskGroup encoder(self.runtime_, "encoder", TaskGroup::Local());
+  if (!raw) encoder.spawn(encode_parts(self, peer, encoded), "encoder");
+  Result<> sent = ok();
+  for (std::size_t i = 0; i < parts.size() && sent; ++i) {
+    const auto buffer = raw ? std::optional<Slice>(Slice()) : co_await encoded.receive();
+    const ByteView bytes = raw ? raw_bytes(self.values(parts[i])) : buffer->view();
+    const Envelope envelope = envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(),
+                                            bytes.size(), parts[i].length, self.options_.codec, self.setup_.weight);
+    const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
+    sent =
+        co_await call.send(std::span<const ByteView>(pieces), limit_of(self.runtime_, self.options_.reducer_timeout));
+    if (!sent) break;
+    exchange.sent = i + 1;
+    self.sent_ += bytes.size();
+  }
+  if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.options_.reducer_timeout));
+  // The replies tell more about a failure than the sending does.
+  if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.setup_.group.peers[peer]));
 }
 
-/// Answers part `index` once it is averaged, in the codec of the sender's part, relative to what it sent.
-Task<Result<>> AllReduce::reply(AllReduce& self, rpc::ServerStream& stream, std::vector<Slice>& messages, std::size_t index) {
-  auto average = co_await self.reducer_->average(index);
-  if (!average) co_return average.error();
-  const auto message = parse_part(messages[index]).value();
-  const auto codec = *codec::codec_from_wire(message.tensor->compression);
-  const auto dtype = *codec::dtype_from_name(message.tensor->dtype);
-  std::vector<float> base(self.parts_by_owner_[self.own_index_][index].length);
-  if (auto decoded = codec::decode(codec, dtype, message.tensor->buffer, base); !decoded) co_return decoded;
-  const Slice buffer = codec::encode_difference(codec, *average ? **average : base, base);
-  messages[index] = Slice();  // no longer needed
-  const Envelope envelope = envelope_part(kAveragedPart, {}, buffer.size(), base.size(), codec, 0);
-  auto sent = co_await send_enveloped(stream, envelope, buffer, limit(self.runtime_, self.options_.reducer_timeout));
-  if (sent) self.sent_ += buffer.size();
-  co_return sent;
-}
-
-Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerStream& stream, Slice first) {
-  AllReduce& self = *shared;
-  const auto sender = self.index_of(stream.peer());
-  if (!sender || *sender == self.own_index_) co_return Error(Errc::bad_partition, stream.peer(), "not in this group");
-  co_await self.started.wait();
-  if (self.cancelled_) co_return Error(Errc::round_cancelled);
-  if (!self.attached_.insert(*sender).second) co_return Error(Errc::bad_partition, stream.peer(), "second stream of one sender");
-  // Whatever way this ends, nobody waits for this sender any more.
-  struct Leave {
-    std::shared_ptr<AllReduce> round;
-    std::size_t sender;
-    ~Leave() { round->ban(sender, Error(cohive::Errc::end_of_stream, round->setup_.group.peers[sender], "its stream ended early")); }
-  } leave{shared, *sender};
-
-  const std::size_t count = self.parts_by_owner_[self.own_index_].size();
-  const bool reply_at_end = self.fractions_[*sender] == 0;  // such senders read nothing before they have sent all
-  std::vector<Slice> messages(count);
-  Channel<std::size_t> ready(self.runtime_, count + 1, "averaged parts");
-  Result<> replies = ok();
-  auto replying = [](AllReduce& round, rpc::ServerStream& to, std::vector<Slice>& kept, Channel<std::size_t>& queue, Result<>& out) -> Task<void> {
-    while (auto index = co_await queue.receive()) {
-      out = co_await reply(round, to, kept, *index);
-      if (!out) co_return;
-    }
-  };
-  TaskGroup replier(self.runtime_, "replies to a sender");
-  if (!reply_at_end) replier.spawn(replying(self, stream, messages, ready, replies), "replies to a sender");
-
-  Slice record = std::move(first);
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i > 0) {
-      auto next = co_await stream.receive(limit(self.runtime_, self.options_.sender_timeout));
-      if (!next) co_return next.error();
-      if (!*next) co_return Error(Errc::bad_partition, stream.peer(), "parts are missing");
-      record = std::move(**next);
-    }
-    auto message = parse_part(record);
+Task<Result<>> AllReduce::receive_replies(AllReduce& self, rpc::ClientStream& call, std::size_t peer,
+                                          Exchange& exchange) {
+  const auto& parts = self.parts_by_owner_[peer];
+  for (std::size_t& i = exchange.applied; i < parts.size(); ++i) {
+    auto reply = co_await call.receive(limit_of(self.runtime_, self.options_.reducer_timeout));
+    if (!reply) co_return reply.error();
+    if (!*reply) co_return Error(cohive::Errc::end_of_stream, "not all parts were returned");
+    auto message = parse_part(**reply);
     if (!message) co_return message.error();
-    if (auto fits = self.check_part(*message, i); !fits) co_return fits.error().with_peer(stream.peer());
-    const auto codec = codec::codec_from_wire(message->tensor->compression);
-    const auto dtype = codec::dtype_from_name(message->tensor->dtype);
-    if (!codec || !dtype) co_return Error(Errc::bad_partition, stream.peer(), "codec or dtype of a part");
-    messages[i] = record;
-    self.received_ += message->tensor->buffer.size();
-    const auto weight = message->weight;
-    const TensorView part = *message->tensor;
-    auto added = co_await self.reducer_->contribute(*sender, i, weight, [&](std::span<float> into) -> Result<> {
-      std::vector<float> values(into.size());
-      if (auto decoded = codec::decode(*codec, *dtype, part.buffer, values); !decoded) return decoded;
-      // One NaN would reach everybody: such a part counts as none.
-      if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); }))
-        return Error(cohive::Errc::malformed, stream.peer(), "not a finite number in a part");
-      for (std::size_t k = 0; k < into.size(); ++k) into[k] += static_cast<float>(weight) * values[k];
-      return ok();
-    });
-    if (!added) co_return added.error().with_peer(stream.peer());
-    ready.try_send(i);
+    if (message->code != kAveragedPart) co_return Error(Errc::refused, "code " + std::to_string(message->code));
+    // A part may be changed only when it has left: it is sent from the tensor itself.
+    if (exchange.sent <= i) co_return Error(Errc::bad_partition, "an average of a part that was not sent");
+    auto delta = encoded_part(*message, std::move(**reply), parts[i].length);
+    if (!delta) co_return delta.error();
+    self.received_ += delta->buffer.size();
+    if (auto applied = co_await self.apply(std::move(*delta), self.values(parts[i])); !applied) co_return applied;
   }
-  auto end = co_await stream.receive(limit(self.runtime_, self.options_.sender_timeout));
-  if (!end) co_return end.error();
-  if (*end) co_return Error(Errc::bad_partition, stream.peer(), "more parts than expected");
-  ready.close();
-  if (reply_at_end) replier.spawn(replying(self, stream, messages, ready, replies), "replies to a client");
-  co_await replier.join();
-  co_return replies;
+  co_return ok();
+}
+
+Task<Result<>> AllReduce::apply(EncodedPart delta, std::span<float> values) {
+  auto work = [lease = lease_, delta = std::move(delta), values, alpha = options_.averaging_alpha] {
+    Result<> applied = Error(Errc::round_cancelled);
+    lease->use([&] { applied = add_difference(delta, static_cast<float>(alpha), values); });
+    return applied;
+  };
+  co_return co_await compute(runtime_, values.size(), std::move(work));
+}
+
+/// Leaves those out who never begin to send, sooner when their connection broke.
+Task<void> AllReduce::watch_senders(AllReduce& self) {
+  const auto& peers = self.setup_.group.peers;
+  const Deadline absent = limit_of(self.runtime_, self.options_.sender_timeout);
+  std::set<std::size_t> seen;
+  std::map<std::size_t, TimePoint> gone;
+  for (;;) {
+    const TimePoint now = self.runtime_.now();
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      if (i == self.own_index_ || self.attached_.contains(i)) continue;
+      if (!absent.is_never() && now >= absent.at())
+        self.ban(i, Error(cohive::Errc::timeout, peers[i], "it never sent a part"));
+      if (self.host_.connected(peers[i])) {
+        seen.insert(i);
+        gone.erase(i);
+      } else if (seen.contains(i) && now - gone.try_emplace(i, now).first->second >= kLostGrace) {
+        self.ban(i, Error(cohive::Errc::reset, peers[i], "the connection broke before it sent a part"));
+      }
+    }
+    co_await self.runtime_.sleep_for(kWatchPeriod);
+  }
 }
 
 }  // namespace cohive::averaging

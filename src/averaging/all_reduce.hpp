@@ -2,17 +2,30 @@
 // average - own part back.
 //   sender -> PART_FOR_AVERAGING{group id, part 0, weight}, {part, weight}..., END_OF_STREAM
 //   owner  -> AVERAGED_PART{delta} per part, in order
+// Our side of the streams is in all_reduce.cpp, serving those of others in aggregate.cpp.
 // Source: hivemind wire spec, sections 6.6 to 6.8.
 #pragma once
+
+#include <set>
 
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/rpc/rpc.hpp"
+#include "lease.hpp"
+#include "part_math.hpp"
 #include "partition.hpp"
 #include "reducer.hpp"
 #include "wire.hpp"
 
 namespace cohive::averaging {
+
+/// Of MessageCode.
+enum Code { kPartForAveraging = 4, kAveragedPart = 5, kBadGroupId = 10, kInternalError = 15, kCancelled = 16 };
+
+/// A timeout of zero is none.
+inline Deadline limit_of(Runtime& runtime, Duration timeout) {
+  return timeout > 0s ? runtime.after(timeout) : Deadline::never();
+}
 
 /// What matchmaking yields.
 struct Group {
@@ -30,15 +43,16 @@ class AllReduce {
     std::vector<GatheredPeer> members;
     double weight = 1;
   };
-  AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics, std::vector<AveragedTensor> tensors, Setup setup);
+  AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
+            std::vector<AveragedTensor> tensors, Setup setup);
 
-  /// Checks that the group can average. Call before run and before serving senders.
-  Result<> prepare();
+  /// Divides the work. Call before run and before serving senders. Errors: the group cannot average.
+  Task<Result<>> prepare();
   /// Sends, receives and reduces until this member is done.
   Task<Result<RoundResult>> run();
   /// Serves one sender's stream; its first message has been read.
   static Task<Result<>> serve(std::shared_ptr<AllReduce> self, rpc::ServerStream& stream, Slice first);
-  /// Ends everything that waits for this round.
+  /// Ends everything that waits for this round; afterwards nothing touches the tensors.
   void cancel();
 
   const std::string& group_id() const { return setup_.group.id; }
@@ -47,15 +61,32 @@ class AllReduce {
   Event started;
 
  private:
-  struct Exchange;
-  static Task<void> reduce_own(AllReduce& self);
-  static Task<void> exchange_with(AllReduce& self, std::size_t peer, std::size_t& failed);
-  static Task<void> send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Result<>& result);
-  static Task<void> ban_absent(AllReduce& self);
-  static Task<Result<>> reply(AllReduce& self, rpc::ServerStream& stream, std::vector<Slice>& messages, std::size_t index);
-  Result<> check_part(const PartMessage& message, std::size_t index) const;
-  std::span<float> values(const Part& part) const { return tensors_[part.tensor].values.subspan(part.offset, part.length); }
+  /// What became of the parts that one reducer owns.
+  struct Exchange {
+    std::size_t sent = 0, applied = 0;
+    std::optional<Error> failure;
+  };
+  struct Reply {
+    std::shared_ptr<EncodedPart> part;
+    PartSumPtr sum;
+  };
+  static Task<void> contribute_own(AllReduce& self, Channel<PartSumPtr>& averages);
+  static Task<void> apply_own(AllReduce& self, Channel<PartSumPtr>& averages);
+  static Task<void> exchange_with(AllReduce& self, std::size_t peer, Exchange& exchange);
+  static Task<void> encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded);
+  static Task<void> send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange);
+  static Task<Result<>> receive_replies(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange);
+  static Task<void> watch_senders(AllReduce& self);
+  static Task<Result<>> receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,
+                                      Channel<Reply>& replies);
+  static Task<void> send_replies(AllReduce& self, rpc::ServerStream& stream, Channel<Reply>& replies,
+                                 Result<>& outcome);
+  Task<Result<>> apply(EncodedPart delta, std::span<float> values);
+  std::span<float> values(const Part& part) const {
+    return tensors_[part.tensor].values.subspan(part.offset, part.length);
+  }
   std::optional<std::size_t> index_of(const PeerId& peer) const;
+  std::size_t replies_in_flight(std::size_t sender) const;
   void ban(std::size_t sender, const Error& why);
 
   p2p::Host& host_;
@@ -63,12 +94,15 @@ class AllReduce {
   const AveragerOptions& options_;
   const AveragingMetrics& metrics_;
   std::vector<AveragedTensor> tensors_;
+  std::shared_ptr<TensorLease> lease_ = std::make_shared<TensorLease>();
   Setup setup_;
   std::size_t own_index_ = 0;
   std::vector<std::uint64_t> fractions_;
   std::vector<std::vector<Part>> parts_by_owner_;
   std::unique_ptr<Reducer> reducer_;
-  std::set<std::size_t> attached_;
+  std::set<std::size_t> attached_;  ///< senders that opened their stream
+  std::set<std::size_t> complete_;  ///< senders that sent everything
+  std::vector<PeerId> lost_;        ///< senders left out of some of our parts
   bool cancelled_ = false;
   std::uint64_t sent_ = 0, received_ = 0;
 };

@@ -8,23 +8,28 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "donors.hpp"
 #include "group_bits.hpp"
 #include "matchmaking.hpp"
 #include "schema.hpp"
-#include "state_transfer.hpp"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr Duration kChunkTimeout = 15s;
-constexpr Duration kEarlyStream = 120s;       // a part may come this long before we know its group
+constexpr Duration kEarlyStream = 120s;  // a part may come this long before we know its group
 constexpr std::size_t kMaxUploads = 4;
+constexpr Duration kUploadTurn = 5s;  // to wait for one of those; the newcomer had better ask another donor then
+constexpr Duration kFirstPause = 100ms, kLongestPause = 2s;  // between attempts of one step, doubling
 
 void check(const AveragerOptions& options) {
   const auto fail = [](const char* what) { throw std::invalid_argument(what); };
-  if (options.prefix.empty() || options.prefix.find('.') != std::string::npos) fail("an averager's prefix must not be empty nor contain '.'");
-  if (options.request_timeout >= options.min_matchmaking_time) fail("request_timeout must be below min_matchmaking_time");
-  if (options.reducer_timeout > 0s && options.reducer_timeout <= options.sender_timeout) fail("reducer_timeout must exceed sender_timeout");
+  if (options.prefix.empty() || options.prefix.find('.') != std::string::npos)
+    fail("an averager's prefix must not be empty nor contain '.'");
+  if (options.request_timeout >= options.min_matchmaking_time)
+    fail("request_timeout must be below min_matchmaking_time");
+  if (options.reducer_timeout > 0s && options.reducer_timeout <= options.sender_timeout)
+    fail("reducer_timeout must exceed sender_timeout");
   if (options.initial_group_bits.find_first_not_of("01") != std::string::npos) fail("group bits are made of 0 and 1");
   if (options.target_group_size == 1 || options.min_group_size < 2) fail("a group has at least two members");
   if (options.bandwidth && !(*options.bandwidth >= 0)) fail("bandwidth must not be negative");
@@ -34,11 +39,18 @@ void check(const AveragerOptions& options) {
 
 struct Averager::Impl {
   Impl(Dht& d, std::vector<AveragedTensor> t, AveragerOptions o)
-      : dht(d), runtime(d.runtime()), options((check(o), std::move(o))), tensors(std::move(t)),
-        base(options.prefix + "::" + options.class_name + "."), metrics(runtime.metrics(), options.prefix),
-        matchmaking(d, options, base + "rpc_join_group", schema_hash(tensors)),
-        rounds_changed(runtime, "the round of an early sender"), priority_changed(runtime, "state priority"),
-        uploads(runtime, kMaxUploads, "state uploads"), server(d.host()), tasks(runtime, "averager") {}
+      : dht(d),
+        runtime(d.runtime()),
+        options((check(o), std::move(o))),
+        tensors(std::move(t)),
+        base(options.prefix + "::" + options.class_name + "."),
+        metrics(runtime.metrics(), options.prefix),
+        matchmaking(d, options, metrics, base + "rpc_join_group", schema_hash(tensors)),
+        rounds_changed(runtime, "the round of an early sender"),
+        priority_changed(runtime, "state priority"),
+        uploads(runtime, kMaxUploads, "state uploads"),
+        server(d.host()),
+        tasks(runtime, "averager") {}
 
   Task<Result<RoundResult>> attempt(const StepOptions& step, std::shared_ptr<StepControl> control, Deadline deadline);
   Task<Result<>> on_aggregate(rpc::ServerStream& stream);
@@ -59,6 +71,7 @@ struct Averager::Impl {
   Condition priority_changed;
   Semaphore uploads;
   bool stepping = false;
+  std::uint64_t rounds = 0;  // that we were in
   rpc::Server server;
   TaskGroup tasks;
 };
@@ -70,9 +83,12 @@ Averager::~Averager() = default;
 void Averager::start() {
   Impl& self = *impl_;
   if (self.options.mode == PeerMode::client) return;
-  self.server.add_streaming(self.base + "rpc_join_group", [&self](rpc::ServerStream& s) { return self.matchmaking.serve(s); });
-  self.server.add_streaming(self.base + "rpc_aggregate_part", [&self](rpc::ServerStream& s) { return self.on_aggregate(s); });
-  self.server.add_streaming(self.base + "rpc_download_state", [&self](rpc::ServerStream& s) { return self.on_download(s); });
+  self.server.add_streaming(self.base + "rpc_join_group",
+                            [&self](rpc::ServerStream& s) { return self.matchmaking.serve(s); });
+  self.server.add_streaming(self.base + "rpc_aggregate_part",
+                            [&self](rpc::ServerStream& s) { return self.on_aggregate(s); });
+  self.server.add_streaming(self.base + "rpc_download_state",
+                            [&self](rpc::ServerStream& s) { return self.on_download(s); });
   self.tasks.spawn(Impl::declare_state(self), "declare state");
 }
 
@@ -82,33 +98,50 @@ Task<Result<RoundResult>> Averager::step(StepOptions step) {
   Impl& self = *impl_;
   if (self.stepping) throw std::logic_error("two averaging rounds of one averager at once");
   struct Stepping {
-    bool& flag;
-    ~Stepping() { flag = false; }
-  } guard{self.stepping = true};
+    Impl& self;
+    explicit Stepping(Impl& impl) : self(impl) { self.stepping = true; }
+    ~Stepping() {
+      self.stepping = false;
+      self.rounds_changed.notify_all();
+    }
+  } guard{self};
   const Deadline deadline = self.runtime.after(step.timeout);
   auto control = step.control ? step.control : std::make_shared<StepControl>(self.runtime, step.weight);
   if (!step.control) control->trigger.set();
+  if (step.scheduled_time) control->scheduled_time = step.scheduled_time;
+  if (!step.control || !control->scheduled_time)
+    control->scheduled_time =
+        step.scheduled_time.value_or(self.dht.now() + to_seconds(self.options.min_matchmaking_time));
   struct Finish {
     std::shared_ptr<StepControl> control;
     ~Finish() { control->stage = StepControl::Stage::finished; }
   } finish{control};
-  for (;;) {
+  for (Duration pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     auto giving_up = [](std::shared_ptr<StepControl> c) -> Task<void> { co_await c->cancelled.wait(); };
     auto outcome = co_await race(self.runtime, self.attempt(step, control, deadline), giving_up(control));
     if (outcome.index() == 1) co_return Error(Errc::round_cancelled);
     auto& result = std::get<0>(outcome);
     if (result) co_return std::move(result);
-    (result.error().code() == make_error_code(Errc::no_group) ? self.metrics.no_group : self.metrics.rounds_failed).increment();
-    if (!step.allow_retries || self.runtime.now() >= deadline.at() || control->cancelled.is_set()) co_return result.error();
-    log::debug("averaging", "trying again: {}", result.error());
+    (result.error().code() == make_error_code(Errc::no_group) ? self.metrics.no_group : self.metrics.rounds_failed)
+        .increment();
+    if (!step.allow_retries || self.runtime.now() >= deadline.at() || control->cancelled.is_set())
+      co_return result.error();
+    log::info("averaging", "trying again: {}", result.error());
+    co_await control->cancelled.wait(self.runtime.after(std::min(pause, deadline.remaining(self.runtime.now()))));
   }
 }
 
-Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::shared_ptr<StepControl> control, Deadline deadline) {
+Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::shared_ptr<StepControl> control,
+                                                  Deadline deadline) {
   const TimePoint start = runtime.now();
   control->stage = StepControl::Stage::looking_for_group;
-  auto group = co_await matchmaking.look_for_group(encode_gather(options.bandwidth, options.mode, step.gather), step.scheduled_time, deadline);
+  auto group = co_await matchmaking.look_for_group(encode_gather(options.bandwidth, options.mode, step.gather),
+                                                   *control, deadline);
   if (!group) co_return group.error();
+  const auto position = static_cast<std::size_t>(std::find(group->peers.begin(), group->peers.end(), dht.host().id()) -
+                                                 group->peers.begin());
+  matchmaking.set_bits(next_group_bits(matchmaking.bits(), as_bytes(group->id), position, group->peers.size(),
+                                       options.target_group_size));
   std::vector<GatheredPeer> members;
   for (std::size_t i = 0; i < group->peers.size(); ++i) {
     auto member = decode_gather(group->peers[i], group->gathered[i]);
@@ -117,33 +150,41 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   }
   const TimePoint grouped = runtime.now();
   metrics.matchmaking_seconds.observe(to_seconds(grouped - start));
-  auto current = std::make_shared<AllReduce>(dht.host(), options, metrics, tensors,
-                                             AllReduce::Setup{base + "rpc_aggregate_part", *group, members, control->weight});
-  if (auto prepared = current->prepare(); !prepared) co_return prepared.error();
+  auto current =
+      std::make_shared<AllReduce>(dht.host(), options, metrics, tensors,
+                                  AllReduce::Setup{base + "rpc_aggregate_part", *group, members, control->weight});
+  if (auto prepared = co_await current->prepare(); !prepared) co_return prepared.error();
   struct Registered {
     Impl& self;
     std::shared_ptr<AllReduce> round;
     bool complete = false;
     ~Registered() {
       if (!complete) round->cancel();  // senders that wait for us get an answer
+      if (self.round == round) self.round.reset();
     }
   } registered{*this, current};
   round = current;
+  ++rounds;
   rounds_changed.notify_all();
 
   control->stage = StepControl::Stage::awaiting_trigger;
-  const Deadline end = options.allreduce_timeout > 0s ? runtime.after(options.allreduce_timeout) : Deadline::never();
-  if (!co_await control->trigger.wait(end)) co_return Error(cohive::Errc::timeout, "waiting for the trigger");
+  const bool bounded = options.allreduce_timeout > 0s;
+  const Duration patience = std::max<Duration>(options.allreduce_timeout, deadline.remaining(runtime.now()));
+  if (!co_await control->trigger.wait(bounded ? runtime.after(patience) : Deadline::never()))
+    co_return Error(cohive::Errc::timeout, "waiting for the trigger");
   control->stage = StepControl::Stage::running;
-  current->set_weight(options.mode == PeerMode::auxiliary ? 0 : control->weight);
+  const double weight = options.mode == PeerMode::auxiliary ? 0 : control->weight;
+  if (!std::isfinite(weight) || weight < 0)
+    co_return Error(cohive::Errc::invalid_argument, "an averaging weight must be finite and not negative");
+  current->set_weight(weight);
+  const TimePoint triggered = runtime.now();
+  const Deadline end = limit_of(runtime, options.allreduce_timeout);
   auto result = co_await within(runtime, end, current->run(), "all-reduce");
   if (!result) co_return result.error();
   registered.complete = true;
   result->leader = group->leader;
   result->matchmaking = grouped - start;
-  result->allreduce = runtime.now() - grouped;
-  const auto position = static_cast<std::size_t>(std::find(group->peers.begin(), group->peers.end(), dht.host().id()) - group->peers.begin());
-  matchmaking.set_bits(next_group_bits(matchmaking.bits(), as_bytes(group->id), position, group->peers.size(), options.target_group_size));
+  result->allreduce = runtime.now() - triggered;
   metrics.allreduce_seconds.observe(to_seconds(result->allreduce));
   metrics.group_size.set(static_cast<double>(members.size()));
   (result->parts_failed ? metrics.rounds_partial : metrics.rounds_ok).increment();
@@ -158,9 +199,14 @@ Task<Result<>> Averager::Impl::on_aggregate(rpc::ServerStream& stream) {
   if (!*first) co_return Error(Errc::bad_partition, stream.peer(), "no part");
   auto message = parse_part(**first);
   if (!message) co_return message.error();
+  const auto ours = [&] { return round && round->group_id() == message->group_id; };
   const Deadline patience = runtime.after(kEarlyStream);
-  while (!round || round->group_id() != message->group_id) {
-    if (!co_await rounds_changed.wait(patience)) co_return Error(Errc::bad_partition, stream.peer(), "unknown group");
+  const std::uint64_t known = rounds;
+  while (!ours() && stepping && rounds == known)
+    if (!co_await rounds_changed.wait(patience)) break;
+  if (!ours()) {
+    const Envelope refusal = envelope_code(kBadGroupId);
+    co_return co_await stream.send(as_bytes(refusal.head), runtime.after(kChunkTimeout));
   }
   co_return co_await AllReduce::serve(round, stream, std::move(**first));
 }
@@ -182,14 +228,15 @@ Task<void> Averager::Impl::declare_state(Impl& self) {
   for (;;) {
     const bool sharing = self.provider && self.options.share_state && self.options.mode == PeerMode::node;
     const double expiration = self.dht.now() + to_seconds(self.options.declare_state_period);
-    (void)co_await self.dht.store(self.options.prefix + ".all_averagers", own, sharing ? msgpack::Value(self.priority) : msgpack::Value(), expiration);
+    (void)co_await self.dht.store(self.options.prefix + ".all_averagers", own,
+                                  sharing ? msgpack::Value(self.priority) : msgpack::Value(), expiration);
     // Declared again in time, and at once when something changes.
     co_await self.priority_changed.wait(self.runtime.after(self.options.declare_state_period * 2 / 3));
   }
 }
 
 Task<Result<>> Averager::Impl::on_download(rpc::ServerStream& stream) {
-  auto units = co_await uploads.acquire(1, runtime.after(kChunkTimeout));
+  auto units = co_await uploads.acquire(1, runtime.after(kUploadTurn));
   if (!units) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
   metrics.state_uploads.increment();
   auto state = provider && options.share_state ? provider() : std::nullopt;
@@ -198,41 +245,24 @@ Task<Result<>> Averager::Impl::on_download(rpc::ServerStream& stream) {
 
 Task<Result<DownloadedState>> Averager::download_state(Duration limit, std::uint64_t max_bytes) {
   Impl& self = *impl_;
-  auto declared = co_await self.dht.get(self.options.prefix + ".all_averagers", true);
-  struct Donor {
-    double priority;
-    double tie;
-    PeerId peer;
-  };
-  std::vector<Donor> donors;
-  if (declared) {
-    for (const auto& [subkey, entry] : declared->entries()) {
-      const auto* bytes = subkey.get_if<msgpack::Bin>();
-      const auto peer = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
-      const auto priority = entry.value.as_number();
-      if (peer && priority && std::isfinite(*priority) && *peer != self.dht.host().id()) donors.push_back({*priority, self.runtime.random_unit(), *peer});
-    }
-  }
-  std::sort(donors.begin(), donors.end(), [](const Donor& a, const Donor& b) { return std::pair(a.priority, a.tie) > std::pair(b.priority, b.tie); });
-  Error last(Errc::no_donor);
-  const Deadline deadline = self.runtime.after(limit);
-  for (const auto& donor : donors) {
-    if (self.runtime.now() >= deadline.at()) break;
-    auto state = co_await within(self.runtime, deadline,
-                                 receive_state(self.dht.host(), donor.peer, self.base + "rpc_download_state", kChunkTimeout, max_bytes), "state download");
-    if (state) {
-      self.metrics.state_downloads.increment();
-      co_return state;
-    }
-    log::info("averaging", "no state from {}: {}", donor.peer, state.error());
-    last = state.error();
-  }
-  co_return last;
+  const DownloadSetup setup{self.options.prefix + ".all_averagers", self.base + "rpc_download_state", kChunkTimeout,
+                            max_bytes};
+  auto state = co_await download_from_donors(self.dht, setup, self.runtime.after(limit));
+  if (state) self.metrics.state_downloads.increment();
+  co_return state;
 }
 
-const std::string& Averager::group_bits() const noexcept { return impl_->matchmaking.bits(); }
-void Averager::set_group_bits(std::string bits) { impl_->matchmaking.set_bits(std::move(bits)); }
-const AveragerOptions& Averager::options() const noexcept { return impl_->options; }
-Dht& Averager::dht() const noexcept { return impl_->dht; }
+const std::string& Averager::group_bits() const noexcept {
+  return impl_->matchmaking.bits();
+}
+void Averager::set_group_bits(std::string bits) {
+  impl_->matchmaking.set_bits(std::move(bits));
+}
+const AveragerOptions& Averager::options() const noexcept {
+  return impl_->options;
+}
+Dht& Averager::dht() const noexcept {
+  return impl_->dht;
+}
 
 }  // namespace cohive::averaging

@@ -10,12 +10,20 @@ class Category final : public std::error_category {
   const char* name() const noexcept override { return "cohive.averaging"; }
   std::string message(int code) const override {
     switch (static_cast<Errc>(code)) {
-      case Errc::no_group: return "no averaging group was formed in time";
-      case Errc::nobody_reduces: return "no member of the group can reduce (all are clients)";
-      case Errc::bad_partition: return "the group's parts do not fit together: same tensors, codec and part size everywhere?";
-      case Errc::no_donor: return "no peer shares its state";
-      case Errc::bad_state: return "the downloaded state does not fit";
-      case Errc::round_cancelled: return "the averaging round was cancelled";
+      case Errc::no_group:
+        return "no averaging group was formed in time";
+      case Errc::nobody_reduces:
+        return "no member of the group can reduce (all are clients)";
+      case Errc::bad_partition:
+        return "the group's parts do not fit together: same tensors, codec and part size everywhere?";
+      case Errc::no_donor:
+        return "no peer shares its state";
+      case Errc::bad_state:
+        return "the downloaded state does not fit";
+      case Errc::round_cancelled:
+        return "the averaging round was cancelled";
+      case Errc::refused:
+        return "a member of the group refused our parts";
     }
     return "unknown averaging error";
   }

@@ -29,7 +29,8 @@ PythonRandom::PythonRandom(ByteView seed) {
 
   // init_by_array of the reference Mersenne Twister.
   state_[0] = 19650218;
-  for (std::size_t i = 1; i < kN; ++i) state_[i] = 1812433253u * (state_[i - 1] ^ state_[i - 1] >> 30) + static_cast<std::uint32_t>(i);
+  for (std::size_t i = 1; i < kN; ++i)
+    state_[i] = 1812433253u * (state_[i - 1] ^ state_[i - 1] >> 30) + static_cast<std::uint32_t>(i);
   std::size_t i = 1, j = 0;
   for (std::size_t k = std::max(kN, key.size()); k > 0; --k) {
     state_[i] = (state_[i] ^ (state_[i - 1] ^ state_[i - 1] >> 30) * 1664525u) + key[j] + static_cast<std::uint32_t>(j);
@@ -90,11 +91,13 @@ std::vector<std::uint32_t> PythonRandom::sample(std::uint32_t population, std::u
   return result;
 }
 
-std::string next_group_bits(const std::string& bits, ByteView group_id, std::size_t position, std::size_t group_size, std::size_t target) {
+std::string next_group_bits(const std::string& bits, ByteView group_id, std::size_t position, std::size_t group_size,
+                            std::size_t target) {
   if (bits.empty()) return bits;
   const std::size_t buckets = target ? target : std::bit_ceil(group_size);
   if (group_size > buckets) return bits;
-  const auto drawn = PythonRandom(group_id).sample(static_cast<std::uint32_t>(buckets), static_cast<std::uint32_t>(group_size))[position];
+  const auto drawn = PythonRandom(group_id).sample(static_cast<std::uint32_t>(buckets),
+                                                   static_cast<std::uint32_t>(group_size))[position];
   const auto width = static_cast<std::size_t>(std::bit_width(buckets - 1));
   std::string all = bits;
   for (std::size_t i = width; i-- > 0;) all.push_back(drawn >> i & 1 ? '1' : '0');

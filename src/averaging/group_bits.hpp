@@ -26,6 +26,7 @@ class PythonRandom {
 };
 
 /// The bits after a round: `position` of `group_size` members, `target` as configured (0: next power of two).
-std::string next_group_bits(const std::string& bits, ByteView group_id, std::size_t position, std::size_t group_size, std::size_t target);
+std::string next_group_bits(const std::string& bits, ByteView group_id, std::size_t position, std::size_t group_size,
+                            std::size_t target);
 
 }  // namespace cohive::averaging

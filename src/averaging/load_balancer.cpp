@@ -15,10 +15,15 @@ struct Matrix {
   Matrix(std::size_t r, std::size_t c) : rows(r), columns(c), values(r * c) {}
   double& at(std::size_t r, std::size_t c) { return values[r * columns + c]; }
   double at(std::size_t r, std::size_t c) const { return values[r * columns + c]; }
+  double* row(std::size_t r) { return values.data() + r * columns; }
 };
 
-double dot(const Vector& a, const Vector& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
-double norm(const Vector& a) { return std::sqrt(dot(a, a)); }
+double dot(const Vector& a, const Vector& b) {
+  return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+}
+double norm(const Vector& a) {
+  return std::sqrt(dot(a, a));
+}
 
 Vector times(const Matrix& m, const Vector& v) {
   Vector out(m.rows);
@@ -33,36 +38,68 @@ Vector times_transposed(const Matrix& m, const Vector& v) {
   return out;
 }
 
-/// Gaussian elimination with partial pivoting; the systems have a few dozen rows. False: singular.
-bool solve_in_place(Matrix m, Vector& b) {
-  const std::size_t n = m.rows;
-  for (std::size_t column = 0; column < n; ++column) {
-    std::size_t pivot = column;
-    for (std::size_t r = column + 1; r < n; ++r)
-      if (std::abs(m.at(r, column)) > std::abs(m.at(pivot, column))) pivot = r;
-    if (!(std::abs(m.at(pivot, column)) > 1e-300)) return false;
-    if (pivot != column) {
-      for (std::size_t c = 0; c < n; ++c) std::swap(m.at(pivot, c), m.at(column, c));
-      std::swap(b[pivot], b[column]);
-    }
-    for (std::size_t r = column + 1; r < n; ++r) {
-      const double factor = m.at(r, column) / m.at(column, column);
-      if (factor == 0) continue;
-      for (std::size_t c = column; c < n; ++c) m.at(r, c) -= factor * m.at(column, c);
-      b[r] -= factor * b[column];
+/// LU factors with partial pivoting. Most entries of these systems are zero, and are passed over.
+class Factors {
+ public:
+  explicit Factors(Matrix m) : lu_(std::move(m)), order_(lu_.rows) {
+    const std::size_t n = lu_.rows;
+    std::iota(order_.begin(), order_.end(), 0);
+    for (std::size_t column = 0; column < n && regular_; ++column) {
+      std::size_t pivot = column;
+      for (std::size_t r = column + 1; r < n; ++r)
+        if (std::abs(lu_.at(r, column)) > std::abs(lu_.at(pivot, column))) pivot = r;
+      regular_ = std::abs(lu_.at(pivot, column)) > 1e-300;
+      if (pivot != column) {
+        std::swap(order_[pivot], order_[column]);
+        std::swap_ranges(lu_.row(pivot), lu_.row(pivot) + n, lu_.row(column));
+      }
+      for (std::size_t r = column + 1; r < n; ++r) {
+        double& factor = lu_.at(r, column);
+        if (factor == 0) continue;
+        factor /= lu_.at(column, column);
+        for (std::size_t c = column + 1; c < n; ++c) lu_.at(r, c) -= factor * lu_.at(column, c);
+      }
     }
   }
-  for (std::size_t r = n; r-- > 0;) {
-    for (std::size_t c = r + 1; c < n; ++c) b[r] -= m.at(r, c) * b[c];
-    b[r] /= m.at(r, r);
+  bool regular() const { return regular_; }
+  Vector solve(const Vector& b) const {
+    const std::size_t n = lu_.rows;
+    Vector x(n);
+    for (std::size_t r = 0; r < n; ++r) {
+      x[r] = b[order_[r]];
+      for (std::size_t c = 0; c < r; ++c) x[r] -= lu_.at(r, c) * x[c];
+    }
+    for (std::size_t r = n; r-- > 0;) {
+      for (std::size_t c = r + 1; c < n; ++c) x[r] -= lu_.at(r, c) * x[c];
+      x[r] /= lu_.at(r, r);
+    }
+    return x;
   }
-  return true;
+
+ private:
+  Matrix lu_;
+  std::vector<std::size_t> order_;
+  bool regular_ = true;
+};
+
+/// A D A', where a column of A has few entries.
+Matrix normal_equations(const Matrix& a, const Vector& d) {
+  Matrix normal(a.rows, a.rows);
+  std::vector<std::size_t> used;
+  for (std::size_t k = 0; k < a.columns; ++k) {
+    used.clear();
+    for (std::size_t r = 0; r < a.rows; ++r)
+      if (a.at(r, k) != 0) used.push_back(r);
+    for (std::size_t i : used)
+      for (std::size_t j : used) normal.at(i, j) += a.at(i, k) * d[k] * a.at(j, k);
+  }
+  return normal;
 }
 
 /// Mehrotra's predictor-corrector on the homogeneous self-dual form (Andersen and Andersen): min c'x, Ax = b, x >= 0.
 std::optional<Vector> interior_point(const Matrix& a, const Vector& b, const Vector& c) {
   constexpr double kTolerance = 1e-8, kStep = 0.99995;
-  constexpr int kMaxIterations = 1000;
+  constexpr int kMaxIterations = 200;  // a few dozen are usual; SciPy's thousand would only take longer to fail
   const std::size_t n = a.columns, m = a.rows;
   Vector x(n, 1.0), z(n, 1.0), y(m, 0.0);
   double tau = 1, kappa = 1;
@@ -87,17 +124,14 @@ std::optional<Vector> interior_point(const Matrix& a, const Vector& b, const Vec
     }
     Vector d(n);
     for (std::size_t i = 0; i < n; ++i) d[i] = x[i] / z[i];
-    Matrix normal(m, m);
-    for (std::size_t i = 0; i < m; ++i)
-      for (std::size_t j = 0; j < m; ++j)
-        for (std::size_t k = 0; k < n; ++k) normal.at(i, j) += a.at(i, k) * d[k] * a.at(j, k);
-    bool solvable = true;
+    const Factors normal(normal_equations(a, d));
+    if (!normal.regular()) return std::nullopt;
     const auto solve = [&](const Vector& r1, const Vector& r2, Vector& u, Vector& v) {
       Vector scaled(n);
       for (std::size_t i = 0; i < n; ++i) scaled[i] = d[i] * r1[i];
       v = times(a, scaled);
       for (std::size_t i = 0; i < m; ++i) v[i] += r2[i];
-      solvable &= solve_in_place(normal, v);
+      v = normal.solve(v);
       u = times_transposed(a, v);
       for (std::size_t i = 0; i < n; ++i) u[i] = d[i] * (u[i] - r1[i]);
     };
@@ -124,7 +158,6 @@ std::optional<Vector> interior_point(const Matrix& a, const Vector& b, const Vec
       const double rtk = gamma * mu - tau * kappa - (pass ? dtau * dkappa : 0);
       solve(c, b, p, q);
       solve(scaled_rd, scaled_rp, u, v);
-      if (!solvable) return std::nullopt;
       dtau = (eta * rg + rtk / tau + dot(c, u) - dot(b, v)) / (kappa / tau - dot(c, p) + dot(b, q));
       for (std::size_t i = 0; i < n; ++i) dx[i] = u[i] + p[i] * dtau;
       for (std::size_t i = 0; i < m; ++i) dy[i] = v[i] + q[i] * dtau;
@@ -145,7 +178,8 @@ std::optional<Vector> interior_point(const Matrix& a, const Vector& b, const Vec
 
 }  // namespace
 
-std::vector<double> balance_load(const std::vector<std::optional<double>>& given, std::uint64_t total, std::uint64_t min_size) {
+std::vector<double> balance_load(const std::vector<std::optional<double>>& given, std::uint64_t total,
+                                 std::uint64_t min_size) {
   double sum = 0;
   std::size_t positive = 0;
   for (const auto& bandwidth : given)
@@ -154,28 +188,30 @@ std::vector<double> balance_load(const std::vector<std::optional<double>>& given
   for (const auto& one : given) bandwidth.push_back(one ? *one : sum / static_cast<double>(positive));
   std::vector<std::size_t> order(bandwidth.size());
   std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](auto i, auto j) { return bandwidth[i] != bandwidth[j] ? bandwidth[i] > bandwidth[j] : i < j; });
+  std::sort(order.begin(), order.end(),
+            [&](auto i, auto j) { return bandwidth[i] != bandwidth[j] ? bandwidth[i] > bandwidth[j] : i < j; });
 
   const double n = static_cast<double>(bandwidth.size());
-  const auto k = static_cast<std::size_t>(std::count_if(bandwidth.begin(), bandwidth.end(), [](double b) { return b > 0; }));
+  const auto k =
+      static_cast<std::size_t>(std::count_if(bandwidth.begin(), bandwidth.end(), [](double b) { return b > 0; }));
   std::vector<double> scores(bandwidth.size(), 1.0);
   if (bandwidth.size() > 2 && k > 0) {
-    // x = (w_1..w_k, xi, s_0, s_1..s_k, t_1..t_k)
+    // x = (w_1..w_k, xi, s_0, s_1..s_k, t_1..t_k). The rows of t come first: eliminating them leaves few new entries.
     Matrix a(1 + 2 * k, 3 * k + 2);
     Vector b(1 + 2 * k), c(3 * k + 2);
     c[k] = 1;
-    b[0] = -1;
-    a.at(0, k + 1) = 1;
+    b[k] = -1;
+    a.at(k, k + 1) = 1;
     for (std::size_t i = 0; i < k; ++i) {
       const double speed = std::max(bandwidth[order[i]], 1e-9);
-      a.at(0, i) = -1;
-      a.at(1 + i, i) = (n - 2) / speed;
-      a.at(1 + i, k) = -1;
-      a.at(1 + i, k + 2 + i) = 1;
-      b[1 + i] = -1 / speed;
-      a.at(1 + k + i, i) = 1;
-      a.at(1 + k + i, 2 * k + 2 + i) = 1;
-      b[1 + k + i] = 1;
+      a.at(k, i) = -1;
+      a.at(k + 1 + i, i) = (n - 2) / speed;
+      a.at(k + 1 + i, k) = -1;
+      a.at(k + 1 + i, k + 2 + i) = 1;
+      b[k + 1 + i] = -1 / speed;
+      a.at(i, i) = 1;
+      a.at(i, 2 * k + 2 + i) = 1;
+      b[i] = 1;
     }
     if (const auto x = interior_point(a, b, c)) {
       std::fill(scores.begin(), scores.end(), 0.0);

@@ -10,6 +10,7 @@ namespace cohive::averaging {
 
 /// Scores per peer (sum arbitrary). Unset bandwidths count as the mean of the positive ones; at least one is positive.
 /// \param min_size  scores that would give less than this many elements become zero
-std::vector<double> balance_load(const std::vector<std::optional<double>>& bandwidths, std::uint64_t total, std::uint64_t min_size = 0);
+std::vector<double> balance_load(const std::vector<std::optional<double>>& bandwidths, std::uint64_t total,
+                                 std::uint64_t min_size = 0);
 
 }  // namespace cohive::averaging

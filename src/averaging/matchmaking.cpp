@@ -8,17 +8,21 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "rpc/parse.hpp"
+#include "schema.hpp"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
-constexpr double kClockTolerance = 3.0;       // seconds between peers' clocks
-constexpr Duration kRefreshPause = 100ms;     // between two looks at the DHT
+constexpr double kClockTolerance = 3.0;    // seconds between peers' clocks
+constexpr Duration kRefreshPause = 100ms;  // between two looks at the DHT
 constexpr std::size_t kMaxJoinRequest = 1 << 20;
-constexpr std::size_t kMaxGroup = 4096;
-constexpr std::size_t kGroupIdSize = 20;
-constexpr Duration kRequestEnd = 1s;          // for END_OF_STREAM, which some callers do not send
+constexpr std::size_t kMaxGroup = 1024;
+constexpr std::size_t kMaxGathered = 8 << 20;  // of all followers: it goes into one message to each
+constexpr std::size_t kGroupIdSize = 20, kMaxGroupId = 64;
+constexpr std::size_t kMaxRedirections = 8;
+constexpr Duration kRequestEnd = 1s;  // for END_OF_STREAM, which some callers do not send
 
 double seconds_at(Runtime& runtime, Deadline deadline) {
   return deadline.is_never() ? kForever : runtime.wall_time() + to_seconds(deadline.remaining(runtime.now()));
@@ -32,10 +36,19 @@ proto::MessageFromLeader message_of(proto::MessageCode code) {
 
 }  // namespace
 
-Matchmaking::Matchmaking(Dht& dht, const AveragerOptions& options, std::string protocol, std::string schema)
-    : dht_(dht), runtime_(dht.runtime()), options_(options), protocol_(std::move(protocol)), schema_hash_(std::move(schema)),
-      bits_(options.initial_group_bits), lock_(runtime_, "join requests"), changed_(runtime_, "matchmaking"),
-      refresh_wanted_(runtime_, "wish to refresh leaders"), background_(runtime_, "matchmaking") {}
+Matchmaking::Matchmaking(Dht& dht, const AveragerOptions& options, const AveragingMetrics& metrics,
+                         std::string protocol, std::string schema)
+    : dht_(dht),
+      runtime_(dht.runtime()),
+      options_(options),
+      metrics_(metrics),
+      protocol_(std::move(protocol)),
+      schema_hash_(std::move(schema)),
+      bits_(options.initial_group_bits),
+      lock_(runtime_, "join requests"),
+      changed_(runtime_, "matchmaking"),
+      refresh_wanted_(runtime_, "wish to refresh leaders"),
+      background_(runtime_, "matchmaking") {}
 
 // ---- Looking for a group
 
@@ -50,7 +63,10 @@ struct Matchmaking::Search {
     self.leader_.reset();
     self.tried_.clear();
     self.queue_.clear();
+    self.followers_.clear();  // of the last group; they have had their answer
+    self.gathered_bytes_ = 0;
     self.max_assured_ = 0;
+    self.story_ = {};
   }
   ~Search() {
     tasks.cancel();
@@ -64,43 +80,85 @@ struct Matchmaking::Search {
   }
 };
 
-Task<Result<Group>> Matchmaking::look_for_group(std::string gather, std::optional<double> scheduled_time, Deadline deadline) {
+Task<Result<Group>> Matchmaking::look_for_group(std::string gather, const StepControl& control, Deadline deadline) {
   if (looking_) throw std::logic_error("two searches for a group at once");
-  const double minimum = to_seconds(options_.min_matchmaking_time);
-  const double scheduled = scheduled_time.value_or(now() + minimum);
   const double search_end = seconds_at(runtime_, deadline);
   Search search(*this, std::move(gather));
-  if (options_.mode != PeerMode::client) search.tasks.spawn(declare(*this, scheduled, search_end), "declare");
+  if (options_.mode != PeerMode::client) search.tasks.spawn(declare(*this, control, search_end), "declare");
   search.tasks.spawn(refresh_queue(*this), "find leaders");
   while (runtime_.now() < deadline.at()) {
     auto candidate = co_await within(
         runtime_, deadline,
-        [](Matchmaking& self, double end) -> Task<Result<std::optional<Candidate>>> { co_return co_await self.next_candidate(end); }(*this, search_end),
+        [](Matchmaking& self, double end) -> Task<Result<std::optional<Candidate>>> {
+          co_return co_await self.next_candidate(end);
+        }(*this, search_end),
         "matchmaking");
     if (assembled_) co_return *assembled_;
     if (!candidate) break;
-    auto lock = co_await lock_.lock(deadline);
-    if (!lock) break;
-    if (assembled_) co_return *assembled_;
     if (!*candidate) {  // our own declaration has run out: lead, if anybody follows
+      auto lock = co_await lock_.lock(deadline);
+      if (assembled_) co_return *assembled_;
+      if (!lock) break;
       if (followers_.size() + 1 >= options_.min_group_size) co_return *assemble();
       disband();
       continue;
     }
-    const double expiration = declared_expiration_ != 0 ? declared_expiration_ : std::min(std::max(scheduled, now() + minimum), search_end);
-    lock.release();
-    auto group = co_await request_to_join(**candidate, expiration, search_end);
+    const double expiration = declared_expiration_ != 0 ? declared_expiration_ : expiration_for(control, search_end);
+    auto group = co_await follow(**candidate, expiration, search_end);
+    if (assembled_) co_return *assembled_;
     if (group) {
       assembled_ = std::make_shared<Group>(std::move(*group));
       co_return *assembled_;
     }
   }
-  co_return Error(Errc::no_group, options_.prefix);
+  co_return Error(Errc::no_group, options_.prefix + ": " + story_.text());
 }
 
-Task<void> Matchmaking::declare(Matchmaking& self, double scheduled, double search_end) {
+std::string Matchmaking::Story::text() const {
+  std::string result = "met " + std::to_string(candidates.size()) + (candidates.size() == 1 ? " peer" : " peers") +
+                       " that wanted to lead";
+  const auto add = [&](std::size_t count, const std::string& what) {
+    if (count) result += ", " + std::to_string(count) + " " + what;
+  };
+  add(unreachable, "did not answer");
+  for (const auto& [code, count] : refusals) add(count, "refused us (" + code + ")");
+  add(lost, "were lost while we followed");
+  add(disbanded, "disbanded their group");
+  result += "; " + std::to_string(joined) + (joined == 1 ? " peer" : " peers") + " joined us";
+  add(left, "of them left");
+  return result;
+}
+
+void Matchmaking::note(JoinOutcome outcome, const PeerId& leader, const std::string& detail) {
+  metrics_.joins[static_cast<std::size_t>(outcome)].increment();
+  switch (outcome) {
+    case JoinOutcome::grouped:
+      return;
+    case JoinOutcome::refused:
+      ++story_.refusals[detail];
+      break;
+    case JoinOutcome::unreachable:
+      ++story_.unreachable;
+      break;
+    case JoinOutcome::lost:
+      ++story_.lost;
+      break;
+    case JoinOutcome::disbanded:
+      ++story_.disbanded;
+      break;
+  }
+  log::debug("averaging", "no group with {} as leader: {}, {}", leader,
+             kJoinOutcomes[static_cast<std::size_t>(outcome)], detail);
+}
+
+double Matchmaking::expiration_for(const StepControl& control, double search_end) const {
+  const double soonest = now() + to_seconds(options_.min_matchmaking_time);
+  return std::min(std::max(control.scheduled_time.value_or(soonest), soonest), search_end);
+}
+
+Task<void> Matchmaking::declare(Matchmaking& self, const StepControl& control, double search_end) {
   for (;;) {
-    const double expiration = std::min(std::max(scheduled, self.now() + to_seconds(self.options_.min_matchmaking_time)), search_end);
+    const double expiration = self.expiration_for(control, search_end);
     self.declared_key_ = self.key();
     self.declared_expiration_ = expiration;
     ++self.declarations_;
@@ -109,6 +167,7 @@ Task<void> Matchmaking::declare(Matchmaking& self, double scheduled, double sear
     (void)co_await self.dht_.store(self.declared_key_, own, true, expiration);
     while (self.now() < expiration) co_await self.runtime_.sleep_for(from_seconds(expiration - self.now()));
     if (self.now() >= search_end) co_return;
+    while (self.leader_) co_await self.changed_.wait();  // who follows does not offer to lead
   }
 }
 
@@ -129,6 +188,7 @@ Task<void> Matchmaking::refresh_queue(Matchmaking& self) {
         const auto peer = bytes && entry.value.truthy() ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
         if (!peer || *peer == self.dht_.host().id()) continue;
         self.max_assured_ = std::max(self.max_assured_, entry.expiration - kClockTolerance);
+        self.story_.candidates.insert(*peer);
         const Candidate candidate{entry.expiration, *peer};
         if (!self.tried_.contains(candidate)) self.queue_.insert(candidate);
       }
@@ -164,63 +224,93 @@ Task<std::optional<Matchmaking::Candidate>> Matchmaking::next_candidate(double s
   }
 }
 
-Task<std::optional<Group>> Matchmaking::request_to_join(Candidate leader, double expiration, double search_end) {
+/// Asks a leader, and whomever it sends us to.
+Task<std::optional<Group>> Matchmaking::follow(Candidate leader, double expiration, double search_end) {
   std::set<PeerId> asked;
   std::optional<PeerId> next = leader.peer;
-  while (next && *next != dht_.host().id() && asked.insert(*next).second && now() < search_end) {
+  while (next && *next != dht_.host().id() && asked.size() < kMaxRedirections && asked.insert(*next).second &&
+         now() < search_end) {
     const PeerId peer = *std::exchange(next, std::nullopt);
-    auto lock = co_await lock_.lock(runtime_.after(options_.request_timeout));
-    if (!lock || assembled_) co_return std::nullopt;
-    const Deadline first_reply = runtime_.after(options_.request_timeout);
-    auto call = co_await rpc::open_call(dht_.host(), peer, protocol_, first_reply);
-    if (!call) {
-      log::debug("averaging", "cannot ask {} to join: {}", peer, call.error());
-      co_return std::nullopt;
-    }
-    proto::JoinRequest request;
-    request.set_schema_hash(schema_hash_);
-    request.set_expiration(expiration);
-    request.set_gather(gather_);
-    request.set_client_mode(options_.mode == PeerMode::client);
-    request.set_group_key(key());
-    if (!co_await (*call)->send(as_bytes(request.SerializeAsString()), first_reply)) co_return std::nullopt;
-    if (!co_await (*call)->finish(first_reply)) co_return std::nullopt;
-    auto reply = co_await (*call)->receive(first_reply);
-    proto::MessageFromLeader message;
-    if (!reply || !*reply || !message.ParseFromArray((*reply)->data(), static_cast<int>((*reply)->size()))) co_return std::nullopt;
-    if (message.code() != proto::ACCEPTED) {
-      log::debug("averaging", "{} refused: {}", peer, proto::MessageCode_Name(message.code()));
-      co_return std::nullopt;
-    }
-    struct Following {
-      Matchmaking& self;
-      ~Following() {
-        self.leader_.reset();
-        self.refresh_wanted_.notify_all();
-        self.changed_.notify_all();
-      }
-    } following{*this};
-    leader_ = peer;
-    disband();  // our followers are sent to our leader
-    lock.release();
-
-    const Duration patience = from_seconds(std::max(0.0, expiration - now())) + options_.request_timeout;
-    reply = co_await (*call)->receive(runtime_.after(patience));
-    if (!reply || !*reply || !message.ParseFromArray((*reply)->data(), static_cast<int>((*reply)->size()))) co_return std::nullopt;
-    if (message.code() == proto::BEGIN_ALLREDUCE) {
-      Group group{message.group_id(), {}, {message.gathered().begin(), message.gathered().end()}, peer};
-      for (const auto& bytes : message.ordered_peer_ids()) {
-        const auto member = PeerId::from_bytes(as_bytes(bytes));
-        if (!member || std::find(group.peers.begin(), group.peers.end(), *member) != group.peers.end()) co_return std::nullopt;
-        group.peers.push_back(*member);
-      }
-      const bool in_it = std::find(group.peers.begin(), group.peers.end(), dht_.host().id()) != group.peers.end();
-      if (!in_it || group.peers.size() != group.gathered.size() || group.peers.size() > kMaxGroup || group.id.size() > 64) co_return std::nullopt;
-      co_return group;
-    }
-    if (message.code() == proto::GROUP_DISBANDED || message.code() == proto::CANCELLED) next = PeerId::from_bytes(as_bytes(message.suggested_leader()));
+    if (auto group = co_await request_to_join(peer, expiration, next)) co_return group;
+    if (assembled_) co_return std::nullopt;
   }
   co_return std::nullopt;
+}
+
+Task<std::optional<Group>> Matchmaking::request_to_join(PeerId peer, double expiration,
+                                                        std::optional<PeerId>& redirected) {
+  // Held until the first reply: meanwhile nobody becomes our follower.
+  auto lock = co_await lock_.lock(runtime_.after(options_.request_timeout));
+  if (!lock || assembled_) co_return std::nullopt;
+  const Deadline first_reply = runtime_.after(options_.request_timeout);
+  auto call = co_await rpc::open_call(dht_.host(), peer, protocol_, first_reply);
+  const auto failed = [&](JoinOutcome outcome, const std::string& detail) {
+    note(outcome, peer, detail);
+    return std::nullopt;
+  };
+  if (!call) co_return failed(JoinOutcome::unreachable, call.error().message());
+  proto::JoinRequest request;
+  request.set_schema_hash(schema_hash_);
+  request.set_expiration(expiration);
+  request.set_gather(gather_);
+  request.set_client_mode(options_.mode == PeerMode::client);
+  request.set_group_key(key());
+  const std::string bytes = request.SerializeAsString();
+  auto sent = co_await (*call)->send(as_bytes(bytes), first_reply);
+  if (sent) sent = co_await (*call)->finish(first_reply);
+  if (!sent) co_return failed(JoinOutcome::unreachable, sent.error().message());
+  auto reply = co_await (*call)->receive(first_reply);
+  if (!reply) co_return failed(JoinOutcome::unreachable, reply.error().message());
+  proto::MessageFromLeader message;
+  if (!*reply || !rpc::parse(message, (*reply)->view())) co_return failed(JoinOutcome::refused, "no valid answer");
+  if (message.code() != proto::ACCEPTED) {
+    // It follows somebody itself: no need to wait until we find that one.
+    if (message.code() == proto::NOT_A_LEADER) redirected = PeerId::from_bytes(as_bytes(message.suggested_leader()));
+    co_return failed(JoinOutcome::refused, proto::MessageCode_Name(message.code()));
+  }
+  struct Following {
+    Matchmaking& self;
+    ~Following() {
+      self.leader_.reset();
+      self.refresh_wanted_.notify_all();
+      self.changed_.notify_all();
+    }
+  } following{*this};
+  leader_ = peer;
+  disband();  // our followers are sent to our leader
+  lock.release();
+
+  const Duration patience = from_seconds(std::max(0.0, expiration - now())) + options_.request_timeout;
+  reply = co_await (*call)->receive(runtime_.after(patience));
+  if (!reply) co_return failed(JoinOutcome::lost, reply.error().message());
+  if (!*reply || !rpc::parse(message, (*reply)->view()))
+    co_return failed(JoinOutcome::lost, "it ended without an answer");
+  if (message.code() == proto::BEGIN_ALLREDUCE) {
+    auto group = group_from(message, peer);
+    if (!group) co_return failed(JoinOutcome::lost, group.error().message());
+    note(JoinOutcome::grouped, peer, {});
+    co_return std::move(*group);
+  }
+  if (message.code() == proto::GROUP_DISBANDED || message.code() == proto::CANCELLED)
+    redirected = PeerId::from_bytes(as_bytes(message.suggested_leader()));
+  co_return failed(JoinOutcome::disbanded, proto::MessageCode_Name(message.code()));
+}
+
+Result<Group> Matchmaking::group_from(const proto::MessageFromLeader& message, const PeerId& leader) const {
+  const auto bad = [&](const char* what) { return Error(cohive::Errc::malformed, leader, what); };
+  const auto size = static_cast<std::size_t>(message.ordered_peer_ids_size());
+  if (size < 2 || size > kMaxGroup || message.gathered_size() != message.ordered_peer_ids_size())
+    return bad("size of the group");
+  if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
+  Group group{message.group_id(), {}, {message.gathered().begin(), message.gathered().end()}, leader};
+  std::set<PeerId> members;
+  for (const auto& bytes : message.ordered_peer_ids()) {
+    const auto member = PeerId::from_bytes(as_bytes(bytes));
+    if (!member || !members.insert(*member).second) return bad("members of the group");
+    group.peers.push_back(*member);
+  }
+  if (!members.contains(dht_.host().id())) return bad("a group without us");
+  return group;
 }
 
 // ---- Leading
@@ -247,28 +337,35 @@ std::shared_ptr<Group> Matchmaking::assemble() {
 void Matchmaking::disband() {
   for (const auto& [peer, follower] : followers_) follower->disbanded = true;
   followers_.clear();
+  gathered_bytes_ = 0;
   changed_.notify_all();
 }
 
-std::optional<proto::MessageFromLeader> Matchmaking::reject(const PeerId& peer, const proto::JoinRequest& request) const {
+std::optional<proto::MessageFromLeader> Matchmaking::reject(const PeerId& peer,
+                                                            const proto::JoinRequest& request) const {
   if (!looking_ || assembled_) return message_of(proto::NOT_LOOKING_FOR_GROUP);
   if (request.schema_hash().empty() || !std::isfinite(request.expiration()) || options_.mode == PeerMode::client)
     return message_of(proto::PROTOCOL_VIOLATION);
   if (request.schema_hash() != schema_hash_) return message_of(proto::BAD_SCHEMA_HASH);
   if (request.group_key() != key()) return message_of(proto::BAD_GROUP_KEY);
   if (declared_expiration_ == 0) return message_of(proto::NOT_DECLARED);
-  if (declared_expiration_ > (request.expiration() == 0 ? kForever : request.expiration())) return message_of(proto::BAD_EXPIRATION_TIME);
+  if (declared_expiration_ > (request.expiration() == 0 ? kForever : request.expiration()))
+    return message_of(proto::BAD_EXPIRATION_TIME);
   if (leader_) {
     auto message = message_of(proto::NOT_A_LEADER);
     message.set_suggested_leader(leader_->binary());
     return message;
   }
   if (peer == dht_.host().id() || followers_.contains(peer)) return message_of(proto::DUPLICATE_PEER_ID);
-  if (options_.target_group_size && followers_.size() + 1 >= options_.target_group_size) return message_of(proto::GROUP_IS_FULL);
+  const std::size_t most = options_.target_group_size ? std::min(options_.target_group_size, kMaxGroup) : kMaxGroup;
+  if (followers_.size() + 1 >= most || gathered_bytes_ + request.gather().size() > kMaxGathered)
+    return message_of(proto::GROUP_IS_FULL);
+  if (!decode_gather(peer, request.gather())) return message_of(proto::PROTOCOL_VIOLATION);  // it would spoil the group
   return std::nullopt;
 }
 
-Task<Result<>> Matchmaking::send(rpc::ServerStream& stream, const proto::MessageFromLeader& message, Deadline deadline) {
+Task<Result<>> Matchmaking::send(rpc::ServerStream& stream, const proto::MessageFromLeader& message,
+                                 Deadline deadline) {
   const std::string bytes = message.SerializeAsString();
   co_return co_await stream.send(as_bytes(bytes), deadline);
 }
@@ -277,8 +374,7 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
   const PeerId peer = stream.peer();
   auto received = co_await stream.receive(runtime_.after(options_.request_timeout));
   proto::JoinRequest request;
-  if (!received || !*received || (*received)->size() > kMaxJoinRequest ||
-      !request.ParseFromArray((*received)->data(), static_cast<int>((*received)->size())))
+  if (!received || !*received || (*received)->size() > kMaxJoinRequest || !rpc::parse(request, (*received)->view()))
     co_return Error(cohive::Errc::malformed, peer, "join request");
   // A refusal that overtakes the caller's END_OF_STREAM would break Python's pipe while it still writes.
   auto end = co_await stream.receive(runtime_.after(kRequestEnd));
@@ -292,17 +388,26 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
     std::shared_ptr<Follower> follower;
     ~Membership() {
       const auto at = self.followers_.find(peer);
-      if (at != self.followers_.end() && at->second == follower) self.followers_.erase(at);
+      if (at == self.followers_.end() || at->second != follower) return;
+      if (!follower->group) ++self.story_.left;
+      self.gathered_bytes_ -= follower->gather.size();
+      self.followers_.erase(at);
     }
   } membership{*this, peer, follower};
   {
     auto lock = co_await lock_.lock(runtime_.after(options_.request_timeout * 2));
-    if (!lock) co_return co_await send(stream, message_of(proto::NOT_LOOKING_FOR_GROUP), runtime_.after(options_.request_timeout));
-    if (const auto refusal = reject(peer, request)) co_return co_await send(stream, *refusal, runtime_.after(options_.request_timeout));
+    if (!lock)
+      co_return co_await send(stream, message_of(proto::NOT_LOOKING_FOR_GROUP),
+                              runtime_.after(options_.request_timeout));
+    if (const auto refusal = reject(peer, request))
+      co_return co_await send(stream, *refusal, runtime_.after(options_.request_timeout));
     followers_[peer] = follower;
+    gathered_bytes_ += follower->gather.size();
+    ++story_.joined;
     auto accepted = co_await send(stream, message_of(proto::ACCEPTED), runtime_.after(options_.request_timeout));
     if (!accepted) co_return accepted;
-    if (options_.target_group_size && followers_.size() + 1 >= options_.target_group_size && looking_ && !assembled_) assemble();
+    if (options_.target_group_size && followers_.size() + 1 >= options_.target_group_size && looking_ && !assembled_)
+      assemble();
   }
   const double expires = declared_expiration_;
   while (!follower->group && !follower->disbanded && now() < expires)

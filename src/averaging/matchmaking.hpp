@@ -14,10 +14,12 @@ namespace cohive::averaging {
 
 class Matchmaking {
  public:
-  Matchmaking(Dht& dht, const AveragerOptions& options, std::string join_protocol, std::string schema_hash);
+  Matchmaking(Dht& dht, const AveragerOptions& options, const AveragingMetrics& metrics, std::string join_protocol,
+              std::string schema_hash);
 
-  /// Looks for a group until `deadline`. One search at a time.
-  Task<Result<Group>> look_for_group(std::string gather, std::optional<double> scheduled_time, Deadline deadline);
+  /// Looks for a group until `deadline`. One search at a time. `control` gives the scheduled time, which may change.
+  /// The error says what was tried.
+  Task<Result<Group>> look_for_group(std::string gather, const StepControl& control, Deadline deadline);
   /// Serves rpc_join_group.
   Task<Result<>> serve(rpc::ServerStream& stream);
 
@@ -37,14 +39,25 @@ class Matchmaking {
     friend auto operator<=>(const Candidate&, const Candidate&) = default;
   };
   struct Search;
+  /// What one search has met, for its error.
+  struct Story {
+    std::set<PeerId> candidates;
+    std::size_t unreachable = 0, lost = 0, disbanded = 0, joined = 0, left = 0;
+    std::map<std::string, std::size_t> refusals;
+    std::string text() const;
+  };
 
   std::string key() const { return options_.prefix + ".0b" + bits_; }
   double now() const { return dht_.now(); }
-  static Task<void> declare(Matchmaking& self, double earliest, double search_end);
+  double expiration_for(const StepControl& control, double search_end) const;
+  static Task<void> declare(Matchmaking& self, const StepControl& control, double search_end);
   static Task<void> undeclare(Matchmaking& self, std::string key, double expiration);
   static Task<void> refresh_queue(Matchmaking& self);
   Task<std::optional<Candidate>> next_candidate(double search_end);
-  Task<std::optional<Group>> request_to_join(Candidate leader, double expiration, double search_end);
+  Task<std::optional<Group>> follow(Candidate leader, double expiration, double search_end);
+  Task<std::optional<Group>> request_to_join(PeerId leader, double expiration, std::optional<PeerId>& redirected);
+  Result<Group> group_from(const proto::MessageFromLeader& message, const PeerId& leader) const;
+  void note(JoinOutcome outcome, const PeerId& leader, const std::string& detail);
   std::optional<proto::MessageFromLeader> reject(const PeerId& peer, const proto::JoinRequest& request) const;
   std::shared_ptr<Group> assemble();
   void disband();
@@ -53,16 +66,19 @@ class Matchmaking {
   Dht& dht_;
   Runtime& runtime_;
   const AveragerOptions& options_;
+  const AveragingMetrics& metrics_;
+  Story story_;
   std::string protocol_, schema_hash_, bits_;
-  Mutex lock_;          // one of: asking a leader, accepting a follower
-  Condition changed_;   // of anything below
+  Mutex lock_;         // one of: asking a leader, accepting a follower
+  Condition changed_;  // of anything below
   bool looking_ = false;
   std::string gather_;
   std::map<PeerId, std::shared_ptr<Follower>> followers_;
+  std::size_t gathered_bytes_ = 0;  // of the followers
   std::optional<PeerId> leader_;
   std::shared_ptr<Group> assembled_;
   std::string declared_key_;
-  double declared_expiration_ = 0;      // 0: nothing declared
+  double declared_expiration_ = 0;  // 0: nothing declared
   std::uint64_t declarations_ = 0, updates_ = 0;
   std::set<Candidate> queue_;
   std::set<Candidate> tried_;

@@ -29,13 +29,15 @@ std::vector<std::uint64_t> divide(std::uint64_t total, const std::vector<double>
   return result;
 }
 
-Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<GatheredPeer>& peers) {
+Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<GatheredPeer>& peers,
+                                                  std::uint64_t min_size) {
   std::vector<std::optional<double>> bandwidths;
-  for (const auto& peer : peers) bandwidths.push_back(peer.mode == PeerMode::client ? std::optional(0.0) : peer.bandwidth);
+  for (const auto& peer : peers)
+    bandwidths.push_back(peer.mode == PeerMode::client ? std::optional(0.0) : peer.bandwidth);
   const bool any_set = std::any_of(bandwidths.begin(), bandwidths.end(), [](const auto& b) { return b && *b > 0; });
   std::vector<double> scores;
   if (any_set) {
-    scores = balance_load(bandwidths, total);
+    scores = balance_load(bandwidths, total, min_size);
   } else {
     for (const auto& bandwidth : bandwidths) scores.push_back(bandwidth ? 0.0 : 1.0);
   }
@@ -43,7 +45,8 @@ Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std
   return divide(total, scores);
 }
 
-std::vector<Part> cut_into_parts(const std::vector<PartedTensor>& tensors, std::size_t part_size_bytes, const std::vector<std::uint64_t>& fractions) {
+std::vector<Part> cut_into_parts(const std::vector<PartedTensor>& tensors, std::size_t part_size_bytes,
+                                 const std::vector<std::uint64_t>& fractions) {
   std::uint64_t total = 0;
   for (const auto& tensor : tensors) total += tensor.elements;
   const double sum = static_cast<double>(std::accumulate(fractions.begin(), fractions.end(), std::uint64_t{0}));
@@ -59,7 +62,8 @@ std::vector<Part> cut_into_parts(const std::vector<PartedTensor>& tensors, std::
   std::uint64_t position = 0;
   std::size_t peer = 0;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const auto values = std::max<std::size_t>(1, static_cast<std::size_t>(static_cast<double>(part_size_bytes) / tensors[t].bytes_per_value));
+    const auto values = std::max<std::size_t>(
+        1, static_cast<std::size_t>(static_cast<double>(part_size_bytes) / tensors[t].bytes_per_value));
     std::size_t offset = 0;
     do {  // an empty tensor is one empty part
       const std::size_t length = std::min(values, tensors[t].elements - offset);

@@ -11,7 +11,9 @@ namespace cohive::averaging {
 
 /// Elements per peer. Clients get none; unset bandwidths count as the mean of the set ones.
 /// Errors: nobody can reduce.
-Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<GatheredPeer>& peers);
+/// \param min_size  with bandwidths: a peer that would get fewer elements gets none
+Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<GatheredPeer>& peers,
+                                                  std::uint64_t min_size = 0);
 
 /// Largest-remainder division of `total` by scores (Hagenbach-Bischoff).
 std::vector<std::uint64_t> divide(std::uint64_t total, const std::vector<double>& scores);
@@ -20,7 +22,7 @@ struct Part {
   std::size_t tensor = 0;
   std::size_t offset = 0;  ///< elements
   std::size_t length = 0;
-  std::size_t owner = 0;   ///< index of the peer that reduces it
+  std::size_t owner = 0;  ///< index of the peer that reduces it
 };
 
 struct PartedTensor {
@@ -29,6 +31,7 @@ struct PartedTensor {
 };
 
 /// The parts in order of tensors and offsets.
-std::vector<Part> cut_into_parts(const std::vector<PartedTensor>& tensors, std::size_t part_size_bytes, const std::vector<std::uint64_t>& fractions);
+std::vector<Part> cut_into_parts(const std::vector<PartedTensor>& tensors, std::size_t part_size_bytes,
+                                 const std::vector<std::uint64_t>& fractions);
 
 }  // namespace cohive::averaging

@@ -3,62 +3,159 @@
 #include <algorithm>
 
 #include "cohive/averaging/errors.hpp"
+#include "part_math.hpp"
 
 namespace cohive::averaging {
 
-Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders)
-    : lengths_(std::move(lengths)), averages_(lengths_.size()), changed_(runtime, "the other senders' parts") {
-  for (std::size_t i = 0; i < senders; ++i) active_.insert(i);
-  begin_part();
-}
+namespace {
+constexpr std::size_t kOpenParts = 4;   // whose sums exist at a time
+constexpr std::size_t kSpareParts = 8;  // buffers kept for later parts
+}  // namespace
 
-void Reducer::begin_part() {
-  contributed_.clear();
-  weight_ = 0;
-  if (!finished()) accumulator_ = std::make_shared<std::vector<float>>(lengths_[current_], 0.0f);
-}
-
-void Reducer::finish_if_complete() {
-  while (!finished() && std::includes(contributed_.begin(), contributed_.end(), active_.begin(), active_.end())) {
-    if (weight_ > 0) {
-      const auto total = static_cast<float>(weight_);  // divided, as Python does: the same bits everywhere
-      for (float& value : *accumulator_) value /= total;
-      averages_[current_] = std::move(accumulator_);
-    }
-    ++current_;
-    begin_part();
-    if (active_.empty()) {  // nobody is left to wait for: the rest stays as it is
-      current_ = lengths_.size();
-      break;
+std::unique_ptr<float[]> FloatPool::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!spare_.empty()) {
+      auto memory = std::move(spare_.back());
+      spare_.pop_back();
+      return memory;
     }
   }
+  return std::make_unique_for_overwrite<float[]>(capacity_);
+}
+
+void FloatPool::give_back(std::unique_ptr<float[]> memory) {
+  const std::lock_guard lock(mutex_);
+  if (spare_.size() < kSpareParts) spare_.push_back(std::move(memory));
+}
+
+Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders)
+    : runtime_(runtime),
+      lengths_(std::move(lengths)),
+      pool_(std::make_shared<FloatPool>(lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()))),
+      changed_(runtime, "its turn to contribute"),
+      jobs_(runtime, "reducer") {
+  for (std::size_t i = 0; i < senders; ++i) active_.insert(i);
+  open_parts();
+}
+
+void Reducer::open_parts() {
+  while (open_.size() < kOpenParts && current_ + open_.size() < lengths_.size()) {
+    open_.push_back(std::make_shared<Open>());
+    open_.back()->sum = std::make_shared<PartSum>(runtime_, pool_, lengths_[current_ + open_.size() - 1]);
+  }
+}
+
+bool Reducer::complete(const Open& part) const {
+  return std::includes(part.contributed.begin(), part.contributed.end(), active_.begin(), active_.end());
+}
+
+Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t index, double weight, Add add) {
+  while (index >= current_ + open_.size() && !finished() && !cancelled_ && !banned(sender)) co_await changed_.wait();
+  if (cancelled_ || banned(sender) || index < current_ || finished()) co_return Error(Errc::round_cancelled);
+  const OpenPtr part = open_[index - current_];
+  if (part->contributed.contains(sender)) co_return Error(Errc::bad_partition, "a part that came twice");
+  const auto ticket = std::make_shared<Ticket>(runtime_);
+  part->waiting.push_back({sender, weight, std::move(add), ticket});
+  look_at(part);
+  co_await ticket->done.wait();
+  if (!ticket->outcome) co_return ticket->outcome.error();
+  co_return part->sum;
+}
+
+/// Starts what can be done for a part, unless it is being done.
+void Reducer::look_at(const OpenPtr& part) {
+  if (part->busy || part->averaged || cancelled_) return;
+  if (part->waiting.empty() && !complete(*part)) return;
+  part->busy = true;
+  jobs_.spawn(work_on(*this, part), "sum of a part");
+}
+
+/// Adds what has come and divides when nobody is missing. The job owns all it touches: it may outlive the reducer.
+Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
+  while (!part->averaged && (!part->waiting.empty() || self.complete(*part))) {
+    auto batch = std::exchange(part->waiting, {});
+    auto expected = part->contributed;
+    for (const auto& one : batch) expected.insert(one.sender);
+    const bool last = std::includes(expected.begin(), expected.end(), self.active_.begin(), self.active_.end());
+    struct Outcome {
+      std::vector<Result<>> added;
+      double weight;
+      bool empty, divided, has_average;
+    };
+    auto job = [sum = part->sum, batch, last, weight = part->sum->weight, empty = part->empty]() -> Outcome {
+      Outcome outcome{{}, weight, empty, false, false};
+      bool all = true;
+      for (const auto& one : batch) {
+        outcome.added.push_back(one.add(sum->values(), outcome.empty));
+        if (outcome.added.back()) {
+          outcome.weight += one.weight;
+          outcome.empty = false;
+        }
+        all &= outcome.added.back().has_value();
+      }
+      if (last && all) {
+        outcome.divided = true;
+        outcome.has_average = !outcome.empty && outcome.weight > 0 && divide_by_weight(sum->values(), outcome.weight);
+      }
+      return outcome;
+    };
+    Outcome outcome = part->sum->length() * std::max<std::size_t>(batch.size(), 1) > kInlineValues
+                          ? co_await self.runtime_.offload(std::move(job))
+                          : job();
+    part->sum->weight = outcome.weight;
+    part->empty = outcome.empty;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (outcome.added[i]) part->contributed.insert(batch[i].sender);
+      batch[i].ticket->outcome = outcome.added[i];
+      batch[i].ticket->done.set();
+    }
+    if (outcome.divided) {
+      part->averaged = true;
+      part->sum->has_average = outcome.has_average;
+      part->sum->finished.set();
+    }
+  }
+  part->busy = false;
+  self.close_parts();
+}
+
+/// The window moves on behind averaged parts.
+void Reducer::close_parts() {
+  while (!open_.empty() && open_.front()->averaged) {
+    open_.pop_front();
+    ++current_;
+  }
+  if (active_.empty()) {  // nobody is left to wait for: the rest stays as it is
+    for (const auto& part : open_) part->sum->finished.set();
+    open_.clear();
+    current_ = lengths_.size();
+  }
+  open_parts();
+  for (const auto& part : std::deque<OpenPtr>(open_)) look_at(part);
   changed_.notify_all();
 }
 
-Task<Result<>> Reducer::contribute(std::size_t sender, std::size_t index, double weight, std::function<Result<>(std::span<float>)> add) {
-  while (current_ < index && !cancelled_ && !banned(sender)) co_await changed_.wait();
-  if (cancelled_ || banned(sender) || current_ != index || contributed_.contains(sender)) co_return Error(Errc::round_cancelled);
-  if (auto added = add(*accumulator_); !added) co_return added;
-  weight_ += weight;
-  contributed_.insert(sender);
-  finish_if_complete();
-  co_return ok();
-}
-
-Task<Result<Reducer::Average>> Reducer::average(std::size_t index) {
-  while (current_ <= index && !cancelled_) co_await changed_.wait();
+Task<Result<>> Reducer::wait_for(PartSumPtr part) {
+  co_await part->finished.wait();
   if (cancelled_) co_return Error(Errc::round_cancelled);
-  co_return averages_[index];
+  co_return ok();
 }
 
 void Reducer::ban(std::size_t sender) {
   if (active_.erase(sender) == 0) return;
-  contributed_.erase(sender);
-  finish_if_complete();
+  close_parts();
 }
 
 void Reducer::cancel() {
   cancelled_ = true;
+  for (const auto& part : open_) {
+    part->sum->finished.set();
+    for (const auto& one : std::exchange(part->waiting, {})) {
+      one.ticket->outcome = Error(Errc::round_cancelled);
+      one.ticket->done.set();
+    }
+  }
   changed_.notify_all();
 }
 

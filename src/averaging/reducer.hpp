@@ -1,46 +1,120 @@
-// The reducer of our parts: strictly in order, each part is averaged once every active sender has contributed.
+// The reducer of our parts: each part is averaged once every active sender has contributed. A few parts are open at a
+// time, so memory stays bounded and a fast sender can run a little ahead of a slow one.
 // Source: hivemind wire spec, sections 6.7 and 6.8.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "cohive/core/result.hpp"
 #include "cohive/core/sync.hpp"
+#include "cohive/core/task_group.hpp"
 
 namespace cohive::averaging {
 
+/// Arithmetic on this many values is done on the loop; more is worth the way to another thread.
+inline constexpr std::size_t kInlineValues = 16 * 1024;
+
+/// Memory of parts, used again for later parts. Any thread.
+class FloatPool {
+ public:
+  explicit FloatPool(std::size_t capacity) : capacity_(capacity) {}
+  std::unique_ptr<float[]> take();
+  void give_back(std::unique_ptr<float[]> memory);
+
+ private:
+  const std::size_t capacity_;  // values of the largest part
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<float[]>> spare_;
+};
+
+/// One part: its sum while senders contribute, then its average.
+class PartSum {
+ public:
+  PartSum(Runtime& runtime, std::shared_ptr<FloatPool> pool, std::size_t length)
+      : finished(runtime, "the other senders' parts"),
+        pool_(std::move(pool)),
+        memory_(pool_->take()),
+        length_(length) {}
+  ~PartSum() { pool_->give_back(std::move(memory_)); }
+  PartSum(const PartSum&) = delete;
+
+  std::size_t length() const { return length_; }
+  std::span<float> values() { return {memory_.get(), length_}; }
+  /// Empty when there is none: nobody's weight counted, or the sum overflowed. That changes nobody's values.
+  std::span<const float> average() const { return {memory_.get(), has_average ? length_ : 0}; }
+
+  Event finished;
+  bool has_average = false;
+  double weight = 0;  ///< of all who contributed; those who were lost before do not count
+
+ private:
+  std::shared_ptr<FloatPool> pool_;
+  std::unique_ptr<float[]> memory_;
+  std::size_t length_;
+};
+using PartSumPtr = std::shared_ptr<PartSum>;
+
 class Reducer {
  public:
-  /// An average; null when the contributors' weights sum to zero, which changes nobody's values.
-  using Average = std::shared_ptr<const std::vector<float>>;
+  /// Adds to the sum, on any thread; `first` means that the sum holds nothing yet.
+  using Add = std::function<Result<>(std::span<float> sum, bool first)>;
 
   Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders);
 
-  /// Waits until it is part `index`'s turn, then adds `add(accumulator, weight)`.
-  /// Errors: whatever `add` reports; round_cancelled when the sender was banned meanwhile.
-  Task<Result<>> contribute(std::size_t sender, std::size_t index, double weight, std::function<Result<>(std::span<float>)> add);
+  /// Waits until part `index` is open, then until `add` has run. Each sender contributes its parts in order.
+  /// Errors: whatever `add` reports, and then the caller bans the sender; round_cancelled when it was banned meanwhile.
+  Task<Result<PartSumPtr>> contribute(std::size_t sender, std::size_t index, double weight, Add add);
   /// Waits for the average of a part.
-  Task<Result<Average>> average(std::size_t index);
-  /// Leaves a sender out of what is not averaged yet. What it has added stays.
+  Task<Result<>> wait_for(PartSumPtr part);
+  /// Leaves a sender out of what it has not contributed to yet. What it has added stays.
   void ban(std::size_t sender);
   bool banned(std::size_t sender) const { return !active_.contains(sender); }
   bool finished() const { return current_ == lengths_.size(); }
   void cancel();
 
  private:
-  void begin_part();
-  void finish_if_complete();
+  struct Ticket {
+    explicit Ticket(Runtime& runtime) : done(runtime, "its part to be added") {}
+    Event done;
+    Result<> outcome;
+  };
+  struct Contribution {
+    std::size_t sender;
+    double weight;
+    Add add;
+    std::shared_ptr<Ticket> ticket;
+  };
+  struct Open {
+    PartSumPtr sum;
+    std::vector<Contribution> waiting;
+    std::set<std::size_t> contributed;
+    bool busy = false;  // a job works on the sum
+    bool empty = true;  // nothing has been added
+    bool averaged = false;
+  };
+  using OpenPtr = std::shared_ptr<Open>;
+
+  static Task<void> work_on(Reducer& self, OpenPtr part);
+  bool complete(const Open& part) const;
+  void open_parts();
+  void close_parts();
+  void look_at(const OpenPtr& part);
+
+  Runtime& runtime_;
   std::vector<std::size_t> lengths_;
-  std::vector<Average> averages_;
-  std::set<std::size_t> active_, contributed_;
-  std::size_t current_ = 0;
-  std::shared_ptr<std::vector<float>> accumulator_;
-  double weight_ = 0;
+  std::shared_ptr<FloatPool> pool_;
+  std::deque<OpenPtr> open_;  // parts current_, current_ + 1, ...
+  std::set<std::size_t> active_;
+  std::size_t current_ = 0;  // the first part that is not averaged
   bool cancelled_ = false;
   Condition changed_;
+  TaskGroup jobs_;
 };
 
 }  // namespace cohive::averaging

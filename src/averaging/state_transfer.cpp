@@ -9,54 +9,186 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kChunk = 64 * 1024;
+constexpr std::size_t kPiece = 16 * kChunk;  // encoded at a time, where a codec lets a tensor be encoded in pieces
+constexpr std::size_t kInlineBytes = 256 * 1024;
 constexpr Duration kSendTimeout = 30s;
 constexpr Duration kRequestEnd = 1s;  // for END_OF_STREAM, which some callers do not send
 constexpr std::size_t kMaxTensors = 1'000'000;
+constexpr std::size_t kMaxMetadata = 16 << 20;
+
+/// What a tensor travels as.
+struct Encoding {
+  codec::Codec codec;
+  std::size_t width;  // bytes per value; 0: only the tensor as a whole can be encoded
+};
+
+Encoding encoding_of(codec::Codec wanted, const codec::Tensor& tensor) {
+  const bool brain = tensor.dtype == codec::DType::bfloat16;
+  if (wanted == codec::Codec::float16 && codec::is_floating(tensor.dtype) && !brain) return {wanted, 2};
+  if (wanted == codec::Codec::none || wanted == codec::Codec::float16)
+    return {codec::Codec::none, brain ? 4 : codec::size_of(tensor.dtype)};
+  return {wanted, 0};
+}
+
+class StateSender {
+ public:
+  StateSender(Runtime& runtime, rpc::ServerStream& stream, codec::Codec codec, std::string metadata)
+      : runtime_(runtime), stream_(stream), codec_(codec), metadata_(std::move(metadata)) {}
+
+  Task<Result<>> send(codec::Tensor tensor) {
+    const auto count = codec::element_count(tensor.shape);
+    if (!count || *count * codec::size_of(tensor.dtype) != tensor.data.size())
+      co_return Error(Errc::bad_state, "a tensor of another size than its shape");
+    const Encoding encoding = encoding_of(codec_, tensor);
+    TensorView view;
+    view.shape = tensor.shape;
+    view.dtype = std::string(codec::name_of(tensor.dtype));
+    view.requires_grad = tensor.requires_grad;
+    view.compression = static_cast<int>(encoding.codec);
+    const std::size_t values = encoding.width ? kPiece / encoding.width : *count;
+    std::size_t at = 0;
+    do {
+      const std::size_t piece = std::min<std::size_t>(values, *count - at);
+      auto encoded = co_await encode(tensor, encoding, at, piece);
+      if (!encoded) co_return encoded.error();
+      if (at == 0) {
+        const std::size_t size = encoding.width ? *count * encoding.width : encoded->size();
+        view.chunks = static_cast<int>((size + kChunk - 1) / kChunk);
+      }
+      if (auto sent = co_await send_piece(std::move(*encoded), view, at == 0); !sent) co_return sent;
+      at += piece;
+    } while (at < *count);
+    co_return ok();
+  }
+
+ private:
+  /// Off the loop, unless the values travel as they are or are few.
+  Task<Result<Slice>> encode(const codec::Tensor& tensor, Encoding encoding, std::size_t at, std::size_t count) {
+    codec::Tensor piece = tensor;
+    if (encoding.width) {
+      const std::size_t size = codec::size_of(tensor.dtype);
+      piece.shape = {static_cast<std::uint32_t>(count)};
+      piece.data = tensor.data.sub(at * size, count * size);
+    }
+    auto work = [piece = std::move(piece), codec = encoding.codec] { return codec::encode_tensor(codec, piece); };
+    const bool as_it_is = encoding.codec == codec::Codec::none && tensor.dtype != codec::DType::bfloat16;
+    if (as_it_is || count * codec::size_of(tensor.dtype) <= kInlineBytes) co_return work();
+    co_return co_await runtime_.offload(std::move(work));
+  }
+
+  Task<Result<>> send_piece(Slice bytes, TensorView& view, bool first) {
+    do {
+      const Slice chunk = bytes.sub(0, std::min(kChunk, bytes.size()));
+      bytes.remove_prefix(chunk.size());
+      view.buffer = chunk.view();
+      const Envelope envelope = envelope_download(std::exchange(metadata_, {}), view, std::exchange(first, false));
+      const ByteView parts[] = {as_bytes(envelope.head), chunk.view(), as_bytes(envelope.tail)};
+      auto sent = co_await stream_.send(std::span<const ByteView>(parts), runtime_.after(kSendTimeout));
+      if (!sent) co_return sent;
+    } while (!bytes.empty());
+    co_return ok();
+  }
+
+  Runtime& runtime_;
+  rpc::ServerStream& stream_;
+  codec::Codec codec_;
+  std::string metadata_;
+};
 
 /// The tensor whose chunks are arriving.
 struct Assembly {
   TensorView description;
+  std::uint64_t decoded_bytes = 0;
   Bytes buffer;
 };
 
-Result<codec::Tensor> finish(Assembly assembly, const PeerId& donor) {
-  const auto codec = codec::codec_from_wire(assembly.description.compression);
-  const auto dtype = codec::dtype_from_name(assembly.description.dtype);
-  if (!codec || !dtype) return Error(Errc::bad_state, donor, "unknown codec or dtype");
-  auto tensor = codec::decode_tensor(*codec, *dtype, assembly.description.shape, assembly.description.requires_grad, assembly.buffer);
-  if (!tensor) return tensor.error().with_peer(donor);
-  return tensor;
-}
+class StateReceiver {
+ public:
+  StateReceiver(Runtime& runtime, PeerId donor, std::uint64_t max_bytes) : runtime_(runtime), max_bytes_(max_bytes) {
+    state_.donor = donor;
+  }
+
+  Task<Result<>> take(Slice record) {
+    auto message = parse_download(record);
+    if (!message) co_return message.error();
+    if (!message->metadata.empty()) metadata_ = std::move(message->metadata);
+    if (metadata_.size() > kMaxMetadata) co_return Error(cohive::Errc::limit_exceeded, "metadata of a state");
+    if (!message->tensor) co_return ok();
+    if (!message->tensor->dtype.empty()) {
+      if (auto finished = co_await finish_tensor(); !finished) co_return finished;
+      if (auto begun = begin_tensor(*message->tensor); !begun) co_return begun;
+    } else if (!current_) {
+      co_return Error(Errc::bad_state, "a chunk of no tensor");
+    }
+    const ByteView bytes = message->tensor->buffer;
+    state_.bytes += bytes.size();
+    if (state_.bytes > max_bytes_) co_return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
+    current_->buffer.insert(current_->buffer.end(), bytes.begin(), bytes.end());
+    co_return ok();
+  }
+
+  Task<Result<DownloadedState>> finish() {
+    if (auto finished = co_await finish_tensor(); !finished) co_return finished.error();
+    if (metadata_.empty()) co_return Error(Errc::no_donor, "it did not send its state");
+    auto decoded = msgpack::decode(as_bytes(metadata_));
+    if (!decoded) co_return decoded.error();
+    if (!decoded->truthy()) co_return Error(Errc::no_donor, "it did not send its state");
+    state_.metadata = std::move(*decoded);
+    co_return std::move(state_);
+  }
+
+ private:
+  /// What the tensor will take when decoded is checked before any of it is kept.
+  Result<> begin_tensor(const TensorView& description) {
+    const auto dtype = codec::dtype_from_name(description.dtype);
+    const auto count = codec::element_count(description.shape);
+    if (!dtype || !count || !codec::codec_from_wire(description.compression))
+      return Error(Errc::bad_state, "unknown codec, dtype or shape");
+    if (state_.tensors.size() >= kMaxTensors) return Error(cohive::Errc::limit_exceeded, "tensors of a state");
+    const std::uint64_t bytes = *count * codec::size_of(*dtype);
+    if (bytes > max_bytes_ - decoded_bytes_) return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
+    decoded_bytes_ += bytes;
+    current_ = Assembly{description, bytes, {}};
+    current_->description.buffer = {};
+    return ok();
+  }
+
+  Task<Result<>> finish_tensor() {
+    if (!current_) co_return ok();
+    const std::uint64_t size = current_->decoded_bytes;
+    auto work = [assembly = std::make_shared<Assembly>(std::move(*current_))] {
+      const TensorView& is = assembly->description;
+      return codec::decode_tensor(*codec::codec_from_wire(is.compression), *codec::dtype_from_name(is.dtype), is.shape,
+                                  is.requires_grad, assembly->buffer);
+    };
+    current_.reset();
+    auto tensor = size > kInlineBytes ? co_await runtime_.offload(std::move(work)) : work();
+    if (!tensor) co_return tensor.error();
+    state_.tensors.push_back(std::move(*tensor));
+    co_return ok();
+  }
+
+  Runtime& runtime_;
+  const std::uint64_t max_bytes_;
+  std::uint64_t decoded_bytes_ = 0;
+  DownloadedState state_;
+  std::string metadata_;
+  std::optional<Assembly> current_;
+};
 
 }  // namespace
 
-Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state, codec::Codec codec) {
+Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state,
+                          codec::Codec codec) {
   auto request = co_await stream.receive(runtime.after(kSendTimeout));
   if (!request) co_return request.error();
   auto end = co_await stream.receive(runtime.after(kRequestEnd));  // as matchmaking does, before a quick end
   if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
   if (!state) co_return ok();
-  std::string metadata = msgpack::encode(state->metadata);
-  for (const auto& tensor : state->tensors) {
-    const bool halves = codec == codec::Codec::float16 && codec::is_floating(tensor.dtype) && tensor.dtype != codec::DType::bfloat16;
-    auto encoded = codec::encode_tensor(codec, tensor);
-    if (!encoded) co_return encoded.error();
-    TensorView view;
-    view.shape = tensor.shape;
-    view.dtype = std::string(codec::name_of(tensor.dtype));
-    view.requires_grad = tensor.requires_grad;
-    view.compression = halves ? static_cast<int>(codec::Codec::float16) : 0;
-    view.chunks = static_cast<int>((encoded->size() + kChunk - 1) / kChunk);
-    std::size_t at = 0;
-    do {
-      const Slice chunk = encoded->sub(at, std::min(kChunk, encoded->size() - at));
-      view.buffer = chunk.view();
-      const Envelope envelope = envelope_download(std::exchange(metadata, {}), view, at == 0);
-      const ByteView parts[] = {as_bytes(envelope.head), chunk.view(), as_bytes(envelope.tail)};
-      auto sent = co_await stream.send(std::span<const ByteView>(parts), runtime.after(kSendTimeout));
-      if (!sent) co_return sent;
-      at += chunk.size();
-    } while (at < encoded->size());
+  StateSender sender(runtime, stream, codec, msgpack::encode(state->metadata));
+  for (auto& tensor : state->tensors) {
+    auto sent = co_await sender.send(std::exchange(tensor, {}));
+    if (!sent) co_return sent;
   }
   co_return ok();
 }
@@ -69,46 +201,15 @@ Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::
   if (auto sent = co_await (*call)->send(ByteView(), runtime.after(chunk_timeout)); !sent) co_return sent.error();
   if (auto ended = co_await (*call)->finish(runtime.after(chunk_timeout)); !ended) co_return ended.error();
 
-  DownloadedState state;
-  state.donor = donor;
-  std::string metadata;
-  std::optional<Assembly> current;
+  StateReceiver receiver(runtime, donor, max_bytes);
   for (;;) {
     auto record = co_await (*call)->receive(runtime.after(chunk_timeout));
     if (!record) co_return record.error();
-    std::optional<DownloadMessage> message;
-    if (*record) {
-      auto parsed = parse_download(**record);
-      if (!parsed) co_return parsed.error().with_peer(donor);
-      message = std::move(*parsed);
-      if (!message->metadata.empty()) metadata = message->metadata;
-      if (!message->tensor) continue;
-    }
-    const bool new_tensor = message && !message->tensor->dtype.empty();
-    if (current && (!message || new_tensor)) {
-      auto tensor = finish(std::move(*current), donor);
-      if (!tensor) co_return tensor.error();
-      state.tensors.push_back(std::move(*tensor));
-      current.reset();
-      if (state.tensors.size() > kMaxTensors) co_return Error(cohive::Errc::limit_exceeded, donor, "tensors of a state");
-    }
-    if (!message) break;
-    if (new_tensor) {
-      current = Assembly{*message->tensor, {}};
-      current->description.buffer = {};
-    } else if (!current) {
-      co_return Error(Errc::bad_state, donor, "a chunk of no tensor");
-    }
-    const ByteView bytes = message->tensor->buffer;
-    state.bytes += bytes.size();
-    if (state.bytes > max_bytes) co_return Error(cohive::Errc::limit_exceeded, donor, "state larger than allowed");
-    current->buffer.insert(current->buffer.end(), bytes.begin(), bytes.end());
+    if (!*record) break;
+    if (auto taken = co_await receiver.take(std::move(**record)); !taken) co_return taken.error().with_peer(donor);
   }
-  if (metadata.empty()) co_return Error(Errc::no_donor, donor, "it did not send its state");
-  auto decoded = msgpack::decode(as_bytes(metadata));
-  if (!decoded) co_return decoded.error().with_peer(donor);
-  if (!decoded->truthy()) co_return Error(Errc::no_donor, donor, "it did not send its state");
-  state.metadata = std::move(*decoded);
+  auto state = co_await receiver.finish();
+  if (!state) co_return state.error().with_peer(donor);
   co_return state;
 }
 

@@ -10,15 +10,19 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxDimensions = 64;
+constexpr std::uint64_t kMaxFieldNumber = (1u << 29) - 1;
+constexpr std::size_t kMaxGroupId = 64, kMaxDTypeName = 32;
 
 enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-Error malformed() { return Error(Errc::malformed, "tensor message"); }
+Error malformed() {
+  return Error(Errc::malformed, "tensor message");
+}
 
 struct Field {
   std::uint32_t number = 0, type = 0;
-  std::uint64_t value = 0;  // of a varint or fixed64
-  ByteView bytes;
+  std::uint64_t value = 0;  // of a varint or fixed-width field
+  ByteView bytes;           // of a length-delimited one
 };
 
 /// Takes one field off `rest`; false when malformed.
@@ -26,8 +30,8 @@ bool take(ByteView& rest, Field& field) {
   const Varint key = read_varint(rest);
   if (key.status != VarintStatus::ok) return false;
   rest = rest.subspan(key.size);
-  field.number = static_cast<std::uint32_t>(key.value >> 3);
-  field.type = static_cast<std::uint32_t>(key.value & 7);
+  field = {static_cast<std::uint32_t>(key.value >> 3), static_cast<std::uint32_t>(key.value & 7), 0, {}};
+  if (key.value >> 3 == 0 || key.value >> 3 > kMaxFieldNumber) return false;
   switch (field.type) {
     case kVarint:
     case kBytes: {
@@ -45,51 +49,73 @@ bool take(ByteView& rest, Field& field) {
     case kFixed32: {
       const std::size_t size = field.type == kFixed64 ? 8 : 4;
       if (rest.size() < size) return false;
-      field.value = 0;
       std::memcpy(&field.value, rest.data(), size);
       rest = rest.subspan(size);
       return true;
     }
-    default: return false;
+    default:
+      return false;
   }
+}
+
+bool add_size(std::uint64_t size, codec::Shape& shape) {
+  if (size > UINT32_MAX || shape.size() == kMaxDimensions) return false;
+  shape.push_back(static_cast<std::uint32_t>(size));
+  return true;
 }
 
 bool parse_sizes(ByteView packed, codec::Shape& shape) {
   while (!packed.empty()) {
     const Varint size = read_varint(packed);
-    if (size.status != VarintStatus::ok || shape.size() == kMaxDimensions) return false;
-    shape.push_back(static_cast<std::uint32_t>(size.value));
+    if (size.status != VarintStatus::ok || !add_size(size.value, shape)) return false;
     packed = packed.subspan(size.size);
   }
   return true;
 }
 
+/// Fields that we know have the type that the message says; others are passed over, as protobuf does.
 std::optional<TensorView> parse_tensor(ByteView rest) {
   TensorView tensor;
   Field field;
   while (!rest.empty()) {
     if (!take(rest, field)) return std::nullopt;
+    const bool bytes = field.type == kBytes, varint = field.type == kVarint;
+    bool good = true;
     switch (field.number) {
-      case 1: tensor.buffer = field.bytes; break;
-      case 2:
-        if (field.type == kVarint) {
-          if (tensor.shape.size() == kMaxDimensions) return std::nullopt;
-          tensor.shape.push_back(static_cast<std::uint32_t>(field.value));
-        } else if (!parse_sizes(field.bytes, tensor.shape)) {
-          return std::nullopt;
-        }
+      case 1:
+        good = bytes;
+        tensor.buffer = field.bytes;
         break;
-      case 3: tensor.requires_grad = field.value != 0; break;
-      case 4: tensor.dtype = to_string(field.bytes); break;
-      case 5: tensor.compression = static_cast<int>(field.value); break;
-      case 6: tensor.chunks = static_cast<int>(field.value); break;
-      default: break;
+      case 2:
+        good = varint ? add_size(field.value, tensor.shape) : bytes && parse_sizes(field.bytes, tensor.shape);
+        break;
+      case 3:
+        good = varint;
+        tensor.requires_grad = field.value != 0;
+        break;
+      case 4:
+        good = bytes && field.bytes.size() <= kMaxDTypeName;
+        if (good) tensor.dtype = to_string(field.bytes);
+        break;
+      case 5:
+        good = varint;
+        tensor.compression = static_cast<int>(field.value);
+        break;
+      case 6:
+        good = varint;
+        tensor.chunks = static_cast<int>(field.value);
+        break;
+      default:
+        break;
     }
+    if (!good) return std::nullopt;
   }
   return tensor;
 }
 
-void put_key(std::string& out, std::uint32_t number, WireType type) { append_varint(out, number << 3 | type); }
+void put_key(std::string& out, std::uint32_t number, WireType type) {
+  append_varint(out, number << 3 | type);
+}
 void put_varint(std::string& out, std::uint32_t number, std::uint64_t value) {
   if (value == 0) return;  // proto3: zero is absent
   put_key(out, number, kVarint);
@@ -136,10 +162,27 @@ Result<PartMessage> parse_part(ByteView rest) {
   Field field;
   while (!rest.empty()) {
     if (!take(rest, field)) return malformed();
-    if (field.number == 1) message.code = static_cast<int>(field.value);
-    if (field.number == 2) message.group_id = to_string(field.bytes);
-    if (field.number == 4 && !(message.tensor = parse_tensor(field.bytes))) return malformed();
-    if (field.number == 5 && field.type == kFixed64) message.weight = std::bit_cast<double>(field.value);
+    bool good = true;
+    switch (field.number) {
+      case 1:
+        good = field.type == kVarint;
+        message.code = static_cast<int>(field.value);
+        break;
+      case 2:
+        good = field.type == kBytes && field.bytes.size() <= kMaxGroupId;
+        if (good) message.group_id = to_string(field.bytes);
+        break;
+      case 4:
+        good = field.type == kBytes && (message.tensor = parse_tensor(field.bytes));
+        break;
+      case 5:
+        good = field.type == kFixed64;
+        message.weight = std::bit_cast<double>(field.value);
+        break;
+      default:
+        break;
+    }
+    if (!good) return malformed();
   }
   return message;
 }
@@ -149,13 +192,18 @@ Result<DownloadMessage> parse_download(ByteView rest) {
   Field field;
   while (!rest.empty()) {
     if (!take(rest, field)) return malformed();
-    if (field.number == 1) message.metadata = to_string(field.bytes);
-    if (field.number == 2 && !(message.tensor = parse_tensor(field.bytes))) return malformed();
+    const bool bytes = field.type == kBytes;
+    if (field.number == 1) {
+      if (!bytes) return malformed();
+      message.metadata = to_string(field.bytes);
+    }
+    if (field.number == 2 && !(bytes && (message.tensor = parse_tensor(field.bytes)))) return malformed();
   }
   return message;
 }
 
-Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_size, std::size_t elements, codec::Codec codec, double weight) {
+Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_size, std::size_t elements,
+                       codec::Codec codec, double weight) {
   TensorView description;
   description.shape = {static_cast<std::uint32_t>(elements)};
   description.dtype = "float32";
@@ -169,6 +217,12 @@ Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_s
     put_key(out.tail, 5, kFixed64);
     out.tail.append(reinterpret_cast<const char*>(&weight), sizeof weight);
   }
+  return out;
+}
+
+Envelope envelope_code(int code) {
+  Envelope out;
+  put_varint(out.head, 1, static_cast<std::uint64_t>(code));
   return out;
 }
 

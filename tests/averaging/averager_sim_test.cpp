@@ -1,9 +1,15 @@
 #include "cohive/averaging/averager.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "averaging/wire.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/rpc/rpc.hpp"
 #include "support/swarm.hpp"
 
 namespace cohive::averaging {
@@ -36,8 +42,8 @@ class Averaging : public ::testing::Test {
     peer->b.assign(7, 10 * number);
     options.prefix = "test";
     peer->averager = std::make_unique<Averager>(
-        *peer->dht,
-        std::vector<AveragedTensor>{{peer->a, {static_cast<std::uint32_t>(size)}}, {peer->b, {7}}}, options);
+        *peer->dht, std::vector<AveragedTensor>{{peer->a, {static_cast<std::uint32_t>(size)}}, {peer->b, {7}}},
+        options);
     peer->averager->start();
     peers.push_back(std::move(peer));
     return *peers.back();
@@ -173,6 +179,126 @@ TEST_F(Averaging, SurvivorsFinishWhenAPeerDiesInTheMiddle) {
   for (std::size_t k = 0; k < 10; ++k) EXPECT_EQ(peers[0]->a[k] == 0.0f, peers[1]->a[k] == 1.0f);
 }
 
+TEST_F(Averaging, WhoeverLosesItsLeaderLooksForAnotherAtOnce) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  auto steps = same();
+  steps[0].scheduled_time = swarm.runtime().wall_time() + 10;  // the first to expire: it leads
+  steps[1].scheduled_time = steps[2].scheduled_time = swarm.runtime().wall_time() + 11;
+  std::vector<Result<RoundResult>> results(3, Error(Errc::no_group));
+  TaskGroup group(swarm.runtime());
+  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> {
+    out = co_await averager.step(step);
+  };
+  auto leader = std::make_unique<TaskGroup>(swarm.runtime());
+  for (std::size_t i = 0; i < 3; ++i) (i == 0 ? *leader : group).spawn(run(*peers[i]->averager, steps[i], results[i]));
+  swarm.pass(5s);  // the others follow it by now
+  leader.reset();
+  peers[0]->averager.reset();
+  peers[0]->dht.reset();
+  swarm.remove_host(0);
+  swarm.pass(7s);  // the end of their own declarations, and the exchange
+  for (std::size_t i = 1; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << i << ": " << results[i].error();
+    EXPECT_EQ(results[i]->group.size(), 2u);
+    EXPECT_EQ(results[i]->parts_failed, 0u);
+    EXPECT_NEAR(peers[i]->a[0], 1.5f, 1e-6);
+  }
+}
+
+TEST_F(Averaging, TheErrorSaysWhyThereIsNoGroup) {
+  add(quick());
+  auto other = quick();
+  other.initial_group_bits = "";
+  add(other, 999);  // other tensors: another schema
+  StepOptions step;
+  step.timeout = 6s;
+  step.allow_retries = false;
+  bool refused = false;
+  for (auto& result : step_all(same(step))) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code(), make_error_code(Errc::no_group));
+    EXPECT_THAT(result.error().message(), ::testing::HasSubstr("met 1 peer that wanted to lead"));
+    refused |= result.error().message().find("refused us (BAD_SCHEMA_HASH)") != std::string::npos;
+  }
+  EXPECT_TRUE(refused);
+}
+
+TEST_F(Averaging, APeerWithNanIsLeftOutAndNamed) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  for (float& value : peers[1]->a) value = NAN;
+  const auto results = step_all(same());
+  for (std::size_t i : {0u, 2u}) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_EQ(results[i]->lost_senders, std::vector{peers[1]->dht->host().id()});
+    for (float value : peers[i]->a) ASSERT_TRUE(std::isfinite(value));
+  }
+  EXPECT_NEAR(peers[0]->a[0], 1.0f, 1e-6) << "(0 + 2) / 2: its weight does not count";
+}
+
+TEST_F(Averaging, PartsThatAreCutDifferentlyAreRefusedOnBothSides) {
+  add(quick());
+  auto other = quick();
+  other.part_size_bytes = 400;
+  add(other);
+  StepOptions step;
+  step.allow_retries = false;
+  const auto before = peers[0]->a;
+  for (auto& result : step_all(same(step))) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->lost_senders.size(), 1u);
+    EXPECT_EQ(result->failed_reducers.size(), 1u);
+  }
+  EXPECT_EQ(peers[0]->a, before) << "own values stay";
+}
+
+TEST_F(Averaging, AScheduledRoundCanBePostponedAndCancelled) {
+  for (int i = 0; i < 2; ++i) add(quick());
+  auto steps = same();
+  for (auto& step : steps) {
+    step.control = std::make_shared<StepControl>(swarm.runtime(), 1.0);
+    step.control->trigger.set();
+    step.control->scheduled_time = swarm.runtime().wall_time() + 30;
+  }
+  TaskGroup group(swarm.runtime());
+  std::vector<Result<RoundResult>> results(2, Error(Errc::no_group));
+  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> {
+    out = co_await averager.step(step);
+  };
+  for (std::size_t i = 0; i < 2; ++i) group.spawn(run(*peers[i]->averager, steps[i], results[i]));
+  swarm.pass(25s);
+  EXPECT_EQ(steps[0].control->stage, StepControl::Stage::looking_for_group) << "not before the scheduled time";
+  steps[0].control->cancelled.set();
+  swarm.pass(1s);
+  EXPECT_EQ(results[0].error().code(), make_error_code(Errc::round_cancelled));
+  EXPECT_EQ(steps[0].control->stage, StepControl::Stage::finished);
+  group.cancel();
+}
+
+TEST_F(Averaging, AnImpossibleWeightIsAnErrorAndHarmsNobody) {
+  for (int i = 0; i < 2; ++i) add(quick());
+  auto steps = same();
+  for (auto& step : steps) step.allow_retries = false;
+  steps[1].weight = NAN;
+  const auto results = step_all(steps);
+  EXPECT_EQ(results[1].error().code(), make_error_code(cohive::Errc::invalid_argument));
+  ASSERT_TRUE(results[0]) << results[0].error();
+  EXPECT_EQ(peers[0]->a[0], 0.0f);
+}
+
+TEST_F(Averaging, AStreamForAGroupNobodyKnowsIsAnsweredAtOnce) {
+  add(quick());
+  add(quick());
+  auto ask = [](p2p::Host& host, PeerId peer) -> Task<int> {
+    const Deadline soon = host.runtime().after(1s);
+    auto call = co_await rpc::open_call(host, peer, "test::DecentralizedAverager.rpc_aggregate_part", soon);
+    const Envelope part = envelope_part(4, "no such group", 0, 0, codec::Codec::none, 1);
+    (co_await (*call)->send(as_bytes(part.head + part.tail), soon)).value();
+    auto reply = co_await (*call)->receive(soon);
+    co_return parse_part(**reply).value().code;
+  };
+  EXPECT_EQ(swarm.run(ask(peers[0]->dht->host(), peers[1]->dht->host().id())), 10) << "BAD_GROUP_ID";
+}
+
 TEST_F(Averaging, ATriggeredRoundWaitsForAllItsMembers) {
   for (int i = 0; i < 2; ++i) add(quick());
   auto steps = same();
@@ -183,7 +309,9 @@ TEST_F(Averaging, ATriggeredRoundWaitsForAllItsMembers) {
   }
   TaskGroup group(swarm.runtime());
   std::vector<Result<RoundResult>> results(2, Error(Errc::no_group));
-  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> { out = co_await averager.step(step); };
+  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> {
+    out = co_await averager.step(step);
+  };
   for (std::size_t i = 0; i < 2; ++i) group.spawn(run(*peers[i]->averager, steps[i], results[i]));
   swarm.pass(5s);
   EXPECT_EQ(controls[0]->stage, StepControl::Stage::awaiting_trigger);

@@ -13,16 +13,21 @@
 namespace cohive::averaging {
 namespace {
 
-std::string hex(std::string_view bytes) { return to_hex(as_bytes(bytes)); }
+std::string hex(std::string_view bytes) {
+  return to_hex(as_bytes(bytes));
+}
 Bytes counting(std::size_t size) {
   Bytes bytes(size);
   std::iota(bytes.begin(), bytes.end(), 0);
   return bytes;
 }
-AveragedTensor tensor(codec::Shape shape, codec::DType dtype = codec::DType::float32, bool grad = false) { return {{}, std::move(shape), grad, dtype}; }
+AveragedTensor tensor(codec::Shape shape, codec::DType dtype = codec::DType::float32, bool grad = false) {
+  return {{}, std::move(shape), grad, dtype};
+}
 
 TEST(SchemaHash, EqualsHivemind) {
-  EXPECT_EQ(hex(schema_hash({tensor({2, 3}), tensor({5}, codec::DType::float16)})), "2401aa0ef7f6a429b3d10f6cffe7fb7f93438e83");
+  EXPECT_EQ(hex(schema_hash({tensor({2, 3}), tensor({5}, codec::DType::float16)})),
+            "2401aa0ef7f6a429b3d10f6cffe7fb7f93438e83");
   EXPECT_EQ(hex(schema_hash({tensor({1, 5}), tensor({1})})), "3d41bd9dc8f8fbdb8646cda3fb2c159c60a3d715");
   EXPECT_EQ(hex(schema_hash({tensor({})})), "ce72eceaf65845f17eb0cb160cfc770d7c25553e");
   EXPECT_EQ(hex(schema_hash({tensor({3}, codec::DType::float32, true)})), "3dece5573eabb74596efb7103cf2d0589d16ddfc");
@@ -36,11 +41,13 @@ TEST(Gather, EqualsHivemind) {
 
 TEST(GroupBits, DrawAsCpythonDoes) {
   PythonRandom random(counting(20));
-  for (std::uint32_t expected : {4242546393u, 2533012690u, 2317261166u, 309831577u, 1181066088u}) EXPECT_EQ(random.next(), expected);
+  for (std::uint32_t expected : {4242546393u, 2533012690u, 2317261166u, 309831577u, 1181066088u})
+    EXPECT_EQ(random.next(), expected);
   EXPECT_EQ(PythonRandom(counting(20)).sample(16, 5), (std::vector<std::uint32_t>{2, 4, 8, 3, 7}));
   EXPECT_EQ(PythonRandom(counting(20)).sample(256, 6), (std::vector<std::uint32_t>{36, 140, 111, 242, 69, 220}));
   EXPECT_EQ(PythonRandom(Bytes(20, 0)).sample(256, 6), (std::vector<std::uint32_t>{99, 214, 158, 54, 25, 249}));
-  EXPECT_EQ(PythonRandom(Bytes(20, 0)).sample(16, 16), (std::vector<std::uint32_t>{6, 8, 14, 15, 10, 4, 9, 1, 0, 3, 7, 13, 2, 5, 12, 11}));
+  EXPECT_EQ(PythonRandom(Bytes(20, 0)).sample(16, 16),
+            (std::vector<std::uint32_t>{6, 8, 14, 15, 10, 4, 9, 1, 0, 3, 7, 13, 2, 5, 12, 11}));
   EXPECT_EQ(next_group_bits("0110", counting(20), 2, 5, 16), "1000");
   EXPECT_EQ(next_group_bits("", counting(20), 2, 5, 16), "");
 }
@@ -53,7 +60,8 @@ TEST(Partition, EqualsHivemind) {
     auto copy = tensors;
     for (auto& t : copy) t.bytes_per_value = bytes_per_value;
     std::vector<std::vector<std::size_t>> result(peers);
-    for (const Part& part : cut_into_parts(copy, 1 << 19, divide(762'152, std::vector<double>(peers, 1)))) result[part.owner].push_back(part.length);
+    for (const Part& part : cut_into_parts(copy, 1 << 19, divide(762'152, std::vector<double>(peers, 1))))
+      result[part.owner].push_back(part.length);
     return result;
   };
   using L = std::vector<std::vector<std::size_t>>;
@@ -66,7 +74,9 @@ TEST(Partition, EqualsHivemind) {
 }
 
 TEST(LoadBalancer, EqualsHivemindOnItsOwnTestCases) {
-  const auto shares = [](std::uint64_t total, std::vector<std::optional<double>> b, std::uint64_t min) { return divide(total, balance_load(b, total, min)); };
+  const auto shares = [](std::uint64_t total, std::vector<std::optional<double>> b, std::uint64_t min) {
+    return divide(total, balance_load(b, total, min));
+  };
   using F = std::vector<std::uint64_t>;
   EXPECT_EQ(shares(60, {0.55, 0.44, 0.40}, 10), (F{41, 19, 0}));
   EXPECT_EQ(shares(60, {0.32, 0.55, 0.44}, 10), (F{0, 40, 20}));
@@ -75,18 +85,54 @@ TEST(LoadBalancer, EqualsHivemindOnItsOwnTestCases) {
   EXPECT_EQ(shares(1000, {0.25, 0.5, 0.5, 1.0}, 0), (F{0, 242, 242, 516}));
 }
 
+TEST(LoadBalancer, ALargeGroupIsDividedInReasonableTime) {
+  std::vector<std::optional<double>> bandwidths;
+  for (int i = 0; i < 200; ++i) bandwidths.push_back(1.0 + i % 7);
+  const auto scores = balance_load(bandwidths, 1'000'000);
+  EXPECT_GT(scores[6], scores[0]) << "the faster gets more";
+  EXPECT_EQ(scores[6], scores[13]);
+  std::uint64_t sum = 0;
+  for (auto share : divide(1'000'000, scores)) sum += share;
+  EXPECT_EQ(sum, 1'000'000u);
+}
+
+TEST(Wire, FieldsOfAnotherTypeAreRefused) {
+  const std::string tensor = "\x0a\x04\x01\x02\x03\x04";  // field 1, four bytes
+  const auto part = [](std::string bytes) { return parse_part(as_bytes(bytes)).has_value(); };
+  const auto with = [&](std::string inner) {
+    return part("\x22" + std::string(1, static_cast<char>(inner.size())) + inner);
+  };
+  EXPECT_TRUE(with(tensor));
+  EXPECT_FALSE(part(std::string("\x0a\x01\x04", 3))) << "code as bytes";
+  EXPECT_FALSE(part(std::string("\x10\x04", 2))) << "group id as a number";
+  EXPECT_FALSE(part(std::string("\x20\x04", 2))) << "tensor as a number";
+  EXPECT_FALSE(part(std::string("\x28\x01", 2))) << "weight as a number";
+  EXPECT_FALSE(with(std::string("\x08\x04", 2))) << "buffer as a number";
+  EXPECT_FALSE(with(tensor + std::string("\x08\x04", 2))) << "and not with the bytes of the field before";
+  EXPECT_FALSE(with(std::string("\x20\x04", 2))) << "dtype as a number";
+  EXPECT_FALSE(with(std::string("\x2a\x01\x02", 3))) << "compression as bytes";
+  EXPECT_FALSE(with(std::string("\x15\0\0\0\0", 5))) << "size as four bytes";
+  EXPECT_FALSE(with(std::string("\x10\xff\xff\xff\xff\xff\x01", 7))) << "a size beyond 32 bits";
+  EXPECT_TRUE(part(std::string("\x50\x05", 2))) << "an unknown field is passed over";
+  EXPECT_FALSE(part(std::string("\x00\x05", 2))) << "there is no field 0";
+  EXPECT_FALSE(parse_download(as_bytes(std::string("\x08\x05", 2)))) << "metadata as a number";
+  EXPECT_FALSE(parse_download(as_bytes(std::string("\x10\x05", 2)))) << "tensor as a number";
+}
+
 TEST(Wire, EqualsProtobufBitForBit) {
   const Slice one = Slice::copy_of(from_hex("0000803f"));
   const std::string group(20, '\x02');
   auto part = envelope_part(4, group, 4, 1, codec::Codec::none, 2.0);
-  EXPECT_EQ(hex(part.head + to_string(one.view()) + part.tail),
-            "08041214020202020202020202020202020202020202020222120a040000803f1201012207666c6f61743332290000000000000040");
+  EXPECT_EQ(
+      hex(part.head + to_string(one.view()) + part.tail),
+      "08041214020202020202020202020202020202020202020222120a040000803f1201012207666c6f61743332290000000000000040");
   TensorView view;
   view.buffer = one.view();
   view.shape = {1};
   view.dtype = "float32";
   view.chunks = 1;
-  auto download = envelope_download(from_hex("81a967726f75705f6b6579a0").empty() ? "" : std::string("\x81\xa9group_key\xa0"), view, true);
+  auto download = envelope_download(
+      from_hex("81a967726f75705f6b6579a0").empty() ? "" : std::string("\x81\xa9group_key\xa0"), view, true);
   EXPECT_EQ(hex(download.head + to_string(one.view()) + download.tail),
             "0a0c81a967726f75705f6b6579a012140a040000803f1201012207666c6f617433323001");
   proto::AveragingData message;

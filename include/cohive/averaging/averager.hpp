@@ -25,19 +25,20 @@ struct AveragerOptions {
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
   std::size_t target_group_size = 0;                 ///< 0: unbounded
   std::size_t min_group_size = 2;
-  std::string initial_group_bits;                    ///< of '0' and '1'
-  Duration min_matchmaking_time = 5s;                ///< how long a leader waits for followers
-  Duration request_timeout = 3s;                     ///< must be below min_matchmaking_time
+  std::string initial_group_bits;      ///< of '0' and '1'
+  Duration min_matchmaking_time = 5s;  ///< how long a leader waits for followers
+  Duration request_timeout = 3s;       ///< must be below min_matchmaking_time
   double averaging_alpha = 1.0;
   std::size_t part_size_bytes = 1 << 19;
-  Duration allreduce_timeout = 60s;                  ///< a whole round
-  Duration sender_timeout = 15s;                     ///< between two parts of one sender; then it is left out
-  Duration reducer_timeout = 30s;                    ///< between two results of one reducer; then local values stay
+  Duration allreduce_timeout = 60s;  ///< a whole round
+  Duration sender_timeout = 15s;     ///< between two parts of one sender; then it is left out
+  Duration reducer_timeout = 30s;    ///< between two results of one reducer; then local values stay
   codec::Codec codec = codec::Codec::none;
   codec::Codec state_codec = codec::Codec::none;
-  std::optional<double> bandwidth;                   ///< bytes per second, any unit common to the group; unset: equal shares
+  std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: who would get fewer gets none
+  std::optional<double> bandwidth;    ///< bytes per second, any unit common to the group; unset: equal shares
   PeerMode mode = PeerMode::node;
-  bool share_state = true;                           ///< only nodes do
+  bool share_state = true;  ///< only nodes do
   Duration declare_state_period = 30s;
 };
 
@@ -61,19 +62,21 @@ struct GatheredPeer {
 class StepControl {
  public:
   enum class Stage { idle, looking_for_group, awaiting_trigger, running, finished };
-  StepControl(Runtime& runtime, double step_weight) : weight(step_weight), trigger(runtime, "trigger of an averaging round"), cancelled(runtime, "cancellation") {}
-  double weight;         ///< may change until the trigger; finite, not negative
-  Event trigger;         ///< set it when the tensors are ready
-  Event cancelled;       ///< set it to give the round up
+  StepControl(Runtime& runtime, double step_weight)
+      : weight(step_weight), trigger(runtime, "trigger of an averaging round"), cancelled(runtime, "cancellation") {}
+  double weight;                         ///< may change until the trigger; finite, not negative
+  std::optional<double> scheduled_time;  ///< Unix seconds; may change while the group is being looked for
+  Event trigger;                         ///< set it when the tensors are ready
+  Event cancelled;                       ///< set it to give the round up
   Stage stage = Stage::idle;
 };
 
 struct StepOptions {
-  msgpack::Value gather;                        ///< sent to all members
+  msgpack::Value gather;  ///< sent to all members
   double weight = 1.0;
-  Duration timeout = 60s;                       ///< for finding a group (retries included)
-  std::optional<double> scheduled_time;         ///< Unix seconds; default now + min_matchmaking_time
-  std::shared_ptr<StepControl> control;         ///< given: the round waits for control->trigger
+  Duration timeout = 60s;                ///< for finding a group (retries included)
+  std::optional<double> scheduled_time;  ///< Unix seconds; default now + min_matchmaking_time; goes to the control
+  std::shared_ptr<StepControl> control;  ///< given: the round waits for control->trigger
   bool allow_retries = true;
 };
 
@@ -81,7 +84,9 @@ struct RoundResult {
   std::vector<GatheredPeer> group;  ///< in group order, ourselves included
   PeerId leader;                    ///< who assembled it
   std::size_t parts_total = 0;
-  std::size_t parts_failed = 0;     ///< kept local because their reducer failed
+  std::size_t parts_failed = 0;         ///< kept local because their reducer failed
+  std::vector<PeerId> failed_reducers;  ///< whose parts those are
+  std::vector<PeerId> lost_senders;     ///< left out of some part that we averaged: silent, gone, or sending nonsense
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload
   Duration matchmaking{}, allreduce{};
 };
@@ -117,7 +122,8 @@ class Averager {
   /// Downloads from the best donor that answers.
   /// \param limit      for the whole download
   /// \param max_bytes  more is refused
-  Task<Result<DownloadedState>> download_state(Duration limit = 600s, std::uint64_t max_bytes = std::uint64_t{64} << 30);
+  Task<Result<DownloadedState>> download_state(Duration limit = 600s,
+                                               std::uint64_t max_bytes = std::uint64_t{64} << 30);
 
   const std::string& group_bits() const noexcept;
   void set_group_bits(std::string bits);

@@ -7,16 +7,19 @@
 namespace cohive::averaging {
 
 enum class Errc {
-  no_group = 1,        ///< matchmaking found no group in time
-  nobody_reduces,      ///< every member is a client
-  bad_partition,       ///< the members' parts do not fit together
-  no_donor,            ///< nobody shares its state
-  bad_state,           ///< a donor's state does not fit
+  no_group = 1,    ///< matchmaking found no group in time
+  nobody_reduces,  ///< every member is a client
+  bad_partition,   ///< the members' parts do not fit together
+  no_donor,        ///< nobody shares its state
+  bad_state,       ///< a donor's state does not fit
   round_cancelled,
+  refused,  ///< a member of the group refused to average our parts
 };
 
 const std::error_category& averaging_category() noexcept;
-inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), averaging_category()}; }
+inline std::error_code make_error_code(Errc code) noexcept {
+  return {static_cast<int>(code), averaging_category()};
+}
 
 }  // namespace cohive::averaging
 

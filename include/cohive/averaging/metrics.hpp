@@ -2,31 +2,55 @@
 /// What the averaging module measures.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "cohive/core/metrics.hpp"
 
 namespace cohive::averaging {
 
+/// How an attempt to join a leader's group ended.
+enum class JoinOutcome { grouped, refused, unreachable, lost, disbanded };
+inline constexpr std::array kJoinOutcomes = {"grouped", "refused", "unreachable", "lost", "disbanded"};
+
 struct AveragingMetrics {
   AveragingMetrics(Metrics& metrics, const std::string& averager)
-      : rounds_ok(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.", {{"averager", averager}, {"outcome", "ok"}})),
-        rounds_partial(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.", {{"averager", averager}, {"outcome", "partial"}})),
-        rounds_failed(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.", {{"averager", averager}, {"outcome", "failed"}})),
-        no_group(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.", {{"averager", averager}, {"outcome", "no_group"}})),
-        matchmaking_seconds(metrics.histogram("cohive_averaging_matchmaking_seconds", "Time to find a group.", bounds(), {{"averager", averager}})),
-        allreduce_seconds(metrics.histogram("cohive_averaging_allreduce_seconds", "Time of the all-reduce.", bounds(), {{"averager", averager}})),
-        group_size(metrics.gauge("cohive_averaging_group_size", "Members of the last group.", {{"averager", averager}})),
-        bytes_sent(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.", {{"averager", averager}, {"direction", "out"}})),
-        bytes_received(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.", {{"averager", averager}, {"direction", "in"}})),
-        senders_banned(metrics.counter("cohive_averaging_banned_senders_total", "Senders left out of a round.", {{"averager", averager}})),
-        state_uploads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.", {{"averager", averager}, {"direction", "out"}})),
-        state_downloads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.", {{"averager", averager}, {"direction", "in"}})) {}
+      : rounds_ok(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.",
+                                  {{"averager", averager}, {"outcome", "ok"}})),
+        rounds_partial(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.",
+                                       {{"averager", averager}, {"outcome", "partial"}})),
+        rounds_failed(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.",
+                                      {{"averager", averager}, {"outcome", "failed"}})),
+        no_group(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.",
+                                 {{"averager", averager}, {"outcome", "no_group"}})),
+        matchmaking_seconds(metrics.histogram("cohive_averaging_matchmaking_seconds", "Time to find a group.", bounds(),
+                                              {{"averager", averager}})),
+        allreduce_seconds(metrics.histogram("cohive_averaging_allreduce_seconds", "Time of the all-reduce.", bounds(),
+                                            {{"averager", averager}})),
+        group_size(
+            metrics.gauge("cohive_averaging_group_size", "Members of the last group.", {{"averager", averager}})),
+        bytes_sent(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.",
+                                   {{"averager", averager}, {"direction", "out"}})),
+        bytes_received(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.",
+                                       {{"averager", averager}, {"direction", "in"}})),
+        senders_banned(metrics.counter("cohive_averaging_banned_senders_total", "Senders left out of a round.",
+                                       {{"averager", averager}})),
+        reducers_failed(metrics.counter("cohive_averaging_failed_reducers_total",
+                                        "Reducers whose parts kept local values.", {{"averager", averager}})),
+        state_uploads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
+                                      {{"averager", averager}, {"direction", "out"}})),
+        state_downloads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
+                                        {{"averager", averager}, {"direction", "in"}})) {
+    for (std::size_t i = 0; i < joins.size(); ++i)
+      joins[i] = metrics.counter("cohive_averaging_joins_total", "Attempts to join a leader's group.",
+                                 {{"averager", averager}, {"outcome", kJoinOutcomes[i]}});
+  }
   static std::vector<double> bounds() { return {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60}; }
   Counter rounds_ok, rounds_partial, rounds_failed, no_group;
   Histogram matchmaking_seconds, allreduce_seconds;
   Gauge group_size;
-  Counter bytes_sent, bytes_received, senders_banned, state_uploads, state_downloads;
+  Counter bytes_sent, bytes_received, senders_banned, reducers_failed, state_uploads, state_downloads;
+  std::array<Counter, kJoinOutcomes.size()> joins;
 };
 
 }  // namespace cohive::averaging

@@ -1,0 +1,124 @@
+// The owner's side of the exchange: receives a sender's parts, adds them up, answers with what the average differs by.
+#include <algorithm>
+#include <cmath>
+
+#include "all_reduce.hpp"
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::size_t kInFlightBytes = 32 << 20;  // parts received and not yet answered, over all senders
+constexpr std::size_t kMaxInFlight = 16;          // of one sender
+
+Task<Result<>> refuse(rpc::ServerStream& stream, Code code, Deadline deadline) {
+  const Envelope envelope = envelope_code(code);
+  co_return co_await stream.send(as_bytes(envelope.head), deadline);
+}
+
+}  // namespace
+
+/// A sender that reads no replies is not read either, once this many wait for it.
+std::size_t AllReduce::replies_in_flight(std::size_t sender) const {
+  const auto& parts = parts_by_owner_[own_index_];
+  if (fractions_[sender] == 0) return std::max<std::size_t>(1, parts.size());  // it reads after it has sent everything
+  const std::size_t each = std::max<std::size_t>(1, options_.part_size_bytes * setup_.group.peers.size());
+  return std::clamp<std::size_t>(kInFlightBytes / each, 1, kMaxInFlight);
+}
+
+Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerStream& stream, Slice first) {
+  AllReduce& self = *shared;
+  const auto sender = self.index_of(stream.peer());
+  if (!sender || *sender == self.own_index_) co_return Error(Errc::bad_partition, stream.peer(), "not in this group");
+  co_await self.started.wait();
+  if (self.cancelled_) co_return co_await refuse(stream, kCancelled, self.runtime_.after(5s));
+  if (!self.attached_.insert(*sender).second)
+    co_return Error(Errc::bad_partition, stream.peer(), "second stream of one sender");
+  // Whatever way this ends, nobody waits for this sender any more.
+  struct Leave {
+    std::shared_ptr<AllReduce> round;
+    std::size_t sender;
+    Error why;
+    ~Leave() {
+      if (!round->complete_.contains(sender)) round->ban(sender, why);
+    }
+  } leave{shared, *sender, Error(cohive::Errc::end_of_stream, stream.peer(), "its stream ended early")};
+
+  const bool reply_at_end = self.fractions_[*sender] == 0;
+  Channel<Reply> replies(self.runtime_, self.replies_in_flight(*sender), "replies to a sender");
+  Result<> outcome = ok();
+  TaskGroup replier(self.runtime_, "replies to a sender", TaskGroup::Local());
+  if (!reply_at_end) replier.spawn(send_replies(self, stream, replies, outcome), "replies to a sender");
+  auto received = co_await receive_parts(self, stream, *sender, std::move(first), replies);
+  replies.close();
+  if (!received) {
+    leave.why = received.error().with_peer(stream.peer());
+    self.ban(*sender, leave.why);
+    if (!reply_at_end) co_await replier.join();  // replies already due are sent
+    co_return leave.why;
+  }
+  self.complete_.insert(*sender);
+  if (reply_at_end) replier.spawn(send_replies(self, stream, replies, outcome), "replies to a client");
+  co_await replier.join();
+  co_return outcome;
+}
+
+Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,
+                                        Channel<Reply>& replies) {
+  const auto& parts = self.parts_by_owner_[self.own_index_];
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0) {
+      auto next = co_await stream.receive(limit_of(self.runtime_, self.options_.sender_timeout));
+      if (!next) co_return next.error();
+      if (!*next) co_return Error(Errc::bad_partition, "parts are missing");
+      record = std::move(**next);
+    }
+    auto message = parse_part(record);
+    if (!message) co_return message.error();
+    if (i == 0 && message->code != kPartForAveraging)
+      co_return Error(Errc::bad_partition, "code " + std::to_string(message->code));
+    if (!std::isfinite(message->weight) || message->weight < 0) co_return Error(Errc::bad_partition, "bad weight");
+    auto encoded = encoded_part(*message, std::exchange(record, {}), parts[i].length);
+    if (!encoded) co_return encoded.error();
+    self.received_ += encoded->buffer.size();
+    const auto part = std::make_shared<EncodedPart>(std::move(*encoded));
+    auto add = [part, weight = message->weight](std::span<float> sum, bool first_one) {
+      return add_part(*part, static_cast<float>(weight), sum, first_one);
+    };
+    auto sum = co_await self.reducer_->contribute(sender, i, message->weight, std::move(add));
+    if (!sum) co_return sum.error();
+    if (!co_await replies.send({part, std::move(*sum)})) co_return Error(cohive::Errc::closed, "it reads no replies");
+  }
+  auto end = co_await stream.receive(limit_of(self.runtime_, self.options_.sender_timeout));
+  if (!end) co_return end.error();
+  if (*end) co_return Error(Errc::bad_partition, "more parts than expected");
+  co_return ok();
+}
+
+/// Answers each part once it is averaged, in the codec of the sender's part, relative to what it sent.
+Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, Channel<Reply>& replies,
+                                   Result<>& outcome) {
+  while (auto reply = co_await replies.receive()) {
+    outcome = co_await self.reducer_->wait_for(reply->sum);
+    if (!outcome) break;
+    const std::size_t length = reply->sum->length();
+    auto work = [part = reply->part, sum = reply->sum, length] { return difference_to(sum->average(), *part, length); };
+    const codec::Codec codec = reply->part->codec;
+    auto buffer = length > kInlineValues ? co_await self.runtime_.offload(std::move(work)) : work();
+    if (!buffer) {
+      outcome = buffer.error();
+      break;
+    }
+    const Envelope envelope = envelope_part(kAveragedPart, {}, buffer->size(), length, codec, 0);
+    const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
+    outcome =
+        co_await stream.send(std::span<const ByteView>(pieces), limit_of(self.runtime_, self.options_.reducer_timeout));
+    if (!outcome) break;
+    self.sent_ += buffer->size();
+  }
+  replies.close();
+}
+
+}  // namespace cohive::averaging

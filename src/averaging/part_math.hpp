@@ -1,0 +1,45 @@
+// The arithmetic of one part. Pure functions that run on any thread; a part is small enough to stay in a core's cache
+// from one of them to the next. Source: hivemind wire spec, section 6.7.
+#pragma once
+
+#include <span>
+
+#include "cohive/codec/codec.hpp"
+#include "cohive/core/result.hpp"
+#include "wire.hpp"
+
+namespace cohive::averaging {
+
+/// A part as it travelled: the buffer is a view into the record.
+struct EncodedPart {
+  codec::Codec codec = codec::Codec::none;
+  codec::DType dtype = codec::DType::float32;
+  Slice record;
+  ByteView buffer;
+};
+/// Takes the tensor out of a received message. Errors: no tensor, unknown codec or dtype, not `length` elements.
+Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length);
+
+/// sum += weight * part; the first contribution replaces what `sum` holds. On an error nothing is added: wrong size, or
+/// a value that is not finite, which would reach every member of the group.
+Result<> add_values(std::span<const float> part, float weight, std::span<float> sum, bool first);
+Result<> add_part(const EncodedPart& part, float weight, std::span<float> sum, bool first);
+
+/// sum /= weight, as Python does it: the same bits everywhere. False when the result is not finite.
+bool divide_by_weight(std::span<float> sum, double weight);
+
+/// average - part in the part's codec, written over the part where nobody else holds its memory; its record is given
+/// up. An empty average stands for "no change".
+Result<Slice> difference_to(std::span<const float> average, EncodedPart& part, std::size_t length);
+
+/// values += alpha * (average - values)
+void move_towards(std::span<const float> average, float alpha, std::span<float> values);
+/// values += alpha * delta. On an error nothing is changed: wrong size, or a value that is not finite.
+Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values);
+
+/// The bytes of float32 values as codec `none` sends them.
+inline ByteView raw_bytes(std::span<const float> values) {
+  return {reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes()};
+}
+
+}  // namespace cohive::averaging

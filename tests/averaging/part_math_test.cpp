@@ -1,0 +1,99 @@
+#include "averaging/part_math.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "averaging/wire.hpp"
+#include "cohive/averaging/errors.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// A part as it would arrive: with a byte in front, so that nothing is aligned.
+EncodedPart part_of(std::vector<float> values, codec::Codec codec = codec::Codec::none) {
+  const Slice encoded = codec::encode(codec, values);
+  Slice record = Slice::uninitialised(encoded.size() + 1);
+  std::memcpy(record.mutable_data() + 1, encoded.data(), encoded.size());
+  EncodedPart part{codec, codec::DType::float32, record, {}};
+  part.buffer = part.record.view().subspan(1);
+  return part;
+}
+
+std::vector<float> decoded(codec::Codec codec, const Slice& buffer, std::size_t count) {
+  std::vector<float> values(count);
+  EXPECT_TRUE(codec::decode(codec, codec::DType::float32, buffer, values));
+  return values;
+}
+
+class PartMath : public ::testing::TestWithParam<codec::Codec> {};
+INSTANTIATE_TEST_SUITE_P(Codecs, PartMath, ::testing::Values(codec::Codec::none, codec::Codec::float16));
+
+TEST_P(PartMath, TheDifferencesLeadEverySenderToTheWeightedMean) {
+  const std::vector<float> a{1, -2, 3.5, 0}, b{5, 2, 0.5, 1};
+  auto part_a = part_of(a, GetParam()), part_b = part_of(b, GetParam());
+  std::vector<float> sum(4, 777);  // the first contribution replaces what is there
+  ASSERT_TRUE(add_part(part_a, 1, sum, true));
+  ASSERT_TRUE(add_part(part_b, 3, sum, false));
+  ASSERT_TRUE(divide_by_weight(sum, 4));
+  EXPECT_EQ(sum, (std::vector<float>{4, 1, 1.25, 0.75}));
+  for (auto [values, part] : {std::pair(a, &part_a), std::pair(b, &part_b)}) {
+    const auto delta = difference_to(sum, *part, 4);
+    ASSERT_TRUE(delta);
+    auto back = part_of(decoded(GetParam(), *delta, 4), GetParam());
+    ASSERT_TRUE(add_difference(back, 1, values));
+    EXPECT_EQ(values, sum);
+  }
+}
+
+TEST_P(PartMath, NoAverageMeansNoChange) {
+  auto part = part_of({1, 2, 3}, GetParam());
+  const auto delta = difference_to({}, part, 3);
+  ASSERT_TRUE(delta);
+  EXPECT_EQ(decoded(GetParam(), *delta, 3), (std::vector<float>{0, 0, 0}));
+}
+
+TEST(PartMathLimits, APartThatIsNotFiniteAddsNothing) {
+  for (float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    std::vector<float> sum{1, 2, 3};
+    EXPECT_FALSE(add_part(part_of({1, 1, bad}), 1, sum, false));
+    EXPECT_FALSE(add_values(std::vector<float>{bad, 1, 1}, 1, sum, false));
+    EXPECT_FALSE(add_difference(part_of({0, bad, 0}), 1, sum));
+    EXPECT_EQ(sum, (std::vector<float>{1, 2, 3}));
+  }
+}
+
+TEST(PartMathLimits, ASumThatOverflowsIsNoAverage) {
+  const float huge = std::numeric_limits<float>::max();
+  std::vector<float> sum(1);
+  ASSERT_TRUE(add_values(std::vector<float>{huge}, 1, sum, true));
+  ASSERT_TRUE(add_values(std::vector<float>{huge}, 1, sum, false));
+  EXPECT_FALSE(divide_by_weight(sum, 2));
+}
+
+TEST(PartMathLimits, SharedMemoryIsNotOverwritten) {
+  auto part = part_of({1, 2});
+  const Slice other = part.record;
+  const Bytes before = to_bytes(other.view());
+  ASSERT_TRUE(difference_to(std::vector<float>{5, 5}, part, 2));
+  EXPECT_EQ(to_bytes(other.view()), before);
+}
+
+TEST(PartMathLimits, PartsOfAnotherSizeAreRefused) {
+  std::vector<float> sum(3);
+  EXPECT_FALSE(add_part(part_of({1, 2}), 1, sum, true));
+  PartMessage message;
+  message.tensor = TensorView{{}, {4}, "float32", 0};
+  EXPECT_EQ(encoded_part(message, {}, 5).error().code(), make_error_code(Errc::bad_partition));
+  EXPECT_FALSE(encoded_part(PartMessage(), {}, 0)) << "no tensor";
+  message.tensor = TensorView{{}, {5}, "float33", 0};
+  EXPECT_FALSE(encoded_part(message, {}, 5)) << "no such dtype";
+  message.tensor = TensorView{{}, {5}, "float32", 77};
+  EXPECT_FALSE(encoded_part(message, {}, 5)) << "no such codec";
+}
+
+}  // namespace
+}  // namespace cohive::averaging

@@ -1,8 +1,10 @@
 #include "bins.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
+
+#include "kernels.hpp"
 
 namespace cohive::codec {
 namespace {
@@ -49,24 +51,18 @@ CodeBook Bins::averages() const {
 }
 
 Borders::Borders(const std::array<float, 255>& borders) {
-  for (std::size_t i = 0; i < borders.size(); ++i) {
-    borders_[i] = borders[i];
-    all_last_ |= std::isnan(borders[i]);
+  for (std::size_t level = 0, first = 1; level < 8; ++level, first *= 2) {
+    const std::size_t stride = 256 / first;  // between two nodes of the level
+    for (std::size_t i = 0; i < first; ++i) tree_[first + i] = borders[stride / 2 - 1 + i * stride];
   }
-  borders_.back() = std::numeric_limits<float>::infinity();
+  for (float border : borders) all_last_ |= std::isnan(border);
 }
 
 void Borders::find_bins(const float* values, std::uint8_t* bins, std::size_t count) const {
   if (all_last_) {
     std::memset(bins, 255, count);
-    return;
-  }
-  // Eight comparisons without a branch; many values at once keep the processor busy meanwhile.
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = values[i];
-    std::size_t bin = 0;
-    for (std::size_t step = 128; step > 0; step /= 2) bin += borders_[bin + step - 1] < value ? step : 0;
-    bins[i] = static_cast<std::uint8_t>(bin);
+  } else {
+    kernels().find_bins(values, tree_.data(), bins, count);
   }
 }
 

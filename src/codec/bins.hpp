@@ -29,9 +29,10 @@ class Borders {
   /// With a NaN among them every value gets bin 255, as torch.bucketize has it.
   explicit Borders(const std::array<float, 255>& borders);
   void find_bins(const float* values, std::uint8_t* bins, std::size_t count) const;
+  const std::array<float, 256>& tree() const noexcept { return tree_; }
 
  private:
-  std::array<float, 256> borders_;  // the last is infinite
+  std::array<float, 256> tree_{};  // see Kernels::find_bins
   bool all_last_ = false;
 };
 

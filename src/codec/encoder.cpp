@@ -285,7 +285,7 @@ class BlockwiseEncoder final : public Encoder {
                  std::memcpy(out(kHead + first / kScaleBlock * 4), &largest, 4);
                  alignas(64) float scaled[kScaleBlock];
                  const float divisor = largest > 0 ? largest : 1.0f;
-                 for (std::size_t i = 0; i < count; ++i) scaled[i] = block[i] / divisor;
+                 kernels().divide(block, divisor, scaled, count);
                  dynamic_borders().find_bins(scaled, out(kHead + blocks_ * 4 + sizeof(CodeBook) + first), count);
                });
   }

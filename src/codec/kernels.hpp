@@ -35,6 +35,8 @@ struct Kernels {
   void (*add_scaled_half)(const std::uint8_t* in, float mean, float deviation, float weight, float* out,
                           std::size_t count);
 
+  /// out = in / divisor
+  void (*divide)(const float* in, float divisor, float* out, std::size_t count);
   Moments (*moments)(const float* in, float pilot, std::size_t count);
   /// The largest magnitude; NaN when something is not finite.
   float (*largest)(const float* in, std::size_t count);
@@ -42,6 +44,9 @@ struct Kernels {
 
   /// clamp(round_half_even((x - shift) * inverse_scale) + 128, 0, 255); 0 for NaN.
   void (*quantize)(const float* in, float shift, float inverse_scale, std::uint8_t* out, std::size_t count);
+  /// Bin 0 to 255 of every value among 255 borders: how many are less than the value; 0 for NaN. The borders are a
+  /// search tree of 256 floats, tree[1] the root, tree[2k] and tree[2k + 1] the children of tree[k].
+  void (*find_bins)(const float* in, const float* tree, std::uint8_t* out, std::size_t count);
   /// Table values by index, and added to `out`.
   void (*look_up)(const std::uint8_t* in, const float* table, float* out, std::size_t count);
   void (*add_looked_up)(const std::uint8_t* in, const float* table, float* out, std::size_t count);

@@ -69,6 +69,26 @@ struct V {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
   }
 
+  // Three levels of the tree fit in a register; the others are gathered.
+  struct Tree {
+    explicit Tree(const float* t) : tree(t), top(_mm256_loadu_ps(t)) {}
+    void store_bins(std::uint8_t* p, F x) const {
+      __m256i at = _mm256_set1_epi32(1);
+      for (int level = 0; level < 3; ++level) at = below(at, _mm256_permutevar8x32_ps(top, at), x);
+      for (int level = 3; level < 8; ++level) at = below(at, _mm256_i32gather_ps(tree, at, 4), x);
+      const __m256i bins = _mm256_and_si256(at, _mm256_set1_epi32(0xff));
+      const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(bins), _mm256_extracti128_si256(bins, 1));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+    }
+    /// 2 * at, and 1 more where the border is less than x (a true comparison is -1).
+    static __m256i below(__m256i at, F border, F x) {
+      const __m256i less = _mm256_castps_si256(_mm256_cmp_ps(border, x, _CMP_LT_OQ));
+      return _mm256_sub_epi32(_mm256_add_epi32(at, at), less);
+    }
+    const float* tree;
+    F top;
+  };
+
   struct Sums {
     explicit Sums(float at) : pilot(_mm256_set1_pd(static_cast<double>(at))) {}
     void add(F x) {

@@ -59,6 +59,35 @@ struct V {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_xor_si128(bytes, _mm_set1_epi8(-128)));
   }
 
+  // The whole tree in sixteen registers. A position's low bits are its index within its level, which is all that the
+  // permutations look at.
+  struct Tree {
+    explicit Tree(const float* tree) {
+      for (int i = 0; i < 16; ++i) t[i] = _mm512_loadu_ps(tree + 16 * i);
+    }
+    void store_bins(std::uint8_t* p, F x) const {
+      __m512i at = _mm512_set1_epi32(1);
+      for (int level = 0; level < 4; ++level) at = below(at, _mm512_permutexvar_ps(at, t[0]), x);
+      at = below(at, _mm512_permutexvar_ps(at, t[1]), x);
+      at = below(at, _mm512_permutex2var_ps(t[2], at, t[3]), x);
+      at = below(at, pick(at, 32, _mm512_permutex2var_ps(t[4], at, t[5]), _mm512_permutex2var_ps(t[6], at, t[7])), x);
+      const F left = pick(at, 32, _mm512_permutex2var_ps(t[8], at, t[9]), _mm512_permutex2var_ps(t[10], at, t[11]));
+      const F right = pick(at, 32, _mm512_permutex2var_ps(t[12], at, t[13]), _mm512_permutex2var_ps(t[14], at, t[15]));
+      at = below(at, pick(at, 64, left, right), x);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(at));
+    }
+    /// `b` where the bit of the position is set, else `a`.
+    static F pick(__m512i at, int bit, F a, F b) {
+      return _mm512_mask_blend_ps(_mm512_test_epi32_mask(at, _mm512_set1_epi32(bit)), a, b);
+    }
+    /// 2 * at, and 1 more where the border is less than x.
+    static __m512i below(__m512i at, F border, F x) {
+      const __m512i twice = _mm512_add_epi32(at, at);
+      return _mm512_mask_add_epi32(twice, _mm512_cmp_ps_mask(border, x, _CMP_LT_OQ), twice, _mm512_set1_epi32(1));
+    }
+    F t[16];
+  };
+
   struct Sums {
     explicit Sums(float at) : pilot(_mm512_set1_pd(static_cast<double>(at))) {}
     void add(F x) {

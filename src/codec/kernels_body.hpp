@@ -94,6 +94,13 @@ void add_scaled_half(const std::uint8_t* in, float mean, float deviation, float 
       });
 }
 
+void divide(const float* in, float divisor, float* out, std::size_t count) {
+  const V::F d = V::set(divisor);
+  for_lanes(
+      count, [&](std::size_t i) { V::store(out + i, V::div(V::load(in + i), d)); },
+      [&](std::size_t i, std::size_t n) { V::store_n(out + i, V::div(V::load_n(in + i, n), d), n); });
+}
+
 Moments moments(const float* in, float pilot, std::size_t count) {
   V::Sums sums(pilot);
   std::size_t i = 0;
@@ -157,6 +164,17 @@ void quantize(const float* in, float shift, float inverse_scale, std::uint8_t* o
       });
 }
 
+void find_bins(const float* in, const float* tree, std::uint8_t* out, std::size_t count) {
+  const V::Tree search(tree);
+  for_lanes(
+      count, [&](std::size_t i) { search.store_bins(out + i, V::load(in + i)); },
+      [&](std::size_t i, std::size_t n) {
+        std::uint8_t bytes[V::kLanes];
+        search.store_bins(bytes, V::load_n(in + i, n));
+        __builtin_memcpy(out + i, bytes, n);
+      });
+}
+
 // Eight indices in one load; the table's lines stay in the first-level cache, where loads beat gathers.
 void look_up(const std::uint8_t* in, const float* table, float* out, std::size_t count) {
   std::size_t i = 0;
@@ -183,5 +201,5 @@ void add_looked_up(const std::uint8_t* in, const float* table, float* out, std::
 
 #define COHIVE_CODEC_KERNELS(name)                                                       \
   {name,       to_half,        to_half_unclamped, from_half,       add_half, add_floats, \
-   difference, scaled_to_half, scaled_from_half,  add_scaled_half, moments,  largest,    \
-   all_finite, quantize,       look_up,           add_looked_up}
+   difference, scaled_to_half, scaled_from_half,  add_scaled_half, divide,   moments,    \
+   largest,    all_finite,     quantize,          find_bins,       look_up,  add_looked_up}

@@ -49,6 +49,16 @@ struct V {
     *p = static_cast<std::uint8_t>(static_cast<int>(std::nearbyint(low < 127.0f ? low : 127.0f)) + 128);
   }
 
+  struct Tree {
+    explicit Tree(const float* t) : tree(t) {}
+    void store_bins(std::uint8_t* p, F x) const {
+      std::size_t at = 1;
+      for (int level = 0; level < 8; ++level) at = 2 * at + (tree[at] < x ? 1 : 0);
+      *p = static_cast<std::uint8_t>(at);
+    }
+    const float* tree;
+  };
+
   struct Sums {
     explicit Sums(float at) : pilot(static_cast<double>(at)) {}
     void add(F x) {

@@ -3,13 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "codec/bins.hpp"
 #include "codec/half.hpp"
 
 namespace cohive::codec {
@@ -98,6 +100,7 @@ TEST_P(EveryFamily, ScalesAddsAndLooksUpAlike) {
       const Kernels* kernels = sum == &raw ? &ours() : &kScalarKernels;
       std::vector<float> total = base, part(count);
       kernels->scaled_from_half(halves.data(), 0.3f, 1.7f, part.data(), count);
+      kernels->divide(part.data(), 0.3f, part.data(), count);
       kernels->add_half(halves.data(), 0.7f, total.data(), count);
       kernels->add_scaled_half(halves.data(), 0.3f, 1.7f, 0.7f, total.data(), count);
       kernels->add_floats(reinterpret_cast<const std::uint8_t*>(part.data()), 1.1f, total.data(), count);
@@ -120,6 +123,29 @@ TEST_P(EveryFamily, QuantizesAlikeWhateverTheValueIs) {
       ours().quantize(values.data(), 0.0f, inverse, a.data(), count);
       kScalarKernels.quantize(values.data(), 0.0f, inverse, b.data(), count);
       expect_same_bits(a, b);
+    }
+  }
+}
+
+TEST_P(EveryFamily, FindsTheBinThatCountingBordersFinds) {
+  auto borders = odd_floats(255, 7);
+  std::erase_if(borders, [](float border) { return std::isnan(border); });
+  while (borders.size() < 255) borders.push_back(1.0f);
+  std::sort(borders.begin(), borders.end());
+  const Borders search([&] {
+    std::array<float, 255> all;
+    std::copy(borders.begin(), borders.end(), all.begin());
+    return all;
+  }());
+  for (std::size_t count : kCounts) {
+    SCOPED_TRACE(count);
+    auto values = odd_floats(count, 8);
+    for (std::size_t i = 0; i < count; i += 2) values[i] = borders[i % borders.size()];
+    std::vector<std::uint8_t> bins(count);
+    ours().find_bins(values.data(), search.tree().data(), bins.data(), count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto less = std::count_if(borders.begin(), borders.end(), [&](float border) { return border < values[i]; });
+      ASSERT_EQ(bins[i], less) << values[i];
     }
   }
 }

@@ -78,6 +78,7 @@ int main() {
   interop::add_host_commands(commands);
   interop::add_dht_commands(commands);
   interop::add_averaging_commands(commands);
+  interop::add_codec_commands(commands);
   interop::add_rpc_commands(commands);
   const auto runtime = make_runtime();
   runtime->run(interop::serve(*runtime, commands));

@@ -35,6 +35,7 @@ using Commands = std::map<std::string, Command>;
 void add_host_commands(Commands& commands);
 void add_dht_commands(Commands& commands);
 void add_averaging_commands(Commands& commands);
+void add_codec_commands(Commands& commands);
 void add_rpc_commands(Commands& commands);
 
 /// Fields of a command.

@@ -266,7 +266,7 @@ void Optimizer::Impl::start_rounds(const GlobalProgress& global) {
   if (!grad_round)
     grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value(), local_epoch);
   if (!state_round && next % static_cast<std::uint64_t>(options.average_state_every) == 0)
-    state_round = start_round(*state_averager, 1.0, msgpack::Value(next), local_epoch);
+    state_round = start_round(*state_averager, 1.0, msgpack::Value(next), next);  // Python averages it after the epoch
 }
 
 void Optimizer::Impl::publish_state() {

@@ -1,0 +1,172 @@
+"""One training run of cohive and Python hivemind trainers: the same steps everywhere, and state that flows both ways.
+
+Every trainer's gradient is a constant, so the parameters after each epoch are known.
+"""
+
+import json
+import queue
+import subprocess
+import threading
+import time
+
+import pytest
+
+hivemind = pytest.importorskip("hivemind")
+
+import torch  # noqa: E402
+from hivemind.dht import DHT  # noqa: E402
+
+PATIENCE = 120
+BATCH, PAUSE = 8, 0.05
+RATE, MOMENTUM = 0.1, 0.9
+
+
+class CohiveTrainer:
+    def __init__(self, path, gradient, **options):
+        arguments = [f"--gradient={gradient}"]
+        for name, value in options.items():
+            arguments += ["--" + name.replace("_", "-"), *(value if isinstance(value, list) else [str(value)])]
+        self._process = subprocess.Popen([path, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.events = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.initial_peers = self.wait_for("ready")["initial_peers"]
+
+    def _read(self):
+        for line in self._process.stdout:
+            self.events.put(json.loads(line))
+
+    def begin(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def wait_for(self, event):
+        while True:
+            found = self.events.get(timeout=PATIENCE)
+            if found["event"] == event:
+                return found
+
+    def close(self):
+        self._process.stdin.close()
+        assert self._process.wait(PATIENCE) == 0
+
+
+class PythonTrainer:
+    def __init__(self, initial_peers, gradient, algorithm="sgd", **options):
+        self.dht = DHT(initial_peers=initial_peers, start=True)
+        self.initial_peers = [str(address) for address in self.dht.get_visible_maddrs()]
+        self.weight, self.bias = torch.zeros(3, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
+        parameters = [self.weight, self.bias]
+        local = torch.optim.Adam(parameters, RATE) if algorithm == "adam" else torch.optim.SGD(parameters, RATE, MOMENTUM)
+        self.gradient = gradient
+        self.optimizer = hivemind.Optimizer(dht=self.dht, optimizer=local, batch_size_per_step=BATCH, matchmaking_time=2,
+                                            averaging_timeout=30, load_state_timeout=30, verbose=True, **options)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        (self.weight.sum() * self.gradient + self.bias.sum() * 2 * self.gradient).backward()
+        self.optimizer.step()
+        time.sleep(PAUSE)  # what a batch takes
+
+    def run_epoch(self):
+        before, give_up = self.optimizer.local_epoch, time.monotonic() + PATIENCE
+        while self.optimizer.local_epoch == before:
+            assert time.monotonic() < give_up, "the epoch does not end"
+            self.step()
+
+    def close(self):
+        if self.dht.is_alive():
+            self.optimizer.shutdown()
+            self.dht.shutdown()
+
+
+@pytest.fixture
+def trainers(program):
+    started = []
+
+    class Trainers:
+        def cohive(self, gradient, **options):
+            trainer = CohiveTrainer(program("cohive-interop-trainer"), gradient, batch_size=BATCH, **options)
+            started.append(trainer)
+            return trainer
+
+        def python(self, initial_peers, gradient, **options):
+            trainer = PythonTrainer(initial_peers, gradient, **options)
+            started.append(trainer)
+            return trainer
+
+    yield Trainers()
+    for trainer in reversed(started):
+        trainer.close()
+
+
+def same(tensor, values):
+    return tensor.detach().double().flatten().tolist() == pytest.approx(values, abs=1e-5)
+
+
+def test_both_take_the_step_of_the_averaged_gradient(trainers):
+    """Gradients 1 and 3: wherever between them the mean lies, both trainers took the same steps."""
+    common = {"run_id": "mixed", "target_batch_size": 2000}
+    cohive = trainers.cohive(1.0, **common)
+    python = trainers.python(cohive.initial_peers, 3.0, **common)
+    cohive.begin()
+    for epoch in (1, 2, 3):
+        python.run_epoch()
+        ours = cohive.wait_for("epoch")
+        assert (ours["epoch"], python.optimizer.local_epoch) == (epoch, epoch)
+        assert ours["group"] == 2
+        assert same(python.weight, ours["weight"]) and same(python.bias, ours["bias"])
+        if epoch == 1:
+            mean = -ours["weight"][0] / RATE
+            assert 1 < mean < 3
+            assert ours["bias"] == pytest.approx([-2 * mean * RATE] * 2)
+
+
+def statistics(optimizer):
+    """All tensors of a torch optimizer's state, by parameter and name."""
+    return {(number, name): value for number, entry in optimizer.state_dict()["state"].items() for name, value in entry.items()}
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "adam"])
+def test_python_takes_over_the_state_of_a_cohive_trainer(trainers, algorithm):
+    cohive = trainers.cohive(1.0, algorithm=algorithm, run_id="takeover", target_batch_size=4 * BATCH, max_epochs=3)
+    cohive.begin()
+    while (ours := cohive.wait_for("epoch"))["epoch"] < 3:
+        pass
+    python = trainers.python(cohive.initial_peers, 1.0, algorithm=algorithm, run_id="takeover", target_batch_size=100000)
+    python.optimizer.load_state_from_peers()
+    assert python.optimizer.local_epoch == 3
+    assert same(python.weight, ours["weight"]) and same(python.bias, ours["bias"])
+    # What Python computes itself from three gradients of 1 (2 for the bias).
+    parameters = [torch.zeros(3, 2, requires_grad=True), torch.zeros(2, requires_grad=True)]
+    alone = torch.optim.Adam(parameters, RATE) if algorithm == "adam" else torch.optim.SGD(parameters, RATE, MOMENTUM)
+    for _ in range(3):
+        for scale, parameter in enumerate(parameters, 1):
+            parameter.grad = torch.full_like(parameter, float(scale))
+        alone.step()
+    expected, found = statistics(alone), statistics(python.optimizer.state_averager.optimizer)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.allclose(torch.as_tensor(found[name]).double(), torch.as_tensor(value).double(), atol=1e-5), name
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "adam"])
+def test_cohive_takes_over_the_state_of_a_python_trainer(trainers, algorithm):
+    python = trainers.python([], 1.0, algorithm=algorithm, run_id="takeover", target_batch_size=4 * BATCH)
+    for _ in range(3):
+        python.run_epoch()
+    cohive = trainers.cohive(1.0, algorithm=algorithm, initial_peers=python.initial_peers, run_id="takeover",
+                             target_batch_size=16 * BATCH)
+    cohive.begin()
+    taken = cohive.wait_for("downloaded")
+    assert taken["epoch"] == 3
+    assert same(python.weight, taken["weight"]) and same(python.bias, taken["bias"])
+    # Its optimizer goes on where Python's was: three gradients of 1 have been seen before this one.
+    python.close()
+    ours = cohive.wait_for("epoch")
+    weight = torch.zeros(6, requires_grad=True)
+    alone = torch.optim.Adam([weight], RATE) if algorithm == "adam" else torch.optim.SGD([weight], RATE, MOMENTUM)
+    # hivemind makes the optimizer's state by a step without gradient, which Adam counts.
+    for gradient in (0, 1, 1, 1, 1):
+        weight.grad = torch.full((6,), float(gradient))
+        alone.step()
+    assert same(weight, ours["weight"])

@@ -1,0 +1,95 @@
+// cohive-interop-trainer: a trainer whose gradient is a constant that the test chooses, so that what a run computes is
+// known. Prints a JSON object for every epoch. Begins with the first byte of its standard input, rests after
+// --max-epochs and ends at the end of its input.
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <future>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cohive/core/log.hpp"
+#include "cohive/train/optimizer.hpp"
+
+namespace {
+
+struct Options {
+  cohive::StrategyOptions strategy;
+  cohive::OptimizerOptions optimizer;
+  std::string algorithm = "sgd";
+  double gradient = 1, matchmaking_time = 2, averaging_timeout = 30, pause = 0.05;
+  std::int64_t batch = 8;
+  std::uint64_t max_epochs = 1000000;
+};
+
+std::vector<double> values(const torch::Tensor& tensor) {
+  const auto flat = tensor.detach().to(torch::kFloat64).flatten().contiguous();
+  return {flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel()};
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, std::vector<torch::Tensor> parameters) {
+  if (options.algorithm == "adam")
+    return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(0.1));
+  return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+int train(const Options& options) {
+  std::promise<void> begun;
+  std::atomic<bool> stopped = false;
+  std::thread input([&] {
+    char byte;
+    stopped = ::read(STDIN_FILENO, &byte, 1) <= 0;
+    begun.set_value();
+    while (!stopped) stopped = ::read(STDIN_FILENO, &byte, 1) <= 0;
+  });
+  input.detach();
+  auto weight = torch::zeros({3, 2}).requires_grad_(), bias = torch::zeros({2}).requires_grad_();
+  const auto optimizer = make_optimizer(options, {weight, bias});
+  cohive::Strategy strategy(options.strategy);
+  cohive::Optimizer collaborative(strategy, *optimizer, options.optimizer);
+  const auto print = [&](const char* event, const cohive::StepReport& report) {
+    std::cout << nlohmann::json{{"event", event},
+                                {"epoch", collaborative.epoch()},
+                                {"group", report.grad_group},
+                                {"state_group", report.state_group},
+                                {"weight", values(weight)},
+                                {"bias", values(bias)}}
+                     .dump()
+              << std::endl;
+  };
+  std::cout << nlohmann::json{{"event", "ready"}, {"initial_peers", strategy.visible_addresses()}}.dump() << std::endl;
+  begun.get_future().wait();
+  while (!stopped) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(options.pause));  // what a batch takes
+    if (collaborative.epoch() >= options.max_epochs) continue;
+    (weight.sum() * options.gradient + bias.sum() * 2 * options.gradient).backward();
+    const auto report = collaborative.step(options.batch);
+    if (report.loaded_state) print("downloaded", report);
+    if (report.epoch_changed) print("epoch", report);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  CLI::App app("A trainer for tests.");
+  app.add_option("--initial-peers", o.strategy.initial_peers);
+  app.add_option("--run-id", o.strategy.run_id);
+  app.add_option("--algorithm", o.algorithm);
+  app.add_option("--gradient", o.gradient);
+  app.add_option("--batch-size", o.batch);
+  app.add_option("--target-batch-size", o.optimizer.target_batch_size);
+  app.add_option("--matchmaking-time", o.matchmaking_time);
+  app.add_option("--max-epochs", o.max_epochs);
+  CLI11_PARSE(app, argc, argv);
+  o.strategy.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
+  o.optimizer.matchmaking_time = cohive::from_seconds(o.matchmaking_time);
+  o.optimizer.averaging_timeout = cohive::from_seconds(o.averaging_timeout);
+  cohive::log::configure({cohive::log::Level::debug, cohive::log::Format::text});
+  return train(o);
+}

@@ -5,89 +5,155 @@
 namespace cohive::p2p {
 
 namespace {
+using Source = KnownAddress::Source;
 constexpr Duration kHearsay = 2min;
 constexpr Duration kRecentlyConnected = 30min;
-constexpr std::size_t kMaxPeers = 20'000;
+constexpr std::size_t kMaxAddress = 256;  // bytes; a relayed address with RSA ids has about 100
 }  // namespace
 
 bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller) {
   using Scope = Multiaddr::Scope;
-  if (address.is_unspecified() || address.text().starts_with("/ip6/fe80")) return false;
+  if (address.bytes().size() > kMaxAddress || address.is_unspecified() || address.text().starts_with("/ip6/fe80"))
+    return false;
   const Scope scope = address.scope();
   if (teller == Scope::loopback) return true;
   if (teller == Scope::private_) return scope != Scope::loopback;
   return scope == Scope::public_;
 }
 
-void AddressBook::add(Book& book, const Multiaddr& address, TimePoint expires) {
+void AddressBook::add(Book& book, const Multiaddr& address, Source source, Multiaddr::Scope teller, TimePoint expires) {
   const Multiaddr plain = address.without_peer();
   if (plain.empty()) return;
   for (Entry& entry : book.entries) {
-    if (entry.address == plain) {
-      entry.expires = std::max(entry.expires, expires);
-      return;
-    }
+    if (entry.known.address != plain) continue;
+    entry.expires = std::max(entry.expires, expires);
+    if (source > entry.known.source) entry.known = {plain, source, teller};
+    return;
   }
-  if (book.entries.size() < max_per_peer_) book.entries.push_back({plain, expires});
+  if (book.entries.size() >= max_per_peer_) {
+    if (source == Source::told) return;
+    // What we know ourselves takes the place of what we were told.
+    const auto told = std::find_if(book.entries.begin(), book.entries.end(),
+                                   [](const Entry& entry) { return entry.known.source == Source::told; });
+    if (told == book.entries.end()) return;
+    book.entries.erase(told);
+  }
+  book.entries.push_back({{plain, source, teller}, expires});
 }
 
-void AddressBook::add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses) {
-  prune();
+void AddressBook::add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller) {
+  prune(heard_of_);
+  prune(departed_);
+  if (const auto found = books_.find(peer); found != books_.end() && found->second.connected) return;
+  std::vector<const Multiaddr*> acceptable;
+  for (const auto& address : addresses)
+    if (acceptable_address(address, teller)) acceptable.push_back(&address);
+  if (acceptable.empty()) return;
   Book& book = books_[peer];
-  if (book.connected) return;
-  const TimePoint now = runtime_.now();
-  std::erase_if(book.entries, [now](const Entry& entry) { return entry.expires <= now; });
-  for (const auto& address : addresses) add(book, address, now + kHearsay);
+  std::erase_if(book.entries, [this](const Entry& entry) { return !live(entry); });
+  const TimePoint expires = runtime_.now() + kHearsay;
+  for (const Multiaddr* address : acceptable) add(book, *address, Source::told, teller, expires);
+  if (!book.queue || book.queue == &heard_of_) enqueue(peer, book, heard_of_, kHearsay);
 }
 
-void AddressBook::set_connected(const PeerId& peer, std::vector<Multiaddr> addresses) {
+void AddressBook::on_connected(const PeerId& peer) {
   Book& book = books_[peer];
   book.connected = true;
-  if (addresses.empty()) return;
-  book.entries.clear();
-  for (const auto& address : addresses) add(book, address, TimePoint::max());
+  dequeue(book);
 }
 
-void AddressBook::add_permanent(const PeerId& peer, const Multiaddr& address) { add(books_[peer], address, TimePoint::max()); }
+void AddressBook::set_told(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller) {
+  const auto found = books_.find(peer);
+  if (found == books_.end() || !found->second.connected) return;
+  Book& book = found->second;
+  std::erase_if(book.entries, [](const Entry& entry) { return entry.known.source == Source::told; });
+  for (const auto& address : addresses)
+    if (acceptable_address(address, teller)) add(book, address, Source::told, teller, TimePoint::max());
+}
 
 void AddressBook::on_disconnected(const PeerId& peer) {
   const auto found = books_.find(peer);
   if (found == books_.end()) return;
-  found->second.connected = false;
-  for (Entry& entry : found->second.entries) entry.expires = runtime_.now() + kRecentlyConnected;
+  Book& book = found->second;
+  book.connected = false;
+  std::erase_if(book.entries, [this](const Entry& entry) { return !live(entry); });
+  if (book.entries.empty()) {
+    books_.erase(found);
+    return;
+  }
+  for (Entry& entry : book.entries)
+    if (entry.known.source != Source::given) entry.expires = runtime_.now() + kRecentlyConnected;
+  enqueue(peer, book, departed_, kRecentlyConnected);
+  prune(departed_);
+}
+
+void AddressBook::add_proven(const PeerId& peer, const Multiaddr& address) {
+  Book& book = books_[peer];
+  add(book, address, Source::proven, Multiaddr::Scope::loopback,
+      book.connected ? TimePoint::max() : runtime_.now() + kRecentlyConnected);
+  if (!book.connected) enqueue(peer, book, departed_, kRecentlyConnected);
+}
+
+void AddressBook::add_given(const PeerId& peer, const Multiaddr& address) {
+  Book& book = books_[peer];
+  add(book, address, Source::given, Multiaddr::Scope::loopback, TimePoint::max());
+  dequeue(book);
+}
+
+std::vector<KnownAddress> AddressBook::known(const PeerId& peer) const {
+  std::vector<KnownAddress> result;
+  const auto found = books_.find(peer);
+  if (found == books_.end()) return result;
+  for (const Source source : {Source::proven, Source::given, Source::told})
+    for (const Entry& entry : found->second.entries)
+      if (entry.known.source == source && live(entry)) result.push_back(entry.known);
+  return result;
 }
 
 std::vector<Multiaddr> AddressBook::addresses(const PeerId& peer) const {
   std::vector<Multiaddr> result;
-  const auto found = books_.find(peer);
-  if (found == books_.end()) return result;
-  for (const Entry& entry : found->second.entries)
-    if (entry.expires > runtime_.now()) result.push_back(entry.address);
+  for (auto& known : known(peer)) result.push_back(std::move(known.address));
   return result;
 }
 
-std::vector<PeerId> AddressBook::peers() const {
+bool AddressBook::knows(const PeerId& peer) const {
+  const auto found = books_.find(peer);
+  return found != books_.end() && std::any_of(found->second.entries.begin(), found->second.entries.end(),
+                                              [this](const Entry& entry) { return live(entry); });
+}
+
+std::vector<PeerId> AddressBook::given() const {
   std::vector<PeerId> result;
   for (const auto& [peer, book] : books_)
-    if (!book.entries.empty()) result.push_back(peer);
+    if (std::any_of(book.entries.begin(), book.entries.end(),
+                    [](const Entry& entry) { return entry.known.source == Source::given; }))
+      result.push_back(peer);
   return result;
 }
 
-/// Drops what has expired, and when that is not enough, hearsay in general: strangers cannot grow the book for ever.
-void AddressBook::prune() {
-  if (books_.size() < prune_at_) return;
-  const TimePoint now = runtime_.now();
-  for (auto item = books_.begin(); item != books_.end();) {
-    auto& [entries, connected] = item->second;
-    std::erase_if(entries, [now](const Entry& entry) { return entry.expires <= now; });
-    item = entries.empty() && !connected ? books_.erase(item) : std::next(item);
+void AddressBook::dequeue(Book& book) {
+  if (!book.queue) return;
+  book.queue->erase(book.place);
+  book.queue = nullptr;
+}
+
+void AddressBook::enqueue(const PeerId& peer, Book& book, Queue& queue, Duration life) {
+  dequeue(book);
+  const bool given = std::any_of(book.entries.begin(), book.entries.end(),
+                                 [](const Entry& entry) { return entry.known.source == Source::given; });
+  if (book.connected || given) return;
+  book.queue = &queue;
+  book.place = queue.insert(queue.end(), peer);
+  book.ends = runtime_.now() + life;
+}
+
+void AddressBook::prune(Queue& queue) {
+  while (!queue.empty()) {
+    const auto first = books_.find(queue.front());
+    if (queue.size() <= max_peers_ && first->second.ends > runtime_.now()) return;
+    books_.erase(first);
+    queue.pop_front();
   }
-  if (books_.size() >= kMaxPeers)
-    std::erase_if(books_, [now](const auto& item) {
-      return !item.second.connected && std::all_of(item.second.entries.begin(), item.second.entries.end(),
-                                                   [now](const Entry& e) { return e.expires <= now + kHearsay; });
-    });
-  prune_at_ = std::max<std::size_t>(1024, books_.size() * 2);
 }
 
 }  // namespace cohive::p2p

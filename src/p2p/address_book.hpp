@@ -1,6 +1,10 @@
 // Where peers can be dialled, and for how long we believe it. Source: libp2p wire spec, sections 5.1 and 9.5.
+//
+// Strangers fill this book, so everything in it is bounded: addresses by length and per peer, peers by number (those
+// heard of longest ago go first), and all of it ends by itself.
 #pragma once
 
+#include <list>
 #include <unordered_map>
 #include <vector>
 
@@ -9,37 +13,72 @@
 
 namespace cohive::p2p {
 
+/// An address and who vouches for it.
+struct KnownAddress {
+  enum class Source {
+    told,    ///< by the peer itself or by another one
+    proven,  ///< we dialled it and the peer answered
+    given,   ///< by our user: never forgotten
+  };
+  Multiaddr address;  ///< without /p2p
+  Source source = Source::told;
+  /// From where the teller speaks: a name that it told may only lead to addresses that it could have told.
+  Multiaddr::Scope teller = Multiaddr::Scope::loopback;
+};
+
 class AddressBook {
  public:
-  AddressBook(Runtime& runtime, std::size_t max_per_peer) : runtime_(runtime), max_per_peer_(max_per_peer) {}
+  /// \param max_peers  bounds those that are only heard of, and those that were connected lately, each
+  AddressBook(Runtime& runtime, std::size_t max_per_peer, std::size_t max_peers)
+      : runtime_(runtime), max_per_peer_(max_per_peer), max_peers_(max_peers) {}
 
-  /// Hearsay about a peer that is not connected; ignored when it is.
-  void add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses);
-  /// What a connected peer says of itself: replaces everything and stays until it disconnects.
-  void set_connected(const PeerId& peer, std::vector<Multiaddr> addresses);
-  void add_permanent(const PeerId& peer, const Multiaddr& address);
+  /// Hearsay about a peer; ignored while it is connected. Unacceptable addresses are skipped.
+  void add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller);
+  void on_connected(const PeerId& peer);
+  /// What a connected peer says of itself: replaces what was told about it, not what is proven or given.
+  void set_told(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller);
   void on_disconnected(const PeerId& peer);
+  void add_proven(const PeerId& peer, const Multiaddr& address);
+  void add_given(const PeerId& peer, const Multiaddr& address);
+
+  /// The surest first.
+  std::vector<KnownAddress> known(const PeerId& peer) const;
   std::vector<Multiaddr> addresses(const PeerId& peer) const;
-  std::vector<PeerId> peers() const;
+  bool knows(const PeerId& peer) const;
+  /// Peers with an address that our user gave.
+  std::vector<PeerId> given() const;
+  std::size_t size() const noexcept { return books_.size(); }
 
  private:
   struct Entry {
-    Multiaddr address;
+    KnownAddress known;
     TimePoint expires;
   };
+  /// Books in the order in which they end: all in one queue live equally long.
+  using Queue = std::list<PeerId>;
   struct Book {
     std::vector<Entry> entries;
     bool connected = false;
+    Queue* queue = nullptr;  ///< none while connected or holding a given address
+    Queue::iterator place;
+    TimePoint ends;
   };
-  void add(Book& book, const Multiaddr& address, TimePoint expires);
-  void prune();
+  void add(Book& book, const Multiaddr& address, KnownAddress::Source source, Multiaddr::Scope teller,
+           TimePoint expires);
+  void enqueue(const PeerId& peer, Book& book, Queue& queue, Duration life);
+  void dequeue(Book& book);
+  void prune(Queue& queue);
+  bool live(const Entry& entry) const { return entry.expires > runtime_.now(); }
+
   Runtime& runtime_;
   std::size_t max_per_peer_;
+  std::size_t max_peers_;
   std::unordered_map<PeerId, Book> books_;
-  std::size_t prune_at_ = 1024;
+  Queue heard_of_, departed_;
 };
 
-/// False for addresses that nobody should dial: unspecified hosts, link-local IPv6, loopback told by a remote peer.
+/// False for what nobody should dial because a peer that speaks from `teller` said so: unspecified and link-local
+/// hosts, loopback told from elsewhere, private networks told from outside, absurdly long addresses.
 bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller);
 
 }  // namespace cohive::p2p

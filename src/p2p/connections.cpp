@@ -1,8 +1,7 @@
-// The connection table: listening, accepting, dialling, and serving the streams of each connection.
+// The connection table: listening, accepting, opening and serving the streams of each connection.
 // Source: libp2p wire spec, sections 10 and 13.
 #include <algorithm>
 
-#include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
@@ -12,22 +11,40 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr Duration kStagger = 250ms;         // between the starts of dials to one peer's addresses
-constexpr std::size_t kMaxDials = 8;         // addresses tried per peer
-constexpr Duration kMaxBackoff = 5min;
-constexpr std::size_t kMaxBackoffs = 4096;
-constexpr Duration kSurplusGrace = 30s;      // two connections to one peer are kept this long
+constexpr Duration kSimultaneous = 10s;  // connections to one peer this close were dialled by both sides at once
+constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept this long
+constexpr Duration kMayNeedAgain = 60s;  // connections used this lately are not closed to make room
 constexpr Duration kMeasurePeriod = 5s;
 
-/// Loopback and private addresses answer fastest; relayed and odd ones are not dialled.
-std::vector<Multiaddr> dial_order(std::vector<Multiaddr> addresses) {
-  std::erase_if(addresses, [](const Multiaddr& a) { return !a.tcp_endpoint() && !a.has(Multiaddr::dnsaddr); });
-  std::vector<Multiaddr> ordered;
-  for (const bool is_public : {false, true})
-    for (const auto& address : addresses)
-      if ((address.scope() == Multiaddr::Scope::public_) == is_public) ordered.push_back(address);
-  if (ordered.size() > kMaxDials) ordered.resize(kMaxDials);
-  return ordered;
+/// How many streams of the services below one peer may have open here.
+std::size_t service_limit(const std::string& protocol) {
+  if (protocol == kKadProtocol) return 32;
+  if (protocol == kIdentifyProtocol) return 16;
+  if (protocol == kPingProtocol || protocol == kIdentifyPushProtocol) return 4;
+  return 0;  // others count for themselves
+}
+
+/// What an attacker has one of: an IPv4 address, an IPv6 /64 network. Empty for this machine, which is trusted.
+std::string network_of(const Multiaddr& address) {
+  if (address.scope() == Multiaddr::Scope::loopback) return {};
+  const auto parts = address.components();
+  if (parts.empty()) return {};
+  const auto& value = parts[0].value;
+  if (parts[0].code == Multiaddr::ip6 && value.size() == 16) return to_string(ByteView(value).first(8));
+  return to_string(value);
+}
+
+/// Counts what comes from one network for as long as it lives.
+void count(std::unordered_map<std::string, std::size_t>& table, const std::string& network) {
+  if (!network.empty()) ++table[network];
+}
+void discount(std::unordered_map<std::string, std::size_t>& table, const std::string& network) {
+  const auto found = table.find(network);
+  if (found != table.end() && --found->second == 0) table.erase(found);
+}
+std::size_t counted(const std::unordered_map<std::string, std::size_t>& table, const std::string& network) {
+  const auto found = table.find(network);
+  return found == table.end() ? 0 : found->second;
 }
 
 struct PendingInbound {
@@ -35,36 +52,25 @@ struct PendingInbound {
   std::string ip;
   PendingInbound(Host::Impl& h, std::string from) : host(h), ip(std::move(from)) {
     ++host.pending_inbound;
-    ++host.pending_per_ip[ip];
+    count(host.pending_per_ip, ip);
   }
   ~PendingInbound() {
     --host.pending_inbound;
-    if (--host.pending_per_ip[ip] == 0) host.pending_per_ip.erase(ip);
+    discount(host.pending_per_ip, ip);
   }
 };
 
-/// Several dials to one peer: the next starts when the one before fails or 250 ms pass; the first success wins.
-struct DialRace {
-  DialRace(Runtime& runtime, std::size_t count) : changed(runtime, "dial race"), total(count) {}
-  Condition changed;
-  std::size_t total;
-  std::size_t failed = 0;
-  bool connected = false;
-  Error last;
-};
-
-Task<void> race_dial(Host::Impl& self, PeerId peer, Multiaddr address, std::size_t index, Deadline deadline, DialRace& race) {
-  const Deadline start = self.runtime.after(kStagger * static_cast<int>(index));
-  while (race.failed < index && self.runtime.now() < start.at()) co_await race.changed.wait(start);
-  auto result = co_await self.dial_one(peer, address, deadline);
-  if (result) {
-    race.connected = true;
-  } else {
-    ++race.failed;
-    race.last = result.error();
+struct ServiceStream {
+  Host::Impl& host;
+  std::pair<PeerId, std::string> key;
+  ServiceStream(Host::Impl& h, PeerId peer, std::string protocol) : host(h), key(peer, std::move(protocol)) {
+    ++host.service_streams[key];
   }
-  race.changed.notify_all();
-}
+  ~ServiceStream() {
+    const auto found = host.service_streams.find(key);
+    if (--found->second == 0) host.service_streams.erase(found);
+  }
+};
 
 }  // namespace
 
@@ -82,12 +88,11 @@ Task<void> Host::Impl::accept_loop(Impl& self, transport::Listener& listener) {
   for (;;) {
     auto raw = co_await listener.accept();
     if (!raw) co_return;
-    const auto endpoint = (*raw)->remote_address().tcp_endpoint();
-    std::string ip = endpoint ? endpoint->host : std::string();
-    const auto found = self.pending_per_ip.find(ip);
-    const std::size_t from_ip = found == self.pending_per_ip.end() ? 0 : found->second;
-    if (self.pending_inbound >= self.options.max_pending_inbound || from_ip >= self.options.max_pending_per_ip ||
-        self.link_count >= self.options.max_connections) {
+    std::string ip = network_of((*raw)->remote_address());
+    if (self.pending_inbound >= self.options.max_pending_inbound ||
+        counted(self.pending_per_ip, ip) >= self.options.max_pending_per_ip ||
+        counted(self.links_per_ip, ip) >= self.options.max_connections_per_ip ||
+        (!self.has_room(true) && !self.longest_idle())) {
       self.metrics.inbound_refused.increment();
       continue;  // dropping the connection closes it
     }
@@ -96,7 +101,7 @@ Task<void> Host::Impl::accept_loop(Impl& self, transport::Listener& listener) {
 }
 
 Task<void> Host::Impl::welcome(Impl& self, std::unique_ptr<transport::RawConnection> raw, std::string ip) {
-  PendingInbound pending(self, std::move(ip));
+  PendingInbound pending(self, ip);
   const std::string from = raw->remote_address().text();
   auto connection = co_await transport::upgrade(self.runtime, std::move(raw), transport::Role::responder, self.identity,
                                                 std::nullopt, self.options.transport, self.network.plaintext());
@@ -106,15 +111,47 @@ Task<void> Host::Impl::welcome(Impl& self, std::unique_ptr<transport::RawConnect
     co_return;
   }
   self.metrics.inbound_ok.increment();
-  (void)self.adopt(std::move(*connection));
+  auto adopted = self.adopt(std::move(*connection), std::move(ip));
+  if (!adopted) {
+    self.metrics.inbound_refused.increment();
+    log::debug("p2p", "inbound connection from {} refused: {}", from, adopted.error());
+  }
 }
 
-Result<> Host::Impl::adopt(transport::ConnectionPtr connection) {
+bool Host::Impl::has_room(bool inbound) const {
+  return link_count < options.max_connections - (inbound ? options.max_connections / 8 : 0);
+}
+
+/// The connection that nobody will miss, if there is one.
+LinkPtr Host::Impl::longest_idle() const {
+  LinkPtr result;
+  for (const auto& [id, peer] : peers)
+    for (const auto& link : peer.links)
+      if (link->used + kMayNeedAgain <= runtime.now() && (!result || link->used < result->used) && link->idle())
+        result = link;
+  return result;
+}
+
+bool Host::Impl::make_room(bool inbound) {
+  if (has_room(inbound)) return true;
+  const LinkPtr victim = longest_idle();
+  if (!victim) return false;
+  metrics.closed_for_room.increment();
+  drop_link(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"));
+  return true;
+}
+
+Result<> Host::Impl::adopt(transport::ConnectionPtr connection, std::string ip) {
   const PeerId peer_id = connection->peer();
   if (closed) return Error(Errc::host_closed);
   if (peer_id == id) return Error(Errc::dial_to_self);
-  if (link_count >= options.max_connections) return Error(Errc::too_many_connections, peer_id);
+  const auto known = peers.find(peer_id);
+  if ((known != peers.end() && known->second.links.size() >= options.max_connections_per_peer) ||
+      counted(links_per_ip, ip) >= options.max_connections_per_ip || !make_room(!connection->outbound()))
+    return Error(Errc::too_many_connections, peer_id);
   auto link = std::make_shared<Link>(runtime, std::move(connection));
+  link->ip = std::move(ip);
+  count(links_per_ip, link->ip);
   Peer& peer = peers[peer_id];
   const bool first = peer.links.empty();
   peer.links.push_back(link);
@@ -122,13 +159,16 @@ Result<> Host::Impl::adopt(transport::ConnectionPtr connection) {
   metrics.connections.add(1);
   if (first) {
     metrics.peers.add(1);
-    book.set_connected(peer_id, {});
+    book.on_connected(peer_id);
     log::debug("p2p", "connected to {} at {}", peer_id, link->connection->remote_address().text());
   } else {
-    tasks.spawn(close_surplus(*this, peer_id), "close surplus connection");
+    surplus.insert(peer_id);
+    if (!std::exchange(closing_surplus, true)) tasks.spawn(close_surplus(*this), "close surplus connections");
   }
   tasks.spawn(run_link(*this, link), "connection");
   link->tasks.spawn(identify_peer(*this, link), "identify");
+  for (DialRace* race : races)
+    if (race->peer() == peer_id) race->check();
   return ok();
 }
 
@@ -136,19 +176,21 @@ Task<void> Host::Impl::run_link(Impl& self, LinkPtr link) {
   for (;;) {
     auto stream = co_await link->connection->accept_stream();
     if (!stream) break;
+    link->used = self.runtime.now();
     link->tasks.spawn(serve_stream(self, std::move(*stream)), "inbound stream");
   }
   log::debug("p2p", "connection to {} ended: {}", link->connection->peer(), link->connection->close_reason());
-  self.drop_link(link);
+  self.drop_link(link, Error(cohive::Errc::closed, link->connection->peer()));
 }
 
-void Host::Impl::drop_link(const LinkPtr& link) {
+void Host::Impl::drop_link(const LinkPtr& link, const Error& reason) {
   const PeerId peer_id = link->connection->peer();
-  link->connection->close(Error(cohive::Errc::closed, peer_id));
+  link->connection->close(reason);
   link->tasks.cancel();
   const auto found = peers.find(peer_id);
   if (found == peers.end() || std::erase(found->second.links, link) == 0) return;
   count_bytes(*link);
+  discount(links_per_ip, link->ip);
   --link_count;
   metrics.connections.add(-1);
   if (!found->second.links.empty()) return;
@@ -167,131 +209,85 @@ Task<void> Host::Impl::serve_stream(Impl& self, transport::StreamPtr stream) {
   const auto handler = self.handlers.find(*protocol);
   if (handler == self.handlers.end()) co_return;
   stream->set_protocol(*protocol);
+  std::optional<ServiceStream> counted_stream;
+  if (const std::size_t limit = service_limit(*protocol)) {
+    counted_stream.emplace(self, stream->peer(), *protocol);
+    if (self.service_streams[counted_stream->key] > limit) {
+      self.metrics.streams_refused.increment();
+      co_return;  // dropping the stream resets it
+    }
+  }
   const StreamHandler function = handler->second;  // the handler may be removed while it runs
   co_await function(std::move(stream));
 }
 
-/// Both sides may have dialled at the same time. What is not used after a while goes.
-Task<void> Host::Impl::close_surplus(Impl& self, PeerId peer_id) {
-  co_await self.runtime.sleep_for(kSurplusGrace);
-  const auto found = self.peers.find(peer_id);
-  if (found == self.peers.end()) co_return;
-  auto links = found->second.links;
-  for (std::size_t i = 0; i + 1 < links.size(); ++i) {
-    const auto stats = links[i]->connection->stats();
-    if (stats.streams_in + stats.streams_out == 0) links[i]->connection->close(Error(cohive::Errc::closed, peer_id, "surplus"));
-  }
+const PeerId& Host::Impl::dialler(const Link& link) const {
+  return link.connection->outbound() ? id : link.connection->peer();
 }
 
+/// The connection to open streams on. Both sides choose the same one: when they dialled each other at the same time,
+/// the one that the smaller PeerID dialled; otherwise the newest, since a peer that dials has lost the one before.
 LinkPtr Host::Impl::link_to(const PeerId& peer) const {
   const auto found = peers.find(peer);
   if (found == peers.end()) return nullptr;
-  for (auto link = found->second.links.rbegin(); link != found->second.links.rend(); ++link)
-    if (!(*link)->connection->closed()) return *link;
-  return nullptr;
+  LinkPtr kept;
+  for (auto at = found->second.links.rbegin(); at != found->second.links.rend(); ++at) {
+    const LinkPtr& link = *at;
+    if (link->connection->closed()) continue;
+    if (!kept || (kept->opened - link->opened <= kSimultaneous && dialler(*link) < dialler(*kept))) kept = link;
+  }
+  return kept;
 }
 
-// ---- Dialling
-
-bool Host::Impl::in_backoff(const Multiaddr& address) const {
-  const auto found = backoffs.find(address);
-  return found != backoffs.end() && runtime.now() < found->second.until;
+/// Of two connections that the same side dialled, only that side knows which one it prefers.
+bool Host::Impl::may_close(const Link& link, const Link& kept) const {
+  if (link.used + kSurplusGrace > runtime.now() || !link.idle()) return false;
+  return dialler(link) == id || dialler(link) != dialler(kept);
 }
 
-void Host::Impl::note_dial(const Multiaddr& address, bool success) {
-  (success ? metrics.dials_ok : metrics.dials_failed).increment();
-  if (success) {
-    backoffs.erase(address);
-    return;
+/// Closes what is left over of simultaneous dials, once nobody uses it.
+Task<void> Host::Impl::close_surplus(Impl& self) {
+  while (!self.surplus.empty()) {
+    co_await self.runtime.sleep_for(kSurplusGrace);
+    for (const PeerId& peer : std::set<PeerId>(self.surplus)) {
+      const auto found = self.peers.find(peer);
+      if (found == self.peers.end() || found->second.links.size() < 2) {
+        self.surplus.erase(peer);
+        continue;
+      }
+      const LinkPtr kept = self.link_to(peer);
+      for (const auto& link : std::vector<LinkPtr>(found->second.links)) {
+        if (link == kept || !kept || !self.may_close(*link, *kept)) continue;
+        self.metrics.closed_surplus.increment();
+        self.drop_link(link, Error(cohive::Errc::closed, peer, "surplus"));
+      }
+    }
   }
-  if (backoffs.size() >= kMaxBackoffs)
-    std::erase_if(backoffs, [now = runtime.now()](const auto& item) { return item.second.until <= now; });
-  if (backoffs.size() >= kMaxBackoffs) return;
-  Backoff& backoff = backoffs[address];
-  const Duration pause = options.backoff_base + 1s * (backoff.failures * backoff.failures);
-  backoff.failures = std::min(backoff.failures + 1, 100);
-  backoff.until = runtime.now() + std::min<Duration>(pause, kMaxBackoff);
+  self.closing_surplus = false;
 }
 
-Task<Result<>> Host::Impl::dial_one(PeerId peer, Multiaddr address, Deadline deadline) {
-  const Deadline limit = deadline.min(runtime.after(options.dial_timeout));
-  auto raw = co_await network.dial(address, limit);
-  if (!raw) {
-    note_dial(address, false);
-    co_return raw.error().with_peer(peer);
+Task<Result<transport::StreamPtr>> Host::Impl::open_stream(PeerId peer, std::string protocol, Deadline deadline,
+                                                           Reach reach) {
+  for (int attempt = 0;; ++attempt) {
+    auto connected = co_await connect(peer, deadline, reach);
+    if (!connected) co_return connected.error();
+    const LinkPtr link = link_to(peer);
+    if (!link) {
+      if (attempt == 0) continue;  // it went away at this very moment
+      co_return Error(cohive::Errc::closed, peer);
+    }
+    auto stream = link->connection->open_stream();
+    if (!stream) co_return stream.error();
+    link->used = runtime.now();
+    (*stream)->set_protocol(protocol);
+    const auto known = peers.find(peer);
+    if (known != peers.end() && known->second.protocols.contains(protocol))
+      co_return transport::select_lazily(std::move(*stream), protocol);
+    const Deadline limit = deadline.min(runtime.after(options.negotiation_timeout));
+    auto agreed = co_await transport::select_one_of(**stream, {protocol}, limit);
+    if (!agreed) co_return agreed.error();
+    co_return std::move(*stream);
   }
-  auto connection = co_await within(
-      runtime, limit,
-      transport::upgrade(runtime, std::move(*raw), transport::Role::initiator, identity, peer, options.transport,
-                         network.plaintext()),
-      "handshake");
-  note_dial(address, connection.has_value());
-  if (!connection) co_return connection.error().with_context(address.text());
-  co_return adopt(std::move(*connection));
-}
-
-Task<Result<>> Host::Impl::dial_addresses(PeerId peer, std::vector<Multiaddr> addresses, bool respect_backoff, Deadline deadline) {
-  std::vector<Multiaddr> targets;
-  for (const auto& address : addresses) {
-    auto resolved = co_await network.resolve(address, deadline);
-    if (!resolved && addresses.size() == 1) co_return resolved.error();
-    if (resolved) targets.insert(targets.end(), resolved->begin(), resolved->end());
-  }
-  targets = dial_order(std::move(targets));
-  if (targets.empty()) co_return Error(Errc::no_addresses, peer);
-  if (respect_backoff) {
-    std::erase_if(targets, [this](const Multiaddr& a) { return in_backoff(a.without_peer()); });
-    if (targets.empty()) co_return Error(Errc::dial_backoff, peer);
-  }
-  DialRace race(runtime, targets.size());
-  TaskGroup dialling(runtime, "dial");
-  for (std::size_t i = 0; i < targets.size(); ++i)
-    dialling.spawn(race_dial(*this, peer, targets[i].without_peer(), i, deadline, race), "dial");
-  while (!race.connected && race.failed < race.total) {
-    if (!co_await race.changed.wait(deadline)) co_return Error(cohive::Errc::timeout, peer, "connecting");
-  }
-  if (race.connected) co_return ok();
-  co_return race.last;
-}
-
-/// Known addresses first; when they fail or there are none, whatever peer routing finds.
-Task<Result<>> Host::Impl::dial_known(PeerId peer, Deadline deadline) {
-  const auto known = book.addresses(peer);
-  Result<> result = Error(Errc::no_addresses, peer);
-  if (!known.empty()) {
-    result = co_await dial_addresses(peer, known, true, deadline);
-    if (result) co_return result;
-  }
-  auto found = co_await routing.find(peer, deadline);
-  if (!found) co_return known.empty() ? found.error() : result.error();
-  std::vector<Multiaddr> fresh;
-  for (const auto& address : *found)
-    if (std::find(known.begin(), known.end(), address) == known.end()) fresh.push_back(address);
-  if (link_to(peer)) co_return ok();
-  if (fresh.empty()) co_return result;
-  co_return co_await dial_addresses(peer, std::move(fresh), true, deadline);
-}
-
-Task<void> Host::Impl::run_dial(Impl& self, PeerId peer, std::shared_ptr<PendingDial> pending) {
-  pending->result = co_await self.dial_known(peer, self.runtime.after(self.options.connect_timeout));
-  self.dials.erase(peer);
-  pending->done.set();
-}
-
-Task<Result<>> Host::Impl::connect(PeerId peer, Deadline deadline) {
-  if (closed) co_return Error(Errc::host_closed);
-  if (peer == id) co_return Error(Errc::dial_to_self, peer);
-  if (link_to(peer)) co_return ok();
-  std::shared_ptr<PendingDial> pending;
-  if (const auto found = dials.find(peer); found != dials.end()) {
-    pending = found->second;
-  } else {
-    pending = std::make_shared<PendingDial>(runtime);
-    dials.emplace(peer, pending);
-    tasks.spawn(run_dial(*this, peer, pending), "dial");
-  }
-  if (!co_await pending->done.wait(deadline)) co_return Error(cohive::Errc::timeout, peer, "connecting");
-  co_return pending->result;
 }
 
 // ---- Metrics
@@ -309,6 +305,7 @@ Task<void> Host::Impl::measure(Impl& self) {
     for (auto& [id, peer] : self.peers)
       for (auto& link : peer.links) self.count_bytes(*link);
     self.metrics.routing_peers.set(static_cast<double>(self.routing.size()));
+    self.metrics.known_peers.set(static_cast<double>(self.book.size()));
   }
 }
 

@@ -5,13 +5,14 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/p2p/errors.hpp"
-#include "cohive/transport/multistream.hpp"
 #include "host_impl.hpp"
 
 namespace cohive::p2p {
 namespace {
 
 constexpr Duration kSelfLookupPeriod = 10min;
+constexpr Duration kAlonePeriod = 1min;  // between attempts to come back when no connection is left
+constexpr std::size_t kMaxRejoinDials = 8;
 constexpr Duration kFlushTimeout = 2s;
 constexpr std::size_t kPingSize = 32;
 constexpr Duration kPingIdle = 60s;
@@ -27,23 +28,32 @@ Task<void> serve_ping(Runtime& runtime, transport::StreamPtr stream) {
   stream->close_write();
 }
 
-Task<void> keep_routing_fresh(Host::Impl& self) {
-  for (;;) {
-    co_await self.runtime.sleep_for(kSelfLookupPeriod);
-    if (!self.peers.empty()) co_await self.routing.look_up_self();
-  }
-}
-
 }  // namespace
 
 Host::Impl::Impl(Host& facade, transport::Network& net, KeyPair key, HostOptions opts)
-    : host(facade), network(net), runtime(net.runtime()), identity(std::move(key)), id(identity.peer_id()),
-      options(std::move(opts)), metrics(runtime.metrics()), book(runtime, options.max_addresses_per_peer),
-      routing(*this), tasks(runtime, "host") {
+    : host(facade),
+      network(net),
+      runtime(net.runtime()),
+      identity(std::move(key)),
+      id(identity.peer_id()),
+      options(std::move(opts)),
+      metrics(runtime.metrics()),
+      book(runtime, options.max_addresses_per_peer, options.max_known_peers),
+      backoff(runtime, options.backoff_base),
+      routing(*this),
+      dial_slots(runtime, options.max_dials, "dials"),
+      lookup_slots(runtime, options.max_lookups, "lookups"),
+      address_dials(runtime, "dialling an address"),
+      book_dials(runtime, "dialling"),
+      searches(runtime, "connecting"),
+      finds(runtime, "looking up a peer"),
+      given_dials(runtime, "connecting"),
+      tasks(runtime, "host") {
   handlers[kIdentifyProtocol] = [this](transport::StreamPtr s) { return serve_identify(std::move(s)); };
   handlers[kIdentifyPushProtocol] = [this](transport::StreamPtr s) { return receive_push(std::move(s)); };
   handlers[kPingProtocol] = [this](transport::StreamPtr s) { return serve_ping(runtime, std::move(s)); };
-  if (options.routing_server) handlers[kKadProtocol] = [this](transport::StreamPtr s) { return routing.serve(std::move(s)); };
+  if (options.routing_server)
+    handlers[kKadProtocol] = [this](transport::StreamPtr s) { return routing.serve(std::move(s)); };
 }
 
 std::vector<Multiaddr> Host::Impl::addresses() const {
@@ -63,11 +73,52 @@ void Host::Impl::notify(const PeerId& peer, bool connected) {
     if (const auto callback = weak.lock()) (*callback)(peer, connected);
 }
 
+/// Looks ourselves up now and then, so that those near us know us; comes back after a loss of all connections.
+Task<void> Host::Impl::keep_in_touch(Impl& self) {
+  TimePoint next_lookup = self.runtime.now() + kSelfLookupPeriod;
+  for (;;) {
+    co_await self.runtime.sleep_for(kAlonePeriod);
+    if (self.peers.empty()) {
+      std::vector<Task<Result<>>> dials;
+      for (const auto& peer : self.book.given())
+        if (dials.size() < kMaxRejoinDials)
+          dials.push_back(self.connect(peer, self.runtime.after(kAlonePeriod), Reach::in_hand));
+      if (dials.empty()) continue;
+      co_await when_all(self.runtime, std::move(dials));
+      next_lookup = self.runtime.now();
+    }
+    if (self.peers.empty() || self.runtime.now() < next_lookup) continue;
+    next_lookup = self.runtime.now() + kSelfLookupPeriod;
+    co_await self.routing.look_up_self();
+  }
+}
+
+Task<Result<std::vector<Multiaddr>>> Host::Impl::find(Impl& self, PeerId peer) {
+  const Deadline deadline = self.runtime.after(self.options.connect_timeout);
+  auto slot = co_await self.lookup_slots.acquire(1, deadline);
+  if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to look the peer up");
+  Lookup lookup(self.routing, self, peer, deadline);
+  std::vector<Multiaddr> result;
+  for (auto& heard : co_await lookup.next(deadline)) result.push_back(std::move(heard.address));
+  if (result.empty()) co_return Error(Errc::no_addresses, peer);
+  co_return result;
+}
+
+void Host::Impl::end_waits() {
+  const Error reason(Errc::host_closed);
+  given_dials.close(reason);
+  finds.close(reason);
+  searches.close(reason);
+  book_dials.close(reason);
+  address_dials.close(reason);
+}
+
 Host::Host(transport::Network& network, KeyPair identity, HostOptions options)
     : impl_(std::make_unique<Impl>(*this, network, std::move(identity), std::move(options))) {}
 
 Host::~Host() {
   impl_->closed = true;
+  impl_->end_waits();
   impl_->tasks.cancel();
   for (auto& [id, peer] : impl_->peers)
     for (auto& link : peer.links) link->tasks.cancel();
@@ -78,7 +129,7 @@ Host::~Host() {
 Result<> Host::start() {
   auto listening = impl_->listen();
   if (!listening) return listening.error();
-  impl_->tasks.spawn(keep_routing_fresh(*impl_), "routing refresh");
+  impl_->tasks.spawn(Impl::keep_in_touch(*impl_), "keep in touch");
   if (!impl_->runtime.simulated()) impl_->tasks.spawn(Impl::measure(*impl_), "traffic metrics");
   return ok();
 }
@@ -87,20 +138,33 @@ Task<void> Host::close() {
   if (impl_->closed) co_return;
   impl_->closed = true;
   for (auto& listener : impl_->listeners) listener->close();
+  impl_->end_waits();
   std::vector<LinkPtr> links;
   for (auto& [id, peer] : impl_->peers) links.insert(links.end(), peer.links.begin(), peer.links.end());
   const Deadline deadline = impl_->runtime.after(kFlushTimeout);
   for (auto& link : links) co_await link->connection->flush(deadline);
   impl_->tasks.cancel();
-  for (auto& link : links) impl_->drop_link(link);
+  for (auto& link : links) impl_->drop_link(link, Error(Errc::host_closed));
 }
 
-const PeerId& Host::id() const noexcept { return impl_->id; }
-const KeyPair& Host::identity() const noexcept { return impl_->identity; }
-Runtime& Host::runtime() const noexcept { return impl_->runtime; }
-const HostOptions& Host::options() const noexcept { return impl_->options; }
-TaskGroup& Host::tasks() noexcept { return impl_->tasks; }
-std::vector<Multiaddr> Host::addresses() const { return impl_->addresses(); }
+const PeerId& Host::id() const noexcept {
+  return impl_->id;
+}
+const KeyPair& Host::identity() const noexcept {
+  return impl_->identity;
+}
+Runtime& Host::runtime() const noexcept {
+  return impl_->runtime;
+}
+const HostOptions& Host::options() const noexcept {
+  return impl_->options;
+}
+TaskGroup& Host::tasks() noexcept {
+  return impl_->tasks;
+}
+std::vector<Multiaddr> Host::addresses() const {
+  return impl_->addresses();
+}
 
 std::vector<Multiaddr> Host::visible_addresses() const {
   std::vector<Multiaddr> result;
@@ -109,56 +173,34 @@ std::vector<Multiaddr> Host::visible_addresses() const {
 }
 
 Task<Result<PeerId>> Host::connect(Multiaddr address, Deadline deadline) {
-  // A dnsaddr may name its peer only in what it resolves to.
-  if (!address.peer() && address.has(Multiaddr::dnsaddr)) {
-    auto resolved = co_await impl_->network.resolve(address, deadline);
-    if (!resolved) co_return resolved.error();
-    for (const auto& one : *resolved)
-      if (one.peer()) {
-        address = one;
-        break;
-      }
-  }
+  if (impl_->closed) co_return Error(Errc::host_closed);
   const auto peer = address.peer();
-  if (!peer) co_return Error(Errc::missing_peer_id, address.text());
-  if (*peer == impl_->id) co_return Error(Errc::dial_to_self, *peer);
-  if (impl_->link_to(*peer)) co_return *peer;
-  auto dialled = co_await impl_->dial_addresses(*peer, {address.without_peer()}, false, deadline);
-  if (!dialled) co_return dialled.error();
-  impl_->book.add_permanent(*peer, address);
-  co_return *peer;
+  if (!peer && !address.has(Multiaddr::dnsaddr)) co_return Error(Errc::missing_peer_id, address.text());
+  if (peer && *peer == impl_->id) co_return Error(Errc::dial_to_self, *peer);
+  if (peer && impl_->link_to(*peer)) co_return *peer;
+  auto result = co_await impl_->given_dials.join(
+      address, deadline, [self = impl_.get(), address] { return Impl::connect_to(*self, address); });
+  if (!result && result.error() == cohive::Errc::timeout) co_return result.error().with_context(address.text());
+  co_return result;
 }
 
-Task<Result<>> Host::connect(PeerId peer, Deadline deadline) { return impl_->connect(peer, deadline); }
+Task<Result<>> Host::connect(PeerId peer, Deadline deadline) {
+  return impl_->connect(peer, deadline, Reach::peer_routing);
+}
 
 void Host::disconnect(const PeerId& peer) {
   const auto found = impl_->peers.find(peer);
   if (found == impl_->peers.end()) return;
-  for (const auto& link : std::vector<LinkPtr>(found->second.links)) impl_->drop_link(link);
+  for (const auto& link : std::vector<LinkPtr>(found->second.links))
+    impl_->drop_link(link, Error(cohive::Errc::closed, peer));
 }
 
-bool Host::connected(const PeerId& peer) const { return impl_->link_to(peer) != nullptr; }
+bool Host::connected(const PeerId& peer) const {
+  return impl_->link_to(peer) != nullptr;
+}
 
 Task<Result<transport::StreamPtr>> Host::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
-  for (int attempt = 0;; ++attempt) {
-    auto connected = co_await impl_->connect(peer, deadline);
-    if (!connected) co_return connected.error();
-    const LinkPtr link = impl_->link_to(peer);
-    if (!link) {
-      if (attempt == 0) continue;  // it went away at this very moment
-      co_return Error(cohive::Errc::closed, peer);
-    }
-    auto stream = link->connection->open_stream();
-    if (!stream) co_return stream.error();
-    (*stream)->set_protocol(protocol);
-    const auto known = impl_->peers.find(peer);
-    if (known != impl_->peers.end() && known->second.protocols.contains(protocol))
-      co_return transport::select_lazily(std::move(*stream), protocol);
-    const Deadline limit = deadline.min(impl_->runtime.after(impl_->options.negotiation_timeout));
-    auto agreed = co_await transport::select_one_of(**stream, {protocol}, limit);
-    if (!agreed) co_return agreed.error();
-    co_return std::move(*stream);
-  }
+  return impl_->open_stream(peer, std::move(protocol), deadline, Reach::peer_routing);
 }
 
 void Host::set_handler(std::string protocol, StreamHandler handler) {
@@ -180,9 +222,11 @@ std::optional<PeerInfo> Host::peer(const PeerId& id) const {
     info.protocols.assign(peer.protocols.begin(), peer.protocols.end());
     info.agent = peer.agent;
     info.connected = true;
-    info.outbound = peer.links.back()->connection->outbound();
-    info.round_trip = peer.links.back()->connection->round_trip();
-    if (info.addresses.empty()) info.addresses = {peer.links.back()->connection->remote_address()};
+    LinkPtr link = impl_->link_to(id);
+    if (!link) link = peer.links.back();
+    info.outbound = link->connection->outbound();
+    info.round_trip = link->connection->round_trip();
+    if (info.addresses.empty()) info.addresses = {link->connection->remote_address()};
   } else if (info.addresses.empty()) {
     return std::nullopt;
   }
@@ -196,13 +240,14 @@ std::vector<PeerInfo> Host::peers() const {
 }
 
 void Host::learn_addresses(const PeerId& peer, const std::vector<Multiaddr>& addresses) {
-  if (peer != impl_->id) impl_->book.add_hearsay(peer, addresses);
+  if (peer != impl_->id) impl_->book.add_hearsay(peer, addresses, Multiaddr::Scope::loopback);
 }
 
 std::vector<Multiaddr> Host::observed_addresses() const {
   std::vector<Multiaddr> result;
   for (const auto& [id, peer] : impl_->peers)
-    if (peer.observed && std::find(result.begin(), result.end(), *peer.observed) == result.end()) result.push_back(*peer.observed);
+    if (peer.observed && std::find(result.begin(), result.end(), *peer.observed) == result.end())
+      result.push_back(*peer.observed);
   return result;
 }
 
@@ -213,9 +258,13 @@ std::shared_ptr<void> Host::on_peer(PeerEvent callback) {
 }
 
 Task<Result<std::vector<Multiaddr>>> Host::find_peer(PeerId peer, Deadline deadline) {
-  auto known = impl_->book.addresses(peer);
+  if (impl_->closed) co_return Error(Errc::host_closed);
+  const bool connected = impl_->link_to(peer) != nullptr;
+  std::vector<Multiaddr> known;
+  for (auto& one : impl_->book.known(peer))
+    if (connected || !impl_->backoff.blocks(peer, one)) known.push_back(std::move(one.address));
   if (!known.empty()) co_return known;
-  co_return co_await impl_->routing.find(peer, deadline);
+  co_return co_await impl_->finds.join(peer, deadline, [self = impl_.get(), peer] { return Impl::find(*self, peer); });
 }
 
 Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadline) {
@@ -229,7 +278,8 @@ Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadli
   bool connected = false;
   for (std::size_t i = 0; i < results.size(); ++i) {
     connected |= results[i].has_value();
-    if (!results[i]) failures += (failures.empty() ? "" : "; ") + addresses[i].text() + ": " + results[i].error().message();
+    if (!results[i])
+      failures += (failures.empty() ? "" : "; ") + addresses[i].text() + ": " + results[i].error().message();
   }
   if (!connected) co_return Error(Errc::bootstrap_failed, failures);
   impl_->tasks.spawn([](Impl& self) -> Task<void> { co_await self.routing.look_up_self(); }(*impl_), "self lookup");

@@ -18,10 +18,12 @@ namespace {
 constexpr std::size_t kMaxPart = 8192;
 constexpr int kMaxParts = 10;
 constexpr std::size_t kMaxProtocols = 1000;
-constexpr std::size_t kMaxOwnAddresses = 16;   // keeps our own message below 4 KiB
+constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
 constexpr std::size_t kMaxOwnMessage = 4096;
-constexpr Duration kPushDelay = 100ms;         // joins bursts of handler registrations
+constexpr Duration kPushDelay = 100ms;  // joins bursts of handler registrations
 constexpr Duration kPushTimeout = 5s;
+constexpr double kPushBurst = 32;  // a peer that registers its handlers one by one
+constexpr double kPushesPerSecond = 1;
 
 Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
   transport::StreamReader reader(stream);
@@ -46,7 +48,9 @@ std::string Host::Impl::identify_message(const Multiaddr& remote) const {
   std::vector<Multiaddr> own;
   for (const auto& address : addresses()) {
     // Loopback addresses only help those who are on this machine too.
-    if (address.scope() == Multiaddr::Scope::loopback && remote.scope() != Multiaddr::Scope::loopback && options.announce.empty()) continue;
+    if (address.scope() == Multiaddr::Scope::loopback && remote.scope() != Multiaddr::Scope::loopback &&
+        options.announce.empty())
+      continue;
     if (own.size() < kMaxOwnAddresses) own.push_back(address);
   }
   for (const auto& address : own) message.add_listen_addrs(address.binary());
@@ -64,11 +68,31 @@ Task<void> Host::Impl::serve_identify(transport::StreamPtr stream) {
 }
 
 Task<void> Host::Impl::receive_push(transport::StreamPtr stream) {
+  const auto sender = peers.find(stream->peer());
+  if (sender == peers.end() || !may_push(sender->second)) {
+    metrics.pushes_refused.increment();
+    co_return;
+  }
   auto message = co_await read_parts(*stream, runtime.after(options.identify_timeout));
   if (!message) co_return;
   stream->close_write();
   auto learned = learn_identify(stream->peer(), stream->remote_address(), *message);
   if (!learned) log::debug("p2p", "bad identify push: {}", learned.error());
+}
+
+/// Each push costs us a signature check and may change the routing table.
+bool Host::Impl::may_push(Peer& peer) const {
+  const TimePoint now = runtime.now();
+  if (peer.pushes_counted == TimePoint{}) {
+    peer.pushes_left = kPushBurst;
+  } else {
+    peer.pushes_left =
+        std::min(kPushBurst, peer.pushes_left + to_seconds(now - peer.pushes_counted) * kPushesPerSecond);
+  }
+  peer.pushes_counted = now;
+  if (peer.pushes_left < 1) return false;
+  --peer.pushes_left;
+  return true;
 }
 
 Task<void> Host::Impl::identify_peer(Impl& self, LinkPtr link) {
@@ -99,16 +123,19 @@ Result<> Host::Impl::learn_identify(const PeerId& peer, const Multiaddr& remote,
   const auto found = peers.find(peer);
   if (found == peers.end()) return Error(cohive::Errc::closed, peer);
   proto::Identify message;
-  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return Error(cohive::Errc::malformed, peer, "identify");
+  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
+    return Error(cohive::Errc::malformed, peer, "identify");
   Peer& known = found->second;
   if (message.has_public_key()) {
     const auto key = PublicKey::from_protobuf(as_bytes(message.public_key()));
-    if (!key || key->peer_id() != peer) return Error(Errc::identify_failed, peer, "its key is not the one of the handshake");
+    if (!key || key->peer_id() != peer)
+      return Error(Errc::identify_failed, peer, "its key is not the one of the handshake");
   }
   if (message.protocols_size() > 0 || message.listen_addrs_size() > 0 || message.has_agent_version()) {
     known.protocols.clear();
     for (const auto& protocol : message.protocols())
-      if (known.protocols.size() < kMaxProtocols && protocol.size() <= transport::kMaxProtocolLength) known.protocols.insert(protocol);
+      if (known.protocols.size() < kMaxProtocols && protocol.size() <= transport::kMaxProtocolLength)
+        known.protocols.insert(protocol);
   }
   known.agent = message.agent_version().substr(0, 256);
   if (message.has_observed_addr()) {
@@ -124,10 +151,9 @@ Result<> Host::Impl::learn_identify(const PeerId& peer, const Multiaddr& remote,
     for (const auto& binary : message.listen_addrs())
       if (auto address = Multiaddr::from_bytes(as_bytes(binary))) told.push_back(std::move(*address));
   }
-  std::erase_if(told, [&](const Multiaddr& a) { return !acceptable_address(a, remote.scope()); });
-  book.set_connected(peer, std::move(told));
+  book.set_told(peer, told, remote.scope());
   if (known.protocols.contains(kKadProtocol)) {
-    tasks.spawn([](Impl& self, PeerId id) -> Task<void> { co_await self.routing.consider(id); }(*this, peer), "routing check");
+    routing.consider(peer);
   } else {
     routing.remove(peer);
   }
@@ -157,7 +183,8 @@ Task<void> Host::Impl::push_to(Impl& self, PeerId peer) {
   if (!stream) co_return;
   auto agreed = co_await transport::select_one_of(**stream, {kIdentifyPushProtocol}, deadline);
   if (!agreed) co_return;
-  auto sent = co_await transport::write_message(**stream, as_bytes(self.identify_message((*stream)->remote_address())), deadline);
+  auto sent = co_await transport::write_message(**stream, as_bytes(self.identify_message((*stream)->remote_address())),
+                                                deadline);
   if (sent) (*stream)->close_write();
 }
 

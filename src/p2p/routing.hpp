@@ -3,7 +3,10 @@
 // Source: libp2p wire spec, section 9; hivemind wire spec, section 0.1.
 #pragma once
 
-#include <map>
+#include <array>
+#include <functional>
+#include <set>
+#include <unordered_map>
 #include <vector>
 
 #include "cohive/core/crypto.hpp"
@@ -16,36 +19,43 @@ inline const std::string kKadProtocol = "/ipfs/kad/1.0.0";
 
 class Routing {
  public:
+  using Key = crypto::Sha256Digest;
+  static constexpr std::size_t kBucketSize = 20;  // k
+
   explicit Routing(Host::Impl& host);
 
   /// A handler for kKadProtocol.
   Task<void> serve(transport::StreamPtr stream);
   /// Takes a peer that serves routing into the table once it has answered.
-  Task<void> consider(PeerId peer);
+  void consider(const PeerId& peer);
+  /// It answered just now.
+  void insert(const PeerId& peer);
   void remove(const PeerId& peer);
+  /// One query. Dials the peer only by addresses in hand, so that a lookup never starts another.
+  Task<Result<proto::KadMessage>> ask(PeerId peer, std::string key, Deadline deadline);
 
-  /// Walks towards `target` until its addresses are known or nobody nearer is left.
-  Task<Result<std::vector<Multiaddr>>> find(PeerId target, Deadline deadline);
   /// Walks towards ourselves, so that those near us know us.
   Task<void> look_up_self();
+  /// Whom to ask first about `key`.
+  std::vector<PeerId> seeds(const Key& key) const;
   std::size_t size() const noexcept { return table_.size(); }
 
- private:
-  using Key = crypto::Sha256Digest;
-  struct Lookup;
   static Key key_of(const PeerId& peer) { return crypto::sha256(peer.bytes()); }
   static Key distance(const Key& a, const Key& b);
+
+ private:
+  static Task<void> check(Routing& self, PeerId peer);
   std::size_t bucket_of(const Key& key) const;
-  std::vector<PeerId> nearest(const Key& key, std::size_t count) const;
-  proto::KadMessage answer(const proto::KadMessage& request, const PeerId& asker) const;
-  Task<Result<proto::KadMessage>> ask(PeerId peer, std::string key, Deadline deadline);
-  Task<void> walk(PeerId target, bool stop_when_found, Deadline deadline);
-  static Task<void> worker(Routing& self, std::shared_ptr<Lookup> lookup);
+  /// Those of the `count` nearest that `wanted` takes.
+  std::vector<PeerId> nearest(const Key& key, std::size_t count,
+                              const std::function<bool(const PeerId&)>& wanted) const;
+  proto::KadMessage answer(const proto::KadMessage& request, const PeerId& asker, Multiaddr::Scope asker_scope) const;
 
   Host::Impl& host_;
   Key self_;
   std::unordered_map<PeerId, Key> table_;
   std::array<std::uint8_t, 257> bucket_sizes_{};
+  std::set<PeerId> checking_;
 };
 
 }  // namespace cohive::p2p

@@ -10,7 +10,9 @@ namespace {
 
 using sim::Swarm;
 
-Multiaddr address_of(Host& host) { return host.visible_addresses().front(); }
+Multiaddr address_of(Host& host) {
+  return host.visible_addresses().front();
+}
 
 TEST(Host, PingMeasuresTheRoundTripOfTheLink) {
   Swarm swarm({.seed = 7, .latency = 30ms});
@@ -51,7 +53,8 @@ TEST(Host, AWrongPeerIdInTheAddressIsRefusedAndNamed) {
 TEST(Host, DiallingItselfOrNobodyIsAnError) {
   Swarm swarm;
   auto& alice = swarm.add_host();
-  EXPECT_EQ(swarm.run(alice.connect(address_of(alice), swarm.after(5s))).error().code(), make_error_code(Errc::dial_to_self));
+  EXPECT_EQ(swarm.run(alice.connect(address_of(alice), swarm.after(5s))).error().code(),
+            make_error_code(Errc::dial_to_self));
   const auto stranger = KeyPair::ed25519_from_seed(Bytes(32, 99)).peer_id();
   EXPECT_EQ(swarm.run(alice.connect(stranger, swarm.after(5s))).error().code(), make_error_code(Errc::no_addresses));
   auto nobody = Multiaddr::from_text("/ip4/10.9.9.9/tcp/1").value().with_peer(stranger);
@@ -119,7 +122,8 @@ TEST(Host, AFailedAddressIsNotDialledAgainAtOnce) {
   auto& alice = swarm.add_host();
   const auto ghost = KeyPair::ed25519_from_seed(Bytes(32, 98)).peer_id();
   alice.learn_addresses(ghost, {Multiaddr::from_text("/ip4/10.9.9.9/tcp/1").value()});
-  EXPECT_EQ(swarm.run(alice.connect(ghost, swarm.after(20s))).error().code(), transport::make_error_code(transport::Errc::dial_failed));
+  EXPECT_EQ(swarm.run(alice.connect(ghost, swarm.after(20s))).error().code(),
+            transport::make_error_code(transport::Errc::dial_failed));
   EXPECT_EQ(swarm.run(alice.connect(ghost, swarm.after(20s))).error().code(), make_error_code(Errc::dial_backoff));
 }
 

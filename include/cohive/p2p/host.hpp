@@ -21,28 +21,35 @@ namespace cohive::p2p {
 
 /// Bounds and times of a host; the values are p2pd's unless noted.
 struct HostOptions {
-  std::vector<Multiaddr> listen;          ///< empty: dial only
-  std::vector<Multiaddr> announce;        ///< replaces the advertised addresses entirely when not empty
-  bool routing_server = true;             ///< serve Kademlia peer routing (false for client-mode peers)
+  std::vector<Multiaddr> listen;    ///< empty: dial only
+  std::vector<Multiaddr> announce;  ///< replaces the advertised addresses entirely when not empty
+  bool routing_server = true;       ///< serve Kademlia peer routing (false for client-mode peers)
   std::string agent = "cohive/0.1";
   transport::TransportOptions transport;
-  Duration dial_timeout = 15s;            ///< one address
-  Duration connect_timeout = 60s;         ///< one peer, all addresses
-  Duration negotiation_timeout = 10s;     ///< protocol of one stream
+  Duration dial_timeout = 15s;         ///< one address
+  Duration connect_timeout = 60s;      ///< one peer, all addresses
+  Duration negotiation_timeout = 10s;  ///< protocol of one stream
   Duration identify_timeout = 10s;
-  Duration backoff_base = 5s;             ///< after a failed dial; grows, at most 5 min
+  Duration backoff_base = 5s;  ///< after a failed dial; grows, at most 5 min
+  /// Above it, idle connections make room for new ones. An eighth is kept for connections that we open.
   std::size_t max_connections = 1024;
-  std::size_t max_pending_inbound = 64;   ///< inbound connections before the handshake is done
-  std::size_t max_pending_per_ip = 16;
+  std::size_t max_pending_inbound = 256;  ///< inbound connections before the handshake is done
+  /// The same from one IPv4 address or IPv6 /64 network; this machine itself may take all of them.
+  std::size_t max_pending_per_ip = 32;
   std::size_t max_addresses_per_peer = 32;
+  std::size_t max_connections_per_peer = 4;
+  std::size_t max_connections_per_ip = 256;  ///< inbound; large networks hide behind one address. Not for this machine
+  std::size_t max_dials = 160;               ///< at once, as p2pd
+  std::size_t max_lookups = 32;              ///< walks through peer routing at once; further ones wait
+  std::size_t max_known_peers = 4096;  ///< peers only heard of, and peers connected lately, whose addresses are kept
 };
 
 /// What is known about a connected peer.
 struct PeerInfo {
   PeerId id;
-  std::vector<Multiaddr> addresses;      ///< where it can be dialled, without /p2p
-  std::vector<std::string> protocols;    ///< from identify; empty before
-  std::string agent;                     ///< peer-supplied text: quote before logging
+  std::vector<Multiaddr> addresses;    ///< where it can be dialled, without /p2p
+  std::vector<std::string> protocols;  ///< from identify; empty before
+  std::string agent;                   ///< peer-supplied text: quote before logging
   bool connected = false;
   bool outbound = false;
   Duration round_trip{};
@@ -70,7 +77,8 @@ class Host {
   std::vector<Multiaddr> visible_addresses() const;
   const HostOptions& options() const noexcept;
 
-  /// Connects to a full address (…/p2p/<id>), resolving DNS. An existing connection is used as it is.
+  /// Connects to a full address (…/p2p/<id>), resolving DNS. An existing connection is used as it is. The address is
+  /// kept for good: a host that has lost all connections comes back through such addresses.
   Task<Result<PeerId>> connect(Multiaddr address, Deadline deadline);
   /// Connects by id: known addresses, then peer routing. Concurrent calls for one peer share the dial.
   Task<Result<>> connect(PeerId peer, Deadline deadline);
@@ -87,7 +95,7 @@ class Host {
   /// Connected peers; one peer; everything in the address book.
   std::vector<PeerInfo> peers() const;
   std::optional<PeerInfo> peer(const PeerId& id) const;
-  /// Adds hearsay addresses (short-lived, filtered and bounded).
+  /// Adds hearsay addresses (short-lived and bounded).
   void learn_addresses(const PeerId& peer, const std::vector<Multiaddr>& addresses);
   /// The addresses by which `peer` sees us, as reported by identify.
   std::vector<Multiaddr> observed_addresses() const;
@@ -97,9 +105,10 @@ class Host {
   /// The subscription ends when the returned object dies.
   std::shared_ptr<void> on_peer(PeerEvent callback);
 
-  /// Finds a peer's addresses through Kademlia; also remembers them.
+  /// The known addresses of a peer, unless dialling them has just failed; else those that Kademlia finds.
   Task<Result<std::vector<Multiaddr>>> find_peer(PeerId peer, Deadline deadline);
-  /// Fills the routing table: dials the bootstrap addresses in parallel, succeeds when one answered, then looks itself up.
+  /// Fills the routing table: dials the bootstrap addresses in parallel, succeeds when one answered, then looks itself
+  /// up.
   Task<Result<>> bootstrap(std::vector<Multiaddr> addresses, Deadline deadline);
 
   TaskGroup& tasks() noexcept;

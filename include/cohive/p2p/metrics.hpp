@@ -10,18 +10,43 @@ struct HostMetrics {
   explicit HostMetrics(Metrics& metrics)
       : connections(metrics.gauge("cohive_p2p_connections", "Open connections.")),
         peers(metrics.gauge("cohive_p2p_peers", "Connected peers.")),
-        dials_ok(metrics.counter("cohive_p2p_dials_total", "Dialled addresses.", {{"outcome", "ok"}})),
-        dials_failed(metrics.counter("cohive_p2p_dials_total", "Dialled addresses.", {{"outcome", "failed"}})),
-        inbound_ok(metrics.counter("cohive_p2p_inbound_total", "Inbound connections.", {{"outcome", "ok"}})),
-        inbound_failed(metrics.counter("cohive_p2p_inbound_total", "Inbound connections.", {{"outcome", "failed"}})),
-        inbound_refused(metrics.counter("cohive_p2p_inbound_total", "Inbound connections.", {{"outcome", "refused"}})),
+        known_peers(metrics.gauge("cohive_p2p_known_peers", "Peers whose addresses are known, connected or not.")),
+        routing_peers(metrics.gauge("cohive_p2p_routing_peers", "Peers in the Kademlia routing table.")),
+        dials_active(metrics.gauge("cohive_p2p_dials_active", "Addresses being dialled.")),
+        lookups_active(metrics.gauge("cohive_p2p_lookups_active", "Walks through peer routing under way.")),
+        dials_ok(metrics.counter("cohive_p2p_dials_total", kDials, {{"outcome", "ok"}})),
+        dials_failed(metrics.counter("cohive_p2p_dials_total", kDials, {{"outcome", "failed"}})),
+        dials_held_back(metrics.counter("cohive_p2p_dials_total", kDials, {{"outcome", "held_back"}})),
+        inbound_ok(metrics.counter("cohive_p2p_inbound_total", kInbound, {{"outcome", "ok"}})),
+        inbound_failed(metrics.counter("cohive_p2p_inbound_total", kInbound, {{"outcome", "failed"}})),
+        inbound_refused(metrics.counter("cohive_p2p_inbound_total", kInbound, {{"outcome", "refused"}})),
+        closed_surplus(metrics.counter("cohive_p2p_connections_closed_total", kClosed, {{"reason", "surplus"}})),
+        closed_for_room(metrics.counter("cohive_p2p_connections_closed_total", kClosed, {{"reason", "room"}})),
+        streams_refused(metrics.counter("cohive_p2p_streams_refused_total",
+                                        "Streams of a service of which one peer had too many open already.")),
         bytes_in(metrics.counter("cohive_p2p_bytes_total", "Bytes on the wire.", {{"direction", "in"}})),
         bytes_out(metrics.counter("cohive_p2p_bytes_total", "Bytes on the wire.", {{"direction", "out"}})),
-        identify_failures(metrics.counter("cohive_p2p_identify_failures_total", "Peers that did not identify themselves.")),
-        routing_peers(metrics.gauge("cohive_p2p_routing_peers", "Peers in the Kademlia routing table.")) {}
-  Gauge connections, peers;
-  Counter dials_ok, dials_failed, inbound_ok, inbound_failed, inbound_refused, bytes_in, bytes_out, identify_failures;
-  Gauge routing_peers;
+        identify_failures(
+            metrics.counter("cohive_p2p_identify_failures_total", "Peers that did not identify themselves.")),
+        pushes_refused(metrics.counter("cohive_p2p_identify_pushes_refused_total",
+                                       "Identify pushes of peers that send them too often.")),
+        lookups_found(metrics.counter("cohive_p2p_lookups_total", kLookups, {{"outcome", "found"}})),
+        lookups_not_found(metrics.counter("cohive_p2p_lookups_total", kLookups, {{"outcome", "not_found"}})),
+        lookup_queries(metrics.counter("cohive_p2p_lookup_queries_total", "Peers asked during lookups.")),
+        lookup_seconds(metrics.histogram("cohive_p2p_lookup_seconds", "Time of one lookup.",
+                                         {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60})) {}
+  Gauge connections, peers, known_peers, routing_peers, dials_active, lookups_active;
+  /// held_back: known addresses that were not dialled because they have just failed.
+  Counter dials_ok, dials_failed, dials_held_back, inbound_ok, inbound_failed, inbound_refused, closed_surplus,
+      closed_for_room, streams_refused, bytes_in, bytes_out, identify_failures, pushes_refused, lookups_found,
+      lookups_not_found, lookup_queries;
+  Histogram lookup_seconds;
+
+ private:
+  static constexpr const char* kDials = "Dialled addresses.";
+  static constexpr const char* kInbound = "Inbound connections.";
+  static constexpr const char* kClosed = "Connections that were closed though they worked.";
+  static constexpr const char* kLookups = "Walks through peer routing in search of a peer's addresses.";
 };
 
 }  // namespace cohive::p2p

@@ -1,0 +1,403 @@
+#include <gtest/gtest.h>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/metrics.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/p2p/metrics.hpp"
+#include "cohive/transport/errors.hpp"
+#include "strangers.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+using sim::Swarm;
+
+Task<void> dial(Host& from, PeerId to, Deadline deadline) {
+  (void)co_await from.connect(to, deadline);
+}
+/// Holds the result of a call that runs beside the test.
+template <class T>
+Task<void> keep(Task<T> call, std::optional<T>& result) {
+  result.emplace(co_await std::move(call));
+}
+Task<void> echo(transport::StreamPtr stream) {
+  for (;;) {
+    auto bytes = co_await stream->read(Deadline::never());
+    if (!bytes || bytes->empty()) break;
+    (void)co_await stream->write(bytes->view(), stream->runtime().after(5s));
+  }
+  stream->close_write();
+}
+Task<std::string> say(transport::Stream& stream, std::string words) {
+  (void)co_await stream.write(as_bytes(words), stream.runtime().after(5s));
+  auto heard = co_await stream.read(stream.runtime().after(5s));
+  co_return heard ? std::string(as_text(heard->view())) : heard.error().message();
+}
+
+struct Connections : testing::Test {
+  Swarm swarm;
+  HostMetrics counted{swarm.runtime().metrics()};
+  std::vector<std::unique_ptr<transport::Network>> machines;
+  std::vector<transport::ConnectionPtr> held;
+
+  /// A connection from a new machine, or from machine `index`.
+  bool knock_at(Host& host, const KeyPair& identity, std::optional<std::size_t> index = std::nullopt) {
+    if (!index) {
+      machines.push_back(swarm.fabric().add_machine());
+      index = machines.size() - 1;
+    }
+    auto result = swarm.run(knock(*machines[*index], identity, host.addresses().front()));
+    swarm.pass(1s);
+    if (!result || (*result)->closed()) return false;
+    held.push_back(std::move(*result));
+    return true;
+  }
+};
+
+// ---- Two links between the same peers
+
+TEST_F(Connections, OfSimultaneousDialsTheOneOfTheSmallerIdRemains) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host();
+  alice.learn_addresses(bob.id(), bob.addresses());
+  bob.learn_addresses(alice.id(), alice.addresses());
+  TaskGroup group(swarm.runtime());
+  group.spawn(dial(alice, bob.id(), swarm.after(10s)));
+  group.spawn(dial(bob, alice.id(), swarm.after(10s)));
+  swarm.pass(1s);
+  EXPECT_EQ(swarm.fabric().open_connections(), 2u);
+  swarm.pass(2min);
+  EXPECT_EQ(swarm.fabric().open_connections(), 1u);
+  Host& smaller = alice.id() < bob.id() ? alice : bob;
+  Host& larger = alice.id() < bob.id() ? bob : alice;
+  EXPECT_TRUE(smaller.peer(larger.id())->outbound);
+  EXPECT_FALSE(larger.peer(smaller.id())->outbound);
+  EXPECT_TRUE(swarm.run(ping(alice, bob.id(), swarm.after(5s))));
+  EXPECT_TRUE(swarm.run(ping(bob, alice.id(), swarm.after(5s))));
+}
+
+TEST_F(Connections, ASurplusLinkInUseLivesUntilItsLastStreamEnds) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host();
+  Host& smaller = alice.id() < bob.id() ? alice : bob;
+  Host& larger = alice.id() < bob.id() ? bob : alice;
+  smaller.set_handler("/echo/1", echo);
+  smaller.learn_addresses(larger.id(), larger.addresses());
+  larger.learn_addresses(smaller.id(), smaller.addresses());
+  TaskGroup group(swarm.runtime());
+  std::optional<Result<transport::StreamPtr>> opened;
+  group.spawn(keep(larger.open_stream(smaller.id(), "/echo/1", swarm.after(5s)), opened));
+  group.spawn(dial(smaller, larger.id(), swarm.after(10s)));
+  swarm.pass(1s);
+  ASSERT_TRUE(opened && *opened);
+  const auto stream = std::move(**opened);
+  swarm.pass(5min);
+  EXPECT_EQ(swarm.fabric().open_connections(), 2u);
+  EXPECT_EQ(swarm.run(say(*stream, "still here")), "still here");
+  stream->reset();
+  swarm.pass(2min);
+  EXPECT_EQ(swarm.fabric().open_connections(), 1u);
+  EXPECT_TRUE(smaller.peer(larger.id())->outbound);
+}
+
+TEST_F(Connections, APeerThatCameBackIsReachedByItsNewLinkAtOnce) {
+  auto& alice = swarm.add_host();
+  const auto bob = nobody(1);
+  ASSERT_TRUE(knock_at(alice, bob));
+  swarm.pass(1min);
+  ASSERT_TRUE(knock_at(alice, bob));  // bob's machine was reset and never told us
+  auto stream = alice.open_stream(bob.peer_id(), "/any/1", swarm.after(1s));
+  auto opened = held[1]->accept_stream();
+  TaskGroup group(swarm.runtime());
+  std::optional<Result<transport::StreamPtr>> asked, came;
+  group.spawn(keep(std::move(stream), asked));
+  group.spawn(keep(std::move(opened), came));
+  swarm.pass(500ms);
+  EXPECT_TRUE(came && *came);
+}
+
+// ---- Limits
+
+TEST_F(Connections, OnePeerHasOnlyAFewLinks) {
+  auto& alice = swarm.add_host({.max_connections_per_peer = 3});
+  int accepted = 0;
+  for (int i = 0; i < 10; ++i) accepted += knock_at(alice, nobody(1));
+  EXPECT_EQ(accepted, 3);
+  EXPECT_TRUE(knock_at(alice, nobody(2)));
+}
+
+TEST_F(Connections, OneAddressTakesOnlyItsShareAndGetsItBack) {
+  auto& alice = swarm.add_host({.max_connections_per_ip = 5});
+  machines.push_back(swarm.fabric().add_machine());
+  int accepted = 0;
+  for (std::uint32_t i = 0; i < 20; ++i) accepted += knock_at(alice, nobody(i), 0);
+  EXPECT_EQ(accepted, 5);
+  EXPECT_TRUE(knock_at(alice, nobody(100)));
+  held.front()->close(Error(cohive::Errc::closed));
+  swarm.pass(1s);
+  EXPECT_TRUE(knock_at(alice, nobody(101), 0));
+  EXPECT_FALSE(knock_at(alice, nobody(102), 0));
+}
+
+TEST_F(Connections, ThoseWhoNeverShakeHandsLeaveRoomForOthers) {
+  auto& alice = swarm.add_host({.max_pending_inbound = 20, .max_pending_per_ip = 8});
+  machines.push_back(swarm.fabric().add_machine());
+  std::vector<std::unique_ptr<transport::RawConnection>> silent;
+  for (int i = 0; i < 40; ++i) {
+    auto raw = swarm.run(machines[0]->dial(alice.addresses().front(), swarm.after(5s)));
+    if (raw) silent.push_back(std::move(*raw));
+  }
+  swarm.pass(100ms);
+  EXPECT_FALSE(knock_at(alice, nobody(1), 0));
+  EXPECT_TRUE(knock_at(alice, nobody(2)));
+  swarm.pass(20s);  // they are given up
+  EXPECT_TRUE(knock_at(alice, nobody(1), 0));
+}
+
+TEST_F(Connections, WhenFullTheLongestIdleOneMakesRoomAndNeverOneInUse) {
+  auto& alice = swarm.add_host({.max_connections = 8});
+  alice.set_handler("/echo/1", echo);
+  auto& worker = swarm.add_host();
+  ASSERT_TRUE(swarm.run(worker.connect(address_of(alice), swarm.after(5s))));
+  auto stream = swarm.run(worker.open_stream(alice.id(), "/echo/1", swarm.after(5s)));
+  ASSERT_TRUE(stream);
+  std::vector<Host*> guests;
+  for (int i = 0; i < 6; ++i) {
+    guests.push_back(&swarm.add_host());
+    ASSERT_TRUE(swarm.run(guests.back()->connect(address_of(alice), swarm.after(5s))));
+    swarm.pass(10s);
+  }
+  swarm.pass(2min);
+  EXPECT_TRUE(knock_at(alice, nobody(1)));
+  EXPECT_FALSE(guests[0]->connected(alice.id()));
+  EXPECT_TRUE(guests[5]->connected(alice.id()));
+  EXPECT_EQ(swarm.run(say(**stream, "busy")), "busy");
+  EXPECT_EQ(counted.closed_for_room.value(), 1);
+}
+
+TEST_F(Connections, AFloodOfGuestsDoesNotKeepAHostFromDialling) {
+  auto& alice = swarm.add_host({.max_connections = 8});
+  int accepted = 0;
+  for (std::uint32_t i = 0; i < 12; ++i) accepted += knock_at(alice, nobody(i));
+  EXPECT_EQ(accepted, 7);  // none is idle long enough to go
+  auto& bob = swarm.add_host();
+  EXPECT_TRUE(swarm.run(alice.connect(address_of(bob), swarm.after(5s))));
+}
+
+// ---- Dials
+
+TEST_F(Connections, ClosingAHostAnswersThoseWhoWaitForADial) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host();
+  alice.learn_addresses(bob.id(), bob.addresses());
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
+  TaskGroup group(swarm.runtime());
+  std::optional<Result<>> by_id;
+  std::optional<Result<PeerId>> by_address;
+  std::optional<Result<transport::StreamPtr>> stream;
+  group.spawn(keep(alice.connect(bob.id(), swarm.after(1h)), by_id));
+  group.spawn(keep(alice.connect(address_of(bob), swarm.after(1h)), by_address));
+  group.spawn(keep(alice.open_stream(bob.id(), "/any/1", swarm.after(1h)), stream));
+  swarm.pass(1s);
+  swarm.run(alice.close());
+  swarm.runtime().run_ready();
+  ASSERT_TRUE(by_id && by_address && stream);
+  EXPECT_EQ(by_id->error().code(), make_error_code(Errc::host_closed));
+  EXPECT_EQ(by_address->error().code(), make_error_code(Errc::host_closed));
+  EXPECT_EQ(stream->error().code(), make_error_code(Errc::host_closed));
+  EXPECT_EQ(swarm.run(alice.connect(address_of(bob), swarm.after(5s))).error().code(),
+            make_error_code(Errc::host_closed));
+}
+
+TEST_F(Connections, AHostMayGoWhileOthersWaitForItsDials) {
+  swarm.add_host();
+  auto& bob = swarm.add_host();
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
+  TaskGroup group(swarm.runtime());
+  std::optional<Result<PeerId>> result;
+  group.spawn(keep(swarm.host(0).connect(address_of(bob), swarm.after(1h)), result));
+  swarm.pass(1s);
+  swarm.remove_host(0);
+  swarm.pass(1min);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->error().code(), make_error_code(Errc::host_closed));
+}
+
+TEST_F(Connections, EverybodyWhoWantsAPeerSharesOneDial) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host();
+  alice.learn_addresses(bob.id(), bob.addresses());
+  TaskGroup group(swarm.runtime());
+  std::vector<std::optional<Result<PeerId>>> by_address(5);
+  std::vector<std::optional<Result<>>> by_id(5);
+  for (auto& result : by_address) group.spawn(keep(alice.connect(address_of(bob), swarm.after(10s)), result));
+  for (auto& result : by_id) group.spawn(keep(alice.connect(bob.id(), swarm.after(10s)), result));
+  swarm.pass(5s);
+  for (const auto& result : by_address) EXPECT_TRUE(result && *result);
+  for (const auto& result : by_id) EXPECT_TRUE(result && *result);
+  EXPECT_EQ(counted.dials_ok.value(), 1);
+  EXPECT_EQ(swarm.fabric().open_connections(), 1u);
+}
+
+TEST_F(Connections, ACallerThatGivesUpDoesNotEndTheDialForOthers) {
+  Swarm slow({.latency = 500ms});
+  auto& alice = slow.add_host();
+  auto& bob = slow.add_host();
+  TaskGroup group(slow.runtime());
+  std::optional<Result<PeerId>> hurried, patient;
+  group.spawn(keep(alice.connect(address_of(bob), slow.after(600ms)), hurried));
+  group.spawn(keep(alice.connect(address_of(bob), slow.after(30s)), patient));
+  slow.pass(20s);
+  ASSERT_TRUE(hurried && patient);
+  EXPECT_EQ(hurried->error().code(), make_error_code(cohive::Errc::timeout));
+  EXPECT_TRUE(*patient);
+}
+
+TEST_F(Connections, ADialThatNobodyWaitsForEnds) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host();
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
+  const auto before = swarm.runtime().task_count();
+  EXPECT_FALSE(swarm.run(alice.connect(address_of(bob), swarm.after(100ms))));
+  swarm.runtime().run_ready();
+  EXPECT_EQ(swarm.runtime().task_count(), before);
+  EXPECT_EQ(counted.dials_active.value(), 0);
+}
+
+TEST_F(Connections, APeerWithManyDeadAddressesIsReachedByTheOneThatWorks) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host();
+  std::vector<Multiaddr> addresses;
+  for (std::uint32_t i = 0; i < 6; ++i) addresses.push_back(nowhere(i));
+  addresses.push_back(bob.addresses().front());
+  alice.learn_addresses(bob.id(), addresses);
+  EXPECT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(3s))));
+}
+
+TEST_F(Connections, TheAddressThatWorkedIsKeptWhateverThePeerSaysOfItself) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host({.announce = {nowhere()}});
+  const auto real = parsed("/ip4/" + Swarm::ip(2) + "/tcp/4001");
+  alice.learn_addresses(bob.id(), {real});
+  ASSERT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(5s))));
+  swarm.pass(1s);
+  EXPECT_EQ(alice.peer(bob.id())->addresses, (std::vector{real, nowhere()}));
+  alice.disconnect(bob.id());
+  swarm.pass(1min);
+  EXPECT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(5s))));
+}
+
+TEST_F(Connections, NobodyCanSpoilAnotherPeersAddress) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host();
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    alice.learn_addresses(nobody(i).peer_id(), bob.addresses());
+    EXPECT_FALSE(swarm.run(alice.connect(nobody(i).peer_id(), swarm.after(5s))));
+  }
+  alice.learn_addresses(bob.id(), bob.addresses());
+  EXPECT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(5s))));
+}
+
+TEST_F(Connections, HearsayOfManyPeersCannotAimAHostAtOneMachine) {
+  auto& alice = swarm.add_host();
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    alice.learn_addresses(nobody(i).peer_id(), {nowhere()});
+    EXPECT_FALSE(swarm.run(alice.connect(nobody(i).peer_id(), swarm.after(5s))));
+  }
+  EXPECT_LE(counted.dials_failed.value(), 10);
+  EXPECT_GE(counted.dials_held_back.value(), 90);
+}
+
+TEST_F(Connections, OnlySoManyDialsRunAtOnce) {
+  auto& alice = swarm.add_host({.max_dials = 10});
+  swarm.fabric().crash(Swarm::ip(2));
+  TaskGroup group(swarm.runtime());
+  std::vector<std::optional<Result<>>> results(50);
+  for (std::uint32_t i = 0; i < 50; ++i) {
+    std::vector<Multiaddr> addresses;
+    for (std::uint32_t k = 0; k < 4; ++k) addresses.push_back(nowhere(i * 4 + k));
+    alice.learn_addresses(nobody(i).peer_id(), addresses);
+    group.spawn(keep(alice.connect(nobody(i).peer_id(), swarm.after(1min)), results[i]));
+  }
+  double most = 0;
+  for (int i = 0; i < 2000; ++i) {
+    swarm.pass(5ms);
+    most = std::max(most, counted.dials_active.value());
+  }
+  EXPECT_EQ(most, 10);
+}
+
+TEST_F(Connections, AHostThatLostEveryoneComesBackByTheAddressesItWasGiven) {
+  auto& hub = swarm.add_host();
+  auto& bob = swarm.add_host();
+  ASSERT_TRUE(swarm.run(bob.bootstrap({address_of(hub)}, swarm.after(10s))));
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
+  swarm.pass(2h);
+  ASSERT_FALSE(bob.connected(hub.id()));
+  swarm.fabric().heal();
+  swarm.pass(10min);
+  EXPECT_TRUE(bob.connected(hub.id()));
+}
+
+// ---- Names
+
+struct Names : Connections {
+  Host& host_with_names(std::map<std::string, std::vector<Multiaddr>> names) {
+    machines.push_back(swarm.fabric().add_machine());
+    network = std::make_unique<NamingNetwork>(*machines.back(), std::move(names));
+    host = std::make_unique<Host>(*network, nobody(1000));
+    host->start().value();
+    return *host;
+  }
+  std::unique_ptr<NamingNetwork> network;
+  std::unique_ptr<Host> host;
+};
+
+TEST_F(Names, ADnsaddrOfManyPeersLeadsToTheOneAskedFor) {
+  auto& bob = swarm.add_host();
+  auto& carol = swarm.add_host();
+  auto& alice = host_with_names({{"/dnsaddr/boot.example", {address_of(bob), address_of(carol), address_of(carol)}}});
+  auto result = swarm.run(alice.connect(parsed("/dnsaddr/boot.example").with_peer(carol.id()), swarm.after(10s)));
+  ASSERT_TRUE(result) << result.error();
+  EXPECT_EQ(*result, carol.id());
+  EXPECT_EQ(network->dialled.size(), 1u);
+}
+
+TEST_F(Names, ADnsaddrWithoutAPeerLeadsToTheFirstThatAnswers) {
+  auto& bob = swarm.add_host();
+  auto& alice =
+      host_with_names({{"/dnsaddr/boot.example", {nowhere().with_peer(nobody(1).peer_id()), address_of(bob)}}});
+  auto result = swarm.run(alice.connect(parsed("/dnsaddr/boot.example"), swarm.after(20s)));
+  ASSERT_TRUE(result) << result.error();
+  EXPECT_EQ(*result, bob.id());
+}
+
+TEST_F(Names, ANameThatWasGivenIsResolvedAgainWhenThePeerHasMoved) {
+  auto& bob = swarm.add_host();
+  std::map<std::string, std::vector<Multiaddr>> names{{"/dns4/bob.example/tcp/4001", {bob.addresses().front()}}};
+  auto& alice = host_with_names(names);
+  ASSERT_TRUE(swarm.run(alice.connect(parsed("/dns4/bob.example/tcp/4001").with_peer(bob.id()), swarm.after(10s))));
+  alice.disconnect(bob.id());
+  swarm.pass(2h);
+  EXPECT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(10s))));
+}
+
+TEST_F(Names, ANameThatAStrangerToldDoesNotLeadInside) {
+  auto& bob = swarm.add_host();
+  auto& alice = host_with_names({{"/dns4/inside.example/tcp/80", {parsed("/ip4/127.0.0.1/tcp/80")}},
+                                 {"/dnsaddr/bomb.example", {parsed("/ip4/10.0.0.9/tcp/80")}}});
+  auto& liar = add_liar(swarm, [](const proto::KadMessage& request) {
+    proto::KadMessage reply;
+    reply.set_type(request.type());
+    name(reply, nobody(7).peer_id(), {parsed("/dns4/inside.example/tcp/80"), parsed("/dnsaddr/bomb.example")});
+    return reply;
+  });
+  ASSERT_TRUE(swarm.run(alice.bootstrap({address_of(liar), address_of(bob)}, swarm.after(10s))));
+  swarm.pass(2s);
+  network->dialled.clear();
+  EXPECT_FALSE(swarm.run(alice.connect(nobody(7).peer_id(), swarm.after(30s))));
+  EXPECT_TRUE(network->dialled.empty()) << network->dialled.front();
+}
+
+}  // namespace
+}  // namespace cohive::p2p

@@ -1,0 +1,162 @@
+#include <gtest/gtest.h>
+
+#include "cohive/core/metrics.hpp"
+#include "cohive/core/signed_record.hpp"
+#include "cohive/p2p/metrics.hpp"
+#include "strangers.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+using sim::Swarm;
+
+const char* kPush = "/ipfs/id/push/1.0.0";
+
+struct Identification : testing::Test {
+  Swarm swarm;
+  HostMetrics counted{swarm.runtime().metrics()};
+  Host& alice = swarm.add_host();
+  Host& mallory = swarm.add_host({.routing_server = false});
+
+  void connect() {
+    ASSERT_TRUE(swarm.run(mallory.connect(address_of(alice), swarm.after(10s))));
+    swarm.pass(1s);
+  }
+  static Task<void> push(Host& from, PeerId to, std::string message) {
+    auto stream = co_await from.open_stream(to, kPush, from.runtime().after(5s));
+    if (!stream) co_return;
+    (void)co_await transport::write_message(**stream, as_bytes(message), from.runtime().after(5s));
+    (*stream)->close_write();
+    (void)co_await (*stream)->read(from.runtime().after(5s));
+  }
+  void push(const proto::Identify& message) {
+    swarm.run(push(mallory, alice.id(), message.SerializeAsString()));
+    swarm.pass(100ms);
+  }
+  static proto::Identify agent(const std::string& text) {
+    proto::Identify message;
+    message.set_agent_version(text);
+    return message;
+  }
+};
+
+TEST_F(Identification, APushReplacesWhatAPeerSaidBefore) {
+  connect();
+  auto message = agent("other/2");
+  message.add_protocols("/only/1");
+  message.add_listen_addrs(nowhere(1).binary());
+  push(message);
+  const auto seen = alice.peer(mallory.id());
+  EXPECT_EQ(seen->agent, "other/2");
+  EXPECT_EQ(seen->protocols, std::vector<std::string>{"/only/1"});
+  EXPECT_EQ(seen->addresses, std::vector{nowhere(1)});
+}
+
+TEST_F(Identification, AddressesNobodyShouldDialAreIgnored) {
+  connect();
+  auto message = agent("mallory");
+  for (const char* text : {"/ip4/127.0.0.1/tcp/22", "/ip4/0.0.0.0/tcp/1", "/ip6/fe80::1/tcp/1", "/ip4/10.1.2.3/tcp/1"})
+    message.add_listen_addrs(parsed(text).binary());
+  message.add_listen_addrs("no address");
+  push(message);
+  EXPECT_EQ(alice.peer(mallory.id())->addresses, std::vector{parsed("/ip4/10.1.2.3/tcp/1")});
+}
+
+TEST_F(Identification, OnePeerCannotFillTheBook) {
+  connect();
+  auto message = agent("mallory");
+  for (std::uint32_t i = 0; i < 500; ++i) message.add_listen_addrs(nowhere(i).binary());
+  push(message);
+  EXPECT_EQ(alice.peer(mallory.id())->addresses.size(), alice.options().max_addresses_per_peer);
+}
+
+TEST_F(Identification, TheKeyOrRecordOfAnotherPeerIsNotBelieved) {
+  connect();
+  auto message = agent("carol");
+  message.set_public_key(nobody(1).public_key().protobuf());
+  push(message);
+  EXPECT_EQ(alice.peer(mallory.id())->agent, "cohive/0.1");
+  message = agent("mallory");
+  message.set_signed_peer_record(make_signed_peer_record(nobody(1), 1, {nowhere(1)}));
+  message.add_listen_addrs(nowhere(2).binary());
+  push(message);
+  EXPECT_EQ(alice.peer(mallory.id())->addresses, std::vector{nowhere(2)});
+}
+
+TEST_F(Identification, GarbageChangesNothing) {
+  connect();
+  swarm.run(push(mallory, alice.id(), std::string(1000, '\xff')));
+  swarm.run(push(mallory, alice.id(), std::string(9000, 'a')));
+  swarm.pass(100ms);
+  EXPECT_EQ(alice.peer(mallory.id())->agent, "cohive/0.1");
+  EXPECT_TRUE(swarm.run(ping(alice, mallory.id(), swarm.after(5s))));
+}
+
+TEST_F(Identification, APeerThatPushesAllTheTimeIsHeardNowAndThen) {
+  connect();
+  for (int i = 0; i < 200; ++i) push(agent("number " + std::to_string(i)));  // 20 and more seconds in all
+  EXPECT_GT(counted.pushes_refused.value(), 100);
+  swarm.pass(1min);
+  push(agent("calm"));
+  EXPECT_EQ(alice.peer(mallory.id())->agent, "calm");
+}
+
+TEST_F(Identification, PushesThatSwitchRoutingOnAndOffCostOneQueryAtATime) {
+  std::size_t open = 0, most = 0;
+  mallory.set_handler(kKad, [&](transport::StreamPtr stream) {
+    return [](transport::StreamPtr s, std::size_t& now, std::size_t& max) -> Task<void> {
+      max = std::max(max, ++now);
+      (void)co_await s->read(Deadline::never());
+      (void)co_await s->read(Deadline::never());
+      --now;
+    }(std::move(stream), open, most);
+  });
+  connect();
+  for (int i = 0; i < 20; ++i) {
+    auto message = agent("mallory");
+    message.add_protocols(i % 2 ? "/other/1" : kKad);
+    push(message);
+  }
+  EXPECT_EQ(most, 1u);
+}
+
+// ---- Services of which one peer may want too much
+
+struct Services : Identification {
+  /// How many of `wanted` streams are still open when all were asked for.
+  std::size_t open_streams(const std::string& protocol, int wanted) {
+    std::vector<transport::StreamPtr> streams;
+    for (int i = 0; i < wanted; ++i) {
+      auto stream = swarm.run(mallory.open_stream(alice.id(), protocol, swarm.after(5s)));
+      if (!stream) continue;
+      (void)swarm.run((*stream)->write(Bytes{1}, swarm.after(5s)));
+      streams.push_back(std::move(*stream));
+    }
+    swarm.pass(1s);
+    std::size_t open = 0;
+    for (auto& stream : streams) {
+      auto read = swarm.run(stream->read(swarm.after(100ms)));
+      open += !read && read.error() == cohive::Errc::timeout;
+    }
+    return open;
+  }
+};
+
+TEST_F(Services, RoutingStreamsOfOnePeerAreBounded) {
+  connect();
+  EXPECT_EQ(open_streams(kKad, 50), 32u);
+  EXPECT_EQ(counted.streams_refused.value(), 18);
+  swarm.pass(1s);
+  EXPECT_TRUE(swarm.run(find_node(mallory, alice.id(), "any")));
+}
+
+TEST_F(Services, PingAndPushStreamsOfOnePeerAreBounded) {
+  connect();
+  EXPECT_EQ(open_streams("/ipfs/ping/1.0.0", 20), 4u);
+  EXPECT_EQ(open_streams(kPush, 20), 4u);
+  swarm.pass(1s);
+  EXPECT_TRUE(swarm.run(ping(mallory, alice.id(), swarm.after(5s))));
+}
+
+}  // namespace
+}  // namespace cohive::p2p

@@ -35,6 +35,7 @@ const float* Values::block(std::size_t first, std::size_t count, float* scratch)
 }
 
 void widen(DType from, const std::uint8_t* in, float* out, std::size_t count) {
+  if (count == 0) return;  // memcpy takes no null pointers, not even for nothing
   switch (from) {
     case DType::float32:
       std::memcpy(out, in, count * 4);
@@ -58,6 +59,7 @@ void widen(DType from, const std::uint8_t* in, float* out, std::size_t count) {
 }
 
 void narrow(DType to, const float* in, std::uint8_t* out, std::size_t count) {
+  if (count == 0) return;
   switch (to) {
     case DType::float32:
       std::memcpy(out, in, count * 4);

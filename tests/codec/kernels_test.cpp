@@ -107,7 +107,8 @@ TEST_P(EveryFamily, ScalesAddsAndLooksUpAlike) {
       kernels->add_looked_up(indices.data(), table.data(), total.data(), count);
       kernels->look_up(indices.data(), table.data(), part.data(), count);
       for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(part[i], table[indices[i]]);
-      std::memcpy(sum->data(), total.data(), 4 * count);
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(total.data());
+      std::copy_n(bytes, 4 * count, sum->begin());
     }
     expect_same_bits(raw, raw_other);
   }

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::array kAll = {Extension::block4, Extension::top_k};
 constexpr std::size_t kBlock = 64;
-constexpr std::size_t kLevels = 7;  // on each side of zero
+constexpr float kLevels = 7;  // on each side of zero
 constexpr std::size_t kReach = 65536;
 /// Of a text that lists extensions; names beyond are not looked at.
 constexpr std::size_t kLongestText = 256;
@@ -70,7 +70,7 @@ Slice encode_block4(std::span<const float> values) {
     const float* from = values.data() + block * kBlock;
     const std::size_t count = std::min(kBlock, values.size() - block * kBlock);
     std::uint16_t bits = scale_bits(kernels().largest(from, count));
-    float inverse = static_cast<float>(kLevels) / float_from_bfloat(bits);
+    float inverse = kLevels / float_from_bfloat(bits);
     if (std::isinf(inverse)) inverse = 0, bits = 0;  // hardly more than nothing
     write(scales, block, bits);
     std::array<std::uint8_t, kBlock> levels;
@@ -101,8 +101,8 @@ void for_block4(ByteView buffer, std::size_t count, Use use) {
   for (std::size_t block = 0; block < blocks; ++block) {
     const float scale = float_from_bfloat(read<std::uint16_t>(buffer.data(), block));
     std::array<float, 16> table;
-    for (std::size_t level = 0; level < table.size(); ++level)
-      table[level] = scale * ((static_cast<float>(level) - 8) / static_cast<float>(kLevels));
+    for (int level = 0; level < 16; ++level)  // no encoder uses level 0; it must not exceed the scale either
+      table[static_cast<std::size_t>(level)] = scale * (static_cast<float>(std::max(level - 8, -7)) / kLevels);
     const std::size_t here = std::min(kBlock, count - block * kBlock);
     std::array<float, kBlock> values;
     for (std::size_t i = 0; i < blocks_in(here, 2); ++i, ++from) {

@@ -13,6 +13,8 @@
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
 #pragma GCC optimize("fp-contract=off")
+#pragma GCC diagnostic ignored "-Wuninitialized"  // of GCC's own intrinsics
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
 namespace cohive::codec {

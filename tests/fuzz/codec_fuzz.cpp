@@ -1,5 +1,6 @@
 // Serialised tensors. Input: codec, dtype, dimensions, size of each, then the buffer.
 #include "cohive/codec/codec.hpp"
+#include "cohive/codec/decoder.hpp"
 
 #include "fuzz.hpp"
 
@@ -20,6 +21,8 @@ COHIVE_FUZZ_TARGET(codec)(ByteView bytes) {
   std::vector<float> values(*elements);
   (void)codec::decode(*codec, dtype, input.rest(), values);
   (void)codec::decode_and_accumulate(*codec, dtype, input.rest(), 0.5f, values);
+  if (const auto decoder = codec::Decoder::open(*codec, dtype, *elements, input.rest()))
+    expect(decoder->finite() == decoder->finite(0, *elements), "values are looked at one way or the other");
   const auto tensor = codec::decode_tensor(*codec, dtype, shape, false, input.rest());
   if (tensor) expect(tensor->data.size() == *elements * codec::size_of(dtype), "a tensor has the size of its shape");
 }

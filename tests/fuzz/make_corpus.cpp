@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "cohive/codec/codec.hpp"
+#include "cohive/codec/extensions.hpp"
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/signed_record.hpp"
 #include "cohive/core/sim_runtime.hpp"
@@ -305,6 +306,11 @@ void averaging(const Corpus& corpus) {
                  head + to_string(encoded->view()));
     }
   }
+  const std::vector<float> update{0.5f, -3, 0, 7, 1e-3f, 2};
+  for (const auto kind : {codec::Extension::block4, codec::Extension::top_k})
+    corpus.add("codec_extensions", std::string(codec::name_of(kind)),
+               std::string{static_cast<char>(kind == codec::Extension::top_k), 0, 6} +
+                   to_string(codec::encode_extension({kind, 0.5}, update).view()));
 }
 
 }  // namespace

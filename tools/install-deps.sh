@@ -8,7 +8,7 @@
 # Options:
 #   --no-apt    leave Debian's packages alone (you have installed them, or this is not Debian)
 #   --no-torch  no LibTorch: enough for cohive::net, cohive::averaging, the bootstrap node and the monitor
-#   --interop   also Python hivemind in .deps/interop, for the tests against it
+#   --interop   also Python hivemind in .deps/interop and Prometheus in .deps/prometheus, for the tests against them
 #   --asan      also what the sanitizer builds need
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
 
@@ -125,6 +125,20 @@ install_interop() {
   printf '%s' "$version" >"$stamp"
 }
 
+# Debian's Prometheus, unpacked and not installed: nobody wants tests to start a service.
+install_prometheus() {
+  local stamp="$deps/prometheus/.stamp"
+  [[ -f $stamp ]] && return
+  say 'fetching Prometheus into .deps/prometheus (19 MB to download)'
+  (cd "$scratch" && quietly "$scratch/download" apt-get download prometheus) || {
+    say 'Prometheus cannot be fetched: the tests against it will be skipped'
+    return 0
+  }
+  rm -rf "$deps/prometheus"
+  dpkg-deb -x "$scratch"/prometheus_*.deb "$deps/prometheus"
+  touch "$stamp"
+}
+
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 ((with_apt)) && install_apt_packages
@@ -134,6 +148,9 @@ if ((with_torch)); then
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
   torch_version="${torch_wheels[*]} $("$python" -c 'import sys; print(sys.implementation.cache_tag)')"
   install_torch
-  ((with_interop)) && install_interop
+  if ((with_interop)); then
+    install_interop
+    ((with_apt)) && install_prometheus
+  fi
 fi
 exit 0

@@ -5,6 +5,7 @@
 
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/task_group.hpp"
+#include "task_metrics.hpp"
 
 namespace cohive {
 
@@ -33,7 +34,9 @@ void Timer::disarm() noexcept {
 Runtime::Runtime(std::uint64_t seed)
     : random_(seed),
       metrics_(std::make_unique<Metrics>()),
-      background_(std::make_unique<TaskGroup>(*this, "background")) {}
+      background_(std::make_unique<TaskGroup>(*this, "background")) {
+  detail::task_failures(*metrics_);
+}
 
 Runtime::~Runtime() {
   shut_down();

@@ -2,6 +2,7 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/core/metrics.hpp"
+#include "task_metrics.hpp"
 
 namespace cohive {
 
@@ -48,10 +49,7 @@ void root_finished(TaskRoot* root) noexcept {
     } catch (...) {
     }
     log::error("core", "task {} failed: {}", root->name_, log::quoted(what));
-    root->runtime()
-        .metrics()
-        .counter("cohive_core_task_failures_total", "Tasks that ended with an exception.")
-        .increment();
+    task_failures(root->runtime().metrics()).increment();
     if (root->group_ && !root->group_->failure_) root->group_->failure_ = promise.exception;
   }
   delete root;

@@ -10,6 +10,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/metrics.hpp"
+#include "core/process_metrics.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -65,7 +66,11 @@ std::optional<Multiaddr> parse_endpoint(const std::string& address) {
 
 struct MetricsServer::Impl {
   Impl(transport::Network& net, std::function<bool()> ready_check)
-      : network(net), runtime(net.runtime()), ready(std::move(ready_check)), tasks(runtime, "metrics server") {}
+      : network(net),
+        runtime(net.runtime()),
+        ready(std::move(ready_check)),
+        process(runtime.metrics()),
+        tasks(runtime, "metrics server") {}
 
   Response answer(const Request& request) {
     Response response = plain(http::status::ok);
@@ -75,6 +80,7 @@ struct MetricsServer::Impl {
       response.set(http::field::allow, "GET, HEAD");
     } else if (target == "/metrics") {
       response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
+      process.update();
       response.body() = runtime.metrics().text();
     } else if (target == "/healthz") {
       response.body() = "ok\n";
@@ -123,6 +129,7 @@ struct MetricsServer::Impl {
   transport::Network& network;
   Runtime& runtime;
   std::function<bool()> ready;
+  ProcessMetrics process;
   std::unique_ptr<transport::Listener> listener;
   TaskGroup tasks;
 };

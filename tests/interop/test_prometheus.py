@@ -1,0 +1,137 @@
+"""Prometheus reads what the programs serve, and everything in monitoring/ asks for metrics that exist."""
+
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).parents[2]
+MONITORING = ROOT / "monitoring"
+TOOLS = ROOT / ".deps/prometheus/usr/bin"
+PATIENCE = 60
+
+pytestmark = pytest.mark.skipif(not (TOOLS / "promtool").exists(), reason="no Prometheus in .deps/prometheus")
+
+
+def promtool(*arguments, **options):
+    result = subprocess.run([TOOLS / "promtool", *arguments], capture_output=True, text=True, timeout=PATIENCE, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def read(url):
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        return answer.read().decode()
+
+
+@pytest.fixture(scope="module")
+def swarm(program, tmp_path_factory):
+    """The metrics addresses of a bootstrap node and a trainer."""
+    folder = tmp_path_factory.mktemp("swarm")
+    (folder / "text").write_text("In the beginning was the Word, and the Word was with others. " * 200)
+    bootstrap = subprocess.Popen([program("cohive-bootstrap"), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json",
+                                  "--metrics-address", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    started = json.loads(bootstrap.stdout.readline())
+    trainer = subprocess.Popen([program("cohive-train"), "--text", folder / "text", "--host-maddrs", "/ip4/127.0.0.1/tcp/0",
+                                "--metrics-address", "127.0.0.1:0", "--width", "16", "--layers", "1", "--context", "16",
+                                "--target-batch-size", "2000", "--matchmaking-time", "1",
+                                "--initial-peers", *started["initial_peers"]], stdout=subprocess.PIPE, text=True)
+    url = None
+    for line in trainer.stdout:
+        if line.startswith("Metrics: "):
+            url = line.split()[1]
+        if line.startswith("epoch") and url:
+            break
+    yield {"bootstrap": started["metrics"], "trainer": url}
+    for process in (trainer, bootstrap):
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def prometheus(swarm, tmp_path_factory):
+    """query(EXPRESSION) of a real Prometheus with our rules that has scraped both programs."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "200ms", "evaluation_interval": "200ms"}
+    config["rule_files"] = [str(MONITORING / "alerts.yml")]
+    config["scrape_configs"][0]["static_configs"] = [
+        {"targets": [urllib.parse.urlsplit(url).netloc], "labels": {"role": role}} for role, url in swarm.items()]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = subprocess.Popen([TOOLS / "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+                               f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"])
+    base = f"http://127.0.0.1:{port}/api/v1/"
+
+    def call(path, **parameters):
+        return json.loads(read(base + path + "?" + urllib.parse.urlencode(parameters)))["data"]
+
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if len(call("query", query='up{job="cohive"} == 1')["result"]) == 2 and call("query", query="cohive_core_tasks")["result"]:
+                break
+        except OSError:
+            pass
+        assert time.monotonic() < give_up, "Prometheus does not read the programs"
+        time.sleep(0.1)
+    yield call
+    server.kill()
+    server.wait()
+
+
+def expressions():
+    """Every query of the rules and the dashboard."""
+    for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]:
+        yield rule["expr"]
+    dashboard = json.loads((MONITORING / "grafana/cohive.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            yield (target["expr"].replace("$job", "cohive").replace("$instance", ".*").replace("$__rate_interval", "1m"))
+
+
+def test_rules_and_configuration_are_valid():
+    promtool("check", "config", MONITORING / "prometheus.yml")
+
+
+def test_alerts_fire_when_they_should():
+    promtool("test", "rules", pathlib.Path(__file__).parent / "alerts_test.yml")
+
+
+def test_what_the_programs_serve_follows_the_rules_of_metrics(swarm):
+    for url in swarm.values():
+        promtool("check", "metrics", input=read(url))
+
+
+def test_every_query_names_metrics_that_exist(swarm):
+    served = set(re.findall(r"^(\w+?)(?:_bucket|_sum|_count)?[{ ]", "\n".join(read(url) for url in swarm.values()), re.MULTILINE))
+    for expression in expressions():
+        for name in re.findall(r"\b((?:cohive|process)_\w+)", expression):
+            assert re.sub("_(bucket|sum|count)$", "", name) in served, expression
+
+
+def test_prometheus_answers_every_query_of_the_dashboard(prometheus):
+    for expression in expressions():
+        prometheus("query", query=expression)
+    assert float(prometheus("query", query="max(cohive_train_epoch)")["result"][0]["value"][1]) >= 0
+    assert float(prometheus("query", query="process_resident_memory_bytes{role='bootstrap'}")["result"][0]["value"][1]) > 1e6
+
+
+def test_prometheus_evaluates_every_rule(prometheus):
+    rules = prometheus("rules")["groups"][0]["rules"]
+    assert len(rules) == 8
+    give_up = time.monotonic() + PATIENCE
+    while any(rule["health"] == "unknown" for rule in rules):
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+        rules = prometheus("rules")["groups"][0]["rules"]
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []

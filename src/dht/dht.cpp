@@ -106,7 +106,8 @@ Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(NodeAddress node, std::
   co_return std::move(*findings);
 }
 
-Task<void> Dht::Impl::explore(std::vector<DhtId> keys, Deadline deadline) {
+Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std::vector<DhtId> keys,
+                                                                             Deadline deadline) {
   struct Exploring final : Traversal::Guide {
     explicit Exploring(Impl& impl) : self(impl) {}
     Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) override {
@@ -116,8 +117,11 @@ Task<void> Dht::Impl::explore(std::vector<DhtId> keys, Deadline deadline) {
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
       co_return steps;
     }
-    void found(const DhtId&, std::vector<NodeAddress>, SearchCost) override {}
+    void found(const DhtId& query, std::vector<NodeAddress> nodes, SearchCost) override {
+      nearest[query] = std::move(nodes);
+    }
     Impl& self;
+    std::unordered_map<DhtId, std::vector<NodeAddress>> nearest;
   };
   Exploring guide(*this);
   auto search = search_options(options.bucket_size, keys.size());
@@ -125,6 +129,7 @@ Task<void> Dht::Impl::explore(std::vector<DhtId> keys, Deadline deadline) {
   Traversal traversal(runtime, protocol.node_id, search, guide);
   for (const DhtId& key : keys) traversal.add_query(key, protocol.table.nearest(key, options.bucket_size));
   (void)co_await traversal.run();
+  co_return std::move(guide.nearest);
 }
 
 /// Buckets that nobody touched for long are filled again, or found to be empty.
@@ -188,6 +193,25 @@ void Dht::add_validator(std::shared_ptr<RecordValidator> validator) {
 
 Task<Result<std::optional<DhtId>>> Dht::ping(PeerId peer) {
   return impl_->protocol.ping(peer, false);
+}
+
+Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> keys) {
+  auto findings = co_await impl_->protocol.find(peer, std::move(keys));
+  if (!findings) co_return findings.error();
+  std::vector<NodeReport> reports;
+  for (const Finding& finding : *findings) {
+    NodeReport& report = reports.emplace_back();
+    report.has_record = finding.record.has_value();
+    for (const NodeAddress& node : finding.nearest) report.nearest.emplace_back(node.id, node.peer);
+  }
+  co_return reports;
+}
+
+Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key) {
+  auto found = co_await impl_->explore({key}, Deadline::never());
+  std::vector<std::pair<DhtId, PeerId>> nodes;
+  for (const NodeAddress& node : found[key]) nodes.emplace_back(node.id, node.peer);
+  co_return nodes;
 }
 
 double Dht::now() const {

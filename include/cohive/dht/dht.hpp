@@ -72,6 +72,12 @@ struct StoreItem {
   double expiration = 0;  ///< absolute, Unix seconds
 };
 
+/// What one node says about one key.
+struct NodeReport {
+  std::vector<std::pair<DhtId, PeerId>> nearest;  ///< nodes it knows near the key, nearest first
+  bool has_record = false;                        ///< not checked by any validator
+};
+
 class Dht {
  public:
   /// `host` must outlive the Dht. Handlers are registered unless client_mode.
@@ -98,6 +104,11 @@ class Dht {
 
   /// Calls rpc_ping; returns the peer's node id (nullopt for client-mode peers) or the failure.
   Task<Result<std::optional<DhtId>>> ping(PeerId peer);
+
+  /// Asks one node what it knows about each key; one report per key, or the failure.
+  Task<Result<std::vector<NodeReport>>> ask(PeerId peer, std::vector<DhtId> keys);
+  /// Searches the swarm for the nodes nearest to a key (bucket_size at most, nearest first, without ourselves).
+  Task<std::vector<std::pair<DhtId, PeerId>>> nearest_nodes(DhtId key);
 
   double now() const;  ///< DHT time: Unix seconds
   const DhtId& node_id() const noexcept;

@@ -1,0 +1,28 @@
+// A map of a swarm: asks every node for its neighbours until nobody new is heard of.
+#pragma once
+
+#include <vector>
+
+#include "cohive/dht/dht.hpp"
+
+namespace cohive::tools {
+
+struct CrawledNode {
+  dht::DhtId id;
+  PeerId peer;
+  bool reachable = false;
+  Duration latency{};          ///< of one rpc_find on an open connection
+  std::size_t neighbours = 0;  ///< distinct nodes it named
+  std::string agent;           ///< peer-supplied text
+  std::vector<Multiaddr> addresses;
+};
+
+struct CrawlOptions {
+  std::size_t parallel = 64;
+  std::size_t max_nodes = 100'000;
+};
+
+/// In the order of their ids.
+Task<std::vector<CrawledNode>> crawl(Dht& dht, CrawlOptions options);
+
+}  // namespace cohive::tools

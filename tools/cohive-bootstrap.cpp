@@ -1,10 +1,12 @@
 // cohive-bootstrap: a standalone DHT node, the first address of a swarm.
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "common/program.hpp"
@@ -12,9 +14,13 @@
 namespace cohive::tools {
 namespace {
 
+// Saved peers through which a restarted node tries to come back, beside those it is given.
+constexpr std::size_t kMaxSavedInitial = 16;
+
 struct Options {
   std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0"}, announce_maddrs, initial_peers;
-  std::string identity_path, metrics_address;
+  std::string identity_path, metrics_address, state_path;
+  double state_period = 30;
   bool json = false;
   int refresh_period = 30;
   log::Options log;
@@ -52,10 +58,70 @@ Task<void> report(Dht& dht, Duration period) {
   }
 }
 
+// ---- Coming back as before
+
+/// What an earlier run left, or a fresh state, which is written at once to see that it can be. A damaged file is put
+/// aside with one warning.
+dht::SavedState load_state(Runtime& runtime, const std::string& path, const PeerId& self) {
+  auto state = dht::read_state(path);
+  if (state && state->peer != self) {
+    log::warn("bootstrap", "{} is of another identity: its records are taken, its place in the DHT is not", path);
+    state->node_id = dht::DhtId::random(runtime);
+  }
+  if (state) return std::move(*state);
+  if (state.error() == Errc::malformed) {
+    const std::string aside = path + ".damaged";
+    std::error_code ignored;
+    std::filesystem::rename(path, aside, ignored);
+    log::warn("bootstrap", "{}; starting without it (kept as {})", state.error().detail(), aside);
+  } else if (state.error() != Errc::not_found) {
+    throw Exit{kBadInput, "--state-path: " + state.error().detail()};
+  }
+  dht::SavedState fresh{self, dht::DhtId::random(runtime), {}, {}};
+  if (auto written = dht::write_state(path, fresh); !written)
+    throw Exit{kBadInput, "--state-path: " + written.error().detail()};
+  return fresh;
+}
+
+/// Writes the state now and then, and once more when `stopping` is set.
+Task<void> keep_state(Dht& dht, std::string path, Duration period, Event& stopping) {
+  bool failing = false;
+  for (bool last = false; !last;) {
+    last = co_await stopping.wait(dht.runtime().after(period));
+    auto state = co_await dht.save();
+    auto written =
+        co_await dht.runtime().offload([path, state = std::move(state)] { return dht::write_state(path, state); });
+    if (!written && !failing) log::warn("bootstrap", "the state is not saved: {}", written.error().detail());
+    failing = !written;
+  }
+}
+
+/// Where to join: the addresses given, and peers of the earlier run.
+std::vector<Multiaddr> with_saved_peers(std::vector<Multiaddr> initial, const std::vector<dht::SavedPeer>& peers) {
+  for (const auto& peer : peers) {
+    if (initial.size() >= kMaxSavedInitial) break;
+    initial.push_back(peer.addresses.front().with_peer(peer.peer));
+  }
+  return initial;
+}
+
+// ---- Serving
+
 /// Joins the swarm, says how others do, and reports from then on. Ends by an exception only.
-Task<void> serve(Dht& dht, Options options, std::string metrics_url, std::vector<Multiaddr> initial, bool& ready) {
-  if (auto joined_swarm = co_await dht.start(std::move(initial)); !joined_swarm)
-    throw ErrorException(joined_swarm.error());
+Task<void> serve(Dht& dht, Options options, std::string metrics_url, std::vector<Multiaddr> initial,
+                 std::optional<dht::SavedState> state, bool& ready) {
+  const bool alone_is_fine = initial.empty();
+  if (state) {
+    for (const auto& peer : state->peers) dht.host().learn_addresses(peer.peer, peer.addresses);
+    initial = with_saved_peers(std::move(initial), state->peers);
+    const std::size_t kept = co_await dht.restore(std::move(state->records));
+    if (kept + state->peers.size() > 0)
+      log::info("bootstrap", "{} records and {} peers of an earlier run", kept, state->peers.size());
+  }
+  if (auto joined_swarm = co_await dht.start(std::move(initial)); !joined_swarm) {
+    if (!alone_is_fine) throw ErrorException(joined_swarm.error());
+    log::info("bootstrap", "no peer of the earlier run answers: beginning a swarm of its own");
+  }
   ready = true;
   announce(options, dht.host(), metrics_url);
   co_await report(dht, std::chrono::seconds(options.refresh_period));
@@ -63,6 +129,8 @@ Task<void> serve(Dht& dht, Options options, std::string metrics_url, std::vector
 
 Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_options, KeyPair identity,
                    std::vector<Multiaddr> initial) {
+  std::optional<dht::SavedState> state;
+  if (!options.state_path.empty()) state = load_state(runtime, options.state_path, identity.peer_id());
   const auto network = transport::make_tcp_network(runtime);
   p2p::Host host(*network, identity, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
@@ -73,13 +141,22 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
     if (auto serving = metrics.start(options.metrics_address); !serving) throw ErrorException(serving.error());
     metrics_url = metrics.url();
   }
-  Dht dht(host);
+  DhtOptions dht_options;
+  if (state) dht_options.node_id = state->node_id;
+  Dht dht(host, dht_options);
+  Event stopping(runtime, "the end of the program");
+  TaskGroup keeping(runtime, "bootstrap");
+  if (!options.state_path.empty())
+    keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), stopping), "keep state");
   // Signals are awaited from before the first line is printed: who reads it may stop us at once.
-  auto outcome = co_await race(runtime, wait_for_signal(runtime),
-                               serve(dht, std::move(options), std::move(metrics_url), std::move(initial), ready));
+  auto outcome = co_await race(
+      runtime, wait_for_signal(runtime),
+      serve(dht, std::move(options), std::move(metrics_url), std::move(initial), std::move(state), ready));
   ready = false;
   log::info("bootstrap", "Caught signal {} ({}), shutting down", std::get<0>(outcome),
             ::strsignal(std::get<0>(outcome)));
+  stopping.set();
+  co_await keeping.join();
   co_await dht.close();
   co_await host.close();
   co_return 0;
@@ -102,6 +179,8 @@ int run(const Options& options) {
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
   auto initial = parse_initial_peers(initial_peers(options.initial_peers));
   const KeyPair identity = load_identity(options.identity_path);
+  // All nodes of a swarm may share one list of addresses, this one's among them.
+  std::erase_if(initial, [&](const Multiaddr& address) { return address.peer() == identity.peer_id(); });
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
   return runtime->run(run_node(*runtime, options, std::move(host_options), identity, std::move(initial)));
 }
@@ -120,6 +199,10 @@ int main(int argc, char** argv) {
                  "multiaddrs of an existing swarm to join (or $INITIAL_PEERS)");
   app.add_option("--identity-path", options.identity_path,
                  "key file; made when missing, keeps the peer id across restarts");
+  app.add_option("--state-path", options.state_path,
+                 "file that keeps records and known peers across restarts; use it with --identity-path");
+  app.add_option("--state-period", options.state_period, "seconds between two writes of it (default 30)")
+      ->check(CLI::Range(0.1, 86400.0));
   app.add_option("--metrics-address", options.metrics_address, "host:port for /metrics, /healthz and /readyz");
   app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")
       ->check(CLI::Range(1, 86400));

@@ -1,6 +1,7 @@
 // The DHT node: joining, keeping the routing table fresh, and the public face. Source: hivemind wire spec, section 3.8.
 #include "cohive/dht/dht.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cohive/core/combine.hpp"
@@ -15,13 +16,16 @@ namespace {
 constexpr Duration kGraceForOthers = 3s;
 // Buckets looked at this often, per refresh_timeout.
 constexpr int kRefreshChecks = 4;
+// Work of one turn of the loop when records are saved or restored: well below a millisecond.
+constexpr std::size_t kRecordsPerTurn = 128;
+constexpr std::size_t kBytesPerTurn = 1024 * 1024;
 
 }  // namespace
 
 Dht::Impl::Impl(p2p::Host& host, DhtOptions opts)
     : options(opts),
       metrics(host.runtime().metrics()),
-      protocol(host, options, DhtId::random(host.runtime()), metrics),
+      protocol(host, options, opts.node_id.value_or(DhtId::random(host.runtime())), metrics),
       runtime(host.runtime()),
       blacklist(opts.blacklist_time, opts.backoff_rate),
       refreshes_changed(runtime, "cached keys to refresh"),
@@ -212,6 +216,50 @@ Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key) {
   std::vector<std::pair<DhtId, PeerId>> nodes;
   for (const NodeAddress& node : found[key]) nodes.emplace_back(node.id, node.peer);
   co_return nodes;
+}
+
+Task<SavedState> Dht::save(StateLimits limits) {
+  Protocol& protocol = impl_->protocol;
+  SavedState state{host().id(), node_id(), {}, {}};
+  std::size_t total = 0, turn = 0;
+  for (Storage* store : {&protocol.storage, &protocol.cache}) {
+    for (const DhtId& key : store->keys()) {
+      if (state.records.size() % kRecordsPerTurn == 0 || turn >= kBytesPerTurn) {
+        turn = 0;
+        co_await runtime().yield();
+      }
+      const auto* record = store->get(key, now());
+      if (!record) continue;
+      auto out = outgoing(key, *record, store == &protocol.cache);
+      const std::size_t bytes = DhtId::kSize + out.tag.size() + out.value.size();
+      if (total + bytes > limits.max_bytes) break;
+      total += bytes;
+      turn += bytes;
+      state.records.push_back({key, std::move(out.tag), std::move(out.value), out.expiration, out.in_cache});
+    }
+  }
+  for (const auto& node : protocol.table.nearest(node_id(), limits.max_peers)) {
+    const auto info = host().peer(node.peer);
+    if (info && !info->addresses.empty()) state.peers.push_back({node.id, node.peer, info->addresses});
+  }
+  co_return state;
+}
+
+Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
+  std::size_t kept = 0;
+  for (std::size_t at = 0; at < records.size();) {
+    std::vector<OutgoingRecord> part;
+    std::size_t bytes = 0;
+    for (; at < records.size() && part.size() < kRecordsPerTurn && bytes < kBytesPerTurn; ++at) {
+      SavedRecord& record = records[at];
+      bytes += record.value.size();
+      part.push_back({record.key, std::move(record.tag), std::move(record.value), record.expiration, record.cached});
+    }
+    const auto stored = co_await impl_->protocol.store_locally(std::move(part));
+    kept += static_cast<std::size_t>(std::count(stored.begin(), stored.end(), true));
+    co_await runtime().yield();
+  }
+  co_return kept;
 }
 
 double Dht::now() const {

@@ -248,7 +248,7 @@ std::size_t Storage::size(double now) {
 std::vector<DhtId> Storage::keys() const {
   std::vector<DhtId> result;
   result.reserve(records_.size());
-  for (const auto& [key, record] : records_) result.push_back(key);
+  for (auto item = by_expiration_.rbegin(); item != by_expiration_.rend(); ++item) result.push_back(item->second);
   return result;
 }
 

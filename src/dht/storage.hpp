@@ -96,6 +96,7 @@ class Storage {
   std::size_t size(double now);
   std::size_t size() const noexcept { return records_.size(); }
   std::size_t bytes() const noexcept { return bytes_; }
+  /// What expires last comes first.
   std::vector<DhtId> keys() const;
   const StorageLimits& limits() const noexcept { return limits_; }
 

@@ -12,6 +12,7 @@
 
 #include "cohive/core/msgpack.hpp"
 #include "cohive/dht/dht_id.hpp"
+#include "cohive/dht/state.hpp"
 #include "cohive/dht/validation.hpp"
 #include "cohive/p2p/host.hpp"
 
@@ -36,6 +37,7 @@ struct DhtOptions {
   std::size_t parallel_rpc = 256;  ///< outgoing calls at once
   Duration blacklist_time = 5s;
   double backoff_rate = 2.0;
+  std::optional<DhtId> node_id;    ///< of an earlier run with the same identity; nullopt: a random one
   bool client_mode = false;        ///< serve nothing, never appear in tables
   bool validate_bootstrap = true;  ///< ask bootstrap peers to call back and compare clocks
   // Bounds against hostile peers (ours).
@@ -109,6 +111,11 @@ class Dht {
   Task<Result<std::vector<NodeReport>>> ask(PeerId peer, std::vector<DhtId> keys);
   /// Searches the swarm for the nodes nearest to a key (bucket_size at most, nearest first, without ourselves).
   Task<std::vector<std::pair<DhtId, PeerId>>> nearest_nodes(DhtId key);
+
+  /// What write_state keeps; collected bit by bit, so that the loop goes on meanwhile.
+  Task<SavedState> save(StateLimits limits = {});
+  /// Takes records of an earlier run back, checked as if another node had sent them. Returns how many were kept.
+  Task<std::size_t> restore(std::vector<SavedRecord> records);
 
   double now() const;  ///< DHT time: Unix seconds
   const DhtId& node_id() const noexcept;

@@ -1,0 +1,65 @@
+// A node that goes and comes back with what it kept.
+#include "cohive/dht/state.hpp"
+
+#include "dht_swarm.hpp"
+
+namespace cohive::dht {
+namespace {
+
+TEST_F(DhtSwarm, ANodeThatComesBackServesItsRecordsAtItsOldPlace) {
+  add_many(4);
+  ASSERT_TRUE(store(*nodes[1], "plain", 1, in(600)));
+  ASSERT_TRUE(store(*nodes[1], "dictionary", "a", 2, in(600)));
+  ASSERT_TRUE(store(*nodes[1], "dictionary", "b", 3, in(6)));
+  ASSERT_TRUE(store(*nodes[1], "short", 4, in(5)));
+  SavedState state = swarm.run(nodes[0]->save());
+  EXPECT_EQ(state.peer, swarm.host(0).id());
+  EXPECT_EQ(state.node_id, nodes[0]->node_id());
+  EXPECT_EQ(state.peers.size(), 3u);
+  for (const auto& peer : state.peers) EXPECT_FALSE(peer.addresses.empty());
+
+  // All others die, and time passes before it is back.
+  for (std::size_t i = 1; i < 4; ++i) swarm.fabric().kill(ip_of(i));
+  nodes[0].reset();
+  swarm.pass(10s);
+  Dht again(swarm.host(0), {.node_id = state.node_id});
+  EXPECT_EQ(again.node_id(), state.node_id);
+  EXPECT_EQ(swarm.run(again.restore(state.records)), 1u) << "what has expired, in whole or in part, does not count";
+  EXPECT_EQ(*get(again, "plain")->value(), msgpack::Value(1));
+  EXPECT_EQ(get(again, "dictionary")->entries().size(), 1u);
+  EXPECT_FALSE(get(again, "short"));
+  auto& newcomer_host = swarm.add_host();
+  Dht newcomer(newcomer_host);
+  ASSERT_TRUE(swarm.run(newcomer.start({swarm.host(0).visible_addresses().front()})));
+  EXPECT_TRUE(get(newcomer, "plain", true));
+}
+
+TEST_F(DhtSwarm, AStateKeepsWithinItsBoundsWhatLivesLongest) {
+  add();
+  for (int i = 0; i < 100; ++i)
+    ASSERT_TRUE(store(*nodes[0], "key " + std::to_string(i), std::string(1000, 'x'), in(100 + i)));
+  const SavedState state = swarm.run(nodes[0]->save({.max_bytes = 20'000}));
+  EXPECT_LT(state.records.size(), 20u);
+  EXPECT_GT(state.records.size(), 10u);
+  for (const auto& record : state.records) EXPECT_GT(record.expiration, in(170));
+}
+
+TEST_F(DhtSwarm, RestoredRecordsAreCheckedLikeThoseOfStrangers) {
+  add();
+  Dht& node = *nodes[0];
+  std::vector<SavedRecord> records;
+  const auto put = [&](const char* key, std::string tag, std::string value, double expiration) {
+    records.push_back({DhtId::of(key), std::move(tag), std::move(value), expiration, false});
+  };
+  put("good", std::string(1, '\xc0'), msgpack::encode(1), in(10));
+  put("expired", std::string(1, '\xc0'), msgpack::encode(1), in(-10));
+  put("for ever", std::string(1, '\xc0'), msgpack::encode(1), in(1e9));
+  put("bad tag", "\xc1", msgpack::encode(1), in(10));
+  put("bad dictionary", "", "no dictionary", in(10));
+  put("large", std::string(1, '\xc0'), std::string((1 << 20) + 1, 'x'), in(10));
+  EXPECT_EQ(swarm.run(node.restore(records)), 1u);
+  EXPECT_EQ(node.storage_size(), 1u);
+}
+
+}  // namespace
+}  // namespace cohive::dht

@@ -64,8 +64,8 @@ Task<void> run_steps(Runtime& runtime, std::shared_ptr<Steps> work) {
 class Decoding final : public Steps {
  public:
   enum class Into { values, sum, bytes };
-  Decoding(Decoder decoder, Slice buffer, Into into, std::shared_ptr<const void> owner, void* out, float weight)
-      : decoder_(std::move(decoder)),
+  Decoding(const Decoder& decoder, Slice buffer, Into into, std::shared_ptr<const void> owner, void* out, float weight)
+      : decoder_(decoder),
         buffer_(std::move(buffer)),
         into_(into),
         owner_(std::move(owner)),
@@ -123,8 +123,8 @@ Task<Result<>> run_decoding(Runtime& runtime, Codec codec, DType dtype, Slice bu
   auto decoder = co_await runtime.offload(
       [codec, dtype, buffer, count = out.values.size()] { return Decoder::open(codec, dtype, count, buffer); });
   if (!decoder) co_return decoder.error();
-  co_await run_steps(runtime, std::make_shared<Decoding>(std::move(*decoder), std::move(buffer), into,
-                                                         std::move(out.owner), out.values.data(), weight));
+  co_await run_steps(runtime, std::make_shared<Decoding>(*decoder, std::move(buffer), into, std::move(out.owner),
+                                                         out.values.data(), weight));
   co_return ok();
 }
 
@@ -174,8 +174,8 @@ Task<Result<Tensor>> decode_tensor(Runtime& runtime, Codec codec, DType dtype, S
   if (opened->decoder) {
     std::uint8_t* out = opened->tensor.data.mutable_data();
     auto memory = std::make_shared<Slice>(opened->tensor.data);
-    co_await run_steps(runtime, std::make_shared<Decoding>(std::move(*opened->decoder), std::move(buffer),
-                                                           Decoding::Into::bytes, std::move(memory), out, 1.0f));
+    co_await run_steps(runtime, std::make_shared<Decoding>(*opened->decoder, std::move(buffer), Decoding::Into::bytes,
+                                                           std::move(memory), out, 1.0f));
   }
   co_return std::move(opened->tensor);
 }

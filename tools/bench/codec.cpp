@@ -1,5 +1,5 @@
-// Encoding, decoding and accumulating on one core, in gigabytes of float32 per second, beside a plain copy of the same
-// data. The memory bandwidth is what that copy reads and writes.
+// Encoding, decoding and accumulating on one core, and encoding on all of them, in gigabytes of float32 per second,
+// beside a plain copy of the same data. The memory bandwidth is what that copy reads and writes.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,6 +8,7 @@
 
 #include "bench/bench.hpp"
 #include "cohive/codec/codec.hpp"
+#include "cohive/codec/parallel.hpp"
 
 namespace cohive::bench {
 namespace {
@@ -37,6 +38,7 @@ nlohmann::json codec(const Settings& settings) {
   std::normal_distribution<float> normal;
   for (float& value : values) value = normal(random);
   const double each = settings.seconds / 6;
+  const auto runtime = make_runtime();
   nlohmann::json result{
       {"benchmark", "codec"}, {"megabytes", settings.megabytes}, {"unit", "GB of float32 per second"}};
   const double copy = rate(bytes, each, [&] { std::memcpy(out.data(), values.data(), bytes); });
@@ -46,6 +48,8 @@ nlohmann::json codec(const Settings& settings) {
     const Slice encoded = codec::encode(kind, values);
     row["bytes"] = encoded.size();
     row["encode"] = rate(bytes, each, [&] { (void)codec::encode(kind, values); });
+    row["encode_on_all_cores"] =
+        rate(bytes, each, [&] { (void)runtime->run(codec::encode(*runtime, kind, {nullptr, values})); });
     row["decode"] = rate(bytes, each, [&] { codec::decode(kind, codec::DType::float32, encoded, out).value(); });
     double error = 0;
     for (std::size_t i = 0; i < count; ++i) error += std::pow(static_cast<double>(out[i] - values[i]), 2);

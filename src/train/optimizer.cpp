@@ -51,7 +51,15 @@ averaging::AveragerOptions averager_options(const StrategyOptions& strategy, con
   return result;
 }
 
-/// float32 buffers shaped like the parameters, and the averager's view of them.
+std::vector<torch::Tensor> checked(std::vector<torch::Tensor> parameters) {
+  for (const auto& parameter : parameters)
+    if (!train::dtype_of(parameter))
+      throw std::invalid_argument("cohive::Optimizer: parameters must be float32, float64, float16 or bfloat16");
+  if (parameters.empty()) throw std::invalid_argument("cohive::Optimizer: the optimizer has no parameters");
+  return parameters;
+}
+
+/// float32 buffers in the host's memory, shaped like the parameters, and the averager's view of them.
 struct Buffers {
   std::vector<torch::Tensor> tensors;
   std::vector<averaging::AveragedTensor> views;
@@ -59,6 +67,7 @@ struct Buffers {
     for (const auto& tensor : like) {
       tensors.push_back(torch::zeros(tensor.sizes(), torch::kFloat32));
       averaging::AveragedTensor view;
+      view.schema_dtype = *train::dtype_of(tensor);
       view.values = {tensors.back().data_ptr<float>(), static_cast<std::size_t>(tensors.back().numel())};
       for (auto size : tensor.sizes()) view.shape.push_back(static_cast<std::uint32_t>(size));
       views.push_back(std::move(view));
@@ -130,13 +139,12 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
       session(s.session()),
       optimizer(o),
       options(opts),
-      parameters(train::parameters_of(o)),
+      parameters(checked(train::parameters_of(o))),
       gradients(parameters),
       state(parameters) {
   for (const auto& parameter : parameters) {
-    if (!parameter.device().is_cpu() || parameter.scalar_type() != torch::kFloat32)
-      throw std::invalid_argument("cohive::Optimizer needs float32 parameters on the CPU");
-    accumulators.push_back(torch::zeros_like(parameter));
+    accumulators.push_back(
+        torch::zeros(parameter.sizes(), parameter.options().dtype(torch::kFloat32).requires_grad(false)));
   }
   publish_state();
   session.on_loop([this] {
@@ -288,8 +296,7 @@ std::size_t Optimizer::Impl::average_state(Scheduled& round) {
 bool Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report) {
   torch::NoGradGuard no_grad;
   const double scale = times > 0 ? 1.0 / static_cast<double>(times) : 0.0;
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    torch::mul_out(gradients.tensors[i], accumulators[i], torch::tensor(scale, torch::kFloat32));
+  for (std::size_t i = 0; i < parameters.size(); ++i) gradients.tensors[i].copy_(accumulators[i]).mul_(scale);
   start_rounds(global);
   const std::uint64_t sent_before = stats.bytes_sent;
   if (grad_round) {
@@ -308,7 +315,11 @@ bool Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report
 }
 
 void Optimizer::Impl::take_optimizer_step() {
-  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = gradients.tensors[i].clone();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto& gradient = parameters[i].mutable_grad();
+    if (!gradient.defined()) gradient = torch::empty_like(parameters[i]);
+    gradient.copy_(gradients.tensors[i]);
+  }
   optimizer.step();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters[i].mutable_grad().zero_();

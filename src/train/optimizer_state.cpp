@@ -8,9 +8,22 @@ namespace {
 using averaging::Errc;
 using msgpack::Value;
 
+constexpr std::pair<codec::DType, torch::ScalarType> kTypes[] = {{codec::DType::float32, torch::kFloat32},
+                                                                 {codec::DType::float64, torch::kFloat64},
+                                                                 {codec::DType::float16, torch::kFloat16},
+                                                                 {codec::DType::bfloat16, torch::kBFloat16}};
+
+torch::ScalarType torch_type(codec::DType type) {
+  for (const auto& [ours, theirs] : kTypes)
+    if (ours == type) return theirs;
+  throw std::invalid_argument("not a type of floating-point tensors");
+}
+
+/// A copy on the host in the tensor's own type.
 codec::Tensor to_wire(const torch::Tensor& tensor) {
-  const torch::Tensor flat = tensor.detach().to(torch::kCPU, torch::kFloat32).contiguous();
+  const torch::Tensor flat = tensor.detach().to(torch::kCPU).contiguous();
   codec::Tensor result;
+  result.dtype = *dtype_of(flat);
   for (auto size : tensor.sizes()) result.shape.push_back(static_cast<std::uint32_t>(size));
   result.requires_grad = tensor.requires_grad();
   result.data =
@@ -18,17 +31,20 @@ codec::Tensor to_wire(const torch::Tensor& tensor) {
   return result;
 }
 
-bool fits(const codec::Tensor& wire, const torch::Tensor& tensor) {
-  if (wire.dtype != codec::DType::float32 || wire.shape.size() != static_cast<std::size_t>(tensor.dim())) return false;
-  for (std::size_t i = 0; i < wire.shape.size(); ++i)
-    if (wire.shape[i] != static_cast<std::uint64_t>(tensor.size(static_cast<std::int64_t>(i)))) return false;
+bool has_shape_of(const codec::Tensor& wire, at::IntArrayRef sizes) {
+  if (!codec::is_floating(wire.dtype) || wire.shape.size() != sizes.size()) return false;
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    if (wire.shape[i] != static_cast<std::uint64_t>(sizes[i])) return false;
   return true;
 }
 
-torch::Tensor from_wire(const codec::Tensor& wire) {
+/// On the host, in the type it came in; nothing when a value is not finite: it would spoil the model.
+std::optional<torch::Tensor> from_wire(const codec::Tensor& wire) {
   std::vector<std::int64_t> sizes(wire.shape.begin(), wire.shape.end());
-  torch::Tensor result = torch::empty(sizes, torch::kFloat32);
+  torch::Tensor result = torch::empty(sizes, torch_type(wire.dtype));
+  if (wire.data.size() != static_cast<std::size_t>(result.nbytes())) return std::nullopt;
   std::memcpy(result.data_ptr(), wire.data.data(), wire.data.size());
+  if (!torch::isfinite(result).all().item<bool>()) return std::nullopt;
   return result;
 }
 
@@ -92,7 +108,7 @@ std::unique_ptr<torch::optim::OptimizerParamState> make_adam(const std::vector<t
   auto state = std::make_unique<State>();
   state->exp_avg(t[0]);
   state->exp_avg_sq(t[1]);
-  state->step(static_cast<std::int64_t>(t[2].item<float>()));
+  state->step(static_cast<std::int64_t>(t[2].item<double>()));
   return state;
 }
 
@@ -105,8 +121,9 @@ std::size_t statistics_count(torch::optim::Optimizer& optimizer) {
   return 0;
 }
 
-void restore(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter,
-             const std::vector<torch::Tensor>& tensors) {
+void restore(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter, std::vector<torch::Tensor> tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (i != 2) tensors[i] = tensors[i].to(parameter.options().requires_grad(false));
   auto& options = optimizer.param_groups().front().options();
   auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
   if (dynamic_cast<torch::optim::AdamWOptions*>(&options)) {
@@ -121,6 +138,12 @@ void restore(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter,
 }
 
 }  // namespace
+
+std::optional<codec::DType> dtype_of(const torch::Tensor& tensor) {
+  for (const auto& [ours, theirs] : kTypes)
+    if (theirs == tensor.scalar_type()) return ours;
+  return std::nullopt;
+}
 
 std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer) {
   std::vector<torch::Tensor> result;
@@ -166,27 +189,27 @@ Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const ave
     return Error(Errc::bad_state, state.donor, "its epoch " + std::to_string(*epoch) + " is older than ours");
   const auto parameters = parameters_of(optimizer);
   if (state.tensors.size() < parameters.size()) return Error(Errc::bad_state, state.donor, "too few tensors");
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (!fits(state.tensors[i], parameters[i]))
-      return Error(Errc::bad_state, state.donor, "parameter " + std::to_string(i) + " has another shape");
-
-  torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < parameters.size(); ++i) torch::Tensor(parameters[i]).copy_(from_wire(state.tensors[i]));
   // Statistics only when they are exactly what this optimizer keeps: a wrong guess would be worse than a fresh start.
-  const std::size_t count = statistics_count(optimizer);
-  if (count == 0 || state.tensors.size() != parameters.size() * (1 + count)) return *epoch;
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    for (std::size_t k = 0; k < count; ++k) {
-      const auto& wire = state.tensors[parameters.size() + i * count + k];
-      const bool scalar = k == 2;
-      if (scalar ? !(wire.shape.empty() && wire.dtype == codec::DType::float32) : !fits(wire, parameters[i]))
-        return *epoch;
+  const std::size_t kept = statistics_count(optimizer);
+  const std::size_t count = state.tensors.size() == parameters.size() * (1 + kept) ? kept : 0;
+  std::vector<torch::Tensor> values;
+  for (std::size_t i = 0; i < parameters.size() * (1 + count); ++i) {
+    const bool statistic = i >= parameters.size();
+    const std::size_t owner = statistic ? (i - parameters.size()) / count : i;
+    const bool step_number = statistic && (i - parameters.size()) % count == 2;
+    const auto sizes = step_number ? at::IntArrayRef() : parameters[owner].sizes();
+    const auto value = has_shape_of(state.tensors[i], sizes) ? from_wire(state.tensors[i]) : std::nullopt;
+    if (!value) {
+      const auto what = (statistic ? "a statistic of parameter " : "parameter ") + std::to_string(owner);
+      return Error(Errc::bad_state, state.donor, what + " has another shape or values that are not finite");
     }
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    std::vector<torch::Tensor> tensors;
-    for (std::size_t k = 0; k < count; ++k)
-      tensors.push_back(from_wire(state.tensors[parameters.size() + i * count + k]));
-    restore(optimizer, parameters[i], tensors);
+    values.push_back(*value);
+  }
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters.size(); ++i) torch::Tensor(parameters[i]).copy_(values[i]);
+  for (std::size_t i = 0; count > 0 && i < parameters.size(); ++i) {
+    const auto first = values.begin() + static_cast<std::ptrdiff_t>(parameters.size() + i * count);
+    restore(optimizer, parameters[i], {first, first + static_cast<std::ptrdiff_t>(count)});
   }
   return *epoch;
 }

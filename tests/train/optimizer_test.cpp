@@ -124,6 +124,36 @@ TEST(Training, ANewcomerTakesParametersOptimizerStateAndEpochFromTheSwarm) {
   EXPECT_TRUE(torch::equal(moment(adam), moment(late_adam)));
 }
 
+TEST(Training, EveryFloatingTypeTrainsAndIsHandedToNewcomers) {
+  for (const auto type : {torch::kFloat64, torch::kFloat16, torch::kBFloat16}) {
+    const auto make = [type] { return torch::zeros({5}, type).requires_grad_(); };
+    auto weight = make(), late_weight = make();
+    Strategy strategy(joining({}));
+    torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(0.25).momentum(0.5));
+    Optimizer optimizer(strategy, sgd, epoch_of(2 * kBatch));
+    for (int i = 0; i < 4; ++i) {
+      (weight * (i % 2 + 1)).sum().backward();
+      optimizer.step(kBatch);
+    }
+    // Two epochs, each with the mean gradient 1.5, which every type holds exactly.
+    EXPECT_TRUE(torch::equal(weight.detach(), torch::full({5}, -0.25 * (1.5 + 2.25), type))) << weight;
+
+    Strategy late_strategy(joining(strategy.visible_addresses()));
+    torch::optim::SGD late_sgd({late_weight}, torch::optim::SGDOptions(0.25).momentum(0.5));
+    Optimizer late(late_strategy, late_sgd, epoch_of(2 * kBatch));
+    while (!late.catch_up()) {
+    }
+    EXPECT_TRUE(torch::equal(weight, late_weight));
+  }
+}
+
+TEST(Training, ParametersThatCannotBeAveragedAreRefused) {
+  Strategy strategy(joining({}));
+  auto complex = torch::zeros({2}, torch::kComplexFloat).requires_grad_();
+  torch::optim::SGD sgd({complex}, torch::optim::SGDOptions(0.1));
+  EXPECT_THROW(Optimizer(strategy, sgd), std::invalid_argument);
+}
+
 TEST(Training, ParametersAreAveragedAtTheEndOfARun) {
   Trainer first({}, 1000 * kBatch);
   Trainer second(first.strategy.visible_addresses(), 1000 * kBatch);

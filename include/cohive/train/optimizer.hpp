@@ -51,7 +51,8 @@ struct TrainingStats {
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< tensor payload
 };
 
-/// One trainer thread calls it. `optimizer` must outlive it; its parameters must be float32 on the CPU.
+/// One trainer thread calls it. `optimizer` must outlive it. Its parameters may be float32, float64, float16 or
+/// bfloat16 on any device; they are averaged as float32 in the host's memory. Throws std::invalid_argument for others.
 class Optimizer {
  public:
   Optimizer(Strategy& strategy, torch::optim::Optimizer& optimizer, OptimizerOptions options = {});

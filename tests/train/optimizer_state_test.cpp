@@ -1,0 +1,86 @@
+#include "train/optimizer_state.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "cohive/averaging/errors.hpp"
+
+namespace cohive::train {
+namespace {
+
+using torch::optim::Adam;
+using torch::optim::AdamOptions;
+
+/// An Adam that has taken two steps.
+struct Model {
+  torch::Tensor weight = torch::full({3, 2}, 0.5f).requires_grad_();
+  torch::Tensor bias = torch::zeros({2}).requires_grad_();
+  Adam adam{{weight, bias}, AdamOptions(0.1)};
+  void take_steps(int count) {
+    for (int i = 0; i < count; ++i) {
+      adam.zero_grad();
+      (weight.pow(2).sum() + (bias - 1).pow(2).sum()).backward();
+      adam.step();
+    }
+  }
+};
+
+averaging::DownloadedState downloaded(const averaging::SharedState& shared) {
+  averaging::DownloadedState state;
+  state.metadata = shared.metadata;
+  state.tensors = shared.tensors;
+  return state;
+}
+
+TEST(OptimizerState, GoesOnWhereTheOtherWas) {
+  Model donor, receiver;
+  donor.take_steps(2);
+  EXPECT_EQ(unpack_state(receiver.adam, downloaded(pack_state(donor.adam, 7, "01")), 0).value(), 7u);
+  donor.take_steps(3);
+  receiver.take_steps(3);
+  EXPECT_TRUE(torch::equal(donor.weight, receiver.weight));
+  EXPECT_TRUE(torch::equal(donor.bias, receiver.bias));
+}
+
+TEST(OptimizerState, WhatDoesNotFitIsRefusedAndChangesNothing) {
+  Model donor;
+  donor.take_steps(2);
+  const auto good = pack_state(donor.adam, 7, "");
+  const auto refused = [&](auto spoil) {
+    Model receiver;
+    auto state = downloaded(good);
+    spoil(state);
+    const auto result = unpack_state(receiver.adam, state, 3);
+    EXPECT_FALSE(result);
+    if (!result) EXPECT_EQ(result.error(), averaging::Errc::bad_state);
+    EXPECT_TRUE(torch::equal(receiver.weight, torch::full({3, 2}, 0.5f)));
+    EXPECT_TRUE(receiver.adam.state().empty());
+  };
+  const auto spoil_value = [](codec::Tensor& tensor, float value) {
+    Bytes bytes = to_bytes(tensor.data.view());
+    std::memcpy(bytes.data(), &value, sizeof value);
+    tensor.data = Slice::copy_of(bytes);
+  };
+  refused([&](auto& state) { spoil_value(state.tensors[0], std::numeric_limits<float>::quiet_NaN()); });
+  refused([&](auto& state) { spoil_value(state.tensors[1], std::numeric_limits<float>::infinity()); });
+  refused([&](auto& state) { spoil_value(state.tensors[2], -std::numeric_limits<float>::infinity()); });
+  refused([](auto& state) { state.tensors[1].shape = {1, 2}; });
+  refused([](auto& state) { state.tensors[0].data = Slice::copy_of(Bytes(20)); });
+  refused([](auto& state) { state.tensors[0].dtype = codec::DType::int32; });
+  refused([](auto& state) { state.tensors.resize(1); });
+  refused([](auto& state) { state.metadata = msgpack::Map{}; });
+  refused([](auto& state) { state.metadata = msgpack::Map{{{"epoch", 2}}}; });
+}
+
+TEST(OptimizerState, AnotherKindOfOptimizerTakesTheParametersAlone) {
+  Model donor, receiver;
+  donor.take_steps(2);
+  torch::optim::SGD sgd({receiver.weight, receiver.bias}, torch::optim::SGDOptions(0.1).momentum(0.9));
+  EXPECT_TRUE(unpack_state(sgd, downloaded(pack_state(donor.adam, 7, "")), 0));
+  EXPECT_TRUE(torch::equal(donor.weight, receiver.weight));
+  EXPECT_TRUE(sgd.state().empty());
+}
+
+}  // namespace
+}  // namespace cohive::train

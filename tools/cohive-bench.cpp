@@ -40,6 +40,10 @@ int main(int argc, char** argv) {
   dht_sim->add_option("--minutes", settings.minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
   dht_sim->add_option("--seed", settings.seed, "another seed is another swarm (default 1)");
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
+  auto* faults =
+      app.add_subcommand("faults", "simulated averaging in which something goes wrong; failing seeds on stderr");
+  faults->add_option("--runs", settings.runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
+  faults->add_option("--seed", settings.seed, "the first of them (default 1)");
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
   return tools::run_program(argc, argv, app, [&] {
     log::configure(log_options);
@@ -47,6 +51,12 @@ int main(int argc, char** argv) {
     if (*dht) std::cout << bench::dht(settings).dump() << std::endl;
     if (*dht_sim) std::cout << bench::dht_sim(settings).dump() << std::endl;
     if (*allreduce) std::cout << bench::allreduce(settings).dump() << std::endl;
+    if (*faults) {
+      log::configure({log::Level::off, log_options.format});  // what goes wrong here is meant to
+      const auto result = bench::faults(settings);
+      std::cout << result.dump() << std::endl;
+      return result["failing_seeds"].empty() ? 0 : 1;
+    }
     if (*codec) std::cout << bench::codec(settings).dump() << std::endl;
     return 0;
   });

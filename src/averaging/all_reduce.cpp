@@ -187,13 +187,16 @@ Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange&
 Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded) {
   for (const Part& part : self.parts_by_owner_[peer]) {
     auto work = [lease = self.lease_, own = self.values(part), codec = self.options_.codec] {
-      Slice buffer;
-      lease->use([&] { buffer = codec::encode(codec, own); });
+      std::optional<Slice> buffer;
+      lease->use([&] {
+        if (all_finite(own)) buffer = codec::encode(codec, own);
+      });
       return buffer;
     };
     auto buffer = co_await compute(self.runtime_, part.length, std::move(work));
-    if (!co_await encoded.send(std::move(buffer))) co_return;
+    if (!buffer || !co_await encoded.send(std::move(*buffer))) break;
   }
+  encoded.close();
 }
 
 Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange) {
@@ -204,17 +207,24 @@ Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::
   if (!raw) encoder.spawn(encode_parts(self, peer, encoded), "encoder");
   Result<> sent = ok();
   for (std::size_t i = 0; i < parts.size() && sent; ++i) {
+    const std::span<const float> own = self.values(parts[i]);
     const auto buffer = raw ? std::optional<Slice>(Slice()) : co_await encoded.receive();
-    const ByteView bytes = raw ? raw_bytes(self.values(parts[i])) : buffer->view();
-    const Envelope envelope = envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(),
-                                            bytes.size(), parts[i].length, self.options_.codec, self.setup_.weight);
+    // Not every implementation would notice a NaN: an empty part, which all of them refuse, goes in its place.
+    const bool usable = buffer && (!raw || all_finite(own));
+    if (!usable)
+      exchange.failure = Error(cohive::Errc::malformed, self.host_.id(), "not a finite number in our own part");
+    const ByteView bytes = !usable ? ByteView() : raw ? raw_bytes(own) : buffer->view();
+    const Envelope envelope =
+        envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(), bytes.size(),
+                      usable ? parts[i].length : 0, self.options_.codec, self.setup_.weight);
     const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
     sent =
         co_await call.send(std::span<const ByteView>(pieces), limit_of(self.runtime_, self.options_.reducer_timeout));
-    if (!sent) break;
+    if (!sent || !usable) break;
     exchange.sent = i + 1;
     self.sent_ += bytes.size();
   }
+  if (exchange.failure) co_return;
   if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.options_.reducer_timeout));
   // The replies tell more about a failure than the sending does.
   if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.setup_.group.peers[peer]));

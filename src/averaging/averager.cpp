@@ -182,6 +182,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   auto result = co_await within(runtime, end, current->run(), "all-reduce");
   if (!result) co_return result.error();
   registered.complete = true;
+  result->group_id = group->id;
   result->leader = group->leader;
   result->matchmaking = grouped - start;
   result->allreduce = runtime.now() - triggered;

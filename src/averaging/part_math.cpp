@@ -29,9 +29,9 @@ Error not_finite() {
   return Error(cohive::Errc::malformed, "not a finite number in a part");
 }
 
-/// True when no value is NaN or infinite. Without a branch per value, so that it runs at the speed of the cache.
+/// Without a branch per value, so that it runs at the speed of the cache.
 template <class Values>
-bool all_finite(Values values, std::size_t count) {
+bool finite(Values values, std::size_t count) {
   constexpr std::uint32_t kExponent = 0x7f800000;
   std::uint32_t bad = 0;
   for (std::size_t i = 0; i < count; ++i)
@@ -41,7 +41,7 @@ bool all_finite(Values values, std::size_t count) {
 
 template <class Values>
 Result<> add(Values part, float weight, std::span<float> sum, bool first) {
-  if (!all_finite(part, sum.size())) return not_finite();
+  if (!finite(part, sum.size())) return not_finite();
   float* to = sum.data();
   if (first) {
     for (std::size_t i = 0; i < sum.size(); ++i) to[i] = weight * part[i];
@@ -79,6 +79,10 @@ Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::
   return EncodedPart{*codec, *dtype, std::move(record), message.tensor->buffer};
 }
 
+bool all_finite(std::span<const float> values) {
+  return finite(values.data(), values.size());
+}
+
 Result<> add_values(std::span<const float> part, float weight, std::span<float> sum, bool first) {
   return add(part.data(), weight, sum, first);
 }
@@ -93,7 +97,7 @@ Result<> add_part(const EncodedPart& part, float weight, std::span<float> sum, b
 bool divide_by_weight(std::span<float> sum, double weight) {
   const auto divisor = static_cast<float>(weight);
   for (float& value : sum) value /= divisor;
-  return all_finite(sum.data(), sum.size());
+  return finite(sum.data(), sum.size());
 }
 
 Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded, std::size_t length) {

@@ -20,6 +20,9 @@ struct EncodedPart {
 /// Takes the tensor out of a received message. Errors: no tensor, unknown codec or dtype, not `length` elements.
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length);
 
+/// True when no value is NaN or infinite.
+bool all_finite(std::span<const float> values);
+
 /// sum += weight * part; the first contribution replaces what `sum` holds. On an error nothing is added: wrong size, or
 /// a value that is not finite, which would reach every member of the group.
 Result<> add_values(std::span<const float> part, float weight, std::span<float> sum, bool first);

@@ -13,11 +13,13 @@ struct Settings {
   std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
   double minutes = 5;                         ///< of virtual time, of dht-sim
   std::uint64_t seed = 1;                     ///< of dht-sim
+  std::size_t runs = 200;                     ///< of faults
 };
 
 nlohmann::json transport(const Settings& settings);
 nlohmann::json dht(const Settings& settings);
 nlohmann::json dht_sim(const Settings& settings);
+nlohmann::json faults(const Settings& settings);
 nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
 

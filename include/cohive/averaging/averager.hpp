@@ -81,6 +81,7 @@ struct StepOptions {
 };
 
 struct RoundResult {
+  std::string group_id;             ///< the same for all members of the round
   std::vector<GatheredPeer> group;  ///< in group order, ourselves included
   PeerId leader;                    ///< who assembled it
   std::size_t parts_total = 0;

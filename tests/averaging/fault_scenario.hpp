@@ -1,0 +1,21 @@
+// One seeded run of averaging, or of a state download, in a simulated swarm where something goes wrong: a peer crashes,
+// stalls, dies or lies, links break, slow down or are cut, at any message. The same seed gives the same run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohive::averaging {
+
+struct FaultReport {
+  std::uint64_t seed = 0;
+  std::string scenario;                ///< what was arranged, for people
+  std::vector<std::string> violated;   ///< what did not hold; empty as it should be
+  std::uint64_t digest = 0;            ///< of everything observable: equal when a seed is run again
+  std::size_t rounds = 0, failed = 0;  ///< steps of surviving peers that averaged, and that did not
+};
+
+FaultReport run_faults(std::uint64_t seed);
+
+}  // namespace cohive::averaging

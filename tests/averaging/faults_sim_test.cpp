@@ -1,0 +1,43 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "averaging/fault_scenario.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+std::string text(const FaultReport& report) {
+  std::string result = "seed " + std::to_string(report.seed) + " (" + report.scenario + ")";
+  for (const auto& violated : report.violated) result += "\n  " + violated;
+  return result;
+}
+
+/// COHIVE_FAULT_SEED runs that one alone, with its log.
+TEST(Faults, WhateverGoesWrongSurvivorsEndInTimeAndAgree) {
+  if (const char* seed = std::getenv("COHIVE_FAULT_SEED")) {
+    log::configure({log::Level::debug, log::Format::text});
+    const auto report = run_faults(std::stoull(seed));
+    EXPECT_TRUE(report.violated.empty()) << text(report);
+    return;
+  }
+  log::configure({log::Level::off, log::Format::text});
+  std::size_t rounds = 0, failed = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const auto report = run_faults(seed);
+    EXPECT_TRUE(report.violated.empty()) << text(report);
+    rounds += report.rounds;
+    failed += report.failed;
+  }
+  EXPECT_GT(rounds, 3 * failed) << "most survive most faults";
+}
+
+TEST(Faults, ASeedReplaysExactly) {
+  log::configure({log::Level::off, log::Format::text});
+  for (std::uint64_t seed : {3u, 14u, 41u})
+    EXPECT_EQ(run_faults(seed).digest, run_faults(seed).digest) << "seed " << seed;
+}
+
+}  // namespace
+}  // namespace cohive::averaging

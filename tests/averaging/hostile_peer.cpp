@@ -1,0 +1,103 @@
+#include "averaging/hostile_peer.hpp"
+
+#include <cmath>
+
+#include "averaging/schema.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+std::string schema_of(const std::vector<std::uint32_t>& sizes) {
+  std::vector<AveragedTensor> tensors;
+  for (std::uint32_t size : sizes) tensors.push_back({{}, {size}});
+  return schema_hash(tensors);
+}
+
+std::string protocol(const AveragerOptions& options, const char* method) {
+  return options.prefix + "::" + options.class_name + "." + method;
+}
+
+}  // namespace
+
+HostilePeer::HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uint32_t> sizes, std::uint64_t seed)
+    : dht_(dht),
+      options_(std::move(options)),
+      sizes_(std::move(sizes)),
+      random_(seed),
+      metrics_(dht.runtime().metrics(), "hostile"),
+      matchmaking_(dht, options_, metrics_, protocol(options_, "rpc_join_group"), schema_of(sizes_)),
+      server_(dht.host()) {
+  server_.add_streaming(protocol(options_, "rpc_join_group"),
+                        [this](rpc::ServerStream& s) { return matchmaking_.serve(s); });
+  server_.add_streaming(protocol(options_, "rpc_aggregate_part"),
+                        [this](rpc::ServerStream& s) { return answer_nonsense(*this, s); });
+}
+
+Task<void> HostilePeer::misbehave() {
+  Runtime& runtime = dht_.runtime();
+  StepControl control(runtime, 1);
+  auto group = co_await matchmaking_.look_for_group(encode_gather(std::nullopt, PeerMode::node, {}), control,
+                                                    runtime.after(20s));
+  if (!group) co_return;
+  TaskGroup calls(runtime, "hostile calls", TaskGroup::Local());
+  for (const auto& peer : group->peers)
+    if (peer != id()) calls.spawn(send_nonsense(*this, peer, group->id));
+  co_await calls.join();
+}
+
+/// A message that may be right by chance, is cut off, or carries a part of another size, dtype, codec, weight or value.
+std::string HostilePeer::nonsense(bool first, const std::string& group_id, int code) {
+  const std::size_t length = options_.part_size_bytes / 4;
+  std::vector<float> values(below(3) ? length : below(2 * length + 1), 0.25f);
+  if (!values.empty() && below(3) == 0) values[below(values.size())] = below(2) ? NAN : -INFINITY;
+  const Slice buffer = codec::encode(options_.codec, values);
+  const double weights[] = {1, 1, 1, 1, 0, -1, NAN, INFINITY};
+  const std::size_t claimed = below(8) ? values.size() : below(1u << 31);
+  const auto codec = below(8) ? options_.codec : static_cast<codec::Codec>(below(9));
+  const Envelope envelope = envelope_part(first || below(8) == 0 ? code : 0, first ? group_id : std::string(),
+                                          buffer.size(), claimed, codec, weights[below(8)]);
+  std::string message = envelope.head + to_string(buffer.view()) + envelope.tail;
+  if (below(8) == 0) message.resize(below(message.size() + 1));
+  if (below(8) == 0)
+    for (int i = 0; i < 8 && !message.empty(); ++i)
+      message[below(std::min<std::size_t>(message.size(), 64))] = static_cast<char>(below(256));
+  return message;
+}
+
+Task<void> HostilePeer::send_nonsense(HostilePeer& self, PeerId to, std::string group_id) {
+  Runtime& runtime = self.dht_.runtime();
+  auto call =
+      co_await rpc::open_call(self.dht_.host(), to, protocol(self.options_, "rpc_aggregate_part"), runtime.after(5s));
+  if (!call) co_return;
+  const std::size_t messages = self.below(12);
+  for (std::size_t i = 0; i < messages; ++i) {
+    const std::string message = self.nonsense(i == 0, group_id, 4);
+    if (!co_await (*call)->send(as_bytes(message), runtime.after(5s))) co_return;
+    if (self.below(8) == 0) co_await runtime.sleep_for(from_seconds(double(self.below(5))));
+  }
+  if (self.below(2)) (void)co_await (*call)->finish(runtime.after(5s));
+  while (self.below(4)) {
+    auto reply = co_await (*call)->receive(runtime.after(5s));
+    if (!reply || !*reply) co_return;
+  }
+  if (self.below(2)) co_await runtime.sleep_for(20s);
+}
+
+Task<Result<>> HostilePeer::answer_nonsense(HostilePeer& self, rpc::ServerStream& stream) {
+  Runtime& runtime = self.dht_.runtime();
+  for (std::size_t i = self.below(6); i > 0; --i) {
+    auto request = co_await stream.receive(runtime.after(5s));
+    if (!request || !*request) break;
+  }
+  for (std::size_t i = self.below(6); i > 0; --i) {
+    // Differences of ones that do exist would be believed: only what can be seen to be wrong.
+    std::string message = self.nonsense(false, {}, 5);
+    auto parsed = parse_part(as_bytes(message));
+    if (parsed && parsed->code == 5 && parsed->tensor) message.resize(message.size() / 2);
+    if (auto sent = co_await stream.send(as_bytes(message), runtime.after(5s)); !sent) co_return sent;
+  }
+  if (self.below(3) == 0) co_await runtime.sleep_for(20s);
+  co_return ok();
+}
+
+}  // namespace cohive::averaging

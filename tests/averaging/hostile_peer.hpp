@@ -1,0 +1,33 @@
+// A member of a group that breaks the rules of the exchange in one way or another, chosen by a seed.
+#pragma once
+
+#include <random>
+
+#include "averaging/matchmaking.hpp"
+
+namespace cohive::averaging {
+
+class HostilePeer {
+ public:
+  HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uint32_t> sizes, std::uint64_t seed);
+  /// Joins a group and does its worst.
+  Task<void> misbehave();
+  PeerId id() const { return dht_.host().id(); }
+
+ private:
+  static Task<void> send_nonsense(HostilePeer& self, PeerId to, std::string group_id);
+  static Task<Result<>> answer_nonsense(HostilePeer& self, rpc::ServerStream& stream);
+  std::string nonsense(bool first, const std::string& group_id, int code);
+  std::size_t below(std::size_t limit) { return static_cast<std::size_t>(random_() % limit); }
+
+  Dht& dht_;
+  AveragerOptions options_;
+  std::vector<std::uint32_t> sizes_;
+  std::mt19937_64 random_;
+  AveragingMetrics metrics_;
+  Matchmaking matchmaking_;
+  rpc::Server server_;
+  std::string group_id_;
+};
+
+}  // namespace cohive::averaging

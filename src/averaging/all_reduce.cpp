@@ -48,9 +48,14 @@ Task<Result<>> AllReduce::prepare() {
   own_index_ = *own;
   std::vector<PartedTensor> parted;
   std::uint64_t total = 0;
-  for (const auto& tensor : tensors_) {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const AveragedTensor& tensor = tensors_[i];
+    const codec::CompressionInfo info{tensor.key.value_or(i), tensor.shape, tensor.schema_dtype, tensor.role};
+    const auto codec = options_.codec.choose(info);
+    if (!codec) co_return codec.error();
+    codecs_.push_back(*codec);
     const auto width = static_cast<double>(codec::size_of(tensor.schema_dtype));
-    parted.push_back({tensor.values.size(), width * codec::compression_ratio(options_.codec, tensor.schema_dtype)});
+    parted.push_back({tensor.values.size(), width * codec::compression_ratio(*codec, tensor.schema_dtype)});
     total += tensor.values.size();
   }
   auto divide = [total, members = setup_.members, least = options_.min_vector_size] {
@@ -69,6 +74,11 @@ Task<Result<>> AllReduce::prepare() {
   for (const Part& part : parts_by_owner_[own_index_]) lengths.push_back(part.length);
   reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.peers.size());
   co_return ok();
+}
+
+/// Of one part as it is sent: some codecs have nothing to say about an empty one.
+codec::Codec AllReduce::codec_of(const Part& part) const {
+  return codec::codec_for(codecs_[part.tensor], codec::DType::float32, {static_cast<std::uint32_t>(part.length)});
 }
 
 void AllReduce::cancel() {
@@ -186,7 +196,8 @@ Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange&
 /// Encodes ahead of the parts being sent. Raw float32 needs none: it is sent from the tensors themselves.
 Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded) {
   for (const Part& part : self.parts_by_owner_[peer]) {
-    auto work = [lease = self.lease_, own = self.values(part), codec = self.options_.codec] {
+    if (self.codec_of(part) == codec::Codec::none) continue;
+    auto work = [lease = self.lease_, own = self.values(part), codec = self.codec_of(part)] {
       std::optional<Slice> buffer;
       lease->use([&] {
         if (all_finite(own)) buffer = codec::encode(codec, own);
@@ -201,22 +212,22 @@ Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Sl
 
 Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange) {
   const auto& parts = self.parts_by_owner_[peer];
-  const bool raw = self.options_.codec == codec::Codec::none;
   Channel<Slice> encoded(self.runtime_, kEncodedAhead, "encoded parts");
   TaskGroup encoder(self.runtime_, "encoder", TaskGroup::Local());
-  if (!raw) encoder.spawn(encode_parts(self, peer, encoded), "encoder");
+  encoder.spawn(encode_parts(self, peer, encoded), "encoder");
   Result<> sent = ok();
   for (std::size_t i = 0; i < parts.size() && sent; ++i) {
     const std::span<const float> own = self.values(parts[i]);
+    const codec::Codec codec = self.codec_of(parts[i]);
+    const bool raw = codec == codec::Codec::none;
     const auto buffer = raw ? std::optional<Slice>(Slice()) : co_await encoded.receive();
     // Not every implementation would notice a NaN: an empty part, which all of them refuse, goes in its place.
     const bool usable = buffer && (!raw || all_finite(own));
     if (!usable)
       exchange.failure = Error(cohive::Errc::malformed, self.host_.id(), "not a finite number in our own part");
     const ByteView bytes = !usable ? ByteView() : raw ? raw_bytes(own) : buffer->view();
-    const Envelope envelope =
-        envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(), bytes.size(),
-                      usable ? parts[i].length : 0, self.options_.codec, self.setup_.weight);
+    const Envelope envelope = envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(),
+                                            bytes.size(), usable ? parts[i].length : 0, codec, self.setup_.weight);
     const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
     sent =
         co_await call.send(std::span<const ByteView>(pieces), limit_of(self.runtime_, self.options_.reducer_timeout));

@@ -85,6 +85,7 @@ class AllReduce {
   std::span<float> values(const Part& part) const {
     return tensors_[part.tensor].values.subspan(part.offset, part.length);
   }
+  codec::Codec codec_of(const Part& part) const;
   std::optional<std::size_t> index_of(const PeerId& peer) const;
   std::size_t replies_in_flight(std::size_t sender) const;
   void ban(std::size_t sender, const Error& why);
@@ -97,6 +98,7 @@ class AllReduce {
   std::shared_ptr<TensorLease> lease_ = std::make_shared<TensorLease>();
   Setup setup_;
   std::size_t own_index_ = 0;
+  std::vector<codec::Codec> codecs_;  ///< of each tensor
   std::vector<std::uint64_t> fractions_;
   std::vector<std::vector<Part>> parts_by_owner_;
   std::unique_ptr<Reducer> reducer_;

@@ -23,23 +23,22 @@ struct Encoding {
 };
 
 Encoding encoding_of(codec::Codec wanted, const codec::Tensor& tensor) {
-  const bool brain = tensor.dtype == codec::DType::bfloat16;
-  if (wanted == codec::Codec::float16 && codec::is_floating(tensor.dtype) && !brain) return {wanted, 2};
-  if (wanted == codec::Codec::none || wanted == codec::Codec::float16)
-    return {codec::Codec::none, brain ? 4 : codec::size_of(tensor.dtype)};
-  return {wanted, 0};
+  const codec::Codec codec = codec::codec_for(wanted, tensor.dtype, tensor.shape);
+  if (codec == codec::Codec::float16) return {codec, 2};
+  if (codec != codec::Codec::none) return {codec, 0};
+  return {codec, tensor.dtype == codec::DType::bfloat16 ? 4 : codec::size_of(tensor.dtype)};
 }
 
 class StateSender {
  public:
-  StateSender(Runtime& runtime, rpc::ServerStream& stream, codec::Codec codec, std::string metadata)
-      : runtime_(runtime), stream_(stream), codec_(codec), metadata_(std::move(metadata)) {}
+  StateSender(Runtime& runtime, rpc::ServerStream& stream, std::string metadata)
+      : runtime_(runtime), stream_(stream), metadata_(std::move(metadata)) {}
 
-  Task<Result<>> send(codec::Tensor tensor) {
+  Task<Result<>> send(codec::Tensor tensor, codec::Codec codec) {
     const auto count = codec::element_count(tensor.shape);
     if (!count || *count * codec::size_of(tensor.dtype) != tensor.data.size())
       co_return Error(Errc::bad_state, "a tensor of another size than its shape");
-    const Encoding encoding = encoding_of(codec_, tensor);
+    const Encoding encoding = encoding_of(codec, tensor);
     TensorView view;
     view.shape = tensor.shape;
     view.dtype = std::string(codec::name_of(tensor.dtype));
@@ -91,7 +90,6 @@ class StateSender {
 
   Runtime& runtime_;
   rpc::ServerStream& stream_;
-  codec::Codec codec_;
   std::string metadata_;
 };
 
@@ -179,15 +177,21 @@ class StateReceiver {
 }  // namespace
 
 Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state,
-                          codec::Codec codec) {
+                          codec::Compression compression) {
   auto request = co_await stream.receive(runtime.after(kSendTimeout));
   if (!request) co_return request.error();
   auto end = co_await stream.receive(runtime.after(kRequestEnd));  // as matchmaking does, before a quick end
   if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
   if (!state) co_return ok();
-  StateSender sender(runtime, stream, codec, msgpack::encode(state->metadata));
-  for (auto& tensor : state->tensors) {
-    auto sent = co_await sender.send(std::exchange(tensor, {}));
+  if (!state->infos.empty() && state->infos.size() != state->tensors.size())
+    co_return Error(Errc::bad_state, "infos and tensors differ in number");
+  StateSender sender(runtime, stream, msgpack::encode(state->metadata));
+  for (std::size_t i = 0; i < state->tensors.size(); ++i) {
+    codec::Tensor tensor = std::exchange(state->tensors[i], {});
+    codec::CompressionInfo info{i, tensor.shape, tensor.dtype};
+    const auto codec = compression.choose(state->infos.empty() ? info : state->infos[i]);
+    if (!codec) co_return codec.error();
+    auto sent = co_await sender.send(std::move(tensor), *codec);
     if (!sent) co_return sent;
   }
   co_return ok();

@@ -11,7 +11,7 @@ namespace cohive::averaging {
 
 /// Serves rpc_download_state. `state` empty: nothing is shared.
 Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state,
-                          codec::Codec codec);
+                          codec::Compression compression);
 
 /// Downloads from one donor. \param max_bytes  more is refused  \param chunk_timeout  between two chunks
 Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::string protocol, Duration chunk_timeout,

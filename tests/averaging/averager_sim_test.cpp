@@ -123,6 +123,19 @@ TEST_F(Averaging, HalfPrecisionAveragesWithinItsRounding) {
   for (auto& peer : peers) ASSERT_NEAR(peer->b[0], 10.0f, 2e-2);
 }
 
+TEST_F(Averaging, EveryTensorMayHaveItsOwnCodec) {
+  auto options = quick();
+  options.codec = codec::Compression::size_adaptive(100, codec::Codec::none, codec::Codec::uniform8);
+  for (int i = 0; i < 3; ++i) add(options);
+  for (auto& peer : peers)
+    for (std::size_t k = 0; k < 1000; ++k) peer->a[k] += static_cast<float>(k % 10) / 10;
+  for (auto& result : step_all(same())) ASSERT_TRUE(result) << result.error();
+  for (auto& peer : peers) {
+    EXPECT_NEAR(peer->a[5], 1.5f, 2e-2) << "eight bits";
+    EXPECT_EQ(peer->b[0], 10.0f) << "as it is";
+  }
+}
+
 TEST_F(Averaging, AFullGroupStartsWithoutWaitingForTheDeclaredTime) {
   auto options = quick();
   options.target_group_size = 2;

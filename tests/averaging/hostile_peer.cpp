@@ -50,10 +50,12 @@ std::string HostilePeer::nonsense(bool first, const std::string& group_id, int c
   const std::size_t length = options_.part_size_bytes / 4;
   std::vector<float> values(below(3) ? length : below(2 * length + 1), 0.25f);
   if (!values.empty() && below(3) == 0) values[below(values.size())] = below(2) ? NAN : -INFINITY;
-  const Slice buffer = codec::encode(options_.codec, values);
+  const codec::Codec right = *options_.codec.fixed();
+  const Slice buffer = codec::encode(
+      codec::codec_for(right, codec::DType::float32, {static_cast<std::uint32_t>(values.size())}), values);
   const double weights[] = {1, 1, 1, 1, 0, -1, NAN, INFINITY};
   const std::size_t claimed = below(8) ? values.size() : below(1u << 31);
-  const auto codec = below(8) ? options_.codec : static_cast<codec::Codec>(below(9));
+  const auto codec = below(8) ? right : static_cast<codec::Codec>(below(9));
   const Envelope envelope = envelope_part(first || below(8) == 0 ? code : 0, first ? group_id : std::string(),
                                           buffer.size(), claimed, codec, weights[below(8)]);
   std::string message = envelope.head + to_string(buffer.view()) + envelope.tail;

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cohive/codec/codec.hpp"
+#include "cohive/codec/compression.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/dht/dht.hpp"
 
@@ -30,11 +30,11 @@ struct AveragerOptions {
   Duration request_timeout = 3s;       ///< must be below min_matchmaking_time
   double averaging_alpha = 1.0;
   std::size_t part_size_bytes = 1 << 19;
-  Duration allreduce_timeout = 60s;  ///< a whole round
-  Duration sender_timeout = 15s;     ///< between two parts of one sender; then it is left out
-  Duration reducer_timeout = 30s;    ///< between two results of one reducer; then local values stay
-  codec::Codec codec = codec::Codec::none;
-  codec::Codec state_codec = codec::Codec::none;
+  Duration allreduce_timeout = 60s;   ///< a whole round
+  Duration sender_timeout = 15s;      ///< between two parts of one sender; then it is left out
+  Duration reducer_timeout = 30s;     ///< between two results of one reducer; then local values stay
+  codec::Compression codec;           ///< of parts; the same in the whole group
+  codec::Compression state_codec;     ///< of the state that we share
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: who would get fewer gets none
   std::optional<double> bandwidth;    ///< bytes per second, any unit common to the group; unset: equal shares
   PeerMode mode = PeerMode::node;
@@ -48,7 +48,9 @@ struct AveragedTensor {
   std::span<float> values;
   codec::Shape shape;
   bool requires_grad = false;
-  codec::DType schema_dtype = codec::DType::float32;  ///< dtype named in the schema hash
+  codec::DType schema_dtype = codec::DType::float32;   ///< dtype named in the schema hash
+  codec::Role role = codec::Role::unspecified;         ///< what compression strategies look at
+  std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: its place in the list
 };
 
 struct GatheredPeer {
@@ -96,6 +98,7 @@ struct RoundResult {
 struct SharedState {
   msgpack::Value metadata;  ///< a non-empty map
   std::vector<codec::Tensor> tensors;
+  std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
 };
 struct DownloadedState {
   PeerId donor;

@@ -84,8 +84,8 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
     if (!encoded) co_return encoded.error();
     self.received_ += encoded->buffer.size();
     const auto part = std::make_shared<EncodedPart>(std::move(*encoded));
-    auto add = [part, weight = message->weight](std::span<float> sum, bool first_one) {
-      return add_part(*part, static_cast<float>(weight), sum, first_one);
+    auto add = [part, weight = message->weight](std::span<float> sum, Adding how) {
+      return add_part(*part, weight, sum, how);
     };
     auto sum = co_await self.reducer_->contribute(sender, i, message->weight, std::move(add));
     if (!sum) co_return sum.error();
@@ -106,7 +106,7 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, C
     const std::size_t length = reply->sum->length();
     auto work = [part = reply->part, sum = reply->sum, length] { return difference_to(sum->average(), *part, length); };
     const codec::Codec codec = reply->part->codec;
-    auto buffer = length > kInlineValues ? co_await self.runtime_.offload(std::move(work)) : work();
+    auto buffer = length > inline_values() ? co_await self.runtime_.offload(std::move(work)) : work();
     if (!buffer) {
       outcome = buffer.error();
       break;

@@ -20,7 +20,7 @@ constexpr std::size_t kOwnAhead = 2;      // own averages waiting to be applied
 /// Runs `work` on the pool when it goes through many values.
 template <class Work>
 Task<std::invoke_result_t<Work&>> compute(Runtime& runtime, std::size_t values, Work work) {
-  if (values > kInlineValues) co_return co_await runtime.offload(std::move(work));
+  if (values > inline_values()) co_return co_await runtime.offload(std::move(work));
   co_return work();
 }
 
@@ -141,9 +141,9 @@ Task<void> AllReduce::contribute_own(AllReduce& self, Channel<PartSumPtr>& avera
   const auto& parts = self.parts_by_owner_[self.own_index_];
   const double weight = self.setup_.weight;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    auto add = [lease = self.lease_, own = self.values(parts[i]), weight](std::span<float> sum, bool first) {
-      Result<> added = Error(Errc::round_cancelled);
-      lease->use([&] { added = add_values(own, static_cast<float>(weight), sum, first); });
+    auto add = [lease = self.lease_, own = self.values(parts[i]), weight](std::span<float> sum, Adding how) {
+      Result<bool> added = Error(Errc::round_cancelled);
+      lease->use([&] { added = add_values(own, weight, sum, how); });
       return added;
     };
     auto sum = co_await self.reducer_->contribute(self.own_index_, i, weight, std::move(add));

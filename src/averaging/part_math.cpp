@@ -8,47 +8,107 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 
+// Compiled for the vector units there are and chosen at load time; sanitizers do not stand the choosing.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__has_feature)
+#if !__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer)
+#define COHIVE_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#else
+#define COHIVE_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#endif
+#ifndef COHIVE_WIDE
+#define COHIVE_WIDE
+#endif
+
 namespace cohive::averaging {
 namespace {
 
-/// float32 values at any address: buffers of the network are not aligned.
-class RawFloats {
- public:
-  explicit RawFloats(const std::uint8_t* bytes) : bytes_(bytes) {}
-  float operator[](std::size_t i) const {
-    float value;
-    std::memcpy(&value, bytes_ + i * sizeof value, sizeof value);
-    return value;
-  }
+constexpr std::uint32_t kExponent = 0x7f800000;  // all ones: NaN or infinite
 
- private:
-  const std::uint8_t* bytes_;
-};
+// float32 values at any address: buffers of the network are not aligned.
+inline float load(const std::uint8_t* bytes, std::size_t i) {
+  float value;
+  std::memcpy(&value, bytes + i * sizeof value, sizeof value);
+  return value;
+}
+inline std::uint32_t bad(float value) {
+  return (std::bit_cast<std::uint32_t>(value) & kExponent) == kExponent ? 1u : 0u;
+}
+
+// The loops have no branch per value, so that they run at the speed of the cache. Those that return bool say whether
+// all that they read (or, dividing, wrote) is finite.
+
+COHIVE_WIDE bool finite(const std::uint8_t* in, std::size_t count) {
+  std::uint32_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) found |= bad(load(in, i));
+  return found == 0;
+}
+
+COHIVE_WIDE bool scale_into(const std::uint8_t* in, float weight, float* sum, std::size_t count) {
+  std::uint32_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = load(in, i);
+    found |= bad(value);
+    sum[i] = weight * value;
+  }
+  return found == 0;
+}
+
+COHIVE_WIDE void add_into(const std::uint8_t* in, float weight, float* sum, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) sum[i] += weight * load(in, i);
+}
+
+COHIVE_WIDE bool add_and_divide(const std::uint8_t* in, float weight, float divisor, float* sum, std::size_t count) {
+  std::uint32_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = (sum[i] + weight * load(in, i)) / divisor;
+    found |= bad(value);
+    sum[i] = value;
+  }
+  return found == 0;
+}
+
+COHIVE_WIDE bool divide(float divisor, float* sum, std::size_t count) {
+  std::uint32_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    sum[i] /= divisor;
+    found |= bad(sum[i]);
+  }
+  return found == 0;
+}
+
+COHIVE_WIDE void subtract_in_place(const float* from, std::uint8_t* bytes, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const float difference = from[i] - load(bytes, i);
+    std::memcpy(bytes + i * sizeof difference, &difference, sizeof difference);
+  }
+}
+
+COHIVE_WIDE void move(const float* towards, float alpha, float* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) values[i] += alpha * (towards[i] - values[i]);
+}
 
 Error not_finite() {
   return Error(cohive::Errc::malformed, "not a finite number in a part");
 }
 
-/// Without a branch per value, so that it runs at the speed of the cache.
-template <class Values>
-bool finite(Values values, std::size_t count) {
-  constexpr std::uint32_t kExponent = 0x7f800000;
-  std::uint32_t bad = 0;
-  for (std::size_t i = 0; i < count; ++i)
-    bad |= (std::bit_cast<std::uint32_t>(values[i]) & kExponent) == kExponent ? 1u : 0u;
-  return bad == 0;
+const std::uint8_t* bytes_of(std::span<const float> values) {
+  return reinterpret_cast<const std::uint8_t*>(values.data());
 }
 
-template <class Values>
-Result<> add(Values part, float weight, std::span<float> sum, bool first) {
-  if (!finite(part, sum.size())) return not_finite();
-  float* to = sum.data();
-  if (first) {
-    for (std::size_t i = 0; i < sum.size(); ++i) to[i] = weight * part[i];
-  } else {
-    for (std::size_t i = 0; i < sum.size(); ++i) to[i] += weight * part[i];
+Result<bool> add(const std::uint8_t* part, double exact_weight, std::span<float> sum, Adding how) {
+  const auto weight = static_cast<float>(exact_weight);
+  const auto divisor = static_cast<float>(how.divisor);
+  if (how.first) {
+    if (!scale_into(part, weight, sum.data(), sum.size())) return not_finite();
+    return divisor == 0 || divide(divisor, sum.data(), sum.size());
   }
-  return ok();
+  if (!finite(part, sum.size())) return not_finite();
+  if (divisor != 0) return add_and_divide(part, weight, divisor, sum.data(), sum.size());
+  add_into(part, weight, sum.data(), sum.size());
+  return true;
 }
 
 bool is_raw(const EncodedPart& part, std::size_t length) {
@@ -80,24 +140,22 @@ Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::
 }
 
 bool all_finite(std::span<const float> values) {
-  return finite(values.data(), values.size());
+  return finite(bytes_of(values), values.size());
 }
 
-Result<> add_values(std::span<const float> part, float weight, std::span<float> sum, bool first) {
-  return add(part.data(), weight, sum, first);
+Result<bool> add_values(std::span<const float> part, double weight, std::span<float> sum, Adding how) {
+  return add(bytes_of(part), weight, sum, how);
 }
 
-Result<> add_part(const EncodedPart& part, float weight, std::span<float> sum, bool first) {
-  if (is_raw(part, sum.size())) return add(RawFloats(part.buffer.data()), weight, sum, first);
+Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> sum, Adding how) {
+  if (is_raw(part, sum.size())) return add(part.buffer.data(), weight, sum, how);
   const auto values = decoded(part, sum.size());
   if (!values) return values.error();
-  return add(values->data(), weight, sum, first);
+  return add(bytes_of(*values), weight, sum, how);
 }
 
 bool divide_by_weight(std::span<float> sum, double weight) {
-  const auto divisor = static_cast<float>(weight);
-  for (float& value : sum) value /= divisor;
-  return finite(sum.data(), sum.size());
+  return divide(static_cast<float>(weight), sum.data(), sum.size());
 }
 
 Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded, std::size_t length) {
@@ -111,26 +169,24 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded
   if (!part.record.unique()) part.record = Slice::copy_of(part.buffer), part.buffer = part.record.view();
   const auto offset = static_cast<std::size_t>(part.buffer.data() - part.record.data());
   Slice out = part.record.sub(offset, part.buffer.size());
-  std::uint8_t* bytes = out.mutable_data();
-  const RawFloats base(bytes);
-  for (std::size_t i = 0; i < length; ++i) {
-    const float difference = average[i] - base[i];
-    std::memcpy(bytes + i * sizeof difference, &difference, sizeof difference);
-  }
+  subtract_in_place(average.data(), out.mutable_data(), length);
   return out;
 }
 
 void move_towards(std::span<const float> average, float alpha, std::span<float> values) {
-  const float* from = average.data();
-  float* to = values.data();
-  for (std::size_t i = 0; i < values.size(); ++i) to[i] += alpha * (from[i] - to[i]);
+  move(average.data(), alpha, values.data(), values.size());
 }
 
 Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values) {
-  if (is_raw(delta, values.size())) return add(RawFloats(delta.buffer.data()), alpha, values, false);
-  const auto decoded_delta = decoded(delta, values.size());
-  if (!decoded_delta) return decoded_delta.error();
-  return add(decoded_delta->data(), alpha, values, false);
+  const std::uint8_t* differences = delta.buffer.data();
+  if (!is_raw(delta, values.size())) {
+    const auto decoded_delta = decoded(delta, values.size());
+    if (!decoded_delta) return decoded_delta.error();
+    differences = bytes_of(*decoded_delta);
+  }
+  if (!finite(differences, values.size())) return not_finite();
+  add_into(differences, alpha, values.data(), values.size());
+  return ok();
 }
 
 }  // namespace cohive::averaging

@@ -23,12 +23,18 @@ Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::
 /// True when no value is NaN or infinite.
 bool all_finite(std::span<const float> values);
 
-/// sum += weight * part; the first contribution replaces what `sum` holds. On an error nothing is added: wrong size, or
-/// a value that is not finite, which would reach every member of the group.
-Result<> add_values(std::span<const float> part, float weight, std::span<float> sum, bool first);
-Result<> add_part(const EncodedPart& part, float weight, std::span<float> sum, bool first);
+/// How a contribution is added: the first replaces what the sum holds, with the last the sum becomes an average.
+struct Adding {
+  bool first = false;
+  double divisor = 0;  ///< of the last: all weights together; else 0
+};
 
-/// sum /= weight, as Python does it: the same bits everywhere. False when the result is not finite.
+/// sum += weight * part, in one pass with the division. False when the average is not finite. On an error nothing is
+/// added: wrong size, or a value that is not finite, which would reach every member of the group.
+Result<bool> add_values(std::span<const float> part, double weight, std::span<float> sum, Adding how);
+Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> sum, Adding how);
+
+/// sum /= weight, in float32 as Python does it. False when the result is not finite.
 bool divide_by_weight(std::span<float> sum, double weight);
 
 /// average - part in the part's codec, written over the part where nobody else holds its memory; its record is given

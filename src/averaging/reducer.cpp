@@ -1,9 +1,9 @@
 #include "reducer.hpp"
 
 #include <algorithm>
+#include <thread>
 
 #include "cohive/averaging/errors.hpp"
-#include "part_math.hpp"
 
 namespace cohive::averaging {
 
@@ -11,6 +11,11 @@ namespace {
 constexpr std::size_t kOpenParts = 4;   // whose sums exist at a time
 constexpr std::size_t kSpareParts = 8;  // buffers kept for later parts
 }  // namespace
+
+std::size_t inline_values() {
+  static const std::size_t values = std::thread::hardware_concurrency() > 2 ? 16 * 1024 : 256 * 1024;
+  return values;
+}
 
 std::unique_ptr<float[]> FloatPool::take() {
   {
@@ -86,21 +91,24 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
     auto job = [sum = part->sum, batch, last, weight = part->sum->weight, empty = part->empty]() -> Outcome {
       Outcome outcome{{}, weight, empty, false, false};
       bool all = true;
-      for (const auto& one : batch) {
-        outcome.added.push_back(one.add(sum->values(), outcome.empty));
-        if (outcome.added.back()) {
-          outcome.weight += one.weight;
-          outcome.empty = false;
-        }
-        all &= outcome.added.back().has_value();
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        Adding how{outcome.empty};
+        const double total = outcome.weight + batch[i].weight;
+        if (last && all && i + 1 == batch.size() && total > 0) how.divisor = total;
+        const auto added = batch[i].add(sum->values(), how);
+        all &= added.has_value();
+        outcome.added.push_back(added ? ok() : Result<>(added.error()));
+        if (!added) continue;
+        outcome.weight = total;
+        outcome.empty = false;
+        outcome.has_average = how.divisor > 0 && *added;
       }
-      if (last && all) {
-        outcome.divided = true;
+      outcome.divided = last && all;
+      if (outcome.divided && batch.empty())
         outcome.has_average = !outcome.empty && outcome.weight > 0 && divide_by_weight(sum->values(), outcome.weight);
-      }
       return outcome;
     };
-    Outcome outcome = part->sum->length() * std::max<std::size_t>(batch.size(), 1) > kInlineValues
+    Outcome outcome = part->sum->length() * std::max<std::size_t>(batch.size(), 1) > inline_values()
                           ? co_await self.runtime_.offload(std::move(job))
                           : job();
     part->sum->weight = outcome.weight;

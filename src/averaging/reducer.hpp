@@ -14,11 +14,13 @@
 #include "cohive/core/result.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
+#include "part_math.hpp"
 
 namespace cohive::averaging {
 
-/// Arithmetic on this many values is done on the loop; more is worth the way to another thread.
-inline constexpr std::size_t kInlineValues = 16 * 1024;
+/// Arithmetic on more values than this goes to another thread. With one or two cores that thread would only take turns
+/// with the loop, so what takes well under a millisecond stays.
+std::size_t inline_values();
 
 /// Memory of parts, used again for later parts. Any thread.
 class FloatPool {
@@ -62,8 +64,8 @@ using PartSumPtr = std::shared_ptr<PartSum>;
 
 class Reducer {
  public:
-  /// Adds to the sum, on any thread; `first` means that the sum holds nothing yet.
-  using Add = std::function<Result<>(std::span<float> sum, bool first)>;
+  /// Adds to the sum, on any thread; false when the average is not finite.
+  using Add = std::function<Result<bool>(std::span<float> sum, Adding how)>;
 
   Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders);
 

@@ -1,6 +1,9 @@
 #include "cohive/core/bytes.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <mutex>
 #include <new>
 
 namespace cohive {
@@ -34,19 +37,100 @@ Bytes from_hex(std::string_view text) {
   return bytes;
 }
 
+namespace {
+
+// Blocks as large as a part or a record come and go by the hundred. Given back to the system each time, every page of
+// them would be cleared and mapped anew; a few stay here instead.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kKeepBlocks = false;  // so that use after release is seen
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+constexpr bool kKeepBlocks = false;
+#else
+constexpr bool kKeepBlocks = true;
+#endif
+#else
+constexpr bool kKeepBlocks = true;
+#endif
+constexpr std::size_t kStep = 64 * 1024, kSmallestKept = 128 * 1024, kLargestKept = 2 * 1024 * 1024;
+constexpr std::size_t kKept = 16;  // of all sizes; at most 32 MiB
+
+class KeptBlocks {
+ public:
+  /// Null when there is none of the size.
+  void* take(std::size_t size) noexcept {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = count_; i-- > 0;) {
+      if (kept_[i].size != size) continue;
+      void* memory = kept_[i].memory;
+      std::copy(kept_.begin() + static_cast<std::ptrdiff_t>(i) + 1, kept_.begin() + static_cast<std::ptrdiff_t>(count_),
+                kept_.begin() + static_cast<std::ptrdiff_t>(i));
+      --count_;
+      return memory;
+    }
+    return nullptr;
+  }
+  /// Takes the memory; the longest kept one goes when there are too many.
+  void keep(void* memory, std::size_t size) noexcept {
+    void* oldest = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (count_ == kKept) {
+        oldest = kept_[0].memory;
+        std::copy(kept_.begin() + 1, kept_.end(), kept_.begin());
+        --count_;
+      }
+      kept_[count_++] = {memory, size};
+    }
+    std::free(oldest);
+  }
+
+ private:
+  struct Kept {
+    void* memory;
+    std::size_t size;
+  };
+  std::mutex mutex_;
+  std::array<Kept, kKept> kept_{};
+  std::size_t count_ = 0;
+};
+
+KeptBlocks& kept_blocks() {
+  static auto* blocks = new KeptBlocks;  // blocks may be released after static objects are gone
+  return *blocks;
+}
+
+bool is_kept(std::size_t capacity) {
+  return kKeepBlocks && capacity >= kSmallestKept && capacity <= kLargestKept;
+}
+
+}  // namespace
+
 Block* Block::allocate(std::size_t capacity) {
-  void* memory = std::malloc(sizeof(Block) + capacity);
+  void* memory = nullptr;
+  if (is_kept(capacity)) {
+    capacity = (capacity + kStep - 1) / kStep * kStep;
+    memory = kept_blocks().take(capacity);
+  }
+  if (!memory) memory = std::malloc(sizeof(Block) + capacity);
   if (!memory) throw std::bad_alloc();
   return new (memory) Block(capacity);
 }
 
 void Block::release() noexcept {
   if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const std::size_t capacity = capacity_;
   this->~Block();
-  std::free(this);
+  if (is_kept(capacity)) {
+    kept_blocks().keep(this, capacity);
+  } else {
+    std::free(this);
+  }
 }
 
-Slice Slice::uninitialised(std::size_t size) { return Slice(Block::allocate(size), 0, size); }
+Slice Slice::uninitialised(std::size_t size) {
+  return Slice(Block::allocate(size), 0, size);
+}
 
 Slice Slice::copy_of(ByteView bytes) {
   Slice slice = uninitialised(bytes.size());

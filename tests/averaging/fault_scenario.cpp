@@ -47,7 +47,7 @@ class Scenario {
     arrange(download);
     fault_ = static_cast<Fault>(below(download ? static_cast<std::size_t>(Fault::slow) + 1 : kFaults.size()));
     if (fault_ == Fault::hostile || fault_ == Fault::other_parts || fault_ == Fault::not_a_number) prepare_bad_peer();
-    at_message_ = 1 + below(below(2) ? 600 : 60);
+    at_message_ = 1 + below(below(2) ? 300 : 60);
     victim_ = below(peers_.size());
     heals_after_ = from_seconds(double(1 + below(20)));
     repeats_ = 1 + below(4);
@@ -56,6 +56,7 @@ class Scenario {
     swarm_.fabric().set_tap([this](const std::string&, const std::string&, ByteView) { return on_message(); });
     download ? run_download() : run_round();
     swarm_.fabric().set_tap(nullptr);
+    report_.struck = fault_ >= Fault::not_a_number || (fault_ != Fault::none && messages_ >= at_message_);
     clean_up();
     return std::move(report_);
   }

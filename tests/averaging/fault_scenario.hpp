@@ -13,6 +13,7 @@ struct FaultReport {
   std::string scenario;                ///< what was arranged, for people
   std::vector<std::string> violated;   ///< what did not hold; empty as it should be
   std::uint64_t digest = 0;            ///< of everything observable: equal when a seed is run again
+  bool struck = false;                 ///< the fault came before everything was over
   std::size_t rounds = 0, failed = 0;  ///< steps of surviving peers that averaged, and that did not
 };
 

@@ -23,13 +23,15 @@ TEST(Faults, WhateverGoesWrongSurvivorsEndInTimeAndAgree) {
     return;
   }
   log::configure({log::Level::off, log::Format::text});
-  std::size_t rounds = 0, failed = 0;
+  std::size_t rounds = 0, failed = 0, struck = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     const auto report = run_faults(seed);
     EXPECT_TRUE(report.violated.empty()) << text(report);
     rounds += report.rounds;
     failed += report.failed;
+    struck += report.struck;
   }
+  EXPECT_GT(struck, 120u) << "most faults come in time to do harm";
   EXPECT_GT(rounds, 3 * failed) << "most survive most faults";
 }
 

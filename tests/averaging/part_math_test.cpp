@@ -36,9 +36,8 @@ TEST_P(PartMath, TheDifferencesLeadEverySenderToTheWeightedMean) {
   const std::vector<float> a{1, -2, 3.5, 0}, b{5, 2, 0.5, 1};
   auto part_a = part_of(a, GetParam()), part_b = part_of(b, GetParam());
   std::vector<float> sum(4, 777);  // the first contribution replaces what is there
-  ASSERT_TRUE(add_part(part_a, 1, sum, true));
-  ASSERT_TRUE(add_part(part_b, 3, sum, false));
-  ASSERT_TRUE(divide_by_weight(sum, 4));
+  ASSERT_TRUE(add_part(part_a, 1, sum, {.first = true}));
+  ASSERT_TRUE(add_part(part_b, 3, sum, {.divisor = 4}).value());
   EXPECT_EQ(sum, (std::vector<float>{4, 1, 1.25, 0.75}));
   for (auto [values, part] : {std::pair(a, &part_a), std::pair(b, &part_b)}) {
     const auto delta = difference_to(sum, *part, 4);
@@ -59,8 +58,8 @@ TEST_P(PartMath, NoAverageMeansNoChange) {
 TEST(PartMathLimits, APartThatIsNotFiniteAddsNothing) {
   for (float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> sum{1, 2, 3};
-    EXPECT_FALSE(add_part(part_of({1, 1, bad}), 1, sum, false));
-    EXPECT_FALSE(add_values(std::vector<float>{bad, 1, 1}, 1, sum, false));
+    EXPECT_FALSE(add_part(part_of({1, 1, bad}), 1, sum, {.divisor = 2}));
+    EXPECT_FALSE(add_values(std::vector<float>{bad, 1, 1}, 1, sum, {}));
     EXPECT_FALSE(add_difference(part_of({0, bad, 0}), 1, sum));
     EXPECT_EQ(sum, (std::vector<float>{1, 2, 3}));
   }
@@ -69,9 +68,10 @@ TEST(PartMathLimits, APartThatIsNotFiniteAddsNothing) {
 TEST(PartMathLimits, ASumThatOverflowsIsNoAverage) {
   const float huge = std::numeric_limits<float>::max();
   std::vector<float> sum(1);
-  ASSERT_TRUE(add_values(std::vector<float>{huge}, 1, sum, true));
-  ASSERT_TRUE(add_values(std::vector<float>{huge}, 1, sum, false));
-  EXPECT_FALSE(divide_by_weight(sum, 2));
+  ASSERT_TRUE(add_values(std::vector<float>{huge}, 1, sum, {.first = true}));
+  const auto added = add_values(std::vector<float>{huge}, 1, sum, {.divisor = 2});
+  ASSERT_TRUE(added);
+  EXPECT_FALSE(*added);
 }
 
 TEST(PartMathLimits, SharedMemoryIsNotOverwritten) {
@@ -84,7 +84,7 @@ TEST(PartMathLimits, SharedMemoryIsNotOverwritten) {
 
 TEST(PartMathLimits, PartsOfAnotherSizeAreRefused) {
   std::vector<float> sum(3);
-  EXPECT_FALSE(add_part(part_of({1, 2}), 1, sum, true));
+  EXPECT_FALSE(add_part(part_of({1, 2}), 1, sum, {.first = true}));
   PartMessage message;
   message.tensor = TensorView{{}, {4}, "float32", 0};
   EXPECT_EQ(encoded_part(message, {}, 5).error().code(), make_error_code(Errc::bad_partition));

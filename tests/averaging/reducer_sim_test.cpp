@@ -10,9 +10,12 @@ namespace cohive::averaging {
 namespace {
 
 Reducer::Add constant(float value, double weight = 1) {
-  return [=](std::span<float> sum, bool first) -> Result<> {
-    for (float& one : sum) one = (first ? 0 : one) + value * static_cast<float>(weight);
-    return ok();
+  return [=](std::span<float> sum, Adding how) -> Result<bool> {
+    for (float& one : sum) {
+      one = (how.first ? 0 : one) + value * static_cast<float>(weight);
+      if (how.divisor > 0) one /= static_cast<float>(how.divisor);
+    }
+    return true;
   };
 }
 
@@ -78,7 +81,8 @@ TEST_F(Reducing, ALostSendersWeightDoesNotCount) {
 }
 
 TEST_F(Reducing, ABadPartIsRefusedAndTheRestIsAveragedWithoutIt) {
-  const auto bad = add(0, 0, 1, [](std::span<float>, bool) -> Result<> { return Error(cohive::Errc::malformed); });
+  const auto bad =
+      add(0, 0, 1, [](std::span<float>, Adding) -> Result<bool> { return Error(cohive::Errc::malformed); });
   EXPECT_TRUE(bad->done);
   EXPECT_FALSE(bad->sum);
   reducer.ban(0);

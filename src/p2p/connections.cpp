@@ -11,7 +11,7 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr Duration kSimultaneous = 10s;  // connections to one peer this close were dialled by both sides at once
+constexpr Duration kSimultaneous = 3s;   // connections to one peer this close were dialled by both sides at once
 constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept this long
 constexpr Duration kMayNeedAgain = 60s;  // connections used this lately are not closed to make room
 constexpr Duration kMeasurePeriod = 5s;

@@ -16,9 +16,10 @@ using Source = KnownAddress::Source;
 
 constexpr Duration kHeadStart = 250ms;     // before the next address of the peer is tried
 constexpr Duration kNearHeadStart = 30ms;  // the same behind an address of this machine or its own network
-constexpr std::size_t kMaxParallel = 8;    // per peer, as p2pd
-constexpr std::size_t kMaxAddresses = 16;  // per peer and attempt to connect
+constexpr std::size_t kMaxParallel = 16;   // per peer
+constexpr std::size_t kMaxAddresses = 32;  // per peer and attempt to connect
 constexpr std::size_t kMaxNames = 4;       // of these, to be resolved
+constexpr std::size_t kMaxFailuresNamed = 3;
 constexpr Duration kResolveTimeout = 10s;
 constexpr Duration kMaxBackoff = 5min;
 constexpr std::size_t kMaxRemembered = 4096;
@@ -141,7 +142,12 @@ bool DialRace::may_start() const {
 }
 
 Error DialRace::failure() const {
-  if (failure_) return *failure_;
+  if (failures_.size() == 1) return failures_.front();
+  if (!failures_.empty()) {
+    std::string text;
+    for (const auto& failure : failures_) text += (text.empty() ? "" : "; ") + failure.message();
+    return Error(Errc::all_dials_failed, peer_, text);
+  }
   return Error(blocked_ > 0 ? Errc::dial_backoff : Errc::no_addresses, peer_);
 }
 
@@ -169,7 +175,7 @@ Task<void> DialRace::dial(DialRace& race, Multiaddr address, Deadline deadline) 
   auto result = co_await race.host_.dial_one(race.peer_, address, deadline);
   --race.running_;
   if (!result) {
-    race.failure_ = result.error();
+    if (race.failures_.size() < kMaxFailuresNamed) race.failures_.push_back(result.error());
     race.next_start_ = race.host_.runtime.now();
   }
   race.changed_.notify_all();
@@ -234,8 +240,7 @@ Task<std::vector<KnownAddress>> Host::Impl::resolve(std::vector<KnownAddress> ad
   if (names.empty()) co_return result;
   const Deadline limit = deadline.min(runtime.after(kResolveTimeout));
   std::vector<Task<Result<std::vector<Multiaddr>>>> queries;
-  for (const auto& known : names)
-    queries.push_back(network.resolve(known.address, limit));
+  for (const auto& known : names) queries.push_back(network.resolve(known.address, limit));
   auto answers = co_await when_all(runtime, std::move(queries));
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!answers[i]) {

@@ -85,7 +85,7 @@ class DialRace {
   std::size_t blocked_ = 0;
   bool complete_ = false;
   TimePoint next_start_{};
-  std::optional<Error> failure_;
+  std::vector<Error> failures_;  ///< the first few
 };
 
 }  // namespace cohive::p2p

@@ -13,9 +13,10 @@ constexpr Duration kLookupTimeout = 60s;
 constexpr std::size_t kMaxQueries = 100;
 constexpr std::size_t kMaxDials = 50;  // of these, peers that we are not connected to
 constexpr std::size_t kMaxCandidates = 512;
-constexpr int kMaxPeersHeard = 32;      // per reply; k and the target are 21
-constexpr int kMaxAddressesHeard = 16;  // per peer in a reply
-constexpr std::size_t kMaxTold = 32;    // addresses of the target
+constexpr int kMaxPeersHeard = 32;          // per reply; k and the target are 21
+constexpr int kMaxAddressesHeard = 16;      // per peer in a reply
+constexpr std::size_t kMaxToldAtOnce = 10;  // of these, by one peer
+constexpr std::size_t kMaxTold = 64;        // addresses of the target
 
 }  // namespace
 
@@ -123,6 +124,8 @@ void Lookup::take(const PeerId& teller, const proto::KadMessage& reply) {
       if (address && acceptable_address(*address, scope)) addresses.push_back(address->without_peer());
     }
     if (*id == target_) {
+      // One liar must not use up what may be tried.
+      if (addresses.size() > kMaxToldAtOnce) addresses.resize(kMaxToldAtOnce);
       for (const auto& address : addresses)
         if (told_.size() < kMaxTold && told_.insert(address).second)
           fresh_.push_back({address, KnownAddress::Source::told, scope});

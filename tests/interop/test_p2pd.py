@@ -54,6 +54,10 @@ async def until(condition):
     return await within(ask())
 
 
+async def no(answer):
+    return not await answer
+
+
 class Cohive:
     """A cohive peer whose commands are awaited, so that Python's handlers run meanwhile."""
 
@@ -206,10 +210,6 @@ async def test_a_connection_that_ends_is_noticed_and_made_again(pair):
         await until(lambda: no(lists(p2p, peer.peer_id)))
         reply = await within(p2p.call_protobuf_handler(peer.peer_id, "Test.rpc_echo", message(b"again"), Tensor))
         assert reply.buffer == b"again"
-
-
-async def no(answer):
-    return not await answer
 
 
 async def test_simultaneous_dials_leave_a_link_that_works_both_ways(swarm):
@@ -579,6 +579,31 @@ async def test_a_chain_of_both_kinds_is_walked_from_end_to_end(swarm):
     assert unpacked(await first.unary(fourth.peer_id, "Test.rpc_echo", packed(b"found"))) == b"found"
 
 
+async def test_in_a_mixed_swarm_everyone_finds_everyone(swarm):
+    peers = [await swarm.cohive(), await swarm.python()]
+    await connect(peers[1], peers[0].addresses[0])
+    for number in range(4):
+        peers.append(await swarm.python(peers[-2 + number % 2]))
+        peers.append(await swarm.cohive(peers[-2 + number % 2]))
+    for peer in peers:
+        if isinstance(peer, Cohive):
+            await peer.serve("Test.rpc_echo", "echo")
+        else:
+            await peer.add_protobuf_handler("Test.rpc_echo", python_echo, Tensor)
+
+    async def calls_all(caller):
+        for callee in peers:
+            if callee is caller:
+                continue
+            if isinstance(caller, Cohive):
+                assert unpacked(await caller.unary(callee.peer_id, "Test.rpc_echo", packed(b"found"))) == b"found"
+            else:
+                assert await echoes(caller, callee.peer_id)
+
+    for peer in peers:
+        await calls_all(peer)
+
+
 async def test_a_peer_that_nobody_knows_is_not_found_by_either(pair):
     peer, p2p = pair
     unknown = PeerID.from_base58("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")
@@ -588,6 +613,30 @@ async def test_a_peer_that_nobody_knows_is_not_found_by_either(pair):
         await within(p2p.call_protobuf_handler(unknown, "Test.rpc_echo", message(b""), Tensor))
 
 
+async def test_cohive_finds_a_python_peer_that_came_back_at_another_address(swarm, tmp_path):
+    hub = await swarm.python()
+    (tmp_path / "identity").write_bytes(new_identity())
+    options = {"identity_path": str(tmp_path / "identity"), "check_if_identity_free": False}
+    callee = await swarm.python(hub, **options)
+    await callee.add_protobuf_handler("Test.rpc_echo", python_echo, Tensor)
+    caller = await swarm.cohive(hub)
+    assert unpacked(await caller.unary(callee.peer_id, "Test.rpc_echo", packed(b"found"))) == b"found"
+    await within(callee.shutdown())
+    await until(lambda: no(caller.peer(callee.peer_id)))
+    await until(lambda: no(lists(hub, callee.peer_id)))
+    back = await swarm.python(hub, **options)
+    assert back.peer_id == callee.peer_id and back.addresses != callee.addresses
+    await back.add_protobuf_handler("Test.rpc_echo", python_echo, Tensor)
+
+    async def reached():
+        try:
+            return unpacked(await caller.unary(callee.peer_id, "Test.rpc_echo", packed(b"found"))) == b"found"
+        except PeerError:
+            return False  # the hub has not heard yet where it is now
+
+    assert await until(reached)
+
+
 async def test_a_peer_that_comes_back_at_another_address_is_found_there(swarm):
     hub, identity = await swarm.cohive(), new_identity().hex()
     callee = await swarm.cohive(hub, identity=identity)
@@ -595,6 +644,7 @@ async def test_a_peer_that_comes_back_at_another_address_is_found_there(swarm):
     caller = await swarm.python(hub)
     assert await echoes(caller, callee.peer_id)
     await asyncio.to_thread(callee.close)
+    await until(lambda: no(hub.peer(callee.peer_id)))
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

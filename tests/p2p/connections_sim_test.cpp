@@ -274,6 +274,18 @@ TEST_F(Connections, APeerWithManyDeadAddressesIsReachedByTheOneThatWorks) {
   EXPECT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(3s))));
 }
 
+TEST_F(Connections, TheErrorOfAPeerThatCannotBeReachedSaysWhyForEachAddress) {
+  auto& alice = swarm.add_host();
+  auto& bob = swarm.add_host();
+  const auto carol = nobody(1).peer_id();
+  alice.learn_addresses(carol, {nowhere(), bob.addresses().front()});
+  const auto result = swarm.run(alice.connect(carol, swarm.after(30s)));
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code(), make_error_code(Errc::all_dials_failed));
+  EXPECT_NE(result.error().message().find(nowhere().text()), std::string::npos) << result.error();
+  EXPECT_NE(result.error().message().find(bob.id().text()), std::string::npos) << result.error();
+}
+
 TEST_F(Connections, TheAddressThatWorkedIsKeptWhateverThePeerSaysOfItself) {
   auto& alice = swarm.add_host();
   auto& bob = swarm.add_host({.announce = {nowhere()}});

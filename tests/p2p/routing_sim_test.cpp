@@ -81,7 +81,7 @@ TEST_F(PeerRouting, APeerIsFoundThoughALiarNamesWrongAddressesForIt) {
     proto::KadMessage reply;
     reply.set_type(request.type());
     std::vector<Multiaddr> wrong;
-    for (std::uint32_t i = 0; i < 8; ++i) wrong.push_back(nowhere(i));
+    for (std::uint32_t i = 0; i < 30; ++i) wrong.push_back(nowhere(i));
     name(reply, target, wrong);
     return reply;
   });
@@ -146,6 +146,39 @@ TEST_F(PeerRouting, AnAnswerThatIsTooLongOrNoMessageEndsTheQueryOnly) {
     EXPECT_FALSE(swarm.run(alice.find_peer(nobody(1).peer_id(), swarm.after(20s))));
     EXPECT_TRUE(swarm.run(ping(alice, liar.id(), swarm.after(5s))));
   }
+}
+
+TEST_F(PeerRouting, WhileHostsComeAndGoThoseWhoStayFindEachOther) {
+  auto& hub = swarm.add_host();
+  std::vector<std::size_t> living;
+  const auto come = [&] {
+    living.push_back(swarm.size());
+    Host& host = swarm.add_host();
+    EXPECT_TRUE(swarm.run(host.bootstrap({address_of(hub)}, swarm.after(10s))));
+  };
+  for (int i = 0; i < 25; ++i) come();
+  for (int minute = 0; minute < 20; ++minute) {
+    for (int i = 0; i < 2; ++i) {
+      const std::size_t leaving = swarm.runtime().random()() % living.size();
+      swarm.fabric().crash(Swarm::ip(living[leaving] + 1));
+      if (i == 0) swarm.remove_host(living[leaving]);
+      living.erase(living.begin() + static_cast<std::ptrdiff_t>(leaving));
+      come();
+    }
+    const std::size_t partitioned = living[swarm.runtime().random()() % living.size()];
+    swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(partitioned + 1)});
+    swarm.pass(1min);
+    swarm.fabric().heal();
+  }
+  swarm.pass(10min);
+  for (std::size_t from : living) {
+    for (std::size_t to : living) {
+      if (from == to) continue;
+      auto connected = swarm.run(swarm.host(from).connect(swarm.host(to).id(), swarm.after(60s)));
+      EXPECT_TRUE(connected) << from << " to " << to << ": " << connected.error();
+    }
+  }
+  EXPECT_EQ(swarm.left_behind(), "");
 }
 
 // ---- The table

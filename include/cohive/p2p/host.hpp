@@ -35,7 +35,7 @@ struct HostOptions {
   std::size_t max_connections = 1024;
   std::size_t max_pending_inbound = 256;  ///< inbound connections before the handshake is done
   /// The same from one IPv4 address or IPv6 /64 network; this machine itself may take all of them.
-  std::size_t max_pending_per_ip = 32;
+  std::size_t max_pending_per_ip = 64;
   std::size_t max_addresses_per_peer = 32;
   std::size_t max_connections_per_peer = 4;
   std::size_t max_connections_per_ip = 256;  ///< inbound; large networks hide behind one address. Not for this machine

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kMaxMessage = 64 * 1024;
 constexpr std::size_t kMaxReply = 16 * 1024;  // what rust-libp2p reads
 constexpr std::size_t kMaxKey = 1024;
-constexpr std::size_t kMaxAddressesTold = 8;
+constexpr int kMaxAddressesTold = 8;
 constexpr Duration kQueryTimeout = 10s;
 constexpr Duration kIdle = 60s;
 
@@ -74,9 +74,9 @@ void Routing::insert(const PeerId& peer) {
   const std::size_t bucket = bucket_of(key);
   auto& size = bucket_sizes_[bucket];
   if (size >= kBucketSize) {
-    // A full bucket gives up a peer that is no longer connected, never one that is.
+    // A full bucket gives up a peer that is no longer connected or that nobody could be told how to reach.
     const auto gone = std::find_if(table_.begin(), table_.end(), [&](const auto& entry) {
-      return bucket_of(entry.second) == bucket && !host_.link_to(entry.first);
+      return bucket_of(entry.second) == bucket && !(host_.link_to(entry.first) && host_.book.knows(entry.first));
     });
     if (gone == table_.end()) return;
     remove(PeerId(gone->first));
@@ -113,18 +113,20 @@ proto::KadMessage Routing::answer(const proto::KadMessage& request, const PeerId
   proto::KadMessage reply;
   reply.set_type(request.type());
   reply.set_key(request.key());
-  // What the asker would refuse to believe from us is not worth telling.
   const auto tellable = [&](const PeerId& peer) {
-    auto addresses = peer == host_.id ? host_.addresses() : host_.book.addresses(peer);
+    // An empty answer about ourselves would keep us out of p2pd's table.
+    if (peer == host_.id) return host_.addresses();
+    // What the asker would refuse to believe from us is not worth telling.
+    auto addresses = host_.book.addresses(peer);
     std::erase_if(addresses, [&](const Multiaddr& address) { return !acceptable_address(address, asker_scope); });
-    if (addresses.size() > kMaxAddressesTold) addresses.resize(kMaxAddressesTold);
     return addresses;
   };
   std::size_t size = reply.ByteSizeLong();
   const auto tell = [&](const PeerId& peer) {
     proto::KadPeer entry;
     entry.set_id(peer.binary());
-    for (const auto& address : tellable(peer)) entry.add_addrs(address.binary());
+    for (const auto& address : tellable(peer))
+      if (entry.addrs_size() < kMaxAddressesTold) entry.add_addrs(address.binary());
     const std::size_t taken = entry.ByteSizeLong() + 4;  // tag and length
     if (entry.addrs_size() == 0 || size + taken > kMaxReply) return;
     size += taken;

@@ -373,6 +373,12 @@ TEST_F(Names, ADnsaddrOfManyPeersLeadsToTheOneAskedFor) {
   ASSERT_TRUE(result) << result.error();
   EXPECT_EQ(*result, carol.id());
   EXPECT_EQ(network->dialled.size(), 1u);
+  swarm.fabric().partition({Swarm::ip(2)}, {Swarm::ip(3)});
+  swarm.pass(2h);  // what it led to is forgotten
+  swarm.fabric().heal();
+  swarm.pass(10min);
+  EXPECT_TRUE(alice.connected(carol.id()));
+  for (const auto& address : network->dialled) EXPECT_EQ(address, carol.addresses().front().text());
 }
 
 TEST_F(Names, ADnsaddrWithoutAPeerLeadsToTheFirstThatAnswers) {

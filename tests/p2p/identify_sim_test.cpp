@@ -10,8 +10,6 @@ namespace {
 
 using sim::Swarm;
 
-const char* kPush = "/ipfs/id/push/1.0.0";
-
 struct Identification : testing::Test {
   Swarm swarm;
   HostMetrics counted{swarm.runtime().metrics()};
@@ -22,15 +20,8 @@ struct Identification : testing::Test {
     ASSERT_TRUE(swarm.run(mallory.connect(address_of(alice), swarm.after(10s))));
     swarm.pass(1s);
   }
-  static Task<void> push(Host& from, PeerId to, std::string message) {
-    auto stream = co_await from.open_stream(to, kPush, from.runtime().after(5s));
-    if (!stream) co_return;
-    (void)co_await transport::write_message(**stream, as_bytes(message), from.runtime().after(5s));
-    (*stream)->close_write();
-    (void)co_await (*stream)->read(from.runtime().after(5s));
-  }
   void push(const proto::Identify& message) {
-    swarm.run(push(mallory, alice.id(), message.SerializeAsString()));
+    swarm.run(push_identify(mallory, alice.id(), message.SerializeAsString()));
     swarm.pass(100ms);
   }
   static proto::Identify agent(const std::string& text) {
@@ -85,8 +76,8 @@ TEST_F(Identification, TheKeyOrRecordOfAnotherPeerIsNotBelieved) {
 
 TEST_F(Identification, GarbageChangesNothing) {
   connect();
-  swarm.run(push(mallory, alice.id(), std::string(1000, '\xff')));
-  swarm.run(push(mallory, alice.id(), std::string(9000, 'a')));
+  swarm.run(push_identify(mallory, alice.id(), std::string(1000, '\xff')));
+  swarm.run(push_identify(mallory, alice.id(), std::string(9000, 'a')));
   swarm.pass(100ms);
   EXPECT_EQ(alice.peer(mallory.id())->agent, "cohive/0.1");
   EXPECT_TRUE(swarm.run(ping(alice, mallory.id(), swarm.after(5s))));

@@ -49,6 +49,7 @@ TEST_F(PeerRouting, ALookupThroughPeersThatAreAllDeadStartsNoOtherLookup) {
   EXPECT_EQ(counted.lookups_not_found.value(), 1);
   EXPECT_LE(counted.lookup_queries.value() - queries, 101);
   EXPECT_LE(counted.dials_failed.value() - dials, 100);
+  EXPECT_GE(counted.dials_failed.value() - dials, 40);  // it did try
   EXPECT_EQ(counted.lookups_active.value(), 0);
 }
 
@@ -209,7 +210,13 @@ TEST_F(PeerRouting, APeerThatAnswersALookupEntersTheTable) {
 
 TEST_F(PeerRouting, PeersWithoutAddressesTakeNobodysPlaceInAnAnswer) {
   auto& hub = swarm.add_host();
-  for (int i = 0; i < 25; ++i) join(hub, {}, false);
+  proto::Identify nothing;  // such peers have come into the table and have taken their addresses back
+  nothing.add_protocols(kKad);
+  for (int i = 0; i < 25; ++i) {
+    Host& host = join(hub);
+    swarm.pass(1s);
+    swarm.run(push_identify(host, hub.id(), nothing.SerializeAsString()));
+  }
   std::vector<PeerId> listening;
   for (int i = 0; i < 15; ++i) listening.push_back(join(hub).id());
   auto& asker = swarm.add_host({.routing_server = false});
@@ -239,16 +246,28 @@ TEST_F(PeerRouting, AnAnswerStaysBelow16KiBAndNamesTheOneAskedFor) {
   }
 }
 
-TEST_F(PeerRouting, NobodyIsToldAddressesThatAreOfNoUseToHim) {
+TEST_F(PeerRouting, NobodyIsToldAddressesOfOthersThatAreOfNoUseToHim) {
   const auto outside = parsed("/ip4/8.8.8.8/tcp/4001"), own = parsed("/ip4/127.0.0.1/tcp/4001");
-  auto& hub = swarm.add_host({.announce = {own, outside}});
+  auto& hub = swarm.add_host();
+  auto& bob = join(hub);
+  const auto carol = nobody(1).peer_id();
+  hub.learn_addresses(carol, {own, outside});
+  const auto reply = swarm.run(find_node(bob, hub.id(), carol.binary())).value();
+  ASSERT_GE(reply.closer_peers_size(), 1);
+  ASSERT_EQ(reply.closer_peers(0).id(), carol.binary());
+  ASSERT_EQ(reply.closer_peers(0).addrs_size(), 1);
+  EXPECT_EQ(reply.closer_peers(0).addrs(0), outside.binary());
+}
+
+TEST_F(PeerRouting, AHostAskedForItselfAlwaysTellsItsAddresses) {
+  const auto own = parsed("/ip4/127.0.0.1/tcp/4001");
+  auto& hub = swarm.add_host({.announce = {own}});
   auto& bob = swarm.add_host();
   bob.learn_addresses(hub.id(), {parsed("/ip4/" + Swarm::ip(1) + "/tcp/4001")});
   ASSERT_TRUE(swarm.run(bob.connect(hub.id(), swarm.after(5s))));
   const auto reply = swarm.run(find_node(bob, hub.id(), hub.id().binary())).value();
   ASSERT_EQ(reply.closer_peers_size(), 1);
-  ASSERT_EQ(reply.closer_peers(0).addrs_size(), 1);
-  EXPECT_EQ(reply.closer_peers(0).addrs(0), outside.binary());
+  EXPECT_EQ(reply.closer_peers(0).addrs(0), own.binary());
 }
 
 TEST_F(PeerRouting, TheAskerIsNeverPartOfTheAnswer) {

@@ -58,6 +58,16 @@ inline Task<Result<proto::KadMessage>> find_node(Host& from, PeerId to, std::str
   co_return reply;
 }
 
+inline const char* kPush = "/ipfs/id/push/1.0.0";
+
+inline Task<void> push_identify(Host& from, PeerId to, std::string message) {
+  auto stream = co_await from.open_stream(to, kPush, from.runtime().after(5s));
+  if (!stream) co_return;
+  (void)co_await transport::write_message(**stream, as_bytes(message), from.runtime().after(5s));
+  (*stream)->close_write();
+  (void)co_await (*stream)->read(from.runtime().after(5s));
+}
+
 /// Peer routing that answers what the test wants.
 using Liar = std::function<proto::KadMessage(const proto::KadMessage& request)>;
 inline Task<void> lie(transport::StreamPtr stream, Liar liar) {

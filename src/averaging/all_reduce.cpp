@@ -15,7 +15,6 @@ constexpr Duration kDialLimit = 10s;      // for a call to a member; it was aliv
 constexpr Duration kWatchPeriod = 500ms;  // between two looks at who has gone
 constexpr Duration kLostGrace = 3s;       // for a member to come back after its connection broke
 constexpr std::size_t kEncodedAhead = 2;  // parts encoded before the one being sent is through
-constexpr std::size_t kOwnAhead = 2;      // own averages waiting to be applied
 
 /// Runs `work` on the pool when it goes through many values.
 template <class Work>
@@ -72,7 +71,7 @@ Task<Result<>> AllReduce::prepare() {
     parts_by_owner_[part.owner].push_back(part);
   std::vector<std::size_t> lengths;
   for (const Part& part : parts_by_owner_[own_index_]) lengths.push_back(part.length);
-  reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.peers.size());
+  reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.peers.size(), own_index_);
   co_return ok();
 }
 
@@ -109,13 +108,11 @@ Task<Result<RoundResult>> AllReduce::run() {
   started.set();
 
   std::vector<Exchange> exchanges(setup_.group.peers.size());
-  Channel<PartSumPtr> own_averages(runtime_, kOwnAhead, "own averages");
   TaskGroup watch(runtime_, "all-reduce watch", TaskGroup::Local());
   TaskGroup tasks(runtime_, "all-reduce", TaskGroup::Local());
   if (!parts_by_owner_[own_index_].empty()) {
     watch.spawn(watch_senders(*this), "lost senders");
-    tasks.spawn(contribute_own(*this, own_averages), "own parts");
-    tasks.spawn(apply_own(*this, own_averages), "own averages");
+    tasks.spawn(reduce_own(*this), "own parts");
   }
   for (std::size_t peer = 0; peer < exchanges.size(); ++peer)
     if (peer != own_index_ && !parts_by_owner_[peer].empty())
@@ -136,34 +133,32 @@ Task<Result<RoundResult>> AllReduce::run() {
   co_return result;
 }
 
-/// Our contribution to our own parts.
-Task<void> AllReduce::contribute_own(AllReduce& self, Channel<PartSumPtr>& averages) {
+/// Our contribution to our own parts, and their averages into our tensors.
+Task<void> AllReduce::reduce_own(AllReduce& self) {
   const auto& parts = self.parts_by_owner_[self.own_index_];
   const double weight = self.setup_.weight;
+  const auto alpha = static_cast<float>(self.options_.averaging_alpha);
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    auto add = [lease = self.lease_, own = self.values(parts[i]), weight](std::span<float> sum, Adding how) {
+    const auto own = self.values(parts[i]);
+    const auto moved = std::make_shared<bool>(false);
+    auto add = [lease = self.lease_, own, weight, alpha, moved](std::span<float> sum, Adding how) {
       Result<bool> added = Error(Errc::round_cancelled);
-      lease->use([&] { added = add_values(own, weight, sum, how); });
+      lease->use([&] {
+        *moved = how.divisor > 0;
+        added =
+            *moved ? add_own_last(own, weight, how.divisor, alpha, sum, how.first) : add_values(own, weight, sum, how);
+      });
       return added;
     };
     auto sum = co_await self.reducer_->contribute(self.own_index_, i, weight, std::move(add));
     if (!sum) {  // our own values are not finite: others leave us out as well
       self.ban(self.own_index_, sum.error().with_peer(self.host_.id()));
-      break;
+      co_return;
     }
-    co_await averages.send(std::move(*sum));
-  }
-  averages.close();
-}
-
-/// The averages of our own parts into our tensors.
-Task<void> AllReduce::apply_own(AllReduce& self, Channel<PartSumPtr>& averages) {
-  const auto& parts = self.parts_by_owner_[self.own_index_];
-  for (std::size_t i = 0; auto sum = co_await averages.receive(); ++i) {
     if (!co_await self.reducer_->wait_for(*sum)) co_return;
-    if (!(*sum)->has_average) continue;
-    auto work = [sum = *sum, lease = self.lease_, own = self.values(parts[i]), alpha = self.options_.averaging_alpha] {
-      lease->use([&] { move_towards(sum->average(), static_cast<float>(alpha), own); });
+    if (*moved || !(*sum)->has_average) continue;
+    auto work = [sum = *sum, lease = self.lease_, own, alpha] {
+      lease->use([&] { move_towards(sum->average(), alpha, own); });
       return true;
     };
     co_await compute(self.runtime_, parts[i].length, std::move(work));

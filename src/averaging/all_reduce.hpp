@@ -70,8 +70,7 @@ class AllReduce {
     std::shared_ptr<EncodedPart> part;
     PartSumPtr sum;
   };
-  static Task<void> contribute_own(AllReduce& self, Channel<PartSumPtr>& averages);
-  static Task<void> apply_own(AllReduce& self, Channel<PartSumPtr>& averages);
+  static Task<void> reduce_own(AllReduce& self);
   static Task<void> exchange_with(AllReduce& self, std::size_t peer, Exchange& exchange);
   static Task<void> encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded);
   static Task<void> send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange);

@@ -5,6 +5,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 
 namespace cohive::averaging {
@@ -42,16 +43,22 @@ Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key) {
 Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup, Deadline deadline) {
   Runtime& runtime = dht.runtime();
   Error last(Errc::no_donor);
+  PartialState partial;
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min(kPassPause, deadline.remaining(runtime.now())));
     const auto donors = co_await declared_donors(dht, setup.declared_under);
     for (const auto& donor : donors) {
       if (runtime.now() >= deadline.at()) co_return last;
-      auto transfer = receive_state(dht.host(), donor.peer, setup.protocol, setup.chunk_timeout, setup.max_bytes);
+      auto transfer =
+          receive_state(dht.host(), donor.peer, setup.protocol, setup.chunk_timeout, setup.max_bytes, partial);
       auto state = co_await within(runtime, deadline, std::move(transfer), "state download");
       if (state) co_return state;
       log::info("averaging", "no state from {}: {}", donor.peer, state.error());
       last = state.error();
+      // What a lost donor sent is worth keeping, what a lying one sent is not.
+      const bool lied =
+          last == cohive::Errc::malformed || last == cohive::Errc::limit_exceeded || last == Errc::bad_state;
+      if (lied) partial = {};
     }
     if (donors.empty()) break;
   }

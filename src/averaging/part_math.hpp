@@ -34,6 +34,10 @@ struct Adding {
 Result<bool> add_values(std::span<const float> part, double weight, std::span<float> sum, Adding how);
 Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> sum, Adding how);
 
+/// The same for our own part as the last one, which moves it by alpha towards the average in the same pass.
+Result<bool> add_own_last(std::span<float> own, double weight, double divisor, float alpha, std::span<float> sum,
+                          bool first);
+
 /// sum /= weight, in float32 as Python does it. False when the result is not finite.
 bool divide_by_weight(std::span<float> sum, double weight);
 
@@ -43,7 +47,7 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& part, s
 
 /// values += alpha * (average - values)
 void move_towards(std::span<const float> average, float alpha, std::span<float> values);
-/// values += alpha * delta. On an error nothing is changed: wrong size, or a value that is not finite.
+/// values += alpha * delta, until a difference is not finite, which is an error.
 Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values);
 
 /// The bytes of float32 values as codec `none` sends them.

@@ -8,8 +8,7 @@
 namespace cohive::averaging {
 
 namespace {
-constexpr std::size_t kOpenParts = 4;   // whose sums exist at a time
-constexpr std::size_t kSpareParts = 8;  // buffers kept for later parts
+constexpr std::size_t kOpenParts = 4;  // whose sums exist at a time
 }  // namespace
 
 std::size_t inline_values() {
@@ -17,27 +16,10 @@ std::size_t inline_values() {
   return values;
 }
 
-std::unique_ptr<float[]> FloatPool::take() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!spare_.empty()) {
-      auto memory = std::move(spare_.back());
-      spare_.pop_back();
-      return memory;
-    }
-  }
-  return std::make_unique_for_overwrite<float[]>(capacity_);
-}
-
-void FloatPool::give_back(std::unique_ptr<float[]> memory) {
-  const std::lock_guard lock(mutex_);
-  if (spare_.size() < kSpareParts) spare_.push_back(std::move(memory));
-}
-
-Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders)
+Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders, std::size_t own)
     : runtime_(runtime),
       lengths_(std::move(lengths)),
-      pool_(std::make_shared<FloatPool>(lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()))),
+      own_(own),
       changed_(runtime, "its turn to contribute"),
       jobs_(runtime, "reducer") {
   for (std::size_t i = 0; i < senders; ++i) active_.insert(i);
@@ -47,12 +29,33 @@ Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t
 void Reducer::open_parts() {
   while (open_.size() < kOpenParts && current_ + open_.size() < lengths_.size()) {
     open_.push_back(std::make_shared<Open>());
-    open_.back()->sum = std::make_shared<PartSum>(runtime_, pool_, lengths_[current_ + open_.size() - 1]);
+    open_.back()->sum = std::make_shared<PartSum>(runtime_, lengths_[current_ + open_.size() - 1]);
   }
 }
 
-bool Reducer::complete(const Open& part) const {
-  return std::includes(part.contributed.begin(), part.contributed.end(), active_.begin(), active_.end());
+bool Reducer::complete(const std::set<std::size_t>& contributed, bool but_own) const {
+  return std::all_of(active_.begin(), active_.end(),
+                     [&](std::size_t sender) { return contributed.contains(sender) || (but_own && sender == own_); });
+}
+
+/// What can be added now: all that has come, and our own part when nobody else is missing.
+std::vector<Reducer::Contribution> Reducer::next_batch(Open& part) const {
+  auto batch = std::exchange(part.waiting, {});
+  const auto own = std::find_if(batch.begin(), batch.end(), [this](const auto& one) { return one.sender == own_; });
+  if (own == batch.end()) return batch;
+  Contribution last = std::move(*own);
+  batch.erase(own);
+  auto expected = part.contributed;
+  for (const auto& one : batch) expected.insert(one.sender);
+  (complete(expected, true) ? batch : part.waiting).push_back(std::move(last));
+  return batch;
+}
+
+bool Reducer::can_work_on(const Open& part) const {
+  if (part.averaged) return false;
+  const bool others =
+      std::any_of(part.waiting.begin(), part.waiting.end(), [this](const auto& one) { return one.sender != own_; });
+  return others || (!part.waiting.empty() && complete(part.contributed, true)) || complete(part.contributed, false);
 }
 
 Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t index, double weight, Add add) {
@@ -70,19 +73,18 @@ Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t ind
 
 /// Starts what can be done for a part, unless it is being done.
 void Reducer::look_at(const OpenPtr& part) {
-  if (part->busy || part->averaged || cancelled_) return;
-  if (part->waiting.empty() && !complete(*part)) return;
+  if (part->busy || cancelled_ || !can_work_on(*part)) return;
   part->busy = true;
   jobs_.spawn(work_on(*this, part), "sum of a part");
 }
 
 /// Adds what has come and divides when nobody is missing. The job owns all it touches: it may outlive the reducer.
 Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
-  while (!part->averaged && (!part->waiting.empty() || self.complete(*part))) {
-    auto batch = std::exchange(part->waiting, {});
+  while (self.can_work_on(*part)) {
+    const auto batch = self.next_batch(*part);
     auto expected = part->contributed;
     for (const auto& one : batch) expected.insert(one.sender);
-    const bool last = std::includes(expected.begin(), expected.end(), self.active_.begin(), self.active_.end());
+    const bool last = self.complete(expected, false);
     struct Outcome {
       std::vector<Result<>> added;
       double weight;

@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <span>
 #include <vector>
@@ -22,42 +21,28 @@ namespace cohive::averaging {
 /// with the loop, so what takes well under a millisecond stays.
 std::size_t inline_values();
 
-/// Memory of parts, used again for later parts. Any thread.
-class FloatPool {
- public:
-  explicit FloatPool(std::size_t capacity) : capacity_(capacity) {}
-  std::unique_ptr<float[]> take();
-  void give_back(std::unique_ptr<float[]> memory);
-
- private:
-  const std::size_t capacity_;  // values of the largest part
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<float[]>> spare_;
-};
-
 /// One part: its sum while senders contribute, then its average.
 class PartSum {
  public:
-  PartSum(Runtime& runtime, std::shared_ptr<FloatPool> pool, std::size_t length)
+  PartSum(Runtime& runtime, std::size_t length)
       : finished(runtime, "the other senders' parts"),
-        pool_(std::move(pool)),
-        memory_(pool_->take()),
+        memory_(Slice::uninitialised(length * sizeof(float))),
+        values_(reinterpret_cast<float*>(memory_.mutable_data())),
         length_(length) {}
-  ~PartSum() { pool_->give_back(std::move(memory_)); }
   PartSum(const PartSum&) = delete;
 
   std::size_t length() const { return length_; }
-  std::span<float> values() { return {memory_.get(), length_}; }
+  std::span<float> values() { return {values_, length_}; }
   /// Empty when there is none: nobody's weight counted, or the sum overflowed. That changes nobody's values.
-  std::span<const float> average() const { return {memory_.get(), has_average ? length_ : 0}; }
+  std::span<const float> average() const { return {values_, has_average ? length_ : 0}; }
 
   Event finished;
   bool has_average = false;
   double weight = 0;  ///< of all who contributed; those who were lost before do not count
 
  private:
-  std::shared_ptr<FloatPool> pool_;
-  std::unique_ptr<float[]> memory_;
+  Slice memory_;
+  float* values_;
   std::size_t length_;
 };
 using PartSumPtr = std::shared_ptr<PartSum>;
@@ -67,7 +52,8 @@ class Reducer {
   /// Adds to the sum, on any thread; false when the average is not finite.
   using Add = std::function<Result<bool>(std::span<float> sum, Adding how)>;
 
-  Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders);
+  /// \param own  the sender that is added last, when all others have been: its values are at hand at any time
+  Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders, std::size_t own);
 
   /// Waits until part `index` is open, then until `add` has run. Each sender contributes its parts in order.
   /// Errors: whatever `add` reports, and then the caller bans the sender; round_cancelled when it was banned meanwhile.
@@ -103,14 +89,16 @@ class Reducer {
   using OpenPtr = std::shared_ptr<Open>;
 
   static Task<void> work_on(Reducer& self, OpenPtr part);
-  bool complete(const Open& part) const;
+  bool complete(const std::set<std::size_t>& contributed, bool but_own) const;
+  std::vector<Contribution> next_batch(Open& part) const;
+  bool can_work_on(const Open& part) const;
   void open_parts();
   void close_parts();
   void look_at(const OpenPtr& part);
 
   Runtime& runtime_;
   std::vector<std::size_t> lengths_;
-  std::shared_ptr<FloatPool> pool_;
+  const std::size_t own_;
   std::deque<OpenPtr> open_;  // parts current_, current_ + 1, ...
   std::set<std::size_t> active_;
   std::size_t current_ = 0;  // the first part that is not averaged

@@ -31,8 +31,8 @@ Encoding encoding_of(codec::Codec wanted, const codec::Tensor& tensor) {
 
 class StateSender {
  public:
-  StateSender(Runtime& runtime, rpc::ServerStream& stream, std::string metadata)
-      : runtime_(runtime), stream_(stream), metadata_(std::move(metadata)) {}
+  StateSender(Runtime& runtime, rpc::ServerStream& stream, std::string metadata, std::uint64_t skipped)
+      : runtime_(runtime), stream_(stream), metadata_(std::move(metadata)), skipped_(skipped) {}
 
   Task<Result<>> send(codec::Tensor tensor, codec::Codec codec) {
     const auto count = codec::element_count(tensor.shape);
@@ -80,7 +80,8 @@ class StateSender {
       const Slice chunk = bytes.sub(0, std::min(kChunk, bytes.size()));
       bytes.remove_prefix(chunk.size());
       view.buffer = chunk.view();
-      const Envelope envelope = envelope_download(std::exchange(metadata_, {}), view, std::exchange(first, false));
+      const Envelope envelope = envelope_download(std::exchange(metadata_, {}), view, std::exchange(first, false),
+                                                  std::exchange(skipped_, 0));
       const ByteView parts[] = {as_bytes(envelope.head), chunk.view(), as_bytes(envelope.tail)};
       auto sent = co_await stream_.send(std::span<const ByteView>(parts), runtime_.after(kSendTimeout));
       if (!sent) co_return sent;
@@ -91,6 +92,7 @@ class StateSender {
   Runtime& runtime_;
   rpc::ServerStream& stream_;
   std::string metadata_;
+  std::uint64_t skipped_;
 };
 
 /// The tensor whose chunks are arriving.
@@ -102,15 +104,22 @@ struct Assembly {
 
 class StateReceiver {
  public:
-  StateReceiver(Runtime& runtime, PeerId donor, std::uint64_t max_bytes) : runtime_(runtime), max_bytes_(max_bytes) {
-    state_.donor = donor;
-  }
+  /// `partial` belongs to the caller; finished tensors are kept there.
+  StateReceiver(Runtime& runtime, std::uint64_t max_bytes, PartialState& partial)
+      : runtime_(runtime), max_bytes_(max_bytes), partial_(partial), had_(partial.tensors.size()) {}
 
   Task<Result<>> take(Slice record) {
     auto message = parse_download(record);
     if (!message) co_return message.error();
-    if (!message->metadata.empty()) metadata_ = std::move(message->metadata);
-    if (metadata_.size() > kMaxMetadata) co_return Error(cohive::Errc::limit_exceeded, "metadata of a state");
+    if (std::exchange(first_, false)) {
+      if (message->skipped != had_ || message->metadata != partial_.metadata) {
+        if (message->skipped != 0) co_return Error(Errc::bad_state, "it skipped what we do not have");
+        partial_ = {};  // another state, or a donor that cannot go on with one
+        had_ = 0;
+      }
+    }
+    if (!message->metadata.empty()) partial_.metadata = std::move(message->metadata);
+    if (partial_.metadata.size() > kMaxMetadata) co_return Error(cohive::Errc::limit_exceeded, "metadata of a state");
     if (!message->tensor) co_return ok();
     if (!message->tensor->dtype.empty()) {
       if (auto finished = co_await finish_tensor(); !finished) co_return finished;
@@ -119,20 +128,19 @@ class StateReceiver {
       co_return Error(Errc::bad_state, "a chunk of no tensor");
     }
     const ByteView bytes = message->tensor->buffer;
-    state_.bytes += bytes.size();
-    if (state_.bytes > max_bytes_) co_return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
+    received_ += bytes.size();
+    if (received_ > max_bytes_) co_return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
     current_->buffer.insert(current_->buffer.end(), bytes.begin(), bytes.end());
     co_return ok();
   }
 
-  Task<Result<DownloadedState>> finish() {
+  Task<Result<DownloadedState>> finish(PeerId donor) {
     if (auto finished = co_await finish_tensor(); !finished) co_return finished.error();
-    if (metadata_.empty()) co_return Error(Errc::no_donor, "it did not send its state");
-    auto decoded = msgpack::decode(as_bytes(metadata_));
+    if (first_ || partial_.metadata.empty()) co_return Error(Errc::no_donor, "it did not send its state");
+    auto decoded = msgpack::decode(as_bytes(partial_.metadata));
     if (!decoded) co_return decoded.error();
     if (!decoded->truthy()) co_return Error(Errc::no_donor, "it did not send its state");
-    state_.metadata = std::move(*decoded);
-    co_return std::move(state_);
+    co_return DownloadedState{donor, std::move(*decoded), std::exchange(partial_, {}).tensors, received_, had_};
   }
 
  private:
@@ -142,10 +150,10 @@ class StateReceiver {
     const auto count = codec::element_count(description.shape);
     if (!dtype || !count || !codec::codec_from_wire(description.compression))
       return Error(Errc::bad_state, "unknown codec, dtype or shape");
-    if (state_.tensors.size() >= kMaxTensors) return Error(cohive::Errc::limit_exceeded, "tensors of a state");
+    if (partial_.tensors.size() >= kMaxTensors) return Error(cohive::Errc::limit_exceeded, "tensors of a state");
     const std::uint64_t bytes = *count * codec::size_of(*dtype);
-    if (bytes > max_bytes_ - decoded_bytes_) return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
-    decoded_bytes_ += bytes;
+    if (bytes > max_bytes_ - std::min(max_bytes_, partial_.bytes))
+      return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
     current_ = Assembly{description, bytes, {}};
     current_->description.buffer = {};
     return ok();
@@ -162,15 +170,17 @@ class StateReceiver {
     current_.reset();
     auto tensor = size > kInlineBytes ? co_await runtime_.offload(std::move(work)) : work();
     if (!tensor) co_return tensor.error();
-    state_.tensors.push_back(std::move(*tensor));
+    partial_.tensors.push_back(std::move(*tensor));
+    partial_.bytes += size;
     co_return ok();
   }
 
   Runtime& runtime_;
   const std::uint64_t max_bytes_;
-  std::uint64_t decoded_bytes_ = 0;
-  DownloadedState state_;
-  std::string metadata_;
+  PartialState& partial_;
+  std::size_t had_;  // tensors of earlier donors
+  std::uint64_t received_ = 0;
+  bool first_ = true;
   std::optional<Assembly> current_;
 };
 
@@ -180,13 +190,19 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
                           codec::Compression compression) {
   auto request = co_await stream.receive(runtime.after(kSendTimeout));
   if (!request) co_return request.error();
+  if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
+  const auto have = parse_request(**request);
+  if (!have) co_return have.error().with_peer(stream.peer());
   auto end = co_await stream.receive(runtime.after(kRequestEnd));  // as matchmaking does, before a quick end
   if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
   if (!state) co_return ok();
   if (!state->infos.empty() && state->infos.size() != state->tensors.size())
     co_return Error(Errc::bad_state, "infos and tensors differ in number");
-  StateSender sender(runtime, stream, msgpack::encode(state->metadata));
-  for (std::size_t i = 0; i < state->tensors.size(); ++i) {
+  std::string metadata = msgpack::encode(state->metadata);
+  const bool known = have->tensors < state->tensors.size() && have->metadata == metadata;
+  const std::size_t skipped = known ? static_cast<std::size_t>(have->tensors) : 0;
+  StateSender sender(runtime, stream, std::move(metadata), skipped);
+  for (std::size_t i = skipped; i < state->tensors.size(); ++i) {
     codec::Tensor tensor = std::exchange(state->tensors[i], {});
     codec::CompressionInfo info{i, tensor.shape, tensor.dtype};
     const auto codec = compression.choose(state->infos.empty() ? info : state->infos[i]);
@@ -198,21 +214,25 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
 }
 
 Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::string protocol, Duration chunk_timeout,
-                                            std::uint64_t max_bytes) {
+                                            std::uint64_t max_bytes, PartialState& partial) {
   Runtime& runtime = host.runtime();
   auto call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
   if (!call) co_return call.error();
-  if (auto sent = co_await (*call)->send(ByteView(), runtime.after(chunk_timeout)); !sent) co_return sent.error();
+  DownloadRequest have;
+  if (!partial.tensors.empty()) have = {partial.metadata, partial.tensors.size()};
+  const std::string request = encode_request(have);
+  if (auto sent = co_await (*call)->send(as_bytes(request), runtime.after(chunk_timeout)); !sent)
+    co_return sent.error();
   if (auto ended = co_await (*call)->finish(runtime.after(chunk_timeout)); !ended) co_return ended.error();
 
-  StateReceiver receiver(runtime, donor, max_bytes);
+  StateReceiver receiver(runtime, max_bytes, partial);
   for (;;) {
     auto record = co_await (*call)->receive(runtime.after(chunk_timeout));
     if (!record) co_return record.error();
     if (!*record) break;
     if (auto taken = co_await receiver.take(std::move(**record)); !taken) co_return taken.error().with_peer(donor);
   }
-  auto state = co_await receiver.finish();
+  auto state = co_await receiver.finish(donor);
   if (!state) co_return state.error().with_peer(donor);
   co_return state;
 }

@@ -13,8 +13,16 @@ namespace cohive::averaging {
 Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state,
                           codec::Compression compression);
 
-/// Downloads from one donor. \param max_bytes  more is refused  \param chunk_timeout  between two chunks
+/// What has arrived of a state: complete tensors, and the metadata they belong to.
+struct PartialState {
+  std::string metadata;
+  std::vector<codec::Tensor> tensors;
+  std::uint64_t bytes = 0;  ///< in memory
+};
+
+/// Downloads from one donor. On an error `partial` holds what had arrived, for the next donor to go on from.
+/// \param max_bytes  more is refused  \param chunk_timeout  between two chunks
 Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::string protocol, Duration chunk_timeout,
-                                            std::uint64_t max_bytes);
+                                            std::uint64_t max_bytes, PartialState& partial);
 
 }  // namespace cohive::averaging

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t kMaxDimensions = 64;
 constexpr std::uint64_t kMaxFieldNumber = (1u << 29) - 1;
+constexpr std::uint32_t kSkippedField = 1000, kHaveMetadataField = 1000, kHaveTensorsField = 1001;  // ours
 constexpr std::size_t kMaxGroupId = 64, kMaxDTypeName = 32;
 
 enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
@@ -197,9 +198,37 @@ Result<DownloadMessage> parse_download(ByteView rest) {
       if (!bytes) return malformed();
       message.metadata = to_string(field.bytes);
     }
+    if (field.number == kSkippedField) {
+      if (field.type != kVarint) return malformed();
+      message.skipped = field.value;
+    }
     if (field.number == 2 && !(bytes && (message.tensor = parse_tensor(field.bytes)))) return malformed();
   }
   return message;
+}
+
+std::string encode_request(const DownloadRequest& request) {
+  std::string out;
+  put_bytes(out, kHaveMetadataField, request.metadata);
+  put_varint(out, kHaveTensorsField, request.tensors);
+  return out;
+}
+
+Result<DownloadRequest> parse_request(ByteView rest) {
+  DownloadRequest request;
+  Field field;
+  while (!rest.empty()) {
+    if (!take(rest, field)) return malformed();
+    if (field.number == kHaveMetadataField) {
+      if (field.type != kBytes) return malformed();
+      request.metadata = to_string(field.bytes);
+    }
+    if (field.number == kHaveTensorsField) {
+      if (field.type != kVarint) return malformed();
+      request.tensors = field.value;
+    }
+  }
+  return request;
 }
 
 Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_size, std::size_t elements,
@@ -226,10 +255,11 @@ Envelope envelope_code(int code) {
   return out;
 }
 
-Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first) {
+Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first, std::uint64_t skipped) {
   Envelope out;
   put_bytes(out.head, 1, metadata);
   if (first) out.tail = tensor_tail(tensor);
+  put_varint(out.head, kSkippedField, skipped);
   open_tensor(out.head, 2, tensor.buffer.size(), out.tail);
   return out;
 }

@@ -32,8 +32,18 @@ Result<PartMessage> parse_part(ByteView bytes);
 struct DownloadMessage {
   std::string metadata;
   std::optional<TensorView> tensor;
+  std::uint64_t skipped = 0;  ///< ours: tensors left out because the request named them
 };
 Result<DownloadMessage> parse_download(ByteView bytes);
+
+/// hivemind's request is empty, and Python passes over what we put into it: what an earlier donor of the same state
+/// (the same metadata) has already sent.
+struct DownloadRequest {
+  std::string metadata;
+  std::uint64_t tensors = 0;
+};
+std::string encode_request(const DownloadRequest& request);
+Result<DownloadRequest> parse_request(ByteView bytes);
 
 /// What goes before and behind the buffer.
 struct Envelope {
@@ -44,6 +54,6 @@ Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_s
 /// A message that is only a code.
 Envelope envelope_code(int code);
 /// \param first  the first chunk of a tensor carries its description, later ones only bytes
-Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first);
+Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first, std::uint64_t skipped = 0);
 
 }  // namespace cohive::averaging

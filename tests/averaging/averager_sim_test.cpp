@@ -370,5 +370,83 @@ TEST_F(Averaging, StateFlowsToANewcomerFromTheBestDonor) {
   EXPECT_EQ(again->donor, peers[0]->dht->host().id()) << "the next donor takes over";
 }
 
+/// A donor of ten tensors of 100 KB that are filled with `content`.
+void share(Peer& peer, int epoch, std::uint8_t content, double priority) {
+  peer.averager->set_state_provider([=]() -> std::optional<SharedState> {
+    SharedState state{msgpack::Map{{{"epoch", epoch}}}, {}};
+    for (int i = 0; i < 10; ++i) {
+      state.tensors.push_back({codec::DType::float32, {25'000}, false, Slice::uninitialised(100'000)});
+      std::fill_n(state.tensors.back().data.mutable_data(), 100'000, content);
+    }
+    return state;
+  });
+  peer.averager->set_state_priority(priority);
+}
+
+TEST_F(Averaging, ADownloadGoesOnWithAnotherDonorOfTheSameEpoch) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  share(*peers[1], 7, 1, 9);
+  share(*peers[2], 7, 2, 5);
+  swarm.pass(2s);
+  swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
+  std::optional<Result<DownloadedState>> state;
+  TaskGroup group(swarm.runtime());
+  group.spawn([](Averager& averager, std::optional<Result<DownloadedState>>& out) -> Task<void> {
+    out.emplace(co_await averager.download_state());
+  }(*peers[3]->averager, state));
+  swarm.pass(500ms);  // about half of the megabyte
+  swarm.fabric().kill(sim::Swarm::ip(2));
+  swarm.pass(10s);
+  ASSERT_TRUE(state && *state);
+  EXPECT_EQ((*state)->donor, peers[2]->dht->host().id());
+  ASSERT_EQ((*state)->tensors.size(), 10u);
+  EXPECT_GE((*state)->resumed, 2u);
+  EXPECT_LT((*state)->bytes, 900'000u) << "what was there is not sent again";
+  for (std::size_t i = 0; i < 10; ++i)
+    EXPECT_EQ((*state)->tensors[i].data.data()[99'999], i < (*state)->resumed ? 1 : 2);
+}
+
+TEST_F(Averaging, ADownloadBeginsAnewWithADonorOfAnotherEpoch) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  share(*peers[1], 7, 1, 9);
+  share(*peers[2], 6, 2, 5);
+  swarm.pass(2s);
+  swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
+  std::optional<Result<DownloadedState>> state;
+  TaskGroup group(swarm.runtime());
+  group.spawn([](Averager& averager, std::optional<Result<DownloadedState>>& out) -> Task<void> {
+    out.emplace(co_await averager.download_state());
+  }(*peers[3]->averager, state));
+  swarm.pass(500ms);
+  swarm.fabric().kill(sim::Swarm::ip(2));
+  swarm.pass(10s);
+  ASSERT_TRUE(state && *state);
+  EXPECT_EQ((*state)->resumed, 0u);
+  ASSERT_EQ((*state)->tensors.size(), 10u);
+  for (const auto& tensor : (*state)->tensors) EXPECT_EQ(tensor.data.data()[0], 2);
+}
+
+TEST_F(Averaging, OnlySoManyDownloadAtOnceAndTheOthersAskElsewhere) {
+  for (int i = 0; i < 8; ++i) add(quick());
+  share(*peers[0], 7, 1, 9);
+  share(*peers[1], 7, 2, 5);
+  swarm.pass(2s);
+  swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e5});  // ten seconds for each
+  std::vector<std::optional<Result<DownloadedState>>> states(6);
+  TaskGroup group(swarm.runtime());
+  for (std::size_t i = 0; i < states.size(); ++i)
+    group.spawn([](Averager& averager, std::optional<Result<DownloadedState>>& out) -> Task<void> {
+      out.emplace(co_await averager.download_state());
+    }(*peers[i + 2]->averager, states[i]));
+  swarm.pass(60s);
+  std::map<PeerId, int> served;
+  for (const auto& state : states) {
+    ASSERT_TRUE(state && *state);
+    ++served[(*state)->donor];
+  }
+  EXPECT_EQ(served[peers[0]->dht->host().id()], 4);
+  EXPECT_EQ(served[peers[1]->dht->host().id()], 2);
+}
+
 }  // namespace
 }  // namespace cohive::averaging

@@ -42,7 +42,7 @@ class Reducing : public ::testing::Test {
   static float average(const std::shared_ptr<Outcome>& outcome) { return outcome->sum.value()->average().front(); }
 
   SimRuntime runtime{1};
-  Reducer reducer{runtime, {8, 8, 8, 8, 8, 8}, 3};
+  Reducer reducer{runtime, {8, 8, 8, 8, 8, 8}, 3, 9};  // a reducer that sends nothing itself
   TaskGroup tasks{runtime};
 };
 
@@ -53,6 +53,27 @@ TEST_F(Reducing, APartIsAveragedWhenAllHaveContributed) {
   add(2, 0, 40, 1);
   EXPECT_TRUE(first->sum.value()->finished.is_set());
   EXPECT_EQ(average(first), 22.5f);
+}
+
+TEST_F(Reducing, OurOwnPartIsAddedLast) {
+  Reducer with_own{runtime, {8}, 3, 1};
+  std::string order;
+  const auto noting = [&order](char who) {
+    return [&order, who](std::span<float> sum, Adding how) -> Result<bool> {
+      std::fill(sum.begin(), sum.end(), 1.0f);
+      order += who;
+      if (how.first) order += '!';
+      if (how.divisor > 0) order += '/';
+      return true;
+    };
+  };
+  for (std::size_t sender : {1u, 0u, 2u}) {
+    tasks.spawn([](Reducer& reducer, std::size_t s, Reducer::Add add) -> Task<void> {
+      (void)co_await reducer.contribute(s, 0, 1, std::move(add));
+    }(with_own, sender, noting(static_cast<char>('a' + sender))));
+    runtime.run_ready();
+  }
+  EXPECT_EQ(order, "a!cb/");
 }
 
 TEST_F(Reducing, AFastSenderRunsOnlyALittleAhead) {

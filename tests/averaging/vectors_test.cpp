@@ -119,6 +119,17 @@ TEST(Wire, FieldsOfAnotherTypeAreRefused) {
   EXPECT_FALSE(parse_download(as_bytes(std::string("\x10\x05", 2)))) << "tensor as a number";
 }
 
+TEST(Wire, ARequestNamesWhatAnEarlierDonorSent) {
+  EXPECT_EQ(encode_request({}), "") << "as Python sends it";
+  const auto request = parse_request(as_bytes(encode_request({"metadata", 12})));
+  ASSERT_TRUE(request);
+  EXPECT_EQ(request->metadata, "metadata");
+  EXPECT_EQ(request->tensors, 12u);
+  proto::DownloadRequest python;
+  EXPECT_TRUE(python.ParseFromString(encode_request({"metadata", 12}))) << "it passes over what it does not know";
+  EXPECT_FALSE(parse_request(from_hex("c03e05"))) << "metadata as a number";
+}
+
 TEST(Wire, EqualsProtobufBitForBit) {
   const Slice one = Slice::copy_of(from_hex("0000803f"));
   const std::string group(20, '\x02');

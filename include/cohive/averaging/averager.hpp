@@ -105,6 +105,7 @@ struct DownloadedState {
   msgpack::Value metadata;
   std::vector<codec::Tensor> tensors;
   std::uint64_t bytes = 0;
+  std::size_t resumed = 0;  ///< the first so many tensors came from donors that were lost before `donor` went on
 };
 
 class Averager {
@@ -123,7 +124,8 @@ class Averager {
   using StateProvider = std::function<std::optional<SharedState>()>;
   void set_state_provider(StateProvider provider);
   void set_state_priority(double priority);
-  /// Downloads from the best donor that answers.
+  /// Downloads from the best donor that answers. When it is lost, one with the same metadata (the same epoch, as
+  /// trainers write it) goes on where it stopped if it is cohive too; any other begins anew.
   /// \param limit      for the whole download
   /// \param max_bytes  more is refused
   Task<Result<DownloadedState>> download_state(Duration limit = 600s,

@@ -20,6 +20,7 @@ void examine(const averaging::TensorView& tensor, ByteView message) {
 COHIVE_FUZZ_TARGET(averaging_wire)(ByteView input) {
   if (const auto part = averaging::parse_part(input); part && part->tensor) examine(*part->tensor, input);
   if (const auto chunk = averaging::parse_download(input); chunk && chunk->tensor) examine(*chunk->tensor, input);
+  (void)averaging::parse_request(input);
   (void)averaging::decode_gather(PeerId(), as_text(input));
 }
 

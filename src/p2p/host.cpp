@@ -73,21 +73,28 @@ void Host::Impl::notify(const PeerId& peer, bool connected) {
     if (const auto callback = weak.lock()) (*callback)(peer, connected);
 }
 
-/// Looks ourselves up now and then, so that those near us know us; comes back after a loss of all connections.
+/// Dials the peers that our user named, unless one of them is connected.
+Task<void> Host::Impl::rejoin(Impl& self) {
+  const auto given = self.book.given();
+  if (std::any_of(given.begin(), given.end(), [&](const PeerId& peer) { return self.link_to(peer); })) co_return;
+  std::vector<Task<Result<>>> dials;
+  for (const auto& peer : given)
+    if (dials.size() < kMaxRejoinDials)
+      dials.push_back(self.connect(peer, self.runtime.after(kAlonePeriod), Reach::in_hand));
+  if (!dials.empty()) co_await when_all(self.runtime, std::move(dials));
+}
+
+/// Looks ourselves up now and then, so that those near us know us. Whoever has lost everyone comes back soon; a group
+/// that has lost the rest of the swarm, and knows only itself, with the next lookup.
 Task<void> Host::Impl::keep_in_touch(Impl& self) {
   TimePoint next_lookup = self.runtime.now() + kSelfLookupPeriod;
   for (;;) {
-    co_await self.runtime.sleep_for(kAlonePeriod);
-    if (self.peers.empty()) {
-      std::vector<Task<Result<>>> dials;
-      for (const auto& peer : self.book.given())
-        if (dials.size() < kMaxRejoinDials)
-          dials.push_back(self.connect(peer, self.runtime.after(kAlonePeriod), Reach::in_hand));
-      if (dials.empty()) continue;
-      co_await when_all(self.runtime, std::move(dials));
-      next_lookup = self.runtime.now();
-    }
-    if (self.peers.empty() || self.runtime.now() < next_lookup) continue;
+    // Not all of a swarm at the same moment.
+    co_await self.runtime.sleep_for(from_seconds(to_seconds(kAlonePeriod) * (0.75 + self.runtime.random_unit() / 2)));
+    const bool alone = self.peers.empty();
+    if (!alone && self.runtime.now() < next_lookup) continue;
+    co_await rejoin(self);
+    if (self.peers.empty()) continue;
     next_lookup = self.runtime.now() + kSelfLookupPeriod;
     co_await self.routing.look_up_self();
   }
@@ -282,6 +289,8 @@ Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadli
       failures += (failures.empty() ? "" : "; ") + addresses[i].text() + ": " + results[i].error().message();
   }
   if (!connected) co_return Error(Errc::bootstrap_failed, failures);
+  for (const auto& address : addresses)  // those that did not answer may be the ones that help later
+    if (address.peer() && *address.peer() != impl_->id) impl_->book.add_given(*address.peer(), address);
   impl_->tasks.spawn([](Impl& self) -> Task<void> { co_await self.routing.look_up_self(); }(*impl_), "self lookup");
   co_return ok();
 }

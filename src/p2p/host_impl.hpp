@@ -97,6 +97,7 @@ struct Host::Impl {
 
   // host.cpp
   static Task<Result<std::vector<Multiaddr>>> find(Impl& self, PeerId peer);
+  static Task<void> rejoin(Impl& self);
   static Task<void> keep_in_touch(Impl& self);
   void end_waits();
   void notify(const PeerId& peer, bool connected);

@@ -351,6 +351,35 @@ TEST_F(Connections, AHostThatLostEveryoneComesBackByTheAddressesItWasGiven) {
   EXPECT_TRUE(bob.connected(hub.id()));
 }
 
+TEST_F(Connections, AGroupThatLostTheRestOfTheSwarmFindsItAgain) {
+  auto& hub = swarm.add_host();
+  auto& bob = swarm.add_host();
+  auto& carol = swarm.add_host();
+  for (Host* host : {&bob, &carol}) ASSERT_TRUE(swarm.run(host->bootstrap({address_of(hub)}, swarm.after(10s))));
+  swarm.pass(1s);
+  ASSERT_TRUE(swarm.run(bob.connect(carol.id(), swarm.after(10s))));
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2), Swarm::ip(3)});
+  swarm.pass(5h);
+  ASSERT_FALSE(bob.connected(hub.id()) || carol.connected(hub.id()));
+  ASSERT_TRUE(bob.connected(carol.id()));
+  swarm.fabric().heal();
+  swarm.pass(20min);
+  EXPECT_TRUE(bob.connected(hub.id()));
+  EXPECT_TRUE(carol.connected(hub.id()));
+}
+
+TEST_F(Connections, AnInitialPeerThatWasAwayAtTheStartIsStillAWayBack) {
+  auto& first = swarm.add_host();
+  auto& second = swarm.add_host();
+  auto& bob = swarm.add_host();
+  swarm.fabric().partition({Swarm::ip(2)}, {Swarm::ip(3)});
+  ASSERT_TRUE(swarm.run(bob.bootstrap({address_of(first), address_of(second)}, swarm.after(10s))));
+  swarm.fabric().heal();
+  swarm.fabric().crash(Swarm::ip(1));
+  swarm.pass(20min);
+  EXPECT_TRUE(bob.connected(second.id()));
+}
+
 // ---- Names
 
 struct Names : Connections {

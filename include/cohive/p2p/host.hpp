@@ -108,7 +108,7 @@ class Host {
   /// The known addresses of a peer, unless dialling them has just failed; else those that Kademlia finds.
   Task<Result<std::vector<Multiaddr>>> find_peer(PeerId peer, Deadline deadline);
   /// Fills the routing table: dials the bootstrap addresses in parallel, succeeds when one answered, then looks itself
-  /// up.
+  /// up. All of them are kept as ways to come back.
   Task<Result<>> bootstrap(std::vector<Multiaddr> addresses, Deadline deadline);
 
   TaskGroup& tasks() noexcept;

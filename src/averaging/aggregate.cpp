@@ -41,9 +41,7 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
     std::shared_ptr<AllReduce> round;
     std::size_t sender;
     Error why;
-    ~Leave() {
-      if (!round->complete_.contains(sender)) round->ban(sender, why);
-    }
+    ~Leave() { round->ban(sender, why); }
   } leave{shared, *sender, Error(cohive::Errc::end_of_stream, stream.peer(), "its stream ended early")};
 
   const bool reply_at_end = self.fractions_[*sender] == 0;
@@ -57,11 +55,13 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
     leave.why = received.error().with_peer(stream.peer());
     self.ban(*sender, leave.why);
     if (!reply_at_end) co_await replier.join();  // replies already due are sent
+    if (self.cancelled_) co_return co_await refuse(stream, kCancelled, self.runtime_.after(5s));
     co_return leave.why;
   }
   self.complete_.insert(*sender);
   if (reply_at_end) replier.spawn(send_replies(self, stream, replies, outcome), "replies to a client");
   co_await replier.join();
+  if (!outcome && self.cancelled_) co_return co_await refuse(stream, kCancelled, self.runtime_.after(5s));
   co_return outcome;
 }
 

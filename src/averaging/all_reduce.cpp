@@ -88,7 +88,7 @@ void AllReduce::cancel() {
 }
 
 void AllReduce::ban(std::size_t sender, const Error& why) {
-  if (!reducer_ || cancelled_ || reducer_->banned(sender) || reducer_->finished()) return;
+  if (!reducer_ || cancelled_ || complete_.contains(sender) || reducer_->banned(sender) || reducer_->finished()) return;
   log::info("averaging", "leaving {} out of the round: {}", setup_.group.peers[sender], why);
   metrics_.senders_banned.increment();
   lost_.push_back(setup_.group.peers[sender]);
@@ -245,6 +245,9 @@ Task<Result<>> AllReduce::receive_replies(AllReduce& self, rpc::ClientStream& ca
     if (!*reply) co_return Error(cohive::Errc::end_of_stream, "not all parts were returned");
     auto message = parse_part(**reply);
     if (!message) co_return message.error();
+    if (message->code == kCancelled ||
+        message->code == kBadGroupId)  // it has given the round up and sends no parts either
+      self.ban(peer, Error(Errc::round_cancelled, self.setup_.group.peers[peer]));
     if (message->code != kAveragedPart) co_return Error(Errc::refused, "code " + std::to_string(message->code));
     // A part may be changed only when it has left: it is sent from the tensor itself.
     if (exchange.sent <= i) co_return Error(Errc::bad_partition, "an average of a part that was not sent");

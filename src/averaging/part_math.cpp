@@ -1,12 +1,14 @@
 #include "part_math.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "cohive/averaging/errors.hpp"
+#include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
 
 // Compiled for the vector units there are and chosen at load time; sanitizers do not stand the choosing.
@@ -137,6 +139,20 @@ Result<std::span<const float>> decoded(const EncodedPart& part, std::size_t leng
   return std::span<const float>(values);
 }
 
+constexpr std::size_t kBlock = 4096;  // values that stay in the nearest cache from one loop to the next
+
+/// Calls `use(first, values)` for the part's values, decoded block by block, until it returns an error.
+template <class Use>
+Result<> for_each_block(const codec::Decoder& decoder, Use use) {
+  std::array<float, kBlock> block;
+  for (std::size_t at = 0; at < decoder.size(); at += kBlock) {
+    const std::span<float> values(block.data(), std::min(kBlock, decoder.size() - at));
+    decoder.decode(at, values);
+    if (auto used = use(at, std::span<const float>(values)); !used) return used;
+  }
+  return ok();
+}
+
 }  // namespace
 
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length) {
@@ -161,9 +177,18 @@ Result<bool> add_values(std::span<const float> part, double weight, std::span<fl
 
 Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> sum, Adding how) {
   if (is_raw(part, sum.size())) return add(part.buffer.data(), weight, sum, how);
-  const auto values = decoded(part, sum.size());
-  if (!values) return values.error();
-  return add(bytes_of(*values), weight, sum, how);
+  const auto decoder = codec::Decoder::open(part.codec, part.dtype, sum.size(), part.buffer);
+  if (!decoder) return decoder.error();
+  if (!decoder->finite()) return not_finite();
+  bool average_finite = true;
+  auto added = for_each_block(*decoder, [&](std::size_t at, std::span<const float> values) -> Result<> {
+    const auto one = add(bytes_of(values), weight, sum.subspan(at, values.size()), how);
+    if (!one) return one.error();
+    average_finite &= *one;
+    return ok();
+  });
+  if (!added) return added.error();
+  return average_finite;
 }
 
 Result<bool> add_own_last(std::span<float> own, double weight, double divisor, float alpha, std::span<float> sum,
@@ -197,16 +222,17 @@ void move_towards(std::span<const float> average, float alpha, std::span<float> 
 }
 
 Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values) {
-  const std::uint8_t* differences = delta.buffer.data();
-  if (!is_raw(delta, values.size())) {
-    const auto decoded_delta = decoded(delta, values.size());
-    if (!decoded_delta) return decoded_delta.error();
-    differences = bytes_of(*decoded_delta);
-  }
-  constexpr std::size_t kBlock = 4096;  // stays in the nearest cache from the check to the sum
+  const auto add_block = [&](std::size_t at, std::span<const float> differences) -> Result<> {
+    if (!all_finite(differences)) return not_finite();
+    add_into(bytes_of(differences), alpha, values.data() + at, differences.size());
+    return ok();
+  };
+  const auto decoder = codec::Decoder::open(delta.codec, delta.dtype, values.size(), delta.buffer);
+  if (!decoder) return decoder.error();
+  if (!is_raw(delta, values.size())) return for_each_block(*decoder, add_block);
   for (std::size_t at = 0; at < values.size(); at += kBlock) {
     const std::size_t count = std::min(kBlock, values.size() - at);
-    const std::uint8_t* block = differences + at * sizeof(float);
+    const std::uint8_t* block = delta.buffer.data() + at * sizeof(float);
     if (!finite(block, count)) return not_finite();
     add_into(block, alpha, values.data() + at, count);
   }

@@ -53,7 +53,7 @@ constexpr bool kKeepBlocks = true;
 constexpr bool kKeepBlocks = true;
 #endif
 constexpr std::size_t kStep = 64 * 1024, kSmallestKept = 128 * 1024, kLargestKept = 2 * 1024 * 1024;
-constexpr std::size_t kKept = 16;  // of all sizes; at most 32 MiB
+constexpr std::size_t kKept = 64, kKeptBytes = 16 * 1024 * 1024;  // of all sizes
 
 class KeptBlocks {
  public:
@@ -66,23 +66,24 @@ class KeptBlocks {
       std::copy(kept_.begin() + static_cast<std::ptrdiff_t>(i) + 1, kept_.begin() + static_cast<std::ptrdiff_t>(count_),
                 kept_.begin() + static_cast<std::ptrdiff_t>(i));
       --count_;
+      bytes_ -= size;
       return memory;
     }
     return nullptr;
   }
-  /// Takes the memory; the longest kept one goes when there are too many.
+  /// Takes the memory; those kept longest go when there is too much.
   void keep(void* memory, std::size_t size) noexcept {
-    void* oldest = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      if (count_ == kKept) {
-        oldest = kept_[0].memory;
-        std::copy(kept_.begin() + 1, kept_.end(), kept_.begin());
-        --count_;
-      }
-      kept_[count_++] = {memory, size};
+    const std::lock_guard lock(mutex_);
+    kept_[count_++] = {memory, size};
+    bytes_ += size;
+    std::size_t gone = 0;
+    for (; count_ - gone == kKept || bytes_ > kKeptBytes; ++gone) {
+      std::free(kept_[gone].memory);
+      bytes_ -= kept_[gone].size;
     }
-    std::free(oldest);
+    std::copy(kept_.begin() + static_cast<std::ptrdiff_t>(gone), kept_.begin() + static_cast<std::ptrdiff_t>(count_),
+              kept_.begin());
+    count_ -= gone;
   }
 
  private:
@@ -92,7 +93,7 @@ class KeptBlocks {
   };
   std::mutex mutex_;
   std::array<Kept, kKept> kept_{};
-  std::size_t count_ = 0;
+  std::size_t count_ = 0, bytes_ = 0;
 };
 
 KeptBlocks& kept_blocks() {

@@ -9,7 +9,8 @@ hivemind = pytest.importorskip("hivemind")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from hivemind.averaging import DecentralizedAverager  # noqa: E402
-from hivemind.compression import Float16Compression, NoCompression  # noqa: E402
+from hivemind.compression import (Float16Compression, NoCompression, Quantile8BitQuantization,  # noqa: E402
+                                  ScaledFloat16Compression, SizeAdaptiveCompression, Uniform8BitQuantization)
 from hivemind.dht import DHT  # noqa: E402
 from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
 
@@ -17,7 +18,10 @@ from interop_peer import Peer, PeerError  # noqa: E402
 
 SHAPES = [(37, 53), (1,), (3, 5, 7), (0,), (2048,), ()]  # with parts of 512 values: cut, whole, empty and scalar ones
 PART_BYTES = 2048
-CODECS = {"none": (NoCompression, 0, 2e-6, 12), "float16": (Float16Compression, 2, 4e-3, 8)}  # class, wire number, tolerance, parts
+# class, wire number, tolerance, parts
+CODECS = {"none": (NoCompression, 0, 2e-6, 12), "float16": (Float16Compression, 2, 4e-3, 8),
+          "meanstd16": (ScaledFloat16Compression, 1, 4e-3, 8), "uniform8": (Uniform8BitQuantization, 4, 1.0, 5),
+          "quantile8": (Quantile8BitQuantization, 3, 1.5, 5)}
 LIMIT = 60  # seconds for anything that waits for another peer
 DTYPES = {"float32": np.float32, "int64": np.int64, "float16": np.float16, "bool": np.bool_}
 
@@ -131,13 +135,16 @@ def assert_all_hold(averagers, expected, tolerance):
         assert [tensor.shape for tensor in found] == [tensor.shape for tensor in expected]
         for tensor, wanted in zip(found, expected):
             np.testing.assert_allclose(tensor, wanted, rtol=0, atol=tolerance)
+            if tensor.size:  # the outermost of 256 bins are wide; most values are near
+                assert np.abs(tensor - wanted).mean() < 0.02
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("leader", ["cohive", "python"])
 def test_two_python_peers_and_a_cohive_peer_agree_on_the_weighted_mean(swarm, codec, leader):
     compression, number, tolerance, parts = CODECS[codec]
-    inputs, weights = [tensors_of(seed) for seed in range(3)], [1.0, 2.5, 0.25]
+    shapes = [shape for shape in SHAPES if number < 3 or 0 not in shape]  # hivemind cannot cut nothing into bins
+    inputs, weights = [tensors_of(seed, shapes) for seed in range(3)], [1.0, 2.5, 0.25]
     cohive = swarm.cohive(inputs[0], codec=number, target_group_size=3, request_timeout=1.0)
     python = [swarm.python(tensors, compression=compression(), target_group_size=3) for tensors in inputs[1:]]
     averagers = [cohive, *python]
@@ -152,6 +159,19 @@ def test_two_python_peers_and_a_cohive_peer_agree_on_the_weighted_mean(swarm, co
     assert cohive.round["leader"] == (cohive.name if leader == "cohive" else python[0].name)
     assert cohive.round["parts_total"] == parts
     assert_all_hold(averagers, mean_of(inputs, weights), tolerance)
+
+
+def test_a_codec_for_each_size(swarm):
+    inputs = [tensors_of(seed) for seed in range(2)]
+    compression = SizeAdaptiveCompression(threshold=1000, less=NoCompression(), greater_equal=Float16Compression())
+    options = {"target_group_size": 2, "request_timeout": 1.0}
+    averagers = [swarm.cohive(inputs[0], size_adaptive=[1000, 0, 2], **options), swarm.python(inputs[1], compression=compression, **options)]
+    average(averagers)
+    assert_all_hold(averagers, mean_of(inputs, [1.0, 1.0]), 4e-3)
+    assert averagers[0].round["parts_total"] == 8
+    for small, wanted in zip(averagers[0].tensors(), mean_of(inputs, [1.0, 1.0])):
+        if small.size < 1000:
+            np.testing.assert_allclose(small, wanted, rtol=0, atol=2e-6)
 
 
 def test_a_pair_averages_again_and_again(swarm):

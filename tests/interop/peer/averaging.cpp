@@ -52,6 +52,11 @@ averaging::AveragerOptions options_of(const json& request) {
   options.part_size_bytes = request.value("part_size_bytes", options.part_size_bytes);
   options.codec = static_cast<codec::Codec>(request.value("codec", 0));
   options.state_codec = static_cast<codec::Codec>(request.value("state_codec", 0));
+  if (request.contains("size_adaptive")) {  // threshold, codec of smaller tensors, codec of the others
+    const auto& rule = request["size_adaptive"];
+    options.codec = codec::Compression::size_adaptive(rule.at(0), static_cast<codec::Codec>(rule.at(1).get<int>()),
+                                                      static_cast<codec::Codec>(rule.at(2).get<int>()));
+  }
   options.mode = static_cast<averaging::PeerMode>(request.value("mode", 0));
   if (request.contains("bandwidth")) options.bandwidth = request["bandwidth"].get<double>();
   return options;

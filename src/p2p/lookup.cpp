@@ -15,8 +15,8 @@ constexpr std::size_t kMaxDials = 50;  // of these, peers that we are not connec
 constexpr std::size_t kMaxCandidates = 512;
 constexpr int kMaxPeersHeard = 32;          // per reply; k and the target are 21
 constexpr int kMaxAddressesHeard = 16;      // per peer in a reply
-constexpr std::size_t kMaxToldAtOnce = 10;  // of these, by one peer
 constexpr std::size_t kMaxTold = 64;        // addresses of the target
+constexpr std::size_t kMaxToldAtOnce = 10;  // of these, by one peer
 
 }  // namespace
 

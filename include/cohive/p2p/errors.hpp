@@ -7,20 +7,22 @@
 namespace cohive::p2p {
 
 enum class Errc {
-  no_addresses = 1,     ///< nothing known and peer routing found nothing
-  all_dials_failed,     ///< every address was tried
-  dial_backoff,         ///< failed a moment ago, not tried again yet
+  no_addresses = 1,  ///< nothing known and peer routing found nothing
+  all_dials_failed,  ///< every address was tried
+  dial_backoff,      ///< failed a moment ago, not tried again yet
   dial_to_self,
-  missing_peer_id,      ///< the multiaddr has no /p2p part
+  missing_peer_id,  ///< the multiaddr has no /p2p part
   ping_mismatch,
   too_many_connections,
-  bootstrap_failed,     ///< no bootstrap peer answered
+  bootstrap_failed,  ///< no bootstrap peer answered
   identify_failed,
   host_closed,
 };
 
 const std::error_category& p2p_category() noexcept;
-inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), p2p_category()}; }
+inline std::error_code make_error_code(Errc code) noexcept {
+  return {static_cast<int>(code), p2p_category()};
+}
 
 }  // namespace cohive::p2p
 

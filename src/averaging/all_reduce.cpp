@@ -181,6 +181,7 @@ Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange&
     if (received) exchange.failure.reset();
   } else {
     exchange.failure = call.error().with_peer(id);
+    self.unreachable_.insert(peer);
   }
   if (!exchange.failure) co_return;
   self.metrics_.reducers_failed.increment();
@@ -283,8 +284,9 @@ Task<void> AllReduce::watch_senders(AllReduce& self) {
       if (self.host_.connected(peers[i])) {
         seen.insert(i);
         gone.erase(i);
-      } else if (seen.contains(i) && now - gone.try_emplace(i, now).first->second >= kLostGrace) {
-        self.ban(i, Error(cohive::Errc::reset, peers[i], "the connection broke before it sent a part"));
+      } else if ((seen.contains(i) || self.unreachable_.contains(i)) &&
+                 now - gone.try_emplace(i, now).first->second >= kLostGrace) {
+        self.ban(i, Error(cohive::Errc::reset, peers[i], "its connection broke before it sent a part"));
       }
     }
     co_await self.runtime_.sleep_for(kWatchPeriod);

@@ -101,9 +101,10 @@ class AllReduce {
   std::vector<std::uint64_t> fractions_;
   std::vector<std::vector<Part>> parts_by_owner_;
   std::unique_ptr<Reducer> reducer_;
-  std::set<std::size_t> attached_;  ///< senders that opened their stream
-  std::set<std::size_t> complete_;  ///< senders that sent everything
-  std::vector<PeerId> lost_;        ///< senders left out of some of our parts
+  std::set<std::size_t> attached_;     ///< senders that opened their stream
+  std::set<std::size_t> complete_;     ///< senders that sent everything
+  std::set<std::size_t> unreachable_;  ///< reducers that could not be called
+  std::vector<PeerId> lost_;           ///< senders left out of some of our parts
   bool cancelled_ = false;
   std::uint64_t sent_ = 0, received_ = 0;
 };

@@ -218,6 +218,37 @@ TEST_F(Averaging, WhoeverLosesItsLeaderLooksForAnotherAtOnce) {
   }
 }
 
+TEST_F(Averaging, AMemberThatDiesBeforeTheExchangeHoldsTheOthersUpOnlyBriefly) {
+  auto options = quick();
+  options.sender_timeout = 15s;
+  options.reducer_timeout = 30s;
+  options.allreduce_timeout = 60s;
+  for (int i = 0; i < 3; ++i) add(options);
+  auto steps = same();
+  for (auto& step : steps) step.control = std::make_shared<StepControl>(swarm.runtime(), 1.0);
+  std::vector<Result<RoundResult>> results(3, Error(Errc::no_group));
+  TaskGroup group(swarm.runtime());
+  auto dying = std::make_unique<TaskGroup>(swarm.runtime());
+  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> {
+    out = co_await averager.step(step);
+  };
+  for (std::size_t i = 0; i < 3; ++i) (i == 2 ? *dying : group).spawn(run(*peers[i]->averager, steps[i], results[i]));
+  swarm.pass(4s);
+  ASSERT_EQ(steps[0].control->stage, StepControl::Stage::awaiting_trigger);
+  dying.reset();
+  peers[2]->averager.reset();
+  peers[2]->dht.reset();
+  swarm.remove_host(2);
+  swarm.pass(1s);
+  for (auto& step : steps) step.control->trigger.set();
+  swarm.pass(5s);
+  for (std::size_t i = 0; i < 2; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_EQ(results[i]->lost_senders.size(), 1u);
+    EXPECT_EQ(results[i]->failed_reducers.size(), 1u);
+  }
+}
+
 TEST_F(Averaging, TheErrorSaysWhyThereIsNoGroup) {
   add(quick());
   auto other = quick();

@@ -64,7 +64,7 @@ Sha256Digest hmac_sha256(ByteView key, ByteView data) {
 }
 
 void random_bytes(MutableBytes out) {
-  randombytes_buf(out.data(), out.size());
+  if (!out.empty()) randombytes_buf(out.data(), out.size());
 }
 
 X25519KeyPair X25519KeyPair::generate() {

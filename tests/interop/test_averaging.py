@@ -219,6 +219,27 @@ def test_bandwidths_divide_the_work_alike_on_both_sides(swarm):
     assert_all_hold(averagers, mean_of(inputs, [1.0] * 4), 2e-6)
 
 
+def test_the_others_go_on_without_a_python_member_that_stalls(swarm):
+    inputs = [tensors_of(seed, [(6000,)]) for seed in range(3)]
+    options = {"target_group_size": 3, "request_timeout": 1.0, "min_matchmaking_time": 4.0}
+    limits = {"sender_timeout": 2.0, "reducer_timeout": 5.0}
+    cohive = [swarm.cohive(tensors, **options, **limits) for tensors in inputs[:2]]
+    python = swarm.python(inputs[2], **options)
+    stalled = python.averager.step(wait=False, timeout=LIMIT, require_trigger=True)  # finds the group, never sends
+    waits = [averager.peer.start("averager_step", timeout=LIMIT, allow_retries=False) for averager in cohive]
+    rounds = [wait(LIMIT) for wait in waits]
+    stalled.cancel()
+    for found in rounds:
+        assert len(found["group"]) == 3
+        assert 0 < found["parts_failed"] < found["parts_total"]
+    (first,), (second,) = (averager.tensors() for averager in cohive)
+    mean = (inputs[0][0] + inputs[1][0]) / 2
+    averaged = np.isclose(first, mean, rtol=0, atol=2e-6)
+    assert 3000 < averaged.sum() < 5000, "two of three reducers did their part"
+    np.testing.assert_allclose(second[averaged], mean[averaged], rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(first[~averaged], inputs[0][0][~averaged])
+
+
 def test_groups_need_the_same_tensors(swarm):
     options = {"min_matchmaking_time": 1.5, "request_timeout": 1.0}
     cohive = swarm.cohive(tensors_of(0, [(4, 5)]), **options)

@@ -49,6 +49,8 @@ averaging::AveragerOptions options_of(const json& request) {
   options.initial_group_bits = request.value("initial_group_bits", "");
   options.min_matchmaking_time = from_seconds(request.value("min_matchmaking_time", 5.0));
   options.request_timeout = from_seconds(request.value("request_timeout", 3.0));
+  options.sender_timeout = from_seconds(request.value("sender_timeout", to_seconds(options.sender_timeout)));
+  options.reducer_timeout = from_seconds(request.value("reducer_timeout", to_seconds(options.reducer_timeout)));
   options.part_size_bytes = request.value("part_size_bytes", options.part_size_bytes);
   options.codec = static_cast<codec::Codec>(request.value("codec", 0));
   options.state_codec = static_cast<codec::Codec>(request.value("state_codec", 0));

@@ -155,7 +155,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
   for (std::size_t first = 0; first < lookups.size(); first += kKeysPerSearch) {
     const std::size_t count = std::min(kKeysPerSearch, lookups.size() - first);
     Getting guide(*this);
-    auto search = search_options(options.bucket_size, count);
+    auto search = search_options(options.beam_size, count);
     search.queries_per_call = std::min(search.queries_per_call, options.chunk_size);
     Traversal traversal(runtime, protocol.node_id, search, guide);
     for (std::size_t i = first; i < first + count; ++i) {

@@ -95,6 +95,7 @@ void Protocol::fill(proto::NodeInfo& info) const {
 Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::string request,
                                          const CallMetrics& counters) {
   const auto slot = co_await slots_.acquire();
+  if (options.locate && !host.connected(peer)) host.learn_addresses(peer, options.locate(peer));
   auto reply = co_await rpc::call_unary(host, peer, method, std::move(request), runtime.after(options.wait_timeout));
   (reply ? counters.ok : counters.failed).increment();
   if (!reply) lost(peer);

@@ -14,6 +14,7 @@ struct Settings {
   double minutes = 5;                         ///< of virtual time, of dht-sim
   std::uint64_t seed = 1;                     ///< of dht-sim
   std::size_t runs = 200;                     ///< of faults
+  bool peer_routing = true;                   ///< of dht-sim: simulate libp2p's Kademlia too
 };
 
 nlohmann::json transport(const Settings& settings);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <deque>
 #include <fstream>
+#include <unordered_map>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
@@ -120,9 +121,14 @@ class Churn {
     std::memcpy(seed.data(), &number, sizeof number);
     p2p::HostOptions host_options;
     host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
+    host_options.routing_server = options_.peer_routing;
+    host_options.max_connections = options_.max_connections;
     node->host = std::make_unique<p2p::Host>(*node->machine, KeyPair::ed25519_from_seed(seed), host_options);
     node->host->start().value();
-    node->dht = std::make_unique<Dht>(*node->host);
+    DhtOptions dht_options;
+    if (!options_.peer_routing) dht_options.locate = [this](const PeerId& peer) { return addresses_[peer]; };
+    addresses_[node->host->id()] = node->host->addresses();
+    node->dht = std::make_unique<Dht>(*node->host, dht_options);
     return node;
   }
 
@@ -208,6 +214,7 @@ class Churn {
   transport::SimFabric fabric_;
   const dht::CallMetrics find_, store_, ping_;
   const dht::DhtMetrics dht_metrics_;
+  std::unordered_map<PeerId, std::vector<Multiaddr>> addresses_;  // of everyone, also of those that left
   std::vector<std::shared_ptr<Node>> nodes_;
   std::deque<StoredKey> records_;  // by expiration
   std::uint64_t made_ = 0;

@@ -17,6 +17,7 @@ nlohmann::json dht_sim(const Settings& settings) {
     ChurnOptions options;
     options.nodes = nodes;
     options.seed = settings.seed;
+    options.peer_routing = settings.peer_routing;
     options.duration = from_seconds(settings.minutes * 60);
     const ChurnReport report = run_churn(options);
     std::cerr << fmt::format(
@@ -43,7 +44,10 @@ nlohmann::json dht_sim(const Settings& settings) {
                     {"build_seconds", report.build_seconds},
                     {"run_seconds", report.run_seconds}});
   }
-  return {{"benchmark", "dht-sim"}, {"replaced_per_minute", ChurnOptions().replaced_per_minute}, {"swarms", rows}};
+  return {{"benchmark", "dht-sim"},
+          {"replaced_per_minute", ChurnOptions().replaced_per_minute},
+          {"peer_routing", settings.peer_routing},
+          {"swarms", rows}};
 }
 
 }  // namespace cohive::bench

@@ -3,6 +3,7 @@
 /// 3, 4. Loop thread only.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,6 +23,8 @@ namespace cohive::dht {
 struct DhtOptions {
   std::size_t bucket_size = 20;
   std::size_t num_replicas = 5;
+  /// Nodes that a search asks around a key, twice the replicas. hivemind asks bucket_size of them, for twice the work.
+  std::size_t beam_size = 10;
   std::size_t depth_modulo = 5;
   Duration wait_timeout = 3s;  ///< one RPC
   Duration bootstrap_timeout = 15s;
@@ -37,6 +40,8 @@ struct DhtOptions {
   std::size_t parallel_rpc = 256;  ///< outgoing calls at once
   Duration blacklist_time = 5s;
   double backoff_rate = 2.0;
+  /// Where a peer is, in swarms that know without libp2p's peer routing; asked before a call to a stranger.
+  std::function<std::vector<Multiaddr>(const PeerId&)> locate;
   std::optional<DhtId> node_id;    ///< of an earlier run with the same identity; nullopt: a random one
   bool client_mode = false;        ///< serve nothing, never appear in tables
   bool validate_bootstrap = true;  ///< ask bootstrap peers to call back and compare clocks

@@ -1,0 +1,38 @@
+// Swarms of many nodes on virtual time, of which one in twenty is replaced every minute.
+#include <gtest/gtest.h>
+
+#include "bench/dht_churn.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::bench {
+namespace {
+
+ChurnReport churn(ChurnOptions options) {
+  log::configure({log::Level::error, log::Format::text});  // joining through a node that dies is no news here
+  const ChurnReport report = run_churn(options);
+  EXPECT_EQ(report.joins_failed, 0u);
+  EXPECT_EQ(report.stores_failed, 0u);
+  return report;
+}
+
+TEST(Churn, AHundredNodesKeepWhatIsStoredWhileTheyAreReplaced) {
+  const auto report = churn({.nodes = 100, .duration = 2min});
+  EXPECT_GE(report.left, 5u);
+  EXPECT_GT(report.gets, 2000u);
+  EXPECT_GT(report.success(), 0.999);
+}
+
+TEST(Churn, AThousandNodesFindTheirRecordsInFewHops) {
+  ChurnOptions options{.nodes = 100, .duration = 1min, .peer_routing = false};
+  const auto small = churn(options);
+  options.nodes = 1000;
+  const auto large = churn(options);
+  EXPECT_GE(large.left, 30u);
+  EXPECT_GT(large.success(), 0.999);
+  // Hops grow with the logarithm of the size: ten times the nodes cost less than two hops more.
+  EXPECT_LT(large.hops, small.hops + 2);
+  EXPECT_LT(large.calls_per_get, 3 * small.calls_per_get);
+}
+
+}  // namespace
+}  // namespace cohive::bench

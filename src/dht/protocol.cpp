@@ -8,6 +8,7 @@
 namespace cohive::dht {
 namespace {
 
+constexpr double kBurstSeconds = 10;     // a trainer that stores or asks in bulk now and then is welcome
 constexpr double kClockTolerance = 3.0;  // seconds; matchmaking margins assume the same
 constexpr std::size_t kStoreBatch = 256;
 constexpr std::size_t kLargeReply = 512 * 1024;   // a find reply in which the largest record may have found no room
@@ -51,6 +52,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       storage(limits_of(opts, opts.max_records)),
       cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1)),
+      rates_(opts.max_keys_per_second, opts.max_keys_per_second * kBurstSeconds),
       tasks_(runtime, "dht protocol"),
       store_limits_{.items = std::clamp<std::size_t>(opts.max_keys_per_request, 1, kStoreBatch)},
       stores_(
@@ -61,6 +63,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
           runtime, {.items = std::max<std::size_t>(opts.chunk_size, 1), .bytes = 1024 * 1024, .in_flight = 8},
           [this](PeerId peer, std::vector<DhtId> keys) { return send_find(peer, std::move(keys)); },
           [](const DhtId&) { return DhtId::kSize; }) {
+  if (options.authorizer) signed_calls_.emplace(runtime, options.authorizer);
   if (!options.client_mode) serve();
 }
 
@@ -96,7 +99,15 @@ Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::s
                                          const CallMetrics& counters) {
   const auto slot = co_await slots_.acquire();
   if (options.locate && !host.connected(peer)) host.learn_addresses(peer, options.locate(peer));
+  std::string nonce;
+  if (signed_calls_) {
+    auto sealed = signed_calls_->sign_request(request);
+    request = std::move(sealed.bytes);
+    nonce = std::move(sealed.nonce);
+  }
   auto reply = co_await rpc::call_unary(host, peer, method, std::move(request), runtime.after(options.wait_timeout));
+  if (reply && signed_calls_ && !signed_calls_->check_reply(as_bytes(*reply), nonce))
+    reply = Error(Errc::unauthorized, peer, method);
   (reply ? counters.ok : counters.failed).increment();
   if (!reply) lost(peer);
   co_return reply;

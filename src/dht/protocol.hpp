@@ -10,7 +10,9 @@
 #include "cohive/rpc/rpc.hpp"
 #include "composite_validator.hpp"
 #include "find_reply.hpp"
+#include "rate_limiter.hpp"
 #include "routing_table.hpp"
+#include "signed_calls.hpp"
 #include "storage.hpp"
 
 namespace cohive::proto {
@@ -48,7 +50,8 @@ class Protocol {
   /// One finding per key.
   Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys);
   /// Stores here, validated as if another node had sent it.
-  Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records);
+  /// \param from  whose records they count as; empty: ours
+  Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records, PeerId from = {});
   void close();
 
   void add_validator(std::shared_ptr<RecordValidator> validator);
@@ -84,11 +87,14 @@ class Protocol {
  private:
   // protocol_server.cpp
   void serve();
+  using Handler = Task<Result<std::string>> (Protocol::*)(PeerId, std::string);
+  /// Runs the handler if the caller may ask, and signs its reply.
+  Task<Result<std::string>> authorized(Handler handler, PeerId caller, std::string bytes);
   Task<Result<std::string>> on_ping(PeerId caller, std::string bytes);
   Task<Result<std::string>> on_store(PeerId caller, std::string bytes);
   Task<Result<std::string>> on_find(PeerId caller, std::string bytes);
 
-  Task<void> store_chunk(std::vector<Incoming> incoming, std::vector<bool>& ok);
+  Task<void> store_chunk(std::vector<Incoming> incoming, PeerId from, std::vector<bool>& ok);
 
   void fill(proto::NodeInfo& info) const;
   Task<Result<std::string>> call(PeerId peer, const char* method, std::string request, const CallMetrics& counters);
@@ -109,6 +115,8 @@ class Protocol {
   bool handing_over_ = false;
   std::unordered_map<PeerId, TimePoint> handed_over_;
   CallSlots slots_;
+  RateLimiter rates_;
+  std::optional<SignedCalls> signed_calls_;  // in a moderated swarm
   std::optional<rpc::Server> server_;
   TaskGroup tasks_;
   const BatchLimits store_limits_;

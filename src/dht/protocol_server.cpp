@@ -51,14 +51,32 @@ void take_apart(OutgoingRecord record, std::size_t item, const StorageLimits& li
 
 void Protocol::serve() {
   server_.emplace(host);
-  server_->add_unary("DHTProtocol.rpc_ping", [this](PeerId p, std::string r) { return on_ping(p, std::move(r)); });
-  server_->add_unary("DHTProtocol.rpc_store", [this](PeerId p, std::string r) { return on_store(p, std::move(r)); });
-  server_->add_unary("DHTProtocol.rpc_find", [this](PeerId p, std::string r) { return on_find(p, std::move(r)); });
+  const auto add = [this](const char* method, Handler handler) {
+    server_->add_unary(method, [this, handler](PeerId caller, std::string request) {
+      return authorized(handler, caller, std::move(request));
+    });
+  };
+  add("DHTProtocol.rpc_ping", &Protocol::on_ping);
+  add("DHTProtocol.rpc_store", &Protocol::on_store);
+  add("DHTProtocol.rpc_find", &Protocol::on_find);
+}
+
+Task<Result<std::string>> Protocol::authorized(Handler handler, PeerId caller, std::string bytes) {
+  if (!signed_calls_) co_return co_await (this->*handler)(caller, std::move(bytes));
+  const auto nonce = signed_calls_->check_request(as_bytes(bytes));
+  if (!nonce) {
+    log::debug("dht", "a request of {} is not authorised", caller);
+    co_return Error(Errc::unauthorized);
+  }
+  auto reply = co_await (this->*handler)(caller, std::move(bytes));
+  if (!reply) co_return reply;
+  co_return signed_calls_->sign_reply(*reply, *nonce);
 }
 
 Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   proto::PingRequest request;
   if (!request.ParseFromString(bytes)) co_return refuse(metrics.ping, Errc::malformed_request, "rpc_ping");
+  if (!rates_.allow(caller, 1, runtime.now())) co_return refuse(metrics.ping, Errc::too_fast, "rpc_ping");
   metrics.ping.served.increment();
   proto::PingResponse reply;
   const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
@@ -87,6 +105,7 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
     co_return refuse(metrics.store, Errc::malformed_request, "rpc_store with lists of different lengths");
   if (static_cast<std::size_t>(count) > options.max_keys_per_request)
     co_return refuse(metrics.store, Errc::too_many_keys, "rpc_store");
+  if (!rates_.allow(caller, 1 + count, runtime.now())) co_return refuse(metrics.store, Errc::too_fast, "rpc_store");
   std::vector<OutgoingRecord> records;
   records.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
@@ -97,7 +116,7 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
   }
   metrics.store.served.increment();
   heard_from(request.peer().node_id(), caller);
-  const auto stored = co_await store_locally(std::move(records));
+  const auto stored = co_await store_locally(std::move(records), caller);
   proto::StoreResponse reply;
   fill(*reply.mutable_peer());
   for (const bool ok : stored) {
@@ -107,7 +126,7 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
   co_return reply.SerializeAsString();
 }
 
-Task<std::vector<bool>> Protocol::store_locally(std::vector<OutgoingRecord> records) {
+Task<std::vector<bool>> Protocol::store_locally(std::vector<OutgoingRecord> records, PeerId from) {
   std::vector<bool> ok(records.size(), true);
   const double latest = now() + to_seconds(options.max_record_lifetime);
   std::vector<Incoming> chunk;
@@ -115,14 +134,14 @@ Task<std::vector<bool>> Protocol::store_locally(std::vector<OutgoingRecord> reco
     take_apart(std::move(records[i]), i, storage.limits(), latest, chunk, ok);
     const bool last = i + 1 == records.size();
     if (chunk.size() < kEntriesPerTurn && !last) continue;
-    co_await store_chunk(std::exchange(chunk, {}), ok);
+    co_await store_chunk(std::exchange(chunk, {}), from, ok);
     if (!last) co_await runtime.yield();
   }
   update_gauges();
   co_return ok;
 }
 
-Task<void> Protocol::store_chunk(std::vector<Incoming> incoming, std::vector<bool>& ok) {
+Task<void> Protocol::store_chunk(std::vector<Incoming> incoming, PeerId from, std::vector<bool>& ok) {
   // What would be refused as stale anyway needs no signature check.
   std::erase_if(incoming, [&](const Incoming& one) {
     const Storage& target = one.in_cache ? cache : storage;
@@ -141,9 +160,10 @@ Task<void> Protocol::store_chunk(std::vector<Incoming> incoming, std::vector<boo
     Incoming& one = incoming[i];
     Storage& target = one.in_cache ? cache : storage;
     if (!valid[i]) metrics.records_invalid.increment();
-    const bool stored = valid[i] && (one.subkey ? target.store_subkey(one.key, std::move(*one.subkey),
-                                                                      std::move(one.value), one.expiration, time)
-                                                : target.store(one.key, std::move(one.value), one.expiration, time));
+    const bool stored =
+        valid[i] && (one.subkey ? target.store_subkey(one.key, std::move(*one.subkey), std::move(one.value),
+                                                      one.expiration, time, from)
+                                : target.store(one.key, std::move(one.value), one.expiration, time, from));
     if (!stored) ok[one.item] = false;
   }
 }
@@ -153,6 +173,8 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
   if (!request.ParseFromString(bytes)) co_return refuse(metrics.find, Errc::malformed_request, "rpc_find");
   if (static_cast<std::size_t>(request.keys_size()) > options.max_keys_per_request)
     co_return refuse(metrics.find, Errc::too_many_keys, "rpc_find");
+  if (!rates_.allow(caller, 1 + request.keys_size(), runtime.now()))
+    co_return refuse(metrics.find, Errc::too_fast, "rpc_find");
   std::vector<DhtId> keys;
   keys.reserve(static_cast<std::size_t>(request.keys_size()));
   for (const auto& raw : request.keys()) {

@@ -232,6 +232,20 @@ const std::string& RsaSignatureValidator::ownership_marker() const {
   return impl_->marker;
 }
 
+const std::string& RsaSignatureValidator::public_key() const {
+  return impl_->owner;
+}
+
+std::string RsaSignatureValidator::sign(const std::string& bytes) const {
+  return impl_->sign(bytes);
+}
+
+bool RsaSignatureValidator::verify(std::string_view public_key, const std::string& bytes,
+                                   std::string_view signature) const {
+  const auto raw = crypto::base64_decode(signature);
+  return raw && impl_->verify(public_key, bytes, *raw);
+}
+
 bool RsaSignatureValidator::validate(const Record& record) const {
   const auto owner = owner_of(record);
   if (!owner) return false;

@@ -126,9 +126,25 @@ Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limit
 void Storage::erase(const DhtId& key) {
   const auto found = records_.find(key);
   if (found == records_.end()) return;
-  bytes_ -= found->second.bytes();
-  by_expiration_.erase({found->second.expiration, key});
+  uncount(key, found->second);
   records_.erase(found);
+}
+
+void Storage::count(const DhtId& key, const StoredRecord& record) {
+  bytes_ += record.bytes();
+  by_expiration_.insert({record.expiration, key});
+  Share& share = shares_[record.from];
+  share.bytes += record.bytes();
+  share.records.insert({record.expiration, key});
+}
+
+void Storage::uncount(const DhtId& key, const StoredRecord& record) {
+  bytes_ -= record.bytes();
+  by_expiration_.erase({record.expiration, key});
+  const auto share = shares_.find(record.from);
+  share->second.bytes -= record.bytes();
+  share->second.records.erase({record.expiration, key});
+  if (share->second.records.empty()) shares_.erase(share);
 }
 
 void Storage::erase(const DhtId& key, std::string_view tag, double expiration) {
@@ -142,9 +158,9 @@ void Storage::erase(const DhtId& key, std::string_view tag, double expiration) {
   const auto subkey = Subkey::from_tag(tag);
   const auto entry = subkey ? dictionary->entries().find(subkey->identity) : dictionary->entries().end();
   if (entry == dictionary->entries().end() || entry->second.expiration != expiration) return;
-  bytes_ -= dictionary->bytes();
+  uncount(key, found->second);
   dictionary->erase(subkey->identity);
-  bytes_ += dictionary->bytes();
+  count(key, found->second);
   if (dictionary->entries().empty()) erase(key);
 }
 
@@ -153,19 +169,21 @@ void Storage::drop_expired(double now) {
     erase(DhtId(by_expiration_.begin()->second));
 }
 
-/// What expires first goes first.
-void Storage::make_room(std::size_t records, std::size_t bytes) {
-  while (!by_expiration_.empty() &&
-         (records_.size() + records > limits_.max_records || bytes_ + bytes > limits_.max_bytes))
-    erase(DhtId(by_expiration_.begin()->second));
+void Storage::make_room() {
+  while (!records_.empty() && (records_.size() > limits_.max_records || bytes_ > limits_.max_bytes)) {
+    const bool too_many = records_.size() > limits_.max_records;
+    const auto largest = std::max_element(shares_.begin(), shares_.end(), [too_many](const auto& a, const auto& b) {
+      return too_many ? a.second.records.size() < b.second.records.size() : a.second.bytes < b.second.bytes;
+    });
+    erase(DhtId(largest->second.records.begin()->second));
+  }
 }
 
 void Storage::replace(const DhtId& key, StoredRecord record) {
   erase(key);
-  bytes_ += record.bytes();
-  by_expiration_.insert({record.expiration, key});
+  count(key, record);
   records_.insert_or_assign(key, std::move(record));
-  make_room(0, 0);
+  make_room();
 }
 
 const StoredRecord* Storage::get(const DhtId& key, double now) {
@@ -175,10 +193,11 @@ const StoredRecord* Storage::get(const DhtId& key, double now) {
     erase(key);
     return nullptr;
   }
-  if (auto* dictionary = std::get_if<Dictionary>(&found->second.content)) {
-    bytes_ -= dictionary->bytes();
+  auto* dictionary = std::get_if<Dictionary>(&found->second.content);
+  if (dictionary && dictionary->has_expired(now)) {
+    uncount(key, found->second);
     dictionary->drop_expired(now);
-    bytes_ += dictionary->bytes();
+    count(key, found->second);
   }
   return &found->second;
 }
@@ -192,15 +211,16 @@ bool Storage::would_accept(const DhtId& key, const Subkey* subkey, double expira
   return expiration > found->second.expiration;
 }
 
-bool Storage::store(const DhtId& key, std::string value, double expiration, double now) {
+bool Storage::store(const DhtId& key, std::string value, double expiration, double now, const PeerId& from) {
   drop_expired(now);
   if (!std::isfinite(expiration) || value.size() > limits_.max_value_bytes || limits_.max_records == 0) return false;
   if (!would_accept(key, nullptr, expiration, now)) return false;
-  replace(key, {std::move(value), expiration});
+  replace(key, {std::move(value), expiration, from});
   return records_.contains(key);
 }
 
-bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now) {
+bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now,
+                           const PeerId& from) {
   drop_expired(now);
   if (!std::isfinite(expiration) || value.size() > limits_.max_value_bytes || limits_.max_records == 0) return false;
   if (subkey.encoded.size() > kMaxSubkeyBytes || !would_accept(key, &subkey, expiration, now)) return false;
@@ -208,26 +228,22 @@ bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, d
   if (found == records_.end() || !found->second.is_dictionary()) {
     Dictionary fresh;
     fresh.put(std::move(subkey), std::move(value), expiration);
-    replace(key, {std::move(fresh), expiration});
+    replace(key, {std::move(fresh), expiration, from});
     return records_.contains(key);
   }
   StoredRecord& record = found->second;
   auto& dictionary = std::get<Dictionary>(record.content);
-  bytes_ -= dictionary.bytes();
+  uncount(key, record);
   dictionary.drop_expired(now);
   dictionary.put(subkey, std::move(value), expiration);
   const bool kept = dictionary.shrink(limits_, subkey);
-  bytes_ += dictionary.bytes();
+  if (kept) record.expiration = std::max(record.expiration, expiration);
+  count(key, record);
   if (dictionary.entries().empty()) {
     erase(key);
     return false;
   }
-  if (kept && expiration > record.expiration) {
-    by_expiration_.erase({record.expiration, key});
-    record.expiration = expiration;
-    by_expiration_.insert({expiration, key});
-  }
-  make_room(0, 0);
+  make_room();
   return kept && records_.contains(key);
 }
 

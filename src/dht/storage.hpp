@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "cohive/core/peer_id.hpp"
 #include "cohive/core/result.hpp"
 #include "cohive/dht/dht_id.hpp"
 #include "subkey.hpp"
@@ -39,6 +40,7 @@ class Dictionary {
   bool would_accept(const Subkey& subkey, double expiration) const;
   bool contains(const Subkey& subkey) const { return entries_.contains(subkey.identity); }
   void drop_expired(double now);
+  bool has_expired(double now) const { return !by_expiration_.empty() && by_expiration_.begin()->first < now; }
   /// Drops what expires first until the bounds hold. True if `subkey` is still there.
   bool shrink(const StorageLimits& limits, const Subkey& subkey);
   void erase(const std::string& identity);
@@ -66,21 +68,24 @@ class Dictionary {
 struct StoredRecord {
   std::variant<std::string, Dictionary> content;
   double expiration = 0;
+  PeerId from{};  ///< who stored it: empty for ourselves; of a dictionary, who began it
   bool is_dictionary() const { return content.index() == 1; }
   const std::string* value() const { return std::get_if<std::string>(&content); }
   const Dictionary* dictionary() const { return std::get_if<Dictionary>(&content); }
   std::size_t bytes() const { return is_dictionary() ? dictionary()->bytes() : value()->size(); }
 };
 
-/// Not aware of clocks: each call is told the time.
+/// Not aware of clocks: each call is told the time. When it is full, the peer that takes up most room makes some, by
+/// what of it expires first: nobody can push the records of others out with many or long-lived ones of its own.
 class Storage {
  public:
   explicit Storage(StorageLimits limits) : limits_(limits) {}
 
   /// A regular value. Refused when expired, too large, or not newer than what is there.
-  bool store(const DhtId& key, std::string value, double expiration, double now);
+  bool store(const DhtId& key, std::string value, double expiration, double now, const PeerId& from = {});
   /// One entry of a dictionary.
-  bool store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now);
+  bool store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now,
+                    const PeerId& from = {});
   /// All entries; true if all were accepted.
   bool store_dictionary(const DhtId& key, const Dictionary& dictionary, double now);
   /// Whether a store with this expiration could succeed, so that signatures of stale records need no checking.
@@ -103,12 +108,20 @@ class Storage {
  private:
   void erase(const DhtId& key);
   void replace(const DhtId& key, StoredRecord record);
-  void make_room(std::size_t records, std::size_t bytes);
+  void count(const DhtId& key, const StoredRecord& record);
+  void uncount(const DhtId& key, const StoredRecord& record);
+  void make_room();
   void drop_expired(double now);
 
   StorageLimits limits_;
   std::unordered_map<DhtId, StoredRecord> records_;
-  std::set<std::pair<double, DhtId>> by_expiration_;
+  using ByExpiration = std::set<std::pair<double, DhtId>>;
+  struct Share {
+    ByExpiration records;
+    std::size_t bytes = 0;
+  };
+  ByExpiration by_expiration_;
+  std::unordered_map<PeerId, Share> shares_;
   std::size_t bytes_ = 0;
 };
 

@@ -310,5 +310,24 @@ TEST_F(HostileSwarm, ANodeThatCannotBeCalledBackIsNotAdmitted) {
   EXPECT_EQ(nodes[0]->table_size(), 0u);
 }
 
+TEST_F(HostileSwarm, APeerThatFloodsIsRefusedWhileOthersAreServed) {
+  add({.max_keys_per_second = 10});
+  Dht& attacker = add({.client_mode = true});
+  Dht& other = add({.client_mode = true});
+  proto::FindRequest find;
+  for (int i = 0; i < 49; ++i) find.add_keys(DhtId::of(i).binary());
+  swarm.pass(1min);
+  EXPECT_TRUE(call(attacker, 0, "DHTProtocol.rpc_find", find.SerializeAsString()));
+  EXPECT_TRUE(call(attacker, 0, "DHTProtocol.rpc_find", find.SerializeAsString()));
+  EXPECT_FALSE(call(attacker, 0, "DHTProtocol.rpc_find", find.SerializeAsString()));
+  proto::StoreRequest request;
+  for (int i = 0; i < 20; ++i) put(request, DhtId::of(i).binary(), "\xc0", "\x01", in(100));
+  EXPECT_FALSE(call(attacker, 0, "DHTProtocol.rpc_store", request.SerializeAsString()));
+  EXPECT_EQ(nodes[0]->storage_size(), 0u);
+  EXPECT_TRUE(call(other, 0, "DHTProtocol.rpc_find", find.SerializeAsString()));
+  swarm.pass(1min);
+  EXPECT_TRUE(call(attacker, 0, "DHTProtocol.rpc_store", request.SerializeAsString()));
+}
+
 }  // namespace
 }  // namespace cohive::dht

@@ -216,5 +216,34 @@ TEST(Storage, KnowsBeforehandWhatItWouldRefuse) {
   EXPECT_FALSE(storage.would_accept(kKey, nullptr, 20, 0));
 }
 
+PeerId storer(std::uint8_t number) {
+  return PeerId::of_public_key(Bytes(36, number));
+}
+
+TEST(Storage, WhoTakesUpMostRoomMakesRoom) {
+  Storage storage({.max_records = 100});
+  const PeerId greedy = storer(1), modest = storer(2);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(storage.store(DhtId::of(i), "short-lived", 10, 0, modest));
+  for (int i = 100; i < 500; ++i) storage.store(DhtId::of(i), "for a week", 1000 + i, 0, greedy);
+  EXPECT_EQ(storage.size(), 100u);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(storage.get(DhtId::of(i), 0)) << "pushed out by a greedy peer";
+  for (int i = 10; i < 40; ++i) EXPECT_TRUE(storage.store(DhtId::of(i), "short-lived", 10, 0, modest));
+  for (int i = 0; i < 40; ++i) EXPECT_TRUE(storage.get(DhtId::of(i), 0));
+  EXPECT_EQ(storage.size(), 100u);
+}
+
+TEST(Storage, SharesAreCountedInBytesToo) {
+  Storage storage({.max_bytes = 10'000});
+  const PeerId greedy = storer(1), modest = storer(2);
+  EXPECT_TRUE(storage.store(DhtId::of("small"), std::string(500, 'x'), 10, 0, modest));
+  for (int i = 0; i < 50; ++i)
+    storage.store_subkey(DhtId::of(i), *Subkey::from_value("subkey"), std::string(1000, 'x'), 1000 + i, 0, greedy);
+  EXPECT_LE(storage.bytes(), 10'000u);
+  EXPECT_TRUE(storage.get(DhtId::of("small"), 0));
+  // All of it goes again: nothing is left in any account.
+  EXPECT_EQ(storage.size(1e6), 0u);
+  EXPECT_EQ(storage.bytes(), 0u);
+}
+
 }  // namespace
 }  // namespace cohive::dht

@@ -17,10 +17,12 @@ from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.schema import SchemaValidator  # noqa: E402
 from hivemind.dht.validation import CompositeValidator  # noqa: E402
 from hivemind.optim.progress_tracker import TrainingProgressSchema  # noqa: E402
+from hivemind.proto.auth_pb2 import AccessToken  # noqa: E402
 from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
+from hivemind.utils.auth import TokenAuthorizerBase  # noqa: E402
 from hivemind.utils.crypto import RSAPrivateKey  # noqa: E402
 
-from interop_peer import Peer  # noqa: E402
+from interop_peer import Peer, PeerError  # noqa: E402
 
 OF_EACH_KIND = 10
 LIFETIME = 600
@@ -43,9 +45,13 @@ def report(epoch):
 class CohiveNode:
     kind = "cohive"
 
-    def __init__(self, path, initial_peers):
+    def __init__(self, path, initial_peers, **options):
         self.peer = Peer(path)
-        started = self.peer.call("dht_start", initial_peers=initial_peers, signed=True, progress="run")
+        try:
+            started = self.peer.call("dht_start", initial_peers=initial_peers, signed=True, progress="run", **options)
+        except PeerError:
+            self.peer.kill()
+            raise
         self.addresses, self.owner = self.peer.addresses, bytes.fromhex(started["marker"])
 
     def store(self, key, value, subkey=None):
@@ -69,12 +75,12 @@ class PythonNode:
 
     kind = "python"
 
-    def __init__(self, loop, initial_peers):
+    def __init__(self, loop, initial_peers, authorizer=None):
         self._loop = loop
         signer = RSASignatureValidator(RSAPrivateKey())
         self.owner = signer.local_public_key
         validators = CompositeValidator([SchemaValidator(TrainingProgressSchema, prefix="run"), signer])
-        self._node = self._run(DHTNode.create(initial_peers=initial_peers, record_validator=validators))
+        self._node = self._run(DHTNode.create(initial_peers=initial_peers, record_validator=validators, authorizer=authorizer))
         self.addresses = [str(address) for address in self._run(self._node.get_visible_maddrs())]
 
     def _run(self, coroutine):
@@ -173,6 +179,42 @@ def test_everything_stored_by_anyone_is_read_by_everyone_through_restarts(swarm)
     for number, kind in enumerate(("python", "cohive", "python", "cohive")):
         swarm.write(swarm.add(kind), f"newcomer {number}")
     swarm.check()
+
+
+class Member(TokenAuthorizerBase):
+    """A moderated swarm in which every token that names a member counts."""
+
+    async def get_token(self):
+        return AccessToken(username="member", public_key=self.local_public_key.to_bytes(), expiration_time="2100-01-01",
+                           signature=b"granted")
+
+    def is_token_valid(self, access_token):
+        return access_token.username == "member"
+
+    def does_token_need_refreshing(self, access_token):
+        return False
+
+
+@pytest.mark.parametrize("first", ["cohive", "python"])
+def test_a_moderated_swarm_serves_members_of_both_kinds_only(program, loop, first):
+    path, nodes = program("cohive-interop-peer"), []
+    try:
+        for kind in (first, "python" if first == "cohive" else "cohive"):
+            initial = nodes[0].addresses if nodes else []
+            nodes.append(CohiveNode(path, initial, member="member") if kind == "cohive"
+                         else PythonNode(loop, initial, Member(RSAPrivateKey())))
+        for writer, reader in (nodes, reversed(nodes)):
+            assert writer.store(f"by {writer.kind}", [writer.kind])
+            assert writer.store("dictionary", writer.kind, subkey=writer.owner)
+            assert reader.get(f"by {writer.kind}") == [writer.kind]
+        assert nodes[0].get("dictionary") == nodes[1].get("dictionary") == {node.owner: node.kind for node in nodes}
+        for strangers in ({}, {"member": "impostor"}):
+            for node in nodes:
+                with pytest.raises(PeerError, match="none of the initial peers answered"):
+                    CohiveNode(path, node.addresses, **strangers)
+    finally:
+        for node in nodes:
+            node.stop()
 
 
 def wait_for_writes(path, count):

@@ -143,11 +143,12 @@ class Churn {
     ++(joined ? report_.joined : report_.joins_failed);
   }
 
-  /// The swarm doubles until it is there.
+  /// The swarm grows by an eighth until it is there: more newcomers at once than the others have room for are turned
+  /// away.
   void build() {
     while (nodes_.size() < options_.nodes) {
       const std::size_t standing = nodes_.size();
-      const std::size_t wave = std::min(std::max<std::size_t>(standing / 2, 1), options_.nodes - standing);
+      const std::size_t wave = std::min(std::max<std::size_t>(standing / 8, 1), options_.nodes - standing);
       std::vector<std::shared_ptr<Node>> newcomers;
       std::vector<Task<void>> joining;
       for (std::size_t i = 0; i < wave; ++i) newcomers.push_back(new_node());

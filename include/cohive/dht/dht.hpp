@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cohive/core/msgpack.hpp"
+#include "cohive/dht/authorization.hpp"
 #include "cohive/dht/dht_id.hpp"
 #include "cohive/dht/state.hpp"
 #include "cohive/dht/validation.hpp"
@@ -42,15 +43,18 @@ struct DhtOptions {
   double backoff_rate = 2.0;
   /// Where a peer is, in swarms that know without libp2p's peer routing; asked before a call to a stranger.
   std::function<std::vector<Multiaddr>(const PeerId&)> locate;
-  std::optional<DhtId> node_id;    ///< of an earlier run with the same identity; nullopt: a random one
-  bool client_mode = false;        ///< serve nothing, never appear in tables
-  bool validate_bootstrap = true;  ///< ask bootstrap peers to call back and compare clocks
+  std::shared_ptr<Authorizer> authorizer;  ///< of a moderated swarm: outsiders are neither served nor believed
+  std::optional<DhtId> node_id;            ///< of an earlier run with the same identity; nullopt: a random one
+  bool client_mode = false;                ///< serve nothing, never appear in tables
+  bool validate_bootstrap = true;          ///< ask bootstrap peers to call back and compare clocks
   // Bounds against hostile peers (ours).
   std::size_t max_records = 100'000;          ///< per store
   std::size_t max_subkeys = 10'000;           ///< per dictionary
   std::size_t max_value_bytes = 1 << 20;      ///< per value
   std::size_t max_storage_bytes = 256 << 20;  ///< all values of one store; what expires first makes room
   std::size_t max_keys_per_request = 1024;
+  /// Of one peer, requests and their keys together, ten seconds' worth at once; more is refused. 0: any number.
+  double max_keys_per_second = 5000;
   Duration max_record_lifetime = std::chrono::hours(24 * 7);  ///< later expirations are refused from peers
   Duration search_timeout = 60s;                              ///< a search ends then with what it knows
 };

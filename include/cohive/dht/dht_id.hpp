@@ -1,5 +1,15 @@
 /// \file
 /// DHTID: a 160-bit number, the name of nodes and keys in hivemind's DHT. Source: hivemind wire spec, section 3.2.
+///
+/// Which id a node takes, and what that means for security: hivemind's nodes choose random ids that nothing ties to
+/// their PeerID, and no check of an id would be passed by them. So anybody can place nodes next to a key and hide or
+/// drop its records (an eclipse). What compatibility leaves room for, and this module does:
+///  - one PeerID has one place in a table, and is asked once per search under however many ids it is announced;
+///  - an id belongs to the PeerID that had it first, and a full bucket keeps nodes that still answer, so that nodes
+///    which were there before an attack stay in the tables;
+///  - a search goes on past nodes that do not answer, merges what all nodes near the key tell, and looks at records on
+///    ten nodes, twice the number that hold them: an attacker must take all of those places;
+///  - what is stored under an owner's subkey carries the owner's signature, so a record can be hidden but not forged.
 #pragma once
 
 #include <array>

@@ -52,6 +52,11 @@ class RsaSignatureValidator final : public RecordValidator {
   ~RsaSignatureValidator() override;
   /// "[owner:ssh-rsa AAAA...]": put it into keys or subkeys to own them.
   const std::string& ownership_marker() const;
+  /// "ssh-rsa AAAA...", and the base64 RSA-PSS signature of any bytes by the key that belongs to it.
+  const std::string& public_key() const;
+  std::string sign(const std::string& bytes) const;
+  /// Whether `signature` (base64) is that of `public_key` ("ssh-rsa AAAA...").
+  bool verify(std::string_view public_key, const std::string& bytes, std::string_view signature) const;
 
   bool validate(const Record& record) const override;
   std::string sign_value(const Record& record) const override;

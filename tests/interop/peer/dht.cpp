@@ -14,12 +14,28 @@ std::string hex_of(const msgpack::Value& value) {
   return to_hex(as_bytes(msgpack::encode(value)));
 }
 
-/// initial_peers, client, signed (adds a validator with a new key), progress (run id: adds the schema of trainers)
+/// Of a moderated swarm in which every token with this name counts.
+class NamedMember final : public dht::Authorizer {
+ public:
+  NamedMember(std::shared_ptr<const dht::RsaSignatureValidator> key, std::string name)
+      : Authorizer(std::move(key)), name_(std::move(name)) {}
+  dht::AccessToken token() override { return {name_, key().public_key(), "2100-01-01", "granted"}; }
+  bool is_valid(const dht::AccessToken& token) const override { return token.username == name_; }
+
+ private:
+  std::string name_;
+};
+
+/// initial_peers, client, signed (adds a validator with a new key), progress (run id: adds the schema of trainers),
+/// member (name in the tokens of a moderated swarm)
 Task<json> dht_start(Peer& peer, json request) {
   dht::DhtOptions options;
   options.client_mode = request.value("client", false);
   options.cache_locally = options.cache_on_store = request.value("cache", true);
   if (!request.value("cache", true)) options.cache_nearest = 0;
+  if (request.contains("member"))
+    options.authorizer =
+        std::make_shared<NamedMember>(co_await dht::make_rsa_validator(peer.runtime), request["member"]);
   auto node = std::make_unique<Dht>(peer.host(), options);
   json result;
   if (request.contains("progress"))

@@ -1,0 +1,37 @@
+/// \file
+/// Moderated swarms: every DHT request and reply carries a token that the application gives out and checks, and is
+/// signed with the token's key. Source: hivemind wire spec, section 4.5. Loop thread only.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cohive/dht/validation.hpp"
+
+namespace cohive::dht {
+
+/// What it says is the application's business; on the wire it is hivemind's AccessToken.
+struct AccessToken {
+  std::string username;
+  std::string public_key;  ///< "ssh-rsa AAAA...": whose signatures the token stands for
+  std::string expiration_time;
+  std::string signature;
+};
+
+/// Gives this node its token and judges those of others. An application derives from it.
+class Authorizer {
+ public:
+  /// \param key  signs what this node sends
+  explicit Authorizer(std::shared_ptr<const RsaSignatureValidator> key) : key_(std::move(key)) {}
+  virtual ~Authorizer() = default;
+  /// The token of this node, with the public key of key(). Asked for each message: keep it and renew it in time.
+  virtual AccessToken token() = 0;
+  virtual bool is_valid(const AccessToken& token) const = 0;
+
+  const RsaSignatureValidator& key() const { return *key_; }
+
+ private:
+  std::shared_ptr<const RsaSignatureValidator> key_;
+};
+
+}  // namespace cohive::dht

@@ -1,0 +1,49 @@
+// How much work each peer may ask for: a bucket per peer, which fills with time.
+#pragma once
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "cohive/core/peer_id.hpp"
+#include "cohive/core/time.hpp"
+
+namespace cohive::dht {
+
+class RateLimiter {
+ public:
+  /// \param per_second  what flows in  \param burst  what a bucket holds; a new peer's is full
+  RateLimiter(double per_second, double burst) : per_second_(per_second), burst_(burst) {}
+
+  /// Takes `cost` from the peer's bucket; false, and nothing is taken, when there is not enough. Without a rate all is
+  /// allowed.
+  bool allow(const PeerId& peer, double cost, TimePoint now) {
+    if (per_second_ <= 0) return true;
+    if (buckets_.size() >= kMaxPeers && !buckets_.contains(peer)) forget_full(now);
+    Bucket& bucket = buckets_.try_emplace(peer, Bucket{burst_, now}).first->second;
+    bucket.level = level(bucket, now);
+    bucket.filled = now;
+    if (bucket.level < cost) return false;
+    bucket.level -= cost;
+    return true;
+  }
+  std::size_t size() const { return buckets_.size(); }
+
+ private:
+  static constexpr std::size_t kMaxPeers = 10'000;
+  struct Bucket {
+    double level = 0;
+    TimePoint filled{};
+  };
+  double level(const Bucket& bucket, TimePoint now) const {
+    return std::min(burst_, bucket.level + to_seconds(now - bucket.filled) * per_second_);
+  }
+  /// A full bucket is that of a stranger.
+  void forget_full(TimePoint now) {
+    std::erase_if(buckets_, [&](const auto& item) { return level(item.second, now) >= burst_; });
+    if (buckets_.size() >= kMaxPeers) buckets_.clear();
+  }
+  double per_second_, burst_;
+  std::unordered_map<PeerId, Bucket> buckets_;
+};
+
+}  // namespace cohive::dht

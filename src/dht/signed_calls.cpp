@@ -1,0 +1,115 @@
+#include "signed_calls.hpp"
+
+#include <cmath>
+
+#include "cohive/core/crypto.hpp"
+#include "cohive/core/varint.hpp"
+#include "cohive/proto/auth.pb.h"
+#include "rpc/parse.hpp"
+
+namespace cohive::dht {
+namespace {
+
+constexpr char kAuthField = 1 << 3 | 2;
+constexpr std::size_t kNonceBytes = 8;
+constexpr std::size_t kMaxNonceBytes = 64;
+constexpr double kMaxAge = 60;  // seconds between the clocks of caller and callee
+constexpr double kRemembered = 3 * kMaxAge;
+constexpr std::size_t kPruneAt = 65'536;  // nonces
+
+/// A message whose first field is `auth`, taken apart.
+struct Parts {
+  ByteView auth, rest;
+};
+std::optional<Parts> split(ByteView message) {
+  if (message.empty() || message[0] != kAuthField) return std::nullopt;
+  message = message.subspan(1);
+  const Varint size = read_varint(message);
+  if (size.status != VarintStatus::ok || size.value > message.size() - size.size) return std::nullopt;
+  message = message.subspan(size.size);
+  return Parts{message.first(size.value), message.subspan(size.value)};
+}
+
+std::string joined(const std::string& auth, std::string_view rest) {
+  std::string message(1, kAuthField);
+  append_varint(message, auth.size());
+  message += auth;
+  return message.append(rest);
+}
+
+/// Fills in the signature over the whole message.
+template <class Auth>
+std::string sign(const RsaSignatureValidator& key, Auth& auth, const std::string& rest) {
+  auth.set_signature(key.sign(joined(auth.SerializeAsString(), rest)));
+  return joined(auth.SerializeAsString(), rest);
+}
+
+/// Whether the key of `token` signed the message.
+template <class Auth>
+bool is_signed(const RsaSignatureValidator& key, const proto::AccessToken& token, Auth auth, ByteView rest) {
+  const std::string signature = auth.signature();
+  auth.clear_signature();
+  return key.verify(token.public_key(), joined(auth.SerializeAsString(), as_text(rest)), signature);
+}
+
+AccessToken token_of(const proto::AccessToken& token) {
+  return {token.username(), token.public_key(), token.expiration_time(), token.signature()};
+}
+void fill(proto::AccessToken& out, const AccessToken& token) {
+  out.set_username(token.username);
+  out.set_public_key(token.public_key);
+  out.set_expiration_time(token.expiration_time);
+  out.set_signature(token.signature);
+}
+
+}  // namespace
+
+SignedCalls::Request SignedCalls::sign_request(const std::string& request) {
+  Bytes nonce(kNonceBytes);
+  crypto::random_bytes(nonce);
+  proto::RequestAuthInfo auth;
+  fill(*auth.mutable_client_access_token(), authorizer_->token());
+  auth.set_time(runtime_.wall_time());
+  auth.set_nonce(nonce.data(), nonce.size());
+  return {sign(authorizer_->key(), auth, request), to_string(nonce)};
+}
+
+bool SignedCalls::check_reply(ByteView reply, const std::string& nonce) const {
+  const auto parts = split(reply);
+  proto::ResponseAuthInfo auth;
+  return parts && rpc::parse(auth, parts->auth) && auth.nonce() == nonce &&
+         authorizer_->is_valid(token_of(auth.service_access_token())) &&
+         is_signed(authorizer_->key(), auth.service_access_token(), auth, parts->rest);
+}
+
+std::optional<std::string> SignedCalls::check_request(ByteView request) {
+  const auto parts = split(request);
+  proto::RequestAuthInfo auth;
+  if (!parts || !rpc::parse(auth, parts->auth)) return std::nullopt;
+  if (auth.nonce().empty() || auth.nonce().size() > kMaxNonceBytes) return std::nullopt;
+  if (!authorizer_->is_valid(token_of(auth.client_access_token()))) return std::nullopt;
+  if (!is_signed(authorizer_->key(), auth.client_access_token(), auth, parts->rest)) return std::nullopt;
+  if (!auth.service_public_key().empty() && auth.service_public_key() != authorizer_->key().public_key())
+    return std::nullopt;  // made for another node, which may want to use it here
+  const double time = runtime_.wall_time();
+  if (!(std::abs(auth.time() - time) <= kMaxAge) || !remember(auth.nonce(), time)) return std::nullopt;
+  return auth.nonce();
+}
+
+/// False when it was seen before.
+bool SignedCalls::remember(const std::string& nonce, double time) {
+  if (nonces_.size() >= kPruneAt) std::erase_if(nonces_, [time](const auto& item) { return item.second < time; });
+  const auto [at, fresh] = nonces_.try_emplace(nonce, time + kRemembered);
+  if (!fresh && at->second >= time) return false;
+  at->second = time + kRemembered;
+  return true;
+}
+
+std::string SignedCalls::sign_reply(const std::string& reply, const std::string& nonce) {
+  proto::ResponseAuthInfo auth;
+  fill(*auth.mutable_service_access_token(), authorizer_->token());
+  auth.set_nonce(nonce);
+  return sign(authorizer_->key(), auth, reply);
+}
+
+}  // namespace cohive::dht

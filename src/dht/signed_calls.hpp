@@ -1,0 +1,38 @@
+// Requests and replies of a moderated swarm. `auth` is the first field of each message:
+//   request: token, time, nonce, signature over the message without the signature
+//   reply:   token, the request's nonce, signature likewise
+// Source: hivemind wire spec, section 4.5.
+#pragma once
+
+#include <optional>
+#include <unordered_map>
+
+#include "cohive/core/runtime.hpp"
+#include "cohive/dht/authorization.hpp"
+
+namespace cohive::dht {
+
+class SignedCalls {
+ public:
+  SignedCalls(Runtime& runtime, std::shared_ptr<Authorizer> authorizer)
+      : runtime_(runtime), authorizer_(std::move(authorizer)) {}
+
+  struct Request {
+    std::string bytes;
+    std::string nonce;
+  };
+  Request sign_request(const std::string& request);
+  bool check_reply(ByteView reply, const std::string& nonce) const;
+
+  /// The nonce to answer with; nullopt when the caller may not ask, or has asked this before.
+  std::optional<std::string> check_request(ByteView request);
+  std::string sign_reply(const std::string& reply, const std::string& nonce);
+
+ private:
+  bool remember(const std::string& nonce, double time);
+  Runtime& runtime_;
+  std::shared_ptr<Authorizer> authorizer_;
+  std::unordered_map<std::string, double> nonces_;  // seen, with the time until which they count
+};
+
+}  // namespace cohive::dht

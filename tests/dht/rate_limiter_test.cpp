@@ -1,0 +1,46 @@
+// Who asks for much waits; nobody else notices.
+#include "dht/rate_limiter.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "cohive/core/keys.hpp"
+
+namespace cohive::dht {
+namespace {
+
+PeerId peer_of(std::uint32_t number) {
+  Bytes key(36, 0);
+  std::memcpy(key.data(), &number, sizeof number);
+  return PeerId::of_public_key(key);
+}
+
+TEST(RateLimiter, ABurstIsServedAndThenWhatFlowsIn) {
+  RateLimiter limiter(10, 100);
+  TimePoint now{};
+  EXPECT_TRUE(limiter.allow(peer_of(1), 60, now));
+  EXPECT_TRUE(limiter.allow(peer_of(1), 40, now));
+  EXPECT_FALSE(limiter.allow(peer_of(1), 1, now));
+  EXPECT_TRUE(limiter.allow(peer_of(2), 100, now)) << "another peer has its own";
+  now += 1s;
+  EXPECT_FALSE(limiter.allow(peer_of(1), 11, now)) << "a refusal costs nothing";
+  EXPECT_TRUE(limiter.allow(peer_of(1), 10, now));
+  now += 1h;
+  EXPECT_TRUE(limiter.allow(peer_of(1), 100, now));
+  EXPECT_FALSE(limiter.allow(peer_of(1), 1, now)) << "no more than a burst is saved up";
+}
+
+TEST(RateLimiter, WithoutARateEverythingIsAllowed) {
+  RateLimiter limiter(0, 0);
+  EXPECT_TRUE(limiter.allow(peer_of(1), 1e9, TimePoint{}));
+}
+
+TEST(RateLimiter, ManyStrangersDoNotFillTheMemory) {
+  RateLimiter limiter(10, 100);
+  for (std::uint32_t i = 0; i < 50'000; ++i) EXPECT_TRUE(limiter.allow(peer_of(i), 1, TimePoint{}));
+  EXPECT_LE(limiter.size(), 10'000u);
+}
+
+}  // namespace
+}  // namespace cohive::dht

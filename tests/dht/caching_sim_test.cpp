@@ -4,7 +4,7 @@
 namespace cohive::dht {
 namespace {
 
-constexpr DhtOptions kNoCaching{.cache_locally = false, .cache_nearest = 0, .cache_on_store = false};
+const DhtOptions kNoCaching{.cache_locally = false, .cache_nearest = 0, .cache_on_store = false};
 
 class CachingSwarm : public DhtSwarm {
  protected:

@@ -279,20 +279,28 @@ class Scenario {
       const bool lying = std::any_of(peers_.begin(), peers_.end(),
                                      [&](const auto& p) { return p->hostile && p->hostile->id() == owner; });
       if (lying) continue;
-      const float* reference = nullptr;
+      std::vector<std::size_t> finished;
       for (std::size_t i : members) {
         const auto& failed = (*peers_[i]->result)->failed_reducers;
-        if (std::find(failed.begin(), failed.end(), owner) != failed.end()) continue;
-        const float* values = peers_[i]->values[part.tensor].data() + part.offset;
-        if (!reference) reference = values;
+        if (std::find(failed.begin(), failed.end(), owner) == failed.end()) finished.push_back(i);
+      }
+      // Without any weight there is no average, and everybody's values stay.
+      if (std::none_of(finished.begin(), finished.end(), [&](std::size_t i) { return peers_[i]->weight > 0; }))
+        continue;
+      const float* reference = values_of(finished.front(), part);
+      for (std::size_t i : finished) {
+        const float* values = values_of(i, part);
         for (std::size_t k = 0; k < part.length; ++k) {
           if (std::abs(values[k] - reference[k]) <= kTolerance) continue;
-          violated("peers {} and {} differ by {} in a part that both finished", members.front(), i,
+          violated("peers {} and {} differ by {} in a part that both finished", finished.front(), i,
                    values[k] - reference[k]);
           return;
         }
       }
     }
+  }
+  const float* values_of(std::size_t peer, const Part& part) const {
+    return peers_[peer]->values[part.tensor].data() + part.offset;
   }
 
   // ---- A download

@@ -47,10 +47,12 @@ Task<void> HostilePeer::misbehave() {
 
 /// A message that may be right by chance, is cut off, or carries a part of another size, dtype, codec, weight or value.
 std::string HostilePeer::nonsense(bool first, const std::string& group_id, int code) {
+  const codec::Codec right = *options_.codec.fixed();
   const std::size_t length = options_.part_size_bytes / 4;
   std::vector<float> values(below(3) ? length : below(2 * length + 1), 0.25f);
-  if (!values.empty() && below(3) == 0) values[below(values.size())] = below(2) ? NAN : -INFINITY;
-  const codec::Codec right = *options_.codec.fixed();
+  if (!values.empty() && below(3) == 0)
+    values[below(values.size())] =
+        below(2) || right == codec::Codec::float16 ? NAN : -INFINITY;  // halves make infinity a number
   const Slice buffer = codec::encode(
       codec::codec_for(right, codec::DType::float32, {static_cast<std::uint32_t>(values.size())}), values);
   const double weights[] = {1, 1, 1, 1, 0, -1, NAN, INFINITY};

@@ -41,17 +41,32 @@ if(NOT wanted STREQUAL "OFF")
   endif()
 endif()
 
-# Only looked for here; cuda/CMakeLists.txt enables the language.
+# The compiler, and beside it the headers and the static runtime. Sanitizers and nvcc do not go together.
 set(COHIVE_HAVE_CUDA FALSE)
 cohive_wanted(wanted COHIVE_WITH_CUDA)
+if(wanted STREQUAL "AUTO" AND (COHIVE_SANITIZE OR COHIVE_FUZZ))
+  set(wanted OFF)
+endif()
 if(NOT wanted STREQUAL "OFF")
   get_filename_component(cudacxx_dir "$ENV{CUDACXX}" DIRECTORY)
-  find_program(COHIVE_NVCC nvcc HINTS "${cudacxx_dir}" PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
+  set(wheels_dir "${PROJECT_SOURCE_DIR}/.deps/cuda/nvidia/cu13")  # by tools/install-deps.sh --cuda
+  find_program(COHIVE_NVCC nvcc HINTS "${cudacxx_dir}" PATHS ENV CUDA_PATH /usr/local/cuda "${wheels_dir}"
+               PATH_SUFFIXES bin)
   if(COHIVE_NVCC)
+    get_filename_component(toolkit_dir "${COHIVE_NVCC}" REALPATH)
+    get_filename_component(toolkit_dir "${toolkit_dir}" DIRECTORY)
+    get_filename_component(toolkit_dir "${toolkit_dir}" DIRECTORY)
+    find_path(COHIVE_CUDA_INCLUDE_DIR cuda_runtime_api.h HINTS "${toolkit_dir}" PATH_SUFFIXES include
+              targets/x86_64-linux/include)
+    find_library(COHIVE_CUDART_STATIC cudart_static HINTS "${toolkit_dir}" PATH_SUFFIXES lib64 lib
+                 targets/x86_64-linux/lib)
+  endif()
+  if(COHIVE_NVCC AND COHIVE_CUDA_INCLUDE_DIR AND COHIVE_CUDART_STATIC)
     set(COHIVE_HAVE_CUDA TRUE)
     message(STATUS "cohive: CUDA compiler ${COHIVE_NVCC}")
   elseif(wanted STREQUAL "ON")
-    message(FATAL_ERROR "COHIVE_WITH_CUDA is ON, but there is no nvcc. Put it in PATH, name it in CUDACXX, or build "
-                        "with -DCOHIVE_WITH_CUDA=OFF.")
+    message(FATAL_ERROR "COHIVE_WITH_CUDA is ON, but nvcc, cuda_runtime_api.h or libcudart_static.a was not found. Run "
+                        "tools/install-deps.sh --cuda, put nvcc in PATH, name it in CUDACXX, or build with "
+                        "-DCOHIVE_WITH_CUDA=OFF.")
   endif()
 endif()

@@ -1,4 +1,4 @@
-# Installs cohive for find_package(cohive): the targets cohive::net, cohive::averaging and, where built, cohive::torch
+# Installs cohive for find_package(cohive): cohive::net, cohive::averaging and, where built, cohive::torch and cohive::cuda
 # (static), and the public headers. The programs are installed where they are built, in tools/.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -9,6 +9,9 @@ install(TARGETS ${targets} EXPORT cohiveTargets
 set(unbuilt_headers)
 if(NOT COHIVE_HAVE_TORCH)
   set(unbuilt_headers PATTERN "train" EXCLUDE)
+endif()
+if(NOT COHIVE_HAVE_CUDA)
+  list(APPEND unbuilt_headers PATTERN "cuda" EXCLUDE)
 endif()
 install(DIRECTORY include/cohive DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" ${unbuilt_headers})
 

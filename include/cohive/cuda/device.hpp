@@ -1,0 +1,125 @@
+/// \file
+/// Streams, memory of the device and pinned memory of the host. Work is queued on a stream by functions named *_async,
+/// which return at once, and awaited with `co_await stream.done(runtime)`.
+///
+/// Threads: an object is used by one thread at a time. Memory given to queued work must stay until that work is done.
+/// Every function works on a machine without GPU or driver, where it returns Errc::no_device.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "cohive/core/bytes.hpp"
+#include "cohive/core/result.hpp"
+#include "cohive/core/runtime.hpp"
+
+struct CUstream_st;  // what cudaStream_t points to
+
+namespace cohive::cuda {
+
+/// How many GPUs this process may use, at least one. Errors: Errc::no_device.
+Result<int> device_count();
+
+/// A queue of work on one device, independent of the default stream. The destructor waits for what is queued, so that
+/// nothing touches memory freed after it.
+class Stream {
+ public:
+  /// Errors: Errc::no_device, also for a number that no device has.
+  static Result<Stream> create(int device = 0);
+  Stream(Stream&& other) noexcept;
+  Stream& operator=(Stream&& other) noexcept;
+  ~Stream();
+
+  class Done;
+  /// Awaitable, giving Result<>: waits until all work queued before the co_await has finished; an error of the device
+  /// ends the wait too. A coroutine destroyed meanwhile leaves the work running. Loop thread of a real runtime, which
+  /// must outlive the stream; throws std::logic_error under simulation.
+  Done done(Runtime& runtime);
+
+  /// Blocks the calling thread for the same; not for the loop thread.
+  Result<> synchronize();
+
+  /// Queues a copy to or from memory of the device. The host's side should be a HostBuffer: any other memory is copied
+  /// through a buffer of the driver's, for which the call may block. Errors: Errc::failed.
+  Result<> upload_async(ByteView from, void* to);
+  Result<> download_async(const void* from, MutableBytes to);
+
+  int device() const noexcept { return device_; }
+  /// A cudaStream_t, to queue other work on.
+  CUstream_st* native() const noexcept { return stream_; }
+
+ private:
+  Stream(int device, CUstream_st* stream) noexcept : device_(device), stream_(stream) {}
+  void reset() noexcept;
+
+  int device_;
+  CUstream_st* stream_;
+};
+
+class Stream::Done : public Waiter {
+ public:
+  Done(Runtime& runtime, const Stream& stream);
+  ~Done();
+  Done(const Done&) = delete;
+  Done& operator=(const Done&) = delete;
+
+  bool await_ready() const noexcept { return false; }
+  template <class Promise>
+  bool await_suspend(std::coroutine_handle<Promise> handle) {
+    if (!start()) return false;
+    suspend(handle);
+    return true;
+  }
+  Result<> await_resume() const;
+
+ private:
+  struct State;
+  bool start();
+  static void finished(CUstream_st* stream, int status, std::shared_ptr<State>* state) noexcept;
+
+  const Stream& stream_;
+  std::shared_ptr<State> state_;
+};
+
+/// Memory of a device, aligned to 256 bytes, not initialised. Freeing it waits for the device.
+class DeviceBuffer {
+ public:
+  /// Errors: Errc::no_device, Errc::out_of_memory.
+  static Result<DeviceBuffer> create(std::size_t bytes, int device = 0);
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  ~DeviceBuffer();
+
+  std::size_t size() const noexcept { return size_; }
+  /// Addresses of the device: for queued work only, never read by the host.
+  MutableBytes bytes() const noexcept { return {static_cast<std::uint8_t*>(data_), size_}; }
+  std::span<float> floats() const noexcept { return {static_cast<float*>(data_), size_ / sizeof(float)}; }
+
+ private:
+  DeviceBuffer(void* data, std::size_t size) noexcept : data_(data), size_(size) {}
+
+  void* data_;
+  std::size_t size_;
+};
+
+/// Pinned memory of the host: copies between it and any device run beside everything else.
+class HostBuffer {
+ public:
+  /// Errors: Errc::no_device, Errc::out_of_memory.
+  static Result<HostBuffer> create(std::size_t bytes);
+  HostBuffer(HostBuffer&& other) noexcept;
+  HostBuffer& operator=(HostBuffer&& other) noexcept;
+  ~HostBuffer();
+
+  std::size_t size() const noexcept { return size_; }
+  MutableBytes bytes() const noexcept { return {static_cast<std::uint8_t*>(data_), size_}; }
+  std::span<float> floats() const noexcept { return {static_cast<float*>(data_), size_ / sizeof(float)}; }
+
+ private:
+  HostBuffer(void* data, std::size_t size) noexcept : data_(data), size_(size) {}
+
+  void* data_;
+  std::size_t size_;
+};
+
+}  // namespace cohive::cuda

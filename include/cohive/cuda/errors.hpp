@@ -1,0 +1,23 @@
+/// \file
+/// What goes wrong with a GPU. The detail of an Error has the words of the CUDA runtime.
+#pragma once
+
+#include <system_error>
+
+namespace cohive::cuda {
+
+enum class Errc {
+  no_device = 1,  ///< no GPU, no driver, or a driver too old for this build
+  out_of_memory,  ///< of the device, or host memory that cannot be pinned
+  failed,         ///< any other failure the CUDA runtime reports
+};
+
+const std::error_category& cuda_category() noexcept;
+inline std::error_code make_error_code(Errc code) noexcept {
+  return {static_cast<int>(code), cuda_category()};
+}
+
+}  // namespace cohive::cuda
+
+template <>
+struct std::is_error_code_enum<cohive::cuda::Errc> : std::true_type {};

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/install-deps.sh [--no-apt] [--no-torch] [--interop] [--asan] [--help]
+# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--asan] [--help]
 #
 # Installs what cohive builds and runs with on Debian 12. Run it as often as you like: it does nothing where nothing is
 # missing, and needs root (or sudo) only for packages that are.
@@ -8,6 +8,7 @@
 # Options:
 #   --no-apt    leave Debian's packages alone (you have installed them, or this is not Debian)
 #   --no-torch  no LibTorch: enough for cohive::net, cohive::averaging, the bootstrap node and the monitor
+#   --cuda      also the CUDA compiler in .deps/cuda, for cohive::cuda: building needs no GPU
 #   --interop   also Python hivemind in .deps/interop and Prometheus in .deps/prometheus, for the tests against them
 #   --asan      also what the sanitizer builds need
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
@@ -24,13 +25,19 @@ asan_packages=(libclang-rt-19-dev llvm-19) # the runtime, and the symbolizer tha
 
 # The CUDA half of this wheel is left unlinked; libtorch_cpu.so itself still loads cudart and cupti.
 torch_wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+cuda_wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
+  nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85)
 torch_needs='about 600 MB to download and 1.2 GB of disk'
 
-with_apt=1 with_torch=1 with_interop=0
+with_apt=1 with_torch=1 with_cuda=0 with_interop=0
 for option in "$@"; do
   case $option in
     --no-apt) with_apt=0 ;;
     --no-torch) with_torch=0 ;;
+    --cuda)
+      with_cuda=1
+      apt_packages+=(g++) # compiles what nvcc leaves to the host
+      ;;
     --interop) with_interop=1 ;;
     --asan) apt_packages+=("${asan_packages[@]}") ;;
     -h | --help)
@@ -109,6 +116,22 @@ install_torch() {
   printf '%s' "$torch_version" >"$stamp"
 }
 
+install_cuda() {
+  local stamp="$deps/cuda/.stamp" toolkit="$deps/cuda.new/nvidia/cu13"
+  stamped "$stamp" "${cuda_wheels[*]}" && return
+  say 'fetching the CUDA compiler into .deps/cuda (104 MB to download and 271 MB of disk)'
+  rm -rf "$deps/cuda.new"
+  pip_install "$python" -m pip install --no-deps --no-compile --target "$deps/cuda.new" "${cuda_wheels[@]}" ||
+    die "pip could not fetch ${cuda_wheels[*]} (see above)"
+  # The wheels leave out the links of an installed toolkit.
+  ln -s lib "$toolkit/lib64"
+  ln -s libcudart.so.13 "$toolkit/lib/libcudart.so"
+  "$toolkit/bin/nvcc" --version >/dev/null || die 'the CUDA compiler that was fetched does not run'
+  rm -rf "$deps/cuda"
+  mv "$deps/cuda.new" "$deps/cuda"
+  printf '%s' "${cuda_wheels[*]}" >"$stamp"
+}
+
 install_interop() {
   local requirements=tests/interop/requirements.txt shim=tests/interop/torch_on_cpu.py
   local stamp="$deps/interop/.stamp" version packages
@@ -142,10 +165,13 @@ install_prometheus() {
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 ((with_apt)) && install_apt_packages
-if ((with_torch)); then
+if ((with_torch || with_cuda)); then
   pick_python
   mkdir -p "$deps"
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
+fi
+if ((with_cuda)); then install_cuda; fi
+if ((with_torch)); then
   torch_version="${torch_wheels[*]} $("$python" -c 'import sys; print(sys.implementation.cache_tag)')"
   install_torch
   if ((with_interop)); then

@@ -45,6 +45,7 @@ if [[ $preset == asan ]]; then
   export ASAN_SYMBOLIZER_PATH="${ASAN_SYMBOLIZER_PATH:-/usr/bin/llvm-symbolizer-19}"
 else
   cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON)
+  install_options+=(--cuda)
   ((interop)) && install_options+=(--interop)
 fi
 

@@ -52,7 +52,8 @@ if(NOT wanted STREQUAL "OFF")
   set(wheels_dir "${PROJECT_SOURCE_DIR}/.deps/cuda/nvidia/cu13")  # by tools/install-deps.sh --cuda
   find_program(COHIVE_NVCC nvcc HINTS "${cudacxx_dir}" PATHS ENV CUDA_PATH /usr/local/cuda "${wheels_dir}"
                PATH_SUFFIXES bin)
-  if(COHIVE_NVCC)
+  find_program(COHIVE_CUDA_HOST_COMPILER NAMES g++ DOC "what nvcc compiles the host's side with")
+  if(COHIVE_NVCC AND COHIVE_CUDA_HOST_COMPILER)
     get_filename_component(toolkit_dir "${COHIVE_NVCC}" REALPATH)
     get_filename_component(toolkit_dir "${toolkit_dir}" DIRECTORY)
     get_filename_component(toolkit_dir "${toolkit_dir}" DIRECTORY)
@@ -61,11 +62,11 @@ if(NOT wanted STREQUAL "OFF")
     find_library(COHIVE_CUDART_STATIC cudart_static HINTS "${toolkit_dir}" PATH_SUFFIXES lib64 lib
                  targets/x86_64-linux/lib)
   endif()
-  if(COHIVE_NVCC AND COHIVE_CUDA_INCLUDE_DIR AND COHIVE_CUDART_STATIC)
+  if(COHIVE_NVCC AND COHIVE_CUDA_HOST_COMPILER AND COHIVE_CUDA_INCLUDE_DIR AND COHIVE_CUDART_STATIC)
     set(COHIVE_HAVE_CUDA TRUE)
     message(STATUS "cohive: CUDA compiler ${COHIVE_NVCC}")
   elseif(wanted STREQUAL "ON")
-    message(FATAL_ERROR "COHIVE_WITH_CUDA is ON, but nvcc, cuda_runtime_api.h or libcudart_static.a was not found. Run "
+    message(FATAL_ERROR "COHIVE_WITH_CUDA is ON, but nvcc, g++, cuda_runtime_api.h or libcudart_static.a was not found. Run "
                         "tools/install-deps.sh --cuda, put nvcc in PATH, name it in CUDACXX, or build with "
                         "-DCOHIVE_WITH_CUDA=OFF.")
   endif()

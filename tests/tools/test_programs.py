@@ -60,7 +60,7 @@ def programs(*names):
 class BadInput(unittest.TestCase):
     """One line on stderr that says what to do; exit code 2, or 1 for a swarm that cannot be reached."""
 
-    joining = property(lambda self: programs("cohive-bootstrap", "cohive-monitor", "cohive-train"))
+    joining = property(lambda self: programs("cohive-bootstrap", "cohive-monitor", "cohive-dht", "cohive-train"))
 
     @classmethod
     def setUpClass(cls):
@@ -73,7 +73,7 @@ class BadInput(unittest.TestCase):
         cls.folder.cleanup()
 
     def refused(self, code, says, program, *arguments, env=None):
-        needed = {"cohive-train": ["--text", str(self.text)], "cohive-monitor": ["--once"]}.get(program, [])
+        needed = {"cohive-train": ["--text", str(self.text)], "cohive-monitor": ["--once"], "cohive-dht": ["peers"]}.get(program, [])
         if "--text" in arguments:
             needed = []
         with self.subTest(program=program, arguments=arguments):
@@ -84,7 +84,7 @@ class BadInput(unittest.TestCase):
             self.assertIn(says, result.stderr)
 
     def test_unknown_flag(self):
-        for program in programs("cohive-bootstrap", "cohive-monitor", "cohive-train"):
+        for program in self.joining:
             self.refused(2, "--no-such-flag", program, "--no-such-flag")
         self.refused(2, "--no-such-flag", "cohive-bench", "codec", "--no-such-flag")
 
@@ -179,6 +179,64 @@ class Bootstrap(unittest.TestCase):
             with bootstrap() as (process, _):
                 process.send_signal(signum)
                 self.assertEqual(process.wait(PATIENCE), 0)
+
+
+class Dht(unittest.TestCase):
+    """cohive-dht against two bootstrap nodes, which know each other."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.nodes = contextlib.ExitStack()
+        _, cls.first = cls.nodes.enter_context(bootstrap())
+        _, cls.second = cls.nodes.enter_context(bootstrap("--initial-peers", *cls.first["initial_peers"]))
+        cls.peer_ids = {cls.first["peer_id"], cls.second["peer_id"]}
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.nodes.close()
+
+    def dht(self, *arguments, code=0):
+        result = run("cohive-dht", "--json", "--initial-peers", self.first["initial_peers"][0], *arguments)
+        self.assertEqual(result.returncode, code, result.stderr)
+        if code != 0:
+            self.assertEqual((result.stdout, result.stderr.count("\n")), ("", 1), result.stderr)
+            return result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def test_what_is_stored_is_read(self):
+        for value in (5, "text", [1, {"a": None}], {"hex": "00ff"}):
+            self.dht("store", "key", json.dumps(value))
+            self.assertEqual(self.dht("get", "key")[0]["value"], value)
+
+    def test_entries_of_a_dictionary(self):
+        for subkey in ("a", "b"):
+            self.dht("store", "dictionary", "1", "--subkey", subkey)
+        self.assertEqual({entry["subkey"] for entry in self.dht("get", "dictionary")[0]["entries"]}, {"a", "b"})
+
+    def test_a_key_that_nobody_stored(self):
+        self.assertIn("missing", self.dht("get", "missing", code=1))
+
+    def test_the_swarm_as_a_map(self):
+        (found,) = self.dht("crawl")
+        self.assertEqual({peer["peer_id"] for peer in found["peers"]}, self.peer_ids)
+        self.assertEqual(found["reachable"], 2)
+        self.assertTrue(all(peer["agent"].startswith("cohive/") for peer in found["peers"]))
+
+    def test_nodes_by_distance_and_what_they_hold(self):
+        self.dht("store", "held", "1")
+        found = self.dht("find", "held")
+        self.assertEqual({node["peer_id"] for node in found}, self.peer_ids)
+        self.assertTrue(all(node["has_record"] for node in found))
+
+    def test_ping_by_id_and_by_address(self):
+        for peer in (self.second["peer_id"], self.second["initial_peers"][0]):
+            (answer,) = self.dht("ping", peer)
+            self.assertEqual(answer["peer_id"], self.second["peer_id"])
+            self.assertGreater(answer["latency_ms"], 0)
+
+    def test_a_peer_that_cannot_be_reached_and_one_that_is_none(self):
+        self.assertIn(NOBODY, self.dht("ping", NOBODY, code=1))
+        self.dht("ping", "nonsense", code=2)
 
 
 class Trainer(unittest.TestCase):

@@ -42,7 +42,10 @@ say "training on $text ($(du -shL "$text" | cut -f1)) for $seconds s"
 declare -A pid=()
 stop_all() {
   local one
-  for one in "${pid[@]}"; do kill -KILL "$one" 2>/dev/null || true; done
+  for one in "${pid[@]}"; do
+    kill -KILL "$one" 2>/dev/null || true
+    wait "$one" 2>/dev/null || true # the shell says nothing about processes it was waited for
+  done
   $keep || rm -f "$work"/*.params "$work/bible.txt"
 }
 trap stop_all EXIT

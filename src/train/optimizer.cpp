@@ -278,6 +278,7 @@ void Optimizer::Impl::start_rounds(const GlobalProgress& global) {
 }
 
 void Optimizer::Impl::publish_state() {
+  if (strategy.options().client_mode || options.auxiliary) return;  // they share nothing
   auto copy = train::pack_state(optimizer, local_epoch, "");
   std::lock_guard lock(published_mutex);
   published = std::move(copy);

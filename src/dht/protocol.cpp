@@ -51,7 +51,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       table(id, opts.bucket_size, opts.depth_modulo),
       storage(limits_of(opts, opts.max_records)),
       cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
-      slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1)),
+      slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
       rates_(opts.max_keys_per_second, opts.max_keys_per_second * kBurstSeconds),
       tasks_(runtime, "dht protocol"),
       store_limits_{.items = std::clamp<std::size_t>(opts.max_keys_per_request, 1, kStoreBatch)},

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "batcher.hpp"
-#include "call_slots.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/metrics.hpp"
 #include "cohive/rpc/rpc.hpp"
@@ -114,7 +113,7 @@ class Protocol {
   std::vector<NodeAddress> newcomers_;  // to be given records
   bool handing_over_ = false;
   std::unordered_map<PeerId, TimePoint> handed_over_;
-  CallSlots slots_;
+  Semaphore slots_;
   RateLimiter rates_;
   std::optional<SignedCalls> signed_calls_;  // in a moderated swarm
   std::optional<rpc::Server> server_;

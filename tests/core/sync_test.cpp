@@ -162,6 +162,29 @@ TEST(Semaphore, UnitsMoveAndComeBackOnce) {
   EXPECT_EQ(semaphore.available(), 3u);
 }
 
+TEST(Semaphore, BoundsWhatRunsAtOnceAlsoWhenWaitersLeave) {
+  SimRuntime runtime;
+  Semaphore slots(runtime, 3);
+  int running = 0, most = 0, done = 0;
+  auto work = [](SimRuntime& loop, Semaphore& from, int& now, int& high, int& ended) -> Task<void> {
+    const auto slot = co_await from.acquire();
+    high = std::max(high, ++now);
+    co_await loop.sleep_for(1s);
+    --now;
+    ++ended;
+  };
+  TaskGroup stays(runtime, "stays");
+  {
+    TaskGroup leaves(runtime, "leaves");
+    for (int i = 0; i < 20; ++i) (i % 2 ? stays : leaves).spawn(work(runtime, slots, running, most, done), "work");
+    runtime.run_for(1s + 1ns);
+  }
+  running = 0;
+  runtime.run(stays.join());
+  EXPECT_EQ(most, 3);
+  EXPECT_GE(done, 10);
+}
+
 Task<void> critical(Runtime& runtime, Mutex& mutex, int& inside, int& most) {
   auto lock = co_await mutex.lock();
   most = std::max(most, ++inside);

@@ -11,7 +11,6 @@
 #include "cohive/core/sim_runtime.hpp"
 #include "dht/batcher.hpp"
 #include "dht/blacklist.hpp"
-#include "dht/call_slots.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -263,29 +262,6 @@ TEST(Batcher, CallersThatAreGoneAreNotSentAndClosingTellsTheRest) {
   EXPECT_EQ(sender.answered, 1);
   EXPECT_EQ(sender.failed, 2);
   EXPECT_EQ(sender.runtime.run(sender.batcher.call(peer_of(1), {5})).error().code(), make_error_code(Errc::closed));
-}
-
-TEST(CallSlots, BoundWhatRunsAtOnceAlsoWhenWaitersLeave) {
-  SimRuntime runtime;
-  CallSlots slots(runtime, 3);
-  int running = 0, most = 0, done = 0;
-  auto work = [](SimRuntime& loop, CallSlots& from, int& now, int& high, int& ended) -> Task<void> {
-    const auto slot = co_await from.acquire();
-    high = std::max(high, ++now);
-    co_await loop.sleep_for(1s);
-    --now;
-    ++ended;
-  };
-  TaskGroup stays(runtime, "stays");
-  {
-    TaskGroup leaves(runtime, "leaves");
-    for (int i = 0; i < 20; ++i) (i % 2 ? stays : leaves).spawn(work(runtime, slots, running, most, done), "work");
-    runtime.run_for(1s + 1ns);
-  }
-  running = 0;
-  runtime.run(stays.join());
-  EXPECT_EQ(most, 3);
-  EXPECT_GE(done, 10);
 }
 
 }  // namespace

@@ -54,7 +54,6 @@ Task<nlohmann::json> measure(Runtime& runtime, Settings settings) {
   for (std::size_t i = 0; i < settings.peers; ++i) {
     p2p::HostOptions options;
     options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
-    options.max_pending_per_ip = options.max_pending_inbound = 256;
     Node node;
     node.host = std::make_unique<p2p::Host>(*network, KeyPair::generate_ed25519(), options);
     node.host->start().value();

@@ -3,9 +3,9 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/transport/errors.hpp"
+#include "common/client.hpp"
 #include "common/program.hpp"
 #include "dht/crawl.hpp"
 #include "dht/values.hpp"
@@ -207,9 +207,7 @@ Task<int> map_swarm(Dht& dht, const Options& options) {
 
 // ---- The program
 
-Task<int> run_command(Dht& dht, Options options, std::vector<Multiaddr> initial) {
-  if (auto joined_swarm = co_await dht.start(std::move(initial)); !joined_swarm)
-    throw ErrorException(joined_swarm.error());
+Task<int> run_command(Dht& dht, const Options& options) {
   if (options.command == "get") co_return co_await get(dht, options);
   if (options.command == "store") co_return co_await store(dht, options);
   if (options.command == "ping") co_return co_await ping(dht, options);
@@ -218,36 +216,21 @@ Task<int> run_command(Dht& dht, Options options, std::vector<Multiaddr> initial)
   co_return co_await map_swarm(dht, options);
 }
 
-Task<int> run_client(Runtime& runtime, Options options, std::vector<Multiaddr> initial) {
-  const auto network = transport::make_tcp_network(runtime);
-  p2p::HostOptions host_options;
-  host_options.routing_server = false;
-  p2p::Host host(*network, KeyPair::generate_ed25519(), host_options);
-  if (auto started = host.start(); !started) throw ErrorException(started.error());
-  DhtOptions dht_options;
-  dht_options.client_mode = true;
-  Dht dht(host, dht_options);
-  if (options.command == "get") dht.add_validator(co_await dht::make_rsa_validator(runtime));  // to read signed records
-  auto outcome =
-      co_await race(runtime, wait_for_signal(runtime), run_command(dht, std::move(options), std::move(initial)));
-  co_await dht.close();
-  co_await host.close();
-  co_return outcome.index() == 1 ? std::get<1>(outcome) : kFailed;
-}
-
 int run(const Options& options) {
   log::configure(options.log);
-  auto initial = parse_initial_peers(initial_peers(options.initial_peers));
   const bool by_address = options.command == "ping" && !PeerId::from_text(options.target);
-  if (initial.empty() && !by_address)
-    throw Exit{kBadInput, "give the swarm's address with --initial-peers or $INITIAL_PEERS"};
-  if (by_address) {
-    initial.clear();
+  std::vector<Multiaddr> initial;
+  if (!by_address) {
+    initial = swarm_addresses(options.initial_peers);
+  } else {
+    parse_initial_peers(initial_peers(options.initial_peers));
     if (!parse_addresses({options.target}, "ping").front().peer())
       throw Exit{kBadInput, "ping takes a peer id, or an address that ends with /p2p/<peer id>"};
   }
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  return runtime->run(run_client(*runtime, options, std::move(initial)));
+  const auto ended = runtime->run(run_as_client(*runtime, std::move(initial), options.command == "get",
+                                                [&options](Dht& dht) { return run_command(dht, options); }));
+  return ended.value_or(kFailed);
 }
 
 }  // namespace

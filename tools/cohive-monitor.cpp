@@ -5,8 +5,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
+#include "common/client.hpp"
 #include "common/program.hpp"
 
 namespace cohive::tools {
@@ -78,8 +78,7 @@ void print(const Options& options, const std::vector<PeerProgress>& peers) {
 }
 
 /// Prints a line now and then; ends after the first when that was asked for.
-Task<void> watch(Dht& dht, Options options, std::vector<Multiaddr> initial) {
-  if (auto joined = co_await dht.start(std::move(initial)); !joined) throw ErrorException(joined.error());
+Task<int> watch(Dht& dht, const Options& options) {
   for (;;) {
     auto found = co_await dht.get(options.run_id + "_progress", true);
     std::vector<PeerProgress> peers;
@@ -87,33 +86,18 @@ Task<void> watch(Dht& dht, Options options, std::vector<Multiaddr> initial) {
       for (const auto& [subkey, stored] : found->entries())
         if (auto peer = parse(stored.value, dht.now())) peers.push_back(std::move(*peer));
     print(options, peers);
-    if (options.once) co_return;
+    if (options.once) co_return 0;
     co_await dht.runtime().sleep_for(from_seconds(options.interval));
   }
 }
 
-Task<int> run_monitor(Runtime& runtime, Options options, std::vector<Multiaddr> initial) {
-  const auto network = transport::make_tcp_network(runtime);
-  p2p::HostOptions host_options;
-  host_options.routing_server = false;
-  p2p::Host host(*network, KeyPair::generate_ed25519(), host_options);
-  if (auto started = host.start(); !started) throw ErrorException(started.error());
-  DhtOptions dht_options;
-  dht_options.client_mode = true;
-  Dht dht(host, dht_options);
-  dht.add_validator(std::make_shared<dht::RsaSignatureValidator>());  // needed to read signed records
-  co_await race(runtime, wait_for_signal(runtime), watch(dht, std::move(options), std::move(initial)));
-  co_await dht.close();
-  co_await host.close();
-  co_return 0;
-}
-
 int run(const Options& options) {
   log::configure(options.log);
-  auto initial = parse_initial_peers(initial_peers(options.initial_peers));
-  if (initial.empty()) throw Exit{kBadInput, "give the swarm's address with --initial-peers or $INITIAL_PEERS"};
+  auto initial = swarm_addresses(options.initial_peers);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  return runtime->run(run_monitor(*runtime, options, std::move(initial)));
+  const auto ended = runtime->run(
+      run_as_client(*runtime, std::move(initial), true, [&options](Dht& dht) { return watch(dht, options); }));
+  return ended.value_or(0);
 }
 
 }  // namespace

@@ -154,7 +154,6 @@ Task<void> ProgressTracker::refresh() {
   auto found = co_await dht_.get(options_.run_id + "_progress", true);
   const double now = dht_.now();
   GlobalProgress global;
-  global.fetches = snapshot().fetches + 1;
   std::vector<Entry> entries;
   if (found)
     for (const auto& [subkey, stored] : found->entries())

@@ -42,7 +42,7 @@ struct Session {
   bool ready = false;
 
  private:
-  Task<Result<>> open();
+  Task<Result<>> open(std::vector<Multiaddr> initial);
   Task<void> close();
 };
 

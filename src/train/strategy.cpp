@@ -1,8 +1,5 @@
 #include "cohive/train/strategy.hpp"
 
-#include <cstdlib>
-#include <sstream>
-
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "session.hpp"
@@ -18,25 +15,13 @@ std::vector<Multiaddr> parse_all(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-std::vector<std::string> initial_peers_from_environment() {
-  const char* text = std::getenv("INITIAL_PEERS");
-  if (!text || !*text) text = std::getenv("PL_INITIAL_PEERS");
-  if (!text) return {};
-  std::string spaced(text);
-  for (char& c : spaced)
-    if (c == ',') c = ' ';
-  std::istringstream words(spaced);
-  std::vector<std::string> result;
-  for (std::string word; words >> word;) result.push_back(word);
-  return result;
-}
-
 namespace train {
 
 Session::Session(StrategyOptions opts) : options(std::move(opts)) {
   if (options.run_id.empty() || options.run_id.find('.') != std::string::npos)
     throw ErrorException(Error(Errc::invalid_argument, "run_id must not be empty nor contain \".\""));
   if (options.initial_peers.empty()) options.initial_peers = initial_peers_from_environment();
+  auto initial = parse_all(options.initial_peers);
   // The key that signs our progress takes tenths of a second to make: not on the loop.
   key = std::make_shared<dht::RsaSignatureValidator>();
   p2p::HostOptions host_options;
@@ -50,14 +35,14 @@ Session::Session(StrategyOptions opts) : options(std::move(opts)) {
     network = transport::make_tcp_network(thread->runtime());
     host = std::make_unique<p2p::Host>(*network, identity, host_options);
   });
-  auto opened = call([this] { return open(); });
+  auto opened = call([this, &initial] { return open(std::move(initial)); });
   if (!opened) {
     call([this] { return close(); });
     throw ErrorException(opened.error());
   }
 }
 
-Task<Result<>> Session::open() {
+Task<Result<>> Session::open(std::vector<Multiaddr> initial) {
   if (auto started = host->start(); !started) co_return started.error();
   if (!options.metrics_address.empty()) {
     metrics_server = std::make_unique<p2p::MetricsServer>(*network, [this] { return ready; });
@@ -67,12 +52,6 @@ Task<Result<>> Session::open() {
   dht_options.client_mode = options.client_mode;
   dht = std::make_unique<Dht>(*host, dht_options);
   dht->add_validator(key);
-  std::vector<Multiaddr> initial;
-  for (const auto& text : options.initial_peers) {
-    auto address = Multiaddr::from_text(text);
-    if (!address) co_return address.error();
-    initial.push_back(std::move(*address));
-  }
   if (auto joined = co_await dht->start(std::move(initial)); !joined) co_return joined.error();
   ready = true;
   co_return ok();

@@ -1,13 +1,12 @@
 #include "common/program.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
-#include <sstream>
 
 #include "cohive/core/errors.hpp"
 #include "cohive/dht/errors.hpp"
 #include "cohive/p2p/errors.hpp"
+#include "cohive/p2p/initial_peers.hpp"
 #include "cohive/transport/errors.hpp"
 
 namespace cohive::tools {
@@ -111,18 +110,10 @@ std::vector<Multiaddr> parse_initial_peers(const std::vector<std::string>& texts
 }
 
 std::vector<std::string> initial_peers(const std::vector<std::string>& given) {
+  if (given.empty()) return initial_peers_from_environment();
   std::string all;
   for (const auto& text : given) all += text + " ";
-  for (const char* name : {"INITIAL_PEERS", "PL_INITIAL_PEERS"}) {
-    const char* text = std::getenv(name);
-    if (all.empty() && text) all = text;
-  }
-  for (char& c : all)
-    if (c == ',') c = ' ';
-  std::istringstream words(all);
-  std::vector<std::string> result;
-  for (std::string word; words >> word;) result.push_back(word);
-  return result;
+  return split_addresses(all);
 }
 
 }  // namespace cohive::tools

@@ -43,8 +43,7 @@ struct GlobalProgress {
   double samples = 0;  ///< accumulated towards this epoch by all peers
   double samples_per_second = 0;
   std::size_t peers = 0, clients = 0;
-  double eta = 0;             ///< Unix seconds when the target will be reached
-  std::uint64_t fetches = 0;  ///< times the DHT was read
+  double eta = 0;  ///< Unix seconds when the target will be reached
 };
 
 class ProgressTracker {
@@ -66,7 +65,6 @@ class ProgressTracker {
 
   /// Any thread.
   GlobalProgress snapshot() const;
-  const TrackerOptions& options() const { return options_; }
   Runtime& runtime() const { return runtime_; }
 
  private:

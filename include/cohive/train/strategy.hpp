@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cohive/dht/dht.hpp"
+#include "cohive/p2p/initial_peers.hpp"
 
 namespace cohive {
 
@@ -53,8 +54,5 @@ class Strategy {
  private:
   std::unique_ptr<train::Session> session_;
 };
-
-/// Splits "$INITIAL_PEERS"-like text at spaces and commas; from INITIAL_PEERS, else PL_INITIAL_PEERS.
-std::vector<std::string> initial_peers_from_environment();
 
 }  // namespace cohive

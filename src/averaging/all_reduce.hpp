@@ -33,6 +33,7 @@ struct Group {
   std::vector<PeerId> peers;
   std::vector<std::string> gathered;
   PeerId leader;
+  std::optional<codec::Extension> extension;  ///< the codec that all members offered
 };
 
 class AllReduce {

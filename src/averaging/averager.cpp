@@ -32,6 +32,8 @@ void check(const AveragerOptions& options) {
     fail("reducer_timeout must exceed sender_timeout");
   if (options.initial_group_bits.find_first_not_of("01") != std::string::npos) fail("group bits are made of 0 and 1");
   if (options.target_group_size == 1 || options.min_group_size < 2) fail("a group has at least two members");
+  if (options.extension && !(options.extension->density > 0 && options.extension->density <= 1))
+    fail("the density of top_k must be above 0 and at most 1");
   if (options.bandwidth && !(*options.bandwidth >= 0)) fail("bandwidth must not be negative");
 }
 
@@ -184,6 +186,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   registered.complete = true;
   result->group_id = group->id;
   result->leader = group->leader;
+  result->extension = group->extension;
   result->matchmaking = grouped - start;
   result->allreduce = runtime.now() - triggered;
   metrics.allreduce_seconds.observe(to_seconds(result->allreduce));

@@ -255,6 +255,7 @@ Task<std::optional<Group>> Matchmaking::request_to_join(PeerId peer, double expi
   request.set_gather(gather_);
   request.set_client_mode(options_.mode == PeerMode::client);
   request.set_group_key(key());
+  request.set_codec_extensions(offered_extensions().text());
   const std::string bytes = request.SerializeAsString();
   auto sent = co_await (*call)->send(as_bytes(bytes), first_reply);
   if (sent) sent = co_await (*call)->finish(first_reply);
@@ -302,7 +303,7 @@ Result<Group> Matchmaking::group_from(const proto::MessageFromLeader& message, c
   if (size < 2 || size > kMaxGroup || message.gathered_size() != message.ordered_peer_ids_size())
     return bad("size of the group");
   if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
-  Group group{message.group_id(), {}, {message.gathered().begin(), message.gathered().end()}, leader};
+  Group group{message.group_id(), {}, {message.gathered().begin(), message.gathered().end()}, leader, std::nullopt};
   std::set<PeerId> members;
   for (const auto& bytes : message.ordered_peer_ids()) {
     const auto member = PeerId::from_bytes(as_bytes(bytes));
@@ -310,10 +311,26 @@ Result<Group> Matchmaking::group_from(const proto::MessageFromLeader& message, c
     group.peers.push_back(*member);
   }
   if (!members.contains(dht_.host().id())) return bad("a group without us");
+  if (!message.codec_extension().empty()) {
+    if (message.codec_extension() != offered_extensions().text()) return bad("a codec that we did not offer");
+    group.extension = options_.extension->kind;
+  }
   return group;
 }
 
 // ---- Leading
+
+codec::Extensions Matchmaking::offered_extensions() const {
+  return options_.extension ? codec::Extensions{options_.extension->kind} : codec::Extensions();
+}
+
+/// Ours, when every follower offers it too.
+std::optional<codec::Extension> Matchmaking::agreed_extension() const {
+  if (!options_.extension) return std::nullopt;
+  std::vector<codec::Extensions> members{offered_extensions()};
+  for (const auto& [peer, follower] : followers_) members.push_back(follower->extensions);
+  return codec::agree_on(options_.extension->kind, members);
+}
 
 std::shared_ptr<Group> Matchmaking::assemble() {
   auto group = std::make_shared<Group>();
@@ -321,6 +338,7 @@ std::shared_ptr<Group> Matchmaking::assemble() {
   runtime_.random_bytes(id);
   group->id = to_string(id);
   group->leader = dht_.host().id();
+  group->extension = agreed_extension();
   std::vector<std::pair<PeerId, std::string>> members{{dht_.host().id(), gather_}};
   for (const auto& [peer, follower] : followers_) members.emplace_back(peer, follower->gather);
   std::shuffle(members.begin(), members.end(), runtime_.random());
@@ -382,6 +400,7 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
 
   auto follower = std::make_shared<Follower>();
   follower->gather = request.gather();
+  follower->extensions = codec::Extensions::from_text(request.codec_extensions());
   struct Membership {
     Matchmaking& self;
     PeerId peer;
@@ -428,6 +447,7 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
     last.set_group_id(follower->group->id);
     for (const auto& member : follower->group->peers) last.add_ordered_peer_ids(member.binary());
     for (const auto& gather : follower->group->gathered) last.add_gathered(gather);
+    if (follower->group->extension) last.set_codec_extension(std::string(codec::name_of(*follower->group->extension)));
   } else if (leader_) {
     last.set_suggested_leader(leader_->binary());
   }

@@ -30,6 +30,7 @@ class Matchmaking {
  private:
   struct Follower {
     std::string gather;
+    codec::Extensions extensions;  // that it offers
     std::shared_ptr<Group> group;  // set when assembled
     bool disbanded = false;
   };
@@ -59,6 +60,8 @@ class Matchmaking {
   Result<Group> group_from(const proto::MessageFromLeader& message, const PeerId& leader) const;
   void note(JoinOutcome outcome, const PeerId& leader, const std::string& detail);
   std::optional<proto::MessageFromLeader> reject(const PeerId& peer, const proto::JoinRequest& request) const;
+  codec::Extensions offered_extensions() const;
+  std::optional<codec::Extension> agreed_extension() const;
   std::shared_ptr<Group> assemble();
   void disband();
   static Task<Result<>> send(rpc::ServerStream& stream, const proto::MessageFromLeader& message, Deadline deadline);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cohive/codec/compression.hpp"
+#include "cohive/codec/extensions.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/dht/dht.hpp"
 
@@ -30,11 +31,13 @@ struct AveragerOptions {
   Duration request_timeout = 3s;       ///< must be below min_matchmaking_time
   double averaging_alpha = 1.0;
   std::size_t part_size_bytes = 1 << 19;
-  Duration allreduce_timeout = 60s;   ///< a whole round
-  Duration sender_timeout = 15s;      ///< between two parts of one sender; then it is left out
-  Duration reducer_timeout = 30s;     ///< between two results of one reducer; then local values stay
-  codec::Compression codec;           ///< of parts; the same in the whole group
-  codec::Compression state_codec;     ///< of the state that we share
+  Duration allreduce_timeout = 60s;  ///< a whole round
+  Duration sender_timeout = 15s;     ///< between two parts of one sender; then it is left out
+  Duration reducer_timeout = 30s;    ///< between two results of one reducer; then local values stay
+  codec::Compression codec;          ///< of parts; the same in the whole group
+  codec::Compression state_codec;    ///< of the state that we share
+  /// Offered for what we send, and used in groups all of whose members offer the same kind. Python peers never do.
+  std::optional<codec::ExtensionOptions> extension;
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: who would get fewer gets none
   std::optional<double> bandwidth;    ///< bytes per second, any unit common to the group; unset: equal shares
   PeerMode mode = PeerMode::node;
@@ -83,9 +86,10 @@ struct StepOptions {
 };
 
 struct RoundResult {
-  std::string group_id;             ///< the same for all members of the round
-  std::vector<GatheredPeer> group;  ///< in group order, ourselves included
-  PeerId leader;                    ///< who assembled it
+  std::string group_id;                       ///< the same for all members of the round
+  std::vector<GatheredPeer> group;            ///< in group order, ourselves included
+  PeerId leader;                              ///< who assembled it
+  std::optional<codec::Extension> extension;  ///< what all members offered
   std::size_t parts_total = 0;
   std::size_t parts_failed = 0;         ///< kept local because their reducer failed
   std::vector<PeerId> failed_reducers;  ///< whose parts those are

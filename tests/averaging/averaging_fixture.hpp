@@ -1,0 +1,69 @@
+// Averagers on a simulated network, for tests that let them average and look at their tensors.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "cohive/averaging/averager.hpp"
+#include "cohive/core/combine.hpp"
+#include "support/swarm.hpp"
+
+namespace cohive::averaging {
+
+/// A peer with one Dht and one averager over two tensors.
+struct Peer {
+  std::vector<float> a, b;
+  std::unique_ptr<Dht> dht;
+  std::unique_ptr<Averager> averager;
+};
+
+class Averaging : public ::testing::Test {
+ protected:
+  Peer& add(AveragerOptions options, std::size_t size = 1000) {
+    const bool client = options.mode == PeerMode::client;
+    p2p::HostOptions host_options;
+    host_options.routing_server = !client;
+    auto& host = swarm.add_host(host_options, !client);
+    auto peer = std::make_unique<Peer>();
+    DhtOptions dht_options;
+    dht_options.client_mode = client;
+    peer->dht = std::make_unique<Dht>(host, dht_options);
+    std::vector<Multiaddr> initial;
+    if (!peers.empty()) initial = {swarm.host(0).visible_addresses().front()};
+    auto started = swarm.run(peer->dht->start(initial));
+    EXPECT_TRUE(started) << started.error();
+    const auto number = static_cast<float>(peers.size());
+    peer->a.assign(size, number);
+    peer->b.assign(7, 10 * number);
+    options.prefix = "test";
+    peer->averager = std::make_unique<Averager>(
+        *peer->dht, std::vector<AveragedTensor>{{peer->a, {static_cast<std::uint32_t>(size)}}, {peer->b, {7}}},
+        options);
+    peer->averager->start();
+    peers.push_back(std::move(peer));
+    return *peers.back();
+  }
+  AveragerOptions quick() {
+    AveragerOptions options;
+    options.min_matchmaking_time = 2s;
+    options.request_timeout = 1s;
+    options.part_size_bytes = 512;
+    options.sender_timeout = 3s;
+    options.reducer_timeout = 6s;
+    options.allreduce_timeout = 20s;
+    return options;
+  }
+  std::vector<Result<RoundResult>> step_all(std::vector<StepOptions> steps) {
+    std::vector<Task<Result<RoundResult>>> tasks;
+    for (std::size_t i = 0; i < steps.size(); ++i) tasks.push_back(peers[i]->averager->step(steps[i]));
+    return swarm.run(when_all(swarm.runtime(), std::move(tasks)));
+  }
+  std::vector<StepOptions> same(StepOptions step = {}) { return std::vector<StepOptions>(peers.size(), step); }
+
+  sim::Swarm swarm{{.seed = 21}};
+  std::vector<std::unique_ptr<Peer>> peers;
+};
+
+}  // namespace cohive::averaging

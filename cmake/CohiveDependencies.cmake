@@ -13,6 +13,14 @@ endif()
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
 
+# A faster AES-GCM for x86-64; without it OpenSSL's is used. Its development package is an archive and a header only.
+find_library(COHIVE_IPSEC_MB IPSec_MB)
+if(COHIVE_IPSEC_MB)
+  message(STATUS "cohive: AES-GCM by ${COHIVE_IPSEC_MB}")
+else()
+  set(COHIVE_IPSEC_MB "")
+endif()
+
 # cohive_wanted(OUT OPTION): what an AUTO/ON/OFF option says, as one of these three words.
 function(cohive_wanted out option)
   set(value "${${option}}")

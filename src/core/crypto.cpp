@@ -11,7 +11,6 @@ namespace {
 
 struct ContextDeleter {
   void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  void operator()(EVP_CIPHER_CTX* context) const { EVP_CIPHER_CTX_free(context); }
 };
 
 void require(bool success, const char* what) {
@@ -26,15 +25,6 @@ std::array<std::uint8_t, N> digest(const EVP_MD* algorithm, std::initializer_lis
   for (ByteView part : parts) require(EVP_DigestUpdate(context.get(), part.data(), part.size()), "digest");
   require(EVP_DigestFinal_ex(context.get(), out.data(), nullptr), "digest");
   return out;
-}
-
-std::array<std::uint8_t, 12> nonce_of(Cipher cipher, std::uint64_t counter) {
-  std::array<std::uint8_t, 12> nonce{};
-  for (int i = 0; i < 8; ++i) {
-    const int at = cipher == Cipher::aes256_gcm ? 11 - i : 4 + i;
-    nonce[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(counter >> (8 * i));
-  }
-  return nonce;
 }
 
 [[maybe_unused]] const int sodium_ready = sodium_init();
@@ -111,58 +101,6 @@ bool has_fast_aes() noexcept {
 #else
   return false;
 #endif
-}
-
-struct Aead::Impl {
-  explicit Impl(Cipher kind) : cipher(kind) {}
-  const Cipher cipher;
-  std::unique_ptr<EVP_CIPHER_CTX, ContextDeleter> encrypt{EVP_CIPHER_CTX_new()};
-  std::unique_ptr<EVP_CIPHER_CTX, ContextDeleter> decrypt{EVP_CIPHER_CTX_new()};
-};
-
-// Key schedule and cipher are set once; each message only sets its nonce.
-Aead::Aead(const Key32& key, Cipher cipher) : impl_(std::make_unique<Impl>(cipher)) {
-  const EVP_CIPHER* type = cipher == Cipher::aes256_gcm ? EVP_aes_256_gcm() : EVP_chacha20_poly1305();
-  require(EVP_EncryptInit_ex(impl_->encrypt.get(), type, nullptr, key.data(), nullptr), "cipher");
-  require(EVP_DecryptInit_ex(impl_->decrypt.get(), type, nullptr, key.data(), nullptr), "cipher");
-}
-Aead::~Aead() = default;
-Aead::Aead(Aead&&) noexcept = default;
-Aead& Aead::operator=(Aead&&) noexcept = default;
-
-void Aead::seal(std::uint64_t counter, ByteView associated, std::span<const ByteView> parts, std::uint8_t* out) {
-  EVP_CIPHER_CTX* context = impl_->encrypt.get();
-  const auto nonce = nonce_of(impl_->cipher, counter);
-  int written = 0;
-  require(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()), "nonce");
-  if (!associated.empty())
-    require(EVP_EncryptUpdate(context, nullptr, &written, associated.data(), static_cast<int>(associated.size())),
-            "AAD");
-  for (ByteView part : parts) {
-    if (part.empty()) continue;
-    require(EVP_EncryptUpdate(context, out, &written, part.data(), static_cast<int>(part.size())), "encryption");
-    out += written;
-  }
-  require(EVP_EncryptFinal_ex(context, out, &written), "encryption");
-  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, static_cast<int>(kTagSize), out), "tag");
-}
-
-bool Aead::open(std::uint64_t counter, ByteView associated, ByteView sealed, std::uint8_t* out) {
-  if (sealed.size() < kTagSize) return false;
-  EVP_CIPHER_CTX* context = impl_->decrypt.get();
-  const auto nonce = nonce_of(impl_->cipher, counter);
-  const std::size_t size = sealed.size() - kTagSize;
-  std::array<std::uint8_t, kTagSize> tag;
-  std::memcpy(tag.data(), sealed.data() + size, kTagSize);
-  int written = 0;
-  require(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()), "nonce");
-  if (!associated.empty())
-    require(EVP_DecryptUpdate(context, nullptr, &written, associated.data(), static_cast<int>(associated.size())),
-            "AAD");
-  if (size > 0) require(EVP_DecryptUpdate(context, out, &written, sealed.data(), static_cast<int>(size)), "decryption");
-  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, static_cast<int>(kTagSize), tag.data()), "tag");
-  std::uint8_t none[16];
-  return EVP_DecryptFinal_ex(context, none, &written) > 0;
 }
 
 }  // namespace cohive::crypto

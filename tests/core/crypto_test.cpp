@@ -2,6 +2,7 @@
 #include "cohive/core/crypto.hpp"
 
 #include <gtest/gtest.h>
+#include <openssl/evp.h>
 
 #include <algorithm>
 #include <string>
@@ -119,8 +120,40 @@ TEST(AeadTest, AesMatchesTheVectorsOfGcmAndCountsBigEndian) {
   EXPECT_EQ(open(cipher, 0x0102030405060709, as_bytes("aad"), sealed), std::nullopt);
 }
 
-TEST(AeadTest, PartsOfAnySizeSealLikeTheWhole) {
-  Aead cipher(Key32{7});
+/// By OpenSSL: what we seal with may be another library.
+Bytes gcm_of_openssl(const Key32& key, std::uint8_t counter, ByteView associated, ByteView message) {
+  std::array<std::uint8_t, 12> nonce{};
+  nonce.back() = counter;
+  Bytes sealed(message.size() + Aead::kTagSize);
+  EVP_CIPHER_CTX* context = EVP_CIPHER_CTX_new();
+  int size = 0;
+  EVP_EncryptInit_ex(context, EVP_aes_256_gcm(), nullptr, key.data(), nonce.data());
+  EVP_EncryptUpdate(context, nullptr, &size, associated.data(), static_cast<int>(associated.size()));
+  EVP_EncryptUpdate(context, sealed.data(), &size, message.data(), static_cast<int>(message.size()));
+  EVP_EncryptFinal_ex(context, sealed.data() + size, &size);
+  EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, Aead::kTagSize, sealed.data() + message.size());
+  EVP_CIPHER_CTX_free(context);
+  return sealed;
+}
+
+TEST(AeadTest, AesSealsAsOpenSslDoes) {
+  Key32 key;
+  random_bytes(key);
+  Aead cipher(key, Cipher::aes256_gcm);
+  for (const std::size_t size : {1u, 16u, 100u, 127u, 128u, 129u, 767u, 768u, 4097u, 65519u}) {
+    Bytes message(size);
+    random_bytes(message);
+    EXPECT_EQ(seal(cipher, 9, as_bytes("aad"), {message}), gcm_of_openssl(key, 9, as_bytes("aad"), message)) << size;
+  }
+}
+
+/// What holds for every cipher.
+class EveryAead : public testing::TestWithParam<Cipher> {};
+INSTANTIATE_TEST_SUITE_P(Ciphers, EveryAead, testing::Values(Cipher::chacha20_poly1305, Cipher::aes256_gcm),
+                         [](const auto& one) { return one.param == Cipher::aes256_gcm ? "Aes" : "ChaCha"; });
+
+TEST_P(EveryAead, SealsPartsOfAnySizeLikeTheWhole) {
+  Aead cipher(Key32{7}, GetParam());
   Bytes message(1000);
   random_bytes(message);
   const Bytes whole = seal(cipher, 5, as_bytes("aad"), {message});
@@ -130,8 +163,8 @@ TEST(AeadTest, PartsOfAnySizeSealLikeTheWhole) {
   EXPECT_EQ(open(cipher, 5, as_bytes("aad"), whole), message);
 }
 
-TEST(AeadTest, EverySizeOpensInPlaceAgain) {
-  Aead sender(Key32{1}), receiver(Key32{1});
+TEST_P(EveryAead, OpensEverySizeInPlaceAgain) {
+  Aead sender(Key32{1}, GetParam()), receiver(Key32{1}, GetParam());
   for (const std::size_t size : {0u, 1u, 15u, 16u, 17u, 255u, 4096u, 65519u}) {
     Bytes message(size);
     random_bytes(message);
@@ -142,8 +175,8 @@ TEST(AeadTest, EverySizeOpensInPlaceAgain) {
   }
 }
 
-TEST(AeadTest, ForgedMessagesAreRefusedAndTheNextOneStillOpens) {
-  Aead cipher(Key32{3});
+TEST_P(EveryAead, RefusesForgedMessagesAndStillOpensTheNextOne) {
+  Aead cipher(Key32{3}, GetParam());
   const Bytes sealed = seal(cipher, 1, as_bytes("aad"), {as_bytes("hello")});
   for (std::size_t bit = 0; bit < sealed.size() * 8; ++bit) {
     Bytes forged = sealed;
@@ -155,13 +188,13 @@ TEST(AeadTest, ForgedMessagesAreRefusedAndTheNextOneStillOpens) {
   EXPECT_FALSE(open(cipher, 1, {}, sealed)) << "no associated data";
   for (std::size_t size = 0; size < sealed.size(); ++size)
     EXPECT_FALSE(open(cipher, 1, as_bytes("aad"), ByteView(sealed).first(size))) << size;
-  Aead stranger(Key32{4});
+  Aead stranger(Key32{4}, GetParam());
   EXPECT_FALSE(open(stranger, 1, as_bytes("aad"), sealed));
   EXPECT_EQ(open(cipher, 1, as_bytes("aad"), sealed), to_bytes("hello"));
 }
 
-TEST(AeadTest, TheCounterUsesAllItsBits) {
-  Aead cipher(Key32{9});
+TEST_P(EveryAead, UsesAllBitsOfTheCounter) {
+  Aead cipher(Key32{9}, GetParam());
   const Bytes low = seal(cipher, 1, {}, {as_bytes("same")});
   const Bytes high = seal(cipher, std::uint64_t{1} << 56, {}, {as_bytes("same")});
   EXPECT_NE(low, high);

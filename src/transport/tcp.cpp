@@ -130,8 +130,10 @@ SocketAddress bound_to(int fd) {
   return address;
 }
 
-void tune(int fd) {
+void tune(int fd, bool same_machine) {
   const int on = 1;
+  // A link without loss needs no model of itself: BBR, the default of some systems, paces with a timer for every write.
+  if (same_machine) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // Bytes the network is not ready for wait with us, where control frames and other streams may go first.
   setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsent, sizeof kUnsent);
@@ -149,7 +151,7 @@ class TcpConnection final : public RawConnection {
         descriptor_(std::move(descriptor)),
         remote_(std::move(remote)),
         local_(to_multiaddr(bound_to(descriptor_.native_handle()))) {
-    tune(descriptor_.native_handle());
+    tune(descriptor_.native_handle(), local_.tcp_endpoint()->host == remote_.tcp_endpoint()->host);
   }
 
   Task<Result<std::size_t>> read_some(MutableBytes into) override {

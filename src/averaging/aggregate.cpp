@@ -48,7 +48,7 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
   Channel<Reply> replies(self.runtime_, self.replies_in_flight(*sender), "replies to a sender");
   Result<> outcome = ok();
   TaskGroup replier(self.runtime_, "replies to a sender", TaskGroup::Local());
-  if (!reply_at_end) replier.spawn(send_replies(self, stream, replies, outcome), "replies to a sender");
+  if (!reply_at_end) replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a sender");
   auto received = co_await receive_parts(self, stream, *sender, std::move(first), replies);
   replies.close();
   if (!received) {
@@ -59,7 +59,7 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
     co_return leave.why;
   }
   self.complete_.insert(*sender);
-  if (reply_at_end) replier.spawn(send_replies(self, stream, replies, outcome), "replies to a client");
+  if (reply_at_end) replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a client");
   co_await replier.join();
   if (!outcome && self.cancelled_) co_return co_await refuse(stream, kCancelled, self.runtime_.after(5s));
   co_return outcome;
@@ -98,27 +98,38 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
 }
 
 /// Answers each part once it is averaged, in the codec of the sender's part, relative to what it sent.
-Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, Channel<Reply>& replies,
-                                   Result<>& outcome) {
+Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
+                                   Channel<Reply>& replies, Result<>& outcome) {
+  struct Answering {
+    AllReduce& self;
+    std::size_t sender;
+    Answering(AllReduce& s, std::size_t to) : self(s), sender(to) { self.answering_.insert(sender); }
+    ~Answering() {
+      self.answering_.erase(sender);
+      self.answered_.notify_all();
+    }
+  };
   while (auto reply = co_await replies.receive()) {
     outcome = co_await self.reducer_->wait_for(reply->sum);
     if (!outcome) break;
-    const std::size_t length = reply->sum->length();
-    auto work = [part = reply->part, sum = reply->sum, length] { return difference_to(sum->average(), *part, length); };
-    const codec::Codec codec = reply->part->codec;
-    auto buffer = length > inline_values() ? co_await self.runtime_.offload(std::move(work)) : work();
-    if (!buffer) {
-      outcome = buffer.error();
-      break;
-    }
-    const Envelope envelope = envelope_part(kAveragedPart, {}, buffer->size(), length, codec, 0);
-    const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
-    outcome =
-        co_await stream.send(std::span<const ByteView>(pieces), limit_of(self.runtime_, self.options_.reducer_timeout));
+    const Answering answering(self, sender);
+    outcome = co_await self.send_reply(stream, std::move(*reply));
     if (!outcome) break;
-    self.sent_ += buffer->size();
   }
   replies.close();
+}
+
+Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, Reply reply) {
+  const codec::Codec codec = reply.part->codec;
+  const std::size_t length = reply.sum->length();
+  auto work = [reply = std::move(reply), length] { return difference_to(reply.sum->average(), *reply.part, length); };
+  auto buffer = length > inline_values() ? co_await runtime_.offload(std::move(work)) : work();
+  if (!buffer) co_return buffer.error();
+  const Envelope envelope = envelope_part(kAveragedPart, {}, buffer->size(), length, codec, 0);
+  const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
+  auto sent = co_await stream.send(std::span<const ByteView>(pieces), limit_of(runtime_, options_.reducer_timeout));
+  if (sent) sent_ += buffer->size();
+  co_return sent;
 }
 
 }  // namespace cohive::averaging

@@ -33,7 +33,8 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       options_(options),
       metrics_(metrics),
       tensors_(std::move(tensors)),
-      setup_(std::move(setup)) {}
+      setup_(std::move(setup)),
+      answered_(host.runtime(), "replies that go first") {}
 
 std::optional<std::size_t> AllReduce::index_of(const PeerId& peer) const {
   const auto& peers = setup_.group.peers;
@@ -216,6 +217,8 @@ Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::
     const std::span<const float> own = self.values(parts[i]);
     const codec::Codec codec = self.codec_of(parts[i]);
     const bool raw = codec == codec::Codec::none;
+    // Replies first: who waits for one holds its part and its sum in memory.
+    while (self.answering_.contains(peer)) co_await self.answered_.wait();
     const auto buffer = raw ? std::optional<Slice>(Slice()) : co_await encoded.receive();
     // Not every implementation would notice a NaN: an empty part, which all of them refuse, goes in its place.
     const bool usable = buffer && (!raw || all_finite(own));

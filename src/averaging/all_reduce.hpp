@@ -79,8 +79,8 @@ class AllReduce {
   static Task<void> watch_senders(AllReduce& self);
   static Task<Result<>> receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,
                                       Channel<Reply>& replies);
-  static Task<void> send_replies(AllReduce& self, rpc::ServerStream& stream, Channel<Reply>& replies,
-                                 Result<>& outcome);
+  static Task<void> send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
+                                 Channel<Reply>& replies, Result<>& outcome);
   Task<Result<>> apply(EncodedPart delta, std::span<float> values);
   std::span<float> values(const Part& part) const {
     return tensors_[part.tensor].values.subspan(part.offset, part.length);
@@ -88,6 +88,7 @@ class AllReduce {
   codec::Codec codec_of(const Part& part) const;
   std::optional<std::size_t> index_of(const PeerId& peer) const;
   std::size_t replies_in_flight(std::size_t sender) const;
+  Task<Result<>> send_reply(rpc::ServerStream& stream, Reply reply);
   void ban(std::size_t sender, const Error& why);
 
   p2p::Host& host_;
@@ -102,6 +103,8 @@ class AllReduce {
   std::vector<std::uint64_t> fractions_;
   std::vector<std::vector<Part>> parts_by_owner_;
   std::unique_ptr<Reducer> reducer_;
+  std::set<std::size_t> answering_;  ///< senders that a reply is being sent to
+  Condition answered_;
   std::set<std::size_t> attached_;     ///< senders that opened their stream
   std::set<std::size_t> complete_;     ///< senders that sent everything
   std::set<std::size_t> unreachable_;  ///< reducers that could not be called

@@ -157,11 +157,13 @@ void YamuxConnection::send_control(YamuxStreamState& stream, std::uint16_t flags
   send_frame(kWindowUpdate, static_cast<std::uint16_t>(flags | opening_flags(stream)), stream.id, delta);
 }
 
-/// Grants new credit once half the window is used up; grows the window when that took less than four round trips.
+/// Grants new credit once half the window is used up; grows the window when that took less than four round trips,
+/// unless the application is what is slow: more would only wait here longer.
 void YamuxConnection::return_credit(YamuxStreamState& stream) {
   if (stream.consumed < stream.window_limit / 2 || stream.remote_fin || stream.was_reset) return;
   const TimePoint now = runtime_.now();
-  if (now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) &&
+  const bool kept_up = stream.received_bytes < std::max(stream.window_limit / 4, options_.initial_window);
+  if (kept_up && now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) &&
       stream.window_limit < options_.max_window && granted_extra_ + stream.window_limit <= options_.max_buffered / 2) {
     const std::size_t grown = std::min(stream.window_limit * 2, options_.max_window);
     granted_extra_ += grown - stream.window_limit;

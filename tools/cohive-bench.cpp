@@ -1,4 +1,6 @@
 // cohive-bench: what this machine does. Prints one JSON object per measurement.
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -7,6 +9,24 @@
 #include "common/program.hpp"
 
 namespace cohive::bench {
+
+void pin_to_core(std::size_t index) {
+  static const cpu_set_t allowed = [] {  // before the first call changed it
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    ::sched_getaffinity(0, sizeof cores, &cores);
+    return cores;
+  }();
+  cpu_set_t chosen;
+  index %= static_cast<std::size_t>(std::max(1, CPU_COUNT(&allowed)));
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed) || index-- > 0) continue;
+    CPU_ZERO(&chosen);
+    CPU_SET(core, &chosen);
+    ::sched_setaffinity(0, sizeof chosen, &chosen);
+    return;
+  }
+}
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -288,6 +288,34 @@ TEST_F(Yamux, WindowGrowsWhileThePeerUsesItUpQuicklyButNotBeyondItsLimit) {
   EXPECT_EQ(window, 1'000'000u);
 }
 
+TEST_F(Yamux, WindowDoesNotGrowForAnApplicationThatFallsBehind) {
+  start(Role::responder);
+  runtime_.run_for(5ms);
+  send(kPing, kAck, 0, 1);
+  send(kWindow, kSyn, 1, 0);
+  auto stream = accept();
+  std::size_t window = kWindowSize;
+  const auto use_up = [&] {
+    for (; window > 0; window -= std::min<std::size_t>(window, 60'000))
+      send_data(1, Bytes(std::min<std::size_t>(window, 60'000), 1));
+  };
+  const auto granted = [&] {
+    for (const auto& frame : frames())
+      if (frame.type == kWindow) window += frame.length;
+    return window;
+  };
+  for (int i = 0; i < 3; ++i) {
+    use_up();
+    read_all(*stream);
+    granted();
+  }
+  ASSERT_GT(window, kWindowSize) << "it read all there was";
+  const std::size_t before = window;
+  use_up();
+  for (std::size_t taken = 0; taken <= before / 2;) taken += read(*stream).value().size();
+  EXPECT_LE(granted(), before) << "half of it is still unread";
+}
+
 TEST_F(Yamux, ReaderThatLeavesTooMuchUnreadLosesTheStreamNotTheConnection) {
   start(Role::responder, {.max_buffered = 300'000});
   send_data(1, Bytes(200'000, 1), kSyn);

@@ -69,6 +69,7 @@ nlohmann::json run_group(const Settings& settings, codec::Codec codec) {
   for (std::size_t i = 0; i + 1 < settings.peers; ++i) {
     const pid_t child = ::fork();
     if (child == 0) {
+      pin_to_core(i);
       auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
       std::vector<Multiaddr> initial;
       if (!first.empty()) initial = {Multiaddr::from_text(first).value()};
@@ -79,6 +80,7 @@ nlohmann::json run_group(const Settings& settings, codec::Codec codec) {
     if (i == 0)
       for (char c; ::read(pipe_ends[0], &c, 1) == 1 && c != '\n';) first.push_back(c);
   }
+  pin_to_core(settings.peers - 1);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
   auto result = runtime->run(peer(*runtime, settings, codec, {Multiaddr::from_text(first).value()}, -1));
   for (pid_t child : children) ::waitpid(child, nullptr, 0);

@@ -25,6 +25,9 @@ nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
 
 double now_seconds();
+/// This process stands for a machine of its own: left alone, the scheduler puts two that talk to each other on one
+/// core. Counted around the cores there are; with fewer than `index` it shares one.
+void pin_to_core(std::size_t index);
 /// The p-th percentile (0 to 1) of `values`, in milliseconds when they are seconds.
 double percentile_ms(std::vector<double> values, double p);
 

@@ -82,6 +82,7 @@ nlohmann::json between_processes(const Settings& settings, bool aes) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::close(pipe_ends[0]);
+    pin_to_core(0);
     auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
     runtime->run(serve(*runtime, pipe_ends[1], aes));
     ::_exit(0);
@@ -90,6 +91,7 @@ nlohmann::json between_processes(const Settings& settings, bool aes) {
   std::string address;
   for (char c; ::read(pipe_ends[0], &c, 1) == 1 && c != '\n';) address.push_back(c);
   ::close(pipe_ends[0]);
+  pin_to_core(1);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
   auto result = runtime->run(measure(*runtime, address, settings));
   ::kill(child, SIGTERM);

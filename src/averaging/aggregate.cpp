@@ -84,10 +84,11 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
     if (!encoded) co_return encoded.error();
     self.received_ += encoded->buffer.size();
     const auto part = std::make_shared<EncodedPart>(std::move(*encoded));
-    auto add = [part, weight = message->weight](std::span<float> sum, Adding how) {
-      return add_part(*part, weight, sum, how);
-    };
-    auto sum = co_await self.reducer_->contribute(sender, i, message->weight, std::move(add));
+    Reducer::Source source{[part, weight = message->weight](std::span<float> sum, Adding how) {
+                             return add_part(*part, weight, sum, how);
+                           },
+                           [part, length = parts[i].length] { return open_part(part, length); }};
+    auto sum = co_await self.reducer_->contribute(sender, i, message->weight, std::move(source));
     if (!sum) co_return sum.error();
     if (!co_await replies.send({part, std::move(*sum)})) co_return Error(cohive::Errc::closed, "it reads no replies");
   }

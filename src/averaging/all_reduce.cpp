@@ -23,6 +23,12 @@ Task<std::invoke_result_t<Work&>> compute(Runtime& runtime, std::size_t values, 
   co_return work();
 }
 
+BanReason ban_reason(const std::error_code& code) {
+  if (code == Errc::not_finite) return BanReason::not_finite;
+  if (code == Errc::bad_partition || code == cohive::Errc::malformed) return BanReason::malformed;
+  return code == cohive::Errc::timeout ? BanReason::silent : BanReason::gone;
+}
+
 }  // namespace
 
 AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
@@ -72,7 +78,8 @@ Task<Result<>> AllReduce::prepare() {
     parts_by_owner_[part.owner].push_back(part);
   std::vector<std::size_t> lengths;
   for (const Part& part : parts_by_owner_[own_index_]) lengths.push_back(part.length);
-  reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.peers.size(), own_index_);
+  reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.peers.size(), own_index_,
+                                       options_.aggregation);
   co_return ok();
 }
 
@@ -90,8 +97,12 @@ void AllReduce::cancel() {
 
 void AllReduce::ban(std::size_t sender, const Error& why) {
   if (!reducer_ || cancelled_ || complete_.contains(sender) || reducer_->banned(sender) || reducer_->finished()) return;
-  log::info("averaging", "leaving {} out of the round: {}", setup_.group.peers[sender], why);
-  metrics_.senders_banned.increment();
+  const BanReason reason = ban_reason(why.code());
+  const auto text = fmt::format("leaving {} out of the round ({}): {}", setup_.group.peers[sender],
+                                kBanReasons[static_cast<std::size_t>(reason)], why);
+  const bool at_fault = reason == BanReason::not_finite || reason == BanReason::malformed;
+  log::write(at_fault ? log::Level::warn : log::Level::info, "averaging", text);
+  metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
   lost_.push_back(setup_.group.peers[sender]);
   reducer_->ban(sender);
 }
@@ -151,7 +162,20 @@ Task<void> AllReduce::reduce_own(AllReduce& self) {
       });
       return added;
     };
-    auto sum = co_await self.reducer_->contribute(self.own_index_, i, weight, std::move(add));
+    auto open = [lease = self.lease_, own]() -> Result<ReadValues> {
+      Result<ReadValues> opened = Error(Errc::round_cancelled);
+      lease->use([&] {
+        if (!all_finite(own))
+          opened = Error(Errc::not_finite);
+        else
+          opened = [lease, own](std::size_t first, std::span<float> out) {
+            return lease->use([&] { std::copy_n(own.data() + first, out.size(), out.data()); });
+          };
+      });
+      return opened;
+    };
+    auto sum = co_await self.reducer_->contribute(self.own_index_, i, weight,
+                                                  Reducer::Source{std::move(add), std::move(open)});
     if (!sum) {  // our own values are not finite: others leave us out as well
       self.ban(self.own_index_, sum.error().with_peer(self.host_.id()));
       co_return;
@@ -222,8 +246,7 @@ Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::
     const auto buffer = raw ? std::optional<Slice>(Slice()) : co_await encoded.receive();
     // Not every implementation would notice a NaN: an empty part, which all of them refuse, goes in its place.
     const bool usable = buffer && (!raw || all_finite(own));
-    if (!usable)
-      exchange.failure = Error(cohive::Errc::malformed, self.host_.id(), "not a finite number in our own part");
+    if (!usable) exchange.failure = Error(Errc::not_finite, self.host_.id(), "our own");
     const ByteView bytes = !usable ? ByteView() : raw ? raw_bytes(own) : buffer->view();
     const Envelope envelope = envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(),
                                             bytes.size(), usable ? parts[i].length : 0, codec, self.setup_.weight);

@@ -32,6 +32,11 @@ void check(const AveragerOptions& options) {
     fail("reducer_timeout must exceed sender_timeout");
   if (options.initial_group_bits.find_first_not_of("01") != std::string::npos) fail("group bits are made of 0 and 1");
   if (options.target_group_size == 1 || options.min_group_size < 2) fail("a group has at least two members");
+  if (const auto* trimmed = std::get_if<TrimmedMean>(&options.aggregation))
+    if (!(trimmed->fraction > 0 && trimmed->fraction < 0.5)) fail("the fraction to trim must be above 0 and below 0.5");
+  if (const auto* clip = std::get_if<CenteredClip>(&options.aggregation))
+    if (!(clip->radius > 0) || !std::isfinite(clip->radius) || clip->iterations < 1 || clip->iterations > 100)
+      fail("CenteredClip needs a radius above 0 and 1 to 100 iterations");
   if (options.extension && !(options.extension->density > 0 && options.extension->density <= 1))
     fail("the density of top_k must be above 0 and at most 1");
   if (options.bandwidth && !(*options.bandwidth >= 0)) fail("bandwidth must not be negative");

@@ -24,6 +24,8 @@ class Category final : public std::error_category {
         return "the averaging round was cancelled";
       case Errc::refused:
         return "a member of the group refused our parts";
+      case Errc::not_finite:
+        return "a part holds a number that is not finite";
     }
     return "unknown averaging error";
   }

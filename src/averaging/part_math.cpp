@@ -10,20 +10,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
-
-// Compiled for the vector units there are and chosen at load time; sanitizers do not stand the choosing.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#if defined(__has_feature)
-#if !__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer)
-#define COHIVE_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-#else
-#define COHIVE_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-#endif
-#ifndef COHIVE_WIDE
-#define COHIVE_WIDE
-#endif
+#include "wide.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -105,7 +92,7 @@ COHIVE_WIDE bool finish(float* own, float weight, float divisor, float alpha, fl
 }
 
 Error not_finite() {
-  return Error(cohive::Errc::malformed, "not a finite number in a part");
+  return Error(Errc::not_finite);
 }
 
 const std::uint8_t* bytes_of(std::span<const float> values) {
@@ -196,6 +183,16 @@ Result<bool> add_own_last(std::span<float> own, double weight, double divisor, f
   if (!all_finite(own)) return not_finite();
   if (first) std::fill(sum.begin(), sum.end(), 0.0f);
   return finish(own.data(), static_cast<float>(weight), static_cast<float>(divisor), alpha, sum.data(), sum.size());
+}
+
+Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length) {
+  auto decoder = codec::Decoder::open(part->codec, part->dtype, length, part->buffer);
+  if (!decoder) return decoder.error();
+  if (!decoder->finite()) return not_finite();
+  return [part, decoder = std::move(*decoder)](std::size_t first, std::span<float> out) {
+    decoder.decode(first, out);
+    return true;
+  };
 }
 
 bool divide_by_weight(std::span<float> sum, double weight) {

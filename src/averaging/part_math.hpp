@@ -2,10 +2,12 @@
 // from one of them to the next. Source: hivemind wire spec, section 6.7.
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "cohive/codec/codec.hpp"
 #include "cohive/core/result.hpp"
+#include "robust.hpp"
 #include "wire.hpp"
 
 namespace cohive::averaging {
@@ -34,7 +36,11 @@ struct Adding {
 Result<bool> add_values(std::span<const float> part, double weight, std::span<float> sum, Adding how);
 Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> sum, Adding how);
 
-/// The same for our own part as the last one, which moves it by alpha towards the average in the same pass.
+/// For aggregates that look at all contributions at once. Errors as add_part.
+Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length);
+
+/// The same as add_values for our own part as the last one, which moves it by alpha towards the average in the same
+/// pass.
 Result<bool> add_own_last(std::span<float> own, double weight, double divisor, float alpha, std::span<float> sum,
                           bool first);
 

@@ -8,7 +8,16 @@
 namespace cohive::averaging {
 
 namespace {
-constexpr std::size_t kOpenParts = 4;  // whose sums exist at a time
+constexpr std::size_t kOpenParts = 4;         // whose sums exist at a time
+constexpr std::size_t kVoteBytes = 64 << 20;  // kept votes of open parts; one part may be more than that
+constexpr std::size_t kRobustCost = 16;       // times the work of a sum, about
+
+std::size_t most_open_parts(const Aggregation& how, const std::vector<std::size_t>& lengths, std::size_t senders) {
+  if (std::holds_alternative<Mean>(how) || lengths.empty()) return kOpenParts;
+  const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
+  return std::clamp<std::size_t>(kVoteBytes / std::max<std::size_t>(1, longest * sizeof(float) * senders), 1,
+                                 kOpenParts);
+}
 }  // namespace
 
 std::size_t inline_values() {
@@ -16,10 +25,13 @@ std::size_t inline_values() {
   return values;
 }
 
-Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders, std::size_t own)
+Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders, std::size_t own,
+                 Aggregation aggregation)
     : runtime_(runtime),
       lengths_(std::move(lengths)),
       own_(own),
+      aggregation_(aggregation),
+      most_open_(most_open_parts(aggregation_, lengths_, senders)),
       changed_(runtime, "its turn to contribute"),
       jobs_(runtime, "reducer") {
   for (std::size_t i = 0; i < senders; ++i) active_.insert(i);
@@ -27,8 +39,9 @@ Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t
 }
 
 void Reducer::open_parts() {
-  while (open_.size() < kOpenParts && current_ + open_.size() < lengths_.size()) {
-    open_.push_back(std::make_shared<Open>());
+  while (open_.size() < most_open_ && current_ + open_.size() < lengths_.size()) {
+    open_.push_back(std::make_shared<OpenPart>());
+    if (!std::holds_alternative<Mean>(aggregation_)) open_.back()->votes = std::make_shared<std::vector<Vote>>();
     open_.back()->sum = std::make_shared<PartSum>(runtime_, lengths_[current_ + open_.size() - 1]);
   }
 }
@@ -39,7 +52,7 @@ bool Reducer::complete(const std::set<std::size_t>& contributed, bool but_own) c
 }
 
 /// What can be added now: all that has come, and our own part when nobody else is missing.
-std::vector<Reducer::Contribution> Reducer::next_batch(Open& part) const {
+std::vector<Reducer::Contribution> Reducer::next_batch(OpenPart& part) const {
   auto batch = std::exchange(part.waiting, {});
   const auto own = std::find_if(batch.begin(), batch.end(), [this](const auto& one) { return one.sender == own_; });
   if (own == batch.end()) return batch;
@@ -51,20 +64,20 @@ std::vector<Reducer::Contribution> Reducer::next_batch(Open& part) const {
   return batch;
 }
 
-bool Reducer::can_work_on(const Open& part) const {
+bool Reducer::can_work_on(const OpenPart& part) const {
   if (part.averaged) return false;
   const bool others =
       std::any_of(part.waiting.begin(), part.waiting.end(), [this](const auto& one) { return one.sender != own_; });
   return others || (!part.waiting.empty() && complete(part.contributed, true)) || complete(part.contributed, false);
 }
 
-Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t index, double weight, Add add) {
+Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t index, double weight, Source source) {
   while (index >= current_ + open_.size() && !finished() && !cancelled_ && !banned(sender)) co_await changed_.wait();
   if (cancelled_ || banned(sender) || index < current_ || finished()) co_return Error(Errc::round_cancelled);
   const OpenPtr part = open_[index - current_];
   if (part->contributed.contains(sender)) co_return Error(Errc::bad_partition, "a part that came twice");
   const auto ticket = std::make_shared<Ticket>(runtime_);
-  part->waiting.push_back({sender, weight, std::move(add), ticket});
+  part->waiting.push_back({sender, weight, std::move(source), ticket});
   look_at(part);
   co_await ticket->done.wait();
   if (!ticket->outcome) co_return ticket->outcome.error();
@@ -78,41 +91,59 @@ void Reducer::look_at(const OpenPtr& part) {
   jobs_.spawn(work_on(*this, part), "sum of a part");
 }
 
-/// Adds what has come and divides when nobody is missing. The job owns all it touches: it may outlive the reducer.
+Reducer::Outcome Reducer::add_up(PartSum& sum, const std::vector<Contribution>& batch, bool last, Outcome outcome) {
+  bool all = true;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    Adding how{outcome.empty};
+    const double total = outcome.weight + batch[i].weight;
+    if (last && all && i + 1 == batch.size() && total > 0) how.divisor = total;
+    const auto added = batch[i].source.add(sum.values(), how);
+    all &= added.has_value();
+    outcome.added.push_back(added ? ok() : Result<>(added.error()));
+    if (!added) continue;
+    outcome.weight = total;
+    outcome.empty = false;
+    outcome.has_average = how.divisor > 0 && *added;
+  }
+  outcome.averaged = last && all;
+  if (outcome.averaged && batch.empty())
+    outcome.has_average = !outcome.empty && outcome.weight > 0 && divide_by_weight(sum.values(), outcome.weight);
+  return outcome;
+}
+
+/// As add_up for aggregates that need all votes at once.
+Reducer::Outcome Reducer::collect(const Aggregation& how, PartSum& sum, std::vector<Vote>& votes,
+                                  const std::vector<Contribution>& batch, bool last, Outcome outcome) {
+  bool all = true;
+  for (const auto& one : batch) {
+    auto opened = one.source.open();
+    all &= opened.has_value();
+    outcome.added.push_back(opened ? ok() : Result<>(opened.error()));
+    if (!opened) continue;
+    outcome.weight += one.weight;
+    outcome.empty = false;
+    votes.push_back({one.sender, one.weight, std::move(*opened)});
+  }
+  outcome.averaged = last && all;
+  if (outcome.averaged) outcome.has_average = aggregate(how, std::exchange(votes, {}), sum.values());
+  return outcome;
+}
+
+/// Works on what has come, and averages when nobody is missing. The job owns all it touches: it may outlive the
+/// reducer.
 Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
   while (self.can_work_on(*part)) {
     const auto batch = self.next_batch(*part);
     auto expected = part->contributed;
     for (const auto& one : batch) expected.insert(one.sender);
     const bool last = self.complete(expected, false);
-    struct Outcome {
-      std::vector<Result<>> added;
-      double weight;
-      bool empty, divided, has_average;
+    auto job = [sum = part->sum, votes = part->votes, how = self.aggregation_, batch, last,
+                before = Outcome{{}, part->sum->weight, part->empty}] {
+      return votes ? collect(how, *sum, *votes, batch, last, before) : add_up(*sum, batch, last, before);
     };
-    auto job = [sum = part->sum, batch, last, weight = part->sum->weight, empty = part->empty]() -> Outcome {
-      Outcome outcome{{}, weight, empty, false, false};
-      bool all = true;
-      for (std::size_t i = 0; i < batch.size(); ++i) {
-        Adding how{outcome.empty};
-        const double total = outcome.weight + batch[i].weight;
-        if (last && all && i + 1 == batch.size() && total > 0) how.divisor = total;
-        const auto added = batch[i].add(sum->values(), how);
-        all &= added.has_value();
-        outcome.added.push_back(added ? ok() : Result<>(added.error()));
-        if (!added) continue;
-        outcome.weight = total;
-        outcome.empty = false;
-        outcome.has_average = how.divisor > 0 && *added;
-      }
-      outcome.divided = last && all;
-      if (outcome.divided && batch.empty())
-        outcome.has_average = !outcome.empty && outcome.weight > 0 && divide_by_weight(sum->values(), outcome.weight);
-      return outcome;
-    };
-    Outcome outcome = part->sum->length() * std::max<std::size_t>(batch.size(), 1) > inline_values()
-                          ? co_await self.runtime_.offload(std::move(job))
-                          : job();
+    const std::size_t cost = part->votes ? kRobustCost * expected.size() : std::max<std::size_t>(batch.size(), 1);
+    Outcome outcome =
+        part->sum->length() * cost > inline_values() ? co_await self.runtime_.offload(std::move(job)) : job();
     part->sum->weight = outcome.weight;
     part->empty = outcome.empty;
     for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -120,7 +151,7 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
       batch[i].ticket->outcome = outcome.added[i];
       batch[i].ticket->done.set();
     }
-    if (outcome.divided) {
+    if (outcome.averaged) {
       part->averaged = true;
       part->sum->has_average = outcome.has_average;
       part->sum->finished.set();

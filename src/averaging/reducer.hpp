@@ -1,5 +1,6 @@
 // The reducer of our parts: each part is averaged once every active sender has contributed. A few parts are open at a
-// time, so memory stays bounded and a fast sender can run a little ahead of a slow one.
+// time, so memory stays bounded and a fast sender can run a little ahead of a slow one. For the mean contributions are
+// added up as they come; for other aggregates they are kept until all are there.
 // Source: hivemind wire spec, sections 6.7 and 6.8.
 #pragma once
 
@@ -51,13 +52,22 @@ class Reducer {
  public:
   /// Adds to the sum, on any thread; false when the average is not finite.
   using Add = std::function<Result<bool>(std::span<float> sum, Adding how)>;
+  /// Checks the values, on any thread, and makes them readable.
+  using Open = std::function<Result<ReadValues>()>;
+  /// A sender's values: `add` is for the mean, `open` for other aggregates.
+  struct Source {
+    Add add;
+    Open open;
+  };
 
   /// \param own  the sender that is added last, when all others have been: its values are at hand at any time
-  Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders, std::size_t own);
+  Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders, std::size_t own,
+          Aggregation aggregation = Mean());
 
-  /// Waits until part `index` is open, then until `add` has run. Each sender contributes its parts in order.
-  /// Errors: whatever `add` reports, and then the caller bans the sender; round_cancelled when it was banned meanwhile.
-  Task<Result<PartSumPtr>> contribute(std::size_t sender, std::size_t index, double weight, Add add);
+  /// Waits until part `index` is open, then until the source was added or opened. Each sender contributes its parts in
+  /// order. Errors: whatever the source reports, and then the caller bans the sender; round_cancelled when it was
+  /// banned meanwhile.
+  Task<Result<PartSumPtr>> contribute(std::size_t sender, std::size_t index, double weight, Source source);
   /// Waits for the average of a part.
   Task<Result<>> wait_for(PartSumPtr part);
   /// Leaves a sender out of what it has not contributed to yet. What it has added stays.
@@ -75,23 +85,34 @@ class Reducer {
   struct Contribution {
     std::size_t sender;
     double weight;
-    Add add;
+    Source source;
     std::shared_ptr<Ticket> ticket;
   };
-  struct Open {
+  struct OpenPart {
     PartSumPtr sum;
+    std::shared_ptr<std::vector<Vote>> votes;  // unless the mean is wanted; the job that is busy has them
     std::vector<Contribution> waiting;
     std::set<std::size_t> contributed;
     bool busy = false;  // a job works on the sum
     bool empty = true;  // nothing has been added
     bool averaged = false;
   };
-  using OpenPtr = std::shared_ptr<Open>;
+  using OpenPtr = std::shared_ptr<OpenPart>;
+  /// What a job did.
+  struct Outcome {
+    std::vector<Result<>> added;
+    double weight = 0;  ///< of all who have contributed
+    bool empty = true;
+    bool averaged = false, has_average = false;
+  };
 
+  static Outcome add_up(PartSum& sum, const std::vector<Contribution>& batch, bool last, Outcome before);
+  static Outcome collect(const Aggregation& how, PartSum& sum, std::vector<Vote>& votes,
+                         const std::vector<Contribution>& batch, bool last, Outcome before);
   static Task<void> work_on(Reducer& self, OpenPtr part);
   bool complete(const std::set<std::size_t>& contributed, bool but_own) const;
-  std::vector<Contribution> next_batch(Open& part) const;
-  bool can_work_on(const Open& part) const;
+  std::vector<Contribution> next_batch(OpenPart& part) const;
+  bool can_work_on(const OpenPart& part) const;
   void open_parts();
   void close_parts();
   void look_at(const OpenPtr& part);
@@ -99,6 +120,8 @@ class Reducer {
   Runtime& runtime_;
   std::vector<std::size_t> lengths_;
   const std::size_t own_;
+  const Aggregation aggregation_;
+  std::size_t most_open_;
   std::deque<OpenPtr> open_;  // parts current_, current_ + 1, ...
   std::set<std::size_t> active_;
   std::size_t current_ = 0;  // the first part that is not averaged

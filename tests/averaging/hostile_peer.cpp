@@ -33,16 +33,36 @@ HostilePeer::HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uin
                         [this](rpc::ServerStream& s) { return answer_nonsense(*this, s); });
 }
 
-Task<void> HostilePeer::misbehave() {
-  Runtime& runtime = dht_.runtime();
-  StepControl control(runtime, 1);
+Task<std::optional<Group>> HostilePeer::join() {
+  StepControl control(dht_.runtime(), 1);
   auto group = co_await matchmaking_.look_for_group(encode_gather(std::nullopt, PeerMode::node, {}), control,
-                                                    runtime.after(20s));
+                                                    dht_.runtime().after(20s));
+  co_return group ? std::optional(std::move(*group)) : std::nullopt;
+}
+
+Task<void> HostilePeer::misbehave() {
+  const auto group = co_await join();
   if (!group) co_return;
-  TaskGroup calls(runtime, "hostile calls", TaskGroup::Local());
+  TaskGroup calls(dht_.runtime(), "hostile calls", TaskGroup::Local());
   for (const auto& peer : group->peers)
     if (peer != id()) calls.spawn(send_nonsense(*this, peer, group->id));
   co_await calls.join();
+}
+
+Task<void> HostilePeer::send_part(codec::Codec codec, Slice buffer, std::size_t elements) {
+  const auto group = co_await join();
+  if (!group) co_return;
+  const Envelope envelope = envelope_part(kPartForAveraging, group->id, buffer.size(), elements, codec, 1);
+  TaskGroup calls(dht_.runtime(), "hostile calls", TaskGroup::Local());
+  for (const auto& peer : group->peers)
+    if (peer != id()) calls.spawn(send_message(*this, peer, envelope.head + to_string(buffer.view()) + envelope.tail));
+  co_await calls.join();
+}
+
+Task<void> HostilePeer::send_message(HostilePeer& self, PeerId to, std::string message) {
+  const Deadline end = self.dht_.runtime().after(20s);
+  auto call = co_await rpc::open_call(self.dht_.host(), to, protocol(self.options_, "rpc_aggregate_part"), end);
+  if (call && co_await (*call)->send(as_bytes(message), end)) (void)co_await (*call)->receive(end);
 }
 
 /// A message that may be right by chance, is cut off, or carries a part of another size, dtype, codec, weight or value.

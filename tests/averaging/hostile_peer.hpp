@@ -12,9 +12,13 @@ class HostilePeer {
   HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uint32_t> sizes, std::uint64_t seed);
   /// Joins a group and does its worst.
   Task<void> misbehave();
+  /// Joins a group and sends each other member this as its first part.
+  Task<void> send_part(codec::Codec codec, Slice buffer, std::size_t elements);
   PeerId id() const { return dht_.host().id(); }
 
  private:
+  Task<std::optional<Group>> join();
+  static Task<void> send_message(HostilePeer& self, PeerId to, std::string message);
   static Task<void> send_nonsense(HostilePeer& self, PeerId to, std::string group_id);
   static Task<Result<>> answer_nonsense(HostilePeer& self, rpc::ServerStream& stream);
   std::string nonsense(bool first, const std::string& group_id, int code);

@@ -7,6 +7,7 @@
 
 #include "averaging/wire.hpp"
 #include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -63,6 +64,42 @@ TEST(PartMathLimits, APartThatIsNotFiniteAddsNothing) {
     EXPECT_FALSE(add_difference(part_of({0, bad, 0}), 1, sum));
     EXPECT_EQ(sum, (std::vector<float>{1, 2, 3}));
   }
+}
+
+class HostileBuffers : public ::testing::TestWithParam<codec::Codec> {};
+INSTANTIATE_TEST_SUITE_P(AllCodecs, HostileBuffers,
+                         ::testing::Values(codec::Codec::none, codec::Codec::float16, codec::Codec::meanstd16,
+                                           codec::Codec::uniform8, codec::Codec::quantile8, codec::Codec::blockwise8));
+
+TEST_P(HostileBuffers, BringNoInfinityIntoTheAverageWhereverItIsHidden) {
+  constexpr std::size_t kLength = 4200;  // blockwise8: two scales
+  std::vector<float> values(kLength);
+  for (std::size_t i = 0; i < kLength; ++i) values[i] = std::sin(static_cast<float>(i));
+  const EncodedPart good = part_of(values, GetParam());
+  std::size_t refused = 0;
+  const auto harmless = [&](const auto& pattern, std::size_t at) {
+    EncodedPart part = good;
+    part.record = Slice::copy_of(good.record.view());
+    std::memcpy(part.record.mutable_data() + 1 + at, &pattern, sizeof pattern);
+    part.buffer = part.record.view().subspan(1);
+    std::vector<float> sum(kLength, 1.0f);
+    const auto added = add_part(part, 1, sum, {.divisor = 2});
+    const auto opened = open_part(std::make_shared<EncodedPart>(part), kLength);
+    ASSERT_EQ(added.has_value(), opened.has_value()) << at;
+    ASSERT_TRUE(all_finite(sum)) << at;
+    if (added) return;
+    ++refused;
+    ASSERT_EQ(sum, std::vector<float>(kLength, 1.0f)) << at << ": nothing was added";
+    ASSERT_TRUE(added.error().code() == Errc::not_finite || added.error().code() == cohive::Errc::malformed);
+  };
+  const float worst[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(),
+                         std::numeric_limits<float>::max()};
+  const std::uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00};
+  for (std::size_t at = 0; at + 4 <= good.buffer.size(); at += at < 2200 ? 2 : 1022) {
+    for (float pattern : worst) harmless(pattern, at);
+    for (std::uint16_t pattern : halves) harmless(pattern, at);
+  }
+  EXPECT_GT(refused, 0u);
 }
 
 TEST(PartMathLimits, ASumThatOverflowsIsNoAverage) {

@@ -33,7 +33,7 @@ class Reducing : public ::testing::Test {
     auto outcome = std::make_shared<Outcome>();
     tasks.spawn([](Reducer& reducer, std::size_t s, std::size_t i, double w, Reducer::Add a,
                    std::shared_ptr<Outcome> out) -> Task<void> {
-      out->sum = co_await reducer.contribute(s, i, w, std::move(a));
+      out->sum = co_await reducer.contribute(s, i, w, {std::move(a), nullptr});
       out->done = true;
     }(reducer, sender, index, weight, std::move(function), outcome));
     runtime.run_ready();
@@ -69,7 +69,7 @@ TEST_F(Reducing, OurOwnPartIsAddedLast) {
   };
   for (std::size_t sender : {1u, 0u, 2u}) {
     tasks.spawn([](Reducer& reducer, std::size_t s, Reducer::Add add) -> Task<void> {
-      (void)co_await reducer.contribute(s, 0, 1, std::move(add));
+      (void)co_await reducer.contribute(s, 0, 1, {std::move(add), nullptr});
     }(with_own, sender, noting(static_cast<char>('a' + sender))));
     runtime.run_ready();
   }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cohive/averaging/aggregation.hpp"
 #include "cohive/codec/compression.hpp"
 #include "cohive/codec/extensions.hpp"
 #include "cohive/core/sync.hpp"
@@ -38,6 +39,7 @@ struct AveragerOptions {
   codec::Compression state_codec;    ///< of the state that we share
   /// Offered for what we send, and used in groups all of whose members offer the same kind. Python peers never do.
   std::optional<codec::ExtensionOptions> extension;
+  Aggregation aggregation;            ///< of the parts that we own; each member's own choice
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: who would get fewer gets none
   std::optional<double> bandwidth;    ///< bytes per second, any unit common to the group; unset: equal shares
   PeerMode mode = PeerMode::node;

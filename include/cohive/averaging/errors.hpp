@@ -13,7 +13,8 @@ enum class Errc {
   no_donor,        ///< nobody shares its state
   bad_state,       ///< a donor's state does not fit
   round_cancelled,
-  refused,  ///< a member of the group refused to average our parts
+  refused,     ///< a member of the group refused to average our parts
+  not_finite,  ///< a part holds NaN or infinity
 };
 
 const std::error_category& averaging_category() noexcept;

@@ -13,6 +13,11 @@ namespace cohive::averaging {
 enum class JoinOutcome { grouped, refused, unreachable, lost, disbanded };
 inline constexpr std::array kJoinOutcomes = {"grouped", "refused", "unreachable", "lost", "disbanded"};
 
+/// Why a sender was left out of a round: NaN or infinity in a part; a part or message that does not fit; nothing came
+/// in time; its stream or connection ended early.
+enum class BanReason { not_finite, malformed, silent, gone };
+inline constexpr std::array kBanReasons = {"not_finite", "malformed", "silent", "gone"};
+
 struct AveragingMetrics {
   AveragingMetrics(Metrics& metrics, const std::string& averager)
       : rounds_ok(metrics.counter("cohive_averaging_rounds_total", "Averaging rounds.",
@@ -33,8 +38,6 @@ struct AveragingMetrics {
                                    {{"averager", averager}, {"direction", "out"}})),
         bytes_received(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.",
                                        {{"averager", averager}, {"direction", "in"}})),
-        senders_banned(metrics.counter("cohive_averaging_banned_senders_total", "Senders left out of a round.",
-                                       {{"averager", averager}})),
         reducers_failed(metrics.counter("cohive_averaging_failed_reducers_total",
                                         "Reducers whose parts kept local values.", {{"averager", averager}})),
         state_uploads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
@@ -44,13 +47,17 @@ struct AveragingMetrics {
     for (std::size_t i = 0; i < joins.size(); ++i)
       joins[i] = metrics.counter("cohive_averaging_joins_total", "Attempts to join a leader's group.",
                                  {{"averager", averager}, {"outcome", kJoinOutcomes[i]}});
+    for (std::size_t i = 0; i < senders_banned.size(); ++i)
+      senders_banned[i] = metrics.counter("cohive_averaging_banned_senders_total", "Senders left out of a round.",
+                                          {{"averager", averager}, {"reason", kBanReasons[i]}});
   }
   static std::vector<double> bounds() { return {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60}; }
   Counter rounds_ok, rounds_partial, rounds_failed, no_group;
   Histogram matchmaking_seconds, allreduce_seconds;
   Gauge group_size;
-  Counter bytes_sent, bytes_received, senders_banned, reducers_failed, state_uploads, state_downloads;
+  Counter bytes_sent, bytes_received, reducers_failed, state_uploads, state_downloads;
   std::array<Counter, kJoinOutcomes.size()> joins;
+  std::array<Counter, kBanReasons.size()> senders_banned;
 };
 
 }  // namespace cohive::averaging

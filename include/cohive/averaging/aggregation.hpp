@@ -1,0 +1,49 @@
+/// \file
+/// How a reducer makes one part of what the members of its group sent. Each reducer chooses for the parts it owns and
+/// nobody else need know, so that Python senders take part: a swarm is protected where all its reducers are.
+///
+/// Mean is hivemind's. The others bound what a minority that lies can do. In them
+///  - who contributes with weight 0 (auxiliary peers, say) has no vote;
+///  - every other sender has one vote, whatever its weight: weights are claims, and votes must not be for sale;
+///  - among the votes that count, weights matter up to the median weight (the upper one of an even number) and no
+///    further, and not below a millionth of it;
+///  - the result does not depend on the order in which parts arrive;
+///  - nothing is averaged before all votes of a part are there: the reducer keeps open parts * senders * part size (as
+///    encoded; of codecs beyond hivemind's 4 bytes a value), with 4 open parts, fewer where that exceeds 64 MiB.
+///
+/// Where state is averaged too (cohive::Optimizer does it now and then), a reducer that lies can still put anything
+/// into the parts that it owns itself: this is about senders.
+#pragma once
+
+#include <variant>
+
+namespace cohive::averaging {
+
+/// The weighted mean. One sender can move it anywhere.
+struct Mean {};
+
+/// Coordinate by coordinate, the lowest and the highest votes are left out and the weighted mean of the others is
+/// taken. As many are left out at each end as `fraction` of the votes, rounded up, but always so few that one or two
+/// are left. While no more senders lie than are left out at one end, the result lies within the range of the honest
+/// values. Two votes (or one) are too few to leave any out: their weighted mean is taken, and one liar moves it.
+/// Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning".
+struct TrimmedMean {
+  double fraction = 0.2;  ///< above 0, below 0.5
+};
+
+/// Iterated from the coordinate-wise median of the votes (unweighted), which needs no history of earlier rounds:
+///   centre += sum of weight * min(1, radius / |vote - centre|) * (vote - centre) / sum of weights
+/// Norms are Euclidean, over the values of one part; as in BTARD every part is clipped by itself. While fewer than half
+/// of the votes lie, the result is at most iterations * radius * (share of the weight that lies) away from the range of
+/// the honest values. Two votes have no majority: one liar moves the median half of the way, and a single vote is taken
+/// as it is.
+/// Source: Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization"; Gorbunov et al. 2022,
+/// "Secure Distributed Training at Scale" (BTARD).
+struct CenteredClip {
+  double radius = 1.0;  ///< above 0: about how far honest parts are from their mean
+  int iterations = 5;   ///< 1 to 100
+};
+
+using Aggregation = std::variant<Mean, TrimmedMean, CenteredClip>;
+
+}  // namespace cohive::averaging

@@ -1,0 +1,162 @@
+// Groups with members that lie about their values, and what those do to the others.
+#include <cmath>
+
+#include "averaging/averaging_fixture.hpp"
+#include "averaging/hostile_peer.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+class Liars : public Averaging {
+ protected:
+  /// `honest` members with values 0, 1, 2... and liars, clients that own no part, with huge ones.
+  void form(std::size_t honest, std::size_t liars, const Aggregation& how, codec::Codec codec = codec::Codec::none) {
+    auto options = quick();
+    options.aggregation = how;
+    options.codec = codec;
+    for (std::size_t i = 0; i < honest; ++i) add(options);
+    options.mode = PeerMode::client;
+    for (std::size_t i = 0; i < liars; ++i) {
+      auto& liar = add(options);
+      liar.a.assign(liar.a.size(), 1e20f);
+      liar.b.assign(liar.b.size(), -1e20f);
+    }
+    auto steps = same();
+    for (std::size_t i = honest; i < honest + liars; ++i) steps[i].weight = 1e6;
+    for (auto& result : step_all(steps)) {
+      ASSERT_TRUE(result) << result.error();
+      ASSERT_EQ(result->group.size(), honest + liars);
+      EXPECT_EQ(result->parts_failed, 0u);
+      EXPECT_TRUE(result->lost_senders.empty());
+    }
+  }
+};
+
+TEST_F(Liars, MoveAMeanAnywhere) {
+  form(3, 1, Mean());
+  EXPECT_GT(peers[0]->a[0], 1e19f);
+}
+
+TEST_F(Liars, CannotMoveATrimmedMeanOutOfTheHonestRange) {
+  form(5, 2, TrimmedMean{0.3});
+  for (std::size_t i = 0; i < 5; ++i) {
+    for (float value : peers[i]->a) ASSERT_NEAR(value, 3, 1e-5) << "2, 3 and 4 are left";
+    for (float value : peers[i]->b) ASSERT_NEAR(value, 10, 1e-4) << "0, 10 and 20 are left";
+  }
+}
+
+TEST_F(Liars, AreWhatTheyAreInEightBitsToo) {
+  form(5, 2, TrimmedMean{0.3}, codec::Codec::uniform8);
+  for (std::size_t i = 0; i < 5; ++i)
+    for (float value : peers[i]->a) ASSERT_NEAR(value, 3, 0.1);
+}
+
+TEST_F(Liars, MoveACenteredClipALittle) {
+  const CenteredClip how{2.0, 3};
+  form(5, 2, how);
+  // Parts of `a` hold 128 values, and liars are two of seven.
+  for (std::size_t i = 0; i < 5; ++i) {
+    double outside = 0;
+    for (std::size_t k = 0; k < 128; ++k) outside += std::pow(std::max(0.0f, peers[i]->a[k] - 4), 2);
+    EXPECT_LE(std::sqrt(outside), how.radius * how.iterations * 2 / 7 + 1e-3);
+    for (std::size_t k = 0; k < 128; ++k) ASSERT_GE(peers[i]->a[k], 0);
+  }
+}
+
+TEST_F(Liars, AggregatesAreEachReducersOwnChoice) {
+  auto options = quick();
+  for (const Aggregation& how :
+       {Aggregation(Mean()), Aggregation(TrimmedMean{0.2}), Aggregation(CenteredClip{1e9, 1})}) {
+    options.aggregation = how;
+    add(options);
+  }
+  for (auto& result : step_all(same())) ASSERT_TRUE(result) << result.error();
+  for (auto& peer : peers)
+    for (float value : peer->a) ASSERT_NEAR(value, 1, 1e-5) << "mean, median and clipped mean of 0, 1 and 2";
+}
+
+TEST_F(Averaging, ClientsAndAuxiliariesTakePartInATrimmedMean) {
+  auto options = quick();
+  options.aggregation = TrimmedMean{0.3};
+  add(options);
+  add(options);
+  options.mode = PeerMode::client;
+  add(options);
+  options.mode = PeerMode::auxiliary;
+  add(options);
+  peers[3]->a.assign(1000, 500);
+  auto steps = same();
+  steps[3].weight = 0;
+  for (auto& result : step_all(steps)) ASSERT_TRUE(result) << result.error();
+  for (auto& peer : peers) ASSERT_NEAR(peer->a[0], 1.0f, 1e-6) << "of 0, 1 and 2: who weighs nothing has no vote";
+}
+
+TEST_F(Averaging, ASenderOfNonsenseIsLeftOutOfATrimmedMeanAndNamed) {
+  auto options = quick();
+  options.aggregation = TrimmedMean{0.3};
+  for (int i = 0; i < 4; ++i) add(options);
+  for (float& value : peers[1]->a) value = NAN;
+  const auto results = step_all(same());
+  for (std::size_t i : {0u, 2u, 3u}) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_EQ(results[i]->lost_senders, std::vector{peers[1]->dht->host().id()});
+  }
+  EXPECT_NEAR(peers[0]->a[0], 2.0f, 1e-6) << "of 0, 2 and 3";
+}
+
+/// A first part of 128 values with something that is not finite in it.
+struct BadPart {
+  codec::Codec codec;
+  std::size_t at;      ///< of the buffer
+  std::uint32_t bits;  ///< written there
+  const char* reason;
+};
+
+class BadParts : public Averaging, public ::testing::WithParamInterface<BadPart> {};
+
+TEST_P(BadParts, TheirSenderIsLeftOutNamedAndCounted) {
+  const BadPart& bad = GetParam();
+  auto options = quick();
+  options.codec = bad.codec;
+  constexpr std::uint32_t kSize = 6 * 1024;  // so that everybody's first part is a whole one
+  for (int i = 0; i < 3; ++i) add(options, kSize);
+  options.prefix = "test";
+  peers[2]->averager.reset();
+  HostilePeer hostile(*peers[2]->dht, options, {kSize, 7}, 1);
+  std::vector<float> values(options.part_size_bytes / 4 *
+                            static_cast<std::size_t>(1 / codec::compression_ratio(bad.codec, codec::DType::float32)));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
+  Slice buffer = codec::encode(bad.codec, values);
+  std::memcpy(buffer.mutable_data() + bad.at, &bad.bits, sizeof bad.bits);
+  TaskGroup hostilities(swarm.runtime());
+  hostilities.spawn(hostile.send_part(bad.codec, buffer, values.size()));
+  std::vector<Task<Result<RoundResult>>> rounds;
+  for (std::size_t i = 0; i < 2; ++i) rounds.push_back(peers[i]->averager->step());
+  for (auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->group.size(), 3u);
+    EXPECT_EQ(result->lost_senders, std::vector{hostile.id()});
+  }
+  for (std::size_t i = 0; i < 2; ++i)
+    for (float value : peers[i]->a) ASSERT_TRUE(value >= 0 && value <= 1);
+  const std::string counted =
+      std::string("cohive_averaging_banned_senders_total{averager=\"test\",reason=\"") + bad.reason + "\"} 2\n";
+  EXPECT_NE(swarm.runtime().metrics().text().find(counted), std::string::npos);
+}
+
+constexpr std::uint32_t kNan = 0x7fc00000, kInfinity = 0x7f800000, kHalfInfinity = 0x7c00, kHalfNan = 0xfe00;
+INSTANTIATE_TEST_SUITE_P(OfEveryCodec, BadParts,
+                         ::testing::Values(BadPart{codec::Codec::none, 400, kNan, "not_finite"},
+                                           BadPart{codec::Codec::none, 400, kInfinity, "not_finite"},
+                                           BadPart{codec::Codec::float16, 100, kHalfInfinity, "not_finite"},
+                                           BadPart{codec::Codec::float16, 100, kHalfNan, "not_finite"},
+                                           BadPart{codec::Codec::meanstd16, 100, kHalfNan, "not_finite"},
+                                           BadPart{codec::Codec::uniform8, 400, kInfinity, "not_finite"},
+                                           BadPart{codec::Codec::quantile8, 400, kNan, "not_finite"},
+                                           BadPart{codec::Codec::blockwise8, 16, kNan, "malformed"}),
+                         [](const auto& test) {
+                           return std::string(codec::name_of(test.param.codec)) + std::to_string(test.index);
+                         });
+
+}  // namespace
+}  // namespace cohive::averaging

@@ -145,6 +145,13 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   auto group = co_await matchmaking.look_for_group(encode_gather(options.bandwidth, options.mode, step.gather),
                                                    *control, deadline);
   if (!group) co_return group.error();
+  struct Forget {
+    Matchmaking& matchmaking;
+    bool averaged = false;
+    ~Forget() {
+      if (!averaged) matchmaking.forget_group();
+    }
+  } forget{matchmaking};
   const auto position = static_cast<std::size_t>(std::find(group->peers.begin(), group->peers.end(), dht.host().id()) -
                                                  group->peers.begin());
   matchmaking.set_bits(next_group_bits(matchmaking.bits(), as_bytes(group->id), position, group->peers.size(),
@@ -189,6 +196,10 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   auto result = co_await within(runtime, end, current->run(), "all-reduce");
   if (!result) co_return result.error();
   registered.complete = true;
+  forget.averaged = true;
+  std::vector<PeerId> lost = result->lost_senders;
+  lost.insert(lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
+  matchmaking.round_ended(lost);
   result->group_id = group->id;
   result->leader = group->leader;
   result->extension = group->extension;

@@ -28,6 +28,19 @@ double seconds_at(Runtime& runtime, Deadline deadline) {
   return deadline.is_never() ? kForever : runtime.wall_time() + to_seconds(deadline.remaining(runtime.now()));
 }
 
+Task<Result<proto::MessageFromLeader>> receive_from_leader(rpc::ClientStream& call, Deadline deadline) {
+  auto reply = co_await call.receive(deadline);
+  if (!reply) co_return reply.error();
+  proto::MessageFromLeader message;
+  if (!*reply || !rpc::parse(message, (*reply)->view())) co_return Error(cohive::Errc::malformed, "no valid answer");
+  co_return message;
+}
+
+/// Until when a follower waits.
+double patience_of(const proto::JoinRequest& request) {
+  return request.expiration() == 0 ? kForever : request.expiration();
+}
+
 proto::MessageFromLeader message_of(proto::MessageCode code) {
   proto::MessageFromLeader message;
   message.set_code(code);
@@ -67,10 +80,13 @@ struct Matchmaking::Search {
     self.gathered_bytes_ = 0;
     self.max_assured_ = 0;
     self.story_ = {};
+    self.grace_end_ = self.runtime_.now() + self.options_.request_timeout / 2;
   }
   ~Search() {
     tasks.cancel();
     self.looking_ = false;
+    self.newcomers_.clear();
+    self.hold_end_ = TimePoint::max();
     if (!self.assembled_) self.disband();
     if (self.declared_expiration_ != 0)
       self.background_.spawn(undeclare(self, self.declared_key_, self.declared_expiration_), "undeclare");
@@ -84,7 +100,16 @@ Task<Result<Group>> Matchmaking::look_for_group(std::string gather, const StepCo
   if (looking_) throw std::logic_error("two searches for a group at once");
   const double search_end = seconds_at(runtime_, deadline);
   Search search(*this, std::move(gather));
+  expected_ = control.expected_members;
   if (options_.mode != PeerMode::client) search.tasks.spawn(declare(*this, control, search_end), "declare");
+  if (known_ && !leads_known_group()) {
+    const double expiration = expiration_for(control, search_end);
+    const Candidate leader{expiration, known_->leader};
+    if (auto group = co_await follow(leader, expiration, search_end, longest_hold(expiration)))
+      assembled_ = std::make_shared<Group>(std::move(*group));
+    if (assembled_) co_return *assembled_;
+    if (complete()) co_return *assemble();  // of those who came while our request was held
+  }
   search.tasks.spawn(refresh_queue(*this), "find leaders");
   while (runtime_.now() < deadline.at()) {
     auto candidate = co_await within(
@@ -189,6 +214,7 @@ Task<void> Matchmaking::refresh_queue(Matchmaking& self) {
         if (!peer || *peer == self.dht_.host().id()) continue;
         self.max_assured_ = std::max(self.max_assured_, entry.expiration - kClockTolerance);
         self.story_.candidates.insert(*peer);
+        if (!self.lost_.contains(*peer)) self.met(*peer);
         const Candidate candidate{entry.expiration, *peer};
         if (!self.tried_.contains(candidate)) self.queue_.insert(candidate);
       }
@@ -206,15 +232,17 @@ Task<std::optional<Matchmaking::Candidate>> Matchmaking::next_candidate(double s
   for (;;) {
     if (assembled_) co_return std::nullopt;
     while (!queue_.empty() && queue_.begin()->expiration < now()) queue_.erase(queue_.begin());
-    const Candidate* head = queue_.empty() ? nullptr : &*queue_.begin();
+    const auto first =
+        std::find_if(queue_.begin(), queue_.end(), [&](const auto& one) { return !will_come(one.peer); });
+    const Candidate* head = first == queue_.end() ? nullptr : &*first;
     if (!head || (max_assured_ <= head->expiration && head->expiration <= search_end)) {
       want_refresh_ = true;
       refresh_wanted_.notify_all();
     }
-    const Candidate own{declared_expiration_ != 0 ? declared_expiration_ : kForever, dht_.host().id()};
+    const Candidate own{own_expiration(), dht_.host().id()};
     if (head && *head < own) {
       const Candidate chosen = *head;
-      queue_.erase(queue_.begin());
+      queue_.erase(first);
       tried_.insert(chosen);
       co_return chosen;
     }
@@ -225,49 +253,55 @@ Task<std::optional<Matchmaking::Candidate>> Matchmaking::next_candidate(double s
 }
 
 /// Asks a leader, and whomever it sends us to.
-Task<std::optional<Group>> Matchmaking::follow(Candidate leader, double expiration, double search_end) {
+/// \param hold  how long the first one may keep the request before it begins to look for a group itself
+Task<std::optional<Group>> Matchmaking::follow(Candidate leader, double expiration, double search_end, Duration hold) {
   std::set<PeerId> asked;
   std::optional<PeerId> next = leader.peer;
   while (next && *next != dht_.host().id() && asked.size() < kMaxRedirections && asked.insert(*next).second &&
          now() < search_end) {
     const PeerId peer = *std::exchange(next, std::nullopt);
-    if (auto group = co_await request_to_join(peer, expiration, next)) co_return group;
+    if (auto group = co_await request_to_join(peer, expiration, std::exchange(hold, {}), next)) co_return group;
     if (assembled_) co_return std::nullopt;
   }
   co_return std::nullopt;
 }
 
-Task<std::optional<Group>> Matchmaking::request_to_join(PeerId peer, double expiration,
+Task<std::optional<Group>> Matchmaking::request_to_join(PeerId peer, double expiration, Duration hold,
                                                         std::optional<PeerId>& redirected) {
   // Held until the first reply: meanwhile nobody becomes our follower.
   auto lock = co_await lock_.lock(runtime_.after(options_.request_timeout));
   if (!lock || assembled_) co_return std::nullopt;
-  const Deadline first_reply = runtime_.after(options_.request_timeout);
+  const Duration answer_time = hold > 0s ? options_.request_timeout / 2 : options_.request_timeout;
+  const Deadline first_reply = runtime_.after(answer_time);
   auto call = co_await rpc::open_call(dht_.host(), peer, protocol_, first_reply);
   const auto failed = [&](JoinOutcome outcome, const std::string& detail) {
     note(outcome, peer, detail);
     return std::nullopt;
   };
   if (!call) co_return failed(JoinOutcome::unreachable, call.error().message());
-  proto::JoinRequest request;
-  request.set_schema_hash(schema_hash_);
-  request.set_expiration(expiration);
-  request.set_gather(gather_);
-  request.set_client_mode(options_.mode == PeerMode::client);
-  request.set_group_key(key());
-  request.set_codec_extensions(offered_extensions().text());
-  const std::string bytes = request.SerializeAsString();
+  const std::string bytes = join_request(expiration, hold).SerializeAsString();
   auto sent = co_await (*call)->send(as_bytes(bytes), first_reply);
   if (sent) sent = co_await (*call)->finish(first_reply);
   if (!sent) co_return failed(JoinOutcome::unreachable, sent.error().message());
-  auto reply = co_await (*call)->receive(first_reply);
-  if (!reply) co_return failed(JoinOutcome::unreachable, reply.error().message());
-  proto::MessageFromLeader message;
-  if (!*reply || !rpc::parse(message, (*reply)->view())) co_return failed(JoinOutcome::refused, "no valid answer");
-  if (message.code() != proto::ACCEPTED) {
+  auto message = co_await receive_from_leader(**call, first_reply);
+  if (message && message->code() == proto::NO_CODE && hold > 0s) {
+    struct Held {
+      bool& flag;
+      explicit Held(bool& held) : flag(held) { flag = true; }
+      ~Held() { flag = false; }
+    } held{held_};
+    lock.release();  // whoever joins us meanwhile comes along
+    message = co_await receive_from_leader(**call, runtime_.after(hold + answer_time));
+    lock = co_await lock_.lock(runtime_.after(options_.request_timeout));
+  }
+  if (!lock || assembled_) co_return std::nullopt;
+  if (!message)
+    co_return failed(message.error() == cohive::Errc::malformed ? JoinOutcome::refused : JoinOutcome::unreachable,
+                     message.error().message());
+  if (message->code() != proto::ACCEPTED) {
     // It follows somebody itself: no need to wait until we find that one.
-    if (message.code() == proto::NOT_A_LEADER) redirected = PeerId::from_bytes(as_bytes(message.suggested_leader()));
-    co_return failed(JoinOutcome::refused, proto::MessageCode_Name(message.code()));
+    if (message->code() == proto::NOT_A_LEADER) redirected = PeerId::from_bytes(as_bytes(message->suggested_leader()));
+    co_return failed(JoinOutcome::refused, proto::MessageCode_Name(message->code()));
   }
   struct Following {
     Matchmaking& self;
@@ -282,19 +316,31 @@ Task<std::optional<Group>> Matchmaking::request_to_join(PeerId peer, double expi
   lock.release();
 
   const Duration patience = from_seconds(std::max(0.0, expiration - now())) + options_.request_timeout;
-  reply = co_await (*call)->receive(runtime_.after(patience));
-  if (!reply) co_return failed(JoinOutcome::lost, reply.error().message());
-  if (!*reply || !rpc::parse(message, (*reply)->view()))
-    co_return failed(JoinOutcome::lost, "it ended without an answer");
-  if (message.code() == proto::BEGIN_ALLREDUCE) {
-    auto group = group_from(message, peer);
+  message = co_await receive_from_leader(**call, runtime_.after(patience));
+  if (!message) co_return failed(JoinOutcome::lost, message.error().message());
+  if (message->code() == proto::BEGIN_ALLREDUCE) {
+    auto group = group_from(*message, peer);
     if (!group) co_return failed(JoinOutcome::lost, group.error().message());
+    remember(*group, message->reforms());
     note(JoinOutcome::grouped, peer, {});
     co_return std::move(*group);
   }
-  if (message.code() == proto::GROUP_DISBANDED || message.code() == proto::CANCELLED)
-    redirected = PeerId::from_bytes(as_bytes(message.suggested_leader()));
-  co_return failed(JoinOutcome::disbanded, proto::MessageCode_Name(message.code()));
+  if (message->code() == proto::GROUP_DISBANDED || message->code() == proto::CANCELLED)
+    redirected = PeerId::from_bytes(as_bytes(message->suggested_leader()));
+  co_return failed(JoinOutcome::disbanded, proto::MessageCode_Name(message->code()));
+}
+
+proto::JoinRequest Matchmaking::join_request(double expiration, Duration hold) const {
+  proto::JoinRequest request;
+  request.set_schema_hash(schema_hash_);
+  request.set_expiration(expiration);
+  request.set_gather(gather_);
+  request.set_client_mode(options_.mode == PeerMode::client);
+  request.set_group_key(key());
+  request.set_codec_extensions(offered_extensions().text());
+  request.set_reforms(bits_.empty());  // who draws new bits after every round is meant to meet others
+  request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
+  return request;
 }
 
 Result<Group> Matchmaking::group_from(const proto::MessageFromLeader& message, const PeerId& leader) const {
@@ -346,10 +392,30 @@ std::shared_ptr<Group> Matchmaking::assemble() {
     group->peers.push_back(peer);
     group->gathered.push_back(std::move(gather));
   }
-  for (const auto& [peer, follower] : followers_) follower->group = group;
+  const bool reforms = bits_.empty() && std::all_of(followers_.begin(), followers_.end(),
+                                                    [](const auto& f) { return f.second->reforms; });
+  for (const auto& [peer, follower] : followers_) {
+    follower->group = group;
+    follower->remember = reforms;
+  }
+  remember(*group, reforms);
   assembled_ = group;
   changed_.notify_all();
   return group;
+}
+
+/// When our group begins with whoever is there: as we declared, or earlier for a follower that came straight to us.
+double Matchmaking::own_expiration() const {
+  double earliest = declared_expiration_ != 0 ? declared_expiration_ : kForever;
+  for (const auto& [peer, follower] : followers_) earliest = std::min(earliest, follower->expiration);
+  return earliest;
+}
+
+/// Nobody is left to wait for.
+bool Matchmaking::complete() const {
+  if (!looking_ || assembled_ || held_ || leader_) return false;
+  if (options_.target_group_size && followers_.size() + 1 >= options_.target_group_size) return true;
+  return known_group_is_here();
 }
 
 void Matchmaking::disband() {
@@ -367,8 +433,9 @@ std::optional<proto::MessageFromLeader> Matchmaking::reject(const PeerId& peer,
   if (request.schema_hash() != schema_hash_) return message_of(proto::BAD_SCHEMA_HASH);
   if (request.group_key() != key()) return message_of(proto::BAD_GROUP_KEY);
   if (declared_expiration_ == 0) return message_of(proto::NOT_DECLARED);
-  if (declared_expiration_ > (request.expiration() == 0 ? kForever : request.expiration()))
-    return message_of(proto::BAD_EXPIRATION_TIME);
+  // Who waits for us less long is not kept longer: see own_expiration.
+  const bool may_be_earlier = expects(peer) && request.reforms();
+  if (!may_be_earlier && own_expiration() > patience_of(request)) return message_of(proto::BAD_EXPIRATION_TIME);
   if (leader_) {
     auto message = message_of(proto::NOT_A_LEADER);
     message.set_suggested_leader(leader_->binary());
@@ -398,9 +465,15 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
   auto end = co_await stream.receive(runtime_.after(kRequestEnd));
   if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
 
+  if (request.hold_ms() > 0 && request.group_key() == key() && expects(peer)) {
+    auto held = co_await hold(stream, peer, std::chrono::milliseconds(request.hold_ms()));
+    if (!held) co_return held;
+  }
   auto follower = std::make_shared<Follower>();
   follower->gather = request.gather();
   follower->extensions = codec::Extensions::from_text(request.codec_extensions());
+  follower->expiration = patience_of(request);
+  follower->reforms = request.reforms();
   struct Membership {
     Matchmaking& self;
     PeerId peer;
@@ -418,17 +491,20 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
     if (!lock)
       co_return co_await send(stream, message_of(proto::NOT_LOOKING_FOR_GROUP),
                               runtime_.after(options_.request_timeout));
-    if (const auto refusal = reject(peer, request))
+    if (const auto refusal = reject(peer, request)) {
+      if (refusal->code() == proto::NOT_LOOKING_FOR_GROUP && request.schema_hash() == schema_hash_ &&
+          request.group_key() == key())
+        met(peer);
       co_return co_await send(stream, *refusal, runtime_.after(options_.request_timeout));
+    }
     followers_[peer] = follower;
     gathered_bytes_ += follower->gather.size();
     ++story_.joined;
     auto accepted = co_await send(stream, message_of(proto::ACCEPTED), runtime_.after(options_.request_timeout));
     if (!accepted) co_return accepted;
-    if (options_.target_group_size && followers_.size() + 1 >= options_.target_group_size && looking_ && !assembled_)
-      assemble();
+    if (complete()) assemble();
   }
-  const double expires = declared_expiration_;
+  const double expires = std::min(declared_expiration_, follower->expiration);
   while (!follower->group && !follower->disbanded && now() < expires)
     co_await changed_.wait(runtime_.after(from_seconds(expires - now()) + 1ms));
   if (!follower->group && !follower->disbanded) {
@@ -445,6 +521,7 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
   if (follower->group) {
     last = message_of(proto::BEGIN_ALLREDUCE);
     last.set_group_id(follower->group->id);
+    last.set_reforms(follower->remember);
     for (const auto& member : follower->group->peers) last.add_ordered_peer_ids(member.binary());
     for (const auto& gather : follower->group->gathered) last.add_gathered(gather);
     if (follower->group->extension) last.set_codec_extension(std::string(codec::name_of(*follower->group->extension)));

@@ -2,6 +2,7 @@
 // and that leader announces the group.
 //   all      -> DHT: {group key: {own id: true, expires e}}
 //   follower -> rpc_join_group JoinRequest;   leader -> ACCEPTED, later BEGIN_ALLREDUCE or GROUP_DISBANDED
+// A group that has averaged before forms again without the DHT: see reforming.cpp.
 // Source: hivemind wire spec, sections 6.2 and 6.5.
 #pragma once
 
@@ -24,15 +25,31 @@ class Matchmaking {
   Task<Result<>> serve(rpc::ServerStream& stream);
 
   const std::string& bits() const { return bits_; }
-  void set_bits(std::string bits) { bits_ = std::move(bits); }
+  void set_bits(std::string bits) {
+    if (bits != bits_) known_.reset();
+    bits_ = std::move(bits);
+  }
   bool looking() const { return looking_; }
+
+  /// The group of the last search has averaged; `lost` are those that the others need not wait for the next time.
+  void round_ended(const std::vector<PeerId>& lost);
+  /// It has not: the next search begins anew.
+  void forget_group() { known_.reset(); }
 
  private:
   struct Follower {
     std::string gather;
     codec::Extensions extensions;  // that it offers
+    double expiration = 0;         // until when it waits for us
+    bool reforms = false;          // it remembers groups
     std::shared_ptr<Group> group;  // set when assembled
+    bool remember = false;         // all members of that group remember it
     bool disbanded = false;
+  };
+  /// The last group, which all its members remember.
+  struct Known {
+    std::set<PeerId> members;
+    PeerId leader;
   };
   struct Candidate {
     double expiration;
@@ -55,8 +72,10 @@ class Matchmaking {
   static Task<void> undeclare(Matchmaking& self, std::string key, double expiration);
   static Task<void> refresh_queue(Matchmaking& self);
   Task<std::optional<Candidate>> next_candidate(double search_end);
-  Task<std::optional<Group>> follow(Candidate leader, double expiration, double search_end);
-  Task<std::optional<Group>> request_to_join(PeerId leader, double expiration, std::optional<PeerId>& redirected);
+  Task<std::optional<Group>> follow(Candidate leader, double expiration, double search_end, Duration hold = {});
+  Task<std::optional<Group>> request_to_join(PeerId leader, double expiration, Duration hold,
+                                             std::optional<PeerId>& redirected);
+  proto::JoinRequest join_request(double expiration, Duration hold) const;
   Result<Group> group_from(const proto::MessageFromLeader& message, const PeerId& leader) const;
   void note(JoinOutcome outcome, const PeerId& leader, const std::string& detail);
   std::optional<proto::MessageFromLeader> reject(const PeerId& peer, const proto::JoinRequest& request) const;
@@ -64,7 +83,22 @@ class Matchmaking {
   std::optional<codec::Extension> agreed_extension() const;
   std::shared_ptr<Group> assemble();
   void disband();
+  bool complete() const;
+  double own_expiration() const;
   static Task<Result<>> send(rpc::ServerStream& stream, const proto::MessageFromLeader& message, Deadline deadline);
+
+  // Re-forming a known group.
+  void remember(const Group& group, bool reforms);
+  bool leads_known_group() const { return known_ && known_->leader == dht_.host().id(); }
+  bool expects(const PeerId& peer) const { return leads_known_group() && known_->members.contains(peer); }
+  bool will_come(const PeerId& peer) const;
+  bool known_group_is_here() const;
+  Duration longest_hold(double expiration) const;
+  bool ready() const { return looking_ && !assembled_ && declared_expiration_ != 0; }
+  Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit);
+  void met(const PeerId& peer);
+  void look_around();
+  static Task<void> look_for_newcomers(Matchmaking& self);
 
   Dht& dht_;
   Runtime& runtime_;
@@ -88,6 +122,14 @@ class Matchmaking {
   double max_assured_ = 0;
   Condition refresh_wanted_;
   bool want_refresh_ = false;
+  std::optional<Known> known_;
+  std::set<PeerId> newcomers_;  // seen lately, and not in the known group: it waits for them once
+  std::set<PeerId> lost_;       // in the last round: their declarations in the DHT mean nothing
+  bool held_ = false;           // our request waits at the known leader: nobody's group begins here
+  bool looking_around_ = false;
+  std::size_t expected_ = 0;               // members of the group we look for
+  TimePoint hold_end_ = TimePoint::max();  // of the requests that wait for our next search
+  TimePoint grace_end_{};  // until then the members of the known group are expected to come by themselves
   TaskGroup background_;
 };
 

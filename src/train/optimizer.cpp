@@ -202,6 +202,7 @@ void Optimizer::Impl::accumulate(std::int64_t batch) {
 Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpack::Value gather, std::uint64_t epoch) {
   Scheduled round;
   session.on_loop([&] { round.control = std::make_shared<StepControl>(session.thread->runtime(), weight); });
+  round.control->expected_members = tracker->snapshot().peers;  // a newcomer has reported its progress by now
   StepOptions step;
   step.gather = std::move(gather);
   step.timeout = options.averaging_timeout;

@@ -73,8 +73,11 @@ class StepControl {
       : weight(step_weight), trigger(runtime, "trigger of an averaging round"), cancelled(runtime, "cancellation") {}
   double weight;                         ///< may change until the trigger; finite, not negative
   std::optional<double> scheduled_time;  ///< Unix seconds; may change while the group is being looked for
-  Event trigger;                         ///< set it when the tensors are ready
-  Event cancelled;                       ///< set it to give the round up
+  /// How many members there will be as far as the caller knows; 0: no idea. A known group that has fewer waits for
+  /// others until the scheduled time.
+  std::size_t expected_members = 0;
+  Event trigger;    ///< set it when the tensors are ready
+  Event cancelled;  ///< set it to give the round up
   Stage stage = Stage::idle;
 };
 

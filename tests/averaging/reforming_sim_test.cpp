@@ -1,0 +1,278 @@
+// A group that has averaged meets again: how long that takes, who gets in, and what absentees cost.
+#include <algorithm>
+
+#include "averaging_fixture.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr Duration kLatency = 50ms;
+constexpr Duration kTwoRoundTrips = kLatency * 4;
+
+class Reforming : public Averaging {
+ protected:
+  struct Round {
+    std::vector<Result<RoundResult>> results;
+    Duration wait{};  ///< from the moment the last member came until the last one knew its group
+    std::size_t largest() const {
+      std::size_t size = 0;
+      for (const auto& result : results)
+        if (result) size = std::max(size, result->group.size());
+      return size;
+    }
+  };
+  struct Start {
+    std::size_t peer;
+    Duration delay = 0ms;
+    StepOptions step = {};
+  };
+
+  void SetUp() override { swarm.fabric().set_default_link({.latency = kLatency}); }
+
+  static Task<Result<RoundResult>> step_later(Runtime& runtime, Averager& averager, Start start) {
+    co_await runtime.sleep_for(start.delay);
+    co_return co_await averager.step(start.step);
+  }
+  Round average(const std::vector<Start>& starts) {
+    std::vector<Task<Result<RoundResult>>> tasks;
+    Duration last{};
+    for (const auto& start : starts) {
+      tasks.push_back(step_later(swarm.runtime(), *peers[start.peer]->averager, start));
+      last = std::max(last, start.delay);
+    }
+    Round round{swarm.run(when_all(swarm.runtime(), std::move(tasks)))};
+    for (std::size_t i = 0; i < starts.size(); ++i)
+      if (round.results[i]) round.wait = std::max(round.wait, starts[i].delay + round.results[i]->matchmaking - last);
+    return round;
+  }
+  /// All at once, or one of them late.
+  Round average_all(std::optional<std::size_t> late = std::nullopt, Duration by = 300ms) {
+    std::vector<Start> starts;
+    for (std::size_t i = 0; i < peers.size(); ++i) starts.push_back({i, late == i ? by : 0ms});
+    return average(starts);
+  }
+  std::size_t index_of(const PeerId& id) const {
+    return static_cast<std::size_t>(
+        std::find_if(peers.begin(), peers.end(), [&](const auto& peer) { return peer->dht->host().id() == id; }) -
+        peers.begin());
+  }
+  std::size_t leader_of(const Round& round) const { return index_of(round.results[0]->leader); }
+  void remove(std::size_t index) {
+    peers[index]->averager.reset();
+    peers[index]->dht.reset();
+    swarm.remove_host(index);
+  }
+};
+
+void expect_group_of(const std::vector<Result<RoundResult>>& results, std::size_t size) {
+  for (const auto& result : results) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->group.size(), size);
+  }
+}
+
+struct Size {
+  std::size_t members;
+  bool bounded;
+};
+class ReformingGroups : public Reforming, public ::testing::WithParamInterface<Size> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, ReformingGroups,
+                         ::testing::Values(Size{2, false}, Size{4, false}, Size{8, false}, Size{2, true}, Size{4, true},
+                                           Size{8, true}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.members) + (info.param.bounded ? "Bounded" : "Unbounded");
+                         });
+
+TEST_P(ReformingGroups, AKnownGroupMeetsWithinTwoRoundTripsOfItsLastMember) {
+  auto options = quick();
+  if (GetParam().bounded) options.target_group_size = GetParam().members;
+  for (std::size_t i = 0; i < GetParam().members; ++i) add(options);
+  auto first = average_all();
+  expect_group_of(first.results, peers.size());
+  const std::size_t leader = leader_of(first), other = leader == 0 ? 1 : 0;
+  const std::optional<std::size_t> last_ones[] = {std::nullopt, leader, other, leader};
+  for (const auto& last : last_ones) {
+    const auto round = average_all(last);
+    expect_group_of(round.results, peers.size());
+    EXPECT_LE(round.wait, kTwoRoundTrips) << (last ? std::to_string(*last) + " came last" : "all at once");
+    EXPECT_EQ(leader_of(round), leader);
+  }
+}
+
+TEST_F(Reforming, TheLeaderMayComeMuchLaterThanTheOthers) {
+  auto options = quick();
+  options.min_matchmaking_time = 10s;
+  for (int i = 0; i < 3; ++i) add(options);
+  const auto first = average_all();
+  expect_group_of(first.results, 3);
+  const auto round = average_all(leader_of(first), 6s);
+  expect_group_of(round.results, 3);
+  EXPECT_LE(round.wait, kTwoRoundTrips);
+}
+
+TEST_F(Reforming, ClientsAndAuxiliariesMeetAgainAsFast) {
+  add(quick());
+  add(quick());
+  auto client = quick();
+  client.mode = PeerMode::client;
+  add(client);
+  auto auxiliary = quick();
+  auxiliary.mode = PeerMode::auxiliary;
+  add(auxiliary);
+  expect_group_of(average_all().results, 4);
+  for (std::size_t last = 0; last < 4; ++last) {
+    const auto round = average_all(last);
+    expect_group_of(round.results, 4);
+    EXPECT_LE(round.wait, kTwoRoundTrips) << last << " came last";
+  }
+}
+
+class Newcomers : public Reforming, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Pauses, Newcomers, ::testing::Values(0, 400, 1000, 3000, 10'000));
+
+TEST_P(Newcomers, GetInWithinAFewRounds) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  expect_group_of(average_all().results, 3);
+  expect_group_of(average_all().results, 3);
+  add(quick());
+  // It looks by itself, in step with nobody, while the others go on.
+  std::optional<Result<RoundResult>> joined;
+  TaskGroup group(swarm.runtime());
+  auto run = [](Averager& averager, std::optional<Result<RoundResult>>& out) -> Task<void> {
+    out = co_await averager.step();
+  };
+  group.spawn(run(*peers[3]->averager, joined));
+  int rounds = 0;
+  for (; !joined && rounds < 4; ++rounds) {
+    for (const auto& result : average({{0}, {1}, {2}}).results) ASSERT_TRUE(result) << result.error();
+    swarm.pass(std::chrono::milliseconds(GetParam()));
+  }
+  swarm.pass(1s);
+  ASSERT_TRUE(joined && *joined) << "not within " << rounds << " rounds";
+  EXPECT_EQ((*joined)->group.size(), 4u);
+  const auto next = average_all();
+  expect_group_of(next.results, 4);
+  EXPECT_LE(next.wait, kTwoRoundTrips) << "it belongs to them now";
+}
+
+TEST_F(Reforming, TwoGroupsThatMetSeparatelyBecomeOne) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  // Two and two, by times apart.
+  expect_group_of(average({{0}, {1}}).results, 2);
+  expect_group_of(average({{2}, {3}}).results, 2);
+  std::size_t largest = 0;
+  for (int round = 0; round < 4 && largest < 4; ++round) largest = average_all().largest();
+  EXPECT_EQ(largest, 4u);
+}
+
+TEST_F(Reforming, FullGroupsGoOnMixing) {
+  auto options = quick();
+  options.target_group_size = 2;
+  for (int i = 0; i < 4; ++i) add(options);
+  std::set<PeerId> partners;
+  for (int i = 0; i < 12; ++i) {
+    std::vector<Start> starts;
+    for (std::size_t k = 0; k < 4; ++k)
+      starts.push_back({k, std::chrono::milliseconds(swarm.runtime().random()() % 300)});
+    const auto round = average(starts);
+    expect_group_of(round.results, 2);
+    for (const auto& member : round.results[0]->group) partners.insert(member.peer);
+  }
+  EXPECT_GT(partners.size(), 2u) << "the first peer always met the same one";
+}
+
+TEST_F(Reforming, AnAbsentMemberIsWaitedForNoLongerThanDeclared) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  const auto first = average_all();
+  expect_group_of(first.results, 4);
+  const std::size_t lost = leader_of(first) == 3 ? 2 : 3;
+  std::vector<Start> rest;
+  for (std::size_t i = 0; i < 4; ++i)
+    if (i != lost) rest.push_back({i});
+  const auto without = average(rest);
+  expect_group_of(without.results, 3);
+  EXPECT_LE(without.wait, 2s + kTwoRoundTrips) << "min_matchmaking_time";
+  const auto again = average(rest);
+  expect_group_of(again.results, 3);
+  EXPECT_LE(again.wait, kTwoRoundTrips) << "the rest is a known group now";
+}
+
+TEST_F(Reforming, WhoeverDiesDuringARoundIsNotWaitedForAtTheNext) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  const auto first = average_all();
+  expect_group_of(first.results, 4);
+  const std::size_t dying = leader_of(first) == 3 ? 2 : 3;
+  StepOptions triggered;
+  std::vector<Start> starts;
+  for (std::size_t i = 0; i < 4; ++i) {
+    triggered.control = std::make_shared<StepControl>(swarm.runtime(), 1.0);
+    if (i != dying) triggered.control->trigger.set();
+    starts.push_back({i, 0ms, triggered});
+  }
+  std::vector<std::optional<Result<RoundResult>>> results(4);
+  TaskGroup rest(swarm.runtime());
+  auto victim = std::make_unique<TaskGroup>(swarm.runtime());
+  auto run = [](Averager& averager, StepOptions step, std::optional<Result<RoundResult>>& out) -> Task<void> {
+    out = co_await averager.step(step);
+  };
+  for (std::size_t i = 0; i < 4; ++i)
+    (i == dying ? *victim : rest).spawn(run(*peers[i]->averager, starts[i].step, results[i]));
+  swarm.pass(1s);
+  victim.reset();
+  remove(dying);
+  swarm.pass(15s);
+  std::vector<Start> survivors;
+  for (std::size_t i = 0; i < 4; ++i) {
+    if (i == dying) continue;
+    ASSERT_TRUE(results[i] && *results[i]) << i;
+    survivors.push_back({i});
+  }
+  const auto next = average(survivors);
+  expect_group_of(next.results, 3);
+  EXPECT_LE(next.wait, kTwoRoundTrips);
+}
+
+class LostLeaders : public Reforming, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Ways, LostLeaders, ::testing::Values("gone", "silent", "absent"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(LostLeaders, CostTheOthersNoMoreThanTheirDeclaredTime) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  const auto first = average_all();
+  expect_group_of(first.results, 4);
+  const std::size_t leader = leader_of(first);
+  const std::string how = GetParam();
+  ASSERT_NE(leader, 0u) << "another seed is needed: all DHT nodes began with this one";
+  if (how == "gone") remove(leader);
+  if (how == "silent") swarm.fabric().crash(sim::Swarm::ip(leader + 1));
+  std::vector<Start> rest;
+  for (std::size_t i = 0; i < 4; ++i)
+    if (i != leader) rest.push_back({i});
+  const auto without = average(rest);
+  expect_group_of(without.results, 3);
+  // The DHT needs its time-out to notice that a node is silent, be there a known group or not.
+  const Duration dht = how == "silent" ? 3s : 0s;
+  EXPECT_LE(without.wait, 2s + dht + kTwoRoundTrips) << "min_matchmaking_time";
+  const auto again = average(rest);
+  expect_group_of(again.results, 3);
+  EXPECT_LE(again.wait, kTwoRoundTrips);
+}
+
+TEST_F(Reforming, MembersThatAreExpectedAreWaitedFor) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  expect_group_of(average({{0}, {1}}).results, 2);
+  // The callers know that there are three: the newcomer gets in at once, even if it comes last.
+  std::vector<Start> starts;
+  for (std::size_t i = 0; i < 3; ++i) {
+    StepOptions step;
+    step.control = std::make_shared<StepControl>(swarm.runtime(), 1.0);
+    step.control->expected_members = 3;
+    step.control->trigger.set();
+    starts.push_back({i, i == 2 ? 700ms : 0ms, step});
+  }
+  const auto round = average(starts);
+  expect_group_of(round.results, 3);
+}
+
+}  // namespace
+}  // namespace cohive::averaging

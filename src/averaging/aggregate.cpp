@@ -11,7 +11,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kInFlightBytes = 32 << 20;  // parts received and not yet answered, over all senders
-constexpr std::size_t kMaxInFlight = 16;          // of one sender
+constexpr std::size_t kMaxInFlight = 8;           // of one sender
 
 Task<Result<>> refuse(rpc::ServerStream& stream, Code code, Deadline deadline) {
   const Envelope envelope = envelope_code(code);

@@ -1,7 +1,6 @@
 #include "part_math.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -117,28 +116,7 @@ bool is_raw(const EncodedPart& part, std::size_t length) {
          part.buffer.size() == length * sizeof(float);
 }
 
-/// The part's values, decoded into memory that this thread keeps for the next part.
-Result<std::span<const float>> decoded(const EncodedPart& part, std::size_t length) {
-  static thread_local std::vector<float> scratch;
-  if (scratch.size() < length) scratch.resize(length);
-  const std::span<float> values(scratch.data(), length);
-  if (auto done = codec::decode(part.codec, part.dtype, part.buffer, values); !done) return done.error();
-  return std::span<const float>(values);
-}
-
 constexpr std::size_t kBlock = 4096;  // values that stay in the nearest cache from one loop to the next
-
-/// Calls `use(first, values)` for the part's values, decoded block by block, until it returns an error.
-template <class Use>
-Result<> for_each_block(const codec::Decoder& decoder, Use use) {
-  std::array<float, kBlock> block;
-  for (std::size_t at = 0; at < decoder.size(); at += kBlock) {
-    const std::span<float> values(block.data(), std::min(kBlock, decoder.size() - at));
-    decoder.decode(at, values);
-    if (auto used = use(at, std::span<const float>(values)); !used) return used;
-  }
-  return ok();
-}
 
 }  // namespace
 
@@ -168,13 +146,12 @@ Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> s
   if (!decoder) return decoder.error();
   if (!decoder->finite()) return not_finite();
   bool average_finite = true;
-  auto added = for_each_block(*decoder, [&](std::size_t at, std::span<const float> values) -> Result<> {
-    const auto one = add(bytes_of(values), weight, sum.subspan(at, values.size()), how);
-    if (!one) return one.error();
-    average_finite &= *one;
-    return ok();
-  });
-  if (!added) return added.error();
+  for (std::size_t at = 0; at < sum.size(); at += kBlock) {
+    const auto block = sum.subspan(at, std::min(kBlock, sum.size() - at));
+    if (how.first) std::fill(block.begin(), block.end(), 0.0f);
+    decoder->accumulate(at, static_cast<float>(weight), block);
+    if (how.divisor != 0) average_finite &= divide_by_weight(block, how.divisor);
+  }
   return average_finite;
 }
 
@@ -203,7 +180,7 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded
   EncodedPart part = std::exchange(encoded, {});
   if (average.empty()) return codec::encode(part.codec, std::vector<float>(length));
   if (!is_raw(part, length)) {
-    const auto base = decoded(part, length);
+    const auto base = codec::Decoder::open(part.codec, part.dtype, length, part.buffer);
     if (!base) return base.error();
     return codec::encode_difference(part.codec, average, *base);
   }
@@ -219,19 +196,15 @@ void move_towards(std::span<const float> average, float alpha, std::span<float> 
 }
 
 Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values) {
-  const auto add_block = [&](std::size_t at, std::span<const float> differences) -> Result<> {
-    if (!all_finite(differences)) return not_finite();
-    add_into(bytes_of(differences), alpha, values.data() + at, differences.size());
-    return ok();
-  };
   const auto decoder = codec::Decoder::open(delta.codec, delta.dtype, values.size(), delta.buffer);
   if (!decoder) return decoder.error();
-  if (!is_raw(delta, values.size())) return for_each_block(*decoder, add_block);
+  const bool raw = is_raw(delta, values.size());
   for (std::size_t at = 0; at < values.size(); at += kBlock) {
-    const std::size_t count = std::min(kBlock, values.size() - at);
-    const std::uint8_t* block = delta.buffer.data() + at * sizeof(float);
-    if (!finite(block, count)) return not_finite();
-    add_into(block, alpha, values.data() + at, count);
+    const auto block = values.subspan(at, std::min(kBlock, values.size() - at));
+    const bool usable =
+        raw ? finite(delta.buffer.data() + at * sizeof(float), block.size()) : decoder->finite(at, block.size());
+    if (!usable) return not_finite();
+    decoder->accumulate(at, alpha, block);
   }
   return ok();
 }

@@ -78,6 +78,10 @@ Slice encode_difference(Codec codec, std::span<const float> average, std::span<c
   return run_encoder(*make_encoder(codec, Values::difference(average, base), 1, average.size()));
 }
 
+Slice encode_difference(Codec codec, std::span<const float> average, const Decoder& base) {
+  return run_encoder(*make_encoder(codec, Values::difference(average, base), 1, average.size()));
+}
+
 Result<> decode(Codec codec, DType dtype, ByteView buffer, std::span<float> out) {
   const auto decoder = Decoder::open(codec, dtype, out.size(), buffer);
   if (!decoder) return decoder.error();

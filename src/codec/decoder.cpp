@@ -263,6 +263,8 @@ bool Decoder::finite() const {
 }
 
 bool Decoder::finite(std::size_t first, std::size_t count) const {
+  if (codec_ != Codec::meanstd16 && stored_ == DType::float16)
+    return kernels().all_halves_finite(payload_ + first * 2, count);
   alignas(64) float values[kRun];
   for (std::size_t at = 0; at < count;) {
     const std::size_t run = run_length(first + at, count - at);

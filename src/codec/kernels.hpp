@@ -41,6 +41,7 @@ struct Kernels {
   /// The largest magnitude; NaN when something is not finite.
   float (*largest)(const float* in, std::size_t count);
   bool (*all_finite)(const float* in, std::size_t count);
+  bool (*all_halves_finite)(const std::uint8_t* in, std::size_t count);
 
   /// clamp(round_half_even((x - shift) * inverse_scale) + 128, 0, 255); 0 for NaN.
   void (*quantize)(const float* in, float shift, float inverse_scale, std::uint8_t* out, std::size_t count);

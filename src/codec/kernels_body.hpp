@@ -135,22 +135,30 @@ float largest(const float* in, std::size_t count) {
   return result + sick;
 }
 
+/// Of a sum as in `largest`: whether nothing was added that is not finite.
+bool is_zero(V::F poison) {
+  float lanes[V::kLanes], total = 0;
+  V::store(lanes, poison);
+  for (std::size_t i = 0; i < V::kLanes; ++i) total += lanes[i];
+  return total == 0;
+}
+
 bool all_finite(const float* in, std::size_t count) {
   V::F poison = V::set(0);
+  const auto see = [&](V::F x) { poison = V::add(poison, V::sub(x, x)); };
   for_lanes(
-      count,
-      [&](std::size_t i) {
-        const V::F x = V::load(in + i);
-        poison = V::add(poison, V::sub(x, x));
-      },
-      [&](std::size_t i, std::size_t n) {
-        const V::F x = V::load_n(in + i, n);
-        poison = V::add(poison, V::sub(x, x));
-      });
-  float poisons[V::kLanes], sick = 0;
-  V::store(poisons, poison);
-  for (std::size_t i = 0; i < V::kLanes; ++i) sick += poisons[i];
-  return sick == 0;
+      count, [&](std::size_t i) { see(V::load(in + i)); },
+      [&](std::size_t i, std::size_t n) { see(V::load_n(in + i, n)); });
+  return is_zero(poison);
+}
+
+bool all_halves_finite(const std::uint8_t* in, std::size_t count) {
+  V::F poison = V::set(0);
+  const auto see = [&](V::F x) { poison = V::add(poison, V::sub(x, x)); };
+  for_lanes(
+      count, [&](std::size_t i) { see(V::load_half(in + 2 * i)); },
+      [&](std::size_t i, std::size_t n) { see(V::load_half_n(in + 2 * i, n)); });
+  return is_zero(poison);
 }
 
 void quantize(const float* in, float shift, float inverse_scale, std::uint8_t* out, std::size_t count) {
@@ -199,7 +207,8 @@ void add_looked_up(const std::uint8_t* in, const float* table, float* out, std::
   }
 }
 
-#define COHIVE_CODEC_KERNELS(name)                                                       \
-  {name,       to_half,        to_half_unclamped, from_half,       add_half, add_floats, \
-   difference, scaled_to_half, scaled_from_half,  add_scaled_half, divide,   moments,    \
-   largest,    all_finite,     quantize,          find_bins,       look_up,  add_looked_up}
+#define COHIVE_CODEC_KERNELS(name)                                                 \
+  {name,       to_half,    to_half_unclamped, from_half,        add_half,          \
+   add_floats, difference, scaled_to_half,    scaled_from_half, add_scaled_half,   \
+   divide,     moments,    largest,           all_finite,       all_halves_finite, \
+   quantize,   find_bins,  look_up,           add_looked_up}

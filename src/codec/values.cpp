@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "cohive/codec/decoder.hpp"
 #include "half.hpp"
 #include "kernels.hpp"
 
@@ -20,11 +21,18 @@ Values Values::difference(std::span<const float> average, std::span<const float>
   return values;
 }
 
+Values Values::difference(std::span<const float> average, const Decoder& base) {
+  Values values(average);
+  values.minus_decoded_ = &base;
+  return values;
+}
+
 const float* Values::block(std::size_t first, std::size_t count, float* scratch) const {
   const std::uint8_t* from = data_ + first * size_of(dtype_);
-  if (minus_) {
-    kernels().difference(reinterpret_cast<const float*>(from), minus_ + first, reinterpret_cast<std::uint8_t*>(scratch),
-                         count);
+  if (minus_ || minus_decoded_) {
+    if (minus_decoded_) minus_decoded_->decode(first, {scratch, count});
+    kernels().difference(reinterpret_cast<const float*>(from), minus_ ? minus_ + first : scratch,
+                         reinterpret_cast<std::uint8_t*>(scratch), count);
     return scratch;
   }
   // Bytes of a received tensor may lie anywhere.

@@ -7,6 +7,8 @@
 
 namespace cohive::codec {
 
+class Decoder;
+
 class Values {
  public:
   /// The most that one block may have: fits in the first-level cache beside what is made of it.
@@ -16,6 +18,7 @@ class Values {
   explicit Values(std::span<const float> values);
   static Values of(DType dtype, ByteView bytes);
   static Values difference(std::span<const float> average, std::span<const float> base);
+  static Values difference(std::span<const float> average, const Decoder& base);
 
   std::size_t size() const noexcept { return size_; }
   DType dtype() const noexcept { return dtype_; }
@@ -29,6 +32,7 @@ class Values {
   DType dtype_;
   const std::uint8_t* data_;
   const float* minus_ = nullptr;
+  const Decoder* minus_decoded_ = nullptr;
   std::size_t size_;
 };
 

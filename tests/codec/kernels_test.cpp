@@ -173,6 +173,25 @@ TEST_P(EveryFamily, MeasuresAlikeAndSeesEveryValueThatIsNotFinite) {
   }
 }
 
+TEST_P(EveryFamily, SeesEveryHalfThatIsNotFinite) {
+  for (std::size_t count : kCounts) {
+    if (count == 0) continue;
+    SCOPED_TRACE(count);
+    const auto values = plain_floats(count, 7);
+    std::vector<std::uint8_t> halves(2 * count);
+    kScalarKernels.to_half(values.data(), halves.data(), count);
+    EXPECT_TRUE(ours().all_halves_finite(halves.data(), count));
+    for (const std::uint16_t bad : {0x7c00, 0xfc00, 0x7e00, 0xfc01}) {  // infinities, a quiet and a signalling NaN
+      for (std::size_t at : {std::size_t{0}, count / 2, count - 1}) {
+        auto sick = halves;
+        std::memcpy(&sick[2 * at], &bad, 2);
+        EXPECT_FALSE(ours().all_halves_finite(sick.data(), count)) << at;
+      }
+    }
+  }
+  EXPECT_TRUE(ours().all_halves_finite(nullptr, 0));
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryFamily, testing::ValuesIn(all_kernels().begin(), all_kernels().end()),
                          [](const auto& info) { return std::string(info.param->name); });
 

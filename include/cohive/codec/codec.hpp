@@ -18,6 +18,8 @@
 
 namespace cohive::codec {
 
+class Decoder;
+
 /// Values are the wire's CompressionType.
 enum class Codec : std::uint8_t {
   none = 0,        ///< the values themselves
@@ -44,6 +46,8 @@ Codec codec_for(Codec wanted, DType dtype, const Shape& shape);
 Slice encode(Codec codec, std::span<const float> values);
 /// Encodes `average - base`, element by element. Both have one length.
 Slice encode_difference(Codec codec, std::span<const float> average, std::span<const float> base);
+/// The same with a base that is decoded on the way.
+Slice encode_difference(Codec codec, std::span<const float> average, const Decoder& base);
 
 /// Decodes a buffer of `codec` for a tensor of `dtype` into float32. Errors: Errc::malformed for a combination that no
 /// hivemind peer sends, a wrong size, a code book that is too short or too long, a scale that is not finite. Values

@@ -12,6 +12,7 @@ namespace cohive::bench {
 namespace {
 
 const char* const kSink = "/bench/sink/1";
+const char* const kSource = "/bench/source/1";
 const char* const kEcho = "Bench.rpc_echo";
 
 Task<void> drain(transport::StreamPtr stream) {
@@ -20,6 +21,12 @@ Task<void> drain(transport::StreamPtr stream) {
     if (!bytes || bytes->empty()) break;
   }
   stream->close_write();
+}
+
+/// Writes until the other side resets the stream.
+Task<void> pour(transport::StreamPtr stream) {
+  const Bytes block(1 << 20, 7);
+  while (co_await stream->write(block, Deadline::never())) continue;
 }
 
 Task<Result<std::string>> echo(PeerId, std::string request) {
@@ -35,6 +42,7 @@ Task<void> serve(Runtime& runtime, int address_pipe, bool aes) {
   p2p::Host host(*network, KeyPair::generate_ed25519(), options);
   host.start().value();
   host.set_handler(kSink, drain);
+  host.set_handler(kSource, pour);
   rpc::Server server(host);
   server.add_unary(kEcho, echo);
   const std::string address = host.visible_addresses().front().text() + "\n";
@@ -57,12 +65,32 @@ Task<double> stream_speed(Runtime& runtime, p2p::Host& host, PeerId peer, double
   co_return static_cast<double>(bytes) / (now_seconds() - start);
 }
 
+Task<void> count_bytes(transport::StreamPtr stream, std::uint64_t& bytes) {
+  for (;;) {
+    auto slice = co_await stream->read(Deadline::never());
+    if (!slice || slice->empty()) break;
+    bytes += slice->size();
+  }
+}
+
+/// Bytes per second each way, with both busy at once, as in an all-reduce.
+Task<double> both_ways_speed(Runtime& runtime, p2p::Host& host, PeerId peer, double seconds) {
+  std::uint64_t received = 0;
+  TaskGroup incoming(runtime, "incoming stream", TaskGroup::Local());
+  incoming.spawn(count_bytes((co_await host.open_stream(peer, kSource, runtime.after(10s))).value(), received),
+                 "incoming stream");
+  const double start = now_seconds();
+  const double sent = co_await stream_speed(runtime, host, peer, seconds);
+  co_return std::min(sent, static_cast<double>(received) / (now_seconds() - start));
+}
+
 Task<nlohmann::json> measure(Runtime& runtime, std::string address, Settings settings) {
   const auto network = transport::make_tcp_network(runtime);
   p2p::Host host(*network, KeyPair::generate_ed25519());
   host.start().value();
   const PeerId peer = (co_await host.connect(Multiaddr::from_text(address).value(), runtime.after(10s))).value();
   const double speed = co_await stream_speed(runtime, host, peer, settings.seconds);
+  const double both_ways = co_await both_ways_speed(runtime, host, peer, settings.seconds);
   std::vector<double> trips;
   const double start = now_seconds();
   while (now_seconds() - start < settings.seconds / 2) {
@@ -71,6 +99,7 @@ Task<nlohmann::json> measure(Runtime& runtime, std::string address, Settings set
     trips.push_back(now_seconds() - call_start);
   }
   co_return nlohmann::json{{"stream_megabytes_per_second", speed / 1e6},
+                           {"both_ways_megabytes_per_second", both_ways / 1e6},  // each way
                            {"unary_calls_per_second", static_cast<double>(trips.size()) / (now_seconds() - start)},
                            {"unary_p50_ms", percentile_ms(trips, 0.5)},
                            {"unary_p99_ms", percentile_ms(trips, 0.99)}};

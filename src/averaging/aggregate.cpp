@@ -80,7 +80,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
     if (i == 0 && message->code != kPartForAveraging)
       co_return Error(Errc::bad_partition, "code " + std::to_string(message->code));
     if (!std::isfinite(message->weight) || message->weight < 0) co_return Error(Errc::bad_partition, "bad weight");
-    auto encoded = encoded_part(*message, std::exchange(record, {}), parts[i].length);
+    auto encoded = encoded_part(*message, std::exchange(record, {}), parts[i].length, self.setup_.group.extension);
     if (!encoded) co_return encoded.error();
     self.received_ += encoded->buffer.size();
     const auto part = std::make_shared<EncodedPart>(std::move(*encoded));
@@ -90,7 +90,9 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
                            [part, length = parts[i].length] { return open_part(part, length); }};
     auto sum = co_await self.reducer_->contribute(sender, i, message->weight, std::move(source));
     if (!sum) co_return sum.error();
-    if (!co_await replies.send({part, std::move(*sum)})) co_return Error(cohive::Errc::closed, "it reads no replies");
+    Reply reply{part, std::move(*sum), part->codec};
+    if (part->extension) reply = {nullptr, std::move(reply.sum), self.codec_of(parts[i])};
+    if (!co_await replies.send(std::move(reply))) co_return Error(cohive::Errc::closed, "it reads no replies");
   }
   auto end = co_await stream.receive(limit_of(self.runtime_, self.options_.sender_timeout));
   if (!end) co_return end.error();
@@ -98,7 +100,10 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
   co_return ok();
 }
 
-/// Answers each part once it is averaged, in the codec of the sender's part, relative to what it sent.
+/// Answers each part once it is averaged: relative to what the sender sent, in the codec of its part. Codecs beyond
+/// hivemind's lose much on purpose, and their senders make up for it in later rounds. A difference would leave the loss
+/// in the sender's tensor as well, so they are answered with the average itself, in the group's ordinary codec: what
+/// the places of all senders have in common is too little for top_k to pay on the way back.
 Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
                                    Channel<Reply>& replies, Result<>& outcome) {
   struct Answering {
@@ -121,16 +126,21 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
 }
 
 Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, Reply reply) {
-  const codec::Codec codec = reply.part->codec;
-  const std::size_t length = reply.sum->length();
-  auto work = [reply = std::move(reply), length] { return difference_to(reply.sum->average(), *reply.part, length); };
+  const codec::Codec codec = reply.codec;
+  // No average: no change, which as an average is an empty part.
+  const std::size_t length = reply.sum->length(), sent = reply.part || reply.sum->has_average ? length : 0;
+  auto work = [reply = std::move(reply), length]() -> Result<Slice> {
+    if (reply.part) return difference_to(reply.sum->average(), *reply.part, length);
+    if (!reply.sum->has_average) return Slice();
+    return reply.codec == codec::Codec::none ? reply.sum->bytes() : codec::encode(reply.codec, reply.sum->average());
+  };
   auto buffer = length > inline_values() ? co_await runtime_.offload(std::move(work)) : work();
   if (!buffer) co_return buffer.error();
-  const Envelope envelope = envelope_part(kAveragedPart, {}, buffer->size(), length, codec, 0);
+  const Envelope envelope = envelope_part(kAveragedPart, {}, buffer->size(), sent, static_cast<int>(codec), 0);
   const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
-  auto sent = co_await stream.send(std::span<const ByteView>(pieces), limit_of(runtime_, options_.reducer_timeout));
-  if (sent) sent_ += buffer->size();
-  co_return sent;
+  auto done = co_await stream.send(std::span<const ByteView>(pieces), limit_of(runtime_, options_.reducer_timeout));
+  if (done) sent_ += buffer->size();
+  co_return done;
 }
 
 }  // namespace cohive::averaging

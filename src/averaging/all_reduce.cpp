@@ -31,6 +31,27 @@ BanReason ban_reason(const std::error_code& code) {
 
 }  // namespace
 
+/// What we send of a part, for work on other threads: its values, and in an extension what is owed of them.
+struct AllReduce::OwnPart {
+  std::shared_ptr<TensorLease> lease;
+  std::span<float> values;
+  std::shared_ptr<Debts> debts;
+  std::size_t tensor = 0, offset = 0;
+
+  codec::ErrorFeedback* debt() const { return debts ? &(*debts)[tensor] : nullptr; }
+  /// False when the round is over.
+  bool read(std::size_t first, std::span<float> out) const {
+    return lease->use([&] {
+      const std::span<const float> from = values.subspan(first, out.size());
+      debt() ? debt()->correct(offset + first, from, out) : static_cast<void>(std::ranges::copy(from, out.begin()));
+    });
+  }
+};
+
+AllReduce::OwnPart AllReduce::own_part(const Part& part) const {
+  return {lease_, values(part), setup_.debts, part.tensor, part.offset};
+}
+
 AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
                      std::vector<AveragedTensor> tensors, Setup setup)
     : started(host.runtime(), "start of the all-reduce"),
@@ -151,43 +172,55 @@ Task<void> AllReduce::reduce_own(AllReduce& self) {
   const double weight = self.setup_.weight;
   const auto alpha = static_cast<float>(self.options_.averaging_alpha);
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto own = self.values(parts[i]);
+    const OwnPart own = self.own_part(parts[i]);
     const auto moved = std::make_shared<bool>(false);
-    auto add = [lease = self.lease_, own, weight, alpha, moved](std::span<float> sum, Adding how) {
-      Result<bool> added = Error(Errc::round_cancelled);
-      lease->use([&] {
-        *moved = how.divisor > 0;
-        added =
-            *moved ? add_own_last(own, weight, how.divisor, alpha, sum, how.first) : add_values(own, weight, sum, how);
-      });
-      return added;
-    };
-    auto open = [lease = self.lease_, own]() -> Result<ReadValues> {
-      Result<ReadValues> opened = Error(Errc::round_cancelled);
-      lease->use([&] {
-        if (!all_finite(own))
-          opened = Error(Errc::not_finite);
-        else
-          opened = [lease, own](std::size_t first, std::span<float> out) {
-            return lease->use([&] { std::copy_n(own.data() + first, out.size(), out.data()); });
-          };
-      });
-      return opened;
-    };
-    auto sum = co_await self.reducer_->contribute(self.own_index_, i, weight,
-                                                  Reducer::Source{std::move(add), std::move(open)});
+    auto sum = co_await self.reducer_->contribute(self.own_index_, i, weight, source_of(own, weight, alpha, moved));
     if (!sum) {  // our own values are not finite: others leave us out as well
       self.ban(self.own_index_, sum.error().with_peer(self.host_.id()));
       co_return;
     }
     if (!co_await self.reducer_->wait_for(*sum)) co_return;
     if (*moved || !(*sum)->has_average) continue;
-    auto work = [sum = *sum, lease = self.lease_, own, alpha] {
-      lease->use([&] { move_towards(sum->average(), alpha, own); });
+    auto work = [sum = *sum, own, weight, alpha] {
+      own.lease->use([&] {
+        if (!own.debt()) return move_towards(sum->average(), alpha, own.values);
+        move_to(sum->average(), alpha, own.values);
+        if (weight > 0) own.debt()->settle(own.offset, own.values.size());  // it counted without any loss
+      });
       return true;
     };
     co_await compute(self.runtime_, parts[i].length, std::move(work));
   }
+}
+
+/// \param moved  set when the values were moved to the average in the same pass
+Reducer::Source AllReduce::source_of(OwnPart own, double weight, float alpha, std::shared_ptr<bool> moved) {
+  auto add = [own, weight, alpha, moved](std::span<float> sum, Adding how) {
+    Result<bool> added = Error(Errc::round_cancelled);
+    if (own.debt()) {
+      std::vector<float> corrected(own.values.size());
+      return own.read(0, corrected) ? add_values(corrected, weight, sum, how) : added;
+    }
+    own.lease->use([&] {
+      *moved = how.divisor > 0;
+      added = *moved ? add_own_last(own.values, weight, how.divisor, alpha, sum, how.first)
+                     : add_values(own.values, weight, sum, how);
+    });
+    return added;
+  };
+  auto open = [own]() -> Result<ReadValues> {
+    bool finite = false;
+    const bool there = own.lease->use([&] {
+      if (!own.debt()) return void(finite = all_finite(own.values));
+      std::vector<float> corrected(own.values.size());
+      own.debt()->correct(own.offset, own.values, corrected);
+      finite = all_finite(corrected);
+    });
+    if (!there) return Error(Errc::round_cancelled);
+    if (!finite) return Error(Errc::not_finite);
+    return [own](std::size_t first, std::span<float> out) { return own.read(first, out); };
+  };
+  return {std::move(add), std::move(open)};
 }
 
 /// Sends a reducer its parts and applies the deltas it answers. On failure the remaining parts keep their local values.
@@ -217,11 +250,12 @@ Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange&
 /// Encodes ahead of the parts being sent. Raw float32 needs none: it is sent from the tensors themselves.
 Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded) {
   for (const Part& part : self.parts_by_owner_[peer]) {
-    if (self.codec_of(part) == codec::Codec::none) continue;
-    auto work = [lease = self.lease_, own = self.values(part), codec = self.codec_of(part)] {
+    if (!self.setup_.debts && self.codec_of(part) == codec::Codec::none) continue;
+    auto work = [own = self.own_part(part), codec = self.codec_of(part)] {
       std::optional<Slice> buffer;
-      lease->use([&] {
-        if (all_finite(own)) buffer = codec::encode(codec, own);
+      own.lease->use([&] {
+        if (!all_finite(own.values)) return;
+        buffer = own.debt() ? own.debt()->encode(own.offset, own.values) : codec::encode(codec, own.values);
       });
       return buffer;
     };
@@ -239,8 +273,9 @@ Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::
   Result<> sent = ok();
   for (std::size_t i = 0; i < parts.size() && sent; ++i) {
     const std::span<const float> own = self.values(parts[i]);
-    const codec::Codec codec = self.codec_of(parts[i]);
-    const bool raw = codec == codec::Codec::none;
+    const auto extension = self.setup_.group.extension;
+    const int compression = extension ? static_cast<int>(*extension) : static_cast<int>(self.codec_of(parts[i]));
+    const bool raw = compression == static_cast<int>(codec::Codec::none);
     // Replies first: who waits for one holds its part and its sum in memory.
     while (self.answering_.contains(peer)) co_await self.answered_.wait();
     const auto buffer = raw ? std::optional<Slice>(Slice()) : co_await encoded.receive();
@@ -248,12 +283,14 @@ Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::
     const bool usable = buffer && (!raw || all_finite(own));
     if (!usable) exchange.failure = Error(Errc::not_finite, self.host_.id(), "our own");
     const ByteView bytes = !usable ? ByteView() : raw ? raw_bytes(own) : buffer->view();
-    const Envelope envelope = envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(),
-                                            bytes.size(), usable ? parts[i].length : 0, codec, self.setup_.weight);
+    const Envelope envelope =
+        envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(), bytes.size(),
+                      usable ? parts[i].length : 0, compression, self.setup_.weight);
     const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
     sent =
         co_await call.send(std::span<const ByteView>(pieces), limit_of(self.runtime_, self.options_.reducer_timeout));
     if (!sent || !usable) break;
+    if (extension) exchange.unanswered.push_back(*buffer);
     exchange.sent = i + 1;
     self.sent_ += bytes.size();
   }
@@ -278,12 +315,38 @@ Task<Result<>> AllReduce::receive_replies(AllReduce& self, rpc::ClientStream& ca
     if (message->code != kAveragedPart) co_return Error(Errc::refused, "code " + std::to_string(message->code));
     // A part may be changed only when it has left: it is sent from the tensor itself.
     if (exchange.sent <= i) co_return Error(Errc::bad_partition, "an average of a part that was not sent");
-    auto delta = encoded_part(*message, std::move(**reply), parts[i].length);
-    if (!delta) co_return delta.error();
-    self.received_ += delta->buffer.size();
-    if (auto applied = co_await self.apply(std::move(*delta), self.values(parts[i])); !applied) co_return applied;
+    Slice delivered;
+    if (self.setup_.group.extension) {
+      delivered = std::move(exchange.unanswered.front());
+      exchange.unanswered.pop_front();
+      if (parts[i].length > 0 && message->tensor && codec::element_count(message->tensor->shape) == 0) continue;
+    }
+    auto answer = encoded_part(*message, std::move(**reply), parts[i].length);
+    if (!answer) co_return answer.error();
+    self.received_ += answer->buffer.size();
+    auto applied = self.setup_.group.extension
+                       ? co_await self.apply_average(parts[i], std::move(*answer), std::move(delivered))
+                       : co_await self.apply(std::move(*answer), self.values(parts[i]));
+    if (!applied) co_return applied;
   }
   co_return ok();
+}
+
+/// The average of a part that we sent in an extension: what was lost of it is owed from now on.
+Task<Result<>> AllReduce::apply_average(const Part& part, EncodedPart average, Slice delivered) {
+  auto work = [own = own_part(part), average = std::make_shared<EncodedPart>(std::move(average)),
+               delivered = std::move(delivered), counted = setup_.weight > 0,
+               alpha = static_cast<float>(options_.averaging_alpha)]() -> Result<> {
+    const auto values = open_part(average, own.values.size());
+    if (!values) return values.error();
+    Result<> applied = Error(Errc::round_cancelled);
+    own.lease->use([&] {
+      applied = counted ? own.debt()->commit(own.offset, own.values, delivered) : ok();
+      if (applied) move_to(*values, alpha, own.values);
+    });
+    return applied;
+  };
+  co_return co_await compute(runtime_, part.length, std::move(work));
 }
 
 Task<Result<>> AllReduce::apply(EncodedPart delta, std::span<float> values) {

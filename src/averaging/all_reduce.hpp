@@ -2,10 +2,13 @@
 // average - own part back.
 //   sender -> PART_FOR_AVERAGING{group id, part 0, weight}, {part, weight}..., END_OF_STREAM
 //   owner  -> AVERAGED_PART{delta} per part, in order
+// Groups that agreed on a codec beyond hivemind's send their parts in it, with error feedback, and the owner answers
+// with averages in place of differences.
 // Our side of the streams is in all_reduce.cpp, serving those of others in aggregate.cpp.
 // Source: hivemind wire spec, sections 6.6 to 6.8.
 #pragma once
 
+#include <deque>
 #include <set>
 
 #include "cohive/averaging/averager.hpp"
@@ -36,6 +39,9 @@ struct Group {
   std::optional<codec::Extension> extension;  ///< the codec that all members offered
 };
 
+/// What is owed to later rounds of each tensor; see codec::ErrorFeedback.
+using Debts = std::vector<codec::ErrorFeedback>;
+
 class AllReduce {
  public:
   struct Setup {
@@ -43,6 +49,7 @@ class AllReduce {
     Group group;
     std::vector<GatheredPeer> members;
     double weight = 1;
+    std::shared_ptr<Debts> debts = nullptr;  ///< where the group agreed on an extension
   };
   AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
             std::vector<AveragedTensor> tensors, Setup setup);
@@ -66,11 +73,14 @@ class AllReduce {
   struct Exchange {
     std::size_t sent = 0, applied = 0;
     std::optional<Error> failure;
+    std::deque<Slice> unanswered;  ///< in an extension: what has been sent
   };
   struct Reply {
-    std::shared_ptr<EncodedPart> part;
+    std::shared_ptr<EncodedPart> part;  ///< what the answer is relative to; none: to nothing
     PartSumPtr sum;
+    codec::Codec codec;
   };
+  struct OwnPart;
   static Task<void> reduce_own(AllReduce& self);
   static Task<void> exchange_with(AllReduce& self, std::size_t peer, Exchange& exchange);
   static Task<void> encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded);
@@ -82,6 +92,9 @@ class AllReduce {
   static Task<void> send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
                                  Channel<Reply>& replies, Result<>& outcome);
   Task<Result<>> apply(EncodedPart delta, std::span<float> values);
+  Task<Result<>> apply_average(const Part& part, EncodedPart average, Slice delivered);
+  OwnPart own_part(const Part& part) const;
+  static Reducer::Source source_of(OwnPart own, double weight, float alpha, std::shared_ptr<bool> moved);
   std::span<float> values(const Part& part) const {
     return tensors_[part.tensor].values.subspan(part.offset, part.length);
   }

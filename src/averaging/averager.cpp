@@ -59,6 +59,7 @@ struct Averager::Impl {
         server(d.host()),
         tasks(runtime, "averager") {}
 
+  Task<void> make_debts();
   Task<Result<RoundResult>> attempt(const StepOptions& step, std::shared_ptr<StepControl> control, Deadline deadline);
   Task<Result<>> on_aggregate(rpc::ServerStream& stream);
   Task<Result<>> on_download(rpc::ServerStream& stream);
@@ -77,6 +78,7 @@ struct Averager::Impl {
   double priority = 0;
   Condition priority_changed;
   Semaphore uploads;
+  std::shared_ptr<Debts> debts;  // from the first round in an extension on
   bool stepping = false;
   std::uint64_t rounds = 0;  // that we were in
   rpc::Server server;
@@ -164,9 +166,10 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   }
   const TimePoint grouped = runtime.now();
   metrics.matchmaking_seconds.observe(to_seconds(grouped - start));
-  auto current =
-      std::make_shared<AllReduce>(dht.host(), options, metrics, tensors,
-                                  AllReduce::Setup{base + "rpc_aggregate_part", *group, members, control->weight});
+  if (group->extension && !debts) co_await make_debts();
+  auto current = std::make_shared<AllReduce>(dht.host(), options, metrics, tensors,
+                                             AllReduce::Setup{base + "rpc_aggregate_part", *group, members,
+                                                              control->weight, group->extension ? debts : nullptr});
   if (auto prepared = co_await current->prepare(); !prepared) co_return prepared.error();
   struct Registered {
     Impl& self;
@@ -210,6 +213,17 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   (result->parts_failed ? metrics.rounds_partial : metrics.rounds_ok).increment();
   priority_changed.notify_all();
   co_return result;
+}
+
+/// As many zeros as there are values: not on the loop.
+Task<void> Averager::Impl::make_debts() {
+  std::vector<std::size_t> sizes;
+  for (const auto& tensor : tensors) sizes.push_back(tensor.values.size());
+  debts = co_await runtime.offload([sizes = std::move(sizes), how = *options.extension] {
+    auto made = std::make_shared<Debts>();
+    for (std::size_t size : sizes) made->emplace_back(how, size);
+    return made;
+  });
 }
 
 /// A sender may come before we heard of its group, or before our own trigger: it waits.
@@ -270,6 +284,10 @@ Task<Result<DownloadedState>> Averager::download_state(Duration limit, std::uint
   auto state = co_await download_from_donors(self.dht, setup, self.runtime.after(limit));
   if (state) self.metrics.state_downloads.increment();
   co_return state;
+}
+
+void Averager::reset_error_feedback() {
+  impl_->debts.reset();
 }
 
 const std::string& Averager::group_bits() const noexcept {

@@ -1,6 +1,7 @@
 #include "part_math.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -111,8 +112,15 @@ Result<bool> add(const std::uint8_t* part, double exact_weight, std::span<float>
   return true;
 }
 
+Result<bool> add_extension(const EncodedPart& part, double weight, std::span<float> sum, Adding how) {
+  if (how.first) std::fill(sum.begin(), sum.end(), 0.0f);
+  auto added = codec::accumulate_extension(*part.extension, part.buffer, static_cast<float>(weight), sum);
+  if (!added) return added.error();
+  return how.divisor == 0 || divide(static_cast<float>(how.divisor), sum.data(), sum.size());
+}
+
 bool is_raw(const EncodedPart& part, std::size_t length) {
-  return part.codec == codec::Codec::none && part.dtype == codec::DType::float32 &&
+  return !part.extension && part.codec == codec::Codec::none && part.dtype == codec::DType::float32 &&
          part.buffer.size() == length * sizeof(float);
 }
 
@@ -120,16 +128,20 @@ constexpr std::size_t kBlock = 4096;  // values that stay in the nearest cache f
 
 }  // namespace
 
-Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length) {
+Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
+                                 std::optional<codec::Extension> agreed) {
   if (!message.tensor) return Error(Errc::bad_partition, "a message without a part");
   const auto count = codec::element_count(message.tensor->shape);
   if (!count || *count != length)
     return Error(Errc::bad_partition, "part of " + std::to_string(count.value_or(0)) + " values where " +
                                           std::to_string(length) + " belong");
-  const auto codec = codec::codec_from_wire(message.tensor->compression);
+  const auto codec = agreed ? codec::Codec::none : codec::codec_from_wire(message.tensor->compression);
   const auto dtype = codec::dtype_from_name(message.tensor->dtype);
-  if (!codec || !dtype) return Error(Errc::bad_partition, "unknown codec or dtype of a part");
-  return EncodedPart{*codec, *dtype, std::move(record), message.tensor->buffer};
+  const bool known =
+      agreed ? codec::extension_from_wire(message.tensor->compression) == agreed && dtype == codec::DType::float32
+             : codec && dtype;
+  if (!known) return Error(Errc::bad_partition, "unknown codec or dtype of a part");
+  return EncodedPart{*codec, *dtype, std::move(record), message.tensor->buffer, agreed};
 }
 
 bool all_finite(std::span<const float> values) {
@@ -141,6 +153,7 @@ Result<bool> add_values(std::span<const float> part, double weight, std::span<fl
 }
 
 Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> sum, Adding how) {
+  if (part.extension) return add_extension(part, weight, sum, how);
   if (is_raw(part, sum.size())) return add(part.buffer.data(), weight, sum, how);
   const auto decoder = codec::Decoder::open(part.codec, part.dtype, sum.size(), part.buffer);
   if (!decoder) return decoder.error();
@@ -163,6 +176,14 @@ Result<bool> add_own_last(std::span<float> own, double weight, double divisor, f
 }
 
 Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length) {
+  if (part->extension) {  // these can only be decoded as a whole
+    auto values = std::make_shared<std::vector<float>>(length);
+    if (auto done = codec::decode_extension(*part->extension, part->buffer, *values); !done) return done.error();
+    return [values](std::size_t first, std::span<float> out) {
+      std::copy_n(values->data() + first, out.size(), out.data());
+      return true;
+    };
+  }
   auto decoder = codec::Decoder::open(part->codec, part->dtype, length, part->buffer);
   if (!decoder) return decoder.error();
   if (!decoder->finite()) return not_finite();
@@ -193,6 +214,21 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded
 
 void move_towards(std::span<const float> average, float alpha, std::span<float> values) {
   move(average.data(), alpha, values.data(), values.size());
+}
+
+void move_to(std::span<const float> average, float alpha, std::span<float> values) {
+  if (alpha == 1)
+    std::copy(average.begin(), average.end(), values.begin());
+  else
+    move_towards(average, alpha, values);
+}
+
+void move_to(const ReadValues& average, float alpha, std::span<float> values) {
+  std::array<float, kBlock> block;
+  for (std::size_t at = 0; at < values.size(); at += kBlock) {
+    const std::span<float> here(block.data(), std::min(kBlock, values.size() - at));
+    if (average(at, here)) move_to(here, alpha, values.subspan(at, here.size()));
+  }
 }
 
 Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values) {

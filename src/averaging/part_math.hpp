@@ -5,7 +5,7 @@
 #include <memory>
 #include <span>
 
-#include "cohive/codec/codec.hpp"
+#include "cohive/codec/extensions.hpp"
 #include "cohive/core/result.hpp"
 #include "robust.hpp"
 #include "wire.hpp"
@@ -18,9 +18,12 @@ struct EncodedPart {
   codec::DType dtype = codec::DType::float32;
   Slice record;
   ByteView buffer;
+  std::optional<codec::Extension> extension = std::nullopt;  ///< in place of the codec
 };
-/// Takes the tensor out of a received message. Errors: no tensor, unknown codec or dtype, not `length` elements.
-Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length);
+/// Takes the tensor out of a received message. Errors: no tensor, unknown dtype, not `length` elements; not the
+/// extension that the group agreed on, or where there is none an unknown codec.
+Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
+                                 std::optional<codec::Extension> agreed = std::nullopt);
 
 /// True when no value is NaN or infinite.
 bool all_finite(std::span<const float> values);
@@ -53,6 +56,9 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& part, s
 
 /// values += alpha * (average - values)
 void move_towards(std::span<const float> average, float alpha, std::span<float> values);
+/// The same; with an alpha of 1 without the rounding of a sum, so that all who do it hold the same.
+void move_to(std::span<const float> average, float alpha, std::span<float> values);
+void move_to(const ReadValues& average, float alpha, std::span<float> values);
 /// values += alpha * delta, until a difference is not finite, which is an error.
 Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values);
 

@@ -37,6 +37,9 @@ class PartSum {
   /// Empty when there is none: nobody's weight counted, or the sum overflowed. That changes nobody's values.
   std::span<const float> average() const { return {values_, has_average ? length_ : 0}; }
 
+  /// The memory of the average, which stays as it is once finished.
+  Slice bytes() const { return memory_; }
+
   Event finished;
   bool has_average = false;
   double weight = 0;  ///< of all who contributed; those who were lost before do not count

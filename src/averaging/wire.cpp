@@ -232,11 +232,11 @@ Result<DownloadRequest> parse_request(ByteView rest) {
 }
 
 Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_size, std::size_t elements,
-                       codec::Codec codec, double weight) {
+                       int compression, double weight) {
   TensorView description;
   description.shape = {static_cast<std::uint32_t>(elements)};
   description.dtype = "float32";
-  description.compression = static_cast<int>(codec);
+  description.compression = compression;
   Envelope out;
   put_varint(out.head, 1, static_cast<std::uint64_t>(code));
   put_bytes(out.head, 2, group_id);

@@ -50,7 +50,7 @@ struct Envelope {
   std::string head, tail;
 };
 Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_size, std::size_t elements,
-                       codec::Codec codec, double weight);
+                       int compression, double weight);
 /// A message that is only a code.
 Envelope envelope_code(int code);
 /// \param first  the first chunk of a tensor carries its description, later ones only bytes

@@ -265,28 +265,30 @@ Result<> accumulate_extension(Extension kind, ByteView buffer, float weight, std
   return ok();
 }
 
-ErrorFeedback::ErrorFeedback(ExtensionOptions options, std::size_t size)
-    : options_(options), owed_(size), next_(size) {}
+ErrorFeedback::ErrorFeedback(ExtensionOptions options, std::size_t size) : options_(options), owed_(size) {}
 
-Slice ErrorFeedback::encode(std::span<const float> values) {
-  if (values.size() != owed_.size()) throw std::invalid_argument("error feedback for a tensor of another size");
-  for (std::size_t i = 0; i < values.size(); ++i) next_[i] = values[i] + owed_[i];
-  const Slice buffer = encode_extension(options_, next_);
-  encoded_ = true;
-  if (!accumulate_extension(options_.kind, buffer, -1.0f, next_)) {
-    // Not finite: nobody will take this buffer, and the debt must not be poisoned by it.
-    encoded_ = false;
-  }
-  return buffer;
+void ErrorFeedback::correct(std::size_t first, std::span<const float> values, std::span<float> out) const {
+  if (first + values.size() > owed_.size() || out.size() != values.size())
+    throw std::invalid_argument("error feedback for a tensor of another size");
+  for (std::size_t i = 0; i < values.size(); ++i) out[i] = values[i] + owed_[first + i];
 }
 
-void ErrorFeedback::commit() {
-  if (std::exchange(encoded_, false)) std::swap(owed_, next_);
+Slice ErrorFeedback::encode(std::size_t first, std::span<const float> values) const {
+  std::vector<float> corrected(values.size());
+  correct(first, values, corrected);
+  return encode_extension(options_, corrected);
 }
 
-void ErrorFeedback::reset() {
-  std::fill(owed_.begin(), owed_.end(), 0.0f);
-  encoded_ = false;
+Result<> ErrorFeedback::commit(std::size_t first, std::span<const float> values, ByteView delivered) {
+  std::vector<float> lost(values.size());
+  correct(first, values, lost);
+  if (auto known = accumulate_extension(options_.kind, delivered, -1.0f, lost); !known) return known;
+  std::copy(lost.begin(), lost.end(), owed_.begin() + static_cast<std::ptrdiff_t>(first));
+  return ok();
+}
+
+void ErrorFeedback::settle(std::size_t first, std::size_t count) {
+  std::fill_n(owed_.begin() + static_cast<std::ptrdiff_t>(first), count, 0.0f);
 }
 
 }  // namespace cohive::codec

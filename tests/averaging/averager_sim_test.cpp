@@ -282,7 +282,7 @@ TEST_F(Averaging, AStreamForAGroupNobodyKnowsIsAnsweredAtOnce) {
   auto ask = [](p2p::Host& host, PeerId peer) -> Task<int> {
     const Deadline soon = host.runtime().after(1s);
     auto call = co_await rpc::open_call(host, peer, "test::DecentralizedAverager.rpc_aggregate_part", soon);
-    const Envelope part = envelope_part(4, "no such group", 0, 0, codec::Codec::none, 1);
+    const Envelope part = envelope_part(4, "no such group", 0, 0, 0, 1);
     (co_await (*call)->send(as_bytes(part.head + part.tail), soon)).value();
     auto reply = co_await (*call)->receive(soon);
     co_return parse_part(**reply).value().code;

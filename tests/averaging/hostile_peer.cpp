@@ -49,10 +49,10 @@ Task<void> HostilePeer::misbehave() {
   co_await calls.join();
 }
 
-Task<void> HostilePeer::send_part(codec::Codec codec, Slice buffer, std::size_t elements) {
+Task<void> HostilePeer::send_part(int compression, Slice buffer, std::size_t elements) {
   const auto group = co_await join();
   if (!group) co_return;
-  const Envelope envelope = envelope_part(kPartForAveraging, group->id, buffer.size(), elements, codec, 1);
+  const Envelope envelope = envelope_part(kPartForAveraging, group->id, buffer.size(), elements, compression, 1);
   TaskGroup calls(dht_.runtime(), "hostile calls", TaskGroup::Local());
   for (const auto& peer : group->peers)
     if (peer != id()) calls.spawn(send_message(*this, peer, envelope.head + to_string(buffer.view()) + envelope.tail));
@@ -79,7 +79,7 @@ std::string HostilePeer::nonsense(bool first, const std::string& group_id, int c
   const std::size_t claimed = below(8) ? values.size() : below(1u << 31);
   const auto codec = below(8) ? right : static_cast<codec::Codec>(below(9));
   const Envelope envelope = envelope_part(first || below(8) == 0 ? code : 0, first ? group_id : std::string(),
-                                          buffer.size(), claimed, codec, weights[below(8)]);
+                                          buffer.size(), claimed, static_cast<int>(codec), weights[below(8)]);
   std::string message = envelope.head + to_string(buffer.view()) + envelope.tail;
   if (below(8) == 0) message.resize(below(message.size() + 1));
   if (below(8) == 0)

@@ -13,7 +13,7 @@ class HostilePeer {
   /// Joins a group and does its worst.
   Task<void> misbehave();
   /// Joins a group and sends each other member this as its first part.
-  Task<void> send_part(codec::Codec codec, Slice buffer, std::size_t elements);
+  Task<void> send_part(int compression, Slice buffer, std::size_t elements);
   PeerId id() const { return dht_.host().id(); }
 
  private:

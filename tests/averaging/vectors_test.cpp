@@ -133,7 +133,7 @@ TEST(Wire, ARequestNamesWhatAnEarlierDonorSent) {
 TEST(Wire, EqualsProtobufBitForBit) {
   const Slice one = Slice::copy_of(from_hex("0000803f"));
   const std::string group(20, '\x02');
-  auto part = envelope_part(4, group, 4, 1, codec::Codec::none, 2.0);
+  auto part = envelope_part(4, group, 4, 1, 0, 2.0);
   EXPECT_EQ(
       hex(part.head + to_string(one.view()) + part.tail),
       "08041214020202020202020202020202020202020202020222120a040000803f1201012207666c6f61743332290000000000000040");

@@ -153,8 +153,12 @@ TEST(ErrorFeedback, DeliversInTheLongRunEverythingThatOneRoundLoses) {
     ErrorFeedback feedback(options, kSize);
     std::vector<float> delivered(kSize), without(kSize);
     for (int round = 0; round < kRounds; ++round) {
-      ASSERT_TRUE(accumulate_extension(options.kind, feedback.encode(update), 1, delivered));
-      feedback.commit();
+      for (const auto& [first, count] : {std::pair<std::size_t, std::size_t>(0, 1000), {1000, kSize - 1000}}) {
+        const auto values = std::span(update).subspan(first, count);
+        const Slice buffer = feedback.encode(first, values);
+        ASSERT_TRUE(accumulate_extension(options.kind, buffer, 1, std::span(delivered).subspan(first, count)));
+        ASSERT_TRUE(feedback.commit(first, values, buffer));
+      }
       ASSERT_TRUE(accumulate_extension(options.kind, encode_extension(options, update), 1, without));
     }
     double lost = 0, lost_without = 0, all = 0;
@@ -171,13 +175,12 @@ TEST(ErrorFeedback, DeliversInTheLongRunEverythingThatOneRoundLoses) {
 TEST(ErrorFeedback, ARoundThatFailedChangesNoDebt) {
   const auto values = normal(500, 5);
   ErrorFeedback feedback({Extension::top_k, 0.1}, 500);
-  const Slice first = feedback.encode(values);
-  const Slice again = feedback.encode(values);  // the first was never delivered
-  EXPECT_EQ(to_hex(first), to_hex(again));
-  feedback.commit();
-  EXPECT_NE(to_hex(feedback.encode(values)), to_hex(first));
-  feedback.reset();
-  EXPECT_EQ(to_hex(feedback.encode(values)), to_hex(first));
+  const Slice first = feedback.encode(0, values);
+  EXPECT_EQ(to_hex(feedback.encode(0, values)), to_hex(first)) << "the first was never delivered";
+  ASSERT_TRUE(feedback.commit(0, values, first));
+  EXPECT_NE(to_hex(feedback.encode(0, values)), to_hex(first));
+  feedback.settle(0, 500);
+  EXPECT_EQ(to_hex(feedback.encode(0, values)), to_hex(first)) << "nothing is owed";
 }
 
 TEST(ErrorFeedback, AValueThatIsNotFinitePoisonsOneRoundOnly) {
@@ -188,10 +191,11 @@ TEST(ErrorFeedback, AValueThatIsNotFinitePoisonsOneRoundOnly) {
       auto sick = values;
       sick[7] = bad;
       std::vector<float> out(500);
-      EXPECT_FALSE(decode_extension(kind, feedback.encode(sick), out));
-      feedback.commit();
-      EXPECT_TRUE(decode_extension(kind, feedback.encode(values), out));
+      const Slice refused = feedback.encode(0, sick);
+      EXPECT_FALSE(decode_extension(kind, refused, out));
+      EXPECT_FALSE(feedback.commit(0, sick, refused));
       for (float owed : feedback.owed()) EXPECT_EQ(owed, 0);
+      EXPECT_TRUE(decode_extension(kind, feedback.encode(0, values), out));
     }
   }
 }

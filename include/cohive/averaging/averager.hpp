@@ -37,7 +37,10 @@ struct AveragerOptions {
   Duration reducer_timeout = 30s;    ///< between two results of one reducer; then local values stay
   codec::Compression codec;          ///< of parts; the same in the whole group
   codec::Compression state_codec;    ///< of the state that we share
-  /// Offered for what we send, and used in groups all of whose members offer the same kind. Python peers never do.
+  /// Offered for what we send, and used in groups all of whose members offer the same kind; Python peers never do, and
+  /// elsewhere `codec` is used. For updates such as gradients, not for parameters. What a round loses is sent with the
+  /// next one that uses it (4 bytes a value are kept for that, from the first such round on); a part counts as sent
+  /// when its average has come back. Averages come back in `codec`: float16 goes well with it.
   std::optional<codec::ExtensionOptions> extension;
   Aggregation aggregation;            ///< of the parts that we own; each member's own choice
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: who would get fewer gets none
@@ -139,6 +142,10 @@ class Averager {
   /// \param max_bytes  more is refused
   Task<Result<DownloadedState>> download_state(Duration limit = 600s,
                                                std::uint64_t max_bytes = std::uint64_t{64} << 30);
+
+  /// Forgets what earlier rounds lost (see AveragerOptions::extension): after the model was replaced, as by a
+  /// downloaded state. A round in progress goes on with it.
+  void reset_error_feedback();
 
   const std::string& group_bits() const noexcept;
   void set_group_bits(std::string bits);

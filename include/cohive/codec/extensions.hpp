@@ -57,25 +57,27 @@ Result<> decode_extension(Extension kind, ByteView buffer, std::span<float> out)
 /// accumulator += weight * decode(buffer); takes time by the values sent only, for top_k.
 Result<> accumulate_extension(Extension kind, ByteView buffer, float weight, std::span<float> accumulator);
 
-/// Encodes the updates of one tensor round after round. Not thread-safe.
+/// What is owed of one tensor's updates, round after round. Any stretch of the tensor can be encoded by itself; calls
+/// for stretches that do not overlap may run at once on several threads.
 class ErrorFeedback {
  public:
   ErrorFeedback(ExtensionOptions options, std::size_t size);
 
-  /// Encodes `values` (as many as `size`) plus what earlier rounds lost.
-  Slice encode(std::span<const float> values);
-  /// The buffer of the last encode() was delivered: what it lost is now owed. Without this call, as after a round that
-  /// failed, the next encode() starts from the same debt again.
-  void commit();
-  /// Forgets the debt: after the tensor was replaced, for instance by a downloaded state.
-  void reset();
+  /// `values` of the stretch that begins at `first`, plus what earlier rounds lost of them.
+  void correct(std::size_t first, std::span<const float> values, std::span<float> out) const;
+  /// Encodes these. As long as nothing is committed the next call starts from the same debt.
+  Slice encode(std::size_t first, std::span<const float> values) const;
+  /// What encode() made of these values was delivered: what it lost is owed now. Errors: a buffer that cannot be
+  /// decoded, as of values that are not finite; it changes nothing, for nobody will have taken it.
+  Result<> commit(std::size_t first, std::span<const float> values, ByteView delivered);
+  /// The stretch was delivered as it is.
+  void settle(std::size_t first, std::size_t count);
   /// What is owed: as long as the tensor.
   std::span<const float> owed() const noexcept { return owed_; }
 
  private:
   ExtensionOptions options_;
-  std::vector<float> owed_, next_;
-  bool encoded_ = false;
+  std::vector<float> owed_;
 };
 
 }  // namespace cohive::codec

@@ -108,7 +108,9 @@ Task<Result<Group>> Matchmaking::look_for_group(std::string gather, const StepCo
     if (auto group = co_await follow(leader, expiration, search_end, longest_hold(expiration)))
       assembled_ = std::make_shared<Group>(std::move(*group));
     if (assembled_) co_return *assembled_;
-    if (complete()) co_return *assemble();  // of those who came while our request was held
+    auto lock = co_await lock_.lock(deadline);
+    if (assembled_) co_return *assembled_;
+    if (lock && complete()) co_return *assemble();  // of those who came while our request was held
   }
   search.tasks.spawn(refresh_queue(*this), "find leaders");
   while (runtime_.now() < deadline.at()) {

@@ -23,6 +23,7 @@ struct Options {
   double state_period = 30;
   bool json = false;
   int refresh_period = 30;
+  transport::BandwidthLimits limits;
   log::Options log;
 };
 
@@ -131,7 +132,7 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
                    std::vector<Multiaddr> initial) {
   std::optional<dht::SavedState> state;
   if (!options.state_path.empty()) state = load_state(runtime, options.state_path, identity.peer_id());
-  const auto network = transport::make_tcp_network(runtime);
+  const auto network = transport::limit_bandwidth(transport::make_tcp_network(runtime), options.limits);
   p2p::Host host(*network, identity, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
   bool ready = false;
@@ -207,6 +208,7 @@ int main(int argc, char** argv) {
   app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")
       ->check(CLI::Range(1, 86400));
   app.add_flag("--json", options.json, "print how to join as one JSON object");
+  add_bandwidth_options(app, options.limits);
   add_log_options(app, options.log);
   return run_program(argc, argv, app, [&] { return run(options); });
 }

@@ -190,6 +190,7 @@ void Host::Impl::drop_link(const LinkPtr& link, const Error& reason) {
   const auto found = peers.find(peer_id);
   if (found == peers.end() || std::erase(found->second.links, link) == 0) return;
   count_bytes(*link);
+  add_traffic(past_traffic, *link);
   discount(links_per_ip, link->ip);
   --link_count;
   metrics.connections.add(-1);
@@ -297,6 +298,12 @@ void Host::Impl::count_bytes(Link& link) {
   metrics.bytes_in.increment(static_cast<double>(stats.bytes_in - link.counted.bytes_in));
   metrics.bytes_out.increment(static_cast<double>(stats.bytes_out - link.counted.bytes_out));
   link.counted = stats;
+}
+
+void Host::Impl::add_traffic(Traffic& sum, const Link& link) {
+  const auto stats = link.connection->stats();
+  sum.bytes_in += stats.bytes_in;
+  sum.bytes_delivered += stats.bytes_out - std::min<std::uint64_t>(stats.bytes_out, stats.undelivered);
 }
 
 Task<void> Host::Impl::measure(Impl& self) {

@@ -15,6 +15,8 @@ constexpr Duration kAlonePeriod = 1min;  // between attempts to come back when n
 constexpr std::size_t kMaxRejoinDials = 8;
 constexpr Duration kFlushTimeout = 2s;
 constexpr std::size_t kPingSize = 32;
+constexpr std::size_t kMinSendBuffer = 4 * 1024;  // under a cap on upload
+constexpr double kBufferedSeconds = 0.1;
 constexpr Duration kPingIdle = 60s;
 
 Task<void> serve_ping(Runtime& runtime, transport::StreamPtr stream) {
@@ -49,6 +51,10 @@ Host::Impl::Impl(Host& facade, transport::Network& net, KeyPair key, HostOptions
       finds(runtime, "looking up a peer"),
       given_dials(runtime, "connecting"),
       tasks(runtime, "host") {
+  // Bytes that wait below the streams delay what is more urgent, under a cap for long.
+  if (const double upload = network.limits().upload; upload > 0)
+    options.transport.send_buffer = std::min(
+        options.transport.send_buffer, std::max(kMinSendBuffer, static_cast<std::size_t>(upload * kBufferedSeconds)));
   handlers[kIdentifyProtocol] = [this](transport::StreamPtr s) { return serve_identify(std::move(s)); };
   handlers[kIdentifyPushProtocol] = [this](transport::StreamPtr s) { return receive_push(std::move(s)); };
   handlers[kPingProtocol] = [this](transport::StreamPtr s) { return serve_ping(runtime, std::move(s)); };
@@ -165,6 +171,15 @@ Runtime& Host::runtime() const noexcept {
 }
 const HostOptions& Host::options() const noexcept {
   return impl_->options;
+}
+Traffic Host::traffic() const {
+  Traffic sum = impl_->past_traffic;
+  for (const auto& [id, peer] : impl_->peers)
+    for (const auto& link : peer.links) Impl::add_traffic(sum, *link);
+  return sum;
+}
+transport::BandwidthLimits Host::limits() const {
+  return impl_->network.limits();
 }
 TaskGroup& Host::tasks() noexcept {
   return impl_->tasks;

@@ -72,6 +72,7 @@ struct Host::Impl {
   LinkPtr link_to(const PeerId& peer) const;
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline, Reach reach);
   void count_bytes(Link& link);
+  static void add_traffic(Traffic& sum, const Link& link);
   static Task<void> measure(Impl& self);
 
   // dialling.cpp
@@ -118,6 +119,7 @@ struct Host::Impl {
   std::map<std::string, StreamHandler> handlers;
   std::vector<std::weak_ptr<PeerEvent>> subscribers;
   std::size_t link_count = 0;
+  Traffic past_traffic;  ///< of connections that have ended
   std::size_t pending_inbound = 0;
   /// Connections that wait for their handshake, and inbound ones that are open, by network.
   std::unordered_map<std::string, std::size_t> pending_per_ip, links_per_ip;

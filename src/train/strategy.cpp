@@ -32,7 +32,7 @@ Session::Session(StrategyOptions opts) : options(std::move(opts)) {
                                                          : load_or_create_identity(options.identity_path).value();
   thread = std::make_unique<RuntimeThread>();
   on_loop([&] {
-    network = transport::make_tcp_network(thread->runtime());
+    network = transport::limit_bandwidth(transport::make_tcp_network(thread->runtime()), options.limits);
     host = std::make_unique<p2p::Host>(*network, identity, host_options);
   });
   auto opened = call([this, &initial] { return open(std::move(initial)); });

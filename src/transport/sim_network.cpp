@@ -45,6 +45,26 @@ std::unordered_set<Machine> machines_of(const std::set<std::string>& ips) {
 
 struct Wire;
 
+/// A machine's own line, which its connections share.
+struct Line {
+  BandwidthLimits rates;
+  TimePoint up_free{}, down_free{};
+};
+/// A line carries a write in pieces, and takes few of them ahead of time.
+constexpr double kLinePiece = 0.005, kLineAhead = 0.1;  // seconds
+constexpr std::size_t kMinPiece = 1024, kMinAhead = 32 * 1024;
+
+std::size_t bytes_in(double rate, double seconds) {
+  return static_cast<std::size_t>(rate * seconds);
+}
+
+/// When bytes that come at `start` have passed.
+TimePoint pass(TimePoint start, TimePoint& free_at, std::size_t bytes, double rate) {
+  if (rate <= 0) return start;
+  free_at = std::max(start, free_at) + from_seconds(static_cast<double>(bytes) / rate);
+  return free_at;
+}
+
 /// One direction of a connection: chunks with their times of arrival, in order. An empty chunk is the end.
 struct Pipe {
   struct Chunk {
@@ -73,6 +93,7 @@ struct Pipe {
   std::list<Chunk> chunks;
   std::list<Chunk>::iterator next = chunks.end();  // the first that has not arrived
   std::size_t in_flight = 0;                       // sent and not yet read
+  std::size_t under_way = 0;                       // sent and not yet arrived
   TimePoint free_at{}, last_arrival{};
   bool ended = false;        // the end has arrived: the writer has closed
   bool reader_gone = false;  // what arrives is thrown away
@@ -98,6 +119,19 @@ struct SimFabric::Impl {
              (sides.first.contains(b) && sides.second.contains(a));
     });
   }
+  Line* line(Machine machine) {
+    if (lines.empty()) return nullptr;
+    const auto found = lines.find(machine);
+    return found == lines.end() ? nullptr : &found->second;
+  }
+  /// The slowest of the lines at both ends; 0: none is limited.
+  double line_rate(Machine from, Machine to) {
+    double rate = 0;
+    const Line *up = line(from), *down = line(to);
+    if (up && up->rates.upload > 0) rate = up->rates.upload;
+    if (down && down->rates.download > 0 && (rate == 0 || down->rates.download < rate)) rate = down->rates.download;
+    return rate;
+  }
   Duration delay(const SimLink& link) {
     if (link.jitter <= 0ns) return link.latency;
     return link.latency + from_seconds(runtime.random_unit() * to_seconds(link.jitter));
@@ -108,6 +142,7 @@ struct SimFabric::Impl {
   bool plaintext;
   Machine machines = 0;
   std::unordered_map<std::uint64_t, SimLink> links;
+  std::unordered_map<Machine, Line> lines;
   std::vector<std::pair<std::unordered_set<Machine>, std::unordered_set<Machine>>> partitions;
   std::unordered_set<Machine> crashed;
   std::map<std::pair<Machine, std::uint16_t>, class SimListener*> listeners;
@@ -149,6 +184,7 @@ struct Wire : ListHook {
       pipe->chunks.clear();
       pipe->next = pipe->chunks.end();
       pipe->in_flight = 0;
+      pipe->under_way = 0;
       pipe->readable.notify_all();
       pipe->writable.notify_all();
     }
@@ -167,10 +203,15 @@ Pipe& Pipe::opposite() const {
 void Pipe::put(Bytes bytes) {
   auto& fabric = *owner.fabric;
   const SimLink& link = fabric.link(from, to);
-  const TimePoint start = std::max(fabric.runtime.now(), free_at);
-  free_at = link.bandwidth > 0 ? start + from_seconds(static_cast<double>(bytes.size()) / link.bandwidth) : start;
-  last_arrival = std::max(last_arrival, free_at + fabric.delay(link));
+  TimePoint sent = fabric.runtime.now();
+  if (Line* line = fabric.line(from)) sent = pass(sent, line->up_free, bytes.size(), line->rates.upload);
+  free_at = std::max(sent, free_at);
+  if (link.bandwidth > 0) free_at += from_seconds(static_cast<double>(bytes.size()) / link.bandwidth);
+  TimePoint arrival = free_at + fabric.delay(link);
+  if (Line* line = fabric.line(to)) arrival = pass(arrival, line->down_free, bytes.size(), line->rates.download);
+  last_arrival = std::max(last_arrival, arrival);
   in_flight += bytes.size();
+  under_way += bytes.size();
   chunks.push_back({std::move(bytes), 0, last_arrival});
   if (next != chunks.end()) return;
   next = std::prev(chunks.end());
@@ -186,6 +227,7 @@ void Pipe::arrive() {
   if (owner.fabric->blocked(from, to)) return;
   const TimePoint now = owner.fabric->runtime.now();
   for (; next != chunks.end() && next->arrival <= now; ++next) {
+    under_way -= next->bytes.size();
     if (!next->bytes.empty()) continue;
     ended = true;
     opposite().writable.notify_all();  // who closed reads no more
@@ -227,11 +269,14 @@ class SimConnection final : public RawConnection {
     while (left > 0) {
       if (auto error = broken()) co_return *error;
       if (in_.ended) co_return Error(cohive::Errc::closed, "the other side closed the connection");
-      if (out_.in_flight >= kInFlight) {
+      const double rate = wire_->fabric->line_rate(out_.from, out_.to);
+      const std::size_t ahead = rate > 0 ? std::clamp(bytes_in(rate, kLineAhead), kMinAhead, kInFlight) : kInFlight;
+      if (out_.in_flight >= ahead) {
         co_await out_.writable.wait();
         continue;
       }
-      const std::size_t size = std::min({left, kInFlight - out_.in_flight, kMaxChunk});
+      const std::size_t piece = rate > 0 ? std::clamp(bytes_in(rate, kLinePiece), kMinPiece, kMaxChunk) : kMaxChunk;
+      const std::size_t size = std::min({left, ahead - out_.in_flight, piece});
       Bytes chunk;
       chunk.reserve(size);
       while (chunk.size() < size) {
@@ -263,6 +308,7 @@ class SimConnection final : public RawConnection {
   }
   const Multiaddr& local_address() const override { return local_; }
   const Multiaddr& remote_address() const override { return remote_; }
+  std::size_t undelivered() const override { return out_.under_way; }
 
  private:
   std::optional<Error> broken() const {
@@ -442,6 +488,10 @@ void SimFabric::set_link(const std::string& a, const std::string& b, SimLink lin
 }
 void SimFabric::set_default_link(SimLink link) {
   impl_->default_link = link;
+}
+
+void SimFabric::set_line(const std::string& ip, BandwidthLimits rates) {
+  impl_->lines[machine_of(ip)].rates = rates;
 }
 
 void SimFabric::partition(const std::set<std::string>& a, const std::set<std::string>& b) {

@@ -3,6 +3,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -201,6 +202,12 @@ class TcpConnection final : public RawConnection {
   }
   const Multiaddr& local_address() const override { return local_; }
   const Multiaddr& remote_address() const override { return remote_; }
+  std::size_t undelivered() const override {
+    int bytes = 0;
+    auto& descriptor = const_cast<Descriptor&>(descriptor_);
+    if (!descriptor.is_open() || ::ioctl(descriptor.native_handle(), TIOCOUTQ, &bytes) != 0) return 0;
+    return static_cast<std::size_t>(std::max(bytes, 0));
+  }
 
  private:
   Error failure() const {

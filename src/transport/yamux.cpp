@@ -123,7 +123,7 @@ void YamuxConnection::close(Error reason) noexcept {
 }
 
 ConnectionStats YamuxConnection::stats() const {
-  return {channel_->bytes_in(), channel_->bytes_out(), inbound_, outbound_};
+  return {channel_->bytes_in(), channel_->bytes_out(), inbound_, outbound_, channel_->raw().undelivered()};
 }
 
 // ---- Sending
@@ -181,8 +181,9 @@ void YamuxConnection::return_credit(YamuxStreamState& stream) {
 Task<void> YamuxConnection::flush_loop() {
   for (;;) {
     while (channel_->queued() == 0) co_await output_.wait();
-    auto flushed = co_await within(runtime_, runtime_.after(options_.write_timeout), channel_->flush(),
-                                   "writing to the connection");
+    const Deadline limit =
+        channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_.write_timeout);
+    auto flushed = co_await within(runtime_, limit, channel_->flush(), "writing to the connection");
     if (!flushed) {
       close(flushed.error().with_peer(peer_));
       co_return;
@@ -198,8 +199,9 @@ Task<void> YamuxConnection::keep_alive() {
     ping_open_ = true;
     send_frame(kPing, kSyn, 0, ++ping_value_);
     co_await runtime_.sleep_for(options_.keepalive_timeout);
-    // Behind much data a pong may take longer; whoever sends anything is alive.
-    if (ping_open_ && last_received_ <= ping_sent_) {
+    // Behind much data a pong may take longer; whoever sends anything is alive. Under a cap the ping may not have left.
+    const bool may_wait = channel_->raw().times_writes() && channel_->queued() > 0;
+    if (ping_open_ && last_received_ <= ping_sent_ && !may_wait) {
       close(Error(Errc::keepalive_timeout, peer_));
       co_return;
     }

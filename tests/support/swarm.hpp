@@ -32,7 +32,7 @@ class Swarm {
 
   /// A started host with an identity that follows from its number.
   p2p::Host& add_host(p2p::HostOptions options = {}, bool listening = true) {
-    machines_.push_back(fabric_.add_machine());
+    machines_.push_back(transport::limit_bandwidth(fabric_.add_machine(), limits_));
     const auto number = static_cast<std::uint32_t>(machines_.size());
     Bytes seed(32, static_cast<std::uint8_t>(options_.seed));
     std::memcpy(seed.data(), &number, sizeof number);
@@ -41,6 +41,8 @@ class Swarm {
     hosts_.back()->start().value();
     return *hosts_.back();
   }
+  /// Of hosts added from now on.
+  void set_limits(transport::BandwidthLimits limits) { limits_ = limits; }
   /// "10.0.0.<number>", numbered from 1 in the order of add_host.
   static std::string ip(std::size_t number) {
     return "10." + std::to_string(number >> 16 & 255) + "." + std::to_string(number >> 8 & 255) + "." +
@@ -74,6 +76,7 @@ class Swarm {
   SimRuntime runtime_;
   transport::SimFabric fabric_;
   SwarmOptions options_;
+  transport::BandwidthLimits limits_;
   std::vector<std::unique_ptr<transport::Network>> machines_;
   std::vector<std::unique_ptr<p2p::Host>> hosts_;
 };

@@ -1,6 +1,8 @@
 #include "common/program.hpp"
 
 #include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <iostream>
 
 #include "cohive/core/errors.hpp"
@@ -88,6 +90,41 @@ void add_log_options(CLI::App& app, log::Options& options) {
          "--log-level", [&options](const std::string& text) { options.level = *log::level_from_text(text); },
          "trace, debug, info, warn, error or off")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
+}
+
+std::optional<double> bytes_per_second(const std::string& text) {
+  constexpr double kLeast = 1e3, kMost = 1e12;
+  std::size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  static constexpr std::string_view kUnits = "KMG";
+  if (used + 1 == text.size()) {
+    const auto unit = kUnits.find(static_cast<char>(std::toupper(static_cast<unsigned char>(text.back()))));
+    if (unit == std::string_view::npos) return std::nullopt;
+    value *= std::pow(1000, unit + 1);
+  } else if (used != text.size()) {
+    return std::nullopt;
+  }
+  return value >= kLeast && value <= kMost ? std::optional(value) : std::nullopt;
+}
+
+void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
+  const auto add = [&app](const std::string& flag, double& limit, const std::string& what) {
+    app.add_option_function<std::string>(
+        flag,
+        [&limit, flag](const std::string& text) {
+          const auto rate = bytes_per_second(text);
+          if (!rate) throw CLI::ValidationError(flag, "bytes per second, for example 500K or 10M, not '" + text + "'");
+          limit = *rate;
+        },
+        what);
+  };
+  add("--max-upload", limits.upload, "bytes per second to send at most, for example 500K or 10M (default: no limit)");
+  add("--max-download", limits.download, "the same for what is received");
 }
 
 std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, const std::string& flag) {

@@ -3,12 +3,14 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cohive/core/log.hpp"
 #include "cohive/core/multiaddr.hpp"
 #include "cohive/core/result.hpp"
+#include "cohive/transport/network.hpp"
 
 namespace cohive::tools {
 
@@ -26,6 +28,10 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
 
 /// Adds --log-format and --log-level.
 void add_log_options(CLI::App& app, log::Options& options);
+/// Adds --max-upload and --max-download.
+void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits);
+/// Of a number of bytes per second, as 2500000, 500K or 1.5M; at least 1K, less carries no handshake.
+std::optional<double> bytes_per_second(const std::string& text);
 /// Multiaddrs, each valid, or Exit with code 2.
 std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, const std::string& flag);
 /// The same, and every one must end with /p2p/<id>.

@@ -55,6 +55,12 @@ struct PeerInfo {
   Duration round_trip{};
 };
 
+/// Bytes on the wire of all connections, ended ones included.
+struct Traffic {
+  std::uint64_t bytes_in = 0;
+  std::uint64_t bytes_delivered = 0;  ///< sent, and acknowledged by the other machines
+};
+
 using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 
 class Host {
@@ -76,6 +82,9 @@ class Host {
   std::vector<Multiaddr> addresses() const;
   std::vector<Multiaddr> visible_addresses() const;
   const HostOptions& options() const noexcept;
+  Traffic traffic() const;
+  /// The caps of the network.
+  transport::BandwidthLimits limits() const;
 
   /// Connects to a full address (…/p2p/<id>), resolving DNS. An existing connection is used as it is. The address is
   /// kept for good: a host that has lost all connections comes back through such addresses.

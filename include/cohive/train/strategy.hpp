@@ -29,9 +29,10 @@ struct StrategyOptions {
   std::vector<std::string> initial_peers;  ///< multiaddrs with /p2p; empty: $INITIAL_PEERS, then $PL_INITIAL_PEERS
   std::vector<std::string> host_maddrs = {"/ip4/0.0.0.0/tcp/0"};
   std::vector<std::string> announce_maddrs;
-  std::string identity_path;    ///< empty: a fresh identity each time
-  bool client_mode = false;     ///< only dial out, as behind a strict firewall
-  std::string metrics_address;  ///< "host:port" to serve /metrics, /healthz, /readyz; empty: none
+  std::string identity_path;          ///< empty: a fresh identity each time
+  bool client_mode = false;           ///< only dial out, as behind a strict firewall
+  std::string metrics_address;        ///< "host:port" to serve /metrics, /healthz, /readyz; empty: none
+  transport::BandwidthLimits limits;  ///< of all that this process sends and receives
 };
 
 /// Thread-safe for the trainer's threads. Errors at construction are ErrorException with one clear sentence.

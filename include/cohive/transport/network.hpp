@@ -25,6 +25,11 @@ class RawConnection {
   /// Transport addresses without /p2p.
   virtual const Multiaddr& local_address() const = 0;
   virtual const Multiaddr& remote_address() const = 0;
+  /// True when writes wait for their turn under a bandwidth cap, for as long as it takes, and notice by themselves
+  /// when the network takes nothing.
+  virtual bool times_writes() const { return false; }
+  /// Bytes written that the other machine has not acknowledged yet.
+  virtual std::size_t undelivered() const { return 0; }
 };
 
 class Listener {
@@ -37,6 +42,12 @@ class Listener {
   /// The addresses others can dial: one per interface for an unspecified host.
   virtual std::vector<Multiaddr> dialable_addresses() const = 0;
   virtual void close() noexcept = 0;
+};
+
+/// Bytes per second of all connections together, handshakes and encryption included; 0: no limit.
+struct BandwidthLimits {
+  double upload = 0;
+  double download = 0;
 };
 
 /// Where connections come from. One per peer in a simulation (it is the peer's machine), one per process in reality.
@@ -52,7 +63,12 @@ class Network {
   virtual Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) = 0;
   /// True when handshakes may be skipped: only simulations of thousands of peers say so.
   virtual bool plaintext() const { return false; }
+  virtual BandwidthLimits limits() const { return {}; }
 };
+
+/// The same network under caps that all its connections share: busy ones get equal parts, a few bytes of a quiet one
+/// pass before the next turn of the busy ones. After a pause at most a twentieth of a second's worth passes at once.
+std::unique_ptr<Network> limit_bandwidth(std::unique_ptr<Network> network, BandwidthLimits limits);
 
 struct TcpOptions {
   /// Dial from the port we listen on when that is possible: behind a NAT, peers then see the address that others can

@@ -36,6 +36,9 @@ class SimFabric {
   /// Links between two machines, by IP address text; later calls override.
   void set_link(const std::string& ip_a, const std::string& ip_b, SimLink link);
   void set_default_link(SimLink link);
+  /// What the machine's own line carries in all its connections together, bytes per second, on top of what the links
+  /// allow; bytes wait for each other in the order of sending. 0: unlimited.
+  void set_line(const std::string& ip, BandwidthLimits rates);
   /// Silently stops all bytes between the two sets of machines (existing connections stall; dials time out).
   /// heal() ends all partitions; what was on the way arrives then. A crashed machine stays away.
   void partition(const std::set<std::string>& side_a, const std::set<std::string>& side_b);

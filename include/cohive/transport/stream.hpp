@@ -81,6 +81,7 @@ struct ConnectionStats {
   std::uint64_t bytes_out = 0;
   std::size_t streams_in = 0;   ///< open now
   std::size_t streams_out = 0;
+  std::size_t undelivered = 0;  ///< of bytes_out: not yet acknowledged by the other machine
 };
 
 /// An authenticated, encrypted, multiplexed connection.

@@ -258,6 +258,17 @@ int main(int argc, char** argv) {
   app.add_option("--save", o.save, "write the final parameters here (raw float32)");
   app.add_option("--summary", o.summary, "write the final numbers here (JSON)");
   app.add_option("--compare", o.compare, "compare files of --save and exit");
+  app.add_option_function<std::string>(
+      "--bandwidth",
+      [&o](const std::string& text) {
+        const auto rate = bytes_per_second(text);
+        if (text != "measured" && !rate)
+          throw CLI::ValidationError("--bandwidth",
+                                     "'measured', or bytes per second as 500K or 10M, not '" + text + "'");
+        o.optimizer.bandwidth = rate ? cohive::averaging::Bandwidth(*rate) : cohive::averaging::Bandwidth::measured();
+      },
+      "of the link, by which trainers divide the averaging: 'measured', or bytes per second as 500K or 10M");
+  add_bandwidth_options(app, o.strategy.limits);
   add_log_options(app, o.log);
   return run_program(argc, argv, app, [&] { return run(o); });
 }

@@ -10,6 +10,7 @@
 #include "cohive/core/log.hpp"
 #include "donors.hpp"
 #include "group_bits.hpp"
+#include "link_meter.hpp"
 #include "matchmaking.hpp"
 #include "schema.hpp"
 
@@ -39,7 +40,7 @@ void check(const AveragerOptions& options) {
       fail("CenteredClip needs a radius above 0 and 1 to 100 iterations");
   if (options.extension && !(options.extension->density > 0 && options.extension->density <= 1))
     fail("the density of top_k must be above 0 and at most 1");
-  if (options.bandwidth && !(*options.bandwidth >= 0)) fail("bandwidth must not be negative");
+  if (!(options.bandwidth.value().value_or(0) >= 0)) fail("bandwidth must not be negative");
 }
 
 }  // namespace
@@ -53,6 +54,7 @@ struct Averager::Impl {
         base(options.prefix + "::" + options.class_name + "."),
         metrics(runtime.metrics(), options.prefix),
         matchmaking(d, options, metrics, base + "rpc_join_group", schema_hash(tensors)),
+        meter(d.host()),
         rounds_changed(runtime, "the round of an early sender"),
         priority_changed(runtime, "state priority"),
         uploads(runtime, kMaxUploads, "state uploads"),
@@ -72,6 +74,7 @@ struct Averager::Impl {
   std::string base;
   AveragingMetrics metrics;
   Matchmaking matchmaking;
+  LinkMeter meter;
   std::shared_ptr<AllReduce> round;
   Condition rounds_changed;
   StateProvider provider;
@@ -144,8 +147,10 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
                                                   Deadline deadline) {
   const TimePoint start = runtime.now();
   control->stage = StepControl::Stage::looking_for_group;
-  auto group = co_await matchmaking.look_for_group(encode_gather(options.bandwidth, options.mode, step.gather),
-                                                   *control, deadline);
+  const auto bandwidth = options.bandwidth.is_measured() ? meter.bandwidth() : options.bandwidth.value();
+  metrics.bandwidth.set(bandwidth.value_or(0));
+  auto group =
+      co_await matchmaking.look_for_group(encode_gather(bandwidth, options.mode, step.gather), *control, deadline);
   if (!group) co_return group.error();
   struct Forget {
     Matchmaking& matchmaking;
@@ -196,7 +201,10 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   current->set_weight(weight);
   const TimePoint triggered = runtime.now();
   const Deadline end = limit_of(runtime, options.allreduce_timeout);
+  TaskGroup watching(runtime, "all-reduce watch", TaskGroup::Local());
+  if (options.bandwidth.is_measured()) watching.spawn(LinkMeter::watch(meter), "link meter");
   auto result = co_await within(runtime, end, current->run(), "all-reduce");
+  watching.cancel();
   if (!result) co_return result.error();
   registered.complete = true;
   forget.averaged = true;

@@ -45,6 +45,7 @@ averaging::AveragerOptions averager_options(const StrategyOptions& strategy, con
   result.sender_timeout = options.matchmaking_time;
   result.reducer_timeout = options.matchmaking_time * 2;
   result.state_codec = options.state_compression;
+  result.bandwidth = options.bandwidth;
   result.mode = strategy.client_mode ? averaging::PeerMode::client
                 : options.auxiliary  ? averaging::PeerMode::auxiliary
                                      : averaging::PeerMode::node;

@@ -110,6 +110,14 @@ class BadInput(unittest.TestCase):
         for program in programs("cohive-bootstrap", "cohive-train"):
             self.refused(2, "--host-maddrs", program, "--host-maddrs", "127.0.0.1:1337")
 
+    def test_rate_that_is_none(self):
+        for program in programs("cohive-bootstrap", "cohive-train"):
+            for flag in ("--max-upload", "--max-download"):
+                for rate in ("fast", "10X", "10MB", "0", "-5M", "nan", "1e99", "12"):
+                    self.refused(2, flag, program, f"{flag}={rate}")
+        for program in programs("cohive-train"):
+            self.refused(2, "--bandwidth", program, "--bandwidth", "guessed")
+
     def test_port_in_use(self):
         with taken_port() as port:
             for program in programs("cohive-bootstrap", "cohive-train"):

@@ -21,6 +21,28 @@ namespace cohive::averaging {
 
 enum class PeerMode { node = 0, client = 1, auxiliary = 2 };
 
+/// What a peer says about the speed of its link, by which the group divides the work.
+class Bandwidth {
+ public:
+  /// Nothing: as fast as the mean of the others.
+  Bandwidth() = default;
+  /// In any unit that is common to the group.
+  Bandwidth(double value) : value_(value) {}
+  /// What the link carried in the last rounds, in bytes per second; nothing before the first one.
+  static Bandwidth measured() {
+    Bandwidth result;
+    result.measured_ = true;
+    return result;
+  }
+  bool is_measured() const noexcept { return measured_; }
+  /// The number given, if any.
+  std::optional<double> value() const noexcept { return value_; }
+
+ private:
+  std::optional<double> value_;
+  bool measured_ = false;
+};
+
 /// hivemind's defaults; a zero timeout means none.
 struct AveragerOptions {
   std::string prefix;                                ///< must not contain "."; names the group of groups
@@ -44,7 +66,7 @@ struct AveragerOptions {
   std::optional<codec::ExtensionOptions> extension;
   Aggregation aggregation;            ///< of the parts that we own; each member's own choice
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: who would get fewer gets none
-  std::optional<double> bandwidth;    ///< bytes per second, any unit common to the group; unset: equal shares
+  Bandwidth bandwidth;                ///< nobody says anything: equal shares
   PeerMode mode = PeerMode::node;
   bool share_state = true;  ///< only nodes do
   Duration declare_state_period = 30s;

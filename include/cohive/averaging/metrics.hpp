@@ -34,6 +34,9 @@ struct AveragingMetrics {
                                             {{"averager", averager}})),
         group_size(
             metrics.gauge("cohive_averaging_group_size", "Members of the last group.", {{"averager", averager}})),
+        bandwidth(metrics.gauge("cohive_averaging_bandwidth_bytes_per_second",
+                                "What the peer tells its groups about its link; 0: nothing.",
+                                {{"averager", averager}})),
         bytes_sent(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.",
                                    {{"averager", averager}, {"direction", "out"}})),
         bytes_received(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.",
@@ -54,7 +57,7 @@ struct AveragingMetrics {
   static std::vector<double> bounds() { return {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60}; }
   Counter rounds_ok, rounds_partial, rounds_failed, no_group;
   Histogram matchmaking_seconds, allreduce_seconds;
-  Gauge group_size;
+  Gauge group_size, bandwidth;
   Counter bytes_sent, bytes_received, reducers_failed, state_uploads, state_downloads;
   std::array<Counter, kJoinOutcomes.size()> joins;
   std::array<Counter, kBanReasons.size()> senders_banned;

@@ -28,7 +28,8 @@ struct OptimizerOptions {
   int average_state_every = 1;  ///< epochs between rounds that average the parameters
   codec::Codec grad_compression = codec::Codec::none;
   codec::Codec state_compression = codec::Codec::none;
-  bool auxiliary = false;  ///< helps averaging without data of its own
+  averaging::Bandwidth bandwidth;  ///< divides the averaging among the peers
+  bool auxiliary = false;          ///< helps averaging without data of its own
 };
 
 /// What one call of step did.

@@ -79,6 +79,7 @@ struct Matchmaking::Search {
     self.followers_.clear();  // of the last group; they have had their answer
     self.gathered_bytes_ = 0;
     self.max_assured_ = 0;
+    self.declarations_ = 0;
     self.story_ = {};
     self.grace_end_ = self.runtime_.now() + self.options_.request_timeout / 2;
   }

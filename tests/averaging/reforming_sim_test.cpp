@@ -110,6 +110,19 @@ TEST_F(Reforming, TheLeaderMayComeMuchLaterThanTheOthers) {
   EXPECT_LE(round.wait, kTwoRoundTrips);
 }
 
+TEST_F(Reforming, ALeaderWithSomeMembersWaitsForTheRest) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  const auto first = average_all();
+  expect_group_of(first.results, 3);
+  // One waits for the leader already, another one comes after it.
+  const std::size_t leader = leader_of(first), early = (leader + 1) % 3, late = (leader + 2) % 3;
+  for (int i = 0; i < 3; ++i) {
+    const auto round = average({{leader, 300ms}, {early, 0ms}, {late, 800ms}});
+    expect_group_of(round.results, 3);
+    EXPECT_LE(round.wait, kTwoRoundTrips);
+  }
+}
+
 TEST_F(Reforming, ClientsAndAuxiliariesMeetAgainAsFast) {
   add(quick());
   add(quick());

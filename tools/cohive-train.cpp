@@ -31,6 +31,10 @@ struct Options {
   std::uint64_t max_epochs = 0, seed = 0;
   int threads = 1;
   bool fp16 = false;
+  std::string aggregation = "mean", extension;
+  averaging::TrimmedMean trimmed_mean;
+  averaging::CenteredClip centered_clip;
+  double density = 0.01;
   log::Options log;
 };
 
@@ -177,6 +181,7 @@ class Trainer {
                            {"loss_start", first},
                            {"loss_end", loss_},
                            {"grad_rounds", stats.grad_rounds},
+                           {"grad_rounds_extended", stats.grad_rounds_extended},
                            {"grad_rounds_failed", stats.grad_rounds_failed},
                            {"state_rounds", stats.state_rounds},
                            {"state_rounds_failed", stats.state_rounds_failed},
@@ -203,6 +208,13 @@ class Trainer {
   std::uint64_t batches_ = 0;
 };
 
+/// A clip radius for gradients says nothing about parameters: those are averaged by a trimmed mean then.
+void choose_aggregation(Options& options) {
+  if (options.aggregation == "mean") return;
+  options.optimizer.grad_aggregation = options.optimizer.state_aggregation = options.trimmed_mean;
+  if (options.aggregation == "centered-clip") options.optimizer.grad_aggregation = options.centered_clip;
+}
+
 int run(Options& options) {
   log::configure(options.log);
   if (!options.compare.empty()) return compare(options.compare);
@@ -216,6 +228,10 @@ int run(Options& options) {
   options.optimizer.matchmaking_time = from_seconds(options.matchmaking_time);
   options.optimizer.averaging_timeout = from_seconds(options.averaging_timeout);
   if (options.fp16) options.optimizer.grad_compression = codec::Codec::float16;
+  choose_aggregation(options);
+  for (auto kind : {codec::Extension::block4, codec::Extension::top_k})
+    if (options.extension == codec::name_of(kind))
+      options.optimizer.grad_extension = codec::ExtensionOptions{kind, options.density};
   torch::set_num_threads(options.threads);
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
@@ -247,6 +263,19 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000000));
   app.add_option("--learning-rate", o.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
   app.add_flag("--fp16", o.fp16, "send gradients as float16");
+  app.add_option("--extension", o.extension, "send gradients so, with error feedback, where all of a group ask for it")
+      ->check(CLI::IsMember({"block4", "top_k"}));
+  app.add_option("--density", o.density, "the share of gradients that top_k sends (default 0.01)")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--aggregation", o.aggregation, "how this peer averages its parts (default mean)")
+      ->check(CLI::IsMember({"mean", "trimmed-mean", "centered-clip"}));
+  app.add_option("--trim", o.trimmed_mean.fraction,
+                 "the share left out at each end by trimmed-mean, and for parameters by centered-clip (default 0.2)")
+      ->check(CLI::Range(0.001, 0.499));
+  app.add_option("--clip-radius", o.centered_clip.radius, "of centered-clip, for gradients (default 1)")
+      ->check(CLI::Range(1e-12, 1e12));
+  app.add_option("--clip-iterations", o.centered_clip.iterations, "of centered-clip (default 5)")
+      ->check(CLI::Range(1, 100));
   app.add_option("--seconds", o.seconds, "stop after this long")->check(CLI::NonNegativeNumber);
   app.add_option("--until", o.until, "stop at this Unix time, together with the others");
   app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs");

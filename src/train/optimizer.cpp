@@ -157,10 +157,13 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
     tracker = std::make_unique<train::ProgressTracker>(*session.dht, session.key, tracking);
     auto grad_options = averager_options(strategy.options(), options, "_grad_averager", "GradientAverager");
     grad_options.codec = options.grad_compression;
+    grad_options.aggregation = options.grad_aggregation;
+    grad_options.extension = options.grad_extension;
     grad_options.share_state = false;
     grad_averager = std::make_unique<Averager>(*session.dht, gradients.views, grad_options);
     auto state_options = averager_options(strategy.options(), options, "_state_averager", "TrainingStateAverager");
     state_options.codec = options.state_compression;
+    state_options.aggregation = options.state_aggregation;
     state_averager = std::make_unique<Averager>(*session.dht, state.views, state_options);
     state_averager->set_state_provider([this]() -> std::optional<averaging::SharedState> {
       std::lock_guard lock(published_mutex);
@@ -239,6 +242,7 @@ std::optional<std::size_t> Optimizer::Impl::finish_round(Scheduled& round, doubl
   stats.bytes_sent += result->bytes_sent;
   stats.bytes_received += result->bytes_received;
   ++(gradients_round ? stats.grad_rounds : stats.state_rounds);
+  if (result->extension) ++stats.grad_rounds_extended;
   (gradients_round ? metrics->grad_ok : metrics->state_ok).increment();
   if (gradients_round) {
     if (stats.rounds_by_group_size.size() <= size) stats.rounds_by_group_size.resize(size + 1);
@@ -387,6 +391,7 @@ bool Optimizer::Impl::load_state() {
   local_epoch = *epoch + 1 == global_epoch ? global_epoch : *epoch;
   for (auto& accumulator : accumulators) accumulator.zero_();
   samples = times = 0;
+  session.on_loop([this] { grad_averager->reset_error_feedback(); });  // owed to a model that is no more
   publish_state();
   ++stats.state_downloads;
   metrics->downloads.increment();

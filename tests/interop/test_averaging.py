@@ -174,6 +174,42 @@ def test_a_codec_for_each_size(swarm):
             np.testing.assert_allclose(small, wanted, rtol=0, atol=2e-6)
 
 
+BLOCK4 = 64
+
+
+@pytest.mark.parametrize("leader", ["cohive", "python"])
+def test_a_python_member_means_the_ordinary_codec(swarm, leader):
+    inputs, weights = [tensors_of(seed) for seed in range(3)], [1.0, 2.0, 3.0]
+    options = {"target_group_size": 3, "request_timeout": 1.0}
+    kinds = [functools.partial(swarm.cohive, extension=BLOCK4)] * 2 + [swarm.python]
+    averagers = [kind(tensors, **options) for kind, tensors in zip(kinds, inputs)]
+    first, later = {"scheduled_in": 8.0}, {"scheduled_in": 16.0}
+    average(averagers, weights, steps=[first, later, later] if leader == "cohive" else [later, later, first])
+    assert averagers[0].round["leader"] == (averagers[0].name if leader == "cohive" else averagers[2].name)
+    assert [averager.round["extension"] for averager in averagers[:2]] == ["", ""]
+    assert_all_hold(averagers, mean_of(inputs, weights), 2e-6)
+
+
+def test_without_one_two_cohive_peers_use_four_bits(swarm):
+    inputs = [tensors_of(seed, [(64, 64)]) for seed in range(2)]
+    averagers = [swarm.cohive(tensors, extension=BLOCK4, target_group_size=2, request_timeout=1.0) for tensors in inputs]
+    average(averagers)
+    assert [averager.round["extension"] for averager in averagers] == ["block4"] * 2
+    (first,), (second,) = (averager.tensors() for averager in averagers)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, (inputs[0][0] + inputs[1][0]) / 2, rtol=0, atol=0.3)
+
+
+def test_a_cohive_reducer_holds_off_a_python_sender_that_lies(swarm):
+    inputs = [tensors_of(seed) for seed in range(3)] + [[np.full_like(tensor, 1e20) for tensor in tensors_of(3)]]
+    options = {"target_group_size": 4, "request_timeout": 1.0, "min_matchmaking_time": 6.0}
+    averagers = [swarm.cohive(inputs[0], trimmed=0.25, **options)]
+    averagers += [swarm.python(tensors, client=True, **options) for tensors in inputs[1:]]
+    average(averagers)
+    middle = [np.sort(np.stack(column), axis=0)[1:3].mean(axis=0) for column in zip(*inputs)]
+    assert_all_hold(averagers[:3], middle, 2e-6)
+
+
 def test_a_pair_averages_again_and_again(swarm):
     inputs = [tensors_of(1), tensors_of(2)]
     options = {"target_group_size": 2, "min_matchmaking_time": 2.0, "request_timeout": 1.0}

@@ -102,6 +102,13 @@ class BadInput(unittest.TestCase):
         for flag in ("--save", "--summary"):
             self.refused(2, flag, "cohive-train", flag, self.folder.name + "/no/such/folder/file")
 
+    def test_averaging_that_does_not_exist(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        for flag, value in (("--aggregation", "median"), ("--trim", "0.5"), ("--clip-radius", "0"), ("--extension", "block3"),
+                            ("--density", "0")):
+            self.refused(2, flag, "cohive-train", flag, value)
+
     def test_malformed_address(self):
         for program in self.joining:
             self.refused(2, "--initial-peers", program, "--initial-peers", "/ip4/300.0.0.1/tcp/1/p2p/" + NOBODY)
@@ -278,10 +285,18 @@ class Trainer(unittest.TestCase):
         self.assertGreater(os.path.getsize(save), 0)
 
     def test_two_trainers_end_with_the_same_parameters(self):
+        self.end_with_the_same_parameters()
+
+    def test_two_trainers_with_robust_averages_and_four_bits_do_so_too(self):
+        summary = self.folder.name + "/summary.json"
+        self.end_with_the_same_parameters("--extension", "block4", "--aggregation", "trimmed-mean", "--trim", "0.3", "--summary", summary)
+        self.assertGreater(json.loads(Path(summary).read_text())["grad_rounds_extended"], 0)
+
+    def end_with_the_same_parameters(self, *flags):
         saves = [f"{self.folder.name}/{n}.params" for n in range(2)]
         with bootstrap() as (_, line):
             # An epoch lasts some seconds, so that both take part.
-            common = [*self.small, "--target-batch-size", "30000", "--initial-peers", *line["initial_peers"],
+            common = [*self.small, *flags, "--target-batch-size", "30000", "--initial-peers", *line["initial_peers"],
                       "--max-epochs", "3"]
             with started("cohive-train", *common, "--save", saves[0]) as first:
                 result = run("cohive-train", *common, "--save", saves[1])

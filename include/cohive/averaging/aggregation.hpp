@@ -9,7 +9,8 @@
 ///    further, and not below a millionth of it;
 ///  - the result does not depend on the order in which parts arrive;
 ///  - nothing is averaged before all votes of a part are there: the reducer keeps open parts * senders * part size (as
-///    encoded; of codecs beyond hivemind's 4 bytes a value), with 4 open parts, fewer where that exceeds 64 MiB.
+///    encoded; of codecs beyond hivemind's 4 bytes a value), with 4 open parts, fewer where that exceeds 64 MiB. What
+///    is on its way comes on top, as with the mean.
 ///
 /// Where state is averaged too (cohive::Optimizer does it now and then), a reducer that lies can still put anything
 /// into the parts that it owns itself: this is about senders.
@@ -23,8 +24,8 @@ namespace cohive::averaging {
 struct Mean {};
 
 /// Coordinate by coordinate, the lowest and the highest votes are left out and the weighted mean of the others is
-/// taken. As many are left out at each end as `fraction` of the votes, rounded up, but always so few that one or two
-/// are left. While no more senders lie than are left out at one end, the result lies within the range of the honest
+/// taken. As many are left out at each end as `fraction` of the votes, rounded up, but never the middle one (of an even
+/// number: two). While no more senders lie than are left out at one end, the result lies within the range of the honest
 /// values. Two votes (or one) are too few to leave any out: their weighted mean is taken, and one liar moves it.
 /// Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning".
 struct TrimmedMean {

@@ -8,8 +8,6 @@
 // time. Groups with bits draw new ones after every round and never re-form.
 #include <algorithm>
 
-#include "cohive/core/errors.hpp"
-#include "cohive/core/log.hpp"
 #include "matchmaking.hpp"
 
 namespace cohive::averaging {

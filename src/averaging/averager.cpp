@@ -58,6 +58,7 @@ struct Averager::Impl {
         rounds_changed(runtime, "the round of an early sender"),
         priority_changed(runtime, "state priority"),
         uploads(runtime, kMaxUploads, "state uploads"),
+        snapshots(runtime, options.state_codec),
         server(d.host()),
         tasks(runtime, "averager") {}
 
@@ -65,6 +66,7 @@ struct Averager::Impl {
   Task<Result<RoundResult>> attempt(const StepOptions& step, std::shared_ptr<StepControl> control, Deadline deadline);
   Task<Result<>> on_aggregate(rpc::ServerStream& stream);
   Task<Result<>> on_download(rpc::ServerStream& stream);
+  Task<Result<>> on_download_pieces(rpc::ServerStream& stream);
   static Task<void> declare_state(Impl& self);
 
   Dht& dht;
@@ -77,10 +79,10 @@ struct Averager::Impl {
   LinkMeter meter;
   std::shared_ptr<AllReduce> round;
   Condition rounds_changed;
-  StateProvider provider;
   double priority = 0;
   Condition priority_changed;
-  Semaphore uploads;
+  Semaphore uploads;  // of either protocol
+  Snapshots snapshots;
   std::shared_ptr<Debts> debts;  // from the first round in an extension on
   bool stepping = false;
   std::uint64_t rounds = 0;  // that we were in
@@ -101,6 +103,8 @@ void Averager::start() {
                             [&self](rpc::ServerStream& s) { return self.on_aggregate(s); });
   self.server.add_streaming(self.base + "rpc_download_state",
                             [&self](rpc::ServerStream& s) { return self.on_download(s); });
+  self.server.add_streaming(self.base + "rpc_download_pieces",
+                            [&self](rpc::ServerStream& s) { return self.on_download_pieces(s); });
   self.tasks.spawn(Impl::declare_state(self), "declare state");
 }
 
@@ -256,7 +260,7 @@ Task<Result<>> Averager::Impl::on_aggregate(rpc::ServerStream& stream) {
 // ---- State
 
 void Averager::set_state_provider(StateProvider provider) {
-  impl_->provider = std::move(provider);
+  impl_->snapshots.set_provider(std::move(provider));
   impl_->priority_changed.notify_all();
 }
 
@@ -268,7 +272,7 @@ void Averager::set_state_priority(double priority) {
 Task<void> Averager::Impl::declare_state(Impl& self) {
   const msgpack::Value own = msgpack::Value::bin(self.dht.host().id().bytes());
   for (;;) {
-    const bool sharing = self.provider && self.options.share_state && self.options.mode == PeerMode::node;
+    const bool sharing = self.snapshots.sharing() && self.options.share_state && self.options.mode == PeerMode::node;
     const double expiration = self.dht.now() + to_seconds(self.options.declare_state_period);
     (void)co_await self.dht.store(self.options.prefix + ".all_averagers", own,
                                   sharing ? msgpack::Value(self.priority) : msgpack::Value(), expiration);
@@ -281,16 +285,33 @@ Task<Result<>> Averager::Impl::on_download(rpc::ServerStream& stream) {
   auto units = co_await uploads.acquire(1, runtime.after(kUploadTurn));
   if (!units) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
   metrics.state_uploads.increment();
-  auto state = provider && options.share_state ? provider() : std::nullopt;
+  std::optional<SharedState> state;
+  if (options.share_state) state = co_await snapshots.state();
   co_return co_await send_state(runtime, stream, std::move(state), options.state_codec);
 }
 
-Task<Result<DownloadedState>> Averager::download_state(Duration limit, std::uint64_t max_bytes) {
+Task<Result<>> Averager::Impl::on_download_pieces(rpc::ServerStream& stream) {
+  if (!options.share_state) co_return ok();
+  co_return co_await serve_pieces(runtime, stream, snapshots, uploads, metrics);
+}
+
+Task<Result<DownloadedState>> Averager::download_state(DownloadOptions options) {
   Impl& self = *impl_;
-  const DownloadSetup setup{self.options.prefix + ".all_averagers", self.base + "rpc_download_state", kChunkTimeout,
-                            max_bytes};
-  auto state = co_await download_from_donors(self.dht, setup, self.runtime.after(limit));
+  const PieceSource pieces{self.base + "rpc_download_pieces", kChunkTimeout, options.max_bytes, options.max_donors};
+  const DownloadSetup setup{self.options.prefix + ".all_averagers", self.base + "rpc_download_state", pieces};
+  DownloadReport report;
+  report.on_progress = [&metrics = self.metrics, &options](const DownloadProgress& progress) {
+    metrics.download_done.set(static_cast<double>(progress.bytes_done));
+    metrics.download_total.set(static_cast<double>(progress.bytes_total));
+    metrics.download_donors.set(static_cast<double>(progress.donors));
+    if (options.on_progress) options.on_progress(progress);
+  };
+  auto state = co_await download_from_donors(self.dht, setup, report, self.runtime.after(options.limit));
   if (state) self.metrics.state_downloads.increment();
+  self.metrics.donors_rejected.increment(static_cast<double>(report.liars.size()));
+  for (const auto& [peer, bytes] : report.contributed)
+    self.metrics.state_bytes_received.increment(static_cast<double>(bytes));
+  self.metrics.download_donors.set(0);
   co_return state;
 }
 

@@ -7,6 +7,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/transport/errors.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -38,27 +39,75 @@ Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key) {
   co_return donors;
 }
 
+/// The whole state from a donor that knows only hivemind's exchange.
+Task<Result<DownloadedState>> download_whole(Dht& dht, PeerId donor, const DownloadSetup& setup,
+                                             DownloadReport& report) {
+  report.contributed.clear();
+  report.progress = {.donors = 1};
+  report.changed();
+  co_return co_await receive_state(dht.host(), donor, setup.protocol, setup.pieces.chunk_timeout,
+                                   setup.pieces.max_bytes, report);
+}
+
+/// The state of `donor`, with the help of `others`.
+Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vector<PeerId> others,
+                                                const DownloadSetup& setup, PartialState& partial,
+                                                DownloadReport& report) {
+  auto call = co_await call_donor(dht.host(), donor, setup.pieces.protocol, {}, setup.pieces.chunk_timeout,
+                                  setup.pieces.max_bytes);
+  if (!call && call.error() == transport::Errc::protocol_not_supported)
+    co_return co_await download_whole(dht, donor, setup, report);
+  if (!call) co_return call.error();
+  auto metadata = msgpack::decode(as_bytes(call->manifest.metadata));
+  if (!metadata) co_return metadata.error().with_peer(donor);
+  if (!metadata->truthy()) co_return Error(Errc::no_donor, donor, "it did not send its state");
+  if (call->root != partial.root()) report.contributed.clear();
+  partial.adopt(call->root, std::move(call->manifest));
+  report.progress = {partial.bytes(), partial.manifest().bytes, 0};
+  const std::uint64_t resumed = partial.bytes();
+  auto fetched = co_await fetch_pieces(dht.host(), std::move(*call), std::move(others), setup.pieces, partial, report);
+  if (!fetched) co_return fetched.error();
+  DownloadedState state;
+  state.metadata = std::move(*metadata);
+  state.tensors = partial.take();
+  state.resumed = resumed;
+  co_return state;
+}
+
 }  // namespace
 
-Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup, Deadline deadline) {
+Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup, DownloadReport& report,
+                                                   Deadline deadline) {
   Runtime& runtime = dht.runtime();
   Error last(Errc::no_donor);
   PartialState partial;
+  const auto is_liar = [&](const PeerId& peer) { return std::ranges::find(report.liars, peer) != report.liars.end(); };
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min(kPassPause, deadline.remaining(runtime.now())));
     const auto donors = co_await declared_donors(dht, setup.declared_under);
     for (const auto& donor : donors) {
       if (runtime.now() >= deadline.at()) co_return last;
-      auto transfer =
-          receive_state(dht.host(), donor.peer, setup.protocol, setup.chunk_timeout, setup.max_bytes, partial);
+      if (is_liar(donor.peer)) continue;
+      std::vector<PeerId> others;
+      for (const auto& other : donors)
+        if (other.peer != donor.peer && !is_liar(other.peer)) others.push_back(other.peer);
+      auto transfer = download_state_of(dht, donor.peer, std::move(others), setup, partial, report);
       auto state = co_await within(runtime, deadline, std::move(transfer), "state download");
-      if (state) co_return state;
-      log::info("averaging", "no state from {}: {}", donor.peer, state.error());
+      if (state) {
+        state->donor = donor.peer;
+        for (const auto& [peer, bytes] : report.contributed) state->bytes += bytes;
+        state->contributed = report.contributed;
+        state->liars = report.liars;
+        co_return state;
+      }
       last = state.error();
-      // What a lost donor sent is worth keeping, what a lying one sent is not.
-      const bool lied =
-          last == cohive::Errc::malformed || last == cohive::Errc::limit_exceeded || last == Errc::bad_state;
-      if (lied) partial = {};
+      const bool lied = shows_a_liar(last) && (!last.peer() || *last.peer() == donor.peer);
+      if (lied && !is_liar(donor.peer)) {
+        log::warn("averaging", "a donor of the state is left out: {}", last.with_peer(donor.peer));
+        report.liars.push_back(donor.peer);
+      } else {
+        log::info("averaging", "no state from {}: {}", donor.peer, last);
+      }
     }
     if (donors.empty()) break;
   }

@@ -4,6 +4,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "decode_into.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -22,23 +23,22 @@ struct Encoding {
   std::size_t width;  // bytes per value; 0: only the tensor as a whole can be encoded
 };
 
-Encoding encoding_of(codec::Codec wanted, const codec::Tensor& tensor) {
-  const codec::Codec codec = codec::codec_for(wanted, tensor.dtype, tensor.shape);
+Encoding encoding_of(codec::Codec codec, codec::DType dtype) {
   if (codec == codec::Codec::float16) return {codec, 2};
   if (codec != codec::Codec::none) return {codec, 0};
-  return {codec, tensor.dtype == codec::DType::bfloat16 ? 4 : codec::size_of(tensor.dtype)};
+  return {codec, dtype == codec::DType::bfloat16 ? 4 : codec::size_of(dtype)};
 }
 
 class StateSender {
  public:
-  StateSender(Runtime& runtime, rpc::ServerStream& stream, std::string metadata, std::uint64_t skipped)
-      : runtime_(runtime), stream_(stream), metadata_(std::move(metadata)), skipped_(skipped) {}
+  StateSender(Runtime& runtime, rpc::ServerStream& stream, std::string metadata)
+      : runtime_(runtime), stream_(stream), metadata_(std::move(metadata)) {}
 
   Task<Result<>> send(codec::Tensor tensor, codec::Codec codec) {
     const auto count = codec::element_count(tensor.shape);
     if (!count || *count * codec::size_of(tensor.dtype) != tensor.data.size())
       co_return Error(Errc::bad_state, "a tensor of another size than its shape");
-    const Encoding encoding = encoding_of(codec, tensor);
+    const Encoding encoding = encoding_of(codec::codec_for(codec, tensor.dtype, tensor.shape), tensor.dtype);
     TensorView view;
     view.shape = tensor.shape;
     view.dtype = std::string(codec::name_of(tensor.dtype));
@@ -80,8 +80,7 @@ class StateSender {
       const Slice chunk = bytes.sub(0, std::min(kChunk, bytes.size()));
       bytes.remove_prefix(chunk.size());
       view.buffer = chunk.view();
-      const Envelope envelope = envelope_download(std::exchange(metadata_, {}), view, std::exchange(first, false),
-                                                  std::exchange(skipped_, 0));
+      const Envelope envelope = envelope_download(std::exchange(metadata_, {}), view, std::exchange(first, false));
       const ByteView parts[] = {as_bytes(envelope.head), chunk.view(), as_bytes(envelope.tail)};
       auto sent = co_await stream_.send(std::span<const ByteView>(parts), runtime_.after(kSendTimeout));
       if (!sent) co_return sent;
@@ -92,34 +91,63 @@ class StateSender {
   Runtime& runtime_;
   rpc::ServerStream& stream_;
   std::string metadata_;
-  std::uint64_t skipped_;
 };
 
-/// The tensor whose chunks are arriving.
+/// The tensor whose chunks are arriving. Where its codec encodes values one by one, they are decoded into their final
+/// place as they come; else the encoded tensor is kept until it is complete.
 struct Assembly {
-  TensorView description;
-  std::uint64_t decoded_bytes = 0;
-  Bytes buffer;
+  codec::Tensor tensor;
+  Encoding encoding;
+  std::uint64_t count;      // of all its values
+  std::uint64_t begun = 0;  // values that are there
+  Bytes held{};             // encoded bytes that are not decoded yet
+
+  std::uint64_t size() const { return count * codec::size_of(tensor.dtype); }
+
+  /// May run on another thread.
+  Result<> add(ByteView bytes) {
+    if (encoding.width == 0) {
+      held.insert(held.end(), bytes.begin(), bytes.end());
+      return ok();
+    }
+    if (bytes.size() > (count - begun) * encoding.width - held.size())
+      return Error(cohive::Errc::malformed, "a tensor of more bytes than its shape has room for");
+    if (!held.empty()) {  // a value that was cut in two
+      const std::size_t missing = std::min(encoding.width - held.size(), bytes.size());
+      held.insert(held.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(missing));
+      bytes = bytes.subspan(missing);
+      if (held.size() < encoding.width) return ok();
+      if (auto decoded = decode(std::exchange(held, {})); !decoded) return decoded;
+    }
+    const std::size_t whole = bytes.size() / encoding.width * encoding.width;
+    held.assign(bytes.begin() + static_cast<std::ptrdiff_t>(whole), bytes.end());
+    return decode(bytes.first(whole));
+  }
+  Result<> decode(ByteView bytes) {
+    const std::size_t values = bytes.size() / encoding.width;
+    std::uint8_t* out = tensor.data.mutable_data() + begun * codec::size_of(tensor.dtype);
+    begun += values;
+    return decode_into(out, encoding.codec, tensor.dtype, values, bytes);
+  }
+  Result<codec::Tensor> finish() {
+    if (encoding.width == 0)
+      return codec::decode_tensor(encoding.codec, tensor.dtype, tensor.shape, tensor.requires_grad, held);
+    if (begun != count || !held.empty())
+      return Error(cohive::Errc::malformed, "a tensor of fewer bytes than its shape needs");
+    return std::move(tensor);
+  }
 };
 
 class StateReceiver {
  public:
-  /// `partial` belongs to the caller; finished tensors are kept there.
-  StateReceiver(Runtime& runtime, std::uint64_t max_bytes, PartialState& partial)
-      : runtime_(runtime), max_bytes_(max_bytes), partial_(partial), had_(partial.tensors.size()) {}
+  StateReceiver(Runtime& runtime, PeerId donor, std::uint64_t max_bytes, DownloadReport& report)
+      : runtime_(runtime), donor_(donor), max_bytes_(max_bytes), report_(report) {}
 
   Task<Result<>> take(Slice record) {
     auto message = parse_download(record);
     if (!message) co_return message.error();
-    if (std::exchange(first_, false)) {
-      if (message->skipped != had_ || message->metadata != partial_.metadata) {
-        if (message->skipped != 0) co_return Error(Errc::bad_state, "it skipped what we do not have");
-        partial_ = {};  // another state, or a donor that cannot go on with one
-        had_ = 0;
-      }
-    }
-    if (!message->metadata.empty()) partial_.metadata = std::move(message->metadata);
-    if (partial_.metadata.size() > kMaxMetadata) co_return Error(cohive::Errc::limit_exceeded, "metadata of a state");
+    if (!message->metadata.empty()) metadata_ = std::move(message->metadata);
+    if (metadata_.size() > kMaxMetadata) co_return Error(cohive::Errc::limit_exceeded, "metadata of a state");
     if (!message->tensor) co_return ok();
     if (!message->tensor->dtype.empty()) {
       if (auto finished = co_await finish_tensor(); !finished) co_return finished;
@@ -130,58 +158,66 @@ class StateReceiver {
     const ByteView bytes = message->tensor->buffer;
     received_ += bytes.size();
     if (received_ > max_bytes_) co_return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
-    current_->buffer.insert(current_->buffer.end(), bytes.begin(), bytes.end());
-    co_return ok();
+    report_.contributed[donor_] = received_;
+    auto work = [current = current_, record = std::move(record), bytes] { return current->add(bytes); };
+    auto added = bytes.size() > kInlineBytes ? co_await runtime_.offload(std::move(work)) : work();
+    report_.progress.bytes_done = finished_bytes_ + current_->begun * codec::size_of(current_->tensor.dtype);
+    report_.changed();
+    co_return added;
   }
 
-  Task<Result<DownloadedState>> finish(PeerId donor) {
+  Task<Result<DownloadedState>> finish() {
     if (auto finished = co_await finish_tensor(); !finished) co_return finished.error();
-    if (first_ || partial_.metadata.empty()) co_return Error(Errc::no_donor, "it did not send its state");
-    auto decoded = msgpack::decode(as_bytes(partial_.metadata));
+    const Error nothing(Errc::no_donor, "it did not send its state");
+    if (metadata_.empty()) co_return nothing;
+    auto decoded = msgpack::decode(as_bytes(metadata_));
     if (!decoded) co_return decoded.error();
-    if (!decoded->truthy()) co_return Error(Errc::no_donor, "it did not send its state");
-    co_return DownloadedState{donor, std::move(*decoded), std::exchange(partial_, {}).tensors, received_, had_};
+    if (!decoded->truthy()) co_return nothing;
+    DownloadedState state;
+    state.metadata = std::move(*decoded);
+    state.tensors = std::move(tensors_);
+    co_return state;
   }
 
  private:
   /// What the tensor will take when decoded is checked before any of it is kept.
-  Result<> begin_tensor(const TensorView& description) {
-    const auto dtype = codec::dtype_from_name(description.dtype);
-    const auto count = codec::element_count(description.shape);
-    if (!dtype || !count || !codec::codec_from_wire(description.compression))
-      return Error(Errc::bad_state, "unknown codec, dtype or shape");
-    if (partial_.tensors.size() >= kMaxTensors) return Error(cohive::Errc::limit_exceeded, "tensors of a state");
+  Result<> begin_tensor(const TensorView& is) {
+    const auto dtype = codec::dtype_from_name(is.dtype);
+    const auto count = codec::element_count(is.shape);
+    const auto codec = codec::codec_from_wire(is.compression);
+    if (!dtype || !count || !codec) return Error(Errc::bad_state, "unknown codec, dtype or shape");
+    if (tensors_.size() >= kMaxTensors) return Error(cohive::Errc::limit_exceeded, "tensors of a state");
     const std::uint64_t bytes = *count * codec::size_of(*dtype);
-    if (bytes > max_bytes_ - std::min(max_bytes_, partial_.bytes))
+    if (bytes > max_bytes_ - std::min(max_bytes_, finished_bytes_))
       return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
-    current_ = Assembly{description, bytes, {}};
-    current_->description.buffer = {};
+    current_ = std::make_shared<Assembly>(
+        Assembly{{*dtype, is.shape, is.requires_grad, {}}, encoding_of(*codec, *dtype), *count});
+    if (current_->encoding.width == 0) return ok();
+    auto memory = memory_for(bytes);
+    if (!memory) return memory.error();
+    current_->tensor.data = std::move(*memory);
     return ok();
   }
 
   Task<Result<>> finish_tensor() {
     if (!current_) co_return ok();
-    const std::uint64_t size = current_->decoded_bytes;
-    auto work = [assembly = std::make_shared<Assembly>(std::move(*current_))] {
-      const TensorView& is = assembly->description;
-      return codec::decode_tensor(*codec::codec_from_wire(is.compression), *codec::dtype_from_name(is.dtype), is.shape,
-                                  is.requires_grad, assembly->buffer);
-    };
-    current_.reset();
-    auto tensor = size > kInlineBytes ? co_await runtime_.offload(std::move(work)) : work();
+    const bool large = current_->encoding.width == 0 && current_->size() > kInlineBytes;
+    finished_bytes_ += current_->size();
+    auto work = [assembly = std::exchange(current_, nullptr)] { return assembly->finish(); };
+    auto tensor = large ? co_await runtime_.offload(std::move(work)) : work();
     if (!tensor) co_return tensor.error();
-    partial_.tensors.push_back(std::move(*tensor));
-    partial_.bytes += size;
+    tensors_.push_back(std::move(*tensor));
     co_return ok();
   }
 
   Runtime& runtime_;
+  const PeerId donor_;
   const std::uint64_t max_bytes_;
-  PartialState& partial_;
-  std::size_t had_;  // tensors of earlier donors
-  std::uint64_t received_ = 0;
-  bool first_ = true;
-  std::optional<Assembly> current_;
+  DownloadReport& report_;
+  std::string metadata_;
+  std::vector<codec::Tensor> tensors_;
+  std::uint64_t received_ = 0, finished_bytes_ = 0;
+  std::shared_ptr<Assembly> current_;  // shared with work on other threads
 };
 
 }  // namespace
@@ -191,18 +227,14 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
   auto request = co_await stream.receive(runtime.after(kSendTimeout));
   if (!request) co_return request.error();
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
-  const auto have = parse_request(**request);
-  if (!have) co_return have.error().with_peer(stream.peer());
   auto end = co_await stream.receive(runtime.after(kRequestEnd));  // as matchmaking does, before a quick end
   if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
   if (!state) co_return ok();
   if (!state->infos.empty() && state->infos.size() != state->tensors.size())
     co_return Error(Errc::bad_state, "infos and tensors differ in number");
   std::string metadata = msgpack::encode(state->metadata);
-  const bool known = have->tensors < state->tensors.size() && have->metadata == metadata;
-  const std::size_t skipped = known ? static_cast<std::size_t>(have->tensors) : 0;
-  StateSender sender(runtime, stream, std::move(metadata), skipped);
-  for (std::size_t i = skipped; i < state->tensors.size(); ++i) {
+  StateSender sender(runtime, stream, std::move(metadata));
+  for (std::size_t i = 0; i < state->tensors.size(); ++i) {
     codec::Tensor tensor = std::exchange(state->tensors[i], {});
     codec::CompressionInfo info{i, tensor.shape, tensor.dtype};
     const auto codec = compression.choose(state->infos.empty() ? info : state->infos[i]);
@@ -214,25 +246,21 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
 }
 
 Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::string protocol, Duration chunk_timeout,
-                                            std::uint64_t max_bytes, PartialState& partial) {
+                                            std::uint64_t max_bytes, DownloadReport& report) {
   Runtime& runtime = host.runtime();
   auto call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
   if (!call) co_return call.error();
-  DownloadRequest have;
-  if (!partial.tensors.empty()) have = {partial.metadata, partial.tensors.size()};
-  const std::string request = encode_request(have);
-  if (auto sent = co_await (*call)->send(as_bytes(request), runtime.after(chunk_timeout)); !sent)
-    co_return sent.error();
+  if (auto sent = co_await (*call)->send(ByteView(), runtime.after(chunk_timeout)); !sent) co_return sent.error();
   if (auto ended = co_await (*call)->finish(runtime.after(chunk_timeout)); !ended) co_return ended.error();
 
-  StateReceiver receiver(runtime, max_bytes, partial);
+  StateReceiver receiver(runtime, donor, max_bytes, report);
   for (;;) {
     auto record = co_await (*call)->receive(runtime.after(chunk_timeout));
     if (!record) co_return record.error();
     if (!*record) break;
     if (auto taken = co_await receiver.take(std::move(**record)); !taken) co_return taken.error().with_peer(donor);
   }
-  auto state = co_await receiver.finish(donor);
+  auto state = co_await receiver.finish();
   if (!state) co_return state.error().with_peer(donor);
   co_return state;
 }

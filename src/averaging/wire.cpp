@@ -1,62 +1,19 @@
 #include "wire.hpp"
 
 #include <bit>
-#include <cstring>
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/varint.hpp"
+#include "proto_fields.hpp"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxDimensions = 64;
-constexpr std::uint64_t kMaxFieldNumber = (1u << 29) - 1;
-constexpr std::uint32_t kSkippedField = 1000, kHaveMetadataField = 1000, kHaveTensorsField = 1001;  // ours
 constexpr std::size_t kMaxGroupId = 64, kMaxDTypeName = 32;
-
-enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 Error malformed() {
   return Error(Errc::malformed, "tensor message");
-}
-
-struct Field {
-  std::uint32_t number = 0, type = 0;
-  std::uint64_t value = 0;  // of a varint or fixed-width field
-  ByteView bytes;           // of a length-delimited one
-};
-
-/// Takes one field off `rest`; false when malformed.
-bool take(ByteView& rest, Field& field) {
-  const Varint key = read_varint(rest);
-  if (key.status != VarintStatus::ok) return false;
-  rest = rest.subspan(key.size);
-  field = {static_cast<std::uint32_t>(key.value >> 3), static_cast<std::uint32_t>(key.value & 7), 0, {}};
-  if (key.value >> 3 == 0 || key.value >> 3 > kMaxFieldNumber) return false;
-  switch (field.type) {
-    case kVarint:
-    case kBytes: {
-      const Varint value = read_varint(rest);
-      if (value.status != VarintStatus::ok) return false;
-      rest = rest.subspan(value.size);
-      field.value = value.value;
-      if (field.type == kVarint) return true;
-      if (value.value > rest.size()) return false;
-      field.bytes = rest.first(value.value);
-      rest = rest.subspan(value.value);
-      return true;
-    }
-    case kFixed64:
-    case kFixed32: {
-      const std::size_t size = field.type == kFixed64 ? 8 : 4;
-      if (rest.size() < size) return false;
-      std::memcpy(&field.value, rest.data(), size);
-      rest = rest.subspan(size);
-      return true;
-    }
-    default:
-      return false;
-  }
 }
 
 bool add_size(std::uint64_t size, codec::Shape& shape) {
@@ -74,12 +31,25 @@ bool parse_sizes(ByteView packed, codec::Shape& shape) {
   return true;
 }
 
-/// Fields that we know have the type that the message says; others are passed over, as protobuf does.
+/// Opens the submessage `number` that holds a buffer of `size` bytes followed by `tail`.
+void open_tensor(std::string& head, std::uint32_t number, std::size_t size, const std::string& tail) {
+  std::string inner;
+  if (size > 0) {
+    put_key(inner, 1, kBytes);
+    append_varint(inner, size);
+  }
+  put_key(head, number, kBytes);
+  append_varint(head, inner.size() + size + tail.size());
+  head += inner;
+}
+
+}  // namespace
+
 std::optional<TensorView> parse_tensor(ByteView rest) {
   TensorView tensor;
   Field field;
   while (!rest.empty()) {
-    if (!take(rest, field)) return std::nullopt;
+    if (!take_field(rest, field)) return std::nullopt;
     const bool bytes = field.type == kBytes, varint = field.type == kVarint;
     bool good = true;
     switch (field.number) {
@@ -114,22 +84,6 @@ std::optional<TensorView> parse_tensor(ByteView rest) {
   return tensor;
 }
 
-void put_key(std::string& out, std::uint32_t number, WireType type) {
-  append_varint(out, number << 3 | type);
-}
-void put_varint(std::string& out, std::uint32_t number, std::uint64_t value) {
-  if (value == 0) return;  // proto3: zero is absent
-  put_key(out, number, kVarint);
-  append_varint(out, value);
-}
-void put_bytes(std::string& out, std::uint32_t number, std::string_view bytes) {
-  if (bytes.empty()) return;
-  put_key(out, number, kBytes);
-  append_varint(out, bytes.size());
-  out += bytes;
-}
-
-/// The fields of Tensor behind its buffer.
 std::string tensor_tail(const TensorView& tensor) {
   std::string out;
   if (!tensor.shape.empty()) {
@@ -144,25 +98,11 @@ std::string tensor_tail(const TensorView& tensor) {
   return out;
 }
 
-/// Opens the submessage `number` that holds a buffer of `size` bytes followed by `tail`.
-void open_tensor(std::string& head, std::uint32_t number, std::size_t size, const std::string& tail) {
-  std::string inner;
-  if (size > 0) {
-    put_key(inner, 1, kBytes);
-    append_varint(inner, size);
-  }
-  put_key(head, number, kBytes);
-  append_varint(head, inner.size() + size + tail.size());
-  head += inner;
-}
-
-}  // namespace
-
 Result<PartMessage> parse_part(ByteView rest) {
   PartMessage message;
   Field field;
   while (!rest.empty()) {
-    if (!take(rest, field)) return malformed();
+    if (!take_field(rest, field)) return malformed();
     bool good = true;
     switch (field.number) {
       case 1:
@@ -192,43 +132,84 @@ Result<DownloadMessage> parse_download(ByteView rest) {
   DownloadMessage message;
   Field field;
   while (!rest.empty()) {
-    if (!take(rest, field)) return malformed();
+    if (!take_field(rest, field)) return malformed();
     const bool bytes = field.type == kBytes;
     if (field.number == 1) {
       if (!bytes) return malformed();
       message.metadata = to_string(field.bytes);
-    }
-    if (field.number == kSkippedField) {
-      if (field.type != kVarint) return malformed();
-      message.skipped = field.value;
     }
     if (field.number == 2 && !(bytes && (message.tensor = parse_tensor(field.bytes)))) return malformed();
   }
   return message;
 }
 
-std::string encode_request(const DownloadRequest& request) {
+std::string encode_manifest_request(const StateRoot& wanted) {
   std::string out;
-  put_bytes(out, kHaveMetadataField, request.metadata);
-  put_varint(out, kHaveTensorsField, request.tensors);
+  put_bytes(out, 1, wanted);
   return out;
 }
 
-Result<DownloadRequest> parse_request(ByteView rest) {
-  DownloadRequest request;
+Result<StateRoot> parse_manifest_request(ByteView rest) {
+  StateRoot wanted;
   Field field;
   while (!rest.empty()) {
-    if (!take(rest, field)) return malformed();
-    if (field.number == kHaveMetadataField) {
-      if (field.type != kBytes) return malformed();
-      request.metadata = to_string(field.bytes);
+    if (!take_field(rest, field)) return malformed();
+    if (field.number != 1) continue;
+    if (field.type != kBytes || field.bytes.size() != kRootSize) return malformed();
+    wanted = to_string(field.bytes);
+  }
+  return wanted;
+}
+
+std::string encode_manifest_head(const ManifestHead& head) {
+  std::string out;
+  put_bytes(out, 1, head.root);
+  put_varint(out, 2, head.size);
+  return out;
+}
+
+Result<ManifestHead> parse_manifest_head(ByteView rest) {
+  ManifestHead head;
+  Field field;
+  while (!rest.empty()) {
+    if (!take_field(rest, field)) return malformed();
+    if (field.number == 1) {
+      if (field.type != kBytes || field.bytes.size() != kRootSize) return malformed();
+      head.root = to_string(field.bytes);
     }
-    if (field.number == kHaveTensorsField) {
+    if (field.number == 2) {
       if (field.type != kVarint) return malformed();
-      request.tensors = field.value;
+      head.size = field.value;
     }
   }
-  return request;
+  return head;
+}
+
+std::string encode_piece_request(std::uint64_t index) {
+  std::string out;
+  put_varint(out, 1, index);
+  return out;
+}
+
+std::string piece_head(std::uint64_t index, std::size_t size) {
+  std::string out;
+  put_varint(out, 1, index);
+  put_key(out, 2, kBytes);
+  append_varint(out, size);
+  return out;
+}
+
+Result<PieceMessage> parse_piece(ByteView rest) {
+  PieceMessage piece;
+  Field field;
+  while (!rest.empty()) {
+    if (!take_field(rest, field)) return malformed();
+    const bool good = field.number == 1 ? field.type == kVarint : field.number != 2 || field.type == kBytes;
+    if (!good) return malformed();
+    if (field.number == 1) piece.index = field.value;
+    if (field.number == 2) piece.data = field.bytes;
+  }
+  return piece;
 }
 
 Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_size, std::size_t elements,
@@ -255,11 +236,10 @@ Envelope envelope_code(int code) {
   return out;
 }
 
-Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first, std::uint64_t skipped) {
+Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first) {
   Envelope out;
   put_bytes(out.head, 1, metadata);
   if (first) out.tail = tensor_tail(tensor);
-  put_varint(out.head, kSkippedField, skipped);
   open_tensor(out.head, 2, tensor.buffer.size(), out.tail);
   return out;
 }

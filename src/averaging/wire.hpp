@@ -21,6 +21,12 @@ struct TensorView {
   int chunks = 0;
 };
 
+/// Nothing when malformed. Fields that we know have the type that the message says; others are passed over, as protobuf
+/// does.
+std::optional<TensorView> parse_tensor(ByteView bytes);
+/// The fields of Tensor behind its buffer.
+std::string tensor_tail(const TensorView& tensor);
+
 struct PartMessage {
   int code = 0;
   std::string group_id;
@@ -32,18 +38,34 @@ Result<PartMessage> parse_part(ByteView bytes);
 struct DownloadMessage {
   std::string metadata;
   std::optional<TensorView> tensor;
-  std::uint64_t skipped = 0;  ///< ours: tensors left out because the request named them
 };
 Result<DownloadMessage> parse_download(ByteView bytes);
 
-/// hivemind's request is empty, and Python passes over what we put into it: what an earlier donor of the same state
-/// (the same metadata) has already sent.
-struct DownloadRequest {
-  std::string metadata;
-  std::uint64_t tensors = 0;
+// ---- A state in pieces (state_pieces.hpp), between cohive peers only
+
+/// SHA-256 of a manifest, 32 bytes; empty where none is meant.
+using StateRoot = std::string;
+inline constexpr std::size_t kRootSize = 32;
+/// \param wanted  only this state, whose manifest the caller has; empty: whichever the donor shares, with its manifest
+std::string encode_manifest_request(const StateRoot& wanted);
+Result<StateRoot> parse_manifest_request(ByteView bytes);
+
+/// Without a root: the donor is still preparing it.
+struct ManifestHead {
+  StateRoot root;
+  std::uint64_t size = 0;  ///< bytes of the manifest; 0: it is too large, only hivemind's exchange is left
 };
-std::string encode_request(const DownloadRequest& request);
-Result<DownloadRequest> parse_request(ByteView bytes);
+std::string encode_manifest_head(const ManifestHead& head);
+Result<ManifestHead> parse_manifest_head(ByteView bytes);
+
+struct PieceMessage {
+  std::uint64_t index = 0;
+  ByteView data;  ///< empty in a request
+};
+std::string encode_piece_request(std::uint64_t index);
+/// What goes before the `size` bytes of a piece.
+std::string piece_head(std::uint64_t index, std::size_t size);
+Result<PieceMessage> parse_piece(ByteView bytes);
 
 /// What goes before and behind the buffer.
 struct Envelope {
@@ -54,6 +76,6 @@ Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_s
 /// A message that is only a code.
 Envelope envelope_code(int code);
 /// \param first  the first chunk of a tensor carries its description, later ones only bytes
-Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first, std::uint64_t skipped = 0);
+Envelope envelope_download(std::string_view metadata, const TensorView& tensor, bool first);
 
 }  // namespace cohive::averaging

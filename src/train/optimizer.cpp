@@ -376,7 +376,7 @@ bool Optimizer::Impl::catch_up() {
 bool Optimizer::Impl::load_state() {
   abandon(grad_round);
   abandon(state_round);
-  auto downloaded = session.call([this] { return state_averager->download_state(options.load_state_timeout); });
+  auto downloaded = session.call([this] { return state_averager->download_state({.limit = options.load_state_timeout}); });
   if (!downloaded) {
     log::warn("train", "cannot catch up with the swarm yet: {}", downloaded.error());
     return false;

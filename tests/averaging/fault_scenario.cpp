@@ -330,7 +330,7 @@ class Scenario {
     std::optional<Result<DownloadedState>> state;
     newcomer.step = std::make_unique<TaskGroup>(swarm_.runtime());
     newcomer.step->spawn([](Peer& self, std::optional<Result<DownloadedState>>& out) -> Task<void> {
-      out.emplace(co_await self.averager->download_state(kDownloadTimeout));
+      out.emplace(co_await self.averager->download_state({.limit = kDownloadTimeout}));
       self.ended = self.averager->dht().runtime().now();
     }(newcomer, state));
     swarm_.pass(kDownloadTimeout + kSlack);

@@ -119,15 +119,22 @@ TEST(Wire, FieldsOfAnotherTypeAreRefused) {
   EXPECT_FALSE(parse_download(as_bytes(std::string("\x10\x05", 2)))) << "tensor as a number";
 }
 
-TEST(Wire, ARequestNamesWhatAnEarlierDonorSent) {
-  EXPECT_EQ(encode_request({}), "") << "as Python sends it";
-  const auto request = parse_request(as_bytes(encode_request({"metadata", 12})));
-  ASSERT_TRUE(request);
-  EXPECT_EQ(request->metadata, "metadata");
-  EXPECT_EQ(request->tensors, 12u);
-  proto::DownloadRequest python;
-  EXPECT_TRUE(python.ParseFromString(encode_request({"metadata", 12}))) << "it passes over what it does not know";
-  EXPECT_FALSE(parse_request(from_hex("c03e05"))) << "metadata as a number";
+TEST(Wire, MessagesOfAStateInPiecesComeBackAsTheyWere) {
+  const StateRoot root(kRootSize, 'r');
+  EXPECT_EQ(parse_manifest_request(as_bytes(encode_manifest_request({}))).value(), "");
+  EXPECT_EQ(parse_manifest_request(as_bytes(encode_manifest_request(root))).value(), root);
+  EXPECT_FALSE(parse_manifest_request(as_bytes(encode_manifest_request("short"))));
+  const auto head = parse_manifest_head(as_bytes(encode_manifest_head({root, 77}))).value();
+  EXPECT_EQ(head.root, root);
+  EXPECT_EQ(head.size, 77u);
+  EXPECT_FALSE(parse_manifest_head(from_hex("0801"))) << "a root as a number";
+  EXPECT_EQ(parse_piece(as_bytes(encode_piece_request(300))).value().index, 300u);
+  const std::string message = piece_head(5, 3) + "abc";
+  const auto piece = parse_piece(as_bytes(message)).value();
+  EXPECT_EQ(piece.index, 5u);
+  EXPECT_EQ(as_text(piece.data), "abc");
+  EXPECT_FALSE(parse_piece(as_bytes(message.substr(0, message.size() - 1)))) << "cut off";
+  EXPECT_FALSE(parse_piece(from_hex("1003"))) << "bytes as a number";
 }
 
 TEST(Wire, EqualsProtobufBitForBit) {

@@ -20,7 +20,11 @@ void examine(const averaging::TensorView& tensor, ByteView message) {
 COHIVE_FUZZ_TARGET(averaging_wire)(ByteView input) {
   if (const auto part = averaging::parse_part(input); part && part->tensor) examine(*part->tensor, input);
   if (const auto chunk = averaging::parse_download(input); chunk && chunk->tensor) examine(*chunk->tensor, input);
-  (void)averaging::parse_request(input);
+  (void)averaging::parse_manifest_request(input);
+  (void)averaging::parse_manifest_head(input);
+  if (const auto piece = averaging::parse_piece(input); piece && !piece->data.empty())
+    expect(piece->data.data() >= input.data() && piece->data.data() + piece->data.size() <= input.data() + input.size(),
+           "a piece's bytes lie in its message");
   (void)averaging::decode_gather(PeerId(), as_text(input));
 }
 

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iostream>
 
+#include "averaging/manifest.hpp"
 #include "cohive/codec/codec.hpp"
 #include "cohive/codec/extensions.hpp"
 #include "cohive/core/crypto.hpp"
@@ -295,6 +296,20 @@ void averaging(const Corpus& corpus) {
   corpus.add("averaging_wire", "download", chunk.SerializeAsString());
   corpus.add("averaging_wire", "gathered",
              msgpack::encode(msgpack::Array{{1e6, 0, msgpack::Bin{msgpack::encode(nullptr)}}}));
+  const averaging::StateRoot root(averaging::kRootSize, 'r');
+  corpus.add("averaging_wire", "manifest_request", averaging::encode_manifest_request(root));
+  corpus.add("averaging_wire", "manifest_head", averaging::encode_manifest_head({root, 300}));
+  corpus.add("averaging_wire", "piece", averaging::piece_head(7, 3) + "abc");
+  averaging::Manifest manifest;
+  manifest.metadata = msgpack::encode(msgpack::Array{{1, "meta"}});
+  manifest.tensors = {{codec::DType::float32, {300, 200}, true, codec::Codec::float16, 60'000},
+                      {codec::DType::uint8, {0, 5}, false, codec::Codec::none, 0},
+                      {codec::DType::int64, {}, false, codec::Codec::none, 1}};
+  manifest.hashes.resize(3);
+  corpus.add("manifest", "three_tensors", averaging::encode_manifest(manifest));
+  manifest.tensors.resize(1);
+  manifest.hashes.resize(2);
+  corpus.add("manifest", "one_tensor", averaging::encode_manifest(manifest));
   for (int codec = 0; codec < 16; ++codec) {
     if (!codec::codec_from_wire(codec)) continue;
     for (const auto dtype : {codec::DType::float32, codec::DType::bfloat16, codec::DType::int64}) {

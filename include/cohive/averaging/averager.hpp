@@ -128,18 +128,35 @@ struct RoundResult {
   Duration matchmaking{}, allreduce{};
 };
 
-/// What is handed to peers that ask for our state.
+/// What is handed to peers that ask for our state. The tensors' memory is shared, not copied: it must not change.
 struct SharedState {
   msgpack::Value metadata;  ///< a non-empty map
   std::vector<codec::Tensor> tensors;
   std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
+  std::uint64_t version = 0;  ///< not 0: states of one averager with one version are equal, and are hashed once
 };
+
+struct DownloadProgress {
+  std::uint64_t bytes_done = 0;   ///< of the tensors in memory
+  std::uint64_t bytes_total = 0;  ///< 0: unknown, as Python donors do not say
+  std::size_t donors = 0;         ///< sending now
+};
+
+struct DownloadOptions {
+  Duration limit = 600s;                                          ///< for the whole download
+  std::uint64_t max_bytes = std::uint64_t{64} << 30;              ///< of tensors; more is refused
+  std::size_t max_donors = 4;                                     ///< at once
+  std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
+};
+
 struct DownloadedState {
-  PeerId donor;
+  PeerId donor;  ///< whose state it is
   msgpack::Value metadata;
   std::vector<codec::Tensor> tensors;
-  std::uint64_t bytes = 0;
-  std::size_t resumed = 0;  ///< the first so many tensors came from donors that were lost before `donor` went on
+  std::uint64_t bytes = 0;                      ///< received
+  std::map<PeerId, std::uint64_t> contributed;  ///< those by donor
+  std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
+  std::uint64_t resumed = 0;                    ///< bytes of tensors that were there when `donor` went on for another
 };
 
 class Averager {
@@ -154,16 +171,16 @@ class Averager {
   /// Averages once: finds a group, waits for the trigger if a control is given, runs the all-reduce.
   Task<Result<RoundResult>> step(StepOptions options = {});
 
-  /// Who provides our state, and how recommendable it is (Python: the epoch). Null provider: nothing is shared.
+  /// Who provides our state, and how recommendable it is (Python: the epoch). Null provider: nothing is shared. The
+  /// provider is called on threads of the pool whenever a peer asks; the call may outlive the averager, so it owns what
+  /// it touches.
   using StateProvider = std::function<std::optional<SharedState>()>;
   void set_state_provider(StateProvider provider);
   void set_state_priority(double priority);
-  /// Downloads from the best donor that answers. When it is lost, one with the same metadata (the same epoch, as
-  /// trainers write it) goes on where it stopped if it is cohive too; any other begins anew.
-  /// \param limit      for the whole download
-  /// \param max_bytes  more is refused
-  Task<Result<DownloadedState>> download_state(Duration limit = 600s,
-                                               std::uint64_t max_bytes = std::uint64_t{64} << 30);
+  /// Downloads the state of the best donor that answers. If it is cohive, those that hold the same bytes help: every
+  /// piece is checked against the donor's hashes, a donor that sends other bytes is left out, and one that is lost
+  /// costs what it was about to send. Python donors are asked one at a time.
+  Task<Result<DownloadedState>> download_state(DownloadOptions options = {});
 
   /// Forgets what earlier rounds lost (see AveragerOptions::extension): after the model was replaced, as by a
   /// downloaded state. A round in progress goes on with it.

@@ -46,7 +46,21 @@ struct AveragingMetrics {
         state_uploads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
                                       {{"averager", averager}, {"direction", "out"}})),
         state_downloads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
-                                        {{"averager", averager}, {"direction", "in"}})) {
+                                        {{"averager", averager}, {"direction", "in"}})),
+        state_bytes_sent(metrics.counter("cohive_averaging_state_bytes_total", "Tensor bytes of shared states.",
+                                         {{"averager", averager}, {"direction", "out"}})),
+        state_bytes_received(metrics.counter("cohive_averaging_state_bytes_total", "Tensor bytes of shared states.",
+                                             {{"averager", averager}, {"direction", "in"}})),
+        donors_rejected(metrics.counter("cohive_averaging_rejected_donors_total",
+                                        "Donors that sent other bytes than they had promised.",
+                                        {{"averager", averager}})),
+        download_done(metrics.gauge("cohive_averaging_download_done_bytes", "Of the last state download.",
+                                    {{"averager", averager}})),
+        download_total(metrics.gauge("cohive_averaging_download_size_bytes",
+                                     "Size of the last state downloaded; 0 when the donor did not say.",
+                                     {{"averager", averager}})),
+        download_donors(
+            metrics.gauge("cohive_averaging_download_donors", "Donors sending to us now.", {{"averager", averager}})) {
     for (std::size_t i = 0; i < joins.size(); ++i)
       joins[i] = metrics.counter("cohive_averaging_joins_total", "Attempts to join a leader's group.",
                                  {{"averager", averager}, {"outcome", kJoinOutcomes[i]}});
@@ -59,6 +73,8 @@ struct AveragingMetrics {
   Histogram matchmaking_seconds, allreduce_seconds;
   Gauge group_size, bandwidth;
   Counter bytes_sent, bytes_received, reducers_failed, state_uploads, state_downloads;
+  Counter state_bytes_sent, state_bytes_received, donors_rejected;
+  Gauge download_done, download_total, download_donors;
   std::array<Counter, kJoinOutcomes.size()> joins;
   std::array<Counter, kBanReasons.size()> senders_banned;
 };

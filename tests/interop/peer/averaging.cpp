@@ -132,8 +132,8 @@ Task<json> averager_share(Peer& peer, json request) {
 
 /// timeout
 Task<json> averager_download(Peer& peer, json request) {
-  const auto state =
-      value_of(co_await averaging_of(peer).averager->download_state(from_seconds(request.value("timeout", 30.0))));
+  const auto state = value_of(
+      co_await averaging_of(peer).averager->download_state({.limit = from_seconds(request.value("timeout", 30.0))}));
   json tensors = json::array();
   for (const auto& tensor : state.tensors) {
     tensors.push_back({{"dtype", codec::name_of(tensor.dtype)},

@@ -1,0 +1,153 @@
+#include "manifest.hpp"
+
+#include <algorithm>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
+#include "proto_fields.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::uint32_t kMetadata = 1, kHashes = 2, kTensor = 3;
+constexpr std::size_t kHashSize = std::tuple_size_v<crypto::Sha256Digest>;
+constexpr std::size_t kStepBytes = 8 << 20, kStepTensors = 1000;
+
+Error malformed(const char* what) {
+  return Error(cohive::Errc::malformed, what);
+}
+
+std::uint64_t values_per_piece(codec::DType dtype) {
+  return kPieceBytes / codec::size_of(dtype);
+}
+std::uint64_t pieces_of(const ManifestTensor& tensor) {
+  const std::uint64_t each = values_per_piece(tensor.dtype);
+  return (tensor.values + each - 1) / each;
+}
+
+Result<ManifestTensor> parse_entry(ByteView bytes) {
+  const auto view = parse_tensor(bytes);
+  if (!view) return malformed("tensor of a manifest");
+  const auto dtype = codec::dtype_from_name(view->dtype);
+  const auto codec = codec::codec_from_wire(view->compression);
+  const auto values = codec::element_count(view->shape);
+  if (!dtype || !codec || !values) return malformed("unknown codec, dtype or shape in a manifest");
+  if (codec::codec_for(*codec, *dtype, {1}) != *codec) return malformed("a codec that does not suit its tensor");
+  return ManifestTensor{*dtype, view->shape, view->requires_grad, *codec, *values};
+}
+
+/// Puts the tensor behind the others.
+Result<> append(Manifest& manifest, ManifestTensor tensor, std::uint64_t& pieces) {
+  if (manifest.tensors.size() == kMaxManifestTensors)
+    return Error(cohive::Errc::limit_exceeded, "tensors of a manifest");
+  tensor.first_piece = static_cast<std::uint32_t>(pieces);
+  pieces += pieces_of(tensor);
+  if (pieces > kMaxManifestBytes / kHashSize) return Error(cohive::Errc::limit_exceeded, "pieces of a manifest");
+  manifest.bytes += tensor.bytes();  // at most as many pieces as above, of 128 KiB
+  manifest.tensors.push_back(std::move(tensor));
+  return ok();
+}
+
+}  // namespace
+
+Piece Manifest::piece(std::size_t index) const {
+  const auto after = std::upper_bound(tensors.begin(), tensors.end(), index,
+                                      [](std::size_t i, const ManifestTensor& t) { return i < t.first_piece; });
+  // An empty tensor has the same first piece as the one behind it, which is the one meant.
+  const auto number = static_cast<std::size_t>(after - tensors.begin()) - 1;
+  const ManifestTensor& tensor = tensors[number];
+  const std::uint64_t each = values_per_piece(tensor.dtype), first = (index - tensor.first_piece) * each;
+  return {number, first, static_cast<std::size_t>(std::min(each, tensor.values - first))};
+}
+
+std::string encode_manifest(const Manifest& manifest) {
+  std::string out;
+  put_bytes(out, kMetadata, manifest.metadata);
+  put_bytes(out, kHashes, {reinterpret_cast<const char*>(manifest.hashes.data()), manifest.hashes.size() * kHashSize});
+  for (const auto& tensor : manifest.tensors) {
+    TensorView view;
+    view.shape = tensor.shape;
+    view.dtype = std::string(codec::name_of(tensor.dtype));
+    view.requires_grad = tensor.requires_grad;
+    view.compression = static_cast<int>(tensor.codec);
+    put_bytes(out, kTensor, tensor_tail(view));
+  }
+  return out;
+}
+
+Result<Manifest> parse_manifest(ByteView rest, std::uint64_t max_bytes) {
+  if (rest.size() > kMaxManifestBytes) return Error(cohive::Errc::limit_exceeded, "manifest of a state");
+  Manifest manifest;
+  ByteView hashes;
+  std::uint64_t pieces = 0;
+  Field field;
+  while (!rest.empty()) {
+    if (!take_field(rest, field)) return malformed("manifest");
+    if (field.number > kTensor) continue;  // of a later version
+    if (field.type != kBytes) return malformed("manifest");
+    if (field.number == kMetadata) manifest.metadata = to_string(field.bytes);
+    if (field.number == kHashes) hashes = field.bytes;
+    if (field.number != kTensor) continue;
+    auto tensor = parse_entry(field.bytes);
+    if (!tensor) return tensor.error();
+    if (auto appended = append(manifest, std::move(*tensor), pieces); !appended) return appended.error();
+    if (manifest.bytes > max_bytes) return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
+  }
+  if (manifest.tensors.empty()) return malformed("a manifest of nothing");
+  if (hashes.size() != pieces * kHashSize) return malformed("a manifest with more or fewer hashes than pieces");
+  manifest.hashes.resize(pieces);
+  if (pieces > 0) std::memcpy(manifest.hashes.data(), hashes.data(), hashes.size());
+  return manifest;
+}
+
+StateRoot root_of(ByteView manifest) {
+  return to_string(ByteView(crypto::sha256(manifest)));
+}
+
+Result<Slice> encode_piece(const codec::Tensor& tensor, const ManifestTensor& is, const Piece& piece) {
+  const std::size_t size = codec::size_of(is.dtype);
+  return codec::encode_tensor(is.codec, {is.dtype,
+                                         {static_cast<std::uint32_t>(piece.values)},
+                                         false,
+                                         tensor.data.sub(piece.first * size, piece.values * size)});
+}
+
+ManifestBuilder::ManifestBuilder(std::shared_ptr<const SharedState> state, codec::Compression compression)
+    : state_(std::move(state)), compression_(std::move(compression)) {
+  manifest_.metadata = msgpack::encode(state_->metadata);
+}
+
+Result<> ManifestBuilder::describe(std::size_t index) {
+  const codec::Tensor& tensor = state_->tensors[index];
+  const auto values = codec::element_count(tensor.shape);
+  if (!values || *values * codec::size_of(tensor.dtype) != tensor.data.size())
+    return Error(Errc::bad_state, "a tensor of another size than its shape");
+  const codec::CompressionInfo info{index, tensor.shape, tensor.dtype};
+  const auto codec = compression_.choose(state_->infos.empty() ? info : state_->infos[index]);
+  if (!codec) return codec.error();
+  return append(
+      manifest_,
+      {tensor.dtype, tensor.shape, tensor.requires_grad, codec::codec_for(*codec, tensor.dtype, {1}), *values},
+      pieces_);
+}
+
+Result<bool> ManifestBuilder::step() {
+  const auto& tensors = state_->tensors;
+  if (!state_->infos.empty() && state_->infos.size() != tensors.size())
+    return Error(Errc::bad_state, "infos and tensors differ in number");
+  for (std::size_t done = 0; manifest_.tensors.size() < tensors.size();) {
+    if (done++ == kStepTensors) return true;
+    if (auto described = describe(manifest_.tensors.size()); !described) return described.error();
+  }
+  for (std::size_t done = 0; manifest_.hashes.size() < pieces_;) {
+    if (done >= kStepBytes) return true;
+    const Piece piece = manifest_.piece(manifest_.hashes.size());
+    auto bytes = encode_piece(tensors[piece.tensor], manifest_.tensors[piece.tensor], piece);
+    if (!bytes) return bytes.error();
+    manifest_.hashes.push_back(crypto::sha256(bytes->view()));
+    done += manifest_.bytes_of(piece);
+  }
+  return false;
+}
+
+}  // namespace cohive::averaging

@@ -1,0 +1,374 @@
+// The client's side of state_pieces.hpp.
+#include <algorithm>
+#include <deque>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/transport/errors.hpp"
+#include "decode_into.hpp"
+#include "state_pieces.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::size_t kMaxPreparing = 24;                      // messages that ask for patience, five seconds apart
+constexpr std::size_t kFewest = 2, kMost = 64;                 // pieces asked ahead of one donor
+constexpr std::size_t kLargestPiece = 2 * kPieceBytes + 4096;  // encoded: bfloat16 travels as float32; code books
+
+Error not_cohive(const PeerId& donor) {
+  return Error(transport::Errc::protocol_not_supported, donor, "its state has no manifest");
+}
+
+Task<Result<ManifestHead>> receive_head(Runtime& runtime, rpc::ClientStream& call, Duration timeout) {
+  for (std::size_t i = 0; i < kMaxPreparing; ++i) {
+    auto record = co_await call.receive(runtime.after(timeout));
+    if (!record) co_return record.error();
+    if (!*record) co_return Error(Errc::no_donor, call.peer(), "it did not send its state");
+    auto head = parse_manifest_head(**record);
+    if (!head) co_return head.error().with_peer(call.peer());
+    if (!head->root.empty()) co_return head;
+  }
+  co_return Error(cohive::Errc::timeout, call.peer(), "preparing its state");
+}
+
+/// Memory grows with what has arrived, not with what was announced.
+Task<Result<Manifest>> receive_manifest(Runtime& runtime, rpc::ClientStream& call, ManifestHead head, Duration timeout,
+                                        std::uint64_t max_bytes) {
+  if (head.size > kMaxManifestBytes) co_return Error(cohive::Errc::limit_exceeded, "manifest of a state");
+  auto bytes = std::make_shared<Bytes>();
+  while (bytes->size() < head.size) {
+    auto record = co_await call.receive(runtime.after(timeout));
+    if (!record) co_return record.error();
+    if (!*record) co_return Error(cohive::Errc::end_of_stream, "manifest cut off");
+    const ByteView chunk = **record;
+    if (chunk.empty() || chunk.size() > head.size - bytes->size())
+      co_return Error(cohive::Errc::malformed, "a manifest of another size than announced");
+    bytes->insert(bytes->end(), chunk.begin(), chunk.end());
+  }
+  co_return co_await runtime.offload([bytes, root = std::move(head.root), max_bytes]() -> Result<Manifest> {
+    if (root_of(*bytes) != root) return Error(Errc::bad_state, "its manifest is not what its root says");
+    return parse_manifest(*bytes, max_bytes);
+  });
+}
+
+/// A piece as it came: checked, decoded and put in its place.
+struct Arrival {
+  Slice record;
+  ByteView data;  // within the record
+  crypto::Sha256Digest hash;
+  codec::Codec codec;
+  codec::DType dtype;
+  std::size_t values;
+  Slice memory;  // of the tensor
+  std::size_t offset;
+
+  Result<> store() {
+    if (crypto::sha256(data) != hash) return Error(Errc::bad_state, "a piece is not what its hash says");
+    return decode_into(memory.mutable_data() + offset, codec, dtype, values, data);
+  }
+};
+
+}  // namespace
+
+bool shows_a_liar(const Error& error) {
+  return error == cohive::Errc::malformed || error == cohive::Errc::limit_exceeded || error == Errc::bad_state;
+}
+
+Task<Result<DonorCall>> call_donor(p2p::Host& host, PeerId donor, std::string protocol, StateRoot wanted,
+                                   Duration chunk_timeout, std::uint64_t max_bytes) {
+  Runtime& runtime = host.runtime();
+  auto call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
+  if (!call) co_return call.error();
+  const std::string request = encode_manifest_request(wanted);
+  if (auto sent = co_await (*call)->send(as_bytes(request), runtime.after(chunk_timeout)); !sent)
+    co_return sent.error();
+  auto head = co_await receive_head(runtime, **call, chunk_timeout);
+  if (!head) co_return head.error();
+  if (head->size == 0) co_return not_cohive(donor);
+  DonorCall result{std::move(*call), head->root, {}};
+  if (!wanted.empty()) co_return result;
+  auto manifest = co_await receive_manifest(runtime, *result.call, *head, chunk_timeout, max_bytes);
+  if (!manifest) co_return manifest.error().with_peer(donor);
+  result.manifest = std::move(*manifest);
+  co_return result;
+}
+
+// ---- What has arrived
+
+void PartialState::adopt(StateRoot root, Manifest manifest) {
+  if (root == root_) return;
+  std::vector<Slice> memory(manifest.tensors.size());
+  std::vector<bool> have(manifest.hashes.size());
+  missing_ = have.size();
+  bytes_ = 0;
+  const auto old = std::exchange(manifest_, std::move(manifest));
+  const auto old_memory = std::exchange(memory_, std::move(memory));
+  const auto old_have = std::exchange(have_, std::move(have));
+  root_ = std::move(root);
+  for (std::size_t t = 0; t < std::min(old.tensors.size(), manifest_.tensors.size()); ++t) {
+    const ManifestTensor &was = old.tensors[t], &is = manifest_.tensors[t];
+    if (was.dtype != is.dtype || was.shape != is.shape || was.codec != is.codec) continue;
+    memory_[t] = old_memory[t];
+    const std::size_t next = t + 1 < manifest_.tensors.size() ? manifest_.tensors[t + 1].first_piece : have_.size();
+    for (std::size_t i = 0; is.first_piece + i < next; ++i)
+      if (old_have[was.first_piece + i] && old.hashes[was.first_piece + i] == manifest_.hashes[is.first_piece + i])
+        note(is.first_piece + i);
+  }
+}
+
+Result<Slice> PartialState::memory_of(std::size_t piece) {
+  const std::size_t tensor = manifest_.piece(piece).tensor;
+  if (memory_[tensor].empty()) {
+    auto memory = memory_for(manifest_.tensors[tensor].bytes());
+    if (!memory) return memory;
+    memory_[tensor] = std::move(*memory);
+  }
+  return memory_[tensor];
+}
+
+void PartialState::note(std::size_t piece) {
+  if (have_[piece]) return;
+  have_[piece] = true;
+  --missing_;
+  bytes_ += manifest_.bytes_of(manifest_.piece(piece));
+}
+
+std::vector<codec::Tensor> PartialState::take() {
+  std::vector<codec::Tensor> tensors;
+  tensors.reserve(memory_.size());
+  for (std::size_t t = 0; t < memory_.size(); ++t) {
+    auto& is = manifest_.tensors[t];
+    tensors.push_back({is.dtype, std::move(is.shape), is.requires_grad, std::move(memory_[t])});
+  }
+  *this = {};
+  return tensors;
+}
+
+// ---- Fetching
+
+namespace {
+
+/// Shares the missing pieces out among the donors. Who has nothing left to ask for asks again for what a slower one is
+/// still to send, so that the last pieces come at the pace of the fastest.
+class PieceFetch {
+ public:
+  PieceFetch(p2p::Host& host, const PieceSource& source, PartialState& partial, DownloadReport& report)
+      : host_(host),
+        runtime_(host.runtime()),
+        source_(source),
+        partial_(partial),
+        report_(report),
+        changed_(runtime_, "pieces of a state"),
+        checking_(partial.manifest().hashes.size()),
+        holders_(partial.manifest().hashes.size()),
+        tasks_(runtime_, "download of a state", TaskGroup::Local()) {
+    for (std::uint32_t i = 0; i < holders_.size(); ++i)
+      if (!partial.has(i)) unasked_.push_back(i);
+  }
+
+  Task<Result<>> run(DonorCall first, std::vector<PeerId> others) {
+    candidates_.assign(others.begin(), others.end());
+    running_ = std::min(std::max<std::size_t>(source_.max_donors, 1), 1 + others.size());
+    tasks_.spawn(first_donor(std::move(first)), "donor");
+    for (std::size_t i = 1; i < running_; ++i) tasks_.spawn(other_donors(), "donor");
+    while (!partial_.complete() && running_ > 0) co_await changed_.wait();
+    tasks_.cancel();
+    if (partial_.complete()) co_return ok();
+    co_return last_;
+  }
+
+ private:
+  struct Worker {
+    PeerId peer;
+    TimePoint start;
+    std::vector<std::uint32_t> asked{};  // in the order of asking
+    std::size_t delivered = 0;
+    double rate(TimePoint now) const {  // pieces a second
+      return static_cast<double>(delivered) / std::max(to_seconds(now - start), 1e-3);
+    }
+  };
+  /// Tells when a donor's task ends.
+  struct Ending {
+    PieceFetch& fetch;
+    ~Ending() {
+      --fetch.running_;
+      fetch.changed_.notify_all();
+    }
+  };
+
+  Task<void> first_donor(DonorCall call) {
+    const Ending ending{*this};
+    co_await finish(std::move(call));
+    co_await ask_candidates();
+  }
+  Task<void> other_donors() {
+    const Ending ending{*this};
+    co_await ask_candidates();
+  }
+
+  /// One after another, until the state is complete: those with another state and those who fail make room.
+  Task<void> ask_candidates() {
+    while (!candidates_.empty() && !partial_.complete()) {
+      const PeerId peer = candidates_.front();
+      candidates_.pop_front();
+      auto call =
+          co_await call_donor(host_, peer, source_.protocol, partial_.root(), source_.chunk_timeout, source_.max_bytes);
+      if (call && call->root == partial_.root())
+        co_await finish(std::move(*call));
+      else if (!call)
+        failed(peer, call.error());
+    }
+  }
+
+  /// Takes what this donor has to give.
+  Task<void> finish(DonorCall call) {
+    const PeerId peer = call.call->peer();
+    Worker worker{peer, runtime_.now()};
+    workers_.push_back(&worker);
+    ++report_.progress.donors;
+    report_.changed();
+    struct Leave {
+      PieceFetch& fetch;
+      Worker& worker;
+      ~Leave() { fetch.leave(worker); }
+    } leave{*this, worker};
+    auto result = co_await take_pieces(worker, *call.call);
+    if (!result) failed(peer, result.error());
+  }
+
+  void leave(Worker& worker) {
+    std::erase(workers_, &worker);
+    for (std::uint32_t piece : worker.asked) give_back(piece);
+    --report_.progress.donors;
+    changed_.notify_all();
+  }
+  /// A piece that this donor will not send.
+  void give_back(std::uint32_t piece) {
+    if (--holders_[piece] == 0 && !partial_.has(piece) && !checking_[piece]) unasked_.push_front(piece);
+  }
+
+  void failed(const PeerId& peer, const Error& error) {
+    last_ = error.peer() ? error : error.with_peer(peer);
+    if (error == transport::Errc::protocol_not_supported) return;  // Python: shares its state as a whole
+    if (!shows_a_liar(error)) {
+      log::info("averaging", "lost a donor of the state: {}", last_);
+      return;
+    }
+    log::warn("averaging", "a donor of the state is left out: {}", last_);
+    if (std::ranges::find(report_.liars, peer) == report_.liars.end()) report_.liars.push_back(peer);
+  }
+
+  Task<Result<>> take_pieces(Worker& worker, rpc::ClientStream& call) {
+    while (!partial_.complete()) {
+      const auto ahead = static_cast<std::size_t>(worker.rate(runtime_.now())) + kFewest;
+      while (worker.asked.size() < std::min(ahead, kMost)) {
+        const auto piece = next_piece(worker);
+        if (!piece) break;
+        worker.asked.push_back(*piece);
+        ++holders_[*piece];
+        const std::string request = encode_piece_request(*piece);
+        auto sent = co_await call.send(as_bytes(request), runtime_.after(source_.chunk_timeout));
+        if (!sent) co_return sent;
+      }
+      if (worker.asked.empty()) {
+        co_await changed_.wait();  // all that is missing is on its way from others
+        continue;
+      }
+      auto record = co_await call.receive(runtime_.after(source_.chunk_timeout));
+      if (!record) co_return record.error();
+      if (!*record) co_return Error(cohive::Errc::end_of_stream, call.peer(), "the donor ended before its pieces");
+      if (auto taken = co_await take(worker, std::move(**record)); !taken) co_return taken;
+    }
+    co_return ok();
+  }
+
+  std::optional<std::uint32_t> next_piece(const Worker& worker) {
+    while (!unasked_.empty()) {
+      const std::uint32_t piece = unasked_.front();
+      unasked_.pop_front();
+      if (!partial_.has(piece) && !checking_[piece] && holders_[piece] == 0) return piece;
+    }
+    if (worker.asked.size() >= kFewest) return std::nullopt;
+    // What the slowest will send last.
+    const TimePoint now = runtime_.now();
+    std::optional<std::uint32_t> best;
+    double slowest = worker.rate(now);
+    for (const Worker* other : workers_) {
+      if (other == &worker || other->rate(now) > slowest) continue;
+      for (auto piece = other->asked.rbegin(); piece != other->asked.rend(); ++piece) {
+        if (partial_.has(*piece) || checking_[*piece] || holders_[*piece] > 1) continue;
+        best = *piece;
+        slowest = other->rate(now);
+        break;
+      }
+    }
+    return best;
+  }
+
+  Task<Result<>> take(Worker& worker, Slice record) {
+    const auto message = parse_piece(record);
+    if (!message) co_return message.error();
+    const auto place = std::ranges::find(worker.asked, message->index);
+    if (place == worker.asked.end() || message->data.size() > kLargestPiece)
+      co_return Error(cohive::Errc::malformed, "a piece that was not asked for");
+    const std::uint32_t index = *place;
+    worker.asked.erase(place);
+    ++worker.delivered;
+    if (partial_.has(index) || checking_[index]) {
+      --holders_[index];
+      co_return ok();
+    }
+    checking_[index] = true;
+    const std::size_t size = message->data.size();
+    auto stored = co_await store(index, std::move(record), message->data);
+    checking_[index] = false;
+    if (stored) {
+      partial_.note(index);
+      report_.contributed[worker.peer] += size;
+      report_.progress.bytes_done = partial_.bytes();
+    }
+    give_back(index);
+    if (stored) report_.changed();
+    if (!stored || partial_.complete()) changed_.notify_all();
+    co_return stored;
+  }
+
+  Task<Result<>> store(std::uint32_t index, Slice record, ByteView data) {
+    const Manifest& manifest = partial_.manifest();
+    const Piece piece = manifest.piece(index);
+    const ManifestTensor& is = manifest.tensors[piece.tensor];
+    auto memory = partial_.memory_of(index);
+    if (!memory) co_return memory.error();
+    co_return co_await runtime_.offload(
+        [arrival = Arrival{std::move(record), data, manifest.hashes[index], is.codec, is.dtype, piece.values,
+                           std::move(*memory), piece.first * codec::size_of(is.dtype)}]() mutable {
+          return arrival.store();
+        });
+  }
+
+  p2p::Host& host_;
+  Runtime& runtime_;
+  const PieceSource& source_;
+  PartialState& partial_;
+  DownloadReport& report_;
+  std::deque<PeerId> candidates_;
+  std::deque<std::uint32_t> unasked_;
+  Condition changed_;
+  std::vector<bool> checking_;
+  std::vector<std::uint8_t> holders_;  // donors that were asked for the piece
+  std::vector<Worker*> workers_;
+  std::size_t running_ = 0;
+  Error last_{Errc::no_donor};
+  TaskGroup tasks_;
+};
+
+}  // namespace
+
+Task<Result<>> fetch_pieces(p2p::Host& host, DonorCall first, std::vector<PeerId> others, const PieceSource& source,
+                            PartialState& partial, DownloadReport& report) {
+  PieceFetch fetch(host, source, partial, report);
+  co_return co_await fetch.run(std::move(first), std::move(others));
+}
+
+}  // namespace cohive::averaging

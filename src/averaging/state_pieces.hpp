@@ -1,0 +1,126 @@
+// A state in pieces, from several donors at once; between cohive peers only. It has a protocol of its own, so that a
+// Python donor refuses it when the stream is opened and nothing of hivemind's own exchange had to change.
+//   client -> the root it wants, or none;  donor -> [still preparing] ..., root and size of its manifest
+//   no root wanted: donor -> the manifest, in chunks;  another root wanted than the donor's: the donor ends the call
+//   client -> piece numbers, several ahead;  donor -> those pieces, in that order;  the client drops the call.
+// What arrives is believed by its hash (manifest.hpp).
+#pragma once
+
+#include "cohive/averaging/metrics.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/rpc/rpc.hpp"
+#include "manifest.hpp"
+
+namespace cohive::averaging {
+
+/// A state that is being shared: it stays what it is while downloads of it go on.
+struct Snapshot {
+  std::shared_ptr<const SharedState> state;
+  std::shared_ptr<const Manifest> manifest;  ///< without the hashes
+  std::shared_ptr<const std::string> bytes;  ///< the manifest as it travels
+  std::size_t pieces = 0;
+  StateRoot root;
+};
+
+/// Makes snapshots of what the provider returns: one at a time for all who ask, on other threads. Hashes are kept for
+/// the next one who asks for the same version.
+class Snapshots {
+ public:
+  Snapshots(Runtime& runtime, codec::Compression compression)
+      : runtime_(runtime), compression_(std::move(compression)), tasks_(runtime, "state snapshots") {}
+
+  /// Called on threads of the pool.
+  void set_provider(Averager::StateProvider provider) { provider_ = std::move(provider); }
+  bool sharing() const noexcept { return static_cast<bool>(provider_); }
+  /// What the provider returns now, without hashes.
+  Task<std::optional<SharedState>> state();
+  /// Nothing: not ready by then, ask again. A null state: nothing is shared.
+  Task<std::optional<Result<Snapshot>>> get(Deadline deadline);
+
+ private:
+  struct Making {
+    explicit Making(Runtime& runtime) : done(runtime, "state snapshot") {}
+    Event done;
+    Result<Snapshot> result = Error(cohive::Errc::internal, "state snapshot");
+  };
+  static Task<void> make(Snapshots& self, std::shared_ptr<Making> making);
+  Task<Result<Snapshot>> make();
+
+  Runtime& runtime_;
+  codec::Compression compression_;
+  Averager::StateProvider provider_;
+  std::shared_ptr<Making> making_;
+  Snapshot last_;  // without the state
+  std::uint64_t last_version_ = 0;
+  TaskGroup tasks_;
+};
+
+/// Serves one call.
+Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Semaphore& uploads,
+                            const AveragingMetrics& metrics);
+
+/// A call to a donor that has told its root.
+struct DonorCall {
+  rpc::ClientStreamPtr call;
+  StateRoot root;
+  Manifest manifest;  ///< unless the root was asked for
+};
+/// \param wanted  only this root; the donor's may be another
+/// Errors: transport::Errc::protocol_not_supported for a donor that is not cohive; no_donor; malformed and
+/// limit_exceeded for a donor that breaks the rules.
+Task<Result<DonorCall>> call_donor(p2p::Host& host, PeerId donor, std::string protocol, StateRoot wanted,
+                                   Duration chunk_timeout, std::uint64_t max_bytes);
+
+/// What has arrived of a state, by content.
+class PartialState {
+ public:
+  /// From now on this state is being fetched. Pieces of an earlier one that it shares stay.
+  void adopt(StateRoot root, Manifest manifest);
+
+  const StateRoot& root() const noexcept { return root_; }
+  const Manifest& manifest() const noexcept { return manifest_; }
+  bool has(std::size_t piece) const { return have_[piece]; }
+  bool complete() const noexcept { return missing_ == 0; }
+  std::uint64_t bytes() const noexcept { return bytes_; }
+  /// Memory of the piece's tensor, taken now if it is the tensor's first. Errors: limit_exceeded when there is none.
+  Result<Slice> memory_of(std::size_t piece);
+  void note(std::size_t piece);
+  /// The tensors of a complete state; nothing is left here.
+  std::vector<codec::Tensor> take();
+
+ private:
+  StateRoot root_;
+  Manifest manifest_;
+  std::vector<Slice> memory_;  // of each tensor
+  std::vector<bool> have_;
+  std::size_t missing_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+/// What a download tells while it runs and at its end.
+struct DownloadReport {
+  std::function<void(const DownloadProgress&)> on_progress;
+  DownloadProgress progress;
+  std::map<PeerId, std::uint64_t> contributed;  ///< bytes as they travelled
+  std::vector<PeerId> liars;                    ///< sent what is not what they had promised
+  void changed() const {
+    if (on_progress) on_progress(progress);
+  }
+};
+
+struct PieceSource {
+  std::string protocol;
+  Duration chunk_timeout{};
+  std::uint64_t max_bytes = 0;
+  std::size_t max_donors = 1;  ///< at once
+};
+
+/// Fetches what is missing from `first` and from those of `others` that hold the same bytes. Ends when the state is
+/// complete, or with the last error when no donor is left.
+Task<Result<>> fetch_pieces(p2p::Host& host, DonorCall first, std::vector<PeerId> others, const PieceSource& source,
+                            PartialState& partial, DownloadReport& report);
+
+/// Whether the error shows that the peer broke the rules, rather than that it could not be reached.
+bool shows_a_liar(const Error& error);
+
+}  // namespace cohive::averaging

@@ -1,0 +1,455 @@
+// Newcomers download the state: from several cohive donors at once, or from one donor as hivemind does it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "averaging/state_transfer.hpp"
+#include "cohive/averaging/errors.hpp"
+#include "support/swarm.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::size_t kTensors = 10, kTensorBytes = 1'000'000;
+
+/// A state of ten tensors of a megabyte; every value of tensor i is `content` + i.
+SharedState state_with(int epoch, std::uint8_t content) {
+  SharedState state{msgpack::Map{{{"epoch", epoch}}}, {}};
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    state.tensors.push_back({codec::DType::uint8, {kTensorBytes}, false, Slice::uninitialised(kTensorBytes)});
+    std::fill_n(state.tensors.back().data.mutable_data(), kTensorBytes, static_cast<std::uint8_t>(content + i));
+  }
+  return state;
+}
+
+struct Peer {
+  std::vector<float> values = std::vector<float>(8);
+  std::unique_ptr<Dht> dht;
+  std::unique_ptr<Averager> averager;
+  std::unique_ptr<rpc::Server> server;  // of one that is not our averager
+  PeerId id() const { return dht->host().id(); }
+};
+
+class StateSharing : public ::testing::Test {
+ protected:
+  Peer& add(AveragerOptions options = {}) {
+    auto peer = std::make_unique<Peer>();
+    auto& host = swarm.add_host();
+    peer->dht = std::make_unique<Dht>(host);
+    std::vector<Multiaddr> initial;
+    if (!peers.empty()) initial = {swarm.host(0).visible_addresses().front()};
+    auto started = swarm.run(peer->dht->start(initial));
+    EXPECT_TRUE(started) << started.error();
+    options.prefix = "test";
+    peer->averager = std::make_unique<Averager>(*peer->dht, std::vector<AveragedTensor>{{peer->values, {8}}}, options);
+    peers.push_back(std::move(peer));
+    return *peers.back();
+  }
+  Peer& donor(SharedState state, double priority, AveragerOptions options = {}) {
+    Peer& peer = add(options);
+    peer.averager->set_state_provider([state]() -> std::optional<SharedState> { return state; });
+    peer.averager->set_state_priority(priority);
+    peer.averager->start();
+    return peer;
+  }
+  /// A donor with handlers of its own, as a Python peer or a hostile one has.
+  Peer& foreign_donor(double priority, const char* method, rpc::StreamingHandler handler) {
+    Peer& peer = add();
+    peer.averager.reset();
+    peer.server = std::make_unique<rpc::Server>(peer.dht->host());
+    peer.server->add_streaming(std::string("test::DecentralizedAverager.") + method, std::move(handler));
+    declare(peer, priority);
+    return peer;
+  }
+  void declare(Peer& peer, double priority) {
+    (void)swarm.run(
+        peer.dht->store("test.all_averagers", msgpack::Value::bin(peer.id().bytes()), priority, peer.dht->now() + 600));
+  }
+  Peer& newcomer() {
+    swarm.pass(2s);  // the donors' declarations spread
+    Peer& peer = add();
+    peer.averager->start();
+    return peer;
+  }
+  Result<DownloadedState> download(Peer& peer, DownloadOptions options = {}) {
+    return swarm.run(peer.averager->download_state(std::move(options)));
+  }
+  /// Begins a download on links of a megabyte a second.
+  void begin(Peer& peer) {
+    swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
+    downloads.spawn([](Averager& averager, std::optional<Result<DownloadedState>>& out) -> Task<void> {
+      out.emplace(co_await averager.download_state());
+    }(*peer.averager, result));
+  }
+  static void expect_same(const DownloadedState& state, const SharedState& wanted) {
+    EXPECT_EQ(state.metadata, wanted.metadata);
+    ASSERT_EQ(state.tensors.size(), wanted.tensors.size());
+    for (std::size_t i = 0; i < wanted.tensors.size(); ++i) {
+      EXPECT_EQ(state.tensors[i].shape, wanted.tensors[i].shape);
+      EXPECT_EQ(state.tensors[i].dtype, wanted.tensors[i].dtype);
+      EXPECT_TRUE(std::ranges::equal(state.tensors[i].data.view(), wanted.tensors[i].data.view())) << "tensor " << i;
+    }
+  }
+
+  sim::Swarm swarm{{.seed = 31}};
+  std::vector<std::unique_ptr<Peer>> peers;
+  TaskGroup downloads{swarm.runtime()};
+  std::optional<Result<DownloadedState>> result;
+};
+
+TEST_F(StateSharing, TheStateOfTheBestDonorIsTakenAndTheNextOneTakesOver) {
+  const auto state_of = [](int epoch) {
+    const auto content = static_cast<std::uint8_t>(epoch);
+    return SharedState{msgpack::Map{{{"epoch", epoch}}},
+                       {{codec::DType::float32, {50'000}, true, Slice::copy_of(Bytes(200'000, content))},
+                        {codec::DType::float32, {0}, false, Slice::uninitialised(0)},
+                        {codec::DType::int64, {}, false, Slice::copy_of(Bytes{content, 0, 0, 0, 0, 0, 0, 0})},
+                        {codec::DType::bfloat16, {2, 3}, false, Slice::copy_of(Bytes(12, 0x40))},
+                        {codec::DType::boolean, {4}, false, Slice::copy_of(Bytes{0, 1, 1, 0})}}};
+  };
+  donor(state_of(1), 1);
+  Peer& best = donor(state_of(2), 2);
+  Peer& late = newcomer();
+  const auto state = download(late);
+  ASSERT_TRUE(state) << state.error();
+  EXPECT_EQ(state->donor, best.id());
+  EXPECT_TRUE(state->tensors[0].requires_grad);
+  expect_same(*state, state_of(2));
+
+  swarm.fabric().kill(sim::Swarm::ip(2));
+  const auto again = download(late);
+  ASSERT_TRUE(again) << again.error();
+  EXPECT_EQ(again->donor, peers[0]->id());
+  expect_same(*again, state_of(1));
+}
+
+TEST_F(StateSharing, DonorsOfTheSameBytesShareTheLoad) {
+  const auto state = state_with(7, 1);
+  for (int i = 0; i < 4; ++i) donor(state, 9 - i);
+  Peer& late = newcomer();
+  swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
+  std::uint64_t done = 0;
+  std::size_t most_donors = 0;
+  DownloadOptions options;
+  options.on_progress = [&](const DownloadProgress& progress) {
+    EXPECT_GE(progress.bytes_done, done) << "it never goes back";
+    EXPECT_EQ(progress.bytes_total, kTensors * kTensorBytes);
+    done = progress.bytes_done;
+    most_donors = std::max(most_donors, progress.donors);
+  };
+  const auto found = download(late, options);
+  ASSERT_TRUE(found) << found.error();
+  expect_same(*found, state);
+  EXPECT_EQ(found->contributed.size(), 4u);
+  for (const auto& [peer, bytes] : found->contributed) EXPECT_GT(bytes, kTensors * kTensorBytes / 8) << peer;
+  EXPECT_EQ(found->bytes, kTensors * kTensorBytes);
+  EXPECT_EQ(done, kTensors * kTensorBytes);
+  EXPECT_EQ(most_donors, 4u);
+  EXPECT_TRUE(found->liars.empty());
+}
+
+TEST_F(StateSharing, NoMoreDonorsAtOnceThanAllowed) {
+  const auto state = state_with(7, 1);
+  for (int i = 0; i < 3; ++i) donor(state, 9);
+  Peer& late = newcomer();
+  DownloadOptions options;
+  options.max_donors = 1;
+  options.on_progress = [](const DownloadProgress& progress) { EXPECT_LE(progress.donors, 1u); };
+  const auto found = download(late, options);
+  ASSERT_TRUE(found) << found.error();
+  EXPECT_EQ(found->contributed.size(), 1u);
+}
+
+TEST_F(StateSharing, ASlowDonorDoesNotHoldUpTheEnd) {
+  const auto state = state_with(7, 1);
+  donor(state, 9);  // the best, and the slow one
+  donor(state, 5);
+  Peer& late = newcomer();
+  swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
+  swarm.fabric().set_link(sim::Swarm::ip(1), sim::Swarm::ip(3), {.latency = 10ms, .bandwidth = 2e4});
+  const auto start = swarm.runtime().now();
+  const auto found = download(late);
+  ASSERT_TRUE(found) << found.error();
+  expect_same(*found, state);
+  EXPECT_LT(swarm.runtime().now() - start, 13s) << "ten megabytes at the faster one's megabyte a second";
+}
+
+TEST_F(StateSharing, ALiarIsFoundAndNamedAndTheStateIsRight) {
+  const auto state = state_with(7, 1);
+  for (int i = 0; i < 2; ++i) donor(state, 9);
+  // Shows honest hashes and gives other bytes: what it shares changes although it says it does not.
+  auto honest = state_with(7, 1);
+  honest.version = 1;
+  auto spoilt = honest;
+  for (auto& tensor : spoilt.tensors) {
+    tensor.data = Slice::copy_of(tensor.data);
+    for (std::size_t at = 0; at < kTensorBytes; at += kPieceBytes) tensor.data.mutable_data()[at] ^= 1;
+  }
+  Peer& liar = add();
+  auto calls = std::make_shared<int>(0);
+  liar.averager->set_state_provider([=]() -> std::optional<SharedState> { return (*calls)++ == 0 ? honest : spoilt; });
+  liar.averager->set_state_priority(10);
+  liar.averager->start();
+
+  Peer& first = newcomer();
+  ASSERT_TRUE(download(first)->liars.empty());
+  const auto found = download(first);
+  ASSERT_TRUE(found) << found.error();
+  expect_same(*found, state);
+  EXPECT_EQ(found->liars, std::vector{liar.id()});
+  EXPECT_FALSE(found->contributed.contains(liar.id())) << "none of its bytes counted";
+}
+
+TEST_F(StateSharing, ADonorThatDiesCostsOnlyWhatItWasAboutToSend) {
+  const auto state = state_with(7, 1);
+  for (int i = 0; i < 3; ++i) donor(state, 9);
+  begin(newcomer());
+  swarm.pass(1s);
+  swarm.fabric().kill(sim::Swarm::ip(2));
+  swarm.pass(60s);
+  ASSERT_TRUE(result && *result) << result->error();
+  expect_same(**result, state);
+  EXPECT_EQ((*result)->bytes, kTensors * kTensorBytes) << "nothing that was there came again";
+}
+
+TEST_F(StateSharing, AnotherDonorOfTheSameBytesGoesOnWhereTheLastOneStopped) {
+  AveragerOptions halves;
+  halves.state_codec = codec::Codec::float16;
+  SharedState state{msgpack::Map{{{"epoch", 3}}}, {}};
+  for (int i = 0; i < 4; ++i)
+    state.tensors.push_back({codec::DType::float32, {250'000}, false, Slice::copy_of(Bytes(1'000'000, 0x40))});
+  donor(state, 9, halves);
+  begin(newcomer());
+  swarm.pass(1s);
+  donor(state, 5, halves);  // too late to be asked in the first pass
+  swarm.fabric().kill(sim::Swarm::ip(1));
+  swarm.pass(60s);
+  ASSERT_TRUE(result && *result) << result->error();
+  EXPECT_EQ((*result)->donor, peers[2]->id());
+  EXPECT_GT((*result)->resumed, 1'000'000u);
+  EXPECT_EQ((*result)->bytes, 2'000'000u) << "in halves, once";
+  EXPECT_EQ((*result)->contributed.size(), 2u);
+  float value = 0;
+  std::memcpy(&value, (*result)->tensors[3].data.data(), sizeof value);
+  EXPECT_EQ(value, 3.00390625f) << "the half next to 3.0039215";
+}
+
+TEST_F(StateSharing, WhenRootsDifferTheBestDonorsStateIsTakenWhole) {
+  const auto best = state_with(7, 1);
+  auto other = state_with(7, 1);  // of the same epoch, but for the last bit of one value
+  other.tensors[5].data = Slice::copy_of(other.tensors[5].data);
+  other.tensors[5].data.mutable_data()[500'000] ^= 1;
+  donor(best, 9);
+  donor(other, 8);
+  donor(other, 7);
+  Peer& late = newcomer();
+  const auto found = download(late);
+  ASSERT_TRUE(found) << found.error();
+  expect_same(*found, best);
+  EXPECT_EQ(found->contributed.size(), 1u);
+}
+
+TEST_F(StateSharing, AResumedDownloadNeverMixesTwoStates) {
+  auto best = state_with(7, 1), other = state_with(7, 1);
+  for (std::size_t i : {0u, 1u, 2u, 6u}) {
+    other.tensors[i].data = Slice::copy_of(other.tensors[i].data);
+    other.tensors[i].data.mutable_data()[999'999] ^= 1;
+  }
+  donor(best, 9);
+  donor(other, 5);
+  begin(newcomer());
+  swarm.pass(5s);  // about half of ten megabytes
+  swarm.fabric().kill(sim::Swarm::ip(1));
+  swarm.pass(60s);
+  ASSERT_TRUE(result && *result) << result->error();
+  EXPECT_EQ((*result)->donor, peers[1]->id());
+  expect_same(**result, other);
+  EXPECT_GT((*result)->resumed, 2'000'000u) << "pieces of the same bytes are kept";
+}
+
+TEST_F(StateSharing, NothingIsKeptOfAStateWithNothingInCommon) {
+  const auto other = state_with(6, 100);
+  donor(state_with(7, 1), 9);
+  donor(other, 5);
+  begin(newcomer());
+  swarm.pass(3s);
+  swarm.fabric().kill(sim::Swarm::ip(1));
+  swarm.pass(60s);
+  ASSERT_TRUE(result && *result) << result->error();
+  expect_same(**result, other);
+  EXPECT_EQ((*result)->resumed, 0u);
+  EXPECT_EQ((*result)->bytes, kTensors * kTensorBytes);
+}
+
+TEST_F(StateSharing, ADonorThatKnowsOnlyHivemindsExchangeIsAskedForTheWhole) {
+  const auto best = state_with(9, 50);
+  auto& python = foreign_donor(9, "rpc_download_state", [&](rpc::ServerStream& stream) {
+    return send_state(swarm.runtime(), stream, best, codec::Codec::none);
+  });
+  donor(state_with(7, 1), 5);
+  Peer& late = newcomer();
+  std::uint64_t done = 0;
+  DownloadOptions options;
+  options.on_progress = [&](const DownloadProgress& progress) { done = progress.bytes_done; };
+  const auto found = download(late, options);
+  ASSERT_TRUE(found) << found.error();
+  EXPECT_EQ(found->donor, python.id());
+  expect_same(*found, best);
+  EXPECT_EQ(done, kTensors * kTensorBytes);
+}
+
+TEST_F(StateSharing, WhatAPythonLikeDonorSentBeforeItDiedIsNotMixedWithAnotherState) {
+  const auto other = state_with(7, 1);
+  foreign_donor(9, "rpc_download_state", [&](rpc::ServerStream& stream) {
+    return send_state(swarm.runtime(), stream, state_with(7, 50), codec::Codec::none);
+  });
+  donor(other, 5);
+  begin(newcomer());
+  swarm.pass(5s);
+  swarm.fabric().kill(sim::Swarm::ip(1));
+  swarm.pass(60s);
+  ASSERT_TRUE(result && *result) << result->error();
+  EXPECT_EQ((*result)->donor, peers[1]->id());
+  expect_same(**result, other);
+}
+
+class StateSharingIn : public StateSharing, public ::testing::WithParamInterface<codec::Codec> {
+ protected:
+  static SharedState sines() {
+    SharedState state{msgpack::Map{{{"epoch", 1}}}, {{codec::DType::float32, {300, 1000}, false, {}}}};
+    state.tensors[0].data = Slice::uninitialised(1'200'000);
+    auto* values = reinterpret_cast<float*>(state.tensors[0].data.mutable_data());
+    for (int i = 0; i < 300'000; ++i) values[i] = std::sin(static_cast<float>(i));
+    return state;
+  }
+  void expect_sines() {
+    const auto found = download(newcomer());
+    ASSERT_TRUE(found) << found.error();
+    ASSERT_EQ(found->tensors.size(), 1u);
+    ASSERT_EQ(found->tensors[0].shape, (codec::Shape{300, 1000}));
+    const auto* values = reinterpret_cast<const float*>(found->tensors[0].data.data());
+    for (int i = 0; i < 300'000; ++i) ASSERT_NEAR(values[i], std::sin(static_cast<float>(i)), 5e-2) << i;
+  }
+};
+
+TEST_P(StateSharingIn, ACohiveDonorsStateArrives) {
+  AveragerOptions options;
+  options.state_codec = GetParam();
+  donor(sines(), 1, options);
+  expect_sines();
+}
+
+TEST_P(StateSharingIn, APythonLikeDonorsStateArrives) {
+  add();
+  foreign_donor(1, "rpc_download_state",
+                [&](rpc::ServerStream& stream) { return send_state(swarm.runtime(), stream, sines(), GetParam()); });
+  expect_sines();
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, StateSharingIn,
+                         ::testing::Values(codec::Codec::none, codec::Codec::meanstd16, codec::Codec::float16,
+                                           codec::Codec::quantile8, codec::Codec::uniform8, codec::Codec::blockwise8),
+                         [](const auto& test) { return std::string(codec::name_of(test.param)); });
+
+TEST_F(StateSharing, OnlySoManyDownloadAtOnceAndTheOthersAskElsewhere) {
+  const auto small = [](std::uint8_t content) {
+    auto state = state_with(7, content);
+    state.tensors.resize(1);
+    return state;
+  };
+  donor(small(1), 9);
+  donor(small(2), 5);
+  std::vector<Peer*> late;
+  for (int i = 0; i < 6; ++i) late.push_back(&newcomer());
+  swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e5});  // ten seconds for each
+  std::vector<std::optional<Result<DownloadedState>>> states(late.size());
+  for (std::size_t i = 0; i < late.size(); ++i)
+    downloads.spawn([](Averager& averager, std::optional<Result<DownloadedState>>& out) -> Task<void> {
+      out.emplace(co_await averager.download_state());
+    }(*late[i]->averager, states[i]));
+  swarm.pass(60s);
+  std::map<PeerId, int> served;
+  for (const auto& state : states) {
+    ASSERT_TRUE(state && *state);
+    ++served[(*state)->donor];
+  }
+  EXPECT_EQ(served[peers[0]->id()], 4);
+  EXPECT_EQ(served[peers[1]->id()], 2);
+}
+
+TEST_F(StateSharing, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
+  const auto state = state_with(7, 1);
+  const auto reply = [&](std::vector<std::string> messages) {
+    return [&runtime = swarm.runtime(), messages](rpc::ServerStream& stream) {
+      return [](Runtime& loop, rpc::ServerStream& caller, std::vector<std::string> all) -> Task<Result<>> {
+        for (const auto& message : all)
+          if (auto sent = co_await caller.send(as_bytes(message), loop.after(5s)); !sent) co_return sent;
+        for (;;)  // and whatever is asked: a piece of nonsense
+          if (auto request = co_await caller.receive(loop.after(20s)); !request || !*request)
+            co_return ok();
+          else if (auto sent = co_await caller.send(as_bytes(piece_head(0, 3) + "abc"), loop.after(5s)); !sent)
+            co_return sent;
+      }(runtime, stream, messages);
+    };
+  };
+  Manifest claims;
+  claims.metadata = msgpack::encode(state.metadata);
+  claims.tensors = {{codec::DType::float32, {1u << 30}, false, codec::Codec::none, 1u << 30}};
+  claims.hashes.resize((std::size_t{4} << 30) / kPieceBytes);
+  const std::string large = encode_manifest(claims);
+  claims.tensors = {{codec::DType::float32, {8}, false, codec::Codec::none, 8}};
+  claims.hashes.resize(1);
+  const std::string small = encode_manifest(claims);
+  const StateRoot wrong(kRootSize, 'r');
+  std::vector<PeerId> hostile;
+  double priority = 99;
+  for (const std::vector<std::string>& messages :
+       std::vector<std::vector<std::string>>{{"\xff\xff\xff"},
+                                             {encode_manifest_head({wrong, std::uint64_t{1} << 40})},
+                                             {encode_manifest_head({wrong, 5}), "abcdefgh"},
+                                             {encode_manifest_head({wrong, small.size()}), small},
+                                             {encode_manifest_head({root_of(as_bytes("junk")), 4}), "junk"},
+                                             {encode_manifest_head({root_of(as_bytes(large)), large.size()}), large},
+                                             {encode_manifest_head({root_of(as_bytes(small)), small.size()}), small}})
+    hostile.push_back(foreign_donor(priority--, "rpc_download_pieces", reply(messages)).id());
+  Peer& honest = donor(state, 1);
+  Peer& late = newcomer();
+  DownloadOptions options;
+  options.max_bytes = 100'000'000;
+  const auto found = download(late, options);
+  ASSERT_TRUE(found) << found.error();
+  EXPECT_EQ(found->donor, honest.id());
+  EXPECT_THAT(found->liars, ::testing::UnorderedElementsAreArray(hostile));
+  expect_same(*found, state);
+}
+
+TEST_F(StateSharing, ADonorThatOnlyAsksForPatienceIsGivenUp) {
+  foreign_donor(9, "rpc_download_pieces", [&](rpc::ServerStream& stream) {
+    return [](Runtime& loop, rpc::ServerStream& caller) -> Task<Result<>> {
+      for (;;) {
+        const std::string preparing = encode_manifest_head({});
+        if (auto sent = co_await caller.send(as_bytes(preparing), loop.after(5s)); !sent) co_return sent;
+        co_await loop.sleep_for(5s);
+      }
+    }(swarm.runtime(), stream);
+  });
+  Peer& honest = donor(state_with(7, 1), 1);
+  Peer& late = newcomer();
+  const auto found = download(late);
+  ASSERT_TRUE(found) << found.error();
+  EXPECT_EQ(found->donor, honest.id());
+}
+
+TEST_F(StateSharing, WhoSharesNothingIsNoDonor) {
+  Peer& shy = add();
+  shy.averager->set_state_provider([]() -> std::optional<SharedState> { return std::nullopt; });
+  shy.averager->start();
+  Peer& late = newcomer();
+  const auto found = download(late);
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error(), make_error_code(Errc::no_donor));
+}
+
+}  // namespace
+}  // namespace cohive::averaging

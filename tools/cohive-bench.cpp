@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
   using namespace cohive;
   bench::Settings settings;
   log::Options log_options{log::Level::warn, log::Format::text};
-  CLI::App app("Measures transport, DHT, all-reduce and codecs; prints JSON.", "cohive-bench");
+  CLI::App app("Measures transport, DHT, all-reduce, codecs and memory; prints JSON.", "cohive-bench");
   app.require_subcommand(1);
   app.fallthrough();
   app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)")
@@ -67,6 +67,11 @@ int main(int argc, char** argv) {
   faults->add_option("--runs", settings.runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
   faults->add_option("--seed", settings.seed, "the first of them (default 1)");
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
+  auto* memory = app.add_subcommand("memory", "peak memory of peers beyond their tensors");
+  memory->add_option("--tensors", settings.tensors_megabytes, "megabytes that are averaged (default 512)")
+      ->check(CLI::Range(8, 16384));
+  memory->add_option("--state", settings.state_megabytes, "megabytes that are downloaded (default 2000)")
+      ->check(CLI::Range(8, 16384));
   return tools::run_program(argc, argv, app, [&] {
     log::configure(log_options);
     if (*transport) std::cout << bench::transport(settings).dump() << std::endl;
@@ -79,6 +84,7 @@ int main(int argc, char** argv) {
       std::cout << result.dump() << std::endl;
       return result["failing_seeds"].empty() ? 0 : 1;
     }
+    if (*memory) std::cout << bench::memory(settings).dump() << std::endl;
     if (*codec) std::cout << bench::codec(settings).dump() << std::endl;
     return 0;
   });

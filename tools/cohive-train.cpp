@@ -95,6 +95,25 @@ void save_parameters(const std::string& path, torch::nn::Module& model) {
   if (!file) throw Exit{kFailed, "--save: cannot write " + path};
 }
 
+/// Prints how far the download of a state has come, about once a second.
+class DownloadPrinter {
+ public:
+  void operator()(const averaging::DownloadProgress& progress) {
+    const bool end = progress.bytes_total > 0 && progress.bytes_done == progress.bytes_total;
+    if (!end && unix_time() < next_) return;
+    next_ = unix_time() + 1;
+    const double megabyte = 1e6, done = static_cast<double>(progress.bytes_done) / megabyte;
+    const std::string total =
+        progress.bytes_total ? fmt::format(" of {:.1f}", static_cast<double>(progress.bytes_total) / megabyte) : "";
+    std::cout << fmt::format("downloading the state: {:.1f}{} MB from {} {}", done, total, progress.donors,
+                             progress.donors == 1 ? "donor" : "donors")
+              << std::endl;
+  }
+
+ private:
+  double next_ = 0;
+};
+
 /// One trainer: the model, the swarm and the numbers of the summary.
 class Trainer {
  public:
@@ -227,6 +246,7 @@ int run(Options& options) {
   parse_addresses(options.strategy.announce_maddrs, "--announce-maddrs");
   options.optimizer.matchmaking_time = from_seconds(options.matchmaking_time);
   options.optimizer.averaging_timeout = from_seconds(options.averaging_timeout);
+  options.optimizer.on_download = DownloadPrinter();
   if (options.fp16) options.optimizer.grad_compression = codec::Codec::float16;
   choose_aggregation(options);
   for (auto kind : {codec::Extension::block4, codec::Extension::top_k})

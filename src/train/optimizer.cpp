@@ -3,15 +3,14 @@
 #include <torch/torch.h>
 
 #include <limits>
-#include <mutex>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/train/metrics.hpp"
 #include "cohive/train/progress_tracker.hpp"
-#include "optimizer_state.hpp"
 #include "session.hpp"
+#include "state_shelf.hpp"
 
 namespace cohive {
 
@@ -105,13 +104,14 @@ struct Optimizer::Impl {
   std::optional<std::size_t> finish_round(Scheduled& round, double weight, bool gradients);
   void abandon(Scheduled& round);
   bool end_epoch(const GlobalProgress& global, StepReport& report);
-  void take_optimizer_step();
+  void take_optimizer_step(std::uint64_t next_epoch);
   void enter_epoch(std::uint64_t epoch);
   bool has_group(const Scheduled& round) const;
   bool out_of_sync(const GlobalProgress& global) const;
   bool catch_up();
   bool load_state();
-  void publish_state();
+  template <class F>
+  void change_state(F work);
   std::size_t average_state(Scheduled& round);
 
   Strategy& strategy;
@@ -130,8 +130,7 @@ struct Optimizer::Impl {
   std::unique_ptr<train::ProgressTracker> tracker;
   std::unique_ptr<Averager> grad_averager, state_averager;
   Scheduled grad_round, state_round;
-  std::mutex published_mutex;
-  std::optional<averaging::SharedState> published;  // what newcomers download: a copy made between steps
+  const std::shared_ptr<train::StateShelf> shelf = std::make_shared<train::StateShelf>();  // shared with those who copy
   TrainingStats stats;
 };
 
@@ -147,7 +146,7 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
     accumulators.push_back(
         torch::zeros(parameter.sizes(), parameter.options().dtype(torch::kFloat32).requires_grad(false)));
   }
-  publish_state();
+  change_state([] {});
   session.on_loop([this] {
     metrics = std::make_unique<train::TrainMetrics>(session.thread->runtime().metrics());
     train::TrackerOptions tracking;
@@ -165,10 +164,7 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
     state_options.codec = options.state_compression;
     state_options.aggregation = options.state_aggregation;
     state_averager = std::make_unique<Averager>(*session.dht, state.views, state_options);
-    state_averager->set_state_provider([this]() -> std::optional<averaging::SharedState> {
-      std::lock_guard lock(published_mutex);
-      return published;
-    });
+    state_averager->set_state_provider([from = shelf] { return from->copy(); });
     tracker->start();
     grad_averager->start();
     state_averager->start();
@@ -283,11 +279,14 @@ void Optimizer::Impl::start_rounds(const GlobalProgress& global) {
     state_round = start_round(*state_averager, 1.0, msgpack::Value(next), next);  // Python averages it after the epoch
 }
 
-void Optimizer::Impl::publish_state() {
-  if (strategy.options().client_mode || options.auxiliary) return;  // they share nothing
-  auto copy = train::pack_state(optimizer, local_epoch, "");
-  std::lock_guard lock(published_mutex);
-  published = std::move(copy);
+/// Whatever writes to the parameters or the optimizer's statistics does so through here.
+template <class F>
+void Optimizer::Impl::change_state(F work) {
+  shelf->change([&]() -> std::optional<train::StateDescription> {
+    work();
+    if (strategy.options().client_mode || options.auxiliary) return std::nullopt;  // they share nothing
+    return train::describe_state(optimizer, local_epoch, "");
+  });
 }
 
 std::size_t Optimizer::Impl::average_state(Scheduled& round) {
@@ -295,7 +294,9 @@ std::size_t Optimizer::Impl::average_state(Scheduled& round) {
   for (std::size_t i = 0; i < parameters.size(); ++i) state.tensors[i].copy_(parameters[i]);
   const std::size_t group = finish_round(round, 1.0, false).value_or(0);
   if (group > 0)
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(state.tensors[i]);
+    change_state([&] {
+      for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(state.tensors[i]);
+    });
   return group;
 }
 
@@ -311,23 +312,26 @@ bool Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report
     if (!group && !options.auxiliary) return false;
     report.grad_group = group.value_or(0);
   }
-  if (!options.auxiliary) take_optimizer_step();
-  local_epoch = std::max(local_epoch + 1, global.epoch);
+  const std::uint64_t next_epoch = std::max(local_epoch + 1, global.epoch);
+  if (!options.auxiliary) take_optimizer_step(next_epoch);
+  local_epoch = next_epoch;
   if (state_round) report.state_group = average_state(state_round);
-  publish_state();
   enter_epoch(local_epoch);
   report.epoch_changed = true;
   report.bytes_sent = stats.bytes_sent - sent_before;
   return true;
 }
 
-void Optimizer::Impl::take_optimizer_step() {
+void Optimizer::Impl::take_optimizer_step(std::uint64_t next_epoch) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto& gradient = parameters[i].mutable_grad();
     if (!gradient.defined()) gradient = torch::empty_like(parameters[i]);
     gradient.copy_(gradients.tensors[i]);
   }
-  optimizer.step();
+  change_state([&] {
+    optimizer.step();
+    local_epoch = next_epoch;
+  });
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters[i].mutable_grad().zero_();
     accumulators[i].zero_();
@@ -376,28 +380,36 @@ bool Optimizer::Impl::catch_up() {
 bool Optimizer::Impl::load_state() {
   abandon(grad_round);
   abandon(state_round);
-  auto downloaded = session.call([this] { return state_averager->download_state({.limit = options.load_state_timeout}); });
+  auto downloaded = session.call([this] {
+    averaging::DownloadOptions download;
+    download.limit = options.load_state_timeout;
+    download.on_progress = options.on_download;
+    return state_averager->download_state(std::move(download));
+  });
   if (!downloaded) {
     log::warn("train", "cannot catch up with the swarm yet: {}", downloaded.error());
     return false;
   }
-  auto epoch = train::unpack_state(optimizer, *downloaded, local_epoch);
+  Result<std::uint64_t> epoch = local_epoch;
+  change_state([&] {
+    epoch = train::unpack_state(optimizer, *downloaded, local_epoch);
+    if (!epoch) return;
+    const std::uint64_t global_epoch = tracker->snapshot().epoch;
+    // The donor may have been about to enter the epoch that others announced.
+    local_epoch = *epoch + 1 == global_epoch ? global_epoch : *epoch;
+  });
   if (!epoch) {
     log::warn("train", "downloaded state refused: {}", epoch.error());
     return false;
   }
-  const std::uint64_t global_epoch = tracker->snapshot().epoch;
-  // The donor may have been about to enter the epoch that others announced.
-  local_epoch = *epoch + 1 == global_epoch ? global_epoch : *epoch;
   for (auto& accumulator : accumulators) accumulator.zero_();
   samples = times = 0;
   session.on_loop([this] { grad_averager->reset_error_feedback(); });  // owed to a model that is no more
-  publish_state();
   ++stats.state_downloads;
   metrics->downloads.increment();
   enter_epoch(local_epoch);
-  log::info("train", "downloaded the state of epoch {} from {} ({} bytes)", local_epoch, downloaded->donor,
-            downloaded->bytes);
+  log::info("train", "downloaded the state of epoch {} from {} ({} bytes, {} donors)", local_epoch, downloaded->donor,
+            downloaded->bytes, downloaded->contributed.size());
   return true;
 }
 
@@ -443,9 +455,7 @@ std::size_t Optimizer::average_parameters() {
   self.abandon(self.grad_round);
   self.abandon(self.state_round);
   auto round = self.start_round(*self.state_averager, 1.0, msgpack::Value(self.local_epoch), kAnyEpoch);
-  const std::size_t group = self.average_state(round);
-  self.publish_state();
-  return group;
+  return self.average_state(round);
 }
 
 void Optimizer::report_loss(double loss) {

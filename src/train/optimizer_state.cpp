@@ -38,13 +38,26 @@ bool has_shape_of(const codec::Tensor& wire, at::IntArrayRef sizes) {
   return true;
 }
 
-/// On the host, in the type it came in; nothing when a value is not finite: it would spoil the model.
+/// Without the temporary tensors of its own size that torch::isfinite would make of all of it.
+bool all_finite(const torch::Tensor& tensor) {
+  constexpr std::int64_t kStep = 1 << 20;
+  const torch::Tensor flat = tensor.view(-1);
+  for (std::int64_t at = 0; at < flat.numel(); at += kStep)
+    if (!torch::isfinite(flat.narrow(0, at, std::min(kStep, flat.numel() - at))).all().item<bool>()) return false;
+  return true;
+}
+
+/// On the host, in the type it came in; nothing when a value is not finite: it would spoil the model. Memory that
+/// nobody else shares is used as it is.
 std::optional<torch::Tensor> from_wire(const codec::Tensor& wire) {
   std::vector<std::int64_t> sizes(wire.shape.begin(), wire.shape.end());
-  torch::Tensor result = torch::empty(sizes, torch_type(wire.dtype));
-  if (wire.data.size() != static_cast<std::size_t>(result.nbytes())) return std::nullopt;
-  std::memcpy(result.data_ptr(), wire.data.data(), wire.data.size());
-  if (!torch::isfinite(result).all().item<bool>()) return std::nullopt;
+  if (wire.data.size() != *codec::element_count(wire.shape) * codec::size_of(wire.dtype)) return std::nullopt;
+  const auto options = torch::TensorOptions(torch_type(wire.dtype));
+  if (wire.data.empty()) return torch::empty(sizes, options);
+  Slice memory = wire.data.unique() ? wire.data : Slice::copy_of(wire.data);
+  void* data = memory.mutable_data();
+  torch::Tensor result = torch::from_blob(data, sizes, [memory](void*) mutable { memory = {}; }, options);
+  if (!all_finite(result)) return std::nullopt;
   return result;
 }
 
@@ -152,9 +165,9 @@ std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer) {
   return result;
 }
 
-averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch,
-                                  const std::string& group_bits) {
-  averaging::SharedState state;
+StateDescription describe_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch,
+                                const std::string& group_bits) {
+  StateDescription state;
   std::vector<Value> layout;
   std::size_t first = 0;
   for (auto& group : optimizer.param_groups()) {
@@ -167,15 +180,22 @@ averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint6
     first += count;
   }
   const auto parameters = parameters_of(optimizer);
-  for (const auto& parameter : parameters) state.tensors.push_back(to_wire(parameter));
+  for (const auto& parameter : parameters) state.tensors.push_back(parameter);
   std::size_t index = 0;
   for (const auto& parameter : parameters)
     for (const auto& statistic : statistics_of(optimizer, parameter)) {
       layout.push_back(leaf_tensor(index++));
-      state.tensors.push_back(to_wire(statistic));
+      state.tensors.push_back(statistic);
     }
   state.metadata = msgpack::Map{
       {{"epoch", epoch}, {"group_bits", group_bits}, {"optimizer_metadata", msgpack::Array{std::move(layout)}}}};
+  return state;
+}
+
+averaging::SharedState copy_of(const StateDescription& description) {
+  averaging::SharedState state;
+  state.metadata = description.metadata;
+  for (const auto& tensor : description.tensors) state.tensors.push_back(to_wire(tensor));
   return state;
 }
 

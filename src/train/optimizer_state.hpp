@@ -14,12 +14,19 @@ std::optional<codec::DType> dtype_of(const torch::Tensor& tensor);
 /// All parameters, in the order of the parameter groups.
 std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer);
 
-/// Copies parameters and optimizer statistics; call while neither changes.
-averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch,
-                                  const std::string& group_bits);
+/// A state by reference: metadata as it travels, and the tensors of parameters and statistics themselves.
+struct StateDescription {
+  msgpack::Value metadata;
+  std::vector<torch::Tensor> tensors;
+};
+StateDescription describe_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch, const std::string& group_bits);
+
+/// Copies it to the host's memory; call while the tensors do not change.
+averaging::SharedState copy_of(const StateDescription& state);
 
 /// Writes a downloaded state into the parameters and, where the layouts agree, into the optimizer's statistics.
-/// Returns the epoch of the state, or why it does not fit (nothing is changed then).
+/// Statistics may go on living in the state's memory where nobody else shares it. Returns the epoch of the state, or
+/// why it does not fit (nothing is changed then).
 Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
                                    std::uint64_t least_epoch);
 

@@ -26,6 +26,10 @@ struct Model {
   }
 };
 
+averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch, const std::string& bits) {
+  return copy_of(describe_state(optimizer, epoch, bits));
+}
+
 averaging::DownloadedState downloaded(const averaging::SharedState& shared) {
   averaging::DownloadedState state;
   state.metadata = shared.metadata;

@@ -113,9 +113,17 @@ TEST(Training, ANewcomerTakesParametersOptimizerStateAndEpochFromTheSwarm) {
 
   Strategy late_strategy(joining(strategy.visible_addresses()));
   torch::optim::Adam late_adam({late_model.weight}, adam_options);
-  Optimizer late(late_strategy, late_adam, epoch_of(kBatch));
+  std::uint64_t done = 0, total = 0;  // on the loop's thread, before catch_up returns
+  auto late_options = epoch_of(kBatch);
+  late_options.on_download = [&](const averaging::DownloadProgress& progress) {
+    done = progress.bytes_done;
+    total = progress.bytes_total;
+  };
+  Optimizer late(late_strategy, late_adam, late_options);
   while (!late.catch_up()) {
   }
+  EXPECT_EQ(done, 3u * 4 * 2 * sizeof(float) + sizeof(float)) << "weight, two moments and the number of steps";
+  EXPECT_EQ(total, done);
   EXPECT_EQ(late.epoch(), 3u);
   EXPECT_TRUE(torch::equal(model.weight, late_model.weight));
   const auto moment = [](torch::optim::Adam& from) {

@@ -14,6 +14,8 @@ struct Settings {
   double minutes = 5;                         ///< of virtual time, of dht-sim
   std::uint64_t seed = 1;                     ///< of dht-sim
   std::size_t runs = 200;                     ///< of faults
+  std::size_t tensors_megabytes = 512;        ///< of memory: averaged
+  std::size_t state_megabytes = 2000;         ///< of memory: downloaded
   bool peer_routing = true;                   ///< of dht-sim: simulate libp2p's Kademlia too
 };
 
@@ -23,6 +25,7 @@ nlohmann::json dht_sim(const Settings& settings);
 nlohmann::json faults(const Settings& settings);
 nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
+nlohmann::json memory(const Settings& settings);
 
 double now_seconds();
 /// This process stands for a machine of its own: left alone, the scheduler puts two that talk to each other on one

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,8 @@ struct OptimizerOptions {
   /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::extension.
   std::optional<codec::ExtensionOptions> grad_extension;
   bool auxiliary = false;  ///< helps averaging without data of its own
+  /// Called on the loop's thread while a state is being downloaded, often: return soon.
+  std::function<void(const averaging::DownloadProgress&)> on_download = {};
 };
 
 /// What one call of step did.
@@ -60,6 +63,8 @@ struct TrainingStats {
 
 /// One trainer thread calls it. `optimizer` must outlive it. Its parameters may be float32, float64, float16 or
 /// bfloat16 on any device; they are averaged as float32 in the host's memory. Throws std::invalid_argument for others.
+/// Peers that are new download parameters and statistics as they are between its calls, at any time: other code should
+/// leave them alone.
 class Optimizer {
  public:
   Optimizer(Strategy& strategy, torch::optim::Optimizer& optimizer, OptimizerOptions options = {});

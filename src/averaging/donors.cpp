@@ -15,6 +15,7 @@ namespace {
 constexpr int kPasses = 3;           // over the donors declared at the time
 constexpr Duration kPassPause = 2s;  // a donor that lost its connection may be back
 constexpr std::size_t kMaxDonors = 64;
+constexpr std::size_t kMaxHelpers = 8;  // asked whether they hold the same bytes, for which they copy and hash theirs
 
 struct Donor {
   double priority;
@@ -58,7 +59,8 @@ Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vec
   if (!call && call.error() == transport::Errc::protocol_not_supported)
     co_return co_await download_whole(dht, donor, setup, report);
   if (!call) co_return call.error();
-  auto metadata = msgpack::decode(as_bytes(call->manifest.metadata));
+  auto metadata =
+      co_await dht.runtime().offload([text = call->manifest.metadata] { return msgpack::decode(as_bytes(text)); });
   if (!metadata) co_return metadata.error().with_peer(donor);
   if (!metadata->truthy()) co_return Error(Errc::no_donor, donor, "it did not send its state");
   if (call->root != partial.root()) report.contributed.clear();
@@ -90,7 +92,8 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
       if (is_liar(donor.peer)) continue;
       std::vector<PeerId> others;
       for (const auto& other : donors)
-        if (other.peer != donor.peer && !is_liar(other.peer)) others.push_back(other.peer);
+        if (others.size() < kMaxHelpers && other.peer != donor.peer && !is_liar(other.peer))
+          others.push_back(other.peer);
       auto transfer = download_state_of(dht, donor.peer, std::move(others), setup, partial, report);
       auto state = co_await within(runtime, deadline, std::move(transfer), "state download");
       if (state) {

@@ -12,8 +12,9 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr std::size_t kMaxPreparing = 24;                      // messages that ask for patience, five seconds apart
-constexpr std::size_t kFewest = 2, kMost = 64;                 // pieces asked ahead of one donor
+constexpr std::size_t kMaxPreparing = 24;       // messages that ask for patience, five seconds apart
+constexpr std::size_t kFewest = 2, kMost = 64;  // pieces asked ahead of one donor
+constexpr std::size_t kChecks = 4;              // pieces of one donor that are checked while the next ones arrive
 constexpr std::size_t kLargestPiece = 2 * kPieceBytes + 4096;  // encoded: bfloat16 travels as float32; code books
 
 Error not_cohive(const PeerId& donor) {
@@ -183,6 +184,7 @@ class PieceFetch {
     PeerId peer;
     TimePoint start;
     std::vector<std::uint32_t> asked{};  // in the order of asking
+    std::optional<Error> failure{};      // of a piece that has arrived
     std::size_t delivered = 0;
     double rate(TimePoint now) const {  // pieces a second
       return static_cast<double>(delivered) / std::max(to_seconds(now - start), 1e-3);
@@ -260,25 +262,41 @@ class PieceFetch {
   }
 
   Task<Result<>> take_pieces(Worker& worker, rpc::ClientStream& call) {
-    while (!partial_.complete()) {
-      const auto ahead = static_cast<std::size_t>(worker.rate(runtime_.now())) + kFewest;
-      while (worker.asked.size() < std::min(ahead, kMost)) {
-        const auto piece = next_piece(worker);
-        if (!piece) break;
-        worker.asked.push_back(*piece);
-        ++holders_[*piece];
-        const std::string request = encode_piece_request(*piece);
-        auto sent = co_await call.send(as_bytes(request), runtime_.after(source_.chunk_timeout));
-        if (!sent) co_return sent;
-      }
+    Semaphore room(runtime_, kChecks, "checks of pieces");
+    TaskGroup checks(runtime_, "checks of pieces", TaskGroup::Local());
+    auto result = co_await receive_pieces(worker, call, room, checks);
+    co_await checks.join();
+    if (worker.failure) co_return *worker.failure;
+    co_return result;
+  }
+
+  Task<Result<>> receive_pieces(Worker& worker, rpc::ClientStream& call, Semaphore& room, TaskGroup& checks) {
+    while (!partial_.complete() && !worker.failure) {
+      if (auto asked = co_await ask_ahead(worker, call); !asked) co_return asked;
       if (worker.asked.empty()) {
-        co_await changed_.wait();  // all that is missing is on its way from others
+        co_await changed_.wait();  // all that is missing is on its way from others, or being checked
         continue;
       }
       auto record = co_await call.receive(runtime_.after(source_.chunk_timeout));
       if (!record) co_return record.error();
       if (!*record) co_return Error(cohive::Errc::end_of_stream, call.peer(), "the donor ended before its pieces");
-      if (auto taken = co_await take(worker, std::move(**record)); !taken) co_return taken;
+      auto units = co_await room.acquire();
+      if (auto taken = take(worker, std::move(**record), std::move(units), checks); !taken) co_return taken;
+    }
+    co_return ok();
+  }
+
+  /// As many pieces as the donor sends in about a second.
+  Task<Result<>> ask_ahead(Worker& worker, rpc::ClientStream& call) {
+    const auto ahead = static_cast<std::size_t>(worker.rate(runtime_.now())) + kFewest;
+    while (worker.asked.size() < std::min(ahead, kMost)) {
+      const auto piece = next_piece(worker);
+      if (!piece) break;
+      worker.asked.push_back(*piece);
+      ++holders_[*piece];
+      const std::string request = encode_piece_request(*piece);
+      auto sent = co_await call.send(as_bytes(request), runtime_.after(source_.chunk_timeout));
+      if (!sent) co_return sent;
     }
     co_return ok();
   }
@@ -306,32 +324,40 @@ class PieceFetch {
     return best;
   }
 
-  Task<Result<>> take(Worker& worker, Slice record) {
+  Result<> take(Worker& worker, Slice record, Semaphore::Units room, TaskGroup& checks) {
     const auto message = parse_piece(record);
-    if (!message) co_return message.error();
+    if (!message) return message.error();
     const auto place = std::ranges::find(worker.asked, message->index);
     if (place == worker.asked.end() || message->data.size() > kLargestPiece)
-      co_return Error(cohive::Errc::malformed, "a piece that was not asked for");
+      return Error(cohive::Errc::malformed, "a piece that was not asked for");
     const std::uint32_t index = *place;
     worker.asked.erase(place);
     ++worker.delivered;
     if (partial_.has(index) || checking_[index]) {
       --holders_[index];
-      co_return ok();
+    } else {
+      checking_[index] = true;
+      checks.spawn(check(worker, index, std::move(record), message->data, std::move(room)), "check");
     }
-    checking_[index] = true;
-    const std::size_t size = message->data.size();
-    auto stored = co_await store(index, std::move(record), message->data);
+    return ok();
+  }
+
+  /// `room` is held until the piece is in its place or found to be wrong.
+  Task<void> check(Worker& worker, std::uint32_t index, Slice record, ByteView data, Semaphore::Units room) {
+    const std::size_t size = data.size();
+    auto stored = co_await store(index, std::move(record), data);
+    room.release();
     checking_[index] = false;
     if (stored) {
       partial_.note(index);
       report_.contributed[worker.peer] += size;
       report_.progress.bytes_done = partial_.bytes();
+    } else {
+      worker.failure = stored.error();
     }
     give_back(index);
     if (stored) report_.changed();
     if (!stored || partial_.complete()) changed_.notify_all();
-    co_return stored;
   }
 
   Task<Result<>> store(std::uint32_t index, Slice record, ByteView data) {

@@ -170,7 +170,7 @@ class StateReceiver {
     if (auto finished = co_await finish_tensor(); !finished) co_return finished.error();
     const Error nothing(Errc::no_donor, "it did not send its state");
     if (metadata_.empty()) co_return nothing;
-    auto decoded = msgpack::decode(as_bytes(metadata_));
+    auto decoded = co_await runtime_.offload([text = metadata_] { return msgpack::decode(as_bytes(text)); });
     if (!decoded) co_return decoded.error();
     if (!decoded->truthy()) co_return nothing;
     DownloadedState state;

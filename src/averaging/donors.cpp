@@ -56,8 +56,10 @@ Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vec
                                                 DownloadReport& report) {
   auto call = co_await call_donor(dht.host(), donor, setup.pieces.protocol, {}, setup.pieces.chunk_timeout,
                                   setup.pieces.max_bytes);
-  if (!call && call.error() == transport::Errc::protocol_not_supported)
+  if (!call && call.error() == transport::Errc::protocol_not_supported) {
+    partial = {};  // there is memory for one state
     co_return co_await download_whole(dht, donor, setup, report);
+  }
   if (!call) co_return call.error();
   auto metadata =
       co_await dht.runtime().offload([text = call->manifest.metadata] { return msgpack::decode(as_bytes(text)); });

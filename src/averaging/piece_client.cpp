@@ -251,8 +251,8 @@ class PieceFetch {
   }
 
   void failed(const PeerId& peer, const Error& error) {
-    last_ = error.peer() ? error : error.with_peer(peer);
     if (error == transport::Errc::protocol_not_supported) return;  // Python: shares its state as a whole
+    last_ = error.peer() ? error : error.with_peer(peer);
     if (!shows_a_liar(error)) {
       log::info("averaging", "lost a donor of the state: {}", last_);
       return;

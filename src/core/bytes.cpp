@@ -52,8 +52,8 @@ constexpr bool kKeepBlocks = true;
 #else
 constexpr bool kKeepBlocks = true;
 #endif
-constexpr std::size_t kStep = 64 * 1024, kSmallestKept = 128 * 1024, kLargestKept = 2 * 1024 * 1024;
-constexpr std::size_t kKept = 64, kKeptBytes = 16 * 1024 * 1024;  // of all sizes
+constexpr std::size_t kStep = 16 * 1024, kSmallestKept = 128 * 1024, kLargestKept = 2 * 1024 * 1024;
+constexpr std::size_t kKept = 128, kKeptBytes = 16 * 1024 * 1024;  // of all sizes
 
 class KeptBlocks {
  public:

@@ -58,8 +58,6 @@ int main(int argc, char** argv) {
   auto* dht_sim = app.add_subcommand("dht-sim", "simulated swarms whose nodes come and go; a table on stderr");
   dht_sim->add_option("--nodes", settings.nodes, "size of each swarm (default 100 1000)")->check(CLI::Range(2, 100000));
   dht_sim->add_option("--minutes", settings.minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
-  dht_sim->add_flag("!--no-peer-routing", settings.peer_routing,
-                    "tell nodes the addresses of others instead of simulating libp2p's peer routing, for large swarms");
   dht_sim->add_option("--seed", settings.seed, "another seed is another swarm (default 1)");
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* faults =

@@ -95,9 +95,10 @@ TraversalOptions Dht::Impl::search_options(std::size_t beam, std::size_t keys) c
   return search;
 }
 
-Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(NodeAddress node, std::vector<DhtId> keys) {
+Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys) {
+  const NodeAddress& node = contact.node;
   if (blacklist.contains(node.peer, runtime.now())) co_return std::nullopt;
-  auto findings = co_await protocol.find(node.peer, std::move(keys));
+  auto findings = co_await protocol.find(node.peer, std::move(keys), contact.teller);
   if (!findings) {
     blacklist.failed(node.peer, runtime.now());
     log::debug("dht", "find failed: {}", findings.error());
@@ -114,8 +115,8 @@ Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std
                                                                              Deadline deadline) {
   struct Exploring final : Traversal::Guide {
     explicit Exploring(Impl& impl) : self(impl) {}
-    Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) override {
-      auto findings = co_await self.ask(node, std::move(queries));
+    Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
+      auto findings = co_await self.ask(contact, std::move(queries));
       if (!findings) co_return std::nullopt;
       std::vector<TraversalStep> steps;
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});

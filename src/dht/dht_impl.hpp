@@ -64,7 +64,7 @@ struct Dht::Impl {
   Task<void> refresh_buckets();
   TraversalOptions search_options(std::size_t beam, std::size_t keys) const;
   /// Asks one node on behalf of a search, minding the blacklist.
-  Task<std::optional<std::vector<Finding>>> ask(NodeAddress node, std::vector<DhtId> keys);
+  Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys);
 
   // getting.cpp
   Task<std::vector<std::optional<GetResult>>> get_many(std::vector<Key> keys, bool latest);

@@ -125,15 +125,15 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
 
   struct Getting final : Traversal::Guide {
     explicit Getting(Impl& impl) : self(impl) {}
-    Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) override {
-      auto findings = co_await self.ask(node, queries);
+    Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
+      auto findings = co_await self.ask(contact, queries);
       if (!findings) co_return std::nullopt;
       std::vector<TraversalStep> steps;
       for (std::size_t i = 0; i < queries.size(); ++i) {
         const LookupPtr lookup = wanted.at(queries[i]);
         Finding& finding = (*findings)[i];
         if (finding.record && !lookup->done.is_set())
-          co_await self.consider(lookup, std::move(*finding.record), node.id);
+          co_await self.consider(lookup, std::move(*finding.record), contact.node.id);
         steps.push_back({std::move(finding.nearest), lookup->satisfied()});
       }
       co_return steps;

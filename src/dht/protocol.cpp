@@ -98,7 +98,14 @@ void Protocol::fill(proto::NodeInfo& info) const {
 Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::string request,
                                          const CallMetrics& counters) {
   const auto slot = co_await slots_.acquire();
-  if (options.locate && !host.connected(peer)) host.learn_addresses(peer, options.locate(peer));
+  if (!host.connected(peer)) {
+    auto reached = co_await host.reach(peer, {}, runtime.after(options.wait_timeout));
+    if (!reached) {
+      counters.failed.increment();
+      lost(peer);
+      co_return reached.error();
+    }
+  }
   std::string nonce;
   if (signed_calls_) {
     auto sealed = signed_calls_->sign_request(request);
@@ -173,8 +180,17 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
   co_return std::vector<bool>(reply.store_ok().begin(), reply.store_ok().end());
 }
 
-Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys) {
-  return finds_.call(peer, std::move(keys));
+Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId teller) {
+  if (!host.connected(peer)) {
+    auto reached = co_await host.reach(peer, teller, runtime.after(options.wait_timeout));
+    if (!reached) {
+      // Whoever named it may have lied about where it is: only nodes that we knew ourselves are given up.
+      if (teller.empty()) lost(peer);
+      metrics.find.failed.increment();
+      co_return reached.error();
+    }
+  }
+  co_return co_await finds_.call(peer, std::move(keys));
 }
 
 Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<DhtId> keys) {

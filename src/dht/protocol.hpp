@@ -47,7 +47,8 @@ class Protocol {
   /// One answer per record.
   Task<Result<std::vector<bool>>> store(PeerId peer, std::vector<OutgoingRecord> records);
   /// One finding per key.
-  Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys);
+  /// \param teller  who named the peer, and will know where it is; empty: nobody
+  Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys, PeerId teller = {});
   /// Stores here, validated as if another node had sent it.
   /// \param from  whose records they count as; empty: ours
   Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records, PeerId from = {});

@@ -62,8 +62,8 @@ Task<std::vector<bool>> Dht::Impl::store_many(std::vector<StoreItem> items) {
 
   struct Storing final : Traversal::Guide {
     explicit Storing(Impl& impl) : self(impl), sending(impl.runtime, "dht store") {}
-    Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) override {
-      auto findings = co_await self.ask(node, std::move(queries));
+    Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
+      auto findings = co_await self.ask(contact, std::move(queries));
       if (!findings) co_return std::nullopt;
       std::vector<TraversalStep> steps;
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});

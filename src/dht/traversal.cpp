@@ -28,10 +28,11 @@ void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initi
   Query& query = queries_.emplace_back();
   query.id = id;
   query.index = queries_.size() - 1;
-  for (const auto& node : initial) learn(query, node, 1, false);
+  for (const auto& node : initial) learn(query, {node, {}}, 1, false);
 }
 
-void Traversal::learn(Query& query, const NodeAddress& node, std::size_t hops, bool asked) const {
+void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bool asked) const {
+  const NodeAddress& node = contact.node;
   if (node.id == self_) return;
   const DhtId distance = node.id.distance(query.id);
   auto& beam = query.beam;
@@ -45,7 +46,7 @@ void Traversal::learn(Query& query, const NodeAddress& node, std::size_t hops, b
   const std::size_t limit = options_.beam_size * (1 + kReserve);
   if (at == beam.end() && beam.size() >= limit) return;
   if (std::find(query.failed.begin(), query.failed.end(), node.id) != query.failed.end()) return;
-  beam.insert(at, {distance, node, hops, asked});
+  beam.insert(at, {distance, node, contact.teller, hops, asked});
   if (beam.size() > limit) beam.pop_back();
 }
 
@@ -88,7 +89,7 @@ void Traversal::finish(Query& query) {
 
 /// Picks the query with the fewest workers on it and, among those, the nearest candidate; then the other queries that
 /// the same call may carry: those nearest to the node that have not asked it yet.
-bool Traversal::choose(NodeAddress& node, std::vector<Query*>& batch) {
+bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
   Query* best = nullptr;
   for (std::size_t i = 0; i < unfinished_.size();) {
     Query* query = unfinished_[i];
@@ -103,8 +104,10 @@ bool Traversal::choose(NodeAddress& node, std::vector<Query*>& batch) {
       best = query;
   }
   if (!best) return false;
-  node = best->beam[best->next].node;
-  const std::size_t best_hops = best->beam[best->next].hops;
+  const Candidate& chosen = best->beam[best->next];
+  contact = {chosen.node, chosen.teller};
+  const NodeAddress& node = contact.node;
+  const std::size_t best_hops = chosen.hops;
   batch.assign(1, best);
   auto& asked = asked_[node.peer];
   asked.resize(queries_.size());
@@ -122,7 +125,7 @@ bool Traversal::choose(NodeAddress& node, std::vector<Query*>& batch) {
     asked[query->index] = true;
     ++query->calls;
     ++query->active;
-    learn(*query, node, best_hops, true);
+    learn(*query, contact, best_hops, true);
     update_next(*query);
   }
   return true;
@@ -136,7 +139,7 @@ void Traversal::apply(Query& query, const NodeAddress& node, TraversalStep* step
     std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.id == node.id; });
   } else {
     const std::size_t hops = hops_to(query, node);
-    for (const auto& neighbour : step->nearest) learn(query, neighbour, hops + 1, false);
+    for (const auto& neighbour : step->nearest) learn(query, {neighbour, node.peer}, hops + 1, false);
     if (step->stop) {
       query.stopped_at = hops;
       return finish(query);
@@ -147,17 +150,17 @@ void Traversal::apply(Query& query, const NodeAddress& node, TraversalStep* step
 
 Task<void> Traversal::work(Traversal& self) {
   while (!self.unfinished_.empty()) {
-    NodeAddress node;
+    Contact contact;
     std::vector<Query*> batch;
-    if (!self.choose(node, batch)) {
+    if (!self.choose(contact, batch)) {
       if (!self.unfinished_.empty()) co_await self.changed_.wait();  // other workers are on them
       continue;
     }
     std::vector<DhtId> ids;
     for (const Query* query : batch) ids.push_back(query->id);
-    auto steps = co_await self.guide_.ask(node, std::move(ids));
+    auto steps = co_await self.guide_.ask(contact, std::move(ids));
     if (steps && steps->size() != batch.size()) steps.reset();
-    for (std::size_t i = 0; i < batch.size(); ++i) self.apply(*batch[i], node, steps ? &(*steps)[i] : nullptr);
+    for (std::size_t i = 0; i < batch.size(); ++i) self.apply(*batch[i], contact.node, steps ? &(*steps)[i] : nullptr);
     self.changed_.notify_all();
   }
 }

@@ -32,14 +32,20 @@ struct SearchCost {
   std::size_t hops = 0;  ///< from one node to the next until the nearest one, or the one that had what was wanted
 };
 
+/// A node to ask, and the peer that named it; that one is empty for a node of our own table.
+struct Contact {
+  NodeAddress node;
+  PeerId teller;
+};
+
 class Traversal {
  public:
   /// What the search is for.
   class Guide {
    public:
     virtual ~Guide() = default;
-    /// Asks `node` about `queries`; one step per query, or nullopt when the node failed.
-    virtual Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) = 0;
+    /// Asks a node about `queries`; one step per query, or nullopt when the node failed.
+    virtual Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) = 0;
     /// Called once per query with the nearest nodes known, nearest first, asked or not.
     virtual void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) = 0;
   };
@@ -54,7 +60,8 @@ class Traversal {
   struct Candidate {
     DhtId distance;
     NodeAddress node;
-    std::size_t hops = 1;  // 1: it was in our own table
+    PeerId teller;         // empty: it was in our own table
+    std::size_t hops = 1;  // 1: the same
     bool asked = false;
   };
   struct Query {
@@ -71,9 +78,9 @@ class Traversal {
   static constexpr std::size_t kNone = ~std::size_t{0};
 
   static Task<void> work(Traversal& self);
-  void learn(Query& query, const NodeAddress& node, std::size_t hops, bool asked) const;
+  void learn(Query& query, const Contact& contact, std::size_t hops, bool asked) const;
   void update_next(Query& query);
-  bool choose(NodeAddress& node, std::vector<Query*>& batch);
+  bool choose(Contact& contact, std::vector<Query*>& batch);
   void apply(Query& query, const NodeAddress& node, TraversalStep* step);
   void finish(Query& query);
   static std::size_t hops_to(const Query& query, const NodeAddress& node);

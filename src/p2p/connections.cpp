@@ -13,7 +13,7 @@ namespace {
 
 constexpr Duration kSimultaneous = 3s;   // connections to one peer this close were dialled by both sides at once
 constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept this long
-constexpr Duration kMayNeedAgain = 60s;  // connections used this lately are not closed to make room
+constexpr Duration kMayNeedAgain = 20s;  // connections used this lately are not closed to make room; go-libp2p's grace
 constexpr Duration kMeasurePeriod = 5s;
 
 /// How many streams of the services below one peer may have open here.

@@ -289,6 +289,19 @@ Task<Result<std::vector<Multiaddr>>> Host::find_peer(PeerId peer, Deadline deadl
   co_return co_await impl_->finds.join(peer, deadline, [self = impl_.get(), peer] { return Impl::find(*self, peer); });
 }
 
+Task<Result<>> Host::reach(PeerId peer, PeerId teller, Deadline deadline) {
+  auto connected = co_await impl_->connect(peer, deadline, Reach::in_hand);
+  if (connected || impl_->closed || peer == impl_->id) co_return connected;
+  if (!teller.empty() && teller != peer && !deadline.passed(impl_->runtime.now())) {
+    const auto reply = co_await impl_->routing.ask(teller, peer.binary(), deadline);
+    if (reply) impl_->routing.learn(teller, *reply);
+    // Those that have just failed are not dialled again.
+    if (reply && impl_->book.knows(peer)) co_return co_await impl_->connect(peer, deadline, Reach::in_hand);
+  }
+  if (impl_->book.knows(peer)) co_return connected;
+  co_return co_await impl_->connect(peer, deadline, Reach::peer_routing);
+}
+
 Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadline) {
   if (addresses.empty()) co_return ok();
   for (const auto& address : addresses)

@@ -13,8 +13,6 @@ constexpr Duration kLookupTimeout = 60s;
 constexpr std::size_t kMaxQueries = 100;
 constexpr std::size_t kMaxDials = 50;  // of these, peers that we are not connected to
 constexpr std::size_t kMaxCandidates = 512;
-constexpr int kMaxPeersHeard = 32;          // per reply; k and the target are 21
-constexpr int kMaxAddressesHeard = 16;      // per peer in a reply
 constexpr std::size_t kMaxTold = 64;        // addresses of the target
 constexpr std::size_t kMaxToldAtOnce = 10;  // of these, by one peer
 
@@ -112,27 +110,16 @@ Task<void> Lookup::work(Lookup& self) {
 }
 
 void Lookup::take(const PeerId& teller, const proto::KadMessage& reply) {
-  const auto link = host_.link_to(teller);
-  const auto scope = link ? link->connection->remote_address().scope() : Multiaddr::Scope::public_;
-  for (int i = 0; i < std::min(reply.closer_peers_size(), kMaxPeersHeard); ++i) {
-    const auto& entry = reply.closer_peers(i);
-    const auto id = PeerId::from_bytes(as_bytes(entry.id()));
-    if (!id || *id == host_.id) continue;
-    std::vector<Multiaddr> addresses;
-    for (int k = 0; k < std::min(entry.addrs_size(), kMaxAddressesHeard); ++k) {
-      auto address = Multiaddr::from_bytes(as_bytes(entry.addrs(k)));
-      if (address && acceptable_address(*address, scope)) addresses.push_back(address->without_peer());
-    }
-    if (*id == target_) {
+  for (auto& [peer, addresses, scope] : routing_.learn(teller, reply)) {
+    if (peer == target_) {
       // One liar must not use up what may be tried.
       if (addresses.size() > kMaxToldAtOnce) addresses.resize(kMaxToldAtOnce);
       for (const auto& address : addresses)
         if (told_.size() < kMaxTold && told_.insert(address).second)
           fresh_.push_back({address, KnownAddress::Source::told, scope});
-    } else if ((!addresses.empty() || host_.link_to(*id))) {
-      add(*id);
+    } else if (!addresses.empty() || host_.link_to(peer)) {
+      add(peer);
     }
-    host_.book.add_hearsay(*id, addresses, scope);
   }
 }
 

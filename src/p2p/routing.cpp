@@ -15,6 +15,8 @@ constexpr std::size_t kMaxMessage = 64 * 1024;
 constexpr std::size_t kMaxReply = 16 * 1024;  // what rust-libp2p reads
 constexpr std::size_t kMaxKey = 1024;
 constexpr int kMaxAddressesTold = 8;
+constexpr int kMaxPeersHeard = 32;      // per reply; k and the target are 21
+constexpr int kMaxAddressesHeard = 16;  // per peer in a reply
 constexpr Duration kQueryTimeout = 10s;
 constexpr Duration kIdle = 60s;
 
@@ -191,6 +193,25 @@ Task<Result<proto::KadMessage>> Routing::ask(PeerId peer, std::string key, Deadl
     co_return Error(cohive::Errc::malformed, peer, "routing reply");
   (*stream)->close_write();
   co_return reply;
+}
+
+std::vector<Routing::Told> Routing::learn(const PeerId& teller, const proto::KadMessage& reply) {
+  const auto link = host_.link_to(teller);
+  const auto scope = link ? link->connection->remote_address().scope() : Multiaddr::Scope::public_;
+  std::vector<Told> result;
+  for (int i = 0; i < std::min(reply.closer_peers_size(), kMaxPeersHeard); ++i) {
+    const auto& entry = reply.closer_peers(i);
+    const auto id = PeerId::from_bytes(as_bytes(entry.id()));
+    if (!id || *id == host_.id) continue;
+    std::vector<Multiaddr> addresses;
+    for (int k = 0; k < std::min(entry.addrs_size(), kMaxAddressesHeard); ++k) {
+      auto address = Multiaddr::from_bytes(as_bytes(entry.addrs(k)));
+      if (address && acceptable_address(*address, scope)) addresses.push_back(address->without_peer());
+    }
+    host_.book.add_hearsay(*id, addresses, scope);
+    result.push_back({*id, std::move(addresses), scope});
+  }
+  return result;
 }
 
 }  // namespace cohive::p2p

@@ -34,6 +34,15 @@ class Routing {
   /// One query. Dials the peer only by addresses in hand, so that a lookup never starts another.
   Task<Result<proto::KadMessage>> ask(PeerId peer, std::string key, Deadline deadline);
 
+  /// Somebody that a reply told of, with the addresses that its teller may tell.
+  struct Told {
+    PeerId peer;
+    std::vector<Multiaddr> addresses;
+    Multiaddr::Scope teller;
+  };
+  /// Keeps the addresses of a reply as hearsay; returns whom it told of, without ourselves.
+  std::vector<Told> learn(const PeerId& teller, const proto::KadMessage& reply);
+
   /// Walks towards ourselves, so that those near us know us.
   Task<void> look_up_self();
   /// Whom to ask first about `key`.

@@ -30,7 +30,7 @@ TEST(Churn, AHundredNodesKeepWhatIsStoredWhileTheyAreReplaced) {
 }
 
 TEST(Churn, AThousandNodesFindTheirRecordsInFewHops) {
-  ChurnOptions options{.nodes = 100, .duration = 1min, .peer_routing = false};
+  ChurnOptions options{.nodes = 100, .duration = 1min};
   const auto small = churn(options);
   options.nodes = kSanitized ? 250 : 1000;
   const auto large = churn(options);

@@ -45,7 +45,8 @@ struct World final : Traversal::Guide {
     list.resize(count);
     return list;
   }
-  Task<std::optional<std::vector<TraversalStep>>> ask(NodeAddress node, std::vector<DhtId> queries) override {
+  Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
+    const NodeAddress& node = contact.node;
     ++calls;
     largest_batch = std::max(largest_batch, queries.size());
     for (const auto& query : queries) EXPECT_TRUE(asked.insert({query, node.id}).second) << "asked twice";

@@ -53,6 +53,33 @@ TEST_F(PeerRouting, ALookupThroughPeersThatAreAllDeadStartsNoOtherLookup) {
   EXPECT_EQ(counted.lookups_active.value(), 0);
 }
 
+TEST_F(PeerRouting, WhoeverNamedAPeerTellsWhereItIsAndPeerRoutingIsLeftAlone) {
+  auto& hub = swarm.add_host();
+  auto& bob = join(hub);
+  auto& carol = join(hub);
+  swarm.pass(2s);
+  auto& alice = swarm.add_host();
+  alice.learn_addresses(hub.id(), hub.addresses());
+  const double queries = counted.lookup_queries.value();
+  EXPECT_TRUE(swarm.run(alice.reach(carol.id(), hub.id(), swarm.after(5s))));
+  EXPECT_TRUE(alice.connected(carol.id()));
+  // An address that no longer works is no reason to search the swarm either, if the teller knows another.
+  alice.learn_addresses(bob.id(), {nowhere()});
+  EXPECT_TRUE(swarm.run(alice.reach(bob.id(), hub.id(), swarm.after(5s))));
+  EXPECT_EQ(counted.lookup_queries.value(), queries);
+}
+
+TEST_F(PeerRouting, APeerWhoseTellerKnowsNothingIsLookedUp) {
+  auto& hub = swarm.add_host();
+  auto& carol = join(hub);
+  auto& alice = join(hub);
+  auto& teller = swarm.add_host();
+  swarm.pass(2s);
+  alice.learn_addresses(teller.id(), teller.addresses());
+  EXPECT_TRUE(swarm.run(alice.reach(carol.id(), teller.id(), swarm.after(10s))));
+  EXPECT_GT(counted.lookups_found.value(), 0);
+}
+
 TEST_F(PeerRouting, AStaleAddressDoesNotHideWhereAPeerIsNow) {
   auto& hub = swarm.add_host();
   auto& bob = join(hub);

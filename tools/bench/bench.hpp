@@ -16,7 +16,6 @@ struct Settings {
   std::size_t runs = 200;                     ///< of faults
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged
   std::size_t state_megabytes = 2000;         ///< of memory: downloaded
-  bool peer_routing = true;                   ///< of dht-sim: simulate libp2p's Kademlia too
 };
 
 nlohmann::json transport(const Settings& settings);

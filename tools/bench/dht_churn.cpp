@@ -7,7 +7,6 @@
 #include <cmath>
 #include <deque>
 #include <fstream>
-#include <unordered_map>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
@@ -19,6 +18,7 @@ namespace {
 
 // Newcomers know this many nodes, as users list a few addresses.
 constexpr std::size_t kInitialPeers = 3;
+constexpr Duration kWave = 10s;  // while the swarm grows by an eighth
 constexpr Duration kRestBeforeStart = 30s;
 
 double seconds_now() {
@@ -121,14 +121,10 @@ class Churn {
     std::memcpy(seed.data(), &number, sizeof number);
     p2p::HostOptions host_options;
     host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
-    host_options.routing_server = options_.peer_routing;
     host_options.max_connections = options_.max_connections;
     node->host = std::make_unique<p2p::Host>(*node->machine, KeyPair::ed25519_from_seed(seed), host_options);
     node->host->start().value();
-    DhtOptions dht_options;
-    if (!options_.peer_routing) dht_options.locate = [this](const PeerId& peer) { return addresses_[peer]; };
-    addresses_[node->host->id()] = node->host->addresses();
-    node->dht = std::make_unique<Dht>(*node->host, dht_options);
+    node->dht = std::make_unique<Dht>(*node->host);
     return node;
   }
 
@@ -143,16 +139,22 @@ class Churn {
     ++(joined ? report_.joined : report_.joins_failed);
   }
 
-  /// The swarm grows by an eighth until it is there: more newcomers at once than the others have room for are turned
-  /// away.
+  Task<void> join_later(std::shared_ptr<Node> node, Duration pause) {
+    co_await runtime_.sleep_for(pause);
+    co_await join(node);
+  }
+
+  /// The swarm grows by an eighth in every wave: more newcomers at once than the others have room for are turned away.
   void build() {
     while (nodes_.size() < options_.nodes) {
       const std::size_t standing = nodes_.size();
       const std::size_t wave = std::min(std::max<std::size_t>(standing / 8, 1), options_.nodes - standing);
       std::vector<std::shared_ptr<Node>> newcomers;
       std::vector<Task<void>> joining;
-      for (std::size_t i = 0; i < wave; ++i) newcomers.push_back(new_node());
-      for (const auto& node : newcomers) joining.push_back(join(node));
+      for (std::size_t i = 0; i < wave; ++i) {
+        newcomers.push_back(new_node());
+        joining.push_back(join_later(newcomers.back(), from_seconds(runtime_.random_unit() * to_seconds(kWave))));
+      }
       runtime_.run(when_all(runtime_, std::move(joining)));
       nodes_.insert(nodes_.end(), newcomers.begin(), newcomers.end());
     }
@@ -215,7 +217,6 @@ class Churn {
   transport::SimFabric fabric_;
   const dht::CallMetrics find_, store_, ping_;
   const dht::DhtMetrics dht_metrics_;
-  std::unordered_map<PeerId, std::vector<Multiaddr>> addresses_;  // of everyone, also of those that left
   std::vector<std::shared_ptr<Node>> nodes_;
   std::deque<StoredKey> records_;  // by expiration
   std::uint64_t made_ = 0;

@@ -16,9 +16,6 @@ struct ChurnOptions {
   double stores_per_second = 2;       ///< by nodes chosen at random
   double gets_per_second = 20;        ///< of records that live, by nodes chosen at random
   Duration lifetime = 5min;           ///< of a record
-  /// Find addresses through libp2p's peer routing, as real swarms do. Without it the simulation tells them: the DHT
-  /// does the same, for about half the work.
-  bool peer_routing = true;
   std::size_t max_connections = 128;  ///< of a node; idle ones make room
 };
 

@@ -17,7 +17,6 @@ nlohmann::json dht_sim(const Settings& settings) {
     ChurnOptions options;
     options.nodes = nodes;
     options.seed = settings.seed;
-    options.peer_routing = settings.peer_routing;
     options.duration = from_seconds(settings.minutes * 60);
     const ChurnReport report = run_churn(options);
     std::cerr << fmt::format(
@@ -46,7 +45,6 @@ nlohmann::json dht_sim(const Settings& settings) {
   }
   return {{"benchmark", "dht-sim"},
           {"replaced_per_minute", ChurnOptions().replaced_per_minute},
-          {"peer_routing", settings.peer_routing},
           {"swarms", rows}};
 }
 

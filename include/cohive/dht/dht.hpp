@@ -3,7 +3,6 @@
 /// 3, 4. Loop thread only.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,8 +40,6 @@ struct DhtOptions {
   std::size_t parallel_rpc = 256;  ///< outgoing calls at once
   Duration blacklist_time = 5s;
   double backoff_rate = 2.0;
-  /// Where a peer is, in swarms that know without libp2p's peer routing; asked before a call to a stranger.
-  std::function<std::vector<Multiaddr>(const PeerId&)> locate;
   std::shared_ptr<Authorizer> authorizer;  ///< of a moderated swarm: outsiders are neither served nor believed
   std::optional<DhtId> node_id;            ///< of an earlier run with the same identity; nullopt: a random one
   bool client_mode = false;                ///< serve nothing, never appear in tables

@@ -116,6 +116,11 @@ class Host {
 
   /// The known addresses of a peer, unless dialling them has just failed; else those that Kademlia finds.
   Task<Result<std::vector<Multiaddr>>> find_peer(PeerId peer, Deadline deadline);
+  /// Connects to one of many peers that would serve: by the addresses in hand, then by those that `teller` knows, who
+  /// named the peer. That is one query where a walk through peer routing takes dozens, so peer routing is left to peers
+  /// that nobody knows an address of.
+  /// \param teller  empty: nobody
+  Task<Result<>> reach(PeerId peer, PeerId teller, Deadline deadline);
   /// Fills the routing table: dials the bootstrap addresses in parallel, succeeds when one answered, then looks itself
   /// up. All of them are kept as ways to come back.
   Task<Result<>> bootstrap(std::vector<Multiaddr> addresses, Deadline deadline);

@@ -11,6 +11,8 @@ constexpr std::size_t kLengthSize = 2;
 constexpr std::size_t kTag = crypto::Aead::kTagSize;
 constexpr std::size_t kFullRecord = kLengthSize + 65535;
 constexpr std::size_t kMinRead = 4 * 1024;
+constexpr std::size_t kModestRead =
+    4 * kMinRead;  // a connection that reads no more at once keeps no block between reads
 constexpr std::size_t kMaxRead = 2 * kFullRecord;  // larger reads leave the processor's cache
 constexpr std::size_t kMaxUsedInputs = 4;          // blocks kept for reuse by one busy connection
 constexpr std::size_t kTurn = 128 * 1024;          // a peer that sends without pause does not starve other tasks
@@ -18,9 +20,12 @@ constexpr std::size_t kOutputBlock = kFullRecord;
 constexpr std::size_t kSmallBlock = 2 * 1024;       // for connections that say little
 constexpr std::size_t kMaxFlush = 2 * kFullRecord;  // one write: what a slow link must carry within the write time-out
 constexpr std::size_t kMaxSpareOutputs = 8;
+constexpr std::size_t kMaxSpareInputs = 8;
 
 /// Full-size output blocks that are free: malloc would return their pages to the system again and again.
 thread_local std::vector<Slice> spare_outputs;
+/// Receive blocks of the smallest size that are free.
+thread_local std::vector<Slice> spare_inputs;
 
 Slice output_block(std::size_t size) {
   if (size < kSmallBlock / 2) return Slice::uninitialised(kSmallBlock);
@@ -64,6 +69,10 @@ void SecureChannel::make_room(std::size_t needed) {
     used_inputs_.pop_back();
     break;
   }
+  if (fresh.empty() && wanted == kMinRead && !spare_inputs.empty()) {
+    fresh = std::move(spare_inputs.back());
+    spare_inputs.pop_back();
+  }
   if (fresh.empty()) fresh = Slice::uninitialised(wanted);
   if (kept) std::memcpy(fresh.mutable_data(), input_.data() + begin_, kept);
   retire_input();
@@ -81,6 +90,16 @@ void SecureChannel::retire_input() {
     used_inputs_.push_back(std::move(input_));
   }
   input_ = Slice();
+}
+
+/// Nobody knows when the next bytes come: until then the block serves other connections.
+void SecureChannel::release_input() {
+  used_inputs_.clear();
+  if (input_.size() == kMinRead && input_.unique() && spare_inputs.size() < kMaxSpareInputs)
+    spare_inputs.push_back(std::move(input_));
+  input_ = Slice();
+  begin_ = end_ = 0;
+  read_size_ = kMinRead;
 }
 
 /// A complete record from the buffer, or nullopt when more bytes are needed.
@@ -105,6 +124,10 @@ std::optional<Result<Slice>> SecureChannel::next_record() {
 }
 
 Task<Result<bool>> SecureChannel::read_more() {
+  if (begin_ == end_ && drained_ && read_size_ <= kModestRead) {
+    release_input();
+    co_await raw_->wait_readable();
+  }
   std::size_t wanted = 1;
   if (open_ && end_ - begin_ >= kLengthSize) {
     const std::uint8_t* record = input_.data() + begin_;
@@ -122,6 +145,7 @@ Task<Result<bool>> SecureChannel::read_more() {
   end_ += *count;
   bytes_in_ += *count;
   turn_ += *count;
+  drained_ = *count < room;
   if (turn_ >= kTurn) {
     turn_ = 0;
     co_await runtime_.yield();

@@ -3,7 +3,7 @@
 // (simulations). Source: libp2p wire spec, section 3.1 (framing).
 #pragma once
 
-#include <deque>
+#include <list>
 #include <optional>
 #include <vector>
 
@@ -45,6 +45,7 @@ class SecureChannel {
   Task<Result<bool>> read_more();
   void make_room(std::size_t needed);
   void retire_input();
+  void release_input();
 
   Runtime& runtime_;
   std::unique_ptr<RawConnection> raw_;
@@ -57,7 +58,8 @@ class SecureChannel {
   Slice input_;            // the whole receive block
   std::size_t begin_ = 0;  // unconsumed bytes in it: [begin_, end_)
   std::size_t end_ = 0;
-  std::size_t read_size_;           // grows while reads fill it, so idle connections hold little memory
+  std::size_t read_size_;           // grows while reads fill it
+  bool drained_ = true;             // the last read took all there was
   std::vector<Slice> used_inputs_;  // blocks that slices given out may still share; reused once they do not
   std::size_t turn_ = 0;            // bytes read since others had their turn
   std::uint64_t bytes_in_ = 0;
@@ -66,7 +68,7 @@ class SecureChannel {
     Slice block;
     std::size_t used = 0;
   };
-  std::deque<Output> output_;
+  std::list<Output> output_;  // holds no memory while empty, as most connections are
   std::size_t queued_ = 0;
   std::uint64_t bytes_out_ = 0;
 };

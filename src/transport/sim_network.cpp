@@ -44,6 +44,10 @@ std::unordered_set<Machine> machines_of(const std::set<std::string>& ips) {
 }
 
 struct Wire;
+/// A connection in the list of one of its machines.
+struct WireEnd : ListHook {
+  Wire* wire = nullptr;
+};
 
 /// A machine's own line, which its connections share.
 struct Line {
@@ -147,7 +151,9 @@ struct SimFabric::Impl {
   std::unordered_set<Machine> crashed;
   std::map<std::pair<Machine, std::uint16_t>, class SimListener*> listeners;
   std::unordered_map<Machine, std::uint16_t> last_port;
-  IntrusiveList<Wire> wires;  // in the order of their making, so that runs repeat
+  // In the order of their making, so that runs repeat: all, and those of each machine.
+  IntrusiveList<Wire> wires;
+  std::unordered_map<Machine, IntrusiveList<WireEnd>> wires_of;
   std::size_t open = 0;
   Tap tap;
   std::uint64_t carried = 0;
@@ -163,6 +169,9 @@ struct Wire : ListHook {
         backward(fabric->runtime, *this, b, a),
         death(fabric->runtime, [](void* self) { static_cast<Wire*>(self)->reset(); }, this) {
     fabric->wires.push_back(*this);
+    ends[0].wire = ends[1].wire = this;
+    fabric->wires_of[a].push_back(ends[0]);
+    fabric->wires_of[b].push_back(ends[1]);
     ++fabric->open;
     const SimLink& link = fabric->link(a, b);
     if (link.mean_lifetime > 0ns) {
@@ -172,6 +181,7 @@ struct Wire : ListHook {
   }
   ~Wire() {
     unlink();
+    for (WireEnd& end : ends) end.unlink();
     --fabric->open;
   }
 
@@ -191,6 +201,7 @@ struct Wire : ListHook {
   }
 
   std::shared_ptr<SimFabric::Impl> fabric;
+  WireEnd ends[2];
   Pipe forward, backward;
   Timer death;
   bool broken = false;
@@ -260,6 +271,10 @@ class SimConnection final : public RawConnection {
       if (in_.chunks.begin() != in_.next) co_return take(into);
       co_await in_.readable.wait();
     }
+  }
+
+  Task<void> wait_readable() override {
+    while (!wire_->broken && !closed_ && in_.chunks.begin() == in_.next) co_await in_.readable.wait();
   }
 
   Task<Result<>> write_all(std::span<const ByteView> buffers) override {
@@ -512,12 +527,11 @@ void SimFabric::crash(const std::string& ip) {
 
 void SimFabric::kill(const std::string& ip) {
   const Machine machine = machine_of(ip);
-  impl_->wires.for_each([&](Wire& wire) {
-    if (wire.forward.from == machine || wire.forward.to == machine) wire.reset();
-  });
+  impl_->wires_of[machine].for_each([](WireEnd& end) { end.wire->reset(); });
   std::vector<SimListener*> gone;
-  for (const auto& [key, listener] : impl_->listeners)
-    if (key.first == machine) gone.push_back(listener);
+  for (auto at = impl_->listeners.lower_bound({machine, 0}); at != impl_->listeners.end() && at->first.first == machine;
+       ++at)
+    gone.push_back(at->second);
   for (auto* listener : gone) listener->close();
 }
 

@@ -166,6 +166,10 @@ class TcpConnection final : public RawConnection {
     }
   }
 
+  Task<void> wait_readable() override {
+    if (descriptor_.is_open()) co_await Readiness(runtime_, descriptor_, Descriptor::wait_read);
+  }
+
   Task<Result<>> write_all(std::span<const ByteView> buffers) override {
     std::vector<iovec> pending;
     pending.reserve(buffers.size());

@@ -39,15 +39,15 @@ YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel
       options_(options),
       next_id_(role == Role::initiator ? 1 : 2),
       acceptable_(runtime, "inbound stream"),
-      output_(runtime, "output"),
       writable_(runtime, "connection output"),
       openable_(runtime, "stream backlog"),
       closed_(runtime, "connection end"),
       last_received_(runtime.now()),
+      keepalive_(
+          runtime, [](void* self) { static_cast<YamuxConnection*>(self)->check_alive(); }, this),
       tasks_(runtime, "yamux") {
   tasks_.spawn(read_loop(), "yamux reader");
-  tasks_.spawn(flush_loop(), "yamux writer");
-  if (options_.keepalive_interval > 0s) tasks_.spawn(keep_alive(), "yamux keepalive");
+  if (options_.keepalive_interval > 0s) check_alive();
 }
 
 YamuxConnection::~YamuxConnection() {
@@ -118,6 +118,7 @@ void YamuxConnection::close(Error reason) noexcept {
   acceptable_.notify_all();
   writable_.notify_all();
   openable_.notify_all();
+  keepalive_.disarm();
   channel_->close();
   tasks_.cancel();
 }
@@ -148,7 +149,7 @@ void YamuxConnection::send_frame(std::uint8_t type, std::uint16_t flags, std::ui
   parts.push_back(header);
   parts.insert(parts.end(), payload.begin(), payload.end());
   channel_->append(parts);
-  output_.notify_all();
+  if (!closed() && !std::exchange(flushing_, true)) tasks_.spawn(flush_output(), "yamux writer");
 }
 
 void YamuxConnection::send_control(YamuxStreamState& stream, std::uint16_t flags, std::uint32_t delta) {
@@ -178,9 +179,9 @@ void YamuxConnection::return_credit(YamuxStreamState& stream) {
   send_control(stream, 0, static_cast<std::uint32_t>(delta));
 }
 
-Task<void> YamuxConnection::flush_loop() {
-  for (;;) {
-    while (channel_->queued() == 0) co_await output_.wait();
+/// Runs while there is something to write: idle connections have no task for it.
+Task<void> YamuxConnection::flush_output() {
+  while (channel_->queued() > 0) {
     const Deadline limit =
         channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_.write_timeout);
     auto flushed = co_await within(runtime_, limit, channel_->flush(), "writing to the connection");
@@ -191,26 +192,29 @@ Task<void> YamuxConnection::flush_loop() {
     // One turn each, first come first served.
     writable_.notify_all();
   }
+  flushing_ = false;
 }
 
-Task<void> YamuxConnection::keep_alive() {
-  for (;;) {
-    ping_sent_ = runtime_.now();
-    ping_open_ = true;
-    send_frame(kPing, kSyn, 0, ++ping_value_);
-    co_await runtime_.sleep_for(options_.keepalive_timeout);
+/// Pings a silent peer, and a busy one now and then for the round trip. A timer instead of a task, because a node with
+/// thousands of connections pays for each of them.
+void YamuxConnection::check_alive() {
+  const TimePoint now = runtime_.now();
+  if (std::exchange(probing_, false)) {
     // Behind much data a pong may take longer; whoever sends anything is alive. Under a cap the ping may not have left.
     const bool may_wait = channel_->raw().times_writes() && channel_->queued() > 0;
-    if (ping_open_ && last_received_ <= ping_sent_ && !may_wait) {
-      close(Error(Errc::keepalive_timeout, peer_));
-      co_return;
+    if (ping_open_ && last_received_ <= ping_sent_ && !may_wait) return close(Error(Errc::keepalive_timeout, peer_));
+  } else {
+    sweep_orphans();
+    const bool silent = now - last_received_ >= options_.keepalive_interval;
+    if (silent || ping_value_ == 0 || now - ping_sent_ >= options_.keepalive_interval * kProbeEvery) {
+      ping_sent_ = now;
+      ping_open_ = probing_ = true;
+      send_frame(kPing, kSyn, 0, ++ping_value_);
+      keepalive_.arm(now + options_.keepalive_timeout);
+      return;
     }
-    do {
-      co_await runtime_.sleep_until(std::max(last_received_, ping_sent_) + options_.keepalive_interval);
-      sweep_orphans();
-    } while (runtime_.now() - last_received_ < options_.keepalive_interval &&
-             runtime_.now() - ping_sent_ < options_.keepalive_interval * kProbeEvery);
   }
+  keepalive_.arm(std::max(last_received_, ping_sent_) + options_.keepalive_interval);
 }
 
 // ---- The end of streams

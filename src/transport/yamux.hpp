@@ -3,7 +3,7 @@
 // straight from their buffers, one frame a turn. Source: libp2p wire spec, section 4.
 #pragma once
 
-#include <deque>
+#include <list>
 #include <map>
 
 #include "cohive/core/sync.hpp"
@@ -38,7 +38,7 @@ struct YamuxStreamState {
   std::size_t window_limit;    // what receive_window is refilled to
   std::size_t consumed = 0;    // read by the application since the last window update
   TimePoint last_update{};
-  std::deque<Slice> received;
+  std::list<Slice> received;  // most streams never hold more than one
   std::size_t received_bytes = 0;
   Slice tail;  // where small payloads are collected; the last of `received` ends at tail_used
   std::size_t tail_used = 0;
@@ -83,8 +83,8 @@ class YamuxConnection final : public Connection {
   };
 
   Task<void> read_loop();
-  Task<void> flush_loop();
-  Task<void> keep_alive();
+  Task<void> flush_output();
+  void check_alive();
 
   std::optional<Error> on_bytes(Slice bytes);
   std::optional<Error> on_header(const Header& header);
@@ -118,8 +118,8 @@ class YamuxConnection final : public Connection {
   std::size_t unacknowledged_ = 0;  // our SYNs not answered yet
   std::size_t buffered_ = 0;        // received and not yet read, all streams
   std::size_t granted_extra_ = 0;   // window growth beyond the initial one, all streams
-  std::deque<StreamPtr> pending_;
-  Condition acceptable_, output_, writable_, openable_;
+  std::list<StreamPtr> pending_;
+  Condition acceptable_, writable_, openable_;
   Event closed_;
   Error reason_;
   bool remote_gone_ = false;
@@ -130,11 +130,14 @@ class YamuxConnection final : public Connection {
   std::uint16_t late_flags_ = 0;  // FIN of the frame whose payload is being read
   State payload_stream_;          // null while draining payload of an unknown stream
   std::size_t writers_ = 0;       // write() calls in progress
+  bool flushing_ = false;         // flush_output() runs
 
   TimePoint last_received_, ping_sent_;
   std::uint32_t ping_value_ = 0;
   bool ping_open_ = false;
+  bool probing_ = false;  // keepalive_ fires when the answer is overdue
   Duration round_trip_{};
+  Timer keepalive_;
   TaskGroup tasks_;
 };
 

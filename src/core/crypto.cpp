@@ -34,11 +34,19 @@ std::array<std::uint8_t, N> digest(const EVP_MD* algorithm, std::initializer_lis
 Sha1Digest sha1(ByteView data) {
   return digest<20>(EVP_sha1(), {data});
 }
+namespace {
+/// Looked up once: EVP_sha256() is looked up anew for every digest, which takes longer than to hash an identity.
+const EVP_MD* fetched_sha256() {
+  static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  return algorithm;
+}
+}  // namespace
+
 Sha256Digest sha256(ByteView data) {
-  return digest<32>(EVP_sha256(), {data});
+  return digest<32>(fetched_sha256(), {data});
 }
 Sha256Digest sha256(std::initializer_list<ByteView> parts) {
-  return digest<32>(EVP_sha256(), parts);
+  return digest<32>(fetched_sha256(), parts);
 }
 Sha512Digest sha512(ByteView data) {
   return digest<64>(EVP_sha512(), {data});

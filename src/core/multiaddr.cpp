@@ -394,9 +394,13 @@ Multiaddr::Scope Multiaddr::scope() const {
 }
 
 bool Multiaddr::is_unspecified() const {
-  const auto parts = components();
-  return !parts.empty() && (parts[0].code == ip4 || parts[0].code == ip6) &&
-         std::all_of(parts[0].value.begin(), parts[0].value.end(), [](std::uint8_t b) { return b == 0; });
+  bool result = false;
+  walk(binary_, [&](const Protocol& protocol, ByteView value, std::size_t) {
+    result = (protocol.code == ip4 || protocol.code == ip6) &&
+             std::all_of(value.begin(), value.end(), [](std::uint8_t b) { return b == 0; });
+    return false;
+  });
+  return result;
 }
 
 std::ostream& operator<<(std::ostream& out, const Multiaddr& address) {

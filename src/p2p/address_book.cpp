@@ -9,12 +9,16 @@ using Source = KnownAddress::Source;
 constexpr Duration kHearsay = 2min;
 constexpr Duration kRecentlyConnected = 30min;
 constexpr std::size_t kMaxAddress = 256;  // bytes; a relayed address with RSA ids has about 100
+
+bool is_link_local(const Multiaddr& address) {
+  const ByteView bytes = address.bytes();
+  return bytes.size() > 2 && bytes[0] == Multiaddr::ip6 && bytes[1] == 0xfe && (bytes[2] & 0xc0) == 0x80;
+}
 }  // namespace
 
 bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller) {
   using Scope = Multiaddr::Scope;
-  if (address.bytes().size() > kMaxAddress || address.is_unspecified() || address.text().starts_with("/ip6/fe80"))
-    return false;
+  if (address.bytes().size() > kMaxAddress || address.is_unspecified() || is_link_local(address)) return false;
   const Scope scope = address.scope();
   if (teller == Scope::loopback) return true;
   if (teller == Scope::private_) return scope != Scope::loopback;

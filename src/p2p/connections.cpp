@@ -13,7 +13,10 @@ namespace {
 
 constexpr Duration kSimultaneous = 3s;   // connections to one peer this close were dialled by both sides at once
 constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept this long
-constexpr Duration kMayNeedAgain = 20s;  // connections used this lately are not closed to make room; go-libp2p's grace
+// Connections used this lately are not closed to make room: go-libp2p's grace for one that somebody else opens, and
+// less for one that we need now.
+constexpr Duration kMayNeedAgain = 20s;
+constexpr Duration kJustUsed = 2s;
 constexpr Duration kMeasurePeriod = 5s;
 
 /// How many streams of the services below one peer may have open here.
@@ -92,7 +95,7 @@ Task<void> Host::Impl::accept_loop(Impl& self, transport::Listener& listener) {
     if (self.pending_inbound >= self.options.max_pending_inbound ||
         counted(self.pending_per_ip, ip) >= self.options.max_pending_per_ip ||
         counted(self.links_per_ip, ip) >= self.options.max_connections_per_ip ||
-        (!self.has_room(true) && !self.longest_idle())) {
+        (!self.has_room(true) && !self.longest_idle(true))) {
       self.metrics.inbound_refused.increment();
       continue;  // dropping the connection closes it
     }
@@ -123,18 +126,18 @@ bool Host::Impl::has_room(bool inbound) const {
 }
 
 /// The connection that nobody will miss, if there is one.
-LinkPtr Host::Impl::longest_idle() const {
+LinkPtr Host::Impl::longest_idle(bool inbound) const {
+  const TimePoint limit = runtime.now() - (inbound ? kMayNeedAgain : kJustUsed);
   LinkPtr result;
   for (const auto& [id, peer] : peers)
     for (const auto& link : peer.links)
-      if (link->used + kMayNeedAgain <= runtime.now() && (!result || link->used < result->used) && link->idle())
-        result = link;
+      if (link->used <= limit && (!result || link->used < result->used) && link->idle()) result = link;
   return result;
 }
 
 bool Host::Impl::make_room(bool inbound) {
   if (has_room(inbound)) return true;
-  const LinkPtr victim = longest_idle();
+  const LinkPtr victim = longest_idle(inbound);
   if (!victim) return false;
   metrics.closed_for_room.increment();
   drop_link(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"));
@@ -282,7 +285,7 @@ Task<Result<transport::StreamPtr>> Host::Impl::open_stream(PeerId peer, std::str
     link->used = runtime.now();
     (*stream)->set_protocol(protocol);
     const auto known = peers.find(peer);
-    if (known != peers.end() && known->second.protocols.contains(protocol))
+    if (known != peers.end() && known->second.serves(protocol))
       co_return transport::select_lazily(std::move(*stream), protocol);
     const Deadline limit = deadline.min(runtime.after(options.negotiation_timeout));
     auto agreed = co_await transport::select_one_of(**stream, {protocol}, limit);

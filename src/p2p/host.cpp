@@ -241,7 +241,7 @@ std::optional<PeerInfo> Host::peer(const PeerId& id) const {
   info.addresses = impl_->book.addresses(id);
   if (const auto found = impl_->peers.find(id); found != impl_->peers.end()) {
     const Peer& peer = found->second;
-    info.protocols.assign(peer.protocols.begin(), peer.protocols.end());
+    if (peer.protocols) info.protocols.assign(peer.protocols->begin(), peer.protocols->end());
     info.agent = peer.agent;
     info.connected = true;
     LinkPtr link = impl_->link_to(id);

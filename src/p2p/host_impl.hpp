@@ -41,10 +41,14 @@ struct Link {
 };
 using LinkPtr = std::shared_ptr<Link>;
 
+using Protocols = std::set<std::string>;
+
 /// A connected peer.
 struct Peer {
+  bool serves(const std::string& protocol) const { return protocols && protocols->contains(protocol); }
+
   std::vector<LinkPtr> links;  // newest last
-  std::set<std::string> protocols;
+  std::shared_ptr<const Protocols> protocols;
   std::string agent;
   std::optional<Multiaddr> observed;  // how it sees us
   bool identified = false;
@@ -62,7 +66,7 @@ struct Host::Impl {
   Result<> adopt(transport::ConnectionPtr connection, std::string ip = {});
   bool has_room(bool inbound) const;
   bool make_room(bool inbound);
-  LinkPtr longest_idle() const;
+  LinkPtr longest_idle(bool inbound) const;
   static Task<void> run_link(Impl& self, LinkPtr link);
   static Task<void> serve_stream(Impl& self, transport::StreamPtr stream);
   static Task<void> close_surplus(Impl& self);
@@ -91,9 +95,11 @@ struct Host::Impl {
   static Task<void> push_to(Impl& self, PeerId peer);
   static Task<void> push_later(Impl& self);
   void schedule_push();
-  std::string identify_message(const Multiaddr& remote) const;
+  std::string identify_message(const Multiaddr& remote);
+  const std::string& signed_record(const std::vector<Multiaddr>& own);
   Result<> learn_identify(const PeerId& peer, const Multiaddr& remote, ByteView message);
   bool may_push(Peer& peer) const;
+  std::shared_ptr<const Protocols> shared(Protocols protocols);
   std::vector<Multiaddr> addresses() const;
 
   // host.cpp
@@ -111,12 +117,15 @@ struct Host::Impl {
   HostOptions options;
   HostMetrics metrics;
   AddressBook book;
+  std::string record;  ///< our signed peer record for these addresses
+  std::vector<Multiaddr> record_addresses;
   DialBackoff backoff;
   std::vector<std::unique_ptr<transport::Listener>> listeners;
   /// Open streams of services that are limited, per peer.
   std::map<std::pair<PeerId, std::string>, std::size_t> service_streams;
   std::unordered_map<PeerId, Peer> peers;
   std::map<std::string, StreamHandler> handlers;
+  std::vector<std::weak_ptr<const Protocols>> protocol_sets;  ///< most peers serve the same
   std::vector<std::weak_ptr<PeerEvent>> subscribers;
   std::size_t link_count = 0;
   Traffic past_traffic;  ///< of connections that have ended

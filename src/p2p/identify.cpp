@@ -18,6 +18,7 @@ namespace {
 constexpr std::size_t kMaxPart = 8192;
 constexpr int kMaxParts = 10;
 constexpr std::size_t kMaxProtocols = 1000;
+constexpr std::size_t kMaxProtocolSets = 16;
 constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
 constexpr std::size_t kMaxOwnMessage = 4096;
 constexpr Duration kPushDelay = 100ms;  // joins bursts of handler registrations
@@ -39,7 +40,16 @@ Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
 
 }  // namespace
 
-std::string Host::Impl::identify_message(const Multiaddr& remote) const {
+/// A new one, with a later number, only when the addresses have changed.
+const std::string& Host::Impl::signed_record(const std::vector<Multiaddr>& own) {
+  if (record.empty() || own != record_addresses) {
+    record = make_signed_peer_record(identity, static_cast<std::uint64_t>(runtime.wall_time() * 1e9), own);
+    record_addresses = own;
+  }
+  return record;
+}
+
+std::string Host::Impl::identify_message(const Multiaddr& remote) {
   proto::Identify message;
   message.set_public_key(identity.public_key().protobuf());
   message.set_agent_version(options.agent);
@@ -55,8 +65,7 @@ std::string Host::Impl::identify_message(const Multiaddr& remote) const {
   }
   for (const auto& address : own) message.add_listen_addrs(address.binary());
   for (const auto& [protocol, handler] : handlers) message.add_protocols(protocol);
-  const auto sequence = static_cast<std::uint64_t>(runtime.wall_time() * 1e9);
-  message.set_signed_peer_record(make_signed_peer_record(identity, sequence, own));
+  message.set_signed_peer_record(signed_record(own));
   if (message.ByteSizeLong() > kMaxOwnMessage) message.clear_signed_peer_record();
   return message.SerializeAsString();
 }
@@ -119,6 +128,16 @@ Task<void> Host::Impl::identify_peer(Impl& self, LinkPtr link) {
   self.notify(peer, true);
 }
 
+/// One copy for all peers that serve the same.
+std::shared_ptr<const Protocols> Host::Impl::shared(Protocols protocols) {
+  std::erase_if(protocol_sets, [](const auto& weak) { return weak.expired(); });
+  for (const auto& weak : protocol_sets)
+    if (auto same = weak.lock(); *same == protocols) return same;
+  auto made = std::make_shared<const Protocols>(std::move(protocols));
+  if (protocol_sets.size() < kMaxProtocolSets) protocol_sets.push_back(made);
+  return made;
+}
+
 Result<> Host::Impl::learn_identify(const PeerId& peer, const Multiaddr& remote, ByteView bytes) {
   const auto found = peers.find(peer);
   if (found == peers.end()) return Error(cohive::Errc::closed, peer);
@@ -132,27 +151,27 @@ Result<> Host::Impl::learn_identify(const PeerId& peer, const Multiaddr& remote,
       return Error(Errc::identify_failed, peer, "its key is not the one of the handshake");
   }
   if (message.protocols_size() > 0 || message.listen_addrs_size() > 0 || message.has_agent_version()) {
-    known.protocols.clear();
+    Protocols protocols;
     for (const auto& protocol : message.protocols())
-      if (known.protocols.size() < kMaxProtocols && protocol.size() <= transport::kMaxProtocolLength)
-        known.protocols.insert(protocol);
+      if (protocols.size() < kMaxProtocols && protocol.size() <= transport::kMaxProtocolLength)
+        protocols.insert(protocol);
+    known.protocols = shared(std::move(protocols));
   }
   known.agent = message.agent_version().substr(0, 256);
   if (message.has_observed_addr()) {
     auto observed = Multiaddr::from_bytes(as_bytes(message.observed_addr()));
     if (observed) known.observed = std::move(*observed);
   }
+  // The peer itself tells us over an authenticated connection: its signature would prove nothing more.
   std::vector<Multiaddr> told;
-  if (message.has_signed_peer_record()) {
+  for (const auto& binary : message.listen_addrs())
+    if (auto address = Multiaddr::from_bytes(as_bytes(binary))) told.push_back(std::move(*address));
+  if (told.empty() && message.has_signed_peer_record()) {
     auto record = open_signed_peer_record(as_bytes(message.signed_peer_record()));
     if (record && record->peer == peer) told = std::move(record->addresses);
   }
-  if (told.empty()) {
-    for (const auto& binary : message.listen_addrs())
-      if (auto address = Multiaddr::from_bytes(as_bytes(binary))) told.push_back(std::move(*address));
-  }
   book.set_told(peer, told, remote.scope());
-  if (known.protocols.contains(kKadProtocol)) {
+  if (known.serves(kKadProtocol)) {
     routing.consider(peer);
   } else {
     routing.remove(peer);
@@ -171,7 +190,7 @@ Task<void> Host::Impl::push_later(Impl& self) {
   self.push_scheduled = false;
   std::vector<PeerId> targets;
   for (const auto& [id, peer] : self.peers)
-    if (!peer.identified || peer.protocols.contains(kIdentifyPushProtocol)) targets.push_back(id);
+    if (!peer.identified || peer.serves(kIdentifyPushProtocol)) targets.push_back(id);
   for (const auto& id : targets) self.tasks.spawn(push_to(self, id), "identify push");
 }
 

@@ -39,15 +39,25 @@ std::size_t Routing::bucket_of(const Key& key) const {
 
 std::vector<PeerId> Routing::nearest(const Key& key, std::size_t count,
                                      const std::function<bool(const PeerId&)>& wanted) const {
-  std::vector<std::pair<Key, const PeerId*>> ranked;
+  // The first 64 bits decide: no two of a table's peers agree on them but by chance.
+  const auto prefix = [](const Key& of) {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < 8; ++i) bits = bits << 8 | of[i];
+    return bits;
+  };
+  const std::uint64_t wanted_prefix = prefix(key);
+  std::vector<std::pair<std::uint64_t, const PeerId*>> ranked;
   ranked.reserve(table_.size());
-  for (const auto& [peer, peer_key] : table_)
-    if (wanted(peer)) ranked.emplace_back(distance(peer_key, key), &peer);
-  const std::size_t kept = std::min(count, ranked.size());
-  std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(kept), ranked.end(),
-                    [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [peer, peer_key] : table_) ranked.emplace_back(prefix(peer_key) ^ wanted_prefix, &peer);
+  // A heap: only those that are taken out are put in order, and only they are looked at closely.
+  const auto farther = [](const auto& a, const auto& b) { return a.first > b.first; };
+  std::make_heap(ranked.begin(), ranked.end(), farther);
   std::vector<PeerId> result;
-  for (std::size_t i = 0; i < kept; ++i) result.push_back(*ranked[i].second);
+  for (auto end = ranked.end(); end != ranked.begin() && result.size() < count; --end) {
+    std::pop_heap(ranked.begin(), end, farther);
+    const PeerId& nearest = *std::prev(end)->second;
+    if (wanted(nearest)) result.push_back(nearest);
+  }
   return result;
 }
 
@@ -58,7 +68,7 @@ std::vector<PeerId> Routing::seeds(const Key& key) const {
   for (const auto& [id, peer] : host_.peers) {
     if (result.size() >= 2 * kBucketSize) break;
     if (table_.contains(id)) continue;
-    if (!peer.identified || peer.protocols.contains(kKadProtocol)) result.push_back(id);
+    if (!peer.identified || peer.serves(kKadProtocol)) result.push_back(id);
   }
   return result;
 }
@@ -74,21 +84,27 @@ void Routing::insert(const PeerId& peer) {
   if (peer == host_.id || table_.contains(peer)) return;
   const Key key = key_of(peer);
   const std::size_t bucket = bucket_of(key);
-  auto& size = bucket_sizes_[bucket];
-  if (size >= kBucketSize) {
-    // A full bucket gives up a peer that is no longer connected or that nobody could be told how to reach.
-    const auto gone = std::find_if(table_.begin(), table_.end(), [&](const auto& entry) {
-      return bucket_of(entry.second) == bucket && !(host_.link_to(entry.first) && host_.book.knows(entry.first));
-    });
-    if (gone == table_.end()) return;
-    remove(PeerId(gone->first));
+  if (is_full(bucket)) {
+    const auto gone = replaceable(bucket);
+    if (!gone) return;
+    remove(*gone);
   }
-  ++size;
+  ++bucket_sizes_[bucket];
   table_.emplace(peer, key);
 }
 
+/// Of a full bucket: a peer that is no longer connected or that nobody could be told how to reach.
+std::optional<PeerId> Routing::replaceable(std::size_t bucket) const {
+  for (const auto& [peer, key] : table_)
+    if (bucket_of(key) == bucket && !(host_.link_to(peer) && host_.book.knows(peer))) return peer;
+  return std::nullopt;
+}
+
 void Routing::consider(const PeerId& peer) {
-  if (table_.contains(peer) || !checking_.insert(peer).second) return;
+  if (table_.contains(peer)) return;
+  const std::size_t bucket = bucket_of(key_of(peer));
+  if (is_full(bucket) && !replaceable(bucket)) return;
+  if (!checking_.insert(peer).second) return;
   host_.tasks.spawn(check(*this, peer), "routing check");
 }
 

@@ -55,6 +55,8 @@ class Routing {
  private:
   static Task<void> check(Routing& self, PeerId peer);
   std::size_t bucket_of(const Key& key) const;
+  bool is_full(std::size_t bucket) const { return bucket_sizes_[bucket] >= kBucketSize; }
+  std::optional<PeerId> replaceable(std::size_t bucket) const;
   /// Those of the `count` nearest that `wanted` takes.
   std::vector<PeerId> nearest(const Key& key, std::size_t count,
                               const std::function<bool(const PeerId&)>& wanted) const;

@@ -18,8 +18,10 @@ namespace {
 
 // Newcomers know this many nodes, as users list a few addresses.
 constexpr std::size_t kInitialPeers = 3;
-constexpr Duration kWave = 10s;  // while the swarm grows by an eighth
+constexpr Duration kWave = 10s;  // while the swarm grows by a quarter
 constexpr Duration kRestBeforeStart = 30s;
+// Of no use where a killed node resets its connections at once, and half a million connections have many.
+constexpr Duration kKeepalive = 10min;
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -122,6 +124,8 @@ class Churn {
     p2p::HostOptions host_options;
     host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
     host_options.max_connections = options_.max_connections;
+    host_options.max_known_peers = options_.max_known_peers;
+    host_options.transport.keepalive_interval = kKeepalive;
     node->host = std::make_unique<p2p::Host>(*node->machine, KeyPair::ed25519_from_seed(seed), host_options);
     node->host->start().value();
     node->dht = std::make_unique<Dht>(*node->host);
@@ -144,11 +148,11 @@ class Churn {
     co_await join(node);
   }
 
-  /// The swarm grows by an eighth in every wave: more newcomers at once than the others have room for are turned away.
+  /// The swarm grows by a quarter in every wave: more newcomers at once than the others have room for are turned away.
   void build() {
     while (nodes_.size() < options_.nodes) {
       const std::size_t standing = nodes_.size();
-      const std::size_t wave = std::min(std::max<std::size_t>(standing / 8, 1), options_.nodes - standing);
+      const std::size_t wave = std::min(std::max<std::size_t>(standing / 4, 1), options_.nodes - standing);
       std::vector<std::shared_ptr<Node>> newcomers;
       std::vector<Task<void>> joining;
       for (std::size_t i = 0; i < wave; ++i) {

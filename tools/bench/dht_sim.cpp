@@ -43,9 +43,7 @@ nlohmann::json dht_sim(const Settings& settings) {
                     {"build_seconds", report.build_seconds},
                     {"run_seconds", report.run_seconds}});
   }
-  return {{"benchmark", "dht-sim"},
-          {"replaced_per_minute", ChurnOptions().replaced_per_minute},
-          {"swarms", rows}};
+  return {{"benchmark", "dht-sim"}, {"replaced_per_minute", ChurnOptions().replaced_per_minute}, {"swarms", rows}};
 }
 
 }  // namespace cohive::bench

@@ -32,7 +32,7 @@ TEST(Churn, AHundredNodesKeepWhatIsStoredWhileTheyAreReplaced) {
 TEST(Churn, AThousandNodesFindTheirRecordsInFewHops) {
   ChurnOptions options{.nodes = 100, .duration = 1min};
   const auto small = churn(options);
-  options.nodes = kSanitized ? 250 : 1000;
+  options.nodes = kSanitized ? 200 : 1000;
   const auto large = churn(options);
   EXPECT_GE(large.left, kSanitized ? 5u : 30u);
   EXPECT_GT(large.success(), 0.999);

@@ -27,6 +27,12 @@ std::array<std::uint8_t, N> digest(const EVP_MD* algorithm, std::initializer_lis
   return out;
 }
 
+/// Looked up once: EVP_sha256() is looked up anew for every digest, which takes longer than to hash an identity.
+const EVP_MD* fetched_sha256() {
+  static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  return algorithm;
+}
+
 [[maybe_unused]] const int sodium_ready = sodium_init();
 
 }  // namespace
@@ -34,14 +40,6 @@ std::array<std::uint8_t, N> digest(const EVP_MD* algorithm, std::initializer_lis
 Sha1Digest sha1(ByteView data) {
   return digest<20>(EVP_sha1(), {data});
 }
-namespace {
-/// Looked up once: EVP_sha256() is looked up anew for every digest, which takes longer than to hash an identity.
-const EVP_MD* fetched_sha256() {
-  static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-  return algorithm;
-}
-}  // namespace
-
 Sha256Digest sha256(ByteView data) {
   return digest<32>(fetched_sha256(), {data});
 }

@@ -11,8 +11,7 @@ constexpr std::size_t kLengthSize = 2;
 constexpr std::size_t kTag = crypto::Aead::kTagSize;
 constexpr std::size_t kFullRecord = kLengthSize + 65535;
 constexpr std::size_t kMinRead = 4 * 1024;
-constexpr std::size_t kModestRead =
-    4 * kMinRead;  // a connection that reads no more at once keeps no block between reads
+constexpr std::size_t kModestRead = 4 * kMinRead;  // who reads no more at once keeps no block between reads
 constexpr std::size_t kMaxRead = 2 * kFullRecord;  // larger reads leave the processor's cache
 constexpr std::size_t kMaxUsedInputs = 4;          // blocks kept for reuse by one busy connection
 constexpr std::size_t kTurn = 128 * 1024;          // a peer that sends without pause does not starve other tasks

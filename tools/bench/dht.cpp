@@ -1,12 +1,17 @@
-// Stores and gets in a swarm of nodes on loopback, all in this process.
+// Stores and gets in a swarm of nodes on loopback: as many event loops as cores, each with its share of the nodes.
 #include "cohive/dht/dht.hpp"
+
+#include <atomic>
+#include <barrier>
+#include <thread>
+
 #include "bench/bench.hpp"
 #include "cohive/core/combine.hpp"
 
 namespace cohive::bench {
 namespace {
 
-constexpr std::size_t kWorkers = 16;
+constexpr std::size_t kWorkers = 16;  // operations under way at once, on all loops together
 
 struct Node {
   std::unique_ptr<p2p::Host> host;
@@ -17,11 +22,34 @@ struct Tally {
   std::vector<double> seconds;
   std::size_t failed = 0;
   double wall = 0;
+
+  void add(const Tally& other) {
+    seconds.insert(seconds.end(), other.seconds.begin(), other.seconds.end());
+    failed += other.failed;
+    wall = std::max(wall, other.wall);
+  }
 };
 
-Task<void> store_loop(std::vector<Node>& nodes, std::size_t worker, double end, std::size_t& next, Tally& tally) {
+/// What the loops share.
+struct Swarm {
+  explicit Swarm(std::size_t loop_count) : loops(loop_count), meeting(static_cast<std::ptrdiff_t>(loop_count)) {}
+  const std::size_t loops;
+  std::barrier<> meeting;
+  std::vector<Multiaddr> initial;     // of the first node, from the first meeting on
+  std::atomic<std::size_t> keys = 0;  // stored
+};
+
+/// Waits for the other loops; the nodes of this one go on.
+Task<void> meet(Runtime& runtime, Swarm& swarm) {
+  co_await runtime.offload([&swarm] {
+    swarm.meeting.arrive_and_wait();
+    return true;
+  });
+}
+
+Task<void> store_loop(std::vector<Node>& nodes, std::size_t worker, double end, Swarm& swarm, Tally& tally) {
   while (now_seconds() < end) {
-    const std::size_t number = next++;
+    const std::size_t number = swarm.keys++;
     Dht& dht = *nodes[(worker + number) % nodes.size()].dht;
     const double start = now_seconds();
     const bool stored = co_await dht.store("key" + std::to_string(number), static_cast<int>(number), dht.now() + 600);
@@ -47,43 +75,79 @@ nlohmann::json summary(const Tally& tally) {
           {"failed", tally.failed}};
 }
 
-Task<nlohmann::json> measure(Runtime& runtime, Settings settings) {
-  const auto network = transport::make_tcp_network(runtime);
+struct Share {
+  Tally stores, gets;
+};
+
+Task<std::vector<Node>> start_nodes(transport::Network& network, std::size_t index, std::size_t peers, Swarm& swarm) {
+  Runtime& runtime = network.runtime();
   std::vector<Node> nodes;
-  std::vector<Multiaddr> initial;
-  for (std::size_t i = 0; i < settings.peers; ++i) {
+  if (index > 0) co_await meet(runtime, swarm);  // the first node of all comes first
+  for (std::size_t number = index; number < peers; number += swarm.loops) {
     p2p::HostOptions options;
     options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
     Node node;
-    node.host = std::make_unique<p2p::Host>(*network, KeyPair::generate_ed25519(), options);
+    node.host = std::make_unique<p2p::Host>(network, KeyPair::generate_ed25519(), options);
     node.host->start().value();
-    node.dht = std::make_unique<Dht>(*node.host);
-    (co_await node.dht->start(initial)).value();
-    if (initial.empty()) initial = node.host->visible_addresses();
+    DhtOptions dht_options;
+    dht_options.max_keys_per_second = 0;  // a few nodes ask each other for more than a flood has
+    node.dht = std::make_unique<Dht>(*node.host, dht_options);
+    (co_await node.dht->start(swarm.initial)).value();
+    if (number == 0) {
+      swarm.initial = node.host->visible_addresses();
+      co_await meet(runtime, swarm);
+    }
     nodes.push_back(std::move(node));
   }
-  Tally stores, gets;
-  std::size_t next = 0;
+  co_await meet(runtime, swarm);
+  co_return nodes;
+}
+
+Task<Share> run_share(Runtime& runtime, Settings settings, std::size_t index, Swarm& swarm) {
+  const auto network = transport::make_tcp_network(runtime);
+  auto nodes = co_await start_nodes(*network, index, settings.peers, swarm);
+  Share share;
   double start = now_seconds();
   std::vector<Task<void>> work;
-  for (std::size_t i = 0; i < kWorkers; ++i)
-    work.push_back(store_loop(nodes, i, start + settings.seconds, next, stores));
+  for (std::size_t worker = index; worker < kWorkers; worker += swarm.loops)
+    work.push_back(store_loop(nodes, worker, start + settings.seconds, swarm, share.stores));
   co_await when_all(runtime, std::move(work));
-  stores.wall = now_seconds() - start;
+  share.stores.wall = now_seconds() - start;
+  co_await meet(runtime, swarm);
+  const std::size_t keys = swarm.keys;
   start = now_seconds();
   work.clear();
-  for (std::size_t i = 0; i < kWorkers; ++i) work.push_back(get_loop(nodes, i, start + settings.seconds, next, gets));
+  for (std::size_t worker = index; worker < kWorkers; worker += swarm.loops)
+    work.push_back(get_loop(nodes, worker, start + settings.seconds, keys, share.gets));
   co_await when_all(runtime, std::move(work));
-  gets.wall = now_seconds() - start;
-  co_return nlohmann::json{
-      {"benchmark", "dht"}, {"peers", settings.peers}, {"stores", summary(stores)}, {"gets", summary(gets)}};
+  share.gets.wall = now_seconds() - start;
+  co_await meet(runtime, swarm);
+  co_return share;
 }
 
 }  // namespace
 
 nlohmann::json dht(const Settings& settings) {
-  auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  return runtime->run(measure(*runtime, settings));
+  const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  Swarm swarm(std::min({cores, settings.peers, kWorkers}));
+  std::vector<Share> shares(swarm.loops);
+  std::vector<std::thread> threads;
+  for (std::size_t index = 0; index < swarm.loops; ++index)
+    threads.emplace_back([&, index] {
+      auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
+      shares[index] = runtime->run(run_share(*runtime, settings, index, swarm));
+    });
+  for (auto& thread : threads) thread.join();
+  Share all;
+  for (const auto& share : shares) {
+    all.stores.add(share.stores);
+    all.gets.add(share.gets);
+  }
+  return {{"benchmark", "dht"},
+          {"peers", settings.peers},
+          {"loops", swarm.loops},
+          {"stores", summary(all.stores)},
+          {"gets", summary(all.gets)}};
 }
 
 }  // namespace cohive::bench

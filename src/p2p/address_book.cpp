@@ -21,7 +21,8 @@ bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller) {
   if (address.bytes().size() > kMaxAddress || address.is_unspecified() || is_link_local(address)) return false;
   const Scope scope = address.scope();
   if (teller == Scope::loopback) return true;
-  if (teller == Scope::private_) return scope != Scope::loopback;
+  // Who reaches us from a reserved range (a lab on 198.18.0.0/15, say) uses it as a private network.
+  if (teller == Scope::private_ || teller == Scope::unroutable) return scope != Scope::loopback;
   return scope == Scope::public_;
 }
 

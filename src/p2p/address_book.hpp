@@ -78,7 +78,7 @@ class AddressBook {
 };
 
 /// False for what nobody should dial because a peer that speaks from `teller` said so: unspecified and link-local
-/// hosts, loopback told from elsewhere, private networks told from outside, absurdly long addresses.
+/// hosts, loopback told from elsewhere, private and reserved networks told from outside, absurdly long addresses.
 bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller);
 
 }  // namespace cohive::p2p

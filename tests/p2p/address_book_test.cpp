@@ -124,6 +124,14 @@ TEST(AcceptableAddress, NobodyIsSentWhereTheTellerCouldNotSeeItself) {
   EXPECT_TRUE(acceptable_address(name, Scope::public_));
 }
 
+TEST(AcceptableAddress, ANetworkOnReservedAddressesIsAPrivateOne) {
+  const Multiaddr lab = address("/ip4/198.18.0.7/tcp/1");
+  EXPECT_TRUE(acceptable_address(lab, lab.scope()));
+  EXPECT_TRUE(acceptable_address(address("/ip4/10.0.0.7/tcp/1"), lab.scope()));
+  EXPECT_FALSE(acceptable_address(address("/ip4/127.0.0.1/tcp/1"), lab.scope()));
+  EXPECT_FALSE(acceptable_address(lab, Scope::public_));
+}
+
 TEST(AcceptableAddress, WhatLeadsNowhereIsNoAddress) {
   EXPECT_FALSE(acceptable_address(address("/ip4/0.0.0.0/tcp/1"), Scope::loopback));
   EXPECT_FALSE(acceptable_address(address("/ip6/::/tcp/1"), Scope::loopback));

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "averaging/held_values.hpp"
 #include "averaging/hostile_peer.hpp"
 #include "averaging/partition.hpp"
 #include "cohive/averaging/averager.hpp"
@@ -21,6 +22,7 @@ constexpr std::array kFaults = {"nothing", "crash",      "death", "stall",      
 
 constexpr Duration kStepTimeout = 20s, kRoundTimeout = 15s, kSlack = 3s;
 constexpr Duration kDownloadTimeout = 60s;
+constexpr float kTolerance = 4e-3f;  // of halves that stand for differences up to 2
 
 struct Peer {
   std::vector<std::vector<float>> values, inputs;
@@ -93,8 +95,7 @@ class Scenario {
       options.target_group_size = target;
       const Aggregation aggregations[] = {Mean(), Mean(), TrimmedMean{0.3}, CenteredClip{0.5, 3}};
       if (extended) options.extension = codec::ExtensionOptions{codec::Extension::block4};
-      // Everybody's own choice. Differences to a median have tails that 8 bits hold less exactly than is asked here.
-      if (codec != codec::Codec::uniform8) options.aggregation = aggregations[below(4)];
+      options.aggregation = aggregations[below(4)];  // everybody's own choice
       if (!download && i > 1 && below(5) == 0) options.mode = below(2) ? PeerMode::client : PeerMode::auxiliary;
       add_peer(options);
     }
@@ -247,7 +248,8 @@ class Scenario {
   /// Nobody's values leave the range of the inputs, and who finished a part holds the same as the others.
   void check_values() {
     float least = 0, most = 0;
-    const float rounding = tolerance() + (peers_[0]->options.extension ? 0.02f : 0);  // scales are rounded up
+    float rounding = kTolerance + (peers_[0]->options.extension ? 0.02f : 0);  // scales are rounded up
+    if (codec() == codec::Codec::uniform8) rounding = 0.5;                     // see aggregation.hpp
     for (const auto& peer : peers_)
       for (const auto& tensor : peer->inputs)
         for (float value : tensor)
@@ -293,20 +295,51 @@ class Scenario {
       // Without any weight there is no average, and everybody's values stay.
       if (std::none_of(finished.begin(), finished.end(), [&](std::size_t i) { return peers_[i]->weight > 0; }))
         continue;
-      const float* reference = values_of(finished.front(), part);
-      for (std::size_t i : finished) {
-        const float* values = values_of(i, part);
-        for (std::size_t k = 0; k < part.length; ++k) {
-          if (std::abs(values[k] - reference[k]) <= tolerance()) continue;
-          violated("peers {} and {} differ by {} in a part that both finished", finished.front(), i,
-                   values[k] - reference[k]);
-          return;
-        }
-      }
+      const auto reducer =
+          std::ranges::find_if(members, [&](std::size_t i) { return peers_[i]->averager->dht().host().id() == owner; });
+      reducer == members.end() ? check_alike(finished, part) : check_against(*reducer, finished, part);
+      if (!report_.violated.empty()) return;
     }
   }
-  const float* values_of(std::size_t peer, const Part& part) const {
-    return peers_[peer]->values[part.tensor].data() + part.offset;
+
+  /// Without the owner to say what the average was.
+  void check_alike(const std::vector<std::size_t>& finished, const Part& part) {
+    if (codec() == codec::Codec::uniform8) return;  // these may differ by far: see aggregation.hpp
+    const auto reference = of(peers_[finished.front()]->values, part);
+    for (std::size_t i : finished) {
+      const auto held = of(peers_[i]->values, part);
+      for (std::size_t k = 0; k < part.length; ++k)
+        if (std::abs(held[k] - reference[k]) > kTolerance)
+          return violated("peers {} and {} differ by {} in a part that both finished", finished.front(), i,
+                          held[k] - reference[k]);
+    }
+  }
+
+  /// Each holds exactly what the owner's average makes of its own values through the codec; the average itself is known
+  /// up to rounding, which may move a value into the bin beside.
+  void check_against(std::size_t owner, const std::vector<std::size_t>& finished, const Part& part) {
+    const auto average = of(peers_[owner]->values, part);
+    const bool extended = (*peers_[owner]->result)->extension.has_value();
+    for (std::size_t i : finished) {
+      if (i == owner) continue;
+      const auto own = of(peers_[i]->inputs, part), held = of(peers_[i]->values, part);
+      const auto expected = extended ? through(codec(), average) : held_after(codec(), own, average);
+      double tolerance = 1e-5;
+      if (codec() == codec::Codec::float16) tolerance = 2e-3;
+      if (codec() == codec::Codec::uniform8)
+        tolerance += 1.1 * UniformError(extended ? std::vector(average.begin(), average.end())
+                                                 : difference(average, through(codec(), own)))
+                               .step;
+      for (std::size_t k = 0; k < part.length; ++k)
+        if (std::abs(static_cast<double>(held[k] - expected[k])) > tolerance)
+          return violated("peer {} holds {} where {}, with the average {} of owner {}, makes it {}", i, held[k], own[k],
+                          average[k], owner, expected[k]);
+    }
+  }
+
+  codec::Codec codec() const { return *peers_[0]->options.codec.fixed(); }
+  static std::span<const float> of(const std::vector<std::vector<float>>& tensors, const Part& part) {
+    return std::span<const float>(tensors[part.tensor]).subspan(part.offset, part.length);
   }
 
   // ---- A download
@@ -371,9 +404,6 @@ class Scenario {
     }
     if (const std::string left = swarm_.left_behind(); !left.empty()) violated("left behind: {}", left);
   }
-
-  /// Of differences between values up to 1.
-  float tolerance() const { return peers_[0]->options.codec.fixed() == codec::Codec::uniform8 ? 4e-2f : 4e-3f; }
 
   std::mt19937_64 random_;
   FaultReport report_;

@@ -1,8 +1,12 @@
 // Groups with members that lie about their values, and what those do to the others.
+#include <array>
 #include <cmath>
+#include <random>
 
 #include "averaging/averaging_fixture.hpp"
+#include "averaging/held_values.hpp"
 #include "averaging/hostile_peer.hpp"
+#include "averaging/partition.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -103,6 +107,62 @@ TEST_F(Averaging, ASenderOfNonsenseIsLeftOutOfATrimmedMeanAndNamed) {
   }
   EXPECT_NEAR(peers[0]->a[0], 2.0f, 1e-6) << "of 0, 2 and 3";
 }
+
+class EightBitRounds : public Averaging, public ::testing::WithParamInterface<Aggregation> {};
+
+/// Peers may end far apart in uniform 8-bit, because differences to a middle vote are zero for many values and large
+/// for some; but no farther than the codec's bound, and each exactly where its reducer meant it to be.
+TEST_P(EightBitRounds, LeaveMembersWithinTheCodecsErrorOfTheAverage) {
+  auto options = quick();
+  options.aggregation = GetParam();
+  constexpr codec::Codec kCodec = codec::Codec::uniform8;
+  options.codec = kCodec;
+  constexpr std::size_t kSize = 3000;
+  std::mt19937_64 random(5);
+  std::vector<std::vector<float>> inputs;
+  for (int i = 0; i < 3; ++i) {
+    auto& peer = add(options, kSize);
+    for (float& value : peer.a) value = static_cast<float>(random() % 2001) / 1000 - 1;
+    inputs.push_back(peer.a);
+  }
+  const auto results = step_all(same());
+  for (const auto& result : results) ASSERT_TRUE(result) << result.error();
+  const std::vector<PartedTensor> parted{{kSize, 1}, {7, 1}};
+  const auto fractions = peer_fractions(kSize + 7, results[0]->group).value();
+  const auto index_of = [&](std::size_t member) {
+    std::size_t i = 0;
+    while (peers[i]->dht->host().id() != results[0]->group[member].peer) ++i;
+    return i;
+  };
+  double farthest = 0;
+  for (const Part& part : cut_into_parts(parted, options.part_size_bytes, fractions)) {
+    if (part.tensor != 0) continue;
+    const std::size_t owner = index_of(part.owner);
+    const auto of = [&](std::span<const float> values) { return values.subspan(part.offset, part.length); };
+    const auto average = of(peers[owner]->a);  // no codec lies between an owner and its parts
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      if (i == owner) continue;
+      const auto own = of(inputs[i]), held = of(peers[i]->a);
+      const auto expected = held_after(kCodec, own, average);
+      const UniformError of_part(own), of_answer(difference(average, through(kCodec, own)));
+      for (std::size_t k = 0; k < part.length; ++k) {
+        ASSERT_NEAR(held[k], expected[k], of_answer.step) << "the owner's average is known up to rounding";
+        const double off = std::abs(static_cast<double>(held[k] - average[k]));
+        ASSERT_LE(off, of_part.most + of_answer.most + 1e-5);
+        farthest = std::max(farthest, off);
+      }
+    }
+  }
+  if (std::holds_alternative<TrimmedMean>(GetParam())) EXPECT_GT(farthest, 0.1) << "many times the width of a bin";
+}
+
+std::string name_of(const ::testing::TestParamInfo<Aggregation>& test) {
+  return std::array{"Mean", "TrimmedMean", "CenteredClip"}[test.param.index()];
+}
+INSTANTIATE_TEST_SUITE_P(OfEveryAggregation, EightBitRounds,
+                         ::testing::Values(Aggregation(Mean()), Aggregation(TrimmedMean{0.3}),
+                                           Aggregation(CenteredClip{0.5, 3})),
+                         name_of);
 
 /// A first part of 128 values with something that is not finite in it.
 struct BadPart {

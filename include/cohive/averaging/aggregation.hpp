@@ -12,6 +12,17 @@
 ///    encoded; of codecs beyond hivemind's 4 bytes a value), with 4 open parts, fewer where that exceeds 64 MiB. What
 ///    is on its way comes on top, as with the mean.
 ///
+/// Members hold the result as exactly as the codec carries what they sent and what they are answered, which is the
+/// difference of the result to what they sent. That suits codecs whose error grows with each value (float16,
+/// blockwise8). uniform8 has its bins within three deviations of the mean of a part; what lies beyond goes into the
+/// outermost bin and comes out as that bin's average. With the mean, hardly anything lies beyond; differences to a
+/// middle vote are zero for the voters in the middle and large for the others, and do. With d the deviation and m the
+/// largest distance from the mean among the n values of what is encoded, one value comes out wrong by at most
+///   max(step, m - 3 d + 1.5 step), where step = 6 d / 256; never more than about (sqrt(n) - 3) d, since m is bounded
+///   so.
+/// A member differs from its reducer by at most the sum of this for its part and for the answer. Nobody's error is
+/// carried on: the next round averages what members really hold.
+///
 /// Where state is averaged too (cohive::Optimizer does it now and then), a reducer that lies can still put anything
 /// into the parts that it owns itself: this is about senders.
 #pragma once

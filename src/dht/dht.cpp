@@ -100,7 +100,7 @@ Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::v
   if (blacklist.contains(node.peer, runtime.now())) co_return std::nullopt;
   auto findings = co_await protocol.find(node.peer, std::move(keys), contact.teller);
   if (!findings) {
-    blacklist.failed(node.peer, runtime.now());
+    if (findings.error() != rpc::Errc::busy) blacklist.failed(node.peer, runtime.now());
     log::debug("dht", "find failed: {}", findings.error());
     co_return std::nullopt;
   }

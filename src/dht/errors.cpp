@@ -26,8 +26,6 @@ class Category final : public std::error_category {
         return "the peer does not serve the DHT";
       case Errc::closed:
         return "the DHT node is closed";
-      case Errc::too_fast:
-        return "more DHT requests of this peer than the node serves";
       case Errc::unauthorized:
         return "not proven to belong to this swarm: no valid token, signature or time";
     }

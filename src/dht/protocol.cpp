@@ -18,6 +18,9 @@ constexpr std::size_t kHandOverBatch = 64;
 constexpr std::size_t kMaxNewcomers = 256;
 constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
 constexpr std::size_t kMaxHandedOver = 4096;
+// Before a busy node is asked again; the first is what a hundred keys take at the usual rate.
+constexpr Duration kFirstPause = 20ms;
+constexpr Duration kLongestPause = 500ms;
 constexpr std::size_t kChecksInline = 48;     // an RSA-2048 check takes about 30 microseconds
 constexpr std::size_t kSignaturesInline = 4;  // an RSA-2048 signature takes about 700 microseconds
 
@@ -52,6 +55,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       storage(limits_of(opts, opts.max_records)),
       cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
+      overloaded_(opts.blacklist_time, opts.backoff_rate),
       rates_(opts.max_keys_per_second, opts.max_keys_per_second * kBurstSeconds),
       tasks_(runtime, "dht protocol"),
       store_limits_{.items = std::clamp<std::size_t>(opts.max_keys_per_request, 1, kStoreBatch)},
@@ -97,14 +101,28 @@ void Protocol::fill(proto::NodeInfo& info) const {
 
 Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::string request,
                                          const CallMetrics& counters) {
+  Result<std::string> reply = Error(rpc::Errc::busy, peer, method);
+  // Others that wait already go first: else small calls would take all that a busy node grants.
+  if (!busy_.contains(peer)) reply = co_await call_once(peer, method, request, counters);
+  if (!reply && reply.error() == rpc::Errc::busy && !overloaded_.contains(peer, runtime.now()))
+    reply = co_await call_in_turn(peer, method, std::move(request), counters);
+  (reply ? counters.ok : counters.failed).increment();
+  if (reply) {
+    overloaded_.succeeded(peer);
+  } else if (reply.error() == rpc::Errc::busy) {
+    overloaded_.failed(peer, runtime.now());
+  } else {
+    lost(peer);
+  }
+  co_return reply;
+}
+
+Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, std::string request,
+                                              const CallMetrics& counters) {
   const auto slot = co_await slots_.acquire();
   if (!host.connected(peer)) {
     auto reached = co_await host.reach(peer, {}, runtime.after(options.wait_timeout));
-    if (!reached) {
-      counters.failed.increment();
-      lost(peer);
-      co_return reached.error();
-    }
+    if (!reached) co_return reached.error();
   }
   std::string nonce;
   if (signed_calls_) {
@@ -113,10 +131,38 @@ Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::s
     nonce = std::move(sealed.nonce);
   }
   auto reply = co_await rpc::call_unary(host, peer, method, std::move(request), runtime.after(options.wait_timeout));
+  if (!reply && reply.error() == rpc::Errc::busy) counters.busy.increment();
   if (reply && signed_calls_ && !signed_calls_->check_reply(as_bytes(*reply), nonce))
     reply = Error(Errc::unauthorized, peer, method);
-  (reply ? counters.ok : counters.failed).increment();
-  if (!reply) lost(peer);
+  co_return reply;
+}
+
+/// Asks a busy node until it serves or our patience ends, which counts from here: the line is short, because batches
+/// hold back what comes meanwhile.
+Task<Result<std::string>> Protocol::call_in_turn(PeerId peer, const char* method, std::string request,
+                                                 const CallMetrics& counters) {
+  struct InLine {
+    InLine(Protocol& protocol, const PeerId& p)
+        : busy(protocol.busy_), peer(p), queue(busy.try_emplace(peer, protocol.runtime).first->second) {
+      ++queue.calls;
+    }
+    ~InLine() {
+      if (--queue.calls == 0) busy.erase(peer);
+    }
+    InLine(const InLine&) = delete;
+    std::unordered_map<PeerId, Queue>& busy;
+    const PeerId& peer;
+    Queue& queue;
+  } line(*this, peer);
+  const Deadline patience = runtime.after(options.wait_timeout);
+  const auto turn = co_await line.queue.turn.acquire(1, patience);
+  Result<std::string> reply = Error(rpc::Errc::busy, peer, method);
+  for (Duration pause = kFirstPause; turn && !patience.passed(runtime.now());
+       pause = std::min(2 * pause, kLongestPause)) {
+    reply = co_await call_once(peer, method, request, counters);
+    if (reply || reply.error() != rpc::Errc::busy) break;
+    co_await runtime.sleep_for(pause);
+  }
   co_return reply;
 }
 
@@ -330,6 +376,7 @@ void Protocol::heard_from(std::string_view id_bytes, const PeerId& peer) {
 /// The least recently seen node of a full bucket keeps its place if it answers.
 Task<void> Protocol::check_old_node(NodeAddress node) {
   auto alive = co_await ping(node.peer, false);
+  if (!alive && alive.error() == rpc::Errc::busy) co_return;
   if (!alive || *alive != node.id) table.remove(node.id);
 }
 

@@ -4,8 +4,10 @@
 #pragma once
 
 #include "batcher.hpp"
+#include "blacklist.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/metrics.hpp"
+#include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "composite_validator.hpp"
 #include "find_reply.hpp"
@@ -97,7 +99,12 @@ class Protocol {
   Task<void> store_chunk(std::vector<Incoming> incoming, PeerId from, std::vector<bool>& ok);
 
   void fill(proto::NodeInfo& info) const;
+  /// A busy node is asked again; one that fails is lost.
   Task<Result<std::string>> call(PeerId peer, const char* method, std::string request, const CallMetrics& counters);
+  Task<Result<std::string>> call_once(PeerId peer, const char* method, std::string request,
+                                      const CallMetrics& counters);
+  Task<Result<std::string>> call_in_turn(PeerId peer, const char* method, std::string request,
+                                         const CallMetrics& counters);
   Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<OutgoingRecord> records);
   Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys);
   Finding read_finding(const FindResultView& result) const;
@@ -110,11 +117,20 @@ class Protocol {
   Task<void> hand_batch_over(NodeAddress node, std::vector<OutgoingRecord> records);
   Task<void> revalidate();
 
+  /// Calls to one busy node.
+  struct Queue {
+    explicit Queue(Runtime& runtime) : turn(runtime, 1, "a turn at a busy DHT node") {}
+    Semaphore turn;
+    std::size_t calls = 0;
+  };
+
   std::shared_ptr<const CompositeValidator> validators_ = std::make_shared<CompositeValidator>();
   std::vector<NodeAddress> newcomers_;  // to be given records
   bool handing_over_ = false;
   std::unordered_map<PeerId, TimePoint> handed_over_;
   Semaphore slots_;
+  std::unordered_map<PeerId, Queue> busy_;  // nodes that said so, with those who wait for them
+  Blacklist overloaded_;                    // nodes that went on saying so
   RateLimiter rates_;
   std::optional<SignedCalls> signed_calls_;  // in a moderated swarm
   std::optional<rpc::Server> server_;

@@ -22,6 +22,11 @@ Error refuse(const CallMetrics& counters, Errc code, const char* why) {
   return Error(code, why);
 }
 
+Error refuse_busy(const CallMetrics& counters) {
+  counters.refused.increment();
+  return Error(rpc::Errc::busy, "more DHT requests of this peer than the node serves");
+}
+
 /// Takes a record of a request apart. `ok` becomes false when it is malformed or beyond the bounds.
 void take_apart(OutgoingRecord record, std::size_t item, const StorageLimits& limits, double latest,
                 std::vector<Protocol::Incoming>& out, std::vector<bool>& ok) {
@@ -76,14 +81,14 @@ Task<Result<std::string>> Protocol::authorized(Handler handler, PeerId caller, s
 Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   proto::PingRequest request;
   if (!request.ParseFromString(bytes)) co_return refuse(metrics.ping, Errc::malformed_request, "rpc_ping");
-  if (!rates_.allow(caller, 1, runtime.now())) co_return refuse(metrics.ping, Errc::too_fast, "rpc_ping");
+  if (!rates_.allow(caller, 1, runtime.now())) co_return refuse_busy(metrics.ping);
   metrics.ping.served.increment();
   proto::PingResponse reply;
   const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
   bool welcome = true;
   if (claimed && request.validate()) {
     auto back = co_await ping(caller, false);
-    welcome = back && *back == claimed;
+    welcome = back ? *back == claimed : back.error() == rpc::Errc::busy;  // who is busy can be reached
     reply.set_available(welcome);
   }
   if (welcome) {
@@ -105,7 +110,7 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
     co_return refuse(metrics.store, Errc::malformed_request, "rpc_store with lists of different lengths");
   if (static_cast<std::size_t>(count) > options.max_keys_per_request)
     co_return refuse(metrics.store, Errc::too_many_keys, "rpc_store");
-  if (!rates_.allow(caller, 1 + count, runtime.now())) co_return refuse(metrics.store, Errc::too_fast, "rpc_store");
+  if (!rates_.allow(caller, 1 + count, runtime.now())) co_return refuse_busy(metrics.store);
   std::vector<OutgoingRecord> records;
   records.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
@@ -173,8 +178,7 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
   if (!request.ParseFromString(bytes)) co_return refuse(metrics.find, Errc::malformed_request, "rpc_find");
   if (static_cast<std::size_t>(request.keys_size()) > options.max_keys_per_request)
     co_return refuse(metrics.find, Errc::too_many_keys, "rpc_find");
-  if (!rates_.allow(caller, 1 + request.keys_size(), runtime.now()))
-    co_return refuse(metrics.find, Errc::too_fast, "rpc_find");
+  if (!rates_.allow(caller, 1 + request.keys_size(), runtime.now())) co_return refuse_busy(metrics.find);
   std::vector<DhtId> keys;
   keys.reserve(static_cast<std::size_t>(request.keys_size()));
   for (const auto& raw : request.keys()) {

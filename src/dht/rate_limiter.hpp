@@ -14,15 +14,16 @@ class RateLimiter {
   /// \param per_second  what flows in  \param burst  what a bucket holds; a new peer's is full
   RateLimiter(double per_second, double burst) : per_second_(per_second), burst_(burst) {}
 
-  /// Takes `cost` from the peer's bucket; false, and nothing is taken, when there is not enough. Without a rate all is
-  /// allowed.
+  /// Takes `cost` from the peer's bucket; false when it is empty. What is missing to the whole cost is owed: a large
+  /// request is not passed by small ones for ever, and is served even where a bucket never holds as much. Without a
+  /// rate all is allowed.
   bool allow(const PeerId& peer, double cost, TimePoint now) {
     if (per_second_ <= 0) return true;
     if (buckets_.size() >= kMaxPeers && !buckets_.contains(peer)) forget_full(now);
     Bucket& bucket = buckets_.try_emplace(peer, Bucket{burst_, now}).first->second;
     bucket.level = level(bucket, now);
     bucket.filled = now;
-    if (bucket.level < cost) return false;
+    if (bucket.level <= 0) return false;
     bucket.level -= cost;
     return true;
   }

@@ -23,13 +23,14 @@ std::string new_call_id(Runtime& runtime) {
   return to_string(id);
 }
 
-Error handler_error(const PeerId& peer, std::string_view text) {
-  return Error(Errc::handler_failed, peer, log::quoted(text, kMaxErrorText));
+Error handler_error(const PeerId& peer, std::string_view text, Errc code = Errc::handler_failed) {
+  return Error(code, peer, log::quoted(text, kMaxErrorText));
 }
 
 Outcome outcome_of(const Error& error) {
   if (error == Errc::handler_failed) return Outcome::failed;
   if (error == cohive::Errc::timeout) return Outcome::timeout;
+  if (error == Errc::busy) return Outcome::refused;
   if (error == Errc::malformed_frame || error == Errc::frame_too_large || error == cohive::Errc::malformed ||
       error == cohive::Errc::limit_exceeded)
     return Outcome::malformed;
@@ -41,7 +42,8 @@ Result<std::string> parse_reply(ByteView bytes, const PeerId& peer, const std::s
   if (!parse(frame, bytes) || !frame.has_unary_response())
     return Error(Errc::malformed_frame, peer, "reply to " + protocol);
   auto& response = *frame.mutable_unary_response();
-  if (response.has_error()) return handler_error(peer, response.error());
+  if (response.has_error())
+    return handler_error(peer, response.error(), response.busy() ? Errc::busy : Errc::handler_failed);
   if (!response.has_response()) return Error(Errc::malformed_frame, peer, "empty reply to " + protocol);
   return std::move(*response.mutable_response());
 }

@@ -20,6 +20,8 @@ class Category final : public std::error_category {
         return "malformed call frame";
       case Errc::message_after_end:
         return "message behind the end of the stream";
+      case Errc::busy:
+        return "the callee is busy, ask again later";
     }
     return "unknown rpc error";
   }

@@ -178,7 +178,11 @@ std::string make_reply(const std::string& call_id, Result<std::string>& result) 
     reply.mutable_unary_response()->set_response(std::move(*result));
     if (reply.ByteSizeLong() > kMaxUnaryFrame) result = Error(Errc::frame_too_large, "reply");
   }
-  if (!result) reply.mutable_unary_response()->set_error(error_text(result.error()));
+  if (!result) {
+    auto& response = *reply.mutable_unary_response();
+    response.set_error(error_text(result.error()));
+    if (result.error() == Errc::busy) response.set_busy(true);
+  }
   return reply.SerializeAsString();
 }
 
@@ -201,7 +205,7 @@ Task<void> serve_unary(Runtime& runtime, transport::Stream& stream, const Method
   auto sent = co_await transport::write_message(stream, as_bytes(reply), runtime.after(kReplyTimeout));
   if (!sent) co_return;
   record.sent = reply.size();
-  record.outcome = result ? Outcome::ok : Outcome::failed;
+  record.outcome = result ? Outcome::ok : result.error() == Errc::busy ? Outcome::refused : Outcome::failed;
   stream.close_write();
 }
 

@@ -24,11 +24,19 @@ TEST(RateLimiter, ABurstIsServedAndThenWhatFlowsIn) {
   EXPECT_FALSE(limiter.allow(peer_of(1), 1, now));
   EXPECT_TRUE(limiter.allow(peer_of(2), 100, now)) << "another peer has its own";
   now += 1s;
-  EXPECT_FALSE(limiter.allow(peer_of(1), 11, now)) << "a refusal costs nothing";
-  EXPECT_TRUE(limiter.allow(peer_of(1), 10, now));
+  EXPECT_TRUE(limiter.allow(peer_of(1), 10, now)) << "a refusal costs nothing";
+  EXPECT_FALSE(limiter.allow(peer_of(1), 1, now));
   now += 1h;
   EXPECT_TRUE(limiter.allow(peer_of(1), 100, now));
   EXPECT_FALSE(limiter.allow(peer_of(1), 1, now)) << "no more than a burst is saved up";
+}
+
+TEST(RateLimiter, ARequestLargerThanABucketIsServedOnCredit) {
+  RateLimiter limiter(10, 100);
+  TimePoint now{};
+  EXPECT_TRUE(limiter.allow(peer_of(1), 150, now));
+  EXPECT_FALSE(limiter.allow(peer_of(1), 1, now + 4s)) << "it owes still";
+  EXPECT_TRUE(limiter.allow(peer_of(1), 150, now + 6s));
 }
 
 TEST(RateLimiter, WithoutARateEverythingIsAllowed) {

@@ -43,6 +43,17 @@ TEST_F(Rpc, AFailingHandlerReportsItsTextAndItsPeer) {
   EXPECT_EQ(calls("rpc_refuse", "server", "failed"), 1);
 }
 
+TEST_F(Rpc, ABusyHandlerIsToldFromOneThatFails) {
+  server.add_unary("Test.rpc_busy",
+                   [](PeerId, std::string) -> Task<Result<std::string>> { co_return Error(Errc::busy, "too much"); });
+  auto result = call("Test.rpc_busy", "x");
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error(), Errc::busy);
+  EXPECT_NE(result.error().message().find("too much"), std::string::npos) << "callers that know no such code read why";
+  EXPECT_EQ(calls("rpc_busy", "server", "refused"), 1);
+  EXPECT_EQ(calls("rpc_busy", "client", "refused"), 1);
+}
+
 TEST_F(Rpc, ADefectOfAHandlerIsAnErrorReplyThatTellsNothingOfItsInside) {
   server.add_unary("Test.rpc_throw", [](PeerId, std::string) -> Task<Result<std::string>> {
     throw std::logic_error("secret");

@@ -197,6 +197,7 @@ TEST_F(Wire, BadRepliesAreErrorsThatNameThePeer) {
       {std::string("\x81\x80\x80\x02", 4), cohive::Errc::limit_exceeded},
       {framed(id + field('\x22', field('\x0a', "cut"))).substr(0, 12), cohive::Errc::end_of_stream},
       {framed(id + field('\x22', field('\x12', "ValueError('kaboom')"))), Errc::handler_failed},
+      {framed(id + field('\x22', field('\x12', "later") + "\xc0\x3e\x01")), Errc::busy},
   };
   int number = 0;
   for (const auto& one : cases) {

@@ -89,9 +89,7 @@ Task<std::vector<Node>> start_nodes(transport::Network& network, std::size_t ind
     Node node;
     node.host = std::make_unique<p2p::Host>(network, KeyPair::generate_ed25519(), options);
     node.host->start().value();
-    DhtOptions dht_options;
-    dht_options.max_keys_per_second = 0;  // a few nodes ask each other for more than a flood has
-    node.dht = std::make_unique<Dht>(*node.host, dht_options);
+    node.dht = std::make_unique<Dht>(*node.host);
     (co_await node.dht->start(swarm.initial)).value();
     if (number == 0) {
       swarm.initial = node.host->visible_addresses();

@@ -50,7 +50,8 @@ struct DhtOptions {
   std::size_t max_value_bytes = 1 << 20;      ///< per value
   std::size_t max_storage_bytes = 256 << 20;  ///< all values of one store; what expires first makes room
   std::size_t max_keys_per_request = 1024;
-  /// Of one peer, requests and their keys together, ten seconds' worth at once; more is refused. 0: any number.
+  /// Of one peer, requests and their keys together, ten seconds' worth at once; more is refused. 0: any number. A
+  /// refused Dht asks the node again a little later, one call after the other, for wait_timeout at most.
   double max_keys_per_second = 5000;
   Duration max_record_lifetime = std::chrono::hours(24 * 7);  ///< later expirations are refused from peers
   Duration search_timeout = 60s;                              ///< a search ends then with what it knows

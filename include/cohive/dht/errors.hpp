@@ -15,7 +15,6 @@ enum class Errc {
   too_many_keys,         ///< told to the caller
   no_node_id,            ///< the peer is client-only
   closed,
-  too_fast,      ///< told to the caller
   unauthorized,  ///< a peer did not prove that it belongs to this moderated swarm
 };
 

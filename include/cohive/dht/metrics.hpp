@@ -11,14 +11,15 @@ struct CallMetrics {
   CallMetrics(Metrics& metrics, const char* kind)
       : ok(counter(metrics, kind, "ok")),
         failed(counter(metrics, kind, "failed")),
+        busy(counter(metrics, kind, "busy")),
         served(
             metrics.counter("cohive_dht_requests_served_total", "Requests of other nodes answered.", {{"kind", kind}})),
-        refused(metrics.counter("cohive_dht_requests_refused_total", "Malformed requests of other nodes.",
-                                {{"kind", kind}})) {}
+        refused(metrics.counter("cohive_dht_requests_refused_total",
+                                "Requests of other nodes that were malformed or too many.", {{"kind", kind}})) {}
   static Counter counter(Metrics& metrics, const char* kind, const char* outcome) {
     return metrics.counter("cohive_dht_calls_total", "Calls to other nodes.", {{"kind", kind}, {"outcome", outcome}});
   }
-  Counter ok, failed, served, refused;
+  Counter ok, failed, busy, served, refused;
 };
 
 struct DhtMetrics {

@@ -12,6 +12,7 @@ enum class Errc {
   frame_too_large,
   malformed_frame,
   message_after_end,
+  busy,  ///< the callee has served this peer enough for now; asked again a little later, it will serve
 };
 
 const std::error_category& rpc_category() noexcept;

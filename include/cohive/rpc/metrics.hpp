@@ -21,7 +21,7 @@ enum class Outcome {
   cancelled,  ///< the caller went away
   broken,     ///< transport failure: no connection, reset, ended early
   malformed,  ///< bytes that break the protocol
-  refused,    ///< too many calls of one peer
+  refused,    ///< too many calls of one peer, or its handler is busy
 };
 inline constexpr std::size_t kOutcomes = 7;
 

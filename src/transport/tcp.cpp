@@ -28,7 +28,7 @@ using Descriptor = asio::posix::basic_stream_descriptor<asio::io_context::execut
 constexpr int kBacklog = 1024;
 constexpr std::size_t kMaxGather = 64;
 constexpr Duration kOutOfDescriptors = 100ms;
-constexpr int kUnsent = 256 * 1024;
+constexpr int kUnsent = 64 * 1024;
 
 /// Waits for a descriptor. The handler shares a state whose waiter is cleared when the awaiting frame is destroyed.
 class Readiness : public Waiter {

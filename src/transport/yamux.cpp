@@ -17,8 +17,11 @@ constexpr std::size_t kMaxUnacknowledged = 256;  // go-yamux's backlog
 constexpr std::size_t kCopyBelow = 32 * 1024;    // smaller payloads are copied: they would pin a block of 128 KiB
 constexpr std::size_t kTail = 4 * 1024;          // tiny payloads that wait to be read are collected in blocks of it
 constexpr std::size_t kMaxControlQueue = 256 * 1024;
-constexpr int kProbeEvery = 4;         // intervals between pings on a busy connection, for the round trip
-constexpr Duration kOrphanTime = 60s;  // a peer gets this long to end a stream that we ended
+constexpr std::size_t kMinQueue = 8 * 1024, kFirstQueue = 64 * 1024;
+constexpr std::size_t kFewBytes = 2 * 1024;
+constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays whoever comes next by as much
+constexpr int kProbeEvery = 4;          // intervals between pings on a busy connection, for the round trip
+constexpr Duration kOrphanTime = 60s;   // a peer gets this long to end a stream that we ended
 
 void put32(std::uint8_t* at, std::uint32_t value) {
   for (int i = 3; i >= 0; --i, value >>= 8) at[i] = static_cast<std::uint8_t>(value);
@@ -42,6 +45,7 @@ YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel
       writable_(runtime, "connection output"),
       openable_(runtime, "stream backlog"),
       closed_(runtime, "connection end"),
+      queue_limit_(std::min(kFirstQueue, options.send_buffer)),
       last_received_(runtime.now()),
       keepalive_(
           runtime, [](void* self) { static_cast<YamuxConnection*>(self)->check_alive(); }, this),
@@ -182,17 +186,35 @@ void YamuxConnection::return_credit(YamuxStreamState& stream) {
 /// Runs while there is something to write: idle connections have no task for it.
 Task<void> YamuxConnection::flush_output() {
   while (channel_->queued() > 0) {
-    const Deadline limit =
-        channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_.write_timeout);
+    const Deadline limit = channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_.write_timeout);
+    const TimePoint begun = runtime_.now();
+    const std::uint64_t sent = channel_->bytes_out();
     auto flushed = co_await within(runtime_, limit, channel_->flush(), "writing to the connection");
     if (!flushed) {
       close(flushed.error().with_peer(peer_));
       co_return;
     }
+    adapt_queue(channel_->bytes_out() - sent, runtime_.now() - begun);
     // One turn each, first come first served.
     writable_.notify_all();
   }
   flushing_ = false;
+}
+
+/// Keeps the queue as long as what the link carries in kQueueTime: a small request behind a large transfer over a home
+/// uplink waits no longer than that, and a fast link still gets large writes.
+void YamuxConnection::adapt_queue(std::size_t bytes, Duration took) {
+  if (bytes < queue_limit_ / 2 && took < kQueueTime) return;  // there was not enough to say how fast the link is
+  const double fits = static_cast<double>(bytes) * to_seconds(kQueueTime) / std::max(to_seconds(took), 1e-9);
+  const std::size_t most = std::min(queue_limit_ * 2, options_.send_buffer);
+  queue_limit_ = fits < static_cast<double>(most) ? static_cast<std::size_t>(fits) : most;
+  queue_limit_ = std::max(queue_limit_, std::min(kMinQueue, options_.send_buffer));
+}
+
+/// Whether who has so much left to write may append now. A few bytes, a request or its answer, do not wait for the
+/// turns of those who transfer much.
+bool YamuxConnection::may_queue(std::size_t left) const noexcept {
+  return channel_->queued() < (left <= kFewBytes ? 2 * queue_limit_ : queue_limit_);
 }
 
 /// Pings a silent peer, and a busy one now and then for the round trip. A timer instead of a task, because a node with

@@ -84,6 +84,8 @@ class YamuxConnection final : public Connection {
 
   Task<void> read_loop();
   Task<void> flush_output();
+  void adapt_queue(std::size_t bytes, Duration took);
+  bool may_queue(std::size_t left) const noexcept;
   void check_alive();
 
   std::optional<Error> on_bytes(Slice bytes);
@@ -130,6 +132,7 @@ class YamuxConnection final : public Connection {
   std::uint16_t late_flags_ = 0;  // FIN of the frame whose payload is being read
   State payload_stream_;          // null while draining payload of an unknown stream
   std::size_t writers_ = 0;       // write() calls in progress
+  std::size_t queue_limit_;       // bytes that wait to be written, above which writers wait
   bool flushing_ = false;         // flush_output() runs
 
   TimePoint last_received_, ping_sent_;

@@ -112,11 +112,11 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
       if (!co_await state->writable.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");
       continue;
     }
-    if (connection.channel_->queued() >= connection.options_.send_buffer) {
+    if (!connection.may_queue(left)) {
       if (!co_await connection.writable_.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");
       continue;
     }
-    const std::size_t size = std::min({left, state->send_window, kMaxPayload});
+    const std::size_t size = std::min({left, state->send_window, kMaxPayload, connection.queue_limit_});
     frame.clear();
     for (std::size_t need = size; need > 0;) {
       const std::size_t take = std::min(need, buffers[index].size() - offset);

@@ -175,6 +175,58 @@ TEST_F(LimitedNetwork, ATransferSlowerThanTheWriteTimeOutIsNotTakenForAStall) {
   EXPECT_FALSE(connections[0].value()->closed());
 }
 
+Task<void> send_endlessly(StreamPtr stream) {
+  const Bytes bytes(1'000'000, 7);
+  while (co_await stream->write(bytes, Deadline::never())) {
+  }
+}
+
+/// Sends back what the first stream says, and throws away what comes on the others.
+Task<void> serve(StreamPtr stream, bool echo) {
+  for (;;) {
+    auto bytes = co_await stream->read(Deadline::never());
+    if (!bytes || bytes->empty()) co_return;
+    if (echo) (void)co_await stream->write(bytes->view(), Deadline::never());
+  }
+}
+
+TEST_F(LimitedNetwork, ARequestDoesNotWaitBehindTheTransfersOfItsConnection) {
+  for (const double upload : {0., 100'000.}) {  // a link that is slow by itself, and one under a cap
+    SimRuntime runtime{5};
+    SimFabric fabric{runtime, {.latency = 10ms}};
+    if (upload == 0) fabric.set_line("10.0.0.1", {.upload = 100'000});
+    auto ours = limit_bandwidth(fabric.add_machine(), {.upload = upload});
+    auto theirs = fabric.add_machine();
+    auto listener = theirs->listen(Multiaddr::from_text("/ip4/0.0.0.0/tcp/1").value()).value();
+    auto address = Multiaddr::from_text("/ip4/10.0.0.2/tcp/1").value();
+    std::vector<Task<Result<ConnectionPtr>>> upgrades;
+    upgrades.push_back(upgrade(runtime, runtime.run(ours->dial(address, runtime.after(1s))).value(), Role::initiator,
+                               KeyPair::ed25519_from_seed(Bytes(32, 1)), std::nullopt, {}));
+    upgrades.push_back(upgrade(runtime, runtime.run(listener->accept()).value(), Role::responder,
+                               KeyPair::ed25519_from_seed(Bytes(32, 2)), std::nullopt, {}));
+    auto connections = runtime.run(when_all(runtime, std::move(upgrades)));
+    Connection &near = *connections[0].value(), &far = *connections[1].value();
+    TaskGroup tasks(runtime);
+    auto requests = near.open_stream().value();
+    for (int i = 0; i < 9; ++i) {
+      auto stream = i == 0 ? nullptr : near.open_stream().value();
+      runtime.run((stream ? *stream : *requests).write(Bytes(1, 0), Deadline::never())).value();
+      tasks.spawn(serve(runtime.run(far.accept_stream()).value(), i == 0));
+      if (stream) tasks.spawn(send_endlessly(std::move(stream)));
+    }
+    runtime.run(requests->read(runtime.after(1s))).value();
+    runtime.run_for(20s);  // the windows have grown
+    for (int i = 0; i < 10; ++i) {
+      const TimePoint start = runtime.now();
+      runtime.run(requests->write(Bytes(100, 0), Deadline::never())).value();
+      auto answer = runtime.run(requests->read(runtime.after(10s)));
+      ASSERT_TRUE(answer) << answer.error();
+      EXPECT_LT(runtime.now() - start, 500ms) << "upload " << upload;
+      runtime.run_for(777ms);
+    }
+  }
+}
+
 TEST_F(LimitedNetwork, ALinkThatCarriesNothingIsStillNoticed) {
   limit({.upload = 100'000});
   const auto one = transfer(0, 10'000'000);

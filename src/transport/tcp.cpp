@@ -131,10 +131,34 @@ SocketAddress bound_to(int fd) {
   return address;
 }
 
+// A link without loss needs no model of itself. BBR, the default of some systems, sends by a timer, and a socket that
+// began with it goes on doing so under any other algorithm: all begin without, and those of other machines change.
+
+const std::string& default_congestion_control() {
+  static const std::string name = [] {
+    char text[16] = {};  // TCP_CA_NAME_MAX
+    socklen_t size = sizeof text - 1;
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return std::string("cubic");
+    const bool known = ::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, text, &size) == 0;
+    ::close(fd);
+    return std::string(known ? text : "cubic");
+  }();
+  return name;
+}
+
+void set_congestion_control(int fd, std::string_view name) {
+  setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size()));
+}
+
+/// Of a socket that will connect or listen.
+void begin_unpaced(int fd) {
+  set_congestion_control(fd, "reno");
+}
+
 void tune(int fd, bool same_machine) {
   const int on = 1;
-  // A link without loss needs no model of itself: BBR, the default of some systems, paces with a timer for every write.
-  if (same_machine) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+  if (!same_machine) set_congestion_control(fd, default_congestion_control());
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // Bytes the network is not ready for wait with us, where control frames and other streams may go first.
   setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsent, sizeof kUnsent);
@@ -305,6 +329,7 @@ class TcpNetwork final : public Network {
     if (fd < 0) return system_error(Errc::dial_failed, address, errno);
     Descriptor descriptor(runtime_.io_context().get_executor(), fd);
     const int on = 1;
+    begin_unpaced(fd);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (target->storage.ss_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
     if (::bind(fd, target->get(), target->size) != 0 || ::listen(fd, kBacklog) != 0) {
@@ -348,6 +373,7 @@ class TcpNetwork final : public Network {
     const int fd = ::socket(target.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) co_return system_error(Errc::dial_failed, address, errno);
     Descriptor descriptor(runtime_.io_context().get_executor(), fd);
+    begin_unpaced(fd);
     if (source) {
       const int on = 1;
       setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

@@ -81,4 +81,8 @@ class AddressBook {
 /// hosts, loopback told from elsewhere, private and reserved networks told from outside, absurdly long addresses.
 bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller);
 
+/// True when a node that announces `own` can be reached from its own network alone: a peer outside, at `teller`, sees
+/// it come from the outside address `observed`.
+bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& teller);
+
 }  // namespace cohive::p2p

@@ -98,6 +98,7 @@ struct Host::Impl {
   std::string identify_message(const Multiaddr& remote);
   const std::string& signed_record(const std::vector<Multiaddr>& own);
   Result<> learn_identify(const PeerId& peer, const Multiaddr& remote, ByteView message);
+  void warn_if_hidden(const Multiaddr& observed, const Multiaddr& teller);
   bool may_push(Peer& peer) const;
   std::shared_ptr<const Protocols> shared(Protocols protocols);
   std::vector<Multiaddr> addresses() const;
@@ -135,6 +136,7 @@ struct Host::Impl {
   std::set<PeerId> surplus;  ///< peers with several connections
   bool closing_surplus = false;
   bool push_scheduled = false;
+  bool warned_hidden = false;
   bool closed = false;
   Routing routing;
   Semaphore dial_slots, lookup_slots;

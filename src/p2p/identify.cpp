@@ -160,7 +160,10 @@ Result<> Host::Impl::learn_identify(const PeerId& peer, const Multiaddr& remote,
   known.agent = message.agent_version().substr(0, 256);
   if (message.has_observed_addr()) {
     auto observed = Multiaddr::from_bytes(as_bytes(message.observed_addr()));
-    if (observed) known.observed = std::move(*observed);
+    if (observed) {
+      warn_if_hidden(*observed, remote);
+      known.observed = std::move(*observed);
+    }
   }
   // The peer itself tells us over an authenticated connection: its signature would prove nothing more.
   std::vector<Multiaddr> told;
@@ -177,6 +180,16 @@ Result<> Host::Impl::learn_identify(const PeerId& peer, const Multiaddr& remote,
     routing.remove(peer);
   }
   return ok();
+}
+
+/// Nobody outside finds such a node, and rounds that need it fail for reasons that only the node itself can explain.
+void Host::Impl::warn_if_hidden(const Multiaddr& observed, const Multiaddr& teller) {
+  if (warned_hidden || listeners.empty() || !hidden_from_outside(addresses(), observed, teller)) return;
+  warned_hidden = true;
+  log::warn("p2p",
+            "peers outside see this node at {}, but it announces only addresses of its own network, where they cannot "
+            "connect: announce its public address if its port is open there or forwarded, else run it as a client",
+            observed.value(Multiaddr::ip4).value_or(observed.text()));
 }
 
 void Host::Impl::schedule_push() {

@@ -132,6 +132,17 @@ TEST(AcceptableAddress, ANetworkOnReservedAddressesIsAPrivateOne) {
   EXPECT_FALSE(acceptable_address(lab, Scope::public_));
 }
 
+TEST(HiddenFromOutside, IsWhoAnnouncesOnlyItsOwnNetworkToPeersThatSeeItElsewhere) {
+  const Multiaddr loopback = address("/ip4/127.0.0.1/tcp/1"), home = address("/ip4/192.168.1.7/tcp/1"),
+                  outside = address("/ip4/8.8.8.8/tcp/9"), router = address("/ip4/9.9.9.9/tcp/40001");
+  EXPECT_TRUE(hidden_from_outside({loopback, home}, router, outside));
+  EXPECT_FALSE(hidden_from_outside({home, address("/ip4/9.9.9.9/tcp/1")}, router, outside)) << "the port is forwarded";
+  EXPECT_FALSE(hidden_from_outside({home, address("/dns4/example.com/tcp/1")}, router, outside));
+  EXPECT_FALSE(hidden_from_outside({home}, home, outside)) << "not translated";
+  EXPECT_FALSE(hidden_from_outside({home}, router, address("/ip4/192.168.1.9/tcp/1"))) << "a neighbour says so";
+  EXPECT_FALSE(hidden_from_outside({}, router, outside)) << "a client announces nothing";
+}
+
 TEST(AcceptableAddress, WhatLeadsNowhereIsNoAddress) {
   EXPECT_FALSE(acceptable_address(address("/ip4/0.0.0.0/tcp/1"), Scope::loopback));
   EXPECT_FALSE(acceptable_address(address("/ip6/::/tcp/1"), Scope::loopback));

@@ -4,6 +4,7 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/proto/dht.pb.h"
+#include "p2p/network_block.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -51,7 +52,8 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       options(opts),
       node_id(id),
       metrics(m),
-      table(id, opts.bucket_size, opts.depth_modulo),
+      table(id, opts.bucket_size, opts.depth_modulo,
+            {.in_table = opts.max_nodes_per_block, .in_bucket = opts.max_nodes_per_block_in_bucket}),
       storage(limits_of(opts, opts.max_records)),
       cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
@@ -360,7 +362,13 @@ void Protocol::heard_from(std::string_view id_bytes, const PeerId& peer) {
   const auto id = DhtId::from_bytes(as_bytes(id_bytes));
   if (!id || *id == node_id || peer == host.id()) return;  // client-mode peers have no id
   const bool known = table.contains(*id);
-  const auto doubtful = table.add_or_update(*id, peer, runtime.now());
+  std::optional<std::uint64_t> block;
+  if (!known) {
+    const auto address = host.remote_address(peer);
+    if (!address) return;  // gone already
+    block = p2p::network_block(*address);
+  }
+  const auto doubtful = table.add_or_update(*id, peer, runtime.now(), block);
   if (doubtful) tasks_.spawn(check_old_node(*doubtful), "check old node");
   if (known) return;
   metrics.nodes.set(static_cast<double>(table.size()));

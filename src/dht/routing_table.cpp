@@ -14,10 +14,22 @@ bool bit_of(const DhtId& id, std::size_t bit) {
   return id.bytes[bit / 8] >> (7 - bit % 8) & 1;
 }
 
+/// Of the first `limit` bits: how many two ids have in common before they differ.
+std::size_t shared_bits(const DhtId& a, const DhtId& b, std::size_t limit) {
+  const DhtId gap = a.distance(b);
+  std::size_t bits = 0;
+  while (bits < limit && !bit_of(gap, bits)) ++bits;
+  return bits;
+}
+
 }  // namespace
 
-RoutingTable::RoutingTable(DhtId self, std::size_t bucket_size, std::size_t depth_modulo)
-    : self_(self), bucket_size_(bucket_size), depth_modulo_(std::max<std::size_t>(depth_modulo, 1)), buckets_(1) {
+RoutingTable::RoutingTable(DhtId self, std::size_t bucket_size, std::size_t depth_modulo, BlockLimits limits)
+    : self_(self),
+      bucket_size_(bucket_size),
+      depth_modulo_(std::max<std::size_t>(depth_modulo, 1)),
+      buckets_(1),
+      limits_(limits) {
   buckets_[0].upper.bytes.fill(0xff);
 }
 
@@ -46,25 +58,98 @@ bool RoutingTable::place(Bucket& bucket, const NodeAddress& node, TimePoint now)
   if (bucket.replacements.size() > kMaxReplacements) {
     const auto oldest = peers_.find(bucket.replacements.front());
     bucket.replacements.pop_front();
-    ids_.erase(oldest->second);
-    peers_.erase(oldest);
+    forget(oldest);
   }
   return false;
 }
 
-std::optional<NodeAddress> RoutingTable::add_or_update(const DhtId& id, const PeerId& peer, TimePoint now) {
+void RoutingTable::forget(std::unordered_map<DhtId, PeerId>::iterator node) {
+  if (const auto at = blocks_.find(node->first); at != blocks_.end()) {
+    if (--of_block_[at->second] == 0) of_block_.erase(at->second);
+    blocks_.erase(at);
+  }
+  ids_.erase(node->second);
+  peers_.erase(node);
+}
+
+bool RoutingTable::is_of(const DhtId& id, Block block) const {
+  const auto found = blocks_.find(id);
+  return found != blocks_.end() && found->second == block;
+}
+
+std::size_t RoutingTable::count(const Bucket& bucket, Block block) const {
+  std::size_t sum = 0;
+  for (const NodeAddress& node : bucket.nodes) sum += is_of(node.id, block);
+  for (const DhtId& id : bucket.replacements) sum += is_of(id, block);
+  return sum;
+}
+
+/// False when the block of a new node has its share already.
+bool RoutingTable::make_room(const DhtId& id, Block block, std::optional<NodeAddress>& doubtful) {
+  const auto all = of_block_.find(block);
+  if (all == of_block_.end()) return true;
+  // A swarm within one block must know itself well: buckets near us split, and each half has room again.
+  while (limits_.in_bucket > 0 && count(buckets_[index_of(id)], block) >= limits_.in_bucket) {
+    Bucket& bucket = buckets_[index_of(id)];
+    if (may_split(bucket)) {
+      split(index_of(id));
+      continue;
+    }
+    for (const NodeAddress& candidate : bucket.nodes) {
+      if (!is_of(candidate.id, block) || !bucket.pinged.insert(candidate.id).second) continue;
+      doubtful = candidate;
+      break;
+    }
+    return false;
+  }
+  return limits_.in_table == 0 || all->second < limits_.in_table || thin_out(id, block);
+}
+
+/// Takes a place from where the block has most among buckets that are not nearer to us: few far nodes are enough to
+/// find a way, but all near ones are wanted. False when the newcomer would change nothing for the better.
+bool RoutingTable::thin_out(const DhtId& id, Block block) {
+  const Bucket& own = buckets_[index_of(id)];
+  const std::size_t own_bits = shared_bits(own.lower, self_, own.depth);
+  const std::size_t own_count = count(own, block);
+  const Bucket* crowded = nullptr;
+  std::size_t most = 0;
+  for (const Bucket& bucket : buckets_) {
+    const std::size_t bits = shared_bits(bucket.lower, self_, bucket.depth);
+    if (&bucket == &own || bits > own_bits) continue;
+    const std::size_t here = count(bucket, block);
+    if (here <= most || here <= (bits < own_bits ? 1 : own_count + 1)) continue;
+    crowded = &bucket;
+    most = here;
+  }
+  if (!crowded) return false;
+  const auto of_block = [&](const DhtId& one) { return is_of(one, block); };
+  const auto spare = std::find_if(crowded->replacements.begin(), crowded->replacements.end(), of_block);
+  const auto node = std::find_if(crowded->nodes.begin(), crowded->nodes.end(),
+                                 [&](const NodeAddress& one) { return of_block(one.id); });
+  remove(DhtId(spare != crowded->replacements.end() ? *spare : node->id));
+  return true;
+}
+
+std::optional<NodeAddress> RoutingTable::add_or_update(const DhtId& id, const PeerId& peer, TimePoint now,
+                                                       std::optional<Block> block) {
   if (id == self_) return std::nullopt;
   // One peer has one node: a restarted peer comes back under a new node id.
   if (const auto old = ids_.find(peer); old != ids_.end() && old->second != id) remove(DhtId(old->second));
   // A node id belongs to who had it first: nobody takes over another peer's place by claiming its id.
   if (const auto old = peers_.find(id); old != peers_.end() && old->second != peer) return std::nullopt;
+  if (block && !peers_.contains(id)) {
+    std::optional<NodeAddress> doubtful;
+    if (!make_room(id, *block, doubtful)) return doubtful;
+    blocks_.emplace(id, *block);
+    ++of_block_[*block];
+  }
   peers_.emplace(id, peer);
   ids_.emplace(peer, id);
   for (;;) {
     const std::size_t index = index_of(id);
     Bucket& bucket = buckets_[index];
     if (place(bucket, {id, peer}, now)) return std::nullopt;
-    if (bucket.holds(self_) || bucket.depth % depth_modulo_ != 0) {
+    if (may_split(bucket)) {
       split(index);
       continue;
     }
@@ -107,8 +192,7 @@ void RoutingTable::remove(const DhtId& id) {
   if (removed == 0) std::erase(bucket.replacements, id);
   bucket.pinged.erase(id);
   active_ -= removed;
-  ids_.erase(found->second);
-  peers_.erase(found);
+  forget(found);
   if (bucket.nodes.size() < bucket_size_ && !bucket.replacements.empty()) {
     const DhtId newest = bucket.replacements.back();
     bucket.replacements.pop_back();

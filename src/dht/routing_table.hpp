@@ -19,12 +19,22 @@ struct NodeAddress {
   friend bool operator==(const NodeAddress&, const NodeAddress&) = default;
 };
 
+/// How many nodes of one network block a table takes, replacements included; 0: any number.
+struct BlockLimits {
+  std::size_t in_table = 0;
+  std::size_t in_bucket = 0;
+};
+
 class RoutingTable {
  public:
-  RoutingTable(DhtId self, std::size_t bucket_size, std::size_t depth_modulo);
+  RoutingTable(DhtId self, std::size_t bucket_size, std::size_t depth_modulo, BlockLimits limits = {});
 
   /// Adds or refreshes. When the bucket is full and may not split: the least recently seen node, to be pinged.
-  std::optional<NodeAddress> add_or_update(const DhtId& id, const PeerId& peer, TimePoint now);
+  /// \param block  where the node speaks from, see p2p/network_block.hpp; nullopt: from somewhere that is not counted.
+  ///               A block that has its share in a bucket that may not split gets no more, but its least recently seen
+  ///               node there is to be pinged.
+  std::optional<NodeAddress> add_or_update(const DhtId& id, const PeerId& peer, TimePoint now,
+                                           std::optional<std::uint64_t> block = std::nullopt);
   /// Drops a node; the newest replacement takes its place.
   void remove(const DhtId& id);
   void remove(const PeerId& peer);
@@ -51,6 +61,13 @@ class RoutingTable {
     TimePoint updated{};
     bool holds(const DhtId& id) const { return lower <= id && id <= upper; }
   };
+  using Block = std::uint64_t;
+  bool may_split(const Bucket& bucket) const { return bucket.holds(self_) || bucket.depth % depth_modulo_ != 0; }
+  bool is_of(const DhtId& id, Block block) const;
+  std::size_t count(const Bucket& bucket, Block block) const;
+  bool make_room(const DhtId& id, Block block, std::optional<NodeAddress>& doubtful);
+  bool thin_out(const DhtId& id, Block block);
+  void forget(std::unordered_map<DhtId, PeerId>::iterator node);
   std::size_t index_of(const DhtId& id) const;
   void split(std::size_t index);
   bool place(Bucket& bucket, const NodeAddress& node, TimePoint now);
@@ -62,6 +79,9 @@ class RoutingTable {
   std::vector<Bucket> buckets_;  // ascending
   std::unordered_map<DhtId, PeerId> peers_;
   std::unordered_map<PeerId, DhtId> ids_;
+  BlockLimits limits_;
+  std::unordered_map<DhtId, Block> blocks_;  // of nodes that have one
+  std::unordered_map<Block, std::size_t> of_block_;
   std::size_t active_ = 0;
 };
 

@@ -235,6 +235,11 @@ void Host::remove_handler(const std::string& protocol) {
   if (impl_->handlers.erase(protocol) > 0) impl_->schedule_push();
 }
 
+std::optional<Multiaddr> Host::remote_address(const PeerId& peer) const {
+  const LinkPtr link = impl_->link_to(peer);
+  return link ? std::optional(link->connection->remote_address()) : std::nullopt;
+}
+
 std::optional<PeerInfo> Host::peer(const PeerId& id) const {
   PeerInfo info;
   info.id = id;

@@ -7,6 +7,7 @@
 #include "cohive/core/log.hpp"
 #include "host_impl.hpp"
 #include "lookup.hpp"
+#include "network_block.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -48,7 +49,7 @@ std::vector<PeerId> Routing::nearest(const Key& key, std::size_t count,
   const std::uint64_t wanted_prefix = prefix(key);
   std::vector<std::pair<std::uint64_t, const PeerId*>> ranked;
   ranked.reserve(table_.size());
-  for (const auto& [peer, peer_key] : table_) ranked.emplace_back(prefix(peer_key) ^ wanted_prefix, &peer);
+  for (const auto& [peer, entry] : table_) ranked.emplace_back(prefix(entry.key) ^ wanted_prefix, &peer);
   // A heap: only those that are taken out are put in order, and only they are looked at closely.
   const auto farther = [](const auto& a, const auto& b) { return a.first > b.first; };
   std::make_heap(ranked.begin(), ranked.end(), farther);
@@ -76,7 +77,7 @@ std::vector<PeerId> Routing::seeds(const Key& key) const {
 void Routing::remove(const PeerId& peer) {
   const auto found = table_.find(peer);
   if (found == table_.end()) return;
-  --bucket_sizes_[bucket_of(found->second)];
+  --bucket_sizes_[bucket_of(found->second.key)];
   table_.erase(found);
 }
 
@@ -84,26 +85,49 @@ void Routing::insert(const PeerId& peer) {
   if (peer == host_.id || table_.contains(peer)) return;
   const Key key = key_of(peer);
   const std::size_t bucket = bucket_of(key);
+  const auto address = host_.host.remote_address(peer);
+  const auto block = address ? network_block(*address) : std::nullopt;
+  if (block && !make_room(bucket, *block)) return;
   if (is_full(bucket)) {
-    const auto gone = replaceable(bucket);
+    const auto gone = replaceable(bucket, {});
     if (!gone) return;
     remove(*gone);
   }
   ++bucket_sizes_[bucket];
-  table_.emplace(peer, key);
+  table_.emplace(peer, Entry{key, block});
 }
 
-/// Of a full bucket: a peer that is no longer connected or that nobody could be told how to reach.
-std::optional<PeerId> Routing::replaceable(std::size_t bucket) const {
-  for (const auto& [peer, key] : table_)
-    if (bucket_of(key) == bucket && !(host_.link_to(peer) && host_.book.knows(peer))) return peer;
+/// Keeps a block to its share of the table and of the bucket. False when all of its places are in use.
+bool Routing::make_room(std::size_t bucket, std::uint64_t block) {
+  std::size_t in_table = 0, in_bucket = 0;
+  for (const auto& [peer, entry] : table_) {
+    if (entry.block != block) continue;
+    ++in_table;
+    if (bucket_of(entry.key) == bucket) ++in_bucket;
+  }
+  const auto reached = [](std::size_t count, std::size_t limit) { return limit > 0 && count >= limit; };
+  const bool in_bucket_reached = reached(in_bucket, host_.options.max_routing_peers_per_block_in_bucket);
+  if (!in_bucket_reached && !reached(in_table, host_.options.max_routing_peers_per_block)) return true;
+  const auto gone = replaceable(in_bucket_reached ? std::optional(bucket) : std::nullopt, block);
+  if (gone) remove(*gone);
+  return gone.has_value();
+}
+
+/// Of a bucket or the whole table, and of a block or all: a peer that is no longer connected or that nobody could be
+/// told how to reach.
+std::optional<PeerId> Routing::replaceable(std::optional<std::size_t> bucket,
+                                           std::optional<std::uint64_t> block) const {
+  for (const auto& [peer, entry] : table_) {
+    if ((bucket && bucket_of(entry.key) != *bucket) || (block && entry.block != block)) continue;
+    if (!(host_.link_to(peer) && host_.book.knows(peer))) return peer;
+  }
   return std::nullopt;
 }
 
 void Routing::consider(const PeerId& peer) {
   if (table_.contains(peer)) return;
   const std::size_t bucket = bucket_of(key_of(peer));
-  if (is_full(bucket) && !replaceable(bucket)) return;
+  if (is_full(bucket) && !replaceable(bucket, {})) return;
   if (!checking_.insert(peer).second) return;
   host_.tasks.spawn(check(*this, peer), "routing check");
 }
@@ -120,8 +144,18 @@ Task<void> Routing::check(Routing& self, PeerId peer) {
 }
 
 Task<void> Routing::look_up_self() {
-  Lookup lookup(*this, host_, host_.id, Deadline::never());
-  co_await lookup.finish();
+  walk_again_ = walking_;
+  if (std::exchange(walking_, true)) co_return;
+  struct Walking {
+    bool& flag;
+    ~Walking() { flag = false; }
+  } walking{walking_};
+  do {
+    walk_again_ = false;
+    Lookup lookup(*this, host_, host_.id, Deadline::never());
+    co_await lookup.finish();
+    // Whoever we joined through meanwhile may know more than those who could be asked at the start.
+  } while (walk_again_ && table_.size() < kBucketSize);
 }
 
 // ---- Server

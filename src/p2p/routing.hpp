@@ -5,6 +5,7 @@
 
 #include <array>
 #include <functional>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <vector>
@@ -43,7 +44,8 @@ class Routing {
   /// Keeps the addresses of a reply as hearsay; returns whom it told of, without ourselves.
   std::vector<Told> learn(const PeerId& teller, const proto::KadMessage& reply);
 
-  /// Walks towards ourselves, so that those near us know us.
+  /// Walks towards ourselves, so that those near us know us. One walk at a time: a host that joins through several
+  /// peers at once needs no more.
   Task<void> look_up_self();
   /// Whom to ask first about `key`.
   std::vector<PeerId> seeds(const Key& key) const;
@@ -53,10 +55,15 @@ class Routing {
   static Key distance(const Key& a, const Key& b);
 
  private:
+  struct Entry {
+    Key key;
+    std::optional<std::uint64_t> block;  // see network_block.hpp
+  };
   static Task<void> check(Routing& self, PeerId peer);
   std::size_t bucket_of(const Key& key) const;
   bool is_full(std::size_t bucket) const { return bucket_sizes_[bucket] >= kBucketSize; }
-  std::optional<PeerId> replaceable(std::size_t bucket) const;
+  std::optional<PeerId> replaceable(std::optional<std::size_t> bucket, std::optional<std::uint64_t> block) const;
+  bool make_room(std::size_t bucket, std::uint64_t block);
   /// Those of the `count` nearest that `wanted` takes.
   std::vector<PeerId> nearest(const Key& key, std::size_t count,
                               const std::function<bool(const PeerId&)>& wanted) const;
@@ -64,9 +71,11 @@ class Routing {
 
   Host::Impl& host_;
   Key self_;
-  std::unordered_map<PeerId, Key> table_;
+  std::unordered_map<PeerId, Entry> table_;
   std::array<std::uint8_t, 257> bucket_sizes_{};
   std::set<PeerId> checking_;
+  bool walking_ = false;
+  bool walk_again_ = false;
 };
 
 }  // namespace cohive::p2p

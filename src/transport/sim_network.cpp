@@ -22,19 +22,22 @@ constexpr std::uint16_t kFirstPort = 1024;
 /// What an operating system tries before it gives up.
 constexpr Duration kConnectTimeout = 127s;
 
-/// The x.y.z of 10.x.y.z as a number; 0 is no machine.
+/// An IPv4 address as a number; 0 is no machine.
 using Machine = std::uint32_t;
 
+constexpr Machine kBeforeFirst = 10U << 24;
+
 std::string ip_of(Machine machine) {
-  return "10." + std::to_string(machine >> 16 & 255) + "." + std::to_string(machine >> 8 & 255) + "." +
-         std::to_string(machine & 255);
+  return std::to_string(machine >> 24) + "." + std::to_string(machine >> 16 & 255) + "." +
+         std::to_string(machine >> 8 & 255) + "." + std::to_string(machine & 255);
 }
 
 Machine machine_of(const std::string& ip) {
   const auto address = Multiaddr::from_ip_tcp(ip, 0);
   if (!address) return 0;
   const Bytes value = address->components().front().value;
-  return value.size() == 4 && value[0] == 10 ? Machine{value[1]} << 16 | Machine{value[2]} << 8 | value[3] : 0;
+  if (value.size() != 4) return 0;
+  return Machine{value[0]} << 24 | Machine{value[1]} << 16 | Machine{value[2]} << 8 | value[3];
 }
 
 std::unordered_set<Machine> machines_of(const std::set<std::string>& ips) {
@@ -144,7 +147,7 @@ struct SimFabric::Impl {
   SimRuntime& runtime;
   SimLink default_link;
   bool plaintext;
-  Machine machines = 0;
+  Machine last_machine = kBeforeFirst;
   std::unordered_map<std::uint64_t, SimLink> links;
   std::unordered_map<Machine, Line> lines;
   std::vector<std::pair<std::unordered_set<Machine>, std::unordered_set<Machine>>> partitions;
@@ -495,7 +498,10 @@ SimRuntime& SimFabric::runtime() noexcept {
 }
 
 std::unique_ptr<Network> SimFabric::add_machine() {
-  return std::make_unique<SimMachine>(impl_, ++impl_->machines);
+  return std::make_unique<SimMachine>(impl_, ++impl_->last_machine);
+}
+std::unique_ptr<Network> SimFabric::add_machine(const std::string& ip) {
+  return std::make_unique<SimMachine>(impl_, machine_of(ip));
 }
 
 void SimFabric::set_link(const std::string& a, const std::string& b, SimLink link) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 #include <tuple>
 
 #include "cohive/dht/schema.hpp"
@@ -327,6 +328,26 @@ TEST_F(HostileSwarm, APeerThatFloodsIsRefusedWhileOthersAreServed) {
   EXPECT_TRUE(call(other, 0, "DHTProtocol.rpc_find", find.SerializeAsString()));
   swarm.pass(1min);
   EXPECT_TRUE(call(attacker, 0, "DHTProtocol.rpc_store", request.SerializeAsString()));
+}
+
+TEST_F(HostileSwarm, AnAttackerWithOneNetworkBlockGetsAFewPlacesInATable) {
+  Dht& victim = add({.max_nodes_per_block = 4});
+  const auto join_from = [&](const std::string& ip) {
+    nodes.push_back(std::make_unique<Dht>(swarm.add_host_at(ip)));
+    EXPECT_TRUE(swarm.run(nodes.back()->start({swarm.host(0).visible_addresses().front()})));
+    return swarm.host(swarm.size() - 1).id();
+  };
+  std::set<PeerId> attackers, others;
+  for (int i = 1; i <= 12; ++i) attackers.insert(join_from("8.8.8." + std::to_string(i)));
+  for (int i = 1; i <= 6; ++i) others.insert(join_from("8.8." + std::to_string(10 + i) + ".1"));
+  for (int i = 0; i < 6; ++i) others.insert(add().host().id());
+  std::size_t from_block = 0;
+  for (const auto& [id, peer] : victim.known_nodes()) {
+    from_block += attackers.contains(peer);
+    others.erase(peer);
+  }
+  EXPECT_EQ(from_block, 4u);
+  EXPECT_TRUE(others.empty()) << "all nodes of other networks and of the private one are known";
 }
 
 }  // namespace

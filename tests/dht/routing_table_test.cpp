@@ -143,6 +143,59 @@ TEST(RoutingTable, AFloodOfInventedNodesStaysBounded) {
   EXPECT_EQ(filled.table.nearest(DhtId{}, 10'000).size(), filled.table.size());
 }
 
+// ---- Many nodes in one network block
+
+TEST(RoutingTable, ABlockGetsItsShareOfABucketAndOthersTheRest) {
+  SimRuntime runtime(9);
+  RoutingTable table(DhtId{}, 4, 1, {.in_bucket = 2});  // splits only around ourselves
+  for (std::uint8_t i = 1; i <= 2; ++i) EXPECT_FALSE(table.add_or_update(far(i), peer_of(i), runtime.now(), 88));
+  const auto doubtful = table.add_or_update(far(3), peer_of(3), runtime.now(), 88);
+  EXPECT_FALSE(table.contains(far(3)));
+  ASSERT_TRUE(doubtful);
+  EXPECT_EQ(doubtful->id, far(1)) << "one of the block that does not answer would make room";
+  EXPECT_FALSE(table.add_or_update(far(4), peer_of(4), runtime.now(), 99));
+  EXPECT_FALSE(table.add_or_update(far(5), peer_of(5), runtime.now()));
+  EXPECT_EQ(table.size(), 4u);
+  table.remove(far(1));
+  table.add_or_update(far(3), peer_of(3), runtime.now(), 88);
+  EXPECT_TRUE(table.contains(far(3)));
+}
+
+TEST(RoutingTable, AFloodFromOneBlockLeavesRoomForEverybodyElse) {
+  Filled honest(0, 20, 5);
+  RoutingTable table(DhtId::random(honest.runtime), 20, 5, {.in_table = 100, .in_bucket = 10});
+  for (int i = 0; i < 5000; ++i)
+    table.add_or_update(DhtId::random(honest.runtime), peer_of(i), honest.runtime.now(), 88);
+  EXPECT_LE(table.size() + table.replacement_count(), 100u);
+  std::vector<DhtId> others;
+  for (int i = 0; i < 200; ++i) {
+    others.push_back(DhtId::random(honest.runtime));
+    table.add_or_update(others.back(), peer_of(10'000 + i), honest.runtime.now(), static_cast<std::uint64_t>(1000 + i));
+  }
+  for (const DhtId& id : others) EXPECT_TRUE(table.contains(id));
+}
+
+TEST(RoutingTable, ASwarmWithinOneBlockKnowsItsNearNodesAndSomeEverywhere) {
+  SimRuntime runtime(10);
+  const DhtId self = DhtId::random(runtime);
+  RoutingTable table(self, 20, 5, {.in_table = 100, .in_bucket = 10});
+  std::vector<DhtId> all;
+  for (int i = 0; i < 250; ++i) {
+    all.push_back(DhtId::random(runtime));
+    table.add_or_update(all.back(), peer_of(i), runtime.now(), 88);
+  }
+  EXPECT_LE(table.size() + table.replacement_count(), 100u);
+  EXPECT_GE(table.size(), 60u);
+  std::sort(all.begin(), all.end(),
+            [&](const DhtId& a, const DhtId& b) { return a.distance(self) < b.distance(self); });
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_TRUE(table.contains(all[i])) << "the one with rank " << i;
+  for (int first = 0; first < 256; first += 32) {
+    DhtId corner{};
+    corner.bytes[0] = static_cast<std::uint8_t>(first);
+    EXPECT_LT(table.nearest(corner, 1)[0].id.distance(corner).bytes[0], 64) << "nobody known near " << first;
+  }
+}
+
 TEST(RoutingTable, StaleBucketsGetAnIdInsideThem) {
   Filled filled(300, 20, 5);
   EXPECT_TRUE(filled.table.stale_buckets(filled.runtime.now(), filled.runtime).empty());

@@ -315,5 +315,32 @@ TEST_F(PeerRouting, QueriesWithoutAKeyOrWithAnAbsurdOneAreReset) {
   EXPECT_TRUE(swarm.run(find_node(bob, hub.id(), "any key")));
 }
 
+TEST_F(PeerRouting, PeersOfOneNetworkBlockGetAFewPlacesInTheTable) {
+  auto& hub = swarm.add_host_at("9.9.9.9", {.max_routing_peers_per_block = 3});
+  std::set<PeerId> block, others;
+  for (int i = 1; i <= 8; ++i) {
+    Host& host = swarm.add_host_at("8.8.8." + std::to_string(i));
+    ASSERT_TRUE(swarm.run(host.bootstrap({address_of(hub)}, swarm.after(10s))));
+    block.insert(host.id());
+  }
+  for (int i = 1; i <= 4; ++i) {
+    Host& host = swarm.add_host_at("8.8." + std::to_string(100 + i) + ".1");
+    ASSERT_TRUE(swarm.run(host.bootstrap({address_of(hub)}, swarm.after(10s))));
+    others.insert(host.id());
+  }
+  swarm.pass(5s);
+  auto& asker = swarm.add_host_at("7.7.7.7");
+  ASSERT_TRUE(swarm.run(asker.bootstrap({address_of(hub)}, swarm.after(10s))));
+  const auto reply = swarm.run(find_node(asker, hub.id(), nobody(1).peer_id().binary()));
+  ASSERT_TRUE(reply);
+  std::size_t from_block = 0;
+  for (const PeerId& peer : told(*reply)) {
+    from_block += block.contains(peer);
+    others.erase(peer);
+  }
+  EXPECT_EQ(from_block, 3u);
+  EXPECT_TRUE(others.empty()) << "peers of other networks are told of";
+}
+
 }  // namespace
 }  // namespace cohive::p2p

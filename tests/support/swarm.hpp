@@ -32,14 +32,11 @@ class Swarm {
 
   /// A started host with an identity that follows from its number.
   p2p::Host& add_host(p2p::HostOptions options = {}, bool listening = true) {
-    machines_.push_back(transport::limit_bandwidth(fabric_.add_machine(), limits_));
-    const auto number = static_cast<std::uint32_t>(machines_.size());
-    Bytes seed(32, static_cast<std::uint8_t>(options_.seed));
-    std::memcpy(seed.data(), &number, sizeof number);
-    if (options.listen.empty() && listening) options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
-    hosts_.push_back(std::make_unique<p2p::Host>(*machines_.back(), KeyPair::ed25519_from_seed(seed), options));
-    hosts_.back()->start().value();
-    return *hosts_.back();
+    return add_host_on(fabric_.add_machine(), std::move(options), listening);
+  }
+  /// One with an address of our choice; those of add_host are private ones.
+  p2p::Host& add_host_at(const std::string& ip, p2p::HostOptions options = {}) {
+    return add_host_on(fabric_.add_machine(ip), std::move(options), true);
   }
   /// Of hosts added from now on.
   void set_limits(transport::BandwidthLimits limits) { limits_ = limits; }
@@ -73,6 +70,17 @@ class Swarm {
   std::size_t size() const { return hosts_.size(); }
 
  private:
+  p2p::Host& add_host_on(std::unique_ptr<transport::Network> machine, p2p::HostOptions options, bool listening) {
+    machines_.push_back(transport::limit_bandwidth(std::move(machine), limits_));
+    const auto number = static_cast<std::uint32_t>(machines_.size());
+    Bytes seed(32, static_cast<std::uint8_t>(options_.seed));
+    std::memcpy(seed.data(), &number, sizeof number);
+    if (options.listen.empty() && listening) options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
+    hosts_.push_back(std::make_unique<p2p::Host>(*machines_.back(), KeyPair::ed25519_from_seed(seed), options));
+    hosts_.back()->start().value();
+    return *hosts_.back();
+  }
+
   SimRuntime runtime_;
   transport::SimFabric fabric_;
   SwarmOptions options_;

@@ -23,7 +23,8 @@ namespace cohive::dht {
 struct DhtOptions {
   std::size_t bucket_size = 20;
   std::size_t num_replicas = 5;
-  /// Nodes that a search asks around a key, twice the replicas. hivemind asks bucket_size of them, for twice the work.
+  /// Nodes that a get asks around a key, twice the replicas; a store asks num_replicas. hivemind asks bucket_size of
+  /// them each time, for several times the work.
   std::size_t beam_size = 10;
   std::size_t depth_modulo = 5;
   Duration wait_timeout = 3s;  ///< one RPC
@@ -53,6 +54,10 @@ struct DhtOptions {
   /// Of one peer, requests and their keys together, ten seconds' worth at once; more is refused. 0: any number. A
   /// refused Dht asks the node again a little later, one call after the other, for wait_timeout at most.
   double max_keys_per_second = 5000;
+  // An attacker with many identities in few networks gets no table to himself. A block is an IPv4 /24 or IPv6 /48
+  // network of public addresses; private ones and this machine's are not counted. 0: any number.
+  std::size_t max_nodes_per_block = 100;                      ///< in the routing table
+  std::size_t max_nodes_per_block_in_bucket = 10;             ///< half of a bucket: others are always known, too
   Duration max_record_lifetime = std::chrono::hours(24 * 7);  ///< later expirations are refused from peers
   Duration search_timeout = 60s;                              ///< a search ends then with what it knows
 };

@@ -7,6 +7,10 @@
 ///  - one PeerID has one place in a table, and is asked once per search under however many ids it is announced;
 ///  - an id belongs to the PeerID that had it first, and a full bucket keeps nodes that still answer, so that nodes
 ///    which were there before an attack stay in the tables;
+///  - nodes of one network block (IPv4 /24, IPv6 /48) get half of a bucket and a hundred places in a table, by the
+///    address that their connection comes from: whoever has one block has a voice in a table, and not the table. Where
+///    a whole swarm lives in one block, buckets split sooner instead, so that near nodes know each other all the same.
+///    DhtOptions::max_nodes_per_block. The table of libp2p's peer routing does the same, HostOptions;
 ///  - a search goes on past nodes that do not answer, merges what all nodes near the key tell, and looks at records on
 ///    ten nodes, twice the number that hold them: an attacker must take all of those places;
 ///  - what is stored under an owner's subkey carries the owner's signature, so a record can be hidden but not forged.

@@ -42,6 +42,10 @@ struct HostOptions {
   std::size_t max_dials = 160;               ///< at once, as p2pd
   std::size_t max_lookups = 32;              ///< walks through peer routing at once; further ones wait
   std::size_t max_known_peers = 4096;  ///< peers only heard of, and peers connected lately, whose addresses are kept
+  // Ours, against an attacker with many identities in few networks. A block is an IPv4 /24 or IPv6 /48 of public
+  // addresses; private ones and this machine's are not counted. 0: any number.
+  std::size_t max_routing_peers_per_block = 64;            ///< in the routing table
+  std::size_t max_routing_peers_per_block_in_bucket = 10;  ///< of 20
 };
 
 /// What is known about a connected peer.
@@ -93,6 +97,8 @@ class Host {
   Task<Result<>> connect(PeerId peer, Deadline deadline);
   void disconnect(const PeerId& peer);
   bool connected(const PeerId& peer) const;
+  /// The other end of a connection to the peer, which it cannot invent; nullopt when there is none.
+  std::optional<Multiaddr> remote_address(const PeerId& peer) const;
 
   /// A stream on which `protocol` has been proposed: lazily when identify listed it, else after the peer's answer.
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);

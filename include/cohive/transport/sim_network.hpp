@@ -22,7 +22,7 @@ struct SimLink {
   Duration mean_lifetime = 0ms;  ///< connections die after an exponential time with this mean; 0: never
 };
 
-/// The wires. Every machine has its own address 10.x.y.z in it.
+/// The wires. Every machine has its own IPv4 address in it: 10.x.y.z, counted up, unless another one is wanted.
 class SimFabric {
  public:
   explicit SimFabric(SimRuntime& runtime, SimLink defaults = {}, bool plaintext = true);
@@ -32,6 +32,8 @@ class SimFabric {
   /// A new machine; its Network stays valid as long as the fabric.
   /// Listening on /ip4/0.0.0.0/tcp/0 or its own address is allowed.
   std::unique_ptr<Network> add_machine();
+  /// \param ip  IPv4, of no other machine
+  std::unique_ptr<Network> add_machine(const std::string& ip);
 
   /// Links between two machines, by IP address text; later calls override.
   void set_link(const std::string& ip_a, const std::string& ip_b, SimLink link);

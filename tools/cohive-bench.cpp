@@ -58,6 +58,8 @@ int main(int argc, char** argv) {
   auto* dht_sim = app.add_subcommand("dht-sim", "simulated swarms whose nodes come and go; a table on stderr");
   dht_sim->add_option("--nodes", settings.nodes, "size of each swarm (default 100 1000)")->check(CLI::Range(2, 100000));
   dht_sim->add_option("--minutes", settings.minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
+  dht_sim->add_option("--gets-per-minute", settings.gets_per_minute, "of the whole swarm (default 1200)")
+      ->check(CLI::Range(1.0, 1e6));
   dht_sim->add_option("--seed", settings.seed, "another seed is another swarm (default 1)");
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* faults =

@@ -89,6 +89,7 @@ Task<Result<>> Dht::Impl::start(std::vector<Multiaddr> initial_peers) {
 TraversalOptions Dht::Impl::search_options(std::size_t beam, std::size_t keys) const {
   TraversalOptions search;
   search.beam_size = beam;
+  search.result_size = std::max(beam, options.beam_size);
   search.num_workers = options.num_workers;
   search.queries_per_call = static_cast<std::size_t>(std::sqrt(static_cast<double>(keys)));
   search.deadline = runtime.after(options.search_timeout);

@@ -79,8 +79,8 @@ Task<std::vector<bool>> Dht::Impl::store_many(std::vector<StoreItem> items) {
   for (std::size_t first = 0; first < plans.size(); first += kKeysPerSearch) {
     const std::size_t count = std::min(kKeysPerSearch, plans.size() - first);
     Storing guide(*this);
-    Traversal traversal(runtime, protocol.node_id,
-                        search_options(std::max(options.beam_size, options.num_replicas), count), guide);
+    // Only those that are to hold the record are asked: when they all name nobody nearer, it is they.
+    Traversal traversal(runtime, protocol.node_id, search_options(options.num_replicas, count), guide);
     for (std::size_t i = first; i < first + count; ++i) {
       guide.wanted[plans[i].key] = &plans[i];
       traversal.add_query(plans[i].key, protocol.table.nearest(plans[i].key, options.bucket_size));

@@ -5,7 +5,7 @@
 namespace cohive::dht {
 namespace {
 
-// How many nodes behind the beam are remembered, as a multiple of it.
+// How many nodes beyond the result are remembered, as a multiple of it.
 constexpr std::size_t kReserve = 3;
 // Calls for one query: several times what a swarm of a million nodes takes, so that only a chain of invented
 // neighbours reaches it.
@@ -21,6 +21,7 @@ Traversal::Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Gui
       changed_(runtime, "replies of a DHT search"),
       all_finished_(runtime, "a DHT search") {
   options_.beam_size = std::max<std::size_t>(options_.beam_size, 1);
+  options_.result_size = std::max(options_.result_size, options_.beam_size);
   options_.queries_per_call = std::max<std::size_t>(options_.queries_per_call, 1);
 }
 
@@ -43,7 +44,7 @@ void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bo
     at->asked |= asked;
     return;
   }
-  const std::size_t limit = options_.beam_size * (1 + kReserve);
+  const std::size_t limit = options_.result_size * (1 + kReserve);
   if (at == beam.end() && beam.size() >= limit) return;
   if (std::find(query.failed.begin(), query.failed.end(), node.id) != query.failed.end()) return;
   beam.insert(at, {distance, node, contact.teller, hops, asked});
@@ -79,7 +80,7 @@ void Traversal::finish(Query& query) {
   if (std::exchange(query.finished, true)) return;
   std::erase(unfinished_, &query);
   std::vector<NodeAddress> nearest;
-  const std::size_t size = std::min(options_.beam_size, query.beam.size());
+  const std::size_t size = std::min(options_.result_size, query.beam.size());
   nearest.reserve(size);
   for (std::size_t i = 0; i < size; ++i) nearest.push_back(query.beam[i].node);
   const std::size_t hops = query.stopped_at || query.beam.empty() ? query.stopped_at : query.beam.front().hops;

@@ -14,7 +14,8 @@
 namespace cohive::dht {
 
 struct TraversalOptions {
-  std::size_t beam_size = 20;
+  std::size_t beam_size = 20;   ///< the search is over when so many, the nearest there are, have answered
+  std::size_t result_size = 0;  ///< how many it names, beam_size at least; those beyond the beam may not answer
   std::size_t num_workers = 4;
   std::size_t queries_per_call = 1;
   Deadline deadline = Deadline::never();  ///< what is known by then is the result

@@ -12,6 +12,7 @@ struct Settings {
   std::size_t megabytes = 64;
   std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
   double minutes = 5;                         ///< of virtual time, of dht-sim
+  double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
   std::uint64_t seed = 1;                     ///< of dht-sim
   std::size_t runs = 200;                     ///< of faults
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged

@@ -18,6 +18,7 @@ nlohmann::json dht_sim(const Settings& settings) {
     options.nodes = nodes;
     options.seed = settings.seed;
     options.duration = from_seconds(settings.minutes * 60);
+    options.gets_per_second = settings.gets_per_minute / 60;
     const ChurnReport report = run_churn(options);
     std::cerr << fmt::format(
         "{:>6} {:>9.3f} {:>6.2f} {:>10.1f} {:>9.1f} {:>9} {:>7.0f} {:>8.0f} {:>10.0f} {:>10.0f} {:>8.1f}\n", nodes,
@@ -26,6 +27,7 @@ nlohmann::json dht_sim(const Settings& settings) {
         report.build_seconds + report.run_seconds);
     rows.push_back({{"nodes", nodes},
                     {"minutes", settings.minutes},
+                    {"gets_per_minute", settings.gets_per_minute},
                     {"gets", report.gets},
                     {"gets_failed", report.gets_failed},
                     {"success", report.success()},

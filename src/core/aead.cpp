@@ -89,4 +89,24 @@ bool Aead::open(std::uint64_t counter, ByteView associated, ByteView sealed, std
   return EVP_DecryptFinal_ex(context, none, &written) > 0;
 }
 
+bool Aead::open(std::uint64_t counter, MutableBytes sealed, const Destination& destination) {
+  if (sealed.size() < kFirst + kTagSize) return false;
+  const auto nonce = nonce_of(impl_->cipher, counter);
+  if (impl_->fast) return impl_->fast->open(nonce, sealed, destination);
+  EVP_CIPHER_CTX* context = impl_->decrypt.get();
+  std::uint8_t* const first = sealed.data();
+  const std::size_t size = sealed.size() - kTagSize;
+  int written = 0;
+  require(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()), "nonce");
+  require(EVP_DecryptUpdate(context, first, &written, first, static_cast<int>(kFirst)), "decryption");
+  std::uint8_t* const rest = destination({first, kFirst});
+  if (size > kFirst)
+    require(EVP_DecryptUpdate(context, rest ? rest : first + kFirst, &written, first + kFirst,
+                              static_cast<int>(size - kFirst)),
+            "decryption");
+  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, static_cast<int>(kTagSize), first + size), "tag");
+  std::uint8_t none[16];
+  return EVP_DecryptFinal_ex(context, none, &written) > 0;
+}
+
 }  // namespace cohive::crypto

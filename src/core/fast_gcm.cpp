@@ -73,6 +73,22 @@ bool FastGcm::open(const GcmNonce& nonce, ByteView associated, ByteView sealed, 
   return sodium_memcmp(expected.data(), tag.data(), tag.size()) == 0;
 }
 
+bool FastGcm::open(const GcmNonce& nonce, MutableBytes sealed, const Aead::Destination& destination) const {
+  IMB_MGR* const with = manager();
+  const std::size_t size = sealed.size() - Aead::kTagSize;
+  std::array<std::uint8_t, Aead::kTagSize> expected;
+  Context context;
+  IMB_AES256_GCM_INIT(with, &keys_->data, &context.data, nonce.data(), nullptr, 0);
+  std::uint8_t* const first = sealed.data();
+  IMB_AES256_GCM_DEC_UPDATE(with, &keys_->data, &context.data, first, first, Aead::kFirst);
+  std::uint8_t* const rest = destination({first, Aead::kFirst});
+  if (size > Aead::kFirst)
+    IMB_AES256_GCM_DEC_UPDATE(with, &keys_->data, &context.data, rest ? rest : first + Aead::kFirst,
+                              first + Aead::kFirst, size - Aead::kFirst);
+  IMB_AES256_GCM_DEC_FINALIZE(with, &keys_->data, &context.data, expected.data(), expected.size());
+  return sodium_memcmp(expected.data(), sealed.data() + size, expected.size()) == 0;
+}
+
 }  // namespace cohive::crypto
 
 #else
@@ -91,6 +107,9 @@ FastGcm::FastGcm(const Key32&) {
 }
 void FastGcm::seal(const GcmNonce&, ByteView, std::span<const ByteView>, std::uint8_t*) const {}
 bool FastGcm::open(const GcmNonce&, ByteView, ByteView, std::uint8_t*) const {
+  return false;
+}
+bool FastGcm::open(const GcmNonce&, MutableBytes, const Aead::Destination&) const {
   return false;
 }
 

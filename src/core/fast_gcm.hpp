@@ -21,6 +21,7 @@ class FastGcm {
   /// As Aead::seal and Aead::open, with the nonce.
   void seal(const GcmNonce& nonce, ByteView associated, std::span<const ByteView> parts, std::uint8_t* out) const;
   bool open(const GcmNonce& nonce, ByteView associated, ByteView sealed, std::uint8_t* out) const;
+  bool open(const GcmNonce& nonce, MutableBytes sealed, const Aead::Destination& destination) const;
 
  private:
   struct Keys;

@@ -46,11 +46,13 @@ Task<Result<std::optional<RecordHeader>>> RecordReader::header(Deadline deadline
   co_return header_;
 }
 
-void RecordReader::make_room() {
-  if (assembled_ < assembly_.size()) return;
+/// True when the room is new.
+bool RecordReader::make_room() {
+  if (assembled_ < assembly_.size()) return false;
   Slice larger = Slice::uninitialised(std::min(header_->size, std::max(kFirstAssembly, 2 * assembled_)));
   if (assembled_) std::memcpy(larger.mutable_data(), assembly_.data(), assembled_);
   assembly_ = std::move(larger);
+  return true;
 }
 
 Task<Result<Slice>> RecordReader::payload(Deadline deadline) {
@@ -65,11 +67,15 @@ Task<Result<Slice>> RecordReader::payload(Deadline deadline) {
       buffered_.remove_prefix(size);
       break;
     }
-    make_room();
+    const bool fresh = make_room();
     const std::size_t count = std::min(assembly_.size() - assembled_, buffered_.size());
-    std::memcpy(assembly_.mutable_data() + assembled_, buffered_.data(), count);
+    std::uint8_t* const to = assembly_.mutable_data() + assembled_;
+    if (buffered_.data() != to) std::memcpy(to, buffered_.data(), count);  // else it was received there
     buffered_.remove_prefix(count);
     assembled_ += count;
+    if (!buffered_.empty()) continue;
+    buffered_ = Slice();
+    if (fresh) stream_.expect(assembly_.sub(assembled_, assembly_.size() - assembled_));
   }
   if (assembled_ > 0) result = std::exchange(assembly_, Slice());
   assembled_ = raw_size_ = 0;

@@ -40,7 +40,7 @@ class RecordReader {
 
  private:
   Task<Result<bool>> fill(Deadline deadline);
-  void make_room();
+  bool make_room();
 
   transport::Stream& stream_;
   Slice buffered_;

@@ -66,6 +66,9 @@ class LazyStream final : public Stream {
     co_return co_await inner_->read(deadline);
   }
   void unread(Slice bytes) override { inner_->unread(std::move(bytes)); }
+  void expect(Slice region) override {
+    if (answered_) inner_->expect(std::move(region));
+  }
 
   Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override {
     if (state_ == State::fresh) co_return co_await propose(buffers, deadline);

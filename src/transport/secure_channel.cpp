@@ -12,9 +12,11 @@ constexpr std::size_t kTag = crypto::Aead::kTagSize;
 constexpr std::size_t kFullRecord = kLengthSize + 65535;
 constexpr std::size_t kMinRead = 4 * 1024;
 constexpr std::size_t kModestRead = 4 * kMinRead;  // who reads no more at once keeps no block between reads
-constexpr std::size_t kMaxRead = 2 * kFullRecord;  // larger reads leave the processor's cache
-constexpr std::size_t kMaxUsedInputs = 4;          // blocks kept for reuse by one busy connection
-constexpr std::size_t kTurn = 128 * 1024;          // a peer that sends without pause does not starve other tasks
+constexpr std::size_t kSmallRecords = 4 * 1024;    // that come between full ones: what they take, those do not lack
+constexpr std::size_t kMaxRead = 2 * kFullRecord + kSmallRecords;  // larger reads leave the processor's cache
+constexpr std::size_t kPlaceFrom = 32 * 1024;                      // smaller records are not worth a question
+constexpr std::size_t kMaxUsedInputs = 4;                          // blocks kept for reuse by one busy connection
+constexpr std::size_t kTurn = 128 * 1024;  // a peer that sends without pause does not starve other tasks
 constexpr std::size_t kOutputBlock = kFullRecord;
 constexpr std::size_t kSmallBlock = 2 * 1024;       // for connections that say little
 constexpr std::size_t kMaxFlush = 2 * kFullRecord;  // one write: what a slow link must carry within the write time-out
@@ -103,6 +105,7 @@ void SecureChannel::release_input() {
 
 /// A complete record from the buffer, or nullopt when more bytes are needed.
 std::optional<Result<Slice>> SecureChannel::next_record() {
+  if (!placed_.empty()) return std::exchange(placed_, Slice());
   const std::size_t available = end_ - begin_;
   if (!open_) {
     if (available == 0) return std::nullopt;
@@ -115,11 +118,30 @@ std::optional<Result<Slice>> SecureChannel::next_record() {
   const std::size_t length = static_cast<std::size_t>(record[0]) << 8 | record[1];
   if (length < kTag) return Error(Errc::decryption_failed, "shorter than its tag");
   if (available < kLengthSize + length) return std::nullopt;
-  if (!open_->open(received_++, {}, {record + kLengthSize, length}, record + kLengthSize))
-    return Error(Errc::decryption_failed);
-  Slice plain = input_.sub(begin_ + kLengthSize, length - kTag);
+  auto plain = open_record({record + kLengthSize, length});
+  if (!plain) return Error(Errc::decryption_failed);
   begin_ += kLengthSize + length;
-  return plain;
+  return std::move(*plain);
+}
+
+/// Decrypts in place, or where its reader wants a large record: it need not be copied there then.
+std::optional<Slice> SecureChannel::open_record(MutableBytes sealed) {
+  const std::size_t size = sealed.size() - kTag, at = static_cast<std::size_t>(sealed.data() - input_.data());
+  if (!place_ || size < kPlaceFrom) {
+    if (!open_->open(received_++, {}, sealed, sealed.data())) return std::nullopt;
+    return input_.sub(at, size);
+  }
+  Slice placed;
+  const auto destination = [&](ByteView first) -> std::uint8_t* {
+    placed = place_(first, size);
+    if (placed.empty()) return nullptr;
+    const std::size_t head = size - placed.size();
+    std::memcpy(placed.mutable_data(), first.data() + head, first.size() - head);
+    return placed.mutable_data() + first.size() - head;
+  };
+  if (!open_->open(received_++, sealed, destination)) return std::nullopt;
+  placed_ = std::move(placed);
+  return input_.sub(at, size - placed_.size());
 }
 
 Task<Result<bool>> SecureChannel::read_more() {

@@ -3,6 +3,7 @@
 // (simulations). Source: libp2p wire spec, section 3.1 (framing).
 #pragma once
 
+#include <functional>
 #include <list>
 #include <optional>
 #include <vector>
@@ -26,6 +27,11 @@ class SecureChannel {
 
   /// The next decrypted bytes; empty at the end of the connection.
   Task<Result<Slice>> receive();
+  /// Asked about each large record, of which it sees the first bytes and how many there are: memory for all but its
+  /// first few bytes (at most crypto::Aead::kFirst), which are handed out by themselves before; empty for none.
+  /// The record may still turn out to be forged: then that memory holds nothing.
+  using Place = std::function<Slice(ByteView first, std::size_t size)>;
+  void place_with(Place place) { place_ = std::move(place); }
   /// Decrypted bytes to hand out again first.
   void unread(Slice bytes) { unread_ = std::move(bytes); }
 
@@ -42,6 +48,7 @@ class SecureChannel {
 
  private:
   std::optional<Result<Slice>> next_record();
+  std::optional<Slice> open_record(MutableBytes sealed);
   Task<Result<bool>> read_more();
   void make_room(std::size_t needed);
   void retire_input();
@@ -54,6 +61,8 @@ class SecureChannel {
   std::uint64_t sent_ = 0;
   std::uint64_t received_ = 0;
 
+  Place place_;
+  Slice placed_;  // of the record whose first bytes were handed out
   Slice unread_;
   Slice input_;            // the whole receive block
   std::size_t begin_ = 0;  // unconsumed bytes in it: [begin_, end_)

@@ -50,6 +50,7 @@ YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel
       keepalive_(
           runtime, [](void* self) { static_cast<YamuxConnection*>(self)->check_alive(); }, this),
       tasks_(runtime, "yamux") {
+  channel_->place_with([this](ByteView first, std::size_t size) { return place(first, size); });
   tasks_.spawn(read_loop(), "yamux reader");
   if (options_.keepalive_interval > 0s) check_alive();
 }
@@ -305,6 +306,20 @@ Task<void> YamuxConnection::read_loop() {
   }
 }
 
+YamuxConnection::Header YamuxConnection::parse(const std::uint8_t* at) {
+  return {at[0], at[1], static_cast<std::uint16_t>(at[2] << 8 | at[3]), get32(at + 4), get32(at + 8)};
+}
+
+/// Where the payload of a record goes that is one frame, as ours are, if its stream expects it somewhere.
+Slice YamuxConnection::place(ByteView first, std::size_t size) const {
+  if (header_have_ > 0 || payload_left_ > 0) return {};
+  const Header header = parse(first.data());
+  if (header.version != 0 || header.type != kData || header.length != size - header_bytes_.size()) return {};
+  const auto found = streams_.find(header.id);
+  if (found == streams_.end() || found->second->expected.size() < header.length) return {};
+  return found->second->expected.sub(0, header.length);
+}
+
 std::optional<Error> YamuxConnection::on_bytes(Slice bytes) {
   while (!bytes.empty()) {
     if (payload_left_ > 0) {
@@ -325,9 +340,7 @@ std::optional<Error> YamuxConnection::on_bytes(Slice bytes) {
     bytes.remove_prefix(count);
     if (header_have_ < header_bytes_.size()) return std::nullopt;
     header_have_ = 0;
-    const std::uint8_t* at = header_bytes_.data();
-    const Header header{at[0], at[1], static_cast<std::uint16_t>(at[2] << 8 | at[3]), get32(at + 4), get32(at + 8)};
-    if (auto error = on_header(header)) return error;
+    if (auto error = on_header(parse(header_bytes_.data()))) return error;
   }
   return std::nullopt;
 }
@@ -452,6 +465,8 @@ std::optional<Error> YamuxConnection::on_payload(Slice bytes) {
 
 void YamuxStreamState::store(Slice bytes) {
   received_bytes += bytes.size();
+  expected.remove_prefix(std::min(expected.size(), bytes.size()));
+  if (expected.empty()) expected = Slice();  // its memory is its reader's alone
   if (bytes.size() >= kCopyBelow) {
     drop_tail();
     received.push_back(std::move(bytes));
@@ -481,6 +496,7 @@ void YamuxStreamState::drop_tail() {
 void YamuxStreamState::discard_received() {
   received.clear();
   received_bytes = 0;
+  expected = Slice();
   drop_tail();
 }
 

@@ -40,7 +40,8 @@ struct YamuxStreamState {
   TimePoint last_update{};
   std::list<Slice> received;  // most streams never hold more than one
   std::size_t received_bytes = 0;
-  Slice tail;  // where small payloads are collected; the last of `received` ends at tail_used
+  Slice expected;  // where the next bytes belong, if the application has said so
+  Slice tail;      // where small payloads are collected; the last of `received` ends at tail_used
   std::size_t tail_used = 0;
   Condition readable, writable;
   std::optional<Error> failure;  // why the connection ended
@@ -81,6 +82,7 @@ class YamuxConnection final : public Connection {
     std::uint16_t flags;
     std::uint32_t id, length;
   };
+  static Header parse(const std::uint8_t* at);
 
   Task<void> read_loop();
   Task<void> flush_output();
@@ -88,6 +90,7 @@ class YamuxConnection final : public Connection {
   bool may_queue(std::size_t left) const noexcept;
   void check_alive();
 
+  Slice place(ByteView first, std::size_t size) const;
   std::optional<Error> on_bytes(Slice bytes);
   std::optional<Error> on_header(const Header& header);
   std::optional<Error> on_payload(Slice bytes);

@@ -88,6 +88,11 @@ void YamuxStream::unread(Slice bytes) {
   state_->received.push_front(std::move(bytes));
 }
 
+void YamuxStream::expect(Slice region) {
+  region.remove_prefix(std::min(region.size(), state_->received_bytes));
+  state_->expected = region.empty() ? Slice() : std::move(region);
+}
+
 Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline deadline) {
   const auto state = state_;
   std::size_t left = 0;

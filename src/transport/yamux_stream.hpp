@@ -13,6 +13,7 @@ class YamuxStream final : public Stream {
 
   Task<Result<Slice>> read(Deadline deadline) override;
   void unread(Slice bytes) override;
+  void expect(Slice region) override;
   Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override;
   void close_write() noexcept override;
   void reset() noexcept override;

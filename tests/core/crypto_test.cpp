@@ -175,6 +175,31 @@ TEST_P(EveryAead, OpensEverySizeInPlaceAgain) {
   }
 }
 
+TEST_P(EveryAead, DecryptsToWhereTheFirstBytesSay) {
+  Aead sender(Key32{1}, GetParam()), receiver(Key32{1}, GetParam());
+  std::uint64_t counter = 0;
+  for (const std::size_t size : {16u, 17u, 4096u, 65519u}) {
+    for (const bool elsewhere : {true, false}) {
+      Bytes message(size);
+      random_bytes(message);
+      Bytes sealed = seal(sender, ++counter, {}, {message}), there(size);
+      const auto destination = [&](ByteView first) -> std::uint8_t* {
+        EXPECT_TRUE(std::ranges::equal(first, ByteView(message).first(Aead::kFirst)));
+        std::ranges::copy(first, there.begin());
+        return elsewhere ? there.data() + first.size() : nullptr;
+      };
+      Bytes forged = sealed;
+      forged.back() ^= 1;
+      EXPECT_FALSE(receiver.open(counter, forged, destination));
+      ASSERT_TRUE(receiver.open(counter, sealed, destination)) << size;
+      sealed.resize(size);
+      EXPECT_EQ(elsewhere ? there : sealed, message);
+    }
+  }
+  Bytes tiny = seal(sender, ++counter, {}, {as_bytes("fifteen bytes..")});
+  EXPECT_FALSE(receiver.open(counter, tiny, [](ByteView) { return nullptr; })) << "no first bytes to look at";
+}
+
 TEST_P(EveryAead, RefusesForgedMessagesAndStillOpensTheNextOne) {
   Aead cipher(Key32{3}, GetParam());
   const Bytes sealed = seal(cipher, 1, as_bytes("aad"), {as_bytes("hello")});

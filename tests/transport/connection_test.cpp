@@ -107,6 +107,56 @@ TEST_P(Connections, KnowEachOtherAndEchoManyWindowsOfData) {
   EXPECT_EQ(pair.listener->stats().streams_in, 0u);
 }
 
+/// What was read of a stream into one piece of memory.
+struct Assembled {
+  Slice memory;
+  std::size_t received = 0;
+  std::size_t in_place = 0;  ///< that read() returned where it belongs
+};
+
+Task<void> assemble(Connection& connection, std::size_t size, Assembled& out) {
+  const auto stream = (co_await connection.accept_stream()).value();
+  out.memory = Slice::uninitialised(size);
+  while (out.received < size) {
+    const Slice bytes = (co_await stream->read(Deadline::never())).value();
+    if (bytes.empty()) co_return;
+    std::uint8_t* const to = out.memory.mutable_data() + out.received;
+    bytes.data() == to ? out.in_place += bytes.size() : (std::memcpy(to, bytes.data(), bytes.size()), 0);
+    const bool first = std::exchange(out.received, out.received + bytes.size()) == 0;
+    if (first) stream->expect(out.memory.sub(out.received, size - out.received));
+  }
+}
+
+TEST_P(Connections, BytesThatAreExpectedArriveWhereTheyBelong) {
+  auto pair = connect();
+  Bytes one(1'000'000), other(1'000'000);
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    one[i] = static_cast<std::uint8_t>(i * 31 + i / 251);
+    other[i] = static_cast<std::uint8_t>(i * 7 + i / 253);
+  }
+  const StreamPtr first = pair.dialler->open_stream().value(), second = pair.dialler->open_stream().value();
+  Assembled left, right;
+  {
+    TaskGroup group(runtime_);
+    group.spawn(assemble(*pair.listener, one.size(), left));
+    group.spawn(assemble(*pair.listener, other.size(), right));
+    group.spawn(
+        [](Stream& stream, const Bytes& data) -> Task<void> { (void)co_await send_all(stream, data); }(*first, one));
+    group.spawn(
+        [](Stream& stream, const Bytes& data) -> Task<void> { (void)co_await send_all(stream, data); }(*second, other));
+    runtime_.run_for(60s);
+  }
+  EXPECT_TRUE(std::ranges::equal(left.memory.view(), one));
+  EXPECT_TRUE(std::ranges::equal(right.memory.view(), other));
+  EXPECT_TRUE(left.memory.unique() && right.memory.unique()) << "the streams hold on to it";
+  if (GetParam()) {
+    EXPECT_EQ(left.in_place + right.in_place, 0u);  // nothing is decrypted
+  } else {
+    EXPECT_GT(left.in_place, one.size() / 2);
+    EXPECT_GT(right.in_place, other.size() / 2);
+  }
+}
+
 TEST_P(Connections, RefuseAnotherPeerThanExpected) {
   auto pair = connect({}, key_of(9).peer_id());
   EXPECT_FALSE(pair.dialler);

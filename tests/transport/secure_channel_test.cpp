@@ -86,6 +86,39 @@ TEST_F(Records, DamagedRecordIsRefused) {
   }
 }
 
+TEST_F(Records, LargeRecordIsDecryptedWhereItsReaderWantsIt) {
+  const std::string message = "head" + std::string(60'000, 'm');
+  Slice memory = Slice::uninitialised(message.size() - 4);
+  receiver_.place_with([&](ByteView first, std::size_t size) {
+    EXPECT_EQ(as_text(first), message.substr(0, 16));
+    EXPECT_EQ(size, message.size());
+    return memory;
+  });
+  near_.send(sealed(message));
+  EXPECT_EQ(text(), "head");
+  const Slice rest = receive().value();
+  EXPECT_EQ(rest.data(), memory.data());
+  EXPECT_EQ(as_text(rest), message.substr(4));
+  near_.send(sealed("small"));
+  EXPECT_EQ(text(), "small");
+}
+
+TEST_F(Records, LargeRecordThatNobodyExpectsComesWhole) {
+  const std::string message(60'000, 'm');
+  receiver_.place_with([](ByteView, std::size_t) { return Slice(); });
+  near_.send(sealed(message));
+  EXPECT_EQ(text(), message);
+}
+
+TEST_F(Records, DamagedLargeRecordIsRefusedWhereverItWasToGo) {
+  Slice memory = Slice::uninitialised(59'990);
+  receiver_.place_with([&](ByteView, std::size_t) { return memory; });
+  Bytes wire = sealed(std::string(60'000, 'm'));
+  wire[30'000] ^= 1;
+  near_.send(wire);
+  EXPECT_EQ(receive().error(), Errc::decryption_failed);
+}
+
 TEST_F(Records, RepeatedAndReorderedRecordsAreRefused) {
   const Bytes first = sealed("first");
   near_.send(first);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -53,8 +54,15 @@ class Aead {
   /// Encrypts the concatenation of `parts` into `out` (sum of sizes + kTagSize bytes). Nonce: 4 zero bytes, then the
   /// counter, little-endian for ChaCha20 and big-endian for AES.
   void seal(std::uint64_t counter, ByteView associated, std::span<const ByteView> parts, std::uint8_t* out);
-  /// Decrypts `sealed` (ciphertext + tag) into `out` (sealed.size() - kTagSize bytes; may alias `sealed`). False: forged.
+  /// Decrypts `sealed` (ciphertext + tag) into `out` (sealed.size() - kTagSize bytes; may alias `sealed`). False:
+  /// forged.
   bool open(std::uint64_t counter, ByteView associated, ByteView sealed, std::uint8_t* out);
+  /// Where the plaintext behind the first kFirst bytes goes, now that those are known; null: behind them. Nothing has
+  /// proven the bytes yet.
+  using Destination = std::function<std::uint8_t*(ByteView first)>;
+  static constexpr std::size_t kFirst = 16;
+  /// The same in place, without associated data, for a message of kFirst bytes or more.
+  bool open(std::uint64_t counter, MutableBytes sealed, const Destination& destination);
 
  private:
   struct Impl;

@@ -25,6 +25,10 @@ class Stream {
   virtual Task<Result<Slice>> read(Deadline deadline) = 0;
   /// Puts bytes back in front of what read() returns next.
   virtual void unread(Slice bytes) = 0;
+  /// A hint that all that read() has not returned yet will be copied to `region`, in order, as far as it goes. Some of
+  /// it may then be received there at once, and read() returns slices of the region's memory, each where it belongs.
+  /// Until all of the region has come, or another one was named, it belongs to the stream, and unread() is not called.
+  virtual void expect(Slice /*region*/) {}
   /// Sends all buffers as one byte sequence without joining them; returns once all is encrypted or queued, so the
   /// buffers are the caller's again. Waits for the peer's window and for its turn on the connection.
   virtual Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) = 0;
@@ -77,9 +81,9 @@ class StreamReader {
 Task<Result<>> write_message(Stream& stream, ByteView message, Deadline deadline);
 
 struct ConnectionStats {
-  std::uint64_t bytes_in = 0;   ///< on the wire
+  std::uint64_t bytes_in = 0;  ///< on the wire
   std::uint64_t bytes_out = 0;
-  std::size_t streams_in = 0;   ///< open now
+  std::size_t streams_in = 0;  ///< open now
   std::size_t streams_out = 0;
   std::size_t undelivered = 0;  ///< of bytes_out: not yet acknowledged by the other machine
 };

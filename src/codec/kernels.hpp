@@ -28,6 +28,8 @@ struct Kernels {
   void (*add_floats)(const std::uint8_t* in, float weight, float* out, std::size_t count);
   /// out = a - b
   void (*difference)(const float* a, const float* b, std::uint8_t* out, std::size_t count);
+  /// The same with halves b and out, clamped.
+  void (*half_difference)(const float* a, const std::uint8_t* b, std::uint8_t* out, std::size_t count);
 
   /// (x - mean) / deviation as clamped halves, and back: half * deviation + mean.
   void (*scaled_to_half)(const float* in, float mean, float deviation, std::uint8_t* out, std::size_t count);

@@ -27,6 +27,12 @@ Values Values::difference(std::span<const float> average, const Decoder& base) {
   return values;
 }
 
+std::optional<Values::HalfDifference> Values::half_difference(std::size_t first) const {
+  const std::uint8_t* halves = minus_decoded_ ? minus_decoded_->halves() : nullptr;
+  if (!halves) return std::nullopt;
+  return HalfDifference{reinterpret_cast<const float*>(data_) + first, halves + first * 2};
+}
+
 const float* Values::block(std::size_t first, std::size_t count, float* scratch) const {
   const std::uint8_t* from = data_ + first * size_of(dtype_);
   if (minus_ || minus_decoded_) {

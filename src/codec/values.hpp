@@ -1,6 +1,7 @@
 // What an encoder reads: float32 values, the difference of two arrays, or a tensor of another dtype, a block at a time.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "cohive/codec/tensor.hpp"
@@ -22,6 +23,12 @@ class Values {
 
   std::size_t size() const noexcept { return size_; }
   DType dtype() const noexcept { return dtype_; }
+  /// Where these are the difference to halves: what is subtracted from, and the halves from value `first` on.
+  struct HalfDifference {
+    const float* from;
+    const std::uint8_t* halves;
+  };
+  std::optional<HalfDifference> half_difference(std::size_t first) const;
 
   /// Values [first, first + count) as float32, in `scratch` (kBlock floats) unless they lie somewhere already.
   const float* block(std::size_t first, std::size_t count, float* scratch) const;

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
+
+#include "cohive/codec/decoder.hpp"
 
 namespace cohive::codec {
 namespace {
@@ -78,6 +81,23 @@ TEST(Codec, DifferencesEncodeAsTheValuesTheyAre) {
   for (Codec codec :
        {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8})
     EXPECT_EQ(to_hex(encode_difference(codec, average, base)), to_hex(encode(codec, delta))) << name_of(codec);
+}
+
+TEST(Codec, DifferencesToEncodedValuesEncodeAsThoseToDecodedOnes) {
+  std::vector<float> average(300'001), base(average.size()), decoded(average.size());
+  for (std::size_t i = 0; i < average.size(); ++i) {
+    average[i] = 1e5f * std::sin(static_cast<float>(i));  // some differences are too large for a half
+    base[i] = std::cos(static_cast<float>(3 * i));
+  }
+  for (Codec codec :
+       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+    const Slice encoded = encode(codec, base);
+    ASSERT_TRUE(decode(codec, DType::float32, encoded, decoded));
+    const auto decoder = Decoder::open(codec, DType::float32, base.size(), encoded);
+    ASSERT_TRUE(decoder);
+    const Slice ours = encode_difference(codec, average, *decoder), theirs = encode_difference(codec, average, decoded);
+    EXPECT_TRUE(std::ranges::equal(ours.view(), theirs.view())) << name_of(codec);
+  }
 }
 
 TEST(Codec, WhatHivemindRefusesToEncodeTravelsAsItIs) {

@@ -92,6 +92,10 @@ TEST_P(EveryFamily, ScalesAddsAndLooksUpAlike) {
     ours().difference(values.data(), base.data(), raw.data(), count);
     kScalarKernels.difference(values.data(), base.data(), raw_other.data(), count);
     expect_same_bits(raw, raw_other);
+    std::vector<std::uint8_t> less(2 * count), less_other(2 * count);
+    ours().half_difference(values.data(), halves.data(), less.data(), count);
+    kScalarKernels.half_difference(values.data(), halves.data(), less_other.data(), count);
+    expect_same_bits(less, less_other);
 
     std::vector<std::uint8_t> indices(count);
     for (std::size_t i = 0; i < count; ++i) indices[i] = static_cast<std::uint8_t>(i * 37);

@@ -19,6 +19,9 @@ class Decoder {
   /// Bytes of one value in the tensor's dtype.
   std::size_t value_size() const { return size_of(dtype_); }
 
+  /// The values as halves, where that is how they travelled; else null.
+  const std::uint8_t* halves() const noexcept { return stored_ == DType::float16 && !scales_ ? payload_ : nullptr; }
+
   /// Values [first, first + out.size()) as float32.
   void decode(std::size_t first, std::span<float> out) const;
   /// Adds weight * value to each element.

@@ -254,8 +254,10 @@ Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Sl
     auto work = [own = self.own_part(part), codec = self.codec_of(part)] {
       std::optional<Slice> buffer;
       own.lease->use([&] {
-        if (!all_finite(own.values)) return;
-        buffer = own.debt() ? own.debt()->encode(own.offset, own.values) : codec::encode(codec, own.values);
+        if (!own.debt())
+          buffer = codec::encode_finite(codec, own.values);
+        else if (all_finite(own.values))
+          buffer = own.debt()->encode(own.offset, own.values);
       });
       return buffer;
     };

@@ -6,6 +6,7 @@
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
 #include "encoder.hpp"
+#include "kernels.hpp"
 #include "whole_tensor.hpp"
 
 namespace cohive::codec {
@@ -72,6 +73,16 @@ Codec codec_for(Codec wanted, DType dtype, const Shape& shape) {
 
 Slice encode(Codec codec, std::span<const float> values) {
   return run_encoder(*make_encoder(codec, Values(values), 1, values.size()));
+}
+
+std::optional<Slice> encode_finite(Codec codec, std::span<const float> values) {
+  if (codec == Codec::float16) {
+    Slice out = Slice::uninitialised(values.size() * 2);
+    if (!kernels().to_half_checked(values.data(), out.mutable_data(), values.size())) return std::nullopt;
+    return out;
+  }
+  if (!kernels().all_finite(values.data(), values.size())) return std::nullopt;
+  return encode(codec, values);
 }
 
 Slice encode_difference(Codec codec, std::span<const float> average, std::span<const float> base) {

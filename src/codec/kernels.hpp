@@ -20,6 +20,8 @@ struct Kernels {
 
   /// Halves, after clamping to the finite range; NaN stays NaN.
   void (*to_half)(const float* in, std::uint8_t* out, std::size_t count);
+  /// The same; false when a value is NaN or infinite.
+  bool (*to_half_checked)(const float* in, std::uint8_t* out, std::size_t count);
   /// Halves without clamping: what is too large becomes infinity.
   void (*to_half_unclamped)(const float* in, std::uint8_t* out, std::size_t count);
   void (*from_half)(const std::uint8_t* in, float* out, std::size_t count);

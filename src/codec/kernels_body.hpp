@@ -10,6 +10,14 @@ V::F clamp_to_half(V::F value) {
   return V::max_keep(V::min_keep(value, V::set(kLargestHalf)), V::set(-kLargestHalf));
 }
 
+/// Of a sum as in `largest`: whether nothing was added that is not finite.
+bool is_zero(V::F poison) {
+  float lanes[V::kLanes], total = 0;
+  V::store(lanes, poison);
+  for (std::size_t i = 0; i < V::kLanes; ++i) total += lanes[i];
+  return total == 0;
+}
+
 /// step(first, lanes) for whole vectors, then once for the rest.
 template <class Whole, class Rest>
 inline void for_lanes(std::size_t count, Whole whole, Rest rest) {
@@ -29,6 +37,22 @@ void to_half(const float* in, std::uint8_t* out, std::size_t count) {
   for_lanes(
       count, [&](std::size_t i) { V::store_half(out + 2 * i, clamp_to_half(V::load(in + i))); },
       [&](std::size_t i, std::size_t n) { V::store_half_n(out + 2 * i, clamp_to_half(V::load_n(in + i, n)), n); });
+}
+
+bool to_half_checked(const float* in, std::uint8_t* out, std::size_t count) {
+  V::F poison = V::set(0);
+  const auto seen = [&](V::F x) {
+    poison = V::add(poison, V::sub(x, x));
+    return clamp_to_half(x);
+  };
+  for_lanes(
+      count,
+      [&](std::size_t i) {
+        prefetch(in + i);
+        V::store_half(out + 2 * i, seen(V::load(in + i)));
+      },
+      [&](std::size_t i, std::size_t n) { V::store_half_n(out + 2 * i, seen(V::load_n(in + i, n)), n); });
+  return is_zero(poison);
 }
 
 void to_half_unclamped(const float* in, std::uint8_t* out, std::size_t count) {
@@ -161,14 +185,6 @@ float largest(const float* in, std::size_t count) {
   return result + sick;
 }
 
-/// Of a sum as in `largest`: whether nothing was added that is not finite.
-bool is_zero(V::F poison) {
-  float lanes[V::kLanes], total = 0;
-  V::store(lanes, poison);
-  for (std::size_t i = 0; i < V::kLanes; ++i) total += lanes[i];
-  return total == 0;
-}
-
 bool all_finite(const float* in, std::size_t count) {
   V::F poison = V::set(0);
   const auto see = [&](V::F x) { poison = V::add(poison, V::sub(x, x)); };
@@ -236,8 +252,7 @@ void add_looked_up(const std::uint8_t* in, const float* table, float* out, std::
   }
 }
 
-#define COHIVE_CODEC_KERNELS(name)                                                                 \
-  {name,       to_half,         to_half_unclamped, from_half,         add_half,        add_floats, \
-   difference, half_difference, scaled_to_half,    scaled_from_half,  add_scaled_half, divide,     \
-   moments,    largest,         all_finite,        all_halves_finite, quantize,        find_bins,  \
-   look_up,    add_looked_up}
+#define COHIVE_CODEC_KERNELS(name)                                                                           \
+  {name,       to_half,         to_half_checked,   to_half_unclamped, from_half,       add_half, add_floats, \
+   difference, half_difference, scaled_to_half,    scaled_from_half,  add_scaled_half, divide,   moments,    \
+   largest,    all_finite,      all_halves_finite, quantize,          find_bins,       look_up,  add_looked_up}

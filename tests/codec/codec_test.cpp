@@ -100,6 +100,25 @@ TEST(Codec, DifferencesToEncodedValuesEncodeAsThoseToDecodedOnes) {
   }
 }
 
+TEST(Codec, ValuesThatAreNotFiniteAreFoundWhileTheyAreEncoded) {
+  std::vector<float> values(20'001);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1e5f * std::sin(static_cast<float>(i));
+  for (Codec codec :
+       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+    SCOPED_TRACE(name_of(codec));
+    const auto encoded = encode_finite(codec, values);
+    ASSERT_TRUE(encoded);
+    EXPECT_TRUE(std::ranges::equal(encoded->view(), encode(codec, values).view()));
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+      for (const std::size_t at : {std::size_t{0}, std::size_t{4'444}, values.size() - 1}) {
+        auto damaged = values;
+        damaged[at] = bad;
+        EXPECT_FALSE(encode_finite(codec, damaged)) << bad << " at " << at;
+      }
+    }
+  }
+}
+
 TEST(Codec, WhatHivemindRefusesToEncodeTravelsAsItIs) {
   for (Codec codec : {Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
     EXPECT_EQ(codec_for(codec, DType::int64, {3}), Codec::none);

@@ -74,6 +74,10 @@ TEST_P(EveryFamily, ConvertsToHalvesAndBackAsPlainArithmeticDoes) {
       (kScalarKernels.*convert)(values.data(), b.data(), count);
       expect_same_bits(a, b);
     }
+    ours().to_half(values.data(), a.data(), count);
+    const bool finite = ours().to_half_checked(values.data(), b.data(), count);
+    expect_same_bits(a, b);
+    EXPECT_EQ(finite, std::ranges::all_of(values, [](float value) { return std::isfinite(value); }));
     std::vector<float> x(count), y(count);
     ours().from_half(a.data(), x.data(), count);
     kScalarKernels.from_half(a.data(), y.data(), count);

@@ -44,6 +44,8 @@ Codec codec_for(Codec wanted, DType dtype, const Shape& shape);
 
 /// Encodes float32 values as a one-dimensional tensor of dtype float32.
 Slice encode(Codec codec, std::span<const float> values);
+/// The same; nothing where a value is NaN or infinite.
+std::optional<Slice> encode_finite(Codec codec, std::span<const float> values);
 /// Encodes `average - base`, element by element. Both have one length.
 Slice encode_difference(Codec codec, std::span<const float> average, std::span<const float> base);
 /// The same with a base that is decoded on the way.

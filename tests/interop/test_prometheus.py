@@ -127,7 +127,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(prometheus):
 
 def test_prometheus_evaluates_every_rule(prometheus):
     rules = prometheus("rules")["groups"][0]["rules"]
-    assert len(rules) == 8
+    assert len(rules) == 10
     give_up = time.monotonic() + PATIENCE
     while any(rule["health"] == "unknown" for rule in rules):
         assert time.monotonic() < give_up

@@ -8,6 +8,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/transport/errors.hpp"
 #include "rpc/parse.hpp"
 #include "schema.hpp"
 
@@ -28,12 +29,31 @@ double seconds_at(Runtime& runtime, Deadline deadline) {
   return deadline.is_never() ? kForever : runtime.wall_time() + to_seconds(deadline.remaining(runtime.now()));
 }
 
+/// Ends when the peer has not answered for a while. Every libp2p peer answers pings, Python ones too.
+Task<Error> until_silent(p2p::Host& host, PeerId peer, Duration patience) {
+  for (;;) {
+    co_await host.runtime().sleep_for(patience / 2);
+    auto answer = co_await p2p::ping(host, peer, host.runtime().after(patience));
+    if (!answer) answer = co_await p2p::ping(host, peer, host.runtime().after(patience));  // a packet may get lost
+    if (!answer && !(answer.error() == transport::Errc::protocol_not_supported)) co_return answer.error();
+  }
+}
+
 Task<Result<proto::MessageFromLeader>> receive_from_leader(rpc::ClientStream& call, Deadline deadline) {
   auto reply = co_await call.receive(deadline);
   if (!reply) co_return reply.error();
   proto::MessageFromLeader message;
   if (!*reply || !rpc::parse(message, (*reply)->view())) co_return Error(cohive::Errc::malformed, "no valid answer");
   co_return message;
+}
+
+/// The same when that may take long: a leader that falls silent is given up within seconds.
+Task<Result<proto::MessageFromLeader>> await_leader(p2p::Host& host, rpc::ClientStream& call, Deadline deadline,
+                                                    Duration patience) {
+  auto first =
+      co_await race(host.runtime(), receive_from_leader(call, deadline), until_silent(host, call.peer(), patience));
+  if (first.index() == 0) co_return std::get<0>(std::move(first));
+  co_return std::get<1>(std::move(first));
 }
 
 /// Until when a follower waits.
@@ -294,7 +314,7 @@ Task<std::optional<Group>> Matchmaking::request_to_join(PeerId peer, double expi
       ~Held() { flag = false; }
     } held{held_};
     lock.release();  // whoever joins us meanwhile comes along
-    message = co_await receive_from_leader(**call, runtime_.after(hold + answer_time));
+    message = co_await await_leader(dht_.host(), **call, runtime_.after(hold + answer_time), options_.request_timeout);
     lock = co_await lock_.lock(runtime_.after(options_.request_timeout));
   }
   if (!lock || assembled_) co_return std::nullopt;
@@ -319,7 +339,7 @@ Task<std::optional<Group>> Matchmaking::request_to_join(PeerId peer, double expi
   lock.release();
 
   const Duration patience = from_seconds(std::max(0.0, expiration - now())) + options_.request_timeout;
-  message = co_await receive_from_leader(**call, runtime_.after(patience));
+  message = co_await await_leader(dht_.host(), **call, runtime_.after(patience), options_.request_timeout);
   if (!message) co_return failed(JoinOutcome::lost, message.error().message());
   if (message->code() == proto::BEGIN_ALLREDUCE) {
     auto group = group_from(*message, peer);

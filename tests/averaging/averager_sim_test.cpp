@@ -10,6 +10,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/metrics.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "support/swarm.hpp"
 
@@ -163,6 +164,25 @@ TEST_F(Averaging, WhoeverLosesItsLeaderLooksForAnotherAtOnce) {
     EXPECT_EQ(results[i]->parts_failed, 0u);
     EXPECT_NEAR(peers[i]->a[0], 1.5f, 1e-6);
   }
+}
+
+TEST_F(Averaging, ALeaderThatFallsSilentIsLeftLongBeforeItsTime) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  auto steps = same();
+  const double start = swarm.runtime().wall_time();
+  steps[0].scheduled_time = start + 60;  // the first to expire: it leads
+  steps[1].scheduled_time = steps[2].scheduled_time = start + 61;
+  TaskGroup group(swarm.runtime());
+  for (std::size_t i = 0; i < 3; ++i)
+    group.spawn([](Averager& averager, StepOptions step) -> Task<void> { (void)co_await averager.step(step); }(
+                                                             *peers[i]->averager, steps[i]));
+  swarm.pass(5s);  // the others follow it by now
+  swarm.fabric().crash(sim::Swarm::ip(1));
+  swarm.pass(5s);
+  const std::string metrics = swarm.runtime().metrics().text();
+  EXPECT_NE(metrics.find("cohive_averaging_joins_total{averager=\"test\",outcome=\"lost\"} 1\n"), std::string::npos)
+      << "who followed it does no longer";
+  swarm.fabric().heal();
 }
 
 TEST_F(Averaging, AMemberThatDiesBeforeTheExchangeHoldsTheOthersUpOnlyBriefly) {

@@ -79,6 +79,7 @@ struct Averager::Impl {
   LinkMeter meter;
   std::shared_ptr<AllReduce> round;
   Condition rounds_changed;
+  std::string awaited;  // group of which a member has sent before our trigger
   double priority = 0;
   Condition priority_changed;
   Semaphore uploads;  // of either protocol
@@ -254,7 +255,18 @@ Task<Result<>> Averager::Impl::on_aggregate(rpc::ServerStream& stream) {
     const Envelope refusal = envelope_code(kBadGroupId);
     co_return co_await stream.send(as_bytes(refusal.head), runtime.after(kChunkTimeout));
   }
+  if (!round->started.is_set()) {
+    awaited = round->group_id();
+    rounds_changed.notify_all();
+  }
   co_return co_await AllReduce::serve(round, stream, std::move(**first));
+}
+
+Task<void> Averager::awaited() {
+  const auto waiting = [](const Impl& self) {
+    return self.round && !self.round->started.is_set() && self.round->group_id() == self.awaited;
+  };
+  while (!waiting(*impl_)) co_await impl_->rounds_changed.wait();
 }
 
 // ---- State

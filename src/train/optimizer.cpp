@@ -75,18 +75,41 @@ struct Buffers {
   }
 };
 
-/// A round for which no group was found in time for its epoch is in vain: the others have averaged without us.
-Task<Result<RoundResult>> step_within_epoch(Averager& averager, train::ProgressTracker& tracker, StepOptions step,
-                                            std::uint64_t epoch) {
-  auto give_up = [](train::ProgressTracker& run, std::shared_ptr<StepControl> control,
-                    std::uint64_t ours) -> Task<void> {
-    co_await run.epoch_passed(ours);
-    if (control->stage <= StepControl::Stage::looking_for_group) control->cancelled.set();
-    co_await Event(run.runtime(), "end of a round").wait();
+/// When a round for which no group has been found is given up.
+struct Patience {
+  train::ProgressTracker* tracker;
+  std::uint64_t epoch;  ///< the run passes it: the others have averaged without us
+  Duration time;        ///< from the trigger, when the trainer waits
+  Averager* next;       ///< the time counts once others wait for us in the round that this averager is in
+};
+
+Task<void> until_passed(Patience patience) {
+  co_await patience.tracker->epoch_passed(patience.epoch);
+}
+
+/// Trainers report an epoch only after the round for its parameters, in which they wait for all members of its group:
+/// one that has missed the gradients and waited for the report would be waited for itself.
+Task<void> until_late(std::shared_ptr<StepControl> control, Patience patience) {
+  if (patience.next) co_await patience.next->awaited();
+  co_await control->trigger.wait();
+  co_await patience.tracker->runtime().sleep_for(patience.time);
+}
+
+Task<Result<RoundResult>> step_with_patience(Averager& averager, StepOptions step, Patience patience) {
+  auto give_up = [](std::shared_ptr<StepControl> control, Patience with) -> Task<void> {
+    Runtime& runtime = with.tracker->runtime();
+    const bool passed = (co_await race(runtime, until_passed(with), until_late(control, with))).index() == 0;
+    if (control->stage <= StepControl::Stage::looking_for_group) {
+      log::info("train", "no group in time: {}",
+                passed      ? "the others have averaged without us"
+                : with.next ? "others have averaged gradients without us, and wait for our parameters"
+                            : "nobody else averages parameters");
+      control->cancelled.set();
+    }
+    co_await Event(runtime, "end of a round").wait();
   };
   const auto control = step.control;
-  auto outcome =
-      co_await race(averager.dht().runtime(), averager.step(std::move(step)), give_up(tracker, control, epoch));
+  auto outcome = co_await race(averager.dht().runtime(), averager.step(std::move(step)), give_up(control, patience));
   co_return std::get<0>(std::move(outcome));
 }
 
@@ -100,9 +123,9 @@ struct Optimizer::Impl {
   void accumulate(std::int64_t batch);
   void schedule_rounds(const GlobalProgress& global);
   void start_rounds(const GlobalProgress& global);
-  Scheduled start_round(Averager& averager, double weight, msgpack::Value gather, std::uint64_t epoch);
+  Scheduled start_round(Averager& averager, double weight, msgpack::Value gather, Patience patience);
   std::optional<std::size_t> finish_round(Scheduled& round, double weight, bool gradients);
-  void abandon(Scheduled& round);
+  void abandon_rounds();
   bool end_epoch(const GlobalProgress& global, StepReport& report);
   void take_optimizer_step(std::uint64_t next_epoch);
   void enter_epoch(std::uint64_t epoch);
@@ -131,6 +154,7 @@ struct Optimizer::Impl {
   std::unique_ptr<Averager> grad_averager, state_averager;
   Scheduled grad_round, state_round;
   const std::shared_ptr<train::StateShelf> shelf = std::make_shared<train::StateShelf>();  // shared with those who copy
+  std::unique_ptr<TaskGroup> upkeep;
   TrainingStats stats;
 };
 
@@ -165,6 +189,8 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
     state_options.aggregation = options.state_aggregation;
     state_averager = std::make_unique<Averager>(*session.dht, state.views, state_options);
     state_averager->set_state_provider([from = shelf] { return from->copy(); });
+    upkeep = std::make_unique<TaskGroup>(session.thread->runtime(), "training");
+    upkeep->spawn(train::StateShelf::give_up_idle_copies(shelf, session.thread->runtime()), "idle copies of the state");
     tracker->start();
     grad_averager->start();
     state_averager->start();
@@ -173,10 +199,10 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
 }
 
 Optimizer::Impl::~Impl() {
-  abandon(grad_round);
-  abandon(state_round);
+  abandon_rounds();
   session.call([this] { return tracker->close(); });
   session.on_loop([this] {
+    upkeep.reset();
     grad_averager.reset();
     state_averager.reset();
     tracker.reset();
@@ -198,8 +224,7 @@ void Optimizer::Impl::accumulate(std::int64_t batch) {
   ++times;
 }
 
-/// \param epoch  the round is given up when the run passes it before a group is found
-Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpack::Value gather, std::uint64_t epoch) {
+Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpack::Value gather, Patience patience) {
   Scheduled round;
   session.on_loop([&] { round.control = std::make_shared<StepControl>(session.thread->runtime(), weight); });
   round.control->expected_members = tracker->snapshot().peers;  // a newcomer has reported its progress by now
@@ -208,9 +233,8 @@ Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpac
   step.timeout = options.averaging_timeout;
   step.control = round.control;
   step.allow_retries = false;
-  round.result = session.thread->runtime().submit([&averager, step, progress = tracker.get(), epoch] {
-    return step_within_epoch(averager, *progress, step, epoch);
-  });
+  round.result = session.thread->runtime().submit(
+      [&averager, step, patience] { return step_with_patience(averager, step, patience); });
   return round;
 }
 
@@ -250,16 +274,20 @@ std::optional<std::size_t> Optimizer::Impl::finish_round(Scheduled& round, doubl
   return size;
 }
 
-/// A round that will not be used. If its group has formed, the others must not wait: it runs with weight 0.
-void Optimizer::Impl::abandon(Scheduled& round) {
-  if (!round) return;
-  auto current = std::exchange(round, Scheduled());
+/// Rounds that will not be used. Where a group has formed, the others must not wait: its round runs with weight 0. Both
+/// are told before either is waited for, as its members may be waiting in the other.
+void Optimizer::Impl::abandon_rounds() {
+  std::vector<Scheduled> rounds;
+  for (Scheduled* round : {&grad_round, &state_round})
+    if (*round) rounds.push_back(std::exchange(*round, Scheduled()));
   session.on_loop([&] {
-    current.control->weight = 0;
-    if (current.control->stage <= StepControl::Stage::looking_for_group) current.control->cancelled.set();
-    current.control->trigger.set();
+    for (const Scheduled& round : rounds) {
+      round.control->weight = 0;
+      if (round.control->stage <= StepControl::Stage::looking_for_group) round.control->cancelled.set();
+      round.control->trigger.set();
+    }
   });
-  current.result.wait();
+  for (const Scheduled& round : rounds) round.result.wait();
 }
 
 /// Begins matchmaking as soon as the epoch's end is nearer than the time it takes.
@@ -274,9 +302,12 @@ void Optimizer::Impl::start_rounds(const GlobalProgress& global) {
   if (global.peers < 2) return;
   const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
   if (!grad_round)
-    grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value(), local_epoch);
+    grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value(),
+                             {tracker.get(), local_epoch, options.matchmaking_time / 4, state_averager.get()});
+  // Python averages the state after the epoch. A search that begins only now takes one matchmaking_time.
   if (!state_round && next % static_cast<std::uint64_t>(options.average_state_every) == 0)
-    state_round = start_round(*state_averager, 1.0, msgpack::Value(next), next);  // Python averages it after the epoch
+    state_round = start_round(*state_averager, 1.0, msgpack::Value(next),
+                              {tracker.get(), next, options.matchmaking_time * 2, nullptr});
 }
 
 /// Whatever writes to the parameters or the optimizer's statistics does so through here.
@@ -378,8 +409,7 @@ bool Optimizer::Impl::catch_up() {
 }
 
 bool Optimizer::Impl::load_state() {
-  abandon(grad_round);
-  abandon(state_round);
+  abandon_rounds();
   auto downloaded = session.call([this] {
     averaging::DownloadOptions download;
     download.limit = options.load_state_timeout;
@@ -452,9 +482,9 @@ StepReport Optimizer::step(std::int64_t batch_size) {
 
 std::size_t Optimizer::average_parameters() {
   Impl& self = *impl_;
-  self.abandon(self.grad_round);
-  self.abandon(self.state_round);
-  auto round = self.start_round(*self.state_averager, 1.0, msgpack::Value(self.local_epoch), kAnyEpoch);
+  self.abandon_rounds();
+  auto round = self.start_round(*self.state_averager, 1.0, msgpack::Value(self.local_epoch),
+                                {self.tracker.get(), kAnyEpoch, self.options.averaging_timeout, nullptr});
   return self.average_state(round);
 }
 

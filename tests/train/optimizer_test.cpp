@@ -4,7 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <future>
+
+#include "cohive/train/progress_tracker.hpp"
+#include "train/optimizer_state.hpp"
+#include "train/session.hpp"
 
 namespace cohive {
 namespace {
@@ -175,6 +180,141 @@ TEST(Training, ParametersAreAveragedAtTheEndOfARun) {
   EXPECT_EQ(beside.get(), 2u);
   EXPECT_TRUE(torch::allclose(first.model.weight, torch::full({4, 2}, 2.0f)));
   EXPECT_TRUE(torch::equal(first.model.weight, second.model.weight));
+}
+
+/// A peer of the run that averages and shares what a test tells it to.
+class Counterpart {
+ public:
+  /// \param shape  of the trainer's one parameter
+  Counterpart(Strategy& strategy, const OptimizerOptions& trainer, codec::Shape shape)
+      : values(*codec::element_count(shape)), session_(strategy.session()), shape_(std::move(shape)) {
+    session_.on_loop([&] {
+      train::TrackerOptions tracking;
+      tracking.run_id = strategy.options().run_id;
+      tracking.target_batch_size = static_cast<double>(trainer.target_batch_size);
+      tracker_ = std::make_unique<train::ProgressTracker>(*session_.dht, session_.key, tracking);
+      tracker_->start();
+      tracker_->report(0, 1);
+      averaging::AveragerOptions options;
+      options.min_matchmaking_time = trainer.matchmaking_time;
+      options.request_timeout = trainer.matchmaking_time / 2;
+      options.sender_timeout = 60s;
+      options.reducer_timeout = 90s;
+      options.prefix = tracking.run_id + "_state_averager";
+      options.class_name = "TrainingStateAverager";
+      state_ = make_averager(options);
+      options.prefix = tracking.run_id + "_grad_averager";
+      options.class_name = "GradientAverager";
+      options.extension = trainer.grad_extension;
+      options.share_state = false;
+      gradients_ = make_averager(options);
+    });
+  }
+  ~Counterpart() {
+    session_.call([this] { return tracker_->close(); });
+    session_.on_loop([this] {
+      state_.reset();
+      gradients_.reset();
+      tracker_.reset();
+    });
+  }
+  void report(std::uint64_t epoch, std::int64_t samples) {
+    session_.on_loop([&] { tracker_->report(epoch, static_cast<double>(samples)); });
+  }
+  void share(averaging::SharedState state, std::uint64_t epoch) {
+    session_.on_loop([&] {
+      state_->set_state_provider([state]() -> std::optional<averaging::SharedState> { return state; });
+      state_->set_state_priority(static_cast<double>(epoch));
+    });
+  }
+  std::future<Result<averaging::RoundResult>> average_parameters() {
+    averaging::StepOptions step;
+    step.gather = msgpack::Value(std::uint64_t{1});
+    return session_.thread->runtime().submit([this, step] { return state_->step(step); });
+  }
+  std::future<Result<averaging::RoundResult>> average_gradients() {
+    return session_.thread->runtime().submit([this] { return gradients_->step(); });
+  }
+  std::vector<float> values;  ///< that it averages, either way
+
+ private:
+  std::unique_ptr<averaging::Averager> make_averager(const averaging::AveragerOptions& options) {
+    auto made = std::make_unique<averaging::Averager>(
+        *session_.dht, std::vector<averaging::AveragedTensor>{{values, shape_}}, options);
+    made->start();
+    return made;
+  }
+
+  train::Session& session_;
+  codec::Shape shape_;
+  std::unique_ptr<train::ProgressTracker> tracker_;
+  std::unique_ptr<averaging::Averager> state_, gradients_;
+};
+
+/// Steps until the round is over.
+template <class Step>
+averaging::RoundResult finish(std::future<Result<averaging::RoundResult>> round, Step step) {
+  while (round.wait_for(std::chrono::seconds(0)) != std::future_status::ready) step();
+  auto result = round.get();
+  EXPECT_TRUE(result) << result.error();
+  return result ? *result : averaging::RoundResult();
+}
+
+TEST(Training, WhoMissesTheGradientsDoesNotKeepOthersWaitingForItsParameters) {
+  const auto options = epoch_of(1'000'000 * kBatch);
+  Strategy strategy(joining({}));
+  auto weight = torch::zeros({400, 1000}).requires_grad_();  // several parts: each of the two owns some
+  torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(kRate));
+  Optimizer optimizer(strategy, sgd, options);
+  Strategy other_strategy(joining(strategy.visible_addresses()));
+  Counterpart other(other_strategy, options, {400, 1000});
+  const auto step = [&] {
+    weight.sum().backward();
+    return optimizer.step(kBatch);
+  };
+  step();
+  while (optimizer.stats().peers < 2) std::this_thread::yield();
+  auto round = other.average_parameters();
+  other.report(0, options.target_batch_size);
+  const auto result = finish(
+      std::move(round), [&] { EXPECT_FALSE(step().epoch_changed) << "the others have ended the epoch without it"; });
+  EXPECT_EQ(result.group.size(), 2u);
+  EXPECT_TRUE(result.lost_senders.empty());
+  EXPECT_EQ(result.parts_failed, 0u);
+  EXPECT_EQ(optimizer.stats().grad_rounds_failed, 0u) << "it did not wait for a group until the last moment";
+}
+
+TEST(Training, WhatAnOldModelsGradientsOwedIsForgottenWithTheModel) {
+  constexpr std::int64_t kTarget = 1'000'000 * kBatch;
+  auto options = epoch_of(kTarget);
+  options.average_state_every = 1'000'000;
+  options.grad_extension = codec::ExtensionOptions{codec::Extension::top_k, 0.25};
+  Strategy strategy(joining({}));
+  auto weight = torch::zeros({400, 1000}).requires_grad_();  // each of the two owns some parts
+  torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(kRate));
+  Optimizer optimizer(strategy, sgd, options);
+  Strategy other_strategy(joining(strategy.visible_addresses()));
+  Counterpart other(other_strategy, options, {400, 1000});
+  const auto step_with = [&](float gradient) {
+    (weight * (gradient * torch::arange(1, 400'001).reshape({400, 1000}) / 1e5)).sum().backward();
+    return optimizer.step(kBatch);
+  };
+  step_with(1);
+  while (optimizer.stats().peers < 2) std::this_thread::yield();
+  other.report(0, kTarget);
+  const auto first = finish(other.average_gradients(), [&] { step_with(1); });
+  ASSERT_EQ(first.extension, codec::Extension::top_k);
+  const auto arrived = std::ranges::count_if(other.values, [](float value) { return value != 0; });
+  ASSERT_TRUE(arrived > 0 && arrived < 400'000) << "some of it is owed";
+
+  other.share(train::copy_of(train::describe_state(sgd, 5, "")), 5);
+  other.report(5, 0);
+  while (optimizer.epoch() < 5) optimizer.catch_up();
+  std::ranges::fill(other.values, 0.0f);
+  step_with(0);
+  other.report(5, kTarget);
+  finish(other.average_gradients(), [&] { step_with(0); });
+  EXPECT_TRUE(std::ranges::all_of(other.values, [](float value) { return value == 0; })) << "what it owed has come";
 }
 
 TEST(Training, OptionsThatCannotWorkAreRefusedWithAReason) {

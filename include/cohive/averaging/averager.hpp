@@ -171,6 +171,9 @@ class Averager {
   /// Averages once: finds a group, waits for the trigger if a control is given, runs the all-reduce.
   Task<Result<RoundResult>> step(StepOptions options = {});
 
+  /// Until another member sends parts of the round we are in, whose trigger is not set yet: it waits for us.
+  Task<void> awaited();
+
   /// Who provides our state, and how recommendable it is (Python: the epoch). Null provider: nothing is shared. The
   /// provider is called on threads of the pool whenever a peer asks; the call may outlive the averager, so it owns what
   /// it touches.

@@ -79,7 +79,9 @@ Task<Result<>> Dht::Impl::start(std::vector<Multiaddr> initial_peers) {
   attempts.cancel();
   if (!joined) co_return Error(Errc::bootstrap_failed, failures.empty() ? "they did not answer in time" : failures);
   if (!failures.empty()) log::warn("dht", "some initial peers did not answer: {}", failures);
-  co_await explore({protocol.node_id}, deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
+  // Those that a get would ask around us are told of us; the table has the rest from whoever calls.
+  co_await explore({protocol.node_id}, options.beam_size,
+                   deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
   log::debug("dht", "joined the swarm: {} nodes known", protocol.table.size());
   co_return ok();
 }
@@ -112,7 +114,7 @@ Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::v
   co_return std::move(*findings);
 }
 
-Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std::vector<DhtId> keys,
+Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std::vector<DhtId> keys, std::size_t beam,
                                                                              Deadline deadline) {
   struct Exploring final : Traversal::Guide {
     explicit Exploring(Impl& impl) : self(impl) {}
@@ -130,7 +132,7 @@ Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std
     std::unordered_map<DhtId, std::vector<NodeAddress>> nearest;
   };
   Exploring guide(*this);
-  auto search = search_options(options.bucket_size, keys.size());
+  auto search = search_options(beam, keys.size());
   search.deadline = search.deadline.min(deadline);
   Traversal traversal(runtime, protocol.node_id, search, guide);
   for (const DhtId& key : keys) traversal.add_query(key, protocol.table.nearest(key, options.bucket_size));
@@ -143,7 +145,8 @@ Task<void> Dht::Impl::refresh_buckets() {
   for (;;) {
     co_await runtime.sleep_for(options.refresh_timeout / kRefreshChecks);
     auto stale = protocol.table.stale_buckets(runtime.now() - options.refresh_timeout, runtime);
-    if (!stale.empty() && protocol.table.size() > 0) co_await explore(std::move(stale), Deadline::never());
+    if (!stale.empty() && protocol.table.size() > 0)
+      co_await explore(std::move(stale), options.bucket_size, Deadline::never());
   }
 }
 
@@ -214,7 +217,7 @@ Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> k
 }
 
 Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key) {
-  auto found = co_await impl_->explore({key}, Deadline::never());
+  auto found = co_await impl_->explore({key}, impl_->options.bucket_size, Deadline::never());
   std::vector<std::pair<DhtId, PeerId>> nodes;
   for (const NodeAddress& node : found[key]) nodes.emplace_back(node.id, node.peer);
   co_return nodes;

@@ -60,7 +60,8 @@ struct Dht::Impl {
   Task<Result<>> start(std::vector<Multiaddr> initial_peers);
   Task<Result<>> join_through(Multiaddr address, Deadline deadline);
   /// Finds the nodes nearest to each key and hears from them; the table fills on the way.
-  Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> explore(std::vector<DhtId> keys, Deadline deadline);
+  Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> explore(std::vector<DhtId> keys, std::size_t beam,
+                                                                    Deadline deadline);
   Task<void> refresh_buckets();
   TraversalOptions search_options(std::size_t beam, std::size_t keys) const;
   /// Asks one node on behalf of a search, minding the blacklist.

@@ -16,7 +16,8 @@ struct ChurnOptions {
   double stores_per_second = 2;       ///< by nodes chosen at random
   double gets_per_second = 20;        ///< of records that live, by nodes chosen at random
   Duration lifetime = 5min;           ///< of a record
-  std::size_t max_connections = 64;   ///< of a node; idle ones make room
+  /// Of a node; idle ones make room. With 48, nodes turn so many callers away that one get in a hundred fails.
+  std::size_t max_connections = 64;
   std::size_t max_known_peers = 512;  ///< whose addresses a node keeps
 };
 

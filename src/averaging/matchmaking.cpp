@@ -540,18 +540,23 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
       }
     }
   }
+  co_return co_await send(stream, last_word(*follower), runtime_.after(options_.request_timeout));
+}
+
+/// What becomes of a follower: its group, or whom to ask instead.
+proto::MessageFromLeader Matchmaking::last_word(const Follower& follower) const {
   auto last = message_of(proto::GROUP_DISBANDED);
-  if (follower->group) {
+  if (follower.group) {
     last = message_of(proto::BEGIN_ALLREDUCE);
-    last.set_group_id(follower->group->id);
-    last.set_reforms(follower->remember);
-    for (const auto& member : follower->group->peers) last.add_ordered_peer_ids(member.binary());
-    for (const auto& gather : follower->group->gathered) last.add_gathered(gather);
-    if (follower->group->extension) last.set_codec_extension(std::string(codec::name_of(*follower->group->extension)));
+    last.set_group_id(follower.group->id);
+    last.set_reforms(follower.remember);
+    for (const auto& member : follower.group->peers) last.add_ordered_peer_ids(member.binary());
+    for (const auto& gather : follower.group->gathered) last.add_gathered(gather);
+    if (follower.group->extension) last.set_codec_extension(std::string(codec::name_of(*follower.group->extension)));
   } else if (leader_) {
     last.set_suggested_leader(leader_->binary());
   }
-  co_return co_await send(stream, last, runtime_.after(options_.request_timeout));
+  return last;
 }
 
 }  // namespace cohive::averaging

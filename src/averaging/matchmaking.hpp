@@ -79,6 +79,7 @@ class Matchmaking {
   Result<Group> group_from(const proto::MessageFromLeader& message, const PeerId& leader) const;
   void note(JoinOutcome outcome, const PeerId& leader, const std::string& detail);
   std::optional<proto::MessageFromLeader> reject(const PeerId& peer, const proto::JoinRequest& request) const;
+  proto::MessageFromLeader last_word(const Follower& follower) const;
   codec::Extensions offered_extensions() const;
   std::optional<codec::Extension> agreed_extension() const;
   std::shared_ptr<Group> assemble();

@@ -82,6 +82,7 @@ struct Dht::Impl {
   // storing.cpp
   Task<std::vector<bool>> store_many(std::vector<StoreItem> items);
   struct StorePlan;
+  Task<void> search_and_store(std::vector<StorePlan>& plans);
   Task<void> store_on_replicas(StorePlan& plan, std::vector<NodeAddress> candidates);
   Task<void> store_on(StorePlan& plan, NodeAddress node, std::size_t& answered, std::size_t& pending,
                       Condition& changed);

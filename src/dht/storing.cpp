@@ -60,6 +60,18 @@ Task<std::vector<bool>> Dht::Impl::store_many(std::vector<StoreItem> items) {
     plan.accepted.push_back(false);
   }
 
+  co_await search_and_store(plans);
+  for (const StorePlan& plan : plans) {
+    if (options.cache_on_store) cache_stored(plan);
+    for (std::size_t i = 0; i < plan.items.size(); ++i) results[plan.items[i]] = plan.accepted[i];
+  }
+  for (const bool stored : results) (stored ? metrics.stores_ok : metrics.stores_refused).increment();
+  metrics.store_seconds.observe(to_seconds(runtime.now() - start));
+  co_return results;
+}
+
+/// Each record goes out as soon as its nodes are found.
+Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans) {
   struct Storing final : Traversal::Guide {
     explicit Storing(Impl& impl) : self(impl), sending(impl.runtime, "dht store") {}
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
@@ -89,14 +101,6 @@ Task<std::vector<bool>> Dht::Impl::store_many(std::vector<StoreItem> items) {
     if (!complete) metrics.searches_timed_out.increment();
     co_await guide.sending.join();
   }
-
-  for (const StorePlan& plan : plans) {
-    if (options.cache_on_store) cache_stored(plan);
-    for (std::size_t i = 0; i < plan.items.size(); ++i) results[plan.items[i]] = plan.accepted[i];
-  }
-  for (const bool stored : results) (stored ? metrics.stores_ok : metrics.stores_refused).increment();
-  metrics.store_seconds.observe(to_seconds(runtime.now() - start));
-  co_return results;
 }
 
 Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeAddress> candidates) {

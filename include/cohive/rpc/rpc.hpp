@@ -25,8 +25,8 @@ inline constexpr Duration kRequestReadTimeout = 30s;               ///< server: 
 inline constexpr std::size_t kMaxErrorText = 4096;
 
 /// Calls `protocol` ("DHTProtocol.rpc_ping") at `peer` with a serialised request; returns the serialised reply.
-/// Errors: rpc::Errc::handler_failed with the peer's text, rpc::Errc::busy, transport errors, Errc::timeout. Dropping the task cancels
-/// the call at the callee.
+/// Errors: rpc::Errc::handler_failed with the peer's text, rpc::Errc::busy, transport errors, Errc::timeout. Dropping
+/// the task cancels the call at the callee.
 Task<Result<std::string>> call_unary(p2p::Host& host, PeerId peer, std::string protocol, std::string request,
                                      Deadline deadline);
 
@@ -60,7 +60,8 @@ class ServerStream {
   virtual const PeerId& peer() const = 0;
 };
 
-/// Returning an error sends its text as the error reply; rpc::Errc::busy arrives as such at callers that know it. The handler is dropped when the caller goes away.
+/// Returning an error sends its text as the error reply; rpc::Errc::busy arrives as such at callers that know it. The
+/// handler is dropped when the caller goes away.
 using UnaryHandler = std::function<Task<Result<std::string>>(PeerId caller, std::string request)>;
 /// Returning an error sends an error record; returning ok ends the stream. The handler is dropped when the caller
 /// goes away (closes or resets, also after END_OF_STREAM).

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kMetadata = 1, kHashes = 2, kTensor = 3;
 constexpr std::size_t kHashSize = std::tuple_size_v<crypto::Sha256Digest>;
-constexpr std::size_t kStepBytes = 8 << 20, kStepTensors = 1000;
+constexpr std::size_t kStepTensors = 1000;
 
 Error malformed(const char* what) {
   return Error(cohive::Errc::malformed, what);
@@ -117,7 +117,7 @@ ManifestBuilder::ManifestBuilder(std::shared_ptr<const SharedState> state, codec
   manifest_.metadata = msgpack::encode(state_->metadata);
 }
 
-Result<> ManifestBuilder::describe(std::size_t index) {
+Result<> ManifestBuilder::describe_tensor(std::size_t index) {
   const codec::Tensor& tensor = state_->tensors[index];
   const auto values = codec::element_count(tensor.shape);
   if (!values || *values * codec::size_of(tensor.dtype) != tensor.data.size())
@@ -131,23 +131,26 @@ Result<> ManifestBuilder::describe(std::size_t index) {
       pieces_);
 }
 
-Result<bool> ManifestBuilder::step() {
+Result<bool> ManifestBuilder::describe() {
   const auto& tensors = state_->tensors;
   if (!state_->infos.empty() && state_->infos.size() != tensors.size())
     return Error(Errc::bad_state, "infos and tensors differ in number");
   for (std::size_t done = 0; manifest_.tensors.size() < tensors.size();) {
     if (done++ == kStepTensors) return true;
-    if (auto described = describe(manifest_.tensors.size()); !described) return described.error();
+    if (auto described = describe_tensor(manifest_.tensors.size()); !described) return described.error();
   }
-  for (std::size_t done = 0; manifest_.hashes.size() < pieces_;) {
-    if (done >= kStepBytes) return true;
-    const Piece piece = manifest_.piece(manifest_.hashes.size());
-    auto bytes = encode_piece(tensors[piece.tensor], manifest_.tensors[piece.tensor], piece);
-    if (!bytes) return bytes.error();
-    manifest_.hashes.push_back(crypto::sha256(bytes->view()));
-    done += manifest_.bytes_of(piece);
-  }
+  manifest_.hashes.resize(pieces_);
   return false;
+}
+
+Result<> ManifestBuilder::hash(std::size_t first, std::size_t count) {
+  for (std::size_t index = first; index < first + count; ++index) {
+    const Piece piece = manifest_.piece(index);
+    auto bytes = encode_piece(state_->tensors[piece.tensor], manifest_.tensors[piece.tensor], piece);
+    if (!bytes) return bytes.error();
+    manifest_.hashes[index] = crypto::sha256(bytes->view());
+  }
+  return ok();
 }
 
 }  // namespace cohive::averaging

@@ -58,12 +58,16 @@ Result<Slice> encode_piece(const codec::Tensor& tensor, const ManifestTensor& is
 class ManifestBuilder {
  public:
   ManifestBuilder(std::shared_ptr<const SharedState> state, codec::Compression compression);
-  /// False when it is done. Errors: bad_state, limit_exceeded.
-  Result<bool> step();
+  /// Describes some more tensors; false when all are. Errors: bad_state, limit_exceeded.
+  Result<bool> describe();
+  /// Of all tensors, once they are described.
+  std::size_t pieces() const { return manifest_.hashes.size(); }
+  /// Hashes pieces [first, first + count). Any thread: others may hash other pieces meanwhile.
+  Result<> hash(std::size_t first, std::size_t count);
   Manifest take() { return std::move(manifest_); }
 
  private:
-  Result<> describe(std::size_t index);
+  Result<> describe_tensor(std::size_t index);
 
   std::shared_ptr<const SharedState> state_;
   codec::Compression compression_;

@@ -19,10 +19,12 @@ codec::Tensor tensor(codec::DType dtype, codec::Shape shape) {
 Result<Manifest> build(SharedState state, codec::Compression compression = {}) {
   ManifestBuilder builder(std::make_shared<const SharedState>(std::move(state)), compression);
   for (;;) {
-    auto more = builder.step();
+    auto more = builder.describe();
     if (!more) return more.error();
-    if (!*more) return builder.take();
+    if (!*more) break;
   }
+  if (auto hashed = builder.hash(0, builder.pieces()); !hashed) return hashed.error();
+  return builder.take();
 }
 
 SharedState example() {

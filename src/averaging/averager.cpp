@@ -86,6 +86,7 @@ struct Averager::Impl {
   Snapshots snapshots;
   std::shared_ptr<Debts> debts;  // from the first round in an extension on
   bool stepping = false;
+  std::size_t serving = 0;   // members whose parts we average, or who have not got all results yet
   std::uint64_t rounds = 0;  // that we were in
   rpc::Server server;
   TaskGroup tasks;
@@ -259,7 +260,20 @@ Task<Result<>> Averager::Impl::on_aggregate(rpc::ServerStream& stream) {
     awaited = round->group_id();
     rounds_changed.notify_all();
   }
+  struct Serving {
+    Impl& self;
+    explicit Serving(Impl& impl) : self(impl) { ++self.serving; }
+    ~Serving() {
+      --self.serving;
+      self.rounds_changed.notify_all();
+    }
+  } serving_one{*this};
   co_return co_await AllReduce::serve(round, stream, std::move(**first));
+}
+
+Task<void> Averager::drained(Deadline deadline) {
+  while (impl_->serving > 0)
+    if (!co_await impl_->rounds_changed.wait(deadline)) co_return;
 }
 
 Task<void> Averager::awaited() {

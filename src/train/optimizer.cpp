@@ -126,6 +126,7 @@ struct Optimizer::Impl {
   Scheduled start_round(Averager& averager, double weight, msgpack::Value gather, Patience patience);
   std::optional<std::size_t> finish_round(Scheduled& round, double weight, bool gradients);
   void abandon_rounds();
+  Task<void> serve_others();
   bool end_epoch(const GlobalProgress& global, StepReport& report);
   void take_optimizer_step(std::uint64_t next_epoch);
   void enter_epoch(std::uint64_t epoch);
@@ -201,12 +202,20 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
 Optimizer::Impl::~Impl() {
   abandon_rounds();
   session.call([this] { return tracker->close(); });
+  session.call([this] { return serve_others(); });
   session.on_loop([this] {
     upkeep.reset();
     grad_averager.reset();
     state_averager.reset();
     tracker.reset();
   });
+}
+
+/// Who leaves right after a round takes nobody's results along.
+Task<void> Optimizer::Impl::serve_others() {
+  const Deadline limit = session.thread->runtime().after(options.matchmaking_time);
+  co_await grad_averager->drained(limit);
+  co_await state_averager->drained(limit);
 }
 
 /// hivemind's rule: gradients of batches of different size are weighted relative to the first batch of the epoch.

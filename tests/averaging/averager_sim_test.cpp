@@ -338,5 +338,35 @@ TEST_F(Averaging, ATriggeredRoundWaitsForAllItsMembers) {
   EXPECT_NEAR(peers[1]->a[999], 50, 1e-5);
 }
 
+TEST_F(Averaging, WhoLeavesAfterItsRoundServesSlowerMembersFirst) {
+  auto options = quick();
+  options.part_size_bytes = 1 << 14;
+  options.sender_timeout = 30s;
+  options.reducer_timeout = 60s;
+  options.allreduce_timeout = 120s;
+  add(options, 200'000);
+  options.mode = PeerMode::client;
+  Peer& slow = add(options, 200'000);
+  swarm.fabric().set_line(sim::Swarm::ip(2), {.upload = 8e6, .download = 1e5});
+  const auto leave = [](Peer& peer, p2p::Host& host) -> Task<Result<RoundResult>> {
+    Runtime& runtime = host.runtime();
+    auto result = co_await peer.averager->step();
+    const TimePoint end = runtime.now();
+    co_await peer.averager->drained(runtime.after(60s));
+    EXPECT_GT(runtime.now() - end, 1s) << "or this test shows nothing";
+    peer.averager.reset();
+    co_await host.close();
+    co_return result;
+  };
+  std::vector<Task<Result<RoundResult>>> tasks;
+  tasks.push_back(leave(*peers[0], swarm.host(0)));
+  tasks.push_back(slow.averager->step());
+  for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(tasks)))) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->parts_failed, 0u);
+  }
+  EXPECT_EQ(slow.a, std::vector<float>(200'000, 0.5f));
+}
+
 }  // namespace
 }  // namespace cohive::averaging

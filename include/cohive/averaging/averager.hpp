@@ -174,6 +174,10 @@ class Averager {
   /// Until another member sends parts of the round we are in, whose trigger is not set yet: it waits for us.
   Task<void> awaited();
 
+  /// Until other members have the results that they await from us, or `deadline`. To be awaited before a process ends:
+  /// members with slow links are served longer than step() lasts.
+  Task<void> drained(Deadline deadline);
+
   /// Who provides our state, and how recommendable it is (Python: the epoch). Null provider: nothing is shared. The
   /// provider is called on threads of the pool whenever a peer asks; the call may outlive the averager, so it owns what
   /// it touches.

@@ -14,14 +14,14 @@ bool is_link_local(const Multiaddr& address) {
   const ByteView bytes = address.bytes();
   return bytes.size() > 2 && bytes[0] == Multiaddr::ip6 && bytes[1] == 0xfe && (bytes[2] & 0xc0) == 0x80;
 }
-
-bool is_outside(const Multiaddr& address) {
-  return address.scope() != Multiaddr::Scope::loopback && address.scope() != Multiaddr::Scope::private_;
-}
 }  // namespace
 
+bool is_near(const Multiaddr& address) {
+  return address.scope() == Multiaddr::Scope::loopback || address.scope() == Multiaddr::Scope::private_;
+}
+
 bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& teller) {
-  return !own.empty() && is_outside(teller) && is_outside(observed) && std::none_of(own.begin(), own.end(), is_outside);
+  return !own.empty() && !is_near(teller) && !is_near(observed) && std::all_of(own.begin(), own.end(), is_near);
 }
 
 bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller) {

@@ -77,6 +77,9 @@ class AddressBook {
   Queue heard_of_, departed_;
 };
 
+/// On this machine or a private network.
+bool is_near(const Multiaddr& address);
+
 /// False for what nobody should dial because a peer that speaks from `teller` said so: unspecified and link-local
 /// hosts, loopback told from elsewhere, private and reserved networks told from outside, absurdly long addresses.
 bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller);

@@ -26,10 +26,6 @@ constexpr std::size_t kMaxRemembered = 4096;
 constexpr int kStrikes = 8;  // failures at one address, whoever was looked for there, before it rests
 constexpr Duration kRest = 30s;
 
-bool is_near(const Multiaddr& address) {
-  return address.scope() == Multiaddr::Scope::loopback || address.scope() == Multiaddr::Scope::private_;
-}
-
 bool is_name(const Multiaddr& address) {
   const auto endpoint = address.tcp_endpoint();
   return address.has(Multiaddr::dnsaddr) ||

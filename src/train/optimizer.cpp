@@ -83,10 +83,6 @@ struct Patience {
   Averager* next;       ///< the time counts once others wait for us in the round that this averager is in
 };
 
-Task<void> until_passed(Patience patience) {
-  co_await patience.tracker->epoch_passed(patience.epoch);
-}
-
 /// Trainers report an epoch only after the round for its parameters, in which they wait for all members of its group:
 /// one that has missed the gradients and waited for the report would be waited for itself.
 Task<void> until_late(std::shared_ptr<StepControl> control, Patience patience) {
@@ -98,7 +94,8 @@ Task<void> until_late(std::shared_ptr<StepControl> control, Patience patience) {
 Task<Result<RoundResult>> step_with_patience(Averager& averager, StepOptions step, Patience patience) {
   auto give_up = [](std::shared_ptr<StepControl> control, Patience with) -> Task<void> {
     Runtime& runtime = with.tracker->runtime();
-    const bool passed = (co_await race(runtime, until_passed(with), until_late(control, with))).index() == 0;
+    const bool passed =
+        (co_await race(runtime, with.tracker->epoch_passed(with.epoch), until_late(control, with))).index() == 0;
     if (control->stage <= StepControl::Stage::looking_for_group) {
       log::info("train", "no group in time: {}",
                 passed      ? "the others have averaged without us"
@@ -289,6 +286,7 @@ void Optimizer::Impl::abandon_rounds() {
   std::vector<Scheduled> rounds;
   for (Scheduled* round : {&grad_round, &state_round})
     if (*round) rounds.push_back(std::exchange(*round, Scheduled()));
+  if (rounds.empty()) return;
   session.on_loop([&] {
     for (const Scheduled& round : rounds) {
       round.control->weight = 0;

@@ -102,6 +102,7 @@ std::string quoted(std::string_view text, std::size_t limit) {
 }
 
 void write(Level level, std::string_view module, std::string_view message) {
+  if (!enabled(level)) return;
   const auto name = kLevels[static_cast<std::size_t>(level)];
   if (current_format == Format::json) {
     const nlohmann::json line{{"time", timestamp()}, {"level", name}, {"module", module}, {"message", message}};

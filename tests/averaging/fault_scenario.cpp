@@ -9,6 +9,7 @@
 #include "averaging/held_values.hpp"
 #include "averaging/hostile_peer.hpp"
 #include "averaging/partition.hpp"
+#include "averaging/state_pieces.hpp"
 #include "cohive/averaging/averager.hpp"
 #include "cohive/core/log.hpp"
 #include "support/swarm.hpp"
@@ -23,6 +24,7 @@ constexpr std::array kFaults = {"nothing", "crash",      "death", "stall",      
 constexpr Duration kStepTimeout = 20s, kRoundTimeout = 15s, kSlack = 3s;
 constexpr Duration kDownloadTimeout = 60s;
 constexpr float kTolerance = 4e-3f;  // of halves that stand for differences up to 2
+constexpr double kSaid = 1e6;        // bandwidth of a peer that says one
 
 struct Peer {
   std::vector<std::vector<float>> values, inputs;
@@ -34,7 +36,8 @@ struct Peer {
   std::unique_ptr<TaskGroup> step;
   std::optional<Result<RoundResult>> result;
   TimePoint ended{};
-  bool lost = false;  // crashed, dead or hostile: nothing is asked of it
+  std::size_t shares = 0;  // a donor: which of the states
+  bool lost = false;       // crashed, dead or hostile: nothing is asked of it
 };
 
 class Scenario {
@@ -48,15 +51,14 @@ class Scenario {
     const bool download = below(4) == 0;
     arrange(download);
     fault_ = static_cast<Fault>(below(download ? static_cast<std::size_t>(Fault::slow) + 1 : kFaults.size()));
-    if (fault_ == Fault::hostile || fault_ == Fault::other_parts || fault_ == Fault::not_a_number) prepare_bad_peer();
     at_message_ = 1 + below(below(2) ? 300 : 60);
     victim_ = below(peers_.size());
     heals_after_ = from_seconds(double(1 + below(20)));
     repeats_ = 1 + below(4);
-    report_.scenario = fmt::format("{}, {} peers, {} at message {}, victim {}", download ? "download" : "round",
-                                   peers_.size(), kFaults[static_cast<std::size_t>(fault_)], at_message_, victim_);
+    report_.scenario +=
+        fmt::format(", {} at message {}, victim {}", kFaults[static_cast<std::size_t>(fault_)], at_message_, victim_);
     swarm_.fabric().set_tap([this](const std::string&, const std::string&, ByteView) { return on_message(); });
-    download ? run_download() : run_round();
+    download ? run_download() : run_rounds();
     swarm_.fabric().set_tap(nullptr);
     report_.struck = fault_ >= Fault::not_a_number || (fault_ != Fault::none && messages_ >= at_message_);
     clean_up();
@@ -74,31 +76,52 @@ class Scenario {
   // ---- Arranging
 
   void arrange(bool download) {
-    const std::size_t count = download ? 3 + below(2) : 2 + below(4);
-    shapes_ = {static_cast<std::uint32_t>(1 + below(3000)), static_cast<std::uint32_t>(below(40))};
-    const std::size_t part = 128 << below(5);
+    const std::size_t count = download ? 3 + below(4) : 2 + below(4);
+    AveragerOptions options;
+    options.prefix = "faults";
+    options.min_matchmaking_time = 2s;
+    options.request_timeout = 1s;
+    options.sender_timeout = 3s;
+    options.reducer_timeout = 6s;
+    options.allreduce_timeout = kRoundTimeout;
     const codec::Codec codecs[] = {codec::Codec::none, codec::Codec::none, codec::Codec::float16,
                                    codec::Codec::uniform8};
-    const auto codec = codecs[below(4)];
-    const std::size_t target = below(2) ? count : 0;
-    const bool extended = below(4) == 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      AveragerOptions options;
-      options.prefix = "faults";
-      options.min_matchmaking_time = 2s;
-      options.request_timeout = 1s;
-      options.sender_timeout = 3s;
-      options.reducer_timeout = 6s;
-      options.allreduce_timeout = kRoundTimeout;
-      options.part_size_bytes = part;
-      options.codec = codec;
-      options.target_group_size = target;
-      const Aggregation aggregations[] = {Mean(), Mean(), TrimmedMean{0.3}, CenteredClip{0.5, 3}};
-      if (extended) options.extension = codec::ExtensionOptions{codec::Extension::block4};
-      options.aggregation = aggregations[below(4)];  // everybody's own choice
-      if (!download && i > 1 && below(5) == 0) options.mode = below(2) ? PeerMode::client : PeerMode::auxiliary;
-      add_peer(options);
+    options.codec = codecs[below(4)];
+    options.target_group_size = below(2) ? count : 0;
+    const bool measured = !download && below(5) == 0;
+    shapes_ = {static_cast<std::uint32_t>(1 + below(3000)), static_cast<std::uint32_t>(below(40))};
+    options.part_size_bytes = 128 << below(5);
+    if (measured) {  // a link shows what it carries when it has enough to carry
+      shapes_[0] += 40'000;
+      options.part_size_bytes <<= 5;
+      options.min_vector_size = below(3) ? 0 : 10'000;
     }
+    if (!download) choose_extension(options);
+    const bool remembers = measured || options.extension;  // what rounds before have left
+    rounds_before_ = remembers ? 1 + below(2) : 0;
+    round_after_ = below(remembers ? 2 : 6) == 0;
+    report_.scenario =
+        fmt::format("{} of {} peers{}{}", download ? "download" : "round", count, measured ? ", measured links" : "",
+                    options.extension ? fmt::format(", {}", codec::name_of(options.extension->kind)) : "");
+    for (std::size_t i = 0; i < count; ++i) {
+      const Aggregation aggregations[] = {Mean(), Mean(), TrimmedMean{0.3}, CenteredClip{0.5, 3}};
+      options.aggregation = aggregations[below(4)];  // everybody's own choice
+      options.mode = PeerMode::node;
+      if (!download && i > 1 && below(5) == 0) options.mode = below(2) ? PeerMode::client : PeerMode::auxiliary;
+      if (measured) {
+        const Bandwidth said[] = {Bandwidth::measured(), Bandwidth::measured(), Bandwidth(kSaid), Bandwidth()};
+        options.bandwidth = said[below(4)];
+      }
+      add_peer(options);
+      const double rate = measured ? 2.5e5 * static_cast<double>(1 << below(6)) : 0;
+      swarm_.fabric().set_line(sim::Swarm::ip(i + 1), {rate, rate});
+    }
+  }
+
+  void choose_extension(AveragerOptions& options) {
+    const std::size_t drawn = below(8);
+    if (drawn < 2) options.extension = codec::ExtensionOptions{codec::Extension::top_k, drawn ? 0.02 : 0.3};
+    if (drawn == 2) options.extension = codec::ExtensionOptions{codec::Extension::block4};
   }
 
   void add_peer(AveragerOptions options) {
@@ -106,6 +129,7 @@ class Scenario {
     p2p::HostOptions host_options;
     host_options.routing_server = !client;
     auto& host = swarm_.add_host(host_options, !client);
+    ids_.push_back(host.id());
     auto peer = std::make_unique<Peer>();
     peer->options = options;
     peer->weight = options.mode == PeerMode::auxiliary ? 0 : double(1 + below(3));
@@ -117,14 +141,16 @@ class Scenario {
       initial.push_back(swarm_.host(i).visible_addresses().front());
     if (auto started = swarm_.run(peer->dht->start(initial)); !started)
       violated("arranging: {}", started.error().message());
-    for (std::uint32_t size : shapes_) {
-      std::vector<float> values(size);
-      for (float& value : values) value = static_cast<float>(below(2001)) / 1000 - 1;
-      peer->values.push_back(std::move(values));
-    }
-    peer->inputs = peer->values;
+    for (std::uint32_t size : shapes_) peer->values.emplace_back(size);
+    draw_values(*peer);
     peers_.push_back(std::move(peer));
     make_averager(*peers_.back());
+  }
+
+  void draw_values(Peer& peer) {
+    for (auto& values : peer.values)
+      for (float& value : values) value = static_cast<float>(below(2001)) / 1000 - 1;
+    peer.inputs = peer.values;
   }
 
   void make_averager(Peer& peer) {
@@ -212,10 +238,28 @@ class Scenario {
 
   // ---- A round
 
-  void run_round() {
+  void run_rounds() {
+    for (std::size_t i = 0; i < rounds_before_; ++i) run_round();
+    if (fault_ == Fault::hostile || fault_ == Fault::other_parts || fault_ == Fault::not_a_number) prepare_bad_peer();
     armed_ = true;
+    run_round();
+    armed_ = false;
+    if (!round_after_ || !report_.violated.empty()) return;
+    healing_.reset();
+    swarm_.fabric().heal();
+    std::erase_if(peers_, [](const auto& peer) { return peer->lost; });
+    if (peers_.size() < 3) return;  // two that lost each other have nobody who knows both
+    run_round();
+    if (std::ranges::none_of(peers_, [](const auto& peer) { return peer->result && *peer->result; }))
+      violated("the fault is over, and still nobody averages: {}", (*peers_[0]->result).error().message());
+  }
+
+  /// All average new values once. Ends early when nothing can strike any more.
+  void run_round() {
     const TimePoint start = swarm_.runtime().now();
     for (auto& peer : peers_) {
+      if (rounds_ > 0 && !peer->lost) draw_values(*peer);
+      peer->result.reset();
       peer->step = std::make_unique<TaskGroup>(swarm_.runtime());
       if (peer->hostile) {
         peer->step->spawn(peer->hostile->misbehave());
@@ -230,8 +274,12 @@ class Scenario {
         self.ended = self.averager->dht().runtime().now();
       }(*peer, options));
     }
-    swarm_.pass(kStepTimeout + kRoundTimeout + kSlack);
-    armed_ = false;
+    ++rounds_;
+    const auto all_ended = [&] {
+      return std::ranges::all_of(peers_, [](const auto& p) { return p->result.has_value(); });
+    };
+    const TimePoint end = start + kStepTimeout + kRoundTimeout + kSlack;
+    while (swarm_.runtime().now() < end && (armed_ || !all_ended())) swarm_.pass(1s);
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       const Peer& peer = *peers_[i];
       if (peer.lost) continue;
@@ -239,10 +287,21 @@ class Scenario {
         violated("peer {} has not ended in time", i);
         continue;
       }
-      ++(*peer.result ? report_.rounds : report_.failed);
-      observe(static_cast<std::uint64_t>((peer.ended - start).count()));
+      note(peer, start);
     }
     check_values();
+  }
+
+  void note(const Peer& peer, TimePoint start) {
+    observe(static_cast<std::uint64_t>((peer.ended - start).count()));
+    ++(*peer.result ? report_.rounds : report_.failed);
+    if (!*peer.result) return;
+    const RoundResult& result = **peer.result;
+    for (const auto& member : result.group) observe(std::bit_cast<std::uint64_t>(member.bandwidth.value_or(0)));
+    report_.measured += rounds_ > 1 && std::ranges::any_of(result.group, [](const auto& member) {
+                          return member.bandwidth && *member.bandwidth != kSaid;
+                        });
+    report_.top_k += result.extension == codec::Extension::top_k;
   }
 
   /// Nobody's values leave the range of the inputs, and who finished a part holds the same as the others.
@@ -254,6 +313,10 @@ class Scenario {
       for (const auto& tensor : peer->inputs)
         for (float value : tensor)
           if (std::isfinite(value)) least = std::min(least, value), most = std::max(most, value);
+    if (peers_[0]->options.extension) {  // each round before may have left a debt
+      const auto rounds = static_cast<float>(rounds_);
+      least *= rounds, most *= rounds, rounding *= rounds;
+    }
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       if (peers_[i]->lost) continue;
       for (const auto& tensor : peers_[i]->values) {
@@ -281,8 +344,8 @@ class Scenario {
       tensors.push_back({size, 4 * any.options.codec.ratio({tensors.size(), {size}}).value()});
       total += size;
     }
-    for (const Part& part :
-         cut_into_parts(tensors, any.options.part_size_bytes, peer_fractions(total, group).value())) {
+    for (const Part& part : cut_into_parts(tensors, any.options.part_size_bytes,
+                                           peer_fractions(total, group, any.options.min_vector_size).value())) {
       const PeerId& owner = group[part.owner].peer;
       const bool lying = std::any_of(peers_.begin(), peers_.end(),
                                      [&](const auto& p) { return p->hostile && p->hostile->id() == owner; });
@@ -344,20 +407,67 @@ class Scenario {
 
   // ---- A download
 
-  static SharedState state_of(std::size_t donor) {
-    codec::Tensor tensor{codec::DType::float32, {60'000}, false, Slice::uninitialised(240'000)};
-    std::fill_n(tensor.data.mutable_data(), tensor.data.size(), static_cast<std::uint8_t>(donor));
-    codec::Tensor small{codec::DType::int64, {}, false, Slice::copy_of(Bytes(8, static_cast<std::uint8_t>(donor)))};
-    return {msgpack::Map{{{"donor", static_cast<int>(donor)}}}, {tensor, small}};
+  /// Of some pieces, of which no two are alike.
+  static SharedState make_state(std::size_t which, std::size_t pieces) {
+    const std::size_t values = pieces * kPieceBytes / 4 + 1000;
+    codec::Tensor tensor{
+        codec::DType::float32, {static_cast<std::uint32_t>(values)}, false, Slice::uninitialised(4 * values)};
+    std::minstd_rand content(static_cast<std::uint32_t>(which + 1));
+    for (std::size_t i = 0; i < values; ++i) {
+      const auto four = static_cast<std::uint32_t>(content());
+      std::memcpy(tensor.data.mutable_data() + 4 * i, &four, 4);
+    }
+    codec::Tensor small{codec::DType::int64, {}, false, Slice::copy_of(Bytes(8, static_cast<std::uint8_t>(which)))};
+    return {msgpack::Map{{{"state", static_cast<int>(which)}}}, {tensor, small}};
+  }
+
+  /// Donors of one state or of two, perhaps one on a slow link and one that lies.
+  void arrange_donors() {
+    const std::size_t donors = peers_.size() - 1, states = below(3) ? 1 : 2;
+    const std::size_t pieces = below(16);
+    for (std::size_t i = 0; i < states; ++i) states_.push_back(make_state(i, pieces));
+    if (victim_ == donors) victim_ = 0;  // the newcomer itself stays
+    for (std::size_t i = 0; i < donors; ++i) {
+      peers_[i]->shares = below(states);
+      peers_[i]->averager->set_state_provider(
+          [state = states_[peers_[i]->shares]]() -> std::optional<SharedState> { return state; });
+      peers_[i]->averager->set_state_priority(static_cast<double>(below(3)));
+    }
+    if (below(3) == 0) {
+      const std::size_t slow = below(donors);
+      report_.scenario += fmt::format(", donor {} slow", slow);
+      swarm_.fabric().set_link(sim::Swarm::ip(slow + 1), sim::Swarm::ip(donors + 1),
+                               {.latency = 50ms, .bandwidth = double(40'000 << below(4))});
+    }
+    if (donors > 2 && below(2) == 0) make_liar((victim_ + 1 + below(donors - 1)) % donors);
+    swarm_.pass(3s);
+  }
+
+  /// It has told others honest hashes, and gives other bytes: one of them is wrong, or one of every piece.
+  void make_liar(std::size_t number) {
+    Peer& liar = *peers_[number];
+    liar_ = liar.averager->dht().host().id();
+    report_.scenario += fmt::format(", donor {} lying", number);
+    SharedState honest = states_[liar.shares];
+    honest.version = 1;
+    SharedState spoilt = honest;
+    Slice& data = spoilt.tensors[0].data;
+    data = Slice::copy_of(data);
+    if (below(2)) {
+      data.mutable_data()[below(data.size())] ^= 1;
+    } else {
+      for (std::size_t at = 0; at < data.size(); at += kPieceBytes) data.mutable_data()[at] ^= 1;
+    }
+    liar.averager->set_state_provider([honest, spoilt, calls = std::make_shared<int>(0)]() {
+      return std::optional((*calls)++ == 0 ? honest : spoilt);
+    });
+    auto told = swarm_.run(call_donor(peers_[number == 0]->dht->host(), *liar_,
+                                      "faults::DecentralizedAverager.rpc_download_pieces", {}, 15s, 1 << 24));
+    if (!told) violated("arranging a liar: {}", told.error().message());
   }
 
   void run_download() {
-    for (std::size_t i = 0; i + 1 < peers_.size(); ++i) {
-      peers_[i]->averager->set_state_provider([i]() -> std::optional<SharedState> { return state_of(i); });
-      peers_[i]->averager->set_state_priority(static_cast<double>(below(3)));
-    }
-    swarm_.pass(3s);
-    if (victim_ + 1 == peers_.size()) victim_ = 0;  // the newcomer itself stays
+    arrange_donors();
     armed_ = true;
     Peer& newcomer = *peers_.back();
     std::optional<Result<DownloadedState>> state;
@@ -371,19 +481,30 @@ class Scenario {
     observe(static_cast<std::uint64_t>(newcomer.ended.time_since_epoch().count()));
     if (!state) return violated("the download has not ended in time");
     ++(*state ? report_.rounds : report_.failed);
-    if (!*state) {
-      // One donor at most is lost, and links heal.
-      violated("no state although there are donors: {}", state->error().message());
-      return;
-    }
-    const auto* donor = (*state)->metadata.get_if<msgpack::Map>();
-    const auto number = donor && donor->find("donor") ? donor->find("donor")->as_uint() : std::nullopt;
-    if (!number || *number + 1 >= peers_.size() || (*state)->tensors.size() != 2)
-      return violated("a state that nobody shared");
-    const SharedState expected = state_of(*number);
+    // One donor at most is lost and another one lies, and links heal.
+    if (!*state) return violated("no state although there are donors: {}", state->error().message());
+    check_state(**state);
+  }
+
+  void check_state(const DownloadedState& state) {
+    const auto* metadata = state.metadata.get_if<msgpack::Map>();
+    const auto which = metadata && metadata->find("state") ? metadata->find("state")->as_uint() : std::nullopt;
+    if (!which || *which >= states_.size() || state.tensors.size() != 2) return violated("a state that nobody shared");
+    const SharedState& expected = states_[*which];
     for (std::size_t i = 0; i < 2; ++i)
-      if (!std::ranges::equal((*state)->tensors[i].data.view(), expected.tensors[i].data.view()))
+      if (!std::ranges::equal(state.tensors[i].data.view(), expected.tensors[i].data.view()))
         return violated("the state is damaged");
+    for (const auto& peer : state.liars)
+      if (peer != liar_) violated("an honest donor is called a liar: {}", peer.text());
+    for (std::size_t i = 0; i + 1 < peers_.size(); ++i) {
+      const auto sent = state.contributed.find(ids_[i]);
+      if (sent == state.contributed.end()) continue;
+      observe(sent->second);
+      if (peers_[i]->shares != *which)
+        violated("donor {} has another state, and {} bytes of it were taken", i, sent->second);
+    }
+    report_.several_donors += state.contributed.size() > 1;
+    report_.liars += state.liars.size();
   }
 
   // ---- Afterwards
@@ -410,11 +531,15 @@ class Scenario {
   sim::Swarm swarm_;
   std::vector<std::uint32_t> shapes_;
   std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<PeerId> ids_;  // of the peers, also of those that are gone
   std::unique_ptr<TaskGroup> healing_;
   Fault fault_ = Fault::none;
   std::size_t at_message_ = 0, messages_ = 0, victim_ = 0, repeats_ = 0, broken_ = 0;
   Duration heals_after_{};
-  bool armed_ = false;
+  std::size_t rounds_before_ = 0, rounds_ = 0;
+  std::vector<SharedState> states_;
+  std::optional<PeerId> liar_;
+  bool armed_ = false, round_after_ = false;
 };
 
 }  // namespace

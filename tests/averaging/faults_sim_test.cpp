@@ -23,21 +23,29 @@ TEST(Faults, WhateverGoesWrongSurvivorsEndInTimeAndAgree) {
     return;
   }
   log::configure({log::Level::off, log::Format::text});
-  std::size_t rounds = 0, failed = 0, struck = 0;
+  std::size_t rounds = 0, failed = 0, struck = 0, measured = 0, top_k = 0, several_donors = 0, liars = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     const auto report = run_faults(seed);
     EXPECT_TRUE(report.violated.empty()) << text(report);
     rounds += report.rounds;
     failed += report.failed;
     struck += report.struck;
+    measured += report.measured;
+    top_k += report.top_k;
+    several_donors += report.several_donors;
+    liars += report.liars;
   }
   EXPECT_GT(struck, 120u) << "most faults come in time to do harm";
   EXPECT_GT(rounds, 3 * failed) << "most survive most faults";
+  EXPECT_GT(measured, 50u) << "steps divided by what links were seen to carry";
+  EXPECT_GT(top_k, 50u) << "steps with the largest values, and debts";
+  EXPECT_GT(several_donors, 15u);
+  EXPECT_GT(liars, 3u);
 }
 
 TEST(Faults, ASeedReplaysExactly) {
   log::configure({log::Level::off, log::Format::text});
-  for (std::uint64_t seed : {3u, 14u, 41u})
+  for (std::uint64_t seed : {2u, 3u, 20u, 47u})
     EXPECT_EQ(run_faults(seed).digest, run_faults(seed).digest) << "seed " << seed;
 }
 

@@ -65,6 +65,14 @@ Task<void> HostilePeer::send_message(HostilePeer& self, PeerId to, std::string m
   if (call && co_await (*call)->send(as_bytes(message), end)) (void)co_await (*call)->receive(end);
 }
 
+/// Cut off, or of top_k with another count or other places, which may be out of order or out of range.
+Slice HostilePeer::in_extension(std::span<const float> values) {
+  Slice buffer = codec::encode_extension(*options_.extension, values);
+  if (buffer.size() > 8 && options_.extension->kind == codec::Extension::top_k && below(2))
+    buffer.mutable_data()[below(4 + (buffer.size() - 4) / 2)] = static_cast<std::uint8_t>(below(256));
+  return below(4) ? buffer : buffer.sub(0, below(buffer.size() + 1));
+}
+
 /// A message that may be right by chance, is cut off, or carries a part of another size, dtype, codec, weight or value.
 std::string HostilePeer::nonsense(bool first, const std::string& group_id, int code) {
   const codec::Codec right = *options_.codec.fixed();
@@ -73,13 +81,19 @@ std::string HostilePeer::nonsense(bool first, const std::string& group_id, int c
   if (!values.empty() && below(3) == 0)
     values[below(values.size())] =
         below(2) || right == codec::Codec::float16 ? NAN : -INFINITY;  // halves make infinity a number
-  const Slice buffer = codec::encode(
-      codec::codec_for(right, codec::DType::float32, {static_cast<std::uint32_t>(values.size())}), values);
+  const bool extended = options_.extension && below(4);
+  const Slice buffer =
+      extended
+          ? in_extension(values)
+          : codec::encode(codec::codec_for(right, codec::DType::float32, {static_cast<std::uint32_t>(values.size())}),
+                          values);
   const double weights[] = {1, 1, 1, 1, 0, -1, NAN, INFINITY};
   const std::size_t claimed = below(8) ? values.size() : below(1u << 31);
-  const auto codec = below(8) ? right : static_cast<codec::Codec>(below(9));
+  const int codec = below(8) == 0 ? static_cast<int>(below(9))
+                    : extended    ? static_cast<int>(options_.extension->kind)
+                                  : static_cast<int>(right);
   const Envelope envelope = envelope_part(first || below(8) == 0 ? code : 0, first ? group_id : std::string(),
-                                          buffer.size(), claimed, static_cast<int>(codec), weights[below(8)]);
+                                          buffer.size(), claimed, codec, weights[below(8)]);
   std::string message = envelope.head + to_string(buffer.view()) + envelope.tail;
   if (below(8) == 0) message.resize(below(message.size() + 1));
   if (below(8) == 0)

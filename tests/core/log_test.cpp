@@ -44,6 +44,14 @@ TEST_F(LogLines, TextHasTimeLevelModuleAndMessage) {
               ::testing::MatchesRegex("[0-9]+-[0-9]+-[0-9]+T[0-9]+:[0-9]+:[0-9]+.[0-9]+Z info  test: hello\n"));
 }
 
+TEST_F(LogLines, BelowTheLevelAreNotWritten) {
+  configure({.level = Level::warn});
+  ::testing::internal::CaptureStderr();
+  info("test", "hello");
+  write(Level::info, "test", "hello");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
 TEST_F(LogLines, TextStaysOneLineWithoutTerminalCodes) {
   const std::string line = written(Format::text, "one\ntwo\r\x1b[2Jthree \xc3\xa9");
   EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1);

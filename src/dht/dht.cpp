@@ -37,7 +37,7 @@ Dht::Impl::Impl(p2p::Host& host, DhtOptions opts)
 // ---- Joining
 
 /// Connects to one initial peer and makes sure that it answers as a DHT node.
-Task<Result<>> Dht::Impl::join_through(Multiaddr address, Deadline deadline) {
+Task<Result<>> Dht::Impl::join_through(Multiaddr address, Deadline deadline, bool validate) {
   auto connected = co_await protocol.host.bootstrap({address}, deadline);
   if (!connected) co_return connected.error();
   auto peer = address.peer();
@@ -46,13 +46,22 @@ Task<Result<>> Dht::Impl::join_through(Multiaddr address, Deadline deadline) {
     if (!resolved) co_return resolved.error();
     peer = *resolved;
   }
-  auto node = co_await protocol.ping(*peer, options.validate_bootstrap);
+  auto node = co_await protocol.ping(*peer, validate);
   if (!node) co_return node.error();
   if (!*node) co_return Error(Errc::no_node_id, *peer);
+  blacklist.succeeded(*peer);
   co_return ok();
 }
 
 Task<Result<>> Dht::Impl::start(std::vector<Multiaddr> initial_peers) {
+  auto joined = co_await join(initial_peers);
+  initial.insert(initial.end(), initial_peers.begin(), initial_peers.end());
+  if (!std::exchange(staying, true)) tasks.spawn(stay_joined(), "way back into the swarm");
+  protocol.alone.notify_all();
+  co_return joined;
+}
+
+Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   if (initial_peers.empty()) co_return ok();
   const Deadline deadline = runtime.after(options.bootstrap_timeout);
   Condition changed(runtime, "initial peers");
@@ -62,7 +71,7 @@ Task<Result<>> Dht::Impl::start(std::vector<Multiaddr> initial_peers) {
   TaskGroup attempts(runtime, "dht bootstrap");
   auto attempt = [](Impl& self, Multiaddr address, Deadline limit, std::size_t& left, bool& success,
                     std::string& reasons, Condition& done) -> Task<void> {
-    auto result = co_await self.join_through(address, limit);
+    auto result = co_await self.join_through(address, limit, self.options.validate_bootstrap);
     success = success || result;
     if (!result) reasons += (reasons.empty() ? "" : "; ") + address.text() + ": " + result.error().message();
     --left;

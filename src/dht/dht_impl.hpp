@@ -58,7 +58,8 @@ struct Dht::Impl {
 
   // dht.cpp
   Task<Result<>> start(std::vector<Multiaddr> initial_peers);
-  Task<Result<>> join_through(Multiaddr address, Deadline deadline);
+  Task<Result<>> join(std::vector<Multiaddr> initial_peers);
+  Task<Result<>> join_through(Multiaddr address, Deadline deadline, bool validate);
   /// Finds the nodes nearest to each key and hears from them; the table fills on the way.
   Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> explore(std::vector<DhtId> keys, std::size_t beam,
                                                                     Deadline deadline);
@@ -66,6 +67,14 @@ struct Dht::Impl {
   TraversalOptions search_options(std::size_t beam, std::size_t keys) const;
   /// Asks one node on behalf of a search, minding the blacklist.
   Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys);
+
+  // rejoining.cpp
+  Task<void> stay_joined();
+  Task<void> look_for_missing(std::size_t turn);
+  Task<bool> meet(Multiaddr address);
+  Task<bool> meet(PeerId peer);
+  Task<void> be_known();
+  Duration spread(Duration period) const;
 
   // getting.cpp
   Task<std::vector<std::optional<GetResult>>> get_many(std::vector<Key> keys, bool latest);
@@ -93,6 +102,8 @@ struct Dht::Impl {
   Protocol protocol;
   Runtime& runtime;
   Blacklist blacklist;
+  std::vector<Multiaddr> initial;  ///< peers to come back through
+  bool staying = false;
   std::unordered_map<DhtId, LookupPtr> pending;  // searches that others may join
   RefreshQueue refreshes;
   Condition refreshes_changed;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "p2p/network_block.hpp"
@@ -19,6 +20,7 @@ constexpr std::size_t kHandOverBatch = 64;
 constexpr std::size_t kMaxNewcomers = 256;
 constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
 constexpr std::size_t kMaxHandedOver = 4096;
+constexpr std::size_t kMaxFormer = 16;
 // Before a busy node is asked again; the first is what a hundred keys take at the usual rate.
 constexpr Duration kFirstPause = 20ms;
 constexpr Duration kLongestPause = 500ms;
@@ -54,6 +56,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       metrics(m),
       table(id, opts.bucket_size, opts.depth_modulo,
             {.in_table = opts.max_nodes_per_block, .in_bucket = opts.max_nodes_per_block_in_bucket}),
+      alone(runtime, "the loss of all DHT nodes"),
       storage(limits_of(opts, opts.max_records)),
       cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
@@ -122,7 +125,8 @@ Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::s
 Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, std::string request,
                                               const CallMetrics& counters) {
   const auto slot = co_await slots_.acquire();
-  if (!host.connected(peer)) {
+  const bool was_connected = host.connected(peer);
+  if (!was_connected) {
     auto reached = co_await host.reach(peer, {}, runtime.after(options.wait_timeout));
     if (!reached) co_return reached.error();
   }
@@ -132,7 +136,13 @@ Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, s
     request = std::move(sealed.bytes);
     nonce = std::move(sealed.nonce);
   }
-  auto reply = co_await rpc::call_unary(host, peer, method, std::move(request), runtime.after(options.wait_timeout));
+  const Deadline deadline = runtime.after(options.wait_timeout);
+  auto reply = co_await rpc::call_unary(host, peer, method, request, deadline);
+  // A connection that was dead already tells nothing about the peer: after a sleep of this machine all of them are.
+  if (!reply && was_connected && !host.connected(peer) && reply.error() != cohive::Errc::timeout) {
+    auto reached = co_await host.reach(peer, {}, deadline);
+    if (reached) reply = co_await rpc::call_unary(host, peer, method, std::move(request), deadline);
+  }
   if (!reply && reply.error() == rpc::Errc::busy) counters.busy.increment();
   if (reply && signed_calls_ && !signed_calls_->check_reply(as_bytes(*reply), nonce))
     reply = Error(Errc::unauthorized, peer, method);
@@ -354,7 +364,13 @@ Task<void> Protocol::revalidate() {
 // ---- Who is there
 
 void Protocol::lost(const PeerId& peer) {
+  if (table.id_of(peer)) {
+    std::erase(former, peer);
+    former.push_back(peer);
+    if (former.size() > kMaxFormer) former.pop_front();
+  }
   table.remove(peer);
+  if (table.size() == 0) alone.notify_all();
   update_gauges();
 }
 
@@ -371,6 +387,7 @@ void Protocol::heard_from(std::string_view id_bytes, const PeerId& peer) {
   const auto doubtful = table.add_or_update(*id, peer, runtime.now(), block);
   if (doubtful) tasks_.spawn(check_old_node(*doubtful), "check old node");
   if (known) return;
+  std::erase(former, peer);
   metrics.nodes.set(static_cast<double>(table.size()));
   if (options.client_mode || storage.size() == 0 || !table.contains(*id) || newcomers_.size() >= kMaxNewcomers) return;
   if (handed_over_.size() >= kMaxHandedOver) handed_over_.clear();

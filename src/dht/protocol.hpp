@@ -74,6 +74,8 @@ class Protocol {
   const DhtId node_id;
   DhtMetrics& metrics;
   RoutingTable table;
+  Condition alone;            ///< notified when the last node of the table was lost
+  std::deque<PeerId> former;  ///< nodes that were lost, the latest last; bounded
   Storage storage, cache;
 
   /// One thing to store: a regular value or an entry of a dictionary.

@@ -101,6 +101,8 @@ class Dht {
 
   /// Joins the swarm through peers the host is or can get connected to: pings all, then looks its own id up.
   /// Addresses need /p2p. An empty list starts a new swarm. Error when none answers.
+  /// From then on the node finds its way back by itself, through these peers or those it knew, when it lost all others
+  /// or when an initial peer is missing: after a sleep of its machine, or a partition of the network.
   Task<Result<>> start(std::vector<Multiaddr> initial_peers);
   Task<void> close();
 

@@ -44,6 +44,8 @@ struct DhtMetrics {
         search_hops(metrics.counter("cohive_dht_search_hops_total", "Hops of these searches until the result.")),
         cache_refreshes(
             metrics.counter("cohive_dht_cache_refreshes_total", "Cached keys looked up again before expiry.")),
+        rejoined(metrics.counter("cohive_dht_rejoins_total",
+                                 "Times that the node had lost all others and found some again.")),
         nodes(metrics.gauge("cohive_dht_nodes", "Nodes in the routing table.")),
         stored(metrics.gauge("cohive_dht_records", "Records held.", {{"store", "storage"}})),
         cached(metrics.gauge("cohive_dht_records", "Records held.", {{"store", "cache"}})),
@@ -53,7 +55,7 @@ struct DhtMetrics {
   CallMetrics ping, store, find;
   Counter gets_found, gets_missed, stores_ok, stores_refused;
   Counter records_accepted, records_refused, records_invalid;
-  Counter searches_timed_out, searches, search_calls, search_hops, cache_refreshes;
+  Counter searches_timed_out, searches, search_calls, search_hops, cache_refreshes, rejoined;
   Gauge nodes, stored, cached;
   Histogram get_seconds, store_seconds;
 };

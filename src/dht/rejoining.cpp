@@ -1,0 +1,95 @@
+// The way back into a swarm. A node that slept, or whose network was away, has lost everybody it knew and is known to
+// nobody; the two sides of a network that fell apart still know their own, so that a full table proves nothing. Both
+// have addresses in common that everyone began with.
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "dht_impl.hpp"
+
+namespace cohive::dht {
+namespace {
+
+constexpr Duration kFirstRetry = 1s, kLastRetry = 60s;  // of a node that knows nobody
+// Between two looks for an initial peer that is missing from the table. A table that is full lacks it for no reason.
+constexpr Duration kLookPeriod = 60s, kLookPeriodOfMany = 600s;
+
+}  // namespace
+
+/// Not all at the same moment: nodes that began together look at different times.
+Duration Dht::Impl::spread(Duration period) const {
+  const double place = static_cast<double>(protocol.node_id.bytes[0]) / 255;
+  return std::chrono::duration_cast<Duration>(period * (0.75 + 0.5 * place));
+}
+
+Task<void> Dht::Impl::stay_joined() {
+  Duration pause = kFirstRetry;
+  for (std::size_t turn = 0;; ++turn) {
+    if (protocol.table.size() > 0) {
+      pause = kFirstRetry;
+      const Duration period = protocol.table.size() < options.bucket_size ? kLookPeriod : kLookPeriodOfMany;
+      const Deadline next = runtime.after(spread(period));
+      while (protocol.table.size() > 0 && co_await protocol.alone.wait(next)) continue;
+      if (protocol.table.size() > 0) co_await look_for_missing(turn);
+      continue;
+    }
+    if (initial.empty() && protocol.former.empty()) {  // the first of its swarm: others come to it
+      co_await protocol.alone.wait();
+      continue;
+    }
+    log::debug("dht", "all nodes are lost: trying {} initial peers and {} of those known before", initial.size(),
+               protocol.former.size());
+    std::vector<Task<bool>> attempts;
+    for (const auto& address : initial) attempts.push_back(meet(address));
+    for (const auto& peer : protocol.former) attempts.push_back(meet(peer));
+    const auto met = co_await when_all(runtime, std::move(attempts));
+    if (std::find(met.begin(), met.end(), true) != met.end()) {
+      metrics.rejoined.increment();
+      co_await be_known();
+      log::info("dht", "in the swarm again: {} nodes known", protocol.table.size());
+    } else {
+      co_await runtime.sleep_for(spread(pause));
+      pause = std::min(2 * pause, kLastRetry);
+    }
+  }
+}
+
+/// Asks one of those who should be known and are not.
+Task<void> Dht::Impl::look_for_missing(std::size_t turn) {
+  std::vector<Multiaddr> missing;
+  for (const auto& address : initial) {
+    const auto peer = address.peer();
+    if (peer && *peer != protocol.host.id() && !protocol.table.id_of(*peer)) missing.push_back(address);
+  }
+  if (!missing.empty()) {
+    const Multiaddr address = missing[turn % missing.size()];
+    if (!co_await meet(address)) co_return;
+    log::info("dht", "found {} again", address.text());
+  } else if (initial.empty() && !protocol.former.empty()) {
+    const PeerId peer = protocol.former.front();
+    protocol.former.pop_front();  // it has this one chance
+    if (!co_await meet(peer)) co_return;
+    log::info("dht", "found {} again", peer);
+  } else {
+    co_return;
+  }
+  co_await be_known();
+}
+
+Task<bool> Dht::Impl::meet(Multiaddr address) {
+  co_return (co_await join_through(std::move(address), runtime.after(options.wait_timeout), false)).has_value();
+}
+
+Task<bool> Dht::Impl::meet(PeerId peer) {
+  auto node = co_await protocol.ping(peer, false);
+  if (!node || !*node) co_return false;
+  blacklist.succeeded(peer);
+  co_return true;
+}
+
+/// Those around us take us up again, and we them.
+Task<void> Dht::Impl::be_known() {
+  co_await explore({protocol.node_id}, options.beam_size, Deadline::never());
+}
+
+}  // namespace cohive::dht

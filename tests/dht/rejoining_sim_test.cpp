@@ -1,0 +1,97 @@
+// Nodes that lost each other without leaving: machines that slept, networks that were away or fell apart.
+#include <set>
+
+#include "dht_swarm.hpp"
+
+namespace cohive::dht {
+namespace {
+
+class Rejoining : public DhtSwarm {
+ protected:
+  static std::set<std::string> ips(std::size_t first, std::size_t last) {
+    std::set<std::string> result;
+    for (std::size_t i = first; i < last; ++i) result.insert(ip_of(i));
+    return result;
+  }
+  /// Everyone stores and reads now and then, as trainers do; who does not answer is forgotten.
+  void be_busy(Duration time) {
+    for (Duration passed = 0s; passed < time; passed += 30s) {
+      for (std::size_t i = 0; i < nodes.size(); ++i) {
+        const Key key = "of " + std::to_string(i);
+        auto storing = swarm.runtime().submit([&] { return nodes[i]->store(key, 1, in(60)); });
+        auto getting = swarm.runtime().submit([&] { return nodes[i]->get("of " + std::to_string(i / 2), true); });
+        swarm.pass(1s);
+      }
+      swarm.pass(30s);
+    }
+  }
+  void expect_that_all_read_what_all_store() {
+    for (std::size_t i = 0; i < nodes.size(); ++i)
+      EXPECT_TRUE(store(*nodes[i], "after " + std::to_string(i), static_cast<int>(i), in(600))) << i;
+    for (std::size_t reader = 0; reader < nodes.size(); ++reader)
+      for (std::size_t i = 0; i < nodes.size(); ++i)
+        EXPECT_TRUE(get(*nodes[reader], "after " + std::to_string(i), true)) << reader << " reads of " << i;
+  }
+};
+
+TEST_F(Rejoining, ANodeWhoseNetworkWasAwayIsBackByItself) {
+  add_many(8);
+  swarm.fabric().partition({ip_of(7)}, ips(0, 7));
+  be_busy(5min);
+  EXPECT_EQ(nodes[7]->table_size(), 0u);
+  EXPECT_EQ(nodes[3]->table_size(), 6u);
+  swarm.fabric().heal();
+  swarm.pass(2min);
+  expect_that_all_read_what_all_store();
+  EXPECT_EQ(nodes[7]->table_size(), 7u);
+}
+
+TEST_F(Rejoining, TheFirstNodeIsFoundAgain) {
+  add_many(6);
+  swarm.fabric().partition({ip_of(0)}, ips(1, 6));
+  be_busy(5min);
+  EXPECT_EQ(nodes[0]->table_size(), 0u);
+  swarm.fabric().heal();
+  swarm.pass(3min);
+  expect_that_all_read_what_all_store();
+}
+
+TEST_F(Rejoining, TheSidesOfANetworkThatFellApartFindEachOther) {
+  add_many(8);
+  swarm.fabric().partition(ips(0, 4), ips(4, 8));
+  be_busy(5min);
+  EXPECT_EQ(nodes[1]->table_size(), 3u);
+  EXPECT_EQ(nodes[6]->table_size(), 3u);
+  swarm.fabric().heal();
+  swarm.pass(3min);
+  expect_that_all_read_what_all_store();
+}
+
+TEST_F(Rejoining, NodesWithoutInitialPeersComeBackThroughThoseTheyKnew) {
+  add_many(3);
+  swarm.fabric().crash(ip_of(0));  // the only initial peer is gone for good
+  swarm.fabric().partition({ip_of(1)}, {ip_of(2)});
+  be_busy(5min);
+  EXPECT_EQ(nodes[1]->table_size(), 0u);
+  swarm.fabric().heal();
+  swarm.pass(3min);
+  EXPECT_EQ(nodes[1]->table_size(), 1u);
+  EXPECT_EQ(nodes[2]->table_size(), 1u);
+}
+
+TEST_F(Rejoining, ConnectionsThatAreDeadAreNoLossOfTheirPeers) {
+  add_many(5);
+  ASSERT_TRUE(store(*nodes[1], "key", 1, in(600)));
+  // While this machine slept the others gave its connections up; each says so when it is used.
+  std::set<std::string> reset;
+  swarm.fabric().set_tap([&](const std::string& from, const std::string& to, ByteView) {
+    if (from != ip_of(4) && to != ip_of(4)) return true;
+    return !reset.insert(from == ip_of(4) ? to : from).second;
+  });
+  EXPECT_TRUE(get(*nodes[4], "key", true));
+  EXPECT_FALSE(reset.empty());
+  EXPECT_EQ(nodes[4]->table_size(), 4u);
+}
+
+}  // namespace
+}  // namespace cohive::dht

@@ -21,7 +21,8 @@ struct Lookup {
   DhtId key;
   double sufficient;  ///< stop at a record that expires then or later
   std::optional<StoredRecord> best;
-  std::optional<DhtId> source;  ///< the node that had the best record
+  std::optional<DhtId> source;                    ///< the node that had the best record
+  std::unordered_map<DhtId, std::size_t> copies;  ///< by node that answered: fingerprint of what it has
   Event done;
 };
 using LookupPtr = std::shared_ptr<Lookup>;
@@ -81,6 +82,7 @@ struct Dht::Impl {
   Task<void> look_up(std::vector<LookupPtr> lookups);
   Task<void> look_up_shared(std::vector<LookupPtr> lookups);
   bool look_up_locally(Lookup& lookup, bool use_cache);
+  bool agree(const Lookup& lookup, const std::vector<DhtId>& nodes) const;
   Task<void> consider(LookupPtr lookup, StoredRecord candidate, DhtId source);
   void remember(const Lookup& lookup, const std::vector<NodeAddress>& nearest);
   Task<void> cache_on(PeerId peer, OutgoingRecord record);

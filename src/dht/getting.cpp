@@ -106,11 +106,24 @@ bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
   } else if (cache_is_newer) {
     lookup.best = *cached;
   }
-  if (lookup.best) lookup.source = protocol.node_id;
+  if (lookup.best) {
+    lookup.source = protocol.node_id;
+    lookup.copies[protocol.node_id] = lookup.best->fingerprint();
+  }
   if (!lookup.satisfied()) return false;
   const double lead = to_seconds(options.cache_refresh_before_expiry);
   if (lead > 0 && protocol.cache.contains(lookup.key)) schedule_refresh(lookup.key, lookup.best->expiration - lead);
   return true;
+}
+
+/// Whether all of them have the best record found: what is stored goes to the nearest nodes, so there is no newer one.
+bool Dht::Impl::agree(const Lookup& lookup, const std::vector<DhtId>& nodes) const {
+  if (!lookup.best) return false;
+  const std::size_t best = lookup.best->fingerprint();
+  return std::all_of(nodes.begin(), nodes.end(), [&](const DhtId& node) {
+    const auto copy = lookup.copies.find(node);
+    return copy != lookup.copies.end() && copy->second == best;
+  });
 }
 
 /// The search belongs to the node, not to the caller: others may have joined it when the caller is dropped.
@@ -132,6 +145,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
       for (std::size_t i = 0; i < queries.size(); ++i) {
         const LookupPtr lookup = wanted.at(queries[i]);
         Finding& finding = (*findings)[i];
+        if (finding.record) lookup->copies[contact.node.id] = finding.record->fingerprint();
         if (finding.record && !lookup->done.is_set())
           co_await self.consider(lookup, std::move(*finding.record), contact.node.id);
         steps.push_back({std::move(finding.nearest), lookup->satisfied()});
@@ -148,15 +162,23 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
         self.pending.erase(at);
       lookup.done.set();
     }
+    bool agree(const DhtId& query, const std::vector<DhtId>& quorum) override {
+      return self.agree(*wanted.at(query), quorum);
+    }
     Impl& self;
     std::unordered_map<DhtId, LookupPtr> wanted;
   };
+  // Who takes any record stops at the first.
+  const bool newest = std::all_of(lookups.begin(), lookups.end(),
+                                  [&](const LookupPtr& lookup) { return lookup->sufficient > protocol.now(); });
 
   for (std::size_t first = 0; first < lookups.size(); first += kKeysPerSearch) {
     const std::size_t count = std::min(kKeysPerSearch, lookups.size() - first);
     Getting guide(*this);
     auto search = search_options(options.beam_size, count);
     search.queries_per_call = std::min(search.queries_per_call, options.chunk_size);
+    search.quorum = newest ? options.num_replicas : 0;
+    search.in_quorum = !options.client_mode;
     Traversal traversal(runtime, protocol.node_id, search, guide);
     for (std::size_t i = first; i < first + count; ++i) {
       guide.wanted[lookups[i]->key] = lookups[i];
@@ -211,7 +233,7 @@ Task<void> Dht::Impl::consider(LookupPtr lookup, StoredRecord candidate, DhtId s
   if (found > previous) lookup->source = source;
 }
 
-/// Keeps what was found: in our cache, and on the nearest nodes that did not have it.
+/// Keeps what was found: in our cache, and on the nearest nodes if they did not have it.
 void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeAddress>& nearest) {
   if (!lookup.best || !lookup.source || *lookup.source == protocol.node_id) return;
   const double time = protocol.now();
@@ -231,8 +253,9 @@ void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeAddress>& n
   for (const auto& node : nearest) {
     if (copies >= options.cache_nearest) break;
     if (node.id == *lookup.source || blacklist.contains(node.peer, runtime.now())) continue;
-    tasks.spawn(cache_on(node.peer, outgoing(lookup.key, best, true)), "cache on nearest");
     ++copies;
+    if (!agree(lookup, {node.id}))
+      tasks.spawn(cache_on(node.peer, outgoing(lookup.key, best, true)), "cache on nearest");
   }
 }
 

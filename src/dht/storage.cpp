@@ -123,6 +123,23 @@ Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limit
   return result;
 }
 
+std::size_t StoredRecord::fingerprint() const {
+  std::size_t sum = content.index();
+  const auto add = [&sum](std::string_view bytes, double until) {
+    for (const std::size_t part : {std::hash<std::string_view>()(bytes), std::hash<double>()(until)})
+      sum = (sum ^ part) * 0x9e3779b97f4a7c15 + 1;  // the golden ratio spreads the bits
+  };
+  if (const auto* plain = value()) {
+    add(*plain, expiration);
+  } else {
+    for (const auto& [identity, entry] : dictionary()->entries()) {
+      add(identity, entry.expiration);
+      add(entry.value, entry.expiration);
+    }
+  }
+  return sum;
+}
+
 void Storage::erase(const DhtId& key) {
   const auto found = records_.find(key);
   if (found == records_.end()) return;

@@ -29,6 +29,7 @@ void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initi
   Query& query = queries_.emplace_back();
   query.id = id;
   query.index = queries_.size() - 1;
+  query.settling = options_.quorum > 0;
   for (const auto& node : initial) learn(query, {node, {}}, 1, false);
 }
 
@@ -47,7 +48,7 @@ void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bo
   const std::size_t limit = options_.result_size * (1 + kReserve);
   if (at == beam.end() && beam.size() >= limit) return;
   if (std::find(query.failed.begin(), query.failed.end(), node.id) != query.failed.end()) return;
-  beam.insert(at, {distance, node, contact.teller, hops, asked});
+  beam.insert(at, {distance, node, contact.teller, hops, asked, false});
   if (beam.size() > limit) beam.pop_back();
 }
 
@@ -56,11 +57,38 @@ bool Traversal::was_asked(const PeerId& peer, const Query& query) const {
   return found != asked_.end() && found->second[query.index];
 }
 
+/// How many of the nearest nodes are the quorum, without us.
+std::size_t Traversal::quorum_of(const Query& query) const {
+  const auto& beam = query.beam;
+  const std::size_t others = options_.quorum - 1;
+  const bool with_us =
+      options_.in_quorum && (beam.size() <= others || self_.distance(query.id) < beam[others].distance);
+  return std::min(beam.size(), std::max<std::size_t>(with_us ? others : options_.quorum, 1));
+}
+
+/// Ends the search, or goes on to the rest of the beam, once the quorum has answered.
+void Traversal::settle(Query& query) {
+  if (!query.settling || query.finished) return;
+  const std::size_t size = quorum_of(query);
+  std::vector<DhtId> quorum;
+  for (std::size_t i = 0; i < size; ++i) {
+    const Candidate& candidate = query.beam[i];
+    if (!candidate.answered && (query.active > 0 || !candidate.asked)) return;
+    if (candidate.answered) quorum.push_back(candidate.node.id);
+  }
+  // A peer that answered under another node id has not answered for this one.
+  const bool complete = size > 0 && quorum.size() == size;
+  if (size < options_.quorum && options_.in_quorum) quorum.push_back(self_);
+  if (complete && guide_.agree(query.id, quorum)) return finish(query);
+  query.settling = false;
+  update_next(query);
+}
+
 /// To be called after every change of a query.
 void Traversal::update_next(Query& query) {
   query.next = kNone;
   if (query.calls >= kMaxCallsPerQuery) return;
-  const std::size_t size = std::min(options_.beam_size, query.beam.size());
+  const std::size_t size = query.settling ? quorum_of(query) : std::min(options_.beam_size, query.beam.size());
   for (std::size_t i = 0; i < size && query.next == kNone; ++i) {
     Candidate& candidate = query.beam[i];
     // A peer is asked once, under however many node ids it is announced.
@@ -95,8 +123,9 @@ bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
   for (std::size_t i = 0; i < unfinished_.size();) {
     Query* query = unfinished_[i];
     if (query->next == kNone && query->active == 0) {
-      finish(*query);  // leaves the list
-      continue;
+      settle(*query);
+      if (query->next == kNone) finish(*query);
+      if (query->finished) continue;  // it left the list
     }
     ++i;
     if (query->next == kNone) continue;
@@ -140,6 +169,7 @@ void Traversal::apply(Query& query, const NodeAddress& node, TraversalStep* step
     std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.id == node.id; });
   } else {
     const std::size_t hops = hops_to(query, node);
+    for (Candidate& candidate : query.beam) candidate.answered |= candidate.node.id == node.id;
     for (const auto& neighbour : step->nearest) learn(query, {neighbour, node.peer}, hops + 1, false);
     if (step->stop) {
       query.stopped_at = hops;
@@ -147,6 +177,7 @@ void Traversal::apply(Query& query, const NodeAddress& node, TraversalStep* step
     }
   }
   update_next(query);
+  settle(query);
 }
 
 Task<void> Traversal::work(Traversal& self) {

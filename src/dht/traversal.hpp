@@ -1,6 +1,7 @@
 // Beam search over the swarm: asks the nearest known nodes about several keys at once, until for each key the beam is
 // explored or the guide has what it wants. Source: hivemind wire spec, section 3.9.
-// Ours: a node that does not answer leaves the beam, so that the next nearest takes its place.
+// Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and who looks for the
+// newest copy of a record is done when the nodes that are to hold it, the nearest, all hold the same.
 #pragma once
 
 #include <optional>
@@ -17,6 +18,9 @@ struct TraversalOptions {
   std::size_t beam_size = 20;   ///< the search is over when so many, the nearest there are, have answered
   std::size_t result_size = 0;  ///< how many it names, beam_size at least; those beyond the beam may not answer
   std::size_t num_workers = 4;
+  /// Asked before the rest of the beam, which may then be spared; 0: never. See Guide::agree.
+  std::size_t quorum = 0;
+  bool in_quorum = false;  ///< whether we count as one of it where we are that near
   std::size_t queries_per_call = 1;
   Deadline deadline = Deadline::never();  ///< what is known by then is the result
 };
@@ -49,6 +53,9 @@ class Traversal {
     virtual Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) = 0;
     /// Called once per query with the nearest nodes known, nearest first, asked or not.
     virtual void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) = 0;
+    /// Whether the search may end now that all of `quorum` have answered: the nearest nodes there are, and we if we are
+    /// among them.
+    virtual bool agree(const DhtId& /*query*/, const std::vector<DhtId>& /*quorum*/) { return false; }
   };
 
   Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Guide& guide);
@@ -64,6 +71,7 @@ class Traversal {
     PeerId teller;         // empty: it was in our own table
     std::size_t hops = 1;  // 1: the same
     bool asked = false;
+    bool answered = false;
   };
   struct Query {
     DhtId id;
@@ -74,6 +82,7 @@ class Traversal {
     std::size_t calls = 0;
     std::size_t active = 0;
     std::size_t stopped_at = 0;  // hops to the node that had what was wanted
+    bool settling = false;       // the quorum has to answer first
     bool finished = false;
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
@@ -81,6 +90,8 @@ class Traversal {
   static Task<void> work(Traversal& self);
   void learn(Query& query, const Contact& contact, std::size_t hops, bool asked) const;
   void update_next(Query& query);
+  std::size_t quorum_of(const Query& query) const;
+  void settle(Query& query);
   bool choose(Contact& contact, std::vector<Query*>& batch);
   void apply(Query& query, const NodeAddress& node, TraversalStep* step);
   void finish(Query& query);

@@ -69,6 +69,10 @@ struct World final : Traversal::Guide {
     EXPECT_FALSE(results.contains(query));
     results[query] = std::move(list);
   }
+  bool agree(const DhtId&, const std::vector<DhtId>& quorum) override {
+    quorums.push_back(quorum);
+    return agreeing;
+  }
 
   SimRuntime runtime;
   std::vector<NodeAddress> nodes;
@@ -78,8 +82,15 @@ struct World final : Traversal::Guide {
   std::map<DhtId, std::vector<NodeAddress>> results;
   std::map<DhtId, SearchCost> costs;
   std::set<std::pair<DhtId, DhtId>> asked;
+  std::vector<std::vector<DhtId>> quorums;
+  bool agreeing = false;
   std::size_t calls = 0, largest_batch = 0;
 };
+std::vector<DhtId> ids_of(const std::vector<NodeAddress>& nodes) {
+  std::vector<DhtId> ids;
+  for (const auto& node : nodes) ids.push_back(node.id);
+  return ids;
+}
 
 TEST(Traversal, FindsTheNearestNodesFromAnywhere) {
   World world(500);
@@ -124,6 +135,52 @@ TEST(Traversal, DeadNodesLeaveTheBeam) {
   traversal.add_query(query, {world.nodes[0], world.nodes[1]});
   EXPECT_TRUE(world.runtime.run(traversal.run()));
   EXPECT_EQ(world.results.at(query), world.nearest(query, 10));
+}
+
+TEST(Traversal, EndsWhenTheNearestHaveAnsweredAndAgree) {
+  for (const bool agreeing : {true, false}) {
+    World world(200);
+    world.agreeing = agreeing;
+    const DhtId query = DhtId::random(world.runtime);
+    for (const auto& node : world.nearest(query, 2)) world.dead.insert(node.id);
+    const auto quorum = ids_of(world.nearest(query, 5));
+    Traversal traversal(world.runtime, DhtId{}, {.beam_size = 20, .quorum = 5}, world);
+    traversal.add_query(query, world.nearest(query, 20));
+    EXPECT_TRUE(world.runtime.run(traversal.run()));
+    ASSERT_EQ(world.quorums.size(), 1u) << "asked once, when all had answered; those that are gone do not count";
+    EXPECT_EQ(world.quorums[0], quorum);
+    EXPECT_EQ(world.calls, (agreeing ? 5u : 20u) + world.dead.size());
+  }
+}
+
+TEST(Traversal, CountsItselfAmongTheNearest) {
+  World world(200);
+  world.agreeing = true;
+  const DhtId query = DhtId::random(world.runtime);
+  const auto nearest = world.nearest(query, 6);
+  for (const std::size_t rank : {2u, 5u}) {
+    world.asked.clear();
+    Traversal traversal(world.runtime, nearest[rank].id, {.quorum = 5, .in_quorum = true}, world);
+    traversal.add_query(query, world.nearest(query, 20));
+    EXPECT_TRUE(world.runtime.run(traversal.run()));
+    world.results.clear();
+    EXPECT_EQ(world.asked.size(), rank == 2 ? 4u : 5u);
+    EXPECT_EQ(world.quorums.back().size(), 5u);
+    EXPECT_EQ(world.quorums.back().back() == nearest[rank].id, rank == 2);
+  }
+}
+
+TEST(Traversal, APeerWithManyNodeIdsIsNoQuorum) {
+  World world(100);
+  world.agreeing = true;
+  const DhtId query = DhtId::random(world.runtime);
+  auto nearest = world.nearest(query, 5);
+  for (auto& node : nearest) node.peer = nearest[0].peer;
+  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 20, .quorum = 5}, world);
+  traversal.add_query(query, nearest);
+  EXPECT_TRUE(world.runtime.run(traversal.run()));
+  EXPECT_TRUE(world.quorums.empty());
+  EXPECT_GE(world.calls, 5u);
 }
 
 TEST(Traversal, StopsAtOnceWhenTheGuideHasWhatItWants) {

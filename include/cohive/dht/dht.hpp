@@ -23,8 +23,9 @@ namespace cohive::dht {
 struct DhtOptions {
   std::size_t bucket_size = 20;
   std::size_t num_replicas = 5;
-  /// Nodes that a get asks around a key, twice the replicas; a store asks num_replicas. hivemind asks bucket_size of
-  /// them each time, for several times the work.
+  /// Nodes that a get of the latest record asks around a key, twice the replicas, unless the num_replicas nearest all
+  /// have the same: what is stored goes there. A store asks num_replicas. hivemind asks bucket_size of them each time,
+  /// for several times the work.
   std::size_t beam_size = 10;
   std::size_t depth_modulo = 5;
   Duration wait_timeout = 3s;  ///< one RPC

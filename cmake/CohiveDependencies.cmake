@@ -1,4 +1,4 @@
-# Everything cohive links, found once. tools/install-deps.sh installs it on Debian 12.
+# Everything cohive links, found once. tools/install-deps.sh installs it on Debian 12 and 13.
 find_package(Threads REQUIRED)
 find_package(Boost 1.81 REQUIRED)
 find_package(OpenSSL 3 REQUIRED)
@@ -13,7 +13,8 @@ endif()
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
 
-# A faster AES-GCM for x86-64; without it OpenSSL's is used. Its development package is an archive and a header only.
+# A faster AES-GCM for x86-64; without it (-DCOHIVE_IPSEC_MB=OFF) OpenSSL's is used. Its development package is an archive
+# and a header only.
 find_library(COHIVE_IPSEC_MB IPSec_MB)
 if(COHIVE_IPSEC_MB)
   message(STATUS "cohive: AES-GCM by ${COHIVE_IPSEC_MB}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--asan] [--help]
 #
-# Installs what cohive builds and runs with on Debian 12. Run it as often as you like: it does nothing where nothing is
-# missing, and needs root (or sudo) only for packages that are.
+# Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
+# nothing is missing, and needs root (or sudo) only for packages that are.
 #   Debian packages   by apt-get
 #   LibTorch          the torch wheel from PyPI with the two NVIDIA wheels its CPU half needs, into .deps/torch
 # Options:
@@ -17,10 +17,16 @@
 
 apt_packages=(
   clang-19 cmake ninja-build ccache mold pkg-config git ca-certificates
-  libboost1.81-dev libssl-dev libsodium-dev libprotobuf-dev protobuf-compiler prometheus-cpp-dev nlohmann-json3-dev
+  libssl-dev libsodium-dev libprotobuf-dev protobuf-compiler prometheus-cpp-dev nlohmann-json3-dev
   libcli11-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev
   bible-kjv python3 python3-venv python3-pip
 )
+# Debian 12 offers a Boost that will do beside its older default; later systems have one.
+if grep -qs '^VERSION_CODENAME=bookworm$' /etc/os-release; then
+  apt_packages+=(libboost1.81-dev)
+else
+  apt_packages+=(libboost-dev)
+fi
 if [[ $(uname -m) == x86_64 ]]; then apt_packages+=(libipsec-mb-dev); fi # a faster AES; exists nowhere else
 asan_packages=(libclang-rt-19-dev llvm-19) # the runtime, and the symbolizer that gives its reports names
 
@@ -80,7 +86,7 @@ install_apt_packages() {
     apt-cache show "$package" >/dev/null 2>&1 || unknown+=("$package")
   done
   ((${#unknown[@]} == 0)) ||
-    die "apt-get does not know: ${unknown[*]} (Debian 12 has them in 'bookworm main')"
+    die "apt-get does not know: ${unknown[*]} (Debian 12 and 13 have them in 'main')"
   # --no-remove: never pay for a package with one the user has, such as another Boost.
   quietly "$scratch/install" as_root apt-get install -y --no-install-recommends --no-remove \
     -o DPkg::Lock::Timeout=300 "${missing[@]}" ||

@@ -43,7 +43,9 @@ struct Peer {
 class Scenario {
  public:
   explicit Scenario(std::uint64_t seed)
-      : random_(seed * 7919 + 1), swarm_({.seed = seed, .latency = from_seconds(0.001 * double(1 + below(40)))}) {
+      : random_(seed * 7919 + 1),
+        latency_(from_seconds(0.001 * double(1 + below(40)))),
+        swarm_({.seed = seed, .latency = latency_}) {
     report_.seed = seed;
   }
 
@@ -225,15 +227,18 @@ class Scenario {
         }(swarm_, heals_after_));
         break;
       case Fault::slow: {
-        const transport::SimLink slow{.latency = from_seconds(0.05 * double(1 + below(10))),
-                                      .bandwidth = double(20'000 << below(6))};
-        for (std::size_t i = 0; i < peers_.size(); ++i)
-          if (i != victim_) swarm_.fabric().set_link(ip, sim::Swarm::ip(i + 1), slow);
+        set_links_of_victim(
+            {.latency = from_seconds(0.05 * double(1 + below(10))), .bandwidth = double(20'000 << below(6))});
         break;
       }
       default:
         break;
     }
+  }
+
+  void set_links_of_victim(transport::SimLink link) {
+    for (std::size_t i = 0; i < peers_.size(); ++i)
+      if (i != victim_) swarm_.fabric().set_link(sim::Swarm::ip(victim_ + 1), sim::Swarm::ip(i + 1), link);
   }
 
   // ---- A round
@@ -247,6 +252,7 @@ class Scenario {
     if (!round_after_ || !report_.violated.empty()) return;
     healing_.reset();
     swarm_.fabric().heal();
+    if (fault_ == Fault::slow) set_links_of_victim({.latency = latency_});
     std::erase_if(peers_, [](const auto& peer) { return peer->lost; });
     if (peers_.size() < 3) return;  // two that lost each other have nobody who knows both
     run_round();
@@ -527,6 +533,7 @@ class Scenario {
   }
 
   std::mt19937_64 random_;
+  const Duration latency_;
   FaultReport report_;
   sim::Swarm swarm_;
   std::vector<std::uint32_t> shapes_;

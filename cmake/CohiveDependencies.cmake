@@ -1,4 +1,7 @@
 # Everything cohive links, found once. tools/install-deps.sh installs it on Debian 12 and 13.
+if(POLICY CMP0167)  # Boost brings its own package file, and later releases of CMake have no other
+  cmake_policy(SET CMP0167 NEW)
+endif()
 find_package(Threads REQUIRED)
 find_package(Boost 1.81 REQUIRED)
 find_package(OpenSSL 3 REQUIRED)

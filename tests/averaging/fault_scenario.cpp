@@ -244,7 +244,10 @@ class Scenario {
   // ---- A round
 
   void run_rounds() {
-    for (std::size_t i = 0; i < rounds_before_; ++i) run_round();
+    for (std::size_t i = 0; i < rounds_before_; ++i) {
+      run_round();
+      if (report_.failed > 0) violated("nothing was wrong, and a step failed");
+    }
     if (fault_ == Fault::hostile || fault_ == Fault::other_parts || fault_ == Fault::not_a_number) prepare_bad_peer();
     armed_ = true;
     run_round();
@@ -319,9 +322,9 @@ class Scenario {
       for (const auto& tensor : peer->inputs)
         for (float value : tensor)
           if (std::isfinite(value)) least = std::min(least, value), most = std::max(most, value);
-    if (peers_[0]->options.extension) {  // each round before may have left a debt
+    if (peers_[0]->options.extension) {  // each round before may have left a debt, of inputs between -1 and 1
       const auto rounds = static_cast<float>(rounds_);
-      least *= rounds, most *= rounds, rounding *= rounds;
+      least = -rounds, most = rounds, rounding *= rounds;
     }
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       if (peers_[i]->lost) continue;

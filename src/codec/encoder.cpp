@@ -1,5 +1,6 @@
 #include "encoder.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>

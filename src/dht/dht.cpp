@@ -89,7 +89,7 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   if (!joined) co_return Error(Errc::bootstrap_failed, failures.empty() ? "they did not answer in time" : failures);
   if (!failures.empty()) log::warn("dht", "some initial peers did not answer: {}", failures);
   // Those that a get would ask around us are told of us; the table has the rest from whoever calls.
-  co_await explore({protocol.node_id}, options.beam_size,
+  co_await explore(std::vector<DhtId>(1, protocol.node_id), options.beam_size,
                    deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
   log::debug("dht", "joined the swarm: {} nodes known", protocol.table.size());
   co_return ok();

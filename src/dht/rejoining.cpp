@@ -89,7 +89,7 @@ Task<bool> Dht::Impl::meet(PeerId peer) {
 
 /// Those around us take us up again, and we them.
 Task<void> Dht::Impl::be_known() {
-  co_await explore({protocol.node_id}, options.beam_size, Deadline::never());
+  co_await explore(std::vector<DhtId>(1, protocol.node_id), options.beam_size, Deadline::never());
 }
 
 }  // namespace cohive::dht

@@ -16,9 +16,9 @@ constexpr std::size_t kKeysPerSearch = 1024;
 /// All that is to be stored under one key, and how that went.
 struct Dht::Impl::StorePlan {
   DhtId key;
-  std::vector<OutgoingRecord> records;
-  std::vector<std::size_t> items;  ///< which of the caller's items each record is
-  std::vector<bool> accepted;      ///< per record, by the last replica that answered
+  std::vector<OutgoingRecord> records{};
+  std::vector<std::size_t> items{};  ///< which of the caller's items each record is
+  std::vector<bool> accepted{};      ///< per record, by the last replica that answered
 };
 
 Task<std::vector<bool>> Dht::Impl::store_many(std::vector<StoreItem> items) {

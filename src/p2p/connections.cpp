@@ -13,10 +13,9 @@ namespace {
 
 constexpr Duration kSimultaneous = 3s;   // connections to one peer this close were dialled by both sides at once
 constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept this long
-// Connections used this lately are not closed to make room: go-libp2p's grace for one that somebody else opens, and
-// less for one that we need now.
-constexpr Duration kMayNeedAgain = 20s;
-constexpr Duration kJustUsed = 2s;
+// Connections used this lately are not closed to make room: a newcomer gets a few round trips for its first stream. Not
+// longer: who is turned away takes us for gone and bans us, who loses an idle connection dials again.
+constexpr Duration kJustUsed = 1s;
 constexpr Duration kMeasurePeriod = 5s;
 
 /// How many streams of the services below one peer may have open here.
@@ -95,7 +94,7 @@ Task<void> Host::Impl::accept_loop(Impl& self, transport::Listener& listener) {
     if (self.pending_inbound >= self.options.max_pending_inbound ||
         counted(self.pending_per_ip, ip) >= self.options.max_pending_per_ip ||
         counted(self.links_per_ip, ip) >= self.options.max_connections_per_ip ||
-        (!self.has_room(true) && !self.longest_idle(true))) {
+        (!self.has_room(true) && !self.longest_idle())) {
       self.metrics.inbound_refused.increment();
       continue;  // dropping the connection closes it
     }
@@ -126,8 +125,8 @@ bool Host::Impl::has_room(bool inbound) const {
 }
 
 /// The connection that nobody will miss, if there is one.
-LinkPtr Host::Impl::longest_idle(bool inbound) const {
-  const TimePoint limit = runtime.now() - (inbound ? kMayNeedAgain : kJustUsed);
+LinkPtr Host::Impl::longest_idle() const {
+  const TimePoint limit = runtime.now() - kJustUsed;
   LinkPtr result;
   for (const auto& [id, peer] : peers)
     for (const auto& link : peer.links)
@@ -137,7 +136,7 @@ LinkPtr Host::Impl::longest_idle(bool inbound) const {
 
 bool Host::Impl::make_room(bool inbound) {
   if (has_room(inbound)) return true;
-  const LinkPtr victim = longest_idle(inbound);
+  const LinkPtr victim = longest_idle();
   if (!victim) return false;
   metrics.closed_for_room.increment();
   drop_link(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"));

@@ -66,7 +66,7 @@ struct Host::Impl {
   Result<> adopt(transport::ConnectionPtr connection, std::string ip = {});
   bool has_room(bool inbound) const;
   bool make_room(bool inbound);
-  LinkPtr longest_idle(bool inbound) const;
+  LinkPtr longest_idle() const;
   static Task<void> run_link(Impl& self, LinkPtr link);
   static Task<void> serve_stream(Impl& self, transport::StreamPtr stream);
   static Task<void> close_surplus(Impl& self);

@@ -29,6 +29,16 @@ TEST(Churn, AHundredNodesKeepWhatIsStoredWhileTheyAreReplaced) {
   EXPECT_GT(report.success(), 0.999);
 }
 
+TEST(Churn, NodesThatKeepFewConnectionsFindTheirRecordsWhenAllAreBusy) {
+  // Each calls more nodes within seconds than it can stay connected to.
+  const auto report = churn({.nodes = 100,
+                             .duration = kSanitized ? Duration(10s) : Duration(30s),
+                             .gets_per_second = 150,
+                             .max_connections = 40});
+  EXPECT_GT(report.gets, 1000u);
+  EXPECT_EQ(report.gets_failed, 0u);
+}
+
 TEST(Churn, AThousandNodesFindTheirRecordsInFewHops) {
   ChurnOptions options{.nodes = 100, .duration = 1min};
   const auto small = churn(options);

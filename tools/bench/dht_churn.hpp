@@ -16,7 +16,7 @@ struct ChurnOptions {
   double stores_per_second = 2;       ///< by nodes chosen at random
   double gets_per_second = 20;        ///< of records that live, by nodes chosen at random
   Duration lifetime = 5min;           ///< of a record
-  /// Of a node; idle ones make room. With 48, more gets failed.
+  /// Of a node; idle ones make room.
   std::size_t max_connections = 64;
   std::size_t max_known_peers = 512;  ///< whose addresses a node keeps
 };

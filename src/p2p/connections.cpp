@@ -17,6 +17,7 @@ constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept
 // longer: who is turned away takes us for gone and bans us, who loses an idle connection dials again.
 constexpr Duration kJustUsed = 1s;
 constexpr Duration kMeasurePeriod = 5s;
+constexpr std::size_t kMaxFarewells = 64;  // at once, of a host that goes on; further peers are cut off
 
 /// How many streams of the services below one peer may have open here.
 std::size_t service_limit(const std::string& protocol) {
@@ -139,7 +140,8 @@ bool Host::Impl::make_room(bool inbound) {
   const LinkPtr victim = longest_idle();
   if (!victim) return false;
   metrics.closed_for_room.increment();
-  drop_link(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"));
+  let_go(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"),
+         runtime.after(kFarewell));
   return true;
 }
 
@@ -185,23 +187,43 @@ Task<void> Host::Impl::run_link(Impl& self, LinkPtr link) {
   self.drop_link(link, Error(cohive::Errc::closed, link->connection->peer()));
 }
 
+/// After an error. The connection is closed at once.
 void Host::Impl::drop_link(const LinkPtr& link, const Error& reason) {
-  const PeerId peer_id = link->connection->peer();
+  if (!take_out(link)) return;
   link->connection->close(reason);
   link->tasks.cancel();
+}
+
+/// Ends a connection that works: it leaves the table at once, and what was written before still reaches the peer.
+void Host::Impl::let_go(const LinkPtr& link, Error reason, Deadline deadline) {
+  if (!take_out(link)) return;
+  link->tasks.cancel();
+  if (!closed && farewells.size() >= kMaxFarewells) return link->connection->close(std::move(reason));
+  farewells.spawn(finish_link(*this, link, std::move(reason), deadline), "farewell");
+}
+
+Task<void> Host::Impl::finish_link(Impl& self, LinkPtr link, Error reason, Deadline deadline) {
+  co_await link->connection->finish(std::move(reason), deadline);
+  self.count_bytes(*link);
+}
+
+/// Takes a connection out of the table; false when it is out already.
+bool Host::Impl::take_out(const LinkPtr& link) {
+  const PeerId peer_id = link->connection->peer();
   const auto found = peers.find(peer_id);
-  if (found == peers.end() || std::erase(found->second.links, link) == 0) return;
+  if (found == peers.end() || std::erase(found->second.links, link) == 0) return false;
   count_bytes(*link);
   add_traffic(past_traffic, *link);
   discount(links_per_ip, link->ip);
   --link_count;
   metrics.connections.add(-1);
-  if (!found->second.links.empty()) return;
+  if (!found->second.links.empty()) return true;
   const bool was_identified = found->second.identified;
   peers.erase(found);
   metrics.peers.add(-1);
   book.on_disconnected(peer_id);
   if (was_identified) notify(peer_id, false);
+  return true;
 }
 
 Task<void> Host::Impl::serve_stream(Impl& self, transport::StreamPtr stream) {
@@ -262,7 +284,7 @@ Task<void> Host::Impl::close_surplus(Impl& self) {
       for (const auto& link : std::vector<LinkPtr>(found->second.links)) {
         if (link == kept || !kept || !self.may_close(*link, *kept)) continue;
         self.metrics.closed_surplus.increment();
-        self.drop_link(link, Error(cohive::Errc::closed, peer, "surplus"));
+        self.let_go(link, Error(cohive::Errc::closed, peer, "surplus"), self.runtime.after(kFarewell));
       }
     }
   }

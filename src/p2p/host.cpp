@@ -13,7 +13,6 @@ namespace {
 constexpr Duration kSelfLookupPeriod = 10min;
 constexpr Duration kAlonePeriod = 1min;  // between attempts to come back when no connection is left
 constexpr std::size_t kMaxRejoinDials = 8;
-constexpr Duration kFlushTimeout = 2s;
 constexpr std::size_t kPingSize = 32;
 constexpr std::size_t kMinSendBuffer = 4 * 1024;  // under a cap on upload
 constexpr double kBufferedSeconds = 0.1;
@@ -50,7 +49,8 @@ Host::Impl::Impl(Host& facade, transport::Network& net, KeyPair key, HostOptions
       searches(runtime, "connecting"),
       finds(runtime, "looking up a peer"),
       given_dials(runtime, "connecting"),
-      tasks(runtime, "host") {
+      tasks(runtime, "host"),
+      farewells(runtime, "ending connections") {
   // Bytes that wait below the streams delay what is more urgent, under a cap for long.
   if (const double upload = network.limits().upload; upload > 0)
     options.transport.send_buffer = std::min(
@@ -126,6 +126,12 @@ void Host::Impl::end_waits() {
   address_dials.close(reason);
 }
 
+/// Whoever is writing an answer goes on while there is something to send.
+Task<void> Host::Impl::wind_up(Impl& self, LinkPtr link, Deadline deadline) {
+  co_await link->connection->flush(deadline);
+  self.let_go(link, Error(Errc::host_closed), deadline);
+}
+
 Host::Host(transport::Network& network, KeyPair identity, HostOptions options)
     : impl_(std::make_unique<Impl>(*this, network, std::move(identity), std::move(options))) {}
 
@@ -133,6 +139,7 @@ Host::~Host() {
   impl_->closed = true;
   impl_->end_waits();
   impl_->tasks.cancel();
+  impl_->farewells.cancel();
   for (auto& [id, peer] : impl_->peers)
     for (auto& link : peer.links) link->tasks.cancel();
   impl_->metrics.connections.add(-static_cast<double>(impl_->link_count));
@@ -152,12 +159,13 @@ Task<void> Host::close() {
   impl_->closed = true;
   for (auto& listener : impl_->listeners) listener->close();
   impl_->end_waits();
-  std::vector<LinkPtr> links;
-  for (auto& [id, peer] : impl_->peers) links.insert(links.end(), peer.links.begin(), peer.links.end());
-  const Deadline deadline = impl_->runtime.after(kFlushTimeout);
-  for (auto& link : links) co_await link->connection->flush(deadline);
+  const Deadline deadline = impl_->runtime.after(kFarewell);
+  std::vector<Task<void>> ends;
+  for (auto& [id, peer] : impl_->peers)
+    for (auto& link : peer.links) ends.push_back(Impl::wind_up(*impl_, link, deadline));
+  co_await when_all(impl_->runtime, std::move(ends));
   impl_->tasks.cancel();
-  for (auto& link : links) impl_->drop_link(link, Error(Errc::host_closed));
+  co_await impl_->farewells.join();
 }
 
 const PeerId& Host::id() const noexcept {
@@ -214,7 +222,7 @@ void Host::disconnect(const PeerId& peer) {
   const auto found = impl_->peers.find(peer);
   if (found == impl_->peers.end()) return;
   for (const auto& link : std::vector<LinkPtr>(found->second.links))
-    impl_->drop_link(link, Error(cohive::Errc::closed, peer));
+    impl_->let_go(link, Error(cohive::Errc::closed, peer), impl_->runtime.after(kFarewell));
 }
 
 bool Host::connected(const PeerId& peer) const {

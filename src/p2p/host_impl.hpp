@@ -21,6 +21,9 @@ inline const std::string kIdentifyProtocol = "/ipfs/id/1.0.0";
 inline const std::string kIdentifyPushProtocol = "/ipfs/id/push/1.0.0";
 inline const std::string kPingProtocol = "/ipfs/ping/1.0.0";
 
+/// What peers get to take what they were sent and to end their side of a connection.
+inline constexpr Duration kFarewell = 2s;
+
 /// Which addresses a peer may be reached by: those known now, or also those that a lookup would find.
 enum class Reach { in_hand, peer_routing };
 
@@ -72,7 +75,10 @@ struct Host::Impl {
   static Task<void> close_surplus(Impl& self);
   bool may_close(const Link& link, const Link& kept) const;
   const PeerId& dialler(const Link& link) const;
+  bool take_out(const LinkPtr& link);
   void drop_link(const LinkPtr& link, const Error& reason);
+  void let_go(const LinkPtr& link, Error reason, Deadline deadline);
+  static Task<void> finish_link(Impl& self, LinkPtr link, Error reason, Deadline deadline);
   LinkPtr link_to(const PeerId& peer) const;
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline, Reach reach);
   void count_bytes(Link& link);
@@ -106,6 +112,7 @@ struct Host::Impl {
   // host.cpp
   static Task<Result<std::vector<Multiaddr>>> find(Impl& self, PeerId peer);
   static Task<void> rejoin(Impl& self);
+  static Task<void> wind_up(Impl& self, LinkPtr link, Deadline deadline);
   static Task<void> keep_in_touch(Impl& self);
   void end_waits();
   void notify(const PeerId& peer, bool connected);
@@ -148,6 +155,7 @@ struct Host::Impl {
   SharedWork<PeerId, std::vector<Multiaddr>> finds;
   SharedWork<Multiaddr, PeerId> given_dials;
   TaskGroup tasks;
+  TaskGroup farewells;  ///< connections that are out of the table and wait for the peer's end
 };
 
 }  // namespace cohive::p2p

@@ -55,6 +55,7 @@ class LimitedConnection final : public RawConnection {
     co_return piece.empty() ? ok() : co_await write_piece(piece);
   }
 
+  void end_writing() noexcept override { inner_->end_writing(); }
   void close() noexcept override {
     inner_->close();
     if (upload_) upload_->end();

@@ -72,12 +72,13 @@ TimePoint pass(TimePoint start, TimePoint& free_at, std::size_t bytes, double ra
   return free_at;
 }
 
-/// One direction of a connection: chunks with their times of arrival, in order. An empty chunk is the end.
+/// One direction of a connection: chunks with their times of arrival, in order. An empty chunk is the end, or a reset.
 struct Pipe {
   struct Chunk {
     Bytes bytes;
     std::size_t offset = 0;
     TimePoint arrival;
+    bool reset = false;
   };
 
   Pipe(Runtime& runtime, Wire& wire, Machine a, Machine b)
@@ -89,6 +90,8 @@ struct Pipe {
         timer(runtime, [](void* self) { static_cast<Pipe*>(self)->arrive(); }, this) {}
 
   void put(Bytes bytes);
+  /// As TCP does when bytes come to somebody who has closed: what waits to be sent is lost, what was sent arrives.
+  void put_reset();
   /// Arms the timer for the next arrival, unless the link is blocked; healing calls again.
   void schedule();
   void arrive();
@@ -102,8 +105,9 @@ struct Pipe {
   std::size_t in_flight = 0;                       // sent and not yet read
   std::size_t under_way = 0;                       // sent and not yet arrived
   TimePoint free_at{}, last_arrival{};
-  bool ended = false;        // the end has arrived: the writer has closed
-  bool reader_gone = false;  // what arrives is thrown away
+  bool end_sent = false;     // by the writer, or a reset
+  bool was_reset = false;    // the reset has arrived: the reader reads what came before, and writes no more
+  bool reader_gone = false;  // what arrives is thrown away, and answered by a reset
   Condition readable, writable;
   Timer timer;
 };
@@ -232,6 +236,22 @@ void Pipe::put(Bytes bytes) {
   schedule();
 }
 
+void Pipe::put_reset() {
+  auto& fabric = *owner.fabric;
+  if (was_reset || (!chunks.empty() && chunks.back().reset)) return;
+  const TimePoint arrival = fabric.runtime.now() + fabric.delay(fabric.link(from, to));
+  while (next != chunks.end() && chunks.back().arrival > arrival) {
+    in_flight -= chunks.back().bytes.size();
+    under_way -= chunks.back().bytes.size();
+    if (next == std::prev(chunks.end())) next = chunks.end();
+    chunks.pop_back();
+  }
+  end_sent = true;
+  chunks.push_back({{}, 0, arrival, true});
+  if (next == chunks.end()) next = std::prev(chunks.end());
+  schedule();
+}
+
 void Pipe::schedule() {
   if (next == chunks.end() || owner.fabric->blocked(from, to)) return;
   timer.arm(std::max(next->arrival, owner.fabric->runtime.now()));
@@ -240,12 +260,15 @@ void Pipe::schedule() {
 void Pipe::arrive() {
   if (owner.fabric->blocked(from, to)) return;
   const TimePoint now = owner.fabric->runtime.now();
+  bool refused = false;
   for (; next != chunks.end() && next->arrival <= now; ++next) {
     under_way -= next->bytes.size();
-    if (!next->bytes.empty()) continue;
-    ended = true;
-    opposite().writable.notify_all();  // who closed reads no more
+    refused |= reader_gone && !next->bytes.empty();
+    if (!next->reset) continue;
+    was_reset = true;
+    opposite().writable.notify_all();
   }
+  if (refused) opposite().put_reset();
   reader_gone ? discard() : readable.notify_all();
   schedule();
 }
@@ -271,7 +294,10 @@ class SimConnection final : public RawConnection {
   Task<Result<std::size_t>> read_some(MutableBytes into) override {
     for (;;) {
       if (auto error = broken()) co_return *error;
-      if (in_.chunks.begin() != in_.next) co_return take(into);
+      if (in_.chunks.begin() != in_.next) {
+        if (in_.chunks.front().reset) co_return reset();
+        co_return take(into);
+      }
       co_await in_.readable.wait();
     }
   }
@@ -286,7 +312,8 @@ class SimConnection final : public RawConnection {
     std::size_t index = 0, offset = 0;
     while (left > 0) {
       if (auto error = broken()) co_return *error;
-      if (in_.ended) co_return Error(cohive::Errc::closed, "the other side closed the connection");
+      if (in_.was_reset) co_return reset();
+      if (out_.end_sent) co_return Error(cohive::Errc::closed, "writing after the end");
       const double rate = wire_->fabric->line_rate(out_.from, out_.to);
       const std::size_t ahead = rate > 0 ? std::clamp(bytes_in(rate, kLineAhead), kMinAhead, kInFlight) : kInFlight;
       if (out_.in_flight >= ahead) {
@@ -313,12 +340,19 @@ class SimConnection final : public RawConnection {
     co_return ok();
   }
 
+  void end_writing() noexcept override {
+    if (closed_ || wire_->broken || std::exchange(out_.end_sent, true)) return;
+    out_.put({});
+    out_.writable.notify_all();
+  }
   void close() noexcept override {
     if (closed_) return;
+    const bool unread = in_.chunks.begin() != in_.next && !in_.chunks.front().bytes.empty();
+    if (!unread) end_writing();
     closed_ = true;
     in_.reader_gone = true;
     if (!wire_->broken) {
-      out_.put({});
+      if (unread) out_.put_reset();
       in_.discard();
     }
     in_.readable.notify_all();
@@ -330,10 +364,12 @@ class SimConnection final : public RawConnection {
 
  private:
   std::optional<Error> broken() const {
-    if (wire_->broken) return Error(cohive::Errc::closed, "connection reset");
+    if (wire_->broken) return reset();
     if (closed_) return Error(cohive::Errc::closed, remote_.text());
     return std::nullopt;
   }
+
+  static Error reset() { return Error(cohive::Errc::closed, "connection reset"); }
 
   std::size_t take(MutableBytes into) {
     std::size_t total = 0;

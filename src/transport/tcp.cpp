@@ -224,6 +224,9 @@ class TcpConnection final : public RawConnection {
     co_return ok();
   }
 
+  void end_writing() noexcept override {
+    if (descriptor_.is_open()) ::shutdown(descriptor_.native_handle(), SHUT_WR);
+  }
   void close() noexcept override {
     boost::system::error_code ignored;
     if (descriptor_.is_open()) descriptor_.close(ignored);

@@ -45,6 +45,7 @@ YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel
       writable_(runtime, "connection output"),
       openable_(runtime, "stream backlog"),
       closed_(runtime, "connection end"),
+      ended_(runtime, "the peer's end of the connection"),
       queue_limit_(std::min(kFirstQueue, options.send_buffer)),
       last_received_(runtime.now()),
       keepalive_(
@@ -102,7 +103,31 @@ Task<void> YamuxConnection::flush(Deadline deadline) {
   }
 }
 
+/// Reads to the peer's end: a socket closed while bytes still come takes back what the peer has not received yet.
+Task<void> YamuxConnection::finish(Error reason, Deadline deadline) {
+  if (!closed()) {
+    send_frame(kGoAway, 0, 0, 0);
+    end_streams(reason);
+  }
+  bool in_time = true;
+  while (in_time && !ended_.is_set() && channel_->queued() > 0) in_time = co_await writable_.wait(deadline);
+  if (in_time && !ended_.is_set()) {
+    channel_->raw().end_writing();
+    co_await ended_.wait(deadline);
+  }
+  close(std::move(reason));
+}
+
 void YamuxConnection::close(Error reason) noexcept {
+  end_streams(std::move(reason));
+  if (ended_.is_set()) return;
+  ended_.set();
+  writable_.notify_all();
+  channel_->close();
+  tasks_.cancel();
+}
+
+void YamuxConnection::end_streams(Error reason) noexcept {
   if (closed()) return;
   reason_ = std::move(reason);
   closed_.set();
@@ -124,8 +149,6 @@ void YamuxConnection::close(Error reason) noexcept {
   writable_.notify_all();
   openable_.notify_all();
   keepalive_.disarm();
-  channel_->close();
-  tasks_.cancel();
 }
 
 ConnectionStats YamuxConnection::stats() const {
@@ -298,6 +321,13 @@ Task<void> YamuxConnection::read_loop() {
       co_return;
     }
     last_received_ = runtime_.now();
+    if (closed()) {
+      // No peer that keeps to its windows has more on the way.
+      dropped_ += bytes->size();
+      if (dropped_ <= options_.max_buffered) continue;
+      close(Error(cohive::Errc::limit_exceeded, peer_, "bytes after the end"));
+      co_return;
+    }
     if (auto error = on_bytes(std::move(*bytes))) {
       log::debug("transport", "closing a connection: {}", *error);
       close(std::move(*error));

@@ -69,6 +69,7 @@ class YamuxConnection final : public Connection {
   Error close_reason() const override { return reason_; }
   Task<void> wait_closed() override;
   Task<void> flush(Deadline deadline) override;
+  Task<void> finish(Error reason, Deadline deadline) override;
   void close(Error reason) noexcept override;
   ConnectionStats stats() const override;
   Duration round_trip() const override { return round_trip_; }
@@ -84,6 +85,7 @@ class YamuxConnection final : public Connection {
   };
   static Header parse(const std::uint8_t* at);
 
+  void end_streams(Error reason) noexcept;
   Task<void> read_loop();
   Task<void> flush_output();
   void adapt_queue(std::size_t bytes, Duration took);
@@ -125,8 +127,10 @@ class YamuxConnection final : public Connection {
   std::size_t granted_extra_ = 0;   // window growth beyond the initial one, all streams
   std::list<StreamPtr> pending_;
   Condition acceptable_, writable_, openable_;
-  Event closed_;
+  Event closed_;  // for users; what they wrote may still be on its way out
+  Event ended_;   // the channel is closed
   Error reason_;
+  std::size_t dropped_ = 0;  // bytes received after the end
   bool remote_gone_ = false;
 
   std::array<std::uint8_t, 12> header_bytes_{};

@@ -45,6 +45,10 @@ class MemoryConnection final : public RawConnection {
     out->changed.notify_all();
     co_return ok();
   }
+  void end_writing() noexcept override {
+    out_->closed = true;
+    out_->changed.notify_all();
+  }
   void close() noexcept override {
     closed_ = true;
     for (auto* pipe : {in_.get(), out_.get()}) {

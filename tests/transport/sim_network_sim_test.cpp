@@ -143,7 +143,6 @@ TEST_F(SimNetwork, ClosingDeliversWhatWasSentAndThenTheEnd) {
   ours.reset();
   EXPECT_EQ(runtime.run(receive_all(*theirs)).value(), "last words");
   EXPECT_EQ(runtime.run(receive(*theirs)).value(), "");
-  EXPECT_EQ(runtime.run(send(*theirs, "anyone?")).error(), cohive::Errc::closed);
   theirs.reset();
   EXPECT_EQ(fabric.open_connections(), 0u);
 }
@@ -166,8 +165,50 @@ TEST_F(SimNetwork, TheOtherSideLearnsOfACloseOnlyAfterTheLatency) {
   auto [ours, theirs] = connect();
   theirs->close();
   EXPECT_TRUE(runtime.run(send(*ours, "lost")));
-  runtime.run_for(10ms);
-  EXPECT_FALSE(runtime.run(send(*ours, "refused")));
+  runtime.run_for(19ms);
+  EXPECT_TRUE(runtime.run(send(*ours, "lost too")));
+  runtime.run_for(1ms);
+  EXPECT_EQ(runtime.run(send(*ours, "refused")).error(), cohive::Errc::closed);
+  EXPECT_EQ(runtime.run(receive(*ours)).value(), "");
+  EXPECT_EQ(runtime.run(receive(*ours)).value(), "");
+}
+
+TEST_F(SimNetwork, WhoEndsItsSideStillReads) {
+  auto [ours, theirs] = connect();
+  ASSERT_TRUE(runtime.run(send(*ours, "question")));
+  ours->end_writing();
+  ours->end_writing();
+  EXPECT_EQ(runtime.run(send(*ours, "more")).error(), cohive::Errc::closed);
+  EXPECT_EQ(runtime.run(receive_all(*theirs)).value(), "question");
+  ASSERT_TRUE(runtime.run(send(*theirs, "answer")));
+  theirs->close();
+  EXPECT_EQ(runtime.run(receive_all(*ours)).value(), "answer");
+}
+
+// As a real socket that is closed with unread bytes.
+TEST_F(SimNetwork, ClosingOverUnreadBytesTakesBackWhatHasNotBeenSent) {
+  set_link({.latency = 10ms, .bandwidth = 1e6});
+  auto [ours, theirs] = connect();
+  ASSERT_TRUE(runtime.run(send(*theirs, "nobody reads this")));
+  runtime.run_for(1s);
+  const std::string answer(500'000, 'x');
+  ASSERT_TRUE(runtime.run(send(*ours, answer.substr(0, 1000))));
+  runtime.run_for(5ms);
+  ASSERT_TRUE(runtime.run(send(*ours, answer)));
+  ours->close();
+  EXPECT_EQ(runtime.run(receive(*theirs)).value(), answer.substr(0, 1000));
+  EXPECT_EQ(runtime.run(receive(*theirs)).error(), cohive::Errc::closed);
+  EXPECT_EQ(runtime.run(send(*theirs, "anyone?")).error(), cohive::Errc::closed);
+}
+
+TEST_F(SimNetwork, BytesThatComeAfterACloseTakeBackWhatHasNotBeenSent) {
+  set_link({.latency = 10ms, .bandwidth = 1e6});
+  auto [ours, theirs] = connect();
+  const std::string answer(500'000, 'x');
+  ASSERT_TRUE(runtime.run(send(*ours, answer)));
+  ours->close();
+  ASSERT_TRUE(runtime.run(send(*theirs, "nobody reads this")));
+  EXPECT_EQ(runtime.run(receive_all(*theirs)).error(), cohive::Errc::closed);
 }
 
 TEST_F(SimNetwork, APartitionStallsConnectionsAndDialsUntilItHeals) {

@@ -76,6 +76,21 @@ TEST_F(Tcp, CarriesBytesBothWaysAndSeesTheEnd) {
   }
 }
 
+TEST_F(Tcp, WhoEndsItsSideStillReads) {
+  auto listener = listen();
+  auto [here, there] = connect(*listener);
+  ASSERT_TRUE(send(*here, as_bytes("question")));
+  here->end_writing();
+  EXPECT_EQ(send(*here, as_bytes("more")).error(), cohive::Errc::closed);
+  EXPECT_EQ(to_string(receive(*there, 8)), "question");
+  Bytes more(1);
+  EXPECT_EQ(runtime_->run(there->read_some(more)).value(), 0u);
+  ASSERT_TRUE(send(*there, as_bytes("answer")));
+  there->close();
+  EXPECT_EQ(to_string(receive(*here, 6)), "answer");
+  EXPECT_EQ(runtime_->run(here->read_some(more)).value(), 0u);
+}
+
 TEST_F(Tcp, PortInUseIsAClearError) {
   auto listener = listen();
   const auto second = network_->listen(listener->address());

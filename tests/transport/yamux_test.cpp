@@ -663,6 +663,70 @@ TEST_F(Yamux, WaitersLearnOfTheEnd) {
   EXPECT_EQ(runtime_.task_count(), 0u);
 }
 
+// ---- An orderly end
+
+Task<void> finish(Connection& connection, Deadline deadline) {
+  co_await connection.finish(Error(cohive::Errc::closed, "enough"), deadline);
+}
+
+TEST_F(Yamux, AnOrderlyEndSendsWhatIsQueuedThenAFarewellAndWaitsForThePeersEnd) {
+  start(Role::initiator);
+  auto stream = open();
+  TaskGroup group(runtime_);
+  wire_.stall(true);
+  ASSERT_TRUE(write(*stream, as_bytes("last words")));
+  group.spawn(finish(*connection_, runtime_.after(2s)));
+  runtime_.run_ready();
+  EXPECT_TRUE(connection_->closed());
+  EXPECT_FALSE(connection_->open_stream());
+  EXPECT_EQ(read(*stream).error(), cohive::Errc::closed);
+  EXPECT_TRUE(frames().empty());
+  wire_.stall(false);
+  const auto sent = frames();
+  ASSERT_EQ(sent.size(), 2u);
+  EXPECT_EQ(to_string(sent[0].payload), "last words");
+  EXPECT_EQ(sent[1].type, kGoAway);
+  EXPECT_EQ(sent[1].length, 0u);
+  EXPECT_TRUE(wire_.closed_by_us());  // our side
+  send_data(1, as_bytes("still talking"));
+  send(kPing, kSyn, 0, 9);
+  EXPECT_TRUE(frames().empty());
+  EXPECT_FALSE(group.empty());
+  wire_.finish();
+  runtime_.run_ready();
+  EXPECT_TRUE(group.empty());
+  EXPECT_EQ(connection_->close_reason().detail(), "enough");
+  EXPECT_EQ(runtime_.task_count(), 0u);
+}
+
+TEST_F(Yamux, APeerThatDoesNotEndIsLeftAtTheDeadline) {
+  for (const bool stalled : {false, true}) {
+    wire_ = test::Wire(runtime_);
+    start();
+    wire_.stall(stalled);
+    const TimePoint begun = runtime_.now();
+    runtime_.run(finish(*connection_, runtime_.after(2s)));
+    EXPECT_EQ(runtime_.now() - begun, 2s);
+    EXPECT_TRUE(wire_.closed_by_us());
+    EXPECT_EQ(runtime_.task_count(), 0u);
+  }
+}
+
+TEST_F(Yamux, APeerThatGoesOnSendingAfterOurEndIsCutOff) {
+  start(Role::responder, {.max_buffered = 1024 * 1024});
+  TaskGroup group(runtime_);
+  group.spawn(finish(*connection_, runtime_.after(1h)));
+  runtime_.run_ready();
+  for (int i = 0; i < 16; ++i) {
+    wire_.send(Bytes(64 * 1024, 1));
+    runtime_.run_ready();
+  }
+  EXPECT_FALSE(group.empty());
+  wire_.send(Bytes(1, 1));
+  runtime_.run_ready();
+  EXPECT_TRUE(group.empty());
+}
+
 TEST_F(Yamux, ConnectionMayGoBeforeItsStreamsAndTheirTasks) {
   start(Role::initiator);
   auto stream = open();

@@ -76,7 +76,8 @@ class Host {
 
   /// Binds the listen addresses and starts serving. Errors name the address.
   Result<> start();
-  /// Closes connections in an orderly way (streams get their FIN or reset) and stops listening.
+  /// Stops listening, sends what was written before, and closes each connection once the peer has ended its side too:
+  /// a round trip, or two seconds when one does not answer.
   Task<void> close();
 
   const PeerId& id() const noexcept;

@@ -18,12 +18,16 @@ class RawConnection {
   virtual ~RawConnection() = default;
   /// At least one byte, or 0 at the end of the stream. The caller sets deadlines (core `within`).
   virtual Task<Result<std::size_t>> read_some(MutableBytes into) = 0;
-  /// Waits until bytes, the end or an error can be read, for a reader that holds no memory meanwhile. It may also return
-  /// at once: read_some() waits too.
+  /// Waits until bytes, the end or an error can be read, for a reader that holds no memory meanwhile. It may also
+  /// return at once: read_some() waits too.
   virtual Task<void> wait_readable() { co_return; }
   /// Writes all of all buffers, gathering them.
   virtual Task<Result<>> write_all(std::span<const ByteView> buffers) = 0;
-  /// Closes both directions at once; pending reads and writes end with Errc::closed.
+  /// No more bytes from us: the other side reads what was written, then the end. Reading goes on. Idempotent.
+  virtual void end_writing() noexcept = 0;
+  /// Closes both directions at once; pending reads and writes end with Errc::closed. When bytes have come that nobody
+  /// has read, or come later, the other side loses what it has not received yet: for an orderly end call end_writing()
+  /// and read on to the end.
   virtual void close() noexcept = 0;
   /// Transport addresses without /p2p.
   virtual const Multiaddr& local_address() const = 0;

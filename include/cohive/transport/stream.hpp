@@ -108,7 +108,10 @@ class Connection {
   virtual Task<void> wait_closed() = 0;
   /// Waits until everything written so far has been handed to the network.
   virtual Task<void> flush(Deadline deadline) = 0;
-  /// Ends the connection and all streams now.
+  /// An orderly end: all streams end now, as by close(); what was written before is still sent, and the connection
+  /// closed once the peer has ended too, at the latest at the deadline. What it sends meanwhile is dropped.
+  virtual Task<void> finish(Error reason, Deadline deadline) = 0;
+  /// Ends the connection and all streams now. What the peer has not received yet may be lost.
   virtual void close(Error reason) noexcept = 0;
   virtual ConnectionStats stats() const = 0;
   /// Last measured round trip, zero when none yet.

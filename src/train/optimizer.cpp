@@ -233,7 +233,7 @@ void Optimizer::Impl::accumulate(std::int64_t batch) {
 Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpack::Value gather, Patience patience) {
   Scheduled round;
   session.on_loop([&] { round.control = std::make_shared<StepControl>(session.thread->runtime(), weight); });
-  round.control->expected_members = tracker->snapshot().peers;  // a newcomer has reported its progress by now
+  round.control->expected_members = tracker->snapshot().expected;  // a newcomer has reported its progress by now
   StepOptions step;
   step.gather = std::move(gather);
   step.timeout = options.averaging_timeout;
@@ -265,6 +265,11 @@ std::optional<std::size_t> Optimizer::Impl::finish_round(Scheduled& round, doubl
     return 0;
   }
   const std::size_t size = result->group.size();
+  session.on_loop([&] {
+    std::vector<PeerId> members;
+    for (const auto& member : result->group) members.push_back(member.peer);
+    tracker->took_part(members);
+  });
   stats.bytes_sent += result->bytes_sent;
   stats.bytes_received += result->bytes_received;
   ++(gradients_round ? stats.grad_rounds : stats.state_rounds);

@@ -14,6 +14,7 @@ struct Entry {
   std::uint64_t epoch;
   double samples, samples_per_second, time;
   bool client;
+  std::optional<PeerId> peer;
 };
 
 /// A peer's record, strictly typed: what does not fit is left out.
@@ -28,7 +29,11 @@ std::optional<Entry> parse(const msgpack::Value& value) {
   const auto* client_value = client->get_if<bool>();
   if (!epoch->as_uint() || !samples->as_uint() || !rate_value || !time_value || !client_value) return std::nullopt;
   if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || !std::isfinite(*time_value)) return std::nullopt;
-  return Entry{*epoch->as_uint(), static_cast<double>(*samples->as_uint()), *rate_value, *time_value, *client_value};
+  const auto* peer = map->find("peer_id");
+  const auto* peer_bytes = peer ? peer->get_if<msgpack::Bin>() : nullptr;
+  return Entry{*epoch->as_uint(), static_cast<double>(*samples->as_uint()),
+               *rate_value,       *time_value,
+               *client_value,     peer_bytes ? PeerId::from_bytes(as_bytes(peer_bytes->data)) : std::nullopt};
 }
 
 }  // namespace
@@ -112,6 +117,15 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   fetch_soon();
 }
 
+void ProgressTracker::took_part(const std::vector<PeerId>& members) {
+  for (const auto& [peer, time] : reports_)
+    if (peer != dht_.host().id() && std::find(members.begin(), members.end(), peer) == members.end())
+      absent_[peer] = time;
+  GlobalProgress global = snapshot();
+  global.expected = global.peers - std::min(global.peers, absent_.size());
+  set(global);
+}
+
 void ProgressTracker::publish() {
   unpublished_ = true;
   changed_.notify_all();
@@ -163,6 +177,14 @@ Task<void> ProgressTracker::refresh() {
     if (!entry.client) global.epoch = std::max(global.epoch, entry.epoch);
   global.samples_per_second = kNoRate;
   double estimated = 0;
+  reports_.clear();
+  for (const Entry& entry : entries)
+    if (entry.peer)
+      reports_[*entry.peer] = std::max(entry.time, reports_.try_emplace(*entry.peer, entry.time).first->second);
+  std::erase_if(absent_, [this](const auto& absence) {
+    const auto report = reports_.find(absence.first);
+    return report == reports_.end() || report->second > absence.second;
+  });
   for (const Entry& entry : entries) {
     ++global.peers;
     global.clients += entry.client;
@@ -184,6 +206,7 @@ Task<void> ProgressTracker::refresh() {
     next_fetch_ =
         now + std::clamp(wait * peers / expected, to_seconds(options_.min_refresh), to_seconds(options_.max_refresh));
   }
+  global.expected = global.peers - std::min(global.peers, absent_.size());
   set(global);
 }
 

@@ -69,6 +69,25 @@ TEST_F(Progress, AddsUpWhatAllTrainersDid) {
   }
 }
 
+TEST_F(Progress, WhoMissedARoundIsNotExpectedUntilItReportsAgain) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  auto& third = add_trainer();
+  for (int i = 0; i < 10; ++i)
+    for (auto* tracker : {&first, &second, &third}) train(*tracker, 0, 1, 1);
+  swarm.pass(2s);
+  ASSERT_EQ(first.snapshot().expected, 3u);
+  first.took_part({swarm.host(0).id(), swarm.host(1).id()});
+  EXPECT_EQ(first.snapshot().expected, 2u);
+  for (int i = 0; i < 10; ++i)
+    for (auto* tracker : {&first, &second}) train(*tracker, 0, 1, 1);
+  EXPECT_EQ(first.snapshot().peers, 3u) << "its record lives on";
+  EXPECT_EQ(first.snapshot().expected, 2u);
+  train(third, 0, 1, 5);
+  train(first, 0, 1, 15);
+  EXPECT_EQ(first.snapshot().expected, 3u);
+}
+
 TEST_F(Progress, TrainersThatBeginTogetherSeeEachOtherAtOnce) {
   auto& first = add_trainer();
   auto& second = add_trainer();

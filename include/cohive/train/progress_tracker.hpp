@@ -6,6 +6,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "cohive/core/sync.hpp"
 #include "cohive/dht/dht.hpp"
@@ -43,7 +45,8 @@ struct GlobalProgress {
   double samples = 0;  ///< accumulated towards this epoch by all peers
   double samples_per_second = 0;
   std::size_t peers = 0, clients = 0;
-  double eta = 0;  ///< Unix seconds when the target will be reached
+  std::size_t expected = 0;  ///< of these, in the next round: see took_part
+  double eta = 0;            ///< Unix seconds when the target will be reached
 };
 
 class ProgressTracker {
@@ -58,6 +61,9 @@ class ProgressTracker {
   void report(std::uint64_t epoch, double samples);
   /// The epoch is over.
   void update_epoch(std::uint64_t epoch);
+  /// The members of a round that has ended. Who was not among them is not expected in the next one until it reports
+  /// again: what a peer reported before it vanished is kept for metadata_expiration.
+  void took_part(const std::vector<PeerId>& members);
   /// Reads the DHT now.
   Task<void> refresh();
   /// Until the run is past `epoch`.
@@ -87,6 +93,7 @@ class ProgressTracker {
   double next_fetch_ = 0;
   mutable std::mutex mutex_;
   GlobalProgress global_;
+  std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks
   TaskGroup tasks_;
 };
 

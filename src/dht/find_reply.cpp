@@ -7,7 +7,11 @@
 namespace cohive::dht {
 namespace {
 
+constexpr std::size_t kUsualNearest = 20;  // bucket_size, of hivemind too
+
 enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+constexpr std::size_t kAround = 48;  // what a reply about one key has around its result, rounded up
 
 void put_bytes(std::string& out, std::uint32_t field, std::string_view bytes) {
   append_varint(out, field << 3 | kBytes);
@@ -94,8 +98,8 @@ class FieldReader {
 bool read_result(ByteView bytes, std::size_t max_nearest, FindResultView& result) {
   FieldReader reader(bytes);
   std::vector<ByteView> nodes, peers;
-  nodes.reserve(max_nearest);
-  peers.reserve(max_nearest);
+  nodes.reserve(std::min(max_nearest, kUsualNearest));
+  peers.reserve(std::min(max_nearest, kUsualNearest));
   while (reader.next()) {
     if (reader.field == 1 && reader.type == kVarint && reader.number <= 2)
       result.type = static_cast<FindType>(reader.number);
@@ -123,6 +127,7 @@ void FindReplyWriter::add_result(FindType type, std::string_view value, double e
   if (!value.empty()) size += bytes_size(value.size());
   if (expiration != 0) size += 9;
   for (const auto& node : nearest) size += bytes_size(DhtId::kSize) + bytes_size(node.peer.bytes().size());
+  if (bytes_.empty()) bytes_.reserve(size + kAround);
   append_varint(bytes_, 2 << 3 | kBytes);
   append_varint(bytes_, size);
   if (type != FindType::not_found) {

@@ -257,7 +257,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   for (const DhtId& key : keys) request.add_keys(key.binary());
   auto bytes = co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString(), metrics.find);
   if (!bytes) co_return bytes.error();
-  const auto reply = read_find_reply(as_bytes(*bytes), keys.size(), kMaxNeighboursHeard);
+  auto reply = read_find_reply(as_bytes(*bytes), keys.size(), kMaxNeighboursHeard);
   if (!reply || reply->results.size() != keys.size()) {
     lost(peer);
     co_return Error(Errc::malformed_reply, peer, "rpc_find");
@@ -265,7 +265,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   heard_from(as_text(reply->node_id), peer);
   std::vector<Finding> findings;
   findings.reserve(keys.size());
-  for (const auto& result : reply->results) findings.push_back(read_finding(result));
+  for (auto& result : reply->results) findings.push_back(read_finding(std::move(result)));
   if (keys.size() == 1 || bytes->size() < kLargeReply) co_return findings;
   // The node may have left out what did not fit.
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -277,11 +277,11 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   co_return findings;
 }
 
-Finding Protocol::read_finding(const FindResultView& result) const {
+Finding Protocol::read_finding(FindResultView result) const {
   Finding finding;
-  finding.nearest.reserve(result.nearest.size());
-  for (const NodeAddress& node : result.nearest)
-    if (node.id != node_id && node.peer != host.id()) finding.nearest.push_back(node);
+  finding.nearest = std::move(result.nearest);
+  std::erase_if(finding.nearest,
+                [this](const NodeAddress& node) { return node.id == node_id || node.peer == host.id(); });
   if (result.type == FindType::regular) {
     if (std::isfinite(result.expiration) && result.expiration >= now() &&
         result.value.size() <= options.max_value_bytes)

@@ -109,7 +109,7 @@ class Protocol {
                                          const CallMetrics& counters);
   Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<OutgoingRecord> records);
   Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys);
-  Finding read_finding(const FindResultView& result) const;
+  Finding read_finding(FindResultView result) const;
 
   /// A node made itself known by a request or a reply.
   void heard_from(std::string_view node_id, const PeerId& peer);

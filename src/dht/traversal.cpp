@@ -30,6 +30,7 @@ void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initi
   query.id = id;
   query.index = queries_.size() - 1;
   query.settling = options_.quorum > 0;
+  query.beam.reserve(initial.size() + 1);
   for (const auto& node : initial) learn(query, {node, {}}, 1, false);
 }
 

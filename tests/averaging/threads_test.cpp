@@ -1,6 +1,8 @@
-// Rounds on a real loop with real threads: parts are large enough that their arithmetic leaves the loop.
+// Rounds and downloads on a real loop with real threads: parts and states are large enough that their arithmetic leaves
+// the loop.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cohive/averaging/averager.hpp"
@@ -38,7 +40,7 @@ struct Peer {
     settings.prefix = "threads";
     settings.target_group_size = 2;
     settings.part_size_bytes = kPartBytes;
-    settings.codec = way.codec;
+    settings.codec = settings.state_codec = way.codec;
     settings.extension = way.extension;
     settings.aggregation = way.aggregation;
     settings.sender_timeout = 2s;
@@ -134,6 +136,58 @@ TEST_P(Threads, NothingTouchesTheTensorsOfACancelledRound) {
     co_await second.close();
   };
   runtime->run(test(*runtime, *network, GetParam()));
+}
+
+class SharedStates : public Threads {
+ protected:
+  /// Many pieces, for all threads of the pool to hash, encode, check and put in their places; halves hold its values.
+  static SharedState state() {
+    SharedState result{msgpack::Map{{{"epoch", 1}}}, {}};
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      codec::Tensor tensor{codec::DType::float32, {1'000'000 + i}, false, Slice::uninitialised(4 * (1'000'000 + i))};
+      auto* values = reinterpret_cast<float*>(tensor.data.mutable_data());
+      for (std::uint32_t k = 0; k < tensor.shape[0]; ++k) values[k] = static_cast<float>((k * (i + 7)) % 2048);
+      result.tensors.push_back(std::move(tensor));
+    }
+    return result;
+  }
+  /// Until both have told the swarm that they share a state.
+  static Task<void> declared(Dht& dht) {
+    for (std::size_t sharing = 0; sharing < 2;) {
+      const auto found = co_await dht.get("threads.all_averagers", true);
+      sharing = 0;
+      if (found)
+        for (const auto& [subkey, entry] : found->entries()) sharing += !entry.value.is_nil();
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Codecs, SharedStates, ::testing::Values(Way{"Float32"}, Way{"Float16", codec::Codec::float16}),
+                         [](const auto& test) { return test.param.name; });
+
+TEST_P(SharedStates, AreHashedSentAndCheckedByAllThreads) {
+  auto test = [](transport::Network& net, Way way) -> Task<void> {
+    Peer first(net, 1), second(net, 1), newcomer(net, 0);
+    co_await first.start({}, way);
+    const auto initial = first.host.visible_addresses().front();
+    co_await second.start(std::vector<Multiaddr>(1, initial), way);
+    co_await newcomer.start(std::vector<Multiaddr>(1, initial), way);
+    const SharedState shared = state();
+    for (auto* donor : {&first, &second}) {
+      donor->averager->set_state_provider([shared]() -> std::optional<SharedState> { return shared; });
+      donor->averager->set_state_priority(1);
+    }
+    co_await declared(newcomer.dht);
+    const auto found = co_await newcomer.averager->download_state();
+    EXPECT_TRUE(found) << found.error();
+    if (found) {
+      EXPECT_TRUE(found->liars.empty());
+      EXPECT_EQ(found->tensors.size(), shared.tensors.size());
+      for (std::size_t i = 0; i < shared.tensors.size() && i < found->tensors.size(); ++i)
+        EXPECT_TRUE(std::ranges::equal(found->tensors[i].data.view(), shared.tensors[i].data.view())) << "tensor " << i;
+    }
+    for (auto* peer : {&newcomer, &second, &first}) co_await peer->close();
+  };
+  runtime->run(test(*network, GetParam()));
 }
 
 }  // namespace

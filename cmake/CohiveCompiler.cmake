@@ -18,7 +18,8 @@ endif()
 add_library(cohive_flags INTERFACE)
 # A designated initializer that leaves fields at their defaults is how option structs are meant to be used.
 target_compile_options(cohive_flags INTERFACE -Wall -Wextra
-  $<$<CXX_COMPILER_ID:Clang>:-Wno-missing-designated-field-initializers> $<$<BOOL:${COHIVE_WERROR}>:-Werror>)
+  $<$<CXX_COMPILER_ID:Clang>:-Wno-missing-designated-field-initializers>
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-missing-field-initializers> $<$<BOOL:${COHIVE_WERROR}>:-Werror>)
 target_compile_definitions(cohive_flags INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
 
 if(COHIVE_SANITIZE)

@@ -34,7 +34,8 @@ struct Peer {
     options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
     return options;
   }
-  Task<void> start(std::vector<Multiaddr> initial, Way way) {
+  /// \param patience  with another member; sanitizers on a busy machine need a lot
+  Task<void> start(std::vector<Multiaddr> initial, Way way, Duration patience = 20s) {
     (co_await dht.start(std::move(initial))).value();
     AveragerOptions settings;
     settings.prefix = "threads";
@@ -43,8 +44,8 @@ struct Peer {
     settings.codec = settings.state_codec = way.codec;
     settings.extension = way.extension;
     settings.aggregation = way.aggregation;
-    settings.sender_timeout = 2s;
-    settings.reducer_timeout = 5s;
+    settings.sender_timeout = patience;
+    settings.reducer_timeout = 2 * patience;
     averager = std::make_unique<Averager>(dht, std::vector<AveragedTensor>{{values, {kValues}}}, settings);
     averager->start();
   }
@@ -104,8 +105,8 @@ TEST_P(Threads, TwoPeersAgreeOnTheMean) {
 TEST_P(Threads, NothingTouchesTheTensorsOfACancelledRound) {
   auto test = [](Runtime& loop, transport::Network& net, Way way) -> Task<void> {
     Peer first(net, 1), second(net, 3);
-    co_await first.start({}, way);
-    co_await second.start({first.host.visible_addresses().front()}, way);
+    co_await first.start({}, way, 2s);
+    co_await second.start({first.host.visible_addresses().front()}, way, 2s);
     auto control = std::make_shared<StepControl>(loop, 1.0);
     control->trigger.set();
     auto cancelling = [](Runtime& turns, std::shared_ptr<StepControl> of) -> Task<Result<RoundResult>> {

@@ -83,8 +83,8 @@ struct Patience {
   Averager* next;       ///< the time counts once others wait for us in the round that this averager is in
 };
 
-/// Trainers report an epoch only after the round for its parameters, in which they wait for all members of its group:
-/// one that has missed the gradients and waited for the report would be waited for itself.
+/// Others wait for the parameters of a member that has missed the gradients. It hears so from them before the report of
+/// the epoch has come through the DHT, if it owns parts of the round.
 Task<void> until_late(std::shared_ptr<StepControl> control, Patience patience) {
   if (patience.next) co_await patience.next->awaited();
   co_await control->trigger.wait();
@@ -357,9 +357,9 @@ bool Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report
   }
   const std::uint64_t next_epoch = std::max(local_epoch + 1, global.epoch);
   if (!options.auxiliary) take_optimizer_step(next_epoch);
-  local_epoch = next_epoch;
+  // As hivemind does: who has missed the gradients learns it now, instead of being waited for in the next round.
+  enter_epoch(next_epoch);
   if (state_round) report.state_group = average_state(state_round);
-  enter_epoch(local_epoch);
   report.epoch_changed = true;
   report.bytes_sent = stats.bytes_sent - sent_before;
   return true;

@@ -186,7 +186,8 @@ TEST(Training, ParametersAreAveragedAtTheEndOfARun) {
 class Counterpart {
  public:
   /// \param shape  of the trainer's one parameter
-  Counterpart(Strategy& strategy, const OptimizerOptions& trainer, codec::Shape shape)
+  Counterpart(Strategy& strategy, const OptimizerOptions& trainer, codec::Shape shape,
+              averaging::PeerMode mode = averaging::PeerMode::node)
       : values(*codec::element_count(shape)), session_(strategy.session()), shape_(std::move(shape)) {
     session_.on_loop([&] {
       train::TrackerOptions tracking;
@@ -196,6 +197,7 @@ class Counterpart {
       tracker_->start();
       tracker_->report(0, 1);
       averaging::AveragerOptions options;
+      options.mode = mode;
       options.min_matchmaking_time = trainer.matchmaking_time;
       options.request_timeout = trainer.matchmaking_time / 2;
       options.sender_timeout = 60s;
@@ -231,6 +233,24 @@ class Counterpart {
     averaging::StepOptions step;
     step.gather = msgpack::Value(std::uint64_t{1});
     return session_.thread->runtime().submit([this, step] { return state_->step(step); });
+  }
+  /// Its parameters come only after it has heard that the epoch is over.
+  std::future<Result<averaging::RoundResult>> average_parameters_after(std::uint64_t epoch) {
+    return session_.thread->runtime().submit([this, epoch]() -> Task<Result<averaging::RoundResult>> {
+      return [](Counterpart& self, std::uint64_t passed) -> Task<Result<averaging::RoundResult>> {
+        Runtime& runtime = self.session_.thread->runtime();
+        averaging::StepOptions step;
+        step.gather = msgpack::Value(std::uint64_t{1});
+        step.control = std::make_shared<averaging::StepControl>(runtime, 1.0);
+        TaskGroup group(runtime);
+        group.spawn([](train::ProgressTracker& tracker, std::shared_ptr<averaging::StepControl> control,
+                       std::uint64_t number) -> Task<void> {
+          co_await tracker.epoch_passed(number);
+          control->trigger.set();
+        }(*self.tracker_, step.control, passed));
+        co_return co_await self.state_->step(step);
+      }(*this, epoch);
+    });
   }
   std::future<Result<averaging::RoundResult>> average_gradients() {
     return session_.thread->runtime().submit([this] { return gradients_->step(); });
@@ -282,6 +302,39 @@ TEST(Training, WhoMissesTheGradientsDoesNotKeepOthersWaitingForItsParameters) {
   EXPECT_TRUE(result.lost_senders.empty());
   EXPECT_EQ(result.parts_failed, 0u);
   EXPECT_EQ(optimizer.stats().grad_rounds_failed, 0u) << "it did not wait for a group until the last moment";
+}
+
+// A client owns no part: nobody sends it anything by which it would notice that it is waited for.
+TEST(Training, TheEpochIsReportedBeforeTheRoundOfItsParameters) {
+  auto options = epoch_of(1'000'000 * kBatch);
+  options.matchmaking_time = 5s;  // how long a silent member is waited for
+  Strategy strategy(joining({}));
+  Linear model;
+  torch::optim::SGD sgd({model.weight}, torch::optim::SGDOptions(kRate));
+  Optimizer optimizer(strategy, sgd, options);
+  auto as_client = joining(strategy.visible_addresses());
+  as_client.client_mode = true;
+  Strategy other_strategy(as_client);
+  Counterpart other(other_strategy, options, {4, 2}, averaging::PeerMode::client);
+  const auto step = [&] {
+    model.backward(data(1, 4), data(2, 2));
+    return optimizer.step(kBatch);
+  };
+  step();
+  while (optimizer.stats().peers < 2) std::this_thread::yield();
+  auto parameters = other.average_parameters_after(0);
+  auto gradients = other.average_gradients();
+  other.report(0, options.target_batch_size);
+  StepReport report;
+  while (!report.epoch_changed) report = step();
+  EXPECT_EQ(report.grad_group, 2u);
+  EXPECT_EQ(report.state_group, 2u);
+  EXPECT_TRUE(gradients.get());
+  const auto result = parameters.get();
+  ASSERT_TRUE(result) << result.error();
+  EXPECT_EQ(result->parts_failed, 0u);
+  EXPECT_TRUE(torch::allclose(torch::tensor(other.values).view({4, 2}), model.weight))
+      << "its parameters were not given up for lost";
 }
 
 TEST(Training, WhatAnOldModelsGradientsOwedIsForgottenWithTheModel) {

@@ -54,6 +54,7 @@ Task<Result<DownloadedState>> download_whole(Dht& dht, PeerId donor, const Downl
 Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vector<PeerId> others,
                                                 const DownloadSetup& setup, PartialState& partial,
                                                 DownloadReport& report) {
+  co_await partial.verify(dht.runtime());
   auto call = co_await call_donor(dht.host(), donor, setup.pieces.protocol, {}, setup.pieces.chunk_timeout,
                                   setup.pieces.max_bytes);
   if (!call && call.error() == transport::Errc::protocol_not_supported) {

@@ -3,7 +3,8 @@
 //   client -> the root it wants, or none;  donor -> [still preparing] ..., root and size of its manifest
 //   no root wanted: donor -> the manifest, in chunks;  another root wanted than the donor's: the donor ends the call
 //   client -> piece numbers, several ahead;  donor -> those pieces, in that order;  the client drops the call.
-// What arrives is believed by its hash (manifest.hpp).
+// What arrives is believed by its hash (manifest.hpp). When there is only the donor that made the manifest, its pieces
+// are taken on trust and hashed once another donor is to go on.
 #pragma once
 
 #include "cohive/averaging/metrics.hpp"
@@ -74,7 +75,10 @@ Task<Result<DonorCall>> call_donor(p2p::Host& host, PeerId donor, std::string pr
 /// What has arrived of a state, by content.
 class PartialState {
  public:
-  /// From now on this state is being fetched. Pieces of an earlier one that it shares stay.
+  /// Hashes the pieces that were taken on trust, off the loop; those that are not what the manifest says are missing
+  /// again.
+  Task<void> verify(Runtime& runtime);
+  /// From now on this state is being fetched. Pieces of an earlier one that it shares stay. To be verified before.
   void adopt(StateRoot root, Manifest manifest);
 
   const StateRoot& root() const noexcept { return root_; }
@@ -84,7 +88,8 @@ class PartialState {
   std::uint64_t bytes() const noexcept { return bytes_; }
   /// Memory of the piece's tensor, taken now if it is the tensor's first. Errors: limit_exceeded when there is none.
   Result<Slice> memory_of(std::size_t piece);
-  void note(std::size_t piece);
+  /// The piece is in its place, as its hash says or on trust.
+  void note(std::size_t piece, bool on_trust = false);
   /// The tensors of a complete state; nothing is left here.
   std::vector<codec::Tensor> take();
 
@@ -93,6 +98,7 @@ class PartialState {
   Manifest manifest_;
   std::vector<Slice> memory_;  // of each tensor
   std::vector<bool> have_;
+  std::vector<std::uint32_t> on_trust_;  // of those we have
   std::size_t missing_ = 0;
   std::uint64_t bytes_ = 0;
 };

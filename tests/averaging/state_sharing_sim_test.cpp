@@ -268,6 +268,34 @@ TEST_F(StateSharing, AResumedDownloadNeverMixesTwoStates) {
   EXPECT_GT((*result)->resumed, 2'000'000u) << "pieces of the same bytes are kept";
 }
 
+TEST_F(StateSharing, WhatCameOnTrustIsHashedBeforeAnotherDonorGoesOn) {
+  // Shows honest hashes and gives other bytes in three of the tensors.
+  auto honest = state_with(7, 1);
+  honest.version = 1;
+  auto spoilt = honest;
+  for (std::size_t i = 0; i < 3; ++i) {
+    spoilt.tensors[i].data = Slice::copy_of(spoilt.tensors[i].data);
+    for (std::size_t at = 0; at < kTensorBytes; at += kPieceBytes) spoilt.tensors[i].data.mutable_data()[at] ^= 1;
+  }
+  Peer& alone = add();
+  auto calls = std::make_shared<int>(0);
+  alone.averager->set_state_provider([=]() -> std::optional<SharedState> { return (*calls)++ == 0 ? honest : spoilt; });
+  alone.averager->set_state_priority(9);
+  alone.averager->start();
+  Peer& late = newcomer();
+  ASSERT_TRUE(download(late));
+  begin(late);
+  swarm.pass(5s);  // about half of ten megabytes
+  donor(honest, 5);
+  swarm.fabric().kill(sim::Swarm::ip(1));
+  swarm.pass(60s);
+  ASSERT_TRUE(result && *result) << result->error();
+  expect_same(**result, honest);
+  EXPECT_EQ((*result)->donor, peers[2]->id());
+  EXPECT_GT((*result)->resumed, 0u);
+  EXPECT_GT((*result)->bytes, kTensors * kTensorBytes) << "the spoilt pieces came again";
+}
+
 TEST_F(StateSharing, NothingIsKeptOfAStateWithNothingInCommon) {
   const auto other = state_with(6, 100);
   donor(state_with(7, 1), 9);

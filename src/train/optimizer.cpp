@@ -117,6 +117,8 @@ struct Optimizer::Impl {
   ~Impl();
 
   double now() const { return session.thread->runtime().wall_time(); }
+  void open();
+  void drop_loop_objects();
   void accumulate(std::int64_t batch);
   void schedule_rounds(const GlobalProgress& global);
   void start_rounds(const GlobalProgress& global);
@@ -169,43 +171,56 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
         torch::zeros(parameter.sizes(), parameter.options().dtype(torch::kFloat32).requires_grad(false)));
   }
   change_state([] {});
-  session.on_loop([this] {
-    metrics = std::make_unique<train::TrainMetrics>(session.thread->runtime().metrics());
-    train::TrackerOptions tracking;
-    tracking.run_id = strategy.options().run_id;
-    tracking.target_batch_size = static_cast<double>(options.target_batch_size);
-    tracking.client_mode = strategy.options().client_mode;
-    tracker = std::make_unique<train::ProgressTracker>(*session.dht, session.key, tracking);
-    auto grad_options = averager_options(strategy.options(), options, "_grad_averager", "GradientAverager");
-    grad_options.codec = options.grad_compression;
-    grad_options.aggregation = options.grad_aggregation;
-    grad_options.extension = options.grad_extension;
-    grad_options.share_state = false;
-    grad_averager = std::make_unique<Averager>(*session.dht, gradients.views, grad_options);
-    auto state_options = averager_options(strategy.options(), options, "_state_averager", "TrainingStateAverager");
-    state_options.codec = options.state_compression;
-    state_options.aggregation = options.state_aggregation;
-    state_averager = std::make_unique<Averager>(*session.dht, state.views, state_options);
-    state_averager->set_state_provider([from = shelf] { return from->copy(); });
-    upkeep = std::make_unique<TaskGroup>(session.thread->runtime(), "training");
-    upkeep->spawn(train::StateShelf::give_up_idle_copies(shelf, session.thread->runtime()), "idle copies of the state");
-    tracker->start();
-    grad_averager->start();
-    state_averager->start();
-  });
-  session.call([this] { return tracker->refresh(); });
+  try {
+    session.on_loop([this] { open(); });
+    session.call([this] { return tracker->refresh(); });
+  } catch (...) {
+    drop_loop_objects();
+    throw;
+  }
 }
 
-Optimizer::Impl::~Impl() {
-  abandon_rounds();
-  session.call([this] { return tracker->close(); });
-  session.call([this] { return serve_others(); });
+/// On the loop, as all that these objects do.
+void Optimizer::Impl::open() {
+  Runtime& runtime = session.thread->runtime();
+  metrics = std::make_unique<train::TrainMetrics>(runtime.metrics());
+  train::TrackerOptions tracking;
+  tracking.run_id = strategy.options().run_id;
+  tracking.target_batch_size = static_cast<double>(options.target_batch_size);
+  tracking.client_mode = strategy.options().client_mode;
+  tracker = std::make_unique<train::ProgressTracker>(*session.dht, session.key, tracking);
+  auto grad_options = averager_options(strategy.options(), options, "_grad_averager", "GradientAverager");
+  grad_options.codec = options.grad_compression;
+  grad_options.aggregation = options.grad_aggregation;
+  grad_options.extension = options.grad_extension;
+  grad_options.share_state = false;
+  grad_averager = std::make_unique<Averager>(*session.dht, gradients.views, grad_options);
+  auto state_options = averager_options(strategy.options(), options, "_state_averager", "TrainingStateAverager");
+  state_options.codec = options.state_compression;
+  state_options.aggregation = options.state_aggregation;
+  state_averager = std::make_unique<Averager>(*session.dht, state.views, state_options);
+  state_averager->set_state_provider([from = shelf] { return from->copy(); });
+  upkeep = std::make_unique<TaskGroup>(runtime, "training");
+  upkeep->spawn(train::StateShelf::give_up_idle_copies(shelf, runtime), "idle copies of the state");
+  tracker->start();
+  grad_averager->start();
+  state_averager->start();
+}
+
+void Optimizer::Impl::drop_loop_objects() {
   session.on_loop([this] {
     upkeep.reset();
     grad_averager.reset();
     state_averager.reset();
     tracker.reset();
   });
+}
+
+Optimizer::Impl::~Impl() {
+  abandon_rounds();
+  session.call([this] { return tracker->close(); });
+  session.call([this] { return serve_others(); });
+  drop_loop_objects();
 }
 
 /// Who leaves right after a round takes nobody's results along.

@@ -36,7 +36,7 @@ Dht::Impl::Impl(p2p::Host& host, DhtOptions opts)
 
 // ---- Joining
 
-/// Connects to one initial peer and makes sure that it answers as a DHT node.
+/// Connects to one initial peer and greets it.
 Task<Result<>> Dht::Impl::join_through(Multiaddr address, Deadline deadline, bool validate) {
   auto connected = co_await protocol.host.bootstrap({address}, deadline);
   if (!connected) co_return connected.error();
@@ -46,11 +46,21 @@ Task<Result<>> Dht::Impl::join_through(Multiaddr address, Deadline deadline, boo
     if (!resolved) co_return resolved.error();
     peer = *resolved;
   }
-  auto node = co_await protocol.ping(*peer, validate);
+  co_return co_await greet(*peer, validate);
+}
+
+/// Makes sure that a peer answers as a DHT node; the table has it then.
+Task<Result<>> Dht::Impl::greet(PeerId peer, bool validate) {
+  auto node = co_await protocol.ping(peer, validate);
   if (!node) co_return node.error();
-  if (!*node) co_return Error(Errc::no_node_id, *peer);
-  blacklist.succeeded(*peer);
+  if (!*node) co_return Error(Errc::no_node_id, peer);
+  blacklist.succeeded(peer);
   co_return ok();
+}
+
+/// Those that a get would ask around us are told of us, and we of them; the table has the rest from whoever calls.
+Task<void> Dht::Impl::be_known(Deadline deadline) {
+  co_await explore(std::vector<DhtId>(1, protocol.node_id), options.beam_size, deadline);
 }
 
 Task<Result<>> Dht::Impl::start(std::vector<Multiaddr> initial_peers) {
@@ -88,9 +98,7 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   attempts.cancel();
   if (!joined) co_return Error(Errc::bootstrap_failed, failures.empty() ? "they did not answer in time" : failures);
   if (!failures.empty()) log::warn("dht", "some initial peers did not answer: {}", failures);
-  // Those that a get would ask around us are told of us; the table has the rest from whoever calls.
-  co_await explore(std::vector<DhtId>(1, protocol.node_id), options.beam_size,
-                   deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
+  co_await be_known(deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
   log::debug("dht", "joined the swarm: {} nodes known", protocol.table.size());
   co_return ok();
 }

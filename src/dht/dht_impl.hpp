@@ -61,6 +61,8 @@ struct Dht::Impl {
   Task<Result<>> start(std::vector<Multiaddr> initial_peers);
   Task<Result<>> join(std::vector<Multiaddr> initial_peers);
   Task<Result<>> join_through(Multiaddr address, Deadline deadline, bool validate);
+  Task<Result<>> greet(PeerId peer, bool validate);
+  Task<void> be_known(Deadline deadline);
   /// Finds the nodes nearest to each key and hears from them; the table fills on the way.
   Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> explore(std::vector<DhtId> keys, std::size_t beam,
                                                                     Deadline deadline);
@@ -74,7 +76,6 @@ struct Dht::Impl {
   Task<void> look_for_missing(std::size_t turn);
   Task<bool> meet(Multiaddr address);
   Task<bool> meet(PeerId peer);
-  Task<void> be_known();
   Duration spread(Duration period) const;
 
   // getting.cpp

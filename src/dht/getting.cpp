@@ -106,11 +106,11 @@ bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
   } else if (cache_is_newer) {
     lookup.best = *cached;
   }
-  if (lookup.best) {
-    lookup.source = protocol.node_id;
-    lookup.copies[protocol.node_id] = lookup.best->fingerprint();
+  if (lookup.best) lookup.source = protocol.node_id;
+  if (!lookup.satisfied()) {
+    if (lookup.best) lookup.copies[protocol.node_id] = lookup.best->fingerprint();
+    return false;
   }
-  if (!lookup.satisfied()) return false;
   const double lead = to_seconds(options.cache_refresh_before_expiry);
   if (lead > 0 && protocol.cache.contains(lookup.key)) schedule_refresh(lookup.key, lookup.best->expiration - lead);
   return true;

@@ -45,7 +45,7 @@ Task<void> Dht::Impl::stay_joined() {
     const auto met = co_await when_all(runtime, std::move(attempts));
     if (std::find(met.begin(), met.end(), true) != met.end()) {
       metrics.rejoined.increment();
-      co_await be_known();
+      co_await be_known(Deadline::never());
       log::info("dht", "in the swarm again: {} nodes known", protocol.table.size());
     } else {
       co_await runtime.sleep_for(spread(pause));
@@ -73,7 +73,7 @@ Task<void> Dht::Impl::look_for_missing(std::size_t turn) {
   } else {
     co_return;
   }
-  co_await be_known();
+  co_await be_known(Deadline::never());
 }
 
 Task<bool> Dht::Impl::meet(Multiaddr address) {
@@ -81,15 +81,7 @@ Task<bool> Dht::Impl::meet(Multiaddr address) {
 }
 
 Task<bool> Dht::Impl::meet(PeerId peer) {
-  auto node = co_await protocol.ping(peer, false);
-  if (!node || !*node) co_return false;
-  blacklist.succeeded(peer);
-  co_return true;
-}
-
-/// Those around us take us up again, and we them.
-Task<void> Dht::Impl::be_known() {
-  co_await explore(std::vector<DhtId>(1, protocol.node_id), options.beam_size, Deadline::never());
+  co_return (co_await greet(peer, false)).has_value();
 }
 
 }  // namespace cohive::dht

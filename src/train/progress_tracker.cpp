@@ -76,6 +76,7 @@ void ProgressTracker::set(const GlobalProgress& progress) {
   {
     std::lock_guard lock(mutex_);
     global_ = progress;
+    global_.expected = progress.peers - std::min(progress.peers, absent_.size());
   }
   seen_.notify_all();
 }
@@ -121,9 +122,7 @@ void ProgressTracker::took_part(const std::vector<PeerId>& members) {
   for (const auto& [peer, time] : reports_)
     if (peer != dht_.host().id() && std::find(members.begin(), members.end(), peer) == members.end())
       absent_[peer] = time;
-  GlobalProgress global = snapshot();
-  global.expected = global.peers - std::min(global.peers, absent_.size());
-  set(global);
+  set(snapshot());
 }
 
 void ProgressTracker::publish() {
@@ -178,9 +177,11 @@ Task<void> ProgressTracker::refresh() {
   global.samples_per_second = kNoRate;
   double estimated = 0;
   reports_.clear();
-  for (const Entry& entry : entries)
-    if (entry.peer)
-      reports_[*entry.peer] = std::max(entry.time, reports_.try_emplace(*entry.peer, entry.time).first->second);
+  for (const Entry& entry : entries) {
+    if (!entry.peer) continue;
+    double& latest = reports_.try_emplace(*entry.peer, entry.time).first->second;
+    latest = std::max(latest, entry.time);
+  }
   std::erase_if(absent_, [this](const auto& absence) {
     const auto report = reports_.find(absence.first);
     return report == reports_.end() || report->second > absence.second;
@@ -206,7 +207,6 @@ Task<void> ProgressTracker::refresh() {
     next_fetch_ =
         now + std::clamp(wait * peers / expected, to_seconds(options_.min_refresh), to_seconds(options_.max_refresh));
   }
-  global.expected = global.peers - std::min(global.peers, absent_.size());
   set(global);
 }
 

@@ -4,16 +4,12 @@
 #include <gtest/gtest.h>
 
 #include "cohive/core/errors.hpp"
-#include "support/swarm.hpp"
+#include "strangers.hpp"
 
 namespace cohive::p2p {
 namespace {
 
 using sim::Swarm;
-
-Multiaddr address_of(Host& host) {
-  return host.visible_addresses().front();
-}
 
 TEST(Closing, WhoIsStillReceivingTheAnswerOfAPeerThatLeavesGetsAllOfIt) {
   Swarm swarm({.link = transport::SimLink{.latency = 20ms, .bandwidth = 5e6}});

@@ -3,16 +3,12 @@
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/multistream.hpp"
-#include "support/swarm.hpp"
+#include "strangers.hpp"
 
 namespace cohive::p2p {
 namespace {
 
 using sim::Swarm;
-
-Multiaddr address_of(Host& host) {
-  return host.visible_addresses().front();
-}
 
 TEST(Host, PingMeasuresTheRoundTripOfTheLink) {
   Swarm swarm({.seed = 7, .latency = 30ms});

@@ -1,5 +1,4 @@
 // Averaging rounds between peers on loopback, group forming included. Each peer is a process of its own.
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,16 +9,6 @@ namespace cohive::bench {
 namespace {
 
 constexpr int kRounds = 5;
-
-/// Processor time of this process, all threads.
-double cpu_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](timeval time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec codec, std::vector<Multiaddr> initial,
                           int address_pipe) {
@@ -45,12 +34,12 @@ Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec code
   std::vector<double> seconds, exchange, cpu;
   std::size_t failed = 0;
   for (int round = 0; round <= kRounds; ++round) {
-    const double start = now_seconds(), cpu_start = cpu_seconds();
+    const double start = now_seconds(), cpu_start = processor_seconds();
     auto result = co_await averager.step();
     failed += !result || result->parts_failed > 0;
     if (round == 0 || !result) continue;  // the first one also waits for the others to start
     seconds.push_back(now_seconds() - start);
-    cpu.push_back(cpu_seconds() - cpu_start);
+    cpu.push_back(processor_seconds() - cpu_start);
     exchange.push_back(to_seconds(result->allreduce));
   }
   co_await runtime.sleep_for(500ms);  // the others may still be reading our parts

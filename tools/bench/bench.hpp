@@ -28,6 +28,8 @@ nlohmann::json codec(const Settings& settings);
 nlohmann::json memory(const Settings& settings);
 
 double now_seconds();
+/// Processor time of this process, all threads: it says something on a busy machine, too.
+double processor_seconds();
 /// This process stands for a machine of its own: left alone, the scheduler puts two that talk to each other on one
 /// core. Counted around the cores there are; with fewer than `index` it shares one.
 void pin_to_core(std::size_t index);

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <barrier>
-#include <ctime>
 #include <thread>
 
 #include "bench/bench.hpp"
@@ -69,13 +68,6 @@ Task<void> get_loop(std::vector<Node>& nodes, std::size_t worker, double end, st
     tally.seconds.push_back(now_seconds() - start);
     tally.failed += !found;
   }
-}
-
-/// Unlike the time on the wall it says something on a busy machine, too.
-double processor_seconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 nlohmann::json summary(const Tally& tally) {

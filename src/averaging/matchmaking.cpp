@@ -23,7 +23,6 @@ constexpr std::size_t kMaxGroup = 1024;
 constexpr std::size_t kMaxGathered = 8 << 20;  // of all followers: it goes into one message to each
 constexpr std::size_t kGroupIdSize = 20, kMaxGroupId = 64;
 constexpr std::size_t kMaxRedirections = 8;
-constexpr Duration kRequestEnd = 1s;  // for END_OF_STREAM, which some callers do not send
 
 double seconds_at(Runtime& runtime, Deadline deadline) {
   return deadline.is_never() ? kForever : runtime.wall_time() + to_seconds(deadline.remaining(runtime.now()));
@@ -484,10 +483,6 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
   proto::JoinRequest request;
   if (!received || !*received || (*received)->size() > kMaxJoinRequest || !rpc::parse(request, (*received)->view()))
     co_return Error(cohive::Errc::malformed, peer, "join request");
-  // A refusal that overtakes the caller's END_OF_STREAM would break Python's pipe while it still writes.
-  auto end = co_await stream.receive(runtime_.after(kRequestEnd));
-  if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
-
   if (request.hold_ms() > 0 && request.group_key() == key() && expects(peer)) {
     auto held = co_await hold(stream, peer, std::chrono::milliseconds(request.hold_ms()));
     if (!held) co_return held;

@@ -13,7 +13,6 @@ constexpr std::size_t kChunk = 64 * 1024;
 constexpr std::size_t kPiece = 16 * kChunk;  // encoded at a time, where a codec lets a tensor be encoded in pieces
 constexpr std::size_t kInlineBytes = 256 * 1024;
 constexpr Duration kSendTimeout = 30s;
-constexpr Duration kRequestEnd = 1s;  // for END_OF_STREAM, which some callers do not send
 constexpr std::size_t kMaxTensors = 1'000'000;
 constexpr std::size_t kMaxMetadata = 16 << 20;
 
@@ -227,8 +226,6 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
   auto request = co_await stream.receive(runtime.after(kSendTimeout));
   if (!request) co_return request.error();
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
-  auto end = co_await stream.receive(runtime.after(kRequestEnd));  // as matchmaking does, before a quick end
-  if (!end && end.error().code() != make_error_code(cohive::Errc::timeout)) co_return end.error();
   if (!state) co_return ok();
   if (!state->infos.empty() && state->infos.size() != state->tensors.size())
     co_return Error(Errc::bad_state, "infos and tensors differ in number");

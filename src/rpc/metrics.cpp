@@ -32,7 +32,7 @@ CallRecord::~CallRecord() {
   metrics_->calls[static_cast<std::size_t>(outcome)].increment();
   if (sent) metrics_->bytes_sent.increment(static_cast<double>(sent));
   if (received) metrics_->bytes_received.increment(static_cast<double>(received));
-  metrics_->seconds.observe(to_seconds(runtime_.now() - start_));
+  metrics_->seconds.observe(to_seconds(end_.value_or(runtime_.now()) - start_));
 }
 
 }  // namespace cohive::rpc

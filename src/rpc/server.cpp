@@ -19,6 +19,10 @@ namespace {
 constexpr std::size_t kCallIdSize = 16;
 /// The largest reply over a slow home link.
 constexpr Duration kReplyTimeout = 60s;
+/// After the last reply, for END_OF_STREAM, which some callers do not send.
+constexpr Duration kRequestsEnd = 1s;
+/// The same after an error: a caller leaves once it has read that.
+constexpr Duration kErrorRead = 10s;
 /// Counted for each queued request on top of its bytes.
 constexpr std::size_t kRequestOverhead = 64;
 
@@ -91,7 +95,7 @@ class ServerStreamOverStream final : public ServerStream {
         ended_ = true;
       } else if (ended_) {
         co_return Error(Errc::message_after_end, stream_.peer());
-      } else {
+      } else if (!answered_) {
         queued_ += payload->size();
         requests_.push_back({std::move(*payload), std::move(units)});
       }
@@ -99,6 +103,18 @@ class ServerStreamOverStream final : public ServerStream {
     }
   }
 
+  /// Everything is answered: further requests are thrown away, up to their end. Our end waits for that, because it closes
+  /// the pipe of a Python caller, who then fails to write and loses what was answered.
+  Task<void> requests_end(Deadline deadline) {
+    answered_ = true;
+    requests_.clear();
+    queued_ = 0;
+    changed_.notify_all();
+    while (!ended_ && co_await changed_.wait(deadline)) {
+    }
+  }
+
+  bool answered() const noexcept { return answered_; }
   RecordWriter& writer() noexcept { return writer_; }
   const RecordReader& reader() const noexcept { return reader_; }
 
@@ -113,7 +129,7 @@ class ServerStreamOverStream final : public ServerStream {
   Semaphore& room_;
   std::deque<Request> requests_;
   std::size_t queued_ = 0;
-  bool ended_ = false;
+  bool ended_ = false, answered_ = false;
   Condition changed_;
 };
 
@@ -209,6 +225,22 @@ Task<void> serve_unary(Runtime& runtime, transport::Stream& stream, const Method
   stream.close_write();
 }
 
+Task<void> answer(Runtime& runtime, const Method& method, ServerStreamOverStream& call, CallRecord& record) {
+  auto result = co_await handle(method, call);
+  if (!result) {
+    log::debug("rpc", "{} failed for {}: {}", method.protocol, call.peer(), result.error());
+    proto::RPCError error;
+    error.set_message(error_text(result.error()));
+    const std::string bytes = error.SerializeAsString();
+    const ByteView parts[] = {as_bytes(bytes)};
+    (void)co_await call.writer().write(Marker::error, parts, runtime.after(kReplyTimeout));
+  }
+  // Half a message went out: only a reset tells the caller that the rest will not come.
+  if (call.writer().unfinished()) co_return;
+  record.end(result ? Outcome::ok : Outcome::failed);
+  co_await call.requests_end(runtime.after(result ? kRequestsEnd : kErrorRead));
+}
+
 Task<void> serve_streaming(Runtime& runtime, transport::Stream& stream, const Method& method, Caller& caller) {
   CallRecord record(runtime, method.metrics);
   ServerStreamOverStream call(stream, caller.bytes);
@@ -220,27 +252,15 @@ Task<void> serve_streaming(Runtime& runtime, transport::Stream& stream, const Me
       record.received = call.reader().bytes();
     }
   } count_bytes{record, call};
-  auto ended = co_await race(runtime, handle(method, call), call.read_requests());
-  if (ended.index() == 1) {
+  auto ended = co_await race(runtime, answer(runtime, method, call, record), call.read_requests());
+  if (call.answered()) {
+    stream.close_write();
+  } else if (ended.index() == 1) {
     const Error& reason = std::get<1>(ended);
     log::debug("rpc", "{} cancelled: {}", method.protocol, reason);
     if (reason == Errc::malformed_frame || reason == Errc::frame_too_large || reason == Errc::message_after_end)
       record.outcome = Outcome::malformed;
-    co_return;
   }
-  auto& result = std::get<0>(ended);
-  if (!result) {
-    log::debug("rpc", "{} failed for {}: {}", method.protocol, stream.peer(), result.error());
-    proto::RPCError error;
-    error.set_message(error_text(result.error()));
-    const std::string bytes = error.SerializeAsString();
-    const ByteView parts[] = {as_bytes(bytes)};
-    (void)co_await call.writer().write(Marker::error, parts, runtime.after(kReplyTimeout));
-  }
-  // Half a message went out: only a reset tells the caller that the rest will not come.
-  if (call.writer().unfinished()) co_return;
-  record.outcome = result ? Outcome::ok : Outcome::failed;
-  stream.close_write();
 }
 
 }  // namespace

@@ -476,6 +476,26 @@ async def test_the_error_of_a_streaming_handler_reaches_the_caller_as_text(pair)
     assert "the python stream broke" in result["error"]
 
 
+async def test_a_caller_who_is_still_writing_gets_the_error_of_the_handler(pair):
+    peer, p2p = pair
+    await peer.serve("Test.rpc_fail", "fail", text="the cohive stream broke", streaming=True)
+    await peer.serve("Test.rpc_echo", "echo")
+    written = asyncio.Event()
+
+    async def requests():
+        yield Tensor(buffer=b"the first one")
+        assert await until(lambda: has(peer, "Test.rpc_fail", finished=1))
+        await p2p.call_protobuf_handler(peer.peer_id, "Test.rpc_echo", message(b""), Tensor)  # it comes after the error
+        for _ in range(100):
+            yield Tensor(buffer=b"one more")
+        written.set()
+
+    replies = await p2p.iterate_protobuf_handler(peer.peer_id, "Test.rpc_fail", requests(), Tensor)
+    await within(written.wait())
+    with pytest.raises(P2PHandlerError, match="the cohive stream broke"):
+        await within(collect(replies))
+
+
 async def test_a_stream_that_python_leaves_drops_the_handler(pair):
     peer, p2p = pair
     await peer.serve("Test.rpc_wait", "wait", streaming=True)

@@ -256,6 +256,34 @@ TEST_F(Wire, AFailedStreamingHandlerSendsAnErrorRecordAndThenTheEnd) {
   EXPECT_FALSE(received.error);
 }
 
+Task<Result<>> refuse_unheard(ServerStream&) {
+  co_return Error(cohive::Errc::limit_exceeded, "not today");
+}
+
+TEST_F(Wire, AStreamIsHeldOpenUntilTheCallerHasEndedItsRequests) {  // else Python cannot write them, and reads nothing
+  server.add_streaming("Test.rpc_refuse", refuse_unheard);
+  auto stream = open("Test.rpc_refuse");
+  auto received = read(*stream);
+  EXPECT_NE(received.bytes.find("not today"), std::string::npos);
+  ASSERT_TRUE(received.error);
+  EXPECT_EQ(*received.error, cohive::Errc::timeout);
+  for (int i = 0; i < 8; ++i) write(*stream, record(0, std::string(1 << 20, 'x')));  // thrown away, or it would stop
+  write(*stream, kEnd);
+  received = read(*stream);
+  EXPECT_EQ(received.bytes, "");
+  EXPECT_FALSE(received.error);
+  swarm.pass(1s);
+  EXPECT_EQ(calls("rpc_refuse", "server", "failed"), 1);
+}
+
+TEST_F(Wire, ACallerThatNeverEndsItsRequestsIsNotWaitedForLong) {
+  server.add_streaming("Test.rpc_refuse", refuse_unheard);
+  auto stream = open("Test.rpc_refuse");
+  const auto received = read(*stream, 15s);
+  EXPECT_NE(received.bytes.find("not today"), std::string::npos);
+  EXPECT_FALSE(received.error);
+}
+
 TEST_F(Wire, ClosingOrBreakingTheRulesCancelsAStreamingCall) {
   serve_hold();
   const std::vector<std::string> breaches = {

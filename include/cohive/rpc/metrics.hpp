@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -47,7 +48,7 @@ class RpcMetrics {
   Methods client_, server_;
 };
 
-/// One call: counted when this object dies, as cancelled unless told otherwise.
+/// One call: counted when this object dies, and as cancelled unless told otherwise.
 class CallRecord {
  public:
   CallRecord(Runtime& runtime, const MethodMetrics& metrics)
@@ -56,6 +57,12 @@ class CallRecord {
   CallRecord& operator=(const CallRecord&) = delete;
   ~CallRecord();
 
+  /// For a call that is over before this object is.
+  void end(Outcome how) {
+    outcome = how;
+    end_ = runtime_.now();
+  }
+
   Outcome outcome = Outcome::cancelled;
   std::uint64_t sent = 0, received = 0;
 
@@ -63,6 +70,7 @@ class CallRecord {
   Runtime& runtime_;
   const MethodMetrics* metrics_;
   TimePoint start_;
+  std::optional<TimePoint> end_;
 };
 
 }  // namespace cohive::rpc

@@ -63,8 +63,9 @@ class ServerStream {
 /// Returning an error sends its text as the error reply; rpc::Errc::busy arrives as such at callers that know it. The
 /// handler is dropped when the caller goes away.
 using UnaryHandler = std::function<Task<Result<std::string>>(PeerId caller, std::string request)>;
-/// Returning an error sends an error record; returning ok ends the stream. The handler is dropped when the caller
-/// goes away (closes or resets, also after END_OF_STREAM).
+/// Returning an error sends an error record. Then the stream ends, once the caller has ended its requests (or a second
+/// later; ten after an error). The handler is dropped when the caller goes away (closes or resets, also after
+/// END_OF_STREAM).
 using StreamingHandler = std::function<Task<Result<>>(ServerStream& stream)>;
 
 /// Handlers registered with a host for as long as this object lives, which ends before the host's. Running calls are

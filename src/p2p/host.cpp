@@ -29,6 +29,17 @@ Task<void> serve_ping(Runtime& runtime, transport::StreamPtr stream) {
   stream->close_write();
 }
 
+/// A machine that allows few open files has fewer connections; each that is being set up takes one, too.
+HostOptions fitted(HostOptions options, std::size_t most) {
+  const std::size_t wanted = options.max_connections + options.max_pending_inbound + options.max_dials;
+  if (wanted <= most) return options;
+  const std::size_t before = options.max_connections;
+  for (std::size_t* part : {&options.max_connections, &options.max_pending_inbound, &options.max_dials})
+    *part = std::max<std::size_t>(1, *part * most / wanted);
+  log::warn("p2p", "the limit of open files leaves room for {} connections, not {}", options.max_connections, before);
+  return options;
+}
+
 }  // namespace
 
 Host::Impl::Impl(Host& facade, transport::Network& net, KeyPair key, HostOptions opts)
@@ -37,7 +48,7 @@ Host::Impl::Impl(Host& facade, transport::Network& net, KeyPair key, HostOptions
       runtime(net.runtime()),
       identity(std::move(key)),
       id(identity.peer_id()),
-      options(std::move(opts)),
+      options(fitted(std::move(opts), net.max_connections())),
       metrics(runtime.metrics()),
       book(runtime, options.max_addresses_per_peer, options.max_known_peers),
       backoff(runtime, options.backoff_base),

@@ -112,6 +112,7 @@ class LimitedNetwork final : public Network {
   Runtime& runtime() override { return inner_->runtime(); }
   bool plaintext() const override { return inner_->plaintext(); }
   BandwidthLimits limits() const override { return limits_; }
+  std::size_t max_connections() const override { return inner_->max_connections(); }
 
   Result<std::unique_ptr<Listener>> listen(const Multiaddr& address) override {
     auto listener = inner_->listen(address);

@@ -4,6 +4,7 @@
 #include <net/if.h>
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -29,6 +30,8 @@ constexpr int kBacklog = 1024;
 constexpr std::size_t kMaxGather = 64;
 constexpr Duration kOutOfDescriptors = 100ms;
 constexpr int kUnsent = 64 * 1024;
+constexpr std::size_t kOpenFiles = 64 * 1024;  // at most
+constexpr std::size_t kOtherFiles = 64;        // those of the program, metrics being read, names being resolved
 
 /// Waits for a descriptor. The handler shares a state whose waiter is cleared when the awaiting frame is destroyed.
 class Readiness : public Waiter {
@@ -320,10 +323,20 @@ class TcpListener final : public Listener {
   std::shared_ptr<Listening> listening_;
 };
 
+/// How many files this process may have open, after asking for as many as connections can ever need.
+std::size_t open_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kOpenFiles;
+  const rlimit wanted{std::min<rlim_t>(limit.rlim_max, kOpenFiles), limit.rlim_max};
+  if (wanted.rlim_cur > limit.rlim_cur && ::setrlimit(RLIMIT_NOFILE, &wanted) == 0) limit = wanted;
+  return static_cast<std::size_t>(std::min<rlim_t>(limit.rlim_cur, kOpenFiles));
+}
+
 class TcpNetwork final : public Network {
  public:
-  TcpNetwork(Runtime& runtime, TcpOptions options) : runtime_(runtime), options_(options) {}
+  TcpNetwork(Runtime& runtime, TcpOptions options) : runtime_(runtime), options_(options), open_files_(open_files()) {}
   Runtime& runtime() override { return runtime_; }
+  std::size_t max_connections() const override { return open_files_ - std::min(kOtherFiles, open_files_ / 2); }
 
   Result<std::unique_ptr<Listener>> listen(const Multiaddr& address) override {
     auto target = socket_address(address);
@@ -400,6 +413,7 @@ class TcpNetwork final : public Network {
 
   Runtime& runtime_;
   TcpOptions options_;
+  const std::size_t open_files_;
   std::shared_ptr<Listening> listening_ = std::make_shared<Listening>();
 };
 

@@ -118,6 +118,38 @@ TEST_F(Connections, APeerThatCameBackIsReachedByItsNewLinkAtOnce) {
 
 // ---- Limits
 
+/// A machine that lets a process have few connections.
+class SmallMachine final : public transport::Network {
+ public:
+  SmallMachine(std::unique_ptr<transport::Network> inner, std::size_t most) : inner_(std::move(inner)), most_(most) {}
+  Runtime& runtime() override { return inner_->runtime(); }
+  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
+    return inner_->listen(address);
+  }
+  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, Deadline deadline) override {
+    return inner_->dial(std::move(address), deadline);
+  }
+  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
+    return inner_->resolve(std::move(address), deadline);
+  }
+  bool plaintext() const override { return inner_->plaintext(); }
+  std::size_t max_connections() const override { return most_; }
+
+ private:
+  std::unique_ptr<transport::Network> inner_;
+  std::size_t most_;
+};
+
+TEST_F(Connections, OnASmallMachineAHostHasFewerAndStillTakesNewcomersIn) {
+  SmallMachine machine(swarm.fabric().add_machine(), 40);
+  Host alice(machine, KeyPair::ed25519_from_seed(Bytes(32, 7)),
+             {.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()}});
+  ASSERT_TRUE(alice.start());
+  for (std::uint32_t i = 0; i < 60; ++i) EXPECT_TRUE(knock_at(alice, nobody(i))) << i;
+  EXPECT_GT(counted.connections.value(), 20);
+  EXPECT_LT(counted.connections.value(), 40);
+}
+
 TEST_F(Connections, OnePeerHasOnlyAFewLinks) {
   auto& alice = swarm.add_host({.max_connections_per_peer = 3});
   int accepted = 0;

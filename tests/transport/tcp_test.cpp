@@ -1,5 +1,6 @@
 // Real sockets on the loopback interface.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/sync.hpp"
@@ -57,6 +58,20 @@ class Tcp : public ::testing::Test {
   std::unique_ptr<Runtime> runtime_ = make_runtime({.pool_threads = 1});
   std::unique_ptr<Network> network_ = make_tcp_network(*runtime_);
 };
+
+TEST_F(Tcp, MayHaveMoreConnectionsThanTheUsualLimitOfOpenFiles) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  if (before.rlim_max < 4096) GTEST_SKIP() << "the hard limit is low";
+  const rlimit usual{1024, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+  const auto network = make_tcp_network(*runtime_);
+  rlimit now{};
+  ::getrlimit(RLIMIT_NOFILE, &now);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_GT(network->max_connections(), 4000u);
+  EXPECT_LT(network->max_connections(), now.rlim_cur);
+}
 
 TEST_F(Tcp, CarriesBytesBothWaysAndSeesTheEnd) {
   for (const auto* where : {"/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"}) {

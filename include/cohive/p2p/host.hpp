@@ -31,7 +31,8 @@ struct HostOptions {
   Duration negotiation_timeout = 10s;  ///< protocol of one stream
   Duration identify_timeout = 10s;
   Duration backoff_base = 5s;  ///< after a failed dial; grows, at most 5 min
-  /// Above it, idle connections make room for new ones. An eighth is kept for connections that we open.
+  /// Above it, idle connections make room for new ones. An eighth is kept for connections that we open. This, the
+  /// inbound ones pending and the dials shrink together where the machine allows fewer connections.
   std::size_t max_connections = 1024;
   std::size_t max_pending_inbound = 256;  ///< inbound connections before the handshake is done
   /// The same from one IPv4 address or IPv6 /64 network; this machine itself may take all of them.

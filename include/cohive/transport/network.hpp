@@ -3,6 +3,7 @@
 /// Loop thread only.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -71,6 +72,8 @@ class Network {
   /// True when handshakes may be skipped: only simulations of thousands of peers say so.
   virtual bool plaintext() const { return false; }
   virtual BandwidthLimits limits() const { return {}; }
+  /// How many connections the machine lets this process have, all that use them together.
+  virtual std::size_t max_connections() const { return std::numeric_limits<std::size_t>::max(); }
 };
 
 /// The same network under caps that all its connections share: busy ones get equal parts, a few bytes of a quiet one
@@ -84,7 +87,8 @@ struct TcpOptions {
   bool dial_from_listen_port = false;
 };
 
-/// TCP over Boost.Asio. `runtime` must be a real one and outlive the network.
+/// TCP over Boost.Asio. `runtime` must be a real one and outlive the network. Raises the process's soft limit of open
+/// files (up to 65,536, as the hard one allows): the usual 1,024 are fewer than a full host needs.
 std::unique_ptr<Network> make_tcp_network(Runtime& runtime, TcpOptions options = {});
 
 }  // namespace cohive::transport

@@ -106,14 +106,11 @@ std::vector<Bracketed> bracketed(std::string_view text, std::string_view prefix)
   std::vector<Bracketed> found;
   for (std::size_t at = text.find(prefix); at != std::string_view::npos; at = text.find(prefix, at)) {
     const std::size_t start = at + prefix.size();
-    const std::size_t close = text.find(']', start + 1);
+    const bool empty = start < text.size() && text[start] == '\n';
+    const std::size_t close = empty ? start : text.find_first_of("]\n", start + 1);
     if (close == std::string_view::npos) break;
-    const auto content = text.substr(start, close - start);
-    if (content.find('\n') != std::string_view::npos) {
-      ++at;
-      continue;
-    }
-    found.push_back({at, close + 1, content});
+    // None that begins before a newline goes on behind it: each part of the text is looked at once.
+    if (text[close] == ']') found.push_back({at, close + 1, text.substr(start, close - start)});
     at = close + 1;
   }
   return found;

@@ -33,6 +33,24 @@ TEST(RsaSignature, LeavesUnprotectedRecordsAlone) {
   EXPECT_EQ(owner().strip_value(record), record.value);
 }
 
+TEST(RsaSignature, AValueFullOfUnfinishedSignaturesIsJudgedInOnePass) {
+  Record record = record_of(owned_tag());
+  for (const char* unfinished : {"[signature:\n", "[signature:a"}) {
+    record.value.clear();
+    while (record.value.size() < 1'000'000) record.value += unfinished;
+    record.value += "\n]";
+    for (int i = 0; i < 50; ++i) {
+      EXPECT_FALSE(stranger().validate(record));  // seconds each when every one of them looks for its end
+      EXPECT_EQ(stranger().strip_value(record), record.value);
+    }
+  }
+  record = record_of(owned_tag());
+  record.value = owner().sign_value(record);
+  record.value.insert(1, "[signature:\n");
+  EXPECT_FALSE(stranger().validate(record)) << "another value than the one that was signed";
+  EXPECT_EQ(stranger().strip_value(record), "\x01[signature:\n") << "no signature: they have no newlines";
+}
+
 TEST(RsaSignature, ProtectsItsOwnRecordsAgainstChangesAndStrangers) {
   Record record = record_of(owned_tag());
   EXPECT_FALSE(owner().validate(record)) << "unsigned";

@@ -47,9 +47,11 @@ Task<void> caller_leaves(transport::Stream& stream) {
 
 /// What one peer has running here.
 struct Caller {
-  explicit Caller(Runtime& runtime) : bytes(runtime, kMaxBytesPerPeer, "room for requests") {}
+  explicit Caller(Runtime& runtime)
+      : bytes(runtime, kMaxBytesPerPeer, "room for requests"), replies(runtime, kMaxBytesPerPeer, "room for replies") {}
   std::size_t calls = 0;
   Semaphore bytes;
+  Semaphore replies;  // on their way: who asks for much and does not read it would fill our memory
 };
 
 class ServerStreamOverStream final : public ServerStream {
@@ -103,8 +105,8 @@ class ServerStreamOverStream final : public ServerStream {
     }
   }
 
-  /// Everything is answered: further requests are thrown away, up to their end. Our end waits for that, because it closes
-  /// the pipe of a Python caller, who then fails to write and loses what was answered.
+  /// Everything is answered: further requests are thrown away, up to their end. Our end waits for that, because it
+  /// closes the pipe of a Python caller, who then fails to write and loses what was answered.
   Task<void> requests_end(Deadline deadline) {
     answered_ = true;
     requests_.clear();
@@ -218,6 +220,12 @@ Task<void> serve_unary(Runtime& runtime, transport::Stream& stream, const Method
   auto& result = std::get<0>(ended);
   const std::string reply = make_reply(call_id, result);
   if (!result) log::debug("rpc", "{} failed for {}: {}", method.protocol, stream.peer(), result.error());
+  const auto room = caller.replies.try_acquire(reply.size());
+  if (!room) {
+    log::debug("rpc", "{} refused: {} does not read its replies", method.protocol, stream.peer());
+    record.outcome = Outcome::refused;
+    co_return;  // dropping the stream resets it
+  }
   auto sent = co_await transport::write_message(stream, as_bytes(reply), runtime.after(kReplyTimeout));
   if (!sent) co_return;
   record.sent = reply.size();
@@ -244,18 +252,18 @@ Task<void> answer(Runtime& runtime, const Method& method, ServerStreamOverStream
 Task<void> serve_streaming(Runtime& runtime, transport::Stream& stream, const Method& method, Caller& caller) {
   CallRecord record(runtime, method.metrics);
   ServerStreamOverStream call(stream, caller.bytes);
-  struct CountBytes {
+  struct End {
     CallRecord& record;
     ServerStreamOverStream& call;
-    ~CountBytes() {
+    transport::Stream& stream;
+    ~End() {
       record.sent = call.writer().bytes();
       record.received = call.reader().bytes();
+      if (call.answered()) stream.close_write();  // also when the server ends first: what was answered arrives
     }
-  } count_bytes{record, call};
+  } end{record, call, stream};
   auto ended = co_await race(runtime, answer(runtime, method, call, record), call.read_requests());
-  if (call.answered()) {
-    stream.close_write();
-  } else if (ended.index() == 1) {
+  if (!call.answered() && ended.index() == 1) {
     const Error& reason = std::get<1>(ended);
     log::debug("rpc", "{} cancelled: {}", method.protocol, reason);
     if (reason == Errc::malformed_frame || reason == Errc::frame_too_large || reason == Errc::message_after_end)

@@ -284,6 +284,34 @@ TEST_F(Wire, ACallerThatNeverEndsItsRequestsIsNotWaitedForLong) {
   EXPECT_FALSE(received.error);
 }
 
+TEST_F(Wire, WhatIsAnsweredArrivesEvenIfTheServerEndsBeforeTheCallerHasEndedItsRequests) {
+  server.add_streaming("Test.rpc_once", [](ServerStream& call) -> Task<Result<>> {
+    co_return co_await call.send(as_bytes(std::string_view("all there is")), Deadline::never());
+  });
+  auto stream = open("Test.rpc_once");
+  write(*stream, record(0, "5"));
+  swarm.pass(100ms);
+  owner.reset();
+  const Received received = read(*stream);
+  EXPECT_EQ(received.bytes, record(0, "all there is"));
+  EXPECT_FALSE(received.error) << *received.error;
+}
+
+TEST_F(Wire, RepliesThatACallerDoesNotReadTakeLimitedRoom) {
+  server.add_unary("Test.rpc_big",
+                   [](PeerId, std::string) -> Task<Result<std::string>> { co_return std::string(4'000'000, 'x'); });
+  std::vector<transport::StreamPtr> unread;
+  for (int i = 0; i < 100; ++i) {
+    unread.push_back(open("Test.rpc_big"));
+    write(*unread.back(), request_frame("x"));
+  }
+  swarm.pass(1s);
+  EXPECT_EQ(calls("rpc_big", "server", "refused"), 100 - 16);
+  unread.clear();
+  swarm.pass(1s);
+  EXPECT_EQ(call("Test.rpc_big", "x").value().size(), 4'000'000u) << "the room is free again";
+}
+
 TEST_F(Wire, ClosingOrBreakingTheRulesCancelsAStreamingCall) {
   serve_hold();
   const std::vector<std::string> breaches = {

@@ -20,7 +20,7 @@ inline constexpr std::size_t kMaxStreamRecord =
 inline constexpr std::size_t kMaxPrefetch = 2 * 1024 * 1024;  ///< received requests a handler has not asked for yet
 inline constexpr std::size_t kMaxPrefetchedRequests = 32;     ///< the same, counted in requests
 inline constexpr std::size_t kMaxCallsPerPeer = 256;          ///< inbound calls running at once
-inline constexpr std::size_t kMaxBytesPerPeer = 64 * 1024 * 1024;  ///< requests of all its calls held here; more wait
+inline constexpr std::size_t kMaxBytesPerPeer = 64 * 1024 * 1024;  ///< requests that wait; unread replies, too
 inline constexpr Duration kRequestReadTimeout = 30s;               ///< server: one complete request
 inline constexpr std::size_t kMaxErrorText = 4096;
 

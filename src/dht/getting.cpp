@@ -111,8 +111,9 @@ bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
     if (lookup.best) lookup.copies[protocol.node_id] = lookup.best->fingerprint();
     return false;
   }
-  const double lead = to_seconds(options.cache_refresh_before_expiry);
-  if (lead > 0 && protocol.cache.contains(lookup.key)) schedule_refresh(lookup.key, lookup.best->expiration - lead);
+  const double lead = to_seconds(options.cache_refresh_before_expiry), refresh = lookup.best->expiration - lead;
+  // Later it has been looked up already: who reads a key that nobody renews must not cause search after search.
+  if (lead > 0 && refresh > time && protocol.cache.contains(lookup.key)) schedule_refresh(lookup.key, refresh);
   return true;
 }
 

@@ -88,6 +88,21 @@ TEST_F(CachingSwarm, ACachedKeyInUseIsRefreshedShortlyBeforeItExpires) {
   EXPECT_EQ(finds(), before) << "no network: the refreshed value was there";
 }
 
+TEST_F(CachingSwarm, ACachedKeyThatNobodyRenewsIsLookedUpOnceHoweverOftenItIsRead) {
+  add_many(20, {.cache_nearest = 0});
+  ASSERT_TRUE(store(*nodes[1], "key", 1, in(60)));
+  Dht* reader = nullptr;
+  for (auto& node : nodes)
+    if (node->storage_size() == 0 && node != nodes[1] && !reader) reader = node.get();
+  ASSERT_TRUE(get(*reader, "key"));
+  swarm.pass(50s);
+  for (int i = 0; i < 90; ++i) {
+    ASSERT_TRUE(get(*reader, "key"));
+    swarm.pass(100ms);
+  }
+  EXPECT_EQ(DhtMetrics(swarm.runtime().metrics()).cache_refreshes.value(), 1);
+}
+
 TEST_F(CachingSwarm, ACachedKeyThatNobodyReadsIsNotRefreshed) {
   add_many(10);
   ASSERT_TRUE(store(*nodes[1], "key", 1, in(60)));

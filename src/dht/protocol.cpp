@@ -13,14 +13,15 @@ namespace {
 constexpr double kBurstSeconds = 10;     // a trainer that stores or asks in bulk now and then is welcome
 constexpr double kClockTolerance = 3.0;  // seconds; matchmaking margins assume the same
 constexpr std::size_t kStoreBatch = 256;
-constexpr std::size_t kLargeReply = 512 * 1024;   // a find reply in which the largest record may have found no room
-constexpr std::size_t kMaxNeighboursHeard = 100;  // of one reply about one key; hivemind sends 20
-constexpr std::size_t kRecordsPerTurn = 256;      // looked at in one turn of the loop, well below a millisecond
+constexpr std::size_t kLargeReply = 512 * 1024;  // a find reply in which the largest record may have found no room
+constexpr std::size_t kRecordsPerTurn = 256;     // looked at in one turn of the loop, well below a millisecond
 constexpr std::size_t kHandOverBatch = 64;
 constexpr std::size_t kMaxNewcomers = 256;
 constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
+constexpr Duration kNewFor = 2min;          // so long a newcomer may still lack what others gave it
 constexpr std::size_t kMaxHandedOver = 4096;
 constexpr std::size_t kMaxFormer = 16;
+constexpr std::size_t kCallBackShare = 4;  // of the outgoing calls, one in so many
 // Before a busy node is asked again; the first is what a hundred keys take at the usual rate.
 constexpr Duration kFirstPause = 20ms;
 constexpr Duration kLongestPause = 500ms;
@@ -60,6 +61,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       storage(limits_of(opts, opts.max_records)),
       cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
+      call_backs_(runtime, std::max<std::size_t>(opts.parallel_rpc / kCallBackShare, 1), "a slot to call back"),
       overloaded_(opts.blacklist_time, opts.backoff_rate),
       rates_(opts.max_keys_per_second, opts.max_keys_per_second * kBurstSeconds),
       tasks_(runtime, "dht protocol"),
@@ -257,7 +259,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   for (const DhtId& key : keys) request.add_keys(key.binary());
   auto bytes = co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString(), metrics.find);
   if (!bytes) co_return bytes.error();
-  auto reply = read_find_reply(as_bytes(*bytes), keys.size(), kMaxNeighboursHeard);
+  auto reply = read_find_reply(as_bytes(*bytes), keys.size(), options.bucket_size);
   if (!reply || reply->results.size() != keys.size()) {
     lost(peer);
     co_return Error(Errc::malformed_reply, peer, "rpc_find");
@@ -416,15 +418,18 @@ Task<void> Protocol::hand_records_over() {
       if (++looked_at % kRecordsPerTurn == 0) co_await runtime.yield();
       const auto* record = storage.get(key, now());
       if (!record) continue;
-      const auto nearest = table.nearest(key, options.num_replicas + 1);
-      const DhtId own = node_id.distance(key);
-      for (std::size_t i = 0; i < nodes.size(); ++i) {
-        const auto others = [&](const NodeAddress& node) { return node.id != nodes[i].id; };
-        const auto rank = std::find_if_not(nearest.begin(), nearest.end(), others) - nearest.begin();
-        const auto first = std::find_if(nearest.begin(), nearest.end(), others);
-        const bool should_store = static_cast<std::size_t>(rank) < std::min(options.num_replicas, nearest.size());
-        const bool responsible = first == nearest.end() || own < first->id.distance(key);
-        if (!should_store || !responsible) continue;
+      const auto nearest = table.nearest(key, options.num_replicas);
+      const auto number = [&](const NodeAddress& node) {
+        return static_cast<std::size_t>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
+      };
+      // Ours to do if we are the nearest of those who were there before: newcomers have nothing to give each other, or
+      // something older when they come from another part of a swarm that fell apart.
+      const auto first =
+          std::find_if(nearest.begin(), nearest.end(), [&](const NodeAddress& node) { return !is_new(node.peer); });
+      if (first != nearest.end() && first->id.distance(key) < node_id.distance(key)) continue;
+      for (const NodeAddress& node : nearest) {
+        const std::size_t i = number(node);
+        if (i == nodes.size()) continue;
         batches[i].push_back(outgoing(key, *record, false));
         if (batches[i].size() >= kHandOverBatch)
           tasks_.spawn(hand_batch_over(nodes[i], std::exchange(batches[i], {})), "hand records over");
@@ -434,6 +439,11 @@ Task<void> Protocol::hand_records_over() {
       if (!batches[i].empty()) tasks_.spawn(hand_batch_over(nodes[i], std::move(batches[i])), "hand records over");
   }
   handing_over_ = false;
+}
+
+bool Protocol::is_new(const PeerId& peer) const {
+  const auto at = handed_over_.find(peer);
+  return at != handed_over_.end() && runtime.now() - at->second < kNewFor;
 }
 
 Task<void> Protocol::hand_batch_over(NodeAddress node, std::vector<OutgoingRecord> records) {

@@ -116,6 +116,7 @@ class Protocol {
   void lost(const PeerId& peer);
   Task<void> check_old_node(NodeAddress node);
   Task<void> hand_records_over();
+  bool is_new(const PeerId& peer) const;
   Task<void> hand_batch_over(NodeAddress node, std::vector<OutgoingRecord> records);
   Task<void> revalidate();
 
@@ -131,6 +132,8 @@ class Protocol {
   bool handing_over_ = false;
   std::unordered_map<PeerId, TimePoint> handed_over_;
   Semaphore slots_;
+  Semaphore call_backs_;  // for pings that ask for one
+  std::unordered_set<PeerId> called_back_;
   std::unordered_map<PeerId, Queue> busy_;  // nodes that said so, with those who wait for them
   Blacklist overloaded_;                    // nodes that went on saying so
   RateLimiter rates_;

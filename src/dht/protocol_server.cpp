@@ -1,6 +1,7 @@
 // The serving side of the DHT's calls. Everything in a request is a stranger's: lengths, sizes and times are checked
 // before anything is kept. Source: hivemind wire spec, section 3.7.
 #include <cmath>
+#include <unordered_set>
 
 #include "cohive/core/log.hpp"
 #include "cohive/proto/dht.pb.h"
@@ -52,6 +53,24 @@ void take_apart(OutgoingRecord record, std::size_t item, const StorageLimits& li
   }
 }
 
+/// One peer is called back once at a time: false while it is.
+class CalledBack {
+ public:
+  CalledBack(std::unordered_set<PeerId>& all, const PeerId& peer)
+      : all_(all), peer_(peer), is_(all.insert(peer).second) {}
+  CalledBack(const CalledBack&) = delete;
+  CalledBack& operator=(const CalledBack&) = delete;
+  ~CalledBack() {
+    if (is_) all_.erase(peer_);
+  }
+  explicit operator bool() const { return is_; }
+
+ private:
+  std::unordered_set<PeerId>& all_;
+  PeerId peer_;
+  bool is_;
+};
+
 }  // namespace
 
 void Protocol::serve() {
@@ -82,11 +101,14 @@ Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   proto::PingRequest request;
   if (!request.ParseFromString(bytes)) co_return refuse(metrics.ping, Errc::malformed_request, "rpc_ping");
   if (!rates_.allow(caller, 1, runtime.now())) co_return refuse_busy(metrics.ping);
-  metrics.ping.served.increment();
   proto::PingResponse reply;
   const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
   bool welcome = true;
   if (claimed && request.validate()) {
+    // Who asks to be called back and does not answer must not hold up our own calls.
+    const CalledBack one(called_back_, caller);
+    const auto slot = call_backs_.try_acquire();
+    if (!one || !slot) co_return refuse_busy(metrics.ping);
     auto back = co_await ping(caller, false);
     welcome = back ? *back == claimed : back.error() == rpc::Errc::busy;  // who is busy can be reached
     reply.set_available(welcome);
@@ -96,6 +118,7 @@ Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   } else {
     lost(caller);
   }
+  metrics.ping.served.increment();
   fill(*reply.mutable_peer());
   reply.set_dht_time(now());
   co_return reply.SerializeAsString();

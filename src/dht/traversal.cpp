@@ -48,9 +48,21 @@ void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bo
   }
   const std::size_t limit = options_.result_size * (1 + kReserve);
   if (at == beam.end() && beam.size() >= limit) return;
-  if (std::find(query.failed.begin(), query.failed.end(), node.id) != query.failed.end()) return;
+  // A peer has one place, under however many node ids it is announced: the nearest until it is asked, and then that.
+  if (!asked && was_asked(node.peer, query)) return;
+  const auto twin =
+      std::find_if(beam.begin(), beam.end(), [&](const Candidate& one) { return one.node.peer == node.peer; });
+  if (twin < at) {
+    twin->asked |= asked;
+    return;
+  }
+  if (twin != beam.end()) beam.erase(twin);
   beam.insert(at, {distance, node, contact.teller, hops, asked, false});
-  if (beam.size() > limit) beam.pop_back();
+  if (beam.size() <= limit) return;
+  // Who has answered exists, whatever is said to be nearer.
+  const auto answered = [](const Candidate& candidate) { return candidate.answered; };
+  const auto farthest = std::find_if_not(beam.rbegin(), beam.rend(), answered);
+  if (farthest != beam.rend()) beam.erase(std::next(farthest).base());
 }
 
 bool Traversal::was_asked(const PeerId& peer, const Query& query) const {
@@ -74,13 +86,11 @@ void Traversal::settle(Query& query) {
   std::vector<DhtId> quorum;
   for (std::size_t i = 0; i < size; ++i) {
     const Candidate& candidate = query.beam[i];
-    if (!candidate.answered && (query.active > 0 || !candidate.asked)) return;
-    if (candidate.answered) quorum.push_back(candidate.node.id);
+    if (!candidate.answered) return;
+    quorum.push_back(candidate.node.id);
   }
-  // A peer that answered under another node id has not answered for this one.
-  const bool complete = size > 0 && quorum.size() == size;
   if (size < options_.quorum && options_.in_quorum) quorum.push_back(self_);
-  if (complete && guide_.agree(query.id, quorum)) return finish(query);
+  if (size > 0 && guide_.agree(query.id, quorum)) return finish(query);
   query.settling = false;
   update_next(query);
 }
@@ -90,18 +100,14 @@ void Traversal::update_next(Query& query) {
   query.next = kNone;
   if (query.calls >= kMaxCallsPerQuery) return;
   const std::size_t size = query.settling ? quorum_of(query) : std::min(options_.beam_size, query.beam.size());
-  for (std::size_t i = 0; i < size && query.next == kNone; ++i) {
-    Candidate& candidate = query.beam[i];
-    // A peer is asked once, under however many node ids it is announced.
-    if (!candidate.asked && was_asked(candidate.node.peer, query)) candidate.asked = true;
-    if (!candidate.asked) query.next = i;
-  }
+  for (std::size_t i = 0; i < size && query.next == kNone; ++i)
+    if (!query.beam[i].asked) query.next = i;
 }
 
 /// Those that fell out of the beam were far away: they count as one hop.
-std::size_t Traversal::hops_to(const Query& query, const NodeAddress& node) {
+std::size_t Traversal::hops_to(const Query& query, const PeerId& peer) {
   const auto& beam = query.beam;
-  const auto at = std::find_if(beam.begin(), beam.end(), [&](const Candidate& one) { return one.node.id == node.id; });
+  const auto at = std::find_if(beam.begin(), beam.end(), [&](const Candidate& one) { return one.node.peer == peer; });
   return at == beam.end() ? 1 : at->hops;
 }
 
@@ -162,16 +168,15 @@ bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
   return true;
 }
 
-void Traversal::apply(Query& query, const NodeAddress& node, TraversalStep* step) {
+void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
   --query.active;
   if (query.finished) return;
   if (!step) {
-    query.failed.push_back(node.id);
-    std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.id == node.id; });
+    std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.peer == peer; });
   } else {
-    const std::size_t hops = hops_to(query, node);
-    for (Candidate& candidate : query.beam) candidate.answered |= candidate.node.id == node.id;
-    for (const auto& neighbour : step->nearest) learn(query, {neighbour, node.peer}, hops + 1, false);
+    const std::size_t hops = hops_to(query, peer);
+    for (Candidate& candidate : query.beam) candidate.answered |= candidate.node.peer == peer;
+    for (const auto& neighbour : step->nearest) learn(query, {neighbour, peer}, hops + 1, false);
     if (step->stop) {
       query.stopped_at = hops;
       return finish(query);
@@ -193,7 +198,8 @@ Task<void> Traversal::work(Traversal& self) {
     for (const Query* query : batch) ids.push_back(query->id);
     auto steps = co_await self.guide_.ask(contact, std::move(ids));
     if (steps && steps->size() != batch.size()) steps.reset();
-    for (std::size_t i = 0; i < batch.size(); ++i) self.apply(*batch[i], contact.node, steps ? &(*steps)[i] : nullptr);
+    for (std::size_t i = 0; i < batch.size(); ++i)
+      self.apply(*batch[i], contact.node.peer, steps ? &(*steps)[i] : nullptr);
     self.changed_.notify_all();
   }
 }

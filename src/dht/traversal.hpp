@@ -78,7 +78,6 @@ class Traversal {
     std::size_t index = 0;
     std::vector<Candidate> beam;  // ascending by distance; those behind beam_size step in for nodes that fail
     std::size_t next = kNone;     // whom to ask next: the nearest in the beam that was not asked
-    std::vector<DhtId> failed;
     std::size_t calls = 0;
     std::size_t active = 0;
     std::size_t stopped_at = 0;  // hops to the node that had what was wanted
@@ -93,9 +92,9 @@ class Traversal {
   std::size_t quorum_of(const Query& query) const;
   void settle(Query& query);
   bool choose(Contact& contact, std::vector<Query*>& batch);
-  void apply(Query& query, const NodeAddress& node, TraversalStep* step);
+  void apply(Query& query, const PeerId& peer, TraversalStep* step);
   void finish(Query& query);
-  static std::size_t hops_to(const Query& query, const NodeAddress& node);
+  static std::size_t hops_to(const Query& query, const PeerId& peer);
   bool was_asked(const PeerId& peer, const Query& query) const;
 
   Runtime& runtime_;

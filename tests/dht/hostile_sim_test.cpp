@@ -252,6 +252,28 @@ TEST_F(HostileSwarm, InventedNeighboursDoNotHoldASearchForEver) {
   EXPECT_TRUE(swarm.run(node.store("key", 1, node.now() + 100)));
 }
 
+TEST_F(HostileSwarm, InventedNeighboursDoNotCrowdOutTheNodesThatExist) {
+  add_many(12, {.cache_nearest = 0});
+  auto& host = swarm.add_host();
+  Labyrinth labyrinth(host);
+  const DhtId key = DhtId::of("key");
+  proto::FindRequest hello;  // the liar is nearest to the key, and known to the writer
+  hello.mutable_peer()->set_node_id(key.binary());
+  Dht& writer = *nodes[3];
+  const auto greeted = [&]() -> Task<bool> {
+    co_return (co_await host.connect(writer.host().visible_addresses().front(), swarm.after(5s))).has_value() &&
+        (co_await rpc::call_unary(host, writer.host().id(), "DHTProtocol.rpc_find", hello.SerializeAsString(),
+                                  swarm.after(5s)))
+            .has_value();
+  };
+  ASSERT_TRUE(swarm.run(greeted()));
+  ASSERT_EQ(writer.known_nodes().size(), 12u);
+  swarm.run(writer.store("key", 1, in(600)));
+  std::size_t holders = 0;
+  for (auto& node : nodes) holders += node->storage_size();
+  EXPECT_GE(holders, 4u);
+}
+
 TEST_F(HostileSwarm, RepliesThatDoNotMatchTheirRequestCountAsFailures) {
   auto& host = swarm.add_host();
   rpc::Server server(host);
@@ -309,6 +331,32 @@ TEST_F(HostileSwarm, ANodeThatCannotBeCalledBackIsNotAdmitted) {
   EXPECT_EQ(reply.peer().node_id(), nodes[0]->node_id().binary());
   EXPECT_NEAR(reply.dht_time(), nodes[0]->now(), 1);
   EXPECT_EQ(nodes[0]->table_size(), 0u);
+}
+
+TEST_F(HostileSwarm, CallersWhoNeverAnswerWhenCalledBackDoNotHoldUpTheNodesOwnCalls) {
+  add_many(2, {.num_replicas = 1, .cache_on_store = false});
+  ASSERT_TRUE(store(*nodes[1], "key", 1, in(600)));
+  auto& attacker = swarm.add_host();
+  rpc::Server silent(attacker);
+  silent.add_unary("DHTProtocol.rpc_ping", [&](PeerId, std::string) -> Task<Result<std::string>> {
+    co_await swarm.runtime().sleep_for(1h);
+    co_return "";
+  });
+  ASSERT_TRUE(swarm.run(attacker.connect(swarm.host(0).visible_addresses().front(), swarm.after(5s))));
+  proto::PingRequest request;
+  request.mutable_peer()->set_node_id(std::string(20, 'x'));
+  request.set_validate(true);
+  TaskGroup pings(swarm.runtime(), "pings");
+  for (int i = 0; i < 300; ++i)
+    pings.spawn([](p2p::Host& host, PeerId peer, std::string ping) -> Task<void> {
+      (void)co_await rpc::call_unary(host, peer, "DHTProtocol.rpc_ping", ping, Deadline::never());
+    }(attacker, swarm.host(0).id(), request.SerializeAsString()));
+  swarm.pass(1s);
+  Dht& reader = nodes[0]->storage_size() == 0 ? *nodes[0] : *nodes[1];
+  ASSERT_EQ(&reader, nodes[0].get());
+  const TimePoint start = swarm.runtime().now();
+  EXPECT_TRUE(get(reader, "key", true));
+  EXPECT_LT(swarm.runtime().now() - start, 500ms);
 }
 
 TEST_F(HostileSwarm, APeerThatFloodsIsRefusedWhileOthersAreServed) {

@@ -67,6 +67,25 @@ TEST_F(Rejoining, TheSidesOfANetworkThatFellApartFindEachOther) {
   expect_that_all_read_what_all_store();
 }
 
+TEST_F(Rejoining, WhatOneSideStoredLastWhileTheyWereApartIsWhatAllRead) {
+  constexpr std::size_t kSide = 20;
+  add_many(2 * kSide);
+  swarm.fabric().partition(ips(0, kSide), ips(kSide, 2 * kSide));
+  be_busy(5min);
+  const auto key = [](std::size_t i) { return Key("key " + std::to_string(i)); };
+  for (std::size_t i = 0; i < 300; ++i) {
+    ASSERT_TRUE(store(*nodes[i % kSide], key(i), "older", in(3600)));
+    ASSERT_TRUE(store(*nodes[kSide + i % kSide], key(i), "newer", in(3601)));
+  }
+  swarm.fabric().heal();
+  swarm.pass(15min);
+  int outdated = 0;
+  for (std::size_t i = 0; i < 300; ++i)
+    for (std::size_t reader = i % 5; reader < 2 * kSide; reader += 5)
+      outdated += *get(*nodes[reader], key(i), true).value().value() != msgpack::Value("newer");
+  EXPECT_LE(outdated, 2) << "of 2400: all that are near a key may be of the side with the older one, and agree";
+}
+
 TEST_F(Rejoining, NodesWithoutInitialPeersComeBackThroughThoseTheyKnew) {
   add_many(3);
   swarm.fabric().crash(ip_of(0));  // the only initial peer is gone for good

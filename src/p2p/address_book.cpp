@@ -37,21 +37,30 @@ bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller) {
 void AddressBook::add(Book& book, const Multiaddr& address, Source source, Multiaddr::Scope teller, TimePoint expires) {
   const Multiaddr plain = address.without_peer();
   if (plain.empty()) return;
-  for (Entry& entry : book.entries) {
-    if (entry.known.address != plain) continue;
-    entry.expires = std::max(entry.expires, expires);
-    if (source > entry.known.source) entry.known = {plain, source, teller};
-    return;
+  auto& entries = book.entries;
+  auto at = std::find_if(entries.begin(), entries.end(),
+                         [&plain](const Entry& entry) { return entry.known.address == plain; });
+  if (at != entries.end()) {
+    at->expires = std::max(at->expires, expires);
+    if (source > at->known.source) at->known = {plain, source, teller};
+  } else {
+    if (entries.size() >= max_per_peer_ && !make_place(book, source)) return;
+    at = entries.insert(entries.end(), {{plain, source, teller}, expires});
   }
-  if (book.entries.size() >= max_per_peer_) {
-    if (source == Source::told) return;
-    // What we know ourselves takes the place of what we were told.
-    const auto told = std::find_if(book.entries.begin(), book.entries.end(),
-                                   [](const Entry& entry) { return entry.known.source == Source::told; });
-    if (told == book.entries.end()) return;
-    book.entries.erase(told);
+  if (source == Source::proven) std::rotate(entries.begin(), at, at + 1);  // a peer that moves is where it was last
+}
+
+/// What we know ourselves takes the place of what we were told, or else of what worked longest ago.
+bool AddressBook::make_place(Book& book, Source newcomer) {
+  if (newcomer == Source::told) return false;
+  for (const Source source : {Source::told, Source::proven}) {
+    const auto last = std::find_if(book.entries.rbegin(), book.entries.rend(),
+                                   [source](const Entry& entry) { return entry.known.source == source; });
+    if (last == book.entries.rend()) continue;
+    book.entries.erase(std::prev(last.base()));
+    return true;
   }
-  book.entries.push_back({{plain, source, teller}, expires});
+  return false;
 }
 
 void AddressBook::add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller) {

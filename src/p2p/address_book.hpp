@@ -41,7 +41,7 @@ class AddressBook {
   void add_proven(const PeerId& peer, const Multiaddr& address);
   void add_given(const PeerId& peer, const Multiaddr& address);
 
-  /// The surest first.
+  /// The surest first; of those that worked, the latest.
   std::vector<KnownAddress> known(const PeerId& peer) const;
   std::vector<Multiaddr> addresses(const PeerId& peer) const;
   bool knows(const PeerId& peer) const;
@@ -57,7 +57,7 @@ class AddressBook {
   /// Books in the order in which they end: all in one queue live equally long.
   using Queue = std::list<PeerId>;
   struct Book {
-    std::vector<Entry> entries;
+    std::vector<Entry> entries;  ///< proven ones first, the latest at the front
     bool connected = false;
     Queue* queue = nullptr;  ///< none while connected or holding a given address
     Queue::iterator place;
@@ -65,6 +65,7 @@ class AddressBook {
   };
   void add(Book& book, const Multiaddr& address, KnownAddress::Source source, Multiaddr::Scope teller,
            TimePoint expires);
+  static bool make_place(Book& book, KnownAddress::Source newcomer);
   void enqueue(const PeerId& peer, Book& book, Queue& queue, Duration life);
   void dequeue(Book& book);
   void prune(Queue& queue);

@@ -113,12 +113,9 @@ Task<void> Host::Impl::welcome(Impl& self, std::unique_ptr<transport::RawConnect
     log::debug("p2p", "inbound connection from {} failed: {}", from, connection.error());
     co_return;
   }
-  self.metrics.inbound_ok.increment();
   auto adopted = self.adopt(std::move(*connection), std::move(ip));
-  if (!adopted) {
-    self.metrics.inbound_refused.increment();
-    log::debug("p2p", "inbound connection from {} refused: {}", from, adopted.error());
-  }
+  (adopted ? self.metrics.inbound_ok : self.metrics.inbound_refused).increment();
+  if (!adopted) log::debug("p2p", "inbound connection from {} refused: {}", from, adopted.error());
 }
 
 bool Host::Impl::has_room(bool inbound) const {

@@ -25,6 +25,7 @@ Task<void> serve_ping(Runtime& runtime, transport::StreamPtr stream) {
     if (!request) break;
     auto written = co_await stream->write(*request, runtime.after(kPingIdle));
     if (!written) co_return;
+    co_await runtime.yield();  // who asks without pause does not keep others waiting
   }
   stream->close_write();
 }
@@ -90,10 +91,11 @@ void Host::Impl::notify(const PeerId& peer, bool connected) {
     if (const auto callback = weak.lock()) (*callback)(peer, connected);
 }
 
-/// Dials the peers that our user named, unless one of them is connected.
+/// Dials some of the peers that our user named, others every time, unless one of them is connected.
 Task<void> Host::Impl::rejoin(Impl& self) {
-  const auto given = self.book.given();
+  auto given = self.book.given();
   if (std::any_of(given.begin(), given.end(), [&](const PeerId& peer) { return self.link_to(peer); })) co_return;
+  std::shuffle(given.begin(), given.end(), self.runtime.random());
   std::vector<Task<Result<>>> dials;
   for (const auto& peer : given)
     if (dials.size() < kMaxRejoinDials)
@@ -218,7 +220,10 @@ Task<Result<PeerId>> Host::connect(Multiaddr address, Deadline deadline) {
   const auto peer = address.peer();
   if (!peer && !address.has(Multiaddr::dnsaddr)) co_return Error(Errc::missing_peer_id, address.text());
   if (peer && *peer == impl_->id) co_return Error(Errc::dial_to_self, *peer);
-  if (peer && impl_->link_to(*peer)) co_return *peer;
+  if (peer && impl_->link_to(*peer)) {
+    impl_->book.add_given(*peer, address);
+    co_return *peer;
+  }
   auto result = co_await impl_->given_dials.join(
       address, deadline, [self = impl_.get(), address] { return Impl::connect_to(*self, address); });
   if (!result && result.error() == cohive::Errc::timeout) co_return result.error().with_context(address.text());

@@ -221,6 +221,7 @@ Task<void> Routing::serve(transport::StreamPtr stream) {
     auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()),
                                                   host_.runtime.after(kQueryTimeout));
     if (!sent) co_return;
+    co_await host_.runtime.yield();  // who asks without pause does not keep others waiting
   }
   stream->close_write();
 }

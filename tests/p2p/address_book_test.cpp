@@ -93,6 +93,20 @@ TEST_F(AddressBookTest, OnePeerHasAFewAddressesAndProvenOnesTakeTheirPlace) {
   EXPECT_EQ(addresses.front(), number(200));
 }
 
+TEST_F(AddressBookTest, APeerThatMovesOftenIsLookedForFirstWhereItWasLast) {
+  for (int i = 0; i < 10; ++i) {
+    book.on_connected(bob);
+    book.add_proven(bob, number(i));
+    book.set_told(bob, {number(i)}, Scope::private_);
+    book.on_disconnected(bob);
+    runtime.run_for(1min);
+  }
+  EXPECT_EQ(book.addresses(bob), (std::vector{number(9), number(8), number(7), number(6)}));
+  book.on_connected(bob);
+  book.add_proven(bob, number(7));
+  EXPECT_EQ(book.addresses(bob), (std::vector{number(7), number(9), number(8), number(6)}));
+}
+
 TEST_F(AddressBookTest, StrangersCannotGrowTheBookAndPushOutOnlyWhoWasHeardOfLongestAgo) {
   book.on_connected(bob);
   book.set_told(bob, {number(1)}, Scope::private_);

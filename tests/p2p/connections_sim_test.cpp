@@ -156,6 +156,8 @@ TEST_F(Connections, OnePeerHasOnlyAFewLinks) {
   for (int i = 0; i < 10; ++i) accepted += knock_at(alice, nobody(1));
   EXPECT_EQ(accepted, 3);
   EXPECT_TRUE(knock_at(alice, nobody(2)));
+  EXPECT_EQ(counted.inbound_ok.value(), 4);
+  EXPECT_EQ(counted.inbound_refused.value(), 7);
 }
 
 TEST_F(Connections, OneAddressTakesOnlyItsShareAndGetsItBack) {
@@ -429,6 +431,37 @@ TEST_F(Connections, AnInitialPeerThatWasAwayAtTheStartIsStillAWayBack) {
   swarm.fabric().crash(Swarm::ip(1));
   swarm.pass(20min);
   EXPECT_TRUE(bob.connected(second.id()));
+}
+
+TEST_F(Connections, AWayBackIsFoundAmongManyInitialPeersThatAreGone) {
+  auto& bob = swarm.add_host();
+  std::vector<Multiaddr> initial;
+  for (int i = 0; i < 40; ++i) initial.push_back(address_of(swarm.add_host()));
+  ASSERT_TRUE(swarm.run(bob.bootstrap(initial, swarm.after(10s))));
+  swarm.pass(1s);
+  for (std::size_t number = 2; number <= 41; ++number) swarm.fabric().kill(Swarm::ip(number));
+  auto& last = swarm.add_host();
+  ASSERT_TRUE(swarm.run(bob.bootstrap({address_of(last)}, swarm.after(10s))));
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(42)});
+  swarm.pass(1h);
+  ASSERT_TRUE(bob.peers().empty());
+  swarm.fabric().heal();
+  swarm.pass(2h);
+  EXPECT_TRUE(bob.connected(last.id()));
+}
+
+TEST_F(Connections, AnAddressGivenForAPeerThatIsConnectedAlreadyIsAWayBackToo) {
+  auto& hub = swarm.add_host();
+  auto& bob = swarm.add_host();
+  hub.learn_addresses(bob.id(), bob.addresses());
+  ASSERT_TRUE(swarm.run(hub.connect(bob.id(), swarm.after(10s))));
+  ASSERT_TRUE(swarm.run(bob.connect(address_of(hub), swarm.after(10s))));
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
+  swarm.pass(2h);
+  ASSERT_FALSE(bob.connected(hub.id()));
+  swarm.fabric().heal();
+  swarm.pass(10min);
+  EXPECT_TRUE(bob.connected(hub.id()));
 }
 
 // ---- Names

@@ -20,6 +20,43 @@ TEST(Host, PingMeasuresTheRoundTripOfTheLink) {
   EXPECT_EQ(*rtt, 60ms);
 }
 
+/// How many bytes a peer that floods the hub with requests is answered with before another one, who asks at the same
+/// moment, hears anything.
+std::size_t answered_before_others(const std::string& protocol, ByteView request) {
+  Swarm swarm;
+  auto& hub = swarm.add_host();
+  std::vector<transport::StreamPtr> streams;
+  for (int i = 0; i < 2; ++i) {
+    auto& guest = swarm.add_host();
+    EXPECT_TRUE(swarm.run(guest.connect(address_of(hub), swarm.after(10s))));
+    streams.push_back(swarm.run(guest.open_stream(hub.id(), protocol, swarm.after(10s))).value());
+    EXPECT_TRUE(swarm.run(streams[i]->write(request, swarm.after(10s))));
+    EXPECT_TRUE(swarm.run(streams[i]->read(swarm.after(10s))));
+    swarm.pass(5s);
+  }
+  std::size_t to_flooder = 0;
+  std::optional<std::size_t> before;
+  swarm.fabric().set_tap([&](const std::string& from, const std::string& to, ByteView bytes) {
+    if (from == Swarm::ip(1) && to == Swarm::ip(2)) to_flooder += bytes.size();
+    if (from == Swarm::ip(1) && to == Swarm::ip(3) && !before) before = to_flooder;
+    return true;
+  });
+  Bytes many;
+  for (int i = 0; i < 4000; ++i) many.insert(many.end(), request.begin(), request.end());
+  EXPECT_TRUE(swarm.run(streams[0]->write(many, swarm.after(10s))));
+  EXPECT_TRUE(swarm.run(streams[1]->write(request, swarm.after(10s))));
+  swarm.pass(1s);
+  return before.value();
+}
+
+TEST(Host, WhoAsksWithoutPauseDoesNotKeepOthersWaiting) {
+  EXPECT_LT(answered_before_others("/ipfs/ping/1.0.0", Bytes(32, 7)), 4 * 1024u);
+  proto::KadMessage request;
+  request.set_type(proto::KadMessage::PING);
+  const std::string message = request.SerializeAsString();
+  EXPECT_LT(answered_before_others(kKad, to_bytes(static_cast<char>(message.size()) + message)), 4 * 1024u);
+}
+
 TEST(Host, PeersIdentifyEachOtherAfterConnecting) {
   Swarm swarm;
   auto& alice = swarm.add_host();

@@ -85,11 +85,17 @@ dht::SavedState load_state(Runtime& runtime, const std::string& path, const Peer
 }
 
 /// Writes the state now and then, and once more when `stopping` is set.
-Task<void> keep_state(Dht& dht, std::string path, Duration period, Event& stopping) {
+/// \param peers  of an earlier run: the way back for as long as we know nobody else
+Task<void> keep_state(Dht& dht, std::string path, Duration period, std::vector<dht::SavedPeer> peers, Event& stopping) {
   bool failing = false;
   for (bool last = false; !last;) {
     last = co_await stopping.wait(dht.runtime().after(period));
     auto state = co_await dht.save();
+    if (state.peers.empty()) {
+      state.peers = peers;
+    } else {
+      peers = state.peers;
+    }
     auto written =
         co_await dht.runtime().offload([path, state = std::move(state)] { return dht::write_state(path, state); });
     if (!written && !failing) log::warn("bootstrap", "the state is not saved: {}", written.error().detail());
@@ -148,7 +154,8 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   Event stopping(runtime, "the end of the program");
   TaskGroup keeping(runtime, "bootstrap");
   if (!options.state_path.empty())
-    keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), stopping), "keep state");
+    keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping),
+                  "keep state");
   // Signals are awaited from before the first line is printed: who reads it may stop us at once.
   auto outcome = co_await race(
       runtime, wait_for_signal(runtime),

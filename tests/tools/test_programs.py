@@ -189,6 +189,24 @@ class Bootstrap(unittest.TestCase):
             with urllib.request.urlopen(line["metrics"], timeout=PATIENCE) as answer:
                 self.assertIn("# TYPE cohive_", answer.read().decode())
 
+    def test_finds_its_swarm_again_after_a_start_when_nobody_answered(self):
+        with tempfile.TemporaryDirectory() as folder:
+            first = ["--identity-path", f"{folder}/first"]
+            second = ["--identity-path", f"{folder}/second", "--state-path", f"{folder}/state"]
+            with bootstrap(*first) as (_, address):
+                self.stop_when_started(*second, "--initial-peers", *address["initial_peers"])
+            self.stop_when_started(*second)
+            at = address["initial_peers"][0].split("/p2p/")[0]
+            with bootstrap(*first, "--host-maddrs", at), \
+                    bootstrap(*second, "--metrics-address", "127.0.0.1:0") as (_, line):
+                with urllib.request.urlopen(line["metrics"], timeout=PATIENCE) as response:
+                    self.assertTrue("\ncohive_p2p_peers 1\n" in response.read().decode())
+
+    def stop_when_started(self, *arguments):
+        with bootstrap(*arguments) as (process, _):
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(PATIENCE), 0)
+
     def test_ends_cleanly_when_told(self):
         for signum in (signal.SIGTERM, signal.SIGINT):
             with bootstrap() as (process, _):

@@ -112,9 +112,9 @@ class Decoder {
     rest_ = rest_.subspan(bytes);
     return value;
   }
-  std::optional<std::string> text(std::optional<std::uint64_t> size) {
+  std::optional<ByteView> take(std::optional<std::uint64_t> size) {
     if (!size || *size > rest_.size()) return std::nullopt;
-    std::string result = to_string(rest_.first(*size));
+    const ByteView result = rest_.first(*size);
     rest_ = rest_.subspan(*size);
     return result;
   }
@@ -150,26 +150,36 @@ class Decoder {
     return Value(std::move(result));
   }
   Result<Value> string(std::optional<std::uint64_t> size) {
-    auto content = text(size);
+    const auto content = take(size);
     if (!content) return broken("truncated string");
-    return Value(std::move(*content));
+    return Value(as_text(*content));
   }
   Result<Value> binary(std::optional<std::uint64_t> size) {
-    auto content = text(size);
+    const auto content = take(size);
     if (!content) return broken("truncated bytes");
-    return Value(Bin{std::move(*content)});
+    return Value::bin(*content);
   }
   Result<Value> extension(std::optional<std::uint64_t> size, int depth) {
     const auto type = number(1);
-    auto payload = type ? text(size) : std::nullopt;
+    const auto payload = type ? take(size) : std::nullopt;
     if (!payload) return broken("truncated extension");
-    if (static_cast<std::int8_t>(*type) != kTupleType) return Value(Ext{static_cast<std::int8_t>(*type), std::move(*payload)});
-    Decoder inner(as_bytes(*payload));
-    auto list = inner.value(depth + 1);
+    const auto code = static_cast<std::int8_t>(*type);
+    return code == kTupleType ? tuple(*payload, depth) : Value(Ext{code, to_string(*payload)});
+  }
+  /// No copies on the way out: tuples may be nested, with all the bytes in the innermost one.
+  static Result<Value> tuple(ByteView payload, int depth) {
+    Decoder inner(payload);
+    auto list = inner.tuple_items(depth + 1);
     if (!list) return list.error();
-    const auto* content = list->get_if<Array>();
-    if (!content || !inner.done()) return broken("tuple is not an array");
-    return Value(Tuple{content->items});
+    if (!inner.done()) return broken("bytes behind a tuple");
+    return Value(Tuple{std::move(*list)});
+  }
+  Result<std::vector<Value>> tuple_items(int depth) {
+    const auto tag = number(1);
+    if (tag && *tag >= 0x90 && *tag < 0xa0) return items(*tag & 15, depth);
+    if (tag == 0xdc) return items(number(2), depth);
+    if (tag == 0xdd) return items(number(4), depth);
+    return broken("tuple is not an array");
   }
   Result<Value> unsigned_of(std::size_t bytes) {
     const auto value = number(bytes);

@@ -29,8 +29,19 @@ TEST(Msgpack, RoundTripsEveryKind) {
   EXPECT_EQ(decode(as_bytes(encode(value))).value(), value);
 }
 
+TEST(Msgpack, TuplesMayBeNested) {
+  const auto nested = [](int levels) {
+    Value value = Array{{1, "a"}};
+    for (int i = 0; i < levels; ++i) value = Tuple{{value, std::string(static_cast<std::size_t>(i) * 40, 'x')}};
+    return value;
+  };
+  EXPECT_EQ(decode(as_bytes(encode(nested(30)))).value(), nested(30));
+  EXPECT_FALSE(decode(as_bytes(encode(nested(40)))));
+}
+
 TEST(Msgpack, RefusesMalformedInput) {
-  for (const char* bad : {"", "c1", "d9", "a561", "92c0", "c0c0", "81c0c0", "ddffffffff", "c9ffffffff40", "dfffffffff", "d54093", "cb00"})
+  for (const char* bad : {"", "c1", "d9", "a561", "92c0", "c0c0", "81c0c0", "ddffffffff", "c9ffffffff40", "dfffffffff", "d54093", "cb00",
+                          "d440c0", "d54090c0", "d440dc", "c70540dd00000001"})
     EXPECT_FALSE(decode(from_hex(bad))) << bad;
   EXPECT_FALSE(decode(Bytes(1000, 0x91))) << "endless nesting";
 }

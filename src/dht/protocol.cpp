@@ -26,6 +26,7 @@ constexpr std::size_t kCallBackShare = 4;  // of the outgoing calls, one in so m
 constexpr Duration kFirstPause = 20ms;
 constexpr Duration kLongestPause = 500ms;
 constexpr std::size_t kChecksInline = 48;     // an RSA-2048 check takes about 30 microseconds
+constexpr std::size_t kUsualOwner = 512;      // a subkey with a larger key than RSA-2048 is longer: slow to check
 constexpr std::size_t kSignaturesInline = 4;  // an RSA-2048 signature takes about 700 microseconds
 
 StorageLimits limits_of(const DhtOptions& options, std::size_t records) {
@@ -314,7 +315,8 @@ void Protocol::add_validator(std::shared_ptr<RecordValidator> validator) {
 
 Task<std::vector<bool>> Protocol::validate(std::vector<Record> records) {
   if (validators_->empty()) co_return std::vector<bool>(records.size(), true);
-  const bool few = records.size() <= kChecksInline;
+  const auto usual = [](const Record& record) { return record.subkey.size() <= kUsualOwner; };
+  const bool few = records.size() <= kChecksInline && std::all_of(records.begin(), records.end(), usual);
   auto check = [validators = validators_, records = std::move(records)] {
     std::vector<bool> valid;
     valid.reserve(records.size());

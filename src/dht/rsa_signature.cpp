@@ -24,6 +24,7 @@ constexpr std::string_view kAlgorithm = "ssh-rsa";
 constexpr int kRsaBits = 2048;
 constexpr std::size_t kMaxOwner = 4096;
 constexpr std::size_t kCachedKeys = 4096;
+constexpr std::size_t kMaxExponentBytes = 4;  // 31 bits, as Go has it; larger ones make a check take milliseconds
 
 struct Deleter {
   void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
@@ -76,7 +77,8 @@ Pkey from_openssh(std::string_view text) {
   if (!blob) return nullptr;
   std::string_view rest = as_text(*blob);
   const auto name = take_ssh(rest), e = take_ssh(rest), n = take_ssh(rest);
-  if (!name || *name != kAlgorithm || !e || !n || !rest.empty() || n->size() < 256 || n->size() > 1025 || e->size() > 8)
+  if (!name || *name != kAlgorithm || !e || !n || !rest.empty() || n->size() < 256 || n->size() > 1025 ||
+      e->size() > kMaxExponentBytes)
     return nullptr;
   const auto number = [](std::string_view bytes) {
     return Number(

@@ -10,8 +10,8 @@ namespace cohive::dht {
 
 namespace {
 constexpr std::int8_t kDictionaryType = 0x50;
-constexpr std::size_t kMaxSubkeyBytes = 4096;
 constexpr std::size_t kEntryOverhead = 24;     // headers and expiration of an encoded entry, rounded up
+constexpr std::size_t kEntryMemory = 200;      // what an entry takes beside its bytes: the nodes of two trees
 constexpr std::size_t kMaxDropsAtOnce = 1024;  // keeps one call short when very many records expire together
 
 std::size_t cost_of(const Dictionary::Entry& entry) {
@@ -114,7 +114,7 @@ Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limit
     const auto expiration = value ? (*entry)[2].as_number() : std::nullopt;
     auto subkey = expiration ? Subkey::from_value((*entry)[0]) : std::nullopt;
     if (!subkey || !std::isfinite(*expiration) || value->data.size() > limits.max_value_bytes ||
-        subkey->encoded.size() > kMaxSubkeyBytes) {
+        subkey->encoded.size() > Subkey::kMaxBytes) {
       if (dropped) ++*dropped;
       continue;
     }
@@ -140,6 +140,11 @@ std::size_t StoredRecord::fingerprint() const {
   return sum;
 }
 
+std::size_t StoredRecord::memory() const {
+  const auto* entries = dictionary();
+  return bytes() + (entries ? entries->entries().size() * kEntryMemory : 0);
+}
+
 void Storage::erase(const DhtId& key) {
   const auto found = records_.find(key);
   if (found == records_.end()) return;
@@ -148,18 +153,18 @@ void Storage::erase(const DhtId& key) {
 }
 
 void Storage::count(const DhtId& key, const StoredRecord& record) {
-  bytes_ += record.bytes();
+  bytes_ += record.memory();
   by_expiration_.insert({record.expiration, key});
   Share& share = shares_[record.from];
-  share.bytes += record.bytes();
+  share.bytes += record.memory();
   share.records.insert({record.expiration, key});
 }
 
 void Storage::uncount(const DhtId& key, const StoredRecord& record) {
-  bytes_ -= record.bytes();
+  bytes_ -= record.memory();
   by_expiration_.erase({record.expiration, key});
   const auto share = shares_.find(record.from);
-  share->second.bytes -= record.bytes();
+  share->second.bytes -= record.memory();
   share->second.records.erase({record.expiration, key});
   if (share->second.records.empty()) shares_.erase(share);
 }
@@ -240,7 +245,7 @@ bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, d
                            const PeerId& from) {
   drop_expired(now);
   if (!std::isfinite(expiration) || value.size() > limits_.max_value_bytes || limits_.max_records == 0) return false;
-  if (subkey.encoded.size() > kMaxSubkeyBytes || !would_accept(key, &subkey, expiration, now)) return false;
+  if (subkey.encoded.size() > Subkey::kMaxBytes || !would_accept(key, &subkey, expiration, now)) return false;
   const auto found = records_.find(key);
   if (found == records_.end() || !found->second.is_dictionary()) {
     Dictionary fresh;

@@ -22,7 +22,7 @@ struct StorageLimits {
   std::size_t max_subkeys = 10'000;                    ///< per dictionary
   std::size_t max_value_bytes = 1 << 20;               ///< per value
   std::size_t max_dictionary_bytes = 3 * 1024 * 1024;  ///< so that a whole one fits into a 4 MiB frame
-  std::size_t max_bytes = 256 * 1024 * 1024;           ///< all values together
+  std::size_t max_bytes = 256 * 1024 * 1024;           ///< all values together, see StoredRecord::memory
 };
 
 /// subkey -> (value, expiration): the newer of two values with one subkey wins.
@@ -73,6 +73,8 @@ struct StoredRecord {
   const std::string* value() const { return std::get_if<std::string>(&content); }
   const Dictionary* dictionary() const { return std::get_if<Dictionary>(&content); }
   std::size_t bytes() const { return is_dictionary() ? dictionary()->bytes() : value()->size(); }
+  /// What of it counts as stored: many small entries take far more than their bytes.
+  std::size_t memory() const;
   /// The same for equal content; of records that differ, almost never.
   std::size_t fingerprint() const;
 };

@@ -45,6 +45,7 @@ std::optional<Subkey> Subkey::from_value(const msgpack::Value& value) {
 }
 
 std::optional<Subkey> Subkey::from_tag(std::string_view tag) {
+  if (tag.size() > kMaxBytes) return std::nullopt;
   const auto value = msgpack::decode(as_bytes(tag));
   if (!value) return std::nullopt;
   auto subkey = from_value(*value);

@@ -18,8 +18,9 @@ inline bool is_subkey_tag(std::string_view tag) {
 }
 
 struct Subkey {
-  std::string encoded;   ///< msgpack: what is signed, stored and sent
-  std::string identity;  ///< equal for subkeys that Python holds equal: 1, true and 1.0
+  static constexpr std::size_t kMaxBytes = 4096;  ///< longer tags of others are not even decoded
+  std::string encoded;                            ///< msgpack: what is signed, stored and sent
+  std::string identity;                           ///< equal for subkeys that Python holds equal: 1, true and 1.0
 
   /// nullopt for what Python cannot use as a dictionary key (lists, maps), for nil and for unknown extensions.
   static std::optional<Subkey> from_value(const msgpack::Value& value);

@@ -1,4 +1,7 @@
 #include <gtest/gtest.h>
+#include <openssl/bn.h>
+#include <openssl/evp.h>
+#include <openssl/rsa.h>
 
 #include "cohive/core/keys.hpp"
 #include "cohive/core/sim_runtime.hpp"
@@ -120,6 +123,28 @@ TEST(RsaSignature, AKeyFromAnIdentityFileSignsAgainAfterARestart) {
   Record record = record_of(msgpack::encode(msgpack::Bin{before.ownership_marker()}));
   record.value = after.sign_value(record);
   EXPECT_TRUE(before.validate(record));
+}
+
+TEST(RsaSignature, KeysWithHugeExponentsAreRefusedAsSlowToCheck) {
+  for (const char* exponent : {"65537", "2147483647", "1099511627791"}) {
+    BIGNUM* e = nullptr;
+    BN_dec2bn(&e, exponent);
+    EVP_PKEY_CTX* context = EVP_PKEY_CTX_new_from_name(nullptr, "RSA", nullptr);
+    EVP_PKEY* key = nullptr;
+    ASSERT_GT(EVP_PKEY_keygen_init(context), 0);
+    ASSERT_GT(EVP_PKEY_CTX_set1_rsa_keygen_pubexp(context, e), 0);
+    ASSERT_GT(EVP_PKEY_generate(context, &key), 0);
+    unsigned char* der = nullptr;
+    const int size = i2d_PrivateKey(key, &der);
+    const RsaSignatureValidator other(ByteView(der, static_cast<std::size_t>(size)));
+    OPENSSL_free(der);
+    EVP_PKEY_free(key);
+    EVP_PKEY_CTX_free(context);
+    BN_free(e);
+    Record record = record_of(msgpack::encode(msgpack::Bin{other.ownership_marker()}));
+    record.value = other.sign_value(record);
+    EXPECT_EQ(stranger().validate(record), std::string_view(exponent).size() <= 10) << exponent;
+  }
 }
 
 TEST(RsaSignature, KeysCanBeMadeOffTheLoop) {

@@ -58,6 +58,8 @@ TEST(Subkeys, MustBeHashableAndShortlyEncoded) {
   EXPECT_FALSE(Subkey::from_tag(std::string("\xcd\x00\x01", 3))) << "1 written in three bytes";
   EXPECT_FALSE(Subkey::from_tag("\xa1zz")) << "trailing bytes";
   EXPECT_FALSE(Subkey::from_tag("\xa5z")) << "truncated";
+  EXPECT_TRUE(Subkey::from_tag(msgpack::encode(std::string(4000, 'z'))));
+  EXPECT_FALSE(Subkey::from_tag(msgpack::encode(std::string(5000, 'z')))) << "longer than any that is stored";
 }
 
 TEST(Dictionary, EncodesAsHivemindDoesAndBack) {
@@ -109,6 +111,16 @@ TEST(Dictionary, LeavesOutSingleMalformedEntriesAndRefusesTooMany) {
   EXPECT_EQ(dropped, 7u);
   EXPECT_EQ(dictionary.latest_expiration(), 100) << "a claimed expiration counts for nothing";
   EXPECT_FALSE(Dictionary::decode(as_bytes(bytes), {.max_subkeys = 5}));
+}
+
+TEST(Storage, SmallEntriesCountWithTheMemoryThatTheyTake) {
+  Storage storage({.max_bytes = 100'000});
+  for (int key = 0; key < 100; ++key)
+    for (int i = 0; i < 10; ++i) storage.store_subkey(DhtId::of(key), *Subkey::from_value(i), "\x01", 100 + key, 1);
+  std::size_t entries = 0;
+  for (const DhtId& key : storage.keys()) entries += storage.get(key, 1)->dictionary()->entries().size();
+  EXPECT_LT(entries, 500u) << "an entry takes two hundred bytes at least";
+  EXPECT_GT(entries, 300u);
 }
 
 TEST(Storage, ANewerExpirationReplacesAndAnOlderOneIsRefused) {

@@ -56,8 +56,9 @@ void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bo
     twin->asked |= asked;
     return;
   }
+  const auto place = at - beam.begin();
   if (twin != beam.end()) beam.erase(twin);
-  beam.insert(at, {distance, node, contact.teller, hops, asked, false});
+  beam.insert(beam.begin() + place, {distance, node, contact.teller, hops, asked, false});
   if (beam.size() <= limit) return;
   // Who has answered exists, whatever is said to be nearer.
   const auto answered = [](const Candidate& candidate) { return candidate.answered; };

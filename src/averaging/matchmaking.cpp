@@ -199,8 +199,15 @@ void Matchmaking::note(JoinOutcome outcome, const PeerId& leader, const std::str
 }
 
 double Matchmaking::expiration_for(const StepControl& control, double search_end) const {
-  const double soonest = now() + to_seconds(options_.min_matchmaking_time);
+  const double soonest = now() + to_seconds(options_.min_matchmaking_time + stretch_);
   return std::min(std::max(control.scheduled_time.value_or(soonest), soonest), search_end);
+}
+
+/// Behind slow links, one slow node of the DHT is enough, a declaration would be over before others have found it: a
+/// search takes about as long as the storing did. A node that has fallen silent delays the DHT only once.
+void Matchmaking::note_storing(Duration took) {
+  const Duration usual = std::min(took, std::exchange(last_storing_, took)), time = options_.min_matchmaking_time;
+  stretch_ = std::clamp<Duration>(usual * 2 - time / 2, 0s, time * 2);
 }
 
 Task<void> Matchmaking::declare(Matchmaking& self, const StepControl& control, double search_end) {
@@ -211,7 +218,9 @@ Task<void> Matchmaking::declare(Matchmaking& self, const StepControl& control, d
     ++self.declarations_;
     self.changed_.notify_all();
     const msgpack::Value own = msgpack::Value::bin(self.dht_.host().id().bytes());
+    const TimePoint begin = self.runtime_.now();
     (void)co_await self.dht_.store(self.declared_key_, own, true, expiration);
+    self.note_storing(self.runtime_.now() - begin);
     while (self.now() < expiration) co_await self.runtime_.sleep_for(from_seconds(expiration - self.now()));
     if (self.now() >= search_end) co_return;
     while (self.leader_) co_await self.changed_.wait();  // who follows does not offer to lead

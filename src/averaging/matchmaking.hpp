@@ -68,6 +68,7 @@ class Matchmaking {
   std::string key() const { return options_.prefix + ".0b" + bits_; }
   double now() const { return dht_.now(); }
   double expiration_for(const StepControl& control, double search_end) const;
+  void note_storing(Duration took);
   static Task<void> declare(Matchmaking& self, const StepControl& control, double search_end);
   static Task<void> undeclare(Matchmaking& self, std::string key, double expiration);
   static Task<void> refresh_queue(Matchmaking& self);
@@ -121,6 +122,8 @@ class Matchmaking {
   std::set<Candidate> queue_;
   std::set<Candidate> tried_;
   double max_assured_ = 0;
+  Duration last_storing_{};  // of a declaration in the DHT
+  Duration stretch_{};       // of the time for which we declare, beyond min_matchmaking_time
   Condition refresh_wanted_;
   bool want_refresh_ = false;
   std::optional<Known> known_;

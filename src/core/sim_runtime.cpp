@@ -16,7 +16,7 @@ SimRuntime::~SimRuntime() {
 }
 
 double SimRuntime::wall_time() const {
-  return kWallStart + to_seconds(now_ - kStart);
+  return kWallStart + to_seconds(now_ - kStart + wall_shift_);
 }
 
 void SimRuntime::post(std::function<void()> function) {

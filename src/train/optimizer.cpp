@@ -59,6 +59,14 @@ std::vector<torch::Tensor> checked(std::vector<torch::Tensor> parameters) {
   return parameters;
 }
 
+OptimizerOptions checked(OptimizerOptions options) {
+  if (options.target_batch_size < 1)
+    throw std::invalid_argument("cohive::Optimizer: target_batch_size must be at least 1");
+  if (options.average_state_every < 1)
+    throw std::invalid_argument("cohive::Optimizer: average_state_every must be at least 1");
+  return options;
+}
+
 /// float32 buffers in the host's memory, shaped like the parameters, and the averager's view of them.
 struct Buffers {
   std::vector<torch::Tensor> tensors;
@@ -162,7 +170,7 @@ Optimizer::Impl::Impl(Strategy& s, torch::optim::Optimizer& o, OptimizerOptions 
     : strategy(s),
       session(s.session()),
       optimizer(o),
-      options(opts),
+      options(checked(std::move(opts))),
       parameters(checked(train::parameters_of(o))),
       gradients(parameters),
       state(parameters) {
@@ -471,7 +479,7 @@ bool Optimizer::Impl::load_state() {
 }
 
 Optimizer::Optimizer(Strategy& strategy, torch::optim::Optimizer& optimizer, OptimizerOptions options)
-    : impl_(std::make_unique<Impl>(strategy, optimizer, options)) {}
+    : impl_(std::make_unique<Impl>(strategy, optimizer, std::move(options))) {}
 Optimizer::~Optimizer() = default;
 
 bool Optimizer::catch_up() {
@@ -483,6 +491,8 @@ bool Optimizer::catch_up() {
 
 StepReport Optimizer::step(std::int64_t batch_size) {
   Impl& self = *impl_;
+  if (batch_size < 1 && !self.options.auxiliary)
+    throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
   StepReport report;
   if (self.out_of_sync(self.tracker->snapshot())) {
     report.loaded_state = self.catch_up();

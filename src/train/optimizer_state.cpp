@@ -1,5 +1,7 @@
 #include "optimizer_state.hpp"
 
+#include <cmath>
+
 #include "cohive/averaging/errors.hpp"
 
 namespace cohive::train {
@@ -99,10 +101,32 @@ void describe_sgd(const torch::optim::SGDOptions& o, std::size_t first, std::siz
   out.push_back(leaf(o.weight_decay()));
 }
 
-/// The statistics of one parameter, sorted by name: exp_avg, exp_avg_sq, step; or momentum_buffer.
+/// What an optimizer keeps of one parameter, by the options of its group. Sorted by name: exp_avg, exp_avg_sq,
+/// max_exp_avg_sq with amsgrad, step; or momentum_buffer. Nothing for kinds that we do not know.
+struct Kept {
+  enum class Kind { nothing, momentum, adam, adamw } kind = Kind::nothing;
+  bool amsgrad = false;
+  std::size_t count() const {
+    if (kind == Kind::nothing || kind == Kind::momentum) return kind == Kind::momentum ? 1 : 0;
+    return amsgrad ? 4 : 3;
+  }
+  bool is_step(std::size_t number) const { return kind != Kind::momentum && number + 1 == count(); }
+};
+
+Kept kept_by(torch::optim::OptimizerOptions& options) {
+  if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options)) return {Kept::Kind::adamw, adamw->amsgrad()};
+  if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options)) return {Kept::Kind::adam, adam->amsgrad()};
+  if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options); sgd && sgd->momentum() != 0)
+    return {Kept::Kind::momentum};
+  return {};
+}
+
 template <class State>
 std::vector<torch::Tensor> adam_statistics(State& s) {
-  return {s.exp_avg(), s.exp_avg_sq(), torch::tensor(static_cast<float>(s.step()))};
+  std::vector<torch::Tensor> statistics{s.exp_avg(), s.exp_avg_sq()};
+  if (s.max_exp_avg_sq().defined()) statistics.push_back(s.max_exp_avg_sq());
+  statistics.push_back(torch::tensor(static_cast<float>(s.step())));
+  return statistics;
 }
 
 std::vector<torch::Tensor> statistics_of(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter) {
@@ -117,38 +141,34 @@ std::vector<torch::Tensor> statistics_of(torch::optim::Optimizer& optimizer, con
 }
 
 template <class State>
-std::unique_ptr<torch::optim::OptimizerParamState> make_adam(const std::vector<torch::Tensor>& t) {
+std::unique_ptr<torch::optim::OptimizerParamState> make_adam(const std::vector<torch::Tensor>& t, bool amsgrad) {
   auto state = std::make_unique<State>();
   state->exp_avg(t[0]);
   state->exp_avg_sq(t[1]);
-  state->step(static_cast<std::int64_t>(t[2].item<double>()));
+  if (amsgrad) state->max_exp_avg_sq(t[2]);
+  state->step(static_cast<std::int64_t>(t.back().template item<double>()));
   return state;
 }
 
-/// How many statistics this kind of optimizer keeps per parameter; 0: unknown kind or none.
-std::size_t statistics_count(torch::optim::Optimizer& optimizer) {
-  auto& options = optimizer.param_groups().front().options();
-  if (dynamic_cast<torch::optim::AdamWOptions*>(&options) || dynamic_cast<torch::optim::AdamOptions*>(&options))
-    return 3;
-  if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options)) return sgd->momentum() != 0 ? 1 : 0;
-  return 0;
+std::unique_ptr<torch::optim::OptimizerParamState> make_state(Kept kept, const std::vector<torch::Tensor>& statistics) {
+  if (kept.kind == Kept::Kind::adamw) return make_adam<torch::optim::AdamWParamState>(statistics, kept.amsgrad);
+  if (kept.kind == Kept::Kind::adam) return make_adam<torch::optim::AdamParamState>(statistics, kept.amsgrad);
+  auto state = std::make_unique<torch::optim::SGDParamState>();
+  state->momentum_buffer(statistics[0]);
+  return state;
 }
 
-void restore(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter, std::vector<torch::Tensor> tensors) {
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (i != 2) tensors[i] = tensors[i].to(parameter.options().requires_grad(false));
-  auto& options = optimizer.param_groups().front().options();
-  auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
-  if (dynamic_cast<torch::optim::AdamWOptions*>(&options)) {
-    slot = make_adam<torch::optim::AdamWParamState>(tensors);
-  } else if (dynamic_cast<torch::optim::AdamOptions*>(&options)) {
-    slot = make_adam<torch::optim::AdamParamState>(tensors);
-  } else {
-    auto state = std::make_unique<torch::optim::SGDParamState>();
-    state->momentum_buffer(tensors[0]);
-    slot = std::move(state);
-  }
+bool counts_steps(const torch::Tensor& value) {
+  constexpr double kMost = 1e15;  // that a double tells apart
+  const double steps = value.item<double>();
+  return steps >= 0 && steps <= kMost && steps == std::floor(steps);
 }
+
+/// A downloaded tensor that is to replace one of ours.
+struct Place {
+  std::size_t parameter;
+  bool statistic = false, step = false;
+};
 
 }  // namespace
 
@@ -210,26 +230,35 @@ Result<std::uint64_t> unpack_state(torch::optim::Optimizer& optimizer, const ave
   const auto parameters = parameters_of(optimizer);
   if (state.tensors.size() < parameters.size()) return Error(Errc::bad_state, state.donor, "too few tensors");
   // Statistics only when they are exactly what this optimizer keeps: a wrong guess would be worse than a fresh start.
-  const std::size_t kept = statistics_count(optimizer);
-  const std::size_t count = state.tensors.size() == parameters.size() * (1 + kept) ? kept : 0;
+  std::vector<Kept> kept;
+  for (auto& group : optimizer.param_groups()) kept.insert(kept.end(), group.params().size(), kept_by(group.options()));
+  std::vector<Place> places;
+  for (std::size_t i = 0; i < parameters.size(); ++i) places.push_back({i});
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    for (std::size_t k = 0; k < kept[i].count(); ++k) places.push_back({i, true, kept[i].is_step(k)});
+  if (state.tensors.size() != places.size()) places.resize(parameters.size());
   std::vector<torch::Tensor> values;
-  for (std::size_t i = 0; i < parameters.size() * (1 + count); ++i) {
-    const bool statistic = i >= parameters.size();
-    const std::size_t owner = statistic ? (i - parameters.size()) / count : i;
-    const bool step_number = statistic && (i - parameters.size()) % count == 2;
-    const auto sizes = step_number ? at::IntArrayRef() : parameters[owner].sizes();
-    const auto value = has_shape_of(state.tensors[i], sizes) ? from_wire(state.tensors[i]) : std::nullopt;
-    if (!value) {
-      const auto what = (statistic ? "a statistic of parameter " : "parameter ") + std::to_string(owner);
+  for (const Place& place : places) {
+    const codec::Tensor& tensor = state.tensors[values.size()];
+    const torch::Tensor& parameter = parameters[place.parameter];
+    const auto sizes = place.step ? at::IntArrayRef() : parameter.sizes();
+    const auto value = has_shape_of(tensor, sizes) ? from_wire(tensor) : std::nullopt;
+    if (!value || (place.step && !counts_steps(*value))) {
+      const auto what =
+          (place.statistic ? "a statistic of parameter " : "parameter ") + std::to_string(place.parameter);
       return Error(Errc::bad_state, state.donor, what + " has another shape or values that are not finite");
     }
     values.push_back(*value);
   }
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters.size(); ++i) torch::Tensor(parameters[i]).copy_(values[i]);
-  for (std::size_t i = 0; count > 0 && i < parameters.size(); ++i) {
-    const auto first = values.begin() + static_cast<std::ptrdiff_t>(parameters.size() + i * count);
-    restore(optimizer, parameters[i], {first, first + static_cast<std::ptrdiff_t>(count)});
+  for (std::size_t next = parameters.size(); next < values.size();) {
+    const std::size_t i = places[next].parameter;
+    std::vector<torch::Tensor> statistics;
+    for (std::size_t k = 0; k < kept[i].count(); ++k, ++next)
+      statistics.push_back(places[next].step ? values[next]
+                                             : values[next].to(parameters[i].options().requires_grad(false)));
+    optimizer.state()[parameters[i].unsafeGetTensorImpl()] = make_state(kept[i], statistics);
   }
   return *epoch;
 }

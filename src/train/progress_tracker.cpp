@@ -62,7 +62,7 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
 ProgressTracker::~ProgressTracker() = default;
 
 void ProgressTracker::start() {
-  ema_.reset_timer(dht_.now());
+  ema_.reset_timer(uptime());
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
 }
@@ -88,9 +88,9 @@ Task<void> ProgressTracker::epoch_passed(std::uint64_t epoch) {
 void ProgressTracker::report(std::uint64_t epoch, double samples) {
   const double extra = samples - (epoch == epoch_ ? samples_ : 0);
   if (extra > 0) {
-    ema_.update(extra, dht_.now());
+    ema_.update(extra, uptime());
   } else {
-    ema_.reset_timer(dht_.now());
+    ema_.reset_timer(uptime());
   }
   GlobalProgress global = snapshot();
   if (epoch == epoch_ && epoch == global.epoch) {
@@ -99,7 +99,7 @@ void ProgressTracker::report(std::uint64_t epoch, double samples) {
   }
   epoch_ = epoch;
   samples_ = samples;
-  reported_ |= samples > 0;
+  if (samples > 0) active_epoch_ = global.epoch;
   publish();
 }
 
@@ -113,7 +113,7 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   }
   epoch_ = epoch;
   samples_ = 0;
-  ema_.reset_timer(dht_.now());
+  ema_.reset_timer(uptime());
   publish();
   fetch_soon();
 }
@@ -149,7 +149,8 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
     while (!self.unpublished_ && co_await self.changed_.wait(again)) {
     }
     self.unpublished_ = false;
-    if (self.reported_) {
+    // Who no longer trains is not to be counted: no more reports once the run has passed two epochs without it.
+    if (self.active_epoch_ && *self.active_epoch_ + 1 >= self.snapshot().epoch) {
       co_await self.store_record();
       // Who begins at the same time as others sees them at once, not after the period of a lonely peer.
       if (self.snapshot().peers == 0) self.fetch_soon();
@@ -198,14 +199,14 @@ Task<void> ProgressTracker::refresh() {
     global.samples = samples_;
     global.samples_per_second = ema_.samples_per_second();
     global.eta = now + std::max(0.0, options_.target_batch_size - samples_) / ema_.samples_per_second();
-    next_fetch_ = now + to_seconds(options_.default_refresh);
+    next_fetch_ = runtime_.now() + options_.default_refresh;
   } else {
     const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
     const auto peers = static_cast<double>(global.peers);
     const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
     global.eta = now + wait;
     next_fetch_ =
-        now + std::clamp(wait * peers / expected, to_seconds(options_.min_refresh), to_seconds(options_.max_refresh));
+        runtime_.now() + std::clamp(from_seconds(wait * peers / expected), options_.min_refresh, options_.max_refresh);
   }
   set(global);
 }
@@ -214,15 +215,15 @@ Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
   for (;;) {
     self.fetch_now_ = false;
     co_await self.refresh();
-    while (!self.fetch_now_ && self.dht_.now() < self.next_fetch_)
-      co_await self.fetch_wanted_.wait(self.runtime_.after(from_seconds(self.next_fetch_ - self.dht_.now()) + 1ms));
+    while (!self.fetch_now_ && co_await self.fetch_wanted_.wait(Deadline(self.next_fetch_))) {
+    }
     co_await self.runtime_.sleep_for(self.options_.min_refresh / 5);
   }
 }
 
 Task<void> ProgressTracker::close() {
   tasks_.cancel();
-  if (!reported_) co_return;
+  if (!active_epoch_) co_return;
   (void)co_await dht_.store(options_.run_id + "_progress", msgpack::Bin{key_->ownership_marker()}, msgpack::Value(),
                             dht_.now() + to_seconds(options_.metadata_expiration));
 }

@@ -47,6 +47,53 @@ TEST(OptimizerState, GoesOnWhereTheOtherWas) {
   EXPECT_TRUE(torch::equal(donor.bias, receiver.bias));
 }
 
+TEST(OptimizerState, EveryGroupKeepsTheStatisticsThatItsOptionsAskFor) {
+  struct Groups {
+    torch::Tensor plain = torch::full({3}, 0.5f).requires_grad_(), amsgrad = torch::full({2}, 0.25f).requires_grad_();
+    Adam adam{std::vector<torch::optim::OptimizerParamGroup>{
+        {{plain}, std::make_unique<AdamOptions>(0.1)},
+        {{amsgrad}, std::make_unique<AdamOptions>(AdamOptions(0.1).amsgrad(true))}}};
+    void take_steps(int count) {
+      for (int i = 0; i < count; ++i) {
+        adam.zero_grad();
+        (plain.pow(2).sum() + amsgrad.pow(4).sum()).backward();
+        adam.step();
+      }
+    }
+  } donor, receiver;
+  donor.take_steps(2);
+  ASSERT_TRUE(unpack_state(receiver.adam, downloaded(pack_state(donor.adam, 7, "")), 0));
+  donor.take_steps(2);
+  receiver.take_steps(2);
+  EXPECT_TRUE(torch::equal(donor.plain, receiver.plain));
+  EXPECT_TRUE(torch::equal(donor.amsgrad, receiver.amsgrad));
+}
+
+TEST(OptimizerState, MomentumOfSomeGroupsIsHandedOn) {
+  const auto make = [](torch::Tensor& with, torch::Tensor& without) {
+    using torch::optim::SGDOptions;
+    return torch::optim::SGD(
+        std::vector<torch::optim::OptimizerParamGroup>{
+            {{without}, std::make_unique<SGDOptions>(0.1)},
+            {{with}, std::make_unique<SGDOptions>(SGDOptions(0.1).momentum(0.9))}},
+        SGDOptions(0.1));
+  };
+  const auto step = [](torch::optim::SGD& sgd, torch::Tensor& one, torch::Tensor& other) {
+    sgd.zero_grad();
+    (one.pow(2).sum() + other.pow(2).sum()).backward();
+    sgd.step();
+  };
+  torch::Tensor values[4];
+  for (auto& value : values) value = torch::full({2}, 0.5f).requires_grad_();
+  auto donor = make(values[0], values[1]), receiver = make(values[2], values[3]);
+  for (int i = 0; i < 2; ++i) step(donor, values[0], values[1]);
+  ASSERT_TRUE(unpack_state(receiver, downloaded(pack_state(donor, 7, "")), 0));
+  step(donor, values[0], values[1]);
+  step(receiver, values[2], values[3]);
+  EXPECT_TRUE(torch::equal(values[0], values[2])) << "with momentum";
+  EXPECT_TRUE(torch::equal(values[1], values[3]));
+}
+
 TEST(OptimizerState, WhatDoesNotFitIsRefusedAndChangesNothing) {
   Model donor;
   donor.take_steps(2);
@@ -69,6 +116,7 @@ TEST(OptimizerState, WhatDoesNotFitIsRefusedAndChangesNothing) {
   refused([&](auto& state) { spoil_value(state.tensors[0], std::numeric_limits<float>::quiet_NaN()); });
   refused([&](auto& state) { spoil_value(state.tensors[1], std::numeric_limits<float>::infinity()); });
   refused([&](auto& state) { spoil_value(state.tensors[2], -std::numeric_limits<float>::infinity()); });
+  for (float steps : {-1.0f, 0.5f, 1e30f}) refused([&](auto& state) { spoil_value(state.tensors[4], steps); });
   refused([](auto& state) { state.tensors[1].shape = {1, 2}; });
   refused([](auto& state) { state.tensors[0].data = Slice::copy_of(Bytes(20)); });
   refused([](auto& state) { state.tensors[0].dtype = codec::DType::int32; });

@@ -370,6 +370,26 @@ TEST(Training, WhatAnOldModelsGradientsOwedIsForgottenWithTheModel) {
   EXPECT_TRUE(std::ranges::all_of(other.values, [](float value) { return value == 0; })) << "what it owed has come";
 }
 
+TEST(Training, ABatchWithoutSamplesIsRefused) {
+  Trainer trainer({}, 3 * kBatch);
+  EXPECT_THROW(trainer.optimizer.step(0), std::invalid_argument);
+  EXPECT_THROW(trainer.optimizer.step(-kBatch), std::invalid_argument);
+  for (int seed : {1, 2, 3}) trainer.step(seed);
+  EXPECT_EQ(trainer.optimizer.epoch(), 1u);
+  EXPECT_TRUE(torch::isfinite(trainer.model.weight).all().item<bool>());
+}
+
+TEST(Training, NumbersThatMakeNoEpochAreRefused) {
+  Strategy strategy(joining({}));
+  Linear model;
+  torch::optim::SGD sgd({model.weight}, torch::optim::SGDOptions(kRate));
+  auto options = epoch_of(0);
+  EXPECT_THROW(Optimizer(strategy, sgd, options), std::invalid_argument);
+  options = epoch_of(kBatch);
+  options.average_state_every = 0;
+  EXPECT_THROW(Optimizer(strategy, sgd, options), std::invalid_argument);
+}
+
 TEST(Training, OptionsThatCannotWorkAreRefusedWithAReason) {
   auto options = joining({});
   options.run_id = "with.dot";

@@ -161,6 +161,46 @@ TEST_F(Progress, WhoVanishesIsForgottenAfterAMinute) {
   EXPECT_EQ(first.snapshot().peers, 1u);
 }
 
+TEST_F(Progress, WhoStopsTrainingIsNotCountedForLong) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  for (auto* tracker : {&first, &second}) {
+    train(*tracker, 0, 10, 3);
+    tracker->update_epoch(1);
+  }
+  train(first, 1, 10, 20);
+  EXPECT_EQ(first.snapshot().peers, 2u) << "it may be slow";
+  first.update_epoch(2);
+  train(first, 2, 10, 20);
+  first.update_epoch(3);
+  train(first, 3, 10, 90);  // its last report expires
+  EXPECT_EQ(first.snapshot().peers, 1u);
+  second.update_epoch(3);
+  train(second, 3, 10, 20);
+  EXPECT_EQ(first.snapshot().peers, 2u) << "it is back";
+}
+
+TEST_F(Progress, AClockThatIsSetBackMakesNobodyInfinitelyFast) {
+  auto& first = add_trainer();
+  swarm.pass(5s);
+  swarm.runtime().shift_wall_clock(-1h);
+  train(first, 0, 10, 20);
+  swarm.run(first.refresh());
+  EXPECT_NEAR(first.snapshot().samples_per_second, 10, 1);
+}
+
+TEST_F(Progress, AClockThatIsSetBackDoesNotStopTheLookAtTheRun) {
+  auto& first = add_trainer();
+  first.report(0, 10);
+  swarm.pass(5s);
+  ASSERT_EQ(first.snapshot().peers, 1u);
+  swarm.runtime().shift_wall_clock(-1h);
+  auto& second = add_trainer();
+  second.report(0, 10);
+  swarm.pass(20s);
+  EXPECT_EQ(first.snapshot().peers, 2u);
+}
+
 TEST_F(Progress, RecordsThatMakeNoSenseAreLeftOut) {
   using namespace msgpack;
   auto& tracker = add_trainer();

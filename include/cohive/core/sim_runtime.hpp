@@ -23,6 +23,8 @@ class SimRuntime final : public Runtime {
   /// Lets virtual time pass, or everything ready run without time passing.
   void run_for(Duration duration);
   void run_ready();
+  /// As when somebody sets the computer's clock; virtual time goes on as ever.
+  void shift_wall_clock(Duration by) { wall_shift_ += by; }
 
  protected:
   void on_ready() noexcept override {}
@@ -33,6 +35,7 @@ class SimRuntime final : public Runtime {
  private:
   void step_ready();
   TimePoint now_;
+  Duration wall_shift_{};
   std::deque<std::function<void()>> posted_;
 };
 

@@ -62,7 +62,8 @@ struct TrainingStats {
 };
 
 /// One trainer thread calls it. `optimizer` must outlive it. Its parameters may be float32, float64, float16 or
-/// bfloat16 on any device; they are averaged as float32 in the host's memory. Throws std::invalid_argument for others.
+/// bfloat16 on any device; they are averaged as float32 in the host's memory. Throws std::invalid_argument for others,
+/// and for numbers that make no sense.
 /// Peers that are new download parameters and statistics as they are between its calls, at any time: other code should
 /// leave them alone.
 class Optimizer {

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -80,6 +81,7 @@ class ProgressTracker {
   void publish();
   void fetch_soon();
   void set(const GlobalProgress& progress);
+  double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // no matter who sets the clock
 
   Dht& dht_;
   Runtime& runtime_;
@@ -88,9 +90,10 @@ class ProgressTracker {
   PerformanceEma ema_;
   std::uint64_t epoch_ = 0;
   double samples_ = 0;
-  bool reported_ = false, unpublished_ = false, fetch_now_ = false;
+  std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
+  bool unpublished_ = false, fetch_now_ = false;
   Condition changed_, fetch_wanted_, seen_;
-  double next_fetch_ = 0;
+  TimePoint next_fetch_{};
   mutable std::mutex mutex_;
   GlobalProgress global_;
   std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "cohive/averaging/errors.hpp"
@@ -9,6 +10,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/train/metrics.hpp"
 #include "cohive/train/progress_tracker.hpp"
+#include "optimizer_state.hpp"
 #include "session.hpp"
 #include "state_shelf.hpp"
 
@@ -135,7 +137,8 @@ struct Optimizer::Impl {
   void abandon_rounds();
   Task<void> serve_others();
   bool end_epoch(const GlobalProgress& global, StepReport& report);
-  void take_optimizer_step(std::uint64_t next_epoch);
+  bool drop_gradients_that_are_no_numbers();
+  void take_optimizer_step(std::uint64_t next_epoch, bool with_gradients);
   void enter_epoch(std::uint64_t epoch);
   bool has_group(const Scheduled& round) const;
   bool out_of_sync(const GlobalProgress& global) const;
@@ -371,15 +374,16 @@ bool Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report
   torch::NoGradGuard no_grad;
   const double scale = times > 0 ? 1.0 / static_cast<double>(times) : 0.0;
   for (std::size_t i = 0; i < parameters.size(); ++i) gradients.tensors[i].copy_(accumulators[i]).mul_(scale);
+  const bool usable = drop_gradients_that_are_no_numbers();
   start_rounds(global);
   const std::uint64_t sent_before = stats.bytes_sent;
   if (grad_round) {
-    const auto group = finish_round(grad_round, static_cast<double>(samples), true);
+    const auto group = finish_round(grad_round, usable ? static_cast<double>(samples) : 0.0, true);
     if (!group && !options.auxiliary) return false;
     report.grad_group = group.value_or(0);
   }
   const std::uint64_t next_epoch = std::max(local_epoch + 1, global.epoch);
-  if (!options.auxiliary) take_optimizer_step(next_epoch);
+  if (!options.auxiliary) take_optimizer_step(next_epoch, usable || report.grad_group > 1);
   // As hivemind does: who has missed the gradients learns it now, instead of being waited for in the next round.
   enter_epoch(next_epoch);
   if (state_round) report.state_group = average_state(state_round);
@@ -388,14 +392,23 @@ bool Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report
   return true;
 }
 
-void Optimizer::Impl::take_optimizer_step(std::uint64_t next_epoch) {
+/// One batch of them is enough to spoil a model for good, and nobody averages them: the others' gradients count alone.
+bool Optimizer::Impl::drop_gradients_that_are_no_numbers() {
+  if (std::ranges::all_of(gradients.tensors, train::all_finite)) return true;
+  log::warn("train", "gradients of epoch {} hold NaN or infinity, and do not count", local_epoch);
+  for (auto& gradient : gradients.tensors) gradient.zero_();
+  return false;
+}
+
+/// \param with_gradients  else there are none to go by: a new epoch with the same parameters
+void Optimizer::Impl::take_optimizer_step(std::uint64_t next_epoch, bool with_gradients) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto& gradient = parameters[i].mutable_grad();
     if (!gradient.defined()) gradient = torch::empty_like(parameters[i]);
     gradient.copy_(gradients.tensors[i]);
   }
   change_state([&] {
-    optimizer.step();
+    if (with_gradients) optimizer.step();
     local_epoch = next_epoch;
   });
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -40,15 +40,6 @@ bool has_shape_of(const codec::Tensor& wire, at::IntArrayRef sizes) {
   return true;
 }
 
-/// Without the temporary tensors of its own size that torch::isfinite would make of all of it.
-bool all_finite(const torch::Tensor& tensor) {
-  constexpr std::int64_t kStep = 1 << 20;
-  const torch::Tensor flat = tensor.view(-1);
-  for (std::int64_t at = 0; at < flat.numel(); at += kStep)
-    if (!torch::isfinite(flat.narrow(0, at, std::min(kStep, flat.numel() - at))).all().item<bool>()) return false;
-  return true;
-}
-
 /// On the host, in the type it came in; nothing when a value is not finite: it would spoil the model. Memory that
 /// nobody else shares is used as it is.
 std::optional<torch::Tensor> from_wire(const codec::Tensor& wire) {
@@ -140,13 +131,22 @@ std::vector<torch::Tensor> statistics_of(torch::optim::Optimizer& optimizer, con
   return {};
 }
 
+/// Lossy codecs may have made the number a little larger or smaller.
+double steps_in(const torch::Tensor& value) {
+  return std::round(value.item<double>());
+}
+bool counts_steps(const torch::Tensor& value) {
+  constexpr double kMost = 1e15;  // that a double tells apart
+  return steps_in(value) >= 0 && steps_in(value) <= kMost;
+}
+
 template <class State>
 std::unique_ptr<torch::optim::OptimizerParamState> make_adam(const std::vector<torch::Tensor>& t, bool amsgrad) {
   auto state = std::make_unique<State>();
   state->exp_avg(t[0]);
   state->exp_avg_sq(t[1]);
   if (amsgrad) state->max_exp_avg_sq(t[2]);
-  state->step(static_cast<std::int64_t>(t.back().template item<double>()));
+  state->step(static_cast<std::int64_t>(steps_in(t.back())));
   return state;
 }
 
@@ -158,12 +158,6 @@ std::unique_ptr<torch::optim::OptimizerParamState> make_state(Kept kept, const s
   return state;
 }
 
-bool counts_steps(const torch::Tensor& value) {
-  constexpr double kMost = 1e15;  // that a double tells apart
-  const double steps = value.item<double>();
-  return steps >= 0 && steps <= kMost && steps == std::floor(steps);
-}
-
 /// A downloaded tensor that is to replace one of ours.
 struct Place {
   std::size_t parameter;
@@ -171,6 +165,14 @@ struct Place {
 };
 
 }  // namespace
+
+bool all_finite(const torch::Tensor& tensor) {
+  constexpr std::int64_t kStep = 1 << 20;  // torch::isfinite makes temporary tensors of the size of its argument
+  const torch::Tensor flat = tensor.view(-1);
+  for (std::int64_t at = 0; at < flat.numel(); at += kStep)
+    if (!torch::isfinite(flat.narrow(0, at, std::min(kStep, flat.numel() - at))).all().item<bool>()) return false;
+  return true;
+}
 
 std::optional<codec::DType> dtype_of(const torch::Tensor& tensor) {
   for (const auto& [ours, theirs] : kTypes)

@@ -11,6 +11,9 @@ namespace cohive::train {
 /// Nothing for types that are not averaged: integers, complex and quantised numbers.
 std::optional<codec::DType> dtype_of(const torch::Tensor& tensor);
 
+/// Whether no value of a contiguous tensor is NaN or infinite.
+bool all_finite(const torch::Tensor& tensor);
+
 /// All parameters, in the order of the parameter groups.
 std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer);
 

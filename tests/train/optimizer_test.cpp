@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <future>
+#include <limits>
 
 #include "cohive/train/progress_tracker.hpp"
 #include "train/optimizer_state.hpp"
@@ -388,6 +389,32 @@ TEST(Training, NumbersThatMakeNoEpochAreRefused) {
   options = epoch_of(kBatch);
   options.average_state_every = 0;
   EXPECT_THROW(Optimizer(strategy, sgd, options), std::invalid_argument);
+}
+
+TEST(Training, GradientsThatAreNoNumbersCountForNothing) {
+  auto options = epoch_of(1'000'000 * kBatch);
+  options.average_state_every = 1'000'000;
+  Strategy strategy(joining({}));
+  auto weight = torch::zeros({4, 2}).requires_grad_();
+  torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(kRate));
+  Optimizer optimizer(strategy, sgd, options);
+  Strategy other_strategy(joining(strategy.visible_addresses()));
+  Counterpart other(other_strategy, options, {4, 2});
+  const auto step_with = [&](float gradient) {
+    (weight * gradient).sum().backward();
+    return optimizer.step(kBatch);
+  };
+  step_with(1);
+  while (optimizer.stats().peers < 2) std::this_thread::yield();
+  step_with(std::numeric_limits<float>::quiet_NaN());
+  std::ranges::fill(other.values, 3.0f);
+  auto round = other.average_gradients();
+  other.report(0, options.target_batch_size);
+  finish(std::move(round), [&] { step_with(1); });
+  while (optimizer.epoch() < 1) step_with(1);
+  EXPECT_TRUE(torch::allclose(weight, torch::full({4, 2}, -3.0f * static_cast<float>(kRate))))
+      << "the other's gradients alone: " << weight;
+  EXPECT_EQ(other.values, std::vector<float>(8, 3.0f));
 }
 
 TEST(Training, OptionsThatCannotWorkAreRefusedWithAReason) {

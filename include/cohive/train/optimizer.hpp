@@ -74,6 +74,7 @@ class Optimizer {
 
   /// Call after backward(): takes the gradients of a batch of `batch_size` samples. Returns at once, except when an
   /// epoch ends (the averaging) or this peer must catch up (the download). Gradients are zeroed when they were taken.
+  /// When those of an epoch hold NaN or infinity, the gradients of the others count alone.
   StepReport step(std::int64_t batch_size);
   /// Averages the parameters once more with whoever does the same; for the end of a run. Returns the group's size.
   std::size_t average_parameters();

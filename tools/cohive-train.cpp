@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -56,7 +57,7 @@ std::vector<float> read_floats(const std::string& path) {
   return values;
 }
 
-/// Prints the largest difference between saved parameters; fails above 1e-3.
+/// Prints the largest difference between saved parameters, null where one is no number; fails above 1e-3.
 int compare(const std::vector<std::string>& files) {
   const auto first = read_floats(files.front());
   if (first.empty()) throw Exit{kBadInput, "--compare: " + files.front() + " holds no parameters"};
@@ -66,7 +67,8 @@ int compare(const std::vector<std::string>& files) {
     if (other.size() != first.size())
       throw Exit{kBadInput, "--compare: " + path + " holds another number of parameters"};
     for (std::size_t i = 0; i < first.size(); ++i) {
-      largest = std::max(largest, std::abs(first[i] - other[i]));
+      const float difference = std::abs(first[i] - other[i]);
+      largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
       magnitude = std::max(magnitude, std::abs(first[i]));
     }
   }

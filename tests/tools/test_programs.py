@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,16 @@ class BadInput(unittest.TestCase):
             self.skipTest("built without LibTorch")
         for flag in ("--save", "--summary"):
             self.refused(2, flag, "cohive-train", flag, self.folder.name + "/no/such/folder/file")
+
+    def test_parameters_that_are_no_numbers_do_not_compare_as_equal(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        files = [Path(self.folder.name, name) for name in ("numbers", "spoilt")]
+        files[0].write_bytes(struct.pack("<3f", 1, 2, 3))
+        files[1].write_bytes(struct.pack("<3f", 1, float("nan"), 3))
+        compared = run("cohive-train", "--compare", *files)
+        self.assertEqual(compared.returncode, 1, compared.stdout)
+        self.assertIsNone(json.loads(compared.stdout)["largest_difference"])
 
     def test_averaging_that_does_not_exist(self):
         if not programs("cohive-train"):

@@ -99,7 +99,8 @@ struct Encoder {
 
 class Decoder {
  public:
-  explicit Decoder(ByteView bytes) : rest_(bytes) {}
+  /// \param left  how many more values there may be
+  Decoder(ByteView bytes, std::size_t& left) : rest_(bytes), left_(left) {}
   Result<Value> value(int depth = 0);
   bool done() const { return rest_.empty(); }
 
@@ -167,8 +168,8 @@ class Decoder {
     return code == kTupleType ? tuple(*payload, depth) : Value(Ext{code, to_string(*payload)});
   }
   /// No copies on the way out: tuples may be nested, with all the bytes in the innermost one.
-  static Result<Value> tuple(ByteView payload, int depth) {
-    Decoder inner(payload);
+  Result<Value> tuple(ByteView payload, int depth) {
+    Decoder inner(payload, left_);
     auto list = inner.tuple_items(depth + 1);
     if (!list) return list.error();
     if (!inner.done()) return broken("bytes behind a tuple");
@@ -194,10 +195,13 @@ class Decoder {
   }
 
   ByteView rest_;
+  std::size_t& left_;
 };
 
 Result<Value> Decoder::value(int depth) {
   if (depth > kMaxDepth) return broken("nested too deeply");
+  if (left_ == 0) return Error(Errc::limit_exceeded, "msgpack: too many values");
+  --left_;
   const auto tag = number(1);
   if (!tag) return broken("truncated");
   const auto t = static_cast<std::uint8_t>(*tag);
@@ -316,8 +320,8 @@ std::string encode(const Value& value) {
   return out;
 }
 
-Result<Value> decode(ByteView bytes) {
-  Decoder decoder(bytes);
+Result<Value> decode(ByteView bytes, std::size_t max_values) {
+  Decoder decoder(bytes, max_values);
   auto value = decoder.value();
   if (value && !decoder.done()) return Error(Errc::malformed, "msgpack: bytes behind the object");
   return value;

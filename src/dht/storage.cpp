@@ -100,7 +100,8 @@ Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limit
   if (!outer) return outer.error();
   const auto* ext = outer->get_if<msgpack::Ext>();
   if (!ext || ext->type != kDictionaryType) return bad;
-  auto inner = msgpack::decode(as_bytes(ext->data));
+  // An entry is four values, more when its subkey is a tuple.
+  auto inner = msgpack::decode(as_bytes(ext->data), 16 * (limits.max_subkeys + 1));
   if (!inner) return inner.error();
   const auto* fields = sequence(*inner);
   if (!fields || fields->size() != 3 || !(*fields)[1].as_number()) return bad;

@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "cohive/core/errors.hpp"
+
 namespace cohive::msgpack {
 namespace {
 
@@ -37,6 +39,14 @@ TEST(Msgpack, TuplesMayBeNested) {
   };
   EXPECT_EQ(decode(as_bytes(encode(nested(30)))).value(), nested(30));
   EXPECT_FALSE(decode(as_bytes(encode(nested(40)))));
+}
+
+TEST(Msgpack, DecodesNoMoreValuesThanItMay) {
+  const auto bytes = encode(Array{{1, Tuple{{2, 3}}, Map{{{"key", 4}}}}});  // 8 values
+  EXPECT_TRUE(decode(as_bytes(bytes), 8));
+  const auto refused = decode(as_bytes(bytes), 7);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error(), Errc::limit_exceeded);
 }
 
 TEST(Msgpack, RefusesMalformedInput) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -82,7 +83,8 @@ class Value {
 void encode_to(std::string& out, const Value& value);
 std::string encode(const Value& value);
 /// Decodes exactly one object: trailing bytes, map keys other than str or bin, nesting over 64 and truncation are errors.
-Result<Value> decode(ByteView bytes);
+/// \param max_values  containers and what they hold, counted together: a value takes a byte here and 40 decoded
+Result<Value> decode(ByteView bytes, std::size_t max_values = std::numeric_limits<std::size_t>::max());
 /// Raw ext header + payload, for types that this codec does not know.
 void append_ext(std::string& out, std::int8_t type, std::string_view payload);
 

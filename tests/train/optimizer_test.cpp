@@ -308,7 +308,7 @@ TEST(Training, WhoMissesTheGradientsDoesNotKeepOthersWaitingForItsParameters) {
 // A client owns no part: nobody sends it anything by which it would notice that it is waited for.
 TEST(Training, TheEpochIsReportedBeforeTheRoundOfItsParameters) {
   auto options = epoch_of(1'000'000 * kBatch);
-  options.matchmaking_time = 5s;  // how long a silent member is waited for
+  options.matchmaking_time = 10s;  // how long a silent member is waited for: a busy machine takes its time to speak
   Strategy strategy(joining({}));
   Linear model;
   torch::optim::SGD sgd({model.weight}, torch::optim::SGDOptions(kRate));

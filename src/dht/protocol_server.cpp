@@ -105,10 +105,11 @@ Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
   bool welcome = true;
   if (claimed && request.validate()) {
-    // Who asks to be called back and does not answer must not hold up our own calls.
+    // Who asks to be called back and does not answer must not hold up our own calls. Many who come at once take turns.
     const CalledBack one(called_back_, caller);
-    const auto slot = call_backs_.try_acquire();
-    if (!one || !slot) co_return refuse_busy(metrics.ping);
+    if (!one) co_return refuse_busy(metrics.ping);
+    const auto slot = co_await call_backs_.acquire(1, runtime.after(options.wait_timeout / 2));
+    if (!slot) co_return refuse_busy(metrics.ping);
     auto back = co_await ping(caller, false);
     welcome = back ? *back == claimed : back.error() == rpc::Errc::busy;  // who is busy can be reached
     reply.set_available(welcome);

@@ -359,6 +359,42 @@ TEST_F(HostileSwarm, CallersWhoNeverAnswerWhenCalledBackDoNotHoldUpTheNodesOwnCa
   EXPECT_LT(swarm.runtime().now() - start, 500ms);
 }
 
+Task<Result<std::string>> answer_after(Runtime& runtime, Duration pause, std::string reply) {
+  co_await runtime.sleep_for(pause);
+  co_return reply;
+}
+
+Task<void> ask_for_welcome(p2p::Host& from, PeerId peer, std::string ping, Deadline deadline, int& welcome) {
+  const auto bytes = co_await rpc::call_unary(from, peer, "DHTProtocol.rpc_ping", ping, deadline);
+  proto::PingResponse reply;
+  welcome += bytes && reply.ParseFromString(*bytes) && reply.available();
+}
+
+TEST_F(HostileSwarm, NewcomersWhoComeAllAtOnceAreAllCalledBack) {
+  add();
+  proto::PingResponse answer;
+  answer.mutable_peer()->set_node_id(std::string(20, 'x'));
+  proto::PingRequest request;
+  *request.mutable_peer() = answer.peer();
+  request.set_validate(true);
+  std::vector<std::unique_ptr<rpc::Server>> newcomers;
+  for (int i = 0; i < 150; ++i) {
+    newcomers.push_back(std::make_unique<rpc::Server>(swarm.add_host()));
+    newcomers.back()->add_unary("DHTProtocol.rpc_ping", [&](PeerId, std::string) {
+      return answer_after(swarm.runtime(), 200ms, answer.SerializeAsString());
+    });
+    p2p::Host& host = newcomers.back()->host();
+    ASSERT_TRUE(swarm.run(host.connect(swarm.host(0).visible_addresses().front(), swarm.after(5s))));
+  }
+  int welcome = 0;
+  TaskGroup pings(swarm.runtime(), "pings");
+  for (const auto& newcomer : newcomers)
+    pings.spawn(
+        ask_for_welcome(newcomer->host(), swarm.host(0).id(), request.SerializeAsString(), swarm.after(3s), welcome));
+  swarm.pass(3s);
+  EXPECT_EQ(welcome, 150);
+}
+
 TEST_F(HostileSwarm, APeerThatFloodsIsRefusedWhileOthersAreServed) {
   add({.max_keys_per_second = 10});
   Dht& attacker = add({.client_mode = true});

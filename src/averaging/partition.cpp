@@ -54,7 +54,8 @@ std::vector<Part> cut_into_parts(const std::vector<PartedTensor>& tensors, std::
   std::uint64_t running = 0;
   for (std::uint64_t fraction : fractions) {
     running += fraction;
-    pivots.push_back(static_cast<std::uint64_t>(static_cast<double>(running) / sum * static_cast<double>(total)));
+    const double share = sum > 0 ? static_cast<double>(running) / sum : 0.0;  // tensors may all be empty
+    pivots.push_back(static_cast<std::uint64_t>(share * static_cast<double>(total)));
   }
   pivots.back() = total;
 

@@ -73,6 +73,15 @@ TEST(Partition, EqualsHivemind) {
   EXPECT_EQ(divide(10, {1, 1, 1}), (std::vector<std::uint64_t>{4, 3, 3}));
 }
 
+TEST(Partition, TensorsWithoutValuesAreOnePartEach) {
+  const auto parts = cut_into_parts({{0, 4}, {0, 2}}, 1 << 19, divide(0, {1, 1}));
+  ASSERT_EQ(parts.size(), 2u);
+  for (const Part& part : parts) {
+    EXPECT_EQ(part.length, 0u);
+    EXPECT_EQ(part.owner, 0u);
+  }
+}
+
 TEST(LoadBalancer, EqualsHivemindOnItsOwnTestCases) {
   const auto shares = [](std::uint64_t total, std::vector<std::optional<double>> b, std::uint64_t min) {
     return divide(total, balance_load(b, total, min));

@@ -386,7 +386,10 @@ bool Optimizer::Impl::end_epoch(const GlobalProgress& global, StepReport& report
   if (!options.auxiliary) take_optimizer_step(next_epoch, usable || report.grad_group > 1);
   // As hivemind does: who has missed the gradients learns it now, instead of being waited for in the next round.
   enter_epoch(next_epoch);
-  if (state_round) report.state_group = average_state(state_round);
+  if (state_round) {
+    report.state_group = average_state(state_round);
+    session.on_loop([&] { tracker->restart_timer(); });
+  }
   report.epoch_changed = true;
   report.bytes_sent = stats.bytes_sent - sent_before;
   return true;

@@ -118,6 +118,10 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   fetch_soon();
 }
 
+void ProgressTracker::restart_timer() {
+  ema_.reset_timer(uptime());
+}
+
 void ProgressTracker::took_part(const std::vector<PeerId>& members) {
   for (const auto& [peer, time] : reports_)
     if (peer != dht_.host().id() && std::find(members.begin(), members.end(), peer) == members.end())

@@ -180,6 +180,20 @@ TEST_F(Progress, WhoStopsTrainingIsNotCountedForLong) {
   EXPECT_EQ(first.snapshot().peers, 2u) << "it is back";
 }
 
+TEST_F(Progress, AveragingDoesNotCountAsSlowTraining) {
+  auto& first = add_trainer();
+  train(first, 0, 10, 20);
+  for (std::uint64_t epoch = 1; epoch < 10; ++epoch) {
+    first.update_epoch(epoch);
+    swarm.pass(20s);  // the parameters are averaged
+    first.restart_timer();
+    samples[&first] = 0;
+    train(first, epoch, 10, 2);
+  }
+  swarm.run(first.refresh());
+  EXPECT_NEAR(first.snapshot().samples_per_second, 10, 1);
+}
+
 TEST_F(Progress, AClockThatIsSetBackMakesNobodyInfinitelyFast) {
   auto& first = add_trainer();
   swarm.pass(5s);

@@ -62,6 +62,8 @@ class ProgressTracker {
   void report(std::uint64_t epoch, double samples);
   /// The epoch is over.
   void update_epoch(std::uint64_t epoch);
+  /// The time since the last report went into something else than training, and does not count towards our speed.
+  void restart_timer();
   /// The members of a round that has ended. Who was not among them is not expected in the next one until it reports
   /// again: what a peer reported before it vanished is kept for metadata_expiration.
   void took_part(const std::vector<PeerId>& members);

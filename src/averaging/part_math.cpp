@@ -86,17 +86,6 @@ COHIVE_WIDE void move(const float* towards, float alpha, float* values, std::siz
   for (std::size_t i = 0; i < count; ++i) values[i] += alpha * (towards[i] - values[i]);
 }
 
-COHIVE_WIDE bool finish(float* own, float weight, float divisor, float alpha, float* sum, std::size_t count) {
-  std::uint32_t found = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = (sum[i] + weight * own[i]) / divisor;
-    found |= bad(value);
-    sum[i] = value;
-    own[i] += bad(value) ? 0.0f : alpha * (value - own[i]);
-  }
-  return found == 0;
-}
-
 Error not_finite() {
   return Error(Errc::not_finite);
 }
@@ -182,7 +171,11 @@ Result<bool> add_own_last(std::span<float> own, double weight, double divisor, f
                           bool first) {
   if (!all_finite(own)) return not_finite();
   if (first) std::fill(sum.begin(), sum.end(), 0.0f);
-  return finish(own.data(), static_cast<float>(weight), static_cast<float>(divisor), alpha, sum.data(), sum.size());
+  // Before our values move it must be known that the whole part has an average: without one nobody's do.
+  if (!add_and_divide(bytes_of(own), static_cast<float>(weight), static_cast<float>(divisor), sum.data(), sum.size()))
+    return false;
+  move_towards(sum, alpha, own);
+  return true;
 }
 
 Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length) {

@@ -42,8 +42,8 @@ Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> s
 /// For aggregates that look at all contributions at once. Errors as add_part.
 Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length);
 
-/// The same as add_values for our own part as the last one, which moves it by alpha towards the average in the same
-/// pass.
+/// The same as add_values for our own part as the last one, while it is in the cache: moves it by alpha towards the
+/// average, unless that is not finite.
 Result<bool> add_own_last(std::span<float> own, double weight, double divisor, float alpha, std::span<float> sum,
                           bool first);
 

@@ -111,6 +111,20 @@ TEST(PartMathLimits, ASumThatOverflowsIsNoAverage) {
   EXPECT_FALSE(*added);
 }
 
+TEST(PartMathLimits, OurOwnValuesDoNotMoveTowardsASumThatOverflows) {
+  const float huge = std::numeric_limits<float>::max();
+  std::vector<float> sum{1, huge}, own{3, huge};
+  const auto added = add_own_last(own, 1, 2, 1, sum, false);
+  ASSERT_TRUE(added);
+  EXPECT_FALSE(*added);
+  EXPECT_EQ(own, (std::vector<float>{3, huge})) << "nobody else's do, in none of the part's places";
+  sum = {1, 5};
+  own = {3, 7};
+  EXPECT_TRUE(add_own_last(own, 1, 2, 0.5, sum, false).value());
+  EXPECT_EQ(sum, (std::vector<float>{2, 6}));
+  EXPECT_EQ(own, (std::vector<float>{2.5, 6.5}));
+}
+
 TEST(PartMathLimits, SharedMemoryIsNotOverwritten) {
   auto part = part_of({1, 2});
   const Slice other = part.record;

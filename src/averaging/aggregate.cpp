@@ -82,7 +82,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
     if (!std::isfinite(message->weight) || message->weight < 0) co_return Error(Errc::bad_partition, "bad weight");
     auto encoded = encoded_part(*message, std::exchange(record, {}), parts[i].length, self.setup_.group.extension);
     if (!encoded) co_return encoded.error();
-    self.received_ += encoded->buffer.size();
+    self.count_received(encoded->buffer.size());
     const auto part = std::make_shared<EncodedPart>(std::move(*encoded));
     Reducer::Source source{[part, weight = message->weight](std::span<float> sum, Adding how) {
                              return add_part(*part, weight, sum, how);
@@ -139,7 +139,7 @@ Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, Reply reply) {
   const Envelope envelope = envelope_part(kAveragedPart, {}, buffer->size(), sent, static_cast<int>(codec), 0);
   const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
   auto done = co_await stream.send(std::span<const ByteView>(pieces), limit_of(runtime_, options_.reducer_timeout));
-  if (done) sent_ += buffer->size();
+  if (done) count_sent(buffer->size());
   co_return done;
 }
 

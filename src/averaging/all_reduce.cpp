@@ -109,6 +109,16 @@ codec::Codec AllReduce::codec_of(const Part& part) const {
   return codec::codec_for(codecs_[part.tensor], codec::DType::float32, {static_cast<std::uint32_t>(part.length)});
 }
 
+void AllReduce::count_sent(std::size_t bytes) {
+  sent_ += bytes;
+  metrics_.bytes_sent.increment(static_cast<double>(bytes));
+}
+
+void AllReduce::count_received(std::size_t bytes) {
+  received_ += bytes;
+  metrics_.bytes_received.increment(static_cast<double>(bytes));
+}
+
 void AllReduce::cancel() {
   cancelled_ = true;
   lease_->end();
@@ -161,8 +171,6 @@ Task<Result<RoundResult>> AllReduce::run() {
   result.lost_senders = lost_;
   result.bytes_sent = sent_;
   result.bytes_received = received_;
-  metrics_.bytes_sent.increment(static_cast<double>(sent_));
-  metrics_.bytes_received.increment(static_cast<double>(received_));
   co_return result;
 }
 
@@ -294,7 +302,7 @@ Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::
     if (!sent || !usable) break;
     if (extension) exchange.unanswered.push_back(*buffer);
     exchange.sent = i + 1;
-    self.sent_ += bytes.size();
+    self.count_sent(bytes.size());
   }
   if (exchange.failure) co_return;
   if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.options_.reducer_timeout));
@@ -325,7 +333,7 @@ Task<Result<>> AllReduce::receive_replies(AllReduce& self, rpc::ClientStream& ca
     }
     auto answer = encoded_part(*message, std::move(**reply), parts[i].length);
     if (!answer) co_return answer.error();
-    self.received_ += answer->buffer.size();
+    self.count_received(answer->buffer.size());
     auto applied = self.setup_.group.extension
                        ? co_await self.apply_average(parts[i], std::move(*answer), std::move(delivered))
                        : co_await self.apply(std::move(*answer), self.values(parts[i]));

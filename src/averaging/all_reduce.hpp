@@ -103,6 +103,8 @@ class AllReduce {
   std::size_t replies_in_flight(std::size_t sender) const;
   Task<Result<>> send_reply(rpc::ServerStream& stream, Reply reply);
   void ban(std::size_t sender, const Error& why);
+  void count_sent(std::size_t bytes);
+  void count_received(std::size_t bytes);
 
   p2p::Host& host_;
   Runtime& runtime_;

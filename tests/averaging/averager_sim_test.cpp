@@ -63,6 +63,25 @@ TEST_F(Averaging, ClientsAndAuxiliariesTakePart) {
   for (auto& peer : peers) ASSERT_NEAR(peer->a[0], 1.0f, 1e-6);  // (0 + 1 + 2) / 3
 }
 
+TEST_F(Averaging, EveryByteSentIsCountedAlsoAfterTheOwnRound) {
+  add(quick());
+  add(quick());
+  auto client = quick();
+  client.mode = PeerMode::client;
+  add(client);
+  for (const auto& result : step_all(same())) ASSERT_TRUE(result);
+  swarm.pass(5s);
+  const auto bytes = [&](const char* direction) {
+    return swarm.runtime()
+        .metrics()
+        .counter("cohive_averaging_bytes_total", "Tensor bytes.", {{"averager", "test"}, {"direction", direction}})
+        .value();
+  };
+  EXPECT_EQ(bytes("out"), bytes("in"));
+  // 1,007 values: each node sends half of them, and averages of its half to two; the client sends all.
+  EXPECT_EQ(bytes("out"), 4.0 * (1007 + 2 * 1007 + 1007));
+}
+
 TEST_F(Averaging, HalfPrecisionAveragesWithinItsRounding) {
   auto options = quick();
   options.codec = codec::Codec::float16;

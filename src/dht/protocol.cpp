@@ -421,16 +421,13 @@ Task<void> Protocol::hand_records_over() {
       const auto* record = storage.get(key, now());
       if (!record) continue;
       const auto nearest = table.nearest(key, options.num_replicas);
-      const auto number = [&](const NodeAddress& node) {
-        return static_cast<std::size_t>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
-      };
       // Ours to do if we are the nearest of those who were there before: newcomers have nothing to give each other, or
       // something older when they come from another part of a swarm that fell apart.
       const auto first =
           std::find_if(nearest.begin(), nearest.end(), [&](const NodeAddress& node) { return !is_new(node.peer); });
       if (first != nearest.end() && first->id.distance(key) < node_id.distance(key)) continue;
       for (const NodeAddress& node : nearest) {
-        const std::size_t i = number(node);
+        const auto i = static_cast<std::size_t>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
         if (i == nodes.size()) continue;
         batches[i].push_back(outgoing(key, *record, false));
         if (batches[i].size() >= kHandOverBatch)

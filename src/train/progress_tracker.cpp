@@ -62,7 +62,7 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
 ProgressTracker::~ProgressTracker() = default;
 
 void ProgressTracker::start() {
-  ema_.reset_timer(uptime());
+  restart_timer();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
 }
@@ -90,7 +90,7 @@ void ProgressTracker::report(std::uint64_t epoch, double samples) {
   if (extra > 0) {
     ema_.update(extra, uptime());
   } else {
-    ema_.reset_timer(uptime());
+    restart_timer();
   }
   GlobalProgress global = snapshot();
   if (epoch == epoch_ && epoch == global.epoch) {
@@ -113,7 +113,7 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   }
   epoch_ = epoch;
   samples_ = 0;
-  ema_.reset_timer(uptime());
+  restart_timer();
   publish();
   fetch_soon();
 }

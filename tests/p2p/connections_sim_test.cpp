@@ -40,6 +40,7 @@ struct Connections : testing::Test {
   std::vector<std::unique_ptr<transport::Network>> machines;
   std::vector<transport::ConnectionPtr> held;
 
+  void lose_and_find_again(Host& lost, Host& hub);
   /// A connection from a new machine, or from machine `index`.
   bool knock_at(Host& host, const KeyPair& identity, std::optional<std::size_t> index = std::nullopt) {
     if (!index) {
@@ -53,6 +54,16 @@ struct Connections : testing::Test {
     return true;
   }
 };
+
+/// For the first two hosts of the swarm.
+void Connections::lose_and_find_again(Host& lost, Host& hub) {
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
+  swarm.pass(2h);
+  ASSERT_FALSE(lost.connected(hub.id()));
+  swarm.fabric().heal();
+  swarm.pass(10min);
+  EXPECT_TRUE(lost.connected(hub.id()));
+}
 
 // ---- Two links between the same peers
 
@@ -396,12 +407,7 @@ TEST_F(Connections, AHostThatLostEveryoneComesBackByTheAddressesItWasGiven) {
   auto& hub = swarm.add_host();
   auto& bob = swarm.add_host();
   ASSERT_TRUE(swarm.run(bob.bootstrap({address_of(hub)}, swarm.after(10s))));
-  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
-  swarm.pass(2h);
-  ASSERT_FALSE(bob.connected(hub.id()));
-  swarm.fabric().heal();
-  swarm.pass(10min);
-  EXPECT_TRUE(bob.connected(hub.id()));
+  lose_and_find_again(bob, hub);
 }
 
 TEST_F(Connections, AGroupThatLostTheRestOfTheSwarmFindsItAgain) {
@@ -456,12 +462,7 @@ TEST_F(Connections, AnAddressGivenForAPeerThatIsConnectedAlreadyIsAWayBackToo) {
   hub.learn_addresses(bob.id(), bob.addresses());
   ASSERT_TRUE(swarm.run(hub.connect(bob.id(), swarm.after(10s))));
   ASSERT_TRUE(swarm.run(bob.connect(address_of(hub), swarm.after(10s))));
-  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
-  swarm.pass(2h);
-  ASSERT_FALSE(bob.connected(hub.id()));
-  swarm.fabric().heal();
-  swarm.pass(10min);
-  EXPECT_TRUE(bob.connected(hub.id()));
+  lose_and_find_again(bob, hub);
 }
 
 // ---- Names

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/transport/errors.hpp"
 #include "common/client.hpp"
@@ -56,7 +57,7 @@ void print(const json& line) {
 Task<int> get(Dht& dht, const Options& options) {
   const auto found = co_await dht.get(value_from_text(options.key), !options.cached);
   if (!found) throw Exit{kFailed, "no record of " + line_of(json_from_value(value_from_text(options.key)))};
-  const auto lifetime = [&](double expiration) { return fmt::format("expires in {:.1f} s", expiration - dht.now()); };
+  const auto lifetime = [&](double expiration) { return log::format("expires in {:.1f} s", expiration - dht.now()); };
   if (options.json) {
     json line{{"expiration", found->expiration}};
     if (const auto* value = found->value()) line["value"] = json_from_value(*value);
@@ -86,7 +87,7 @@ Task<int> store(Dht& dht, const Options& options) {
   if (options.json) {
     print({{"stored", true}, {"expiration", expiration}});
   } else {
-    std::cout << fmt::format("stored for {:.0f} s", options.ttl) << std::endl;
+    std::cout << log::format("stored for {:.0f} s", options.ttl) << std::endl;
   }
   co_return 0;
 }
@@ -123,7 +124,7 @@ Task<int> ping(Dht& dht, const Options& options) {
            {"latency_ms", milliseconds(*trip)},
            {"agent", agent}});
   } else {
-    std::cout << fmt::format("{} answered in {:.2f} ms: {}, {}", peer.text(), milliseconds(*trip), agent_text(agent),
+    std::cout << log::format("{} answered in {:.2f} ms: {}, {}", peer.text(), milliseconds(*trip), agent_text(agent),
                              serves ? "DHT node " + (*node)->hex() : "serves no DHT")
               << std::endl;
   }
@@ -183,7 +184,7 @@ Task<int> map_swarm(Dht& dht, const Options& options) {
                       {"addresses", texts(node.addresses)}});
     } else {
       std::cout << node.peer.text() << "  "
-                << (node.reachable ? fmt::format("{:>8.2f} ms  {:>4} neighbours  {}  {}", milliseconds(node.latency),
+                << (node.reachable ? log::format("{:>8.2f} ms  {:>4} neighbours  {}  {}", milliseconds(node.latency),
                                                  node.neighbours, agent_text(node.agent), joined(node.addresses))
                                    : std::string("does not answer"))
                 << std::endl;
@@ -200,7 +201,7 @@ Task<int> map_swarm(Dht& dht, const Options& options) {
            {"peers", list}});
     co_return 0;
   }
-  std::cout << fmt::format("{} nodes, {} of them answer; {:.1f} s", nodes.size(), reachable, seconds) << std::endl;
+  std::cout << log::format("{} nodes, {} of them answer; {:.1f} s", nodes.size(), reachable, seconds) << std::endl;
   for (const auto& [agent, count] : agents) std::cout << "  " << count << " x " << agent_text(agent) << std::endl;
   co_return 0;
 }

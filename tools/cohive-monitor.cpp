@@ -5,6 +5,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
@@ -74,7 +75,7 @@ void print(const Options& options, const std::vector<PeerProgress>& peers) {
     return;
   }
   std::cout << options.run_id << ": " << peers.size() << " peers (" << clients << " clients), epoch " << epoch << ", "
-            << samples << " samples accumulated, " << fmt::format("{:.1f}", rate) << " samples/s" << std::endl;
+            << samples << " samples accumulated, " << log::format("{:.1f}", rate) << " samples/s" << std::endl;
 }
 
 /// Prints a line now and then; ends after the first when that was asked for.

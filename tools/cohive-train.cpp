@@ -13,6 +13,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cohive/core/log.hpp"
 #include "cohive/train/optimizer.hpp"
 #include "common/program.hpp"
 #include "train/model.hpp"
@@ -106,8 +107,8 @@ class DownloadPrinter {
     next_ = unix_time() + 1;
     const double megabyte = 1e6, done = static_cast<double>(progress.bytes_done) / megabyte;
     const std::string total =
-        progress.bytes_total ? fmt::format(" of {:.1f}", static_cast<double>(progress.bytes_total) / megabyte) : "";
-    std::cout << fmt::format("downloading the state: {:.1f}{} MB from {} {}", done, total, progress.donors,
+        progress.bytes_total ? log::format(" of {:.1f}", static_cast<double>(progress.bytes_total) / megabyte) : "";
+    std::cout << log::format("downloading the state: {:.1f}{} MB from {} {}", done, total, progress.donors,
                              progress.donors == 1 ? "donor" : "donors")
               << std::endl;
   }
@@ -177,7 +178,7 @@ class Trainer {
 
   void print_progress() {
     const auto stats = optimizer_.stats();
-    std::cout << fmt::format("epoch {:4}  {:4.0f}/{} samples  {:7.1f} samples/s  loss {:.4f}  {} peers", stats.epoch,
+    std::cout << log::format("epoch {:4}  {:4.0f}/{} samples  {:7.1f} samples/s  loss {:.4f}  {} peers", stats.epoch,
                              stats.global_samples, options_.optimizer.target_batch_size, stats.samples_per_second,
                              loss_, stats.peers)
               << std::endl;

@@ -129,7 +129,7 @@ void AllReduce::cancel() {
 void AllReduce::ban(std::size_t sender, const Error& why) {
   if (!reducer_ || cancelled_ || complete_.contains(sender) || reducer_->banned(sender) || reducer_->finished()) return;
   const BanReason reason = ban_reason(why.code());
-  const auto text = fmt::format("leaving {} out of the round ({}): {}", setup_.group.peers[sender],
+  const auto text = log::format("leaving {} out of the round ({}): {}", setup_.group.peers[sender],
                                 kBanReasons[static_cast<std::size_t>(reason)], why);
   const bool at_fault = reason == BanReason::not_finite || reason == BanReason::malformed;
   log::write(at_fault ? log::Level::warn : log::Level::info, "averaging", text);

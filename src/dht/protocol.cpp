@@ -195,7 +195,7 @@ Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   if (validate && id) {
     const double theirs = reply.dht_time();
     if (theirs != 0 && !(theirs >= sent - kClockTolerance && theirs <= received + kClockTolerance))
-      co_return Error(Errc::clock_differs, peer, fmt::format("by {:.1f} s", theirs - received));
+      co_return Error(Errc::clock_differs, peer, log::format("by {:.1f} s", theirs - received));
     if (!options.client_mode && !reply.available()) co_return Error(Errc::not_reachable, peer);
   }
   heard_from(reply.peer().node_id(), peer);

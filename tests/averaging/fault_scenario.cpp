@@ -1,7 +1,5 @@
 #include "averaging/fault_scenario.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -58,7 +56,7 @@ class Scenario {
     heals_after_ = from_seconds(double(1 + below(20)));
     repeats_ = 1 + below(4);
     report_.scenario +=
-        fmt::format(", {} at message {}, victim {}", kFaults[static_cast<std::size_t>(fault_)], at_message_, victim_);
+        log::format(", {} at message {}, victim {}", kFaults[static_cast<std::size_t>(fault_)], at_message_, victim_);
     swarm_.fabric().set_tap([this](const std::string&, const std::string&, ByteView) { return on_message(); });
     download ? run_download() : run_rounds();
     swarm_.fabric().set_tap(nullptr);
@@ -70,8 +68,8 @@ class Scenario {
  private:
   std::size_t below(std::size_t limit) { return static_cast<std::size_t>(random_() % limit); }
   template <class... Args>
-  void violated(fmt::format_string<Args...> format, Args&&... args) {
-    report_.violated.push_back(fmt::format(format, std::forward<Args>(args)...));
+  void violated(log::MessageFor<Args...> what, const Args&... args) {
+    report_.violated.push_back(log::format(what, args...));
   }
   void observe(std::uint64_t value) { report_.digest = (report_.digest ^ value) * 0x9e3779b97f4a7c15ull + 1; }
 
@@ -103,8 +101,8 @@ class Scenario {
     rounds_before_ = remembers ? 1 + below(2) : 0;
     round_after_ = below(remembers ? 2 : 6) == 0;
     report_.scenario =
-        fmt::format("{} of {} peers{}{}", download ? "download" : "round", count, measured ? ", measured links" : "",
-                    options.extension ? fmt::format(", {}", codec::name_of(options.extension->kind)) : "");
+        log::format("{} of {} peers{}{}", download ? "download" : "round", count, measured ? ", measured links" : "",
+                    options.extension ? log::format(", {}", codec::name_of(options.extension->kind)) : "");
     for (std::size_t i = 0; i < count; ++i) {
       const Aggregation aggregations[] = {Mean(), Mean(), TrimmedMean{0.3}, CenteredClip{0.5, 3}};
       options.aggregation = aggregations[below(4)];  // everybody's own choice
@@ -444,7 +442,7 @@ class Scenario {
     }
     if (below(3) == 0) {
       const std::size_t slow = below(donors);
-      report_.scenario += fmt::format(", donor {} slow", slow);
+      report_.scenario += log::format(", donor {} slow", slow);
       swarm_.fabric().set_link(sim::Swarm::ip(slow + 1), sim::Swarm::ip(donors + 1),
                                {.latency = 50ms, .bandwidth = double(40'000 << below(4))});
     }
@@ -456,7 +454,7 @@ class Scenario {
   void make_liar(std::size_t number) {
     Peer& liar = *peers_[number];
     liar_ = liar.averager->dht().host().id();
-    report_.scenario += fmt::format(", donor {} lying", number);
+    report_.scenario += log::format(", donor {} lying", number);
     SharedState honest = states_[liar.shares];
     honest.version = 1;
     SharedState spoilt = honest;

@@ -1,8 +1,8 @@
-// A trainer in a few lines: a linear model learns in a swarm of one.
+// A trainer in a few lines: a linear model learns in a swarm of one. It logs through cohive, whose library uses another
+// fmt than the one that LibTorch's headers bring.
 #include <torch/torch.h>
 
-#include <cstdio>
-
+#include "cohive/core/log.hpp"
 #include "cohive/train/optimizer.hpp"
 
 int main() {
@@ -20,6 +20,6 @@ int main() {
     error.backward();
     optimizer.step(x.size(0));
   }
-  std::printf("epoch %lu, loss %g\n", static_cast<unsigned long>(optimizer.epoch()), loss);
+  cohive::log::info("trainer", "epoch {}, loss {:.3f}, peer {}", optimizer.epoch(), loss, strategy.peer_id());
   return loss < 0.1 ? 0 : 1;
 }

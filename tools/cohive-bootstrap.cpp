@@ -152,7 +152,7 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   if (state) dht_options.node_id = state->node_id;
   Dht dht(host, dht_options);
   Event stopping(runtime, "the end of the program");
-  TaskGroup keeping(runtime, "bootstrap");
+  Nursery keeping(runtime, "bootstrap");
   if (!options.state_path.empty())
     keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping),
                   "keep state");

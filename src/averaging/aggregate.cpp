@@ -47,7 +47,7 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
   const bool reply_at_end = self.fractions_[*sender] == 0;
   Channel<Reply> replies(self.runtime_, self.replies_in_flight(*sender), "replies to a sender");
   Result<> outcome = ok();
-  TaskGroup replier(self.runtime_, "replies to a sender", TaskGroup::Local());
+  Nursery replier(self.runtime_, "replies to a sender");
   if (!reply_at_end) replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a sender");
   auto received = co_await receive_parts(self, stream, *sender, std::move(first), replies);
   replies.close();

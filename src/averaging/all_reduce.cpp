@@ -151,8 +151,8 @@ Task<Result<RoundResult>> AllReduce::run() {
   started.set();
 
   std::vector<Exchange> exchanges(setup_.group.peers.size());
-  TaskGroup watch(runtime_, "all-reduce watch", TaskGroup::Local());
-  TaskGroup tasks(runtime_, "all-reduce", TaskGroup::Local());
+  Nursery watch(runtime_, "all-reduce watch");
+  Nursery tasks(runtime_, "all-reduce");
   if (!parts_by_owner_[own_index_].empty()) {
     watch.spawn(watch_senders(*this), "lost senders");
     tasks.spawn(reduce_own(*this), "own parts");
@@ -239,7 +239,7 @@ Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange&
       self.options_.reducer_timeout > 0s ? std::min(kDialLimit, self.options_.reducer_timeout) : kDialLimit;
   auto call = co_await rpc::open_call(self.host_, id, self.setup_.protocol, self.runtime_.after(dial));
   if (call) {
-    TaskGroup sender(self.runtime_, "parts to a reducer", TaskGroup::Local());
+    Nursery sender(self.runtime_, "parts to a reducer");
     sender.spawn(send_parts(self, **call, peer, exchange), "parts to a reducer");
     auto received = co_await receive_replies(self, **call, peer, exchange);
     if (!received && !exchange.failure) exchange.failure = received.error().with_peer(id);
@@ -278,7 +278,7 @@ Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Sl
 Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange) {
   const auto& parts = self.parts_by_owner_[peer];
   Channel<Slice> encoded(self.runtime_, kEncodedAhead, "encoded parts");
-  TaskGroup encoder(self.runtime_, "encoder", TaskGroup::Local());
+  Nursery encoder(self.runtime_, "encoder");
   encoder.spawn(encode_parts(self, peer, encoded), "encoder");
   Result<> sent = ok();
   for (std::size_t i = 0; i < parts.size() && sent; ++i) {

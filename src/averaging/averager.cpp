@@ -207,7 +207,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   current->set_weight(weight);
   const TimePoint triggered = runtime.now();
   const Deadline end = limit_of(runtime, options.allreduce_timeout);
-  TaskGroup watching(runtime, "all-reduce watch", TaskGroup::Local());
+  Nursery watching(runtime, "all-reduce watch");
   if (options.bandwidth.is_measured()) watching.spawn(LinkMeter::watch(meter), "link meter");
   auto result = co_await within(runtime, end, current->run(), "all-reduce");
   watching.cancel();

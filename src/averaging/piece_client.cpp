@@ -207,7 +207,7 @@ class PieceFetch {
         changed_(runtime_, "pieces of a state"),
         checking_(partial.manifest().hashes.size()),
         holders_(partial.manifest().hashes.size()),
-        tasks_(runtime_, "download of a state", TaskGroup::Local()) {
+        tasks_(runtime_, "download of a state") {
     for (std::uint32_t i = 0; i < holders_.size(); ++i)
       if (!partial.has(i)) unasked_.push_back(i);
   }
@@ -308,7 +308,7 @@ class PieceFetch {
 
   Task<Result<>> take_pieces(Worker& worker, rpc::ClientStream& call) {
     Semaphore room(runtime_, kChecks, "checks of pieces");
-    TaskGroup checks(runtime_, "checks of pieces", TaskGroup::Local());
+    Nursery checks(runtime_, "checks of pieces");
     auto result = co_await receive_pieces(worker, call, room, checks);
     co_await checks.join();
     if (worker.failure) co_return *worker.failure;
@@ -443,7 +443,7 @@ class PieceFetch {
   std::vector<Worker*> workers_;
   std::size_t running_ = 0;
   Error last_{Errc::no_donor};
-  TaskGroup tasks_;
+  Nursery tasks_;
 };
 
 }  // namespace

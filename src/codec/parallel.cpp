@@ -51,7 +51,7 @@ Task<void> run_phase(Runtime& runtime, std::shared_ptr<Steps> work, int phase) {
     co_await take_steps(runtime, shared.phase);
     co_return;
   }
-  TaskGroup helpers(runtime, "codec", TaskGroup::Local{});
+  Nursery helpers(runtime, "codec");
   for (std::size_t i = 0; i < threads; ++i) helpers.spawn(take_steps(runtime, shared.phase), "codec");
   co_await helpers.join();
 }

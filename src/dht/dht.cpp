@@ -78,7 +78,7 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   std::size_t waiting = initial_peers.size();
   bool joined = false;
   std::string failures;
-  TaskGroup attempts(runtime, "dht bootstrap");
+  Nursery attempts(runtime, "dht bootstrap");
   auto attempt = [](Impl& self, Multiaddr address, Deadline limit, std::size_t& left, bool& success,
                     std::string& reasons, Condition& done) -> Task<void> {
     auto result = co_await self.join_through(address, limit, self.options.validate_bootstrap);

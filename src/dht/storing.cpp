@@ -86,7 +86,7 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans) {
     }
     Impl& self;
     std::unordered_map<DhtId, StorePlan*> wanted;
-    TaskGroup sending;
+    Nursery sending;
   };
   for (std::size_t first = 0; first < plans.size(); first += kKeysPerSearch) {
     const std::size_t count = std::min(kKeysPerSearch, plans.size() - first);
@@ -112,7 +112,7 @@ Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeAddress
   }
   Condition changed(runtime, "replicas");
   std::size_t answered = 0, under_way = 0, next = 0;
-  TaskGroup calls(runtime, "dht replicas");
+  Nursery calls(runtime, "dht replicas");
   for (;;) {
     while (answered + under_way < options.num_replicas && next < candidates.size()) {
       const NodeAddress& node = candidates[next++];

@@ -212,7 +212,7 @@ Task<bool> Traversal::run() {
   }
   if (queries_.empty()) co_return true;
   // Calls that are still under way when the last query is answered are dropped: a silent node delays nobody.
-  TaskGroup workers(runtime_, "dht search");
+  Nursery workers(runtime_, "dht search");
   for (std::size_t i = 0; i < std::max<std::size_t>(options_.num_workers, 1); ++i)
     workers.spawn(work(*this), "dht search worker");
   const bool in_time = co_await all_finished_.wait(options_.deadline);

@@ -43,7 +43,7 @@ Task<std::optional<Group>> HostilePeer::join() {
 Task<void> HostilePeer::misbehave() {
   const auto group = co_await join();
   if (!group) co_return;
-  TaskGroup calls(dht_.runtime(), "hostile calls", TaskGroup::Local());
+  Nursery calls(dht_.runtime(), "hostile calls");
   for (const auto& peer : group->peers)
     if (peer != id()) calls.spawn(send_nonsense(*this, peer, group->id));
   co_await calls.join();
@@ -53,7 +53,7 @@ Task<void> HostilePeer::send_part(int compression, Slice buffer, std::size_t ele
   const auto group = co_await join();
   if (!group) co_return;
   const Envelope envelope = envelope_part(kPartForAveraging, group->id, buffer.size(), elements, compression, 1);
-  TaskGroup calls(dht_.runtime(), "hostile calls", TaskGroup::Local());
+  Nursery calls(dht_.runtime(), "hostile calls");
   for (const auto& peer : group->peers)
     if (peer != id()) calls.spawn(send_message(*this, peer, envelope.head + to_string(buffer.view()) + envelope.tail));
   co_await calls.join();

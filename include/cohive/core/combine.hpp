@@ -129,7 +129,7 @@ Task<std::variant<detail::NonVoid<A>, detail::NonVoid<B>>> race(Runtime& runtime
   detail::Captured<A> a;
   detail::Captured<B> b;
   Event ended(runtime, "race");
-  TaskGroup group(runtime, "race", TaskGroup::Local());
+  Nursery group(runtime, "race");
   group.spawn(detail::capture_and_notify(std::move(first), a, ended), "race first");
   group.spawn(detail::capture_and_notify(std::move(second), b, ended), "race second");
   co_await ended.wait();
@@ -142,7 +142,7 @@ Task<std::variant<detail::NonVoid<A>, detail::NonVoid<B>>> race(Runtime& runtime
 template <class T>
 Task<std::vector<T>> when_all(Runtime& runtime, std::vector<Task<T>> tasks) {
   std::vector<detail::Captured<T>> captured(tasks.size());
-  TaskGroup group(runtime, "when_all", TaskGroup::Local());
+  Nursery group(runtime, "when_all");
   for (std::size_t i = 0; i < tasks.size(); ++i)
     group.spawn(detail::capture(std::move(tasks[i]), captured[i]), "branch");
   co_await group.join();
@@ -153,7 +153,7 @@ Task<std::vector<T>> when_all(Runtime& runtime, std::vector<Task<T>> tasks) {
 }
 inline Task<void> when_all(Runtime& runtime, std::vector<Task<void>> tasks) {
   std::vector<detail::Captured<void>> captured(tasks.size());
-  TaskGroup group(runtime, "when_all", TaskGroup::Local());
+  Nursery group(runtime, "when_all");
   for (std::size_t i = 0; i < tasks.size(); ++i)
     group.spawn(detail::capture(std::move(tasks[i]), captured[i]), "branch");
   co_await group.join();

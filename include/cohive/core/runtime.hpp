@@ -230,6 +230,7 @@ class Runtime {
  private:
   friend class Waiter;
   friend class Timer;
+  friend class Nursery;
   friend class TaskGroup;
   friend class TaskRoot;
   friend void detail::root_finished(TaskRoot* root) noexcept;

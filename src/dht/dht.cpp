@@ -6,6 +6,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/dht/errors.hpp"
 #include "dht_impl.hpp"
 
@@ -38,22 +39,18 @@ Dht::Impl::Impl(p2p::Host& host, DhtOptions opts)
 
 /// Connects to one initial peer and greets it.
 Task<Result<>> Dht::Impl::join_through(Multiaddr address, Deadline deadline, bool validate) {
-  auto connected = co_await protocol.host.bootstrap({address}, deadline);
-  if (!connected) co_return connected.error();
+  CO_TRY(co_await protocol.host.bootstrap({address}, deadline));
   auto peer = address.peer();
   if (!peer) {  // a DNS name that stands for several peers
-    auto resolved = co_await protocol.host.connect(address, deadline);
-    if (!resolved) co_return resolved.error();
-    peer = *resolved;
+    CO_TRY(peer, co_await protocol.host.connect(address, deadline));
   }
   co_return co_await greet(*peer, validate);
 }
 
 /// Makes sure that a peer answers as a DHT node; the table has it then.
 Task<Result<>> Dht::Impl::greet(PeerId peer, bool validate) {
-  auto node = co_await protocol.ping(peer, validate);
-  if (!node) co_return node.error();
-  if (!*node) co_return Error(Errc::no_node_id, peer);
+  CO_TRY(auto node, co_await protocol.ping(peer, validate));
+  if (!node) co_return Error(Errc::no_node_id, peer);
   blacklist.succeeded(peer);
   co_return ok();
 }
@@ -222,10 +219,9 @@ Task<Result<std::optional<DhtId>>> Dht::ping(PeerId peer) {
 }
 
 Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> keys) {
-  auto findings = co_await impl_->protocol.find(peer, std::move(keys));
-  if (!findings) co_return findings.error();
+  CO_TRY(auto findings, co_await impl_->protocol.find(peer, std::move(keys)));
   std::vector<NodeReport> reports;
-  for (const Finding& finding : *findings) {
+  for (const Finding& finding : findings) {
     NodeReport& report = reports.emplace_back();
     report.has_record = finding.record.has_value();
     for (const NodeAddress& node : finding.nearest) report.nearest.emplace_back(node.id, node.peer);

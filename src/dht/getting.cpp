@@ -5,6 +5,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "dht_impl.hpp"
 
 namespace cohive::dht {
@@ -15,19 +16,6 @@ constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr std::size_t kKeysPerSearch = 1024;
 // How much later than the cached record a refreshed one must expire, beyond the refresh interval, in seconds.
 constexpr double kRefreshMargin = 1.0;
-
-/// Sets `done` of every lookup in the end, also when the search is dropped half-way: others may wait for it.
-struct DoneGuard {
-  std::vector<LookupPtr> lookups;
-  std::unordered_map<DhtId, LookupPtr>& pending;
-  ~DoneGuard() {
-    for (auto& lookup : lookups) {
-      const auto at = pending.find(lookup->key);
-      if (at != pending.end() && at->second == lookup) pending.erase(at);
-      lookup->done.set();
-    }
-  }
-};
 
 /// The newer of two entries with one subkey wins.
 void merge(StoredRecord& into, const Dictionary& more) {
@@ -135,7 +123,14 @@ Task<void> Dht::Impl::look_up_shared(std::vector<LookupPtr> lookups) {
 }
 
 Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
-  DoneGuard guard{lookups, pending};
+  // Also when the search is dropped half-way: others may wait for it.
+  const auto over = on_exit([this, lookups] {
+    for (const auto& lookup : lookups) {
+      const auto at = pending.find(lookup->key);
+      if (at != pending.end() && at->second == lookup) pending.erase(at);
+      lookup->done.set();
+    }
+  });
 
   struct Getting final : Traversal::Guide {
     explicit Getting(Impl& impl) : self(impl) {}

@@ -6,6 +6,8 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
@@ -86,20 +88,18 @@ class ServerStreamOverStream final : public ServerStream {
   Task<Error> read_requests() {
     for (;;) {
       while (queued_ > kMaxPrefetch || requests_.size() >= kMaxPrefetchedRequests) co_await changed_.wait();
-      auto header = co_await reader_.header(Deadline::never());
-      if (!header) co_return header.error();
-      if (!*header) co_return Error(Errc::call_cancelled, stream_.peer());
-      const Marker marker = (*header)->marker;
-      auto units = co_await room_.acquire((*header)->size + kRequestOverhead);
-      auto payload = co_await reader_.payload(Deadline::never());
-      if (!payload) co_return payload.error();
+      CO_TRY(auto header, co_await reader_.header(Deadline::never()));
+      if (!header) co_return Error(Errc::call_cancelled, stream_.peer());
+      const Marker marker = header->marker;
+      auto units = co_await room_.acquire(header->size + kRequestOverhead);
+      CO_TRY(auto payload, co_await reader_.payload(Deadline::never()));
       if (marker == Marker::error) {
         ended_ = true;
       } else if (ended_) {
         co_return Error(Errc::message_after_end, stream_.peer());
       } else if (!answered_) {
-        queued_ += payload->size();
-        requests_.push_back({std::move(*payload), std::move(units)});
+        queued_ += payload.size();
+        requests_.push_back({std::move(payload), std::move(units)});
       }
       changed_.notify_all();
     }
@@ -252,16 +252,11 @@ Task<void> answer(Runtime& runtime, const Method& method, ServerStreamOverStream
 Task<void> serve_streaming(Runtime& runtime, transport::Stream& stream, const Method& method, Caller& caller) {
   CallRecord record(runtime, method.metrics);
   ServerStreamOverStream call(stream, caller.bytes);
-  struct End {
-    CallRecord& record;
-    ServerStreamOverStream& call;
-    transport::Stream& stream;
-    ~End() {
-      record.sent = call.writer().bytes();
-      record.received = call.reader().bytes();
-      if (call.answered()) stream.close_write();  // also when the server ends first: what was answered arrives
-    }
-  } end{record, call, stream};
+  const auto end = on_exit([&] {
+    record.sent = call.writer().bytes();
+    record.received = call.reader().bytes();
+    if (call.answered()) stream.close_write();  // also when the server ends first: what was answered arrives
+  });
   auto ended = co_await race(runtime, answer(runtime, method, call, record), call.read_requests());
   if (!call.answered() && ended.index() == 1) {
     const Error& reason = std::get<1>(ended);

@@ -5,6 +5,7 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/dht/errors.hpp"
 #include "cohive/transport/errors.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
@@ -56,7 +57,9 @@ void print(const json& line) {
 
 Task<int> get(Dht& dht, const Options& options) {
   const auto found = co_await dht.get(value_from_text(options.key), !options.cached);
-  if (!found) throw Exit{kFailed, "no record of " + line_of(json_from_value(value_from_text(options.key)))};
+  if (!found && found.error() == dht::Errc::not_found)
+    throw Exit{kFailed, "no record of " + line_of(json_from_value(value_from_text(options.key)))};
+  if (!found) throw Exit{kFailed, found.error().message()};
   const auto lifetime = [&](double expiration) { return log::format("expires in {:.1f} s", expiration - dht.now()); };
   if (options.json) {
     json line{{"expiration", found->expiration}};
@@ -80,10 +83,10 @@ Task<int> get(Dht& dht, const Options& options) {
 Task<int> store(Dht& dht, const Options& options) {
   const double expiration = dht.now() + options.ttl;
   auto key = value_from_text(options.key), value = value_from_text(options.value);
-  const bool stored = options.with_subkey ? co_await dht.store(std::move(key), value_from_text(options.subkey),
+  const auto stored = options.with_subkey ? co_await dht.store(std::move(key), value_from_text(options.subkey),
                                                                std::move(value), expiration)
                                           : co_await dht.store(std::move(key), std::move(value), expiration);
-  if (!stored) throw Exit{kFailed, "not stored: no node took it, or the swarm holds a newer record of this key"};
+  if (!stored) throw Exit{kFailed, "not stored: " + stored.error().message()};
   if (options.json) {
     print({{"stored", true}, {"expiration", expiration}});
   } else {

@@ -7,6 +7,7 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/dht/errors.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
 
@@ -83,6 +84,8 @@ Task<int> watch(Dht& dht, const Options& options) {
   for (;;) {
     auto found = co_await dht.get(options.run_id + "_progress", true);
     std::vector<PeerProgress> peers;
+    if (!found && found.error() != dht::Errc::not_found)
+      log::warn("monitor", "the progress of the run cannot be read: {}", found.error());
     if (found)
       for (const auto& [subkey, stored] : found->entries())
         if (auto peer = parse(stored.value, dht.now())) peers.push_back(std::move(*peer));

@@ -300,8 +300,9 @@ Task<void> Averager::Impl::declare_state(Impl& self) {
   for (;;) {
     const bool sharing = self.snapshots.sharing() && self.options.share_state && self.options.mode == PeerMode::node;
     const double expiration = self.dht.now() + to_seconds(self.options.declare_state_period);
-    (void)co_await self.dht.store(self.options.prefix + ".all_averagers", own,
-                                  sharing ? msgpack::Value(self.priority) : msgpack::Value(), expiration);
+    const auto stored = co_await self.dht.store(self.options.prefix + ".all_averagers", own,
+                                                sharing ? msgpack::Value(self.priority) : msgpack::Value(), expiration);
+    if (!stored) log::debug("averaging", "the state is not declared: {}", stored.error());
     // Declared again in time, and at once when something changes.
     co_await self.priority_changed.wait(self.runtime.after(self.options.declare_state_period * 2 / 3));
   }

@@ -219,7 +219,8 @@ Task<void> Matchmaking::declare(Matchmaking& self, const StepControl& control, d
     self.changed_.notify_all();
     const msgpack::Value own = msgpack::Value::bin(self.dht_.host().id().bytes());
     const TimePoint begin = self.runtime_.now();
-    (void)co_await self.dht_.store(self.declared_key_, own, true, expiration);
+    const auto stored = co_await self.dht_.store(self.declared_key_, own, true, expiration);
+    if (!stored) log::debug("averaging", "not declared as looking for a group: {}", stored.error());
     self.note_storing(self.runtime_.now() - begin);
     while (self.now() < expiration) co_await self.runtime_.sleep_for(from_seconds(expiration - self.now()));
     if (self.now() >= search_end) co_return;
@@ -229,7 +230,8 @@ Task<void> Matchmaking::declare(Matchmaking& self, const StepControl& control, d
 
 Task<void> Matchmaking::undeclare(Matchmaking& self, std::string key, double expiration) {
   const msgpack::Value own = msgpack::Value::bin(self.dht_.host().id().bytes());
-  (void)co_await self.dht_.store(std::move(key), own, false, std::nextafter(expiration, kForever));
+  const auto stored = co_await self.dht_.store(std::move(key), own, false, std::nextafter(expiration, kForever));
+  if (!stored) log::debug("averaging", "the declaration is not taken back: {}", stored.error());
 }
 
 Task<void> Matchmaking::refresh_queue(Matchmaking& self) {

@@ -16,6 +16,11 @@ constexpr ErrorSentence<Errc> kSentences[] = {
     {Errc::no_node_id, "the peer does not serve the DHT"},
     {Errc::closed, "the DHT node is closed"},
     {Errc::unauthorized, "not proven to belong to this swarm: no valid token, signature or time"},
+    {Errc::not_found, "the DHT has no record of the key"},
+    {Errc::unreachable, "no other DHT node answered"},
+    {Errc::record_refused,
+     "the DHT nodes refused the record: they keep one that expires no earlier, or do not accept this one"},
+    {Errc::record_invalid, "a validator refuses the record"},
 };
 
 }  // namespace

@@ -120,7 +120,7 @@ void Traversal::finish(Query& query) {
   nearest.reserve(size);
   for (std::size_t i = 0; i < size; ++i) nearest.push_back(query.beam[i].node);
   const std::size_t hops = query.stopped_at || query.beam.empty() ? query.stopped_at : query.beam.front().hops;
-  guide_.found(query.id, std::move(nearest), {query.calls, hops});
+  guide_.found(query.id, std::move(nearest), {query.calls, hops, cut_off_});
   if (unfinished_.empty()) all_finished_.set();
 }
 
@@ -217,6 +217,7 @@ Task<bool> Traversal::run() {
     workers.spawn(work(*this), "dht search worker");
   const bool in_time = co_await all_finished_.wait(options_.deadline);
   workers.cancel();
+  cut_off_ = !in_time;
   while (!unfinished_.empty()) finish(*unfinished_.front());
   co_return in_time;
 }

@@ -43,8 +43,8 @@ Error note_defect(const std::string& protocol, const char* what) {
 }
 
 /// Ends when the caller closes, resets or sends anything: each of these cancels a unary call.
-Task<void> caller_leaves(transport::Stream& stream) {
-  (void)co_await stream.read(Deadline::never());
+Task<Result<Slice>> caller_leaves(transport::Stream& stream) {
+  return stream.read(Deadline::never());
 }
 
 /// What one peer has running here.
@@ -241,7 +241,8 @@ Task<void> answer(Runtime& runtime, const Method& method, ServerStreamOverStream
     error.set_message(error_text(result.error()));
     const std::string bytes = error.SerializeAsString();
     const ByteView parts[] = {as_bytes(bytes)};
-    (void)co_await call.writer().write(Marker::error, parts, runtime.after(kReplyTimeout));
+    const auto sent = co_await call.writer().write(Marker::error, parts, runtime.after(kReplyTimeout));
+    if (!sent) log::debug("rpc", "{} does not hear of it: {}", call.peer(), sent.error());
   }
   // Half a message went out: only a reset tells the caller that the rest will not come.
   if (call.writer().unfinished()) co_return;

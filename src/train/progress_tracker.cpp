@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cohive/core/log.hpp"
+
 namespace cohive::train {
 namespace {
 
@@ -143,8 +145,9 @@ Task<void> ProgressTracker::store_record() {
               {"samples_per_second", ema_.samples_per_second()},
               {"time", now},
               {"client_mode", options_.client_mode}}};
-  (void)co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()}, std::move(record),
-                            now + to_seconds(options_.metadata_expiration));
+  const auto stored = co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()},
+                                          std::move(record), now + to_seconds(options_.metadata_expiration));
+  if (!stored) log::warn("train", "the swarm does not know our progress: {}", stored.error());
 }
 
 Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
@@ -228,8 +231,9 @@ Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
 Task<void> ProgressTracker::close() {
   tasks_.cancel();
   if (!active_epoch_) co_return;
-  (void)co_await dht_.store(options_.run_id + "_progress", msgpack::Bin{key_->ownership_marker()}, msgpack::Value(),
-                            dht_.now() + to_seconds(options_.metadata_expiration));
+  const auto stored = co_await dht_.store(options_.run_id + "_progress", msgpack::Bin{key_->ownership_marker()},
+                                          msgpack::Value(), dht_.now() + to_seconds(options_.metadata_expiration));
+  if (!stored) log::debug("train", "our progress is not taken back: {}", stored.error());
 }
 
 }  // namespace cohive::train

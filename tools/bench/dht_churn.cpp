@@ -194,7 +194,7 @@ class Churn {
     const StoredKey record{"key " + std::to_string(report_.stores), node->dht->now() + to_seconds(options_.lifetime)};
     ++report_.stores;
     ++node->busy;
-    const bool stored = co_await node->dht->store(record.key, record.key, record.expiration);
+    const auto stored = co_await node->dht->store(record.key, record.key, record.expiration);
     --node->busy;
     if (stored) {
       records_.push_back(record);

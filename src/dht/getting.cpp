@@ -125,7 +125,7 @@ Task<void> Dht::Impl::look_up_shared(std::vector<LookupPtr> lookups, Deadline de
 }
 
 Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline) {
-  // Also when the search is dropped half-way: others may wait for it.
+  // Also when the search is dropped half-way: other callers may wait for it.
   const auto over = on_exit([this, lookups] {
     for (const auto& lookup : lookups) {
       const auto at = pending.find(lookup->key);

@@ -30,9 +30,7 @@ class DhtSwarm : public ::testing::Test {
     for (int i = 0; i < count; ++i) add(options);
   }
   double in(double seconds) { return nodes[0]->now() + seconds; }
-  Result<GetResult> get(Dht& node, Key key, bool latest = false) {
-    return swarm.run(node.get(std::move(key), latest));
-  }
+  Result<GetResult> get(Dht& node, Key key, bool latest = false) { return swarm.run(node.get(std::move(key), latest)); }
   Result<> store(Dht& node, Key key, msgpack::Value value, double expiration) {
     return swarm.run(node.store(std::move(key), std::move(value), expiration));
   }

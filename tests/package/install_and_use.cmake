@@ -7,8 +7,8 @@ function(step)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
-# configure(PROJECT OPTION...): leaves the exit code in `result` and what CMake said in `output`. Nobody sets a standard
-# of C++, and the paths of LibTorch and CUDA are told as README.md says.
+# configure(PROJECT OPTION...): leaves the exit code in `result` and what CMake said in `output`. No standard of C++ is
+# set, and the paths of LibTorch and CUDA are told as README.md says.
 macro(configure project)
   get_filename_component(name "${project}" NAME)
   set(build "${WORK_DIR}/${name}")

@@ -25,7 +25,7 @@ namespace asio = boost::asio;
 
 // ---- An Asio operation in a Task
 
-/// Whether what an executor runs is run by those who run `context`.
+/// Whether an executor runs its work on `context`.
 template <class Executor>
 bool runs_on(const Executor& executor, asio::io_context& context) {
   if constexpr (asio::can_query_v<const Executor&, asio::execution::context_t>) {

@@ -16,7 +16,7 @@
 #define TRY(first, ...) COHIVE_TRY_##__VA_OPT__(VALUE)(return, COHIVE_TRY_NAME, first __VA_OPT__(, ) __VA_ARGS__)
 #define CO_TRY(first, ...) COHIVE_TRY_##__VA_OPT__(VALUE)(co_return, COHIVE_TRY_NAME, first __VA_OPT__(, ) __VA_ARGS__)
 
-// The rest is theirs.
+// What the two are made of.
 #define COHIVE_TRY_NAME COHIVE_TRY_JOIN(cohive_try_, __COUNTER__)
 #define COHIVE_TRY_JOIN(a, b) COHIVE_TRY_JOIN_(a, b)
 #define COHIVE_TRY_JOIN_(a, b) a##b

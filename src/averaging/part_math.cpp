@@ -10,7 +10,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
-#include "wide.hpp"
+#include "core/wide.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -56,9 +56,10 @@ struct StepKernels {
   void (*adam)(AdamNumbers<T> c, StepArrays<T> a, std::size_t count);
   void (*rmsprop)(RmspropNumbers<T> c, StepArrays<T> a, std::size_t count);
   void (*adagrad)(AdagradNumbers<T> c, StepArrays<T> a, std::size_t count);
-  /// Updates both moments.
+  /// Updates both moments; the sums that these give; and both at once, with the same results.
   void (*lamb_moments)(LambNumbers<T> c, StepArrays<T> a, std::size_t count);
   LambSums (*lamb_sums)(LambNumbers<T> c, StepArrays<T> a, std::size_t count);
+  LambSums (*lamb_moments_and_sums)(LambNumbers<T> c, StepArrays<T> a, std::size_t count);
   /// out = in + rate * update
   void (*lamb_apply)(LambNumbers<T> c, T rate, StepArrays<T> a, std::size_t count);
 
@@ -77,6 +78,8 @@ struct Kernels {
   bool (*replace)(const float* gradient, float factor, float* sum, std::size_t count);
   /// Of float16 and bfloat16: false when a value has all bits of `exponent` set.
   bool (*all_short_finite)(const std::uint16_t* values, std::uint16_t exponent, std::size_t count);
+  /// Copies to memory that nothing reads soon.
+  void (*stream)(const void* from, void* to, std::size_t bytes);
 };
 
 /// The fastest that this processor runs, chosen once.

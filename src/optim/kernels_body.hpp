@@ -218,55 +218,83 @@ void adagrad(AdagradNumbers<T> c, StepArrays<T> a, std::size_t count) {
   });
 }
 
+template <class T, class L>
+inline void lamb_moments_of(const LambNumbers<T>& c, const StepArrays<T>& a, std::size_t i, L lanes, Wide<T>& m,
+                            Wide<T>& v) {
+  Wide<T> g;
+  load(a.gradient + i, lanes, g);
+  load(a.state[0] + i, lanes, m);
+  load(a.state[1] + i, lanes, v);
+  g = g * c.factor;
+  m = m * c.beta1 + g * c.fresh1;
+  v = v * c.beta2 + (g * c.fresh2) * g;
+  store(a.state[0] + i, lanes, m);
+  store(a.state[1] + i, lanes, v);
+}
+
+template <class T>
+inline Wide<T> lamb_update(const LambNumbers<T>& c, const Wide<T>& p, const Wide<T>& m, const Wide<T>& v) {
+  const Wide<T> update = (m * c.correction1) / (root(v) * c.correction2 + c.eps);
+  return c.decay != 0 ? update + p * c.decay : update;
+}
+
+/// Sums of what was read: where there is no value, its update is 0 / eps, and eps may be 0.
+template <class T>
+struct LambSquares {
+  SquareSum parameters, updates;
+  void add(const Wide<T>& p, const Wide<T>& update, Whole) {
+    parameters.add(p);
+    updates.add(update);
+  }
+  void add(const Wide<T>& p, const Wide<T>& update, std::size_t lanes) {
+    Wide<T> values = {};
+    __builtin_memcpy(&values, &update, lanes * sizeof(T));
+    add(p, values, Whole{});
+  }
+  LambSums total() const { return {parameters.total(), updates.total()}; }
+};
+
 template <class T>
 void lamb_moments(LambNumbers<T> c, StepArrays<T> a, std::size_t count) {
   for_lanes<T>(count, [&](std::size_t i, auto lanes) {
-    Wide<T> g, m, v;
-    load(a.gradient + i, lanes, g);
-    load(a.state[0] + i, lanes, m);
-    load(a.state[1] + i, lanes, v);
-    g = g * c.factor;
-    m = m * c.beta1 + g * c.fresh1;
-    v = v * c.beta2 + (g * c.fresh2) * g;
-    store(a.state[0] + i, lanes, m);
-    store(a.state[1] + i, lanes, v);
+    Wide<T> m, v;
+    lamb_moments_of(c, a, i, lanes, m, v);
   });
-}
-
-template <class T, class L>
-inline void lamb_update(LambNumbers<T> c, const StepArrays<T>& a, std::size_t i, L lanes, Wide<T>& p,
-                        Wide<T>& update) {
-  Wide<T> m, v;
-  load(a.in + i, lanes, p);
-  load(a.state[0] + i, lanes, m);
-  load(a.state[1] + i, lanes, v);
-  update = (m * c.correction1) / (root(v) * c.correction2 + c.eps);
-  if (c.decay != 0) update = update + p * c.decay;
 }
 
 template <class T>
 LambSums lamb_sums(LambNumbers<T> c, StepArrays<T> a, std::size_t count) {
-  SquareSum parameters, updates;
+  LambSquares<T> squares;
   for_lanes<T>(count, [&](std::size_t i, auto lanes) {
-    Wide<T> p, update;
-    lamb_update(c, a, i, lanes, p, update);
-    if constexpr (!__is_same(decltype(lanes), Whole)) {
-      Wide<T> kept = {};  // what is not read is 0 / eps, and eps may be 0
-      __builtin_memcpy(&kept, &update, lanes * sizeof(T));
-      update = kept;
-    }
-    parameters.add(p);
-    updates.add(update);
+    Wide<T> p, m, v;
+    load(a.in + i, lanes, p);
+    load(a.state[0] + i, lanes, m);
+    load(a.state[1] + i, lanes, v);
+    squares.add(p, lamb_update<T>(c, p, m, v), lanes);
   });
-  return {parameters.total(), updates.total()};
+  return squares.total();
+}
+
+template <class T>
+LambSums lamb_moments_and_sums(LambNumbers<T> c, StepArrays<T> a, std::size_t count) {
+  LambSquares<T> squares;
+  for_lanes<T>(count, [&](std::size_t i, auto lanes) {
+    Wide<T> p, m, v;
+    load(a.in + i, lanes, p);
+    lamb_moments_of(c, a, i, lanes, m, v);
+    squares.add(p, lamb_update<T>(c, p, m, v), lanes);
+  });
+  return squares.total();
 }
 
 template <class T>
 void lamb_apply(LambNumbers<T> c, T rate, StepArrays<T> a, std::size_t count) {
   for_lanes<T>(count, [&](std::size_t i, auto lanes) {
-    Wide<T> p, update;
-    lamb_update(c, a, i, lanes, p, update);
-    p = p + update * rate;
+    Wide<T> p, m, v;
+    load(a.in + i, lanes, p);
+    load(a.state[0] + i, lanes, m);
+    load(a.state[1] + i, lanes, v);
+    p = p + lamb_update<T>(c, p, m, v) * rate;
     store(a.out + i, lanes, p);
   });
 }
@@ -344,9 +372,33 @@ bool all_short_finite(const std::uint16_t* values, std::uint16_t exponent, std::
   return !any(found);
 }
 
+/// Vectors go past the caches, so memory need not be read before it is written; bytes before and after them do not.
+void stream(const void* from, void* to, std::size_t bytes) {
+  const auto* in = static_cast<const std::uint8_t*>(from);
+  auto* out = static_cast<std::uint8_t*>(to);
+#if defined(__clang__)
+  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(out) % 64, before = past_line ? 64 - past_line : 0;
+  if (bytes >= before + 64) {
+    __builtin_memcpy(out, in, before);
+    in += before, out += before, bytes -= before;
+    for (; bytes >= 64; in += 64, out += 64, bytes -= 64) {
+      Floats x;
+      __builtin_memcpy(&x, in, 64);
+      __builtin_nontemporal_store(x, reinterpret_cast<Floats*>(out));
+    }
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();  // such stores are ordered by nothing else
+#endif
+  }
+#endif
+  if (bytes > 0) __builtin_memcpy(out, in, bytes);
+}
+
 template <class T>
-constexpr StepKernels<T> kStepKernels = {sgd<T>,       adam<T>,       rmsprop<T>, adagrad<T>, lamb_moments<T>,
-                                         lamb_sums<T>, lamb_apply<T>, square_sum<T>, all_finite<T>, scale<T>};
+constexpr StepKernels<T> kStepKernels = {
+    sgd<T>,       adam<T>,                  rmsprop<T>,    adagrad<T>,    lamb_moments<T>,
+    lamb_sums<T>, lamb_moments_and_sums<T>, lamb_apply<T>, square_sum<T>, all_finite<T>,
+    scale<T>};
 
 #define COHIVE_OPTIM_KERNELS(name) \
-  {name, kStepKernels<float>, kStepKernels<double>, accumulate, replace, all_short_finite}
+  {name, kStepKernels<float>, kStepKernels<double>, accumulate, replace, all_short_finite, stream}

@@ -55,11 +55,17 @@ class Lamb final : public TensorStep::Impl {
     for_blocks(offset, count, [&](std::size_t at, std::size_t here) {
       StepArrays<T> arrays = block.arrays(at);
       arrays.gradient = block.gradient(at, here);
-      step_kernels<T>().lamb_moments(numbers_, arrays, here);
-      if (clear_) clear(memory_.gradient, at, here);
       const std::size_t index = at / kBlock;
+      const bool whole = here == size_of_block(index);
+      if (whole) {
+        arrays.in = block.parameters(at, here);
+        sums_[index] = step_kernels<T>().lamb_moments_and_sums(numbers_, arrays, here);
+      } else {
+        step_kernels<T>().lamb_moments(numbers_, arrays, here);
+      }
+      if (clear_) clear(memory_.gradient, at, here);
       const auto seen = seen_[index].fetch_add(static_cast<std::uint32_t>(here), std::memory_order_acq_rel) + here;
-      if (seen == size_of_block(index)) take_sums(block, index);
+      if (!whole && seen == size_of_block(index)) take_sums(block, index);
     });
   }
 

@@ -16,6 +16,17 @@ void same_size(std::size_t a, std::size_t b) {
 }
 
 
+/// What so many values are made into goes past the caches: no cache would keep it until it is read.
+constexpr std::size_t kPastCaches = std::size_t{1} << 15;
+
+/// Writes what was made of a block.
+void put(const void* made, void* to, std::size_t bytes, bool past_caches) {
+  if (past_caches)
+    kernels().stream(made, to, bytes);
+  else
+    std::memmove(to, made, bytes);
+}
+
 bool block_is_finite(const ConstView& values, std::size_t at, std::size_t count) {
   switch (values.dtype()) {
     case DType::float64:
@@ -32,12 +43,18 @@ bool block_is_finite(const ConstView& values, std::size_t at, std::size_t count)
 
 bool accumulate(View gradient, std::span<float> sum, Accumulating how) {
   same_size(gradient.size(), sum.size());
-  const auto add = how.first ? kernels().replace : kernels().accumulate;
   const auto factor = static_cast<float>(how.factor);
-  alignas(64) float scratch[kBlock];
+  const bool past_caches = sum.size() >= kPastCaches;
+  alignas(64) float scratch[kBlock], made[kBlock];
   bool finite = true;
   for_blocks(0, sum.size(), [&](std::size_t at, std::size_t here) {
-    finite &= add(read<float>(gradient, at, here, scratch), factor, sum.data() + at, here);
+    const float* values = read<float>(gradient, at, here, scratch);
+    if (how.first) {
+      finite &= kernels().replace(values, factor, made, here);
+      put(made, sum.data() + at, here * sizeof(float), past_caches);
+    } else {
+      finite &= kernels().accumulate(values, factor, sum.data() + at, here);
+    }
     if (how.clear) clear(gradient, at, here);
   });
   return finite;
@@ -100,13 +117,16 @@ double clip_coefficient(double square_sum, double max_norm) {
 
 void copy(ConstView from, View to) {
   same_size(from.size(), to.size());
-  if (from.dtype() == DType::float64 && to.dtype() == DType::float64) {
-    if (!to.empty()) std::memmove(to.data(), from.data(), to.size() * sizeof(double));
-    return;
-  }
+  const bool past_caches = to.size() >= kPastCaches;
   alignas(64) float scratch[kBlock];
+  alignas(64) std::uint8_t narrowed[kBlock * sizeof(double)];
   for_blocks(0, to.size(), [&](std::size_t at, std::size_t here) {
-    write<float>(to, at, here, read<float>(from, at, here, scratch));
+    const std::size_t bytes = here * codec::size_of(to.dtype());
+    if (from.dtype() == to.dtype()) return put(bytes_at(from, at), bytes_at(to, at), bytes, past_caches);
+    const float* values = read<float>(from, at, here, scratch);
+    if (to.dtype() == DType::float32) return put(values, bytes_at(to, at), bytes, past_caches);
+    codec::narrow(to.dtype(), values, narrowed, here);
+    put(narrowed, bytes_at(to, at), bytes, past_caches);
   });
 }
 

@@ -94,6 +94,19 @@ TEST_P(EveryFamily, AccumulatesAsPlainArithmeticDoes) {
   }
 }
 
+TEST_P(EveryFamily, StreamsEveryByteToAnyAddress) {
+  for (std::size_t count : {0, 1, 63, 64, 65, 127, 128, 1000}) {
+    for (std::size_t at : {0, 1, 4, 60}) {
+      std::vector<std::uint8_t> from(count), to(count + 128, 0xAA);
+      for (std::size_t i = 0; i < count; ++i) from[i] = static_cast<std::uint8_t>(i * 7);
+      GetParam()->stream(from.data(), to.data() + at, count);
+      auto expected = std::vector<std::uint8_t>(count + 128, 0xAA);
+      std::copy(from.begin(), from.end(), expected.begin() + static_cast<std::ptrdiff_t>(at));
+      EXPECT_EQ(to, expected) << count << " to " << at;
+    }
+  }
+}
+
 template <class T>
 void expect_same(const Optimized<T>& ours, const std::vector<reference::Value<T>>& plain) {
   std::vector<T> expected;

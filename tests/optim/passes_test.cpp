@@ -58,6 +58,16 @@ TEST(Accumulate, AddsGradientsOfEveryTypeWithAFactor) {
   }
 }
 
+TEST(Accumulate, FillsALargeSumAsItDoesASmallOne) {
+  auto gradient = normal_values<float>(100'000, 1);
+  std::vector<float> large(gradient.size() + 1), small(large);
+  EXPECT_TRUE(accumulate(std::span<float>(gradient), std::span(large).subspan(1), {.factor = 0.3, .first = true}));
+  for (std::size_t i = 0; i < gradient.size(); i += 1000)
+    accumulate(std::span(gradient).subspan(i, 1000), std::span(small).subspan(1 + i, 1000),
+               {.factor = 0.3, .first = true});
+  expect_same_bits(large, small);
+}
+
 TEST(Accumulate, ClearsTheGradientInTheSamePass) {
   for (DType dtype : kDTypes) {
     Typed gradient(dtype, normal_values<float>(kCount, 1));
@@ -157,8 +167,8 @@ TEST(Copy, ConvertsBetweenAllTypes) {
       EXPECT_EQ(target.bytes(), Typed(to, source.floats()).bytes());
     }
   }
-  const std::vector<double> exact{1 + 1e-12};
-  std::vector<double> copied(1);
+  const std::vector<double> exact(100'000, 1 + 1e-12);
+  std::vector<double> copied(exact.size());
   copy(std::span<const double>(exact), std::span<double>(copied));
   EXPECT_EQ(copied, exact);
 }

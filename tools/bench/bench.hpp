@@ -1,7 +1,10 @@
 // The measurements of cohive-bench. Each returns one JSON object.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace cohive::bench {
@@ -17,6 +20,8 @@ struct Settings {
   std::size_t runs = 200;                     ///< of faults
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged
   std::size_t state_megabytes = 2000;         ///< of memory: downloaded
+  std::size_t parameters = 100;               ///< of optimizer, in millions
+  std::vector<std::string> only;              ///< of optimizer: names of its rows; empty: all
 };
 
 nlohmann::json transport(const Settings& settings);
@@ -26,8 +31,13 @@ nlohmann::json faults(const Settings& settings);
 nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
 nlohmann::json memory(const Settings& settings);
+nlohmann::json optimizer(const Settings& settings);
 
 double now_seconds();
+/// Gigabytes per second in the fastest of the rounds that `seconds` has room for.
+double rate(std::size_t bytes, double seconds, const std::function<void()>& work);
+/// The same of a plain copy, counting what it reads: the memory bandwidth is twice that.
+double copy_rate(std::span<const float> from, std::span<float> to, double seconds);
 /// Processor time of this process, all threads: it says something on a busy machine, too.
 double processor_seconds();
 /// This process stands for a machine of its own: left alone, the scheduler puts two that talk to each other on one

@@ -2,8 +2,6 @@
 // beside a plain copy of the same data. The memory bandwidth is what that copy reads and writes.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <functional>
 #include <random>
 
 #include "bench/bench.hpp"
@@ -15,19 +13,6 @@ namespace {
 
 constexpr codec::Codec kCodecs[] = {codec::Codec::none,     codec::Codec::float16,   codec::Codec::meanstd16,
                                     codec::Codec::uniform8, codec::Codec::quantile8, codec::Codec::blockwise8};
-
-/// Gigabytes per second in the fastest of the rounds that `seconds` has room for.
-double rate(std::size_t bytes, double seconds, const std::function<void()>& work) {
-  work();
-  double best = 1e9;
-  const double end = now_seconds() + seconds;
-  do {
-    const double start = now_seconds();
-    work();
-    best = std::min(best, now_seconds() - start);
-  } while (now_seconds() < end);
-  return static_cast<double>(bytes) / best / 1e9;
-}
 
 }  // namespace
 
@@ -41,7 +26,7 @@ nlohmann::json codec(const Settings& settings) {
   const auto runtime = make_runtime();
   nlohmann::json result{
       {"benchmark", "codec"}, {"megabytes", settings.megabytes}, {"unit", "GB of float32 per second"}};
-  const double copy = rate(bytes, each, [&] { std::memcpy(out.data(), values.data(), bytes); });
+  const double copy = copy_rate(values, out, each);
   result["copy"] = copy;
   for (codec::Codec kind : kCodecs) {
     auto& row = result["codecs"][std::string(codec::name_of(kind))];

@@ -97,7 +97,7 @@ class Elementwise final : public TensorStep::Impl {
 
   void run(std::size_t offset, std::size_t count) override {
     Block<T> block(memory_);
-    for_blocks(offset, count, [&](std::size_t at, std::size_t here) {
+    const auto step = [&](std::size_t at, std::size_t here) {
       StepArrays<T> arrays = block.arrays(at);
       arrays.gradient = block.gradient(at, here);
       arrays.in = block.parameters(at, here);
@@ -105,7 +105,11 @@ class Elementwise final : public TensorStep::Impl {
       kernel_(numbers_, arrays, here);
       block.write_result(at, here);
       if (clear_) clear(memory_.gradient, at, here);
-    });
+    };
+    if (block.direct() && !clear_)
+      step(offset, count);
+    else
+      for_blocks(offset, count, step);
   }
 
  private:

@@ -41,6 +41,11 @@ class Block {
  public:
   explicit Block(const TensorMemory& memory) : memory_(memory) {}
 
+  /// True when all that a kernel reads and writes lies in the tensor's own memory and nothing else is to be written.
+  bool direct() const {
+    return memory_.parameters.dtype() == kDTypeOf<T> && memory_.gradient.dtype() == kDTypeOf<T> && memory_.copy.empty();
+  }
+
   StepArrays<T> arrays(std::size_t at) {
     StepArrays<T> arrays{};
     for (std::size_t i = 0; i < kMostStateFields; ++i)

@@ -1,10 +1,11 @@
 // Optimizer steps and passes over gradients, on one core and on all of them, beside a plain copy of memory: the same copy
-// whose speed `cohive-bench codec` prints, made again beside every row, as machines are not equally busy all the time.
+// whose speed `cohive-bench codec` prints, made again with every round, as machines are not equally busy all the time.
 // Gigabytes are what a step must read and write, at least, of each parameter.
 #include <algorithm>
 #include <random>
 
 #include "bench/bench.hpp"
+#include "cohive/core/sim_runtime.hpp"
 #include "cohive/optim/parallel.hpp"
 
 namespace cohive::bench {
@@ -38,11 +39,11 @@ struct Arrays {
   std::vector<float> copied_from, copied_to;
 };
 
-/// Something to measure: a step or pass of all arrays, as a task on the pool with at most that many threads.
+/// Something to measure: a step or pass of all arrays.
 struct Row {
   std::string name;
   double bytes;  ///< of each parameter: read and written
-  std::function<Task<void>(Runtime&, std::size_t threads)> work;
+  std::function<Task<void>(Runtime&)> work;
 };
 
 struct StepRow {
@@ -53,7 +54,7 @@ struct StepRow {
   bool elsewhere = false, bfloat16_copy = false, clear = false;
 };
 
-Task<void> make_step(Runtime& runtime, Arrays& arrays, StepRow row, std::size_t threads) {
+Task<void> make_step(Runtime& runtime, Arrays& arrays, StepRow row) {
   optim::TensorMemory memory{.parameters = std::span<const float>(arrays.parameters),
                              .result = std::span<float>(row.elsewhere ? arrays.other : arrays.parameters),
                              .gradient = arrays.typed(arrays.gradient, row.gradient)};
@@ -62,7 +63,7 @@ Task<void> make_step(Runtime& runtime, Arrays& arrays, StepRow row, std::size_t 
     memory.state[i] = std::span<float>(arrays.state[i]);
   auto steps = std::make_shared<std::vector<optim::TensorStep>>();
   steps->emplace_back(row.options, memory, optim::StepSettings{.step = 10, .clear_gradient = row.clear});
-  co_await optim::run_steps(runtime, std::move(steps), nullptr, threads);
+  co_await optim::run_steps(runtime, std::move(steps), nullptr);
 }
 
 std::vector<Row> step_rows(Arrays& arrays) {
@@ -84,8 +85,8 @@ std::vector<Row> step_rows(Arrays& arrays) {
   };
   std::vector<Row> rows;
   for (const StepRow& step : steps)
-    rows.push_back({step.name, step.bytes, [&arrays, step](Runtime& runtime, std::size_t threads) {
-                      return make_step(runtime, arrays, step, threads);
+    rows.push_back({step.name, step.bytes, [&arrays, step](Runtime& runtime) {
+                      return make_step(runtime, arrays, step);
                     }});
   return rows;
 }
@@ -98,20 +99,19 @@ Task<void> ignore(Task<double> task) {
 }
 
 Row accumulate_row(Arrays& arrays, std::string name, double bytes, DType dtype, optim::Accumulating how) {
-  return {std::move(name), bytes, [&arrays, dtype, how](Runtime& runtime, std::size_t threads) {
+  return {std::move(name), bytes, [&arrays, dtype, how](Runtime& runtime) {
             // Twice the memory for float64: half as many values, twice.
             const std::size_t count = dtype == DType::float64 ? arrays.size / 2 : arrays.size;
             const View gradient(dtype, arrays.gradient.data(), count);
             std::vector<optim::Addition> additions{{gradient, std::span(arrays.other).first(count)}};
             if (count < arrays.size) additions.push_back({gradient, std::span(arrays.other).last(count)});
-            return ignore(optim::accumulate(runtime, std::move(additions), how, nullptr, threads));
+            return ignore(optim::accumulate(runtime, std::move(additions), how, nullptr));
           }};
 }
 
 Row copy_row(Arrays& arrays, std::string name, double bytes, DType from, DType to) {
-  return {std::move(name), bytes, [&arrays, from, to](Runtime& runtime, std::size_t threads) {
-            return optim::copy(runtime, {{arrays.typed(arrays.gradient, from), arrays.typed(arrays.other, to)}}, nullptr,
-                               threads);
+  return {std::move(name), bytes, [&arrays, from, to](Runtime& runtime) {
+            return optim::copy(runtime, {{arrays.typed(arrays.gradient, from), arrays.typed(arrays.other, to)}}, nullptr);
           }};
 }
 
@@ -123,16 +123,16 @@ std::vector<Row> pass_rows(Arrays& arrays) {
   rows.push_back(accumulate_row(arrays, "accumulate_float16", 10, DType::float16, add));
   rows.push_back(accumulate_row(arrays, "accumulate_float64", 16, DType::float64, add));
   rows.push_back(accumulate_row(arrays, "accumulate_first", 8, DType::float32, first));
-  rows.push_back({"scale", 8, [&arrays](Runtime& runtime, std::size_t threads) {
-                    return ignore(optim::scale(runtime, {std::span(arrays.parameters)}, 1, nullptr, threads));
+  rows.push_back({"scale", 8, [&arrays](Runtime& runtime) {
+                    return ignore(optim::scale(runtime, {std::span(arrays.parameters)}, 1, nullptr));
                   }});
-  rows.push_back({"all_finite", 4, [&arrays](Runtime& runtime, std::size_t threads) {
+  rows.push_back({"all_finite", 4, [&arrays](Runtime& runtime) {
                     return ignore(
-                        optim::all_finite(runtime, {std::span<const float>(arrays.parameters)}, nullptr, threads));
+                        optim::all_finite(runtime, {std::span<const float>(arrays.parameters)}, nullptr));
                   }});
-  rows.push_back({"square_sum", 4, [&arrays](Runtime& runtime, std::size_t threads) {
+  rows.push_back({"square_sum", 4, [&arrays](Runtime& runtime) {
                     return ignore(
-                        optim::square_sum(runtime, {std::span<const float>(arrays.parameters)}, nullptr, threads));
+                        optim::square_sum(runtime, {std::span<const float>(arrays.parameters)}, nullptr));
                   }});
   rows.push_back(copy_row(arrays, "to_float16", 6, DType::float32, DType::float16));
   rows.push_back(copy_row(arrays, "from_float16", 6, DType::float16, DType::float32));
@@ -142,18 +142,29 @@ std::vector<Row> pass_rows(Arrays& arrays) {
   return rows;
 }
 
+double seconds_of(const std::function<void()>& work) {
+  const double start = now_seconds();
+  work();
+  return now_seconds() - start;
+}
+
+/// The fastest of the rounds that `seconds` has room for, each of a copy and the work one after the other.
 nlohmann::json measure(Runtime& runtime, Arrays& arrays, const Row& row, double seconds) {
-  const auto bytes = static_cast<std::size_t>(row.bytes * static_cast<double>(arrays.size));
-  const auto copy = [&] { return 2 * copy_rate(arrays.copied_from, arrays.copied_to, seconds / 4); };
-  const double before = copy();
-  const double one = rate(bytes, seconds, [&] { runtime.run(row.work(runtime, 1)); });
-  const double bandwidth = std::max(before, copy());
-  const double all = rate(bytes, seconds, [&] { runtime.run(row.work(runtime, 0)); });
-  const auto milliseconds = [&](double speed) { return static_cast<double>(bytes) / speed / 1e6; };
+  double copy = 1e9, one = 1e9, all = 1e9;
+  SimRuntime in_place;  // one core: this thread
+  in_place.run(row.work(in_place));
+  const double end = now_seconds() + seconds;
+  do {
+    copy = std::min(copy, seconds_of([&] { std::ranges::copy(arrays.copied_from, arrays.copied_to.begin()); }));
+    one = std::min(one, seconds_of([&] { in_place.run(row.work(in_place)); }));
+    all = std::min(all, seconds_of([&] { runtime.run(row.work(runtime)); }));
+  } while (now_seconds() < end);
+  const double gigabytes = row.bytes * static_cast<double>(arrays.size) / 1e9;
+  const double bandwidth = 2 * sizeof(float) * static_cast<double>(Arrays::kCopied) / copy / 1e9;
   return {{"bytes_per_parameter", row.bytes}, {"memory_bandwidth", bandwidth},
-          {"one_core", one},                  {"one_core_ms", milliseconds(one)},
-          {"all_cores", all},                 {"all_cores_ms", milliseconds(all)},
-          {"share_of_memory_bandwidth", one / bandwidth}};
+          {"one_core", gigabytes / one},      {"one_core_ms", 1000 * one},
+          {"all_cores", gigabytes / all},     {"all_cores_ms", 1000 * all},
+          {"share_of_memory_bandwidth", gigabytes / one / bandwidth}};
 }
 
 }  // namespace
@@ -165,7 +176,7 @@ nlohmann::json optimizer(const Settings& settings) {
   const auto measure_all = [&](const char* kind, const std::vector<Row>& rows) {
     for (const Row& row : rows) {
       if (!settings.only.empty() && std::ranges::find(settings.only, row.name) == settings.only.end()) continue;
-      result[kind][row.name] = measure(*runtime, arrays, row, settings.seconds / 3);
+      result[kind][row.name] = measure(*runtime, arrays, row, settings.seconds);
     }
   };
   measure_all("steps", step_rows(arrays));

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cohive/optim/passes.hpp"
 #include "codec/values.hpp"
+#include "cohive/optim/passes.hpp"
 
 namespace cohive::optim {
 

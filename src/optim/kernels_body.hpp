@@ -355,9 +355,8 @@ bool accumulate(const float* gradient, float factor, float* sum, std::size_t cou
 
 bool replace(const float* gradient, float factor, float* sum, std::size_t count) {
   Ints found = {};
-  for_lanes<float>(count, [&](std::size_t i, auto lanes) {
-    store(sum + i, lanes, weighted(gradient + i, factor, lanes, found));
-  });
+  for_lanes<float>(
+      count, [&](std::size_t i, auto lanes) { store(sum + i, lanes, weighted(gradient + i, factor, lanes, found)); });
   return !any(found);
 }
 
@@ -396,9 +395,8 @@ void stream(const void* from, void* to, std::size_t bytes) {
 
 template <class T>
 constexpr StepKernels<T> kStepKernels = {
-    sgd<T>,       adam<T>,                  rmsprop<T>,    adagrad<T>,    lamb_moments<T>,
-    lamb_sums<T>, lamb_moments_and_sums<T>, lamb_apply<T>, square_sum<T>, all_finite<T>,
-    scale<T>};
+    sgd<T>,        adam<T>,       rmsprop<T>,    adagrad<T>, lamb_moments<T>, lamb_sums<T>, lamb_moments_and_sums<T>,
+    lamb_apply<T>, square_sum<T>, all_finite<T>, scale<T>};
 
 #define COHIVE_OPTIM_KERNELS(name) \
   {name, kStepKernels<float>, kStepKernels<double>, accumulate, replace, all_short_finite, stream}

@@ -13,8 +13,8 @@ void not_negative(double value, const char* name) {
   demand(value >= 0, std::string(name) + " must be 0 or more, not " + std::to_string(value));
 }
 void below_one(double value, const char* name) {
-  demand(value >= 0 && value < 1, std::string(name) + " must be at least 0 and less than 1, not " +
-                                      std::to_string(value));
+  demand(value >= 0 && value < 1,
+         std::string(name) + " must be at least 0 and less than 1, not " + std::to_string(value));
 }
 
 void check_one(const SgdOptions& o) {

@@ -87,13 +87,13 @@ Task<void> run_steps(Runtime& runtime, std::shared_ptr<std::vector<TensorStep>> 
     left.push_back(step.has_second_phase() ? step.size() : 0);
   }
   co_await for_stretches(
-      runtime, std::move(sizes),
-      [steps, owner](const Stretch& at) { (*steps)[at.tensor].run(at.offset, at.count); }, threads);
+      runtime, std::move(sizes), [steps, owner](const Stretch& at) { (*steps)[at.tensor].run(at.offset, at.count); },
+      threads);
   for (TensorStep& step : *steps)
     if (step.has_second_phase()) step.settle();
   co_await for_stretches(
-      runtime, std::move(left),
-      [steps, owner](const Stretch& at) { (*steps)[at.tensor].finish(at.offset, at.count); }, threads);
+      runtime, std::move(left), [steps, owner](const Stretch& at) { (*steps)[at.tensor].finish(at.offset, at.count); },
+      threads);
 }
 
 namespace {

@@ -15,7 +15,6 @@ void same_size(std::size_t a, std::size_t b) {
   if (a != b) throw std::invalid_argument("values that belong together differ in number");
 }
 
-
 /// What so many values are made into goes past the caches: no cache would keep it until it is read.
 constexpr std::size_t kPastCaches = std::size_t{1} << 15;
 
@@ -91,10 +90,9 @@ std::size_t norm_blocks(std::size_t size) {
 void block_sums(ConstView values, std::span<double> sums) {
   alignas(64) float scratch[kBlock];
   for_blocks(0, values.size(), [&](std::size_t at, std::size_t here) {
-    sums[at / kBlock] =
-        values.dtype() == DType::float64
-            ? kernels().doubles.square_sum(static_cast<const double*>(values.data()) + at, here)
-            : kernels().singles.square_sum(read<float>(values, at, here, scratch), here);
+    sums[at / kBlock] = values.dtype() == DType::float64
+                            ? kernels().doubles.square_sum(static_cast<const double*>(values.data()) + at, here)
+                            : kernels().singles.square_sum(read<float>(values, at, here, scratch), here);
   });
 }
 

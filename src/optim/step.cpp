@@ -133,9 +133,9 @@ void check_memory(const Options& options, const TensorMemory& memory) {
   const auto fields = state_fields(options);
   for (std::size_t i = 0; i < fields.size(); ++i) {
     const View& state = memory.state[i];
-    demand(state.size() == size && state.dtype() == wanted,
-           std::string(fields[i].name) + " is " + std::string(codec::name_of(wanted)) +
-               " and has the size of its parameters");
+    demand(state.size() == size && state.dtype() == wanted, std::string(fields[i].name) + " is " +
+                                                                std::string(codec::name_of(wanted)) +
+                                                                " and has the size of its parameters");
   }
 }
 

@@ -15,8 +15,8 @@ struct Optimized {
   }
 
   TensorMemory memory(View gradient) {
-    TensorMemory memory{.parameters = std::span<const T>(parameters), .result = std::span<T>(parameters),
-                        .gradient = gradient};
+    TensorMemory memory{
+        .parameters = std::span<const T>(parameters), .result = std::span<T>(parameters), .gradient = gradient};
     for (std::size_t i = 0; i < state.size(); ++i) memory.state[i] = std::span<T>(state[i]);
     return memory;
   }

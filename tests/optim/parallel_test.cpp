@@ -122,8 +122,7 @@ TEST(Parallel, OtherWorkIsServedBetweenStretches) {
   const auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
   std::atomic<std::size_t> done = 0, seen = 0;
   const std::size_t all = 200;
-  const auto look = [](Runtime& where, std::atomic<std::size_t>& count,
-                       std::atomic<std::size_t>& out) -> Task<void> {
+  const auto look = [](Runtime& where, std::atomic<std::size_t>& count, std::atomic<std::size_t>& out) -> Task<void> {
     const auto work = [&count, &out] { out = count.load(); };
     co_await where.offload(work);
   };

@@ -150,7 +150,8 @@ TEST(Lamb, MovesATensorByTheLearningRateTimesItsOwnNorm) {
   model.step(normal_values<float>(count, 2), {.step = 1});
   std::vector<float> moved(count);
   for (std::size_t i = 0; i < count; ++i) moved[i] = model.parameters[i] - before[i];
-  const double ratio = std::sqrt(square_sum(std::span<const float>(moved)) / square_sum(std::span<const float>(before)));
+  const double ratio =
+      std::sqrt(square_sum(std::span<const float>(moved)) / square_sum(std::span<const float>(before)));
   EXPECT_NEAR(ratio, 0.1, 1e-6);
 }
 

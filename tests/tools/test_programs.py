@@ -283,6 +283,19 @@ class Dht(unittest.TestCase):
         self.dht("ping", "nonsense", code=2)
 
 
+class Bench(unittest.TestCase):
+    def test_measures_the_optimizer_steps_that_were_named(self):
+        flags = ["optimizer", "--parameters", "1", "--seconds", "0.1", "--only"]
+        result = run("cohive-bench", *flags, "adam", "accumulate")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        measured = json.loads(result.stdout)
+        self.assertEqual((list(measured["steps"]), list(measured["passes"])), (["adam"], ["accumulate"]))
+        self.assertGreater(measured["steps"]["adam"]["share_of_memory_bandwidth"], 0)
+        unknown = run("cohive-bench", *flags, "adamx")
+        self.assertEqual((unknown.returncode, unknown.stdout), (2, ""))
+        self.assertIn("adamx", unknown.stderr)
+
+
 class Trainer(unittest.TestCase):
     def setUp(self):
         if not programs("cohive-train"):

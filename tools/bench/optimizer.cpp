@@ -1,12 +1,13 @@
-// Optimizer steps and passes over gradients, on one core and on all of them, beside a plain copy of memory: the same copy
-// whose speed `cohive-bench codec` prints, made again with every round, as machines are not equally busy all the time.
-// Gigabytes are what a step must read and write, at least, of each parameter.
+// Optimizer steps and passes over gradients, on one core and on all of them, beside a plain copy of memory: the same
+// copy whose speed `cohive-bench codec` prints, made again with every round, as machines are not equally busy all the
+// time. Gigabytes are what a step must read and write, at least, of each parameter.
 #include <algorithm>
 #include <random>
 
 #include "bench/bench.hpp"
 #include "cohive/core/sim_runtime.hpp"
 #include "cohive/optim/parallel.hpp"
+#include "common/program.hpp"
 
 namespace cohive::bench {
 namespace {
@@ -85,9 +86,8 @@ std::vector<Row> step_rows(Arrays& arrays) {
   };
   std::vector<Row> rows;
   for (const StepRow& step : steps)
-    rows.push_back({step.name, step.bytes, [&arrays, step](Runtime& runtime) {
-                      return make_step(runtime, arrays, step);
-                    }});
+    rows.push_back(
+        {step.name, step.bytes, [&arrays, step](Runtime& runtime) { return make_step(runtime, arrays, step); }});
   return rows;
 }
 
@@ -111,7 +111,8 @@ Row accumulate_row(Arrays& arrays, std::string name, double bytes, DType dtype, 
 
 Row copy_row(Arrays& arrays, std::string name, double bytes, DType from, DType to) {
   return {std::move(name), bytes, [&arrays, from, to](Runtime& runtime) {
-            return optim::copy(runtime, {{arrays.typed(arrays.gradient, from), arrays.typed(arrays.other, to)}}, nullptr);
+            return optim::copy(runtime, {{arrays.typed(arrays.gradient, from), arrays.typed(arrays.other, to)}},
+                               nullptr);
           }};
 }
 
@@ -127,12 +128,10 @@ std::vector<Row> pass_rows(Arrays& arrays) {
                     return ignore(optim::scale(runtime, {std::span(arrays.parameters)}, 1, nullptr));
                   }});
   rows.push_back({"all_finite", 4, [&arrays](Runtime& runtime) {
-                    return ignore(
-                        optim::all_finite(runtime, {std::span<const float>(arrays.parameters)}, nullptr));
+                    return ignore(optim::all_finite(runtime, {std::span<const float>(arrays.parameters)}, nullptr));
                   }});
   rows.push_back({"square_sum", 4, [&arrays](Runtime& runtime) {
-                    return ignore(
-                        optim::square_sum(runtime, {std::span<const float>(arrays.parameters)}, nullptr));
+                    return ignore(optim::square_sum(runtime, {std::span<const float>(arrays.parameters)}, nullptr));
                   }});
   rows.push_back(copy_row(arrays, "to_float16", 6, DType::float32, DType::float16));
   rows.push_back(copy_row(arrays, "from_float16", 6, DType::float16, DType::float32));
@@ -161,9 +160,12 @@ nlohmann::json measure(Runtime& runtime, Arrays& arrays, const Row& row, double 
   } while (now_seconds() < end);
   const double gigabytes = row.bytes * static_cast<double>(arrays.size) / 1e9;
   const double bandwidth = 2 * sizeof(float) * static_cast<double>(Arrays::kCopied) / copy / 1e9;
-  return {{"bytes_per_parameter", row.bytes}, {"memory_bandwidth", bandwidth},
-          {"one_core", gigabytes / one},      {"one_core_ms", 1000 * one},
-          {"all_cores", gigabytes / all},     {"all_cores_ms", 1000 * all},
+  return {{"bytes_per_parameter", row.bytes},
+          {"memory_bandwidth", bandwidth},
+          {"one_core", gigabytes / one},
+          {"one_core_ms", 1000 * one},
+          {"all_cores", gigabytes / all},
+          {"all_cores_ms", 1000 * all},
           {"share_of_memory_bandwidth", gigabytes / one / bandwidth}};
 }
 
@@ -171,16 +173,20 @@ nlohmann::json measure(Runtime& runtime, Arrays& arrays, const Row& row, double 
 
 nlohmann::json optimizer(const Settings& settings) {
   Arrays arrays(settings.parameters * 1'000'000);
+  const std::pair<const char*, std::vector<Row>> kinds[] = {{"steps", step_rows(arrays)},
+                                                            {"passes", pass_rows(arrays)}};
+  const auto wanted = [&](const Row& row) {
+    return settings.only.empty() || std::ranges::find(settings.only, row.name) != settings.only.end();
+  };
+  for (const std::string& name : settings.only)
+    if (std::ranges::none_of(kinds,
+                             [&](const auto& kind) { return std::ranges::count(kind.second, name, &Row::name); }))
+      throw tools::Exit{tools::kBadInput, "--only: no step or pass is called " + name};
   const auto runtime = make_runtime();
   nlohmann::json result{{"benchmark", "optimizer"}, {"millions_of_parameters", settings.parameters}, {"unit", "GB/s"}};
-  const auto measure_all = [&](const char* kind, const std::vector<Row>& rows) {
-    for (const Row& row : rows) {
-      if (!settings.only.empty() && std::ranges::find(settings.only, row.name) == settings.only.end()) continue;
-      result[kind][row.name] = measure(*runtime, arrays, row, settings.seconds);
-    }
-  };
-  measure_all("steps", step_rows(arrays));
-  measure_all("passes", pass_rows(arrays));
+  for (const auto& [kind, rows] : kinds)
+    for (const Row& row : rows)
+      if (wanted(row)) result[kind][row.name] = measure(*runtime, arrays, row, settings.seconds);
   return result;
 }
 

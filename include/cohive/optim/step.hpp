@@ -1,6 +1,6 @@
 /// \file
-/// Optimizer steps as single passes over host memory. Pure functions of what the memory holds: results are the same, bit
-/// for bit, on every processor, in whatever stretches and on however many threads a step is made.
+/// Optimizer steps as single passes over host memory. Pure functions of what the memory holds: results are the same,
+/// bit for bit, on every processor, in whatever stretches and on however many threads a step is made.
 #pragma once
 
 #include <array>
@@ -17,16 +17,16 @@ namespace cohive::optim {
 struct TensorMemory {
   ConstView parameters;  ///< read
   View result;           ///< written: parameters after the step, of the same dtype; may be the memory of `parameters`
-  View copy;             ///< optional: the result once more, such as the float16 parameters of a model beside its master
-  View gradient;         ///< any floating dtype
+  View copy;      ///< optional: the result once more, such as the float16 parameters of a model beside its master
+  View gradient;  ///< any floating dtype
   /// As state_fields() lists them; float64 with float64 parameters, float32 with all others.
   std::array<View, kMostStateFields> state;
 };
 
 struct StepSettings {
-  std::int64_t step = 1;         ///< of this tensor, counted from 1
-  double gradient_factor = 1;    ///< what gradients are multiplied by: mean instead of sum, inverse loss scale, clipping
-  bool clear_gradient = false;   ///< write zeros over the gradient once it was read
+  std::int64_t step = 1;        ///< of this tensor, counted from 1
+  double gradient_factor = 1;   ///< what gradients are multiplied by: mean instead of sum, inverse loss scale, clipping
+  bool clear_gradient = false;  ///< write zeros over the gradient once it was read
 };
 
 /// One step of one tensor, made stretch by stretch. Any thread; several at a time for stretches that do not overlap.

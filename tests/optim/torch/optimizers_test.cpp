@@ -18,11 +18,9 @@ Made make(const SgdOptions& o, std::vector<torch::Tensor> parameters) {
 }
 template <class Theirs, class TheirOptions, class O>
 Made make_adam(const O& o, std::vector<torch::Tensor> parameters) {
-  return std::make_unique<Theirs>(parameters, TheirOptions(o.lr)
-                                                  .betas({o.beta1, o.beta2})
-                                                  .eps(o.eps)
-                                                  .weight_decay(o.weight_decay)
-                                                  .amsgrad(o.amsgrad));
+  return std::make_unique<Theirs>(
+      parameters,
+      TheirOptions(o.lr).betas({o.beta1, o.beta2}).eps(o.eps).weight_decay(o.weight_decay).amsgrad(o.amsgrad));
 }
 Made make(const AdamOptions& o, std::vector<torch::Tensor> parameters) {
   return make_adam<torch::optim::Adam, torch::optim::AdamOptions>(o, std::move(parameters));
@@ -39,12 +37,11 @@ Made make(const RmspropOptions& o, std::vector<torch::Tensor> parameters) {
                                                                  .centered(o.centered));
 }
 Made make(const AdagradOptions& o, std::vector<torch::Tensor> parameters) {
-  return std::make_unique<torch::optim::Adagrad>(parameters,
-                                                 torch::optim::AdagradOptions(o.lr)
-                                                     .lr_decay(o.lr_decay)
-                                                     .weight_decay(o.weight_decay)
-                                                     .initial_accumulator_value(o.initial_accumulator_value)
-                                                     .eps(o.eps));
+  return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(o.lr)
+                                                                 .lr_decay(o.lr_decay)
+                                                                 .weight_decay(o.weight_decay)
+                                                                 .initial_accumulator_value(o.initial_accumulator_value)
+                                                                 .eps(o.eps));
 }
 Made make(const LambOptions&, std::vector<torch::Tensor>) {
   return nullptr;

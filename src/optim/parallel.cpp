@@ -89,8 +89,11 @@ Task<void> run_steps(Runtime& runtime, std::shared_ptr<std::vector<TensorStep>> 
   co_await for_stretches(
       runtime, std::move(sizes), [steps, owner](const Stretch& at) { (*steps)[at.tensor].run(at.offset, at.count); },
       threads);
-  for (TensorStep& step : *steps)
-    if (step.has_second_phase()) step.settle();
+  const auto settle = [steps] {
+    for (TensorStep& step : *steps)
+      if (step.has_second_phase()) step.settle();
+  };
+  if (std::ranges::any_of(left, [](std::size_t size) { return size > 0; })) co_await runtime.offload(settle);
   co_await for_stretches(
       runtime, std::move(left), [steps, owner](const Stretch& at) { (*steps)[at.tensor].finish(at.offset, at.count); },
       threads);
@@ -172,9 +175,12 @@ Task<double> square_sum(Runtime& runtime, std::vector<ConstView> tensors, std::s
                    sums.subspan(at.offset / kNormBlock, norm_blocks(at.count)));
       },
       threads);
-  double result = 0;
-  for (const auto& sums : shared->sums) result += total(sums);
-  co_return result;
+  const auto add_up = [shared] {
+    double result = 0;
+    for (const auto& sums : shared->sums) result += total(sums);
+    return result;
+  };
+  co_return co_await runtime.offload(add_up);
 }
 
 Task<void> copy(Runtime& runtime, std::vector<Copying> copies, std::shared_ptr<const void> owner, std::size_t threads) {

@@ -1,7 +1,9 @@
 #include "cohive/optim/step.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
+#include <thread>
 
 #include "cohive/optim/passes.hpp"
 #include "optim/optimized.hpp"
@@ -162,6 +164,24 @@ TEST(Lamb, MovesATensorOfZerosAsAdamDoes) {
   lamb.step(gradient, {.step = 1});
   adam.step(gradient, {.step = 1});
   for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(lamb.parameters[i], adam.parameters[i], 1e-9);
+}
+
+TEST(Lamb, MayBeCutWithinBlocksByThreadsThatWorkAtOnce) {
+  const std::size_t count = 100'000, piece = 333;
+  Optimized<float> alone(LambOptions{}, normal_values<float>(count, 1)), shared = alone;
+  auto gradient = normal_values<float>(count, 2);
+  alone.step(gradient, {.step = 1});
+  TensorStep step(shared.options, shared.memory(std::span<float>(gradient)), {.step = 1});
+  std::atomic<std::size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      for (std::size_t at; (at = next.fetch_add(piece)) < count;) step.run(at, std::min(piece, count - at));
+    });
+  for (std::thread& thread : threads) thread.join();
+  step.settle();
+  step.finish(0, count);
+  expect_same_optimized(shared, alone);
 }
 
 TEST(Lamb, DoesNotSettleBeforeItSawEveryValue) {

@@ -29,7 +29,7 @@ double square_sum(ConstView values);
 inline constexpr std::size_t kNormBlock = 1024;
 
 /// What gradients are multiplied by so that their norm is at most `max_norm`, as torch.nn.utils.clip_grad_norm_ does; 1
-/// when it is already. NaN when the sum is.
+/// when it is already. NaN when the sum is, 0 when it is infinite.
 double clip_coefficient(double square_sum, double max_norm);
 
 /// Copies values into another dtype, or the same one: rounded to nearest even; too large becomes infinity.

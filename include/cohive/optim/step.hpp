@@ -24,7 +24,7 @@ struct TensorMemory {
 };
 
 struct StepSettings {
-  std::int64_t step = 1;        ///< of this tensor, counted from 1
+  std::int64_t step = 1;        ///< of this tensor, counted from 1; at 1 SGD's momentum begins
   double gradient_factor = 1;   ///< what gradients are multiplied by: mean instead of sum, inverse loss scale, clipping
   bool clear_gradient = false;  ///< write zeros over the gradient once it was read
 };

@@ -1,6 +1,6 @@
 // Optimizer steps and passes over gradients, on one core and on all of them, beside a plain copy of memory: the same
 // copy whose speed `cohive-bench codec` prints, made again with every round, as machines are not equally busy all the
-// time. Gigabytes are what a step must read and write, at least, of each parameter.
+// time; it also empties the caches. Gigabytes are what a step must read and write, at least, of each parameter.
 #include <algorithm>
 #include <random>
 

@@ -30,6 +30,14 @@ enum class Codec : std::uint8_t {
   blockwise8 = 5,  ///< an index into a fixed code book and a scale for every 4096 values (Python: needs bitsandbytes)
 };
 
+/// A codec and its parameters.
+struct CodecSpec {
+  CodecSpec(Codec kind = Codec::none, double share = 0.01) : codec(kind), density(share) {}
+  Codec codec;
+  double density;  ///< of top_k: the share of values sent, above 0 and at most 1; at least one value is
+  friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
+};
+
 /// Bytes on the wire per byte of the tensor; what parts are cut by.
 double compression_ratio(Codec codec, DType dtype);
 std::optional<Codec> codec_from_wire(int compression);

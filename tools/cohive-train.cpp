@@ -251,9 +251,8 @@ int run(Options& options) {
   options.optimizer.on_download = DownloadPrinter();
   if (options.fp16) options.optimizer.grad_compression = codec::Codec::float16;
   choose_aggregation(options);
-  for (auto kind : {codec::Extension::block4, codec::Extension::top_k})
-    if (options.extension == codec::name_of(kind))
-      options.optimizer.grad_extension = codec::ExtensionOptions{kind, options.density};
+  if (const auto codec = codec::codec_from_name(options.extension))
+    options.optimizer.grad_agreed_codec = codec::CodecSpec(*codec, options.density);
   torch::set_num_threads(options.threads);
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);

@@ -24,13 +24,13 @@ Task<Result<>> refuse(rpc::ServerStream& stream, Code code, Deadline deadline) {
 std::size_t AllReduce::replies_in_flight(std::size_t sender) const {
   const auto& parts = parts_by_owner_[own_index_];
   if (fractions_[sender] == 0) return std::max<std::size_t>(1, parts.size());  // it reads after it has sent everything
-  const std::size_t each = std::max<std::size_t>(1, options_.part_size_bytes * setup_.group.peers.size());
+  const std::size_t each = std::max<std::size_t>(1, options_.part_size_bytes * setup_.group.members.size());
   return std::clamp<std::size_t>(kInFlightBytes / each, 1, kMaxInFlight);
 }
 
 Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerStream& stream, Slice first) {
   AllReduce& self = *shared;
-  const auto sender = self.index_of(stream.peer());
+  const auto sender = self.setup_.group.index_of(stream.peer());
   if (!sender || *sender == self.own_index_) co_return Error(Errc::bad_partition, stream.peer(), "not in this group");
   co_await self.started.wait();
   if (self.cancelled_) co_return co_await refuse(stream, kCancelled, self.runtime_.after(5s));
@@ -80,7 +80,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
     if (i == 0 && message->code != kPartForAveraging)
       co_return Error(Errc::bad_partition, "code " + std::to_string(message->code));
     if (!std::isfinite(message->weight) || message->weight < 0) co_return Error(Errc::bad_partition, "bad weight");
-    auto encoded = encoded_part(*message, std::exchange(record, {}), parts[i].length, self.setup_.group.extension);
+    auto encoded = encoded_part(*message, std::exchange(record, {}), parts[i].length, self.setup_.group.agreed_codecs);
     if (!encoded) co_return encoded.error();
     self.count_received(encoded->buffer.size());
     const auto part = std::make_shared<EncodedPart>(std::move(*encoded));
@@ -91,7 +91,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
     auto sum = co_await self.reducer_->contribute(sender, i, message->weight, std::move(source));
     if (!sum) co_return sum.error();
     Reply reply{part, std::move(*sum), part->codec};
-    if (part->extension) reply = {nullptr, std::move(reply.sum), self.codec_of(parts[i])};
+    if (codec::info(part->codec).error_feedback) reply = {nullptr, std::move(reply.sum), self.codec_of(parts[i])};
     if (!co_await replies.send(std::move(reply))) co_return Error(cohive::Errc::closed, "it reads no replies");
   }
   auto end = co_await stream.receive(limit_of(self.runtime_, self.options_.sender_timeout));

@@ -31,14 +31,15 @@ BanReason ban_reason(const std::error_code& code) {
 
 }  // namespace
 
-/// What we send of a part, for work on other threads: its values, and in an extension what is owed of them.
+/// What we send of a part, for work on other threads: its values, and with error feedback what is owed of them.
 struct AllReduce::OwnPart {
   std::shared_ptr<TensorLease> lease;
   std::span<float> values;
-  std::shared_ptr<Debts> debts;
+  ResidualsPtr residuals;
+  std::optional<codec::CodecSpec> agreed;
   std::size_t tensor = 0, offset = 0;
 
-  codec::ErrorFeedback* debt() const { return debts ? &(*debts)[tensor] : nullptr; }
+  codec::Residuals* debt() const { return agreed ? &(*residuals)[tensor] : nullptr; }
   /// False when the round is over.
   bool read(std::size_t first, std::span<float> out) const {
     return lease->use([&] {
@@ -49,7 +50,7 @@ struct AllReduce::OwnPart {
 };
 
 AllReduce::OwnPart AllReduce::own_part(const Part& part) const {
-  return {lease_, values(part), setup_.debts, part.tensor, part.offset};
+  return {lease_, values(part), setup_.residuals, agreed_[part.tensor], part.tensor, part.offset};
 }
 
 AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
@@ -63,14 +64,8 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       setup_(std::move(setup)),
       answered_(host.runtime(), "replies that go first") {}
 
-std::optional<std::size_t> AllReduce::index_of(const PeerId& peer) const {
-  const auto& peers = setup_.group.peers;
-  const auto at = std::find(peers.begin(), peers.end(), peer);
-  return at == peers.end() ? std::nullopt : std::optional(static_cast<std::size_t>(at - peers.begin()));
-}
-
 Task<Result<>> AllReduce::prepare() {
-  const auto own = index_of(host_.id());
+  const auto own = setup_.group.index_of(host_.id());
   if (!own) co_return Error(Errc::bad_partition, "we are not in the group");
   own_index_ = *own;
   std::vector<PartedTensor> parted;
@@ -81,32 +76,38 @@ Task<Result<>> AllReduce::prepare() {
     const auto codec = options_.codec.choose(info);
     if (!codec) co_return codec.error();
     codecs_.push_back(*codec);
+    auto& agreed = agreed_.emplace_back();
+    if (options_.agreed_codec) {
+      const auto wanted = options_.agreed_codec->choose(info);
+      if (!wanted) co_return wanted.error();
+      if (setup_.group.agreed_codecs.contains(wanted->codec)) agreed = *wanted;
+    }
     const auto width = static_cast<double>(codec::size_of(tensor.schema_dtype));
-    parted.push_back({tensor.values.size(), width * codec::compression_ratio(*codec, tensor.schema_dtype)});
+    parted.push_back({tensor.values.size(), width * codec::compression_ratio(codec->codec, tensor.schema_dtype)});
     total += tensor.values.size();
   }
-  auto divide = [total, members = setup_.members, least = options_.min_vector_size] {
+  auto divide = [total, members = setup_.group.members, least = options_.min_vector_size] {
     return peer_fractions(total, members, least);
   };
   // Bandwidths make a linear program, which takes its time in a large group.
-  const bool heavy =
-      std::any_of(setup_.members.begin(), setup_.members.end(), [](const auto& m) { return m.bandwidth.has_value(); });
+  const bool heavy = std::any_of(setup_.group.members.begin(), setup_.group.members.end(),
+                                 [](const auto& m) { return m.bandwidth.has_value(); });
   auto fractions = heavy ? co_await runtime_.offload(std::move(divide)) : divide();
   if (!fractions) co_return fractions.error();
   fractions_ = std::move(*fractions);
-  parts_by_owner_.resize(setup_.group.peers.size());
+  parts_by_owner_.resize(setup_.group.members.size());
   for (const Part& part : cut_into_parts(parted, options_.part_size_bytes, fractions_))
     parts_by_owner_[part.owner].push_back(part);
   std::vector<std::size_t> lengths;
   for (const Part& part : parts_by_owner_[own_index_]) lengths.push_back(part.length);
-  reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.peers.size(), own_index_,
+  reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.members.size(), own_index_,
                                        options_.aggregation);
   co_return ok();
 }
 
 /// Of one part as it is sent: some codecs have nothing to say about an empty one.
 codec::Codec AllReduce::codec_of(const Part& part) const {
-  return codec::codec_for(codecs_[part.tensor], codec::DType::float32, {static_cast<std::uint32_t>(part.length)});
+  return codec::codec_for(codecs_[part.tensor].codec, codec::DType::float32, {static_cast<std::uint32_t>(part.length)});
 }
 
 void AllReduce::count_sent(std::size_t bytes) {
@@ -129,12 +130,12 @@ void AllReduce::cancel() {
 void AllReduce::ban(std::size_t sender, const Error& why) {
   if (!reducer_ || cancelled_ || complete_.contains(sender) || reducer_->banned(sender) || reducer_->finished()) return;
   const BanReason reason = ban_reason(why.code());
-  const auto text = fmt::format("leaving {} out of the round ({}): {}", setup_.group.peers[sender],
+  const auto text = fmt::format("leaving {} out of the round ({}): {}", setup_.group.members[sender].peer,
                                 kBanReasons[static_cast<std::size_t>(reason)], why);
   const bool at_fault = reason == BanReason::not_finite || reason == BanReason::malformed;
   log::write(at_fault ? log::Level::warn : log::Level::info, "averaging", text);
   metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
-  lost_.push_back(setup_.group.peers[sender]);
+  lost_.push_back(setup_.group.members[sender].peer);
   reducer_->ban(sender);
 }
 
@@ -146,11 +147,11 @@ Task<Result<RoundResult>> AllReduce::run() {
     ~EndLease() { lease.end(); }
   } end_lease{*lease_};
   RoundResult result;
-  result.group = setup_.members;
+  result.group = setup_.group.members;
   for (const auto& parts : parts_by_owner_) result.parts_total += parts.size();
   started.set();
 
-  std::vector<Exchange> exchanges(setup_.group.peers.size());
+  std::vector<Exchange> exchanges(setup_.group.members.size());
   TaskGroup watch(runtime_, "all-reduce watch", TaskGroup::Local());
   TaskGroup tasks(runtime_, "all-reduce", TaskGroup::Local());
   if (!parts_by_owner_[own_index_].empty()) {
@@ -166,7 +167,7 @@ Task<Result<RoundResult>> AllReduce::run() {
   for (std::size_t peer = 0; peer < exchanges.size(); ++peer) {
     if (!exchanges[peer].failure) continue;
     result.parts_failed += parts_by_owner_[peer].size() - exchanges[peer].applied;
-    result.failed_reducers.push_back(setup_.group.peers[peer]);
+    result.failed_reducers.push_back(setup_.group.members[peer].peer);
   }
   result.lost_senders = lost_;
   result.bytes_sent = sent_;
@@ -193,7 +194,7 @@ Task<void> AllReduce::reduce_own(AllReduce& self) {
       own.lease->use([&] {
         if (!own.debt()) return move_towards(sum->average(), alpha, own.values);
         move_to(sum->average(), alpha, own.values);
-        if (weight > 0) own.debt()->settle(own.offset, own.values.size());  // it counted without any loss
+        if (weight > 0) own.debt()->clear(own.offset, own.values.size());  // it counted without any loss
       });
       return true;
     };
@@ -234,7 +235,7 @@ Reducer::Source AllReduce::source_of(OwnPart own, double weight, float alpha, st
 /// Sends a reducer its parts and applies the deltas it answers. On failure the remaining parts keep their local values.
 Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange& exchange) {
   const auto& parts = self.parts_by_owner_[peer];
-  const PeerId& id = self.setup_.group.peers[peer];
+  const PeerId& id = self.setup_.group.members[peer].peer;
   const Duration dial =
       self.options_.reducer_timeout > 0s ? std::min(kDialLimit, self.options_.reducer_timeout) : kDialLimit;
   auto call = co_await rpc::open_call(self.host_, id, self.setup_.protocol, self.runtime_.after(dial));
@@ -258,14 +259,14 @@ Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange&
 /// Encodes ahead of the parts being sent. Raw float32 needs none: it is sent from the tensors themselves.
 Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded) {
   for (const Part& part : self.parts_by_owner_[peer]) {
-    if (!self.setup_.debts && self.codec_of(part) == codec::Codec::none) continue;
+    if (!self.agreed_[part.tensor] && self.codec_of(part) == codec::Codec::none) continue;
     auto work = [own = self.own_part(part), codec = self.codec_of(part)] {
       std::optional<Slice> buffer;
       own.lease->use([&] {
-        if (!own.debt())
-          buffer = codec::encode_finite(codec, own.values);
-        else if (all_finite(own.values))
-          buffer = own.debt()->encode(own.offset, own.values);
+        if (!own.debt()) return void(buffer = codec::encode_finite(codec, own.values));
+        std::vector<float> corrected(own.values.size());
+        own.debt()->correct(own.offset, own.values, corrected);
+        if (all_finite(corrected)) buffer = codec::encode(*own.agreed, corrected);
       });
       return buffer;
     };
@@ -283,8 +284,8 @@ Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::
   Result<> sent = ok();
   for (std::size_t i = 0; i < parts.size() && sent; ++i) {
     const std::span<const float> own = self.values(parts[i]);
-    const auto extension = self.setup_.group.extension;
-    const int compression = extension ? static_cast<int>(*extension) : static_cast<int>(self.codec_of(parts[i]));
+    const auto agreed = self.agreed_[parts[i].tensor];
+    const int compression = static_cast<int>(agreed ? agreed->codec : self.codec_of(parts[i]));
     const bool raw = compression == static_cast<int>(codec::Codec::none);
     // Replies first: who waits for one holds its part and its sum in memory.
     while (self.answering_.contains(peer)) co_await self.answered_.wait();
@@ -300,14 +301,14 @@ Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::
     sent =
         co_await call.send(std::span<const ByteView>(pieces), limit_of(self.runtime_, self.options_.reducer_timeout));
     if (!sent || !usable) break;
-    if (extension) exchange.unanswered.push_back(*buffer);
+    if (agreed) exchange.unanswered.push_back(*buffer);
     exchange.sent = i + 1;
     self.count_sent(bytes.size());
   }
   if (exchange.failure) co_return;
   if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.options_.reducer_timeout));
   // The replies tell more about a failure than the sending does.
-  if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.setup_.group.peers[peer]));
+  if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.setup_.group.members[peer].peer));
 }
 
 Task<Result<>> AllReduce::receive_replies(AllReduce& self, rpc::ClientStream& call, std::size_t peer,
@@ -321,12 +322,13 @@ Task<Result<>> AllReduce::receive_replies(AllReduce& self, rpc::ClientStream& ca
     if (!message) co_return message.error();
     if (message->code == kCancelled ||
         message->code == kBadGroupId)  // it has given the round up and sends no parts either
-      self.ban(peer, Error(Errc::round_cancelled, self.setup_.group.peers[peer]));
+      self.ban(peer, Error(Errc::round_cancelled, self.setup_.group.members[peer].peer));
     if (message->code != kAveragedPart) co_return Error(Errc::refused, "code " + std::to_string(message->code));
     // A part may be changed only when it has left: it is sent from the tensor itself.
     if (exchange.sent <= i) co_return Error(Errc::bad_partition, "an average of a part that was not sent");
     Slice delivered;
-    if (self.setup_.group.extension) {
+    const bool average = self.agreed_[parts[i].tensor].has_value();
+    if (average) {
       delivered = std::move(exchange.unanswered.front());
       exchange.unanswered.pop_front();
       if (parts[i].length > 0 && message->tensor && codec::element_count(message->tensor->shape) == 0) continue;
@@ -334,15 +336,14 @@ Task<Result<>> AllReduce::receive_replies(AllReduce& self, rpc::ClientStream& ca
     auto answer = encoded_part(*message, std::move(**reply), parts[i].length);
     if (!answer) co_return answer.error();
     self.count_received(answer->buffer.size());
-    auto applied = self.setup_.group.extension
-                       ? co_await self.apply_average(parts[i], std::move(*answer), std::move(delivered))
-                       : co_await self.apply(std::move(*answer), self.values(parts[i]));
+    auto applied = average ? co_await self.apply_average(parts[i], std::move(*answer), std::move(delivered))
+                           : co_await self.apply(std::move(*answer), self.values(parts[i]));
     if (!applied) co_return applied;
   }
   co_return ok();
 }
 
-/// The average of a part that we sent in an extension: what was lost of it is owed from now on.
+/// The average of a part that we sent with error feedback: what was lost of it is owed from now on.
 Task<Result<>> AllReduce::apply_average(const Part& part, EncodedPart average, Slice delivered) {
   auto work = [own = own_part(part), average = std::make_shared<EncodedPart>(std::move(average)),
                delivered = std::move(delivered), counted = setup_.weight > 0,
@@ -351,7 +352,7 @@ Task<Result<>> AllReduce::apply_average(const Part& part, EncodedPart average, S
     if (!values) return values.error();
     Result<> applied = Error(Errc::round_cancelled);
     own.lease->use([&] {
-      applied = counted ? own.debt()->commit(own.offset, own.values, delivered) : ok();
+      applied = counted ? own.debt()->commit(own.agreed->codec, own.offset, own.values, delivered) : ok();
       if (applied) move_to(*values, alpha, own.values);
     });
     return applied;
@@ -370,22 +371,22 @@ Task<Result<>> AllReduce::apply(EncodedPart delta, std::span<float> values) {
 
 /// Leaves those out who never begin to send, sooner when their connection broke.
 Task<void> AllReduce::watch_senders(AllReduce& self) {
-  const auto& peers = self.setup_.group.peers;
+  const auto& members = self.setup_.group.members;
   const Deadline absent = limit_of(self.runtime_, self.options_.sender_timeout);
   std::set<std::size_t> seen;
   std::map<std::size_t, TimePoint> gone;
   for (;;) {
     const TimePoint now = self.runtime_.now();
-    for (std::size_t i = 0; i < peers.size(); ++i) {
+    for (std::size_t i = 0; i < members.size(); ++i) {
       if (i == self.own_index_ || self.attached_.contains(i)) continue;
       if (!absent.is_never() && now >= absent.at())
-        self.ban(i, Error(cohive::Errc::timeout, peers[i], "it never sent a part"));
-      if (self.host_.connected(peers[i])) {
+        self.ban(i, Error(cohive::Errc::timeout, members[i].peer, "it never sent a part"));
+      if (self.host_.connected(members[i].peer)) {
         seen.insert(i);
         gone.erase(i);
       } else if ((seen.contains(i) || self.unreachable_.contains(i)) &&
                  now - gone.try_emplace(i, now).first->second >= kLostGrace) {
-        self.ban(i, Error(cohive::Errc::reset, peers[i], "its connection broke before it sent a part"));
+        self.ban(i, Error(cohive::Errc::reset, members[i].peer, "its connection broke before it sent a part"));
       }
     }
     co_await self.runtime_.sleep_for(kWatchPeriod);

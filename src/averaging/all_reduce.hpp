@@ -12,6 +12,7 @@
 #include <set>
 
 #include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/host_parts.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "lease.hpp"
@@ -25,31 +26,13 @@ namespace cohive::averaging {
 /// Of MessageCode.
 enum Code { kPartForAveraging = 4, kAveragedPart = 5, kBadGroupId = 10, kInternalError = 15, kCancelled = 16 };
 
-/// A timeout of zero is none.
-inline Deadline limit_of(Runtime& runtime, Duration timeout) {
-  return timeout > 0s ? runtime.after(timeout) : Deadline::never();
-}
-
-/// What matchmaking yields.
-struct Group {
-  std::string id;
-  std::vector<PeerId> peers;
-  std::vector<std::string> gathered;
-  PeerId leader;
-  std::optional<codec::Extension> extension;  ///< the codec that all members offered
-};
-
-/// What is owed to later rounds of each tensor; see codec::ErrorFeedback.
-using Debts = std::vector<codec::ErrorFeedback>;
-
 class AllReduce {
  public:
   struct Setup {
     std::string protocol;  ///< of rpc_aggregate_part
     Group group;
-    std::vector<GatheredPeer> members;
     double weight = 1;
-    std::shared_ptr<Debts> debts = nullptr;  ///< where the group agreed on an extension
+    ResidualsPtr residuals;
   };
   AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
             std::vector<AveragedTensor> tensors, Setup setup);
@@ -73,7 +56,7 @@ class AllReduce {
   struct Exchange {
     std::size_t sent = 0, applied = 0;
     std::optional<Error> failure;
-    std::deque<Slice> unanswered;  ///< in an extension: what has been sent
+    std::deque<Slice> unanswered;  ///< with error feedback: what has been sent
   };
   struct Reply {
     std::shared_ptr<EncodedPart> part;  ///< what the answer is relative to; none: to nothing
@@ -99,7 +82,6 @@ class AllReduce {
     return tensors_[part.tensor].values.subspan(part.offset, part.length);
   }
   codec::Codec codec_of(const Part& part) const;
-  std::optional<std::size_t> index_of(const PeerId& peer) const;
   std::size_t replies_in_flight(std::size_t sender) const;
   Task<Result<>> send_reply(rpc::ServerStream& stream, Reply reply);
   void ban(std::size_t sender, const Error& why);
@@ -114,7 +96,8 @@ class AllReduce {
   std::shared_ptr<TensorLease> lease_ = std::make_shared<TensorLease>();
   Setup setup_;
   std::size_t own_index_ = 0;
-  std::vector<codec::Codec> codecs_;  ///< of each tensor
+  std::vector<codec::CodecSpec> codecs_;                 ///< of each tensor
+  std::vector<std::optional<codec::CodecSpec>> agreed_;  ///< of each tensor that has an agreed one
   std::vector<std::uint64_t> fractions_;
   std::vector<std::vector<Part>> parts_by_owner_;
   std::unique_ptr<Reducer> reducer_;

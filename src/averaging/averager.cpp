@@ -12,7 +12,6 @@
 #include "group_bits.hpp"
 #include "link_meter.hpp"
 #include "matchmaking.hpp"
-#include "schema.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -38,8 +37,11 @@ void check(const AveragerOptions& options) {
   if (const auto* clip = std::get_if<CenteredClip>(&options.aggregation))
     if (!(clip->radius > 0) || !std::isfinite(clip->radius) || clip->iterations < 1 || clip->iterations > 100)
       fail("CenteredClip needs a radius above 0 and 1 to 100 iterations");
-  if (options.extension && !(options.extension->density > 0 && options.extension->density <= 1))
-    fail("the density of top_k must be above 0 and at most 1");
+  for (const auto& choice : options.codec.choices())
+    if (codec::info(choice.codec).needs_agreement)
+      fail("codec: this one needs agreement, and belongs into agreed_codec");
+  for (const auto& choice : options.agreed_codec.value_or(codec::Codec::none).choices())
+    if (!(choice.density > 0 && choice.density <= 1)) fail("the density of top_k must be above 0 and at most 1");
   if (!(options.bandwidth.value().value_or(0) >= 0)) fail("bandwidth must not be negative");
 }
 
@@ -62,12 +64,16 @@ struct Averager::Impl {
         server(d.host()),
         tasks(runtime, "averager") {}
 
-  Task<void> make_debts();
   Task<Result<RoundResult>> attempt(const StepOptions& step, std::shared_ptr<StepControl> control, Deadline deadline);
   Task<Result<>> on_aggregate(rpc::ServerStream& stream);
   Task<Result<>> on_download(rpc::ServerStream& stream);
   Task<Result<>> on_download_pieces(rpc::ServerStream& stream);
   static Task<void> declare_state(Impl& self);
+  std::vector<TensorInfo> schema() const {
+    std::vector<TensorInfo> infos;
+    for (const auto& tensor : tensors) infos.push_back({tensor.shape});
+    return infos;
+  }
 
   Dht& dht;
   Runtime& runtime;
@@ -84,7 +90,7 @@ struct Averager::Impl {
   Condition priority_changed;
   Semaphore uploads;  // of either protocol
   Snapshots snapshots;
-  std::shared_ptr<Debts> debts;  // from the first round in an extension on
+  ResidualsPtr residuals = make_residuals(schema());
   bool stepping = false;
   std::size_t serving = 0;   // members whose parts we average, or who have not got all results yet
   std::uint64_t rounds = 0;  // that we were in
@@ -155,8 +161,8 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   control->stage = StepControl::Stage::looking_for_group;
   const auto bandwidth = options.bandwidth.is_measured() ? meter.bandwidth() : options.bandwidth.value();
   metrics.bandwidth.set(bandwidth.value_or(0));
-  auto group =
-      co_await matchmaking.look_for_group(encode_gather(bandwidth, options.mode, step.gather), *control, deadline);
+  auto group = co_await matchmaking.look_for_group(
+      encode_gathered({dht.host().id(), options.mode, bandwidth, step.gather}), *control, deadline);
   if (!group) co_return group.error();
   struct Forget {
     Matchmaking& matchmaking;
@@ -165,22 +171,14 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
       if (!averaged) matchmaking.forget_group();
     }
   } forget{matchmaking};
-  const auto position = static_cast<std::size_t>(std::find(group->peers.begin(), group->peers.end(), dht.host().id()) -
-                                                 group->peers.begin());
-  matchmaking.set_bits(next_group_bits(matchmaking.bits(), as_bytes(group->id), position, group->peers.size(),
+  matchmaking.set_bits(next_group_bits(matchmaking.bits(), as_bytes(group->id),
+                                       group->index_of(dht.host().id()).value(), group->members.size(),
                                        options.target_group_size));
-  std::vector<GatheredPeer> members;
-  for (std::size_t i = 0; i < group->peers.size(); ++i) {
-    auto member = decode_gather(group->peers[i], group->gathered[i]);
-    if (!member) co_return member.error();
-    members.push_back(std::move(*member));
-  }
   const TimePoint grouped = runtime.now();
   metrics.matchmaking_seconds.observe(to_seconds(grouped - start));
-  if (group->extension && !debts) co_await make_debts();
-  auto current = std::make_shared<AllReduce>(dht.host(), options, metrics, tensors,
-                                             AllReduce::Setup{base + "rpc_aggregate_part", *group, members,
-                                                              control->weight, group->extension ? debts : nullptr});
+  auto current =
+      std::make_shared<AllReduce>(dht.host(), options, metrics, tensors,
+                                  AllReduce::Setup{base + "rpc_aggregate_part", *group, control->weight, residuals});
   if (auto prepared = co_await current->prepare(); !prepared) co_return prepared.error();
   struct Registered {
     Impl& self;
@@ -219,25 +217,14 @@ Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::
   matchmaking.round_ended(lost);
   result->group_id = group->id;
   result->leader = group->leader;
-  result->extension = group->extension;
+  result->agreed_codecs = group->agreed_codecs;
   result->matchmaking = grouped - start;
   result->allreduce = runtime.now() - triggered;
   metrics.allreduce_seconds.observe(to_seconds(result->allreduce));
-  metrics.group_size.set(static_cast<double>(members.size()));
+  metrics.group_size.set(static_cast<double>(group->members.size()));
   (result->parts_failed ? metrics.rounds_partial : metrics.rounds_ok).increment();
   priority_changed.notify_all();
   co_return result;
-}
-
-/// As many zeros as there are values: not on the loop.
-Task<void> Averager::Impl::make_debts() {
-  std::vector<std::size_t> sizes;
-  for (const auto& tensor : tensors) sizes.push_back(tensor.values.size());
-  debts = co_await runtime.offload([sizes = std::move(sizes), how = *options.extension] {
-    auto made = std::make_shared<Debts>();
-    for (std::size_t size : sizes) made->emplace_back(how, size);
-    return made;
-  });
 }
 
 /// A sender may come before we heard of its group, or before our own trigger: it waits.
@@ -342,7 +329,7 @@ Task<Result<DownloadedState>> Averager::download_state(DownloadOptions options) 
 }
 
 void Averager::reset_error_feedback() {
-  impl_->debts.reset();
+  impl_->residuals = make_residuals(impl_->schema());
 }
 
 const std::string& Averager::group_bits() const noexcept {

@@ -10,7 +10,6 @@
 #include "cohive/core/log.hpp"
 #include "cohive/transport/errors.hpp"
 #include "rpc/parse.hpp"
-#include "schema.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -368,7 +367,7 @@ proto::JoinRequest Matchmaking::join_request(double expiration, Duration hold) c
   request.set_gather(gather_);
   request.set_client_mode(options_.mode == PeerMode::client);
   request.set_group_key(key());
-  request.set_codec_extensions(offered_extensions().text());
+  request.set_codec_extensions(offered_codecs().text());
   request.set_reforms(bits_.empty());  // who draws new bits after every round is meant to meet others
   request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
   return request;
@@ -380,33 +379,36 @@ Result<Group> Matchmaking::group_from(const proto::MessageFromLeader& message, c
   if (size < 2 || size > kMaxGroup || message.gathered_size() != message.ordered_peer_ids_size())
     return bad("size of the group");
   if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
-  Group group{message.group_id(), {}, {message.gathered().begin(), message.gathered().end()}, leader, std::nullopt};
+  Group group{message.group_id(), {}, leader, {}};
   std::set<PeerId> members;
-  for (const auto& bytes : message.ordered_peer_ids()) {
-    const auto member = PeerId::from_bytes(as_bytes(bytes));
-    if (!member || !members.insert(*member).second) return bad("members of the group");
-    group.peers.push_back(*member);
+  for (int i = 0; i < message.ordered_peer_ids_size(); ++i) {
+    const auto peer = PeerId::from_bytes(as_bytes(message.ordered_peer_ids(i)));
+    if (!peer || !members.insert(*peer).second) return bad("members of the group");
+    auto member = decode_gathered(*peer, message.gathered(i));
+    if (!member) return member.error();
+    group.members.push_back(std::move(*member));
   }
   if (!members.contains(dht_.host().id())) return bad("a group without us");
-  if (!message.codec_extension().empty()) {
-    if (message.codec_extension() != offered_extensions().text()) return bad("a codec that we did not offer");
-    group.extension = options_.extension->kind;
-  }
+  group.agreed_codecs = codec::CodecSet::from_text(message.codec_extension());
+  if ((group.agreed_codecs & offered_codecs()).text() != message.codec_extension())
+    return bad("a codec that we did not offer");
   return group;
 }
 
 // ---- Leading
 
-codec::Extensions Matchmaking::offered_extensions() const {
-  return options_.extension ? codec::Extensions{options_.extension->kind} : codec::Extensions();
+codec::CodecSet Matchmaking::offered_codecs() const {
+  codec::CodecSet offered;
+  if (options_.agreed_codec)
+    for (const auto& choice : options_.agreed_codec->choices())
+      if (codec::info(choice.codec).needs_agreement) offered.insert(choice.codec);
+  return offered;
 }
 
-/// Ours, when every follower offers it too.
-std::optional<codec::Extension> Matchmaking::agreed_extension() const {
-  if (!options_.extension) return std::nullopt;
-  std::vector<codec::Extensions> members{offered_extensions()};
-  for (const auto& [peer, follower] : followers_) members.push_back(follower->extensions);
-  return codec::agree_on(options_.extension->kind, members);
+codec::CodecSet Matchmaking::agreed_codecs() const {
+  codec::CodecSet agreed = offered_codecs();
+  for (const auto& [peer, follower] : followers_) agreed = agreed & follower->codecs;
+  return agreed;
 }
 
 std::shared_ptr<Group> Matchmaking::assemble() {
@@ -415,14 +417,10 @@ std::shared_ptr<Group> Matchmaking::assemble() {
   runtime_.random_bytes(id);
   group->id = to_string(id);
   group->leader = dht_.host().id();
-  group->extension = agreed_extension();
-  std::vector<std::pair<PeerId, std::string>> members{{dht_.host().id(), gather_}};
-  for (const auto& [peer, follower] : followers_) members.emplace_back(peer, follower->gather);
-  std::shuffle(members.begin(), members.end(), runtime_.random());
-  for (auto& [peer, gather] : members) {
-    group->peers.push_back(peer);
-    group->gathered.push_back(std::move(gather));
-  }
+  group->agreed_codecs = agreed_codecs();
+  group->members.push_back(decode_gathered(dht_.host().id(), gather_).value());
+  for (const auto& [peer, follower] : followers_) group->members.push_back(follower->member);
+  std::shuffle(group->members.begin(), group->members.end(), runtime_.random());
   const bool reforms = bits_.empty() && std::all_of(followers_.begin(), followers_.end(),
                                                     [](const auto& f) { return f.second->reforms; });
   for (const auto& [peer, follower] : followers_) {
@@ -476,7 +474,8 @@ std::optional<proto::MessageFromLeader> Matchmaking::reject(const PeerId& peer,
   const std::size_t most = options_.target_group_size ? std::min(options_.target_group_size, kMaxGroup) : kMaxGroup;
   if (followers_.size() + 1 >= most || gathered_bytes_ + request.gather().size() > kMaxGathered)
     return message_of(proto::GROUP_IS_FULL);
-  if (!decode_gather(peer, request.gather())) return message_of(proto::PROTOCOL_VIOLATION);  // it would spoil the group
+  if (!decode_gathered(peer, request.gather()))
+    return message_of(proto::PROTOCOL_VIOLATION);  // it would spoil the group
   return std::nullopt;
 }
 
@@ -497,8 +496,9 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
     if (!held) co_return held;
   }
   auto follower = std::make_shared<Follower>();
-  follower->gather = request.gather();
-  follower->extensions = codec::Extensions::from_text(request.codec_extensions());
+  if (auto member = decode_gathered(peer, request.gather())) follower->member = std::move(*member);
+  follower->gathered_bytes = request.gather().size();
+  follower->codecs = codec::CodecSet::from_text(request.codec_extensions());
   follower->expiration = patience_of(request);
   follower->reforms = request.reforms();
   struct Membership {
@@ -509,7 +509,7 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
       const auto at = self.followers_.find(peer);
       if (at == self.followers_.end() || at->second != follower) return;
       if (!follower->group) ++self.story_.left;
-      self.gathered_bytes_ -= follower->gather.size();
+      self.gathered_bytes_ -= follower->gathered_bytes;
       self.followers_.erase(at);
     }
   } membership{*this, peer, follower};
@@ -525,7 +525,7 @@ Task<Result<>> Matchmaking::serve(rpc::ServerStream& stream) {
       co_return co_await send(stream, *refusal, runtime_.after(options_.request_timeout));
     }
     followers_[peer] = follower;
-    gathered_bytes_ += follower->gather.size();
+    gathered_bytes_ += follower->gathered_bytes;
     ++story_.joined;
     auto accepted = co_await send(stream, message_of(proto::ACCEPTED), runtime_.after(options_.request_timeout));
     if (!accepted) co_return accepted;
@@ -554,9 +554,11 @@ proto::MessageFromLeader Matchmaking::last_word(const Follower& follower) const 
     last = message_of(proto::BEGIN_ALLREDUCE);
     last.set_group_id(follower.group->id);
     last.set_reforms(follower.remember);
-    for (const auto& member : follower.group->peers) last.add_ordered_peer_ids(member.binary());
-    for (const auto& gather : follower.group->gathered) last.add_gathered(gather);
-    if (follower.group->extension) last.set_codec_extension(std::string(codec::name_of(*follower.group->extension)));
+    for (const auto& member : follower.group->members) {
+      last.add_ordered_peer_ids(member.peer.binary());
+      last.add_gathered(encode_gathered(member));
+    }
+    last.set_codec_extension(follower.group->agreed_codecs.text());
   } else if (leader_) {
     last.set_suggested_leader(leader_->binary());
   }

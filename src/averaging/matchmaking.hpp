@@ -38,8 +38,9 @@ class Matchmaking {
 
  private:
   struct Follower {
-    std::string gather;
-    codec::Extensions extensions;  // that it offers
+    Member member;
+    std::size_t gathered_bytes = 0;
+    codec::CodecSet codecs;        // that it offers
     double expiration = 0;         // until when it waits for us
     bool reforms = false;          // it remembers groups
     std::shared_ptr<Group> group;  // set when assembled
@@ -81,8 +82,8 @@ class Matchmaking {
   void note(JoinOutcome outcome, const PeerId& leader, const std::string& detail);
   std::optional<proto::MessageFromLeader> reject(const PeerId& peer, const proto::JoinRequest& request) const;
   proto::MessageFromLeader last_word(const Follower& follower) const;
-  codec::Extensions offered_extensions() const;
-  std::optional<codec::Extension> agreed_extension() const;
+  codec::CodecSet offered_codecs() const;
+  codec::CodecSet agreed_codecs() const;
   std::shared_ptr<Group> assemble();
   void disband();
   bool complete() const;

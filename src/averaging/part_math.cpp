@@ -107,15 +107,8 @@ Result<bool> add(const std::uint8_t* part, double exact_weight, std::span<float>
   return true;
 }
 
-Result<bool> add_extension(const EncodedPart& part, double weight, std::span<float> sum, Adding how) {
-  if (how.first) std::fill(sum.begin(), sum.end(), 0.0f);
-  auto added = codec::accumulate_extension(*part.extension, part.buffer, static_cast<float>(weight), sum);
-  if (!added) return added.error();
-  return how.divisor == 0 || divide(static_cast<float>(how.divisor), sum.data(), sum.size());
-}
-
 bool is_raw(const EncodedPart& part, std::size_t length) {
-  return !part.extension && part.codec == codec::Codec::none && part.dtype == codec::DType::float32 &&
+  return part.codec == codec::Codec::none && part.dtype == codec::DType::float32 &&
          part.buffer.size() == length * sizeof(float);
 }
 
@@ -124,19 +117,16 @@ constexpr std::size_t kBlock = 4096;  // values that stay in the nearest cache f
 }  // namespace
 
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
-                                 std::optional<codec::Extension> agreed) {
+                                 const codec::CodecSet& agreed) {
   if (!message.tensor) return Error(Errc::bad_partition, "a message without a part");
   const auto count = codec::element_count(message.tensor->shape);
   if (!count || *count != length)
     return Error(Errc::bad_partition, "part of " + std::to_string(count.value_or(0)) + " values where " +
                                           std::to_string(length) + " belong");
-  const auto codec = agreed ? codec::Codec::none : codec::codec_from_wire(message.tensor->compression);
+  const auto codec = codec::codec_from_wire(message.tensor->compression, agreed);
   const auto dtype = codec::dtype_from_name(message.tensor->dtype);
-  const bool known =
-      agreed ? codec::extension_from_wire(message.tensor->compression) == agreed && dtype == codec::DType::float32
-             : codec && dtype;
-  if (!known) return Error(Errc::bad_partition, "unknown codec or dtype of a part");
-  return EncodedPart{*codec, *dtype, std::move(record), message.tensor->buffer, agreed};
+  if (!codec || !dtype) return Error(Errc::bad_partition, "unknown codec or dtype of a part");
+  return EncodedPart{*codec, *dtype, std::move(record), message.tensor->buffer};
 }
 
 bool all_finite(std::span<const float> values) {
@@ -148,19 +138,18 @@ Result<bool> add_values(std::span<const float> part, double weight, std::span<fl
 }
 
 Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> sum, Adding how) {
-  if (part.extension) return add_extension(part, weight, sum, how);
   if (is_raw(part, sum.size())) return add(part.buffer.data(), weight, sum, how);
   const auto decoder = codec::Decoder::open(part.codec, part.dtype, sum.size(), part.buffer);
   if (!decoder) return decoder.error();
-  if (!decoder->finite()) return not_finite();
+  if (!(*decoder)->finite()) return not_finite();
   bool average_finite = true;
   for (std::size_t at = 0; at < sum.size(); at += kBlock) {
     const auto block = sum.subspan(at, std::min(kBlock, sum.size() - at));
     if (how.first && weight == 1) {
-      decoder->decode(at, block);
+      (*decoder)->decode(at, block);
     } else {
       if (how.first) std::fill(block.begin(), block.end(), 0.0f);
-      decoder->accumulate(at, static_cast<float>(weight), block);
+      (*decoder)->accumulate(at, static_cast<float>(weight), block);
     }
     if (how.divisor != 0) average_finite &= divide_by_weight(block, how.divisor);
   }
@@ -179,19 +168,12 @@ Result<bool> add_own_last(std::span<float> own, double weight, double divisor, f
 }
 
 Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length) {
-  if (part->extension) {  // these can only be decoded as a whole
-    auto values = std::make_shared<std::vector<float>>(length);
-    if (auto done = codec::decode_extension(*part->extension, part->buffer, *values); !done) return done.error();
-    return [values](std::size_t first, std::span<float> out) {
-      std::copy_n(values->data() + first, out.size(), out.data());
-      return true;
-    };
-  }
-  auto decoder = codec::Decoder::open(part->codec, part->dtype, length, part->buffer);
-  if (!decoder) return decoder.error();
-  if (!decoder->finite()) return not_finite();
-  return [part, decoder = std::move(*decoder)](std::size_t first, std::span<float> out) {
-    decoder.decode(first, out);
+  auto opened = codec::Decoder::open(part->codec, part->dtype, length, part->buffer);
+  if (!opened) return opened.error();
+  if (!(*opened)->finite()) return not_finite();
+  return [part, decoder = std::shared_ptr<const codec::Decoder>(std::move(*opened))](std::size_t first,
+                                                                                     std::span<float> out) {
+    decoder->decode(first, out);
     return true;
   };
 }
@@ -206,7 +188,7 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded
   if (!is_raw(part, length)) {
     const auto base = codec::Decoder::open(part.codec, part.dtype, length, part.buffer);
     if (!base) return base.error();
-    return codec::encode_difference(part.codec, average, *base);
+    return codec::encode_difference(part.codec, average, **base);
   }
   if (!part.record.unique()) part.record = Slice::copy_of(part.buffer), part.buffer = part.record.view();
   const auto offset = static_cast<std::size_t>(part.buffer.data() - part.record.data());
@@ -241,9 +223,9 @@ Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> 
   for (std::size_t at = 0; at < values.size(); at += kBlock) {
     const auto block = values.subspan(at, std::min(kBlock, values.size() - at));
     const bool usable =
-        raw ? finite(delta.buffer.data() + at * sizeof(float), block.size()) : decoder->finite(at, block.size());
+        raw ? finite(delta.buffer.data() + at * sizeof(float), block.size()) : (*decoder)->finite(at, block.size());
     if (!usable) return not_finite();
-    decoder->accumulate(at, alpha, block);
+    (*decoder)->accumulate(at, alpha, block);
   }
   return ok();
 }

@@ -5,34 +5,20 @@
 #include <memory>
 #include <span>
 
-#include "cohive/codec/extensions.hpp"
+#include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/core/result.hpp"
 #include "robust.hpp"
 #include "wire.hpp"
 
 namespace cohive::averaging {
 
-/// A part as it travelled: the buffer is a view into the record.
-struct EncodedPart {
-  codec::Codec codec = codec::Codec::none;
-  codec::DType dtype = codec::DType::float32;
-  Slice record;
-  ByteView buffer;
-  std::optional<codec::Extension> extension = std::nullopt;  ///< in place of the codec
-};
-/// Takes the tensor out of a received message. Errors: no tensor, unknown dtype, not `length` elements; not the
-/// extension that the group agreed on, or where there is none an unknown codec.
+/// Takes the tensor out of a received message. Errors: no tensor, unknown dtype, not `length` elements, a codec that
+/// does not exist or that the group has not agreed on.
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
-                                 std::optional<codec::Extension> agreed = std::nullopt);
+                                 const codec::CodecSet& agreed = {});
 
 /// True when no value is NaN or infinite.
 bool all_finite(std::span<const float> values);
-
-/// How a contribution is added: the first replaces what the sum holds, with the last the sum becomes an average.
-struct Adding {
-  bool first = false;
-  double divisor = 0;  ///< of the last: all weights together; else 0
-};
 
 /// sum += weight * part, in one pass with the division. False when the average is not finite. On an error nothing is
 /// added: wrong size, or a value that is not finite, which would reach every member of the group.

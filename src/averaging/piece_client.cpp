@@ -54,11 +54,6 @@ Task<Result<Manifest>> receive_manifest(Runtime& runtime, rpc::ClientStream& cal
   });
 }
 
-/// Whether the bytes of a piece can be made again of its values, to be hashed later.
-bool keeps_all_bits(codec::Codec codec) {
-  return codec == codec::Codec::none || codec == codec::Codec::float16;
-}
-
 /// A piece in its place, to be hashed.
 struct Stored {
   ManifestTensor is;
@@ -390,7 +385,8 @@ class PieceFetch {
   /// `room` is held until the piece is in its place or found to be wrong.
   Task<void> check(Worker& worker, std::uint32_t index, Slice record, ByteView data, Semaphore::Units room) {
     const std::size_t size = data.size();
-    const bool on_trust = alone_ && keeps_all_bits(codec_of(index));
+    const bool on_trust =
+        alone_ && codec::info(codec_of(index)).exact;  // its bytes can be made again, to be hashed later
     auto stored = co_await store(index, std::move(record), data, on_trust);
     room.release();
     checking_[index] = false;

@@ -21,7 +21,7 @@ constexpr std::size_t kHashedAtOnce = 32;  // pieces: about three milliseconds, 
 Task<Result<Slice>> encode(Runtime& runtime, const Snapshot& snapshot, std::size_t index) {
   const Piece piece = snapshot.manifest->piece(index);
   const ManifestTensor& is = snapshot.manifest->tensors[piece.tensor];
-  const bool as_it_is = is.codec == codec::Codec::none && is.dtype != codec::DType::bfloat16;
+  const bool as_it_is = codec::travels_as_it_is(is.codec, is.dtype);
   if (as_it_is || snapshot.manifest->bytes_of(piece) <= kInlineBytes)
     co_return encode_piece(snapshot.state->tensors[piece.tensor], is, piece);
   co_return co_await runtime.offload([snapshot, piece] {

@@ -21,7 +21,8 @@ constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
 void Matchmaking::remember(const Group& group, bool reforms) {
   known_.reset();
   if (!reforms || !bits_.empty()) return;
-  known_ = Known{{group.peers.begin(), group.peers.end()}, group.leader};
+  known_ = Known{{}, group.leader};
+  for (const auto& member : group.members) known_->members.insert(member.peer);
   look_around();
 }
 

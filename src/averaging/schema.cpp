@@ -1,6 +1,8 @@
 // What peers compare before they average, and what they tell each other when they meet.
 // Source: hivemind wire spec, sections 6.3 and 6.4.
-#include "schema.hpp"
+#include "cohive/averaging/averager.hpp"
+
+#include <algorithm>
 
 #include "cohive/core/errors.hpp"
 
@@ -23,12 +25,13 @@ std::string schema_hash(const std::vector<AveragedTensor>& tensors) {
   return dht::DhtId::of(Value(std::move(list))).binary();
 }
 
-std::string encode_gather(std::optional<double> bandwidth, PeerMode mode, const msgpack::Value& data) {
+std::string encode_gathered(const Member& member) {
   using namespace msgpack;
-  return encode(Array{{bandwidth ? Value(*bandwidth) : Value(), static_cast<int>(mode), Bin{encode(data)}}});
+  const Value bandwidth = member.bandwidth ? Value(*member.bandwidth) : Value();
+  return encode(Array{{bandwidth, static_cast<int>(member.mode), Bin{encode(member.data)}}});
 }
 
-Result<GatheredPeer> decode_gather(const PeerId& peer, std::string_view blob) {
+Result<Member> decode_gathered(const PeerId& peer, std::string_view blob) {
   const Error bad(cohive::Errc::malformed, peer, "gathered data");
   auto value = msgpack::decode(as_bytes(blob));
   const auto* fields = value ? value->get_if<msgpack::Array>() : nullptr;
@@ -38,12 +41,17 @@ Result<GatheredPeer> decode_gather(const PeerId& peer, std::string_view blob) {
   if (!mode || *mode > 2 || !data) return bad;
   auto content = msgpack::decode(as_bytes(data->data));
   if (!content) return bad;
-  GatheredPeer result{peer, static_cast<PeerMode>(*mode), std::nullopt, std::move(*content)};
+  Member result{peer, static_cast<PeerMode>(*mode), std::nullopt, std::move(*content)};
   if (!fields->items[0].is_nil()) {
     result.bandwidth = fields->items[0].as_number();
     if (!result.bandwidth || !(*result.bandwidth >= 0) || *result.bandwidth > 1e18) return bad;
   }
   return result;
+}
+
+std::optional<std::size_t> Group::index_of(const PeerId& peer) const {
+  const auto at = std::ranges::find(members, peer, &Member::peer);
+  return at == members.end() ? std::nullopt : std::optional(static_cast<std::size_t>(at - members.begin()));
 }
 
 }  // namespace cohive::averaging

@@ -203,7 +203,7 @@ void Optimizer::Impl::open() {
   auto grad_options = averager_options(strategy.options(), options, "_grad_averager", "GradientAverager");
   grad_options.codec = options.grad_compression;
   grad_options.aggregation = options.grad_aggregation;
-  grad_options.extension = options.grad_extension;
+  grad_options.agreed_codec = options.grad_agreed_codec;
   grad_options.share_state = false;
   grad_averager = std::make_unique<Averager>(*session.dht, gradients.views, grad_options);
   auto state_options = averager_options(strategy.options(), options, "_state_averager", "TrainingStateAverager");
@@ -299,7 +299,7 @@ std::optional<std::size_t> Optimizer::Impl::finish_round(Scheduled& round, doubl
   stats.bytes_sent += result->bytes_sent;
   stats.bytes_received += result->bytes_received;
   ++(gradients_round ? stats.grad_rounds : stats.state_rounds);
-  if (result->extension) ++stats.grad_rounds_extended;
+  if (!result->agreed_codecs.empty()) ++stats.grad_rounds_extended;
   (gradients_round ? metrics->grad_ok : metrics->state_ok).increment();
   if (gradients_round) {
     if (stats.rounds_by_group_size.size() <= size) stats.rounds_by_group_size.resize(size + 1);

@@ -98,13 +98,13 @@ class Scenario {
       options.part_size_bytes <<= 5;
       options.min_vector_size = below(3) ? 0 : 10'000;
     }
-    if (!download) choose_extension(options);
-    const bool remembers = measured || options.extension;  // what rounds before have left
+    if (!download) choose_agreed_codec(options);
+    const bool remembers = measured || options.agreed_codec;  // what rounds before have left
     rounds_before_ = remembers ? 1 + below(2) : 0;
     round_after_ = below(remembers ? 2 : 6) == 0;
-    report_.scenario =
-        fmt::format("{} of {} peers{}{}", download ? "download" : "round", count, measured ? ", measured links" : "",
-                    options.extension ? fmt::format(", {}", codec::name_of(options.extension->kind)) : "");
+    report_.scenario = fmt::format(
+        "{} of {} peers{}{}", download ? "download" : "round", count, measured ? ", measured links" : "",
+        options.agreed_codec ? fmt::format(", {}", codec::name_of(options.agreed_codec->fixed()->codec)) : "");
     for (std::size_t i = 0; i < count; ++i) {
       const Aggregation aggregations[] = {Mean(), Mean(), TrimmedMean{0.3}, CenteredClip{0.5, 3}};
       options.aggregation = aggregations[below(4)];  // everybody's own choice
@@ -120,10 +120,10 @@ class Scenario {
     }
   }
 
-  void choose_extension(AveragerOptions& options) {
+  void choose_agreed_codec(AveragerOptions& options) {
     const std::size_t drawn = below(8);
-    if (drawn < 2) options.extension = codec::ExtensionOptions{codec::Extension::top_k, drawn ? 0.02 : 0.3};
-    if (drawn == 2) options.extension = codec::ExtensionOptions{codec::Extension::block4};
+    if (drawn < 2) options.agreed_codec = codec::CodecSpec(codec::Codec::top_k, drawn ? 0.02 : 0.3);
+    if (drawn == 2) options.agreed_codec = codec::Codec::block4;
   }
 
   void add_peer(AveragerOptions options) {
@@ -310,19 +310,19 @@ class Scenario {
     report_.measured += rounds_ > 1 && std::ranges::any_of(result.group, [](const auto& member) {
                           return member.bandwidth && *member.bandwidth != kSaid;
                         });
-    report_.top_k += result.extension == codec::Extension::top_k;
+    report_.top_k += result.agreed_codecs.contains(codec::Codec::top_k);
   }
 
   /// Nobody's values leave the range of the inputs, and who finished a part holds the same as the others.
   void check_values() {
     float least = 0, most = 0;
-    float rounding = kTolerance + (peers_[0]->options.extension ? 0.02f : 0);  // scales are rounded up
-    if (codec() == codec::Codec::uniform8) rounding = 0.5;                     // see aggregation.hpp
+    float rounding = kTolerance + (peers_[0]->options.agreed_codec ? 0.02f : 0);  // scales are rounded up
+    if (codec() == codec::Codec::uniform8) rounding = 0.5;                        // see aggregation.hpp
     for (const auto& peer : peers_)
       for (const auto& tensor : peer->inputs)
         for (float value : tensor)
           if (std::isfinite(value)) least = std::min(least, value), most = std::max(most, value);
-    if (peers_[0]->options.extension) {  // each round before may have left a debt, of inputs between -1 and 1
+    if (peers_[0]->options.agreed_codec) {  // each round before may owe something, of inputs between -1 and 1
       const auto rounds = static_cast<float>(rounds_);
       least = -rounds, most = rounds, rounding *= rounds;
     }
@@ -391,7 +391,7 @@ class Scenario {
   /// up to rounding, which may move a value into the bin beside.
   void check_against(std::size_t owner, const std::vector<std::size_t>& finished, const Part& part) {
     const auto average = of(peers_[owner]->values, part);
-    const bool extended = (*peers_[owner]->result)->extension.has_value();
+    const bool extended = !(*peers_[owner]->result)->agreed_codecs.empty();
     for (std::size_t i : finished) {
       if (i == owner) continue;
       const auto own = of(peers_[i]->inputs, part), held = of(peers_[i]->values, part);
@@ -409,7 +409,7 @@ class Scenario {
     }
   }
 
-  codec::Codec codec() const { return *peers_[0]->options.codec.fixed(); }
+  codec::Codec codec() const { return peers_[0]->options.codec.fixed()->codec; }
   static std::span<const float> of(const std::vector<std::vector<float>>& tensors, const Part& part) {
     return std::span<const float>(tensors[part.tensor]).subspan(part.offset, part.length);
   }

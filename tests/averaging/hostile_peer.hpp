@@ -21,7 +21,7 @@ class HostilePeer {
   static Task<void> send_message(HostilePeer& self, PeerId to, std::string message);
   static Task<void> send_nonsense(HostilePeer& self, PeerId to, std::string group_id);
   static Task<Result<>> answer_nonsense(HostilePeer& self, rpc::ServerStream& stream);
-  Slice in_extension(std::span<const float> values);
+  Slice in_agreed_codec(std::span<const float> values);
   std::string nonsense(bool first, const std::string& group_id, int code);
   std::size_t below(std::size_t limit) { return static_cast<std::size_t>(random_() % limit); }
 

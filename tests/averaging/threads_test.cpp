@@ -19,7 +19,7 @@ constexpr std::size_t kPartBytes = 4 << 20;
 struct Way {
   const char* name;
   codec::Codec codec = codec::Codec::none;
-  std::optional<codec::ExtensionOptions> extension{};
+  std::optional<codec::Compression> agreed{};
   Aggregation aggregation{};
   float tolerance = 0.05f;
 };
@@ -42,7 +42,7 @@ struct Peer {
     settings.target_group_size = 2;
     settings.part_size_bytes = kPartBytes;
     settings.codec = settings.state_codec = way.codec;
-    settings.extension = way.extension;
+    settings.agreed_codec = way.agreed;
     settings.aggregation = way.aggregation;
     settings.sender_timeout = patience;
     settings.reducer_timeout = 2 * patience;
@@ -66,13 +66,12 @@ class Threads : public ::testing::TestWithParam<Way> {
   std::unique_ptr<Runtime> runtime = make_runtime({.seed = 1, .pool_threads = 3});
   std::unique_ptr<transport::Network> network = transport::make_tcp_network(*runtime);
 };
-constexpr codec::ExtensionOptions kBlock4{codec::Extension::block4};
 INSTANTIATE_TEST_SUITE_P(
     Ways, Threads,
     ::testing::Values(Way{"Float32"}, Way{"Float16", codec::Codec::float16}, Way{"Uniform8", codec::Codec::uniform8},
-                      Way{"Block4", codec::Codec::float16, kBlock4, Mean(), 0.5f},
+                      Way{"Block4", codec::Codec::float16, codec::Codec::block4, Mean(), 0.5f},
                       Way{"TrimmedMean", codec::Codec::float16, {}, TrimmedMean{0.2}},
-                      Way{"ClippedBlock4", codec::Codec::none, kBlock4, CenteredClip{1e6, 2}, 0.5f}),
+                      Way{"ClippedBlock4", codec::Codec::none, codec::Codec::block4, CenteredClip{1e6, 2}, 0.5f}),
     [](const auto& test) { return test.param.name; });
 
 TEST_P(Threads, TwoPeersAgreeOnTheMean) {

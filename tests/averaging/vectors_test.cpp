@@ -6,7 +6,6 @@
 #include "averaging/group_bits.hpp"
 #include "averaging/load_balancer.hpp"
 #include "averaging/partition.hpp"
-#include "averaging/schema.hpp"
 #include "averaging/wire.hpp"
 #include "cohive/proto/averaging.pb.h"
 
@@ -34,9 +33,9 @@ TEST(SchemaHash, EqualsHivemind) {
 }
 
 TEST(Gather, EqualsHivemind) {
-  EXPECT_EQ(hex(encode_gather(std::nullopt, PeerMode::node, {})), "93c000c401c0");
-  EXPECT_EQ(hex(encode_gather(std::nullopt, PeerMode::node, 5)), "93c000c40105");
-  EXPECT_FALSE(decode_gather({}, "\x93\xc0\x03\xc4\x01\xc0"));
+  EXPECT_EQ(hex(encode_gathered({.peer = {}})), "93c000c401c0");
+  EXPECT_EQ(hex(encode_gathered({.peer = {}, .data = 5})), "93c000c40105");
+  EXPECT_FALSE(decode_gathered({}, "\x93\xc0\x03\xc4\x01\xc0"));
 }
 
 TEST(GroupBits, DrawAsCpythonDoes) {

@@ -208,7 +208,7 @@ class Counterpart {
       state_ = make_averager(options);
       options.prefix = tracking.run_id + "_grad_averager";
       options.class_name = "GradientAverager";
-      options.extension = trainer.grad_extension;
+      options.agreed_codec = trainer.grad_agreed_codec;
       options.share_state = false;
       gradients_ = make_averager(options);
     });
@@ -342,7 +342,7 @@ TEST(Training, WhatAnOldModelsGradientsOwedIsForgottenWithTheModel) {
   constexpr std::int64_t kTarget = 1'000'000 * kBatch;
   auto options = epoch_of(kTarget);
   options.average_state_every = 1'000'000;
-  options.grad_extension = codec::ExtensionOptions{codec::Extension::top_k, 0.25};
+  options.grad_agreed_codec = codec::CodecSpec(codec::Codec::top_k, 0.25);
   Strategy strategy(joining({}));
   auto weight = torch::zeros({400, 1000}).requires_grad_();  // each of the two owns some parts
   torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(kRate));
@@ -357,7 +357,7 @@ TEST(Training, WhatAnOldModelsGradientsOwedIsForgottenWithTheModel) {
   while (optimizer.stats().peers < 2) std::this_thread::yield();
   other.report(0, kTarget);
   const auto first = finish(other.average_gradients(), [&] { step_with(1); });
-  ASSERT_EQ(first.extension, codec::Extension::top_k);
+  ASSERT_EQ(first.agreed_codecs, codec::CodecSet{codec::Codec::top_k});
   const auto arrived = std::ranges::count_if(other.values, [](float value) { return value != 0; });
   ASSERT_TRUE(arrived > 0 && arrived < 400'000) << "some of it is owed";
 

@@ -12,36 +12,13 @@
 #include <vector>
 
 #include "cohive/averaging/aggregation.hpp"
+#include "cohive/averaging/group.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 #include "cohive/codec/compression.hpp"
-#include "cohive/codec/extensions.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/dht/dht.hpp"
 
 namespace cohive::averaging {
-
-enum class PeerMode { node = 0, client = 1, auxiliary = 2 };
-
-/// What a peer says about the speed of its link, by which the group divides the work.
-class Bandwidth {
- public:
-  /// Nothing: as fast as the mean of the others.
-  Bandwidth() = default;
-  /// In any unit that is common to the group.
-  Bandwidth(double value) : value_(value) {}
-  /// What the link carried in the last rounds, in bytes per second; nothing before the first one.
-  static Bandwidth measured() {
-    Bandwidth result;
-    result.measured_ = true;
-    return result;
-  }
-  bool is_measured() const noexcept { return measured_; }
-  /// The number given, if any.
-  std::optional<double> value() const noexcept { return value_; }
-
- private:
-  std::optional<double> value_;
-  bool measured_ = false;
-};
 
 /// hivemind's defaults; a zero timeout means none.
 struct AveragerOptions {
@@ -59,11 +36,11 @@ struct AveragerOptions {
   Duration reducer_timeout = 30s;    ///< between two results of one reducer; then local values stay
   codec::Compression codec;          ///< of parts; the same in the whole group
   codec::Compression state_codec;    ///< of the state that we share
-  /// Offered for what we send, and used in groups all of whose members offer the same kind; Python peers never do, and
-  /// elsewhere `codec` is used. For updates such as gradients, not for parameters. What a round loses is sent with the
-  /// next one that uses it (4 bytes a value are kept for that, from the first such round on); a part counts as sent
-  /// when its average has come back. Averages come back in `codec`: float16 goes well with it.
-  std::optional<codec::ExtensionOptions> extension;
+  /// Where it chooses a codec that needs agreement, the codec is offered to the group, and used for what this peer
+  /// sends when all members offer it; Python peers never do. Elsewhere `codec` is used. For updates such as gradients,
+  /// not for parameters. What a round loses is sent with the next one that uses the codec; a part counts as sent when
+  /// its average has come back. Averages come back in `codec`: float16 goes well with it.
+  std::optional<codec::Compression> agreed_codec;
   Aggregation aggregation;            ///< of the parts that we own; each member's own choice
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: who would get fewer gets none
   Bandwidth bandwidth;                ///< nobody says anything: equal shares
@@ -83,12 +60,7 @@ struct AveragedTensor {
   std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: its place in the list
 };
 
-struct GatheredPeer {
-  PeerId peer;
-  PeerMode mode = PeerMode::node;
-  std::optional<double> bandwidth;
-  msgpack::Value data;  ///< what the peer put into its step
-};
+using GatheredPeer = Member;
 
 /// The stages and levers of one round.
 class StepControl {
@@ -116,47 +88,16 @@ struct StepOptions {
 };
 
 struct RoundResult {
-  std::string group_id;                       ///< the same for all members of the round
-  std::vector<GatheredPeer> group;            ///< in group order, ourselves included
-  PeerId leader;                              ///< who assembled it
-  std::optional<codec::Extension> extension;  ///< what all members offered
+  std::string group_id;             ///< the same for all members of the round
+  std::vector<GatheredPeer> group;  ///< in group order, ourselves included
+  PeerId leader;                    ///< who assembled it
+  codec::CodecSet agreed_codecs;    ///< what all members offered
   std::size_t parts_total = 0;
   std::size_t parts_failed = 0;         ///< kept local because their reducer failed
   std::vector<PeerId> failed_reducers;  ///< whose parts those are
   std::vector<PeerId> lost_senders;     ///< left out of some part that we averaged: silent, gone, or sending nonsense
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload
   Duration matchmaking{}, allreduce{};
-};
-
-/// What is handed to peers that ask for our state. The tensors' memory is shared, not copied: it must not change.
-struct SharedState {
-  msgpack::Value metadata;  ///< a non-empty map
-  std::vector<codec::Tensor> tensors;
-  std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
-  std::uint64_t version = 0;  ///< not 0: states of one averager with one version are equal, and are hashed once
-};
-
-struct DownloadProgress {
-  std::uint64_t bytes_done = 0;   ///< of the tensors in memory
-  std::uint64_t bytes_total = 0;  ///< 0: unknown, as Python donors do not say
-  std::size_t donors = 0;         ///< sending now
-};
-
-struct DownloadOptions {
-  Duration limit = 600s;                                          ///< for the whole download
-  std::uint64_t max_bytes = std::uint64_t{64} << 30;              ///< of tensors; more is refused
-  std::size_t max_donors = 4;                                     ///< at once
-  std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
-};
-
-struct DownloadedState {
-  PeerId donor;  ///< whose state it is
-  msgpack::Value metadata;
-  std::vector<codec::Tensor> tensors;
-  std::uint64_t bytes = 0;                      ///< received
-  std::map<PeerId, std::uint64_t> contributed;  ///< those by donor
-  std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
-  std::uint64_t resumed = 0;                    ///< bytes of tensors that were there when `donor` went on for another
 };
 
 class Averager {
@@ -189,7 +130,7 @@ class Averager {
   /// costs what it was about to send. Python donors are asked one at a time.
   Task<Result<DownloadedState>> download_state(DownloadOptions options = {});
 
-  /// Forgets what earlier rounds lost (see AveragerOptions::extension): after the model was replaced, as by a
+  /// Forgets what earlier rounds lost (see AveragerOptions::agreed_codec): after the model was replaced, as by a
   /// downloaded state. A round in progress goes on with it.
   void reset_error_feedback();
 

@@ -33,8 +33,8 @@ struct OptimizerOptions {
   averaging::Bandwidth bandwidth;  ///< divides the averaging among the peers
   /// How this peer averages the parts that it owns; see cohive/averaging/aggregation.hpp.
   averaging::Aggregation grad_aggregation, state_aggregation;
-  /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::extension.
-  std::optional<codec::ExtensionOptions> grad_extension;
+  /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::agreed_codec.
+  std::optional<codec::Compression> grad_agreed_codec;
   bool auxiliary = false;  ///< helps averaging without data of its own
   /// Called on the loop's thread while a state is being downloaded, often: return soon.
   std::function<void(const averaging::DownloadProgress&)> on_download = {};
@@ -55,7 +55,7 @@ struct TrainingStats {
   std::uint64_t epoch = 0;
   double global_samples = 0, samples_per_second = 0;  ///< of the whole run
   std::size_t peers = 0;
-  std::uint64_t grad_rounds_extended = 0;  ///< of grad_rounds: in OptimizerOptions::grad_extension
+  std::uint64_t grad_rounds_extended = 0;  ///< of grad_rounds: in OptimizerOptions::grad_agreed_codec
   std::uint64_t grad_rounds = 0, grad_rounds_failed = 0, state_rounds = 0, state_rounds_failed = 0, state_downloads = 0;
   std::vector<std::uint64_t> rounds_by_group_size;   ///< gradient rounds with n members at index n
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< tensor payload

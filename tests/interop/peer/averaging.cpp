@@ -59,8 +59,8 @@ averaging::AveragerOptions options_of(const json& request) {
     options.codec = codec::Compression::size_adaptive(rule.at(0), static_cast<codec::Codec>(rule.at(1).get<int>()),
                                                       static_cast<codec::Codec>(rule.at(2).get<int>()));
   }
-  if (request.contains("extension"))
-    options.extension = codec::ExtensionOptions{static_cast<codec::Extension>(request["extension"].get<int>())};
+  if (request.contains("agreed_codec"))
+    options.agreed_codec = static_cast<codec::Codec>(request["agreed_codec"].get<int>());
   if (request.contains("trimmed")) options.aggregation = averaging::TrimmedMean{request["trimmed"].get<double>()};
   options.mode = static_cast<averaging::PeerMode>(request.value("mode", 0));
   if (request.contains("bandwidth")) options.bandwidth = request["bandwidth"].get<double>();
@@ -99,7 +99,7 @@ Task<json> averager_step(Peer& peer, json request) {
         {{"peer", member.peer.text()}, {"mode", static_cast<int>(member.mode)}, {"data", hex_of(member.data)}});
   co_return json{{"group", group},
                  {"leader", result.leader.text()},
-                 {"extension", result.extension ? codec::name_of(*result.extension) : std::string_view()},
+                 {"agreed_codecs", result.agreed_codecs.text()},
                  {"parts_total", result.parts_total},
                  {"parts_failed", result.parts_failed}};
 }

@@ -1,4 +1,4 @@
-// Codecs beyond hivemind's, from the offer to the average.
+// Codecs that a group agrees on, from the offer to the average.
 #include <cmath>
 
 #include "averaging/averaging_fixture.hpp"
@@ -8,45 +8,45 @@
 namespace cohive::averaging {
 namespace {
 
-using codec::Extension;
+using codec::Codec;
+using codec::CodecSet;
 
-class ExtensionRounds : public Averaging {
+class AgreedCodecs : public Averaging {
  protected:
-  AveragerOptions offering(std::optional<Extension> kind) {
+  AveragerOptions offering(std::optional<Codec> kind) {
     auto options = quick();
-    if (kind) options.extension = codec::ExtensionOptions{*kind, 0.1};
+    if (kind) options.agreed_codec = codec::CodecSpec(*kind, 0.1);
     return options;
   }
 };
 
-TEST_F(ExtensionRounds, AreAgreedOnByAGroupWhoseMembersAllOfferThem) {
-  for (int i = 0; i < 3; ++i) add(offering(Extension::block4));
+TEST_F(AgreedCodecs, AreAgreedOnByAGroupWhoseMembersAllOfferThem) {
+  for (int i = 0; i < 3; ++i) add(offering(Codec::block4));
   for (auto& result : step_all(same())) {
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->group.size(), 3u);
-    EXPECT_EQ(result->extension, Extension::block4);
+    EXPECT_EQ(result->agreed_codecs, CodecSet{Codec::block4});
   }
 }
 
 /// Which member, leader or follower, offers something else or nothing.
-class OddOffer : public ExtensionRounds,
-                 public ::testing::WithParamInterface<std::tuple<std::size_t, std::optional<Extension>>> {};
+class OddOffer : public AgreedCodecs,
+                 public ::testing::WithParamInterface<std::tuple<std::size_t, std::optional<Codec>>> {};
 
 TEST_P(OddOffer, OfOneMemberMeansTheOrdinaryCodec) {
   const auto [odd, other] = GetParam();
-  for (std::size_t i = 0; i < 3; ++i) add(offering(i == odd ? other : Extension::block4));
+  for (std::size_t i = 0; i < 3; ++i) add(offering(i == odd ? other : Codec::block4));
   for (auto& result : step_all(same())) {
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->group.size(), 3u);
-    EXPECT_EQ(result->extension, std::nullopt);
+    EXPECT_TRUE(result->agreed_codecs.empty());
     EXPECT_EQ(result->parts_failed, 0u);
   }
   for (auto& peer : peers) ASSERT_NEAR(peer->a[0], 1.0f, 1e-6);
 }
 
-INSTANTIATE_TEST_SUITE_P(ExtensionRounds, OddOffer,
-                         ::testing::Combine(::testing::Values(0, 1, 2),
-                                            ::testing::Values(std::nullopt, Extension::top_k)));
+INSTANTIATE_TEST_SUITE_P(AgreedCodecs, OddOffer,
+                         ::testing::Combine(::testing::Values(0, 1, 2), ::testing::Values(std::nullopt, Codec::top_k)));
 
 /// What every member contributes to a round: gradients, say.
 std::vector<float> update_of(std::size_t peer, int round, std::size_t size) {
@@ -57,9 +57,9 @@ std::vector<float> update_of(std::size_t peer, int round, std::size_t size) {
   return update;
 }
 
-class Feedback : public ExtensionRounds, public ::testing::WithParamInterface<std::tuple<Extension, codec::Codec>> {
+class Feedback : public AgreedCodecs, public ::testing::WithParamInterface<std::tuple<Codec, Codec>> {
  protected:
-  Extension kind = std::get<0>(GetParam());
+  Codec kind = std::get<0>(GetParam());
   AveragerOptions feeding() {
     auto options = offering(kind);
     options.codec = std::get<1>(GetParam());
@@ -74,20 +74,20 @@ class Feedback : public ExtensionRounds, public ::testing::WithParamInterface<st
     for (auto& result : step_all(same())) {
       EXPECT_TRUE(result) << result.error();
       if (!result) continue;
-      EXPECT_EQ(result->extension, kind);
+      EXPECT_EQ(result->agreed_codecs, CodecSet{kind});
       EXPECT_EQ(result->group.size(), peers.size());
       EXPECT_EQ(result->parts_failed, 0u);
     }
-    const float rounding = std::get<1>(GetParam()) == codec::Codec::none ? 0.0f : 2e-3f;
+    const float rounding = std::get<1>(GetParam()) == Codec::none ? 0.0f : 2e-3f;
     for (auto& peer : peers)
       for (std::size_t k = 0; k < peer->a.size(); ++k)
         EXPECT_NEAR(peer->a[k], peers[0]->a[k], rounding * (1 + std::abs(peer->a[k])));
     return peers[0]->a;
   }
 };
-INSTANTIATE_TEST_SUITE_P(ExtensionRounds, Feedback,
-                         ::testing::Combine(::testing::Values(Extension::block4, Extension::top_k),
-                                            ::testing::Values(codec::Codec::none, codec::Codec::float16)));
+INSTANTIATE_TEST_SUITE_P(AgreedCodecs, Feedback,
+                         ::testing::Combine(::testing::Values(Codec::block4, Codec::top_k),
+                                            ::testing::Values(Codec::none, Codec::float16)));
 
 TEST_P(Feedback, DeliversOverTheRoundsWhatEveryMemberShouldHaveSent) {
   constexpr int kRounds = 6, kPayingRounds = 12;
@@ -135,12 +135,12 @@ TEST_P(Feedback, WorksForClientsAndSendsFewerBytes) {
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->parts_failed, 0u);
   }
-  EXPECT_EQ(results[1]->extension, kind);
+  EXPECT_EQ(results[1]->agreed_codecs, CodecSet{kind});
   EXPECT_LT(results[1]->bytes_sent, 1000u) << "of 4028";
 }
 
-TEST_F(ExtensionRounds, APartThatWasNotTakenIsNotOwed) {
-  for (int i = 0; i < 3; ++i) add(offering(Extension::block4), 60'000);
+TEST_F(AgreedCodecs, APartThatWasNotTakenIsNotOwed) {
+  for (int i = 0; i < 3; ++i) add(offering(Codec::block4), 60'000);
   for (std::size_t i = 0; i < 3; ++i) std::ranges::copy(update_of(i, 0, 60'000), peers[i]->a.begin());
   const auto before = peers[0]->a;
   swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e5});
@@ -168,7 +168,7 @@ TEST_F(ExtensionRounds, APartThatWasNotTakenIsNotOwed) {
   }
   for (auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
     ASSERT_TRUE(result) << result.error();
-    ASSERT_EQ(result->extension, Extension::block4);
+    ASSERT_EQ(result->agreed_codecs, CodecSet{Codec::block4});
   }
   std::size_t paid = 0, failed = 0;
   for (std::size_t first = 0; first < 60'000 - 128; first += 128) {
@@ -182,8 +182,8 @@ TEST_F(ExtensionRounds, APartThatWasNotTakenIsNotOwed) {
   EXPECT_GT(paid, 10u);
 }
 
-TEST_F(ExtensionRounds, ATrimmedMeanOfThemHoldsLiarsOff) {
-  auto options = offering(Extension::block4);
+TEST_F(AgreedCodecs, ATrimmedMeanOfThemHoldsLiarsOff) {
+  auto options = offering(Codec::block4);
   options.aggregation = TrimmedMean{0.3};
   for (int i = 0; i < 3; ++i) add(options);
   options.mode = PeerMode::client;
@@ -191,7 +191,7 @@ TEST_F(ExtensionRounds, ATrimmedMeanOfThemHoldsLiarsOff) {
   peers[3]->a.assign(1000, 1e20f);
   for (auto& result : step_all(same())) {
     ASSERT_TRUE(result) << result.error();
-    EXPECT_EQ(result->extension, Extension::block4);
+    EXPECT_EQ(result->agreed_codecs, CodecSet{Codec::block4});
   }
   for (std::size_t i = 0; i < 3; ++i)
     for (float value : peers[i]->a) ASSERT_NEAR(value, 1.5f, 0.02f) << "of 0, 1, 2 and the liar";
@@ -200,21 +200,21 @@ TEST_F(ExtensionRounds, ATrimmedMeanOfThemHoldsLiarsOff) {
 /// A first part that is not what a group agreed on.
 struct WrongPart {
   const char* name;
-  std::optional<Extension> agreed;
+  std::optional<Codec> agreed;
   int compression;
   Bytes buffer;
 };
 
-Bytes good_part(Extension kind) {
-  return to_bytes(codec::encode_extension({kind, 0.1}, update_of(1, 1, 128)).view());
+Bytes good_part(Codec kind) {
+  return to_bytes(codec::encode({kind, 0.1}, update_of(1, 1, 128)).view());
 }
-Bytes bad_part(Extension kind, std::size_t at, std::uint16_t value) {
+Bytes bad_part(Codec kind, std::size_t at, std::uint16_t value) {
   Bytes bytes = good_part(kind);
   std::memcpy(bytes.data() + at, &value, sizeof value);
   return bytes;
 }
 
-class WrongParts : public ExtensionRounds, public ::testing::WithParamInterface<WrongPart> {};
+class WrongParts : public AgreedCodecs, public ::testing::WithParamInterface<WrongPart> {};
 
 TEST_P(WrongParts, CostTheirSenderItsPlaceInTheRound) {
   const WrongPart& wrong = GetParam();
@@ -230,7 +230,7 @@ TEST_P(WrongParts, CostTheirSenderItsPlaceInTheRound) {
   for (std::size_t i = 0; i < 2; ++i) rounds.push_back(peers[i]->averager->step());
   for (auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
     ASSERT_TRUE(result) << result.error();
-    EXPECT_EQ(result->extension, wrong.agreed);
+    EXPECT_EQ(result->agreed_codecs, wrong.agreed ? CodecSet{*wrong.agreed} : CodecSet{});
     EXPECT_EQ(result->lost_senders, std::vector{hostile.id()});
   }
   for (std::size_t i = 0; i < 2; ++i)
@@ -239,19 +239,17 @@ TEST_P(WrongParts, CostTheirSenderItsPlaceInTheRound) {
   EXPECT_NE(swarm.runtime().metrics().text().find(counted), std::string::npos);
 }
 
-constexpr int kBlock4 = static_cast<int>(Extension::block4), kTopK = static_cast<int>(Extension::top_k);
+constexpr int kBlock4 = static_cast<int>(Codec::block4), kTopK = static_cast<int>(Codec::top_k);
 INSTANTIATE_TEST_SUITE_P(
-    ExtensionRounds, WrongParts,
-    ::testing::Values(
-        WrongPart{"ScaleThatIsInfinite", Extension::block4, kBlock4, bad_part(Extension::block4, 0, 0x7f80)},
-        WrongPart{"ScaleThatIsNan", Extension::block4, kBlock4, bad_part(Extension::block4, 2, 0x7fc0)},
-        WrongPart{"TooShort", Extension::block4, kBlock4, Bytes(60)},
-        WrongPart{"MoreValuesThanThereAre", Extension::top_k, kTopK, bad_part(Extension::top_k, 0, 0xffff)},
-        WrongPart{"PlaceOutOfRange", Extension::top_k, kTopK, bad_part(Extension::top_k, 4 + 2 * 12, 128)},
-        WrongPart{"ValueThatIsInfinite", Extension::top_k, kTopK, bad_part(Extension::top_k, 4 + 2 * 13, 0x7c00)},
-        WrongPart{"AnotherExtension", Extension::top_k, kBlock4, good_part(Extension::block4)},
-        WrongPart{"OrdinaryCodec", Extension::block4, 0, Bytes(512)},
-        WrongPart{"ExtensionNobodyAgreedOn", std::nullopt, kBlock4, good_part(Extension::block4)}),
+    AgreedCodecs, WrongParts,
+    ::testing::Values(WrongPart{"ScaleThatIsInfinite", Codec::block4, kBlock4, bad_part(Codec::block4, 0, 0x7f80)},
+                      WrongPart{"ScaleThatIsNan", Codec::block4, kBlock4, bad_part(Codec::block4, 2, 0x7fc0)},
+                      WrongPart{"TooShort", Codec::block4, kBlock4, Bytes(60)},
+                      WrongPart{"MoreValuesThanThereAre", Codec::top_k, kTopK, bad_part(Codec::top_k, 0, 0xffff)},
+                      WrongPart{"PlaceOutOfRange", Codec::top_k, kTopK, bad_part(Codec::top_k, 4 + 2 * 12, 128)},
+                      WrongPart{"ValueThatIsInfinite", Codec::top_k, kTopK, bad_part(Codec::top_k, 4 + 2 * 13, 0x7c00)},
+                      WrongPart{"AnotherCodec", Codec::top_k, kBlock4, good_part(Codec::block4)},
+                      WrongPart{"CodecThatWasNotAgreedOn", std::nullopt, kBlock4, good_part(Codec::block4)}),
     [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "cohive/averaging/errors.hpp"
@@ -82,8 +83,16 @@ COHIVE_WIDE void subtract_in_place(const float* from, std::uint8_t* bytes, std::
   }
 }
 
-COHIVE_WIDE void move(const float* towards, float alpha, float* values, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) values[i] += alpha * (towards[i] - values[i]);
+COHIVE_WIDE void move(const float* own, const float* towards, float alpha, float* out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = own[i] + alpha * (towards[i] - own[i]);
+}
+
+COHIVE_WIDE void change(const float* own, const float* towards, float alpha, float* out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = alpha * (towards[i] - own[i]);
+}
+
+COHIVE_WIDE void multiply(float factor, float* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) values[i] *= factor;
 }
 
 Error not_finite() {
@@ -115,6 +124,11 @@ bool is_raw(const EncodedPart& part, std::size_t length) {
 constexpr std::size_t kBlock = 4096;  // values that stay in the nearest cache from one loop to the next
 
 }  // namespace
+
+std::size_t inline_values() {
+  static const std::size_t values = std::thread::hardware_concurrency() > 2 ? 16 * 1024 : 256 * 1024;
+  return values;
+}
 
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
                                  const codec::CodecSet& agreed) {
@@ -156,21 +170,9 @@ Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> s
   return average_finite;
 }
 
-Result<bool> add_own_last(std::span<float> own, double weight, double divisor, float alpha, std::span<float> sum,
-                          bool first) {
-  if (!all_finite(own)) return not_finite();
-  if (first) std::fill(sum.begin(), sum.end(), 0.0f);
-  // Before our values move it must be known that the whole part has an average: without one nobody's do.
-  if (!add_and_divide(bytes_of(own), static_cast<float>(weight), static_cast<float>(divisor), sum.data(), sum.size()))
-    return false;
-  move_towards(sum, alpha, own);
-  return true;
-}
-
 Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length) {
-  auto opened = codec::Decoder::open(part->codec, part->dtype, length, part->buffer);
+  auto opened = open_finite(*part, length);
   if (!opened) return opened.error();
-  if (!(*opened)->finite()) return not_finite();
   return [part, decoder = std::shared_ptr<const codec::Decoder>(std::move(*opened))](std::size_t first,
                                                                                      std::span<float> out) {
     decoder->decode(first, out);
@@ -197,37 +199,46 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded
   return out;
 }
 
-void move_towards(std::span<const float> average, float alpha, std::span<float> values) {
-  move(average.data(), alpha, values.data(), values.size());
+void scale(std::span<float> values, float factor) {
+  multiply(factor, values.data(), values.size());
 }
 
-void move_to(std::span<const float> average, float alpha, std::span<float> values) {
-  if (alpha == 1)
-    std::copy(average.begin(), average.end(), values.begin());
-  else
-    move_towards(average, alpha, values);
+void move_towards(std::span<const float> average, float alpha, Destination to) {
+  (to.differences ? change : move)(to.own.data(), average.data(), alpha, to.out.data(), to.out.size());
 }
 
-void move_to(const ReadValues& average, float alpha, std::span<float> values) {
+void move_to(const codec::Decoder& average, float alpha, Destination to) {
   std::array<float, kBlock> block;
-  for (std::size_t at = 0; at < values.size(); at += kBlock) {
-    const std::span<float> here(block.data(), std::min(kBlock, values.size() - at));
-    if (average(at, here)) move_to(here, alpha, values.subspan(at, here.size()));
+  for (std::size_t at = 0; at < to.out.size(); at += kBlock) {
+    const std::size_t here = std::min(kBlock, to.out.size() - at);
+    const std::span<float> out = to.out.subspan(at, here);
+    if (alpha == 1 && !to.differences) {
+      average.decode(at, out);
+      continue;
+    }
+    average.decode(at, std::span(block).first(here));
+    move_towards(std::span(block).first(here), alpha, {to.own.subspan(at, here), out, to.differences});
   }
 }
 
-Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values) {
-  const auto decoder = codec::Decoder::open(delta.codec, delta.dtype, values.size(), delta.buffer);
-  if (!decoder) return decoder.error();
-  const bool raw = is_raw(delta, values.size());
-  for (std::size_t at = 0; at < values.size(); at += kBlock) {
-    const auto block = values.subspan(at, std::min(kBlock, values.size() - at));
-    const bool usable =
-        raw ? finite(delta.buffer.data() + at * sizeof(float), block.size()) : (*decoder)->finite(at, block.size());
-    if (!usable) return not_finite();
-    (*decoder)->accumulate(at, alpha, block);
+void add_difference(const codec::Decoder& delta, float alpha, Destination to) {
+  const bool in_place = to.own.data() == to.out.data();
+  for (std::size_t at = 0; at < to.out.size(); at += kBlock) {
+    const auto out = to.out.subspan(at, std::min(kBlock, to.out.size() - at));
+    if (to.differences)
+      std::ranges::fill(out, 0.0f);
+    else if (!in_place)
+      std::ranges::copy(to.own.subspan(at, out.size()), out.begin());
+    delta.accumulate(at, alpha, out);
   }
-  return ok();
+}
+
+Result<codec::DecoderPtr> open_finite(const EncodedPart& part, std::size_t length) {
+  auto decoder = codec::Decoder::open(part.codec, part.dtype, length, part.buffer);
+  if (!decoder) return decoder.error();
+  const bool usable = is_raw(part, length) ? finite(part.buffer.data(), length) : (*decoder)->finite();
+  if (!usable) return not_finite();
+  return decoder;
 }
 
 }  // namespace cohive::averaging

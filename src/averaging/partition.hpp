@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/group.hpp"
 
 namespace cohive::averaging {
 

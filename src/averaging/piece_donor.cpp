@@ -138,7 +138,7 @@ Task<Result<Snapshot>> Snapshots::make() {
 // ---- One call
 
 Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Semaphore& uploads,
-                            const AveragingMetrics& metrics) {
+                            const StateMetrics& metrics) {
   auto request = co_await stream.receive(runtime.after(kRequestTimeout));
   if (!request) co_return request.error();
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
@@ -165,10 +165,10 @@ Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapsho
   const std::string head = encode_manifest_head({ours.root, ours.bytes->size()});
   if (auto sent = co_await stream.send(as_bytes(head), runtime.after(kSendTimeout)); !sent) co_return sent;
   if (!wanted->empty() && *wanted != ours.root) co_return ok();
-  metrics.state_uploads.increment();
+  metrics.uploads.increment();
   if (wanted->empty())
     if (auto sent = co_await send_manifest(runtime, stream, ours); !sent) co_return sent;
-  co_return co_await serve_requests(runtime, stream, ours, metrics.state_bytes_sent);
+  co_return co_await serve_requests(runtime, stream, ours, metrics.bytes_sent);
 }
 
 }  // namespace cohive::averaging

@@ -17,18 +17,20 @@
 namespace cohive {
 
 using averaging::Averager;
+using averaging::Round;
+using averaging::RoundOptions;
 using averaging::RoundResult;
-using averaging::StepControl;
-using averaging::StepOptions;
+using averaging::StateSharing;
 using train::GlobalProgress;
 
 namespace {
 
 /// A round whose matchmaking began before its tensors are ready, so that finding a group costs no training time.
 struct Scheduled {
-  std::shared_ptr<StepControl> control;
+  std::shared_ptr<std::optional<Round>> round;  ///< used on the loop only; empty once it is over
+  std::shared_ptr<Event> triggered;             ///< the same
   std::future<Result<RoundResult>> result;
-  explicit operator bool() const { return control != nullptr; }
+  explicit operator bool() const { return round != nullptr; }
   bool over() const { return result.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
 };
 
@@ -45,7 +47,6 @@ averaging::AveragerOptions averager_options(const StrategyOptions& strategy, con
   result.allreduce_timeout = options.averaging_timeout;
   result.sender_timeout = options.matchmaking_time;
   result.reducer_timeout = options.matchmaking_time * 2;
-  result.state_codec = options.state_compression;
   result.bandwidth = options.bandwidth;
   result.mode = strategy.client_mode ? averaging::PeerMode::client
                 : options.auxiliary  ? averaging::PeerMode::auxiliary
@@ -95,29 +96,33 @@ struct Patience {
 
 /// Others wait for the parameters of a member that has missed the gradients. It hears so from them before the report of
 /// the epoch has come through the DHT, if it owns parts of the round.
-Task<void> until_late(std::shared_ptr<StepControl> control, Patience patience) {
-  if (patience.next) co_await patience.next->awaited();
-  co_await control->trigger.wait();
+Task<void> until_late(std::shared_ptr<Event> triggered, Patience patience) {
+  if (patience.next) co_await patience.next->someone_waits();
+  co_await triggered->wait();
   co_await patience.tracker->runtime().sleep_for(patience.time);
 }
 
-Task<Result<RoundResult>> step_with_patience(Averager& averager, StepOptions step, Patience patience) {
-  auto give_up = [](std::shared_ptr<StepControl> control, Patience with) -> Task<void> {
-    Runtime& runtime = with.tracker->runtime();
-    const bool passed =
-        (co_await race(runtime, with.tracker->epoch_passed(with.epoch), until_late(control, with))).index() == 0;
-    if (control->stage <= StepControl::Stage::looking_for_group) {
-      log::info("train", "no group in time: {}",
-                passed      ? "the others have averaged without us"
-                : with.next ? "others have averaged gradients without us, and wait for our parameters"
-                            : "nobody else averages parameters");
-      control->cancelled.set();
-    }
-    co_await Event(runtime, "end of a round").wait();
-  };
-  const auto control = step.control;
-  auto outcome = co_await race(averager.dht().runtime(), averager.step(std::move(step)), give_up(control, patience));
-  co_return std::get<0>(std::move(outcome));
+Task<void> give_up(std::shared_ptr<std::optional<Round>> round, std::shared_ptr<Event> triggered, Patience with) {
+  Runtime& runtime = with.tracker->runtime();
+  const bool passed =
+      (co_await race(runtime, with.tracker->epoch_passed(with.epoch), until_late(triggered, with))).index() == 0;
+  if ((*round)->stage() == Round::Stage::looking_for_group) {
+    log::info("train", "no group in time: {}",
+              passed      ? "the others have averaged without us"
+              : with.next ? "others have averaged gradients without us, and wait for our parameters"
+                          : "nobody else averages parameters");
+    (*round)->cancel();
+  }
+}
+
+Task<Result<RoundResult>> result_with_patience(std::shared_ptr<std::optional<Round>> round,
+                                               std::shared_ptr<Event> triggered, Patience patience) {
+  TaskGroup watching(patience.tracker->runtime(), "patience", TaskGroup::Local());
+  watching.spawn(give_up(round, triggered, patience), "patience");
+  auto result = co_await (*round)->result();
+  watching.cancel();
+  round->reset();
+  co_return result;
 }
 
 }  // namespace
@@ -132,7 +137,7 @@ struct Optimizer::Impl {
   void accumulate(std::int64_t batch);
   void schedule_rounds(const GlobalProgress& global);
   void start_rounds(const GlobalProgress& global);
-  Scheduled start_round(Averager& averager, double weight, msgpack::Value gather, Patience patience);
+  Scheduled start_round(Averager& averager, msgpack::Value gather, Patience patience);
   std::optional<std::size_t> finish_round(Scheduled& round, double weight, bool gradients);
   void abandon_rounds();
   Task<void> serve_others();
@@ -163,6 +168,7 @@ struct Optimizer::Impl {
   std::unique_ptr<train::TrainMetrics> metrics;
   std::unique_ptr<train::ProgressTracker> tracker;
   std::unique_ptr<Averager> grad_averager, state_averager;
+  std::unique_ptr<StateSharing> state_sharing;
   Scheduled grad_round, state_round;
   const std::shared_ptr<train::StateShelf> shelf = std::make_shared<train::StateShelf>();  // shared with those who copy
   std::unique_ptr<TaskGroup> upkeep;
@@ -204,18 +210,21 @@ void Optimizer::Impl::open() {
   grad_options.codec = options.grad_compression;
   grad_options.aggregation = options.grad_aggregation;
   grad_options.agreed_codec = options.grad_agreed_codec;
-  grad_options.share_state = false;
   grad_averager = std::make_unique<Averager>(*session.dht, gradients.views, grad_options);
   auto state_options = averager_options(strategy.options(), options, "_state_averager", "TrainingStateAverager");
   state_options.codec = options.state_compression;
   state_options.aggregation = options.state_aggregation;
   state_averager = std::make_unique<Averager>(*session.dht, state.views, state_options);
-  state_averager->set_state_provider([from = shelf] { return from->copy(); });
+  averaging::StateSharingOptions sharing{state_options.prefix, state_options.class_name, options.state_compression};
+  sharing.share = !strategy.options().client_mode && !options.auxiliary;
+  state_sharing = std::make_unique<StateSharing>(*session.dht, std::move(sharing));
+  state_sharing->set_provider([from = shelf] { return from->copy(); });
   upkeep = std::make_unique<TaskGroup>(runtime, "training");
   upkeep->spawn(train::StateShelf::give_up_idle_copies(shelf, runtime), "idle copies of the state");
   tracker->start();
   grad_averager->start();
   state_averager->start();
+  state_sharing->start();
 }
 
 void Optimizer::Impl::drop_loop_objects() {
@@ -223,6 +232,7 @@ void Optimizer::Impl::drop_loop_objects() {
     upkeep.reset();
     grad_averager.reset();
     state_averager.reset();
+    state_sharing.reset();
     tracker.reset();
   });
 }
@@ -237,8 +247,8 @@ Optimizer::Impl::~Impl() {
 /// Who leaves right after a round takes nobody's results along.
 Task<void> Optimizer::Impl::serve_others() {
   const Deadline limit = session.thread->runtime().after(options.matchmaking_time);
-  co_await grad_averager->drained(limit);
-  co_await state_averager->drained(limit);
+  co_await grad_averager->drain(limit);
+  co_await state_averager->drain(limit);
 }
 
 /// hivemind's rule: gradients of batches of different size are weighted relative to the first batch of the epoch.
@@ -256,18 +266,21 @@ void Optimizer::Impl::accumulate(std::int64_t batch) {
   ++times;
 }
 
-Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpack::Value gather, Patience patience) {
-  Scheduled round;
-  session.on_loop([&] { round.control = std::make_shared<StepControl>(session.thread->runtime(), weight); });
-  round.control->expected_members = tracker->snapshot().expected;  // a newcomer has reported its progress by now
-  StepOptions step;
-  step.gather = std::move(gather);
-  step.timeout = options.averaging_timeout;
-  step.control = round.control;
-  step.allow_retries = false;
-  round.result = session.thread->runtime().submit(
-      [&averager, step, patience] { return step_with_patience(averager, step, patience); });
-  return round;
+Scheduled Optimizer::Impl::start_round(Averager& averager, msgpack::Value gather, Patience patience) {
+  Scheduled scheduled;
+  scheduled.round = std::make_shared<std::optional<Round>>();
+  scheduled.triggered = std::make_shared<Event>(session.thread->runtime(), "trigger of the trainer");
+  RoundOptions wanted;
+  wanted.gather = std::move(gather);
+  wanted.timeout = options.averaging_timeout;
+  wanted.expected_members = tracker->snapshot().expected;  // a newcomer has reported its progress by now
+  wanted.allow_retries = false;
+  scheduled.result = session.thread->runtime().submit(
+      [&averager, wanted, patience, scheduled_round = scheduled.round, triggered = scheduled.triggered] {
+        scheduled_round->emplace(averager.begin(wanted));
+        return result_with_patience(scheduled_round, triggered, patience);
+      });
+  return scheduled;
 }
 
 /// Triggers a round, waits for it and counts it. Returns the size of its group, 0 on failure, nothing when the others
@@ -275,8 +288,8 @@ Scheduled Optimizer::Impl::start_round(Averager& averager, double weight, msgpac
 std::optional<std::size_t> Optimizer::Impl::finish_round(Scheduled& round, double weight, bool gradients_round) {
   auto current = std::exchange(round, Scheduled());
   session.on_loop([&] {
-    current.control->weight = weight;
-    current.control->trigger.set();
+    if (*current.round) (*current.round)->trigger(weight);
+    current.triggered->set();
   });
   auto result = current.result.get();
   if (!result && result.error() == averaging::Errc::round_cancelled) {
@@ -319,10 +332,10 @@ void Optimizer::Impl::abandon_rounds() {
     if (*round) rounds.push_back(std::exchange(*round, Scheduled()));
   if (rounds.empty()) return;
   session.on_loop([&] {
-    for (const Scheduled& round : rounds) {
-      round.control->weight = 0;
-      if (round.control->stage <= StepControl::Stage::looking_for_group) round.control->cancelled.set();
-      round.control->trigger.set();
+    for (const Scheduled& scheduled : rounds) {
+      auto& round = *scheduled.round;
+      if (round && round->stage() == Round::Stage::looking_for_group) round->cancel();
+      if (round) round->trigger(0);
     }
   });
   for (const Scheduled& round : rounds) round.result.wait();
@@ -340,11 +353,11 @@ void Optimizer::Impl::start_rounds(const GlobalProgress& global) {
   if (global.peers < 2) return;
   const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
   if (!grad_round)
-    grad_round = start_round(*grad_averager, static_cast<double>(samples), msgpack::Value(),
+    grad_round = start_round(*grad_averager, msgpack::Value(),
                              {tracker.get(), local_epoch, options.matchmaking_time / 4, state_averager.get()});
   // Python averages the state after the epoch. A search that begins only now takes one matchmaking_time.
   if (!state_round && next % static_cast<std::uint64_t>(options.average_state_every) == 0)
-    state_round = start_round(*state_averager, 1.0, msgpack::Value(next),
+    state_round = start_round(*state_averager, msgpack::Value(next),
                               {tracker.get(), next, options.matchmaking_time * 2, nullptr});
 }
 
@@ -425,7 +438,7 @@ void Optimizer::Impl::enter_epoch(std::uint64_t epoch) {
   local_epoch = epoch;
   session.on_loop([&] {
     tracker->update_epoch(epoch);
-    state_averager->set_state_priority(static_cast<double>(epoch));
+    state_sharing->set_priority(static_cast<double>(epoch));
     metrics->epoch.set(static_cast<double>(epoch));
   });
 }
@@ -433,7 +446,7 @@ void Optimizer::Impl::enter_epoch(std::uint64_t epoch) {
 bool Optimizer::Impl::has_group(const Scheduled& round) const {
   if (!round || round.over()) return false;
   bool found = false;
-  session.on_loop([&] { found = round.control->stage > StepControl::Stage::looking_for_group; });
+  session.on_loop([&] { found = !*round.round || (*round.round)->stage() != Round::Stage::looking_for_group; });
   return found;
 }
 
@@ -465,7 +478,7 @@ bool Optimizer::Impl::load_state() {
     averaging::DownloadOptions download;
     download.limit = options.load_state_timeout;
     download.on_progress = options.on_download;
-    return state_averager->download_state(std::move(download));
+    return state_sharing->download(std::move(download));
   });
   if (!downloaded) {
     log::warn("train", "cannot catch up with the swarm yet: {}", downloaded.error());
@@ -485,7 +498,7 @@ bool Optimizer::Impl::load_state() {
   }
   for (auto& accumulator : accumulators) accumulator.zero_();
   samples = times = 0;
-  session.on_loop([this] { grad_averager->reset_error_feedback(); });  // owed to a model that is no more
+  session.on_loop([this] { grad_averager->reset_residuals(); });  // owed to a model that is no more
   ++stats.state_downloads;
   metrics->downloads.increment();
   enter_epoch(local_epoch);
@@ -536,7 +549,7 @@ StepReport Optimizer::step(std::int64_t batch_size) {
 std::size_t Optimizer::average_parameters() {
   Impl& self = *impl_;
   self.abandon_rounds();
-  auto round = self.start_round(*self.state_averager, 1.0, msgpack::Value(self.local_epoch),
+  auto round = self.start_round(*self.state_averager, msgpack::Value(self.local_epoch),
                                 {self.tracker.get(), kAnyEpoch, self.options.averaging_timeout, nullptr});
   return self.average_state(round);
 }

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 
 namespace cohive::train {
 

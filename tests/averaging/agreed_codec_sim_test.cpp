@@ -108,7 +108,7 @@ TEST_P(Feedback, DeliversOverTheRoundsWhatEveryMemberShouldHaveSent) {
 TEST_P(Feedback, IsForgottenWhenTheModelIsReplaced) {
   for (int i = 0; i < 3; ++i) add(feeding());
   average(0);
-  for (auto& peer : peers) peer->averager->reset_error_feedback();
+  for (auto& peer : peers) peer->averager->reset_residuals();
   EXPECT_EQ(average(std::nullopt), std::vector<float>(1000));
 }
 
@@ -160,7 +160,6 @@ TEST_F(AgreedCodecs, APartThatWasNotTakenIsNotOwed) {
   for (std::size_t k = 0; k < kept.size(); ++k) kept[k] = peers[0]->a[k] == before[k];
 
   // The next round, with nothing new, pays what is owed.
-  peers[0]->averager->set_group_bits("");
   std::vector<Task<Result<RoundResult>>> rounds;
   for (std::size_t i = 0; i < 2; ++i) {
     peers[i]->a.assign(60'000, 0.0f);

@@ -11,6 +11,7 @@
 #include "averaging/partition.hpp"
 #include "averaging/state_pieces.hpp"
 #include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/log.hpp"
 #include "support/swarm.hpp"
 
@@ -32,6 +33,7 @@ struct Peer {
   double weight = 1;
   std::unique_ptr<Dht> dht;
   std::unique_ptr<Averager> averager;
+  std::unique_ptr<StateSharing> sharing;
   std::unique_ptr<HostilePeer> hostile;
   std::unique_ptr<TaskGroup> step;
   std::optional<Result<RoundResult>> result;
@@ -160,6 +162,8 @@ class Scenario {
     for (auto& values : peer.values) tensors.push_back({values, {static_cast<std::uint32_t>(values.size())}});
     peer.averager = std::make_unique<Averager>(*peer.dht, std::move(tensors), peer.options);
     peer.averager->start();
+    peer.sharing = std::make_unique<StateSharing>(*peer.dht, StateSharingOptions{.prefix = peer.options.prefix});
+    peer.sharing->start();
   }
 
   /// The last peer is made to misbehave.
@@ -167,6 +171,7 @@ class Scenario {
     Peer& bad = *peers_.back();
     bad.lost = true;
     bad.averager.reset();
+    bad.sharing.reset();
     if (fault_ == Fault::not_a_number) {
       auto& values = bad.values[0];
       values[below(values.size())] = below(2) ? NAN : INFINITY;
@@ -213,6 +218,7 @@ class Scenario {
         victim.lost = true;
         victim.step.reset();
         victim.averager.reset();
+        victim.sharing.reset();
         victim.dht.reset();
         swarm_.remove_host(victim_);
         break;
@@ -274,12 +280,11 @@ class Scenario {
         peer->step->spawn(peer->hostile->misbehave());
         continue;
       }
-      StepOptions options;
-      options.weight = peer->weight;
+      RoundOptions options;
       options.timeout = kStepTimeout;
       options.allow_retries = below(2) == 0;
-      peer->step->spawn([](Peer& self, StepOptions step) -> Task<void> {
-        self.result.emplace(co_await self.averager->step(step));
+      peer->step->spawn([](Peer& self, RoundOptions round) -> Task<void> {
+        self.result.emplace(co_await self.averager->step(round, self.weight));
         self.ended = self.averager->dht().runtime().now();
       }(*peer, options));
     }
@@ -438,9 +443,9 @@ class Scenario {
     if (victim_ == donors) victim_ = 0;  // the newcomer itself stays
     for (std::size_t i = 0; i < donors; ++i) {
       peers_[i]->shares = below(states);
-      peers_[i]->averager->set_state_provider(
+      peers_[i]->sharing->set_provider(
           [state = states_[peers_[i]->shares]]() -> std::optional<SharedState> { return state; });
-      peers_[i]->averager->set_state_priority(static_cast<double>(below(3)));
+      peers_[i]->sharing->set_priority(static_cast<double>(below(3)));
     }
     if (below(3) == 0) {
       const std::size_t slow = below(donors);
@@ -467,7 +472,7 @@ class Scenario {
     } else {
       for (std::size_t at = 0; at < data.size(); at += kPieceBytes) data.mutable_data()[at] ^= 1;
     }
-    liar.averager->set_state_provider([honest, spoilt, calls = std::make_shared<int>(0)]() {
+    liar.sharing->set_provider([honest, spoilt, calls = std::make_shared<int>(0)]() {
       return std::optional((*calls)++ == 0 ? honest : spoilt);
     });
     auto told = swarm_.run(call_donor(peers_[number == 0]->dht->host(), *liar_,
@@ -482,7 +487,7 @@ class Scenario {
     std::optional<Result<DownloadedState>> state;
     newcomer.step = std::make_unique<TaskGroup>(swarm_.runtime());
     newcomer.step->spawn([](Peer& self, std::optional<Result<DownloadedState>>& out) -> Task<void> {
-      out.emplace(co_await self.averager->download_state({.limit = kDownloadTimeout}));
+      out.emplace(co_await self.sharing->download({.limit = kDownloadTimeout}));
       self.ended = self.averager->dht().runtime().now();
     }(newcomer, state));
     swarm_.pass(kDownloadTimeout + kSlack);
@@ -530,6 +535,7 @@ class Scenario {
       peer->step.reset();
       peer->hostile.reset();
       peer->averager.reset();
+      peer->sharing.reset();
       peer->dht.reset();
     }
     if (const std::string left = swarm_.left_behind(); !left.empty()) violated("left behind: {}", left);

@@ -2,12 +2,15 @@
 
 #include <cmath>
 
+#include "averaging/wire.hpp"
+#include "cohive/codec/codec.hpp"
+
 namespace cohive::averaging {
 namespace {
 
 std::string schema_of(const std::vector<std::uint32_t>& sizes) {
-  std::vector<AveragedTensor> tensors;
-  for (std::uint32_t size : sizes) tensors.push_back({{}, {size}});
+  std::vector<TensorInfo> tensors;
+  for (std::uint32_t size : sizes) tensors.push_back({{size}});
   return schema_hash(tensors);
 }
 
@@ -23,18 +26,20 @@ HostilePeer::HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uin
       sizes_(std::move(sizes)),
       random_(seed),
       metrics_(dht.runtime().metrics(), "hostile"),
-      matchmaking_(dht, options_, metrics_, protocol(options_, "rpc_join_group"), schema_of(sizes_)),
+      offered_(options_.agreed_codec ? codec::CodecSet{options_.agreed_codec->fixed()->codec} : codec::CodecSet()),
+      finder_(make_matchmaking(
+          {dht, options_, metrics_, options_.prefix + "::" + options_.class_name + ".", schema_of(sizes_), offered_})),
       server_(dht.host()) {
-  server_.add_streaming(protocol(options_, "rpc_join_group"),
-                        [this](rpc::ServerStream& s) { return matchmaking_.serve(s); });
+  finder_->serve(server_);
   server_.add_streaming(protocol(options_, "rpc_aggregate_part"),
                         [this](rpc::ServerStream& s) { return answer_nonsense(*this, s); });
 }
 
 Task<std::optional<Group>> HostilePeer::join() {
-  StepControl control(dht_.runtime(), 1);
-  auto group = co_await matchmaking_.look_for_group(encode_gathered({.peer = dht_.host().id()}), control,
-                                                    dht_.runtime().after(20s));
+  const SearchPlan plan(dht_.runtime());
+  Member self;
+  self.peer = id();
+  auto group = co_await finder_->find(std::move(self), plan, dht_.runtime().after(20s));
   co_return group ? std::optional(std::move(*group)) : std::nullopt;
 }
 
@@ -50,7 +55,7 @@ Task<void> HostilePeer::misbehave() {
 Task<void> HostilePeer::send_part(int compression, Slice buffer, std::size_t elements) {
   const auto group = co_await join();
   if (!group) co_return;
-  const Envelope envelope = envelope_part(kPartForAveraging, group->id, buffer.size(), elements, compression, 1);
+  const Envelope envelope = envelope_part(4, group->id, buffer.size(), elements, compression, 1);
   TaskGroup calls(dht_.runtime(), "hostile calls", TaskGroup::Local());
   for (const auto& member : group->members)
     if (member.peer != id())

@@ -3,7 +3,10 @@
 
 #include <random>
 
-#include "averaging/matchmaking.hpp"
+#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/group_finder.hpp"
+#include "cohive/averaging/metrics.hpp"
+#include "cohive/dht/dht.hpp"
 
 namespace cohive::averaging {
 
@@ -30,7 +33,8 @@ class HostilePeer {
   std::vector<std::uint32_t> sizes_;
   std::mt19937_64 random_;
   AveragingMetrics metrics_;
-  Matchmaking matchmaking_;
+  const codec::CodecSet offered_;
+  std::unique_ptr<GroupFinder> finder_;
   rpc::Server server_;
   std::string group_id_;
 };

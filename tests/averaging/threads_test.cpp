@@ -7,7 +7,9 @@
 
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/errors.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/combine.hpp"
+#include "cohive/dht/dht.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -41,16 +43,19 @@ struct Peer {
     settings.prefix = "threads";
     settings.target_group_size = 2;
     settings.part_size_bytes = kPartBytes;
-    settings.codec = settings.state_codec = way.codec;
+    settings.codec = way.codec;
     settings.agreed_codec = way.agreed;
     settings.aggregation = way.aggregation;
     settings.sender_timeout = patience;
     settings.reducer_timeout = 2 * patience;
     averager = std::make_unique<Averager>(dht, std::vector<AveragedTensor>{{values, {kValues}}}, settings);
     averager->start();
+    sharing = std::make_unique<StateSharing>(dht, StateSharingOptions{.prefix = "threads", .codec = way.codec});
+    sharing->start();
   }
   Task<void> close() {
     averager.reset();
+    sharing.reset();
     co_await dht.close();
     co_await host.close();
   }
@@ -59,6 +64,7 @@ struct Peer {
   p2p::Host host;
   Dht dht;
   std::unique_ptr<Averager> averager;
+  std::unique_ptr<StateSharing> sharing;
 };
 
 class Threads : public ::testing::TestWithParam<Way> {
@@ -81,8 +87,8 @@ TEST_P(Threads, TwoPeersAgreeOnTheMean) {
     co_await first.start({}, way);
     co_await second.start({first.host.visible_addresses().front()}, way);
     std::vector<Task<Result<RoundResult>>> steps;
-    steps.push_back(first.averager->step({.weight = 1}));
-    steps.push_back(second.averager->step({.weight = 3}));
+    steps.push_back(first.averager->step({}, 1));
+    steps.push_back(second.averager->step({}, 3));
     for (const auto& result : co_await when_all(loop, std::move(steps))) {
       EXPECT_TRUE(result) << result.error();
       EXPECT_EQ(result->parts_failed, 0u);
@@ -106,22 +112,20 @@ TEST_P(Threads, NothingTouchesTheTensorsOfACancelledRound) {
     Peer first(net, 1), second(net, 3);
     co_await first.start({}, way, 2s);
     co_await second.start({first.host.visible_addresses().front()}, way, 2s);
-    auto control = std::make_shared<StepControl>(loop, 1.0);
-    control->trigger.set();
-    auto cancelling = [](Runtime& turns, std::shared_ptr<StepControl> of) -> Task<Result<RoundResult>> {
-      while (of->stage != StepControl::Stage::running) co_await turns.yield();
+    Round cancelled = first.averager->begin();
+    cancelled.trigger();
+    auto cancelling = [](Runtime& turns, Round& round) -> Task<Result<RoundResult>> {
+      while (round.stage() != Round::Stage::running) co_await turns.yield();
       for (int turn = 0; turn < 30; ++turn) co_await turns.yield();
-      of->cancelled.set();
+      round.cancel();
       co_return Error(Errc::round_cancelled);
     };
     std::vector<Task<Result<RoundResult>>> steps;
-    StepOptions cancelled;
-    cancelled.control = control;
-    StepOptions other;
-    other.allow_retries = false;
-    steps.push_back(first.averager->step(cancelled));
-    steps.push_back(second.averager->step(other));
-    steps.push_back(cancelling(loop, control));
+    RoundOptions once;
+    once.allow_retries = false;
+    steps.push_back(cancelled.result());
+    steps.push_back(second.averager->step(once));
+    steps.push_back(cancelling(loop, cancelled));
     const auto results = co_await when_all(loop, std::move(steps));
     EXPECT_FALSE(results[0]);
     // The memory is the caller's again: under a sanitizer any later use of it would show.
@@ -173,11 +177,11 @@ TEST_P(SharedStates, AreHashedSentAndCheckedByAllThreads) {
     co_await newcomer.start(std::vector<Multiaddr>(1, initial), way);
     const SharedState shared = state();
     for (auto* donor : {&first, &second}) {
-      donor->averager->set_state_provider([shared]() -> std::optional<SharedState> { return shared; });
-      donor->averager->set_state_priority(1);
+      donor->sharing->set_provider([shared]() -> std::optional<SharedState> { return shared; });
+      donor->sharing->set_priority(1);
     }
     co_await declared(newcomer.dht);
-    const auto found = co_await newcomer.averager->download_state();
+    const auto found = co_await newcomer.sharing->download();
     EXPECT_TRUE(found) << found.error();
     if (found) {
       EXPECT_TRUE(found->liars.empty());

@@ -206,10 +206,12 @@ class Counterpart {
       options.prefix = tracking.run_id + "_state_averager";
       options.class_name = "TrainingStateAverager";
       state_ = make_averager(options);
+      sharing_ = std::make_unique<averaging::StateSharing>(
+          *session_.dht, averaging::StateSharingOptions{.prefix = options.prefix, .class_name = options.class_name});
+      sharing_->start();
       options.prefix = tracking.run_id + "_grad_averager";
       options.class_name = "GradientAverager";
       options.agreed_codec = trainer.grad_agreed_codec;
-      options.share_state = false;
       gradients_ = make_averager(options);
     });
   }
@@ -217,6 +219,7 @@ class Counterpart {
     session_.call([this] { return tracker_->close(); });
     session_.on_loop([this] {
       state_.reset();
+      sharing_.reset();
       gradients_.reset();
       tracker_.reset();
     });
@@ -226,12 +229,12 @@ class Counterpart {
   }
   void share(averaging::SharedState state, std::uint64_t epoch) {
     session_.on_loop([&] {
-      state_->set_state_provider([state]() -> std::optional<averaging::SharedState> { return state; });
-      state_->set_state_priority(static_cast<double>(epoch));
+      sharing_->set_provider([state]() -> std::optional<averaging::SharedState> { return state; });
+      sharing_->set_priority(static_cast<double>(epoch));
     });
   }
   std::future<Result<averaging::RoundResult>> average_parameters() {
-    averaging::StepOptions step;
+    averaging::RoundOptions step;
     step.gather = msgpack::Value(std::uint64_t{1});
     return session_.thread->runtime().submit([this, step] { return state_->step(step); });
   }
@@ -240,16 +243,15 @@ class Counterpart {
     return session_.thread->runtime().submit([this, epoch]() -> Task<Result<averaging::RoundResult>> {
       return [](Counterpart& self, std::uint64_t passed) -> Task<Result<averaging::RoundResult>> {
         Runtime& runtime = self.session_.thread->runtime();
-        averaging::StepOptions step;
-        step.gather = msgpack::Value(std::uint64_t{1});
-        step.control = std::make_shared<averaging::StepControl>(runtime, 1.0);
+        averaging::RoundOptions options;
+        options.gather = msgpack::Value(std::uint64_t{1});
+        averaging::Round round = self.state_->begin(options);
         TaskGroup group(runtime);
-        group.spawn([](train::ProgressTracker& tracker, std::shared_ptr<averaging::StepControl> control,
-                       std::uint64_t number) -> Task<void> {
+        group.spawn([](train::ProgressTracker& tracker, averaging::Round& waiting, std::uint64_t number) -> Task<void> {
           co_await tracker.epoch_passed(number);
-          control->trigger.set();
-        }(*self.tracker_, step.control, passed));
-        co_return co_await self.state_->step(step);
+          waiting.trigger();
+        }(*self.tracker_, round, passed));
+        co_return co_await round.result();
       }(*this, epoch);
     });
   }
@@ -270,6 +272,7 @@ class Counterpart {
   codec::Shape shape_;
   std::unique_ptr<train::ProgressTracker> tracker_;
   std::unique_ptr<averaging::Averager> state_, gradients_;
+  std::unique_ptr<averaging::StateSharing> sharing_;
 };
 
 /// Steps until the round is over.

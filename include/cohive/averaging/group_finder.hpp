@@ -29,7 +29,7 @@ struct SearchPlan {
   explicit SearchPlan(Runtime& runtime) : changed(runtime, "wishes for a group") {}
   std::optional<double> scheduled_time;  ///< Unix seconds; see RoundOptions
   std::size_t expected_members = 0;
-  Condition changed;
+  mutable Condition changed;
 };
 
 /// How the round of a group went.

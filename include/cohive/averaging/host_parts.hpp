@@ -24,6 +24,8 @@ struct HostTensor {
   std::span<float> write;  ///< results
 };
 
+class HostMemory;
+
 /// What lossy codecs owe of each tensor, round after round: handed to the HostParts of one round after another.
 using ResidualsPtr = std::shared_ptr<std::vector<codec::Residuals>>;
 /// Makes residuals of nothing owed. Memory is taken where something is owed for the first time: 4 bytes a value.
@@ -70,9 +72,8 @@ class HostParts final : public TensorParts {
   std::size_t averaged() const noexcept;
 
  private:
-  class Memory;
   Runtime& runtime_;
-  std::shared_ptr<Memory> memory_;
+  std::shared_ptr<HostMemory> memory_;  // shared with work on other threads
 };
 
 /// Tensors of several TensorParts as one list, for a scheme that averages some of its own and some of the round's.

@@ -57,7 +57,7 @@ struct DownloadedState {
 struct StateSharingOptions {
   std::string prefix;                                ///< must not contain "."; that of the averager beside it
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
-  codec::Compression codec;                          ///< of the state that is shared; codecs that need no agreement
+  codec::Compression codec = {};                     ///< of the state that is shared; codecs that need no agreement
   bool share = true;                                 ///< false: downloads only. Client-mode peers cannot share
   Duration declare_period = 30s;
 };

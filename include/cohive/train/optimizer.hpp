@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 #include "cohive/train/strategy.hpp"
 
 namespace torch::optim {

@@ -1,29 +1,11 @@
-// What peers compare before they average, and what they tell each other when they meet.
-// Source: hivemind wire spec, sections 6.3 and 6.4.
-#include "cohive/averaging/averager.hpp"
+// What members tell each other when they meet. Source: hivemind wire spec, section 6.4.
+#include "cohive/averaging/group.hpp"
 
 #include <algorithm>
 
 #include "cohive/core/errors.hpp"
 
 namespace cohive::averaging {
-
-std::string schema_hash(const std::vector<AveragedTensor>& tensors) {
-  using namespace msgpack;
-  Array list;
-  for (const auto& tensor : tensors) {
-    std::string size = "torch.Size([";
-    for (std::size_t i = 0; i < tensor.shape.size(); ++i) size += (i ? ", " : "") + std::to_string(tensor.shape[i]);
-    list.items.push_back(Map{{{"size", size + "])"},
-                              {"dtype", "torch." + std::string(codec::name_of(tensor.schema_dtype))},
-                              {"layout", "torch.strided"},
-                              {"device", "cpu"},
-                              {"requires_grad", tensor.requires_grad ? "True" : "False"},
-                              {"pin_memory", "False"},
-                              {"compression", "0"}}});
-  }
-  return dht::DhtId::of(Value(std::move(list))).binary();
-}
 
 std::string encode_gathered(const Member& member) {
   using namespace msgpack;

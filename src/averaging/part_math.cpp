@@ -83,12 +83,23 @@ COHIVE_WIDE void subtract_in_place(const float* from, std::uint8_t* bytes, std::
   }
 }
 
-COHIVE_WIDE void move(const float* own, const float* towards, float alpha, float* out, std::size_t count) {
+// What is written may be what is read, or lie elsewhere: a compiler that must allow for both does neither fast.
+COHIVE_WIDE void move(const float* __restrict own, const float* __restrict towards, float alpha, float* __restrict out,
+                      std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) out[i] = own[i] + alpha * (towards[i] - own[i]);
 }
+COHIVE_WIDE void move_in_place(float* __restrict values, const float* __restrict towards, float alpha,
+                               std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) values[i] += alpha * (towards[i] - values[i]);
+}
 
-COHIVE_WIDE void change(const float* own, const float* towards, float alpha, float* out, std::size_t count) {
+COHIVE_WIDE void change(const float* __restrict own, const float* __restrict towards, float alpha,
+                        float* __restrict out, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) out[i] = alpha * (towards[i] - own[i]);
+}
+COHIVE_WIDE void change_in_place(float* __restrict values, const float* __restrict towards, float alpha,
+                                 std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) values[i] = alpha * (towards[i] - values[i]);
 }
 
 COHIVE_WIDE void multiply(float factor, float* values, std::size_t count) {
@@ -204,7 +215,10 @@ void scale(std::span<float> values, float factor) {
 }
 
 void move_towards(std::span<const float> average, float alpha, Destination to) {
-  (to.differences ? change : move)(to.own.data(), average.data(), alpha, to.out.data(), to.out.size());
+  if (to.own.data() == to.out.data())
+    (to.differences ? change_in_place : move_in_place)(to.out.data(), average.data(), alpha, to.out.size());
+  else
+    (to.differences ? change : move)(to.own.data(), average.data(), alpha, to.out.data(), to.out.size());
 }
 
 void move_to(const codec::Decoder& average, float alpha, Destination to) {

@@ -44,7 +44,7 @@ struct HostPartsOptions {
   float factor = 1;
   /// Called once for every stretch of every tensor when its values are final: on the thread that made them final, while
   /// they are in its cache, or in finish() for stretches without an average. Calls for different stretches run at once.
-  /// Not called any more once the task that it belongs to was dropped.
+  /// Not called any more once the task that it belongs to was dropped. It must not end the round itself.
   std::function<void(const StretchResult&)> on_result = nullptr;
   ResidualsPtr residuals = nullptr;  ///< none: codecs with error feedback are not used
 };

@@ -4,6 +4,7 @@
 #include "averaging/averaging_fixture.hpp"
 #include "averaging/hostile_peer.hpp"
 #include "cohive/averaging/errors.hpp"
+#include "cohive/averaging/host_parts.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -137,6 +138,61 @@ TEST_P(Feedback, WorksForClientsAndSendsFewerBytes) {
   }
   EXPECT_EQ(results[1]->agreed_codecs, CodecSet{kind});
   EXPECT_LT(results[1]->bytes_sent, 1000u) << "of 4028";
+}
+
+TEST_F(AgreedCodecs, AMemberThatSendsAnOrdinaryCodecAllTheSameIsAnsweredInIt) {
+  for (int i = 0; i < 3; ++i) add(offering(Codec::block4));
+  // Its tensors keep no residuals, so that it sends them as they are.
+  const auto plain =
+      std::make_shared<HostParts>(swarm.runtime(), peers[2]->averager->schema(),
+                                  std::vector<HostTensor>{HostTensor(peers[2]->a), HostTensor(peers[2]->b)});
+  auto rounds = begin_all();
+  for (std::size_t i = 0; i < 2; ++i) rounds[i].trigger();
+  rounds[2].trigger(1, plain);
+  for (auto& round : rounds) {
+    const auto result = swarm.run(round.result());
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->agreed_codecs, CodecSet{Codec::block4});
+    EXPECT_EQ(result->parts_failed, 0u);
+    EXPECT_TRUE(result->lost_senders.empty());
+  }
+  for (auto& peer : peers)
+    for (float value : peer->a) ASSERT_NEAR(value, 1.0f, 0.02f);
+}
+
+TEST_F(AgreedCodecs, AreChosenForEachTensor) {
+  auto options = quick();
+  // The large tensor in 4 bits, the small one as the ordinary codec has it; top_k is for tensors that there are none
+  // of.
+  options.codec = Codec::float16;
+  options.agreed_codec = codec::Compression::size_adaptive(
+      100, Codec::none, codec::Compression::size_adaptive(5000, Codec::block4, codec::CodecSpec(Codec::top_k, 0.1)));
+  for (int i = 0; i < 2; ++i) add(options);
+  for (auto& peer : peers)
+    for (std::size_t k = 0; k < 1000; ++k) peer->a[k] += std::sin(static_cast<float>(k));
+  for (auto& result : step_all(same())) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->agreed_codecs, (CodecSet{Codec::block4, Codec::top_k}));
+    EXPECT_LT(result->bytes_sent, 1000u * 17 / 32 / 2 + 1000 * 2 / 2 + 100) << "half of it in 4.25 bits, half in 16";
+  }
+  for (auto& peer : peers) {
+    for (std::size_t k = 0; k < 1000; ++k)
+      ASSERT_NEAR(peer->a[k], 0.5f + std::sin(static_cast<float>(k)), 0.15f) << "4 bits lose that much";
+    EXPECT_EQ(peer->b[0], 5.0f) << "halves do not";
+  }
+}
+
+TEST_F(AgreedCodecs, OfMembersThatOfferMoreOrLessAreThoseThatAllOffer) {
+  auto both = quick();
+  both.agreed_codec = codec::Compression::size_adaptive(100, codec::CodecSpec(Codec::top_k, 0.5), Codec::block4);
+  add(both);
+  add(offering(Codec::block4));
+  for (auto& result : step_all(same())) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->agreed_codecs, CodecSet{Codec::block4});
+    EXPECT_EQ(result->parts_failed, 0u);
+  }
+  EXPECT_EQ(peers[0]->b[0], 5.0f) << "the tensor that top_k was for travels in the ordinary codec";
 }
 
 TEST_F(AgreedCodecs, APartThatWasNotTakenIsNotOwed) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "averaging/handed_tensors.hpp"
 #include "averaging/held_values.hpp"
 #include "averaging/hostile_peer.hpp"
 #include "averaging/partition.hpp"
@@ -18,9 +19,9 @@
 namespace cohive::averaging {
 namespace {
 
-enum class Fault { none, crash, death, stall, partition, resets, slow, not_a_number, other_parts, hostile };
-constexpr std::array kFaults = {"nothing", "crash",      "death", "stall",       "partition",
-                                "resets",  "slow links", "NaN",   "other parts", "hostile peer"};
+enum class Fault { none, crash, death, stall, partition, resets, slow, leave, not_a_number, other_parts, hostile };
+constexpr std::array kFaults = {"nothing",    "crash", "death", "stall",       "partition",   "resets",
+                                "slow links", "leave", "NaN",   "other parts", "hostile peer"};
 
 constexpr Duration kStepTimeout = 20s, kRoundTimeout = 15s, kSlack = 3s;
 constexpr Duration kDownloadTimeout = 60s;
@@ -31,6 +32,8 @@ struct Peer {
   std::vector<std::vector<float>> values, inputs;
   AveragerOptions options;
   double weight = 1;
+  ResidualsPtr residuals;                 // of tensors that are handed over
+  std::unique_ptr<HandedTensors> handed;  // in this round; none: the averager's own
   std::unique_ptr<Dht> dht;
   std::unique_ptr<Averager> averager;
   std::unique_ptr<StateSharing> sharing;
@@ -223,6 +226,13 @@ class Scenario {
         swarm_.remove_host(victim_);
         break;
       }
+      case Fault::leave:
+        peers_[victim_]->lost = true;
+        leaving_ = std::make_unique<TaskGroup>(swarm_.runtime());
+        leaving_->spawn([](Averager& averager) -> Task<void> {
+          co_await averager.leave(averager.dht().runtime().after(5s));
+        }(*peers_[victim_]->averager));
+        break;
       case Fault::stall:
       case Fault::partition:
         swarm_.fabric().partition(here, there);
@@ -283,10 +293,9 @@ class Scenario {
       RoundOptions options;
       options.timeout = kStepTimeout;
       options.allow_retries = below(2) == 0;
-      peer->step->spawn([](Peer& self, RoundOptions round) -> Task<void> {
-        self.result.emplace(co_await self.averager->step(round, self.weight));
-        self.ended = self.averager->dht().runtime().now();
-      }(*peer, options));
+      peer->handed.reset();
+      if (below(2) == 0) hand_over(*peer);
+      peer->step->spawn(average(*peer, options));
     }
     ++rounds_;
     const auto all_ended = [&] {
@@ -303,7 +312,29 @@ class Scenario {
       }
       note(peer, start);
     }
+    for (std::size_t i = 0; i < peers_.size(); ++i) take_back(i);
     check_values();
+  }
+
+  void hand_over(Peer& peer) {
+    if (!peer.residuals) peer.residuals = make_residuals(HandedTensors::infos_of(peer.values));
+    const auto way = static_cast<HandedTensors::Way>(below(3));
+    peer.handed = std::make_unique<HandedTensors>(swarm_.runtime(), way, peer.values, peer.residuals);
+    ++report_.handed_over;
+  }
+
+  static Task<void> average(Peer& self, RoundOptions options) {
+    Round round = self.averager->begin(options);
+    self.handed ? round.trigger(self.weight, self.handed->parts()) : round.trigger(self.weight);
+    self.result.emplace(co_await round.result());
+    self.ended = self.averager->dht().runtime().now();
+  }
+
+  void take_back(std::size_t i) {
+    Peer& peer = *peers_[i];
+    if (!peer.handed || peer.lost || !peer.result) return;
+    swarm_.run(peer.handed->parts()->finish());
+    if (const auto wrong = peer.handed->take_results()) violated("peer {}: {}", i, *wrong);
   }
 
   void note(const Peer& peer, TimePoint start) {
@@ -531,6 +562,7 @@ class Scenario {
            {"all-reduce", "reducer", "replies to a sender", "search for a group", "encoder", "parts to a reducer"})
         if (task.group == group) violated("task left: {}/{} waits for {}", task.group, task.name, task.waiting_for);
     healing_.reset();
+    leaving_.reset();
     for (auto& peer : peers_) {
       peer->step.reset();
       peer->hostile.reset();
@@ -548,7 +580,7 @@ class Scenario {
   std::vector<std::uint32_t> shapes_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<PeerId> ids_;  // of the peers, also of those that are gone
-  std::unique_ptr<TaskGroup> healing_;
+  std::unique_ptr<TaskGroup> healing_, leaving_;
   Fault fault_ = Fault::none;
   std::size_t at_message_ = 0, messages_ = 0, victim_ = 0, repeats_ = 0, broken_ = 0;
   Duration heals_after_{};

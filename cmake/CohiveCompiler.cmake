@@ -5,22 +5,19 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
                       "(-DCMAKE_CXX_COMPILER=clang++-19) or GCC 14 or newer.")
 endif()
 
-set(CMAKE_CXX_STANDARD 20)
-set(CMAKE_CXX_STANDARD_REQUIRED ON)
-set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_EXTENSIONS OFF)  # C++20 itself travels with the targets
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
 add_library(cohive_flags INTERFACE)
+target_compile_features(cohive_flags INTERFACE cxx_std_20)
 # A designated initializer that leaves fields at their defaults is how option structs are meant to be used.
 target_compile_options(cohive_flags INTERFACE -Wall -Wextra
   $<$<CXX_COMPILER_ID:Clang>:-Wno-missing-designated-field-initializers>
   $<$<CXX_COMPILER_ID:GNU>:-Wno-missing-field-initializers> $<$<BOOL:${COHIVE_WERROR}>:-Werror>)
-target_compile_definitions(cohive_flags INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
 
 if(COHIVE_SANITIZE)
   add_compile_options(-fsanitize=${COHIVE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
@@ -33,13 +30,4 @@ if(COHIVE_FUZZ)
   endif()
   add_compile_options(-fsanitize=fuzzer-no-link)
   add_link_options(-fsanitize=fuzzer-no-link)
-endif()
-
-find_program(COHIVE_CCACHE ccache)
-if(COHIVE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${COHIVE_CCACHE}")
-endif()
-find_program(COHIVE_MOLD mold)
-if(COHIVE_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  add_link_options(-fuse-ld=mold)
 endif()

@@ -2,6 +2,9 @@
 if(POLICY CMP0167)  # Boost brings its own package file, and later releases of CMake have no other
   cmake_policy(SET CMP0167 NEW)
 endif()
+if(NOT PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)  # or the targets of the project that adds us could not link them
+endif()
 find_package(Threads REQUIRED)
 find_package(Boost 1.81 REQUIRED)
 find_package(OpenSSL 3 REQUIRED)
@@ -10,19 +13,24 @@ find_package(prometheus-cpp REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_package(Sodium REQUIRED)
 if(COHIVE_TOOLS)
   find_package(CLI11 REQUIRED)
 endif()
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
+# Objects of Asio pass between a program and cohive: both must mean the same Boost.
+set(COHIVE_BOOST_VERSION ${Boost_VERSION_STRING})
 
-# A faster AES-GCM for x86-64; without it (-DCOHIVE_IPSEC_MB=OFF) OpenSSL's is used. Its development package is an archive
-# and a header only.
-find_library(COHIVE_IPSEC_MB IPSec_MB)
+# A faster AES-GCM for x86-64; without it OpenSSL's is used. Its development package is an archive and a header only.
+option(COHIVE_IPSEC_MB "use Intel's Multi-Buffer library where it is installed" ON)
+set(COHIVE_IPSEC_MB_PACKAGE)
+set(COHIVE_IPSEC_MB_TARGET)
 if(COHIVE_IPSEC_MB)
-  message(STATUS "cohive: AES-GCM by ${COHIVE_IPSEC_MB}")
-else()
-  set(COHIVE_IPSEC_MB "")
+  find_package(IPSecMB QUIET)
+  if(IPSecMB_FOUND)
+    set(COHIVE_IPSEC_MB_PACKAGE IPSecMB)
+    set(COHIVE_IPSEC_MB_TARGET IPSecMB::IPSecMB)
+    message(STATUS "cohive: AES-GCM by ${IPSecMB_LIBRARY}")
+  endif()
 endif()
 
 # cohive_wanted(OUT OPTION): what an AUTO/ON/OFF option says, as one of these three words.
@@ -45,6 +53,8 @@ if(NOT wanted STREQUAL "OFF")
   set(COHIVE_HAVE_TORCH ${LibTorch_FOUND})
   if(COHIVE_HAVE_TORCH)
     message(STATUS "cohive: LibTorch ${LibTorch_VERSION} in ${LibTorch_ROOT_DIR}")
+    # Releases of LibTorch with other second numbers do not link with each other.
+    string(REGEX MATCH "^[0-9]+\\.[0-9]+" COHIVE_LIBTORCH_VERSION "${LibTorch_VERSION}")
   elseif(wanted STREQUAL "ON")
     message(FATAL_ERROR "LibTorch 2.x was not found. Run tools/install-deps.sh, or point CMAKE_PREFIX_PATH at a LibTorch "
                         "or LIBTORCH_WHEEL at the directory that holds torch/ of a PyPI wheel.")
@@ -69,12 +79,10 @@ if(NOT wanted STREQUAL "OFF")
     get_filename_component(toolkit_dir "${COHIVE_NVCC}" REALPATH)
     get_filename_component(toolkit_dir "${toolkit_dir}" DIRECTORY)
     get_filename_component(toolkit_dir "${toolkit_dir}" DIRECTORY)
-    find_path(COHIVE_CUDA_INCLUDE_DIR cuda_runtime_api.h HINTS "${toolkit_dir}" PATH_SUFFIXES include
-              targets/x86_64-linux/include)
-    find_library(COHIVE_CUDART_STATIC cudart_static HINTS "${toolkit_dir}" PATH_SUFFIXES lib64 lib
-                 targets/x86_64-linux/lib)
+    set(CudaRuntime_ROOT "${toolkit_dir}")
+    find_package(CudaRuntime QUIET)
   endif()
-  if(COHIVE_NVCC AND COHIVE_CUDA_HOST_COMPILER AND COHIVE_CUDA_INCLUDE_DIR AND COHIVE_CUDART_STATIC)
+  if(COHIVE_NVCC AND COHIVE_CUDA_HOST_COMPILER AND CudaRuntime_FOUND)
     set(COHIVE_HAVE_CUDA TRUE)
     message(STATUS "cohive: CUDA compiler ${COHIVE_NVCC}")
   elseif(wanted STREQUAL "ON")

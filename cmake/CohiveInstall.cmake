@@ -1,23 +1,31 @@
-# Installs cohive for find_package(cohive): cohive::net, cohive::averaging and, where built, cohive::torch and cohive::cuda
-# (static), and the public headers. The programs are installed where they are built, in tools/.
+# Installs cohive for find_package(cohive COMPONENTS ...): the libraries (static) of each component, their public headers
+# and the find modules that users need. The programs are installed where they are built, in tools/.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
-
-get_property(targets GLOBAL PROPERTY COHIVE_TARGETS)
-install(TARGETS ${targets} EXPORT cohiveTargets
-  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
-set(unbuilt_headers)
-if(NOT COHIVE_HAVE_TORCH)
-  set(unbuilt_headers PATTERN "train" EXCLUDE)
-endif()
-if(NOT COHIVE_HAVE_CUDA)
-  list(APPEND unbuilt_headers PATTERN "cuda" EXCLUDE)
-endif()
-install(DIRECTORY include/cohive DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" ${unbuilt_headers})
-
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/cohive")
-install(EXPORT cohiveTargets NAMESPACE cohive:: DESTINATION "${package_dir}")
-configure_package_config_file(cmake/cohiveConfig.cmake.in cohiveConfig.cmake INSTALL_DESTINATION "${package_dir}")
+
+# What the package file has to know of each component, as CMake code.
+get_property(components GLOBAL PROPERTY COHIVE_COMPONENTS)
+set(COHIVE_COMPONENT_FACTS "set(_cohive_components ${components})\n")
+foreach(component IN LISTS components)
+  get_property(targets GLOBAL PROPERTY COHIVE_TARGETS_${component})
+  get_property(needs GLOBAL PROPERTY COHIVE_NEEDS_${component})
+  get_property(packages GLOBAL PROPERTY COHIVE_PACKAGES_${component})
+  string(APPEND COHIVE_COMPONENT_FACTS "set(_cohive_needs_${component} ${needs})\n"
+                                       "set(_cohive_packages_${component} \"${packages}\")\n")
+  install(TARGETS ${targets} EXPORT cohive-${component} ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+          INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(EXPORT cohive-${component} NAMESPACE cohive:: DESTINATION "${package_dir}")
+endforeach()
+
+get_property(modules GLOBAL PROPERTY COHIVE_MODULES)
+foreach(module IN LISTS modules)
+  install(DIRECTORY include/cohive/${module} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/cohive")
+endforeach()
+
+configure_package_config_file(cmake/cohiveConfig.cmake.in cohiveConfig.cmake INSTALL_DESTINATION "${package_dir}"
+                              NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file(cohiveConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfigVersion.cmake"
-              cmake/FindLibTorch.cmake DESTINATION "${package_dir}")
+              cmake/FindCudaRuntime.cmake cmake/FindIPSecMB.cmake cmake/FindLibTorch.cmake cmake/FindSodium.cmake
+        DESTINATION "${package_dir}")

@@ -1,36 +1,59 @@
-# cohive_module(NAME DEPENDS libs... [PRIVATE libs...]): src/NAME/*.cpp becomes the static library cohive_NAME, with
-#                                 include/ public; PRIVATE names what its public headers do not show.
-# cohive_bundle(NAME modules...): the public target cohive::NAME.
-# cohive_proto_library():         proto/*.proto becomes cohive_proto.
-# Each adds its target to the list COHIVE_TARGETS, which CohiveInstall installs.
-define_property(GLOBAL PROPERTY COHIVE_TARGETS)
+# What cohive is made of. A component is what find_package(cohive COMPONENTS ...) asks for; a module is a static library
+# src/<name>/*.cpp with its public headers include/cohive/<name>. CohiveInstall installs them all.
+#
+# cohive_component(NAME [NEEDS COMPONENT...] [PACKAGES CALL...])
+#   Comes after the components it needs. A CALL is what a user's find_package() gets, such as "OpenSSL 3".
+# cohive_module(NAME COMPONENT NAME [TARGET NAME] [DEPENDS TARGET...] [PRIVATE TARGET...])
+#   Makes the target cohive_<name>. Users see it as cohive::<TARGET>, by default cohive::<name>.
+# cohive_bundle(NAME MODULE...)
+#   Makes cohive::<name>, which is all these modules, in the component of the same name.
+# cohive_in_component(COMPONENT TARGET EXPORTED_NAME)
+#   The same for a target that was made otherwise.
+# cohive_proto_library(COMPONENT)
+#   proto/*.proto becomes cohive_proto.
+define_property(GLOBAL PROPERTY COHIVE_COMPONENTS)
+define_property(GLOBAL PROPERTY COHIVE_MODULES)
+
+function(cohive_component name)
+  cmake_parse_arguments(ARG "" "" "NEEDS;PACKAGES" ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY COHIVE_COMPONENTS ${name})
+  set_property(GLOBAL PROPERTY COHIVE_NEEDS_${name} ${ARG_NEEDS})
+  set_property(GLOBAL PROPERTY COHIVE_PACKAGES_${name} ${ARG_PACKAGES})
+endfunction()
+
+function(cohive_in_component component target exported_name)
+  get_property(components GLOBAL PROPERTY COHIVE_COMPONENTS)
+  if(NOT component IN_LIST components)
+    message(FATAL_ERROR "${target} belongs to '${component}', which is no component")
+  endif()
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${exported_name})
+  add_library(cohive::${exported_name} ALIAS ${target})
+  set_property(GLOBAL APPEND PROPERTY COHIVE_TARGETS_${component} ${target})
+endfunction()
 
 function(cohive_module name)
-  cmake_parse_arguments(ARG "" "" "DEPENDS;PRIVATE" ${ARGN})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
-  if(sources)
-    add_library(cohive_${name} STATIC ${sources})
-    target_include_directories(cohive_${name} PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>"
-                                              PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
-    target_link_libraries(cohive_${name} PUBLIC ${ARG_DEPENDS} PRIVATE ${ARG_PRIVATE} $<BUILD_INTERFACE:cohive_flags>)
-  else()
-    add_library(cohive_${name} INTERFACE)
-    target_include_directories(cohive_${name} INTERFACE "$<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>")
-    target_link_libraries(cohive_${name} INTERFACE ${ARG_DEPENDS})
+  cmake_parse_arguments(ARG "" "COMPONENT;TARGET" "DEPENDS;PRIVATE" ${ARGN})
+  if(NOT ARG_TARGET)
+    set(ARG_TARGET ${name})
   endif()
-  set_property(GLOBAL APPEND PROPERTY COHIVE_TARGETS cohive_${name})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
+  add_library(cohive_${name} STATIC ${sources})
+  target_compile_features(cohive_${name} PUBLIC cxx_std_20)
+  target_include_directories(cohive_${name} PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>"
+                                            PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+  target_link_libraries(cohive_${name} PUBLIC ${ARG_DEPENDS} PRIVATE ${ARG_PRIVATE} $<BUILD_INTERFACE:cohive_flags>)
+  cohive_in_component(${ARG_COMPONENT} cohive_${name} ${ARG_TARGET})
+  set_property(GLOBAL APPEND PROPERTY COHIVE_MODULES ${name})
 endfunction()
 
 function(cohive_bundle name)
   list(TRANSFORM ARGN PREPEND cohive_ OUTPUT_VARIABLE modules)
   add_library(cohive_bundle_${name} INTERFACE)
   target_link_libraries(cohive_bundle_${name} INTERFACE ${modules})
-  set_target_properties(cohive_bundle_${name} PROPERTIES EXPORT_NAME ${name})
-  add_library(cohive::${name} ALIAS cohive_bundle_${name})
-  set_property(GLOBAL APPEND PROPERTY COHIVE_TARGETS cohive_bundle_${name})
+  cohive_in_component(${name} cohive_bundle_${name} ${name})
 endfunction()
 
-function(cohive_proto_library)
+function(cohive_proto_library component)
   file(GLOB protos CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/proto/*.proto")
   add_library(cohive_proto STATIC ${protos})
   set(out "${CMAKE_CURRENT_BINARY_DIR}/gen")
@@ -43,9 +66,10 @@ function(cohive_proto_library)
       DEPENDS "${proto}" COMMENT "protoc ${stem}.proto" VERBATIM)
     target_sources(cohive_proto PRIVATE ${generated})
   endforeach()
+  target_compile_features(cohive_proto PUBLIC cxx_std_20)
   # "cohive/proto/x.pb.h" for our sources, "x.pb.h" for what protoc writes between the files. Public headers use neither.
   target_include_directories(cohive_proto SYSTEM PUBLIC "$<BUILD_INTERFACE:${out}>"
                                                         "$<BUILD_INTERFACE:${out}/cohive/proto>")
   target_link_libraries(cohive_proto PUBLIC protobuf::libprotobuf)
-  set_property(GLOBAL APPEND PROPERTY COHIVE_TARGETS cohive_proto)
+  cohive_in_component(${component} cohive_proto proto)
 endfunction()

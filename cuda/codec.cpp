@@ -18,12 +18,37 @@ using kernels::kEntries;
 constexpr std::size_t kBook = kEntries * sizeof(float);
 static_assert(kernels::kScaleBlock == codec::kScaleBlock);
 
-Error invalid(std::string what) {
-  return Error(cohive::Errc::invalid_argument, std::move(what));
-}
+/// What a codec has on the GPU.
+struct KernelInfo {
+  Codec codec;
+  bool encodes;  ///< as well as decodes
+  std::size_t (*size)(std::size_t count);
+};
 
 std::size_t scales_of(std::size_t count) {
   return (count + kernels::kScaleBlock - 1) / kernels::kScaleBlock;
+}
+
+std::size_t size_of_indexed(std::size_t count) {
+  return 8 + kBook + count;
+}
+
+// Codecs that are not here stay on the CPU.
+constexpr KernelInfo kKernels[] = {
+    {Codec::none, true, [](std::size_t count) { return count * sizeof(float); }},
+    {Codec::float16, true, [](std::size_t count) { return count * sizeof(std::uint16_t); }},
+    {Codec::quantile8, false, size_of_indexed},
+    {Codec::uniform8, false, size_of_indexed},
+    {Codec::blockwise8, true, [](std::size_t count) { return 16 + scales_of(count) * sizeof(float) + kBook + count; }},
+};
+
+const KernelInfo* find_kernel(Codec codec) {
+  const auto* at = std::ranges::find(kKernels, codec, &KernelInfo::codec);
+  return at == std::end(kKernels) ? nullptr : at;
+}
+
+Error invalid(std::string what) {
+  return Error(cohive::Errc::invalid_argument, std::move(what));
 }
 
 Result<> check_sizes(std::size_t have, std::size_t want) {
@@ -73,28 +98,17 @@ Result<> on(const Stream& stream, Launch launch) {
 }  // namespace
 
 bool can_encode(Codec codec) {
-  return codec == Codec::none || codec == Codec::float16 || codec == Codec::blockwise8;
+  const auto* kernel = find_kernel(codec);
+  return kernel && kernel->encodes;
 }
 
 bool can_decode(Codec codec) {
-  return can_encode(codec) || codec == Codec::uniform8 || codec == Codec::quantile8;
+  return find_kernel(codec) != nullptr;
 }
 
 std::optional<std::size_t> encoded_size(Codec codec, std::size_t count) {
-  switch (codec) {
-    case Codec::none:
-      return count * sizeof(float);
-    case Codec::float16:
-      return count * sizeof(std::uint16_t);
-    case Codec::uniform8:
-    case Codec::quantile8:
-      return 8 + kBook + count;
-    case Codec::blockwise8:
-      return 16 + scales_of(count) * sizeof(float) + kBook + count;
-    case Codec::meanstd16:
-      break;
-  }
-  return std::nullopt;
+  const auto* kernel = find_kernel(codec);
+  return kernel ? std::optional(kernel->size(count)) : std::nullopt;
 }
 
 Result<> encode_async(Stream& stream, Codec codec, std::span<const float> values, std::span<std::uint8_t> out) {

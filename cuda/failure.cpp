@@ -4,25 +4,16 @@
 
 #include <string>
 
+#include "cohive/core/error_category.hpp"
 #include "cohive/cuda/errors.hpp"
 
 namespace cohive::cuda {
 namespace {
 
-class Category final : public std::error_category {
- public:
-  const char* name() const noexcept override { return "cuda"; }
-  std::string message(int code) const override {
-    switch (static_cast<Errc>(code)) {
-      case Errc::no_device:
-        return "no usable GPU";
-      case Errc::out_of_memory:
-        return "no memory left for the GPU";
-      case Errc::failed:
-        return "the GPU failed";
-    }
-    return "unknown GPU error";
-  }
+constexpr ErrorSentence<Errc> kSentences[] = {
+    {Errc::no_device, "no usable GPU"},
+    {Errc::out_of_memory, "no memory left for the GPU"},
+    {Errc::failed, "the GPU failed"},
 };
 
 Errc code_of(int status) {
@@ -45,7 +36,7 @@ Errc code_of(int status) {
 }  // namespace
 
 const std::error_category& cuda_category() noexcept {
-  static const Category category;
+  static const ErrorCategory<kSentences> category("cuda");
   return category;
 }
 

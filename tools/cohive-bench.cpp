@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <ctime>
 #include <iostream>
 
@@ -33,6 +34,22 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+double rate(std::size_t bytes, double seconds, const std::function<void()>& work) {
+  work();
+  double best = 1e9;
+  const double end = now_seconds() + seconds;
+  do {
+    const double start = now_seconds();
+    work();
+    best = std::min(best, now_seconds() - start);
+  } while (now_seconds() < end);
+  return static_cast<double>(bytes) / best / 1e9;
+}
+
+double copy_rate(std::span<const float> from, std::span<float> to, double seconds) {
+  return rate(from.size_bytes(), seconds, [&] { std::memcpy(to.data(), from.data(), from.size_bytes()); });
+}
+
 double processor_seconds() {
   timespec time{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -52,7 +69,7 @@ int main(int argc, char** argv) {
   using namespace cohive;
   bench::Settings settings;
   log::Options log_options{log::Level::warn, log::Format::text};
-  CLI::App app("Measures transport, DHT, all-reduce, codecs and memory; prints JSON.", "cohive-bench");
+  CLI::App app("Measures transport, DHT, all-reduce, codecs, optimizers and memory; prints JSON.", "cohive-bench");
   app.require_subcommand(1);
   app.fallthrough();
   app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)")
@@ -68,6 +85,10 @@ int main(int argc, char** argv) {
   dht_sim->add_option("--gets-per-minute", settings.gets_per_minute, "of the whole swarm (default 1200)")
       ->check(CLI::Range(1.0, 1e6));
   dht_sim->add_option("--seed", settings.seed, "another seed is another swarm (default 1)");
+  auto* train_sim = app.add_subcommand("train-sim", "simulated training runs whose trainers come and go; a table on stderr");
+  train_sim->add_option("--trainers", settings.trainers, "size of each run (default 100)")->check(CLI::Range(2, 10000));
+  train_sim->add_option("--minutes", settings.minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
+  train_sim->add_option("--seed", settings.seed, "another seed is another run (default 1)");
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* faults =
       app.add_subcommand("faults", "simulated averaging in which something goes wrong; failing seeds on stderr");
@@ -79,11 +100,16 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(8, 16384));
   memory->add_option("--state", settings.state_megabytes, "megabytes that are downloaded (default 2000)")
       ->check(CLI::Range(8, 16384));
+  auto* optimizer = app.add_subcommand("optimizer", "optimizer steps and passes over gradients in host memory");
+  optimizer->add_option("--parameters", settings.parameters, "millions of them (default 100)")
+      ->check(CLI::Range(1, 10000));
+  optimizer->add_option("--only", settings.only, "names of steps and passes (default: all)");
   return tools::run_program(argc, argv, app, [&] {
     log::configure(log_options);
     if (*transport) std::cout << bench::transport(settings).dump() << std::endl;
     if (*dht) std::cout << bench::dht(settings).dump() << std::endl;
     if (*dht_sim) std::cout << bench::dht_sim(settings).dump() << std::endl;
+    if (*train_sim) std::cout << bench::train_sim(settings).dump() << std::endl;
     if (*allreduce) std::cout << bench::allreduce(settings).dump() << std::endl;
     if (*faults) {
       log::configure({log::Level::off, log_options.format});  // what goes wrong here is meant to
@@ -93,6 +119,7 @@ int main(int argc, char** argv) {
     }
     if (*memory) std::cout << bench::memory(settings).dump() << std::endl;
     if (*codec) std::cout << bench::codec(settings).dump() << std::endl;
+    if (*optimizer) std::cout << bench::optimizer(settings).dump() << std::endl;
     return 0;
   });
 }

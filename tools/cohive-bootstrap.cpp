@@ -8,6 +8,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/dht/errors.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "common/program.hpp"
 
@@ -55,7 +56,10 @@ Task<void> report(Dht& dht, Duration period) {
     log::info("bootstrap", "{} DHT nodes (including this one) are in the local routing table", dht.table_size() + 1);
     log::info("bootstrap", "Local storage contains {} keys", dht.storage_size());
     co_await dht.runtime().sleep_for(period);
-    if (dht.table_size() > 0) (void)co_await dht.get("heartbeat_" + dht::DhtId::random(dht.runtime()).hex(), true);
+    if (dht.table_size() == 0) continue;
+    const auto found = co_await dht.get("heartbeat_" + dht::DhtId::random(dht.runtime()).hex(), true);
+    if (!found && found.error() != dht::Errc::not_found)
+      log::warn("bootstrap", "The swarm does not answer: {}", found.error());
   }
 }
 
@@ -152,7 +156,7 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   if (state) dht_options.node_id = state->node_id;
   Dht dht(host, dht_options);
   Event stopping(runtime, "the end of the program");
-  TaskGroup keeping(runtime, "bootstrap");
+  Nursery keeping(runtime, "bootstrap");
   if (!options.state_path.empty())
     keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping),
                   "keep state");

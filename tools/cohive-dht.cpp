@@ -3,7 +3,9 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/dht/errors.hpp"
 #include "cohive/transport/errors.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
@@ -55,8 +57,10 @@ void print(const json& line) {
 
 Task<int> get(Dht& dht, const Options& options) {
   const auto found = co_await dht.get(value_from_text(options.key), !options.cached);
-  if (!found) throw Exit{kFailed, "no record of " + line_of(json_from_value(value_from_text(options.key)))};
-  const auto lifetime = [&](double expiration) { return fmt::format("expires in {:.1f} s", expiration - dht.now()); };
+  if (!found && found.error() == dht::Errc::not_found)
+    throw Exit{kFailed, "no record of " + line_of(json_from_value(value_from_text(options.key)))};
+  if (!found) throw Exit{kFailed, found.error().message()};
+  const auto lifetime = [&](double expiration) { return log::format("expires in {:.1f} s", expiration - dht.now()); };
   if (options.json) {
     json line{{"expiration", found->expiration}};
     if (const auto* value = found->value()) line["value"] = json_from_value(*value);
@@ -79,14 +83,14 @@ Task<int> get(Dht& dht, const Options& options) {
 Task<int> store(Dht& dht, const Options& options) {
   const double expiration = dht.now() + options.ttl;
   auto key = value_from_text(options.key), value = value_from_text(options.value);
-  const bool stored = options.with_subkey ? co_await dht.store(std::move(key), value_from_text(options.subkey),
+  const auto stored = options.with_subkey ? co_await dht.store(std::move(key), value_from_text(options.subkey),
                                                                std::move(value), expiration)
                                           : co_await dht.store(std::move(key), std::move(value), expiration);
-  if (!stored) throw Exit{kFailed, "not stored: no node took it, or the swarm holds a newer record of this key"};
+  if (!stored) throw Exit{kFailed, "not stored: " + stored.error().message()};
   if (options.json) {
     print({{"stored", true}, {"expiration", expiration}});
   } else {
-    std::cout << fmt::format("stored for {:.0f} s", options.ttl) << std::endl;
+    std::cout << log::format("stored for {:.0f} s", options.ttl) << std::endl;
   }
   co_return 0;
 }
@@ -123,7 +127,7 @@ Task<int> ping(Dht& dht, const Options& options) {
            {"latency_ms", milliseconds(*trip)},
            {"agent", agent}});
   } else {
-    std::cout << fmt::format("{} answered in {:.2f} ms: {}, {}", peer.text(), milliseconds(*trip), agent_text(agent),
+    std::cout << log::format("{} answered in {:.2f} ms: {}, {}", peer.text(), milliseconds(*trip), agent_text(agent),
                              serves ? "DHT node " + (*node)->hex() : "serves no DHT")
               << std::endl;
   }
@@ -183,7 +187,7 @@ Task<int> map_swarm(Dht& dht, const Options& options) {
                       {"addresses", texts(node.addresses)}});
     } else {
       std::cout << node.peer.text() << "  "
-                << (node.reachable ? fmt::format("{:>8.2f} ms  {:>4} neighbours  {}  {}", milliseconds(node.latency),
+                << (node.reachable ? log::format("{:>8.2f} ms  {:>4} neighbours  {}  {}", milliseconds(node.latency),
                                                  node.neighbours, agent_text(node.agent), joined(node.addresses))
                                    : std::string("does not answer"))
                 << std::endl;
@@ -200,7 +204,7 @@ Task<int> map_swarm(Dht& dht, const Options& options) {
            {"peers", list}});
     co_return 0;
   }
-  std::cout << fmt::format("{} nodes, {} of them answer; {:.1f} s", nodes.size(), reachable, seconds) << std::endl;
+  std::cout << log::format("{} nodes, {} of them answer; {:.1f} s", nodes.size(), reachable, seconds) << std::endl;
   for (const auto& [agent, count] : agents) std::cout << "  " << count << " x " << agent_text(agent) << std::endl;
   co_return 0;
 }

@@ -5,7 +5,9 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/dht/errors.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
 
@@ -74,7 +76,7 @@ void print(const Options& options, const std::vector<PeerProgress>& peers) {
     return;
   }
   std::cout << options.run_id << ": " << peers.size() << " peers (" << clients << " clients), epoch " << epoch << ", "
-            << samples << " samples accumulated, " << fmt::format("{:.1f}", rate) << " samples/s" << std::endl;
+            << samples << " samples accumulated, " << log::format("{:.1f}", rate) << " samples/s" << std::endl;
 }
 
 /// Prints a line now and then; ends after the first when that was asked for.
@@ -82,6 +84,8 @@ Task<int> watch(Dht& dht, const Options& options) {
   for (;;) {
     auto found = co_await dht.get(options.run_id + "_progress", true);
     std::vector<PeerProgress> peers;
+    if (!found && found.error() != dht::Errc::not_found)
+      log::warn("monitor", "the progress of the run cannot be read: {}", found.error());
     if (found)
       for (const auto& [subkey, stored] : found->entries())
         if (auto peer = parse(stored.value, dht.now())) peers.push_back(std::move(*peer));

@@ -5,38 +5,60 @@
 #include "all_reduce.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
-#include "cohive/core/log.hpp"
+#include "cohive/proto/averaging.pb.h"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kInFlightBytes = 32 << 20;  // parts received and not yet answered, over all senders
 constexpr std::size_t kMaxInFlight = 8;           // of one sender
+constexpr Duration kRefusalTimeout = 5s;
 
-Task<Result<>> refuse(rpc::ServerStream& stream, Code code, Deadline deadline) {
+/// A part as a sender sent it.
+class SentPart final : public Contribution {
+ public:
+  SentPart(std::shared_ptr<const EncodedPart> part, std::size_t length, double weight)
+      : part_(std::move(part)), length_(length), weight_(weight) {}
+  Result<bool> add(std::span<float> sum, Adding how) override { return add_part(*part_, weight_, sum, how); }
+  Result<ReadValues> open() override { return open_part(part_, length_); }
+
+ private:
+  std::shared_ptr<const EncodedPart> part_;
+  std::size_t length_;
+  double weight_;
+};
+
+}  // namespace
+
+Task<Result<>> send_code(rpc::ServerStream& stream, int code, Deadline deadline) {
   const Envelope envelope = envelope_code(code);
   co_return co_await stream.send(as_bytes(envelope.head), deadline);
 }
 
-}  // namespace
-
 /// A sender that reads no replies is not read either, once this many wait for it.
 std::size_t AllReduce::replies_in_flight(std::size_t sender) const {
-  const auto& parts = parts_by_owner_[own_index_];
-  if (fractions_[sender] == 0) return std::max<std::size_t>(1, parts.size());  // it reads after it has sent everything
-  const std::size_t each = std::max<std::size_t>(1, options_.part_size_bytes * setup_.group.peers.size());
+  if (setup_.fractions[sender] == 0)
+    return std::max<std::size_t>(1, own_parts().size());  // it reads after it has sent everything
+  const std::size_t each = std::max<std::size_t>(1, options_.part_size_bytes * members_.size());
   return std::clamp<std::size_t>(kInFlightBytes / each, 1, kMaxInFlight);
 }
 
-Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerStream& stream, Slice first) {
+Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerStream& stream, Slice first,
+                                TimePoint arrival) {
   AllReduce& self = *shared;
-  const auto sender = self.index_of(stream.peer());
-  if (!sender || *sender == self.own_index_) co_return Error(Errc::bad_partition, stream.peer(), "not in this group");
-  co_await self.started.wait();
-  if (self.cancelled_) co_return co_await refuse(stream, kCancelled, self.runtime_.after(5s));
-  if (!self.attached_.insert(*sender).second)
+  const auto sender = self.setup_.group->index_of(stream.peer());
+  if (!sender || *sender == self.setup_.own_index)
+    co_return Error(Errc::bad_partition, stream.peer(), "not in this group");
+  const auto refuse_cancelled = [&] {
+    return send_code(stream, proto::CANCELLED, self.runtime_.after(kRefusalTimeout));
+  };
+  if (self.cancelled_) co_return co_await refuse_cancelled();
+  auto& state = self.members_[*sender].stream;
+  if (state != MemberState::Stream::none)
     co_return Error(Errc::bad_partition, stream.peer(), "second stream of one sender");
-  // Whatever way this ends, nobody waits for this sender any more.
+  state = MemberState::Stream::open;
+  self.traffic(*sender).arrived(arrival);
+  // Whatever way this ends, this sender is not waited for any more.
   struct Leave {
     std::shared_ptr<AllReduce> round;
     std::size_t sender;
@@ -44,10 +66,10 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
     ~Leave() { round->ban(sender, why); }
   } leave{shared, *sender, Error(cohive::Errc::end_of_stream, stream.peer(), "its stream ended early")};
 
-  const bool reply_at_end = self.fractions_[*sender] == 0;
+  const bool reply_at_end = self.setup_.fractions[*sender] == 0;
   Channel<Reply> replies(self.runtime_, self.replies_in_flight(*sender), "replies to a sender");
   Result<> outcome = ok();
-  TaskGroup replier(self.runtime_, "replies to a sender", TaskGroup::Local());
+  Nursery replier(self.runtime_, "replies to a sender");
   if (!reply_at_end) replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a sender");
   auto received = co_await receive_parts(self, stream, *sender, std::move(first), replies);
   replies.close();
@@ -55,55 +77,60 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
     leave.why = received.error().with_peer(stream.peer());
     self.ban(*sender, leave.why);
     if (!reply_at_end) co_await replier.join();  // replies already due are sent
-    if (self.cancelled_) co_return co_await refuse(stream, kCancelled, self.runtime_.after(5s));
+    if (self.cancelled_) co_return co_await refuse_cancelled();
     co_return leave.why;
   }
-  self.complete_.insert(*sender);
+  state = MemberState::Stream::complete;
   if (reply_at_end) replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a client");
   co_await replier.join();
-  if (!outcome && self.cancelled_) co_return co_await refuse(stream, kCancelled, self.runtime_.after(5s));
+  if (!outcome && self.cancelled_) co_return co_await refuse_cancelled();
   co_return outcome;
 }
 
 Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,
                                         Channel<Reply>& replies) {
-  const auto& parts = self.parts_by_owner_[self.own_index_];
-  for (std::size_t i = 0; i < parts.size(); ++i) {
+  for (std::size_t i = 0; i < self.own_parts().size(); ++i) {
     if (i > 0) {
-      auto next = co_await stream.receive(limit_of(self.runtime_, self.options_.sender_timeout));
+      const TimePoint begin = self.runtime_.now();
+      auto next = co_await stream.receive(limit_of(self.runtime_, self.setup_.sender_timeout));
       if (!next) co_return next.error();
       if (!*next) co_return Error(Errc::bad_partition, "parts are missing");
+      self.traffic(sender).waited_for_part(self.runtime_.now() - begin);
       record = std::move(**next);
     }
-    auto message = parse_part(record);
-    if (!message) co_return message.error();
-    if (i == 0 && message->code != kPartForAveraging)
-      co_return Error(Errc::bad_partition, "code " + std::to_string(message->code));
-    if (!std::isfinite(message->weight) || message->weight < 0) co_return Error(Errc::bad_partition, "bad weight");
-    auto encoded = encoded_part(*message, std::exchange(record, {}), parts[i].length, self.setup_.group.extension);
-    if (!encoded) co_return encoded.error();
-    self.count_received(encoded->buffer.size());
-    const auto part = std::make_shared<EncodedPart>(std::move(*encoded));
-    Reducer::Source source{[part, weight = message->weight](std::span<float> sum, Adding how) {
-                             return add_part(*part, weight, sum, how);
-                           },
-                           [part, length = parts[i].length] { return open_part(part, length); }};
-    auto sum = co_await self.reducer_->contribute(sender, i, message->weight, std::move(source));
-    if (!sum) co_return sum.error();
-    Reply reply{part, std::move(*sum), part->codec};
-    if (part->extension) reply = {nullptr, std::move(reply.sum), self.codec_of(parts[i])};
-    if (!co_await replies.send(std::move(reply))) co_return Error(cohive::Errc::closed, "it reads no replies");
+    auto reply = co_await self.take_part(sender, i, std::exchange(record, {}));
+    if (!reply) co_return reply.error();
+    if (!co_await replies.send(std::move(*reply))) co_return Error(cohive::Errc::closed, "it reads no replies");
   }
-  auto end = co_await stream.receive(limit_of(self.runtime_, self.options_.sender_timeout));
+  auto end = co_await stream.receive(limit_of(self.runtime_, self.setup_.sender_timeout));
   if (!end) co_return end.error();
   if (*end) co_return Error(Errc::bad_partition, "more parts than expected");
   co_return ok();
 }
 
-/// Answers each part once it is averaged: relative to what the sender sent, in the codec of its part. Codecs beyond
-/// hivemind's lose much on purpose, and their senders make up for it in later rounds. A difference would leave the loss
-/// in the sender's tensor as well, so they are answered with the average itself, in the group's ordinary codec: what
-/// the places of all senders have in common is too little for top_k to pay on the way back.
+/// Adds a part to its sum. Codecs with error feedback lose much on purpose, and their senders make up for it in later
+/// rounds. A difference would leave the loss in the sender's tensor as well, so they are answered with the average
+/// itself, in the group's ordinary codec: what the places of all senders have in common is too little for top_k to pay
+/// on the way back.
+Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::size_t index, Slice record) {
+  const Part& part = own_parts()[index];
+  auto message = parse_part(record);
+  if (!message) co_return message.error();
+  if (index == 0 && message->code != proto::PART_FOR_AVERAGING)
+    co_return Error(Errc::bad_partition, "code " + std::to_string(message->code));
+  if (!std::isfinite(message->weight) || message->weight < 0) co_return Error(Errc::bad_partition, "bad weight");
+  auto encoded = encoded_part(*message, std::move(record), part.length, setup_.group->agreed_codecs);
+  if (!encoded) co_return encoded.error();
+  count_received(sender, encoded->buffer.size());
+  auto sent = std::make_shared<EncodedPart>(std::move(*encoded));
+  auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
+  auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));
+  if (!sum) co_return sum.error();
+  if (codec::info(sent->codec).error_feedback) co_return Reply{nullptr, std::move(*sum), answer_codec_of(part)};
+  co_return Reply{sent, std::move(*sum), sent->codec};
+}
+
+/// Answers each part once it is averaged: relative to what the sender sent, in the codec of its part.
 Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
                                    Channel<Reply>& replies, Result<>& outcome) {
   struct Answering {
@@ -116,16 +143,16 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
     }
   };
   while (auto reply = co_await replies.receive()) {
-    outcome = co_await self.reducer_->wait_for(reply->sum);
+    outcome = co_await self.reducer_.wait_for(reply->sum);
     if (!outcome) break;
     const Answering answering(self, sender);
-    outcome = co_await self.send_reply(stream, std::move(*reply));
+    outcome = co_await self.send_reply(stream, sender, std::move(*reply));
     if (!outcome) break;
   }
   replies.close();
 }
 
-Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, Reply reply) {
+Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply) {
   const codec::Codec codec = reply.codec;
   // No average: no change, which as an average is an empty part.
   const std::size_t length = reply.sum->length(), sent = reply.part || reply.sum->has_average ? length : 0;
@@ -136,10 +163,11 @@ Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, Reply reply) {
   };
   auto buffer = length > inline_values() ? co_await runtime_.offload(std::move(work)) : work();
   if (!buffer) co_return buffer.error();
-  const Envelope envelope = envelope_part(kAveragedPart, {}, buffer->size(), sent, static_cast<int>(codec), 0);
+  const Envelope envelope = envelope_part(proto::AVERAGED_PART, {}, buffer->size(), sent, static_cast<int>(codec), 0);
   const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
-  auto done = co_await stream.send(std::span<const ByteView>(pieces), limit_of(runtime_, options_.reducer_timeout));
-  if (done) count_sent(buffer->size());
+  const TimePoint begin = runtime_.now();
+  auto done = co_await stream.send(std::span<const ByteView>(pieces), limit_of(runtime_, setup_.reducer_timeout));
+  if (done) count_sent(sender, buffer->size(), begin);
   co_return done;
 }
 

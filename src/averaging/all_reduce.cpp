@@ -4,24 +4,18 @@
 #include <cmath>
 
 #include "cohive/averaging/errors.hpp"
-#include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/proto/averaging.pb.h"
+#include "redial.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kDialLimit = 10s;      // for a call to a member; it was alive a moment ago
-constexpr Duration kWatchPeriod = 500ms;  // between two looks at who has gone
-constexpr Duration kLostGrace = 3s;       // for a member to come back after its connection broke
-constexpr std::size_t kEncodedAhead = 2;  // parts encoded before the one being sent is through
-
-/// Runs `work` on the pool when it goes through many values.
-template <class Work>
-Task<std::invoke_result_t<Work&>> compute(Runtime& runtime, std::size_t values, Work work) {
-  if (values > inline_values()) co_return co_await runtime.offload(std::move(work));
-  co_return work();
-}
+constexpr Duration kDialLimit = 10s;       // for a call to a member; it was alive a moment ago
+constexpr Duration kWatchPeriod = 500ms;   // between two looks at the members that have gone
+constexpr Duration kLostGrace = 3s;        // for a member to come back after its connection broke
+constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
 
 BanReason ban_reason(const std::error_code& code) {
   if (code == Errc::not_finite) return BanReason::not_finite;
@@ -29,367 +23,339 @@ BanReason ban_reason(const std::error_code& code) {
   return code == cohive::Errc::timeout ? BanReason::silent : BanReason::gone;
 }
 
-}  // namespace
-
-/// What we send of a part, for work on other threads: its values, and in an extension what is owed of them.
-struct AllReduce::OwnPart {
-  std::shared_ptr<TensorLease> lease;
-  std::span<float> values;
-  std::shared_ptr<Debts> debts;
-  std::size_t tensor = 0, offset = 0;
-
-  codec::ErrorFeedback* debt() const { return debts ? &(*debts)[tensor] : nullptr; }
-  /// False when the round is over.
-  bool read(std::size_t first, std::span<float> out) const {
-    return lease->use([&] {
-      const std::span<const float> from = values.subspan(first, out.size());
-      debt() ? debt()->correct(offset + first, from, out) : static_cast<void>(std::ranges::copy(from, out.begin()));
-    });
-  }
-};
-
-AllReduce::OwnPart AllReduce::own_part(const Part& part) const {
-  return {lease_, values(part), setup_.debts, part.tensor, part.offset};
+std::vector<std::size_t> lengths_of(const std::vector<Part>& parts) {
+  std::vector<std::size_t> lengths;
+  for (const Part& part : parts) lengths.push_back(part.length);
+  return lengths;
 }
 
-AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
-                     std::vector<AveragedTensor> tensors, Setup setup)
-    : started(host.runtime(), "start of the all-reduce"),
-      host_(host),
+}  // namespace
+
+// ---- Dividing the work
+
+Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const AveragerOptions& options,
+                                                   const AveragingMetrics& metrics, Setup setup,
+                                                   const TensorParts& tensors) {
+  std::vector<TensorCodecs> codecs;
+  std::vector<PartedTensor> parted;
+  for (std::size_t i = 0; i < tensors.infos().size(); ++i) {
+    const TensorInfo& tensor = tensors.infos()[i];
+    const codec::CompressionInfo info{tensor.key.value_or(i), tensor.shape, tensor.dtype, tensor.role};
+    const auto ordinary = options.codec.choose(info);
+    if (!ordinary) return ordinary.error();
+    TensorCodecs& chosen = codecs.emplace_back(TensorCodecs{*ordinary, std::nullopt});
+    if (options.agreed_codec && tensors.keeps_residuals()) {
+      const auto agreed = options.agreed_codec->choose(info);
+      if (!agreed) return agreed.error();
+      if (setup.group->agreed_codecs.contains(agreed->codec)) chosen.agreed = *agreed;
+    }
+    const auto width = static_cast<double>(codec::size_of(tensor.dtype));
+    parted.push_back({tensor.elements(), width * codec::compression_ratio(ordinary->codec, tensor.dtype)});
+  }
+  std::vector<std::vector<Part>> parts_by_owner(setup.group->members.size());
+  for (const Part& part : cut_into_parts(parted, options.part_size_bytes, setup.fractions))
+    parts_by_owner[part.owner].push_back(part);
+  return std::shared_ptr<AllReduce>(
+      new AllReduce(host, options, metrics, std::move(setup), std::move(codecs), std::move(parts_by_owner)));
+}
+
+AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics, Setup setup,
+                     std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner)
+    : host_(host),
       runtime_(host.runtime()),
       options_(options),
       metrics_(metrics),
-      tensors_(std::move(tensors)),
       setup_(std::move(setup)),
-      answered_(host.runtime(), "replies that go first") {}
+      codecs_(std::move(codecs)),
+      parts_by_owner_(std::move(parts_by_owner)),
+      reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation),
+      answered_(runtime_, "replies that go first"),
+      broken_(runtime_, "members that are lost"),
+      members_(setup_.group->members.size()) {}
 
-std::optional<std::size_t> AllReduce::index_of(const PeerId& peer) const {
-  const auto& peers = setup_.group.peers;
-  const auto at = std::find(peers.begin(), peers.end(), peer);
-  return at == peers.end() ? std::nullopt : std::optional(static_cast<std::size_t>(at - peers.begin()));
+/// Some codecs have nothing to say about an empty part.
+codec::CodecSpec AllReduce::codec_of(const Part& part) const {
+  const TensorCodecs& tensor = codecs_[part.tensor];
+  codec::CodecSpec spec = tensor.agreed.value_or(tensor.ordinary);
+  spec.codec = codec::codec_for(spec.codec, codec::DType::float32, {static_cast<std::uint32_t>(part.length)});
+  return spec;
 }
 
-Task<Result<>> AllReduce::prepare() {
-  const auto own = index_of(host_.id());
-  if (!own) co_return Error(Errc::bad_partition, "we are not in the group");
-  own_index_ = *own;
-  std::vector<PartedTensor> parted;
-  std::uint64_t total = 0;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const AveragedTensor& tensor = tensors_[i];
-    const codec::CompressionInfo info{tensor.key.value_or(i), tensor.shape, tensor.schema_dtype, tensor.role};
-    const auto codec = options_.codec.choose(info);
-    if (!codec) co_return codec.error();
-    codecs_.push_back(*codec);
-    const auto width = static_cast<double>(codec::size_of(tensor.schema_dtype));
-    parted.push_back({tensor.values.size(), width * codec::compression_ratio(*codec, tensor.schema_dtype)});
-    total += tensor.values.size();
-  }
-  auto divide = [total, members = setup_.members, least = options_.min_vector_size] {
-    return peer_fractions(total, members, least);
-  };
-  // Bandwidths make a linear program, which takes its time in a large group.
-  const bool heavy =
-      std::any_of(setup_.members.begin(), setup_.members.end(), [](const auto& m) { return m.bandwidth.has_value(); });
-  auto fractions = heavy ? co_await runtime_.offload(std::move(divide)) : divide();
-  if (!fractions) co_return fractions.error();
-  fractions_ = std::move(*fractions);
-  parts_by_owner_.resize(setup_.group.peers.size());
-  for (const Part& part : cut_into_parts(parted, options_.part_size_bytes, fractions_))
-    parts_by_owner_[part.owner].push_back(part);
-  std::vector<std::size_t> lengths;
-  for (const Part& part : parts_by_owner_[own_index_]) lengths.push_back(part.length);
-  reducer_ = std::make_unique<Reducer>(runtime_, std::move(lengths), setup_.group.peers.size(), own_index_,
-                                       options_.aggregation);
-  co_return ok();
+codec::Codec AllReduce::answer_codec_of(const Part& part) const {
+  return codec::codec_for(codecs_[part.tensor].ordinary.codec, codec::DType::float32,
+                          {static_cast<std::uint32_t>(part.length)});
 }
 
-/// Of one part as it is sent: some codecs have nothing to say about an empty one.
-codec::Codec AllReduce::codec_of(const Part& part) const {
-  return codec::codec_for(codecs_[part.tensor], codec::DType::float32, {static_cast<std::uint32_t>(part.length)});
-}
-
-void AllReduce::count_sent(std::size_t bytes) {
-  sent_ += bytes;
-  metrics_.bytes_sent.increment(static_cast<double>(bytes));
-}
-
-void AllReduce::count_received(std::size_t bytes) {
-  received_ += bytes;
-  metrics_.bytes_received.increment(static_cast<double>(bytes));
-}
+// ---- Members that are lost
 
 void AllReduce::cancel() {
   cancelled_ = true;
-  lease_->end();
-  started.set();
-  if (reducer_) reducer_->cancel();
+  reducer_.cancel();
+}
+
+void AllReduce::member_left(const PeerId& who) {
+  const auto member = setup_.group->index_of(who);
+  if (!member || *member == setup_.own_index) return;
+  members_[*member].left = true;
+  ban(*member, Error(Errc::members_left, who));
 }
 
 void AllReduce::ban(std::size_t sender, const Error& why) {
-  if (!reducer_ || cancelled_ || complete_.contains(sender) || reducer_->banned(sender) || reducer_->finished()) return;
+  const bool complete = members_[sender].stream == MemberState::Stream::complete;
+  if (cancelled_ || complete || reducer_.banned(sender) || reducer_.finished()) return;
   const BanReason reason = ban_reason(why.code());
-  const auto text = fmt::format("leaving {} out of the round ({}): {}", setup_.group.peers[sender],
+  const auto text = log::format("leaving {} out of the round ({}): {}", peer(sender),
                                 kBanReasons[static_cast<std::size_t>(reason)], why);
   const bool at_fault = reason == BanReason::not_finite || reason == BanReason::malformed;
   log::write(at_fault ? log::Level::warn : log::Level::info, "averaging", text);
   metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
-  lost_.push_back(setup_.group.peers[sender]);
-  reducer_->ban(sender);
+  lost_.push_back(peer(sender));
+  reducer_.ban(sender);
+}
+
+/// Leaves members out that never begin to send, sooner when their connection broke, at once when they are gone.
+Task<void> AllReduce::watch_senders(AllReduce& self) {
+  const Deadline absent = limit_of(self.runtime_, self.setup_.sender_timeout);
+  Nursery redials(self.runtime_, "redials");
+  for (;;) {
+    const TimePoint now = self.runtime_.now();
+    for (std::size_t i = 0; i < self.members_.size(); ++i) {
+      if (i == self.setup_.own_index || self.members_[i].stream != MemberState::Stream::none) continue;
+      self.ban_the_absent(i, absent, now);
+      if (!self.may_have_ended(i)) continue;
+      self.members_[i].redialled = true;
+      redials.spawn(redial(self, i), "redial");
+    }
+    co_await self.broken_.wait(self.runtime_.after(kWatchPeriod));
+  }
+}
+
+void AllReduce::ban_the_absent(std::size_t sender, Deadline absent, TimePoint now) {
+  MemberState& member = members_[sender];
+  if (!absent.is_never() && now >= absent.at())
+    ban(sender, Error(cohive::Errc::timeout, peer(sender), "it never sent a part"));
+  if (host_.connected(peer(sender))) {
+    member.seen = true;
+    member.redialled = false;
+    member.gone.reset();
+  } else if (member.seen || member.unreachable) {
+    if (!member.gone) member.gone = now;
+    if (now - *member.gone >= kLostGrace)
+      ban(sender, Error(cohive::Errc::reset, peer(sender), "its connection broke before it sent a part"));
+  }
+}
+
+/// Whether it is worth a redial: a reducer is called anyway, and a client cannot be.
+bool AllReduce::may_have_ended(std::size_t sender) const {
+  const MemberState& member = members_[sender];
+  const bool reachable = setup_.group->members[sender].mode != PeerMode::client;
+  const bool missed = member.gone || !parts_by_owner_[sender].empty();
+  return reachable && missed && !member.redialled && !reducer_.banned(sender) && !host_.connected(peer(sender));
+}
+
+Task<void> AllReduce::redial(AllReduce& self, std::size_t sender) {
+  const bool refused = co_await is_refused(self.host_, self.peer(sender));
+  if (refused && self.members_[sender].stream == MemberState::Stream::none)
+    self.ban(sender, Error(cohive::Errc::reset, self.peer(sender), "connections to it are refused"));
 }
 
 // ---- Our side of each stream
 
-Task<Result<RoundResult>> AllReduce::run() {
-  struct EndLease {
-    TensorLease& lease;
-    ~EndLease() { lease.end(); }
-  } end_lease{*lease_};
-  RoundResult result;
-  result.group = setup_.members;
-  for (const auto& parts : parts_by_owner_) result.parts_total += parts.size();
-  started.set();
-
-  std::vector<Exchange> exchanges(setup_.group.peers.size());
-  TaskGroup watch(runtime_, "all-reduce watch", TaskGroup::Local());
-  TaskGroup tasks(runtime_, "all-reduce", TaskGroup::Local());
-  if (!parts_by_owner_[own_index_].empty()) {
+Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
+  std::vector<Exchange> exchanges(members_.size());
+  Nursery watch(runtime_, "all-reduce watch");
+  Nursery tasks(runtime_, "all-reduce");
+  if (!own_parts().empty()) {
     watch.spawn(watch_senders(*this), "lost senders");
-    tasks.spawn(reduce_own(*this), "own parts");
+    tasks.spawn(reduce_own(*this, tensors), "own parts");
   }
-  for (std::size_t peer = 0; peer < exchanges.size(); ++peer)
-    if (peer != own_index_ && !parts_by_owner_[peer].empty())
-      tasks.spawn(exchange_with(*this, peer, exchanges[peer]), "exchange with a reducer");
+  for (std::size_t member = 0; member < exchanges.size(); ++member)
+    if (member != setup_.own_index && !parts_by_owner_[member].empty())
+      tasks.spawn(exchange_with(*this, tensors, member, exchanges[member]), "exchange with a reducer");
   co_await tasks.join();
   if (cancelled_) co_return Error(Errc::round_cancelled);
 
-  for (std::size_t peer = 0; peer < exchanges.size(); ++peer) {
-    if (!exchanges[peer].failure) continue;
-    result.parts_failed += parts_by_owner_[peer].size() - exchanges[peer].applied;
-    result.failed_reducers.push_back(setup_.group.peers[peer]);
+  Outcome outcome;
+  for (const auto& parts : parts_by_owner_) outcome.parts_total += parts.size();
+  for (std::size_t member = 0; member < exchanges.size(); ++member) {
+    if (!exchanges[member].failure) continue;
+    outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
+    outcome.failed_reducers.push_back(peer(member));
   }
-  result.lost_senders = lost_;
-  result.bytes_sent = sent_;
-  result.bytes_received = received_;
-  co_return result;
+  outcome.lost_senders = lost_;
+  co_return outcome;
+}
+
+/// Gets our contributions ready ahead of their turn; on a device that takes a while.
+Task<void> AllReduce::prepare_own(AllReduce& self, TensorParts& tensors, Contributions& prepared) {
+  for (const Part& part : self.own_parts()) {
+    auto own = co_await tensors.contribute(stretch_of(part), self.codec_of(part), self.setup_.terms);
+    const bool usable = own.has_value();
+    if (!co_await prepared.send(std::move(own)) || !usable) break;
+  }
+  prepared.close();
 }
 
 /// Our contribution to our own parts, and their averages into our tensors.
-Task<void> AllReduce::reduce_own(AllReduce& self) {
-  const auto& parts = self.parts_by_owner_[self.own_index_];
-  const double weight = self.setup_.weight;
-  const auto alpha = static_cast<float>(self.options_.averaging_alpha);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const OwnPart own = self.own_part(parts[i]);
-    const auto moved = std::make_shared<bool>(false);
-    auto sum = co_await self.reducer_->contribute(self.own_index_, i, weight, source_of(own, weight, alpha, moved));
-    if (!sum) {  // our own values are not finite: others leave us out as well
-      self.ban(self.own_index_, sum.error().with_peer(self.host_.id()));
-      co_return;
-    }
-    if (!co_await self.reducer_->wait_for(*sum)) co_return;
-    if (*moved || !(*sum)->has_average) continue;
-    auto work = [sum = *sum, own, weight, alpha] {
-      own.lease->use([&] {
-        if (!own.debt()) return move_towards(sum->average(), alpha, own.values);
-        move_to(sum->average(), alpha, own.values);
-        if (weight > 0) own.debt()->settle(own.offset, own.values.size());  // it counted without any loss
-      });
-      return true;
-    };
-    co_await compute(self.runtime_, parts[i].length, std::move(work));
+Task<void> AllReduce::reduce_own(AllReduce& self, TensorParts& tensors) {
+  Contributions prepared(self.runtime_, kPreparedAhead, "own parts");
+  Nursery preparing(self.runtime_, "own parts");
+  preparing.spawn(prepare_own(self, tensors, prepared), "own parts");
+  for (std::size_t i = 0; i < self.own_parts().size(); ++i) {
+    auto own = co_await prepared.receive();
+    if (!own) co_return;
+    const auto reduced = *own ? co_await self.reduce_own_part(tensors, i, std::move(**own)) : Result<>(own->error());
+    if (reduced) continue;
+    // Our own values are not finite: other members leave us out as well.
+    if (!self.cancelled_) self.ban(self.setup_.own_index, reduced.error().with_peer(self.host_.id()));
+    co_return;
   }
 }
 
-/// \param moved  set when the values were moved to the average in the same pass
-Reducer::Source AllReduce::source_of(OwnPart own, double weight, float alpha, std::shared_ptr<bool> moved) {
-  auto add = [own, weight, alpha, moved](std::span<float> sum, Adding how) {
-    Result<bool> added = Error(Errc::round_cancelled);
-    if (own.debt()) {
-      std::vector<float> corrected(own.values.size());
-      return own.read(0, corrected) ? add_values(corrected, weight, sum, how) : added;
-    }
-    own.lease->use([&] {
-      *moved = how.divisor > 0;
-      added = *moved ? add_own_last(own.values, weight, how.divisor, alpha, sum, how.first)
-                     : add_values(own.values, weight, sum, how);
-    });
-    return added;
-  };
-  auto open = [own]() -> Result<ReadValues> {
-    bool finite = false;
-    const bool there = own.lease->use([&] {
-      if (!own.debt()) return void(finite = all_finite(own.values));
-      std::vector<float> corrected(own.values.size());
-      own.debt()->correct(own.offset, own.values, corrected);
-      finite = all_finite(corrected);
-    });
-    if (!there) return Error(Errc::round_cancelled);
-    if (!finite) return Error(Errc::not_finite);
-    return [own](std::size_t first, std::span<float> out) { return own.read(first, out); };
-  };
-  return {std::move(add), std::move(open)};
+Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t index,
+                                          std::shared_ptr<OwnContribution> own) {
+  struct Revoke {
+    OwnContribution& own;
+    ~Revoke() { own.revoke(); }
+  } revoke{*own};
+  const Part& part = own_parts()[index];
+  auto sum = co_await reducer_.contribute(setup_.own_index, index, setup_.terms.weight, own);
+  if (!sum) co_return sum.error();
+  if (auto averaged = co_await reducer_.wait_for(*sum); !averaged) co_return averaged;
+  if (own->applied() || !(*sum)->has_average) co_return ok();
+  auto average = std::make_shared<EncodedPart>();
+  average->record = (*sum)->bytes();
+  average->buffer = average->record.view();
+  Answer answer{Answer::Form::average, std::move(average), std::nullopt};
+  if (codec::info(codec_of(part).codec).error_feedback) answer.sent = Answer::Sent{};  // it counted without any loss
+  co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
 }
 
 /// Sends a reducer its parts and applies the deltas it answers. On failure the remaining parts keep their local values.
-Task<void> AllReduce::exchange_with(AllReduce& self, std::size_t peer, Exchange& exchange) {
-  const auto& parts = self.parts_by_owner_[peer];
-  const PeerId& id = self.setup_.group.peers[peer];
-  const Duration dial =
-      self.options_.reducer_timeout > 0s ? std::min(kDialLimit, self.options_.reducer_timeout) : kDialLimit;
-  auto call = co_await rpc::open_call(self.host_, id, self.setup_.protocol, self.runtime_.after(dial));
-  if (call) {
-    TaskGroup sender(self.runtime_, "parts to a reducer", TaskGroup::Local());
-    sender.spawn(send_parts(self, **call, peer, exchange), "parts to a reducer");
-    auto received = co_await receive_replies(self, **call, peer, exchange);
-    if (!received && !exchange.failure) exchange.failure = received.error().with_peer(id);
-    if (received) co_await sender.join();  // the end of the stream is still to be sent
-    if (received) exchange.failure.reset();
-  } else {
-    exchange.failure = call.error().with_peer(id);
-    self.unreachable_.insert(peer);
-  }
+Task<void> AllReduce::exchange_with(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange) {
+  auto done = co_await self.call_reducer(tensors, member, exchange);
+  if (done)
+    exchange.failure.reset();
+  else if (!exchange.failure)
+    exchange.failure = done.error().with_peer(self.peer(member));
   if (!exchange.failure) co_return;
+  self.broken_.notify_all();
   self.metrics_.reducers_failed.increment();
-  log::warn("averaging", "{} of {} parts keep local values: {}", parts.size() - exchange.applied, parts.size(),
-            *exchange.failure);
+  const std::size_t parts = self.parts_by_owner_[member].size();
+  log::warn("averaging", "{} of {} parts keep local values: {}", parts - exchange.applied, parts, *exchange.failure);
 }
 
-/// Encodes ahead of the parts being sent. Raw float32 needs none: it is sent from the tensors themselves.
-Task<void> AllReduce::encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded) {
-  for (const Part& part : self.parts_by_owner_[peer]) {
-    if (!self.setup_.debts && self.codec_of(part) == codec::Codec::none) continue;
-    auto work = [own = self.own_part(part), codec = self.codec_of(part)] {
-      std::optional<Slice> buffer;
-      own.lease->use([&] {
-        if (!own.debt())
-          buffer = codec::encode_finite(codec, own.values);
-        else if (all_finite(own.values))
-          buffer = own.debt()->encode(own.offset, own.values);
-      });
-      return buffer;
-    };
-    auto buffer = co_await compute(self.runtime_, part.length, std::move(work));
-    if (!buffer || !co_await encoded.send(std::move(*buffer))) break;
+Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member, Exchange& exchange) {
+  if (members_[member].left) co_return Error(Errc::members_left);
+  const Duration patience = setup_.reducer_timeout;
+  const Deadline dialled = runtime_.after(patience > 0s ? std::min(kDialLimit, patience) : kDialLimit);
+  auto call = co_await rpc::open_call(host_, peer(member), setup_.protocol, dialled);
+  if (!call) {
+    members_[member].unreachable = true;
+    co_return call.error();
+  }
+  Nursery sender(runtime_, "parts to a reducer");
+  sender.spawn(send_parts(*this, tensors, **call, member, exchange), "parts to a reducer");
+  auto received = co_await receive_replies(tensors, **call, member, exchange);
+  if (received) co_await sender.join();  // the end of the stream is still to be sent
+  co_return received;
+}
+
+/// Encodes ahead of the part being sent.
+Task<void> AllReduce::encode_parts(AllReduce& self, TensorParts& tensors, std::size_t member, EncodedParts& encoded) {
+  for (const Part& part : self.parts_by_owner_[member]) {
+    auto bytes = co_await tensors.encode(stretch_of(part), self.codec_of(part));
+    const bool usable = bytes.has_value();
+    if (!co_await encoded.send(std::move(bytes)) || !usable) break;
   }
   encoded.close();
 }
 
-Task<void> AllReduce::send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange) {
-  const auto& parts = self.parts_by_owner_[peer];
-  Channel<Slice> encoded(self.runtime_, kEncodedAhead, "encoded parts");
-  TaskGroup encoder(self.runtime_, "encoder", TaskGroup::Local());
-  encoder.spawn(encode_parts(self, peer, encoded), "encoder");
+Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::ClientStream& call, std::size_t member,
+                                 Exchange& exchange) {
+  EncodedParts encoded(self.runtime_, kPreparedAhead, "encoded parts");
+  Nursery encoder(self.runtime_, "encoder");
+  encoder.spawn(encode_parts(self, tensors, member, encoded), "encoder");
   Result<> sent = ok();
-  for (std::size_t i = 0; i < parts.size() && sent; ++i) {
-    const std::span<const float> own = self.values(parts[i]);
-    const auto extension = self.setup_.group.extension;
-    const int compression = extension ? static_cast<int>(*extension) : static_cast<int>(self.codec_of(parts[i]));
-    const bool raw = compression == static_cast<int>(codec::Codec::none);
-    // Replies first: who waits for one holds its part and its sum in memory.
-    while (self.answering_.contains(peer)) co_await self.answered_.wait();
-    const auto buffer = raw ? std::optional<Slice>(Slice()) : co_await encoded.receive();
+  for (std::size_t i = 0; i < self.parts_by_owner_[member].size() && sent; ++i) {
+    // Replies first: a member that waits for one holds its part and its sum in memory.
+    while (self.answering_.contains(member)) co_await self.answered_.wait();
+    const auto next = co_await encoded.receive();
     // Not every implementation would notice a NaN: an empty part, which all of them refuse, goes in its place.
-    const bool usable = buffer && (!raw || all_finite(own));
-    if (!usable) exchange.failure = Error(Errc::not_finite, self.host_.id(), "our own");
-    const ByteView bytes = !usable ? ByteView() : raw ? raw_bytes(own) : buffer->view();
-    const Envelope envelope =
-        envelope_part(i == 0 ? kPartForAveraging : 0, i == 0 ? self.group_id() : std::string(), bytes.size(),
-                      usable ? parts[i].length : 0, compression, self.setup_.weight);
-    const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
-    sent =
-        co_await call.send(std::span<const ByteView>(pieces), limit_of(self.runtime_, self.options_.reducer_timeout));
+    const bool usable = next && *next;
+    if (!usable) exchange.failure = (next ? next->error() : Error(Errc::round_cancelled)).with_peer(self.host_.id());
+    sent = co_await self.send_part(call, member, i, usable ? (*next)->bytes : ByteView(), usable);
     if (!sent || !usable) break;
-    if (extension) exchange.unanswered.push_back(*buffer);
-    exchange.sent = i + 1;
-    self.count_sent(bytes.size());
+    const bool fed_back = codec::info(self.codec_of(self.parts_by_owner_[member][i]).codec).error_feedback;
+    exchange.unanswered.push_back(fed_back ? **next : EncodedStretch());
   }
   if (exchange.failure) co_return;
-  if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.options_.reducer_timeout));
+  if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.setup_.reducer_timeout));
   // The replies tell more about a failure than the sending does.
-  if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.setup_.group.peers[peer]));
+  if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.peer(member)));
 }
 
-Task<Result<>> AllReduce::receive_replies(AllReduce& self, rpc::ClientStream& call, std::size_t peer,
+Task<Result<>> AllReduce::send_part(rpc::ClientStream& call, std::size_t member, std::size_t index, ByteView bytes,
+                                    bool usable) {
+  const Part& part = parts_by_owner_[member][index];
+  const Envelope envelope = envelope_part(
+      index == 0 ? proto::PART_FOR_AVERAGING : proto::NO_CODE, index == 0 ? setup_.id : std::string(), bytes.size(),
+      usable ? part.length : 0, static_cast<int>(codec_of(part).codec), setup_.terms.weight);
+  const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
+  const TimePoint begin = runtime_.now();
+  auto sent = co_await call.send(std::span<const ByteView>(pieces), limit_of(runtime_, setup_.reducer_timeout));
+  if (sent && usable) count_sent(member, bytes.size(), begin);
+  co_return sent;
+}
+
+Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStream& call, std::size_t member,
                                           Exchange& exchange) {
-  const auto& parts = self.parts_by_owner_[peer];
+  const auto& parts = parts_by_owner_[member];
   for (std::size_t& i = exchange.applied; i < parts.size(); ++i) {
-    auto reply = co_await call.receive(limit_of(self.runtime_, self.options_.reducer_timeout));
+    const TimePoint begin = runtime_.now();
+    auto reply = co_await call.receive(limit_of(runtime_, setup_.reducer_timeout));
     if (!reply) co_return reply.error();
     if (!*reply) co_return Error(cohive::Errc::end_of_stream, "not all parts were returned");
+    traffic(member).waited_for_result(runtime_.now() - begin);
     auto message = parse_part(**reply);
     if (!message) co_return message.error();
-    if (message->code == kCancelled ||
-        message->code == kBadGroupId)  // it has given the round up and sends no parts either
-      self.ban(peer, Error(Errc::round_cancelled, self.setup_.group.peers[peer]));
-    if (message->code != kAveragedPart) co_return Error(Errc::refused, "code " + std::to_string(message->code));
-    // A part may be changed only when it has left: it is sent from the tensor itself.
-    if (exchange.sent <= i) co_return Error(Errc::bad_partition, "an average of a part that was not sent");
-    Slice delivered;
-    if (self.setup_.group.extension) {
-      delivered = std::move(exchange.unanswered.front());
-      exchange.unanswered.pop_front();
-      if (parts[i].length > 0 && message->tensor && codec::element_count(message->tensor->shape) == 0) continue;
-    }
-    auto answer = encoded_part(*message, std::move(**reply), parts[i].length);
-    if (!answer) co_return answer.error();
-    self.count_received(answer->buffer.size());
-    auto applied = self.setup_.group.extension
-                       ? co_await self.apply_average(parts[i], std::move(*answer), std::move(delivered))
-                       : co_await self.apply(std::move(*answer), self.values(parts[i]));
+    if (message->code == proto::CANCELLED || message->code == proto::BAD_GROUP_ID)
+      ban(member, Error(Errc::round_cancelled, peer(member)));  // it has given up, and sends no parts either
+    if (message->code != proto::AVERAGED_PART) co_return Error(Errc::refused, "code " + std::to_string(message->code));
+    // A part may be changed only when it has left: it may be sent from the tensor itself.
+    if (exchange.unanswered.empty()) co_return Error(Errc::bad_partition, "an average of a part that was not sent");
+    EncodedStretch sent = std::move(exchange.unanswered.front());
+    exchange.unanswered.pop_front();
+    if (message->tensor) count_received(member, message->tensor->buffer.size());
+    auto applied = co_await apply_reply(tensors, parts[i], std::move(sent), std::move(*message), std::move(**reply));
     if (!applied) co_return applied;
   }
   co_return ok();
 }
 
-/// The average of a part that we sent in an extension: what was lost of it is owed from now on.
-Task<Result<>> AllReduce::apply_average(const Part& part, EncodedPart average, Slice delivered) {
-  auto work = [own = own_part(part), average = std::make_shared<EncodedPart>(std::move(average)),
-               delivered = std::move(delivered), counted = setup_.weight > 0,
-               alpha = static_cast<float>(options_.averaging_alpha)]() -> Result<> {
-    const auto values = open_part(average, own.values.size());
-    if (!values) return values.error();
-    Result<> applied = Error(Errc::round_cancelled);
-    own.lease->use([&] {
-      applied = counted ? own.debt()->commit(own.offset, own.values, delivered) : ok();
-      if (applied) move_to(*values, alpha, own.values);
-    });
-    return applied;
-  };
-  co_return co_await compute(runtime_, part.length, std::move(work));
+/// What a part was sent in decides what its answer is: a codec with error feedback makes up for its losses in later
+/// rounds, and gets the average itself; an empty one stands for "no average".
+Task<Result<>> AllReduce::apply_reply(TensorParts& tensors, const Part& part, EncodedStretch sent, PartMessage message,
+                                      Slice record) {
+  const codec::Codec codec = codec_of(part).codec;
+  const bool fed_back = codec::info(codec).error_feedback;
+  if (fed_back && part.length > 0 && message.tensor && codec::element_count(message.tensor->shape) == 0) co_return ok();
+  auto encoded = encoded_part(message, std::move(record), part.length);
+  if (!encoded) co_return encoded.error();
+  Answer answer{fed_back ? Answer::Form::average : Answer::Form::difference,
+                std::make_shared<EncodedPart>(std::move(*encoded)), std::nullopt};
+  if (fed_back) answer.sent = Answer::Sent{codec, std::move(sent)};
+  co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
 }
 
-Task<Result<>> AllReduce::apply(EncodedPart delta, std::span<float> values) {
-  auto work = [lease = lease_, delta = std::move(delta), values, alpha = options_.averaging_alpha] {
-    Result<> applied = Error(Errc::round_cancelled);
-    lease->use([&] { applied = add_difference(delta, static_cast<float>(alpha), values); });
-    return applied;
-  };
-  co_return co_await compute(runtime_, values.size(), std::move(work));
+void AllReduce::count_sent(std::size_t member, std::size_t bytes, TimePoint begin) {
+  traffic(member).sent(bytes, begin, runtime_.now());
+  metrics_.bytes_sent.increment(static_cast<double>(bytes));
 }
 
-/// Leaves those out who never begin to send, sooner when their connection broke.
-Task<void> AllReduce::watch_senders(AllReduce& self) {
-  const auto& peers = self.setup_.group.peers;
-  const Deadline absent = limit_of(self.runtime_, self.options_.sender_timeout);
-  std::set<std::size_t> seen;
-  std::map<std::size_t, TimePoint> gone;
-  for (;;) {
-    const TimePoint now = self.runtime_.now();
-    for (std::size_t i = 0; i < peers.size(); ++i) {
-      if (i == self.own_index_ || self.attached_.contains(i)) continue;
-      if (!absent.is_never() && now >= absent.at())
-        self.ban(i, Error(cohive::Errc::timeout, peers[i], "it never sent a part"));
-      if (self.host_.connected(peers[i])) {
-        seen.insert(i);
-        gone.erase(i);
-      } else if ((seen.contains(i) || self.unreachable_.contains(i)) &&
-                 now - gone.try_emplace(i, now).first->second >= kLostGrace) {
-        self.ban(i, Error(cohive::Errc::reset, peers[i], "its connection broke before it sent a part"));
-      }
-    }
-    co_await self.runtime_.sleep_for(kWatchPeriod);
-  }
+void AllReduce::count_received(std::size_t member, std::size_t bytes) {
+  traffic(member).received(bytes, runtime_.now());
+  metrics_.bytes_received.increment(static_cast<double>(bytes));
 }
 
 }  // namespace cohive::averaging

@@ -1,10 +1,8 @@
-// One all-reduce round: the butterfly. Every member sends each part to the part's owner and receives
-// average - own part back.
-//   sender -> PART_FOR_AVERAGING{group id, part 0, weight}, {part, weight}..., END_OF_STREAM
+// One all-reduce: the butterfly. Every member sends each part to the part's owner and receives average - own part back.
+//   sender -> PART_FOR_AVERAGING{id, part 0, weight}, {part, weight}..., END_OF_STREAM
 //   owner  -> AVERAGED_PART{delta} per part, in order
-// Groups that agreed on a codec beyond hivemind's send their parts in it, with error feedback, and the owner answers
-// with averages in place of differences.
-// Our side of the streams is in all_reduce.cpp, serving those of others in aggregate.cpp.
+// Parts in a codec with error feedback are answered with averages in place of differences.
+// Our side of the streams is in all_reduce.cpp, serving those of other members in aggregate.cpp.
 // Source: hivemind wire spec, sections 6.6 to 6.8.
 #pragma once
 
@@ -13,119 +11,133 @@
 
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/metrics.hpp"
+#include "cohive/p2p/host.hpp"
 #include "cohive/rpc/rpc.hpp"
-#include "lease.hpp"
-#include "part_math.hpp"
 #include "partition.hpp"
 #include "reducer.hpp"
-#include "wire.hpp"
+#include "traffic.hpp"
 
 namespace cohive::averaging {
 
-/// Of MessageCode.
-enum Code { kPartForAveraging = 4, kAveragedPart = 5, kBadGroupId = 10, kInternalError = 15, kCancelled = 16 };
-
-/// A timeout of zero is none.
-inline Deadline limit_of(Runtime& runtime, Duration timeout) {
-  return timeout > 0s ? runtime.after(timeout) : Deadline::never();
-}
-
-/// What matchmaking yields.
-struct Group {
-  std::string id;
-  std::vector<PeerId> peers;
-  std::vector<std::string> gathered;
-  PeerId leader;
-  std::optional<codec::Extension> extension;  ///< the codec that all members offered
-};
-
-/// What is owed to later rounds of each tensor; see codec::ErrorFeedback.
-using Debts = std::vector<codec::ErrorFeedback>;
+/// Sends a message that is only a code (of proto::MessageCode).
+Task<Result<>> send_code(rpc::ServerStream& stream, int code, Deadline deadline);
 
 class AllReduce {
  public:
   struct Setup {
     std::string protocol;  ///< of rpc_aggregate_part
-    Group group;
-    std::vector<GatheredPeer> members;
-    double weight = 1;
-    std::shared_ptr<Debts> debts = nullptr;  ///< where the group agreed on an extension
+    std::string id;        ///< the group's, followed by the phase
+    std::shared_ptr<const Group> group;
+    std::size_t own_index = 0;
+    std::vector<std::uint64_t> fractions;  ///< of the work, for each member
+    Terms terms;
+    Duration sender_timeout{}, reducer_timeout{};         ///< zero: none
+    std::shared_ptr<std::vector<MemberTraffic>> traffic;  ///< for each member
   };
-  AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics,
-            std::vector<AveragedTensor> tensors, Setup setup);
+  /// What became of the parts.
+  struct Outcome {
+    std::size_t parts_total = 0, parts_failed = 0;
+    std::vector<PeerId> failed_reducers, lost_senders;
+  };
 
-  /// Divides the work. Call before run and before serving senders. Errors: the group cannot average.
-  Task<Result<>> prepare();
-  /// Sends, receives and reduces until this member is done.
-  Task<Result<RoundResult>> run();
-  /// Serves one sender's stream; its first message has been read.
-  static Task<Result<>> serve(std::shared_ptr<AllReduce> self, rpc::ServerStream& stream, Slice first);
-  /// Ends everything that waits for this round; afterwards nothing touches the tensors.
+  /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.
+  static Result<std::shared_ptr<AllReduce>> make(p2p::Host& host, const AveragerOptions& options,
+                                                 const AveragingMetrics& metrics, Setup setup,
+                                                 const TensorParts& tensors);
+
+  /// Sends, receives and reduces until this member is done. Only this touches the tensors: it may be dropped.
+  Task<Result<Outcome>> run(TensorParts& tensors);
+  /// Serves one sender's stream; its first message has been read, and came at `arrival`.
+  static Task<Result<>> serve(std::shared_ptr<AllReduce> self, rpc::ServerStream& stream, Slice first,
+                              TimePoint arrival);
+  /// Ends everything that waits for this all-reduce.
   void cancel();
-
-  const std::string& group_id() const { return setup_.group.id; }
-  void set_weight(double weight) { setup_.weight = weight; }
-  /// Set once the tensors are ready; streams that come early wait for it.
-  Event started;
+  /// A member averages no more: it is not waited for.
+  void member_left(const PeerId& peer);
 
  private:
+  /// How a tensor travels.
+  struct TensorCodecs {
+    codec::CodecSpec ordinary;
+    std::optional<codec::CodecSpec> agreed;  ///< for what we send
+  };
   /// What became of the parts that one reducer owns.
   struct Exchange {
-    std::size_t sent = 0, applied = 0;
+    std::size_t applied = 0;
     std::optional<Error> failure;
-    std::deque<Slice> unanswered;  ///< in an extension: what has been sent
+    std::deque<EncodedStretch> unanswered;  ///< of parts that were sent: the bytes where they are still needed
   };
   struct Reply {
     std::shared_ptr<EncodedPart> part;  ///< what the answer is relative to; none: to nothing
     PartSumPtr sum;
     codec::Codec codec;
   };
-  struct OwnPart;
-  static Task<void> reduce_own(AllReduce& self);
-  static Task<void> exchange_with(AllReduce& self, std::size_t peer, Exchange& exchange);
-  static Task<void> encode_parts(AllReduce& self, std::size_t peer, Channel<Slice>& encoded);
-  static Task<void> send_parts(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange);
-  static Task<Result<>> receive_replies(AllReduce& self, rpc::ClientStream& call, std::size_t peer, Exchange& exchange);
+  using Contributions = Channel<Result<std::shared_ptr<OwnContribution>>>;
+  using EncodedParts = Channel<Result<EncodedStretch>>;
+
+  AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics, Setup setup,
+            std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner);
+
+  static Task<void> prepare_own(AllReduce& self, TensorParts& tensors, Contributions& prepared);
+  static Task<void> reduce_own(AllReduce& self, TensorParts& tensors);
+  Task<Result<>> reduce_own_part(TensorParts& tensors, std::size_t index, std::shared_ptr<OwnContribution> own);
+
+  static Task<void> exchange_with(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
+  Task<Result<>> call_reducer(TensorParts& tensors, std::size_t member, Exchange& exchange);
+  static Task<void> encode_parts(AllReduce& self, TensorParts& tensors, std::size_t member, EncodedParts& encoded);
+  static Task<void> send_parts(AllReduce& self, TensorParts& tensors, rpc::ClientStream& call, std::size_t member,
+                               Exchange& exchange);
+  Task<Result<>> send_part(rpc::ClientStream& call, std::size_t member, std::size_t index, ByteView bytes, bool usable);
+  Task<Result<>> receive_replies(TensorParts& tensors, rpc::ClientStream& call, std::size_t member, Exchange& exchange);
+  Task<Result<>> apply_reply(TensorParts& tensors, const Part& part, EncodedStretch sent, PartMessage message,
+                             Slice record);
   static Task<void> watch_senders(AllReduce& self);
+  static Task<void> redial(AllReduce& self, std::size_t sender);
+  bool may_have_ended(std::size_t sender) const;
+  void ban_the_absent(std::size_t sender, Deadline absent, TimePoint now);
+
   static Task<Result<>> receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,
                                       Channel<Reply>& replies);
+  Task<Result<Reply>> take_part(std::size_t sender, std::size_t index, Slice record);
   static Task<void> send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
                                  Channel<Reply>& replies, Result<>& outcome);
-  Task<Result<>> apply(EncodedPart delta, std::span<float> values);
-  Task<Result<>> apply_average(const Part& part, EncodedPart average, Slice delivered);
-  OwnPart own_part(const Part& part) const;
-  static Reducer::Source source_of(OwnPart own, double weight, float alpha, std::shared_ptr<bool> moved);
-  std::span<float> values(const Part& part) const {
-    return tensors_[part.tensor].values.subspan(part.offset, part.length);
-  }
-  codec::Codec codec_of(const Part& part) const;
-  std::optional<std::size_t> index_of(const PeerId& peer) const;
+  Task<Result<>> send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply);
+
+  static Stretch stretch_of(const Part& part) { return {part.tensor, part.offset, part.length}; }
+  const std::vector<Part>& own_parts() const { return parts_by_owner_[setup_.own_index]; }
+  const PeerId& peer(std::size_t member) const { return setup_.group->members[member].peer; }
+  MemberTraffic& traffic(std::size_t member) { return (*setup_.traffic)[member]; }
+  /// What a part is sent in, and what averages of it come back in where they are not differences.
+  codec::CodecSpec codec_of(const Part& part) const;
+  codec::Codec answer_codec_of(const Part& part) const;
   std::size_t replies_in_flight(std::size_t sender) const;
-  Task<Result<>> send_reply(rpc::ServerStream& stream, Reply reply);
   void ban(std::size_t sender, const Error& why);
-  void count_sent(std::size_t bytes);
-  void count_received(std::size_t bytes);
+  void count_sent(std::size_t member, std::size_t bytes, TimePoint begin);
+  void count_received(std::size_t member, std::size_t bytes);
 
   p2p::Host& host_;
   Runtime& runtime_;
   const AveragerOptions& options_;
   const AveragingMetrics& metrics_;
-  std::vector<AveragedTensor> tensors_;
-  std::shared_ptr<TensorLease> lease_ = std::make_shared<TensorLease>();
-  Setup setup_;
-  std::size_t own_index_ = 0;
-  std::vector<codec::Codec> codecs_;  ///< of each tensor
-  std::vector<std::uint64_t> fractions_;
-  std::vector<std::vector<Part>> parts_by_owner_;
-  std::unique_ptr<Reducer> reducer_;
-  std::set<std::size_t> answering_;  ///< senders that a reply is being sent to
+  const Setup setup_;
+  const std::vector<TensorCodecs> codecs_;
+  const std::vector<std::vector<Part>> parts_by_owner_;
+  Reducer reducer_;
+  std::set<std::size_t> answering_;  // senders that a reply is being sent to
   Condition answered_;
-  std::set<std::size_t> attached_;     ///< senders that opened their stream
-  std::set<std::size_t> complete_;     ///< senders that sent everything
-  std::set<std::size_t> unreachable_;  ///< reducers that could not be called
-  std::vector<PeerId> lost_;           ///< senders left out of some of our parts
+  Condition broken_;  // the stream to a reducer
+  /// What is known of another member.
+  struct MemberState {
+    enum class Stream { none, open, complete } stream = Stream::none;  // that it sends its parts on
+    bool unreachable = false;                                          // when we called it
+    bool left = false;
+    bool seen = false;                // connected, since we began
+    bool redialled = false;           // since it was connected
+    std::optional<TimePoint> gone{};  // when it was first found to be no longer
+  };
+  std::vector<MemberState> members_;
+  std::vector<PeerId> lost_;  // senders left out of some of our parts
   bool cancelled_ = false;
-  std::uint64_t sent_ = 0, received_ = 0;
 };
 
 }  // namespace cohive::averaging

@@ -2,26 +2,35 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
-#include "all_reduce.hpp"
 #include "cohive/averaging/errors.hpp"
+#include "cohive/averaging/group_finder.hpp"
+#include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
-#include "donors.hpp"
-#include "group_bits.hpp"
+#include "cohive/dht/dht.hpp"
+#include "leave.hpp"
 #include "link_meter.hpp"
-#include "matchmaking.hpp"
-#include "schema.hpp"
+#include "round_state.hpp"
+#include "rounds.hpp"
+#include "running_round.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kChunkTimeout = 15s;
-constexpr Duration kEarlyStream = 120s;  // a part may come this long before we know its group
-constexpr std::size_t kMaxUploads = 4;
-constexpr Duration kUploadTurn = 5s;  // to wait for one of those; the newcomer had better ask another donor then
-constexpr Duration kFirstPause = 100ms, kLongestPause = 2s;  // between attempts of one step, doubling
+constexpr Duration kNoticeTime = 5s;                         // for members to hear that a round is given up
+constexpr Duration kFirstPause = 100ms, kLongestPause = 2s;  // between attempts of one round, doubling
+
+void check(const Aggregation& aggregation) {
+  const auto fail = [](const char* what) { throw std::invalid_argument(what); };
+  if (const auto* trimmed = std::get_if<TrimmedMean>(&aggregation))
+    if (!(trimmed->fraction > 0 && trimmed->fraction < 0.5)) fail("the fraction to trim must be above 0 and below 0.5");
+  if (const auto* clip = std::get_if<CenteredClip>(&aggregation))
+    if (!(clip->radius > 0) || !std::isfinite(clip->radius) || clip->iterations < 1 || clip->iterations > 100)
+      fail("CenteredClip needs a radius above 0 and 1 to 100 iterations");
+}
 
 void check(const AveragerOptions& options) {
   const auto fail = [](const char* what) { throw std::invalid_argument(what); };
@@ -33,323 +42,273 @@ void check(const AveragerOptions& options) {
     fail("reducer_timeout must exceed sender_timeout");
   if (options.initial_group_bits.find_first_not_of("01") != std::string::npos) fail("group bits are made of 0 and 1");
   if (options.target_group_size == 1 || options.min_group_size < 2) fail("a group has at least two members");
-  if (const auto* trimmed = std::get_if<TrimmedMean>(&options.aggregation))
-    if (!(trimmed->fraction > 0 && trimmed->fraction < 0.5)) fail("the fraction to trim must be above 0 and below 0.5");
-  if (const auto* clip = std::get_if<CenteredClip>(&options.aggregation))
-    if (!(clip->radius > 0) || !std::isfinite(clip->radius) || clip->iterations < 1 || clip->iterations > 100)
-      fail("CenteredClip needs a radius above 0 and 1 to 100 iterations");
-  if (options.extension && !(options.extension->density > 0 && options.extension->density <= 1))
-    fail("the density of top_k must be above 0 and at most 1");
+  check(options.aggregation);
+  for (const auto& choice : options.codec.choices())
+    if (codec::info(choice.codec).needs_agreement)
+      fail("AveragerOptions::codec must need no agreement: give this one to agreed_codec");
+  for (const auto& choice : options.agreed_codec.value_or(codec::Codec::none).choices())
+    if (!(choice.density > 0 && choice.density <= 1)) fail("the density of top_k must be above 0 and at most 1");
   if (!(options.bandwidth.value().value_or(0) >= 0)) fail("bandwidth must not be negative");
+}
+
+std::vector<TensorInfo> infos_of(const std::vector<AveragedTensor>& tensors) {
+  std::vector<TensorInfo> infos;
+  for (const auto& tensor : tensors)
+    infos.push_back({tensor.shape, tensor.schema_dtype, tensor.requires_grad, tensor.role, tensor.key});
+  return infos;
+}
+
+std::vector<HostTensor> memory_of(const std::vector<AveragedTensor>& tensors) {
+  std::vector<HostTensor> memory;
+  for (const auto& tensor : tensors) memory.emplace_back(tensor.values);
+  return memory;
+}
+
+codec::CodecSet offered_by(const AveragerOptions& options) {
+  codec::CodecSet offered;
+  if (options.agreed_codec)
+    for (const auto& choice : options.agreed_codec->choices())
+      if (codec::info(choice.codec).needs_agreement) offered.insert(choice.codec);
+  return offered;
 }
 
 }  // namespace
 
 struct Averager::Impl {
-  Impl(Dht& d, std::vector<AveragedTensor> t, AveragerOptions o)
+  Impl(Dht& d, std::vector<TensorInfo> infos, std::optional<std::vector<HostTensor>> memory, AveragerOptions o)
       : dht(d),
         runtime(d.runtime()),
         options((check(o), std::move(o))),
-        tensors(std::move(t)),
+        schema(std::move(infos)),
+        own_tensors(std::move(memory)),
         base(options.prefix + "::" + options.class_name + "."),
         metrics(runtime.metrics(), options.prefix),
-        matchmaking(d, options, metrics, base + "rpc_join_group", schema_hash(tensors)),
         meter(d.host()),
-        rounds_changed(runtime, "the round of an early sender"),
-        priority_changed(runtime, "state priority"),
-        uploads(runtime, kMaxUploads, "state uploads"),
-        snapshots(runtime, options.state_codec),
+        notices(d.host(), base),
+        rounds(runtime),
+        finder((options.group_finder ? options.group_finder : make_matchmaking)(
+            {dht, options, metrics, base, schema_hash(schema), offered_by(options)})),
         server(d.host()),
-        tasks(runtime, "averager") {}
+        background(runtime, "averager") {
+    if (!options.scheme) options.scheme = plain_all_reduce();
+    if (own_tensors) {
+      residuals = make_residuals(schema);
+      own_parts();  // throws for memory that does not fit
+    }
+  }
 
-  Task<void> make_debts();
-  Task<Result<RoundResult>> attempt(const StepOptions& step, std::shared_ptr<StepControl> control, Deadline deadline);
-  Task<Result<>> on_aggregate(rpc::ServerStream& stream);
-  Task<Result<>> on_download(rpc::ServerStream& stream);
-  Task<Result<>> on_download_pieces(rpc::ServerStream& stream);
-  static Task<void> declare_state(Impl& self);
+  std::shared_ptr<TensorParts> own_parts() {
+    return std::make_shared<HostParts>(runtime, schema, *own_tensors, HostPartsOptions{.residuals = residuals});
+  }
+  static Task<void> run_round(Impl& self, Round::State& state);
+  Task<Result<RoundResult>> try_until(Round::State& state, Deadline deadline);
+  Task<Result<RoundResult>> attempt(Round::State& state, Deadline deadline);
+  Task<Result<>> await_trigger(Round::State& state, Deadline deadline);
+  Task<Result<RoundResult>> average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry);
+  void round_ended(const Group& group, const RoundEnd& end);
+  RoundLimits limits_of(const Round::State& state) const;
 
   Dht& dht;
   Runtime& runtime;
   AveragerOptions options;
-  std::vector<AveragedTensor> tensors;
-  std::string base;
+  const std::vector<TensorInfo> schema;
+  const std::optional<std::vector<HostTensor>> own_tensors;
+  ResidualsPtr residuals;  // of those
+  const std::string base;
   AveragingMetrics metrics;
-  Matchmaking matchmaking;
   LinkMeter meter;
-  std::shared_ptr<AllReduce> round;
-  Condition rounds_changed;
-  std::string awaited;  // group of which a member has sent before our trigger
-  double priority = 0;
-  Condition priority_changed;
-  Semaphore uploads;  // of either protocol
-  Snapshots snapshots;
-  std::shared_ptr<Debts> debts;  // from the first round in an extension on
-  bool stepping = false;
-  std::size_t serving = 0;   // members whose parts we average, or who have not got all results yet
-  std::uint64_t rounds = 0;  // that we were in
+  LeaveNotices notices;
+  Rounds rounds;
+  std::unique_ptr<GroupFinder> finder;
+  std::weak_ptr<Round::State> current;
+  bool left = false;
   rpc::Server server;
-  TaskGroup tasks;
+  TaskGroup background;
 };
 
+Averager::Averager(Dht& dht, std::vector<TensorInfo> schema, AveragerOptions options)
+    : impl_(std::make_unique<Impl>(dht, std::move(schema), std::nullopt, std::move(options))) {}
 Averager::Averager(Dht& dht, std::vector<AveragedTensor> tensors, AveragerOptions options)
-    : impl_(std::make_unique<Impl>(dht, std::move(tensors), std::move(options))) {}
-Averager::~Averager() = default;
+    : impl_(std::make_unique<Impl>(dht, infos_of(tensors), memory_of(tensors), std::move(options))) {}
+
+Averager::~Averager() {
+  if (const auto round = impl_->current.lock()) round->cancel();
+}
 
 void Averager::start() {
   Impl& self = *impl_;
+  self.notices.serve(self.server, [&self](const PeerId& peer, const std::string& group_id) {
+    if (group_id.empty()) self.finder->peer_left(peer);
+    self.rounds.member_left(peer, group_id);
+  });
   if (self.options.mode == PeerMode::client) return;
-  self.server.add_streaming(self.base + "rpc_join_group",
-                            [&self](rpc::ServerStream& s) { return self.matchmaking.serve(s); });
+  self.finder->serve(self.server);
   self.server.add_streaming(self.base + "rpc_aggregate_part",
-                            [&self](rpc::ServerStream& s) { return self.on_aggregate(s); });
-  self.server.add_streaming(self.base + "rpc_download_state",
-                            [&self](rpc::ServerStream& s) { return self.on_download(s); });
-  self.server.add_streaming(self.base + "rpc_download_pieces",
-                            [&self](rpc::ServerStream& s) { return self.on_download_pieces(s); });
-  self.tasks.spawn(Impl::declare_state(self), "declare state");
+                            [&self](rpc::ServerStream& stream) { return self.rounds.serve(stream); });
 }
 
 // ---- A round
 
-Task<Result<RoundResult>> Averager::step(StepOptions step) {
+Round Averager::begin(RoundOptions options) {
   Impl& self = *impl_;
-  if (self.stepping) throw std::logic_error("two averaging rounds of one averager at once");
-  struct Stepping {
-    Impl& self;
-    explicit Stepping(Impl& impl) : self(impl) { self.stepping = true; }
-    ~Stepping() {
-      self.stepping = false;
-      self.rounds_changed.notify_all();
-    }
-  } guard{self};
-  const Deadline deadline = self.runtime.after(step.timeout);
-  auto control = step.control ? step.control : std::make_shared<StepControl>(self.runtime, step.weight);
-  if (!step.control) control->trigger.set();
-  if (step.scheduled_time) control->scheduled_time = step.scheduled_time;
-  if (!step.control || !control->scheduled_time)
-    control->scheduled_time =
-        step.scheduled_time.value_or(self.dht.now() + to_seconds(self.options.min_matchmaking_time));
+  const auto before = self.current.lock();
+  if (before && !before->finished()) throw std::logic_error("two averaging rounds of one averager at once");
+  auto state = std::make_shared<Round::State>(self.runtime, std::move(options), self.own_tensors.has_value());
+  state->plan.scheduled_time =
+      state->options.scheduled_time.value_or(self.dht.now() + to_seconds(self.options.min_matchmaking_time));
+  state->plan.expected_members = state->options.expected_members;
+  self.current = state;
+  state->tasks.spawn(Impl::run_round(self, *state), "averaging round");
+  return Round(std::move(state));
+}
+
+Task<Result<RoundResult>> Averager::step(RoundOptions options, double weight) {
+  Round round = begin(std::move(options));
+  round.trigger(weight);
+  co_return co_await round.result();
+}
+
+Task<void> Averager::Impl::run_round(Impl& self, Round::State& state) {
   struct Finish {
-    std::shared_ptr<StepControl> control;
-    ~Finish() { control->stage = StepControl::Stage::finished; }
-  } finish{control};
+    Round::State& state;
+    ~Finish() {
+      state.stage = Round::Stage::finished;
+      state.tensors.reset();
+    }
+  } finish{state};
+  state.result = co_await self.try_until(state, self.runtime.after(state.options.timeout));
+}
+
+Task<Result<RoundResult>> Averager::Impl::try_until(Round::State& state, Deadline deadline) {
   for (Duration pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
-    auto giving_up = [](std::shared_ptr<StepControl> c) -> Task<void> { co_await c->cancelled.wait(); };
-    auto outcome = co_await race(self.runtime, self.attempt(step, control, deadline), giving_up(control));
-    if (outcome.index() == 1) co_return Error(Errc::round_cancelled);
-    auto& result = std::get<0>(outcome);
-    if (result) co_return std::move(result);
-    (result.error().code() == make_error_code(Errc::no_group) ? self.metrics.no_group : self.metrics.rounds_failed)
-        .increment();
-    if (!step.allow_retries || self.runtime.now() >= deadline.at() || control->cancelled.is_set())
-      co_return result.error();
+    if (left) co_return Error(Errc::left);
+    state.stage = Round::Stage::looking_for_group;
+    auto result = co_await attempt(state, deadline);
+    if (result) co_return result;
+    const bool found_none = result.error() == Errc::no_group || result.error() == Errc::members_left;
+    (found_none ? metrics.no_group : metrics.rounds_failed).increment();
+    // Tensors that were handed over are exchanged once.
+    const bool exchanged = state.stage == Round::Stage::running && state.tensors;
+    const bool again = state.options.allow_retries && !exchanged && result.error() != Errc::members_left;
+    if (!again || runtime.now() >= deadline.at()) co_return result;
     log::info("averaging", "trying again: {}", result.error());
-    co_await control->cancelled.wait(self.runtime.after(std::min(pause, deadline.remaining(self.runtime.now()))));
+    co_await runtime.sleep_for(std::min(pause, deadline.remaining(runtime.now())));
   }
 }
 
-Task<Result<RoundResult>> Averager::Impl::attempt(const StepOptions& step, std::shared_ptr<StepControl> control,
-                                                  Deadline deadline) {
+Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline deadline) {
   const TimePoint start = runtime.now();
-  control->stage = StepControl::Stage::looking_for_group;
   const auto bandwidth = options.bandwidth.is_measured() ? meter.bandwidth() : options.bandwidth.value();
   metrics.bandwidth.set(bandwidth.value_or(0));
-  auto group =
-      co_await matchmaking.look_for_group(encode_gather(bandwidth, options.mode, step.gather), *control, deadline);
-  if (!group) co_return group.error();
-  struct Forget {
-    Matchmaking& matchmaking;
-    bool averaged = false;
-    ~Forget() {
-      if (!averaged) matchmaking.forget_group();
-    }
-  } forget{matchmaking};
-  const auto position = static_cast<std::size_t>(std::find(group->peers.begin(), group->peers.end(), dht.host().id()) -
-                                                 group->peers.begin());
-  matchmaking.set_bits(next_group_bits(matchmaking.bits(), as_bytes(group->id), position, group->peers.size(),
-                                       options.target_group_size));
-  std::vector<GatheredPeer> members;
-  for (std::size_t i = 0; i < group->peers.size(); ++i) {
-    auto member = decode_gather(group->peers[i], group->gathered[i]);
-    if (!member) co_return member.error();
-    members.push_back(std::move(*member));
-  }
-  const TimePoint grouped = runtime.now();
-  metrics.matchmaking_seconds.observe(to_seconds(grouped - start));
-  if (group->extension && !debts) co_await make_debts();
-  auto current = std::make_shared<AllReduce>(dht.host(), options, metrics, tensors,
-                                             AllReduce::Setup{base + "rpc_aggregate_part", *group, members,
-                                                              control->weight, group->extension ? debts : nullptr});
-  if (auto prepared = co_await current->prepare(); !prepared) co_return prepared.error();
-  struct Registered {
+  std::optional<Rounds::Search> search(std::in_place, rounds);
+  Member own{dht.host().id(), options.mode, bandwidth, state.options.gather};
+  auto found = co_await finder->find(std::move(own), state.plan, deadline);
+  if (!found) co_return found.error();
+  const auto group = std::make_shared<const Group>(std::move(*found));
+  Rounds::Entry entry(rounds, group);
+  search.reset();
+  struct Ended {
     Impl& self;
-    std::shared_ptr<AllReduce> round;
-    bool complete = false;
-    ~Registered() {
-      if (!complete) round->cancel();  // senders that wait for us get an answer
-      if (self.round == round) self.round.reset();
-    }
-  } registered{*this, current};
-  round = current;
-  ++rounds;
-  rounds_changed.notify_all();
-
-  control->stage = StepControl::Stage::awaiting_trigger;
-  const bool bounded = options.allreduce_timeout > 0s;
-  const Duration patience = std::max<Duration>(options.allreduce_timeout, deadline.remaining(runtime.now()));
-  if (!co_await control->trigger.wait(bounded ? runtime.after(patience) : Deadline::never()))
-    co_return Error(cohive::Errc::timeout, "waiting for the trigger");
-  control->stage = StepControl::Stage::running;
-  const double weight = options.mode == PeerMode::auxiliary ? 0 : control->weight;
-  if (!std::isfinite(weight) || weight < 0)
-    co_return Error(cohive::Errc::invalid_argument, "an averaging weight must be finite and not negative");
-  current->set_weight(weight);
-  const TimePoint triggered = runtime.now();
-  const Deadline end = limit_of(runtime, options.allreduce_timeout);
-  TaskGroup watching(runtime, "all-reduce watch", TaskGroup::Local());
-  if (options.bandwidth.is_measured()) watching.spawn(LinkMeter::watch(meter), "link meter");
-  auto result = co_await within(runtime, end, current->run(), "all-reduce");
-  watching.cancel();
-  if (!result) co_return result.error();
-  registered.complete = true;
-  forget.averaged = true;
-  std::vector<PeerId> lost = result->lost_senders;
-  lost.insert(lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
-  matchmaking.round_ended(lost);
-  result->group_id = group->id;
-  result->leader = group->leader;
-  result->extension = group->extension;
+    const Group& group;
+    RoundEnd end{};
+    ~Ended() { self.round_ended(group, end); }
+  } ended{*this, *group};
+  const TimePoint grouped = runtime.now();
+  const auto work = co_await divide_work(runtime, dht.host().id(), group, schema, options.min_vector_size);
+  if (!work) co_return work.error();
+  metrics.matchmaking_seconds.observe(to_seconds(grouped - start));
+  state.stage = Round::Stage::awaiting_trigger;
+  if (auto triggered = co_await await_trigger(state, deadline); !triggered) co_return triggered.error();
+  state.stage = Round::Stage::running;
+  auto result = co_await average(state, *work, entry);
+  if (!result) co_return result;
+  entry.complete();
+  ended.end = {true, result->lost_senders};
+  ended.end.lost.insert(ended.end.lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
   result->matchmaking = grouped - start;
-  result->allreduce = runtime.now() - triggered;
   metrics.allreduce_seconds.observe(to_seconds(result->allreduce));
-  metrics.group_size.set(static_cast<double>(members.size()));
+  metrics.group_size.set(static_cast<double>(group->members.size()));
   (result->parts_failed ? metrics.rounds_partial : metrics.rounds_ok).increment();
-  priority_changed.notify_all();
   co_return result;
 }
 
-/// As many zeros as there are values: not on the loop.
-Task<void> Averager::Impl::make_debts() {
-  std::vector<std::size_t> sizes;
-  for (const auto& tensor : tensors) sizes.push_back(tensor.values.size());
-  debts = co_await runtime.offload([sizes = std::move(sizes), how = *options.extension] {
-    auto made = std::make_shared<Debts>();
-    for (std::size_t size : sizes) made->emplace_back(how, size);
-    return made;
-  });
+/// Members that wait for a round that has failed here need not wait for long.
+void Averager::Impl::round_ended(const Group& group, const RoundEnd& end) {
+  finder->round_ended(end);
+  if (end.averaged || left) return;
+  std::vector<PeerId> members;
+  for (const Member& member : group.members) members.push_back(member.peer);
+  background.spawn(notices.tell(std::move(members), group.id, runtime.after(kNoticeTime)), "a round that is given up");
 }
 
-/// A sender may come before we heard of its group, or before our own trigger: it waits.
-Task<Result<>> Averager::Impl::on_aggregate(rpc::ServerStream& stream) {
-  auto first = co_await stream.receive(runtime.after(kChunkTimeout));
-  if (!first) co_return first.error();
-  if (!*first) co_return Error(Errc::bad_partition, stream.peer(), "no part");
-  auto message = parse_part(**first);
-  if (!message) co_return message.error();
-  const auto ours = [&] { return round && round->group_id() == message->group_id; };
-  const Deadline patience = runtime.after(kEarlyStream);
-  const std::uint64_t known = rounds;
-  while (!ours() && stepping && rounds == known)
-    if (!co_await rounds_changed.wait(patience)) break;
-  if (!ours()) {
-    const Envelope refusal = envelope_code(kBadGroupId);
-    co_return co_await stream.send(as_bytes(refusal.head), runtime.after(kChunkTimeout));
-  }
-  if (!round->started.is_set()) {
-    awaited = round->group_id();
-    rounds_changed.notify_all();
-  }
-  struct Serving {
-    Impl& self;
-    explicit Serving(Impl& impl) : self(impl) { ++self.serving; }
-    ~Serving() {
-      --self.serving;
-      self.rounds_changed.notify_all();
-    }
-  } serving_one{*this};
-  co_return co_await AllReduce::serve(round, stream, std::move(**first));
+Task<Result<>> Averager::Impl::await_trigger(Round::State& state, Deadline deadline) {
+  const Duration allreduce = limits_of(state).allreduce.value_or(Duration::zero());
+  const Duration patience = std::max<Duration>(allreduce, deadline.remaining(runtime.now()));
+  const Deadline end = allreduce > 0s ? runtime.after(patience) : Deadline::never();
+  if (!co_await state.triggered.wait(end)) co_return Error(cohive::Errc::timeout, "waiting for the trigger");
+  if (!std::isfinite(state.weight) || state.weight < 0)
+    co_return Error(cohive::Errc::invalid_argument, "an averaging weight must be finite and not negative");
+  co_return ok();
 }
 
-Task<void> Averager::drained(Deadline deadline) {
-  while (impl_->serving > 0)
-    if (!co_await impl_->rounds_changed.wait(deadline)) co_return;
+Task<Result<RoundResult>> Averager::Impl::average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry) {
+  entry.triggered();
+  const TimePoint triggered = runtime.now();
+  const RoundLimits limits = limits_of(state);
+  const Deadline end = limit_of(runtime, limits.allreduce.value_or(Duration::zero()));
+  const auto tensors = state.tensors ? state.tensors : own_parts();
+  const double weight = options.mode == PeerMode::auxiliary ? 0 : state.weight;
+  RunningRound running({dht.host(), options, metrics, base + "rpc_aggregate_part", schema, limits}, work,
+                       {weight, options.averaging_alpha}, *tensors, entry);
+  Nursery watching(runtime, "all-reduce watch");
+  if (options.bandwidth.is_measured()) watching.spawn(LinkMeter::watch(meter), "link meter");
+  auto averaged = co_await within(runtime, end, running.run(), "all-reduce");
+  watching.cancel();
+  if (!averaged) co_return averaged.error();
+  co_await tensors->finish();
+  auto result = running.result(triggered);
+  result.allreduce = runtime.now() - triggered;
+  co_return result;
 }
 
-Task<void> Averager::awaited() {
-  const auto waiting = [](const Impl& self) {
-    return self.round && !self.round->started.is_set() && self.round->group_id() == self.awaited;
+/// The limits of a round, within those of the options; unset: none.
+RoundLimits Averager::Impl::limits_of(const Round::State& state) const {
+  const auto bounded = [](std::optional<Duration> wanted, Duration most) -> std::optional<Duration> {
+    if (most <= 0s) return wanted;
+    return std::min(wanted.value_or(most), most);
   };
-  while (!waiting(*impl_)) co_await impl_->rounds_changed.wait();
+  return {bounded(state.limits.allreduce, options.allreduce_timeout),
+          bounded(state.limits.sender, options.sender_timeout), bounded(state.limits.reducer, options.reducer_timeout)};
 }
 
-// ---- State
+// ---- Waiting for other members, and leaving them
 
-void Averager::set_state_provider(StateProvider provider) {
-  impl_->snapshots.set_provider(std::move(provider));
-  impl_->priority_changed.notify_all();
+Task<void> Averager::someone_waits() {
+  return impl_->rounds.someone_waits();
 }
 
-void Averager::set_state_priority(double priority) {
-  impl_->priority = priority;
-  impl_->priority_changed.notify_all();
+Task<void> Averager::drain(Deadline deadline) {
+  return impl_->rounds.drain(deadline);
 }
 
-Task<void> Averager::Impl::declare_state(Impl& self) {
-  const msgpack::Value own = msgpack::Value::bin(self.dht.host().id().bytes());
-  for (;;) {
-    const bool sharing = self.snapshots.sharing() && self.options.share_state && self.options.mode == PeerMode::node;
-    const double expiration = self.dht.now() + to_seconds(self.options.declare_state_period);
-    (void)co_await self.dht.store(self.options.prefix + ".all_averagers", own,
-                                  sharing ? msgpack::Value(self.priority) : msgpack::Value(), expiration);
-    // Declared again in time, and at once when something changes.
-    co_await self.priority_changed.wait(self.runtime.after(self.options.declare_state_period * 2 / 3));
-  }
-}
-
-Task<Result<>> Averager::Impl::on_download(rpc::ServerStream& stream) {
-  auto units = co_await uploads.acquire(1, runtime.after(kUploadTurn));
-  if (!units) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
-  metrics.state_uploads.increment();
-  std::optional<SharedState> state;
-  if (options.share_state) state = co_await snapshots.state();
-  co_return co_await send_state(runtime, stream, std::move(state), options.state_codec);
-}
-
-Task<Result<>> Averager::Impl::on_download_pieces(rpc::ServerStream& stream) {
-  if (!options.share_state) co_return ok();
-  co_return co_await serve_pieces(runtime, stream, snapshots, uploads, metrics);
-}
-
-Task<Result<DownloadedState>> Averager::download_state(DownloadOptions options) {
+Task<void> Averager::leave(Deadline deadline) {
   Impl& self = *impl_;
-  const PieceSource pieces{self.base + "rpc_download_pieces", kChunkTimeout, options.max_bytes, options.max_donors};
-  const DownloadSetup setup{self.options.prefix + ".all_averagers", self.base + "rpc_download_state", pieces};
-  DownloadReport report;
-  report.on_progress = [&metrics = self.metrics, &options](const DownloadProgress& progress) {
-    metrics.download_done.set(static_cast<double>(progress.bytes_done));
-    metrics.download_total.set(static_cast<double>(progress.bytes_total));
-    metrics.download_donors.set(static_cast<double>(progress.donors));
-    if (options.on_progress) options.on_progress(progress);
-  };
-  auto state = co_await download_from_donors(self.dht, setup, report, self.runtime.after(options.limit));
-  if (state) self.metrics.state_downloads.increment();
-  self.metrics.donors_rejected.increment(static_cast<double>(report.liars.size()));
-  for (const auto& [peer, bytes] : report.contributed)
-    self.metrics.state_bytes_received.increment(static_cast<double>(bytes));
-  self.metrics.download_donors.set(0);
-  co_return state;
+  self.left = true;
+  auto partners = self.finder->partners();
+  if (const auto round = self.current.lock()) round->cancel();
+  self.finder->leave();
+  co_await self.notices.tell(std::move(partners), {}, deadline);
 }
 
-void Averager::reset_error_feedback() {
-  impl_->debts.reset();
+void Averager::reset_residuals() {
+  if (impl_->own_tensors) impl_->residuals = make_residuals(impl_->schema);
 }
 
-const std::string& Averager::group_bits() const noexcept {
-  return impl_->matchmaking.bits();
+const std::vector<TensorInfo>& Averager::schema() const noexcept {
+  return impl_->schema;
 }
-void Averager::set_group_bits(std::string bits) {
-  impl_->matchmaking.set_bits(std::move(bits));
+std::string Averager::group_bits() const {
+  return impl_->finder->group_bits();
 }
 const AveragerOptions& Averager::options() const noexcept {
   return impl_->options;

@@ -2,6 +2,7 @@
 // ones when they fail. Source: hivemind wire spec, sections 6.2 and 6.9; state_pieces.hpp.
 #pragma once
 
+#include "cohive/dht/dht.hpp"
 #include "state_transfer.hpp"
 
 namespace cohive::averaging {

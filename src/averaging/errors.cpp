@@ -26,6 +26,10 @@ class Category final : public std::error_category {
         return "a member of the group refused our parts";
       case Errc::not_finite:
         return "a part holds a number that is not finite";
+      case Errc::members_left:
+        return "all peers that this one waited for have left";
+      case Errc::left:
+        return "this peer has left its averaging groups";
     }
     return "unknown averaging error";
   }

@@ -1,27 +1,43 @@
-// The caller's tensors, as work on other threads uses them. Such work may outlive the task that asked for it; the
-// tensors belong to a caller who gets them back when the round ends.
+// Memory that is lent to work on other threads. Such work may outlive the task that asked for it; the memory belongs to
+// an owner that gets it back when the task ends.
 #pragma once
 
 #include <atomic>
 
 namespace cohive::averaging {
 
-class TensorLease {
+class Lease {
  public:
   /// Worker threads: runs `work` unless the lease has ended; tells whether it ran.
   template <class Work>
   bool use(Work&& work) {
     users_.fetch_add(1);
+    struct Done {  // also when it throws
+      std::atomic<int>& users;
+      ~Done() {
+        if (users.fetch_sub(1) == 1) users.notify_all();
+      }
+    } done{users_};
     const bool open = !ended_.load();
     if (open) work();
-    if (users_.fetch_sub(1) == 1) users_.notify_all();
     return open;
   }
-  /// Afterwards nothing touches the tensors. Blocks while work is in progress: at most the arithmetic of one part.
+  /// Afterwards nothing touches the memory. Blocks while work is in progress: at most the arithmetic of one part.
   void end() noexcept {
     ended_.store(true);
     for (int users = users_.load(); users != 0; users = users_.load()) users_.wait(users);
   }
+
+  /// Ends a lease with a scope.
+  class End {
+   public:
+    explicit End(Lease& lease) : lease_(lease) {}
+    ~End() { lease_.end(); }
+    End(const End&) = delete;
+
+   private:
+    Lease& lease_;
+  };
 
  private:
   std::atomic<bool> ended_{false};

@@ -127,7 +127,7 @@ Result<> ManifestBuilder::describe_tensor(std::size_t index) {
   if (!codec) return codec.error();
   return append(
       manifest_,
-      {tensor.dtype, tensor.shape, tensor.requires_grad, codec::codec_for(*codec, tensor.dtype, {1}), *values},
+      {tensor.dtype, tensor.shape, tensor.requires_grad, codec::codec_for(codec->codec, tensor.dtype, {1}), *values},
       pieces_);
 }
 

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/crypto.hpp"
 #include "wire.hpp"
 

@@ -5,12 +5,13 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
-#include "wide.hpp"
+#include "core/wide.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -82,8 +83,27 @@ COHIVE_WIDE void subtract_in_place(const float* from, std::uint8_t* bytes, std::
   }
 }
 
-COHIVE_WIDE void move(const float* towards, float alpha, float* values, std::size_t count) {
+// What is written may be what is read, or lie elsewhere: a compiler that must allow for both does neither fast.
+COHIVE_WIDE void move(const float* __restrict own, const float* __restrict towards, float alpha, float* __restrict out,
+                      std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = own[i] + alpha * (towards[i] - own[i]);
+}
+COHIVE_WIDE void move_in_place(float* __restrict values, const float* __restrict towards, float alpha,
+                               std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) values[i] += alpha * (towards[i] - values[i]);
+}
+
+COHIVE_WIDE void change(const float* __restrict own, const float* __restrict towards, float alpha,
+                        float* __restrict out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = alpha * (towards[i] - own[i]);
+}
+COHIVE_WIDE void change_in_place(float* __restrict values, const float* __restrict towards, float alpha,
+                                 std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) values[i] = alpha * (towards[i] - values[i]);
+}
+
+COHIVE_WIDE void multiply(float factor, float* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) values[i] *= factor;
 }
 
 Error not_finite() {
@@ -107,15 +127,8 @@ Result<bool> add(const std::uint8_t* part, double exact_weight, std::span<float>
   return true;
 }
 
-Result<bool> add_extension(const EncodedPart& part, double weight, std::span<float> sum, Adding how) {
-  if (how.first) std::fill(sum.begin(), sum.end(), 0.0f);
-  auto added = codec::accumulate_extension(*part.extension, part.buffer, static_cast<float>(weight), sum);
-  if (!added) return added.error();
-  return how.divisor == 0 || divide(static_cast<float>(how.divisor), sum.data(), sum.size());
-}
-
 bool is_raw(const EncodedPart& part, std::size_t length) {
-  return !part.extension && part.codec == codec::Codec::none && part.dtype == codec::DType::float32 &&
+  return part.codec == codec::Codec::none && part.dtype == codec::DType::float32 &&
          part.buffer.size() == length * sizeof(float);
 }
 
@@ -123,20 +136,22 @@ constexpr std::size_t kBlock = 4096;  // values that stay in the nearest cache f
 
 }  // namespace
 
+std::size_t inline_values() {
+  static const std::size_t values = std::thread::hardware_concurrency() > 2 ? 16 * 1024 : 256 * 1024;
+  return values;
+}
+
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
-                                 std::optional<codec::Extension> agreed) {
+                                 const codec::CodecSet& agreed) {
   if (!message.tensor) return Error(Errc::bad_partition, "a message without a part");
   const auto count = codec::element_count(message.tensor->shape);
   if (!count || *count != length)
     return Error(Errc::bad_partition, "part of " + std::to_string(count.value_or(0)) + " values where " +
                                           std::to_string(length) + " belong");
-  const auto codec = agreed ? codec::Codec::none : codec::codec_from_wire(message.tensor->compression);
+  const auto codec = codec::codec_from_wire(message.tensor->compression, agreed);
   const auto dtype = codec::dtype_from_name(message.tensor->dtype);
-  const bool known =
-      agreed ? codec::extension_from_wire(message.tensor->compression) == agreed && dtype == codec::DType::float32
-             : codec && dtype;
-  if (!known) return Error(Errc::bad_partition, "unknown codec or dtype of a part");
-  return EncodedPart{*codec, *dtype, std::move(record), message.tensor->buffer, agreed};
+  if (!codec || !dtype) return Error(Errc::bad_partition, "unknown codec or dtype of a part");
+  return EncodedPart{*codec, *dtype, std::move(record), message.tensor->buffer};
 }
 
 bool all_finite(std::span<const float> values) {
@@ -148,50 +163,30 @@ Result<bool> add_values(std::span<const float> part, double weight, std::span<fl
 }
 
 Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> sum, Adding how) {
-  if (part.extension) return add_extension(part, weight, sum, how);
   if (is_raw(part, sum.size())) return add(part.buffer.data(), weight, sum, how);
   const auto decoder = codec::Decoder::open(part.codec, part.dtype, sum.size(), part.buffer);
   if (!decoder) return decoder.error();
-  if (!decoder->finite()) return not_finite();
+  if (!(*decoder)->finite()) return not_finite();
   bool average_finite = true;
   for (std::size_t at = 0; at < sum.size(); at += kBlock) {
     const auto block = sum.subspan(at, std::min(kBlock, sum.size() - at));
     if (how.first && weight == 1) {
-      decoder->decode(at, block);
+      (*decoder)->decode(at, block);
     } else {
       if (how.first) std::fill(block.begin(), block.end(), 0.0f);
-      decoder->accumulate(at, static_cast<float>(weight), block);
+      (*decoder)->accumulate(at, static_cast<float>(weight), block);
     }
     if (how.divisor != 0) average_finite &= divide_by_weight(block, how.divisor);
   }
   return average_finite;
 }
 
-Result<bool> add_own_last(std::span<float> own, double weight, double divisor, float alpha, std::span<float> sum,
-                          bool first) {
-  if (!all_finite(own)) return not_finite();
-  if (first) std::fill(sum.begin(), sum.end(), 0.0f);
-  // Before our values move it must be known that the whole part has an average: without one nobody's do.
-  if (!add_and_divide(bytes_of(own), static_cast<float>(weight), static_cast<float>(divisor), sum.data(), sum.size()))
-    return false;
-  move_towards(sum, alpha, own);
-  return true;
-}
-
 Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length) {
-  if (part->extension) {  // these can only be decoded as a whole
-    auto values = std::make_shared<std::vector<float>>(length);
-    if (auto done = codec::decode_extension(*part->extension, part->buffer, *values); !done) return done.error();
-    return [values](std::size_t first, std::span<float> out) {
-      std::copy_n(values->data() + first, out.size(), out.data());
-      return true;
-    };
-  }
-  auto decoder = codec::Decoder::open(part->codec, part->dtype, length, part->buffer);
-  if (!decoder) return decoder.error();
-  if (!decoder->finite()) return not_finite();
-  return [part, decoder = std::move(*decoder)](std::size_t first, std::span<float> out) {
-    decoder.decode(first, out);
+  auto opened = open_finite(*part, length);
+  if (!opened) return opened.error();
+  return [part, decoder = std::shared_ptr<const codec::Decoder>(std::move(*opened))](std::size_t first,
+                                                                                     std::span<float> out) {
+    decoder->decode(first, out);
     return true;
   };
 }
@@ -206,7 +201,7 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded
   if (!is_raw(part, length)) {
     const auto base = codec::Decoder::open(part.codec, part.dtype, length, part.buffer);
     if (!base) return base.error();
-    return codec::encode_difference(part.codec, average, *base);
+    return codec::encode_difference(part.codec, average, **base);
   }
   if (!part.record.unique()) part.record = Slice::copy_of(part.buffer), part.buffer = part.record.view();
   const auto offset = static_cast<std::size_t>(part.buffer.data() - part.record.data());
@@ -215,37 +210,49 @@ Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded
   return out;
 }
 
-void move_towards(std::span<const float> average, float alpha, std::span<float> values) {
-  move(average.data(), alpha, values.data(), values.size());
+void scale(std::span<float> values, float factor) {
+  multiply(factor, values.data(), values.size());
 }
 
-void move_to(std::span<const float> average, float alpha, std::span<float> values) {
-  if (alpha == 1)
-    std::copy(average.begin(), average.end(), values.begin());
+void move_towards(std::span<const float> average, float alpha, Destination to) {
+  if (to.own.data() == to.out.data())
+    (to.differences ? change_in_place : move_in_place)(to.out.data(), average.data(), alpha, to.out.size());
   else
-    move_towards(average, alpha, values);
+    (to.differences ? change : move)(to.own.data(), average.data(), alpha, to.out.data(), to.out.size());
 }
 
-void move_to(const ReadValues& average, float alpha, std::span<float> values) {
+void move_to(const codec::Decoder& average, float alpha, Destination to) {
   std::array<float, kBlock> block;
-  for (std::size_t at = 0; at < values.size(); at += kBlock) {
-    const std::span<float> here(block.data(), std::min(kBlock, values.size() - at));
-    if (average(at, here)) move_to(here, alpha, values.subspan(at, here.size()));
+  for (std::size_t at = 0; at < to.out.size(); at += kBlock) {
+    const std::size_t here = std::min(kBlock, to.out.size() - at);
+    const std::span<float> out = to.out.subspan(at, here);
+    if (alpha == 1 && !to.differences) {
+      average.decode(at, out);
+      continue;
+    }
+    average.decode(at, std::span(block).first(here));
+    move_towards(std::span(block).first(here), alpha, {to.own.subspan(at, here), out, to.differences});
   }
 }
 
-Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values) {
-  const auto decoder = codec::Decoder::open(delta.codec, delta.dtype, values.size(), delta.buffer);
-  if (!decoder) return decoder.error();
-  const bool raw = is_raw(delta, values.size());
-  for (std::size_t at = 0; at < values.size(); at += kBlock) {
-    const auto block = values.subspan(at, std::min(kBlock, values.size() - at));
-    const bool usable =
-        raw ? finite(delta.buffer.data() + at * sizeof(float), block.size()) : decoder->finite(at, block.size());
-    if (!usable) return not_finite();
-    decoder->accumulate(at, alpha, block);
+void add_difference(const codec::Decoder& delta, float alpha, Destination to) {
+  const bool in_place = to.own.data() == to.out.data();
+  for (std::size_t at = 0; at < to.out.size(); at += kBlock) {
+    const auto out = to.out.subspan(at, std::min(kBlock, to.out.size() - at));
+    if (to.differences)
+      std::ranges::fill(out, 0.0f);
+    else if (!in_place)
+      std::ranges::copy(to.own.subspan(at, out.size()), out.begin());
+    delta.accumulate(at, alpha, out);
   }
-  return ok();
+}
+
+Result<codec::DecoderPtr> open_finite(const EncodedPart& part, std::size_t length) {
+  auto decoder = codec::Decoder::open(part.codec, part.dtype, length, part.buffer);
+  if (!decoder) return decoder.error();
+  const bool usable = is_raw(part, length) ? finite(part.buffer.data(), length) : (*decoder)->finite();
+  if (!usable) return not_finite();
+  return decoder;
 }
 
 }  // namespace cohive::averaging

@@ -5,34 +5,24 @@
 #include <memory>
 #include <span>
 
-#include "cohive/codec/extensions.hpp"
+#include "cohive/averaging/tensor_parts.hpp"
+#include "cohive/codec/decoder.hpp"
 #include "cohive/core/result.hpp"
-#include "robust.hpp"
 #include "wire.hpp"
 
 namespace cohive::averaging {
 
-/// A part as it travelled: the buffer is a view into the record.
-struct EncodedPart {
-  codec::Codec codec = codec::Codec::none;
-  codec::DType dtype = codec::DType::float32;
-  Slice record;
-  ByteView buffer;
-  std::optional<codec::Extension> extension = std::nullopt;  ///< in place of the codec
-};
-/// Takes the tensor out of a received message. Errors: no tensor, unknown dtype, not `length` elements; not the
-/// extension that the group agreed on, or where there is none an unknown codec.
+/// Arithmetic on more values than this goes to another thread. With one or two cores that thread would only take turns
+/// with the loop, so what takes well under a millisecond stays.
+std::size_t inline_values();
+
+/// Takes the tensor out of a received message. Errors: no tensor, unknown dtype, not `length` elements, a codec that
+/// does not exist or that the group has not agreed on.
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
-                                 std::optional<codec::Extension> agreed = std::nullopt);
+                                 const codec::CodecSet& agreed = {});
 
 /// True when no value is NaN or infinite.
 bool all_finite(std::span<const float> values);
-
-/// How a contribution is added: the first replaces what the sum holds, with the last the sum becomes an average.
-struct Adding {
-  bool first = false;
-  double divisor = 0;  ///< of the last: all weights together; else 0
-};
 
 /// sum += weight * part, in one pass with the division. False when the average is not finite. On an error nothing is
 /// added: wrong size, or a value that is not finite, which would reach every member of the group.
@@ -42,25 +32,31 @@ Result<bool> add_part(const EncodedPart& part, double weight, std::span<float> s
 /// For aggregates that look at all contributions at once. Errors as add_part.
 Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_t length);
 
-/// The same as add_values for our own part as the last one, while it is in the cache: moves it by alpha towards the
-/// average, unless that is not finite.
-Result<bool> add_own_last(std::span<float> own, double weight, double divisor, float alpha, std::span<float> sum,
-                          bool first);
-
 /// sum /= weight, in float32 as Python does it. False when the result is not finite.
 bool divide_by_weight(std::span<float> sum, double weight);
 
-/// average - part in the part's codec, written over the part where nobody else holds its memory; its record is given
-/// up. An empty average stands for "no change".
+/// average - part in the part's codec, written over the part where its memory is not shared; its record is given up. An
+/// empty average stands for "no change".
 Result<Slice> difference_to(std::span<const float> average, EncodedPart& part, std::size_t length);
 
-/// values += alpha * (average - values)
-void move_towards(std::span<const float> average, float alpha, std::span<float> values);
-/// The same; with an alpha of 1 without the rounding of a sum, so that all who do it hold the same.
-void move_to(std::span<const float> average, float alpha, std::span<float> values);
-void move_to(const ReadValues& average, float alpha, std::span<float> values);
-/// values += alpha * delta, until a difference is not finite, which is an error.
-Result<> add_difference(const EncodedPart& delta, float alpha, std::span<float> values);
+/// values *= factor
+void scale(std::span<float> values, float factor);
+
+/// Where the results of a stretch go. `out` may be the memory of `own`.
+struct Destination {
+  std::span<const float> own;
+  std::span<float> out;
+  bool differences = false;  ///< what is written is the change alone
+};
+/// out = own + alpha * (average - own), or the second term alone.
+void move_towards(std::span<const float> average, float alpha, Destination to);
+/// The same; with an alpha of 1 without the rounding of a sum, so that all members that do it hold the same.
+void move_to(const codec::Decoder& average, float alpha, Destination to);
+/// out = own + alpha * delta, or the second term alone.
+void add_difference(const codec::Decoder& delta, float alpha, Destination to);
+
+/// Opens a part to be applied. Errors: malformed, not_finite.
+Result<codec::DecoderPtr> open_finite(const EncodedPart& part, std::size_t length);
 
 /// The bytes of float32 values as codec `none` sends them.
 inline ByteView raw_bytes(std::span<const float> values) {

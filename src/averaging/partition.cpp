@@ -29,7 +29,7 @@ std::vector<std::uint64_t> divide(std::uint64_t total, const std::vector<double>
   return result;
 }
 
-Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<GatheredPeer>& peers,
+Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<Member>& peers,
                                                   std::uint64_t min_size) {
   std::vector<std::optional<double>> bandwidths;
   for (const auto& peer : peers)

@@ -5,14 +5,14 @@
 #include <optional>
 #include <vector>
 
-#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/group.hpp"
 
 namespace cohive::averaging {
 
 /// Elements per peer. Clients get none; unset bandwidths count as the mean of the set ones.
 /// Errors: nobody can reduce.
 /// \param min_size  with bandwidths: a peer that would get fewer elements gets none
-Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<GatheredPeer>& peers,
+Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<Member>& peers,
                                                   std::uint64_t min_size = 0);
 
 /// Largest-remainder division of `total` by scores (Hagenbach-Bischoff).

@@ -54,11 +54,6 @@ Task<Result<Manifest>> receive_manifest(Runtime& runtime, rpc::ClientStream& cal
   });
 }
 
-/// Whether the bytes of a piece can be made again of its values, to be hashed later.
-bool keeps_all_bits(codec::Codec codec) {
-  return codec == codec::Codec::none || codec == codec::Codec::float16;
-}
-
 /// A piece in its place, to be hashed.
 struct Stored {
   ManifestTensor is;
@@ -207,7 +202,7 @@ class PieceFetch {
         changed_(runtime_, "pieces of a state"),
         checking_(partial.manifest().hashes.size()),
         holders_(partial.manifest().hashes.size()),
-        tasks_(runtime_, "download of a state", TaskGroup::Local()) {
+        tasks_(runtime_, "download of a state") {
     for (std::uint32_t i = 0; i < holders_.size(); ++i)
       if (!partial.has(i)) unasked_.push_back(i);
   }
@@ -308,7 +303,7 @@ class PieceFetch {
 
   Task<Result<>> take_pieces(Worker& worker, rpc::ClientStream& call) {
     Semaphore room(runtime_, kChecks, "checks of pieces");
-    TaskGroup checks(runtime_, "checks of pieces", TaskGroup::Local());
+    Nursery checks(runtime_, "checks of pieces");
     auto result = co_await receive_pieces(worker, call, room, checks);
     co_await checks.join();
     if (worker.failure) co_return *worker.failure;
@@ -390,7 +385,8 @@ class PieceFetch {
   /// `room` is held until the piece is in its place or found to be wrong.
   Task<void> check(Worker& worker, std::uint32_t index, Slice record, ByteView data, Semaphore::Units room) {
     const std::size_t size = data.size();
-    const bool on_trust = alone_ && keeps_all_bits(codec_of(index));
+    const bool on_trust =
+        alone_ && codec::info(codec_of(index)).exact;  // its bytes can be made again, to be hashed later
     auto stored = co_await store(index, std::move(record), data, on_trust);
     room.release();
     checking_[index] = false;
@@ -443,7 +439,7 @@ class PieceFetch {
   std::vector<Worker*> workers_;
   std::size_t running_ = 0;
   Error last_{Errc::no_donor};
-  TaskGroup tasks_;
+  Nursery tasks_;
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ constexpr std::size_t kHashedAtOnce = 32;  // pieces: about three milliseconds, 
 Task<Result<Slice>> encode(Runtime& runtime, const Snapshot& snapshot, std::size_t index) {
   const Piece piece = snapshot.manifest->piece(index);
   const ManifestTensor& is = snapshot.manifest->tensors[piece.tensor];
-  const bool as_it_is = is.codec == codec::Codec::none && is.dtype != codec::DType::bfloat16;
+  const bool as_it_is = codec::travels_as_it_is(is.codec, is.dtype);
   if (as_it_is || snapshot.manifest->bytes_of(piece) <= kInlineBytes)
     co_return encode_piece(snapshot.state->tensors[piece.tensor], is, piece);
   co_return co_await runtime.offload([snapshot, piece] {
@@ -79,7 +79,8 @@ Task<Result<>> hash_pieces(Runtime& runtime, std::shared_ptr<ManifestBuilder> bu
 
 Task<std::optional<SharedState>> Snapshots::state() {
   if (!provider_) co_return std::nullopt;
-  co_return co_await runtime_.offload([provider = provider_] { return provider(); });
+  const auto provider = provider_;  // may be replaced meanwhile
+  co_return co_await provider();
 }
 
 Task<std::optional<Result<Snapshot>>> Snapshots::get(Deadline deadline) {
@@ -138,7 +139,7 @@ Task<Result<Snapshot>> Snapshots::make() {
 // ---- One call
 
 Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Semaphore& uploads,
-                            const AveragingMetrics& metrics) {
+                            const StateMetrics& metrics) {
   auto request = co_await stream.receive(runtime.after(kRequestTimeout));
   if (!request) co_return request.error();
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
@@ -165,10 +166,10 @@ Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapsho
   const std::string head = encode_manifest_head({ours.root, ours.bytes->size()});
   if (auto sent = co_await stream.send(as_bytes(head), runtime.after(kSendTimeout)); !sent) co_return sent;
   if (!wanted->empty() && *wanted != ours.root) co_return ok();
-  metrics.state_uploads.increment();
+  metrics.uploads.increment();
   if (wanted->empty())
     if (auto sent = co_await send_manifest(runtime, stream, ours); !sent) co_return sent;
-  co_return co_await serve_requests(runtime, stream, ours, metrics.state_bytes_sent);
+  co_return co_await serve_requests(runtime, stream, ours, metrics.bytes_sent);
 }
 
 }  // namespace cohive::averaging

@@ -1,7 +1,6 @@
 #include "reducer.hpp"
 
 #include <algorithm>
-#include <thread>
 
 #include "cohive/averaging/errors.hpp"
 
@@ -19,11 +18,6 @@ std::size_t most_open_parts(const Aggregation& how, const std::vector<std::size_
                                  kOpenParts);
 }
 }  // namespace
-
-std::size_t inline_values() {
-  static const std::size_t values = std::thread::hardware_concurrency() > 2 ? 16 * 1024 : 256 * 1024;
-  return values;
-}
 
 Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders, std::size_t own,
                  Aggregation aggregation)
@@ -52,11 +46,11 @@ bool Reducer::complete(const std::set<std::size_t>& contributed, bool but_own) c
 }
 
 /// What can be added now: all that has come, and our own part when nobody else is missing.
-std::vector<Reducer::Contribution> Reducer::next_batch(OpenPart& part) const {
+std::vector<Reducer::Waiting> Reducer::next_batch(OpenPart& part) const {
   auto batch = std::exchange(part.waiting, {});
   const auto own = std::find_if(batch.begin(), batch.end(), [this](const auto& one) { return one.sender == own_; });
   if (own == batch.end()) return batch;
-  Contribution last = std::move(*own);
+  Waiting last = std::move(*own);
   batch.erase(own);
   auto expected = part.contributed;
   for (const auto& one : batch) expected.insert(one.sender);
@@ -71,13 +65,14 @@ bool Reducer::can_work_on(const OpenPart& part) const {
   return others || (!part.waiting.empty() && complete(part.contributed, true)) || complete(part.contributed, false);
 }
 
-Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t index, double weight, Source source) {
+Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t index, double weight,
+                                             std::shared_ptr<Contribution> values) {
   while (index >= current_ + open_.size() && !finished() && !cancelled_ && !banned(sender)) co_await changed_.wait();
   if (cancelled_ || banned(sender) || index < current_ || finished()) co_return Error(Errc::round_cancelled);
   const OpenPtr part = open_[index - current_];
   if (part->contributed.contains(sender)) co_return Error(Errc::bad_partition, "a part that came twice");
   const auto ticket = std::make_shared<Ticket>(runtime_);
-  part->waiting.push_back({sender, weight, std::move(source), ticket});
+  part->waiting.push_back({sender, weight, std::move(values), ticket});
   look_at(part);
   co_await ticket->done.wait();
   if (!ticket->outcome) co_return ticket->outcome.error();
@@ -91,13 +86,13 @@ void Reducer::look_at(const OpenPtr& part) {
   jobs_.spawn(work_on(*this, part), "sum of a part");
 }
 
-Reducer::Outcome Reducer::add_up(PartSum& sum, const std::vector<Contribution>& batch, bool last, Outcome outcome) {
+Reducer::Outcome Reducer::add_up(PartSum& sum, const std::vector<Waiting>& batch, bool last, Outcome outcome) {
   bool all = true;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     Adding how{outcome.empty};
     const double total = outcome.weight + batch[i].weight;
     if (last && all && i + 1 == batch.size() && total > 0) how.divisor = total;
-    const auto added = batch[i].source.add(sum.values(), how);
+    const auto added = batch[i].values->add(sum.values(), how);
     all &= added.has_value();
     outcome.added.push_back(added ? ok() : Result<>(added.error()));
     if (!added) continue;
@@ -113,10 +108,10 @@ Reducer::Outcome Reducer::add_up(PartSum& sum, const std::vector<Contribution>& 
 
 /// As add_up for aggregates that need all votes at once.
 Reducer::Outcome Reducer::collect(const Aggregation& how, PartSum& sum, std::vector<Vote>& votes,
-                                  const std::vector<Contribution>& batch, bool last, Outcome outcome) {
+                                  const std::vector<Waiting>& batch, bool last, Outcome outcome) {
   bool all = true;
   for (const auto& one : batch) {
-    auto opened = one.source.open();
+    auto opened = one.values->open();
     all &= opened.has_value();
     outcome.added.push_back(opened ? ok() : Result<>(opened.error()));
     if (!opened) continue;

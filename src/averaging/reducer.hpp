@@ -5,7 +5,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -15,12 +14,9 @@
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "part_math.hpp"
+#include "robust.hpp"
 
 namespace cohive::averaging {
-
-/// Arithmetic on more values than this goes to another thread. With one or two cores that thread would only take turns
-/// with the loop, so what takes well under a millisecond stays.
-std::size_t inline_values();
 
 /// One part: its sum while senders contribute, then its average.
 class PartSum {
@@ -53,24 +49,15 @@ using PartSumPtr = std::shared_ptr<PartSum>;
 
 class Reducer {
  public:
-  /// Adds to the sum, on any thread; false when the average is not finite.
-  using Add = std::function<Result<bool>(std::span<float> sum, Adding how)>;
-  /// Checks the values, on any thread, and makes them readable.
-  using Open = std::function<Result<ReadValues>()>;
-  /// A sender's values: `add` is for the mean, `open` for other aggregates.
-  struct Source {
-    Add add;
-    Open open;
-  };
-
   /// \param own  the sender that is added last, when all others have been: its values are at hand at any time
   Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders, std::size_t own,
           Aggregation aggregation = Mean());
 
-  /// Waits until part `index` is open, then until the source was added or opened. Each sender contributes its parts in
-  /// order. Errors: whatever the source reports, and then the caller bans the sender; round_cancelled when it was
+  /// Waits until part `index` is open, then until the values were added or opened. Each sender contributes its parts in
+  /// order. Errors: whatever the contribution reports, and then the caller bans the sender; round_cancelled when it was
   /// banned meanwhile.
-  Task<Result<PartSumPtr>> contribute(std::size_t sender, std::size_t index, double weight, Source source);
+  Task<Result<PartSumPtr>> contribute(std::size_t sender, std::size_t index, double weight,
+                                      std::shared_ptr<Contribution> values);
   /// Waits for the average of a part.
   Task<Result<>> wait_for(PartSumPtr part);
   /// Leaves a sender out of what it has not contributed to yet. What it has added stays.
@@ -85,16 +72,16 @@ class Reducer {
     Event done;
     Result<> outcome;
   };
-  struct Contribution {
+  struct Waiting {
     std::size_t sender;
     double weight;
-    Source source;
+    std::shared_ptr<Contribution> values;
     std::shared_ptr<Ticket> ticket;
   };
   struct OpenPart {
     PartSumPtr sum;
     std::shared_ptr<std::vector<Vote>> votes;  // unless the mean is wanted; the job that is busy has them
-    std::vector<Contribution> waiting;
+    std::vector<Waiting> waiting;
     std::set<std::size_t> contributed;
     bool busy = false;  // a job works on the sum
     bool empty = true;  // nothing has been added
@@ -109,12 +96,12 @@ class Reducer {
     bool averaged = false, has_average = false;
   };
 
-  static Outcome add_up(PartSum& sum, const std::vector<Contribution>& batch, bool last, Outcome before);
+  static Outcome add_up(PartSum& sum, const std::vector<Waiting>& batch, bool last, Outcome before);
   static Outcome collect(const Aggregation& how, PartSum& sum, std::vector<Vote>& votes,
-                         const std::vector<Contribution>& batch, bool last, Outcome before);
+                         const std::vector<Waiting>& batch, bool last, Outcome before);
   static Task<void> work_on(Reducer& self, OpenPtr part);
   bool complete(const std::set<std::size_t>& contributed, bool but_own) const;
-  std::vector<Contribution> next_batch(OpenPart& part) const;
+  std::vector<Waiting> next_batch(OpenPart& part) const;
   bool can_work_on(const OpenPart& part) const;
   void open_parts();
   void close_parts();

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "wide.hpp"
+#include "core/wide.hpp"
 
 namespace cohive::averaging {
 namespace {

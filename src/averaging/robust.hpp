@@ -2,16 +2,13 @@
 // Source: cohive/averaging/aggregation.hpp says what is computed.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <vector>
 
 #include "cohive/averaging/aggregation.hpp"
+#include "cohive/averaging/tensor_parts.hpp"
 
 namespace cohive::averaging {
-
-/// Writes a stretch of a sender's values, as often as asked. False: they are no longer there, the round is over.
-using ReadValues = std::function<bool(std::size_t first, std::span<float> out)>;
 
 /// What one sender says a part should be: finite values.
 struct Vote {

@@ -9,6 +9,7 @@
 
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/sync.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "manifest.hpp"
 
@@ -30,8 +31,7 @@ class Snapshots {
   Snapshots(Runtime& runtime, codec::Compression compression)
       : runtime_(runtime), compression_(std::move(compression)), tasks_(runtime, "state snapshots") {}
 
-  /// Called on threads of the pool.
-  void set_provider(Averager::StateProvider provider) { provider_ = std::move(provider); }
+  void set_provider(StateSharing::AsyncProvider provider) { provider_ = std::move(provider); }
   bool sharing() const noexcept { return static_cast<bool>(provider_); }
   /// What the provider returns now, without hashes.
   Task<std::optional<SharedState>> state();
@@ -49,7 +49,7 @@ class Snapshots {
 
   Runtime& runtime_;
   codec::Compression compression_;
-  Averager::StateProvider provider_;
+  StateSharing::AsyncProvider provider_;
   std::shared_ptr<Making> making_;
   Snapshot last_;  // without the state
   std::uint64_t last_version_ = 0;
@@ -58,7 +58,7 @@ class Snapshots {
 
 /// Serves one call.
 Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Semaphore& uploads,
-                            const AveragingMetrics& metrics);
+                            const StateMetrics& metrics);
 
 /// A call to a donor that has told its root.
 struct DonorCall {

@@ -18,15 +18,10 @@ constexpr std::size_t kMaxMetadata = 16 << 20;
 
 /// What a tensor travels as.
 struct Encoding {
+  Encoding(codec::Codec kind, codec::DType dtype) : codec(kind), width(codec::streaming_width(kind, dtype)) {}
   codec::Codec codec;
   std::size_t width;  // bytes per value; 0: only the tensor as a whole can be encoded
 };
-
-Encoding encoding_of(codec::Codec codec, codec::DType dtype) {
-  if (codec == codec::Codec::float16) return {codec, 2};
-  if (codec != codec::Codec::none) return {codec, 0};
-  return {codec, dtype == codec::DType::bfloat16 ? 4 : codec::size_of(dtype)};
-}
 
 class StateSender {
  public:
@@ -37,7 +32,7 @@ class StateSender {
     const auto count = codec::element_count(tensor.shape);
     if (!count || *count * codec::size_of(tensor.dtype) != tensor.data.size())
       co_return Error(Errc::bad_state, "a tensor of another size than its shape");
-    const Encoding encoding = encoding_of(codec::codec_for(codec, tensor.dtype, tensor.shape), tensor.dtype);
+    const Encoding encoding(codec::codec_for(codec, tensor.dtype, tensor.shape), tensor.dtype);
     TensorView view;
     view.shape = tensor.shape;
     view.dtype = std::string(codec::name_of(tensor.dtype));
@@ -69,7 +64,7 @@ class StateSender {
       piece.data = tensor.data.sub(at * size, count * size);
     }
     auto work = [piece = std::move(piece), codec = encoding.codec] { return codec::encode_tensor(codec, piece); };
-    const bool as_it_is = encoding.codec == codec::Codec::none && tensor.dtype != codec::DType::bfloat16;
+    const bool as_it_is = codec::travels_as_it_is(encoding.codec, tensor.dtype);
     if (as_it_is || count * codec::size_of(tensor.dtype) <= kInlineBytes) co_return work();
     co_return co_await runtime_.offload(std::move(work));
   }
@@ -190,7 +185,7 @@ class StateReceiver {
     if (bytes > max_bytes_ - std::min(max_bytes_, finished_bytes_))
       return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
     current_ = std::make_shared<Assembly>(
-        Assembly{{*dtype, is.shape, is.requires_grad, {}}, encoding_of(*codec, *dtype), *count});
+        Assembly{{*dtype, is.shape, is.requires_grad, {}}, Encoding(*codec, *dtype), *count});
     if (current_->encoding.width == 0) return ok();
     auto memory = memory_for(bytes);
     if (!memory) return memory.error();
@@ -236,7 +231,7 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
     codec::CompressionInfo info{i, tensor.shape, tensor.dtype};
     const auto codec = compression.choose(state->infos.empty() ? info : state->infos[i]);
     if (!codec) co_return codec.error();
-    auto sent = co_await sender.send(std::move(tensor), *codec);
+    auto sent = co_await sender.send(std::move(tensor), codec->codec);
     if (!sent) co_return sent;
   }
   co_return ok();

@@ -3,7 +3,6 @@
 // Source: hivemind wire spec, sections 2.4 and 6.9.
 #pragma once
 
-#include "cohive/averaging/averager.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "state_pieces.hpp"
 

@@ -65,7 +65,7 @@ const Compression* Compression::next(const CompressionInfo& info) const {
   return found == by_key.end() ? nullptr : &found->second;
 }
 
-Result<Codec> Compression::choose(const CompressionInfo& info) const {
+Result<CodecSpec> Compression::choose(const CompressionInfo& info) const {
   const Compression* chosen = this;
   while (chosen && !chosen->fixed()) chosen = chosen->next(info);
   if (!chosen) return Error(Errc::not_found, "no compression for the tensor " + text_of(info.key));
@@ -75,12 +75,30 @@ Result<Codec> Compression::choose(const CompressionInfo& info) const {
 Result<double> Compression::ratio(const CompressionInfo& info) const {
   const auto codec = choose(info);
   if (!codec) return codec.error();
-  return compression_ratio(*codec, info.dtype);
+  return compression_ratio(codec->codec, info.dtype);
 }
 
-std::optional<Codec> Compression::fixed() const {
-  const auto* codec = std::get_if<Codec>(&rule_);
+std::optional<CodecSpec> Compression::fixed() const {
+  const auto* codec = std::get_if<CodecSpec>(&rule_);
   return codec ? std::optional(*codec) : std::nullopt;
+}
+
+std::vector<CodecSpec> Compression::choices() const {
+  if (const auto one = fixed()) return {*one};
+  std::vector<CodecSpec> all;
+  const auto add = [&all](const Compression& part) {
+    const auto more = part.choices();
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  if (const auto* size = std::get_if<std::shared_ptr<const SizeRule>>(&rule_)) {
+    add((*size)->less);
+    add((*size)->greater_equal);
+  } else if (const auto* role = std::get_if<std::shared_ptr<const RoleRule>>(&rule_)) {
+    for (const auto& part : (*role)->by_role) add(part);
+  } else {
+    for (const auto& [key, part] : std::get<std::shared_ptr<const KeyRule>>(rule_)->by_key) add(part);
+  }
+  return all;
 }
 
 }  // namespace cohive::codec

@@ -3,10 +3,44 @@
 #include <cstring>
 
 #include "cohive/codec/decoder.hpp"
+#include "core/wide.hpp"
 #include "half.hpp"
 #include "kernels.hpp"
 
 namespace cohive::codec {
+namespace {
+
+COHIVE_WIDE void from_bfloats(const std::uint8_t* in, float* out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint16_t bits;
+    std::memcpy(&bits, in + i * 2, 2);
+    out[i] = float_from_bfloat(bits);
+  }
+}
+
+COHIVE_WIDE void to_bfloats(const float* in, std::uint8_t* out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint16_t bits = bfloat_from_float(in[i]);
+    std::memcpy(out + i * 2, &bits, 2);
+  }
+}
+
+COHIVE_WIDE void from_doubles(const std::uint8_t* in, float* out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    double value;
+    std::memcpy(&value, in + i * 8, 8);
+    out[i] = static_cast<float>(value);
+  }
+}
+
+COHIVE_WIDE void to_doubles(const float* in, std::uint8_t* out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const double value = in[i];
+    std::memcpy(out + i * 8, &value, 8);
+  }
+}
+
+}  // namespace
 
 Values::Values(std::span<const float> values)
     : Values(DType::float32, reinterpret_cast<const std::uint8_t*>(values.data()), values.size()) {}
@@ -57,18 +91,9 @@ void widen(DType from, const std::uint8_t* in, float* out, std::size_t count) {
     case DType::float16:
       return kernels().from_half(in, out, count);
     case DType::float64:
-      for (std::size_t i = 0; i < count; ++i) {
-        double value;
-        std::memcpy(&value, in + i * 8, 8);
-        out[i] = static_cast<float>(value);
-      }
-      return;
+      return from_doubles(in, out, count);
     default:
-      for (std::size_t i = 0; i < count; ++i) {
-        std::uint16_t bits;
-        std::memcpy(&bits, in + i * 2, 2);
-        out[i] = float_from_bfloat(bits);
-      }
+      from_bfloats(in, out, count);
   }
 }
 
@@ -81,16 +106,9 @@ void narrow(DType to, const float* in, std::uint8_t* out, std::size_t count) {
     case DType::float16:
       return kernels().to_half_unclamped(in, out, count);
     case DType::float64:
-      for (std::size_t i = 0; i < count; ++i) {
-        const double value = in[i];
-        std::memcpy(out + i * 8, &value, 8);
-      }
-      return;
+      return to_doubles(in, out, count);
     default:
-      for (std::size_t i = 0; i < count; ++i) {
-        const std::uint16_t bits = bfloat_from_float(in[i]);
-        std::memcpy(out + i * 2, &bits, 2);
-      }
+      to_bfloats(in, out, count);
   }
 }
 

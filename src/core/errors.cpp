@@ -1,35 +1,28 @@
 #include "cohive/core/errors.hpp"
 
-#include <string>
+#include "cohive/core/error_category.hpp"
 
 namespace cohive {
 namespace {
 
-class Category final : public std::error_category {
- public:
-  const char* name() const noexcept override { return "cohive"; }
-  std::string message(int code) const override {
-    switch (static_cast<Errc>(code)) {
-      case Errc::timeout: return "timed out";
-      case Errc::cancelled: return "cancelled";
-      case Errc::closed: return "closed";
-      case Errc::end_of_stream: return "ended before the message was complete";
-      case Errc::reset: return "reset by the other side";
-      case Errc::malformed: return "malformed data";
-      case Errc::limit_exceeded: return "over the limit";
-      case Errc::invalid_argument: return "invalid argument";
-      case Errc::io: return "input/output error";
-      case Errc::not_found: return "not found";
-      case Errc::internal: return "internal error";
-    }
-    return "unknown error";
-  }
+constexpr ErrorSentence<Errc> kSentences[] = {
+    {Errc::timeout, "timed out"},
+    {Errc::cancelled, "cancelled"},
+    {Errc::closed, "closed"},
+    {Errc::end_of_stream, "ended before the message was complete"},
+    {Errc::reset, "reset by the other side"},
+    {Errc::malformed, "malformed data"},
+    {Errc::limit_exceeded, "over the limit"},
+    {Errc::invalid_argument, "invalid argument"},
+    {Errc::io, "input/output error"},
+    {Errc::not_found, "not found"},
+    {Errc::internal, "internal error"},
 };
 
 }  // namespace
 
 const std::error_category& core_category() noexcept {
-  static const Category category;
+  static const ErrorCategory<kSentences> category("cohive");
   return category;
 }
 

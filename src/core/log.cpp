@@ -1,5 +1,7 @@
 #include "cohive/core/log.hpp"
 
+#include <fmt/args.h>
+#include <fmt/format.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -100,6 +102,21 @@ std::string quoted(std::string_view text, std::size_t limit) {
   result += text.size() > limit ? "...\"" : "\"";
   return result;
 }
+
+namespace detail {
+std::string format(std::string_view message, std::initializer_list<Argument> arguments) {
+  fmt::dynamic_format_arg_store<fmt::format_context> store;
+  const auto add = [&store](const auto& value) {
+    if constexpr (std::is_same_v<decltype(value), const std::string&>) {
+      store.push_back(std::string_view(value));  // not copied
+    } else {
+      store.push_back(value);
+    }
+  };
+  for (const Argument& argument : arguments) std::visit(add, argument);
+  return fmt::vformat(message, store);
+}
+}  // namespace detail
 
 void write(Level level, std::string_view module, std::string_view message) {
   if (!enabled(level)) return;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/try.hpp"
 
 namespace cohive::msgpack {
 namespace {
@@ -125,28 +126,24 @@ class Decoder {
     std::vector<Value> result;
     result.reserve(std::min<std::uint64_t>(*count, 64));  // nested lies must not add up
     for (std::uint64_t i = 0; i < *count; ++i) {
-      auto item = value(depth + 1);
-      if (!item) return item.error();
-      result.push_back(std::move(*item));
+      TRY(auto item, value(depth + 1));
+      result.push_back(std::move(item));
     }
     return result;
   }
   Result<Value> array(std::optional<std::uint64_t> count, int depth) {
-    auto list = items(count, depth);
-    if (!list) return list.error();
-    return Value(Array{std::move(*list)});
+    TRY(auto list, items(count, depth));
+    return Value(Array{std::move(list)});
   }
   Result<Value> map(std::optional<std::uint64_t> count, int depth) {
     if (!count || *count > rest_.size() / 2) return broken("truncated map");
     Map result;
     result.entries.reserve(std::min<std::uint64_t>(*count, 64));
     for (std::uint64_t i = 0; i < *count; ++i) {
-      auto key = value(depth + 1);
-      if (!key) return key.error();
-      if (!key->get_if<std::string>() && !key->get_if<Bin>()) return broken("map key is neither text nor bytes");
-      auto entry = value(depth + 1);
-      if (!entry) return entry.error();
-      result.entries.emplace_back(std::move(*key), std::move(*entry));
+      TRY(auto key, value(depth + 1));
+      if (!key.get_if<std::string>() && !key.get_if<Bin>()) return broken("map key is neither text nor bytes");
+      TRY(auto entry, value(depth + 1));
+      result.entries.emplace_back(std::move(key), std::move(entry));
     }
     return Value(std::move(result));
   }
@@ -170,10 +167,9 @@ class Decoder {
   /// No copies on the way out: tuples may be nested, with all the bytes in the innermost one.
   Result<Value> tuple(ByteView payload, int depth) {
     Decoder inner(payload, left_);
-    auto list = inner.tuple_items(depth + 1);
-    if (!list) return list.error();
+    TRY(auto list, inner.tuple_items(depth + 1));
     if (!inner.done()) return broken("bytes behind a tuple");
-    return Value(Tuple{std::move(*list)});
+    return Value(Tuple{std::move(list)});
   }
   Result<std::vector<Value>> tuple_items(int depth) {
     const auto tag = number(1);

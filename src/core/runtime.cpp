@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "cohive/core/metrics.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/task_group.hpp"
 #include "task_metrics.hpp"
 
@@ -78,11 +79,8 @@ void Runtime::spawn_background(Task<void> task) {
 
 void Runtime::run_root(Task<void> task, const bool& done) {
   if (running_) throw std::logic_error("Runtime::run called from inside the loop");
-  struct Running {
-    bool& flag;
-    explicit Running(bool& f) : flag(f) { flag = true; }
-    ~Running() { flag = false; }
-  } running(running_);
+  running_ = true;
+  const auto ended = on_exit([this] { running_ = false; });
   TaskGroup group(*this, "run");
   group.spawn(std::move(task), "main");
   run_until(done);

@@ -1,4 +1,5 @@
 // The loop on real time: one io_context, one timer of the system for all our timers, a thread pool for offloaded work.
+#include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -7,7 +8,9 @@
 #include <boost/asio/thread_pool.hpp>
 #include <thread>
 
+#include "cohive/core/asio.hpp"
 #include "cohive/core/metrics.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/runtime.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
@@ -23,27 +26,30 @@ constexpr Duration kLagPeriod = 100ms;
 
 class AsioRuntime final : public Runtime {
  public:
-  explicit AsioRuntime(RuntimeOptions options)
+  AsioRuntime(std::unique_ptr<asio::io_context> own, asio::io_context& context, RuntimeOptions options)
       : Runtime(options.seed ? options.seed : entropy()),
-        context_(1),
-        work_(context_.get_executor()),
+        own_(std::move(own)),
+        context_(context),
+        self_(std::make_shared<AsioRuntime*>(this)),
         system_timer_(context_),
         pool_(options.pool_threads ? options.pool_threads : std::max(1u, std::thread::hardware_concurrency())),
+        lag_timer_(*this, &AsioRuntime::measure_lag, this),
         lag_(metrics().histogram("cohive_core_loop_lag_seconds", "How late the loop runs its timers.",
                                  {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1})),
-        tasks_(metrics().gauge("cohive_core_tasks", "Tasks alive.")) {
-    background().spawn(measure_lag(*this), "loop lag");
-  }
+        tasks_(metrics().gauge("cohive_core_tasks", "Tasks alive.")) {}
   ~AsioRuntime() override {
     pool_.join();
     shut_down();
+    *self_ = nullptr;
   }
 
   TimePoint now() const override { return std::chrono::time_point_cast<Duration>(std::chrono::steady_clock::now()); }
   double wall_time() const override {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   }
-  void post(std::function<void()> function) override { asio::post(context_, std::move(function)); }
+  void post(std::function<void()> function) override {
+    post_turn([function = std::move(function)](AsioRuntime&) { function(); });
+  }
   asio::io_context& io_context() override { return context_; }
   bool simulated() const noexcept override { return false; }
 
@@ -51,7 +57,7 @@ class AsioRuntime final : public Runtime {
   void on_ready() noexcept override {
     if (drain_posted_) return;
     drain_posted_ = true;
-    asio::post(context_, [this] { drain(); });
+    post_turn([](AsioRuntime& self) { self.drain(); });
   }
 
   void on_timers_changed() noexcept override {
@@ -60,13 +66,28 @@ class AsioRuntime final : public Runtime {
   }
 
   void run_until(const bool& done) override {
-    while (!done) context_.run_one();
+    if (context_.get_executor().running_in_this_thread())
+      throw std::logic_error("Runtime::run called from a handler of its io_context");
+    auto work = asio::make_work_guard(context_);  // what ends the task may come from another thread
+    if (context_.stopped()) context_.restart();
+    driver_ = std::this_thread::get_id();
+    done_ = &done;
+    const auto undriven = on_exit([this] {
+      driver_ = std::thread::id();
+      done_ = nullptr;
+    });
+    context_.run();  // and not run_one() until done, which frees what Asio keeps for reuse each time
+    if (!done) throw ErrorException(Error(Errc::cancelled, "the io_context was stopped"));
+    if (std::exchange(stopped_by_us_, false)) {
+      work.reset();
+      context_.restart();  // run() is no reason why it should be stopped afterwards
+    }
   }
 
   void start_job(std::shared_ptr<detail::OffloadJob> job) override {
     asio::post(pool_, [this, job = std::move(job)]() mutable {
       job->run();
-      asio::post(context_, [job = std::move(job)] {
+      post_turn([job = std::move(job)](AsioRuntime&) {
         if (job->waiter) job->waiter->wake();
       });
     });
@@ -78,39 +99,90 @@ class AsioRuntime final : public Runtime {
     return (std::uint64_t{device()} << 32) ^ device();
   }
 
+  /// While it lives, its thread is the one inside the runtime.
+  class Turn {
+   public:
+    explicit Turn(AsioRuntime& runtime) : inside_(runtime.inside_) {
+      const auto me = std::this_thread::get_id(), driver = runtime.driver_.load();
+      std::thread::id nobody;
+      if ((driver != nobody && driver != me) || !inside_.compare_exchange_strong(nobody, me))
+        throw std::logic_error("two threads run the io_context of a cohive::Runtime, or one runs it inside itself");
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { inside_ = std::thread::id(); }
+
+   private:
+    std::atomic<std::thread::id>& inside_;
+  };
+
+  /// Any thread: `function(runtime)` in a turn of the loop, unless the runtime has gone by then.
+  template <class F>
+  void post_turn(F function) {
+    asio::post(context_, [self = self_, function = std::move(function)] {
+      if (!*self) return;
+      const Turn turn(**self);
+      function(**self);
+    });
+  }
+
   void drain() {
     drain_posted_ = false;
-    if (drain_ready(kBudget)) on_ready();
+    const bool more = drain_ready(kBudget);
+    // No timer of our own keeps the caller's context running when no task is left.
+    if (task_count() == 0) {
+      lag_timer_.disarm();
+      if (!has_timers() && system_timer_armed_) system_timer_armed_ = system_timer_.cancel() == 0;
+    } else if (!lag_timer_.armed()) {
+      lag_due_ = now() + kLagPeriod;
+      lag_timer_.arm(lag_due_);
+    }
+    if (more) on_ready();
+    if (done_ && *done_ && !context_.stopped()) {
+      stopped_by_us_ = true;
+      context_.stop();
+    }
   }
 
   void arm_system_timer() {
     system_timer_armed_ = true;
     system_timer_at_ = next_timer();
     system_timer_.expires_at(system_timer_at_);
-    system_timer_.async_wait([this](boost::system::error_code error) {
-      if (error) return;  // re-armed earlier
-      system_timer_armed_ = false;
-      fire_timers(now());
-      if (has_timers() && !system_timer_armed_) arm_system_timer();
+    system_timer_.async_wait([self = self_](boost::system::error_code error) {
+      if (error || !*self) return;  // re-armed earlier
+      const Turn turn(**self);
+      (*self)->on_system_timer();
     });
   }
 
-  static Task<void> measure_lag(AsioRuntime& self) {
-    for (;;) {
-      const TimePoint due = self.now() + kLagPeriod;
-      co_await self.sleep_until(due);
-      self.lag_.observe(to_seconds(self.now() - due));
-      self.tasks_.set(static_cast<double>(self.task_count()));
-    }
+  void on_system_timer() {
+    system_timer_armed_ = false;
+    fire_timers(now());
+    if (has_timers() && !system_timer_armed_) arm_system_timer();
   }
 
-  asio::io_context context_;
-  asio::executor_work_guard<asio::io_context::executor_type> work_;
+  static void measure_lag(void* runtime) {
+    auto& self = *static_cast<AsioRuntime*>(runtime);
+    self.lag_.observe(to_seconds(self.now() - self.lag_due_));
+    self.tasks_.set(static_cast<double>(self.task_count()));
+    if (self.task_count() == 0) return;
+    self.lag_due_ = self.now() + kLagPeriod;
+    self.lag_timer_.arm(self.lag_due_);
+  }
+
+  const std::unique_ptr<asio::io_context> own_;
+  asio::io_context& context_;
+  const std::shared_ptr<AsioRuntime*> self_;  // handlers of a caller's context may come after us
+  std::atomic<std::thread::id> inside_, driver_;
+  const bool* done_ = nullptr;  // while Runtime::run waits for it
+  bool stopped_by_us_ = false;
   asio::steady_timer system_timer_;
   bool system_timer_armed_ = false;
   TimePoint system_timer_at_;
   bool drain_posted_ = false;
   asio::thread_pool pool_;
+  Timer lag_timer_;
+  TimePoint lag_due_;
   Histogram lag_;
   Gauge tasks_;
 };
@@ -118,25 +190,18 @@ class AsioRuntime final : public Runtime {
 }  // namespace
 
 std::unique_ptr<Runtime> make_runtime(RuntimeOptions options) {
-  return std::make_unique<AsioRuntime>(options);
+  auto own = std::make_unique<asio::io_context>(1);
+  asio::io_context& context = *own;
+  return std::make_unique<AsioRuntime>(std::move(own), context, options);
+}
+
+std::unique_ptr<Runtime> make_runtime(asio::io_context& context, RuntimeOptions options) {
+  return std::make_unique<AsioRuntime>(nullptr, context, options);
 }
 
 Task<int> wait_for_signal(Runtime& runtime) {
-  struct State {
-    asio::signal_set signals;
-    Event received;
-    int number = 0;
-    explicit State(Runtime& r) : signals(r.io_context(), SIGINT, SIGTERM), received(r, "signal") {}
-  };
-  auto state = std::make_shared<State>(runtime);
-  state->signals.async_wait([weak = std::weak_ptr(state)](boost::system::error_code error, int number) {
-    auto alive = weak.lock();
-    if (error || !alive) return;
-    alive->number = number;
-    alive->received.set();
-  });
-  co_await state->received.wait();
-  co_return state->number;
+  asio::signal_set signals(runtime.io_context(), SIGINT, SIGTERM);
+  co_return (co_await signals.async_wait(use_task)).value();
 }
 
 struct RuntimeThread::Impl {

@@ -57,8 +57,7 @@ void root_finished(TaskRoot* root) noexcept {
 }  // namespace detail
 
 TaskGroup::TaskGroup(Runtime& runtime, const char* name) : runtime_(runtime), name_(name) {}
-TaskGroup::TaskGroup(Runtime& runtime, const char* name, Local)
-    : runtime_(runtime), name_(name), owner_(runtime.current_) {}
+Nursery::Nursery(Runtime& runtime, const char* name) : TaskGroup(runtime, name, runtime.current_) {}
 
 TaskGroup::~TaskGroup() {
   cancel();

@@ -6,6 +6,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/dht/errors.hpp"
 #include "dht_impl.hpp"
 
@@ -19,6 +20,7 @@ constexpr int kRefreshChecks = 4;
 // Work of one turn of the loop when records are saved or restored: well below a millisecond.
 constexpr std::size_t kRecordsPerTurn = 128;
 constexpr std::size_t kBytesPerTurn = 1024 * 1024;
+constexpr std::size_t kManyKeys = 1000;  // see DhtOptions::operation_timeout
 
 }  // namespace
 
@@ -38,22 +40,18 @@ Dht::Impl::Impl(p2p::Host& host, DhtOptions opts)
 
 /// Connects to one initial peer and greets it.
 Task<Result<>> Dht::Impl::join_through(Multiaddr address, Deadline deadline, bool validate) {
-  auto connected = co_await protocol.host.bootstrap({address}, deadline);
-  if (!connected) co_return connected.error();
+  CO_TRY(co_await protocol.host.bootstrap({address}, deadline));
   auto peer = address.peer();
   if (!peer) {  // a DNS name that stands for several peers
-    auto resolved = co_await protocol.host.connect(address, deadline);
-    if (!resolved) co_return resolved.error();
-    peer = *resolved;
+    CO_TRY(peer, co_await protocol.host.connect(address, deadline));
   }
   co_return co_await greet(*peer, validate);
 }
 
 /// Makes sure that a peer answers as a DHT node; the table has it then.
 Task<Result<>> Dht::Impl::greet(PeerId peer, bool validate) {
-  auto node = co_await protocol.ping(peer, validate);
-  if (!node) co_return node.error();
-  if (!*node) co_return Error(Errc::no_node_id, peer);
+  CO_TRY(auto node, co_await protocol.ping(peer, validate));
+  if (!node) co_return Error(Errc::no_node_id, peer);
   blacklist.succeeded(peer);
   co_return ok();
 }
@@ -78,7 +76,7 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   std::size_t waiting = initial_peers.size();
   bool joined = false;
   std::string failures;
-  TaskGroup attempts(runtime, "dht bootstrap");
+  Nursery attempts(runtime, "dht bootstrap");
   auto attempt = [](Impl& self, Multiaddr address, Deadline limit, std::size_t& left, bool& success,
                     std::string& reasons, Condition& done) -> Task<void> {
     auto result = co_await self.join_through(address, limit, self.options.validate_bootstrap);
@@ -104,6 +102,14 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
 }
 
 // ---- Searching
+
+Deadline Dht::Impl::deadline_for(std::size_t keys, std::optional<Deadline> given) const {
+  return given ? *given : runtime.after(options.operation_timeout * (1 + static_cast<int>(keys / kManyKeys)));
+}
+
+bool Dht::Impl::should_know_nodes() const {
+  return options.client_mode || !initial.empty() || !protocol.former.empty() || protocol.table.size() > 0;
+}
 
 TraversalOptions Dht::Impl::search_options(std::size_t beam, std::size_t keys) const {
   TraversalOptions search;
@@ -153,7 +159,7 @@ Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std
   search.deadline = search.deadline.min(deadline);
   Traversal traversal(runtime, protocol.node_id, search, guide);
   for (const DhtId& key : keys) traversal.add_query(key, protocol.table.nearest(key, options.bucket_size));
-  (void)co_await traversal.run();
+  if (!co_await traversal.run()) metrics.searches_timed_out.increment();
   co_return std::move(guide.nearest);
 }
 
@@ -184,48 +190,57 @@ Task<void> Dht::close() {
   co_return;
 }
 
-Task<bool> Dht::store(Key key, msgpack::Value value, double expiration) {
+Task<Result<>> Dht::store(Key key, msgpack::Value value, double expiration, std::optional<Deadline> deadline) {
   std::vector<StoreItem> items;
   items.push_back({std::move(key), std::nullopt, std::move(value), expiration});
-  const auto stored = co_await impl_->store_many(std::move(items));
-  co_return stored.front();
+  auto stored = co_await store_many(std::move(items), deadline);
+  co_return std::move(stored.front());
 }
 
-Task<bool> Dht::store(Key key, msgpack::Value subkey, msgpack::Value value, double expiration) {
+Task<Result<>> Dht::store(Key key, msgpack::Value subkey, msgpack::Value value, double expiration,
+                          std::optional<Deadline> deadline) {
   std::vector<StoreItem> items;
   items.push_back({std::move(key), std::move(subkey), std::move(value), expiration});
-  const auto stored = co_await impl_->store_many(std::move(items));
-  co_return stored.front();
+  auto stored = co_await store_many(std::move(items), deadline);
+  co_return std::move(stored.front());
 }
 
-Task<std::vector<bool>> Dht::store_many(std::vector<StoreItem> items) {
-  return impl_->store_many(std::move(items));
+Task<std::vector<Result<>>> Dht::store_many(std::vector<StoreItem> items, std::optional<Deadline> deadline) {
+  const std::size_t count = items.size();
+  co_return co_await impl_->store_many(std::move(items), impl_->deadline_for(count, deadline));
 }
 
-Task<std::optional<GetResult>> Dht::get(Key key, bool latest) {
+Task<Result<GetResult>> Dht::get(Key key, bool latest, std::optional<Deadline> deadline) {
   std::vector<Key> keys;
   keys.push_back(std::move(key));
-  auto results = co_await impl_->get_many(std::move(keys), latest);
+  auto results = co_await get_many(std::move(keys), latest, deadline);
   co_return std::move(results.front());
 }
 
-Task<std::vector<std::optional<GetResult>>> Dht::get_many(std::vector<Key> keys, bool latest) {
-  return impl_->get_many(std::move(keys), latest);
+Task<Result<GetResult>> Dht::get_sampled(Key key, std::size_t replicas, std::optional<Deadline> deadline) {
+  co_return co_await impl_->get_sampled(std::move(key), replicas, impl_->deadline_for(1, deadline));
+}
+
+Task<std::vector<Result<GetResult>>> Dht::get_many(std::vector<Key> keys, bool latest,
+                                                   std::optional<Deadline> deadline) {
+  const std::size_t count = keys.size();
+  co_return co_await impl_->get_many(std::move(keys), latest, impl_->deadline_for(count, deadline));
 }
 
 void Dht::add_validator(std::shared_ptr<RecordValidator> validator) {
   impl_->protocol.add_validator(std::move(validator));
 }
 
-Task<Result<std::optional<DhtId>>> Dht::ping(PeerId peer) {
-  return impl_->protocol.ping(peer, false);
+Task<Result<std::optional<DhtId>>> Dht::ping(PeerId peer, std::optional<Deadline> deadline) {
+  co_return co_await within(runtime(), deadline.value_or(Deadline::never()), impl_->protocol.ping(peer, false),
+                            "DHT ping");
 }
 
-Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> keys) {
-  auto findings = co_await impl_->protocol.find(peer, std::move(keys));
-  if (!findings) co_return findings.error();
+Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> keys, std::optional<Deadline> deadline) {
+  CO_TRY(auto findings, co_await within(runtime(), deadline.value_or(Deadline::never()),
+                                        impl_->protocol.find(peer, std::move(keys)), "DHT find"));
   std::vector<NodeReport> reports;
-  for (const Finding& finding : *findings) {
+  for (const Finding& finding : findings) {
     NodeReport& report = reports.emplace_back();
     report.has_record = finding.record.has_value();
     for (const NodeAddress& node : finding.nearest) report.nearest.emplace_back(node.id, node.peer);
@@ -233,8 +248,8 @@ Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> k
   co_return reports;
 }
 
-Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key) {
-  auto found = co_await impl_->explore({key}, impl_->options.bucket_size, Deadline::never());
+Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key, std::optional<Deadline> deadline) {
+  auto found = co_await impl_->explore({key}, impl_->options.bucket_size, deadline.value_or(Deadline::never()));
   std::vector<std::pair<DhtId, PeerId>> nodes;
   for (const NodeAddress& node : found[key]) nodes.emplace_back(node.id, node.peer);
   co_return nodes;

@@ -22,10 +22,26 @@ struct Lookup {
   double sufficient;  ///< stop at a record that expires then or later
   std::optional<StoredRecord> best;
   std::optional<DhtId> source;                    ///< the node that had the best record
+  std::size_t answers = 0;                        ///< of other nodes
+  bool cut_off = false;                           ///< a deadline ended the search
   std::unordered_map<DhtId, std::size_t> copies;  ///< by node that answered: fingerprint of what it has
   Event done;
 };
 using LookupPtr = std::shared_ptr<Lookup>;
+
+/// Merges a dictionary into a record that is one; the newer of two entries with one subkey wins.
+void merge(StoredRecord& into, const Dictionary& more);
+
+/// What Dht::get_sampled found last, of a few keys.
+class SampledRecords {
+ public:
+  void keep(const DhtId& key, StoredRecord record);
+  const StoredRecord* find(const DhtId& key) const;
+
+ private:
+  std::unordered_map<DhtId, StoredRecord> records_;
+  std::deque<DhtId> order_;
+};
 
 /// Cached keys that were asked for, by the time at which to look them up again.
 class RefreshQueue {
@@ -78,10 +94,16 @@ struct Dht::Impl {
   Task<bool> meet(PeerId peer);
   Duration spread(Duration period) const;
 
+  /// When an operation on so many keys ends, if its caller does not say.
+  Deadline deadline_for(std::size_t keys, std::optional<Deadline> given) const;
+  /// What it means that no node answered: Errc::unreachable, unless there is none but us.
+  bool should_know_nodes() const;
+
   // getting.cpp
-  Task<std::vector<std::optional<GetResult>>> get_many(std::vector<Key> keys, bool latest);
-  Task<void> look_up(std::vector<LookupPtr> lookups);
-  Task<void> look_up_shared(std::vector<LookupPtr> lookups);
+  Task<std::vector<Result<GetResult>>> get_many(std::vector<Key> keys, bool latest, Deadline deadline);
+  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, Deadline deadline);
+  Task<void> look_up(std::vector<LookupPtr> lookups, Deadline deadline);
+  Task<void> look_up_shared(std::vector<LookupPtr> lookups, Deadline deadline);
   bool look_up_locally(Lookup& lookup, bool use_cache);
   bool agree(const Lookup& lookup, const std::vector<DhtId>& nodes) const;
   Task<void> consider(LookupPtr lookup, StoredRecord candidate, DhtId source);
@@ -89,15 +111,17 @@ struct Dht::Impl {
   Task<void> cache_on(PeerId peer, OutgoingRecord record);
   void schedule_refresh(const DhtId& key, double at);
   Task<void> refresh_cache();
+  Result<GetResult> result_of(const Lookup& lookup) const;
   std::optional<GetResult> decode(const Lookup& lookup) const;
 
   // storing.cpp
-  Task<std::vector<bool>> store_many(std::vector<StoreItem> items);
+  Task<std::vector<Result<>>> store_many(std::vector<StoreItem> items, Deadline deadline);
   struct StorePlan;
-  Task<void> search_and_store(std::vector<StorePlan>& plans);
+  Result<std::string> tag_for(const StoreItem& item) const;
+  Task<void> search_and_store(std::vector<StorePlan>& plans, Deadline deadline);
   Task<void> store_on_replicas(StorePlan& plan, std::vector<NodeAddress> candidates);
-  Task<void> store_on(StorePlan& plan, NodeAddress node, std::size_t& answered, std::size_t& pending,
-                      Condition& changed);
+  Task<void> store_on(StorePlan& plan, NodeAddress node, std::size_t& pending, Condition& changed);
+  Task<Result<>> result_of(const StorePlan& plan, std::size_t record);
   void cache_stored(const StorePlan& plan);
 
   const DhtOptions options;
@@ -109,6 +133,7 @@ struct Dht::Impl {
   bool staying = false;
   std::unordered_map<DhtId, LookupPtr> pending;  // searches that others may join
   RefreshQueue refreshes;
+  SampledRecords sampled;
   Condition refreshes_changed;
   bool closed = false;
   TaskGroup tasks;

@@ -4,7 +4,10 @@
 #include <limits>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/dht/errors.hpp"
 #include "dht_impl.hpp"
 
 namespace cohive::dht {
@@ -16,20 +19,8 @@ constexpr std::size_t kKeysPerSearch = 1024;
 // How much later than the cached record a refreshed one must expire, beyond the refresh interval, in seconds.
 constexpr double kRefreshMargin = 1.0;
 
-/// Sets `done` of every lookup in the end, also when the search is dropped half-way: others may wait for it.
-struct DoneGuard {
-  std::vector<LookupPtr> lookups;
-  std::unordered_map<DhtId, LookupPtr>& pending;
-  ~DoneGuard() {
-    for (auto& lookup : lookups) {
-      const auto at = pending.find(lookup->key);
-      if (at != pending.end() && at->second == lookup) pending.erase(at);
-      lookup->done.set();
-    }
-  }
-};
+}  // namespace
 
-/// The newer of two entries with one subkey wins.
 void merge(StoredRecord& into, const Dictionary& more) {
   auto& dictionary = std::get<Dictionary>(into.content);
   for (const auto& [identity, entry] : more.entries()) {
@@ -38,16 +29,14 @@ void merge(StoredRecord& into, const Dictionary& more) {
   }
 }
 
-}  // namespace
-
 const std::vector<std::pair<msgpack::Value, StoredValue>>& GetResult::entries() const {
   static const std::vector<std::pair<msgpack::Value, StoredValue>> none;
   const auto* dictionary = std::get_if<1>(&content);
   return dictionary ? *dictionary : none;
 }
 
-Task<std::vector<std::optional<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, bool latest) {
-  std::vector<std::optional<GetResult>> results(keys.size());
+Task<std::vector<Result<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, bool latest, Deadline deadline) {
+  std::vector<Result<GetResult>> results(keys.size(), Error(Errc::closed));
   if (closed) co_return results;
   const TimePoint start = runtime.now();
   const double sufficient = latest ? kForever : protocol.now();
@@ -71,24 +60,24 @@ Task<std::vector<std::optional<GetResult>>> Dht::Impl::get_many(std::vector<Key>
   }
   const bool searched = !to_search.empty() || !joined.empty();
   if (sharing) {
-    if (!to_search.empty()) co_await look_up_shared(std::move(to_search));
+    if (!to_search.empty()) co_await look_up_shared(std::move(to_search), deadline);
   } else {
-    co_await look_up(std::move(to_search));
+    co_await look_up(std::move(to_search), deadline);
   }
   // What another search found serves us too, if it is not older than our own question.
   std::vector<LookupPtr> again;
   for (const auto& other : joined) {
-    co_await other->done.wait();
+    const bool in_time = co_await other->done.wait(deadline);
     LookupPtr& own = distinct.at(other->key);
     if (other->best && other->best->expiration >= sufficient) {
       own->best = other->best;
-    } else {
+    } else if (in_time) {
       again.push_back(own);
     }
   }
-  if (!again.empty()) co_await look_up(std::move(again));
+  if (!again.empty()) co_await look_up(std::move(again), deadline);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    results[i] = decode(*by_index[i]);
+    results[i] = result_of(*by_index[i]);
     (results[i] ? metrics.gets_found : metrics.gets_missed).increment();
   }
   if (searched) metrics.get_seconds.observe(to_seconds(runtime.now() - start));
@@ -128,14 +117,21 @@ bool Dht::Impl::agree(const Lookup& lookup, const std::vector<DhtId>& nodes) con
 }
 
 /// The search belongs to the node, not to the caller: others may have joined it when the caller is dropped.
-Task<void> Dht::Impl::look_up_shared(std::vector<LookupPtr> lookups) {
+Task<void> Dht::Impl::look_up_shared(std::vector<LookupPtr> lookups, Deadline deadline) {
   for (const auto& lookup : lookups) pending[lookup->key] = lookup;
-  tasks.spawn(look_up(lookups), "dht search");
-  for (const auto& lookup : lookups) co_await lookup->done.wait();
+  tasks.spawn(look_up(lookups, Deadline::never()), "dht search");
+  for (const auto& lookup : lookups) co_await lookup->done.wait(deadline);
 }
 
-Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
-  DoneGuard guard{lookups, pending};
+Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline) {
+  // Also when the search is dropped half-way: other callers may wait for it.
+  const auto over = on_exit([this, lookups] {
+    for (const auto& lookup : lookups) {
+      const auto at = pending.find(lookup->key);
+      if (at != pending.end() && at->second == lookup) pending.erase(at);
+      lookup->done.set();
+    }
+  });
 
   struct Getting final : Traversal::Guide {
     explicit Getting(Impl& impl) : self(impl) {}
@@ -145,6 +141,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
       std::vector<TraversalStep> steps;
       for (std::size_t i = 0; i < queries.size(); ++i) {
         const LookupPtr lookup = wanted.at(queries[i]);
+        ++lookup->answers;
         Finding& finding = (*findings)[i];
         if (finding.record) lookup->copies[contact.node.id] = finding.record->fingerprint();
         if (finding.record && !lookup->done.is_set())
@@ -161,6 +158,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
       self.remember(lookup, nearest);
       if (const auto at = self.pending.find(query); at != self.pending.end() && at->second.get() == &lookup)
         self.pending.erase(at);
+      lookup.cut_off = cost.cut_off;
       lookup.done.set();
     }
     bool agree(const DhtId& query, const std::vector<DhtId>& quorum) override {
@@ -177,6 +175,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups) {
     const std::size_t count = std::min(kKeysPerSearch, lookups.size() - first);
     Getting guide(*this);
     auto search = search_options(options.beam_size, count);
+    search.deadline = search.deadline.min(deadline);
     search.queries_per_call = std::min(search.queries_per_call, options.chunk_size);
     search.quorum = newest ? options.num_replicas : 0;
     search.in_quorum = !options.client_mode;
@@ -295,8 +294,16 @@ Task<void> Dht::Impl::refresh_cache() {
       if (!look_up_locally(*lookup, false)) lookups.push_back(std::move(lookup));
     }
     metrics.cache_refreshes.increment(static_cast<double>(lookups.size()));
-    co_await look_up(std::move(lookups));
+    co_await look_up(std::move(lookups), Deadline::never());
   }
+}
+
+Result<GetResult> Dht::Impl::result_of(const Lookup& lookup) const {
+  if (auto found = decode(lookup)) return std::move(*found);
+  if (closed) return Error(Errc::closed);
+  if (lookup.cut_off || !lookup.done.is_set()) return Error(cohive::Errc::timeout, "looking up a DHT key");
+  if (!lookup.best && lookup.answers == 0 && should_know_nodes()) return Error(Errc::unreachable);
+  return Error(Errc::not_found);
 }
 
 std::optional<GetResult> Dht::Impl::decode(const Lookup& lookup) const {

@@ -4,6 +4,8 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "p2p/network_block.hpp"
 
@@ -130,8 +132,7 @@ Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, s
   const auto slot = co_await slots_.acquire();
   const bool was_connected = host.connected(peer);
   if (!was_connected) {
-    auto reached = co_await host.reach(peer, {}, runtime.after(options.wait_timeout));
-    if (!reached) co_return reached.error();
+    CO_TRY(co_await host.reach(peer, {}, runtime.after(options.wait_timeout)));
   }
   std::string nonce;
   if (signed_calls_) {
@@ -156,21 +157,13 @@ Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, s
 /// hold back what comes meanwhile.
 Task<Result<std::string>> Protocol::call_in_turn(PeerId peer, const char* method, std::string request,
                                                  const CallMetrics& counters) {
-  struct InLine {
-    InLine(Protocol& protocol, const PeerId& p)
-        : busy(protocol.busy_), peer(p), queue(busy.try_emplace(peer, protocol.runtime).first->second) {
-      ++queue.calls;
-    }
-    ~InLine() {
-      if (--queue.calls == 0) busy.erase(peer);
-    }
-    InLine(const InLine&) = delete;
-    std::unordered_map<PeerId, Queue>& busy;
-    const PeerId& peer;
-    Queue& queue;
-  } line(*this, peer);
+  Queue& line = busy_.try_emplace(peer, runtime).first->second;
+  ++line.calls;
+  const auto leave = on_exit([&] {
+    if (--line.calls == 0) busy_.erase(peer);
+  });
   const Deadline patience = runtime.after(options.wait_timeout);
-  const auto turn = co_await line.queue.turn.acquire(1, patience);
+  const auto turn = co_await line.turn.acquire(1, patience);
   Result<std::string> reply = Error(rpc::Errc::busy, peer, method);
   for (Duration pause = kFirstPause; turn && !patience.passed(runtime.now());
        pause = std::min(2 * pause, kLongestPause)) {
@@ -186,16 +179,15 @@ Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   fill(*request.mutable_peer());
   request.set_validate(validate);
   const double sent = now();
-  auto bytes = co_await call(peer, "DHTProtocol.rpc_ping", request.SerializeAsString(), metrics.ping);
-  if (!bytes) co_return bytes.error();
+  CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_ping", request.SerializeAsString(), metrics.ping));
   const double received = now();
   proto::PingResponse reply;
-  if (!reply.ParseFromString(*bytes)) co_return Error(Errc::malformed_reply, peer, "rpc_ping");
+  if (!reply.ParseFromString(bytes)) co_return Error(Errc::malformed_reply, peer, "rpc_ping");
   const auto id = DhtId::from_bytes(as_bytes(reply.peer().node_id()));
   if (validate && id) {
     const double theirs = reply.dht_time();
     if (theirs != 0 && !(theirs >= sent - kClockTolerance && theirs <= received + kClockTolerance))
-      co_return Error(Errc::clock_differs, peer, fmt::format("by {:.1f} s", theirs - received));
+      co_return Error(Errc::clock_differs, peer, log::format("by {:.1f} s", theirs - received));
     if (!options.client_mode && !reply.available()) co_return Error(Errc::not_reachable, peer);
   }
   heard_from(reply.peer().node_id(), peer);
@@ -213,9 +205,8 @@ Task<Result<std::vector<bool>>> Protocol::store(PeerId peer, std::vector<Outgoin
       if (!part.empty() && bytes > store_limits_.bytes) break;
       part.push_back(std::move(records[at]));
     }
-    auto result = co_await stores_.call(peer, std::move(part));
-    if (!result) co_return result.error();
-    accepted.insert(accepted.end(), result->begin(), result->end());
+    CO_TRY(auto result, co_await stores_.call(peer, std::move(part)));
+    accepted.insert(accepted.end(), result.begin(), result.end());
   }
   co_return accepted;
 }
@@ -230,10 +221,9 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
     request.add_expiration_time(record.expiration);
     request.add_in_cache(record.in_cache);
   }
-  auto bytes = co_await call(peer, "DHTProtocol.rpc_store", request.SerializeAsString(), metrics.store);
-  if (!bytes) co_return bytes.error();
+  CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_store", request.SerializeAsString(), metrics.store));
   proto::StoreResponse reply;
-  if (!reply.ParseFromString(*bytes) || reply.store_ok_size() != request.keys_size()) {
+  if (!reply.ParseFromString(bytes) || reply.store_ok_size() != request.keys_size()) {
     lost(peer);
     co_return Error(Errc::malformed_reply, peer, "rpc_store");
   }
@@ -258,9 +248,8 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   proto::FindRequest request;
   fill(*request.mutable_peer());
   for (const DhtId& key : keys) request.add_keys(key.binary());
-  auto bytes = co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString(), metrics.find);
-  if (!bytes) co_return bytes.error();
-  auto reply = read_find_reply(as_bytes(*bytes), keys.size(), options.bucket_size);
+  CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString(), metrics.find));
+  auto reply = read_find_reply(as_bytes(bytes), keys.size(), options.bucket_size);
   if (!reply || reply->results.size() != keys.size()) {
     lost(peer);
     co_return Error(Errc::malformed_reply, peer, "rpc_find");
@@ -269,13 +258,12 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   std::vector<Finding> findings;
   findings.reserve(keys.size());
   for (auto& result : reply->results) findings.push_back(read_finding(std::move(result)));
-  if (keys.size() == 1 || bytes->size() < kLargeReply) co_return findings;
+  if (keys.size() == 1 || bytes.size() < kLargeReply) co_return findings;
   // The node may have left out what did not fit.
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (findings[i].record) continue;
-    auto alone = co_await send_find(peer, {keys[i]});
-    if (!alone) co_return alone.error();
-    findings[i] = std::move(alone->front());
+    CO_TRY(auto alone, co_await send_find(peer, {keys[i]}));
+    findings[i] = std::move(alone.front());
   }
   co_return findings;
 }

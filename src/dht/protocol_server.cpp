@@ -4,6 +4,8 @@
 #include <unordered_set>
 
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "protocol.hpp"
 
@@ -53,24 +55,6 @@ void take_apart(OutgoingRecord record, std::size_t item, const StorageLimits& li
   }
 }
 
-/// One peer is called back once at a time: false while it is.
-class CalledBack {
- public:
-  CalledBack(std::unordered_set<PeerId>& all, const PeerId& peer)
-      : all_(all), peer_(peer), is_(all.insert(peer).second) {}
-  CalledBack(const CalledBack&) = delete;
-  CalledBack& operator=(const CalledBack&) = delete;
-  ~CalledBack() {
-    if (is_) all_.erase(peer_);
-  }
-  explicit operator bool() const { return is_; }
-
- private:
-  std::unordered_set<PeerId>& all_;
-  PeerId peer_;
-  bool is_;
-};
-
 }  // namespace
 
 void Protocol::serve() {
@@ -92,9 +76,8 @@ Task<Result<std::string>> Protocol::authorized(Handler handler, PeerId caller, s
     log::debug("dht", "a request of {} is not authorised", caller);
     co_return Error(Errc::unauthorized);
   }
-  auto reply = co_await (this->*handler)(caller, std::move(bytes));
-  if (!reply) co_return reply;
-  co_return signed_calls_->sign_reply(*reply, *nonce);
+  CO_TRY(auto reply, co_await (this->*handler)(caller, std::move(bytes)));
+  co_return signed_calls_->sign_reply(reply, *nonce);
 }
 
 Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
@@ -106,8 +89,9 @@ Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   bool welcome = true;
   if (claimed && request.validate()) {
     // Who asks to be called back and does not answer must not hold up our own calls. Many who come at once take turns.
-    const CalledBack one(called_back_, caller);
-    if (!one) co_return refuse_busy(metrics.ping);
+    // One peer is called back once at a time.
+    if (!called_back_.insert(caller).second) co_return refuse_busy(metrics.ping);
+    const auto once = on_exit([&] { called_back_.erase(caller); });
     const auto slot = co_await call_backs_.acquire(1, runtime.after(options.wait_timeout / 2));
     if (!slot) co_return refuse_busy(metrics.ping);
     auto back = co_await ping(caller, false);

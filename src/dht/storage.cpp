@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/try.hpp"
 
 namespace cohive::dht {
 
@@ -96,14 +97,12 @@ const std::string& Dictionary::encoded() const {
 
 Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped) {
   const Error bad(cohive::Errc::malformed, "dictionary record");
-  auto outer = msgpack::decode(bytes);
-  if (!outer) return outer.error();
-  const auto* ext = outer->get_if<msgpack::Ext>();
+  TRY(auto outer, msgpack::decode(bytes));
+  const auto* ext = outer.get_if<msgpack::Ext>();
   if (!ext || ext->type != kDictionaryType) return bad;
   // An entry is four values, more when its subkey is a tuple.
-  auto inner = msgpack::decode(as_bytes(ext->data), 16 * (limits.max_subkeys + 1));
-  if (!inner) return inner.error();
-  const auto* fields = sequence(*inner);
+  TRY(auto inner, msgpack::decode(as_bytes(ext->data), 16 * (limits.max_subkeys + 1)));
+  const auto* fields = sequence(inner);
   if (!fields || fields->size() != 3 || !(*fields)[1].as_number()) return bad;
   const auto* list = sequence((*fields)[2]);
   if (!list) return bad;

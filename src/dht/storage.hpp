@@ -102,6 +102,9 @@ class Storage {
   /// Drops a regular value, or an entry of a dictionary, if it still has this expiration.
   void erase(const DhtId& key, std::string_view tag, double expiration);
 
+  /// Drops the whole record.
+  void forget(const DhtId& key) { erase(key); }
+
   std::size_t size(double now);
   std::size_t size() const noexcept { return records_.size(); }
   std::size_t bytes() const noexcept { return bytes_; }

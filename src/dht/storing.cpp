@@ -2,7 +2,10 @@
 // replicas answered. Source: hivemind wire spec, section 3.10.
 #include <cmath>
 
+#include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/dht/errors.hpp"
 #include "dht_impl.hpp"
 
 namespace cohive::dht {
@@ -19,31 +22,41 @@ struct Dht::Impl::StorePlan {
   std::vector<OutgoingRecord> records{};
   std::vector<std::size_t> items{};  ///< which of the caller's items each record is
   std::vector<bool> accepted{};      ///< per record, by the last replica that answered
+  std::size_t answered = 0;          ///< replicas, ourselves included
+  bool cut_off = false;              ///< a deadline ended the search or the storing
 };
 
-Task<std::vector<bool>> Dht::Impl::store_many(std::vector<StoreItem> items) {
-  std::vector<bool> results(items.size(), false);
+/// The tag of an item's record; an error when the item cannot be stored anywhere.
+Result<std::string> Dht::Impl::tag_for(const StoreItem& item) const {
+  if (!std::isfinite(item.expiration) || item.expiration < protocol.now())
+    return Error(cohive::Errc::invalid_argument, "a DHT record that has expired already");
+  if (!item.subkey) return std::string(kRegularTag);
+  const auto subkey = Subkey::from_value(*item.subkey);
+  if (!subkey)
+    return Error(cohive::Errc::invalid_argument,
+                 "a DHT subkey must be text, bytes, a number, a bool or a tuple of these");
+  return subkey->encoded;
+}
+
+Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, Deadline deadline) {
+  std::vector<Result<>> results(items.size(), Error(Errc::closed));
   if (closed) co_return results;
   const TimePoint start = runtime.now();
 
   std::vector<Record> records;
   std::vector<std::size_t> valid;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const auto subkey = items[i].subkey ? Subkey::from_value(*items[i].subkey) : std::nullopt;
-    if (items[i].subkey && !subkey) {
-      log::warn("dht", "not stored: a subkey must be text, bytes, a number, a bool or a tuple of these");
+    auto tag = tag_for(items[i]);
+    if (!tag) {
+      results[i] = tag.error();
       continue;
     }
-    if (!std::isfinite(items[i].expiration) || items[i].expiration < protocol.now()) continue;
     std::string value = msgpack::encode(items[i].value);
     if (value.size() > options.max_value_bytes) {
-      log::warn("dht", "not stored: a value of {} bytes, more than the limit of {}", value.size(),
-                options.max_value_bytes);
+      results[i] = Error(cohive::Errc::limit_exceeded, "a DHT value of " + std::to_string(value.size()) + " bytes");
       continue;
     }
-    const DhtId key = DhtId::of(items[i].key);
-    records.push_back(
-        {key.binary(), subkey ? subkey->encoded : std::string(kRegularTag), std::move(value), items[i].expiration});
+    records.push_back({DhtId::of(items[i].key).binary(), std::move(*tag), std::move(value), items[i].expiration});
     valid.push_back(i);
   }
   auto values = co_await protocol.sign(records);
@@ -60,18 +73,31 @@ Task<std::vector<bool>> Dht::Impl::store_many(std::vector<StoreItem> items) {
     plan.accepted.push_back(false);
   }
 
-  co_await search_and_store(plans);
+  co_await search_and_store(plans, deadline);
   for (const StorePlan& plan : plans) {
-    if (options.cache_on_store) cache_stored(plan);
-    for (std::size_t i = 0; i < plan.items.size(); ++i) results[plan.items[i]] = plan.accepted[i];
+    if (options.cache_on_store && plan.answered > 0) cache_stored(plan);
+    for (std::size_t i = 0; i < plan.items.size(); ++i) results[plan.items[i]] = co_await result_of(plan, i);
   }
-  for (const bool stored : results) (stored ? metrics.stores_ok : metrics.stores_refused).increment();
+  for (const auto& stored : results) (stored ? metrics.stores_ok : metrics.stores_refused).increment();
   metrics.store_seconds.observe(to_seconds(runtime.now() - start));
   co_return results;
 }
 
+Task<Result<>> Dht::Impl::result_of(const StorePlan& plan, std::size_t i) {
+  if (plan.accepted[i]) co_return ok();
+  if (plan.answered > 0) {
+    const OutgoingRecord& record = plan.records[i];
+    std::vector<Record> refused{{record.key.binary(), record.tag, record.value, record.expiration}};
+    const auto valid = co_await protocol.validate(std::move(refused));
+    co_return Error(valid.front() ? Errc::record_refused : Errc::record_invalid);
+  }
+  if (closed) co_return Error(Errc::closed);
+  if (plan.cut_off) co_return Error(cohive::Errc::timeout, "storing a DHT record");
+  co_return Error(Errc::unreachable);
+}
+
 /// Each record goes out as soon as its nodes are found.
-Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans) {
+Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline deadline) {
   struct Storing final : Traversal::Guide {
     explicit Storing(Impl& impl) : self(impl), sending(impl.runtime, "dht store") {}
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
@@ -81,25 +107,34 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans) {
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost) override {
-      sending.spawn(self.store_on_replicas(*wanted.at(query), std::move(nearest)), "store on replicas");
+    void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) override {
+      StorePlan& plan = *wanted.at(query);
+      plan.cut_off = cost.cut_off;
+      sending.spawn(self.store_on_replicas(plan, std::move(nearest)), "store on replicas");
     }
     Impl& self;
     std::unordered_map<DhtId, StorePlan*> wanted;
-    TaskGroup sending;
+    Nursery sending;
   };
   for (std::size_t first = 0; first < plans.size(); first += kKeysPerSearch) {
     const std::size_t count = std::min(kKeysPerSearch, plans.size() - first);
     Storing guide(*this);
     // Only those that are to hold the record are asked: when they all name nobody nearer, it is they.
-    Traversal traversal(runtime, protocol.node_id, search_options(options.num_replicas, count), guide);
+    auto search = search_options(options.num_replicas, count);
+    if (!deadline.is_never())
+      search.deadline = search.deadline.min(runtime.after(deadline.remaining(runtime.now()) / 2));
+    Traversal traversal(runtime, protocol.node_id, search, guide);
     for (std::size_t i = first; i < first + count; ++i) {
-      guide.wanted[plans[i].key] = &plans[i];
-      traversal.add_query(plans[i].key, protocol.table.nearest(plans[i].key, options.bucket_size));
+      // Nodes that are asked for the key itself send the record that they have, which may be large.
+      const DhtId twin = plans[i].key.twin();
+      guide.wanted[twin] = &plans[i];
+      traversal.add_query(twin, protocol.table.nearest(twin, options.bucket_size));
     }
     const bool complete = co_await traversal.run();
     if (!complete) metrics.searches_timed_out.increment();
-    co_await guide.sending.join();
+    if (co_await within(runtime, deadline, guide.sending.join())) continue;
+    for (std::size_t i = first; i < plans.size(); ++i) plans[i].cut_off = true;
+    break;
   }
 }
 
@@ -111,30 +146,29 @@ Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeAddress
     candidates.insert(at, {protocol.node_id, protocol.host.id()});
   }
   Condition changed(runtime, "replicas");
-  std::size_t answered = 0, under_way = 0, next = 0;
-  TaskGroup calls(runtime, "dht replicas");
+  std::size_t under_way = 0, next = 0;
+  Nursery calls(runtime, "dht replicas");
   for (;;) {
-    while (answered + under_way < options.num_replicas && next < candidates.size()) {
+    while (plan.answered + under_way < options.num_replicas && next < candidates.size()) {
       const NodeAddress& node = candidates[next++];
       if (node.id != protocol.node_id && blacklist.contains(node.peer, runtime.now())) continue;
       ++under_way;
-      calls.spawn(store_on(plan, node, answered, under_way, changed), "store on replica");
+      calls.spawn(store_on(plan, node, under_way, changed), "store on replica");
     }
     if (under_way == 0) break;
     co_await changed.wait();
   }
 }
 
-Task<void> Dht::Impl::store_on(StorePlan& plan, NodeAddress node, std::size_t& answered, std::size_t& under_way,
-                               Condition& changed) {
+Task<void> Dht::Impl::store_on(StorePlan& plan, NodeAddress node, std::size_t& under_way, Condition& changed) {
   if (node.id == protocol.node_id) {
     plan.accepted = co_await protocol.store_locally(plan.records);
-    ++answered;
+    ++plan.answered;
   } else {
     auto accepted = co_await protocol.store(node.peer, plan.records);
     if (accepted) {
       plan.accepted = std::move(*accepted);
-      ++answered;
+      ++plan.answered;
     } else {
       log::debug("dht", "replica failed: {}", accepted.error());
     }
@@ -156,10 +190,10 @@ void Dht::Impl::cache_stored(const StorePlan& plan) {
         const auto* cached = protocol.cache.get(plan.key, time);
         if (cached && cached->expiration <= record.expiration) schedule_refresh(plan.key, time);
       }
-    } else if (protocol.cache.contains(plan.key)) {
-      if (auto subkey = plan.accepted[i] ? Subkey::from_tag(record.tag) : std::nullopt)
-        protocol.cache.store_subkey(plan.key, std::move(*subkey), record.value, record.expiration, time);
-      schedule_refresh(plan.key, time);
+    } else {
+      // With our entry the dictionary would look as new as that one, while its other entries are as old as before. The next
+      // reader looks it up; a writer that never reads, such as a trainer that reports its progress, causes no traffic.
+      protocol.cache.forget(plan.key);
     }
   }
   protocol.update_gauges();

@@ -120,7 +120,7 @@ void Traversal::finish(Query& query) {
   nearest.reserve(size);
   for (std::size_t i = 0; i < size; ++i) nearest.push_back(query.beam[i].node);
   const std::size_t hops = query.stopped_at || query.beam.empty() ? query.stopped_at : query.beam.front().hops;
-  guide_.found(query.id, std::move(nearest), {query.calls, hops});
+  guide_.found(query.id, std::move(nearest), {query.calls, hops, cut_off_});
   if (unfinished_.empty()) all_finished_.set();
 }
 
@@ -212,11 +212,12 @@ Task<bool> Traversal::run() {
   }
   if (queries_.empty()) co_return true;
   // Calls that are still under way when the last query is answered are dropped: a silent node delays nobody.
-  TaskGroup workers(runtime_, "dht search");
+  Nursery workers(runtime_, "dht search");
   for (std::size_t i = 0; i < std::max<std::size_t>(options_.num_workers, 1); ++i)
     workers.spawn(work(*this), "dht search worker");
   const bool in_time = co_await all_finished_.wait(options_.deadline);
   workers.cancel();
+  cut_off_ = !in_time;
   while (!unfinished_.empty()) finish(*unfinished_.front());
   co_return in_time;
 }

@@ -35,6 +35,7 @@ struct TraversalStep {
 struct SearchCost {
   std::size_t calls = 0;
   std::size_t hops = 0;  ///< from one node to the next until the nearest one, or the one that had what was wanted
+  bool cut_off = false;  ///< the deadline ended the search
 };
 
 /// A node to ask, and the peer that named it; that one is empty for a node of our own table.
@@ -103,6 +104,7 @@ class Traversal {
   Guide& guide_;
   std::vector<Query> queries_;
   std::vector<Query*> unfinished_;
+  bool cut_off_ = false;
   std::unordered_map<PeerId, std::vector<bool>> asked_;  // by whom: one flag per query
   Condition changed_;
   Event all_finished_;

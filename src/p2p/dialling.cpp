@@ -148,7 +148,7 @@ Error DialRace::failure() const {
 }
 
 Task<Result<>> DialRace::run(Deadline deadline) {
-  TaskGroup dials(host_.runtime, "dial", TaskGroup::Local());
+  Nursery dials(host_.runtime, "dial");
   for (;;) {
     if (host_.link_to(peer_)) co_return ok();
     const TimePoint now = host_.runtime.now();
@@ -287,7 +287,7 @@ Task<Result<>> Host::Impl::search(Impl& self, PeerId peer) {
   if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to look the peer up");
   DialRace race(self, peer, DialRace::Backoff::respected);
   Lookup lookup(self.routing, self, peer, deadline);
-  TaskGroup feeding(self.runtime, "lookup", TaskGroup::Local());
+  Nursery feeding(self.runtime, "lookup");
   feeding.spawn(feed(self, race, lookup, deadline), "feed the dial race");
   auto result = co_await race.run(deadline);
   if (!result && race.tried() == 0) co_return in_hand;

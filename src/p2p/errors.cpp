@@ -1,44 +1,27 @@
 #include "cohive/p2p/errors.hpp"
 
-#include <string>
+#include "cohive/core/error_category.hpp"
 
 namespace cohive::p2p {
 namespace {
 
-class Category final : public std::error_category {
- public:
-  const char* name() const noexcept override { return "cohive.p2p"; }
-  std::string message(int code) const override {
-    switch (static_cast<Errc>(code)) {
-      case Errc::no_addresses:
-        return "no address of the peer is known";
-      case Errc::all_dials_failed:
-        return "no address of the peer could be reached";
-      case Errc::dial_backoff:
-        return "not dialled again so soon after a failure";
-      case Errc::dial_to_self:
-        return "a peer does not dial itself";
-      case Errc::missing_peer_id:
-        return "the address must end with /p2p/<peer id>";
-      case Errc::ping_mismatch:
-        return "the ping came back altered";
-      case Errc::too_many_connections:
-        return "too many connections";
-      case Errc::bootstrap_failed:
-        return "none of the initial peers answered";
-      case Errc::identify_failed:
-        return "the peer did not identify itself";
-      case Errc::host_closed:
-        return "the host is closed";
-    }
-    return "unknown p2p error";
-  }
+constexpr ErrorSentence<Errc> kSentences[] = {
+    {Errc::no_addresses, "no address of the peer is known"},
+    {Errc::all_dials_failed, "no address of the peer could be reached"},
+    {Errc::dial_backoff, "not dialled again so soon after a failure"},
+    {Errc::dial_to_self, "a peer does not dial itself"},
+    {Errc::missing_peer_id, "the address must end with /p2p/<peer id>"},
+    {Errc::ping_mismatch, "the ping came back altered"},
+    {Errc::too_many_connections, "too many connections"},
+    {Errc::bootstrap_failed, "none of the initial peers answered"},
+    {Errc::identify_failed, "the peer did not identify itself"},
+    {Errc::host_closed, "the host is closed"},
 };
 
 }  // namespace
 
 const std::error_category& p2p_category() noexcept {
-  static const Category category;
+  static const ErrorCategory<kSentences> category("cohive.p2p");
   return category;
 }
 

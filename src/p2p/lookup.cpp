@@ -26,7 +26,7 @@ Lookup::Lookup(Routing& routing, Host::Impl& host, PeerId target, Deadline deadl
       deadline_(deadline.min(host.runtime.after(kLookupTimeout))),
       started_(host.runtime.now()),
       changed_(host.runtime, "lookup"),
-      workers_(host.runtime, "lookup", TaskGroup::Local()) {
+      workers_(host.runtime, "lookup") {
   for (const auto& peer : routing_.seeds(key_)) add(peer);
   for (std::size_t i = 0; i < kParallel; ++i) workers_.spawn(work(*this), "lookup worker");
   host_.metrics.lookups_active.add(1);

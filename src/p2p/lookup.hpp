@@ -49,7 +49,7 @@ class Lookup {
   std::size_t active_ = 0;
   std::size_t dials_ = 0;
   bool wanted_ = false;
-  TaskGroup workers_;
+  Nursery workers_;
 };
 
 }  // namespace cohive::p2p

@@ -115,7 +115,9 @@ struct MetricsServer::Impl {
   }
 
   static Task<void> handle(Impl& self, std::unique_ptr<transport::RawConnection> connection) {
-    (void)co_await within(self.runtime, self.runtime.after(kRequestTimeout), serve(self, *connection), "HTTP request");
+    const Deadline deadline = self.runtime.after(kRequestTimeout);
+    const auto served = co_await within(self.runtime, deadline, serve(self, *connection), "HTTP request");
+    if (!served) log::debug("metrics", "a request is not answered: {}", served.error());
   }
 
   static Task<void> accept(Impl& self) {

@@ -4,6 +4,7 @@
 //   half-closes: a FIN from it is a cancellation. Source: hivemind wire spec, sections 2.2 and 2.3.
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
@@ -58,21 +59,18 @@ Task<Result<std::string>> exchange(p2p::Host& host, PeerId peer, std::string pro
   call->set_data(std::move(request));
   if (frame.ByteSizeLong() > kMaxUnaryFrame) co_return Error(Errc::frame_too_large, peer, "request to " + protocol);
 
-  auto stream = co_await host.open_stream(peer, protocol, deadline);
-  if (!stream) co_return stream.error();
+  CO_TRY(auto stream, co_await host.open_stream(peer, protocol, deadline));
   const std::string bytes = frame.SerializeAsString();
   frame.Clear();
-  auto sent = co_await transport::write_message(**stream, as_bytes(bytes), deadline);
-  if (!sent) co_return sent.error();
+  CO_TRY(co_await transport::write_message(*stream, as_bytes(bytes), deadline));
   record.sent += bytes.size();
 
-  transport::StreamReader reader(**stream);
-  auto reply = co_await reader.read_message(kMaxUnaryFrame, deadline);
-  if (!reply) co_return reply.error();
-  if (!*reply) co_return Error(Errc::call_cancelled, peer);
-  record.received += (*reply)->size();
-  (*stream)->close_write();
-  co_return parse_reply(**reply, peer, protocol);
+  transport::StreamReader reader(*stream);
+  CO_TRY(auto reply, co_await reader.read_message(kMaxUnaryFrame, deadline));
+  if (!reply) co_return Error(Errc::call_cancelled, peer);
+  record.received += reply->size();
+  stream->close_write();
+  co_return parse_reply(*reply, peer, protocol);
 }
 
 class ClientStreamOverHost final : public ClientStream {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/rpc/errors.hpp"
 
 namespace cohive::rpc {
@@ -14,18 +15,15 @@ constexpr std::size_t kFirstAssembly = 1024 * 1024;
 
 Task<Result<bool>> RecordReader::fill(Deadline deadline) {
   if (!buffered_.empty()) co_return true;
-  auto slice = co_await stream_.read(deadline);
-  if (!slice) co_return slice.error();
-  buffered_ = std::move(*slice);
+  CO_TRY(buffered_, co_await stream_.read(deadline));
   bytes_ += buffered_.size();
   co_return !buffered_.empty();
 }
 
 Task<Result<std::optional<RecordHeader>>> RecordReader::header(Deadline deadline) {
   while (!header_) {
-    auto more = co_await fill(deadline);
-    if (!more) co_return more.error();
-    if (!*more) {
+    CO_TRY(auto more, co_await fill(deadline));
+    if (!more) {
       if (raw_size_ == 0) co_return std::optional<RecordHeader>();
       co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "record cut off");
     }
@@ -59,9 +57,8 @@ Task<Result<Slice>> RecordReader::payload(Deadline deadline) {
   const std::size_t size = header_->size;
   Slice result;
   while (assembled_ < size) {
-    auto more = co_await fill(deadline);
-    if (!more) co_return more.error();
-    if (!*more) co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "record cut off");
+    CO_TRY(auto more, co_await fill(deadline));
+    if (!more) co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "record cut off");
     if (assembled_ == 0 && buffered_.size() >= size) {
       result = buffered_.sub(0, size);
       buffered_.remove_prefix(size);
@@ -84,13 +81,11 @@ Task<Result<Slice>> RecordReader::payload(Deadline deadline) {
 }
 
 Task<Result<std::optional<StreamRecord>>> RecordReader::next(Deadline deadline) {
-  auto head = co_await header(deadline);
-  if (!head) co_return head.error();
-  if (!*head) co_return std::optional<StreamRecord>();
-  const Marker marker = (*head)->marker;
-  auto body = co_await payload(deadline);
-  if (!body) co_return body.error();
-  co_return std::optional<StreamRecord>(StreamRecord{marker, std::move(*body)});
+  CO_TRY(auto head, co_await header(deadline));
+  if (!head) co_return std::optional<StreamRecord>();
+  const Marker marker = head->marker;
+  CO_TRY(auto body, co_await payload(deadline));
+  co_return std::optional<StreamRecord>(StreamRecord{marker, std::move(body)});
 }
 
 Task<Result<>> RecordWriter::write(Marker marker, std::span<const ByteView> parts, Deadline deadline) {
@@ -109,8 +104,7 @@ Task<Result<>> RecordWriter::write(Marker marker, std::span<const ByteView> part
   all.insert(all.end(), parts.begin(), parts.end());
 
   unfinished_ = true;
-  auto sent = co_await stream_.write(all, deadline);
-  if (!sent) co_return sent;
+  CO_TRY(co_await stream_.write(all, deadline));
   unfinished_ = false;
   bytes_ += kRecordHeader + size;
   co_return ok();

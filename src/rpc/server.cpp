@@ -6,6 +6,8 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
@@ -41,8 +43,8 @@ Error note_defect(const std::string& protocol, const char* what) {
 }
 
 /// Ends when the caller closes, resets or sends anything: each of these cancels a unary call.
-Task<void> caller_leaves(transport::Stream& stream) {
-  (void)co_await stream.read(Deadline::never());
+Task<Result<Slice>> caller_leaves(transport::Stream& stream) {
+  return stream.read(Deadline::never());
 }
 
 /// What one peer has running here.
@@ -86,20 +88,18 @@ class ServerStreamOverStream final : public ServerStream {
   Task<Error> read_requests() {
     for (;;) {
       while (queued_ > kMaxPrefetch || requests_.size() >= kMaxPrefetchedRequests) co_await changed_.wait();
-      auto header = co_await reader_.header(Deadline::never());
-      if (!header) co_return header.error();
-      if (!*header) co_return Error(Errc::call_cancelled, stream_.peer());
-      const Marker marker = (*header)->marker;
-      auto units = co_await room_.acquire((*header)->size + kRequestOverhead);
-      auto payload = co_await reader_.payload(Deadline::never());
-      if (!payload) co_return payload.error();
+      CO_TRY(auto header, co_await reader_.header(Deadline::never()));
+      if (!header) co_return Error(Errc::call_cancelled, stream_.peer());
+      const Marker marker = header->marker;
+      auto units = co_await room_.acquire(header->size + kRequestOverhead);
+      CO_TRY(auto payload, co_await reader_.payload(Deadline::never()));
       if (marker == Marker::error) {
         ended_ = true;
       } else if (ended_) {
         co_return Error(Errc::message_after_end, stream_.peer());
       } else if (!answered_) {
-        queued_ += payload->size();
-        requests_.push_back({std::move(*payload), std::move(units)});
+        queued_ += payload.size();
+        requests_.push_back({std::move(payload), std::move(units)});
       }
       changed_.notify_all();
     }
@@ -241,7 +241,8 @@ Task<void> answer(Runtime& runtime, const Method& method, ServerStreamOverStream
     error.set_message(error_text(result.error()));
     const std::string bytes = error.SerializeAsString();
     const ByteView parts[] = {as_bytes(bytes)};
-    (void)co_await call.writer().write(Marker::error, parts, runtime.after(kReplyTimeout));
+    const auto sent = co_await call.writer().write(Marker::error, parts, runtime.after(kReplyTimeout));
+    if (!sent) log::debug("rpc", "{} does not hear of it: {}", call.peer(), sent.error());
   }
   // Half a message went out: only a reset tells the caller that the rest will not come.
   if (call.writer().unfinished()) co_return;
@@ -252,16 +253,11 @@ Task<void> answer(Runtime& runtime, const Method& method, ServerStreamOverStream
 Task<void> serve_streaming(Runtime& runtime, transport::Stream& stream, const Method& method, Caller& caller) {
   CallRecord record(runtime, method.metrics);
   ServerStreamOverStream call(stream, caller.bytes);
-  struct End {
-    CallRecord& record;
-    ServerStreamOverStream& call;
-    transport::Stream& stream;
-    ~End() {
-      record.sent = call.writer().bytes();
-      record.received = call.reader().bytes();
-      if (call.answered()) stream.close_write();  // also when the server ends first: what was answered arrives
-    }
-  } end{record, call, stream};
+  const auto end = on_exit([&] {
+    record.sent = call.writer().bytes();
+    record.received = call.reader().bytes();
+    if (call.answered()) stream.close_write();  // also when the server ends first: what was answered arrives
+  });
   auto ended = co_await race(runtime, answer(runtime, method, call, record), call.read_requests());
   if (!call.answered() && ended.index() == 1) {
     const Error& reason = std::get<1>(ended);

@@ -3,40 +3,32 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/dht/schema.hpp"
+
 namespace cohive::train {
 namespace {
 
 constexpr double kNoRate = 1e-20;  // never zero: the schema wants a positive float
 constexpr double kMaxPlausible = 1e15;
 constexpr double kMinTime = 1e-12;  // seconds per sample; batches reported at one instant are not infinitely fast
+constexpr double kRefreshPerPeer = 0.05;  // seconds
+constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
+constexpr double kFarAway = 1e9;    // seconds until an end that cannot be foreseen yet
+constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 1h;
+constexpr std::size_t kMaxDoubts = 10'000;
 
-struct Entry {
+}  // namespace
+
+/// The record of one trainer.
+struct ProgressTracker::Entry {
+  std::string marker;  ///< of the key that signed it
   std::uint64_t epoch;
   double samples, samples_per_second, time;
   bool client;
   std::optional<PeerId> peer;
 };
-
-/// A peer's record, strictly typed: what does not fit is left out.
-std::optional<Entry> parse(const msgpack::Value& value) {
-  const auto* map = value.get_if<msgpack::Map>();
-  if (!map) return std::nullopt;
-  const auto *epoch = map->find("epoch"), *samples = map->find("samples_accumulated"),
-             *rate = map->find("samples_per_second"), *time = map->find("time"), *client = map->find("client_mode");
-  if (!epoch || !samples || !rate || !time || !client) return std::nullopt;
-  const auto* rate_value = rate->get_if<double>();
-  const auto* time_value = time->get_if<double>();
-  const auto* client_value = client->get_if<bool>();
-  if (!epoch->as_uint() || !samples->as_uint() || !rate_value || !time_value || !client_value) return std::nullopt;
-  if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || !std::isfinite(*time_value)) return std::nullopt;
-  const auto* peer = map->find("peer_id");
-  const auto* peer_bytes = peer ? peer->get_if<msgpack::Bin>() : nullptr;
-  return Entry{*epoch->as_uint(), static_cast<double>(*samples->as_uint()),
-               *rate_value,       *time_value,
-               *client_value,     peer_bytes ? PeerId::from_bytes(as_bytes(peer_bytes->data)) : std::nullopt};
-}
-
-}  // namespace
 
 void PerformanceEma::update(double samples, double now) {
   if (samples <= 0 || last_ < 0) {
@@ -55,16 +47,26 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
       runtime_(dht.runtime()),
       key_(std::move(key)),
       options_(std::move(options)),
+      ema_(options_.performance_ema_alpha),
       changed_(runtime_, "progress to report"),
       fetch_wanted_(runtime_, "time to look at the run's progress"),
       seen_(runtime_, "news of the run's progress"),
-      tasks_(runtime_, "progress tracker") {}
+      tasks_(runtime_, "progress tracker") {
+  dht_.add_validator(std::make_shared<dht::SchemaValidator>(dht::training_progress_schema(), options_.run_id));
+  dht_.add_validator(key_);
+}
 ProgressTracker::~ProgressTracker() = default;
 
 void ProgressTracker::start() {
   restart_timer();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
+}
+
+Task<void> ProgressTracker::close() {
+  tasks_.cancel();
+  if (!std::exchange(stored_, false)) co_return;
+  co_await store_record(true);
 }
 
 GlobalProgress ProgressTracker::snapshot() const {
@@ -75,6 +77,8 @@ GlobalProgress ProgressTracker::snapshot() const {
 void ProgressTracker::set(const GlobalProgress& progress) {
   {
     std::lock_guard lock(mutex_);
+    if (global_.peers > 1 && progress.peers <= 1)
+      log::warn("train", "no other trainer of run {} is in sight any more; going on alone", options_.run_id);
     global_ = progress;
     global_.expected = progress.peers - std::min(progress.peers, absent_.size());
   }
@@ -84,6 +88,12 @@ void ProgressTracker::set(const GlobalProgress& progress) {
 Task<void> ProgressTracker::epoch_passed(std::uint64_t epoch) {
   while (snapshot().epoch <= epoch) co_await seen_.wait();
 }
+
+Task<void> ProgressTracker::news(Deadline deadline) {
+  co_await seen_.wait(deadline);
+}
+
+// ---- What this peer tells
 
 void ProgressTracker::report(std::uint64_t epoch, double samples) {
   const double extra = samples - (epoch == epoch_ ? samples_ : 0);
@@ -95,6 +105,7 @@ void ProgressTracker::report(std::uint64_t epoch, double samples) {
   GlobalProgress global = snapshot();
   if (epoch == epoch_ && epoch == global.epoch) {
     global.samples += extra;
+    global.own_samples += extra;
     set(global);
   }
   epoch_ = epoch;
@@ -107,8 +118,9 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   GlobalProgress global = snapshot();
   if (epoch > global.epoch) {
     global.epoch = epoch;
-    global.samples = 0;
-    global.eta = dht_.now() + 1e9;
+    global.claimed = std::max(global.claimed, epoch);
+    global.samples = global.own_samples = 0;
+    global.eta = dht_.now() + kFarAway;
     set(global);
   }
   epoch_ = epoch;
@@ -122,29 +134,25 @@ void ProgressTracker::restart_timer() {
   ema_.reset_timer(uptime());
 }
 
-void ProgressTracker::took_part(const std::vector<PeerId>& members) {
-  for (const auto& [peer, time] : reports_)
-    if (peer != dht_.host().id() && std::find(members.begin(), members.end(), peer) == members.end())
-      absent_[peer] = time;
-  set(snapshot());
-}
-
 void ProgressTracker::publish() {
   unpublished_ = true;
   changed_.notify_all();
 }
 
-Task<void> ProgressTracker::store_record() {
+Task<void> ProgressTracker::store_record(bool goodbye) {
   using namespace msgpack;
   const double now = dht_.now();
-  Map record{{{"peer_id", Value::bin(dht_.host().id().bytes())},
-              {"epoch", epoch_},
-              {"samples_accumulated", static_cast<std::uint64_t>(std::max(0.0, samples_))},
-              {"samples_per_second", ema_.samples_per_second()},
-              {"time", now},
-              {"client_mode", options_.client_mode}}};
-  (void)co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()}, std::move(record),
-                            now + to_seconds(options_.metadata_expiration));
+  Value record;
+  if (!goodbye)
+    record = Map{{{"peer_id", Value::bin(dht_.host().id().bytes())},
+                  {"epoch", epoch_},
+                  {"samples_accumulated", static_cast<std::uint64_t>(std::max(0.0, samples_))},
+                  {"samples_per_second", ema_.samples_per_second()},
+                  {"time", now},
+                  {"client_mode", options_.client_mode}}};
+  const auto stored = co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()},
+                                          std::move(record), now + to_seconds(options_.metadata_expiration));
+  if (!stored && !goodbye) log::warn("train", "the swarm does not know our progress: {}", stored.error());
 }
 
 Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
@@ -153,34 +161,66 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
     while (!self.unpublished_ && co_await self.changed_.wait(again)) {
     }
     self.unpublished_ = false;
-    // Who no longer trains is not to be counted: no more reports once the run has passed two epochs without it.
-    if (self.active_epoch_ && *self.active_epoch_ + 1 >= self.snapshot().epoch) {
-      co_await self.store_record();
-      // Who begins at the same time as others sees them at once, not after the period of a lonely peer.
+    // A peer that no longer trains is not to be counted: no more reports once the run has passed two epochs without it.
+    if (self.active_epoch_ && *self.active_epoch_ + 1 >= self.snapshot().claimed) {
+      self.stored_ = true;
+      co_await self.store_record(false);
+      // Trainers that begin at the same time see each other at once, not after the period of a lonely peer.
       if (self.snapshot().peers == 0) self.fetch_soon();
     }
-    co_await self.runtime_.sleep_for(self.options_.min_refresh / 2);  // joins bursts of reports
+    co_await self.runtime_.sleep_for(self.least_period(self.snapshot().peers) / 2);  // joins bursts of reports
   }
 }
 
-void ProgressTracker::fetch_soon() {
-  fetch_now_ = true;
-  fetch_wanted_.notify_all();
+// ---- What the swarm tells
+
+void ProgressTracker::took_part(const std::vector<PeerId>& members) {
+  for (const auto& [peer, time] : reports_)
+    if (peer != dht_.host().id() && std::find(members.begin(), members.end(), peer) == members.end())
+      absent_[peer] = time;
+  set(snapshot());
 }
 
-Task<void> ProgressTracker::refresh() {
-  auto found = co_await dht_.get(options_.run_id + "_progress", true);
-  const double now = dht_.now();
-  GlobalProgress global;
+void ProgressTracker::distrust_claims_above(std::uint64_t proven) {
+  const TimePoint now = runtime_.now();
+  for (const auto& [marker, epoch] : claims_) {
+    if (epoch <= proven || doubts_.size() >= kMaxDoubts) continue;
+    Doubt& doubt = doubts_[marker];
+    doubt.next = std::min(std::max(doubt.next * 2, kFirstDoubt), kLongestDoubt);
+    doubt.until = now + doubt.next;
+    log::warn("train", "no state proves epoch {} that a peer claims; not believed for {:.0f} s", epoch,
+              to_seconds(doubt.next));
+  }
+  fetch_soon();
+}
+
+/// Strictly typed: what does not fit is left out.
+std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetResult& record) const {
   std::vector<Entry> entries;
-  if (found)
-    for (const auto& [subkey, stored] : found->entries())
-      if (auto entry = parse(stored.value)) entries.push_back(*entry);
-  global.epoch = epoch_;
-  for (const Entry& entry : entries)
-    if (!entry.client) global.epoch = std::max(global.epoch, entry.epoch);
-  global.samples_per_second = kNoRate;
-  double estimated = 0;
+  for (const auto& [subkey, stored] : record.entries()) {
+    const auto* marker = subkey.get_if<msgpack::Bin>();
+    const auto* map = stored.value.get_if<msgpack::Map>();
+    if (!marker || !map) continue;
+    const auto *epoch = map->find("epoch"), *samples = map->find("samples_accumulated"),
+               *rate = map->find("samples_per_second"), *time = map->find("time"), *client = map->find("client_mode");
+    if (!epoch || !samples || !rate || !time || !client) continue;
+    const auto* rate_value = rate->get_if<double>();
+    const auto* time_value = time->get_if<double>();
+    const auto* client_value = client->get_if<bool>();
+    if (!epoch->as_uint() || !samples->as_uint() || !rate_value || !time_value || !client_value) continue;
+    if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || !std::isfinite(*time_value)) continue;
+    const auto* peer = map->find("peer_id");
+    const auto* bytes = peer ? peer->get_if<msgpack::Bin>() : nullptr;
+    const auto id = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
+    // The record of an earlier process with our identity is not another trainer.
+    if (id == dht_.host().id() && marker->data != key_->ownership_marker()) continue;
+    entries.push_back({marker->data, *epoch->as_uint(), static_cast<double>(*samples->as_uint()), *rate_value,
+                       *time_value, *client_value, id});
+  }
+  return entries;
+}
+
+void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
   reports_.clear();
   for (const Entry& entry : entries) {
     if (!entry.peer) continue;
@@ -191,28 +231,81 @@ Task<void> ProgressTracker::refresh() {
     const auto report = reports_.find(absence.first);
     return report == reports_.end() || report->second > absence.second;
   });
+}
+
+void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global) {
+  const TimePoint now = runtime_.now();
+  claims_.clear();
+  std::vector<std::uint64_t> epochs{epoch_};
+  for (const Entry& entry : entries) {
+    if (entry.client || entry.marker == key_->ownership_marker()) continue;
+    claims_[entry.marker] = entry.epoch;
+    const auto doubt = doubts_.find(entry.marker);
+    if (doubt == doubts_.end() || now >= doubt->second.until) epochs.push_back(entry.epoch);
+  }
+  std::erase_if(doubts_, [&](const auto& doubt) {  // forgotten with the record, or when long over
+    return !claims_.contains(doubt.first) || now >= doubt.second.until + kLongestDoubt;
+  });
+  std::sort(epochs.rbegin(), epochs.rend());
+  const bool supported = epochs.size() < 2 || epochs[0] <= epochs[1] + 1;
+  global.epoch = supported ? epochs[0] : std::max(epochs[1], epoch_);
+  global.claimed = epochs[0];
+}
+
+void ProgressTracker::add_up(const std::vector<Entry>& entries, GlobalProgress& global) {
+  const double now = dht_.now();
+  global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
+  double estimated = global.samples;
   for (const Entry& entry : entries) {
     ++global.peers;
     global.clients += entry.client;
     global.samples_per_second += entry.samples_per_second;
-    if (entry.epoch != global.epoch) continue;
+    if (entry.epoch != global.epoch || entry.marker == key_->ownership_marker()) continue;
     global.samples += entry.samples;
     estimated += entry.samples + std::max(0.0, now - entry.time) * entry.samples_per_second;
   }
+  const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
+  const auto peers = static_cast<double>(global.peers);
+  const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
+  global.eta = now + wait;
+  const Duration least = least_period(global.peers);
+  next_fetch_ = runtime_.now() + std::clamp<Duration>(from_seconds(wait * peers / expected), least,
+                                                      options_.max_refresh_period);
+}
+
+/// The record grows with the peers, and so does the number of its readers.
+Duration ProgressTracker::least_period(std::size_t peers) const {
+  return std::clamp<Duration>(from_seconds(static_cast<double>(peers) * kRefreshPerPeer), options_.min_refresh_period,
+                              options_.max_refresh_period);
+}
+
+Task<void> ProgressTracker::refresh() {
+  // The record of many trainers is large, and each of them reads it.
+  auto found = snapshot().peers > kManyPeers ? co_await dht_.get_sampled(options_.run_id + "_progress", kReplicasRead)
+                                             : co_await dht_.get(options_.run_id + "_progress", true);
+  if (!found && found.error() == cohive::Errc::timeout) {  // says nothing about the other trainers
+    next_fetch_ = runtime_.now() + options_.default_refresh_period;
+    co_return;
+  }
+  const std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
+  GlobalProgress global;
+  global.samples_per_second = kNoRate;
+  note_reports(entries);
+  agree_on_epoch(entries, global);
   if (entries.empty()) {
-    global.samples = samples_;
+    global.samples = global.own_samples = samples_;
     global.samples_per_second = ema_.samples_per_second();
-    global.eta = now + std::max(0.0, options_.target_batch_size - samples_) / ema_.samples_per_second();
-    next_fetch_ = runtime_.now() + options_.default_refresh;
+    global.eta = dht_.now() + std::max(0.0, options_.target_batch_size - samples_) / ema_.samples_per_second();
+    next_fetch_ = runtime_.now() + options_.default_refresh_period;
   } else {
-    const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
-    const auto peers = static_cast<double>(global.peers);
-    const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
-    global.eta = now + wait;
-    next_fetch_ =
-        runtime_.now() + std::clamp(from_seconds(wait * peers / expected), options_.min_refresh, options_.max_refresh);
+    add_up(entries, global);
   }
   set(global);
+}
+
+void ProgressTracker::fetch_soon() {
+  fetch_now_ = true;
+  fetch_wanted_.notify_all();
 }
 
 Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
@@ -221,15 +314,8 @@ Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
     co_await self.refresh();
     while (!self.fetch_now_ && co_await self.fetch_wanted_.wait(Deadline(self.next_fetch_))) {
     }
-    co_await self.runtime_.sleep_for(self.options_.min_refresh / 5);
+    co_await self.runtime_.sleep_for(self.options_.min_refresh_period / 5);
   }
-}
-
-Task<void> ProgressTracker::close() {
-  tasks_.cancel();
-  if (!active_epoch_) co_return;
-  (void)co_await dht_.store(options_.run_id + "_progress", msgpack::Bin{key_->ownership_marker()}, msgpack::Value(),
-                            dht_.now() + to_seconds(options_.metadata_expiration));
 }
 
 }  // namespace cohive::train

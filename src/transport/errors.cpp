@@ -1,48 +1,29 @@
 #include "cohive/transport/errors.hpp"
 
-#include <string>
+#include "cohive/core/error_category.hpp"
 
 namespace cohive::transport {
 namespace {
 
-class Category final : public std::error_category {
- public:
-  const char* name() const noexcept override { return "cohive.transport"; }
-  std::string message(int code) const override {
-    switch (static_cast<Errc>(code)) {
-      case Errc::dial_failed:
-        return "cannot connect";
-      case Errc::address_unsupported:
-        return "this kind of address is not supported (TCP is)";
-      case Errc::address_in_use:
-        return "the address is in use: choose another port, or 0 for any";
-      case Errc::resolve_failed:
-        return "the name does not resolve";
-      case Errc::handshake_failed:
-        return "the encryption handshake failed";
-      case Errc::peer_mismatch:
-        return "another peer answered than the one named in the address";
-      case Errc::protocol_not_supported:
-        return "the peer does not support the protocol";
-      case Errc::negotiation_failed:
-        return "protocol negotiation failed";
-      case Errc::muxer_violation:
-        return "the peer broke the rules of stream multiplexing";
-      case Errc::keepalive_timeout:
-        return "the peer stopped answering";
-      case Errc::too_many_streams:
-        return "too many streams";
-      case Errc::decryption_failed:
-        return "an encrypted record is damaged or forged";
-    }
-    return "unknown transport error";
-  }
+constexpr ErrorSentence<Errc> kSentences[] = {
+    {Errc::dial_failed, "cannot connect"},
+    {Errc::address_unsupported, "this kind of address is not supported (TCP is)"},
+    {Errc::address_in_use, "the address is in use: choose another port, or 0 for any"},
+    {Errc::resolve_failed, "the name does not resolve"},
+    {Errc::handshake_failed, "the encryption handshake failed"},
+    {Errc::peer_mismatch, "another peer answered than the one named in the address"},
+    {Errc::protocol_not_supported, "the peer does not support the protocol"},
+    {Errc::negotiation_failed, "protocol negotiation failed"},
+    {Errc::muxer_violation, "the peer broke the rules of stream multiplexing"},
+    {Errc::keepalive_timeout, "the peer stopped answering"},
+    {Errc::too_many_streams, "too many streams"},
+    {Errc::decryption_failed, "an encrypted record is damaged or forged"},
 };
 
 }  // namespace
 
 const std::error_category& transport_category() noexcept {
-  static const Category category;
+  static const ErrorCategory<kSentences> category("cohive.transport");
   return category;
 }
 

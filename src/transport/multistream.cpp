@@ -6,6 +6,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/sync.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/transport/errors.hpp"
 
@@ -32,10 +33,9 @@ Task<Result<std::string>> read_token(StreamReader& reader, const Stream& stream,
 }
 
 Task<Result<>> expect_header(StreamReader& reader, const Stream& stream, Deadline deadline) {
-  auto header = co_await read_token(reader, stream, deadline);
-  if (!header) co_return header.error();
-  if (*header != kHeader)
-    co_return Error(Errc::negotiation_failed, stream.peer(), "wrong header " + log::quoted(*header, 60));
+  CO_TRY(auto header, co_await read_token(reader, stream, deadline));
+  if (header != kHeader)
+    co_return Error(Errc::negotiation_failed, stream.peer(), "wrong header " + log::quoted(header, 60));
   co_return ok();
 }
 
@@ -53,8 +53,7 @@ class LazyStream final : public Stream {
 
   Task<Result<Slice>> read(Deadline deadline) override {
     if (state_ == State::fresh) {
-      auto sent = co_await propose({}, deadline);
-      if (!sent) co_return sent.error();
+      CO_TRY(co_await propose({}, deadline));
     }
     if (!answered_) {
       if (!failure_) {
@@ -108,11 +107,9 @@ class LazyStream final : public Stream {
 
   Task<Result<>> check_answer(Deadline deadline) {
     StreamReader reader(*inner_);
-    auto header = co_await expect_header(reader, *inner_, deadline);
-    if (!header) co_return header.error();
-    auto answer = co_await read_token(reader, *inner_, deadline);
-    if (!answer) co_return answer.error();
-    if (*answer != protocol()) co_return not_supported(*inner_, protocol());
+    CO_TRY(co_await expect_header(reader, *inner_, deadline));
+    CO_TRY(auto answer, co_await read_token(reader, *inner_, deadline));
+    if (answer != protocol()) co_return not_supported(*inner_, protocol());
     answered_ = true;
     co_return ok();
   }
@@ -134,18 +131,15 @@ Task<Result<std::string>> select_one_of(Stream& stream, std::vector<std::string>
     Bytes proposal;
     if (first) append_token(proposal, kHeader);
     append_token(proposal, protocol);
-    auto sent = co_await stream.write(proposal, deadline);
-    if (!sent) co_return sent.error();
+    CO_TRY(co_await stream.write(proposal, deadline));
     if (first) {
-      auto header = co_await expect_header(reader, stream, deadline);
-      if (!header) co_return header.error();
+      CO_TRY(co_await expect_header(reader, stream, deadline));
       first = false;
     }
-    auto answer = co_await read_token(reader, stream, deadline);
-    if (!answer) co_return answer.error();
-    if (*answer == protocol) co_return protocol;
-    if (*answer != kRefusal)
-      co_return Error(Errc::negotiation_failed, stream.peer(), "unexpected answer " + log::quoted(*answer, 60));
+    CO_TRY(auto answer, co_await read_token(reader, stream, deadline));
+    if (answer == protocol) co_return protocol;
+    if (answer != kRefusal)
+      co_return Error(Errc::negotiation_failed, stream.peer(), "unexpected answer " + log::quoted(answer, 60));
   }
   co_return not_supported(stream, protocols.empty() ? std::string() : protocols.front());
 }
@@ -158,20 +152,16 @@ Task<Result<std::string>> answer_selection(Stream& stream, std::function<bool(st
                                            Deadline deadline) {
   Bytes out;
   append_token(out, kHeader);
-  auto sent = co_await stream.write(out, deadline);
-  if (!sent) co_return sent.error();
+  CO_TRY(co_await stream.write(out, deadline));
   StreamReader reader(stream);
-  auto header = co_await expect_header(reader, stream, deadline);
-  if (!header) co_return header.error();
+  CO_TRY(co_await expect_header(reader, stream, deadline));
   for (int proposals = 0; proposals < kMaxProposals; ++proposals) {
-    auto proposal = co_await read_token(reader, stream, deadline);
-    if (!proposal) co_return proposal.error();
-    const bool accepted = supported(*proposal);
+    CO_TRY(auto proposal, co_await read_token(reader, stream, deadline));
+    const bool accepted = supported(proposal);
     out.clear();
-    append_token(out, accepted ? std::string_view(*proposal) : kRefusal);
-    sent = co_await stream.write(out, deadline);
-    if (!sent) co_return sent.error();
-    if (accepted) co_return std::move(*proposal);
+    append_token(out, accepted ? std::string_view(proposal) : kRefusal);
+    CO_TRY(co_await stream.write(out, deadline));
+    if (accepted) co_return std::move(proposal);
   }
   co_return Error(Errc::negotiation_failed, stream.peer(), "too many proposals");
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/core/varint.hpp"
 
 namespace cohive::transport {
@@ -18,17 +19,14 @@ StreamReader::~StreamReader() {
 
 Task<Result<bool>> StreamReader::fill(Deadline deadline) {
   if (!buffered_.empty()) co_return true;
-  auto slice = co_await stream_.read(deadline);
-  if (!slice) co_return slice.error();
-  buffered_ = std::move(*slice);
+  CO_TRY(buffered_, co_await stream_.read(deadline));
   co_return !buffered_.empty();
 }
 
 Task<Result<>> StreamReader::read_into(MutableBytes into, Deadline deadline) {
   while (!into.empty()) {
-    auto more = co_await fill(deadline);
-    if (!more) co_return more.error();
-    if (!*more) co_return Error(Errc::end_of_stream, stream_.peer());
+    CO_TRY(auto more, co_await fill(deadline));
+    if (!more) co_return Error(Errc::end_of_stream, stream_.peer());
     const std::size_t count = std::min(into.size(), buffered_.size());
     std::memcpy(into.data(), buffered_.data(), count);
     buffered_.remove_prefix(count);
@@ -41,9 +39,8 @@ Task<Result<Bytes>> StreamReader::read_exactly(std::size_t size, Deadline deadli
   // Grows with what arrives: an announced length alone takes no memory.
   Bytes bytes;
   while (bytes.size() < size) {
-    auto more = co_await fill(deadline);
-    if (!more) co_return more.error();
-    if (!*more) co_return Error(Errc::end_of_stream, stream_.peer());
+    CO_TRY(auto more, co_await fill(deadline));
+    if (!more) co_return Error(Errc::end_of_stream, stream_.peer());
     const std::size_t count = std::min(size - bytes.size(), buffered_.size());
     bytes.insert(bytes.end(), buffered_.data(), buffered_.data() + count);
     buffered_.remove_prefix(count);
@@ -54,9 +51,8 @@ Task<Result<Bytes>> StreamReader::read_exactly(std::size_t size, Deadline deadli
 Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit, Deadline deadline) {
   Bytes prefix;
   for (;;) {
-    auto more = co_await fill(deadline);
-    if (!more) co_return more.error();
-    if (!*more) {
+    CO_TRY(auto more, co_await fill(deadline));
+    if (!more) {
       if (prefix.empty()) co_return std::optional<Bytes>();
       co_return Error(Errc::end_of_stream, stream_.peer(), "length prefix");
     }
@@ -67,16 +63,14 @@ Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit,
     if (length.status == VarintStatus::invalid) co_return Error(Errc::malformed, stream_.peer(), "length prefix");
     if (length.value > limit)
       co_return Error(Errc::limit_exceeded, stream_.peer(), "message of " + std::to_string(length.value) + " bytes");
-    auto message = co_await read_exactly(length.value, deadline);
-    if (!message) co_return message.error();
-    co_return std::optional<Bytes>(std::move(*message));
+    CO_TRY(auto message, co_await read_exactly(length.value, deadline));
+    co_return std::optional<Bytes>(std::move(message));
   }
 }
 
 Task<Result<bool>> StreamReader::at_end(Deadline deadline) {
-  auto more = co_await fill(deadline);
-  if (!more) co_return more.error();
-  co_return !*more;
+  CO_TRY(auto more, co_await fill(deadline));
+  co_return !more;
 }
 
 Task<Result<>> write_message(Stream& stream, ByteView message, Deadline deadline) {

@@ -35,7 +35,7 @@ TEST_F(Averaging, WeightsCountAndGatheredDataReachesAll) {
   auto steps = same();
   for (std::size_t i = 0; i < 3; ++i) {
     steps[i].weight = static_cast<double>(i + 1);
-    steps[i].gather = static_cast<int>(100 + i);
+    steps[i].round.gather = static_cast<int>(100 + i);
   }
   auto results = step_all(steps);
   for (auto& result : results) ASSERT_TRUE(result) << result.error();
@@ -128,7 +128,7 @@ TEST_F(Averaging, GroupsOfAGridConvergeToTheSameMean) {
 
 TEST_F(Averaging, AloneThereIsNoGroup) {
   add(quick());
-  StepOptions step;
+  RoundOptions step;
   step.timeout = 5s;
   const auto start = swarm.runtime().now();
   auto results = step_all(same(step));
@@ -143,9 +143,9 @@ TEST_F(Averaging, SurvivorsFinishWhenAPeerDiesInTheMiddle) {
   std::vector<Result<RoundResult>> results(4, Error(Errc::no_group));
   TaskGroup group(swarm.runtime());
   auto run = [](Averager& averager, Result<RoundResult>& out) -> Task<void> {
-    StepOptions step;
-    step.allow_retries = false;
-    out = co_await averager.step(step);
+    RoundOptions once;
+    once.allow_retries = false;
+    out = co_await averager.step(once);
   };
   for (std::size_t i = 0; i < 4; ++i) group.spawn(run(*peers[i]->averager, results[i]));
   swarm.pass(2200ms);  // past matchmaking, within the exchange
@@ -162,15 +162,16 @@ TEST_F(Averaging, SurvivorsFinishWhenAPeerDiesInTheMiddle) {
 TEST_F(Averaging, WhoeverLosesItsLeaderLooksForAnotherAtOnce) {
   for (int i = 0; i < 3; ++i) add(quick());
   auto steps = same();
-  steps[0].scheduled_time = swarm.runtime().wall_time() + 10;  // the first to expire: it leads
-  steps[1].scheduled_time = steps[2].scheduled_time = swarm.runtime().wall_time() + 11;
+  steps[0].round.scheduled_time = swarm.runtime().wall_time() + 10;  // the first to expire: it leads
+  steps[1].round.scheduled_time = steps[2].round.scheduled_time = swarm.runtime().wall_time() + 11;
   std::vector<Result<RoundResult>> results(3, Error(Errc::no_group));
   TaskGroup group(swarm.runtime());
-  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> {
-    out = co_await averager.step(step);
+  auto run = [](Averager& averager, RoundOptions options, Result<RoundResult>& out) -> Task<void> {
+    out = co_await averager.step(options);
   };
   auto leader = std::make_unique<TaskGroup>(swarm.runtime());
-  for (std::size_t i = 0; i < 3; ++i) (i == 0 ? *leader : group).spawn(run(*peers[i]->averager, steps[i], results[i]));
+  for (std::size_t i = 0; i < 3; ++i)
+    (i == 0 ? *leader : group).spawn(run(*peers[i]->averager, steps[i].round, results[i]));
   swarm.pass(5s);  // the others follow it by now
   leader.reset();
   peers[0]->averager.reset();
@@ -189,12 +190,12 @@ TEST_F(Averaging, ALeaderThatFallsSilentIsLeftLongBeforeItsTime) {
   for (int i = 0; i < 3; ++i) add(quick());
   auto steps = same();
   const double start = swarm.runtime().wall_time();
-  steps[0].scheduled_time = start + 60;  // the first to expire: it leads
-  steps[1].scheduled_time = steps[2].scheduled_time = start + 61;
+  steps[0].round.scheduled_time = start + 60;  // the first to expire: it leads
+  steps[1].round.scheduled_time = steps[2].round.scheduled_time = start + 61;
   TaskGroup group(swarm.runtime());
   for (std::size_t i = 0; i < 3; ++i)
-    group.spawn([](Averager& averager, StepOptions step) -> Task<void> { (void)co_await averager.step(step); }(
-                                                             *peers[i]->averager, steps[i]));
+    group.spawn([](Averager& averager, RoundOptions options) -> Task<void> { (void)co_await averager.step(options); }(
+                                                                 *peers[i]->averager, steps[i].round));
   swarm.pass(5s);  // the others follow it by now
   swarm.fabric().crash(sim::Swarm::ip(1));
   swarm.pass(5s);
@@ -210,29 +211,23 @@ TEST_F(Averaging, AMemberThatDiesBeforeTheExchangeHoldsTheOthersUpOnlyBriefly) {
   options.reducer_timeout = 30s;
   options.allreduce_timeout = 60s;
   for (int i = 0; i < 3; ++i) add(options);
-  auto steps = same();
-  for (auto& step : steps) step.control = std::make_shared<StepControl>(swarm.runtime(), 1.0);
-  std::vector<Result<RoundResult>> results(3, Error(Errc::no_group));
-  TaskGroup group(swarm.runtime());
-  auto dying = std::make_unique<TaskGroup>(swarm.runtime());
-  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> {
-    out = co_await averager.step(step);
-  };
-  for (std::size_t i = 0; i < 3; ++i) (i == 2 ? *dying : group).spawn(run(*peers[i]->averager, steps[i], results[i]));
+  auto rounds = begin_all();
   swarm.pass(4s);
-  ASSERT_EQ(steps[0].control->stage, StepControl::Stage::awaiting_trigger);
-  dying.reset();
+  ASSERT_EQ(rounds[0].stage(), Round::Stage::awaiting_trigger);
+  rounds.pop_back();
   peers[2]->averager.reset();
   peers[2]->dht.reset();
   swarm.remove_host(2);
   swarm.pass(1s);
-  for (auto& step : steps) step.control->trigger.set();
-  swarm.pass(5s);
-  for (std::size_t i = 0; i < 2; ++i) {
-    ASSERT_TRUE(results[i]) << results[i].error();
-    EXPECT_EQ(results[i]->lost_senders.size(), 1u);
-    EXPECT_EQ(results[i]->failed_reducers.size(), 1u);
+  for (auto& round : rounds) round.trigger();
+  const auto start = swarm.runtime().now();
+  for (auto& round : rounds) {
+    const auto result = swarm.run(round.result());
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->lost_senders.size(), 1u);
+    EXPECT_EQ(result->failed_reducers.size(), 1u);
   }
+  EXPECT_LE(swarm.runtime().now() - start, 5s);
 }
 
 TEST_F(Averaging, TheErrorSaysWhyThereIsNoGroup) {
@@ -240,7 +235,7 @@ TEST_F(Averaging, TheErrorSaysWhyThereIsNoGroup) {
   auto other = quick();
   other.initial_group_bits = "";
   add(other, 999);  // other tensors: another schema
-  StepOptions step;
+  RoundOptions step;
   step.timeout = 6s;
   step.allow_retries = false;
   bool refused = false;
@@ -270,7 +265,7 @@ TEST_F(Averaging, PartsThatAreCutDifferentlyAreRefusedOnBothSides) {
   auto other = quick();
   other.part_size_bytes = 400;
   add(other);
-  StepOptions step;
+  RoundOptions step;
   step.allow_retries = false;
   const auto before = peers[0]->a;
   for (auto& result : step_all(same(step))) {
@@ -283,31 +278,32 @@ TEST_F(Averaging, PartsThatAreCutDifferentlyAreRefusedOnBothSides) {
 
 TEST_F(Averaging, AScheduledRoundCanBePostponedAndCancelled) {
   for (int i = 0; i < 2; ++i) add(quick());
-  auto steps = same();
-  for (auto& step : steps) {
-    step.control = std::make_shared<StepControl>(swarm.runtime(), 1.0);
-    step.control->trigger.set();
-    step.control->scheduled_time = swarm.runtime().wall_time() + 30;
-  }
-  TaskGroup group(swarm.runtime());
-  std::vector<Result<RoundResult>> results(2, Error(Errc::no_group));
-  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> {
-    out = co_await averager.step(step);
-  };
-  for (std::size_t i = 0; i < 2; ++i) group.spawn(run(*peers[i]->averager, steps[i], results[i]));
+  RoundOptions scheduled;
+  scheduled.scheduled_time = swarm.runtime().wall_time() + 30;
+  auto rounds = begin_all(scheduled);
+  for (auto& round : rounds) round.trigger();
   swarm.pass(25s);
-  EXPECT_EQ(steps[0].control->stage, StepControl::Stage::looking_for_group) << "not before the scheduled time";
-  steps[0].control->cancelled.set();
-  swarm.pass(1s);
-  EXPECT_EQ(results[0].error().code(), make_error_code(Errc::round_cancelled));
-  EXPECT_EQ(steps[0].control->stage, StepControl::Stage::finished);
-  group.cancel();
+  EXPECT_EQ(rounds[0].stage(), Round::Stage::looking_for_group) << "not before the scheduled time";
+  rounds[0].cancel();
+  EXPECT_EQ(rounds[0].stage(), Round::Stage::finished);
+  EXPECT_EQ(swarm.run(rounds[0].result()).error(), Errc::round_cancelled);
+}
+
+TEST_F(Averaging, AScheduledRoundCanBeMoved) {
+  for (int i = 0; i < 2; ++i) add(quick());
+  auto rounds = begin_all();
+  const double later = swarm.runtime().wall_time() + 20;
+  for (auto& round : rounds) round.trigger();
+  for (auto& round : rounds) round.reschedule(later);
+  for (auto& round : rounds) ASSERT_TRUE(swarm.run(round.result()));
+  EXPECT_GE(swarm.runtime().wall_time(), later);
 }
 
 TEST_F(Averaging, AnImpossibleWeightIsAnErrorAndHarmsNobody) {
   for (int i = 0; i < 2; ++i) add(quick());
-  auto steps = same();
-  for (auto& step : steps) step.allow_retries = false;
+  RoundOptions once;
+  once.allow_retries = false;
+  auto steps = same(once);
   steps[1].weight = NAN;
   const auto results = step_all(steps);
   EXPECT_EQ(results[1].error().code(), make_error_code(cohive::Errc::invalid_argument));
@@ -331,28 +327,16 @@ TEST_F(Averaging, AStreamForAGroupNobodyKnowsIsAnsweredAtOnce) {
 
 TEST_F(Averaging, ATriggeredRoundWaitsForAllItsMembers) {
   for (int i = 0; i < 2; ++i) add(quick());
-  auto steps = same();
-  std::vector<std::shared_ptr<StepControl>> controls;
-  for (auto& step : steps) {
-    controls.push_back(std::make_shared<StepControl>(swarm.runtime(), 1.0));
-    step.control = controls.back();
-  }
-  TaskGroup group(swarm.runtime());
-  std::vector<Result<RoundResult>> results(2, Error(Errc::no_group));
-  auto run = [](Averager& averager, StepOptions step, Result<RoundResult>& out) -> Task<void> {
-    out = co_await averager.step(step);
-  };
-  for (std::size_t i = 0; i < 2; ++i) group.spawn(run(*peers[i]->averager, steps[i], results[i]));
+  auto rounds = begin_all();
   swarm.pass(5s);
-  EXPECT_EQ(controls[0]->stage, StepControl::Stage::awaiting_trigger);
+  EXPECT_EQ(rounds[0].stage(), Round::Stage::awaiting_trigger);
   peers[0]->a.assign(1000, 40);
-  controls[0]->trigger.set();
+  rounds[0].trigger();
   swarm.pass(1s);
-  EXPECT_FALSE(results[0]);
+  EXPECT_EQ(rounds[0].stage(), Round::Stage::running);
   peers[1]->a.assign(1000, 60);
-  controls[1]->trigger.set();
-  swarm.pass(1s);
-  ASSERT_TRUE(results[0] && results[1]);
+  rounds[1].trigger();
+  for (auto& round : rounds) ASSERT_TRUE(swarm.run(round.result()));
   EXPECT_NEAR(peers[0]->a[0], 50, 1e-5);
   EXPECT_NEAR(peers[1]->a[999], 50, 1e-5);
 }
@@ -371,7 +355,7 @@ TEST_F(Averaging, WhoLeavesAfterItsRoundServesSlowerMembersFirst) {
     Runtime& runtime = host.runtime();
     auto result = co_await peer.averager->step();
     const TimePoint end = runtime.now();
-    co_await peer.averager->drained(runtime.after(60s));
+    co_await peer.averager->drain(runtime.after(60s));
     EXPECT_GT(runtime.now() - end, 1s) << "or this test shows nothing";
     peer.averager.reset();
     co_await host.close();

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cohive/averaging/averager.hpp"
 #include "cohive/core/combine.hpp"
+#include "cohive/dht/dht.hpp"
 #include "support/swarm.hpp"
 
 namespace cohive::averaging {
@@ -55,12 +57,28 @@ class Averaging : public ::testing::Test {
     options.allreduce_timeout = 20s;
     return options;
   }
-  std::vector<Result<RoundResult>> step_all(std::vector<StepOptions> steps) {
+  /// What a peer does in one round.
+  struct Step {
+    RoundOptions round = {};
+    double weight = 1;
+  };
+  std::vector<Result<RoundResult>> step_all(std::vector<Step> steps) {
     std::vector<Task<Result<RoundResult>>> tasks;
-    for (std::size_t i = 0; i < steps.size(); ++i) tasks.push_back(peers[i]->averager->step(steps[i]));
+    for (std::size_t i = 0; i < steps.size(); ++i)
+      tasks.push_back(peers[i]->averager->step(steps[i].round, steps[i].weight));
     return swarm.run(when_all(swarm.runtime(), std::move(tasks)));
   }
-  std::vector<StepOptions> same(StepOptions step = {}) { return std::vector<StepOptions>(peers.size(), step); }
+  std::vector<Step> same(RoundOptions round = {}) { return std::vector<Step>(peers.size(), Step{round}); }
+  /// Begins a round of every peer; its trigger is up to the test.
+  std::vector<Round> begin_all(RoundOptions options = {}) {
+    std::vector<Round> rounds;
+    for (auto& peer : peers) rounds.push_back(peer->averager->begin(options));
+    return rounds;
+  }
+  static Task<void> keep_result(Averager& averager, RoundOptions options, std::optional<Result<RoundResult>>& out) {
+    out.emplace(co_await averager.step(options));
+  }
+  PeerId id(std::size_t peer) const { return peers[peer]->dht->host().id(); }
 
   sim::Swarm swarm{{.seed = 21}};
   std::vector<std::unique_ptr<Peer>> peers;

@@ -1,25 +1,25 @@
 #include "averaging/fault_scenario.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 
+#include "averaging/handed_tensors.hpp"
 #include "averaging/held_values.hpp"
 #include "averaging/hostile_peer.hpp"
 #include "averaging/partition.hpp"
 #include "averaging/state_pieces.hpp"
 #include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/log.hpp"
 #include "support/swarm.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-enum class Fault { none, crash, death, stall, partition, resets, slow, not_a_number, other_parts, hostile };
-constexpr std::array kFaults = {"nothing", "crash",      "death", "stall",       "partition",
-                                "resets",  "slow links", "NaN",   "other parts", "hostile peer"};
+enum class Fault { none, crash, death, stall, partition, resets, slow, leave, not_a_number, other_parts, hostile };
+constexpr std::array kFaults = {"nothing",    "crash", "death", "stall",       "partition",   "resets",
+                                "slow links", "leave", "NaN",   "other parts", "hostile peer"};
 
 constexpr Duration kStepTimeout = 20s, kRoundTimeout = 15s, kSlack = 3s;
 constexpr Duration kDownloadTimeout = 60s;
@@ -30,8 +30,11 @@ struct Peer {
   std::vector<std::vector<float>> values, inputs;
   AveragerOptions options;
   double weight = 1;
+  ResidualsPtr residuals;                 // of tensors that are handed over
+  std::unique_ptr<HandedTensors> handed;  // in this round; none: the averager's own
   std::unique_ptr<Dht> dht;
   std::unique_ptr<Averager> averager;
+  std::unique_ptr<StateSharing> sharing;
   std::unique_ptr<HostilePeer> hostile;
   std::unique_ptr<TaskGroup> step;
   std::optional<Result<RoundResult>> result;
@@ -58,7 +61,7 @@ class Scenario {
     heals_after_ = from_seconds(double(1 + below(20)));
     repeats_ = 1 + below(4);
     report_.scenario +=
-        fmt::format(", {} at message {}, victim {}", kFaults[static_cast<std::size_t>(fault_)], at_message_, victim_);
+        log::format(", {} at message {}, victim {}", kFaults[static_cast<std::size_t>(fault_)], at_message_, victim_);
     swarm_.fabric().set_tap([this](const std::string&, const std::string&, ByteView) { return on_message(); });
     download ? run_download() : run_rounds();
     swarm_.fabric().set_tap(nullptr);
@@ -70,8 +73,8 @@ class Scenario {
  private:
   std::size_t below(std::size_t limit) { return static_cast<std::size_t>(random_() % limit); }
   template <class... Args>
-  void violated(fmt::format_string<Args...> format, Args&&... args) {
-    report_.violated.push_back(fmt::format(format, std::forward<Args>(args)...));
+  void violated(log::MessageFor<Args...> what, const Args&... args) {
+    report_.violated.push_back(log::format(what, args...));
   }
   void observe(std::uint64_t value) { report_.digest = (report_.digest ^ value) * 0x9e3779b97f4a7c15ull + 1; }
 
@@ -98,13 +101,13 @@ class Scenario {
       options.part_size_bytes <<= 5;
       options.min_vector_size = below(3) ? 0 : 10'000;
     }
-    if (!download) choose_extension(options);
-    const bool remembers = measured || options.extension;  // what rounds before have left
+    if (!download) choose_agreed_codec(options);
+    const bool remembers = measured || options.agreed_codec;  // what rounds before have left
     rounds_before_ = remembers ? 1 + below(2) : 0;
     round_after_ = below(remembers ? 2 : 6) == 0;
-    report_.scenario =
-        fmt::format("{} of {} peers{}{}", download ? "download" : "round", count, measured ? ", measured links" : "",
-                    options.extension ? fmt::format(", {}", codec::name_of(options.extension->kind)) : "");
+    report_.scenario = log::format(
+        "{} of {} peers{}{}", download ? "download" : "round", count, measured ? ", measured links" : "",
+        options.agreed_codec ? log::format(", {}", codec::name_of(options.agreed_codec->fixed()->codec)) : "");
     for (std::size_t i = 0; i < count; ++i) {
       const Aggregation aggregations[] = {Mean(), Mean(), TrimmedMean{0.3}, CenteredClip{0.5, 3}};
       options.aggregation = aggregations[below(4)];  // everybody's own choice
@@ -120,10 +123,10 @@ class Scenario {
     }
   }
 
-  void choose_extension(AveragerOptions& options) {
+  void choose_agreed_codec(AveragerOptions& options) {
     const std::size_t drawn = below(8);
-    if (drawn < 2) options.extension = codec::ExtensionOptions{codec::Extension::top_k, drawn ? 0.02 : 0.3};
-    if (drawn == 2) options.extension = codec::ExtensionOptions{codec::Extension::block4};
+    if (drawn < 2) options.agreed_codec = codec::CodecSpec(codec::Codec::top_k, drawn ? 0.02 : 0.3);
+    if (drawn == 2) options.agreed_codec = codec::Codec::block4;
   }
 
   void add_peer(AveragerOptions options) {
@@ -160,6 +163,8 @@ class Scenario {
     for (auto& values : peer.values) tensors.push_back({values, {static_cast<std::uint32_t>(values.size())}});
     peer.averager = std::make_unique<Averager>(*peer.dht, std::move(tensors), peer.options);
     peer.averager->start();
+    peer.sharing = std::make_unique<StateSharing>(*peer.dht, StateSharingOptions{.prefix = peer.options.prefix});
+    peer.sharing->start();
   }
 
   /// The last peer is made to misbehave.
@@ -167,6 +172,7 @@ class Scenario {
     Peer& bad = *peers_.back();
     bad.lost = true;
     bad.averager.reset();
+    bad.sharing.reset();
     if (fault_ == Fault::not_a_number) {
       auto& values = bad.values[0];
       values[below(values.size())] = below(2) ? NAN : INFINITY;
@@ -213,10 +219,18 @@ class Scenario {
         victim.lost = true;
         victim.step.reset();
         victim.averager.reset();
+        victim.sharing.reset();
         victim.dht.reset();
         swarm_.remove_host(victim_);
         break;
       }
+      case Fault::leave:
+        peers_[victim_]->lost = true;
+        leaving_ = std::make_unique<TaskGroup>(swarm_.runtime());
+        leaving_->spawn([](Averager& averager) -> Task<void> {
+          co_await averager.leave(averager.dht().runtime().after(5s));
+        }(*peers_[victim_]->averager));
+        break;
       case Fault::stall:
       case Fault::partition:
         swarm_.fabric().partition(here, there);
@@ -274,14 +288,12 @@ class Scenario {
         peer->step->spawn(peer->hostile->misbehave());
         continue;
       }
-      StepOptions options;
-      options.weight = peer->weight;
+      RoundOptions options;
       options.timeout = kStepTimeout;
       options.allow_retries = below(2) == 0;
-      peer->step->spawn([](Peer& self, StepOptions step) -> Task<void> {
-        self.result.emplace(co_await self.averager->step(step));
-        self.ended = self.averager->dht().runtime().now();
-      }(*peer, options));
+      peer->handed.reset();
+      if (below(2) == 0) hand_over(*peer);
+      peer->step->spawn(average(*peer, options));
     }
     ++rounds_;
     const auto all_ended = [&] {
@@ -298,7 +310,29 @@ class Scenario {
       }
       note(peer, start);
     }
+    for (std::size_t i = 0; i < peers_.size(); ++i) take_back(i);
     check_values();
+  }
+
+  void hand_over(Peer& peer) {
+    if (!peer.residuals) peer.residuals = make_residuals(HandedTensors::infos_of(peer.values));
+    const auto way = static_cast<HandedTensors::Way>(below(3));
+    peer.handed = std::make_unique<HandedTensors>(swarm_.runtime(), way, peer.values, peer.residuals);
+    ++report_.handed_over;
+  }
+
+  static Task<void> average(Peer& self, RoundOptions options) {
+    Round round = self.averager->begin(options);
+    self.handed ? round.trigger(self.weight, self.handed->parts()) : round.trigger(self.weight);
+    self.result.emplace(co_await round.result());
+    self.ended = self.averager->dht().runtime().now();
+  }
+
+  void take_back(std::size_t i) {
+    Peer& peer = *peers_[i];
+    if (!peer.handed || peer.lost || !peer.result) return;
+    swarm_.run(peer.handed->parts()->finish());
+    if (const auto wrong = peer.handed->take_results()) violated("peer {}: {}", i, *wrong);
   }
 
   void note(const Peer& peer, TimePoint start) {
@@ -310,19 +344,19 @@ class Scenario {
     report_.measured += rounds_ > 1 && std::ranges::any_of(result.group, [](const auto& member) {
                           return member.bandwidth && *member.bandwidth != kSaid;
                         });
-    report_.top_k += result.extension == codec::Extension::top_k;
+    report_.top_k += result.agreed_codecs.contains(codec::Codec::top_k);
   }
 
   /// Nobody's values leave the range of the inputs, and who finished a part holds the same as the others.
   void check_values() {
     float least = 0, most = 0;
-    float rounding = kTolerance + (peers_[0]->options.extension ? 0.02f : 0);  // scales are rounded up
-    if (codec() == codec::Codec::uniform8) rounding = 0.5;                     // see aggregation.hpp
+    float rounding = kTolerance + (peers_[0]->options.agreed_codec ? 0.02f : 0);  // scales are rounded up
+    if (codec() == codec::Codec::uniform8) rounding = 0.5;                        // see aggregation.hpp
     for (const auto& peer : peers_)
       for (const auto& tensor : peer->inputs)
         for (float value : tensor)
           if (std::isfinite(value)) least = std::min(least, value), most = std::max(most, value);
-    if (peers_[0]->options.extension) {  // each round before may have left a debt, of inputs between -1 and 1
+    if (peers_[0]->options.agreed_codec) {  // each round before may owe something, of inputs between -1 and 1
       const auto rounds = static_cast<float>(rounds_);
       least = -rounds, most = rounds, rounding *= rounds;
     }
@@ -391,7 +425,7 @@ class Scenario {
   /// up to rounding, which may move a value into the bin beside.
   void check_against(std::size_t owner, const std::vector<std::size_t>& finished, const Part& part) {
     const auto average = of(peers_[owner]->values, part);
-    const bool extended = (*peers_[owner]->result)->extension.has_value();
+    const bool extended = !(*peers_[owner]->result)->agreed_codecs.empty();
     for (std::size_t i : finished) {
       if (i == owner) continue;
       const auto own = of(peers_[i]->inputs, part), held = of(peers_[i]->values, part);
@@ -409,7 +443,7 @@ class Scenario {
     }
   }
 
-  codec::Codec codec() const { return *peers_[0]->options.codec.fixed(); }
+  codec::Codec codec() const { return peers_[0]->options.codec.fixed()->codec; }
   static std::span<const float> of(const std::vector<std::vector<float>>& tensors, const Part& part) {
     return std::span<const float>(tensors[part.tensor]).subspan(part.offset, part.length);
   }
@@ -438,13 +472,13 @@ class Scenario {
     if (victim_ == donors) victim_ = 0;  // the newcomer itself stays
     for (std::size_t i = 0; i < donors; ++i) {
       peers_[i]->shares = below(states);
-      peers_[i]->averager->set_state_provider(
+      peers_[i]->sharing->set_provider(
           [state = states_[peers_[i]->shares]]() -> std::optional<SharedState> { return state; });
-      peers_[i]->averager->set_state_priority(static_cast<double>(below(3)));
+      peers_[i]->sharing->set_priority(static_cast<double>(below(3)));
     }
     if (below(3) == 0) {
       const std::size_t slow = below(donors);
-      report_.scenario += fmt::format(", donor {} slow", slow);
+      report_.scenario += log::format(", donor {} slow", slow);
       swarm_.fabric().set_link(sim::Swarm::ip(slow + 1), sim::Swarm::ip(donors + 1),
                                {.latency = 50ms, .bandwidth = double(40'000 << below(4))});
     }
@@ -456,7 +490,7 @@ class Scenario {
   void make_liar(std::size_t number) {
     Peer& liar = *peers_[number];
     liar_ = liar.averager->dht().host().id();
-    report_.scenario += fmt::format(", donor {} lying", number);
+    report_.scenario += log::format(", donor {} lying", number);
     SharedState honest = states_[liar.shares];
     honest.version = 1;
     SharedState spoilt = honest;
@@ -467,7 +501,7 @@ class Scenario {
     } else {
       for (std::size_t at = 0; at < data.size(); at += kPieceBytes) data.mutable_data()[at] ^= 1;
     }
-    liar.averager->set_state_provider([honest, spoilt, calls = std::make_shared<int>(0)]() {
+    liar.sharing->set_provider([honest, spoilt, calls = std::make_shared<int>(0)]() {
       return std::optional((*calls)++ == 0 ? honest : spoilt);
     });
     auto told = swarm_.run(call_donor(peers_[number == 0]->dht->host(), *liar_,
@@ -482,7 +516,7 @@ class Scenario {
     std::optional<Result<DownloadedState>> state;
     newcomer.step = std::make_unique<TaskGroup>(swarm_.runtime());
     newcomer.step->spawn([](Peer& self, std::optional<Result<DownloadedState>>& out) -> Task<void> {
-      out.emplace(co_await self.averager->download_state({.limit = kDownloadTimeout}));
+      out.emplace(co_await self.sharing->download({.limit = kDownloadTimeout}));
       self.ended = self.averager->dht().runtime().now();
     }(newcomer, state));
     swarm_.pass(kDownloadTimeout + kSlack);
@@ -526,10 +560,12 @@ class Scenario {
            {"all-reduce", "reducer", "replies to a sender", "search for a group", "encoder", "parts to a reducer"})
         if (task.group == group) violated("task left: {}/{} waits for {}", task.group, task.name, task.waiting_for);
     healing_.reset();
+    leaving_.reset();
     for (auto& peer : peers_) {
       peer->step.reset();
       peer->hostile.reset();
       peer->averager.reset();
+      peer->sharing.reset();
       peer->dht.reset();
     }
     if (const std::string left = swarm_.left_behind(); !left.empty()) violated("left behind: {}", left);
@@ -542,7 +578,7 @@ class Scenario {
   std::vector<std::uint32_t> shapes_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<PeerId> ids_;  // of the peers, also of those that are gone
-  std::unique_ptr<TaskGroup> healing_;
+  std::unique_ptr<TaskGroup> healing_, leaving_;
   Fault fault_ = Fault::none;
   std::size_t at_message_ = 0, messages_ = 0, victim_ = 0, repeats_ = 0, broken_ = 0;
   Duration heals_after_{};

@@ -1,7 +1,7 @@
 // One seeded run of averaging, or of a state download, in a simulated swarm where something goes wrong: a peer crashes,
-// stalls, dies or lies, links break, slow down or are cut, at any message. Links may have been measured in rounds
-// before, debts of a codec with error feedback left by them, and several donors share a state. The same seed gives the
-// same run.
+// stalls, dies, leaves or lies, links break, slow down or are cut, at any message. Links may have been measured in
+// rounds before, residuals of a codec with error feedback left by them, and several donors share a state. The same seed
+// gives the same run.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ struct FaultReport {
   bool struck = false;                 ///< the fault came before everything was over
   std::size_t rounds = 0, failed = 0;  ///< steps of surviving peers that averaged, and that did not
   std::size_t measured = 0;            ///< of those that averaged: divided by links that were measured
+  std::size_t handed_over = 0;         ///< tensors that were not the averagers' own
   std::size_t top_k = 0;               ///< of those that averaged: of the largest values only
   std::size_t several_donors = 0;      ///< downloads to which more than one contributed
   std::size_t liars = 0;               ///< donors that were found to lie

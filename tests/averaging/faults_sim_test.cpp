@@ -23,7 +23,8 @@ TEST(Faults, WhateverGoesWrongSurvivorsEndInTimeAndAgree) {
     return;
   }
   log::configure({log::Level::off, log::Format::text});
-  std::size_t rounds = 0, failed = 0, struck = 0, measured = 0, top_k = 0, several_donors = 0, liars = 0;
+  std::size_t rounds = 0, failed = 0, struck = 0, measured = 0, handed_over = 0, top_k = 0, several_donors = 0,
+              liars = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     const auto report = run_faults(seed);
     EXPECT_TRUE(report.violated.empty()) << text(report);
@@ -31,6 +32,7 @@ TEST(Faults, WhateverGoesWrongSurvivorsEndInTimeAndAgree) {
     failed += report.failed;
     struck += report.struck;
     measured += report.measured;
+    handed_over += report.handed_over;
     top_k += report.top_k;
     several_donors += report.several_donors;
     liars += report.liars;
@@ -38,7 +40,8 @@ TEST(Faults, WhateverGoesWrongSurvivorsEndInTimeAndAgree) {
   EXPECT_GT(struck, 120u) << "most faults come in time to do harm";
   EXPECT_GT(rounds, 3 * failed) << "most survive most faults";
   EXPECT_GT(measured, 50u) << "steps divided by what links were seen to carry";
-  EXPECT_GT(top_k, 50u) << "steps with the largest values, and debts";
+  EXPECT_GT(handed_over, 200u) << "tensors read here and written there, scaled, or as differences";
+  EXPECT_GT(top_k, 50u) << "steps with the largest values, and residuals";
   EXPECT_GT(several_donors, 15u);
   EXPECT_GT(liars, 3u);
 }

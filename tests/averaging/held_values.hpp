@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cohive/codec/codec.hpp"
-#include "cohive/codec/extensions.hpp"
 
 namespace cohive::averaging {
 

@@ -2,14 +2,15 @@
 
 #include <cmath>
 
-#include "averaging/schema.hpp"
+#include "averaging/wire.hpp"
+#include "cohive/codec/codec.hpp"
 
 namespace cohive::averaging {
 namespace {
 
 std::string schema_of(const std::vector<std::uint32_t>& sizes) {
-  std::vector<AveragedTensor> tensors;
-  for (std::uint32_t size : sizes) tensors.push_back({{}, {size}});
+  std::vector<TensorInfo> tensors;
+  for (std::uint32_t size : sizes) tensors.push_back({{size}});
   return schema_hash(tensors);
 }
 
@@ -25,37 +26,40 @@ HostilePeer::HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uin
       sizes_(std::move(sizes)),
       random_(seed),
       metrics_(dht.runtime().metrics(), "hostile"),
-      matchmaking_(dht, options_, metrics_, protocol(options_, "rpc_join_group"), schema_of(sizes_)),
+      offered_(options_.agreed_codec ? codec::CodecSet{options_.agreed_codec->fixed()->codec} : codec::CodecSet()),
+      finder_(make_matchmaking(
+          {dht, options_, metrics_, options_.prefix + "::" + options_.class_name + ".", schema_of(sizes_), offered_})),
       server_(dht.host()) {
-  server_.add_streaming(protocol(options_, "rpc_join_group"),
-                        [this](rpc::ServerStream& s) { return matchmaking_.serve(s); });
+  finder_->serve(server_);
   server_.add_streaming(protocol(options_, "rpc_aggregate_part"),
                         [this](rpc::ServerStream& s) { return answer_nonsense(*this, s); });
 }
 
 Task<std::optional<Group>> HostilePeer::join() {
-  StepControl control(dht_.runtime(), 1);
-  auto group = co_await matchmaking_.look_for_group(encode_gather(std::nullopt, PeerMode::node, {}), control,
-                                                    dht_.runtime().after(20s));
+  const SearchPlan plan(dht_.runtime());
+  Member self;
+  self.peer = id();
+  auto group = co_await finder_->find(std::move(self), plan, dht_.runtime().after(20s));
   co_return group ? std::optional(std::move(*group)) : std::nullopt;
 }
 
 Task<void> HostilePeer::misbehave() {
   const auto group = co_await join();
   if (!group) co_return;
-  TaskGroup calls(dht_.runtime(), "hostile calls", TaskGroup::Local());
-  for (const auto& peer : group->peers)
-    if (peer != id()) calls.spawn(send_nonsense(*this, peer, group->id));
+  Nursery calls(dht_.runtime(), "hostile calls");
+  for (const auto& member : group->members)
+    if (member.peer != id()) calls.spawn(send_nonsense(*this, member.peer, group->id));
   co_await calls.join();
 }
 
 Task<void> HostilePeer::send_part(int compression, Slice buffer, std::size_t elements) {
   const auto group = co_await join();
   if (!group) co_return;
-  const Envelope envelope = envelope_part(kPartForAveraging, group->id, buffer.size(), elements, compression, 1);
-  TaskGroup calls(dht_.runtime(), "hostile calls", TaskGroup::Local());
-  for (const auto& peer : group->peers)
-    if (peer != id()) calls.spawn(send_message(*this, peer, envelope.head + to_string(buffer.view()) + envelope.tail));
+  const Envelope envelope = envelope_part(4, group->id, buffer.size(), elements, compression, 1);
+  Nursery calls(dht_.runtime(), "hostile calls");
+  for (const auto& member : group->members)
+    if (member.peer != id())
+      calls.spawn(send_message(*this, member.peer, envelope.head + to_string(buffer.view()) + envelope.tail));
   co_await calls.join();
 }
 
@@ -66,31 +70,31 @@ Task<void> HostilePeer::send_message(HostilePeer& self, PeerId to, std::string m
 }
 
 /// Cut off, or of top_k with another count or other places, which may be out of order or out of range.
-Slice HostilePeer::in_extension(std::span<const float> values) {
-  Slice buffer = codec::encode_extension(*options_.extension, values);
-  if (buffer.size() > 8 && options_.extension->kind == codec::Extension::top_k && below(2))
+Slice HostilePeer::in_agreed_codec(std::span<const float> values) {
+  const codec::CodecSpec agreed = *options_.agreed_codec->fixed();
+  Slice buffer = codec::encode(agreed, values);
+  if (buffer.size() > 8 && agreed.codec == codec::Codec::top_k && below(2))
     buffer.mutable_data()[below(4 + (buffer.size() - 4) / 2)] = static_cast<std::uint8_t>(below(256));
   return below(4) ? buffer : buffer.sub(0, below(buffer.size() + 1));
 }
 
 /// A message that may be right by chance, is cut off, or carries a part of another size, dtype, codec, weight or value.
 std::string HostilePeer::nonsense(bool first, const std::string& group_id, int code) {
-  const codec::Codec right = *options_.codec.fixed();
+  const codec::Codec right = options_.codec.fixed()->codec;
   const std::size_t length = options_.part_size_bytes / 4;
   std::vector<float> values(below(3) ? length : below(2 * length + 1), 0.25f);
   if (!values.empty() && below(3) == 0)
     values[below(values.size())] =
         below(2) || right == codec::Codec::float16 ? NAN : -INFINITY;  // halves make infinity a number
-  const bool extended = options_.extension && below(4);
+  const bool agreed = options_.agreed_codec && below(4);
   const Slice buffer =
-      extended
-          ? in_extension(values)
-          : codec::encode(codec::codec_for(right, codec::DType::float32, {static_cast<std::uint32_t>(values.size())}),
-                          values);
+      agreed ? in_agreed_codec(values)
+             : codec::encode(
+                   codec::codec_for(right, codec::DType::float32, {static_cast<std::uint32_t>(values.size())}), values);
   const double weights[] = {1, 1, 1, 1, 0, -1, NAN, INFINITY};
   const std::size_t claimed = below(8) ? values.size() : below(1u << 31);
   const int codec = below(8) == 0 ? static_cast<int>(below(9))
-                    : extended    ? static_cast<int>(options_.extension->kind)
+                    : agreed      ? static_cast<int>(options_.agreed_codec->fixed()->codec)
                                   : static_cast<int>(right);
   const Envelope envelope = envelope_part(first || below(8) == 0 ? code : 0, first ? group_id : std::string(),
                                           buffer.size(), claimed, codec, weights[below(8)]);

@@ -3,7 +3,10 @@
 
 #include <random>
 
-#include "averaging/matchmaking.hpp"
+#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/group_finder.hpp"
+#include "cohive/averaging/metrics.hpp"
+#include "cohive/dht/dht.hpp"
 
 namespace cohive::averaging {
 
@@ -21,7 +24,7 @@ class HostilePeer {
   static Task<void> send_message(HostilePeer& self, PeerId to, std::string message);
   static Task<void> send_nonsense(HostilePeer& self, PeerId to, std::string group_id);
   static Task<Result<>> answer_nonsense(HostilePeer& self, rpc::ServerStream& stream);
-  Slice in_extension(std::span<const float> values);
+  Slice in_agreed_codec(std::span<const float> values);
   std::string nonsense(bool first, const std::string& group_id, int code);
   std::size_t below(std::size_t limit) { return static_cast<std::size_t>(random_() % limit); }
 
@@ -30,7 +33,8 @@ class HostilePeer {
   std::vector<std::uint32_t> sizes_;
   std::mt19937_64 random_;
   AveragingMetrics metrics_;
-  Matchmaking matchmaking_;
+  const codec::CodecSet offered_;
+  std::unique_ptr<GroupFinder> finder_;
   rpc::Server server_;
   std::string group_id_;
 };

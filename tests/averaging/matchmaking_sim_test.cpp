@@ -19,7 +19,7 @@ class MeetingTimes : public Averaging {
         Runtime& runtime = averager.dht().runtime();
         co_await runtime.sleep_for(pause);
         for (;;) {
-          StepOptions step;
+          RoundOptions step;
           step.timeout = 20s;
           step.allow_retries = false;
           auto result = co_await averager.step(step);

@@ -43,8 +43,10 @@ TEST_P(PartMath, TheDifferencesLeadEverySenderToTheWeightedMean) {
   for (auto [values, part] : {std::pair(a, &part_a), std::pair(b, &part_b)}) {
     const auto delta = difference_to(sum, *part, 4);
     ASSERT_TRUE(delta);
-    auto back = part_of(decoded(GetParam(), *delta, 4), GetParam());
-    ASSERT_TRUE(add_difference(back, 1, values));
+    const auto back = part_of(decoded(GetParam(), *delta, 4), GetParam());
+    const auto opened = open_finite(back, 4);
+    ASSERT_TRUE(opened);
+    add_difference(**opened, 1, {values, values});
     EXPECT_EQ(values, sum);
   }
 }
@@ -61,7 +63,7 @@ TEST(PartMathLimits, APartThatIsNotFiniteAddsNothing) {
     std::vector<float> sum{1, 2, 3};
     EXPECT_FALSE(add_part(part_of({1, 1, bad}), 1, sum, {.divisor = 2}));
     EXPECT_FALSE(add_values(std::vector<float>{bad, 1, 1}, 1, sum, {}));
-    EXPECT_FALSE(add_difference(part_of({0, bad, 0}), 1, sum));
+    EXPECT_FALSE(open_finite(part_of({0, bad, 0}), 3));
     EXPECT_EQ(sum, (std::vector<float>{1, 2, 3}));
   }
 }
@@ -111,18 +113,25 @@ TEST(PartMathLimits, ASumThatOverflowsIsNoAverage) {
   EXPECT_FALSE(*added);
 }
 
-TEST(PartMathLimits, OurOwnValuesDoNotMoveTowardsASumThatOverflows) {
-  const float huge = std::numeric_limits<float>::max();
-  std::vector<float> sum{1, huge}, own{3, huge};
-  const auto added = add_own_last(own, 1, 2, 1, sum, false);
-  ASSERT_TRUE(added);
-  EXPECT_FALSE(*added);
-  EXPECT_EQ(own, (std::vector<float>{3, huge})) << "nobody else's do, in none of the part's places";
-  sum = {1, 5};
-  own = {3, 7};
-  EXPECT_TRUE(add_own_last(own, 1, 2, 0.5, sum, false).value());
-  EXPECT_EQ(sum, (std::vector<float>{2, 6}));
-  EXPECT_EQ(own, (std::vector<float>{2.5, 6.5}));
+/// What is written for a stretch of own values 1 and 7, in place, elsewhere, and as differences.
+TEST(PartMath, ResultsGoWhereTheyBelong) {
+  const auto sent_delta = part_of({2, -4}), sent_average = part_of({3, 3});
+  const auto delta = open_finite(sent_delta, 2).value(), average = open_finite(sent_average, 2).value();
+  for (const bool differences : {false, true}) {
+    std::vector<float> own{1, 7}, out{99, 99};
+    const auto base = differences ? std::vector<float>{0, 0} : own;
+    add_difference(*delta, 0.5f, {own, out, differences});
+    EXPECT_EQ(out, (std::vector<float>{base[0] + 1, base[1] - 2}));
+    move_to(*average, 0.5f, {own, out, differences});
+    EXPECT_EQ(out, (std::vector<float>{base[0] + 1, base[1] - 2}));
+    move_to(*average, 1, {own, out, differences});
+    EXPECT_EQ(out, (std::vector<float>{base[0] + 2, base[1] - 4}));
+    move_towards(std::vector<float>{3, 3}, 1, {own, out, differences});
+    EXPECT_EQ(out, (std::vector<float>{base[0] + 2, base[1] - 4}));
+    EXPECT_EQ(own, (std::vector<float>{1, 7}));
+    add_difference(*delta, 0.5f, {own, own, differences});
+    EXPECT_EQ(own, (std::vector<float>{base[0] + 1, base[1] - 2})) << "in place";
+  }
 }
 
 TEST(PartMathLimits, SharedMemoryIsNotOverwritten) {

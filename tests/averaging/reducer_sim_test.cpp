@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/sim_runtime.hpp"
@@ -9,7 +11,20 @@
 namespace cohive::averaging {
 namespace {
 
-Reducer::Add constant(float value, double weight = 1) {
+using Add = std::function<Result<bool>(std::span<float>, Adding)>;
+
+/// A sender's values for the mean.
+class Adds final : public Contribution {
+ public:
+  explicit Adds(Add add) : add_(std::move(add)) {}
+  Result<bool> add(std::span<float> sum, Adding how) override { return add_(sum, how); }
+  Result<ReadValues> open() override { return Error(cohive::Errc::internal); }
+
+ private:
+  Add add_;
+};
+
+Add constant(float value, double weight = 1) {
   return [=](std::span<float> sum, Adding how) -> Result<bool> {
     for (float& one : sum) {
       one = (how.first ? 0 : one) + value * static_cast<float>(weight);
@@ -29,11 +44,11 @@ class Reducing : public ::testing::Test {
   std::shared_ptr<Outcome> add(std::size_t sender, std::size_t index, float value, double weight = 1) {
     return add(sender, index, weight, constant(value, weight));
   }
-  std::shared_ptr<Outcome> add(std::size_t sender, std::size_t index, double weight, Reducer::Add function) {
+  std::shared_ptr<Outcome> add(std::size_t sender, std::size_t index, double weight, Add function) {
     auto outcome = std::make_shared<Outcome>();
-    tasks.spawn([](Reducer& reducer, std::size_t s, std::size_t i, double w, Reducer::Add a,
+    tasks.spawn([](Reducer& reducer, std::size_t s, std::size_t i, double w, Add a,
                    std::shared_ptr<Outcome> out) -> Task<void> {
-      out->sum = co_await reducer.contribute(s, i, w, {std::move(a), nullptr});
+      out->sum = co_await reducer.contribute(s, i, w, std::make_shared<Adds>(std::move(a)));
       out->done = true;
     }(reducer, sender, index, weight, std::move(function), outcome));
     runtime.run_ready();
@@ -68,8 +83,8 @@ TEST_F(Reducing, OurOwnPartIsAddedLast) {
     };
   };
   for (std::size_t sender : {1u, 0u, 2u}) {
-    tasks.spawn([](Reducer& reducer, std::size_t s, Reducer::Add add) -> Task<void> {
-      (void)co_await reducer.contribute(s, 0, 1, {std::move(add), nullptr});
+    tasks.spawn([](Reducer& reducer, std::size_t s, Add add) -> Task<void> {
+      (void)co_await reducer.contribute(s, 0, 1, std::make_shared<Adds>(std::move(add)));
     }(with_own, sender, noting(static_cast<char>('a' + sender))));
     runtime.run_ready();
   }

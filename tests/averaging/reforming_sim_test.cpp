@@ -11,7 +11,7 @@ constexpr Duration kTwoRoundTrips = kLatency * 4;
 
 class Reforming : public Averaging {
  protected:
-  struct Round {
+  struct Meeting {
     std::vector<Result<RoundResult>> results;
     Duration wait{};  ///< from the moment the last member came until the last one knew its group
     std::size_t largest() const {
@@ -24,29 +24,29 @@ class Reforming : public Averaging {
   struct Start {
     std::size_t peer;
     Duration delay = 0ms;
-    StepOptions step = {};
+    RoundOptions options = {};
   };
 
   void SetUp() override { swarm.fabric().set_default_link({.latency = kLatency}); }
 
   static Task<Result<RoundResult>> step_later(Runtime& runtime, Averager& averager, Start start) {
     co_await runtime.sleep_for(start.delay);
-    co_return co_await averager.step(start.step);
+    co_return co_await averager.step(start.options);
   }
-  Round average(const std::vector<Start>& starts) {
+  Meeting average(const std::vector<Start>& starts) {
     std::vector<Task<Result<RoundResult>>> tasks;
     Duration last{};
     for (const auto& start : starts) {
       tasks.push_back(step_later(swarm.runtime(), *peers[start.peer]->averager, start));
       last = std::max(last, start.delay);
     }
-    Round round{swarm.run(when_all(swarm.runtime(), std::move(tasks)))};
+    Meeting round{swarm.run(when_all(swarm.runtime(), std::move(tasks)))};
     for (std::size_t i = 0; i < starts.size(); ++i)
       if (round.results[i]) round.wait = std::max(round.wait, starts[i].delay + round.results[i]->matchmaking - last);
     return round;
   }
   /// All at once, or one of them late.
-  Round average_all(std::optional<std::size_t> late = std::nullopt, Duration by = 300ms) {
+  Meeting average_all(std::optional<std::size_t> late = std::nullopt, Duration by = 300ms) {
     std::vector<Start> starts;
     for (std::size_t i = 0; i < peers.size(); ++i) starts.push_back({i, late == i ? by : 0ms});
     return average(starts);
@@ -56,7 +56,7 @@ class Reforming : public Averaging {
         std::find_if(peers.begin(), peers.end(), [&](const auto& peer) { return peer->dht->host().id() == id; }) -
         peers.begin());
   }
-  std::size_t leader_of(const Round& round) const { return index_of(round.results[0]->leader); }
+  std::size_t leader_of(const Meeting& round) const { return index_of(round.results[0]->leader); }
   void remove(std::size_t index) {
     peers[index]->averager.reset();
     peers[index]->dht.reset();
@@ -215,29 +215,18 @@ TEST_F(Reforming, WhoeverDiesDuringARoundIsNotWaitedForAtTheNext) {
   const auto first = average_all();
   expect_group_of(first.results, 4);
   const std::size_t dying = leader_of(first) == 3 ? 2 : 3;
-  StepOptions triggered;
-  std::vector<Start> starts;
-  for (std::size_t i = 0; i < 4; ++i) {
-    triggered.control = std::make_shared<StepControl>(swarm.runtime(), 1.0);
-    if (i != dying) triggered.control->trigger.set();
-    starts.push_back({i, 0ms, triggered});
-  }
-  std::vector<std::optional<Result<RoundResult>>> results(4);
-  TaskGroup rest(swarm.runtime());
-  auto victim = std::make_unique<TaskGroup>(swarm.runtime());
-  auto run = [](Averager& averager, StepOptions step, std::optional<Result<RoundResult>>& out) -> Task<void> {
-    out = co_await averager.step(step);
-  };
+  std::vector<std::optional<Round>> rounds;
+  for (auto& peer : peers) rounds.emplace_back(peer->averager->begin());
   for (std::size_t i = 0; i < 4; ++i)
-    (i == dying ? *victim : rest).spawn(run(*peers[i]->averager, starts[i].step, results[i]));
+    if (i != dying) rounds[i]->trigger();
   swarm.pass(1s);
-  victim.reset();
+  rounds[dying].reset();
   remove(dying);
   swarm.pass(15s);
   std::vector<Start> survivors;
   for (std::size_t i = 0; i < 4; ++i) {
     if (i == dying) continue;
-    ASSERT_TRUE(results[i] && *results[i]) << i;
+    ASSERT_TRUE(swarm.run(rounds[i]->result())) << i;
     survivors.push_back({i});
   }
   const auto next = average(survivors);
@@ -277,11 +266,9 @@ TEST_F(Reforming, MembersThatAreExpectedAreWaitedFor) {
   // The callers know that there are three: the newcomer gets in at once, even if it comes last.
   std::vector<Start> starts;
   for (std::size_t i = 0; i < 3; ++i) {
-    StepOptions step;
-    step.control = std::make_shared<StepControl>(swarm.runtime(), 1.0);
-    step.control->expected_members = 3;
-    step.control->trigger.set();
-    starts.push_back({i, i == 2 ? 700ms : 0ms, step});
+    RoundOptions options;
+    options.expected_members = 3;
+    starts.push_back({i, i == 2 ? 700ms : 0ms, options});
   }
   const auto round = average(starts);
   expect_group_of(round.results, 3);

@@ -6,6 +6,7 @@
 
 #include "averaging/state_transfer.hpp"
 #include "cohive/averaging/errors.hpp"
+#include "cohive/dht/dht.hpp"
 #include "support/swarm.hpp"
 
 namespace cohive::averaging {
@@ -24,16 +25,15 @@ SharedState state_with(int epoch, std::uint8_t content) {
 }
 
 struct Peer {
-  std::vector<float> values = std::vector<float>(8);
   std::unique_ptr<Dht> dht;
-  std::unique_ptr<Averager> averager;
-  std::unique_ptr<rpc::Server> server;  // of one that is not our averager
+  std::unique_ptr<StateSharing> sharing;
+  std::unique_ptr<rpc::Server> server;  // of one that does not share as we do
   PeerId id() const { return dht->host().id(); }
 };
 
-class StateSharing : public ::testing::Test {
+class SharedStates : public ::testing::Test {
  protected:
-  Peer& add(AveragerOptions options = {}) {
+  Peer& add(StateSharingOptions options = {}) {
     auto peer = std::make_unique<Peer>();
     auto& host = swarm.add_host();
     peer->dht = std::make_unique<Dht>(host);
@@ -42,21 +42,21 @@ class StateSharing : public ::testing::Test {
     auto started = swarm.run(peer->dht->start(initial));
     EXPECT_TRUE(started) << started.error();
     options.prefix = "test";
-    peer->averager = std::make_unique<Averager>(*peer->dht, std::vector<AveragedTensor>{{peer->values, {8}}}, options);
+    peer->sharing = std::make_unique<StateSharing>(*peer->dht, options);
     peers.push_back(std::move(peer));
     return *peers.back();
   }
-  Peer& donor(SharedState state, double priority, AveragerOptions options = {}) {
+  Peer& donor(SharedState state, double priority, StateSharingOptions options = {}) {
     Peer& peer = add(options);
-    peer.averager->set_state_provider([state]() -> std::optional<SharedState> { return state; });
-    peer.averager->set_state_priority(priority);
-    peer.averager->start();
+    peer.sharing->set_provider([state]() -> std::optional<SharedState> { return state; });
+    peer.sharing->set_priority(priority);
+    peer.sharing->start();
     return peer;
   }
   /// A donor with handlers of its own, as a Python peer or a hostile one has.
   Peer& foreign_donor(double priority, const char* method, rpc::StreamingHandler handler) {
     Peer& peer = add();
-    peer.averager.reset();
+    peer.sharing.reset();
     peer.server = std::make_unique<rpc::Server>(peer.dht->host());
     peer.server->add_streaming(std::string("test::DecentralizedAverager.") + method, std::move(handler));
     declare(peer, priority);
@@ -69,18 +69,18 @@ class StateSharing : public ::testing::Test {
   Peer& newcomer() {
     swarm.pass(2s);  // the donors' declarations spread
     Peer& peer = add();
-    peer.averager->start();
+    peer.sharing->start();
     return peer;
   }
   Result<DownloadedState> download(Peer& peer, DownloadOptions options = {}) {
-    return swarm.run(peer.averager->download_state(std::move(options)));
+    return swarm.run(peer.sharing->download(std::move(options)));
   }
   /// Begins a download on links of a megabyte a second.
   void begin(Peer& peer) {
     swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
-    downloads.spawn([](Averager& averager, std::optional<Result<DownloadedState>>& out) -> Task<void> {
-      out.emplace(co_await averager.download_state());
-    }(*peer.averager, result));
+    downloads.spawn([](StateSharing& sharing, std::optional<Result<DownloadedState>>& out) -> Task<void> {
+      out.emplace(co_await sharing.download());
+    }(*peer.sharing, result));
   }
   static void expect_same(const DownloadedState& state, const SharedState& wanted) {
     EXPECT_EQ(state.metadata, wanted.metadata);
@@ -98,7 +98,7 @@ class StateSharing : public ::testing::Test {
   std::optional<Result<DownloadedState>> result;
 };
 
-TEST_F(StateSharing, TheStateOfTheBestDonorIsTakenAndTheNextOneTakesOver) {
+TEST_F(SharedStates, TheStateOfTheBestDonorIsTakenAndTheNextOneTakesOver) {
   const auto state_of = [](int epoch) {
     const auto content = static_cast<std::uint8_t>(epoch);
     return SharedState{msgpack::Map{{{"epoch", epoch}}},
@@ -124,7 +124,7 @@ TEST_F(StateSharing, TheStateOfTheBestDonorIsTakenAndTheNextOneTakesOver) {
   expect_same(*again, state_of(1));
 }
 
-TEST_F(StateSharing, DonorsOfTheSameBytesShareTheLoad) {
+TEST_F(SharedStates, DonorsOfTheSameBytesShareTheLoad) {
   const auto state = state_with(7, 1);
   for (int i = 0; i < 4; ++i) donor(state, 9 - i);
   Peer& late = newcomer();
@@ -149,7 +149,7 @@ TEST_F(StateSharing, DonorsOfTheSameBytesShareTheLoad) {
   EXPECT_TRUE(found->liars.empty());
 }
 
-TEST_F(StateSharing, NoMoreDonorsAtOnceThanAllowed) {
+TEST_F(SharedStates, NoMoreDonorsAtOnceThanAllowed) {
   const auto state = state_with(7, 1);
   for (int i = 0; i < 3; ++i) donor(state, 9);
   Peer& late = newcomer();
@@ -161,7 +161,7 @@ TEST_F(StateSharing, NoMoreDonorsAtOnceThanAllowed) {
   EXPECT_EQ(found->contributed.size(), 1u);
 }
 
-TEST_F(StateSharing, ASlowDonorDoesNotHoldUpTheEnd) {
+TEST_F(SharedStates, ASlowDonorDoesNotHoldUpTheEnd) {
   const auto state = state_with(7, 1);
   donor(state, 9);  // the best, and the slow one
   donor(state, 5);
@@ -175,7 +175,7 @@ TEST_F(StateSharing, ASlowDonorDoesNotHoldUpTheEnd) {
   EXPECT_LT(swarm.runtime().now() - start, 13s) << "ten megabytes at the faster one's megabyte a second";
 }
 
-TEST_F(StateSharing, ALiarIsFoundAndNamedAndTheStateIsRight) {
+TEST_F(SharedStates, ALiarIsFoundAndNamedAndTheStateIsRight) {
   const auto state = state_with(7, 1);
   for (int i = 0; i < 2; ++i) donor(state, 9);
   // Shows honest hashes and gives other bytes: what it shares changes although it says it does not.
@@ -188,9 +188,9 @@ TEST_F(StateSharing, ALiarIsFoundAndNamedAndTheStateIsRight) {
   }
   Peer& liar = add();
   auto calls = std::make_shared<int>(0);
-  liar.averager->set_state_provider([=]() -> std::optional<SharedState> { return (*calls)++ == 0 ? honest : spoilt; });
-  liar.averager->set_state_priority(10);
-  liar.averager->start();
+  liar.sharing->set_provider([=]() -> std::optional<SharedState> { return (*calls)++ == 0 ? honest : spoilt; });
+  liar.sharing->set_priority(10);
+  liar.sharing->start();
 
   Peer& first = newcomer();
   ASSERT_TRUE(download(first)->liars.empty());
@@ -201,7 +201,7 @@ TEST_F(StateSharing, ALiarIsFoundAndNamedAndTheStateIsRight) {
   EXPECT_FALSE(found->contributed.contains(liar.id())) << "none of its bytes counted";
 }
 
-TEST_F(StateSharing, ADonorThatDiesCostsOnlyWhatItWasAboutToSend) {
+TEST_F(SharedStates, ADonorThatDiesCostsOnlyWhatItWasAboutToSend) {
   const auto state = state_with(7, 1);
   for (int i = 0; i < 3; ++i) donor(state, 9);
   begin(newcomer());
@@ -213,9 +213,9 @@ TEST_F(StateSharing, ADonorThatDiesCostsOnlyWhatItWasAboutToSend) {
   EXPECT_EQ((*result)->bytes, kTensors * kTensorBytes) << "nothing that was there came again";
 }
 
-TEST_F(StateSharing, AnotherDonorOfTheSameBytesGoesOnWhereTheLastOneStopped) {
-  AveragerOptions halves;
-  halves.state_codec = codec::Codec::float16;
+TEST_F(SharedStates, AnotherDonorOfTheSameBytesGoesOnWhereTheLastOneStopped) {
+  StateSharingOptions halves;
+  halves.codec = codec::Codec::float16;
   SharedState state{msgpack::Map{{{"epoch", 3}}}, {}};
   for (int i = 0; i < 4; ++i)
     state.tensors.push_back({codec::DType::float32, {250'000}, false, Slice::copy_of(Bytes(1'000'000, 0x40))});
@@ -235,7 +235,7 @@ TEST_F(StateSharing, AnotherDonorOfTheSameBytesGoesOnWhereTheLastOneStopped) {
   EXPECT_EQ(value, 3.00390625f) << "the half next to 3.0039215";
 }
 
-TEST_F(StateSharing, WhenRootsDifferTheBestDonorsStateIsTakenWhole) {
+TEST_F(SharedStates, WhenRootsDifferTheBestDonorsStateIsTakenWhole) {
   const auto best = state_with(7, 1);
   auto other = state_with(7, 1);  // of the same epoch, but for the last bit of one value
   other.tensors[5].data = Slice::copy_of(other.tensors[5].data);
@@ -250,7 +250,7 @@ TEST_F(StateSharing, WhenRootsDifferTheBestDonorsStateIsTakenWhole) {
   EXPECT_EQ(found->contributed.size(), 1u);
 }
 
-TEST_F(StateSharing, AResumedDownloadNeverMixesTwoStates) {
+TEST_F(SharedStates, AResumedDownloadNeverMixesTwoStates) {
   auto best = state_with(7, 1), other = state_with(7, 1);
   for (std::size_t i : {0u, 1u, 2u, 6u}) {
     other.tensors[i].data = Slice::copy_of(other.tensors[i].data);
@@ -268,7 +268,7 @@ TEST_F(StateSharing, AResumedDownloadNeverMixesTwoStates) {
   EXPECT_GT((*result)->resumed, 2'000'000u) << "pieces of the same bytes are kept";
 }
 
-TEST_F(StateSharing, WhatCameOnTrustIsHashedBeforeAnotherDonorGoesOn) {
+TEST_F(SharedStates, WhatCameOnTrustIsHashedBeforeAnotherDonorGoesOn) {
   // Shows honest hashes and gives other bytes in three of the tensors.
   auto honest = state_with(7, 1);
   honest.version = 1;
@@ -279,9 +279,9 @@ TEST_F(StateSharing, WhatCameOnTrustIsHashedBeforeAnotherDonorGoesOn) {
   }
   Peer& alone = add();
   auto calls = std::make_shared<int>(0);
-  alone.averager->set_state_provider([=]() -> std::optional<SharedState> { return (*calls)++ == 0 ? honest : spoilt; });
-  alone.averager->set_state_priority(9);
-  alone.averager->start();
+  alone.sharing->set_provider([=]() -> std::optional<SharedState> { return (*calls)++ == 0 ? honest : spoilt; });
+  alone.sharing->set_priority(9);
+  alone.sharing->start();
   Peer& late = newcomer();
   ASSERT_TRUE(download(late));
   begin(late);
@@ -296,7 +296,7 @@ TEST_F(StateSharing, WhatCameOnTrustIsHashedBeforeAnotherDonorGoesOn) {
   EXPECT_GT((*result)->bytes, kTensors * kTensorBytes) << "the spoilt pieces came again";
 }
 
-TEST_F(StateSharing, NothingIsKeptOfAStateWithNothingInCommon) {
+TEST_F(SharedStates, NothingIsKeptOfAStateWithNothingInCommon) {
   const auto other = state_with(6, 100);
   donor(state_with(7, 1), 9);
   donor(other, 5);
@@ -310,7 +310,7 @@ TEST_F(StateSharing, NothingIsKeptOfAStateWithNothingInCommon) {
   EXPECT_EQ((*result)->bytes, kTensors * kTensorBytes);
 }
 
-TEST_F(StateSharing, ADonorThatKnowsOnlyHivemindsExchangeIsAskedForTheWhole) {
+TEST_F(SharedStates, ADonorThatKnowsOnlyHivemindsExchangeIsAskedForTheWhole) {
   const auto best = state_with(9, 50);
   auto& python = foreign_donor(9, "rpc_download_state", [&](rpc::ServerStream& stream) {
     return send_state(swarm.runtime(), stream, best, codec::Codec::none);
@@ -327,7 +327,7 @@ TEST_F(StateSharing, ADonorThatKnowsOnlyHivemindsExchangeIsAskedForTheWhole) {
   EXPECT_EQ(done, kTensors * kTensorBytes);
 }
 
-TEST_F(StateSharing, WhatAPythonLikeDonorSentBeforeItDiedIsNotMixedWithAnotherState) {
+TEST_F(SharedStates, WhatAPythonLikeDonorSentBeforeItDiedIsNotMixedWithAnotherState) {
   const auto other = state_with(7, 1);
   foreign_donor(9, "rpc_download_state", [&](rpc::ServerStream& stream) {
     return send_state(swarm.runtime(), stream, state_with(7, 50), codec::Codec::none);
@@ -342,7 +342,7 @@ TEST_F(StateSharing, WhatAPythonLikeDonorSentBeforeItDiedIsNotMixedWithAnotherSt
   expect_same(**result, other);
 }
 
-class StateSharingIn : public StateSharing, public ::testing::WithParamInterface<codec::Codec> {
+class SharedStatesIn : public SharedStates, public ::testing::WithParamInterface<codec::Codec> {
  protected:
   static SharedState sines() {
     SharedState state{msgpack::Map{{{"epoch", 1}}}, {{codec::DType::float32, {300, 1000}, false, {}}}};
@@ -361,26 +361,26 @@ class StateSharingIn : public StateSharing, public ::testing::WithParamInterface
   }
 };
 
-TEST_P(StateSharingIn, ACohiveDonorsStateArrives) {
-  AveragerOptions options;
-  options.state_codec = GetParam();
+TEST_P(SharedStatesIn, ACohiveDonorsStateArrives) {
+  StateSharingOptions options;
+  options.codec = GetParam();
   donor(sines(), 1, options);
   expect_sines();
 }
 
-TEST_P(StateSharingIn, APythonLikeDonorsStateArrives) {
+TEST_P(SharedStatesIn, APythonLikeDonorsStateArrives) {
   add();
   foreign_donor(1, "rpc_download_state",
                 [&](rpc::ServerStream& stream) { return send_state(swarm.runtime(), stream, sines(), GetParam()); });
   expect_sines();
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, StateSharingIn,
+INSTANTIATE_TEST_SUITE_P(Codecs, SharedStatesIn,
                          ::testing::Values(codec::Codec::none, codec::Codec::meanstd16, codec::Codec::float16,
                                            codec::Codec::quantile8, codec::Codec::uniform8, codec::Codec::blockwise8),
                          [](const auto& test) { return std::string(codec::name_of(test.param)); });
 
-TEST_F(StateSharing, OnlySoManyDownloadAtOnceAndTheOthersAskElsewhere) {
+TEST_F(SharedStates, OnlySoManyDownloadAtOnceAndTheOthersAskElsewhere) {
   const auto small = [](std::uint8_t content) {
     auto state = state_with(7, content);
     state.tensors.resize(1);
@@ -393,9 +393,9 @@ TEST_F(StateSharing, OnlySoManyDownloadAtOnceAndTheOthersAskElsewhere) {
   swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e5});  // ten seconds for each
   std::vector<std::optional<Result<DownloadedState>>> states(late.size());
   for (std::size_t i = 0; i < late.size(); ++i)
-    downloads.spawn([](Averager& averager, std::optional<Result<DownloadedState>>& out) -> Task<void> {
-      out.emplace(co_await averager.download_state());
-    }(*late[i]->averager, states[i]));
+    downloads.spawn([](StateSharing& sharing, std::optional<Result<DownloadedState>>& out) -> Task<void> {
+      out.emplace(co_await sharing.download());
+    }(*late[i]->sharing, states[i]));
   swarm.pass(60s);
   std::map<PeerId, int> served;
   for (const auto& state : states) {
@@ -406,7 +406,7 @@ TEST_F(StateSharing, OnlySoManyDownloadAtOnceAndTheOthersAskElsewhere) {
   EXPECT_EQ(served[peers[1]->id()], 2);
 }
 
-TEST_F(StateSharing, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
+TEST_F(SharedStates, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
   const auto state = state_with(7, 1);
   const auto reply = [&](std::vector<std::string> messages) {
     return [&runtime = swarm.runtime(), messages](rpc::ServerStream& stream) {
@@ -452,7 +452,7 @@ TEST_F(StateSharing, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
   expect_same(*found, state);
 }
 
-TEST_F(StateSharing, ADonorThatOnlyAsksForPatienceIsGivenUp) {
+TEST_F(SharedStates, ADonorThatOnlyAsksForPatienceIsGivenUp) {
   foreign_donor(9, "rpc_download_pieces", [&](rpc::ServerStream& stream) {
     return [](Runtime& loop, rpc::ServerStream& caller) -> Task<Result<>> {
       for (;;) {
@@ -469,10 +469,10 @@ TEST_F(StateSharing, ADonorThatOnlyAsksForPatienceIsGivenUp) {
   EXPECT_EQ(found->donor, honest.id());
 }
 
-TEST_F(StateSharing, WhoSharesNothingIsNoDonor) {
+TEST_F(SharedStates, WhoSharesNothingIsNoDonor) {
   Peer& shy = add();
-  shy.averager->set_state_provider([]() -> std::optional<SharedState> { return std::nullopt; });
-  shy.averager->start();
+  shy.sharing->set_provider([]() -> std::optional<SharedState> { return std::nullopt; });
+  shy.sharing->start();
   Peer& late = newcomer();
   const auto found = download(late);
   ASSERT_FALSE(found);

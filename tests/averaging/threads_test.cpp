@@ -7,7 +7,10 @@
 
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/errors.hpp"
+#include "cohive/averaging/host_parts.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/combine.hpp"
+#include "cohive/dht/dht.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -19,7 +22,7 @@ constexpr std::size_t kPartBytes = 4 << 20;
 struct Way {
   const char* name;
   codec::Codec codec = codec::Codec::none;
-  std::optional<codec::ExtensionOptions> extension{};
+  std::optional<codec::Compression> agreed{};
   Aggregation aggregation{};
   float tolerance = 0.05f;
 };
@@ -41,16 +44,19 @@ struct Peer {
     settings.prefix = "threads";
     settings.target_group_size = 2;
     settings.part_size_bytes = kPartBytes;
-    settings.codec = settings.state_codec = way.codec;
-    settings.extension = way.extension;
+    settings.codec = way.codec;
+    settings.agreed_codec = way.agreed;
     settings.aggregation = way.aggregation;
     settings.sender_timeout = patience;
     settings.reducer_timeout = 2 * patience;
     averager = std::make_unique<Averager>(dht, std::vector<AveragedTensor>{{values, {kValues}}}, settings);
     averager->start();
+    sharing = std::make_unique<StateSharing>(dht, StateSharingOptions{.prefix = "threads", .codec = way.codec});
+    sharing->start();
   }
   Task<void> close() {
     averager.reset();
+    sharing.reset();
     co_await dht.close();
     co_await host.close();
   }
@@ -59,6 +65,7 @@ struct Peer {
   p2p::Host host;
   Dht dht;
   std::unique_ptr<Averager> averager;
+  std::unique_ptr<StateSharing> sharing;
 };
 
 class Threads : public ::testing::TestWithParam<Way> {
@@ -66,13 +73,12 @@ class Threads : public ::testing::TestWithParam<Way> {
   std::unique_ptr<Runtime> runtime = make_runtime({.seed = 1, .pool_threads = 3});
   std::unique_ptr<transport::Network> network = transport::make_tcp_network(*runtime);
 };
-constexpr codec::ExtensionOptions kBlock4{codec::Extension::block4};
 INSTANTIATE_TEST_SUITE_P(
     Ways, Threads,
     ::testing::Values(Way{"Float32"}, Way{"Float16", codec::Codec::float16}, Way{"Uniform8", codec::Codec::uniform8},
-                      Way{"Block4", codec::Codec::float16, kBlock4, Mean(), 0.5f},
+                      Way{"Block4", codec::Codec::float16, codec::Codec::block4, Mean(), 0.5f},
                       Way{"TrimmedMean", codec::Codec::float16, {}, TrimmedMean{0.2}},
-                      Way{"ClippedBlock4", codec::Codec::none, kBlock4, CenteredClip{1e6, 2}, 0.5f}),
+                      Way{"ClippedBlock4", codec::Codec::none, codec::Codec::block4, CenteredClip{1e6, 2}, 0.5f}),
     [](const auto& test) { return test.param.name; });
 
 TEST_P(Threads, TwoPeersAgreeOnTheMean) {
@@ -82,8 +88,8 @@ TEST_P(Threads, TwoPeersAgreeOnTheMean) {
     co_await first.start({}, way);
     co_await second.start({first.host.visible_addresses().front()}, way);
     std::vector<Task<Result<RoundResult>>> steps;
-    steps.push_back(first.averager->step({.weight = 1}));
-    steps.push_back(second.averager->step({.weight = 3}));
+    steps.push_back(first.averager->step({}, 1));
+    steps.push_back(second.averager->step({}, 3));
     for (const auto& result : co_await when_all(loop, std::move(steps))) {
       EXPECT_TRUE(result) << result.error();
       EXPECT_EQ(result->parts_failed, 0u);
@@ -107,22 +113,20 @@ TEST_P(Threads, NothingTouchesTheTensorsOfACancelledRound) {
     Peer first(net, 1), second(net, 3);
     co_await first.start({}, way, 2s);
     co_await second.start({first.host.visible_addresses().front()}, way, 2s);
-    auto control = std::make_shared<StepControl>(loop, 1.0);
-    control->trigger.set();
-    auto cancelling = [](Runtime& turns, std::shared_ptr<StepControl> of) -> Task<Result<RoundResult>> {
-      while (of->stage != StepControl::Stage::running) co_await turns.yield();
+    Round cancelled = first.averager->begin();
+    cancelled.trigger();
+    auto cancelling = [](Runtime& turns, Round& round) -> Task<Result<RoundResult>> {
+      while (round.stage() != Round::Stage::running) co_await turns.yield();
       for (int turn = 0; turn < 30; ++turn) co_await turns.yield();
-      of->cancelled.set();
+      round.cancel();
       co_return Error(Errc::round_cancelled);
     };
     std::vector<Task<Result<RoundResult>>> steps;
-    StepOptions cancelled;
-    cancelled.control = control;
-    StepOptions other;
-    other.allow_retries = false;
-    steps.push_back(first.averager->step(cancelled));
-    steps.push_back(second.averager->step(other));
-    steps.push_back(cancelling(loop, control));
+    RoundOptions once;
+    once.allow_retries = false;
+    steps.push_back(cancelled.result());
+    steps.push_back(second.averager->step(once));
+    steps.push_back(cancelling(loop, cancelled));
     const auto results = co_await when_all(loop, std::move(steps));
     EXPECT_FALSE(results[0]);
     // The memory is the caller's again: under a sanitizer any later use of it would show.
@@ -133,6 +137,56 @@ TEST_P(Threads, NothingTouchesTheTensorsOfACancelledRound) {
         ADD_FAILURE() << value;
         break;
       }
+    co_await first.close();
+    co_await second.close();
+  };
+  runtime->run(test(*runtime, *network, GetParam()));
+}
+
+/// Memory that is handed to one round and freed at its end, with all that its hook uses.
+struct Handed {
+  std::vector<float> values = std::vector<float>(kValues, 1), results = std::vector<float>(kValues);
+  std::vector<char> reported = std::vector<char>(kValues);  // by several threads, at different places
+  std::shared_ptr<HostParts> hand_over(Runtime& runtime, const Averager& averager) {
+    HostPartsOptions options{.factor = 2, .residuals = make_residuals(averager.schema())};
+    options.on_result = [this](const StretchResult& result) {
+      for (std::size_t i = 0; i < result.stretch.length; ++i) ++reported[result.stretch.offset + i];
+    };
+    return std::make_shared<HostParts>(runtime, averager.schema(), std::vector<HostTensor>{HostTensor(values, results)},
+                                       std::move(options));
+  }
+};
+
+TEST_P(Threads, MemoryThatWasHandedOverIsFreeWhenTheRoundEnds) {
+  auto test = [](Runtime& loop, transport::Network& net, Way way) -> Task<void> {
+    Peer first(net, 1), second(net, 3);
+    co_await first.start({}, way, 2s);
+    co_await second.start({first.host.visible_addresses().front()}, way, 2s);
+    for (const int turns : {0, 3, 10, 30, 100}) {
+      auto handed = std::make_unique<Handed>();
+      std::optional<Round> round(first.averager->begin());
+      round->trigger(1, handed->hand_over(loop, *first.averager));
+      TaskGroup other(loop);
+      other.spawn([](Averager& averager) -> Task<void> {
+        RoundOptions once;
+        once.allow_retries = false;
+        (void)co_await averager.step(once);
+      }(*second.averager));
+      while (round->stage() == Round::Stage::looking_for_group) co_await loop.yield();
+      for (int turn = 0; turn < turns; ++turn) co_await loop.yield();
+      round.reset();
+      handed.reset();  // under a sanitizer any later use of it would show
+      co_await other.join();
+    }
+    auto handed = std::make_unique<Handed>();
+    std::vector<Task<Result<RoundResult>>> steps;
+    Round last = first.averager->begin();
+    last.trigger(1, handed->hand_over(loop, *first.averager));
+    steps.push_back(last.result());
+    steps.push_back(second.averager->step());
+    for (const auto& result : co_await when_all(loop, std::move(steps))) EXPECT_TRUE(result) << result.error();
+    EXPECT_EQ(std::ranges::count(handed->reported, 1), std::ptrdiff_t{kValues});
+    EXPECT_EQ(std::ranges::count(handed->values, 2.0f), std::ptrdiff_t{kValues});
     co_await first.close();
     co_await second.close();
   };
@@ -174,11 +228,11 @@ TEST_P(SharedStates, AreHashedSentAndCheckedByAllThreads) {
     co_await newcomer.start(std::vector<Multiaddr>(1, initial), way);
     const SharedState shared = state();
     for (auto* donor : {&first, &second}) {
-      donor->averager->set_state_provider([shared]() -> std::optional<SharedState> { return shared; });
-      donor->averager->set_state_priority(1);
+      donor->sharing->set_provider([shared]() -> std::optional<SharedState> { return shared; });
+      donor->sharing->set_priority(1);
     }
     co_await declared(newcomer.dht);
-    const auto found = co_await newcomer.averager->download_state();
+    const auto found = co_await newcomer.sharing->download();
     EXPECT_TRUE(found) << found.error();
     if (found) {
       EXPECT_TRUE(found->liars.empty());

@@ -6,8 +6,8 @@
 #include "averaging/group_bits.hpp"
 #include "averaging/load_balancer.hpp"
 #include "averaging/partition.hpp"
-#include "averaging/schema.hpp"
 #include "averaging/wire.hpp"
+#include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/proto/averaging.pb.h"
 
 namespace cohive::averaging {
@@ -21,22 +21,24 @@ Bytes counting(std::size_t size) {
   std::iota(bytes.begin(), bytes.end(), 0);
   return bytes;
 }
-AveragedTensor tensor(codec::Shape shape, codec::DType dtype = codec::DType::float32, bool grad = false) {
-  return {{}, std::move(shape), grad, dtype};
+TensorInfo tensor(codec::Shape shape, codec::DType dtype = codec::DType::float32, bool grad = false) {
+  return {std::move(shape), dtype, grad};
+}
+std::string hash_of(const std::vector<TensorInfo>& tensors) {
+  return hex(schema_hash(tensors));
 }
 
 TEST(SchemaHash, EqualsHivemind) {
-  EXPECT_EQ(hex(schema_hash({tensor({2, 3}), tensor({5}, codec::DType::float16)})),
-            "2401aa0ef7f6a429b3d10f6cffe7fb7f93438e83");
-  EXPECT_EQ(hex(schema_hash({tensor({1, 5}), tensor({1})})), "3d41bd9dc8f8fbdb8646cda3fb2c159c60a3d715");
-  EXPECT_EQ(hex(schema_hash({tensor({})})), "ce72eceaf65845f17eb0cb160cfc770d7c25553e");
-  EXPECT_EQ(hex(schema_hash({tensor({3}, codec::DType::float32, true)})), "3dece5573eabb74596efb7103cf2d0589d16ddfc");
+  EXPECT_EQ(hash_of({tensor({2, 3}), tensor({5}, codec::DType::float16)}), "2401aa0ef7f6a429b3d10f6cffe7fb7f93438e83");
+  EXPECT_EQ(hash_of({tensor({1, 5}), tensor({1})}), "3d41bd9dc8f8fbdb8646cda3fb2c159c60a3d715");
+  EXPECT_EQ(hash_of({tensor({})}), "ce72eceaf65845f17eb0cb160cfc770d7c25553e");
+  EXPECT_EQ(hash_of({tensor({3}, codec::DType::float32, true)}), "3dece5573eabb74596efb7103cf2d0589d16ddfc");
 }
 
 TEST(Gather, EqualsHivemind) {
-  EXPECT_EQ(hex(encode_gather(std::nullopt, PeerMode::node, {})), "93c000c401c0");
-  EXPECT_EQ(hex(encode_gather(std::nullopt, PeerMode::node, 5)), "93c000c40105");
-  EXPECT_FALSE(decode_gather({}, "\x93\xc0\x03\xc4\x01\xc0"));
+  EXPECT_EQ(hex(encode_gathered({.peer = {}})), "93c000c401c0");
+  EXPECT_EQ(hex(encode_gathered({.peer = {}, .data = 5})), "93c000c40105");
+  EXPECT_FALSE(decode_gathered({}, "\x93\xc0\x03\xc4\x01\xc0"));
 }
 
 TEST(GroupBits, DrawAsCpythonDoes) {

@@ -11,6 +11,9 @@
 namespace cohive::codec {
 namespace {
 
+constexpr Codec kAll[] = {Codec::none,      Codec::float16,    Codec::meanstd16, Codec::uniform8,
+                          Codec::quantile8, Codec::blockwise8, Codec::block4,    Codec::top_k};
+
 TEST(Codec, Float16ClampsAsHivemindDoes) {
   const std::vector<float> values{0, 1, -2, 3.5f, 0.001f, 70000, -1e6f, 0.5f};
   EXPECT_EQ(to_hex(encode(Codec::float16, values)), "0000003c00c000431914ff7bfffb0038");
@@ -57,8 +60,7 @@ TEST(Codec, BytesOfTensorsMayLieAnywhere) {
   std::copy(raw.begin(), raw.end(), shifted.begin() + 1);
   Slice odd = Slice::copy_of(shifted);
   odd.remove_prefix(1);
-  for (Codec codec :
-       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+  for (Codec codec : kAll) {
     SCOPED_TRACE(name_of(codec));
     const auto straight = encode_tensor(codec, {DType::float32, {5000}, false, Slice::copy_of(raw)}).value();
     EXPECT_EQ(to_hex(encode_tensor(codec, {DType::float32, {5000}, false, odd}).value()), to_hex(straight));
@@ -78,8 +80,7 @@ TEST(Codec, DifferencesEncodeAsTheValuesTheyAre) {
     base[i] = std::cos(static_cast<float>(3 * i));
     delta[i] = average[i] - base[i];
   }
-  for (Codec codec :
-       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8})
+  for (Codec codec : kAll)
     EXPECT_EQ(to_hex(encode_difference(codec, average, base)), to_hex(encode(codec, delta))) << name_of(codec);
 }
 
@@ -89,13 +90,13 @@ TEST(Codec, DifferencesToEncodedValuesEncodeAsThoseToDecodedOnes) {
     average[i] = 1e5f * std::sin(static_cast<float>(i));  // some differences are too large for a half
     base[i] = std::cos(static_cast<float>(3 * i));
   }
-  for (Codec codec :
-       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+  for (Codec codec : kAll) {
     const Slice encoded = encode(codec, base);
     ASSERT_TRUE(decode(codec, DType::float32, encoded, decoded));
     const auto decoder = Decoder::open(codec, DType::float32, base.size(), encoded);
     ASSERT_TRUE(decoder);
-    const Slice ours = encode_difference(codec, average, *decoder), theirs = encode_difference(codec, average, decoded);
+    const Slice ours = encode_difference(codec, average, **decoder),
+                theirs = encode_difference(codec, average, decoded);
     EXPECT_TRUE(std::ranges::equal(ours.view(), theirs.view())) << name_of(codec);
   }
 }
@@ -103,8 +104,7 @@ TEST(Codec, DifferencesToEncodedValuesEncodeAsThoseToDecodedOnes) {
 TEST(Codec, ValuesThatAreNotFiniteAreFoundWhileTheyAreEncoded) {
   std::vector<float> values(20'001);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1e5f * std::sin(static_cast<float>(i));
-  for (Codec codec :
-       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+  for (Codec codec : kAll) {
     SCOPED_TRACE(name_of(codec));
     const auto encoded = encode_finite(codec, values);
     ASSERT_TRUE(encoded);
@@ -136,15 +136,14 @@ TEST(Codec, WhatHivemindRefusesToEncodeTravelsAsItIs) {
 }
 
 TEST(Codec, EmptyPartsTravelInEveryCodec) {
-  for (Codec codec :
-       {Codec::none, Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
+  for (Codec codec : kAll) {
     const Slice buffer = encode(codec, {});
     EXPECT_TRUE(decode(codec, DType::float32, buffer, {})) << name_of(codec);
   }
 }
 
 TEST(Codec, LargeTensorsKeepTheErrorOfSmallOnes) {
-  // Several segments, so that partial sums are merged.
+  // Several runs, whose sums are added to each other.
   std::mt19937 random(7);
   std::normal_distribution<float> normal(3.0f, 1.0f);
   std::vector<float> values(700'001), out(values.size());

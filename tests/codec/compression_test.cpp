@@ -10,7 +10,7 @@ CompressionInfo info(Shape shape, Role role = Role::unspecified, TensorKey key =
 }
 
 Codec chosen(const Compression& compression, const CompressionInfo& what) {
-  return compression.choose(what).value();
+  return compression.choose(what).value().codec;
 }
 
 TEST(Compression, ACodecIsTheSimplestStrategyAndNothingIsTheDefault) {

@@ -13,8 +13,8 @@
 namespace cohive::codec {
 namespace {
 
-constexpr Codec kAll[] = {Codec::none,      Codec::meanstd16, Codec::float16,
-                          Codec::quantile8, Codec::uniform8,  Codec::blockwise8};
+constexpr Codec kAll[] = {Codec::none,     Codec::meanstd16,  Codec::float16, Codec::quantile8,
+                          Codec::uniform8, Codec::blockwise8, Codec::block4,  Codec::top_k};
 
 std::vector<float> ramp(std::size_t count) {
   std::vector<float> values(count);
@@ -124,18 +124,18 @@ TEST(HostileBuffers, ValuesThatAreNotFiniteAreSeenInEveryCodec) {
   for (Codec codec : {Codec::none, Codec::float16, Codec::uniform8}) {
     SCOPED_TRACE(name_of(codec));
     Bytes bytes = honest(codec);
-    EXPECT_TRUE(Decoder::open(codec, DType::float32, 100, bytes)->finite());
+    EXPECT_TRUE(Decoder::open(codec, DType::float32, 100, bytes).value()->finite());
     if (codec == Codec::none) put(bytes, 4 * 63, std::numeric_limits<float>::infinity());
     if (codec == Codec::float16) put(bytes, 2 * 63, std::uint16_t{0x7c01});
     if (codec == Codec::uniform8) put(bytes, 8 + 4 * bytes[8 + 1024 + 63], NAN);
-    EXPECT_FALSE(Decoder::open(codec, DType::float32, 100, bytes)->finite());
+    EXPECT_FALSE(Decoder::open(codec, DType::float32, 100, bytes).value()->finite());
   }
   Bytes unused = honest(Codec::uniform8);
   put(unused, 8, NAN);  // bin 0 holds none of these values
-  EXPECT_TRUE(Decoder::open(Codec::uniform8, DType::float32, 100, unused)->finite());
+  EXPECT_TRUE(Decoder::open(Codec::uniform8, DType::float32, 100, unused).value()->finite());
   Bytes large = honest(Codec::meanstd16);
   put(large, large.size() - 4, 3e38f);  // finite, but not what it makes of the values
-  EXPECT_FALSE(Decoder::open(Codec::meanstd16, DType::float32, 100, large)->finite());
+  EXPECT_FALSE(Decoder::open(Codec::meanstd16, DType::float32, 100, large).value()->finite());
 }
 
 TEST(HostileBuffers, CombinationsThatNoHivemindPeerSendsAreRefused) {

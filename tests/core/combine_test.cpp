@@ -62,6 +62,24 @@ TEST(Within, AnExceptionOfTheTaskReachesTheAwaiter) {
   EXPECT_THROW(runtime.run(outer(runtime, fail(runtime))), std::runtime_error);
 }
 
+TEST(Within, TakesTasksThatReturnNoResult) {
+  SimRuntime runtime;
+  auto plain = [](Runtime& r, Duration limit) -> Task<Result<int>> {
+    co_return co_await within(r, r.after(limit), add_later(r, 2, 3, 1s));
+  };
+  EXPECT_EQ(runtime.run(plain(runtime, 2s)).value(), 5);
+  EXPECT_EQ(runtime.run(plain(runtime, 500ms)).error(), Errc::timeout);
+
+  int alive = 0;
+  auto nothing = [](Runtime& r, Task<void> task, Duration limit) -> Task<Result<>> {
+    co_return co_await within(r, r.after(limit), std::move(task), "waiting");
+  };
+  EXPECT_TRUE(runtime.run(nothing(runtime, [](Runtime& r) -> Task<void> { co_await r.sleep_for(1s); }(runtime), 2s)));
+  EXPECT_EQ(runtime.run(nothing(runtime, hold(runtime, alive), 2s)).error(), Errc::timeout);
+  EXPECT_EQ(alive, 0);
+  EXPECT_THROW(runtime.run(nothing(runtime, fail_later(runtime), 2s)), std::runtime_error);
+}
+
 TEST(Within, DroppedItselfItDropsItsTask) {
   SimRuntime runtime;
   int alive = 0;

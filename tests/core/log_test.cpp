@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cohive/core/errors.hpp"
@@ -85,10 +86,50 @@ TEST(LogOptions, AreReadByName) {
 
 TEST(LogFormatting, PrintsPeersAndErrors) {
   const auto peer = *PeerId::from_text("12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq");
-  EXPECT_EQ(fmt::format("{}", peer), peer.text());
+  EXPECT_EQ(log::format("{}", peer), peer.text());
   const Error error(Errc::timeout, peer, "dial");
-  EXPECT_EQ(fmt::format("{}", error), error.message());
+  EXPECT_EQ(log::format("{}", error), error.message());
 }
+
+TEST(LogFormatting, TakesSpecificationsAsStdFormatDoes) {
+  EXPECT_EQ(log::format("{:.3f} {:8.2f} {:+} {:g} {:e}", 3.14159, 2.5, 1.5f, 1e20, 12.5),
+            "3.142     2.50 +1.5 1e+20 1.250000e+01");
+  EXPECT_EQ(log::format("{:>5}|{:<5}|{:*^7}|{:05}|{:#x}", 42, -1, 7u, 12, 255), "   42|-1   |***7***|00012|0xff");
+  EXPECT_EQ(log::format("{:>6}|{:.2}|{:_<4}", "text", std::string("shorter"), std::string_view("a")), "  text|sh|a___");
+  EXPECT_EQ(log::format("{} {} {}", true, 'c', "{}"), "true c {}");
+  EXPECT_EQ(log::format("{{{}}}", 1), "{1}");
+}
+
+TEST(LogFormatting, KeepsTheWholeRangeOfIntegers) {
+  EXPECT_EQ(log::format("{} {}", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::uint64_t>::max()),
+            "-9223372036854775808 18446744073709551615");
+  EXPECT_EQ(log::format("{} {}", static_cast<std::uint8_t>(200), static_cast<short>(-3)), "200 -3");
+}
+
+}  // namespace
+}  // namespace cohive::log
+
+// A program's own type, printed through a function that argument-dependent lookup finds.
+namespace program {
+struct Batch {
+  int number;
+};
+std::string log_text(const Batch& batch) {
+  return "batch " + std::to_string(batch.number);
+}
+}  // namespace program
+
+namespace cohive::log {
+namespace {
+
+TEST(LogFormatting, PrintsTypesOfTheProgramsOwn) {
+  EXPECT_EQ(log::format("{} done, {:>9}", program::Batch{3}, program::Batch{12}), "batch 3 done,  batch 12");
+}
+
+template <class T>
+concept CanBePrinted = requires(const T& value) { log::format("{}", value); };
+static_assert(CanBePrinted<program::Batch> && CanBePrinted<const char*> && CanBePrinted<double>);
+static_assert(!CanBePrinted<std::vector<int>> && !CanBePrinted<void*>);
 
 }  // namespace
 }  // namespace cohive::log

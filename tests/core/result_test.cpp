@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "cohive/core/error_category.hpp"
 #include "cohive/core/errors.hpp"
 
 namespace cohive {
@@ -36,6 +37,16 @@ TEST(ErrorTest, EveryCodeHasItsOwnSentence) {
     sentences.insert(core_category().message(code));
   EXPECT_EQ(sentences.size(), static_cast<std::size_t>(Errc::internal));
   EXPECT_FALSE(sentences.contains(core_category().message(9999)));
+}
+
+enum class Weather { rain = 1, snow };
+constexpr ErrorSentence<Weather> kWeather[] = {{Weather::rain, "it rains"}, {Weather::snow, "it snows"}};
+
+TEST(ErrorCategoryTest, SpeaksFromItsTable) {
+  static const ErrorCategory<kWeather> category("weather");
+  EXPECT_STREQ(category.name(), "weather");
+  EXPECT_EQ(category.message(static_cast<int>(Weather::snow)), "it snows");
+  for (const int unknown : {0, 3, -1}) EXPECT_EQ(category.message(unknown).find("unknown error"), 0u) << unknown;
 }
 
 TEST(ResultTest, AskingAFailureForItsValueThrowsTheError) {

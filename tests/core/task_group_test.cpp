@@ -160,6 +160,44 @@ TEST(TaskGroup, ARacingHandlerMayDestroyTheGroupItWorksFor) {
   EXPECT_EQ(runtime.task_count(), 0u);
 }
 
+// A coroutine waits for its own nursery, one of whose tasks ends the group that the coroutine belongs to.
+Task<void> search(Runtime& runtime, std::unique_ptr<TaskGroup>& server, int& alive, bool& done) {
+  Tracker tracker(alive);
+  std::vector<int> variable(1000);
+  Nursery workers(runtime, "workers");
+  workers.spawn(shut_down(runtime, server, variable, done));
+  workers.spawn(hold(runtime, alive));
+  co_await workers.join();
+  ++alive;  // never reached
+}
+
+TEST(Nursery, ItsTasksMayEndTheGroupThatTheirCoroutineBelongsTo) {
+  SimRuntime runtime;
+  int alive = 0;
+  bool done = false;
+  auto server = std::make_unique<TaskGroup>(runtime);
+  server->spawn(search(runtime, server, alive, done));
+  runtime.run_for(1s);
+  EXPECT_TRUE(done);
+  EXPECT_EQ(alive, 0);
+  EXPECT_EQ(runtime.task_count(), 0u);
+}
+
+TEST(Nursery, DropsItsTasksWithTheCoroutine) {
+  SimRuntime runtime;
+  int alive = 0;
+  TaskGroup group(runtime);
+  group.spawn([](Runtime& r, int& count) -> Task<void> {
+    Nursery workers(r);
+    for (int i = 0; i < 3; ++i) workers.spawn(hold(r, count));
+    co_await workers.join();
+  }(runtime, alive));
+  runtime.run_ready();
+  EXPECT_EQ(alive, 3);
+  group.cancel();
+  EXPECT_EQ(alive, 0);
+}
+
 struct CancelOnExit {
   TaskGroup& group;
   ~CancelOnExit() { group.cancel(); }

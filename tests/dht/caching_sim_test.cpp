@@ -116,7 +116,7 @@ TEST_F(CachingSwarm, TheCacheKeepsItsSize) {
   add_many(6, {.cache_size = 3});
   std::vector<StoreItem> items;
   for (int i = 0; i < 20; ++i) items.push_back({i, std::nullopt, i, in(100 + i)});
-  for (const bool stored : swarm.run(nodes[1]->store_many(items))) EXPECT_TRUE(stored);
+  for (const auto& stored : swarm.run(nodes[1]->store_many(items))) EXPECT_TRUE(stored);
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(get(*nodes[5], i));
   for (auto& node : nodes) EXPECT_LE(node->cache_size(), 3u);
 }
@@ -131,7 +131,7 @@ TEST_F(CachingSwarm, ConcurrentGetsOfOneKeyShareTheSearch) {
   ASSERT_TRUE(get(*reader, "key"));
   swarm.pass(5s);
   const double alone = finds() - start;
-  std::vector<Task<std::optional<GetResult>>> gets;
+  std::vector<Task<Result<GetResult>>> gets;
   for (int i = 0; i < 10; ++i) gets.push_back(reader->get("key"));
   for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(gets)))) EXPECT_TRUE(result);
   swarm.pass(5s);

@@ -3,16 +3,10 @@
 
 #include "bench/dht_churn.hpp"
 #include "cohive/core/log.hpp"
+#include "support/sanitizers.hpp"
 
 namespace cohive::bench {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
-    (defined(__has_feature) && (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer)))
-constexpr bool kSanitized = true;  // everything takes many times as long
-#else
-constexpr bool kSanitized = false;
-#endif
 
 ChurnReport churn(ChurnOptions options) {
   log::configure({log::Level::error, log::Format::text});  // joining through a node that dies is no news here

@@ -122,7 +122,7 @@ TEST_F(DhtSwarm, ManyRecordsGoAndComeInOneCall) {
   const double before = served("store");
   const auto stored = swarm.run(nodes[4]->store_many(items));
   EXPECT_LT(served("store") - before, 300) << "replicas get their records together";
-  for (std::size_t i = 0; i < items.size(); ++i) EXPECT_EQ(stored[i], !items[i].subkey) << i;
+  for (std::size_t i = 0; i < items.size(); ++i) EXPECT_EQ(stored[i].has_value(), !items[i].subkey) << i;
   keys.push_back("missing");
   keys.push_back("bulk 7");
   const auto results = swarm.run(nodes[15]->get_many(keys, true));
@@ -131,7 +131,7 @@ TEST_F(DhtSwarm, ManyRecordsGoAndComeInOneCall) {
     ASSERT_TRUE(results[static_cast<std::size_t>(i)]) << i;
     EXPECT_EQ(*results[static_cast<std::size_t>(i)]->value(), msgpack::Value(i));
   }
-  EXPECT_FALSE(results[300]);
+  EXPECT_EQ(results[300].error(), Errc::not_found);
   EXPECT_EQ(*results[301]->value(), msgpack::Value(7));
 }
 
@@ -140,7 +140,7 @@ TEST_F(DhtSwarm, WhatIsTooMuchForOneRequestGoesInSeveral) {
   std::vector<StoreItem> items;
   for (int i = 0; i < 1500; ++i) items.push_back({"many subkeys", i, "value " + std::to_string(i), in(100)});
   for (int i = 0; i < 30; ++i) items.push_back({i, std::nullopt, std::string(1000 * 1000, 'x'), in(100)});
-  for (const bool stored : swarm.run(nodes[1]->store_many(items))) EXPECT_TRUE(stored);
+  for (const auto& stored : swarm.run(nodes[1]->store_many(items))) EXPECT_TRUE(stored);
   Dht& late = add();
   swarm.pass(10s);
   EXPECT_EQ(late.storage_size(), 31u);
@@ -361,8 +361,10 @@ TEST_F(DhtSwarm, AfterClosingEverythingEndsAndNothingIsLeft) {
   ASSERT_EQ(getting.wait_for(0s), std::future_status::ready);
   ASSERT_EQ(joining.wait_for(0s), std::future_status::ready);
   ASSERT_EQ(storing.wait_for(0s), std::future_status::ready);
-  EXPECT_FALSE(get(*nodes[7], "key")) << "a closed node finds nothing";
-  EXPECT_FALSE(store(*nodes[7], "key", 1, in(100)));
+  EXPECT_EQ(getting.get().error(), Errc::closed);
+  EXPECT_EQ(joining.get().error(), Errc::closed);
+  EXPECT_EQ(get(*nodes[7], "key").error(), Errc::closed) << "a closed node finds nothing";
+  EXPECT_EQ(store(*nodes[7], "key", 1, in(100)).error(), Errc::closed);
   nodes.clear();
   for (const auto& task : swarm.runtime().tasks())
     EXPECT_EQ(task.group.find("dht"), std::string::npos) << task.group << '/' << task.name;

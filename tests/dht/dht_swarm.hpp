@@ -30,13 +30,11 @@ class DhtSwarm : public ::testing::Test {
     for (int i = 0; i < count; ++i) add(options);
   }
   double in(double seconds) { return nodes[0]->now() + seconds; }
-  std::optional<GetResult> get(Dht& node, Key key, bool latest = false) {
-    return swarm.run(node.get(std::move(key), latest));
-  }
-  bool store(Dht& node, Key key, msgpack::Value value, double expiration) {
+  Result<GetResult> get(Dht& node, Key key, bool latest = false) { return swarm.run(node.get(std::move(key), latest)); }
+  Result<> store(Dht& node, Key key, msgpack::Value value, double expiration) {
     return swarm.run(node.store(std::move(key), std::move(value), expiration));
   }
-  bool store(Dht& node, Key key, msgpack::Value subkey, msgpack::Value value, double expiration) {
+  Result<> store(Dht& node, Key key, msgpack::Value subkey, msgpack::Value value, double expiration) {
     return swarm.run(node.store(std::move(key), std::move(subkey), std::move(value), expiration));
   }
   /// Requests of this kind that all nodes together have answered.

@@ -1,6 +1,6 @@
 // Messages of averaging that are parsed by hand: parts of tensors, chunks of a state, gathered data.
-#include "averaging/schema.hpp"
 #include "averaging/wire.hpp"
+#include "cohive/averaging/group.hpp"
 #include "fuzz.hpp"
 
 namespace cohive::fuzz {
@@ -25,7 +25,7 @@ COHIVE_FUZZ_TARGET(averaging_wire)(ByteView input) {
   if (const auto piece = averaging::parse_piece(input); piece && !piece->data.empty())
     expect(piece->data.data() >= input.data() && piece->data.data() + piece->data.size() <= input.data() + input.size(),
            "a piece's bytes lie in its message");
-  (void)averaging::decode_gather(PeerId(), as_text(input));
+  (void)averaging::decode_gathered(PeerId(), as_text(input));
 }
 
 }  // namespace cohive::fuzz

@@ -6,7 +6,6 @@
 
 #include "averaging/manifest.hpp"
 #include "cohive/codec/codec.hpp"
-#include "cohive/codec/extensions.hpp"
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/signed_record.hpp"
 #include "cohive/core/sim_runtime.hpp"
@@ -310,22 +309,16 @@ void averaging(const Corpus& corpus) {
   manifest.tensors.resize(1);
   manifest.hashes.resize(2);
   corpus.add("manifest", "one_tensor", averaging::encode_manifest(manifest));
-  for (int codec = 0; codec < 16; ++codec) {
-    if (!codec::codec_from_wire(codec)) continue;
+  for (const auto& one : codec::all_codecs()) {
     for (const auto dtype : {codec::DType::float32, codec::DType::bfloat16, codec::DType::int64}) {
       codec::Tensor dense{dtype, {2, 8}, false, Slice::copy_of(Bytes(16 * codec::size_of(dtype), 1))};
-      const auto encoded = codec::encode_tensor(*codec::codec_from_wire(codec), dense);
+      const auto encoded = codec::encode_tensor({one.codec, 0.5}, dense);
       if (!encoded) continue;
-      const std::string head{static_cast<char>(codec), static_cast<char>(dtype), 2, 0, 2, 0, 8};
-      corpus.add("codec", "codec_" + std::to_string(codec) + "_" + std::string(codec::name_of(dtype)),
+      const std::string head{static_cast<char>(one.codec), static_cast<char>(dtype), 2, 0, 2, 0, 8};
+      corpus.add("codec", std::string(one.name) + "_" + std::string(codec::name_of(dtype)),
                  head + to_string(encoded->view()));
     }
   }
-  const std::vector<float> update{0.5f, -3, 0, 7, 1e-3f, 2};
-  for (const auto kind : {codec::Extension::block4, codec::Extension::top_k})
-    corpus.add("codec_extensions", std::string(codec::name_of(kind)),
-               std::string{static_cast<char>(kind == codec::Extension::top_k), 0, 6} +
-                   to_string(codec::encode_extension({kind, 0.5}, update).view()));
 }
 
 }  // namespace

@@ -181,20 +181,20 @@ BLOCK4 = 64
 def test_a_python_member_means_the_ordinary_codec(swarm, leader):
     inputs, weights = [tensors_of(seed) for seed in range(3)], [1.0, 2.0, 3.0]
     options = {"target_group_size": 3, "request_timeout": 1.0}
-    kinds = [functools.partial(swarm.cohive, extension=BLOCK4)] * 2 + [swarm.python]
+    kinds = [functools.partial(swarm.cohive, agreed_codec=BLOCK4)] * 2 + [swarm.python]
     averagers = [kind(tensors, **options) for kind, tensors in zip(kinds, inputs)]
     first, later = {"scheduled_in": 8.0}, {"scheduled_in": 16.0}
     average(averagers, weights, steps=[first, later, later] if leader == "cohive" else [later, later, first])
     assert averagers[0].round["leader"] == (averagers[0].name if leader == "cohive" else averagers[2].name)
-    assert [averager.round["extension"] for averager in averagers[:2]] == ["", ""]
+    assert [averager.round["agreed_codecs"] for averager in averagers[:2]] == ["", ""]
     assert_all_hold(averagers, mean_of(inputs, weights), 2e-6)
 
 
 def test_without_one_two_cohive_peers_use_four_bits(swarm):
     inputs = [tensors_of(seed, [(64, 64)]) for seed in range(2)]
-    averagers = [swarm.cohive(tensors, extension=BLOCK4, target_group_size=2, request_timeout=1.0) for tensors in inputs]
+    averagers = [swarm.cohive(tensors, agreed_codec=BLOCK4, target_group_size=2, request_timeout=1.0) for tensors in inputs]
     average(averagers)
-    assert [averager.round["extension"] for averager in averagers] == ["block4"] * 2
+    assert [averager.round["agreed_codecs"] for averager in averagers] == ["block4"] * 2
     (first,), (second,) = (averager.tensors() for averager in averagers)
     np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, (inputs[0][0] + inputs[1][0]) / 2, rtol=0, atol=0.3)

@@ -116,7 +116,7 @@ class BadInput(unittest.TestCase):
     def test_averaging_that_does_not_exist(self):
         if not programs("cohive-train"):
             self.skipTest("built without LibTorch")
-        for flag, value in (("--aggregation", "median"), ("--trim", "0.5"), ("--clip-radius", "0"), ("--extension", "block3"),
+        for flag, value in (("--aggregation", "median"), ("--trim", "0.5"), ("--clip-radius", "0"), ("--agreed-compression", "block3"),
                             ("--density", "0")):
             self.refused(2, flag, "cohive-train", flag, value)
 
@@ -147,8 +147,9 @@ class BadInput(unittest.TestCase):
         with taken_port() as port:
             pass  # free again: nobody listens
         for program in self.joining:
+            at_once = ["--wait-for-swarm", "0"] if program == "cohive-train" else []
             self.refused(1, "cannot join the swarm", program, "--initial-peers",
-                         f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}")
+                         f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}", *at_once)
 
     def test_another_peer_than_the_one_in_the_address(self):
         with bootstrap() as (_, line):
@@ -283,6 +284,19 @@ class Dht(unittest.TestCase):
         self.dht("ping", "nonsense", code=2)
 
 
+class Bench(unittest.TestCase):
+    def test_measures_the_optimizer_steps_that_were_named(self):
+        flags = ["optimizer", "--parameters", "1", "--seconds", "0.1", "--only"]
+        result = run("cohive-bench", *flags, "adam", "accumulate")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        measured = json.loads(result.stdout)
+        self.assertEqual((list(measured["steps"]), list(measured["passes"])), (["adam"], ["accumulate"]))
+        self.assertGreater(measured["steps"]["adam"]["share_of_memory_bandwidth"], 0)
+        unknown = run("cohive-bench", *flags, "adamx")
+        self.assertEqual((unknown.returncode, unknown.stdout), (2, ""))
+        self.assertIn("adamx", unknown.stderr)
+
+
 class Trainer(unittest.TestCase):
     def setUp(self):
         if not programs("cohive-train"):
@@ -318,8 +332,8 @@ class Trainer(unittest.TestCase):
 
     def test_two_trainers_with_robust_averages_and_four_bits_do_so_too(self):
         summary = self.folder.name + "/summary.json"
-        self.end_with_the_same_parameters("--extension", "block4", "--aggregation", "trimmed-mean", "--trim", "0.3", "--summary", summary)
-        self.assertGreater(json.loads(Path(summary).read_text())["grad_rounds_extended"], 0)
+        self.end_with_the_same_parameters("--agreed-compression", "block4", "--aggregation", "trimmed-mean", "--trim", "0.3", "--summary", summary)
+        self.assertGreater(json.loads(Path(summary).read_text())["grad_rounds_agreed"], 0)
 
     def end_with_the_same_parameters(self, *flags):
         saves = [f"{self.folder.name}/{n}.params" for n in range(2)]

@@ -4,6 +4,7 @@
 
 #include "bench/bench.hpp"
 #include "cohive/averaging/averager.hpp"
+#include "cohive/dht/dht.hpp"
 
 namespace cohive::bench {
 namespace {
@@ -25,7 +26,8 @@ Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec code
   averaging_options.prefix = "bench";
   averaging_options.target_group_size = settings.peers;
   averaging_options.codec = codec;
-  averaging::Averager averager(dht, {{values, {static_cast<std::uint32_t>(count)}}}, averaging_options);
+  std::vector<averaging::AveragedTensor> tensors{{values, {static_cast<std::uint32_t>(count)}}};
+  averaging::Averager averager(dht, std::move(tensors), averaging_options);
   averager.start();
   if (address_pipe >= 0) {
     const std::string address = host.visible_addresses().front().text() + "\n";

@@ -1,7 +1,10 @@
 // The measurements of cohive-bench. Each returns one JSON object.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace cohive::bench {
@@ -11,12 +14,15 @@ struct Settings {
   std::size_t peers = 4;  ///< of dht and allreduce
   std::size_t megabytes = 64;
   std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
-  double minutes = 5;                         ///< of virtual time, of dht-sim
+  double minutes = 5;                         ///< of virtual time, of dht-sim and train-sim
+  std::vector<std::size_t> trainers{100};     ///< of train-sim: one run each
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
-  std::uint64_t seed = 1;                     ///< of dht-sim
+  std::uint64_t seed = 1;                     ///< of dht-sim, train-sim and faults
   std::size_t runs = 200;                     ///< of faults
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged
   std::size_t state_megabytes = 2000;         ///< of memory: downloaded
+  std::size_t parameters = 100;               ///< of optimizer, in millions
+  std::vector<std::string> only;              ///< of optimizer: names of its rows; empty: all
 };
 
 nlohmann::json transport(const Settings& settings);
@@ -26,8 +32,14 @@ nlohmann::json faults(const Settings& settings);
 nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
 nlohmann::json memory(const Settings& settings);
+nlohmann::json train_sim(const Settings& settings);
+nlohmann::json optimizer(const Settings& settings);
 
 double now_seconds();
+/// Gigabytes per second in the fastest of the rounds that `seconds` has room for.
+double rate(std::size_t bytes, double seconds, const std::function<void()>& work);
+/// The same of a plain copy, counting what it reads: the memory bandwidth is twice that.
+double copy_rate(std::span<const float> from, std::span<float> to, double seconds);
 /// Processor time of this process, all threads: it says something on a busy machine, too.
 double processor_seconds();
 /// This process stands for a machine of its own: left alone, the scheduler puts two that talk to each other on one

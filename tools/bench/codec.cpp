@@ -1,33 +1,14 @@
-// Encoding, decoding and accumulating on one core, and encoding on all of them, in gigabytes of float32 per second,
-// beside a plain copy of the same data. The memory bandwidth is what that copy reads and writes.
+// Encoding, decoding and accumulating on one core, in gigabytes of float32 per second, beside a plain copy of the same
+// data. The memory bandwidth is what that copy reads and writes.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <functional>
 #include <random>
 
 #include "bench/bench.hpp"
 #include "cohive/codec/codec.hpp"
-#include "cohive/codec/parallel.hpp"
 
 namespace cohive::bench {
 namespace {
-
-constexpr codec::Codec kCodecs[] = {codec::Codec::none,     codec::Codec::float16,   codec::Codec::meanstd16,
-                                    codec::Codec::uniform8, codec::Codec::quantile8, codec::Codec::blockwise8};
-
-/// Gigabytes per second in the fastest of the rounds that `seconds` has room for.
-double rate(std::size_t bytes, double seconds, const std::function<void()>& work) {
-  work();
-  double best = 1e9;
-  const double end = now_seconds() + seconds;
-  do {
-    const double start = now_seconds();
-    work();
-    best = std::min(best, now_seconds() - start);
-  } while (now_seconds() < end);
-  return static_cast<double>(bytes) / best / 1e9;
-}
 
 }  // namespace
 
@@ -38,18 +19,16 @@ nlohmann::json codec(const Settings& settings) {
   std::normal_distribution<float> normal;
   for (float& value : values) value = normal(random);
   const double each = settings.seconds / 6;
-  const auto runtime = make_runtime();
   nlohmann::json result{
       {"benchmark", "codec"}, {"megabytes", settings.megabytes}, {"unit", "GB of float32 per second"}};
-  const double copy = rate(bytes, each, [&] { std::memcpy(out.data(), values.data(), bytes); });
+  const double copy = copy_rate(values, out, each);
   result["copy"] = copy;
-  for (codec::Codec kind : kCodecs) {
-    auto& row = result["codecs"][std::string(codec::name_of(kind))];
+  for (const codec::CodecInfo& info : codec::all_codecs()) {
+    const codec::Codec kind = info.codec;
+    auto& row = result["codecs"][std::string(info.name)];
     const Slice encoded = codec::encode(kind, values);
     row["bytes"] = encoded.size();
     row["encode"] = rate(bytes, each, [&] { (void)codec::encode(kind, values); });
-    row["encode_on_all_cores"] =
-        rate(bytes, each, [&] { (void)runtime->run(codec::encode(*runtime, kind, {nullptr, values})); });
     row["decode"] = rate(bytes, each, [&] { codec::decode(kind, codec::DType::float32, encoded, out).value(); });
     double error = 0;
     for (std::size_t i = 0; i < count; ++i) error += std::pow(static_cast<double>(out[i] - values[i]), 2);

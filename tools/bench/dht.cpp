@@ -54,7 +54,7 @@ Task<void> store_loop(std::vector<Node>& nodes, std::size_t worker, double end, 
     const std::size_t number = swarm.keys++;
     Dht& dht = *nodes[(worker + number) % nodes.size()].dht;
     const double start = now_seconds();
-    const bool stored = co_await dht.store("key" + std::to_string(number), static_cast<int>(number), dht.now() + 600);
+    const auto stored = co_await dht.store("key" + std::to_string(number), static_cast<int>(number), dht.now() + 600);
     tally.seconds.push_back(now_seconds() - start);
     tally.failed += !stored;
   }

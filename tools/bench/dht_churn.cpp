@@ -1,6 +1,5 @@
 #include "bench/dht_churn.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -9,6 +8,7 @@
 #include <fstream>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/metrics.hpp"
 #include "cohive/transport/sim_network.hpp"
@@ -118,7 +118,7 @@ class Churn {
     auto node = std::make_shared<Node>();
     node->machine = fabric_.add_machine();
     const std::uint64_t number = ++made_;
-    node->ip = fmt::format("10.{}.{}.{}", number >> 16 & 255, number >> 8 & 255, number & 255);
+    node->ip = log::format("10.{}.{}.{}", number >> 16 & 255, number >> 8 & 255, number & 255);
     Bytes seed(32, static_cast<std::uint8_t>(options_.seed));
     std::memcpy(seed.data(), &number, sizeof number);
     p2p::HostOptions host_options;
@@ -194,7 +194,7 @@ class Churn {
     const StoredKey record{"key " + std::to_string(report_.stores), node->dht->now() + to_seconds(options_.lifetime)};
     ++report_.stores;
     ++node->busy;
-    const bool stored = co_await node->dht->store(record.key, record.key, record.expiration);
+    const auto stored = co_await node->dht->store(record.key, record.key, record.expiration);
     --node->busy;
     if (stored) {
       records_.push_back(record);

@@ -1,16 +1,16 @@
 // Simulated swarms under churn, one row per size.
-#include <fmt/format.h>
 
 #include <iostream>
 
 #include "bench/bench.hpp"
 #include "bench/dht_churn.hpp"
+#include "cohive/core/log.hpp"
 
 namespace cohive::bench {
 
 nlohmann::json dht_sim(const Settings& settings) {
   nlohmann::json rows = nlohmann::json::array();
-  std::cerr << fmt::format("{:>6} {:>9} {:>6} {:>10} {:>9} {:>9} {:>7} {:>8} {:>10} {:>10} {:>8}\n", "nodes",
+  std::cerr << log::format("{:>6} {:>9} {:>6} {:>10} {:>9} {:>9} {:>7} {:>8} {:>10} {:>10} {:>8}\n", "nodes",
                            "gets ok %", "hops", "calls/get", "msgs/op", "stores", "table", "links", "B/s/node",
                            "KiB/node", "real s");
   for (const std::size_t nodes : settings.nodes) {
@@ -20,7 +20,7 @@ nlohmann::json dht_sim(const Settings& settings) {
     options.duration = from_seconds(settings.minutes * 60);
     options.gets_per_second = settings.gets_per_minute / 60;
     const ChurnReport report = run_churn(options);
-    std::cerr << fmt::format(
+    std::cerr << log::format(
         "{:>6} {:>9.3f} {:>6.2f} {:>10.1f} {:>9.1f} {:>9} {:>7.0f} {:>8.0f} {:>10.0f} {:>10.0f} {:>8.1f}\n", nodes,
         100 * report.success(), report.hops, report.calls_per_get, report.messages_per_operation, report.stores,
         report.table_size, report.connections, report.wire_bytes_per_node_second, report.memory_bytes_per_node / 1024,

@@ -8,6 +8,8 @@
 
 #include "averaging/state_transfer.hpp"
 #include "bench/bench.hpp"
+#include "cohive/averaging/averager.hpp"
+#include "cohive/dht/dht.hpp"
 
 namespace cohive::bench {
 namespace {
@@ -90,7 +92,7 @@ averaging::AveragerOptions averager_options(codec::Codec codec) {
   averaging::AveragerOptions options;
   options.prefix = "bench";
   options.target_group_size = 2;
-  options.codec = options.state_codec = codec;
+  options.codec = codec;
   return options;
 }
 
@@ -144,9 +146,9 @@ Task<void> share(Runtime& runtime, std::vector<Multiaddr> initial, int pipe_end,
                  codec::Codec codec) {
   Node node(runtime);
   (co_await node.dht.start(initial)).value();
-  averaging::Averager averager(node.dht, {}, averager_options(codec));
-  averager.set_state_provider([state = make_state(megabytes)]() -> std::optional<SharedState> { return state; });
-  averager.start();
+  averaging::StateSharing sharing(node.dht, {.prefix = "bench", .codec = codec});
+  sharing.set_provider([state = make_state(megabytes)]() -> std::optional<SharedState> { return state; });
+  sharing.start();
   tell(pipe_end, node.host.visible_addresses().front().text());
   (void)co_await wait_for_signal(runtime);
   co_await node.host.close();
@@ -156,13 +158,12 @@ Task<void> share(Runtime& runtime, std::vector<Multiaddr> initial, int pipe_end,
 Task<void> download(Runtime& runtime, std::vector<Multiaddr> initial, int pipe_end, bool whole) {
   Node node(runtime);
   (co_await node.dht.start(initial)).value();
-  averaging::Averager averager(node.dht, {}, averager_options(codec::Codec::none));
-  averager.start();
+  averaging::StateSharing sharing(node.dht, {.prefix = "bench", .share = false});
   averaging::DownloadReport report;
   const double start = now_seconds();
   auto state = whole ? co_await averaging::receive_state(node.host, *initial.front().peer(), kWhole, 15s,
                                                          std::uint64_t{64} << 30, report)
-                     : co_await averager.download_state();
+                     : co_await sharing.download();
   state.value();
   tell(pipe_end, std::to_string(now_seconds() - start));
   co_await node.host.close();

@@ -76,7 +76,7 @@ Task<void> count_bytes(transport::StreamPtr stream, std::uint64_t& bytes) {
 /// Bytes per second each way, with both busy at once, as in an all-reduce.
 Task<double> both_ways_speed(Runtime& runtime, p2p::Host& host, PeerId peer, double seconds) {
   std::uint64_t received = 0;
-  TaskGroup incoming(runtime, "incoming stream", TaskGroup::Local());
+  Nursery incoming(runtime, "incoming stream");
   incoming.spawn(count_bytes((co_await host.open_stream(peer, kSource, runtime.after(10s))).value(), received),
                  "incoming stream");
   const double start = now_seconds();

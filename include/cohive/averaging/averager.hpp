@@ -1,47 +1,36 @@
 /// \file
-/// Averager: averages tensors with whoever else runs under the same prefix, C++ or Python, and shares state with them.
-/// Source: hivemind wire spec, section 6. Loop thread only.
+/// Averager: averages tensors with the other peers under the same prefix, C++ or Python, in rounds: a group finder
+/// finds the group, a scheme runs its all-reduces. Source: hivemind wire spec, section 6. Loop thread only.
+///
+///   Round round = averager.begin({.scheduled_time = soon});      // a group is being looked for
+///   round.trigger(weight, tensors);                              // the tensors are ready
+///   Result<RoundResult> result = co_await round.result();
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "cohive/averaging/aggregation.hpp"
+#include "cohive/averaging/group.hpp"
+#include "cohive/averaging/round.hpp"
+#include "cohive/averaging/scheme.hpp"
+#include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/codec/compression.hpp"
-#include "cohive/codec/extensions.hpp"
-#include "cohive/core/sync.hpp"
-#include "cohive/dht/dht.hpp"
+
+namespace cohive::dht {
+class Dht;
+}
+namespace cohive {
+using dht::Dht;
+}
 
 namespace cohive::averaging {
 
-enum class PeerMode { node = 0, client = 1, auxiliary = 2 };
-
-/// What a peer says about the speed of its link, by which the group divides the work.
-class Bandwidth {
- public:
-  /// Nothing: as fast as the mean of the others.
-  Bandwidth() = default;
-  /// In any unit that is common to the group.
-  Bandwidth(double value) : value_(value) {}
-  /// What the link carried in the last rounds, in bytes per second; nothing before the first one.
-  static Bandwidth measured() {
-    Bandwidth result;
-    result.measured_ = true;
-    return result;
-  }
-  bool is_measured() const noexcept { return measured_; }
-  /// The number given, if any.
-  std::optional<double> value() const noexcept { return value_; }
-
- private:
-  std::optional<double> value_;
-  bool measured_ = false;
-};
+class GroupFinder;
+struct FinderContext;
 
 /// hivemind's defaults; a zero timeout means none.
 struct AveragerOptions {
@@ -54,26 +43,27 @@ struct AveragerOptions {
   Duration request_timeout = 3s;       ///< must be below min_matchmaking_time
   double averaging_alpha = 1.0;
   std::size_t part_size_bytes = 1 << 19;
-  Duration allreduce_timeout = 60s;  ///< a whole round
+  Duration allreduce_timeout = 60s;  ///< a whole round; this and the next two are upper bounds of RoundLimits
   Duration sender_timeout = 15s;     ///< between two parts of one sender; then it is left out
   Duration reducer_timeout = 30s;    ///< between two results of one reducer; then local values stay
-  codec::Compression codec;          ///< of parts; the same in the whole group
-  codec::Compression state_codec;    ///< of the state that we share
-  /// Offered for what we send, and used in groups all of whose members offer the same kind; Python peers never do, and
-  /// elsewhere `codec` is used. For updates such as gradients, not for parameters. What a round loses is sent with the
-  /// next one that uses it (4 bytes a value are kept for that, from the first such round on); a part counts as sent
-  /// when its average has come back. Averages come back in `codec`: float16 goes well with it.
-  std::optional<codec::ExtensionOptions> extension;
-  Aggregation aggregation;            ///< of the parts that we own; each member's own choice
-  std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: who would get fewer gets none
-  Bandwidth bandwidth;                ///< nobody says anything: equal shares
+  /// Of parts; the same in the whole group. Only codecs that need no agreement (see codec::info).
+  codec::Compression codec;
+  /// Where it chooses a codec that needs agreement, the codec is offered to the group, and used for what this peer
+  /// sends when all members offer it; Python peers never do. Elsewhere `codec` is used. For updates such as gradients,
+  /// not for parameters. What a round loses is sent with the next one that uses the codec; a part counts as sent when
+  /// its average has come back. Averages come back in `codec`: float16 goes well with it.
+  std::optional<codec::Compression> agreed_codec;
+  Aggregation aggregation;            ///< of the parts that this peer reduces; each member's own choice
+  std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: a member that would get fewer gets none
+  Bandwidth bandwidth;                ///< of no member: equal shares
   PeerMode mode = PeerMode::node;
-  bool share_state = true;  ///< only nodes do
-  Duration declare_state_period = 30s;
+  Scheme scheme = nullptr;  ///< null: plain_all_reduce()
+  /// Null: make_matchmaking.
+  std::function<std::unique_ptr<GroupFinder>(FinderContext)> group_finder = nullptr;
 };
 
 /// A float32 tensor to average in place. The memory belongs to the caller and must stay put; between the trigger of a
-/// round and its end nobody else may touch it.
+/// round and its end no other code may touch it.
 struct AveragedTensor {
   std::span<float> values;
   codec::Shape shape;
@@ -83,127 +73,53 @@ struct AveragedTensor {
   std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: its place in the list
 };
 
-struct GatheredPeer {
-  PeerId peer;
-  PeerMode mode = PeerMode::node;
-  std::optional<double> bandwidth;
-  msgpack::Value data;  ///< what the peer put into its step
-};
-
-/// The stages and levers of one round.
-class StepControl {
- public:
-  enum class Stage { idle, looking_for_group, awaiting_trigger, running, finished };
-  StepControl(Runtime& runtime, double step_weight)
-      : weight(step_weight), trigger(runtime, "trigger of an averaging round"), cancelled(runtime, "cancellation") {}
-  double weight;                         ///< may change until the trigger; finite, not negative
-  std::optional<double> scheduled_time;  ///< Unix seconds; may change while the group is being looked for
-  /// How many members there will be as far as the caller knows; 0: no idea. A known group that has fewer waits for
-  /// others until the scheduled time.
-  std::size_t expected_members = 0;
-  Event trigger;    ///< set it when the tensors are ready
-  Event cancelled;  ///< set it to give the round up
-  Stage stage = Stage::idle;
-};
-
-struct StepOptions {
-  msgpack::Value gather;  ///< sent to all members
-  double weight = 1.0;
-  Duration timeout = 60s;                ///< for finding a group (retries included)
-  std::optional<double> scheduled_time;  ///< Unix seconds; default now + min_matchmaking_time; goes to the control
-  std::shared_ptr<StepControl> control;  ///< given: the round waits for control->trigger
-  bool allow_retries = true;
-};
-
-struct RoundResult {
-  std::string group_id;                       ///< the same for all members of the round
-  std::vector<GatheredPeer> group;            ///< in group order, ourselves included
-  PeerId leader;                              ///< who assembled it
-  std::optional<codec::Extension> extension;  ///< what all members offered
-  std::size_t parts_total = 0;
-  std::size_t parts_failed = 0;         ///< kept local because their reducer failed
-  std::vector<PeerId> failed_reducers;  ///< whose parts those are
-  std::vector<PeerId> lost_senders;     ///< left out of some part that we averaged: silent, gone, or sending nonsense
-  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload
-  Duration matchmaking{}, allreduce{};
-};
-
-/// What is handed to peers that ask for our state. The tensors' memory is shared, not copied: it must not change.
-struct SharedState {
-  msgpack::Value metadata;  ///< a non-empty map
-  std::vector<codec::Tensor> tensors;
-  std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
-  std::uint64_t version = 0;  ///< not 0: states of one averager with one version are equal, and are hashed once
-};
-
-struct DownloadProgress {
-  std::uint64_t bytes_done = 0;   ///< of the tensors in memory
-  std::uint64_t bytes_total = 0;  ///< 0: unknown, as Python donors do not say
-  std::size_t donors = 0;         ///< sending now
-};
-
-struct DownloadOptions {
-  Duration limit = 600s;                                          ///< for the whole download
-  std::uint64_t max_bytes = std::uint64_t{64} << 30;              ///< of tensors; more is refused
-  std::size_t max_donors = 4;                                     ///< at once
-  std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
-};
-
-struct DownloadedState {
-  PeerId donor;  ///< whose state it is
-  msgpack::Value metadata;
-  std::vector<codec::Tensor> tensors;
-  std::uint64_t bytes = 0;                      ///< received
-  std::map<PeerId, std::uint64_t> contributed;  ///< those by donor
-  std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
-  std::uint64_t resumed = 0;                    ///< bytes of tensors that were there when `donor` went on for another
-};
-
 class Averager {
  public:
-  /// `dht` must outlive the averager. Throws std::invalid_argument for impossible options.
+  /// Averages tensors that are handed over with the trigger of every round. `dht` must outlive the averager. Throws
+  /// std::invalid_argument for impossible options.
+  Averager(Dht& dht, std::vector<TensorInfo> schema, AveragerOptions options);
+  /// Averages these tensors in place, whose residuals it keeps.
   Averager(Dht& dht, std::vector<AveragedTensor> tensors, AveragerOptions options);
+  /// Cancels the round in progress; its handle may live on.
   ~Averager();
   Averager(const Averager&) = delete;
 
-  /// Registers handlers and begins to declare that we share state.
+  /// Registers handlers.
   void start();
-  /// Averages once: finds a group, waits for the trigger if a control is given, runs the all-reduce.
-  Task<Result<RoundResult>> step(StepOptions options = {});
 
-  /// Until another member sends parts of the round we are in, whose trigger is not set yet: it waits for us.
-  Task<void> awaited();
+  /// Begins a round: looks for a group at once. One round at a time: throws std::logic_error while another one is in
+  /// progress, and std::invalid_argument for options that make no sense. After leave() the round fails at once with
+  /// Errc::left.
+  Round begin(RoundOptions options = {});
+  /// Averages the tensors of the constructor once: begin, trigger and result. Dropping the task cancels the round.
+  Task<Result<RoundResult>> step(RoundOptions options = {}, double weight = 1.0);
 
-  /// Until other members have the results that they await from us, or `deadline`. To be awaited before a process ends:
-  /// members with slow links are served longer than step() lasts.
-  Task<void> drained(Deadline deadline);
+  /// Completes when another member has sent a part of the current or a later round before that round's trigger, i.e.
+  /// when a member waits for this peer.
+  Task<void> someone_waits();
 
-  /// Who provides our state, and how recommendable it is (Python: the epoch). Null provider: nothing is shared. The
-  /// provider is called on threads of the pool whenever a peer asks; the call may outlive the averager, so it owns what
-  /// it touches.
-  using StateProvider = std::function<std::optional<SharedState>()>;
-  void set_state_provider(StateProvider provider);
-  void set_state_priority(double priority);
-  /// Downloads the state of the best donor that answers. If it is cohive, those that hold the same bytes help: every
-  /// piece is checked against the donor's hashes, a donor that sends other bytes is left out, and one that is lost
-  /// costs what it was about to send. Python donors are asked one at a time.
-  Task<Result<DownloadedState>> download_state(DownloadOptions options = {});
+  /// Serves other members until they have the results that they wait for, or until the deadline. To be awaited before a
+  /// process ends: members with slow links are served longer than a round lasts.
+  Task<void> drain(Deadline deadline);
 
-  /// Forgets what earlier rounds lost (see AveragerOptions::extension): after the model was replaced, as by a
-  /// downloaded state. A round in progress goes on with it.
-  void reset_error_feedback();
+  /// Leaves: this peer averages no more under this prefix. Cancels the round in progress, and tells the members of the
+  /// last group, the leader and the followers, so that they stop waiting for it. Returns when they have been told, or
+  /// at the deadline. Peers that do not know the call (Python) see what they see of a peer that is gone.
+  Task<void> leave(Deadline deadline);
 
-  const std::string& group_bits() const noexcept;
-  void set_group_bits(std::string bits);
+  /// Forgets what earlier rounds owe of the constructor's tensors (see AveragerOptions::agreed_codec): after the model
+  /// was replaced, as by a downloaded state. A round in progress goes on with it.
+  void reset_residuals();
+
+  const std::vector<TensorInfo>& schema() const noexcept;
+  /// Returns the bits that name this peer's group; empty where groups have none.
+  std::string group_bits() const;
   const AveragerOptions& options() const noexcept;
   Dht& dht() const noexcept;
-  struct Impl;
 
  private:
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-/// The 20 bytes by which peers see that they average the same tensors (section 6.3).
-std::string schema_hash(const std::vector<AveragedTensor>& tensors);
 
 }  // namespace cohive::averaging

@@ -13,8 +13,10 @@ enum class Errc {
   no_donor,        ///< nobody shares its state
   bad_state,       ///< a donor's state does not fit
   round_cancelled,
-  refused,     ///< a member of the group refused to average our parts
-  not_finite,  ///< a part holds NaN or infinity
+  refused,       ///< a member of the group refused to average our parts
+  not_finite,    ///< a part holds NaN or infinity
+  members_left,  ///< all members that were expected have said that they average no more
+  left,          ///< this peer has left and averages no more
 };
 
 const std::error_category& averaging_category() noexcept;

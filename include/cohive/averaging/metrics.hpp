@@ -42,25 +42,7 @@ struct AveragingMetrics {
         bytes_received(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.",
                                        {{"averager", averager}, {"direction", "in"}})),
         reducers_failed(metrics.counter("cohive_averaging_failed_reducers_total",
-                                        "Reducers whose parts kept local values.", {{"averager", averager}})),
-        state_uploads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
-                                      {{"averager", averager}, {"direction", "out"}})),
-        state_downloads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
-                                        {{"averager", averager}, {"direction", "in"}})),
-        state_bytes_sent(metrics.counter("cohive_averaging_state_bytes_total", "Tensor bytes of shared states.",
-                                         {{"averager", averager}, {"direction", "out"}})),
-        state_bytes_received(metrics.counter("cohive_averaging_state_bytes_total", "Tensor bytes of shared states.",
-                                             {{"averager", averager}, {"direction", "in"}})),
-        donors_rejected(metrics.counter("cohive_averaging_rejected_donors_total",
-                                        "Donors that sent other bytes than they had promised.",
-                                        {{"averager", averager}})),
-        download_done(metrics.gauge("cohive_averaging_download_done_bytes", "Of the last state download.",
-                                    {{"averager", averager}})),
-        download_total(metrics.gauge("cohive_averaging_download_size_bytes",
-                                     "Size of the last state downloaded; 0 when the donor did not say.",
-                                     {{"averager", averager}})),
-        download_donors(
-            metrics.gauge("cohive_averaging_download_donors", "Donors sending to us now.", {{"averager", averager}})) {
+                                        "Reducers whose parts kept local values.", {{"averager", averager}})) {
     for (std::size_t i = 0; i < joins.size(); ++i)
       joins[i] = metrics.counter("cohive_averaging_joins_total", "Attempts to join a leader's group.",
                                  {{"averager", averager}, {"outcome", kJoinOutcomes[i]}});
@@ -72,11 +54,34 @@ struct AveragingMetrics {
   Counter rounds_ok, rounds_partial, rounds_failed, no_group;
   Histogram matchmaking_seconds, allreduce_seconds;
   Gauge group_size, bandwidth;
-  Counter bytes_sent, bytes_received, reducers_failed, state_uploads, state_downloads;
-  Counter state_bytes_sent, state_bytes_received, donors_rejected;
-  Gauge download_done, download_total, download_donors;
+  Counter bytes_sent, bytes_received, reducers_failed;
   std::array<Counter, kJoinOutcomes.size()> joins;
   std::array<Counter, kBanReasons.size()> senders_banned;
+};
+
+/// Of StateSharing; labelled like the averager beside it.
+struct StateMetrics {
+  StateMetrics(Metrics& metrics, const std::string& prefix)
+      : uploads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
+                                {{"averager", prefix}, {"direction", "out"}})),
+        downloads(metrics.counter("cohive_averaging_state_transfers_total", "State transfers.",
+                                  {{"averager", prefix}, {"direction", "in"}})),
+        bytes_sent(metrics.counter("cohive_averaging_state_bytes_total", "Tensor bytes of shared states.",
+                                   {{"averager", prefix}, {"direction", "out"}})),
+        bytes_received(metrics.counter("cohive_averaging_state_bytes_total", "Tensor bytes of shared states.",
+                                       {{"averager", prefix}, {"direction", "in"}})),
+        donors_rejected(metrics.counter("cohive_averaging_rejected_donors_total",
+                                        "Donors that sent other bytes than they had promised.",
+                                        {{"averager", prefix}})),
+        download_done(metrics.gauge("cohive_averaging_download_done_bytes", "Of the last state download.",
+                                    {{"averager", prefix}})),
+        download_total(metrics.gauge("cohive_averaging_download_size_bytes",
+                                     "Size of the last state downloaded; 0 when the donor did not say.",
+                                     {{"averager", prefix}})),
+        download_donors(
+            metrics.gauge("cohive_averaging_download_donors", "Donors sending to us now.", {{"averager", prefix}})) {}
+  Counter uploads, downloads, bytes_sent, bytes_received, donors_rejected;
+  Gauge download_done, download_total, download_donors;
 };
 
 }  // namespace cohive::averaging

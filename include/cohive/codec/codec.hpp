@@ -1,6 +1,6 @@
 /// \file
-/// Tensors to bytes and back, bit for bit as hivemind has them. Pure functions: safe on any thread, and slow for large
-/// tensors; cohive/codec/parallel.hpp has the same off the loop.
+/// Tensors to bytes and back, bit for bit as hivemind has them, and two codecs of our own. Pure functions: safe on any
+/// thread, and slow for large tensors.
 ///
 /// What is guaranteed beside Python hivemind 1.1.12 (tests/data/codec_vectors.json holds the proof):
 ///  - decoding gives the same bits, for every codec and dtype; buffers whose scales are NaN or infinite are an error;
@@ -19,8 +19,10 @@
 namespace cohive::codec {
 
 class Decoder;
+class CodecSet;
 
-/// Values are the wire's CompressionType.
+/// Values are the wire's CompressionType. hivemind has those below 64; a new codec is an enumerator here, a file with
+/// its encoder and decoder, and a line in the table of src/codec/table.cpp.
 enum class Codec : std::uint8_t {
   none = 0,        ///< the values themselves
   meanstd16 = 1,   ///< halves of (x - mean) / deviation, scaled along the last axis
@@ -28,39 +30,78 @@ enum class Codec : std::uint8_t {
   quantile8 = 3,   ///< an index into 256 averages; as many values in each bin
   uniform8 = 4,    ///< an index into 256 averages; bins of one width, six deviations in all
   blockwise8 = 5,  ///< an index into a fixed code book and a scale for every 4096 values (Python: needs bitsandbytes)
+  // Ours, for updates where 0 means "nothing new", such as gradients.
+  block4 = 64,  ///< 4 bits, and a bfloat16 scale for every 64 values: 4.25 bits a value
+  top_k = 65,   ///< the k values of largest magnitude as halves, and where they are: 32 bits for each of those
 };
 
-/// Bytes on the wire per byte of the tensor; what parts are cut by.
-double compression_ratio(Codec codec, DType dtype);
+/// A codec and its parameters.
+struct CodecSpec {
+  CodecSpec(Codec kind = Codec::none, double share = 0.01) : codec(kind), density(share) {}
+  Codec codec;
+  double density;  ///< of top_k: the share of values sent, above 0 and at most 1; at least one value is
+  friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
+};
+
+/// What is known about a codec.
+struct CodecInfo {
+  Codec codec = Codec::none;
+  std::string_view name;  ///< as hivemind names it ("FLOAT16"); in lower case the two of ours
+  /// Per value on the wire, without scales and code books; of top_k, per value that is sent. 0: as many as the dtype
+  /// has.
+  double bits = 0;
+  bool exact = false;  ///< to encode what was decoded gives the same bytes again
+  /// Bytes per value where every value is encoded by itself, so that a buffer can be made and read in any pieces; 0: it
+  /// cannot. Of none, for any dtype but bfloat16 the size of the dtype.
+  std::size_t streaming_width = 0;
+  bool needs_agreement = false;  ///< Python peers do not know it: all members of a group must have offered it
+  bool error_feedback = false;   ///< loses much on purpose: what it loses is sent later, see residuals.hpp
+};
+
+/// Returns the entry of a codec. Throws std::logic_error for a number that no codec has.
+const CodecInfo& info(Codec codec);
+/// Returns all codecs, in the order of their numbers.
+std::span<const CodecInfo> all_codecs();
+
+/// Returns the codec of a number that a peer sent, unless it needs an agreement and is not among `agreed`.
+std::optional<Codec> codec_from_wire(int compression, const CodecSet& agreed);
 std::optional<Codec> codec_from_wire(int compression);
-/// "FLOAT16" and so on, as hivemind names them.
 std::string_view name_of(Codec codec);
 std::optional<Codec> codec_from_name(std::string_view name);
 
-/// What encode_tensor really uses where `wanted` is asked for: `wanted`, or none for the tensors hivemind refuses to
-/// encode so (not floating point; bfloat16 with the 16-bit codecs; scalars with meanstd16; empty ones with uniform8 and
+/// Returns the bytes on the wire per byte of the tensor: what parts are cut by.
+double compression_ratio(Codec codec, DType dtype);
+/// Returns the bytes per value, where a codec encodes every value of a dtype by itself; else 0.
+std::size_t streaming_width(Codec codec, DType dtype);
+/// Tells whether the encoded tensor is its own memory, so that nothing has to be computed.
+bool travels_as_it_is(Codec codec, DType dtype);
+
+/// Returns what encode_tensor really uses where `wanted` is asked for: `wanted`, or none for tensors that it cannot
+/// encode (not floating point; bfloat16 with the 16-bit codecs; scalars with meanstd16; empty ones with uniform8 and
 /// quantile8).
 Codec codec_for(Codec wanted, DType dtype, const Shape& shape);
 
-/// Encodes float32 values as a one-dimensional tensor of dtype float32.
-Slice encode(Codec codec, std::span<const float> values);
-/// The same; nothing where a value is NaN or infinite.
-std::optional<Slice> encode_finite(Codec codec, std::span<const float> values);
+/// Encodes float32 values as a one-dimensional tensor of dtype float32; top_k: at most 2^32 values. Values that are not
+/// finite reach the decoder, which finds or refuses them.
+Slice encode(CodecSpec codec, std::span<const float> values);
+/// Encodes, or returns nullopt where a value is NaN or infinite.
+std::optional<Slice> encode_finite(CodecSpec codec, std::span<const float> values);
 /// Encodes `average - base`, element by element. Both have one length.
-Slice encode_difference(Codec codec, std::span<const float> average, std::span<const float> base);
+Slice encode_difference(CodecSpec codec, std::span<const float> average, std::span<const float> base);
 /// The same with a base that is decoded on the way.
-Slice encode_difference(Codec codec, std::span<const float> average, const Decoder& base);
+Slice encode_difference(CodecSpec codec, std::span<const float> average, const Decoder& base);
 
 /// Decodes a buffer of `codec` for a tensor of `dtype` into float32. Errors: Errc::malformed for a combination that no
-/// hivemind peer sends, a wrong size, a code book that is too short or too long, a scale that is not finite. Values
-/// themselves may be NaN or infinite: see Decoder::finite().
+/// peer sends, a wrong size, a code book that is too short or too long, places out of order or range, a scale that is
+/// not finite. Values themselves may be NaN or infinite: see Decoder::finite().
 Result<> decode(Codec codec, DType dtype, ByteView buffer, std::span<float> out);
-/// accumulator += weight * decode(buffer), in one pass. On an error nothing was added.
+/// accumulator += weight * decode(buffer), in one pass; for top_k it takes time by the values sent only. On an error
+/// nothing was added.
 Result<> decode_and_accumulate(Codec codec, DType dtype, ByteView buffer, float weight, std::span<float> accumulator);
 
-/// Any tensor, keeping its dtype: for state downloads. The buffer is one of codec_for(codec, dtype, shape). Errors:
-/// data that does not fit the shape.
-Result<Slice> encode_tensor(Codec codec, const Tensor& tensor);
+/// Encodes any tensor, keeping its dtype: for state downloads. The buffer is one of codec_for(codec, dtype, shape).
+/// Errors: data that does not fit the shape.
+Result<Slice> encode_tensor(CodecSpec codec, const Tensor& tensor);
 /// The reverse. Memory is taken after the buffer was found to fit the shape. Errors as decode().
 Result<Tensor> decode_tensor(Codec codec, DType dtype, Shape shape, bool requires_grad, ByteView buffer);
 

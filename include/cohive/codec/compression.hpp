@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "cohive/codec/codec.hpp"
+#include "cohive/codec/codec_set.hpp"
 
 namespace cohive::codec {
 
@@ -33,7 +33,8 @@ struct CompressionInfo {
 class Compression {
  public:
   /// One codec for everything. Implicit: a codec is the simplest strategy.
-  Compression(Codec codec = Codec::none) : rule_(codec) {}
+  Compression(Codec codec = Codec::none) : rule_(CodecSpec(codec)) {}
+  Compression(CodecSpec codec) : rule_(codec) {}
 
   /// `greater_equal` for tensors of at least `threshold` values, `less` for the others.
   static Compression size_adaptive(std::uint64_t threshold, Compression less, Compression greater_equal);
@@ -46,19 +47,21 @@ class Compression {
   static Compression per_tensor(std::vector<Compression> by_index);
   static Compression per_tensor(std::map<TensorKey, Compression> by_key);
 
-  /// Errors: Errc::not_found for a key that a per-tensor strategy does not have.
-  Result<Codec> choose(const CompressionInfo& info) const;
-  /// compression_ratio of that codec: what the parts of this tensor are cut by. Errors: as choose.
+  /// Returns the codec of a tensor. Errors: Errc::not_found for a key that a per-tensor strategy does not have.
+  Result<CodecSpec> choose(const CompressionInfo& info) const;
+  /// Returns compression_ratio of that codec: what the parts of this tensor are cut by. Errors: as choose.
   Result<double> ratio(const CompressionInfo& info) const;
 
-  /// The codec, when it is one for everything.
-  std::optional<Codec> fixed() const;
+  /// Returns the codec, when it is one for everything.
+  std::optional<CodecSpec> fixed() const;
+  /// Returns all codecs that the strategy may choose.
+  std::vector<CodecSpec> choices() const;
 
  private:
   struct SizeRule;
   struct RoleRule;
   struct KeyRule;
-  using Rule = std::variant<Codec, std::shared_ptr<const SizeRule>, std::shared_ptr<const RoleRule>,
+  using Rule = std::variant<CodecSpec, std::shared_ptr<const SizeRule>, std::shared_ptr<const RoleRule>,
                             std::shared_ptr<const KeyRule>>;
   explicit Compression(Rule rule) : rule_(std::move(rule)) {}
   const Compression* next(const CompressionInfo& info) const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <variant>
 #include <vector>
@@ -14,49 +15,89 @@
 
 namespace cohive {
 
-/// Awaits `task`, which returns a Result; when the deadline passes first, the task is dropped and the result is
-/// Errc::timeout. `what` (a string literal) names the exchange in the error.
-template <class ResultType>
-class Within : public Waiter {
+/// Awaits a task that may be dropped meanwhile, by calling drop(). Yields whether it ended for a Task<void>, else its
+/// value, nullopt when it was dropped.
+template <class T>
+class Droppable : public Waiter {
  public:
-  Within(Runtime& runtime, Deadline deadline, Task<ResultType> task, const char* what)
-      : Waiter(runtime, what),
-        deadline_(deadline),
-        task_(std::move(task)),
-        what_(what),
-        timer_(runtime, &Within::expire, this) {}
+  Droppable(Runtime& runtime, Task<T> task, const char* what) : Waiter(runtime, what), task_(std::move(task)) {}
   bool await_ready() const noexcept { return false; }
   template <class Promise>
-  std::coroutine_handle<> await_suspend(std::coroutine_handle<Promise> parent) {
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<Promise> parent) noexcept {
     suspend(parent);
-    timer_.arm(deadline_);
     auto child = task_.handle();
     child.promise().continuation = parent;
     child.promise().root = parent.promise().root;
     return child;
   }
-  ResultType await_resume() {
-    timer_.disarm();
-    if (expired_) return Error(Errc::timeout, what_);
-    return task_.handle().promise().take();
+  auto await_resume() {
+    if constexpr (std::is_void_v<T>) {
+      if (!dropped_) task_.handle().promise().take();
+      return !dropped_;
+    } else {
+      return dropped_ ? std::nullopt : std::optional<T>(task_.handle().promise().take());
+    }
+  }
+  /// Only while the task is being awaited, and not from inside it.
+  void drop() noexcept {
+    dropped_ = true;
+    wake();
+    drop_for_waiter(std::move(task_));
   }
 
  private:
-  static void expire(void* self) {
-    auto* within = static_cast<Within*>(self);
-    within->expired_ = true;
-    within->wake();
-    within->drop_for_waiter(std::move(within->task_));
-  }
-  Deadline deadline_;
-  Task<ResultType> task_;
-  const char* what_;
-  Timer timer_;
-  bool expired_ = false;
+  Task<T> task_;
+  bool dropped_ = false;
 };
 
-template <class ResultType>
-Within<ResultType> within(Runtime& runtime, Deadline deadline, Task<ResultType> task, const char* what = "deadline") {
+namespace detail {
+template <class T>
+struct ResultOf {
+  using Type = Result<T>;
+};
+template <class T>
+struct ResultOf<Result<T>> {
+  using Type = Result<T>;
+};
+}  // namespace detail
+
+/// See within().
+template <class T>
+class Within : public Droppable<T> {
+ public:
+  Within(Runtime& runtime, Deadline deadline, Task<T> task, const char* what)
+      : Droppable<T>(runtime, std::move(task), what),
+        deadline_(deadline),
+        what_(what),
+        timer_(runtime, &Within::expire, this) {}
+  template <class Promise>
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<Promise> parent) {
+    timer_.arm(deadline_);
+    return Droppable<T>::await_suspend(parent);
+  }
+  typename detail::ResultOf<T>::Type await_resume() {
+    timer_.disarm();
+    auto ended = Droppable<T>::await_resume();
+    if (!ended) return Error(Errc::timeout, what_);
+    if constexpr (std::is_void_v<T>) {
+      return ok();
+    } else {
+      return std::move(*ended);
+    }
+  }
+
+ private:
+  static void expire(void* self) { static_cast<Within*>(self)->drop(); }
+  Deadline deadline_;
+  const char* what_;
+  Timer timer_;
+};
+
+/// Awaits `task`; when the deadline passes first, the task is dropped and the result is Errc::timeout. A task that
+/// returns a Result keeps its type, one that returns T gives Result<T>. `what` (a string literal) names the exchange in
+/// the error.
+template <class T>
+Within<T> within(Runtime& runtime, Deadline deadline, Task<T> task, const char* what = "deadline") {
   return {runtime, deadline, std::move(task), what};
 }
 
@@ -88,7 +129,7 @@ Task<std::variant<detail::NonVoid<A>, detail::NonVoid<B>>> race(Runtime& runtime
   detail::Captured<A> a;
   detail::Captured<B> b;
   Event ended(runtime, "race");
-  TaskGroup group(runtime, "race", TaskGroup::Local());
+  Nursery group(runtime, "race");
   group.spawn(detail::capture_and_notify(std::move(first), a, ended), "race first");
   group.spawn(detail::capture_and_notify(std::move(second), b, ended), "race second");
   co_await ended.wait();
@@ -101,7 +142,7 @@ Task<std::variant<detail::NonVoid<A>, detail::NonVoid<B>>> race(Runtime& runtime
 template <class T>
 Task<std::vector<T>> when_all(Runtime& runtime, std::vector<Task<T>> tasks) {
   std::vector<detail::Captured<T>> captured(tasks.size());
-  TaskGroup group(runtime, "when_all", TaskGroup::Local());
+  Nursery group(runtime, "when_all");
   for (std::size_t i = 0; i < tasks.size(); ++i)
     group.spawn(detail::capture(std::move(tasks[i]), captured[i]), "branch");
   co_await group.join();
@@ -112,7 +153,7 @@ Task<std::vector<T>> when_all(Runtime& runtime, std::vector<Task<T>> tasks) {
 }
 inline Task<void> when_all(Runtime& runtime, std::vector<Task<void>> tasks) {
   std::vector<detail::Captured<void>> captured(tasks.size());
-  TaskGroup group(runtime, "when_all", TaskGroup::Local());
+  Nursery group(runtime, "when_all");
   for (std::size_t i = 0; i < tasks.size(); ++i)
     group.spawn(detail::capture(std::move(tasks[i]), captured[i]), "branch");
   co_await group.join();

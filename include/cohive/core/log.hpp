@@ -1,15 +1,34 @@
 /// \file
 /// Logging: one line per event on stderr, as text or JSON. Safe from any thread.
 /// Text that came from a peer goes through log::quoted, so that it can neither forge lines nor flood them.
+///
+///   log::info("dht", "{} answered in {:.1f} ms", peer, milliseconds);
+///
+/// A message is text with {} for each argument, or {:spec} with the format specifications of std::format; the compiler
+/// checks that they fit. Arguments are numbers, bools, characters, text, peer ids, errors, and every type for which
+/// argument-dependent lookup finds `std::string log_text(const T&)`. Formatting happens in log.cpp, so that this header
+/// drags no formatting library into a program, which may have another version of it.
 #pragma once
 
-#include <fmt/core.h>
-
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "cohive/core/log_format.hpp"
 #include "cohive/core/peer_id.hpp"
 #include "cohive/core/result.hpp"
+
+namespace cohive {
+
+/// How a peer and an error are printed.
+inline std::string log_text(const PeerId& peer) {
+  return peer.text();
+}
+inline std::string log_text(const Error& error) {
+  return error.message();
+}
+
+}  // namespace cohive
 
 namespace cohive::log {
 
@@ -32,49 +51,27 @@ std::string quoted(std::string_view text, std::size_t limit = 200);
 
 void write(Level level, std::string_view module, std::string_view message);
 
-template <class... Args>
-void debug(std::string_view module, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::debug)) write(Level::debug, module, fmt::format(format, std::forward<Args>(args)...));
+/// The message as a string, for other uses than a log line.
+template <detail::Printable... Args>
+std::string format(MessageFor<Args...> message, const Args&... args) {
+  return detail::format(message.text(), {detail::erased(args)...});
 }
-template <class... Args>
-void info(std::string_view module, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::info)) write(Level::info, module, fmt::format(format, std::forward<Args>(args)...));
+
+template <detail::Printable... Args>
+void debug(std::string_view module, MessageFor<Args...> message, const Args&... args) {
+  if (enabled(Level::debug)) write(Level::debug, module, log::format(message, args...));
 }
-template <class... Args>
-void warn(std::string_view module, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::warn)) write(Level::warn, module, fmt::format(format, std::forward<Args>(args)...));
+template <detail::Printable... Args>
+void info(std::string_view module, MessageFor<Args...> message, const Args&... args) {
+  if (enabled(Level::info)) write(Level::info, module, log::format(message, args...));
 }
-template <class... Args>
-void error(std::string_view module, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::error)) write(Level::error, module, fmt::format(format, std::forward<Args>(args)...));
+template <detail::Printable... Args>
+void warn(std::string_view module, MessageFor<Args...> message, const Args&... args) {
+  if (enabled(Level::warn)) write(Level::warn, module, log::format(message, args...));
+}
+template <detail::Printable... Args>
+void error(std::string_view module, MessageFor<Args...> message, const Args&... args) {
+  if (enabled(Level::error)) write(Level::error, module, log::format(message, args...));
 }
 
 }  // namespace cohive::log
-
-namespace cohive::log::detail {
-/// fmt/core.h keeps its own string formatter for format.h, which is too heavy for this header.
-struct PlainFormatter {
-  constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
-  template <class Context>
-  static auto copy(std::string_view text, Context& context) {
-    auto out = context.out();
-    for (char c : text) *out++ = c;
-    return out;
-  }
-};
-}  // namespace cohive::log::detail
-
-template <>
-struct fmt::formatter<cohive::PeerId> : cohive::log::detail::PlainFormatter {
-  template <class Context>
-  auto format(const cohive::PeerId& peer, Context& context) const {
-    return copy(peer.text(), context);
-  }
-};
-template <>
-struct fmt::formatter<cohive::Error> : cohive::log::detail::PlainFormatter {
-  template <class Context>
-  auto format(const cohive::Error& error, Context& context) const {
-    return copy(error.message(), context);
-  }
-};

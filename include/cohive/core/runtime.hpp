@@ -185,7 +185,7 @@ class Runtime {
   detail::Offload<F> offload(F work);
 
   /// Drives the loop on this thread until `task` ends; returns its result or rethrows. Not reentrant: throws
-  /// std::logic_error when called from inside the loop.
+  /// std::logic_error when called from inside the loop. See make_runtime() about an io_context that others use, too.
   template <class T>
   T run(Task<T> task);
 
@@ -193,7 +193,7 @@ class Runtime {
   virtual void post(std::function<void()> function) = 0;
   /// Any thread: starts the task made by `make()` on the loop; the future carries its result.
   template <class F>
-  auto submit(F make) -> std::future<decltype(std::declval<F&>()().handle().promise().take())>;
+  auto submit(F make) -> std::future<detail::TaskValue<std::invoke_result_t<F&>>>;
 
   /// The loop's io_context; throws std::logic_error under simulation.
   virtual boost::asio::io_context& io_context() = 0;
@@ -230,6 +230,7 @@ class Runtime {
  private:
   friend class Waiter;
   friend class Timer;
+  friend class Nursery;
   friend class TaskGroup;
   friend class TaskRoot;
   friend void detail::root_finished(TaskRoot* root) noexcept;
@@ -288,8 +289,21 @@ struct RuntimeOptions {
   std::uint64_t seed = 0;     ///< 0: taken from the system's entropy
   unsigned pool_threads = 0;  ///< worker threads for offload; 0: one per core
 };
-/// A loop on real time and real sockets.
+/// A loop on real time and real sockets, with an io_context of its own: Runtime::run turns it.
 std::unique_ptr<Runtime> make_runtime(RuntimeOptions options = {});
+
+/// The same on the caller's io_context, which outlives the runtime and may serve anything else, such as other runtimes.
+///
+///  - The caller turns it, by context.run() or the like, which returns once no task of the runtime is left and nothing
+///    else is to do. So does Runtime::run: it runs all handlers of the context meanwhile, restarts one that was
+///    stopped, and throws ErrorException (Errc::cancelled) when the context is stopped before the task has ended.
+///    Called from a handler of the context it throws std::logic_error.
+///  - Any thread may turn it, but one at a time, since the runtime has no locks. When two threads meet in the runtime
+///    (several run the context, or one calls Runtime::run beside another's context.run()), the second one gets
+///    std::logic_error out of its run().
+///  - The runtime is destroyed on that thread, or when no thread runs the context; neither by its own tasks nor by
+///    functions posted to it. Whatever it had posted is dropped then. Handlers of others are not touched.
+std::unique_ptr<Runtime> make_runtime(boost::asio::io_context& context, RuntimeOptions options = {});
 
 /// Waits for SIGINT or SIGTERM and returns the signal's number. Real runtimes only.
 Task<int> wait_for_signal(Runtime& runtime);

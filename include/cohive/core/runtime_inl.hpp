@@ -137,8 +137,8 @@ T Runtime::run(Task<T> task) {
 }
 
 template <class F>
-auto Runtime::submit(F make) -> std::future<decltype(std::declval<F&>()().handle().promise().take())> {
-  using T = decltype(std::declval<F&>()().handle().promise().take());
+auto Runtime::submit(F make) -> std::future<detail::TaskValue<std::invoke_result_t<F&>>> {
+  using T = detail::TaskValue<std::invoke_result_t<F&>>;
   auto promise = std::make_shared<std::promise<T>>();
   auto future = promise->get_future();
   post([this, shared = std::make_shared<F>(std::move(make)), promise]() mutable {

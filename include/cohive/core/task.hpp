@@ -126,6 +126,16 @@ class [[nodiscard]] Task {
 };
 
 namespace detail {
+template <class>
+struct TaskValueOf;
+template <class T>
+struct TaskValueOf<Task<T>> {
+  using Type = T;
+};
+/// What a task returns.
+template <class T>
+using TaskValue = typename TaskValueOf<T>::Type;
+
 template <class T>
 Task<T> Promise<T>::get_return_object() noexcept {
   return Task<T>(std::coroutine_handle<Promise<T>>::from_promise(*this));

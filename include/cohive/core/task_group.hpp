@@ -29,7 +29,8 @@ class TaskRoot final : public Waiter {
   TaskHook in_runtime_;
 };
 
-/// Tasks that live no longer than this object. Loop thread only.
+/// Tasks that live no longer than this object, which is a member of what they work for; a coroutine's own are in a
+/// Nursery. Loop thread only.
 ///
 /// cancel() and the destructor drop the tasks: their frames are destroyed on the spot, destructors clean up. A task may
 /// cancel or destroy its own group; it is then dropped at its next suspension. A task that ends with an exception is a
@@ -37,10 +38,6 @@ class TaskRoot final : public Waiter {
 class TaskGroup {
  public:
   explicit TaskGroup(Runtime& runtime, const char* name = "tasks");
-  /// For a group that is a local variable of the coroutine running now: its tasks work on that coroutine's variables,
-  /// so when one of them cancels the group of that coroutine, both are dropped at its next suspension.
-  struct Local {};
-  TaskGroup(Runtime& runtime, const char* name, Local);
   ~TaskGroup();
   TaskGroup(const TaskGroup&) = delete;
   TaskGroup& operator=(const TaskGroup&) = delete;
@@ -58,9 +55,11 @@ class TaskGroup {
   const char* name() const noexcept { return name_; }
 
  private:
+  friend class Nursery;
   friend class Runtime;
   friend class TaskRoot;
   friend void detail::root_finished(TaskRoot* root) noexcept;
+  TaskGroup(Runtime& runtime, const char* name, TaskRoot* owner) : runtime_(runtime), name_(name), owner_(owner) {}
   void on_left() noexcept;
   void disown(IntrusiveList<TaskHook>& tasks) noexcept;
   Runtime& runtime_;
@@ -71,6 +70,14 @@ class TaskGroup {
   IntrusiveList<Waiter> joiners_;
   std::exception_ptr failure_;
   std::size_t size_ = 0;
+};
+
+/// The tasks of a coroutine: a local variable of the one that is running now, or a part of one. They may work on the
+/// coroutine's variables: when one of them cancels the group that the coroutine belongs to, both are dropped at its
+/// next suspension, and not the coroutine under its feet.
+class Nursery : public TaskGroup {
+ public:
+  explicit Nursery(Runtime& runtime, const char* name = "nursery");
 };
 
 }  // namespace cohive

@@ -61,6 +61,8 @@ struct DhtOptions {
   std::size_t max_nodes_per_block_in_bucket = 10;             ///< half of a bucket: others are always known, too
   Duration max_record_lifetime = std::chrono::hours(24 * 7);  ///< later expirations are refused from peers
   Duration search_timeout = 60s;                              ///< a search ends then with what it knows
+  /// Of a get or a store that is given no deadline, for every thousand keys.
+  Duration operation_timeout = 120s;
 };
 
 /// Keys and subkeys are any hashable msgpack value; strings in practice. Bin hashes raw.
@@ -107,25 +109,43 @@ class Dht {
   Task<Result<>> start(std::vector<Multiaddr> initial_peers);
   Task<void> close();
 
-  /// True: at least the last replica to answer accepted. An older record than the stored one is refused with false.
-  Task<bool> store(Key key, msgpack::Value value, double expiration);
-  Task<bool> store(Key key, msgpack::Value subkey, msgpack::Value value, double expiration);
-  Task<std::vector<bool>> store_many(std::vector<StoreItem> items);
+  /// Stores a value under a key, or under one subkey of the key's dictionary, at the num_replicas nodes nearest to the
+  /// key. Succeeds when the last of them to answer accepted it. Waits until the deadline at most, half of that for the
+  /// search; without one until DhtOptions::operation_timeout has passed.
+  /// Errors: Errc::record_refused (an older record than the stored one, for instance), Errc::record_invalid,
+  /// Errc::unreachable, Errc::closed, cohive::Errc::timeout; cohive::Errc::invalid_argument for a subkey that is no
+  /// key or an expiration in the past, cohive::Errc::limit_exceeded for a value above max_value_bytes.
+  Task<Result<>> store(Key key, msgpack::Value value, double expiration, std::optional<Deadline> deadline = {});
+  Task<Result<>> store(Key key, msgpack::Value subkey, msgpack::Value value, double expiration,
+                       std::optional<Deadline> deadline = {});
+  /// One result per item, in order.
+  Task<std::vector<Result<>>> store_many(std::vector<StoreItem> items, std::optional<Deadline> deadline = {});
 
-  /// latest=false returns the first unexpired hit (often local); latest=true always completes the search.
-  Task<std::optional<GetResult>> get(Key key, bool latest = false);
-  Task<std::vector<std::optional<GetResult>>> get_many(std::vector<Key> keys, bool latest = false);
+  /// Finds the record of a key. latest=false returns the first unexpired hit (often local); latest=true completes the
+  /// search. At the deadline (as for a store) the best record found so far is the result.
+  /// Errors: Errc::not_found, Errc::unreachable, Errc::closed, cohive::Errc::timeout.
+  Task<Result<GetResult>> get(Key key, bool latest = false, std::optional<Deadline> deadline = {});
+  /// Finds the record of a key on `replicas` of the nodes that are to hold it, another choice each time: for large records that
+  /// many peers read again and again, where each of them asking all replicas would fill the replicas' lines. Entries
+  /// of earlier calls that have not expired are kept, so that no single replica can hide one. Errors as of get().
+  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, std::optional<Deadline> deadline = {});
+  /// One result per key, in order.
+  Task<std::vector<Result<GetResult>>> get_many(std::vector<Key> keys, bool latest = false,
+                                                std::optional<Deadline> deadline = {});
 
   /// Adds a validator (merged where possible); applies to records from now on.
   void add_validator(std::shared_ptr<RecordValidator> validator);
 
-  /// Calls rpc_ping; returns the peer's node id (nullopt for client-mode peers) or the failure.
-  Task<Result<std::optional<DhtId>>> ping(PeerId peer);
+  /// Calls rpc_ping; returns the peer's node id (nullopt for client-mode peers) or the failure. Without a deadline one
+  /// call takes wait_timeout at most, and as long again where the node is busy or has to be dialled.
+  Task<Result<std::optional<DhtId>>> ping(PeerId peer, std::optional<Deadline> deadline = {});
 
-  /// Asks one node what it knows about each key; one report per key, or the failure.
-  Task<Result<std::vector<NodeReport>>> ask(PeerId peer, std::vector<DhtId> keys);
-  /// Searches the swarm for the nodes nearest to a key (bucket_size at most, nearest first, without ourselves).
-  Task<std::vector<std::pair<DhtId, PeerId>>> nearest_nodes(DhtId key);
+  /// Asks one node what it knows about each key; one report per key, or the failure. Waits as ping() does.
+  Task<Result<std::vector<NodeReport>>> ask(PeerId peer, std::vector<DhtId> keys,
+                                            std::optional<Deadline> deadline = {});
+  /// Searches the swarm for the nodes nearest to a key (bucket_size at most, nearest first, without ourselves). At the
+  /// deadline, or after search_timeout, returns those known by then.
+  Task<std::vector<std::pair<DhtId, PeerId>>> nearest_nodes(DhtId key, std::optional<Deadline> deadline = {});
 
   /// What write_state keeps; collected bit by bit, so that the loop goes on meanwhile.
   Task<SavedState> save(StateLimits limits = {});

@@ -46,6 +46,12 @@ struct DhtId {
   static std::optional<DhtId> from_bytes(ByteView bytes);
 
   DhtId distance(const DhtId& other) const;  ///< XOR
+  /// Returns the id that differs in the last bit alone: it has the same nearest nodes.
+  DhtId twin() const {
+    DhtId result = *this;
+    result.bytes.back() ^= 1;
+    return result;
+  }
   std::string binary() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
   std::string hex() const;
   friend bool operator==(const DhtId&, const DhtId&) = default;

@@ -15,7 +15,11 @@ enum class Errc {
   too_many_keys,         ///< told to the caller
   no_node_id,            ///< the peer is client-only
   closed,
-  unauthorized,  ///< a peer did not prove that it belongs to this moderated swarm
+  unauthorized,    ///< a peer did not prove that it belongs to this moderated swarm
+  not_found,       ///< no node that answered has a valid record of the key
+  unreachable,     ///< no node of the swarm answered
+  record_refused,  ///< the nodes keep a record that expires no earlier, or do not take this one
+  record_invalid,  ///< a validator of this node refuses the record, so those of other nodes do
 };
 
 const std::error_category& dht_category() noexcept;

@@ -1,6 +1,11 @@
 /// \file
-/// ProgressTracker: how far the whole run is, through signed records in the DHT. Source: hivemind wire spec,
-/// section 7.1. Loop thread only, except snapshot().
+/// ProgressTracker: how far the whole run is, through signed records in the DHT.
+///   trainer -> DHT: {<run_id>_progress: {marker of its key: {peer_id, epoch, samples, rate, time, client}, 60 s}}
+/// Source: hivemind wire spec, section 7.1. Loop thread only, except snapshot().
+///
+/// What an epoch is worth: identities cost nothing, so the largest epoch that any record claims proves nothing. The
+/// epoch of the run is the largest one that at most one peer is ahead of, by one epoch at most. A single peer that claims more
+/// stays a claim (GlobalProgress::claimed) until a state proves it or another peer supports it.
 #pragma once
 
 #include <memory>
@@ -31,19 +36,23 @@ class PerformanceEma {
   int updates_ = 0;
 };
 
+/// hivemind's defaults; the names of its tracker_opts.
 struct TrackerOptions {
   std::string run_id;
   double target_batch_size = 0;
   bool client_mode = false;
-  Duration min_refresh = 500ms, max_refresh = 10s, default_refresh = 3s;
+  Duration min_refresh_period = 500ms, max_refresh_period = 10s, default_refresh_period = 3s;
   double expected_drift_peers = 3, expected_drift_rate = 0.2;
+  double performance_ema_alpha = 0.1;
   Duration metadata_expiration = 60s;
 };
 
 /// The run as last seen.
 struct GlobalProgress {
   std::uint64_t epoch = 0;
-  double samples = 0;  ///< accumulated towards this epoch by all peers
+  std::uint64_t claimed = 0;  ///< the largest epoch that a single peer claims and nothing supports; else `epoch`
+  double samples = 0;         ///< accumulated towards this epoch by all peers
+  double own_samples = 0;     ///< of these, by this peer
   double samples_per_second = 0;
   std::size_t peers = 0, clients = 0;
   std::size_t expected = 0;  ///< of these, in the next round: see took_part
@@ -52,37 +61,53 @@ struct GlobalProgress {
 
 class ProgressTracker {
  public:
+  /// Adds the validators of signature (`key`) and schema to `dht`, which must outlive the tracker.
   ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, TrackerOptions options);
   ~ProgressTracker();
   void start();
-  /// Says goodbye: our record becomes null.
+  /// Stops reporting and withdraws the record of this peer, so that no member waits for it. Idempotent.
   Task<void> close();
 
-  /// What this peer has accumulated in its current epoch.
+  /// Tells what this peer has accumulated in its current epoch.
   void report(std::uint64_t epoch, double samples);
-  /// The epoch is over.
+  /// Enters an epoch.
   void update_epoch(std::uint64_t epoch);
-  /// The time since the last report went into something else than training, and does not count towards our speed.
+  /// Leaves the time since the last report out of the measured speed: it went into something else than training.
   void restart_timer();
-  /// The members of a round that has ended. Who was not among them is not expected in the next one until it reports
-  /// again: what a peer reported before it vanished is kept for metadata_expiration.
+  /// Notes the members of a round that has ended. A trainer that was not among them is not expected in the next round
+  /// until it reports again: what a peer reported before it vanished is kept for metadata_expiration.
   void took_part(const std::vector<PeerId>& members);
+  /// Stops believing peers that claim more than `proven`, the epoch of the best state that could be had. The time for
+  /// which a peer is not believed doubles with every call that concerns it, from 30 s to an hour.
+  void distrust_claims_above(std::uint64_t proven);
   /// Reads the DHT now.
   Task<void> refresh();
-  /// Until the run is past `epoch`.
+  /// Completes when the run is past `epoch`.
   Task<void> epoch_passed(std::uint64_t epoch);
+  /// Completes with the next news of the run, or at the deadline.
+  Task<void> news(Deadline deadline = Deadline::never());
 
   /// Any thread.
   GlobalProgress snapshot() const;
   Runtime& runtime() const { return runtime_; }
 
  private:
+  struct Entry;
+  struct Doubt {
+    TimePoint until{};
+    Duration next{};
+  };
   static Task<void> report_loop(ProgressTracker& self);
   static Task<void> fetch_loop(ProgressTracker& self);
-  Task<void> store_record();
+  Task<void> store_record(bool goodbye);
   void publish();
   void fetch_soon();
   void set(const GlobalProgress& progress);
+  std::vector<Entry> entries_of(const dht::GetResult& record) const;
+  void note_reports(const std::vector<Entry>& entries);
+  void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
+  void add_up(const std::vector<Entry>& entries, GlobalProgress& global);
+  Duration least_period(std::size_t peers) const;
   double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // no matter who sets the clock
 
   Dht& dht_;
@@ -93,12 +118,14 @@ class ProgressTracker {
   std::uint64_t epoch_ = 0;
   double samples_ = 0;
   std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
-  bool unpublished_ = false, fetch_now_ = false;
+  bool unpublished_ = false, fetch_now_ = false, stored_ = false;
   Condition changed_, fetch_wanted_, seen_;
   TimePoint next_fetch_{};
   mutable std::mutex mutex_;
   GlobalProgress global_;
   std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks
+  std::unordered_map<std::string, std::uint64_t> claims_;  // epochs by the marker of the claimant's key
+  std::unordered_map<std::string, Doubt> doubts_;          // by the same
   TaskGroup tasks_;
 };
 

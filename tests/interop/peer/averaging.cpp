@@ -1,6 +1,7 @@
 // One averager over float32 tensors. Tensors travel as {"shape", "data"}: the data as hexadecimal, little-endian;
 // gathered data and metadata as the hexadecimal of their msgpack.
 #include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/state_sharing.hpp"
 
 #include <cstring>
 
@@ -15,6 +16,7 @@ struct AveragingPeer {
   std::vector<codec::Shape> shapes;
   std::vector<codec::Tensor> shared;
   std::unique_ptr<averaging::Averager> averager;
+  std::unique_ptr<averaging::StateSharing> sharing;
 };
 
 namespace {
@@ -53,14 +55,13 @@ averaging::AveragerOptions options_of(const json& request) {
   options.reducer_timeout = from_seconds(request.value("reducer_timeout", to_seconds(options.reducer_timeout)));
   options.part_size_bytes = request.value("part_size_bytes", options.part_size_bytes);
   options.codec = static_cast<codec::Codec>(request.value("codec", 0));
-  options.state_codec = static_cast<codec::Codec>(request.value("state_codec", 0));
   if (request.contains("size_adaptive")) {  // threshold, codec of smaller tensors, codec of the others
     const auto& rule = request["size_adaptive"];
     options.codec = codec::Compression::size_adaptive(rule.at(0), static_cast<codec::Codec>(rule.at(1).get<int>()),
                                                       static_cast<codec::Codec>(rule.at(2).get<int>()));
   }
-  if (request.contains("extension"))
-    options.extension = codec::ExtensionOptions{static_cast<codec::Extension>(request["extension"].get<int>())};
+  if (request.contains("agreed_codec"))
+    options.agreed_codec = static_cast<codec::Codec>(request["agreed_codec"].get<int>());
   if (request.contains("trimmed")) options.aggregation = averaging::TrimmedMean{request["trimmed"].get<double>()};
   options.mode = static_cast<averaging::PeerMode>(request.value("mode", 0));
   if (request.contains("bandwidth")) options.bandwidth = request["bandwidth"].get<double>();
@@ -78,6 +79,12 @@ Task<json> averager_start(Peer& peer, json request) {
   for (std::size_t i = 0; i < state->values.size(); ++i) averaged.push_back({state->values[i], state->shapes[i]});
   state->averager = std::make_unique<averaging::Averager>(peer.dht(), averaged, options_of(request));
   state->averager->start();
+  averaging::StateSharingOptions sharing;
+  sharing.prefix = state->averager->options().prefix;
+  sharing.codec = static_cast<codec::Codec>(request.value("state_codec", 0));
+  sharing.share = state->averager->options().mode == averaging::PeerMode::node;
+  state->sharing = std::make_unique<averaging::StateSharing>(peer.dht(), std::move(sharing));
+  state->sharing->start();
   peer.averaging_ = std::move(state);
   co_return json();
 }
@@ -85,21 +92,20 @@ Task<json> averager_start(Peer& peer, json request) {
 /// weight, gather, timeout, scheduled_in (seconds from now), allow_retries
 Task<json> averager_step(Peer& peer, json request) {
   const auto state = peer.averaging_;
-  averaging::StepOptions options;
-  options.weight = request.value("weight", 1.0);
+  averaging::RoundOptions options;
   options.timeout = from_seconds(request.value("timeout", 30.0));
   options.allow_retries = request.value("allow_retries", true);
   if (request.contains("gather")) options.gather = value_from(request["gather"]);
   if (request.contains("scheduled_in"))
     options.scheduled_time = peer.dht().now() + request["scheduled_in"].get<double>();
-  const auto result = value_of(co_await averaging_of(peer).averager->step(options));
+  const auto result = value_of(co_await averaging_of(peer).averager->step(options, request.value("weight", 1.0)));
   json group = json::array();
   for (const auto& member : result.group)
     group.push_back(
         {{"peer", member.peer.text()}, {"mode", static_cast<int>(member.mode)}, {"data", hex_of(member.data)}});
   co_return json{{"group", group},
                  {"leader", result.leader.text()},
-                 {"extension", result.extension ? codec::name_of(*result.extension) : std::string_view()},
+                 {"agreed_codecs", result.agreed_codecs.text()},
                  {"parts_total", result.parts_total},
                  {"parts_failed", result.parts_failed}};
 }
@@ -124,16 +130,16 @@ Task<json> averager_share(Peer& peer, json request) {
     shared.tensors.push_back({*dtype, tensor.at("shape").get<codec::Shape>(), tensor.value("requires_grad", false),
                               Slice::copy_of(bytes_of(tensor.at("data")))});
   }
-  auto& averager = *averaging_of(peer).averager;
-  averager.set_state_provider([shared]() -> std::optional<averaging::SharedState> { return shared; });
-  averager.set_state_priority(request.value("priority", 0.0));
+  auto& sharing = *averaging_of(peer).sharing;
+  sharing.set_provider([shared]() -> std::optional<averaging::SharedState> { return shared; });
+  sharing.set_priority(request.value("priority", 0.0));
   co_return json();
 }
 
 /// timeout
 Task<json> averager_download(Peer& peer, json request) {
-  const auto state = value_of(
-      co_await averaging_of(peer).averager->download_state({.limit = from_seconds(request.value("timeout", 30.0))}));
+  const auto state =
+      value_of(co_await averaging_of(peer).sharing->download({.limit = from_seconds(request.value("timeout", 30.0))}));
   json tensors = json::array();
   for (const auto& tensor : state.tensors) {
     tensors.push_back({{"dtype", codec::name_of(tensor.dtype)},

@@ -1,4 +1,4 @@
-#include "cohive/codec/parallel.hpp"
+#include "cohive/codec/codec.hpp"
 #include "cohive/proto/runtime.pb.h"
 #include "peer.hpp"
 
@@ -8,7 +8,7 @@ namespace {
 using nlohmann::json;
 
 /// A serialised runtime_pb2.Tensor, decoded.
-Task<codec::Tensor> decoded(Runtime& runtime, json hex) {
+codec::Tensor decoded(const json& hex) {
   const Bytes bytes = bytes_of(hex);
   proto::Tensor message;
   if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
@@ -18,8 +18,7 @@ Task<codec::Tensor> decoded(Runtime& runtime, json hex) {
   if (!kind || !dtype) throw std::invalid_argument("codec or dtype of a tensor");
   codec::Shape shape(message.size().begin(), message.size().end());
   const Slice buffer = Slice::copy_of(as_bytes(message.buffer()));
-  co_return value_of(
-      co_await codec::decode_tensor(runtime, *kind, *dtype, std::move(shape), message.requires_grad(), buffer));
+  return value_of(codec::decode_tensor(*kind, *dtype, std::move(shape), message.requires_grad(), buffer));
 }
 
 std::string encoded(const codec::Tensor& tensor, codec::Codec kind, ByteView buffer) {
@@ -33,18 +32,18 @@ std::string encoded(const codec::Tensor& tensor, codec::Codec kind, ByteView buf
 }
 
 /// tensor (message in any codec), codec (name): the message in that codec
-Task<json> codec_encode(Peer& peer, json request) {
+Task<json> codec_encode(Peer&, json request) {
   const auto wanted = codec::codec_from_name(request.at("codec").get<std::string>());
   if (!wanted) throw std::invalid_argument("unknown codec");
-  const codec::Tensor tensor = co_await decoded(peer.runtime, request.at("tensor"));
-  const auto buffer = value_of(co_await codec::encode_tensor(peer.runtime, *wanted, tensor));
+  const codec::Tensor tensor = decoded(request.at("tensor"));
+  const auto buffer = value_of(codec::encode_tensor(*wanted, tensor));
   co_return encoded(tensor, codec::codec_for(*wanted, tensor.dtype, tensor.shape), buffer);
 }
 
 /// tensor (message in any codec): the message with the values it decodes to
-Task<json> codec_decode(Peer& peer, json request) {
-  const codec::Tensor tensor = co_await decoded(peer.runtime, request.at("tensor"));
-  const auto buffer = value_of(co_await codec::encode_tensor(peer.runtime, codec::Codec::none, tensor));
+Task<json> codec_decode(Peer&, json request) {
+  const codec::Tensor tensor = decoded(request.at("tensor"));
+  const auto buffer = value_of(codec::encode_tensor(codec::Codec::none, tensor));
   co_return encoded(tensor, codec::Codec::none, buffer);
 }
 

@@ -56,8 +56,10 @@ Task<json> dht_store(Peer& peer, json request) {
   const auto key = value_from(request.at("key"));
   const auto value = value_from(request.at("value"));
   const double expiration = request.at("expiration");
-  if (!request.contains("subkey")) co_return co_await peer.dht().store(key, value, expiration);
-  co_return co_await peer.dht().store(key, value_from(request["subkey"]), value, expiration);
+  const auto stored = request.contains("subkey")
+                          ? co_await peer.dht().store(key, value_from(request["subkey"]), value, expiration)
+                          : co_await peer.dht().store(key, value, expiration);
+  co_return stored.has_value();
 }
 
 /// items: a list of what dht_store takes
@@ -69,7 +71,7 @@ Task<json> dht_store_many(Peer& peer, json request) {
   }
   const auto stored = co_await peer.dht().store_many(std::move(items));
   json result = json::array();
-  for (const bool ok : stored) result.push_back(ok);
+  for (const auto& one : stored) result.push_back(one.has_value());
   co_return result;
 }
 

@@ -53,7 +53,7 @@ Task<void> serve_line(Peer& peer, const Commands& commands, std::string line) {
 Task<void> serve(Runtime& runtime, const Commands& commands) {
   Peer peer(runtime);
   Event ended(runtime, "stdin");
-  TaskGroup calls(runtime, "commands");
+  Nursery calls(runtime, "commands");
   std::thread reader([&] {
     for (std::string line; std::getline(std::cin, line);)
       runtime.post([&, line] { calls.spawn(serve_line(peer, commands, line), "command"); });

@@ -144,7 +144,7 @@ Task<json> exchange(Peer& peer, json request) {
                                                peer.runtime.after(kCallTimeout)));
   std::vector<Bytes> requests;
   for (const auto& one : request.at("requests")) requests.push_back(bytes_of(one));
-  TaskGroup sending(peer.runtime, "requests", TaskGroup::Local());
+  Nursery sending(peer.runtime, "requests");
   sending.spawn(
       send_requests(peer.runtime, *call, std::move(requests), request.value("times", 1), request.value("end", true)),
       "requests");

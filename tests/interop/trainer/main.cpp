@@ -12,12 +12,12 @@
 #include <thread>
 
 #include "cohive/core/log.hpp"
-#include "cohive/train/optimizer.hpp"
+#include "cohive/torch/optimizer.hpp"
 
 namespace {
 
 struct Options {
-  cohive::StrategyOptions strategy;
+  cohive::SwarmOptions swarm;
   cohive::OptimizerOptions optimizer;
   std::string algorithm = "sgd";
   double gradient = 1, matchmaking_time = 2, averaging_timeout = 30, pause = 0.05;
@@ -48,11 +48,11 @@ int train(const Options& options) {
   input.detach();
   auto weight = torch::zeros({3, 2}).requires_grad_(), bias = torch::zeros({2}).requires_grad_();
   const auto optimizer = make_optimizer(options, {weight, bias});
-  cohive::Strategy strategy(options.strategy);
-  cohive::Optimizer collaborative(strategy, *optimizer, options.optimizer);
+  cohive::Swarm swarm(options.swarm);
+  cohive::Optimizer collaborative(swarm, *optimizer, options.optimizer);
   const auto print = [&](const char* event, const cohive::StepReport& report) {
     std::cout << nlohmann::json{{"event", event},
-                                {"epoch", collaborative.epoch()},
+                                {"epoch", collaborative.local_epoch()},
                                 {"group", report.grad_group},
                                 {"state_group", report.state_group},
                                 {"weight", values(weight)},
@@ -60,11 +60,11 @@ int train(const Options& options) {
                      .dump()
               << std::endl;
   };
-  std::cout << nlohmann::json{{"event", "ready"}, {"initial_peers", strategy.visible_addresses()}}.dump() << std::endl;
+  std::cout << nlohmann::json{{"event", "ready"}, {"initial_peers", swarm.visible_addresses()}}.dump() << std::endl;
   begun.get_future().wait();
   while (!stopped) {
     std::this_thread::sleep_for(std::chrono::duration<double>(options.pause));  // what a batch takes
-    if (collaborative.epoch() >= options.max_epochs) continue;
+    if (collaborative.local_epoch() >= options.max_epochs) continue;
     (weight.sum() * options.gradient + bias.sum() * 2 * options.gradient).backward();
     const auto report = collaborative.step(options.batch);
     if (report.loaded_state) print("downloaded", report);
@@ -78,16 +78,22 @@ int train(const Options& options) {
 int main(int argc, char** argv) {
   Options o;
   CLI::App app("A trainer for tests.");
-  app.add_option("--initial-peers", o.strategy.initial_peers);
-  app.add_option("--run-id", o.strategy.run_id);
+  app.add_option("--initial-peers", o.swarm.initial_peers);
+  app.add_option("--run-id", o.optimizer.run_id);
   app.add_option("--algorithm", o.algorithm);
   app.add_option("--gradient", o.gradient);
   app.add_option("--batch-size", o.batch);
   app.add_option("--target-batch-size", o.optimizer.target_batch_size);
   app.add_option("--matchmaking-time", o.matchmaking_time);
   app.add_option("--max-epochs", o.max_epochs);
+  o.optimizer.delay_state_averaging = false;
+  app.add_flag("--delay-state-averaging", o.optimizer.delay_state_averaging);
+  app.add_flag("--delay-optimizer-step", o.optimizer.delay_optimizer_step);
+  app.add_flag("--delay-grad-averaging", o.optimizer.delay_grad_averaging);
+  app.add_flag("--offload-optimizer", o.optimizer.offload_optimizer);
+  app.add_flag("--use-local-updates", o.optimizer.use_local_updates);
   CLI11_PARSE(app, argc, argv);
-  o.strategy.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
+  o.swarm.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
   o.optimizer.matchmaking_time = cohive::from_seconds(o.matchmaking_time);
   o.optimizer.averaging_timeout = cohive::from_seconds(o.averaging_timeout);
   cohive::log::configure({cohive::log::Level::debug, cohive::log::Format::text});

@@ -1,0 +1,78 @@
+/// \file
+/// Group: the peers of one averaging round, and what each of them said about itself.
+/// Source: hivemind wire spec, sections 6.1, 6.4 and 6.5.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cohive/codec/codec_set.hpp"
+#include "cohive/core/msgpack.hpp"
+#include "cohive/core/peer_id.hpp"
+#include "cohive/core/result.hpp"
+#include "cohive/core/runtime.hpp"
+
+namespace cohive::averaging {
+
+/// How a peer takes part.
+enum class PeerMode {
+  node = 0,      ///< sends its tensors and reduces parts
+  client = 1,    ///< cannot be reached: sends its tensors only
+  auxiliary = 2  ///< has no tensors of its own that count: reduces parts
+};
+
+/// What a peer says about the speed of its link, by which the group divides the work.
+class Bandwidth {
+ public:
+  /// Says nothing: as fast as the mean of the other members.
+  Bandwidth() = default;
+  /// Says a number, in any unit that is common to the group.
+  Bandwidth(double value) : value_(value) {}
+  /// Says what the link carried in the last rounds, in bytes per second; nothing before the first one.
+  static Bandwidth measured() {
+    Bandwidth result;
+    result.measured_ = true;
+    return result;
+  }
+  bool is_measured() const noexcept { return measured_; }
+  /// Returns the number given, if any.
+  std::optional<double> value() const noexcept { return value_; }
+
+ private:
+  std::optional<double> value_;
+  bool measured_ = false;
+};
+
+/// One peer of a group.
+struct Member {
+  PeerId peer;
+  PeerMode mode = PeerMode::node;
+  std::optional<double> bandwidth;
+  msgpack::Value data;  ///< what the peer put into its round: RoundOptions::gather
+};
+
+/// Encodes what the group gathers of a member: hivemind's blob, without the peer id.
+std::string encode_gathered(const Member& member);
+/// Decodes the same. Errors: Errc::malformed, naming the peer.
+Result<Member> decode_gathered(const PeerId& peer, std::string_view blob);
+
+/// What a GroupFinder finds. All members hold the same.
+struct Group {
+  std::string id;                 ///< unique; 20 bytes, or up to 64 of peers that choose otherwise
+  std::vector<Member> members;    ///< in the order in which they share the work, this peer included
+  PeerId leader;                  ///< the member that assembled the group
+  codec::CodecSet agreed_codecs;  ///< of those that need agreement: what all members offered
+
+  /// Returns the place of `peer` among the members.
+  std::optional<std::size_t> index_of(const PeerId& peer) const;
+};
+
+/// Returns the deadline of a wait that begins now. A timeout of zero is none.
+inline Deadline limit_of(Runtime& runtime, Duration timeout) {
+  return timeout > Duration::zero() ? runtime.after(timeout) : Deadline::never();
+}
+
+}  // namespace cohive::averaging

@@ -1,0 +1,81 @@
+/// \file
+/// GroupFinder: where the groups of an averager come from. Matchmaking, hivemind's way through the DHT, is the default;
+/// another finder is given to AveragerOptions::group_finder.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/averaging/group.hpp"
+#include "cohive/core/sync.hpp"
+#include "cohive/rpc/rpc.hpp"
+
+namespace cohive::dht {
+class Dht;
+}
+namespace cohive {
+using dht::Dht;
+}
+
+namespace cohive::averaging {
+
+struct AveragerOptions;
+struct AveragingMetrics;
+
+/// What the owner of a round wishes of a search; it may change while the search goes on.
+struct SearchPlan {
+  explicit SearchPlan(Runtime& runtime) : changed(runtime, "wishes for a group") {}
+  std::optional<double> scheduled_time;  ///< Unix seconds; see RoundOptions
+  std::size_t expected_members = 0;
+  mutable Condition changed;
+};
+
+/// How the round of a group went.
+struct RoundEnd {
+  bool averaged = false;
+  std::vector<PeerId> lost;  ///< members that were lost on the way: they need not be waited for the next time
+};
+
+/// Finds groups for one averager. Loop thread only. Its destructor drops what it is doing.
+class GroupFinder {
+ public:
+  virtual ~GroupFinder() = default;
+
+  /// Registers what it serves to other peers; not called for peers in client mode.
+  virtual void serve(rpc::Server& server) = 0;
+
+  /// Looks for a group that has this peer as `self`. One search at a time; dropping the task gives it up and tells the
+  /// peers that wait for it. Members that cannot average together are not put into one group.
+  /// Errors: Errc::no_group, whose detail says what was tried; Errc::members_left.
+  virtual Task<Result<Group>> find(Member self, const SearchPlan& plan, Deadline deadline) = 0;
+  /// Called once for every group that was found, when its round has ended.
+  virtual void round_ended(const RoundEnd& end) = 0;
+
+  /// Lists the peers that may be waiting for this one, or will: those that are told when it leaves.
+  virtual std::vector<PeerId> partners() const = 0;
+  /// Called when a peer says that it averages no more: it is not waited for. Any peer may say so for itself, also one
+  /// that was never heard of.
+  virtual void peer_left(const PeerId& peer) = 0;
+  /// Called when this peer leaves: it joins no group any more.
+  virtual void leave() = 0;
+
+  /// Returns the bits that name this peer's group, for state metadata and logs; empty where groups have none.
+  virtual std::string group_bits() const { return {}; }
+};
+
+/// What a finder is made of; all of it outlives the finder.
+struct FinderContext {
+  Dht& dht;
+  const AveragerOptions& options;
+  const AveragingMetrics& metrics;
+  std::string protocol_prefix;  ///< of the protocol ids it serves: "<prefix>::<class>."
+  std::string schema_hash;      ///< peers with another one do not fit
+  codec::CodecSet offered;      ///< the codecs that this peer offers, of those that need agreement
+};
+
+/// Makes hivemind's matchmaking.
+std::unique_ptr<GroupFinder> make_matchmaking(FinderContext context);
+
+}  // namespace cohive::averaging

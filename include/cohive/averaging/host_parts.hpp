@@ -1,0 +1,101 @@
+/// \file
+/// HostParts: float32 tensors in host memory as a round uses them. Arithmetic runs in fused passes on the pool, small
+/// stretches on the loop.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cohive/averaging/tensor_parts.hpp"
+#include "cohive/codec/residuals.hpp"
+#include "cohive/core/runtime.hpp"
+
+namespace cohive::averaging {
+
+/// The memory of one tensor. It belongs to the caller and must stay put while the HostParts exists.
+struct HostTensor {
+  /// Reads and writes in one place.
+  HostTensor(std::span<float> values) : read(values), write(values) {}
+  /// Reads `from` and writes `to`; both have one length and do not overlap.
+  HostTensor(std::span<float> from, std::span<float> to) : read(from), write(to) {}
+  std::span<float> read;   ///< this member's values; changed by a factor only, unless it is `write` as well
+  std::span<float> write;  ///< results
+};
+
+class HostMemory;
+
+/// What lossy codecs owe of each tensor, round after round: handed to the HostParts of one round after another.
+using ResidualsPtr = std::shared_ptr<std::vector<codec::Residuals>>;
+/// Makes residuals of nothing owed. Memory is taken where something is owed for the first time: 4 bytes a value.
+ResidualsPtr make_residuals(std::span<const TensorInfo> tensors);
+
+/// A stretch whose values in `write` are final.
+struct StretchResult {
+  Stretch stretch;
+  bool averaged = false;  ///< false: no average came, and the stretch holds this member's own values (differences: 0)
+};
+
+struct HostPartsOptions {
+  /// Results are differences: what is written is alpha * (average - own), and 0 where no average came. `read` stays.
+  bool differences = false;
+  /// Applied to `read`, in place, just before the first use of a value, and once. 1: `read` is not written to.
+  float factor = 1;
+  /// Called once for every stretch of every tensor when its values are final: on the thread that made them final, while
+  /// they are in its cache, or in finish() for stretches without an average. Calls for different stretches run at once.
+  /// Not called any more once the task that it belongs to was dropped. It must not end the round itself.
+  std::function<void(const StretchResult&)> on_result = nullptr;
+  ResidualsPtr residuals = nullptr;  ///< none: codecs with error feedback are not used
+};
+
+/// Serves one round; make another one for the next. The memory is touched only while a task or a contribution of this
+/// object is in progress; the destructor is called when none is.
+class HostParts final : public TensorParts {
+ public:
+  /// Throws std::invalid_argument when the memory does not fit the infos.
+  HostParts(Runtime& runtime, std::vector<TensorInfo> infos, std::vector<HostTensor> memory,
+            HostPartsOptions options = {});
+  ~HostParts() override;
+
+  const std::vector<TensorInfo>& infos() const noexcept override;
+  bool keeps_residuals() const noexcept override;
+  Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) override;
+  Task<Result<std::shared_ptr<OwnContribution>>> contribute(Stretch stretch, codec::CodecSpec codec,
+                                                            Terms terms) override;
+  Task<Result<>> apply(Stretch stretch, Answer answer, Terms terms) override;
+  /// Copies what has no result from `read` to `write` (differences: writes 0), reports it, and applies the factor where
+  /// that has not been done: on all threads of the pool. So it is also the whole of a round that this peer is alone in.
+  Task<void> finish() override;
+
+  /// Counts the values that have an average.
+  std::size_t averaged() const noexcept;
+
+ private:
+  Runtime& runtime_;
+  std::shared_ptr<HostMemory> memory_;  // shared with work on other threads
+};
+
+/// Tensors of several TensorParts as one list, for a scheme that averages some of its own and some of the round's.
+/// finish() does nothing: it is up to the parts that were joined, which must outlive this object.
+class JoinedParts final : public TensorParts {
+ public:
+  struct Source {
+    TensorParts* parts = nullptr;
+    std::size_t tensor = 0;
+  };
+  explicit JoinedParts(std::vector<Source> sources);
+
+  const std::vector<TensorInfo>& infos() const noexcept override { return infos_; }
+  Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) override;
+  Task<Result<std::shared_ptr<OwnContribution>>> contribute(Stretch stretch, codec::CodecSpec codec,
+                                                            Terms terms) override;
+  Task<Result<>> apply(Stretch stretch, Answer answer, Terms terms) override;
+  Task<void> finish() override;
+
+ private:
+  std::vector<Source> sources_;
+  std::vector<TensorInfo> infos_;
+};
+
+}  // namespace cohive::averaging

@@ -1,0 +1,113 @@
+/// \file
+/// Round: the handle of one averaging round, from the search for a group to the result.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/averaging/group.hpp"
+#include "cohive/averaging/tensor_parts.hpp"
+
+namespace cohive::averaging {
+
+/// How long a round waits. Unset: as long as the averager's options say, which are upper bounds; those of zero bound
+/// nothing. Values of zero are refused (std::invalid_argument).
+struct RoundLimits {
+  std::optional<Duration> allreduce = std::nullopt;  ///< the whole exchange, from the trigger on
+  std::optional<Duration> sender = std::nullopt;     ///< between two parts of one sender
+  std::optional<Duration> reducer = std::nullopt;    ///< between two results of one reducer
+};
+
+struct RoundOptions {
+  msgpack::Value gather = {};  ///< sent to all members
+  Duration timeout = 60s;      ///< for finding a group (retries included)
+  /// Unix seconds when the group should form; unset: now + AveragerOptions::min_matchmaking_time.
+  std::optional<double> scheduled_time = std::nullopt;
+  /// How many members there will be as far as the caller knows; 0: no idea. A known group that has fewer waits for more
+  /// until the scheduled time, and a search ends when all expected members have left.
+  std::size_t expected_members = 0;
+  /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
+  /// a round that fails later does not try again.
+  bool allow_retries = true;
+  RoundLimits limits = {};
+};
+
+/// What this member saw of another one in the exchange of a round.
+struct Exchanged {
+  /// When its first part came, from this member's own trigger on. Negative: it came before the trigger. Unset: it never
+  /// came, or this member reduces nothing.
+  std::optional<Duration> arrival;
+  Duration longest_part_wait{};    ///< the longest wait for one of its parts, its first one excepted
+  Duration longest_result_wait{};  ///< the longest wait for one of its results, from the moment the part was sent on
+  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload, until this member's own end of the round
+  /// Bytes per second of payload, over the time in which parts or results came or went; unset: too little to tell.
+  std::optional<double> send_rate, receive_rate;
+};
+
+struct RoundResult {
+  std::string group_id;                 ///< the same for all members of the round
+  std::vector<Member> group;            ///< in group order, this peer included
+  PeerId leader;                        ///< the member that assembled the group
+  codec::CodecSet agreed_codecs;        ///< see AveragerOptions::agreed_codec
+  std::size_t parts_total = 0;          ///< of all all-reduces of the round, as the counts below
+  std::size_t parts_failed = 0;         ///< kept local because their reducer failed
+  std::vector<PeerId> failed_reducers;  ///< the owners of those parts
+  std::vector<PeerId> lost_senders;     ///< left out of a part that this peer reduced: silent, gone, or malformed
+  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload
+  Duration matchmaking{};                            ///< until the group was found
+  Duration allreduce{};                              ///< from the trigger to the end
+  std::vector<Exchanged> exchanged;                  ///< in group order; empty for this peer itself
+
+  /// Returns the time between the first and the last member to come, the own trigger included; zero when no arrival is
+  /// known.
+  Duration arrival_spread() const;
+};
+
+/// The handle of a round that Averager::begin started. Dropping it cancels the round. Loop thread only; it may outlive
+/// the averager, whose end cancels the round.
+class Round {
+ public:
+  enum class Stage { looking_for_group, awaiting_trigger, running, finished };
+
+  Round(Round&&) noexcept;
+  Round& operator=(Round&&) noexcept;
+  ~Round();
+
+  Stage stage() const noexcept;
+
+  /// Changes the time when the group should form (Unix seconds), while it is being looked for.
+  void reschedule(double unix_time);
+  /// Changes the number of members that are expected, while the group is being looked for.
+  void expect(std::size_t members);
+  /// Replaces the limits, until the trigger.
+  void limit(const RoundLimits& limits);
+
+  /// Hands the tensors over: as soon as there is a group, they are averaged. A group waits for the trigger as long as
+  /// RoundOptions::timeout lasts, and for RoundLimits::allreduce if that is longer; then the round fails. `tensors`
+  /// must fit the averager's. The round gives them up before result() returns and before cancel() or the destructor
+  /// does. Once per round; later calls change nothing. An error of the weight (it must be finite and not negative) is
+  /// the round's result.
+  void trigger(double weight, std::shared_ptr<TensorParts> tensors);
+  /// The same with the tensors that the averager was made with. Throws std::logic_error when there are none.
+  void trigger(double weight = 1.0);
+
+  /// Gives the round up, whatever its stage: members that wait for this peer hear of it, and nothing touches the
+  /// tensors any more. The result is Errc::round_cancelled, unless there is one already.
+  void cancel();
+
+  /// Waits for the end; one waiter at a time, who gets the result once. After a success every value of the tensors is
+  /// final. After a failure, stretches that were averaged before it are, and TensorParts::finish() completes the rest.
+  /// Errors: Errc::no_group, Errc::members_left, Errc::round_cancelled, and those of groups that cannot average.
+  Task<Result<RoundResult>> result();
+
+ private:
+  friend class Averager;
+  struct State;
+  explicit Round(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace cohive::averaging

@@ -1,0 +1,99 @@
+/// \file
+/// StateSharing: gives a trainer's state to newcomers, and downloads that of others. It stands beside an Averager of
+/// the same prefix, or alone. Source: hivemind wire spec, sections 6.2 and 6.9.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/averaging/group.hpp"
+#include "cohive/codec/compression.hpp"
+#include "cohive/core/task.hpp"
+
+namespace cohive::dht {
+class Dht;
+}
+namespace cohive {
+using dht::Dht;
+}
+
+namespace cohive::averaging {
+
+/// What is handed to peers that ask for a state. The tensors' memory is shared, not copied: it must not change.
+struct SharedState {
+  msgpack::Value metadata;  ///< a non-empty map
+  std::vector<codec::Tensor> tensors;
+  std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
+  std::uint64_t version = 0;  ///< not 0: states of one peer with one version are equal, and are hashed once
+};
+
+struct DownloadProgress {
+  std::uint64_t bytes_done = 0;   ///< of the tensors in memory
+  std::uint64_t bytes_total = 0;  ///< 0: unknown, as Python donors do not say
+  std::size_t donors = 0;         ///< sending now
+};
+
+struct DownloadOptions {
+  Duration limit = 600s;                                          ///< for the whole download
+  std::uint64_t max_bytes = std::uint64_t{64} << 30;              ///< of tensors; more is refused
+  std::size_t max_donors = 4;                                     ///< at once
+  std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
+};
+
+struct DownloadedState {
+  PeerId donor;  ///< the peer whose state it is
+  msgpack::Value metadata;
+  std::vector<codec::Tensor> tensors;
+  std::uint64_t bytes = 0;                      ///< received
+  std::map<PeerId, std::uint64_t> contributed;  ///< those by donor
+  std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
+  std::uint64_t resumed = 0;                    ///< bytes of tensors that were there when `donor` went on for another
+};
+
+struct StateSharingOptions {
+  std::string prefix;                                ///< must not contain "."; that of the averager beside it
+  std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
+  codec::Compression codec = {};                     ///< of the state that is shared; codecs that need no agreement
+  bool share = true;                                 ///< false: downloads only. Client-mode peers cannot share
+  Duration declare_period = 30s;
+};
+
+/// Loop thread only.
+class StateSharing {
+ public:
+  /// `dht` must outlive it. Throws std::invalid_argument for impossible options.
+  StateSharing(Dht& dht, StateSharingOptions options);
+  ~StateSharing();
+  StateSharing(const StateSharing&) = delete;
+
+  /// Registers handlers and begins to declare in the DHT that a state is shared.
+  void start();
+
+  /// Returns the state as it is now; nullopt: nothing is shared. Called on threads of the pool whenever a peer asks;
+  /// the call may outlive this object, so it owns what it touches.
+  using Provider = std::function<std::optional<SharedState>()>;
+  /// Sets where states come from; null: nothing is shared.
+  void set_provider(Provider provider);
+  /// The same for states that have to be waited for: called on the loop.
+  using AsyncProvider = std::function<Task<std::optional<SharedState>>()>;
+  void set_async_provider(AsyncProvider provider);
+  /// Sets how recommendable the state is (hivemind: the epoch), and declares it.
+  void set_priority(double priority);
+
+  /// Downloads the state of the best donor that answers. If it is cohive, donors that hold the same bytes help: every
+  /// piece is checked against the donor's hashes, a donor that sends other bytes is left out, and one that is lost
+  /// costs what it was about to send. Python donors are asked one at a time.
+  /// Errors: Errc::no_donor, Errc::bad_state, and those of the last donor.
+  Task<Result<DownloadedState>> download(DownloadOptions options = {});
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohive::averaging

@@ -1,0 +1,144 @@
+/// \file
+/// TensorParts: how a round reads and writes the tensors of one member, wherever they live. An all-reduce cuts tensors
+/// into stretches and asks for three operations on a stretch: encode it for its reducer, contribute it to a sum that
+/// this peer reduces, and apply what came of it. HostParts (host_parts.hpp) is the implementation for host memory; a
+/// device implements the same interface and takes its time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cohive/codec/compression.hpp"
+#include "cohive/core/bytes.hpp"
+#include "cohive/core/result.hpp"
+#include "cohive/core/task.hpp"
+
+namespace cohive::averaging {
+
+/// What the members of a group agree on about one tensor.
+struct TensorInfo {
+  codec::Shape shape;
+  codec::DType dtype = codec::DType::float32;  ///< named in the schema, and for codecs; values travel as float32 says
+  bool requires_grad = false;
+  codec::Role role = codec::Role::unspecified;         ///< what compression strategies look at
+  std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: the place in the list of tensors
+
+  /// Returns the product of the shape. Throws std::invalid_argument for more than 2^40 values.
+  std::size_t elements() const;
+};
+
+/// Returns the 20 bytes by which peers see that they average the same tensors (hivemind wire spec, section 6.3).
+std::string schema_hash(std::span<const TensorInfo> tensors);
+
+/// Consecutive values of one tensor, in row-major order.
+struct Stretch {
+  std::size_t tensor = 0;
+  std::size_t offset = 0;
+  std::size_t length = 0;
+  friend bool operator==(const Stretch&, const Stretch&) = default;
+};
+
+/// What a round says about this member to its tensors; the same for all stretches.
+struct Terms {
+  double weight = 1;  ///< of this member; 0: its values do not count, and nothing that it sends was delivered
+  double alpha = 1;   ///< how far values move: 1 is to the average
+};
+
+/// An encoded stretch. The bytes stay as they are until the stretch is applied or the round ends.
+struct EncodedStretch {
+  ByteView bytes;
+  std::shared_ptr<const void> owner = nullptr;  ///< keeps the bytes; null when they are the tensor's own memory
+};
+
+/// Values as they came over the network: the buffer is a view into the record.
+struct EncodedPart {
+  codec::Codec codec = codec::Codec::none;
+  codec::DType dtype = codec::DType::float32;
+  Slice record;
+  ByteView buffer;
+};
+
+/// What came of a stretch.
+struct Answer {
+  enum class Form {
+    difference,  ///< average - what this member sent, as its codec had it
+    average
+  };
+  Form form = Form::difference;
+  std::shared_ptr<const EncodedPart> part;
+  /// What this member had sent, where its codec feeds errors back: what it lost is owed from now on. Codec::none: the
+  /// stretch was reduced here, without any loss.
+  struct Sent {
+    codec::Codec codec = codec::Codec::none;
+    EncodedStretch encoded;
+  };
+  std::optional<Sent> sent;
+};
+
+/// How a contribution is added: the first replaces what the sum holds, with the last the sum becomes an average.
+struct Adding {
+  bool first = false;
+  double divisor = 0;  ///< of the last: all weights together; else 0
+};
+
+/// Writes the values [first, first + out.size()) of a stretch, as often as asked. False: they are no longer there, the
+/// round is over.
+using ReadValues = std::function<bool(std::size_t first, std::span<float> out)>;
+
+/// The values of one sender for the sum of a part. The sum is the mean (add) or another aggregate (open); one of the
+/// two is called, on any thread, when the values are needed.
+class Contribution {
+ public:
+  virtual ~Contribution() = default;
+  /// Adds weight * values to the sum, and divides it with the last. False when the average is not finite. On an error
+  /// nothing is added: Errc::not_finite.
+  virtual Result<bool> add(std::span<float> sum, Adding how) = 0;
+  /// Checks the values and makes them readable. Errors: Errc::not_finite.
+  virtual Result<ReadValues> open() = 0;
+};
+
+/// The contribution of this member to a part that it reduces itself.
+class OwnContribution : public Contribution {
+ public:
+  /// True when add() has applied the average to the stretch in the same pass: it need not be applied again.
+  virtual bool applied() const noexcept = 0;
+  /// Ends all use of the tensor; waits for a computation in progress. Later calls of add and open fail.
+  virtual void revoke() noexcept = 0;
+};
+
+/// The tensors of one member, for one round at a time. Called on the loop; operations on different stretches run at
+/// once, those on one stretch one after another. The tensors' memory is touched only while an operation (or a
+/// contribution) is in progress: dropping its task waits for the computation that is running, which is at most that of
+/// one part.
+class TensorParts {
+ public:
+  virtual ~TensorParts() = default;
+
+  /// Describes the tensors; fixed.
+  virtual const std::vector<TensorInfo>& infos() const noexcept = 0;
+  /// Tells whether what a lossy codec loses is kept for the next round. Codecs with error feedback are used then only.
+  virtual bool keeps_residuals() const noexcept { return false; }
+
+  /// Encodes a stretch for its reducer. Errors: Errc::not_finite for a value that is NaN or infinite.
+  virtual Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) = 0;
+  /// Makes the values of a stretch that is reduced here ready to be added.
+  /// \param codec  what the stretch would travel in: with error feedback, what is owed of it is added, too
+  virtual Task<Result<std::shared_ptr<OwnContribution>>> contribute(Stretch stretch, codec::CodecSpec codec,
+                                                                    Terms terms) = 0;
+  /// Applies what came of a stretch. Errors: Errc::malformed and Errc::not_finite for an answer that cannot be used;
+  /// then the stretch counts as one without a result.
+  virtual Task<Result<>> apply(Stretch stretch, Answer answer, Terms terms) = 0;
+  /// Gives stretches without a result their final values. A round that succeeds calls it at its end; after another one,
+  /// and without any, the owner of the tensors may. Calling it again changes nothing.
+  virtual Task<void> finish() = 0;
+};
+
+/// Reads the values of a stretch, as this member has them: for schemes that compute with them. Errors: not_finite.
+Task<Result<std::vector<float>>> read_values(TensorParts& tensors, Stretch stretch);
+/// Applies an average that a scheme has computed for a stretch. Errors: as TensorParts::apply.
+Task<Result<>> apply_average(TensorParts& tensors, Stretch stretch, std::vector<float> average, Terms terms);
+
+}  // namespace cohive::averaging

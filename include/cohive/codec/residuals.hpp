@@ -1,0 +1,37 @@
+/// \file
+/// Residuals: error feedback for codecs that lose much on purpose. What one round loses of a tensor is sent with the
+/// next one.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "cohive/codec/codec.hpp"
+
+namespace cohive::codec {
+
+/// What is owed of one tensor, round after round. Memory (4 bytes a value) is taken when something is owed for the
+/// first time. Calls for stretches that do not overlap may run at once on several threads.
+class Residuals {
+ public:
+  explicit Residuals(std::size_t size);
+  Residuals(Residuals&&) noexcept;
+  Residuals& operator=(Residuals&&) noexcept;
+  ~Residuals();
+
+  /// Writes `values`, those of the stretch that begins at `first`, plus what is owed of them.
+  void correct(std::size_t first, std::span<const float> values, std::span<float> out) const;
+  /// Notes that the corrected values were delivered as `encoded`: what that lost is owed from now on. Errors: a buffer
+  /// that cannot be decoded; it changes nothing.
+  Result<> commit(Codec codec, std::size_t first, std::span<const float> values, ByteView encoded);
+  /// Notes that the stretch was delivered as it is.
+  void clear(std::size_t first, std::size_t count);
+  /// Returns what is owed: as long as the tensor, or empty when nothing ever was.
+  std::span<const float> values() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cohive::codec

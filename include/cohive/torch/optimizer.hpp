@@ -1,0 +1,108 @@
+/// \file
+/// Optimizer: turns a local LibTorch optimizer into a collaborative one; one run of a Swarm. Source: hivemind wire spec,
+/// section 7.
+///
+/// Every peer accumulates gradients of its own batches. When the swarm together has seen target_batch_size samples, the
+/// gradients are averaged (weighted by samples), every peer takes the same optimizer step, and a new epoch begins. Now
+/// and then the parameters are averaged, too. A peer that is new or behind downloads the state of another peer.
+///
+///   cohive::Swarm swarm({.initial_peers = {"/ip4/.../p2p/..."}});
+///   torch::optim::AdamW adam(model->parameters());
+///   cohive::Optimizer optimizer(swarm, adam, {.run_id = "my_run", .target_batch_size = 4096});
+///   for (auto& batch : loader) {
+///     loss(model, batch).backward();
+///     optimizer.step(batch.size());
+///   }
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cohive/train/run.hpp"
+#include "cohive/train/swarm.hpp"
+
+namespace at {
+class Tensor;
+}
+namespace torch::optim {
+class Optimizer;
+class OptimizerParamGroup;
+class LRScheduler;
+}  // namespace torch::optim
+
+namespace cohive {
+
+/// hivemind.Optimizer's options, under their names.
+using OptimizerOptions = train::RunOptions;
+using train::StepReport;
+using train::TrainingStats;
+
+/// Makes an optimizer of parameter groups, such as
+/// `[](auto groups) { return std::make_unique<torch::optim::AdamW>(std::move(groups), torch::optim::AdamWOptions(1e-3)); }`
+using OptimizerFactory =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup>)>;
+/// Makes the scheduler of an optimizer; it is stepped once for every epoch. HivemindStrategy's scheduler_fn.
+using SchedulerFn = std::function<std::unique_ptr<torch::optim::LRScheduler>(torch::optim::Optimizer&)>;
+
+/// One thread calls it, the trainer's. Parameters may be float32, float64, float16 or bfloat16 on any device.
+///
+/// Speed: the classes of torch::optim (not LBFGS) and cohive::Lamb are stepped by cohive, several times faster, where the parameters
+/// are float32 in host memory or offload_optimizer copies them there; their options and statistics stay where LibTorch has them.
+/// Any other optimizer steps by itself.
+///
+/// What belongs to whom: after step() parameters have no gradients (unless reuse_grad_buffers), as after
+/// zero_grad(set_to_none=true): the tensors were handed over. With delayed work parameters get other memory in a call of step():
+/// pointers into a parameter are good until the next one. Newcomers download parameters and statistics as they are between
+/// calls, at any time: other code should not write to them.
+class Optimizer {
+ public:
+  /// Makes an existing optimizer collaborative. \param optimizer  outlives this object, and is stepped by it alone
+  /// Throws std::invalid_argument with a sentence: options that contradict one another (train::check), a model that they do not
+  /// go with.
+  Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options = {}, SchedulerFn scheduler = nullptr);
+  /// Makes the optimizer itself, which offloading needs where parameters are not float32 in host memory: it then works on float32
+  /// copies.
+  Optimizer(Swarm& swarm, std::vector<torch::optim::OptimizerParamGroup> parameters, const OptimizerFactory& make_optimizer,
+            OptimizerOptions options = {}, SchedulerFn scheduler = nullptr);
+  /// Leaves the run, within shutdown_timeout.
+  ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+
+  /// Call after backward(): takes the gradients of a batch of `batch_size` samples. Returns at once, except when an
+  /// epoch ends (the part of it that is not delayed) or this peer must catch up (the download). Gradients that hold NaN or
+  /// infinity do not count: an epoch that has some goes by the gradients of the other peers.
+  StepReport step(std::int64_t batch_size);
+  /// The same for batches of OptimizerOptions::batch_size. Throws std::logic_error when it is not set.
+  StepReport step();
+  /// The same for the batch itself, whose leading dimension is its size.
+  StepReport step(const at::Tensor& batch);
+
+  /// Clears the gradients; with reuse_grad_buffers it does nothing, as they add up until the epoch ends.
+  void zero_grad();
+
+  /// Downloads the state of the swarm if it is ahead; true if it did. hivemind's load_state_from_peers.
+  bool load_state_from_peers();
+  /// Averages the parameters once more with the peers that do the same. Returns the size of the group; 0: no group.
+  std::size_t average_parameters();
+  /// Ends the training together with the peers that end theirs now; see train::Run::finish. Returns the size of the last group.
+  /// Only stats() and the destructor may follow.
+  std::size_t finish();
+  /// Bounds the norm of the averaged gradients of all parameters together; 0: no bound. Before step().
+  void clip_grad_norm(double max_norm);
+  /// Shown by metrics as cohive_train_loss.
+  void report_loss(double loss);
+
+  /// The optimizer that is stepped: the one given, or the one made.
+  torch::optim::Optimizer& optimizer() noexcept;
+  std::uint64_t local_epoch() const;
+  TrainingStats stats() const;
+  const OptimizerOptions& options() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohive

@@ -1,0 +1,33 @@
+/// \file
+/// GradientAverager: averages the gradients of a run, among peers of the same class. Derived classes average otherwise
+/// (PowerSGD, say), and are given to a run by RunOptions::grad_averager_factory. Source: hivemind wire spec, section
+/// 7.2. Loop thread only.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cohive/averaging/averager.hpp"
+
+namespace cohive::train {
+
+class GradientAverager {
+ public:
+  /// \param options  of the run; what a derived class wants otherwise, it changes before it calls this constructor
+  GradientAverager(Dht& dht, std::vector<averaging::TensorInfo> gradients, averaging::AveragerOptions options);
+  virtual ~GradientAverager() = default;
+  GradientAverager(const GradientAverager&) = delete;
+
+  virtual void start() { averager_.start(); }
+  /// Forgets what earlier rounds left behind: the model was replaced.
+  virtual void reset() {}
+  /// Downloads what newcomers need beside the state of the run, if anything.
+  virtual Task<void> load_state(Deadline deadline);
+
+  averaging::Averager& averager() noexcept { return averager_; }
+
+ private:
+  averaging::Averager averager_;
+};
+
+}  // namespace cohive::train

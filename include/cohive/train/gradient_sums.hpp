@@ -1,0 +1,88 @@
+/// \file
+/// GradientSums: adds up the gradients of batches in host memory, off the trainer's thread.
+///
+/// hivemind's rule: gradients of batches of different size are weighted relative to the first batch of the epoch, and
+/// the sum is divided by the number of batches. Source: hivemind wire spec, section 7.2.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "cohive/core/sync.hpp"
+#include "cohive/core/task_group.hpp"
+#include "cohive/optim/view.hpp"
+#include "cohive/train/host_buffer.hpp"
+
+namespace cohive::train {
+
+class GradientSums {
+ public:
+  /// \param sizes  values of each gradient
+  GradientSums(Runtime& runtime, std::vector<std::size_t> sizes);
+  ~GradientSums();
+  GradientSums(const GradientSums&) = delete;
+
+  /// The gradient of one parameter in one batch.
+  struct Gradient {
+    optim::View values;           ///< any floating dtype; empty: the parameter has none
+    std::shared_ptr<void> owner;  ///< keeps the memory
+    /// No other code uses the memory any more: where it is float32 it may become the sum itself.
+    bool exclusive = false;
+  };
+  /// Adds a batch of `samples` samples, in the background: the memory must not change until its owner is released. Any
+  /// thread. Waits while two earlier batches have not been added yet, so that memory stays bounded.
+  void add(std::vector<Gradient> batch, double samples);
+
+  struct Taken {
+    std::vector<HostBuffer> sums;  ///< one for each gradient; zeros where no batch had it
+    double factor = 0;             ///< makes them means; 0: there was no batch
+    bool finite = true;            ///< else all sums are zero
+  };
+  /// Ends the sums: batches that are added from now on belong to the next ones. To be called once before take or drop. Any
+  /// thread.
+  void cut();
+  /// Completes when all batches before the cut have been added.
+  Task<Taken> take();
+  /// Throws away what was added before the cut.
+  Task<void> drop();
+
+ private:
+  struct Batch {
+    std::vector<Gradient> gradients;
+    double samples;
+    std::uint64_t generation;
+  };
+  /// What a number of batches add up to.
+  struct Sums {
+    std::vector<HostBuffer> values;
+    double anchor = 0, times = 0;
+    bool finite = true;
+  };
+  static Task<void> work(GradientSums& self);
+  Task<void> add_now(Batch batch);
+  Task<Sums> take_cut();
+  Sums no_sums() const { return {std::vector<HostBuffer>(sizes_.size())}; }
+
+  Runtime& runtime_;
+  const std::vector<std::size_t> sizes_;
+  // Of any thread.
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::deque<Batch> queue_;
+  std::uint64_t generation_ = 0;                  // of batches that come now
+  std::size_t unfinished_ = 0, cut_unfinished_ = 0;  // batches not added yet: of this generation, of earlier ones
+  // Of the loop.
+  Sums sums_;
+  std::uint64_t sums_generation_ = 0;
+  std::optional<Sums> cut_;  // sums that wait to be taken
+  bool working_ = false;
+  Condition progress_;
+  std::shared_ptr<GradientSums*> alive_;  // what posted calls find, or null
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::train

@@ -1,0 +1,22 @@
+/// \file
+/// HostBuffer: float32 values in host memory, with what keeps the memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+namespace cohive::train {
+
+/// Shares its memory with its copies.
+struct HostBuffer {
+  std::shared_ptr<void> owner;  ///< of the memory; null for none
+  std::span<float> values;
+
+  /// Returns memory for `size` values, which are undefined. Large buffers ask the system for huge pages: writing to 400 MB
+  /// for the first time takes 100,000 page faults without them.
+  static HostBuffer allocate(std::size_t size);
+  explicit operator bool() const noexcept { return owner != nullptr; }
+};
+
+}  // namespace cohive::train

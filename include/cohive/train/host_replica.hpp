@@ -1,0 +1,98 @@
+/// \file
+/// HostReplica: a Replica whose float32 parameters and statistics live in host memory. It adds up gradients, steps with
+/// cohive's fused optimizers and keeps a second copy of the parameters where work is delayed; the memory itself belongs to a derived
+/// class: a machine-learning library's tensors, or plain buffers (PlainReplica).
+///
+/// Passes over memory are what training costs beside the model: the first batch of an epoch becomes the sum of gradients as it is,
+/// sums are averaged in place, the optimizer steps stretch by stretch while averages arrive, and what is delayed reads one copy
+/// of the parameters and writes the other.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cohive/averaging/host_parts.hpp"
+#include "cohive/optim/step.hpp"
+#include "cohive/train/gradient_sums.hpp"
+#include "cohive/train/replica.hpp"
+
+namespace cohive::train {
+
+class HostReplica : public Replica {
+ public:
+  /// Takes gradients from the trainer; see GradientSums::add.
+  GradientSums& sums() noexcept { return sums_; }
+  /// Bounds the norm of the averaged gradients of all parameters together; nullopt: no bound. Any time before a step.
+  void clip_gradients(std::optional<double> max_norm) { max_norm_ = max_norm; }
+
+  const std::vector<averaging::TensorInfo>& gradient_infos() const override { return gradient_infos_; }
+  const std::vector<averaging::TensorInfo>& state_infos() const override { return state_infos_; }
+  void cut_gradients() override { sums_.cut(); }
+  Task<Gradients> take_gradients(std::optional<Place> step) override;
+  Task<void> drop_gradients() override;
+  Task<void> finish_step(std::uint64_t epoch, bool step) override;
+  Task<std::shared_ptr<averaging::TensorParts>> state_parts(StateRound how) override;
+  Task<bool> finish_state(bool averaged) override;
+  void publish() override;
+
+ protected:
+  /// \param parameters  float32; as the group names them
+  HostReplica(Runtime& runtime, std::vector<averaging::TensorInfo> parameters);
+
+  Runtime& runtime() const noexcept { return runtime_; }
+  std::size_t size() const noexcept { return gradient_infos_.size(); }
+
+  // ---- What a derived class has. Called on the loop; publish() calls exchange_live on the trainer's thread.
+
+  /// Returns the memory of a live parameter.
+  virtual std::span<float> live(std::size_t parameter) = 0;
+  /// Makes the values of `next` live, and gives `next` the memory that was.
+  virtual void exchange_live(std::size_t parameter, HostBuffer& next) = 0;
+  /// Returns the options of a parameter's step as they are now; the same kind of optimizer for all.
+  virtual optim::Options options(std::size_t parameter) = 0;
+  /// Returns the statistics of a parameter, in the order of optim::state_fields; makes those that are missing.
+  virtual std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) = 0;
+  /// Returns how many steps a parameter has taken, and counts one.
+  virtual std::int64_t steps_taken(std::size_t parameter) = 0;
+  virtual void count_step(std::size_t parameter) = 0;
+  /// Takes the sums before the cut; overridden where the trainer's library adds them up by itself (reuse_grad_buffers).
+  virtual Task<GradientSums::Taken> take_sums();
+  virtual Task<void> drop_sums();
+
+  /// Returns what work on the pool holds as long as it uses the memory.
+  std::shared_ptr<const void> in_use() const noexcept { return in_use_; }
+  /// Waits until no work on the pool uses the memory any more. The destructors of derived classes begin with it; the run
+  /// is gone by then, so this takes as long as one stretch does.
+  void wait_until_unused() noexcept;
+
+  /// Returns the newest complete parameters: the next ones where a step or a round has made them, else the live ones.
+  std::span<const float> newest(std::size_t parameter);
+  /// Tells whether the step in progress writes the live parameters.
+  bool steps_into_live() const noexcept;
+  /// Forgets the next parameters: the live ones were replaced.
+  void forget_next() noexcept { next_is_newest_ = false; }
+
+ private:
+  struct Stepping;
+  Task<void> make_statistics();
+  Task<void> clip(Stepping& stepping);
+  Task<void> finish_second_phase(std::shared_ptr<std::vector<optim::TensorStep>> steps);
+  void make_next();
+
+  Runtime& runtime_;
+  std::vector<averaging::TensorInfo> gradient_infos_, state_infos_;
+  GradientSums sums_;
+  averaging::ResidualsPtr residuals_;
+  std::optional<double> max_norm_;
+  std::shared_ptr<Stepping> stepping_;  // from take_gradients to finish_step
+  std::vector<HostBuffer> next_;        // from the first delayed work on
+  bool next_is_newest_ = false;         // complete, and not published yet
+  std::optional<StateRound> state_round_;
+  bool next_is_difference_ = false;
+  bool statistics_made_ = false;
+  std::shared_ptr<const void> in_use_ = std::make_shared<int>();
+};
+
+}  // namespace cohive::train

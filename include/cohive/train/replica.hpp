@@ -1,0 +1,91 @@
+/// \file
+/// Replica: what a training run asks of a model. LibTorch's is in cohive/torch, HostReplica is one over plain host
+/// memory; other front ends derive their own.
+///
+/// A model has *live* parameters, which the trainer computes with, and may have *next* ones, which the run prepares while the
+/// trainer goes on; publish() makes the next ones live.
+///
+/// Who touches what: between the calls of the trainer's face of a Run, live parameters only change in publish().
+/// A run calls the functions below on the loop's thread, one at a time (snapshots excepted, which it keeps apart from changes).
+/// What takes long leaves the loop: functions that return a Task do their work on the pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cohive/averaging/state_sharing.hpp"
+#include "cohive/averaging/tensor_parts.hpp"
+
+namespace cohive::train {
+
+/// Where an optimizer step puts the parameters.
+enum class Place { live, next };
+
+/// Which parameters a round of the state reads, and where its averages go.
+enum class StateRound {
+  live,          ///< reads and writes the live ones: the trainer waits
+  live_to_next,  ///< reads the live ones, which do not change meanwhile, and writes the next ones
+  next,          ///< reads and writes the next ones: a delayed optimizer step has made them
+  difference     ///< averages a copy of the live ones, which go on changing; publish() adds what the round changed
+};
+
+class Replica {
+ public:
+  virtual ~Replica() = default;
+
+  /// Describes the gradients: one tensor for each parameter that is trained.
+  virtual const std::vector<averaging::TensorInfo>& gradient_infos() const = 0;
+  /// Describes what rounds of the state average: parameters, then averaged statistics, then extra tensors.
+  virtual const std::vector<averaging::TensorInfo>& state_infos() const = 0;
+
+  // ---- Gradients
+
+  struct Gradients {
+    /// Sums over the batches, which become means when they are first used, or in finish(). Lives until the step is finished.
+    std::shared_ptr<averaging::TensorParts> parts;
+    bool usable = true;  ///< false: some value was NaN or infinite. All are zero then, and must weigh nothing
+  };
+  /// Ends a sum: batches that are counted from now on belong to the next one. At once; the trainer does not compute.
+  virtual void cut_gradients() = 0;
+  /// Hands over what was accumulated before the cut.
+  /// \param step  where the optimizer will step with them: the replica may do so stretch by stretch as averages arrive,
+  ///              and what is left when finish_step is called. Unset: not at all.
+  virtual Task<Gradients> take_gradients(std::optional<Place> step) = 0;
+  /// Throws away what was taken, or accumulated before the cut: the model that it belongs to is no more.
+  virtual Task<void> drop_gradients() = 0;
+
+  // ---- Optimizer
+
+  /// Completes the optimizer step with the gradients taken last, whose parts have finished, and advances the schedules of the
+  /// learning rate to `epoch`.
+  /// \param step  false: there are no gradients to go by; only the epoch advances
+  virtual Task<void> finish_step(std::uint64_t epoch, bool step) = 0;
+
+  // ---- State rounds
+
+  /// Returns the tensors of state_infos() for one round.
+  virtual Task<std::shared_ptr<averaging::TensorParts>> state_parts(StateRound how) = 0;
+  /// Ends the round begun with state_parts.
+  /// \param averaged  false: the values are what they were
+  /// Returns true when publish() has something to do.
+  virtual Task<bool> finish_state(bool averaged) = 0;
+
+  /// Makes the next parameters live. Called while the trainer does not compute, on any thread.
+  virtual void publish() = 0;
+
+  // ---- The state as a whole
+
+  /// Copies the newest complete state: the next parameters where a step has finished that is not published, else the live ones.
+  /// Nothing changes meanwhile, but for what the trainer writes by itself. nullopt: it changes too often, nothing is shared.
+  virtual Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) = 0;
+  /// Replaces parameters, statistics and extras by a downloaded state; the trainer does not compute meanwhile. Returns the
+  /// state's epoch. Errors (nothing is changed then): Errc::bad_state for a state that does not fit, holds values that
+  /// are not finite, or is older than `least_epoch`.
+  virtual Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) = 0;
+  /// Tells that a state has been loaded, and which epoch it is taken for: schedules follow it.
+  virtual void enter_epoch(std::uint64_t epoch) = 0;
+};
+
+}  // namespace cohive::train

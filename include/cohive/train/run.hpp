@@ -1,0 +1,108 @@
+/// \file
+/// Run: the epochs of one training run as coroutines on the loop. It knows no machine-learning library: a model is a
+/// Replica. Source: hivemind wire spec, section 7.5.
+///
+/// Every peer accumulates gradients of its own batches. When the swarm together has seen target_batch_size samples, an
+/// epoch ends: gradients are averaged (weighted by samples), every peer takes the same optimizer step, and now and then
+/// the parameters are averaged, too. A peer that is new or behind downloads the state of another one.
+///
+///   trainer                                            loop
+///   count(samples) == go_on ............ posts ......> reports progress, begins to look for a group in time
+///   count(samples) == synchronise
+///     synchronise() ................................> gradients, step, state, as far as they are not delayed
+///   update_ready(): publish() <..................... the delayed rest is done
+///
+/// Threads: count, update_ready, publish, epoch, stats and report_loss are for the trainer's thread, the rest for the loop's.
+/// Where both are one (simulations), the trainer is a coroutine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cohive/train/replica.hpp"
+#include "cohive/train/run_options.hpp"
+
+namespace cohive::train {
+
+/// What one call did.
+struct StepReport {
+  std::uint64_t epoch = 0;  ///< after the call
+  bool epoch_changed = false;
+  bool loaded_state = false;  ///< caught up with the swarm; this batch did not count
+  /// Delayed work of an earlier epoch came into place with this call; the groups below are those of its rounds.
+  bool updated = false;
+  std::size_t grad_group = 0;  ///< peers whose gradients were averaged; 0: local gradients only, or not known yet
+  std::size_t state_group = 0;
+  std::uint64_t bytes_sent = 0;
+};
+
+/// Counters since construction.
+struct TrainingStats {
+  std::uint64_t epoch = 0;
+  double global_samples = 0, samples_per_second = 0;  ///< of the whole run
+  std::size_t peers = 0;
+  std::uint64_t grad_rounds = 0, grad_rounds_failed = 0, state_rounds = 0, state_rounds_failed = 0;
+  std::uint64_t grad_rounds_agreed = 0;  ///< of grad_rounds: in a codec of RunOptions::agreed_grad_compression
+  std::uint64_t state_downloads = 0;
+  std::uint64_t states_followed = 0;  ///< times that a newcomer took the state of a round instead of another download
+  std::vector<std::uint64_t> rounds_by_group_size;   ///< gradient rounds with n members at index n
+  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< tensor payload
+  double seconds_synchronised = 0;                   ///< that the trainer waited in synchronise()
+};
+
+class Run {
+ public:
+  /// `dht` and `replica` must outlive it. \param key  signs the progress of this peer
+  /// Throws std::invalid_argument: see check(RunOptions).
+  Run(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& replica, RunOptions options);
+  /// Drops all that goes on; close() first leaves in good order.
+  ~Run();
+  Run(const Run&) = delete;
+
+  /// Begins to report and to serve.
+  void start();
+
+  // ---- The trainer's thread
+
+  enum class Next {
+    go_on,       ///< compute the next batch
+    synchronise  ///< an epoch ends, or this peer is behind: await synchronise() first
+  };
+  /// Counts a batch whose gradients the replica has accumulated (with local updates: that it has stepped with).
+  /// Auxiliary peers count 0.
+  Next count(std::int64_t samples);
+  /// Tells whether the next parameters wait to be published.
+  bool update_ready() const noexcept;
+  /// Publishes them and reports the work that they come from; nullopt when there are none.
+  std::optional<StepReport> publish();
+  std::uint64_t epoch() const noexcept;
+  TrainingStats stats() const;
+  /// Shows the loss in the metrics of this peer.
+  void report_loss(double loss);
+
+  // ---- The loop's thread; the trainer does not compute meanwhile
+
+  /// Ends the epoch when it is time, or catches up, as far as count() asked for it.
+  Task<StepReport> synchronise();
+  /// Downloads the state if the swarm is ahead. True if it did.
+  Task<bool> catch_up();
+  /// Averages the parameters once more with the peers that do the same. Returns the size of the group, 0 on failure.
+  Task<std::size_t> average_parameters();
+  /// Ends the training of this peer together with the peers that end theirs: stops counting as a trainer, applies what
+  /// is delayed, and averages the parameters with all that stop now. Afterwards all of these hold the same parameters. Returns
+  /// the size of the group; 0: no other peer came. Only close() may follow.
+  Task<std::size_t> finish();
+  /// Leaves: withdraws the report, takes part in rounds whose group has formed, serves members that still wait for results, until
+  /// shutdown_timeout at most. Idempotent.
+  Task<void> close();
+
+  Runtime& runtime() const noexcept;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace cohive::train

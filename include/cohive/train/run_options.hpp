@@ -1,0 +1,80 @@
+/// \file
+/// The options of a training run, with the names and defaults of hivemind.Optimizer.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/state_sharing.hpp"
+#include "cohive/train/progress_tracker.hpp"
+
+namespace cohive::train {
+
+class GradientAverager;
+
+/// Makes the averager of the gradients; hivemind's grad_averager_factory.
+using GradAveragerFactory = std::function<std::unique_ptr<GradientAverager>(
+    Dht& dht, std::vector<averaging::TensorInfo> gradients, averaging::AveragerOptions options)>;
+
+struct RunOptions {
+  std::string run_id = "cohive_run";      ///< one name per training run; no "."
+  std::int64_t target_batch_size = 1024;  ///< samples per epoch, all peers together
+
+  /// Samples of a batch, where a step does not say how many; unset: the leading dimension of the first batch.
+  std::optional<std::int64_t> batch_size = std::nullopt;
+
+  Duration matchmaking_time = 15s;   ///< 3 to 5 s in one building, 10 to 15 s over the internet
+  Duration averaging_timeout = 60s;  ///< finding a group and averaging with it
+  std::optional<Duration> allreduce_timeout = std::nullopt;   ///< one all-reduce; unset: averaging_timeout
+  std::optional<Duration> next_chunk_timeout = std::nullopt;  ///< between two parts of a peer; unset: matchmaking_time
+  Duration load_state_timeout = 600s;
+  Duration shutdown_timeout = 5s;
+
+  /// Parameters are averaged in the background; the result is applied in a later call.
+  bool delay_state_averaging = true;
+  /// The optimizer steps in the background, too; needs offload_optimizer, and memory for a second copy of the parameters.
+  bool delay_optimizer_step = false;
+  /// Gradients are averaged in the background, too: they are one epoch old when they are applied.
+  bool delay_grad_averaging = false;
+  /// The optimizer's statistics and float32 copies of the parameters are in host memory, and it steps there; the model may be on any
+  /// device. Of parameters that are float32 in host memory no copies are needed.
+  bool offload_optimizer = false;
+  /// Gradients add up in the model's own buffers until the epoch ends, so zero_grad has no effect.
+  bool reuse_grad_buffers = false;
+  /// Every peer steps on its own gradients in every batch, and parameters alone are averaged. With delay_state_averaging,
+  /// what a round changed is added to what the trainer has made of them meanwhile (the delta rule).
+  bool use_local_updates = false;
+  int average_state_every = 1;  ///< epochs between rounds that average the parameters
+
+  codec::Compression grad_compression;
+  codec::Compression state_averaging_compression;
+  codec::Compression load_state_compression;
+  /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::agreed_codec.
+  std::optional<codec::Compression> agreed_grad_compression = std::nullopt;
+  averaging::Aggregation grad_aggregation, state_aggregation;  ///< of the parts that this peer reduces
+  averaging::Bandwidth bandwidth;                              ///< divides the averaging among the peers
+
+  bool auxiliary = false;    ///< helps averaging without data of its own
+  bool client_mode = false;  ///< cannot be reached; set by the membership
+
+  GradAveragerFactory grad_averager_factory = nullptr;
+  /// Changes what this structure does not name; applied last. hivemind's averager_opts: of the state averager alone.
+  std::function<void(averaging::AveragerOptions&)> averager_options = nullptr;
+  TrackerOptions tracker_options;  ///< run_id, target_batch_size and client_mode are taken from above
+  double performance_ema_alpha = 0.1;
+  bool verbose = false;  ///< internal events are logged as information
+
+  /// Called on the loop's thread while a state is being downloaded, often: return soon.
+  std::function<void(const averaging::DownloadProgress&)> on_download = nullptr;
+};
+
+/// Throws std::invalid_argument with a sentence that says what to change, for options that make no sense or contradict
+/// one another.
+void check(const RunOptions& options);
+
+}  // namespace cohive::train

@@ -1,0 +1,72 @@
+/// \file
+/// Swarm: a process's membership in a swarm: host, DHT, identity, metrics. Several runs share one. It runs the event
+/// loop on a thread of its own and is used from any other thread.
+///
+///   cohive::Swarm swarm({.initial_peers = {"/ip4/.../p2p/..."}});
+///   cohive::Optimizer optimizer(swarm, torch_optimizer, {.run_id = "my_run", .target_batch_size = 4096});
+///
+/// Without initial peers it starts a new swarm; visible_addresses() and join_line() tell other peers how to join.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohive/core/time.hpp"
+
+namespace cohive {
+
+namespace dht {
+class Authorizer;
+}
+namespace train {
+struct Membership;
+}
+
+/// Names and defaults are those of hivemind.DHT and HivemindStrategy.
+struct SwarmOptions {
+  std::vector<std::string> initial_peers;  ///< multiaddrs with /p2p; empty: $INITIAL_PEERS, then $PL_INITIAL_PEERS
+  std::vector<std::string> host_maddrs = {"/ip4/0.0.0.0/tcp/0"};  ///< to listen on
+  std::vector<std::string> announce_maddrs;                       ///< to tell other peers instead
+  std::string identity_path;                                      ///< key file, made when missing; empty: a fresh key
+  bool client_mode = false;          ///< only dial out, as behind a strict firewall
+  std::string metrics_address;       ///< "host:port" to serve /metrics, /healthz, /readyz; empty: none
+  double max_upload = 0;             ///< bytes per second of all connections together; 0: no limit
+  double max_download = 0;           ///< the same
+  Duration bootstrap_timeout = 15s;  ///< one attempt to join through the initial peers
+  /// How long to go on trying when no initial peer answers, with growing pauses and one line in the log for each
+  /// attempt; 0: one attempt. Duration::max(): until it succeeds.
+  Duration wait_for_swarm = 0s;
+  /// Gives this peer its token in a moderated swarm and judges those of other peers; null: an open swarm. It is called on
+  /// the loop's thread.
+  std::shared_ptr<dht::Authorizer> authorizer;
+  /// Asked between attempts and while one goes on, on the constructing thread: true gives the joining up (Ctrl+C).
+  std::function<bool()> give_up = {};
+};
+
+/// Thread-safe. The constructor throws ErrorException with one sentence: impossible options, addresses in use, no
+/// initial peer that answers.
+class Swarm {
+ public:
+  explicit Swarm(SwarmOptions options = {});
+  /// Leaves the swarm. Runs must have ended.
+  ~Swarm();
+  Swarm(const Swarm&) = delete;
+
+  std::vector<std::string> visible_addresses() const;
+  /// "INITIAL_PEERS=<addresses>": what others put in front of their command.
+  std::string join_line() const;
+  std::string peer_id() const;
+  const SwarmOptions& options() const noexcept;
+  /// Where metrics are served, "http://host:port/metrics"; empty when they are not.
+  std::string metrics_url() const;
+
+  /// For runs and for tests: what lives on the loop's thread.
+  train::Membership& membership() noexcept { return *membership_; }
+
+ private:
+  std::unique_ptr<train::Membership> membership_;
+};
+
+}  // namespace cohive

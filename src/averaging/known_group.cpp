@@ -1,0 +1,75 @@
+#include "known_group.hpp"
+
+#include <iterator>
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
+constexpr std::size_t kMaxLeft = 4096;     // remembered
+constexpr Duration kStale = 5s;            // that a declaration is found after it was taken back
+
+}  // namespace
+
+void KnownGroup::found(const Group& group, bool reforms) {
+  last_members_.clear();
+  for (const Member& member : group.members) {
+    came(member.peer);
+    if (member.peer != own_) last_members_.insert(member.peer);
+  }
+  reforming_.reset();
+  if (!reforms) return;
+  reforming_ = Reforming{last_members_, group.leader};
+  reforming_->members.insert(own_);
+}
+
+void KnownGroup::round_ended(const RoundEnd& end) {
+  if (!end.averaged) return forget();
+  lost_ = {end.lost.begin(), end.lost.end()};
+  lost_.erase(own_);
+  if (!reforming_) return;
+  if (lost_.contains(reforming_->leader)) return forget();
+  for (const PeerId& peer : lost_) reforming_->members.erase(peer);
+  if (reforming_->members.size() < 2) forget();
+}
+
+std::vector<PeerId> KnownGroup::counterparts() const {
+  if (!reforming_) return {};
+  if (!is_led_here()) return {reforming_->leader};
+  std::vector<PeerId> others;
+  std::ranges::copy_if(reforming_->members, std::back_inserter(others),
+                       [this](const auto& one) { return one != own_; });
+  return others;
+}
+
+void KnownGroup::met(const PeerId& peer) {
+  if (!reforming_ || peer == own_ || reforming_->members.contains(peer) || has_left(peer)) return;
+  if (is_full())
+    forget();  // full groups mix
+  else if (is_led_here() && newcomers_.size() < kMaxNewcomers)
+    newcomers_.insert(peer);
+}
+
+void KnownGroup::left(const PeerId& peer, TimePoint now) {
+  if (left_.size() >= kMaxLeft) left_.erase(left_.begin());
+  left_[peer] = now;
+  newcomers_.erase(peer);
+  if (!reforming_ || reforming_->members.erase(peer) == 0) return;
+  if (peer == reforming_->leader || reforming_->members.size() < 2) forget();
+}
+
+void KnownGroup::declared(const PeerId& peer, TimePoint now) {
+  const auto at = left_.find(peer);
+  if (at != left_.end() && now - at->second > kStale) left_.erase(at);
+}
+
+std::size_t KnownGroup::left_since(TimePoint time) const {
+  return static_cast<std::size_t>(std::ranges::count_if(left_, [&](const auto& one) { return one.second >= time; }));
+}
+
+bool KnownGroup::anyone_remains() const {
+  const auto may_come = [this](const PeerId& peer) { return !has_left(peer) && !was_lost(peer); };
+  return std::ranges::any_of(last_members_, may_come) || !newcomers_.empty();
+}
+
+}  // namespace cohive::averaging

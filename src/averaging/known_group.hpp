@@ -1,0 +1,86 @@
+// What a peer remembers of the groups it was in, and of the peers it has heard of since: whom it expects the next time.
+// Re-forming: the members of a group that has averaged meet again at its leader, without the DHT and without waiting
+// for a time.
+//   follower -> JoinRequest{reforms, hold_ms};   leader -> [NO_CODE when it is not looking yet,] ACCEPTED,
+//   and BEGIN_ALLREDUCE{reforms} once all are there: two round trips at most after the last one came.
+// Only groups whose members all do so; with a Python peer among them groups form as ever. A member that does not come
+// is waited for until the earliest declaration among those present runs out, as ever. Newcomers declare themselves in
+// the DHT; the leader sees them there or refuses their request while it is not looking, and waits for them the next
+// time. Groups with bits draw new ones after every round and never re-form.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "cohive/averaging/group_finder.hpp"
+
+namespace cohive::averaging {
+
+class KnownGroup {
+ public:
+  /// \param target_size  of groups; 0: unbounded
+  KnownGroup(PeerId own, std::size_t target_size) : own_(own), target_size_(target_size) {}
+
+  /// A group was found. \param reforms  all its members remember it
+  void found(const Group& group, bool reforms);
+  /// Its round has ended.
+  void round_ended(const RoundEnd& end);
+  /// The next search begins anew.
+  void forget() { reforming_.reset(); }
+
+  /// The leader of the group that meets again, where there is one.
+  std::optional<PeerId> leader() const { return reforming_ ? std::optional(reforming_->leader) : std::nullopt; }
+  bool is_led_here() const { return reforming_ && reforming_->leader == own_; }
+  bool is_full() const { return reforming_ && target_size_ && reforming_->members.size() >= target_size_; }
+  /// The peers that meet us: all members where it is led, the leader elsewhere.
+  std::vector<PeerId> counterparts() const;
+  /// A member that comes to us by itself.
+  bool expects(const PeerId& peer) const { return is_led_here() && reforming_->members.contains(peer); }
+  /// Whether all are here that we wait for. \param others  that are here, beside ourselves
+  template <class Peers>
+  bool is_here(const Peers& others, std::size_t least) const {
+    if (!is_led_here() || others.size() + 1 < least) return false;
+    const auto here = [&](const PeerId& peer) { return peer == own_ || others.contains(peer); };
+    return std::ranges::all_of(reforming_->members, here) && std::ranges::all_of(newcomers_, here);
+  }
+
+  /// Another peer averages under our key.
+  void met(const PeerId& peer);
+  /// It averages no more. \param now  to know later how fresh that is
+  void left(const PeerId& peer, TimePoint now);
+  /// It is here again, or says so in the DHT, where what it said before it left may be found for a while.
+  void came(const PeerId& peer) { left_.erase(peer); }
+  void declared(const PeerId& peer, TimePoint now);
+  /// A search has ended: newcomers were waited for once.
+  void searched() { newcomers_.clear(); }
+
+  bool knows(const PeerId& peer) const { return last_members_.contains(peer) || newcomers_.contains(peer); }
+  bool was_lost(const PeerId& peer) const { return lost_.contains(peer); }
+  bool has_left(const PeerId& peer) const { return left_.contains(peer); }
+  bool anyone_left() const { return !left_.empty(); }
+  std::size_t left_since(TimePoint time) const;
+  /// The other members of the last group.
+  const std::set<PeerId>& last_members() const { return last_members_; }
+  /// Whether any peer is known that may still come: of the last group, or a newcomer.
+  bool anyone_remains() const;
+
+ private:
+  /// A group that its members remember.
+  struct Reforming {
+    std::set<PeerId> members;
+    PeerId leader;
+  };
+
+  const PeerId own_;
+  const std::size_t target_size_;
+  std::optional<Reforming> reforming_;
+  std::set<PeerId> last_members_;
+  std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
+  std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
+  std::map<PeerId, TimePoint> left_;  // when we heard of it
+};
+
+}  // namespace cohive::averaging

@@ -1,0 +1,109 @@
+#include "leadership.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/proto/averaging.pb.h"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::size_t kMaxGathered = 8 << 20;  // of all followers: it goes into one message to each
+constexpr std::size_t kGroupIdSize = 20;
+
+}  // namespace
+
+double patience_of(const proto::JoinRequest& request) {
+  return request.expiration() == 0 ? std::numeric_limits<double>::infinity() : request.expiration();
+}
+
+Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& request) {
+  auto member = decode_gathered(peer, request.gather());
+  if (!member) return member.error();
+  auto follower = std::make_shared<Follower>();
+  follower->member = std::move(*member);
+  follower->gathered = request.gather();
+  follower->offered = codec::CodecSet::from_text(request.codec_extensions());
+  follower->expiration = patience_of(request);
+  follower->reforms = request.reforms();
+  return follower;
+}
+
+proto::MessageFromLeader last_word(const Follower& follower, const std::optional<PeerId>& other_leader) {
+  proto::MessageFromLeader last;
+  last.set_code(proto::GROUP_DISBANDED);
+  if (follower.fate == Follower::Fate::grouped) {
+    const Assembled& assembled = *follower.group;
+    last.set_code(proto::BEGIN_ALLREDUCE);
+    last.set_group_id(assembled.group.id);
+    last.set_reforms(assembled.reforms);
+    for (const Member& member : assembled.group.members) last.add_ordered_peer_ids(member.peer.binary());
+    for (const std::string& blob : assembled.gathered) last.add_gathered(blob);
+    last.set_codec_extension(assembled.group.agreed_codecs.text());
+  } else if (other_leader) {
+    last.set_suggested_leader(other_leader->binary());
+  }
+  return last;
+}
+
+bool Leadership::has_room_for(const proto::JoinRequest& request, std::size_t target_size) const {
+  const std::size_t most = target_size ? std::min(target_size, kMaxGroup) : kMaxGroup;
+  return followers_.size() + 1 < most && gathered_bytes_ + request.gather().size() <= kMaxGathered;
+}
+
+void Leadership::add(const FollowerPtr& follower) {
+  followers_[follower->member.peer] = follower;
+  gathered_bytes_ += follower->gathered.size();
+}
+
+bool Leadership::remove(const FollowerPtr& follower) {
+  const auto at = followers_.find(follower->member.peer);
+  if (at == followers_.end() || at->second != follower) return false;
+  gathered_bytes_ -= follower->gathered.size();
+  followers_.erase(at);
+  return true;
+}
+
+double Leadership::earliest_expiration() const {
+  double earliest = std::numeric_limits<double>::infinity();
+  for (const auto& [peer, follower] : followers_) earliest = std::min(earliest, follower->expiration);
+  return earliest;
+}
+
+std::shared_ptr<const Assembled> Leadership::assemble(Runtime& runtime, const Member& own,
+                                                      const codec::CodecSet& offered, bool reforms) {
+  auto assembled = std::make_shared<Assembled>();
+  Group& group = assembled->group;
+  Bytes id(kGroupIdSize);
+  runtime.random_bytes(id);
+  group.id = to_string(id);
+  group.leader = own.peer;
+  group.agreed_codecs = offered;
+  assembled->reforms = reforms;
+  std::vector<std::pair<const Member*, std::string>> members{{&own, encode_gathered(own)}};
+  for (const auto& [peer, follower] : followers_) {
+    members.emplace_back(&follower->member, follower->gathered);
+    group.agreed_codecs = group.agreed_codecs & follower->offered;
+    assembled->reforms &= follower->reforms;
+  }
+  std::shuffle(members.begin(), members.end(), runtime.random());
+  for (auto& [member, blob] : members) {
+    group.members.push_back(*member);
+    assembled->gathered.push_back(std::move(blob));
+  }
+  for (const auto& [peer, follower] : followers_) {
+    follower->fate = Follower::Fate::grouped;
+    follower->group = assembled;
+  }
+  return assembled;
+}
+
+void Leadership::disband() {
+  for (const auto& [peer, follower] : followers_)
+    if (follower->fate == Follower::Fate::waiting) follower->fate = Follower::Fate::disbanded;
+  followers_.clear();
+  gathered_bytes_ = 0;
+}
+
+}  // namespace cohive::averaging

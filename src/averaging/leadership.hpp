@@ -1,0 +1,72 @@
+// Leadership: the followers of one search, and the group that is made of them.
+// Source: hivemind wire spec, section 6.5.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <variant>
+
+#include "cohive/averaging/group_finder.hpp"
+
+namespace cohive::proto {
+class JoinRequest;
+class MessageFromLeader;
+}  // namespace cohive::proto
+
+namespace cohive::averaging {
+
+inline constexpr std::size_t kMaxGroup = 1024;
+
+/// A group as its leader announces it.
+struct Assembled {
+  Group group;
+  std::vector<std::string> gathered;  ///< of the members, as it travels
+  bool reforms = false;               ///< all members remember it
+};
+
+/// A peer that wants to join, while it waits for what becomes of it.
+struct Follower {
+  Member member;
+  std::string gathered;  ///< the same as it travels
+  codec::CodecSet offered;
+  double expiration = 0;  ///< until when it waits for us
+  bool reforms = false;   ///< it remembers groups
+  enum class Fate { waiting, grouped, disbanded } fate = Fate::waiting;
+  std::shared_ptr<const Assembled> group;
+};
+using FollowerPtr = std::shared_ptr<Follower>;
+
+/// Reads a join request. Errors: gathered data that would spoil the group.
+Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& request);
+/// When a follower gives up.
+double patience_of(const proto::JoinRequest& request);
+/// What a follower is told in the end. \param other_leader  whom to ask instead, where we follow a peer
+proto::MessageFromLeader last_word(const Follower& follower, const std::optional<PeerId>& other_leader);
+
+class Leadership {
+ public:
+  const std::map<PeerId, FollowerPtr>& followers() const { return followers_; }
+  std::size_t size() const { return followers_.size(); }
+  bool contains(const PeerId& peer) const { return followers_.contains(peer); }
+
+  /// Whether the gathered data of one more fit into the message that announces the group.
+  bool has_room_for(const proto::JoinRequest& request, std::size_t target_size) const;
+  void add(const FollowerPtr& follower);
+  /// A follower is gone. False when it was no longer one.
+  bool remove(const FollowerPtr& follower);
+  /// When the first of them gives up; infinity without any.
+  double earliest_expiration() const;
+
+  /// Makes a group of all and ourselves.
+  /// \param offered  our codecs  \param reforms  whether we remember groups
+  std::shared_ptr<const Assembled> assemble(Runtime& runtime, const Member& own, const codec::CodecSet& offered,
+                                            bool reforms);
+  /// Gives all up.
+  void disband();
+
+ private:
+  std::map<PeerId, FollowerPtr> followers_;
+  std::size_t gathered_bytes_ = 0;
+};
+
+}  // namespace cohive::averaging

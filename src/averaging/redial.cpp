@@ -1,0 +1,19 @@
+#include "redial.hpp"
+
+#include "cohive/p2p/errors.hpp"
+#include "cohive/transport/errors.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr Duration kRefusalTime = 1s;  // a machine says no in a round trip; a router gives an absent one up in seconds
+
+}  // namespace
+
+Task<bool> is_refused(p2p::Host& host, PeerId peer) {
+  const auto reached = co_await host.reach(peer, PeerId(), host.runtime().after(kRefusalTime));
+  co_return !reached &&
+      (reached.error() == transport::Errc::dial_failed || reached.error() == p2p::Errc::all_dials_failed);
+}
+
+}  // namespace cohive::averaging

@@ -1,0 +1,95 @@
+#include "cohive/averaging/round.hpp"
+
+#include <stdexcept>
+
+#include "cohive/averaging/errors.hpp"
+#include "round_state.hpp"
+
+namespace cohive::averaging {
+
+void check(const RoundLimits& limits) {
+  for (const auto& limit : {limits.allreduce, limits.sender, limits.reducer})
+    if (limit && *limit <= Duration::zero()) throw std::invalid_argument("the limits of a round must be above zero");
+}
+
+Round::State::State(Runtime& runtime, RoundOptions wanted, bool own_tensors)
+    : options(std::move(wanted)),
+      has_own_tensors(own_tensors),
+      plan(runtime),
+      limits(options.limits),
+      triggered(runtime, "trigger of an averaging round"),
+      tasks(runtime, "averaging round") {
+  check(limits);
+}
+
+void Round::State::trigger(double with_weight, std::shared_ptr<TensorParts> handed_over) {
+  if (triggered.is_set() || finished()) return;
+  weight = with_weight;
+  tensors = std::move(handed_over);
+  triggered.set();
+}
+
+void Round::State::cancel() {
+  if (finished()) return;
+  stage = Stage::finished;
+  result = Error(Errc::round_cancelled);
+  tasks.cancel();
+  tensors.reset();
+}
+
+Round::Round(std::shared_ptr<State> state) : state_(std::move(state)) {}
+Round::Round(Round&&) noexcept = default;
+
+Round& Round::operator=(Round&& other) noexcept {
+  if (this == &other) return *this;
+  if (state_) state_->cancel();
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+Round::~Round() {
+  if (state_) state_->cancel();
+}
+
+Round::Stage Round::stage() const noexcept {
+  return state_->stage;
+}
+
+void Round::reschedule(double unix_time) {
+  state_->plan.scheduled_time = unix_time;
+  state_->plan.changed.notify_all();
+}
+
+void Round::expect(std::size_t members) {
+  state_->plan.expected_members = members;
+  state_->plan.changed.notify_all();
+}
+
+void Round::limit(const RoundLimits& limits) {
+  check(limits);
+  state_->limits = limits;
+}
+
+void Round::trigger(double weight, std::shared_ptr<TensorParts> tensors) {
+  if (!tensors) throw std::invalid_argument("a round is triggered with tensors");
+  state_->trigger(weight, std::move(tensors));
+}
+
+void Round::trigger(double weight) {
+  if (!state_->has_own_tensors)
+    throw std::logic_error("this averager has no tensors of its own to trigger a round with");
+  state_->trigger(weight, nullptr);
+}
+
+void Round::cancel() {
+  state_->cancel();
+}
+
+Task<Result<RoundResult>> Round::result() {
+  return [](std::shared_ptr<State> state) -> Task<Result<RoundResult>> {
+    co_await state->tasks.join();
+    co_return std::exchange(state->result, std::nullopt).value_or(Error(Errc::round_cancelled));
+  }(state_);
+}
+
+}  // namespace cohive::averaging

@@ -1,0 +1,163 @@
+#include "rounds.hpp"
+
+#include <algorithm>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/proto/averaging.pb.h"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr Duration kFirstMessage = 15s;  // of a stream
+constexpr Duration kRefusalTimeout = 15s;
+constexpr std::size_t kEndedGroups = 8;  // remembered: their late streams need not be held
+
+}  // namespace
+
+Rounds::Rounds(Runtime& runtime, Limits limits)
+    : runtime_(runtime), limits_(limits), changed_(runtime, "the round of an early sender") {}
+
+Rounds::Search::~Search() {
+  --rounds_.searches_;
+  rounds_.changed_.notify_all();
+}
+
+// ---- The round of a group
+
+Rounds::Entry::Entry(Rounds& rounds, std::shared_ptr<const Group> group) : rounds_(rounds), group_(std::move(group)) {
+  rounds_.entries_.push_back(this);
+  rounds_.changed_.notify_all();
+}
+
+Rounds::Entry::~Entry() {
+  if (!complete_)
+    for (const auto& [id, all_reduce] : running_) all_reduce->cancel();  // senders that wait for us get an answer
+  std::erase(rounds_.entries_, this);
+  rounds_.ended_.push_back(group_->id);
+  if (rounds_.ended_.size() > kEndedGroups) rounds_.ended_.pop_front();
+  rounds_.changed_.notify_all();
+}
+
+void Rounds::Entry::triggered() {
+  triggered_ = true;
+}
+
+bool Rounds::Entry::add(const std::string& id, std::shared_ptr<AllReduce> all_reduce) {
+  for (const PeerId& peer : left_) all_reduce->member_left(peer);
+  if (!running_.emplace(id, std::move(all_reduce)).second) return false;
+  rounds_.changed_.notify_all();
+  return true;
+}
+
+void Rounds::member_left(const PeerId& peer, const std::string& group_id) {
+  for (Entry* entry : entries_) {
+    if (!entry->group_->index_of(peer) || (!group_id.empty() && entry->group_->id != group_id)) continue;
+    entry->left_.insert(peer);
+    for (const auto& [id, all_reduce] : entry->running_) all_reduce->member_left(peer);
+  }
+}
+
+Rounds::Entry* Rounds::entry_of(const std::string& id) const {
+  const auto at = std::ranges::find_if(entries_, [&](const Entry* entry) { return id.starts_with(entry->group_->id); });
+  return at == entries_.end() ? nullptr : *at;
+}
+
+std::shared_ptr<AllReduce> Rounds::find(const std::string& id) const {
+  const Entry* entry = entry_of(id);
+  if (!entry) return nullptr;
+  const auto at = entry->running_.find(id);
+  return at == entry->running_.end() ? nullptr : at->second;
+}
+
+// ---- Streams of senders
+
+Rounds::Verdict Rounds::look_at(const Held& held) const {
+  if (held.refused) return Verdict::refuse_unknown;
+  if (const Entry* entry = entry_of(held.id))
+    return entry->group_->index_of(held.peer) ? Verdict::wait : Verdict::refuse_stranger;
+  const bool ended = std::ranges::any_of(ended_, [&](const std::string& group) { return held.id.starts_with(group); });
+  if (ended) return Verdict::refuse_ended;
+  return searches_ > 0 ? Verdict::wait : Verdict::refuse_unknown;
+}
+
+bool Rounds::may_hold(const PeerId& peer) const {
+  const auto own = static_cast<std::size_t>(std::ranges::count(held_, peer, &Held::peer));
+  return held_.size() < limits_.streams && own < limits_.streams_of_a_peer;
+}
+
+/// Refuses streams of the greediest peer until there is room for those of the others.
+void Rounds::make_room() {
+  std::size_t total = 0;
+  std::map<PeerId, std::size_t> by_peer;
+  for (const Held& held : held_) {
+    if (held.refused) continue;
+    total += held.bytes;
+    by_peer[held.peer] += held.bytes;
+  }
+  while (total > limits_.bytes) {
+    const auto greediest = std::ranges::max_element(by_peer, {}, [](const auto& one) { return one.second; });
+    log::warn("averaging", "too much is sent ahead of its round: refusing {} ({} bytes)", greediest->first,
+              greediest->second);
+    for (Held& held : held_) held.refused |= held.peer == greediest->first;
+    total -= greediest->second;
+    by_peer.erase(greediest);
+  }
+}
+
+bool Rounds::is_awaited(const Held& held) const {
+  const Entry* entry = entry_of(held.id);
+  return entry && !entry->triggered_ && entry->group_->index_of(held.peer);
+}
+
+Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
+  auto first = co_await stream.receive(runtime_.after(kFirstMessage));
+  if (!first) co_return first.error();
+  if (!*first) co_return Error(Errc::bad_partition, stream.peer(), "no part");
+  auto message = parse_part(**first);
+  if (!message) co_return message.error();
+  const TimePoint arrival = runtime_.now();
+  if (!may_hold(stream.peer())) co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "streams ahead of rounds");
+  const auto held = held_.insert(held_.end(), {stream.peer(), message->group_id, (*first)->size()});
+  struct Release {
+    Rounds& rounds;
+    std::list<Held>::iterator held;
+    ~Release() { rounds.held_.erase(held); }
+  };
+  std::shared_ptr<AllReduce> all_reduce;
+  Verdict verdict = Verdict::wait;
+  {
+    const Release release{*this, held};
+    make_room();
+    changed_.notify_all();  // someone_waits
+    const Deadline end(arrival + limits_.time);
+    while (!(all_reduce = find(held->id)) && (verdict = look_at(*held)) == Verdict::wait)
+      if (!co_await changed_.wait(end)) break;
+  }
+  if (!all_reduce) {
+    if (verdict == Verdict::refuse_stranger) co_return Error(Errc::bad_partition, stream.peer(), "not in this group");
+    const int code = verdict == Verdict::refuse_ended ? proto::CANCELLED : proto::BAD_GROUP_ID;
+    co_return co_await send_code(stream, code, runtime_.after(kRefusalTimeout));
+  }
+  struct Serving {
+    Rounds& rounds;
+    explicit Serving(Rounds& r) : rounds(r) { ++rounds.serving_; }
+    ~Serving() {
+      --rounds.serving_;
+      rounds.changed_.notify_all();
+    }
+  } serving(*this);
+  co_return co_await AllReduce::serve(std::move(all_reduce), stream, std::move(**first), arrival);
+}
+
+Task<void> Rounds::someone_waits() {
+  while (std::ranges::none_of(held_, [this](const Held& held) { return is_awaited(held); })) co_await changed_.wait();
+}
+
+Task<void> Rounds::drain(Deadline deadline) {
+  while (serving_ > 0)
+    if (!co_await changed_.wait(deadline)) co_return;
+}
+
+}  // namespace cohive::averaging

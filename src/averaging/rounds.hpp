@@ -1,0 +1,100 @@
+// Rounds: the all-reduces of one averager, by the ids that travel (a group's, followed by a phase). Streams of senders
+// that come early are held: before this peer has heard of their group, before its trigger, before it reaches their
+// phase. How many are held, their bytes and the time are bounded; strangers to a group are refused. Source: hivemind
+// wire spec, section 6.7.
+#pragma once
+
+#include <deque>
+#include <list>
+#include <map>
+#include <set>
+
+#include "all_reduce.hpp"
+
+namespace cohive::averaging {
+
+class Rounds {
+ public:
+  /// Bounds of what is held.
+  struct Limits {
+    Duration time = 120s;
+    std::size_t streams_of_a_peer = 4;
+    std::size_t streams = 2048;
+    std::size_t bytes = 128 << 20;  ///< beyond, the streams of the peer that has most of them are refused
+  };
+  Rounds(Runtime& runtime, Limits limits);
+  explicit Rounds(Runtime& runtime) : Rounds(runtime, Limits()) {}
+
+  /// A group may be on its way to us: streams of groups that are not known are held. For as long as the object lives.
+  class Search {
+   public:
+    explicit Search(Rounds& rounds) : rounds_(rounds) { ++rounds_.searches_; }
+    ~Search();
+    Search(const Search&) = delete;
+
+   private:
+    Rounds& rounds_;
+  };
+
+  /// The round of a group, from its first word to its end. Streams of its members are held until the all-reduce that
+  /// they are for has begun; when the round ends, those that are left are refused, and all-reduces that have not been
+  /// completed are cancelled.
+  class Entry {
+   public:
+    Entry(Rounds& rounds, std::shared_ptr<const Group> group);
+    ~Entry();
+    Entry(const Entry&) = delete;
+    /// The tensors are ready: from now on no member waits for our trigger.
+    void triggered();
+    /// Serves senders of the phase. False when the phase has been before.
+    bool add(const std::string& id, std::shared_ptr<AllReduce> all_reduce);
+    /// The round has succeeded: what is running goes on for members that need longer.
+    void complete() { complete_ = true; }
+
+   private:
+    friend class Rounds;
+    Rounds& rounds_;
+    std::shared_ptr<const Group> group_;
+    std::map<std::string, std::shared_ptr<AllReduce>> running_;  // by id
+    std::set<PeerId> left_;
+    bool triggered_ = false, complete_ = false;
+  };
+
+  /// Serves rpc_aggregate_part.
+  Task<Result<>> serve(rpc::ServerStream& stream);
+  /// A peer has given up the round of a group; empty: it averages no more.
+  void member_left(const PeerId& peer, const std::string& group_id);
+
+  /// Completes when a member has sent us a part of a round whose trigger is not set.
+  Task<void> someone_waits();
+  /// Waits until all members have the results that they wait for.
+  Task<void> drain(Deadline deadline);
+
+ private:
+  /// A stream that waits for its all-reduce.
+  struct Held {
+    PeerId peer;
+    std::string id;
+    std::size_t bytes = 0;
+    bool refused = false;  // to make room
+  };
+  enum class Verdict { wait, refuse_unknown, refuse_ended, refuse_stranger };
+
+  Entry* entry_of(const std::string& id) const;
+  std::shared_ptr<AllReduce> find(const std::string& id) const;
+  Verdict look_at(const Held& held) const;
+  bool may_hold(const PeerId& peer) const;
+  void make_room();
+  bool is_awaited(const Held& held) const;
+
+  Runtime& runtime_;
+  const Limits limits_;
+  mutable Condition changed_;
+  std::size_t searches_ = 0;
+  std::vector<Entry*> entries_;
+  std::deque<std::string> ended_;  // groups of the last rounds
+  std::list<Held> held_;
+  std::size_t serving_ = 0;  // members whose parts we average, or that have not got all results yet
+};
+
+}  // namespace cohive::averaging

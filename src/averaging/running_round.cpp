@@ -1,0 +1,96 @@
+#include "running_round.hpp"
+
+#include <algorithm>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+void add_new(std::vector<PeerId>& all, const std::vector<PeerId>& more) {
+  for (const PeerId& peer : more)
+    if (std::ranges::find(all, peer) == all.end()) all.push_back(peer);
+}
+
+}  // namespace
+
+Scheme plain_all_reduce() {
+  return [](RoundContext& round) { return round.all_reduce(round.tensors(), ""); };
+}
+
+Task<Result<WorkDivision>> divide_work(Runtime& runtime, PeerId own, std::shared_ptr<const Group> group,
+                                       std::span<const TensorInfo> schema, std::uint64_t min_vector_size) {
+  const auto own_index = group->index_of(own);
+  if (!own_index) co_return Error(Errc::bad_partition, "we are not in the group");
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : schema) total += tensor.elements();
+  auto divide = [total, group, min_vector_size] { return peer_fractions(total, group->members, min_vector_size); };
+  // Bandwidths make a linear program, which takes its time in a large group.
+  const bool heavy =
+      std::ranges::any_of(group->members, [](const Member& member) { return member.bandwidth.has_value(); });
+  auto fractions = heavy ? co_await runtime.offload(std::move(divide)) : divide();
+  if (!fractions) co_return fractions.error();
+  co_return WorkDivision{std::move(group), *own_index, std::move(*fractions)};
+}
+
+RunningRound::RunningRound(Setup setup, WorkDivision work, Terms terms, TensorParts& tensors, Rounds::Entry& entry)
+    : setup_(std::move(setup)),
+      work_(std::move(work)),
+      terms_(terms),
+      tensors_(tensors),
+      entry_(entry),
+      traffic_(std::make_shared<std::vector<MemberTraffic>>(work_.group->members.size())) {}
+
+Task<Result<>> RunningRound::run() {
+  const bool fits = std::ranges::equal(tensors_.infos(), setup_.schema, {}, &TensorInfo::shape, &TensorInfo::shape);
+  if (!fits) co_return Error(cohive::Errc::invalid_argument, "tensors that are not those of the averager");
+  co_return co_await setup_.options.scheme(*this);
+}
+
+Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase) {
+  AllReduce::Setup setup{setup_.protocol,
+                         work_.group->id + phase,
+                         work_.group,
+                         work_.own_index,
+                         work_.fractions,
+                         terms_,
+                         setup_.limits.sender.value_or(Duration::zero()),
+                         setup_.limits.reducer.value_or(Duration::zero()),
+                         traffic_};
+  auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);
+  if (!made) co_return made.error();
+  if (!entry_.add(work_.group->id + phase, *made)) co_return Error(Errc::bad_partition, "a phase that has been before");
+  auto outcome = co_await (*made)->run(tensors);
+  if (!outcome) co_return outcome.error();
+  add(*outcome);
+  co_return ok();
+}
+
+void RunningRound::add(const AllReduce::Outcome& outcome) {
+  outcome_.parts_total += outcome.parts_total;
+  outcome_.parts_failed += outcome.parts_failed;
+  add_new(outcome_.failed_reducers, outcome.failed_reducers);
+  add_new(outcome_.lost_senders, outcome.lost_senders);
+}
+
+RoundResult RunningRound::result(TimePoint trigger) const {
+  RoundResult result;
+  const Group& group = *work_.group;
+  result.group_id = group.id;
+  result.group = group.members;
+  result.leader = group.leader;
+  result.agreed_codecs = group.agreed_codecs;
+  result.parts_total = outcome_.parts_total;
+  result.parts_failed = outcome_.parts_failed;
+  result.failed_reducers = outcome_.failed_reducers;
+  result.lost_senders = outcome_.lost_senders;
+  for (const MemberTraffic& member : *traffic_) {
+    result.exchanged.push_back(member.summary(trigger));
+    result.bytes_sent += result.exchanged.back().bytes_sent;
+    result.bytes_received += result.exchanged.back().bytes_received;
+  }
+  return result;
+}
+
+}  // namespace cohive::averaging

@@ -1,0 +1,55 @@
+// The round of a group as its scheme sees it: all-reduces on demand, and what they add up to.
+#pragma once
+
+#include "cohive/averaging/scheme.hpp"
+#include "rounds.hpp"
+
+namespace cohive::averaging {
+
+/// How the members of a group share the work of a round.
+struct WorkDivision {
+  std::shared_ptr<const Group> group;
+  std::size_t own_index = 0;
+  std::vector<std::uint64_t> fractions;  ///< for each member
+};
+/// The same for all members. Errors: the group cannot average, or does not have us.
+Task<Result<WorkDivision>> divide_work(Runtime& runtime, PeerId own, std::shared_ptr<const Group> group,
+                                       std::span<const TensorInfo> schema, std::uint64_t min_vector_size);
+
+class RunningRound final : public RoundContext {
+ public:
+  struct Setup {
+    p2p::Host& host;
+    const AveragerOptions& options;
+    const AveragingMetrics& metrics;
+    std::string protocol;  ///< of rpc_aggregate_part
+    const std::vector<TensorInfo>& schema;
+    RoundLimits limits;  ///< unset: none
+  };
+  RunningRound(Setup setup, WorkDivision work, Terms terms, TensorParts& tensors, Rounds::Entry& entry);
+
+  /// Runs the scheme. Errors: tensors that do not fit the schema; those of the scheme.
+  Task<Result<>> run();
+  /// What is known at the end; without times.
+  RoundResult result(TimePoint trigger) const;
+
+  Runtime& runtime() const noexcept override { return setup_.host.runtime(); }
+  const Group& group() const noexcept override { return *work_.group; }
+  std::size_t own_index() const noexcept override { return work_.own_index; }
+  const Terms& terms() const noexcept override { return terms_; }
+  TensorParts& tensors() const noexcept override { return tensors_; }
+  Task<Result<>> all_reduce(TensorParts& tensors, std::string phase) override;
+
+ private:
+  void add(const AllReduce::Outcome& outcome);
+
+  const Setup setup_;
+  const WorkDivision work_;
+  const Terms terms_;
+  TensorParts& tensors_;
+  Rounds::Entry& entry_;
+  std::shared_ptr<std::vector<MemberTraffic>> traffic_;
+  AllReduce::Outcome outcome_;  // of all all-reduces
+};
+
+}  // namespace cohive::averaging

@@ -1,0 +1,162 @@
+// Search: one search for a group. It declares that this peer looks for one, follows the peer whose declaration expires
+// first, and leads the group when that is its own.
+// Source: hivemind wire spec, sections 6.2 and 6.5.
+#pragma once
+
+#include <set>
+
+#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/metrics.hpp"
+#include "cohive/dht/dht.hpp"
+#include "known_group.hpp"
+#include "leadership.hpp"
+
+namespace cohive::averaging {
+
+/// What the searches of one averager have in common.
+struct SearchContext {
+  explicit SearchContext(FinderContext context);
+
+  std::string key() const { return finder.options.prefix + ".0b" + bits; }
+  double now() const { return finder.dht.now(); }
+  PeerId own() const { return finder.dht.host().id(); }
+  /// Remembers a group, and looks for newcomers that it does not have.
+  void remember(const Group& group, bool reforms);
+  void look_around();
+  /// How long we declare ourselves, beyond min_matchmaking_time.
+  Duration stretch() const { return stretch_; }
+  /// A declaration has been stored in the DHT.
+  void stored_in(Duration time);
+
+  const FinderContext finder;
+  Runtime& runtime;
+  const std::string protocol;  // rpc_join_group
+  std::string bits;
+  KnownGroup known;
+  Mutex lock;         // one of: asking a leader, accepting a follower
+  Condition changed;  // of anything about the search
+  TaskGroup background;
+
+ private:
+  static Task<void> look_for_newcomers(SearchContext& self);
+
+  Duration last_storing_{}, stretch_{};
+  bool looking_around_ = false;
+};
+
+/// What one search has met, for its error.
+struct SearchReport {
+  std::set<PeerId> candidates;
+  std::size_t unreachable = 0, lost = 0, disbanded = 0, joined = 0, left = 0;
+  std::map<std::string, std::size_t> refusals;
+  std::string text() const;
+};
+
+class Search {
+ public:
+  /// \param end  Unix seconds
+  Search(SearchContext& context, Member own, const SearchPlan& plan, double end);
+  ~Search();
+
+  Task<Result<Group>> run(Deadline deadline);
+  /// Undoes what the search has changed; peers that hold it find it ended.
+  void end();
+
+  /// The peers that wait for us, or that we wait for.
+  std::set<PeerId> partners() const;
+  /// Whether it has heard of the peer.
+  bool has_met(const PeerId& peer) const { return partners().contains(peer) || report_.candidates.contains(peer); }
+
+  // ---- For peers that ask to join
+  /// True when peers may join: something is declared, and no group is found.
+  bool ready() const { return looking() && declared_; }
+  /// Why a peer may not join; nullopt when it may.
+  std::optional<proto::MessageFromLeader> refusal(const PeerId& peer, const proto::JoinRequest& request) const;
+  void add(const FollowerPtr& follower);
+  void remove(const FollowerPtr& follower);
+  /// Makes the group when no peer is left to wait for.
+  void assemble_if_complete();
+  /// The follower's time is up: makes the group with the peers that are here, or gives them up.
+  void assemble_or_disband(const Follower& follower);
+  /// When our own declaration expires.
+  double expiration() const;
+  std::optional<PeerId> leader() const {
+    return standing_ == Standing::following ? std::optional(leader_) : std::nullopt;
+  }
+
+ private:
+  /// What this peer is to the others.
+  enum class Standing {
+    free,
+    held,      ///< our request waits at the known leader: no group begins here
+    following  ///< `leader_` has accepted us
+  };
+  struct Declaration {
+    std::string key;
+    double expiration = 0;
+  };
+  struct Candidate {
+    double expiration;
+    PeerId peer;
+    friend auto operator<=>(const Candidate&, const Candidate&) = default;
+  };
+  struct Next {
+    enum class Kind { ask, time_is_up, found, members_left } kind;
+    Candidate candidate{};
+  };
+
+  bool looking() const { return !ended_ && !found_; }
+  bool complete() const;
+  bool all_left() const;
+  std::size_t still_expected() const;
+  void assemble();
+  double own_expiration() const;
+  double expiration_from_now() const;
+  void note(JoinOutcome outcome, const PeerId& leader, const std::string& detail);
+
+  static Task<void> declare(Search& self);
+  static Task<void> undeclare(SearchContext& context, Declaration declaration);
+  static Task<void> refresh_queue(Search& self);
+  static Task<void> watch_plan(Search& self);
+  static Task<void> watch_known_group(Search& self);
+  static Task<void> redial(Search& self, PeerId peer);
+  static Task<void> assemble_when_complete(Search& self);
+  void take_declared(const dht::GetResult& declared);
+  Task<void> join_known_group(PeerId leader, Deadline deadline);
+  Task<Result<Next>> next_step();
+  std::optional<Candidate> first_candidate();
+  Task<void> follow(PeerId leader, double expiration, Duration hold = {});
+  Task<std::optional<Group>> request_to_join(PeerId leader, double expiration, Duration hold,
+                                             std::optional<PeerId>& redirected);
+  Task<std::optional<Group>> await_group(rpc::ClientStream& call, double expiration, std::optional<PeerId>& redirected);
+  proto::JoinRequest join_request(double expiration, Duration hold) const;
+  Result<Group> group_from(const proto::MessageFromLeader& message, const PeerId& leader) const;
+
+  SearchContext& context_;
+  const AveragerOptions& options_;
+  Runtime& runtime_;
+  const Member own_;
+  const SearchPlan& plan_;
+  const double end_;
+  bool ended_ = false;
+  std::optional<Group> found_;
+  SearchReport report_;
+
+  std::optional<Declaration> declared_;
+  std::uint64_t declarations_ = 0;
+  Standing standing_ = Standing::free;
+  PeerId leader_;
+  Leadership followers_;
+  TimePoint grace_end_;  // until then the members of the known group are expected to come by themselves
+  std::size_t expected_members_ = 0;
+  TimePoint expected_since_;  // when the owner of the round said so
+
+  std::set<Candidate> queue_, tried_;
+  std::uint64_t updates_ = 0;  // of the queue
+  double max_assured_ = 0;
+  Condition refresh_wanted_;
+  bool want_refresh_ = false;
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::averaging

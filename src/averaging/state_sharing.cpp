@@ -1,0 +1,139 @@
+#include "cohive/averaging/state_sharing.hpp"
+
+#include <stdexcept>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/dht/dht.hpp"
+#include "donors.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr Duration kChunkTimeout = 15s;
+constexpr std::size_t kMaxUploads = 4;
+constexpr Duration kUploadTurn = 5s;  // to wait for one of those; the newcomer had better ask another donor then
+
+StateSharingOptions checked(StateSharingOptions options) {
+  const auto fail = [](const char* what) { throw std::invalid_argument(what); };
+  if (options.prefix.empty() || options.prefix.find('.') != std::string::npos)
+    fail("the prefix of shared states must not be empty nor contain '.'");
+  for (const auto& choice : options.codec.choices())
+    if (codec::info(choice.codec).needs_agreement) fail("StateSharingOptions::codec must need no agreement");
+  return options;
+}
+
+}  // namespace
+
+struct StateSharing::Impl {
+  Impl(Dht& d, StateSharingOptions o)
+      : dht(d),
+        runtime(d.runtime()),
+        options(checked(std::move(o))),
+        base(options.prefix + "::" + options.class_name + "."),
+        declared_under(options.prefix + ".all_averagers"),
+        metrics(runtime.metrics(), options.prefix),
+        changed(runtime, "shared state"),
+        uploads(runtime, kMaxUploads, "state uploads"),
+        snapshots(runtime, options.codec),
+        server(d.host()),
+        tasks(runtime, "state sharing") {}
+
+  static Task<void> declare(Impl& self);
+  Task<Result<>> serve_whole(rpc::ServerStream& stream);
+  Task<Result<>> serve_in_pieces(rpc::ServerStream& stream);
+  void show(const DownloadProgress& progress);
+
+  Dht& dht;
+  Runtime& runtime;
+  const StateSharingOptions options;
+  const std::string base, declared_under;
+  StateMetrics metrics;
+  double priority = 0;
+  Condition changed;  // provider or priority
+  Semaphore uploads;  // of either protocol
+  Snapshots snapshots;
+  rpc::Server server;
+  TaskGroup tasks;
+};
+
+StateSharing::StateSharing(Dht& dht, StateSharingOptions options)
+    : impl_(std::make_unique<Impl>(dht, std::move(options))) {}
+StateSharing::~StateSharing() = default;
+
+void StateSharing::start() {
+  Impl& self = *impl_;
+  if (!self.options.share) return;
+  self.server.add_streaming(self.base + "rpc_download_state",
+                            [&self](rpc::ServerStream& stream) { return self.serve_whole(stream); });
+  self.server.add_streaming(self.base + "rpc_download_pieces",
+                            [&self](rpc::ServerStream& stream) { return self.serve_in_pieces(stream); });
+  self.tasks.spawn(Impl::declare(self), "declare state");
+}
+
+void StateSharing::set_provider(Provider provider) {
+  if (!provider) return set_async_provider(nullptr);
+  set_async_provider([&runtime = impl_->runtime, provider = std::move(provider)] {
+    return [](Runtime& loop, Provider work) -> Task<std::optional<SharedState>> {
+      co_return co_await loop.offload(std::move(work));
+    }(runtime, provider);
+  });
+}
+
+void StateSharing::set_async_provider(AsyncProvider provider) {
+  impl_->snapshots.set_provider(std::move(provider));
+  impl_->changed.notify_all();
+}
+
+void StateSharing::set_priority(double priority) {
+  impl_->priority = priority;
+  impl_->changed.notify_all();
+}
+
+/// Declared again in time, and at once when something changes.
+Task<void> StateSharing::Impl::declare(Impl& self) {
+  const msgpack::Value own = msgpack::Value::bin(self.dht.host().id().bytes());
+  for (;;) {
+    const double expiration = self.dht.now() + to_seconds(self.options.declare_period);
+    const auto said = self.snapshots.sharing() ? msgpack::Value(self.priority) : msgpack::Value();
+    (void)co_await self.dht.store(self.declared_under, own, said, expiration);
+    co_await self.changed.wait(self.runtime.after(self.options.declare_period * 2 / 3));
+  }
+}
+
+Task<Result<>> StateSharing::Impl::serve_whole(rpc::ServerStream& stream) {
+  const auto units = co_await uploads.acquire(1, runtime.after(kUploadTurn));
+  if (!units) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
+  metrics.uploads.increment();
+  auto state = co_await snapshots.state();
+  co_return co_await send_state(runtime, stream, std::move(state), options.codec);
+}
+
+Task<Result<>> StateSharing::Impl::serve_in_pieces(rpc::ServerStream& stream) {
+  co_return co_await serve_pieces(runtime, stream, snapshots, uploads, metrics);
+}
+
+void StateSharing::Impl::show(const DownloadProgress& progress) {
+  metrics.download_done.set(static_cast<double>(progress.bytes_done));
+  metrics.download_total.set(static_cast<double>(progress.bytes_total));
+  metrics.download_donors.set(static_cast<double>(progress.donors));
+}
+
+Task<Result<DownloadedState>> StateSharing::download(DownloadOptions options) {
+  Impl& self = *impl_;
+  const PieceSource pieces{self.base + "rpc_download_pieces", kChunkTimeout, options.max_bytes, options.max_donors};
+  const DownloadSetup setup{self.declared_under, self.base + "rpc_download_state", pieces};
+  DownloadReport report;
+  report.on_progress = [&self, &options](const DownloadProgress& progress) {
+    self.show(progress);
+    if (options.on_progress) options.on_progress(progress);
+  };
+  auto state = co_await download_from_donors(self.dht, setup, report, self.runtime.after(options.limit));
+  if (state) self.metrics.downloads.increment();
+  self.metrics.donors_rejected.increment(static_cast<double>(report.liars.size()));
+  for (const auto& [peer, bytes] : report.contributed)
+    self.metrics.bytes_received.increment(static_cast<double>(bytes));
+  self.metrics.download_donors.set(0);
+  co_return state;
+}
+
+}  // namespace cohive::averaging

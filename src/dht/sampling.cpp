@@ -1,0 +1,88 @@
+// Getting a record from some of its replicas.
+#include <algorithm>
+#include <limits>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
+#include "dht_impl.hpp"
+
+namespace cohive::dht {
+namespace {
+
+constexpr std::size_t kRemembered = 16;  // keys
+
+/// Asks nodes, one after the other, until one answers.
+struct Sampling {
+  Dht::Impl& self;
+  LookupPtr lookup;
+  std::vector<NodeAddress> candidates;
+  std::size_t next = 0;
+
+  static Task<void> ask_one(Sampling& of) {
+    while (of.next < of.candidates.size()) {
+      const NodeAddress node = of.candidates[of.next++];
+      std::vector<DhtId> keys{of.lookup->key};
+      auto findings = co_await of.self.ask({node, {}}, std::move(keys));
+      if (!findings || findings->empty()) continue;
+      ++of.lookup->answers;
+      if (findings->front().record)
+        co_await of.self.consider(of.lookup, std::move(*findings->front().record), node.id);
+      co_return;
+    }
+  }
+};
+
+}  // namespace
+
+void SampledRecords::keep(const DhtId& key, StoredRecord record) {
+  if (!records_.contains(key)) {
+    if (order_.size() >= kRemembered) {
+      records_.erase(order_.front());
+      order_.pop_front();
+    }
+    order_.push_back(key);
+  }
+  records_.insert_or_assign(key, std::move(record));
+}
+
+const StoredRecord* SampledRecords::find(const DhtId& key) const {
+  const auto found = records_.find(key);
+  return found == records_.end() ? nullptr : &found->second;
+}
+
+Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, Deadline deadline) {
+  auto lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), std::numeric_limits<double>::infinity());
+  if (closed) co_return result_of(*lookup);
+  const TimePoint start = runtime.now();
+  if (const auto* known = sampled.find(lookup->key); known && known->expiration >= protocol.now()) lookup->best = *known;
+  if (const auto* stored = protocol.storage.get(lookup->key, protocol.now())) {
+    const auto* theirs = stored->dictionary();
+    if (theirs && lookup->best && lookup->best->is_dictionary())
+      merge(*lookup->best, *theirs);
+    else if (!lookup->best || stored->expiration > lookup->best->expiration)
+      lookup->best = *stored;
+  }
+  const DhtId twin = lookup->key.twin();
+  auto found = co_await explore({twin}, options.num_replicas, deadline);
+  Sampling sampling{*this, lookup, std::move(found[twin])};
+  auto& candidates = sampling.candidates;
+  const auto holders = candidates.begin() + static_cast<std::ptrdiff_t>(std::min(candidates.size(), options.num_replicas));
+  std::shuffle(candidates.begin(), holders, runtime.random());
+  Nursery asking(runtime, "replicas of a record");
+  for (std::size_t i = 0; i < replicas; ++i) asking.spawn(Sampling::ask_one(sampling), "replica of a record");
+  if (!co_await within(runtime, deadline, asking.join())) {
+    lookup->cut_off = true;
+    asking.cancel();
+  }
+  lookup->done.set();
+  if (lookup->best) {
+    if (auto* dictionary = std::get_if<Dictionary>(&lookup->best->content)) dictionary->drop_expired(protocol.now());
+    sampled.keep(lookup->key, *lookup->best);
+  }
+  auto result = result_of(*lookup);
+  (result ? metrics.gets_found : metrics.gets_missed).increment();
+  metrics.get_seconds.observe(to_seconds(runtime.now() - start));
+  co_return result;
+}
+
+}  // namespace cohive::dht

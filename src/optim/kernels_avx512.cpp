@@ -1,0 +1,30 @@
+// AVX-512 (F, BW, DQ, VL).
+#include "kernels.hpp"
+
+#if defined(__x86_64__)
+// Only what follows may use these instructions.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
+#endif
+#pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors stay within this file
+
+namespace cohive::optim {
+namespace {
+
+#include "kernels_body.hpp"
+
+}  // namespace
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+const Kernels kAvx512Kernels = COHIVE_OPTIM_KERNELS("avx512");
+
+}  // namespace cohive::optim
+#endif

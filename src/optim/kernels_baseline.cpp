@@ -1,0 +1,15 @@
+// For every processor: SSE2 on x86-64, NEON on aarch64.
+#include "kernels.hpp"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors stay within this file
+
+namespace cohive::optim {
+namespace {
+
+#include "kernels_body.hpp"
+
+}  // namespace
+
+const Kernels kBaselineKernels = COHIVE_OPTIM_KERNELS("baseline");
+
+}  // namespace cohive::optim

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <mutex>
+
+#include "cohive/averaging/host_parts.hpp"
+#include "gradient_intake.hpp"
+#include "model_state.hpp"
+#include "schedule.hpp"
+#include "torch_replica.hpp"
+
+namespace cohive::libtorch {
+
+/// Parameters of any floating type on any device, stepped by their LibTorch optimizer, whatever its class. Gradients and
+/// parameters are averaged as float32 copies in host memory.
+class ForeignModel final : public TorchReplica, public train::Replica {
+ public:
+  ForeignModel(Runtime& runtime, ModelParts parts, const OptimizerOptions& options);
+  ~ForeignModel() override;
+
+  train::Replica& replica() override { return *this; }
+  void take_batch(double samples) override { intake_.take_batch(samples); }
+  void step_locally() override;
+  void clip_grad_norm(double max_norm) override { max_norm_ = max_norm; }
+
+  const std::vector<averaging::TensorInfo>& gradient_infos() const override { return gradient_infos_; }
+  const std::vector<averaging::TensorInfo>& state_infos() const override { return state_infos_; }
+  void cut_gradients() override { intake_.cut(); }
+  Task<Gradients> take_gradients(std::optional<train::Place> step) override;
+  Task<void> drop_gradients() override;
+  Task<void> finish_step(std::uint64_t epoch, bool step) override;
+  Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::StateRound how) override;
+  Task<bool> finish_state(bool averaged) override;
+  void publish() override;
+  Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
+  Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
+  void enter_epoch(std::uint64_t epoch) override { schedule_.enter_epoch(epoch); }
+
+ private:
+  void write_parameters();
+
+  Runtime& runtime_;
+  torch::optim::Optimizer& optimizer_;
+  std::vector<torch::Tensor> parameters_;
+  std::vector<averaging::TensorInfo> gradient_infos_, state_infos_;
+  train::GradientSums sums_;
+  GradientIntake intake_;
+  Schedule schedule_;
+  averaging::ResidualsPtr residuals_;
+  std::shared_ptr<train::GradientSums::Taken> taken_;
+  std::vector<train::HostBuffer> copies_;  // of the parameters, in state rounds
+  std::optional<train::StateRound> state_round_;
+  bool publishable_ = false, difference_ = false;
+  double max_norm_ = 0;
+  std::mutex stepping_;  // local steps and copies exclude one another
+  std::shared_ptr<const void> in_use_ = std::make_shared<int>();
+};
+
+}  // namespace cohive::libtorch

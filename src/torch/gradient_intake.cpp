@@ -1,0 +1,111 @@
+#include "gradient_intake.hpp"
+
+#include "cohive/optim/parallel.hpp"
+#include "model_state.hpp"
+
+namespace cohive::libtorch {
+namespace {
+
+using train::GradientSums;
+using train::HostBuffer;
+
+/// Dense, on the host and contiguous; the same tensor where it is already.
+torch::Tensor on_host(const torch::Tensor& gradient) {
+  torch::NoGradGuard no_grad;
+  return (gradient.is_sparse() ? gradient.to_dense() : gradient).to(torch::kCPU).contiguous();
+}
+
+optim::View view_of(const torch::Tensor& tensor) {
+  return {*dtype_of(tensor), tensor.data_ptr(), static_cast<std::size_t>(tensor.numel())};
+}
+
+GradientSums::Gradient handed_over(torch::Tensor gradient) {
+  if (!gradient.defined()) return {};
+  torch::Tensor values = on_host(gradient);
+  const bool same = values.is_same(gradient);
+  gradient.reset();
+  // The tensor is ours alone when no other handle refers to it, nor a view to its memory.
+  bool exclusive = values.use_count() == 1 && values.storage().use_count() == 1;
+  if (!exclusive && same) {
+    values = values.clone();
+    exclusive = true;
+  }
+  const auto view = view_of(values);
+  return {view, std::make_shared<torch::Tensor>(std::move(values)), exclusive};
+}
+
+}  // namespace
+
+GradientIntake::GradientIntake(Runtime& runtime, GradientSums& sums, std::vector<torch::Tensor> parameters, bool reuse)
+    : runtime_(runtime), sums_(sums), parameters_(std::move(parameters)), reuse_(reuse) {}
+
+void GradientIntake::take_batch(double samples) {
+  if (reuse_) {
+    if (witness_ && !parameters_[*witness_].grad().defined())
+      throw std::logic_error(
+          "cohive::Optimizer: with reuse_grad_buffers gradients add up in the model until the epoch ends, but something has "
+          "cleared them; call zero_grad of cohive::Optimizer only");
+    for (std::size_t i = 0; i < parameters_.size() && !witness_; ++i)
+      if (parameters_[i].grad().defined()) witness_ = i;
+    ++times_;
+    return;
+  }
+  std::vector<GradientSums::Gradient> batch;
+  batch.reserve(parameters_.size());
+  for (auto& parameter : parameters_) batch.push_back(handed_over(std::move(parameter.mutable_grad())));
+  sums_.add(std::move(batch), samples);
+}
+
+void GradientIntake::cut() {
+  if (!reuse_) return sums_.cut();
+  std::vector<torch::Tensor> gradients;
+  for (auto& parameter : parameters_) gradients.push_back(std::move(parameter.mutable_grad()));
+  cut_.emplace_back(std::move(gradients), std::exchange(times_, 0));
+  witness_.reset();
+}
+
+Task<GradientSums::Taken> GradientIntake::take() {
+  return reuse_ ? take_reused() : sums_.take();
+}
+
+Task<GradientSums::Taken> GradientIntake::take_reused() {
+  auto [gradients, times] = std::move(cut_.front());
+  cut_.pop_front();
+  auto owners = std::make_shared<std::vector<torch::Tensor>>();
+  GradientSums::Taken taken;
+  taken.factor = times > 0 ? 1 / static_cast<double>(times) : 0;
+  std::vector<optim::ConstView> unread;
+  std::vector<optim::Addition> converted;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const auto size = static_cast<std::size_t>(parameters_[i].numel());
+    if (!gradients[i].defined()) {
+      taken.sums.push_back(HostBuffer::allocate(size));
+      std::ranges::fill(taken.sums.back().values, 0.0f);
+      continue;
+    }
+    const torch::Tensor values = on_host(gradients[i]);
+    const auto view = view_of(values);
+    owners->push_back(values);
+    if (view.dtype() == optim::DType::float32) {
+      taken.sums.push_back({std::make_shared<torch::Tensor>(values), {values.data_ptr<float>(), size}});
+      unread.push_back(view);
+    } else {
+      taken.sums.push_back(HostBuffer::allocate(size));
+      converted.push_back({view, taken.sums.back().values});
+    }
+  }
+  gradients.clear();
+  if (!unread.empty()) taken.finite &= co_await optim::all_finite(runtime_, std::move(unread), owners);
+  if (!converted.empty())
+    taken.finite &= co_await optim::accumulate(runtime_, std::move(converted), {.factor = 1, .first = true}, owners);
+  if (!taken.finite)
+    for (auto& sum : taken.sums) std::ranges::fill(sum.values, 0.0f);
+  co_return taken;
+}
+
+Task<void> GradientIntake::drop() {
+  if (!reuse_) co_return co_await sums_.drop();
+  cut_.clear();
+}
+
+}  // namespace cohive::libtorch

@@ -1,0 +1,156 @@
+#include "host_model.hpp"
+
+namespace cohive::libtorch {
+namespace {
+
+std::vector<averaging::TensorInfo> infos_of(const std::vector<torch::Tensor>& parameters) {
+  std::vector<averaging::TensorInfo> infos;
+  for (const auto& parameter : parameters) {
+    infos.emplace_back();
+    for (auto size : parameter.sizes()) infos.back().shape.push_back(static_cast<std::uint32_t>(size));
+    infos.back().dtype = *dtype_of(parameter);
+  }
+  return infos;
+}
+
+std::span<float> span_of(const torch::Tensor& tensor) {
+  return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+}
+
+}  // namespace
+
+HostModel::HostModel(Runtime& runtime, ModelParts parts, KnownOptimizer known, const OptimizerOptions& options)
+    : HostReplica(runtime, infos_of(parts.parameters)),
+      optimizer_(parts.optimizer),
+      known_(std::move(known)),
+      parameters_(parameters_of(parts.optimizer)),
+      mirrors_(parts.parameters.front().is_same(parameters_.front()) ? std::vector<torch::Tensor>() : parts.parameters),
+      intake_(runtime, sums(), parts.parameters, options.reuse_grad_buffers),
+      schedule_(parts.scheduler) {}
+
+HostModel::~HostModel() {
+  wait_until_unused();
+}
+
+std::span<float> HostModel::live(std::size_t parameter) {
+  return span_of(parameters_[parameter]);
+}
+
+/// The parameter stays the same tensor to everything that refers to it; only its memory is another one.
+void HostModel::exchange_live(std::size_t parameter, train::HostBuffer& next) {
+  torch::NoGradGuard no_grad;
+  torch::Tensor& tensor = parameters_[parameter];
+  torch::Tensor before = tensor.detach();  // keeps the memory
+  auto owner = std::move(next.owner);
+  tensor.set_data(torch::from_blob(
+      next.values.data(), tensor.sizes(), [owner](void*) mutable { owner.reset(); }, before.options()));
+  const auto values = span_of(before);
+  next = {std::make_shared<torch::Tensor>(std::move(before)), values};
+}
+
+void HostModel::step_locally() {
+  torch::NoGradGuard no_grad;
+  const std::lock_guard lock(stepping_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    auto& gradient = (mirrors_.empty() ? parameters_ : mirrors_)[i].mutable_grad();
+    if (!gradient.defined()) continue;
+    const torch::Tensor values = gradient.to(torch::kCPU, torch::kFloat32).contiguous();
+    const auto live_values = live(i);
+    const auto number = known_.steps_taken(i) + 1;
+    const optim::TensorMemory memory{std::span<const float>(live_values), live_values, {}, span_of(values),
+                                     known_.statistics(i)};
+    optim::TensorStep step(known_.options(i), memory, {number});
+    at::parallel_for(0, static_cast<std::int64_t>(step.size()), std::int64_t{1} << 20,
+                     [&](std::int64_t begin, std::int64_t end) {
+                       step.run(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+                     });
+    if (step.has_second_phase()) {
+      step.settle();
+      step.finish(0, step.size());
+    }
+    known_.count_step(i);
+    gradient.reset();
+    if (!mirrors_.empty()) mirrors_[i].copy_(parameters_[i]);
+  }
+}
+
+// ---- Mirrors
+
+Task<void> HostModel::show_in_mirrors() {
+  if (mirrors_.empty()) co_return;
+  co_await runtime().offload([this, used = in_use()] {
+    torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
+  });
+}
+
+Task<void> HostModel::finish_step(std::uint64_t epoch, bool step) {
+  const bool live_changes = steps_into_live();
+  co_await HostReplica::finish_step(epoch, step);
+  if (step && live_changes) co_await show_in_mirrors();
+}
+
+Task<bool> HostModel::finish_state(bool averaged) {
+  const bool publishable = co_await HostReplica::finish_state(averaged);
+  if (averaged && !publishable) co_await show_in_mirrors();
+  co_return publishable;
+}
+
+void HostModel::publish() {
+  HostReplica::publish();
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
+}
+
+// ---- The state as a whole
+
+std::vector<torch::Tensor> HostModel::newest_parameters() {
+  std::vector<torch::Tensor> result;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto values = newest(i);
+    torch::Tensor tensor = values.data() == live(i).data()
+                               ? parameters_[i]
+                               : torch::from_blob(const_cast<float*>(values.data()), parameters_[i].sizes(),
+                                                  parameters_[i].options());
+    result.push_back(std::move(tensor));
+  }
+  return result;
+}
+
+Task<std::optional<averaging::SharedState>> HostModel::snapshot(std::uint64_t epoch) {
+  constexpr int kAttempts = 3;
+  co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
+    torch::NoGradGuard no_grad;
+    const std::lock_guard lock(stepping_);
+    // A trainer may write to its parameters by itself: their version counters tell.
+    const auto versions = [this] {
+      std::uint64_t sum = 0;
+      for (const auto& parameter : parameters_) sum += parameter.is_inference() ? 0 : parameter._version();
+      return sum;
+    };
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const std::uint64_t before = versions();
+      auto copy = copy_of(describe_state(optimizer_, newest_parameters(), epoch));
+      if (versions() == before) return copy;
+    }
+    return std::nullopt;
+  });
+}
+
+Task<Result<std::uint64_t>> HostModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
+  forget_next();
+  auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
+  auto loaded = co_await runtime().offload([this, shared, least_epoch, used = in_use()]() -> Result<std::uint64_t> {
+    torch::NoGradGuard no_grad;
+    const auto checked = check_state(optimizer_, *shared, least_epoch);
+    if (!checked) return checked.error();
+    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].copy_(checked->parameters[i]);
+    load_statistics(optimizer_, *checked);
+    return checked->epoch;
+  });
+  known_.look_at_state();
+  if (loaded) co_await show_in_mirrors();
+  co_return loaded;
+}
+
+}  // namespace cohive::libtorch

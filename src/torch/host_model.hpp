@@ -1,0 +1,62 @@
+#pragma once
+
+#include <mutex>
+
+#include "cohive/train/host_replica.hpp"
+#include "gradient_intake.hpp"
+#include "known_optimizer.hpp"
+#include "model_state.hpp"
+#include "schedule.hpp"
+#include "torch_replica.hpp"
+
+namespace cohive::libtorch {
+
+/// Float32 parameters in host memory, stepped by cohive. The trainer computes with them, or with mirrors of another type or on
+/// another device.
+class HostModel final : public TorchReplica, public train::HostReplica {
+ public:
+  /// \param parts.parameters  those of the optimizer, or their mirrors
+  HostModel(Runtime& runtime, ModelParts parts, KnownOptimizer known, const OptimizerOptions& options);
+  ~HostModel() override;
+
+  train::Replica& replica() override { return *this; }
+  void take_batch(double samples) override { intake_.take_batch(samples); }
+  void step_locally() override;
+  void clip_grad_norm(double max_norm) override {
+    clip_gradients(max_norm > 0 ? std::optional(max_norm) : std::nullopt);
+  }
+
+  void cut_gradients() override { intake_.cut(); }
+  Task<void> finish_step(std::uint64_t epoch, bool step) override;
+  Task<bool> finish_state(bool averaged) override;
+  void publish() override;
+  Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
+  Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
+  void enter_epoch(std::uint64_t epoch) override { schedule_.enter_epoch(epoch); }
+
+ protected:
+  std::span<float> live(std::size_t parameter) override;
+  void exchange_live(std::size_t parameter, train::HostBuffer& next) override;
+  optim::Options options(std::size_t parameter) override { return known_.options(parameter); }
+  std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) override {
+    return known_.statistics(parameter);
+  }
+  std::int64_t steps_taken(std::size_t parameter) override { return known_.steps_taken(parameter); }
+  void count_step(std::size_t parameter) override { known_.count_step(parameter); }
+  Task<train::GradientSums::Taken> take_sums() override { return intake_.take(); }
+  Task<void> drop_sums() override { return intake_.drop(); }
+
+ private:
+  Task<void> show_in_mirrors();
+  std::vector<torch::Tensor> newest_parameters();
+
+  torch::optim::Optimizer& optimizer_;
+  KnownOptimizer known_;
+  std::vector<torch::Tensor> parameters_;  // of the optimizer
+  std::vector<torch::Tensor> mirrors_;     // of the trainer, where they are others
+  GradientIntake intake_;
+  Schedule schedule_;
+  std::mutex stepping_;      // local steps and copies exclude one another
+};
+
+}  // namespace cohive::libtorch

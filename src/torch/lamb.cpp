@@ -1,0 +1,45 @@
+#include "cohive/torch/lamb.hpp"
+
+#include <torch/torch.h>
+
+#include "known_optimizer.hpp"
+
+namespace cohive {
+
+Lamb::Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups, LambOptions defaults)
+    : torch::optim::Optimizer(groups, std::make_unique<LambOptions>(defaults)) {
+  for (const auto& group : param_groups())
+    for (const auto& parameter : group.params())
+      if (!parameter.is_cpu() || parameter.scalar_type() != torch::kFloat32 || !parameter.is_contiguous())
+        throw std::invalid_argument("cohive::Lamb: parameters must be contiguous float32 tensors in host memory");
+  auto known = libtorch::KnownOptimizer::of(*this);
+  const std::size_t count = libtorch::parameters_of(*this).size();
+  for (std::size_t i = 0; i < count; ++i) optim::check(known->options(i));
+}
+
+torch::Tensor Lamb::step(LossClosure closure) {
+  torch::Tensor loss;
+  if (closure) {
+    at::AutoGradMode with_gradients(true);
+    loss = closure();
+  }
+  torch::NoGradGuard no_grad;
+  auto known = *libtorch::KnownOptimizer::of(*this);
+  auto parameters = libtorch::parameters_of(*this);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].grad().defined()) continue;
+    const torch::Tensor gradient = parameters[i].grad().to(torch::kFloat32).contiguous();
+    const auto size = static_cast<std::size_t>(parameters[i].numel());
+    const std::span<float> values(parameters[i].data_ptr<float>(), size);
+    const optim::TensorMemory memory{std::span<const float>(values), values, {},
+                                     std::span<float>(gradient.data_ptr<float>(), size), known.statistics(i)};
+    optim::TensorStep one(known.options(i), memory, {known.steps_taken(i) + 1});
+    one.run(0, size);
+    one.settle();
+    one.finish(0, size);
+    known.count_step(i);
+  }
+  return loss;
+}
+
+}  // namespace cohive

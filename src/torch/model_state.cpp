@@ -1,0 +1,233 @@
+#include "model_state.hpp"
+
+#include <cmath>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/optim/passes.hpp"
+#include "cohive/torch/lamb.hpp"
+#include "known_optimizer.hpp"
+
+namespace cohive::libtorch {
+namespace {
+
+using averaging::Errc;
+using msgpack::Value;
+
+constexpr std::pair<codec::DType, torch::ScalarType> kTypes[] = {{codec::DType::float32, torch::kFloat32},
+                                                                 {codec::DType::float64, torch::kFloat64},
+                                                                 {codec::DType::float16, torch::kFloat16},
+                                                                 {codec::DType::bfloat16, torch::kBFloat16}};
+
+torch::ScalarType torch_type(codec::DType type) {
+  for (const auto& [ours, theirs] : kTypes)
+    if (ours == type) return theirs;
+  throw std::invalid_argument("not a type of floating-point tensors");
+}
+
+codec::Shape shape_of(const torch::Tensor& tensor) {
+  codec::Shape shape;
+  for (auto size : tensor.sizes()) shape.push_back(static_cast<std::uint32_t>(size));
+  return shape;
+}
+
+/// A copy on the host in the tensor's own type.
+codec::Tensor to_wire(const torch::Tensor& tensor) {
+  const torch::Tensor flat = tensor.detach().to(torch::kCPU).contiguous();
+  return {*dtype_of(flat), shape_of(tensor), tensor.requires_grad(),
+          Slice::copy_of({static_cast<const std::uint8_t*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes())})};
+}
+
+bool has_shape_of(const codec::Tensor& wire, at::IntArrayRef sizes) {
+  if (!codec::is_floating(wire.dtype) || wire.shape.size() != sizes.size()) return false;
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    if (wire.shape[i] != static_cast<std::uint64_t>(sizes[i])) return false;
+  return true;
+}
+
+/// On the host, in the type it came in; nothing when a value is not finite: it would spoil the model. Memory that
+/// nothing else shares is used as it is.
+std::optional<torch::Tensor> from_wire(const codec::Tensor& wire) {
+  std::vector<std::int64_t> sizes(wire.shape.begin(), wire.shape.end());
+  const std::size_t count = *codec::element_count(wire.shape);
+  if (wire.data.size() != count * codec::size_of(wire.dtype)) return std::nullopt;
+  const auto options = torch::TensorOptions(torch_type(wire.dtype));
+  if (wire.data.empty()) return torch::empty(sizes, options);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(wire.data.data()) % alignof(std::max_align_t) == 0;
+  Slice memory = wire.data.unique() && aligned ? wire.data : Slice::copy_of(wire.data);
+  void* data = memory.mutable_data();
+  if (!optim::all_finite(optim::ConstView(wire.dtype, data, count))) return std::nullopt;
+  return torch::from_blob(data, sizes, [memory](void*) mutable { memory = {}; }, options);
+}
+
+Value leaf(Value value) {
+  return msgpack::Map{{{"type", "value"}, {"value", std::move(value)}}};
+}
+Value leaf_tensor(std::size_t index) {
+  return msgpack::Map{{{"type", "tensor"}, {"index", static_cast<std::uint64_t>(index)}}};
+}
+
+/// The options of a group as torch's Python side flattens them: keys sorted, tuples in order, and in their midst, under "params", the
+/// parameters as their numbers.
+class GroupLayout {
+ public:
+  GroupLayout(std::size_t first, std::size_t count, std::vector<Value>& out) : first_(first), count_(count), out_(out) {}
+  void add(std::initializer_list<Value> values) {
+    for (const auto& value : values) out_.push_back(leaf(value));
+  }
+  void add_parameters() {
+    for (std::size_t i = 0; i < count_; ++i) out_.push_back(leaf(static_cast<std::uint64_t>(first_ + i)));
+  }
+
+ private:
+  std::size_t first_, count_;
+  std::vector<Value>& out_;
+};
+
+template <class Options>
+void describe_moments(const Options& o, bool decoupled, GroupLayout& out) {
+  const auto [beta1, beta2] = o.betas();
+  // amsgrad, betas, capturable, decoupled_weight_decay, differentiable, eps, foreach, fused, lr, maximize
+  out.add({o.amsgrad(), beta1, beta2, false, decoupled, false, o.eps(), Value(), Value(), o.lr(), false});
+  out.add_parameters();
+  out.add({o.weight_decay()});
+}
+
+void describe_group(torch::optim::OptimizerOptions& options, GroupLayout& out) {
+  if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options)) return describe_moments(*adamw, true, out);
+  if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options)) return describe_moments(*adam, false, out);
+  if (auto* o = dynamic_cast<torch::optim::SGDOptions*>(&options)) {
+    // dampening, differentiable, foreach, fused, lr, maximize, momentum, nesterov
+    out.add({o->dampening(), false, Value(), Value(), o->lr(), false, o->momentum(), o->nesterov()});
+    out.add_parameters();
+    out.add({o->weight_decay()});
+  } else if (auto* o = dynamic_cast<torch::optim::RMSpropOptions*>(&options)) {
+    // alpha, capturable, centered, differentiable, eps, foreach, lr, maximize, momentum
+    out.add({o->alpha(), false, o->centered(), false, o->eps(), Value(), o->lr(), false, o->momentum()});
+    out.add_parameters();
+    out.add({o->weight_decay()});
+  } else if (auto* o = dynamic_cast<torch::optim::AdagradOptions*>(&options)) {
+    // differentiable, eps, foreach, fused, initial_accumulator_value, lr, lr_decay, maximize
+    out.add({false, o->eps(), Value(), Value(), o->initial_accumulator_value(), o->lr(), o->lr_decay(), false});
+    out.add_parameters();
+    out.add({o->weight_decay()});
+  } else if (auto* o = dynamic_cast<LambOptions*>(&options)) {
+    const auto [beta1, beta2] = o->betas();
+    out.add({beta1, beta2, o->bias_correction(), o->eps(), o->lr()});
+    out.add_parameters();
+    out.add({o->weight_decay()});
+  }
+}
+
+/// Lossy codecs may have made the number a little larger or smaller.
+bool counts_steps(const torch::Tensor& value) {
+  constexpr double kMost = 1e15;  // that a double tells apart
+  const double steps = std::round(value.item<double>());
+  return steps >= 0 && steps <= kMost;
+}
+
+/// A downloaded tensor that is to replace one of ours.
+struct Place {
+  std::size_t parameter;
+  std::string statistic = {};  ///< empty: the parameter itself
+};
+
+std::vector<Place> places_of(torch::optim::Optimizer& optimizer, std::size_t parameters, std::size_t tensors) {
+  std::vector<Place> places, statistics;
+  for (std::size_t i = 0; i < parameters; ++i) places.push_back({i});
+  std::size_t parameter = 0;
+  for (auto& group : optimizer.param_groups())
+    for (std::size_t i = 0; i < group.params().size(); ++i, ++parameter)
+      for (auto& name : statistics_kept(group.options())) statistics.push_back({parameter, std::move(name)});
+  if (places.size() + statistics.size() == tensors)
+    places.insert(places.end(), std::make_move_iterator(statistics.begin()), std::make_move_iterator(statistics.end()));
+  return places;
+}
+
+}  // namespace
+
+std::optional<codec::DType> dtype_of(const torch::Tensor& tensor) {
+  for (const auto& [ours, theirs] : kTypes)
+    if (theirs == tensor.scalar_type()) return ours;
+  return std::nullopt;
+}
+
+StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
+                                std::uint64_t epoch) {
+  StateDescription state;
+  std::vector<Value> layout;
+  std::size_t first = 0;
+  for (auto& group : optimizer.param_groups()) {
+    GroupLayout out(first, group.params().size(), layout);
+    describe_group(group.options(), out);
+    first += group.params().size();
+  }
+  const auto add = [&](const torch::Tensor& tensor, codec::Role role) {
+    state.infos.push_back({codec::TensorKey(std::uint64_t{state.tensors.size()}), shape_of(tensor), *dtype_of(tensor), role});
+    state.tensors.push_back(tensor);
+  };
+  for (const auto& parameter : parameters) add(parameter, codec::Role::parameter);
+  std::size_t index = 0;
+  for (const auto& parameter : parameters_of(optimizer))
+    for (const auto& [name, statistic] : statistics_of(optimizer, parameter)) {
+      layout.push_back(leaf_tensor(index++));
+      add(statistic, codec::Role::optimizer);
+    }
+  state.metadata = msgpack::Map{
+      {{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{std::move(layout)}}}};
+  return state;
+}
+
+averaging::SharedState copy_of(const StateDescription& description) {
+  averaging::SharedState state;
+  state.metadata = description.metadata;
+  state.infos = description.infos;
+  for (const auto& tensor : description.tensors) state.tensors.push_back(to_wire(tensor));
+  return state;
+}
+
+Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
+                                 std::uint64_t least_epoch) {
+  const auto* metadata = state.metadata.get_if<msgpack::Map>();
+  const auto* epoch_value = metadata ? metadata->find("epoch") : nullptr;
+  const auto epoch = epoch_value ? epoch_value->as_uint() : std::nullopt;
+  if (!epoch) return Error(Errc::bad_state, state.donor, "no epoch in its metadata");
+  if (*epoch < least_epoch)
+    return Error(Errc::bad_state, state.donor, "its epoch " + std::to_string(*epoch) + " is older than ours");
+  const auto parameters = parameters_of(optimizer);
+  if (state.tensors.size() < parameters.size()) return Error(Errc::bad_state, state.donor, "too few tensors");
+  CheckedState checked;
+  checked.epoch = *epoch;
+  const auto places = places_of(optimizer, parameters.size(), state.tensors.size());
+  if (places.size() == state.tensors.size()) checked.statistics.resize(parameters.size());
+  for (std::size_t at = 0; at < places.size(); ++at) {
+    const Place& place = places[at];
+    const bool step = place.statistic == "step";
+    const auto sizes = step ? at::IntArrayRef() : parameters[place.parameter].sizes();
+    const auto value = has_shape_of(state.tensors[at], sizes) ? from_wire(state.tensors[at]) : std::nullopt;
+    if (!value || (step && !counts_steps(*value))) {
+      const auto what = (place.statistic.empty() ? "parameter " : place.statistic + " of parameter ") +
+                        std::to_string(place.parameter);
+      return Error(Errc::bad_state, state.donor, what + " has another shape or values that are not finite");
+    }
+    if (place.statistic.empty())
+      checked.parameters.push_back(*value);
+    else
+      checked.statistics[place.parameter].emplace_back(place.statistic, *value);
+  }
+  return checked;
+}
+
+void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& state) {
+  if (state.statistics.empty()) return;
+  std::size_t parameter = 0;
+  for (auto& group : optimizer.param_groups())
+    for (const auto& of : group.params()) {
+      auto statistics = state.statistics[parameter++];
+      if (statistics.empty()) continue;
+      for (auto& [name, value] : statistics)
+        if (name != "step") value = value.to(of.options().requires_grad(false));
+      set_statistics(optimizer, group.options(), of, statistics);
+    }
+}
+
+}  // namespace cohive::libtorch

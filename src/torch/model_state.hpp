@@ -1,0 +1,41 @@
+// The state of a model as tensors and metadata, in the layout of hivemind's TrainingStateAverager: parameters, extra tensors, then what
+// the optimizer keeps. Source: hivemind wire spec, section 7.4.
+#pragma once
+
+#include <torch/torch.h>
+
+#include "cohive/averaging/state_sharing.hpp"
+
+namespace cohive::libtorch {
+
+/// Returns nothing for types that are not averaged: integers, complex and quantised numbers.
+std::optional<codec::DType> dtype_of(const torch::Tensor& tensor);
+
+/// A state by reference: metadata as it travels, and the tensors of parameters and statistics themselves.
+struct StateDescription {
+  msgpack::Value metadata;
+  std::vector<torch::Tensor> tensors;
+  std::vector<codec::CompressionInfo> infos;
+};
+/// \param parameters  in place of those of the optimizer, where newer ones are not live yet; else the same
+StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
+                                std::uint64_t epoch);
+
+/// Copies it to the host's memory, while the tensors do not change.
+averaging::SharedState copy_of(const StateDescription& state);
+
+/// A downloaded state that fits a model, to be written into it.
+struct CheckedState {
+  std::uint64_t epoch = 0;
+  std::vector<torch::Tensor> parameters;  ///< on the host, in the type they came in
+  /// Of each parameter; empty where the layouts do not agree: a wrong guess would be worse than a fresh start.
+  std::vector<std::vector<std::pair<std::string, torch::Tensor>>> statistics;
+};
+/// Errors: averaging::Errc::bad_state for another layout of the parameters, values that are not finite, no epoch, or one
+/// below `least_epoch`. Tensors may go on living in the state's memory where nothing else shares it.
+Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
+                                 std::uint64_t least_epoch);
+/// Writes the statistics into the optimizer.
+void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& state);
+
+}  // namespace cohive::libtorch

@@ -1,0 +1,163 @@
+#include "cohive/torch/optimizer.hpp"
+
+#include <torch/torch.h>
+
+#include "cohive/core/log.hpp"
+#include "known_optimizer.hpp"
+#include "torch_replica.hpp"
+#include "train/membership.hpp"
+
+namespace cohive {
+namespace {
+
+OptimizerOptions completed(OptimizerOptions options, const Swarm& swarm) {
+  options.client_mode = options.client_mode || swarm.options().client_mode;
+  train::check(options);
+  return options;
+}
+
+}  // namespace
+
+struct Optimizer::Impl {
+  Impl(Swarm& s, OptimizerOptions opts) : membership(s.membership()), options(completed(std::move(opts), s)) {}
+  ~Impl();
+
+  void make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerFactory& make);
+  void open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer, const SchedulerFn& make_scheduler);
+  StepReport step(std::int64_t batch);
+  template <class F>
+  auto wait_for(F make) {
+    return membership.runtime().submit(std::move(make)).get();
+  }
+
+  train::Membership& membership;
+  OptimizerOptions options;
+  std::unique_ptr<torch::optim::Optimizer> made;
+  torch::optim::Optimizer* optimizer = nullptr;
+  std::unique_ptr<torch::optim::LRScheduler> scheduler;
+  std::unique_ptr<libtorch::TorchReplica> model;
+  std::unique_ptr<train::Run> run;
+};
+
+void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups,
+                                         const OptimizerFactory& make) {
+  std::vector<torch::Tensor> parameters;
+  for (const auto& group : groups) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  const bool copies = options.offload_optimizer && !libtorch::live_on_host(parameters);
+  made = make(copies ? libtorch::make_masters(groups) : std::move(groups));
+  if (!made) throw std::invalid_argument("cohive::Optimizer: the function that makes the optimizer returned null");
+}
+
+void Optimizer::Impl::open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& of,
+                           const SchedulerFn& make_scheduler) {
+  optimizer = &of;
+  if (make_scheduler) scheduler = make_scheduler(of);
+  // What lives on the loop's thread is made and destroyed there.
+  membership.on_loop([&] {
+    model = libtorch::make_replica(membership.runtime(), {std::move(parameters), of, scheduler.get()}, options);
+    run = std::make_unique<train::Run>(*membership.dht, membership.key, model->replica(), options);
+    run->start();
+  });
+}
+
+Optimizer::Impl::~Impl() {
+  if (!run) return;
+  wait_for([this] { return run->close(); });
+  membership.on_loop([this] {
+    run.reset();
+    model.reset();
+  });
+}
+
+StepReport Optimizer::Impl::step(std::int64_t batch) {
+  if (batch < 1 && !options.auxiliary)
+    throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
+  torch::NoGradGuard no_grad;
+  StepReport report;
+  if (auto update = run->publish()) report = *update;
+  if (options.auxiliary) {
+    batch = 0;
+  } else if (options.use_local_updates) {
+    model->step_locally();
+  } else {
+    model->take_batch(static_cast<double>(batch));
+  }
+  if (run->count(batch) == train::Run::Next::synchronise) {
+    const StepReport update = report;
+    report = wait_for([this] { return run->synchronise(); });
+    report.updated |= update.updated;
+    report.bytes_sent += update.bytes_sent;
+    if (report.grad_group == 0) report.grad_group = update.grad_group;
+    if (report.state_group == 0) report.state_group = update.state_group;
+  }
+  report.epoch = run->epoch();
+  return report;
+}
+
+Optimizer::Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options, SchedulerFn scheduler)
+    : impl_(std::make_unique<Impl>(swarm, std::move(options))) {
+  impl_->open(libtorch::parameters_of(optimizer), optimizer, scheduler);
+}
+
+Optimizer::Optimizer(Swarm& swarm, std::vector<torch::optim::OptimizerParamGroup> parameters,
+                     const OptimizerFactory& make_optimizer, OptimizerOptions options, SchedulerFn scheduler)
+    : impl_(std::make_unique<Impl>(swarm, std::move(options))) {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& group : parameters) tensors.insert(tensors.end(), group.params().begin(), group.params().end());
+  impl_->make_own_optimizer(std::move(parameters), make_optimizer);
+  impl_->open(std::move(tensors), *impl_->made, scheduler);
+}
+
+Optimizer::~Optimizer() = default;
+
+StepReport Optimizer::step(std::int64_t batch_size) {
+  return impl_->step(batch_size);
+}
+
+StepReport Optimizer::step() {
+  if (!impl_->options.batch_size && !impl_->options.auxiliary)
+    throw std::logic_error(
+        "cohive::Optimizer: how many samples has the batch? Set batch_size in the options, or use step(batch_size)");
+  return impl_->step(impl_->options.batch_size.value_or(0));
+}
+
+StepReport Optimizer::step(const at::Tensor& batch) {
+  if (batch.dim() == 0) throw std::invalid_argument("cohive::Optimizer: a batch has a leading dimension");
+  return impl_->step(batch.size(0));
+}
+
+void Optimizer::zero_grad() {
+  if (!impl_->options.reuse_grad_buffers) impl_->optimizer->zero_grad();
+}
+
+bool Optimizer::load_state_from_peers() {
+  return impl_->wait_for([this] { return impl_->run->catch_up(); });
+}
+std::size_t Optimizer::average_parameters() {
+  return impl_->wait_for([this] { return impl_->run->average_parameters(); });
+}
+std::size_t Optimizer::finish() {
+  return impl_->wait_for([this] { return impl_->run->finish(); });
+}
+
+void Optimizer::clip_grad_norm(double max_norm) {
+  impl_->membership.on_loop([&] { impl_->model->clip_grad_norm(max_norm); });
+}
+
+void Optimizer::report_loss(double loss) {
+  impl_->run->report_loss(loss);
+}
+torch::optim::Optimizer& Optimizer::optimizer() noexcept {
+  return *impl_->optimizer;
+}
+std::uint64_t Optimizer::local_epoch() const {
+  return impl_->run->epoch();
+}
+TrainingStats Optimizer::stats() const {
+  return impl_->run->stats();
+}
+const OptimizerOptions& Optimizer::options() const noexcept {
+  return impl_->options;
+}
+
+}  // namespace cohive

@@ -1,0 +1,55 @@
+#include "torch_replica.hpp"
+
+#include "foreign_model.hpp"
+#include "host_model.hpp"
+
+namespace cohive::libtorch {
+namespace {
+
+void demand(bool fine, const char* sentence) {
+  if (!fine) throw std::invalid_argument(std::string("cohive::Optimizer: ") + sentence);
+}
+
+}  // namespace
+
+bool live_on_host(const std::vector<torch::Tensor>& parameters) {
+  return std::ranges::all_of(parameters, [](const torch::Tensor& parameter) {
+    return parameter.is_cpu() && parameter.scalar_type() == torch::kFloat32 && parameter.is_contiguous() &&
+           parameter.storage_offset() == 0 && parameter.storage().use_count() == 1 &&
+           static_cast<std::size_t>(parameter.nbytes()) <= parameter.storage().nbytes();
+  });
+}
+
+std::vector<torch::optim::OptimizerParamGroup> make_masters(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  torch::NoGradGuard no_grad;
+  std::vector<torch::optim::OptimizerParamGroup> masters;
+  for (const auto& group : groups) {
+    std::vector<torch::Tensor> tensors;
+    for (const auto& parameter : group.params())
+      tensors.push_back(
+          parameter.detach().to(torch::kCPU, torch::kFloat32, false, true).contiguous().set_requires_grad(true));
+    if (group.has_options())
+      masters.emplace_back(std::move(tensors), group.options().clone());
+    else
+      masters.emplace_back(std::move(tensors));
+  }
+  return masters;
+}
+
+std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, const OptimizerOptions& options) {
+  demand(!parts.parameters.empty(), "the optimizer has no parameters");
+  for (const auto& parameter : parts.parameters)
+    demand(dtype_of(parameter).has_value(), "parameters must be float32, float64, float16 or bfloat16");
+  demand(dynamic_cast<torch::optim::LBFGS*>(&parts.optimizer) == nullptr,
+         "LBFGS evaluates the model several times in a step, which peers cannot do together; use another optimizer");
+  auto known = KnownOptimizer::of(parts.optimizer);
+  if (known && live_on_host(parameters_of(parts.optimizer)))
+    return std::make_unique<HostModel>(runtime, std::move(parts), std::move(*known), options);
+  demand(!options.delay_optimizer_step && !options.offload_optimizer,
+         "offload_optimizer and delay_optimizer_step need one of LibTorch's optimizers (or cohive::Lamb), and parameters that are "
+         "float32 in host memory or an optimizer that cohive makes: pass the parameters and a function that makes it");
+  return std::make_unique<ForeignModel>(runtime, std::move(parts), options);
+}
+
+}  // namespace cohive::libtorch

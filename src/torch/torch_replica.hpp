@@ -1,0 +1,46 @@
+// LibTorch's models as a run sees them. Three kinds:
+//   HostModel     float32 parameters in host memory and an optimizer that cohive steps by itself: the fast case
+//   HostModel with mirrors
+//                 offload_optimizer: parameters of any floating type on any device mirror float32 ones in host memory, which the
+//                 optimizer steps and peers average
+//   ForeignModel  anything else: LibTorch's optimizer steps, peers average copies
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+
+#include "cohive/torch/optimizer.hpp"
+#include "cohive/train/replica.hpp"
+
+namespace cohive::libtorch {
+
+/// What the trainer's thread does with a model, beside what a run does.
+class TorchReplica {
+ public:
+  virtual ~TorchReplica() = default;
+  virtual train::Replica& replica() = 0;
+  /// Takes the gradients of a batch.
+  virtual void take_batch(double samples) = 0;
+  /// Steps with the gradients of one batch (use_local_updates), and clears them.
+  virtual void step_locally() = 0;
+  /// Bounds the norm of averaged gradients; 0: no bound. The loop's thread.
+  virtual void clip_grad_norm(double max_norm) = 0;
+};
+
+struct ModelParts {
+  std::vector<torch::Tensor> parameters;      ///< that the trainer computes with
+  torch::optim::Optimizer& optimizer;         ///< of these, or of their masters
+  torch::optim::LRScheduler* scheduler = nullptr;
+};
+
+/// Makes the kind that fits. Called and destroyed on the loop's thread. Throws std::invalid_argument with a sentence for a model that does
+/// not go with the options.
+std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, const OptimizerOptions& options);
+
+/// Float32 copies of parameters in host memory, for an optimizer that is offloaded.
+std::vector<torch::optim::OptimizerParamGroup> make_masters(const std::vector<torch::optim::OptimizerParamGroup>& groups);
+/// Tells whether parameters can be stepped where they are: contiguous float32 in host memory that is theirs alone.
+bool live_on_host(const std::vector<torch::Tensor>& parameters);
+
+}  // namespace cohive::libtorch

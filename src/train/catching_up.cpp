@@ -1,0 +1,175 @@
+// Peers that are new, or behind: they download the state of a peer that is not.
+//
+// Where epochs are shorter than a download, a downloaded state is old when it comes. Another download would be, too: the peer
+// joins the next round of the state instead, with weight 0, and takes what the others have averaged.
+// An epoch that a single peer claims is proven by a state that can be downloaded, while training goes on.
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "run_impl.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr Duration kFirstRetry = 500ms, kLastRetry = 8s;  // of a failed download
+constexpr int kRoundsToFollow = 3;                        // before another download is tried
+
+std::optional<std::uint64_t> epoch_of(const averaging::DownloadedState& state) {
+  const auto* metadata = state.metadata.get_if<msgpack::Map>();
+  const auto* epoch = metadata ? metadata->find("epoch") : nullptr;
+  return epoch ? epoch->as_uint() : std::nullopt;
+}
+
+}  // namespace
+
+/// Whether the swarm's parameters are newer than ours. When the other peers are one epoch ahead, that is the epoch whose end
+/// we are about to reach together, if we have a group with them; else they averaged without us.
+bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
+  if (options.auxiliary || global.epoch <= local_epoch) return false;
+  return !checked_start || global.epoch > local_epoch + 1 || (!options.use_local_updates && !gradients.has_group());
+}
+
+Task<bool> Run::Impl::catch_up_if_behind() {
+  StepReport ignored;
+  (void)co_await finish_update(ignored);
+  co_await tracker.refresh();
+  const GlobalProgress global = tracker.snapshot();
+  if (!options.auxiliary && std::max(global.epoch, global.claimed) > local_epoch) co_return co_await catch_up();
+  checked_start = true;
+  co_return false;
+}
+
+/// Loads the swarm's state; after a failure it makes the trainer wait, for its gradients would be of no use.
+Task<bool> Run::Impl::catch_up() {
+  co_await abandon_rounds();
+  const bool loaded = co_await load_state();
+  replica.cut_gradients();
+  co_await replica.drop_gradients();
+  (void)take_samples();
+  if (!ended) tracker.report(local_epoch, 0);
+  if (loaded) {
+    checked_start = true;
+    retry = kFirstRetry;
+  } else {
+    co_await runtime.sleep_for(retry);
+    retry = std::min(retry * 2, kLastRetry);
+  }
+  co_return loaded;
+}
+
+Task<Result<averaging::DownloadedState>> Run::Impl::download() {
+  averaging::DownloadOptions how;
+  how.limit = options.load_state_timeout;
+  how.on_progress = options.on_download;
+  auto state = co_await sharing.download(std::move(how));
+  if (!state) co_return state.error();
+  const auto epoch = epoch_of(*state);
+  if (!epoch) co_return Error(averaging::Errc::bad_state, state->donor, "no epoch in its metadata");
+  // A donor may be ahead of its report, by the epoch that it is about to end.
+  const GlobalProgress global = tracker.snapshot();
+  if (*epoch > std::max(global.claimed, local_epoch) + 2)
+    co_return Error(averaging::Errc::bad_state, state->donor,
+                    "its epoch " + std::to_string(*epoch) + " is one that no trainer reports");
+  co_return state;
+}
+
+Task<bool> Run::Impl::load_state() {
+  Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
+  const std::uint64_t wanted = tracker.snapshot().epoch;
+  if (proof && epoch_of(*proof) >= wanted)
+    downloaded = std::move(*proof);
+  else
+    downloaded = co_await download();
+  proof.reset();
+  if (!downloaded) {
+    log::warn("train", "cannot catch up with the swarm yet: {}", downloaded.error());
+    co_return false;
+  }
+  const PeerId donor = downloaded->donor;
+  const std::uint64_t bytes = downloaded->bytes;
+  const std::size_t donors = downloaded->contributed.size();
+  std::uint64_t epoch = 0;
+  {
+    auto change = co_await model.change();
+    const auto loaded = co_await replica.load(std::move(*downloaded), model.epoch());
+    if (!loaded) {
+      log::warn("train", "downloaded state refused: {}", loaded.error());
+      co_return false;
+    }
+    epoch = *loaded;
+    model.set_epoch(epoch);
+  }
+  gradient_averager->reset();
+  co_await gradient_averager->load_state(runtime.after(options.load_state_timeout));
+  co_await tracker.refresh();
+  const GlobalProgress global = tracker.snapshot();
+  // The donor may have been about to enter the epoch that others announced.
+  enter_epoch(epoch + 1 == global.epoch ? global.epoch : epoch);
+  replica.enter_epoch(local_epoch);
+  sharing.set_priority(static_cast<double>(epoch));
+  {
+    const std::lock_guard lock(mutex);
+    ++counters.state_downloads;
+  }
+  metrics.downloads.increment();
+  log::info("train", "downloaded the state of epoch {} from {} ({} bytes, {} donors)", epoch, donor, bytes, donors);
+  if (global.epoch <= local_epoch + 1) co_return true;
+  if (epoch + 1 < wanted) tracker.distrust_claims_above(epoch + 1);  // what was claimed before, the best donor cannot show
+  for (int round = 0; round < kRoundsToFollow && !co_await follow_state_round(); ++round) {
+  }
+  co_return true;
+}
+
+/// Takes part in the next round of the state with weight 0, which makes our parameters those of the others.
+Task<bool> Run::Impl::follow_state_round() {
+  const GlobalProgress global = tracker.snapshot();
+  if (global.peers < 2 || global.epoch <= local_epoch + 1) co_return true;
+  begin_round(state, msgpack::Value(local_epoch), global.expected, options.averaging_timeout);
+  auto change = co_await model.change();
+  auto parts = co_await replica.state_parts(StateRound::live);
+  constexpr std::uint64_t kAnyEpoch = std::numeric_limits<std::uint64_t>::max();
+  const Outcome outcome = co_await finish_state_round(kAnyEpoch, 0.0, parts, options.averaging_timeout);
+  const bool averaged = outcome.kind == Outcome::Kind::averaged && outcome.result->parts_failed == 0;
+  if (outcome.kind != Outcome::Kind::averaged) co_await parts->finish();
+  parts.reset();
+  co_await replica.finish_state(averaged);
+  if (!averaged) co_return false;
+  std::uint64_t epoch = local_epoch;
+  for (const auto& member : outcome.result->group)
+    if (const auto theirs = member.data.as_uint(); theirs && *theirs <= tracker.snapshot().claimed + 1)
+      epoch = std::max(epoch, *theirs);
+  if (epoch == local_epoch) co_return false;  // peers that were behind, as this one
+  model.set_epoch(epoch);
+  enter_epoch(epoch);
+  replica.enter_epoch(epoch);
+  sharing.set_priority(static_cast<double>(epoch));
+  {
+    const std::lock_guard lock(mutex);
+    ++counters.states_followed;
+  }
+  log::info("train", "took the parameters of epoch {} from a round of {} peers", epoch, outcome.group());
+  co_return true;
+}
+
+/// Downloads the state when a single peer claims to be ahead: if it is true, the trainer loads what has come.
+Task<void> Run::Impl::prove_claims(Impl& self) {
+  for (;;) {
+    co_await self.tracker.news();
+    const GlobalProgress global = self.tracker.snapshot();
+    if (self.options.auxiliary || self.ended || self.proof || global.claimed <= global.epoch ||
+        global.claimed <= self.local_epoch + 1)
+      continue;
+    log::info("train", "one peer claims epoch {}, others are at {}: downloading its state beside the training",
+              global.claimed, global.epoch);
+    auto state = co_await self.download();
+    const std::uint64_t proven = state ? *epoch_of(*state) : 0;
+    if (proven <= self.local_epoch + 1) {
+      self.tracker.distrust_claims_above(std::max(self.local_epoch, proven) + 1);
+      continue;
+    }
+    self.proof = std::move(*state);
+    const std::lock_guard lock(self.mutex);
+    self.demanded = true;
+  }
+}
+
+}  // namespace cohive::train

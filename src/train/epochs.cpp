@@ -1,0 +1,178 @@
+// The end of an epoch.
+//   gradients of the group, weighted by samples > optimizer step > now and then the parameters of the group
+// All of it is one coroutine. The trainer goes on after it, or before the part of it that the options delay.
+#include "cohive/core/log.hpp"
+#include "run_impl.hpp"
+
+namespace cohive::train {
+
+Task<StepReport> Run::Impl::synchronise() {
+  const TimePoint begin = runtime.now();
+  StepReport report;
+  note_progress();
+  const bool missed = co_await finish_update(report);
+  const GlobalProgress global = tracker.snapshot();
+  {
+    const std::lock_guard lock(mutex);
+    demanded = false;
+  }
+  if (missed || proof || out_of_sync(global)) {
+    report.loaded_state = co_await catch_up();
+  } else {
+    checked_start = true;
+    if (ready(global)) co_await end_epoch(report);
+  }
+  report.epoch = local_epoch;
+  const std::lock_guard lock(mutex);
+  counters.seconds_synchronised += to_seconds(runtime.now() - begin);
+  co_return report;
+}
+
+/// Tells the swarm what the trainer has counted, and looks whether it is time to find a group.
+void Run::Impl::note_progress() {
+  double counted = 0;
+  {
+    const std::lock_guard lock(mutex);
+    progress_posted = false;
+    counted = samples;
+  }
+  if (ended) return;
+  tracker.report(local_epoch, counted);
+  const GlobalProgress global = tracker.snapshot();
+  metrics.global_epoch.set(static_cast<double>(global.epoch));
+  metrics.peers.set(static_cast<double>(global.peers));
+  metrics.global_rate.set(global.samples_per_second);
+  consider_rounds();
+}
+
+double Run::Impl::take_samples() {
+  const std::lock_guard lock(mutex);
+  return std::exchange(samples, 0.0);
+}
+
+Task<void> Run::Impl::end_epoch(StepReport& report) {
+  const GlobalProgress global = tracker.snapshot();
+  begin_rounds(global);
+  const auto current = std::make_shared<Update>(runtime, std::max(local_epoch + 1, global.epoch), take_samples());
+  update = current;
+  replica.cut_gradients();
+  tasks.spawn(advance(*this, current), "end of an epoch");
+  co_await current->released.wait();
+  if (current->missed) {
+    update.reset();
+    report.loaded_state = co_await catch_up();
+    co_return;
+  }
+  report.epoch_changed = true;
+  if (!current->done.is_set()) co_return;
+  report.grad_group = current->report.grad_group;
+  report.state_group = current->report.state_group;
+  report.bytes_sent += current->report.bytes_sent;
+}
+
+/// Waits for what the last epoch has left to do, and publishes it. True when the other peers did it without us.
+Task<bool> Run::Impl::finish_update(StepReport& report) {
+  if (!update) co_return false;
+  const auto last = std::exchange(update, nullptr);
+  co_await last->done.wait();
+  while (publication.load() == Publication::held) co_await runtime.sleep_for(1ms);
+  if (auto done = publish()) report = *done;
+  co_return last->missed;
+}
+
+Task<void> Run::Impl::advance(Impl& self, std::shared_ptr<Update> update) {
+  struct End {
+    Impl& self;
+    Update& update;
+    ~End() {
+      self.finished(update);
+      update.released.set();
+      update.done.set();
+    }
+  } end{self, *update};
+  const RunOptions& options = self.options;
+  if (options.delay_grad_averaging) {
+    self.enter_epoch(update->epoch);
+    update->released.set();
+  }
+  if (!options.use_local_updates) co_await self.step_together(*update);
+  if (update->missed) co_return;
+  if (options.use_local_updates) self.model.set_epoch(update->epoch);
+  if (!options.delay_optimizer_step) self.enter_epoch(update->epoch);
+  self.sharing.set_priority(static_cast<double>(update->epoch));
+  if (self.state.round) co_await self.average_state(*update);
+}
+
+/// Averages the gradients and steps with them. A peer that has missed the gradients learns it from the epoch that it hears of, or
+/// from members that wait for it in the next round.
+Task<void> Run::Impl::step_together(Update& update) {
+  const Place place = options.delay_optimizer_step ? Place::next : Place::live;
+  auto change = co_await model.change();
+  auto taken = co_await replica.take_gradients(options.auxiliary ? std::nullopt : std::optional(place));
+  if (!taken.usable)
+    log::warn("train", "gradients of epoch {} hold NaN or infinity, and do not count", update.epoch - 1);
+  Outcome outcome;
+  if (gradients.round)
+    outcome = co_await finish_gradient_round(taken.usable ? update.samples : 0, taken.parts);
+  update.report.grad_group = outcome.group();
+  if (outcome.result) update.report.bytes_sent += outcome.result->bytes_sent;
+  if (options.auxiliary) co_return;
+  if (outcome.kind == Outcome::Kind::missed) {
+    update.missed = true;
+    taken.parts.reset();
+    co_await replica.drop_gradients();
+    co_return;
+  }
+  if (options.delay_optimizer_step && !options.delay_grad_averaging) {
+    enter_epoch(update.epoch);
+    update.released.set();
+  }
+  co_await taken.parts->finish();
+  taken.parts.reset();
+  co_await replica.finish_step(update.epoch, taken.usable || update.report.grad_group > 1);
+  model.set_epoch(update.epoch);
+  update.publishable = place == Place::next;
+}
+
+Task<void> Run::Impl::average_state(Update& update) {
+  const StateRound how = options.use_local_updates && options.delay_state_averaging ? StateRound::difference
+                         : options.delay_optimizer_step                            ? StateRound::next
+                         : options.delay_state_averaging && !options.auxiliary     ? StateRound::live_to_next
+                                                                                   : StateRound::live;
+  std::optional<SharedModel::Change> change;
+  if (how == StateRound::live || how == StateRound::next) change.emplace(co_await model.change());
+  auto parts = co_await replica.state_parts(how);
+  if (how != StateRound::live) update.released.set();
+  const Outcome outcome = co_await finish_state_round(update.epoch, options.auxiliary ? 0.0 : 1.0, parts,
+                                                      options.matchmaking_time * 2);
+  if (outcome.kind != Outcome::Kind::averaged) co_await parts->finish();
+  parts.reset();
+  if (co_await replica.finish_state(outcome.kind == Outcome::Kind::averaged)) update.publishable = true;
+  update.report.state_group = outcome.group();
+  if (outcome.result) update.report.bytes_sent += outcome.result->bytes_sent;
+  tracker.restart_timer();
+  if (!change) model.changed();
+}
+
+/// As hivemind does it: a peer that has missed the gradients learns it now, instead of being waited for in the next round.
+void Run::Impl::enter_epoch(std::uint64_t epoch) {
+  {
+    const std::lock_guard lock(mutex);
+    if (local_epoch == epoch) return;
+    local_epoch = epoch;
+  }
+  if (!ended) tracker.update_epoch(epoch);
+  metrics.epoch.set(static_cast<double>(epoch));
+}
+
+void Run::Impl::finished(Update& update) {
+  const std::lock_guard lock(mutex);
+  update.report.epoch = local_epoch;
+  if (update.missed) demanded = true;
+  if (!update.publishable || update.missed) return;
+  published = update.report;
+  published->updated = true;
+  publication.store(copying ? Publication::held : Publication::ready);
+}
+
+}  // namespace cohive::train

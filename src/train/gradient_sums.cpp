@@ -1,0 +1,141 @@
+#include "cohive/train/gradient_sums.hpp"
+
+#include <algorithm>
+
+#include "cohive/optim/parallel.hpp"
+#include "discard.hpp"
+
+namespace cohive::train {
+namespace {
+constexpr std::size_t kMostUnfinished = 2;
+}
+
+GradientSums::GradientSums(Runtime& runtime, std::vector<std::size_t> sizes)
+    : runtime_(runtime),
+      sizes_(std::move(sizes)),
+      sums_(no_sums()),
+      progress_(runtime, "gradients being added"),
+      alive_(std::make_shared<GradientSums*>(this)),
+      tasks_(runtime, "gradient sums") {}
+
+GradientSums::~GradientSums() {
+  *alive_ = nullptr;
+}
+
+void GradientSums::add(std::vector<Gradient> batch, double samples) {
+  {
+    std::unique_lock lock(mutex_);
+    if (!runtime_.simulated()) added_.wait(lock, [this] { return unfinished_ + cut_unfinished_ < kMostUnfinished; });
+    queue_.push_back({std::move(batch), samples, generation_});
+    ++unfinished_;
+  }
+  runtime_.post([alive = alive_] {
+    GradientSums* self = *alive;
+    if (!self || std::exchange(self->working_, true)) return;
+    self->tasks_.spawn(work(*self), "gradients of a batch");
+  });
+}
+
+void GradientSums::cut() {
+  const std::lock_guard lock(mutex_);
+  ++generation_;
+  cut_unfinished_ += std::exchange(unfinished_, 0);
+}
+
+Task<void> GradientSums::work(GradientSums& self) {
+  for (;;) {
+    std::optional<Batch> batch;
+    {
+      const std::lock_guard lock(self.mutex_);
+      if (self.queue_.empty()) break;
+      batch = std::move(self.queue_.front());
+      self.queue_.pop_front();
+    }
+    const std::uint64_t generation = batch->generation;
+    if (generation != std::exchange(self.sums_generation_, generation) && !self.cut_)
+      self.cut_ = std::exchange(self.sums_, self.no_sums());
+    co_await self.add_now(std::move(*batch));
+    {
+      const std::lock_guard lock(self.mutex_);
+      --(generation == self.generation_ ? self.unfinished_ : self.cut_unfinished_);
+    }
+    self.added_.notify_all();
+    self.progress_.notify_all();
+  }
+  self.working_ = false;
+}
+
+/// The first gradient of a parameter becomes its sum where nothing else uses its memory; it is looked through only.
+Task<void> GradientSums::add_now(Batch batch) {
+  if (sums_.times == 0) sums_.anchor = batch.samples;
+  ++sums_.times;
+  const double factor = batch.samples / sums_.anchor;
+  auto owners = std::make_shared<std::vector<std::shared_ptr<void>>>();
+  std::vector<optim::ConstView> unread;
+  std::vector<optim::Addition> first, later;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    Gradient& gradient = batch.gradients.at(i);
+    HostBuffer& sum = sums_.values[i];
+    if (gradient.values.empty()) continue;
+    if (sum) {
+      later.push_back({gradient.values, sum.values});
+    } else if (gradient.exclusive && gradient.values.dtype() == optim::DType::float32 && factor == 1) {
+      sum = {gradient.owner, {static_cast<float*>(gradient.values.data()), sizes_[i]}};
+      unread.push_back(gradient.values);
+    } else {
+      sum = HostBuffer::allocate(sizes_[i]);
+      first.push_back({gradient.values, sum.values});
+    }
+    owners->push_back(std::move(gradient.owner));
+    owners->push_back(sum.owner);
+  }
+  bool finite = true;
+  if (!unread.empty()) finite &= co_await optim::all_finite(runtime_, std::move(unread), owners);
+  if (!first.empty()) finite &= co_await optim::accumulate(runtime_, std::move(first), {factor, true}, owners);
+  if (!later.empty()) finite &= co_await optim::accumulate(runtime_, std::move(later), {factor}, owners);
+  sums_.finite &= finite;
+  co_await discard(runtime_, std::move(owners));
+}
+
+Task<GradientSums::Sums> GradientSums::take_cut() {
+  for (;;) {
+    std::uint64_t generation = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      generation = generation_;
+      if (cut_unfinished_ == 0) {
+        if (!cut_ && sums_generation_ != generation) {
+          cut_ = std::exchange(sums_, no_sums());
+          sums_generation_ = generation;
+        }
+        break;
+      }
+    }
+    co_await progress_.wait();
+  }
+  co_return cut_ ? std::move(*std::exchange(cut_, std::nullopt)) : no_sums();
+}
+
+Task<GradientSums::Taken> GradientSums::take() {
+  auto sums = co_await take_cut();
+  Taken taken{std::move(sums.values), sums.times > 0 ? 1 / sums.times : 0, sums.finite};
+  std::vector<std::size_t> empty, lengths;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    if (taken.sums[i] && taken.finite) continue;
+    if (!taken.sums[i]) taken.sums[i] = HostBuffer::allocate(sizes_[i]);
+    empty.push_back(i);
+    lengths.push_back(sizes_[i]);
+  }
+  if (empty.empty()) co_return taken;
+  auto clear = [sums = taken.sums, empty](const optim::Stretch& stretch) {
+    std::ranges::fill(sums[empty[stretch.tensor]].values.subspan(stretch.offset, stretch.count), 0.0f);
+  };
+  co_await optim::for_stretches(runtime_, std::move(lengths), std::move(clear));
+  co_return taken;
+}
+
+Task<void> GradientSums::drop() {
+  co_await discard(runtime_, co_await take_cut());
+}
+
+}  // namespace cohive::train

@@ -1,0 +1,50 @@
+// The loop side of a Swarm: host, DHT and signing key. Everything in it but `thread` lives on the loop's thread.
+#pragma once
+
+#include <memory>
+
+#include "cohive/core/runtime.hpp"
+#include "cohive/dht/dht.hpp"
+#include "cohive/p2p/metrics_server.hpp"
+#include "cohive/train/swarm.hpp"
+#include "cohive/transport/network.hpp"
+
+namespace cohive::train {
+
+struct Membership {
+  explicit Membership(SwarmOptions opts);
+  ~Membership();
+
+  Runtime& runtime() { return thread->runtime(); }
+  /// Runs the task made by `make()` on the loop and waits for it. Never from the loop thread.
+  template <class F>
+  auto call(F make) {
+    return thread->run(std::move(make));
+  }
+  /// Runs `function()` on the loop and waits for it.
+  template <class F>
+  void on_loop(F function) {
+    call([&function]() -> Task<void> {
+      return [](F& work) -> Task<void> {
+        work();
+        co_return;
+      }(function);
+    });
+  }
+
+  SwarmOptions options;
+  std::unique_ptr<RuntimeThread> thread;
+  std::unique_ptr<transport::Network> network;
+  std::unique_ptr<p2p::Host> host;
+  std::unique_ptr<Dht> dht;
+  std::shared_ptr<dht::RsaSignatureValidator> key;
+  std::unique_ptr<p2p::MetricsServer> metrics_server;
+  bool ready = false;
+
+ private:
+  Result<> open();
+  Result<> join(const std::vector<Multiaddr>& initial);
+  Task<void> close();
+};
+
+}  // namespace cohive::train

@@ -1,0 +1,130 @@
+#include "cohive/train/plain_replica.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/optim/parallel.hpp"
+
+namespace cohive::train {
+namespace {
+
+using averaging::Errc;
+
+std::vector<averaging::TensorInfo> infos_of(const std::vector<codec::Shape>& shapes) {
+  std::vector<averaging::TensorInfo> infos;
+  for (const auto& shape : shapes) {
+    infos.emplace_back();
+    infos.back().shape = shape;
+  }
+  return infos;
+}
+
+HostBuffer filled(std::size_t size, double value) {
+  auto buffer = HostBuffer::allocate(size);
+  std::ranges::fill(buffer.values, static_cast<float>(value));
+  return buffer;
+}
+
+Slice bytes_of(std::span<const float> values) {
+  return Slice::copy_of({reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes()});
+}
+
+}  // namespace
+
+PlainReplica::PlainReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, optim::Options optimizer)
+    : HostReplica(runtime, infos_of(shapes)), options_(std::move(optimizer)) {
+  optim::check(options_);
+  for (const auto& info : gradient_infos()) {
+    live_.push_back(filled(info.elements(), 0));
+    statistics_.emplace_back();
+    for (const auto& field : optim::state_fields(options_))
+      statistics_.back().push_back(filled(info.elements(), field.initial));
+  }
+}
+
+void PlainReplica::add_gradients(const std::vector<std::span<const float>>& gradients, double samples) {
+  std::vector<GradientSums::Gradient> batch;
+  for (const auto& gradient : gradients) {
+    auto copy = HostBuffer::allocate(gradient.size());
+    std::ranges::copy(gradient, copy.values.begin());
+    batch.push_back({copy.values, copy.owner, true});
+  }
+  sums().add(std::move(batch), samples);
+}
+
+void PlainReplica::step_locally(const std::vector<std::span<const float>>& gradients) {
+  const std::lock_guard lock(stepping_);
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    std::vector<float> gradient(gradients[i].begin(), gradients[i].end());
+    const optim::TensorMemory memory{std::span<const float>(live_[i].values), live_[i].values, {}, std::span(gradient), statistics(i)};
+    optim::TensorStep step(options_, memory, {steps_ + 1});
+    step.run(0, step.size());
+    if (!step.has_second_phase()) continue;
+    step.settle();
+    step.finish(0, step.size());
+  }
+  ++steps_;
+}
+
+void PlainReplica::schedule(std::function<optim::Options(std::uint64_t epoch)> schedule) {
+  schedule_ = std::move(schedule);
+  enter_epoch(0);
+}
+
+void PlainReplica::enter_epoch(std::uint64_t epoch) {
+  if (schedule_) options_ = schedule_(epoch);
+}
+
+std::array<optim::View, optim::kMostStateFields> PlainReplica::statistics(std::size_t parameter) {
+  std::array<optim::View, optim::kMostStateFields> views;
+  std::ranges::transform(statistics_[parameter], views.begin(), [](const HostBuffer& buffer) { return buffer.values; });
+  return views;
+}
+
+// Parameters, then the statistics of each, then the number of steps.
+
+Task<std::optional<averaging::SharedState>> PlainReplica::snapshot(std::uint64_t epoch) {
+  co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
+    const std::lock_guard lock(stepping_);
+    averaging::SharedState state;
+    state.metadata = msgpack::Map{{{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{}}}};
+    const auto add = [&](std::span<const float> values, const codec::Shape& shape) {
+      state.tensors.push_back({codec::DType::float32, shape, false, bytes_of(values)});
+    };
+    for (std::size_t i = 0; i < size(); ++i) add(newest(i), gradient_infos()[i].shape);
+    for (std::size_t i = 0; i < size(); ++i)
+      for (const auto& statistic : statistics_[i]) add(statistic.values, gradient_infos()[i].shape);
+    const auto steps = static_cast<float>(steps_);
+    add({&steps, 1}, {});
+    return state;
+  });
+}
+
+Task<Result<std::uint64_t>> PlainReplica::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
+  const auto bad = [donor = state.donor](const std::string& what) { return Error(Errc::bad_state, donor, what); };
+  const auto* metadata = state.metadata.get_if<msgpack::Map>();
+  const auto* found = metadata ? metadata->find("epoch") : nullptr;
+  const auto epoch = found ? found->as_uint() : std::nullopt;
+  if (!epoch) co_return bad("no epoch in its metadata");
+  if (*epoch < least_epoch) co_return bad("its epoch " + std::to_string(*epoch) + " is older than ours");
+  std::vector<std::span<float>> places;
+  for (const auto& buffer : live_) places.push_back(buffer.values);
+  for (const auto& statistics : statistics_)
+    for (const auto& buffer : statistics) places.push_back(buffer.values);
+  if (state.tensors.size() != places.size() + 1) co_return bad("another number of tensors");
+  std::vector<std::span<const float>> values;
+  for (const auto& tensor : state.tensors) {
+    const std::size_t size = values.size() < places.size() ? places[values.size()].size() : 1;
+    if (tensor.dtype != codec::DType::float32 || tensor.data.size() != size * sizeof(float))
+      co_return bad("tensor " + std::to_string(values.size()) + " has another shape");
+    values.emplace_back(reinterpret_cast<const float*>(tensor.data.data()), size);
+    if (!optim::all_finite(values.back())) co_return bad("values that are not finite");
+  }
+  forget_next();
+  for (std::size_t i = 0; i < places.size(); ++i) std::ranges::copy(values[i], places[i].begin());
+  steps_ = std::llround(values.back()[0]);
+  co_return *epoch;
+}
+
+}  // namespace cohive::train

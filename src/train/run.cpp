@@ -1,0 +1,269 @@
+#include "cohive/train/run.hpp"
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "run_impl.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr Duration kCopyPatience = 10s;  // a newcomer had better ask another donor then
+constexpr Duration kFirstRetry = 500ms;
+
+averaging::AveragerOptions averager_options(const RunOptions& options, const char* suffix, const char* class_name) {
+  averaging::AveragerOptions result;
+  result.prefix = options.run_id + suffix;
+  result.class_name = class_name;
+  result.min_matchmaking_time = options.matchmaking_time;
+  result.request_timeout = std::min<Duration>(result.request_timeout, options.matchmaking_time / 2);
+  result.allreduce_timeout = options.allreduce_timeout.value_or(options.averaging_timeout);
+  result.sender_timeout = options.next_chunk_timeout.value_or(options.matchmaking_time);
+  result.reducer_timeout = result.sender_timeout * 2;
+  result.bandwidth = options.bandwidth;
+  result.mode = options.client_mode ? averaging::PeerMode::client
+                : options.auxiliary ? averaging::PeerMode::auxiliary
+                                    : averaging::PeerMode::node;
+  return result;
+}
+
+averaging::AveragerOptions gradient_options(const RunOptions& options) {
+  auto result = averager_options(options, "_grad_averager", "GradientAverager");
+  result.codec = options.grad_compression;
+  result.agreed_codec = options.agreed_grad_compression;
+  result.aggregation = options.grad_aggregation;
+  return result;
+}
+
+averaging::AveragerOptions state_options(const RunOptions& options) {
+  auto result = averager_options(options, "_state_averager", "TrainingStateAverager");
+  result.codec = options.state_averaging_compression;
+  result.aggregation = options.state_aggregation;
+  if (options.averager_options) options.averager_options(result);
+  return result;
+}
+
+averaging::StateSharingOptions sharing_options(const RunOptions& options) {
+  averaging::StateSharingOptions result;
+  result.prefix = options.run_id + "_state_averager";
+  result.class_name = "TrainingStateAverager";
+  result.codec = options.load_state_compression;
+  result.share = !options.client_mode && !options.auxiliary;
+  return result;
+}
+
+TrackerOptions tracker_options(const RunOptions& options) {
+  TrackerOptions result = options.tracker_options;
+  result.run_id = options.run_id;
+  result.target_batch_size = static_cast<double>(options.target_batch_size);
+  result.client_mode = options.client_mode;
+  result.performance_ema_alpha = options.performance_ema_alpha;
+  return result;
+}
+
+RoundPace pace_of(const averaging::Averager& averager) {
+  const auto& options = averager.options();
+  return RoundPace({options.allreduce_timeout, options.sender_timeout, options.reducer_timeout});
+}
+
+std::unique_ptr<GradientAverager> make_gradient_averager(Dht& dht, Replica& replica, const RunOptions& options) {
+  if (options.grad_averager_factory)
+    return options.grad_averager_factory(dht, replica.gradient_infos(), gradient_options(options));
+  return std::make_unique<GradientAverager>(dht, replica.gradient_infos(), gradient_options(options));
+}
+
+const RunOptions& checked(const RunOptions& options) {
+  check(options);
+  return options;
+}
+
+}  // namespace
+
+Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& r, RunOptions opts)
+    : dht(d),
+      runtime(d.runtime()),
+      replica(r),
+      options(checked(opts)),
+      metrics(runtime.metrics()),
+      tracker(d, std::move(key), tracker_options(options)),
+      gradient_averager(make_gradient_averager(d, r, options)),
+      state_averager(d, r.state_infos(), state_options(options)),
+      sharing(d, sharing_options(options)),
+      model(runtime, r),
+      gradients{gradient_averager->averager(), pace_of(gradient_averager->averager())},
+      state{state_averager, pace_of(state_averager)},
+      retry(kFirstRetry),
+      tasks(runtime, "training run") {}
+
+void Run::Impl::start() {
+  sharing.set_async_provider([weak = weak_from_this()]() -> Task<std::optional<averaging::SharedState>> {
+    return [](std::weak_ptr<Impl> run) -> Task<std::optional<averaging::SharedState>> {
+      const auto self = run.lock();
+      if (!self) co_return std::nullopt;
+      co_return co_await self->copy_state();
+    }(weak);
+  });
+  tasks.spawn(SharedModel::give_up_idle_copies(model), "idle copies of the state");
+  tasks.spawn(prove_claims(*this), "claims of single peers");
+  tasks.spawn(watch_progress(*this), "when to look for a group");
+  tracker.start();
+  if (!options.use_local_updates) gradient_averager->start();
+  state_averager.start();
+  sharing.start();
+}
+
+/// The trainer's thread must not exchange the parameters meanwhile.
+Task<std::optional<averaging::SharedState>> Run::Impl::copy_state() {
+  for (auto state = Publication::ready; !publication.compare_exchange_strong(state, Publication::held);
+       state = Publication::ready) {
+    if (state != Publication::publishing) break;
+    co_await runtime.sleep_for(1ms);
+  }
+  struct Copying {
+    Impl& self;
+    explicit Copying(Impl& impl) : self(impl) { ++self.copying; }
+    ~Copying() {
+      auto held = Publication::held;
+      if (--self.copying == 0) self.publication.compare_exchange_strong(held, Publication::ready);
+    }
+  } guard(*this);
+  co_return co_await model.copy(runtime.after(kCopyPatience));
+}
+
+// ---- The trainer's face
+
+Run::Next Run::Impl::count(std::int64_t batch) {
+  const GlobalProgress global = tracker.snapshot();
+  bool post = false;
+  {
+    const std::lock_guard lock(mutex);
+    samples += static_cast<double>(batch);
+    if (demanded || ready(global)) return Next::synchronise;
+    post = !std::exchange(progress_posted, true);
+  }
+  if (post)
+    runtime.post([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->note_progress();
+    });
+  return Next::go_on;
+}
+
+/// Under the mutex, or on the loop's thread while the trainer waits.
+bool Run::Impl::ready(const GlobalProgress& global) const {
+  if (global.epoch > local_epoch) return true;
+  const double all = global.samples - global.own_samples + samples;
+  return all >= static_cast<double>(options.target_batch_size) || runtime.wall_time() >= global.eta;
+}
+
+std::optional<StepReport> Run::Impl::publish() {
+  auto expected = Publication::ready;
+  if (!publication.compare_exchange_strong(expected, Publication::publishing)) return std::nullopt;
+  replica.publish();
+  std::optional<StepReport> report;
+  {
+    const std::lock_guard lock(mutex);
+    report = std::exchange(published, std::nullopt);
+  }
+  publication.store(Publication::none);
+  return report;
+}
+
+// ---- Leaving
+
+Task<std::size_t> Run::Impl::finish() {
+  StepReport last;
+  (void)co_await finish_update(last);
+  ended = true;
+  // Peers that are about to average their gradients need not wait for ours.
+  gradients.round.reset();
+  if (!options.use_local_updates) co_await gradients.averager.leave(runtime.after(options.shutdown_timeout));
+  co_await tracker.refresh();
+  const std::size_t expected = tracker.snapshot().expected;
+  co_await tracker.close();
+  if (expected < 2) {
+    co_await abandon_rounds();
+    co_return 0;
+  }
+  co_return co_await average_parameters(expected, options.averaging_timeout);
+}
+
+Task<void> Run::Impl::close() {
+  const Deadline limit = runtime.after(options.shutdown_timeout);
+  ended = true;
+  co_await tracker.close();
+  auto abandon = [](Impl& self) -> Task<Result<>> {
+    co_await self.abandon_rounds();
+    co_return ok();
+  };
+  (void)co_await within(runtime, limit, abandon(*this), "rounds to be left");
+  co_await gradients.averager.drain(limit);
+  co_await state_averager.drain(limit);
+  co_await gradients.averager.leave(limit);
+  co_await state_averager.leave(limit);
+  tasks.cancel();
+}
+
+// ---- Run
+
+Run::Run(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& replica, RunOptions options)
+    : impl_(std::make_shared<Impl>(dht, std::move(key), replica, std::move(options))) {}
+Run::~Run() {
+  impl_->tasks.cancel();
+}
+
+void Run::start() {
+  impl_->start();
+}
+Run::Next Run::count(std::int64_t samples) {
+  return impl_->count(samples);
+}
+bool Run::update_ready() const noexcept {
+  return impl_->publication.load(std::memory_order_relaxed) == Impl::Publication::ready;
+}
+std::optional<StepReport> Run::publish() {
+  return impl_->publish();
+}
+
+std::uint64_t Run::epoch() const noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->local_epoch;
+}
+
+TrainingStats Run::stats() const {
+  const GlobalProgress global = impl_->tracker.snapshot();
+  const std::lock_guard lock(impl_->mutex);
+  TrainingStats stats = impl_->counters;
+  stats.epoch = impl_->local_epoch;
+  stats.global_samples = global.samples;
+  stats.samples_per_second = global.samples_per_second;
+  stats.peers = global.peers;
+  return stats;
+}
+
+void Run::report_loss(double loss) {
+  impl_->metrics.loss.set(loss);
+}
+
+Task<StepReport> Run::synchronise() {
+  return impl_->synchronise();
+}
+
+Task<bool> Run::catch_up() {
+  return impl_->catch_up_if_behind();
+}
+Task<std::size_t> Run::average_parameters() {
+  // Peers that average need not train: a group is looked for even where none is known.
+  const std::size_t expected = impl_->tracker.snapshot().expected;
+  const Duration most = impl_->options.matchmaking_time * 3;
+  return impl_->average_parameters(expected < 2 ? 0 : expected, std::min<Duration>(impl_->options.averaging_timeout, most));
+}
+Task<std::size_t> Run::finish() {
+  return impl_->finish();
+}
+Task<void> Run::close() {
+  return impl_->close();
+}
+Runtime& Run::runtime() const noexcept {
+  return impl_->runtime;
+}
+
+}  // namespace cohive::train

@@ -1,0 +1,140 @@
+// The parts of a Run, which share this structure:
+//   run.cpp          the trainer's face, opening and leaving
+//   epochs.cpp       the end of an epoch: gradients, step, state, as far as delayed in the background
+//   run_rounds.cpp   when rounds begin, how long they are waited for, what they yield
+//   catching_up.cpp  peers that are new or behind
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "cohive/core/task_group.hpp"
+#include "cohive/train/gradient_averager.hpp"
+#include "cohive/train/metrics.hpp"
+#include "cohive/train/run.hpp"
+#include "round_pace.hpp"
+#include "shared_model.hpp"
+
+namespace cohive::train {
+
+/// An averager with the round that has begun before its tensors are ready, so that finding a group costs no training time.
+struct Scheduled {
+  averaging::Averager& averager;
+  RoundPace pace;
+  std::optional<averaging::Round> round{};
+
+  /// Whether a group has been found that waits for our tensors.
+  bool has_group() const;
+  /// Forgets a round that has ended without a group: another one may begin.
+  void forget_ended();
+};
+
+/// How a round went.
+struct Outcome {
+  enum class Kind {
+    averaged,
+    local,  ///< no group, or the round failed: go on with what is there
+    missed  ///< the other peers have averaged without us
+  };
+  Kind kind = Kind::local;
+  std::optional<averaging::RoundResult> result{};
+  std::size_t group() const { return result ? result->group.size() : 0; }
+};
+
+/// The work at the end of one epoch.
+struct Update {
+  Update(Runtime& runtime, std::uint64_t to, double of)
+      : epoch(to), samples(of), released(runtime, "the end of an epoch"), done(runtime, "delayed work of an epoch") {}
+  const std::uint64_t epoch;  ///< that it leads to
+  const double samples;       ///< of this peer
+  Event released;             ///< the trainer may go on
+  Event done;
+  bool missed = false;        ///< the other peers have averaged without us
+  bool publishable = false;   ///< the next parameters are ready
+  StepReport report;          ///< complete when done
+};
+
+struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
+  Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& r, RunOptions opts);
+  void start();
+
+  // The trainer's face.
+  Next count(std::int64_t batch);
+  std::optional<StepReport> publish();
+  Task<std::optional<averaging::SharedState>> copy_state();
+
+  // Epochs.
+  Task<StepReport> synchronise();
+  bool ready(const GlobalProgress& global) const;
+  void note_progress();
+  double take_samples();
+  Task<void> end_epoch(StepReport& report);
+  Task<bool> finish_update(StepReport& report);
+  static Task<void> advance(Impl& self, std::shared_ptr<Update> update);
+  Task<void> step_together(Update& update);
+  Task<void> average_state(Update& update);
+  void enter_epoch(std::uint64_t epoch);
+  void finished(Update& update);
+
+  // Rounds.
+  void consider_rounds();
+  static Task<void> watch_progress(Impl& self);
+  void begin_rounds(const GlobalProgress& global);
+  void begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout);
+  bool state_is_due(std::uint64_t epoch) const {
+    return epoch % static_cast<std::uint64_t>(options.average_state_every) == 0;
+  }
+  Task<Outcome> finish_gradient_round(double weight, std::shared_ptr<averaging::TensorParts> parts);
+  Task<Outcome> finish_state_round(std::uint64_t epoch, double weight, std::shared_ptr<averaging::TensorParts> parts,
+                                   Duration patience);
+  Outcome judge(Scheduled& scheduled, Result<averaging::RoundResult> result, bool gave_up, const char* what);
+  void count_round(const averaging::RoundResult& result, bool of_gradients);
+  Task<void> abandon_rounds();
+  Task<std::size_t> average_parameters(std::size_t expected, Duration timeout);
+
+  // Catching up.
+  bool out_of_sync(const GlobalProgress& global) const;
+  Task<bool> catch_up_if_behind();
+  Task<bool> catch_up();
+  Task<bool> load_state();
+  Task<bool> follow_state_round();
+  static Task<void> prove_claims(Impl& self);
+  Task<Result<averaging::DownloadedState>> download();
+
+  Task<std::size_t> finish();
+  Task<void> close();
+
+  Dht& dht;
+  Runtime& runtime;
+  Replica& replica;
+  const RunOptions options;
+  TrainMetrics metrics;
+  ProgressTracker tracker;
+  std::unique_ptr<GradientAverager> gradient_averager;
+  averaging::Averager state_averager;
+  averaging::StateSharing sharing;
+  SharedModel model;
+  Scheduled gradients, state;
+  std::shared_ptr<Update> update;  // the last one, until the trainer has seen its end
+
+  // What the trainer's thread and the loop share.
+  mutable std::mutex mutex;
+  std::uint64_t local_epoch = 0;
+  double samples = 0;            // accumulated in this epoch
+  bool progress_posted = false;  // note_progress is on its way
+  bool demanded = false;         // synchronise() is to be called whatever the progress
+  TrainingStats counters;
+  std::optional<StepReport> published;  // of the update that is ready
+  /// The next parameters, as the trainer's thread and copies of the state take turns with them.
+  enum class Publication { none, ready, publishing, held };
+  std::atomic<Publication> publication{Publication::none};
+  int copying = 0;  // copies of the state in progress: they keep the next parameters from being published
+
+  bool checked_start = false;  // the state of the swarm at our start is known
+  bool ended = false;
+  Duration retry;              // of a failed download
+  std::optional<averaging::DownloadedState> proof;  // of an epoch that a single peer claimed
+  TaskGroup tasks;
+};
+
+}  // namespace cohive::train

@@ -1,0 +1,49 @@
+#include "cohive/train/run_options.hpp"
+
+#include <stdexcept>
+
+namespace cohive::train {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument("cohive: " + what);
+}
+
+void check_times(const RunOptions& options) {
+  if (options.matchmaking_time <= 0s) refuse("matchmaking_time must be above zero");
+  if (options.averaging_timeout <= 0s) refuse("averaging_timeout must be above zero");
+  if (options.allreduce_timeout && *options.allreduce_timeout <= 0s) refuse("allreduce_timeout must be above zero");
+  if (options.next_chunk_timeout && *options.next_chunk_timeout <= 0s) refuse("next_chunk_timeout must be above zero");
+  if (options.load_state_timeout <= 0s) refuse("load_state_timeout must be above zero");
+  if (options.shutdown_timeout < 0s) refuse("shutdown_timeout must not be negative");
+}
+
+}  // namespace
+
+void check(const RunOptions& options) {
+  if (options.run_id.empty() || options.run_id.find('.') != std::string::npos)
+    refuse("run_id must not be empty nor contain \".\"");
+  if (options.target_batch_size < 1) refuse("target_batch_size must be at least 1");
+  if (options.average_state_every < 1) refuse("average_state_every must be at least 1");
+  if (!(options.performance_ema_alpha > 0 && options.performance_ema_alpha <= 1))
+    refuse("performance_ema_alpha must be above 0 and at most 1");
+  check_times(options);
+  if (options.delay_grad_averaging && !options.delay_optimizer_step)
+    refuse("delay_grad_averaging needs delay_optimizer_step: set it, too, or delay neither");
+  if (options.delay_optimizer_step && !options.offload_optimizer)
+    refuse("delay_optimizer_step steps in host memory while the trainer goes on: set offload_optimizer, too");
+  if (options.batch_size && *options.batch_size < 1) refuse("batch_size must be at least 1");
+  if (options.auxiliary && options.batch_size) refuse("an auxiliary peer has no batches: leave batch_size out");
+  if (options.use_local_updates && options.reuse_grad_buffers)
+    refuse("with use_local_updates every batch steps with its own gradients: leave reuse_grad_buffers out");
+  if (options.delay_grad_averaging && options.use_local_updates)
+    refuse("use_local_updates averages no gradients: leave delay_grad_averaging out");
+  if (options.delay_optimizer_step && options.use_local_updates)
+    refuse("with use_local_updates the trainer steps by itself: leave delay_optimizer_step out");
+  if (options.client_mode && options.auxiliary)
+    refuse("an auxiliary peer averages for other peers and must be reachable: leave client_mode or auxiliary out");
+  if (options.use_local_updates && options.auxiliary)
+    refuse("use_local_updates leaves an auxiliary peer nothing to help with: leave one of the two out");
+}
+
+}  // namespace cohive::train

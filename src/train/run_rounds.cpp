@@ -1,0 +1,215 @@
+// When the rounds of a run begin, how long they are waited for, and what they yield.
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "run_impl.hpp"
+
+namespace cohive::train {
+
+using averaging::Round;
+using averaging::RoundResult;
+
+namespace {
+constexpr double kLongestLead = 3600;  // seconds; ends that cannot be foreseen are far away
+}
+
+bool Scheduled::has_group() const {
+  return round && (round->stage() == Round::Stage::awaiting_trigger || round->stage() == Round::Stage::running);
+}
+
+void Scheduled::forget_ended() {
+  if (round && round->stage() == Round::Stage::finished) round.reset();
+}
+
+// ---- Beginning
+
+/// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
+void Run::Impl::consider_rounds() {
+  if (update && !update->done.is_set()) return;  // its rounds are still in use
+  gradients.forget_ended();
+  state.forget_ended();
+  const GlobalProgress global = tracker.snapshot();
+  if (global.eta - runtime.wall_time() <= to_seconds(options.matchmaking_time)) begin_rounds(global);
+}
+
+/// Peers find each other when all of them look at the same time: not only after a batch, which may take seconds.
+Task<void> Run::Impl::watch_progress(Impl& self) {
+  for (;;) {
+    const double lead = self.tracker.snapshot().eta - self.runtime.wall_time() - to_seconds(self.options.matchmaking_time);
+    const Deadline begin = lead > 0 ? self.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
+    co_await self.tracker.news(begin);
+    if (self.ended || self.tracker.snapshot().epoch > self.local_epoch) continue;
+    bool trains = self.options.auxiliary;
+    {
+      const std::lock_guard lock(self.mutex);
+      trains = trains || self.samples > 0;
+    }
+    if (trains) self.consider_rounds();
+  }
+}
+
+/// Begins those of this epoch's end that have not begun.
+void Run::Impl::begin_rounds(const GlobalProgress& global) {
+  if (global.peers < 2 || ended) return;
+  const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
+  if (!gradients.round && !state.round)
+    log::debug("train", "looking for a group: epoch {} ends in {:.1f} s, {} of {} peers are expected", local_epoch,
+               global.eta - runtime.wall_time(), global.expected, global.peers);
+  // A newcomer has reported its progress by now, so that it is expected, too.
+  if (!gradients.round && !options.use_local_updates)
+    begin_round(gradients, msgpack::Value(), global.expected, options.averaging_timeout);
+  if (!state.round && state_is_due(next))
+    begin_round(state, msgpack::Value(next), global.expected, options.averaging_timeout);
+}
+
+void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout) {
+  averaging::RoundOptions round;
+  round.gather = std::move(gather);
+  round.timeout = timeout;
+  round.expected_members = expected;
+  round.allow_retries = false;
+  round.limits = scheduled.pace.limits();
+  scheduled.round = scheduled.averager.begin(std::move(round));
+}
+
+// ---- Ending
+
+namespace {
+
+/// Completes when waiting for a group has no point any more: the run has passed `epoch`, or `grace` has gone by since members have been
+/// waiting for this peer in the round of `next`. A member that waits for our parameters has the gradients: it says so sooner
+/// than the report of the epoch comes through the DHT, if this peer owns parts of that round.
+Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, averaging::Averager* next, Duration grace) {
+  auto late = [](Runtime& runtime, averaging::Averager* waiting, Duration time) -> Task<void> {
+    if (waiting) co_await waiting->someone_waits();
+    co_await runtime.sleep_for(time);
+  };
+  (void)co_await race(tracker.runtime(), tracker.epoch_passed(epoch), late(tracker.runtime(), next, grace));
+}
+
+/// The result, and whether the round was given up before it had a group.
+Task<std::pair<Result<RoundResult>, bool>> wait_unless(Runtime& runtime, Round& round, Task<void> pointless) {
+  auto give_up = [](Runtime& on, Round& of, Task<void> condition) -> Task<void> {
+    co_await std::move(condition);
+    if (of.stage() != Round::Stage::looking_for_group) co_await Event(on, "end of a round").wait();
+  };
+  auto outcome = co_await race(runtime, round.result(), give_up(runtime, round, std::move(pointless)));
+  if (outcome.index() == 0) co_return std::pair(std::get<0>(std::move(outcome)), false);
+  round.cancel();
+  co_return std::pair(Result<RoundResult>(Error(averaging::Errc::round_cancelled)), true);
+}
+
+}  // namespace
+
+Task<Outcome> Run::Impl::finish_gradient_round(double weight, std::shared_ptr<averaging::TensorParts> parts) {
+  Round round = std::move(*std::exchange(gradients.round, std::nullopt));
+  round.trigger(weight, std::move(parts));
+  auto [result, gave_up] = co_await wait_unless(
+      runtime, round, hopeless(tracker, local_epoch, &state_averager, options.matchmaking_time / 4));
+  Outcome outcome = judge(gradients, std::move(result), gave_up, "gradient");
+  if (outcome.result) count_round(*outcome.result, true);
+  const std::lock_guard lock(mutex);
+  if (outcome.kind == Outcome::Kind::local) ++counters.grad_rounds_failed;
+  (outcome.kind == Outcome::Kind::averaged ? metrics.grad_ok
+   : outcome.kind == Outcome::Kind::local  ? metrics.grad_local
+                                           : metrics.grad_missed)
+      .increment();
+  co_return outcome;
+}
+
+Task<Outcome> Run::Impl::finish_state_round(std::uint64_t epoch, double weight,
+                                            std::shared_ptr<averaging::TensorParts> parts, Duration patience) {
+  Round round = std::move(*std::exchange(state.round, std::nullopt));
+  round.trigger(weight, std::move(parts));
+  auto [result, gave_up] = co_await wait_unless(runtime, round, hopeless(tracker, epoch, nullptr, patience));
+  Outcome outcome = judge(state, std::move(result), gave_up, "parameter");
+  if (outcome.result) count_round(*outcome.result, false);
+  const std::lock_guard lock(mutex);
+  if (outcome.kind == Outcome::Kind::local) ++counters.state_rounds_failed;
+  (outcome.kind == Outcome::Kind::averaged ? metrics.state_ok : metrics.state_failed).increment();
+  co_return outcome;
+}
+
+Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, bool gave_up, const char* what) {
+  if (gave_up) {
+    log::info("train", "no group for {} averaging in time: the other peers went on without us, or do not average", what);
+    return {Outcome::Kind::missed};
+  }
+  if (!result) {
+    scheduled.pace.missed();
+    log::info("train", "{} averaging failed, proceeding with local values: {}", what, result.error());
+    return {Outcome::Kind::local};
+  }
+  if (result->lost_senders.empty() && result->failed_reducers.empty()) {
+    scheduled.pace.observe(*result);
+  } else {
+    scheduled.pace.missed();
+  }
+  log::write(options.verbose ? log::Level::info : log::Level::debug, "train",
+             log::format("averaged {}s with {} peers in {:.3f} s (group found in {:.3f} s)", what, result->group.size(),
+                         to_seconds(result->allreduce), to_seconds(result->matchmaking)));
+  return {Outcome::Kind::averaged, std::move(*result)};
+}
+
+void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
+  std::vector<PeerId> members;
+  for (const auto& member : result.group) members.push_back(member.peer);
+  tracker.took_part(members);
+  const std::lock_guard lock(mutex);
+  counters.bytes_sent += result.bytes_sent;
+  counters.bytes_received += result.bytes_received;
+  ++(of_gradients ? counters.grad_rounds : counters.state_rounds);
+  if (!of_gradients) return;
+  if (!result.agreed_codecs.empty()) ++counters.grad_rounds_agreed;
+  if (counters.rounds_by_group_size.size() <= members.size()) counters.rounds_by_group_size.resize(members.size() + 1);
+  ++counters.rounds_by_group_size[members.size()];
+}
+
+// ---- Rounds that will not be used
+
+/// Where a group has formed, its members must not wait: gradients take part with weight 0, parameters as they are. Both
+/// are told before either is waited for, as its members may be waiting in the other one.
+Task<void> Run::Impl::abandon_rounds() {
+  std::optional<Round> grad_round, state_round;
+  if (gradients.has_group()) grad_round = std::exchange(gradients.round, std::nullopt);
+  if (state.has_group()) state_round = std::exchange(state.round, std::nullopt);
+  gradients.round.reset();
+  state.round.reset();
+  if (!grad_round && !state_round) co_return;
+  auto change = co_await model.change();
+  std::shared_ptr<averaging::TensorParts> sums, parameters;
+  if (grad_round) {
+    replica.cut_gradients();
+    sums = (co_await replica.take_gradients(std::nullopt)).parts;
+    grad_round->trigger(0, sums);
+  }
+  if (state_round) {
+    parameters = co_await replica.state_parts(StateRound::live);
+    state_round->trigger(options.auxiliary ? 0 : 1, parameters);
+  }
+  if (grad_round) (void)co_await grad_round->result();
+  sums.reset();
+  if (!state_round) co_return;
+  const auto result = co_await state_round->result();
+  if (!result) co_await parameters->finish();
+  parameters.reset();
+  co_await replica.finish_state(result.has_value());
+}
+
+/// \param expected  how many peers average, as far as is known
+Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout) {
+  StepReport ignored;
+  (void)co_await finish_update(ignored);
+  co_await abandon_rounds();
+  begin_round(state, msgpack::Value(local_epoch), expected, timeout);
+  auto change = co_await model.change();
+  auto parts = co_await replica.state_parts(StateRound::live);
+  constexpr std::uint64_t kAnyEpoch = std::numeric_limits<std::uint64_t>::max();
+  const Outcome outcome = co_await finish_state_round(kAnyEpoch, 1.0, parts, timeout);
+  if (outcome.kind != Outcome::Kind::averaged) co_await parts->finish();
+  parts.reset();
+  co_await replica.finish_state(outcome.kind == Outcome::Kind::averaged);
+  co_return outcome.group();
+}
+
+}  // namespace cohive::train

@@ -1,0 +1,59 @@
+// The model of a run, as changes and copies of it exclude one another. Newcomers download a copy of the state, made only
+// when one asks, which serves all that ask until the end of the next change: a round that waits for a member keeps no newcomer
+// waiting where a copy is there. Loop thread only.
+#pragma once
+
+#include <optional>
+
+#include "cohive/core/sync.hpp"
+#include "cohive/core/task_group.hpp"
+#include "cohive/train/replica.hpp"
+
+namespace cohive::train {
+
+inline constexpr Duration kStateCopyIdle = 30s;  ///< that a copy is kept after the last use; making one takes seconds
+
+class SharedModel {
+ public:
+  SharedModel(Runtime& runtime, Replica& replica)
+      : runtime_(runtime), replica_(replica), lock_(runtime, "the model"), freeing_(runtime, "freeing copies") {}
+
+  /// Exclusive for as long as it lives; afterwards the state has another version.
+  class [[nodiscard]] Change {
+   public:
+    Change(SharedModel& model, Semaphore::Units units) : model_(&model), units_(std::move(units)) {}
+    Change(Change&& other) noexcept : model_(std::exchange(other.model_, nullptr)), units_(std::move(other.units_)) {}
+    ~Change() {
+      if (model_) model_->changed();
+    }
+
+   private:
+    SharedModel* model_;
+    Semaphore::Units units_;
+  };
+  Task<Change> change();
+  /// Sets the epoch that the state belongs to.
+  void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
+  std::uint64_t epoch() const { return epoch_; }
+  /// Notes that the state has changed without a Change of its own.
+  void changed();
+
+  /// Returns the state; nullopt when it cannot be copied until the deadline.
+  Task<std::optional<averaging::SharedState>> copy(Deadline deadline);
+  /// Gives up a copy that was not used for `idle`, at most half as long again later. Runs until it is dropped.
+  static Task<void> give_up_idle_copies(SharedModel& model, Duration idle = kStateCopyIdle);
+
+ private:
+  bool copy_in_use() const;
+  void give_up_copy();
+
+  Runtime& runtime_;
+  Replica& replica_;
+  Mutex lock_;
+  std::optional<averaging::SharedState> copy_;  // of the present version
+  std::uint64_t epoch_ = 0, version_ = 1;
+  int unused_ = 0;  // looks in a row at which no download used the copy
+  TaskGroup freeing_;
+};
+
+}  // namespace cohive::train

@@ -1,0 +1,154 @@
+#include "cohive/train/swarm.hpp"
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/p2p/initial_peers.hpp"
+#include "cohive/transport/errors.hpp"
+#include "membership.hpp"
+
+namespace cohive {
+namespace {
+
+constexpr Duration kFirstPause = 1s, kLongestPause = 30s;  // between attempts to join
+constexpr Duration kLook = 200ms;                          // between two questions whether to give up
+
+std::vector<Multiaddr> parse_all(const std::vector<std::string>& texts) {
+  std::vector<Multiaddr> result;
+  for (const auto& text : texts) result.push_back(Multiaddr::from_text(text).value());
+  return result;
+}
+
+Error given_up() {
+  return Error(Errc::closed, "joining the swarm was given up");
+}
+
+}  // namespace
+
+namespace train {
+
+Membership::Membership(SwarmOptions opts) : options(std::move(opts)) {
+  if (options.initial_peers.empty()) options.initial_peers = initial_peers_from_environment();
+  // The key that signs our progress takes tenths of a second to make: not on the loop.
+  key = std::make_shared<dht::RsaSignatureValidator>();
+  thread = std::make_unique<RuntimeThread>();
+  if (auto opened = open(); !opened) {
+    call([this] { return close(); });
+    throw ErrorException(opened.error());
+  }
+}
+
+Result<> Membership::open() {
+  const auto initial = parse_all(options.initial_peers);
+  p2p::HostOptions host_options;
+  host_options.listen = options.client_mode ? std::vector<Multiaddr>() : parse_all(options.host_maddrs);
+  host_options.announce = parse_all(options.announce_maddrs);
+  host_options.routing_server = !options.client_mode;
+  const KeyPair identity = options.identity_path.empty() ? KeyPair::generate_ed25519()
+                                                         : load_or_create_identity(options.identity_path).value();
+  Result<> started = ok();
+  on_loop([&] {
+    network = transport::limit_bandwidth(transport::make_tcp_network(runtime()),
+                                         {options.max_upload, options.max_download});
+    host = std::make_unique<p2p::Host>(*network, identity, host_options);
+    started = host->start();
+    if (!started || options.metrics_address.empty()) return;
+    metrics_server = std::make_unique<p2p::MetricsServer>(*network, [this] { return ready; });
+    started = metrics_server->start(options.metrics_address);
+  });
+  if (!started) return started;
+  return join(initial);
+}
+
+namespace {
+
+/// Another peer than expected answers at an address: trying again does not help.
+bool is_another_peer(const Error& error) {
+  return error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos;
+}
+
+}  // namespace
+
+/// Tries until a swarm is there, the time is over or the caller gives up.
+Result<> Membership::join(const std::vector<Multiaddr>& initial) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto left = [&]() -> Duration {
+    if (options.wait_for_swarm == Duration::max()) return Duration::max();
+    return options.wait_for_swarm - std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now() - begin);
+  };
+  const auto wanted = [&] { return !options.give_up || !options.give_up(); };
+  Duration pause = kFirstPause;
+  for (int attempt = 1;; ++attempt, pause = std::min(pause * 2, kLongestPause)) {
+    auto joining = runtime().submit([&]() -> Task<Result<>> {
+      DhtOptions dht_options;
+      dht_options.client_mode = options.client_mode;
+      dht_options.authorizer = options.authorizer;
+      dht_options.bootstrap_timeout = options.bootstrap_timeout;
+      dht = std::make_unique<Dht>(*host, dht_options);
+      dht->add_validator(key);
+      return dht->start(initial);
+    });
+    joining.wait();  // an attempt lasts bootstrap_timeout at most
+    auto joined = joining.get();
+    if (joined) break;
+    call([this] { return dht->close(); });
+    if (left() <= 0s || is_another_peer(joined.error())) return joined;
+    if (!wanted()) return given_up();
+    log::warn("train", "no swarm yet (attempt {}): {}; trying again in {:.0f} s", attempt, joined.error(),
+              to_seconds(pause));
+    for (Duration waited{}; waited < std::min(pause, left()) && wanted(); waited += kLook)
+      std::this_thread::sleep_for(kLook);
+    if (!wanted()) return given_up();
+  }
+  on_loop([this] { ready = true; });
+  return ok();
+}
+
+Task<void> Membership::close() {
+  ready = false;
+  metrics_server.reset();
+  if (dht) co_await dht->close();
+  dht.reset();
+  if (host) co_await host->close();
+  host.reset();
+  network.reset();
+}
+
+Membership::~Membership() {
+  if (host) call([this] { return close(); });
+}
+
+}  // namespace train
+
+Swarm::Swarm(SwarmOptions options) : membership_(std::make_unique<train::Membership>(std::move(options))) {}
+Swarm::~Swarm() = default;
+
+std::vector<std::string> Swarm::visible_addresses() const {
+  std::vector<std::string> result;
+  membership_->on_loop([&] {
+    for (const auto& address : membership_->host->visible_addresses()) result.push_back(address.text());
+  });
+  return result;
+}
+
+std::string Swarm::join_line() const {
+  std::string line;
+  for (const auto& address : visible_addresses()) line += (line.empty() ? "INITIAL_PEERS=" : ",") + address;
+  return line;
+}
+
+std::string Swarm::peer_id() const {
+  return membership_->host->id().text();
+}
+const SwarmOptions& Swarm::options() const noexcept {
+  return membership_->options;
+}
+
+std::string Swarm::metrics_url() const {
+  std::string url;
+  membership_->on_loop([&] {
+    if (membership_->metrics_server) url = membership_->metrics_server->url();
+  });
+  return url;
+}
+
+}  // namespace cohive

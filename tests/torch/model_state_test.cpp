@@ -1,0 +1,150 @@
+#include "torch/model_state.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "cohive/averaging/errors.hpp"
+#include "torch/known_optimizer.hpp"
+
+namespace cohive::libtorch {
+namespace {
+
+using torch::optim::Adam;
+using torch::optim::AdamOptions;
+
+/// An Adam that has taken two steps.
+struct Model {
+  torch::Tensor weight = torch::full({3, 2}, 0.5f).requires_grad_();
+  torch::Tensor bias = torch::zeros({2}).requires_grad_();
+  Adam adam{{weight, bias}, AdamOptions(0.1)};
+  void take_steps(int count) {
+    for (int i = 0; i < count; ++i) {
+      adam.zero_grad();
+      (weight.pow(2).sum() + (bias - 1).pow(2).sum()).backward();
+      adam.step();
+    }
+  }
+};
+
+averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint64_t epoch) {
+  return copy_of(describe_state(optimizer, parameters_of(optimizer), epoch));
+}
+
+Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
+                                 std::uint64_t least_epoch) {
+  const auto checked = check_state(optimizer, state, least_epoch);
+  if (!checked) return checked.error();
+  torch::NoGradGuard no_grad;
+  const auto parameters = parameters_of(optimizer);
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(checked->parameters[i]);
+  load_statistics(optimizer, *checked);
+  return checked->epoch;
+}
+
+averaging::DownloadedState downloaded(const averaging::SharedState& shared) {
+  averaging::DownloadedState state;
+  state.metadata = shared.metadata;
+  state.tensors = shared.tensors;
+  return state;
+}
+
+TEST(ModelState, GoesOnWhereTheOtherWas) {
+  Model donor, receiver;
+  donor.take_steps(2);
+  EXPECT_EQ(load_state(receiver.adam, downloaded(pack_state(donor.adam, 7)), 0).value(), 7u);
+  donor.take_steps(3);
+  receiver.take_steps(3);
+  EXPECT_TRUE(torch::equal(donor.weight, receiver.weight));
+  EXPECT_TRUE(torch::equal(donor.bias, receiver.bias));
+}
+
+TEST(ModelState, EveryGroupKeepsTheStatisticsThatItsOptionsAskFor) {
+  struct Groups {
+    torch::Tensor plain = torch::full({3}, 0.5f).requires_grad_(), amsgrad = torch::full({2}, 0.25f).requires_grad_();
+    Adam adam{std::vector<torch::optim::OptimizerParamGroup>{
+        {{plain}, std::make_unique<AdamOptions>(0.1)},
+        {{amsgrad}, std::make_unique<AdamOptions>(AdamOptions(0.1).amsgrad(true))}}};
+    void take_steps(int count) {
+      for (int i = 0; i < count; ++i) {
+        adam.zero_grad();
+        (plain.pow(2).sum() + amsgrad.pow(4).sum()).backward();
+        adam.step();
+      }
+    }
+  } donor, receiver;
+  donor.take_steps(2);
+  ASSERT_TRUE(load_state(receiver.adam, downloaded(pack_state(donor.adam, 7)), 0));
+  donor.take_steps(2);
+  receiver.take_steps(2);
+  EXPECT_TRUE(torch::equal(donor.plain, receiver.plain));
+  EXPECT_TRUE(torch::equal(donor.amsgrad, receiver.amsgrad));
+}
+
+TEST(ModelState, MomentumOfSomeGroupsIsHandedOn) {
+  const auto make = [](torch::Tensor& with, torch::Tensor& without) {
+    using torch::optim::SGDOptions;
+    return torch::optim::SGD(
+        std::vector<torch::optim::OptimizerParamGroup>{
+            {{without}, std::make_unique<SGDOptions>(0.1)},
+            {{with}, std::make_unique<SGDOptions>(SGDOptions(0.1).momentum(0.9))}},
+        SGDOptions(0.1));
+  };
+  const auto step = [](torch::optim::SGD& sgd, torch::Tensor& one, torch::Tensor& other) {
+    sgd.zero_grad();
+    (one.pow(2).sum() + other.pow(2).sum()).backward();
+    sgd.step();
+  };
+  torch::Tensor values[4];
+  for (auto& value : values) value = torch::full({2}, 0.5f).requires_grad_();
+  auto donor = make(values[0], values[1]), receiver = make(values[2], values[3]);
+  for (int i = 0; i < 2; ++i) step(donor, values[0], values[1]);
+  ASSERT_TRUE(load_state(receiver, downloaded(pack_state(donor, 7)), 0));
+  step(donor, values[0], values[1]);
+  step(receiver, values[2], values[3]);
+  EXPECT_TRUE(torch::equal(values[0], values[2])) << "with momentum";
+  EXPECT_TRUE(torch::equal(values[1], values[3]));
+}
+
+TEST(ModelState, WhatDoesNotFitIsRefusedAndChangesNothing) {
+  Model donor;
+  donor.take_steps(2);
+  const auto good = pack_state(donor.adam, 7);
+  const auto refused = [&](auto spoil) {
+    Model receiver;
+    auto state = downloaded(good);
+    spoil(state);
+    const auto result = load_state(receiver.adam, state, 3);
+    EXPECT_FALSE(result);
+    if (!result) EXPECT_EQ(result.error(), averaging::Errc::bad_state);
+    EXPECT_TRUE(torch::equal(receiver.weight, torch::full({3, 2}, 0.5f)));
+    EXPECT_TRUE(receiver.adam.state().empty());
+  };
+  const auto spoil_value = [](codec::Tensor& tensor, float value) {
+    Bytes bytes = to_bytes(tensor.data.view());
+    std::memcpy(bytes.data(), &value, sizeof value);
+    tensor.data = Slice::copy_of(bytes);
+  };
+  refused([&](auto& state) { spoil_value(state.tensors[0], std::numeric_limits<float>::quiet_NaN()); });
+  refused([&](auto& state) { spoil_value(state.tensors[1], std::numeric_limits<float>::infinity()); });
+  refused([&](auto& state) { spoil_value(state.tensors[2], -std::numeric_limits<float>::infinity()); });
+  for (float steps : {-1.0f, 1e30f}) refused([&](auto& state) { spoil_value(state.tensors[4], steps); });
+  refused([](auto& state) { state.tensors[1].shape = {1, 2}; });
+  refused([](auto& state) { state.tensors[0].data = Slice::copy_of(Bytes(20)); });
+  refused([](auto& state) { state.tensors[0].dtype = codec::DType::int32; });
+  refused([](auto& state) { state.tensors.resize(1); });
+  refused([](auto& state) { state.metadata = msgpack::Map{}; });
+  refused([](auto& state) { state.metadata = msgpack::Map{{{"epoch", 2}}}; });
+}
+
+TEST(ModelState, AnotherKindOfOptimizerTakesTheParametersAlone) {
+  Model donor, receiver;
+  donor.take_steps(2);
+  torch::optim::SGD sgd({receiver.weight, receiver.bias}, torch::optim::SGDOptions(0.1).momentum(0.9));
+  EXPECT_TRUE(load_state(sgd, downloaded(pack_state(donor.adam, 7)), 0));
+  EXPECT_TRUE(torch::equal(donor.weight, receiver.weight));
+  EXPECT_TRUE(sgd.state().empty());
+}
+
+}  // namespace
+}  // namespace cohive::libtorch

@@ -1,0 +1,62 @@
+#include "cohive/train/run_options.hpp"
+
+#include <gmock/gmock.h>
+
+namespace cohive::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string refusal(auto change) {
+  RunOptions options;
+  change(options);
+  try {
+    check(options);
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(RunOptions, DefaultsAreFine) {
+  EXPECT_EQ(refusal([](RunOptions&) {}), "");
+  EXPECT_EQ(refusal([](RunOptions& o) { o.delay_grad_averaging = o.delay_optimizer_step = o.offload_optimizer = true; }), "");
+}
+
+TEST(RunOptions, ContradictionsSayWhatToChange) {
+  EXPECT_THAT(refusal([](RunOptions& o) { o.delay_grad_averaging = true; }), HasSubstr("delay_grad_averaging needs"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.delay_optimizer_step = true; }), HasSubstr("set offload_optimizer"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.use_local_updates = o.reuse_grad_buffers = true; }),
+              HasSubstr("leave reuse_grad_buffers out"));
+  EXPECT_THAT(refusal([](RunOptions& o) {
+                o.use_local_updates = o.delay_grad_averaging = o.delay_optimizer_step = o.offload_optimizer = true;
+              }),
+              HasSubstr("leave delay_grad_averaging out"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.use_local_updates = o.delay_optimizer_step = o.offload_optimizer = true; }),
+              HasSubstr("leave delay_optimizer_step out"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.client_mode = o.auxiliary = true; }), HasSubstr("must be reachable"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.use_local_updates = o.auxiliary = true; }), HasSubstr("leave one of the two"));
+  EXPECT_THAT(refusal([](RunOptions& o) {
+                o.auxiliary = true;
+                o.batch_size = 4;
+              }),
+              HasSubstr("leave batch_size out"));
+}
+
+TEST(RunOptions, NumbersThatMakeNoSenseAreRefusedByName) {
+  EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = "a.b"; }), HasSubstr("run_id"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = ""; }), HasSubstr("run_id"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.target_batch_size = 0; }), HasSubstr("target_batch_size"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.batch_size = 0; }), HasSubstr("batch_size"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.average_state_every = 0; }), HasSubstr("average_state_every"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.performance_ema_alpha = 0; }), HasSubstr("performance_ema_alpha"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.matchmaking_time = 0s; }), HasSubstr("matchmaking_time"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.averaging_timeout = 0s; }), HasSubstr("averaging_timeout"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.next_chunk_timeout = 0s; }), HasSubstr("next_chunk_timeout"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.allreduce_timeout = 0s; }), HasSubstr("allreduce_timeout"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.load_state_timeout = 0s; }), HasSubstr("load_state_timeout"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.shutdown_timeout = -1s; }), HasSubstr("shutdown_timeout"));
+}
+
+}  // namespace
+}  // namespace cohive::train

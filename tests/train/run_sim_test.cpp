@@ -1,0 +1,176 @@
+// Whole training runs on virtual time: trainers of a least-squares model, with churn, partitions, slow links and liars.
+#include "cohive/train/run.hpp"
+
+#include <gtest/gtest.h>
+
+#include "bench/train_scenario.hpp"
+#include "cohive/dht/dht.hpp"
+#include "support/sanitizers.hpp"
+
+namespace cohive::train {
+namespace {
+
+using bench::run_training;
+using bench::TrainScenario;
+using bench::TrainScenarioReport;
+using bench::TrainSwarm;
+
+/// Five trainers that are alike, for two minutes.
+TrainScenario small() {
+  TrainScenario scenario;
+  scenario.trainers = 5;
+  scenario.duration = 2min;
+  scenario.arrival = 5s;
+  scenario.replaced_per_minute = 0;
+  scenario.slowest_line = 100e6 / 8;
+  scenario.shortest_batch = 500ms;
+  scenario.longest_batch = 1s;
+  scenario.batches_per_epoch = 10;
+  return scenario;
+}
+
+void expect_learnt(const TrainScenarioReport& report, std::uint64_t epochs = 10) {
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GE(report.epochs, epochs);
+  EXPECT_LT(report.last_loss, report.first_loss / 10);
+  EXPECT_LT(report.last_loss, 3 * report.loss_of_one + 0.02 * report.first_loss) << "one process has " << report.loss_of_one;
+}
+
+TEST(TrainingRun, AHundredTrainersLearnWhileATenthIsReplacedEveryMinute) {
+  TrainScenario scenario;
+  if (kSanitized) scenario.trainers = 20;
+  scenario.duration = 4min;
+  scenario.learning_rate = 0.1;
+  const auto report = run_training(scenario);
+  expect_learnt(report, 6);
+  EXPECT_EQ(report.epochs_alone, 0u);
+  EXPECT_GT(report.mean_group, 0.9 * static_cast<double>(scenario.trainers));
+  EXPECT_GT(report.newcomers, scenario.trainers / 10);
+  EXPECT_EQ(report.newcomers_late, 0u) << "of " << report.newcomers;
+}
+
+TEST(TrainingRun, LearnsWhateverIsDelayed) {
+  struct Mode {
+    const char* name;
+    bool state, step, gradients;
+  };
+  for (const Mode& mode : {Mode{"nothing", false, false, false}, Mode{"state", true, false, false},
+                           Mode{"state and step", true, true, false}, Mode{"everything", true, true, true}}) {
+    SCOPED_TRACE(mode.name);
+    auto scenario = small();
+    scenario.tune = [&mode](RunOptions& options) {
+      options.delay_state_averaging = mode.state;
+      options.delay_optimizer_step = options.offload_optimizer = mode.step;
+      options.delay_grad_averaging = mode.gradients;
+    };
+    const auto report = run_training(scenario);
+    expect_learnt(report);
+    EXPECT_EQ(report.epochs_alone, 0u);
+    EXPECT_GT(report.mean_group, 4.5);
+    EXPECT_EQ(report.downloads, 0u) << "nobody was left behind";
+  }
+}
+
+TEST(TrainingRun, SynchronousTrainersHoldTheSameParameters) {
+  auto scenario = small();
+  scenario.tune = [](RunOptions& options) { options.delay_state_averaging = false; };
+  const auto report = run_training(scenario);
+  EXPECT_LT(report.spread, 1e-5);
+}
+
+TEST(TrainingRun, WaitsLessTheMoreIsDelayed) {
+  const auto waiting = [](bool delayed) {
+    auto scenario = small();
+    scenario.slowest_line = scenario.fastest_line = 1e6;
+    scenario.ballast = 500'000;  // two seconds on these lines
+    scenario.batches_per_epoch = 20;
+    scenario.tune = [delayed](RunOptions& options) {
+      options.delay_state_averaging = options.delay_optimizer_step = options.offload_optimizer =
+          options.delay_grad_averaging = delayed;
+    };
+    const auto report = run_training(scenario);
+    EXPECT_EQ(report.epochs_alone, 0u);
+    return report.waiting;
+  };
+  const double synchronous = waiting(false), delayed = waiting(true);
+  EXPECT_GT(synchronous, 0.1);
+  EXPECT_LT(delayed, synchronous / 5);
+}
+
+TEST(TrainingRun, LocalUpdatesAreAveragedWithTheDeltaRule) {
+  for (const bool delayed : {false, true}) {
+    SCOPED_TRACE(delayed ? "delayed" : "synchronous");
+    auto scenario = small();
+    scenario.learning_rate = 0.005;  // many steps an epoch
+    scenario.tune = [delayed](RunOptions& options) {
+      options.use_local_updates = true;
+      options.delay_state_averaging = delayed;
+    };
+    const auto report = run_training(scenario);
+    EXPECT_GE(report.epochs, 5u);
+    EXPECT_GT(report.mean_group, 4.5);
+    EXPECT_LT(report.last_loss, report.first_loss / 10);
+    EXPECT_LT(report.spread, 0.5) << "they go on from what they have averaged";
+  }
+}
+
+TEST(TrainingRun, HalvesThatWereApartMeetAgain) {
+  auto scenario = small();
+  scenario.trainers = 6;
+  scenario.duration = 6min;
+  scenario.each_second = [](TrainSwarm& swarm, double second) {
+    if (second == 60) swarm.split(true);
+    if (second == 120) swarm.split(false);
+  };
+  const auto report = run_training(scenario);
+  expect_learnt(report);
+  EXPECT_LT(report.spread, 0.05);
+}
+
+/// A peer that does not train stores `record` under the key of the run: signed, or as a plain value.
+Task<void> lie(TrainSwarm& swarm, std::shared_ptr<dht::RsaSignatureValidator> key, msgpack::Value record) {
+  Dht& dht = *co_await swarm.stranger();
+  const double expiration = dht.now() + 3600;
+  if (!key) {
+    // Nodes of the run refuse it: their validators know what progress looks like.
+    EXPECT_FALSE(co_await dht.store("simulated_progress", std::move(record), expiration));
+    co_return;
+  }
+  dht.add_validator(key);
+  EXPECT_TRUE(co_await dht.store("simulated_progress", msgpack::Bin{key->ownership_marker()}, std::move(record), expiration));
+}
+
+TEST(TrainingRun, OneRecordOfAFarEpochMakesNobodyDropBatches) {
+  auto scenario = small();
+  const auto honest = run_training(scenario);
+  auto key = std::make_shared<dht::RsaSignatureValidator>();
+  scenario.each_second = [key](TrainSwarm& swarm, double second) {
+    if (second != 20) return;
+    const std::string stranger(38, 'x');
+    const double now = to_seconds(20s);
+    swarm.spawn(lie(swarm, key,
+                    msgpack::Map{{{"peer_id", msgpack::Value::bin(as_bytes(stranger))},
+                                  {"epoch", std::uint64_t{1} << 40},
+                                  {"samples_accumulated", std::uint64_t{1}},
+                                  {"samples_per_second", 1.0},
+                                  {"time", now},
+                                  {"client_mode", false}}}));
+  };
+  const auto report = run_training(scenario);
+  expect_learnt(report);
+  EXPECT_GE(report.epochs + 2, honest.epochs);
+  EXPECT_EQ(report.downloads, 0u);
+}
+
+TEST(TrainingRun, APlainRecordUnderTheRunsKeyHidesNobody) {
+  auto scenario = small();
+  scenario.each_second = [](TrainSwarm& swarm, double second) {
+    if (second == 20) swarm.spawn(lie(swarm, nullptr, "nothing to see here"));
+  };
+  const auto report = run_training(scenario);
+  expect_learnt(report);
+  EXPECT_EQ(report.epochs_alone, 0u);
+}
+
+}  // namespace
+}  // namespace cohive::train

@@ -1,0 +1,227 @@
+"""What training together costs the trainer's thread: cohive beside Python hivemind, the same loop on both, in one go.
+
+    .deps/interop/bin/python tools/bench/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
+        [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--json]
+
+Two peers on loopback, Adam, float32 tensors of 2048 x 2048, 16 batches each per epoch, a pause of --work seconds after each batch
+for the work that a GPU would do. Printed per epoch (medians of all peers and epochs but the first):
+  in calls   seconds that the trainer's thread spends in step()
+  slower by  seconds by which the epoch is longer than the same loop without any optimizer
+  end, step  the call that ends an epoch, and the median of the calls that do not
+  peak       memory of the trainer beyond what its process needs empty, in sizes of the parameters
+The modes: `default` is hivemind.Optimizer's (parameters are averaged in the background); `synchronous` delays nothing; `delays` delays state
+averaging, optimizer step and gradient averaging, offloaded; `reuse` is the default with reuse_grad_buffers.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ["OMP_NUM_THREADS"] = "1"
+PATIENCE = 900
+MODES = {
+    "default": {"delay_state_averaging": True},
+    "synchronous": {"delay_state_averaging": False},
+    "delays": {"delay_state_averaging": True, "delay_optimizer_step": True, "delay_grad_averaging": True, "offload_optimizer": True},
+    "reuse": {"delay_state_averaging": True, "reuse_grad_buffers": True},
+}
+
+
+def peak_bytes(pid):
+    with open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def children(pid):
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *children(int(child))]
+    return found
+
+
+def hivemind_peer(settings):
+    import torch
+
+    torch.set_num_threads(1)
+    empty = peak_bytes(os.getpid())
+    import hivemind
+
+    parameters = [torch.zeros(2048, 2048, requires_grad=True) for _ in range(settings["tensors"])]
+    size = sum(parameter.numel() * 4 for parameter in parameters)
+
+    def backward():
+        sum(parameter.sum() for parameter in parameters).backward()
+        with torch.no_grad():
+            for parameter in parameters:
+                if not parameter.grad.is_contiguous():
+                    parameter.grad = parameter.grad.contiguous()
+
+    start = time.perf_counter()
+    for _ in range(settings["batches"]):
+        for parameter in parameters:
+            parameter.grad = None
+        backward()
+        time.sleep(settings["work"])
+    alone = time.perf_counter() - start
+
+    mode = dict(MODES[settings["mode"]])
+    mode.setdefault("offload_optimizer", False)
+    mode.setdefault("delay_optimizer_step", False)
+    dht = hivemind.DHT(initial_peers=settings["initial_peers"], start=True)
+    make = lambda params: torch.optim.Adam(params, 1e-3)  # noqa: E731
+    optimizer = hivemind.Optimizer(dht=dht, run_id="bench", target_batch_size=settings["batches"] * 2, batch_size_per_step=1,
+                                   params=parameters, optimizer=make, matchmaking_time=settings["matchmaking_time"], averaging_timeout=60, **mode)
+    print(json.dumps({"initial_peers": [str(address) for address in dht.get_visible_maddrs()]}), flush=True)
+    sys.stdin.readline()
+    plain, ends, epochs, lost, in_calls, begin = [], [], [], [], 0.0, time.perf_counter()
+    while len(epochs) <= settings["epochs"]:
+        if not mode.get("reuse_grad_buffers"):
+            optimizer.zero_grad()
+        backward_into(optimizer, parameters, mode, backward)
+        before, start = optimizer.local_epoch, time.perf_counter()
+        optimizer.step()
+        took = time.perf_counter() - start
+        in_calls += took
+        if optimizer.local_epoch != before:
+            ends.append(took)
+            lost.append(in_calls)
+            in_calls = 0.0
+            epochs.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+        else:
+            plain.append(took)
+        time.sleep(settings["work"])
+    peak = peak_bytes(os.getpid())
+    print(json.dumps({"plain": plain, "ends": ends[1:], "epochs": epochs[1:], "lost": lost[1:], "alone": alone,
+                      "peak_per_parameters": (peak - empty) / size, "peak_bytes": peak - empty}), flush=True)
+    sys.stdin.readline()
+    os._exit(0)  # hivemind's own processes end with it; their orderly end takes long
+
+
+def backward_into(optimizer, parameters, mode, backward):
+    if not mode.get("reuse_grad_buffers"):
+        return backward()
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    backward()
+    for parameter, sums in zip(parameters, kept):
+        if sums is not None:
+            parameter.grad = sums.add_(parameter.grad)
+
+
+class Peer:
+    def __init__(self, command):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.initial_peers = self.read()["initial_peers"]
+
+    def read(self):
+        while True:
+            line = self.process.stdout.readline()
+            if not line:
+                raise RuntimeError("a peer ended early")
+            if line.startswith("{"):
+                return json.loads(line)
+
+    def tell(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def close(self):
+        try:
+            self.tell()
+            self.process.wait(60)
+        except Exception:
+            self.process.kill()
+
+
+def run_pair(make):
+    peers = []
+    try:
+        peers.append(make([]))
+        peers.append(make(peers[0].initial_peers))
+        for peer in peers:
+            peer.tell()
+        return [peer.read() for peer in peers]
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def summary(results):
+    def median(name):
+        return statistics.median(value for result in results for value in result[name])
+
+    ideal = statistics.median(result["alone"] for result in results)
+    return {"in_calls": median("lost"), "slower_by": median("epochs") - ideal, "share": median("lost") / median("epochs"), "end": median("ends"),
+            "step": median("plain"), "longest_step": max(max(result["plain"]) for result in results),
+            "peak_per_parameters": max(result["peak_per_parameters"] for result in results), "epoch": median("epochs"), "alone": ideal,
+            "groups": results[0].get("groups")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer", default=pathlib.Path(__file__).parents[2] / "build/release/bin/cohive-bench-trainer")
+    parser.add_argument("--millions", type=float, nargs="+", default=[12.6, 50, 100])
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["default"])
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=16)
+    parser.add_argument("--work", type=float, default=0.1)
+    parser.add_argument("--matchmaking-time", type=float, default=2.0)
+    parser.add_argument("--only", choices=["cohive", "hivemind"])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--hivemind-peer", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.hivemind_peer:
+        return hivemind_peer(json.loads(options.hivemind_peer))
+
+    rows = []
+    for millions in options.millions:
+        tensors = round(millions * 1e6 / 2048 / 2048)
+        for mode in options.modes:
+            def ours(initial_peers):
+                flags = [f"--{name.replace('_', '-')}={str(value).lower()}" for name, value in MODES[mode].items()]
+                command = [str(options.peer), f"--tensors={tensors}", f"--batches={options.batches}", f"--epochs={options.epochs}", f"--work={options.work}",
+                           f"--matchmaking-time={options.matchmaking_time}", *flags]
+                return Peer(command + (["--initial-peers", *initial_peers] if initial_peers else []))
+
+            def theirs(initial_peers):
+                settings = {"tensors": tensors, "batches": options.batches, "epochs": options.epochs, "work": options.work, "mode": mode,
+                            "matchmaking_time": options.matchmaking_time, "initial_peers": initial_peers}
+                return Peer([sys.executable, __file__, "--hivemind-peer", json.dumps(settings)])
+
+            for name, make in (("hivemind", theirs), ("cohive", ours)):
+                if options.only not in (None, name):
+                    continue
+                try:
+                    row = summary(run_pair(make))
+                except RuntimeError as error:
+                    row = {"error": str(error)}
+                rows.append({"millions": tensors * 2048 * 2048 / 1e6, "mode": mode, "who": name, **row})
+                if not options.json:
+                    show(rows[-1], first=len(rows) == 1)
+    if options.json:
+        print(json.dumps({"benchmark": "optimizer_vs_hivemind", "rows": rows}))
+
+
+def show(row, first):
+    if first:
+        print(f"{'million':>8} {'mode':12} {'':9} {'in calls':>9} {'share':>6} {'slower by':>10} {'end':>8} {'step':>9} {'longest':>9} {'peak':>6}  groups")
+    if "error" in row:
+        print(f"{row['millions']:8.1f} {row['mode']:12} {row['who']:9} {row['error']}")
+        return
+    print(f"{row['millions']:8.1f} {row['mode']:12} {row['who']:9} {row['in_calls']:7.2f} s {row['share']:6.1%} {row['slower_by']:8.2f} s {row['end']:6.2f} s "
+          f"{1000 * row['step']:6.1f} ms {1000 * row['longest_step']:6.0f} ms {row['peak_per_parameters']:5.1f}x  {row['groups'] or ''}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+#include "bench/train_scenario.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "bench/cheap_keys.hpp"
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/dht/dht.hpp"
+#include "cohive/train/plain_replica.hpp"
+#include "cohive/train/run.hpp"
+#include "cohive/transport/sim_network.hpp"
+
+namespace cohive::bench {
+namespace {
+
+constexpr std::size_t kInitialPeers = 3;
+constexpr std::uint64_t kEpochsToGetIn = 3;
+constexpr Duration kKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
+
+using Random = std::mt19937_64;
+
+double uniform(Random& random, double from, double to) {
+  return std::uniform_real_distribution<double>(from, to)(random);
+}
+
+/// y = x w + noise, with x normal.
+class Problem {
+ public:
+  Problem(std::size_t features, double noise, std::uint64_t seed) : noise_(noise) {
+    Random random(seed);
+    for (std::size_t i = 0; i < features; ++i) truth_.push_back(static_cast<float>(normal_(random)));
+  }
+  /// The mean gradient of the square error over a batch.
+  void gradient(std::span<const float> weights, std::int64_t batch, Random& random, std::span<float> out) {
+    std::ranges::fill(out, 0.0f);
+    std::vector<float> x(weights.size());
+    for (std::int64_t sample = 0; sample < batch; ++sample) {
+      double error = noise_ * normal_(random);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        x[i] = static_cast<float>(normal_(random));
+        error += x[i] * (weights[i] - truth_[i]);
+      }
+      for (std::size_t i = 0; i < x.size(); ++i)
+        out[i] += static_cast<float>(2 * error * x[i] / static_cast<double>(batch));
+    }
+  }
+  /// What a model's expected error exceeds the noise by.
+  double loss(std::span<const float> weights) const {
+    double sum = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i) sum += std::pow(weights[i] - truth_[i], 2);
+    return sum;
+  }
+
+ private:
+  std::vector<float> truth_;
+  double noise_;
+  std::normal_distribution<double> normal_;
+};
+
+struct Node {
+  std::string ip;
+  std::unique_ptr<transport::Network> machine;
+  std::unique_ptr<p2p::Host> host;
+  std::unique_ptr<Dht> dht;
+};
+
+struct Trainer : Node {
+  std::size_t number = 0;
+  std::unique_ptr<train::PlainReplica> replica;
+  std::unique_ptr<train::Run> run;
+  Random random;
+  Duration batch{};
+  bool standing = false;  // in the DHT
+  bool newcomer = false;
+  std::optional<std::uint64_t> joined_at{};  // epoch of the run when it began
+  std::optional<std::uint64_t> in_at{};      // epoch of its first gradient round
+  TimePoint began{};
+  Duration waited{};
+  std::unique_ptr<TaskGroup> tasks;
+};
+
+class Swarm final : public TrainSwarm {
+ public:
+  explicit Swarm(const TrainScenario& scenario)
+      : scenario_(scenario),
+        runtime_(scenario.seed),
+        fabric_(runtime_, {.latency = scenario.shortest_way, .jitter = scenario.longest_way - scenario.shortest_way}),
+        problem_(scenario.features, scenario.noise, scenario.seed),
+        random_(scenario.seed),
+        tasks_(runtime_, "training swarm") {
+    const double middling = (to_seconds(scenario.shortest_batch) + to_seconds(scenario.longest_batch)) / 2;
+    const double each = std::log(to_seconds(scenario.longest_batch) / to_seconds(scenario.shortest_batch)) /
+                        std::max(1e-9, to_seconds(scenario.longest_batch - scenario.shortest_batch));
+    const double rate = scenario.longest_batch > scenario.shortest_batch ? each : 1 / middling;  // mean of 1 / seconds
+    target_ = static_cast<std::int64_t>(static_cast<double>(scenario.trainers) *
+                                        static_cast<double>(scenario.batch_size) * scenario.batches_per_epoch *
+                                        middling * rate);
+  }
+  ~Swarm() override {
+    tasks_.cancel();
+    for (auto& trainer : trainers_) end(*trainer);
+    runtime_.run_ready();
+  }
+
+  TrainScenarioReport run() {
+    const auto start = std::chrono::steady_clock::now();
+    report_.first_loss = problem_.loss(std::vector<float>(scenario_.features));
+    tasks_.spawn(arrive(*this), "arrivals");
+    tasks_.spawn(replace(*this), "replacements");
+    for (double second = 0; second < to_seconds(scenario_.duration); ++second) {
+      runtime_.run_for(1s);
+      if (scenario_.each_second) scenario_.each_second(*this, second);
+    }
+    finish_report();
+    report_.real_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return report_;
+  }
+
+  std::size_t size() const override { return trainers_.size(); }
+  Task<Dht*> stranger() override {
+    Node node = make_node();
+    Dht* dht = node.dht.get();
+    strangers_.push_back(std::move(node));
+    (void)co_await dht->start(initial_peers(dht));
+    co_return dht;
+  }
+  void spawn(Task<void> task) override { tasks_.spawn(std::move(task), "mischief"); }
+  void split(bool apart) override {
+    if (!apart) return fabric_.heal();
+    std::set<std::string> sides[2];
+    for (std::size_t i = 0; i < trainers_.size(); ++i) sides[i % 2].insert(trainers_[i]->ip);
+    fabric_.partition(sides[0], sides[1]);
+  }
+
+ private:
+  std::size_t below(std::size_t limit) { return random_() % limit; }
+  std::uint64_t epoch() const {
+    std::uint64_t latest = 0;
+    for (const auto& trainer : trainers_)
+      if (trainer->run) latest = std::max(latest, trainer->run->epoch());
+    return latest;
+  }
+
+  Node make_node() {
+    Node node;
+    node.machine = fabric_.add_machine();
+    const std::uint64_t number = ++made_;
+    node.ip = log::format("10.{}.{}.{}", number >> 16 & 255, number >> 8 & 255, number & 255);
+    const double line = std::exp(uniform(random_, std::log(scenario_.slowest_line), std::log(scenario_.fastest_line)));
+    fabric_.set_line(node.ip, {line, line});
+    Bytes seed(32, static_cast<std::uint8_t>(scenario_.seed));
+    std::memcpy(seed.data(), &number, sizeof number);
+    p2p::HostOptions host_options;
+    host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
+    host_options.transport.keepalive_interval = kKeepalive;
+    node.host = std::make_unique<p2p::Host>(*node.machine, KeyPair::ed25519_from_seed(seed), host_options);
+    node.host->start().value();
+    node.dht = std::make_unique<Dht>(*node.host);
+    return node;
+  }
+
+  std::shared_ptr<Trainer> make_trainer() {
+    auto trainer = std::make_shared<Trainer>();
+    trainer->number = made_;
+    static_cast<Node&>(*trainer) = make_node();
+    trainer->random.seed(scenario_.seed * 1'000'003 + made_);
+    trainer->batch = from_seconds(
+        uniform(random_, to_seconds(scenario_.shortest_batch), to_seconds(scenario_.longest_batch)));
+    trainer->replica = std::make_unique<train::PlainReplica>(
+        runtime_,
+        std::vector<codec::Shape>{{static_cast<std::uint32_t>(scenario_.features)},
+                                  {static_cast<std::uint32_t>(scenario_.ballast)}},
+        optim::SgdOptions{.lr = scenario_.learning_rate});
+    train::RunOptions options;
+    options.run_id = "simulated";
+    options.target_batch_size = target_;
+    options.matchmaking_time = 5s;
+    options.averaging_timeout = 30s;
+    if (scenario_.tune) scenario_.tune(options);
+    local_updates_ = options.use_local_updates;
+    trainer->run = std::make_unique<train::Run>(*trainer->dht, std::make_shared<dht::RsaSignatureValidator>(keys_.der(trainer->number)), *trainer->replica, options);
+    trainer->tasks = std::make_unique<TaskGroup>(runtime_, "trainer");
+    return trainer;
+  }
+
+  static Task<void> arrive(Swarm& self) {
+    const Duration pause = self.scenario_.arrival / static_cast<Duration::rep>(self.scenario_.trainers);
+    while (self.trainers_.size() < self.scenario_.trainers) {
+      self.trainers_.push_back(self.make_trainer());
+      auto& trainer = *self.trainers_.back();
+      trainer.tasks->spawn(train(self, self.trainers_.back()), "trainer");
+      if (self.trainers_.size() == 1)
+        while (!trainer.standing) co_await self.runtime_.sleep_for(100ms);
+      co_await self.runtime_.sleep_for(pause);
+    }
+  }
+
+  static Task<void> replace(Swarm& self) {
+    if (self.scenario_.replaced_per_minute <= 0) co_return;
+    const double per_second =
+        self.scenario_.replaced_per_minute * static_cast<double>(self.scenario_.trainers) / 60;
+    co_await self.runtime_.sleep_for(self.scenario_.arrival * 2);
+    for (;;) {
+      co_await self.runtime_.sleep_for(from_seconds(-std::log(1 - self.runtime_.random_unit()) / per_second));
+      auto& place = self.trainers_[self.below(self.trainers_.size())];
+      self.fabric_.kill(place->ip);
+      self.end(*place);
+      place = self.make_trainer();
+      place->newcomer = true;
+      place->tasks->spawn(train(self, place), "newcomer");
+    }
+  }
+
+  /// As a process is killed.
+  void end(Trainer& trainer) {
+    judge(trainer);
+    trainer.tasks.reset();
+    trainer.run.reset();
+    trainer.replica.reset();
+    trainer.dht.reset();
+    trainer.host.reset();
+  }
+
+  void judge(const Trainer& trainer) {
+    if (!trainer.run) return;
+    if (trainer.began != TimePoint{}) {
+      waited_ += to_seconds(trainer.waited);
+      lived_ += to_seconds(runtime_.now() - trainer.began);
+    }
+    const auto stats = trainer.run->stats();
+    report_.downloads += stats.state_downloads;
+    report_.followed += stats.states_followed;
+    if (!trainer.newcomer || !trainer.joined_at) return;
+    const bool due = epoch() > *trainer.joined_at + kEpochsToGetIn;
+    if (!trainer.in_at && !due) return;  // killed too early to tell
+    ++report_.newcomers;
+    if (!trainer.in_at || *trainer.in_at > *trainer.joined_at + kEpochsToGetIn) ++report_.newcomers_late;
+  }
+
+  std::vector<Multiaddr> initial_peers(const Dht* of) {
+    std::vector<Multiaddr> initial;
+    for (int attempt = 0; attempt < 100 && initial.size() < kInitialPeers; ++attempt) {
+      const auto& other = trainers_[below(trainers_.size())];
+      if (other->standing && other->dht.get() != of) initial.push_back(other->host->visible_addresses().front());
+    }
+    return initial;
+  }
+
+  static Task<void> train(Swarm& self, std::shared_ptr<Trainer> me) {
+    if (!co_await me->dht->start(self.initial_peers(me->dht.get()))) co_return;
+    me->standing = true;
+    me->joined_at = self.epoch();
+    me->run->start();
+    while (me->newcomer && !co_await me->run->catch_up() && self.epoch() > 0) {
+    }
+    me->began = self.runtime_.now();
+    std::vector<float> gradient(self.scenario_.features), ballast(self.scenario_.ballast);
+    for (;;) {
+      co_await self.runtime_.sleep_for(me->batch);
+      self.problem_.gradient(me->replica->parameter(0), self.scenario_.batch_size, me->random, gradient);
+      if (self.local_updates_)
+        me->replica->step_locally({gradient, ballast});
+      else
+        me->replica->add_gradients({gradient, ballast}, static_cast<double>(self.scenario_.batch_size));
+      if (auto report = me->run->publish()) self.note(*me, *report);
+      if (me->run->count(self.scenario_.batch_size) == train::Run::Next::go_on) continue;
+      const TimePoint begin = self.runtime_.now();
+      const auto report = co_await me->run->synchronise();
+      me->waited += self.runtime_.now() - begin;
+      self.note(*me, report);
+    }
+  }
+
+  void note(Trainer& trainer, const train::StepReport& report) {
+    if (report.grad_group > 1 || (local_updates_ && report.state_group > 1)) {
+      const std::size_t group = std::max(report.grad_group, local_updates_ ? report.state_group : 0);
+      ++rounds_;
+      members_ += group;
+      if (!trainer.in_at) trainer.in_at = report.epoch;
+      auto& largest = groups_[report.epoch];
+      largest = std::max(largest, group);
+    } else if (report.epoch_changed) {
+      groups_.try_emplace(report.epoch, 0);
+    }
+  }
+
+  void finish_report() {
+    report_.epochs = epoch();
+    report_.epochs_per_hour = static_cast<double>(report_.epochs) / to_seconds(scenario_.duration) * 3600;
+    for (std::uint64_t number = 1; number < report_.epochs; ++number)
+      if (const auto group = groups_.find(number); group == groups_.end() || group->second < 2) ++report_.epochs_alone;
+    report_.mean_group = rounds_ ? static_cast<double>(members_) / static_cast<double>(rounds_) : 0;
+    report_.bytes_per_peer_second = static_cast<double>(fabric_.bytes_carried()) /
+                                    static_cast<double>(scenario_.trainers) / to_seconds(scenario_.duration);
+    std::vector<std::span<float>> last;
+    for (const auto& trainer : trainers_)
+      if (trainer->run && trainer->run->epoch() == report_.epochs) last.push_back(trainer->replica->parameter(0));
+    for (const auto& weights : last) {
+      report_.last_loss = std::max(report_.last_loss, problem_.loss(weights));
+      double distance = 0;
+      for (std::size_t i = 0; i < weights.size(); ++i) distance += std::pow(weights[i] - last[0][i], 2);
+      report_.spread = std::max(report_.spread, std::sqrt(distance));
+    }
+    report_.loss_of_one = train_alone(report_.epochs);
+    for (auto& trainer : trainers_) end(*trainer);
+    report_.waiting = lived_ > 0 ? waited_ / lived_ : 0;
+  }
+
+  double train_alone(std::uint64_t epochs) {
+    Random random(scenario_.seed + 7);
+    std::vector<float> weights(scenario_.features), gradient(scenario_.features);
+    for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
+      problem_.gradient(weights, target_, random, gradient);
+      for (std::size_t i = 0; i < weights.size(); ++i)
+        weights[i] -= static_cast<float>(scenario_.learning_rate) * gradient[i];
+    }
+    return problem_.loss(weights);
+  }
+
+  const TrainScenario scenario_;
+  SimRuntime runtime_;
+  transport::SimFabric fabric_;
+  Problem problem_;
+  Random random_;
+  std::int64_t target_ = 1;
+  bool local_updates_ = false;
+  std::uint64_t made_ = 0;
+  std::vector<std::shared_ptr<Trainer>> trainers_;
+  std::vector<Node> strangers_;
+  CheapKeys keys_;
+  std::map<std::uint64_t, std::size_t> groups_;  // the largest of each epoch
+  std::size_t rounds_ = 0, members_ = 0;
+  double waited_ = 0, lived_ = 0;
+  TrainScenarioReport report_;
+  TaskGroup tasks_;
+};
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
+  return out << log::format(
+             "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer, waiting {:.2f} %, loss {:.3e} (one process {:.3e}, "
+             "first {:.3e}), spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {:.1f} s",
+             report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, 100 * report.waiting,
+             report.last_loss, report.loss_of_one, report.first_loss, report.spread, report.newcomers, report.newcomers_late,
+             report.downloads, report.followed, report.real_seconds);
+}
+
+TrainScenarioReport run_training(const TrainScenario& scenario) {
+  Swarm swarm(scenario);
+  return swarm.run();
+}
+
+}  // namespace cohive::bench

@@ -1,0 +1,69 @@
+// A simulated training run: trainers of a least-squares model that come and go, on links of all speeds, on virtual
+// time. For cohive-bench train-sim and for the tests of the training engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "cohive/core/time.hpp"
+#include "cohive/optim/options.hpp"
+#include "cohive/train/run_options.hpp"
+
+namespace cohive::bench {
+
+struct TrainScenario {
+  std::size_t trainers = 100;
+  std::uint64_t seed = 1;
+  Duration duration = 10min;         ///< of virtual time, from the first trainer on
+  Duration arrival = 30s;            ///< in which the trainers of the beginning come
+  double replaced_per_minute = 0.1;  ///< of the trainers: killed without a word, and replaced by newcomers
+  double slowest_line = 10e6 / 8, fastest_line = 1e9 / 8;  ///< bytes per second, each way; spread evenly by logarithm
+  Duration shortest_way = 2ms, longest_way = 60ms;         ///< one way, between two trainers
+  Duration shortest_batch = 1s, longest_batch = 4s;         ///< computing time, of trainers of different speed
+  std::int64_t batch_size = 16;
+  double batches_per_epoch = 8;  ///< of a trainer of middling speed: makes the target batch size
+  std::size_t features = 64;      ///< of the model that is learnt
+  std::size_t ballast = 2000;     ///< parameters without a gradient, which travel all the same
+  double learning_rate = 0.05;
+  double noise = 0.1;                                    ///< of the data
+  std::function<void(train::RunOptions&)> tune = nullptr;  ///< matchmaking_time is 5 s before
+  /// Called at every second of virtual time, to do mischief.
+  std::function<void(class TrainSwarm&, double second)> each_second = nullptr;
+};
+
+struct TrainScenarioReport {
+  std::uint64_t epochs = 0;  ///< of the most advanced trainer
+  double epochs_per_hour = 0;
+  std::size_t epochs_alone = 0;     ///< that no two trainers averaged
+  double mean_group = 0;            ///< members of a gradient round
+  double bytes_per_peer_second = 0; ///< sent on the wire, everything included
+  double waiting = 0;               ///< share of their time that trainers waited in synchronise()
+  double first_loss = 0, last_loss = 0;  ///< excess over the noise, of a trainer that is left
+  double loss_of_one = 0;                ///< of one process that takes the same number of steps with the same batch size
+  std::size_t newcomers = 0;             ///< that lived for three epochs or longer
+  std::size_t newcomers_late = 0;        ///< of these, not in a gradient round within three epochs
+  std::uint64_t downloads = 0, followed = 0;
+  double spread = 0;         ///< largest distance between parameters of two trainers of the last epoch
+  double real_seconds = 0;
+};
+
+/// What mischief may touch.
+class TrainSwarm {
+ public:
+  virtual ~TrainSwarm() = default;
+  virtual std::size_t size() const = 0;
+  /// Cuts the trainers in two halves, or joins them again.
+  virtual void split(bool apart) = 0;
+  /// Joins the swarm with a peer that does not train. It stays as long as the swarm.
+  virtual Task<Dht*> stranger() = 0;
+  /// Starts a task that lives as long as the swarm.
+  virtual void spawn(Task<void> task) = 0;
+};
+
+TrainScenarioReport run_training(const TrainScenario& scenario);
+std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report);
+
+}  // namespace cohive::bench

@@ -1,0 +1,48 @@
+// Simulated training runs: a row for every size of the swarm.
+
+#include <iostream>
+
+#include "bench/bench.hpp"
+#include "bench/train_scenario.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::bench {
+
+nlohmann::json train_sim(const Settings& settings) {
+  nlohmann::json rows = nlohmann::json::array();
+  std::cerr << log::format("{:>8} {:>7} {:>9} {:>6} {:>7} {:>11} {:>8} {:>10} {:>10} {:>10} {:>6} {:>9} {:>8}\n", "trainers", "epochs",
+                           "epochs/h", "alone", "group", "B/s/peer", "waiting", "loss", "one's loss", "newcomers", "late", "downloads",
+                           "real s");
+  for (const std::size_t trainers : settings.trainers) {
+    TrainScenario scenario;
+    scenario.trainers = trainers;
+    scenario.seed = settings.seed;
+    scenario.duration = from_seconds(settings.minutes * 60);
+    const TrainScenarioReport report = run_training(scenario);
+    std::cerr << log::format(
+        "{:>8} {:>7} {:>9.0f} {:>6} {:>7.1f} {:>11.0f} {:>7.2f}% {:>10.2e} {:>10.2e} {:>10} {:>6} {:>9} {:>8.1f}\n", trainers,
+        report.epochs, report.epochs_per_hour, report.epochs_alone, report.mean_group, report.bytes_per_peer_second,
+        100 * report.waiting, report.last_loss, report.loss_of_one, report.newcomers, report.newcomers_late, report.downloads,
+        report.real_seconds);
+    rows.push_back({{"trainers", trainers},
+                    {"minutes", settings.minutes},
+                    {"epochs", report.epochs},
+                    {"epochs_per_hour", report.epochs_per_hour},
+                    {"epochs_alone", report.epochs_alone},
+                    {"mean_group", report.mean_group},
+                    {"bytes_per_peer_second", report.bytes_per_peer_second},
+                    {"waiting", report.waiting},
+                    {"first_loss", report.first_loss},
+                    {"last_loss", report.last_loss},
+                    {"loss_of_one", report.loss_of_one},
+                    {"newcomers", report.newcomers},
+                    {"newcomers_late", report.newcomers_late},
+                    {"downloads", report.downloads},
+                    {"followed", report.followed},
+                    {"spread", report.spread},
+                    {"real_seconds", report.real_seconds}});
+  }
+  return {{"benchmark", "train-sim"}, {"replaced_per_minute", TrainScenario().replaced_per_minute}, {"swarms", rows}};
+}
+
+}  // namespace cohive::bench

@@ -1,0 +1,201 @@
+#include "train/options.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "common/program.hpp"
+
+namespace cohive::tools {
+namespace {
+
+std::optional<codec::Codec> codec_from_text(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  for (const auto& info : codec::all_codecs()) {
+    std::string name(info.name);
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    if (name == text && !info.needs_agreement) return info.codec;
+  }
+  return std::nullopt;
+}
+
+std::string codec_names() {
+  std::string names;
+  for (const auto& info : codec::all_codecs()) {
+    if (info.needs_agreement) continue;
+    std::string name(info.name);
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  return names;
+}
+
+void add_compression(CLI::App& app, const std::string& flag, codec::Compression& compression, const std::string& of) {
+  app.add_option_function<std::string>(
+      flag,
+      [flag, &compression](const std::string& text) {
+        const auto chosen = compression_from_text(text);
+        if (!chosen)
+          throw CLI::ValidationError(flag, "one of " + codec_names() + ", or N:LESS:MORE with two of them, not '" + text + "'");
+        compression = *chosen;
+      },
+      "codec of " + of + ": " + codec_names() + ", or N:LESS:MORE by the number of values (default none)");
+}
+
+void add_seconds(CLI::App& app, const std::string& flag, Duration& duration, const std::string& help, double least,
+                 double most) {
+  app.add_option_function<double>(flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help)
+      ->check(CLI::Range(least, most));
+}
+void add_seconds(CLI::App& app, const std::string& flag, std::optional<Duration>& duration, const std::string& help,
+                 double least, double most) {
+  app.add_option_function<double>(flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help)
+      ->check(CLI::Range(least, most));
+}
+
+void add_swarm_options(CLI::App& app, TrainOptions& o) {
+  app.add_option("--initial-peers", o.swarm.initial_peers,
+                 "multiaddrs of the swarm (or $INITIAL_PEERS); none: start a new one");
+  app.add_option("--host-maddrs", o.swarm.host_maddrs, "addresses to listen on");
+  app.add_option("--announce-maddrs", o.swarm.announce_maddrs, "addresses to tell others instead");
+  app.add_option("--identity-path", o.swarm.identity_path, "key file; made when missing");
+  app.add_option("--metrics-address", o.swarm.metrics_address, "host:port for /metrics, /healthz and /readyz");
+  app.add_flag("--client,--client-mode", o.swarm.client_mode, "do not listen: for peers that cannot be reached");
+  add_seconds(app, "--bootstrap-timeout", o.swarm.bootstrap_timeout, "seconds of one attempt to join (default 15)", 1, 600);
+  app.add_option_function<double>(
+         "--wait-for-swarm",
+         [&o](double seconds) { o.swarm.wait_for_swarm = seconds < 0 ? Duration::max() : from_seconds(seconds); },
+         "seconds to go on trying when no initial peer answers; -1: until one does (default 300)")
+      ->check(CLI::Range(-1.0, 1e9));
+}
+
+void add_run_options(CLI::App& app, TrainOptions& o) {
+  auto& run = o.optimizer;
+  app.add_option("--run-id", run.run_id, "name of the run; all its trainers use the same (default cohive_run)");
+  app.add_option("--target-batch-size", run.target_batch_size, "samples per epoch of all peers together")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--batch-size", o.batch, "samples per local step")->check(CLI::Range(1, 65536));
+  add_seconds(app, "--matchmaking-time", run.matchmaking_time, "seconds to gather a group (default 5)", 0.5, 600);
+  add_seconds(app, "--averaging-timeout", run.averaging_timeout, "seconds for one round (default 30)", 1, 3600);
+  add_seconds(app, "--allreduce-timeout", run.allreduce_timeout, "seconds for one all-reduce (default: averaging-timeout)",
+              1, 3600);
+  add_seconds(app, "--next-chunk-timeout", run.next_chunk_timeout,
+              "seconds between two parts of a peer (default: matchmaking-time)", 0.5, 600);
+  add_seconds(app, "--load-state-timeout", run.load_state_timeout, "seconds for a download of the state (default 600)", 1,
+              86400);
+  add_seconds(app, "--shutdown-timeout", run.shutdown_timeout, "seconds for leaving (default 5)", 0, 600);
+  app.add_option("--average-state-every", run.average_state_every, "epochs between rounds that average the parameters")
+      ->check(CLI::Range(1, 1000000));
+  app.add_flag("--delay-state-averaging,!--no-delay-state-averaging", run.delay_state_averaging,
+               "average parameters in the background (default on)");
+  app.add_flag("--delay-optimizer-step", run.delay_optimizer_step, "step in the background; needs --offload-optimizer");
+  app.add_flag("--delay-grad-averaging", run.delay_grad_averaging,
+               "average gradients in the background; needs --delay-optimizer-step");
+  app.add_flag("--offload-optimizer", run.offload_optimizer, "statistics and the step in host memory");
+  app.add_flag("--reuse-grad-buffers", run.reuse_grad_buffers, "accumulate in the model's own gradients");
+  app.add_flag("--use-local-updates", run.use_local_updates, "step with every batch, and average parameters only");
+  app.add_flag("--auxiliary", run.auxiliary, "help averaging without training");
+  app.add_flag("--verbose", run.verbose, "log what the run does");
+  app.add_option("--performance-ema-alpha", run.performance_ema_alpha, "how fast the measured speed follows (default 0.1)")
+      ->check(CLI::Range(1e-6, 1.0));
+  add_seconds(app, "--min-refresh-period", run.tracker_options.min_refresh_period,
+              "seconds between two looks at the run's progress, at least (default 0.5)", 0.05, 600);
+  add_seconds(app, "--max-refresh-period", run.tracker_options.max_refresh_period, "and at most (default 10)", 0.05, 600);
+}
+
+void add_compression_options(CLI::App& app, TrainOptions& o) {
+  auto& run = o.optimizer;
+  add_compression(app, "--grad-compression", run.grad_compression, "gradients");
+  add_compression(app, "--state-averaging-compression", run.state_averaging_compression, "averaged parameters");
+  add_compression(app, "--load-state-compression", run.load_state_compression, "the state that newcomers download");
+  app.add_flag_callback(
+      "--fp16", [&run] { run.grad_compression = codec::Codec::float16; }, "the same as --grad-compression float16");
+  app.add_option("--agreed-compression,--extension", o.agreed_compression,
+                 "send gradients so, with error feedback, where all of a group ask for it")
+      ->check(CLI::IsMember({"block4", "top_k"}));
+  app.add_option("--density", o.density, "the share of gradients that top_k sends (default 0.01)")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--aggregation", o.aggregation, "how this peer averages its parts (default mean)")
+      ->check(CLI::IsMember({"mean", "trimmed-mean", "centered-clip"}));
+  app.add_option("--trim", o.trimmed_mean.fraction,
+                 "the share left out at each end by trimmed-mean, and for parameters by centered-clip (default 0.2)")
+      ->check(CLI::Range(0.001, 0.499));
+  app.add_option("--clip-radius", o.centered_clip.radius, "of centered-clip, for gradients (default 1)")
+      ->check(CLI::Range(1e-12, 1e12));
+  app.add_option("--clip-iterations", o.centered_clip.iterations, "of centered-clip (default 5)")
+      ->check(CLI::Range(1, 100));
+  app.add_option_function<std::string>(
+      "--bandwidth",
+      [&run](const std::string& text) {
+        const auto rate = bytes_per_second(text);
+        if (text != "measured" && !rate)
+          throw CLI::ValidationError("--bandwidth", "'measured', or bytes per second as 500K or 10M, not '" + text + "'");
+        run.bandwidth = rate ? averaging::Bandwidth(*rate) : averaging::Bandwidth::measured();
+      },
+      "of the link, by which trainers divide the averaging: 'measured', or bytes per second as 500K or 10M");
+}
+
+void add_training_options(CLI::App& app, TrainOptions& o) {
+  app.add_option("--text", o.text, "a text file, or a folder of them");
+  app.add_option("--optimizer", o.algorithm, "adamw, adam, sgd or lamb (default adamw)")
+      ->check(CLI::IsMember({"adamw", "adam", "sgd", "lamb"}));
+  app.add_option("--learning-rate", o.learning_rate, "of the optimizer")->check(CLI::PositiveNumber);
+  app.add_option("--momentum", o.momentum, "of sgd (default 0.9)")->check(CLI::Range(0.0, 1.0));
+  app.add_option("--clip-grad-norm", o.clip_grad_norm, "bound of the norm of the averaged gradients; 0: none")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--seconds", o.seconds, "stop after this long")->check(CLI::NonNegativeNumber);
+  app.add_option("--until", o.until, "stop at this Unix time, together with the others");
+  app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs");
+  app.add_option("--threads", o.threads, "of LibTorch")->check(CLI::Range(1, 256));
+  app.add_option("--seed", o.seed, "of the order of batches; 0: random");
+  app.add_option("--width", o.model.width, "of the model")->check(CLI::Range(8, 4096));
+  app.add_option("--layers", o.model.layers, "of the model")->check(CLI::Range(1, 64));
+  app.add_option("--context", o.model.context, "characters per sample")->check(CLI::Range(8, 4096));
+  app.add_option("--save", o.save, "write the final parameters here (raw float32)");
+  app.add_option("--summary", o.summary, "write the final numbers here (JSON)");
+  app.add_option("--compare", o.compare, "compare files of --save and exit");
+}
+
+}  // namespace
+
+std::optional<codec::Compression> compression_from_text(const std::string& text) {
+  const auto first = text.find(':');
+  if (first == std::string::npos) {
+    const auto codec = codec_from_text(text);
+    return codec ? std::optional<codec::Compression>(*codec) : std::nullopt;
+  }
+  const auto second = text.find(':', first + 1);
+  std::uint64_t threshold = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + first, threshold);
+  if (second == std::string::npos || error != std::errc() || end != text.data() + first) return std::nullopt;
+  const auto less = codec_from_text(text.substr(first + 1, second - first - 1));
+  const auto more = codec_from_text(text.substr(second + 1));
+  if (!less || !more) return std::nullopt;
+  return codec::Compression::size_adaptive(threshold, *less, *more);
+}
+
+void add_train_options(CLI::App& app, TrainOptions& o) {
+  o.optimizer.matchmaking_time = 5s;
+  o.optimizer.averaging_timeout = 30s;
+  o.swarm.wait_for_swarm = 300s;
+  add_training_options(app, o);
+  add_swarm_options(app, o);
+  add_run_options(app, o);
+  add_compression_options(app, o);
+}
+
+void complete(TrainOptions& o) {
+  auto& run = o.optimizer;
+  // A clip radius for gradients says nothing about parameters: those are averaged by a trimmed mean then.
+  if (o.aggregation != "mean") run.grad_aggregation = run.state_aggregation = o.trimmed_mean;
+  if (o.aggregation == "centered-clip") run.grad_aggregation = o.centered_clip;
+  if (o.agreed_compression == "block4") run.agreed_grad_compression = codec::Codec::block4;
+  if (o.agreed_compression == "top_k") run.agreed_grad_compression = codec::CodecSpec(codec::Codec::top_k, o.density);
+  run.client_mode = o.swarm.client_mode;
+  try {
+    train::check(run);
+  } catch (const std::invalid_argument& error) {
+    throw Exit{kBadInput, error.what()};
+  }
+}
+
+}  // namespace cohive::tools

@@ -1,0 +1,42 @@
+// The flags of cohive-train.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "cohive/core/log.hpp"
+#include "cohive/torch/strategy.hpp"
+#include "train/model.hpp"
+
+namespace cohive::tools {
+
+struct TrainOptions {
+  SwarmOptions swarm;
+  OptimizerOptions optimizer;
+  ModelOptions model;
+  std::string text, save, summary;
+  std::vector<std::string> compare;
+  std::string algorithm = "adamw";
+  double learning_rate = 1e-3, momentum = 0.9, clip_grad_norm = 0;
+  double seconds = 0, until = 0, report_every = 2;
+  std::int64_t batch = 16;
+  std::uint64_t max_epochs = 0, seed = 0;
+  int threads = 1;
+  std::string aggregation = "mean";
+  averaging::TrimmedMean trimmed_mean;
+  averaging::CenteredClip centered_clip;
+  std::string agreed_compression;
+  double density = 0.01;
+  log::Options log;
+};
+
+void add_train_options(CLI::App& app, TrainOptions& options);
+/// Completes what several flags say together. Throws Exit with code 2.
+void complete(TrainOptions& options);
+
+/// Reads a compression: a codec by hivemind's name in any case ("float16"), or "N:LESS:MORE", which takes the codec MORE for
+/// tensors of at least N values and LESS for smaller ones.
+std::optional<codec::Compression> compression_from_text(const std::string& text);
+
+}  // namespace cohive::tools

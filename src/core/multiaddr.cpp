@@ -304,6 +304,10 @@ std::vector<Multiaddr::Component> Multiaddr::components() const {
   return result;
 }
 
+std::uint32_t Multiaddr::first_code() const {
+  return binary_.empty() ? 0 : static_cast<std::uint32_t>(read_strict_varint(binary_).value);
+}
+
 bool Multiaddr::has(std::uint32_t code) const {
   bool found = false;
   walk(binary_, [&](const Protocol& protocol, ByteView, std::size_t) { return !(found = protocol.code == code); });

@@ -44,6 +44,10 @@ Key32 counting(std::uint8_t first) {
   for (std::size_t i = 0; i < key.size(); ++i) key[i] = static_cast<std::uint8_t>(first + i);
   return key;
 }
+/// Those of one side.
+struct NoiseKeys {
+  X25519KeyPair static_key = X25519KeyPair::generate(), ephemeral = X25519KeyPair::generate();
+};
 NoiseKeys keys_from(std::uint8_t static_first, std::uint8_t ephemeral_first) {
   return {X25519KeyPair::from_secret(counting(static_first)), X25519KeyPair::from_secret(counting(ephemeral_first))};
 }
@@ -54,7 +58,9 @@ KeyPair identity_from(std::uint8_t first) {
 Task<void> shake(Stream& stream, Role role, KeyPair identity, std::optional<PeerId> expected,
                  std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys, Result<NoiseSession>& out,
                  bool offer_aes = false) {
-  out = co_await noise_handshake(stream, role, identity, expected, muxers, deadline, keys, offer_aes);
+  auto prepared = std::make_shared<NoiseIdentity>(identity, keys.static_key);
+  out = co_await noise_handshake(stream, role, std::move(prepared), expected, {muxers, offer_aes}, deadline,
+                                 keys.ephemeral);
 }
 
 class Noise : public ::testing::Test {

@@ -40,6 +40,8 @@ class Multiaddr {
   std::string text() const;
   bool empty() const noexcept { return binary_.empty(); }
   std::vector<Component> components() const;
+  /// Returns the code of the first component; 0 when there is none.
+  std::uint32_t first_code() const;
   bool has(std::uint32_t code) const;
   /// Value of the first component with this code, as text ("127.0.0.1", "4001", "12D3Koo...").
   std::optional<std::string> value(std::uint32_t code) const;

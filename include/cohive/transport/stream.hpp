@@ -102,6 +102,8 @@ class Connection {
   virtual const Multiaddr& local_address() const = 0;
   virtual const Multiaddr& remote_address() const = 0;
   virtual bool outbound() const = 0;  ///< we dialled
+  /// The protocol that authenticated the peer, "/noise" or "/tls/1.0.0".
+  virtual const std::string& security() const = 0;
   virtual bool closed() const = 0;
   virtual Error close_reason() const = 0;
   /// Waits until the connection has ended, for whatever reason.
@@ -114,6 +116,8 @@ class Connection {
   /// Ends the connection and all streams now. What the peer has not received yet may be lost.
   virtual void close(Error reason) noexcept = 0;
   virtual ConnectionStats stats() const = 0;
+  /// Streams open now, in both directions: what stats() says, at no cost.
+  virtual std::size_t open_streams() const = 0;
   /// Last measured round trip, zero when none yet.
   virtual Duration round_trip() const = 0;
 };

@@ -1,5 +1,5 @@
 // Look-ups whose name servers do not answer.
-#include "transport/dns.hpp"
+#include "transport/look_up_threads.hpp"
 
 #include <gtest/gtest.h>
 

@@ -5,13 +5,13 @@
 #include "cohive/core/task_group.hpp"
 #include "cohive/transport/errors.hpp"
 #include "memory_connection.hpp"
-#include "transport/secure_channel.hpp"
+#include "transport/noise_channel.hpp"
 
 namespace cohive::transport {
 namespace {
 
-constexpr SecureChannel::Keys kOurs{.send = {1}, .receive = {2}};
-constexpr SecureChannel::Keys kTheirs{.send = {2}, .receive = {1}};
+constexpr NoiseChannel::Keys kOurs{.send = {1}, .receive = {2}};
+constexpr NoiseChannel::Keys kTheirs{.send = {2}, .receive = {1}};
 
 class Records : public ::testing::Test {
  protected:
@@ -33,7 +33,7 @@ class Records : public ::testing::Test {
 
   SimRuntime runtime_;
   test::Wire far_{runtime_}, near_{runtime_};
-  SecureChannel sender_, receiver_;
+  NoiseChannel sender_, receiver_;
 };
 
 TEST_F(Records, SplitAndJoinedOnTheWireComeOutWhole) {
@@ -43,7 +43,7 @@ TEST_F(Records, SplitAndJoinedOnTheWireComeOutWhole) {
   joined.insert(joined.end(), third.begin(), third.end());
   TaskGroup group(runtime_);
   std::vector<std::string> got;
-  group.spawn([](SecureChannel& channel, std::vector<std::string>& out) -> Task<void> {
+  group.spawn([](NoiseChannel& channel, std::vector<std::string>& out) -> Task<void> {
     for (;;) {
       auto slice = co_await channel.receive();
       if (!slice || slice->empty()) co_return;
@@ -74,7 +74,7 @@ TEST_F(Records, PartsAreOneRecordOnTheWire) {
 TEST_F(Records, DamagedRecordIsRefused) {
   for (std::size_t at : {std::size_t{2}, std::size_t{6}, std::size_t{7}, std::size_t{22}}) {
     near_ = test::Wire(runtime_);
-    SecureChannel sender(runtime_, far_.our_end(), kTheirs, {}), receiver(runtime_, near_.our_end(), kOurs, {});
+    NoiseChannel sender(runtime_, far_.our_end(), kTheirs, {}), receiver(runtime_, near_.our_end(), kOurs, {});
     const ByteView parts[] = {as_bytes("hello")};
     sender.append(parts);
     ASSERT_TRUE(runtime_.run(sender.flush()));
@@ -146,7 +146,7 @@ TEST_F(Records, EndBetweenRecordsIsCleanAndInsideOneIsNot) {
   EXPECT_TRUE(receive()->empty());
 
   near_ = test::Wire(runtime_);
-  SecureChannel receiver(runtime_, near_.our_end(), kOurs, {});
+  NoiseChannel receiver(runtime_, near_.our_end(), kOurs, {});
   near_.send(from_hex("00200102"));
   near_.finish();
   EXPECT_EQ(runtime_.run(receiver.receive()).error(), cohive::Errc::end_of_stream);
@@ -154,7 +154,7 @@ TEST_F(Records, EndBetweenRecordsIsCleanAndInsideOneIsNot) {
 
 TEST_F(Records, BytesThatCameWithTheHandshakeAreReadFirst) {
   const Bytes early = sealed("early");
-  SecureChannel receiver(runtime_, near_.our_end(), kOurs, early);
+  NoiseChannel receiver(runtime_, near_.our_end(), kOurs, early);
   EXPECT_EQ(to_string(runtime_.run(receiver.receive())->view()), "early");
 }
 
@@ -173,7 +173,7 @@ TEST_F(Records, SenderThatNeverPausesLeavesOthersTheirTurn) {
   int turns = 0;
   bool done = false;
   TaskGroup group(runtime_);
-  group.spawn([](SecureChannel& channel, bool& finished) -> Task<void> {
+  group.spawn([](NoiseChannel& channel, bool& finished) -> Task<void> {
     for (int i = 0; i < 40; ++i) (void)co_await channel.receive();
     finished = true;
   }(receiver_, done));

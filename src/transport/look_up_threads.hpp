@@ -1,5 +1,4 @@
-// Names in multiaddresses: dns, dns4, dns6 by getaddrinfo, dnsaddr by TXT records. Source: libp2p wire spec,
-// section 1.2.
+// Look-ups of names on threads of their own.
 #pragma once
 
 #include <atomic>
@@ -10,9 +9,6 @@
 #include "cohive/core/runtime.hpp"
 
 namespace cohive::transport {
-
-/// Numeric addresses come back unchanged. The look-ups run off the loop.
-Task<Result<std::vector<Multiaddr>>> resolve_dns(Runtime& runtime, Multiaddr address);
 
 /// Runs `look_up()`, which may wait for a name server for half a minute, on a thread that neither other work nor the
 /// end of the runtime or the program waits for. It must own all it touches; the flag it gets is set once nobody wants

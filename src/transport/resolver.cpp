@@ -1,75 +1,19 @@
-#include "dns.hpp"
+#include "cohive/transport/resolver.hpp"
 
 #include <arpa/inet.h>
 #include <arpa/nameser.h>
 #include <netdb.h>
 #include <resolv.h>
 
-#include <deque>
-#include <memory>
-#include <mutex>
-#include <system_error>
-#include <thread>
-
-#include "cohive/core/log.hpp"
-#include "cohive/core/sync.hpp"
+#include "cohive/core/combine.hpp"
 #include "cohive/transport/errors.hpp"
+#include "look_up_threads.hpp"
 
 namespace cohive::transport {
 namespace {
 
 constexpr int kMaxSteps = 32;  // per address, recursion included
 constexpr std::size_t kMaxResults = 32;
-constexpr std::size_t kMaxThreads = 8;
-
-/// The threads of all look-ups of the process. They come when there is work and go when there is none.
-class LookUpThreads {
- public:
-  static LookUpThreads& get() {
-    static auto* threads = new LookUpThreads;  // some may outlive the static objects
-    return *threads;
-  }
-  /// False when the system gives us no thread.
-  bool start(std::function<void()> work) {
-    const std::lock_guard lock(mutex_);
-    waiting_.push_back(std::move(work));
-    if (count_ == kMaxThreads) return true;
-    try {
-      std::thread([this] { run(); }).detach();
-      ++count_;
-    } catch (const std::system_error&) {
-      if (count_ == 0) waiting_.pop_back();
-    }
-    return count_ > 0;
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (!waiting_.empty()) {
-      auto work = std::move(waiting_.front());
-      waiting_.pop_front();
-      lock.unlock();
-      work();
-      work = nullptr;
-      lock.lock();
-    }
-    --count_;
-  }
-  std::mutex mutex_;
-  std::deque<std::function<void()>> waiting_;
-  std::size_t count_ = 0;
-};
-
-/// What a look-up and the coroutine that waits for it share.
-struct Inquiry {
-  explicit Inquiry(Runtime& r) : runtime(&r), done(r, "name resolution") {}
-  std::mutex mutex;
-  Runtime* runtime;  ///< null once nobody waits: it may be gone
-  std::atomic<bool> given_up = false;
-  std::vector<Multiaddr> found;
-  Event done;
-};
 
 std::vector<std::string> look_up_hosts(const std::string& name, int family) {
   addrinfo hints{};
@@ -133,8 +77,8 @@ void expand(const Multiaddr& address, const std::atomic<bool>& given_up, int& st
     const int family = code == Multiaddr::dns4 ? AF_INET : code == Multiaddr::dns6 ? AF_INET6 : AF_UNSPEC;
     for (const auto& host : look_up_hosts(name, family)) {
       const bool v6 = host.find(':') != std::string::npos;
-      if (auto found = Multiaddr::from_text((v6 ? "/ip6/" : "/ip4/") + host + tail_of(address)))
-        out.push_back(std::move(*found));
+      auto found = Multiaddr::from_text((v6 ? "/ip6/" : "/ip4/") + host + tail_of(address));
+      if (found && out.size() < kMaxResults) out.push_back(std::move(*found));
     }
     return;
   }
@@ -148,37 +92,7 @@ void expand(const Multiaddr& address, const std::atomic<bool>& given_up, int& st
   }
 }
 
-}  // namespace
-
-Task<std::vector<Multiaddr>> in_background(Runtime& runtime, LookUp look_up) {
-  struct Waiting {
-    std::shared_ptr<Inquiry> inquiry;
-    ~Waiting() {
-      inquiry->given_up = true;
-      const std::lock_guard lock(inquiry->mutex);
-      inquiry->runtime = nullptr;
-    }
-  };
-  const Waiting waiting{std::make_shared<Inquiry>(runtime)};
-  const bool started = LookUpThreads::get().start([inquiry = waiting.inquiry, look_up = std::move(look_up)]() mutable {
-    auto found = look_up(inquiry->given_up);
-    const std::lock_guard lock(inquiry->mutex);
-    if (!inquiry->runtime) return;
-    inquiry->found = std::move(found);
-    inquiry->runtime->post([inquiry] { inquiry->done.set(); });
-  });
-  if (!started) {
-    log::warn("transport", "no thread to resolve a name on");
-    co_return std::vector<Multiaddr>();
-  }
-  co_await waiting.inquiry->done.wait();
-  co_return std::move(waiting.inquiry->found);
-}
-
-Task<Result<std::vector<Multiaddr>>> resolve_dns(Runtime& runtime, Multiaddr address) {
-  const bool by_name = address.has(Multiaddr::dns) || address.has(Multiaddr::dns4) || address.has(Multiaddr::dns6) ||
-                       address.has(Multiaddr::dnsaddr);
-  if (!by_name) co_return std::vector<Multiaddr>{address};
+Task<Result<std::vector<Multiaddr>>> look_up(Runtime& runtime, Multiaddr address) {
   auto found = co_await in_background(runtime, [address](const std::atomic<bool>& given_up) {
     std::vector<Multiaddr> out;
     int steps = kMaxSteps;
@@ -187,6 +101,46 @@ Task<Result<std::vector<Multiaddr>>> resolve_dns(Runtime& runtime, Multiaddr add
   });
   if (found.empty()) co_return Error(Errc::resolve_failed, address.text());
   co_return found;
+}
+
+class SystemResolver final : public Resolver {
+ public:
+  explicit SystemResolver(Runtime& runtime) : runtime_(runtime) {}
+  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
+    if (!is_name(address)) co_return std::vector<Multiaddr>{std::move(address)};
+    co_return co_await within(runtime_, deadline, look_up(runtime_, std::move(address)), "name resolution");
+  }
+
+ private:
+  Runtime& runtime_;
+};
+
+/// Of a world without name servers.
+class NumericResolver final : public Resolver {
+ public:
+  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline) override {
+    if (is_name(address)) co_return Error(Errc::resolve_failed, address.text());
+    co_return std::vector<Multiaddr>{std::move(address)};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Resolver> make_resolver(Runtime& runtime) {
+  if (runtime.simulated()) return std::make_unique<NumericResolver>();
+  return std::make_unique<SystemResolver>(runtime);
+}
+
+bool is_name(const Multiaddr& address) {
+  const auto code = address.first_code();
+  return code == Multiaddr::dns || code == Multiaddr::dns4 || code == Multiaddr::dns6 || code == Multiaddr::dnsaddr;
+}
+
+std::optional<Multiaddr> with_unspecified_host(const Multiaddr& name) {
+  if (name.first_code() == Multiaddr::dnsaddr) return std::nullopt;
+  const char* host = name.first_code() == Multiaddr::dns6 ? "/ip6/::" : "/ip4/0.0.0.0";
+  auto address = Multiaddr::from_text(host + tail_of(name));
+  return address ? std::optional(std::move(*address)) : std::nullopt;
 }
 
 }  // namespace cohive::transport

@@ -23,7 +23,7 @@ class Swarm {
  public:
   explicit Swarm(SwarmOptions options = {})
       : runtime_(options.seed),
-        fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency}), options.plaintext),
+        fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency})),
         options_(options) {}
   ~Swarm() {
     hosts_.clear();
@@ -76,6 +76,7 @@ class Swarm {
     Bytes seed(32, static_cast<std::uint8_t>(options_.seed));
     std::memcpy(seed.data(), &number, sizeof number);
     if (options.listen.empty() && listening) options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
+    options.transport.plaintext = options_.plaintext;
     hosts_.push_back(std::make_unique<p2p::Host>(*machines_.back(), KeyPair::ed25519_from_seed(seed), options));
     hosts_.back()->start().value();
     return *hosts_.back();

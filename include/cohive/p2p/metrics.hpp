@@ -21,6 +21,7 @@ struct HostMetrics {
         inbound_failed(metrics.counter("cohive_p2p_inbound_total", kInbound, {{"outcome", "failed"}})),
         inbound_refused(metrics.counter("cohive_p2p_inbound_total", kInbound, {{"outcome", "refused"}})),
         closed_surplus(metrics.counter("cohive_p2p_connections_closed_total", kClosed, {{"reason", "surplus"}})),
+        closed_trimmed(metrics.counter("cohive_p2p_connections_closed_total", kClosed, {{"reason", "trimmed"}})),
         closed_for_room(metrics.counter("cohive_p2p_connections_closed_total", kClosed, {{"reason", "room"}})),
         streams_refused(metrics.counter("cohive_p2p_streams_refused_total",
                                         "Streams of a service of which one peer had too many open already.")),
@@ -38,7 +39,7 @@ struct HostMetrics {
   Gauge connections, peers, known_peers, routing_peers, dials_active, lookups_active;
   /// held_back: known addresses that were not dialled because they have just failed.
   Counter dials_ok, dials_failed, dials_held_back, inbound_ok, inbound_failed, inbound_refused, closed_surplus,
-      closed_for_room, streams_refused, bytes_in, bytes_out, identify_failures, pushes_refused, lookups_found,
+      closed_trimmed, closed_for_room, streams_refused, bytes_in, bytes_out, identify_failures, pushes_refused, lookups_found,
       lookups_not_found, lookup_queries;
   Histogram lookup_seconds;
 

@@ -216,9 +216,10 @@ void ConnectionTable::count_bytes() {
 
 void ConnectionTable::count_bytes(ConnectionEntry& entry) {
   const auto stats = entry.connection->stats();
-  self_.metrics.bytes_in.increment(static_cast<double>(stats.bytes_in - entry.counted.bytes_in));
-  self_.metrics.bytes_out.increment(static_cast<double>(stats.bytes_out - entry.counted.bytes_out));
-  entry.counted = stats;
+  self_.metrics.bytes_in.increment(static_cast<double>(stats.bytes_in - entry.counted_in));
+  self_.metrics.bytes_out.increment(static_cast<double>(stats.bytes_out - entry.counted_out));
+  entry.counted_in = stats.bytes_in;
+  entry.counted_out = stats.bytes_out;
 }
 
 }  // namespace cohive::p2p

@@ -30,7 +30,7 @@ struct ConnectionEntry {
   transport::ConnectionPtr connection;
   NetworkShares::Share share;
   std::size_t auxiliary = 0;  ///< open streams of limited services, see Handlers::serve
-  transport::ConnectionStats counted;
+  std::uint64_t counted_in = 0, counted_out = 0;  ///< bytes that the metrics have
   TimePoint opened;
   TimePoint used;   ///< when a stream was opened last
   TaskGroup tasks;  // goes first

@@ -21,7 +21,7 @@ namespace {
 
 const std::string kNoise = "/noise";
 const std::string kTls = "/tls/1.0.0";
-const std::string kPlaintext = "plaintext";
+constexpr std::string_view kPlaintext = "plaintext";
 const std::string kYamux = "/yamux/1.0.0";
 constexpr std::size_t kMaxPlainKey = 1024;
 
@@ -63,7 +63,7 @@ class ChannelStream final : public Stream {
 struct Secured {
   PublicKey remote_key;
   Role role;
-  const std::string& security;
+  std::string_view security;
   std::string muxer;  ///< empty: not agreed on yet
   std::unique_ptr<SecureChannel> channel;
 };
@@ -83,6 +83,10 @@ struct Upgrader::State {
 struct Handshakes {
   using State = Upgrader::State;
   static const State& state(const Upgrader& upgrader) { return *upgrader.state_; }
+  /// Shared by all connections of a transport.
+  static std::shared_ptr<const TransportOptions> options(const Upgrader& upgrader) {
+    return {upgrader.state_, &upgrader.state_->options};
+  }
 
   static Task<Result<std::string>> choose_security(const State& state, RawStream& stream, Role role,
                                                    Deadline deadline) {
@@ -185,8 +189,8 @@ Task<Result<ConnectionPtr>> upgrade(Upgrader upgrader, std::unique_ptr<RawConnec
     if (auto chosen = co_await Handshakes::choose_muxer(state, *secured, deadline); !chosen)
       co_return chosen.error().with_context(address);
   co_return ConnectionPtr(std::make_unique<YamuxConnection>(state.runtime, std::move(secured->channel), secured->role,
-                                                            std::move(secured->remote_key), secured->security,
-                                                            state.options));
+                                                            secured->remote_key.peer_id(), secured->security,
+                                                            Handshakes::options(upgrader)));
 }
 
 }  // namespace cohive::transport

@@ -26,13 +26,13 @@ constexpr Duration kOrphanTime = 60s;   // a peer gets this long to end a stream
 }  // namespace
 
 YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role,
-                                 PublicKey remote_key, std::string security, TransportOptions options)
+                                 const PeerId& peer, std::string_view security,
+                                 std::shared_ptr<const TransportOptions> options)
     : runtime_(runtime),
       channel_(std::move(channel)),
       role_(role),
-      peer_(remote_key.peer_id()),
-      peer_key_(to_bytes(remote_key.protobuf())),
-      security_(std::move(security)),
+      peer_(peer),
+      security_(security),
       options_(std::move(options)),
       next_id_(role == Role::initiator ? 1 : 2),
       acceptable_(runtime, "inbound stream"),
@@ -40,14 +40,14 @@ YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel
       openable_(runtime, "stream backlog"),
       closed_(runtime, "connection end"),
       ended_(runtime, "the peer's end of the connection"),
-      queue_limit_(std::min(kFirstQueue, options_.send_buffer)),
+      queue_limit_(std::min(kFirstQueue, options_->send_buffer)),
       last_received_(runtime.now()),
       keepalive_(
           runtime, [](void* self) { static_cast<YamuxConnection*>(self)->check_alive(); }, this),
       tasks_(runtime, "yamux") {
   channel_->place_with([this](ByteView first, std::size_t size) { return place(first, size); });
   tasks_.spawn(read_loop(), "yamux reader");
-  if (options_.keepalive_interval > 0s) check_alive();
+  if (options_->keepalive_interval > 0s) check_alive();
 }
 
 YamuxConnection::~YamuxConnection() {
@@ -65,7 +65,7 @@ Result<StreamPtr> YamuxConnection::open_stream() {
   if (closed()) return reason_;
   if (remote_gone_) return Error(cohive::Errc::closed, peer_, "the peer accepts no more streams");
   if (next_id_ >= 0xfffffffe) return Error(Errc::too_many_streams, peer_, "stream numbers are used up");
-  auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, next_id_, true, options_.initial_window);
+  auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, next_id_, true, options_->initial_window);
   next_id_ += 2;
   streams_.emplace(state->id, state);
   return StreamPtr(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
@@ -181,12 +181,12 @@ void YamuxConnection::send_control(YamuxStreamState& stream, std::uint16_t flags
 void YamuxConnection::return_credit(YamuxStreamState& stream) {
   if (stream.consumed < stream.window_limit / 2 || stream.in != Half::open) return;
   const TimePoint now = runtime_.now();
-  const bool kept_up = stream.buffered.amount() < std::max(stream.window_limit / 4, options_.initial_window);
+  const bool kept_up = stream.buffered.amount() < std::max(stream.window_limit / 4, options_->initial_window);
   if (kept_up && now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) &&
-      stream.window_limit < options_.max_window &&
-      totals_.granted_extra + stream.window_limit <= options_.max_buffered / 2) {
-    stream.window_limit = std::min(stream.window_limit * 2, options_.max_window);
-    stream.granted_extra.set(stream.window_limit - options_.initial_window);
+      stream.window_limit < options_->max_window &&
+      totals_.granted_extra + stream.window_limit <= options_->max_buffered / 2) {
+    stream.window_limit = std::min(stream.window_limit * 2, options_->max_window);
+    stream.granted_extra.set(stream.window_limit - options_->initial_window);
   }
   stream.last_update = now;
   const std::size_t target = stream.window_limit - std::min(stream.window_limit, stream.buffered.amount());
@@ -200,7 +200,7 @@ void YamuxConnection::return_credit(YamuxStreamState& stream) {
 /// Runs while there is something to write: idle connections have no task for it.
 Task<void> YamuxConnection::flush_output() {
   while (channel_->queued() > 0) {
-    const Deadline limit = channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_.write_timeout);
+    const Deadline limit = channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_->write_timeout);
     const TimePoint begun = runtime_.now();
     const std::uint64_t sent = channel_->bytes_out();
     auto flushed = co_await within(runtime_, limit, channel_->flush(), "writing to the connection");
@@ -220,9 +220,9 @@ Task<void> YamuxConnection::flush_output() {
 void YamuxConnection::adapt_queue(std::size_t bytes, Duration took) {
   if (bytes < queue_limit_ / 2 && took < kQueueTime) return;  // there was not enough to say how fast the link is
   const double fits = static_cast<double>(bytes) * to_seconds(kQueueTime) / std::max(to_seconds(took), 1e-9);
-  const std::size_t most = std::min(queue_limit_ * 2, options_.send_buffer);
+  const std::size_t most = std::min(queue_limit_ * 2, options_->send_buffer);
   queue_limit_ = fits < static_cast<double>(most) ? static_cast<std::size_t>(fits) : most;
-  queue_limit_ = std::max(queue_limit_, std::min(kMinQueue, options_.send_buffer));
+  queue_limit_ = std::max(queue_limit_, std::min(kMinQueue, options_->send_buffer));
 }
 
 /// Whether who has so much left to write may append now. A few bytes, a request or its answer, do not wait for the
@@ -241,16 +241,16 @@ void YamuxConnection::check_alive() {
     if (ping_open_ && last_received_ <= ping_sent_ && !may_wait) return close(Error(Errc::keepalive_timeout, peer_));
   } else {
     sweep_orphans();
-    const bool silent = now - last_received_ >= options_.keepalive_interval;
-    if (silent || ping_value_ == 0 || now - ping_sent_ >= options_.keepalive_interval * kProbeEvery) {
+    const bool silent = now - last_received_ >= options_->keepalive_interval;
+    if (silent || ping_value_ == 0 || now - ping_sent_ >= options_->keepalive_interval * kProbeEvery) {
       ping_sent_ = now;
       ping_open_ = probing_ = true;
       send_frame(kPing, kSyn, 0, ++ping_value_);
-      keepalive_.arm(now + options_.keepalive_timeout);
+      keepalive_.arm(now + options_->keepalive_timeout);
       return;
     }
   }
-  keepalive_.arm(std::max(last_received_, ping_sent_) + options_.keepalive_interval);
+  keepalive_.arm(std::max(last_received_, ping_sent_) + options_->keepalive_interval);
 }
 
 // ---- The end of streams
@@ -306,7 +306,7 @@ Task<void> YamuxConnection::read_loop() {
     if (closed()) {
       // No peer that keeps to its windows has more on the way.
       dropped_ += bytes->size();
-      if (dropped_ <= options_.max_buffered) continue;
+      if (dropped_ <= options_->max_buffered) continue;
       close(Error(cohive::Errc::limit_exceeded, peer_, "bytes after the end"));
       co_return;
     }
@@ -373,7 +373,7 @@ std::optional<Error> YamuxConnection::on_header(const Header& header) {
 std::optional<Error> YamuxConnection::on_ping(const Header& header) {
   if (header.flags & kSyn) {
     // A peer that floods us with pings and reads nothing gets no unbounded queue of answers.
-    if (channel_->queued() > options_.send_buffer + kMaxControlQueue) return violation("ping flood");
+    if (channel_->queued() > options_->send_buffer + kMaxControlQueue) return violation("ping flood");
     send_frame(kPing, kAck, 0, header.length);
   } else if ((header.flags & kAck) && ping_open_ && header.length == ping_value_) {
     ping_open_ = false;
@@ -393,7 +393,7 @@ std::optional<Error> YamuxConnection::on_stream_frame(const Header& header) {
     if (stream) {
       if (header.length > stream->receive_window) return violation("stream window exceeded");
       stream->receive_window -= header.length;
-    } else if (header.length > options_.max_window) {
+    } else if (header.length > options_->max_window) {
       return violation("frame too long");
     }
     payload_left_ = header.length;
@@ -419,12 +419,12 @@ std::optional<Error> YamuxConnection::on_syn(const Header& header) {
   const bool odd = header.id & 1;
   if (odd == (role_ == Role::initiator)) return violation("stream id of the wrong parity");
   if (streams_.contains(header.id)) return violation("stream opened twice");
-  if (channel_->queued() > options_.send_buffer + kMaxControlQueue) return violation("stream flood");
-  if (pending_.size() >= options_.max_pending_streams || totals_.inbound >= options_.max_inbound_streams) {
+  if (channel_->queued() > options_->send_buffer + kMaxControlQueue) return violation("stream flood");
+  if (pending_.size() >= options_->max_pending_streams || totals_.inbound >= options_->max_inbound_streams) {
     send_frame(kWindowUpdate, kRst, header.id, 0);
     return std::nullopt;
   }
-  auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, header.id, false, options_.initial_window);
+  auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, header.id, false, options_->initial_window);
   streams_.emplace(header.id, state);
   send_frame(kWindowUpdate, kAck, header.id, 0);
   pending_.push_back(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
@@ -456,7 +456,7 @@ void YamuxConnection::on_flags(const State& stream, std::uint16_t flags) {
 std::optional<Error> YamuxConnection::on_payload(Slice bytes) {
   if (!payload_stream_ || payload_stream_->in != Half::open) return std::nullopt;
   YamuxStreamState& stream = *payload_stream_;
-  if (totals_.buffered + bytes.size() > options_.max_buffered) {
+  if (totals_.buffered + bytes.size() > options_->max_buffered) {
     log::debug("transport", "resetting a stream of {}: {} bytes wait to be read on the connection", peer_.text(),
                totals_.buffered);
     reset_stream(stream);

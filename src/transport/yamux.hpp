@@ -92,18 +92,18 @@ struct YamuxStreamState {
 
 class YamuxConnection final : public Connection {
  public:
-  YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role, PublicKey remote_key,
-                  std::string security, TransportOptions options);
+  /// \param security  a constant of the program
+  YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role, const PeerId& peer,
+                  std::string_view security, std::shared_ptr<const TransportOptions> options);
   ~YamuxConnection() override;
 
   Result<StreamPtr> open_stream() override;
   Task<Result<StreamPtr>> accept_stream() override;
   const PeerId& peer() const override { return peer_; }
-  const Bytes& peer_key() const override { return peer_key_; }
   const Multiaddr& local_address() const override { return channel_->raw().local_address(); }
   const Multiaddr& remote_address() const override { return channel_->raw().remote_address(); }
   bool outbound() const override { return role_ == Role::initiator; }
-  const std::string& security() const override { return security_; }
+  std::string_view security() const override { return security_; }
   bool closed() const override { return closed_.is_set(); }
   Error close_reason() const override { return reason_; }
   Task<void> wait_closed() override;
@@ -151,9 +151,8 @@ class YamuxConnection final : public Connection {
   std::unique_ptr<SecureChannel> channel_;
   Role role_;
   PeerId peer_;
-  Bytes peer_key_;
-  std::string security_;
-  TransportOptions options_;
+  std::string_view security_;
+  std::shared_ptr<const TransportOptions> options_;
   std::uint32_t next_id_;
   YamuxTotals totals_;
   std::map<std::uint32_t, State> streams_;

@@ -41,7 +41,7 @@ class YamuxPeer : public ::testing::Test {
   void start(Role role = Role::responder, TransportOptions options = {}) {
     connection_ = std::make_unique<YamuxConnection>(
         runtime_, std::make_unique<NoiseChannel>(runtime_, wire_.our_end(), std::nullopt, Bytes()), role,
-        peer_key().public_key(), "plaintext", options);
+        peer_key().peer_id(), "plaintext", std::make_shared<const TransportOptions>(options));
     runtime_.run_ready();
     EXPECT_EQ(frames(), (std::vector<Frame>{{kPing, kSyn, 0, 1, {}}})) << "a ping measures the round trip at once";
   }

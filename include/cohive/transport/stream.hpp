@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "cohive/core/multiaddr.hpp"
 #include "cohive/core/runtime.hpp"
@@ -97,13 +98,11 @@ class Connection {
   /// The next stream opened by the peer; an error when the connection has ended.
   virtual Task<Result<StreamPtr>> accept_stream() = 0;
   virtual const PeerId& peer() const = 0;
-  /// The peer's serialised PublicKey protobuf, as proven in the handshake.
-  virtual const Bytes& peer_key() const = 0;
   virtual const Multiaddr& local_address() const = 0;
   virtual const Multiaddr& remote_address() const = 0;
   virtual bool outbound() const = 0;  ///< we dialled
   /// The protocol that authenticated the peer, "/noise" or "/tls/1.0.0".
-  virtual const std::string& security() const = 0;
+  virtual std::string_view security() const = 0;
   virtual bool closed() const = 0;
   virtual Error close_reason() const = 0;
   /// Waits until the connection has ended, for whatever reason.

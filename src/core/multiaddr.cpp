@@ -355,6 +355,23 @@ Multiaddr Multiaddr::encapsulate(const Multiaddr& inner) const {
   return result;
 }
 
+Multiaddr Multiaddr::with_host_of(const Multiaddr& other) const {
+  const auto first_end = [](const Bytes& binary) {
+    std::size_t end = binary.size();
+    std::size_t count = 0;
+    walk(binary, [&](const Protocol&, ByteView, std::size_t offset) {
+      if (count++ == 0) return true;
+      end = offset;
+      return false;
+    });
+    return static_cast<std::ptrdiff_t>(end);
+  };
+  Multiaddr result;
+  result.binary_.assign(other.binary_.begin(), other.binary_.begin() + first_end(other.binary_));
+  result.binary_.insert(result.binary_.end(), binary_.begin() + first_end(binary_), binary_.end());
+  return result;
+}
+
 std::optional<Multiaddr::TcpEndpoint> Multiaddr::tcp_endpoint() const {
   const auto parts = components();
   if (parts.size() < 2 || parts.size() > 3 || parts[1].code != tcp) return std::nullopt;

@@ -29,7 +29,7 @@ struct ConnectionEntry {
   bool in_use() const { return connection->open_streams() > auxiliary; }
   transport::ConnectionPtr connection;
   NetworkShares::Share share;
-  std::size_t auxiliary = 0;  ///< open streams of limited services, see Handlers::serve
+  std::size_t auxiliary = 0;                      ///< open streams of limited services, see Handlers::serve
   std::uint64_t counted_in = 0, counted_out = 0;  ///< bytes that the metrics have
   TimePoint opened;
   TimePoint used;   ///< when a stream was opened last

@@ -9,6 +9,7 @@
 #include "inbound.hpp"
 #include "peer_routing.hpp"
 #include "ping.hpp"
+#include "reachability_state.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -54,6 +55,7 @@ struct Host::Impl {
         inbound(self, dialler, table, own),
         identify(self, handlers, table, book, own),
         routing(self, handlers, table, book, dialler, identify, own),
+        reachability(self, handlers, connectivity, table, inbound, identify, own),
         tasks(runtime, "host") {
     serve_ping(handlers, runtime);
   }
@@ -65,6 +67,7 @@ struct Host::Impl {
 
   void end_waits() {
     const Error reason(Errc::host_closed);
+    reachability.close();
     routing.close(reason);
     dialler.close(reason);
   }
@@ -88,6 +91,7 @@ struct Host::Impl {
   Inbound inbound;
   Identify identify;
   PeerRouting routing;
+  ReachabilityState reachability;
   TaskGroup tasks;
 };
 
@@ -101,6 +105,7 @@ Result<> Host::start() {
   auto listening = impl_->inbound.start();
   if (!listening) return listening.error();
   impl_->routing.start();
+  impl_->reachability.start();
   if (!runtime().simulated()) impl_->tasks.spawn(Impl::measure(*impl_), "traffic metrics");
   return ok();
 }
@@ -127,6 +132,15 @@ Runtime& Host::runtime() const noexcept {
 }
 const HostOptions& Host::options() const noexcept {
   return impl_->self.options;
+}
+Reachability Host::reachability() const noexcept {
+  return impl_->reachability.current();
+}
+Subscription Host::on_reachability(std::function<void(Reachability)> callback) {
+  return impl_->reachability.changed().subscribe(std::move(callback));
+}
+Task<Result<Reachability>> Host::wait_for_reachability(Deadline deadline) {
+  return impl_->reachability.wait(deadline);
 }
 Traffic Host::traffic() const {
   return impl_->table.traffic();

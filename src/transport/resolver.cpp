@@ -54,14 +54,6 @@ std::vector<std::string> look_up_txt(const std::string& name) {
   return texts;
 }
 
-/// What follows the first component, as text.
-std::string tail_of(const Multiaddr& address) {
-  const std::string text = address.text();
-  const auto value = text.find('/', 1);
-  const auto rest = text.find('/', value + 1);
-  return rest == std::string::npos ? std::string() : text.substr(rest);
-}
-
 /// \param given_up  set once nobody waits for the result: look-ups take long, and worker threads are few
 void expand(const Multiaddr& address, const std::atomic<bool>& given_up, int& steps, std::vector<Multiaddr>& out) {
   const auto parts = address.components();
@@ -76,9 +68,8 @@ void expand(const Multiaddr& address, const std::atomic<bool>& given_up, int& st
   if (host_name) {
     const int family = code == Multiaddr::dns4 ? AF_INET : code == Multiaddr::dns6 ? AF_INET6 : AF_UNSPEC;
     for (const auto& host : look_up_hosts(name, family)) {
-      const bool v6 = host.find(':') != std::string::npos;
-      auto found = Multiaddr::from_text((v6 ? "/ip6/" : "/ip4/") + host + tail_of(address));
-      if (found && out.size() < kMaxResults) out.push_back(std::move(*found));
+      const auto numeric = Multiaddr::from_ip_tcp(host, 0);
+      if (numeric && out.size() < kMaxResults) out.push_back(address.with_host_of(*numeric));
     }
     return;
   }
@@ -138,9 +129,7 @@ bool is_name(const Multiaddr& address) {
 
 std::optional<Multiaddr> with_unspecified_host(const Multiaddr& name) {
   if (name.first_code() == Multiaddr::dnsaddr) return std::nullopt;
-  const char* host = name.first_code() == Multiaddr::dns6 ? "/ip6/::" : "/ip4/0.0.0.0";
-  auto address = Multiaddr::from_text(host + tail_of(name));
-  return address ? std::optional(std::move(*address)) : std::nullopt;
+  return name.with_host_of(Multiaddr::from_ip_tcp(name.first_code() == Multiaddr::dns6 ? "::" : "0.0.0.0", 0).value());
 }
 
 }  // namespace cohive::transport

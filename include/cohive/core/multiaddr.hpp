@@ -51,6 +51,8 @@ class Multiaddr {
   Multiaddr without_peer() const;
   Multiaddr with_peer(const PeerId& peer) const;
   Multiaddr encapsulate(const Multiaddr& inner) const;
+  /// Returns this address with its first component, the host, replaced by the one of another address.
+  Multiaddr with_host_of(const Multiaddr& other) const;
 
   /// Host ("127.0.0.1", "::1", "example.com") and port when this is ip4/ip6/dns*+tcp and nothing follows but /p2p.
   struct TcpEndpoint {

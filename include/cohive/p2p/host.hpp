@@ -14,6 +14,7 @@
 #include "cohive/core/multiaddr.hpp"
 #include "cohive/core/signal.hpp"
 #include "cohive/core/task_group.hpp"  // IWYU pragma: export
+#include "cohive/p2p/reachability.hpp"
 #include "cohive/transport/resolver.hpp"
 #include "cohive/transport/stream.hpp"
 #include "cohive/transport/stream_transport.hpp"
@@ -47,6 +48,12 @@ struct HostOptions {
   std::size_t max_connections_per_ip = 256;  ///< inbound; large networks hide behind one address. Not for this machine
   std::size_t max_dials = 160;               ///< at once, as p2pd
   std::size_t max_lookups = 32;              ///< walks through peer routing at once; further ones wait
+  /// Ask peers outside to dial us back, and dial back those that ask us (AutoNAT): see Host::reachability.
+  bool autonat = true;
+  /// What is known about reachability without asking; nullopt: ask.
+  std::optional<Reachability> force_reachability;
+  /// Of so many networks peers must see us at an address before it is announced, unless a dial-back has reached it.
+  std::size_t observed_confirmations = 4;
   std::size_t max_known_peers = 4096;  ///< peers only heard of, and peers connected lately, whose addresses are kept
   // Ours, against an attacker with many identities in few networks. A block is an IPv4 /24 or IPv6 /48 of public
   // addresses; private ones and this machine's are not counted. 0: any number.
@@ -101,6 +108,12 @@ class Host {
   std::vector<Multiaddr> addresses() const;
   std::vector<Multiaddr> visible_addresses() const;
   const HostOptions& options() const noexcept;
+  /// Whether peers outside can connect to us, as far as it is known. A host that does not listen is private.
+  Reachability reachability() const noexcept;
+  /// Calls `callback` when reachability() has changed, while the result lives.
+  [[nodiscard]] Subscription on_reachability(std::function<void(Reachability)> callback);
+  /// Waits until reachability() is known; Errc::timeout when it is not by then.
+  Task<Result<Reachability>> wait_for_reachability(Deadline deadline);
   Traffic traffic() const;
   /// The caps of its transports: the lowest of each direction.
   transport::BandwidthLimits limits() const;

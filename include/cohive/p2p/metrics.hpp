@@ -35,18 +35,33 @@ struct HostMetrics {
         lookups_not_found(metrics.counter("cohive_p2p_lookups_total", kLookups, {{"outcome", "not_found"}})),
         lookup_queries(metrics.counter("cohive_p2p_lookup_queries_total", "Peers asked during lookups.")),
         lookup_seconds(metrics.histogram("cohive_p2p_lookup_seconds", "Time of one lookup.",
-                                         {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60})) {}
+                                         {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60})),
+        reachability_unknown(metrics.gauge("cohive_p2p_reachability", kReachability, {{"status", "unknown"}})),
+        reachability_public(metrics.gauge("cohive_p2p_reachability", kReachability, {{"status", "public"}})),
+        reachability_private(metrics.gauge("cohive_p2p_reachability", kReachability, {{"status", "private"}})),
+        probes_reached(metrics.counter("cohive_p2p_reachability_probes_total", kProbes, {{"outcome", "reached"}})),
+        probes_failed(metrics.counter("cohive_p2p_reachability_probes_total", kProbes, {{"outcome", "failed"}})),
+        probes_unanswered(
+            metrics.counter("cohive_p2p_reachability_probes_total", kProbes, {{"outcome", "unanswered"}})),
+        dial_backs_ok(metrics.counter("cohive_p2p_dial_backs_total", kDialBacks, {{"outcome", "ok"}})),
+        dial_backs_failed(metrics.counter("cohive_p2p_dial_backs_total", kDialBacks, {{"outcome", "failed"}})),
+        dial_backs_refused(metrics.counter("cohive_p2p_dial_backs_total", kDialBacks, {{"outcome", "refused"}})) {}
   Gauge connections, peers, known_peers, routing_peers, dials_active, lookups_active;
   /// held_back: known addresses that were not dialled because they have just failed.
   Counter dials_ok, dials_failed, dials_held_back, inbound_ok, inbound_failed, inbound_refused, closed_surplus,
-      closed_trimmed, closed_for_room, streams_refused, bytes_in, bytes_out, identify_failures, pushes_refused, lookups_found,
-      lookups_not_found, lookup_queries;
+      closed_trimmed, closed_for_room, streams_refused, bytes_in, bytes_out, identify_failures, pushes_refused,
+      lookups_found, lookups_not_found, lookup_queries;
   Histogram lookup_seconds;
+  Gauge reachability_unknown, reachability_public, reachability_private;
+  Counter probes_reached, probes_failed, probes_unanswered, dial_backs_ok, dial_backs_failed, dial_backs_refused;
 
  private:
   static constexpr const char* kDials = "Dialled addresses.";
   static constexpr const char* kInbound = "Inbound connections.";
   static constexpr const char* kClosed = "Connections that were closed though they worked.";
+  static constexpr const char* kReachability = "Hosts by whether peers outside can connect to them.";
+  static constexpr const char* kProbes = "Peers that were asked to dial us back, by what they said.";
+  static constexpr const char* kDialBacks = "Requests of peers to be dialled back.";
   static constexpr const char* kLookups = "Walks through peer routing in search of a peer's addresses.";
 };
 

@@ -171,6 +171,7 @@ Task<Result<PeerId>> Dialler::dial_configured(Dialler& dialler, Multiaddr addres
   const Deadline deadline = dialler.self_.runtime.after(dialler.self_.options.connect_timeout);
   std::vector<Multiaddr> targets{address};
   if (!dialler.transport_for(address)) {
+    if (!transport::is_name(address)) co_return Error(transport::Errc::address_unsupported, address.text());
     auto resolved = co_await dialler.ways_.resolver->resolve(address, deadline);
     if (!resolved) co_return resolved.error();
     targets = std::move(*resolved);

@@ -32,6 +32,8 @@ class Category final : public std::error_category {
         return "the peer stopped answering";
       case Errc::too_many_streams:
         return "too many streams";
+      case Errc::both_began:
+        return "both sides dialled at the same moment";
       case Errc::decryption_failed:
         return "an encrypted record is damaged or forged";
     }

@@ -55,10 +55,12 @@ class Handshake {
     if (or_responder && is_first(*message)) {
       if (must_respond(*message)) {
         state_ = {};
-        co_return co_await answer(std::move(*message));
+        auto answered = co_await answer(std::move(*message));
+        if (!answered) co_return both_began(answered.error());
+        co_return answered;
       }
       message = co_await receive();
-      if (!message) co_return message.error();
+      if (!message) co_return both_began(message.error());
     }
     ByteView rest = *message;
     Key32 remote_ephemeral, remote_static;
@@ -129,6 +131,8 @@ class Handshake {
             offer_.aes && remote.aes ? crypto::Cipher::aes256_gcm : crypto::Cipher::chacha20_poly1305};
   }
   static void append(Bytes& out, const Bytes& more) { out.insert(out.end(), more.begin(), more.end()); }
+  /// The other implementations go on as if we had responded, and give up.
+  static Error both_began(const Error& error) { return Error(Errc::both_began, error.message()); }
   Error failed(std::string why) const {
     Error error(Errc::handshake_failed, "noise: " + std::move(why));
     return expected_ ? error.with_peer(*expected_) : error;

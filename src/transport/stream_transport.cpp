@@ -111,7 +111,7 @@ class StreamTransport final : public Transport {
     return a.value(Multiaddr::tcp) == b.value(Multiaddr::tcp);
   }
   static bool is_confused(const Error& error) {
-    return error == Errc::handshake_failed || error == Errc::negotiation_failed;
+    return error == Errc::both_began || error == Errc::handshake_failed || error == Errc::negotiation_failed;
   }
 
   /// The listener to dial from: of the same family, and not one of this machine alone for an address elsewhere.

@@ -34,9 +34,12 @@ class Swarm {
   p2p::Host& add_host(p2p::HostOptions options = {}, bool listening = true) {
     return add_host_on(fabric_.add_machine(), std::move(options), listening);
   }
-  /// One with an address of our choice; those of add_host are private ones.
-  p2p::Host& add_host_at(const std::string& ip, p2p::HostOptions options = {}) {
-    return add_host_on(fabric_.add_machine(ip), std::move(options), true);
+  /// One with an address of our choice, or one of each family; those of add_host are private ones of IPv4.
+  p2p::Host& add_host_at(const std::string& ip, p2p::HostOptions options = {}, const std::string& other = {}) {
+    if (options.listen.empty())
+      for (const auto& one : {ip, other})
+        if (!one.empty()) options.listen.push_back(Multiaddr::from_ip_tcp(one, 4001).value());
+    return add_host_on(fabric_.add_machine(ip, other), std::move(options), true);
   }
   /// Of hosts added from now on.
   void set_limits(transport::BandwidthLimits limits) { limits_ = limits; }

@@ -9,6 +9,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/errors.hpp"
+#include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "common/program.hpp"
 
@@ -17,6 +18,7 @@ namespace {
 
 // Saved peers through which a restarted node tries to come back, beside those it is given.
 constexpr std::size_t kMaxSavedInitial = 16;
+constexpr Duration kIdentityCheck = std::chrono::seconds(5);  // at most, before the node starts
 
 struct Options {
   std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0"}, announce_maddrs, initial_peers;
@@ -25,6 +27,9 @@ struct Options {
   bool json = false;
   int refresh_period = 30;
   transport::BandwidthLimits limits;
+  std::optional<p2p::Reachability> force_reachability;
+  RelayUse relay_use;
+  RelayService relay_service;
   log::Options log;
 };
 
@@ -143,6 +148,12 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   std::optional<dht::SavedState> state;
   if (!options.state_path.empty()) state = load_state(runtime, options.state_path, identity.peer_id());
   const auto network = transport::limit_bandwidth(transport::make_tcp_network(runtime), options.limits);
+  if (!options.identity_path.empty()) {
+    const Deadline deadline = runtime.after(kIdentityCheck);
+    auto free =
+        co_await p2p::check_identity_is_free(*network, identity.peer_id(), initial, host_options.transport, deadline);
+    if (!free) throw ErrorException(free.error());
+  }
   p2p::Host host(*network, identity, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
   bool ready = false;
@@ -175,9 +186,9 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
 }
 
 /// RSA as hivemind's, so that its tools can read the file.
-KeyPair load_identity(const std::string& path) {
-  if (path.empty()) return KeyPair::generate_ed25519();
-  auto identity = load_or_create_identity(path, KeyType::rsa);
+HeldIdentity load_identity(const std::string& path) {
+  if (path.empty()) return {KeyPair::generate_ed25519(), nullptr};
+  auto identity = hold_identity(path, KeyType::rsa);
   if (!identity)
     throw Exit{kBadInput, "--identity-path: " + explain(identity.error()) +
                               "; give a key file of cohive or hivemind, or a new name for one to be made"};
@@ -189,12 +200,15 @@ int run(const Options& options) {
   p2p::HostOptions host_options;
   host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
+  host_options.force_reachability = options.force_reachability;
+  apply(options.relay_use, host_options);
+  apply(options.relay_service, host_options);
   auto initial = parse_initial_peers(initial_peers(options.initial_peers));
-  const KeyPair identity = load_identity(options.identity_path);
+  const HeldIdentity identity = load_identity(options.identity_path);
   // All nodes of a swarm may share one list of addresses, this one's among them.
-  std::erase_if(initial, [&](const Multiaddr& address) { return address.peer() == identity.peer_id(); });
+  std::erase_if(initial, [&](const Multiaddr& address) { return address.peer() == identity.key.peer_id(); });
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  return runtime->run(run_node(*runtime, options, std::move(host_options), identity, std::move(initial)));
+  return runtime->run(run_node(*runtime, options, std::move(host_options), identity.key, std::move(initial)));
 }
 
 }  // namespace
@@ -219,6 +233,9 @@ int main(int argc, char** argv) {
   app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")
       ->check(CLI::Range(1, 86400));
   app.add_flag("--json", options.json, "print how to join as one JSON object");
+  add_reachability_option(app, options.force_reachability);
+  add_relay_use_options(app, options.relay_use);
+  add_relay_service_options(app, options.relay_service);
   add_bandwidth_options(app, options.limits);
   add_log_options(app, options.log);
   return run_program(argc, argv, app, [&] { return run(options); });

@@ -18,26 +18,7 @@ namespace {
 constexpr std::size_t kFinishedAtOnce = 128 * 1024;  // values: half a part of the usual size stays in a core's cache
 constexpr std::size_t kMostFinishers = 16;           // threads
 
-Error gone() {
-  return Error(Errc::round_cancelled);
-}
-
-/// Runs `work` on the pool. It does not outlive the task: dropping that waits for work that is running, and work that
-/// has not begun does nothing.
-template <class Work>
-Task<std::invoke_result_t<Work&>> offload_leased(Runtime& runtime, Work work) {
-  using Outcome = std::invoke_result_t<Work&>;
-  const auto lease = std::make_shared<Lease>();
-  const Lease::End end(*lease);
-  auto leased = [lease, work = std::move(work)]() mutable {
-    Outcome outcome = gone();
-    lease->use([&] { outcome = work(); });
-    return outcome;
-  };
-  co_return co_await runtime.offload(std::move(leased));
-}
-
-/// The same where `work` goes through many values; else in place.
+/// As offload_leased where `work` goes through many values; else in place.
 template <class Work>
 Task<std::invoke_result_t<Work&>> compute(Runtime& runtime, std::size_t values, Work work) {
   if (values <= inline_values()) co_return work();
@@ -192,7 +173,7 @@ class OwnValues final : public OwnContribution {
   void revoke() noexcept override { lease_->end(); }
 
   Result<bool> add(std::span<float> sum, Adding how) override {
-    Result<bool> outcome = gone();
+    Result<bool> outcome = lease_ended();
     lease_->use([&] {
       const auto values = memory_->own(stretch_);
       if (const auto* owed = memory_->residuals(stretch_, codec_)) {
@@ -223,7 +204,7 @@ class OwnValues final : public OwnContribution {
       });
     };
     std::vector<float> values(stretch_.length);
-    if (!read(0, values)) return gone();
+    if (!read(0, values)) return lease_ended();
     if (!all_finite(values)) return Error(Errc::not_finite);
     return read;
   }

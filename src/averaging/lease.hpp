@@ -3,6 +3,11 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/result.hpp"
+#include "cohive/core/runtime.hpp"
 
 namespace cohive::averaging {
 
@@ -43,5 +48,25 @@ class Lease {
   std::atomic<bool> ended_{false};
   std::atomic<int> users_{0};
 };
+
+/// What work yields that came too late.
+inline Error lease_ended() {
+  return Error(Errc::round_cancelled);
+}
+
+/// Runs `work`, which returns a Result, on the pool. It does not outlive the task: dropping that waits for work that is
+/// running, and work that has not begun does nothing.
+template <class Work>
+Task<std::invoke_result_t<Work&>> offload_leased(Runtime& runtime, Work work) {
+  using Outcome = std::invoke_result_t<Work&>;
+  const auto lease = std::make_shared<Lease>();
+  const Lease::End end(*lease);
+  auto leased = [lease, work = std::move(work)]() mutable {
+    Outcome outcome = lease_ended();
+    lease->use([&] { outcome = work(); });
+    return outcome;
+  };
+  co_return co_await runtime.offload(std::move(leased));
+}
 
 }  // namespace cohive::averaging

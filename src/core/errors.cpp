@@ -17,6 +17,7 @@ constexpr ErrorSentence<Errc> kSentences[] = {
     {Errc::io, "input/output error"},
     {Errc::not_found, "not found"},
     {Errc::internal, "internal error"},
+    {Errc::in_use, "in use by another process"},
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The identity file: exactly a serialised PrivateKey, mode 0400. Source: libp2p wire spec, section 1.5.
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/keys.hpp"
+#include "cohive/core/log.hpp"
 
 namespace cohive {
 namespace {
@@ -65,6 +67,21 @@ Result<KeyPair> load_or_create_identity(const std::filesystem::path& path, KeyTy
     if (auto saved = save(path, fresh.protobuf()); !saved) return saved.error();
   }
   return load(path);
+}
+
+Result<HeldIdentity> hold_identity(const std::filesystem::path& path, KeyType create_type) {
+  auto key = load_or_create_identity(path, create_type);
+  if (!key) return key.error();
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return file_error(path, std::strerror(errno));
+  const std::shared_ptr<int> lock(new int(file), [](int* held) {
+    ::close(*held);
+    delete held;
+  });
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0) return HeldIdentity{std::move(*key), lock};
+  if (errno == EWOULDBLOCK) return Error(Errc::in_use, "identity file " + path.string());
+  log::debug("core", "no lock on identity file {}: {}", path.string(), std::strerror(errno));
+  return HeldIdentity{std::move(*key), nullptr};
 }
 
 }  // namespace cohive

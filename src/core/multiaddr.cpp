@@ -304,6 +304,10 @@ std::vector<Multiaddr::Component> Multiaddr::components() const {
   return result;
 }
 
+std::uint32_t Multiaddr::first_code() const {
+  return binary_.empty() ? 0 : static_cast<std::uint32_t>(read_strict_varint(binary_).value);
+}
+
 bool Multiaddr::has(std::uint32_t code) const {
   bool found = false;
   walk(binary_, [&](const Protocol& protocol, ByteView, std::size_t) { return !(found = protocol.code == code); });
@@ -348,6 +352,23 @@ Multiaddr Multiaddr::with_peer(const PeerId& peer) const {
 Multiaddr Multiaddr::encapsulate(const Multiaddr& inner) const {
   Multiaddr result = *this;
   result.binary_.insert(result.binary_.end(), inner.binary_.begin(), inner.binary_.end());
+  return result;
+}
+
+Multiaddr Multiaddr::with_host_of(const Multiaddr& other) const {
+  const auto first_end = [](const Bytes& binary) {
+    std::size_t end = binary.size();
+    std::size_t count = 0;
+    walk(binary, [&](const Protocol&, ByteView, std::size_t offset) {
+      if (count++ == 0) return true;
+      end = offset;
+      return false;
+    });
+    return static_cast<std::ptrdiff_t>(end);
+  };
+  Multiaddr result;
+  result.binary_.assign(other.binary_.begin(), other.binary_.begin() + first_end(other.binary_));
+  result.binary_.insert(result.binary_.end(), binary_.begin() + first_end(binary_), binary_.end());
   return result;
 }
 

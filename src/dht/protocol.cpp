@@ -132,7 +132,7 @@ Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, s
   const auto slot = co_await slots_.acquire();
   const bool was_connected = host.connected(peer);
   if (!was_connected) {
-    CO_TRY(co_await host.reach(peer, {}, runtime.after(options.wait_timeout)));
+    CO_TRY(co_await host.connect_via(peer, {}, runtime.after(options.wait_timeout)));
   }
   std::string nonce;
   if (signed_calls_) {
@@ -144,7 +144,7 @@ Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, s
   auto reply = co_await rpc::call_unary(host, peer, method, request, deadline);
   // A connection that was dead already tells nothing about the peer: after a sleep of this machine all of them are.
   if (!reply && was_connected && !host.connected(peer) && reply.error() != cohive::Errc::timeout) {
-    auto reached = co_await host.reach(peer, {}, deadline);
+    auto reached = co_await host.connect_via(peer, {}, deadline);
     if (reached) reply = co_await rpc::call_unary(host, peer, method, std::move(request), deadline);
   }
   if (!reply && reply.error() == rpc::Errc::busy) counters.busy.increment();
@@ -233,7 +233,7 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
 
 Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId teller) {
   if (!host.connected(peer)) {
-    auto reached = co_await host.reach(peer, teller, runtime.after(options.wait_timeout));
+    auto reached = co_await host.connect_via(peer, teller, runtime.after(options.wait_timeout));
     if (!reached) {
       // Whoever named it may have lied about where it is: only nodes that we knew ourselves are given up.
       if (teller.empty()) lost(peer);

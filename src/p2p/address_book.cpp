@@ -20,21 +20,22 @@ bool is_near(const Multiaddr& address) {
   return address.scope() == Multiaddr::Scope::loopback || address.scope() == Multiaddr::Scope::private_;
 }
 
-bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& teller) {
-  return !own.empty() && !is_near(teller) && !is_near(observed) && std::all_of(own.begin(), own.end(), is_near);
+bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& observer) {
+  return !own.empty() && !is_near(observer) && !is_near(observed) && std::all_of(own.begin(), own.end(), is_near);
 }
 
-bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller) {
+bool acceptable_address(const Multiaddr& address, Multiaddr::Scope heard_from) {
   using Scope = Multiaddr::Scope;
   if (address.bytes().size() > kMaxAddress || address.is_unspecified() || is_link_local(address)) return false;
   const Scope scope = address.scope();
-  if (teller == Scope::loopback) return true;
+  if (heard_from == Scope::loopback) return true;
   // Who reaches us from a reserved range (a lab on 198.18.0.0/15, say) uses it as a private network.
-  if (teller == Scope::private_ || teller == Scope::unroutable) return scope != Scope::loopback;
+  if (heard_from == Scope::private_ || heard_from == Scope::unroutable) return scope != Scope::loopback;
   return scope == Scope::public_;
 }
 
-void AddressBook::add(Book& book, const Multiaddr& address, Source source, Multiaddr::Scope teller, TimePoint expires) {
+void AddressBook::add(Book& book, const Multiaddr& address, Source source, Multiaddr::Scope heard_from,
+                      TimePoint expires) {
   const Multiaddr plain = address.without_peer();
   if (plain.empty()) return;
   auto& entries = book.entries;
@@ -42,18 +43,18 @@ void AddressBook::add(Book& book, const Multiaddr& address, Source source, Multi
                          [&plain](const Entry& entry) { return entry.known.address == plain; });
   if (at != entries.end()) {
     at->expires = std::max(at->expires, expires);
-    if (source > at->known.source) at->known = {plain, source, teller};
+    if (source > at->known.source) at->known = {plain, source, heard_from};
   } else {
     if (entries.size() >= max_per_peer_ && !make_place(book, source)) return;
-    at = entries.insert(entries.end(), {{plain, source, teller}, expires});
+    at = entries.insert(entries.end(), {{plain, source, heard_from}, expires});
   }
-  if (source == Source::proven) std::rotate(entries.begin(), at, at + 1);  // a peer that moves is where it was last
+  if (source == Source::verified) std::rotate(entries.begin(), at, at + 1);  // a peer that moves is where it was last
 }
 
-/// What we know ourselves takes the place of what we were told, or else of what worked longest ago.
+/// What we know ourselves takes the place of what was announced, or else of what worked longest ago.
 bool AddressBook::make_place(Book& book, Source newcomer) {
-  if (newcomer == Source::told) return false;
-  for (const Source source : {Source::told, Source::proven}) {
+  if (newcomer == Source::announced) return false;
+  for (const Source source : {Source::announced, Source::verified}) {
     const auto last = std::find_if(book.entries.rbegin(), book.entries.rend(),
                                    [source](const Entry& entry) { return entry.known.source == source; });
     if (last == book.entries.rend()) continue;
@@ -63,18 +64,19 @@ bool AddressBook::make_place(Book& book, Source newcomer) {
   return false;
 }
 
-void AddressBook::add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller) {
+void AddressBook::add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses,
+                              Multiaddr::Scope heard_from) {
   prune(heard_of_);
   prune(departed_);
   if (const auto found = books_.find(peer); found != books_.end() && found->second.connected) return;
   std::vector<const Multiaddr*> acceptable;
   for (const auto& address : addresses)
-    if (acceptable_address(address, teller)) acceptable.push_back(&address);
+    if (acceptable_address(address, heard_from)) acceptable.push_back(&address);
   if (acceptable.empty()) return;
   Book& book = books_[peer];
   std::erase_if(book.entries, [this](const Entry& entry) { return !live(entry); });
   const TimePoint expires = runtime_.now() + kHearsay;
-  for (const Multiaddr* address : acceptable) add(book, *address, Source::told, teller, expires);
+  for (const Multiaddr* address : acceptable) add(book, *address, Source::announced, heard_from, expires);
   if (!book.queue || book.queue == &heard_of_) enqueue(peer, book, heard_of_, kHearsay);
 }
 
@@ -84,13 +86,14 @@ void AddressBook::on_connected(const PeerId& peer) {
   dequeue(book);
 }
 
-void AddressBook::set_told(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller) {
+void AddressBook::set_announced(const PeerId& peer, const std::vector<Multiaddr>& addresses,
+                                Multiaddr::Scope heard_from) {
   const auto found = books_.find(peer);
   if (found == books_.end() || !found->second.connected) return;
   Book& book = found->second;
-  std::erase_if(book.entries, [](const Entry& entry) { return entry.known.source == Source::told; });
+  std::erase_if(book.entries, [](const Entry& entry) { return entry.known.source == Source::announced; });
   for (const auto& address : addresses)
-    if (acceptable_address(address, teller)) add(book, address, Source::told, teller, TimePoint::max());
+    if (acceptable_address(address, heard_from)) add(book, address, Source::announced, heard_from, TimePoint::max());
 }
 
 void AddressBook::on_disconnected(const PeerId& peer) {
@@ -104,21 +107,21 @@ void AddressBook::on_disconnected(const PeerId& peer) {
     return;
   }
   for (Entry& entry : book.entries)
-    if (entry.known.source != Source::given) entry.expires = runtime_.now() + kRecentlyConnected;
+    if (entry.known.source != Source::configured) entry.expires = runtime_.now() + kRecentlyConnected;
   enqueue(peer, book, departed_, kRecentlyConnected);
   prune(departed_);
 }
 
-void AddressBook::add_proven(const PeerId& peer, const Multiaddr& address) {
+void AddressBook::add_verified(const PeerId& peer, const Multiaddr& address) {
   Book& book = books_[peer];
-  add(book, address, Source::proven, Multiaddr::Scope::loopback,
+  add(book, address, Source::verified, Multiaddr::Scope::loopback,
       book.connected ? TimePoint::max() : runtime_.now() + kRecentlyConnected);
   if (!book.connected) enqueue(peer, book, departed_, kRecentlyConnected);
 }
 
-void AddressBook::add_given(const PeerId& peer, const Multiaddr& address) {
+void AddressBook::add_configured(const PeerId& peer, const Multiaddr& address) {
   Book& book = books_[peer];
-  add(book, address, Source::given, Multiaddr::Scope::loopback, TimePoint::max());
+  add(book, address, Source::configured, Multiaddr::Scope::loopback, TimePoint::max());
   dequeue(book);
 }
 
@@ -126,7 +129,7 @@ std::vector<KnownAddress> AddressBook::known(const PeerId& peer) const {
   std::vector<KnownAddress> result;
   const auto found = books_.find(peer);
   if (found == books_.end()) return result;
-  for (const Source source : {Source::proven, Source::given, Source::told})
+  for (const Source source : {Source::verified, Source::configured, Source::announced})
     for (const Entry& entry : found->second.entries)
       if (entry.known.source == source && live(entry)) result.push_back(entry.known);
   return result;
@@ -144,11 +147,11 @@ bool AddressBook::knows(const PeerId& peer) const {
                                               [this](const Entry& entry) { return live(entry); });
 }
 
-std::vector<PeerId> AddressBook::given() const {
+std::vector<PeerId> AddressBook::configured() const {
   std::vector<PeerId> result;
   for (const auto& [peer, book] : books_)
     if (std::any_of(book.entries.begin(), book.entries.end(),
-                    [](const Entry& entry) { return entry.known.source == Source::given; }))
+                    [](const Entry& entry) { return entry.known.source == Source::configured; }))
       result.push_back(peer);
   return result;
 }
@@ -161,9 +164,9 @@ void AddressBook::dequeue(Book& book) {
 
 void AddressBook::enqueue(const PeerId& peer, Book& book, Queue& queue, Duration life) {
   dequeue(book);
-  const bool given = std::any_of(book.entries.begin(), book.entries.end(),
-                                 [](const Entry& entry) { return entry.known.source == Source::given; });
-  if (book.connected || given) return;
+  const bool configured = std::any_of(book.entries.begin(), book.entries.end(),
+                                      [](const Entry& entry) { return entry.known.source == Source::configured; });
+  if (book.connected || configured) return;
   book.queue = &queue;
   book.place = queue.insert(queue.end(), peer);
   book.ends = runtime_.now() + life;

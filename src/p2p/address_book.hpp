@@ -13,17 +13,17 @@
 
 namespace cohive::p2p {
 
-/// An address and who vouches for it.
+/// An address and why we believe in it.
 struct KnownAddress {
   enum class Source {
-    told,    ///< by the peer itself or by another one
-    proven,  ///< we dialled it and the peer answered
-    given,   ///< by our user: never forgotten
+    announced,   ///< by the peer itself or by another one
+    verified,    ///< we dialled it and the peer answered
+    configured,  ///< by our user: never forgotten
   };
   Multiaddr address;  ///< without /p2p
-  Source source = Source::told;
-  /// From where the teller speaks: a name that it told may only lead to addresses that it could have told.
-  Multiaddr::Scope teller = Multiaddr::Scope::loopback;
+  Source source = Source::announced;
+  /// From where the announcing peer speaks: a name may only lead to addresses that this peer could have announced.
+  Multiaddr::Scope heard_from = Multiaddr::Scope::loopback;
 };
 
 class AddressBook {
@@ -33,20 +33,20 @@ class AddressBook {
       : runtime_(runtime), max_per_peer_(max_per_peer), max_peers_(max_peers) {}
 
   /// Hearsay about a peer; ignored while it is connected. Unacceptable addresses are skipped.
-  void add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller);
+  void add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope heard_from);
   void on_connected(const PeerId& peer);
-  /// What a connected peer says of itself: replaces what was told about it, not what is proven or given.
-  void set_told(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope teller);
+  /// What a connected peer says of itself: replaces what was announced about it, not what is verified or configured.
+  void set_announced(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope heard_from);
   void on_disconnected(const PeerId& peer);
-  void add_proven(const PeerId& peer, const Multiaddr& address);
-  void add_given(const PeerId& peer, const Multiaddr& address);
+  void add_verified(const PeerId& peer, const Multiaddr& address);
+  void add_configured(const PeerId& peer, const Multiaddr& address);
 
   /// The surest first; of those that worked, the latest.
   std::vector<KnownAddress> known(const PeerId& peer) const;
   std::vector<Multiaddr> addresses(const PeerId& peer) const;
   bool knows(const PeerId& peer) const;
-  /// Peers with an address that our user gave.
-  std::vector<PeerId> given() const;
+  /// Peers with an address that our user configured.
+  std::vector<PeerId> configured() const;
   std::size_t size() const noexcept { return books_.size(); }
 
  private:
@@ -57,13 +57,13 @@ class AddressBook {
   /// Books in the order in which they end: all in one queue live equally long.
   using Queue = std::list<PeerId>;
   struct Book {
-    std::vector<Entry> entries;  ///< proven ones first, the latest at the front
+    std::vector<Entry> entries;  ///< verified ones first, the latest at the front
     bool connected = false;
-    Queue* queue = nullptr;  ///< none while connected or holding a given address
+    Queue* queue = nullptr;  ///< none while connected or holding a configured address
     Queue::iterator place;
     TimePoint ends;
   };
-  void add(Book& book, const Multiaddr& address, KnownAddress::Source source, Multiaddr::Scope teller,
+  void add(Book& book, const Multiaddr& address, KnownAddress::Source source, Multiaddr::Scope heard_from,
            TimePoint expires);
   static bool make_place(Book& book, KnownAddress::Source newcomer);
   void enqueue(const PeerId& peer, Book& book, Queue& queue, Duration life);
@@ -81,12 +81,13 @@ class AddressBook {
 /// On this machine or a private network.
 bool is_near(const Multiaddr& address);
 
-/// False for what nobody should dial because a peer that speaks from `teller` said so: unspecified and link-local
-/// hosts, loopback told from elsewhere, private and reserved networks told from outside, absurdly long addresses.
-bool acceptable_address(const Multiaddr& address, Multiaddr::Scope teller);
+/// False for what must not be dialled because a peer that speaks from `heard_from` said so: unspecified and link-local
+/// hosts, loopback announced from elsewhere, private and reserved networks announced from outside, absurdly long
+/// addresses.
+bool acceptable_address(const Multiaddr& address, Multiaddr::Scope heard_from);
 
-/// True when a node that announces `own` can be reached from its own network alone: a peer outside, at `teller`, sees
+/// True when a node that announces `own` can be reached from its own network alone: a peer outside, at `observer`, sees
 /// it come from the outside address `observed`.
-bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& teller);
+bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& observer);
 
 }  // namespace cohive::p2p

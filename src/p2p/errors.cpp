@@ -16,6 +16,8 @@ constexpr ErrorSentence<Errc> kSentences[] = {
     {Errc::bootstrap_failed, "none of the initial peers answered"},
     {Errc::identify_failed, "the peer did not identify itself"},
     {Errc::host_closed, "the host is closed"},
+    {Errc::relay_refused, "the relay refused"},
+    {Errc::identity_in_use, "another process takes part in the swarm under this identity"},
 };
 
 }  // namespace

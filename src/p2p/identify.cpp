@@ -1,16 +1,13 @@
-// Identify: on every new connection each side asks the other who it is.
-//   asker opens a stream and sends nothing;  answerer -> one Identify message, FIN.
-//   push: the sender opens a stream, sends an Identify message, FIN.
-// Source: libp2p wire spec, sections 5.1 and 5.2.
+#include "identify.hpp"
+
 #include <algorithm>
 
-#include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/signed_record.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/proto/p2p.pb.h"
 #include "cohive/transport/multistream.hpp"
-#include "host_impl.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -19,9 +16,11 @@ constexpr std::size_t kMaxPart = 8192;
 constexpr int kMaxParts = 10;
 constexpr std::size_t kMaxProtocols = 1000;
 constexpr std::size_t kMaxProtocolSets = 16;
+constexpr std::size_t kMaxAgent = 256;
 constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
 constexpr std::size_t kMaxOwnMessage = 4096;
-constexpr Duration kPushDelay = 100ms;  // joins bursts of handler registrations
+constexpr std::size_t kMaxStreams = 16, kMaxPushStreams = 4;  // of one peer
+constexpr Duration kPushDelay = 100ms;                        // joins bursts of handler registrations
 constexpr Duration kPushTimeout = 5s;
 constexpr double kPushBurst = 32;  // a peer that registers its handlers one by one
 constexpr double kPushesPerSecond = 1;
@@ -40,58 +39,128 @@ Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
 
 }  // namespace
 
-/// A new one, with a later number, only when the addresses have changed.
-const std::string& Host::Impl::signed_record(const std::vector<Multiaddr>& own) {
-  if (record.empty() || own != record_addresses) {
-    record = make_signed_peer_record(identity, static_cast<std::uint64_t>(runtime.wall_time() * 1e9), own);
-    record_addresses = own;
-  }
-  return record;
+Identify::Identify(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, OwnAddresses& own)
+    : self_(self), handlers_(handlers), table_(table), book_(book), own_(own), tasks_(self.runtime, "identify") {
+  handlers.add(kIdentifyProtocol, [this](transport::StreamPtr s) { return answer(std::move(s)); }, kMaxStreams);
+  handlers.add(
+      kIdentifyPushProtocol, [this](transport::StreamPtr s) { return receive_push(std::move(s)); }, kMaxPushStreams);
+  subscriptions_.push_back(table.added_signal().subscribe(
+      [this](const ConnectionEntryPtr& entry) { entry->tasks.spawn(ask(*this, entry), "identify"); }));
+  subscriptions_.push_back(handlers.changed().subscribe([this] { push_soon(); }));
+  subscriptions_.push_back(own.changed().subscribe([this] { push_soon(); }));
 }
 
-std::string Host::Impl::identify_message(const Multiaddr& remote) {
+// ---- What we say
+
+/// A new one, with a later number, only when the addresses have changed.
+const std::string& Identify::signed_record(const std::vector<Multiaddr>& own) {
+  if (record_.empty() || own != record_addresses_) {
+    record_ = make_signed_peer_record(self_.identity, static_cast<std::uint64_t>(self_.runtime.wall_time() * 1e9), own);
+    record_addresses_ = own;
+  }
+  return record_;
+}
+
+std::string Identify::message_for(const Multiaddr& remote) {
   proto::Identify message;
-  message.set_public_key(identity.public_key().protobuf());
-  message.set_agent_version(options.agent);
+  message.set_public_key(self_.identity.public_key().protobuf());
+  message.set_agent_version(self_.options.agent);
   message.set_protocol_version("");
   message.set_observed_addr(remote.binary());
   std::vector<Multiaddr> own;
-  for (const auto& address : addresses()) {
-    // Loopback addresses only help those who are on this machine too.
+  for (const auto& address : own_.announced()) {
+    // Loopback addresses only help peers that are on this machine too.
     if (address.scope() == Multiaddr::Scope::loopback && remote.scope() != Multiaddr::Scope::loopback &&
-        options.announce.empty())
+        self_.options.announce.empty())
       continue;
     if (own.size() < kMaxOwnAddresses) own.push_back(address);
   }
   for (const auto& address : own) message.add_listen_addrs(address.binary());
-  for (const auto& [protocol, handler] : handlers) message.add_protocols(protocol);
+  for (const auto& protocol : handlers_.protocols()) message.add_protocols(protocol);
   message.set_signed_peer_record(signed_record(own));
   if (message.ByteSizeLong() > kMaxOwnMessage) message.clear_signed_peer_record();
   return message.SerializeAsString();
 }
 
-Task<void> Host::Impl::serve_identify(transport::StreamPtr stream) {
-  auto sent = co_await transport::write_message(*stream, as_bytes(identify_message(stream->remote_address())),
-                                                runtime.after(options.identify_timeout));
+Task<void> Identify::answer(transport::StreamPtr stream) {
+  auto sent = co_await transport::write_message(*stream, as_bytes(message_for(stream->remote_address())),
+                                                self_.runtime.after(self_.options.identify_timeout));
   if (sent) stream->close_write();
 }
 
-Task<void> Host::Impl::receive_push(transport::StreamPtr stream) {
-  const auto sender = peers.find(stream->peer());
-  if (sender == peers.end() || !may_push(sender->second)) {
-    metrics.pushes_refused.increment();
+void Identify::push_soon() {
+  if (push_scheduled_ || table_.peers().empty() || self_.closed) return;
+  push_scheduled_ = true;
+  tasks_.spawn(push_to_all(*this), "identify push");
+}
+
+Task<void> Identify::push_to_all(Identify& identify) {
+  co_await identify.self_.runtime.sleep_for(kPushDelay);
+  identify.push_scheduled_ = false;
+  std::vector<PeerId> targets;
+  for (const auto& [id, peer] : identify.table_.peers())
+    if (!peer.identified || peer.serves(kIdentifyPushProtocol)) targets.push_back(id);
+  for (const auto& id : targets) identify.tasks_.spawn(push_to(identify, id), "identify push");
+}
+
+Task<void> Identify::push_to(Identify& identify, PeerId peer) {
+  const ConnectionEntryPtr entry = identify.table_.best(peer);
+  if (!entry) co_return;
+  const Deadline deadline = identify.self_.runtime.after(kPushTimeout);
+  auto stream = entry->connection->open_stream();
+  if (!stream) co_return;
+  auto agreed = co_await transport::select_one_of(**stream, {kIdentifyPushProtocol}, deadline);
+  if (!agreed) co_return;
+  auto sent = co_await transport::write_message(**stream, as_bytes(identify.message_for((*stream)->remote_address())),
+                                                deadline);
+  if (sent) (*stream)->close_write();
+}
+
+// ---- What peers say
+
+Task<void> Identify::ask(Identify& identify, ConnectionEntryPtr entry) {
+  const PeerId peer = entry->connection->peer();
+  const Deadline deadline = identify.self_.runtime.after(identify.self_.options.identify_timeout);
+  auto exchange = [](Identify& self, ConnectionEntryPtr on, Deadline limit) -> Task<Result<>> {
+    auto stream = on->connection->open_stream();
+    if (!stream) co_return stream.error();
+    auto agreed = co_await transport::select_one_of(**stream, {kIdentifyProtocol}, limit);
+    if (!agreed) co_return agreed.error();
+    auto message = co_await read_parts(**stream, limit);
+    if (!message) co_return message.error();
+    (*stream)->close_write();
+    ConnectedPeer* known = self.table_.find(on->connection->peer());
+    if (!known) co_return Error(cohive::Errc::closed, on->connection->peer());
+    auto learned = self.learn(*known, on->connection->peer(), on->connection->remote_address(), *message);
+    known = self.table_.find(on->connection->peer());
+    if (learned && known && known->observed) self.observed_.emit(on, Multiaddr(*known->observed));
+    co_return learned;
+  };
+  auto result = co_await exchange(identify, entry, deadline);
+  if (!result) {
+    identify.self_.metrics.identify_failures.increment();
+    log::debug("p2p", "identify failed: {}", result.error());
+  }
+  if (ConnectedPeer* known = identify.table_.find(peer)) known->identified = true;
+}
+
+Task<void> Identify::receive_push(transport::StreamPtr stream) {
+  ConnectedPeer* sender = table_.find(stream->peer());
+  if (!sender || !may_push(*sender)) {
+    self_.metrics.pushes_refused.increment();
     co_return;
   }
-  auto message = co_await read_parts(*stream, runtime.after(options.identify_timeout));
+  auto message = co_await read_parts(*stream, self_.runtime.after(self_.options.identify_timeout));
   if (!message) co_return;
-  stream->close_write();
-  auto learned = learn_identify(stream->peer(), stream->remote_address(), *message);
+  sender = table_.find(stream->peer());
+  if (!sender) co_return;
+  auto learned = learn(*sender, stream->peer(), stream->remote_address(), *message);
   if (!learned) log::debug("p2p", "bad identify push: {}", learned.error());
 }
 
 /// Each push costs us a signature check and may change the routing table.
-bool Host::Impl::may_push(Peer& peer) const {
-  const TimePoint now = runtime.now();
+bool Identify::may_push(ConnectedPeer& peer) const {
+  const TimePoint now = self_.runtime.now();
   if (peer.pushes_counted == TimePoint{}) {
     peer.pushes_left = kPushBurst;
   } else {
@@ -104,120 +173,45 @@ bool Host::Impl::may_push(Peer& peer) const {
   return true;
 }
 
-Task<void> Host::Impl::identify_peer(Impl& self, LinkPtr link) {
-  const PeerId peer = link->connection->peer();
-  const Deadline deadline = self.runtime.after(self.options.identify_timeout);
-  auto exchange = [](Impl& host, LinkPtr on, Deadline limit) -> Task<Result<>> {
-    auto stream = on->connection->open_stream();
-    if (!stream) co_return stream.error();
-    auto agreed = co_await transport::select_one_of(**stream, {kIdentifyProtocol}, limit);
-    if (!agreed) co_return agreed.error();
-    auto message = co_await read_parts(**stream, limit);
-    if (!message) co_return message.error();
-    (*stream)->close_write();
-    co_return host.learn_identify(on->connection->peer(), on->connection->remote_address(), *message);
-  };
-  auto result = co_await exchange(self, link, deadline);
-  if (!result) {
-    self.metrics.identify_failures.increment();
-    log::debug("p2p", "identify failed: {}", result.error());
-  }
-  const auto found = self.peers.find(peer);
-  if (found == self.peers.end() || found->second.identified) co_return;
-  found->second.identified = true;
-  self.notify(peer, true);
-}
-
 /// One copy for all peers that serve the same.
-std::shared_ptr<const Protocols> Host::Impl::shared(Protocols protocols) {
-  std::erase_if(protocol_sets, [](const auto& weak) { return weak.expired(); });
-  for (const auto& weak : protocol_sets)
+std::shared_ptr<const Protocols> Identify::shared(Protocols protocols) {
+  std::erase_if(protocol_sets_, [](const auto& weak) { return weak.expired(); });
+  for (const auto& weak : protocol_sets_)
     if (auto same = weak.lock(); *same == protocols) return same;
   auto made = std::make_shared<const Protocols>(std::move(protocols));
-  if (protocol_sets.size() < kMaxProtocolSets) protocol_sets.push_back(made);
+  if (protocol_sets_.size() < kMaxProtocolSets) protocol_sets_.push_back(made);
   return made;
 }
 
-Result<> Host::Impl::learn_identify(const PeerId& peer, const Multiaddr& remote, ByteView bytes) {
-  const auto found = peers.find(peer);
-  if (found == peers.end()) return Error(cohive::Errc::closed, peer);
+Result<> Identify::learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote, ByteView bytes) {
   proto::Identify message;
   if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
-    return Error(cohive::Errc::malformed, peer, "identify");
-  Peer& known = found->second;
+    return Error(cohive::Errc::malformed, id, "identify");
   if (message.has_public_key()) {
     const auto key = PublicKey::from_protobuf(as_bytes(message.public_key()));
-    if (!key || key->peer_id() != peer)
-      return Error(Errc::identify_failed, peer, "its key is not the one of the handshake");
+    if (!key || key->peer_id() != id)
+      return Error(Errc::identify_failed, id, "its key is not the one of the handshake");
   }
   if (message.protocols_size() > 0 || message.listen_addrs_size() > 0 || message.has_agent_version()) {
     Protocols protocols;
     for (const auto& protocol : message.protocols())
       if (protocols.size() < kMaxProtocols && protocol.size() <= transport::kMaxProtocolLength)
         protocols.insert(protocol);
-    known.protocols = shared(std::move(protocols));
+    peer.protocols = shared(std::move(protocols));
   }
-  known.agent = message.agent_version().substr(0, 256);
-  if (message.has_observed_addr()) {
-    auto observed = Multiaddr::from_bytes(as_bytes(message.observed_addr()));
-    if (observed) {
-      warn_if_hidden(*observed, remote);
-      known.observed = std::move(*observed);
-    }
-  }
+  peer.agent = message.agent_version().substr(0, kMaxAgent);
+  if (auto observed = Multiaddr::from_bytes(as_bytes(message.observed_addr()))) peer.observed = std::move(*observed);
   // The peer itself tells us over an authenticated connection: its signature would prove nothing more.
-  std::vector<Multiaddr> told;
+  std::vector<Multiaddr> announced;
   for (const auto& binary : message.listen_addrs())
-    if (auto address = Multiaddr::from_bytes(as_bytes(binary))) told.push_back(std::move(*address));
-  if (told.empty() && message.has_signed_peer_record()) {
+    if (auto address = Multiaddr::from_bytes(as_bytes(binary))) announced.push_back(std::move(*address));
+  if (announced.empty() && message.has_signed_peer_record()) {
     auto record = open_signed_peer_record(as_bytes(message.signed_peer_record()));
-    if (record && record->peer == peer) told = std::move(record->addresses);
+    if (record && record->peer == id) announced = std::move(record->addresses);
   }
-  book.set_told(peer, told, remote.scope());
-  if (known.serves(kKadProtocol)) {
-    routing.consider(peer);
-  } else {
-    routing.remove(peer);
-  }
+  book_.set_announced(id, announced, remote.scope());
+  described_.emit(id);
   return ok();
-}
-
-/// Nobody outside finds such a node, and rounds that need it fail for reasons that only the node itself can explain.
-void Host::Impl::warn_if_hidden(const Multiaddr& observed, const Multiaddr& teller) {
-  if (warned_hidden || listeners.empty() || !hidden_from_outside(addresses(), observed, teller)) return;
-  warned_hidden = true;
-  log::warn("p2p",
-            "peers outside see this node at {}, but it announces only addresses of its own network, where they cannot "
-            "connect: announce its public address if its port is open there or forwarded, else run it as a client",
-            observed.value(Multiaddr::ip4).value_or(observed.text()));
-}
-
-void Host::Impl::schedule_push() {
-  if (push_scheduled || peers.empty() || closed) return;
-  push_scheduled = true;
-  tasks.spawn(push_later(*this), "identify push");
-}
-
-Task<void> Host::Impl::push_later(Impl& self) {
-  co_await self.runtime.sleep_for(kPushDelay);
-  self.push_scheduled = false;
-  std::vector<PeerId> targets;
-  for (const auto& [id, peer] : self.peers)
-    if (!peer.identified || peer.serves(kIdentifyPushProtocol)) targets.push_back(id);
-  for (const auto& id : targets) self.tasks.spawn(push_to(self, id), "identify push");
-}
-
-Task<void> Host::Impl::push_to(Impl& self, PeerId peer) {
-  const LinkPtr link = self.link_to(peer);
-  if (!link) co_return;
-  const Deadline deadline = self.runtime.after(kPushTimeout);
-  auto stream = link->connection->open_stream();
-  if (!stream) co_return;
-  auto agreed = co_await transport::select_one_of(**stream, {kIdentifyPushProtocol}, deadline);
-  if (!agreed) co_return;
-  auto sent = co_await transport::write_message(**stream, as_bytes(self.identify_message((*stream)->remote_address())),
-                                                deadline);
-  if (sent) (*stream)->close_write();
 }
 
 }  // namespace cohive::p2p

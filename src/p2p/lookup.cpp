@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "host_impl.hpp"
-
 namespace cohive::p2p {
 namespace {
 
@@ -13,41 +11,41 @@ constexpr Duration kLookupTimeout = 60s;
 constexpr std::size_t kMaxQueries = 100;
 constexpr std::size_t kMaxDials = 50;  // of these, peers that we are not connected to
 constexpr std::size_t kMaxCandidates = 512;
-constexpr std::size_t kMaxTold = 64;        // addresses of the target
-constexpr std::size_t kMaxToldAtOnce = 10;  // of these, by one peer
+constexpr std::size_t kMaxHeard = 64;        // addresses of the target
+constexpr std::size_t kMaxHeardAtOnce = 10;  // of these, from one peer
 
 }  // namespace
 
-Lookup::Lookup(Routing& routing, Host::Impl& host, PeerId target, Deadline deadline)
-    : routing_(routing),
-      host_(host),
+Lookup::Lookup(LookupContext& context, PeerId target, Deadline deadline)
+    : context_(context),
       target_(target),
-      key_(Routing::key_of(target)),
-      deadline_(deadline.min(host.runtime.after(kLookupTimeout))),
-      started_(host.runtime.now()),
-      changed_(host.runtime, "lookup"),
-      workers_(host.runtime, "lookup") {
-  for (const auto& peer : routing_.seeds(key_)) add(peer);
+      key_(RoutingTable::key_of(target)),
+      deadline_(deadline.min(context.self.runtime.after(kLookupTimeout))),
+      started_(context.self.runtime.now()),
+      changed_(context.self.runtime, "lookup"),
+      workers_(context.self.runtime, "lookup") {
+  for (const auto& peer : context_.seeds(key_)) add(peer);
   for (std::size_t i = 0; i < kParallel; ++i) workers_.spawn(work(*this), "lookup worker");
-  host_.metrics.lookups_active.add(1);
+  context_.self.metrics.lookups_active.add(1);
 }
 
 Lookup::~Lookup() {
   workers_.cancel();
-  host_.metrics.lookups_active.add(-1);
-  host_.metrics.lookup_queries.increment(static_cast<double>(asked_.size()));
-  if (target_ == host_.id) return;
-  (told_.empty() ? host_.metrics.lookups_not_found : host_.metrics.lookups_found).increment();
-  host_.metrics.lookup_seconds.observe(to_seconds(host_.runtime.now() - started_));
+  HostMetrics& metrics = context_.self.metrics;
+  metrics.lookups_active.add(-1);
+  metrics.lookup_queries.increment(static_cast<double>(asked_.size()));
+  if (target_ == context_.self.id) return;
+  (heard_.empty() ? metrics.lookups_not_found : metrics.lookups_found).increment();
+  metrics.lookup_seconds.observe(to_seconds(context_.self.runtime.now() - started_));
 }
 
 void Lookup::add(const PeerId& peer) {
-  candidates_.emplace(Routing::distance(Routing::key_of(peer), key_), peer);
+  candidates_.emplace(RoutingTable::distance(RoutingTable::key_of(peer), key_), peer);
   if (candidates_.size() > kMaxCandidates) candidates_.erase(std::prev(candidates_.end()));
 }
 
 bool Lookup::over() const {
-  return workers_.empty() || deadline_.passed(host_.runtime.now());
+  return workers_.empty() || deadline_.passed(context_.self.runtime.now());
 }
 
 Task<std::vector<KnownAddress>> Lookup::next(Deadline deadline) {
@@ -70,54 +68,55 @@ std::optional<PeerId> Lookup::next_peer() {
   if (asked_.size() >= kMaxQueries) return std::nullopt;
   std::size_t seen = 0;
   for (const auto& [gap, peer] : candidates_) {
-    if (++seen > Routing::kBucketSize) break;
+    if (++seen > RoutingTable::kBucketSize) break;
     if (asked_.contains(peer)) continue;
-    if (!host_.link_to(peer) && dials_ >= kMaxDials) continue;
+    if (dials_ >= kMaxDials && !context_.connections.connected(peer)) continue;
     return peer;
   }
   return std::nullopt;
 }
 
-Task<void> Lookup::work(Lookup& self) {
+Task<void> Lookup::work(Lookup& lookup) {
+  const LookupContext& context = lookup.context_;
   for (;;) {
-    if (!self.wanted_) {
-      if (!co_await self.changed_.wait(self.deadline_)) break;
+    if (!lookup.wanted_) {
+      if (!co_await lookup.changed_.wait(lookup.deadline_)) break;
       continue;
     }
-    const auto peer = self.next_peer();
+    const auto peer = lookup.next_peer();
     if (!peer) {
-      if (self.active_ == 0) break;  // nobody can tell us more
-      if (!co_await self.changed_.wait(self.deadline_)) break;
+      if (lookup.active_ == 0) break;  // no peer can tell us more
+      if (!co_await lookup.changed_.wait(lookup.deadline_)) break;
       continue;
     }
-    self.asked_.insert(*peer);
-    if (!self.host_.link_to(*peer)) ++self.dials_;
-    ++self.active_;
-    const Deadline limit = self.deadline_.min(self.host_.runtime.after(kQueryTimeout));
-    auto reply = co_await self.routing_.ask(*peer, self.target_.binary(), limit);
-    --self.active_;
+    lookup.asked_.insert(*peer);
+    if (!context.connections.connected(*peer)) ++lookup.dials_;
+    ++lookup.active_;
+    const Deadline limit = lookup.deadline_.min(context.self.runtime.after(kQueryTimeout));
+    auto reply = co_await context.client.ask(*peer, lookup.target_.binary(), limit);
+    --lookup.active_;
     if (reply) {
-      self.routing_.insert(*peer);
-      self.take(*peer, *reply);
+      context.report(*peer, true);
+      lookup.take(*peer, *reply);
     } else {
-      self.candidates_.erase(Routing::distance(Routing::key_of(*peer), self.key_));
+      lookup.candidates_.erase(RoutingTable::distance(RoutingTable::key_of(*peer), lookup.key_));
       // When the time was cut short by us it says nothing about the peer.
-      if (!self.deadline_.passed(self.host_.runtime.now())) self.routing_.remove(*peer);
+      if (!lookup.deadline_.passed(context.self.runtime.now())) context.report(*peer, false);
     }
-    self.changed_.notify_all();
+    lookup.changed_.notify_all();
   }
-  self.changed_.notify_all();
+  lookup.changed_.notify_all();
 }
 
-void Lookup::take(const PeerId& teller, const proto::KadMessage& reply) {
-  for (auto& [peer, addresses, scope] : routing_.learn(teller, reply)) {
+void Lookup::take(const PeerId& referrer, const proto::KadMessage& reply) {
+  for (auto& [peer, addresses, scope] : context_.client.learn(referrer, reply)) {
     if (peer == target_) {
       // One liar must not use up what may be tried.
-      if (addresses.size() > kMaxToldAtOnce) addresses.resize(kMaxToldAtOnce);
+      if (addresses.size() > kMaxHeardAtOnce) addresses.resize(kMaxHeardAtOnce);
       for (const auto& address : addresses)
-        if (told_.size() < kMaxTold && told_.insert(address).second)
-          fresh_.push_back({address, KnownAddress::Source::told, scope});
-    } else if (!addresses.empty() || host_.link_to(peer)) {
+        if (heard_.size() < kMaxHeard && heard_.insert(address).second)
+          fresh_.push_back({address, KnownAddress::Source::announced, scope});
+    } else if (!addresses.empty() || context_.connections.connected(peer)) {
       add(peer);
     }
   }

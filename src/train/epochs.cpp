@@ -9,6 +9,9 @@ namespace cohive::train {
 Task<StepReport> Run::Impl::synchronise() {
   const TimePoint begin = runtime.now();
   StepReport report;
+  // Other trainers may be there, though nothing is known of them yet: an epoch that ended without them would send them
+  // all to a download.
+  if (!tracker.looked()) co_await tracker.refresh();
   note_progress();
   const bool missed = co_await finish_update(report);
   const GlobalProgress global = tracker.snapshot();
@@ -64,10 +67,10 @@ Task<void> Run::Impl::end_epoch(StepReport& report) {
     co_return;
   }
   report.epoch_changed = true;
-  if (!current->done.is_set()) co_return;
-  report.grad_group = current->report.grad_group;
-  report.state_group = current->report.state_group;
-  report.bytes_sent += current->report.bytes_sent;
+  // What is delayed is told when it is done.
+  report.grad_group = std::exchange(current->report.grad_group, 0);
+  report.state_group = std::exchange(current->report.state_group, 0);
+  report.bytes_sent += std::exchange(current->report.bytes_sent, 0);
 }
 
 /// Waits for what the last epoch has left to do, and publishes it. True when the other peers did it without us.
@@ -129,7 +132,7 @@ Task<void> Run::Impl::step_together(Update& update) {
   }
   co_await taken.parts->finish();
   taken.parts.reset();
-  co_await replica.finish_step(update.epoch, taken.usable || update.report.grad_group > 1);
+  co_await replica.finish_step(update.epoch, taken.usable || outcome.group() > 1);
   model.set_epoch(update.epoch);
   update.publishable = place == Place::next;
 }

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "cohive/core/keys.hpp"
 #include "cohive/core/runtime.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/metrics_server.hpp"
@@ -33,6 +34,7 @@ struct Membership {
   }
 
   SwarmOptions options;
+  HeldIdentity identity;  ///< held as long as the host lives
   std::unique_ptr<RuntimeThread> thread;
   std::unique_ptr<transport::Network> network;
   std::unique_ptr<p2p::Host> host;
@@ -43,6 +45,9 @@ struct Membership {
 
  private:
   Result<> open();
+  p2p::HostOptions host_options() const;
+  void open_network();
+  Result<> check_identity(const std::vector<Multiaddr>& initial, const p2p::HostOptions& host_options);
   Result<> join(const std::vector<Multiaddr>& initial);
   Task<void> close();
 };

@@ -300,6 +300,7 @@ Task<void> ProgressTracker::refresh() {
   } else {
     add_up(entries, global);
   }
+  looked_ = true;
   set(global);
 }
 

@@ -2,6 +2,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/initial_peers.hpp"
 #include "cohive/transport/errors.hpp"
 #include "membership.hpp"
@@ -10,6 +11,7 @@ namespace cohive {
 namespace {
 
 constexpr Duration kFirstPause = 1s, kLongestPause = 30s;  // between attempts to join
+constexpr Duration kIdentityCheck = 5s;
 constexpr Duration kLook = 200ms;                          // between two questions whether to give up
 
 std::vector<Multiaddr> parse_all(const std::vector<std::string>& texts) {
@@ -37,19 +39,31 @@ Membership::Membership(SwarmOptions opts) : options(std::move(opts)) {
   }
 }
 
+p2p::HostOptions Membership::host_options() const {
+  p2p::HostOptions result;
+  result.listen = options.client_mode ? std::vector<Multiaddr>() : parse_all(options.host_maddrs);
+  result.announce = parse_all(options.announce_maddrs);
+  result.routing_server = !options.client_mode;
+  result.use_relay = options.use_relay && !options.client_mode;
+  result.trusted_relays = parse_all(options.trusted_relays);
+  if (options.force_reachability.empty()) return result;
+  result.force_reachability = p2p::reachability_from_text(options.force_reachability);
+  if (!result.force_reachability || *result.force_reachability == p2p::Reachability::unknown)
+    throw ErrorException(Error(cohive::Errc::invalid_argument, "force_reachability is \"public\" or \"private\", not \"" +
+                                                                   options.force_reachability + "\""));
+  return result;
+}
+
 Result<> Membership::open() {
   const auto initial = parse_all(options.initial_peers);
-  p2p::HostOptions host_options;
-  host_options.listen = options.client_mode ? std::vector<Multiaddr>() : parse_all(options.host_maddrs);
-  host_options.announce = parse_all(options.announce_maddrs);
-  host_options.routing_server = !options.client_mode;
-  const KeyPair identity = options.identity_path.empty() ? KeyPair::generate_ed25519()
-                                                         : load_or_create_identity(options.identity_path).value();
+  const p2p::HostOptions host_options = this->host_options();
+  const bool own_file = !options.identity_path.empty();
+  identity = own_file ? hold_identity(options.identity_path).value() : HeldIdentity{KeyPair::generate_ed25519(), nullptr};
+  if (auto free = own_file ? check_identity(initial, host_options) : ok(); !free) return free;
   Result<> started = ok();
   on_loop([&] {
-    network = transport::limit_bandwidth(transport::make_tcp_network(runtime()),
-                                         {options.max_upload, options.max_download});
-    host = std::make_unique<p2p::Host>(*network, identity, host_options);
+    open_network();
+    host = std::make_unique<p2p::Host>(*network, identity.key, host_options);
     started = host->start();
     if (!started || options.metrics_address.empty()) return;
     metrics_server = std::make_unique<p2p::MetricsServer>(*network, [this] { return ready; });
@@ -57,6 +71,20 @@ Result<> Membership::open() {
   });
   if (!started) return started;
   return join(initial);
+}
+
+void Membership::open_network() {
+  if (!network)
+    network = transport::limit_bandwidth(transport::make_tcp_network(runtime()), {options.max_upload, options.max_download});
+}
+
+/// Two processes of one identity take each other's connections away.
+Result<> Membership::check_identity(const std::vector<Multiaddr>& initial, const p2p::HostOptions& host_options) {
+  on_loop([this] { open_network(); });
+  return call([&] {
+    return p2p::check_identity_is_free(*network, identity.key.peer_id(), initial, host_options.transport,
+                                       runtime().after(kIdentityCheck));
+  });
 }
 
 namespace {

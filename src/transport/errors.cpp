@@ -17,6 +17,7 @@ constexpr ErrorSentence<Errc> kSentences[] = {
     {Errc::muxer_violation, "the peer broke the rules of stream multiplexing"},
     {Errc::keepalive_timeout, "the peer stopped answering"},
     {Errc::too_many_streams, "too many streams"},
+    {Errc::both_began, "both sides dialled at the same moment"},
     {Errc::decryption_failed, "an encrypted record is damaged or forged"},
 };
 

@@ -110,7 +110,6 @@ class LimitedNetwork final : public Network {
         pacers_(std::make_shared<Pacers>(
             Pacers{make_pacer(inner_->runtime(), limits.upload), make_pacer(inner_->runtime(), limits.download)})) {}
   Runtime& runtime() override { return inner_->runtime(); }
-  bool plaintext() const override { return inner_->plaintext(); }
   BandwidthLimits limits() const override { return limits_; }
   std::size_t max_connections() const override { return inner_->max_connections(); }
 
@@ -119,13 +118,12 @@ class LimitedNetwork final : public Network {
     if (!listener) return listener;
     return std::unique_ptr<Listener>(std::make_unique<LimitedListener>(runtime(), std::move(*listener), pacers_));
   }
-  Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) override {
-    auto connection = co_await inner_->dial(std::move(address), deadline);
+  using Network::dial;
+  Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                    Deadline deadline) override {
+    auto connection = co_await inner_->dial(std::move(address), std::move(from), deadline);
     if (!connection) co_return connection;
     co_return std::make_unique<LimitedConnection>(runtime(), std::move(*connection), pacers_);
-  }
-  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
-    return inner_->resolve(std::move(address), deadline);
   }
 
  private:

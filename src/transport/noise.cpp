@@ -17,6 +17,13 @@ const std::string kAes256Gcm = "aes-256-gcm";
 using crypto::Aead;
 using crypto::Key32;
 
+/// What an identity key signs.
+Bytes signed_text(const Key32& static_key) {
+  Bytes text = to_bytes(kSignaturePrefix);
+  text.insert(text.end(), static_key.begin(), static_key.end());
+  return text;
+}
+
 struct Payload {
   PublicKey key;
   std::vector<std::string> muxers;
@@ -25,19 +32,19 @@ struct Payload {
 
 class Handshake {
  public:
-  Handshake(Stream& stream, const KeyPair& identity, std::optional<PeerId> expected, std::vector<std::string> muxers,
-            Deadline deadline, NoiseKeys keys, bool offer_aes)
+  Handshake(Stream& stream, const NoiseIdentity& identity, std::optional<PeerId> expected, const NoiseOffer& offer,
+            Deadline deadline, const crypto::X25519KeyPair& ephemeral)
       : stream_(stream),
         reader_(stream),
         identity_(identity),
         expected_(std::move(expected)),
-        muxers_(std::move(muxers)),
+        offer_(offer),
         deadline_(deadline),
-        keys_(keys),
-        offer_aes_(offer_aes) {}
+        ephemeral_(ephemeral) {}
 
-  Task<Result<NoiseSession>> as_initiator() {
-    Bytes first = to_bytes(ByteView(keys_.ephemeral.public_));
+  /// \param or_responder  after the other side has begun, too
+  Task<Result<NoiseSession>> as_initiator(bool or_responder) {
+    Bytes first = to_bytes(ByteView(ephemeral_.public_));
     state_.mix_hash(first);
     state_.mix_hash({});
     auto sent = co_await send(std::move(first));
@@ -45,54 +52,87 @@ class Handshake {
 
     auto message = co_await receive();
     if (!message) co_return message.error();
+    if (or_responder && is_first(*message)) {
+      if (must_respond(*message)) {
+        state_ = {};
+        auto answered = co_await answer(std::move(*message));
+        if (!answered) co_return both_began(answered.error());
+        co_return answered;
+      }
+      message = co_await receive();
+      if (!message) co_return both_began(message.error());
+    }
     ByteView rest = *message;
     Key32 remote_ephemeral, remote_static;
     if (!take_ephemeral(rest, remote_ephemeral)) co_return failed("short message");
-    if (!state_.mix_dh(keys_.ephemeral.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
+    if (!state_.mix_dh(ephemeral_.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
     if (!take_static(rest, remote_static)) co_return failed("bad static key");
-    if (!state_.mix_dh(keys_.ephemeral.secret, remote_static)) co_return failed("bad static key");
+    if (!state_.mix_dh(ephemeral_.secret, remote_static)) co_return failed("bad static key");
     auto remote = open_payload(rest, remote_static);
     if (!remote) co_return remote.error();
 
-    Bytes third = state_.encrypt_and_hash(keys_.static_key.public_);
-    if (!state_.mix_dh(keys_.static_key.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
+    Bytes third = state_.encrypt_and_hash(identity_.static_key.public_);
+    if (!state_.mix_dh(identity_.static_key.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
     append(third, state_.encrypt_and_hash(as_bytes(own_payload())));
     sent = co_await send(std::move(third));
     if (!sent) co_return sent.error();
     const auto [ours, theirs] = state_.split();
-    co_return NoiseSession{remote->key, ours, theirs, state_.hash(), common(muxers_, remote->muxers), cipher(*remote)};
+    co_return session(Role::initiator, *remote, ours, theirs);
   }
 
   Task<Result<NoiseSession>> as_responder() {
     auto message = co_await receive();
     if (!message) co_return message.error();
-    ByteView rest = *message;
+    co_return co_await answer(std::move(*message));
+  }
+
+ private:
+  /// What a responder does once it has the first message.
+  Task<Result<NoiseSession>> answer(Bytes first) {
+    ByteView rest = first;
     Key32 remote_ephemeral, remote_static;
     if (!take_ephemeral(rest, remote_ephemeral)) co_return failed("short message");
     if (!state_.decrypt_and_hash(rest)) co_return failed("bad first message");
 
-    Bytes second = to_bytes(ByteView(keys_.ephemeral.public_));
+    Bytes second = to_bytes(ByteView(ephemeral_.public_));
     state_.mix_hash(second);
-    if (!state_.mix_dh(keys_.ephemeral.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
-    append(second, state_.encrypt_and_hash(keys_.static_key.public_));
-    if (!state_.mix_dh(keys_.static_key.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
+    if (!state_.mix_dh(ephemeral_.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
+    append(second, state_.encrypt_and_hash(identity_.static_key.public_));
+    if (!state_.mix_dh(identity_.static_key.secret, remote_ephemeral)) co_return failed("bad ephemeral key");
     append(second, state_.encrypt_and_hash(as_bytes(own_payload())));
     auto sent = co_await send(std::move(second));
     if (!sent) co_return sent.error();
 
-    message = co_await receive();
-    if (!message) co_return message.error();
-    rest = *message;
+    auto third = co_await receive();
+    if (!third) co_return third.error();
+    rest = *third;
     if (!take_static(rest, remote_static)) co_return failed("bad static key");
-    if (!state_.mix_dh(keys_.ephemeral.secret, remote_static)) co_return failed("bad static key");
+    if (!state_.mix_dh(ephemeral_.secret, remote_static)) co_return failed("bad static key");
     auto remote = open_payload(rest, remote_static);
     if (!remote) co_return remote.error();
     const auto [theirs, ours] = state_.split();
-    co_return NoiseSession{remote->key, ours, theirs, state_.hash(), common(remote->muxers, muxers_), cipher(*remote)};
+    co_return session(Role::responder, *remote, ours, theirs);
   }
 
- private:
+  /// A second message has a static key and a payload behind its ephemeral key.
+  static bool is_first(const Bytes& message) { return message.size() == Key32().size(); }
+  bool must_respond(const Bytes& their_ephemeral) const {
+    return std::lexicographical_compare(their_ephemeral.begin(), their_ephemeral.end(), ephemeral_.public_.begin(),
+                                        ephemeral_.public_.end());
+  }
+  NoiseSession session(Role role, const Payload& remote, const Key32& send_key, const Key32& receive_key) const {
+    const bool began = role == Role::initiator;
+    return {remote.key,
+            role,
+            send_key,
+            receive_key,
+            state_.hash(),
+            began ? common(offer_.muxers, remote.muxers) : common(remote.muxers, offer_.muxers),
+            offer_.aes && remote.aes ? crypto::Cipher::aes256_gcm : crypto::Cipher::chacha20_poly1305};
+  }
   static void append(Bytes& out, const Bytes& more) { out.insert(out.end(), more.begin(), more.end()); }
+  /// The other implementations go on as if we had responded, and give up.
+  static Error both_began(const Error& error) { return Error(Errc::both_began, error.message()); }
   Error failed(std::string why) const {
     Error error(Errc::handshake_failed, "noise: " + std::move(why));
     return expected_ ? error.with_peer(*expected_) : error;
@@ -129,14 +169,11 @@ class Handshake {
     return true;
   }
   std::string own_payload() const {
-    Bytes text = to_bytes(kSignaturePrefix);
-    text.insert(text.end(), keys_.static_key.public_.begin(), keys_.static_key.public_.end());
-    const Bytes signature = identity_.sign(text);
     proto::NoiseHandshakePayload payload;
-    payload.set_identity_key(identity_.public_key().protobuf());
-    payload.set_identity_sig(signature.data(), signature.size());
-    for (const auto& muxer : muxers_) payload.mutable_extensions()->add_stream_muxers(muxer);
-    if (offer_aes_) payload.mutable_extensions()->add_record_ciphers(kAes256Gcm);
+    payload.set_identity_key(identity_.public_key);
+    payload.set_identity_sig(identity_.signature.data(), identity_.signature.size());
+    for (const auto& muxer : offer_.muxers) payload.mutable_extensions()->add_stream_muxers(muxer);
+    if (offer_.aes) payload.mutable_extensions()->add_record_ciphers(kAes256Gcm);
     return payload.SerializeAsString();
   }
   Result<Payload> open_payload(ByteView sealed, const Key32& remote_static) {
@@ -147,9 +184,8 @@ class Handshake {
       return failed("payload does not parse");
     auto key = PublicKey::from_protobuf(as_bytes(message.identity_key()));
     if (!key) return failed("identity key: " + key.error().message());
-    Bytes text = to_bytes(kSignaturePrefix);
-    text.insert(text.end(), remote_static.begin(), remote_static.end());
-    if (!key->verify(text, as_bytes(message.identity_sig()))) return failed("bad identity signature");
+    if (!key->verify(signed_text(remote_static), as_bytes(message.identity_sig())))
+      return failed("bad identity signature");
     if (expected_ && key->peer_id() != *expected_)
       return Error(Errc::peer_mismatch, "expected " + expected_->text() + ", " + key->peer_id().text() + " answered");
     Payload payload{std::move(*key), {}};
@@ -167,29 +203,29 @@ class Handshake {
     return {};
   }
 
-  crypto::Cipher cipher(const Payload& remote) const {
-    return offer_aes_ && remote.aes ? crypto::Cipher::aes256_gcm : crypto::Cipher::chacha20_poly1305;
-  }
-
   Stream& stream_;
   StreamReader reader_;
-  const KeyPair& identity_;
+  const NoiseIdentity& identity_;
   std::optional<PeerId> expected_;
-  std::vector<std::string> muxers_;
+  const NoiseOffer& offer_;
   Deadline deadline_;
-  NoiseKeys keys_;
-  bool offer_aes_;
+  const crypto::X25519KeyPair& ephemeral_;
   noise::SymmetricState state_;
 };
 
 }  // namespace
 
-Task<Result<NoiseSession>> noise_handshake(Stream& stream, Role role, KeyPair identity, std::optional<PeerId> expected,
-                                           std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys,
-                                           bool offer_aes) {
-  Handshake handshake(stream, identity, std::move(expected), std::move(muxers), deadline, keys, offer_aes);
-  if (role == Role::initiator) co_return co_await handshake.as_initiator();
-  co_return co_await handshake.as_responder();
+NoiseIdentity::NoiseIdentity(const KeyPair& identity, crypto::X25519KeyPair key)
+    : static_key(key),
+      public_key(identity.public_key().protobuf()),
+      signature(identity.sign(signed_text(static_key.public_))) {}
+
+Task<Result<NoiseSession>> noise_handshake(Stream& stream, Role role, std::shared_ptr<const NoiseIdentity> identity,
+                                           std::optional<PeerId> expected, NoiseOffer offer, Deadline deadline,
+                                           crypto::X25519KeyPair ephemeral) {
+  Handshake handshake(stream, *identity, std::move(expected), offer, deadline, ephemeral);
+  if (role == Role::responder) co_return co_await handshake.as_responder();
+  co_return co_await handshake.as_initiator(role == Role::either);
 }
 
 }  // namespace cohive::transport

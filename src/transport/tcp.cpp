@@ -18,7 +18,6 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/network.hpp"
-#include "dns.hpp"
 
 namespace cohive::transport {
 namespace {
@@ -70,17 +69,6 @@ struct SocketAddress {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   int family() const { return storage.ss_family; }
-  const in_addr& ip4() const { return reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr; }
-  const in6_addr& ip6() const { return reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr; }
-  bool unspecified() const {
-    return family() == AF_INET ? ip4().s_addr == htonl(INADDR_ANY) : IN6_IS_ADDR_UNSPECIFIED(&ip6());
-  }
-  bool loopback() const {
-    return family() == AF_INET ? ntohl(ip4().s_addr) >> 24 == IN_LOOPBACKNET : IN6_IS_ADDR_LOOPBACK(&ip6());
-  }
-  friend bool operator==(const SocketAddress& a, const SocketAddress& b) {
-    return a.size == b.size && std::memcmp(&a.storage, &b.storage, a.size) == 0;
-  }
 };
 
 std::optional<SocketAddress> socket_address(const Multiaddr& address) {
@@ -254,19 +242,12 @@ class TcpConnection final : public RawConnection {
   Multiaddr local_;
 };
 
-/// The addresses a network listens on now.
-using Listening = std::vector<SocketAddress>;
-
 class TcpListener final : public Listener {
  public:
-  TcpListener(Runtime& runtime, Descriptor descriptor, std::shared_ptr<Listening> listening)
+  TcpListener(Runtime& runtime, Descriptor descriptor)
       : runtime_(runtime),
         descriptor_(std::move(descriptor)),
-        bound_(bound_to(descriptor_.native_handle())),
-        address_(to_multiaddr(bound_)),
-        listening_(std::move(listening)) {
-    listening_->push_back(bound_);
-  }
+        address_(to_multiaddr(bound_to(descriptor_.native_handle()))) {}
   ~TcpListener() override { close(); }
 
   Task<Result<std::unique_ptr<RawConnection>>> accept() override {
@@ -309,18 +290,14 @@ class TcpListener final : public Listener {
     return others;
   }
   void close() noexcept override {
-    if (!descriptor_.is_open()) return;
     boost::system::error_code ignored;
-    descriptor_.close(ignored);
-    std::erase_if(*listening_, [this](const SocketAddress& one) { return one == bound_; });
+    if (descriptor_.is_open()) descriptor_.close(ignored);
   }
 
  private:
   Runtime& runtime_;
   Descriptor descriptor_;
-  SocketAddress bound_;
   Multiaddr address_;
-  std::shared_ptr<Listening> listening_;
 };
 
 /// How many files this process may have open, after asking for as many as connections can ever need.
@@ -334,7 +311,7 @@ std::size_t open_files() {
 
 class TcpNetwork final : public Network {
  public:
-  TcpNetwork(Runtime& runtime, TcpOptions options) : runtime_(runtime), options_(options), open_files_(open_files()) {}
+  explicit TcpNetwork(Runtime& runtime) : runtime_(runtime), open_files_(open_files()) {}
   Runtime& runtime() override { return runtime_; }
   std::size_t max_connections() const override { return open_files_ - std::min(kOtherFiles, open_files_ / 2); }
 
@@ -342,26 +319,27 @@ class TcpNetwork final : public Network {
     auto target = socket_address(address);
     if (!target) return Error(Errc::address_unsupported, address.text());
     const int fd = ::socket(target->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) return system_error(Errc::dial_failed, address, errno);
+    if (fd < 0) return listen_error(address, errno);
     Descriptor descriptor(runtime_.io_context().get_executor(), fd);
     const int on = 1;
     begin_unpaced(fd);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (target->storage.ss_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
-    if (::bind(fd, target->get(), target->size) != 0 || ::listen(fd, kBacklog) != 0) {
-      if (errno == EADDRINUSE) return Error(Errc::address_in_use, address.text());
-      return Error(cohive::Errc::io, "cannot listen on " + address.text() + ": " + std::strerror(errno));
-    }
-    // Only now: set before, it would let another process of this user take the same port without an error.
-    if (options_.dial_from_listen_port) setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
-    return std::unique_ptr<Listener>(std::make_unique<TcpListener>(runtime_, std::move(descriptor), listening_));
+    if (::bind(fd, target->get(), target->size) != 0 || ::listen(fd, kBacklog) != 0)
+      return listen_error(address, errno);
+    // For dials from this port. Set before bind() it would let another process of this user take the same port without
+    // an error.
+    setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
+    return std::unique_ptr<Listener>(std::make_unique<TcpListener>(runtime_, std::move(descriptor)));
   }
 
-  Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) override {
+  using Network::dial;
+  Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                    Deadline deadline) override {
     address = address.without_peer();
     auto target = socket_address(address);
     if (!target) co_return Error(Errc::address_unsupported, address.text());
-    if (const auto source = source_for(*target)) {
+    if (const auto source = from ? socket_address(*from) : std::nullopt) {
       auto connection = co_await within(runtime_, deadline, connect(address, *target, source), "connecting");
       // The pair of ports may be taken by a connection that still lingers: any port is better than none.
       if (connection || deadline.passed(runtime_.now())) co_return connection;
@@ -371,17 +349,14 @@ class TcpNetwork final : public Network {
       co_return connection.error().with_context(address.text());
     co_return connection;
   }
-  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
-    co_return co_await within(runtime_, deadline, resolve_dns(runtime_, std::move(address)), "name resolution");
-  }
 
  private:
-  /// Where to dial from, if from a port we listen on.
-  std::optional<SocketAddress> source_for(const SocketAddress& target) const {
-    if (!options_.dial_from_listen_port) return std::nullopt;
-    for (const SocketAddress& one : *listening_)
-      if (one.family() == target.family() && (one.unspecified() || one.loopback() == target.loopback())) return one;
-    return std::nullopt;
+  /// A kind of address that the system lacks is another matter than an address that cannot be had.
+  static Error listen_error(const Multiaddr& address, int number) {
+    if (number == EADDRINUSE) return Error(Errc::address_in_use, address.text());
+    const bool lacking = number == EAFNOSUPPORT || (number == EADDRNOTAVAIL && address.is_unspecified());
+    if (lacking) return system_error(Errc::address_unsupported, address, number);
+    return Error(cohive::Errc::io, "cannot listen on " + address.text() + ": " + std::strerror(number));
   }
 
   Task<Result<std::unique_ptr<RawConnection>>> connect(Multiaddr address, SocketAddress target,
@@ -412,15 +387,13 @@ class TcpNetwork final : public Network {
   }
 
   Runtime& runtime_;
-  TcpOptions options_;
   const std::size_t open_files_;
-  std::shared_ptr<Listening> listening_ = std::make_shared<Listening>();
 };
 
 }  // namespace
 
-std::unique_ptr<Network> make_tcp_network(Runtime& runtime, TcpOptions options) {
-  return std::make_unique<TcpNetwork>(runtime, options);
+std::unique_ptr<Network> make_tcp_network(Runtime& runtime) {
+  return std::make_unique<TcpNetwork>(runtime);
 }
 
 }  // namespace cohive::transport

@@ -10,50 +10,45 @@
 namespace cohive::transport {
 namespace {
 
-enum FrameType : std::uint8_t { kData = 0, kWindowUpdate = 1, kPing = 2, kGoAway = 3 };
-enum Flag : std::uint16_t { kSyn = 1, kAck = 2, kFin = 4, kRst = 8 };
+using namespace yamux;
+using Half = YamuxStreamState::Half;
+using Opening = YamuxStreamState::Opening;
+using Holder = YamuxStreamState::Holder;
 
 constexpr std::size_t kMaxUnacknowledged = 256;  // go-yamux's backlog
-constexpr std::size_t kCopyBelow = 32 * 1024;    // smaller payloads are copied: they would pin a block of 128 KiB
-constexpr std::size_t kTail = 4 * 1024;          // tiny payloads that wait to be read are collected in blocks of it
 constexpr std::size_t kMaxControlQueue = 256 * 1024;
 constexpr std::size_t kMinQueue = 8 * 1024, kFirstQueue = 64 * 1024;
 constexpr std::size_t kFewBytes = 2 * 1024;
+constexpr std::size_t kReserve = 512;  // of what a relay carries, for pings and the ends of streams
 constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays whoever comes next by as much
 constexpr int kProbeEvery = 4;          // intervals between pings on a busy connection, for the round trip
 constexpr Duration kOrphanTime = 60s;   // a peer gets this long to end a stream that we ended
 
-void put32(std::uint8_t* at, std::uint32_t value) {
-  for (int i = 3; i >= 0; --i, value >>= 8) at[i] = static_cast<std::uint8_t>(value);
-}
-std::uint32_t get32(const std::uint8_t* at) {
-  return std::uint32_t{at[0]} << 24 | std::uint32_t{at[1]} << 16 | std::uint32_t{at[2]} << 8 | at[3];
-}
-
 }  // namespace
 
 YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role,
-                                 PublicKey remote_key, TransportOptions options)
+                                 const PeerId& peer, std::string_view security,
+                                 std::shared_ptr<const TransportOptions> options)
     : runtime_(runtime),
       channel_(std::move(channel)),
       role_(role),
-      peer_(remote_key.peer_id()),
-      peer_key_(to_bytes(remote_key.protobuf())),
-      options_(options),
+      peer_(peer),
+      security_(security),
+      options_(std::move(options)),
       next_id_(role == Role::initiator ? 1 : 2),
       acceptable_(runtime, "inbound stream"),
       writable_(runtime, "connection output"),
       openable_(runtime, "stream backlog"),
       closed_(runtime, "connection end"),
       ended_(runtime, "the peer's end of the connection"),
-      queue_limit_(std::min(kFirstQueue, options.send_buffer)),
+      queue_limit_(std::min(kFirstQueue, options_->send_buffer)),
       last_received_(runtime.now()),
       keepalive_(
           runtime, [](void* self) { static_cast<YamuxConnection*>(self)->check_alive(); }, this),
       tasks_(runtime, "yamux") {
   channel_->place_with([this](ByteView first, std::size_t size) { return place(first, size); });
   tasks_.spawn(read_loop(), "yamux reader");
-  if (options_.keepalive_interval > 0s) check_alive();
+  if (options_->keepalive_interval > 0s) check_alive();
 }
 
 YamuxConnection::~YamuxConnection() {
@@ -71,12 +66,9 @@ Result<StreamPtr> YamuxConnection::open_stream() {
   if (closed()) return reason_;
   if (remote_gone_) return Error(cohive::Errc::closed, peer_, "the peer accepts no more streams");
   if (next_id_ >= 0xfffffffe) return Error(Errc::too_many_streams, peer_, "stream numbers are used up");
-  auto state = std::make_shared<YamuxStreamState>(runtime_, next_id_, true, options_.initial_window);
+  auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, next_id_, true, options_->initial_window);
   next_id_ += 2;
-  state->connection = this;
-  state->syn_pending = true;
   streams_.emplace(state->id, state);
-  ++outbound_;
   return StreamPtr(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
 }
 
@@ -140,11 +132,10 @@ void YamuxConnection::end_streams(Error reason) noexcept {
   streams_.clear();
   for (auto& [id, stream] : streams) {
     stream->failure = lost;
-    stream->connection = nullptr;
+    stream->leave();
     stream->readable.notify_all();
     stream->writable.notify_all();
   }
-  inbound_ = outbound_ = unacknowledged_ = 0;
   acceptable_.notify_all();
   writable_.notify_all();
   openable_.notify_all();
@@ -152,26 +143,26 @@ void YamuxConnection::end_streams(Error reason) noexcept {
 }
 
 ConnectionStats YamuxConnection::stats() const {
-  return {channel_->bytes_in(), channel_->bytes_out(), inbound_, outbound_, channel_->raw().undelivered()};
+  return {channel_->bytes_in(), channel_->bytes_out(), totals_.inbound, totals_.outbound,
+          channel_->raw().undelivered()};
 }
 
 // ---- Sending
 
 bool YamuxConnection::may_announce() const noexcept {
-  return unacknowledged_ < kMaxUnacknowledged;
+  return totals_.unacknowledged < kMaxUnacknowledged;
 }
 
 std::uint16_t YamuxConnection::opening_flags(YamuxStreamState& stream) {
-  if (!std::exchange(stream.syn_pending, false)) return 0;
-  ++unacknowledged_;
+  if (stream.opening != Opening::unsent) return 0;
+  stream.opening = Opening::sent;
+  stream.unacknowledged.set(1);
   return kSyn;
 }
 
 void YamuxConnection::send_frame(std::uint8_t type, std::uint16_t flags, std::uint32_t id, std::uint32_t length,
                                  std::span<const ByteView> payload) {
-  std::uint8_t header[12] = {0, type, static_cast<std::uint8_t>(flags >> 8), static_cast<std::uint8_t>(flags)};
-  put32(header + 4, id);
-  put32(header + 8, length);
+  const auto header = Header{0, type, flags, id, length}.bytes();
   std::vector<ByteView> parts;
   parts.reserve(payload.size() + 1);
   parts.push_back(header);
@@ -182,24 +173,24 @@ void YamuxConnection::send_frame(std::uint8_t type, std::uint16_t flags, std::ui
 
 void YamuxConnection::send_control(YamuxStreamState& stream, std::uint16_t flags, std::uint32_t delta) {
   // A stream that never sent anything and is dropped is unknown to the peer: nothing to tell.
-  if (stream.syn_pending && (flags & kRst)) return;
+  if (stream.opening == Opening::unsent && (flags & kRst)) return;
   send_frame(kWindowUpdate, static_cast<std::uint16_t>(flags | opening_flags(stream)), stream.id, delta);
 }
 
 /// Grants new credit once half the window is used up; grows the window when that took less than four round trips,
 /// unless the application is what is slow: more would only wait here longer.
 void YamuxConnection::return_credit(YamuxStreamState& stream) {
-  if (stream.consumed < stream.window_limit / 2 || stream.remote_fin || stream.was_reset) return;
+  if (stream.consumed < stream.window_limit / 2 || stream.in != Half::open) return;
   const TimePoint now = runtime_.now();
-  const bool kept_up = stream.received_bytes < std::max(stream.window_limit / 4, options_.initial_window);
+  const bool kept_up = stream.buffered.amount() < std::max(stream.window_limit / 4, options_->initial_window);
   if (kept_up && now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) &&
-      stream.window_limit < options_.max_window && granted_extra_ + stream.window_limit <= options_.max_buffered / 2) {
-    const std::size_t grown = std::min(stream.window_limit * 2, options_.max_window);
-    granted_extra_ += grown - stream.window_limit;
-    stream.window_limit = grown;
+      stream.window_limit < std::min(options_->max_window, stream.most_window) &&
+      totals_.granted_extra + stream.window_limit <= options_->max_buffered / 2) {
+    stream.window_limit = std::min({stream.window_limit * 2, options_->max_window, stream.most_window});
+    stream.granted_extra.set(stream.window_limit - options_->initial_window);
   }
   stream.last_update = now;
-  const std::size_t target = stream.window_limit - std::min(stream.window_limit, stream.received_bytes);
+  const std::size_t target = stream.window_limit - std::min(stream.window_limit, stream.buffered.amount());
   stream.consumed = 0;
   if (stream.receive_window >= target) return;
   const std::size_t delta = target - stream.receive_window;
@@ -210,7 +201,7 @@ void YamuxConnection::return_credit(YamuxStreamState& stream) {
 /// Runs while there is something to write: idle connections have no task for it.
 Task<void> YamuxConnection::flush_output() {
   while (channel_->queued() > 0) {
-    const Deadline limit = channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_.write_timeout);
+    const Deadline limit = channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_->write_timeout);
     const TimePoint begun = runtime_.now();
     const std::uint64_t sent = channel_->bytes_out();
     auto flushed = co_await within(runtime_, limit, channel_->flush(), "writing to the connection");
@@ -230,15 +221,21 @@ Task<void> YamuxConnection::flush_output() {
 void YamuxConnection::adapt_queue(std::size_t bytes, Duration took) {
   if (bytes < queue_limit_ / 2 && took < kQueueTime) return;  // there was not enough to say how fast the link is
   const double fits = static_cast<double>(bytes) * to_seconds(kQueueTime) / std::max(to_seconds(took), 1e-9);
-  const std::size_t most = std::min(queue_limit_ * 2, options_.send_buffer);
+  const std::size_t most = std::min(queue_limit_ * 2, options_->send_buffer);
   queue_limit_ = fits < static_cast<double>(most) ? static_cast<std::size_t>(fits) : most;
-  queue_limit_ = std::max(queue_limit_, std::min(kMinQueue, options_.send_buffer));
+  queue_limit_ = std::max(queue_limit_, std::min(kMinQueue, options_->send_buffer));
 }
 
 /// Whether who has so much left to write may append now. A few bytes, a request or its answer, do not wait for the
 /// turns of those who transfer much.
 bool YamuxConnection::may_queue(std::size_t left) const noexcept {
   return channel_->queued() < (left <= kFewBytes ? 2 * queue_limit_ : queue_limit_);
+}
+
+/// Whether the network below takes so many bytes more, with the headers of their frames and records.
+bool YamuxConnection::carries(std::size_t bytes) const {
+  const std::uint64_t carried = channel_->raw().carries();
+  return carried == RawConnection::kUnlimited || bytes + bytes / 32 + kReserve + channel_->queued() <= carried;
 }
 
 /// Pings a silent peer, and a busy one now and then for the round trip. A timer instead of a task, because a node with
@@ -251,16 +248,16 @@ void YamuxConnection::check_alive() {
     if (ping_open_ && last_received_ <= ping_sent_ && !may_wait) return close(Error(Errc::keepalive_timeout, peer_));
   } else {
     sweep_orphans();
-    const bool silent = now - last_received_ >= options_.keepalive_interval;
-    if (silent || ping_value_ == 0 || now - ping_sent_ >= options_.keepalive_interval * kProbeEvery) {
+    const bool silent = now - last_received_ >= options_->keepalive_interval;
+    if (silent || ping_value_ == 0 || now - ping_sent_ >= options_->keepalive_interval * kProbeEvery) {
       ping_sent_ = now;
       ping_open_ = probing_ = true;
       send_frame(kPing, kSyn, 0, ++ping_value_);
-      keepalive_.arm(now + options_.keepalive_timeout);
+      keepalive_.arm(now + options_->keepalive_timeout);
       return;
     }
   }
-  keepalive_.arm(std::max(last_received_, ping_sent_) + options_.keepalive_interval);
+  keepalive_.arm(std::max(last_received_, ping_sent_) + options_->keepalive_interval);
 }
 
 // ---- The end of streams
@@ -268,31 +265,23 @@ void YamuxConnection::check_alive() {
 void YamuxConnection::forget(std::uint32_t id) {
   const auto found = streams_.find(id);
   if (found == streams_.end()) return;
-  YamuxStreamState& stream = *found->second;
-  (stream.outbound ? outbound_ : inbound_) -= 1;
-  if (stream.outbound && !stream.acknowledged && !stream.syn_pending) {
-    --unacknowledged_;
-    openable_.notify_one();
-  }
-  if (stream.writing) --writers_;
-  granted_extra_ -= std::min(granted_extra_, stream.window_limit - options_.initial_window);
-  stream.window_limit = options_.initial_window;
-  buffered_ -= std::min(buffered_, stream.received_bytes);
-  stream.connection = nullptr;
+  const State stream = std::move(found->second);
   streams_.erase(found);
+  const bool awaited = stream->unacknowledged.amount() > 0;
+  stream->leave();
+  if (awaited) openable_.notify_one();
 }
 
 /// The handle is gone. An unfinished stream is reset; one that we ended may still be ended by the peer in its own time.
 void YamuxConnection::release(YamuxStreamState& stream) {
-  buffered_ -= std::min(buffered_, stream.received_bytes);
   stream.discard_received();
-  if (!stream.local_fin) return reset_stream(stream);
-  stream.orphaned = true;
+  if (stream.out == Half::open) return reset_stream(stream);
+  stream.holder = Holder::none;
   stream.orphaned_at = runtime_.now();
 }
 
 void YamuxConnection::reset_stream(YamuxStreamState& stream) {
-  stream.was_reset = true;
+  stream.reset();
   stream.readable.notify_all();
   stream.writable.notify_all();
   send_control(stream, kRst);
@@ -303,7 +292,7 @@ void YamuxConnection::sweep_orphans() {
   const TimePoint limit = runtime_.now() - kOrphanTime;
   std::vector<State> overdue;
   for (const auto& [id, stream] : streams_)
-    if (stream->orphaned && stream->orphaned_at < limit) overdue.push_back(stream);
+    if (stream->holder == Holder::none && stream->orphaned_at < limit) overdue.push_back(stream);
   for (const State& stream : overdue) reset_stream(*stream);
 }
 
@@ -324,7 +313,7 @@ Task<void> YamuxConnection::read_loop() {
     if (closed()) {
       // No peer that keeps to its windows has more on the way.
       dropped_ += bytes->size();
-      if (dropped_ <= options_.max_buffered) continue;
+      if (dropped_ <= options_->max_buffered) continue;
       close(Error(cohive::Errc::limit_exceeded, peer_, "bytes after the end"));
       co_return;
     }
@@ -336,14 +325,10 @@ Task<void> YamuxConnection::read_loop() {
   }
 }
 
-YamuxConnection::Header YamuxConnection::parse(const std::uint8_t* at) {
-  return {at[0], at[1], static_cast<std::uint16_t>(at[2] << 8 | at[3]), get32(at + 4), get32(at + 8)};
-}
-
 /// Where the payload of a record goes that is one frame, as ours are, if its stream expects it somewhere.
 Slice YamuxConnection::place(ByteView first, std::size_t size) const {
   if (header_have_ > 0 || payload_left_ > 0) return {};
-  const Header header = parse(first.data());
+  const Header header = Header::parse(first.data());
   if (header.version != 0 || header.type != kData || header.length != size - header_bytes_.size()) return {};
   const auto found = streams_.find(header.id);
   if (found == streams_.end() || found->second->expected.size() < header.length) return {};
@@ -370,7 +355,7 @@ std::optional<Error> YamuxConnection::on_bytes(Slice bytes) {
     bytes.remove_prefix(count);
     if (header_have_ < header_bytes_.size()) return std::nullopt;
     header_have_ = 0;
-    if (auto error = on_header(parse(header_bytes_.data()))) return error;
+    if (auto error = on_header(Header::parse(header_bytes_.data()))) return error;
   }
   return std::nullopt;
 }
@@ -395,7 +380,7 @@ std::optional<Error> YamuxConnection::on_header(const Header& header) {
 std::optional<Error> YamuxConnection::on_ping(const Header& header) {
   if (header.flags & kSyn) {
     // A peer that floods us with pings and reads nothing gets no unbounded queue of answers.
-    if (channel_->queued() > options_.send_buffer + kMaxControlQueue) return violation("ping flood");
+    if (channel_->queued() > options_->send_buffer + kMaxControlQueue) return violation("ping flood");
     send_frame(kPing, kAck, 0, header.length);
   } else if ((header.flags & kAck) && ping_open_ && header.length == ping_value_) {
     ping_open_ = false;
@@ -415,13 +400,13 @@ std::optional<Error> YamuxConnection::on_stream_frame(const Header& header) {
     if (stream) {
       if (header.length > stream->receive_window) return violation("stream window exceeded");
       stream->receive_window -= header.length;
-    } else if (header.length > options_.max_window) {
+    } else if (header.length > options_->max_window) {
       return violation("frame too long");
     }
     payload_left_ = header.length;
     payload_stream_ = stream;
     // The application let go of the stream and the peer still sends: it should stop, and hear so.
-    if (stream && stream->orphaned && header.length > 0) {
+    if (stream && stream->holder == Holder::none && header.length > 0) {
       reset_stream(*stream);
       return std::nullopt;
     }
@@ -441,16 +426,13 @@ std::optional<Error> YamuxConnection::on_syn(const Header& header) {
   const bool odd = header.id & 1;
   if (odd == (role_ == Role::initiator)) return violation("stream id of the wrong parity");
   if (streams_.contains(header.id)) return violation("stream opened twice");
-  if (channel_->queued() > options_.send_buffer + kMaxControlQueue) return violation("stream flood");
-  if (pending_.size() >= options_.max_pending_streams || inbound_ >= options_.max_inbound_streams) {
+  if (channel_->queued() > options_->send_buffer + kMaxControlQueue) return violation("stream flood");
+  if (pending_.size() >= options_->max_pending_streams || totals_.inbound >= options_->max_inbound_streams) {
     send_frame(kWindowUpdate, kRst, header.id, 0);
     return std::nullopt;
   }
-  auto state = std::make_shared<YamuxStreamState>(runtime_, header.id, false, options_.initial_window);
-  state->connection = this;
-  state->accepted = false;
+  auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, header.id, false, options_->initial_window);
   streams_.emplace(header.id, state);
-  ++inbound_;
   send_frame(kWindowUpdate, kAck, header.id, 0);
   pending_.push_back(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
   acceptable_.notify_one();
@@ -458,76 +440,38 @@ std::optional<Error> YamuxConnection::on_syn(const Header& header) {
 }
 
 void YamuxConnection::on_flags(const State& stream, std::uint16_t flags) {
-  if ((flags & kAck) && stream->outbound && !stream->acknowledged && !stream->syn_pending) {
-    stream->acknowledged = true;
-    --unacknowledged_;
+  if ((flags & kAck) && stream->opening == Opening::sent) {
+    stream->opening = Opening::acknowledged;
+    stream->unacknowledged.set(0);
     openable_.notify_one();
   }
   if (!(flags & (kRst | kFin))) return;
   if (flags & kRst) {
-    stream->was_reset = true;
-  } else {
-    stream->remote_fin = true;
+    stream->reset();
+  } else if (stream->in == Half::open) {
+    stream->in = Half::ended;
   }
   stream->readable.notify_all();
   stream->writable.notify_all();
   if (!stream->finished()) return;
   forget(stream->id);
   // Opening and resetting streams in quick succession leaves nothing for the application to look at.
-  if (stream->was_reset && !stream->accepted)
+  if ((flags & kRst) && stream->holder == Holder::backlog)
     std::erase_if(pending_, [&](const StreamPtr& one) { return static_cast<YamuxStream&>(*one).is(*stream); });
 }
 
 std::optional<Error> YamuxConnection::on_payload(Slice bytes) {
-  if (!payload_stream_ || payload_stream_->was_reset || payload_stream_->remote_fin) return std::nullopt;
+  if (!payload_stream_ || payload_stream_->in != Half::open) return std::nullopt;
   YamuxStreamState& stream = *payload_stream_;
-  if (buffered_ + bytes.size() > options_.max_buffered) {
+  if (totals_.buffered + bytes.size() > options_->max_buffered) {
     log::debug("transport", "resetting a stream of {}: {} bytes wait to be read on the connection", peer_.text(),
-               buffered_);
+               totals_.buffered);
     reset_stream(stream);
     return std::nullopt;
   }
-  buffered_ += bytes.size();
   stream.store(std::move(bytes));
   stream.readable.notify_all();
   return std::nullopt;
-}
-
-void YamuxStreamState::store(Slice bytes) {
-  received_bytes += bytes.size();
-  expected.remove_prefix(std::min(expected.size(), bytes.size()));
-  if (expected.empty()) expected = Slice();  // its memory is its reader's alone
-  if (bytes.size() >= kCopyBelow) {
-    drop_tail();
-    received.push_back(std::move(bytes));
-    return;
-  }
-  const std::uint8_t* free = tail.empty() ? nullptr : tail.data() + tail_used;
-  const bool adjoins = free && !received.empty() && received.back().data() + received.back().size() == free;
-  if (adjoins && tail.size() - tail_used >= bytes.size()) {
-    // Behind the last slice, in the same block: a flood of tiny frames takes no more room than its bytes.
-    std::memcpy(tail.mutable_data() + tail_used, bytes.data(), bytes.size());
-    const std::size_t size = received.back().size() + bytes.size();
-    tail_used += bytes.size();
-    received.back() = tail.sub(tail_used - size, size);
-    return;
-  }
-  tail = Slice::uninitialised(received.empty() ? bytes.size() : std::max(kTail, bytes.size()));
-  std::memcpy(tail.mutable_data(), bytes.data(), bytes.size());
-  tail_used = bytes.size();
-  received.push_back(tail.sub(0, tail_used));
-}
-
-void YamuxStreamState::drop_tail() {
-  tail = Slice();
-  tail_used = 0;
-}
-
-void YamuxStreamState::discard_received() {
-  received.clear();
-  received_bytes = 0;
-  expected = Slice();
-  drop_tail();
 }
 
 }  // namespace cohive::transport

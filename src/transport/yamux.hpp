@@ -1,52 +1,92 @@
-// yamux: many streams over one connection. Frame: version 0 | type | flags (2) | stream (4) | length (4), big-endian.
+// yamux: many streams over one connection.
 // One reader task demultiplexes and never waits for an application; back-pressure is by window only. Writers encrypt
 // straight from their buffers, one frame a turn. Source: libp2p wire spec, section 4.
 #pragma once
 
+#include <limits>
 #include <list>
 #include <map>
 
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
+#include "cohive/transport/upgrade.hpp"
 #include "secure_channel.hpp"
+#include "yamux_frame.hpp"
 
 namespace cohive::transport {
 
 class YamuxConnection;
 
+/// A part of a total. It leaves the total when it ends or is told to, and then goes on counting by itself.
+class PartOf {
+ public:
+  explicit PartOf(std::size_t& total, std::size_t amount = 0) : total_(&total) { set(amount); }
+  PartOf(const PartOf&) = delete;
+  PartOf& operator=(const PartOf&) = delete;
+  ~PartOf() { leave(); }
+  std::size_t amount() const noexcept { return amount_; }
+  void set(std::size_t amount) noexcept {
+    if (total_) *total_ += amount - amount_;
+    amount_ = amount;
+  }
+  void add(std::size_t more) noexcept { set(amount_ + more); }
+  void subtract(std::size_t less) noexcept { set(amount_ - less); }
+  void leave() noexcept {
+    if (total_) *total_ -= amount_;
+    total_ = nullptr;
+  }
+
+ private:
+  std::size_t* total_;
+  std::size_t amount_ = 0;
+};
+
+/// What a connection counts of its streams. Each stream holds its part.
+struct YamuxTotals {
+  std::size_t inbound = 0, outbound = 0;
+  std::size_t unacknowledged = 0;  ///< our SYNs not answered yet
+  std::size_t buffered = 0;        ///< bytes received and not yet read
+  std::size_t granted_extra = 0;   ///< window growth beyond the initial one
+  std::size_t writing = 0;         ///< write() calls in progress
+};
+
 /// What the connection and the stream's handle share; outlives both as long as either needs it.
 struct YamuxStreamState {
-  YamuxStreamState(Runtime& runtime, std::uint32_t stream_id, bool is_outbound, std::size_t window)
-      : id(stream_id),
-        outbound(is_outbound),
-        send_window(window),
-        receive_window(window),
-        window_limit(window),
-        readable(runtime, "stream data"),
-        writable(runtime, "stream window") {}
-  YamuxConnection* connection = nullptr;  // null once the connection is gone
-  std::uint32_t id;
-  bool outbound;
-  bool syn_pending = false;   // our first frame carries SYN
-  bool acknowledged = false;  // our SYN was sent and answered
-  bool accepted = true;       // handed to the application
-  bool writing = false;
-  bool local_fin = false, remote_fin = false, was_reset = false, orphaned = false;
-  TimePoint orphaned_at{};
+  /// One direction of the stream.
+  enum class Half : std::uint8_t { open, ended, reset };
+  /// How far the peer knows of a stream that we opened; one that it opened is acknowledged.
+  enum class Opening : std::uint8_t { unsent, sent, acknowledged };
+  /// Where the stream's handle is. Without one, the peer still has some time to end its half.
+  enum class Holder : std::uint8_t { backlog, application, none };
+
+  YamuxStreamState(Runtime& runtime, YamuxConnection& owner, YamuxTotals& totals, std::uint32_t stream_id,
+                   bool is_outbound, std::size_t window);
+  YamuxConnection* connection;  // null once the stream or the connection has ended
+  const std::uint32_t id;
+  const bool outbound;
+  Half in = Half::open, out = Half::open;
+  Opening opening;
+  Holder holder;
+  TimePoint orphaned_at{};  // when the handle went
   std::size_t send_window;
   std::size_t receive_window;  // what the peer may still send
   std::size_t window_limit;    // what receive_window is refilled to
+  std::size_t most_window = std::numeric_limits<std::size_t>::max();  // which window_limit does not outgrow
   std::size_t consumed = 0;    // read by the application since the last window update
   TimePoint last_update{};
   std::list<Slice> received;  // most streams never hold more than one
-  std::size_t received_bytes = 0;
+  PartOf open, unacknowledged, buffered, granted_extra, writing;
   Slice expected;  // where the next bytes belong, if the application has said so
   Slice tail;      // where small payloads are collected; the last of `received` ends at tail_used
   std::size_t tail_used = 0;
   Condition readable, writable;
   std::optional<Error> failure;  // why the connection ended
 
-  bool finished() const { return was_reset || (local_fin && remote_fin); }
+  bool finished() const { return in != Half::open && out != Half::open; }
+  /// A half that has ended in order stays so.
+  void reset();
+  /// The connection has no part in the stream any more.
+  void leave();
   void store(Slice bytes);
   void drop_tail();
   void discard_received();
@@ -54,17 +94,18 @@ struct YamuxStreamState {
 
 class YamuxConnection final : public Connection {
  public:
-  YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role, PublicKey remote_key,
-                  TransportOptions options);
+  /// \param security  a constant of the program
+  YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role, const PeerId& peer,
+                  std::string_view security, std::shared_ptr<const TransportOptions> options);
   ~YamuxConnection() override;
 
   Result<StreamPtr> open_stream() override;
   Task<Result<StreamPtr>> accept_stream() override;
   const PeerId& peer() const override { return peer_; }
-  const Bytes& peer_key() const override { return peer_key_; }
   const Multiaddr& local_address() const override { return channel_->raw().local_address(); }
   const Multiaddr& remote_address() const override { return channel_->raw().remote_address(); }
   bool outbound() const override { return role_ == Role::initiator; }
+  std::string_view security() const override { return security_; }
   bool closed() const override { return closed_.is_set(); }
   Error close_reason() const override { return reason_; }
   Task<void> wait_closed() override;
@@ -72,24 +113,20 @@ class YamuxConnection final : public Connection {
   Task<void> finish(Error reason, Deadline deadline) override;
   void close(Error reason) noexcept override;
   ConnectionStats stats() const override;
+  std::size_t open_streams() const override { return totals_.inbound + totals_.outbound; }
   Duration round_trip() const override { return round_trip_; }
 
  private:
   friend class YamuxStream;
-  friend struct WriterTurn;
   using State = std::shared_ptr<YamuxStreamState>;
-  struct Header {
-    std::uint8_t version, type;
-    std::uint16_t flags;
-    std::uint32_t id, length;
-  };
-  static Header parse(const std::uint8_t* at);
+  using Header = yamux::Header;
 
   void end_streams(Error reason) noexcept;
   Task<void> read_loop();
   Task<void> flush_output();
   void adapt_queue(std::size_t bytes, Duration took);
   bool may_queue(std::size_t left) const noexcept;
+  bool carries(std::size_t bytes) const;
   void check_alive();
 
   Slice place(ByteView first, std::size_t size) const;
@@ -117,14 +154,11 @@ class YamuxConnection final : public Connection {
   std::unique_ptr<SecureChannel> channel_;
   Role role_;
   PeerId peer_;
-  Bytes peer_key_;
-  TransportOptions options_;
+  std::string_view security_;
+  std::shared_ptr<const TransportOptions> options_;
   std::uint32_t next_id_;
+  YamuxTotals totals_;
   std::map<std::uint32_t, State> streams_;
-  std::size_t inbound_ = 0, outbound_ = 0;
-  std::size_t unacknowledged_ = 0;  // our SYNs not answered yet
-  std::size_t buffered_ = 0;        // received and not yet read, all streams
-  std::size_t granted_extra_ = 0;   // window growth beyond the initial one, all streams
   std::list<StreamPtr> pending_;
   Condition acceptable_, writable_, openable_;
   Event closed_;  // for users; what they wrote may still be on its way out
@@ -133,12 +167,11 @@ class YamuxConnection final : public Connection {
   std::size_t dropped_ = 0;  // bytes received after the end
   bool remote_gone_ = false;
 
-  std::array<std::uint8_t, 12> header_bytes_{};
+  std::array<std::uint8_t, yamux::kHeaderSize> header_bytes_{};
   std::size_t header_have_ = 0;
   std::size_t payload_left_ = 0;
   std::uint16_t late_flags_ = 0;  // FIN of the frame whose payload is being read
   State payload_stream_;          // null while draining payload of an unknown stream
-  std::size_t writers_ = 0;       // write() calls in progress
   std::size_t queue_limit_;       // bytes that wait to be written, above which writers wait
   bool flushing_ = false;         // flush_output() runs
 

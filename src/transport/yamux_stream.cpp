@@ -5,33 +5,93 @@
 #include "cohive/core/errors.hpp"
 
 namespace cohive::transport {
-
 namespace {
-constexpr std::size_t kHeaderSize = 12;
-/// A full frame fills one encrypted record exactly.
-constexpr std::size_t kMaxPayload = kNoiseMaxPlaintext - kHeaderSize;
-constexpr std::uint8_t kData = 0;
+
+using namespace yamux;
+using Half = YamuxStreamState::Half;
+using Opening = YamuxStreamState::Opening;
+
+constexpr std::size_t kCopyBelow = 32 * 1024;  // smaller payloads are copied: they would pin a block of 128 KiB
+constexpr std::size_t kTail = 4 * 1024;        // tiny payloads that wait to be read are collected in blocks of it
+
 }  // namespace
 
-/// Counts the writers of a connection while it lives.
-struct WriterTurn {
-  std::shared_ptr<YamuxStreamState> state;
-  explicit WriterTurn(std::shared_ptr<YamuxStreamState> s) : state(std::move(s)) {
-    state->writing = true;
-    if (state->connection) ++state->connection->writers_;
+// ---- What connection and handle share
+
+YamuxStreamState::YamuxStreamState(Runtime& runtime, YamuxConnection& owner, YamuxTotals& totals,
+                                   std::uint32_t stream_id, bool is_outbound, std::size_t window)
+    : connection(&owner),
+      id(stream_id),
+      outbound(is_outbound),
+      opening(is_outbound ? Opening::unsent : Opening::acknowledged),
+      holder(is_outbound ? Holder::application : Holder::backlog),
+      send_window(window),
+      receive_window(window),
+      window_limit(window),
+      open(is_outbound ? totals.outbound : totals.inbound, 1),
+      unacknowledged(totals.unacknowledged),
+      buffered(totals.buffered),
+      granted_extra(totals.granted_extra),
+      writing(totals.writing),
+      readable(runtime, "stream data"),
+      writable(runtime, "stream window") {}
+
+void YamuxStreamState::reset() {
+  for (Half* half : {&in, &out})
+    if (*half == Half::open) *half = Half::reset;
+}
+
+void YamuxStreamState::leave() {
+  connection = nullptr;
+  for (PartOf* part : {&open, &unacknowledged, &buffered, &granted_extra, &writing}) part->leave();
+}
+
+void YamuxStreamState::store(Slice bytes) {
+  buffered.add(bytes.size());
+  expected.remove_prefix(std::min(expected.size(), bytes.size()));
+  if (expected.empty()) expected = Slice();  // its memory is its reader's alone
+  if (bytes.size() >= kCopyBelow) {
+    drop_tail();
+    received.push_back(std::move(bytes));
+    return;
   }
-  ~WriterTurn() {
-    state->writing = false;
-    if (state->connection) --state->connection->writers_;
+  const std::uint8_t* free = tail.empty() ? nullptr : tail.data() + tail_used;
+  const bool adjoins = free && !received.empty() && received.back().data() + received.back().size() == free;
+  if (adjoins && tail.size() - tail_used >= bytes.size()) {
+    // Behind the last slice, in the same block: a flood of tiny frames takes no more room than its bytes.
+    std::memcpy(tail.mutable_data() + tail_used, bytes.data(), bytes.size());
+    const std::size_t size = received.back().size() + bytes.size();
+    tail_used += bytes.size();
+    received.back() = tail.sub(tail_used - size, size);
+    return;
   }
-};
+  tail = Slice::uninitialised(received.empty() ? bytes.size() : std::max(kTail, bytes.size()));
+  std::memcpy(tail.mutable_data(), bytes.data(), bytes.size());
+  tail_used = bytes.size();
+  received.push_back(tail.sub(0, tail_used));
+}
+
+void YamuxStreamState::drop_tail() {
+  tail = Slice();
+  tail_used = 0;
+}
+
+void YamuxStreamState::discard_received() {
+  received.clear();
+  buffered.set(0);
+  expected = Slice();
+  drop_tail();
+}
+
+// ---- The handle
 
 YamuxStream::~YamuxStream() {
   if (state_->connection) state_->connection->release(*state_);
 }
 
-std::optional<Error> YamuxStream::broken() const {
-  if (state_->was_reset) return Error(cohive::Errc::reset, peer_);
+/// Why nothing more goes through a half of the stream, if so.
+std::optional<Error> YamuxStream::broken(Half half) const {
+  if (half == Half::reset) return Error(cohive::Errc::reset, peer_);
   if (state_->failure) return *state_->failure;
   return std::nullopt;
 }
@@ -46,7 +106,7 @@ Task<Result<>> YamuxStream::wait_for_backlog(Deadline deadline) {
   };
   PassOn pass_on{state_};
   const auto state = state_;
-  while (state->connection && state->syn_pending && !state->connection->may_announce()) {
+  while (state->connection && state->opening == Opening::unsent && !state->connection->may_announce()) {
     if (!co_await state->connection->openable_.wait(deadline))
       co_return Error(cohive::Errc::timeout, peer_, "opening a stream");
   }
@@ -55,26 +115,23 @@ Task<Result<>> YamuxStream::wait_for_backlog(Deadline deadline) {
 
 Task<Result<Slice>> YamuxStream::read(Deadline deadline) {
   const auto state = state_;
-  if (state->syn_pending) {
+  if (state->opening == Opening::unsent) {
     auto turn = co_await wait_for_backlog(deadline);
     if (!turn) co_return turn.error();
-    if (state->connection && state->syn_pending) state->connection->send_control(*state, 0);
+    if (state->connection && state->opening == Opening::unsent) state->connection->send_control(*state, 0);
   }
   for (;;) {
     if (!state->received.empty()) {
       Slice slice = std::move(state->received.front());
       state->received.pop_front();
       if (state->received.empty()) state->drop_tail();
-      state->received_bytes -= slice.size();
+      state->buffered.subtract(slice.size());
       state->consumed += slice.size();
-      if (state->connection) {
-        state->connection->buffered_ -= slice.size();
-        state->connection->return_credit(*state);
-      }
+      if (state->connection) state->connection->return_credit(*state);
       co_return slice;
     }
-    if (state->remote_fin) co_return Slice();
-    if (auto error = broken()) co_return *error;
+    if (state->in == Half::ended) co_return Slice();
+    if (auto error = broken(state->in)) co_return *error;
     if (!co_await state->readable.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "reading");
   }
 }
@@ -82,14 +139,13 @@ Task<Result<Slice>> YamuxStream::read(Deadline deadline) {
 void YamuxStream::unread(Slice bytes) {
   if (bytes.empty()) return;
   // Its credit was already returned; what is read again must not be credited twice.
-  state_->received_bytes += bytes.size();
+  state_->buffered.add(bytes.size());
   state_->consumed -= std::min(state_->consumed, bytes.size());
-  if (state_->connection) state_->connection->buffered_ += bytes.size();
   state_->received.push_front(std::move(bytes));
 }
 
 void YamuxStream::expect(Slice region) {
-  region.remove_prefix(std::min(region.size(), state_->received_bytes));
+  region.remove_prefix(std::min(region.size(), state_->buffered.amount()));
   state_->expected = region.empty() ? Slice() : std::move(region);
 }
 
@@ -97,14 +153,21 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
   const auto state = state_;
   std::size_t left = 0;
   for (ByteView buffer : buffers) left += buffer.size();
+  // Half of a message would take the rest of what a relay carries, and be of use to no peer.
+  if (state->connection && !state->connection->carries(left))
+    co_return Error(cohive::Errc::limit_exceeded, peer_, "the relay does not carry so much");
   std::size_t index = 0, offset = 0;  // where in `buffers` we are
   std::vector<ByteView> frame;
-  const WriterTurn turn(state);
+  struct Writing {
+    YamuxStreamState& stream;
+    explicit Writing(YamuxStreamState& s) : stream(s) { stream.writing.set(1); }
+    ~Writing() { stream.writing.set(0); }
+  } writing(*state);
   while (left > 0) {
-    if (auto error = broken()) co_return *error;
-    if (state->local_fin) co_return Error(cohive::Errc::closed, peer_, "writing after the end");
+    if (auto error = broken(state->out)) co_return *error;
+    if (state->out == Half::ended) co_return Error(cohive::Errc::closed, peer_, "writing after the end");
     YamuxConnection& connection = *state->connection;
-    if (state->syn_pending && !connection.may_announce()) {
+    if (state->opening == Opening::unsent && !connection.may_announce()) {
       auto opened = co_await wait_for_backlog(deadline);
       if (!opened) co_return opened.error();
       continue;
@@ -112,7 +175,7 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
     if (state->send_window == 0) {
       // A responder that has finished and grants no credit gave up on our request. (Who opened the stream may well have
       // finished and wait for our answer.)
-      if (state->remote_fin && state->outbound)
+      if (state->in == Half::ended && state->outbound)
         co_return Error(cohive::Errc::closed, peer_, "the peer stopped reading");
       if (!co_await state->writable.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");
       continue;
@@ -136,15 +199,15 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
     connection.send_frame(kData, connection.opening_flags(*state), state->id, static_cast<std::uint32_t>(size), frame);
     state->send_window -= size;
     left -= size;
-    if (left > 0 && connection.writers_ > 1) co_await runtime_.yield();  // the others' turn
+    if (left > 0 && connection.totals_.writing > 1) co_await runtime_.yield();  // the others' turn
   }
   co_return ok();
 }
 
 void YamuxStream::close_write() noexcept {
-  if (state_->local_fin || state_->was_reset || !state_->connection) return;
-  state_->local_fin = true;
-  state_->connection->send_control(*state_, 0x4);
+  if (state_->out != Half::open || !state_->connection) return;
+  state_->out = Half::ended;
+  state_->connection->send_control(*state_, kFin);
   if (state_->finished()) state_->connection->forget(state_->id);
 }
 

@@ -15,20 +15,21 @@ class YamuxStream final : public Stream {
   void unread(Slice bytes) override;
   void expect(Slice region) override;
   Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override;
+  void limit_window(std::size_t most) override { state_->most_window = most; }
   void close_write() noexcept override;
   void reset() noexcept override;
   const PeerId& peer() const override { return peer_; }
   const Multiaddr& remote_address() const override { return remote_; }
   Runtime& runtime() const override { return runtime_; }
   bool readable() const override {
-    return !state_->received.empty() || state_->remote_fin || state_->was_reset || state_->failure;
+    return !state_->received.empty() || state_->in != YamuxStreamState::Half::open || state_->failure;
   }
 
-  void mark_accepted() noexcept { state_->accepted = true; }
+  void mark_accepted() noexcept { state_->holder = YamuxStreamState::Holder::application; }
   bool is(const YamuxStreamState& state) const noexcept { return state_.get() == &state; }
 
  private:
-  std::optional<Error> broken() const;
+  std::optional<Error> broken(YamuxStreamState::Half half) const;
   Task<Result<>> wait_for_backlog(Deadline deadline);
   Runtime& runtime_;
   std::shared_ptr<YamuxStreamState> state_;

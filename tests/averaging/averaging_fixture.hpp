@@ -23,8 +23,8 @@ struct Peer {
 
 class Averaging : public ::testing::Test {
  protected:
-  Peer& add(AveragerOptions options, std::size_t size = 1000) {
-    const bool client = options.mode == PeerMode::client;
+  /// A peer without an averager.
+  Peer& join(bool client = false) {
     p2p::HostOptions host_options;
     host_options.routing_server = !client;
     auto& host = swarm.add_host(host_options, !client);
@@ -36,16 +36,19 @@ class Averaging : public ::testing::Test {
     if (!peers.empty()) initial = {swarm.host(0).visible_addresses().front()};
     auto started = swarm.run(peer->dht->start(initial));
     EXPECT_TRUE(started) << started.error();
-    const auto number = static_cast<float>(peers.size());
-    peer->a.assign(size, number);
-    peer->b.assign(7, 10 * number);
-    options.prefix = "test";
-    peer->averager = std::make_unique<Averager>(
-        *peer->dht, std::vector<AveragedTensor>{{peer->a, {static_cast<std::uint32_t>(size)}}, {peer->b, {7}}},
-        options);
-    peer->averager->start();
     peers.push_back(std::move(peer));
     return *peers.back();
+  }
+  Peer& add(AveragerOptions options, std::size_t size = 1000) {
+    const auto number = static_cast<float>(peers.size());
+    Peer& peer = join(options.mode == PeerMode::client);
+    peer.a.assign(size, number);
+    peer.b.assign(7, 10 * number);
+    options.prefix = "test";
+    peer.averager = std::make_unique<Averager>(
+        *peer.dht, std::vector<AveragedTensor>{{peer.a, {static_cast<std::uint32_t>(size)}}, {peer.b, {7}}}, options);
+    peer.averager->start();
+    return peer;
   }
   AveragerOptions quick() {
     AveragerOptions options;

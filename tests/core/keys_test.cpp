@@ -197,6 +197,28 @@ TEST_F(IdentityFile, ThatIsDamagedIsAnErrorAndStaysAsItWas) {
   EXPECT_EQ(fs::file_size(folder_ / "cut"), good.size() / 2);
 }
 
+TEST_F(IdentityFile, OneHolderAtATime) {
+  const auto path = folder_ / "held";
+  auto first = hold_identity(path);
+  ASSERT_TRUE(first) << first.error();
+  const auto second = hold_identity(path);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error(), Errc::in_use);
+  EXPECT_NE(second.error().message().find(path.string()), std::string::npos);
+  EXPECT_TRUE(load_or_create_identity(path)) << "whoever only looks may";
+  const auto copy = first->lock;
+  first = Error(Errc::closed);
+  EXPECT_FALSE(hold_identity(path));
+}
+
+TEST_F(IdentityFile, IsFreeAgainWhenItsHolderHasGone) {
+  const auto path = folder_ / "held";
+  const PeerId id = hold_identity(path)->key.peer_id();
+  const auto again = hold_identity(path);
+  ASSERT_TRUE(again) << again.error();
+  EXPECT_EQ(again->key.peer_id(), id);
+}
+
 TEST_F(IdentityFile, InAMissingDirectoryIsAClearError) {
   const auto pair = load_or_create_identity(folder_ / "nowhere" / "key");
   ASSERT_FALSE(pair);

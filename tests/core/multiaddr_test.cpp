@@ -165,6 +165,15 @@ TEST(MultiaddrTest, NamesTheTargetOnlyAtItsEnd) {
   EXPECT_EQ(circuit.value(Multiaddr::p2p), kRelay);
 }
 
+TEST(MultiaddrTest, AnotherHostTakesThePlaceOfTheFirstComponentOnly) {
+  EXPECT_EQ(parse("/ip4/10.0.0.1/tcp/4001").with_host_of(parse("/ip6/2600::1/tcp/9")).text(), "/ip6/2600::1/tcp/4001");
+  EXPECT_EQ(parse("/dns4/a.example/tcp/1/ws").with_host_of(parse("/ip4/1.2.3.4/udp/9")).text(),
+            "/ip4/1.2.3.4/tcp/1/ws");
+  EXPECT_EQ(parse("/ip4/10.0.0.1").with_host_of(parse("/ip4/1.2.3.4")).text(), "/ip4/1.2.3.4");
+  EXPECT_EQ(parse("/dns6/a.example/tcp/1").first_code(), Multiaddr::dns6);
+  EXPECT_EQ(Multiaddr().first_code(), 0u);
+}
+
 TEST(MultiaddrTest, KnowsWhatTcpCanDial) {
   const auto endpoint = parse(std::string("/ip4/127.0.0.1/tcp/4001/p2p/") + kPeer).tcp_endpoint();
   ASSERT_TRUE(endpoint);

@@ -18,6 +18,8 @@
 #include "cohive/proto/rpc.pb.h"
 #include "core/vectors.hpp"
 #include "dht/storage.hpp"
+#include "p2p/autonat_message.hpp"
+#include "p2p/circuit_message.hpp"
 
 namespace cohive::fuzz {
 namespace {
@@ -135,6 +137,13 @@ void transport(const Corpus& corpus) {
     all[0] = '\2';  // in pieces of three bytes
     corpus.add("yamux", role ? "initiator_in_pieces" : "responder_in_pieces", role, all);
   }
+
+  int number = 0;
+  for (const auto& vector : testing::libp2p_vectors()["tls_certificates"])
+    corpus.add("tls_certificate", "vector_" + std::to_string(++number), 0,
+               as_text(testing::hex_of(vector.at("certificate"))));
+  const std::string der("\x30\x08\x04\x03key\x04\x01s", 10);
+  corpus.add("tls_certificate", "extension", 1, der);
 }
 
 void peers(const Corpus& corpus) {
@@ -168,6 +177,37 @@ void peers(const Corpus& corpus) {
   closer->add_addrs(binary_address("/ip4/10.0.0.9/tcp/4001"));
   closer->set_connection(1);
   corpus.add("kad", "reply", 1, reply.SerializeAsString());
+
+  const auto public_address = Multiaddr::from_text("/ip4/8.8.4.4/tcp/31337").value();
+  corpus.add("autonat", "request", 0,
+             p2p::encode(p2p::DialBackRequest{
+                 kKey.peer_id(), {public_address, Multiaddr::from_text("/ip4/192.168.1.5/tcp/9").value()}}));
+  corpus.add("autonat", "reached", 1, p2p::encode(p2p::DialBackResponse{proto::AutoNat::OK, {}, public_address}));
+  corpus.add("autonat", "refused", 1,
+             p2p::encode(p2p::DialBackResponse{proto::AutoNat::E_DIAL_REFUSED, "too many dials", std::nullopt}));
+
+  proto::Hop hop;
+  hop.set_type(proto::Hop::RESERVE);
+  corpus.add("relay", "reserve", 0, hop.SerializeAsString());
+  hop.set_type(proto::Hop::STATUS);
+  hop.set_status(proto::RELAY_OK);
+  hop.mutable_limit()->set_data(131072);
+  hop.mutable_reservation()->set_expire(1700000000);
+  hop.mutable_reservation()->add_addrs(public_address.with_peer(kKey.peer_id()).binary());
+  hop.mutable_reservation()->set_voucher(p2p::make_voucher(kKey, kKey.peer_id(), 1700000000));
+  corpus.add("relay", "granted", 0, hop.SerializeAsString());
+  proto::Stop stop;
+  stop.set_type(proto::Stop::CONNECT);
+  stop.mutable_peer()->set_id(kKey.peer_id().binary());
+  stop.mutable_limit()->set_duration(120);
+  corpus.add("relay", "stop", 1, stop.SerializeAsString());
+  proto::HolePunch punch;
+  punch.set_type(proto::HolePunch::CONNECT);
+  punch.add_observed_addrs(public_address.binary());
+  corpus.add("relay", "punch", 2, punch.SerializeAsString());
+  corpus.add("relay", "address", 3,
+             p2p::circuit_through(public_address, kKey.peer_id()).with_peer(kKey.peer_id()).binary());
+  corpus.add("relay", "voucher", 4, p2p::make_voucher(kKey, kKey.peer_id(), 1700000000));
 
   proto::PersistentConnectionRequest call;
   call.set_call_id(std::string(16, 'i'));

@@ -14,7 +14,12 @@ namespace {
 using namespace transport;
 using crypto::X25519KeyPair;
 
-NoiseKeys fixed_keys(std::uint8_t number) {
+/// Our side's or the other side's.
+struct Keys {
+  X25519KeyPair static_key, ephemeral;
+};
+
+Keys fixed_keys(std::uint8_t number) {
   crypto::Key32 secret{};
   secret.fill(number);
   const auto pair = X25519KeyPair::from_secret(secret);
@@ -23,8 +28,10 @@ NoiseKeys fixed_keys(std::uint8_t number) {
 }
 
 Task<void> shake(Stream& stream, Role role, Deadline deadline) {
-  static const KeyPair identity = KeyPair::ed25519_from_seed(Bytes(32, 1));
-  (void)co_await noise_handshake(stream, role, identity, std::nullopt, {"/yamux/1.0.0"}, deadline, fixed_keys(1));
+  static const auto identity =
+      std::make_shared<NoiseIdentity>(KeyPair::ed25519_from_seed(Bytes(32, 1)), fixed_keys(1).static_key);
+  (void)co_await noise_handshake(stream, role, identity, std::nullopt, {{"/yamux/1.0.0"}}, deadline,
+                                 fixed_keys(1).ephemeral);
 }
 
 /// A message with its length in front.
@@ -37,7 +44,7 @@ Bytes framed(ByteView message) {
 /// The other side of the exchange, which keeps to the protocol up to its payload.
 class Stranger {
  public:
-  explicit Stranger(NoiseKeys keys) : keys_(keys) {}
+  explicit Stranger(Keys keys) : keys_(keys) {}
   /// Message 2 in answer to message 1.
   Bytes answer(ByteView first, ByteView payload) {
     hear_ephemeral(first);
@@ -77,7 +84,7 @@ class Stranger {
     std::copy_n(message.begin(), theirs_.size(), theirs_.begin());
     state_.mix_hash(theirs_);
   }
-  NoiseKeys keys_;
+  Keys keys_;
   noise::SymmetricState state_;
   crypto::Key32 theirs_{};
 };

@@ -1,5 +1,6 @@
 // yamux frames, against an application that reads and answers. Input: role, size of the pieces that arrive together,
 // then the frames.
+#include "transport/noise_channel.hpp"
 #include "transport/yamux.hpp"
 
 #include "cohive/core/sim_runtime.hpp"
@@ -38,14 +39,15 @@ Task<void> speak(StreamPtr stream) {
 }  // namespace
 
 COHIVE_FUZZ_TARGET(yamux)(ByteView bytes) {
-  static const PublicKey key = KeyPair::ed25519_from_seed(Bytes(32, 9)).public_key();
+  static const PeerId peer = KeyPair::ed25519_from_seed(Bytes(32, 9)).peer_id();
   Input input(bytes);
   const Role role = input.byte() % 2 ? Role::initiator : Role::responder;
   const std::size_t piece = 1 + input.byte();
   SimRuntime runtime;
   transport::test::Wire wire(runtime);
-  auto channel = std::make_unique<SecureChannel>(runtime, wire.our_end(), std::nullopt, Bytes());
-  YamuxConnection connection(runtime, std::move(channel), role, key, {});
+  auto channel = std::make_unique<NoiseChannel>(runtime, wire.our_end(), std::nullopt, Bytes());
+  YamuxConnection connection(runtime, std::move(channel), role, peer, "plaintext",
+                             std::make_shared<const TransportOptions>());
   TaskGroup tasks(runtime);
   tasks.spawn(serve(connection, tasks));
   if (auto stream = connection.open_stream()) tasks.spawn(speak(std::move(*stream)));

@@ -12,10 +12,15 @@ class PeerError(RuntimeError):
 
 
 class Peer:
-    """A cohive peer in its own process."""
+    """A cohive peer in its own process.
 
-    def __init__(self, path, **host):
-        self._process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    :param command: its program, or the command that runs it elsewhere
+    :param log: the file that takes its errors; by default they go where ours go
+    """
+
+    def __init__(self, command, *, log=None, **host):
+        self._process = subprocess.Popen(command if isinstance(command, list) else [command], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, stderr=log, text=True)
         self._replies, self._numbers, self._lock = {}, itertools.count(), threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # tests/interop/run.sh TEST.py [PYTEST OPTIONS]
 #
-# Runs one test file against Python hivemind. Exit code 77 means skipped: the Python environment or a program is missing.
+# Runs one test file, of this folder or of the one in its path, in the environment of Python hivemind. Exit code 77
+# means skipped: the environment or a program is missing.
 # Environment: COHIVE_BIN_DIR, the folder of the built programs; default build/release/bin.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd -P)"
@@ -13,5 +14,6 @@ if [[ ! -f $root/.deps/interop/.stamp ]]; then
   exit 77
 fi
 cd "$root/tests/interop"
+cd "$(dirname "$1")"
 exec "$python" -m pytest -q -rs -p no:cacheprovider -o asyncio_mode=auto \
-  -o asyncio_default_fixture_loop_scope=function --timeout=240 "$@"
+  -o asyncio_default_fixture_loop_scope=function --timeout=240 "$(basename "$1")" "${@:2}"

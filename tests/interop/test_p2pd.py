@@ -164,6 +164,35 @@ async def test_they_connect_and_identify(swarm, key, dialler):
     assert await until(lambda: lists(p2p, peer.peer_id))
 
 
+@pytest.mark.parametrize("security, agreed", [("noise", "/noise"), ("tls", "/tls/1.0.0")])
+@pytest.mark.parametrize("key", ["ed25519", "rsa"])
+@pytest.mark.parametrize("dialler", ["cohive", "python"])
+async def test_they_agree_on_what_cohive_offers(swarm, security, agreed, key, dialler):
+    peer, p2p = await swarm.cohive(security=[security], key=key), await swarm.python()
+    if dialler == "cohive":
+        await peer.call("host_connect", address=p2p.addresses[0])
+    else:
+        await connect(p2p, peer.addresses[0])
+    assert (await until(lambda: peer.peer(p2p.peer_id)))["security"] == agreed
+    assert 0 < await peer.call("host_ping", peer=str(p2p.peer_id)) < PATIENCE
+
+
+async def test_both_families_of_addresses(swarm):
+    both = ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"]
+    peer, p2p = await swarm.cohive(listen=both), await swarm.python(host_maddrs=both)
+    for family in ("/ip4/", "/ip6/"):
+        ours, theirs = (next(one for one in addresses if one.startswith(family))
+                        for addresses in (peer.addresses, p2p.addresses))
+        await peer.call("host_connect", address=theirs)
+        assert (await until(lambda: peer.peer(p2p.peer_id)))["outbound"]
+        await peer.call("host_disconnect", peer=str(p2p.peer_id))
+        await until(lambda: no(lists(p2p, peer.peer_id)))
+        await connect(p2p, ours)
+        assert not (await until(lambda: peer.peer(p2p.peer_id)))["outbound"]
+        await peer.call("host_disconnect", peer=str(p2p.peer_id))
+        await until(lambda: no(lists(p2p, peer.peer_id)))
+
+
 def new_identity():
     """A serialised Ed25519 private key, as identity files hold it."""
     key = ed25519.Ed25519PrivateKey.generate()

@@ -56,15 +56,19 @@ class PythonTrainer:
         self.initial_peers = [str(address) for address in self.dht.get_visible_maddrs()]
         self.weight, self.bias = torch.zeros(3, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
         parameters = [self.weight, self.bias]
-        local = torch.optim.Adam(parameters, RATE) if algorithm == "adam" else torch.optim.SGD(parameters, RATE, MOMENTUM)
+        def local(of):
+            return torch.optim.Adam(of, RATE) if algorithm == "adam" else torch.optim.SGD(of, RATE, MOMENTUM)
+
         self.gradient = gradient
-        self.optimizer = hivemind.Optimizer(dht=self.dht, optimizer=local, batch_size_per_step=BATCH, matchmaking_time=2,
+        self.held = []  # parameters after each step
+        self.optimizer = hivemind.Optimizer(dht=self.dht, optimizer=local, params=parameters, batch_size_per_step=BATCH, matchmaking_time=2,
                                             averaging_timeout=30, load_state_timeout=30, verbose=True, **options)
 
     def step(self):
         self.optimizer.zero_grad()
         (self.weight.sum() * self.gradient + self.bias.sum() * 2 * self.gradient).backward()
         self.optimizer.step()
+        self.held.append(self.weight.detach().flatten().tolist())
         time.sleep(PAUSE)  # what a batch takes
 
     def run_epoch(self):
@@ -119,6 +123,29 @@ def test_both_take_the_step_of_the_averaged_gradient(trainers):
             mean = -ours["weight"][0] / RATE
             assert 1 < mean < 3
             assert ours["bias"] == pytest.approx([-2 * mean * RATE] * 2)
+
+
+DELAYS = {"delay_state_averaging": True, "delay_optimizer_step": True, "delay_grad_averaging": True, "offload_optimizer": True}
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "adam"])
+def test_trainers_that_delay_all_that_can_be_delayed_hold_the_same_parameters(trainers, algorithm):
+    """Steps arrive some batches late, on each side at another moment: what cohive holds is what Python held before or holds later."""
+    common = {"algorithm": algorithm, "run_id": "delays", "target_batch_size": 2000}
+    cohive = trainers.cohive(1.0, max_epochs=4, **common, **{name: [] for name in DELAYS})
+    python = trainers.python(cohive.initial_peers, 3.0, **common, **DELAYS)
+    cohive.begin()
+    give_up = time.monotonic() + PATIENCE
+    while python.optimizer.local_epoch < 4:
+        assert time.monotonic() < give_up, "the epochs do not end"
+        python.step()
+    ours = [cohive.wait_for("epoch") for _ in range(4)]
+    assert [event["epoch"] for event in ours] == [1, 2, 3, 4]
+    for _ in range(40):
+        python.step()  # the last delayed work arrives
+    assert ours[-1]["weight"][0] < -RATE / 2, "steps arrive"
+    for event in ours:
+        assert any(held == pytest.approx(event["weight"], rel=1e-3, abs=1e-4) for held in python.held), event
 
 
 def statistics(optimizer):

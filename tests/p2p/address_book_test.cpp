@@ -44,7 +44,7 @@ TEST_F(AddressBookTest, HearsayIsForgottenAfterTwoMinutesUnlessItIsHeardAgain) {
 TEST_F(AddressBookTest, AConnectedPeerSpeaksForItself) {
   book.add_hearsay(bob, {number(1)}, Scope::private_);
   book.on_connected(bob);
-  book.set_told(bob, {number(2), number(3)}, Scope::private_);
+  book.set_announced(bob, {number(2), number(3)}, Scope::private_);
   book.add_hearsay(bob, {number(4)}, Scope::private_);
   EXPECT_EQ(book.addresses(bob), (std::vector{number(2), number(3)}));
   runtime.run_for(24h);
@@ -53,7 +53,7 @@ TEST_F(AddressBookTest, AConnectedPeerSpeaksForItself) {
 
 TEST_F(AddressBookTest, AddressesOfAPeerThatLeftAreKeptForHalfAnHour) {
   book.on_connected(bob);
-  book.set_told(bob, {number(1)}, Scope::private_);
+  book.set_announced(bob, {number(1)}, Scope::private_);
   book.on_disconnected(bob);
   runtime.run_for(29min);
   EXPECT_TRUE(book.knows(bob));
@@ -63,22 +63,22 @@ TEST_F(AddressBookTest, AddressesOfAPeerThatLeftAreKeptForHalfAnHour) {
 
 TEST_F(AddressBookTest, WhatAPeerSaysDoesNotReplaceWhatWasProvenOrGiven) {
   book.on_connected(bob);
-  book.add_proven(bob, number(1));
-  book.add_given(bob, number(2));
-  book.set_told(bob, {number(3)}, Scope::private_);
-  book.set_told(bob, {number(4)}, Scope::private_);
+  book.add_verified(bob, number(1));
+  book.add_configured(bob, number(2));
+  book.set_announced(bob, {number(3)}, Scope::private_);
+  book.set_announced(bob, {number(4)}, Scope::private_);
   EXPECT_EQ(book.addresses(bob), (std::vector{number(1), number(2), number(4)}));
-  EXPECT_EQ(book.known(bob).front().source, Source::proven);
+  EXPECT_EQ(book.known(bob).front().source, Source::verified);
 }
 
 TEST_F(AddressBookTest, WhatOurUserGaveIsNeverForgotten) {
-  book.add_given(bob, number(1));
+  book.add_configured(bob, number(1));
   book.on_connected(bob);
   book.on_disconnected(bob);
   for (std::uint8_t i = 0; i < 50; ++i) book.add_hearsay(peer(2, i), {number(i)}, Scope::private_);
   runtime.run_for(24h);
   EXPECT_EQ(book.addresses(bob), std::vector{number(1)});
-  EXPECT_EQ(book.given(), std::vector{bob});
+  EXPECT_EQ(book.configured(), std::vector{bob});
 }
 
 TEST_F(AddressBookTest, OnePeerHasAFewAddressesAndProvenOnesTakeTheirPlace) {
@@ -87,7 +87,7 @@ TEST_F(AddressBookTest, OnePeerHasAFewAddressesAndProvenOnesTakeTheirPlace) {
   book.add_hearsay(bob, many, Scope::private_);
   EXPECT_EQ(book.addresses(bob).size(), 4u);
   book.on_connected(bob);
-  book.add_proven(bob, number(200));
+  book.add_verified(bob, number(200));
   const auto addresses = book.addresses(bob);
   EXPECT_EQ(addresses.size(), 4u);
   EXPECT_EQ(addresses.front(), number(200));
@@ -96,20 +96,20 @@ TEST_F(AddressBookTest, OnePeerHasAFewAddressesAndProvenOnesTakeTheirPlace) {
 TEST_F(AddressBookTest, APeerThatMovesOftenIsLookedForFirstWhereItWasLast) {
   for (int i = 0; i < 10; ++i) {
     book.on_connected(bob);
-    book.add_proven(bob, number(i));
-    book.set_told(bob, {number(i)}, Scope::private_);
+    book.add_verified(bob, number(i));
+    book.set_announced(bob, {number(i)}, Scope::private_);
     book.on_disconnected(bob);
     runtime.run_for(1min);
   }
   EXPECT_EQ(book.addresses(bob), (std::vector{number(9), number(8), number(7), number(6)}));
   book.on_connected(bob);
-  book.add_proven(bob, number(7));
+  book.add_verified(bob, number(7));
   EXPECT_EQ(book.addresses(bob), (std::vector{number(7), number(9), number(8), number(6)}));
 }
 
 TEST_F(AddressBookTest, StrangersCannotGrowTheBookAndPushOutOnlyWhoWasHeardOfLongestAgo) {
   book.on_connected(bob);
-  book.set_told(bob, {number(1)}, Scope::private_);
+  book.set_announced(bob, {number(1)}, Scope::private_);
   for (std::uint8_t i = 0; i < 200; ++i) book.add_hearsay(peer(2, i), {number(i)}, Scope::private_);
   EXPECT_LE(book.size(), 12u);
   EXPECT_TRUE(book.knows(bob));
@@ -120,7 +120,7 @@ TEST_F(AddressBookTest, StrangersCannotGrowTheBookAndPushOutOnlyWhoWasHeardOfLon
 TEST_F(AddressBookTest, PeersThatComeAndGoDoNotGrowItEither) {
   for (std::uint8_t i = 0; i < 200; ++i) {
     book.on_connected(peer(2, i));
-    book.set_told(peer(2, i), {number(i)}, Scope::private_);
+    book.set_announced(peer(2, i), {number(i)}, Scope::private_);
     book.on_disconnected(peer(2, i));
   }
   EXPECT_LE(book.size(), 11u);

@@ -137,13 +137,11 @@ class SmallMachine final : public transport::Network {
   Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
     return inner_->listen(address);
   }
-  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, Deadline deadline) override {
-    return inner_->dial(std::move(address), deadline);
+  using Network::dial;
+  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                               Deadline deadline) override {
+    return inner_->dial(std::move(address), std::move(from), deadline);
   }
-  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
-    return inner_->resolve(std::move(address), deadline);
-  }
-  bool plaintext() const override { return inner_->plaintext(); }
   std::size_t max_connections() const override { return most_; }
 
  private:
@@ -154,7 +152,7 @@ class SmallMachine final : public transport::Network {
 TEST_F(Connections, OnASmallMachineAHostHasFewerAndStillTakesNewcomersIn) {
   SmallMachine machine(swarm.fabric().add_machine(), 40);
   Host alice(machine, KeyPair::ed25519_from_seed(Bytes(32, 7)),
-             {.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()}});
+             {.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()}, .transport = {.plaintext = true}});
   ASSERT_TRUE(alice.start());
   for (std::uint32_t i = 0; i < 60; ++i) EXPECT_TRUE(knock_at(alice, nobody(i))) << i;
   EXPECT_GT(counted.connections.value(), 20);
@@ -470,12 +468,15 @@ TEST_F(Connections, AnAddressGivenForAPeerThatIsConnectedAlreadyIsAWayBackToo) {
 struct Names : Connections {
   Host& host_with_names(std::map<std::string, std::vector<Multiaddr>> names) {
     machines.push_back(swarm.fabric().add_machine());
-    network = std::make_unique<NamingNetwork>(*machines.back(), std::move(names));
-    host = std::make_unique<Host>(*network, nobody(1000));
+    network = std::make_unique<NotingNetwork>(*machines.back());
+    Connectivity ways;
+    ways.transports.push_back(transport::make_stream_transport(*network, nobody(1000), {.plaintext = true}));
+    ways.resolver = std::make_unique<FewNames>(std::move(names));
+    host = std::make_unique<Host>(swarm.runtime(), std::move(ways), nobody(1000));
     host->start().value();
     return *host;
   }
-  std::unique_ptr<NamingNetwork> network;
+  std::unique_ptr<NotingNetwork> network;
   std::unique_ptr<Host> host;
 };
 

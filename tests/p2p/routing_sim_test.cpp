@@ -61,11 +61,11 @@ TEST_F(PeerRouting, WhoeverNamedAPeerTellsWhereItIsAndPeerRoutingIsLeftAlone) {
   auto& alice = swarm.add_host();
   alice.learn_addresses(hub.id(), hub.addresses());
   const double queries = counted.lookup_queries.value();
-  EXPECT_TRUE(swarm.run(alice.reach(carol.id(), hub.id(), swarm.after(5s))));
+  EXPECT_TRUE(swarm.run(alice.connect_via(carol.id(), hub.id(), swarm.after(5s))));
   EXPECT_TRUE(alice.connected(carol.id()));
   // An address that no longer works is no reason to search the swarm either, if the teller knows another.
   alice.learn_addresses(bob.id(), {nowhere()});
-  EXPECT_TRUE(swarm.run(alice.reach(bob.id(), hub.id(), swarm.after(5s))));
+  EXPECT_TRUE(swarm.run(alice.connect_via(bob.id(), hub.id(), swarm.after(5s))));
   EXPECT_EQ(counted.lookup_queries.value(), queries);
 }
 
@@ -76,7 +76,7 @@ TEST_F(PeerRouting, APeerWhoseTellerKnowsNothingIsLookedUp) {
   auto& teller = swarm.add_host();
   swarm.pass(2s);
   alice.learn_addresses(teller.id(), teller.addresses());
-  EXPECT_TRUE(swarm.run(alice.reach(carol.id(), teller.id(), swarm.after(10s))));
+  EXPECT_TRUE(swarm.run(alice.connect_via(carol.id(), teller.id(), swarm.after(10s))));
   EXPECT_GT(counted.lookups_found.value(), 0);
 }
 

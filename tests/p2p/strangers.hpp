@@ -35,8 +35,8 @@ inline Multiaddr nowhere(std::uint32_t number = 0) {
 inline Task<Result<transport::ConnectionPtr>> knock(transport::Network& network, KeyPair identity, Multiaddr address) {
   auto raw = co_await network.dial(address, network.runtime().after(5s));
   if (!raw) co_return raw.error();
-  co_return co_await transport::upgrade(network.runtime(), std::move(*raw), transport::Role::initiator, identity,
-                                        std::nullopt, {}, network.plaintext());
+  transport::Upgrader upgrader(network.runtime(), identity, {.plaintext = true});
+  co_return co_await transport::upgrade(upgrader, std::move(*raw), transport::Role::initiator, std::nullopt);
 }
 
 inline const char* kKad = "/ipfs/kad/1.0.0";
@@ -92,31 +92,40 @@ inline void name(proto::KadMessage& reply, const PeerId& peer, const std::vector
   for (const auto& address : addresses) entry->add_addrs(address.binary());
 }
 
-/// The simulated network with names in it.
-class NamingNetwork final : public transport::Network {
+/// A resolver that knows a few names.
+class FewNames final : public transport::Resolver {
  public:
-  NamingNetwork(transport::Network& inner, std::map<std::string, std::vector<Multiaddr>> names)
-      : inner_(inner), names_(std::move(names)) {}
-  Runtime& runtime() override { return inner_.runtime(); }
-  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
-    return inner_.listen(address);
-  }
-  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, Deadline deadline) override {
-    dialled.push_back(address.text());
-    return inner_.dial(address, deadline);
-  }
+  using Names = std::map<std::string, std::vector<Multiaddr>>;
+  explicit FewNames(Names names) : names_(std::move(names)) {}
   Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline) override {
     const auto found = names_.find(address.without_peer().text());
     if (found == names_.end()) co_return Error(cohive::Errc::not_found, address.text());
     co_return found->second;
   }
-  bool plaintext() const override { return inner_.plaintext(); }
+
+ private:
+  Names names_;
+};
+
+/// A network that notes what is dialled.
+class NotingNetwork final : public transport::Network {
+ public:
+  explicit NotingNetwork(transport::Network& inner) : inner_(inner) {}
+  Runtime& runtime() override { return inner_.runtime(); }
+  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
+    return inner_.listen(address);
+  }
+  using Network::dial;
+  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                               Deadline deadline) override {
+    dialled.push_back(address.text());
+    return inner_.dial(address, std::move(from), deadline);
+  }
 
   std::vector<std::string> dialled;
 
  private:
   transport::Network& inner_;
-  std::map<std::string, std::vector<Multiaddr>> names_;
 };
 
 }  // namespace cohive::p2p

@@ -23,7 +23,7 @@ class Swarm {
  public:
   explicit Swarm(SwarmOptions options = {})
       : runtime_(options.seed),
-        fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency}), options.plaintext),
+        fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency})),
         options_(options) {}
   ~Swarm() {
     hosts_.clear();
@@ -34,9 +34,12 @@ class Swarm {
   p2p::Host& add_host(p2p::HostOptions options = {}, bool listening = true) {
     return add_host_on(fabric_.add_machine(), std::move(options), listening);
   }
-  /// One with an address of our choice; those of add_host are private ones.
-  p2p::Host& add_host_at(const std::string& ip, p2p::HostOptions options = {}) {
-    return add_host_on(fabric_.add_machine(ip), std::move(options), true);
+  /// One with an address of our choice, or one of each family; those of add_host are private ones of IPv4.
+  p2p::Host& add_host_at(const std::string& ip, p2p::HostOptions options = {}, const std::string& other = {}) {
+    if (options.listen.empty())
+      for (const auto& one : {ip, other})
+        if (!one.empty()) options.listen.push_back(Multiaddr::from_ip_tcp(one, 4001).value());
+    return add_host_on(fabric_.add_machine(ip, other), std::move(options), true);
   }
   /// Of hosts added from now on.
   void set_limits(transport::BandwidthLimits limits) { limits_ = limits; }
@@ -76,6 +79,7 @@ class Swarm {
     Bytes seed(32, static_cast<std::uint8_t>(options_.seed));
     std::memcpy(seed.data(), &number, sizeof number);
     if (options.listen.empty() && listening) options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
+    options.transport.plaintext = options_.plaintext;
     hosts_.push_back(std::make_unique<p2p::Host>(*machines_.back(), KeyPair::ed25519_from_seed(seed), options));
     hosts_.back()->start().value();
     return *hosts_.back();

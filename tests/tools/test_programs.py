@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import urllib.request
 from pathlib import Path
@@ -183,9 +184,58 @@ class Bootstrap(unittest.TestCase):
             self.assertEqual(len(ids), 1)
             self.assertEqual(os.stat(folder + "/key").st_mode & 0o077, 0, "others can read the private key")
 
+    def test_an_identity_belongs_to_one_process_at_a_time(self):
+        with tempfile.TemporaryDirectory() as folder:
+            key = folder + "/key"
+            with bootstrap() as (_, hub), bootstrap("--identity-path", key, "--initial-peers", *hub["initial_peers"]):
+                second = run("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--identity-path", key)
+                self.assertEqual(second.returncode, 2)
+                self.assertIn(key, second.stderr)
+                self.assertIn("in use", second.stderr)
+                # A copy on another machine has a lock of its own: the swarm knows of the first.
+                copy = folder + "/copy"
+                Path(copy).write_bytes(Path(key).read_bytes())
+                third = run("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--identity-path", copy,
+                            "--initial-peers", *hub["initial_peers"])
+                self.assertEqual(third.returncode, 2)
+                self.assertIn("under this identity", third.stderr)
+            with bootstrap() as (_, hub), bootstrap("--identity-path", copy, "--initial-peers", *hub["initial_peers"]):
+                pass
+
+    def test_a_restarted_node_is_not_its_own_double(self):
+        with tempfile.TemporaryDirectory() as folder, bootstrap() as (_, hub):
+            arguments = ["--identity-path", folder + "/key", "--initial-peers", *hub["initial_peers"]]
+            for _ in range(2):
+                with bootstrap(*arguments) as (process, line):
+                    process.kill()  # the others still hold its addresses and take it for connected
+                    process.wait(PATIENCE)
+                arguments += ["--host-maddrs", line["initial_peers"][0].split("/p2p/")[0]]
+
     def test_announces_what_it_is_told_to(self):
         with bootstrap("--announce-maddrs", "/dns4/swarm.example/tcp/31337") as (_, line):
             self.assertEqual(line["initial_peers"], ["/dns4/swarm.example/tcp/31337/p2p/" + line["peer_id"]])
+
+    def test_is_reachable_as_far_as_it_is_told(self):
+        for status in ("public", "private"):
+            with bootstrap("--force-reachability", status, "--metrics-address", "127.0.0.1:0") as (_, line):
+                with urllib.request.urlopen(line["metrics"], timeout=PATIENCE) as answer:
+                    self.assertIn(f'\ncohive_p2p_reachability{{status="{status}"}} 1\n', answer.read().decode())
+        refused = run("cohive-bootstrap", "--force-reachability", "perhaps")
+        self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+        self.assertIn("--force-reachability", refused.stderr)
+
+    def test_a_relay_takes_reservations(self):
+        with bootstrap("--relay", "--relay-megabytes", "1", "--metrics-address", "127.0.0.1:0") as (_, relay), \
+                bootstrap("--force-reachability", "private", "--metrics-address", "127.0.0.1:0",
+                          "--trusted-relays", *relay["initial_peers"]) as (_, hidden):
+            for line, gauge in ((relay, "cohive_p2p_relay_reservations 1"), (hidden, "cohive_p2p_relays_held 1")):
+                deadline = time.monotonic() + PATIENCE
+                while gauge not in urllib.request.urlopen(line["metrics"], timeout=PATIENCE).read().decode():
+                    self.assertLess(time.monotonic(), deadline)
+                    time.sleep(0.1)
+        refused = run("cohive-bootstrap", "--trusted-relays", "/ip4/127.0.0.1/tcp/1")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("must end with /p2p/", refused.stderr)
 
     def test_second_node_joins_the_first(self):
         with bootstrap() as (_, first):

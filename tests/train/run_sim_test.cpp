@@ -5,6 +5,7 @@
 
 #include "bench/train_scenario.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/train/power_sgd_averager.hpp"
 #include "support/sanitizers.hpp"
 
 namespace cohive::train {
@@ -43,6 +44,7 @@ TEST(TrainingRun, AHundredTrainersLearnWhileATenthIsReplacedEveryMinute) {
   scenario.learning_rate = 0.1;
   const auto report = run_training(scenario);
   expect_learnt(report, 6);
+  SCOPED_TRACE(::testing::PrintToString(report));
   EXPECT_EQ(report.epochs_alone, 0u);
   EXPECT_GT(report.mean_group, 0.9 * static_cast<double>(scenario.trainers));
   EXPECT_GT(report.newcomers, scenario.trainers / 10);
@@ -69,6 +71,18 @@ TEST(TrainingRun, LearnsWhateverIsDelayed) {
     EXPECT_GT(report.mean_group, 4.5);
     EXPECT_EQ(report.downloads, 0u) << "nobody was left behind";
   }
+}
+
+TEST(TrainingRun, LearnsWithGradientsOfRankOneWhileTrainersComeAndGo) {
+  auto scenario = small();
+  scenario.columns = 8;
+  scenario.duration = 4min;
+  scenario.replaced_per_minute = 0.2;
+  scenario.tune = [](RunOptions& options) { options.grad_averager_factory = power_sgd_averager({.averager_rank = 1}); };
+  const auto report = run_training(scenario);
+  expect_learnt(report);
+  EXPECT_GT(report.mean_group, 3.5);
+  EXPECT_GT(report.newcomers, 0u);
 }
 
 TEST(TrainingRun, SynchronousTrainersHoldTheSameParameters) {

@@ -159,8 +159,8 @@ TEST_F(LimitedNetwork, ATransferSlowerThanTheWriteTimeOutIsNotTakenForAStall) {
   const auto second = transfer(1, 1'000'000), third = transfer(2, 1'000'000);
   const auto key = KeyPair::ed25519_from_seed(Bytes(32, 1)), their_key = KeyPair::ed25519_from_seed(Bytes(32, 2));
   std::vector<Task<Result<ConnectionPtr>>> upgrades;
-  upgrades.push_back(upgrade(runtime_, std::move(raw.ours), Role::initiator, key, std::nullopt, {}));
-  upgrades.push_back(upgrade(runtime_, std::move(raw.theirs), Role::responder, their_key, std::nullopt, {}));
+  upgrades.push_back(upgrade(Upgrader(runtime_, key), std::move(raw.ours), Role::initiator, std::nullopt));
+  upgrades.push_back(upgrade(Upgrader(runtime_, their_key), std::move(raw.theirs), Role::responder, std::nullopt));
   auto connections = run(when_all(runtime_, std::move(upgrades)));
   auto stream = connections[0].value()->open_stream().value();
   const Bytes bytes(200'000, 7);
@@ -200,10 +200,11 @@ TEST_F(LimitedNetwork, ARequestDoesNotWaitBehindTheTransfersOfItsConnection) {
     auto listener = theirs->listen(Multiaddr::from_text("/ip4/0.0.0.0/tcp/1").value()).value();
     auto address = Multiaddr::from_text("/ip4/10.0.0.2/tcp/1").value();
     std::vector<Task<Result<ConnectionPtr>>> upgrades;
-    upgrades.push_back(upgrade(runtime, runtime.run(ours->dial(address, runtime.after(1s))).value(), Role::initiator,
-                               KeyPair::ed25519_from_seed(Bytes(32, 1)), std::nullopt, {}));
-    upgrades.push_back(upgrade(runtime, runtime.run(listener->accept()).value(), Role::responder,
-                               KeyPair::ed25519_from_seed(Bytes(32, 2)), std::nullopt, {}));
+    upgrades.push_back(upgrade(Upgrader(runtime, KeyPair::ed25519_from_seed(Bytes(32, 1))),
+                               runtime.run(ours->dial(address, runtime.after(1s))).value(), Role::initiator,
+                               std::nullopt));
+    upgrades.push_back(upgrade(Upgrader(runtime, KeyPair::ed25519_from_seed(Bytes(32, 2))),
+                               runtime.run(listener->accept()).value(), Role::responder, std::nullopt));
     auto connections = runtime.run(when_all(runtime, std::move(upgrades)));
     Connection &near = *connections[0].value(), &far = *connections[1].value();
     TaskGroup tasks(runtime);

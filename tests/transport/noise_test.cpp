@@ -44,6 +44,10 @@ Key32 counting(std::uint8_t first) {
   for (std::size_t i = 0; i < key.size(); ++i) key[i] = static_cast<std::uint8_t>(first + i);
   return key;
 }
+/// Those of one side.
+struct NoiseKeys {
+  X25519KeyPair static_key = X25519KeyPair::generate(), ephemeral = X25519KeyPair::generate();
+};
 NoiseKeys keys_from(std::uint8_t static_first, std::uint8_t ephemeral_first) {
   return {X25519KeyPair::from_secret(counting(static_first)), X25519KeyPair::from_secret(counting(ephemeral_first))};
 }
@@ -54,7 +58,9 @@ KeyPair identity_from(std::uint8_t first) {
 Task<void> shake(Stream& stream, Role role, KeyPair identity, std::optional<PeerId> expected,
                  std::vector<std::string> muxers, Deadline deadline, NoiseKeys keys, Result<NoiseSession>& out,
                  bool offer_aes = false) {
-  out = co_await noise_handshake(stream, role, identity, expected, muxers, deadline, keys, offer_aes);
+  auto prepared = std::make_shared<NoiseIdentity>(identity, keys.static_key);
+  out = co_await noise_handshake(stream, role, std::move(prepared), expected, {muxers, offer_aes}, deadline,
+                                 keys.ephemeral);
 }
 
 class Noise : public ::testing::Test {
@@ -287,6 +293,66 @@ TEST_F(Noise, AesIsUsedWhenBothOfferItAndOnlyThen) {
   EXPECT_EQ(agreed(true, false), Cipher::chacha20_poly1305);
   EXPECT_EQ(agreed(false, true), Cipher::chacha20_poly1305);
   EXPECT_EQ(agreed(false, false), Cipher::chacha20_poly1305);
+}
+
+/// Both sides of one connection that both opened.
+struct BothBegin : Noise {
+  void shake_hands(Role ours, Role theirs, NoiseKeys our_keys = {}) {
+    raw_ = wire_.our_end();
+    other_raw_ = wire_.other_end();
+    stream_.emplace(runtime_, *raw_);
+    other_stream_.emplace(runtime_, *other_raw_);
+    const auto limit = runtime_.after(15s);
+    group_.spawn(shake(*stream_, ours, identity_from(0), std::nullopt, {}, limit, our_keys, session_));
+    group_.spawn(shake(*other_stream_, theirs, identity_from(1), std::nullopt, {}, limit, {}, other_));
+    runtime_.run_for(16s);
+  }
+  std::unique_ptr<RawConnection> other_raw_;
+  std::optional<RawStream> other_stream_;
+  Result<NoiseSession> other_ = Error(cohive::Errc::internal);
+};
+
+TEST_F(BothBegin, OneOfThemRespondsInTheEnd) {
+  int first = 0;
+  for (int i = 0; i < 20; ++i) {
+    wire_ = test::Wire(runtime_);
+    shake_hands(Role::either, Role::either);
+    ASSERT_TRUE(session_) << session_.error();
+    ASSERT_TRUE(other_) << other_.error();
+    EXPECT_NE(session_->role, other_->role);
+    EXPECT_EQ(session_->send_key, other_->receive_key);
+    EXPECT_EQ(session_->receive_key, other_->send_key);
+    EXPECT_EQ(session_->remote_key.peer_id(), identity_from(1).peer_id());
+    first += session_->role == Role::initiator;
+  }
+  EXPECT_GT(first, 0);
+  EXPECT_LT(first, 20);
+}
+
+TEST_F(BothBegin, APeerThatOnlyRespondsIsTalkedToAsEver) {
+  shake_hands(Role::either, Role::responder);
+  ASSERT_TRUE(session_) << session_.error();
+  EXPECT_EQ(session_->role, Role::initiator);
+  EXPECT_EQ(other_->role, Role::responder);
+}
+
+TEST_F(BothBegin, APeerThatOnlyBeginsIsAnError) {
+  shake_hands(Role::initiator, Role::initiator);
+  EXPECT_EQ(session_.error(), Errc::handshake_failed);
+  EXPECT_EQ(other_.error(), Errc::handshake_failed);
+}
+
+TEST_F(BothBegin, AnEchoIsNotTakenForAPeer) {
+  raw_ = wire_.our_end();
+  stream_.emplace(runtime_, *raw_);
+  group_.spawn(shake(*stream_, Role::either, identity_from(0), std::nullopt, {}, runtime_.after(15s), {}, session_));
+  for (int i = 0; i < 10; ++i) {
+    runtime_.run_ready();
+    wire_.send(wire_.received());
+  }
+  runtime_.run_for(16s);
+  ASSERT_TRUE(group_.empty());
+  EXPECT_FALSE(session_);
 }
 
 TEST_F(Noise, RsaIdentitiesWorkOnBothSides) {

@@ -1,3 +1,4 @@
+#include "cohive/transport/resolver.hpp"
 #include "cohive/transport/sim_network.hpp"
 
 #include <gtest/gtest.h>
@@ -292,9 +293,10 @@ TEST_F(SimNetwork, ATapSeesEveryByteAndMayCutTheConnection) {
 }
 
 TEST_F(SimNetwork, NamesCannotBeResolvedNumbersStay) {
-  EXPECT_FALSE(runtime.run(alice->resolve(at("/dns4/example.com/tcp/1"), runtime.after(1s))));
+  const auto resolver = make_resolver(runtime);
+  EXPECT_FALSE(runtime.run(resolver->resolve(at("/dns4/example.com/tcp/1"), runtime.after(1s))));
   const auto address = at("/ip4/10.0.0.2/tcp/1");
-  EXPECT_EQ(runtime.run(alice->resolve(address, runtime.after(1s))).value(), std::vector<Multiaddr>{address});
+  EXPECT_EQ(runtime.run(resolver->resolve(address, runtime.after(1s))).value(), std::vector<Multiaddr>{address});
 }
 
 /// Peers that dial, chat and part at random; returns when each message arrived.

@@ -5,6 +5,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/transport/errors.hpp"
+#include "cohive/transport/resolver.hpp"
 #include "cohive/transport/upgrade.hpp"
 
 namespace cohive::transport {
@@ -30,14 +31,16 @@ class Tcp : public ::testing::Test {
   std::unique_ptr<Listener> listen(std::string_view where = "/ip4/127.0.0.1/tcp/0") {
     return network_->listen(address(where)).value();
   }
-  Result<RawPtr> dial(Multiaddr to) { return runtime_->run(network_->dial(std::move(to), soon())); }
+  Result<RawPtr> dial(Multiaddr to, std::optional<Multiaddr> from = std::nullopt) {
+    return runtime_->run(network_->dial(std::move(to), std::move(from), soon()));
+  }
   /// Both ends of a new connection: the dialler's first.
-  std::pair<RawPtr, RawPtr> connect(Listener& listener) {
+  std::pair<RawPtr, RawPtr> connect(Listener& listener, std::optional<Multiaddr> from = std::nullopt) {
     Result<RawPtr> accepted = Error(cohive::Errc::internal);
     Event done(*runtime_);
     TaskGroup group(*runtime_);
     group.spawn(accept_one(listener, accepted, done));
-    auto dialled = dial(listener.address());
+    auto dialled = dial(listener.address(), std::move(from));
     runtime_->run([](Event& event) -> Task<void> { co_await event.wait(); }(done));
     return {std::move(dialled).value(), std::move(accepted).value()};
   }
@@ -154,14 +157,13 @@ TEST_F(Tcp, PeerIdInTheAddressIsIgnored) {
 }
 
 TEST_F(Tcp, MayDialFromTheListeningPort) {
-  network_ = make_tcp_network(*runtime_, {.dial_from_listen_port = true});
   auto ours = listen("/ip4/0.0.0.0/tcp/0");
   auto other = listen();
-  auto first = connect(*other), second = connect(*listen());
+  auto first = connect(*other, ours->address()), second = connect(*listen(), ours->address());
   EXPECT_EQ(first.second->remote_address().tcp_endpoint()->port, ours->address().tcp_endpoint()->port);
   EXPECT_EQ(second.second->remote_address().tcp_endpoint()->port, ours->address().tcp_endpoint()->port);
   // Once more to the same place: that pair of ports is taken.
-  auto again = connect(*other);
+  auto again = connect(*other, ours->address());
   EXPECT_NE(again.second->remote_address().tcp_endpoint()->port, ours->address().tcp_endpoint()->port);
   EXPECT_EQ(make_tcp_network(*runtime_)->listen(ours->address()).error(), Errc::address_in_use);
 }
@@ -217,14 +219,15 @@ TEST_F(Tcp, ClosingEndsWhoeverWaits) {
 }
 
 TEST_F(Tcp, NamesResolveOffTheLoop) {
-  auto found = runtime_->run(network_->resolve(address("/dns4/localhost/tcp/4001"), soon()));
+  const auto resolver = make_resolver(*runtime_);
+  auto found = runtime_->run(resolver->resolve(address("/dns4/localhost/tcp/4001"), soon()));
   ASSERT_TRUE(found) << found.error();
   EXPECT_EQ(found->front().text(), "/ip4/127.0.0.1/tcp/4001");
   const auto peer = key_of(1).peer_id();
-  found = runtime_->run(network_->resolve(address("/dns4/localhost/tcp/4001").with_peer(peer), soon()));
+  found = runtime_->run(resolver->resolve(address("/dns4/localhost/tcp/4001").with_peer(peer), soon()));
   ASSERT_TRUE(found);
   EXPECT_EQ(found->front().peer(), peer);
-  found = runtime_->run(network_->resolve(address("/ip4/192.0.2.1/tcp/1"), soon()));
+  found = runtime_->run(resolver->resolve(address("/ip4/192.0.2.1/tcp/1"), soon()));
   EXPECT_EQ(found->front().text(), "/ip4/192.0.2.1/tcp/1");
 }
 
@@ -232,7 +235,7 @@ TEST_F(Tcp, NamesResolveOffTheLoop) {
 
 Task<void> upgrade_inbound(Runtime& runtime, RawPtr raw, TransportOptions options, Result<ConnectionPtr>& out,
                            Event& done) {
-  out = co_await upgrade(runtime, std::move(raw), Role::responder, key_of(2), std::nullopt, options);
+  out = co_await upgrade(Upgrader(runtime, key_of(2), options), std::move(raw), Role::responder, std::nullopt);
   done.set();
 }
 
@@ -245,7 +248,9 @@ class Stack : public Tcp {
     Event done(*runtime_);
     TaskGroup group(*runtime_);
     group.spawn(upgrade_inbound(*runtime_, std::move(there), options, accepted, done));
-    here_ = runtime_->run(upgrade(*runtime_, std::move(here), Role::initiator, key_of(1), key_of(2).peer_id(), options))
+    here_ = runtime_
+                ->run(upgrade(Upgrader(*runtime_, key_of(1), options), std::move(here), Role::initiator,
+                              key_of(2).peer_id()))
                 .value();
     runtime_->run([](Event& event) -> Task<void> { co_await event.wait(); }(done));
     there_ = std::move(accepted).value();
@@ -342,7 +347,7 @@ TEST_F(Stack, StrangerOnTheSocketIsTurnedAway) {
   auto [here, there] = Tcp::connect(*listener);
   ASSERT_TRUE(send(*here, as_bytes("GET / HTTP/1.1\r\nHost: example\r\n" + std::string(100, 'x'))));
   const std::string remote = there->remote_address().text();
-  auto result = runtime_->run(upgrade(*runtime_, std::move(there), Role::responder, key_of(2), std::nullopt, {}));
+  auto result = runtime_->run(upgrade(Upgrader(*runtime_, key_of(2)), std::move(there), Role::responder, std::nullopt));
   ASSERT_FALSE(result);
   EXPECT_NE(result.error().message().find(remote), std::string::npos) << result.error();
 }
@@ -350,8 +355,8 @@ TEST_F(Stack, StrangerOnTheSocketIsTurnedAway) {
 TEST_F(Stack, SilentStrangerIsTurnedAwayInTime) {
   auto listener = listen();
   auto [here, there] = Tcp::connect(*listener);
-  auto result = runtime_->run(
-      upgrade(*runtime_, std::move(there), Role::responder, key_of(2), std::nullopt, {.upgrade_timeout = 50ms}));
+  auto result = runtime_->run(upgrade(Upgrader(*runtime_, key_of(2), {.upgrade_timeout = 50ms}), std::move(there),
+                                      Role::responder, std::nullopt));
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error(), cohive::Errc::timeout);
 }

@@ -6,6 +6,7 @@
 #include "cohive/core/sim_runtime.hpp"
 #include "cohive/transport/errors.hpp"
 #include "memory_connection.hpp"
+#include "transport/noise_channel.hpp"
 #include "transport/yamux.hpp"
 
 namespace cohive::transport::yamux_test {
@@ -39,8 +40,8 @@ class YamuxPeer : public ::testing::Test {
  protected:
   void start(Role role = Role::responder, TransportOptions options = {}) {
     connection_ = std::make_unique<YamuxConnection>(
-        runtime_, std::make_unique<SecureChannel>(runtime_, wire_.our_end(), std::nullopt, Bytes()), role,
-        peer_key().public_key(), options);
+        runtime_, std::make_unique<NoiseChannel>(runtime_, wire_.our_end(), std::nullopt, Bytes()), role,
+        peer_key().peer_id(), "plaintext", std::make_shared<const TransportOptions>(options));
     runtime_.run_ready();
     EXPECT_EQ(frames(), (std::vector<Frame>{{kPing, kSyn, 0, 1, {}}})) << "a ping measures the round trip at once";
   }

@@ -64,10 +64,10 @@ TEST_F(Yamux, LargeWriteIsCutIntoFramesThatFillARecordAndStopsAtTheWindow) {
   const auto sent = frames();
   std::size_t total = 0;
   for (const auto& frame : sent) {
-    EXPECT_LE(frame.payload.size() + 12, kNoiseMaxPlaintext);
+    EXPECT_LE(frame.payload.size() + 12, SecureChannel::kMaxAppend);
     total += frame.payload.size();
   }
-  EXPECT_EQ(sent.front().payload.size() + 12, kNoiseMaxPlaintext);
+  EXPECT_EQ(sent.front().payload.size() + 12, SecureChannel::kMaxAppend);
   EXPECT_EQ(total, kWindowSize);
 }
 

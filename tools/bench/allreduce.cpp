@@ -4,14 +4,22 @@
 
 #include "bench/bench.hpp"
 #include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/power_sgd.hpp"
 #include "cohive/dht/dht.hpp"
 
 namespace cohive::bench {
 namespace {
 
 constexpr int kRounds = 5;
+constexpr std::size_t kColumns = 1024;  // of the matrix that is averaged
 
-Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec codec, std::vector<Multiaddr> initial,
+/// How the matrix travels.
+struct Way {
+  codec::Codec codec = codec::Codec::none;
+  std::size_t rank = 0;  ///< of PowerSGD; 0: as it is
+};
+
+Task<nlohmann::json> peer(Runtime& runtime, Settings settings, Way way, std::vector<Multiaddr> initial,
                           int address_pipe) {
   const auto network = transport::make_tcp_network(runtime);
   p2p::HostOptions options;
@@ -20,13 +28,19 @@ Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec code
   host.start().value();
   Dht dht(host);
   (co_await dht.start(initial)).value();
-  const std::size_t count = settings.megabytes * 1'000'000 / 4;
-  std::vector<float> values(count, static_cast<float>(::getpid() % 100));
+  const std::size_t rows = std::max<std::size_t>(1, settings.megabytes * 1'000'000 / 4 / kColumns);
+  const codec::Shape shape{static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(kColumns)};
+  std::vector<float> values(rows * kColumns, static_cast<float>(::getpid() % 100));
   averaging::AveragerOptions averaging_options;
   averaging_options.prefix = "bench";
   averaging_options.target_group_size = settings.peers;
-  averaging_options.codec = codec;
-  std::vector<averaging::AveragedTensor> tensors{{values, {static_cast<std::uint32_t>(count)}}};
+  averaging_options.codec = way.codec;
+  std::optional<averaging::PowerSgd> power_sgd;
+  if (way.rank > 0) {
+    const averaging::TensorInfo schema[] = {{shape}};
+    averaging_options.scheme = power_sgd.emplace(schema, averaging::PowerSgdOptions{way.rank}).scheme();
+  }
+  std::vector<averaging::AveragedTensor> tensors{{values, shape}};
   averaging::Averager averager(dht, std::move(tensors), averaging_options);
   averager.start();
   if (address_pipe >= 0) {
@@ -35,6 +49,7 @@ Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec code
   }
   std::vector<double> seconds, exchange, cpu;
   std::size_t failed = 0;
+  std::uint64_t sent = 0;
   for (int round = 0; round <= kRounds; ++round) {
     const double start = now_seconds(), cpu_start = processor_seconds();
     auto result = co_await averager.step();
@@ -43,16 +58,18 @@ Task<nlohmann::json> peer(Runtime& runtime, Settings settings, codec::Codec code
     seconds.push_back(now_seconds() - start);
     cpu.push_back(processor_seconds() - cpu_start);
     exchange.push_back(to_seconds(result->allreduce));
+    sent = result->bytes_sent;
   }
   co_await runtime.sleep_for(500ms);  // the others may still be reading our parts
   co_await host.close();
   co_return nlohmann::json{{"round_p50_ms", percentile_ms(seconds, 0.5)},
                            {"exchange_p50_ms", percentile_ms(exchange, 0.5)},
                            {"cpu_p50_ms", percentile_ms(cpu, 0.5)},
+                           {"megabytes_sent", static_cast<double>(sent) / 1e6},
                            {"failed", failed}};
 }
 
-nlohmann::json run_group(const Settings& settings, codec::Codec codec) {
+nlohmann::json run_group(const Settings& settings, Way way) {
   int pipe_ends[2];
   if (::pipe(pipe_ends) != 0) throw std::runtime_error("pipe failed");
   std::vector<pid_t> children;
@@ -64,7 +81,7 @@ nlohmann::json run_group(const Settings& settings, codec::Codec codec) {
       auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
       std::vector<Multiaddr> initial;
       if (!first.empty()) initial = {Multiaddr::from_text(first).value()};
-      runtime->run(peer(*runtime, settings, codec, initial, i == 0 ? pipe_ends[1] : -1));
+      runtime->run(peer(*runtime, settings, way, initial, i == 0 ? pipe_ends[1] : -1));
       ::_exit(0);
     }
     children.push_back(child);
@@ -73,7 +90,7 @@ nlohmann::json run_group(const Settings& settings, codec::Codec codec) {
   }
   pin_to_core(settings.peers - 1);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  auto result = runtime->run(peer(*runtime, settings, codec, {Multiaddr::from_text(first).value()}, -1));
+  auto result = runtime->run(peer(*runtime, settings, way, {Multiaddr::from_text(first).value()}, -1));
   for (pid_t child : children) ::waitpid(child, nullptr, 0);
   ::close(pipe_ends[0]);
   ::close(pipe_ends[1]);
@@ -88,8 +105,10 @@ nlohmann::json allreduce(const Settings& settings) {
   return {{"benchmark", "allreduce"},
           {"peers", group.peers},
           {"megabytes", group.megabytes},
-          {"float32", run_group(group, codec::Codec::none)},
-          {"float16", run_group(group, codec::Codec::float16)}};
+          {"float32", run_group(group, {})},
+          {"float16", run_group(group, {codec::Codec::float16})},
+          {"powersgd_4", run_group(group, {.rank = 4})},
+          {"powersgd_32", run_group(group, {.rank = 32})}};
 }
 
 }  // namespace cohive::bench

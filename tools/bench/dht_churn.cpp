@@ -125,6 +125,7 @@ class Churn {
     host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
     host_options.max_connections = options_.max_connections;
     host_options.max_known_peers = options_.max_known_peers;
+    host_options.transport.plaintext = true;
     host_options.transport.keepalive_interval = kKeepalive;
     node->host = std::make_unique<p2p::Host>(*node->machine, KeyPair::ed25519_from_seed(seed), host_options);
     node->host->start().value();

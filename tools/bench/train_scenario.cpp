@@ -163,6 +163,11 @@ class Swarm final : public TrainSwarm {
     return node;
   }
 
+  codec::Shape model_shape() const {
+    const auto features = static_cast<std::uint32_t>(scenario_.features);
+    const auto columns = static_cast<std::uint32_t>(scenario_.columns);
+    return columns > 0 ? codec::Shape{features / columns, columns} : codec::Shape{features};
+  }
   std::shared_ptr<Trainer> make_trainer() {
     auto trainer = std::make_shared<Trainer>();
     trainer->number = made_;
@@ -172,8 +177,7 @@ class Swarm final : public TrainSwarm {
         uniform(random_, to_seconds(scenario_.shortest_batch), to_seconds(scenario_.longest_batch)));
     trainer->replica = std::make_unique<train::PlainReplica>(
         runtime_,
-        std::vector<codec::Shape>{{static_cast<std::uint32_t>(scenario_.features)},
-                                  {static_cast<std::uint32_t>(scenario_.ballast)}},
+        std::vector<codec::Shape>{model_shape(), {static_cast<std::uint32_t>(scenario_.ballast)}},
         optim::SgdOptions{.lr = scenario_.learning_rate});
     train::RunOptions options;
     options.run_id = "simulated";

@@ -26,6 +26,7 @@ struct TrainScenario {
   std::int64_t batch_size = 16;
   double batches_per_epoch = 8;  ///< of a trainer of middling speed: makes the target batch size
   std::size_t features = 64;      ///< of the model that is learnt
+  std::size_t columns = 0;        ///< not 0: the model is a matrix with so many
   std::size_t ballast = 2000;     ///< parameters without a gradient, which travel all the same
   double learning_rate = 0.05;
   double noise = 0.1;                                    ///< of the data

@@ -65,7 +65,7 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
 
 int code_for(const Error& error) {
   // A peer that is not the one named in the address is the user's mistake; one that does not answer is not.
-  if (names_wrong_peer(error)) return kBadInput;
+  if (names_wrong_peer(error) || error == p2p::Errc::identity_in_use) return kBadInput;
   const auto& category = error.code().category();
   const bool swarm = category == dht::dht_category() || category == p2p::p2p_category();
   return swarm || error == Errc::timeout || error == Errc::not_found ? kFailed : kBadInput;
@@ -74,6 +74,7 @@ int code_for(const Error& error) {
 std::string explain(const Error& error) {
   if (names_wrong_peer(error))
     return without_repetition(error.message()) + "; correct what follows /p2p/ in the address";
+  if (error == Errc::in_use) return error.message() + "; give each process an identity file of its own";
   if (code_for(error) == kFailed)
     return "cannot join the swarm: " + without_repetition(error.message()) +
            "; check that the node runs and can be reached from here";
@@ -125,6 +126,51 @@ void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
   };
   add("--max-upload", limits.upload, "bytes per second to send at most, for example 500K or 10M (default: no limit)");
   add("--max-download", limits.download, "the same for what is received");
+}
+
+void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced) {
+  app.add_option_function<std::string>(
+         "--force-reachability",
+         [&forced](const std::string& text) { forced = p2p::reachability_from_text(text); },
+         "public or private: whether peers outside can connect, when that is known (default: peers are asked)")
+      ->check(CLI::IsMember({"public", "private"}));
+}
+
+void add_relay_use_options(CLI::App& app, RelayUse& use) {
+  app.add_flag("--no-relay", use.none, "when no peer outside can connect, do without relays");
+  app.add_option("--trusted-relays", use.trusted,
+                 "multiaddrs of relays to be reached through then (default: connected peers that relay)");
+}
+
+void add_relay_service_options(CLI::App& app, RelayService& service) {
+  auto& bounds = service.bounds;
+  app.add_flag("--relay", service.offered, "carry connections to peers that cannot be dialled");
+  app.add_option("--relay-reservations", bounds.max_reservations, "peers served at most (default 256)");
+  app.add_option("--relay-reservations-per-network", bounds.max_reservations_per_network,
+                 "of one IPv4 address or IPv6 /64 (default 32)");
+  app.add_option("--relay-circuits", bounds.max_circuits, "connections carried at most (default 256)");
+  app.add_option("--relay-circuits-per-peer", bounds.max_circuits_per_peer, "to or from one peer (default 64)");
+  app.add_option("--relay-megabytes", service.megabytes,
+                 "MiB that one connection carries in each direction (default 4096, 0: any number)")
+      ->check(CLI::Range(0.0, 1e9));
+  app.add_option("--relay-minutes", service.minutes, "minutes that one connection lasts (default 30, 0: any time)")
+      ->check(CLI::Range(0.0, 1e6));
+}
+
+void apply(const RelayUse& use, p2p::HostOptions& host) {
+  host.use_relay = !use.none;
+  host.trusted_relays = parse_addresses(use.trusted, "--trusted-relays");
+  for (const auto& address : host.trusted_relays)
+    if (!address.peer() || address.is_circuit())
+      throw Exit{kBadInput, "--trusted-relays: " + address.text() + " must end with /p2p/<peer id of the relay>"};
+}
+
+void apply(const RelayService& service, p2p::HostOptions& host) {
+  if (!service.offered) return;
+  host.relay_service = service.bounds;
+  host.relay_service->circuit.bytes = static_cast<std::uint64_t>(service.megabytes * 1024 * 1024);
+  // The limit is told in whole seconds.
+  host.relay_service->circuit.duration = std::chrono::seconds(static_cast<std::int64_t>(service.minutes * 60));
 }
 
 std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, const std::string& flag) {

@@ -10,6 +10,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/multiaddr.hpp"
 #include "cohive/core/result.hpp"
+#include "cohive/p2p/host.hpp"
 #include "cohive/transport/network.hpp"
 
 namespace cohive::tools {
@@ -30,6 +31,24 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
 void add_log_options(CLI::App& app, log::Options& options);
 /// Adds --max-upload and --max-download.
 void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits);
+/// Adds --no-relay and --trusted-relays: how a peer that cannot be dialled is reached.
+struct RelayUse {
+  bool none = false;
+  std::vector<std::string> trusted;
+};
+void add_relay_use_options(CLI::App& app, RelayUse& use);
+/// Adds --relay and the bounds of what is relayed.
+struct RelayService {
+  bool offered = false;
+  p2p::RelayServiceOptions bounds;
+  double megabytes = 4096, minutes = 30;  ///< of a circuit; 0: no limit
+};
+void add_relay_service_options(CLI::App& app, RelayService& service);
+/// The options of a host that these add up to; Exit with code 2 for bad addresses.
+void apply(const RelayUse& use, p2p::HostOptions& host);
+void apply(const RelayService& service, p2p::HostOptions& host);
+/// Adds --force-reachability.
+void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced);
 /// Of a number of bytes per second, as 2500000, 500K or 1.5M; at least 1K, less carries no handshake.
 std::optional<double> bytes_per_second(const std::string& text);
 /// Multiaddrs, each valid, or Exit with code 2.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "cohive/train/power_sgd_averager.hpp"
 #include "common/program.hpp"
 
 namespace cohive::tools {
@@ -60,6 +61,11 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--identity-path", o.swarm.identity_path, "key file; made when missing");
   app.add_option("--metrics-address", o.swarm.metrics_address, "host:port for /metrics, /healthz and /readyz");
   app.add_flag("--client,--client-mode", o.swarm.client_mode, "do not listen: for peers that cannot be reached");
+  app.add_flag("--use-relay,!--no-relay", o.swarm.use_relay, "be reached through relays when peers cannot dial this one (the default)");
+  app.add_option("--trusted-relays", o.swarm.trusted_relays, "multiaddrs of relays to use before those that are met")
+      ->delimiter(',');
+  app.add_option("--force-reachability", o.swarm.force_reachability, "public or private, where it is known; else it is found out")
+      ->check(CLI::IsMember({"public", "private"}));
   add_seconds(app, "--bootstrap-timeout", o.swarm.bootstrap_timeout, "seconds of one attempt to join (default 15)", 1, 600);
   app.add_option_function<double>(
          "--wait-for-swarm",
@@ -114,6 +120,13 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
       ->check(CLI::IsMember({"block4", "top_k"}));
   app.add_option("--density", o.density, "the share of gradients that top_k sends (default 0.01)")
       ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--averager-rank", o.averager_rank,
+                 "average gradients by PowerSGD, as factors of this rank; all trainers of the run need the same")
+      ->check(CLI::Range(1, 4096))
+      ->excludes("--agreed-compression");
+  app.add_option("--min-compression-ratio", o.min_compression_ratio,
+                 "gradients of which the factors save less are averaged as they are (default 0.5)")
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option("--aggregation", o.aggregation, "how this peer averages its parts (default mean)")
       ->check(CLI::IsMember({"mean", "trimmed-mean", "centered-clip"}));
   app.add_option("--trim", o.trimmed_mean.fraction,
@@ -190,6 +203,8 @@ void complete(TrainOptions& o) {
   if (o.aggregation == "centered-clip") run.grad_aggregation = o.centered_clip;
   if (o.agreed_compression == "block4") run.agreed_grad_compression = codec::Codec::block4;
   if (o.agreed_compression == "top_k") run.agreed_grad_compression = codec::CodecSpec(codec::Codec::top_k, o.density);
+  if (o.averager_rank > 0)
+    run.grad_averager_factory = train::power_sgd_averager({o.averager_rank, o.min_compression_ratio});
   run.client_mode = o.swarm.client_mode;
   try {
     train::check(run);

@@ -28,6 +28,8 @@ struct TrainOptions {
   averaging::CenteredClip centered_clip;
   std::string agreed_compression;
   double density = 0.01;
+  std::size_t averager_rank = 0;  ///< of PowerSGD; 0: gradients are averaged as they are
+  double min_compression_ratio = 0.5;
   log::Options log;
 };
 

@@ -18,6 +18,7 @@ enum class Errc {
   io,                ///< the operating system reported a failure
   not_found,
   internal,          ///< a defect; never sent by a peer
+  in_use,            ///< another process has it
 };
 
 const std::error_category& core_category() noexcept;

@@ -53,4 +53,13 @@ class KeyPair {
 /// \param create_type key type of a new file; RSA files are the ones Python hivemind can check.
 Result<KeyPair> load_or_create_identity(const std::filesystem::path& path, KeyType create_type = KeyType::ed25519);
 
+/// An identity and the lock on its file, which no other process of this machine gets while a copy of this lives.
+struct HeldIdentity {
+  KeyPair key;
+  std::shared_ptr<void> lock;  ///< null where the file system knows no locks
+};
+/// The same for a peer that joins a swarm: two processes with one identity take each other's connections away.
+/// Errc::in_use when another process, or another part of this one, holds the identity.
+Result<HeldIdentity> hold_identity(const std::filesystem::path& path, KeyType create_type = KeyType::ed25519);
+
 }  // namespace cohive

@@ -40,6 +40,8 @@ class Multiaddr {
   std::string text() const;
   bool empty() const noexcept { return binary_.empty(); }
   std::vector<Component> components() const;
+  /// Returns the code of the first component; 0 when there is none.
+  std::uint32_t first_code() const;
   bool has(std::uint32_t code) const;
   /// Value of the first component with this code, as text ("127.0.0.1", "4001", "12D3Koo...").
   std::optional<std::string> value(std::uint32_t code) const;
@@ -49,6 +51,8 @@ class Multiaddr {
   Multiaddr without_peer() const;
   Multiaddr with_peer(const PeerId& peer) const;
   Multiaddr encapsulate(const Multiaddr& inner) const;
+  /// Returns this address with its first component, the host, replaced by the one of another address.
+  Multiaddr with_host_of(const Multiaddr& other) const;
 
   /// Host ("127.0.0.1", "::1", "example.com") and port when this is ip4/ip6/dns*+tcp and nothing follows but /p2p.
   struct TcpEndpoint {

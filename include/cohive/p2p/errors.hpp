@@ -17,6 +17,8 @@ enum class Errc {
   bootstrap_failed,  ///< no bootstrap peer answered
   identify_failed,
   host_closed,
+  relay_refused,    ///< no reservation of the peer there, or too much asked
+  identity_in_use,  ///< a peer of the swarm has proven the same identity
 };
 
 const std::error_category& p2p_category() noexcept;

@@ -12,10 +12,13 @@
 
 #include "cohive/core/keys.hpp"
 #include "cohive/core/multiaddr.hpp"
-#include "cohive/core/task_group.hpp"
-#include "cohive/transport/network.hpp"
+#include "cohive/core/signal.hpp"
+#include "cohive/core/task_group.hpp"  // IWYU pragma: export
+#include "cohive/p2p/reachability.hpp"
+#include "cohive/p2p/relay.hpp"
+#include "cohive/transport/resolver.hpp"
 #include "cohive/transport/stream.hpp"
-#include "cohive/transport/upgrade.hpp"
+#include "cohive/transport/stream_transport.hpp"
 
 namespace cohive::p2p {
 
@@ -25,15 +28,19 @@ struct HostOptions {
   std::vector<Multiaddr> announce;  ///< replaces the advertised addresses entirely when not empty
   bool routing_server = true;       ///< serve Kademlia peer routing (false for client-mode peers)
   std::string agent = "cohive/0.1";
-  transport::TransportOptions transport;
-  Duration dial_timeout = 15s;         ///< one address
-  Duration connect_timeout = 60s;      ///< one peer, all addresses
-  Duration negotiation_timeout = 10s;  ///< protocol of one stream
+  transport::TransportOptions transport;  ///< of the transport that a host makes for a network
+  Duration dial_timeout = 15s;            ///< one address
+  Duration connect_timeout = 60s;         ///< one peer, all addresses
+  Duration negotiation_timeout = 10s;     ///< protocol of one stream
   Duration identify_timeout = 10s;
   Duration backoff_base = 5s;  ///< after a failed dial; grows, at most 5 min
-  /// Above it, idle connections make room for new ones. An eighth is kept for connections that we open. This, the
+  /// At it, an idle connection makes room for each new one. An eighth is kept for connections that we open. This, the
   /// inbound ones pending and the dials shrink together where the machine allows fewer connections.
   std::size_t max_connections = 1024;
+  /// Above the high one, idle connections are closed down to the low one: those unused longest first, none that is
+  /// younger than the grace, and none of protected peers or of the routing table's.
+  std::size_t high_water = 512, low_water = 384;
+  Duration trim_grace = 2min;
   std::size_t max_pending_inbound = 256;  ///< inbound connections before the handshake is done
   /// The same from one IPv4 address or IPv6 /64 network; this machine itself may take all of them.
   std::size_t max_pending_per_ip = 64;
@@ -42,6 +49,19 @@ struct HostOptions {
   std::size_t max_connections_per_ip = 256;  ///< inbound; large networks hide behind one address. Not for this machine
   std::size_t max_dials = 160;               ///< at once, as p2pd
   std::size_t max_lookups = 32;              ///< walks through peer routing at once; further ones wait
+  /// Ask peers outside to dial us back, and dial back those that ask us (AutoNAT): see Host::reachability.
+  bool autonat = true;
+  /// What is known about reachability without asking; nullopt: ask.
+  std::optional<Reachability> force_reachability;
+  /// Of so many networks peers must see us at an address before it is announced, unless a dial-back has reached it.
+  std::size_t observed_confirmations = 4;
+  /// Relay other peers' connections within these bounds; nullopt: do not.
+  std::optional<RelayServiceOptions> relay_service;
+  /// When peers outside cannot reach us, be reached through relays: those named here, and connected peers that relay.
+  bool use_relay = true;
+  std::vector<Multiaddr> trusted_relays;
+  std::size_t wanted_relays = 2;  ///< reservations to hold
+  bool hole_punching = true;      ///< replace circuits by direct connections where address translators allow it (DCUtR)
   std::size_t max_known_peers = 4096;  ///< peers only heard of, and peers connected lately, whose addresses are kept
   // Ours, against an attacker with many identities in few networks. A block is an IPv4 /24 or IPv6 /48 of public
   // addresses; private ones and this machine's are not counted. 0: any number.
@@ -57,6 +77,7 @@ struct PeerInfo {
   std::string agent;                   ///< peer-supplied text: quote before logging
   bool connected = false;
   bool outbound = false;
+  std::string security;  ///< of the connection, "/noise" or "/tls/1.0.0"
   Duration round_trip{};
 };
 
@@ -68,10 +89,17 @@ struct Traffic {
 
 using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 
+/// What a host reaches peers through.
+struct Connectivity {
+  transport::Transports transports;  ///< under the host's identity; the first one that handles an address dials it
+  std::unique_ptr<transport::Resolver> resolver;
+};
+
 class Host {
  public:
-  /// `network` must outlive the host.
+  /// A host that reaches peers over `network` alone, which must outlive it, with transport options as in `options`.
   Host(transport::Network& network, KeyPair identity, HostOptions options = {});
+  Host(Runtime& runtime, Connectivity connectivity, KeyPair identity, HostOptions options = {});
   /// Closes everything at once.
   ~Host();
 
@@ -88,8 +116,16 @@ class Host {
   std::vector<Multiaddr> addresses() const;
   std::vector<Multiaddr> visible_addresses() const;
   const HostOptions& options() const noexcept;
+  /// Whether peers outside can connect to us, as far as it is known. A host that does not listen is private.
+  Reachability reachability() const noexcept;
+  /// Calls `callback` when reachability() has changed, while the result lives.
+  [[nodiscard]] Subscription on_reachability(std::function<void(Reachability)> callback);
+  /// Waits until reachability() is known; Errc::timeout when it is not by then.
+  Task<Result<Reachability>> wait_for_reachability(Deadline deadline);
+  /// The relays through which peers reach us now.
+  std::vector<HeldReservation> relays() const;
   Traffic traffic() const;
-  /// The caps of the network.
+  /// The caps of its transports: the lowest of each direction.
   transport::BandwidthLimits limits() const;
 
   /// Connects to a full address (…/p2p/<id>), resolving DNS. An existing connection is used as it is. The address is
@@ -98,6 +134,8 @@ class Host {
   /// Connects by id: known addresses, then peer routing. Concurrent calls for one peer share the dial.
   Task<Result<>> connect(PeerId peer, Deadline deadline);
   void disconnect(const PeerId& peer);
+  /// Keeps the connections of a peer open when idle ones are trimmed (HostOptions::high_water), while the result lives.
+  [[nodiscard]] Subscription protect(const PeerId& peer);
   bool connected(const PeerId& peer) const;
   /// The other end of a connection to the peer, which it cannot invent; nullopt when there is none.
   std::optional<Multiaddr> remote_address(const PeerId& peer) const;
@@ -117,26 +155,19 @@ class Host {
   /// The addresses by which `peer` sees us, as reported by identify.
   std::vector<Multiaddr> observed_addresses() const;
 
-  /// Called when a peer's first connection opened and identify is done, or its last one closed.
-  using PeerEvent = std::function<void(const PeerId&, bool connected)>;
-  /// The subscription ends when the returned object dies.
-  std::shared_ptr<void> on_peer(PeerEvent callback);
-
   /// The known addresses of a peer, unless dialling them has just failed; else those that Kademlia finds.
   Task<Result<std::vector<Multiaddr>>> find_peer(PeerId peer, Deadline deadline);
-  /// Connects to one of many peers that would serve: by the addresses in hand, then by those that `teller` knows, who
-  /// named the peer. That is one query where a walk through peer routing takes dozens, so peer routing is left to peers
-  /// that nobody knows an address of.
-  /// \param teller  empty: nobody
-  Task<Result<>> reach(PeerId peer, PeerId teller, Deadline deadline);
+  /// Connects to one of many peers that would serve: by its known addresses, then by those that the peer that named it
+  /// knows. That is one query where a walk through peer routing takes dozens, so peer routing is left to peers of which
+  /// neither knows an address.
+  /// \param referrer  the peer that named it; empty for none
+  Task<Result<>> connect_via(PeerId peer, PeerId referrer, Deadline deadline);
   /// Fills the routing table: dials the bootstrap addresses in parallel, succeeds when one answered, then looks itself
   /// up. All of them are kept as ways to come back.
   Task<Result<>> bootstrap(std::vector<Multiaddr> addresses, Deadline deadline);
 
-  TaskGroup& tasks() noexcept;
-  struct Impl;
-
  private:
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -8,6 +8,7 @@
 /// stays a claim (GlobalProgress::claimed) until a state proves it or another peer supports it.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -56,7 +57,8 @@ struct GlobalProgress {
   double samples_per_second = 0;
   std::size_t peers = 0, clients = 0;
   std::size_t expected = 0;  ///< of these, in the next round: see took_part
-  double eta = 0;            ///< Unix seconds when the target will be reached
+  /// Unix seconds when the target will be reached; infinite before the first look at the run.
+  double eta = std::numeric_limits<double>::infinity();
 };
 
 class ProgressTracker {
@@ -82,6 +84,8 @@ class ProgressTracker {
   void distrust_claims_above(std::uint64_t proven);
   /// Reads the DHT now.
   Task<void> refresh();
+  /// Tells whether the run has been looked at since the start.
+  bool looked() const noexcept { return looked_; }
   /// Completes when the run is past `epoch`.
   Task<void> epoch_passed(std::uint64_t epoch);
   /// Completes with the next news of the run, or at the deadline.
@@ -108,6 +112,7 @@ class ProgressTracker {
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
   void add_up(const std::vector<Entry>& entries, GlobalProgress& global);
   Duration least_period(std::size_t peers) const;
+  bool looked_ = false;
   double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // no matter who sets the clock
 
   Dht& dht_;

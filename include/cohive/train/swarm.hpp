@@ -31,6 +31,10 @@ struct SwarmOptions {
   std::vector<std::string> announce_maddrs;                       ///< to tell other peers instead
   std::string identity_path;                                      ///< key file, made when missing; empty: a fresh key
   bool client_mode = false;          ///< only dial out, as behind a strict firewall
+  /// When peers outside cannot dial this one, be reached through relays, and punch holes from there (docs/relay.md).
+  bool use_relay = true;
+  std::vector<std::string> trusted_relays;  ///< multiaddrs with /p2p; besides them, connected peers that relay
+  std::string force_reachability;           ///< "public" or "private", where it is known; empty: find out
   std::string metrics_address;       ///< "host:port" to serve /metrics, /healthz, /readyz; empty: none
   double max_upload = 0;             ///< bytes per second of all connections together; 0: no limit
   double max_download = 0;           ///< the same

@@ -11,13 +11,14 @@ enum class Errc {
   address_unsupported,  ///< not a TCP address
   address_in_use,
   resolve_failed,
-  handshake_failed,        ///< Noise: bad message, signature or key
+  handshake_failed,        ///< Noise or TLS: bad message, signature or key
   peer_mismatch,           ///< another PeerID answered than the one expected
   protocol_not_supported,  ///< multistream: every proposal was refused
   negotiation_failed,      ///< multistream: malformed or endless
   muxer_violation,         ///< yamux rules broken by the peer
   keepalive_timeout,       ///< the peer stopped answering pings
   too_many_streams,
+  both_began,         ///< both sides opened one connection, and neither would respond
   decryption_failed,  ///< an encrypted record was forged or damaged; the connection is closed
 };
 

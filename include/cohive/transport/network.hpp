@@ -1,10 +1,11 @@
 /// \file
-/// The network seam: raw byte connections, real (tcp) or simulated. Everything above it runs unchanged on both.
+/// Raw byte connections, real (tcp) or simulated: what stream transports are built on (stream_transport.hpp).
 /// Loop thread only.
 #pragma once
 
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,6 +39,9 @@ class RawConnection {
   virtual bool times_writes() const { return false; }
   /// Bytes written that the other machine has not acknowledged yet.
   virtual std::size_t undelivered() const { return 0; }
+  /// How many more bytes it carries from us: a relay may grant so many only.
+  virtual std::uint64_t carries() const { return kUnlimited; }
+  static constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 };
 
 class Listener {
@@ -58,19 +62,22 @@ struct BandwidthLimits {
   double download = 0;
 };
 
-/// Where connections come from. One per peer in a simulation (it is the peer's machine), one per process in reality.
+/// Where byte connections come from. One per peer in a simulation (it is the peer's machine), one per process in
+/// reality.
 class Network {
  public:
   virtual ~Network() = default;
   virtual Runtime& runtime() = 0;
   /// Binds at once; a port in use or a foreign address is an error that names the address.
   virtual Result<std::unique_ptr<Listener>> listen(const Multiaddr& address) = 0;
-  /// Dials one transport address (a trailing /p2p is ignored). Unsupported address kinds fail at once.
-  virtual Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) = 0;
-  /// Replaces dns, dns4, dns6 and dnsaddr components by numeric addresses; other addresses come back unchanged.
-  virtual Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) = 0;
-  /// True when handshakes may be skipped: only simulations of thousands of peers say so.
-  virtual bool plaintext() const { return false; }
+  /// Dials one numeric transport address (a trailing /p2p is ignored). Unsupported address kinds fail at once.
+  /// \param from  an address that a listener of this network is bound to: its port is used if it is free for this
+  ///              connection; nullopt takes any port
+  virtual Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                            Deadline deadline) = 0;
+  Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) {
+    return dial(std::move(address), std::nullopt, deadline);
+  }
   virtual BandwidthLimits limits() const { return {}; }
   /// How many connections the machine lets this process have, all that use them together.
   virtual std::size_t max_connections() const { return std::numeric_limits<std::size_t>::max(); }
@@ -80,15 +87,8 @@ class Network {
 /// pass before the next turn of the busy ones. After a pause at most a twentieth of a second's worth passes at once.
 std::unique_ptr<Network> limit_bandwidth(std::unique_ptr<Network> network, BandwidthLimits limits);
 
-struct TcpOptions {
-  /// Dial from the port we listen on when that is possible: behind a NAT, peers then see the address that others can
-  /// reach us at, and hole punching can work. Two peers that happen to dial each other at the same moment may then get
-  /// one connection that both think they opened, whose upgrade fails.
-  bool dial_from_listen_port = false;
-};
-
 /// TCP over Boost.Asio. `runtime` must be a real one and outlive the network. Raises the process's soft limit of open
 /// files (up to 65,536, as the hard one allows): the usual 1,024 are fewer than a full host needs.
-std::unique_ptr<Network> make_tcp_network(Runtime& runtime, TcpOptions options = {});
+std::unique_ptr<Network> make_tcp_network(Runtime& runtime);
 
 }  // namespace cohive::transport

@@ -22,18 +22,28 @@ struct SimLink {
   Duration mean_lifetime = 0ms;  ///< connections die after an exponential time with this mean; 0: never
 };
 
-/// The wires. Every machine has its own IPv4 address in it: 10.x.y.z, counted up, unless another one is wanted.
+/// The wires. Every machine has its own IPv4 address in it: 10.x.y.z, counted up, unless other ones are wanted.
 class SimFabric {
  public:
-  explicit SimFabric(SimRuntime& runtime, SimLink defaults = {}, bool plaintext = true);
+  explicit SimFabric(SimRuntime& runtime, SimLink defaults = {});
   ~SimFabric();
   SimRuntime& runtime() noexcept;
 
   /// A new machine; its Network stays valid as long as the fabric.
   /// Listening on /ip4/0.0.0.0/tcp/0 or its own address is allowed.
   std::unique_ptr<Network> add_machine();
-  /// \param ip  IPv4, of no other machine
-  std::unique_ptr<Network> add_machine(const std::string& ip);
+  /// \param ip, other  addresses of no other machine; with two, one is IPv4 and one IPv6. Faults, links and lines are
+  /// set
+  ///                   for each of them.
+  std::unique_ptr<Network> add_machine(const std::string& ip, const std::string& other = {});
+
+  /// Puts a machine behind an address translator: machines elsewhere see it at `outside`, with the port it dials from.
+  /// They cannot connect to `inside`. What they send to `outside` is dropped, or reaches the same port inside when it
+  /// `lets_in`, which one machine behind an outside address may. Machines behind one outside address reach each other.
+  void set_nat(const std::string& inside, const std::string& outside, bool lets_in = false);
+
+  /// From now on its translator lets in, for half a minute, what comes from an address that the machine has dialled.
+  void let_punch(const std::string& inside);
 
   /// Links between two machines, by IP address text; later calls override.
   void set_link(const std::string& ip_a, const std::string& ip_b, SimLink link);

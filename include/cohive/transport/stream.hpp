@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "cohive/core/multiaddr.hpp"
 #include "cohive/core/runtime.hpp"
@@ -33,6 +34,9 @@ class Stream {
   /// buffers are the caller's again. Waits for the peer's window and for its turn on the connection.
   virtual Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) = 0;
   Task<Result<>> write(ByteView bytes, Deadline deadline);
+  /// Lets the peer send at most so many bytes ahead of read(), where the window would grow further. The first 256 KiB
+  /// are granted in any case.
+  virtual void limit_window(std::size_t /*most*/) {}
   /// Half-close: no more bytes from us. Idempotent.
   virtual void close_write() noexcept = 0;
   /// Ends both directions at once.
@@ -97,11 +101,11 @@ class Connection {
   /// The next stream opened by the peer; an error when the connection has ended.
   virtual Task<Result<StreamPtr>> accept_stream() = 0;
   virtual const PeerId& peer() const = 0;
-  /// The peer's serialised PublicKey protobuf, as proven in the handshake.
-  virtual const Bytes& peer_key() const = 0;
   virtual const Multiaddr& local_address() const = 0;
   virtual const Multiaddr& remote_address() const = 0;
   virtual bool outbound() const = 0;  ///< we dialled
+  /// The protocol that authenticated the peer, "/noise" or "/tls/1.0.0".
+  virtual std::string_view security() const = 0;
   virtual bool closed() const = 0;
   virtual Error close_reason() const = 0;
   /// Waits until the connection has ended, for whatever reason.
@@ -114,6 +118,8 @@ class Connection {
   /// Ends the connection and all streams now. What the peer has not received yet may be lost.
   virtual void close(Error reason) noexcept = 0;
   virtual ConnectionStats stats() const = 0;
+  /// Streams open now, in both directions: what stats() says, at no cost.
+  virtual std::size_t open_streams() const = 0;
   /// Last measured round trip, zero when none yet.
   virtual Duration round_trip() const = 0;
 };

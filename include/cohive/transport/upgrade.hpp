@@ -1,37 +1,60 @@
 /// \file
-/// From a raw connection to a Connection: multistream-select, Noise XX (with the muxer extension), yamux.
+/// From a byte connection to an authenticated, multiplexed one: multistream-select, Noise or TLS 1.3, yamux.
 #pragma once
 
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "cohive/core/keys.hpp"
-#include "cohive/transport/network.hpp"
-#include "cohive/transport/stream.hpp"
+#include "cohive/transport/transport.hpp"
 
 namespace cohive::transport {
 
-enum class Role { initiator, responder };
+/// Ways to authenticate and encrypt a connection.
+enum class Security { noise, tls };
 
 /// Bounds of one connection. Source: libp2p wire spec, sections 4, 10 and 13.
 struct TransportOptions {
-  Duration upgrade_timeout = 15s;             ///< security and muxer together, as p2pd
-  bool aes = true;                            ///< offer AES-256-GCM to cohive peers if the processor has it
-  Duration keepalive_interval = 30s;          ///< yamux ping after this much silence
-  Duration keepalive_timeout = 10s;           ///< no pong within: the connection is dead
-  Duration write_timeout = 10s;               ///< one flush to the socket
-  std::size_t max_inbound_streams = 1024;     ///< open at once, per connection
-  std::size_t max_pending_streams = 256;      ///< opened by the peer and not yet accepted; more are reset
-  std::size_t initial_window = 256 * 1024;    ///< fixed by yamux
-  std::size_t max_window = 16 * 1024 * 1024;  ///< receive window auto-tuning stops here
-  std::size_t max_buffered = 64 * 1024 * 1024;///< received, not yet read bytes per connection; windows grow
-                                              ///< by half of it at most, and a stream that would exceed it is reset
-  std::size_t send_buffer = 256 * 1024;       ///< encrypted, not yet written bytes; writers wait above it
+  /// What a dialler proposes, in this order, and what a listener accepts. Not empty.
+  std::vector<Security> security = {Security::noise, Security::tls};
+  /// Peers only say who they are and nothing is encrypted: for simulations of thousands of peers.
+  bool plaintext = false;
+  /// Dial from a port that we listen on, see DialOptions. When both sides dial at the same moment they get one
+  /// connection that both opened: Noise then settles who responds, and with peers that cannot it is dialled once more.
+  bool dial_from_listen_port = true;
+  Duration upgrade_timeout = 15s;               ///< security and muxer together, as p2pd
+  bool aes = true;                              ///< Noise: offer AES-256-GCM to cohive peers if the processor has it
+  Duration keepalive_interval = 30s;            ///< yamux ping after this much silence
+  Duration keepalive_timeout = 10s;             ///< no pong within: the connection is dead
+  Duration write_timeout = 10s;                 ///< one flush to the socket
+  std::size_t max_inbound_streams = 1024;       ///< open at once, per connection
+  std::size_t max_pending_streams = 256;        ///< opened by the peer and not yet accepted; more are reset
+  std::size_t initial_window = 256 * 1024;      ///< fixed by yamux
+  std::size_t max_window = 16 * 1024 * 1024;    ///< receive window auto-tuning stops here
+  std::size_t max_buffered = 64 * 1024 * 1024;  ///< received, not yet read bytes per connection; windows grow
+                                                ///< by half of it at most, and a stream that would exceed it is reset
+  std::size_t send_buffer = 256 * 1024;         ///< encrypted, not yet written bytes; writers wait above it
 };
 
-/// Runs the handshakes within `options.upgrade_timeout`.
-/// \param expected  as initiator: the PeerID that must answer; nullopt accepts any
+/// An identity prepared for handshakes: what is signed with it is signed once, not for each connection. Immutable,
+/// cheap to copy. `runtime` must outlive it.
+class Upgrader {
+ public:
+  Upgrader(Runtime& runtime, KeyPair identity, TransportOptions options = {});
+  const KeyPair& identity() const noexcept;
+  const TransportOptions& options() const noexcept;
+
+ private:
+  friend struct Handshakes;
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+/// Runs the handshakes within `upgrade_timeout`.
+/// \param expected  the PeerID that must be at the other end; nullopt accepts any
 /// Errors name the stage and, when known, the peer. The raw connection is closed on failure.
-Task<Result<ConnectionPtr>> upgrade(Runtime& runtime, std::unique_ptr<RawConnection> raw, Role role, KeyPair identity,
-                                    std::optional<PeerId> expected, TransportOptions options, bool plaintext = false);
+Task<Result<ConnectionPtr>> upgrade(Upgrader upgrader, std::unique_ptr<RawConnection> raw, Role role,
+                                    std::optional<PeerId> expected);
 
 }  // namespace cohive::transport

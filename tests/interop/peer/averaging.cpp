@@ -1,6 +1,7 @@
-// One averager over float32 tensors. Tensors travel as {"shape", "data"}: the data as hexadecimal, little-endian;
-// gathered data and metadata as the hexadecimal of their msgpack.
+// One averager over float32 tensors, plain or with PowerSGD. Tensors travel as {"shape", "data"}: the data as
+// hexadecimal, little-endian; gathered data and metadata as the hexadecimal of their msgpack.
 #include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/power_sgd.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 
 #include <cstring>
@@ -15,6 +16,7 @@ struct AveragingPeer {
   std::vector<std::vector<float>> values;
   std::vector<codec::Shape> shapes;
   std::vector<codec::Tensor> shared;
+  std::unique_ptr<averaging::PowerSgd> power_sgd;
   std::unique_ptr<averaging::Averager> averager;
   std::unique_ptr<averaging::StateSharing> sharing;
 };
@@ -68,7 +70,18 @@ averaging::AveragerOptions options_of(const json& request) {
   return options;
 }
 
-/// tensors, prefix, and what options_of reads
+/// averager_rank, min_compression_ratio
+void use_power_sgd(AveragingPeer& state, const json& request, averaging::AveragerOptions& options) {
+  std::vector<averaging::TensorInfo> schema;
+  for (const auto& shape : state.shapes) schema.push_back({shape});
+  const averaging::PowerSgdOptions chosen{request.at("averager_rank").get<std::size_t>(),
+                                          request.value("min_compression_ratio", 0.5)};
+  state.power_sgd = std::make_unique<averaging::PowerSgd>(schema, chosen);
+  options.class_name = "PowerSGDGradientAverager";
+  options.scheme = state.power_sgd->scheme();
+}
+
+/// tensors, prefix, and what options_of reads; averager_rank: PowerSGD, whose factors are the state that is shared
 Task<json> averager_start(Peer& peer, json request) {
   auto state = std::make_shared<AveragingPeer>();
   for (const auto& tensor : request.at("tensors")) {
@@ -77,14 +90,18 @@ Task<json> averager_start(Peer& peer, json request) {
   }
   std::vector<averaging::AveragedTensor> averaged;
   for (std::size_t i = 0; i < state->values.size(); ++i) averaged.push_back({state->values[i], state->shapes[i]});
-  state->averager = std::make_unique<averaging::Averager>(peer.dht(), averaged, options_of(request));
+  auto options = options_of(request);
+  if (request.contains("averager_rank")) use_power_sgd(*state, request, options);
+  state->averager = std::make_unique<averaging::Averager>(peer.dht(), averaged, std::move(options));
   state->averager->start();
   averaging::StateSharingOptions sharing;
   sharing.prefix = state->averager->options().prefix;
+  sharing.class_name = state->averager->options().class_name;
   sharing.codec = static_cast<codec::Codec>(request.value("state_codec", 0));
   sharing.share = state->averager->options().mode == averaging::PeerMode::node;
   state->sharing = std::make_unique<averaging::StateSharing>(peer.dht(), std::move(sharing));
   state->sharing->start();
+  if (state->power_sgd) state->sharing->set_provider(state->power_sgd->provider(state->averager->group_bits()));
   peer.averaging_ = std::move(state);
   co_return json();
 }
@@ -150,6 +167,19 @@ Task<json> averager_download(Peer& peer, json request) {
   co_return json{{"donor", state.donor.text()}, {"metadata", hex_of(state.metadata)}, {"tensors", tensors}};
 }
 
+/// timeout: takes the factors of another member
+Task<json> averager_load_factors(Peer& peer, json request) {
+  auto& averaging = averaging_of(peer);
+  auto state = value_of(co_await averaging.sharing->download({.limit = from_seconds(request.value("timeout", 30.0))}));
+  value_of(co_await averaging.power_sgd->load(peer.runtime, std::move(state)));
+  co_return json();
+}
+
+/// tensor: what PowerSGD owes of it
+Task<json> averager_residual(Peer& peer, json request) {
+  co_return hex_of_values(averaging_of(peer).power_sgd->residual(request.at("tensor").get<std::size_t>()));
+}
+
 Task<json> averager_bits(Peer& peer, json) {
   co_return averaging_of(peer).averager->group_bits();
 }
@@ -163,6 +193,8 @@ void add_averaging_commands(Commands& commands) {
   commands["averager_share"] = averager_share;
   commands["averager_download"] = averager_download;
   commands["averager_bits"] = averager_bits;
+  commands["averager_load_factors"] = averager_load_factors;
+  commands["averager_residual"] = averager_residual;
 }
 
 }  // namespace cohive::interop

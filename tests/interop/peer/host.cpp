@@ -5,12 +5,27 @@ namespace {
 
 using nlohmann::json;
 
+std::vector<transport::Security> securities_of(const json& names) {
+  std::vector<transport::Security> result;
+  for (const auto& name : names)
+    result.push_back(name == "tls" ? transport::Security::tls : transport::Security::noise);
+  return result;
+}
+
 /// listen (default: a loopback port; empty: dial only), identity (serialised private key), key ("rsa": a new RSA key
-/// instead of Ed25519), client
+/// instead of Ed25519), client, relay (offered), circuit_bytes (of the relay), trusted_relays (of a peer that counts as
+/// private), security (names of the ways to encrypt that it offers and takes)
 Task<json> host_start(Peer& peer, json request) {
   p2p::HostOptions options;
   options.listen = addresses_of(request.value("listen", json::array({"/ip4/127.0.0.1/tcp/0"})));
   options.routing_server = !request.value("client", false);
+  if (request.value("relay", false)) options.relay_service.emplace();
+  if (request.contains("circuit_bytes")) options.relay_service->circuit.bytes = request["circuit_bytes"];
+  if (request.contains("trusted_relays")) {
+    options.trusted_relays = addresses_of(request["trusted_relays"]);
+    options.force_reachability = p2p::Reachability::private_;
+  }
+  if (request.contains("security")) options.transport.security = securities_of(request["security"]);
   const KeyPair identity = request.contains("identity")
                                ? value_of(KeyPair::from_protobuf(bytes_of(request["identity"])))
                            : request.value("key", std::string()) == "rsa" ? KeyPair::generate_rsa()
@@ -60,6 +75,17 @@ Task<json> host_find(Peer& peer, json request) {
   co_return addresses;
 }
 
+/// The relays through which it is reached: ids, limits, and its own addresses.
+Task<json> host_relays(Peer& peer, json) {
+  json relays = json::array(), addresses = json::array();
+  for (const auto& held : peer.host().relays())
+    relays.push_back({{"id", held.relay.text()},
+                      {"bytes", held.limit.bytes},
+                      {"seconds", std::chrono::duration<double>(held.limit.duration).count()}});
+  for (const auto& address : peer.host().visible_addresses()) addresses.push_back(address.text());
+  co_return json{{"relays", relays}, {"addresses", addresses}};
+}
+
 Task<json> host_peers(Peer& peer, json) {
   json peers = json::array();
   for (const auto& info : peer.host().peers()) {
@@ -69,7 +95,9 @@ Task<json> host_peers(Peer& peer, json) {
                      {"agent", info.agent},
                      {"protocols", info.protocols},
                      {"addresses", addresses},
-                     {"outbound", info.outbound}});
+                     {"remote", peer.host().remote_address(info.id).value_or(Multiaddr()).text()},
+                     {"outbound", info.outbound},
+                     {"security", info.security}});
   }
   co_return peers;
 }
@@ -83,6 +111,7 @@ void add_host_commands(Commands& commands) {
   commands["host_disconnect"] = host_disconnect;
   commands["host_ping"] = host_ping;
   commands["host_find"] = host_find;
+  commands["host_relays"] = host_relays;
   commands["host_peers"] = host_peers;
 }
 

@@ -1,0 +1,30 @@
+/// \file
+/// Names in multiaddresses: dns, dns4, dns6 and dnsaddr. Source: libp2p wire spec, section 1.2. Loop thread only.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/runtime.hpp"
+
+namespace cohive::transport {
+
+class Resolver {
+ public:
+  virtual ~Resolver() = default;
+  /// Returns the numeric addresses that a name leads to, with what follows the name; numeric ones come back unchanged.
+  virtual Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) = 0;
+};
+
+/// Asks the system's name servers, off the loop: A records for dns and dns4, AAAA records for dns and dns6, TXT records
+/// for dnsaddr. Under simulation no name resolves.
+std::unique_ptr<Resolver> make_resolver(Runtime& runtime);
+
+/// Returns whether an address begins with a name.
+bool is_name(const Multiaddr& address);
+/// Returns the address with its name replaced by an address of no host, to ask a transport whether it would handle what
+/// the name leads to. nullopt for dnsaddr, which may lead anywhere.
+std::optional<Multiaddr> with_unspecified_host(const Multiaddr& name);
+
+}  // namespace cohive::transport

@@ -1,0 +1,77 @@
+/// \file
+/// The transport seam: from an address to a secured, multiplexed connection. TCP is one implementation
+/// (stream_transport.hpp), a circuit through a relay another one. Loop thread only.
+#pragma once
+
+#include <limits>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cohive/core/keys.hpp"
+#include "cohive/transport/network.hpp"
+#include "cohive/transport/stream.hpp"
+
+namespace cohive::transport {
+
+/// Which side of the handshakes a peer plays.
+enum class Role {
+  initiator,
+  responder,
+  either,  ///< begins, and responds if the other side began too: both may have dialled
+};
+
+/// An inbound connection before its handshake, so that the host decides first whether it has room. Dropping it closes
+/// it.
+class PendingConnection {
+ public:
+  virtual ~PendingConnection() = default;
+  virtual const Multiaddr& remote_address() const = 0;
+  /// Runs the handshakes, which have a time-out of their own. To be called once, and the object kept until it ends.
+  virtual Task<Result<ConnectionPtr>> finish() = 0;
+};
+
+class ConnectionListener {
+ public:
+  virtual ~ConnectionListener() = default;
+  /// Waits for the next inbound connection; an error only when the listener is closed.
+  virtual Task<Result<std::unique_ptr<PendingConnection>>> accept() = 0;
+  /// The bound address, port resolved; unspecified hosts stay (0.0.0.0).
+  virtual const Multiaddr& address() const = 0;
+  /// The addresses that peers can dial: one per interface for an unspecified host.
+  virtual std::vector<Multiaddr> dialable_addresses() const = 0;
+  virtual void close() noexcept = 0;
+};
+
+/// How an address is dialled.
+struct DialOptions {
+  std::optional<PeerId> expected;  ///< the peer that must answer; nullopt accepts any
+  Deadline deadline = Deadline::never();
+  /// From a port that we listen on, if the transport does that: behind a NAT, peers then see the address at which other
+  /// peers may reach us, and hole punching works.
+  bool from_listen_port = true;
+  Role role = Role::initiator;  ///< in the handshakes: when both sides dial at once, one of them must respond
+};
+
+/// A way to reach peers at one kind of address.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  /// Returns whether dial() and listen() know this kind of address. Names are resolved before (resolver.hpp).
+  virtual bool handles(const Multiaddr& address) const = 0;
+  /// Dials one address (a trailing /p2p is ignored) and runs the handshakes. Errors name the stage and the address.
+  virtual Task<Result<ConnectionPtr>> dial(Multiaddr address, DialOptions options) = 0;
+  /// Binds at once; a port in use or a foreign address is an error that names the address.
+  virtual Result<std::unique_ptr<ConnectionListener>> listen(const Multiaddr& address) = 0;
+  /// Returns the same transport under another identity, to dial only: a peer that does not know us yet can tell whether
+  /// an address is open to everyone. Null when this transport has no use for it.
+  virtual std::unique_ptr<Transport> with_identity(KeyPair /*identity*/) const { return nullptr; }
+  /// The caps of the network below.
+  virtual BandwidthLimits limits() const { return {}; }
+  /// How many connections the machine lets this process have, counted over all that use them.
+  virtual std::size_t max_connections() const { return std::numeric_limits<std::size_t>::max(); }
+};
+
+using Transports = std::vector<std::unique_ptr<Transport>>;
+
+}  // namespace cohive::transport

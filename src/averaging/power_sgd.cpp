@@ -1,0 +1,173 @@
+#include "cohive/averaging/power_sgd.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "cohive/averaging/errors.hpp"
+#include "part_math.hpp"
+#include "power_sgd_state.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::size_t kHighestRank = 4096;  // far above what saves anything
+
+const PowerSgdOptions& checked(const PowerSgdOptions& options) {
+  if (options.averager_rank < 1 || options.averager_rank > kHighestRank)
+    throw std::invalid_argument("averager_rank must be from 1 to " + std::to_string(kHighestRank));
+  if (!(options.min_compression_ratio >= 0 && options.min_compression_ratio <= 1))
+    throw std::invalid_argument("min_compression_ratio must be from 0 to 1");
+  return options;
+}
+
+/// hivemind's rule: the same on all members, or their parts do not fit together.
+bool worth_compressing(const TensorInfo& tensor, const PowerSgdOptions& options) {
+  if (tensor.shape.size() < 2 || tensor.elements() == 0) return false;
+  const MatrixShape shape = matrix_of(tensor.shape);
+  const auto factors = static_cast<double>(options.averager_rank * (shape.rows + shape.columns));
+  return 1 - factors / static_cast<double>(tensor.elements()) >= options.min_compression_ratio;
+}
+
+/// Well mixed bits (splitmix64) of a counter, as a value from -1 to 1.
+float drawn(std::uint64_t counter) {
+  std::uint64_t bits = (counter + 1) * 0x9e3779b97f4a7c15u;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  bits ^= bits >> 31;
+  return static_cast<float>(static_cast<std::int64_t>(bits) >> 40) * 0x1p-23f;
+}
+
+/// The same for all peers: what they project on is common to them from the first round on.
+std::shared_ptr<const FactorSet> first_factors(const PowerSgd::State& state) {
+  auto factors = std::make_shared<FactorSet>();
+  for (const CompressedTensor& tensor : state.compressed) {
+    auto& values = factors->emplace_back(state.rank * tensor.shape.columns);
+    const std::uint64_t stream = static_cast<std::uint64_t>(tensor.index) << 40;
+    for (std::size_t i = 0; i < values.span().size(); ++i) values.span()[i] = drawn(stream + i);
+  }
+  return factors;
+}
+
+}  // namespace
+
+PowerSgd::State::State(std::span<const TensorInfo> schema, const PowerSgdOptions& options)
+    : rank(checked(options).averager_rank) {
+  for (std::size_t i = 0; i < schema.size(); ++i) {
+    if (!worth_compressing(schema[i], options)) {
+      others.push_back(i);
+      continue;
+    }
+    compressed.push_back({i, matrix_of(schema[i].shape)});
+    indices.push_back(i);
+  }
+}
+
+std::shared_ptr<const FactorSet> PowerSgd::State::factors() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (factors_) return factors_;
+  }
+  auto first = first_factors(*this);
+  const std::lock_guard lock(mutex_);
+  if (!factors_) factors_ = std::move(first);
+  return factors_;
+}
+
+void PowerSgd::State::replace_factors(std::shared_ptr<const FactorSet> replacement) {
+  const std::lock_guard lock(mutex_);
+  factors_.swap(replacement);
+}
+
+codec::Shape PowerSgd::State::shape_of_factor(std::size_t number) const {
+  return {static_cast<std::uint32_t>(compressed[number].shape.columns), static_cast<std::uint32_t>(rank)};
+}
+
+PowerSgd::PowerSgd(std::span<const TensorInfo> schema, const PowerSgdOptions& options)
+    : state_(std::make_shared<State>(schema, options)) {}
+PowerSgd::PowerSgd(PowerSgd&&) noexcept = default;
+PowerSgd& PowerSgd::operator=(PowerSgd&&) noexcept = default;
+PowerSgd::~PowerSgd() = default;
+
+Scheme PowerSgd::scheme() const {
+  return [state = state_](RoundContext& round) { return run_power_sgd(state, round); };
+}
+
+void PowerSgd::reset_residuals() {
+  state_->residuals.reset();
+}
+
+std::vector<float> PowerSgd::residual(std::size_t tensor) const {
+  const auto at = std::ranges::find(state_->indices, tensor);
+  if (at == state_->indices.end() || !state_->residuals) return {};
+  const auto values =
+      std::as_const((*state_->residuals)[static_cast<std::size_t>(at - state_->indices.begin())]).span();
+  return {values.begin(), values.end()};
+}
+
+const std::vector<std::size_t>& PowerSgd::compressed() const noexcept {
+  return state_->indices;
+}
+
+// ---- Factors for newcomers
+
+StateSharing::Provider PowerSgd::provider(std::string group_bits) const {
+  return [state = state_, group_bits = std::move(group_bits)]() -> std::optional<SharedState> {
+    SharedState shared{msgpack::Map{{{"group_bits", group_bits}}}, {}};
+    const auto factors = state->factors();
+    for (std::size_t i = 0; i < factors->size(); ++i) {
+      const auto values = (*factors)[i].span();
+      std::vector<float> travelling(values.size());
+      transpose(values, state->rank, state->compressed[i].shape.columns, travelling);
+      shared.tensors.push_back(
+          {codec::DType::float32, state->shape_of_factor(i), false, Slice::copy_of(raw_bytes(travelling))});
+      shared.infos.push_back(
+          {"buffer_q_" + std::to_string(i), state->shape_of_factor(i), codec::DType::float32, codec::Role::gradient});
+    }
+    return shared;
+  };
+}
+
+namespace {
+
+/// On the pool: a state as it came, as factors.
+Result<std::shared_ptr<const FactorSet>> factors_of(const PowerSgd::State& state, const DownloadedState& downloaded) {
+  const auto bad = [&](std::string what) { return Error(Errc::bad_state, downloaded.donor, std::move(what)); };
+  if (downloaded.tensors.size() != state.compressed.size())
+    return bad(std::to_string(downloaded.tensors.size()) + " factors instead of " +
+               std::to_string(state.compressed.size()));
+  auto factors = std::make_shared<FactorSet>();
+  for (std::size_t i = 0; i < state.compressed.size(); ++i) {
+    const codec::Tensor& tensor = downloaded.tensors[i];
+    const std::size_t columns = state.compressed[i].shape.columns;
+    std::vector<float> values(state.rank * columns);
+    if (tensor.dtype != codec::DType::float32 || tensor.shape != state.shape_of_factor(i) ||
+        tensor.data.size() != values.size() * sizeof(float))
+      return bad("a factor of another shape: has it the same averager_rank?");
+    std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+    if (!all_finite(values)) return bad("a factor that is not finite");
+    auto& rows = factors->emplace_back(values.size());
+    transpose(values, columns, state.rank, rows.span());
+  }
+  return factors;
+}
+
+}  // namespace
+
+Task<Result<>> PowerSgd::load(Runtime& runtime, DownloadedState downloaded) {
+  const auto state = state_;
+  auto factors =
+      co_await runtime.offload([state, downloaded = std::move(downloaded)] { return factors_of(*state, downloaded); });
+  if (!factors) co_return factors.error();
+  state->replace_factors(std::move(*factors));
+  co_return ok();
+}
+
+std::uint64_t PowerSgd::state_bytes() const noexcept {
+  std::uint64_t bytes = 0;
+  for (const CompressedTensor& tensor : state_->compressed)
+    bytes += state_->rank * tensor.shape.columns * sizeof(float);
+  return bytes;
+}
+
+}  // namespace cohive::averaging

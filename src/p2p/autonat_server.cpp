@@ -1,0 +1,118 @@
+#include "autonat_server.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/task_group.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr std::size_t kMaxStreams = 2;  // of one peer, as go-libp2p
+constexpr Duration kRequestTimeout = 10s;
+constexpr Duration kDialTimeout = 15s;
+constexpr AttemptLimits::Limits kLimits{.window = 60s, .per_peer = 3, .per_network = 10, .in_all = 30};
+
+DialBackResponse refused(DialBackStatus status, std::string text) {
+  return {status, std::move(text), std::nullopt};
+}
+
+}  // namespace
+
+AutoNatServer::AutoNatServer(Self& self, Handlers& handlers, Connectivity& ways, const OwnAddresses& own)
+    : self_(self), handlers_(handlers), ways_(ways), own_(own), limits_(self.runtime, kLimits) {}
+
+void AutoNatServer::offer(bool offered) {
+  if (std::exchange(offered_, offered) == offered) return;
+  if (offered) {
+    handlers_.add(
+        kAutoNatProtocol, [this](transport::StreamPtr stream) { return serve(std::move(stream)); }, kMaxStreams);
+  } else {
+    handlers_.remove(kAutoNatProtocol);
+  }
+}
+
+Task<void> AutoNatServer::serve(transport::StreamPtr stream) {
+  transport::StreamReader reader(*stream);
+  auto bytes = co_await reader.read_message(kMaxAutoNatMessage, self_.runtime.after(kRequestTimeout));
+  if (!bytes || !*bytes) co_return;
+  const auto response = co_await answer(**bytes, stream->peer(), stream->remote_address());
+  switch (response.status) {
+    case proto::AutoNat::OK:
+      self_.metrics.dial_backs_ok.increment();
+      break;
+    case proto::AutoNat::E_DIAL_ERROR:
+      self_.metrics.dial_backs_failed.increment();
+      break;
+    default:
+      self_.metrics.dial_backs_refused.increment();
+  }
+  auto sent =
+      co_await transport::write_message(*stream, as_bytes(encode(response)), self_.runtime.after(kRequestTimeout));
+  if (sent) stream->close_write();
+}
+
+Task<DialBackResponse> AutoNatServer::answer(ByteView bytes, PeerId peer, Multiaddr observed) {
+  auto request = parse_dial_back_request(bytes);
+  if (!request) co_return refused(proto::AutoNat::E_BAD_REQUEST, "malformed request");
+  if (!request->peer.empty() && request->peer != peer)
+    co_return refused(proto::AutoNat::E_BAD_REQUEST, "peer id mismatch");
+  if (is_blocked(observed))
+    co_return refused(proto::AutoNat::E_DIAL_REFUSED, "refusing to dial peer with blocked observed address");
+  auto candidates = dial_back_candidates(observed, request->addresses);
+  std::erase_if(candidates, [this](const Multiaddr& address) { return !stranger_for(address); });
+  if (candidates.empty()) co_return refused(proto::AutoNat::E_DIAL_REFUSED, "no dialable addresses");
+  if (!limits_.take(peer, network_of(observed))) co_return refused(proto::AutoNat::E_DIAL_REFUSED, "too many dials");
+
+  const TimePoint end = self_.runtime.now() + kDialTimeout;
+  auto reached = co_await dial_back(peer, std::move(candidates));
+  if (reached) co_return DialBackResponse{proto::AutoNat::OK, {}, std::move(reached)};
+  // How soon it failed would tell what is at an address, so that we would scan ports for the peer.
+  co_await self_.runtime.sleep_until(end);
+  co_return refused(proto::AutoNat::E_DIAL_ERROR, "dial failed");
+}
+
+/// Private networks have no outside to be reached from; behind our own address there may be the same machine.
+bool AutoNatServer::is_blocked(const Multiaddr& observed) const {
+  if (observed.is_circuit() || observed.scope() != Multiaddr::Scope::public_) return true;
+  const auto own = own_.announced();
+  return std::any_of(own.begin(), own.end(),
+                     [&](const Multiaddr& address) { return network_of(address) == network_of(observed); });
+}
+
+transport::Transport* AutoNatServer::stranger_for(const Multiaddr& address) {
+  if (strangers_.empty()) {
+    const KeyPair identity = KeyPair::generate_ed25519();
+    for (const auto& transport : ways_.transports)
+      if (auto stranger = transport->with_identity(identity)) strangers_.push_back(std::move(stranger));
+  }
+  for (const auto& transport : strangers_)
+    if (transport->handles(address)) return transport.get();
+  return nullptr;
+}
+
+/// How the dials of one request stand.
+struct AutoNatServer::DialBack {
+  std::optional<Multiaddr> reached;
+  std::size_t running;
+  Event done;
+};
+
+/// The first address at which the peer answers.
+Task<std::optional<Multiaddr>> AutoNatServer::dial_back(PeerId peer, std::vector<Multiaddr> candidates) {
+  DialBack state{std::nullopt, candidates.size(), Event(self_.runtime, "dial-backs")};
+  Nursery dials(self_.runtime, "dial-back");
+  for (auto& address : candidates) dials.spawn(try_one(*this, peer, std::move(address), state), "dial-back");
+  co_await state.done.wait();
+  co_return std::move(state.reached);
+}
+
+Task<void> AutoNatServer::try_one(AutoNatServer& server, PeerId peer, Multiaddr address, DialBack& state) {
+  transport::DialOptions options{
+      .expected = peer, .deadline = server.self_.runtime.after(kDialTimeout), .from_listen_port = false};
+  auto connection = co_await server.stranger_for(address)->dial(address, std::move(options));
+  --state.running;
+  if (connection && !state.reached) state.reached = std::move(address);
+  if (connection || state.running == 0) state.done.set();
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,46 @@
+#include "circuit_connection.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cohive/core/errors.hpp"
+
+namespace cohive::p2p {
+
+CircuitConnection::CircuitConnection(transport::StreamPtr stream, CircuitLimit limit, Multiaddr local, Multiaddr remote)
+    : stream_(std::move(stream)),
+      left_(limit.bytes > 0 ? limit.bytes : kUnlimited),
+      local_(std::move(local)),
+      remote_(std::move(remote)) {}
+
+Task<Result<std::size_t>> CircuitConnection::read_some(MutableBytes into) {
+  if (closed_) co_return Error(cohive::Errc::closed, remote_.text());
+  auto bytes = co_await stream_->read(Deadline::never());
+  if (!bytes) co_return bytes.error();
+  const std::size_t count = std::min(into.size(), bytes->size());
+  if (count > 0) std::memcpy(into.data(), bytes->data(), count);
+  if (count < bytes->size()) stream_->unread(bytes->sub(count, bytes->size() - count));
+  co_return count;
+}
+
+Task<Result<>> CircuitConnection::write_all(std::span<const ByteView> buffers) {
+  if (closed_) co_return Error(cohive::Errc::closed, remote_.text());
+  std::size_t size = 0;
+  for (const ByteView buffer : buffers) size += buffer.size();
+  if (left_ != kUnlimited) {
+    if (size > left_) co_return Error(cohive::Errc::limit_exceeded, "the relay carries no more bytes to this peer");
+    left_ -= size;
+  }
+  co_return co_await stream_->write(buffers, Deadline::never());
+}
+
+void CircuitConnection::end_writing() noexcept {
+  if (!closed_) stream_->close_write();
+}
+
+void CircuitConnection::close() noexcept {
+  if (std::exchange(closed_, true)) return;
+  stream_->reset();
+}
+
+}  // namespace cohive::p2p

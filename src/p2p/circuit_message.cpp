@@ -1,0 +1,60 @@
+#include "circuit_message.hpp"
+
+#include "cohive/core/signed_envelope.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr std::string_view kVoucherDomain = "libp2p-relay-rsvp";
+constexpr std::string_view kVoucherType{"\x03\x02", 2};
+
+const Multiaddr& circuit_part() {
+  static const Multiaddr part = Multiaddr::from_text("/p2p-circuit").value();
+  return part;
+}
+
+}  // namespace
+
+CircuitLimit limit_of(const proto::RelayLimit& limit) {
+  return {std::chrono::seconds(limit.duration()), limit.data()};
+}
+
+std::string make_voucher(const KeyPair& relay, const PeerId& peer, std::uint64_t expiration) {
+  proto::RelayVoucher voucher;
+  voucher.set_relay(relay.peer_id().binary());
+  voucher.set_peer(peer.binary());
+  voucher.set_expiration(expiration);
+  return seal_envelope(relay, kVoucherDomain, kVoucherType, voucher.SerializeAsString());
+}
+
+Result<> check_voucher(ByteView bytes, const PeerId& relay, const PeerId& peer) {
+  const auto envelope = open_envelope(bytes, kVoucherDomain, kVoucherType);
+  if (!envelope) return envelope.error();
+  proto::RelayVoucher voucher;
+  if (!voucher.ParseFromString(envelope->payload) || envelope->signer.peer_id() != relay ||
+      voucher.relay() != relay.binary() || voucher.peer() != peer.binary())
+    return Error(cohive::Errc::malformed, relay, "the voucher is of another relay or for another peer");
+  return ok();
+}
+
+std::optional<CircuitAddress> parse_circuit(const Multiaddr& address) {
+  static const std::string kName = "/p2p-circuit";
+  if (!address.is_circuit()) return std::nullopt;
+  const std::string text = address.text();
+  const std::size_t at = text.find(kName), rest = at + kName.size();
+  if (text.find(kName, rest) != std::string::npos) return std::nullopt;
+  const auto relay = Multiaddr::from_text(text.substr(0, at));
+  if (!relay || !relay->peer()) return std::nullopt;
+  CircuitAddress parts{relay->without_peer(), *relay->peer(), std::nullopt};
+  if (rest == text.size()) return parts;
+  const auto target = Multiaddr::from_text(text.substr(rest));
+  if (!target || !target->without_peer().empty()) return std::nullopt;
+  parts.target = target->peer();
+  return parts;
+}
+
+Multiaddr circuit_through(const Multiaddr& relay_address, const PeerId& relay) {
+  return relay_address.with_peer(relay).encapsulate(circuit_part());
+}
+
+}  // namespace cohive::p2p

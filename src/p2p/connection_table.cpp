@@ -1,0 +1,235 @@
+#include "connection_table.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/transport/multistream.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr Duration kSimultaneous = 3s;   // connections to one peer this close were dialled by both sides at once
+constexpr std::size_t kMaxClosing = 64;  // at once, of a host that goes on; further peers are cut off
+constexpr Duration kFarewell = 2s;       // for peers to take what they were sent and to end their side
+
+void add_traffic(Traffic& sum, const ConnectionEntry& entry) {
+  const auto stats = entry.connection->stats();
+  sum.bytes_in += stats.bytes_in;
+  sum.bytes_delivered += stats.bytes_out - std::min<std::uint64_t>(stats.bytes_out, stats.undelivered);
+}
+
+}  // namespace
+
+ConnectionTable::ConnectionTable(Self& self, Handlers& handlers, AddressBook& book)
+    : self_(self),
+      handlers_(handlers),
+      book_(book),
+      tasks_(self.runtime, "connections"),
+      closing_(self.runtime, "ending connections") {}
+
+void ConnectionTable::stop() {
+  tasks_.cancel();
+  closing_.cancel();
+  for (auto& [id, peer] : peers_)
+    for (auto& entry : peer.connections) entry->tasks.cancel();
+}
+
+ConnectionTable::~ConnectionTable() {
+  stop();
+  self_.metrics.connections.add(-static_cast<double>(size_));
+  self_.metrics.peers.add(-static_cast<double>(peers_.size()));
+}
+
+// ---- What comes in
+
+Result<> ConnectionTable::add(transport::ConnectionPtr connection, std::string network) {
+  const PeerId peer_id = connection->peer();
+  if (self_.closed) return Error(Errc::host_closed);
+  if (peer_id == self_.id) return Error(Errc::dial_to_self);
+  const auto known = peers_.find(peer_id);
+  if ((known != peers_.end() && known->second.connections.size() >= self_.options.max_connections_per_peer) ||
+      shares_.of(network) >= self_.options.max_connections_per_ip || !make_room(!connection->outbound()))
+    return Error(Errc::too_many_connections, peer_id);
+  const auto entry =
+      std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(network)));
+  ConnectedPeer& peer = peers_[peer_id];
+  const bool first = peer.connections.empty();
+  peer.connections.push_back(entry);
+  ++size_;
+  self_.metrics.connections.add(1);
+  if (first) {
+    self_.metrics.peers.add(1);
+    book_.on_connected(peer_id);
+    log::debug("p2p", "connected to {} at {}", peer_id, entry->connection->remote_address().text());
+  } else {
+    surplus_.insert(peer_id);
+    if (!std::exchange(closing_surplus_, true)) tasks_.spawn(close_surplus(*this), "close surplus connections");
+  }
+  tasks_.spawn(serve(*this, entry), "connection");
+  if (size_ > self_.options.high_water && !std::exchange(trimming_, true)) tasks_.spawn(trim(*this), "trim");
+  added_.emit(entry);
+  if (first) connected_.emit(peer_id);
+  return ok();
+}
+
+Task<void> ConnectionTable::serve(ConnectionTable& table, ConnectionEntryPtr entry) {
+  for (;;) {
+    auto stream = co_await entry->connection->accept_stream();
+    if (!stream) break;
+    entry->used = table.self_.runtime.now();
+    entry->tasks.spawn(table.handlers_.serve(std::move(*stream), entry->auxiliary), "inbound stream");
+  }
+  const PeerId peer = entry->connection->peer();
+  log::debug("p2p", "connection to {} ended: {}", peer, entry->connection->close_reason());
+  table.abort(entry, Error(cohive::Errc::closed, peer));
+}
+
+// ---- What is there
+
+ConnectedPeer* ConnectionTable::find(const PeerId& peer) {
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? nullptr : &found->second;
+}
+const ConnectedPeer* ConnectionTable::find(const PeerId& peer) const {
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? nullptr : &found->second;
+}
+
+const PeerId& ConnectionTable::dialler(const ConnectionEntry& entry) const {
+  return entry.connection->outbound() ? self_.id : entry.connection->peer();
+}
+
+/// A direct connection rather than a circuit. Both sides choose the same one: when they dialled each other at the same time, the one that the smaller PeerID
+/// dialled; otherwise the newest, since a peer that dials has lost the one before.
+ConnectionEntryPtr ConnectionTable::best(const PeerId& peer) const {
+  const ConnectedPeer* found = find(peer);
+  if (!found) return nullptr;
+  ConnectionEntryPtr kept;
+  for (auto at = found->connections.rbegin(); at != found->connections.rend(); ++at) {
+    const ConnectionEntryPtr& entry = *at;
+    if (entry->connection->closed()) continue;
+    const bool relayed = is_relayed(*entry);
+    if (kept && is_relayed(*kept) != relayed) {
+      if (!relayed) kept = entry;
+      continue;
+    }
+    if (!kept || (kept->opened - entry->opened <= kSimultaneous && dialler(*entry) < dialler(*kept))) kept = entry;
+  }
+  return kept;
+}
+
+ConnectionEntryPtr ConnectionTable::direct(const PeerId& peer) const {
+  ConnectionEntryPtr entry = best(peer);
+  return entry && !is_relayed(*entry) ? entry : nullptr;
+}
+
+Task<Result<transport::StreamPtr>> ConnectionTable::open_stream(PeerId peer, std::string protocol, Deadline deadline,
+                                                                Connect connect) {
+  ConnectionEntryPtr entry;
+  for (int attempt = 0; !entry && attempt < 2; ++attempt) {  // it may go away at this very moment
+    auto connected = co_await connect();
+    if (!connected) co_return connected.error();
+    entry = best(peer);
+  }
+  if (!entry) co_return Error(cohive::Errc::closed, peer);
+  auto stream = entry->connection->open_stream();
+  if (!stream) co_return stream.error();
+  entry->used = self_.runtime.now();
+  (*stream)->set_protocol(protocol);
+  const ConnectedPeer* known = find(peer);
+  if (known && known->serves(protocol)) co_return transport::select_lazily(std::move(*stream), protocol);
+  const Deadline limit = deadline.min(self_.runtime.after(self_.options.negotiation_timeout));
+  auto agreed = co_await transport::select_one_of(**stream, {protocol}, limit);
+  if (!agreed) co_return agreed.error();
+  co_return std::move(*stream);
+}
+
+// ---- The end of connections
+
+/// Takes a connection out of the table; false when it is out already.
+bool ConnectionTable::unregister(EntryRef entry) {
+  const PeerId peer_id = entry->connection->peer();
+  const auto found = peers_.find(peer_id);
+  if (found == peers_.end() || std::erase(found->second.connections, entry) == 0) return false;
+  count_bytes(*entry);
+  add_traffic(past_traffic_, *entry);
+  {
+    const NetworkShares::Share given_back = std::move(entry->share);
+  }
+  --size_;
+  self_.metrics.connections.add(-1);
+  if (!found->second.connections.empty()) return true;
+  peers_.erase(found);
+  self_.metrics.peers.add(-1);
+  book_.on_disconnected(peer_id);
+  disconnected_.emit(peer_id);
+  return true;
+}
+
+/// After an error. The connection is closed at once.
+void ConnectionTable::abort(EntryRef entry, const Error& reason) {
+  if (!unregister(entry)) return;
+  entry->connection->close(reason);
+  entry->tasks.cancel();
+}
+
+/// Ends a connection that works: it leaves the table at once, and what was written before still reaches the peer.
+void ConnectionTable::close_gracefully(EntryRef entry, Error reason, Deadline deadline) {
+  if (!unregister(entry)) return;
+  entry->tasks.cancel();
+  if (!self_.closed && closing_.size() >= kMaxClosing) return entry->connection->close(std::move(reason));
+  closing_.spawn(finish(*this, entry, std::move(reason), deadline), "farewell");
+}
+
+Task<void> ConnectionTable::finish(ConnectionTable& table, ConnectionEntryPtr entry, Error reason, Deadline deadline) {
+  co_await entry->connection->finish(std::move(reason), deadline);
+  table.count_bytes(*entry);
+}
+
+void ConnectionTable::disconnect(const PeerId& peer) {
+  const ConnectedPeer* found = find(peer);
+  if (!found) return;
+  for (const auto& entry : std::vector(found->connections))
+    close_gracefully(entry, Error(cohive::Errc::closed, peer), self_.runtime.after(kFarewell));
+}
+
+/// A service that is writing an answer goes on while there is something to send.
+Task<void> ConnectionTable::drain(ConnectionTable& table, ConnectionEntryPtr entry, Deadline deadline) {
+  co_await entry->connection->flush(deadline);
+  table.close_gracefully(entry, Error(Errc::host_closed), deadline);
+}
+
+Task<void> ConnectionTable::close(Deadline deadline) {
+  std::vector<Task<void>> ends;
+  for (auto& [id, peer] : peers_)
+    for (auto& entry : peer.connections) ends.push_back(drain(*this, entry, deadline));
+  co_await when_all(self_.runtime, std::move(ends));
+  tasks_.cancel();
+  co_await closing_.join();
+}
+
+// ---- Bytes
+
+Traffic ConnectionTable::traffic() const {
+  Traffic sum = past_traffic_;
+  for (const auto& [id, peer] : peers_)
+    for (const auto& entry : peer.connections) add_traffic(sum, *entry);
+  return sum;
+}
+
+void ConnectionTable::count_bytes() {
+  for (auto& [id, peer] : peers_)
+    for (auto& entry : peer.connections) count_bytes(*entry);
+}
+
+void ConnectionTable::count_bytes(ConnectionEntry& entry) {
+  const auto stats = entry.connection->stats();
+  self_.metrics.bytes_in.increment(static_cast<double>(stats.bytes_in - entry.counted_in));
+  self_.metrics.bytes_out.increment(static_cast<double>(stats.bytes_out - entry.counted_out));
+  entry.counted_in = stats.bytes_in;
+  entry.counted_out = stats.bytes_out;
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,143 @@
+// The connections of a host and the peers at their other ends: what comes in, what has to go to make room, and which
+// connection a stream is opened on. Source: libp2p wire spec, sections 10 and 13.
+#pragma once
+
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "address_book.hpp"
+#include "cohive/core/signal.hpp"
+#include "cohive/core/task_group.hpp"
+#include "handlers.hpp"
+#include "network_shares.hpp"
+#include "self.hpp"
+
+namespace cohive::p2p {
+
+using Protocols = std::set<std::string>;
+
+/// One connection and the tasks that serve its streams.
+struct ConnectionEntry {
+  ConnectionEntry(Runtime& runtime, transport::ConnectionPtr c, NetworkShares::Share s)
+      : connection(std::move(c)),
+        share(std::move(s)),
+        opened(runtime.now()),
+        used(runtime.now()),
+        tasks(runtime, "streams") {}
+  /// Some stream is open that is not of a service every host offers.
+  bool in_use() const { return connection->open_streams() > auxiliary; }
+  transport::ConnectionPtr connection;
+  NetworkShares::Share share;
+  std::size_t auxiliary = 0;                      ///< open streams of limited services, see Handlers::serve
+  std::uint64_t counted_in = 0, counted_out = 0;  ///< bytes that the metrics have
+  TimePoint opened;
+  TimePoint used;   ///< when a stream was opened last
+  TaskGroup tasks;  // goes first
+};
+inline bool is_relayed(const ConnectionEntry& entry) {
+  return entry.connection->remote_address().is_circuit();
+}
+using ConnectionEntryPtr = std::shared_ptr<ConnectionEntry>;
+
+/// A connected peer, and what it said of itself (identify.hpp).
+struct ConnectedPeer {
+  bool serves(const std::string& protocol) const { return protocols && protocols->contains(protocol); }
+
+  std::vector<ConnectionEntryPtr> connections;  // newest last
+  std::shared_ptr<const Protocols> protocols;
+  std::string agent;
+  std::optional<Multiaddr> observed;  ///< how it sees us
+  bool identified = false;            ///< or it failed to do so
+  double pushes_left = 0;             ///< identify pushes it may send now; refilled with time
+  TimePoint pushes_counted{};
+};
+
+class ConnectionTable {
+ public:
+  ConnectionTable(Self& self, Handlers& handlers, AddressBook& book);
+  ~ConnectionTable();
+
+  // ---- What comes in
+
+  /// Returns whether an inbound connection from this network would find room.
+  bool has_room_for(const std::string& network) const;
+  /// Takes a connection in and serves its streams. Refused ones are closed.
+  /// \param network  that it counts for; empty for those that we dialled
+  Result<> add(transport::ConnectionPtr connection, std::string network = {});
+
+  // ---- What is there
+
+  /// The connection to open streams on; null when there is none.
+  ConnectionEntryPtr best(const PeerId& peer) const;
+  /// The same without circuits through relays.
+  ConnectionEntryPtr direct(const PeerId& peer) const;
+  bool connected(const PeerId& peer) const { return best(peer) != nullptr; }
+  /// Null for a peer that is not connected.
+  ConnectedPeer* find(const PeerId& peer);
+  const ConnectedPeer* find(const PeerId& peer) const;
+  const std::unordered_map<PeerId, ConnectedPeer>& peers() const noexcept { return peers_; }
+  std::size_t size() const noexcept { return size_; }
+  /// Opens a stream, see Host::open_stream.
+  /// \param connect  connects to the peer, or finds that it is connected already
+  using Connect = std::function<Task<Result<>>()>;
+  Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline, Connect connect);
+  Traffic traffic() const;
+  void count_bytes();
+
+  /// A peer's first connection has opened, its last one has closed, any one has opened.
+  Signal<const PeerId&>& connected_signal() noexcept { return connected_; }
+  Signal<const PeerId&>& disconnected_signal() noexcept { return disconnected_; }
+  Signal<const ConnectionEntryPtr&>& added_signal() noexcept { return added_; }
+
+  // ---- What has to go
+
+  /// Keeps the peer's connections open when others are trimmed, while the result lives.
+  Subscription protect(const PeerId& peer);
+  /// Names more peers that are not trimmed.
+  void set_valued(std::function<bool(const PeerId&)> valued) { valued_ = std::move(valued); }
+  /// Ends all connections to a peer, in order.
+  void disconnect(const PeerId& peer);
+  /// Ends all tasks that serve streams, at once.
+  void stop();
+  /// Ends all connections in order; they wait for their peers' ends until the deadline.
+  Task<void> close(Deadline deadline);
+
+ private:
+  using EntryRef = const ConnectionEntryPtr&;
+  static Task<void> serve(ConnectionTable& table, ConnectionEntryPtr entry);
+  bool below_limit(bool inbound) const;
+  bool is_protected(const PeerId& peer) const;
+  ConnectionEntryPtr replaceable() const;
+  bool make_room(bool inbound);
+  static Task<void> trim(ConnectionTable& table);
+  void trim_once();
+  static Task<void> close_surplus(ConnectionTable& table);
+  bool may_close(const ConnectionEntry& entry, const ConnectionEntry& kept) const;
+  const PeerId& dialler(const ConnectionEntry& entry) const;
+  bool unregister(EntryRef entry);
+  void abort(EntryRef entry, const Error& reason);
+  void close_gracefully(EntryRef entry, Error reason, Deadline deadline);
+  static Task<void> finish(ConnectionTable& table, ConnectionEntryPtr entry, Error reason, Deadline deadline);
+  static Task<void> drain(ConnectionTable& table, ConnectionEntryPtr entry, Deadline deadline);
+  void count_bytes(ConnectionEntry& entry);
+
+  Self& self_;
+  Handlers& handlers_;
+  AddressBook& book_;
+  NetworkShares shares_;  ///< of inbound connections
+  std::unordered_map<PeerId, ConnectedPeer> peers_;
+  std::size_t size_ = 0;
+  Traffic past_traffic_;      ///< of connections that have ended
+  std::set<PeerId> surplus_;  ///< peers with several connections
+  using Protected = std::unordered_map<PeerId, std::weak_ptr<void>>;
+  std::shared_ptr<Protected> protected_ = std::make_shared<Protected>();  ///< tokens may outlive us
+  std::function<bool(const PeerId&)> valued_;
+  bool closing_surplus_ = false, trimming_ = false;
+  Signal<const PeerId&> connected_, disconnected_;
+  Signal<const ConnectionEntryPtr&> added_;
+  TaskGroup tasks_;
+  TaskGroup closing_;  ///< connections that are out of the table and wait for the peer's end
+};
+
+}  // namespace cohive::p2p

@@ -1,0 +1,38 @@
+// How long a failed address is left alone. Source: libp2p wire spec, section 10.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "address_book.hpp"
+
+namespace cohive::p2p {
+
+/// Remembers failed dials: per peer and address, so that no peer can spoil another peer's address; and per address, so
+/// that peers that name it for many others cannot aim us at a machine. Bounded; the oldest memories go first.
+class DialBackoff {
+ public:
+  DialBackoff(Runtime& runtime, Duration base) : runtime_(runtime), base_(base) {}
+  void failed(const PeerId& peer, const Multiaddr& address);
+  void succeeded(const PeerId& peer, const Multiaddr& address);
+  bool blocks(const PeerId& peer, const KnownAddress& known) const;
+
+ private:
+  struct Failures {
+    int count = 0;
+    TimePoint until{};
+  };
+  template <class Key>
+  struct Memory {
+    std::map<Key, Failures> failures;
+    std::deque<Key> order;
+    Failures& at(const Key& key);
+  };
+  Runtime& runtime_;
+  Duration base_;
+  Memory<std::pair<PeerId, Multiaddr>> pairs_;
+  Memory<Multiaddr> addresses_;
+};
+
+}  // namespace cohive::p2p

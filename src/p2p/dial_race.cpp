@@ -1,0 +1,94 @@
+#include "dial_race.hpp"
+
+#include "cohive/core/errors.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "dial_order.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr std::size_t kMaxParallel = 16;   // per peer
+constexpr std::size_t kMaxAddresses = 32;  // per peer and attempt to connect
+constexpr std::size_t kMaxFailuresNamed = 3;
+
+}  // namespace
+
+DialRace::DialRace(Self& self, ConnectionTable& table, PeerId peer, Dial dial)
+    : self_(self),
+      table_(table),
+      peer_(peer),
+      dial_(std::move(dial)),
+      changed_(self.runtime, "dialling"),
+      connected_(table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
+        if (entry->connection->peer() == peer_) changed_.notify_all();
+      })) {}
+
+void DialRace::add(const std::vector<KnownAddress>& addresses) {
+  for (const auto& known : dial_order(addresses)) {
+    if (seen_.size() >= kMaxAddresses) break;
+    const Multiaddr address = known.address.without_peer();
+    if (!seen_.insert(address).second) continue;
+    if (held_back_ && held_back_(known)) {
+      ++blocked_;
+      self_.metrics.dials_held_back.increment();
+    } else {
+      waiting_.push_back(address);
+    }
+  }
+  changed_.notify_all();
+}
+
+void DialRace::complete() {
+  complete_ = true;
+  changed_.notify_all();
+}
+
+Task<void> DialRace::wait_idle(Deadline deadline) {
+  while ((running_ > 0 || !waiting_.empty()) && co_await changed_.wait(deadline)) continue;
+}
+
+bool DialRace::may_start() const {
+  return !waiting_.empty() && running_ < kMaxParallel;
+}
+
+Error DialRace::failure() const {
+  if (failures_.size() == 1) return failures_.front();
+  if (!failures_.empty()) {
+    std::string text;
+    for (const auto& failure : failures_) text += (text.empty() ? "" : "; ") + failure.message();
+    return Error(Errc::all_dials_failed, peer_, text);
+  }
+  return Error(blocked_ > 0 ? Errc::dial_backoff : Errc::no_addresses, peer_);
+}
+
+Task<Result<>> DialRace::run(Deadline deadline) {
+  Nursery dials(self_.runtime, "dial");
+  for (;;) {
+    if (table_.connected(peer_)) co_return ok();
+    const TimePoint now = self_.runtime.now();
+    if (deadline.passed(now)) co_return Error(cohive::Errc::timeout, peer_, "connecting");
+    if (may_start() && now >= next_start_) {
+      const Multiaddr address = std::move(waiting_.front());
+      waiting_.pop_front();
+      ++running_;
+      ++tried_;
+      next_start_ = now + head_start(address);
+      dials.spawn(dial(*this, address, deadline), "dial");
+      continue;
+    }
+    if (complete_ && waiting_.empty() && running_ == 0) co_return failure();
+    co_await changed_.wait(may_start() ? deadline.min(Deadline(next_start_)) : deadline);
+  }
+}
+
+Task<void> DialRace::dial(DialRace& race, Multiaddr address, Deadline deadline) {
+  auto result = co_await race.dial_(address, deadline);
+  --race.running_;
+  if (!result) {
+    if (race.failures_.size() < kMaxFailuresNamed) race.failures_.push_back(result.error());
+    race.next_start_ = race.self_.runtime.now();
+  }
+  race.changed_.notify_all();
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,61 @@
+// Several addresses of one peer dialled at once. Source: libp2p wire spec, section 10; RFC 8305.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <set>
+#include <vector>
+
+#include "cohive/core/sync.hpp"
+#include "connection_table.hpp"
+
+namespace cohive::p2p {
+
+/// Dials the addresses of one peer until one answers. The next one starts when the one before fails or has had its
+/// head start. Lives in the coroutine that runs it.
+class DialRace {
+ public:
+  using Dial = std::function<Task<Result<>>(Multiaddr, Deadline)>;
+  DialRace(Self& self, ConnectionTable& table, PeerId peer, Dial dial);
+  DialRace(const DialRace&) = delete;
+  DialRace& operator=(const DialRace&) = delete;
+
+  /// More addresses to try, also while it runs; what was tried already or is too much is left out.
+  void add(const std::vector<KnownAddress>& addresses);
+  /// Addresses that are not to be tried now.
+  using HeldBack = std::function<bool(const KnownAddress&)>;
+  void hold_back(HeldBack held_back) { held_back_ = std::move(held_back); }
+  /// Nothing will be added any more: once all have failed, the race is lost.
+  void complete();
+  /// Waits until nothing is being dialled or about to be.
+  Task<void> wait_idle(Deadline deadline);
+  /// Ends when the peer is connected, by whatever way.
+  Task<Result<>> run(Deadline deadline);
+
+  const PeerId& peer() const noexcept { return peer_; }
+  /// How many addresses were dialled.
+  std::size_t tried() const noexcept { return tried_; }
+
+ private:
+  static Task<void> dial(DialRace& race, Multiaddr address, Deadline deadline);
+  bool may_start() const;
+  Error failure() const;
+
+  Self& self_;
+  ConnectionTable& table_;
+  PeerId peer_;
+  Dial dial_;
+  HeldBack held_back_;
+  Condition changed_;
+  Subscription connected_;  ///< the peer may become connected by another way
+  std::deque<Multiaddr> waiting_;
+  std::set<Multiaddr> seen_;
+  std::size_t running_ = 0;
+  std::size_t tried_ = 0;
+  std::size_t blocked_ = 0;
+  bool complete_ = false;
+  TimePoint next_start_{};
+  std::vector<Error> failures_;  ///< the first few
+};
+
+}  // namespace cohive::p2p

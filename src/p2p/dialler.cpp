@@ -1,0 +1,238 @@
+#include "dialler.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/transport/errors.hpp"
+#include "dial_order.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+using Source = KnownAddress::Source;
+
+constexpr std::size_t kMaxNames = 4;  // of the addresses of a peer, to be resolved
+constexpr Duration kResolveTimeout = 10s;
+
+}  // namespace
+
+Dialler::Dialler(Self& self, Connectivity& ways, ConnectionTable& table, AddressBook& book)
+    : self_(self),
+      ways_(ways),
+      table_(table),
+      book_(book),
+      backoff_(self.runtime, self.options.backoff_base),
+      slots_(self.runtime, self.options.max_dials, "dials"),
+      address_dials_(self.runtime, "dialling an address"),
+      book_dials_(self.runtime, "dialling"),
+      configured_dials_(self.runtime, "connecting") {}
+
+void Dialler::close(const Error& reason) {
+  configured_dials_.close(reason);
+  book_dials_.close(reason);
+  address_dials_.close(reason);
+}
+
+transport::Transport* Dialler::transport_for(const Multiaddr& address) const {
+  for (const auto& transport : ways_.transports)
+    if (transport->handles(address)) return transport.get();
+  return nullptr;
+}
+
+// ---- One address
+
+Task<Result<>> Dialler::dial(PeerId peer, Multiaddr address, Deadline deadline) {
+  auto result = co_await address_dials_.join({peer, address}, deadline,
+                                             [this, peer, address] { return dial_now(*this, peer, address); });
+  if (!result) co_return result.error().with_peer(peer);
+  co_return ok();
+}
+
+Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr address) {
+  Self& self = dialler.self_;
+  // A circuit's relay may have to be dialled meanwhile, which takes a slot of its own.
+  Semaphore::Units slot;
+  if (!address.is_circuit()) {
+    slot = co_await dialler.slots_.acquire(1, self.runtime.after(self.options.connect_timeout));
+    if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial");
+  }
+  if (dialler.table_.connected(peer)) co_return ok();
+  transport::Transport* transport = dialler.transport_for(address);
+  if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
+  struct Active {
+    Gauge gauge;
+    explicit Active(Gauge g) : gauge(g) { gauge.add(1); }
+    ~Active() { gauge.add(-1); }
+  } active(self.metrics.dials_active);
+  auto connection =
+      co_await transport->dial(address, {.expected = peer, .deadline = self.runtime.after(self.options.dial_timeout)});
+  if (!connection) {
+    self.metrics.dials_failed.increment();
+    dialler.backoff_.failed(peer, address);
+    co_return connection.error();
+  }
+  self.metrics.dials_ok.increment();
+  dialler.backoff_.succeeded(peer, address);
+  auto added = dialler.table_.add(std::move(*connection));
+  if (added) dialler.book_.add_verified(peer, address);
+  co_return added;
+}
+
+// ---- One peer
+
+std::optional<Result<>> Dialler::settled(const PeerId& peer) const {
+  if (self_.closed) return Result<>(Error(Errc::host_closed));
+  if (peer == self_.id) return Result<>(Error(Errc::dial_to_self, peer));
+  if (table_.connected(peer)) return ok();
+  return std::nullopt;
+}
+
+DialRace Dialler::race(const PeerId& peer) {
+  return DialRace(self_, table_, peer, [this, peer](Multiaddr address, Deadline deadline) {
+    return dial(peer, std::move(address), deadline);
+  });
+}
+
+Task<Result<>> Dialler::dial_book(Dialler& dialler, PeerId peer) {
+  const Deadline deadline = dialler.self_.runtime.after(dialler.self_.options.connect_timeout);
+  auto known = dialler.book_.known(peer);
+  if (known.empty()) co_return Error(Errc::no_addresses, peer);
+  auto race = dialler.race(peer);
+  race.hold_back([&dialler, peer](const KnownAddress& one) { return dialler.held_back(peer, one); });
+  race.add(co_await dialler.resolve(std::move(known), peer, deadline));
+  race.complete();
+  co_return co_await race.run(deadline);
+}
+
+Task<Result<>> Dialler::connect(PeerId peer, Deadline deadline) {
+  if (auto now = settled(peer)) co_return *now;
+  auto result = co_await book_dials_.join(peer, deadline, [this, peer] { return dial_book(*this, peer); });
+  if (!result) co_return result.error().with_peer(peer);
+  co_return ok();
+}
+
+Task<Result<>> Dialler::connect_by(PeerId peer, KnownAddress address, Deadline deadline) {
+  if (auto now = settled(peer)) co_return *now;
+  auto race = this->race(peer);
+  race.hold_back([this, peer](const KnownAddress& one) { return held_back(peer, one); });
+  race.add(co_await resolve({std::move(address)}, peer, deadline));
+  race.complete();
+  co_return co_await race.run(deadline);
+}
+
+Task<Result<>> Dialler::dial_beside(PeerId peer, Multiaddr address, transport::Role role, Deadline deadline) {
+  const auto slot = co_await slots_.acquire(1, deadline);
+  if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial");
+  transport::Transport* transport = transport_for(address);
+  if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
+  auto connection = co_await transport->dial(address, {.expected = peer, .deadline = deadline, .role = role});
+  if (!connection) co_return connection.error();
+  auto added = table_.add(std::move(*connection));
+  if (added) book_.add_verified(peer, address);
+  co_return added;
+}
+
+Task<Result<transport::StreamPtr>> Dialler::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
+  return table_.open_stream(peer, std::move(protocol), deadline,
+                            [this, peer, deadline] { return connect(peer, deadline); });
+}
+
+// ---- Names
+
+bool Dialler::may_resolve(const KnownAddress& known) const {
+  const auto numeric = transport::with_unspecified_host(known.address);
+  // A dnsaddr leads to further names: those that a peer announces are not followed.
+  return numeric ? transport_for(*numeric) != nullptr : known.source != Source::announced;
+}
+
+Task<std::vector<KnownAddress>> Dialler::resolve(std::vector<KnownAddress> addresses, PeerId peer, Deadline deadline) {
+  std::vector<KnownAddress> result, names;
+  for (auto& known : addresses) {
+    if (transport_for(known.address)) {
+      result.push_back(std::move(known));
+    } else if (transport::is_name(known.address) && names.size() < kMaxNames && may_resolve(known)) {
+      names.push_back(std::move(known));
+    }
+  }
+  if (names.empty()) co_return result;
+  const Deadline limit = deadline.min(self_.runtime.after(kResolveTimeout));
+  std::vector<Task<Result<std::vector<Multiaddr>>>> queries;
+  for (const auto& known : names) queries.push_back(ways_.resolver->resolve(known.address, limit));
+  auto answers = co_await when_all(self_.runtime, std::move(queries));
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (!answers[i]) {
+      log::debug("p2p", "{} of {}: {}", names[i].address.text(), peer, answers[i].error());
+      continue;
+    }
+    for (auto& address : *answers[i]) {
+      if ((address.peer() && *address.peer() != peer) || !transport_for(address)) continue;
+      if (names[i].source == Source::announced && !acceptable_address(address, names[i].heard_from)) continue;
+      result.push_back({address.without_peer(), names[i].source, names[i].heard_from});
+    }
+  }
+  co_return result;
+}
+
+// ---- Addresses of our user
+
+Task<Result<PeerId>> Dialler::connect_to(Multiaddr address, Deadline deadline) {
+  if (self_.closed) co_return Error(Errc::host_closed);
+  const auto peer = address.peer();
+  if (!peer && !address.has(Multiaddr::dnsaddr)) co_return Error(Errc::missing_peer_id, address.text());
+  if (peer && *peer == self_.id) co_return Error(Errc::dial_to_self, *peer);
+  if (peer && table_.connected(*peer)) {
+    book_.add_configured(*peer, address);
+    co_return *peer;
+  }
+  auto result =
+      co_await configured_dials_.join(address, deadline, [this, address] { return dial_configured(*this, address); });
+  if (!result && result.error() == cohive::Errc::timeout) co_return result.error().with_context(address.text());
+  co_return result;
+}
+
+Task<Result<PeerId>> Dialler::dial_configured(Dialler& dialler, Multiaddr address) {
+  const Deadline deadline = dialler.self_.runtime.after(dialler.self_.options.connect_timeout);
+  std::vector<Multiaddr> targets{address};
+  if (!dialler.transport_for(address)) {
+    if (!transport::is_name(address)) co_return Error(transport::Errc::address_unsupported, address.text());
+    auto resolved = co_await dialler.ways_.resolver->resolve(address, deadline);
+    if (!resolved) co_return resolved.error();
+    targets = std::move(*resolved);
+  }
+  // A dnsaddr may name its peer, or several, only in what it resolves to.
+  std::vector<std::pair<PeerId, std::vector<KnownAddress>>> peers;
+  bool unsupported = false;
+  for (const auto& target : targets) {
+    const auto peer = target.peer() ? target.peer() : address.peer();
+    if (!peer || (address.peer() && *peer != *address.peer())) continue;
+    unsupported |= !dialler.transport_for(target);
+    if (!dialler.transport_for(target)) continue;
+    auto at = std::find_if(peers.begin(), peers.end(), [&](const auto& one) { return one.first == *peer; });
+    if (at == peers.end()) at = peers.insert(peers.end(), {*peer, {}});
+    at->second.push_back({target.without_peer(), Source::configured, Multiaddr::Scope::loopback});
+  }
+  if (peers.empty())
+    co_return unsupported ? Error(transport::Errc::address_unsupported, address.text())
+                          : Error(Errc::missing_peer_id, address.text());
+  Error failure;
+  for (const auto& [peer, addresses] : peers) {
+    if (peer == dialler.self_.id) {
+      failure = Error(Errc::dial_to_self, peer);
+      continue;
+    }
+    auto race = dialler.race(peer);
+    race.add(addresses);
+    race.complete();
+    auto connected = co_await race.run(deadline);
+    if (connected) {
+      dialler.book_.add_configured(peer, address);
+      co_return peer;
+    }
+    failure = connected.error();
+  }
+  co_return failure;
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,61 @@
+// Connects to peers whose addresses are known: by the address book, or by an address that our user configured.
+#pragma once
+
+#include "cohive/core/sync.hpp"
+#include "connection_table.hpp"
+#include "dial_backoff.hpp"
+#include "dial_race.hpp"
+#include "shared_work.hpp"
+
+namespace cohive::p2p {
+
+class Dialler {
+ public:
+  Dialler(Self& self, Connectivity& ways, ConnectionTable& table, AddressBook& book);
+
+  /// Connects by the addresses that are known now. Concurrent calls for one peer share the dials.
+  Task<Result<>> connect(PeerId peer, Deadline deadline);
+  /// Connects to an address that our user configured, see Host::connect: dialled whatever we know about it, and kept
+  /// for good once it worked.
+  Task<Result<PeerId>> connect_to(Multiaddr address, Deadline deadline);
+  /// Connects by one address of our choice, while nothing else connects the peer.
+  Task<Result<>> connect_by(PeerId peer, KnownAddress address, Deadline deadline);
+  /// Dials an address whether or not the peer is connected, as a circuit's replacement.
+  Task<Result<>> dial_beside(PeerId peer, Multiaddr address, transport::Role role, Deadline deadline);
+  /// Opens a stream, connecting first by the addresses that are known now.
+  Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);
+  /// Returns whether nothing can be done before any dial: the host is closed, the peer is ourselves, or it is
+  /// connected.
+  std::optional<Result<>> settled(const PeerId& peer) const;
+
+  /// A race for a peer whose addresses come one by one. It must not outlive the dialler.
+  DialRace race(const PeerId& peer);
+  /// Numeric addresses for names, and for the others those that some transport handles. What a name leads to must be an
+  /// address that its source could have announced itself, and must not be another peer's.
+  Task<std::vector<KnownAddress>> resolve(std::vector<KnownAddress> addresses, PeerId peer, Deadline deadline);
+  bool held_back(const PeerId& peer, const KnownAddress& known) const { return backoff_.blocks(peer, known); }
+
+  transport::Transport* transport_for(const Multiaddr& address) const;
+  /// Drops all dials; their callers get `reason`.
+  void close(const Error& reason);
+
+ private:
+  Task<Result<>> dial(PeerId peer, Multiaddr address, Deadline deadline);
+  static Task<Result<>> dial_now(Dialler& dialler, PeerId peer, Multiaddr address);
+  static Task<Result<>> dial_book(Dialler& dialler, PeerId peer);
+  static Task<Result<PeerId>> dial_configured(Dialler& dialler, Multiaddr address);
+  bool may_resolve(const KnownAddress& known) const;
+
+  Self& self_;
+  Connectivity& ways_;
+  ConnectionTable& table_;
+  AddressBook& book_;
+  DialBackoff backoff_;
+  Semaphore slots_;
+  // What callers wait for; each uses those above it.
+  SharedWork<std::pair<PeerId, Multiaddr>, void> address_dials_;
+  SharedWork<PeerId, void> book_dials_;
+  SharedWork<Multiaddr, PeerId> configured_dials_;
+};
+
+}  // namespace cohive::p2p

@@ -1,0 +1,227 @@
+#include "hole_punching.hpp"
+
+#include <algorithm>
+
+#include "circuit_message.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/transport/multistream.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr int kRounds = 3;
+constexpr std::size_t kMaxStreams = 2;  // of one peer, as go-libp2p
+constexpr std::size_t kMaxAddresses = 8;
+constexpr Duration kDialTimeout = 5s;
+constexpr Duration kMessageTimeout = 15s;
+constexpr Duration kDescribeTimeout = 15s;
+constexpr Duration kPause = 2s;  // between rounds
+constexpr Duration kLongestTrip = 4s;
+// Each attempt dials a few addresses that the peer names.
+constexpr AttemptLimits::Limits kLimits{.window = 60s, .per_peer = 9, .per_network = 60, .in_all = 240};
+
+/// Punching reaches a public address only, and a peer must not have us scan our own network.
+bool is_target(const Multiaddr& address) {
+  return address.tcp_endpoint() && address.scope() == Multiaddr::Scope::public_ && !transport::is_name(address);
+}
+
+std::vector<Multiaddr> targets_of(const proto::HolePunch& message) {
+  std::vector<Multiaddr> result;
+  for (const auto& binary : message.observed_addrs()) {
+    auto address = Multiaddr::from_bytes(as_bytes(binary));
+    if (address && is_target(*address) && result.size() < kMaxAddresses) result.push_back(address->without_peer());
+  }
+  return result;
+}
+
+std::string connect_message(const std::vector<Multiaddr>& addresses) {
+  proto::HolePunch message;
+  message.set_type(proto::HolePunch::CONNECT);
+  for (const auto& address : addresses) message.add_observed_addrs(address.binary());
+  return message.SerializeAsString();
+}
+
+}  // namespace
+
+HolePunching::HolePunching(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
+                           Identify& identify, const Inbound& inbound, const OwnAddresses& own, Observed observed)
+    : self_(self),
+      handlers_(handlers),
+      table_(table),
+      book_(book),
+      dialler_(dialler),
+      inbound_(inbound),
+      own_(own),
+      observed_(std::move(observed)),
+      limits_(self.runtime, kLimits),
+      described_(self.runtime, "a peer to describe itself"),
+      tasks_(self.runtime, "hole punching") {
+  subscriptions_.push_back(identify.described().subscribe([this](const PeerId&) { described_.notify_all(); }));
+  subscriptions_.push_back(table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
+    if (is_relayed(*entry) && !entry->connection->outbound() && !self_.closed)
+      tasks_.spawn(replace(*this, entry), "replace a circuit");
+  }));
+}
+
+void HolePunching::start() {
+  // Without a port to dial from there is no hole to be had.
+  if (inbound_.listening())
+    handlers_.add(
+        kHolePunchProtocol, [this](transport::StreamPtr stream) { return answer(std::move(stream)); }, kMaxStreams);
+}
+
+std::vector<Multiaddr> HolePunching::own_addresses() const {
+  std::vector<Multiaddr> result;
+  const auto add = [&result](const std::vector<Multiaddr>& some) {
+    for (const auto& address : some)
+      if (is_target(address) && result.size() < kMaxAddresses &&
+          std::find(result.begin(), result.end(), address) == result.end())
+        result.push_back(address);
+  };
+  add(own_.announced());
+  add(observed_());
+  return result;
+}
+
+/// By the specification the peer that dialled the circuit begins the handshake. go-libp2p before 0.41, thus p2pd, has it
+/// the other way round, and later ones come back to that in the last round. Peers of our kind settle it themselves.
+transport::Role HolePunching::role(const PeerId& peer, End end, bool last) const {
+  using transport::Role;
+  const ConnectedPeer* known = table_.find(peer);
+  const std::string_view agent = known ? std::string_view(known->agent) : std::string_view();
+  if (agent.starts_with("cohive/")) return Role::initiator;
+  const bool reversed = agent.starts_with("p2pd/") || (last && end == End::called);
+  return (end == End::dialler) != reversed ? Role::initiator : Role::responder;
+}
+
+void HolePunching::count(const PeerId& peer, bool punched) {
+  (punched ? self_.metrics.punches_ok : self_.metrics.punches_failed).increment();
+  log::debug("p2p", "{} {} directly", punched ? "connected to" : "could not connect to", peer);
+}
+
+/// How the dials of one round stand.
+struct Dials {
+  std::size_t running;
+  Event done;
+};
+
+/// Dials all at once; true as soon as the peer is connected directly, whoever of both has done it.
+Task<bool> HolePunching::dial_all(HolePunching& punching, PeerId peer, std::vector<Multiaddr> addresses,
+                                  transport::Role role) {
+  Dials dials{addresses.size(), Event(punching.self_.runtime, "hole punching")};
+  const auto added = punching.table_.added_signal().subscribe([&dials, peer](const ConnectionEntryPtr& entry) {
+    if (entry->connection->peer() == peer && !is_relayed(*entry)) dials.done.set();
+  });
+  auto one = [](Dialler& dialler, PeerId to, Multiaddr address, transport::Role as, Deadline limit,
+                Dials& state) -> Task<void> {
+    (void)co_await dialler.dial_beside(to, std::move(address), as, limit);
+    if (--state.running == 0) state.done.set();
+  };
+  const Deadline deadline = punching.self_.runtime.after(kDialTimeout);
+  Nursery nursery(punching.self_.runtime, "hole punching");
+  for (auto& address : addresses)
+    nursery.spawn(one(punching.dialler_, peer, std::move(address), role, deadline, dials), "punch");
+  // Also without any dial of ours, the peer's may come through.
+  (void)co_await dials.done.wait(deadline);
+  co_return punching.table_.direct(peer) != nullptr;
+}
+
+// ---- The called end
+
+Task<bool> HolePunching::wait_until_described(HolePunching& punching, PeerId peer) {
+  const Deadline deadline = punching.self_.runtime.after(kDescribeTimeout);
+  for (;;) {
+    const ConnectedPeer* known = punching.table_.find(peer);
+    if (!known) co_return false;
+    if (known->protocols) co_return true;
+    if (!co_await punching.described_.wait(deadline)) co_return false;
+  }
+}
+
+Task<void> HolePunching::replace(HolePunching& punching, ConnectionEntryPtr circuit) {
+  const PeerId peer = circuit->connection->peer();
+  if (punching.table_.direct(peer) || punching.busy_.contains(peer) ||
+      !punching.limits_.take(peer, network_of(circuit->connection->remote_address())))
+    co_return;
+  punching.busy_.insert(peer);
+  const auto done = on_exit([&punching, &peer] { punching.busy_.erase(peer); });
+  if (!co_await wait_until_described(punching, peer)) co_return;
+
+  std::vector<Multiaddr> open;
+  for (const auto& address : punching.book_.addresses(peer))
+    if (is_target(address) && open.size() < kMaxAddresses) open.push_back(address);
+  if (!open.empty() && co_await dial_all(punching, peer, std::move(open), transport::Role::initiator))
+    co_return punching.count(peer, true);
+
+  const ConnectedPeer* known = punching.table_.find(peer);
+  if (!known || !known->serves(kHolePunchProtocol) || !punching.inbound_.listening()) co_return;
+  for (int round = 1; round <= kRounds; ++round) {
+    if (circuit->connection->closed() || punching.own_addresses().empty()) co_return;
+    const bool punched = co_await punch(punching, circuit, round == kRounds);
+    if (punched || punching.table_.direct(peer)) co_return punching.count(peer, true);
+    co_await punching.self_.runtime.sleep_for(kPause);
+  }
+  punching.count(peer, false);
+}
+
+Task<bool> HolePunching::punch(HolePunching& punching, ConnectionEntryPtr circuit, bool last) {
+  Runtime& runtime = punching.self_.runtime;
+  const PeerId peer = circuit->connection->peer();
+  const Deadline deadline = runtime.after(kMessageTimeout);
+  auto agree = [](HolePunching& self, ConnectionEntryPtr on, Deadline limit,
+                  Duration& trip) -> Task<Result<std::vector<Multiaddr>>> {
+    CO_TRY(auto stream, on->connection->open_stream());
+    CO_TRY(co_await transport::select_one_of(*stream, {kHolePunchProtocol}, limit));
+    const TimePoint asked = self.self_.runtime.now();
+    CO_TRY(co_await transport::write_message(*stream, as_bytes(connect_message(self.own_addresses())), limit));
+    CO_TRY(const auto reply, co_await read_relay_message<proto::HolePunch>(*stream, limit));
+    trip = std::min(self.self_.runtime.now() - asked, kLongestTrip);
+    if (reply.type() != proto::HolePunch::CONNECT) co_return Error(cohive::Errc::malformed, stream->peer(), "dcutr");
+    proto::HolePunch sync;
+    sync.set_type(proto::HolePunch::SYNC);
+    CO_TRY(co_await transport::write_message(*stream, as_bytes(sync.SerializeAsString()), limit));
+    stream->close_write();
+    co_return targets_of(reply);
+  };
+  Duration trip{};
+  auto targets = co_await agree(punching, circuit, deadline, trip);
+  if (!targets || targets->empty()) {
+    if (!targets) log::debug("p2p", "no hole punching: {}", targets.error());
+    co_return false;
+  }
+  co_await runtime.sleep_for(trip / 2);
+  co_return co_await dial_all(punching, peer, std::move(*targets), punching.role(peer, End::called, last));
+}
+
+// ---- The end that dialled the circuit
+
+bool HolePunching::dialled_by_circuit(const PeerId& peer) const {
+  const ConnectedPeer* known = table_.find(peer);
+  return known && std::any_of(known->connections.begin(), known->connections.end(), [](const auto& entry) {
+           return is_relayed(*entry) && entry->connection->outbound();
+         });
+}
+
+Task<void> HolePunching::answer(transport::StreamPtr stream) {
+  const PeerId peer = stream->peer();
+  const Deadline deadline = self_.runtime.after(kMessageTimeout);
+  if (!stream->remote_address().is_circuit() || !dialled_by_circuit(peer) ||
+      !limits_.take(peer, network_of(stream->remote_address())))
+    co_return;
+  const auto request = co_await read_relay_message<proto::HolePunch>(*stream, deadline);
+  if (!request || request->type() != proto::HolePunch::CONNECT) co_return;
+  auto targets = targets_of(*request);
+  auto sent = co_await transport::write_message(*stream, as_bytes(connect_message(own_addresses())), deadline);
+  if (!sent || targets.empty()) co_return;
+  const auto sync = co_await read_relay_message<proto::HolePunch>(*stream, deadline);
+  if (!sync || sync->type() != proto::HolePunch::SYNC) co_return;
+  stream->close_write();
+  if (table_.direct(peer)) co_return;
+  const bool punched = co_await dial_all(*this, peer, std::move(targets), role(peer, End::dialler, false));
+  if (punched) count(peer, true);
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,92 @@
+#include "inbound.hpp"
+
+#include "cohive/core/log.hpp"
+#include "cohive/transport/errors.hpp"
+
+namespace cohive::p2p {
+
+Inbound::Inbound(Self& self, Dialler& dialler, ConnectionTable& table, OwnAddresses& own)
+    : self_(self),
+      dialler_(dialler),
+      table_(table),
+      upgrades_(self.runtime, "inbound handshakes"),
+      tasks_(self.runtime, "listening") {
+  own.add_source([this] { return dialable(); });
+}
+
+Result<> Inbound::start() {
+  std::optional<Error> lacking;
+  for (const auto& address : self_.options.listen) {
+    transport::Transport* transport = dialler_.transport_for(address);
+    if (!transport) return Error(transport::Errc::address_unsupported, address.text());
+    auto listener = transport->listen(address);
+    if (!listener && listener.error() == transport::Errc::address_unsupported) {
+      lacking = listener.error();
+      continue;
+    }
+    if (!listener) return listener.error();
+    listeners_.push_back(std::move(*listener));
+    tasks_.spawn(accept(*this, *listeners_.back()), "accept");
+  }
+  if (lacking && listeners_.empty()) return *lacking;
+  if (lacking) log::info("p2p", "not listening everywhere: {}", *lacking);
+  return ok();
+}
+
+void Inbound::close() {
+  for (auto& listener : listeners_) listener->close();
+  tasks_.cancel();
+  upgrades_.cancel();
+}
+
+std::vector<Multiaddr> Inbound::bound() const {
+  std::vector<Multiaddr> result;
+  for (const auto& listener : listeners_) result.push_back(listener->address());
+  return result;
+}
+
+std::vector<Multiaddr> Inbound::dialable() const {
+  std::vector<Multiaddr> result;
+  for (const auto& listener : listeners_) {
+    const auto some = listener->dialable_addresses();
+    result.insert(result.end(), some.begin(), some.end());
+  }
+  return result;
+}
+
+Task<void> Inbound::accept(Inbound& inbound, transport::ConnectionListener& listener) {
+  for (;;) {
+    auto pending = co_await listener.accept();
+    if (!pending) co_return;
+    inbound.admit(std::move(*pending));
+  }
+}
+
+void Inbound::admit(std::unique_ptr<transport::PendingConnection> pending) {
+  const HostOptions& options = self_.options;
+  std::string network = network_of(pending->remote_address());
+  if (upgrades_.size() >= options.max_pending_inbound || pending_shares_.of(network) >= options.max_pending_per_ip ||
+      !table_.has_room_for(network)) {
+    self_.metrics.inbound_refused.increment();
+    return;
+  }
+  upgrades_.spawn(upgrade(*this, std::move(pending), std::move(network)), "inbound handshake");
+}
+
+Task<void> Inbound::upgrade(Inbound& inbound, std::unique_ptr<transport::PendingConnection> pending,
+                            std::string network) {
+  const auto counted = inbound.pending_shares_.take(network);
+  HostMetrics& metrics = inbound.self_.metrics;
+  const std::string from = pending->remote_address().text();
+  auto connection = co_await pending->finish();
+  if (!connection) {
+    metrics.inbound_failed.increment();
+    log::debug("p2p", "inbound connection from {} failed: {}", from, connection.error());
+    co_return;
+  }
+  auto added = inbound.table_.add(std::move(*connection), std::move(network));
+  (added ? metrics.inbound_ok : metrics.inbound_refused).increment();
+  if (!added) log::debug("p2p", "inbound connection from {} refused: {}", from, added.error());
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,141 @@
+#include "observed_addresses.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "network_block.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr Duration kReportLife = 40min;  // as p2pd
+constexpr std::size_t kMaxNetworks = 64;
+constexpr std::size_t kMaxReportsOfNetwork = 2;  // one by IPv4, one by IPv6
+constexpr std::size_t kMaxConfirmed = 4, kMaxReached = 4, kMaxCandidates = 8;
+
+/// An address without its port: the host alone.
+Multiaddr host_of(const Multiaddr& address) {
+  return Multiaddr::from_text(address.first_code() == Multiaddr::ip6 ? "/ip6/::" : "/ip4/0.0.0.0")
+      .value()
+      .with_host_of(address);
+}
+
+void add_unique(std::vector<Multiaddr>& list, Multiaddr address, std::size_t most) {
+  if (list.size() < most && std::find(list.begin(), list.end(), address) == list.end())
+    list.push_back(std::move(address));
+}
+
+}  // namespace
+
+ObservedAddresses::ObservedAddresses(Self& self, Identify& identify, const Inbound& inbound, OwnAddresses& own)
+    : self_(self),
+      inbound_(inbound),
+      own_(own),
+      observed_(identify.observed().subscribe(
+          [this](const ConnectionEntryPtr& entry, const Multiaddr& observed) { this->observe(entry, observed); })) {
+  own.add_source([this] { return to_announce(); });
+}
+
+/// On a connection that we accepted, a peer sees us where it dialled us; on one that we dialled from a port that we
+/// listen on, where an address translator maps this port to.
+bool ObservedAddresses::of_listen_port(const transport::Connection& connection) const {
+  if (!connection.outbound()) return true;
+  const auto port = connection.local_address().value(Multiaddr::tcp);
+  const auto bound = inbound_.bound();
+  return std::any_of(bound.begin(), bound.end(), [&](const Multiaddr& one) {
+    return one.first_code() == connection.local_address().first_code() && one.value(Multiaddr::tcp) == port;
+  });
+}
+
+void ObservedAddresses::observe(const ConnectionEntryPtr& entry, const Multiaddr& observed) {
+  const Multiaddr& observer = entry->connection->remote_address();
+  const auto endpoint = observed.tcp_endpoint();
+  // Only peers outside know how it looks from there.
+  if (!inbound_.listening() || !endpoint || observer.is_circuit() || observer.scope() != Multiaddr::Scope::public_ ||
+      observed.scope() != Multiaddr::Scope::public_)
+    return;
+  prune();
+  const auto network = network_block(observer);
+  if (!network || (!reports_.contains(*network) && reports_.size() >= kMaxNetworks)) return;
+  auto& reports = reports_[*network];
+  std::erase_if(reports, [&](const Report& one) { return one.address.first_code() == observed.first_code(); });
+  if (reports.size() < kMaxReportsOfNetwork)
+    reports.push_back({observed.without_peer(), of_listen_port(*entry->connection), self_.runtime.now()});
+
+  const auto host = outside_host();
+  if (host && host_ && *host != *host_) {
+    reached_.clear();
+    host_ = host;
+    moved_.emit();
+  }
+  host_ = host;
+  announce();
+}
+
+void ObservedAddresses::announce() {
+  auto now = to_announce();
+  if (now == announced_) return;
+  announced_ = std::move(now);
+  own_.notify();
+}
+
+void ObservedAddresses::prune() {
+  const TimePoint limit = self_.runtime.now() - kReportLife;
+  for (auto at = reports_.begin(); at != reports_.end();) {
+    std::erase_if(at->second, [limit](const Report& report) { return report.at < limit; });
+    at = at->second.empty() ? reports_.erase(at) : std::next(at);
+  }
+}
+
+std::optional<Multiaddr> ObservedAddresses::most_seen_host(std::uint32_t code) const {
+  std::map<Multiaddr, std::size_t> networks;
+  for (const auto& [network, reports] : reports_)
+    for (const auto& report : reports)
+      if (report.address.first_code() == code) ++networks[host_of(report.address)];
+  const auto most = std::max_element(networks.begin(), networks.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == networks.end() ? std::nullopt : std::optional(most->first);
+}
+
+std::optional<Multiaddr> ObservedAddresses::outside_host() const {
+  const auto ip4 = most_seen_host(Multiaddr::ip4);
+  return ip4 ? ip4 : most_seen_host(Multiaddr::ip6);
+}
+
+std::vector<Multiaddr> ObservedAddresses::confirmed() const {
+  std::map<Multiaddr, std::size_t> networks;
+  for (const auto& [network, reports] : reports_)
+    for (const auto& report : reports)
+      if (report.of_listen_port) ++networks[report.address];
+  std::vector<Multiaddr> result = reached_;
+  for (const auto& [address, count] : networks)
+    if (count >= self_.options.observed_confirmations) add_unique(result, address, kMaxConfirmed);
+  return result;
+}
+
+std::vector<Multiaddr> ObservedAddresses::candidates() const {
+  std::vector<Multiaddr> result;
+  for (const auto& [network, reports] : reports_)
+    for (const auto& report : reports)
+      if (report.of_listen_port) add_unique(result, report.address, kMaxCandidates);
+  for (const auto code : {Multiaddr::ip4, Multiaddr::ip6})
+    if (const auto host = most_seen_host(code))
+      for (const auto& bound : inbound_.bound())
+        if (bound.first_code() == code) add_unique(result, bound.with_host_of(*host), kMaxCandidates);
+  return result;
+}
+
+void ObservedAddresses::add_reached(const Multiaddr& address) {
+  const auto host = most_seen_host(address.first_code());
+  if (!address.tcp_endpoint() || !host || host_of(address) != *host) return;
+  add_unique(reached_, address, kMaxReached);
+  announce();
+}
+
+void ObservedAddresses::set_unreachable(bool unreachable) {
+  unreachable_ = unreachable;
+  if (unreachable) reached_.clear();
+  announce();
+}
+
+}  // namespace cohive::p2p

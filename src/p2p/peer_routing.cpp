@@ -1,0 +1,299 @@
+#include "peer_routing.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "network_block.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr std::size_t kMaxReply = 16 * 1024;  // what rust-libp2p reads
+constexpr std::size_t kMaxKey = 1024;
+constexpr std::size_t kMaxStreams = 32;  // of one peer
+constexpr int kMaxAddressesTold = 8;
+constexpr Duration kQueryTimeout = 10s;
+constexpr Duration kIdle = 60s;
+constexpr Duration kPatience = 3s;  // with the addresses a lookup found, before it goes on
+constexpr Duration kSelfLookupPeriod = 10min;
+constexpr Duration kAlonePeriod = 1min;  // between attempts to come back when no connection is left
+constexpr std::size_t kMaxRejoinDials = 8;
+
+}  // namespace
+
+PeerRouting::PeerRouting(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
+                         Identify& identify, const OwnAddresses& own)
+    : self_(self),
+      table_(table),
+      book_(book),
+      dialler_(dialler),
+      own_(own),
+      routes_(self.id, {self.options.max_routing_peers_per_block, self.options.max_routing_peers_per_block_in_bucket},
+              [this](const PeerId& peer) { return table_.connected(peer) && book_.knows(peer); }),
+      client_(self, table, dialler, book),
+      context_{self, table, client_, [this](const RoutingTable::Key& key) { return seeds(key); },
+               [this](const PeerId& peer, bool answered) { answered ? insert(peer) : routes_.remove(peer); }},
+      described_(identify.described().subscribe([this](const PeerId& peer) { consider(peer); })),
+      lookup_slots_(self.runtime, self.options.max_lookups, "lookups"),
+      searches_(self.runtime, "connecting"),
+      finds_(self.runtime, "looking up a peer"),
+      tasks_(self.runtime, "peer routing") {
+  table_.set_valued([this](const PeerId& peer) { return routes_.contains(peer); });
+  if (self.options.routing_server)
+    handlers.add(kKadProtocol, [this](transport::StreamPtr stream) { return serve(std::move(stream)); }, kMaxStreams);
+}
+
+void PeerRouting::start() {
+  tasks_.spawn(keep_in_touch(*this), "keep in touch");
+}
+
+void PeerRouting::close(const Error& reason) {
+  finds_.close(reason);
+  searches_.close(reason);
+  tasks_.cancel();
+}
+
+// ---- The table
+
+std::vector<PeerId> PeerRouting::seeds(const RoutingTable::Key& key) const {
+  auto result = routes_.nearest(key, RoutingTable::kBucketSize, [](const PeerId&) { return true; });
+  // Peers whose table entry is still being checked know other peers just as well, and so may those that have not said
+  // yet what they serve.
+  for (const auto& [id, peer] : table_.peers()) {
+    if (result.size() >= 2 * RoutingTable::kBucketSize) break;
+    if (routes_.contains(id)) continue;
+    if (!peer.identified || peer.serves(kKadProtocol)) result.push_back(id);
+  }
+  return result;
+}
+
+/// A peer has said what it serves.
+void PeerRouting::consider(const PeerId& peer) {
+  const ConnectedPeer* known = table_.find(peer);
+  if (!known || !known->serves(kKadProtocol)) return routes_.remove(peer);
+  if (routes_.contains(peer) || !routes_.would_take(peer) || !checking_.insert(peer).second) return;
+  tasks_.spawn(check(*this, peer), "routing check");
+}
+
+/// A peer enters the table when it answers, as p2pd has it: a lookup of its own id must return it.
+Task<void> PeerRouting::check(PeerRouting& routing, PeerId peer) {
+  struct Checking {
+    PeerRouting& routing;
+    const PeerId& peer;
+    ~Checking() { routing.checking_.erase(peer); }
+  } checking{routing, peer};
+  auto reply = co_await routing.client_.ask(peer, peer.binary(), routing.self_.runtime.after(kQueryTimeout));
+  if (reply && reply->closer_peers_size() > 0 && routing.table_.connected(peer)) routing.insert(peer);
+}
+
+/// It answered just now.
+void PeerRouting::insert(const PeerId& peer) {
+  const ConnectionEntryPtr entry = table_.best(peer);
+  routes_.insert(peer, entry ? network_block(entry->connection->remote_address()) : std::nullopt);
+}
+
+// ---- Searching
+
+Task<Result<>> PeerRouting::connect(PeerId peer, Deadline deadline) {
+  if (auto now = dialler_.settled(peer)) co_return *now;
+  auto result = co_await searches_.join(peer, deadline, [this, peer] { return search(*this, peer); });
+  if (!result) co_return result.error().with_peer(peer);
+  co_return ok();
+}
+
+/// The known addresses first; when they fail or there are none, whatever a lookup finds.
+Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
+  Self& self = routing.self_;
+  const Deadline deadline = self.runtime.after(self.options.connect_timeout);
+  auto by_known = co_await routing.dialler_.connect(peer, deadline);
+  if (by_known) co_return ok();
+  auto slot = co_await routing.lookup_slots_.acquire(1, deadline);
+  if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to look the peer up");
+  auto race = routing.dialler_.race(peer);
+  race.hold_back([&routing, peer](const KnownAddress& one) { return routing.dialler_.held_back(peer, one); });
+  Lookup lookup(routing.context_, peer, deadline);
+  Nursery feeding(self.runtime, "lookup");
+  feeding.spawn(feed(routing, race, lookup, deadline), "feed the dial race");
+  auto result = co_await race.run(deadline);
+  if (!result && race.tried() == 0) co_return by_known;
+  co_return result;
+}
+
+/// The lookup waits while what it found is tried.
+Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Lookup& lookup, Deadline deadline) {
+  for (;;) {
+    auto heard = co_await lookup.next(deadline);
+    if (heard.empty()) break;
+    race.add(co_await routing.dialler_.resolve(std::move(heard), race.peer(), deadline));
+    co_await race.wait_idle(deadline.min(routing.self_.runtime.after(kPatience)));
+  }
+  race.complete();
+}
+
+Task<Result<transport::StreamPtr>> PeerRouting::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
+  return table_.open_stream(peer, std::move(protocol), deadline,
+                            [this, peer, deadline] { return connect(peer, deadline); });
+}
+
+Task<Result<>> PeerRouting::connect_via(PeerId peer, PeerId referrer, Deadline deadline) {
+  auto connected = co_await dialler_.connect(peer, deadline);
+  if (connected || self_.closed || peer == self_.id) co_return connected;
+  if (!referrer.empty() && referrer != peer && !deadline.passed(self_.runtime.now())) {
+    const auto reply = co_await client_.ask(referrer, peer.binary(), deadline);
+    if (reply) client_.learn(referrer, *reply);
+    // Those that have just failed are not dialled again.
+    if (reply && book_.knows(peer)) co_return co_await dialler_.connect(peer, deadline);
+  }
+  if (book_.knows(peer)) co_return connected;
+  co_return co_await connect(peer, deadline);
+}
+
+Task<Result<std::vector<Multiaddr>>> PeerRouting::find(PeerId peer, Deadline deadline) {
+  if (self_.closed) co_return Error(Errc::host_closed);
+  const bool connected = table_.connected(peer);
+  std::vector<Multiaddr> known;
+  for (auto& one : book_.known(peer))
+    if (connected || !dialler_.held_back(peer, one)) known.push_back(std::move(one.address));
+  if (!known.empty()) co_return known;
+  co_return co_await finds_.join(peer, deadline, [this, peer] { return look_up(*this, peer); });
+}
+
+Task<Result<std::vector<Multiaddr>>> PeerRouting::look_up(PeerRouting& routing, PeerId peer) {
+  const Deadline deadline = routing.self_.runtime.after(routing.self_.options.connect_timeout);
+  auto slot = co_await routing.lookup_slots_.acquire(1, deadline);
+  if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to look the peer up");
+  Lookup lookup(routing.context_, peer, deadline);
+  std::vector<Multiaddr> result;
+  for (auto& heard : co_await lookup.next(deadline)) result.push_back(std::move(heard.address));
+  if (result.empty()) co_return Error(Errc::no_addresses, peer);
+  co_return result;
+}
+
+// ---- Staying known
+
+/// One walk at a time: a host that joins through several peers at once needs no more.
+void PeerRouting::look_up_self() {
+  if (walk_ != Walk::none) {
+    walk_ = Walk::once_more;
+    return;
+  }
+  walk_ = Walk::under_way;
+  tasks_.spawn(walk_to_self(*this), "self lookup");
+}
+
+Task<void> PeerRouting::walk_to_self(PeerRouting& routing) {
+  do {
+    routing.walk_ = Walk::under_way;
+    Lookup lookup(routing.context_, routing.self_.id, Deadline::never());
+    co_await lookup.finish();
+    // A peer that we joined through meanwhile may know more than those that could be asked at the start.
+  } while (routing.walk_ == Walk::once_more && routing.routes_.size() < RoutingTable::kBucketSize);
+  routing.walk_ = Walk::none;
+}
+
+/// Dials some of the peers that our user named, others every time, unless one of them is connected.
+Task<void> PeerRouting::rejoin(PeerRouting& routing) {
+  auto configured = routing.book_.configured();
+  if (std::any_of(configured.begin(), configured.end(),
+                  [&](const PeerId& peer) { return routing.table_.connected(peer); }))
+    co_return;
+  std::shuffle(configured.begin(), configured.end(), routing.self_.runtime.random());
+  std::vector<Task<Result<>>> dials;
+  for (const auto& peer : configured)
+    if (dials.size() < kMaxRejoinDials)
+      dials.push_back(routing.dialler_.connect(peer, routing.self_.runtime.after(kAlonePeriod)));
+  if (!dials.empty()) co_await when_all(routing.self_.runtime, std::move(dials));
+}
+
+/// Looks ourselves up now and then, so that the peers near us know us. A host that has lost all connections comes back
+/// soon; a group that has lost the rest of the swarm, and knows only itself, with the next lookup.
+Task<void> PeerRouting::keep_in_touch(PeerRouting& routing) {
+  Runtime& runtime = routing.self_.runtime;
+  TimePoint next_lookup = runtime.now() + kSelfLookupPeriod;
+  for (;;) {
+    // Not all of a swarm at the same moment.
+    co_await runtime.sleep_for(from_seconds(to_seconds(kAlonePeriod) * (0.75 + runtime.random_unit() / 2)));
+    const bool alone = routing.table_.peers().empty();
+    if (!alone && runtime.now() < next_lookup) continue;
+    co_await rejoin(routing);
+    if (routing.table_.peers().empty()) continue;
+    next_lookup = runtime.now() + kSelfLookupPeriod;
+    routing.look_up_self();
+  }
+}
+
+// ---- Server
+
+std::vector<Multiaddr> PeerRouting::tellable(const PeerId& peer, Multiaddr::Scope asker_scope) const {
+  // An empty answer about ourselves would keep us out of p2pd's table.
+  if (peer == self_.id) return own_.announced();
+  // What the asker would refuse to believe from us is not worth telling.
+  auto addresses = book_.addresses(peer);
+  std::erase_if(addresses, [&](const Multiaddr& address) { return !acceptable_address(address, asker_scope); });
+  return addresses;
+}
+
+proto::KadMessage PeerRouting::answer(const proto::KadMessage& request, const PeerId& asker,
+                                      Multiaddr::Scope asker_scope) const {
+  proto::KadMessage reply;
+  reply.set_type(request.type());
+  reply.set_key(request.key());
+  std::size_t size = reply.ByteSizeLong();
+  const auto tell = [&](const PeerId& peer) {
+    proto::KadPeer entry;
+    entry.set_id(peer.binary());
+    for (const auto& address : tellable(peer, asker_scope))
+      if (entry.addrs_size() < kMaxAddressesTold) entry.add_addrs(address.binary());
+    const std::size_t taken = entry.ByteSizeLong() + 4;  // tag and length
+    if (entry.addrs_size() == 0 || size + taken > kMaxReply) return;
+    size += taken;
+    *reply.add_closer_peers() = std::move(entry);
+  };
+  const auto target = PeerId::from_bytes(as_bytes(request.key()));
+  if (target && *target == self_.id) {
+    tell(self_.id);
+    return reply;
+  }
+  if (target && *target != asker) tell(*target);
+  const auto others = [&](const PeerId& peer) {
+    return peer != asker && !(target && peer == *target) && book_.knows(peer);
+  };
+  for (const auto& peer : routes_.nearest(crypto::sha256(as_bytes(request.key())), RoutingTable::kBucketSize, others))
+    tell(peer);
+  return reply;
+}
+
+Task<void> PeerRouting::serve(transport::StreamPtr stream) {
+  transport::StreamReader reader(*stream);
+  for (;;) {
+    auto bytes = co_await reader.read_message(kMaxKadMessage, self_.runtime.after(kIdle));
+    if (!bytes || !*bytes) break;
+    proto::KadMessage reply;
+    {
+      proto::KadMessage request;
+      if (!request.ParseFromArray((*bytes)->data(), static_cast<int>((*bytes)->size()))) co_return;
+      switch (request.type()) {
+        case proto::KadMessage::PING:
+          reply.set_type(proto::KadMessage::PING);
+          break;
+        case proto::KadMessage::FIND_NODE:
+        case proto::KadMessage::GET_VALUE:
+        case proto::KadMessage::GET_PROVIDERS:
+          if (request.key().empty() || request.key().size() > kMaxKey) co_return;  // resets the stream
+          reply = answer(request, stream->peer(), stream->remote_address().scope());
+          break;
+        default:
+          co_return;
+      }
+    }
+    auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()),
+                                                  self_.runtime.after(kQueryTimeout));
+    if (!sent) co_return;
+    co_await self_.runtime.yield();  // a peer that asks without pause does not keep others waiting
+  }
+  stream->close_write();
+}
+
+}  // namespace cohive::p2p

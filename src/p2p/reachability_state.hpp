@@ -1,0 +1,51 @@
+// Whether the host can be reached: what our user says, or what dial-backs show. What follows from it is done here: who
+// is dialled back by us, what our user is told.
+#pragma once
+
+#include "autonat_client.hpp"
+#include "autonat_server.hpp"
+
+namespace cohive::p2p {
+
+class ReachabilityState {
+ public:
+  ReachabilityState(Self& self, Handlers& handlers, Connectivity& ways, ConnectionTable& table, const Inbound& inbound,
+                    Identify& identify, OwnAddresses& own);
+  ~ReachabilityState();
+  /// To be called once the host listens.
+  void start();
+  void close();
+
+  Reachability current() const noexcept { return current_; }
+  Signal<Reachability>& changed() noexcept { return changed_; }
+  /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is between.
+  bool suspected() const { return current_ == Reachability::unknown && warning_ != Warning::none; }
+  Signal<>& suspecting() noexcept { return suspecting_; }
+  /// Where peers outside see the ports that we listen on.
+  std::vector<Multiaddr> observed() const { return observed_.candidates(); }
+  /// Waits until it is known, see Host::wait_for_reachability.
+  Task<Result<Reachability>> wait(Deadline deadline);
+
+ private:
+  void set(Reachability reachability);
+  void count(Reachability reachability, double sign);
+  void watch_if_hidden(const Multiaddr& observed, const Multiaddr& observer);
+  static Task<void> warn_unless_reached(ReachabilityState& state, Multiaddr observed);
+  void warn(const Multiaddr& observed);
+
+  Self& self_;
+  const Inbound& inbound_;
+  const OwnAddresses& own_;
+  ObservedAddresses observed_;
+  AutoNatServer server_;
+  std::optional<AutoNatClient> client_;
+  Reachability current_ = Reachability::unknown;
+  Signal<Reachability> changed_;
+  Signal<> suspecting_;
+  Condition settled_;
+  enum class Warning { none, pending, given } warning_ = Warning::none;
+  std::vector<Subscription> subscriptions_;
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::p2p

@@ -1,0 +1,277 @@
+#include "relay_client.hpp"
+
+#include <algorithm>
+
+#include "circuit_connection.hpp"
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/transport/multistream.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr Duration kRequestTimeout = 10s;
+constexpr Duration kRetry = 3s;           // while a relay is lacking: a lost one is replaced within ten seconds
+constexpr Duration kRefusedPause = 5min;  // before a relay that refused is asked again
+constexpr Duration kBrokenPause = 10s;    // before one that did not answer is
+constexpr Duration kRenewBefore = 2min;   // as p2pd
+constexpr Duration kRenewAtLatest = 30min;
+constexpr Duration kShortestLife = 1min;  // of a reservation: the relay's clock may differ from ours
+constexpr std::size_t kMaxRefused = 256;
+constexpr std::size_t kMaxAddresses = 4;  // through one relay
+
+/// A circuit that a relay has announced, before we have agreed to it.
+class PendingCircuit final : public transport::PendingConnection {
+ public:
+  PendingCircuit(transport::Upgrader upgrader, transport::StreamPtr stream, CircuitLimit limit, Multiaddr local,
+                 Multiaddr remote)
+      : upgrader_(std::move(upgrader)),
+        stream_(std::move(stream)),
+        limit_(limit),
+        local_(std::move(local)),
+        remote_(std::move(remote)) {}
+  const Multiaddr& remote_address() const override { return remote_; }
+
+  Task<Result<transport::ConnectionPtr>> finish() override {
+    proto::Stop reply;
+    reply.set_type(proto::Stop::STATUS);
+    reply.set_status(proto::RELAY_OK);
+    const Deadline deadline = stream_->runtime().after(kRequestTimeout);
+    CO_TRY(co_await transport::write_message(*stream_, as_bytes(reply.SerializeAsString()), deadline));
+    auto raw = std::make_unique<CircuitConnection>(std::move(stream_), limit_, local_, remote_);
+    co_return co_await transport::upgrade(upgrader_, std::move(raw), transport::Role::responder, std::nullopt);
+  }
+
+ private:
+  transport::Upgrader upgrader_;
+  transport::StreamPtr stream_;
+  CircuitLimit limit_;
+  Multiaddr local_, remote_;
+};
+
+}  // namespace
+
+RelayClient::RelayClient(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
+                         Identify& identify, Inbound& inbound, OwnAddresses& own, transport::Upgrader upgrader)
+    : self_(self),
+      table_(table),
+      book_(book),
+      dialler_(dialler),
+      inbound_(inbound),
+      own_(own),
+      upgrader_(std::move(upgrader)),
+      news_(self.runtime, "a relay"),
+      tasks_(self.runtime, "relays") {
+  subscriptions_.push_back(table.disconnected_signal().subscribe([this](const PeerId& peer) { drop(peer); }));
+  subscriptions_.push_back(identify.described().subscribe([this](const PeerId& peer) { consider(peer); }));
+  own.add_source([this] {
+    std::vector<Multiaddr> result;
+    for (const auto& [relay, reservation] : reservations_)
+      result.insert(result.end(), reservation.addresses.begin(), reservation.addresses.end());
+    return result;
+  });
+  // A circuit is a stream of this service and keeps the relay's connection open, so it is not counted as auxiliary.
+  handlers.add(kStopProtocol, [this](transport::StreamPtr stream) { return accept(std::move(stream)); });
+}
+
+RelayClient::~RelayClient() {
+  self_.metrics.relays_held.add(-static_cast<double>(reservations_.size()));
+}
+
+void RelayClient::set_needed(bool needed) {
+  if (std::exchange(needed_, needed) == needed) return;
+  if (needed) return tasks_.spawn(keep(*this), "keep relays");
+  tasks_.cancel();
+  self_.metrics.relays_held.add(-static_cast<double>(reservations_.size()));
+  const bool had = !reservations_.empty();
+  reservations_.clear();  // the relays forget them by themselves; until then their circuits are refused
+  if (had) own_.notify();
+}
+
+std::vector<HeldReservation> RelayClient::held() const {
+  std::vector<HeldReservation> result;
+  for (const auto& [relay, reservation] : reservations_)
+    result.push_back({relay, reservation.expires, reservation.limit});
+  return result;
+}
+
+void RelayClient::drop(const PeerId& relay) {
+  if (reservations_.erase(relay) == 0) return;
+  self_.metrics.relays_held.add(-1);
+  log::info("relay", "lost the relay {}", relay);
+  own_.notify();
+  news_.notify_all();
+}
+
+void RelayClient::consider(const PeerId& peer) {
+  if (needed_ && lacking() && table_.find(peer) && table_.find(peer)->serves(kHopProtocol)) news_.notify_all();
+}
+
+// ---- Keeping reservations
+
+Task<void> RelayClient::keep(RelayClient& client) {
+  for (;;) {
+    co_await renew(client);
+    co_await fill(client);
+    const TimePoint next = client.next_renewal();
+    const Deadline soon = client.self_.runtime.after(kRetry);
+    (void)co_await client.news_.wait(client.lacking() ? soon.min(Deadline(next)) : Deadline(next));
+  }
+}
+
+TimePoint RelayClient::next_renewal() const {
+  TimePoint next = self_.runtime.now() + kRenewAtLatest;
+  for (const auto& [relay, reservation] : reservations_) next = std::min(next, reservation.renew_at);
+  return next;
+}
+
+Task<void> RelayClient::renew(RelayClient& client) {
+  std::vector<PeerId> due;
+  for (const auto& [relay, reservation] : client.reservations_)
+    if (reservation.renew_at <= client.self_.runtime.now()) due.push_back(relay);
+  for (const auto& relay : due)
+    if (!co_await try_reserving(client, relay)) client.drop(relay);
+}
+
+Task<void> RelayClient::fill(RelayClient& client) {
+  if (!client.lacking()) co_return;
+  co_await connect_trusted(client);
+  for (const auto& relay : client.candidates()) {
+    if (!client.lacking()) co_return;
+    if (!client.reservations_.contains(relay)) (void)co_await try_reserving(client, relay);
+  }
+}
+
+/// Connects to the relays that our user named; they are candidates from then on.
+Task<void> RelayClient::connect_trusted(RelayClient& client) {
+  std::vector<Task<Result<PeerId>>> dials;
+  for (const auto& address : client.self_.options.trusted_relays)
+    if (!address.peer() || !client.table_.direct(*address.peer()))
+      dials.push_back(client.dialler_.connect_to(address, client.self_.runtime.after(kRequestTimeout)));
+  for (const auto& dialled : co_await when_all(client.self_.runtime, std::move(dials)))
+    if (!dialled) log::debug("relay", "trusted relay: {}", dialled.error());
+}
+
+/// Connected peers that relay: those that our user named first, then the nearest.
+std::vector<PeerId> RelayClient::candidates() {
+  const TimePoint now = self_.runtime.now();
+  std::erase_if(refused_, [now](const auto& one) { return one.second <= now; });
+  const auto is_trusted = [this](const PeerId& peer) {
+    const auto& trusted = self_.options.trusted_relays;
+    return std::any_of(trusted.begin(), trusted.end(), [&](const Multiaddr& one) { return one.peer() == peer; });
+  };
+  std::vector<std::tuple<bool, Duration, PeerId>> found;
+  for (const auto& [id, peer] : table_.peers()) {
+    if (refused_.contains(id) || reservations_.contains(id)) continue;
+    const ConnectionEntryPtr entry = table_.direct(id);
+    const bool trusted = is_trusted(id);
+    if (entry && (trusted || peer.serves(kHopProtocol)))
+      found.emplace_back(!trusted, entry->connection->round_trip(), id);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<PeerId> result;
+  for (const auto& [other, distance, id] : found) result.push_back(id);
+  return result;
+}
+
+Task<bool> RelayClient::try_reserving(RelayClient& client, PeerId relay) {
+  auto granted = co_await reserve(client, relay, client.self_.runtime.after(kRequestTimeout));
+  if (!granted) {
+    log::debug("relay", "no reservation with {}: {}", relay, granted.error());
+    if (client.refused_.size() < kMaxRefused)
+      client.refused_.insert_or_assign(
+          relay, client.self_.runtime.now() + (granted.error() == Errc::relay_refused ? kRefusedPause : kBrokenPause));
+    co_return false;
+  }
+  const bool known = client.reservations_.contains(relay);
+  const bool moved = !known || client.reservations_.at(relay).addresses != granted->addresses;
+  if (!known) {
+    client.self_.metrics.relays_held.add(1);
+    log::info("relay", "peers can reach this node through {} ({} bytes a connection)", relay,
+              granted->limit.bytes > 0 ? std::to_string(granted->limit.bytes) : "any number of");
+  }
+  client.reservations_.insert_or_assign(relay, std::move(*granted));
+  if (moved) client.own_.notify();
+  co_return true;
+}
+
+Task<Result<RelayClient::Reservation>> RelayClient::reserve(RelayClient& client, PeerId relay, Deadline deadline) {
+  const ConnectionEntryPtr entry = client.table_.direct(relay);
+  if (!entry) co_return Error(cohive::Errc::closed, relay);
+  CO_TRY(auto stream, entry->connection->open_stream());
+  CO_TRY(co_await transport::select_one_of(*stream, {kHopProtocol}, deadline));
+  proto::Hop request;
+  request.set_type(proto::Hop::RESERVE);
+  CO_TRY(co_await transport::write_message(*stream, as_bytes(request.SerializeAsString()), deadline));
+  CO_TRY(const auto reply, co_await read_relay_message<proto::Hop>(*stream, deadline));
+  stream->close_write();
+  if (!client.table_.direct(relay)) co_return Error(cohive::Errc::closed, relay);
+  co_return client.take(*entry, reply);
+}
+
+Result<RelayClient::Reservation> RelayClient::take(const ConnectionEntry& relay, const proto::Hop& reply) const {
+  const PeerId& id = relay.connection->peer();
+  if (reply.type() != proto::Hop::STATUS || reply.status() != proto::RELAY_OK)
+    return Error(Errc::relay_refused, id,
+                 reply.has_status() ? proto::RelayStatus_Name(reply.status()) : "an unknown status");
+  // Peers that dial us may ask for the voucher one day; relays need not give one.
+  if (reply.reservation().has_voucher())
+    TRY(check_voucher(as_bytes(reply.reservation().voucher()), id, self_.id));
+  const double seconds = static_cast<double>(reply.reservation().expire()) - self_.runtime.wall_time();
+  const Duration life = from_seconds(std::clamp(seconds, to_seconds(kShortestLife), to_seconds(24h)));
+  Reservation result;
+  const TimePoint now = self_.runtime.now();
+  result.expires = now + life;
+  result.renew_at = now + std::min(life > 2 * kRenewBefore ? life - kRenewBefore : life / 2, kRenewAtLatest);
+  result.limit = limit_of(reply.limit());
+  result.addresses = addresses_through(relay, reply.reservation());
+  result.protection = table_.protect(id);
+  return result;
+}
+
+/// At the addresses that the relay names, or else where we dialled it.
+std::vector<Multiaddr> RelayClient::addresses_through(const ConnectionEntry& relay,
+                                                      const proto::RelayReservation& granted) const {
+  const PeerId& id = relay.connection->peer();
+  const Multiaddr& remote = relay.connection->remote_address();
+  std::vector<Multiaddr> result;
+  const auto add = [&](const Multiaddr& address) {
+    const bool usable = address.tcp_endpoint() && acceptable_address(address, remote.scope());
+    if (!usable || result.size() >= kMaxAddresses) return;
+    Multiaddr circuit = circuit_through(address, id);
+    if (std::find(result.begin(), result.end(), circuit) == result.end()) result.push_back(std::move(circuit));
+  };
+  for (const auto& binary : granted.addrs())
+    if (const auto address = Multiaddr::from_bytes(as_bytes(binary)); address && !address->is_circuit())
+      if (!address->peer() || *address->peer() == id) add(address->without_peer());
+  if (result.empty() && relay.connection->outbound()) add(remote);
+  if (result.empty())
+    for (const auto& address : book_.addresses(id)) add(address);
+  return result;
+}
+
+// ---- Circuits to us
+
+Task<void> RelayClient::accept(transport::StreamPtr stream) {
+  const Deadline deadline = self_.runtime.after(kRequestTimeout);
+  auto request = co_await read_relay_message<proto::Stop>(*stream, deadline);
+  const ConnectionEntryPtr relay = table_.direct(stream->peer());
+  const bool expected = relay && reservations_.contains(stream->peer()) && !stream->remote_address().is_circuit();
+  if (request && request->type() == proto::Stop::CONNECT && expected) {
+    Multiaddr through = circuit_through(stream->remote_address(), stream->peer());
+    // Who dials is what the handshake proves, not what the relay says.
+    inbound_.admit(std::make_unique<PendingCircuit>(upgrader_, std::move(stream), limit_of(request->limit()),
+                                                    relay->connection->local_address(), std::move(through)));
+    co_return;
+  }
+  if (!request && request.error() != cohive::Errc::malformed) co_return;
+  proto::Stop reply;
+  reply.set_type(proto::Stop::STATUS);
+  reply.set_status(expected ? proto::MALFORMED_MESSAGE : proto::PERMISSION_DENIED);
+  auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()), deadline);
+  if (sent) stream->close_write();
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,64 @@
+// Circuit relay v2, the peer that cannot be dialled: keeps reservations with relays and takes circuits from them.
+// Source: libp2p wire spec, sections 6.3 to 6.5.
+#pragma once
+
+#include <map>
+
+#include "circuit_message.hpp"
+#include "cohive/p2p/reachability.hpp"
+#include "identify.hpp"
+#include "inbound.hpp"
+
+namespace cohive::p2p {
+
+class RelayClient {
+ public:
+  RelayClient(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
+              Identify& identify, Inbound& inbound, OwnAddresses& own, transport::Upgrader upgrader);
+  ~RelayClient();
+  void close() { tasks_.cancel(); }
+
+  /// Relays are needed, or no longer. Reservations that are no longer needed are let go.
+  void set_needed(bool needed);
+  std::vector<HeldReservation> held() const;
+
+ private:
+  struct Reservation {
+    TimePoint expires, renew_at;
+    CircuitLimit limit;
+    std::vector<Multiaddr> addresses;  ///< ours through the relay
+    Subscription protection;
+  };
+
+  static Task<void> keep(RelayClient& client);
+  static Task<void> renew(RelayClient& client);
+  static Task<void> fill(RelayClient& client);
+  static Task<void> connect_trusted(RelayClient& client);
+  static Task<bool> try_reserving(RelayClient& client, PeerId relay);
+  static Task<Result<Reservation>> reserve(RelayClient& client, PeerId relay, Deadline deadline);
+  std::vector<PeerId> candidates();
+  Result<Reservation> take(const ConnectionEntry& relay, const proto::Hop& reply) const;
+  std::vector<Multiaddr> addresses_through(const ConnectionEntry& relay, const proto::RelayReservation& granted) const;
+  void drop(const PeerId& relay);
+  void consider(const PeerId& peer);
+  void changed();
+  TimePoint next_renewal() const;
+  bool lacking() const { return reservations_.size() < self_.options.wanted_relays; }
+  Task<void> accept(transport::StreamPtr stream);
+
+  Self& self_;
+  ConnectionTable& table_;
+  AddressBook& book_;
+  Dialler& dialler_;
+  Inbound& inbound_;
+  OwnAddresses& own_;
+  transport::Upgrader upgrader_;
+  bool needed_ = false;
+  std::map<PeerId, Reservation> reservations_;
+  std::map<PeerId, TimePoint> refused_;  ///< relays that were no help, and until when they are left alone
+  std::vector<Subscription> subscriptions_;
+  Condition news_;  ///< a relay has come or gone
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::p2p

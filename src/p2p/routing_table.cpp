@@ -1,0 +1,100 @@
+#include "routing_table.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace cohive::p2p {
+
+RoutingTable::RoutingTable(const PeerId& self, BlockLimits limits, Useful useful)
+    : self_(self), self_key_(key_of(self)), limits_(limits), useful_(std::move(useful)) {}
+
+RoutingTable::Key RoutingTable::distance(const Key& a, const Key& b) {
+  Key result;
+  for (std::size_t i = 0; i < result.size(); ++i) result[i] = a[i] ^ b[i];
+  return result;
+}
+
+std::size_t RoutingTable::bucket_of(const Key& key) const {
+  const Key gap = distance(key, self_key_);
+  for (std::size_t i = 0; i < gap.size(); ++i)
+    if (gap[i]) return i * 8 + static_cast<std::size_t>(std::countl_zero(gap[i]));
+  return 256;
+}
+
+std::vector<PeerId> RoutingTable::nearest(const Key& key, std::size_t count,
+                                          const std::function<bool(const PeerId&)>& wanted) const {
+  // The first 64 bits decide: no two of a table's peers agree on them but by chance.
+  const auto prefix = [](const Key& of) {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < 8; ++i) bits = bits << 8 | of[i];
+    return bits;
+  };
+  const std::uint64_t wanted_prefix = prefix(key);
+  std::vector<std::pair<std::uint64_t, const PeerId*>> ranked;
+  ranked.reserve(entries_.size());
+  for (const auto& [peer, entry] : entries_) ranked.emplace_back(prefix(entry.key) ^ wanted_prefix, &peer);
+  // A heap: only those that are taken out are put in order, and only they are looked at closely.
+  const auto farther = [](const auto& a, const auto& b) { return a.first > b.first; };
+  std::make_heap(ranked.begin(), ranked.end(), farther);
+  std::vector<PeerId> result;
+  for (auto end = ranked.end(); end != ranked.begin() && result.size() < count; --end) {
+    std::pop_heap(ranked.begin(), end, farther);
+    const PeerId& nearest = *std::prev(end)->second;
+    if (wanted(nearest)) result.push_back(nearest);
+  }
+  return result;
+}
+
+void RoutingTable::remove(const PeerId& peer) {
+  const auto found = entries_.find(peer);
+  if (found == entries_.end()) return;
+  --bucket_sizes_[bucket_of(found->second.key)];
+  entries_.erase(found);
+}
+
+bool RoutingTable::would_take(const PeerId& peer) const {
+  const std::size_t bucket = bucket_of(key_of(peer));
+  return !is_full(bucket) || replaceable(bucket, {});
+}
+
+void RoutingTable::insert(const PeerId& peer, std::optional<std::uint64_t> block) {
+  if (peer == self_ || entries_.contains(peer)) return;
+  const Key key = key_of(peer);
+  const std::size_t bucket = bucket_of(key);
+  if (block && !make_room(bucket, *block)) return;
+  if (is_full(bucket)) {
+    const auto gone = replaceable(bucket, {});
+    if (!gone) return;
+    remove(*gone);
+  }
+  ++bucket_sizes_[bucket];
+  entries_.emplace(peer, Entry{key, block});
+}
+
+/// Keeps a block to its share of the table and of the bucket. False when all of its places are in use.
+bool RoutingTable::make_room(std::size_t bucket, std::uint64_t block) {
+  std::size_t in_table = 0, in_bucket = 0;
+  for (const auto& [peer, entry] : entries_) {
+    if (entry.block != block) continue;
+    ++in_table;
+    if (bucket_of(entry.key) == bucket) ++in_bucket;
+  }
+  const auto reached = [](std::size_t count, std::size_t limit) { return limit > 0 && count >= limit; };
+  const bool bucket_reached = reached(in_bucket, limits_.in_bucket);
+  if (!bucket_reached && !reached(in_table, limits_.in_table)) return true;
+  const auto gone = replaceable(bucket_reached ? std::optional(bucket) : std::nullopt, block);
+  if (gone) remove(*gone);
+  return gone.has_value();
+}
+
+/// Of a bucket or the whole table, and of a block or all: a peer that is not worth its place.
+std::optional<PeerId> RoutingTable::replaceable(std::optional<std::size_t> bucket,
+                                                std::optional<std::uint64_t> block) const {
+  for (const auto& [peer, entry] : entries_) {
+    if ((bucket && bucket_of(entry.key) != *bucket) || (block && entry.block != block)) continue;
+    if (!useful_(peer)) return peer;
+  }
+  return std::nullopt;
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,506 @@
+// Peers that cannot be dialled are reached through relays, and relays keep to their bounds.
+#include <gmock/gmock.h>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/metrics.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "p2p/circuit_message.hpp"
+#include "strangers.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+using transport::StreamPtr;
+
+const char* kEcho = "/test/echo";
+
+/// Answers a request with itself, once it is complete.
+Task<void> echo(StreamPtr stream) {
+  Bytes request;
+  for (;;) {
+    auto bytes = co_await stream->read(stream->runtime().after(10min));
+    if (!bytes) co_return;
+    if (bytes->empty()) break;
+    request.insert(request.end(), bytes->data(), bytes->data() + bytes->size());
+  }
+  if (co_await stream->write(request, stream->runtime().after(1min))) stream->close_write();
+}
+
+/// Sends `size` bytes and takes them back.
+Task<Result<>> call(Host& from, PeerId to, std::size_t size) {
+  const Deadline deadline = from.runtime().after(1min);
+  auto stream = co_await from.open_stream(to, kEcho, deadline);
+  if (!stream) co_return stream.error();
+  const Bytes sent(size, 7);
+  auto written = co_await (*stream)->write(sent, deadline);
+  if (!written) co_return written.error();
+  (*stream)->close_write();
+  transport::StreamReader reader(**stream);
+  auto back = co_await reader.read_exactly(size, deadline);
+  if (!back) co_return back.error();
+  co_return ok();
+}
+
+std::uint64_t counted(sim::Swarm& swarm, const std::string& line) {
+  const std::string text = swarm.runtime().metrics().text();
+  const auto at = text.find("\n" + line + " ");
+  return at == std::string::npos ? 0 : std::stoull(text.substr(at + line.size() + 2));
+}
+
+class Relay : public testing::Test {
+ protected:
+  Host& add_relay(const std::string& ip, RelayServiceOptions options = {}) {
+    return swarm.add_host_at(ip, {.force_reachability = Reachability::public_, .relay_service = options});
+  }
+  /// A peer behind a home router that knows its relays.
+  Host& add_hidden(const std::vector<Host*>& relays, HostOptions options = {}) {
+    const std::string number = std::to_string(++hidden_);
+    swarm.fabric().set_nat("192.168.7." + number, "5.6.7." + number);
+    options.force_reachability = Reachability::private_;
+    options.hole_punching &= punching;
+    for (Host* relay : relays) options.trusted_relays.push_back(address_of(*relay));
+    Host& host = swarm.add_host_at("192.168.7." + number, options);
+    host.set_handler(kEcho, echo);
+    return host;
+  }
+  static Multiaddr through(const Host& relay, const Host& target) {
+    return circuit_through(relay.addresses().front(), relay.id()).with_peer(target.id());
+  }
+  /// What a relay answers to one message on its hop protocol.
+  Result<proto::Hop> ask(Host& from, const Host& relay, Bytes message) {
+    return swarm.run(ask_task(from, relay.id(), std::move(message)));
+  }
+  static Task<Result<proto::Hop>> ask_task(Host& from, PeerId relay, Bytes message) {
+    const Deadline deadline = from.runtime().after(1min);
+    auto stream = co_await from.open_stream(relay, kHopProtocol, deadline);
+    if (!stream) co_return stream.error();
+    if (!message.empty()) (void)co_await transport::write_message(**stream, message, deadline);
+    co_return co_await read_relay_message<proto::Hop>(**stream, deadline);
+  }
+  static Bytes connect_to(const PeerId& target) {
+    proto::Hop request;
+    request.set_type(proto::Hop::CONNECT);
+    request.mutable_peer()->set_id(target.binary());
+    return to_bytes(request.SerializeAsString());
+  }
+  static Bytes to_bytes(const std::string& text) { return Bytes(text.begin(), text.end()); }
+  static const Bytes kReserve;
+
+  sim::Swarm swarm;
+  bool punching = true;
+  int hidden_ = 0;
+};
+const Bytes Relay::kReserve{0x08, 0x00};
+
+TEST_F(Relay, APeerBehindANatIsReachedThroughItsRelay) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = add_hidden({&relay});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  ASSERT_EQ(hidden.relays().size(), 1U);
+  EXPECT_EQ(hidden.relays().front().relay, relay.id());
+  EXPECT_THAT(hidden.addresses(), testing::Contains(through(relay, hidden).without_peer()));
+
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+  swarm.pass(1s);
+  ASSERT_TRUE(dialler.connected(hidden.id()) && hidden.connected(dialler.id()));
+  EXPECT_TRUE(dialler.remote_address(hidden.id())->is_circuit());
+  EXPECT_TRUE(hidden.remote_address(dialler.id())->is_circuit());
+  const auto answer = swarm.run(call(dialler, hidden.id(), 3'000'000));
+  EXPECT_TRUE(answer) << answer.error().message();
+  EXPECT_GT(counted(swarm, "cohive_p2p_relay_bytes_total"), 6'000'000U);
+  EXPECT_EQ(swarm.left_behind(), "");
+}
+
+TEST_F(Relay, TheSwarmFindsAHiddenPeerByItsIdAlone) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = add_hidden({&relay});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.bootstrap({address_of(relay)}, swarm.after(10s))));
+  const auto answer = swarm.run(call(dialler, hidden.id(), 1000));
+  EXPECT_TRUE(answer) << answer.error().message();
+}
+
+/// Nothing is configured but an initial peer: it sees the new one come from an address that is not its own.
+TEST_F(Relay, APeerBehindATranslatorIsReachedWithinSeconds) {
+  Host& relay = add_relay("3.0.0.1");
+  swarm.fabric().set_nat("192.168.8.1", "5.6.8.1");
+  Host& hidden = swarm.add_host_at("192.168.8.1");
+  hidden.set_handler(kEcho, echo);
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  for (Host* host : {&hidden, &dialler}) ASSERT_TRUE(swarm.run(host->bootstrap({address_of(relay)}, swarm.after(10s))));
+  swarm.pass(3s);
+  EXPECT_TRUE(swarm.run(call(dialler, hidden.id(), 1000)));
+}
+
+TEST_F(Relay, ConnectedPeersThatRelayAreFoundWithoutNamingThem) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = add_hidden({});
+  swarm.pass(5s);
+  EXPECT_TRUE(hidden.relays().empty());
+  ASSERT_TRUE(swarm.run(hidden.connect(address_of(relay), swarm.after(5s))));
+  swarm.pass(5s);
+  EXPECT_EQ(hidden.relays().size(), 1U);
+}
+
+TEST_F(Relay, ALostRelayIsReplacedWithinTenSeconds) {
+  Host& first = add_relay("3.0.0.1");
+  add_relay("3.0.0.2");
+  Host& third = add_relay("3.0.0.3");
+  Host& hidden = add_hidden({&first, &swarm.host(1), &third});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  const auto before = hidden.relays();
+  ASSERT_EQ(before.size(), 2U);
+  for (std::size_t i = 0; i < 3; ++i)
+    if (swarm.host(i).id() == before.front().relay) swarm.fabric().kill("3.0.0." + std::to_string(i + 1));
+  swarm.pass(10s);
+  const auto after = hidden.relays();
+  ASSERT_EQ(after.size(), 2U);
+  for (const auto& one : after) EXPECT_NE(one.relay, before.front().relay);
+  const auto announced = hidden.addresses();
+  for (const auto& one : announced) EXPECT_EQ(one.text().find(before.front().relay.text()), std::string::npos);
+  Host& kept = first.id() == after.back().relay ? first : third.id() == after.back().relay ? third : swarm.host(1);
+  EXPECT_TRUE(swarm.run(dialler.connect(through(kept, hidden), swarm.after(10s))));
+}
+
+TEST_F(Relay, ReservationsAreRenewed) {
+  Host& relay = add_relay("3.0.0.1", {.reservation = 5min});
+  Host& hidden = add_hidden({&relay});
+  swarm.pass(30min);
+  ASSERT_EQ(hidden.relays().size(), 1U);
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  EXPECT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+}
+
+TEST_F(Relay, APublicPeerKeepsNoReservation) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& open = swarm.add_host_at("4.0.0.1", {.force_reachability = Reachability::public_,
+                                             .trusted_relays = {address_of(relay)}});
+  swarm.pass(1min);
+  EXPECT_TRUE(open.relays().empty());
+}
+
+TEST_F(Relay, AMessageThatTheRelayWouldNotCarryWholeIsRefusedBeforehand) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1", {.circuit = {.duration = 2min, .bytes = 128 * 1024}});
+  Host& hidden = add_hidden({&relay});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  EXPECT_EQ(hidden.relays().front().limit.bytes, 128U * 1024);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+  const auto begun = swarm.runtime().now();
+  const auto large = swarm.run(call(dialler, hidden.id(), 200'000));
+  ASSERT_FALSE(large);
+  EXPECT_EQ(large.error(), cohive::Errc::limit_exceeded);
+  EXPECT_LT(swarm.runtime().now() - begun, 1s);
+  EXPECT_TRUE(swarm.run(call(dialler, hidden.id(), 10'000)));  // on the same circuit
+}
+
+TEST_F(Relay, ACircuitEndsWithItsTime) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1", {.circuit = {.duration = 2min, .bytes = 0}});
+  Host& hidden = add_hidden({&relay});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+  swarm.pass(119s);
+  EXPECT_TRUE(dialler.connected(hidden.id()));
+  swarm.pass(2s);
+  EXPECT_FALSE(dialler.connected(hidden.id()));
+  EXPECT_FALSE(hidden.connected(dialler.id()));
+  EXPECT_EQ(counted(swarm, "cohive_p2p_relay_circuits"), 0U);
+}
+
+TEST_F(Relay, CircuitsEndWithTheirEnds) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = add_hidden({&relay});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+  EXPECT_EQ(counted(swarm, "cohive_p2p_relay_circuits"), 1U);
+  dialler.disconnect(hidden.id());
+  swarm.pass(5s);
+  EXPECT_FALSE(hidden.connected(dialler.id()));
+  EXPECT_EQ(counted(swarm, "cohive_p2p_relay_circuits"), 0U);
+}
+
+// ---- Hole punching
+
+TEST_F(Relay, TwoHiddenPeersPunchThroughTheirRouters) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& called = add_hidden({&relay});
+  Host& dialler = add_hidden({&relay});
+  for (const char* ip : {"192.168.7.1", "192.168.7.2"}) swarm.fabric().let_punch(ip);
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, called), swarm.after(10s))));
+  EXPECT_TRUE(dialler.remote_address(called.id())->is_circuit());
+  swarm.pass(10s);
+  ASSERT_TRUE(dialler.connected(called.id()) && called.connected(dialler.id()));
+  EXPECT_FALSE(dialler.remote_address(called.id())->is_circuit());
+  EXPECT_FALSE(called.remote_address(dialler.id())->is_circuit());
+  const auto relayed = counted(swarm, "cohive_p2p_relay_bytes_total");
+  EXPECT_TRUE(swarm.run(call(dialler, called.id(), 1'000'000)));
+  EXPECT_LT(counted(swarm, "cohive_p2p_relay_bytes_total"), relayed + 10'000);
+  swarm.pass(5min);  // the circuit goes when it is not used any more
+  EXPECT_EQ(counted(swarm, "cohive_p2p_relay_circuits"), 0U);
+  EXPECT_TRUE(dialler.connected(called.id()));
+  EXPECT_EQ(swarm.left_behind(), "");
+}
+
+TEST_F(Relay, ACallUnderWayLivesOnWhileADirectConnectionTakesOver) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& called = add_hidden({&relay});
+  Host& dialler = add_hidden({&relay});
+  for (const char* ip : {"192.168.7.1", "192.168.7.2"}) swarm.fabric().let_punch(ip);
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, called), swarm.after(10s))));
+  auto slow_call = [](Host& from, PeerId to) -> Task<Result<>> {
+    const Deadline deadline = from.runtime().after(10min);
+    auto stream = co_await from.open_stream(to, kEcho, deadline);
+    if (!stream) co_return stream.error();
+    const Bytes part(1000, 7);
+    for (int i = 0; i < 20; ++i) {
+      if (auto sent = co_await (*stream)->write(part, deadline); !sent) co_return sent.error();
+      co_await from.runtime().sleep_for(5s);
+    }
+    (*stream)->close_write();
+    transport::StreamReader reader(**stream);
+    if (auto back = co_await reader.read_exactly(20'000, deadline); !back) co_return back.error();
+    co_return ok();
+  };
+  const auto answer = swarm.run(slow_call(dialler, called.id()));
+  EXPECT_TRUE(answer) << answer.error().message();
+  EXPECT_FALSE(dialler.remote_address(called.id())->is_circuit());
+}
+
+TEST_F(Relay, RoutersThatLetNothingInLeaveTheCircuit) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& called = add_hidden({&relay});
+  Host& dialler = add_hidden({&relay});
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, called), swarm.after(10s))));
+  swarm.pass(2min);
+  ASSERT_TRUE(dialler.connected(called.id()));
+  EXPECT_TRUE(dialler.remote_address(called.id())->is_circuit());
+  EXPECT_TRUE(swarm.run(call(dialler, called.id(), 1'000'000)));
+  EXPECT_EQ(counted(swarm, "cohive_p2p_hole_punches_total{outcome=\"failed\"}"), 1U);
+}
+
+/// The called peer need not wait for anything when the dialler has an open port.
+TEST_F(Relay, APublicDiallerIsDialledBack) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = add_hidden({&relay});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+  swarm.pass(3s);
+  EXPECT_FALSE(dialler.remote_address(hidden.id())->is_circuit());
+}
+
+/// A peer at the other end of a circuit names addresses to be dialled: those of our network, or of this machine, are
+/// none of its business.
+TEST_F(Relay, PunchingReachesNoPrivateAddress) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& liar = add_hidden({&relay}, {.hole_punching = false});
+  Host& dialler = add_hidden({&relay});
+  Host& inside = swarm.add_host_at("192.168.7.77");
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, liar), swarm.after(10s))));
+  auto attack = [](Host& from, PeerId to, std::vector<Multiaddr> addresses) -> Task<void> {
+    const Deadline deadline = from.runtime().after(10s);
+    auto stream = co_await from.open_stream(to, "/libp2p/dcutr", deadline);
+    if (!stream) co_return;
+    proto::HolePunch message;
+    message.set_type(proto::HolePunch::CONNECT);
+    for (const auto& address : addresses) message.add_observed_addrs(address.binary());
+    (void)co_await transport::write_message(**stream, as_bytes(message.SerializeAsString()), deadline);
+    message.Clear();
+    message.set_type(proto::HolePunch::SYNC);
+    (void)co_await transport::write_message(**stream, as_bytes(message.SerializeAsString()), deadline);
+    (void)co_await (*stream)->read(deadline);
+  };
+  std::size_t dialled = 0;
+  swarm.fabric().set_tap([&](const std::string&, const std::string& to, ByteView) {
+    dialled += to == "192.168.7.77";
+    return true;
+  });
+  swarm.pass(1s);
+  swarm.run(attack(liar, dialler.id(), {inside.addresses().front(), parsed("/ip4/127.0.0.1/tcp/4001")}));
+  swarm.pass(10s);
+  EXPECT_EQ(dialled, 0U);
+}
+
+// ---- What a relay refuses
+
+TEST_F(Relay, OnlyPeersWithAReservationAreCalled) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& target = swarm.add_host_at("4.0.0.1");
+  Host& dialler = swarm.add_host_at("4.0.0.2");
+  for (Host* host : {&target, &dialler}) ASSERT_TRUE(swarm.run(host->connect(address_of(relay), swarm.after(5s))));
+  EXPECT_EQ(ask(dialler, relay, connect_to(target.id()))->status(), proto::NO_RESERVATION);
+  EXPECT_EQ(ask(dialler, relay, connect_to(nobody(1).peer_id()))->status(), proto::NO_RESERVATION);
+  EXPECT_EQ(ask(dialler, relay, connect_to(relay.id()))->status(), proto::NO_RESERVATION);
+  ASSERT_EQ(ask(target, relay, kReserve)->status(), proto::RELAY_OK);
+  // It has reserved, but the target takes circuits only from relays of its own choice.
+  EXPECT_EQ(ask(dialler, relay, connect_to(target.id()))->status(), proto::CONNECTION_FAILED);
+  target.disconnect(relay.id());
+  swarm.pass(5s);
+  EXPECT_EQ(ask(dialler, relay, connect_to(target.id()))->status(), proto::NO_RESERVATION);
+}
+
+/// A message may name addresses of the target; a relay that dialled them would scan its network for strangers.
+TEST_F(Relay, NoAddressIsDialledForAPeer) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& inside = swarm.add_host_at("192.168.0.9");
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  ASSERT_TRUE(swarm.run(dialler.connect(address_of(relay), swarm.after(5s))));
+  proto::Hop request;
+  request.set_type(proto::Hop::CONNECT);
+  request.mutable_peer()->set_id(inside.id().binary());
+  request.mutable_peer()->add_addrs(inside.addresses().front().binary());
+  EXPECT_EQ(ask(dialler, relay, to_bytes(request.SerializeAsString()))->status(), proto::NO_RESERVATION);
+  swarm.pass(1min);
+  EXPECT_FALSE(relay.connected(inside.id()));
+  EXPECT_FALSE(inside.connected(relay.id()));
+}
+
+TEST_F(Relay, AReservationSaysWhatItIsWorth) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& peer = swarm.add_host_at("4.0.0.1");
+  ASSERT_TRUE(swarm.run(peer.connect(address_of(relay), swarm.after(5s))));
+  const auto reply = ask(peer, relay, kReserve);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->limit().duration(), 1800U);
+  EXPECT_EQ(reply->limit().data(), std::uint64_t{4} << 30);
+  EXPECT_NEAR(static_cast<double>(reply->reservation().expire()), swarm.runtime().wall_time() + 3600, 2);
+  ASSERT_EQ(reply->reservation().addrs_size(), 1);
+  EXPECT_EQ(Multiaddr::from_bytes(as_bytes(reply->reservation().addrs(0))).value(), address_of(relay));
+  const auto& voucher = reply->reservation().voucher();
+  EXPECT_TRUE(check_voucher(as_bytes(voucher), relay.id(), peer.id()));
+  EXPECT_FALSE(check_voucher(as_bytes(voucher), relay.id(), nobody(1).peer_id()));
+  EXPECT_FALSE(check_voucher(as_bytes(voucher), peer.id(), peer.id()));
+}
+
+TEST_F(Relay, APeerThatReservesInALoopIsRefused) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& peer = swarm.add_host_at("4.0.0.1");
+  ASSERT_TRUE(swarm.run(peer.connect(address_of(relay), swarm.after(5s))));
+  int granted = 0;
+  for (int i = 0; i < 50; ++i) granted += ask(peer, relay, kReserve)->status() == proto::RELAY_OK;
+  EXPECT_LE(granted, 8);
+  EXPECT_GE(granted, 1);
+  EXPECT_EQ(counted(swarm, "cohive_p2p_relay_reservations"), 1U);
+}
+
+TEST_F(Relay, OneNetworkGetsItsShareOfReservationsOnly) {
+  Host& relay = add_relay("3.0.0.1", {.max_reservations = 5, .max_reservations_per_network = 2});
+  std::vector<proto::RelayStatus> answers;
+  for (int i = 1; i <= 3; ++i) {  // three behind one router
+    const std::string ip = "192.168.9." + std::to_string(i);
+    swarm.fabric().set_nat(ip, "5.9.9.9");
+    Host& peer = swarm.add_host_at(ip);
+    ASSERT_TRUE(swarm.run(peer.connect(address_of(relay), swarm.after(5s))));
+    answers.push_back(ask(peer, relay, kReserve)->status());
+  }
+  for (int i = 1; i <= 4; ++i) {  // and four elsewhere
+    Host& peer = swarm.add_host_at("6.0.0." + std::to_string(i));
+    ASSERT_TRUE(swarm.run(peer.connect(address_of(relay), swarm.after(5s))));
+    answers.push_back(ask(peer, relay, kReserve)->status());
+  }
+  using enum proto::RelayStatus;
+  EXPECT_THAT(answers, testing::ElementsAre(RELAY_OK, RELAY_OK, RESERVATION_REFUSED, RELAY_OK, RELAY_OK, RELAY_OK,
+                                            RESERVATION_REFUSED));
+}
+
+TEST_F(Relay, OnePeerGetsItsShareOfCircuitsOnly) {
+  Host& relay = add_relay("3.0.0.1", {.max_circuits_per_peer = 2});
+  Host& hidden = add_hidden({&relay});
+  swarm.pass(5s);
+  std::vector<bool> reached;
+  for (int i = 1; i <= 3; ++i) {
+    Host& dialler = swarm.add_host_at("4.0.0." + std::to_string(i));
+    reached.push_back(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))).has_value());
+  }
+  EXPECT_THAT(reached, testing::ElementsAre(true, true, false));
+}
+
+TEST_F(Relay, RelaysAreNotChained) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden_relay = add_hidden({&relay}, {.relay_service = RelayServiceOptions()});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden_relay), swarm.after(10s))));
+  EXPECT_EQ(ask(dialler, hidden_relay, kReserve)->status(), proto::PERMISSION_DENIED);
+  EXPECT_EQ(ask(dialler, hidden_relay, connect_to(relay.id()))->status(), proto::PERMISSION_DENIED);
+}
+
+TEST_F(Relay, BadMessagesAreAnsweredAsSuch) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& peer = swarm.add_host_at("4.0.0.1");
+  ASSERT_TRUE(swarm.run(peer.connect(address_of(relay), swarm.after(5s))));
+  for (const Bytes& message : {Bytes{0x08, 0x02}, Bytes{0x08, 0x09}, Bytes{0xff, 0xff, 0xff}, Bytes{0x08, 0x01},
+                               Bytes(5000, 0x00)}) {
+    const auto reply = ask(peer, relay, message);
+    ASSERT_TRUE(reply) << reply.error().message();
+    EXPECT_EQ(reply->status(), proto::MALFORMED_MESSAGE);
+  }
+}
+
+TEST_F(Relay, SilentPeersAreCutOff) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& peer = swarm.add_host_at("4.0.0.1");
+  ASSERT_TRUE(swarm.run(peer.connect(address_of(relay), swarm.after(5s))));
+  const auto begun = swarm.runtime().now();
+  EXPECT_FALSE(ask(peer, relay, {}));  // says nothing: the relay ends the stream
+  EXPECT_LE(swarm.runtime().now() - begun, 15s);
+}
+
+/// A target that never answers keeps the dialler waiting for a quarter of a minute, and leaves nothing behind.
+TEST_F(Relay, ASilentTargetCostsNothing) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& target = swarm.add_host_at("4.0.0.1", {.use_relay = false});
+  Host& dialler = swarm.add_host_at("4.0.0.2");
+  target.remove_handler(kStopProtocol);
+  target.set_handler(kStopProtocol, [](StreamPtr stream) -> Task<void> {
+    co_await stream->runtime().sleep_for(10min);
+  });
+  for (Host* host : {&target, &dialler}) ASSERT_TRUE(swarm.run(host->connect(address_of(relay), swarm.after(5s))));
+  ASSERT_EQ(ask(target, relay, kReserve)->status(), proto::RELAY_OK);
+  const auto begun = swarm.runtime().now();
+  EXPECT_EQ(ask(dialler, relay, connect_to(target.id()))->status(), proto::CONNECTION_FAILED);
+  EXPECT_LE(swarm.runtime().now() - begun, 16s);
+  EXPECT_EQ(counted(swarm, "cohive_p2p_relay_circuits"), 0U);
+  EXPECT_EQ(swarm.left_behind(), "");
+}
+
+/// A fast end is held to the pace of a slow one: what waits in between stays small.
+TEST_F(Relay, ASlowEndDoesNotFillTheRelay) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = add_hidden({&relay});
+  hidden.set_handler("/test/slow", [](StreamPtr stream) -> Task<void> {
+    co_await stream->runtime().sleep_for(10min);  // reads nothing
+  });
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+  auto flood = [](Host& from, PeerId to) -> Task<Result<>> {
+    const Deadline deadline = from.runtime().after(30s);
+    auto stream = co_await from.open_stream(to, "/test/slow", deadline);
+    if (!stream) co_return stream.error();
+    const Bytes block(1 << 20, 1);
+    for (int i = 0; i < 64; ++i)
+      if (auto sent = co_await (*stream)->write(block, deadline); !sent) co_return sent.error();
+    co_return ok();
+  };
+  EXPECT_FALSE(swarm.run(flood(dialler, hidden.id())));
+  EXPECT_LT(counted(swarm, "cohive_p2p_relay_bytes_total"), 4U << 20);
+}
+
+}  // namespace
+}  // namespace cohive::p2p

@@ -4,6 +4,8 @@
 #include "cohive/averaging/averager.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/sim_runtime.hpp"
+#include "cohive/dht/dht.hpp"
+#include "cohive/p2p/host.hpp"
 #include "cohive/transport/sim_network.hpp"
 
 using namespace cohive;

@@ -177,20 +177,19 @@ async def test_they_agree_on_what_cohive_offers(swarm, security, agreed, key, di
     assert 0 < await peer.call("host_ping", peer=str(p2p.peer_id)) < PATIENCE
 
 
-async def test_both_families_of_addresses(swarm):
+@pytest.mark.parametrize("family", ["/ip4/", "/ip6/"])
+@pytest.mark.parametrize("dialler", ["cohive", "python"])
+async def test_both_families_of_addresses(swarm, family, dialler):
     both = ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"]
     peer, p2p = await swarm.cohive(listen=both), await swarm.python(host_maddrs=both)
-    for family in ("/ip4/", "/ip6/"):
-        ours, theirs = (next(one for one in addresses if one.startswith(family))
-                        for addresses in (peer.addresses, p2p.addresses))
+    ours, theirs = (next(one for one in addresses if one.startswith(family))
+                    for addresses in (peer.addresses, p2p.addresses))
+    if dialler == "cohive":
         await peer.call("host_connect", address=theirs)
-        assert (await until(lambda: peer.peer(p2p.peer_id)))["outbound"]
-        await peer.call("host_disconnect", peer=str(p2p.peer_id))
-        await until(lambda: no(lists(p2p, peer.peer_id)))
+    else:
         await connect(p2p, ours)
-        assert not (await until(lambda: peer.peer(p2p.peer_id)))["outbound"]
-        await peer.call("host_disconnect", peer=str(p2p.peer_id))
-        await until(lambda: no(lists(p2p, peer.peer_id)))
+    assert (await until(lambda: peer.peer(p2p.peer_id)))["outbound"] == (dialler == "cohive")
+    assert 0 < await peer.call("host_ping", peer=str(p2p.peer_id)) < PATIENCE
 
 
 def new_identity():

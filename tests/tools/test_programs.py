@@ -381,23 +381,26 @@ class Trainer(unittest.TestCase):
         self.end_with_the_same_parameters()
 
     def test_two_trainers_with_robust_averages_and_four_bits_do_so_too(self):
-        summary = self.folder.name + "/summary.json"
-        self.end_with_the_same_parameters("--agreed-compression", "block4", "--aggregation", "trimmed-mean", "--trim", "0.3", "--summary", summary)
-        self.assertGreater(json.loads(Path(summary).read_text())["grad_rounds_agreed"], 0)
+        flags = ["--agreed-compression", "block4", "--aggregation", "trimmed-mean", "--trim", "0.3"]
+        for summary in self.end_with_the_same_parameters(*flags):
+            self.assertGreater(summary["grad_rounds_agreed"], 0)
 
     def end_with_the_same_parameters(self, *flags):
+        """Returns the summaries of both trainers."""
         saves = [f"{self.folder.name}/{n}.params" for n in range(2)]
+        summaries = [f"{self.folder.name}/{n}.json" for n in range(2)]
         with bootstrap() as (_, line):
             # An epoch lasts some seconds, so that both take part.
             common = [*self.small, *flags, "--target-batch-size", "30000", "--initial-peers", *line["initial_peers"],
                       "--max-epochs", "3"]
-            with started("cohive-train", *common, "--save", saves[0]) as first:
-                result = run("cohive-train", *common, "--save", saves[1])
+            with started("cohive-train", *common, "--save", saves[0], "--summary", summaries[0]) as first:
+                result = run("cohive-train", *common, "--save", saves[1], "--summary", summaries[1])
                 self.assertEqual(result.returncode, 0, result.stderr)
                 first.stdout.read()
                 self.assertEqual(first.wait(PATIENCE), 0)
         compared = run("cohive-train", "--compare", *saves)
         self.assertEqual(compared.returncode, 0, compared.stdout)
+        return [json.loads(Path(summary).read_text()) for summary in summaries]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ struct Lookup {
   Lookup(Runtime& runtime, const DhtId& id, double enough)
       : key(id), sufficient(enough), done(runtime, "a DHT lookup") {}
   bool satisfied() const { return best && best->expiration >= sufficient; }
+  /// Takes a record that was checked before: two dictionaries are merged, of others the later one wins.
+  void take(const StoredRecord& record);
 
   DhtId key;
   double sufficient;  ///< stop at a record that expires then or later
@@ -28,9 +30,6 @@ struct Lookup {
   Event done;
 };
 using LookupPtr = std::shared_ptr<Lookup>;
-
-/// Merges a dictionary into a record that is one; the newer of two entries with one subkey wins.
-void merge(StoredRecord& into, const Dictionary& more);
 
 /// What Dht::get_sampled found last, of a few keys.
 class SampledRecords {

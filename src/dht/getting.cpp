@@ -19,14 +19,22 @@ constexpr std::size_t kKeysPerSearch = 1024;
 // How much later than the cached record a refreshed one must expire, beyond the refresh interval, in seconds.
 constexpr double kRefreshMargin = 1.0;
 
-}  // namespace
-
+/// The newer of two entries with one subkey wins.
 void merge(StoredRecord& into, const Dictionary& more) {
   auto& dictionary = std::get<Dictionary>(into.content);
   for (const auto& [identity, entry] : more.entries()) {
     dictionary.put({entry.subkey, identity}, entry.value, entry.expiration);
     into.expiration = std::max(into.expiration, entry.expiration);
   }
+}
+
+}  // namespace
+
+void Lookup::take(const StoredRecord& record) {
+  if (best && best->is_dictionary() && record.is_dictionary())
+    merge(*best, *record.dictionary());
+  else if (!best || record.expiration > best->expiration)
+    best = record;
 }
 
 const std::vector<std::pair<msgpack::Value, StoredValue>>& GetResult::entries() const {
@@ -88,13 +96,7 @@ Task<std::vector<Result<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, 
 bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
   const double time = protocol.now();
   if (const auto* stored = protocol.storage.get(lookup.key, time)) lookup.best = *stored;
-  const auto* cached = use_cache ? protocol.cache.get(lookup.key, time) : nullptr;
-  const bool cache_is_newer = cached && (!lookup.best || cached->expiration > lookup.best->expiration);
-  if (cached && lookup.best && lookup.best->is_dictionary() && cached->is_dictionary()) {
-    merge(*lookup.best, *cached->dictionary());
-  } else if (cache_is_newer) {
-    lookup.best = *cached;
-  }
+  if (const auto* cached = use_cache ? protocol.cache.get(lookup.key, time) : nullptr) lookup.take(*cached);
   if (lookup.best) lookup.source = protocol.node_id;
   if (!lookup.satisfied()) {
     if (lookup.best) lookup.copies[protocol.node_id] = lookup.best->fingerprint();

@@ -54,14 +54,8 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, De
   auto lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), std::numeric_limits<double>::infinity());
   if (closed) co_return result_of(*lookup);
   const TimePoint start = runtime.now();
-  if (const auto* known = sampled.find(lookup->key); known && known->expiration >= protocol.now()) lookup->best = *known;
-  if (const auto* stored = protocol.storage.get(lookup->key, protocol.now())) {
-    const auto* theirs = stored->dictionary();
-    if (theirs && lookup->best && lookup->best->is_dictionary())
-      merge(*lookup->best, *theirs);
-    else if (!lookup->best || stored->expiration > lookup->best->expiration)
-      lookup->best = *stored;
-  }
+  look_up_locally(*lookup, false);
+  if (const auto* known = sampled.find(lookup->key); known && known->expiration >= protocol.now()) lookup->take(*known);
   const DhtId twin = lookup->key.twin();
   auto found = co_await explore({twin}, options.num_replicas, deadline);
   Sampling sampling{*this, lookup, std::move(found[twin])};

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "cohive/transport/errors.hpp"
+
 namespace cohive {
 
 std::vector<std::string> split_addresses(std::string_view text) {
@@ -19,6 +21,10 @@ std::vector<std::string> initial_peers_from_environment() {
   for (const char* name : {"INITIAL_PEERS", "PL_INITIAL_PEERS"})
     if (const char* text = std::getenv(name); text && *text) return split_addresses(text);
   return {};
+}
+
+bool names_wrong_peer(const Error& error) {
+  return error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos;
 }
 
 }  // namespace cohive

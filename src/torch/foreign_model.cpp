@@ -130,34 +130,17 @@ void ForeignModel::publish() {
 // ---- The state as a whole
 
 Task<std::optional<averaging::SharedState>> ForeignModel::snapshot(std::uint64_t epoch) {
-  constexpr int kAttempts = 3;
-  co_return co_await runtime_.offload([this, epoch, used = in_use_]() -> std::optional<averaging::SharedState> {
-    torch::NoGradGuard no_grad;
+  co_return co_await runtime_.offload([this, epoch, used = in_use_] {
     const std::lock_guard lock(stepping_);
-    const auto versions = [this] {
-      std::uint64_t sum = 0;
-      for (const auto& parameter : parameters_) sum += parameter.is_inference() ? 0 : parameter._version();
-      return sum;
-    };
-    for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      const std::uint64_t before = versions();
-      auto copy = copy_of(describe_state(optimizer_, parameters_, epoch));
-      if (versions() == before) return copy;
-    }
-    return std::nullopt;
+    return copy_unless_changed(parameters_, [&] { return describe_state(optimizer_, parameters_, epoch); });
   });
 }
 
 Task<Result<std::uint64_t>> ForeignModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
   publishable_ = false;
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
-  co_return co_await runtime_.offload([this, shared, least_epoch, used = in_use_]() -> Result<std::uint64_t> {
-    torch::NoGradGuard no_grad;
-    const auto checked = check_state(optimizer_, *shared, least_epoch);
-    if (!checked) return checked.error();
-    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].copy_(checked->parameters[i]);
-    load_statistics(optimizer_, *checked);
-    return checked->epoch;
+  co_return co_await runtime_.offload([this, shared, least_epoch, used = in_use_] {
+    return load_state(optimizer_, parameters_, *shared, least_epoch);
   });
 }
 

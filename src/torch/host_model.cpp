@@ -118,35 +118,17 @@ std::vector<torch::Tensor> HostModel::newest_parameters() {
 }
 
 Task<std::optional<averaging::SharedState>> HostModel::snapshot(std::uint64_t epoch) {
-  constexpr int kAttempts = 3;
-  co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
-    torch::NoGradGuard no_grad;
+  co_return co_await runtime().offload([this, epoch, used = in_use()] {
     const std::lock_guard lock(stepping_);
-    // A trainer may write to its parameters by itself: their version counters tell.
-    const auto versions = [this] {
-      std::uint64_t sum = 0;
-      for (const auto& parameter : parameters_) sum += parameter.is_inference() ? 0 : parameter._version();
-      return sum;
-    };
-    for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      const std::uint64_t before = versions();
-      auto copy = copy_of(describe_state(optimizer_, newest_parameters(), epoch));
-      if (versions() == before) return copy;
-    }
-    return std::nullopt;
+    return copy_unless_changed(parameters_, [&] { return describe_state(optimizer_, newest_parameters(), epoch); });
   });
 }
 
 Task<Result<std::uint64_t>> HostModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
   forget_next();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
-  auto loaded = co_await runtime().offload([this, shared, least_epoch, used = in_use()]() -> Result<std::uint64_t> {
-    torch::NoGradGuard no_grad;
-    const auto checked = check_state(optimizer_, *shared, least_epoch);
-    if (!checked) return checked.error();
-    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].copy_(checked->parameters[i]);
-    load_statistics(optimizer_, *checked);
-    return checked->epoch;
+  auto loaded = co_await runtime().offload([this, shared, least_epoch, used = in_use()] {
+    return load_state(optimizer_, parameters_, *shared, least_epoch);
   });
   known_.look_at_state();
   if (loaded) co_await show_in_mirrors();

@@ -230,4 +230,31 @@ void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& sta
     }
 }
 
+Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
+                                 const averaging::DownloadedState& state, std::uint64_t least_epoch) {
+  torch::NoGradGuard no_grad;
+  const auto checked = check_state(optimizer, state, least_epoch);
+  if (!checked) return checked.error();
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(checked->parameters[i]);
+  load_statistics(optimizer, *checked);
+  return checked->epoch;
+}
+
+std::optional<averaging::SharedState> copy_unless_changed(const std::vector<torch::Tensor>& parameters,
+                                                          const std::function<StateDescription()>& describe) {
+  constexpr int kAttempts = 3;
+  torch::NoGradGuard no_grad;
+  const auto versions = [&] {
+    std::uint64_t sum = 0;
+    for (const auto& parameter : parameters) sum += parameter.is_inference() ? 0 : parameter._version();
+    return sum;
+  };
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const std::uint64_t before = versions();
+    auto copy = copy_of(describe());
+    if (versions() == before) return copy;
+  }
+  return std::nullopt;
+}
+
 }  // namespace cohive::libtorch

@@ -4,6 +4,8 @@
 
 #include <torch/torch.h>
 
+#include <functional>
+
 #include "cohive/averaging/state_sharing.hpp"
 
 namespace cohive::libtorch {
@@ -23,6 +25,10 @@ StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::v
 
 /// Copies it to the host's memory, while the tensors do not change.
 averaging::SharedState copy_of(const StateDescription& state);
+/// Copies what `describe` returns while a trainer may write to `parameters` by itself: their version counters tell. nullopt
+/// when they change too often.
+std::optional<averaging::SharedState> copy_unless_changed(const std::vector<torch::Tensor>& parameters,
+                                                          const std::function<StateDescription()>& describe);
 
 /// A downloaded state that fits a model, to be written into it.
 struct CheckedState {
@@ -37,5 +43,8 @@ Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const avera
                                  std::uint64_t least_epoch);
 /// Writes the statistics into the optimizer.
 void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& state);
+/// Writes a state that check_state() takes into the optimizer and `parameters`, which are its own. Returns the state's epoch.
+Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
+                                 const averaging::DownloadedState& state, std::uint64_t least_epoch);
 
 }  // namespace cohive::libtorch

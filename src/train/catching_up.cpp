@@ -10,8 +10,8 @@
 namespace cohive::train {
 namespace {
 
-constexpr Duration kFirstRetry = 500ms, kLastRetry = 8s;  // of a failed download
-constexpr int kRoundsToFollow = 3;                        // before another download is tried
+constexpr Duration kLastRetry = 8s;  // of a failed download
+constexpr int kRoundsToFollow = 3;   // before another download is tried
 
 std::optional<std::uint64_t> epoch_of(const averaging::DownloadedState& state) {
   const auto* metadata = state.metadata.get_if<msgpack::Map>();

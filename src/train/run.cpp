@@ -8,7 +8,6 @@ namespace cohive::train {
 namespace {
 
 constexpr Duration kCopyPatience = 10s;  // a newcomer had better ask another donor then
-constexpr Duration kFirstRetry = 500ms;
 
 averaging::AveragerOptions averager_options(const RunOptions& options, const char* suffix, const char* class_name) {
   averaging::AveragerOptions result;

@@ -17,6 +17,8 @@
 
 namespace cohive::train {
 
+inline constexpr Duration kFirstRetry = 500ms;  // of a failed download
+
 /// An averager with the round that has begun before its tensors are ready, so that finding a group costs no training time.
 struct Scheduled {
   averaging::Averager& averager;

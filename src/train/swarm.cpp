@@ -4,7 +4,6 @@
 #include "cohive/core/log.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/initial_peers.hpp"
-#include "cohive/transport/errors.hpp"
 #include "membership.hpp"
 
 namespace cohive {
@@ -87,15 +86,6 @@ Result<> Membership::check_identity(const std::vector<Multiaddr>& initial, const
   });
 }
 
-namespace {
-
-/// Another peer than expected answers at an address: trying again does not help.
-bool is_another_peer(const Error& error) {
-  return error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos;
-}
-
-}  // namespace
-
 /// Tries until a swarm is there, the time is over or the caller gives up.
 Result<> Membership::join(const std::vector<Multiaddr>& initial) {
   const auto begin = std::chrono::steady_clock::now();
@@ -119,7 +109,7 @@ Result<> Membership::join(const std::vector<Multiaddr>& initial) {
     auto joined = joining.get();
     if (joined) break;
     call([this] { return dht->close(); });
-    if (left() <= 0s || is_another_peer(joined.error())) return joined;
+    if (left() <= 0s || names_wrong_peer(joined.error())) return joined;
     if (!wanted()) return given_up();
     log::warn("train", "no swarm yet (attempt {}): {}; trying again in {:.0f} s", attempt, joined.error(),
               to_seconds(pause));

@@ -33,13 +33,7 @@ averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint6
 
 Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
                                  std::uint64_t least_epoch) {
-  const auto checked = check_state(optimizer, state, least_epoch);
-  if (!checked) return checked.error();
-  torch::NoGradGuard no_grad;
-  const auto parameters = parameters_of(optimizer);
-  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(checked->parameters[i]);
-  load_statistics(optimizer, *checked);
-  return checked->epoch;
+  return load_state(optimizer, parameters_of(optimizer), state, least_epoch);
 }
 
 averaging::DownloadedState downloaded(const averaging::SharedState& shared) {

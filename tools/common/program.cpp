@@ -9,7 +9,6 @@
 #include "cohive/dht/errors.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
-#include "cohive/transport/errors.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -35,11 +34,6 @@ std::string without_repetition(const std::string& message) {
     begin = end + kSeparator.size();
   }
   return text;
-}
-
-/// Joining fails with one error that quotes those of all addresses.
-bool names_wrong_peer(const Error& error) {
-  return error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos;
 }
 
 }  // namespace

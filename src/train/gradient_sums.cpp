@@ -1,18 +1,23 @@
 #include "cohive/train/gradient_sums.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "cohive/optim/parallel.hpp"
 #include "discard.hpp"
 
 namespace cohive::train {
 namespace {
-constexpr std::size_t kMostUnfinished = 2;
-}
+// Beyond the batch that is being added one may wait where it is small: memory shall stay at one batch, and 64 MiB.
+constexpr std::size_t kMostUnfinished = 2, kMostWaitingValues = std::size_t{16} << 20;
+// So many values are added at a time; their gradients' memory goes before the next ones are added.
+constexpr std::size_t kSlice = std::size_t{8} << 20;
+}  // namespace
 
 GradientSums::GradientSums(Runtime& runtime, std::vector<std::size_t> sizes)
     : runtime_(runtime),
       sizes_(std::move(sizes)),
+      most_unfinished_(std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}) <= kMostWaitingValues ? kMostUnfinished : 1),
       sums_(no_sums()),
       progress_(runtime, "gradients being added"),
       alive_(std::make_shared<GradientSums*>(this)),
@@ -25,7 +30,7 @@ GradientSums::~GradientSums() {
 void GradientSums::add(std::vector<Gradient> batch, double samples) {
   {
     std::unique_lock lock(mutex_);
-    if (!runtime_.simulated()) added_.wait(lock, [this] { return unfinished_ + cut_unfinished_ < kMostUnfinished; });
+    if (!runtime_.simulated()) added_.wait(lock, [this] { return unfinished_ + cut_unfinished_ < most_unfinished_; });
     queue_.push_back({std::move(batch), samples, generation_});
     ++unfinished_;
   }
@@ -65,25 +70,35 @@ Task<void> GradientSums::work(GradientSums& self) {
   self.working_ = false;
 }
 
-/// The first gradient of a parameter becomes its sum where nothing else uses its memory; it is looked through only.
 Task<void> GradientSums::add_now(Batch batch) {
   if (sums_.times == 0) sums_.anchor = batch.samples;
   ++sums_.times;
   const double factor = batch.samples / sums_.anchor;
+  for (std::size_t begin = 0; begin < sizes_.size();) {
+    std::size_t end = begin, values = 0;
+    while (end < sizes_.size() && values < kSlice) values += sizes_[end++];
+    co_await add_slice(std::span(batch.gradients).subspan(begin, end - begin), begin, factor);
+    begin = end;
+  }
+}
+
+/// Takes the gradients of the parameters from number `begin` on. The first gradient of a parameter becomes its sum where nothing
+/// else uses its memory; it is looked through only.
+Task<void> GradientSums::add_slice(std::span<Gradient> gradients, std::size_t begin, double factor) {
   auto owners = std::make_shared<std::vector<std::shared_ptr<void>>>();
   std::vector<optim::ConstView> unread;
   std::vector<optim::Addition> first, later;
-  for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    Gradient& gradient = batch.gradients.at(i);
-    HostBuffer& sum = sums_.values[i];
+  for (std::size_t i = begin; auto& gradient : gradients) {
+    const std::size_t size = sizes_[i];
+    HostBuffer& sum = sums_.values[i++];
     if (gradient.values.empty()) continue;
     if (sum) {
       later.push_back({gradient.values, sum.values});
     } else if (gradient.exclusive && gradient.values.dtype() == optim::DType::float32 && factor == 1) {
-      sum = {gradient.owner, {static_cast<float*>(gradient.values.data()), sizes_[i]}};
+      sum = {gradient.owner, {static_cast<float*>(gradient.values.data()), size}};
       unread.push_back(gradient.values);
     } else {
-      sum = HostBuffer::allocate(sizes_[i]);
+      sum = HostBuffer::allocate(size);
       first.push_back({gradient.values, sum.values});
     }
     owners->push_back(std::move(gradient.owner));

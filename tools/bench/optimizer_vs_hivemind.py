@@ -1,19 +1,22 @@
 """What training together costs the trainer's thread: cohive beside Python hivemind, the same loop on both, in one go.
 
     .deps/interop/bin/python tools/bench/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
-        [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--json]
+        [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY] [--json]
 
-Two peers on loopback, Adam, float32 tensors of 2048 x 2048, 16 batches each per epoch, a pause of --work seconds after each batch
+Two peers on loopback, or on hosts that an emulated link of RATE Mbit/s and DELAY ms round trip joins (--link; needs root, and
+cohive-link-emulator of tests/nat), Adam, float32 tensors of 2048 x 2048, 16 batches each per epoch, a pause of --work seconds after each batch
 for the work that a GPU would do. Printed per epoch (medians of all peers and epochs but the first):
   in calls   seconds that the trainer's thread spends in step()
   slower by  seconds by which the epoch is longer than the same loop without any optimizer
   end, step  the call that ends an epoch, and the median of the calls that do not
   peak       memory of the trainer beyond what its process needs empty, in sizes of the parameters
+  link       with --link: what the two rounds of an epoch send one way, over what the link carries in the call that ends it (synchronous)
 The modes: `default` is hivemind.Optimizer's (parameters are averaged in the background); `synchronous` delays nothing; `delays` delays state
 averaging, optimizer step and gradient averaging, offloaded; `reuse` is the default with reuse_grad_buffers.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -76,7 +79,9 @@ def hivemind_peer(settings):
     mode = dict(MODES[settings["mode"]])
     mode.setdefault("offload_optimizer", False)
     mode.setdefault("delay_optimizer_step", False)
-    dht = hivemind.DHT(initial_peers=settings["initial_peers"], start=True)
+    if settings["float16"]:
+        mode["grad_compression"] = mode["state_averaging_compression"] = hivemind.Float16Compression()
+    dht = hivemind.DHT(initial_peers=settings["initial_peers"], host_maddrs=[settings["listen"]], start=True)
     make = lambda params: torch.optim.Adam(params, 1e-3)  # noqa: E731
     optimizer = hivemind.Optimizer(dht=dht, run_id="bench", target_batch_size=settings["batches"] * 2, batch_size_per_step=1,
                                    params=parameters, optimizer=make, matchmaking_time=settings["matchmaking_time"], averaging_timeout=60, **mode)
@@ -119,6 +124,32 @@ def backward_into(optimizer, parameters, mode, backward):
             parameter.grad = sums.add_(parameter.grad)
 
 
+class Place:
+    """Where a peer runs: this machine, or a host of an emulated network."""
+
+    def __init__(self, host=None):
+        self.host = host
+        self.listen = f"/ip4/{host.addresses[4] if host else '127.0.0.1'}/tcp/0"
+
+    def command(self, command):
+        return [str(word) for word in (self.host.command(command) if self.host else command)]
+
+
+@contextlib.contextmanager
+def places(link):
+    """Two places; `link` is RATE:DELAY or nothing."""
+    if not link:
+        yield [Place(), Place()]
+        return
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests/nat"))
+    import lab
+
+    rate, delay = map(float, link.split(":"))
+    with lab.World() as world:
+        line = lab.Link(rate=rate, delay=delay / 4)  # each host's own line, each way
+        yield [Place(world.host(name, link=line)) for name in ("left", "right")]
+
+
 class Peer:
     def __init__(self, command):
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -144,11 +175,11 @@ class Peer:
             self.process.kill()
 
 
-def run_pair(make):
+def run_pair(make, at):
     peers = []
     try:
-        peers.append(make([]))
-        peers.append(make(peers[0].initial_peers))
+        peers.append(make(at[0], []))
+        peers.append(make(at[1], peers[0].initial_peers))
         for peer in peers:
             peer.tell()
         return [peer.read() for peer in peers]
@@ -168,6 +199,12 @@ def summary(results):
             "groups": results[0].get("groups")}
 
 
+def link_share(options, tensors, row):
+    """Two peers each send half of the values and half of the averages, in two rounds."""
+    bits = 2 * 8 * (2 if options.float16 else 4) * tensors * 2048 * 2048
+    return bits / (1e6 * float(options.link.split(":")[0]) * row["end"])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", default=pathlib.Path(__file__).parents[2] / "build/release/bin/cohive-bench-trainer")
@@ -177,6 +214,8 @@ def main():
     parser.add_argument("--batches", type=int, default=16)
     parser.add_argument("--work", type=float, default=0.1)
     parser.add_argument("--matchmaking-time", type=float, default=2.0)
+    parser.add_argument("--float16", action="store_true")
+    parser.add_argument("--link")
     parser.add_argument("--only", choices=["cohive", "hivemind"])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--hivemind-peer", help=argparse.SUPPRESS)
@@ -188,22 +227,27 @@ def main():
     for millions in options.millions:
         tensors = round(millions * 1e6 / 2048 / 2048)
         for mode in options.modes:
-            def ours(initial_peers):
+            def ours(place, initial_peers):
                 flags = [f"--{name.replace('_', '-')}={str(value).lower()}" for name, value in MODES[mode].items()]
-                command = [str(options.peer), f"--tensors={tensors}", f"--batches={options.batches}", f"--epochs={options.epochs}", f"--work={options.work}",
-                           f"--matchmaking-time={options.matchmaking_time}", *flags]
-                return Peer(command + (["--initial-peers", *initial_peers] if initial_peers else []))
+                flags += ["--fp16"] if options.float16 else []
+                command = [options.peer, f"--tensors={tensors}", f"--batches={options.batches}", f"--epochs={options.epochs}", f"--work={options.work}",
+                           f"--listen={place.listen}", f"--matchmaking-time={options.matchmaking_time}", *flags]
+                return Peer(place.command(command + (["--initial-peers", *initial_peers] if initial_peers else [])))
 
-            def theirs(initial_peers):
+            def theirs(place, initial_peers):
                 settings = {"tensors": tensors, "batches": options.batches, "epochs": options.epochs, "work": options.work, "mode": mode,
-                            "matchmaking_time": options.matchmaking_time, "initial_peers": initial_peers}
-                return Peer([sys.executable, __file__, "--hivemind-peer", json.dumps(settings)])
+                            "matchmaking_time": options.matchmaking_time, "initial_peers": initial_peers, "float16": options.float16,
+                            "listen": place.listen}
+                return Peer(place.command([sys.executable, __file__, "--hivemind-peer", json.dumps(settings)]))
 
             for name, make in (("hivemind", theirs), ("cohive", ours)):
                 if options.only not in (None, name):
                     continue
                 try:
-                    row = summary(run_pair(make))
+                    with places(options.link) as at:
+                        row = summary(run_pair(make, at))
+                    if options.link:
+                        row["link"] = link_share(options, tensors, row)
                 except RuntimeError as error:
                     row = {"error": str(error)}
                 rows.append({"millions": tensors * 2048 * 2048 / 1e6, "mode": mode, "who": name, **row})
@@ -220,7 +264,7 @@ def show(row, first):
         print(f"{row['millions']:8.1f} {row['mode']:12} {row['who']:9} {row['error']}")
         return
     print(f"{row['millions']:8.1f} {row['mode']:12} {row['who']:9} {row['in_calls']:7.2f} s {row['share']:6.1%} {row['slower_by']:8.2f} s {row['end']:6.2f} s "
-          f"{1000 * row['step']:6.1f} ms {1000 * row['longest_step']:6.0f} ms {row['peak_per_parameters']:5.1f}x  {row['groups'] or ''}", flush=True)
+          f"{1000 * row['step']:6.1f} ms {1000 * row['longest_step']:6.0f} ms {row['peak_per_parameters']:5.1f}x  {row['groups'] or ''} {'link {:.0%}'.format(row['link']) if 'link' in row else ''}", flush=True)
 
 
 if __name__ == "__main__":

@@ -125,9 +125,11 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   Options o;
+  o.swarm.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
   CLI::App app("One peer of optimizer_vs_hivemind.py.");
   auto& optimizer = o.optimizer;
   app.add_option("--initial-peers", o.swarm.initial_peers);
+  app.add_option("--listen", o.swarm.host_maddrs);
   app.add_option("--tensors", o.tensors);
   app.add_option("--rows", o.rows);
   app.add_option("--columns", o.columns);
@@ -146,8 +148,6 @@ int main(int argc, char** argv) {
   app.add_option("--reuse-grad-buffers", optimizer.reuse_grad_buffers);
   app.add_option("--average-state-every", optimizer.average_state_every);
   CLI11_PARSE(app, argc, argv);
-  o.swarm.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
-  if (const char* listen = std::getenv("BENCH_LISTEN")) o.swarm.host_maddrs = {listen};
   optimizer.run_id = "bench";
   optimizer.target_batch_size = o.batches * o.peers;
   optimizer.matchmaking_time = cohive::from_seconds(o.matchmaking_time);

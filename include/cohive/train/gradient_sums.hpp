@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "cohive/core/sync.hpp"
@@ -34,7 +35,7 @@ class GradientSums {
     bool exclusive = false;
   };
   /// Adds a batch of `samples` samples, in the background: the memory must not change until its owner is released. Any
-  /// thread. Waits while two earlier batches have not been added yet, so that memory stays bounded.
+  /// thread. Waits while an earlier batch has not been added yet (of up to 64 MiB: two), so that memory stays bounded.
   void add(std::vector<Gradient> batch, double samples);
 
   struct Taken {
@@ -64,11 +65,13 @@ class GradientSums {
   };
   static Task<void> work(GradientSums& self);
   Task<void> add_now(Batch batch);
+  Task<void> add_slice(std::span<Gradient> gradients, std::size_t begin, double factor);
   Task<Sums> take_cut();
   Sums no_sums() const { return {std::vector<HostBuffer>(sizes_.size())}; }
 
   Runtime& runtime_;
   const std::vector<std::size_t> sizes_;
+  const std::size_t most_unfinished_;  // batches
   // Of any thread.
   std::mutex mutex_;
   std::condition_variable added_;

@@ -16,6 +16,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/torch/lamb.hpp"
 #include "cohive/torch/optimizer.hpp"
+#include "cohive/torch/tensor_memory.hpp"
 #include "common/program.hpp"
 #include "train/model.hpp"
 #include "train/options.hpp"
@@ -235,6 +236,7 @@ int run(TrainOptions& options) {
   complete(options);
   options.optimizer.on_download = DownloadPrinter();
   options.swarm.give_up = [] { return stop_requested != 0; };
+  recycle_tensor_memory();
   torch::set_num_threads(options.threads);
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);

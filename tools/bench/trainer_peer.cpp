@@ -13,6 +13,7 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/torch/optimizer.hpp"
+#include "cohive/torch/tensor_memory.hpp"
 
 namespace {
 
@@ -153,6 +154,7 @@ int main(int argc, char** argv) {
   optimizer.matchmaking_time = cohive::from_seconds(o.matchmaking_time);
   optimizer.averaging_timeout = cohive::from_seconds(o.averaging_timeout);
   if (o.fp16) optimizer.grad_compression = optimizer.state_averaging_compression = cohive::codec::Codec::float16;
+  cohive::recycle_tensor_memory();
   torch::set_num_threads(1);
   return run(o);
 }

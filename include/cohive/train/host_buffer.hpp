@@ -13,8 +13,7 @@ struct HostBuffer {
   std::shared_ptr<void> owner;  ///< of the memory; null for none
   std::span<float> values;
 
-  /// Returns memory for `size` values, which are undefined. Large buffers ask the system for huge pages: writing to 400 MB
-  /// for the first time takes 100,000 page faults without them.
+  /// Returns memory for `size` values, which are undefined; of large buffers MappedPages.
   static HostBuffer allocate(std::size_t size);
   explicit operator bool() const noexcept { return owner != nullptr; }
 };

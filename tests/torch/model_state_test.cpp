@@ -33,7 +33,7 @@ averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint6
 
 Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
                                  std::uint64_t least_epoch) {
-  return load_state(optimizer, parameters_of(optimizer), state, least_epoch);
+  return libtorch::load_state(optimizer, parameters_of(optimizer), state, least_epoch);
 }
 
 averaging::DownloadedState downloaded(const averaging::SharedState& shared) {

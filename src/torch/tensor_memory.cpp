@@ -25,12 +25,8 @@ class Blocks {
   void* take(std::size_t bytes) {
     const std::size_t size = MappedPages::rounded(bytes);
     const std::lock_guard lock(mutex_);
-    auto& released = released_[size];
-    MappedPages pages = released.empty() ? MappedPages(bytes) : std::move(released.back());
-    if (!released.empty()) {
-      released.pop_back();
-      kept_ -= size;
-    }
+    const auto released = released_.find(size);
+    MappedPages pages = released == released_.end() ? MappedPages(bytes) : forget(released);
     used_ += size;
     void* const data = pages.data();
     in_use_.emplace(data, std::move(pages));
@@ -45,18 +41,30 @@ class Blocks {
     if (found == in_use_.end()) return false;
     const std::size_t size = found->second.size();
     used_ -= size;
-    if (kept_ + size <= std::max(kAlwaysKept, used_ / kKeptShare)) {
-      kept_ += size;
-      released_[size].push_back(std::move(found->second));
-    }
+    kept_ += size;
+    released_[size].push_back(std::move(found->second));
     in_use_.erase(found);
+    trim(std::max(kAlwaysKept, used_ / kKeptShare));
     return true;
   }
 
  private:
+  using Released = std::unordered_map<std::size_t, std::vector<MappedPages>>;
+
+  MappedPages forget(Released::iterator released) {
+    MappedPages pages = std::move(released->second.back());
+    kept_ -= pages.size();
+    released->second.pop_back();
+    if (released->second.empty()) released_.erase(released);
+    return pages;
+  }
+  void trim(std::size_t most) {
+    while (kept_ > most) (void)forget(released_.begin());
+  }
+
   std::mutex mutex_;
   std::unordered_map<void*, MappedPages> in_use_;
-  std::unordered_map<std::size_t, std::vector<MappedPages>> released_;
+  Released released_;  // by size; no entry is empty
   std::size_t used_ = 0, kept_ = 0;  // bytes
 };
 

@@ -13,7 +13,10 @@ constexpr std::int64_t kMegabyte = 1 << 18;  // float32 values
 
 class TensorMemory : public testing::Test {
  protected:
-  void SetUp() override { recycle_tensor_memory(); }
+  void SetUp() override {
+    recycle_tensor_memory();
+    (void)torch::ones({16 * kMegabyte}).sum();  // LibTorch itself takes memory at its first use
+  }
 
   static double resident_megabytes() {
     std::ifstream status("/proc/self/status");
@@ -49,7 +52,7 @@ TEST_F(TensorMemory, WhatIsNotNeededAnyMoreGoesBackToTheSystem) {
   const double before = resident_megabytes();
   std::vector<torch::Tensor> tensors;
   for (int i = 0; i < 32; ++i) tensors.push_back(torch::ones({16 * kMegabyte}));
-  EXPECT_GT(resident_megabytes(), before + 500);
+  EXPECT_GT(resident_megabytes(), before + 400);  // what was kept before is used first
   tensors.clear();
   EXPECT_LT(resident_megabytes(), before + 96);
 }

@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -41,14 +42,6 @@ def peak_bytes(pid):
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def children(pid):
-    found = []
-    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *children(int(child))]
-    return found
 
 
 def hivemind_peer(settings):
@@ -109,7 +102,7 @@ def hivemind_peer(settings):
     print(json.dumps({"plain": plain, "ends": ends[1:], "epochs": epochs[1:], "lost": lost[1:], "alone": alone,
                       "peak_per_parameters": (peak - empty) / size, "peak_bytes": peak - empty}), flush=True)
     sys.stdin.readline()
-    os._exit(0)  # hivemind's own processes end with it; their orderly end takes long
+    os._exit(0)  # the orderly end of hivemind's own processes takes long: Peer.close kills them
 
 
 def backward_into(optimizer, parameters, mode, backward):
@@ -152,7 +145,8 @@ def places(link):
 
 class Peer:
     def __init__(self, command):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                                        start_new_session=True)
         self.initial_peers = self.read()["initial_peers"]
 
     def read(self):
@@ -168,11 +162,12 @@ class Peer:
         self.process.stdin.flush()
 
     def close(self):
-        try:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.tell()
             self.process.wait(60)
-        except Exception:
-            self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def run_pair(make, at):

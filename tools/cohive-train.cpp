@@ -124,7 +124,8 @@ class Trainer {
         swarm_(options.swarm),
         optimizer_(
             swarm_, {model_->parameters()},
-            [&options](auto groups) { return make_optimizer(options, std::move(groups)); }, options.optimizer),
+            [&options](auto groups) { return make_optimizer(options, std::move(groups)); }, options.optimizer,
+            options.scheduler),
         random_(options.seed ? options.seed : std::random_device()()) {
     optimizer_.clip_grad_norm(options.clip_grad_norm);
   }

@@ -121,6 +121,15 @@ class BadInput(unittest.TestCase):
                             ("--density", "0")):
             self.refused(2, flag, "cohive-train", flag, value)
 
+    def test_schedules_that_do_not_fit(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        for named, *flags in (("--lr-schedule", "--lr-schedule", "wavy"), ("--schedule-epochs", "--lr-schedule", "cosine"),
+                              ("--warmup-epochs", "--lr-schedule", "linear", "--max-epochs", "10", "--warmup-epochs", "9"),
+                              ("--warmup-epochs", "--lr-schedule", "one-cycle", "--schedule-epochs", "10", "--warmup-epochs", "2"),
+                              ("--lr-gamma", "--lr-gamma", "0")):
+            self.refused(2, named, "cohive-train", "--text", str(self.text), *flags)
+
     def test_malformed_address(self):
         for program in self.joining:
             self.refused(2, "--initial-peers", program, "--initial-peers", "/ip4/300.0.0.1/tcp/1/p2p/" + NOBODY)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "cohive/torch/schedules.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
 #include "common/program.hpp"
 
@@ -155,6 +156,19 @@ void add_training_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--momentum", o.momentum, "of sgd (default 0.9)")->check(CLI::Range(0.0, 1.0));
   app.add_option("--clip-grad-norm", o.clip_grad_norm, "bound of the norm of the averaged gradients; 0: none")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--lr-schedule", o.lr_schedule,
+                 "constant, exponential, linear, cosine or one-cycle, by epochs (default constant)")
+      ->check(CLI::IsMember({"constant", "exponential", "linear", "cosine", "one-cycle"}));
+  app.add_option("--warmup-epochs", o.warmup_epochs,
+                 "epochs in which the learning rate rises from 0 in a straight line")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
+  app.add_option("--schedule-epochs", o.schedule_epochs,
+                 "that linear, cosine and one-cycle take, warm-up included (default --max-epochs)")
+      ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 40));
+  app.add_option("--lr-gamma", o.lr_gamma, "factor of each epoch, of exponential (default 0.999)")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--lr-least", o.lr_least, "factor at the end of linear and cosine (default 0)")
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option("--seconds", o.seconds, "stop after this long")->check(CLI::NonNegativeNumber);
   app.add_option("--until", o.until, "stop at this Unix time, together with the others");
   app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs");
@@ -196,8 +210,33 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
   add_compression_options(app, o);
 }
 
+namespace {
+
+/// The schedule that the flags say together; null: the learning rate stays.
+EpochFactor schedule_of(const TrainOptions& o) {
+  const std::uint64_t epochs = o.schedule_epochs > 0 ? o.schedule_epochs : o.max_epochs;
+  const bool ends = o.lr_schedule != "constant" && o.lr_schedule != "exponential";
+  if (ends && epochs == 0)
+    throw Exit{kBadInput, "--lr-schedule " + o.lr_schedule + " needs --schedule-epochs, or --max-epochs"};
+  if (ends && o.warmup_epochs + 2 > epochs)
+    throw Exit{kBadInput, "--warmup-epochs leaves nothing of the schedule's " + std::to_string(epochs) + " epochs"};
+  if (o.lr_schedule == "one-cycle") {
+    if (o.warmup_epochs > 0)
+      throw Exit{kBadInput, "--lr-schedule one-cycle has a warm-up of its own: leave --warmup-epochs out"};
+    return one_cycle(epochs);
+  }
+  EpochFactor after;
+  if (o.lr_schedule == "exponential") after = exponential(o.lr_gamma);
+  if (o.lr_schedule == "linear") after = linear(epochs - o.warmup_epochs, o.lr_least);
+  if (o.lr_schedule == "cosine") after = cosine(epochs - o.warmup_epochs, o.lr_least);
+  return o.warmup_epochs > 0 ? linear_warmup(o.warmup_epochs, std::move(after)) : after;
+}
+
+}  // namespace
+
 void complete(TrainOptions& o) {
   auto& run = o.optimizer;
+  if (auto factor = schedule_of(o)) o.scheduler = schedule(std::move(factor));
   // A clip radius for gradients says nothing about parameters: those are averaged by a trimmed mean then.
   if (o.aggregation != "mean") run.grad_aggregation = run.state_aggregation = o.trimmed_mean;
   if (o.aggregation == "centered-clip") run.grad_aggregation = o.centered_clip;

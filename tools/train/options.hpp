@@ -19,6 +19,10 @@ struct TrainOptions {
   std::vector<std::string> compare;
   std::string algorithm = "adamw";
   double learning_rate = 1e-3, momentum = 0.9, clip_grad_norm = 0;
+  std::string lr_schedule = "constant";
+  std::uint64_t warmup_epochs = 0, schedule_epochs = 0;
+  double lr_gamma = 0.999, lr_least = 0;
+  SchedulerFn scheduler;  ///< what these say together
   double seconds = 0, until = 0, report_every = 2;
   std::int64_t batch = 16;
   std::uint64_t max_epochs = 0, seed = 0;

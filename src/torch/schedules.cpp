@@ -1,0 +1,83 @@
+#include "cohive/torch/schedules.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <stdexcept>
+
+namespace cohive {
+namespace {
+
+void demand(bool fine, const char* sentence) {
+  if (!fine) throw std::invalid_argument(std::string("cohive: ") + sentence);
+}
+
+/// From `from` to `to` in half a wave.
+double half_wave(double from, double to, double share) {
+  return to + (from - to) * (1 + std::cos(std::numbers::pi * share)) / 2;
+}
+
+/// How much of a schedule is over, at most all of it.
+double share_of(std::uint64_t epoch, std::uint64_t epochs) {
+  return std::min(1.0, static_cast<double>(epoch) / static_cast<double>(epochs));
+}
+
+}  // namespace
+
+EpochFactor exponential(double gamma) {
+  demand(gamma > 0 && std::isfinite(gamma), "an exponential schedule needs a gamma above 0");
+  return [gamma](std::uint64_t epoch) { return std::pow(gamma, static_cast<double>(epoch)); };
+}
+
+EpochFactor linear(std::uint64_t epochs, double least) {
+  demand(epochs > 0, "a linear schedule needs the number of epochs that it takes");
+  demand(least >= 0 && std::isfinite(least), "the last factor of a schedule must not be negative");
+  return [=](std::uint64_t epoch) { return 1 + (least - 1) * share_of(epoch, epochs); };
+}
+
+EpochFactor cosine(std::uint64_t epochs, double least) {
+  demand(epochs > 0, "a cosine schedule needs the number of epochs that it takes");
+  demand(least >= 0 && std::isfinite(least), "the last factor of a schedule must not be negative");
+  return [=](std::uint64_t epoch) { return half_wave(1, least, share_of(epoch, epochs)); };
+}
+
+EpochFactor linear_warmup(std::uint64_t epochs, EpochFactor then, double first) {
+  demand(first >= 0 && std::isfinite(first), "the first factor of a schedule must not be negative");
+  return [=](std::uint64_t epoch) {
+    if (epoch < epochs) return first + (1 - first) * share_of(epoch, epochs);
+    return then ? then(epoch - epochs) : 1.0;
+  };
+}
+
+EpochFactor one_cycle(std::uint64_t epochs, OneCycleOptions o) {
+  demand(epochs >= 2, "a one-cycle schedule needs the number of epochs that it takes, 2 at least");
+  demand(o.share_of_rise >= 0 && o.share_of_rise <= 1,
+         "the share of the rise in a one-cycle schedule is between 0 and 1");
+  demand(o.div_factor > 0 && o.final_div_factor > 0, "the divisors of a one-cycle schedule must be above 0");
+  const double first = 1 / o.div_factor, last = first / o.final_div_factor;
+  const double end = static_cast<double>(epochs - 1);
+  const double top = std::max(0.0, o.share_of_rise * static_cast<double>(epochs) - 1);
+  return [=](std::uint64_t epoch) {
+    const double at = std::min(static_cast<double>(epoch), end);
+    if (at < top) return half_wave(first, 1, at / top);
+    return top < end ? half_wave(1, last, (at - top) / (end - top)) : 1.0;
+  };
+}
+
+FactorLR::FactorLR(torch::optim::Optimizer& optimizer, EpochFactor factor)
+    : LRScheduler(optimizer), rates_(get_current_lrs()), factor_(std::move(factor)) {
+  demand(factor_ != nullptr, "a schedule needs a function of the epoch");
+}
+
+std::vector<double> FactorLR::get_lrs() {
+  std::vector<double> rates = rates_;
+  const double factor = factor_(step_count_);
+  for (double& rate : rates) rate *= factor;
+  return rates;
+}
+
+SchedulerFn schedule(EpochFactor factor) {
+  return [factor](torch::optim::Optimizer& optimizer) { return std::make_unique<FactorLR>(optimizer, factor); };
+}
+
+}  // namespace cohive

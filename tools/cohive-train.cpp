@@ -125,7 +125,7 @@ class Trainer {
         optimizer_(
             swarm_, {model_->parameters()},
             [&options](auto groups) { return make_optimizer(options, std::move(groups)); }, options.optimizer,
-            options.scheduler),
+            options.scheduler, options.extras),
         random_(options.seed ? options.seed : std::random_device()()) {
     optimizer_.clip_grad_norm(options.clip_grad_norm);
   }

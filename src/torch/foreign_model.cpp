@@ -29,6 +29,7 @@ ForeignModel::ForeignModel(Runtime& runtime, ModelParts parts, const OptimizerOp
       parameters_(parts.parameters),
       sums_(runtime, sizes_of(parts.parameters)),
       intake_(runtime, sums_, parts.parameters, options.reuse_grad_buffers),
+      extras_(make_round_extras(parts, options)),
       schedule_(parts.scheduler) {
   for (const auto& parameter : parameters_) {
     averaging::TensorInfo info;
@@ -36,8 +37,10 @@ ForeignModel::ForeignModel(Runtime& runtime, ModelParts parts, const OptimizerOp
     info.dtype = *dtype_of(parameter);
     gradient_infos_.push_back(info);
     info.role = codec::Role::parameter;
+    info.dtype = codec::DType::float32;  // of the copies
     state_infos_.push_back(std::move(info));
   }
+  state_infos_.insert(state_infos_.end(), extras_.infos().begin(), extras_.infos().end());
   residuals_ = averaging::make_residuals(gradient_infos_);
 }
 
@@ -90,19 +93,22 @@ Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(StateRou
   state_round_ = how;
   if (copies_.empty())
     for (std::size_t size : sizes_of(parameters_)) copies_.push_back(HostBuffer::allocate(size));
-  co_await runtime_.offload([this, used = in_use_] {
+  std::vector<averaging::HostTensor> memory;
+  for (const auto& copy : copies_) memory.emplace_back(copy.values);
+  const auto beside = co_await runtime_.offload([this, how, used = in_use_] {
     torch::NoGradGuard no_grad;
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       as_tensor(copies_[i], parameters_[i].sizes()).copy_(parameters_[i]);
+    return extras_.begin(how);
   });
-  std::vector<averaging::HostTensor> memory;
-  for (const auto& copy : copies_) memory.emplace_back(copy.values);
+  memory.insert(memory.end(), beside.begin(), beside.end());
   co_return std::make_shared<averaging::HostParts>(runtime_, state_infos_, std::move(memory),
                                                    averaging::HostPartsOptions{how == StateRound::difference});
 }
 
 Task<bool> ForeignModel::finish_state(bool averaged) {
   const StateRound how = *std::exchange(state_round_, std::nullopt);
+  extras_.end(averaged);
   if (!averaged) co_return false;
   difference_ = how == StateRound::difference;
   publishable_ = true;
@@ -121,6 +127,7 @@ void ForeignModel::write_parameters() {
     else
       parameters_[i].copy_(values);
   }
+  extras_.publish();
 }
 
 void ForeignModel::publish() {
@@ -132,15 +139,17 @@ void ForeignModel::publish() {
 Task<std::optional<averaging::SharedState>> ForeignModel::snapshot(std::uint64_t epoch) {
   co_return co_await runtime_.offload([this, epoch, used = in_use_] {
     const std::lock_guard lock(stepping_);
-    return copy_unless_changed(parameters_, [&] { return describe_state(optimizer_, parameters_, epoch); });
+    return copy_unless_changed(parameters_,
+                               [&] { return describe_state(optimizer_, parameters_, epoch, extras_.tensors()); });
   });
 }
 
 Task<Result<std::uint64_t>> ForeignModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
   publishable_ = false;
+  extras_.forget();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   co_return co_await runtime_.offload([this, shared, least_epoch, used = in_use_] {
-    return load_state(optimizer_, parameters_, *shared, least_epoch);
+    return load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors());
   });
 }
 

@@ -44,6 +44,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   std::vector<averaging::TensorInfo> gradient_infos_, state_infos_;
   train::GradientSums sums_;
   GradientIntake intake_;
+  RoundExtras extras_;
   Schedule schedule_;
   averaging::ResidualsPtr residuals_;
   std::shared_ptr<train::GradientSums::Taken> taken_;

@@ -26,7 +26,10 @@ HostModel::HostModel(Runtime& runtime, ModelParts parts, KnownOptimizer known, c
       parameters_(parameters_of(parts.optimizer)),
       mirrors_(parts.parameters.front().is_same(parameters_.front()) ? std::vector<torch::Tensor>() : parts.parameters),
       intake_(runtime, sums(), parts.parameters, options.reuse_grad_buffers),
-      schedule_(parts.scheduler) {}
+      extras_(make_round_extras(parts, options)),
+      schedule_(parts.scheduler) {
+  average_beside(extras_.infos());
+}
 
 HostModel::~HostModel() {
   wait_until_unused();
@@ -78,10 +81,12 @@ void HostModel::step_locally() {
 
 Task<void> HostModel::show_in_mirrors() {
   if (mirrors_.empty()) co_return;
-  co_await runtime().offload([this, used = in_use()] {
-    torch::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
-  });
+  co_await runtime().offload([this, used = in_use()] { copy_to_mirrors(); });
+}
+
+void HostModel::copy_to_mirrors() {
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
 }
 
 Task<void> HostModel::finish_step(std::uint64_t epoch, bool step) {
@@ -92,14 +97,29 @@ Task<void> HostModel::finish_step(std::uint64_t epoch, bool step) {
 
 Task<bool> HostModel::finish_state(bool averaged) {
   const bool publishable = co_await HostReplica::finish_state(averaged);
-  if (averaged && !publishable) co_await show_in_mirrors();
+  extras_.end(averaged);
+  if (averaged && !publishable) {
+    if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.publish(); });
+    co_await show_in_mirrors();
+  }
   co_return publishable;
 }
 
 void HostModel::publish() {
   HostReplica::publish();
-  torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
+  extras_.publish();
+  copy_to_mirrors();
+}
+
+// ---- What is averaged beside parameters
+
+Task<void> HostModel::hold_state() {
+  if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.hold_tensors(); });
+}
+
+Task<std::vector<averaging::HostTensor>> HostModel::parts_beside(train::StateRound how) {
+  if (extras_.empty()) co_return std::vector<averaging::HostTensor>();
+  co_return co_await runtime().offload([this, how, used = in_use()] { return extras_.begin(how); });
 }
 
 // ---- The state as a whole
@@ -120,15 +140,17 @@ std::vector<torch::Tensor> HostModel::newest_parameters() {
 Task<std::optional<averaging::SharedState>> HostModel::snapshot(std::uint64_t epoch) {
   co_return co_await runtime().offload([this, epoch, used = in_use()] {
     const std::lock_guard lock(stepping_);
-    return copy_unless_changed(parameters_, [&] { return describe_state(optimizer_, newest_parameters(), epoch); });
+    return copy_unless_changed(
+        parameters_, [&] { return describe_state(optimizer_, newest_parameters(), epoch, extras_.tensors()); });
   });
 }
 
 Task<Result<std::uint64_t>> HostModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
   forget_next();
+  extras_.forget();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   auto loaded = co_await runtime().offload([this, shared, least_epoch, used = in_use()] {
-    return load_state(optimizer_, parameters_, *shared, least_epoch);
+    return load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors());
   });
   known_.look_at_state();
   if (loaded) co_await show_in_mirrors();

@@ -28,6 +28,7 @@ class HostModel final : public TorchReplica, public train::HostReplica {
 
   void cut_gradients() override { intake_.cut(); }
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
+  Task<void> hold_state() override;
   Task<bool> finish_state(bool averaged) override;
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
@@ -43,11 +44,13 @@ class HostModel final : public TorchReplica, public train::HostReplica {
   }
   std::int64_t steps_taken(std::size_t parameter) override { return known_.steps_taken(parameter); }
   void count_step(std::size_t parameter) override { known_.count_step(parameter); }
+  Task<std::vector<averaging::HostTensor>> parts_beside(train::StateRound how) override;
   Task<train::GradientSums::Taken> take_sums() override { return intake_.take(); }
   Task<void> drop_sums() override { return intake_.drop(); }
 
  private:
   Task<void> show_in_mirrors();
+  void copy_to_mirrors();
   std::vector<torch::Tensor> newest_parameters();
 
   torch::optim::Optimizer& optimizer_;
@@ -55,6 +58,7 @@ class HostModel final : public TorchReplica, public train::HostReplica {
   std::vector<torch::Tensor> parameters_;  // of the optimizer
   std::vector<torch::Tensor> mirrors_;     // of the trainer, where they are others
   GradientIntake intake_;
+  RoundExtras extras_;
   Schedule schedule_;
   std::mutex stepping_;      // local steps and copies exclude one another
 };

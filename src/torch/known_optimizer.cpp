@@ -1,5 +1,6 @@
 #include "known_optimizer.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <typeinfo>
 
@@ -103,10 +104,16 @@ to::OptimizerParamState* state_of(to::Optimizer& optimizer, const torch::Tensor&
   return found == optimizer.state().end() ? nullptr : found->second.get();
 }
 
+/// With all its tensors.
 to::OptimizerParamState& made_state(to::Optimizer& optimizer, const torch::Tensor& parameter,
                                     const optim::Options& options) {
   auto& state = optimizer.state()[parameter.unsafeGetTensorImpl()];
   if (!state) state = empty_state(options);
+  for (const auto& wanted : optim::state_fields(options)) {
+    torch::Tensor& tensor = *field(state.get(), wanted.name);
+    if (!tensor.defined())
+      tensor = torch::full_like(parameter, wanted.initial, parameter.options().requires_grad(false));
+  }
   return *state;
 }
 
@@ -143,14 +150,12 @@ optim::Options KnownOptimizer::options(std::size_t parameter) const {
 }
 
 std::array<optim::View, optim::kMostStateFields> KnownOptimizer::statistics(std::size_t parameter) {
-  const torch::Tensor& of = parameters_[parameter];
   const auto how = options(parameter);
-  auto& state = made_state(*optimizer_, of, how);
+  auto& state = made_state(*optimizer_, parameters_[parameter], how);
   std::array<optim::View, optim::kMostStateFields> views;
   std::size_t count = 0;
   for (const auto& wanted : optim::state_fields(how)) {
     torch::Tensor& tensor = *field(&state, wanted.name);
-    if (!tensor.defined()) tensor = torch::full_like(of, wanted.initial, of.options().requires_grad(false));
     if (!tensor.is_contiguous()) tensor = tensor.contiguous();
     views[count++] = std::span<float>(tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel()));
   }
@@ -197,6 +202,23 @@ std::vector<std::string> statistics_kept(to::OptimizerOptions& options) {
   if (counts_steps(*known)) names.emplace_back("step");
   std::sort(names.begin(), names.end());
   return names;
+}
+
+torch::Tensor made_statistic(to::Optimizer& optimizer, to::OptimizerOptions& options, const torch::Tensor& parameter,
+                             const std::string& name) {
+  auto& state = made_state(optimizer, parameter, *translate(options));
+  if (name != "step") return *field(&state, name);
+  torch::Tensor steps;
+  with_state(&state, [&](auto&, const std::int64_t* counted) { steps = torch::tensor(static_cast<float>(*counted)); });
+  return steps;
+}
+
+void set_steps(to::Optimizer& optimizer, const torch::Tensor& parameter, double steps) {
+  constexpr double kMost = 1e15;  // that a double tells apart
+  with_state(state_of(optimizer, parameter), [&](auto& state, const std::int64_t*) {
+    if constexpr (!std::is_same_v<std::decay_t<decltype(state)>, to::SGDParamState>)
+      state.step(std::llround(std::clamp(steps, 0.0, kMost)));
+  });
 }
 
 void set_statistics(to::Optimizer& optimizer, to::OptimizerOptions& options, const torch::Tensor& parameter,

@@ -46,6 +46,12 @@ using NamedStatistics = std::vector<std::pair<std::string, torch::Tensor>>;
 NamedStatistics statistics_of(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter);
 /// Returns the names of what an optimizer with these options will keep of a parameter, sorted.
 std::vector<std::string> statistics_kept(torch::optim::OptimizerOptions& options);
+/// Returns one of these statistics; makes what the optimizer does not keep of the parameter yet. The tensor is the
+/// optimizer's own, except for "step".
+torch::Tensor made_statistic(torch::optim::Optimizer& optimizer, torch::optim::OptimizerOptions& options,
+                             const torch::Tensor& parameter, const std::string& name);
+/// Sets the number of steps that a parameter has taken: the nearest one that makes sense.
+void set_steps(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter, double steps);
 /// Replaces what an optimizer keeps of a parameter by values under the names that statistics_kept returned.
 void set_statistics(torch::optim::Optimizer& optimizer, torch::optim::OptimizerOptions& options,
                     const torch::Tensor& parameter, const NamedStatistics& statistics);

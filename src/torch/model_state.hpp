@@ -12,6 +12,8 @@ namespace cohive::libtorch {
 
 /// Returns nothing for types that are not averaged: integers, complex and quantised numbers.
 std::optional<codec::DType> dtype_of(const torch::Tensor& tensor);
+/// The same for types that travel in states: integers and truth values, too.
+std::optional<codec::DType> wire_type_of(const torch::Tensor& tensor);
 
 /// A state by reference: metadata as it travels, and the tensors of parameters and statistics themselves.
 struct StateDescription {
@@ -20,8 +22,9 @@ struct StateDescription {
   std::vector<codec::CompressionInfo> infos;
 };
 /// \param parameters  in place of those of the optimizer, where newer ones are not live yet; else the same
+/// \param extras  extra tensors, which come after them
 StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
-                                std::uint64_t epoch);
+                                std::uint64_t epoch, const std::vector<torch::Tensor>& extras = {});
 
 /// Copies it to the host's memory, while the tensors do not change.
 averaging::SharedState copy_of(const StateDescription& state);
@@ -33,18 +36,20 @@ std::optional<averaging::SharedState> copy_unless_changed(const std::vector<torc
 /// A downloaded state that fits a model, to be written into it.
 struct CheckedState {
   std::uint64_t epoch = 0;
-  std::vector<torch::Tensor> parameters;  ///< on the host, in the type they came in
+  std::vector<torch::Tensor> parameters, extras;  ///< on the host, in the type they came in
   /// Of each parameter; empty where the layouts do not agree: a wrong guess would be worse than a fresh start.
   std::vector<std::vector<std::pair<std::string, torch::Tensor>>> statistics;
 };
-/// Errors: averaging::Errc::bad_state for another layout of the parameters, values that are not finite, no epoch, or one
-/// below `least_epoch`. Tensors may go on living in the state's memory where nothing else shares it.
+/// Errors: averaging::Errc::bad_state for another layout of parameters or extra tensors, values that are not finite, no
+/// epoch, or one below `least_epoch`. Tensors may go on living in the state's memory where nothing else shares it.
 Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
-                                 std::uint64_t least_epoch);
+                                 std::uint64_t least_epoch, const std::vector<torch::Tensor>& extras = {});
 /// Writes the statistics into the optimizer.
 void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& state);
-/// Writes a state that check_state() takes into the optimizer and `parameters`, which are its own. Returns the state's epoch.
+/// Writes a state that check_state() takes into the optimizer, `parameters`, which are its own, and extra tensors.
+/// Returns the state's epoch.
 Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
-                                 const averaging::DownloadedState& state, std::uint64_t least_epoch);
+                                 const averaging::DownloadedState& state, std::uint64_t least_epoch,
+                                 const std::vector<torch::Tensor>& extras = {});
 
 }  // namespace cohive::libtorch

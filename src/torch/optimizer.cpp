@@ -23,8 +23,10 @@ struct Optimizer::Impl {
   ~Impl();
 
   void make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerFactory& make);
-  void open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer, const SchedulerFn& make_scheduler);
+  void open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer,
+            const SchedulerFn& make_scheduler, ModelExtras extras);
   StepReport step(std::int64_t batch);
+  std::int64_t take_batch(std::int64_t batch);
   template <class F>
   auto wait_for(F make) {
     return membership.runtime().submit(std::move(make)).get();
@@ -48,13 +50,14 @@ void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerPara
   if (!made) throw std::invalid_argument("cohive::Optimizer: the function that makes the optimizer returned null");
 }
 
-void Optimizer::Impl::open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& of,
-                           const SchedulerFn& make_scheduler) {
+void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Optimizer& of,
+                           const SchedulerFn& make_scheduler, ModelExtras extras) {
   optimizer = &of;
   if (make_scheduler) scheduler = make_scheduler(of);
   // What lives on the loop's thread is made and destroyed there.
   membership.on_loop([&] {
-    model = libtorch::make_replica(membership.runtime(), {std::move(parameters), of, scheduler.get()}, options);
+    model = libtorch::make_replica(membership.runtime(), {std::move(tensors), of, scheduler.get(), std::move(extras)},
+                                   options);
     run = std::make_unique<train::Run>(*membership.dht, membership.key, model->replica(), options);
     run->start();
   });
@@ -69,20 +72,23 @@ Optimizer::Impl::~Impl() {
   });
 }
 
+/// Returns the samples that count.
+std::int64_t Optimizer::Impl::take_batch(std::int64_t batch) {
+  if (options.auxiliary) return 0;
+  if (options.use_local_updates)
+    model->step_locally();
+  else
+    model->take_batch(static_cast<double>(batch));
+  return batch;
+}
+
 StepReport Optimizer::Impl::step(std::int64_t batch) {
   if (batch < 1 && !options.auxiliary)
     throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
   torch::NoGradGuard no_grad;
   StepReport report;
   if (auto update = run->publish()) report = *update;
-  if (options.auxiliary) {
-    batch = 0;
-  } else if (options.use_local_updates) {
-    model->step_locally();
-  } else {
-    model->take_batch(static_cast<double>(batch));
-  }
-  if (run->count(batch) == train::Run::Next::synchronise) {
+  if (run->count(take_batch(batch)) == train::Run::Next::synchronise) {
     const StepReport update = report;
     report = wait_for([this] { return run->synchronise(); });
     report.updated |= update.updated;
@@ -94,18 +100,20 @@ StepReport Optimizer::Impl::step(std::int64_t batch) {
   return report;
 }
 
-Optimizer::Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options, SchedulerFn scheduler)
+Optimizer::Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options, SchedulerFn scheduler,
+                     ModelExtras extras)
     : impl_(std::make_unique<Impl>(swarm, std::move(options))) {
-  impl_->open(libtorch::parameters_of(optimizer), optimizer, scheduler);
+  impl_->open(libtorch::parameters_of(optimizer), optimizer, scheduler, std::move(extras));
 }
 
 Optimizer::Optimizer(Swarm& swarm, std::vector<torch::optim::OptimizerParamGroup> parameters,
-                     const OptimizerFactory& make_optimizer, OptimizerOptions options, SchedulerFn scheduler)
+                     const OptimizerFactory& make_optimizer, OptimizerOptions options, SchedulerFn scheduler,
+                     ModelExtras extras)
     : impl_(std::make_unique<Impl>(swarm, std::move(options))) {
   std::vector<torch::Tensor> tensors;
   for (const auto& group : parameters) tensors.insert(tensors.end(), group.params().begin(), group.params().end());
   impl_->make_own_optimizer(std::move(parameters), make_optimizer);
-  impl_->open(std::move(tensors), *impl_->made, scheduler);
+  impl_->open(std::move(tensors), *impl_->made, scheduler, std::move(extras));
 }
 
 Optimizer::~Optimizer() = default;

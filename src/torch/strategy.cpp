@@ -53,16 +53,17 @@ Strategy::Strategy(StrategyOptions options) : options_(checked(std::move(options
 Strategy::~Strategy() = default;
 
 Optimizer& Strategy::setup(std::vector<torch::optim::OptimizerParamGroup> parameters,
-                           const OptimizerFactory& make_optimizer) {
+                           const OptimizerFactory& make_optimizer, ModelExtras extras) {
   if (optimizer_) throw std::logic_error("cohive::Strategy: setup has been called");
   optimizer_ = std::make_unique<Optimizer>(swarm_, std::move(parameters), make_optimizer, options_.optimizer_options(),
-                                           options_.scheduler_fn);
+                                           options_.scheduler_fn, std::move(extras));
   return *optimizer_;
 }
 
-Optimizer& Strategy::setup(torch::optim::Optimizer& optimizer) {
+Optimizer& Strategy::setup(torch::optim::Optimizer& optimizer, ModelExtras extras) {
   if (optimizer_) throw std::logic_error("cohive::Strategy: setup has been called");
-  optimizer_ = std::make_unique<Optimizer>(swarm_, optimizer, options_.optimizer_options(), options_.scheduler_fn);
+  optimizer_ = std::make_unique<Optimizer>(swarm_, optimizer, options_.optimizer_options(), options_.scheduler_fn,
+                                           std::move(extras));
   return *optimizer_;
 }
 

@@ -37,6 +37,11 @@ std::vector<torch::optim::OptimizerParamGroup> make_masters(
   return masters;
 }
 
+RoundExtras make_round_extras(const ModelParts& parts, const OptimizerOptions& options) {
+  const bool added_by_difference = options.use_local_updates && options.delay_state_averaging;
+  return RoundExtras(parts.optimizer, parts.extras, options.offload_optimizer && !added_by_difference);
+}
+
 std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, const OptimizerOptions& options) {
   demand(!parts.parameters.empty(), "the optimizer has no parameters");
   for (const auto& parameter : parts.parameters)

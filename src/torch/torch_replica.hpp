@@ -12,6 +12,7 @@
 
 #include "cohive/torch/optimizer.hpp"
 #include "cohive/train/replica.hpp"
+#include "round_extras.hpp"
 
 namespace cohive::libtorch {
 
@@ -32,7 +33,11 @@ struct ModelParts {
   std::vector<torch::Tensor> parameters;      ///< that the trainer computes with
   torch::optim::Optimizer& optimizer;         ///< of these, or of their masters
   torch::optim::LRScheduler* scheduler = nullptr;
+  ModelExtras extras = {};
 };
+
+/// What rounds of the state average beside parameters, as Python peers with these options describe it.
+RoundExtras make_round_extras(const ModelParts& parts, const OptimizerOptions& options);
 
 /// Makes the kind that fits. Called and destroyed on the loop's thread. Throws std::invalid_argument with a sentence for a model that does
 /// not go with the options.

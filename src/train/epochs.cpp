@@ -59,6 +59,7 @@ Task<void> Run::Impl::end_epoch(StepReport& report) {
   const auto current = std::make_shared<Update>(runtime, std::max(local_epoch + 1, global.epoch), take_samples());
   update = current;
   replica.cut_gradients();
+  if (state.round && options.delay_optimizer_step) co_await replica.hold_state();
   tasks.spawn(advance(*this, current), "end of an epoch");
   co_await current->released.wait();
   if (current->missed) {

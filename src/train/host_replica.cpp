@@ -38,6 +38,14 @@ HostReplica::HostReplica(Runtime& runtime, std::vector<TensorInfo> parameters)
   }
 }
 
+void HostReplica::average_beside(const std::vector<TensorInfo>& infos) {
+  state_infos_.insert(state_infos_.end(), infos.begin(), infos.end());
+}
+
+Task<std::vector<HostTensor>> HostReplica::parts_beside(StateRound) {
+  co_return std::vector<HostTensor>();
+}
+
 void HostReplica::wait_until_unused() noexcept {
   stepping_.reset();
   while (in_use_.use_count() > 1) std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -66,8 +74,7 @@ Task<Replica::Gradients> HostReplica::take_gradients(std::optional<Place> step) 
       const auto number = steps_taken(i) + 1;
       const optim::TensorMemory memory{std::span<const float>(from), *step == Place::next ? next_[i].values : from, {},
                                        stepping->taken.sums[i].values, statistics(i)};
-      stepping->steps.emplace_back(options(i), memory,
-                                   optim::StepSettings{number});
+      stepping->steps.emplace_back(options(i), memory, optim::StepSettings{number});
     }
     stepping->part_by_part = !max_norm_;
   }
@@ -180,6 +187,8 @@ Task<std::shared_ptr<averaging::TensorParts>> HostReplica::state_parts(StateRoun
         break;
     }
   }
+  const auto beside = co_await parts_beside(how);
+  memory.insert(memory.end(), beside.begin(), beside.end());
   co_return std::make_shared<HostParts>(runtime_, state_infos_, std::move(memory), std::move(options));
 }
 

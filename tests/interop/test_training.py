@@ -51,10 +51,16 @@ class CohiveTrainer:
 
 
 class PythonTrainer:
-    def __init__(self, initial_peers, gradient, algorithm="sgd", **options):
+    def __init__(self, initial_peers, gradient, algorithm="sgd", mean=None, count=None, **options):
         self.dht = DHT(initial_peers=initial_peers, start=True)
         self.initial_peers = [str(address) for address in self.dht.get_visible_maddrs()]
         self.weight, self.bias = torch.zeros(3, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
+        self.mean = self.count = None  # extra tensors, if a test wants some
+        if mean is not None:
+            self.mean = torch.full((3,), float(mean))
+        if count is not None:
+            self.count = torch.tensor(count)
+        extras = [tensor for tensor in (self.mean, self.count) if tensor is not None]
         parameters = [self.weight, self.bias]
         def local(of):
             return torch.optim.Adam(of, RATE) if algorithm == "adam" else torch.optim.SGD(of, RATE, MOMENTUM)
@@ -62,7 +68,7 @@ class PythonTrainer:
         self.gradient = gradient
         self.held = []  # parameters after each step
         self.optimizer = hivemind.Optimizer(dht=self.dht, optimizer=local, params=parameters, batch_size_per_step=BATCH, matchmaking_time=2,
-                                            averaging_timeout=30, load_state_timeout=30, verbose=True, **options)
+                                            averaging_timeout=30, load_state_timeout=30, verbose=True, extra_tensors=extras, **options)
 
     def step(self):
         self.optimizer.zero_grad()

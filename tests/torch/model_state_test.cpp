@@ -131,6 +131,66 @@ TEST(ModelState, WhatDoesNotFitIsRefusedAndChangesNothing) {
   refused([](auto& state) { state.metadata = msgpack::Map{{{"epoch", 2}}}; });
 }
 
+/// A state with a running mean and a count of batches.
+struct WithExtras {
+  Model model;
+  std::vector<torch::Tensor> extras = {torch::full({3}, 0.5f), torch::tensor(0)};
+  averaging::DownloadedState packed() {
+    return downloaded(copy_of(describe_state(model.adam, parameters_of(model.adam), 7, extras)));
+  }
+  Result<std::uint64_t> load(const averaging::DownloadedState& state) {
+    return libtorch::load_state(model.adam, parameters_of(model.adam), state, 0, extras);
+  }
+};
+
+TEST(ModelState, ExtraTensorsComeAfterTheParameters) {
+  WithExtras donor, receiver;
+  donor.model.take_steps(2);
+  donor.extras[0].fill_(2);
+  donor.extras[1].fill_(1'000'000'007);
+  const auto state = donor.packed();
+  ASSERT_EQ(state.tensors.size(), 2u + 2 + 6) << "parameters, extra tensors, what Adam keeps";
+  EXPECT_EQ(state.tensors[2].shape, codec::Shape{3});
+  EXPECT_EQ(state.tensors[3].dtype, codec::DType::int64);
+  EXPECT_EQ(receiver.load(state).value(), 7u);
+  EXPECT_TRUE(torch::equal(receiver.extras[0], donor.extras[0]));
+  EXPECT_TRUE(torch::equal(receiver.extras[1], donor.extras[1]));
+  donor.model.take_steps(1);
+  receiver.model.take_steps(1);
+  EXPECT_TRUE(torch::equal(donor.model.weight, receiver.model.weight)) << "statistics came behind them";
+}
+
+TEST(ModelState, ExtraTensorsThatDoNotFitAreRefusedAndChangeNothing) {
+  WithExtras donor;
+  donor.model.take_steps(2);
+  const auto refused = [&](auto spoil) {
+    WithExtras receiver;
+    auto state = donor.packed();
+    spoil(state, receiver);
+    const auto result = receiver.load(state);
+    EXPECT_FALSE(result);
+    if (!result) EXPECT_EQ(result.error(), averaging::Errc::bad_state);
+    EXPECT_TRUE(torch::equal(receiver.model.weight, torch::full({3, 2}, 0.5f)));
+    EXPECT_TRUE(receiver.model.adam.state().empty());
+  };
+  refused([](auto& state, auto&) { state.tensors[2].shape = {1, 3}; });
+  refused([](auto& state, auto&) { state.tensors[2].dtype = codec::DType::int32; });
+  refused([](auto& state, auto&) { state.tensors[3].dtype = codec::DType::float64; });
+  refused([](auto& state, auto&) { state.tensors[3].dtype = codec::DType::complex64; });
+  refused([](auto& state, auto&) { state.tensors[3].data = Slice::copy_of(Bytes(7)); });
+  refused([](auto& state, auto&) {
+    const float infinity = std::numeric_limits<float>::infinity();
+    Bytes bytes = to_bytes(state.tensors[2].data.view());
+    std::memcpy(bytes.data(), &infinity, sizeof infinity);
+    state.tensors[2].data = Slice::copy_of(bytes);
+  });
+  refused([](auto& state, auto&) { state.tensors.erase(state.tensors.begin() + 2); });
+  refused([](auto& state, auto&) { state.tensors.resize(3); });
+  refused([](auto&, auto& receiver) { receiver.extras.pop_back(); });
+  refused([](auto&, auto& receiver) { receiver.extras.clear(); });
+  refused([](auto&, auto& receiver) { receiver.extras.push_back(torch::zeros({3})); });
+}
+
 TEST(ModelState, AnotherKindOfOptimizerTakesTheParametersAlone) {
   Model donor, receiver;
   donor.take_steps(2);

@@ -169,6 +169,10 @@ void add_training_options(CLI::App& app, TrainOptions& o) {
       ->check(CLI::Range(1e-6, 1.0));
   app.add_option("--lr-least", o.lr_least, "factor at the end of linear and cosine (default 0)")
       ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--average-opt-statistics", o.extras.average_opt_statistics,
+                 "statistics of the optimizer to average with the parameters, such as exp_avg,exp_avg_sq; all trainers "
+                 "need the same")
+      ->delimiter(',');
   app.add_option("--seconds", o.seconds, "stop after this long")->check(CLI::NonNegativeNumber);
   app.add_option("--until", o.until, "stop at this Unix time, together with the others");
   app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs");

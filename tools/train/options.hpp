@@ -23,6 +23,7 @@ struct TrainOptions {
   std::uint64_t warmup_epochs = 0, schedule_epochs = 0;
   double lr_gamma = 0.999, lr_least = 0;
   SchedulerFn scheduler;  ///< what these say together
+  ModelExtras extras;
   double seconds = 0, until = 0, report_every = 2;
   std::int64_t batch = 16;
   std::uint64_t max_epochs = 0, seed = 0;

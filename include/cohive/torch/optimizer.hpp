@@ -20,12 +20,10 @@
 #include <memory>
 #include <vector>
 
+#include "cohive/torch/model_extras.hpp"
 #include "cohive/train/run.hpp"
 #include "cohive/train/swarm.hpp"
 
-namespace at {
-class Tensor;
-}
 namespace torch::optim {
 class Optimizer;
 class OptimizerParamGroup;
@@ -43,29 +41,32 @@ using train::TrainingStats;
 /// `[](auto groups) { return std::make_unique<torch::optim::AdamW>(std::move(groups), torch::optim::AdamWOptions(1e-3)); }`
 using OptimizerFactory =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup>)>;
-/// Makes the scheduler of an optimizer; it is stepped once for every epoch. HivemindStrategy's scheduler_fn.
+/// Makes the scheduler of an optimizer, which is stepped once for every epoch: the learning rate of epoch n is that of
+/// PyTorch's scheduler after n steps. HivemindStrategy's scheduler_fn. See schedules.hpp for ready-made ones.
 using SchedulerFn = std::function<std::unique_ptr<torch::optim::LRScheduler>(torch::optim::Optimizer&)>;
 
 /// One thread calls it, the trainer's. Parameters may be float32, float64, float16 or bfloat16 on any device.
 ///
-/// Speed: the classes of torch::optim (not LBFGS) and cohive::Lamb are stepped by cohive, several times faster, where the parameters
-/// are float32 in host memory or offload_optimizer copies them there; their options and statistics stay where LibTorch has them.
-/// Any other optimizer steps by itself.
+/// Speed: the classes of torch::optim (not LBFGS) and cohive::Lamb are stepped by cohive, several times faster, where
+/// the parameters are float32 in host memory or offload_optimizer copies them there; their options and statistics stay
+/// where LibTorch has them. Any other optimizer steps by itself.
 ///
 /// What belongs to whom: after step() parameters have no gradients (unless reuse_grad_buffers), as after
-/// zero_grad(set_to_none=true): the tensors were handed over. With delayed work parameters get other memory in a call of step():
-/// pointers into a parameter are good until the next one. Newcomers download parameters and statistics as they are between
-/// calls, at any time: other code should not write to them.
+/// zero_grad(set_to_none=true): the tensors were handed over. With delayed work parameters get other memory in a call
+/// of step(): pointers into a parameter are good until the next one. Newcomers download parameters and statistics as
+/// they are between calls, at any time: other code should not write to them.
 class Optimizer {
  public:
   /// Makes an existing optimizer collaborative. \param optimizer  outlives this object, and is stepped by it alone
   /// Throws std::invalid_argument with a sentence: options that contradict one another (train::check), a model that they do not
   /// go with.
-  Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options = {}, SchedulerFn scheduler = nullptr);
+  Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options = {},
+            SchedulerFn scheduler = nullptr, ModelExtras extras = {});
   /// Makes the optimizer itself, which offloading needs where parameters are not float32 in host memory: it then works on float32
   /// copies.
-  Optimizer(Swarm& swarm, std::vector<torch::optim::OptimizerParamGroup> parameters, const OptimizerFactory& make_optimizer,
-            OptimizerOptions options = {}, SchedulerFn scheduler = nullptr);
+  Optimizer(Swarm& swarm, std::vector<torch::optim::OptimizerParamGroup> parameters,
+            const OptimizerFactory& make_optimizer, OptimizerOptions options = {}, SchedulerFn scheduler = nullptr,
+            ModelExtras extras = {});
   /// Leaves the run, within shutdown_timeout.
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;

@@ -55,9 +55,10 @@ class Strategy {
 
   /// Makes the training collaborative: once, before the first step. The optimizer is made by a function, so that it can be
   /// offloaded.
-  Optimizer& setup(std::vector<torch::optim::OptimizerParamGroup> parameters, const OptimizerFactory& make_optimizer);
+  Optimizer& setup(std::vector<torch::optim::OptimizerParamGroup> parameters, const OptimizerFactory& make_optimizer,
+                   ModelExtras extras = {});
   /// The same with an optimizer that exists.
-  Optimizer& setup(torch::optim::Optimizer& optimizer);
+  Optimizer& setup(torch::optim::Optimizer& optimizer, ModelExtras extras = {});
 
   /// As Optimizer::step. Throws std::logic_error before setup().
   StepReport step(std::int64_t batch_size);

@@ -40,6 +40,8 @@ class HostReplica : public Replica {
  protected:
   /// \param parameters  float32; as the group names them
   HostReplica(Runtime& runtime, std::vector<averaging::TensorInfo> parameters);
+  /// Describes what rounds of the state average after the parameters. In the constructor.
+  void average_beside(const std::vector<averaging::TensorInfo>& infos);
 
   Runtime& runtime() const noexcept { return runtime_; }
   std::size_t size() const noexcept { return gradient_infos_.size(); }
@@ -57,6 +59,9 @@ class HostReplica : public Replica {
   /// Returns how many steps a parameter has taken, and counts one.
   virtual std::int64_t steps_taken(std::size_t parameter) = 0;
   virtual void count_step(std::size_t parameter) = 0;
+  /// Returns the memory of what a round of the state averages after the parameters, as average_beside() has described
+  /// it.
+  virtual Task<std::vector<averaging::HostTensor>> parts_beside(StateRound how);
   /// Takes the sums before the cut; overridden where the trainer's library adds them up by itself (reuse_grad_buffers).
   virtual Task<GradientSums::Taken> take_sums();
   virtual Task<void> drop_sums();

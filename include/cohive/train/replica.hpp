@@ -65,6 +65,9 @@ class Replica {
 
   // ---- State rounds
 
+  /// Takes what the trainer may change beside parameters for a round of the next parameters, which will begin while it
+  /// computes. The trainer does not compute yet.
+  virtual Task<void> hold_state() { co_return; }
   /// Returns the tensors of state_infos() for one round.
   virtual Task<std::shared_ptr<averaging::TensorParts>> state_parts(StateRound how) = 0;
   /// Ends the round begun with state_parts.

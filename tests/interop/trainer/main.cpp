@@ -23,11 +23,22 @@ struct Options {
   double gradient = 1, matchmaking_time = 2, averaging_timeout = 30, pause = 0.05;
   std::int64_t batch = 8;
   std::uint64_t max_epochs = 1000000;
+  std::optional<double> mean;         // what an extra tensor holds; none: there is no such tensor
+  std::optional<std::int64_t> count;  // another one
+  std::vector<std::string> statistics;
 };
 
 std::vector<double> values(const torch::Tensor& tensor) {
   const auto flat = tensor.detach().to(torch::kFloat64).flatten().contiguous();
   return {flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel()};
+}
+
+/// Of Adam; 0 before its first step, and for other optimizers.
+double second_moment(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter) {
+  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+  if (found == optimizer.state().end()) return 0;
+  const auto* state = dynamic_cast<torch::optim::AdamParamState*>(found->second.get());
+  return state && state->exp_avg_sq().defined() ? state->exp_avg_sq().flatten()[0].item<double>() : 0;
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, std::vector<torch::Tensor> parameters) {
@@ -49,14 +60,22 @@ int train(const Options& options) {
   auto weight = torch::zeros({3, 2}).requires_grad_(), bias = torch::zeros({2}).requires_grad_();
   const auto optimizer = make_optimizer(options, {weight, bias});
   cohive::Swarm swarm(options.swarm);
-  cohive::Optimizer collaborative(swarm, *optimizer, options.optimizer);
+  auto mean = torch::full({3}, options.mean.value_or(0)), count = torch::tensor(options.count.value_or(0));
+  cohive::ModelExtras extras;
+  extras.average_opt_statistics = options.statistics;
+  if (options.mean) extras.extra_tensors.push_back(mean);
+  if (options.count) extras.extra_tensors.push_back(count);
+  cohive::Optimizer collaborative(swarm, *optimizer, options.optimizer, nullptr, extras);
   const auto print = [&](const char* event, const cohive::StepReport& report) {
     std::cout << nlohmann::json{{"event", event},
                                 {"epoch", collaborative.local_epoch()},
                                 {"group", report.grad_group},
                                 {"state_group", report.state_group},
                                 {"weight", values(weight)},
-                                {"bias", values(bias)}}
+                                {"bias", values(bias)},
+                                {"mean", values(mean)},
+                                {"count", count.item<std::int64_t>()},
+                                {"second_moment", second_moment(*optimizer, weight)}}
                      .dump()
               << std::endl;
   };
@@ -86,6 +105,9 @@ int main(int argc, char** argv) {
   app.add_option("--target-batch-size", o.optimizer.target_batch_size);
   app.add_option("--matchmaking-time", o.matchmaking_time);
   app.add_option("--max-epochs", o.max_epochs);
+  app.add_option("--mean", o.mean);
+  app.add_option("--count", o.count);
+  app.add_option("--average-opt-statistics", o.statistics);
   o.optimizer.delay_state_averaging = false;
   app.add_flag("--delay-state-averaging", o.optimizer.delay_state_averaging);
   app.add_flag("--delay-optimizer-step", o.optimizer.delay_optimizer_step);

@@ -1,0 +1,187 @@
+#include "round_extras.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "known_optimizer.hpp"
+#include "model_state.hpp"
+
+namespace cohive::libtorch {
+namespace {
+
+using train::HostBuffer;
+
+[[noreturn]] void refuse(const std::string& sentence) {
+  throw std::invalid_argument("cohive::Optimizer: " + sentence);
+}
+
+torch::Tensor as_tensor(const HostBuffer& buffer, at::IntArrayRef sizes) {
+  return torch::from_blob(buffer.values.data(), sizes, torch::TensorOptions(torch::kFloat32));
+}
+
+/// Statistics that are a sum or a mean of squares: a root is drawn from them.
+bool is_of_squares(std::string_view name) {
+  return name == "exp_avg_sq" || name == "max_exp_avg_sq" || name == "square_avg" || name == "sum";
+}
+
+/// The range of a type in numbers that float32 holds, so that what peers send cannot become something else.
+std::pair<double, double> range_of(torch::ScalarType type) {
+  switch (type) {
+    case torch::kFloat16:
+      return {-65504, 65504};
+    case torch::kInt64:
+      return {-0x1p62, 0x1p62};
+    case torch::kInt32:
+      return {-0x1p31, 0x1.fffffep30};
+    case torch::kInt16:
+      return {-32768, 32767};
+    case torch::kInt8:
+      return {-128, 127};
+    case torch::kUInt8:
+      return {0, 255};
+    case torch::kBool:
+      return {0, 1};
+    default:
+      return {-std::numeric_limits<float>::max(), std::numeric_limits<float>::max()};
+  }
+}
+
+}  // namespace
+
+RoundExtras::RoundExtras(torch::optim::Optimizer& optimizer, ModelExtras extras, bool own_types)
+    : optimizer_(optimizer), extras_(std::move(extras)) {
+  const auto parameters = parameters_of(optimizer);
+  for (std::size_t i = 0; i < extras_.average_opt_statistics.size(); ++i) {
+    const auto& name = extras_.average_opt_statistics[i];
+    if (std::count(extras_.average_opt_statistics.begin(), extras_.average_opt_statistics.end(), name) > 1)
+      refuse("average_opt_statistics names " + name + " twice");
+    add_statistics(name);
+  }
+  for (std::size_t i = 0; i < extras_.extra_tensors.size(); ++i) {
+    const auto& tensor = extras_.extra_tensors[i];
+    const std::string which = "extra tensor " + std::to_string(i);
+    if (!tensor.defined()) refuse(which + " is undefined");
+    if (tensor.layout() != torch::kStrided || !wire_type_of(tensor))
+      refuse(which + " must be dense, of floating-point numbers, integers or truth values");
+    if (std::ranges::any_of(parameters, [&](const auto& parameter) { return parameter.is_same(tensor); }))
+      refuse(which + " is a parameter, which is averaged anyway");
+    add_info(tensor, codec::Role::unspecified, std::uint64_t{i}, own_types);
+  }
+}
+
+void RoundExtras::add_statistics(const std::string& name) {
+  std::size_t number = 0;
+  for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
+    auto& group = optimizer_.param_groups()[g];
+    const auto kept = statistics_kept(group.options());
+    for (std::size_t i = 0; i < group.params().size(); ++i, ++number) {
+      if (std::ranges::find(kept, name) == kept.end())
+        refuse("average_opt_statistics: the optimizer keeps no \"" + name + "\" of parameter " +
+               std::to_string(number));
+      statistics_.push_back({g, i, name});
+      add_info(read(statistics_.back()), codec::Role::optimizer, std::pair(std::to_string(number), name), false);
+    }
+  }
+}
+
+void RoundExtras::add_info(const torch::Tensor& tensor, codec::Role role, codec::TensorKey key, bool own_type) {
+  averaging::TensorInfo info;
+  for (auto size : tensor.sizes()) info.shape.push_back(static_cast<std::uint32_t>(size));
+  if (own_type) info.dtype = *wire_type_of(tensor);
+  info.requires_grad = tensor.requires_grad();
+  info.role = role;
+  info.key = std::move(key);
+  infos_.push_back(std::move(info));
+}
+
+torch::Tensor RoundExtras::read(const Statistic& which) {
+  auto& group = optimizer_.param_groups()[which.group];
+  return made_statistic(optimizer_, group.options(), group.params()[which.parameter], which.name);
+}
+
+RoundExtras::Copy RoundExtras::copy_of(const torch::Tensor& tensor) {
+  const auto size = static_cast<std::size_t>(tensor.numel());
+  Copy copy{HostBuffer::allocate(size), HostBuffer::allocate(size)};
+  as_tensor(copy.before, tensor.sizes()).copy_(tensor.detach());
+  return copy;
+}
+
+void RoundExtras::hold_tensors() {
+  torch::NoGradGuard no_grad;
+  held_.clear();
+  for (const auto& tensor : extras_.extra_tensors) held_.push_back(copy_of(tensor));
+}
+
+std::vector<averaging::HostTensor> RoundExtras::begin(train::StateRound how) {
+  torch::NoGradGuard no_grad;
+  if (how != train::StateRound::next || held_.empty()) hold_tensors();
+  differences_ = how == train::StateRound::difference;
+  copies_.clear();
+  for (const auto& statistic : statistics_) copies_.push_back(copy_of(read(statistic)));
+  std::ranges::move(std::exchange(held_, {}), std::back_inserter(copies_));
+  std::vector<averaging::HostTensor> memory;
+  for (const auto& copy : copies_) memory.emplace_back(copy.before.values, copy.after.values);
+  return memory;
+}
+
+void RoundExtras::end(bool averaged) {
+  averaged_ = averaged;
+  if (!averaged) copies_.clear();
+}
+
+void RoundExtras::forget() noexcept {
+  averaged_ = false;
+  copies_.clear();
+  held_.clear();
+}
+
+/// Exactly the average where the live value is still what was averaged, else the live value and what the round changed.
+torch::Tensor RoundExtras::merged(const torch::Tensor& live, const Copy& copy) const {
+  const auto before = as_tensor(copy.before, live.sizes()), after = as_tensor(copy.after, live.sizes());
+  if (!live.is_floating_point()) {
+    const auto average = (differences_ ? before + after : after).round();
+    return live.to(torch::kCPU, torch::kFloat64) + (average - before);
+  }
+  const auto now = live.to(torch::kCPU, torch::kFloat32);
+  return differences_ ? now + after : torch::where(now == before, after, now + (after - before));
+}
+
+void RoundExtras::publish() {
+  if (!std::exchange(averaged_, false)) return;
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < statistics_.size(); ++i) write(statistics_[i], copies_[i]);
+  for (const auto& statistic : statistics_)
+    if (statistic.name == "grad_avg" || statistic.name == "square_avg") bound_centre(statistic);
+  for (std::size_t i = 0; i < extras_.extra_tensors.size(); ++i) {
+    auto& tensor = extras_.extra_tensors[i];
+    const auto& copy = copies_[statistics_.size() + i];
+    const auto [least, most] = range_of(tensor.scalar_type());
+    tensor.copy_(merged(tensor, copy).clamp(least, most));
+  }
+  copies_.clear();
+}
+
+/// A step draws roots from some statistics, and counts with others: what peers send must not make numbers of them that
+/// it cannot use.
+void RoundExtras::write(const Statistic& which, const Copy& copy) {
+  auto& group = optimizer_.param_groups()[which.group];
+  const auto live = read(which);
+  const auto value = merged(live, copy);
+  if (which.name == "step") return set_steps(optimizer_, group.params()[which.parameter], value.item<double>());
+  const auto [least, most] = range_of(live.scalar_type());
+  live.copy_(value.clamp(is_of_squares(which.name) ? 0.0 : least, most));
+}
+
+/// Centred RMSprop draws the root of square_avg - grad_avg^2.
+void RoundExtras::bound_centre(const Statistic& which) {
+  auto& group = optimizer_.param_groups()[which.group];
+  for (const auto& [name, mean] : statistics_of(optimizer_, group.params()[which.parameter])) {
+    if (name != "grad_avg") continue;
+    const auto most = read({which.group, which.parameter, "square_avg"}).sqrt();
+    mean.copy_(torch::minimum(torch::maximum(mean, -most), most));
+  }
+}
+
+}  // namespace cohive::libtorch

@@ -1,0 +1,68 @@
+// What rounds of the state average beside parameters, in hivemind's order: statistics of the optimizer, one name after
+// another, then extra tensors. All of it travels through float32 copies in host memory. Source: hivemind wire spec,
+// section 7.4.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "cohive/averaging/host_parts.hpp"
+#include "cohive/torch/model_extras.hpp"
+#include "cohive/train/host_buffer.hpp"
+#include "cohive/train/replica.hpp"
+
+namespace cohive::libtorch {
+
+/// One thread at a time calls it.
+class RoundExtras {
+ public:
+  /// \param own_types  the schema names the tensors' own types, as that of Python peers does which offload their
+  /// optimizers Throws std::invalid_argument with a sentence for tensors that cannot be averaged, and statistics that
+  /// the optimizer does not keep.
+  RoundExtras(torch::optim::Optimizer& optimizer, ModelExtras extras, bool own_types);
+
+  bool empty() const noexcept { return infos_.empty(); }
+  const std::vector<averaging::TensorInfo>& infos() const noexcept { return infos_; }
+  const std::vector<torch::Tensor>& tensors() const noexcept { return extras_.extra_tensors; }
+
+  /// Copies the extra tensors for a round that begins while the trainer computes, and may change them.
+  void hold_tensors();
+  /// Copies what a round averages. The memory is good until the next call of end(false), publish() or forget().
+  /// In a round of the next parameters, extra tensors are those that hold_tensors() has found.
+  std::vector<averaging::HostTensor> begin(train::StateRound how);
+  /// Ends the round. What was averaged waits for publish().
+  void end(bool averaged);
+  /// Adds what the round has changed to the live values.
+  void publish();
+  /// Forgets a round that was not published: the live values were replaced.
+  void forget() noexcept;
+
+ private:
+  /// A copy of one tensor, and what a round makes of it: its average, or how it changes.
+  struct Copy {
+    train::HostBuffer before, after;
+  };
+  struct Statistic {
+    std::size_t group, parameter;  // in the group
+    std::string name;
+  };
+  void add_statistics(const std::string& name);
+  void add_info(const torch::Tensor& tensor, codec::Role role, codec::TensorKey key, bool own_type);
+  static Copy copy_of(const torch::Tensor& tensor);
+  torch::Tensor read(const Statistic& which);
+  torch::Tensor merged(const torch::Tensor& live, const Copy& copy) const;
+  void write(const Statistic& which, const Copy& copy);
+  void bound_centre(const Statistic& which);
+
+  torch::optim::Optimizer& optimizer_;
+  ModelExtras extras_;
+  std::vector<Statistic> statistics_;
+  std::vector<averaging::TensorInfo> infos_;
+  std::vector<Copy> copies_;  // from begin() on, as infos_
+  std::vector<Copy> held_;    // of extra tensors
+  bool differences_ = false, averaged_ = false;
+};
+
+}  // namespace cohive::libtorch

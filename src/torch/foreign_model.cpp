@@ -48,8 +48,11 @@ ForeignModel::~ForeignModel() {
   while (in_use_.use_count() > 1) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-void ForeignModel::step_locally() {
+void ForeignModel::step_locally(double scale) {
   const std::lock_guard lock(stepping_);
+  if (scale != 1)
+    for (auto& parameter : parameters_)
+      if (parameter.grad().defined()) parameter.mutable_grad().div_(scale);
   optimizer_.step();
   optimizer_.zero_grad();
 }

@@ -18,8 +18,8 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   ~ForeignModel() override;
 
   train::Replica& replica() override { return *this; }
-  void take_batch(double samples) override { intake_.take_batch(samples); }
-  void step_locally() override;
+  GradientIntake& intake() override { return intake_; }
+  void step_locally(double scale) override;
   void clip_grad_norm(double max_norm) override { max_norm_ = max_norm; }
 
   const std::vector<averaging::TensorInfo>& gradient_infos() const override { return gradient_infos_; }

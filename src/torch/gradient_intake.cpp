@@ -1,6 +1,7 @@
 #include "gradient_intake.hpp"
 
 #include "cohive/optim/parallel.hpp"
+#include "cohive/optim/passes.hpp"
 #include "model_state.hpp"
 
 namespace cohive::libtorch {
@@ -39,28 +40,50 @@ GradientSums::Gradient handed_over(torch::Tensor gradient) {
 GradientIntake::GradientIntake(Runtime& runtime, GradientSums& sums, std::vector<torch::Tensor> parameters, bool reuse)
     : runtime_(runtime), sums_(sums), parameters_(std::move(parameters)), reuse_(reuse) {}
 
-void GradientIntake::take_batch(double samples) {
+void GradientIntake::take_batch(double samples, double scale) {
   if (reuse_) {
+    if (filled_.times > 0 && filled_.scale != scale)
+      throw std::logic_error(
+          "cohive::Optimizer: with reuse_grad_buffers all gradients of an epoch have one loss scale; change it where "
+          "an epoch has "
+          "ended only");
+    filled_.scale = scale;
     if (witness_ && !parameters_[*witness_].grad().defined())
       throw std::logic_error(
           "cohive::Optimizer: with reuse_grad_buffers gradients add up in the model until the epoch ends, but something has "
           "cleared them; call zero_grad of cohive::Optimizer only");
     for (std::size_t i = 0; i < parameters_.size() && !witness_; ++i)
       if (parameters_[i].grad().defined()) witness_ = i;
-    ++times_;
+    ++filled_.times;
     return;
   }
   std::vector<GradientSums::Gradient> batch;
   batch.reserve(parameters_.size());
   for (auto& parameter : parameters_) batch.push_back(handed_over(std::move(parameter.mutable_grad())));
-  sums_.add(std::move(batch), samples);
+  sums_.add(std::move(batch), samples, scale);
+}
+
+bool GradientIntake::all_finite() const {
+  torch::NoGradGuard no_grad;
+  return std::ranges::all_of(parameters_, [](const torch::Tensor& parameter) {
+    const torch::Tensor& gradient = parameter.grad();
+    if (!gradient.defined()) return true;
+    const torch::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+    if (!values.is_cpu() || !values.is_contiguous()) return torch::isfinite(values).all().item<bool>();
+    return optim::all_finite(view_of(values));
+  });
+}
+
+void GradientIntake::drop_batch() {
+  for (auto& parameter : parameters_) parameter.mutable_grad().reset();
+  filled_ = {};
+  witness_.reset();
 }
 
 void GradientIntake::cut() {
   if (!reuse_) return sums_.cut();
-  std::vector<torch::Tensor> gradients;
-  for (auto& parameter : parameters_) gradients.push_back(std::move(parameter.mutable_grad()));
-  cut_.emplace_back(std::move(gradients), std::exchange(times_, 0));
+  for (auto& parameter : parameters_) filled_.gradients.push_back(std::move(parameter.mutable_grad()));
+  cut_.push_back(std::exchange(filled_, {}));
   witness_.reset();
 }
 
@@ -69,11 +92,11 @@ Task<GradientSums::Taken> GradientIntake::take() {
 }
 
 Task<GradientSums::Taken> GradientIntake::take_reused() {
-  auto [gradients, times] = std::move(cut_.front());
+  auto [gradients, times, scale] = std::move(cut_.front());
   cut_.pop_front();
   auto owners = std::make_shared<std::vector<torch::Tensor>>();
   GradientSums::Taken taken;
-  taken.factor = times > 0 ? 1 / static_cast<double>(times) : 0;
+  taken.factor = times > 0 ? 1 / (static_cast<double>(times) * scale) : 0;
   std::vector<optim::ConstView> unread;
   std::vector<optim::Addition> converted;
   for (std::size_t i = 0; i < gradients.size(); ++i) {

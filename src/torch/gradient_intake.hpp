@@ -13,9 +13,19 @@ class GradientIntake {
   /// \param reuse  gradients add up in the model's own buffers (reuse_grad_buffers): batches are only counted
   GradientIntake(Runtime& runtime, train::GradientSums& sums, std::vector<torch::Tensor> parameters, bool reuse);
 
-  /// Takes the gradients of a batch; afterwards the parameters have none, unless buffers are reused. The trainer's thread.
-  /// Throws std::logic_error when reused buffers were cleared by someone else.
-  void take_batch(double samples);
+  // ---- The trainer's thread
+
+  /// Takes the gradients of a batch; afterwards the parameters have none, unless buffers are reused.
+  /// \param scale  of the loss, which the gradients have, too
+  /// Throws std::logic_error when reused buffers were cleared by someone else, or hold gradients of another scale.
+  void take_batch(double samples, double scale);
+  /// Tells whether all gradients that the parameters have are finite.
+  bool all_finite() const;
+  /// Throws away the gradients that the parameters have: those of a batch, or of the epoch where buffers are reused.
+  void drop_batch();
+
+  // ---- The loop
+
   /// As GradientSums.
   void cut();
   Task<train::GradientSums::Taken> take();
@@ -28,9 +38,15 @@ class GradientIntake {
   train::GradientSums& sums_;
   std::vector<torch::Tensor> parameters_;
   const bool reuse_;
-  std::size_t times_ = 0;                                  // batches in the model's buffers; the trainer's thread
-  std::optional<std::size_t> witness_;                     // a parameter that has a gradient since the first batch
-  std::deque<std::pair<std::vector<torch::Tensor>, std::size_t>> cut_;  // buffers that wait to be taken, and batches in them
+  /// What is in the model's buffers.
+  struct Reused {
+    std::vector<torch::Tensor> gradients;  // where they were cut off
+    std::size_t times = 0;                 // batches
+    double scale = 1;
+  };
+  Reused filled_;                       // the trainer's thread
+  std::optional<std::size_t> witness_;  // a parameter that has a gradient since the first batch
+  std::deque<Reused> cut_;              // that wait to be taken
 };
 
 }  // namespace cohive::libtorch

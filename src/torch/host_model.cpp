@@ -51,7 +51,7 @@ void HostModel::exchange_live(std::size_t parameter, train::HostBuffer& next) {
   next = {std::make_shared<torch::Tensor>(std::move(before)), values};
 }
 
-void HostModel::step_locally() {
+void HostModel::step_locally(double scale) {
   torch::NoGradGuard no_grad;
   const std::lock_guard lock(stepping_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -62,7 +62,7 @@ void HostModel::step_locally() {
     const auto number = known_.steps_taken(i) + 1;
     const optim::TensorMemory memory{std::span<const float>(live_values), live_values, {}, span_of(values),
                                      known_.statistics(i)};
-    optim::TensorStep step(known_.options(i), memory, {number});
+    optim::TensorStep step(known_.options(i), memory, {.step = number, .gradient_factor = 1 / scale});
     at::parallel_for(0, static_cast<std::int64_t>(step.size()), std::int64_t{1} << 20,
                      [&](std::int64_t begin, std::int64_t end) {
                        step.run(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));

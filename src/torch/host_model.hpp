@@ -20,8 +20,8 @@ class HostModel final : public TorchReplica, public train::HostReplica {
   ~HostModel() override;
 
   train::Replica& replica() override { return *this; }
-  void take_batch(double samples) override { intake_.take_batch(samples); }
-  void step_locally() override;
+  GradientIntake& intake() override { return intake_; }
+  void step_locally(double scale) override;
   void clip_grad_norm(double max_norm) override {
     clip_gradients(max_norm > 0 ? std::optional(max_norm) : std::nullopt);
   }

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "cohive/core/log.hpp"
+#include "cohive/torch/grad_scaler.hpp"
 #include "known_optimizer.hpp"
 #include "torch_replica.hpp"
 #include "train/membership.hpp"
@@ -25,8 +26,13 @@ struct Optimizer::Impl {
   void make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerFactory& make);
   void open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer,
             const SchedulerFn& make_scheduler, ModelExtras extras);
-  StepReport step(std::int64_t batch);
-  std::int64_t take_batch(std::int64_t batch);
+  /// How the gradients of a batch come.
+  struct Scaled {
+    double scale = 1;
+    bool finite = true;
+  };
+  StepReport step(std::int64_t batch, Scaled gradients);
+  std::int64_t take_batch(std::int64_t batch, Scaled gradients);
   template <class F>
   auto wait_for(F make) {
     return membership.runtime().submit(std::move(make)).get();
@@ -73,22 +79,27 @@ Optimizer::Impl::~Impl() {
 }
 
 /// Returns the samples that count.
-std::int64_t Optimizer::Impl::take_batch(std::int64_t batch) {
+std::int64_t Optimizer::Impl::take_batch(std::int64_t batch, Scaled gradients) {
   if (options.auxiliary) return 0;
+  if (!gradients.finite) {
+    model->intake().drop_batch();
+    if (options.reuse_grad_buffers) run->forget_samples();
+    return 0;
+  }
   if (options.use_local_updates)
-    model->step_locally();
+    model->step_locally(gradients.scale);
   else
-    model->take_batch(static_cast<double>(batch));
+    model->intake().take_batch(static_cast<double>(batch), gradients.scale);
   return batch;
 }
 
-StepReport Optimizer::Impl::step(std::int64_t batch) {
+StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
   if (batch < 1 && !options.auxiliary)
     throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
   torch::NoGradGuard no_grad;
   StepReport report;
   if (auto update = run->publish()) report = *update;
-  if (run->count(take_batch(batch)) == train::Run::Next::synchronise) {
+  if (run->count(take_batch(batch, gradients)) == train::Run::Next::synchronise) {
     const StepReport update = report;
     report = wait_for([this] { return run->synchronise(); });
     report.updated |= update.updated;
@@ -119,19 +130,31 @@ Optimizer::Optimizer(Swarm& swarm, std::vector<torch::optim::OptimizerParamGroup
 Optimizer::~Optimizer() = default;
 
 StepReport Optimizer::step(std::int64_t batch_size) {
-  return impl_->step(batch_size);
+  return impl_->step(batch_size, {});
+}
+
+StepReport Optimizer::step(std::int64_t batch_size, GradScaler& scaler) {
+  if (!scaler.is_enabled()) return impl_->step(batch_size, {});
+  const bool finite = scaler.looked_at_ == this ? scaler.looked_finite_ : scaler.unscale_(*this);
+  const auto report = impl_->step(batch_size, {scaler.get_scale(), finite});
+  scaler.stepped(finite, report.epoch_changed);
+  return report;
+}
+
+bool Optimizer::has_finite_gradients() const {
+  return impl_->model->intake().all_finite();
 }
 
 StepReport Optimizer::step() {
   if (!impl_->options.batch_size && !impl_->options.auxiliary)
     throw std::logic_error(
         "cohive::Optimizer: how many samples has the batch? Set batch_size in the options, or use step(batch_size)");
-  return impl_->step(impl_->options.batch_size.value_or(0));
+  return impl_->step(impl_->options.batch_size.value_or(0), {});
 }
 
 StepReport Optimizer::step(const at::Tensor& batch) {
   if (batch.dim() == 0) throw std::invalid_argument("cohive::Optimizer: a batch has a leading dimension");
-  return impl_->step(batch.size(0));
+  return impl_->step(batch.size(0), {});
 }
 
 void Optimizer::zero_grad() {

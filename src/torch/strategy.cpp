@@ -87,6 +87,10 @@ StepReport Strategy::step() {
   return optimizer().step();
 }
 
+StepReport Strategy::step(std::int64_t batch_size, GradScaler& scaler) {
+  return optimizer().step(batch_size, scaler);
+}
+
 std::size_t Strategy::num_peers() const {
   return optimizer_ ? optimizer_->stats().peers : 0;
 }

@@ -12,6 +12,7 @@
 
 #include "cohive/torch/optimizer.hpp"
 #include "cohive/train/replica.hpp"
+#include "gradient_intake.hpp"
 #include "round_extras.hpp"
 
 namespace cohive::libtorch {
@@ -21,10 +22,10 @@ class TorchReplica {
  public:
   virtual ~TorchReplica() = default;
   virtual train::Replica& replica() = 0;
-  /// Takes the gradients of a batch.
-  virtual void take_batch(double samples) = 0;
-  /// Steps with the gradients of one batch (use_local_updates), and clears them.
-  virtual void step_locally() = 0;
+  /// What takes the gradients of batches.
+  virtual GradientIntake& intake() = 0;
+  /// Steps with the gradients of one batch (use_local_updates), and clears them. \param scale  of the loss
+  virtual void step_locally(double scale) = 0;
   /// Bounds the norm of averaged gradients; 0: no bound. The loop's thread.
   virtual void clip_grad_norm(double max_norm) = 0;
 };

@@ -27,11 +27,11 @@ GradientSums::~GradientSums() {
   *alive_ = nullptr;
 }
 
-void GradientSums::add(std::vector<Gradient> batch, double samples) {
+void GradientSums::add(std::vector<Gradient> batch, double samples, double scale) {
   {
     std::unique_lock lock(mutex_);
     if (!runtime_.simulated()) added_.wait(lock, [this] { return unfinished_ + cut_unfinished_ < most_unfinished_; });
-    queue_.push_back({std::move(batch), samples, generation_});
+    queue_.push_back({std::move(batch), samples, scale, generation_});
     ++unfinished_;
   }
   runtime_.post([alive = alive_] {
@@ -71,9 +71,12 @@ Task<void> GradientSums::work(GradientSums& self) {
 }
 
 Task<void> GradientSums::add_now(Batch batch) {
-  if (sums_.times == 0) sums_.anchor = batch.samples;
+  if (sums_.times == 0) {
+    sums_.anchor = batch.samples;
+    sums_.scale = batch.scale;
+  }
   ++sums_.times;
-  const double factor = batch.samples / sums_.anchor;
+  const double factor = batch.samples / sums_.anchor * (sums_.scale / batch.scale);
   for (std::size_t begin = 0; begin < sizes_.size();) {
     std::size_t end = begin, values = 0;
     while (end < sizes_.size() && values < kSlice) values += sizes_[end++];
@@ -133,7 +136,7 @@ Task<GradientSums::Sums> GradientSums::take_cut() {
 
 Task<GradientSums::Taken> GradientSums::take() {
   auto sums = co_await take_cut();
-  Taken taken{std::move(sums.values), sums.times > 0 ? 1 / sums.times : 0, sums.finite};
+  Taken taken{std::move(sums.values), sums.times > 0 ? 1 / (sums.times * sums.scale) : 0, sums.finite};
   std::vector<std::size_t> empty, lengths;
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     if (taken.sums[i] && taken.finite) continue;

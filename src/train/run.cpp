@@ -242,6 +242,11 @@ void Run::report_loss(double loss) {
   impl_->metrics.loss.set(loss);
 }
 
+void Run::forget_samples() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->samples = 0;
+}
+
 Task<StepReport> Run::synchronise() {
   return impl_->synchronise();
 }

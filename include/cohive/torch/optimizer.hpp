@@ -32,6 +32,8 @@ class LRScheduler;
 
 namespace cohive {
 
+class GradScaler;
+
 /// hivemind.Optimizer's options, under their names.
 using OptimizerOptions = train::RunOptions;
 using train::StepReport;
@@ -79,6 +81,11 @@ class Optimizer {
   StepReport step();
   /// The same for the batch itself, whose leading dimension is its size.
   StepReport step(const at::Tensor& batch);
+
+  /// The same for gradients of a scaled loss; see GradScaler::step.
+  StepReport step(std::int64_t batch_size, GradScaler& scaler);
+  /// Tells whether all gradients that the parameters have now are finite.
+  bool has_finite_gradients() const;
 
   /// Clears the gradients; with reuse_grad_buffers it does nothing, as they add up until the epoch ends.
   void zero_grad();

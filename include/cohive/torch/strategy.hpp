@@ -64,6 +64,7 @@ class Strategy {
   StepReport step(std::int64_t batch_size);
   StepReport step(const at::Tensor& batch);
   StepReport step();
+  StepReport step(std::int64_t batch_size, GradScaler& scaler);
 
   Optimizer& optimizer();
   Swarm& swarm() noexcept { return swarm_; }

@@ -36,7 +36,8 @@ class GradientSums {
   };
   /// Adds a batch of `samples` samples, in the background: the memory must not change until its owner is released. Any
   /// thread. Waits while an earlier batch has not been added yet (of up to 64 MiB: two), so that memory stays bounded.
-  void add(std::vector<Gradient> batch, double samples);
+  /// \param scale  of the loss, which the gradients have, too: sums and means are without it
+  void add(std::vector<Gradient> batch, double samples, double scale = 1);
 
   struct Taken {
     std::vector<HostBuffer> sums;  ///< one for each gradient; zeros where no batch had it
@@ -54,13 +55,13 @@ class GradientSums {
  private:
   struct Batch {
     std::vector<Gradient> gradients;
-    double samples;
+    double samples, scale;
     std::uint64_t generation;
   };
   /// What a number of batches add up to.
   struct Sums {
     std::vector<HostBuffer> values;
-    double anchor = 0, times = 0;
+    double anchor = 0, scale = 1, times = 0;  // samples and loss scale of the first batch
     bool finite = true;
   };
   static Task<void> work(GradientSums& self);

@@ -73,6 +73,9 @@ class Run {
   /// Counts a batch whose gradients the replica has accumulated (with local updates: that it has stepped with).
   /// Auxiliary peers count 0.
   Next count(std::int64_t samples);
+  /// Forgets what was counted in this epoch, whose gradients the replica has lost. Before count() of the batch that
+  /// lost them.
+  void forget_samples();
   /// Tells whether the next parameters wait to be published.
   bool update_ready() const noexcept;
   /// Publishes them and reports the work that they come from; nullopt when there are none.

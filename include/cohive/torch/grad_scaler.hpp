@@ -1,0 +1,70 @@
+/// \file
+/// GradScaler: scales losses so that small gradients are not lost in half precision, as torch.amp.GradScaler does,
+/// together with Optimizer, whose steps come once in an epoch. hivemind.GradScaler's rules.
+///
+///   cohive::GradScaler scaler;
+///   for (auto& batch : loader) {
+///     scaler.scale(loss(model, batch)).backward();
+///     scaler.step(optimizer, batch.size());
+///     scaler.update();
+///   }
+#pragma once
+
+#include <cstdint>
+
+#include "cohive/torch/optimizer.hpp"
+
+namespace cohive {
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;  ///< epochs in a row without an overflow, after which the scale grows
+  bool enabled = true;                  ///< false: losses are not scaled, and no gradient is looked at
+};
+
+/// What state_dict() returns, under the names of torch.amp.GradScaler's.
+struct GradScalerState {
+  double scale = 65536, growth_factor = 2, backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000, growth_tracker = 0;
+};
+
+/// Gradients keep the scale until the optimizer adds them up as float32: until then nothing is lost. Used from the
+/// trainer's thread.
+class GradScaler {
+ public:
+  /// Throws std::invalid_argument with a sentence for options out of range.
+  explicit GradScaler(GradScalerOptions options = {});
+
+  /// Returns the loss times the scale.
+  at::Tensor scale(const at::Tensor& loss) const;
+  /// Looks whether all gradients are finite: true. They keep their scale, as with hivemind before a global step. step()
+  /// calls it where the trainer has not.
+  bool unscale_(const Optimizer& optimizer);
+  /// Steps with the gradients of a batch. Where one is not finite the batch does not count: nothing is added, and with
+  /// reuse_grad_buffers the epoch begins anew for this peer, as all its gradients are in these buffers.
+  StepReport step(Optimizer& optimizer, std::int64_t batch_size);
+  /// Call after step(): lowers the scale after a batch that did not count, and raises it after growth_interval epochs
+  /// without any. Nothing changes in the middle of an epoch otherwise.
+  void update();
+
+  double get_scale() const noexcept { return options_.enabled ? state_.scale : 1; }
+  bool is_enabled() const noexcept { return options_.enabled; }
+  const GradScalerState& state_dict() const noexcept { return state_; }
+  /// Throws std::invalid_argument with a sentence for numbers out of range.
+  void load_state_dict(const GradScalerState& state);
+
+ private:
+  friend class Optimizer;
+  /// Takes note of a step of the optimizer.
+  void stepped(bool finite, bool epoch_ended);
+
+  GradScalerOptions options_;
+  GradScalerState state_;
+  const Optimizer* looked_at_ = nullptr;  // by unscale_, before the step
+  bool looked_finite_ = true;
+  bool found_inf_ = false, epoch_ended_ = false;  // since update()
+};
+
+}  // namespace cohive

@@ -82,7 +82,9 @@ Task<void> ForeignModel::finish_step(std::uint64_t epoch, bool step) {
   if (step && taken)
     co_await runtime_.offload([this, taken, used = in_use_] {
       for (std::size_t i = 0; i < parameters_.size(); ++i)
-        parameters_[i].mutable_grad() = as_tensor(taken->sums[i], parameters_[i].sizes()).to(parameters_[i].options());
+        if (parameters_[i].requires_grad())
+          parameters_[i].mutable_grad() =
+              as_tensor(taken->sums[i], parameters_[i].sizes()).to(parameters_[i].options());
       if (max_norm_ > 0) torch::nn::utils::clip_grad_norm_(parameters_, max_norm_);
       optimizer_.step();
       for (auto& parameter : parameters_) parameter.mutable_grad().reset();

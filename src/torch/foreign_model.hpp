@@ -34,6 +34,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
   void enter_epoch(std::uint64_t epoch) override { schedule_.enter_epoch(epoch); }
+  void look_at_state() override { extras_.forget(); }
 
  private:
   void write_parameters();

@@ -122,6 +122,10 @@ Task<std::vector<averaging::HostTensor>> HostModel::parts_beside(train::StateRou
   co_return co_await runtime().offload([this, how, used = in_use()] { return extras_.begin(how); });
 }
 
+bool HostModel::frozen(std::size_t parameter) {
+  return !(mirrors_.empty() ? parameters_ : mirrors_)[parameter].requires_grad();
+}
+
 // ---- The state as a whole
 
 std::vector<torch::Tensor> HostModel::newest_parameters() {
@@ -155,6 +159,13 @@ Task<Result<std::uint64_t>> HostModel::load(averaging::DownloadedState state, st
   known_.look_at_state();
   if (loaded) co_await show_in_mirrors();
   co_return loaded;
+}
+
+void HostModel::look_at_state() {
+  forget_next();
+  extras_.forget();
+  known_.look_at_state();
+  copy_to_mirrors();
 }
 
 }  // namespace cohive::libtorch

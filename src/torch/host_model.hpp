@@ -34,6 +34,8 @@ class HostModel final : public TorchReplica, public train::HostReplica {
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
   void enter_epoch(std::uint64_t epoch) override { schedule_.enter_epoch(epoch); }
+  std::vector<torch::Tensor> masters() override { return mirrors_.empty() ? mirrors_ : parameters_; }
+  void look_at_state() override;
 
  protected:
   std::span<float> live(std::size_t parameter) override;
@@ -44,6 +46,7 @@ class HostModel final : public TorchReplica, public train::HostReplica {
   }
   std::int64_t steps_taken(std::size_t parameter) override { return known_.steps_taken(parameter); }
   void count_step(std::size_t parameter) override { known_.count_step(parameter); }
+  bool frozen(std::size_t parameter) override;
   Task<std::vector<averaging::HostTensor>> parts_beside(train::StateRound how) override;
   Task<train::GradientSums::Taken> take_sums() override { return intake_.take(); }
   Task<void> drop_sums() override { return intake_.drop(); }

@@ -5,6 +5,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/torch/grad_scaler.hpp"
 #include "known_optimizer.hpp"
+#include "saved_training.hpp"
 #include "torch_replica.hpp"
 #include "train/membership.hpp"
 
@@ -33,6 +34,8 @@ struct Optimizer::Impl {
   };
   StepReport step(std::int64_t batch, Scaled gradients);
   std::int64_t take_batch(std::int64_t batch, Scaled gradients);
+  void check_groups() const;
+  void settle();
   template <class F>
   auto wait_for(F make) {
     return membership.runtime().submit(std::move(make)).get();
@@ -42,15 +45,18 @@ struct Optimizer::Impl {
   OptimizerOptions options;
   std::unique_ptr<torch::optim::Optimizer> made;
   torch::optim::Optimizer* optimizer = nullptr;
+  std::size_t parameters = 0;  // in its groups
   std::unique_ptr<torch::optim::LRScheduler> scheduler;
   std::unique_ptr<libtorch::TorchReplica> model;
   std::unique_ptr<train::Run> run;
+  StepReport settled;  // of work that was awaited between two steps: the next one reports it
 };
 
 void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups,
                                          const OptimizerFactory& make) {
   std::vector<torch::Tensor> parameters;
   for (const auto& group : groups) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  libtorch::check_parameters(parameters);
   const bool copies = options.offload_optimizer && !libtorch::live_on_host(parameters);
   made = make(copies ? libtorch::make_masters(groups) : std::move(groups));
   if (!made) throw std::invalid_argument("cohive::Optimizer: the function that makes the optimizer returned null");
@@ -59,6 +65,7 @@ void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerPara
 void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Optimizer& of,
                            const SchedulerFn& make_scheduler, ModelExtras extras) {
   optimizer = &of;
+  parameters = tensors.size();
   if (make_scheduler) scheduler = make_scheduler(of);
   // What lives on the loop's thread is made and destroyed there.
   membership.on_loop([&] {
@@ -76,6 +83,15 @@ Optimizer::Impl::~Impl() {
     run.reset();
     model.reset();
   });
+}
+
+void Optimizer::Impl::check_groups() const {
+  std::size_t now = 0;
+  for (const auto& group : optimizer->param_groups()) now += group.params().size();
+  if (now != parameters)
+    throw std::logic_error(
+        "cohive::Optimizer: the optimizer's groups have other parameters than when it was made collaborative, and peers "
+        "average those: make another cohive::Optimizer for a new list");
 }
 
 /// Returns the samples that count.
@@ -96,8 +112,9 @@ std::int64_t Optimizer::Impl::take_batch(std::int64_t batch, Scaled gradients) {
 StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
   if (batch < 1 && !options.auxiliary)
     throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
+  check_groups();
   torch::NoGradGuard no_grad;
-  StepReport report;
+  StepReport report = std::exchange(settled, {});
   if (auto update = run->publish()) report = *update;
   if (run->count(take_batch(batch, gradients)) == train::Run::Next::synchronise) {
     const StepReport update = report;
@@ -109,6 +126,12 @@ StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
   }
   report.epoch = run->epoch();
   return report;
+}
+
+/// Waits for delayed work and publishes it.
+void Optimizer::Impl::settle() {
+  const StepReport report = wait_for([this] { return run->settle(); });
+  if (report.updated) settled = report;
 }
 
 Optimizer::Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options, SchedulerFn scheduler,
@@ -178,6 +201,34 @@ void Optimizer::clip_grad_norm(double max_norm) {
 void Optimizer::report_loss(double loss) {
   impl_->run->report_loss(loss);
 }
+
+void Optimizer::save(torch::serialize::OutputArchive& archive) const {
+  impl_->settle();
+  libtorch::save_training(archive, *impl_->optimizer, impl_->run->epoch(), impl_->model->masters());
+}
+
+void Optimizer::load(torch::serialize::InputArchive& archive) {
+  const std::uint64_t epoch = libtorch::saved_epoch(archive);
+  if (epoch < local_epoch())
+    throw std::invalid_argument("cohive::Optimizer: the archive is of epoch " + std::to_string(epoch) +
+                                ", and this training has come to epoch " + std::to_string(local_epoch()));
+  impl_->settle();
+  const auto write = [this, &archive] {
+    libtorch::load_training(archive, *impl_->optimizer, impl_->model->masters(), impl_->scheduler != nullptr);
+    impl_->model->look_at_state();
+  };
+  impl_->wait_for([&] { return impl_->run->restore(epoch, write); });
+}
+
+torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const Optimizer& optimizer) {
+  optimizer.save(archive);
+  return archive;
+}
+torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive, Optimizer& optimizer) {
+  optimizer.load(archive);
+  return archive;
+}
+
 torch::optim::Optimizer& Optimizer::optimizer() noexcept {
   return *impl_->optimizer;
 }

@@ -1,13 +1,16 @@
 #include "torch_replica.hpp"
 
+#include <algorithm>
+#include <unordered_set>
+
 #include "foreign_model.hpp"
 #include "host_model.hpp"
 
 namespace cohive::libtorch {
 namespace {
 
-void demand(bool fine, const char* sentence) {
-  if (!fine) throw std::invalid_argument(std::string("cohive::Optimizer: ") + sentence);
+void demand(bool fine, const std::string& sentence) {
+  if (!fine) throw std::invalid_argument("cohive::Optimizer: " + sentence);
 }
 
 }  // namespace
@@ -37,15 +40,27 @@ std::vector<torch::optim::OptimizerParamGroup> make_masters(
   return masters;
 }
 
+void check_parameters(const std::vector<torch::Tensor>& parameters) {
+  demand(!parameters.empty(), "the optimizer has no parameters");
+  std::unordered_set<const void*> known;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const std::string which = "parameter " + std::to_string(i);
+    demand(parameters[i].defined(), which + " is undefined");
+    demand(dtype_of(parameters[i]).has_value(), which + " must be float32, float64, float16 or bfloat16");
+    demand(known.insert(parameters[i].unsafeGetTensorImpl()).second,
+           which + " is in the optimizer's groups twice: it would take two steps in one");
+  }
+}
+
 RoundExtras make_round_extras(const ModelParts& parts, const OptimizerOptions& options) {
   const bool added_by_difference = options.use_local_updates && options.delay_state_averaging;
   return RoundExtras(parts.optimizer, parts.extras, options.offload_optimizer && !added_by_difference);
 }
 
 std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, const OptimizerOptions& options) {
-  demand(!parts.parameters.empty(), "the optimizer has no parameters");
-  for (const auto& parameter : parts.parameters)
-    demand(dtype_of(parameter).has_value(), "parameters must be float32, float64, float16 or bfloat16");
+  check_parameters(parts.parameters);
+  demand(options.auxiliary || std::ranges::any_of(parts.parameters, [](const auto& p) { return p.requires_grad(); }),
+         "no parameter has requires_grad: there is nothing to train");
   demand(dynamic_cast<torch::optim::LBFGS*>(&parts.optimizer) == nullptr,
          "LBFGS evaluates the model several times in a step, which peers cannot do together; use another optimizer");
   auto known = KnownOptimizer::of(parts.optimizer);

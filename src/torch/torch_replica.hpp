@@ -28,6 +28,10 @@ class TorchReplica {
   virtual void step_locally(double scale) = 0;
   /// Bounds the norm of averaged gradients; 0: no bound. The loop's thread.
   virtual void clip_grad_norm(double max_norm) = 0;
+  /// Returns the optimizer's own copies of the parameters; none where it steps those of the trainer.
+  virtual std::vector<torch::Tensor> masters() { return {}; }
+  /// Called when the optimizer's state and the masters were replaced.
+  virtual void look_at_state() = 0;
 };
 
 struct ModelParts {
@@ -39,6 +43,9 @@ struct ModelParts {
 
 /// What rounds of the state average beside parameters, as Python peers with these options describe it.
 RoundExtras make_round_extras(const ModelParts& parts, const OptimizerOptions& options);
+
+/// Throws std::invalid_argument with a sentence for parameters that cannot be trained together.
+void check_parameters(const std::vector<torch::Tensor>& parameters);
 
 /// Makes the kind that fits. Called and destroyed on the loop's thread. Throws std::invalid_argument with a sentence for a model that does
 /// not go with the options.

@@ -150,6 +150,23 @@ Task<bool> Run::Impl::follow_state_round() {
   co_return true;
 }
 
+Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) {
+  co_await abandon_rounds();
+  {
+    auto change = co_await model.change();
+    co_await runtime.offload(std::move(write));
+    model.set_epoch(epoch);
+  }
+  replica.cut_gradients();
+  co_await replica.drop_gradients();
+  (void)take_samples();
+  gradient_averager->reset();
+  enter_epoch(epoch);
+  replica.enter_epoch(epoch);
+  sharing.set_priority(static_cast<double>(epoch));
+  tracker.report(epoch, 0);
+}
+
 /// Downloads the state when a single peer claims to be ahead: if it is true, the trainer loads what has come.
 Task<void> Run::Impl::prove_claims(Impl& self) {
   for (;;) {

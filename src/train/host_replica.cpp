@@ -1,5 +1,6 @@
 #include "cohive/train/host_replica.hpp"
 
+#include <algorithm>
 #include <thread>
 
 #include "cohive/optim/parallel.hpp"
@@ -19,6 +20,15 @@ struct HostReplica::Stepping {
   Place place = Place::live;
   std::shared_ptr<const void> in_use;    ///< parameters and statistics
 };
+
+namespace {
+
+/// Leaves parameters as they are.
+optim::Options no_step() {
+  return optim::SgdOptions{.lr = 0};
+}
+
+}  // namespace
 
 HostReplica::HostReplica(Runtime& runtime, std::vector<TensorInfo> parameters)
     : runtime_(runtime),
@@ -74,7 +84,7 @@ Task<Replica::Gradients> HostReplica::take_gradients(std::optional<Place> step) 
       const auto number = steps_taken(i) + 1;
       const optim::TensorMemory memory{std::span<const float>(from), *step == Place::next ? next_[i].values : from, {},
                                        stepping->taken.sums[i].values, statistics(i)};
-      stepping->steps.emplace_back(options(i), memory, optim::StepSettings{number});
+      stepping->steps.emplace_back(frozen(i) ? no_step() : options(i), memory, optim::StepSettings{number});
     }
     stepping->part_by_part = !max_norm_;
   }
@@ -111,7 +121,7 @@ Task<void> HostReplica::finish_step(std::uint64_t epoch, bool step) {
     if (!stepping->part_by_part) {
       co_await clip(*stepping);
       co_await optim::run_steps(runtime_, steps, stepping);
-    } else if (steps->front().has_second_phase()) {
+    } else if (std::ranges::any_of(*steps, &optim::TensorStep::has_second_phase)) {
       co_await finish_second_phase(steps);
     }
     for (std::size_t i = 0; i < size(); ++i) count_step(i);
@@ -139,8 +149,9 @@ Task<void> HostReplica::clip(Stepping& stepping) {
 Task<void> HostReplica::finish_second_phase(std::shared_ptr<std::vector<optim::TensorStep>> steps) {
   std::vector<std::size_t> sizes;
   for (auto& step : *steps) {
-    step.settle();
-    sizes.push_back(step.size());
+    const bool unfinished = step.has_second_phase();
+    if (unfinished) step.settle();
+    sizes.push_back(unfinished ? step.size() : 0);
   }
   co_await optim::for_stretches(runtime_, std::move(sizes), [steps](const optim::Stretch& stretch) {
     (*steps)[stretch.tensor].finish(stretch.offset, stretch.count);

@@ -247,6 +247,15 @@ void Run::forget_samples() {
   impl_->samples = 0;
 }
 
+Task<StepReport> Run::settle() {
+  StepReport report;
+  (void)co_await impl_->finish_update(report);
+  co_return report;
+}
+Task<void> Run::restore(std::uint64_t epoch, std::function<void()> write) {
+  return impl_->restore(epoch, std::move(write));
+}
+
 Task<StepReport> Run::synchronise() {
   return impl_->synchronise();
 }

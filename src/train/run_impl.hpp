@@ -103,6 +103,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   static Task<void> prove_claims(Impl& self);
   Task<Result<averaging::DownloadedState>> download();
 
+  Task<void> restore(std::uint64_t epoch, std::function<void()> write);
   Task<std::size_t> finish();
   Task<void> close();
 

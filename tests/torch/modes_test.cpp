@@ -234,6 +234,46 @@ TEST(TrainingModes, AModelThatDoesNotGoWithTheOptionsIsRefused) {
   EXPECT_THROW(Optimizer(swarm, lbfgs, epochs_of_three_batches()), std::invalid_argument);
 }
 
+TEST(TrainingModes, FrozenParametersStayAsTheyAre) {
+  for (const auto& kind : kinds())
+    for (const auto type : {torch::kFloat32, torch::kFloat64})
+      for (const bool delayed : {false, true}) {
+        if (type != torch::kFloat32 && (kind.float32_only || delayed)) continue;
+        SCOPED_TRACE(kind.name);
+        auto options = epochs_of_three_batches();
+        options.delay_optimizer_step = options.offload_optimizer = options.delay_state_averaging = delayed;
+        Model ours(type), untouched(type);
+        ours.weight.requires_grad_(false);
+        Swarm swarm(alone());
+        auto local = kind.make(ours.parameters());
+        Optimizer optimizer(swarm, *local, options);
+        train_together(ours, optimizer, 2);
+        optimizer.finish();
+        EXPECT_TRUE(torch::equal(ours.weight, untouched.weight));
+        EXPECT_FALSE(torch::equal(ours.bias, untouched.bias));
+      }
+}
+
+TEST(TrainingModes, ParametersThatCannotBeTrainedTogetherAreRefused) {
+  Swarm swarm(alone());
+  const auto options = epochs_of_three_batches();
+  Model model;
+  const auto make = [](auto groups) { return std::make_unique<torch::optim::SGD>(std::move(groups), 0.1); };
+  EXPECT_THROW(Optimizer(swarm, {OptimizerParamGroup({model.bias}), OptimizerParamGroup({model.bias})}, make, options),
+               std::invalid_argument)
+      << "twice";
+  EXPECT_THROW(Optimizer(swarm, {OptimizerParamGroup(std::vector{model.bias, model.bias})}, make, options),
+               std::invalid_argument);
+  EXPECT_THROW(Optimizer(swarm, {OptimizerParamGroup({torch::zeros({2})})}, make, options), std::invalid_argument)
+      << "nothing to train";
+
+  torch::optim::SGD sgd({model.bias}, 0.1);
+  Optimizer optimizer(swarm, sgd, options);
+  sgd.add_param_group(OptimizerParamGroup({model.weight}));
+  model.backward(1);
+  EXPECT_THROW(optimizer.step(kBatch), std::logic_error) << "peers average what there was at the beginning";
+}
+
 TEST(TrainingModes, AStrategyHasTheDefaultsOfHivemindStrategy) {
   StrategyOptions options;
   options.run_id = "strategy";

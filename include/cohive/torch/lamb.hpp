@@ -16,6 +16,8 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
   TORCH_ARG(bool, bias_correction) = true;
 
  public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
   double get_lr() const override { return lr(); }
   void set_lr(const double lr) override { lr_ = lr; }
 };
@@ -24,6 +26,10 @@ struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambPa
   TORCH_ARG(int64_t, step) = 0;
   TORCH_ARG(torch::Tensor, exp_avg);
   TORCH_ARG(torch::Tensor, exp_avg_sq);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
 /// Parameters are float32 tensors in host memory. Throws std::invalid_argument for others, and for options out of range.
@@ -33,6 +39,8 @@ class Lamb : public torch::optim::Optimizer {
   explicit Lamb(std::vector<torch::Tensor> parameters, LambOptions defaults = {})
       : Lamb({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
   torch::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
 };
 
 }  // namespace cohive

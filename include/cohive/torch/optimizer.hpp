@@ -29,6 +29,10 @@ class Optimizer;
 class OptimizerParamGroup;
 class LRScheduler;
 }  // namespace torch::optim
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
 
 namespace cohive {
 
@@ -47,7 +51,9 @@ using OptimizerFactory =
 /// PyTorch's scheduler after n steps. HivemindStrategy's scheduler_fn. See schedules.hpp for ready-made ones.
 using SchedulerFn = std::function<std::unique_ptr<torch::optim::LRScheduler>(torch::optim::Optimizer&)>;
 
-/// One thread calls it, the trainer's. Parameters may be float32, float64, float16 or bfloat16 on any device.
+/// One thread calls it, the trainer's. Parameters may be float32, float64, float16 or bfloat16 on any device. Steps
+/// leave those as they are that have requires_grad off at the end of an epoch. The optimizer's groups are those of the
+/// constructor: adding others later is an error with a sentence.
 ///
 /// Speed: the classes of torch::optim (not LBFGS) and cohive::Lamb are stepped by cohive, several times faster, where
 /// the parameters are float32 in host memory or offload_optimizer copies them there; their options and statistics stay
@@ -102,6 +108,15 @@ class Optimizer {
   /// Shown by metrics as cohive_train_loss.
   void report_loss(double loss);
 
+  /// Writes what goes on with a training: the epoch, the optimizer's statistics and options, and its float32 copies of
+  /// the parameters where it has some. Delayed work is awaited first: save the model after this. torch::save(optimizer,
+  /// path) calls it, hivemind's state_dict.
+  void save(torch::serialize::OutputArchive& archive) const;
+  /// Reads it, after the model has been loaded and before the first step; learning rates follow the scheduler if there
+  /// is one. A swarm that is ahead is caught up with as always. Throws std::invalid_argument with a sentence, and
+  /// changes nothing, for an archive of another model or optimizer, or of an epoch that this training has passed.
+  void load(torch::serialize::InputArchive& archive);
+
   /// The optimizer that is stepped: the one given, or the one made.
   torch::optim::Optimizer& optimizer() noexcept;
   std::uint64_t local_epoch() const;
@@ -112,5 +127,9 @@ class Optimizer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// For torch::save and torch::load.
+torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const Optimizer& optimizer);
+torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive, Optimizer& optimizer);
 
 }  // namespace cohive

@@ -59,6 +59,9 @@ class HostReplica : public Replica {
   /// Returns how many steps a parameter has taken, and counts one.
   virtual std::int64_t steps_taken(std::size_t parameter) = 0;
   virtual void count_step(std::size_t parameter) = 0;
+  /// Tells whether steps leave a parameter as it is. Its gradient is averaged as those of other parameters: what peers
+  /// average must not depend on it.
+  virtual bool frozen(std::size_t) { return false; }
   /// Returns the memory of what a round of the state averages after the parameters, as average_beside() has described
   /// it.
   virtual Task<std::vector<averaging::HostTensor>> parts_beside(StateRound how);

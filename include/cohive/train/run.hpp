@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -91,6 +92,12 @@ class Run {
   Task<StepReport> synchronise();
   /// Downloads the state if the swarm is ahead. True if it did.
   Task<bool> catch_up();
+  /// Waits for delayed work and publishes it. Returns what it has done; StepReport::updated is false when there was
+  /// none.
+  Task<StepReport> settle();
+  /// Goes on from a state that was saved: `write` puts it into the replica, on the pool, while nothing else uses it. An
+  /// exception that it throws comes through, and nothing has changed then. After settle().
+  Task<void> restore(std::uint64_t epoch, std::function<void()> write);
   /// Averages the parameters once more with the peers that do the same. Returns the size of the group, 0 on failure.
   Task<std::size_t> average_parameters();
   /// Ends the training of this peer together with the peers that end theirs: stops counting as a trainer, applies what

@@ -1,0 +1,149 @@
+// Trainings that end and go on: torch::save and torch::load of an Optimizer.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <sstream>
+
+#include "cohive/torch/lamb.hpp"
+#include "cohive/torch/optimizer.hpp"
+#include "cohive/torch/schedules.hpp"
+
+namespace cohive {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+constexpr std::int64_t kBatch = 8;
+
+OptimizerOptions epochs_of_one_batch() {
+  OptimizerOptions options;
+  options.run_id = "saved";
+  options.target_batch_size = kBatch;
+  options.delay_state_averaging = false;
+  options.matchmaking_time = 1s;
+  return options;
+}
+
+SwarmOptions alone() {
+  SwarmOptions options;
+  options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
+  return options;
+}
+
+OptimizerFactory adam() {
+  return [](auto groups) {
+    return std::make_unique<torch::optim::Adam>(std::move(groups), torch::optim::AdamOptions(0.1));
+  };
+}
+
+struct Trainer {
+  explicit Trainer(OptimizerOptions options = epochs_of_one_batch(), const OptimizerFactory& make = adam(),
+                   torch::ScalarType type = torch::kFloat32, SchedulerFn scheduler = nullptr, std::int64_t size = 4)
+      : weight(torch::full({size}, 0.5, type).requires_grad_()),
+        swarm(alone()),
+        optimizer(swarm, {OptimizerParamGroup({weight})}, make, options, std::move(scheduler)) {}
+  void train(int epochs) {
+    for (int i = 0; i < epochs; ++i) {
+      (weight * weight).sum().backward();
+      ASSERT_TRUE(optimizer.step(kBatch).epoch_changed);
+    }
+  }
+  std::string saved() const {
+    std::ostringstream out;
+    torch::save(optimizer, out);
+    return out.str();
+  }
+  void load(const std::string& archive, const torch::Tensor& saved_weight) {
+    {
+      torch::NoGradGuard no_grad;
+      weight.copy_(saved_weight);  // as torch::load of the model does
+    }
+    std::istringstream in(archive);
+    torch::load(optimizer, in);
+  }
+  double rate() { return optimizer.optimizer().param_groups()[0].options().get_lr(); }
+  torch::Tensor weight;
+  Swarm swarm;
+  Optimizer optimizer;
+};
+
+TEST(SavedTraining, GoesOnAsIfItHadNotEnded) {
+  struct Mode {
+    OptimizerOptions options = epochs_of_one_batch();
+    OptimizerFactory make = adam();
+    torch::ScalarType type = torch::kFloat32;
+  };
+  std::vector<Mode> modes(5);
+  modes[1].type = torch::kFloat64;  // stepped by LibTorch
+  modes[2].options.offload_optimizer = true;
+  modes[2].type = torch::kBFloat16;  // the optimizer has float32 copies
+  modes[3].options.offload_optimizer = modes[3].options.delay_optimizer_step = modes[3].options.delay_state_averaging =
+      true;
+  modes[4].make = [](auto groups) { return std::make_unique<Lamb>(std::move(groups), LambOptions(0.1)); };
+  for (std::size_t i = 0; i < modes.size(); ++i) {
+    SCOPED_TRACE(i);
+    const auto& [options, make, type] = modes[i];
+    Trainer first(options, make, type), second(options, make, type);
+    first.train(3);
+    const auto archive = first.saved();
+    second.load(archive, first.weight);
+    EXPECT_EQ(second.optimizer.local_epoch(), 3u);
+    first.train(2);
+    second.train(2);
+    first.saved();  // awaits what is delayed
+    second.saved();
+    EXPECT_TRUE(torch::equal(first.weight, second.weight)) << first.weight << second.weight;
+    EXPECT_EQ(second.optimizer.local_epoch(), 5u);
+  }
+}
+
+TEST(SavedTraining, LearningRatesFollowTheSchedule) {
+  const auto halving = [](torch::optim::Optimizer& of) { return std::make_unique<torch::optim::StepLR>(of, 1, 0.5); };
+  for (const SchedulerFn& scheduler : {SchedulerFn(halving), schedule(exponential(0.5))}) {
+    Trainer first(epochs_of_one_batch(), adam(), torch::kFloat32, scheduler);
+    first.train(2);
+    ASSERT_DOUBLE_EQ(first.rate(), 0.025);
+    Trainer second(epochs_of_one_batch(), adam(), torch::kFloat32, scheduler);
+    second.load(first.saved(), first.weight);
+    EXPECT_DOUBLE_EQ(second.rate(), 0.025);
+    second.train(1);
+    EXPECT_DOUBLE_EQ(second.rate(), 0.0125);
+  }
+}
+
+TEST(SavedTraining, WhatDoesNotFitIsRefusedAndChangesNothing) {
+  Trainer donor;
+  donor.train(3);
+  const auto archive = donor.saved();
+  const auto refused = [](Trainer& trainer, const std::string& bytes) {
+    trainer.train(1);
+    const auto before = trainer.saved();
+    std::istringstream in(bytes);
+    EXPECT_THROW(torch::load(trainer.optimizer, in), std::invalid_argument);
+    EXPECT_EQ(trainer.optimizer.local_epoch(), 1u);
+    EXPECT_EQ(trainer.saved().size(), before.size());
+    trainer.train(1);
+    EXPECT_TRUE(torch::isfinite(trainer.weight).all().item<bool>());
+  };
+  Trainer larger(epochs_of_one_batch(), adam(), torch::kFloat32, nullptr, 5);
+  refused(larger, archive);
+  Trainer other(epochs_of_one_batch(), [](auto groups) {
+    return std::make_unique<torch::optim::SGD>(std::move(groups), torch::optim::SGDOptions(0.1).momentum(0.9));
+  });
+  refused(other, archive);
+  auto offloading = epochs_of_one_batch();
+  offloading.offload_optimizer = true;
+  Trainer offloaded(offloading, adam(), torch::kBFloat16);
+  refused(offloaded, archive);
+  std::ostringstream tensor;
+  torch::save(torch::zeros({4}), tensor);
+  Trainer plain;
+  refused(plain, tensor.str());
+  Trainer ahead;
+  ahead.train(4);
+  std::istringstream in(archive);
+  EXPECT_THROW(torch::load(ahead.optimizer, in), std::invalid_argument) << "its epoch has passed";
+}
+
+}  // namespace
+}  // namespace cohive

@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "averaging/manifest.hpp"
+#include "cohive/checkpoint/safetensors.hpp"
 #include "cohive/codec/codec.hpp"
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/signed_record.hpp"
@@ -361,6 +362,20 @@ void averaging(const Corpus& corpus) {
   }
 }
 
+void checkpoints(const Corpus& corpus) {
+  checkpoint::Header header{{{"cohive.epoch", "42"}, {"user.text", "a \"quoted\"\nword"}},
+                            {{"weight", codec::DType::float64, {3, 2}, 0, 48},
+                             {"optimizer.0.step", codec::DType::float32, {}, 48, 52},
+                             {"empty", codec::DType::boolean, {0, 5}, 52, 52}}};
+  const auto add = [&](const std::string& name, char data_size) {
+    const auto encoded = checkpoint::encode_header(header).value();
+    corpus.add("safetensors", name, std::string{data_size, 0} + encoded.substr(8));
+  };
+  add("three_tensors", 52);
+  header.tensors.resize(1);
+  add("one_tensor", 48);
+}
+
 }  // namespace
 }  // namespace cohive::fuzz
 
@@ -376,5 +391,6 @@ int main(int argc, char** argv) {
   peers(corpus);
   dht_messages(corpus);
   averaging(corpus);
+  checkpoints(corpus);
   return 0;
 }

@@ -1,0 +1,72 @@
+/// \file
+/// Files of named tensors in the safetensors format, which Python and other programs read.
+/// Source: https://github.com/huggingface/safetensors (the format, and the bounds of its reference implementation).
+///
+///   8 bytes   N, the size of the header, little-endian; at most 100 MB
+///   N bytes   {"__metadata__": {"key": "value", ...}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0,
+///   24]}, ...} the rest  the tensors, row-major and little-endian, without gaps
+///
+/// A file that cohive writes holds its own hash in the metadata, under kHashKey: the SHA-256 of the whole file with the
+/// digits of the hash replaced by zeros. Reading checks it where it is there.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cohive/codec/tensor.hpp"
+#include "cohive/core/result.hpp"
+
+namespace cohive::checkpoint {
+
+inline constexpr std::uint64_t kMaxHeader = 100'000'000;  ///< that of the reference
+inline constexpr std::string_view kHashKey = "cohive.sha256";
+
+/// Whatever belongs to the tensors and is text.
+using Metadata = std::map<std::string, std::string, std::less<>>;
+
+struct NamedTensor {
+  std::string name;
+  codec::Tensor tensor;
+};
+
+struct TensorFile {
+  Metadata metadata;
+  std::vector<NamedTensor> tensors;  ///< no two of one name; complex128 is not a type of the format
+};
+
+/// Where the data of a tensor are, from the end of the header on.
+struct TensorEntry {
+  std::string name;
+  codec::DType dtype = codec::DType::float32;
+  codec::Shape shape;
+  std::uint64_t begin = 0, end = 0;
+  friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
+};
+
+struct Header {
+  Metadata metadata;
+  std::vector<TensorEntry> tensors;  ///< in the order of their data
+};
+
+/// Parses the JSON of a header for data of `data_size` bytes.
+/// Errors: Errc::not_safetensors with the reason; Errc::damaged when the data end before the last tensor does.
+Result<Header> parse_header(ByteView json, std::uint64_t data_size);
+/// Returns the first bytes of a file, up to the data. Errors: cohive::Errc::invalid_argument for names that are not
+/// UTF-8.
+Result<std::string> encode_header(const Header& header);
+
+struct ReadOptions {
+  std::uint64_t max_bytes = std::uint64_t{64} << 30;  ///< of tensors; more is refused
+};
+/// Reads a regular file; a symbolic link is none. Blocks: for a thread that may wait.
+/// Errors: those of parse_header, Errc::damaged, cohive::Errc::limit_exceeded, cohive::Errc::io.
+Result<TensorFile> read_file(const std::filesystem::path& path, ReadOptions options = {});
+/// Writes a file that is there as a whole or not at all, whenever the process or the machine stops: under a temporary
+/// name beside it first, from the disk up. A file of that name is replaced. Blocks for as long as the disk needs.
+/// Errors: cohive::Errc::io with the reason (such as a full disk), cohive::Errc::invalid_argument.
+Result<> write_file(const std::filesystem::path& path, const TensorFile& content);
+
+}  // namespace cohive::checkpoint

@@ -197,19 +197,25 @@ StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::v
     describe_group(group.options(), out);
     first += group.params().size();
   }
-  const auto add = [&](const torch::Tensor& tensor, codec::Role role) {
+  const auto add = [&](const torch::Tensor& tensor, codec::Role role, std::string name) {
+    state.names.push_back(std::move(name));
     state.infos.push_back(
         {codec::TensorKey(std::uint64_t{state.tensors.size()}), shape_of(tensor), *wire_type_of(tensor), role});
     state.tensors.push_back(tensor);
   };
-  for (const auto& parameter : parameters) add(parameter, codec::Role::parameter);
-  for (const auto& extra : extras) add(extra, codec::Role::unspecified);
+  std::size_t number = 0;
+  for (const auto& parameter : parameters) add(parameter, codec::Role::parameter, "parameter." + std::to_string(number++));
+  number = 0;
+  for (const auto& extra : extras) add(extra, codec::Role::unspecified, "extra." + std::to_string(number++));
+  number = 0;
   std::size_t index = 0;
-  for (const auto& parameter : parameters_of(optimizer))
+  for (const auto& parameter : parameters_of(optimizer)) {
+    const std::string of = "optimizer." + std::to_string(number++) + ".";
     for (const auto& [name, statistic] : statistics_of(optimizer, parameter)) {
       layout.push_back(leaf_tensor(index++));
-      add(statistic, codec::Role::optimizer);
+      add(statistic, codec::Role::optimizer, of + name);
     }
+  }
   state.metadata = msgpack::Map{
       {{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{std::move(layout)}}}};
   return state;
@@ -219,6 +225,7 @@ averaging::SharedState copy_of(const StateDescription& description) {
   averaging::SharedState state;
   state.metadata = description.metadata;
   state.infos = description.infos;
+  state.names = description.names;
   for (const auto& tensor : description.tensors) state.tensors.push_back(to_wire(tensor));
   return state;
 }

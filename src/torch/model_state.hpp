@@ -20,6 +20,7 @@ struct StateDescription {
   msgpack::Value metadata;
   std::vector<torch::Tensor> tensors;
   std::vector<codec::CompressionInfo> infos;
+  std::vector<std::string> names;  ///< as checkpoints have them: parameter.<i>, extra.<i>, optimizer.<i>.<statistic>
 };
 /// \param parameters  in place of those of the optimizer, where newer ones are not live yet; else the same
 /// \param extras  extra tensors, which come after them

@@ -27,6 +27,7 @@ struct Optimizer::Impl {
   void make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerFactory& make);
   void open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer,
             const SchedulerFn& make_scheduler, ModelExtras extras);
+  void destroy();
   /// How the gradients of a batch come.
   struct Scaled {
     double scale = 1;
@@ -72,17 +73,25 @@ void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Opt
     model = libtorch::make_replica(membership.runtime(), {std::move(tensors), of, scheduler.get(), std::move(extras)},
                                    options);
     run = std::make_unique<train::Run>(*membership.dht, membership.key, model->replica(), options);
-    run->start();
+  });
+  if (auto opened = wait_for([this] { return run->open_checkpoints(); }); !opened) {
+    destroy();
+    throw ErrorException(opened.error());
+  }
+  membership.on_loop([this] { run->start(); });
+}
+
+void Optimizer::Impl::destroy() {
+  membership.on_loop([this] {
+    run.reset();
+    model.reset();
   });
 }
 
 Optimizer::Impl::~Impl() {
   if (!run) return;
   wait_for([this] { return run->close(); });
-  membership.on_loop([this] {
-    run.reset();
-    model.reset();
-  });
+  destroy();
 }
 
 void Optimizer::Impl::check_groups() const {
@@ -125,6 +134,7 @@ StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
     if (report.state_group == 0) report.state_group = update.state_group;
   }
   report.epoch = run->epoch();
+  run->checkpoint_if_due();
   return report;
 }
 
@@ -192,6 +202,19 @@ std::size_t Optimizer::average_parameters() {
 }
 std::size_t Optimizer::finish() {
   return impl_->wait_for([this] { return impl_->run->finish(); });
+}
+
+Result<> Optimizer::save_checkpoint(const std::filesystem::path& path) {
+  return impl_->wait_for([this, &path] { return impl_->run->save_checkpoint(path); });
+}
+Result<std::uint64_t> Optimizer::load_checkpoint(const std::filesystem::path& path) {
+  return impl_->wait_for([this, &path] { return impl_->run->load_checkpoint(path); });
+}
+Result<std::filesystem::path> Optimizer::checkpoint_now() {
+  return impl_->wait_for([this] { return impl_->run->checkpoint_now(); });
+}
+checkpoint::Metadata Optimizer::loaded_strings() const {
+  return impl_->run->loaded_strings();
 }
 
 void Optimizer::clip_grad_norm(double max_norm) {

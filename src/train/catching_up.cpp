@@ -3,6 +3,7 @@
 // Where epochs are shorter than a download, a downloaded state is old when it comes. Another download would be, too: the peer
 // joins the next round of the state instead, with weight 0, and takes what the others have averaged.
 // An epoch that a single peer claims is proven by a state that can be downloaded, while training goes on.
+#include "checkpoint_content.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "run_impl.hpp"
@@ -12,12 +13,6 @@ namespace {
 
 constexpr Duration kLastRetry = 8s;  // of a failed download
 constexpr int kRoundsToFollow = 3;   // before another download is tried
-
-std::optional<std::uint64_t> epoch_of(const averaging::DownloadedState& state) {
-  const auto* metadata = state.metadata.get_if<msgpack::Map>();
-  const auto* epoch = metadata ? metadata->find("epoch") : nullptr;
-  return epoch ? epoch->as_uint() : std::nullopt;
-}
 
 }  // namespace
 
@@ -62,7 +57,7 @@ Task<Result<averaging::DownloadedState>> Run::Impl::download() {
   how.on_progress = options.on_download;
   auto state = co_await sharing.download(std::move(how));
   if (!state) co_return state.error();
-  const auto epoch = epoch_of(*state);
+  const auto epoch = epoch_of(state->metadata);
   if (!epoch) co_return Error(averaging::Errc::bad_state, state->donor, "no epoch in its metadata");
   // A donor may be ahead of its report, by the epoch that it is about to end.
   const GlobalProgress global = tracker.snapshot();
@@ -75,7 +70,7 @@ Task<Result<averaging::DownloadedState>> Run::Impl::download() {
 Task<bool> Run::Impl::load_state() {
   Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
   const std::uint64_t wanted = tracker.snapshot().epoch;
-  if (proof && epoch_of(*proof) >= wanted)
+  if (proof && epoch_of(proof->metadata) >= wanted)
     downloaded = std::move(*proof);
   else
     downloaded = co_await download();
@@ -178,7 +173,7 @@ Task<void> Run::Impl::prove_claims(Impl& self) {
     log::info("train", "one peer claims epoch {}, others are at {}: downloading its state beside the training",
               global.claimed, global.epoch);
     auto state = co_await self.download();
-    const std::uint64_t proven = state ? *epoch_of(*state) : 0;
+    const std::uint64_t proven = state ? *epoch_of(state->metadata) : 0;
     if (proven <= self.local_epoch + 1) {
       self.tracker.distrust_claims_above(std::max(self.local_epoch, proven) + 1);
       continue;

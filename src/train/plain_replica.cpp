@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/optim/parallel.hpp"
@@ -82,21 +83,34 @@ std::array<optim::View, optim::kMostStateFields> PlainReplica::statistics(std::s
   return views;
 }
 
-// Parameters, then the statistics of each, then the number of steps.
+/// The numbers of a parameter's statistics, sorted by their names.
+std::vector<std::size_t> PlainReplica::statistics_by_name() const {
+  const auto fields = optim::state_fields(options_);
+  std::vector<std::size_t> order(fields.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {}, [&](std::size_t k) { return fields[k].name; });
+  return order;
+}
+
+// Parameters, then the statistics of each, sorted by name, then the number of steps.
 
 Task<std::optional<averaging::SharedState>> PlainReplica::snapshot(std::uint64_t epoch) {
   co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
     const std::lock_guard lock(stepping_);
     averaging::SharedState state;
     state.metadata = msgpack::Map{{{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{}}}};
-    const auto add = [&](std::span<const float> values, const codec::Shape& shape) {
+    const auto add = [&](std::string name, std::span<const float> values, const codec::Shape& shape) {
       state.tensors.push_back({codec::DType::float32, shape, false, bytes_of(values)});
+      state.names.push_back(std::move(name));
     };
-    for (std::size_t i = 0; i < size(); ++i) add(newest(i), gradient_infos()[i].shape);
+    const auto fields = optim::state_fields(options_);
+    for (std::size_t i = 0; i < size(); ++i) add("parameter." + std::to_string(i), newest(i), gradient_infos()[i].shape);
     for (std::size_t i = 0; i < size(); ++i)
-      for (const auto& statistic : statistics_[i]) add(statistic.values, gradient_infos()[i].shape);
+      for (const std::size_t k : statistics_by_name())
+        add("optimizer." + std::to_string(i) + "." + std::string(fields[k].name), statistics_[i][k].values,
+            gradient_infos()[i].shape);
     const auto steps = static_cast<float>(steps_);
-    add({&steps, 1}, {});
+    add("optimizer.step", {&steps, 1}, {});
     return state;
   });
 }
@@ -111,7 +125,7 @@ Task<Result<std::uint64_t>> PlainReplica::load(averaging::DownloadedState state,
   std::vector<std::span<float>> places;
   for (const auto& buffer : live_) places.push_back(buffer.values);
   for (const auto& statistics : statistics_)
-    for (const auto& buffer : statistics) places.push_back(buffer.values);
+    for (const std::size_t k : statistics_by_name()) places.push_back(statistics[k].values);
   if (state.tensors.size() != places.size() + 1) co_return bad("another number of tensors");
   std::vector<std::span<const float>> values;
   for (const auto& tensor : state.tensors) {

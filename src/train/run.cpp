@@ -1,6 +1,7 @@
 #include "cohive/train/run.hpp"
 
 #include "cohive/core/combine.hpp"
+#include "checkpoint_content.hpp"
 #include "cohive/core/log.hpp"
 #include "run_impl.hpp"
 
@@ -90,15 +91,19 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       model(runtime, r),
       gradients{gradient_averager->averager(), pace_of(gradient_averager->averager())},
       state{state_averager, pace_of(state_averager)},
+      saving(runtime, "a checkpoint"),
+      checkpoint_time(runtime.now()),
       retry(kFirstRetry),
-      tasks(runtime, "training run") {}
+      tasks(runtime, "training run") {
+  check_names(options.checkpoints.parameter_names, replica.gradient_infos().size());
+}
 
 void Run::Impl::start() {
   sharing.set_async_provider([weak = weak_from_this()]() -> Task<std::optional<averaging::SharedState>> {
     return [](std::weak_ptr<Impl> run) -> Task<std::optional<averaging::SharedState>> {
       const auto self = run.lock();
       if (!self) co_return std::nullopt;
-      co_return co_await self->copy_state();
+      co_return co_await self->copy_state(kCopyPatience);
     }(weak);
   });
   tasks.spawn(SharedModel::give_up_idle_copies(model), "idle copies of the state");
@@ -111,7 +116,7 @@ void Run::Impl::start() {
 }
 
 /// The trainer's thread must not exchange the parameters meanwhile.
-Task<std::optional<averaging::SharedState>> Run::Impl::copy_state() {
+Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration patience) {
   for (auto state = Publication::ready; !publication.compare_exchange_strong(state, Publication::held);
        state = Publication::ready) {
     if (state != Publication::publishing) break;
@@ -125,7 +130,7 @@ Task<std::optional<averaging::SharedState>> Run::Impl::copy_state() {
       if (--self.copying == 0) self.publication.compare_exchange_strong(held, Publication::ready);
     }
   } guard(*this);
-  co_return co_await model.copy(runtime.after(kCopyPatience));
+  co_return co_await model.copy(runtime.after(patience));
 }
 
 // ---- The trainer's face
@@ -198,6 +203,7 @@ Task<void> Run::Impl::close() {
   co_await state_averager.drain(limit);
   co_await gradients.averager.leave(limit);
   co_await state_averager.leave(limit);
+  (void)co_await saving.lock(limit);  // a checkpoint that is being written
   tasks.cancel();
 }
 
@@ -209,6 +215,9 @@ Run::~Run() {
   impl_->tasks.cancel();
 }
 
+Task<Result<>> Run::open_checkpoints() {
+  return impl_->open_checkpoints();
+}
 void Run::start() {
   impl_->start();
 }
@@ -254,6 +263,13 @@ Task<StepReport> Run::settle() {
 }
 Task<void> Run::restore(std::uint64_t epoch, std::function<void()> write) {
   return impl_->restore(epoch, std::move(write));
+void Run::checkpoint_if_due() {
+  impl_->checkpoint_if_due();
+}
+
+checkpoint::Metadata Run::loaded_strings() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->loaded;
 }
 
 Task<StepReport> Run::synchronise() {
@@ -268,6 +284,15 @@ Task<std::size_t> Run::average_parameters() {
   const std::size_t expected = impl_->tracker.snapshot().expected;
   const Duration most = impl_->options.matchmaking_time * 3;
   return impl_->average_parameters(expected < 2 ? 0 : expected, std::min<Duration>(impl_->options.averaging_timeout, most));
+}
+Task<Result<std::filesystem::path>> Run::checkpoint_now() {
+  return impl_->write_checkpoint(impl_->own_strings(), impl_->options.averaging_timeout);
+}
+Task<Result<>> Run::save_checkpoint(std::filesystem::path path) {
+  return impl_->save_checkpoint(std::move(path));
+}
+Task<Result<std::uint64_t>> Run::load_checkpoint(std::filesystem::path path) {
+  return impl_->load_checkpoint(std::move(path));
 }
 Task<std::size_t> Run::finish() {
   return impl_->finish();

@@ -3,11 +3,14 @@
 //   epochs.cpp       the end of an epoch: gradients, step, state, as far as delayed in the background
 //   run_rounds.cpp   when rounds begin, how long they are waited for, what they yield
 //   catching_up.cpp  peers that are new or behind
+//   checkpoints.cpp  the state in files
 #pragma once
 
 #include <atomic>
 #include <mutex>
 
+#include "cohive/checkpoint/folder.hpp"
+#include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/train/gradient_averager.hpp"
 #include "cohive/train/metrics.hpp"
@@ -63,7 +66,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   // The trainer's face.
   Next count(std::int64_t batch);
   std::optional<StepReport> publish();
-  Task<std::optional<averaging::SharedState>> copy_state();
+  Task<std::optional<averaging::SharedState>> copy_state(Duration patience);
 
   // Epochs.
   Task<StepReport> synchronise();
@@ -104,6 +107,18 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<Result<averaging::DownloadedState>> download();
 
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);
+  // Checkpoints.
+  Task<Result<>> open_checkpoints();
+  bool checkpoint_due() const;
+  void checkpoint_if_due();
+  static Task<void> write_in_background(Impl& self, checkpoint::Metadata strings);
+  Task<Result<std::filesystem::path>> write_checkpoint(checkpoint::Metadata strings, Duration patience);
+  Task<Result<averaging::SharedState>> state_to_save(Duration patience);
+  Task<Result<>> save_checkpoint(std::filesystem::path path);
+  Task<Result<std::uint64_t>> load_checkpoint(std::filesystem::path path);
+  Task<Result<std::uint64_t>> restore(std::filesystem::path path, checkpoint::TensorFile content, bool of_this_run);
+  checkpoint::Metadata own_strings() const;
+
   Task<std::size_t> finish();
   Task<void> close();
 
@@ -120,6 +135,16 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Scheduled gradients, state;
   std::shared_ptr<Update> update;  // the last one, until the trainer has seen its end
 
+  /// The last checkpoint in the folder.
+  struct Saved {
+    std::filesystem::path path;
+    std::uint64_t version;  // of the model
+    checkpoint::Metadata strings;
+  };
+  std::shared_ptr<checkpoint::Folder> folder;
+  Mutex saving;
+  std::optional<Saved> saved;
+
   // What the trainer's thread and the loop share.
   mutable std::mutex mutex;
   std::uint64_t local_epoch = 0;
@@ -128,6 +153,10 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   bool demanded = false;         // synchronise() is to be called whatever the progress
   TrainingStats counters;
   std::optional<StepReport> published;  // of the update that is ready
+  bool checkpointing = false;           // one is being written in the background
+  std::uint64_t checkpoint_epoch = 0;   // when the last one was begun, or loaded
+  TimePoint checkpoint_time{};          // the same
+  checkpoint::Metadata loaded;          // the strings of the one that was loaded
   /// The next parameters, as the trainer's thread and copies of the state take turns with them.
   enum class Publication { none, ready, publishing, held };
   std::atomic<Publication> publication{Publication::none};

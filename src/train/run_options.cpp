@@ -18,6 +18,15 @@ void check_times(const RunOptions& options) {
   if (options.shutdown_timeout < 0s) refuse("shutdown_timeout must not be negative");
 }
 
+void check_checkpoints(const RunOptions& options) {
+  const CheckpointOptions& checkpoints = options.checkpoints;
+  if (checkpoints.keep < 1) refuse("checkpoints.keep must be at least 1");
+  if (checkpoints.every < 0s) refuse("checkpoints.every must not be negative");
+  if (checkpoints.resume && checkpoints.directory.empty()) refuse("checkpoints.resume needs checkpoints.directory");
+  if (options.auxiliary && !checkpoints.directory.empty())
+    refuse("an auxiliary peer has no state of its own to save: leave checkpoints.directory out");
+}
+
 }  // namespace
 
 void check(const RunOptions& options) {
@@ -28,6 +37,7 @@ void check(const RunOptions& options) {
   if (!(options.performance_ema_alpha > 0 && options.performance_ema_alpha <= 1))
     refuse("performance_ema_alpha must be above 0 and at most 1");
   check_times(options);
+  check_checkpoints(options);
   if (options.delay_grad_averaging && !options.delay_optimizer_step)
     refuse("delay_grad_averaging needs delay_optimizer_step: set it, too, or delay neither");
   if (options.delay_optimizer_step && !options.offload_optimizer)

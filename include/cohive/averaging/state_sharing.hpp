@@ -29,6 +29,7 @@ struct SharedState {
   msgpack::Value metadata;  ///< a non-empty map
   std::vector<codec::Tensor> tensors;
   std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
+  std::vector<std::string> names = {};  ///< of the tensors, for checkpoints (train/checkpoints.hpp); does not travel
   std::uint64_t version = 0;  ///< not 0: states of one peer with one version are equal, and are hashed once
 };
 

@@ -40,6 +40,7 @@ class GradScaler;
 
 /// hivemind.Optimizer's options, under their names.
 using OptimizerOptions = train::RunOptions;
+using train::CheckpointOptions;
 using train::StepReport;
 using train::TrainingStats;
 
@@ -67,7 +68,7 @@ class Optimizer {
  public:
   /// Makes an existing optimizer collaborative. \param optimizer  outlives this object, and is stepped by it alone
   /// Throws std::invalid_argument with a sentence: options that contradict one another (train::check), a model that they do not
-  /// go with.
+  /// go with. Throws ErrorException for checkpoints that cannot be gone on from, or a folder for them that cannot be used.
   Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options = {},
             SchedulerFn scheduler = nullptr, ModelExtras extras = {});
   /// Makes the optimizer itself, which offloading needs where parameters are not float32 in host memory: it then works on float32
@@ -103,6 +104,16 @@ class Optimizer {
   /// Ends the training together with the peers that end theirs now; see train::Run::finish. Returns the size of the last group.
   /// Only stats() and the destructor may follow.
   std::size_t finish();
+  /// Writes the state into a file, and reads one: parameters, statistics, epoch; schedulers follow. Files are in the safetensors
+  /// format (docs/checkpoints.md). Loading one of another run, or that no run wrote, leaves the epoch as it is; it returns the epoch.
+  /// Errors are for the user's eyes: a disk that is full, a file that is damaged or of another model, which changes nothing.
+  Result<> save_checkpoint(const std::filesystem::path& path);
+  Result<std::uint64_t> load_checkpoint(const std::filesystem::path& path);
+  /// Writes a checkpoint into CheckpointOptions::directory and returns when it is on the disk, as for a machine that is about to be
+  /// taken away. A round in progress is waited for, averaging_timeout at most.
+  Result<std::filesystem::path> checkpoint_now();
+  /// Returns what CheckpointOptions::strings returned for the checkpoint that was loaded; empty when none was.
+  checkpoint::Metadata loaded_strings() const;
   /// Bounds the norm of the averaged gradients of all parameters together; 0: no bound. Before step().
   void clip_grad_norm(double max_norm);
   /// Shown by metrics as cohive_train_loss.

@@ -24,9 +24,15 @@ struct TrainMetrics {
             metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.", {{"outcome", "ok"}})),
         state_failed(metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.",
                                      {{"outcome", "failed"}})),
-        downloads(metrics.counter("cohive_train_state_downloads_total", "States downloaded to catch up.")) {}
+        downloads(metrics.counter("cohive_train_state_downloads_total", "States downloaded to catch up.")),
+        checkpoints_ok(metrics.counter("cohive_train_checkpoints_total", "Checkpoints written, by outcome.",
+                                       {{"outcome", "ok"}})),
+        checkpoints_failed(metrics.counter("cohive_train_checkpoints_total", "Checkpoints written, by outcome.",
+                                           {{"outcome", "failed"}})),
+        checkpoint_epoch(metrics.gauge("cohive_train_checkpoint_epoch", "The epoch of the newest checkpoint.")) {}
   Gauge epoch, global_epoch, peers, loss, global_rate;
-  Counter samples, grad_ok, grad_local, grad_missed, state_ok, state_failed, downloads;
+  Counter samples, grad_ok, grad_local, grad_missed, state_ok, state_failed, downloads, checkpoints_ok, checkpoints_failed;
+  Gauge checkpoint_epoch;
 };
 
 }  // namespace cohive::train

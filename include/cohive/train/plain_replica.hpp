@@ -47,6 +47,7 @@ class PlainReplica final : public HostReplica {
   void count_step(std::size_t parameter) override { steps_ += parameter == 0; }
 
  private:
+  std::vector<std::size_t> statistics_by_name() const;
   std::vector<HostBuffer> live_;
   std::vector<std::vector<HostBuffer>> statistics_;  // by parameter
   optim::Options options_;

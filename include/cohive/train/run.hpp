@@ -50,6 +50,7 @@ struct TrainingStats {
   std::uint64_t states_followed = 0;  ///< times that a newcomer took the state of a round instead of another download
   std::vector<std::uint64_t> rounds_by_group_size;   ///< gradient rounds with n members at index n
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< tensor payload
+  std::uint64_t checkpoints = 0, checkpoints_failed = 0;
   double seconds_synchronised = 0;                   ///< that the trainer waited in synchronise()
 };
 
@@ -62,6 +63,10 @@ class Run {
   ~Run();
   Run(const Run&) = delete;
 
+  /// Opens the folder of CheckpointOptions::directory, and goes on from the newest whole checkpoint in it if that was asked for.
+  /// Before start(), on the loop's thread. Errors: those of checkpoint::Folder, Errc::not_empty of the checkpoint module for
+  /// checkpoints that it is not asked to go on from, and those of load_checkpoint.
+  Task<Result<>> open_checkpoints();
   /// Begins to report and to serve.
   void start();
 
@@ -85,6 +90,10 @@ class Run {
   TrainingStats stats() const;
   /// Shows the loss in the metrics of this peer.
   void report_loss(double loss);
+  /// Begins to write a checkpoint in the background when one is due and none is being written.
+  void checkpoint_if_due();
+  /// Returns the strings of the checkpoint that this run goes on from; empty when there is none.
+  checkpoint::Metadata loaded_strings() const;
 
   // ---- The loop's thread; the trainer does not compute meanwhile
 
@@ -100,6 +109,14 @@ class Run {
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);
   /// Averages the parameters once more with the peers that do the same. Returns the size of the group, 0 on failure.
   Task<std::size_t> average_parameters();
+  /// Writes a checkpoint into the folder and waits until it is there; nothing is written when the last one is of the same state.
+  /// Errors: Errc::nothing_to_save of the checkpoint module, those of checkpoint::write_file.
+  Task<Result<std::filesystem::path>> checkpoint_now();
+  /// Writes one into a file of any name.
+  Task<Result<>> save_checkpoint(std::filesystem::path path);
+  /// Goes on from a file: parameters, statistics, epoch and schedules; a file of another run, or of none, leaves the epoch as it is.
+  /// Returns the epoch. Errors (nothing is changed then): those of checkpoint::read_file, Errc::does_not_fit of that module.
+  Task<Result<std::uint64_t>> load_checkpoint(std::filesystem::path path);
   /// Ends the training of this peer together with the peers that end theirs: stops counting as a trainer, applies what
   /// is delayed, and averages the parameters with all that stop now. Afterwards all of these hold the same parameters. Returns
   /// the size of the group; 0: no other peer came. Only close() may follow.

@@ -11,6 +11,7 @@
 
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/state_sharing.hpp"
+#include "cohive/train/checkpoints.hpp"
 #include "cohive/train/progress_tracker.hpp"
 
 namespace cohive::train {
@@ -67,6 +68,7 @@ struct RunOptions {
   std::function<void(averaging::AveragerOptions&)> averager_options = nullptr;
   TrackerOptions tracker_options;  ///< run_id, target_batch_size and client_mode are taken from above
   double performance_ema_alpha = 0.1;
+  CheckpointOptions checkpoints;
   bool verbose = false;  ///< internal events are logged as information
 
   /// Called on the loop's thread while a state is being downloaded, often: return soon.

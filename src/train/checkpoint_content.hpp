@@ -1,0 +1,42 @@
+// A state as a file of named tensors, and back:
+//   parameter.<i>, or the caller's names    parameters
+//   extra.<i>                               extra tensors
+//   optimizer.<i>.<statistic>               what the optimizer keeps of parameter i
+//   optimizer.<statistic>                   and of all together
+// In a state they stand in this order, statistics of a parameter sorted by name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/averaging/state_sharing.hpp"
+#include "cohive/checkpoint/safetensors.hpp"
+
+namespace cohive::train {
+
+/// Throws std::invalid_argument for names of parameters that cannot be told apart, from each other or from other
+/// tensors.
+void check_names(const std::vector<std::string>& names, std::size_t parameters);
+
+/// What a file says of the run that it comes from.
+struct Origin {
+  std::string run_id;  ///< empty: a file that no run wrote
+  std::uint64_t epoch = 0;
+};
+Origin origin_of(const checkpoint::Metadata& metadata);
+/// Returns the epoch of a state's metadata.
+std::optional<std::uint64_t> epoch_of(const msgpack::Value& metadata);
+
+/// Errors: cohive::Errc::invalid_argument for a state whose tensors have no names.
+Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state, const std::string& run_id,
+                                       const std::vector<std::string>& parameter_names,
+                                       const checkpoint::Metadata& strings);
+/// Returns the caller's strings.
+checkpoint::Metadata strings_of(const checkpoint::Metadata& metadata);
+/// Returns the tensors in the order of a state. Errors: Errc::does_not_fit of the checkpoint module.
+Result<std::vector<codec::Tensor>> to_tensors(checkpoint::TensorFile content,
+                                              const std::vector<std::string>& parameter_names, std::size_t parameters);
+
+}  // namespace cohive::train

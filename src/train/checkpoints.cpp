@@ -1,0 +1,168 @@
+// Checkpoints: the state of a run in files.
+//   due, on the trainer's thread > copy of the state, as for a newcomer > written on the pool
+// The trainer goes on meanwhile. One is written at a time; when the next one is due before, it begins as soon as this
+// one has ended.
+#include "checkpoint_content.hpp"
+#include "cohive/checkpoint/errors.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
+#include "run_impl.hpp"
+
+namespace cohive::train {
+
+using checkpoint::TensorFile;
+using std::filesystem::path;
+
+Task<Result<>> Run::Impl::open_checkpoints() {
+  const CheckpointOptions& how = options.checkpoints;
+  if (how.directory.empty()) co_return ok();
+  CO_TRY(auto opened, co_await runtime.offload([directory = how.directory] {
+    auto result = checkpoint::Folder::open(directory);
+    using Shared = std::shared_ptr<checkpoint::Folder>;
+    return result ? Result<Shared>(std::make_shared<checkpoint::Folder>(std::move(*result)))
+                  : Result<Shared>(result.error());
+  }));
+  folder = std::move(opened);
+  if (!how.resume) {
+    CO_TRY(const auto entries, folder->list());
+    if (entries.empty()) co_return ok();
+    co_return Error(checkpoint::Errc::not_empty, how.directory);
+  }
+  CO_TRY(auto newest, co_await runtime.offload([from = folder] { return from->newest_whole(); }));
+  if (!newest) co_return ok();
+  const Origin origin = origin_of(newest->content.metadata);
+  if (origin.run_id != options.run_id)
+    co_return Error(checkpoint::Errc::other_run, newest->entry.path.string() + ": run " + log::quoted(origin.run_id) +
+                                                     ", not " + log::quoted(options.run_id));
+  CO_TRY(const auto epoch, co_await restore(newest->entry.path, std::move(newest->content), true));
+  log::info("train", "going on from the checkpoint of epoch {}: {}", epoch, newest->entry.path.string());
+  co_return ok();
+}
+
+// ---- Writing
+
+checkpoint::Metadata Run::Impl::own_strings() const {
+  return options.checkpoints.strings ? options.checkpoints.strings() : checkpoint::Metadata();
+}
+
+/// Under the mutex. What was not changed is not written again; with local updates, every step changes it.
+bool Run::Impl::checkpoint_due() const {
+  const CheckpointOptions& how = options.checkpoints;
+  if (!options.use_local_updates && local_epoch == checkpoint_epoch) return false;
+  return (how.every_epochs > 0 && local_epoch >= checkpoint_epoch + how.every_epochs) ||
+         (how.every > 0s && runtime.now() - checkpoint_time >= how.every);
+}
+
+void Run::Impl::checkpoint_if_due() {
+  if (!folder) return;
+  {
+    const std::lock_guard lock(mutex);
+    if (checkpointing || !checkpoint_due()) return;
+    checkpointing = true;
+    checkpoint_epoch = local_epoch;
+    checkpoint_time = runtime.now();
+  }
+  runtime.post([weak = weak_from_this(), strings = own_strings()] {
+    if (const auto self = weak.lock()) self->tasks.spawn(write_in_background(*self, strings), "a checkpoint");
+  });
+}
+
+Task<void> Run::Impl::write_in_background(Impl& self, checkpoint::Metadata strings) {
+  const auto end = on_exit([&self] {
+    const std::lock_guard lock(self.mutex);
+    self.checkpointing = false;
+  });
+  // A round that goes on holds the state for as long as it may last.
+  const auto written = co_await self.write_checkpoint(std::move(strings), self.options.averaging_timeout * 2);
+  if (!written) log::warn("train", "no checkpoint: {}", written.error());
+}
+
+Task<Result<averaging::SharedState>> Run::Impl::state_to_save(Duration patience) {
+  auto state = co_await copy_state(patience);
+  if (!state) co_return Error(checkpoint::Errc::nothing_to_save, "it changes all the time");
+  co_return std::move(*state);
+}
+
+Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Duration patience) {
+  if (!folder) co_return Error(cohive::Errc::invalid_argument, "no folder for checkpoints: set checkpoints.directory");
+  const auto units = co_await saving.lock();
+  bool failed = true;
+  const auto count = on_exit([&] {
+    const std::lock_guard lock(mutex);
+    ++(failed ? counters.checkpoints_failed : counters.checkpoints);
+    (failed ? metrics.checkpoints_failed : metrics.checkpoints_ok).increment();
+  });
+  const TimePoint begin = runtime.now();
+  CO_TRY(auto state, co_await state_to_save(patience));
+  // With local updates the trainer changes the parameters beside the versions.
+  const bool changed =
+      options.use_local_updates || !saved || saved->version != state.version || saved->strings != strings;
+  if (!changed) {
+    failed = false;
+    co_return saved->path;
+  }
+  CO_TRY(auto content, to_file(state, options.run_id, options.checkpoints.parameter_names, strings));
+  const std::uint64_t epoch = epoch_of(state.metadata).value_or(0);
+  CO_TRY(path file,
+         co_await runtime.offload([to = folder, epoch, content = std::move(content), keep = options.checkpoints.keep] {
+           return to->write(epoch, content, keep);
+         }));
+  failed = false;
+  saved = Saved{file, state.version, std::move(strings)};
+  metrics.checkpoint_epoch.set(static_cast<double>(epoch));
+  log::info("train", "checkpoint of epoch {} written in {:.2f} s: {}", epoch, to_seconds(runtime.now() - begin),
+            file.string());
+  co_return file;
+}
+
+Task<Result<>> Run::Impl::save_checkpoint(path file) {
+  CO_TRY(auto state, co_await state_to_save(options.averaging_timeout));
+  CO_TRY(auto content, to_file(state, options.run_id, options.checkpoints.parameter_names, own_strings()));
+  co_return co_await runtime.offload(
+      [file = std::move(file), content = std::move(content)] { return checkpoint::write_file(file, content); });
+}
+
+// ---- Reading
+
+Task<Result<std::uint64_t>> Run::Impl::load_checkpoint(path file) {
+  CO_TRY(auto content, co_await runtime.offload([file] { return checkpoint::read_file(file); }));
+  const bool of_this_run = origin_of(content.metadata).run_id == options.run_id;
+  co_return co_await restore(std::move(file), std::move(content), of_this_run);
+}
+
+Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bool of_this_run) {
+  StepReport ignored;
+  (void)co_await finish_update(ignored);
+  co_await abandon_rounds();
+  const std::uint64_t epoch = of_this_run ? origin_of(content.metadata).epoch : model.epoch();
+  auto strings = of_this_run ? strings_of(content.metadata) : checkpoint::Metadata();
+  auto tensors = to_tensors(std::move(content), options.checkpoints.parameter_names, replica.gradient_infos().size());
+  if (!tensors) co_return tensors.error().with_context(file.string());
+  averaging::DownloadedState state;
+  state.donor = dht.host().id();
+  state.metadata = msgpack::Map{{{"epoch", epoch}}};
+  state.tensors = std::move(*tensors);
+  {
+    auto change = co_await model.change();
+    const auto restored = co_await replica.load(std::move(state), model.epoch());
+    if (!restored) co_return Error(checkpoint::Errc::does_not_fit, file.string() + ": " + restored.error().detail());
+    model.set_epoch(epoch);
+  }
+  gradient_averager->reset();
+  replica.cut_gradients();
+  co_await replica.drop_gradients();
+  (void)take_samples();
+  proof.reset();
+  enter_epoch(epoch);
+  replica.enter_epoch(epoch);
+  sharing.set_priority(static_cast<double>(epoch));
+  const std::lock_guard lock(mutex);
+  loaded = std::move(strings);
+  checkpoint_epoch = epoch;
+  checkpoint_time = runtime.now();
+  co_return epoch;
+}
+
+}  // namespace cohive::train

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cohive/core/log.hpp"
 #include "cohive/torch/lamb.hpp"
@@ -124,10 +125,15 @@ class Trainer {
         swarm_(options.swarm),
         optimizer_(
             swarm_, {model_->parameters()},
-            [&options](auto groups) { return make_optimizer(options, std::move(groups)); }, options.optimizer,
-            options.scheduler, options.extras),
-        random_(options.seed ? options.seed : std::random_device()()) {
+            [&options](auto groups) { return make_optimizer(options, std::move(groups)); }, with_checkpoints(),
+            options.scheduler, options.extras) {
     optimizer_.clip_grad_norm(options.clip_grad_norm);
+    if (!options.load_checkpoint.empty() && optimizer_.loaded_strings().empty())
+      std::cout << "epoch " << optimizer_.load_checkpoint(options.load_checkpoint).value() << " of " << options.load_checkpoint
+                << std::endl;
+    go_on_in_the_data(optimizer_.loaded_strings());
+    if (options.optimizer.checkpoints.resume && !optimizer_.loaded_strings().empty())
+      std::cout << "resumed at epoch " << optimizer_.local_epoch() << std::endl;
   }
 
   int run() {
@@ -143,11 +149,40 @@ class Trainer {
       print_progress();
       next_report = unix_time() + options_.report_every;
     }
+    // A machine that is taken away may be gone before the others have averaged with it once more.
+    if (stop_requested) write_checkpoint();
     finish();
+    if (!stop_requested) write_checkpoint();
     return 0;
   }
 
  private:
+  OptimizerOptions with_checkpoints() {
+    OptimizerOptions result = options_.optimizer;
+    for (const auto& parameter : model_->named_parameters()) result.checkpoints.parameter_names.push_back(parameter.key());
+    // Batches are drawn at random: where the generator stands is the position in the data.
+    result.checkpoints.strings = [this] {
+      std::ostringstream random;
+      random << random_;
+      return checkpoint::Metadata{{"random", random.str()}, {"batches", std::to_string(batches_)}};
+    };
+    return result;
+  }
+
+  void go_on_in_the_data(const checkpoint::Metadata& strings) {
+    const auto random = strings.find("random"), batches = strings.find("batches");
+    if (random == strings.end() || batches == strings.end()) return;
+    std::istringstream(random->second) >> random_;
+    std::istringstream(batches->second) >> batches_;
+  }
+
+  void write_checkpoint() {
+    if (options_.optimizer.checkpoints.directory.empty()) return;
+    const auto written = optimizer_.checkpoint_now();
+    if (!written) throw Exit{kFailed, "--checkpoint-dir: " + written.error().message()};
+    std::cout << "checkpoint " << written->string() << std::endl;
+  }
+
   ModelOptions model_options() const {
     ModelOptions model = options_.model;
     model.vocabulary = vocabulary_.size();
@@ -202,6 +237,8 @@ class Trainer {
                            {"state_rounds_failed", stats.state_rounds_failed},
                            {"state_downloads", stats.state_downloads},
                            {"states_followed", stats.states_followed},
+                           {"checkpoints", stats.checkpoints},
+                           {"checkpoints_failed", stats.checkpoints_failed},
                            {"seconds_synchronised", stats.seconds_synchronised},
                            {"bytes_sent", stats.bytes_sent},
                            {"bytes_received", stats.bytes_received},
@@ -216,12 +253,12 @@ class Trainer {
   Vocabulary vocabulary_;
   std::vector<std::int64_t> symbols_;
   CharTransformer model_;
-  Swarm swarm_;
-  Optimizer optimizer_;
-  std::mt19937_64 random_;
+  std::mt19937_64 random_{options_.seed ? options_.seed : std::random_device()()};
   std::vector<double> first_losses_;
   double loss_ = 0;
   std::uint64_t batches_ = 0;
+  Swarm swarm_;
+  Optimizer optimizer_;
 };
 
 int run(TrainOptions& options) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "cohive/torch/schedules.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
@@ -148,6 +149,41 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
       "of the link, by which trainers divide the averaging: 'measured', or bytes per second as 500K or 10M");
 }
 
+/// "600" is seconds, "5epochs" epochs.
+bool read_period(std::string text, CheckpointOptions& o) {
+  static constexpr std::string_view kEpochs = "epochs";
+  constexpr double kMost = 1e9;
+  const bool epochs = text.ends_with(kEpochs);
+  if (epochs) text.resize(text.size() - kEpochs.size());
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value > 0 && value <= kMost)) return false;
+  if (epochs && value != std::floor(value)) return false;
+  o.every = epochs ? Duration(0) : from_seconds(value);
+  o.every_epochs = epochs ? static_cast<std::uint64_t>(value) : 0;
+  return true;
+}
+
+void add_checkpoint_options(CLI::App& app, TrainOptions& o) {
+  auto& checkpoints = o.optimizer.checkpoints;
+  auto* folder = app.add_option("--checkpoint-dir", checkpoints.directory,
+                                "folder for checkpoints, which belongs to this process; made when missing");
+  app.add_option_function<std::string>(
+         "--checkpoint-every",
+         [&checkpoints](const std::string& text) {
+           if (!read_period(text, checkpoints))
+             throw CLI::ValidationError("--checkpoint-every", "seconds, as 600, or epochs, as 5epochs, not '" + text + "'");
+         },
+         "seconds, as 600, or epochs, as 5epochs, between two checkpoints (default 600)")
+      ->needs(folder);
+  app.add_option("--keep-checkpoints", checkpoints.keep, "that stay in the folder (default 3)")
+      ->check(CLI::Range(1, 1000000))
+      ->needs(folder);
+  app.add_flag("--resume", checkpoints.resume, "go on from the newest whole checkpoint in the folder, if there is one")
+      ->needs(folder);
+  app.add_option("--load-checkpoint", o.load_checkpoint, "begin with this file, unless --resume has found a checkpoint");
+}
+
 void add_training_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--text", o.text, "a text file, or a folder of them");
   app.add_option("--optimizer", o.algorithm, "adamw, adam, sgd or lamb (default adamw)")
@@ -212,6 +248,7 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
   add_swarm_options(app, o);
   add_run_options(app, o);
   add_compression_options(app, o);
+  add_checkpoint_options(app, o);
 }
 
 namespace {

@@ -15,7 +15,7 @@ struct TrainOptions {
   SwarmOptions swarm;
   OptimizerOptions optimizer;
   ModelOptions model;
-  std::string text, save, summary;
+  std::string text, save, summary, load_checkpoint;
   std::vector<std::string> compare;
   std::string algorithm = "adamw";
   double learning_rate = 1e-3, momentum = 0.9, clip_grad_norm = 0;

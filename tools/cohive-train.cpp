@@ -1,4 +1,5 @@
-// cohive-train: trains a small character-level transformer together with whoever joins the same run.
+// cohive-train: trains a model, a transformer over text or a network for images, together with whoever joins the same
+// run.
 #include <torch/torch.h>
 
 #include <unistd.h>
@@ -19,15 +20,18 @@
 #include "cohive/torch/optimizer.hpp"
 #include "cohive/torch/tensor_memory.hpp"
 #include "common/program.hpp"
-#include "train/model.hpp"
 #include "train/options.hpp"
-#include "train/text.hpp"
+#include "train/progress.hpp"
+#include "train/settings.hpp"
+#include "train/workload.hpp"
 
 namespace cohive::tools {
 namespace {
 
 volatile std::sig_atomic_t stop_requested = 0;
-void request_stop(int) {
+void request_stop(int signal) {
+  constexpr int kInterrupted = 128 + SIGINT;
+  if (stop_requested && signal == SIGINT) ::_exit(kInterrupted);  // the second Ctrl+C does not wait for other peers
   stop_requested = 1;
 }
 
@@ -87,11 +91,22 @@ void save_parameters(const std::string& path, torch::nn::Module& model) {
 /// Prints how far the download of a state has come, about once a second.
 class DownloadPrinter {
  public:
+  explicit DownloadPrinter(bool json) : json_(json) {}
+
   void operator()(const averaging::DownloadProgress& progress) {
     const bool end = progress.bytes_total > 0 && progress.bytes_done == progress.bytes_total;
     if (!end && unix_time() < next_) return;
     next_ = unix_time() + 1;
     const double megabyte = 1e6, done = static_cast<double>(progress.bytes_done) / megabyte;
+    if (json_) {
+      std::cout << nlohmann::json{{"event", "download"},
+                                  {"bytes_done", progress.bytes_done},
+                                  {"bytes_total", progress.bytes_total},
+                                  {"donors", progress.donors}}
+                       .dump()
+                << std::endl;
+      return;
+    }
     const std::string total =
         progress.bytes_total ? log::format(" of {:.1f}", static_cast<double>(progress.bytes_total) / megabyte) : "";
     std::cout << log::format("downloading the state: {:.1f}{} MB from {} {}", done, total, progress.donors,
@@ -100,6 +115,7 @@ class DownloadPrinter {
   }
 
  private:
+  bool json_;
   double next_ = 0;
 };
 
@@ -109,45 +125,47 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainOptions& opti
   if (options.algorithm == "sgd")
     return std::make_unique<SGD>(std::move(groups), SGDOptions(options.learning_rate).momentum(options.momentum));
   if (options.algorithm == "adam") return std::make_unique<Adam>(std::move(groups), AdamOptions(options.learning_rate));
-  if (options.algorithm == "lamb") return std::make_unique<Lamb>(std::move(groups), cohive::LambOptions(options.learning_rate));
+  if (options.algorithm == "lamb")
+    return std::make_unique<Lamb>(std::move(groups), cohive::LambOptions(options.learning_rate));
   return std::make_unique<AdamW>(std::move(groups), AdamWOptions(options.learning_rate));
 }
 
 /// One trainer: the model, the swarm and the numbers of the summary.
 class Trainer {
  public:
-  explicit Trainer(const TrainOptions& options)
+  Trainer(const TrainOptions& options, std::unique_ptr<Workload> workload)
       : options_(options),
-        text_(read_text(options.text, static_cast<std::size_t>(options.model.context) * 4)),
-        vocabulary_(text_),
-        symbols_(vocabulary_.encode(text_)),
-        model_(model_options()),
+        workload_(std::move(workload)),
+        end_(options.until > 0     ? options.until
+             : options.seconds > 0 ? unix_time() + options.seconds
+                                   : 0),
+        progress_(choose_output(options.json), options.optimizer.target_batch_size, {end_, options.max_epochs}),
         swarm_(options.swarm),
         optimizer_(
-            swarm_, {model_->parameters()},
+            swarm_, {workload_->parameters()},
             [&options](auto groups) { return make_optimizer(options, std::move(groups)); }, with_checkpoints(),
-            options.scheduler, options.extras) {
+            options.scheduler, extras()) {
     optimizer_.clip_grad_norm(options.clip_grad_norm);
-    if (!options.load_checkpoint.empty() && optimizer_.loaded_strings().empty())
-      std::cout << "epoch " << optimizer_.load_checkpoint(options.load_checkpoint).value() << " of " << options.load_checkpoint
-                << std::endl;
+    if (!options.load_checkpoint.empty() && optimizer_.loaded_strings().empty()) {
+      const auto epoch = optimizer_.load_checkpoint(options.load_checkpoint).value();
+      progress_.say(log::format("epoch {} of {}", epoch, options.load_checkpoint), "loaded", {{"epoch", epoch}});
+    }
     go_on_in_the_data(optimizer_.loaded_strings());
     if (options.optimizer.checkpoints.resume && !optimizer_.loaded_strings().empty())
-      std::cout << "resumed at epoch " << optimizer_.local_epoch() << std::endl;
+      progress_.say(log::format("resumed at epoch {}", optimizer_.local_epoch()), "resumed",
+                    {{"epoch", optimizer_.local_epoch()}});
   }
 
   int run() {
     announce();
     optimizer_.load_state_from_peers();
-    const double start = unix_time();
-    const double end = options_.until > 0 ? options_.until : options_.seconds > 0 ? start + options_.seconds : 1e18;
-    double next_report = start;
-    while (!stop_requested && unix_time() < end &&
+    double next_report = unix_time();
+    while (!stop_requested && (end_ == 0 || unix_time() < end_) &&
            (options_.max_epochs == 0 || optimizer_.local_epoch() < options_.max_epochs)) {
       train_batch();
       if (unix_time() < next_report) continue;
-      print_progress();
-      next_report = unix_time() + options_.report_every;
+      progress_.report(optimizer_.stats(), loss_);
+      next_report = unix_time() + progress_.period();
     }
     // A machine that is taken away may be gone before the others have averaged with it once more.
     if (stop_requested) write_checkpoint();
@@ -157,9 +175,17 @@ class Trainer {
   }
 
  private:
+  /// What is averaged with the parameters.
+  ModelExtras extras() const {
+    ModelExtras result = options_.extras;
+    result.extra_tensors = workload_->extra_tensors();
+    return result;
+  }
+
   OptimizerOptions with_checkpoints() {
     OptimizerOptions result = options_.optimizer;
-    for (const auto& parameter : model_->named_parameters()) result.checkpoints.parameter_names.push_back(parameter.key());
+    for (const auto& parameter : workload_->model().named_parameters())
+      result.checkpoints.parameter_names.push_back(parameter.key());
     // Batches are drawn at random: where the generator stands is the position in the data.
     result.checkpoints.strings = [this] {
       std::ostringstream random;
@@ -180,26 +206,23 @@ class Trainer {
     if (options_.optimizer.checkpoints.directory.empty()) return;
     const auto written = optimizer_.checkpoint_now();
     if (!written) throw Exit{kFailed, "--checkpoint-dir: " + written.error().message()};
-    std::cout << "checkpoint " << written->string() << std::endl;
-  }
-
-  ModelOptions model_options() const {
-    ModelOptions model = options_.model;
-    model.vocabulary = vocabulary_.size();
-    torch::manual_seed(42);  // everybody begins with the same parameters
-    return model;
+    progress_.say("checkpoint " + written->string(), "checkpoint", {{"path", written->string()}});
   }
 
   void announce() {
-    std::cout << "peer " << swarm_.peer_id() << "\nOthers join with: " << swarm_.join_line()
-              << " cohive-train --run-id " << options_.optimizer.run_id << " ..." << std::endl;
-    if (const auto url = swarm_.metrics_url(); !url.empty()) std::cout << "Metrics: " << url << std::endl;
+    std::string text = "peer " + swarm_.peer_id() + "\nOthers join with: " + swarm_.join_line() +
+                       " cohive-train --run-id " + options_.optimizer.run_id + " ...";
+    if (const auto url = swarm_.metrics_url(); !url.empty()) text += "\nMetrics: " + url;
+    auto fields = workload_->description();
+    fields["peer_id"] = swarm_.peer_id();
+    fields["run_id"] = options_.optimizer.run_id;
+    fields["initial_peers"] = swarm_.visible_addresses();
+    fields["metrics"] = swarm_.metrics_url();
+    progress_.say(text, "started", std::move(fields));
   }
 
   void train_batch() {
-    auto [input, target] = random_batch(symbols_, options_.batch, options_.model.context, random_);
-    auto logits = model_->forward(input);
-    auto loss = torch::nn::functional::cross_entropy(logits.view({-1, vocabulary_.size()}), target.view({-1}));
+    const auto loss = workload_->batch_loss(options_.batch, random_);
     loss.backward();
     const double value = loss.item<double>();
     if (first_losses_.size() < 8) first_losses_.push_back(value);
@@ -207,22 +230,17 @@ class Trainer {
     ++batches_;
     optimizer_.report_loss(loss_);
     const StepReport report = optimizer_.step(options_.batch);
-    if (report.loaded_state) std::cout << "caught up: state of epoch " << report.epoch << " downloaded" << std::endl;
-  }
-
-  void print_progress() {
-    const auto stats = optimizer_.stats();
-    std::cout << log::format("epoch {:4}  {:4.0f}/{} samples  {:7.1f} samples/s  loss {:.4f}  {} peers", stats.epoch,
-                             stats.global_samples, options_.optimizer.target_batch_size, stats.samples_per_second,
-                             loss_, stats.peers)
-              << std::endl;
+    if (report.loaded_state)
+      progress_.say(log::format("caught up: state of epoch {} downloaded", report.epoch), "caught_up",
+                    {{"epoch", report.epoch}});
   }
 
   void finish() {
     optimizer_.load_state_from_peers();  // a peer that missed the last epoch must not pull the others back
     const std::size_t group = optimizer_.finish();
-    if (!options_.save.empty()) save_parameters(options_.save, *model_);
+    if (!options_.save.empty()) save_parameters(options_.save, workload_->model());
     const auto stats = optimizer_.stats();
+    const Evaluation evaluation = workload_->evaluate();
     double first = 0;
     for (double value : first_losses_) first += value / static_cast<double>(first_losses_.size());
     nlohmann::json summary{{"peer_id", swarm_.peer_id()},
@@ -230,6 +248,9 @@ class Trainer {
                            {"batches", batches_},
                            {"loss_start", first},
                            {"loss_end", loss_},
+                           {"eval_loss", evaluation.loss},
+                           {"eval_accuracy", evaluation.accuracy},
+                           {"eval_predictions", evaluation.predictions},
                            {"grad_rounds", stats.grad_rounds},
                            {"grad_rounds_agreed", stats.grad_rounds_agreed},
                            {"grad_rounds_failed", stats.grad_rounds_failed},
@@ -245,15 +266,14 @@ class Trainer {
                            {"final_group", group},
                            {"rounds_by_group_size", stats.rounds_by_group_size}};
     if (!options_.summary.empty()) std::ofstream(options_.summary) << summary.dump() << '\n';
-    std::cout << "summary " << summary.dump() << std::endl;
+    progress_.say("summary " + summary.dump(), "summary", summary);
   }
 
   const TrainOptions& options_;
-  std::string text_;
-  Vocabulary vocabulary_;
-  std::vector<std::int64_t> symbols_;
-  CharTransformer model_;
+  std::unique_ptr<Workload> workload_;
   std::mt19937_64 random_{options_.seed ? options_.seed : std::random_device()()};
+  double end_;  ///< Unix time; 0: none is set
+  Progress progress_;
   std::vector<double> first_losses_;
   double loss_ = 0;
   std::uint64_t batches_ = 0;
@@ -261,10 +281,31 @@ class Trainer {
   Optimizer optimizer_;
 };
 
+/// Says what a run with these options would do.
+int dry_run(const TrainOptions& options, Workload& workload) {
+  auto plan = workload.description();
+  const auto& run = options.optimizer;
+  const auto peers = options.swarm.initial_peers.size();
+  plan["run_id"] = run.run_id;
+  plan["optimizer"] = options.algorithm;
+  plan["learning_rate"] = options.learning_rate;
+  plan["batch_size"] = options.batch;
+  plan["target_batch_size"] = run.target_batch_size;
+  plan["initial_peers"] = options.swarm.initial_peers;
+  const std::string text = log::format(
+      "{}, {} parameters\n{}\n{} with learning rate {}; {} samples per step, {} per epoch of all peers\nrun {}, {}",
+      plan["model"].get<std::string>(), plan["parameters"].get<std::int64_t>(), plan["data"].get<std::string>(),
+      options.algorithm, options.learning_rate, options.batch, run.target_batch_size, run.run_id,
+      peers == 0 ? std::string("a new swarm")
+                 : log::format("joined through {} {}", peers, peers == 1 ? "address" : "addresses"));
+  Progress(options.json ? Output::json : Output::lines, run.target_batch_size, {})
+      .say(text, "dry_run", std::move(plan));
+  return 0;
+}
+
 int run(TrainOptions& options) {
   log::configure(options.log);
   if (!options.compare.empty()) return compare(options.compare);
-  if (options.text.empty()) throw Exit{kBadInput, "--text is required: a text file, or a folder of them"};
   check_writable("--save", options.save);
   check_writable("--summary", options.summary);
   options.swarm.initial_peers = initial_peers(options.swarm.initial_peers);
@@ -272,13 +313,15 @@ int run(TrainOptions& options) {
   parse_addresses(options.swarm.host_maddrs, "--host-maddrs");
   parse_addresses(options.swarm.announce_maddrs, "--announce-maddrs");
   complete(options);
-  options.optimizer.on_download = DownloadPrinter();
+  options.optimizer.on_download = DownloadPrinter(options.json);
   options.swarm.give_up = [] { return stop_requested != 0; };
   recycle_tensor_memory();
   torch::set_num_threads(options.threads);
+  auto workload = make_workload(options.workload);
+  if (options.dry_run) return dry_run(options, *workload);
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
-  return Trainer(options).run();
+  return Trainer(options, std::move(workload)).run();
 }
 
 }  // namespace
@@ -288,11 +331,15 @@ int main(int argc, char** argv) {
   using namespace cohive::tools;
   TrainOptions options;
   cohive::transport::BandwidthLimits limits;
-  CLI::App app("Trains a small character-level transformer together with others.", "cohive-train");
+  CLI::App app("Trains a model together with others: a transformer over text, or a network for images.",
+               "cohive-train");
   add_train_options(app, options);
   add_bandwidth_options(app, limits);
   add_log_options(app, options.log);
-  return run_program(argc, argv, app, [&] {
+  add_settings(app);
+  DashedArguments arguments(argc, argv);
+  return run_program(arguments.count(), arguments.values(), app, [&] {
+    refuse_unknown_variables(app);
     options.swarm.max_upload = limits.upload;
     options.swarm.max_download = limits.download;
     return run(options);

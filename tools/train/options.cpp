@@ -185,7 +185,7 @@ void add_checkpoint_options(CLI::App& app, TrainOptions& o) {
 }
 
 void add_training_options(CLI::App& app, TrainOptions& o) {
-  app.add_option("--text", o.text, "a text file, or a folder of them");
+  add_workload_options(app, o.workload);
   app.add_option("--optimizer", o.algorithm, "adamw, adam, sgd or lamb (default adamw)")
       ->check(CLI::IsMember({"adamw", "adam", "sgd", "lamb"}));
   app.add_option("--learning-rate", o.learning_rate, "of the optimizer")->check(CLI::PositiveNumber);
@@ -214,11 +214,10 @@ void add_training_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs");
   app.add_option("--threads", o.threads, "of LibTorch")->check(CLI::Range(1, 256));
   app.add_option("--seed", o.seed, "of the order of batches; 0: random");
-  app.add_option("--width", o.model.width, "of the model")->check(CLI::Range(8, 4096));
-  app.add_option("--layers", o.model.layers, "of the model")->check(CLI::Range(1, 64));
-  app.add_option("--context", o.model.context, "characters per sample")->check(CLI::Range(8, 4096));
   app.add_option("--save", o.save, "write the final parameters here (raw float32)");
   app.add_option("--summary", o.summary, "write the final numbers here (JSON)");
+  app.add_flag("--json", o.json, "print JSON lines: started, progress, download, caught_up, summary");
+  app.add_flag("--dry-run", o.dry_run, "make the model, read the data, say what would be done, and exit");
   app.add_option("--compare", o.compare, "compare files of --save and exit");
 }
 

@@ -7,15 +7,16 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/torch/strategy.hpp"
-#include "train/model.hpp"
+#include "train/workload.hpp"
 
 namespace cohive::tools {
 
 struct TrainOptions {
   SwarmOptions swarm;
   OptimizerOptions optimizer;
-  ModelOptions model;
-  std::string text, save, summary, load_checkpoint;
+  WorkloadOptions workload;
+  std::string save, summary, load_checkpoint;
+  bool json = false, dry_run = false;
   std::vector<std::string> compare;
   std::string algorithm = "adamw";
   double learning_rate = 1e-3, momentum = 0.9, clip_grad_norm = 0;
@@ -24,7 +25,7 @@ struct TrainOptions {
   double lr_gamma = 0.999, lr_least = 0;
   SchedulerFn scheduler;  ///< what these say together
   ModelExtras extras;
-  double seconds = 0, until = 0, report_every = 2;
+  double seconds = 0, until = 0;
   std::int64_t batch = 16;
   std::uint64_t max_epochs = 0, seed = 0;
   int threads = 1;

@@ -1,0 +1,48 @@
+// What cohive-train prints while it trains: a bar on a terminal, lines otherwise, JSON lines with --json.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "cohive/torch/optimizer.hpp"
+
+namespace cohive::tools {
+
+enum class Output { bar, lines, json };
+/// A bar where people look at it.
+Output choose_output(bool json);
+
+/// When the training ends, as far as that is known.
+struct End {
+  double unix_time = 0;      ///< 0: no such limit
+  std::uint64_t epochs = 0;  ///< 0: no such limit
+};
+
+class Progress {
+ public:
+  Progress(Output output, std::int64_t target_batch_size, End end)
+      : output_(output), target_(static_cast<double>(target_batch_size)), end_(end) {}
+  ~Progress();
+  Progress(const Progress&) = delete;
+
+  /// Seconds between two reports.
+  double period() const noexcept;
+  void report(const TrainingStats& stats, double loss);
+  /// Something happened: `text` for people, `fields` with the name of the event for --json.
+  void say(const std::string& text, const std::string& event, nlohmann::json fields);
+  /// Seconds until the end of the training; nullopt where it has none, or no speed yet.
+  std::optional<double> seconds_left(const TrainingStats& stats) const;
+
+ private:
+  std::string bar(const TrainingStats& stats, double loss) const;
+  void clear_bar();
+
+  Output output_;
+  double target_;
+  End end_;
+  bool bar_shown_ = false;
+};
+
+}  // namespace cohive::tools

@@ -81,7 +81,7 @@ foreach(component IN LISTS COMPONENTS)
   build_and_run("${package_tests}/${component}" ${option})
 endforeach()
 build_and_run("${package_tests}/asio")
-build_and_run("${SOURCE_DIR}/examples")
+build_and_run("${SOURCE_DIR}/examples" ${torch_option})
 
 # As a part of another project: that project's targets find what cohive links.
 configure("${package_tests}/subproject" "-DCOHIVE_SOURCE_DIR=${SOURCE_DIR}" -DCOHIVE_WITH_TORCH=OFF -DCOHIVE_WITH_CUDA=OFF)

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Does a swarm learn as well as one process? Peers train a small transformer on a text; beside them one process does so with the
+same total batch, for as many epochs. Once for every mode of averaging and every codec of gradients.
+
+    tools/bench/convergence.py --text FILE [--epochs 60] [--peers 4] [--only NAME...] [--tolerance 0.05] [--output FILE]
+
+Prints a table in Markdown: the loss on held-out text at the end, what it is more than that of the one process, and whether the
+peers end with equal parameters. Exit code 1 when a case exceeds the tolerance, or a trainer fails. tools/convergence.sh builds
+first and brings a text. Needs nothing but Python.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SAME = 1e-3  # parameters that differ by less are equal, as cohive-train --compare has it
+
+SYNCHRONOUS = ["--no-delay-state-averaging"]
+OFFLOADED_STEP = ["--offload-optimizer", "--delay-optimizer-step"]
+CASES = {
+    "synchronous": SYNCHRONOUS,
+    "delay_state_averaging": ["--delay-state-averaging"],
+    "delay_optimizer_step": OFFLOADED_STEP,
+    "delay_grad_averaging": [*OFFLOADED_STEP, "--delay-grad-averaging"],
+    "use_local_updates": ["--use-local-updates"],
+    "PowerSGD, rank 4": [*SYNCHRONOUS, "--averager-rank", "4"],
+    "float16": [*SYNCHRONOUS, "--grad-compression", "float16"],
+    "meanstd_16bit": [*SYNCHRONOUS, "--grad-compression", "meanstd_16bit"],
+    "uniform_8bit": [*SYNCHRONOUS, "--grad-compression", "uniform_8bit"],
+    "quantile_8bit": [*SYNCHRONOUS, "--grad-compression", "quantile_8bit"],
+    "blockwise_8bit": [*SYNCHRONOUS, "--grad-compression", "blockwise_8bit"],
+    "block4": [*SYNCHRONOUS, "--agreed-compression", "block4"],
+    "top_k, 1 %": [*SYNCHRONOUS, "--agreed-compression", "top_k"],
+}
+
+
+def say(*words):
+    print(*words, file=sys.stderr, flush=True)
+
+
+class Failed(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def bootstrap(bin):
+    with subprocess.Popen([bin / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield json.loads(process.stdout.readline())["initial_peers"][0]
+        finally:
+            process.terminate()
+
+
+class Bench:
+    def __init__(self, options, folder):
+        self.options, self.folder = options, folder
+
+    def command(self, name, seed, flags):
+        o = self.options
+        return [o.bin / "cohive-train", "--text", o.text, "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--batch-size", str(o.batch_size),
+                "--target-batch-size", str(o.target_batch_size), "--max-epochs", str(o.epochs), "--learning-rate", str(o.learning_rate),
+                "--matchmaking-time", str(o.matchmaking_time), "--averaging-timeout", "30", "--seed", str(seed),
+                "--summary", self.folder / f"{name}.json", "--save", self.folder / f"{name}.params", *flags]
+
+    def train(self, peers, seed, flags):
+        """The summaries of trainers that start together."""
+        names = [f"peer{n}" for n in range(peers)]
+        for name in names:
+            (self.folder / f"{name}.json").unlink(missing_ok=True)
+        processes = []
+        deadline = time.monotonic() + self.options.timeout
+        try:
+            for n, name in enumerate(names):
+                log = open(self.folder / f"{name}.log", "w")
+                processes.append(subprocess.Popen(self.command(name, seed + n, flags), stdout=log, stderr=log))
+                log.close()
+            for name, process in zip(names, processes):
+                if process.wait(max(1, deadline - time.monotonic())) != 0:
+                    raise Failed(f"{name} failed: " + ((self.folder / f"{name}.log").read_text().splitlines() or ["no output"])[-1])
+        except subprocess.TimeoutExpired:
+            raise Failed(f"not done after {self.options.timeout:.0f} s")
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return [json.loads((self.folder / f"{name}.json").read_text()) for name in names]
+
+    def one_process(self):
+        """The mean held-out loss over several seeds, and how far they lie apart."""
+        losses = []
+        for seed in range(1, self.options.seeds + 1):
+            (summary,) = self.train(1, 100 * seed, SYNCHRONOUS)
+            losses.append(summary["eval_loss"])
+            say(f"one process, seed {seed}: {summary['eval_loss']:.4f}, accuracy {summary['eval_accuracy']:.3f}")
+        return sum(losses) / len(losses), max(losses) - min(losses)
+
+    def swarm(self, flags):
+        with bootstrap(self.options.bin) as address:
+            summaries = self.train(self.options.peers, 1, ["--initial-peers", address, *flags])
+        files = [self.folder / f"peer{n}.params" for n in range(self.options.peers)]
+        compared = subprocess.run([self.options.bin / "cohive-train", "--compare", *files], capture_output=True, text=True)
+        return summaries, json.loads(compared.stdout)["largest_difference"]
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values) if values else 0.0
+
+
+def peers_per_round(summary):
+    rounds = summary["rounds_by_group_size"]
+    count = sum(rounds)
+    return sum(size * n for size, n in enumerate(rounds)) / count if count else 0.0
+
+
+def row(name, summaries, difference, one, tolerance):
+    """A line of the table, and whether it is within the tolerance."""
+    loss = mean(s["eval_loss"] for s in summaries)
+    more = loss / one - 1
+    good = more <= tolerance and difference is not None and difference <= SAME
+    cells = [f"{name}", f"{loss:.4f}", f"{more:+.1%}", f"{mean(s['eval_accuracy'] for s in summaries):.3f}",
+             f"{mean(map(peers_per_round, summaries)):.2f}", f"{mean(s['bytes_sent'] for s in summaries) / 1e6:.1f}",
+             "no number" if difference is None else f"{difference:.1e}", "yes" if good else "**no**"]
+    return "| " + " | ".join(cells) + " |", good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=Path, default=ROOT / "build/release/bin")
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=3, help="of the one process, whose losses are averaged")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--target-batch-size", type=int, default=512)
+    parser.add_argument("--learning-rate", type=float, default=0.003)
+    parser.add_argument("--matchmaking-time", type=float, default=2)
+    parser.add_argument("--tolerance", type=float, default=0.05)
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for one case")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="name the cases")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(CASES))
+        return 0
+    if unknown := set(options.only) - set(CASES):
+        parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
+    if options.text is None or not options.text.exists():
+        parser.error("--text: a text file is needed")
+
+    lines, failed = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, Path(folder))
+        one, spread = bench.one_process()
+        for name in options.only or CASES:
+            begun = time.monotonic()
+            try:
+                line, good = row(name, *bench.swarm(CASES[name]), one, options.tolerance)
+            except Failed as failure:
+                line, good = f"| {name} | {failure} | | | | | | **no** |", False
+            failed += not good
+            lines.append(line)
+            say(line, f"{time.monotonic() - begun:.0f} s")
+    table = "\n".join([
+        f"{datetime.date.today()}, {os.cpu_count()} processors: `{shlex.join(map(str, [Path(sys.argv[0]).name, *sys.argv[1:]]))}`",
+        "",
+        f"One process, {options.epochs} epochs of {options.target_batch_size} samples: loss {one:.4f} "
+        f"(mean of {options.seeds} seeds, {spread:.4f} apart). {options.peers} peers, tolerance {options.tolerance:.0%}:",
+        "",
+        "| mode or codec | loss | beside one process | accuracy | peers per round | MB sent by each | parameters differ by | good |",
+        "|---|---|---|---|---|---|---|---|",
+        *lines])
+    print(table)
+    if options.output:
+        options.output.write_text(table + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

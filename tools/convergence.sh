@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# tools/convergence.sh [OPTIONS OF tools/bench/convergence.py]
+#
+# Trains the same model on the same text by one process and by four peers with the same total batch, once for every mode of
+# averaging and every codec, and prints a table of the final losses. Exit code 1 when four peers end up worse than the one
+# process by more than the tolerance. Installs what is missing and builds first.
+#   --epochs N           optimizer steps of every run (default 60)
+#   --peers N            (default 4)
+#   --only NAME...       these cases only; --list names them
+#   --tolerance SHARE    of the one process's loss (default 0.05)
+#   --text PATH          what to train on (default: the King James Bible of Debian's package bible-kjv)
+#   --output FILE        write the table there, too
+
+. "$(dirname "$0")/lib.sh"
+
+case "${1:-}" in -h | --help) usage "$0"; exit ;; esac
+
+tools/install-deps.sh
+configure release -DCOHIVE_WERROR=ON -DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON # as test.sh: one build serves both
+build release cohive-bootstrap cohive-train
+
+text=()
+if [[ " $* " != *' --text '* ]]; then
+  mkdir -p build/convergence
+  bible -f 'gen1:1-rev22:21' >build/convergence/bible.txt
+  text=(--text build/convergence/bible.txt)
+fi
+exec python3 tools/bench/convergence.py --bin build/release/bin "${text[@]}" "$@"

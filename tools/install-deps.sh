@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--asan] [--help]
+# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--nat] [--asan] [--help]
 #
 # Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
 # nothing is missing, and needs root (or sudo) only for packages that are.
@@ -10,6 +10,7 @@
 #   --no-torch  no LibTorch: enough for cohive::net, cohive::averaging, the bootstrap node and the monitor
 #   --cuda      also the CUDA compiler in .deps/cuda, for cohive::cuda: building needs no GPU
 #   --interop   also Python hivemind in .deps/interop and Prometheus in .deps/prometheus, for the tests against them
+#   --nat       also what the tests in networks of namespaces need (docs/nat-lab.md), with miniupnpd in .deps/miniupnpd
 #   --asan      also what the sanitizer builds need
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
 
@@ -28,6 +29,7 @@ else
   apt_packages+=(libboost-dev)
 fi
 if [[ $(uname -m) == x86_64 ]]; then apt_packages+=(libipsec-mb-dev); fi # a faster AES; exists nowhere else
+nat_packages=(iproute2 nftables util-linux iputils-ping iperf3 miniupnpc natpmpc)
 asan_packages=(libclang-rt-19-dev llvm-19) # the runtime, and the symbolizer that gives its reports names
 
 # The CUDA half of this wheel is left unlinked; libtorch_cpu.so itself still loads cudart and cupti.
@@ -36,7 +38,7 @@ cuda_wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.
   nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85)
 torch_needs='about 600 MB to download and 1.2 GB of disk'
 
-with_apt=1 with_torch=1 with_cuda=0 with_interop=0
+with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_nat=0
 for option in "$@"; do
   case $option in
     --no-apt) with_apt=0 ;;
@@ -46,6 +48,10 @@ for option in "$@"; do
       apt_packages+=(g++) # compiles what nvcc leaves to the host
       ;;
     --interop) with_interop=1 ;;
+    --nat)
+      with_nat=1
+      apt_packages+=("${nat_packages[@]}")
+      ;;
     --asan) apt_packages+=("${asan_packages[@]}") ;;
     -h | --help)
       usage "$0"
@@ -155,26 +161,26 @@ install_interop() {
   printf '%s' "$version" >"$stamp"
 }
 
-# Debian's Prometheus, unpacked and not installed: nobody wants tests to start a service.
-install_prometheus() {
-  local stamp="$deps/prometheus/.stamp"
-  [[ -f $stamp ]] && return
-  say 'fetching Prometheus into .deps/prometheus (19 MB to download)'
-  (cd "$scratch" && quietly "$scratch/download" apt-get download prometheus) || {
-    say 'Prometheus cannot be fetched: the tests against it will be skipped'
+# unpack_package PACKAGE FOLDER: a Debian package, unpacked and not installed: nobody wants tests to start a service.
+unpack_package() {
+  local package=$1 folder="$deps/$2"
+  [[ -f $folder/.stamp ]] && return
+  say "fetching $package into .deps/$2"
+  (cd "$scratch" && quietly "$scratch/download" apt-get download "$package") || {
+    say "$package cannot be fetched: the tests with it will be skipped"
     return 0
   }
-  rm -rf "$deps/prometheus"
-  dpkg-deb -x "$scratch"/prometheus_*.deb "$deps/prometheus"
-  touch "$stamp"
+  rm -rf "$folder"
+  dpkg-deb -x "$scratch/$package"_*.deb "$folder"
+  touch "$folder/.stamp"
 }
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 ((with_apt)) && install_apt_packages
+if ((with_torch || with_cuda || with_nat)); then mkdir -p "$deps"; fi
 if ((with_torch || with_cuda)); then
   pick_python
-  mkdir -p "$deps"
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
 fi
 if ((with_cuda)); then install_cuda; fi
@@ -183,7 +189,8 @@ if ((with_torch)); then
   install_torch
   if ((with_interop)); then
     install_interop
-    ((with_apt)) && install_prometheus
+    ((with_apt)) && unpack_package prometheus prometheus
   fi
 fi
+if ((with_nat && with_apt)); then unpack_package miniupnpd-nftables miniupnpd; fi
 exit 0

@@ -47,6 +47,7 @@ else
   cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON)
   install_options+=(--cuda)
   ((interop)) && install_options+=(--interop)
+  ((all)) && install_options+=(--nat)
 fi
 
 # count_tests REPORT: the last line, from CTest's JUnit report; fails when a test did.

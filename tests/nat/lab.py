@@ -42,7 +42,8 @@ class World:
         self.logs = pathlib.Path(logs or self.slot.folder)
         self.logs.mkdir(parents=True, exist_ok=True)
         self.hosts, self._processes = {}, []
-        self._sites, self._emulator = itertools.count(1), None
+        self._sites = itertools.count(1)
+        self.emulator = None  # of slow links, where there are any
         self.core = Router(self.slot, "core", None, DUAL)
         self.core.forward()
         self.core.nft(CUTS)
@@ -56,8 +57,8 @@ class World:
     def close(self):
         for process in reversed(self._processes):
             process.stop()
-        if self._emulator:
-            self._emulator.close()
+        if self.emulator:
+            self.emulator.close()
         self.slot.release()
 
     # ---- Hosts
@@ -106,8 +107,8 @@ class World:
             raise namespaces.LabError(f"a world has at most {SITES} sites")
         node.site, node.port = site, f"p{site}"
         if link:
-            self._emulator = self._emulator or Emulator()
-            node.link = self._emulator.connect(node.namespace, interface, self.core.namespace, node.port, link)
+            self.emulator = self.emulator or Emulator()
+            node.link = self.emulator.connect(node.namespace, interface, self.core.namespace, node.port, link)
         else:
             namespaces.ip([f"link add {interface} netns {node.namespace} type veth "
                            f"peer name {node.port} netns {self.core.namespace}"])

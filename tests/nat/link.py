@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 
 import namespaces
+from process import processor_seconds
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EMULATOR = "cohive-link-emulator"
@@ -58,6 +59,9 @@ class Emulator:
         if word != "ok":
             raise namespaces.LabError(f"{EMULATOR}: {rest or 'it ended'} ({command})")
         return rest
+
+    def processor_seconds(self):
+        return processor_seconds(self._process.pid)
 
     def close(self):
         self._process.communicate()

@@ -159,9 +159,15 @@ class Links {
   void take(Direction& direction) {
     for (int i = 0; i < kFramesAtOnce; ++i) {
       const ssize_t size = ::read(direction.device.get(), buffer_.data(), buffer_.size());
+      if (size < 0 && errno != EAGAIN && errno != EINTR) return forget(direction);
       if (size <= 0) return;
       accept(direction, {buffer_.data(), static_cast<std::size_t>(size)});
     }
+  }
+
+  /// The device is gone, with its namespace or without. Its descriptor would be ready for ever, and wake us each time.
+  void forget(const Direction& direction) {
+    if (::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, direction.device.get(), nullptr) != 0) fail("epoll_ctl");
   }
 
   void accept(Direction& direction, std::string_view frame) {

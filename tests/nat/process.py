@@ -12,6 +12,12 @@ STOPPING = 5  # seconds from SIGTERM to SIGKILL
 SHOWN = 2000  # characters of a log in an error
 
 
+def processor_seconds(pid):
+    """The time that a process has computed until now."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 class ProcessError(RuntimeError):
     """A program did not do what was waited for; with the end of what it printed."""
 
@@ -73,8 +79,7 @@ class Process:
         return tuple(1024 * int(re.search(rf"^{field}:\s+(\d+)", status, re.M)[1]) for field in ("VmRSS", "VmHWM"))
 
     def processor_seconds(self):
-        fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        return processor_seconds(self.pid)
 
     def _error(self, text):
         return ProcessError(f"{self.command[2] if 'nsenter' in self.command[0] else self.command[0]} {text}; the end of {self.log}:\n"

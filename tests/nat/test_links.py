@@ -83,6 +83,15 @@ def test_a_link_changes_while_it_is_used(world):
     assert flood(left, right) == []
 
 
+def test_an_interface_that_is_gone_costs_nothing_and_the_other_links_go_on(world):
+    left, right, public = world.host("left", link=Link()), world.host("right", link=Link(delay=1)), world.host("public")
+    left.ip(["link del eth0"])
+    began = world.emulator.processor_seconds()
+    assert max(round_trips(right, probe.Observer(public), 3)) < 0.1
+    time.sleep(1)
+    assert world.emulator.processor_seconds() - began < 0.5
+
+
 def streamed(sender, receiver, seconds):
     """Mbit/s of one TCP connection as they arrive, of each second."""
     server = receiver.start(["iperf3", "--server", "--one-off", "--forceflush", "--format", "m"])

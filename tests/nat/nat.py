@@ -69,7 +69,7 @@ table {family} lab_filter {{
   chain input {{
     type filter hook input priority filter; policy accept;
     # Dropped, not refused: a connection tracked here would take the port from the one that a host is about to open.
-    iifname "wan" meta l4proto {{ tcp, udp }} ct state new drop
+    iifname "wan" meta l4proto {{ tcp, udp }} ct state {{ new, invalid }} drop
   }}
 }}"""
 
@@ -78,6 +78,10 @@ def _translation(kind, outer_address):
     newline = "\n    "
     return f"""
 table ip lab_nat {{
+  chain leakage {{
+    type filter hook forward priority filter
+    oifname "wan" ct state invalid drop  # it would go out untranslated
+  }}
   {"".join(_memory(protocol) for protocol in PROTOCOLS)}
   chain postrouting {{
     type nat hook postrouting priority srcnat

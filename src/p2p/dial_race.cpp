@@ -51,6 +51,13 @@ bool DialRace::may_start() const {
   return !waiting_.empty() && running_ < kMaxParallel;
 }
 
+/// A peer that is reached through a relay, too, is likely to be behind an address translator. A dial that it drops
+/// would leave a half-open entry in ours, which spoils the pair of listening ports for hole punching for minutes.
+SourcePort DialRace::source_port() const {
+  const bool relayed = std::any_of(seen_.begin(), seen_.end(), [](const Multiaddr& one) { return one.is_circuit(); });
+  return relayed ? SourcePort::any : SourcePort::listening;
+}
+
 Error DialRace::failure() const {
   if (failures_.size() == 1) return failures_.front();
   if (!failures_.empty()) {
@@ -82,7 +89,7 @@ Task<Result<>> DialRace::run(Deadline deadline) {
 }
 
 Task<void> DialRace::dial(DialRace& race, Multiaddr address, Deadline deadline) {
-  auto result = co_await race.dial_(address, deadline);
+  auto result = co_await race.dial_(address, deadline, race.source_port());
   --race.running_;
   if (!result) {
     if (race.failures_.size() < kMaxFailuresNamed) race.failures_.push_back(result.error());

@@ -11,11 +11,15 @@
 
 namespace cohive::p2p {
 
+/// The port that a dial comes from: one that we listen on, where the transport does that, or any.
+enum class SourcePort { listening, any };
+
 /// Dials the addresses of one peer until one answers. The next one starts when the one before fails or has had its
 /// head start. Lives in the coroutine that runs it.
 class DialRace {
  public:
-  using Dial = std::function<Task<Result<>>(Multiaddr, Deadline)>;
+  /// \param from  the source port: see source_port()
+  using Dial = std::function<Task<Result<>>(Multiaddr, Deadline, SourcePort from)>;
   DialRace(Self& self, ConnectionTable& table, PeerId peer, Dial dial);
   DialRace(const DialRace&) = delete;
   DialRace& operator=(const DialRace&) = delete;
@@ -39,6 +43,7 @@ class DialRace {
  private:
   static Task<void> dial(DialRace& race, Multiaddr address, Deadline deadline);
   bool may_start() const;
+  SourcePort source_port() const;
   Error failure() const;
 
   Self& self_;

@@ -43,14 +43,14 @@ transport::Transport* Dialler::transport_for(const Multiaddr& address) const {
 
 // ---- One address
 
-Task<Result<>> Dialler::dial(PeerId peer, Multiaddr address, Deadline deadline) {
-  auto result = co_await address_dials_.join({peer, address}, deadline,
-                                             [this, peer, address] { return dial_now(*this, peer, address); });
+Task<Result<>> Dialler::dial(PeerId peer, Multiaddr address, SourcePort from, Deadline deadline) {
+  auto result = co_await address_dials_.join(
+      {peer, address}, deadline, [this, peer, address, from] { return dial_now(*this, peer, address, from); });
   if (!result) co_return result.error().with_peer(peer);
   co_return ok();
 }
 
-Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr address) {
+Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr address, SourcePort from) {
   Self& self = dialler.self_;
   // A circuit's relay may have to be dialled meanwhile, which takes a slot of its own.
   Semaphore::Units slot;
@@ -66,8 +66,9 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
     explicit Active(Gauge g) : gauge(g) { gauge.add(1); }
     ~Active() { gauge.add(-1); }
   } active(self.metrics.dials_active);
-  auto connection =
-      co_await transport->dial(address, {.expected = peer, .deadline = self.runtime.after(self.options.dial_timeout)});
+  auto connection = co_await transport->dial(address, {.expected = peer,
+                                                       .deadline = self.runtime.after(self.options.dial_timeout),
+                                                       .from_listen_port = from == SourcePort::listening});
   if (!connection) {
     self.metrics.dials_failed.increment();
     dialler.backoff_.failed(peer, address);
@@ -90,8 +91,8 @@ std::optional<Result<>> Dialler::settled(const PeerId& peer) const {
 }
 
 DialRace Dialler::race(const PeerId& peer) {
-  return DialRace(self_, table_, peer, [this, peer](Multiaddr address, Deadline deadline) {
-    return dial(peer, std::move(address), deadline);
+  return DialRace(self_, table_, peer, [this, peer](Multiaddr address, Deadline deadline, SourcePort from) {
+    return dial(peer, std::move(address), from, deadline);
   });
 }
 
@@ -122,12 +123,15 @@ Task<Result<>> Dialler::connect_by(PeerId peer, KnownAddress address, Deadline d
   co_return co_await race.run(deadline);
 }
 
-Task<Result<>> Dialler::dial_beside(PeerId peer, Multiaddr address, transport::Role role, Deadline deadline) {
+Task<Result<>> Dialler::dial_beside(PeerId peer, Multiaddr address, transport::Role role, SourcePort from,
+                                    Deadline deadline) {
   const auto slot = co_await slots_.acquire(1, deadline);
   if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial");
   transport::Transport* transport = transport_for(address);
   if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
-  auto connection = co_await transport->dial(address, {.expected = peer, .deadline = deadline, .role = role});
+  auto connection = co_await transport->dial(
+      address,
+      {.expected = peer, .deadline = deadline, .from_listen_port = from == SourcePort::listening, .role = role});
   if (!connection) co_return connection.error();
   auto added = table_.add(std::move(*connection));
   if (added) book_.add_verified(peer, address);

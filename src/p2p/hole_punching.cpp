@@ -86,8 +86,8 @@ std::vector<Multiaddr> HolePunching::own_addresses() const {
   return result;
 }
 
-/// By the specification the peer that dialled the circuit begins the handshake. go-libp2p before 0.41, thus p2pd, has it
-/// the other way round, and later ones come back to that in the last round. Peers of our kind settle it themselves.
+/// By the specification the peer that dialled the circuit begins the handshake. go-libp2p before 0.41, thus p2pd, has
+/// it the other way round, and later ones come back to that in the last round. Peers of our kind settle it themselves.
 transport::Role HolePunching::role(const PeerId& peer, End end, bool last) const {
   using transport::Role;
   const ConnectedPeer* known = table_.find(peer);
@@ -110,20 +110,20 @@ struct Dials {
 
 /// Dials all at once; true as soon as the peer is connected directly, whoever of both has done it.
 Task<bool> HolePunching::dial_all(HolePunching& punching, PeerId peer, std::vector<Multiaddr> addresses,
-                                  transport::Role role) {
+                                  transport::Role role, SourcePort from) {
   Dials dials{addresses.size(), Event(punching.self_.runtime, "hole punching")};
   const auto added = punching.table_.added_signal().subscribe([&dials, peer](const ConnectionEntryPtr& entry) {
     if (entry->connection->peer() == peer && !is_relayed(*entry)) dials.done.set();
   });
-  auto one = [](Dialler& dialler, PeerId to, Multiaddr address, transport::Role as, Deadline limit,
+  auto one = [](Dialler& dialler, PeerId to, Multiaddr address, transport::Role as, SourcePort port, Deadline limit,
                 Dials& state) -> Task<void> {
-    (void)co_await dialler.dial_beside(to, std::move(address), as, limit);
+    (void)co_await dialler.dial_beside(to, std::move(address), as, port, limit);
     if (--state.running == 0) state.done.set();
   };
   const Deadline deadline = punching.self_.runtime.after(kDialTimeout);
   Nursery nursery(punching.self_.runtime, "hole punching");
   for (auto& address : addresses)
-    nursery.spawn(one(punching.dialler_, peer, std::move(address), role, deadline, dials), "punch");
+    nursery.spawn(one(punching.dialler_, peer, std::move(address), role, from, deadline, dials), "punch");
   // Also without any dial of ours, the peer's may come through.
   (void)co_await dials.done.wait(deadline);
   co_return punching.table_.direct(peer) != nullptr;
@@ -153,7 +153,8 @@ Task<void> HolePunching::replace(HolePunching& punching, ConnectionEntryPtr circ
   std::vector<Multiaddr> open;
   for (const auto& address : punching.book_.addresses(peer))
     if (is_target(address) && open.size() < kMaxAddresses) open.push_back(address);
-  if (!open.empty() && co_await dial_all(punching, peer, std::move(open), transport::Role::initiator))
+  // From any port: a dial that the peer's router drops must not spoil the punching to come, see DialRace.
+  if (!open.empty() && co_await dial_all(punching, peer, std::move(open), transport::Role::initiator, SourcePort::any))
     co_return punching.count(peer, true);
 
   const ConnectedPeer* known = punching.table_.find(peer);
@@ -200,9 +201,8 @@ Task<bool> HolePunching::punch(HolePunching& punching, ConnectionEntryPtr circui
 
 bool HolePunching::dialled_by_circuit(const PeerId& peer) const {
   const ConnectedPeer* known = table_.find(peer);
-  return known && std::any_of(known->connections.begin(), known->connections.end(), [](const auto& entry) {
-           return is_relayed(*entry) && entry->connection->outbound();
-         });
+  return known && std::any_of(known->connections.begin(), known->connections.end(),
+                              [](const auto& entry) { return is_relayed(*entry) && entry->connection->outbound(); });
 }
 
 Task<void> HolePunching::answer(transport::StreamPtr stream) {

@@ -33,7 +33,7 @@ class HolePunching {
   static Task<bool> punch(HolePunching& punching, ConnectionEntryPtr circuit, bool last);
   Task<void> answer(transport::StreamPtr stream);
   static Task<bool> dial_all(HolePunching& punching, PeerId peer, std::vector<Multiaddr> addresses,
-                             transport::Role role);
+                             transport::Role role, SourcePort from = SourcePort::listening);
   bool dialled_by_circuit(const PeerId& peer) const;
   transport::Role role(const PeerId& peer, End end, bool last) const;
   std::vector<Multiaddr> own_addresses() const;

@@ -2,6 +2,11 @@
 
 import asyncio
 import contextlib
+import json
+import re
+import subprocess
+import types
+import urllib.request
 
 import pytest
 
@@ -29,9 +34,17 @@ async def hidden_cohive(swarm, relay):
     return peer, relays[0]
 
 
+class EagerP2P(P2P):
+    """Reserves with its trusted relays at once: p2pd would wait for four candidates, or three minutes."""
+
+    @staticmethod
+    def _make_process_args(*arguments, **options):
+        return P2P._make_process_args(*arguments, relayDiscovery=0, **options)
+
+
 @contextlib.asynccontextmanager
-async def python(initial_peers=(), **options):
-    peer = await within(P2P.create(list(initial_peers), nat_port_map=False, auto_nat=False, **options))
+async def python(initial_peers=(), make=P2P, **options):
+    peer = await within(make.create(list(initial_peers), nat_port_map=False, auto_nat=False, **options))
     try:
         yield peer
     finally:
@@ -41,7 +54,7 @@ async def python(initial_peers=(), **options):
 @contextlib.asynccontextmanager
 async def hidden_python(relay):
     """A p2pd without any listener, which only the relay can call."""
-    async with python(use_auto_relay=True, trusted_relays=relay.addresses[:1], no_listen=True,
+    async with python(make=EagerP2P, use_auto_relay=True, trusted_relays=relay.addresses[:1], no_listen=True,
                       force_reachability="private") as peer:
         await peer.add_protobuf_handler("echo", echo, Tensor)
         yield peer
@@ -96,3 +109,38 @@ async def test_cohive_calls_python_through_either_relay(swarm, kind, size):  # n
         caller = await swarm.cohive()
         await connects(caller, through(relay, hidden))
         assert unpacked(await caller.unary(hidden.peer_id, "echo", packed(bytes(size)))) == bytes(size)
+
+
+@contextlib.contextmanager
+def bootstrap_relay(program):
+    """A cohive-bootstrap that relays: its addresses and metrics."""
+    command = [program("cohive-bootstrap"), "--relay", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json",
+               "--metrics-address", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = json.loads(process.stdout.readline())
+            yield types.SimpleNamespace(addresses=line["initial_peers"], metrics=line["metrics"])
+        finally:
+            process.terminate()
+
+
+def metric(relay, name):
+    with urllib.request.urlopen(relay.metrics, timeout=10) as answer:
+        return float(re.search(rf"^{name} (\S+)$", answer.read().decode(), re.M)[1])
+
+
+async def test_python_calls_python_through_a_bootstrap_node_of_cohive(program):
+    with bootstrap_relay(program) as relay:
+        async with hidden_python(relay) as hidden:
+
+            async def reserved():
+                return metric(relay, "cohive_p2p_relay_reservations") == 1
+
+            await until(reserved)
+            async with python([through(relay, hidden)]) as caller:
+                for size in (5, 1_000_000):  # the second is more than a p2pd would carry
+                    request = message(bytes(size))
+                    reply = await within(caller.call_protobuf_handler(hidden.peer_id, "echo", request, Tensor))
+                    assert reply.buffer == bytes(size)
+                assert metric(relay, "cohive_p2p_relay_circuits") == 1
+                assert metric(relay, "cohive_p2p_relay_bytes_total") > 2_000_000

@@ -33,6 +33,21 @@ if(COHIVE_IPSEC_MB)
   endif()
 endif()
 
+# Asking routers for ports; without these libraries a port is forwarded by hand.
+option(COHIVE_PORT_MAPPING "use miniupnpc and libnatpmp where they are installed" ON)
+set(COHIVE_PORT_MAPPING_PACKAGES)
+set(COHIVE_PORT_MAPPING_TARGETS)
+if(COHIVE_PORT_MAPPING)
+  foreach(package NatPmp MiniUpnpc)
+    find_package(${package} QUIET)
+    if(${package}_FOUND)
+      list(APPEND COHIVE_PORT_MAPPING_PACKAGES ${package})
+      list(APPEND COHIVE_PORT_MAPPING_TARGETS ${package}::${package})
+      message(STATUS "cohive: port mapping by ${${package}_LIBRARY}")
+    endif()
+  endforeach()
+endif()
+
 # cohive_wanted(OUT OPTION): what an AUTO/ON/OFF option says, as one of these three words.
 function(cohive_wanted out option)
   set(value "${${option}}")

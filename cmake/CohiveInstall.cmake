@@ -27,5 +27,6 @@ configure_package_config_file(cmake/cohiveConfig.cmake.in cohiveConfig.cmake INS
                               NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file(cohiveConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfigVersion.cmake"
-              cmake/FindCudaRuntime.cmake cmake/FindIPSecMB.cmake cmake/FindLibTorch.cmake cmake/FindSodium.cmake
+              cmake/FindCudaRuntime.cmake cmake/FindIPSecMB.cmake cmake/FindLibTorch.cmake cmake/FindMiniUpnpc.cmake
+              cmake/FindNatPmp.cmake cmake/FindSodium.cmake
         DESTINATION "${package_dir}")

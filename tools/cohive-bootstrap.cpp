@@ -28,6 +28,7 @@ struct Options {
   int refresh_period = 30;
   transport::BandwidthLimits limits;
   std::optional<p2p::Reachability> force_reachability;
+  bool nat_port_map = true;
   RelayUse relay_use;
   RelayService relay_service;
   log::Options log;
@@ -201,6 +202,7 @@ int run(const Options& options) {
   host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
   host_options.force_reachability = options.force_reachability;
+  host_options.nat_port_map = options.nat_port_map;
   apply(options.relay_use, host_options);
   apply(options.relay_service, host_options);
   auto initial = parse_initial_peers(initial_peers(options.initial_peers));
@@ -234,6 +236,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 86400));
   app.add_flag("--json", options.json, "print how to join as one JSON object");
   add_reachability_option(app, options.force_reachability);
+  add_port_mapping_option(app, options.nat_port_map);
   add_relay_use_options(app, options.relay_use);
   add_relay_service_options(app, options.relay_service);
   add_bandwidth_options(app, options.limits);

@@ -20,6 +20,7 @@ apt_packages=(
   clang-19 cmake ninja-build ccache mold pkg-config git ca-certificates
   libssl-dev libsodium-dev libprotobuf-dev protobuf-compiler prometheus-cpp-dev nlohmann-json3-dev
   libcli11-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libminiupnpc-dev libnatpmp-dev # asking routers for ports
   bible-kjv python3 python3-venv python3-pip
 )
 # Debian 12 offers a Boost that will do beside its older default; later systems have one.

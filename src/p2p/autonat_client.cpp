@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cohive/core/log.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/multistream.hpp"
 #include "network_block.hpp"
@@ -38,6 +39,16 @@ Reachability ReachabilityVerdicts::conclusion(TimePoint now) {
 }
 
 // ---- The client
+
+Task<Result<DialBackResponse>> request_dial_back(transport::Stream& stream, DialBackRequest request,
+                                                 Deadline deadline) {
+  CO_TRY(co_await transport::write_message(stream, as_bytes(encode(request)), deadline));
+  transport::StreamReader reader(stream);
+  CO_TRY(const auto bytes, co_await reader.read_message(kMaxAutoNatMessage, deadline));
+  if (!bytes) co_return Error(cohive::Errc::end_of_stream, stream.peer(), "dial-back response");
+  stream.close_write();
+  co_return parse_dial_back_response(*bytes);
+}
 
 AutoNatClient::AutoNatClient(Self& self, ConnectionTable& table, Identify& identify, const Inbound& inbound,
                              ObservedAddresses& observed, const OwnAddresses& own)
@@ -107,18 +118,9 @@ Task<Result<DialBackResponse>> AutoNatClient::ask(AutoNatClient& client, PeerId 
       request.addresses.push_back(address);
   const auto entry = client.table_.best(server);
   if (!entry) co_return Error(cohive::Errc::closed, server);
-  auto stream = entry->connection->open_stream();
-  if (!stream) co_return stream.error();
-  auto agreed = co_await transport::select_one_of(**stream, {kAutoNatProtocol}, deadline);
-  if (!agreed) co_return agreed.error();
-  auto sent = co_await transport::write_message(**stream, as_bytes(encode(request)), deadline);
-  if (!sent) co_return sent.error();
-  transport::StreamReader reader(**stream);
-  auto bytes = co_await reader.read_message(kMaxAutoNatMessage, deadline);
-  if (!bytes) co_return bytes.error();
-  if (!*bytes) co_return Error(cohive::Errc::end_of_stream, server, "dial-back response");
-  (*stream)->close_write();
-  co_return parse_dial_back_response(**bytes);
+  CO_TRY(auto stream, entry->connection->open_stream());
+  CO_TRY(co_await transport::select_one_of(*stream, {kAutoNatProtocol}, deadline));
+  co_return co_await request_dial_back(*stream, std::move(request), deadline);
 }
 
 void AutoNatClient::take(const PeerId& server, const Result<DialBackResponse>& response) {
@@ -148,6 +150,12 @@ void AutoNatClient::take(const PeerId& server, const Result<DialBackResponse>& r
   if (conclusion_ == Reachability::public_ && response->status == proto::AutoNat::OK && response->address)
     observed_.add_reached(*response->address);
   if (conclusion_ != before) concluded_.emit(conclusion_);
+}
+
+void AutoNatClient::ask_again() {
+  verdicts_.clear();
+  asked_.clear();
+  news_.notify_all();
 }
 
 /// What was said is about another place.

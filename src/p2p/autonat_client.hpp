@@ -33,11 +33,16 @@ class ReachabilityVerdicts {
   std::unordered_map<std::uint64_t, Verdict> verdicts_;
 };
 
+/// Sends a request on a stream of its own and waits for the answer.
+Task<Result<DialBackResponse>> request_dial_back(transport::Stream& stream, DialBackRequest request, Deadline deadline);
+
 class AutoNatClient {
  public:
   AutoNatClient(Self& self, ConnectionTable& table, Identify& identify, const Inbound& inbound,
                 ObservedAddresses& observed, const OwnAddresses& own);
   void close() { tasks_.cancel(); }
+  /// What was said before says little: there is another way in now. Asks again soon, and believes the old until then.
+  void ask_again();
 
   Reachability conclusion() const noexcept { return conclusion_; }
   Signal<Reachability>& concluded() noexcept { return concluded_; }

@@ -11,6 +11,7 @@
 #include "inbound.hpp"
 #include "peer_routing.hpp"
 #include "ping.hpp"
+#include "port_mapping.hpp"
 #include "reachability_state.hpp"
 #include "relay_client.hpp"
 #include "relay_server.hpp"
@@ -19,6 +20,7 @@ namespace cohive::p2p {
 namespace {
 
 constexpr Duration kFarewell = 2s;  // for peers to take what they were sent and to end their side of connections
+constexpr Duration kUnmapping = 1s;  // for the router to forget our ports
 constexpr Duration kMeasurePeriod = 5s;
 
 /// A machine that allows few open files has fewer connections; each that is being set up takes one, too.
@@ -41,6 +43,7 @@ Connectivity over(transport::Network& network, const KeyPair& identity, const Ho
   Connectivity result;
   result.transports.push_back(transport::make_stream_transport(network, identity, options.transport));
   result.resolver = transport::make_resolver(network.runtime());
+  if (options.nat_port_map && !options.listen.empty()) result.port_mappers = make_port_mappers(network.runtime());
   return result;
 }
 
@@ -59,6 +62,7 @@ struct Host::Impl {
         inbound(self, dialler, table, own),
         identify(self, handlers, table, book, own),
         routing(self, handlers, table, book, dialler, identify, own),
+        port_mappings(self, inbound, own, connectivity.port_mappers),
         reachability(self, handlers, connectivity, table, inbound, identify, own),
         relays(self, handlers, table, book, dialler, identify, inbound, own, circuit_upgrader()),
         tasks(runtime, "host") {
@@ -70,6 +74,7 @@ struct Host::Impl {
     if (self.options.relay_service)
       relay_server.emplace(self, *self.options.relay_service, handlers, table, own);
     private_or_not = reachability.changed().subscribe([this](Reachability) { seek_relays(); });
+    mapped = port_mappings.changed().subscribe([this] { reachability.ask_again(); });
     suspected = reachability.suspecting().subscribe([this] { seek_relays(); });
   }
   ~Impl() {
@@ -89,7 +94,7 @@ struct Host::Impl {
 
   void end_waits() {
     const Error reason(Errc::host_closed);
-    private_or_not = suspected = nullptr;
+    private_or_not = suspected = mapped = nullptr;
     if (punching) punching->close();
     relays.close();
     reachability.close();
@@ -116,11 +121,12 @@ struct Host::Impl {
   Inbound inbound;
   Identify identify;
   PeerRouting routing;
+  PortMappings port_mappings;
   ReachabilityState reachability;
   RelayClient relays;
   std::optional<RelayServer> relay_server;
   std::optional<HolePunching> punching;
-  Subscription private_or_not, suspected;
+  Subscription private_or_not, suspected, mapped;
   TaskGroup tasks;
 };
 
@@ -135,6 +141,7 @@ Result<> Host::start() {
   if (!listening) return listening.error();
   if (impl_->punching) impl_->punching->start();
   impl_->routing.start();
+  impl_->port_mappings.start();
   impl_->reachability.start();
   if (!runtime().simulated()) impl_->tasks.spawn(Impl::measure(*impl_), "traffic metrics");
   return ok();
@@ -145,7 +152,10 @@ Task<void> Host::close() {
   impl_->inbound.close();
   impl_->end_waits();
   impl_->tasks.cancel();
-  co_await impl_->table.close(runtime().after(kFarewell));
+  std::vector<Task<void>> last;
+  last.push_back(impl_->port_mappings.close(runtime().after(kUnmapping)));
+  last.push_back(impl_->table.close(runtime().after(kFarewell)));
+  co_await when_all(runtime(), std::move(last));
   impl_->identify.close();
 }
 
@@ -171,6 +181,9 @@ Subscription Host::on_reachability(std::function<void(Reachability)> callback) {
 }
 Task<Result<Reachability>> Host::wait_for_reachability(Deadline deadline) {
   return impl_->reachability.wait(deadline);
+}
+std::vector<PortMapping> Host::port_mappings() const {
+  return impl_->port_mappings.current();
 }
 std::vector<HeldReservation> Host::relays() const {
   return impl_->relays.held();

@@ -21,6 +21,10 @@ class ReachabilityState {
   /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is between.
   bool suspected() const { return current_ == Reachability::unknown && warning_ != Warning::none; }
   Signal<>& suspecting() noexcept { return suspecting_; }
+  /// There is another way in than when peers were asked.
+  void ask_again() {
+    if (client_) client_->ask_again();
+  }
   /// Where peers outside see the ports that we listen on.
   std::vector<Multiaddr> observed() const { return observed_.candidates(); }
   /// Waits until it is known, see Host::wait_for_reachability.

@@ -43,6 +43,7 @@ p2p::HostOptions Membership::host_options() const {
   result.listen = options.client_mode ? std::vector<Multiaddr>() : parse_all(options.host_maddrs);
   result.announce = parse_all(options.announce_maddrs);
   result.routing_server = !options.client_mode;
+  result.nat_port_map = options.nat_port_map;
   result.use_relay = options.use_relay && !options.client_mode;
   result.trusted_relays = parse_all(options.trusted_relays);
   if (options.force_reachability.empty()) return result;

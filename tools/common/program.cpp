@@ -130,6 +130,10 @@ void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& fo
       ->check(CLI::IsMember({"public", "private"}));
 }
 
+void add_port_mapping_option(CLI::App& app, bool& nat_port_map) {
+  app.add_flag("!--no-nat-port-map", nat_port_map, "do not ask the router to forward the ports listened on");
+}
+
 void add_relay_use_options(CLI::App& app, RelayUse& use) {
   app.add_flag("--no-relay", use.none, "when no peer outside can connect, do without relays");
   app.add_option("--trusted-relays", use.trusted,

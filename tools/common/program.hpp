@@ -47,6 +47,8 @@ void add_relay_service_options(CLI::App& app, RelayService& service);
 /// The options of a host that these add up to; Exit with code 2 for bad addresses.
 void apply(const RelayUse& use, p2p::HostOptions& host);
 void apply(const RelayService& service, p2p::HostOptions& host);
+/// Adds --no-nat-port-map.
+void add_port_mapping_option(CLI::App& app, bool& nat_port_map);
 /// Adds --force-reachability.
 void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced);
 /// Of a number of bytes per second, as 2500000, 500K or 1.5M; at least 1K, less carries no handshake.

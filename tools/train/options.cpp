@@ -66,6 +66,7 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   app.add_flag("--use-relay,!--no-relay", o.swarm.use_relay, "be reached through relays when peers cannot dial this one (the default)");
   app.add_option("--trusted-relays", o.swarm.trusted_relays, "multiaddrs of relays to use before those that are met")
       ->delimiter(',');
+  app.add_flag("!--no-nat-port-map", o.swarm.nat_port_map, "do not ask the router to forward the ports listened on");
   app.add_option("--force-reachability", o.swarm.force_reachability, "public or private, where it is known; else it is found out")
       ->check(CLI::IsMember({"public", "private"}));
   add_seconds(app, "--bootstrap-timeout", o.swarm.bootstrap_timeout, "seconds of one attempt to join (default 15)", 1, 600);

@@ -14,6 +14,7 @@
 #include "cohive/core/multiaddr.hpp"
 #include "cohive/core/signal.hpp"
 #include "cohive/core/task_group.hpp"  // IWYU pragma: export
+#include "cohive/p2p/port_mapper.hpp"
 #include "cohive/p2p/reachability.hpp"
 #include "cohive/p2p/relay.hpp"
 #include "cohive/transport/resolver.hpp"
@@ -53,6 +54,8 @@ struct HostOptions {
   bool autonat = true;
   /// What is known about reachability without asking; nullopt: ask.
   std::optional<Reachability> force_reachability;
+  /// Have the router forward the IPv4 ports that we listen on, unless only this machine can connect to them.
+  bool nat_port_map = true;
   /// Of so many networks peers must see us at an address before it is announced, unless a dial-back has reached it.
   std::size_t observed_confirmations = 4;
   /// Relay other peers' connections within these bounds; nullopt: do not.
@@ -93,6 +96,7 @@ using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 struct Connectivity {
   transport::Transports transports;  ///< under the host's identity; the first one that handles an address dials it
   std::unique_ptr<transport::Resolver> resolver;
+  PortMappers port_mappers = {};  ///< ways to ask the router for ports, in the order in which they are tried
 };
 
 class Host {
@@ -122,6 +126,8 @@ class Host {
   [[nodiscard]] Subscription on_reachability(std::function<void(Reachability)> callback);
   /// Waits until reachability() is known; Errc::timeout when it is not by then.
   Task<Result<Reachability>> wait_for_reachability(Deadline deadline);
+  /// The ports that a router forwards to us now.
+  std::vector<PortMapping> port_mappings() const;
   /// The relays through which peers reach us now.
   std::vector<HeldReservation> relays() const;
   Traffic traffic() const;

@@ -78,4 +78,15 @@ struct HostMetrics {
   static constexpr const char* kLookups = "Walks through peer routing in search of a peer's addresses.";
 };
 
+/// Of the ports that a router forwards to a host.
+struct PortMappingMetrics {
+  explicit PortMappingMetrics(Metrics& metrics)
+      : nat_pmp(metrics.gauge("cohive_p2p_ports_mapped", kHelp, {{"protocol", "nat-pmp"}})),
+        upnp(metrics.gauge("cohive_p2p_ports_mapped", kHelp, {{"protocol", "upnp"}})) {}
+  Gauge nat_pmp, upnp;
+
+ private:
+  static constexpr const char* kHelp = "Ports that a router forwards to this host.";
+};
+
 }  // namespace cohive::p2p

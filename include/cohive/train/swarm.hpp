@@ -35,6 +35,7 @@ struct SwarmOptions {
   bool use_relay = true;
   std::vector<std::string> trusted_relays;  ///< multiaddrs with /p2p; besides them, connected peers that relay
   std::string force_reachability;           ///< "public" or "private", where it is known; empty: find out
+  bool nat_port_map = true;  ///< have the router forward the ports of host_maddrs (docs/connectivity.md)
   std::string metrics_address;       ///< "host:port" to serve /metrics, /healthz, /readyz; empty: none
   double max_upload = 0;             ///< bytes per second of all connections together; 0: no limit
   double max_download = 0;           ///< the same

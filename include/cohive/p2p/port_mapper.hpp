@@ -1,0 +1,48 @@
+/// \file
+/// Asking routers to forward a port to this machine. See docs/connectivity.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/runtime.hpp"
+
+namespace cohive::p2p {
+
+/// A TCP port of a router that is forwarded to one of this machine.
+struct PortMapping {
+  std::uint16_t inside = 0;
+  Multiaddr outside;    ///< "/ip4/<router>/tcp/<port>"
+  Duration lifetime{};  ///< until the router forgets it, unless it is renewed
+
+  friend bool operator==(const PortMapping&, const PortMapping&) = default;
+};
+
+inline constexpr std::string_view kNatPmp = "nat-pmp", kUpnp = "upnp";
+
+/// One way to ask for mappings. Its answers take seconds at most, and never the loop's time. The calls of one mapper
+/// come one after the other; one that is dropped goes on unseen.
+class PortMapper {
+ public:
+  virtual ~PortMapper() = default;
+  /// Returns kNatPmp or kUpnp.
+  virtual std::string_view protocol() const = 0;
+  /// Asks for a mapping, or renews the one that there is.
+  /// \param inside    the port of this machine
+  /// \param wanted    the outer port; the router may choose another one
+  /// \param lifetime  to be granted; a router may grant less
+  /// Errors: Errc::not_found when no router speaks the protocol, Errc::cancelled when one refuses, Errc::malformed.
+  virtual Task<Result<PortMapping>> map(std::uint16_t inside, std::uint16_t wanted, Duration lifetime) = 0;
+  virtual Task<Result<>> unmap(PortMapping mapping) = 0;
+};
+
+using PortMappers = std::vector<std::unique_ptr<PortMapper>>;
+
+/// Those that this build has, in the order in which they had better be tried: NAT-PMP, UPnP. None under simulation.
+PortMappers make_port_mappers(Runtime& runtime);
+
+}  // namespace cohive::p2p

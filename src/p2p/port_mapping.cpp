@@ -1,0 +1,156 @@
+#include "port_mapping.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr Duration kLifetime = 10min;      // a port of a peer that crashed is soon its router's again
+constexpr Duration kShortestPause = 5s;    // whatever lifetime a router grants
+constexpr Duration kRetry = 1min;          // after a failure; doubled with each
+constexpr Duration kLongestRetry = 30min;  // the machine may come to another network
+constexpr std::size_t kMaxPorts = 4;
+
+/// The IPv4 ports that other machines may connect to; IPv6 is not translated.
+std::vector<std::uint16_t> ports_to_map(const std::vector<Multiaddr>& bound) {
+  std::set<std::uint16_t> ports;
+  for (const auto& address : bound) {
+    const auto endpoint = address.tcp_endpoint();
+    if (endpoint && endpoint->host_code == Multiaddr::ip4 && address.scope() != Multiaddr::Scope::loopback &&
+        ports.size() < kMaxPorts)
+      ports.insert(endpoint->port);
+  }
+  return {ports.begin(), ports.end()};
+}
+
+}  // namespace
+
+PortMappings::PortMappings(Self& self, const Inbound& inbound, OwnAddresses& own, PortMappers& mappers)
+    : self_(self),
+      inbound_(inbound),
+      own_(own),
+      mappers_(mappers),
+      metrics_(self.runtime.metrics()),
+      tasks_(self.runtime, "port mapping") {
+  own.add_source([this] {
+    std::vector<Multiaddr> result;
+    for (const auto& [port, held] : held_) result.push_back(held.mapping.outside);
+    return result;
+  });
+}
+
+PortMappings::~PortMappings() {
+  for (const auto& [port, held] : held_) gauge(*held.mapper).add(-1);
+}
+
+Gauge PortMappings::gauge(const PortMapper& mapper) const {
+  return mapper.protocol() == kUpnp ? metrics_.upnp : metrics_.nat_pmp;
+}
+
+void PortMappings::start() {
+  auto ports = ports_to_map(inbound_.bound());
+  if (self_.options.nat_port_map && !ports.empty() && !mappers_.empty())
+    tasks_.spawn(keep(*this, std::move(ports)), "map ports");
+}
+
+std::vector<PortMapping> PortMappings::current() const {
+  std::vector<PortMapping> result;
+  for (const auto& [port, held] : held_) result.push_back(held.mapping);
+  return result;
+}
+
+Task<void> PortMappings::keep(PortMappings& mappings, std::vector<std::uint16_t> ports) {
+  Runtime& runtime = mappings.self_.runtime;
+  Duration retry = kRetry;
+  for (;;) {
+    bool all = true;
+    for (const auto port : ports) all &= co_await map(mappings, port);
+    TimePoint next = runtime.now() + (all ? kLifetime : retry);
+    for (const auto& [port, held] : mappings.held_) next = std::min(next, held.renew_at);
+    retry = all ? kRetry : std::min(2 * retry, kLongestRetry);
+    co_await runtime.sleep_until(std::max(next, runtime.now() + kShortestPause));
+  }
+}
+
+/// The mapper that has mapped the port before comes first.
+std::vector<PortMapper*> PortMappings::order(std::uint16_t port) const {
+  const auto at = held_.find(port);
+  PortMapper* const proven = at == held_.end() ? nullptr : at->second.mapper;
+  std::vector<PortMapper*> result;
+  if (proven) result.push_back(proven);
+  for (const auto& mapper : mappers_)
+    if (mapper.get() != proven) result.push_back(mapper.get());
+  return result;
+}
+
+Task<bool> PortMappings::map(PortMappings& mappings, std::uint16_t port) {
+  Runtime& runtime = mappings.self_.runtime;
+  std::string reasons;
+  for (PortMapper* mapper : mappings.order(port)) {
+    const auto before = mappings.held_.find(port);
+    const std::uint16_t wanted =
+        before == mappings.held_.end() ? port : before->second.mapping.outside.tcp_endpoint()->port;
+    auto mapping = co_await mapper->map(port, wanted, kLifetime);
+    // Behind two routers, the outer address of the first one leads nowhere.
+    if (mapping && (!mapping->outside.tcp_endpoint() || mapping->outside.scope() != Multiaddr::Scope::public_)) {
+      (void)co_await mapper->unmap(*mapping);
+      mapping = Error(cohive::Errc::not_found,
+                      "the router's own address, " + mapping->outside.text() + ", is not a public one");
+    }
+    if (mapping) {
+      const TimePoint now = runtime.now();
+      mappings.set(port, Held{mapper, *mapping, now + mapping->lifetime / 2, now + mapping->lifetime});
+      co_return true;
+    }
+    reasons += (reasons.empty() ? "" : "; ") + std::string(mapper->protocol()) + ": " + mapping.error().message();
+  }
+  if (const auto at = mappings.held_.find(port); at != mappings.held_.end()) {
+    at->second.renew_at = at->second.expires;
+    if (at->second.expires <= runtime.now()) mappings.set(port, std::nullopt);
+  }
+  mappings.failed(reasons);
+  co_return false;
+}
+
+void PortMappings::set(std::uint16_t port, std::optional<Held> held) {
+  const auto before = held_.find(port);
+  const bool had = before != held_.end();
+  const bool moved = had != held.has_value() || (had && before->second.mapping.outside != held->mapping.outside);
+  if (had) gauge(*before->second.mapper).add(-1);
+  if (had) held_.erase(before);
+  if (held) {
+    gauge(*held->mapper).add(1);
+    if (moved)
+      log::info("p2p", "the router forwards {} to this node ({})", held->mapping.outside.text(),
+                held->mapper->protocol());
+    told_ = false;
+    held_.insert_or_assign(port, std::move(*held));
+  }
+  if (!moved) return;
+  own_.notify();
+  changed_.emit();
+}
+
+/// Once: most machines have no such router.
+void PortMappings::failed(const std::string& reasons) {
+  if (!std::exchange(told_, true)) log::debug("p2p", "no router forwards a port to this node: {}", reasons);
+}
+
+Task<void> PortMappings::close(Deadline deadline) {
+  tasks_.cancel();
+  if (held_.empty()) co_return;
+  for (const auto& [port, held] : held_) gauge(*held.mapper).add(-1);
+  auto unmapped = co_await within(self_.runtime, deadline, unmap_all(std::exchange(held_, {})), "unmapping ports");
+  if (!unmapped) log::debug("p2p", "the router keeps its forwarded ports for a while: {}", unmapped.error());
+}
+
+Task<void> PortMappings::unmap_all(std::map<std::uint16_t, Held> held) {
+  for (auto& [port, one] : held) (void)co_await one.mapper->unmap(std::move(one.mapping));
+}
+
+}  // namespace cohive::p2p

@@ -1,6 +1,8 @@
 #include "circuit_message.hpp"
 
 #include "cohive/core/signed_envelope.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/p2p/errors.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -14,6 +16,18 @@ const Multiaddr& circuit_part() {
 }
 
 }  // namespace
+
+Task<Result<proto::Hop>> request_reservation(transport::Stream& stream, Deadline deadline) {
+  proto::Hop request;
+  request.set_type(proto::Hop::RESERVE);
+  CO_TRY(co_await transport::write_message(stream, as_bytes(request.SerializeAsString()), deadline));
+  CO_TRY(auto reply, co_await read_relay_message<proto::Hop>(stream, deadline));
+  stream.close_write();
+  if (reply.type() != proto::Hop::STATUS || reply.status() != proto::RELAY_OK)
+    co_return Error(Errc::relay_refused, stream.peer(),
+                    reply.has_status() ? proto::RelayStatus_Name(reply.status()) : "an unknown status");
+  co_return reply;
+}
 
 CircuitLimit limit_of(const proto::RelayLimit& limit) {
   return {std::chrono::seconds(limit.duration()), limit.data()};

@@ -38,6 +38,9 @@ Task<Result<Message>> read_relay_message(transport::Stream& stream, Deadline dea
   co_return parse_relay_message<Message>(**bytes);
 }
 
+/// Asks a relay for a reservation on a stream of its own. Errc::relay_refused when it grants none.
+Task<Result<proto::Hop>> request_reservation(transport::Stream& stream, Deadline deadline);
+
 CircuitLimit limit_of(const proto::RelayLimit& limit);
 /// Writes a limit into a message, unless there is none.
 template <class Message>

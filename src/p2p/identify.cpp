@@ -5,8 +5,8 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/signed_record.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
-#include "cohive/proto/p2p.pb.h"
 #include "cohive/transport/multistream.hpp"
 
 namespace cohive::p2p {
@@ -38,6 +38,14 @@ Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
 }
 
 }  // namespace
+
+Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline deadline) {
+  CO_TRY(const auto bytes, co_await read_parts(stream, deadline));
+  proto::Identify message;
+  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
+    co_return Error(cohive::Errc::malformed, stream.peer(), "identify");
+  co_return message;
+}
 
 Identify::Identify(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, OwnAddresses& own)
     : self_(self), handlers_(handlers), table_(table), book_(book), own_(own), tasks_(self.runtime, "identify") {
@@ -126,7 +134,7 @@ Task<void> Identify::ask(Identify& identify, ConnectionEntryPtr entry) {
     if (!stream) co_return stream.error();
     auto agreed = co_await transport::select_one_of(**stream, {kIdentifyProtocol}, limit);
     if (!agreed) co_return agreed.error();
-    auto message = co_await read_parts(**stream, limit);
+    auto message = co_await read_identify(**stream, limit);
     if (!message) co_return message.error();
     (*stream)->close_write();
     ConnectedPeer* known = self.table_.find(on->connection->peer());
@@ -150,8 +158,11 @@ Task<void> Identify::receive_push(transport::StreamPtr stream) {
     self_.metrics.pushes_refused.increment();
     co_return;
   }
-  auto message = co_await read_parts(*stream, self_.runtime.after(self_.options.identify_timeout));
-  if (!message) co_return;
+  const auto message = co_await read_identify(*stream, self_.runtime.after(self_.options.identify_timeout));
+  if (!message) {
+    log::debug("p2p", "bad identify push: {}", message.error());
+    co_return;
+  }
   sender = table_.find(stream->peer());
   if (!sender) co_return;
   auto learned = learn(*sender, stream->peer(), stream->remote_address(), *message);
@@ -183,10 +194,8 @@ std::shared_ptr<const Protocols> Identify::shared(Protocols protocols) {
   return made;
 }
 
-Result<> Identify::learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote, ByteView bytes) {
-  proto::Identify message;
-  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
-    return Error(cohive::Errc::malformed, id, "identify");
+Result<> Identify::learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote,
+                         const proto::Identify& message) {
   if (message.has_public_key()) {
     const auto key = PublicKey::from_protobuf(as_bytes(message.public_key()));
     if (!key || key->peer_id() != id)

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cohive/proto/p2p.pb.h"
 #include "connection_table.hpp"
 #include "own_addresses.hpp"
 
@@ -15,6 +16,9 @@ namespace cohive::p2p {
 
 inline const std::string kIdentifyProtocol = "/ipfs/id/1.0.0";
 inline const std::string kIdentifyPushProtocol = "/ipfs/id/push/1.0.0";
+
+/// Reads the message of a peer, which may come in parts.
+Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline deadline);
 
 class Identify {
  public:
@@ -35,7 +39,7 @@ class Identify {
   static Task<void> push_to(Identify& identify, PeerId peer);
   std::string message_for(const Multiaddr& remote);
   const std::string& signed_record(const std::vector<Multiaddr>& own);
-  Result<> learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote, ByteView bytes);
+  Result<> learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote, const proto::Identify& message);
   void report_observed(const PeerId& peer);
   bool may_push(ConnectedPeer& peer) const;
   std::shared_ptr<const Protocols> shared(Protocols protocols);

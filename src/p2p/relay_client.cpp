@@ -202,20 +202,13 @@ Task<Result<RelayClient::Reservation>> RelayClient::reserve(RelayClient& client,
   if (!entry) co_return Error(cohive::Errc::closed, relay);
   CO_TRY(auto stream, entry->connection->open_stream());
   CO_TRY(co_await transport::select_one_of(*stream, {kHopProtocol}, deadline));
-  proto::Hop request;
-  request.set_type(proto::Hop::RESERVE);
-  CO_TRY(co_await transport::write_message(*stream, as_bytes(request.SerializeAsString()), deadline));
-  CO_TRY(const auto reply, co_await read_relay_message<proto::Hop>(*stream, deadline));
-  stream->close_write();
+  CO_TRY(const auto reply, co_await request_reservation(*stream, deadline));
   if (!client.table_.direct(relay)) co_return Error(cohive::Errc::closed, relay);
   co_return client.take(*entry, reply);
 }
 
 Result<RelayClient::Reservation> RelayClient::take(const ConnectionEntry& relay, const proto::Hop& reply) const {
   const PeerId& id = relay.connection->peer();
-  if (reply.type() != proto::Hop::STATUS || reply.status() != proto::RELAY_OK)
-    return Error(Errc::relay_refused, id,
-                 reply.has_status() ? proto::RelayStatus_Name(reply.status()) : "an unknown status");
   // Peers that dial us may ask for the voucher one day; relays need not give one.
   if (reply.reservation().has_voucher())
     TRY(check_voucher(as_bytes(reply.reservation().voucher()), id, self_.id));

@@ -345,6 +345,76 @@ class Dht(unittest.TestCase):
         self.dht("ping", "nonsense", code=2)
 
 
+class Doctor(unittest.TestCase):
+    """cohive-dht doctor: each step with its result, and a sentence for each failure."""
+
+    def examine(self, *arguments, code):
+        result = run("cohive-dht", "--json", "doctor", *arguments)
+        self.assertEqual(result.returncode, code, result.stderr + result.stdout)
+        return {line["step"]: line for line in map(json.loads, result.stdout.splitlines())}
+
+    def assert_fails_at(self, step, advice, address):
+        found = self.examine(address, code=1)
+        self.assertEqual([line["step"] for line in found.values() if line["status"] == "failed"], [step])
+        self.assertEqual(list(found)[-1], step, "nothing is tried after it")
+        self.assertIn(advice, found[step]["advice"])
+        return found
+
+    def test_a_healthy_node(self):
+        with bootstrap("--relay") as (_, line):
+            found = self.examine(line["initial_peers"][0], code=0)
+            ok = [step for step, result in found.items() if result["status"] == "ok"]
+            self.assertEqual(ok, ["tcp", "handshake", "identify", "ping", "dht", "clock", "relay"])
+            self.assertEqual(found["handshake"]["details"]["security"], "/noise")
+            self.assertTrue(found["identify"]["details"]["agent"].startswith("cohive/"))
+            self.assertRegex(found["identify"]["details"]["observed"], r"^/ip4/127\.0\.0\.1/tcp/\d+$")
+            self.assertLess(abs(found["clock"]["details"]["seconds_ahead"]), 1)
+            self.assertEqual(found["relay"]["details"]["bytes"], 4 << 30)
+            self.assertEqual(found["dial-back"]["status"], "skipped")  # all on one machine
+            text = run("cohive-dht", "doctor", "--initial-peers", line["initial_peers"][0])
+            self.assertEqual(text.returncode, 0, text.stdout)
+            self.assertRegex(text.stdout, r"ok +handshake +noise, the peer proved its id")
+
+    def test_an_address_without_an_id_is_completed(self):
+        with bootstrap() as (_, line):
+            full = line["initial_peers"][0]
+            found = self.examine(full.split("/p2p/")[0], code=0)
+            self.assertIn(full, found["handshake"]["advice"])
+
+    def test_a_closed_port(self):
+        with taken_port() as port:
+            pass  # free again: nobody listens
+        self.assert_fails_at("tcp", "nothing listens at that port", f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}")
+
+    def test_another_peer(self):
+        with bootstrap() as (_, line):
+            wrong = re.sub("/p2p/.*", "/p2p/" + NOBODY, line["initial_peers"][0])
+            found = self.assert_fails_at("handshake", "correct what follows /p2p/", wrong)
+            self.assertIn(line["peer_id"], found["handshake"]["text"])
+
+    def test_another_service(self):
+        with bootstrap("--metrics-address", "127.0.0.1:0") as (_, line):
+            port = line["metrics"].split(":")[2].split("/")[0]
+            self.assert_fails_at("handshake", "no libp2p node listens there", f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}")
+
+    def test_a_silent_service(self):
+        with taken_port() as port:
+            self.assert_fails_at("handshake", "says nothing", f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}")
+
+    def test_a_name_that_does_not_resolve(self):
+        self.assert_fails_at("name", "getent hosts nowhere.invalid", f"/dns4/nowhere.invalid/tcp/1/p2p/{NOBODY}")
+
+    def test_a_circuit_to_a_peer_that_the_relay_does_not_know(self):
+        with bootstrap("--relay") as (_, line):
+            circuit = f"{line['initial_peers'][0]}/p2p-circuit/p2p/{NOBODY}"
+            self.assert_fails_at("circuit", "the relay does not serve that peer", circuit)
+
+    def test_bad_input(self):
+        for arguments in (["nonsense"], [], ["--host-maddrs", "nonsense", "/ip4/127.0.0.1/tcp/1"]):
+            result = run("cohive-dht", "doctor", *arguments)
+            self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
+
+
 class Bench(unittest.TestCase):
     def test_measures_the_optimizer_steps_that_were_named(self):
         flags = ["optimizer", "--parameters", "1", "--seconds", "0.1", "--only"]

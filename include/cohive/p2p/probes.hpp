@@ -1,0 +1,44 @@
+/// \file
+/// Single questions to one peer, for programs that find out why peers cannot meet. A host asks all of this by itself
+/// when it needs it. Loop thread only.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/p2p/host.hpp"
+
+namespace cohive::p2p {
+
+/// What a peer says of itself and of us (identify). All texts are the peer's: quote them before printing.
+struct PeerDescription {
+  std::string agent;
+  std::vector<std::string> protocols;
+  std::vector<Multiaddr> addresses;   ///< at which it says that it can be dialled
+  std::optional<Multiaddr> observed;  ///< where our connection comes from, as it sees it
+};
+Task<Result<PeerDescription>> describe(Host& host, PeerId peer, Deadline deadline);
+
+/// The outcome of asking a peer to dial us back (AutoNAT).
+struct DialBack {
+  enum class Outcome {
+    reached,  ///< at `address`
+    failed,   ///< the peer tried and could not connect
+    refused,  ///< the peer did not try
+  };
+  Outcome outcome;
+  std::optional<Multiaddr> address;
+  std::string text;  ///< of the peer
+};
+/// \param addresses  where to dial; the peer replaces their host by the one at which it sees us
+Task<Result<DialBack>> ask_dial_back(Host& host, PeerId peer, std::vector<Multiaddr> addresses, Deadline deadline);
+
+/// Asks a relay for a reservation, which ends with the connection to the relay.
+/// \returns what the relay would carry; Errc::relay_refused when it reserves nothing
+Task<Result<CircuitLimit>> ask_reservation(Host& host, PeerId relay, Deadline deadline);
+
+/// The protocols of these questions, as peers name them in their descriptions.
+extern const std::string kDialBackProtocol, kRelayProtocol;
+
+}  // namespace cohive::p2p

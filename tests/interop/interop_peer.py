@@ -21,7 +21,7 @@ class Peer:
     def __init__(self, command, *, log=None, **host):
         self._process = subprocess.Popen(command if isinstance(command, list) else [command], stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, stderr=log, text=True)
-        self._replies, self._numbers, self._lock = {}, itertools.count(), threading.Lock()
+        self._replies, self._numbers, self._lock, self._ended = {}, itertools.count(), threading.Lock(), False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         started = self.call("host_start", **host)
@@ -31,12 +31,18 @@ class Peer:
         for line in self._process.stdout:
             reply = json.loads(line)
             self._replies[reply["id"]].put(reply)
+        with self._lock:
+            self._ended = True
+            for waiting in self._replies.values():
+                waiting.put({"error": "the peer has ended"})
 
     def start(self, command, **fields):
         """Sends a command; the returned function waits for its result."""
         number = next(self._numbers)
-        self._replies[number] = queue.Queue()
         with self._lock:
+            if self._ended:
+                raise PeerError("the peer has ended")
+            self._replies[number] = queue.Queue()
             self._process.stdin.write(json.dumps({"id": number, "command": command, **fields}) + "\n")
             self._process.stdin.flush()
 

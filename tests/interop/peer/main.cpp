@@ -80,6 +80,7 @@ int main() {
   interop::add_averaging_commands(commands);
   interop::add_codec_commands(commands);
   interop::add_rpc_commands(commands);
+  interop::add_echo_commands(commands);
   const auto runtime = make_runtime();
   runtime->run(interop::serve(*runtime, commands));
 }

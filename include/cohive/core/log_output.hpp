@@ -1,0 +1,65 @@
+/// \file
+/// Where the lines of log.hpp go, and lines with fields. A thread of its own writes them, so that callers never wait
+/// for who reads them; when 4 MiB of lines wait, the oldest are dropped, and a line says how many. The last lines,
+/// those of level debug included, are kept in memory for who asks what the process has been doing.
+///
+///   log::write(Level::warn, "train", {{"peer", donor}, {"cause", "timeout"}}, log::format("no state from {}", donor));
+#pragma once
+
+#include <chrono>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cohive/core/log.hpp"
+
+namespace cohive::log {
+
+enum class Color {
+  automatic,  ///< on a terminal, unless $NO_COLOR is set
+  always,
+  never
+};
+
+struct Output {
+  std::vector<std::pair<std::string, Level>> modules = {};  ///< levels of single modules, in place of Options::level
+  Color color = Color::automatic;
+  std::string file = {};              ///< lines go to this file, too
+  std::size_t file_bytes = 10 << 20;  ///< of one file; then it is renamed (run.log to run.1.log) and a new one begun
+  std::size_t old_files = 3;          ///< that are kept
+  std::size_t recent_lines = 1000;    ///< kept in memory, whatever the levels; 0: none
+};
+/// Sets this for the process, beside configure(); call before threads start. Throws ErrorException when the file cannot
+/// be opened. Lines for systemd's journal ($JOURNAL_STREAM) begin with their priority.
+void set_output(const Output& output);
+/// Sets the levels from "info" or "info,averaging=debug,dht=off". False, and no change, for other text.
+bool set_levels(Options& options, Output& output, std::string_view text);
+
+/// A named value of a line: a peer, a round, the cause of a failure. JSON lines have it, text lines leave it out.
+class Field {
+ public:
+  template <detail::Printable T>
+  Field(std::string_view name, const T& value) : name_(name), value_(detail::erased(value)) {}
+  std::string_view name() const noexcept { return name_; }
+  const detail::Argument& value() const noexcept { return value_; }
+
+ private:
+  std::string_view name_;
+  detail::Argument value_;
+};
+using Fields = std::initializer_list<Field>;
+void write(Level level, std::string_view module, Fields fields, std::string_view message);
+
+/// Writes a line whatever the levels are, and does not keep it: the answer to a user who asks for it.
+void write_always(std::string_view module, std::string_view message);
+/// The last lines in text format, oldest first, each without its end and cut after 500 bytes.
+std::vector<std::string> recent();
+/// Lines that were lost because an output took none for too long.
+std::uint64_t dropped_lines();
+/// Waits until all lines are written, as long as `limit`; false when they are not. Happens at the end of the process,
+/// too.
+bool flush(std::chrono::milliseconds limit = std::chrono::seconds(1));
+
+}  // namespace cohive::log

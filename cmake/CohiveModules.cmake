@@ -11,6 +11,8 @@
 #   The same for a target that was made otherwise.
 # cohive_proto_library(COMPONENT)
 #   proto/*.proto becomes cohive_proto.
+# cohive_revision(OUT)
+#   The commit of this source tree, as git describes it when CMake runs; "unknown" without git.
 define_property(GLOBAL PROPERTY COHIVE_COMPONENTS)
 define_property(GLOBAL PROPERTY COHIVE_MODULES)
 
@@ -72,4 +74,17 @@ function(cohive_proto_library component)
                                                         "$<BUILD_INTERFACE:${out}/cohive/proto>")
   target_link_libraries(cohive_proto PUBLIC protobuf::libprotobuf)
   cohive_in_component(${component} cohive_proto proto)
+endfunction()
+
+function(cohive_revision out)
+  set(described "unknown")
+  find_package(Git QUIET)
+  if(Git_FOUND)
+    execute_process(COMMAND "${GIT_EXECUTABLE}" describe --always --dirty WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
+                    OUTPUT_VARIABLE text OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+    if(NOT failed AND text)
+      set(described "${text}")
+    endif()
+  endif()
+  set(${out} "${described}" PARENT_SCOPE)
 endfunction()

@@ -13,8 +13,8 @@ class ProcessMetrics {
   void update();
 
  private:
-  Counter cpu_seconds_;
-  Gauge resident_bytes_, open_descriptors_, start_time_;
+  Counter cpu_seconds_, log_lines_dropped_;
+  Gauge resident_bytes_, virtual_bytes_, open_descriptors_, max_descriptors_, threads_, start_time_;
 };
 
 }  // namespace cohive

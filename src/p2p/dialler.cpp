@@ -6,6 +6,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
+#include "dial_failures.hpp"
 #include "dial_order.hpp"
 
 namespace cohive::p2p {
@@ -71,6 +72,7 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
                                                        .from_listen_port = from == SourcePort::listening});
   if (!connection) {
     self.metrics.dials_failed.increment();
+    note_dial_failure(self.runtime, peer, address, connection.error());
     dialler.backoff_.failed(peer, address);
     co_return connection.error();
   }

@@ -9,6 +9,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/transport/errors.hpp"
+#include "cohive/transport/metrics.hpp"
 #include "cohive/transport/multistream.hpp"
 #include "noise.hpp"
 #include "noise_channel.hpp"
@@ -179,6 +180,7 @@ const TransportOptions& Upgrader::options() const noexcept {
 Task<Result<ConnectionPtr>> upgrade(Upgrader upgrader, std::unique_ptr<RawConnection> raw, Role role,
                                     std::optional<PeerId> expected) {
   const auto& state = Handshakes::state(upgrader);
+  const TimePoint begin = state.runtime.now();
   const Deadline deadline = state.runtime.after(state.options.upgrade_timeout);
   const std::string address = raw->remote_address().text();
   auto secured = state.options.plaintext
@@ -188,6 +190,7 @@ Task<Result<ConnectionPtr>> upgrade(Upgrader upgrader, std::unique_ptr<RawConnec
   if (secured->muxer.empty())
     if (auto chosen = co_await Handshakes::choose_muxer(state, *secured, deadline); !chosen)
       co_return chosen.error().with_context(address);
+  state.runtime.local<TransportMetrics>().handshake_seconds.observe(to_seconds(state.runtime.now() - begin));
   co_return ConnectionPtr(std::make_unique<YamuxConnection>(state.runtime, std::move(secured->channel), secured->role,
                                                             secured->remote_key.peer_id(), secured->security,
                                                             Handshakes::options(upgrader)));

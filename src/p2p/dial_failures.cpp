@@ -1,0 +1,58 @@
+#include "dial_failures.hpp"
+
+#include <cerrno>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log_output.hpp"
+#include "cohive/core/status.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/transport/errors.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+struct DialFailureMetrics {
+  explicit DialFailureMetrics(Runtime& runtime) {
+    for (std::size_t i = 0; i < errors.size(); ++i)
+      errors[i] = runtime.metrics().counter("cohive_p2p_dial_errors_total", "Dialled addresses that failed, by cause.",
+                                            {{"reason", kDialFailures[i]}});
+  }
+  std::array<Counter, kDialFailures.size()> errors;
+};
+
+/// What the system said is in the text of the error alone.
+bool says(const Error& error, int system_error) {
+  return error.detail().find(std::generic_category().message(system_error)) != std::string::npos;
+}
+
+}  // namespace
+
+DialFailure cause_of_dial_failure(const Multiaddr& address, const Error& error) {
+  if (error == transport::Errc::peer_mismatch) return DialFailure::peer_mismatch;
+  if (address.is_circuit()) return DialFailure::relay;
+  if (error == cohive::Errc::timeout) return DialFailure::timeout;
+  if (error == transport::Errc::dial_failed) {
+    if (says(error, ETIMEDOUT)) return DialFailure::timeout;
+    return says(error, ECONNREFUSED) || error.detail().ends_with("connection refused") ? DialFailure::refused
+                                                                                       : DialFailure::unreachable;
+  }
+  if (error == transport::Errc::address_unsupported || error == Errc::too_many_connections ||
+      error == Errc::host_closed)
+    return DialFailure::other;
+  const bool ended = error == cohive::Errc::end_of_stream || error == cohive::Errc::reset ||
+                     error == cohive::Errc::closed || error == cohive::Errc::malformed;
+  return ended || error.code().category() == transport::transport_category() ? DialFailure::handshake
+                                                                             : DialFailure::other;
+}
+
+void note_dial_failure(Runtime& runtime, const PeerId& peer, const Multiaddr& address, const Error& error) {
+  const auto cause = static_cast<std::size_t>(cause_of_dial_failure(address, error));
+  const std::string name = kDialFailures[cause], sentence = log::format("{} at {}: {}", peer, address.text(), error);
+  runtime.local<DialFailureMetrics>().errors[cause].increment();
+  Failures::of(runtime).note("dial", name, sentence);
+  log::write(log::Level::debug, "p2p",
+             {{"event", "dial_failed"}, {"peer", peer}, {"address", address.text()}, {"cause", name}},
+             "not connected to " + sentence);
+}
+
+}  // namespace cohive::p2p

@@ -11,6 +11,8 @@
 #   The same for a target that was made otherwise.
 # cohive_proto_library(COMPONENT)
 #   proto/*.proto becomes cohive_proto.
+# cohive_embed_page(TARGET FOLDER)
+#   Makes the page in FOLDER part of the target: see EmbedPage.cmake.
 # cohive_revision(OUT)
 #   The commit of this source tree, as git describes it when CMake runs; "unknown" without git.
 define_property(GLOBAL PROPERTY COHIVE_COMPONENTS)
@@ -74,6 +76,16 @@ function(cohive_proto_library component)
                                                         "$<BUILD_INTERFACE:${out}/cohive/proto>")
   target_link_libraries(cohive_proto PUBLIC protobuf::libprotobuf)
   cohive_in_component(${component} cohive_proto proto)
+endfunction()
+
+function(cohive_embed_page target folder)
+  set(page "${CMAKE_CURRENT_SOURCE_DIR}/${folder}")
+  set(script "${CMAKE_CURRENT_SOURCE_DIR}/cmake/EmbedPage.cmake")
+  set(generated "${CMAKE_CURRENT_BINARY_DIR}/gen/cohive/page_parts.cpp")
+  add_custom_command(OUTPUT "${generated}"
+    COMMAND "${CMAKE_COMMAND}" -DPAGE=${page} -DOUT=${generated} -P "${script}"
+    DEPENDS "${script}" "${page}/body.html" "${page}/page.css" "${page}/page.js" COMMENT "page" VERBATIM)
+  target_sources(${target} PRIVATE "${generated}")
 endfunction()
 
 function(cohive_revision out)

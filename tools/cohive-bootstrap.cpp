@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/diagnostics.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/status.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/errors.hpp"
 #include "cohive/p2p/identity_check.hpp"
@@ -22,7 +24,7 @@ constexpr Duration kIdentityCheck = std::chrono::seconds(5);  // at most, before
 
 struct Options {
   std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0"}, announce_maddrs, initial_peers;
-  std::string identity_path, metrics_address, state_path;
+  std::string identity_path, metrics_address, metrics_token_file, state_path;
   double state_period = 30;
   bool json = false;
   int refresh_period = 30;
@@ -40,16 +42,23 @@ std::string joined(const std::vector<Multiaddr>& addresses, const char* separato
   return text;
 }
 
-void announce(const Options& options, p2p::Host& host, const std::string& metrics_url) {
+/// Where the metrics and the page are served; empty where they are not.
+struct Urls {
+  std::string metrics, page;
+};
+
+void announce(const Options& options, p2p::Host& host, const Urls& urls) {
   const auto visible = host.visible_addresses();
   if (options.json) {
-    nlohmann::json line{
-        {"peer_id", host.id().text()}, {"initial_peers", nlohmann::json::array()}, {"metrics", metrics_url}};
+    nlohmann::json line{{"peer_id", host.id().text()},
+                        {"initial_peers", nlohmann::json::array()},
+                        {"metrics", urls.metrics},
+                        {"page", urls.page}};
     for (const auto& address : visible) line["initial_peers"].push_back(address.text());
     std::cout << line.dump() << std::endl;
   } else {
     std::cout << "To join this swarm: INITIAL_PEERS=" << joined(visible, ",") << " cohive-train ..." << std::endl;
-    if (!metrics_url.empty()) std::cout << "Metrics: " << metrics_url << std::endl;
+    if (!urls.page.empty()) std::cout << "Page: " << urls.page << "\nMetrics: " << urls.metrics << std::endl;
   }
   // The wording that scripts around hivemind look for.
   log::info("bootstrap", "Running a DHT instance. To connect other peers to this one, use --initial_peers {}",
@@ -125,7 +134,7 @@ std::vector<Multiaddr> with_saved_peers(std::vector<Multiaddr> initial, const st
 // ---- Serving
 
 /// Joins the swarm, says how others do, and reports from then on. Ends by an exception only.
-Task<void> serve(Dht& dht, Options options, std::string metrics_url, std::vector<Multiaddr> initial,
+Task<void> serve(Dht& dht, Options options, Urls urls, std::vector<Multiaddr> initial,
                  std::optional<dht::SavedState> state, bool& ready) {
   const bool alone_is_fine = initial.empty();
   if (state) {
@@ -140,7 +149,7 @@ Task<void> serve(Dht& dht, Options options, std::string metrics_url, std::vector
     log::info("bootstrap", "no peer of the earlier run answers: beginning a swarm of its own");
   }
   ready = true;
-  announce(options, dht.host(), metrics_url);
+  announce(options, dht.host(), urls);
   co_await report(dht, std::chrono::seconds(options.refresh_period));
 }
 
@@ -158,24 +167,28 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   p2p::Host host(*network, identity, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
   bool ready = false;
-  p2p::MetricsServer metrics(*network, [&ready] { return ready; });
-  std::string metrics_url;
+  p2p::MetricsServer metrics(*network, [&ready] { return ready; },
+                             {.token = metrics_token(options.metrics_token_file)});
+  Urls urls;
   if (!options.metrics_address.empty()) {
     if (auto serving = metrics.start(options.metrics_address); !serving) throw ErrorException(serving.error());
-    metrics_url = metrics.url();
+    urls = {metrics.url(), metrics.page_url()};
   }
   DhtOptions dht_options;
   if (state) dht_options.node_id = state->node_id;
   Dht dht(host, dht_options);
+  const auto status = Status::of(runtime).add(
+      "dht", [&dht] { return nlohmann::json{{"nodes", dht.table_size()}, {"records", dht.storage_size()}}.dump(); });
+  runtime.background().spawn(write_diagnostics_at_signal(runtime), "SIGUSR1");
   Event stopping(runtime, "the end of the program");
   Nursery keeping(runtime, "bootstrap");
   if (!options.state_path.empty())
     keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping),
                   "keep state");
   // Signals are awaited from before the first line is printed: who reads it may stop us at once.
-  auto outcome = co_await race(
-      runtime, wait_for_signal(runtime),
-      serve(dht, std::move(options), std::move(metrics_url), std::move(initial), std::move(state), ready));
+  auto outcome =
+      co_await race(runtime, wait_for_signal(runtime),
+                    serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(state), ready));
   ready = false;
   log::info("bootstrap", "Caught signal {} ({}), shutting down", std::get<0>(outcome),
             ::strsignal(std::get<0>(outcome)));
@@ -231,7 +244,10 @@ int main(int argc, char** argv) {
                  "file that keeps records and known peers across restarts; use it with --identity-path");
   app.add_option("--state-period", options.state_period, "seconds between two writes of it (default 30)")
       ->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--metrics-address", options.metrics_address, "host:port for /metrics, /healthz and /readyz");
+  app.add_option("--metrics-address", options.metrics_address,
+                 "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
+  app.add_option("--metrics-token-file", options.metrics_token_file,
+                 "ask for the token in this file before showing anything there");
   app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")
       ->check(CLI::Range(1, 86400));
   app.add_flag("--json", options.json, "print how to join as one JSON object");

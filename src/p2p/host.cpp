@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <limits>
 
+#include "circuit_transport.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
-#include "circuit_transport.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "hole_punching.hpp"
+#include "host_status.hpp"
 #include "inbound.hpp"
 #include "peer_routing.hpp"
 #include "ping.hpp"
@@ -65,6 +66,7 @@ struct Host::Impl {
         port_mappings(self, inbound, own, connectivity.port_mappers),
         reachability(self, handlers, connectivity, table, inbound, identify, own),
         relays(self, handlers, table, book, dialler, identify, inbound, own, circuit_upgrader()),
+        status(self, table, own, reachability, relays),
         tasks(runtime, "host") {
     serve_ping(handlers, runtime);
     connectivity.transports.push_back(make_circuit_transport(self, table, dialler, circuit_upgrader()));
@@ -106,6 +108,7 @@ struct Host::Impl {
     for (;;) {
       co_await impl.self.runtime.sleep_for(kMeasurePeriod);
       impl.table.count_bytes();
+      impl.status.measure();
       impl.self.metrics.routing_peers.set(static_cast<double>(impl.routing.table_size()));
       impl.self.metrics.known_peers.set(static_cast<double>(impl.book.size()));
     }
@@ -124,6 +127,7 @@ struct Host::Impl {
   PortMappings port_mappings;
   ReachabilityState reachability;
   RelayClient relays;
+  HostStatus status;
   std::optional<RelayServer> relay_server;
   std::optional<HolePunching> punching;
   Subscription private_or_not, suspected, mapped;

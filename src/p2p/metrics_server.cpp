@@ -1,143 +1,184 @@
-// HTTP/1.1 with Boost.Beast's parser and serialiser on our own connections; one request per connection.
 #include "cohive/p2p/metrics_server.hpp"
 
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <boost/beast/http/write.hpp>
-#include <optional>
-#include <sstream>
+#include <unistd.h>
 
-#include "cohive/core/combine.hpp"
-#include "cohive/core/log.hpp"
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log_output.hpp"
 #include "cohive/core/metrics.hpp"
+#include "cohive/core/status.hpp"
+#include "cohive/core/version.hpp"
 #include "core/process_metrics.hpp"
+#include "http_server.hpp"
+#include "page.hpp"
 
 namespace cohive::p2p {
 namespace {
 
-namespace http = boost::beast::http;
+constexpr std::size_t kMaxToken = 1024;
+constexpr const char* kJson = "application/json";
 
-using Request = http::request<http::string_body>;
-using Response = http::response<http::string_body>;
-
-constexpr std::uint32_t kMaxHeader = 8 * 1024;
-constexpr std::uint64_t kMaxBody = 1024;  // a GET has none
-constexpr std::size_t kMaxConnections = 32;
-constexpr Duration kRequestTimeout = 10s;  // from accepting to the last byte of the answer
-
-Response plain(http::status status, std::string body = {}) {
-  Response response(status, 11, std::move(body));
-  response.keep_alive(false);
-  response.set(http::field::content_type, "text/plain; charset=utf-8");
-  return response;
-}
-
-Response refusal(bool header_too_large) {
-  Response response = header_too_large ? plain(http::status::request_header_fields_too_large, "request too large\n")
-                                       : plain(http::status::bad_request, "not an HTTP request\n");
-  response.prepare_payload();
-  return response;
-}
-
-Task<Result<>> send(transport::RawConnection& connection, Response response) {
-  std::ostringstream text;
-  text << response;
-  const std::string bytes = text.str();
-  const ByteView parts[] = {as_bytes(bytes)};
-  co_return co_await connection.write_all(parts);
-}
-
-/// "host:port" as a multiaddr; an empty host is every interface.
+/// "host:port" as a multiaddr.
 std::optional<Multiaddr> parse_endpoint(const std::string& address) {
   const auto colon = address.rfind(':');
   if (colon == std::string::npos || colon + 1 == address.size()) return std::nullopt;
   std::string host = address.substr(0, colon);
   const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
   if (bracketed) host = host.substr(1, host.size() - 2);
-  if (host.empty()) host = "0.0.0.0";
-  if (host == "localhost") host = "127.0.0.1";
+  if (host.empty() || host == "localhost") host = "127.0.0.1";
   const auto parsed =
       Multiaddr::from_text((bracketed ? "/ip6/" : "/ip4/") + host + "/tcp/" + address.substr(colon + 1));
   if (!parsed || !parsed->tcp_endpoint()) return std::nullopt;
   return *parsed;
 }
 
+/// In lower case; the brackets of an IPv6 address go, too.
+std::string without_port(std::string_view host) {
+  const auto bracket = host.find(']');
+  if (host.starts_with('[') && bracket != host.npos) {
+    host = host.substr(1, bracket - 1);
+  } else {
+    host = host.substr(0, host.find(':'));
+  }
+  std::string name(host);
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name;
+}
+
+std::string own_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? without_port(name.data()) : "";
+}
+
+/// Whether a request for this host can only be meant for us. Any number can: a page elsewhere has a name.
+bool is_ours(std::string_view host) {
+  const std::string name = without_port(host);
+  if (host.empty() || name == "localhost" || name.ends_with(".localhost")) return true;
+  if (Multiaddr::from_text("/ip4/" + name) || Multiaddr::from_text("/ip6/" + name)) return true;
+  const std::string machine = own_name();
+  return !machine.empty() && (name == machine || name == machine.substr(0, machine.find('.')));
+}
+
+/// In a time that does not tell how much of it is right.
+bool equal(std::string_view given, std::string_view wanted) {
+  unsigned difference = given.size() == wanted.size() ? 0 : 1;
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    difference |= static_cast<unsigned char>(wanted[i]) ^ static_cast<unsigned char>(i < given.size() ? given[i] : 0);
+  return difference == 0;
+}
+
+std::string tasks_as_text(const std::vector<TaskInfo>& tasks) {
+  std::string text =
+      log::format("{} tasks, oldest first: seconds since the start, group / task, what it waits for\n", tasks.size());
+  for (const TaskInfo& task : tasks)
+    text += log::format("{:12.3f}  {} / {}: {}\n", to_seconds(task.age), task.group, task.name, task.waiting_for);
+  return text;
+}
+
+std::string tasks_as_json(const std::vector<TaskInfo>& tasks) {
+  auto list = nlohmann::json::array();
+  for (const TaskInfo& task : tasks)
+    list.push_back({{"group", task.group},
+                    {"name", task.name},
+                    {"waiting_for", task.waiting_for},
+                    {"age_seconds", to_seconds(task.age)}});
+  return list.dump() + "\n";
+}
+
 }  // namespace
 
+Result<std::string> read_token(const std::string& path) {
+  std::ifstream file(path);
+  std::string token;
+  if (!file) return Error(Errc::invalid_argument, "cannot read the token file " + path);
+  std::getline(file, token);
+  const auto printable = [](unsigned char c) { return c > 0x20 && c < 0x7f; };
+  if (token.empty() || token.size() > kMaxToken || !std::ranges::all_of(token, printable))
+    return Error(Errc::invalid_argument,
+                 "the first line of the token file " + path + " must be a token of letters and digits");
+  return token;
+}
+
 struct MetricsServer::Impl {
-  Impl(transport::Network& net, std::function<bool()> ready_check)
-      : network(net),
-        runtime(net.runtime()),
+  Impl(transport::Network& network, std::function<bool()> ready_check, MetricsOptions opts)
+      : runtime(network.runtime()),
         ready(std::move(ready_check)),
+        options(std::move(opts)),
         process(runtime.metrics()),
-        tasks(runtime, "metrics server") {}
+        started(runtime.now()),
+        program(Status::of(runtime).add("program", [this] { return program_json(); })),
+        http(network, [this](const HttpRequest& request) { return answer(request); }) {
+    Failures::of(runtime);  // shown from the beginning
+  }
 
-  Response answer(const Request& request) {
-    Response response = plain(http::status::ok);
-    const auto target = request.target().substr(0, request.target().find('?'));
-    if (request.method() != http::verb::get && request.method() != http::verb::head) {
-      response = plain(http::status::method_not_allowed, "only GET and HEAD\n");
-      response.set(http::field::allow, "GET, HEAD");
-    } else if (target == "/metrics") {
-      response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
+  HttpResponse answer(const HttpRequest& request) {
+    if (options.token.empty() && !is_ours(request.host))
+      return {.status = 421,
+              .body = "no name of this machine: " + log::quoted(request.host, 100) +
+                      "; ask by its address, or start the program with --metrics-token-file\n"};
+    if (request.path == "/healthz") return {.body = "ok\n"};
+    if (request.path == "/readyz")
+      return ready() ? HttpResponse{.body = "ready\n"} : HttpResponse{.status = 503, .body = "not ready\n"};
+    if (request.path == "/")
+      return {.body = page().html, .content_type = "text/html; charset=utf-8", .policy = page().policy};
+    if (!options.token.empty() && !equal(request.authorization, "Bearer " + options.token))
+      return {.status = 401, .body = "a token is needed\n", .authenticate = "Bearer"};
+    return answer_with_token(request);
+  }
+
+  HttpResponse answer_with_token(const HttpRequest& request) {
+    if (request.path == "/metrics") {
       process.update();
-      response.body() = runtime.metrics().text();
-    } else if (target == "/healthz") {
-      response.body() = "ok\n";
-    } else if (target == "/readyz") {
-      response = ready() ? plain(http::status::ok, "ready\n") : plain(http::status::service_unavailable, "not ready\n");
-    } else {
-      response = plain(http::status::not_found, "try /metrics, /healthz or /readyz\n");
+      return {.body = runtime.metrics().text(), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
     }
-    response.prepare_payload();
-    if (request.method() == http::verb::head) response.body().clear();
-    return response;
-  }
-
-  static Task<Result<>> serve(Impl& self, transport::RawConnection& connection) {
-    http::request_parser<http::string_body> parser;
-    parser.eager(true);
-    parser.header_limit(kMaxHeader);
-    parser.body_limit(kMaxBody);
-    std::string received;
-    Bytes chunk(kMaxHeader);
-    while (!parser.is_done()) {
-      auto count = co_await connection.read_some(chunk);
-      if (!count) co_return count.error();
-      if (*count == 0) co_return Error(Errc::end_of_stream, "HTTP request");
-      received.append(reinterpret_cast<const char*>(chunk.data()), *count);
-      boost::system::error_code error;
-      received.erase(0, parser.put(boost::asio::buffer(received), error));
-      if (error && error != http::error::need_more)
-        co_return co_await send(connection, refusal(error == http::error::header_limit));
+    if (request.path == "/status") return {.body = Status::of(runtime).json() + "\n", .content_type = kJson};
+    if (request.path == "/debug/tasks") {
+      if (request.query == "format=json") return {.body = tasks_as_json(runtime.tasks()), .content_type = kJson};
+      return {.body = tasks_as_text(runtime.tasks())};
     }
-    co_return co_await send(connection, self.answer(parser.get()));
-  }
-
-  static Task<void> handle(Impl& self, std::unique_ptr<transport::RawConnection> connection) {
-    const Deadline deadline = self.runtime.after(kRequestTimeout);
-    const auto served = co_await within(self.runtime, deadline, serve(self, *connection), "HTTP request");
-    if (!served) log::debug("metrics", "a request is not answered: {}", served.error());
-  }
-
-  static Task<void> accept(Impl& self) {
-    for (;;) {
-      auto connection = co_await self.listener->accept();
-      if (!connection) co_return;
-      if (self.tasks.size() <= kMaxConnections) self.tasks.spawn(handle(self, std::move(*connection)), "HTTP request");
+    if (request.path == "/debug/log") {
+      std::string text;
+      for (const std::string& line : log::recent()) text += line + "\n";
+      return {.body = std::move(text)};
     }
+    return {.status = 404, .body = "try /, /status, /metrics, /healthz, /readyz, /debug/tasks or /debug/log\n"};
   }
 
-  transport::Network& network;
+  std::string program_json() const {
+    const double uptime = to_seconds(runtime.now() - started);
+    return nlohmann::json{{"version", version()},
+                          {"revision", revision()},
+                          {"compiler", compiler()},
+                          {"time", runtime.wall_time()},
+                          {"started", runtime.wall_time() - uptime},
+                          {"uptime_seconds", uptime}}
+        .dump();
+  }
+
+  std::string url(bool for_browser) const {
+    const auto endpoint = http.listener().address().tcp_endpoint();
+    const bool v6 = endpoint->host_code == Multiaddr::ip6;
+    std::string host = endpoint->host;
+    if (for_browser && http.listener().address().is_unspecified()) host = v6 ? "::1" : "127.0.0.1";
+    return "http://" + (v6 ? "[" + host + "]" : host) + ":" + std::to_string(endpoint->port) + "/";
+  }
+
   Runtime& runtime;
   std::function<bool()> ready;
+  const MetricsOptions options;
   ProcessMetrics process;
-  std::unique_ptr<transport::Listener> listener;
-  TaskGroup tasks;
+  TimePoint started;
+  Subscription program;
+  HttpServer http;
 };
 
-MetricsServer::MetricsServer(transport::Network& network, std::function<bool()> ready)
-    : impl_(std::make_unique<Impl>(network, std::move(ready))) {}
+MetricsServer::MetricsServer(transport::Network& network, std::function<bool()> ready, MetricsOptions options)
+    : impl_(std::make_unique<Impl>(network, std::move(ready), std::move(options))) {}
 MetricsServer::~MetricsServer() = default;
 
 Result<> MetricsServer::start(const std::string& address) {
@@ -145,18 +186,19 @@ Result<> MetricsServer::start(const std::string& address) {
   if (!endpoint)
     return Error(Errc::invalid_argument,
                  "metrics address " + log::quoted(address) + ": write host:port, for example 127.0.0.1:9464");
-  auto listener = impl_->network.listen(*endpoint);
-  if (!listener) return listener.error().with_context("metrics address");
-  impl_->listener = std::move(*listener);
-  impl_->tasks.spawn(Impl::accept(*impl_), "metrics accept");
+  if (auto started = impl_->http.start(*endpoint); !started) return started.error().with_context("metrics address");
+  if (impl_->options.token.empty() && endpoint->scope() != Multiaddr::Scope::loopback)
+    log::info("metrics",
+              "all who can connect to {} see this node's peers and logs: --metrics-token-file asks for a token",
+              impl_->url(false));
   return ok();
 }
 
 std::string MetricsServer::url() const {
-  const auto endpoint = impl_->listener->address().tcp_endpoint();
-  const bool v6 = endpoint->host_code == Multiaddr::ip6;
-  return "http://" + (v6 ? "[" + endpoint->host + "]" : endpoint->host) + ":" + std::to_string(endpoint->port) +
-         "/metrics";
+  return impl_->url(false) + "metrics";
+}
+std::string MetricsServer::page_url() const {
+  return impl_->url(true);
 }
 
 }  // namespace cohive::p2p

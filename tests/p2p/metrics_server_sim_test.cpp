@@ -3,8 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cohive/core/crypto.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log_output.hpp"
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/sim_runtime.hpp"
+#include "cohive/core/status.hpp"
+#include "cohive/p2p/host.hpp"
 #include "cohive/transport/sim_network.hpp"
 
 namespace cohive::p2p {
@@ -13,6 +21,7 @@ namespace {
 using testing::AllOf;
 using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 const char* const kEndpoint = "/ip4/10.0.0.1/tcp/9464";
@@ -48,7 +57,11 @@ class MetricsServerTest : public testing::Test {
     runtime.run(write(*connection, request));
     return runtime.run(read_all(*connection));
   }
-  std::string get(const std::string& target) { return exchange("GET " + target + " HTTP/1.1\r\nHost: x\r\n\r\n"); }
+  std::string get(const std::string& target, const std::string& fields = "Host: 10.0.0.1:9464\r\n") {
+    return exchange("GET " + target + " HTTP/1.1\r\n" + fields + "\r\n");
+  }
+  static std::string body_of(const std::string& answer) { return answer.substr(answer.find("\r\n\r\n") + 4); }
+  nlohmann::json status() { return nlohmann::json::parse(body_of(get("/status"))); }
 
   SimRuntime runtime{3};
   transport::SimFabric fabric{runtime};
@@ -74,21 +87,21 @@ TEST_F(MetricsServerTest, HealthIsAlwaysGoodAndReadinessFollowsTheProgram) {
 }
 
 TEST_F(MetricsServerTest, SaysWhatItDoesNotServe) {
-  EXPECT_THAT(get("/"), AllOf(StartsWith("HTTP/1.1 404 "), HasSubstr("/metrics")));
-  EXPECT_THAT(exchange("DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n"),
+  EXPECT_THAT(get("/nothing"), AllOf(StartsWith("HTTP/1.1 404 "), HasSubstr("/metrics")));
+  EXPECT_THAT(exchange("DELETE /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"),
               AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("Allow: GET, HEAD")));
-  EXPECT_THAT(exchange("POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"),
+  EXPECT_THAT(exchange("POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody"),
               StartsWith("HTTP/1.1 405 "));
 }
 
 TEST_F(MetricsServerTest, HeadAnswersWithTheLengthAndWithoutTheText) {
-  EXPECT_THAT(exchange("HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n"),
+  EXPECT_THAT(exchange("HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"),
               AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("Content-Length: 3\r\n"), EndsWith("\r\n\r\n")));
 }
 
 TEST_F(MetricsServerTest, ARequestMayArriveByteByByte) {
   auto connection = connect();
-  for (char c : std::string("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"))
+  for (char c : std::string("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"))
     runtime.run(write(*connection, std::string(1, c)));
   EXPECT_THAT(runtime.run(read_all(*connection)), EndsWith("ok\n"));
 }
@@ -108,15 +121,166 @@ TEST_F(MetricsServerTest, ASilentClientIsDroppedAfterTenSeconds) {
   EXPECT_LE(runtime.now() - start, 11s);
 }
 
-TEST_F(MetricsServerTest, ServesOthersWhileAtMost32ClientsHang) {
+TEST_F(MetricsServerTest, ClientsThatHangKeepNobodyOut) {
   std::vector<std::unique_ptr<transport::RawConnection>> idle;
-  for (int i = 0; i < 31; ++i) idle.push_back(connect());
+  for (int i = 0; i < 40; ++i) idle.push_back(connect());
   EXPECT_THAT(get("/healthz"), StartsWith("HTTP/1.1 200 "));
-  idle.push_back(connect());
-  EXPECT_EQ(get("/healthz"), "") << "the 33rd is turned away";
-  idle.clear();
+  EXPECT_EQ(runtime.run(read_all(*idle.front())), "") << "the oldest had to go";
+  runtime.run(write(*idle.back(), "GET /healthz HTTP/1.1\r\n\r\n"));
+  EXPECT_THAT(runtime.run(read_all(*idle.back())), EndsWith("ok\n")) << "the newest are still served";
+}
+
+// ---- Who is answered
+
+TEST_F(MetricsServerTest, AnswersToNumbersAndToNamesOfTheMachineAlone) {
+  for (const char* host : {"10.0.0.1:9464", "127.0.0.1", "[::1]:9464", "localhost:9464", "LOCALHOST", "x.localhost"})
+    EXPECT_THAT(get("/status", std::string("Host: ") + host + "\r\n"), StartsWith("HTTP/1.1 200 ")) << host;
+  EXPECT_THAT(get("/metrics", ""), StartsWith("HTTP/1.1 200 ")) << "browsers name a host in every request";
+  for (const char* host :
+       {"evil.example", "evil.example:9464", "localhost.evil.example", "127.0.0.1.evil.example", "[::1", "1"})
+    for (const char* target : {"/status", "/metrics", "/", "/debug/log"})
+      EXPECT_THAT(get(target, std::string("Host: ") + host + "\r\n"),
+                  AllOf(StartsWith("HTTP/1.1 421 "), Not(HasSubstr("peer_id"))))
+          << host << target;
+}
+
+TEST_F(MetricsServerTest, NoAnswerMayBeTakenForAnotherKindOrShownInAFrame) {
+  for (const char* target : {"/", "/status", "/metrics", "/debug/log", "/nothing"})
+    EXPECT_THAT(
+        get(target),
+        AllOf(HasSubstr("\r\nContent-Security-Policy: default-src 'none'"), HasSubstr("frame-ancestors 'none'"),
+              HasSubstr("\r\nX-Content-Type-Options: nosniff\r\n"), HasSubstr("\r\nCache-Control: no-store\r\n")));
+}
+
+TEST_F(MetricsServerTest, ATokenIsAskedForWhereThereIsSomethingToSee) {
+  MetricsServer guarded(*machine, [] { return true; }, {.token = "secret"});
+  ASSERT_TRUE(guarded.start("10.0.0.1:9465"));
+  const auto get = [this](const std::string& target, const std::string& fields) {
+    auto dial = client->dial(Multiaddr::from_text("/ip4/10.0.0.1/tcp/9465").value(), runtime.after(5s));
+    auto connection = runtime.run(std::move(dial)).value();
+    runtime.run(write(*connection, "GET " + target + " HTTP/1.1\r\n" + fields + "\r\n"));
+    return runtime.run(read_all(*connection));
+  };
+  for (const char* target : {"/status", "/metrics", "/debug/tasks", "/debug/log", "/nothing"}) {
+    for (const char* fields :
+         {"", "Authorization: Bearer secre\r\n", "Authorization: Bearer secrets\r\n", "Authorization: secret\r\n"})
+      EXPECT_THAT(get(target, fields), AllOf(StartsWith("HTTP/1.1 401 "), HasSubstr("WWW-Authenticate: Bearer")))
+          << target << fields;
+    EXPECT_THAT(get(target, "Authorization: Bearer secret\r\n"), Not(StartsWith("HTTP/1.1 401 "))) << target;
+  }
+  EXPECT_THAT(get("/status", "Host: node7.example\r\nAuthorization: Bearer secret\r\n"), StartsWith("HTTP/1.1 200 "));
+  for (const char* target : {"/", "/healthz", "/readyz"})
+    EXPECT_THAT(get(target, ""), StartsWith("HTTP/1.1 200 ")) << target;
+}
+
+TEST(MetricsToken, IsTheFirstLineOfAFile) {
+  const std::string path = testing::TempDir() + "cohive_token";
+  const auto read = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return read_token(path);
+  };
+  EXPECT_EQ(read("s3cret-token=\nmore").value(), "s3cret-token=");
+  for (const std::string& bad :
+       {std::string(), std::string("\n"), std::string("two words"), std::string(2000, 'x'), std::string("\xc3\xa9")})
+    EXPECT_FALSE(read(bad)) << bad;
+  std::remove(path.c_str());
+  EXPECT_THAT(read_token(path).error().message(), HasSubstr(path));
+}
+
+// ---- What is shown
+
+TEST_F(MetricsServerTest, ShowsThePageWithThePolicyUnderWhichItsOwnScriptRuns) {
+  const std::string answer = get("/"), page = body_of(answer);
+  EXPECT_THAT(answer, AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("Content-Type: text/html; charset=utf-8"),
+                            HasSubstr("connect-src 'self'"), Not(HasSubstr("unsafe"))));
+  EXPECT_THAT(page, AllOf(StartsWith("<!doctype html>"), EndsWith("</html>\n")));
+  const auto begin = page.find("<script>") + 8;
+  const std::string script = page.substr(begin, page.find("</script>") - begin);
+  EXPECT_THAT(script, HasSubstr("/status"));
+  EXPECT_THAT(answer, HasSubstr("script-src 'sha256-" + crypto::base64_encode(crypto::sha256(as_bytes(script))) + "'"));
+  for (const char* remote : {"http://", "https://", "innerHTML", "eval("}) {
+    const bool namespace_of_svg =
+        std::string(remote) == "http://" && script.find("http://www.w3.org/2000/svg") == script.rfind("http://");
+    EXPECT_TRUE(script.find(remote) == script.npos || namespace_of_svg) << remote;
+  }
+}
+
+TEST_F(MetricsServerTest, StatusIsWhatThePartsOfTheProcessTell) {
+  EXPECT_EQ(status()["program"]["version"].get<std::string>().front(), '0');
+  EXPECT_TRUE(status()["failures"].empty());
+  {
+    const auto one = Status::of(runtime).add("one", [] { return "{\"a\":1}"; });
+    const auto again = Status::of(runtime).add("one", [] { return "2"; });
+    const auto first = Status::of(runtime).add_to_list("list", [] { return "1"; });
+    const auto second = Status::of(runtime).add_to_list("list", [] { return "\"two\""; });
+    Failures::of(runtime).note("dial", "timeout", "no answer <script>");
+    EXPECT_EQ(status()["one"], nlohmann::json::parse(R"({"a":1})"));
+    EXPECT_EQ(status()["list"], nlohmann::json::parse(R"([1,"two"])"));
+    EXPECT_EQ(status()["failures"][0]["cause"], "timeout");
+  }
+  EXPECT_FALSE(status().contains("one"));
+  EXPECT_FALSE(status().contains("list"));
+}
+
+TEST_F(MetricsServerTest, FailuresOfOneKindAreBoundedAndLeaveOthersAlone) {
+  Failures::of(runtime).note("round", "no_group", "the only round");
+  for (int i = 0; i < 1000; ++i) Failures::of(runtime).note("dial", "refused", std::string(10'000, 'x'));
+  const auto failures = status()["failures"];
+  EXPECT_EQ(failures.size(), Failures::kKept + 1);
+  EXPECT_LT(failures.dump().size(), Failures::kKept * 1000);
+  EXPECT_EQ(std::count_if(failures.begin(), failures.end(), [](const auto& one) { return one["kind"] == "round"; }), 1);
+}
+
+TEST_F(MetricsServerTest, TasksSayWhatTheyWaitFor) {
+  TaskGroup group(runtime, "sleepers");
+  group.spawn([](Runtime& on) -> Task<void> { co_await on.sleep_for(1h); }(runtime), "a sleeper");
+  runtime.run_for(5s);
+  EXPECT_THAT(get("/debug/tasks"), HasSubstr("  sleepers / a sleeper: sleep\n"));
+  const auto tasks = nlohmann::json::parse(body_of(get("/debug/tasks?format=json")));
+  const auto sleeper =
+      std::find_if(tasks.begin(), tasks.end(), [](const auto& task) { return task["name"] == "a sleeper"; });
+  ASSERT_NE(sleeper, tasks.end());
+  EXPECT_EQ((*sleeper)["waiting_for"], "sleep");
+  EXPECT_GE((*sleeper)["age_seconds"], 5.0);
+}
+
+TEST_F(MetricsServerTest, TheLastLinesOfTheLogAreThereWhateverItsLevel) {
+  log::configure({.level = log::Level::off});
+  log::debug("test", "what happened before");
+  EXPECT_THAT(get("/debug/log"),
+              AllOf(HasSubstr("Content-Type: text/plain"), HasSubstr("debug test: what happened before\n")));
+  log::configure({});
+}
+
+TEST_F(MetricsServerTest, AHostTellsItsPeersAndWhyOthersCouldNotBeDialled) {
+  const auto second_machine = fabric.add_machine();
+  Host host(*machine, KeyPair::generate_ed25519(),
+            {.listen = {Multiaddr::from_text("/ip4/10.0.0.1/tcp/4001").value()}});
+  Host other(*second_machine, KeyPair::generate_ed25519(), {.agent = "<b>\xff\"agent\""});
+  ASSERT_TRUE(host.start());
+  ASSERT_TRUE(other.start());
+  ASSERT_TRUE(runtime.run(other.connect(host.visible_addresses().front(), runtime.after(10s))));
+  const auto nobody = KeyPair::generate_ed25519().peer_id();
+  const auto closed = Multiaddr::from_text("/ip4/10.0.0.1/tcp/4002").value().with_peer(nobody);
+  EXPECT_FALSE(runtime.run(other.connect(closed, runtime.after(10s))));
   runtime.run_for(1s);
-  EXPECT_THAT(get("/healthz"), StartsWith("HTTP/1.1 200 "));
+  const auto shown = status();
+  EXPECT_EQ(shown["node"]["peer_id"], host.id().text());
+  EXPECT_EQ(shown["node"]["join"], "INITIAL_PEERS=" + host.visible_addresses().front().text());
+  ASSERT_EQ(shown["peers"].size(), 1u);
+  const auto& peer = shown["peers"][0];
+  EXPECT_EQ(peer["id"], other.id().text());
+  EXPECT_THAT(peer["agent"].get<std::string>(), StartsWith("<b>"));
+  EXPECT_EQ(peer["path"], "direct");
+  EXPECT_EQ(peer["direction"], "the peer");
+  EXPECT_GT(peer["bytes_in"], 0);
+  ASSERT_FALSE(shown["failures"].empty());
+  EXPECT_EQ(shown["failures"].back()["kind"], "dial");
+  EXPECT_EQ(shown["failures"].back()["cause"], "refused");
+  EXPECT_THAT(shown["failures"].back()["message"].get<std::string>(), HasSubstr(nobody.text()));
+  EXPECT_THAT(get("/metrics"),
+              AllOf(HasSubstr("cohive_p2p_dial_errors_total{reason=\"refused\"} 1"),
+                    HasSubstr("cohive_transport_handshake_seconds_count 2"), HasSubstr("cohive_build_info{")));
 }
 
 TEST(MetricsServer, LeavesNothingBehind) {
@@ -124,7 +288,7 @@ TEST(MetricsServer, LeavesNothingBehind) {
   transport::SimFabric fabric(runtime);
   const auto machine = fabric.add_machine(), client = fabric.add_machine();
   auto server = std::make_unique<MetricsServer>(*machine, [] { return true; });
-  ASSERT_TRUE(server->start(":9464"));
+  ASSERT_TRUE(server->start("0.0.0.0:9464"));
   {
     auto dial = client->dial(Multiaddr::from_text(kEndpoint).value(), runtime.after(5s));
     auto hanging = runtime.run(std::move(dial)).value();
@@ -151,6 +315,7 @@ TEST(MetricsServer, SaysHowToWriteTheAddressAndWhereItListens) {
   MetricsServer server(*machine, [] { return true; });
   ASSERT_TRUE(server.start("10.0.0.1:9464"));
   EXPECT_EQ(server.url(), "http://10.0.0.1:9464/metrics");
+  EXPECT_EQ(server.page_url(), "http://10.0.0.1:9464/");
   MetricsServer second(*machine, [] { return true; });
   const auto taken = second.start("10.0.0.1:9464");
   ASSERT_FALSE(taken);

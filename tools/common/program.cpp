@@ -6,9 +6,11 @@
 #include <iostream>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/log_output.hpp"
 #include "cohive/dht/errors.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
+#include "cohive/p2p/metrics_server.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -19,6 +21,7 @@ std::string one_line(std::string text) {
 }
 
 int fail(const std::string& program, const std::string& message, int code) {
+  log::flush();  // this line comes last
   std::cerr << program << ": " << one_line(message) << std::endl;
   return code;
 }
@@ -42,12 +45,10 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
   const std::string name = app.get_name();
   try {
     app.parse(argc, argv);
+    return body();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
     return fail(name, std::string(error.what()) + " (see " + name + " --help)", kBadInput);
-  }
-  try {
-    return body();
   } catch (const Exit& exit) {
     return fail(name, exit.message, exit.code);
   } catch (const ErrorException& error) {
@@ -77,14 +78,34 @@ std::string explain(const Error& error) {
 }
 
 void add_log_options(CLI::App& app, log::Options& options) {
+  const auto output = std::make_shared<log::Output>();
   app.add_option_function<std::string>(
          "--log-format", [&options](const std::string& text) { options.format = *log::format_from_text(text); },
          "text or json")
-      ->check(CLI::IsMember({"text", "json"}));
+      ->check(CLI::IsMember({"text", "json"}))
+      ->envname("COHIVE_LOG_FORMAT");
   app.add_option_function<std::string>(
-         "--log-level", [&options](const std::string& text) { options.level = *log::level_from_text(text); },
-         "trace, debug, info, warn, error or off")
-      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
+         "--log-level",
+         [&options, output](const std::string& text) {
+           if (!log::set_levels(options, *output, text))
+             throw CLI::ValidationError("--log-level",
+                                        "trace, debug, info, warn, error or off, and levels of modules, as "
+                                        "info,averaging=debug, not '" +
+                                            text + "'");
+         },
+         "trace, debug, info, warn, error or off; with levels of modules: info,averaging=debug")
+      ->envname("COHIVE_LOG_LEVEL");
+  app.add_option("--log-file", output->file, "write the log to this file, too")->envname("COHIVE_LOG_FILE");
+  app.add_option_function<double>(
+         "--log-file-megabytes",
+         [output](double megabytes) { output->file_bytes = static_cast<std::size_t>(megabytes * 1e6); },
+         "of one file, before a new one is begun and the old one renamed (default 10; 3 old ones are kept)")
+      ->check(CLI::Range(0.01, 1e6));
+  app.parse_complete_callback([output] { log::set_output(*output); });
+}
+
+std::string metrics_token(const std::string& path) {
+  return path.empty() ? std::string() : p2p::read_token(path).value();
 }
 
 std::optional<double> bytes_per_second(const std::string& text) {

@@ -27,8 +27,10 @@ struct Exit {
 /// Runs `body`, turning Exit, ErrorException and parse errors into one line on stderr and an exit code.
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body);
 
-/// Adds --log-format and --log-level.
+/// Adds --log-format, --log-level, --log-file and --log-file-megabytes.
 void add_log_options(CLI::App& app, log::Options& options);
+/// What --metrics-token-file names; empty for no file. Throws ErrorException.
+std::string metrics_token(const std::string& path);
 /// Adds --max-upload and --max-download.
 void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits);
 /// Adds --no-relay and --trusted-relays: how a peer that cannot be dialled is reached.

@@ -1,5 +1,16 @@
 /// \file
-/// The HTTP endpoint that Prometheus scrapes: GET /metrics, /healthz and /readyz. Loop thread only.
+/// The HTTP endpoint of a program, for Prometheus and for a person's browser. Loop thread only.
+///
+///   /               a page that shows /status as it changes
+///   /status         what the parts of the process tell (core/status.hpp), as JSON
+///   /metrics        for Prometheus
+///   /healthz        200 while the loop turns
+///   /readyz         200 once the program serves its purpose, else 503
+///   /debug/tasks    every coroutine and what it waits for; ?format=json
+///   /debug/log      the last lines of the log, those of level debug included
+///
+/// It only answers GET and HEAD, and changes nothing. A request whose Host is neither a numeric address nor a name of
+/// this machine is refused, unless a token is asked for: it may come from a page that gives its own name our address.
 #pragma once
 
 #include <functional>
@@ -11,15 +22,25 @@
 
 namespace cohive::p2p {
 
+struct MetricsOptions {
+  /// Asked for as "Authorization: Bearer <token>" by all but /, /healthz and /readyz; empty: none.
+  std::string token = {};
+};
+/// Reads a token from the first line of a file.
+Result<std::string> read_token(const std::string& path);
+
 class MetricsServer {
  public:
   /// \param ready  what /readyz answers
-  MetricsServer(transport::Network& network, std::function<bool()> ready);
+  MetricsServer(transport::Network& network, std::function<bool()> ready, MetricsOptions options = {});
   ~MetricsServer();
-  /// \param address  "host:port" with a numeric host ("127.0.0.1:9464", "[::1]:0"); port 0 takes any
+  /// \param address  "host:port" with a numeric host ("127.0.0.1:9464", "[::1]:0"); no host is 127.0.0.1; port 0 takes
+  /// any
   Result<> start(const std::string& address);
   /// "http://host:port/metrics".
   std::string url() const;
+  /// "http://host:port/", as a browser on this machine finds it.
+  std::string page_url() const;
 
  private:
   struct Impl;

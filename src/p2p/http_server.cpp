@@ -1,0 +1,120 @@
+// HTTP/1.1 with Boost.Beast's parser and serialiser on our own connections.
+#include "http_server.hpp"
+
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/beast/http/write.hpp>
+#include <sstream>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+namespace http = boost::beast::http;
+
+using Request = http::request<http::string_body>;
+using Response = http::response<http::string_body>;
+
+constexpr std::uint32_t kMaxHeader = 8 * 1024;
+constexpr std::uint64_t kMaxBody = 1024;   // a GET has none
+constexpr Duration kRequestTimeout = 10s;  // from accepting to the last byte of the answer
+
+HttpRequest read(const Request& request) {
+  const std::string target(request.target());
+  const auto mark = target.find('?');
+  return {target.substr(0, mark), mark == std::string::npos ? "" : target.substr(mark + 1),
+          std::string(request[http::field::host]), std::string(request[http::field::authorization])};
+}
+
+std::string bytes_of(HttpResponse answer, bool head_only) {
+  Response response(http::int_to_status(answer.status), 11, std::move(answer.body));
+  response.keep_alive(false);
+  response.set(http::field::content_type, answer.content_type);
+  response.set(http::field::cache_control, "no-store");
+  response.set("Content-Security-Policy", answer.policy);
+  response.set("X-Content-Type-Options", "nosniff");
+  response.set("Referrer-Policy", "no-referrer");
+  response.set("Cross-Origin-Resource-Policy", "same-origin");
+  if (!answer.authenticate.empty()) response.set(http::field::www_authenticate, answer.authenticate);
+  if (answer.status == 405) response.set(http::field::allow, "GET, HEAD");
+  response.prepare_payload();
+  if (head_only) response.body().clear();
+  std::ostringstream text;
+  text << response;
+  return std::move(text).str();
+}
+
+Task<Result<>> send(transport::RawConnection& connection, std::string bytes) {
+  const ByteView parts[] = {as_bytes(bytes)};
+  co_return co_await connection.write_all(parts);
+}
+
+HttpResponse refusal(bool header_too_large) {
+  return header_too_large ? HttpResponse{.status = 431, .body = "request too large\n"}
+                          : HttpResponse{.status = 400, .body = "not an HTTP request\n"};
+}
+
+}  // namespace
+
+HttpServer::HttpServer(transport::Network& network, Answer answer)
+    : network_(network), runtime_(network.runtime()), answer_(std::move(answer)), tasks_(runtime_, "HTTP server") {}
+
+Result<> HttpServer::start(const Multiaddr& endpoint) {
+  auto listener = network_.listen(endpoint);
+  if (!listener) return listener.error();
+  listener_ = std::move(*listener);
+  tasks_.spawn(accept(*this), "HTTP accept");
+  return ok();
+}
+
+Task<void> HttpServer::accept(HttpServer& self) {
+  for (;;) {
+    auto connection = co_await self.listener_->accept();
+    if (!connection) co_return;
+    if (self.open_.size() >= kMaxConnections) {
+      self.open_.front()->close();  // its task ends by that
+      self.open_.pop_front();
+    }
+    self.open_.push_back(connection->get());
+    self.tasks_.spawn(handle(self, std::move(*connection)), "HTTP request");
+  }
+}
+
+Task<void> HttpServer::handle(HttpServer& self, std::unique_ptr<transport::RawConnection> connection) {
+  struct Listed {
+    Connections& open;
+    transport::RawConnection* connection;
+    ~Listed() { open.remove(connection); }
+  } listed{self.open_, connection.get()};
+  const Deadline deadline = self.runtime_.after(kRequestTimeout);
+  const auto served = co_await within(self.runtime_, deadline, serve(self, *connection), "HTTP request");
+  if (!served) log::debug("metrics", "a request is not answered: {}", served.error());
+}
+
+Task<Result<>> HttpServer::serve(HttpServer& self, transport::RawConnection& connection) {
+  http::request_parser<http::string_body> parser;
+  parser.eager(true);
+  parser.header_limit(kMaxHeader);
+  parser.body_limit(kMaxBody);
+  std::string received;
+  Bytes chunk(kMaxHeader);
+  while (!parser.is_done()) {
+    auto count = co_await connection.read_some(chunk);
+    if (!count) co_return count.error();
+    if (*count == 0) co_return Error(Errc::end_of_stream, "HTTP request");
+    received.append(reinterpret_cast<const char*>(chunk.data()), *count);
+    boost::system::error_code error;
+    received.erase(0, parser.put(boost::asio::buffer(received), error));
+    if (error && error != http::error::need_more)
+      co_return co_await send(connection, bytes_of(refusal(error == http::error::header_limit), false));
+  }
+  const auto method = parser.get().method();
+  const bool head = method == http::verb::head;
+  if (!head && method != http::verb::get)
+    co_return co_await send(connection, bytes_of({.status = 405, .body = "only GET and HEAD\n"}, false));
+  co_return co_await send(connection, bytes_of(self.answer_(read(parser.get())), head));
+}
+
+}  // namespace cohive::p2p

@@ -1,0 +1,53 @@
+// HttpServer: HTTP/1.1 for a person's browser and for Prometheus. One GET or HEAD per connection, within ten seconds.
+// Of more than kMaxConnections at once the one that has been here longest goes: clients that say nothing, or read
+// nothing, keep nobody out. Loop thread only.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <string>
+
+#include "cohive/core/task_group.hpp"
+#include "cohive/transport/network.hpp"
+
+namespace cohive::p2p {
+
+struct HttpRequest {
+  std::string path, query;  ///< of the target, as they came
+  std::string host;         ///< header fields; empty where there is none
+  std::string authorization;
+};
+
+struct HttpResponse {
+  unsigned status = 200;
+  std::string body;
+  std::string content_type = "text/plain; charset=utf-8";
+  std::string policy = "default-src 'none'; frame-ancestors 'none'";  ///< Content-Security-Policy
+  std::string authenticate;                                           ///< WWW-Authenticate, for 401
+};
+
+class HttpServer {
+ public:
+  static constexpr std::size_t kMaxConnections = 32;
+  using Answer = std::function<HttpResponse(const HttpRequest&)>;
+
+  HttpServer(transport::Network& network, Answer answer);
+  /// Binds at once.
+  Result<> start(const Multiaddr& endpoint);
+  const transport::Listener& listener() const { return *listener_; }
+
+ private:
+  using Connections = std::list<transport::RawConnection*>;
+  static Task<void> accept(HttpServer& self);
+  static Task<void> handle(HttpServer& self, std::unique_ptr<transport::RawConnection> connection);
+  static Task<Result<>> serve(HttpServer& self, transport::RawConnection& connection);
+
+  transport::Network& network_;
+  Runtime& runtime_;
+  Answer answer_;
+  std::unique_ptr<transport::Listener> listener_;
+  Connections open_;  // oldest first
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::p2p

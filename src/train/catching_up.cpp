@@ -24,6 +24,7 @@ bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
 }
 
 Task<bool> Run::Impl::catch_up_if_behind() {
+  const WaitClock::Waiting waiting(wait_clock, Wait::progress);
   StepReport ignored;
   (void)co_await finish_update(ignored);
   co_await tracker.refresh();
@@ -35,6 +36,7 @@ Task<bool> Run::Impl::catch_up_if_behind() {
 
 /// Loads the swarm's state; after a failure it makes the trainer wait, for its gradients would be of no use.
 Task<bool> Run::Impl::catch_up() {
+  wait_clock.turn_to(Wait::download);
   co_await abandon_rounds();
   const bool loaded = co_await load_state();
   replica.cut_gradients();
@@ -45,6 +47,7 @@ Task<bool> Run::Impl::catch_up() {
     checked_start = true;
     retry = kFirstRetry;
   } else {
+    wait_clock.turn_to(Wait::retry);
     co_await runtime.sleep_for(retry);
     retry = std::min(retry * 2, kLastRetry);
   }
@@ -76,7 +79,7 @@ Task<bool> Run::Impl::load_state() {
     downloaded = co_await download();
   proof.reset();
   if (!downloaded) {
-    log::warn("train", "cannot catch up with the swarm yet: {}", downloaded.error());
+    history.download_failed(downloaded.error());
     co_return false;
   }
   const PeerId donor = downloaded->donor;
@@ -87,7 +90,7 @@ Task<bool> Run::Impl::load_state() {
     auto change = co_await model.change();
     const auto loaded = co_await replica.load(std::move(*downloaded), model.epoch());
     if (!loaded) {
-      log::warn("train", "downloaded state refused: {}", loaded.error());
+      history.download_failed(loaded.error().with_context("downloaded state refused"));
       co_return false;
     }
     epoch = *loaded;
@@ -173,6 +176,7 @@ Task<void> Run::Impl::prove_claims(Impl& self) {
     log::info("train", "one peer claims epoch {}, others are at {}: downloading its state beside the training",
               global.claimed, global.epoch);
     auto state = co_await self.download();
+    if (!state) self.history.download_failed(state.error());
     const std::uint64_t proven = state ? *epoch_of(state->metadata) : 0;
     if (proven <= self.local_epoch + 1) {
       self.tracker.distrust_claims_above(std::max(self.local_epoch, proven) + 1);

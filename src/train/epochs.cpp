@@ -8,6 +8,7 @@ namespace cohive::train {
 
 Task<StepReport> Run::Impl::synchronise() {
   const TimePoint begin = runtime.now();
+  const WaitClock::Waiting waiting(wait_clock, Wait::progress);
   StepReport report;
   // Other trainers may be there, though nothing is known of them yet: an epoch that ended without them would send them
   // all to a download.
@@ -78,6 +79,7 @@ Task<void> Run::Impl::end_epoch(StepReport& report) {
 Task<bool> Run::Impl::finish_update(StepReport& report) {
   if (!update) co_return false;
   const auto last = std::exchange(update, nullptr);
+  if (!last->done.is_set()) wait_clock.turn_to(Wait::delayed_work);
   co_await last->done.wait();
   while (publication.load() == Publication::held) co_await runtime.sleep_for(1ms);
   if (auto done = publish()) report = *done;
@@ -111,13 +113,17 @@ Task<void> Run::Impl::advance(Impl& self, std::shared_ptr<Update> update) {
 /// from members that wait for it in the next round.
 Task<void> Run::Impl::step_together(Update& update) {
   const Place place = options.delay_optimizer_step ? Place::next : Place::live;
+  wait_clock.turn_to(Wait::step);
   auto change = co_await model.change();
   auto taken = co_await replica.take_gradients(options.auxiliary ? std::nullopt : std::optional(place));
   if (!taken.usable)
     log::warn("train", "gradients of epoch {} hold NaN or infinity, and do not count", update.epoch - 1);
   Outcome outcome;
-  if (gradients.round)
+  if (gradients.round) {
+    wait_clock.turn_to(Wait::gradients);
     outcome = co_await finish_gradient_round(taken.usable ? update.samples : 0, taken.parts);
+    wait_clock.turn_to(Wait::step);
+  }
   update.report.grad_group = outcome.group();
   if (outcome.result) update.report.bytes_sent += outcome.result->bytes_sent;
   if (options.auxiliary) co_return;
@@ -143,6 +149,7 @@ Task<void> Run::Impl::average_state(Update& update) {
                          : options.delay_optimizer_step                            ? StateRound::next
                          : options.delay_state_averaging && !options.auxiliary     ? StateRound::live_to_next
                                                                                    : StateRound::live;
+  wait_clock.turn_to(Wait::parameters);
   std::optional<SharedModel::Change> change;
   if (how == StateRound::live || how == StateRound::next) change.emplace(co_await model.change());
   auto parts = co_await replica.state_parts(how);
@@ -166,7 +173,7 @@ void Run::Impl::enter_epoch(std::uint64_t epoch) {
     local_epoch = epoch;
   }
   if (!ended) tracker.update_epoch(epoch);
-  metrics.epoch.set(static_cast<double>(epoch));
+  note_epoch(epoch);
 }
 
 void Run::Impl::finished(Update& update) {

@@ -84,6 +84,8 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       replica(r),
       options(checked(opts)),
       metrics(runtime.metrics()),
+      wait_clock(runtime),
+      history(runtime),
       tracker(d, std::move(key), tracker_options(options)),
       gradient_averager(make_gradient_averager(d, r, options)),
       state_averager(d, r.state_infos(), state_options(options)),
@@ -109,6 +111,8 @@ void Run::Impl::start() {
   tasks.spawn(SharedModel::give_up_idle_copies(model), "idle copies of the state");
   tasks.spawn(prove_claims(*this), "claims of single peers");
   tasks.spawn(watch_progress(*this), "when to look for a group");
+  metrics.target_samples.set(static_cast<double>(options.target_batch_size));
+  status = Status::of(runtime).add_to_list("runs", [this] { return status_json(); });
   tracker.start();
   if (!options.use_local_updates) gradient_averager->start();
   state_averager.start();
@@ -212,6 +216,7 @@ Task<void> Run::Impl::close() {
 Run::Run(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& replica, RunOptions options)
     : impl_(std::make_shared<Impl>(dht, std::move(key), replica, std::move(options))) {}
 Run::~Run() {
+  impl_->status.reset();
   impl_->tasks.cancel();
 }
 
@@ -249,6 +254,7 @@ TrainingStats Run::stats() const {
 
 void Run::report_loss(double loss) {
   impl_->metrics.loss.set(loss);
+  impl_->loss_reported = true;
 }
 
 void Run::forget_samples() {

@@ -4,6 +4,7 @@
 //   run_rounds.cpp   when rounds begin, how long they are waited for, what they yield
 //   catching_up.cpp  peers that are new or behind
 //   checkpoints.cpp  the state in files
+//   run_status.cpp   what it tells of itself
 #pragma once
 
 #include <atomic>
@@ -11,12 +12,15 @@
 
 #include "cohive/checkpoint/folder.hpp"
 #include "cohive/core/sync.hpp"
+#include "cohive/core/status.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/train/gradient_averager.hpp"
 #include "cohive/train/metrics.hpp"
 #include "cohive/train/run.hpp"
+#include "history.hpp"
 #include "round_pace.hpp"
 #include "shared_model.hpp"
+#include "wait_clock.hpp"
 
 namespace cohive::train {
 
@@ -118,6 +122,10 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<Result<std::uint64_t>> load_checkpoint(std::filesystem::path path);
   Task<Result<std::uint64_t>> restore(std::filesystem::path path, checkpoint::TensorFile content, bool of_this_run);
   checkpoint::Metadata own_strings() const;
+  // What it tells of itself.
+  std::string status_json() const;
+  double last_loss() const;
+  void note_epoch(std::uint64_t entered);
 
   Task<std::size_t> finish();
   Task<void> close();
@@ -127,6 +135,8 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Replica& replica;
   const RunOptions options;
   TrainMetrics metrics;
+  WaitClock wait_clock;
+  History history;
   ProgressTracker tracker;
   std::unique_ptr<GradientAverager> gradient_averager;
   averaging::Averager state_averager;
@@ -160,12 +170,14 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   /// The next parameters, as the trainer's thread and copies of the state take turns with them.
   enum class Publication { none, ready, publishing, held };
   std::atomic<Publication> publication{Publication::none};
+  std::atomic<bool> loss_reported{false};
   int copying = 0;  // copies of the state in progress: they keep the next parameters from being published
 
   bool checked_start = false;  // the state of the swarm at our start is known
   bool ended = false;
   Duration retry;              // of a failed download
   std::optional<averaging::DownloadedState> proof;  // of an epoch that a single peer claimed
+  Subscription status;
   TaskGroup tasks;
 };
 

@@ -106,7 +106,7 @@ Task<Outcome> Run::Impl::finish_gradient_round(double weight, std::shared_ptr<av
   round.trigger(weight, std::move(parts));
   auto [result, gave_up] = co_await wait_unless(
       runtime, round, hopeless(tracker, local_epoch, &state_averager, options.matchmaking_time / 4));
-  Outcome outcome = judge(gradients, std::move(result), gave_up, "gradient");
+  Outcome outcome = judge(gradients, std::move(result), gave_up, "gradients");
   if (outcome.result) count_round(*outcome.result, true);
   const std::lock_guard lock(mutex);
   if (outcome.kind == Outcome::Kind::local) ++counters.grad_rounds_failed;
@@ -122,7 +122,7 @@ Task<Outcome> Run::Impl::finish_state_round(std::uint64_t epoch, double weight,
   Round round = std::move(*std::exchange(state.round, std::nullopt));
   round.trigger(weight, std::move(parts));
   auto [result, gave_up] = co_await wait_unless(runtime, round, hopeless(tracker, epoch, nullptr, patience));
-  Outcome outcome = judge(state, std::move(result), gave_up, "parameter");
+  Outcome outcome = judge(state, std::move(result), gave_up, "parameters");
   if (outcome.result) count_round(*outcome.result, false);
   const std::lock_guard lock(mutex);
   if (outcome.kind == Outcome::Kind::local) ++counters.state_rounds_failed;
@@ -132,21 +132,23 @@ Task<Outcome> Run::Impl::finish_state_round(std::uint64_t epoch, double weight,
 
 Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, bool gave_up, const char* what) {
   if (gave_up) {
-    log::info("train", "no group for {} averaging in time: the other peers went on without us, or do not average", what);
+    history.round_failed(what, "missed", "no group in time: the other peers went on without us, or do not average");
     return {Outcome::Kind::missed};
   }
   if (!result) {
     scheduled.pace.missed();
-    log::info("train", "{} averaging failed, proceeding with local values: {}", what, result.error());
+    history.round_failed(what, cause_of_round_failure(result.error()),
+                         log::format("failed, proceeding with local values: {}", result.error()));
     return {Outcome::Kind::local};
   }
+  history.round_averaged(what, *result);
   if (result->lost_senders.empty() && result->failed_reducers.empty()) {
     scheduled.pace.observe(*result);
   } else {
     scheduled.pace.missed();
   }
   log::write(options.verbose ? log::Level::info : log::Level::debug, "train",
-             log::format("averaged {}s with {} peers in {:.3f} s (group found in {:.3f} s)", what, result->group.size(),
+             log::format("averaged {} with {} peers in {:.3f} s (group found in {:.3f} s)", what, result->group.size(),
                          to_seconds(result->allreduce), to_seconds(result->matchmaking)));
   return {Outcome::Kind::averaged, std::move(*result)};
 }

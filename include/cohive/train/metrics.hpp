@@ -29,10 +29,14 @@ struct TrainMetrics {
                                        {{"outcome", "ok"}})),
         checkpoints_failed(metrics.counter("cohive_train_checkpoints_total", "Checkpoints written, by outcome.",
                                            {{"outcome", "failed"}})),
-        checkpoint_epoch(metrics.gauge("cohive_train_checkpoint_epoch", "The epoch of the newest checkpoint.")) {}
+        checkpoint_epoch(metrics.gauge("cohive_train_checkpoint_epoch", "The epoch of the newest checkpoint.")),
+        target_samples(metrics.gauge("cohive_train_target_samples", "Samples of all trainers that end an epoch.")),
+        epoch_seconds(metrics.histogram("cohive_train_epoch_seconds", "Time from one epoch's end to the next one's.",
+                                        {0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600})) {}
   Gauge epoch, global_epoch, peers, loss, global_rate;
   Counter samples, grad_ok, grad_local, grad_missed, state_ok, state_failed, downloads, checkpoints_ok, checkpoints_failed;
-  Gauge checkpoint_epoch;
+  Gauge checkpoint_epoch, target_samples;
+  Histogram epoch_seconds;
 };
 
 }  // namespace cohive::train

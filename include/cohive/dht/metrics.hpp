@@ -32,10 +32,10 @@ struct DhtMetrics {
         stores_ok(metrics.counter("cohive_dht_stores_total", "Records stored for us by others.", {{"outcome", "ok"}})),
         stores_refused(
             metrics.counter("cohive_dht_stores_total", "Records stored for us by others.", {{"outcome", "refused"}})),
-        records_accepted(
-            metrics.counter("cohive_dht_records_total", "Records others asked us to keep.", {{"outcome", "accepted"}})),
-        records_refused(
-            metrics.counter("cohive_dht_records_total", "Records others asked us to keep.", {{"outcome", "refused"}})),
+        records_accepted(metrics.counter("cohive_dht_records_offered_total", "Records others asked us to keep.",
+                                         {{"outcome", "accepted"}})),
+        records_refused(metrics.counter("cohive_dht_records_offered_total", "Records others asked us to keep.",
+                                        {{"outcome", "refused"}})),
         records_invalid(
             metrics.counter("cohive_dht_invalid_records_total", "Records of others that failed validation.")),
         searches_timed_out(metrics.counter("cohive_dht_search_timeouts_total", "Searches cut off at their deadline.")),

@@ -212,11 +212,12 @@ class Trainer {
   void announce() {
     std::string text = "peer " + swarm_.peer_id() + "\nOthers join with: " + swarm_.join_line() +
                        " cohive-train --run-id " + options_.optimizer.run_id + " ...";
-    if (const auto url = swarm_.metrics_url(); !url.empty()) text += "\nMetrics: " + url;
+    if (const auto url = swarm_.metrics_url(); !url.empty()) text += "\nPage: " + swarm_.page_url() + "\nMetrics: " + url;
     auto fields = workload_->description();
     fields["peer_id"] = swarm_.peer_id();
     fields["run_id"] = options_.optimizer.run_id;
     fields["initial_peers"] = swarm_.visible_addresses();
+    fields["page"] = swarm_.page_url();
     fields["metrics"] = swarm_.metrics_url();
     progress_.say(text, "started", std::move(fields));
   }
@@ -316,6 +317,7 @@ int run(TrainOptions& options) {
   options.optimizer.on_download = DownloadPrinter(options.json);
   options.swarm.give_up = [] { return stop_requested != 0; };
   recycle_tensor_memory();
+  options.swarm.diagnostics_at_signal = true;
   torch::set_num_threads(options.threads);
   auto workload = make_workload(options.workload);
   if (options.dry_run) return dry_run(options, *workload);

@@ -63,10 +63,10 @@ wait_for() {
 "$bin/cohive-bootstrap" --host-maddrs /ip4/127.0.0.1/tcp/0 --metrics-address 127.0.0.1:0 >"$work/bootstrap.log" 2>"$work/bootstrap.err" &
 pid[bootstrap]=$!
 wait_for "$work/bootstrap.log" '^Metrics:' 'the bootstrap node'
+say "watch the bootstrap node: $(sed -n 's/^Page: //p' "$work/bootstrap.log")"
 export INITIAL_PEERS
 INITIAL_PEERS=$(sed -n 's/.*INITIAL_PEERS=\([^ ]*\).*/\1/p' "$work/bootstrap.log")
 say "bootstrap node: INITIAL_PEERS=$INITIAL_PEERS cohive-train ..."
-say "$(grep '^Metrics' "$work/bootstrap.log")"
 
 until=$(($(date +%s) + seconds))
 trainer() {
@@ -78,7 +78,7 @@ trainer() {
 for n in 1 2 3; do trainer "trainer$n" "$n"; done
 for n in 1 2 3; do
   wait_for "$work/trainer$n.log" '^Metrics:' "trainer$n"
-  say "trainer$n: $(grep '^Metrics' "$work/trainer$n.log")"
+  say "watch trainer$n: $(sed -n 's/^Page: //p' "$work/trainer$n.log")"
 done
 
 killed=false

@@ -5,6 +5,7 @@
 
 #include "cohive/core/keys.hpp"
 #include "cohive/core/runtime.hpp"
+#include "cohive/core/signal.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "cohive/train/swarm.hpp"
@@ -41,6 +42,7 @@ struct Membership {
   std::unique_ptr<Dht> dht;
   std::shared_ptr<dht::RsaSignatureValidator> key;
   std::unique_ptr<p2p::MetricsServer> metrics_server;
+  Subscription status;  ///< of the DHT
   bool ready = false;
 
  private:

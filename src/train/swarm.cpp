@@ -1,7 +1,9 @@
 #include "cohive/train/swarm.hpp"
 
+#include "cohive/core/diagnostics.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/status.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/initial_peers.hpp"
 #include "membership.hpp"
@@ -60,13 +62,16 @@ Result<> Membership::open() {
   const bool own_file = !options.identity_path.empty();
   identity = own_file ? hold_identity(options.identity_path).value() : HeldIdentity{KeyPair::generate_ed25519(), nullptr};
   if (auto free = own_file ? check_identity(initial, host_options) : ok(); !free) return free;
+  p2p::MetricsOptions metrics;
+  if (!options.metrics_token_file.empty()) metrics.token = p2p::read_token(options.metrics_token_file).value();
   Result<> started = ok();
   on_loop([&] {
+    if (options.diagnostics_at_signal) runtime().background().spawn(write_diagnostics_at_signal(runtime()), "SIGUSR1");
     open_network();
     host = std::make_unique<p2p::Host>(*network, identity.key, host_options);
     started = host->start();
     if (!started || options.metrics_address.empty()) return;
-    metrics_server = std::make_unique<p2p::MetricsServer>(*network, [this] { return ready; });
+    metrics_server = std::make_unique<p2p::MetricsServer>(*network, [this] { return ready; }, std::move(metrics));
     started = metrics_server->start(options.metrics_address);
   });
   if (!started) return started;
@@ -118,13 +123,19 @@ Result<> Membership::join(const std::vector<Multiaddr>& initial) {
       std::this_thread::sleep_for(kLook);
     if (!wanted()) return given_up();
   }
-  on_loop([this] { ready = true; });
+  on_loop([this] {
+    ready = true;
+    status = Status::of(runtime()).add("dht", [this] {
+      return log::format("{{\"nodes\":{},\"records\":{}}}", dht->table_size(), dht->storage_size());
+    });
+  });
   return ok();
 }
 
 Task<void> Membership::close() {
   ready = false;
   metrics_server.reset();
+  status.reset();
   if (dht) co_await dht->close();
   dht.reset();
   if (host) co_await host->close();
@@ -166,6 +177,14 @@ std::string Swarm::metrics_url() const {
   std::string url;
   membership_->on_loop([&] {
     if (membership_->metrics_server) url = membership_->metrics_server->url();
+  });
+  return url;
+}
+
+std::string Swarm::page_url() const {
+  std::string url;
+  membership_->on_loop([&] {
+    if (membership_->metrics_server) url = membership_->metrics_server->page_url();
   });
   return url;
 }

@@ -61,7 +61,10 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--host-maddrs", o.swarm.host_maddrs, "addresses to listen on");
   app.add_option("--announce-maddrs", o.swarm.announce_maddrs, "addresses to tell others instead");
   app.add_option("--identity-path", o.swarm.identity_path, "key file; made when missing");
-  app.add_option("--metrics-address", o.swarm.metrics_address, "host:port for /metrics, /healthz and /readyz");
+  app.add_option("--metrics-address", o.swarm.metrics_address,
+                 "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
+  app.add_option("--metrics-token-file", o.swarm.metrics_token_file,
+                 "ask for the token in this file before showing anything there");
   app.add_flag("--client,--client-mode", o.swarm.client_mode, "do not listen: for peers that cannot be reached");
   app.add_flag("--use-relay,!--no-relay", o.swarm.use_relay, "be reached through relays when peers cannot dial this one (the default)");
   app.add_option("--trusted-relays", o.swarm.trusted_relays, "multiaddrs of relays to use before those that are met")

@@ -35,8 +35,10 @@ struct SwarmOptions {
   bool use_relay = true;
   std::vector<std::string> trusted_relays;  ///< multiaddrs with /p2p; besides them, connected peers that relay
   std::string force_reachability;           ///< "public" or "private", where it is known; empty: find out
-  bool nat_port_map = true;  ///< have the router forward the ports of host_maddrs (docs/connectivity.md)
-  std::string metrics_address;       ///< "host:port" to serve /metrics, /healthz, /readyz; empty: none
+  bool nat_port_map = true;             ///< have the router forward the ports of host_maddrs (docs/connectivity.md)
+  std::string metrics_address;          ///< "host:port" to serve a page, /status, /metrics and more (metrics_server.hpp); empty: none
+  std::string metrics_token_file;      ///< with a token to ask for before anything is shown there; empty: none
+  bool diagnostics_at_signal = false;  ///< at each SIGUSR1 the tasks and the last lines of the log are logged
   double max_upload = 0;             ///< bytes per second of all connections together; 0: no limit
   double max_download = 0;           ///< the same
   Duration bootstrap_timeout = 15s;  ///< one attempt to join through the initial peers
@@ -66,6 +68,8 @@ class Swarm {
   const SwarmOptions& options() const noexcept;
   /// Where metrics are served, "http://host:port/metrics"; empty when they are not.
   std::string metrics_url() const;
+  /// Where a browser on this machine finds the page about this peer, "http://host:port/"; empty when it is not served.
+  std::string page_url() const;
 
   /// For runs and for tests: what lives on the loop's thread.
   train::Membership& membership() noexcept { return *membership_; }

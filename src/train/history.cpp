@@ -112,7 +112,7 @@ void History::download_failed(const Error& error) {
   failed_downloads(runtime_.metrics(), cause).increment();
   Failures::of(runtime_).note("download", cause, error.message());
   log::write(log::Level::warn, "train", {{"event", "download_failed"}, {"cause", cause}},
-             log::format("cannot catch up with the swarm yet: {}", error));
+             log::format("no state downloaded: {}", error));
 }
 
 void History::keep(Round round) {

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -285,6 +286,101 @@ class Bootstrap(unittest.TestCase):
             with bootstrap() as (process, _):
                 process.send_signal(signum)
                 self.assertEqual(process.wait(PATIENCE), 0)
+
+
+class Watching(unittest.TestCase):
+    """What a running node tells to who looks."""
+
+    def read(self, line, path, **headers):
+        request = urllib.request.Request(line["page"].rstrip("/") + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return answer.read().decode()
+
+    def logged(self, path, pattern):
+        """Waits until the file has a line like that."""
+        give_up = time.monotonic() + PATIENCE
+        while not re.search(pattern, text := Path(path).read_text(), re.MULTILINE):
+            self.assertLess(time.monotonic(), give_up, f"no line like {pattern} in:\n{text}")
+            time.sleep(0.05)
+        return text
+
+    def test_status_names_the_node_and_its_peers(self):
+        with bootstrap("--metrics-address", ":0") as (_, line), bootstrap("--initial-peers", *line["initial_peers"]) as (_, other):
+            self.assertTrue(line["page"].startswith("http://127.0.0.1:"), line["page"])
+            status = json.loads(self.read(line, "/status"))
+            self.assertEqual(status["node"]["peer_id"], line["peer_id"])
+            self.assertIn(line["initial_peers"][0], status["node"]["join"])
+            self.assertEqual([peer["id"] for peer in status["peers"]], [other["peer_id"]])
+            self.assertEqual(status["peers"][0]["path"], "direct")
+            self.assertGreaterEqual(status["dht"]["nodes"], 1)
+            self.assertIn("INITIAL_PEERS", status["node"]["join"])
+            self.assertIn("waits for", self.read(line, "/debug/tasks"))
+            self.assertIn("Running a DHT instance", self.read(line, "/debug/log"))
+            self.assertIn("<title>cohive</title>", self.read(line, "/"))
+
+    def test_a_dial_that_fails_is_in_the_status_the_metrics_and_the_log_with_one_cause(self):
+        with taken_port() as free:
+            port = free  # again, in a moment
+        with tempfile.TemporaryDirectory() as folder, bootstrap() as (_, hub):
+            log = folder + "/node.log"
+            nobody = f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}"
+            with bootstrap("--metrics-address", "127.0.0.1:0", "--initial-peers", *hub["initial_peers"], nobody, "--log-file", log,
+                           "--log-format", "json", "--log-level", "info,p2p=debug") as (_, line):
+                failures = json.loads(self.read(line, "/status"))["failures"]
+                self.assertIn(("dial", "refused"), [(failure["kind"], failure["cause"]) for failure in failures])
+                self.assertRegex(self.read(line, "/metrics"), r'cohive_p2p_dial_errors_total\{reason="refused"\} [1-9]')
+                text = self.logged(log, '"event":"dial_failed"')
+                event = next(json.loads(one) for one in text.splitlines() if "dial_failed" in one)
+                self.assertEqual((event["cause"], event["peer"], event["module"]), ("refused", NOBODY, "p2p"))
+
+    def test_a_token_is_asked_for_where_there_is_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            token = Path(folder, "token")
+            token.write_text("s3cret\n")
+            with bootstrap("--metrics-address", "127.0.0.1:0", "--metrics-token-file", str(token)) as (_, line):
+                with self.assertRaisesRegex(urllib.error.HTTPError, "401"):
+                    self.read(line, "/status")
+                self.assertIn("node", json.loads(self.read(line, "/status", Authorization="Bearer s3cret")))
+                self.assertEqual(self.read(line, "/healthz"), "ok\n")
+            token.write_text("")
+            for path in (token, Path(folder, "none")):
+                refused = run("cohive-bootstrap", "--metrics-address", "127.0.0.1:0", "--metrics-token-file", str(path))
+                self.assertEqual(refused.returncode, 2)
+                self.assertIn(str(path), refused.stderr)
+
+    def test_sigusr1_writes_tasks_and_the_last_lines_whatever_the_level(self):
+        with tempfile.TemporaryDirectory() as folder:
+            log = folder + "/node.log"
+            with bootstrap("--log-file", log, "--log-level", "error") as (process, _):
+                process.send_signal(signal.SIGUSR1)
+                text = self.logged(log, "recent: .*Running a DHT instance")
+                self.assertRegex(text, r"tasks: \d+ tasks, oldest first")
+                self.assertIsNone(process.poll())
+
+    def test_a_log_that_nobody_reads_stops_nothing(self):
+        process = subprocess.Popen([BIN / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json", "--metrics-address",
+                                    "127.0.0.1:0", "--log-level", "debug"], env=environment, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        try:
+            line = json.loads(process.stdout.readline())
+            for _ in range(100):  # each writes tasks and lines of the log, together more than the pipe takes
+                process.send_signal(signal.SIGUSR1)
+                self.assertEqual(self.read(line, "/healthz"), "ok\n")
+            process.terminate()
+            self.assertEqual(process.wait(PATIENCE), 0)
+        finally:
+            process.kill()
+            process.communicate()
+
+    def test_levels_and_files_that_are_none_are_refused(self):
+        for arguments in (["--log-level", "loud"], ["--log-level", "info,dht=loud"], ["--log-file", "/dev/null/log"]):
+            for program in programs("cohive-bootstrap", "cohive-monitor"):
+                refused = run(program, *arguments, "--initial-peers", "/ip4/127.0.0.1/tcp/1/p2p/" + NOBODY)
+                self.assertEqual(refused.returncode, 2, refused.stderr)
+                self.assertEqual(refused.stderr.count("\n"), 1, refused.stderr)
+                self.assertIn(arguments[1] if "/dev" in arguments[1] else arguments[0], refused.stderr)
+        with_variable = run("cohive-monitor", "--once", env={**environment, "COHIVE_LOG_LEVEL": "loud"})
+        self.assertEqual(with_variable.returncode, 2)
 
 
 class Dht(unittest.TestCase):

@@ -17,10 +17,13 @@ constexpr int kRoundsToFollow = 3;   // before another download is tried
 }  // namespace
 
 /// Whether the swarm's parameters are newer than ours. When the other peers are one epoch ahead, that is the epoch whose end
-/// we are about to reach together, if we have a group with them; else they averaged without us.
+/// we are about to reach together, if we have a group with them; else they averaged without us. Peers that delay the averaging of
+/// gradients announce the epoch before there is a group: then it is enough to be looking for one.
 bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
   if (options.auxiliary || global.epoch <= local_epoch) return false;
-  return !checked_start || global.epoch > local_epoch + 1 || (!options.use_local_updates && !gradients.has_group());
+  if (!checked_start || global.epoch > local_epoch + 1) return true;
+  const bool together = gradients.has_group() || (options.delay_grad_averaging && gradients.round);
+  return !options.use_local_updates && !together;
 }
 
 Task<bool> Run::Impl::catch_up_if_behind() {
@@ -37,6 +40,7 @@ Task<bool> Run::Impl::catch_up_if_behind() {
 /// Loads the swarm's state; after a failure it makes the trainer wait, for its gradients would be of no use.
 Task<bool> Run::Impl::catch_up() {
   wait_clock.turn_to(Wait::download);
+  const RoundsBarred barred(*this);
   co_await abandon_rounds();
   const bool loaded = co_await load_state();
   replica.cut_gradients();
@@ -149,6 +153,7 @@ Task<bool> Run::Impl::follow_state_round() {
 }
 
 Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) {
+  const RoundsBarred barred(*this);
   co_await abandon_rounds();
   {
     auto change = co_await model.change();

@@ -135,6 +135,7 @@ Task<Result<std::uint64_t>> Run::Impl::load_checkpoint(path file) {
 Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bool of_this_run) {
   StepReport ignored;
   (void)co_await finish_update(ignored);
+  const RoundsBarred barred(*this);
   co_await abandon_rounds();
   const std::uint64_t epoch = of_this_run ? origin_of(content.metadata).epoch : model.epoch();
   auto strings = of_this_run ? strings_of(content.metadata) : checkpoint::Metadata();

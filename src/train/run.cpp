@@ -111,6 +111,7 @@ void Run::Impl::start() {
   tasks.spawn(SharedModel::give_up_idle_copies(model), "idle copies of the state");
   tasks.spawn(prove_claims(*this), "claims of single peers");
   tasks.spawn(watch_progress(*this), "when to look for a group");
+  if (!options.use_local_updates) tasks.spawn(watch_members(*this), "members that wait for gradients");
   metrics.target_samples.set(static_cast<double>(options.target_batch_size));
   status = Status::of(runtime).add_to_list("runs", [this] { return status_json(); });
   tracker.start();
@@ -269,6 +270,8 @@ Task<StepReport> Run::settle() {
 }
 Task<void> Run::restore(std::uint64_t epoch, std::function<void()> write) {
   return impl_->restore(epoch, std::move(write));
+}
+
 void Run::checkpoint_if_due() {
   impl_->checkpoint_if_due();
 }

@@ -88,6 +88,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   // Rounds.
   void consider_rounds();
   static Task<void> watch_progress(Impl& self);
+  static Task<void> watch_members(Impl& self);
   void begin_rounds(const GlobalProgress& global);
   void begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout);
   bool state_is_due(std::uint64_t epoch) const {
@@ -172,6 +173,15 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   std::atomic<Publication> publication{Publication::none};
   std::atomic<bool> loss_reported{false};
   int copying = 0;  // copies of the state in progress: they keep the next parameters from being published
+
+  /// While one exists no round begins by itself: those of an epoch that is given up come to their end, or the state is replaced.
+  struct RoundsBarred {
+    explicit RoundsBarred(Impl& of) : run(of) { ++run.rounds_barred; }
+    ~RoundsBarred() { --run.rounds_barred; }
+    RoundsBarred(const RoundsBarred&) = delete;
+    Impl& run;
+  };
+  int rounds_barred = 0;
 
   bool checked_start = false;  // the state of the swarm at our start is known
   bool ended = false;

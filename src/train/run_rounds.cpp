@@ -11,6 +11,7 @@ using averaging::RoundResult;
 
 namespace {
 constexpr double kLongestLead = 3600;  // seconds; ends that cannot be foreseen are far away
+constexpr Duration kLookAgain = 1s;    // at the progress of the run, while a member waits
 }
 
 bool Scheduled::has_group() const {
@@ -25,7 +26,7 @@ void Scheduled::forget_ended() {
 
 /// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
 void Run::Impl::consider_rounds() {
-  if (update && !update->done.is_set()) return;  // its rounds are still in use
+  if (rounds_barred > 0 || (update && !update->done.is_set())) return;  // those that there are are still in use
   gradients.forget_ended();
   state.forget_ended();
   const GlobalProgress global = tracker.snapshot();
@@ -45,6 +46,16 @@ Task<void> Run::Impl::watch_progress(Impl& self) {
       trains = trains || self.samples > 0;
     }
     if (trains) self.consider_rounds();
+  }
+}
+
+/// A member that waits for our gradients has ended the epoch already, which the next look at the progress may tell us only after it
+/// has stopped waiting.
+Task<void> Run::Impl::watch_members(Impl& self) {
+  for (;;) {
+    co_await self.gradients.averager.someone_waits();
+    if (!self.ended) co_await self.tracker.refresh();
+    co_await self.runtime.sleep_for(kLookAgain);
   }
 }
 
@@ -172,6 +183,7 @@ void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
 /// Where a group has formed, its members must not wait: gradients take part with weight 0, parameters as they are. Both
 /// are told before either is waited for, as its members may be waiting in the other one.
 Task<void> Run::Impl::abandon_rounds() {
+  const RoundsBarred barred(*this);
   std::optional<Round> grad_round, state_round;
   if (gradients.has_group()) grad_round = std::exchange(gradients.round, std::nullopt);
   if (state.has_group()) state_round = std::exchange(state.round, std::nullopt);
@@ -202,6 +214,7 @@ Task<void> Run::Impl::abandon_rounds() {
 Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout) {
   StepReport ignored;
   (void)co_await finish_update(ignored);
+  const RoundsBarred barred(*this);
   co_await abandon_rounds();
   begin_round(state, msgpack::Value(local_epoch), expected, timeout);
   auto change = co_await model.change();

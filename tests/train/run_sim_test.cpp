@@ -73,6 +73,25 @@ TEST(TrainingRun, LearnsWhateverIsDelayed) {
   }
 }
 
+TEST(TrainingRun, ATrainerThatHearsOfTheNextEpochBeforeItsGroupIsThereIsNotLeftBehind) {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    SCOPED_TRACE(seed);
+    auto scenario = small();
+    scenario.seed = seed;
+    scenario.trainers = 2;
+    scenario.batches_per_epoch = 8;
+    scenario.shortest_batch = scenario.longest_batch = 1s;
+    scenario.tune = [](RunOptions& options) {
+      options.matchmaking_time = 5s;
+      options.delay_optimizer_step = options.offload_optimizer = options.delay_grad_averaging = true;
+    };
+    const auto report = run_training(scenario);
+    EXPECT_EQ(report.epochs_alone, 0u);
+    EXPECT_EQ(report.downloads, 0u);
+    EXPECT_GT(report.epochs, 8u);
+  }
+}
+
 TEST(TrainingRun, LearnsWithGradientsOfRankOneWhileTrainersComeAndGo) {
   auto scenario = small();
   scenario.columns = 8;

@@ -241,7 +241,7 @@ def main():
                 try:
                     with places(options.link) as at:
                         row = summary(run_pair(make, at))
-                    if options.link:
+                    if options.link and mode == "synchronous":
                         row["link"] = link_share(options, tensors, row)
                 except RuntimeError as error:
                     row = {"error": str(error)}

@@ -202,9 +202,9 @@ std::optional<Format> format_from_text(std::string_view text) {
 bool set_levels(Options& options, Output& output, std::string_view text) {
   std::optional<Level> general;
   std::vector<std::pair<std::string, Level>> modules;
-  while (!text.empty()) {
-    const std::string_view part = text.substr(0, text.find(','));
-    text.remove_prefix(std::min(part.size() + 1, text.size()));
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::string_view part = text.substr(begin, text.find(',', begin) - begin);
+    begin += part.size() + 1;
     const auto equals = part.find('=');
     const auto level = level_from_text(equals == part.npos ? part : part.substr(equals + 1));
     if (!level || equals == 0) return false;
@@ -215,7 +215,6 @@ bool set_levels(Options& options, Output& output, std::string_view text) {
       modules.emplace_back(part.substr(0, equals), *level);
     }
   }
-  if (!general && modules.empty()) return false;
   if (general) options.level = *general;
   output.modules = std::move(modules);
   return true;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--help]
+# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--help]
 #
 # Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
 # nothing is missing, and needs root (or sudo) only for packages that are.
@@ -14,6 +14,7 @@
 #               and Node.js that these need, as wheels from PyPI (about 220 MB to download, 1.1 GB of disk)
 #   --nat       also what the tests in networks of namespaces need (docs/nat-lab.md), with miniupnpd in .deps/miniupnpd
 #   --asan      also what the sanitizer builds need
+#   --browser   also Chromium, for the tests of the live page, which are skipped without it
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
 
 . "$(dirname "$0")/lib.sh"
@@ -60,6 +61,7 @@ for option in "$@"; do
       apt_packages+=("${nat_packages[@]}")
       ;;
     --asan) apt_packages+=("${asan_packages[@]}") ;;
+    --browser) apt_packages+=(chromium fonts-dejavu-core) ;;
     -h | --help)
       usage "$0"
       exit

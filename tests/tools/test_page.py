@@ -79,7 +79,7 @@ class MadeServer:
         self.server.server_close()
 
 
-@unittest.skipUnless(browser.find(), "no Chromium: apt-get install chromium, or name one in $CHROMIUM")
+@unittest.skipUnless(browser.find(), "no Chromium: tools/install-deps.sh --browser installs it, or name one in $CHROMIUM")
 class Page(unittest.TestCase):
     def start(self, *arguments):
         process = subprocess.Popen([BIN / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--metrics-address", "127.0.0.1:0",

@@ -33,7 +33,7 @@
     if (size >= 1e4) return (value / 1e3).toPrecision(digits) + ' k';
     return Number.isInteger(value) ? String(value) : Number(value.toPrecision(digits)).toString();
   };
-  const bytes = value => number(value) + 'B';
+  const bytes = value => { const text = number(value); return text + (text.includes(' ') ? 'B' : ' B'); };
   const seconds = value => {
     if (value === null || value === undefined || !Number.isFinite(value)) return '–';
     if (value < 1) return Math.round(value * 1000) + ' ms';

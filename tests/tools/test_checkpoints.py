@@ -17,8 +17,8 @@ import time
 import unittest
 from pathlib import Path
 
-import test_programs
-from test_programs import bootstrap, programs, run, started
+import shell
+from shell import bootstrap, programs, run, started
 
 try:
     import safetensors.numpy
@@ -242,5 +242,5 @@ class KilledSwarm(WithTrainer):
 
 
 if __name__ == "__main__":
-    test_programs.BIN = Path(sys.argv.pop(1))
+    shell.BIN = Path(sys.argv.pop(1))
     unittest.main(verbosity=2)

@@ -1,0 +1,48 @@
+"""Programs as a person at a shell starts them."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+PATIENCE = 60  # seconds until a program that hangs is a failure
+NOBODY = "12D3KooWH3uVF6wv47WnArKHk5p6cvgCJEb74UTmxztmQDc298L3"
+BIN = Path()
+
+environment = {k: v for k, v in os.environ.items() if k not in ("INITIAL_PEERS", "PL_INITIAL_PEERS")}
+
+
+def run(program, *arguments, env=None):
+    return subprocess.run([BIN / program, *arguments], env=env or environment, capture_output=True, text=True,
+                          timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def started(program, *arguments):
+    """A program in the background; killed at the end if it still runs."""
+    process = subprocess.Popen([BIN / program, *arguments], env=environment, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def bootstrap(*arguments):
+    """A bootstrap node that is ready, and what it printed with --json."""
+    with started("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json", *arguments) as process:
+        yield process, json.loads(process.stdout.readline())
+
+
+@contextlib.contextmanager
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def programs(*names):
+    return [name for name in names if (BIN / name).exists()]

@@ -170,7 +170,6 @@ class Trainer {
     // A machine that is taken away may be gone before the others have averaged with it once more.
     if (stop_requested) write_checkpoint();
     finish();
-    if (!stop_requested) write_checkpoint();
     return 0;
   }
 
@@ -239,6 +238,7 @@ class Trainer {
   void finish() {
     optimizer_.load_state_from_peers();  // a peer that missed the last epoch must not pull the others back
     const std::size_t group = optimizer_.finish();
+    if (!stop_requested) write_checkpoint();
     if (!options_.save.empty()) save_parameters(options_.save, workload_->model());
     const auto stats = optimizer_.stats();
     const Evaluation evaluation = workload_->evaluate();

@@ -58,9 +58,9 @@ class PortMappingTest : public testing::Test {
  protected:
   /// A host at home, behind a router that lets nothing in by itself.
   Host& home(HostOptions options = {}, bool listening = true) {
-    swarm.fabric().set_nat("192.168.1.5", router.outside);
-    router.forward = [this] { swarm.fabric().set_nat("192.168.1.5", router.outside, true); };
-    machine_ = swarm.fabric().add_machine("192.168.1.5");
+    swarm.fabric().set_nat(inside, router.outside);
+    router.forward = [this] { swarm.fabric().set_nat(inside, router.outside, true); };
+    machine_ = swarm.fabric().add_machine(inside);
     if (listening && options.listen.empty()) options.listen = {parsed("/ip4/192.168.1.5/tcp/4001")};
     options.transport.plaintext = true;
     Connectivity ways;
@@ -78,6 +78,7 @@ class PortMappingTest : public testing::Test {
 
   sim::Swarm swarm;
   PortMappingMetrics counted{swarm.runtime().metrics()};
+  std::string inside = "192.168.1.5";  ///< the host's address at home
   Router router;
   std::optional<Router> first;  // another one that is asked before
 
@@ -210,6 +211,7 @@ TEST_F(PortMappingTest, NoMappingIsAskedForThatNobodyCouldUse) {
 }
 
 TEST_F(PortMappingTest, AHostForThisMachineAloneNeedsNoMapping) {
+  inside = "127.0.0.1";
   home({.listen = {parsed("/ip4/127.0.0.1/tcp/4001")}});
   swarm.pass(1min);
   EXPECT_TRUE(router.wanted.empty());

@@ -65,9 +65,10 @@ class WithTrainer(unittest.TestCase):
         self.folder = self.files / "checkpoints"
         text = self.files / "text.txt"
         text.write_text("In the beginning was the Word, and the Word was with others. " * 200)
-        self.common = ["--text", str(text), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--width", "16", "--layers", "1",
+        self.common = ["--text", str(text), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--layers", "1",
                        "--context", "16", "--batch-size", "32", "--matchmaking-time", "1"]
-        self.small = [*self.common, "--target-batch-size", "256"]
+        self.narrow = [*self.common, "--width", "16"]
+        self.small = [*self.narrow, "--target-batch-size", "256"]
         self.saving = ["--checkpoint-dir", str(self.folder), "--checkpoint-every", "1epochs"]
 
     def train(self, *arguments):
@@ -141,9 +142,9 @@ class Checkpoints(WithTrainer):
             line = next(line for line in process.stdout if line.startswith("resumed"))
         self.assertEqual(line, f"resumed at epoch {older}\n")
 
-    def refused(self, says, *arguments):
+    def refused(self, says, *arguments, width=16):
         with self.subTest(arguments=arguments):
-            result = run("cohive-train", *self.small, "--max-epochs", "1", *arguments)
+            result = run("cohive-train", *self.common, "--target-batch-size", "256", "--width", str(width), "--max-epochs", "1", *arguments)
             self.assertEqual(result.returncode, 2, result.stderr)
             lines = [line for line in result.stderr.splitlines() if line.startswith("cohive-train: ")]
             self.assertEqual(len(lines), 1, result.stderr)
@@ -166,9 +167,9 @@ class Checkpoints(WithTrainer):
         self.train(*self.saving, "--max-epochs", "1")
         self.refused("name another folder", *folder)
         self.refused("another run", *folder, "--resume", "--run-id", "other")
-        self.refused("does not fit", *folder, "--resume", "--width", "32")
+        self.refused("does not fit", *folder, "--resume", width=32)
         (file,) = self.folder.iterdir()
-        self.refused("does not fit", "--load-checkpoint", str(file), "--width", "32")
+        self.refused("does not fit", "--load-checkpoint", str(file), width=32)
         with started("cohive-train", *self.small, *self.saving, "--resume") as process:
             next(line for line in process.stdout if line.startswith("resumed"))
             self.refused("another process", *folder, "--resume")
@@ -236,7 +237,7 @@ class KilledSwarm(WithTrainer):
         for number, folder in enumerate(folders):
             own = ["--save", saves[number]] if saves else []
             processes.append(swarm.enter_context(started(
-                "cohive-train", *self.common, "--target-batch-size", "16000", "--checkpoint-dir", str(folder),
+                "cohive-train", *self.narrow, "--target-batch-size", "16000", "--checkpoint-dir", str(folder),
                 "--checkpoint-every", "1epochs", "--initial-peers", *line["initial_peers"], *flags, *own)))
         return processes
 

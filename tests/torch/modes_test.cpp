@@ -35,7 +35,7 @@ torch::Tensor batch(std::int64_t seed, torch::ScalarType type) {
 struct Model {
   explicit Model(torch::ScalarType type = torch::kFloat32) : type(type) {}
   torch::ScalarType type;
-  torch::Tensor weight = torch::linspace(-1, 1, 12).reshape({4, 3}).to(type).requires_grad_();
+  torch::Tensor weight = torch::linspace(-1, 1, 12).reshape({4, 3}).clone().to(type).requires_grad_();
   torch::Tensor bias = torch::full({3}, 0.25, type).requires_grad_();
   std::vector<torch::Tensor> parameters() const { return {weight, bias}; }
   void backward(std::int64_t seed) const { (batch(seed, type).matmul(weight) + bias).pow(2).mean().backward(); }

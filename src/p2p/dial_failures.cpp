@@ -45,6 +45,10 @@ DialFailure cause_of_dial_failure(const Multiaddr& address, const Error& error) 
                                                                              : DialFailure::other;
 }
 
+void prepare_dial_failures(Runtime& runtime) {
+  (void)runtime.local<DialFailureMetrics>();
+}
+
 void note_dial_failure(Runtime& runtime, const PeerId& peer, const Multiaddr& address, const Error& error) {
   const auto cause = static_cast<std::size_t>(cause_of_dial_failure(address, error));
   const std::string name = kDialFailures[cause], sentence = log::format("{} at {}: {}", peer, address.text(), error);

@@ -22,6 +22,8 @@ inline constexpr std::array kDialFailures = {"timeout",       "refused", "unreac
                                              "peer_mismatch", "relay",   "other"};
 DialFailure cause_of_dial_failure(const Multiaddr& address, const Error& error);
 
+/// Makes the counters: a rate of failures needs their zeros.
+void prepare_dial_failures(Runtime& runtime);
 /// Logs, counts and remembers a failure.
 void note_dial_failure(Runtime& runtime, const PeerId& peer, const Multiaddr& address, const Error& error);
 

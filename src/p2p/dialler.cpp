@@ -28,7 +28,9 @@ Dialler::Dialler(Self& self, Connectivity& ways, ConnectionTable& table, Address
       slots_(self.runtime, self.options.max_dials, "dials"),
       address_dials_(self.runtime, "dialling an address"),
       book_dials_(self.runtime, "dialling"),
-      configured_dials_(self.runtime, "connecting") {}
+      configured_dials_(self.runtime, "connecting") {
+  prepare_dial_failures(self.runtime);
+}
 
 void Dialler::close(const Error& reason) {
   configured_dials_.close(reason);

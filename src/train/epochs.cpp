@@ -78,9 +78,10 @@ Task<void> Run::Impl::end_epoch(StepReport& report) {
 /// Waits for what the last epoch has left to do, and publishes it. True when the other peers did it without us.
 Task<bool> Run::Impl::finish_update(StepReport& report) {
   if (!update) co_return false;
-  const auto last = std::exchange(update, nullptr);
+  const auto last = update;  // until it is done no round may begin
   if (!last->done.is_set()) wait_clock.turn_to(Wait::delayed_work);
   co_await last->done.wait();
+  if (update == last) update.reset();
   while (publication.load() == Publication::held) co_await runtime.sleep_for(1ms);
   if (auto done = publish()) report = *done;
   co_return last->missed;

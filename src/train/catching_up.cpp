@@ -43,9 +43,7 @@ Task<bool> Run::Impl::catch_up() {
   const RoundsBarred barred(*this);
   co_await abandon_rounds();
   const bool loaded = co_await load_state();
-  replica.cut_gradients();
-  co_await replica.drop_gradients();
-  (void)take_samples();
+  co_await drop_batches();
   if (!ended) tracker.report(local_epoch, 0);
   if (loaded) {
     checked_start = true;
@@ -56,6 +54,20 @@ Task<bool> Run::Impl::catch_up() {
     retry = std::min(retry * 2, kLastRetry);
   }
   co_return loaded;
+}
+
+/// The batches of this epoch began from parameters that are not ours any more.
+Task<void> Run::Impl::drop_batches() {
+  replica.cut_gradients();
+  co_await replica.drop_gradients();
+  (void)take_samples();
+}
+
+/// The parameters are those of `epoch`, whatever came before.
+void Run::Impl::take_epoch(std::uint64_t epoch) {
+  enter_epoch(epoch);
+  replica.enter_epoch(epoch);
+  sharing.set_priority(static_cast<double>(epoch));
 }
 
 Task<Result<averaging::DownloadedState>> Run::Impl::download() {
@@ -141,9 +153,7 @@ Task<bool> Run::Impl::follow_state_round() {
       epoch = std::max(epoch, *theirs);
   if (epoch == local_epoch) co_return false;  // peers that were behind, as this one
   model.set_epoch(epoch);
-  enter_epoch(epoch);
-  replica.enter_epoch(epoch);
-  sharing.set_priority(static_cast<double>(epoch));
+  take_epoch(epoch);
   {
     const std::lock_guard lock(mutex);
     ++counters.states_followed;
@@ -160,13 +170,9 @@ Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) 
     co_await runtime.offload(std::move(write));
     model.set_epoch(epoch);
   }
-  replica.cut_gradients();
-  co_await replica.drop_gradients();
-  (void)take_samples();
+  co_await drop_batches();
   gradient_averager->reset();
-  enter_epoch(epoch);
-  replica.enter_epoch(epoch);
-  sharing.set_priority(static_cast<double>(epoch));
+  take_epoch(epoch);
   tracker.report(epoch, 0);
 }
 

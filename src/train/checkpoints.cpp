@@ -152,13 +152,9 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
     model.set_epoch(epoch);
   }
   gradient_averager->reset();
-  replica.cut_gradients();
-  co_await replica.drop_gradients();
-  (void)take_samples();
+  co_await drop_batches();
   proof.reset();
-  enter_epoch(epoch);
-  replica.enter_epoch(epoch);
-  sharing.set_priority(static_cast<double>(epoch));
+  take_epoch(epoch);
   const std::lock_guard lock(mutex);
   loaded = std::move(strings);
   checkpoint_epoch = epoch;

@@ -112,6 +112,9 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<Result<averaging::DownloadedState>> download();
 
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);
+  Task<void> drop_batches();
+  void take_epoch(std::uint64_t epoch);
+
   // Checkpoints.
   Task<Result<>> open_checkpoints();
   bool checkpoint_due() const;

@@ -41,6 +41,10 @@ function(cohive_module name)
     set(ARG_TARGET ${name})
   endif()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
+  # Where CMake joins sources (CMAKE_UNITY_BUILD), kernels for one kind of processor stay alone, as do macros of ipsec-mb.
+  set(alone ${sources})
+  list(FILTER alone INCLUDE REGEX "/(kernels[^/]*|fast_gcm)\\.cpp$")
+  set_source_files_properties(${alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   add_library(cohive_${name} STATIC ${sources})
   target_compile_features(cohive_${name} PUBLIC cxx_std_20)
   target_include_directories(cohive_${name} PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>"
@@ -71,6 +75,7 @@ function(cohive_proto_library component)
     target_sources(cohive_proto PRIVATE ${generated})
   endforeach()
   target_compile_features(cohive_proto PUBLIC cxx_std_20)
+  set_target_properties(cohive_proto PROPERTIES UNITY_BUILD OFF)  # generated files share names
   # "cohive/proto/x.pb.h" for our sources, "x.pb.h" for what protoc writes between the files. Public headers use neither.
   target_include_directories(cohive_proto SYSTEM PUBLIC "$<BUILD_INTERFACE:${out}>"
                                                         "$<BUILD_INTERFACE:${out}/cohive/proto>")

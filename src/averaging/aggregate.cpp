@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kInFlightBytes = 32 << 20;  // parts received and not yet answered, over all senders
 constexpr std::size_t kMaxInFlight = 8;           // of one sender
-constexpr Duration kRefusalTimeout = 5s;
+constexpr Duration kPartRefusalTimeout = 5s;
 
 /// A part as a sender sent it.
 class SentPart final : public Contribution {
@@ -50,7 +50,7 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
   if (!sender || *sender == self.setup_.own_index)
     co_return Error(Errc::bad_partition, stream.peer(), "not in this group");
   const auto refuse_cancelled = [&] {
-    return send_code(stream, proto::CANCELLED, self.runtime_.after(kRefusalTimeout));
+    return send_code(stream, proto::CANCELLED, self.runtime_.after(kPartRefusalTimeout));
   };
   if (self.cancelled_) co_return co_await refuse_cancelled();
   auto& state = self.members_[*sender].stream;

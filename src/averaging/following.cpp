@@ -10,11 +10,11 @@
 #include "cohive/transport/errors.hpp"
 #include "rpc/parse.hpp"
 #include "search.hpp"
+#include "wire.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-constexpr std::size_t kMaxGroupId = 64;
 constexpr std::size_t kMaxRedirections = 8;
 
 /// Ends when the peer has not answered for a while. Every libp2p peer answers pings, Python ones too.

@@ -4,12 +4,12 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/transport/errors.hpp"
+#include "wire.hpp"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr Duration kMessageTimeout = 10s;
-constexpr std::size_t kMaxGroupId = 64;
 constexpr std::size_t kMaxUnaware = 4096;
 
 }  // namespace

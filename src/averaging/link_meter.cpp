@@ -8,14 +8,14 @@ namespace {
 constexpr std::size_t kRounds = 8;            // after which a maximum is forgotten
 constexpr Duration kPeriod = 50ms;            // of samples; shorter ones would measure bursts
 constexpr Duration kShortest = 10ms;          // of the last one of a round
-constexpr std::uint64_t kEnough = 64 * 1024;  // bytes; less says more about latency than about the link
+constexpr std::uint64_t kTellingBytes = 64 * 1024;  // bytes; less says more about latency than about the link
 
 }  // namespace
 
 void LinkMeter::measure(Stretch& stretch, std::uint64_t counter, double& best, Duration least) const {
   const TimePoint now = host_.runtime().now();
   const std::uint64_t bytes = counter - std::min(counter, stretch.bytes);
-  if (bytes > 0 && (bytes < kEnough || now - stretch.begin < least)) return;  // it goes on
+  if (bytes > 0 && (bytes < kTellingBytes || now - stretch.begin < least)) return;  // it goes on
   if (bytes > 0) best = std::max(best, static_cast<double>(bytes) / to_seconds(now - stretch.begin));
   stretch = {now, counter};
 }

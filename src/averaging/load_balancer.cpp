@@ -9,10 +9,10 @@ namespace {
 
 using Vector = std::vector<double>;
 
-struct Matrix {
+struct Tableau {
   std::size_t rows, columns;
   Vector values;
-  Matrix(std::size_t r, std::size_t c) : rows(r), columns(c), values(r * c) {}
+  Tableau(std::size_t r, std::size_t c) : rows(r), columns(c), values(r * c) {}
   double& at(std::size_t r, std::size_t c) { return values[r * columns + c]; }
   double at(std::size_t r, std::size_t c) const { return values[r * columns + c]; }
   double* row(std::size_t r) { return values.data() + r * columns; }
@@ -25,13 +25,13 @@ double norm(const Vector& a) {
   return std::sqrt(dot(a, a));
 }
 
-Vector times(const Matrix& m, const Vector& v) {
+Vector times(const Tableau& m, const Vector& v) {
   Vector out(m.rows);
   for (std::size_t r = 0; r < m.rows; ++r)
     for (std::size_t c = 0; c < m.columns; ++c) out[r] += m.at(r, c) * v[c];
   return out;
 }
-Vector times_transposed(const Matrix& m, const Vector& v) {
+Vector times_transposed(const Tableau& m, const Vector& v) {
   Vector out(m.columns);
   for (std::size_t r = 0; r < m.rows; ++r)
     for (std::size_t c = 0; c < m.columns; ++c) out[c] += m.at(r, c) * v[r];
@@ -41,7 +41,7 @@ Vector times_transposed(const Matrix& m, const Vector& v) {
 /// LU factors with partial pivoting. Most entries of these systems are zero, and are passed over.
 class Factors {
  public:
-  explicit Factors(Matrix m) : lu_(std::move(m)), order_(lu_.rows) {
+  explicit Factors(Tableau m) : lu_(std::move(m)), order_(lu_.rows) {
     const std::size_t n = lu_.rows;
     std::iota(order_.begin(), order_.end(), 0);
     for (std::size_t column = 0; column < n && regular_; ++column) {
@@ -77,14 +77,14 @@ class Factors {
   }
 
  private:
-  Matrix lu_;
+  Tableau lu_;
   std::vector<std::size_t> order_;
   bool regular_ = true;
 };
 
 /// A D A', where a column of A has few entries.
-Matrix normal_equations(const Matrix& a, const Vector& d) {
-  Matrix normal(a.rows, a.rows);
+Tableau normal_equations(const Tableau& a, const Vector& d) {
+  Tableau normal(a.rows, a.rows);
   std::vector<std::size_t> used;
   for (std::size_t k = 0; k < a.columns; ++k) {
     used.clear();
@@ -97,7 +97,7 @@ Matrix normal_equations(const Matrix& a, const Vector& d) {
 }
 
 /// Mehrotra's predictor-corrector on the homogeneous self-dual form (Andersen and Andersen): min c'x, Ax = b, x >= 0.
-std::optional<Vector> interior_point(const Matrix& a, const Vector& b, const Vector& c) {
+std::optional<Vector> interior_point(const Tableau& a, const Vector& b, const Vector& c) {
   constexpr double kTolerance = 1e-8, kStep = 0.99995;
   constexpr int kMaxIterations = 200;  // a few dozen are usual; SciPy's thousand would only take longer to fail
   const std::size_t n = a.columns, m = a.rows;
@@ -197,7 +197,7 @@ std::vector<double> balance_load(const std::vector<std::optional<double>>& given
   std::vector<double> scores(bandwidth.size(), 1.0);
   if (bandwidth.size() > 2 && k > 0) {
     // x = (w_1..w_k, xi, s_0, s_1..s_k, t_1..t_k). The rows of t come first: eliminating them leaves few new entries.
-    Matrix a(1 + 2 * k, 3 * k + 2);
+    Tableau a(1 + 2 * k, 3 * k + 2);
     Vector b(1 + 2 * k), c(3 * k + 2);
     c[k] = 1;
     b[k] = -1;

@@ -8,12 +8,12 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kSendTimeout = 30s;
+constexpr Duration kPieceSendTimeout = 30s;
 constexpr Duration kRequestTimeout = 30s;  // the client asks ahead: between two requests it verifies at most
-constexpr Duration kUploadTurn = 5s;       // to wait for one of them; the newcomer had better ask another donor then
+constexpr Duration kPieceUploadTurn = 5s;       // to wait for one of them; the newcomer had better ask another donor then
 constexpr Duration kStillPreparing = 5s;   // below any client's patience
 constexpr std::size_t kManifestChunk = 256 * 1024;
-constexpr std::size_t kInlineBytes = 64 * 1024;
+constexpr std::size_t kInlinePieceBytes = 64 * 1024;
 constexpr int kHashers = 8;
 constexpr std::size_t kHashedAtOnce = 32;  // pieces: about three milliseconds, others use the pool too
 
@@ -22,7 +22,7 @@ Task<Result<Slice>> encode(Runtime& runtime, const Snapshot& snapshot, std::size
   const Piece piece = snapshot.manifest->piece(index);
   const ManifestTensor& is = snapshot.manifest->tensors[piece.tensor];
   const bool as_it_is = codec::travels_as_it_is(is.codec, is.dtype);
-  if (as_it_is || snapshot.manifest->bytes_of(piece) <= kInlineBytes)
+  if (as_it_is || snapshot.manifest->bytes_of(piece) <= kInlinePieceBytes)
     co_return encode_piece(snapshot.state->tensors[piece.tensor], is, piece);
   co_return co_await runtime.offload([snapshot, piece] {
     return encode_piece(snapshot.state->tensors[piece.tensor], snapshot.manifest->tensors[piece.tensor], piece);
@@ -33,7 +33,7 @@ Task<Result<>> send_manifest(Runtime& runtime, rpc::ServerStream& stream, const 
   ByteView rest = as_bytes(*snapshot.bytes);
   while (!rest.empty()) {
     const ByteView chunk = rest.first(std::min(kManifestChunk, rest.size()));
-    if (auto sent = co_await stream.send(chunk, runtime.after(kSendTimeout)); !sent) co_return sent;
+    if (auto sent = co_await stream.send(chunk, runtime.after(kPieceSendTimeout)); !sent) co_return sent;
     rest = rest.subspan(chunk.size());
   }
   co_return ok();
@@ -56,7 +56,7 @@ Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const
     if (!bytes) co_return bytes.error();
     const std::string head = piece_head(index, bytes->size());
     const ByteView parts[] = {as_bytes(head), bytes->view()};
-    auto sent = co_await stream.send(std::span<const ByteView>(parts), runtime.after(kSendTimeout));
+    auto sent = co_await stream.send(std::span<const ByteView>(parts), runtime.after(kPieceSendTimeout));
     if (!sent) co_return sent;
     sent_bytes.increment(static_cast<double>(bytes->size()));
   }
@@ -145,26 +145,26 @@ Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapsho
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
   const auto wanted = parse_manifest_request(**request);
   if (!wanted) co_return wanted.error().with_peer(stream.peer());
-  auto units = co_await uploads.acquire(1, runtime.after(kUploadTurn));
+  auto units = co_await uploads.acquire(1, runtime.after(kPieceUploadTurn));
   if (!units) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
 
   std::optional<Result<Snapshot>> snapshot;
   while (!(snapshot = co_await snapshots.get(runtime.after(kStillPreparing)))) {
     const std::string preparing = encode_manifest_head({});
-    auto sent = co_await stream.send(as_bytes(preparing), runtime.after(kSendTimeout));
+    auto sent = co_await stream.send(as_bytes(preparing), runtime.after(kPieceSendTimeout));
     if (!sent) co_return sent;
   }
   const bool too_large = *snapshot ? (*snapshot)->bytes && (*snapshot)->bytes->size() > kMaxManifestBytes
                                    : snapshot->error() == cohive::Errc::limit_exceeded;
   if (too_large) {
     const std::string none = encode_manifest_head({StateRoot(kRootSize, '\0'), 0});
-    co_return co_await stream.send(as_bytes(none), runtime.after(kSendTimeout));
+    co_return co_await stream.send(as_bytes(none), runtime.after(kPieceSendTimeout));
   }
   if (!*snapshot) co_return snapshot->error();
   const Snapshot ours = std::move(**snapshot);
   if (!ours.state || ours.state->tensors.empty()) co_return ok();
   const std::string head = encode_manifest_head({ours.root, ours.bytes->size()});
-  if (auto sent = co_await stream.send(as_bytes(head), runtime.after(kSendTimeout)); !sent) co_return sent;
+  if (auto sent = co_await stream.send(as_bytes(head), runtime.after(kPieceSendTimeout)); !sent) co_return sent;
   if (!wanted->empty() && *wanted != ours.root) co_return ok();
   metrics.uploads.increment();
   if (wanted->empty())

@@ -13,8 +13,8 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMatrix = 64 * 1024;                   // values
-constexpr std::size_t kMinColumns = 64, kMaxColumns = 1024;  // multiples of kLanes
-constexpr std::size_t kLanes = 16;                           // sums that run side by side
+constexpr std::size_t kMinColumns = 64, kMaxColumns = 1024;  // multiples of kSideBySide
+constexpr std::size_t kSideBySide = 16;                      // sums that run side by side
 constexpr double kLeastWeight = 1e-6;                        // of the median
 
 using Comparators = std::vector<std::pair<std::size_t, std::size_t>>;
@@ -62,10 +62,10 @@ COHIVE_WIDE void middle(const float* low, const float* high, float* out, std::si
 }
 
 COHIVE_WIDE double squared_distance(const float* values, const float* centre, std::size_t columns) {
-  float lanes[kLanes] = {};
+  float lanes[kSideBySide] = {};
   std::size_t i = 0;
-  for (; i + kLanes <= columns; i += kLanes)
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+  for (; i + kSideBySide <= columns; i += kSideBySide)
+    for (std::size_t lane = 0; lane < kSideBySide; ++lane) {
       const float difference = values[i + lane] - centre[i + lane];
       lanes[lane] += difference * difference;
     }

@@ -18,7 +18,7 @@ namespace {
 constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr double kClockTolerance = 3.0;    // seconds between peers' clocks
 constexpr Duration kRefreshPause = 100ms;  // between two looks at the DHT
-constexpr Duration kWatchPeriod = 500ms;   // between two looks at the members that have gone
+constexpr Duration kMembersWatchPeriod = 500ms;   // between two looks at the members that have gone
 constexpr Duration kReportAge = 10s;       // a caller may count peers that left this long before it counted
 
 }  // namespace
@@ -315,7 +315,7 @@ Task<void> Search::watch_known_group(Search& self) {
       else if (!self.followers_.contains(peer) && redialled.insert(peer).second)
         self.tasks_.spawn(redial(self, peer), "redial");
     }
-    co_await self.runtime_.sleep_for(kWatchPeriod);
+    co_await self.runtime_.sleep_for(kMembersWatchPeriod);
   }
 }
 

@@ -10,7 +10,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxDimensions = 64;
-constexpr std::size_t kMaxGroupId = 64, kMaxDTypeName = 32;
+constexpr std::size_t kMaxDTypeName = 32;
 
 Error malformed() {
   return Error(Errc::malformed, "tensor message");

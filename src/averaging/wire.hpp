@@ -11,6 +11,9 @@
 
 namespace cohive::averaging {
 
+/// Bytes of a group id that are believed; ours have 20.
+inline constexpr std::size_t kMaxGroupId = 64;
+
 /// A serialised tensor whose buffer is a view.
 struct TensorView {
   ByteView buffer;

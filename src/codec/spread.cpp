@@ -7,7 +7,7 @@ namespace cohive::codec {
 namespace {
 
 // Sums of longer runs are added to each other, which keeps their rounding small.
-constexpr std::size_t kRun = std::size_t{1} << 18;
+constexpr std::size_t kSpreadRun = std::size_t{1} << 18;
 
 }  // namespace
 
@@ -27,9 +27,9 @@ Spread spread_of(const Values& values, std::size_t first, std::size_t count) {
   alignas(64) float scratch[Values::kBlock];
   const float pilot = *values.block(first, 1, scratch);
   spread.pilot = static_cast<double>(pilot);
-  for (std::size_t at = 0; at < count; at += kRun) {
+  for (std::size_t at = 0; at < count; at += kSpreadRun) {
     Moments run;
-    for_blocks(values, first + at, std::min(kRun, count - at), [&](const float* block, std::size_t, std::size_t here) {
+    for_blocks(values, first + at, std::min(kSpreadRun, count - at), [&](const float* block, std::size_t, std::size_t here) {
       const Moments part = kernels().moments(block, pilot, here);
       run.sum += part.sum;
       run.squares += part.squares;

@@ -9,21 +9,21 @@
 namespace cohive::crypto {
 namespace {
 
-struct ContextDeleter {
+struct DigestContextDeleter {
   void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
 };
 
-void require(bool success, const char* what) {
+void require_crypto(bool success, const char* what) {
   if (!success) throw std::runtime_error(std::string("crypto: ") + what + " failed");
 }
 
 template <std::size_t N>
 std::array<std::uint8_t, N> digest(const EVP_MD* algorithm, std::initializer_list<ByteView> parts) {
-  thread_local std::unique_ptr<EVP_MD_CTX, ContextDeleter> context(EVP_MD_CTX_new());
+  thread_local std::unique_ptr<EVP_MD_CTX, DigestContextDeleter> context(EVP_MD_CTX_new());
   std::array<std::uint8_t, N> out;
-  require(EVP_DigestInit_ex(context.get(), algorithm, nullptr), "digest");
-  for (ByteView part : parts) require(EVP_DigestUpdate(context.get(), part.data(), part.size()), "digest");
-  require(EVP_DigestFinal_ex(context.get(), out.data(), nullptr), "digest");
+  require_crypto(EVP_DigestInit_ex(context.get(), algorithm, nullptr), "digest");
+  for (ByteView part : parts) require_crypto(EVP_DigestUpdate(context.get(), part.data(), part.size()), "digest");
+  require_crypto(EVP_DigestFinal_ex(context.get(), out.data(), nullptr), "digest");
   return out;
 }
 
@@ -55,7 +55,7 @@ Sha256Digest hmac_sha256(ByteView key, ByteView data) {
   static constexpr std::uint8_t kNothing = 0;  // OpenSSL takes a null pointer for a missing argument, not for no bytes
   const auto* key_at = key.empty() ? &kNothing : key.data();
   const auto* data_at = data.empty() ? &kNothing : data.data();
-  require(HMAC(EVP_sha256(), key_at, static_cast<int>(key.size()), data_at, data.size(), out.data(), nullptr), "HMAC");
+  require_crypto(HMAC(EVP_sha256(), key_at, static_cast<int>(key.size()), data_at, data.size(), out.data(), nullptr), "HMAC");
   return out;
 }
 
@@ -71,7 +71,7 @@ X25519KeyPair X25519KeyPair::generate() {
 
 X25519KeyPair X25519KeyPair::from_secret(const Key32& secret) {
   X25519KeyPair pair{secret, {}};
-  require(crypto_scalarmult_base(pair.public_.data(), secret.data()) == 0, "X25519");
+  require_crypto(crypto_scalarmult_base(pair.public_.data(), secret.data()) == 0, "X25519");
   return pair;
 }
 

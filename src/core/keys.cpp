@@ -31,7 +31,7 @@ struct Deleter {
 };
 using Pkey = std::unique_ptr<EVP_PKEY, Deleter>;
 
-Error malformed(std::string what) {
+Error malformed_key(std::string what) {
   return Error(Errc::malformed, std::move(what));
 }
 
@@ -110,34 +110,34 @@ struct PublicKey::Impl {
 };
 
 Result<PublicKey> PublicKey::from_protobuf(ByteView serialised) {
-  if (serialised.size() > kMaxKeyBytes) return malformed("public key is too long");
+  if (serialised.size() > kMaxKeyBytes) return malformed_key("public key is too long");
   proto::PublicKey message;
-  if (!parse_key(message, serialised)) return malformed("public key does not parse");
+  if (!parse_key(message, serialised)) return malformed_key("public key does not parse");
   auto impl = std::make_shared<Impl>();
   impl->type = static_cast<KeyType>(message.key_type());
   const ByteView data = as_bytes(message.data());
   switch (message.key_type()) {
     case proto::Ed25519:
-      if (data.size() != kEd25519Public) return malformed("Ed25519 public key must have 32 bytes");
+      if (data.size() != kEd25519Public) return malformed_key("Ed25519 public key must have 32 bytes");
       impl->ed25519 = to_bytes(data);
       break;
     case proto::RSA: {
       impl->pkey = public_from_spki(data, EVP_PKEY_RSA);
-      if (!impl->pkey) return malformed("RSA public key is not a DER SubjectPublicKeyInfo");
+      if (!impl->pkey) return malformed_key("RSA public key is not a DER SubjectPublicKeyInfo");
       const int bits = EVP_PKEY_get_bits(impl->pkey.get());
       if (bits < kMinRsaBits || bits > kMaxRsaBits)
         return Error(Errc::limit_exceeded, "RSA key of " + std::to_string(bits) + " bits (2048 to 8192 are accepted)");
       break;
     }
     case proto::Secp256k1:
-      if (data.size() != 33) return malformed("secp256k1 public key must have 33 bytes");
+      if (data.size() != 33) return malformed_key("secp256k1 public key must have 33 bytes");
       impl->pkey = secp256k1_public(data);
-      if (!impl->pkey) return malformed("secp256k1 public key is not a point of the curve");
+      if (!impl->pkey) return malformed_key("secp256k1 public key is not a point of the curve");
       break;
     case proto::ECDSA:
       impl->pkey = public_from_spki(data, EVP_PKEY_EC);
-      if (!impl->pkey) return malformed("ECDSA public key is not a DER SubjectPublicKeyInfo");
-      if (!is_named_nist_curve(impl->pkey.get())) return malformed("ECDSA public key is not on a named NIST curve");
+      if (!impl->pkey) return malformed_key("ECDSA public key is not a DER SubjectPublicKeyInfo");
+      if (!is_named_nist_curve(impl->pkey.get())) return malformed_key("ECDSA public key is not on a named NIST curve");
       break;
   }
   // The canonical encoding names the peer, whatever order or extra fields the bytes had.
@@ -203,17 +203,17 @@ KeyPair KeyPair::generate_rsa(int bits) {
 }
 
 Result<KeyPair> KeyPair::from_protobuf(ByteView serialised) {
-  if (serialised.size() > kMaxKeyBytes) return malformed("private key is too long");
+  if (serialised.size() > kMaxKeyBytes) return malformed_key("private key is too long");
   proto::PrivateKey message;
-  if (!parse_key(message, serialised)) return malformed("not a libp2p private key");
+  if (!parse_key(message, serialised)) return malformed_key("not a libp2p private key");
   const ByteView data = as_bytes(message.data());
   if (message.key_type() == proto::Ed25519) {
     // seed | public, or the old seed | public | public.
     const bool doubled = data.size() == 96 && as_text(data.subspan(32, 32)) == as_text(data.subspan(64, 32));
-    if (data.size() != 64 && !doubled) return malformed("Ed25519 private key must have 64 bytes");
+    if (data.size() != 64 && !doubled) return malformed_key("Ed25519 private key must have 64 bytes");
     KeyPair pair = ed25519_from_seed(data.first(kEd25519Seed));
     if (as_text(ByteView(pair.impl_->ed25519).subspan(32)) != as_text(data.subspan(32, 32)))
-      return malformed("Ed25519 private key: its two halves do not match");
+      return malformed_key("Ed25519 private key: its two halves do not match");
     return pair;
   }
   if (message.key_type() != proto::RSA)
@@ -224,7 +224,7 @@ Result<KeyPair> KeyPair::from_protobuf(ByteView serialised) {
   impl->pkey.reset(d2i_PrivateKey(EVP_PKEY_RSA, nullptr, &at, static_cast<long>(data.size())));
   // d2i falls back to PKCS#8; go-libp2p refuses that form, so an accepted file must re-encode to itself.
   if (!impl->pkey || der_of(impl->pkey.get(), encode_traditional) != to_bytes(data))
-    return malformed("RSA private key is not PKCS#1 DER");
+    return malformed_key("RSA private key is not PKCS#1 DER");
   auto public_key =
       PublicKey::from_protobuf(as_bytes(serialise_public(KeyType::rsa, der_of(impl->pkey.get(), encode_spki))));
   if (!public_key) return public_key.error();

@@ -64,7 +64,7 @@ const Protocol* by_name(std::string_view name) {
   return nullptr;
 }
 
-Error malformed(std::string what) {
+Error malformed_address(std::string what) {
   return Error(Errc::malformed, std::move(what));
 }
 
@@ -173,7 +173,7 @@ void append_component(Bytes& out, const Protocol& protocol, ByteView value) {
   out.insert(out.end(), value.begin(), value.end());
 }
 
-/// Calls visit(protocol, value, offset) for each component; false when malformed or visit says so.
+/// Calls visit(protocol, value, offset) for each component; false when malformed_address or visit says so.
 template <class Visit>
 bool walk(ByteView binary, Visit visit) {
   std::size_t at = 0;
@@ -225,7 +225,7 @@ Multiaddr::Scope ip6_scope(ByteView ip) {
 
 Result<Multiaddr> Multiaddr::from_text(std::string_view text) {
   const std::string_view whole = text;
-  const auto fail = [&](std::string why) { return malformed("multiaddr " + log::quoted(whole) + ": " + why); };
+  const auto fail = [&](std::string why) { return malformed_address("multiaddr " + log::quoted(whole) + ": " + why); };
   if (text.empty() || text[0] != '/') return fail("must begin with /");
   if (text.size() > 2 * kMaxAddress) return fail("too long");
   while (text.size() > 1 && text.back() == '/') text.remove_suffix(1);
@@ -263,19 +263,19 @@ Result<Multiaddr> Multiaddr::from_text(std::string_view text) {
 }
 
 Result<Multiaddr> Multiaddr::from_bytes(ByteView binary) {
-  if (binary.empty() || binary.size() > kMaxAddress) return malformed("binary multiaddr: bad size");
+  if (binary.empty() || binary.size() > kMaxAddress) return malformed_address("binary multiaddr: bad size");
   bool path = false;  // nothing may follow one: in text it would be part of it
   const bool valid = walk(binary, [&path](const Protocol& p, ByteView value, std::size_t) {
     return !std::exchange(path, p.code == unix_) && value_is_valid(p.code, value);
   });
-  if (!valid) return malformed("binary multiaddr: unknown protocol or bad value");
+  if (!valid) return malformed_address("binary multiaddr: unknown protocol or bad value");
   Multiaddr address;
   address.binary_ = to_bytes(binary);
   return address;
 }
 
 Result<Multiaddr> Multiaddr::from_ip_tcp(std::string_view host, std::uint16_t port) {
-  if (host.find('/') != std::string_view::npos) return malformed("IP address " + log::quoted(host) + ": is not one");
+  if (host.find('/') != std::string_view::npos) return malformed_address("IP address " + log::quoted(host) + ": is not one");
   const bool v6 = host.find(':') != std::string_view::npos;
   return from_text((v6 ? "/ip6/" : "/ip4/") + std::string(host) + "/tcp/" + std::to_string(port));
 }

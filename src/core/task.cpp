@@ -16,9 +16,9 @@ namespace {
 #endif
 
 #ifndef COHIVE_PLAIN_FRAMES
-constexpr std::size_t kStep = 64;
+constexpr std::size_t kFrameStep = 64;
 constexpr std::size_t kClasses = 32;  // frames up to 2 KiB are recycled
-constexpr std::size_t kKept = 1024;   // per class
+constexpr std::size_t kKeptFrames = 1024;   // per class
 
 struct Free {
   Free* next;
@@ -30,7 +30,7 @@ struct FrameCache {
     for (Free*& head : heads) {
       while (head) std::free(std::exchange(head, head->next));
     }
-    counts.fill(kKept);  // frames that outlive the thread's own destructors are no longer kept
+    counts.fill(kKeptFrames);  // frames that outlive the thread's own destructors are no longer kept
   }
 };
 thread_local FrameCache frame_cache;
@@ -40,14 +40,14 @@ thread_local FrameCache frame_cache;
 
 void* PromiseBase::operator new(std::size_t size) {
 #ifndef COHIVE_PLAIN_FRAMES
-  const std::size_t index = (size - 1) / kStep;
+  const std::size_t index = (size - 1) / kFrameStep;
   if (index < kClasses) {
     if (Free* head = frame_cache.heads[index]) {
       frame_cache.heads[index] = head->next;
       --frame_cache.counts[index];
       return head;
     }
-    size = (index + 1) * kStep;
+    size = (index + 1) * kFrameStep;
   }
 #endif
   if (void* memory = std::malloc(size)) return memory;
@@ -56,8 +56,8 @@ void* PromiseBase::operator new(std::size_t size) {
 
 void PromiseBase::operator delete(void* memory, std::size_t size) noexcept {
 #ifndef COHIVE_PLAIN_FRAMES
-  const std::size_t index = (size - 1) / kStep;
-  if (index < kClasses && frame_cache.counts[index] < kKept) {
+  const std::size_t index = (size - 1) / kFrameStep;
+  if (index < kClasses && frame_cache.counts[index] < kKeptFrames) {
     auto* head = static_cast<Free*>(memory);
     head->next = frame_cache.heads[index];
     frame_cache.heads[index] = head;

@@ -18,7 +18,7 @@ constexpr Duration kGraceForOthers = 3s;
 // Buckets looked at this often, per refresh_timeout.
 constexpr int kRefreshChecks = 4;
 // Work of one turn of the loop when records are saved or restored: well below a millisecond.
-constexpr std::size_t kRecordsPerTurn = 128;
+constexpr std::size_t kLocalRecordsPerTurn = 128;
 constexpr std::size_t kBytesPerTurn = 1024 * 1024;
 constexpr std::size_t kManyKeys = 1000;  // see DhtOptions::operation_timeout
 
@@ -261,7 +261,7 @@ Task<SavedState> Dht::save(StateLimits limits) {
   std::size_t total = 0, turn = 0;
   for (Storage* store : {&protocol.storage, &protocol.cache}) {
     for (const DhtId& key : store->keys()) {
-      if (state.records.size() % kRecordsPerTurn == 0 || turn >= kBytesPerTurn) {
+      if (state.records.size() % kLocalRecordsPerTurn == 0 || turn >= kBytesPerTurn) {
         turn = 0;
         co_await runtime().yield();
       }
@@ -287,7 +287,7 @@ Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
   for (std::size_t at = 0; at < records.size();) {
     std::vector<OutgoingRecord> part;
     std::size_t bytes = 0;
-    for (; at < records.size() && part.size() < kRecordsPerTurn && bytes < kBytesPerTurn; ++at) {
+    for (; at < records.size() && part.size() < kLocalRecordsPerTurn && bytes < kBytesPerTurn; ++at) {
       SavedRecord& record = records[at];
       bytes += record.value.size();
       part.push_back({record.key, std::move(record.tag), std::move(record.value), record.expiration, record.cached});

@@ -9,7 +9,7 @@
 namespace cohive::dht {
 namespace {
 
-constexpr std::size_t kRemembered = 16;  // keys
+constexpr std::size_t kRememberedKeys = 16;  // keys
 
 /// Asks nodes, one after the other, until one answers.
 struct Sampling {
@@ -36,7 +36,7 @@ struct Sampling {
 
 void SampledRecords::keep(const DhtId& key, StoredRecord record) {
   if (!records_.contains(key)) {
-    if (order_.size() >= kRemembered) {
+    if (order_.size() >= kRememberedKeys) {
       records_.erase(order_.front());
       order_.pop_front();
     }

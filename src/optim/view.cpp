@@ -6,7 +6,7 @@
 namespace cohive::optim {
 namespace {
 
-void check_range(std::size_t size, std::size_t offset, std::size_t count) {
+void check_view_range(std::size_t size, std::size_t offset, std::size_t count) {
   if (offset > size || count > size - offset)
     throw std::out_of_range("values " + std::to_string(offset) + " to " + std::to_string(offset + count) + " of " +
                             std::to_string(size));
@@ -21,12 +21,12 @@ ConstView::ConstView(DType dtype, const void* data, std::size_t size) : dtype_(d
 }
 
 ConstView ConstView::sub(std::size_t offset, std::size_t count) const {
-  check_range(size_, offset, count);
+  check_view_range(size_, offset, count);
   return {dtype_, static_cast<const std::byte*>(data_) + offset * codec::size_of(dtype_), count};
 }
 
 View View::sub(std::size_t offset, std::size_t count) const {
-  check_range(size(), offset, count);
+  check_view_range(size(), offset, count);
   return {dtype(), static_cast<std::byte*>(data_) + offset * codec::size_of(dtype()), count};
 }
 

@@ -31,12 +31,12 @@ Result<DialBackRequest> parse_dial_back_request(ByteView bytes) {
   AutoNat message;
   if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) || message.type() != AutoNat::DIAL ||
       !message.dial().has_peer())
-    return Error(Errc::malformed, "dial-back request");
+    return Error(cohive::Errc::malformed, "dial-back request");
   DialBackRequest request;
   const auto& peer = message.dial().peer();
   if (peer.has_id()) {
     const auto id = PeerId::from_bytes(as_bytes(peer.id()));
-    if (!id) return Error(Errc::malformed, "dial-back request: peer id");
+    if (!id) return Error(cohive::Errc::malformed, "dial-back request: peer id");
     request.peer = *id;
   }
   for (const auto& binary : peer.addrs()) {
@@ -50,7 +50,7 @@ Result<DialBackResponse> parse_dial_back_response(ByteView bytes) {
   AutoNat message;
   if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) ||
       message.type() != AutoNat::DIAL_RESPONSE || !message.dial_response().has_status())
-    return Error(Errc::malformed, "dial-back response");
+    return Error(cohive::Errc::malformed, "dial-back response");
   const auto& answer = message.dial_response();
   DialBackResponse response{answer.status(), answer.status_text(), std::nullopt};
   if (auto address = Multiaddr::from_bytes(as_bytes(answer.addr()))) response.address = address->without_peer();

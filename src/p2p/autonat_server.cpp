@@ -7,7 +7,7 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr std::size_t kMaxStreams = 2;  // of one peer, as go-libp2p
+constexpr std::size_t kMaxAutoNatStreams = 2;  // of one peer, as go-libp2p
 constexpr Duration kRequestTimeout = 10s;
 constexpr Duration kDialTimeout = 15s;
 constexpr AttemptLimits::Limits kLimits{.window = 60s, .per_peer = 3, .per_network = 10, .in_all = 30};
@@ -25,7 +25,7 @@ void AutoNatServer::offer(bool offered) {
   if (std::exchange(offered_, offered) == offered) return;
   if (offered) {
     handlers_.add(
-        kAutoNatProtocol, [this](transport::StreamPtr stream) { return serve(std::move(stream)); }, kMaxStreams);
+        kAutoNatProtocol, [this](transport::StreamPtr stream) { return serve(std::move(stream)); }, kMaxAutoNatStreams);
   } else {
     handlers_.remove(kAutoNatProtocol);
   }

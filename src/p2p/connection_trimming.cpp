@@ -13,7 +13,7 @@ constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept
 // longer: a peer that is turned away takes us for gone and bans us, one that loses an idle connection dials again.
 constexpr Duration kJustUsed = 1s;
 constexpr Duration kTrimPeriod = 10s;  // as p2pd
-constexpr Duration kFarewell = 2s;
+constexpr Duration kTrimFarewell = 2s;
 
 }  // namespace
 
@@ -65,7 +65,7 @@ bool ConnectionTable::make_room(bool inbound) {
   if (!victim) return false;
   self_.metrics.closed_for_room.increment();
   close_gracefully(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"),
-                   self_.runtime.after(kFarewell));
+                   self_.runtime.after(kTrimFarewell));
   return true;
 }
 
@@ -93,7 +93,7 @@ void ConnectionTable::trim_once() {
     if (size_ <= self_.options.low_water) return;
     self_.metrics.closed_trimmed.increment();
     close_gracefully(entry, Error(cohive::Errc::closed, entry->connection->peer(), "trimmed"),
-                     self_.runtime.after(kFarewell));
+                     self_.runtime.after(kTrimFarewell));
   }
 }
 
@@ -121,7 +121,7 @@ Task<void> ConnectionTable::close_surplus(ConnectionTable& table) {
         if (entry == kept || !kept || !table.may_close(*entry, *kept)) continue;
         table.self_.metrics.closed_surplus.increment();
         table.close_gracefully(entry, Error(cohive::Errc::closed, peer, "surplus"),
-                               table.self_.runtime.after(kFarewell));
+                               table.self_.runtime.after(kTrimFarewell));
       }
     }
   }

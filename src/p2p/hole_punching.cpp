@@ -13,15 +13,15 @@ namespace cohive::p2p {
 namespace {
 
 constexpr int kRounds = 3;
-constexpr std::size_t kMaxStreams = 2;  // of one peer, as go-libp2p
-constexpr std::size_t kMaxAddresses = 8;
-constexpr Duration kDialTimeout = 5s;
+constexpr std::size_t kMaxPunchStreams = 2;  // of one peer, as go-libp2p
+constexpr std::size_t kMaxPunchAddresses = 8;
+constexpr Duration kPunchTimeout = 5s;
 constexpr Duration kMessageTimeout = 15s;
 constexpr Duration kDescribeTimeout = 15s;
 constexpr Duration kPause = 2s;  // between rounds
 constexpr Duration kLongestTrip = 4s;
 // Each attempt dials a few addresses that the peer names.
-constexpr AttemptLimits::Limits kLimits{.window = 60s, .per_peer = 9, .per_network = 60, .in_all = 240};
+constexpr AttemptLimits::Limits kPunchLimits{.window = 60s, .per_peer = 9, .per_network = 60, .in_all = 240};
 
 /// Punching reaches a public address only, and a peer must not have us scan our own network.
 bool is_target(const Multiaddr& address) {
@@ -32,7 +32,7 @@ std::vector<Multiaddr> targets_of(const proto::HolePunch& message) {
   std::vector<Multiaddr> result;
   for (const auto& binary : message.observed_addrs()) {
     auto address = Multiaddr::from_bytes(as_bytes(binary));
-    if (address && is_target(*address) && result.size() < kMaxAddresses) result.push_back(address->without_peer());
+    if (address && is_target(*address) && result.size() < kMaxPunchAddresses) result.push_back(address->without_peer());
   }
   return result;
 }
@@ -56,7 +56,7 @@ HolePunching::HolePunching(Self& self, Handlers& handlers, ConnectionTable& tabl
       inbound_(inbound),
       own_(own),
       observed_(std::move(observed)),
-      limits_(self.runtime, kLimits),
+      limits_(self.runtime, kPunchLimits),
       described_(self.runtime, "a peer to describe itself"),
       tasks_(self.runtime, "hole punching") {
   subscriptions_.push_back(identify.described().subscribe([this](const PeerId&) { described_.notify_all(); }));
@@ -70,14 +70,14 @@ void HolePunching::start() {
   // Without a port to dial from there is no hole to be had.
   if (inbound_.listening())
     handlers_.add(
-        kHolePunchProtocol, [this](transport::StreamPtr stream) { return answer(std::move(stream)); }, kMaxStreams);
+        kHolePunchProtocol, [this](transport::StreamPtr stream) { return answer(std::move(stream)); }, kMaxPunchStreams);
 }
 
 std::vector<Multiaddr> HolePunching::own_addresses() const {
   std::vector<Multiaddr> result;
   const auto add = [&result](const std::vector<Multiaddr>& some) {
     for (const auto& address : some)
-      if (is_target(address) && result.size() < kMaxAddresses &&
+      if (is_target(address) && result.size() < kMaxPunchAddresses &&
           std::find(result.begin(), result.end(), address) == result.end())
         result.push_back(address);
   };
@@ -120,7 +120,7 @@ Task<bool> HolePunching::dial_all(HolePunching& punching, PeerId peer, std::vect
     (void)co_await dialler.dial_beside(to, std::move(address), as, port, limit);
     if (--state.running == 0) state.done.set();
   };
-  const Deadline deadline = punching.self_.runtime.after(kDialTimeout);
+  const Deadline deadline = punching.self_.runtime.after(kPunchTimeout);
   Nursery nursery(punching.self_.runtime, "hole punching");
   for (auto& address : addresses)
     nursery.spawn(one(punching.dialler_, peer, std::move(address), role, from, deadline, dials), "punch");
@@ -152,7 +152,7 @@ Task<void> HolePunching::replace(HolePunching& punching, ConnectionEntryPtr circ
 
   std::vector<Multiaddr> open;
   for (const auto& address : punching.book_.addresses(peer))
-    if (is_target(address) && open.size() < kMaxAddresses) open.push_back(address);
+    if (is_target(address) && open.size() < kMaxPunchAddresses) open.push_back(address);
   // From any port: a dial that the peer's router drops must not spoil the punching to come, see DialRace.
   if (!open.empty() && co_await dial_all(punching, peer, std::move(open), transport::Role::initiator, SourcePort::any))
     co_return punching.count(peer, true);

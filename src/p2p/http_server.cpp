@@ -19,7 +19,7 @@ using Response = http::response<http::string_body>;
 
 constexpr std::uint32_t kMaxHeader = 8 * 1024;
 constexpr std::uint64_t kMaxBody = 1024;   // a GET has none
-constexpr Duration kRequestTimeout = 10s;  // from accepting to the last byte of the answer
+constexpr Duration kHttpTimeout = 10s;  // from accepting to the last byte of the answer
 
 HttpRequest read(const Request& request) {
   const std::string target(request.target());
@@ -88,7 +88,7 @@ Task<void> HttpServer::handle(HttpServer& self, std::unique_ptr<transport::RawCo
     transport::RawConnection* connection;
     ~Listed() { open.remove(connection); }
   } listed{self.open_, connection.get()};
-  const Deadline deadline = self.runtime_.after(kRequestTimeout);
+  const Deadline deadline = self.runtime_.after(kHttpTimeout);
   const auto served = co_await within(self.runtime_, deadline, serve(self, *connection), "HTTP request");
   if (!served) log::debug("metrics", "a request is not answered: {}", served.error());
 }
@@ -103,7 +103,7 @@ Task<Result<>> HttpServer::serve(HttpServer& self, transport::RawConnection& con
   while (!parser.is_done()) {
     auto count = co_await connection.read_some(chunk);
     if (!count) co_return count.error();
-    if (*count == 0) co_return Error(Errc::end_of_stream, "HTTP request");
+    if (*count == 0) co_return Error(cohive::Errc::end_of_stream, "HTTP request");
     received.append(reinterpret_cast<const char*>(chunk.data()), *count);
     boost::system::error_code error;
     received.erase(0, parser.put(boost::asio::buffer(received), error));

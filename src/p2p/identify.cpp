@@ -19,7 +19,7 @@ constexpr std::size_t kMaxProtocolSets = 16;
 constexpr std::size_t kMaxAgent = 256;
 constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
 constexpr std::size_t kMaxOwnMessage = 4096;
-constexpr std::size_t kMaxStreams = 16, kMaxPushStreams = 4;  // of one peer
+constexpr std::size_t kMaxIdentifyStreams = 16, kMaxPushStreams = 4;  // of one peer
 constexpr Duration kPushDelay = 100ms;                        // joins bursts of handler registrations
 constexpr Duration kPushTimeout = 5s;
 constexpr double kPushBurst = 32;  // a peer that registers its handlers one by one
@@ -49,7 +49,7 @@ Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline 
 
 Identify::Identify(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, OwnAddresses& own)
     : self_(self), handlers_(handlers), table_(table), book_(book), own_(own), tasks_(self.runtime, "identify") {
-  handlers.add(kIdentifyProtocol, [this](transport::StreamPtr s) { return answer(std::move(s)); }, kMaxStreams);
+  handlers.add(kIdentifyProtocol, [this](transport::StreamPtr s) { return answer(std::move(s)); }, kMaxIdentifyStreams);
   handlers.add(
       kIdentifyPushProtocol, [this](transport::StreamPtr s) { return receive_push(std::move(s)); }, kMaxPushStreams);
   subscriptions_.push_back(table.added_signal().subscribe(

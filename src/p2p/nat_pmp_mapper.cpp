@@ -15,7 +15,7 @@ namespace cohive::p2p {
 namespace {
 
 // The standard has a silent gateway asked for a minute; one in the same network answers at once or not at all.
-constexpr auto kPatience = std::chrono::milliseconds(1500);
+constexpr auto kGatewayPatience = std::chrono::milliseconds(1500);
 
 Error nat_pmp_error(int code) {
   switch (code) {
@@ -53,7 +53,7 @@ class Session {
  private:
   Result<natpmpresp_t> answer(int sent) {
     if (sent < 0) return nat_pmp_error(sent);
-    const auto until = std::chrono::steady_clock::now() + kPatience;
+    const auto until = std::chrono::steady_clock::now() + kGatewayPatience;
     natpmpresp_t response{};
     for (;;) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());

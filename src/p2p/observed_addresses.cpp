@@ -11,7 +11,7 @@ namespace {
 constexpr Duration kReportLife = 40min;  // as p2pd
 constexpr std::size_t kMaxNetworks = 64;
 constexpr std::size_t kMaxReportsOfNetwork = 2;  // one by IPv4, one by IPv6
-constexpr std::size_t kMaxConfirmed = 4, kMaxReached = 4, kMaxCandidates = 8;
+constexpr std::size_t kMaxConfirmed = 4, kMaxReached = 4, kMaxBound = 8;
 
 /// An address without its port: the host alone.
 Multiaddr host_of(const Multiaddr& address) {
@@ -117,11 +117,11 @@ std::vector<Multiaddr> ObservedAddresses::candidates() const {
   std::vector<Multiaddr> result;
   for (const auto& [network, reports] : reports_)
     for (const auto& report : reports)
-      if (report.of_listen_port) add_unique(result, report.address, kMaxCandidates);
+      if (report.of_listen_port) add_unique(result, report.address, kMaxBound);
   for (const auto code : {Multiaddr::ip4, Multiaddr::ip6})
     if (const auto host = most_seen_host(code))
       for (const auto& bound : inbound_.bound())
-        if (bound.first_code() == code) add_unique(result, bound.with_host_of(*host), kMaxCandidates);
+        if (bound.first_code() == code) add_unique(result, bound.with_host_of(*host), kMaxBound);
   return result;
 }
 

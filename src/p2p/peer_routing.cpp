@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::size_t kMaxReply = 16 * 1024;  // what rust-libp2p reads
 constexpr std::size_t kMaxKey = 1024;
-constexpr std::size_t kMaxStreams = 32;  // of one peer
+constexpr std::size_t kMaxRoutingStreams = 32;  // of one peer
 constexpr int kMaxAddressesTold = 8;
-constexpr Duration kQueryTimeout = 10s;
+constexpr Duration kRoutingTimeout = 10s;
 constexpr Duration kIdle = 60s;
 constexpr Duration kPatience = 3s;  // with the addresses a lookup found, before it goes on
 constexpr Duration kSelfLookupPeriod = 10min;
@@ -42,7 +42,7 @@ PeerRouting::PeerRouting(Self& self, Handlers& handlers, ConnectionTable& table,
       tasks_(self.runtime, "peer routing") {
   table_.set_valued([this](const PeerId& peer) { return routes_.contains(peer); });
   if (self.options.routing_server)
-    handlers.add(kKadProtocol, [this](transport::StreamPtr stream) { return serve(std::move(stream)); }, kMaxStreams);
+    handlers.add(kKadProtocol, [this](transport::StreamPtr stream) { return serve(std::move(stream)); }, kMaxRoutingStreams);
 }
 
 void PeerRouting::start() {
@@ -84,7 +84,7 @@ Task<void> PeerRouting::check(PeerRouting& routing, PeerId peer) {
     const PeerId& peer;
     ~Checking() { routing.checking_.erase(peer); }
   } checking{routing, peer};
-  auto reply = co_await routing.client_.ask(peer, peer.binary(), routing.self_.runtime.after(kQueryTimeout));
+  auto reply = co_await routing.client_.ask(peer, peer.binary(), routing.self_.runtime.after(kRoutingTimeout));
   if (reply && reply->closer_peers_size() > 0 && routing.table_.connected(peer)) routing.insert(peer);
 }
 
@@ -289,7 +289,7 @@ Task<void> PeerRouting::serve(transport::StreamPtr stream) {
       }
     }
     auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()),
-                                                  self_.runtime.after(kQueryTimeout));
+                                                  self_.runtime.after(kRoutingTimeout));
     if (!sent) co_return;
     co_await self_.runtime.yield();  // a peer that asks without pause does not keep others waiting
   }

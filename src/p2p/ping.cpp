@@ -6,15 +6,15 @@ namespace cohive::p2p {
 namespace {
 
 constexpr std::size_t kPingSize = 32;
-constexpr std::size_t kMaxStreams = 4;  // of one peer
-constexpr Duration kIdle = 60s;
+constexpr std::size_t kMaxPingStreams = 4;  // of one peer
+constexpr Duration kPingIdle = 60s;
 
 Task<void> echo(Runtime& runtime, transport::StreamPtr stream) {
   transport::StreamReader reader(*stream);
   for (;;) {
-    auto request = co_await reader.read_exactly(kPingSize, runtime.after(kIdle));
+    auto request = co_await reader.read_exactly(kPingSize, runtime.after(kPingIdle));
     if (!request) break;
-    auto written = co_await stream->write(*request, runtime.after(kIdle));
+    auto written = co_await stream->write(*request, runtime.after(kPingIdle));
     if (!written) co_return;
     co_await runtime.yield();  // a peer that asks without pause does not keep others waiting
   }
@@ -25,7 +25,7 @@ Task<void> echo(Runtime& runtime, transport::StreamPtr stream) {
 
 void serve_ping(Handlers& handlers, Runtime& runtime) {
   handlers.add(
-      kPingProtocol, [&runtime](transport::StreamPtr stream) { return echo(runtime, std::move(stream)); }, kMaxStreams);
+      kPingProtocol, [&runtime](transport::StreamPtr stream) { return echo(runtime, std::move(stream)); }, kMaxPingStreams);
 }
 
 Task<Result<Duration>> ping(Host& host, PeerId peer, Deadline deadline) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Duration kLifetime = 10min;      // a port of a peer that crashed is soon its router's again
 constexpr Duration kShortestPause = 5s;    // whatever lifetime a router grants
-constexpr Duration kRetry = 1min;          // after a failure; doubled with each
+constexpr Duration kMappingRetry = 1min;          // after a failure; doubled with each
 constexpr Duration kLongestRetry = 30min;  // the machine may come to another network
 constexpr std::size_t kMaxPorts = 4;
 
@@ -66,13 +66,13 @@ std::vector<PortMapping> PortMappings::current() const {
 
 Task<void> PortMappings::keep(PortMappings& mappings, std::vector<std::uint16_t> ports) {
   Runtime& runtime = mappings.self_.runtime;
-  Duration retry = kRetry;
+  Duration retry = kMappingRetry;
   for (;;) {
     bool all = true;
     for (const auto port : ports) all &= co_await map(mappings, port);
     TimePoint next = runtime.now() + (all ? kLifetime : retry);
     for (const auto& [port, held] : mappings.held_) next = std::min(next, held.renew_at);
-    retry = all ? kRetry : std::min(2 * retry, kLongestRetry);
+    retry = all ? kMappingRetry : std::min(2 * retry, kLongestRetry);
     co_await runtime.sleep_until(std::max(next, runtime.now() + kShortestPause));
   }
 }

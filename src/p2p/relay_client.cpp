@@ -12,15 +12,15 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr Duration kRequestTimeout = 10s;
-constexpr Duration kRetry = 3s;           // while a relay is lacking: a lost one is replaced within ten seconds
+constexpr Duration kReserveTimeout = 10s;
+constexpr Duration kRelayRetry = 3s;           // while a relay is lacking: a lost one is replaced within ten seconds
 constexpr Duration kRefusedPause = 5min;  // before a relay that refused is asked again
 constexpr Duration kBrokenPause = 10s;    // before one that did not answer is
 constexpr Duration kRenewBefore = 2min;   // as p2pd
 constexpr Duration kRenewAtLatest = 30min;
 constexpr Duration kShortestLife = 1min;  // of a reservation: the relay's clock may differ from ours
 constexpr std::size_t kMaxRefused = 256;
-constexpr std::size_t kMaxAddresses = 4;  // through one relay
+constexpr std::size_t kMaxCircuitAddresses = 4;  // through one relay
 
 /// A circuit that a relay has announced, before we have agreed to it.
 class PendingCircuit final : public transport::PendingConnection {
@@ -38,7 +38,7 @@ class PendingCircuit final : public transport::PendingConnection {
     proto::Stop reply;
     reply.set_type(proto::Stop::STATUS);
     reply.set_status(proto::RELAY_OK);
-    const Deadline deadline = stream_->runtime().after(kRequestTimeout);
+    const Deadline deadline = stream_->runtime().after(kReserveTimeout);
     CO_TRY(co_await transport::write_message(*stream_, as_bytes(reply.SerializeAsString()), deadline));
     auto raw = std::make_unique<CircuitConnection>(std::move(stream_), limit_, local_, remote_);
     co_return co_await transport::upgrade(upgrader_, std::move(raw), transport::Role::responder, std::nullopt);
@@ -116,7 +116,7 @@ Task<void> RelayClient::keep(RelayClient& client) {
     co_await renew(client);
     co_await fill(client);
     const TimePoint next = client.next_renewal();
-    const Deadline soon = client.self_.runtime.after(kRetry);
+    const Deadline soon = client.self_.runtime.after(kRelayRetry);
     (void)co_await client.news_.wait(client.lacking() ? soon.min(Deadline(next)) : Deadline(next));
   }
 }
@@ -149,7 +149,7 @@ Task<void> RelayClient::connect_trusted(RelayClient& client) {
   std::vector<Task<Result<PeerId>>> dials;
   for (const auto& address : client.self_.options.trusted_relays)
     if (!address.peer() || !client.table_.direct(*address.peer()))
-      dials.push_back(client.dialler_.connect_to(address, client.self_.runtime.after(kRequestTimeout)));
+      dials.push_back(client.dialler_.connect_to(address, client.self_.runtime.after(kReserveTimeout)));
   for (const auto& dialled : co_await when_all(client.self_.runtime, std::move(dials)))
     if (!dialled) log::debug("relay", "trusted relay: {}", dialled.error());
 }
@@ -177,7 +177,7 @@ std::vector<PeerId> RelayClient::candidates() {
 }
 
 Task<bool> RelayClient::try_reserving(RelayClient& client, PeerId relay) {
-  auto granted = co_await reserve(client, relay, client.self_.runtime.after(kRequestTimeout));
+  auto granted = co_await reserve(client, relay, client.self_.runtime.after(kReserveTimeout));
   if (!granted) {
     log::debug("relay", "no reservation with {}: {}", relay, granted.error());
     if (client.refused_.size() < kMaxRefused)
@@ -232,7 +232,7 @@ std::vector<Multiaddr> RelayClient::addresses_through(const ConnectionEntry& rel
   std::vector<Multiaddr> result;
   const auto add = [&](const Multiaddr& address) {
     const bool usable = address.tcp_endpoint() && acceptable_address(address, remote.scope());
-    if (!usable || result.size() >= kMaxAddresses) return;
+    if (!usable || result.size() >= kMaxCircuitAddresses) return;
     Multiaddr circuit = circuit_through(address, id);
     if (std::find(result.begin(), result.end(), circuit) == result.end()) result.push_back(std::move(circuit));
   };
@@ -248,7 +248,7 @@ std::vector<Multiaddr> RelayClient::addresses_through(const ConnectionEntry& rel
 // ---- Circuits to us
 
 Task<void> RelayClient::accept(transport::StreamPtr stream) {
-  const Deadline deadline = self_.runtime.after(kRequestTimeout);
+  const Deadline deadline = self_.runtime.after(kReserveTimeout);
   auto request = co_await read_relay_message<proto::Stop>(*stream, deadline);
   const ConnectionEntryPtr relay = table_.direct(stream->peer());
   const bool expected = relay && reservations_.contains(stream->peer()) && !stream->remote_address().is_circuit();

@@ -10,11 +10,11 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr Duration kRequestTimeout = 10s;
+constexpr Duration kHopTimeout = 10s;
 constexpr Duration kStopTimeout = 15s;  // for the target to take a circuit; the dialler waits for a minute at most
 constexpr Duration kStall = 1min;       // one end takes nothing from us
 constexpr std::size_t kMaxAsking = 8;   // requests of one peer that are being answered
-constexpr int kMaxAddressesTold = 8;
+constexpr int kMaxAddressesGranted = 8;
 // A peer renews once in an hour, and comes back after a lost connection. It dials through us much more often.
 constexpr AttemptLimits::Limits kReserveLimits{.window = 60s, .per_peer = 8, .per_network = 256, .in_all = 4096};
 constexpr AttemptLimits::Limits kConnectLimits{.window = 60s, .per_peer = 120, .per_network = 1200, .in_all = 12000};
@@ -54,7 +54,7 @@ Task<void> RelayServer::refuse(transport::Stream& stream, Status status) {
   reply.set_type(proto::Hop::STATUS);
   reply.set_status(status);
   auto sent = co_await transport::write_message(stream, as_bytes(reply.SerializeAsString()),
-                                                self_.runtime.after(kRequestTimeout));
+                                                self_.runtime.after(kHopTimeout));
   if (sent) stream.close_write();
 }
 
@@ -66,7 +66,7 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
     co_return;  // dropping the stream resets it
   }
   asking.emplace(asking_, peer);
-  auto request = co_await read_relay_message<proto::Hop>(*stream, self_.runtime.after(kRequestTimeout));
+  auto request = co_await read_relay_message<proto::Hop>(*stream, self_.runtime.after(kHopTimeout));
   if (!request) {
     const bool bad = request.error() == cohive::Errc::malformed || request.error() == cohive::Errc::limit_exceeded;
     if (bad) co_await refuse(*stream, Status::MALFORMED_MESSAGE);
@@ -106,7 +106,7 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
   reply.set_status(Status::RELAY_OK);
   set_limit(reply, options_.circuit);
   auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()),
-                                                self_.runtime.after(kRequestTimeout));
+                                                self_.runtime.after(kHopTimeout));
   if (!sent) co_return;
   self_.metrics.relay_connected.increment();
   asking.reset();
@@ -145,13 +145,13 @@ Task<void> RelayServer::reserve(transport::Stream& stream) {
   reservation->set_expire(expire);
   const auto scope = stream.remote_address().scope();
   for (const auto& address : own_.announced())
-    if (!address.is_circuit() && acceptable_address(address, scope) && reservation->addrs_size() < kMaxAddressesTold)
+    if (!address.is_circuit() && acceptable_address(address, scope) && reservation->addrs_size() < kMaxAddressesGranted)
       reservation->add_addrs(address.with_peer(self_.id).binary());
   reservation->set_voucher(make_voucher(self_.identity, stream.peer(), expire));
   set_limit(reply, options_.circuit);
   reply.set_status(Status::RELAY_OK);
   auto sent = co_await transport::write_message(stream, as_bytes(reply.SerializeAsString()),
-                                                self_.runtime.after(kRequestTimeout));
+                                                self_.runtime.after(kHopTimeout));
   if (sent) stream.close_write();
 }
 

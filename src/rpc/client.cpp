@@ -14,8 +14,6 @@
 namespace cohive::rpc {
 namespace {
 
-constexpr std::size_t kCallIdSize = 16;
-
 std::string new_call_id(Runtime& runtime) {
   Bytes id(kCallIdSize);
   runtime.random_bytes(id);

@@ -13,6 +13,7 @@ namespace cohive::rpc {
 enum class Marker : std::uint8_t { message = 0, error = 1 };
 
 inline constexpr std::size_t kRecordHeader = 9;
+inline constexpr std::size_t kCallIdSize = 16;
 
 struct RecordHeader {
   Marker marker;

@@ -18,7 +18,6 @@
 namespace cohive::rpc {
 namespace {
 
-constexpr std::size_t kCallIdSize = 16;
 /// The largest reply over a slow home link.
 constexpr Duration kReplyTimeout = 60s;
 /// After the last reply, for END_OF_STREAM, which some callers do not send.

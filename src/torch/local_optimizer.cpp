@@ -15,7 +15,7 @@ struct Reply {
 };
 static_assert(std::is_trivially_copyable_v<Reply>);
 
-void refuse(const std::string& why) {
+void refuse_rank(const std::string& why) {
   throw std::invalid_argument("cohive::LocalOptimizer: " + why);
 }
 
@@ -44,11 +44,11 @@ struct LocalOptimizer::Impl {
 
 LocalOptimizer::Impl::Impl(LocalGroup& g, Optimizer* o, std::vector<torch::Tensor> p)
     : group(g), optimizer(o), parameters(std::move(p)) {
-  if (group.leads() != (optimizer != nullptr)) refuse("rank 0 has the Optimizer, and no other rank");
+  if (group.leads() != (optimizer != nullptr)) refuse_rank("rank 0 has the Optimizer, and no other rank");
   if (optimizer) {
     const auto& options = optimizer->options();
     if (options.reuse_grad_buffers || options.use_local_updates || options.auxiliary)
-      refuse("reuse_grad_buffers, use_local_updates and auxiliary do not go with several ranks");
+      refuse_rank("reuse_grad_buffers, use_local_updates and auxiliary do not go with several ranks");
   }
   for (const auto& parameter : parameters) values += parameter.numel();
   check_same_model();
@@ -60,7 +60,7 @@ void LocalOptimizer::Impl::check_same_model() {
   const auto of_rank_0 = of_leader(values);
   float differs = of_rank_0 == values ? 0 : 1;
   group.sum(&differs, 1);
-  if (of_leader(differs) > 0) refuse("the ranks have models of different sizes");
+  if (of_leader(differs) > 0) refuse_rank("the ranks have models of different sizes");
 }
 
 void LocalOptimizer::Impl::collect(double samples) {
@@ -109,7 +109,7 @@ LocalOptimizer::LocalOptimizer(LocalGroup& group, Optimizer* optimizer, std::vec
 LocalOptimizer::~LocalOptimizer() = default;
 
 StepReport LocalOptimizer::step(std::int64_t batch_size) {
-  if (batch_size < 1) refuse("a batch has at least one sample");
+  if (batch_size < 1) refuse_rank("a batch has at least one sample");
   torch::NoGradGuard no_grad;
   impl_->collect(static_cast<double>(batch_size));
   const double samples = impl_->sum_over_ranks();

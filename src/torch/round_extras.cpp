@@ -7,17 +7,14 @@
 
 #include "known_optimizer.hpp"
 #include "model_state.hpp"
+#include "refuse.hpp"
 
 namespace cohive::libtorch {
 namespace {
 
 using train::HostBuffer;
 
-[[noreturn]] void refuse(const std::string& sentence) {
-  throw std::invalid_argument("cohive::Optimizer: " + sentence);
-}
-
-torch::Tensor as_tensor(const HostBuffer& buffer, at::IntArrayRef sizes) {
+torch::Tensor as_view(const HostBuffer& buffer, at::IntArrayRef sizes) {
   return torch::from_blob(buffer.values.data(), sizes, torch::TensorOptions(torch::kFloat32));
 }
 
@@ -104,7 +101,7 @@ torch::Tensor RoundExtras::read(const Statistic& which) {
 RoundExtras::Copy RoundExtras::copy_of(const torch::Tensor& tensor) {
   const auto size = static_cast<std::size_t>(tensor.numel());
   Copy copy{HostBuffer::allocate(size), HostBuffer::allocate(size)};
-  as_tensor(copy.before, tensor.sizes()).copy_(tensor.detach());
+  as_view(copy.before, tensor.sizes()).copy_(tensor.detach());
   return copy;
 }
 
@@ -139,7 +136,7 @@ void RoundExtras::forget() noexcept {
 
 /// Exactly the average where the live value is still what was averaged, else the live value and what the round changed.
 torch::Tensor RoundExtras::merged(const torch::Tensor& live, const Copy& copy) const {
-  const auto before = as_tensor(copy.before, live.sizes()), after = as_tensor(copy.after, live.sizes());
+  const auto before = as_view(copy.before, live.sizes()), after = as_view(copy.after, live.sizes());
   if (!live.is_floating_point()) {
     const auto average = (differences_ ? before + after : after).round();
     return live.to(torch::kCPU, torch::kFloat64) + (average - before);

@@ -1,6 +1,7 @@
 #include "saved_training.hpp"
 
 #include "known_optimizer.hpp"
+#include "refuse.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -8,10 +9,6 @@ namespace {
 constexpr const char* kEpoch = "cohive_epoch";
 constexpr const char* kOptimizer = "optimizer";
 constexpr const char* kMasters = "parameters";
-
-[[noreturn]] void refuse(const std::string& sentence) {
-  throw std::invalid_argument("cohive::Optimizer: " + sentence);
-}
 
 /// An optimizer's statistics and options, to be put back unless what replaces them turns out well.
 class Undo {

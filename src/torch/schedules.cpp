@@ -8,7 +8,7 @@
 namespace cohive {
 namespace {
 
-void demand(bool fine, const char* sentence) {
+void demand_of_schedule(bool fine, const char* sentence) {
   if (!fine) throw std::invalid_argument(std::string("cohive: ") + sentence);
 }
 
@@ -25,24 +25,24 @@ double share_of(std::uint64_t epoch, std::uint64_t epochs) {
 }  // namespace
 
 EpochFactor exponential(double gamma) {
-  demand(gamma > 0 && std::isfinite(gamma), "an exponential schedule needs a gamma above 0");
+  demand_of_schedule(gamma > 0 && std::isfinite(gamma), "an exponential schedule needs a gamma above 0");
   return [gamma](std::uint64_t epoch) { return std::pow(gamma, static_cast<double>(epoch)); };
 }
 
 EpochFactor linear(std::uint64_t epochs, double least) {
-  demand(epochs > 0, "a linear schedule needs the number of epochs that it takes");
-  demand(least >= 0 && std::isfinite(least), "the last factor of a schedule must not be negative");
+  demand_of_schedule(epochs > 0, "a linear schedule needs the number of epochs that it takes");
+  demand_of_schedule(least >= 0 && std::isfinite(least), "the last factor of a schedule must not be negative");
   return [=](std::uint64_t epoch) { return 1 + (least - 1) * share_of(epoch, epochs); };
 }
 
 EpochFactor cosine(std::uint64_t epochs, double least) {
-  demand(epochs > 0, "a cosine schedule needs the number of epochs that it takes");
-  demand(least >= 0 && std::isfinite(least), "the last factor of a schedule must not be negative");
+  demand_of_schedule(epochs > 0, "a cosine schedule needs the number of epochs that it takes");
+  demand_of_schedule(least >= 0 && std::isfinite(least), "the last factor of a schedule must not be negative");
   return [=](std::uint64_t epoch) { return half_wave(1, least, share_of(epoch, epochs)); };
 }
 
 EpochFactor linear_warmup(std::uint64_t epochs, EpochFactor then, double first) {
-  demand(first >= 0 && std::isfinite(first), "the first factor of a schedule must not be negative");
+  demand_of_schedule(first >= 0 && std::isfinite(first), "the first factor of a schedule must not be negative");
   return [=](std::uint64_t epoch) {
     if (epoch < epochs) return first + (1 - first) * share_of(epoch, epochs);
     return then ? then(epoch - epochs) : 1.0;
@@ -50,10 +50,10 @@ EpochFactor linear_warmup(std::uint64_t epochs, EpochFactor then, double first) 
 }
 
 EpochFactor one_cycle(std::uint64_t epochs, OneCycleOptions o) {
-  demand(epochs >= 2, "a one-cycle schedule needs the number of epochs that it takes, 2 at least");
-  demand(o.share_of_rise >= 0 && o.share_of_rise <= 1,
+  demand_of_schedule(epochs >= 2, "a one-cycle schedule needs the number of epochs that it takes, 2 at least");
+  demand_of_schedule(o.share_of_rise >= 0 && o.share_of_rise <= 1,
          "the share of the rise in a one-cycle schedule is between 0 and 1");
-  demand(o.div_factor > 0 && o.final_div_factor > 0, "the divisors of a one-cycle schedule must be above 0");
+  demand_of_schedule(o.div_factor > 0 && o.final_div_factor > 0, "the divisors of a one-cycle schedule must be above 0");
   const double first = 1 / o.div_factor, last = first / o.final_div_factor;
   const double end = static_cast<double>(epochs - 1);
   const double top = std::max(0.0, o.share_of_rise * static_cast<double>(epochs) - 1);
@@ -66,7 +66,7 @@ EpochFactor one_cycle(std::uint64_t epochs, OneCycleOptions o) {
 
 FactorLR::FactorLR(torch::optim::Optimizer& optimizer, EpochFactor factor)
     : LRScheduler(optimizer), rates_(get_current_lrs()), factor_(std::move(factor)) {
-  demand(factor_ != nullptr, "a schedule needs a function of the epoch");
+  demand_of_schedule(factor_ != nullptr, "a schedule needs a function of the epoch");
 }
 
 std::vector<double> FactorLR::get_lrs() {

@@ -5,15 +5,9 @@
 
 #include "foreign_model.hpp"
 #include "host_model.hpp"
+#include "refuse.hpp"
 
 namespace cohive::libtorch {
-namespace {
-
-void demand(bool fine, const std::string& sentence) {
-  if (!fine) throw std::invalid_argument("cohive::Optimizer: " + sentence);
-}
-
-}  // namespace
 
 bool live_on_host(const std::vector<torch::Tensor>& parameters) {
   return std::ranges::all_of(parameters, [](const torch::Tensor& parameter) {

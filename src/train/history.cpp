@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log_output.hpp"
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/status.hpp"
+#include "json_number.hpp"
 
 namespace cohive::train {
 namespace {
@@ -33,11 +32,6 @@ template <class T>
 void push_bounded(std::deque<T>& list, T value, std::size_t most) {
   if (list.size() >= most) list.pop_front();
   list.push_back(std::move(value));
-}
-
-/// A peer may report a rate that is no number, and JSON has no word for it.
-json finite(double value) {
-  return std::isfinite(value) ? json(value) : json();
 }
 
 std::vector<std::string> texts_of(const std::vector<PeerId>& peers) {

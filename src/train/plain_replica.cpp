@@ -10,8 +10,6 @@
 namespace cohive::train {
 namespace {
 
-using averaging::Errc;
-
 std::vector<averaging::TensorInfo> infos_of(const std::vector<codec::Shape>& shapes) {
   std::vector<averaging::TensorInfo> infos;
   for (const auto& shape : shapes) {
@@ -116,7 +114,7 @@ Task<std::optional<averaging::SharedState>> PlainReplica::snapshot(std::uint64_t
 }
 
 Task<Result<std::uint64_t>> PlainReplica::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
-  const auto bad = [donor = state.donor](const std::string& what) { return Error(Errc::bad_state, donor, what); };
+  const auto bad = [donor = state.donor](const std::string& what) { return Error(averaging::Errc::bad_state, donor, what); };
   const auto* metadata = state.metadata.get_if<msgpack::Map>();
   const auto* found = metadata ? metadata->find("epoch") : nullptr;
   const auto epoch = found ? found->as_uint() : std::nullopt;

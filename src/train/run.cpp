@@ -42,7 +42,7 @@ averaging::AveragerOptions state_options(const RunOptions& options) {
   return result;
 }
 
-averaging::StateSharingOptions sharing_options(const RunOptions& options) {
+averaging::StateSharingOptions state_sharing_options(const RunOptions& options) {
   averaging::StateSharingOptions result;
   result.prefix = options.run_id + "_state_averager";
   result.class_name = "TrainingStateAverager";
@@ -89,7 +89,7 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       tracker(d, std::move(key), tracker_options(options)),
       gradient_averager(make_gradient_averager(d, r, options)),
       state_averager(d, r.state_infos(), state_options(options)),
-      sharing(d, sharing_options(options)),
+      sharing(d, state_sharing_options(options)),
       model(runtime, r),
       gradients{gradient_averager->averager(), pace_of(gradient_averager->averager())},
       state{state_averager, pace_of(state_averager)},

@@ -1,17 +1,11 @@
 // What a run tells in the status of its process: an element of "runs".
-#include <cmath>
-#include <nlohmann/json.hpp>
-
+#include "json_number.hpp"
 #include "run_impl.hpp"
 
 namespace cohive::train {
 namespace {
 
 using nlohmann::json;
-
-json finite(double value) {
-  return std::isfinite(value) ? json(value) : json();
-}
 
 }  // namespace
 

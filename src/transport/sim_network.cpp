@@ -10,7 +10,7 @@ namespace cohive::transport {
 namespace sim {
 namespace {
 
-constexpr std::size_t kBacklog = 1024;
+constexpr std::size_t kSimBacklog = 1024;
 /// What an operating system tries before it gives up.
 constexpr Duration kConnectTimeout = 127s;
 
@@ -160,7 +160,7 @@ class SimListener final : public Listener {
       co_await ready_.wait();
     }
   }
-  bool full() const { return waiting_.size() >= kBacklog; }
+  bool full() const { return waiting_.size() >= kSimBacklog; }
   void offer(std::unique_ptr<RawConnection> connection) {
     waiting_.push_back(std::move(connection));
     ready_.notify_one();

@@ -26,7 +26,7 @@ Task<Result<bool>> StreamReader::fill(Deadline deadline) {
 Task<Result<>> StreamReader::read_into(MutableBytes into, Deadline deadline) {
   while (!into.empty()) {
     CO_TRY(auto more, co_await fill(deadline));
-    if (!more) co_return Error(Errc::end_of_stream, stream_.peer());
+    if (!more) co_return Error(cohive::Errc::end_of_stream, stream_.peer());
     const std::size_t count = std::min(into.size(), buffered_.size());
     std::memcpy(into.data(), buffered_.data(), count);
     buffered_.remove_prefix(count);
@@ -40,7 +40,7 @@ Task<Result<Bytes>> StreamReader::read_exactly(std::size_t size, Deadline deadli
   Bytes bytes;
   while (bytes.size() < size) {
     CO_TRY(auto more, co_await fill(deadline));
-    if (!more) co_return Error(Errc::end_of_stream, stream_.peer());
+    if (!more) co_return Error(cohive::Errc::end_of_stream, stream_.peer());
     const std::size_t count = std::min(size - bytes.size(), buffered_.size());
     bytes.insert(bytes.end(), buffered_.data(), buffered_.data() + count);
     buffered_.remove_prefix(count);
@@ -54,15 +54,15 @@ Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit,
     CO_TRY(auto more, co_await fill(deadline));
     if (!more) {
       if (prefix.empty()) co_return std::optional<Bytes>();
-      co_return Error(Errc::end_of_stream, stream_.peer(), "length prefix");
+      co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "length prefix");
     }
     prefix.push_back(buffered_.data()[0]);
     buffered_.remove_prefix(1);
     const Varint length = read_varint(prefix);
     if (length.status == VarintStatus::incomplete) continue;
-    if (length.status == VarintStatus::invalid) co_return Error(Errc::malformed, stream_.peer(), "length prefix");
+    if (length.status == VarintStatus::invalid) co_return Error(cohive::Errc::malformed, stream_.peer(), "length prefix");
     if (length.value > limit)
-      co_return Error(Errc::limit_exceeded, stream_.peer(), "message of " + std::to_string(length.value) + " bytes");
+      co_return Error(cohive::Errc::limit_exceeded, stream_.peer(), "message of " + std::to_string(length.value) + " bytes");
     CO_TRY(auto message, co_await read_exactly(length.value, deadline));
     co_return std::optional<Bytes>(std::move(message));
   }

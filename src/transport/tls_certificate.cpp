@@ -13,7 +13,7 @@ namespace cohive::transport {
 namespace {
 
 constexpr const char* kExtension = "1.3.6.1.4.1.53594.1.1";
-constexpr std::string_view kSignaturePrefix = "libp2p-tls-handshake:";
+constexpr std::string_view kTlsSignaturePrefix = "libp2p-tls-handshake:";
 // As rust-libp2p's: clocks of peers are wrong by years.
 constexpr const char* kNotBefore = "750101000000Z";
 constexpr const char* kNotAfter = "40960101000000Z";
@@ -38,7 +38,7 @@ const ASN1_OBJECT* extension_id() {
 
 /// What the identity key signs: the certificate's key.
 Bytes signed_text(EVP_PKEY* key) {
-  Bytes text = to_bytes(kSignaturePrefix);
+  Bytes text = to_bytes(kTlsSignaturePrefix);
   unsigned char* der = nullptr;
   const int size = i2d_PUBKEY(key, &der);
   if (size > 0) text.insert(text.end(), der, der + size);

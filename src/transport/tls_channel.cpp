@@ -16,14 +16,14 @@ namespace {
 constexpr std::string_view kMuxerInside = "libp2p";  // the ALPN of a peer that agrees on the muxer later
 constexpr std::size_t kMaxRecord = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr long kMaxCertificate = 16 * 1024;  // an RSA identity of 8192 bits takes about 4 KiB
-constexpr std::size_t kMinRead = 4 * 1024, kMaxRead = 128 * 1024;
-constexpr std::size_t kTurn = 128 * 1024;  // a peer that sends without pause does not starve other tasks
+constexpr std::size_t kMinTlsRead = 4 * 1024, kMaxTlsRead = 128 * 1024;
+constexpr std::size_t kTlsTurn = 128 * 1024;  // a peer that sends without pause does not starve other tasks
 // After the handshake a peer may send tickets and renew keys. Each such message costs us a derivation of keys and an
 // answer, so few may come with so many bytes: implementations renew keys after gigabytes.
 constexpr std::size_t kMaxLateMessages = 16;
 constexpr std::uint64_t kLateMessagesPer = 1024 * 1024;
 
-void require(bool success) {
+void require_tls(bool success) {
   if (!success) throw std::runtime_error("setting up TLS failed");
 }
 
@@ -71,7 +71,7 @@ struct TlsCallbacks {
   static const BIO_METHOD* bio_method() {
     static const BIO_METHOD* const method = [] {
       BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "cohive connection");
-      require(made && BIO_meth_set_write(made, write) && BIO_meth_set_read(made, read) &&
+      require_tls(made && BIO_meth_set_write(made, write) && BIO_meth_set_read(made, read) &&
               BIO_meth_set_ctrl(made, control) && BIO_meth_set_create(made, create));
       return made;
     }();
@@ -122,11 +122,11 @@ struct TlsCallbacks {
 
 TlsIdentity::TlsIdentity(TlsCertificate certificate) : context_(SSL_CTX_new(TLS_method())) {
   SSL_CTX* context = context_.get();
-  require(context && SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) &&
+  require_tls(context && SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) &&
           SSL_CTX_use_certificate(context, certificate.x509.get()) &&
           SSL_CTX_use_PrivateKey(context, certificate.key.get()) && SSL_CTX_set_num_tickets(context, 0));
   if (crypto::has_fast_aes())
-    require(SSL_CTX_set_ciphersuites(context,
+    require_tls(SSL_CTX_set_ciphersuites(context,
                                      "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384"));
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
@@ -144,9 +144,9 @@ TlsChannel::TlsChannel(Runtime& runtime, std::unique_ptr<RawConnection> raw,
       identity_(std::move(identity)),
       ssl_(SSL_new(identity_->context())),
       input_(Slice::copy_of(early)),
-      read_size_(kMinRead) {
+      read_size_(kMinTlsRead) {
   BIO* bio = BIO_new(TlsCallbacks::bio_method());
-  require(ssl_ && bio);
+  require_tls(ssl_ && bio);
   BIO_set_data(bio, this);
   SSL_set_bio(ssl_.get(), bio, bio);
   SSL_set_app_data(ssl_.get(), this);
@@ -159,7 +159,7 @@ Task<Result<TlsSession>> TlsChannel::handshake(std::optional<PeerId> expected, s
   muxers_ = std::move(muxers);
   const std::string offered = alpn_list(muxers_);
   // This function returns 0 on success, unlike all others.
-  require(SSL_set_alpn_protos(ssl_.get(), reinterpret_cast<const unsigned char*>(offered.data()),
+  require_tls(SSL_set_alpn_protos(ssl_.get(), reinterpret_cast<const unsigned char*>(offered.data()),
                               static_cast<unsigned>(offered.size())) == 0);
   auto done = co_await within(runtime_, deadline, shake_hands(), "tls handshake");
   if (!done) co_return done.error();
@@ -221,12 +221,12 @@ Task<Result<bool>> TlsChannel::read_more() {
   if (!count) co_return count.error();
   bytes_in_ += *count;
   turn_ += *count;
-  if (turn_ >= kTurn) {
+  if (turn_ >= kTlsTurn) {
     turn_ = 0;
     co_await runtime_.yield();
   }
-  read_size_ = *count == block.size() ? std::min(read_size_ * 4, kMaxRead)
-                                      : std::max(kMinRead, std::min(read_size_, *count * 4));
+  read_size_ = *count == block.size() ? std::min(read_size_ * 4, kMaxTlsRead)
+                                      : std::max(kMinTlsRead, std::min(read_size_, *count * 4));
   input_ = block.sub(0, *count);
   co_return *count > 0;
 }
@@ -236,7 +236,7 @@ Task<Result<Slice>> TlsChannel::receive() {
   for (;;) {
     if (!input_.empty() || SSL_has_pending(ssl_.get())) {
       const auto buffered = static_cast<std::size_t>(SSL_pending(ssl_.get()));
-      Slice plain = Slice::uninitialised(std::min(kMaxRecord, std::max(input_.size() + buffered, kMinRead)));
+      Slice plain = Slice::uninitialised(std::min(kMaxRecord, std::max(input_.size() + buffered, kMinTlsRead)));
       std::size_t count = 0;
       ERR_clear_error();
       if (SSL_read_ex(ssl_.get(), plain.mutable_data(), plain.size(), &count) == 1) co_return plain.sub(0, count);

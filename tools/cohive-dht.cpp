@@ -13,6 +13,7 @@
 #include "common/program.hpp"
 #include "dht/crawl.hpp"
 #include "dht/doctor.hpp"
+#include "dht/milliseconds.hpp"
 #include "dht/values.hpp"
 
 namespace cohive::tools {
@@ -31,10 +32,6 @@ struct Options {
   std::size_t parallel = CrawlOptions().parallel;
   log::Options log{log::Level::warn, log::Format::text};
 };
-
-double milliseconds(Duration duration) {
-  return to_seconds(duration) * 1000;
-}
 
 json texts(const std::vector<Multiaddr>& addresses) {
   json list = json::array();

@@ -35,10 +35,6 @@ void request_stop(int signal) {
   stop_requested = 1;
 }
 
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 std::vector<float> read_floats(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) throw Exit{kBadInput, "--compare: cannot read " + path};

@@ -5,7 +5,7 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kAtOnce = 800ms;  // a redial, some round trips, and a look at the members
+constexpr Duration kAfterRedial = 800ms;  // a redial, some round trips, and a look at the members
 
 class EndedMembers : public Averaging {
  protected:
@@ -48,7 +48,7 @@ TEST_F(EndedMembers, AreNotWaitedForInARunningRound) {
   kill(2);
   for (std::size_t i = 0; i < 2; ++i) {
     Result<RoundResult> result = Error(Errc::no_group);
-    EXPECT_LE(time_of(result, rounds[i]), kAtOnce);
+    EXPECT_LE(time_of(result, rounds[i]), kAfterRedial);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
     EXPECT_EQ(result->failed_reducers, std::vector{id(2)});
@@ -66,7 +66,7 @@ TEST_F(EndedMembers, AreNotWaitedForWhenTheyEndBeforeTheRoundRuns) {
   rounds[1].trigger();
   for (std::size_t i = 0; i < 2; ++i) {
     Result<RoundResult> result = Error(Errc::no_group);
-    EXPECT_LE(time_of(result, rounds[i]), kAtOnce);
+    EXPECT_LE(time_of(result, rounds[i]), kAfterRedial);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
   }
@@ -123,7 +123,7 @@ TEST_P(Searching, FindAGroupWithoutTheOneThatHasEnded) {
   for (auto& round : rounds) {
     Result<RoundResult> result = Error(Errc::no_group);
     // Followers find each other through the DHT; a leader that only waited has them all.
-    EXPECT_LE(time_of(result, round), leader_ends ? 25s : kAtOnce);
+    EXPECT_LE(time_of(result, round), leader_ends ? 25s : kAfterRedial);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->group.size(), 2u);
   }

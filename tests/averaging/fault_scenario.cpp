@@ -26,7 +26,7 @@ constexpr Duration kDownloadTimeout = 60s;
 constexpr float kTolerance = 4e-3f;  // of halves that stand for differences up to 2
 constexpr double kSaid = 1e6;        // bandwidth of a peer that says one
 
-struct Peer {
+struct Participant {
   std::vector<std::vector<float>> values, inputs;
   AveragerOptions options;
   double weight = 1;
@@ -135,7 +135,7 @@ class Scenario {
     host_options.routing_server = !client;
     auto& host = swarm_.add_host(host_options, !client);
     ids_.push_back(host.id());
-    auto peer = std::make_unique<Peer>();
+    auto peer = std::make_unique<Participant>();
     peer->options = options;
     peer->weight = options.mode == PeerMode::auxiliary ? 0 : double(1 + below(3));
     DhtOptions dht_options;
@@ -152,13 +152,13 @@ class Scenario {
     make_averager(*peers_.back());
   }
 
-  void draw_values(Peer& peer) {
+  void draw_values(Participant& peer) {
     for (auto& values : peer.values)
       for (float& value : values) value = static_cast<float>(below(2001)) / 1000 - 1;
     peer.inputs = peer.values;
   }
 
-  void make_averager(Peer& peer) {
+  void make_averager(Participant& peer) {
     std::vector<AveragedTensor> tensors;
     for (auto& values : peer.values) tensors.push_back({values, {static_cast<std::uint32_t>(values.size())}});
     peer.averager = std::make_unique<Averager>(*peer.dht, std::move(tensors), peer.options);
@@ -169,7 +169,7 @@ class Scenario {
 
   /// The last peer is made to misbehave.
   void prepare_bad_peer() {
-    Peer& bad = *peers_.back();
+    Participant& bad = *peers_.back();
     bad.lost = true;
     bad.averager.reset();
     bad.sharing.reset();
@@ -215,7 +215,7 @@ class Scenario {
         swarm_.fabric().crash(ip);
         break;
       case Fault::death: {
-        Peer& victim = *peers_[victim_];
+        Participant& victim = *peers_[victim_];
         victim.lost = true;
         victim.step.reset();
         victim.averager.reset();
@@ -302,7 +302,7 @@ class Scenario {
     const TimePoint end = start + kStepTimeout + kRoundTimeout + kSlack;
     while (swarm_.runtime().now() < end && (armed_ || !all_ended())) swarm_.pass(1s);
     for (std::size_t i = 0; i < peers_.size(); ++i) {
-      const Peer& peer = *peers_[i];
+      const Participant& peer = *peers_[i];
       if (peer.lost) continue;
       if (!peer.result) {
         violated("peer {} has not ended in time", i);
@@ -314,14 +314,14 @@ class Scenario {
     check_values();
   }
 
-  void hand_over(Peer& peer) {
+  void hand_over(Participant& peer) {
     if (!peer.residuals) peer.residuals = make_residuals(HandedTensors::infos_of(peer.values));
     const auto way = static_cast<HandedTensors::Way>(below(3));
     peer.handed = std::make_unique<HandedTensors>(swarm_.runtime(), way, peer.values, peer.residuals);
     ++report_.handed_over;
   }
 
-  static Task<void> average(Peer& self, RoundOptions options) {
+  static Task<void> average(Participant& self, RoundOptions options) {
     Round round = self.averager->begin(options);
     self.handed ? round.trigger(self.weight, self.handed->parts()) : round.trigger(self.weight);
     self.result.emplace(co_await round.result());
@@ -329,13 +329,13 @@ class Scenario {
   }
 
   void take_back(std::size_t i) {
-    Peer& peer = *peers_[i];
+    Participant& peer = *peers_[i];
     if (!peer.handed || peer.lost || !peer.result) return;
     swarm_.run(peer.handed->parts()->finish());
     if (const auto wrong = peer.handed->take_results()) violated("peer {}: {}", i, *wrong);
   }
 
-  void note(const Peer& peer, TimePoint start) {
+  void note(const Participant& peer, TimePoint start) {
     observe(static_cast<std::uint64_t>((peer.ended - start).count()));
     ++(*peer.result ? report_.rounds : report_.failed);
     if (!*peer.result) return;
@@ -379,7 +379,7 @@ class Scenario {
   }
 
   void check_group(const std::vector<std::size_t>& members) {
-    const Peer& any = *peers_[members.front()];
+    const Participant& any = *peers_[members.front()];
     const auto& group = (*any.result)->group;
     std::vector<PartedTensor> tensors;
     std::uint64_t total = 0;
@@ -488,7 +488,7 @@ class Scenario {
 
   /// It has told others honest hashes, and gives other bytes: one of them is wrong, or one of every piece.
   void make_liar(std::size_t number) {
-    Peer& liar = *peers_[number];
+    Participant& liar = *peers_[number];
     liar_ = liar.averager->dht().host().id();
     report_.scenario += log::format(", donor {} lying", number);
     SharedState honest = states_[liar.shares];
@@ -512,10 +512,10 @@ class Scenario {
   void run_download() {
     arrange_donors();
     armed_ = true;
-    Peer& newcomer = *peers_.back();
+    Participant& newcomer = *peers_.back();
     std::optional<Result<DownloadedState>> state;
     newcomer.step = std::make_unique<TaskGroup>(swarm_.runtime());
-    newcomer.step->spawn([](Peer& self, std::optional<Result<DownloadedState>>& out) -> Task<void> {
+    newcomer.step->spawn([](Participant& self, std::optional<Result<DownloadedState>>& out) -> Task<void> {
       out.emplace(co_await self.sharing->download({.limit = kDownloadTimeout}));
       self.ended = self.averager->dht().runtime().now();
     }(newcomer, state));
@@ -576,7 +576,7 @@ class Scenario {
   FaultReport report_;
   sim::Swarm swarm_;
   std::vector<std::uint32_t> shapes_;
-  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<std::unique_ptr<Participant>> peers_;
   std::vector<PeerId> ids_;  // of the peers, also of those that are gone
   std::unique_ptr<TaskGroup> healing_, leaving_;
   Fault fault_ = Fault::none;

@@ -11,13 +11,13 @@
 namespace cohive::averaging {
 namespace {
 
-using Rounds = Averaging;
+using AveragingRounds = Averaging;
 
 /// How long the options and the round wait for a silent sender, and what comes of it.
 struct Patience {
   Duration options, round, expected;
 };
-class RoundLimitsAre : public Rounds, public ::testing::WithParamInterface<Patience> {};
+class RoundLimitsAre : public AveragingRounds, public ::testing::WithParamInterface<Patience> {};
 INSTANTIATE_TEST_SUITE_P(Rounds, RoundLimitsAre,
                          ::testing::Values(Patience{20s, 1s, 1s}, Patience{2s, 60s, 2s}, Patience{0s, 3s, 3s}));
 
@@ -45,7 +45,7 @@ TEST_P(RoundLimitsAre, WithinThoseOfTheOptions) {
   swarm.fabric().heal();
 }
 
-TEST_F(Rounds, TheWholeExchangeHasALimit) {
+TEST_F(AveragingRounds, TheWholeExchangeHasALimit) {
   for (int i = 0; i < 2; ++i) add(quick());
   auto rounds = begin_all({.allow_retries = false, .limits = {.allreduce = 2s}});
   swarm.pass(4s);
@@ -55,7 +55,7 @@ TEST_F(Rounds, TheWholeExchangeHasALimit) {
   EXPECT_EQ(swarm.runtime().now() - start, 2s);
 }
 
-TEST_F(Rounds, TellWhenMembersCameAndWhatTheyExchanged) {
+TEST_F(AveragingRounds, TellWhenMembersCameAndWhatTheyExchanged) {
   auto options = quick();
   options.sender_timeout = 10s;
   options.reducer_timeout = 20s;
@@ -102,7 +102,7 @@ TEST_F(Rounds, TellWhenMembersCameAndWhatTheyExchanged) {
   EXPECT_GT(longest, 2s);
 }
 
-TEST_F(Rounds, DroppingTheHandleCancelsAndOthersGoOn) {
+TEST_F(AveragingRounds, DroppingTheHandleCancelsAndOthersGoOn) {
   for (int i = 0; i < 3; ++i) add(quick());
   auto rounds = begin_all();
   swarm.pass(4s);
@@ -121,7 +121,7 @@ TEST_F(Rounds, DroppingTheHandleCancelsAndOthersGoOn) {
   for (auto& round : again) EXPECT_TRUE(swarm.run(round.result()));
 }
 
-TEST_F(Rounds, OutliveTheirAverager) {
+TEST_F(AveragingRounds, OutliveTheirAverager) {
   add(quick());
   auto round = peers[0]->averager->begin();
   std::optional<Result<RoundResult>> result;
@@ -139,7 +139,7 @@ TEST_F(Rounds, OutliveTheirAverager) {
   round.cancel();
 }
 
-TEST_F(Rounds, OfOneAveragerComeOneAfterAnother) {
+TEST_F(AveragingRounds, OfOneAveragerComeOneAfterAnother) {
   add(quick());
   auto round = peers[0]->averager->begin();
   EXPECT_THROW(peers[0]->averager->begin(), std::logic_error);
@@ -147,7 +147,7 @@ TEST_F(Rounds, OfOneAveragerComeOneAfterAnother) {
   EXPECT_NO_THROW(peers[0]->averager->begin());
 }
 
-TEST_F(Rounds, AreTriggeredOnce) {
+TEST_F(AveragingRounds, AreTriggeredOnce) {
   for (int i = 0; i < 2; ++i) add(quick());
   auto rounds = begin_all();
   for (auto& round : rounds) {
@@ -158,7 +158,7 @@ TEST_F(Rounds, AreTriggeredOnce) {
   EXPECT_NEAR(peers[0]->a[0], 0.5f, 1e-6);
 }
 
-TEST_F(Rounds, NeedTensorsAndLimitsThatMakeSense) {
+TEST_F(AveragingRounds, NeedTensorsAndLimitsThatMakeSense) {
   Peer& peer = add(quick());
   EXPECT_THROW(peer.averager->begin({.limits = {.sender = 0s}}), std::invalid_argument);
   auto round = peer.averager->begin();
@@ -171,7 +171,7 @@ TEST_F(Rounds, NeedTensorsAndLimitsThatMakeSense) {
   EXPECT_THROW(without.begin().trigger(), std::logic_error) << "it has no tensors of its own";
 }
 
-TEST_F(Rounds, CodecsThatNeedAgreementAreNotForEverybody) {
+TEST_F(AveragingRounds, CodecsThatNeedAgreementAreNotForEverybody) {
   Peer& peer = add(quick());
   auto options = quick();
   options.prefix = "other";

@@ -24,7 +24,7 @@ SharedState state_with(int epoch, std::uint8_t content) {
   return state;
 }
 
-struct Peer {
+struct StateSharer {
   std::unique_ptr<Dht> dht;
   std::unique_ptr<StateSharing> sharing;
   std::unique_ptr<rpc::Server> server;  // of one that does not share as we do
@@ -33,8 +33,8 @@ struct Peer {
 
 class SharedStates : public ::testing::Test {
  protected:
-  Peer& add(StateSharingOptions options = {}) {
-    auto peer = std::make_unique<Peer>();
+  StateSharer& add(StateSharingOptions options = {}) {
+    auto peer = std::make_unique<StateSharer>();
     auto& host = swarm.add_host();
     peer->dht = std::make_unique<Dht>(host);
     std::vector<Multiaddr> initial;
@@ -46,37 +46,37 @@ class SharedStates : public ::testing::Test {
     peers.push_back(std::move(peer));
     return *peers.back();
   }
-  Peer& donor(SharedState state, double priority, StateSharingOptions options = {}) {
-    Peer& peer = add(options);
+  StateSharer& donor(SharedState state, double priority, StateSharingOptions options = {}) {
+    StateSharer& peer = add(options);
     peer.sharing->set_provider([state]() -> std::optional<SharedState> { return state; });
     peer.sharing->set_priority(priority);
     peer.sharing->start();
     return peer;
   }
   /// A donor with handlers of its own, as a Python peer or a hostile one has.
-  Peer& foreign_donor(double priority, const char* method, rpc::StreamingHandler handler) {
-    Peer& peer = add();
+  StateSharer& foreign_donor(double priority, const char* method, rpc::StreamingHandler handler) {
+    StateSharer& peer = add();
     peer.sharing.reset();
     peer.server = std::make_unique<rpc::Server>(peer.dht->host());
     peer.server->add_streaming(std::string("test::DecentralizedAverager.") + method, std::move(handler));
     declare(peer, priority);
     return peer;
   }
-  void declare(Peer& peer, double priority) {
+  void declare(StateSharer& peer, double priority) {
     (void)swarm.run(
         peer.dht->store("test.all_averagers", msgpack::Value::bin(peer.id().bytes()), priority, peer.dht->now() + 600));
   }
-  Peer& newcomer() {
+  StateSharer& newcomer() {
     swarm.pass(2s);  // the donors' declarations spread
-    Peer& peer = add();
+    StateSharer& peer = add();
     peer.sharing->start();
     return peer;
   }
-  Result<DownloadedState> download(Peer& peer, DownloadOptions options = {}) {
+  Result<DownloadedState> download(StateSharer& peer, DownloadOptions options = {}) {
     return swarm.run(peer.sharing->download(std::move(options)));
   }
   /// Begins a download on links of a megabyte a second.
-  void begin(Peer& peer) {
+  void begin(StateSharer& peer) {
     swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
     downloads.spawn([](StateSharing& sharing, std::optional<Result<DownloadedState>>& out) -> Task<void> {
       out.emplace(co_await sharing.download());
@@ -93,7 +93,7 @@ class SharedStates : public ::testing::Test {
   }
 
   sim::Swarm swarm{{.seed = 31}};
-  std::vector<std::unique_ptr<Peer>> peers;
+  std::vector<std::unique_ptr<StateSharer>> peers;
   TaskGroup downloads{swarm.runtime()};
   std::optional<Result<DownloadedState>> result;
 };
@@ -109,8 +109,8 @@ TEST_F(SharedStates, TheStateOfTheBestDonorIsTakenAndTheNextOneTakesOver) {
                         {codec::DType::boolean, {4}, false, Slice::copy_of(Bytes{0, 1, 1, 0})}}};
   };
   donor(state_of(1), 1);
-  Peer& best = donor(state_of(2), 2);
-  Peer& late = newcomer();
+  StateSharer& best = donor(state_of(2), 2);
+  StateSharer& late = newcomer();
   const auto state = download(late);
   ASSERT_TRUE(state) << state.error();
   EXPECT_EQ(state->donor, best.id());
@@ -127,7 +127,7 @@ TEST_F(SharedStates, TheStateOfTheBestDonorIsTakenAndTheNextOneTakesOver) {
 TEST_F(SharedStates, DonorsOfTheSameBytesShareTheLoad) {
   const auto state = state_with(7, 1);
   for (int i = 0; i < 4; ++i) donor(state, 9 - i);
-  Peer& late = newcomer();
+  StateSharer& late = newcomer();
   swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
   std::uint64_t done = 0;
   std::size_t most_donors = 0;
@@ -152,7 +152,7 @@ TEST_F(SharedStates, DonorsOfTheSameBytesShareTheLoad) {
 TEST_F(SharedStates, NoMoreDonorsAtOnceThanAllowed) {
   const auto state = state_with(7, 1);
   for (int i = 0; i < 3; ++i) donor(state, 9);
-  Peer& late = newcomer();
+  StateSharer& late = newcomer();
   DownloadOptions options;
   options.max_donors = 1;
   options.on_progress = [](const DownloadProgress& progress) { EXPECT_LE(progress.donors, 1u); };
@@ -165,7 +165,7 @@ TEST_F(SharedStates, ASlowDonorDoesNotHoldUpTheEnd) {
   const auto state = state_with(7, 1);
   donor(state, 9);  // the best, and the slow one
   donor(state, 5);
-  Peer& late = newcomer();
+  StateSharer& late = newcomer();
   swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
   swarm.fabric().set_link(sim::Swarm::ip(1), sim::Swarm::ip(3), {.latency = 10ms, .bandwidth = 2e4});
   const auto start = swarm.runtime().now();
@@ -186,13 +186,13 @@ TEST_F(SharedStates, ALiarIsFoundAndNamedAndTheStateIsRight) {
     tensor.data = Slice::copy_of(tensor.data);
     for (std::size_t at = 0; at < kTensorBytes; at += kPieceBytes) tensor.data.mutable_data()[at] ^= 1;
   }
-  Peer& liar = add();
+  StateSharer& liar = add();
   auto calls = std::make_shared<int>(0);
   liar.sharing->set_provider([=]() -> std::optional<SharedState> { return (*calls)++ == 0 ? honest : spoilt; });
   liar.sharing->set_priority(10);
   liar.sharing->start();
 
-  Peer& first = newcomer();
+  StateSharer& first = newcomer();
   ASSERT_TRUE(download(first)->liars.empty());
   const auto found = download(first);
   ASSERT_TRUE(found) << found.error();
@@ -243,7 +243,7 @@ TEST_F(SharedStates, WhenRootsDifferTheBestDonorsStateIsTakenWhole) {
   donor(best, 9);
   donor(other, 8);
   donor(other, 7);
-  Peer& late = newcomer();
+  StateSharer& late = newcomer();
   const auto found = download(late);
   ASSERT_TRUE(found) << found.error();
   expect_same(*found, best);
@@ -277,12 +277,12 @@ TEST_F(SharedStates, WhatCameOnTrustIsHashedBeforeAnotherDonorGoesOn) {
     spoilt.tensors[i].data = Slice::copy_of(spoilt.tensors[i].data);
     for (std::size_t at = 0; at < kTensorBytes; at += kPieceBytes) spoilt.tensors[i].data.mutable_data()[at] ^= 1;
   }
-  Peer& alone = add();
+  StateSharer& alone = add();
   auto calls = std::make_shared<int>(0);
   alone.sharing->set_provider([=]() -> std::optional<SharedState> { return (*calls)++ == 0 ? honest : spoilt; });
   alone.sharing->set_priority(9);
   alone.sharing->start();
-  Peer& late = newcomer();
+  StateSharer& late = newcomer();
   ASSERT_TRUE(download(late));
   begin(late);
   swarm.pass(5s);  // about half of ten megabytes
@@ -316,7 +316,7 @@ TEST_F(SharedStates, ADonorThatKnowsOnlyHivemindsExchangeIsAskedForTheWhole) {
     return send_state(swarm.runtime(), stream, best, codec::Codec::none);
   });
   donor(state_with(7, 1), 5);
-  Peer& late = newcomer();
+  StateSharer& late = newcomer();
   std::uint64_t done = 0;
   DownloadOptions options;
   options.on_progress = [&](const DownloadProgress& progress) { done = progress.bytes_done; };
@@ -388,7 +388,7 @@ TEST_F(SharedStates, OnlySoManyDownloadAtOnceAndTheOthersAskElsewhere) {
   };
   donor(small(1), 9);
   donor(small(2), 5);
-  std::vector<Peer*> late;
+  std::vector<StateSharer*> late;
   for (int i = 0; i < 6; ++i) late.push_back(&newcomer());
   swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e5});  // ten seconds for each
   std::vector<std::optional<Result<DownloadedState>>> states(late.size());
@@ -441,8 +441,8 @@ TEST_F(SharedStates, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
                                              {encode_manifest_head({root_of(as_bytes(large)), large.size()}), large},
                                              {encode_manifest_head({root_of(as_bytes(small)), small.size()}), small}})
     hostile.push_back(foreign_donor(priority--, "rpc_download_pieces", reply(messages)).id());
-  Peer& honest = donor(state, 1);
-  Peer& late = newcomer();
+  StateSharer& honest = donor(state, 1);
+  StateSharer& late = newcomer();
   DownloadOptions options;
   options.max_bytes = 100'000'000;
   const auto found = download(late, options);
@@ -462,18 +462,18 @@ TEST_F(SharedStates, ADonorThatOnlyAsksForPatienceIsGivenUp) {
       }
     }(swarm.runtime(), stream);
   });
-  Peer& honest = donor(state_with(7, 1), 1);
-  Peer& late = newcomer();
+  StateSharer& honest = donor(state_with(7, 1), 1);
+  StateSharer& late = newcomer();
   const auto found = download(late);
   ASSERT_TRUE(found) << found.error();
   EXPECT_EQ(found->donor, honest.id());
 }
 
 TEST_F(SharedStates, WhoSharesNothingIsNoDonor) {
-  Peer& shy = add();
+  StateSharer& shy = add();
   shy.sharing->set_provider([]() -> std::optional<SharedState> { return std::nullopt; });
   shy.sharing->start();
-  Peer& late = newcomer();
+  StateSharer& late = newcomer();
   const auto found = download(late);
   ASSERT_FALSE(found);
   EXPECT_EQ(found.error(), make_error_code(Errc::no_donor));

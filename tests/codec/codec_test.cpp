@@ -6,13 +6,11 @@
 #include <cmath>
 #include <random>
 
+#include "codec/every_codec.hpp"
 #include "cohive/codec/decoder.hpp"
 
 namespace cohive::codec {
 namespace {
-
-constexpr Codec kAll[] = {Codec::none,      Codec::float16,    Codec::meanstd16, Codec::uniform8,
-                          Codec::quantile8, Codec::blockwise8, Codec::block4,    Codec::top_k};
 
 TEST(Codec, Float16ClampsAsHivemindDoes) {
   const std::vector<float> values{0, 1, -2, 3.5f, 0.001f, 70000, -1e6f, 0.5f};
@@ -60,7 +58,7 @@ TEST(Codec, BytesOfTensorsMayLieAnywhere) {
   std::copy(raw.begin(), raw.end(), shifted.begin() + 1);
   Slice odd = Slice::copy_of(shifted);
   odd.remove_prefix(1);
-  for (Codec codec : kAll) {
+  for (Codec codec : kEveryCodec) {
     SCOPED_TRACE(name_of(codec));
     const auto straight = encode_tensor(codec, {DType::float32, {5000}, false, Slice::copy_of(raw)}).value();
     EXPECT_EQ(to_hex(encode_tensor(codec, {DType::float32, {5000}, false, odd}).value()), to_hex(straight));
@@ -80,7 +78,7 @@ TEST(Codec, DifferencesEncodeAsTheValuesTheyAre) {
     base[i] = std::cos(static_cast<float>(3 * i));
     delta[i] = average[i] - base[i];
   }
-  for (Codec codec : kAll)
+  for (Codec codec : kEveryCodec)
     EXPECT_EQ(to_hex(encode_difference(codec, average, base)), to_hex(encode(codec, delta))) << name_of(codec);
 }
 
@@ -90,7 +88,7 @@ TEST(Codec, DifferencesToEncodedValuesEncodeAsThoseToDecodedOnes) {
     average[i] = 1e5f * std::sin(static_cast<float>(i));  // some differences are too large for a half
     base[i] = std::cos(static_cast<float>(3 * i));
   }
-  for (Codec codec : kAll) {
+  for (Codec codec : kEveryCodec) {
     const Slice encoded = encode(codec, base);
     ASSERT_TRUE(decode(codec, DType::float32, encoded, decoded));
     const auto decoder = Decoder::open(codec, DType::float32, base.size(), encoded);
@@ -104,7 +102,7 @@ TEST(Codec, DifferencesToEncodedValuesEncodeAsThoseToDecodedOnes) {
 TEST(Codec, ValuesThatAreNotFiniteAreFoundWhileTheyAreEncoded) {
   std::vector<float> values(20'001);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1e5f * std::sin(static_cast<float>(i));
-  for (Codec codec : kAll) {
+  for (Codec codec : kEveryCodec) {
     SCOPED_TRACE(name_of(codec));
     const auto encoded = encode_finite(codec, values);
     ASSERT_TRUE(encoded);
@@ -136,7 +134,7 @@ TEST(Codec, WhatHivemindRefusesToEncodeTravelsAsItIs) {
 }
 
 TEST(Codec, EmptyPartsTravelInEveryCodec) {
-  for (Codec codec : kAll) {
+  for (Codec codec : kEveryCodec) {
     const Slice buffer = encode(codec, {});
     EXPECT_TRUE(decode(codec, DType::float32, buffer, {})) << name_of(codec);
   }

@@ -148,8 +148,8 @@ TEST(AeadTest, AesSealsAsOpenSslDoes) {
 }
 
 /// What holds for every cipher.
-class EveryAead : public testing::TestWithParam<Cipher> {};
-INSTANTIATE_TEST_SUITE_P(Ciphers, EveryAead, testing::Values(Cipher::chacha20_poly1305, Cipher::aes256_gcm),
+class EveryAead : public ::testing::TestWithParam<Cipher> {};
+INSTANTIATE_TEST_SUITE_P(Ciphers, EveryAead, ::testing::Values(Cipher::chacha20_poly1305, Cipher::aes256_gcm),
                          [](const auto& one) { return one.param == Cipher::aes256_gcm ? "Aes" : "ChaCha"; });
 
 TEST_P(EveryAead, SealsPartsOfAnySizeLikeTheWhole) {

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "cohive/core/runtime.hpp"
+#include "cohive/core/task_group.hpp"
 
 namespace cohive::testing {
 
@@ -33,6 +34,10 @@ inline Task<void> hold(Runtime& runtime, int& alive) {
 inline Task<void> hold_nested(Runtime& runtime, int& alive) {
   Tracker tracker(alive);
   co_await hold(runtime, alive);
+}
+
+inline Task<void> join_group(TaskGroup& group) {
+  co_await group.join();
 }
 
 }  // namespace cohive::testing

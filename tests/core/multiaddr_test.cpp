@@ -9,10 +9,10 @@ namespace cohive {
 namespace {
 
 using testing::hex_of;
+using testing::kPeerText;
 using testing::libp2p_vectors;
 using testing::text_of;
 
-constexpr const char* kPeer = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq";
 constexpr const char* kRelay = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N";
 
 Multiaddr parse(const std::string& text) {
@@ -47,7 +47,7 @@ TEST(MultiaddrTest, EveryProtocolSurvivesARoundTrip) {
 }
 
 TEST(MultiaddrTest, ReadsTheOldNameOfP2pAndATrailingSlash) {
-  EXPECT_EQ(parse(std::string("/ipfs/") + kPeer).text(), std::string("/p2p/") + kPeer);
+  EXPECT_EQ(parse(std::string("/ipfs/") + kPeerText).text(), std::string("/p2p/") + kPeerText);
   EXPECT_EQ(parse("/ip4/127.0.0.1/tcp/4001/"), parse("/ip4/127.0.0.1/tcp/4001"));
   EXPECT_EQ(parse("/ip6/0:0:0:0:0:0:0:1/tcp/1").text(), "/ip6/::1/tcp/1");
 }
@@ -128,7 +128,7 @@ TEST(MultiaddrTest, RefusesMalformedBytes) {
 
 TEST(MultiaddrTest, EveryCutAndEveryFlippedBitParsesOrIsRefusedCleanly) {
   const Bytes good =
-      to_bytes(parse(std::string("/dns4/a.example/tcp/1/p2p/") + kRelay + "/p2p-circuit/p2p/" + kPeer).bytes());
+      to_bytes(parse(std::string("/dns4/a.example/tcp/1/p2p/") + kRelay + "/p2p-circuit/p2p/" + kPeerText).bytes());
   const auto survives = [](ByteView bytes) {
     if (const auto address = Multiaddr::from_bytes(bytes)) {
       const auto again = Multiaddr::from_text(address->text());
@@ -146,7 +146,7 @@ TEST(MultiaddrTest, EveryCutAndEveryFlippedBitParsesOrIsRefusedCleanly) {
 }
 
 TEST(MultiaddrTest, NamesTheTargetOnlyAtItsEnd) {
-  const auto peer = *PeerId::from_text(kPeer);
+  const auto peer = *PeerId::from_text(kPeerText);
   const auto relay = *PeerId::from_text(kRelay);
   const Multiaddr plain = parse("/ip4/1.2.3.4/tcp/4001");
   EXPECT_FALSE(plain.peer());
@@ -175,7 +175,7 @@ TEST(MultiaddrTest, AnotherHostTakesThePlaceOfTheFirstComponentOnly) {
 }
 
 TEST(MultiaddrTest, KnowsWhatTcpCanDial) {
-  const auto endpoint = parse(std::string("/ip4/127.0.0.1/tcp/4001/p2p/") + kPeer).tcp_endpoint();
+  const auto endpoint = parse(std::string("/ip4/127.0.0.1/tcp/4001/p2p/") + kPeerText).tcp_endpoint();
   ASSERT_TRUE(endpoint);
   EXPECT_EQ(endpoint->host, "127.0.0.1");
   EXPECT_EQ(endpoint->port, 4001);

@@ -7,11 +7,12 @@
 
 #include "cohive/core/error_category.hpp"
 #include "cohive/core/errors.hpp"
+#include "core/vectors.hpp"
 
 namespace cohive {
 namespace {
 
-const PeerId kPeer = *PeerId::from_text("12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq");
+using testing::kPeer;
 
 TEST(ErrorTest, ReadsAsOneSentence) {
   EXPECT_EQ(Error(Errc::timeout).message(), "timed out");

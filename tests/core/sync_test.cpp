@@ -9,9 +9,7 @@
 namespace cohive {
 namespace {
 
-Task<void> join_group(TaskGroup& group) {
-  co_await group.join();
-}
+using testing::join_group;
 
 Task<void> wait_for(Event& event, Deadline deadline, std::vector<std::string>& log, std::string name) {
   log.push_back(name + (co_await event.wait(deadline) ? " set" : " late"));

@@ -13,11 +13,8 @@ namespace {
 using testing::fail_later;
 using testing::hold;
 using testing::hold_nested;
+using testing::join_group;
 using testing::Tracker;
-
-Task<void> join_group(TaskGroup& group) {
-  co_await group.join();
-}
 
 TEST(TaskGroup, CancellingDestroysFramesAndTheirLocals) {
   SimRuntime runtime;

@@ -7,11 +7,12 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/sim_runtime.hpp"
 #include "cohive/core/task_group.hpp"
+#include "core/vectors.hpp"
 
 namespace cohive {
 namespace {
 
-const PeerId kPeer = *PeerId::from_text("12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq");
+using testing::kPeer;
 
 Result<int> half(int number) {
   if (number % 2) return Error(Errc::invalid_argument, kPeer, "odd");

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cohive/core/bytes.hpp"
+#include "cohive/core/peer_id.hpp"
 
 namespace cohive::testing {
 
@@ -18,6 +19,10 @@ inline const nlohmann::json& libp2p_vectors() {
   }();
   return vectors;
 }
+
+/// An Ed25519 identity of no published vector, for tests that need any.
+inline constexpr const char* kPeerText = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq";
+inline const PeerId kPeer = *PeerId::from_text(kPeerText);
 
 inline std::string text_of(const nlohmann::json& value) { return value.get<std::string>(); }
 /// The bytes of a hexadecimal string in the vectors.

@@ -4,8 +4,6 @@
 namespace cohive::dht {
 namespace {
 
-const DhtOptions kNoCaching{.cache_locally = false, .cache_nearest = 0, .cache_on_store = false};
-
 class CachingSwarm : public DhtSwarm {
  protected:
   double finds() { return served("find"); }

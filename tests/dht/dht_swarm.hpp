@@ -13,6 +13,8 @@
 
 namespace cohive::dht {
 
+inline const DhtOptions kNoCaching{.cache_locally = false, .cache_nearest = 0, .cache_on_store = false};
+
 class DhtSwarm : public ::testing::Test {
  protected:
   Dht& add(DhtOptions options = {}) {

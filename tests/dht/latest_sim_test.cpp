@@ -7,8 +7,6 @@
 namespace cohive::dht {
 namespace {
 
-const DhtOptions kNoCaching{.cache_locally = false, .cache_nearest = 0, .cache_on_store = false};
-
 class LatestGets : public DhtSwarm {
  protected:
   /// Nodes from the nearest to the key to the farthest.

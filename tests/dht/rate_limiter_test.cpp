@@ -3,18 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-
-#include "cohive/core/keys.hpp"
+#include "dht/numbered_peers.hpp"
 
 namespace cohive::dht {
 namespace {
-
-PeerId peer_of(std::uint32_t number) {
-  Bytes key(36, 0);
-  std::memcpy(key.data(), &number, sizeof number);
-  return PeerId::of_public_key(key);
-}
 
 TEST(RateLimiter, ABurstIsServedAndThenWhatFlowsIn) {
   RateLimiter limiter(10, 100);

@@ -5,15 +5,10 @@
 #include <algorithm>
 
 #include "cohive/core/sim_runtime.hpp"
+#include "dht/numbered_peers.hpp"
 
 namespace cohive::dht {
 namespace {
-
-PeerId peer_of(int number) {
-  Bytes key(36, 0);
-  std::memcpy(key.data(), &number, sizeof number);
-  return PeerId::of_public_key(key);
-}
 
 struct Filled {
   Filled(std::size_t nodes, std::size_t bucket_size, std::size_t modulo, std::uint64_t seed = 5)

@@ -14,16 +14,16 @@
 namespace cohive::dht {
 namespace {
 
-PeerId peer_of(std::uint8_t number) {
+PeerId keyed_peer(std::uint8_t number) {
   return KeyPair::ed25519_from_seed(Bytes(32, number)).peer_id();
 }
 
 SavedState example() {
-  SavedState state{peer_of(1), DhtId::of("node"), {}, {}};
+  SavedState state{keyed_peer(1), DhtId::of("node"), {}, {}};
   state.records.push_back({DhtId::of("plain"), "\xc0", "value", 1234.5, false});
   state.records.push_back({DhtId::of("dictionary"), "", std::string(1000, '\0'), 1e9, true});
-  state.peers.push_back({DhtId::of("other"), peer_of(2), {Multiaddr::from_text("/ip4/192.0.2.1/tcp/4001").value()}});
-  state.peers.push_back({DhtId::of("lost"), peer_of(3), {}});
+  state.peers.push_back({DhtId::of("other"), keyed_peer(2), {Multiaddr::from_text("/ip4/192.0.2.1/tcp/4001").value()}});
+  state.peers.push_back({DhtId::of("lost"), keyed_peer(3), {}});
   return state;
 }
 
@@ -108,7 +108,7 @@ TEST_F(StateFile, AMissingFileIsNoDamage) {
 TEST_F(StateFile, HugeFilesAndLongPeerListsAreBounded) {
   SavedState state = example();
   state.records.push_back({DhtId::of("large"), "\xc0", std::string(30 << 20, 'x'), 1, false});
-  for (std::uint8_t i = 0; i < 20; ++i) state.peers.push_back({DhtId::of(i), peer_of(i), {}});
+  for (std::uint8_t i = 0; i < 20; ++i) state.peers.push_back({DhtId::of(i), keyed_peer(i), {}});
   ASSERT_TRUE(write_state(path_, state));
   EXPECT_EQ(read_state(path_, {.max_bytes = 1 << 20}).error(), cohive::Errc::malformed);
   const auto bounded = read_state(path_, {.max_peers = 5});

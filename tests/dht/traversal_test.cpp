@@ -11,15 +11,10 @@
 #include "cohive/core/sim_runtime.hpp"
 #include "dht/batcher.hpp"
 #include "dht/blacklist.hpp"
+#include "dht/numbered_peers.hpp"
 
 namespace cohive::dht {
 namespace {
-
-PeerId peer_of(int number) {
-  Bytes key(36, 0);
-  std::memcpy(key.data(), &number, sizeof number);
-  return PeerId::of_public_key(key);
-}
 
 /// Nodes that each know some others.
 struct World final : Traversal::Guide {

@@ -25,9 +25,9 @@ struct Registration {
 };
 
 /// COHIVE_FUZZ_TARGET(name)(ByteView input) { ... }
-#define COHIVE_FUZZ_TARGET(name)                                              \
-  static void fuzz_##name(::cohive::ByteView);                                \
-  static const ::cohive::fuzz::Registration registration(#name, fuzz_##name); \
+#define COHIVE_FUZZ_TARGET(name)                                                     \
+  static void fuzz_##name(::cohive::ByteView);                                       \
+  static const ::cohive::fuzz::Registration registration_##name(#name, fuzz_##name); \
   static void fuzz_##name
 
 /// A promise of the code under test: ends the process when broken, which is what a fuzzer looks for.

@@ -12,7 +12,7 @@
 namespace cohive::optim {
 namespace {
 
-constexpr std::size_t kCount = 5000;  // several blocks, and a part of one
+constexpr std::size_t kParameters = 5000;  // several blocks, and a part of one
 
 /// Cuts [0, count) at random places; the pieces in random order.
 std::vector<std::pair<std::size_t, std::size_t>> pieces(std::size_t count, unsigned seed) {
@@ -41,9 +41,9 @@ void expect_same_optimized(const Optimized<T>& a, const Optimized<T>& b) {
 
 template <class T>
 void expect_pieces_make_the_same_step(const Options& options) {
-  Optimized<T> whole(options, normal_values<T>(kCount, 1)), cut = whole;
+  Optimized<T> whole(options, normal_values<T>(kParameters, 1)), cut = whole;
   for (unsigned step = 1; step <= 3; ++step) {
-    auto gradient = normal_values<T>(kCount, 10 + step);
+    auto gradient = normal_values<T>(kParameters, 10 + step);
     whole.step(gradient, {.step = step});
     make_in_pieces(TensorStep(options, cut.memory(std::span<T>(gradient)), {.step = step}), step);
   }
@@ -61,19 +61,19 @@ TEST(Step, IsTheSameInWhateverPiecesItIsMade) {
 TEST(Step, WritesParametersElsewhereAndLeavesThoseItReads) {
   for (const Options& options : all_options()) {
     SCOPED_TRACE(describe(options));
-    Optimized<float> in_place(options, normal_values<float>(kCount, 1)), elsewhere = in_place;
+    Optimized<float> in_place(options, normal_values<float>(kParameters, 1)), elsewhere = in_place;
     const auto before = elsewhere.parameters;
-    auto gradient = normal_values<float>(kCount, 2);
-    std::vector<float> result(kCount);
-    std::vector<std::uint16_t> copy(kCount), expected_copy(kCount);
+    auto gradient = normal_values<float>(kParameters, 2);
+    std::vector<float> result(kParameters);
+    std::vector<std::uint16_t> copy(kParameters), expected_copy(kParameters);
     TensorMemory memory = elsewhere.memory(std::span<float>(gradient));
     memory.result = std::span<float>(result);
-    memory.copy = View(DType::bfloat16, copy.data(), kCount);
+    memory.copy = View(DType::bfloat16, copy.data(), kParameters);
     elsewhere.make(TensorStep(options, memory, {.step = 1}));
     in_place.step(gradient, {.step = 1});
     expect_same_bits(elsewhere.parameters, before);
     expect_same_bits(result, in_place.parameters);
-    optim::copy(std::span<const float>(result), View(DType::bfloat16, expected_copy.data(), kCount));
+    optim::copy(std::span<const float>(result), View(DType::bfloat16, expected_copy.data(), kParameters));
     expect_same_bits(copy, expected_copy);
   }
 }
@@ -81,18 +81,18 @@ TEST(Step, WritesParametersElsewhereAndLeavesThoseItReads) {
 TEST(Step, ClearsTheGradientThatItRead) {
   for (const Options& options : all_options()) {
     SCOPED_TRACE(describe(options));
-    Optimized<float> kept(options, normal_values<float>(kCount, 1)), cleared = kept;
-    auto gradient = normal_values<float>(kCount, 2);
+    Optimized<float> kept(options, normal_values<float>(kParameters, 1)), cleared = kept;
+    auto gradient = normal_values<float>(kParameters, 2);
     kept.step(gradient, {.step = 1});
     cleared.make(TensorStep(options, cleared.memory(std::span<float>(gradient)), {.step = 1, .clear_gradient = true}));
     expect_same_optimized(kept, cleared);
-    EXPECT_EQ(gradient, std::vector<float>(kCount));
+    EXPECT_EQ(gradient, std::vector<float>(kParameters));
   }
 }
 
 /// Values of a dtype, as bytes, and what they are as float32.
-struct Typed {
-  Typed(DType type, const std::vector<float>& values) : dtype(type), bytes(values.size() * codec::size_of(type)) {
+struct TypedTensor {
+  TypedTensor(DType type, const std::vector<float>& values) : dtype(type), bytes(values.size() * codec::size_of(type)) {
     copy(std::span<const float>(values), view());
   }
   View view() { return View(dtype, bytes.data(), bytes.size() / codec::size_of(dtype)); }
@@ -109,8 +109,8 @@ TEST(Step, ReadsGradientsOfEveryType) {
   for (const Options& options : all_options()) {
     for (DType dtype : {DType::float16, DType::bfloat16, DType::float64}) {
       SCOPED_TRACE(describe(options) + std::string(codec::name_of(dtype)));
-      Optimized<float> typed(options, normal_values<float>(kCount, 1)), plain = typed;
-      Typed gradient(dtype, normal_values<float>(kCount, 2));
+      Optimized<float> typed(options, normal_values<float>(kParameters, 1)), plain = typed;
+      TypedTensor gradient(dtype, normal_values<float>(kParameters, 2));
       typed.make(TensorStep(options, typed.memory(gradient.view()), {.step = 1, .gradient_factor = 0.5}));
       plain.step(gradient.floats(), {.step = 1, .gradient_factor = 0.5});
       expect_same_optimized(typed, plain);
@@ -122,27 +122,28 @@ TEST(Step, RoundsTheParametersOfAHalfPrecisionModelOncePerStep) {
   for (const Options& options : all_options()) {
     for (DType dtype : {DType::float16, DType::bfloat16}) {
       SCOPED_TRACE(describe(options) + std::string(codec::name_of(dtype)));
-      Typed model(dtype, normal_values<float>(kCount, 1)), gradient(dtype, normal_values<float>(kCount, 2));
+      TypedTensor model(dtype, normal_values<float>(kParameters, 1));
+      TypedTensor gradient(dtype, normal_values<float>(kParameters, 2));
       Optimized<float> plain(options, model.floats()), typed = plain;
       TensorMemory memory = typed.memory(gradient.view());
       memory.parameters = model.view();
       memory.result = model.view();
       typed.make(TensorStep(options, memory, {.step = 1}));
       plain.step(gradient.floats(), {.step = 1});
-      EXPECT_EQ(model.bytes, Typed(dtype, plain.parameters).bytes);
+      EXPECT_EQ(model.bytes, TypedTensor(dtype, plain.parameters).bytes);
       for (std::size_t i = 0; i < plain.state.size(); ++i) expect_same_bits(plain.state[i], typed.state[i]);
     }
   }
 }
 
 TEST(Step, OfAFloat64ModelLosesNothingToSinglePrecision) {
-  Optimized<double> model(SgdOptions{.lr = 1}, std::vector<double>(kCount, 1));
-  model.step(std::vector<double>(kCount, 1e-12), {.step = 1});
-  EXPECT_EQ(model.parameters, std::vector<double>(kCount, 1 - 1e-12));
+  Optimized<double> model(SgdOptions{.lr = 1}, std::vector<double>(kParameters, 1));
+  model.step(std::vector<double>(kParameters, 1e-12), {.step = 1});
+  EXPECT_EQ(model.parameters, std::vector<double>(kParameters, 1 - 1e-12));
   // An average comes as float32, whatever the model is.
-  std::vector<float> average(kCount, 0.5f);
+  std::vector<float> average(kParameters, 0.5f);
   model.make(TensorStep(model.options, model.memory(std::span<float>(average)), {.step = 2}));
-  EXPECT_EQ(model.parameters, std::vector<double>(kCount, 1 - 1e-12 - 0.5));
+  EXPECT_EQ(model.parameters, std::vector<double>(kParameters, 1 - 1e-12 - 0.5));
 }
 
 TEST(Lamb, MovesATensorByTheLearningRateTimesItsOwnNorm) {
@@ -158,12 +159,12 @@ TEST(Lamb, MovesATensorByTheLearningRateTimesItsOwnNorm) {
 }
 
 TEST(Lamb, MovesATensorOfZerosAsAdamDoes) {
-  Optimized<float> lamb(LambOptions{.eps = 1e-8, .weight_decay = 0}, std::vector<float>(kCount));
-  Optimized<float> adam(AdamOptions{}, std::vector<float>(kCount));
-  const auto gradient = normal_values<float>(kCount, 2);
+  Optimized<float> lamb(LambOptions{.eps = 1e-8, .weight_decay = 0}, std::vector<float>(kParameters));
+  Optimized<float> adam(AdamOptions{}, std::vector<float>(kParameters));
+  const auto gradient = normal_values<float>(kParameters, 2);
   lamb.step(gradient, {.step = 1});
   adam.step(gradient, {.step = 1});
-  for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(lamb.parameters[i], adam.parameters[i], 1e-9);
+  for (std::size_t i = 0; i < kParameters; ++i) ASSERT_NEAR(lamb.parameters[i], adam.parameters[i], 1e-9);
 }
 
 TEST(Lamb, MayBeCutWithinBlocksByThreadsThatWorkAtOnce) {
@@ -185,19 +186,19 @@ TEST(Lamb, MayBeCutWithinBlocksByThreadsThatWorkAtOnce) {
 }
 
 TEST(Lamb, DoesNotSettleBeforeItSawEveryValue) {
-  Optimized<float> model(LambOptions{}, normal_values<float>(kCount, 1));
-  auto gradient = normal_values<float>(kCount, 2);
+  Optimized<float> model(LambOptions{}, normal_values<float>(kParameters, 1));
+  auto gradient = normal_values<float>(kParameters, 2);
   TensorStep step(model.options, model.memory(std::span<float>(gradient)), {.step = 1});
-  step.run(0, kCount - 1);
+  step.run(0, kParameters - 1);
   EXPECT_THROW(step.settle(), std::logic_error);
-  step.run(kCount - 1, 1);
+  step.run(kParameters - 1, 1);
   step.settle();
 }
 
 TEST(Step, RefusesWhatDoesNotFitTogether) {
-  Optimized<float> model(AdamOptions{}, normal_values<float>(kCount, 1));
-  std::vector<float> gradient(kCount), few(kCount - 1);
-  std::vector<double> doubles(kCount);
+  Optimized<float> model(AdamOptions{}, normal_values<float>(kParameters, 1));
+  std::vector<float> gradient(kParameters), few(kParameters - 1);
+  std::vector<double> doubles(kParameters);
   const TensorMemory good = model.memory(std::span<float>(gradient));
   const auto expect_refused = [&](auto change) {
     TensorMemory memory = good;
@@ -212,9 +213,9 @@ TEST(Step, RefusesWhatDoesNotFitTogether) {
   expect_refused([&](TensorMemory& memory) { memory.state[0] = std::span<double>(doubles); });
   EXPECT_THROW(TensorStep(model.options, good, {.step = 0}), std::invalid_argument);
   EXPECT_THROW(TensorStep(AdamOptions{.beta1 = 1}, good, {.step = 1}), std::invalid_argument);
-  EXPECT_THROW(View(DType::int32, gradient.data(), kCount), std::invalid_argument);
+  EXPECT_THROW(View(DType::int32, gradient.data(), kParameters), std::invalid_argument);
   TensorStep step(model.options, good, {.step = 1});
-  EXPECT_THROW(step.run(1, kCount), std::out_of_range);
+  EXPECT_THROW(step.run(1, kParameters), std::out_of_range);
 }
 
 TEST(Options, OutOfRangeAreNamed) {

@@ -4,6 +4,7 @@
 
 #include "cohive/core/keys.hpp"
 #include "cohive/core/sim_runtime.hpp"
+#include "p2p/known_addresses.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -11,9 +12,6 @@ namespace {
 using Scope = Multiaddr::Scope;
 using Source = KnownAddress::Source;
 
-Multiaddr address(const std::string& text) {
-  return Multiaddr::from_text(text).value();
-}
 Multiaddr number(int n) {
   return address("/ip4/10.0." + std::to_string(n / 256) + "." + std::to_string(n % 256) + "/tcp/1");
 }

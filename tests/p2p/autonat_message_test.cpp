@@ -5,6 +5,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/keys.hpp"
+#include "p2p/known_addresses.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -12,9 +13,6 @@ namespace {
 using proto::AutoNat;
 using testing::ElementsAre;
 
-Multiaddr address(const std::string& text) {
-  return Multiaddr::from_text(text).value();
-}
 const PeerId kPeer = KeyPair::ed25519_from_seed(Bytes(32, 1)).peer_id();
 
 TEST(AutoNatMessage, RequestsAndResponsesComeBackAsTheyWere) {

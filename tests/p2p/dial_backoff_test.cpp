@@ -4,18 +4,10 @@
 
 #include "cohive/core/keys.hpp"
 #include "cohive/core/sim_runtime.hpp"
+#include "p2p/known_addresses.hpp"
 
 namespace cohive::p2p {
 namespace {
-
-using Source = KnownAddress::Source;
-
-Multiaddr address(const std::string& text) {
-  return Multiaddr::from_text(text).value();
-}
-KnownAddress told(const std::string& text) {
-  return {address(text), Source::announced, Multiaddr::Scope::public_};
-}
 
 struct DialBackoffTest : testing::Test {
   PeerId peer(std::uint8_t n) { return KeyPair::ed25519_from_seed(Bytes(32, n)).peer_id(); }

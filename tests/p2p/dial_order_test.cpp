@@ -3,18 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "p2p/known_addresses.hpp"
+
 namespace cohive::p2p {
 namespace {
 
 using Source = KnownAddress::Source;
 using testing::ElementsAre;
-
-Multiaddr address(const std::string& text) {
-  return Multiaddr::from_text(text).value();
-}
-KnownAddress told(const std::string& text) {
-  return {address(text), Source::announced, Multiaddr::Scope::public_};
-}
 
 std::vector<std::string> order_of(const std::vector<KnownAddress>& addresses) {
   std::vector<std::string> result;

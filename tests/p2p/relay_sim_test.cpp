@@ -15,7 +15,7 @@ using transport::StreamPtr;
 const char* kEcho = "/test/echo";
 
 /// Answers a request with itself, once it is complete.
-Task<void> echo(StreamPtr stream) {
+Task<void> echo_whole(StreamPtr stream) {
   Bytes request;
   for (;;) {
     auto bytes = co_await stream->read(stream->runtime().after(10min));
@@ -60,7 +60,7 @@ class Relay : public testing::Test {
     options.hole_punching &= punching;
     for (Host* relay : relays) options.trusted_relays.push_back(address_of(*relay));
     Host& host = swarm.add_host_at("192.168.7." + number, options);
-    host.set_handler(kEcho, echo);
+    host.set_handler(kEcho, echo_whole);
     return host;
   }
   static Multiaddr through(const Host& relay, const Host& target) {
@@ -128,7 +128,7 @@ TEST_F(Relay, APeerBehindATranslatorIsReachedWithinSeconds) {
   Host& relay = add_relay("3.0.0.1");
   swarm.fabric().set_nat("192.168.8.1", "5.6.8.1");
   Host& hidden = swarm.add_host_at("192.168.8.1");
-  hidden.set_handler(kEcho, echo);
+  hidden.set_handler(kEcho, echo_whole);
   Host& dialler = swarm.add_host_at("4.0.0.1");
   for (Host* host : {&hidden, &dialler}) ASSERT_TRUE(swarm.run(host->bootstrap({address_of(relay)}, swarm.after(10s))));
   swarm.pass(3s);

@@ -10,20 +10,13 @@
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/torch/optimizer.hpp"
+#include "torch/training.hpp"
 
 namespace cohive {
 namespace {
 
 using checkpoint::TemporaryFolder;
 using ::testing::HasSubstr;
-
-constexpr std::int64_t kBatch = 8;
-
-SwarmOptions alone() {
-  SwarmOptions options;
-  options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
-  return options;
-}
 
 /// An epoch is one batch.
 OptimizerOptions options_of_run() {
@@ -41,8 +34,8 @@ std::unique_ptr<torch::optim::LRScheduler> halving(torch::optim::Optimizer& opti
 }
 
 template <class Algorithm, class Options>
-struct Trainer {
-  Trainer(const Options& how, const OptimizerOptions& options)
+struct CheckpointedTrainer {
+  CheckpointedTrainer(const Options& how, const OptimizerOptions& options)
       : algorithm({weight, bias}, how), optimizer(swarm, algorithm, options, halving) {}
   void train(int epochs) {
     for (int i = 0; i < epochs; ++i) {
@@ -55,8 +48,8 @@ struct Trainer {
   Algorithm algorithm;
   Optimizer optimizer;
 };
-using AdamTrainer = Trainer<torch::optim::Adam, torch::optim::AdamOptions>;
-using SgdTrainer = Trainer<torch::optim::SGD, torch::optim::SGDOptions>;
+using AdamTrainer = CheckpointedTrainer<torch::optim::Adam, torch::optim::AdamOptions>;
+using SgdTrainer = CheckpointedTrainer<torch::optim::SGD, torch::optim::SGDOptions>;
 
 TEST(Checkpoint, ATrainerGoesOnAsIfNothingHadHappened) {
   const TemporaryFolder files;

@@ -10,6 +10,7 @@
 #include "cohive/torch/optimizer.hpp"
 #include "torch/known_optimizer.hpp"
 #include "torch/round_extras.hpp"
+#include "torch/training.hpp"
 
 namespace cohive {
 namespace {
@@ -18,7 +19,6 @@ using torch::optim::Adam;
 using torch::optim::AdamOptions;
 using torch::optim::OptimizerParamGroup;
 using train::StateRound;
-constexpr std::int64_t kBatch = 8;
 constexpr auto kPatience = std::chrono::seconds(120);
 
 // ---- One round
@@ -158,16 +158,9 @@ OptimizerOptions epochs_of(std::int64_t batches) {
   return options;
 }
 
-SwarmOptions joining(const std::vector<std::string>& peers) {
-  SwarmOptions options;
-  options.initial_peers = peers;
-  options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
-  return options;
-}
-
 /// A parameter, and extra tensors that nothing but rounds changes.
-struct Trainer {
-  Trainer(const std::vector<std::string>& peers, const OptimizerOptions& options, float value,
+struct TrainerWithExtras {
+  TrainerWithExtras(const std::vector<std::string>& peers, const OptimizerOptions& options, float value,
           torch::ScalarType type = torch::kFloat32)
       : weight(torch::zeros({4}, type).requires_grad_()),
         mean(torch::zeros({3})),
@@ -213,11 +206,12 @@ TEST(ModelExtras, AreAveragedInEveryMode) {
     SCOPED_TRACE(mode.name);
     auto options = epochs_of(40);
     mode.set(options);
-    Trainer first({}, options, 1, mode.type), second(first.swarm.visible_addresses(), options, 3, mode.type);
+    TrainerWithExtras first({}, options, 1, mode.type), second(first.swarm.visible_addresses(), options, 3, mode.type);
     first.step();
     second.step();
     while (first.optimizer.stats().peers < 2 || second.optimizer.stats().peers < 2) std::this_thread::yield();
-    const auto train = [&](Trainer& trainer, float own, std::atomic<bool>& done, const std::atomic<bool>& other_done) {
+    const auto train = [&](TrainerWithExtras& trainer, float own, std::atomic<bool>& done,
+                           const std::atomic<bool>& other_done) {
       const auto give_up = std::chrono::steady_clock::now() + kPatience;
       while (!(done && other_done) && std::chrono::steady_clock::now() < give_up) {
         trainer.step();
@@ -241,10 +235,10 @@ TEST(ModelExtras, AreAveragedInEveryMode) {
 
 TEST(ModelExtras, AreHandedToNewcomers) {
   for (const auto type : {torch::kFloat32, torch::kFloat64}) {
-    Trainer first({}, epochs_of(1), 1, type);
+    TrainerWithExtras first({}, epochs_of(1), 1, type);
     for (int i = 0; i < 2; ++i) first.step();
     first.mean.fill_(7);
-    Trainer late(first.swarm.visible_addresses(), epochs_of(1), 3, type);
+    TrainerWithExtras late(first.swarm.visible_addresses(), epochs_of(1), 3, type);
     while (!late.optimizer.load_state_from_peers()) {
     }
     EXPECT_EQ(late.optimizer.local_epoch(), 2u);

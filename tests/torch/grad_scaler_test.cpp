@@ -5,31 +5,18 @@
 
 #include <limits>
 
+#include "torch/training.hpp"
+
 namespace cohive {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
-constexpr std::int64_t kBatch = 8, kBatches = 3;  // batches per epoch
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-OptimizerOptions epochs_of_three_batches() {
-  OptimizerOptions options;
-  options.run_id = "scaled";
-  options.target_batch_size = kBatches * kBatch;
-  options.delay_state_averaging = false;
-  options.matchmaking_time = 1s;
-  return options;
-}
-
-SwarmOptions alone() {
-  SwarmOptions options;
-  options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
-  return options;
-}
-
 /// A trainer whose gradient is what a test says, before the loss is scaled.
-struct Trainer {
-  explicit Trainer(OptimizerOptions options, torch::ScalarType type = torch::kFloat32, GradScalerOptions scaling = {})
+struct ScalingTrainer {
+  explicit ScalingTrainer(OptimizerOptions options, torch::ScalarType type = torch::kFloat32,
+                          GradScalerOptions scaling = {})
       : weight(torch::zeros({4}, type).requires_grad_()),
         swarm(alone()),
         optimizer(
@@ -59,7 +46,7 @@ TEST(GradScaler, StepsAreThoseOfGradientsWithoutScale) {
   modes[5].second = torch::kFloat64;
   for (std::size_t i = 0; i < modes.size(); ++i) {
     SCOPED_TRACE(i);
-    Trainer trainer(modes[i].first, modes[i].second);
+    ScalingTrainer trainer(modes[i].first, modes[i].second);
     for (int batch = 0; batch < kBatches; ++batch) trainer.step(0.25);
     const float steps = modes[i].first.use_local_updates ? kBatches : 1;
     EXPECT_EQ(trainer.weight[0].item<float>(), -0.25f * steps);
@@ -70,14 +57,14 @@ TEST(GradScaler, GradientsThatHalfPrecisionWouldLoseAreKept) {
   auto options = epochs_of_three_batches();
   options.offload_optimizer = true;
   constexpr double kSmall = 1e-9;  // half precision ends at 6e-8
-  Trainer trainer(options, torch::kFloat16, {.init_scale = 32768});
+  ScalingTrainer trainer(options, torch::kFloat16, {.init_scale = 32768});
   for (int batch = 0; batch < kBatches; ++batch) trainer.step(kSmall);
   const auto master = trainer.optimizer.optimizer().param_groups()[0].params()[0];
   EXPECT_NEAR(master[0].item<double>(), -kSmall, kSmall * 1e-2);
 }
 
 TEST(GradScaler, ABatchThatOverflowsDoesNotCountAndLowersTheScale) {
-  Trainer trainer(epochs_of_three_batches());
+  ScalingTrainer trainer(epochs_of_three_batches());
   EXPECT_FALSE(trainer.step(0.5).epoch_changed);
   EXPECT_FALSE(trainer.step(kInfinity).epoch_changed);
   EXPECT_EQ(trainer.scaler.get_scale(), 32768);
@@ -90,7 +77,7 @@ TEST(GradScaler, ABatchThatOverflowsDoesNotCountAndLowersTheScale) {
 TEST(GradScaler, WithReusedBuffersAnOverflowBeginsTheEpochAnew) {
   auto options = epochs_of_three_batches();
   options.reuse_grad_buffers = true;
-  Trainer trainer(options);
+  ScalingTrainer trainer(options);
   trainer.step(5);
   trainer.step(kInfinity);
   for (int batch = 1; batch < kBatches; ++batch) EXPECT_FALSE(trainer.step(0.5).epoch_changed);
@@ -99,7 +86,7 @@ TEST(GradScaler, WithReusedBuffersAnOverflowBeginsTheEpochAnew) {
 }
 
 TEST(GradScaler, TheScaleGrowsWithEpochsNotWithBatches) {
-  Trainer trainer(epochs_of_three_batches(), torch::kFloat32, {.init_scale = 4, .growth_interval = 2});
+  ScalingTrainer trainer(epochs_of_three_batches(), torch::kFloat32, {.init_scale = 4, .growth_interval = 2});
   std::vector<double> scales;
   for (int batch = 0; batch < 4 * kBatches; ++batch) {
     trainer.step(1);
@@ -109,7 +96,7 @@ TEST(GradScaler, TheScaleGrowsWithEpochsNotWithBatches) {
 }
 
 TEST(GradScaler, UnscaleOnlyLooksAtGradients) {
-  Trainer trainer(epochs_of_three_batches());
+  ScalingTrainer trainer(epochs_of_three_batches());
   trainer.scaler.scale(trainer.weight.sum()).backward();
   EXPECT_TRUE(trainer.scaler.unscale_(trainer.optimizer));
   EXPECT_EQ(trainer.weight.grad()[0].item<float>(), 65536);
@@ -131,7 +118,7 @@ TEST(GradScaler, ItsStateGoesOn) {
 }
 
 TEST(GradScaler, OffItChangesNothing) {
-  Trainer trainer(epochs_of_three_batches(), torch::kFloat32, {.enabled = false});
+  ScalingTrainer trainer(epochs_of_three_batches(), torch::kFloat32, {.enabled = false});
   for (int batch = 0; batch < kBatches; ++batch) trainer.step(0.5);
   EXPECT_EQ(trainer.weight[0].item<float>(), -0.5f);
   EXPECT_EQ(trainer.scaler.get_scale(), 1);

@@ -11,12 +11,12 @@
 #include <fstream>
 #include <future>
 
+#include "torch/training.hpp"
+
 namespace cohive {
 namespace {
 
-constexpr double kRate = 0.1;
-
-struct Model {
+struct RankModel {
   torch::Tensor weight = torch::full({4, 2}, 0.5f).requires_grad_();
   void backward(std::int64_t seed, std::int64_t batch) {
     auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed));
@@ -66,7 +66,7 @@ struct Rank {
   }
 
   LocalGroup group;
-  Model model;
+  RankModel model;
   std::optional<Swarm> swarm;
   std::optional<torch::optim::SGD> sgd;
   std::optional<Optimizer> optimizer;
@@ -76,7 +76,7 @@ TEST_F(LocalRanks, TakeTheStepOfOneTrainerWithAllTheirBatches) {
   // Batches of different sizes: what counts is the sample.
   auto second = std::async(std::launch::async, [&] { return Rank(rank(1, 2)).train(1, 12); });
   const auto first = Rank(rank(0, 2)).train(1, 4);
-  Model small, large;
+  RankModel small, large;
   small.backward(0, 4);
   large.backward(1, 12);
   const auto expected = torch::full({4, 2}, 0.5f) - kRate * (4 * small.weight.grad() + 12 * large.weight.grad()) / 16;

@@ -5,27 +5,12 @@
 #include "cohive/torch/lamb.hpp"
 #include "cohive/torch/optimizer.hpp"
 #include "cohive/torch/strategy.hpp"
+#include "torch/training.hpp"
 
 namespace cohive {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
-constexpr std::int64_t kBatch = 8, kBatches = 3;  // batches per epoch
-
-SwarmOptions alone() {
-  SwarmOptions options;
-  options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
-  return options;
-}
-
-OptimizerOptions epochs_of_three_batches() {
-  OptimizerOptions options;
-  options.run_id = "modes";
-  options.target_batch_size = kBatches * kBatch;
-  options.delay_state_averaging = false;
-  options.matchmaking_time = 1s;
-  return options;
-}
 
 torch::Tensor batch(std::int64_t seed, torch::ScalarType type) {
   return torch::randn({kBatch, 4}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed))).to(type);

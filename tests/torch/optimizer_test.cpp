@@ -11,13 +11,11 @@
 #include "cohive/torch/strategy.hpp"
 #include "cohive/train/progress_tracker.hpp"
 #include "torch/model_state.hpp"
+#include "torch/training.hpp"
 #include "train/membership.hpp"
 
 namespace cohive {
 namespace {
-
-constexpr std::int64_t kBatch = 8;
-constexpr double kRate = 0.1;
 
 /// y = x w, with the mean square error as loss: its gradient is known in closed form.
 struct Linear {
@@ -28,13 +26,6 @@ struct Linear {
 torch::Tensor data(std::int64_t seed, std::int64_t columns) {
   auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed));
   return torch::randn({kBatch, columns}, generator);
-}
-
-SwarmOptions joining(const std::vector<std::string>& peers) {
-  SwarmOptions options;
-  options.initial_peers = peers;
-  options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
-  return options;
 }
 
 OptimizerOptions epoch_of(std::int64_t samples) {

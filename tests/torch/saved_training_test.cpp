@@ -8,12 +8,12 @@
 #include "cohive/torch/lamb.hpp"
 #include "cohive/torch/optimizer.hpp"
 #include "cohive/torch/schedules.hpp"
+#include "torch/training.hpp"
 
 namespace cohive {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
-constexpr std::int64_t kBatch = 8;
 
 OptimizerOptions epochs_of_one_batch() {
   OptimizerOptions options;
@@ -24,20 +24,14 @@ OptimizerOptions epochs_of_one_batch() {
   return options;
 }
 
-SwarmOptions alone() {
-  SwarmOptions options;
-  options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
-  return options;
-}
-
 OptimizerFactory adam() {
   return [](auto groups) {
     return std::make_unique<torch::optim::Adam>(std::move(groups), torch::optim::AdamOptions(0.1));
   };
 }
 
-struct Trainer {
-  explicit Trainer(OptimizerOptions options = epochs_of_one_batch(), const OptimizerFactory& make = adam(),
+struct SavedTrainer {
+  explicit SavedTrainer(OptimizerOptions options = epochs_of_one_batch(), const OptimizerFactory& make = adam(),
                    torch::ScalarType type = torch::kFloat32, SchedulerFn scheduler = nullptr, std::int64_t size = 4)
       : weight(torch::full({size}, 0.5, type).requires_grad_()),
         swarm(alone()),
@@ -83,7 +77,7 @@ TEST(SavedTraining, GoesOnAsIfItHadNotEnded) {
   for (std::size_t i = 0; i < modes.size(); ++i) {
     SCOPED_TRACE(i);
     const auto& [options, make, type] = modes[i];
-    Trainer first(options, make, type), second(options, make, type);
+    SavedTrainer first(options, make, type), second(options, make, type);
     first.train(3);
     const auto archive = first.saved();
     second.load(archive, first.weight);
@@ -100,10 +94,10 @@ TEST(SavedTraining, GoesOnAsIfItHadNotEnded) {
 TEST(SavedTraining, LearningRatesFollowTheSchedule) {
   const auto halving = [](torch::optim::Optimizer& of) { return std::make_unique<torch::optim::StepLR>(of, 1, 0.5); };
   for (const SchedulerFn& scheduler : {SchedulerFn(halving), schedule(exponential(0.5))}) {
-    Trainer first(epochs_of_one_batch(), adam(), torch::kFloat32, scheduler);
+    SavedTrainer first(epochs_of_one_batch(), adam(), torch::kFloat32, scheduler);
     first.train(2);
     ASSERT_DOUBLE_EQ(first.rate(), 0.025);
-    Trainer second(epochs_of_one_batch(), adam(), torch::kFloat32, scheduler);
+    SavedTrainer second(epochs_of_one_batch(), adam(), torch::kFloat32, scheduler);
     second.load(first.saved(), first.weight);
     EXPECT_DOUBLE_EQ(second.rate(), 0.025);
     second.train(1);
@@ -112,10 +106,10 @@ TEST(SavedTraining, LearningRatesFollowTheSchedule) {
 }
 
 TEST(SavedTraining, WhatDoesNotFitIsRefusedAndChangesNothing) {
-  Trainer donor;
+  SavedTrainer donor;
   donor.train(3);
   const auto archive = donor.saved();
-  const auto refused = [](Trainer& trainer, const std::string& bytes) {
+  const auto refused = [](SavedTrainer& trainer, const std::string& bytes) {
     trainer.train(1);
     const auto before = trainer.saved();
     std::istringstream in(bytes);
@@ -125,21 +119,21 @@ TEST(SavedTraining, WhatDoesNotFitIsRefusedAndChangesNothing) {
     trainer.train(1);
     EXPECT_TRUE(torch::isfinite(trainer.weight).all().item<bool>());
   };
-  Trainer larger(epochs_of_one_batch(), adam(), torch::kFloat32, nullptr, 5);
+  SavedTrainer larger(epochs_of_one_batch(), adam(), torch::kFloat32, nullptr, 5);
   refused(larger, archive);
-  Trainer other(epochs_of_one_batch(), [](auto groups) {
+  SavedTrainer other(epochs_of_one_batch(), [](auto groups) {
     return std::make_unique<torch::optim::SGD>(std::move(groups), torch::optim::SGDOptions(0.1).momentum(0.9));
   });
   refused(other, archive);
   auto offloading = epochs_of_one_batch();
   offloading.offload_optimizer = true;
-  Trainer offloaded(offloading, adam(), torch::kBFloat16);
+  SavedTrainer offloaded(offloading, adam(), torch::kBFloat16);
   refused(offloaded, archive);
   std::ostringstream tensor;
   torch::save(torch::zeros({4}), tensor);
-  Trainer plain;
+  SavedTrainer plain;
   refused(plain, tensor.str());
-  Trainer ahead;
+  SavedTrainer ahead;
   ahead.train(4);
   std::istringstream in(archive);
   EXPECT_THROW(torch::load(ahead.optimizer, in), std::invalid_argument) << "its epoch has passed";

@@ -6,13 +6,10 @@
 #include "cohive/transport/multistream.hpp"
 #include "cohive/transport/sim_network.hpp"
 #include "cohive/transport/upgrade.hpp"
+#include "transport/identities.hpp"
 
 namespace cohive::transport {
 namespace {
-
-KeyPair key_of(std::uint8_t number) {
-  return KeyPair::ed25519_from_seed(Bytes(32, number));
-}
 
 struct Pair {
   ConnectionPtr dialler, listener;
@@ -40,8 +37,8 @@ class Connections : public ::testing::TestWithParam<std::string> {
     listener_ = server_->listen(Multiaddr::from_text("/ip4/0.0.0.0/tcp/0").value()).value();
     Result<ConnectionPtr> accepted = Error(Errc::dial_failed);
     TaskGroup group(runtime_);
-    group.spawn(accept_one(*listener_, runtime_, key_of(2), options, accepted));
-    dialled_ = runtime_.run(dial_one(*client_, listener_->address(), key_of(1), expected, options));
+    group.spawn(accept_one(*listener_, runtime_, identity(2), options, accepted));
+    dialled_ = runtime_.run(dial_one(*client_, listener_->address(), identity(1), expected, options));
     runtime_.run_for(100ms);
     Pair pair;
     if (dialled_) pair.dialler = std::move(*dialled_);
@@ -101,8 +98,8 @@ Task<Bytes> round_trip(Runtime& runtime, Connection& connection, const Bytes& da
 TEST_P(Connections, KnowEachOtherAndEchoManyWindowsOfData) {
   auto pair = connect();
   ASSERT_TRUE(pair.dialler && pair.listener);
-  EXPECT_EQ(pair.dialler->peer(), key_of(2).peer_id());
-  EXPECT_EQ(pair.listener->peer(), key_of(1).peer_id());
+  EXPECT_EQ(pair.dialler->peer(), identity(2).peer_id());
+  EXPECT_EQ(pair.listener->peer(), identity(1).peer_id());
   EXPECT_EQ(pair.dialler->security(), GetParam());
   EXPECT_EQ(pair.listener->security(), GetParam());
   Bytes data(3'000'000);
@@ -166,7 +163,7 @@ TEST_P(Connections, BytesThatAreExpectedArriveWhereTheyBelong) {
 }
 
 TEST_P(Connections, RefuseAnotherPeerThanExpected) {
-  auto pair = connect({}, key_of(9).peer_id());
+  auto pair = connect({}, identity(9).peer_id());
   EXPECT_FALSE(pair.dialler);
   EXPECT_EQ(dialled_.error().code(), make_error_code(Errc::peer_mismatch));
 }

@@ -5,6 +5,7 @@
 #include "cohive/proto/crypto.pb.h"
 #include "cohive/transport/errors.hpp"
 #include "memory_connection.hpp"
+#include "transport/identities.hpp"
 #include "transport/noise.hpp"
 #include "transport/noise_state.hpp"
 #include "transport/raw_stream.hpp"
@@ -14,8 +15,6 @@ namespace {
 
 using crypto::Key32;
 using crypto::X25519KeyPair;
-
-constexpr std::string_view kYamux = "/yamux/1.0.0";
 
 // Computed by an independent implementation that completes handshakes with p2pd; all secrets count up from `first`.
 constexpr std::string_view kMessage1 = "0020675dd574ed7789310b3d2e7681f3790b466c773b1521fecf36577958371ea52f";
@@ -69,7 +68,7 @@ class Noise : public ::testing::Test {
              KeyPair identity = identity_from(0)) {
     raw_ = wire_.our_end();
     stream_.emplace(runtime_, *raw_);
-    group_.spawn(shake(*stream_, role, identity, expected, {std::string(kYamux)}, runtime_.after(15s), keys, session_));
+    group_.spawn(shake(*stream_, role, identity, expected, {kYamux}, runtime_.after(15s), keys, session_));
     runtime_.run_ready();
   }
   void send(ByteView bytes) {
@@ -269,10 +268,10 @@ TEST_F(Noise, MuxerIsTheInitiatorsFirstThatBothHave) {
     EXPECT_TRUE(session_) << session_.error();
     return session_->muxer;
   };
-  EXPECT_EQ(agreed({"/mplex/6.7.0", std::string(kYamux)}), kYamux);
+  EXPECT_EQ(agreed({"/mplex/6.7.0", kYamux}), kYamux);
   EXPECT_EQ(agreed({}), "") << "negotiated later";
   EXPECT_EQ(agreed({"/mplex/6.7.0"}), "");
-  EXPECT_EQ(agreed(std::vector<std::string>(101, std::string(kYamux))), "") << "an endless list is ignored";
+  EXPECT_EQ(agreed(std::vector<std::string>(101, kYamux)), "") << "an endless list is ignored";
 }
 
 TEST_F(Noise, AesIsUsedWhenBothOfferItAndOnlyThen) {

@@ -7,15 +7,13 @@
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/resolver.hpp"
 #include "cohive/transport/upgrade.hpp"
+#include "transport/identities.hpp"
 
 namespace cohive::transport {
 namespace {
 
 Multiaddr address(std::string_view text) {
   return Multiaddr::from_text(text).value();
-}
-KeyPair key_of(std::uint8_t number) {
-  return KeyPair::ed25519_from_seed(Bytes(32, number));
 }
 
 using RawPtr = std::unique_ptr<RawConnection>;
@@ -153,7 +151,7 @@ TEST_F(Tcp, RefusedAndForeignAddressesFail) {
 
 TEST_F(Tcp, PeerIdInTheAddressIsIgnored) {
   auto listener = listen();
-  EXPECT_TRUE(dial(listener->address().with_peer(key_of(1).peer_id())));
+  EXPECT_TRUE(dial(listener->address().with_peer(identity(1).peer_id())));
 }
 
 TEST_F(Tcp, MayDialFromTheListeningPort) {
@@ -223,7 +221,7 @@ TEST_F(Tcp, NamesResolveOffTheLoop) {
   auto found = runtime_->run(resolver->resolve(address("/dns4/localhost/tcp/4001"), soon()));
   ASSERT_TRUE(found) << found.error();
   EXPECT_EQ(found->front().text(), "/ip4/127.0.0.1/tcp/4001");
-  const auto peer = key_of(1).peer_id();
+  const auto peer = identity(1).peer_id();
   found = runtime_->run(resolver->resolve(address("/dns4/localhost/tcp/4001").with_peer(peer), soon()));
   ASSERT_TRUE(found);
   EXPECT_EQ(found->front().peer(), peer);
@@ -235,7 +233,7 @@ TEST_F(Tcp, NamesResolveOffTheLoop) {
 
 Task<void> upgrade_inbound(Runtime& runtime, RawPtr raw, TransportOptions options, Result<ConnectionPtr>& out,
                            Event& done) {
-  out = co_await upgrade(Upgrader(runtime, key_of(2), options), std::move(raw), Role::responder, std::nullopt);
+  out = co_await upgrade(Upgrader(runtime, identity(2), options), std::move(raw), Role::responder, std::nullopt);
   done.set();
 }
 
@@ -249,8 +247,8 @@ class Stack : public Tcp {
     TaskGroup group(*runtime_);
     group.spawn(upgrade_inbound(*runtime_, std::move(there), options, accepted, done));
     here_ = runtime_
-                ->run(upgrade(Upgrader(*runtime_, key_of(1), options), std::move(here), Role::initiator,
-                              key_of(2).peer_id()))
+                ->run(upgrade(Upgrader(*runtime_, identity(1), options), std::move(here), Role::initiator,
+                              identity(2).peer_id()))
                 .value();
     runtime_->run([](Event& event) -> Task<void> { co_await event.wait(); }(done));
     there_ = std::move(accepted).value();
@@ -347,7 +345,8 @@ TEST_F(Stack, StrangerOnTheSocketIsTurnedAway) {
   auto [here, there] = Tcp::connect(*listener);
   ASSERT_TRUE(send(*here, as_bytes("GET / HTTP/1.1\r\nHost: example\r\n" + std::string(100, 'x'))));
   const std::string remote = there->remote_address().text();
-  auto result = runtime_->run(upgrade(Upgrader(*runtime_, key_of(2)), std::move(there), Role::responder, std::nullopt));
+  auto result =
+      runtime_->run(upgrade(Upgrader(*runtime_, identity(2)), std::move(there), Role::responder, std::nullopt));
   ASSERT_FALSE(result);
   EXPECT_NE(result.error().message().find(remote), std::string::npos) << result.error();
 }
@@ -355,7 +354,7 @@ TEST_F(Stack, StrangerOnTheSocketIsTurnedAway) {
 TEST_F(Stack, SilentStrangerIsTurnedAwayInTime) {
   auto listener = listen();
   auto [here, there] = Tcp::connect(*listener);
-  auto result = runtime_->run(upgrade(Upgrader(*runtime_, key_of(2), {.upgrade_timeout = 50ms}), std::move(there),
+  auto result = runtime_->run(upgrade(Upgrader(*runtime_, identity(2), {.upgrade_timeout = 50ms}), std::move(there),
                                       Role::responder, std::nullopt));
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error(), cohive::Errc::timeout);

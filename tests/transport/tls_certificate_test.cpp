@@ -6,6 +6,7 @@
 
 #include "cohive/transport/errors.hpp"
 #include "core/vectors.hpp"
+#include "transport/identities.hpp"
 
 namespace cohive::transport {
 namespace {
@@ -19,9 +20,6 @@ constexpr double kNow = 1.7e9;
 X509Ptr from_der(ByteView der) {
   const unsigned char* at = der.data();
   return X509Ptr(d2i_X509(nullptr, &at, static_cast<long>(der.size())));
-}
-KeyPair identity(std::uint8_t number) {
-  return KeyPair::ed25519_from_seed(Bytes(32, number));
 }
 /// Why the certificate is refused; empty when it is not.
 std::string refusal(const X509& certificate, double at = kNow) {

@@ -7,15 +7,10 @@
 #include "cohive/core/task_group.hpp"
 #include "cohive/transport/errors.hpp"
 #include "memory_connection.hpp"
+#include "transport/identities.hpp"
 
 namespace cohive::transport {
 namespace {
-
-const std::string kYamux = "/yamux/1.0.0";
-
-KeyPair identity(std::uint8_t number) {
-  return KeyPair::ed25519_from_seed(Bytes(32, number));
-}
 
 /// A client or server that the test sets up as it likes.
 class RawPeer {

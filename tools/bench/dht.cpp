@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kWorkers = 16;  // operations under way at once, on all loops together
 
-struct Node {
+struct LoopNode {
   std::unique_ptr<p2p::Host> host;
   std::unique_ptr<Dht> dht;
 };
@@ -33,8 +33,8 @@ struct Tally {
 };
 
 /// What the loops share.
-struct Swarm {
-  explicit Swarm(std::size_t loop_count) : loops(loop_count), meeting(static_cast<std::ptrdiff_t>(loop_count)) {}
+struct SwarmOfLoops {
+  explicit SwarmOfLoops(std::size_t loop_count) : loops(loop_count), meeting(static_cast<std::ptrdiff_t>(loop_count)) {}
   const std::size_t loops;
   std::barrier<> meeting;
   std::vector<Multiaddr> initial;     // of the first node, from the first meeting on
@@ -42,14 +42,14 @@ struct Swarm {
 };
 
 /// Waits for the other loops; the nodes of this one go on.
-Task<void> meet(Runtime& runtime, Swarm& swarm) {
+Task<void> meet(Runtime& runtime, SwarmOfLoops& swarm) {
   co_await runtime.offload([&swarm] {
     swarm.meeting.arrive_and_wait();
     return true;
   });
 }
 
-Task<void> store_loop(std::vector<Node>& nodes, std::size_t worker, double end, Swarm& swarm, Tally& tally) {
+Task<void> store_loop(std::vector<LoopNode>& nodes, std::size_t worker, double end, SwarmOfLoops& swarm, Tally& tally) {
   while (now_seconds() < end) {
     const std::size_t number = swarm.keys++;
     Dht& dht = *nodes[(worker + number) % nodes.size()].dht;
@@ -60,7 +60,7 @@ Task<void> store_loop(std::vector<Node>& nodes, std::size_t worker, double end, 
   }
 }
 
-Task<void> get_loop(std::vector<Node>& nodes, std::size_t worker, double end, std::size_t keys, Tally& tally) {
+Task<void> get_loop(std::vector<LoopNode>& nodes, std::size_t worker, double end, std::size_t keys, Tally& tally) {
   for (std::size_t i = worker; now_seconds() < end; i += kWorkers) {
     Dht& dht = *nodes[(i * 7 + worker) % nodes.size()].dht;
     const double start = now_seconds();
@@ -82,14 +82,15 @@ struct Share {
   Tally stores, gets;
 };
 
-Task<std::vector<Node>> start_nodes(transport::Network& network, std::size_t index, std::size_t peers, Swarm& swarm) {
+Task<std::vector<LoopNode>> start_nodes(transport::Network& network, std::size_t index, std::size_t peers,
+                                        SwarmOfLoops& swarm) {
   Runtime& runtime = network.runtime();
-  std::vector<Node> nodes;
+  std::vector<LoopNode> nodes;
   if (index > 0) co_await meet(runtime, swarm);  // the first node of all comes first
   for (std::size_t number = index; number < peers; number += swarm.loops) {
     p2p::HostOptions options;
     options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
-    Node node;
+    LoopNode node;
     node.host = std::make_unique<p2p::Host>(network, KeyPair::generate_ed25519(), options);
     node.host->start().value();
     node.dht = std::make_unique<Dht>(*node.host);
@@ -104,7 +105,7 @@ Task<std::vector<Node>> start_nodes(transport::Network& network, std::size_t ind
   co_return nodes;
 }
 
-Task<Share> run_share(Runtime& runtime, Settings settings, std::size_t index, Swarm& swarm) {
+Task<Share> run_share(Runtime& runtime, Settings settings, std::size_t index, SwarmOfLoops& swarm) {
   const auto network = transport::make_tcp_network(runtime);
   auto nodes = co_await start_nodes(*network, index, settings.peers, swarm);
   Share share;
@@ -132,7 +133,7 @@ Task<Share> run_share(Runtime& runtime, Settings settings, std::size_t index, Sw
 
 nlohmann::json dht(const Settings& settings) {
   const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  Swarm swarm(std::min({cores, settings.peers, kWorkers}));
+  SwarmOfLoops swarm(std::min({cores, settings.peers, kWorkers}));
   std::vector<Share> shares(swarm.loops);
   std::vector<std::thread> threads;
   for (std::size_t index = 0; index < swarm.loops; ++index)

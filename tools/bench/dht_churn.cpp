@@ -17,11 +17,11 @@ namespace cohive::bench {
 namespace {
 
 // Newcomers know this many nodes, as users list a few addresses.
-constexpr std::size_t kInitialPeers = 3;
+constexpr std::size_t kInitialNodes = 3;
 constexpr Duration kWave = 10s;  // while the swarm grows by a quarter
 constexpr Duration kRestBeforeStart = 30s;
 // Of no use where a killed node resets its connections at once, and half a million connections have many.
-constexpr Duration kKeepalive = 10min;
+constexpr Duration kNodeKeepalive = 10min;
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -33,7 +33,7 @@ double resident_bytes() {
   return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
-struct Node {
+struct ChurnNode {
   std::string ip;
   std::unique_ptr<transport::Network> machine;
   std::unique_ptr<p2p::Host> host;
@@ -106,7 +106,7 @@ class Churn {
   std::size_t below(std::size_t limit) { return runtime_.random()() % limit; }
 
   /// A node that has joined, or null.
-  std::shared_ptr<Node> any_standing() {
+  std::shared_ptr<ChurnNode> any_standing() {
     for (int attempt = 0; attempt < 100; ++attempt) {
       auto node = nodes_[below(nodes_.size())];
       if (node->standing) return node;
@@ -114,8 +114,8 @@ class Churn {
     return nullptr;
   }
 
-  std::shared_ptr<Node> new_node() {
-    auto node = std::make_shared<Node>();
+  std::shared_ptr<ChurnNode> new_node() {
+    auto node = std::make_shared<ChurnNode>();
     node->machine = fabric_.add_machine();
     const std::uint64_t number = ++made_;
     node->ip = log::format("10.{}.{}.{}", number >> 16 & 255, number >> 8 & 255, number & 255);
@@ -126,16 +126,16 @@ class Churn {
     host_options.max_connections = options_.max_connections;
     host_options.max_known_peers = options_.max_known_peers;
     host_options.transport.plaintext = true;
-    host_options.transport.keepalive_interval = kKeepalive;
+    host_options.transport.keepalive_interval = kNodeKeepalive;
     node->host = std::make_unique<p2p::Host>(*node->machine, KeyPair::ed25519_from_seed(seed), host_options);
     node->host->start().value();
     node->dht = std::make_unique<Dht>(*node->host);
     return node;
   }
 
-  Task<void> join(std::shared_ptr<Node> node) {
+  Task<void> join(std::shared_ptr<ChurnNode> node) {
     std::vector<Multiaddr> initial;
-    for (std::size_t i = 0; i < kInitialPeers && !nodes_.empty(); ++i)
+    for (std::size_t i = 0; i < kInitialNodes && !nodes_.empty(); ++i)
       if (const auto other = any_standing()) initial.push_back(other->host->visible_addresses().front());
     ++node->busy;
     const auto joined = co_await node->dht->start(initial);
@@ -144,7 +144,7 @@ class Churn {
     ++(joined ? report_.joined : report_.joins_failed);
   }
 
-  Task<void> join_later(std::shared_ptr<Node> node, Duration pause) {
+  Task<void> join_later(std::shared_ptr<ChurnNode> node, Duration pause) {
     co_await runtime_.sleep_for(pause);
     co_await join(node);
   }
@@ -154,7 +154,7 @@ class Churn {
     while (nodes_.size() < options_.nodes) {
       const std::size_t standing = nodes_.size();
       const std::size_t wave = std::min(std::max<std::size_t>(standing / 4, 1), options_.nodes - standing);
-      std::vector<std::shared_ptr<Node>> newcomers;
+      std::vector<std::shared_ptr<ChurnNode>> newcomers;
       std::vector<Task<void>> joining;
       for (std::size_t i = 0; i < wave; ++i) {
         newcomers.push_back(new_node());
@@ -222,7 +222,7 @@ class Churn {
   transport::SimFabric fabric_;
   const dht::CallMetrics find_, store_, ping_;
   const dht::DhtMetrics dht_metrics_;
-  std::vector<std::shared_ptr<Node>> nodes_;
+  std::vector<std::shared_ptr<ChurnNode>> nodes_;
   std::deque<StoredKey> records_;  // by expiration
   std::uint64_t made_ = 0;
   bool ending_ = false;

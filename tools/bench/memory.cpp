@@ -17,7 +17,7 @@ namespace {
 using averaging::SharedState;
 
 constexpr std::size_t kTensors = 8;
-constexpr int kRounds = 3;
+constexpr int kAveragedRounds = 3;
 const char* const kWhole = "bench::DecentralizedAverager.rpc_download_state";
 
 /// The most memory this process ever had, in bytes.
@@ -71,8 +71,8 @@ Child start(std::string initial, double own, Peer peer) {
 }
 
 /// What every peer begins with.
-struct Node {
-  explicit Node(Runtime& runtime)
+struct LoopbackPeer {
+  explicit LoopbackPeer(Runtime& runtime)
       : network(transport::make_tcp_network(runtime)),
         host(*network, KeyPair::generate_ed25519(), options()),
         dht(host) {
@@ -100,7 +100,7 @@ averaging::AveragerOptions averager_options(codec::Codec codec) {
 
 Task<void> average(Runtime& runtime, std::vector<Multiaddr> initial, int pipe_end, std::size_t megabytes,
                    codec::Codec codec) {
-  Node node(runtime);
+  LoopbackPeer node(runtime);
   (co_await node.dht.start(initial)).value();
   const std::size_t count = megabytes * 1'000'000 / 4 / kTensors;
   std::vector<std::vector<float>> values(kTensors);
@@ -110,7 +110,7 @@ Task<void> average(Runtime& runtime, std::vector<Multiaddr> initial, int pipe_en
   averaging::Averager averager(node.dht, std::move(tensors), averager_options(codec));
   averager.start();
   tell(pipe_end, node.host.visible_addresses().front().text());
-  for (int round = 0; round < kRounds; ++round) (co_await averager.step()).value();
+  for (int round = 0; round < kAveragedRounds; ++round) (co_await averager.step()).value();
   co_await runtime.sleep_for(500ms);  // the other may still be reading our parts
   co_await node.host.close();
 }
@@ -144,7 +144,7 @@ SharedState make_state(std::size_t megabytes) {
 
 Task<void> share(Runtime& runtime, std::vector<Multiaddr> initial, int pipe_end, std::size_t megabytes,
                  codec::Codec codec) {
-  Node node(runtime);
+  LoopbackPeer node(runtime);
   (co_await node.dht.start(initial)).value();
   averaging::StateSharing sharing(node.dht, {.prefix = "bench", .codec = codec});
   sharing.set_provider([state = make_state(megabytes)]() -> std::optional<SharedState> { return state; });
@@ -156,7 +156,7 @@ Task<void> share(Runtime& runtime, std::vector<Multiaddr> initial, int pipe_end,
 
 /// \param whole  by hivemind's exchange, as from a Python donor
 Task<void> download(Runtime& runtime, std::vector<Multiaddr> initial, int pipe_end, bool whole) {
-  Node node(runtime);
+  LoopbackPeer node(runtime);
   (co_await node.dht.start(initial)).value();
   averaging::StateSharing sharing(node.dht, {.prefix = "bench", .share = false});
   averaging::DownloadReport report;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kInitialPeers = 3;
 constexpr std::uint64_t kEpochsToGetIn = 3;
-constexpr Duration kKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
+constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
 
 using Random = std::mt19937_64;
 
@@ -61,14 +61,14 @@ class Problem {
   std::normal_distribution<double> normal_;
 };
 
-struct Node {
+struct SimulatedNode {
   std::string ip;
   std::unique_ptr<transport::Network> machine;
   std::unique_ptr<p2p::Host> host;
   std::unique_ptr<Dht> dht;
 };
 
-struct Trainer : Node {
+struct Trainer : SimulatedNode {
   std::size_t number = 0;
   std::unique_ptr<train::PlainReplica> replica;
   std::unique_ptr<train::Run> run;
@@ -83,9 +83,9 @@ struct Trainer : Node {
   std::unique_ptr<TaskGroup> tasks;
 };
 
-class Swarm final : public TrainSwarm {
+class SimulatedSwarm final : public TrainSwarm {
  public:
-  explicit Swarm(const TrainScenario& scenario)
+  explicit SimulatedSwarm(const TrainScenario& scenario)
       : scenario_(scenario),
         runtime_(scenario.seed),
         fabric_(runtime_, {.latency = scenario.shortest_way, .jitter = scenario.longest_way - scenario.shortest_way}),
@@ -100,7 +100,7 @@ class Swarm final : public TrainSwarm {
                                         static_cast<double>(scenario.batch_size) * scenario.batches_per_epoch *
                                         middling * rate);
   }
-  ~Swarm() override {
+  ~SimulatedSwarm() override {
     tasks_.cancel();
     for (auto& trainer : trainers_) end(*trainer);
     runtime_.run_ready();
@@ -122,7 +122,7 @@ class Swarm final : public TrainSwarm {
 
   std::size_t size() const override { return trainers_.size(); }
   Task<Dht*> stranger() override {
-    Node node = make_node();
+    SimulatedNode node = make_node();
     Dht* dht = node.dht.get();
     strangers_.push_back(std::move(node));
     (void)co_await dht->start(initial_peers(dht));
@@ -145,8 +145,8 @@ class Swarm final : public TrainSwarm {
     return latest;
   }
 
-  Node make_node() {
-    Node node;
+  SimulatedNode make_node() {
+    SimulatedNode node;
     node.machine = fabric_.add_machine();
     const std::uint64_t number = ++made_;
     node.ip = log::format("10.{}.{}.{}", number >> 16 & 255, number >> 8 & 255, number & 255);
@@ -156,7 +156,7 @@ class Swarm final : public TrainSwarm {
     std::memcpy(seed.data(), &number, sizeof number);
     p2p::HostOptions host_options;
     host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
-    host_options.transport.keepalive_interval = kKeepalive;
+    host_options.transport.keepalive_interval = kTrainerKeepalive;
     node.host = std::make_unique<p2p::Host>(*node.machine, KeyPair::ed25519_from_seed(seed), host_options);
     node.host->start().value();
     node.dht = std::make_unique<Dht>(*node.host);
@@ -171,7 +171,7 @@ class Swarm final : public TrainSwarm {
   std::shared_ptr<Trainer> make_trainer() {
     auto trainer = std::make_shared<Trainer>();
     trainer->number = made_;
-    static_cast<Node&>(*trainer) = make_node();
+    static_cast<SimulatedNode&>(*trainer) = make_node();
     trainer->random.seed(scenario_.seed * 1'000'003 + made_);
     trainer->batch = from_seconds(
         uniform(random_, to_seconds(scenario_.shortest_batch), to_seconds(scenario_.longest_batch)));
@@ -191,7 +191,7 @@ class Swarm final : public TrainSwarm {
     return trainer;
   }
 
-  static Task<void> arrive(Swarm& self) {
+  static Task<void> arrive(SimulatedSwarm& self) {
     const Duration pause = self.scenario_.arrival / static_cast<Duration::rep>(self.scenario_.trainers);
     while (self.trainers_.size() < self.scenario_.trainers) {
       self.trainers_.push_back(self.make_trainer());
@@ -203,7 +203,7 @@ class Swarm final : public TrainSwarm {
     }
   }
 
-  static Task<void> replace(Swarm& self) {
+  static Task<void> replace(SimulatedSwarm& self) {
     if (self.scenario_.replaced_per_minute <= 0) co_return;
     const double per_second =
         self.scenario_.replaced_per_minute * static_cast<double>(self.scenario_.trainers) / 60;
@@ -254,7 +254,7 @@ class Swarm final : public TrainSwarm {
     return initial;
   }
 
-  static Task<void> train(Swarm& self, std::shared_ptr<Trainer> me) {
+  static Task<void> train(SimulatedSwarm& self, std::shared_ptr<Trainer> me) {
     if (!co_await me->dht->start(self.initial_peers(me->dht.get()))) co_return;
     me->standing = true;
     me->joined_at = self.epoch();
@@ -334,7 +334,7 @@ class Swarm final : public TrainSwarm {
   bool local_updates_ = false;
   std::uint64_t made_ = 0;
   std::vector<std::shared_ptr<Trainer>> trainers_;
-  std::vector<Node> strangers_;
+  std::vector<SimulatedNode> strangers_;
   CheapKeys keys_;
   std::map<std::uint64_t, std::size_t> groups_;  // the largest of each epoch
   std::size_t rounds_ = 0, members_ = 0;
@@ -355,7 +355,7 @@ std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
 }
 
 TrainScenarioReport run_training(const TrainScenario& scenario) {
-  Swarm swarm(scenario);
+  SimulatedSwarm swarm(scenario);
   return swarm.run();
 }
 

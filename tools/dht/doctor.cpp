@@ -21,6 +21,7 @@
 #include "cohive/rpc/rpc.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/resolver.hpp"
+#include "dht/milliseconds.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -35,10 +36,6 @@ constexpr Duration kLookAround = 5s;   // for peers of other networks
 constexpr double kClockTolerance = 3;  // seconds: a node that differs more does not let this one join
 constexpr std::size_t kMaxWitnesses = 12;
 constexpr std::size_t kMaxAgent = 60, kMaxPeerText = 120;  // characters of a peer that are printed
-
-double milliseconds(Duration duration) {
-  return to_seconds(duration) * 1000;
-}
 
 Finding failed(std::string step, std::string text, std::string advice) {
   return {std::move(step), Status::failed, std::move(text), std::move(advice), nlohmann::json::object()};

@@ -16,10 +16,6 @@ namespace {
 constexpr std::size_t kUsualColumns = 80, kLeastBar = 5, kMostBar = 30;
 constexpr double kLongest = 1e8;  // seconds: three years say enough
 
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 std::size_t terminal_columns() {
   winsize size{};
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsualColumns;
@@ -31,6 +27,10 @@ std::string clock_text(double seconds) {
 }
 
 }  // namespace
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 Output choose_output(bool json) {
   if (json) return Output::json;

@@ -14,6 +14,9 @@ enum class Output { bar, lines, json };
 /// A bar where people look at it.
 Output choose_output(bool json);
 
+/// Seconds since 1970.
+double unix_time();
+
 /// When the training ends, as far as that is known.
 struct End {
   double unix_time = 0;      ///< 0: no such limit

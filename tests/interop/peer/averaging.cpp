@@ -23,13 +23,6 @@ struct AveragingPeer {
 
 namespace {
 
-msgpack::Value value_from(const json& hex) {
-  return value_of(msgpack::decode(bytes_of(hex)));
-}
-std::string hex_of(const msgpack::Value& value) {
-  return to_hex(as_bytes(msgpack::encode(value)));
-}
-
 AveragingPeer& averaging_of(Peer& peer) {
   if (!peer.averaging_) throw std::logic_error("call averager_start first");
   return *peer.averaging_;

@@ -7,13 +7,6 @@ namespace {
 
 using nlohmann::json;
 
-msgpack::Value value_from(const json& hex) {
-  return value_of(msgpack::decode(bytes_of(hex)));
-}
-std::string hex_of(const msgpack::Value& value) {
-  return to_hex(as_bytes(msgpack::encode(value)));
-}
-
 /// Of a moderated swarm in which every token with this name counts.
 class NamedMember final : public dht::Authorizer {
  public:

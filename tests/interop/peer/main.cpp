@@ -18,6 +18,12 @@ Dht& Peer::dht() {
 Bytes bytes_of(const nlohmann::json& hex) {
   return from_hex(hex.get<std::string>());
 }
+msgpack::Value value_from(const nlohmann::json& hex) {
+  return value_of(msgpack::decode(bytes_of(hex)));
+}
+std::string hex_of(const msgpack::Value& value) {
+  return to_hex(as_bytes(msgpack::encode(value)));
+}
 
 std::vector<Multiaddr> addresses_of(const nlohmann::json& texts) {
   std::vector<Multiaddr> addresses;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cohive/core/msgpack.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/host.hpp"
 
@@ -43,6 +44,8 @@ void add_echo_commands(Commands& commands);
 Bytes bytes_of(const nlohmann::json& hex);
 std::vector<Multiaddr> addresses_of(const nlohmann::json& texts);
 PeerId peer_of(const nlohmann::json& text);
+msgpack::Value value_from(const nlohmann::json& hex);  ///< of its msgpack
+std::string hex_of(const msgpack::Value& value);       ///< of its msgpack
 /// Throws the error of a failed Result.
 template <class T>
 T value_of(Result<T> result) {

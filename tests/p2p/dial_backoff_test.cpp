@@ -9,6 +9,8 @@
 namespace cohive::p2p {
 namespace {
 
+using Source = KnownAddress::Source;
+
 struct DialBackoffTest : testing::Test {
   PeerId peer(std::uint8_t n) { return KeyPair::ed25519_from_seed(Bytes(32, n)).peer_id(); }
   SimRuntime runtime;

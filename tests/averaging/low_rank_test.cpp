@@ -161,7 +161,8 @@ struct SharedFactors : ::testing::Test {
   }
   std::vector<Bytes> factors(const PowerSgd& sgd) {
     std::vector<Bytes> all;
-    for (const auto& tensor : sgd.provider("")()->tensors)
+    const auto shared = sgd.provider("")();
+    for (const auto& tensor : shared->tensors)
       all.emplace_back(tensor.data.data(), tensor.data.data() + tensor.data.size());
     return all;
   }

@@ -18,6 +18,7 @@ using Holder = YamuxStreamState::Holder;
 constexpr std::size_t kMaxUnacknowledged = 256;  // go-yamux's backlog
 constexpr std::size_t kMaxControlQueue = 256 * 1024;
 constexpr std::size_t kMinQueue = 8 * 1024, kFirstQueue = 64 * 1024;
+constexpr std::size_t kBulkFrame = 16 * 1024;  // from here on a stream is no short question or answer
 constexpr std::size_t kFewBytes = 2 * 1024;
 constexpr std::size_t kReserve = 512;  // of what a relay carries, for pings and the ends of streams
 constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays whoever comes next by as much
@@ -177,18 +178,38 @@ void YamuxConnection::send_control(YamuxStreamState& stream, std::uint16_t flags
   send_frame(kWindowUpdate, static_cast<std::uint16_t>(flags | opening_flags(stream)), stream.id, delta);
 }
 
+bool YamuxConnection::may_widen(const YamuxStreamState& stream) const {
+  return stream.window_limit < std::min(options_->max_window, stream.most_window) &&
+         totals_.granted_extra + stream.window_limit <= options_->max_buffered / 2;
+}
+
+void YamuxConnection::widen(YamuxStreamState& stream, std::size_t window) {
+  stream.window_limit = std::min({window, options_->max_window, stream.most_window});
+  stream.granted_extra.set(stream.window_limit - options_->initial_window);
+  widest_ = std::max(widest_, stream.window_limit);
+}
+
+/// What one stream has learned of the link serves those after it: otherwise each spends a round trip per doubling. A
+/// stream shows by the size of its frames that it carries much.
+void YamuxConnection::widen_early(YamuxStreamState& stream, std::size_t frame) {
+  if (frame < kBulkFrame || stream.window_limit >= widest_ || stream.holder != Holder::application ||
+      stream.in != Half::open || !may_widen(stream))
+    return;
+  const std::size_t before = stream.window_limit;
+  const std::size_t room = options_->max_buffered / 2 - totals_.granted_extra;
+  widen(stream, std::min(widest_, before + room));
+  stream.receive_window += stream.window_limit - before;
+  send_control(stream, 0, static_cast<std::uint32_t>(stream.window_limit - before));
+}
+
 /// Grants new credit once half the window is used up; grows the window when that took less than four round trips,
 /// unless the application is what is slow: more would only wait here longer.
 void YamuxConnection::return_credit(YamuxStreamState& stream) {
   if (stream.consumed < stream.window_limit / 2 || stream.in != Half::open) return;
   const TimePoint now = runtime_.now();
   const bool kept_up = stream.buffered.amount() < std::max(stream.window_limit / 4, options_->initial_window);
-  if (kept_up && now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) &&
-      stream.window_limit < std::min(options_->max_window, stream.most_window) &&
-      totals_.granted_extra + stream.window_limit <= options_->max_buffered / 2) {
-    stream.window_limit = std::min({stream.window_limit * 2, options_->max_window, stream.most_window});
-    stream.granted_extra.set(stream.window_limit - options_->initial_window);
-  }
+  if (kept_up && now - stream.last_update < std::max<Duration>(round_trip_ * 4, 1ms) && may_widen(stream))
+    widen(stream, stream.window_limit * 2);
   stream.last_update = now;
   const std::size_t target = stream.window_limit - std::min(stream.window_limit, stream.buffered.amount());
   stream.consumed = 0;
@@ -400,6 +421,7 @@ std::optional<Error> YamuxConnection::on_stream_frame(const Header& header) {
     if (stream) {
       if (header.length > stream->receive_window) return violation("stream window exceeded");
       stream->receive_window -= header.length;
+      widen_early(*stream, header.length);
     } else if (header.length > options_->max_window) {
       return violation("frame too long");
     }

@@ -144,6 +144,9 @@ class YamuxConnection final : public Connection {
   void send_control(YamuxStreamState& stream, std::uint16_t flags, std::uint32_t delta = 0);
   bool may_announce() const noexcept;
   std::uint16_t opening_flags(YamuxStreamState& stream);
+  bool may_widen(const YamuxStreamState& stream) const;
+  void widen(YamuxStreamState& stream, std::size_t window);
+  void widen_early(YamuxStreamState& stream, std::size_t frame);
   void return_credit(YamuxStreamState& stream);
   void reset_stream(YamuxStreamState& stream);
   void release(YamuxStreamState& stream);
@@ -172,6 +175,7 @@ class YamuxConnection final : public Connection {
   std::size_t payload_left_ = 0;
   std::uint16_t late_flags_ = 0;  // FIN of the frame whose payload is being read
   State payload_stream_;          // null while draining payload of an unknown stream
+  std::size_t widest_ = 0;        // window that a stream of this connection has needed
   std::size_t queue_limit_;       // bytes that wait to be written, above which writers wait
   bool flushing_ = false;         // flush_output() runs
 

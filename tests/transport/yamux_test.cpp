@@ -186,6 +186,44 @@ TEST_F(Yamux, WindowGrowsWhileThePeerUsesItUpQuicklyButNotBeyondItsLimit) {
   EXPECT_EQ(window, 1'000'000u);
 }
 
+TEST_F(Yamux, AStreamThatCarriesMuchBeginsWithTheWindowThatAnEarlierOneNeeded) {
+  start(Role::responder, {.max_window = 1'000'000});
+  runtime_.run_for(5ms);
+  send(kPing, kAck, 0, 1);
+  send(kWindow, kSyn, 1, 0);
+  auto first = accept();
+  for (std::size_t window = kWindowSize; window < 1'000'000;) {
+    for (std::size_t left = window / 2 + 1; left > 0; left -= std::min<std::size_t>(left, 60'000)) {
+      send_data(1, Bytes(std::min<std::size_t>(left, 60'000), 1));
+      while (first->readable()) read(*first).value();
+    }
+    window -= window / 2 + 1;
+    for (const auto& frame : frames())
+      if (frame.type == kWindow) window += frame.length;
+  }
+
+  const auto granted = [&](std::uint32_t id) {
+    std::size_t sum = 0;
+    for (const auto& frame : frames())
+      if (frame.type == kWindow && frame.id == id) sum += frame.length;
+    return sum;
+  };
+  send(kWindow, kSyn, 3, 0);
+  auto bulk = accept();
+  EXPECT_EQ(granted(3), 0u);
+  send_data(3, Bytes(60'000, 1));
+  EXPECT_EQ(granted(3), 1'000'000u - kWindowSize) << "before anything is read";
+  send(kWindow, kSyn, 5, 0);
+  auto question = accept();
+  send_data(5, Bytes(1'000, 1));
+  EXPECT_EQ(granted(5), 0u);
+  send(kWindow, kSyn, 7, 0);
+  auto limited = accept();
+  limited->limit_window(kWindowSize);
+  send_data(7, Bytes(60'000, 1));
+  EXPECT_EQ(granted(7), 0u);
+}
+
 TEST_F(Yamux, WindowDoesNotGrowForAnApplicationThatFallsBehind) {
   start(Role::responder);
   runtime_.run_for(5ms);

@@ -19,8 +19,11 @@ void KnownGroup::found(const Group& group, bool reforms) {
   }
   reforming_.reset();
   if (!reforms) return;
-  reforming_ = Reforming{last_members_, group.leader};
-  reforming_->members.insert(own_);
+  reforming_ = Reforming{{}, {}, group.leader};
+  for (const Member& member : group.members) {
+    reforming_->members.insert(member.peer);
+    if (member.mode != PeerMode::client) reforming_->may_lead.insert(member.peer);
+  }
 }
 
 void KnownGroup::round_ended(const RoundEnd& end) {
@@ -29,7 +32,7 @@ void KnownGroup::round_ended(const RoundEnd& end) {
   lost_.erase(own_);
   if (!reforming_) return;
   if (lost_.contains(reforming_->leader)) return forget();
-  for (const PeerId& peer : lost_) reforming_->members.erase(peer);
+  for (const PeerId& peer : lost_) reforming_->drop(peer);
   if (reforming_->members.size() < 2) forget();
 }
 
@@ -39,6 +42,7 @@ std::vector<PeerId> KnownGroup::counterparts() const {
   std::vector<PeerId> others;
   std::ranges::copy_if(reforming_->members, std::back_inserter(others),
                        [this](const auto& one) { return one != own_; });
+  others.insert(others.end(), newcomers_.begin(), newcomers_.end());
   return others;
 }
 
@@ -54,8 +58,16 @@ void KnownGroup::left(const PeerId& peer, TimePoint now) {
   if (left_.size() >= kMaxLeft) left_.erase(left_.begin());
   left_[peer] = now;
   newcomers_.erase(peer);
-  if (!reforming_ || reforming_->members.erase(peer) == 0) return;
-  if (peer == reforming_->leader || reforming_->members.size() < 2) forget();
+  if (!reforming_ || !reforming_->members.contains(peer)) return;
+  const auto next = successor();
+  reforming_->drop(peer);
+  if (peer == reforming_->leader && next) reforming_->leader = *next;
+  if (!reforming_->members.contains(reforming_->leader) || reforming_->members.size() < 2) forget();
+}
+
+std::optional<PeerId> KnownGroup::successor() const {
+  const auto next = std::ranges::find_if(reforming_->may_lead, [this](const auto& one) { return one != reforming_->leader; });
+  return next == reforming_->may_lead.end() ? std::nullopt : std::optional(*next);
 }
 
 void KnownGroup::declared(const PeerId& peer, TimePoint now) {

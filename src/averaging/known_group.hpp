@@ -3,7 +3,8 @@
 // for a time.
 //   follower -> JoinRequest{reforms, hold_ms};   leader -> [NO_CODE when it is not looking yet,] ACCEPTED,
 //   and BEGIN_ALLREDUCE{reforms} once all are there: two round trips at most after the last one came.
-// Only groups whose members all do so; with a Python peer among them groups form as ever. A member that does not come
+// When the leader's process has ended, the first of the remaining members in the order of their ids leads: all know the
+// same members, so they meet there. Only groups whose members all do so; with a Python peer among them groups form as ever. A member that does not come
 // is waited for until the earliest declaration among those present runs out, as ever. Newcomers declare themselves in
 // the DHT; the leader sees them there or refuses their request while it is not looking, and waits for them the next
 // time. Groups with bits draw new ones after every round and never re-form.
@@ -35,16 +36,23 @@ class KnownGroup {
   std::optional<PeerId> leader() const { return reforming_ ? std::optional(reforming_->leader) : std::nullopt; }
   bool is_led_here() const { return reforming_ && reforming_->leader == own_; }
   bool is_full() const { return reforming_ && target_size_ && reforming_->members.size() >= target_size_; }
-  /// The peers that meet us: all members where it is led, the leader elsewhere.
+  /// The peers that meet us: all members and newcomers where it is led, the leader elsewhere.
   std::vector<PeerId> counterparts() const;
   /// A member that comes to us by itself.
   bool expects(const PeerId& peer) const { return is_led_here() && reforming_->members.contains(peer); }
-  /// Whether all are here that we wait for. \param others  that are here, beside ourselves
+  /// A member that may come to us: because we lead, or because it has noticed sooner than we did that the leader is gone.
+  bool may_expect(const PeerId& peer) const {
+    return reforming_ && reforming_->members.contains(peer) && (is_led_here() || successor() == own_);
+  }
+  /// Whether all are here that we wait for.
+  /// \param others          that are here, beside ourselves
+  /// \param with_newcomers  whether we still wait for them, too
   template <class Peers>
-  bool is_here(const Peers& others, std::size_t least) const {
+  bool is_here(const Peers& others, std::size_t least, bool with_newcomers) const {
     if (!is_led_here() || others.size() + 1 < least) return false;
     const auto here = [&](const PeerId& peer) { return peer == own_ || others.contains(peer); };
-    return std::ranges::all_of(reforming_->members, here) && std::ranges::all_of(newcomers_, here);
+    return std::ranges::all_of(reforming_->members, here) &&
+           (!with_newcomers || std::ranges::all_of(newcomers_, here));
   }
 
   /// Another peer averages under our key.
@@ -70,9 +78,15 @@ class KnownGroup {
  private:
   /// A group that its members remember.
   struct Reforming {
-    std::set<PeerId> members;
+    std::set<PeerId> members, may_lead;
     PeerId leader;
+    void drop(const PeerId& peer) {
+      members.erase(peer);
+      may_lead.erase(peer);
+    }
   };
+  /// The member that leads after the leader.
+  std::optional<PeerId> successor() const;
 
   const PeerId own_;
   const std::size_t target_size_;

@@ -108,7 +108,7 @@ Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
   if (!received || !*received || (*received)->size() > kMaxJoinRequest || !rpc::parse(request, (*received)->view()))
     co_return Error(cohive::Errc::malformed, peer, "join request");
   context_.known.came(peer);
-  if (request.hold_ms() > 0 && request.group_key() == context_.key() && context_.known.expects(peer)) {
+  if (request.hold_ms() > 0 && request.group_key() == context_.key() && context_.known.may_expect(peer)) {
     auto held = co_await hold(stream, peer, std::chrono::milliseconds(request.hold_ms()));
     if (!held) co_return held;
   }
@@ -177,7 +177,7 @@ Task<Result<>> Matchmaking::hold(rpc::ServerStream& stream, PeerId peer, Duratio
   } held(held_, peer);
   const Deadline answered = runtime.after(context_.finder.options.request_timeout);
   auto sent = co_await send(stream, message_of(proto::NO_CODE), answered);
-  while (sent && !left_ && !ready() && context_.known.expects(peer) && runtime.now() < hold_end_)
+  while (sent && !left_ && !ready() && context_.known.may_expect(peer) && runtime.now() < hold_end_)
     co_await context_.changed.wait(Deadline(hold_end_));
   co_return sent;
 }

@@ -16,10 +16,10 @@ namespace cohive::averaging {
 namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
-constexpr double kClockTolerance = 3.0;    // seconds between peers' clocks
-constexpr Duration kRefreshPause = 100ms;  // between two looks at the DHT
-constexpr Duration kMembersWatchPeriod = 500ms;   // between two looks at the members that have gone
-constexpr Duration kReportAge = 10s;       // a caller may count peers that left this long before it counted
+constexpr double kClockTolerance = 3.0;           // seconds between peers' clocks
+constexpr Duration kRefreshPause = 100ms;         // between two looks at the DHT
+constexpr Duration kMembersWatchPeriod = 100ms;  // between two looks at the members that have gone
+constexpr Duration kReportAge = 10s;              // a caller may count peers that left this long before it counted
 
 }  // namespace
 
@@ -90,6 +90,8 @@ Search::Search(SearchContext& context, Member own, const SearchPlan& plan, doubl
       plan_(plan),
       end_(end),
       grace_end_(runtime_.now() + options_.request_timeout / 2),
+      newcomers_end_(runtime_.now() + options_.min_matchmaking_time / 4),
+      strangers_end_(runtime_.now() + options_.min_matchmaking_time / 8),
       expected_members_(plan.expected_members),
       expected_since_(runtime_.now()),
       refresh_wanted_(runtime_, "wish to refresh leaders"),
@@ -115,8 +117,7 @@ Task<Result<Group>> Search::run(Deadline deadline) {
   tasks_.spawn(watch_plan(*this), "wishes for a group");
   tasks_.spawn(watch_known_group(*this), "known group");
   tasks_.spawn(assemble_when_complete(*this), "complete group");
-  if (const auto leader = context_.known.leader(); leader && *leader != context_.own())
-    co_await join_known_group(*leader, deadline);
+  if (const auto leader = unasked_leader()) co_await join_known_group(*leader, deadline);
   if (found_) co_return *found_;
   tasks_.spawn(refresh_queue(*this), "find leaders");
   while (runtime_.now() < deadline.at()) {
@@ -125,7 +126,9 @@ Task<Result<Group>> Search::run(Deadline deadline) {
     if (!next) break;
     if (next->kind == Next::Kind::members_left)
       co_return Error(Errc::members_left, options_.prefix + ": " + report_.text());
-    if (next->kind == Next::Kind::ask) {
+    if (next->kind == Next::Kind::known_leader) {
+      co_await join_known_group(next->candidate.peer, deadline);
+    } else if (next->kind == Next::Kind::ask) {
       co_await follow(next->candidate.peer, declared_ ? declared_->expiration : expiration_from_now());
     } else {  // our own declaration has run out: lead, if any peer follows
       const auto lock = co_await context_.lock.lock(deadline);
@@ -142,7 +145,14 @@ Task<Result<Group>> Search::run(Deadline deadline) {
   co_return Error(Errc::no_group, options_.prefix + ": " + report_.text());
 }
 
+/// Another member leads when the leader has ended.
+std::optional<PeerId> Search::unasked_leader() const {
+  const auto leader = context_.known.leader();
+  return leader && *leader != context_.own() && !asked_leaders_.contains(*leader) ? leader : std::nullopt;
+}
+
 Task<void> Search::join_known_group(PeerId leader, Deadline deadline) {
+  asked_leaders_.insert(leader);
   constexpr Duration kLongestHold = 60s;
   const double expiration = expiration_from_now();
   // So that there is time to find another group afterwards.
@@ -267,6 +277,7 @@ std::optional<Search::Candidate> Search::first_candidate() {
 Task<Result<Search::Next>> Search::next_step() {
   for (;;) {
     if (found_) co_return Next{Next::Kind::found};
+    if (const auto leader = unasked_leader()) co_return Next{Next::Kind::known_leader, {0, *leader}};
     const auto head = first_candidate();
     if (!head || (max_assured_ <= head->expiration && head->expiration <= end_)) {
       want_refresh_ = true;
@@ -278,9 +289,9 @@ Task<Result<Search::Next>> Search::next_step() {
       co_return Next{Next::Kind::ask, *head};
     }
     const auto declarations = declarations_, updates = updates_;
-    while (declarations == declarations_ && updates == updates_ && !found_ && !all_left())
+    while (declarations == declarations_ && updates == updates_ && !found_ && !all_left() && !unasked_leader())
       co_await context_.changed.wait();
-    if (found_) continue;
+    if (found_ || unasked_leader()) continue;
     if (all_left()) co_return Next{Next::Kind::members_left};
     if (updates == updates_ && declarations > 0) co_return Next{Next::Kind::time_is_up};
   }
@@ -315,6 +326,7 @@ Task<void> Search::watch_known_group(Search& self) {
       else if (!self.followers_.contains(peer) && redialled.insert(peer).second)
         self.tasks_.spawn(redial(self, peer), "redial");
     }
+    if (self.complete()) self.context_.changed.notify_all();  // of all that are waited for any longer
     co_await self.runtime_.sleep_for(kMembersWatchPeriod);
   }
 }
@@ -340,7 +352,10 @@ Task<void> Search::watch_plan(Search& self) {
 bool Search::complete() const {
   if (!looking() || standing_ != Standing::free) return false;
   if (options_.target_group_size && followers_.size() + 1 >= options_.target_group_size) return true;
-  return context_.known.is_here(followers_.followers(), std::max(options_.min_group_size, still_expected()));
+  const std::size_t least = std::max(options_.min_group_size, still_expected());
+  if (context_.known.is_led_here())
+    return context_.known.is_here(followers_.followers(), least, runtime_.now() < newcomers_end_);
+  return expected_members_ > 1 && followers_.size() + 1 >= least && runtime_.now() >= strangers_end_;
 }
 
 void Search::assemble() {
@@ -383,7 +398,7 @@ std::optional<proto::MessageFromLeader> Search::refusal(const PeerId& peer, cons
   if (request.group_key() != context_.key()) return because(proto::BAD_GROUP_KEY);
   if (!declared_) return because(proto::NOT_DECLARED);
   // A peer that waits for us less long is not kept longer: see own_expiration.
-  const bool may_be_earlier = context_.known.expects(peer) && request.reforms();
+  const bool may_be_earlier = context_.known.may_expect(peer) && request.reforms();
   if (!may_be_earlier && own_expiration() > patience_of(request)) return because(proto::BAD_EXPIRATION_TIME);
   if (standing_ == Standing::following) {
     auto message = because(proto::NOT_A_LEADER);

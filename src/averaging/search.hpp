@@ -101,7 +101,7 @@ class Search {
     friend auto operator<=>(const Candidate&, const Candidate&) = default;
   };
   struct Next {
-    enum class Kind { ask, time_is_up, found, members_left } kind;
+    enum class Kind { ask, known_leader, time_is_up, found, members_left } kind;
     Candidate candidate{};
   };
 
@@ -122,6 +122,7 @@ class Search {
   static Task<void> redial(Search& self, PeerId peer);
   static Task<void> assemble_when_complete(Search& self);
   void take_declared(const dht::GetResult& declared);
+  std::optional<PeerId> unasked_leader() const;
   Task<void> join_known_group(PeerId leader, Deadline deadline);
   Task<Result<Next>> next_step();
   std::optional<Candidate> first_candidate();
@@ -148,9 +149,12 @@ class Search {
   PeerId leader_;
   Leadership followers_;
   TimePoint grace_end_;  // until then the members of the known group are expected to come by themselves
+  TimePoint newcomers_end_;  // until then newcomers are waited for: one that looks for a group comes at once
+  TimePoint strangers_end_;  // until then a group that has not met before is not complete: the count may be old
   std::size_t expected_members_ = 0;
   TimePoint expected_since_;  // when the owner of the round said so
 
+  std::set<PeerId> asked_leaders_;  // of the known group
   std::set<Candidate> queue_, tried_;
   std::uint64_t updates_ = 0;  // of the queue
   double max_assured_ = 0;

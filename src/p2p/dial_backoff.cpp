@@ -23,8 +23,9 @@ DialBackoff::Failures& DialBackoff::Memory<Key>::at(const Key& key) {
   return at->second;
 }
 
-void DialBackoff::failed(const PeerId& peer, const Multiaddr& address) {
+void DialBackoff::failed(const PeerId& peer, const Multiaddr& address, bool refused) {
   Failures& pair = pairs_.at({peer, address});
+  pair.refused = refused;
   const Duration pause = base_ + 1s * (pair.count * pair.count);
   pair.count = std::min(pair.count + 1, 100);
   pair.until = runtime_.now() + std::min<Duration>(pause, kMaxBackoff);
@@ -36,6 +37,11 @@ void DialBackoff::failed(const PeerId& peer, const Multiaddr& address) {
 void DialBackoff::succeeded(const PeerId& peer, const Multiaddr& address) {
   pairs_.failures.erase({peer, address});
   addresses_.failures.erase(address);
+}
+
+bool DialBackoff::refused(const PeerId& peer, const KnownAddress& known) const {
+  const auto pair = pairs_.failures.find({peer, known.address.without_peer()});
+  return pair != pairs_.failures.end() && pair->second.refused && runtime_.now() < pair->second.until;
 }
 
 bool DialBackoff::blocks(const PeerId& peer, const KnownAddress& known) const {

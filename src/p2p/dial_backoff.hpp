@@ -14,14 +14,18 @@ namespace cohive::p2p {
 class DialBackoff {
  public:
   DialBackoff(Runtime& runtime, Duration base) : runtime_(runtime), base_(base) {}
-  void failed(const PeerId& peer, const Multiaddr& address);
+  /// \param refused  by the machine: no program listens there
+  void failed(const PeerId& peer, const Multiaddr& address, bool refused = false);
   void succeeded(const PeerId& peer, const Multiaddr& address);
   bool blocks(const PeerId& peer, const KnownAddress& known) const;
+  /// Whether the address blocks because it refused the peer's last dial.
+  bool refused(const PeerId& peer, const KnownAddress& known) const;
 
  private:
   struct Failures {
     int count = 0;
     TimePoint until{};
+    bool refused = false;
   };
   template <class Key>
   struct Memory {

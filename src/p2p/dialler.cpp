@@ -75,7 +75,8 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
   if (!connection) {
     self.metrics.dials_failed.increment();
     note_dial_failure(self.runtime, peer, address, connection.error());
-    dialler.backoff_.failed(peer, address);
+    dialler.backoff_.failed(peer, address,
+                            cause_of_dial_failure(address, connection.error()) == DialFailure::refused);
     co_return connection.error();
   }
   self.metrics.dials_ok.increment();
@@ -116,6 +117,13 @@ Task<Result<>> Dialler::connect(PeerId peer, Deadline deadline) {
   auto result = co_await book_dials_.join(peer, deadline, [this, peer] { return dial_book(*this, peer); });
   if (!result) co_return result.error().with_peer(peer);
   co_return ok();
+}
+
+bool Dialler::refuses(const PeerId& peer) const {
+  const auto known = book_.known(peer);
+  return !table_.connected(peer) &&
+         std::ranges::any_of(known, [&](const KnownAddress& one) { return backoff_.refused(peer, one); }) &&
+         std::ranges::all_of(known, [&](const KnownAddress& one) { return held_back(peer, one); });
 }
 
 Task<Result<>> Dialler::connect_by(PeerId peer, KnownAddress address, Deadline deadline) {

@@ -35,6 +35,9 @@ class Dialler {
   Task<std::vector<KnownAddress>> resolve(std::vector<KnownAddress> addresses, PeerId peer, Deadline deadline);
   bool held_back(const PeerId& peer, const KnownAddress& known) const { return backoff_.blocks(peer, known); }
 
+  /// See Host::refuses.
+  bool refuses(const PeerId& peer) const;
+
   transport::Transport* transport_for(const Multiaddr& address) const;
   /// Drops all dials; their callers get `reason`.
   void close(const Error& reason);

@@ -238,6 +238,9 @@ void Host::disconnect(const PeerId& peer) {
 bool Host::connected(const PeerId& peer) const {
   return impl_->table.connected(peer);
 }
+bool Host::refuses(const PeerId& peer) const {
+  return impl_->dialler.refuses(peer);
+}
 Subscription Host::protect(const PeerId& peer) {
   return impl_->table.protect(peer);
 }

@@ -80,7 +80,8 @@ void ProgressTracker::set(const GlobalProgress& progress) {
     if (global_.peers > 1 && progress.peers <= 1)
       log::warn("train", "no other trainer of run {} is in sight any more; going on alone", options_.run_id);
     global_ = progress;
-    global_.expected = progress.peers - std::min(progress.peers, absent_.size());
+    const bool own_is_on_its_way = progress.peers > 0 && !reports_.contains(dht_.host().id());
+    global_.expected = progress.peers - std::min(progress.peers, absent_now()) + (own_is_on_its_way ? 1 : 0);
   }
   seen_.notify_all();
 }
@@ -173,6 +174,13 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
 }
 
 // ---- What the swarm tells
+
+/// Trainers that were not in the last round and have not reported since, and those whose process has ended.
+std::size_t ProgressTracker::absent_now() const {
+  return static_cast<std::size_t>(std::ranges::count_if(reports_, [this](const auto& report) {
+    return absent_.contains(report.first) || dht_.host().refuses(report.first);
+  }));
+}
 
 void ProgressTracker::took_part(const std::vector<PeerId>& members) {
   for (const auto& [peer, time] : reports_)

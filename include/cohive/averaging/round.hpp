@@ -26,8 +26,8 @@ struct RoundOptions {
   Duration timeout = 60s;      ///< for finding a group (retries included)
   /// Unix seconds when the group should form; unset: now + AveragerOptions::min_matchmaking_time.
   std::optional<double> scheduled_time = std::nullopt;
-  /// How many members there will be as far as the caller knows; 0: no idea. A known group that has fewer waits for more
-  /// until the scheduled time, and a search ends when all expected members have left.
+  /// How many members there will be as far as the caller knows; 0: no idea. A group that has so many begins at once; one
+  /// that has fewer waits for more until the scheduled time. A search ends when all expected members have left.
   std::size_t expected_members = 0;
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.

@@ -143,6 +143,9 @@ class Host {
   /// Keeps the connections of a peer open when idle ones are trimmed (HostOptions::high_water), while the result lives.
   [[nodiscard]] Subscription protect(const PeerId& peer);
   bool connected(const PeerId& peer) const;
+  /// True when the last dials of all addresses of a peer failed a moment ago, and a machine refused one of them: as far
+  /// as can be told, the peer's process has ended. False while it is connected.
+  bool refuses(const PeerId& peer) const;
   /// The other end of a connection to the peer, which it cannot invent; nullopt when there is none.
   std::optional<Multiaddr> remote_address(const PeerId& peer) const;
 

@@ -56,7 +56,7 @@ struct GlobalProgress {
   double own_samples = 0;     ///< of these, by this peer
   double samples_per_second = 0;
   std::size_t peers = 0, clients = 0;
-  std::size_t expected = 0;  ///< of these, in the next round: see took_part
+  std::size_t expected = 0;  ///< of these and this peer, in the next round: see took_part
   /// Unix seconds when the target will be reached; infinite before the first look at the run.
   double eta = std::numeric_limits<double>::infinity();
 };
@@ -108,6 +108,7 @@ class ProgressTracker {
   void fetch_soon();
   void set(const GlobalProgress& progress);
   std::vector<Entry> entries_of(const dht::GetResult& record) const;
+  std::size_t absent_now() const;
   void note_reports(const std::vector<Entry>& entries);
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
   void add_up(const std::vector<Entry>& entries, GlobalProgress& global);

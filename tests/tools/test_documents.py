@@ -194,12 +194,20 @@ class Commands(unittest.TestCase):
 
 @functools.cache
 def literals():
-    """What the library and its programs can print: literals that stand beside one another are one."""
+    """What the library and its programs can print: the literals of a statement, with dots for what is put between them."""
     found = []
-    for _, text in sources("src", "include", "tools"):
-        for row in re.findall(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*', text):
-            whole = "".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', row))
-            found.append(re.sub(r"\{[^}]*\}", "...", whole.replace('\\"', '"')))
+    for _, text in sources("src", "include", "tools", "cmake"):
+        statement, end = "", 0
+        for literal in re.finditer(r'"((?:[^"\\\n]|\\.)*)"', text):
+            between = text[end:literal.start()]
+            if re.search(r"[;{}]", between):
+                found.append(statement)
+                statement = ""
+            elif between.strip():
+                statement += "..."
+            statement += re.sub(r"\$?\{[^}]*\}", "...", literal[1].replace('\\"', '"'))
+            end = literal.end()
+        found.append(statement)
     return found
 
 

@@ -187,7 +187,7 @@ class Commands(unittest.TestCase):
             text = path.read_text()
             for name in sorted(set(re.findall(r"\bcohive_(?:core|p2p|rpc|dht|averaging|train)_[a-z_]+[a-z]\b(?![_(*.-])", text))):
                 with self.subTest(document=name_of(path), metric=name):
-                    self.assertIn(f'"{name}', known)
+                    self.assertTrue(f'"{name}' in known, "no such metric")
 
 
 # ---- Sentences and code

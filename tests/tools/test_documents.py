@@ -111,6 +111,10 @@ class References(unittest.TestCase):
         linked = {(ROOT / "docs" / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", index)}
         self.assertEqual([name_of(path) for path in DOCUMENTS if path.name != "README.md" and path not in linked], [])
 
+    def test_every_document_is_a_page_of_the_site(self):
+        pages = set(re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+        self.assertEqual({str(path.relative_to(ROOT / "docs")) for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")}, pages)
+
 
 # ---- Commands
 

@@ -163,4 +163,7 @@ if __name__ == "__main__":
     if not all(shutil.which(tool) for tool in ("dpkg-deb", "dpkg-shlibdeps", "readelf")):
         print("skipped: this is no system with dpkg-dev and binutils")
         sys.exit(SKIPPED)
-    unittest.main(verbosity=2)
+    result = unittest.main(verbosity=2, exit=False).result
+    if result.testsRun and len(result.skipped) == result.testsRun:
+        sys.exit(SKIPPED)
+    sys.exit(not result.wasSuccessful())

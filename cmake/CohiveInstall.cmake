@@ -14,13 +14,13 @@ foreach(component IN LISTS components)
   string(APPEND COHIVE_COMPONENT_FACTS "set(_cohive_needs_${component} ${needs})\n"
                                        "set(_cohive_packages_${component} \"${packages}\")\n")
   install(TARGETS ${targets} EXPORT cohive-${component} ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-          INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
-  install(EXPORT cohive-${component} NAMESPACE cohive:: DESTINATION "${package_dir}")
+          COMPONENT development INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(EXPORT cohive-${component} NAMESPACE cohive:: DESTINATION "${package_dir}" COMPONENT development)
 endforeach()
 
 get_property(modules GLOBAL PROPERTY COHIVE_MODULES)
 foreach(module IN LISTS modules)
-  install(DIRECTORY include/cohive/${module} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/cohive")
+  install(DIRECTORY include/cohive/${module} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/cohive" COMPONENT development)
 endforeach()
 
 configure_package_config_file(cmake/cohiveConfig.cmake.in cohiveConfig.cmake INSTALL_DESTINATION "${package_dir}"
@@ -29,4 +29,4 @@ write_basic_package_version_file(cohiveConfigVersion.cmake COMPATIBILITY SameMin
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfigVersion.cmake"
               cmake/FindCudaRuntime.cmake cmake/FindIPSecMB.cmake cmake/FindLibTorch.cmake cmake/FindMiniUpnpc.cmake
               cmake/FindNatPmp.cmake cmake/FindSodium.cmake
-        DESTINATION "${package_dir}")
+        DESTINATION "${package_dir}" COMPONENT development)

@@ -199,6 +199,24 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   co_return 0;
 }
 
+/// The flags of hivemind-dht that say nothing new here: a script that starts it can start this program.
+void add_hivemind_flags(CLI::App& app) {
+  constexpr const char* kGroup = "Flags of hivemind-dht";
+  const std::string what_is_done = "be reached through relays when no peer outside can connect: this is done anyway";
+  app.add_flag("--use-auto-relay", what_is_done)
+      ->excludes("--no-relay")
+      ->group(kGroup);
+  app.add_flag_callback(
+         "--use-ipfs",
+         [] {
+           throw Exit{kBadInput,
+                      "--use-ipfs: the public IPFS network is not used; give --initial-peers whole addresses, as "
+                      "/ip4/203.0.113.7/tcp/31337/p2p/<peer id>"};
+         },
+         "refused: the public IPFS network is not used, addresses are whole")
+      ->group(kGroup);
+}
+
 /// RSA as hivemind's, so that its tools can read the file.
 HeldIdentity load_identity(const std::string& path) {
   if (path.empty()) return {KeyPair::generate_ed25519(), nullptr};
@@ -237,7 +255,8 @@ int main(int argc, char** argv) {
   app.add_option("--announce-maddrs", options.announce_maddrs,
                  "addresses to tell others instead of the ones listened on");
   app.add_option("--initial-peers", options.initial_peers,
-                 "multiaddrs of an existing swarm to join (or $INITIAL_PEERS)");
+                 "multiaddrs of an existing swarm to join (or $INITIAL_PEERS)")
+      ->expected(0, CLI::detail::expected_max_vector_size);  // none, where a script has none to give
   app.add_option("--identity-path", options.identity_path,
                  "key file; made when missing, keeps the peer id across restarts");
   app.add_option("--state-path", options.state_path,
@@ -257,5 +276,6 @@ int main(int argc, char** argv) {
   add_relay_service_options(app, options.relay_service);
   add_bandwidth_options(app, options.limits);
   add_log_options(app, options.log);
+  add_hivemind_flags(app);
   return run_program(argc, argv, app, [&] { return run(options); });
 }

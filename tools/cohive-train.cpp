@@ -335,8 +335,7 @@ int main(int argc, char** argv) {
   add_bandwidth_options(app, limits);
   add_log_options(app, options.log);
   add_settings(app);
-  DashedArguments arguments(argc, argv);
-  return run_program(arguments.count(), arguments.values(), app, [&] {
+  return run_program(argc, argv, app, [&] {
     refuse_unknown_variables(app);
     options.swarm.max_upload = limits.upload;
     options.swarm.max_download = limits.download;

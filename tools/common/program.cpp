@@ -7,6 +7,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log_output.hpp"
+#include "cohive/core/version.hpp"
 #include "cohive/dht/errors.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
@@ -39,15 +40,32 @@ std::string without_repetition(const std::string& message) {
   return text;
 }
 
+/// The arguments in the order that CLI11 wants, the last one first.
+std::vector<std::string> dashed_arguments(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  for (auto& text : arguments) {
+    if (text == "--") break;
+    if (!text.starts_with("--")) continue;
+    const auto name_end = text.begin() + static_cast<std::ptrdiff_t>(std::min(text.find('='), text.size()));
+    std::replace(text.begin(), name_end, '_', '-');
+  }
+  std::ranges::reverse(arguments);
+  return arguments;
+}
+
 }  // namespace
 
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body) {
   const std::string name = app.get_name();
+  app.set_version_flag(
+      "--version",
+      [name] { return log::format("{} {} ({}, {})", name, cohive::version(), cohive::revision(), cohive::compiler()); },
+      "say which version this is, and exit");
   try {
-    app.parse(argc, argv);
+    app.parse(dashed_arguments(argc, argv));
     return body();
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     return fail(name, std::string(error.what()) + " (see " + name + " --help)", kBadInput);
   } catch (const Exit& exit) {
     return fail(name, exit.message, exit.code);

@@ -24,7 +24,8 @@ struct Exit {
   std::string message;
 };
 
-/// Runs `body`, turning Exit, ErrorException and parse errors into one line on stderr and an exit code.
+/// Parses the arguments, "_" and "-" being alike in the names of flags, and runs `body`, turning Exit, ErrorException and
+/// parse errors into one line on stderr and an exit code. Adds --version.
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body);
 
 /// Adds --log-format, --log-level, --log-file and --log-file-megabytes.

@@ -51,17 +51,6 @@ void add_settings(CLI::App& app) {
   }
 }
 
-DashedArguments::DashedArguments(int argc, char** argv) : texts_(argv, argv + argc) {
-  for (auto& text : texts_) {
-    if (text == "--") break;
-    if (!text.starts_with("--")) continue;
-    const auto name_end = text.begin() + static_cast<std::ptrdiff_t>(std::min(text.find('='), text.size()));
-    std::replace(text.begin(), name_end, '_', '-');
-  }
-  for (auto& text : texts_) pointers_.push_back(text.data());
-  pointers_.push_back(nullptr);
-}
-
 void refuse_unknown_variables(const CLI::App& app) {
   const auto options = app.get_options();
   for (char** entry = environ; *entry; ++entry) {

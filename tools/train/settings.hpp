@@ -4,25 +4,11 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <string>
-#include <vector>
 
 namespace cohive::tools {
 
 /// Gives all options of `app` their variable and adds --config; after the last option was added.
 void add_settings(CLI::App& app);
-
-/// The arguments with "-" for "_" in the names of flags.
-class DashedArguments {
- public:
-  DashedArguments(int argc, char** argv);
-  int count() const noexcept { return static_cast<int>(texts_.size()); }
-  char** values() noexcept { return pointers_.data(); }
-
- private:
-  std::vector<std::string> texts_;
-  std::vector<char*> pointers_;
-};
 
 /// Throws Exit with code 2 when the environment has a COHIVE_TRAIN_ variable that is none of the options of `app`.
 void refuse_unknown_variables(const CLI::App& app);

@@ -8,7 +8,7 @@
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/transport/errors.hpp"
-#include "rpc/parse.hpp"
+#include "core/bounded_parse.hpp"
 #include "search.hpp"
 #include "wire.hpp"
 
@@ -16,6 +16,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxRedirections = 8;
+constexpr std::size_t kMaxLeaderFields = 2 * kMaxGroup + kMaxPlainFields;  // ids and gathered data of the members
 
 /// Ends when the peer has not answered for a while. Every libp2p peer answers pings, Python ones too.
 Task<Error> until_silent(p2p::Host& host, PeerId peer, Duration patience) {
@@ -31,7 +32,7 @@ Task<Result<proto::MessageFromLeader>> receive_from_leader(rpc::ClientStream& ca
   auto reply = co_await call.receive(deadline);
   if (!reply) co_return reply.error();
   proto::MessageFromLeader message;
-  if (!*reply || !rpc::parse(message, (*reply)->view())) co_return Error(cohive::Errc::malformed, "no valid answer");
+  if (!*reply || !parse_bounded(message, (*reply)->view(), kMaxLeaderFields)) co_return Error(cohive::Errc::malformed, "no valid answer");
   co_return message;
 }
 

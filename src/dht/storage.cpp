@@ -97,7 +97,7 @@ const std::string& Dictionary::encoded() const {
 
 Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped) {
   const Error bad(cohive::Errc::malformed, "dictionary record");
-  TRY(auto outer, msgpack::decode(bytes));
+  TRY(auto outer, msgpack::decode(bytes, 1));
   const auto* ext = outer.get_if<msgpack::Ext>();
   if (!ext || ext->type != kDictionaryType) return bad;
   // An entry is four values, more when its subkey is a tuple.

@@ -12,7 +12,7 @@
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
-#include "parse.hpp"
+#include "core/bounded_parse.hpp"
 #include "records.hpp"
 
 namespace cohive::rpc {
@@ -183,7 +183,7 @@ Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& s
   auto bytes = co_await reader.read_exactly(length.value, deadline);
   if (!bytes) co_return std::nullopt;
   auto& frame = request.frame;
-  if (!parse(frame, *bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary()) co_return std::nullopt;
+  if (!parse_bounded(frame, *bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary()) co_return std::nullopt;
   co_return request;
 }
 

@@ -136,6 +136,7 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
     co_return co_await refuse(stream, request, *refusal);
   auto made = follower_of(stream.peer(), request);
   if (!made) co_return co_await refuse(stream, request, message_of(proto::PROTOCOL_VIOLATION));
+  if (!search_->has_room_for(**made)) co_return co_await refuse(stream, request, message_of(proto::GROUP_IS_FULL));
   follower = std::move(*made);
   joined = search_;
   joined->add(follower);

@@ -121,7 +121,8 @@ void StateSharing::Impl::show(const DownloadProgress& progress) {
 Task<Result<DownloadedState>> StateSharing::download(DownloadOptions options) {
   Impl& self = *impl_;
   const PieceSource pieces{self.base + "rpc_download_pieces", kChunkTimeout, options.max_bytes, options.max_donors};
-  const DownloadSetup setup{self.declared_under, self.base + "rpc_download_state", pieces};
+  const DownloadSetup setup{self.declared_under, self.base + "rpc_download_state", pieces,
+                            options.max_priority};
   DownloadReport report;
   report.on_progress = [&self, &options](const DownloadProgress& progress) {
     self.show(progress);

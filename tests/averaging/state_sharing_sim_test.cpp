@@ -469,6 +469,25 @@ TEST_F(SharedStates, ADonorThatOnlyAsksForPatienceIsGivenUp) {
   EXPECT_EQ(found->donor, honest.id());
 }
 
+TEST_F(SharedStates, ADonorThatClaimsMoreThanIsPlausibleComesLast) {
+  add();
+  const SharedState honest = state_with(5, 1), poison = state_with(9, 100);
+  donor(honest, 5);
+  for (double claimed : {1e308, 1e9, 7.5}) donor(poison, claimed);
+  auto& peer = newcomer();
+  auto state = download(peer, {.max_priority = 7});
+  ASSERT_TRUE(state) << state.error();
+  expect_same(*state, honest);
+}
+
+TEST_F(SharedStates, AStateLargerThanTheModelIsNotDownloaded) {
+  add();
+  donor(state_with(5, 1), 5);
+  auto& peer = newcomer();
+  EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes - 1}).error(), cohive::Errc::limit_exceeded);
+  EXPECT_TRUE(download(peer, {.max_bytes = kTensors * kTensorBytes}));
+}
+
 TEST_F(SharedStates, WhoSharesNothingIsNoDonor) {
   StateSharer& shy = add();
   shy.sharing->set_provider([]() -> std::optional<SharedState> { return std::nullopt; });

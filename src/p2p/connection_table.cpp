@@ -50,7 +50,7 @@ Result<> ConnectionTable::add(transport::ConnectionPtr connection, std::string n
   if (peer_id == self_.id) return Error(Errc::dial_to_self);
   const auto known = peers_.find(peer_id);
   if ((known != peers_.end() && known->second.connections.size() >= self_.options.max_connections_per_peer) ||
-      shares_.of(network) >= self_.options.max_connections_per_ip || !make_room(!connection->outbound()))
+      shares_.of(network) >= self_.options.max_connections_per_ip || !make_room(!connection->outbound(), network))
     return Error(Errc::too_many_connections, peer_id);
   const auto entry =
       std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(network)));

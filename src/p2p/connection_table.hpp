@@ -108,8 +108,9 @@ class ConnectionTable {
   static Task<void> serve(ConnectionTable& table, ConnectionEntryPtr entry);
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
-  ConnectionEntryPtr replaceable() const;
-  bool make_room(bool inbound);
+  ConnectionEntryPtr replaceable(const std::string& network) const;
+  ConnectionEntryPtr of_the_largest(const std::string& network) const;
+  bool make_room(bool inbound, const std::string& network);
   static Task<void> trim(ConnectionTable& table);
   void trim_once();
   static Task<void> close_surplus(ConnectionTable& table);

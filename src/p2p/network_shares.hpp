@@ -5,12 +5,11 @@
 #include <string>
 #include <unordered_map>
 
-#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/memory_budget.hpp"
 
 namespace cohive::p2p {
 
-/// What an attacker has one of: an IPv4 address, an IPv6 /64 network. Empty for this machine, which is trusted.
-std::string network_of(const Multiaddr& address);
+using cohive::network_of;
 
 class NetworkShares {
  public:

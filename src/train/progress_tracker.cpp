@@ -225,6 +225,18 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
   return entries;
 }
 
+/// Of keys that claim one peer id, the one that was there first has it.
+void ProgressTracker::bind_peers(std::vector<Entry>& entries) {
+  std::unordered_map<PeerId, std::string> bound;
+  for (const Entry& entry : entries) {
+    const auto before = entry.peer ? bound_.find(*entry.peer) : bound_.end();
+    if (before != bound_.end() && before->second == entry.marker) bound.insert(*before);
+  }
+  for (Entry& entry : entries)
+    if (entry.peer && bound.try_emplace(*entry.peer, entry.marker).first->second != entry.marker) entry.peer.reset();
+  bound_ = std::move(bound);
+}
+
 void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
   reports_.clear();
   for (const Entry& entry : entries) {
@@ -292,7 +304,8 @@ Task<void> ProgressTracker::refresh() {
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
     co_return;
   }
-  const std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
+  std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
+  bind_peers(entries);
   GlobalProgress global;
   global.samples_per_second = kNoRate;
   note_reports(entries);

@@ -298,6 +298,34 @@ TEST_F(ProgressLiars, OneClaimOfAFarEpochMovesNobody) {
   }
 }
 
+TEST_F(ProgressLiars, NobodyReportsForAnotherPeer) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  for (int i = 0; i < 5; ++i)
+    for (auto* tracker : {&first, &second}) train(*tracker, 0, 1, 1);
+  const PeerId member = swarm.host(1).id();
+  Dht& liar = add_liar();
+  using namespace msgpack;
+  const auto report_for = [&](const PeerId& peer, double expiration) {
+    const Map report{{{"peer_id", Value::bin(peer.bytes())},
+                      {"epoch", 0},
+                      {"samples_accumulated", 1},
+                      {"samples_per_second", 1.0},
+                      {"time", liar.now() + 3600},
+                      {"client_mode", false}}};
+    EXPECT_TRUE(store(liar, "run_progress", Bin{key->ownership_marker()}, report, in(expiration)));
+  };
+  report_for(member, 60);
+  swarm.pass(3s);
+  swarm.run(first.refresh());
+  first.took_part({swarm.host(0).id()});
+  EXPECT_EQ(first.snapshot().expected, 2u);
+  swarm.pass(1s);
+  report_for(member, 61);
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().expected, 2u) << "the member missed the round, whatever is reported in its name";
+}
+
 TEST_F(ProgressLiars, OneClaimIsWorthABatchAtMostAndLastsNoWeek) {
   auto& tracker = add_trainer();
   train(tracker, 0, 10, 2);

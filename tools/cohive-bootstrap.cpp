@@ -28,6 +28,7 @@ struct Options {
   double state_period = 30;
   bool json = false;
   int refresh_period = 30;
+  std::size_t memory_budget = 128;  // MiB
   transport::BandwidthLimits limits;
   std::optional<p2p::Reachability> force_reachability;
   bool nat_port_map = true;
@@ -234,6 +235,7 @@ int run(const Options& options) {
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
   host_options.force_reachability = options.force_reachability;
   host_options.nat_port_map = options.nat_port_map;
+  host_options.memory_budget = options.memory_budget << 20;
   apply(options.relay_use, host_options);
   apply(options.relay_service, host_options);
   auto initial = parse_initial_peers(initial_peers(options.initial_peers));
@@ -267,6 +269,9 @@ int main(int argc, char** argv) {
                  "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
   app.add_option("--metrics-token-file", options.metrics_token_file,
                  "ask for the token in this file before showing anything there");
+  app.add_option("--memory-budget", options.memory_budget,
+                 "MiB that peers together may fill of this node's memory (default 128)")
+      ->check(CLI::Range(16, 1 << 20));
   app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")
       ->check(CLI::Range(1, 86400));
   app.add_flag("--json", options.json, "print how to join as one JSON object");

@@ -202,6 +202,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   metrics.bandwidth.set(bandwidth.value_or(0));
   std::optional<Rounds::Search> search(std::in_place, rounds);
   Member own{dht.host().id(), options.mode, bandwidth, state.options.gather};
+  if (own.bandwidth) own.bandwidth = std::min(*own.bandwidth, kMaxBandwidth);  // as the others will take it
   auto found = co_await finder->find(std::move(own), state.plan, deadline);
   if (!found) co_return found.error();
   const auto group = std::make_shared<const Group>(std::move(*found));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
@@ -23,7 +24,8 @@ struct Donor {
   PeerId peer;
 };
 
-Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key) {
+/// \param most  a priority above it is a lie, or a mistake: its donor comes last
+Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key, double most) {
   std::vector<Donor> donors;
   auto declared = co_await dht.get(std::move(key), true);
   if (!declared) co_return donors;
@@ -34,8 +36,11 @@ Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key) {
     if (peer && priority && std::isfinite(*priority) && *peer != dht.host().id())
       donors.push_back({*priority, dht.runtime().random_unit(), *peer});
   }
-  std::sort(donors.begin(), donors.end(),
-            [](const Donor& a, const Donor& b) { return std::pair(a.priority, a.tie) > std::pair(b.priority, b.tie); });
+  const auto rank = [most](const Donor& donor) {
+    const bool believed = donor.priority <= most;
+    return std::tuple(believed, believed ? donor.priority : 0, donor.tie);
+  };
+  std::sort(donors.begin(), donors.end(), [&](const Donor& a, const Donor& b) { return rank(a) > rank(b); });
   if (donors.size() > kMaxDonors) donors.resize(kMaxDonors);
   co_return donors;
 }
@@ -89,7 +94,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
   const auto is_liar = [&](const PeerId& peer) { return std::ranges::find(report.liars, peer) != report.liars.end(); };
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min(kPassPause, deadline.remaining(runtime.now())));
-    const auto donors = co_await declared_donors(dht, setup.declared_under);
+    const auto donors = co_await declared_donors(dht, setup.declared_under, setup.max_priority);
     for (const auto& donor : donors) {
       if (runtime.now() >= deadline.at()) co_return last;
       if (is_liar(donor.peer)) continue;

@@ -11,6 +11,7 @@ struct DownloadSetup {
   std::string declared_under;  ///< DHT key
   std::string protocol;        ///< of rpc_download_state
   PieceSource pieces;          ///< the same among cohive peers
+  double max_priority;         ///< that is believed
 };
 
 /// Asks the donors in the order of their priority; when all have failed, those declared by then once more. The state is

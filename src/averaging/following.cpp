@@ -5,10 +5,11 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/transport/errors.hpp"
-#include "rpc/parse.hpp"
+#include "core/bounded_parse.hpp"
 #include "search.hpp"
 #include "wire.hpp"
 
@@ -16,6 +17,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxRedirections = 8;
+constexpr std::size_t kMaxLeaderFields = 2 * kMaxGroup + kMaxPlainFields;  // ids and gathered data of the members
 
 /// Ends when the peer has not answered for a while. Every libp2p peer answers pings, Python ones too.
 Task<Error> until_silent(p2p::Host& host, PeerId peer, Duration patience) {
@@ -31,7 +33,7 @@ Task<Result<proto::MessageFromLeader>> receive_from_leader(rpc::ClientStream& ca
   auto reply = co_await call.receive(deadline);
   if (!reply) co_return reply.error();
   proto::MessageFromLeader message;
-  if (!*reply || !rpc::parse(message, (*reply)->view())) co_return Error(cohive::Errc::malformed, "no valid answer");
+  if (!*reply || !parse_bounded(message, (*reply)->view(), kMaxLeaderFields)) co_return Error(cohive::Errc::malformed, "no valid answer");
   co_return message;
 }
 
@@ -134,7 +136,10 @@ Task<std::optional<Group>> Search::await_group(rpc::ClientStream& call, double e
   if (!message) co_return failed(JoinOutcome::lost, message.error().message());
   if (message->code() == proto::BEGIN_ALLREDUCE) {
     auto group = group_from(*message, peer);
-    if (!group) co_return failed(JoinOutcome::lost, group.error().message());
+    if (!group) {
+      log::warn("averaging", "not joining a group: {}", group.error());
+      co_return failed(JoinOutcome::lost, group.error().message());
+    }
     context_.remember(*group, message->reforms());
     note(JoinOutcome::grouped, peer, {});
     co_return std::move(*group);
@@ -153,6 +158,7 @@ proto::JoinRequest Search::join_request(double expiration, Duration hold) const 
   request.set_group_key(context_.key());
   request.set_codec_extensions(context_.finder.offered.text());
   request.set_reforms(context_.bits.empty());
+  request.set_caps_shares(wants_caps(options_.aggregation));
   request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
   return request;
 }
@@ -164,12 +170,17 @@ Result<Group> Search::group_from(const proto::MessageFromLeader& message, const 
     return bad("size of the group");
   if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
   Group group{message.group_id(), {}, leader, codec::CodecSet::from_text(message.codec_extension())};
+  group.caps_shares = wants_caps(options_.aggregation) && message.caps_shares();
+  const std::string own = encode_gathered(own_);
+  std::size_t values = kMaxGroupValues;
   std::set<PeerId> members;
   for (int i = 0; i < message.ordered_peer_ids_size(); ++i) {
     const auto peer = PeerId::from_bytes(as_bytes(message.ordered_peer_ids(i)));
     if (!peer || !members.insert(*peer).second) return bad("members of the group");
-    auto member = decode_gathered(*peer, message.gathered(i));
-    if (!member) return member.error();
+    // A leader that changes what we said about ourselves divides the work as it likes.
+    if (*peer == context_.own() && message.gathered(i) != own) return bad("a group with forged data of ours");
+    auto member = decode_gathered(*peer, message.gathered(i), &values);
+    if (!member) return bad("gathered data of the group");
     group.members.push_back(std::move(*member));
   }
   if (!members.contains(context_.own())) return bad("a group without us");

@@ -27,6 +27,7 @@ Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& re
   follower->offered = codec::CodecSet::from_text(request.codec_extensions());
   follower->expiration = patience_of(request);
   follower->reforms = request.reforms();
+  follower->caps_shares = request.caps_shares();
   return follower;
 }
 
@@ -38,6 +39,7 @@ proto::MessageFromLeader last_word(const Follower& follower, const std::optional
     last.set_code(proto::BEGIN_ALLREDUCE);
     last.set_group_id(assembled.group.id);
     last.set_reforms(assembled.reforms);
+    last.set_caps_shares(assembled.group.caps_shares);
     for (const Member& member : assembled.group.members) last.add_ordered_peer_ids(member.peer.binary());
     for (const std::string& blob : assembled.gathered) last.add_gathered(blob);
     last.set_codec_extension(assembled.group.agreed_codecs.text());
@@ -55,12 +57,14 @@ bool Leadership::has_room_for(const proto::JoinRequest& request, std::size_t tar
 void Leadership::add(const FollowerPtr& follower) {
   followers_[follower->member.peer] = follower;
   gathered_bytes_ += follower->gathered.size();
+  gathered_values_ += count_values(follower->member.data);
 }
 
 bool Leadership::remove(const FollowerPtr& follower) {
   const auto at = followers_.find(follower->member.peer);
   if (at == followers_.end() || at->second != follower) return false;
   gathered_bytes_ -= follower->gathered.size();
+  gathered_values_ -= count_values(follower->member.data);
   followers_.erase(at);
   return true;
 }
@@ -72,7 +76,8 @@ double Leadership::earliest_expiration() const {
 }
 
 std::shared_ptr<const Assembled> Leadership::assemble(Runtime& runtime, const Member& own,
-                                                      const codec::CodecSet& offered, bool reforms) {
+                                                      const codec::CodecSet& offered, bool reforms,
+                                                      bool caps_shares) {
   auto assembled = std::make_shared<Assembled>();
   Group& group = assembled->group;
   Bytes id(kGroupIdSize);
@@ -81,11 +86,13 @@ std::shared_ptr<const Assembled> Leadership::assemble(Runtime& runtime, const Me
   group.leader = own.peer;
   group.agreed_codecs = offered;
   assembled->reforms = reforms;
+  group.caps_shares = caps_shares;
   std::vector<std::pair<const Member*, std::string>> members{{&own, encode_gathered(own)}};
   for (const auto& [peer, follower] : followers_) {
     members.emplace_back(&follower->member, follower->gathered);
     group.agreed_codecs = group.agreed_codecs & follower->offered;
     assembled->reforms &= follower->reforms;
+    group.caps_shares &= follower->caps_shares;
   }
   std::shuffle(members.begin(), members.end(), runtime.random());
   for (auto& [member, blob] : members) {
@@ -103,7 +110,7 @@ void Leadership::disband() {
   for (const auto& [peer, follower] : followers_)
     if (follower->fate == Follower::Fate::waiting) follower->fate = Follower::Fate::disbanded;
   followers_.clear();
-  gathered_bytes_ = 0;
+  gathered_bytes_ = gathered_values_ = 0;
 }
 
 }  // namespace cohive::averaging

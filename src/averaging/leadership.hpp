@@ -6,6 +6,7 @@
 #include <memory>
 #include <variant>
 
+#include "cohive/averaging/aggregation.hpp"
 #include "cohive/averaging/group_finder.hpp"
 
 namespace cohive::proto {
@@ -31,6 +32,7 @@ struct Follower {
   codec::CodecSet offered;
   double expiration = 0;  ///< until when it waits for us
   bool reforms = false;   ///< it remembers groups
+  bool caps_shares = false;  ///< it wants that nobody reduces much more than its share
   enum class Fate { waiting, grouped, disbanded } fate = Fate::waiting;
   std::shared_ptr<const Assembled> group;
 };
@@ -43,6 +45,12 @@ double patience_of(const proto::JoinRequest& request);
 /// What a follower is told in the end. \param other_leader  whom to ask instead, where we follow a peer
 proto::MessageFromLeader last_word(const Follower& follower, const std::optional<PeerId>& other_leader);
 
+/// Whether a member with this aggregation wants that nobody reduces much more than its share: a mean trusts the owner of
+/// a part as it trusts each sender, but an aggregate that bears liars is worth what its owner is.
+inline bool wants_caps(const Aggregation& how) {
+  return !std::holds_alternative<Mean>(how);
+}
+
 class Leadership {
  public:
   const std::map<PeerId, FollowerPtr>& followers() const { return followers_; }
@@ -51,6 +59,10 @@ class Leadership {
 
   /// Whether the gathered data of one more fit into the message that announces the group.
   bool has_room_for(const proto::JoinRequest& request, std::size_t target_size) const;
+  /// The same of their values, once those of the one more are known.
+  bool has_room_for(const Follower& follower) const {
+    return gathered_values_ + count_values(follower.member.data) <= kMaxGroupValues / 2;  // ours need room, too
+  }
   void add(const FollowerPtr& follower);
   /// A follower is gone. False when it was no longer one.
   bool remove(const FollowerPtr& follower);
@@ -58,15 +70,15 @@ class Leadership {
   double earliest_expiration() const;
 
   /// Makes a group of all and ourselves.
-  /// \param offered  our codecs  \param reforms  whether we remember groups
+  /// \param offered  our codecs  \param reforms  whether we remember groups  \param caps_shares  see Group
   std::shared_ptr<const Assembled> assemble(Runtime& runtime, const Member& own, const codec::CodecSet& offered,
-                                            bool reforms);
+                                            bool reforms, bool caps_shares);
   /// Gives all up.
   void disband();
 
  private:
   std::map<PeerId, FollowerPtr> followers_;
-  std::size_t gathered_bytes_ = 0;
+  std::size_t gathered_bytes_ = 0, gathered_values_ = 0;
 };
 
 }  // namespace cohive::averaging

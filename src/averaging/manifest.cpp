@@ -4,10 +4,12 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
-#include "proto_fields.hpp"
+#include "core/proto_fields.hpp"
 
 namespace cohive::averaging {
 namespace {
+
+using namespace wire_format;
 
 constexpr std::uint32_t kMetadata = 1, kHashes = 2, kTensor = 3;
 constexpr std::size_t kHashSize = std::tuple_size_v<crypto::Sha256Digest>;

@@ -9,7 +9,7 @@
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "group_bits.hpp"
-#include "rpc/parse.hpp"
+#include "core/bounded_parse.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -105,7 +105,7 @@ Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
   const PeerId peer = stream.peer();
   auto received = co_await stream.receive(context_.runtime.after(context_.finder.options.request_timeout));
   proto::JoinRequest request;
-  if (!received || !*received || (*received)->size() > kMaxJoinRequest || !rpc::parse(request, (*received)->view()))
+  if (!received || !*received || (*received)->size() > kMaxJoinRequest || !parse_bounded(request, (*received)->view()))
     co_return Error(cohive::Errc::malformed, peer, "join request");
   context_.known.came(peer);
   if (request.hold_ms() > 0 && request.group_key() == context_.key() && context_.known.may_expect(peer)) {
@@ -136,6 +136,7 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
     co_return co_await refuse(stream, request, *refusal);
   auto made = follower_of(stream.peer(), request);
   if (!made) co_return co_await refuse(stream, request, message_of(proto::PROTOCOL_VIOLATION));
+  if (!search_->has_room_for(**made)) co_return co_await refuse(stream, request, message_of(proto::GROUP_IS_FULL));
   follower = std::move(*made);
   joined = search_;
   joined->add(follower);

@@ -45,6 +45,35 @@ Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std
   return divide(total, scores);
 }
 
+Result<std::vector<std::uint64_t>> capped_fractions(std::uint64_t total, const std::vector<Member>& peers,
+                                                    std::uint64_t min_size) {
+  auto fractions = peer_fractions(total, peers, min_size);
+  if (!fractions) return fractions;
+  const auto reduces = [&](std::size_t i) { return peers[i].mode != PeerMode::client; };
+  std::size_t reducers = 0;
+  for (std::size_t i = 0; i < peers.size(); ++i) reducers += reduces(i);
+  const auto shares_up = [total](std::size_t shares) { return (total + shares - 1) / std::max<std::size_t>(shares, 1); };
+  const std::uint64_t cap = std::max(2 * shares_up(peers.size()), shares_up(reducers));
+  std::uint64_t excess = 0;
+  for (auto& fraction : *fractions) {
+    const std::uint64_t kept = std::min(fraction, cap);
+    excess += fraction - kept;
+    fraction = kept;
+  }
+  while (excess > 0) {
+    std::vector<std::size_t> takers;
+    for (std::size_t i = 0; i < peers.size(); ++i)
+      if (reduces(i) && (*fractions)[i] < cap) takers.push_back(i);
+    const std::uint64_t each = (excess + takers.size() - 1) / takers.size();
+    for (const std::size_t i : takers) {
+      const std::uint64_t more = std::min({each, cap - (*fractions)[i], excess});
+      (*fractions)[i] += more;
+      excess -= more;
+    }
+  }
+  return fractions;
+}
+
 std::vector<Part> cut_into_parts(const std::vector<PartedTensor>& tensors, std::size_t part_size_bytes,
                                  const std::vector<std::uint64_t>& fractions) {
   std::uint64_t total = 0;

@@ -15,6 +15,12 @@ namespace cohive::averaging {
 Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<Member>& peers,
                                                   std::uint64_t min_size = 0);
 
+/// The same where no member gets more than twice an equal share of all members, so that a member that claims a fast link
+/// reduces little more than the others; the rest goes to those that can reduce and have less, in equal shares. Where
+/// few can reduce they get as little as is possible.
+Result<std::vector<std::uint64_t>> capped_fractions(std::uint64_t total, const std::vector<Member>& peers,
+                                                    std::uint64_t min_size = 0);
+
 /// Largest-remainder division of `total` by scores (Hagenbach-Bischoff).
 std::vector<std::uint64_t> divide(std::uint64_t total, const std::vector<double>& scores);
 

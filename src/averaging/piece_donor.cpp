@@ -43,6 +43,7 @@ Task<Result<>> send_manifest(Runtime& runtime, rpc::ServerStream& stream, const 
 Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const Snapshot& snapshot,
                               Counter sent_bytes) {
   const std::size_t count = snapshot.pieces;
+  ReaderPace pace(runtime);
   for (std::size_t served = 0;; ++served) {
     auto request = co_await stream.receive(runtime.after(kRequestTimeout));
     if (!request) co_return request.error();
@@ -59,6 +60,7 @@ Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const
     auto sent = co_await stream.send(std::span<const ByteView>(parts), runtime.after(kPieceSendTimeout));
     if (!sent) co_return sent;
     sent_bytes.increment(static_cast<double>(bytes->size()));
+    if (!pace.sent(bytes->size())) co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "it reads too slowly");
   }
 }
 
@@ -138,15 +140,15 @@ Task<Result<Snapshot>> Snapshots::make() {
 
 // ---- One call
 
-Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Semaphore& uploads,
+Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Uploads& uploads,
                             const StateMetrics& metrics) {
   auto request = co_await stream.receive(runtime.after(kRequestTimeout));
   if (!request) co_return request.error();
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
   const auto wanted = parse_manifest_request(**request);
   if (!wanted) co_return wanted.error().with_peer(stream.peer());
-  auto units = co_await uploads.acquire(1, runtime.after(kPieceUploadTurn));
-  if (!units) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
+  const auto slot = co_await uploads.acquire(stream.peer(), runtime.after(kPieceUploadTurn));
+  if (!slot) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
 
   std::optional<Result<Snapshot>> snapshot;
   while (!(snapshot = co_await snapshots.get(runtime.after(kStillPreparing)))) {

@@ -25,7 +25,9 @@ Task<Result<WorkDivision>> divide_work(Runtime& runtime, PeerId own, std::shared
   if (!own_index) co_return Error(Errc::bad_partition, "we are not in the group");
   std::uint64_t total = 0;
   for (const TensorInfo& tensor : schema) total += tensor.elements();
-  auto divide = [total, group, min_vector_size] { return peer_fractions(total, group->members, min_vector_size); };
+  auto divide = [total, group, min_vector_size] {
+    return (group->caps_shares ? capped_fractions : peer_fractions)(total, group->members, min_vector_size);
+  };
   // Bandwidths make a linear program, which takes its time in a large group.
   const bool heavy =
       std::ranges::any_of(group->members, [](const Member& member) { return member.bandwidth.has_value(); });

@@ -72,6 +72,8 @@ class Search {
   bool ready() const { return looking() && declared_; }
   /// Why a peer may not join; nullopt when it may.
   std::optional<proto::MessageFromLeader> refusal(const PeerId& peer, const proto::JoinRequest& request) const;
+  /// Whether what the members gather stays within bounds with this one.
+  bool has_room_for(const Follower& follower) const { return followers_.has_room_for(follower); }
   void add(const FollowerPtr& follower);
   void remove(const FollowerPtr& follower);
   /// Makes the group when no peer is left to wait for.

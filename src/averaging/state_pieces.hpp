@@ -12,6 +12,7 @@
 #include "cohive/core/sync.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "manifest.hpp"
+#include "uploads.hpp"
 
 namespace cohive::averaging {
 
@@ -57,7 +58,7 @@ class Snapshots {
 };
 
 /// Serves one call.
-Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Semaphore& uploads,
+Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Uploads& uploads,
                             const StateMetrics& metrics);
 
 /// A call to a donor that has told its root.

@@ -5,6 +5,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/dht/dht.hpp"
 #include "donors.hpp"
+#include "uploads.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -33,7 +34,7 @@ struct StateSharing::Impl {
         declared_under(options.prefix + ".all_averagers"),
         metrics(runtime.metrics(), options.prefix),
         changed(runtime, "shared state"),
-        uploads(runtime, kMaxUploads, "state uploads"),
+        uploads(d.host(), kMaxUploads),
         snapshots(runtime, options.codec),
         server(d.host()),
         tasks(runtime, "state sharing") {}
@@ -50,7 +51,7 @@ struct StateSharing::Impl {
   StateMetrics metrics;
   double priority = 0;
   Condition changed;  // provider or priority
-  Semaphore uploads;  // of either protocol
+  Uploads uploads;  // of either protocol
   Snapshots snapshots;
   rpc::Server server;
   TaskGroup tasks;
@@ -101,8 +102,9 @@ Task<void> StateSharing::Impl::declare(Impl& self) {
 }
 
 Task<Result<>> StateSharing::Impl::serve_whole(rpc::ServerStream& stream) {
-  const auto units = co_await uploads.acquire(1, runtime.after(kUploadTurn));
-  if (!units) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
+  if (auto asked = co_await read_state_request(runtime, stream); !asked) co_return asked;
+  const auto slot = co_await uploads.acquire(stream.peer(), runtime.after(kUploadTurn));
+  if (!slot) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
   metrics.uploads.increment();
   auto state = co_await snapshots.state();
   co_return co_await send_state(runtime, stream, std::move(state), options.codec);
@@ -121,7 +123,8 @@ void StateSharing::Impl::show(const DownloadProgress& progress) {
 Task<Result<DownloadedState>> StateSharing::download(DownloadOptions options) {
   Impl& self = *impl_;
   const PieceSource pieces{self.base + "rpc_download_pieces", kChunkTimeout, options.max_bytes, options.max_donors};
-  const DownloadSetup setup{self.declared_under, self.base + "rpc_download_state", pieces};
+  const DownloadSetup setup{self.declared_under, self.base + "rpc_download_state", pieces,
+                            options.max_priority};
   DownloadReport report;
   report.on_progress = [&self, &options](const DownloadProgress& progress) {
     self.show(progress);

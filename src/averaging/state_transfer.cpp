@@ -5,6 +5,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "decode_into.hpp"
+#include "uploads.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -78,6 +79,8 @@ class StateSender {
       const ByteView parts[] = {as_bytes(envelope.head), chunk.view(), as_bytes(envelope.tail)};
       auto sent = co_await stream_.send(std::span<const ByteView>(parts), runtime_.after(kSendTimeout));
       if (!sent) co_return sent;
+      if (!pace_.sent(chunk.size()))
+        co_return Error(cohive::Errc::limit_exceeded, stream_.peer(), "it reads too slowly");
     } while (!bytes.empty());
     co_return ok();
   }
@@ -85,6 +88,7 @@ class StateSender {
   Runtime& runtime_;
   rpc::ServerStream& stream_;
   std::string metadata_;
+  ReaderPace pace_{runtime_};
 };
 
 /// The tensor whose chunks are arriving. Where its codec encodes values one by one, they are decoded into their final
@@ -216,11 +220,15 @@ class StateReceiver {
 
 }  // namespace
 
-Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state,
-                          codec::Compression compression) {
+Task<Result<>> read_state_request(Runtime& runtime, rpc::ServerStream& stream) {
   auto request = co_await stream.receive(runtime.after(kSendTimeout));
   if (!request) co_return request.error();
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
+  co_return ok();
+}
+
+Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state,
+                          codec::Compression compression) {
   if (!state) co_return ok();
   if (!state->infos.empty() && state->infos.size() != state->tensors.size())
     co_return Error(Errc::bad_state, "infos and tensors differ in number");

@@ -8,7 +8,9 @@
 
 namespace cohive::averaging {
 
-/// Serves rpc_download_state. `state` empty: nothing is shared.
+/// Reads the request of rpc_download_state.
+Task<Result<>> read_state_request(Runtime& runtime, rpc::ServerStream& stream);
+/// Answers it. `state` empty: nothing is shared.
 Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state,
                           codec::Compression compression);
 

@@ -4,10 +4,12 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/varint.hpp"
-#include "proto_fields.hpp"
+#include "core/proto_fields.hpp"
 
 namespace cohive::averaging {
 namespace {
+
+using namespace wire_format;
 
 constexpr std::size_t kMaxDimensions = 64;
 constexpr std::size_t kMaxDTypeName = 32;

@@ -24,6 +24,9 @@ Error file_error(const std::filesystem::path& path, std::string_view what) {
 }
 
 Result<KeyPair> load(const std::filesystem::path& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) == 0 && (status.st_mode & S_IRWXO) != 0)
+    return file_error(path, "every user of this machine can read it, and pass for this peer: chmod 400");
   std::error_code error;
   if (std::filesystem::file_size(path, error) > kMaxFile || error) return file_error(path, "not a readable key file");
   std::ifstream file(path, std::ios::binary);
@@ -41,7 +44,7 @@ Result<> save(const std::filesystem::path& path, const std::string& content) {
   std::array<std::uint8_t, 8> unique;
   crypto::random_bytes(unique);
   const std::string temporary = path.string() + ".new." + to_hex(unique);
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0400);
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0400);
   if (file < 0) return file_error(path, std::strerror(errno));
   const bool written =
       ::write(file, content.data(), content.size()) == static_cast<ssize_t>(content.size()) && ::fsync(file) == 0;

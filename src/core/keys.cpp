@@ -19,6 +19,7 @@ namespace {
 constexpr std::size_t kMaxKeyBytes = 8192;
 constexpr int kMinRsaBits = 2048;
 constexpr int kMaxRsaBits = 8192;
+constexpr int kMaxExponentBits = 32;  // as Go has it; larger ones make a check take milliseconds
 constexpr std::size_t kEd25519Public = 32;
 constexpr std::size_t kEd25519Seed = 32;
 
@@ -30,6 +31,14 @@ struct Deleter {
   void operator()(OSSL_PARAM* params) const { OSSL_PARAM_free(params); }
 };
 using Pkey = std::unique_ptr<EVP_PKEY, Deleter>;
+
+int exponent_bits(const EVP_PKEY* key) {
+  BIGNUM* exponent = nullptr;
+  EVP_PKEY_get_bn_param(key, OSSL_PKEY_PARAM_RSA_E, &exponent);
+  const int bits = exponent ? BN_num_bits(exponent) : 0;
+  BN_free(exponent);
+  return bits;
+}
 
 Error malformed_key(std::string what) {
   return Error(Errc::malformed, std::move(what));
@@ -127,6 +136,8 @@ Result<PublicKey> PublicKey::from_protobuf(ByteView serialised) {
       const int bits = EVP_PKEY_get_bits(impl->pkey.get());
       if (bits < kMinRsaBits || bits > kMaxRsaBits)
         return Error(Errc::limit_exceeded, "RSA key of " + std::to_string(bits) + " bits (2048 to 8192 are accepted)");
+      if (exponent_bits(impl->pkey.get()) > kMaxExponentBits)
+        return Error(Errc::limit_exceeded, "RSA key whose exponent makes each check slow");
       break;
     }
     case proto::Secp256k1:

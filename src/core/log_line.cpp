@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -22,17 +23,29 @@ std::string timestamp(std::chrono::system_clock::time_point time) {
                      utc.tm_hour, utc.tm_min, utc.tm_sec, millis);
 }
 
+/// Bytes of the UTF-8 character that `text` begins with; 0 for what is none, or is a control character (C0, C1, DEL).
+std::size_t printable(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned first = byte(0);
+  if (first < 0x80) return first >= 0x20 && first != 0x7f ? 1 : 0;
+  const std::size_t size = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+  for (std::size_t i = 1; i < size; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  return first == 0xc2 && byte(1) < 0xa0 ? 0 : size;
+}
+
 /// What a message must not hold in text format: anything that ends the line or speaks to the terminal.
 std::string one_line(std::string_view message) {
   std::string result;
   result.reserve(message.size());
-  for (char c : message) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      result += fmt::format("\\x{:02x}", byte);
+  while (!message.empty()) {
+    const std::size_t size = printable(message);
+    if (size > 0) {
+      result += message.substr(0, size);
     } else {
-      result += c;
+      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(message.front()));
     }
+    message.remove_prefix(std::max<std::size_t>(size, 1));
   }
   return result;
 }

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::int8_t kTupleType = 0x40;
 constexpr int kMaxDepth = 64;
+constexpr std::size_t kFreeValues = 64 * 1024, kBytesPerValue = 32;
 
 void put(std::string& out, std::uint8_t byte) { out.push_back(static_cast<char>(byte)); }
 template <class Number>
@@ -314,6 +315,10 @@ std::string encode(const Value& value) {
   std::string out;
   encode_to(out, value);
   return out;
+}
+
+Result<Value> decode(ByteView bytes) {
+  return decode(bytes, kFreeValues + bytes.size() / kBytesPerValue);
 }
 
 Result<Value> decode(ByteView bytes, std::size_t max_values) {

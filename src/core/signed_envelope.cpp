@@ -3,6 +3,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/proto/crypto.pb.h"
+#include "core/bounded_parse.hpp"
 
 namespace cohive {
 namespace {
@@ -34,7 +35,7 @@ Result<OpenedEnvelope> open_envelope(ByteView bytes, std::string_view domain, st
   const std::string what(domain);
   if (bytes.size() > kMaxEnvelope) return Error(Errc::limit_exceeded, what);
   proto::Envelope envelope;
-  if (!envelope.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) || envelope.payload_type() != type)
+  if (!parse_bounded(envelope, bytes) || envelope.payload_type() != type)
     return Error(Errc::malformed, what);
   auto key = PublicKey::from_protobuf(as_bytes(envelope.public_key()));
   if (!key) return key.error().with_context(what);

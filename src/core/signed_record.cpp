@@ -3,6 +3,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/signed_envelope.hpp"
 #include "cohive/proto/crypto.pb.h"
+#include "core/bounded_parse.hpp"
 
 namespace cohive {
 namespace {
@@ -10,6 +11,7 @@ namespace {
 constexpr std::string_view kDomain = "libp2p-peer-record";
 constexpr std::string_view kPayloadType{"\x03\x01", 2};
 constexpr int kMaxAddresses = 128;
+constexpr std::size_t kMaxFields = 4096;  // some peers list more addresses than are kept, each in a message
 
 }  // namespace
 
@@ -26,7 +28,7 @@ Result<PeerRecord> open_signed_peer_record(ByteView bytes) {
   const auto envelope = open_envelope(bytes, kDomain, kPayloadType);
   if (!envelope) return envelope.error();
   proto::PeerRecord content;
-  if (!content.ParseFromString(envelope->payload)) return Error(Errc::malformed, "signed peer record: bad payload");
+  if (!parse_bounded(content, as_bytes(envelope->payload), kMaxFields)) return Error(Errc::malformed, "signed peer record: bad payload");
   const auto peer = PeerId::from_bytes(as_bytes(content.peer_id()));
   if (!peer || *peer != envelope->signer.peer_id())
     return Error(Errc::malformed, "signed peer record: the key belongs to another peer");

@@ -292,7 +292,9 @@ Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
       bytes += record.value.size();
       part.push_back({record.key, std::move(record.tag), std::move(record.value), record.expiration, record.cached});
     }
-    const auto stored = co_await impl_->protocol.store_locally(std::move(part));
+    // Who stored them is forgotten. As a whole they would be the largest share, and the first to go.
+    const PeerId from = PeerId::of_public_key(as_bytes("restored up to " + std::to_string(at)));
+    const auto stored = co_await impl_->protocol.store_locally(std::move(part), from);
     kept += static_cast<std::size_t>(std::count(stored.begin(), stored.end(), true));
     co_await runtime().yield();
   }

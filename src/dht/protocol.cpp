@@ -7,6 +7,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/dht.pb.h"
+#include "core/bounded_parse.hpp"
 #include "p2p/network_block.hpp"
 
 namespace cohive::dht {
@@ -182,7 +183,7 @@ Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_ping", request.SerializeAsString(), metrics.ping));
   const double received = now();
   proto::PingResponse reply;
-  if (!reply.ParseFromString(bytes)) co_return Error(Errc::malformed_reply, peer, "rpc_ping");
+  if (!parse_bounded(reply, as_bytes(bytes))) co_return Error(Errc::malformed_reply, peer, "rpc_ping");
   const auto id = DhtId::from_bytes(as_bytes(reply.peer().node_id()));
   if (validate && id) {
     const double theirs = reply.dht_time();
@@ -221,9 +222,10 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
     request.add_expiration_time(record.expiration);
     request.add_in_cache(record.in_cache);
   }
+  const auto records_sent = static_cast<std::size_t>(request.keys_size());
   CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_store", request.SerializeAsString(), metrics.store));
   proto::StoreResponse reply;
-  if (!reply.ParseFromString(bytes) || reply.store_ok_size() != request.keys_size()) {
+  if (!parse_bounded(reply, as_bytes(bytes), records_sent + kMaxPlainFields) || reply.store_ok_size() != request.keys_size()) {
     lost(peer);
     co_return Error(Errc::malformed_reply, peer, "rpc_store");
   }

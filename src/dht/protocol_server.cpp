@@ -7,6 +7,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/dht.pb.h"
+#include "core/bounded_parse.hpp"
 #include "protocol.hpp"
 
 namespace cohive::dht {
@@ -19,6 +20,7 @@ constexpr std::size_t kNeighbourBytes = 22 + 2 + PeerId::kMaxSize;
 // Work of one turn of the loop: about a millisecond.
 constexpr std::size_t kEntriesPerTurn = 1024;
 constexpr std::size_t kKeysPerTurn = 128;
+constexpr std::size_t kStoreLists = 5;  // of a store request, each with an item per record
 
 Error refuse(const CallMetrics& counters, Errc code, const char* why) {
   counters.refused.increment();
@@ -82,7 +84,7 @@ Task<Result<std::string>> Protocol::authorized(Handler handler, PeerId caller, s
 
 Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   proto::PingRequest request;
-  if (!request.ParseFromString(bytes)) co_return refuse(metrics.ping, Errc::malformed_request, "rpc_ping");
+  if (!parse_bounded(request, as_bytes(bytes))) co_return refuse(metrics.ping, Errc::malformed_request, "rpc_ping");
   if (!rates_.allow(caller, 1, runtime.now())) co_return refuse_busy(metrics.ping);
   proto::PingResponse reply;
   const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
@@ -111,7 +113,8 @@ Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
 
 Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
   proto::StoreRequest request;
-  if (!request.ParseFromString(bytes)) co_return refuse(metrics.store, Errc::malformed_request, "rpc_store");
+  if (!parse_bounded(request, as_bytes(bytes), kStoreLists * options.max_keys_per_request + kMaxPlainFields))
+    co_return refuse(metrics.store, Errc::malformed_request, "rpc_store");
   const int count = request.keys_size();
   if (request.subkeys_size() != count || request.values_size() != count || request.expiration_time_size() != count ||
       request.in_cache_size() != count)
@@ -183,7 +186,8 @@ Task<void> Protocol::store_chunk(std::vector<Incoming> incoming, PeerId from, st
 
 Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
   proto::FindRequest request;
-  if (!request.ParseFromString(bytes)) co_return refuse(metrics.find, Errc::malformed_request, "rpc_find");
+  if (!parse_bounded(request, as_bytes(bytes), options.max_keys_per_request + kMaxPlainFields))
+    co_return refuse(metrics.find, Errc::malformed_request, "rpc_find");
   if (static_cast<std::size_t>(request.keys_size()) > options.max_keys_per_request)
     co_return refuse(metrics.find, Errc::too_many_keys, "rpc_find");
   if (!rates_.allow(caller, 1 + request.keys_size(), runtime.now())) co_return refuse_busy(metrics.find);

@@ -5,7 +5,7 @@
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/proto/auth.pb.h"
-#include "rpc/parse.hpp"
+#include "core/bounded_parse.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -77,7 +77,7 @@ SignedCalls::Request SignedCalls::sign_request(const std::string& request) {
 bool SignedCalls::check_reply(ByteView reply, const std::string& nonce) const {
   const auto parts = split(reply);
   proto::ResponseAuthInfo auth;
-  return parts && rpc::parse(auth, parts->auth) && auth.nonce() == nonce &&
+  return parts && parse_bounded(auth, parts->auth) && auth.nonce() == nonce &&
          authorizer_->is_valid(token_of(auth.service_access_token())) &&
          is_signed(authorizer_->key(), auth.service_access_token(), auth, parts->rest);
 }
@@ -85,7 +85,7 @@ bool SignedCalls::check_reply(ByteView reply, const std::string& nonce) const {
 std::optional<std::string> SignedCalls::check_request(ByteView request) {
   const auto parts = split(request);
   proto::RequestAuthInfo auth;
-  if (!parts || !rpc::parse(auth, parts->auth)) return std::nullopt;
+  if (!parts || !parse_bounded(auth, parts->auth)) return std::nullopt;
   if (auth.nonce().empty() || auth.nonce().size() > kMaxNonceBytes) return std::nullopt;
   if (!authorizer_->is_valid(token_of(auth.client_access_token()))) return std::nullopt;
   if (!is_signed(authorizer_->key(), auth.client_access_token(), auth, parts->rest)) return std::nullopt;

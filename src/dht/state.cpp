@@ -159,10 +159,11 @@ Result<> write_state(const std::filesystem::path& path, const SavedState& state)
   content += body;
   // One name, so that crashes leave one such file at most, which the next write replaces.
   const std::string temporary = path.string() + ".new";
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  // What an earlier crash left, or a link that somebody put there, goes: it is not ours to write through.
+  ::unlink(temporary.c_str());
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (file < 0) return file_error(cohive::Errc::io, path, std::strerror(errno));
-  // The mode of a file that an earlier crash left is not ours to trust.
-  const char* failure = ::fchmod(file, 0600) == 0 ? write_all(file, content) : std::strerror(errno);
+  const char* failure = write_all(file, content);
   ::close(file);
   if (!failure && ::rename(temporary.c_str(), path.c_str()) != 0) failure = std::strerror(errno);
   if (failure) {

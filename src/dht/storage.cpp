@@ -12,7 +12,7 @@ namespace cohive::dht {
 namespace {
 constexpr std::int8_t kDictionaryType = 0x50;
 constexpr std::size_t kEntryOverhead = 24;     // headers and expiration of an encoded entry, rounded up
-constexpr std::size_t kEntryMemory = 200;      // what an entry takes beside its bytes: the nodes of two trees
+constexpr std::size_t kEntryMemory = 400;      // what an entry takes beside its bytes: the nodes of three trees
 constexpr std::size_t kMaxDropsAtOnce = 1024;  // keeps one call short when very many records expire together
 
 std::size_t cost_of(const Dictionary::Entry& entry) {
@@ -41,17 +41,18 @@ bool Dictionary::would_accept(const Subkey& subkey, double expiration) const {
   return at == entries_.end() || expiration > at->second.expiration;
 }
 
-bool Dictionary::put(Subkey subkey, std::string value, double expiration) {
+bool Dictionary::put(Subkey subkey, std::string value, double expiration, const PeerId& from) {
   const auto at = entries_.find(subkey.identity);
   if (at != entries_.end()) {
     if (!(expiration > at->second.expiration)) return false;
     erase(subkey.identity);
   }
   by_expiration_.emplace(expiration, subkey.identity);
-  const auto& entry =
-      entries_.emplace(std::move(subkey.identity), Entry{std::move(subkey.encoded), std::move(value), expiration})
-          .first->second;
+  const auto& [identity, entry] =
+      *entries_.emplace(std::move(subkey.identity), Entry{std::move(subkey.encoded), std::move(value), expiration, from})
+           .first;
   bytes_ += cost_of(entry);
+  shares_.add(from, expiration, identity, cost_of(entry));
   latest_ = std::max(latest_, expiration);
   encoded_.clear();
   return true;
@@ -61,6 +62,7 @@ void Dictionary::erase(const std::string& identity) {
   const auto at = entries_.find(identity);
   if (at == entries_.end()) return;
   bytes_ -= cost_of(at->second);
+  shares_.remove(at->second.from, at->second.expiration, identity, cost_of(at->second));
   by_expiration_.erase({at->second.expiration, identity});
   entries_.erase(at);
   encoded_.clear();
@@ -72,9 +74,17 @@ void Dictionary::drop_expired(double now) {
 }
 
 bool Dictionary::shrink(const StorageLimits& limits, const Subkey& subkey) {
-  while (entries_.size() > limits.max_subkeys || bytes_ > limits.max_dictionary_bytes)
-    erase(std::string(by_expiration_.begin()->second));
+  while (entries_.size() > limits.max_subkeys) erase(shares_.first_by_count());
+  while (bytes_ > limits.max_dictionary_bytes) erase(shares_.first_by_bytes());
   return entries_.contains(subkey.identity);
+}
+
+void Dictionary::drop_of_largest(std::size_t bytes) {
+  const PeerId largest = shares_.largest();
+  const std::size_t before = bytes_;
+  do {
+    erase(shares_.first_by_bytes());
+  } while (shares_.largest() == largest && before - bytes_ < bytes);
 }
 
 const std::string& Dictionary::encoded() const {
@@ -97,7 +107,7 @@ const std::string& Dictionary::encoded() const {
 
 Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped) {
   const Error bad(cohive::Errc::malformed, "dictionary record");
-  TRY(auto outer, msgpack::decode(bytes));
+  TRY(auto outer, msgpack::decode(bytes, 1));
   const auto* ext = outer.get_if<msgpack::Ext>();
   if (!ext || ext->type != kDictionaryType) return bad;
   // An entry is four values, more when its subkey is a tuple.
@@ -152,21 +162,22 @@ void Storage::erase(const DhtId& key) {
   records_.erase(found);
 }
 
+/// Whoever filled a dictionary pays for it, not the peer that began it.
+PeerId Storage::payer(const StoredRecord& record) {
+  const auto* dictionary = record.dictionary();
+  return dictionary && dictionary->senders() > 0 ? dictionary->largest_sender() : record.from;
+}
+
 void Storage::count(const DhtId& key, const StoredRecord& record) {
   bytes_ += record.memory();
   by_expiration_.insert({record.expiration, key});
-  Share& share = shares_[record.from];
-  share.bytes += record.memory();
-  share.records.insert({record.expiration, key});
+  shares_.add(payer(record), record.expiration, key, record.memory());
 }
 
 void Storage::uncount(const DhtId& key, const StoredRecord& record) {
   bytes_ -= record.memory();
   by_expiration_.erase({record.expiration, key});
-  const auto share = shares_.find(record.from);
-  share->second.bytes -= record.memory();
-  share->second.records.erase({record.expiration, key});
-  if (share->second.records.empty()) shares_.erase(share);
+  shares_.remove(payer(record), record.expiration, key, record.memory());
 }
 
 void Storage::erase(const DhtId& key, std::string_view tag, double expiration) {
@@ -192,12 +203,18 @@ void Storage::drop_expired(double now) {
 }
 
 void Storage::make_room() {
-  while (!records_.empty() && (records_.size() > limits_.max_records || bytes_ > limits_.max_bytes)) {
-    const bool too_many = records_.size() > limits_.max_records;
-    const auto largest = std::max_element(shares_.begin(), shares_.end(), [too_many](const auto& a, const auto& b) {
-      return too_many ? a.second.records.size() < b.second.records.size() : a.second.bytes < b.second.bytes;
-    });
-    erase(DhtId(largest->second.records.begin()->second));
+  while (records_.size() > limits_.max_records) erase(shares_.first_by_count());
+  while (bytes_ > limits_.max_bytes && !records_.empty()) {
+    const DhtId key = shares_.first_by_bytes();
+    StoredRecord& record = records_.at(key);
+    auto* dictionary = std::get_if<Dictionary>(&record.content);
+    if (!dictionary || dictionary->senders() < 2) {
+      erase(key);
+      continue;
+    }
+    uncount(key, record);  // what others put there stays
+    dictionary->drop_of_largest(bytes_ + record.memory() - limits_.max_bytes);
+    count(key, record);
   }
 }
 
@@ -230,6 +247,7 @@ bool Storage::would_accept(const DhtId& key, const Subkey* subkey, double expira
   if (found == records_.end()) return true;
   const auto* dictionary = found->second.dictionary();
   if (subkey && dictionary) return dictionary->would_accept(*subkey, expiration);
+  if (dictionary && dictionary->senders() > 1) return false;
   return expiration > found->second.expiration;
 }
 
@@ -249,7 +267,7 @@ bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, d
   const auto found = records_.find(key);
   if (found == records_.end() || !found->second.is_dictionary()) {
     Dictionary fresh;
-    fresh.put(std::move(subkey), std::move(value), expiration);
+    fresh.put(std::move(subkey), std::move(value), expiration, from);
     replace(key, {std::move(fresh), expiration, from});
     return records_.contains(key);
   }
@@ -257,7 +275,7 @@ bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, d
   auto& dictionary = std::get<Dictionary>(record.content);
   uncount(key, record);
   dictionary.drop_expired(now);
-  dictionary.put(subkey, std::move(value), expiration);
+  dictionary.put(subkey, std::move(value), expiration, from);
   const bool kept = dictionary.shrink(limits_, subkey);
   if (kept) record.expiration = std::max(record.expiration, expiration);
   count(key, record);

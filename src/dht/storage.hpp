@@ -13,6 +13,7 @@
 #include "cohive/core/peer_id.hpp"
 #include "cohive/core/result.hpp"
 #include "cohive/dht/dht_id.hpp"
+#include "shares.hpp"
 #include "subkey.hpp"
 
 namespace cohive::dht {
@@ -32,17 +33,20 @@ class Dictionary {
     std::string subkey;  ///< msgpack
     std::string value;
     double expiration = 0;
+    PeerId from{};  ///< who stored it: empty for ourselves
   };
 
   /// True when accepted: the subkey is new or `expiration` is later than the present one.
-  bool put(Subkey subkey, std::string value, double expiration);
+  bool put(Subkey subkey, std::string value, double expiration, const PeerId& from = {});
   /// Whether put would accept.
   bool would_accept(const Subkey& subkey, double expiration) const;
   bool contains(const Subkey& subkey) const { return entries_.contains(subkey.identity); }
   void drop_expired(double now);
   bool has_expired(double now) const { return !by_expiration_.empty() && by_expiration_.begin()->first < now; }
-  /// Drops what expires first until the bounds hold. True if `subkey` is still there.
+  /// Drops entries until the bounds hold, those of whoever has most. True if `subkey` is still there.
   bool shrink(const StorageLimits& limits, const Subkey& subkey);
+  /// Drops entries of whoever has most, until `bytes` are free or somebody else has as much.
+  void drop_of_largest(std::size_t bytes);
   void erase(const std::string& identity);
 
   /// By identity of the subkey.
@@ -50,6 +54,9 @@ class Dictionary {
   /// The latest expiration of any entry ever put; -inf when none was.
   double latest_expiration() const noexcept { return latest_; }
   std::size_t bytes() const noexcept { return bytes_; }
+  /// How many peers stored entries, and the one whose take up most room.
+  std::size_t senders() const noexcept { return shares_.senders(); }
+  PeerId largest_sender() const { return shares_.largest(); }
 
   /// ext 0x50. Kept until the next change, as every find sends it.
   const std::string& encoded() const;
@@ -61,6 +68,7 @@ class Dictionary {
   std::map<std::string, Entry> entries_;  // ordered, so that equal dictionaries encode alike
   double latest_ = -std::numeric_limits<double>::infinity();
   std::set<std::pair<double, std::string>> by_expiration_;
+  Shares<std::string> shares_;
   std::size_t bytes_ = 0;
   mutable std::string encoded_;
 };
@@ -68,7 +76,7 @@ class Dictionary {
 struct StoredRecord {
   std::variant<std::string, Dictionary> content;
   double expiration = 0;
-  PeerId from{};  ///< who stored it: empty for ourselves; of a dictionary, who began it
+  PeerId from{};  ///< who stored it: empty for ourselves; of a dictionary see Dictionary::largest_sender
   bool is_dictionary() const { return content.index() == 1; }
   const std::string* value() const { return std::get_if<std::string>(&content); }
   const Dictionary* dictionary() const { return std::get_if<Dictionary>(&content); }
@@ -85,7 +93,8 @@ class Storage {
  public:
   explicit Storage(StorageLimits limits) : limits_(limits) {}
 
-  /// A regular value. Refused when expired, too large, or not newer than what is there.
+  /// A regular value. Refused when expired, too large, or not newer than what is there; in place of a dictionary that
+  /// several peers keep up it is refused however late it expires.
   bool store(const DhtId& key, std::string value, double expiration, double now, const PeerId& from = {});
   /// One entry of a dictionary.
   bool store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now,
@@ -119,16 +128,13 @@ class Storage {
   void uncount(const DhtId& key, const StoredRecord& record);
   void make_room();
   void drop_expired(double now);
+  static PeerId payer(const StoredRecord& record);
 
   StorageLimits limits_;
   std::unordered_map<DhtId, StoredRecord> records_;
   using ByExpiration = std::set<std::pair<double, DhtId>>;
-  struct Share {
-    ByExpiration records;
-    std::size_t bytes = 0;
-  };
   ByExpiration by_expiration_;
-  std::unordered_map<PeerId, Share> shares_;
+  Shares<DhtId> shares_;
   std::size_t bytes_ = 0;
 };
 

@@ -3,10 +3,15 @@
 #include <algorithm>
 
 #include "cohive/core/errors.hpp"
+#include "core/bounded_parse.hpp"
 
 namespace cohive::p2p {
 
 using proto::AutoNat;
+
+namespace {
+constexpr std::size_t kMaxFields = 1024;  // addresses: p2pd names all it has
+}  // namespace
 
 std::string encode(const DialBackRequest& request) {
   AutoNat message;
@@ -29,7 +34,7 @@ std::string encode(const DialBackResponse& response) {
 
 Result<DialBackRequest> parse_dial_back_request(ByteView bytes) {
   AutoNat message;
-  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) || message.type() != AutoNat::DIAL ||
+  if (!parse_bounded(message, bytes, kMaxFields) || message.type() != AutoNat::DIAL ||
       !message.dial().has_peer())
     return Error(cohive::Errc::malformed, "dial-back request");
   DialBackRequest request;
@@ -48,7 +53,7 @@ Result<DialBackRequest> parse_dial_back_request(ByteView bytes) {
 
 Result<DialBackResponse> parse_dial_back_response(ByteView bytes) {
   AutoNat message;
-  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) ||
+  if (!parse_bounded(message, bytes, kMaxFields) ||
       message.type() != AutoNat::DIAL_RESPONSE || !message.dial_response().has_status())
     return Error(cohive::Errc::malformed, "dial-back response");
   const auto& answer = message.dial_response();

@@ -45,7 +45,7 @@ Result<> check_voucher(ByteView bytes, const PeerId& relay, const PeerId& peer) 
   const auto envelope = open_envelope(bytes, kVoucherDomain, kVoucherType);
   if (!envelope) return envelope.error();
   proto::RelayVoucher voucher;
-  if (!voucher.ParseFromString(envelope->payload) || envelope->signer.peer_id() != relay ||
+  if (!parse_bounded(voucher, as_bytes(envelope->payload)) || envelope->signer.peer_id() != relay ||
       voucher.relay() != relay.binary() || voucher.peer() != peer.binary())
     return Error(cohive::Errc::malformed, relay, "the voucher is of another relay or for another peer");
   return ok();

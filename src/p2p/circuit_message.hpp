@@ -11,18 +11,20 @@
 #include "cohive/p2p/relay.hpp"
 #include "cohive/proto/relay.pb.h"
 #include "cohive/transport/stream.hpp"
+#include "core/bounded_parse.hpp"
 
 namespace cohive::p2p {
 
 inline const std::string kHopProtocol = "/libp2p/circuit/relay/0.2.0/hop";
 inline const std::string kStopProtocol = "/libp2p/circuit/relay/0.2.0/stop";
 inline constexpr std::size_t kMaxRelayMessage = 4096;
+inline constexpr std::size_t kMaxRelayFields = 256;  // a reservation names the relay's addresses
 
 /// Parses a message whose type is known. Errc::malformed otherwise.
 template <class Message>
 Result<Message> parse_relay_message(ByteView bytes) {
   Message message;
-  if (bytes.size() > kMaxRelayMessage || !message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) ||
+  if (bytes.size() > kMaxRelayMessage || !parse_bounded(message, bytes, kMaxRelayFields) ||
       !message.has_type())
     return Error(cohive::Errc::malformed, "relay message");
   return message;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/multistream.hpp"
@@ -50,7 +51,7 @@ Result<> ConnectionTable::add(transport::ConnectionPtr connection, std::string n
   if (peer_id == self_.id) return Error(Errc::dial_to_self);
   const auto known = peers_.find(peer_id);
   if ((known != peers_.end() && known->second.connections.size() >= self_.options.max_connections_per_peer) ||
-      shares_.of(network) >= self_.options.max_connections_per_ip || !make_room(!connection->outbound()))
+      shares_.of(network) >= self_.options.max_connections_per_ip || !make_room(!connection->outbound(), network))
     return Error(Errc::too_many_connections, peer_id);
   const auto entry =
       std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(network)));
@@ -193,6 +194,21 @@ void ConnectionTable::disconnect(const PeerId& peer) {
   if (!found) return;
   for (const auto& entry : std::vector(found->connections))
     close_gracefully(entry, Error(cohive::Errc::closed, peer), self_.runtime.after(kFarewell));
+}
+
+void ConnectionTable::cut_off(const PeerId& peer) {
+  if (self_.closed || !cutting_.insert(peer).second) return;
+  log::warn("p2p", "cutting {} off: it fills most of the memory that peers may fill", peer);
+  tasks_.spawn(cut(*this, peer), "cut a peer off");
+}
+
+Task<void> ConnectionTable::cut(ConnectionTable& table, PeerId peer) {
+  co_await table.self_.runtime.yield();
+  table.cutting_.erase(peer);
+  const ConnectedPeer* found = table.find(peer);
+  if (!found) co_return;
+  for (const auto& entry : std::vector(found->connections))
+    table.abort(entry, Error(cohive::Errc::limit_exceeded, peer, "memory that peers may fill"));
 }
 
 /// A service that is writing an answer goes on while there is something to send.

@@ -98,6 +98,8 @@ class ConnectionTable {
   void set_valued(std::function<bool(const PeerId&)> valued) { valued_ = std::move(valued); }
   /// Ends all connections to a peer, in order.
   void disconnect(const PeerId& peer);
+  /// Closes them at once, though not in this call.
+  void cut_off(const PeerId& peer);
   /// Ends all tasks that serve streams, at once.
   void stop();
   /// Ends all connections in order; they wait for their peers' ends until the deadline.
@@ -106,10 +108,12 @@ class ConnectionTable {
  private:
   using EntryRef = const ConnectionEntryPtr&;
   static Task<void> serve(ConnectionTable& table, ConnectionEntryPtr entry);
+  static Task<void> cut(ConnectionTable& table, PeerId peer);
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
-  ConnectionEntryPtr replaceable() const;
-  bool make_room(bool inbound);
+  ConnectionEntryPtr replaceable(const std::string& network) const;
+  ConnectionEntryPtr of_the_largest(const std::string& network) const;
+  bool make_room(bool inbound, const std::string& network);
   static Task<void> trim(ConnectionTable& table);
   void trim_once();
   static Task<void> close_surplus(ConnectionTable& table);
@@ -129,6 +133,7 @@ class ConnectionTable {
   std::unordered_map<PeerId, ConnectedPeer> peers_;
   std::size_t size_ = 0;
   Traffic past_traffic_;      ///< of connections that have ended
+  std::set<PeerId> cutting_;  ///< peers that are being cut off
   std::set<PeerId> surplus_;  ///< peers with several connections
   using Protected = std::unordered_map<PeerId, std::weak_ptr<void>>;
   std::shared_ptr<Protected> protected_ = std::make_shared<Protected>();  ///< tokens may outlive us

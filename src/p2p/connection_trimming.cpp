@@ -13,6 +13,7 @@ constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept
 // longer: a peer that is turned away takes us for gone and bans us, one that loses an idle connection dials again.
 constexpr Duration kJustUsed = 1s;
 constexpr Duration kTrimPeriod = 10s;  // as p2pd
+constexpr std::size_t kCrowd = 8, kCrowdRatio = 4;  // connections of one network that may have to go for another's
 constexpr Duration kTrimFarewell = 2s;
 
 }  // namespace
@@ -25,7 +26,7 @@ bool ConnectionTable::below_limit(bool inbound) const {
 }
 
 bool ConnectionTable::has_room_for(const std::string& network) const {
-  return shares_.of(network) < self_.options.max_connections_per_ip && (below_limit(true) || replaceable());
+  return shares_.of(network) < self_.options.max_connections_per_ip && (below_limit(true) || replaceable(network));
 }
 
 Subscription ConnectionTable::protect(const PeerId& peer) {
@@ -40,9 +41,9 @@ bool ConnectionTable::is_protected(const PeerId& peer) const {
   return protected_->contains(peer) || (valued_ && valued_(peer));
 }
 
-/// The connection that will be missed least: unprotected peers first, of these the one that was idle longest. Null when
-/// all are in use.
-ConnectionEntryPtr ConnectionTable::replaceable() const {
+/// The connection that will be missed least, for one of `network`: unprotected peers first, of these the one that was idle
+/// longest. Null when all are in use and no network has far more than its share.
+ConnectionEntryPtr ConnectionTable::replaceable(const std::string& network) const {
   const TimePoint limit = self_.runtime.now() - kJustUsed;
   ConnectionEntryPtr result;
   bool result_protected = false;
@@ -56,12 +57,27 @@ ConnectionEntryPtr ConnectionTable::replaceable() const {
       result_protected = guarded;
     }
   }
+  return result ? result : of_the_largest(network);
+}
+
+/// A peer of the network that has most, though it is in use, if that network has many and several times as many as the
+/// newcomer's: one address that fills the host with open streams keeps nobody else out.
+ConnectionEntryPtr ConnectionTable::of_the_largest(const std::string& network) const {
+  const auto [largest, count] = shares_.most();
+  if (network.empty() || largest == network || count < std::max(kCrowd, kCrowdRatio * (shares_.of(network) + 1)))
+    return nullptr;
+  ConnectionEntryPtr result;
+  for (const auto& [id, peer] : peers_) {
+    if (is_protected(id)) continue;
+    for (const auto& entry : peer.connections)
+      if (entry->share.network() == largest && (!result || entry->used < result->used)) result = entry;
+  }
   return result;
 }
 
-bool ConnectionTable::make_room(bool inbound) {
+bool ConnectionTable::make_room(bool inbound, const std::string& network) {
   if (below_limit(inbound)) return true;
-  const ConnectionEntryPtr victim = replaceable();
+  const ConnectionEntryPtr victim = replaceable(network);
   if (!victim) return false;
   self_.metrics.closed_for_room.increment();
   close_gracefully(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"),

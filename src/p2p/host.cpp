@@ -40,6 +40,12 @@ HostOptions fitted(HostOptions options, const transport::Transports& transports)
   return options;
 }
 
+HostOptions with_memory(HostOptions options) {
+  const std::size_t most = options.memory_budget > 0 ? options.memory_budget : default_memory_budget();
+  options.transport.memory = std::make_shared<MemoryBudget>(most);
+  return options;
+}
+
 Connectivity over(transport::Network& network, const KeyPair& identity, const HostOptions& options) {
   Connectivity result;
   result.transports.push_back(transport::make_stream_transport(network, identity, options.transport));
@@ -69,6 +75,7 @@ struct Host::Impl {
         status(self, table, own, reachability, relays),
         tasks(runtime, "host") {
     serve_ping(handlers, runtime);
+    self.options.transport.memory->set_cut([this](const PeerId& peer) { table.cut_off(peer); });
     connectivity.transports.push_back(make_circuit_transport(self, table, dialler, circuit_upgrader()));
     if (self.options.hole_punching)
       punching.emplace(self, handlers, table, book, dialler, identify, inbound, own,
@@ -81,6 +88,7 @@ struct Host::Impl {
   }
   ~Impl() {
     self.closed = true;
+    self.options.transport.memory->set_cut(nullptr);  // accounts may outlive us
     end_waits();
     table.stop();
   }
@@ -111,6 +119,11 @@ struct Host::Impl {
       impl.status.measure();
       impl.self.metrics.routing_peers.set(static_cast<double>(impl.routing.table_size()));
       impl.self.metrics.known_peers.set(static_cast<double>(impl.book.size()));
+      const MemoryBudget& memory = *impl.self.options.transport.memory;
+      impl.self.metrics.memory_held.set(static_cast<double>(memory.held()));
+      impl.self.metrics.memory_highest.set(static_cast<double>(memory.highest()));
+      impl.self.metrics.memory_refused.set(static_cast<double>(memory.refused()));
+      impl.self.metrics.memory_cut_off.set(static_cast<double>(memory.cut_off()));
     }
   }
 
@@ -134,10 +147,14 @@ struct Host::Impl {
   TaskGroup tasks;
 };
 
-Host::Host(transport::Network& network, KeyPair identity, HostOptions options)
-    : Host(network.runtime(), over(network, identity, options), identity, options) {}
+Host::Host(transport::Network& network, KeyPair identity, HostOptions options) {
+  options = with_memory(std::move(options));
+  auto connectivity = over(network, identity, options);
+  impl_ = std::make_unique<Impl>(network.runtime(), std::move(connectivity), std::move(identity), std::move(options));
+}
 Host::Host(Runtime& runtime, Connectivity connectivity, KeyPair identity, HostOptions options)
-    : impl_(std::make_unique<Impl>(runtime, std::move(connectivity), std::move(identity), std::move(options))) {}
+    : impl_(std::make_unique<Impl>(runtime, std::move(connectivity), std::move(identity),
+                                   with_memory(std::move(options)))) {}
 Host::~Host() = default;
 
 Result<> Host::start() {
@@ -191,6 +208,9 @@ std::vector<PortMapping> Host::port_mappings() const {
 }
 std::vector<HeldReservation> Host::relays() const {
   return impl_->relays.held();
+}
+MemoryBudget& Host::memory() const noexcept {
+  return *impl_->self.options.transport.memory;
 }
 Traffic Host::traffic() const {
   return impl_->table.traffic();

@@ -8,6 +8,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "network_shares.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -74,10 +75,11 @@ Task<void> HttpServer::accept(HttpServer& self) {
     auto connection = co_await self.listener_->accept();
     if (!connection) co_return;
     if (self.open_.size() >= kMaxConnections) {
-      self.open_.front()->close();  // its task ends by that
-      self.open_.pop_front();
+      const auto oldest = oldest_of_the_largest(self.open_, [](const Open& one) { return one.network; });
+      oldest->connection->close();  // its task ends by that
+      self.open_.erase(oldest);
     }
-    self.open_.push_back(connection->get());
+    self.open_.push_back({connection->get(), network_of((*connection)->remote_address())});
     self.tasks_.spawn(handle(self, std::move(*connection)), "HTTP request");
   }
 }
@@ -86,7 +88,9 @@ Task<void> HttpServer::handle(HttpServer& self, std::unique_ptr<transport::RawCo
   struct Listed {
     Connections& open;
     transport::RawConnection* connection;
-    ~Listed() { open.remove(connection); }
+    ~Listed() {
+      open.remove_if([this](const Open& one) { return one.connection == connection; });
+    }
   } listed{self.open_, connection.get()};
   const Deadline deadline = self.runtime_.after(kHttpTimeout);
   const auto served = co_await within(self.runtime_, deadline, serve(self, *connection), "HTTP request");
@@ -104,6 +108,8 @@ Task<Result<>> HttpServer::serve(HttpServer& self, transport::RawConnection& con
     auto count = co_await connection.read_some(chunk);
     if (!count) co_return count.error();
     if (*count == 0) co_return Error(cohive::Errc::end_of_stream, "HTTP request");
+    // A body's chunk extensions are in no limit of the parser.
+    if (received.size() > kMaxHeader) co_return co_await send(connection, bytes_of(refusal(true), false));
     received.append(reinterpret_cast<const char*>(chunk.data()), *count);
     boost::system::error_code error;
     received.erase(0, parser.put(boost::asio::buffer(received), error));

@@ -1,6 +1,6 @@
 // HttpServer: HTTP/1.1 for a person's browser and for Prometheus. One GET or HEAD per connection, within ten seconds.
-// Of more than kMaxConnections at once the one that has been here longest goes: clients that say nothing, or read
-// nothing, keep nobody out. Loop thread only.
+// Of more than kMaxConnections at once, that of the network which has most of them goes that has been here longest:
+// clients that say nothing, or read nothing, keep nobody out. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -37,7 +37,11 @@ class HttpServer {
   const transport::Listener& listener() const { return *listener_; }
 
  private:
-  using Connections = std::list<transport::RawConnection*>;
+  struct Open {
+    transport::RawConnection* connection;
+    std::string network;
+  };
+  using Connections = std::list<Open>;
   static Task<void> accept(HttpServer& self);
   static Task<void> handle(HttpServer& self, std::unique_ptr<transport::RawConnection> connection);
   static Task<Result<>> serve(HttpServer& self, transport::RawConnection& connection);

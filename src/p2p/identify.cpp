@@ -8,6 +8,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/multistream.hpp"
+#include "core/bounded_parse.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 constexpr std::size_t kMaxPart = 8192;
 constexpr int kMaxParts = 10;
 constexpr std::size_t kMaxProtocols = 1000;
+constexpr std::size_t kMaxFields = 2 * kMaxProtocols;  // protocols and addresses
 constexpr std::size_t kMaxProtocolSets = 16;
 constexpr std::size_t kMaxAgent = 256;
 constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
@@ -42,7 +44,7 @@ Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
 Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline deadline) {
   CO_TRY(const auto bytes, co_await read_parts(stream, deadline));
   proto::Identify message;
-  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
+  if (!parse_bounded(message, bytes, kMaxFields))
     co_return Error(cohive::Errc::malformed, stream.peer(), "identify");
   co_return message;
 }

@@ -1,6 +1,10 @@
 #include "inbound.hpp"
 
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/transport/errors.hpp"
 
 namespace cohive::p2p {
@@ -65,26 +69,46 @@ Task<void> Inbound::accept(Inbound& inbound, transport::ConnectionListener& list
 void Inbound::admit(std::unique_ptr<transport::PendingConnection> pending) {
   const HostOptions& options = self_.options;
   std::string network = network_of(pending->remote_address());
-  if (upgrades_.size() >= options.max_pending_inbound || pending_shares_.of(network) >= options.max_pending_per_ip ||
-      !table_.has_room_for(network)) {
+  if (!table_.has_room_for(network)) {
     self_.metrics.inbound_refused.increment();
     return;
   }
-  upgrades_.spawn(upgrade(*this, std::move(pending), std::move(network)), "inbound handshake");
+  if (pending_shares_.of(network) >= options.max_pending_per_ip) {
+    drop(std::ranges::find(handshakes_, network, [](const auto& one) { return one->network; }));
+  } else if (handshakes_.size() >= options.max_pending_inbound) {
+    drop(oldest_of_the_largest(handshakes_, [](const auto& one) { return one->network; }));
+  }
+  auto handshake = std::make_shared<Handshake>(self_.runtime, pending_shares_.take(network), std::move(network));
+  handshakes_.push_back(handshake);
+  upgrades_.spawn(upgrade(*this, std::move(pending), std::move(handshake)), "inbound handshake");
+}
+
+void Inbound::drop(Handshakes::iterator handshake) {
+  if (handshake == handshakes_.end()) return;
+  self_.metrics.inbound_refused.increment();
+  (*handshake)->share.reset();
+  (*handshake)->dropped.set();
+  handshakes_.erase(handshake);
+}
+
+Task<void> Inbound::is_dropped(Handshake& handshake) {
+  co_await handshake.dropped.wait();
 }
 
 Task<void> Inbound::upgrade(Inbound& inbound, std::unique_ptr<transport::PendingConnection> pending,
-                            std::string network) {
-  const auto counted = inbound.pending_shares_.take(network);
+                            std::shared_ptr<Handshake> handshake) {
+  const auto end = on_exit([&] { inbound.handshakes_.remove(handshake); });
   HostMetrics& metrics = inbound.self_.metrics;
   const std::string from = pending->remote_address().text();
-  auto connection = co_await pending->finish();
+  auto ended = co_await race(inbound.self_.runtime, pending->finish(), is_dropped(*handshake));
+  if (ended.index() == 1) co_return;
+  auto& connection = std::get<0>(ended);
   if (!connection) {
     metrics.inbound_failed.increment();
     log::debug("p2p", "inbound connection from {} failed: {}", from, connection.error());
     co_return;
   }
-  auto added = inbound.table_.add(std::move(*connection), std::move(network));
+  auto added = inbound.table_.add(std::move(*connection), handshake->network);
   (added ? metrics.inbound_ok : metrics.inbound_refused).increment();
   if (!added) log::debug("p2p", "inbound connection from {} refused: {}", from, added.error());
 }

@@ -1,6 +1,9 @@
 // Listens, and takes inbound connections in: room is looked for before the handshake, which costs us more than the
-// peer. Source: libp2p wire spec, sections 10 and 13.
+// peer. When too many shake hands at once, the oldest of the network that has most of them goes: peers that connect and
+// say nothing keep nobody else out. Source: libp2p wire spec, sections 10 and 13.
 #pragma once
+
+#include <list>
 
 #include "connection_table.hpp"
 #include "dialler.hpp"
@@ -23,9 +26,20 @@ class Inbound {
   std::vector<Multiaddr> bound() const;
 
  private:
+  /// An unfinished one. It leaves the list when it ends, or is dropped.
+  struct Handshake {
+    Handshake(Runtime& runtime, NetworkShares::Share taken, std::string from)
+        : share(std::move(taken)), network(std::move(from)), dropped(runtime, "room for inbound handshakes") {}
+    std::optional<NetworkShares::Share> share;
+    std::string network;
+    Event dropped;
+  };
+  using Handshakes = std::list<std::shared_ptr<Handshake>>;
+  static Task<void> is_dropped(Handshake& handshake);
+  void drop(Handshakes::iterator handshake);
   static Task<void> accept(Inbound& inbound, transport::ConnectionListener& listener);
   static Task<void> upgrade(Inbound& inbound, std::unique_ptr<transport::PendingConnection> pending,
-                            std::string network);
+                            std::shared_ptr<Handshake> handshake);
   std::vector<Multiaddr> dialable() const;
 
   Self& self_;
@@ -33,6 +47,7 @@ class Inbound {
   ConnectionTable& table_;
   std::vector<std::unique_ptr<transport::ConnectionListener>> listeners_;
   NetworkShares pending_shares_;
+  Handshakes handshakes_;  // oldest first
   TaskGroup upgrades_;
   TaskGroup tasks_;
 };

@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "cohive/core/errors.hpp"
+#include "core/bounded_parse.hpp"
 
 namespace cohive::p2p {
 namespace {
 
 constexpr int kMaxPeersHeard = 32;      // per reply; k and the target are 21
 constexpr int kMaxAddressesHeard = 16;  // per peer in a reply
+constexpr std::size_t kMaxReplyFields = 4096;  // 21 peers, of which some tell more addresses than we hear
 
 }  // namespace
 
@@ -24,7 +26,7 @@ Task<Result<proto::KadMessage>> KadClient::ask(PeerId peer, std::string key, Dea
   auto bytes = co_await reader.read_message(kMaxKadMessage, deadline);
   if (!bytes) co_return bytes.error();
   proto::KadMessage reply;
-  if (!*bytes || !reply.ParseFromArray((*bytes)->data(), static_cast<int>((*bytes)->size())))
+  if (!*bytes || !parse_bounded(reply, **bytes, kMaxReplyFields))
     co_return Error(cohive::Errc::malformed, peer, "routing reply");
   (*stream)->close_write();
   co_return reply;

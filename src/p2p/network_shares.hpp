@@ -1,15 +1,15 @@
 // How much each network has of something scarce: an attacker has one network and any number of identities.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 
-#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/memory_budget.hpp"
 
 namespace cohive::p2p {
 
-/// What an attacker has one of: an IPv4 address, an IPv6 /64 network. Empty for this machine, which is trusted.
-std::string network_of(const Multiaddr& address);
+using cohive::network_of;
 
 class NetworkShares {
  public:
@@ -30,6 +30,8 @@ class NetworkShares {
       if (--found->second == 0) owner_->counts_.erase(found);
     }
 
+    const std::string& network() const noexcept { return network_; }
+
    private:
     NetworkShares* owner_ = nullptr;  ///< null: not counted
     std::string network_;
@@ -40,9 +42,26 @@ class NetworkShares {
     const auto found = counts_.find(network);
     return found == counts_.end() ? 0 : found->second;
   }
+  /// The network that has most, and how much; empty when none has any.
+  std::pair<std::string, std::size_t> most() const {
+    std::pair<std::string, std::size_t> result;
+    for (const auto& [network, count] : counts_)
+      if (std::pair(count, network) > std::pair(result.second, result.first)) result = {network, count};
+    return result;
+  }
 
  private:
   std::unordered_map<std::string, std::size_t> counts_;
 };
+
+/// Of a list that has the oldest first: the oldest of the network that has most there. What floods a full list pushes out
+/// itself.
+template <class List, class NetworkOf>
+typename List::iterator oldest_of_the_largest(List& list, NetworkOf network) {
+  std::unordered_map<std::string, std::size_t> counts;
+  std::size_t most = 0;
+  for (const auto& one : list) most = std::max(most, ++counts[network(one)]);
+  return std::find_if(list.begin(), list.end(), [&](const auto& one) { return counts[network(one)] == most; });
+}
 
 }  // namespace cohive::p2p

@@ -5,6 +5,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/p2p/errors.hpp"
+#include "core/bounded_parse.hpp"
 #include "network_block.hpp"
 
 namespace cohive::p2p {
@@ -273,7 +274,7 @@ Task<void> PeerRouting::serve(transport::StreamPtr stream) {
     proto::KadMessage reply;
     {
       proto::KadMessage request;
-      if (!request.ParseFromArray((*bytes)->data(), static_cast<int>((*bytes)->size()))) co_return;
+      if (!parse_bounded(request, **bytes)) co_return;
       switch (request.type()) {
         case proto::KadMessage::PING:
           reply.set_type(proto::KadMessage::PING);

@@ -8,7 +8,7 @@
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
-#include "parse.hpp"
+#include "core/bounded_parse.hpp"
 #include "records.hpp"
 
 namespace cohive::rpc {
@@ -38,7 +38,7 @@ Outcome outcome_of(const Error& error) {
 
 Result<std::string> parse_reply(ByteView bytes, const PeerId& peer, const std::string& protocol) {
   proto::PersistentConnectionRequest frame;
-  if (!parse(frame, bytes) || !frame.has_unary_response())
+  if (!parse_bounded(frame, bytes) || !frame.has_unary_response())
     return Error(Errc::malformed_frame, peer, "reply to " + protocol);
   auto& response = *frame.mutable_unary_response();
   if (response.has_error())
@@ -105,7 +105,7 @@ class ClientStreamOverHost final : public ClientStream {
     if ((*record)->marker == Marker::message) co_return std::optional<Slice>(std::move((*record)->payload));
     proto::RPCError error;
     const ByteView payload = (*record)->payload;
-    if (!parse(error, payload)) co_return failed(Error(Errc::malformed_frame, peer_, "error record"));
+    if (!parse_bounded(error, payload)) co_return failed(Error(Errc::malformed_frame, peer_, "error record"));
     co_return failed(handler_error(peer_, error.message()));
   }
   const PeerId& peer() const override { return peer_; }

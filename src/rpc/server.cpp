@@ -12,7 +12,7 @@
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
-#include "parse.hpp"
+#include "core/bounded_parse.hpp"
 #include "records.hpp"
 
 namespace cohive::rpc {
@@ -48,20 +48,23 @@ Task<Result<Slice>> caller_leaves(transport::Stream& stream) {
 
 /// What one peer has running here.
 struct Caller {
-  explicit Caller(Runtime& runtime)
-      : bytes(runtime, kMaxBytesPerPeer, "room for requests"), replies(runtime, kMaxBytesPerPeer, "room for replies") {}
+  Caller(Runtime& runtime, std::shared_ptr<const MemoryBudget::Account> memory_of)
+      : bytes(runtime, kMaxBytesPerPeer, "room for requests"),
+        replies(runtime, kMaxBytesPerPeer, "room for replies"),
+        account(std::move(memory_of)) {}
   std::size_t calls = 0;
   Semaphore bytes;
   Semaphore replies;  // on their way: who asks for much and does not read it would fill our memory
+  std::shared_ptr<const MemoryBudget::Account> account;  // what all callers together may fill
 };
 
 class ServerStreamOverStream final : public ServerStream {
  public:
-  ServerStreamOverStream(transport::Stream& stream, Semaphore& room)
+  ServerStreamOverStream(transport::Stream& stream, Caller& caller)
       : stream_(stream),
         reader_(stream),
         writer_(stream),
-        room_(room),
+        caller_(caller),
         changed_(stream.runtime(), "requests of a streaming call") {}
 
   Task<Result<std::optional<Slice>>> receive(Deadline deadline) override {
@@ -90,7 +93,10 @@ class ServerStreamOverStream final : public ServerStream {
       CO_TRY(auto header, co_await reader_.header(Deadline::never()));
       if (!header) co_return Error(Errc::call_cancelled, stream_.peer());
       const Marker marker = header->marker;
-      auto units = co_await room_.acquire(header->size + kRequestOverhead);
+      auto units = co_await caller_.bytes.acquire(header->size + kRequestOverhead);
+      MemoryBudget::Charge memory(caller_.account);
+      if (!memory.add(header->size + kRequestOverhead))
+        co_return Error(cohive::Errc::limit_exceeded, stream_.peer(), "memory for requests");
       CO_TRY(auto payload, co_await reader_.payload(Deadline::never()));
       if (marker == Marker::error) {
         ended_ = true;
@@ -98,7 +104,7 @@ class ServerStreamOverStream final : public ServerStream {
         co_return Error(Errc::message_after_end, stream_.peer());
       } else if (!answered_) {
         queued_ += payload.size();
-        requests_.push_back({std::move(payload), std::move(units)});
+        requests_.push_back({std::move(payload), std::move(units), std::move(memory)});
       }
       changed_.notify_all();
     }
@@ -123,11 +129,12 @@ class ServerStreamOverStream final : public ServerStream {
   struct Request {
     Slice bytes;
     Semaphore::Units room;
+    MemoryBudget::Charge memory;
   };
   transport::Stream& stream_;
   RecordReader reader_;
   RecordWriter writer_;
-  Semaphore& room_;
+  Caller& caller_;
   std::deque<Request> requests_;
   std::size_t queued_ = 0;
   bool ended_ = false, answered_ = false;
@@ -162,10 +169,11 @@ Task<Result<>> handle(const Method& method, ServerStream& stream) {
 struct Request {
   proto::PersistentConnectionRequest frame;
   Semaphore::Units room;
+  MemoryBudget::Charge memory;
 };
 
 /// nullopt when the caller did not send a complete and valid frame in time.
-Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& stream, Semaphore& room) {
+Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& stream, Caller& caller) {
   const Deadline deadline = runtime.after(kRequestReadTimeout);
   transport::StreamReader reader(stream);
   Bytes prefix;
@@ -178,12 +186,14 @@ Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& s
   }
   if (length.status == VarintStatus::invalid || length.value > kMaxUnaryFrame) co_return std::nullopt;
   Request request;
-  request.room = co_await room.acquire(length.value, deadline);
+  request.room = co_await caller.bytes.acquire(length.value, deadline);
   if (!request.room) co_return std::nullopt;
+  request.memory = MemoryBudget::Charge(caller.account);
+  if (!request.memory.add(length.value)) co_return std::nullopt;
   auto bytes = co_await reader.read_exactly(length.value, deadline);
   if (!bytes) co_return std::nullopt;
   auto& frame = request.frame;
-  if (!parse(frame, *bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary()) co_return std::nullopt;
+  if (!parse_bounded(frame, *bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary()) co_return std::nullopt;
   co_return request;
 }
 
@@ -205,7 +215,7 @@ std::string make_reply(const std::string& call_id, Result<std::string>& result) 
 
 Task<void> serve_unary(Runtime& runtime, transport::Stream& stream, const Method& method, Caller& caller) {
   CallRecord record(runtime, method.metrics);
-  auto request = co_await read_request(runtime, stream, caller.bytes);
+  auto request = co_await read_request(runtime, stream, caller);
   if (!request) {
     record.outcome = Outcome::malformed;
     stream.close_write();  // as p2pd does: no reply
@@ -220,7 +230,8 @@ Task<void> serve_unary(Runtime& runtime, transport::Stream& stream, const Method
   const std::string reply = make_reply(call_id, result);
   if (!result) log::debug("rpc", "{} failed for {}: {}", method.protocol, stream.peer(), result.error());
   const auto room = caller.replies.try_acquire(reply.size());
-  if (!room) {
+  MemoryBudget::Charge memory(caller.account);
+  if (!room || !memory.add(reply.size())) {
     log::debug("rpc", "{} refused: {} does not read its replies", method.protocol, stream.peer());
     record.outcome = Outcome::refused;
     co_return;  // dropping the stream resets it
@@ -251,7 +262,7 @@ Task<void> answer(Runtime& runtime, const Method& method, ServerStreamOverStream
 
 Task<void> serve_streaming(Runtime& runtime, transport::Stream& stream, const Method& method, Caller& caller) {
   CallRecord record(runtime, method.metrics);
-  ServerStreamOverStream call(stream, caller.bytes);
+  ServerStreamOverStream call(stream, caller);
   const auto end = on_exit([&] {
     record.sent = call.writer().bytes();
     record.received = call.reader().bytes();
@@ -269,13 +280,18 @@ Task<void> serve_streaming(Runtime& runtime, transport::Stream& stream, const Me
 }  // namespace
 
 struct Server::Impl {
-  explicit Impl(Runtime& r) : runtime(r), tasks(r, "rpc server") {}
+  explicit Impl(p2p::Host& h) : host(h), runtime(h.runtime()), tasks(runtime, "rpc server") {}
   using Callers = std::unordered_map<PeerId, Caller>;
 
   /// One running call of a peer. A handler that ends its own server goes last, so the table is shared.
   struct Running {
-    Running(const Impl& server, const PeerId& p)
-        : callers(server.callers), peer(p), caller(callers->try_emplace(p, server.runtime).first->second) {
+    Running(const Impl& server, const transport::Stream& stream)
+        : callers(server.callers),
+          peer(stream.peer()),
+          caller(callers
+                     ->try_emplace(peer, server.runtime,
+                                   server.host.memory().account(peer, stream.remote_address()))
+                     .first->second) {
       ++caller.calls;
     }
     ~Running() {
@@ -290,7 +306,7 @@ struct Server::Impl {
 
   /// Moves a call into our own group, so that it ends with the server, and bounds how many one peer runs.
   void start(transport::StreamPtr stream, MethodPtr method) {
-    auto running = std::make_unique<Running>(*this, stream->peer());
+    auto running = std::make_unique<Running>(*this, *stream);
     if (running->caller.calls > kMaxCallsPerPeer) {
       log::debug("rpc", "{} refused: {} runs too many calls", method->protocol, stream->peer());
       method->metrics.calls[static_cast<std::size_t>(Outcome::refused)].increment();
@@ -308,6 +324,7 @@ struct Server::Impl {
                             : serve_streaming(runtime, *stream, *method, running->caller));
   }
 
+  p2p::Host& host;
   Runtime& runtime;
   std::set<std::string> protocols;
   std::shared_ptr<Callers> callers = std::make_shared<Callers>();
@@ -330,7 +347,7 @@ void add(p2p::Host& host, Server::Impl& impl, std::string protocol, UnaryHandler
 }
 }  // namespace
 
-Server::Server(p2p::Host& host) : host_(host), impl_(std::make_unique<Impl>(host.runtime())) {}
+Server::Server(p2p::Host& host) : host_(host), impl_(std::make_unique<Impl>(host)) {}
 
 Server::~Server() {
   for (const auto& protocol : impl_->protocols) host_.remove_handler(protocol);

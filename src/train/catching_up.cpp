@@ -13,6 +13,15 @@ namespace {
 
 constexpr Duration kLastRetry = 8s;  // of a failed download
 constexpr int kRoundsToFollow = 3;   // before another download is tried
+constexpr std::uint64_t kStateBytesPerValue = 32, kStateSlack = 64 << 20;
+
+/// A state beyond this is not of our model: parameters, and what an optimizer keeps for each of them.
+std::uint64_t most_state_bytes(const Replica& replica) {
+  std::uint64_t values = 0;
+  for (const auto* infos : {&replica.gradient_infos(), &replica.state_infos()})
+    for (const auto& tensor : *infos) values += tensor.elements();
+  return kStateBytesPerValue * values + kStateSlack;
+}
 
 }  // namespace
 
@@ -70,17 +79,22 @@ void Run::Impl::take_epoch(std::uint64_t epoch) {
   sharing.set_priority(static_cast<double>(epoch));
 }
 
+/// A donor may be ahead of its report, by the epoch that it is about to end.
+std::uint64_t Run::Impl::plausible_epoch() const {
+  return std::max(tracker.snapshot().claimed, local_epoch) + 2;
+}
+
 Task<Result<averaging::DownloadedState>> Run::Impl::download() {
   averaging::DownloadOptions how;
   how.limit = options.load_state_timeout;
   how.on_progress = options.on_download;
+  how.max_bytes = most_state_bytes(replica);
+  how.max_priority = static_cast<double>(plausible_epoch());
   auto state = co_await sharing.download(std::move(how));
   if (!state) co_return state.error();
   const auto epoch = epoch_of(state->metadata);
   if (!epoch) co_return Error(averaging::Errc::bad_state, state->donor, "no epoch in its metadata");
-  // A donor may be ahead of its report, by the epoch that it is about to end.
-  const GlobalProgress global = tracker.snapshot();
-  if (*epoch > std::max(global.claimed, local_epoch) + 2)
+  if (*epoch > plausible_epoch())
     co_return Error(averaging::Errc::bad_state, state->donor,
                     "its epoch " + std::to_string(*epoch) + " is one that no trainer reports");
   co_return state;

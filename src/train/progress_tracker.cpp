@@ -12,6 +12,8 @@ namespace {
 
 constexpr double kNoRate = 1e-20;  // never zero: the schema wants a positive float
 constexpr double kMaxPlausible = 1e15;
+constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 48;
+constexpr double kLongestReport = 7200;  // seconds that one is believed, however late it expires; clocks may be set
 constexpr double kMinTime = 1e-12;  // seconds per sample; batches reported at one instant are not infinitely fast
 constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
@@ -216,16 +218,31 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
     const auto* time_value = time->get_if<double>();
     const auto* client_value = client->get_if<bool>();
     if (!epoch->as_uint() || !samples->as_uint() || !rate_value || !time_value || !client_value) continue;
-    if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || !std::isfinite(*time_value)) continue;
+    if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || *epoch->as_uint() > kMaxEpoch) continue;
+    const double age = dht_.now() - *time_value;
+    if (!(std::abs(age) <= kLongestReport)) continue;
     const auto* peer = map->find("peer_id");
     const auto* bytes = peer ? peer->get_if<msgpack::Bin>() : nullptr;
     const auto id = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
     // The record of an earlier process with our identity is not another trainer.
     if (id == dht_.host().id() && marker->data != key_->ownership_marker()) continue;
-    entries.push_back({marker->data, *epoch->as_uint(), static_cast<double>(*samples->as_uint()), *rate_value,
-                       *time_value, *client_value, id});
+    // Nobody does more than a whole batch: a larger claim counts as one.
+    const double done = std::min(static_cast<double>(*samples->as_uint()), options_.target_batch_size);
+    entries.push_back({marker->data, *epoch->as_uint(), done, *rate_value, *time_value, *client_value, id});
   }
   return entries;
+}
+
+/// Of keys that claim one peer id, the one that was there first has it.
+void ProgressTracker::bind_peers(std::vector<Entry>& entries) {
+  std::unordered_map<PeerId, std::string> bound;
+  for (const Entry& entry : entries) {
+    const auto before = entry.peer ? bound_.find(*entry.peer) : bound_.end();
+    if (before != bound_.end() && before->second == entry.marker) bound.insert(*before);
+  }
+  for (Entry& entry : entries)
+    if (entry.peer && bound.try_emplace(*entry.peer, entry.marker).first->second != entry.marker) entry.peer.reset();
+  bound_ = std::move(bound);
 }
 
 void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
@@ -295,7 +312,8 @@ Task<void> ProgressTracker::refresh() {
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
     co_return;
   }
-  const std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
+  std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
+  bind_peers(entries);
   GlobalProgress global;
   global.samples_per_second = kNoRate;
   note_reports(entries);

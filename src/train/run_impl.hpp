@@ -109,6 +109,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<bool> load_state();
   Task<bool> follow_state_round();
   static Task<void> prove_claims(Impl& self);
+  std::uint64_t plausible_epoch() const;
   Task<Result<averaging::DownloadedState>> download();
 
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);

@@ -5,6 +5,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/proto/crypto.pb.h"
 #include "cohive/transport/errors.hpp"
+#include "core/bounded_parse.hpp"
 #include "noise_state.hpp"
 
 namespace cohive::transport {
@@ -13,6 +14,7 @@ namespace {
 constexpr std::string_view kSignaturePrefix = "noise-libp2p-static-key:";
 constexpr std::size_t kMaxHandshakeMessage = 8 * 1024;
 constexpr int kMaxMuxers = 100, kMaxCiphers = 16;
+constexpr std::size_t kMaxPayloadFields = 1024;
 const std::string kAes256Gcm = "aes-256-gcm";
 using crypto::Aead;
 using crypto::Key32;
@@ -180,7 +182,7 @@ class Handshake {
     const auto plain = state_.decrypt_and_hash(sealed);
     if (!plain) return failed("payload does not decrypt");
     proto::NoiseHandshakePayload message;
-    if (!message.ParseFromArray(plain->data(), static_cast<int>(plain->size())))
+    if (!parse_bounded(message, *plain, kMaxPayloadFields))
       return failed("payload does not parse");
     auto key = PublicKey::from_protobuf(as_bytes(message.identity_key()));
     if (!key) return failed("identity key: " + key.error().message());

@@ -23,6 +23,7 @@ constexpr std::size_t kFewBytes = 2 * 1024;
 constexpr std::size_t kReserve = 512;  // of what a relay carries, for pings and the ends of streams
 constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays whoever comes next by as much
 constexpr int kProbeEvery = 4;          // intervals between pings on a busy connection, for the round trip
+constexpr double kResetBurst = 16;      // seconds
 constexpr Duration kOrphanTime = 60s;   // a peer gets this long to end a stream that we ended
 
 }  // namespace
@@ -36,12 +37,15 @@ YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel
       peer_(peer),
       security_(security),
       options_(std::move(options)),
+      account_(options_->memory ? options_->memory->account(peer, channel_->raw().remote_address()) : nullptr),
       next_id_(role == Role::initiator ? 1 : 2),
       acceptable_(runtime, "inbound stream"),
       writable_(runtime, "connection output"),
       openable_(runtime, "stream backlog"),
       closed_(runtime, "connection end"),
       ended_(runtime, "the peer's end of the connection"),
+      resets_left_(options_->max_resets_per_second * kResetBurst),
+      resets_counted_(runtime.now()),
       queue_limit_(std::min(kFirstQueue, options_->send_buffer)),
       last_received_(runtime.now()),
       keepalive_(
@@ -68,6 +72,7 @@ Result<StreamPtr> YamuxConnection::open_stream() {
   if (remote_gone_) return Error(cohive::Errc::closed, peer_, "the peer accepts no more streams");
   if (next_id_ >= 0xfffffffe) return Error(Errc::too_many_streams, peer_, "stream numbers are used up");
   auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, next_id_, true, options_->initial_window);
+  state->memory = MemoryBudget::Charge(account_);
   next_id_ += 2;
   streams_.emplace(state->id, state);
   return StreamPtr(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
@@ -261,8 +266,22 @@ bool YamuxConnection::carries(std::size_t bytes) const {
 
 /// Pings a silent peer, and a busy one now and then for the round trip. A timer instead of a task, because a node with
 /// thousands of connections pays for each of them.
+bool YamuxConnection::keys_are_worn() const {
+  const std::uint64_t most = std::max(channel_->bytes_in(), channel_->bytes_out());
+  return most >= options_->max_key_bytes || (most >= options_->max_key_bytes / 2 && open_streams() == 0);
+}
+
+/// Opening streams and resetting them costs a peer nothing, and us a task each.
+bool YamuxConnection::may_reset() {
+  const TimePoint now = runtime_.now();
+  const double refill = to_seconds(now - std::exchange(resets_counted_, now)) * options_->max_resets_per_second;
+  resets_left_ = std::min(resets_left_ + refill, options_->max_resets_per_second * kResetBurst) - 1;
+  return resets_left_ >= 0;
+}
+
 void YamuxConnection::check_alive() {
   const TimePoint now = runtime_.now();
+  if (keys_are_worn()) return close(Error(cohive::Errc::closed, peer_, "a new connection gets new keys"));
   if (std::exchange(probing_, false)) {
     // Behind much data a pong may take longer; whoever sends anything is alive. Under a cap the ping may not have left.
     const bool may_wait = channel_->raw().times_writes() && channel_->queued() > 0;
@@ -440,6 +459,7 @@ std::optional<Error> YamuxConnection::on_stream_frame(const Header& header) {
   // A FIN takes effect behind the payload of its own frame.
   const bool late = payload_left_ > 0 && !(header.flags & kRst);
   late_flags_ = late ? header.flags & kFin : 0;
+  if (stream && !stream->outbound && (header.flags & kRst) && !may_reset()) return violation("reset flood");
   if (stream) on_flags(stream, static_cast<std::uint16_t>(late ? header.flags & ~kFin : header.flags));
   return std::nullopt;
 }
@@ -454,6 +474,7 @@ std::optional<Error> YamuxConnection::on_syn(const Header& header) {
     return std::nullopt;
   }
   auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, header.id, false, options_->initial_window);
+  state->memory = MemoryBudget::Charge(account_);
   streams_.emplace(header.id, state);
   send_frame(kWindowUpdate, kAck, header.id, 0);
   pending_.push_back(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));
@@ -488,6 +509,11 @@ std::optional<Error> YamuxConnection::on_payload(Slice bytes) {
   if (totals_.buffered + bytes.size() > options_->max_buffered) {
     log::debug("transport", "resetting a stream of {}: {} bytes wait to be read on the connection", peer_.text(),
                totals_.buffered);
+    reset_stream(stream);
+    return std::nullopt;
+  }
+  if (!stream.memory.add(bytes.size())) {
+    log::debug("transport", "resetting a stream of {}: no memory is left for what strangers send", peer_.text());
     reset_stream(stream);
     return std::nullopt;
   }

@@ -76,6 +76,7 @@ struct YamuxStreamState {
   TimePoint last_update{};
   std::list<Slice> received;  // most streams never hold more than one
   PartOf open, unacknowledged, buffered, granted_extra, writing;
+  MemoryBudget::Charge memory;  // of what is buffered
   Slice expected;  // where the next bytes belong, if the application has said so
   Slice tail;      // where small payloads are collected; the last of `received` ends at tail_used
   std::size_t tail_used = 0;
@@ -128,6 +129,8 @@ class YamuxConnection final : public Connection {
   bool may_queue(std::size_t left) const noexcept;
   bool carries(std::size_t bytes) const;
   void check_alive();
+  bool keys_are_worn() const;
+  bool may_reset();
 
   Slice place(ByteView first, std::size_t size) const;
   std::optional<Error> on_bytes(Slice bytes);
@@ -159,6 +162,7 @@ class YamuxConnection final : public Connection {
   PeerId peer_;
   std::string_view security_;
   std::shared_ptr<const TransportOptions> options_;
+  std::shared_ptr<const MemoryBudget::Account> account_;  // null: not counted
   std::uint32_t next_id_;
   YamuxTotals totals_;
   std::map<std::uint32_t, State> streams_;
@@ -168,6 +172,8 @@ class YamuxConnection final : public Connection {
   Event ended_;   // the channel is closed
   Error reason_;
   std::size_t dropped_ = 0;  // bytes received after the end
+  double resets_left_;       // that the peer may send now; refilled with time
+  TimePoint resets_counted_;
   bool remote_gone_ = false;
 
   std::array<std::uint8_t, yamux::kHeaderSize> header_bytes_{};

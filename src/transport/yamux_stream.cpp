@@ -79,6 +79,7 @@ void YamuxStreamState::drop_tail() {
 void YamuxStreamState::discard_received() {
   received.clear();
   buffered.set(0);
+  memory.release();
   expected = Slice();
   drop_tail();
 }
@@ -126,6 +127,7 @@ Task<Result<Slice>> YamuxStream::read(Deadline deadline) {
       state->received.pop_front();
       if (state->received.empty()) state->drop_tail();
       state->buffered.subtract(slice.size());
+      state->memory.subtract(slice.size());
       state->consumed += slice.size();
       if (state->connection) state->connection->return_credit(*state);
       co_return slice;
@@ -140,6 +142,7 @@ void YamuxStream::unread(Slice bytes) {
   if (bytes.empty()) return;
   // Its credit was already returned; what is read again must not be credited twice.
   state_->buffered.add(bytes.size());
+  (void)state_->memory.add(bytes.size());
   state_->consumed -= std::min(state_->consumed, bytes.size());
   state_->received.push_front(std::move(bytes));
 }

@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include "averaging/proto_fields.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "core/proto_fields.hpp"
 
 namespace cohive::averaging {
 namespace {
+
+using namespace wire_format;
 
 constexpr std::uint64_t kMuch = std::uint64_t{1} << 40;
 

@@ -469,6 +469,98 @@ TEST_F(SharedStates, ADonorThatOnlyAsksForPatienceIsGivenUp) {
   EXPECT_EQ(found->donor, honest.id());
 }
 
+TEST_F(SharedStates, ADonorThatClaimsMoreThanIsPlausibleComesLast) {
+  add();
+  const SharedState honest = state_with(5, 1), poison = state_with(9, 100);
+  donor(honest, 5);
+  for (double claimed : {1e308, 1e9, 7.5}) donor(poison, claimed);
+  auto& peer = newcomer();
+  auto state = download(peer, {.max_priority = 7});
+  ASSERT_TRUE(state) << state.error();
+  expect_same(*state, honest);
+}
+
+TEST_F(SharedStates, AStateLargerThanTheModelIsNotDownloaded) {
+  add();
+  donor(state_with(5, 1), 5);
+  auto& peer = newcomer();
+  EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes - 1}).error(), cohive::Errc::limit_exceeded);
+  EXPECT_TRUE(download(peer, {.max_bytes = kTensors * kTensorBytes}));
+}
+
+class UploadSlots : public SharedStates {
+ protected:
+  /// Calls that ask for nothing, or for the state without reading it.
+  static Task<void> hold(p2p::Host& host, PeerId donor, std::string method, bool ask) {
+    const Deadline never = Deadline::never();
+    auto call = co_await rpc::open_call(host, donor, "test::DecentralizedAverager." + method, host.runtime().after(5s));
+    if (!call) co_return;
+    if (ask) {
+      (void)co_await (*call)->send(ByteView(), never);
+      (void)co_await (*call)->finish(never);
+    }
+    co_await host.runtime().sleep_for(24h);
+  }
+  void connect_to_donor(p2p::Host& host) {
+    ASSERT_TRUE(swarm.run(host.connect(swarm.host(1).visible_addresses().front(), swarm.after(5s))));
+  }
+};
+
+TEST_F(UploadSlots, CallsThatAskForNothingHoldNone) {
+  add();
+  const SharedState state = state_with(5, 1);
+  const PeerId id = donor(state, 5).id();
+  auto& silent = swarm.add_host();
+  connect_to_donor(silent);
+  for (const char* method : {"rpc_download_state", "rpc_download_pieces"})
+    for (int i = 0; i < 8; ++i) downloads.spawn(hold(silent, id, method, false));
+  auto& peer = newcomer();
+  const TimePoint start = swarm.runtime().now();
+  auto loaded = download(peer);
+  ASSERT_TRUE(loaded) << loaded.error();
+  EXPECT_LE(swarm.runtime().now() - start, 10s);
+}
+
+TEST_F(UploadSlots, OnePeerHasOne) {
+  add();
+  const PeerId id = donor(state_with(5, 1), 5).id();
+  auto& greedy = swarm.add_host();
+  connect_to_donor(greedy);
+  for (int i = 0; i < 8; ++i) downloads.spawn(hold(greedy, id, "rpc_download_state", true));
+  auto& peer = newcomer();
+  const TimePoint start = swarm.runtime().now();
+  auto loaded = download(peer);
+  ASSERT_TRUE(loaded) << loaded.error();
+  EXPECT_LE(swarm.runtime().now() - start, 10s);
+}
+
+TEST_F(UploadSlots, AReaderThatMakesNoProgressLosesItsSlot) {
+  add();
+  const PeerId id = donor(state_with(5, 1), 5).id();
+  for (int i = 0; i < 4; ++i) {
+    auto& slow = swarm.add_host();
+    connect_to_donor(slow);
+    swarm.fabric().set_link(sim::Swarm::ip(2), sim::Swarm::ip(swarm.size()), {.latency = 10ms, .bandwidth = 5e3});
+    downloads.spawn([](p2p::Host& host, PeerId to) -> Task<void> {
+      const Deadline never = Deadline::never();
+      auto call = co_await rpc::open_call(host, to, "test::DecentralizedAverager.rpc_download_state", never);
+      (void)co_await (*call)->send(ByteView(), never);
+      (void)co_await (*call)->finish(never);
+      for (;;) {
+        auto record = co_await (*call)->receive(never);
+        if (!record || !*record) co_return;
+      }
+    }(slow, id));
+  }
+  swarm.pass(5s);
+  auto& peer = newcomer();
+  swarm.pass(3min);  // ten megabytes would take half an hour each
+  const TimePoint start = swarm.runtime().now();
+  auto loaded = download(peer);
+  ASSERT_TRUE(loaded) << loaded.error();
+  EXPECT_LE(swarm.runtime().now() - start, 10s);
+}
+
 TEST_F(SharedStates, WhoSharesNothingIsNoDonor) {
   StateSharer& shy = add();
   shy.sharing->set_provider([]() -> std::optional<SharedState> { return std::nullopt; });

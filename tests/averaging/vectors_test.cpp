@@ -1,6 +1,7 @@
 // Values that all members of a group must compute alike. Source: hivemind wire spec, appendix B.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 
 #include "averaging/group_bits.hpp"
@@ -9,6 +10,7 @@
 #include "averaging/wire.hpp"
 #include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "support/memory_peak.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -39,6 +41,57 @@ TEST(Gather, EqualsHivemind) {
   EXPECT_EQ(hex(encode_gathered({.peer = {}})), "93c000c401c0");
   EXPECT_EQ(hex(encode_gathered({.peer = {}, .data = 5})), "93c000c40105");
   EXPECT_FALSE(decode_gathered({}, "\x93\xc0\x03\xc4\x01\xc0"));
+}
+
+TEST(Gather, HoldsABoundedNumberOfValuesAndBytes) {
+  const auto gathered = [](const std::string& data) {
+    return msgpack::encode(msgpack::Array{{nullptr, 0, msgpack::Bin{data}}});
+  };
+  const auto list_of = [](std::uint32_t count) {
+    std::string list("\xdd", 1);
+    for (int shift = 24; shift >= 0; shift -= 8) list.push_back(static_cast<char>(count >> shift));
+    return list.append(count, '\xc0');
+  };
+  EXPECT_TRUE(decode_gathered({}, gathered(list_of(4000))));
+  for (const std::string& much : {gathered(list_of(5000)), gathered(list_of(1 << 20)), list_of(1 << 20),
+                                  gathered(msgpack::encode(std::string(1 << 20, 'x')))}) {
+    MemoryPeak peak;
+    EXPECT_FALSE(decode_gathered({}, much));
+    EXPECT_LE(peak.bytes(), 1 << 20);
+  }
+  std::size_t left = 3;
+  EXPECT_TRUE(decode_gathered({}, gathered(list_of(2)), &left));
+  EXPECT_EQ(left, 0u) << "a group has a number of values in all";
+  EXPECT_FALSE(decode_gathered({}, gathered(list_of(1)), &left));
+}
+
+TEST(Gather, ABandwidthThatNoLinkHasIsClipped) {
+  const auto bandwidth_of = [](double claimed) {
+    return decode_gathered({}, msgpack::encode(msgpack::Array{{claimed, 0, msgpack::Bin{"\xc0"}}}));
+  };
+  EXPECT_EQ(*bandwidth_of(1e9)->bandwidth, 1e9);
+  EXPECT_EQ(*bandwidth_of(1e18)->bandwidth, kMaxBandwidth);
+  EXPECT_EQ(*bandwidth_of(1e308)->bandwidth, kMaxBandwidth);
+  EXPECT_FALSE(bandwidth_of(-1));
+  EXPECT_FALSE(bandwidth_of(NAN));
+}
+
+TEST(Partition, ACappedMemberGetsTwiceAnEqualShareAtMost) {
+  const auto shares = [](std::vector<double> bandwidths, std::size_t clients) {
+    std::vector<Member> members;
+    for (double bandwidth : bandwidths) members.push_back({.peer = {}, .bandwidth = bandwidth});
+    for (std::size_t i = 0; i < clients; ++i) members.push_back({.peer = {}, .mode = PeerMode::client});
+    return capped_fractions(1'000'000, members).value();
+  };
+  EXPECT_EQ(peer_fractions(1'000'000, std::vector<Member>{{.bandwidth = 1e12}, {.bandwidth = 1}, {.bandwidth = 1},
+                                                          {.bandwidth = 1}}).value()[0], 1'000'000u);
+  for (const auto& result : {shares({1e12, 1, 1, 1, 1, 1, 1, 1}, 0), shares({1e12, 1e12, 0, 0, 1, 1, 1, 1}, 0),
+                             shares({1e12, 1, 1, 1}, 4), shares({1, 1, 1, 1, 1}, 3)}) {
+    EXPECT_EQ(std::accumulate(result.begin(), result.end(), std::uint64_t{0}), 1'000'000u);
+    EXPECT_LE(std::ranges::max(result), 250'000u);
+  }
+  EXPECT_EQ(shares({1, 1, 1, 1}, 0), (std::vector<std::uint64_t>(4, 250'000))) << "equal members keep equal shares";
+  EXPECT_EQ(shares({5}, 7)[0], 1'000'000u) << "the only one that can";
 }
 
 TEST(GroupBits, DrawAsCpythonDoes) {

@@ -29,6 +29,7 @@ class IdentityFile : public ::testing::Test {
   void write(const std::string& name, ByteView content) {
     std::ofstream(folder_ / name, std::ios::binary)
         .write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(content.size()));
+    fs::permissions(folder_ / name, fs::perms::owner_read | fs::perms::owner_write);
   }
   std::size_t files() const {
     return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
@@ -163,6 +164,19 @@ TEST_F(IdentityFile, IsCreatedOnceAndReadEverAfter) {
     EXPECT_EQ(status.st_mode & 0777, 0400u);
   }
   EXPECT_EQ(files(), 2u) << "no temporary file is left behind";
+}
+
+TEST_F(IdentityFile, ThatEverybodyCanReadIsRefused) {
+  const auto key = load_or_create_identity(folder_ / "key");
+  ASSERT_TRUE(key);
+  for (const fs::perms mode : {fs::perms(0404), fs::perms(0644), fs::perms(0402)}) {
+    fs::permissions(folder_ / "key", mode);
+    const auto refused = load_or_create_identity(folder_ / "key");
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message().find("chmod"), std::string::npos) << refused.error();
+  }
+  fs::permissions(folder_ / "key", fs::perms(0440));
+  EXPECT_TRUE(load_or_create_identity(folder_ / "key")) << "a group is its owner's choice";
 }
 
 TEST_F(IdentityFile, ThatPythonHivemindWroteIsRead) {

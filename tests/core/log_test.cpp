@@ -71,6 +71,14 @@ TEST_F(LogLines, TextStaysOneLineWithoutTerminalCodes) {
   EXPECT_NE(line.find("one\\x0atwo\\x0d\\x1b[2Jthree \xc3\xa9"), std::string::npos) << line;
 }
 
+TEST_F(LogLines, TextHasNoControlCharactersBeyondAsciiAndNoBytesThatAreNoText) {
+  const std::string line =
+      written(Format::text, "\x9b 2J \xc2\x9b 2J \xff \xe2\x80 \xe2\x82\xac \xf0\x9f\x90\x9d");
+  EXPECT_NE(line.find("\\x9b 2J \\xc2\\x9b 2J \\xff \\xe2\\x80 \xe2\x82\xac \xf0\x9f\x90\x9d"),
+            std::string::npos)
+      << line;
+}
+
 TEST_F(LogLines, JsonParsesWhateverTheMessageHolds) {
   for (const std::string& message :
        {std::string("plain"), std::string("a\"b\\c\nd\x1b{}"), std::string("bad \xff utf-8")}) {

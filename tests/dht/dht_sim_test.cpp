@@ -73,8 +73,11 @@ TEST_F(DhtSwarm, DictionariesMergeSubkeysOfSeveralWriters) {
   EXPECT_EQ(result->expiration, result->entries().back().second.expiration);
   EXPECT_FALSE(store(*nodes[8], "dict", 3, "older", in(10))) << "an older entry must be refused";
   EXPECT_FALSE(store(*nodes[8], "dict", "plain", in(10))) << "a plain value must be newer than the whole dictionary";
-  EXPECT_TRUE(store(*nodes[8], "dict", "plain", in(100)));
-  EXPECT_FALSE(get(*nodes[9], "dict", true)->is_dictionary());
+  EXPECT_FALSE(store(*nodes[8], "dict", "plain", in(100))) << "nobody takes away what several wrote";
+  EXPECT_EQ(get(*nodes[9], "dict", true)->entries().size(), 5u);
+  ASSERT_TRUE(store(*nodes[1], "own", "subkey", 1, in(50)));
+  EXPECT_TRUE(store(*nodes[8], "own", "plain", in(100))) << "of one writer, as in hivemind";
+  EXPECT_FALSE(get(*nodes[9], "own", true)->is_dictionary());
 }
 
 TEST_F(DhtSwarm, AReplicaThatMissedAnEntryDoesNotHideIt) {

@@ -9,6 +9,7 @@
 #include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
 #include "dht_swarm.hpp"
+#include "support/memory_peak.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -118,6 +119,51 @@ TEST_F(HostileSwarm, AHugeDictionaryIsRefusedInOnePiece) {
   put(request, DhtId::of("dict").binary(), "", bytes, in(50));
   EXPECT_FALSE(stored(attacker, 0, request)[0]);
   EXPECT_EQ(nodes[0]->storage_size(), 0u);
+}
+
+TEST_F(HostileSwarm, ARequestTakesNoMoreMemoryForHoldingManySmallThings) {
+  using namespace std::string_view_literals;
+  add();
+  Dht& attacker = add({.client_mode = true});
+  constexpr std::size_t kSize = 4'000'000;
+  const auto peak_of = [&](const char* method, const std::string& request) {
+    swarm.pass(1min);
+    MemoryPeak peak;
+    EXPECT_EQ(call(attacker, 0, method, request).has_value(), false);
+    return peak.bytes();
+  };
+  const auto filled_with = [](std::string_view piece) {
+    std::string result;
+    while (result.size() < kSize) result += piece;
+    return result;
+  };
+  const std::string find = "DHTProtocol.rpc_find", store = "DHTProtocol.rpc_store";
+  const std::size_t usual = peak_of(find.c_str(), filled_with("\xff"sv)) + (1 << 20);
+  EXPECT_LE(peak_of(find.c_str(), filled_with("\x12\x00"sv)), usual) << "two million empty keys";
+  EXPECT_LE(peak_of(find.c_str(), filled_with("\x78\x01"sv)), usual) << "fields that nobody knows";
+  EXPECT_LE(peak_of(store.c_str(), filled_with("\x12\x00\x1a\x00\x22\x00"sv)), usual) << "empty records";
+}
+
+TEST_F(HostileSwarm, ADictionaryThatIsAListOfNothingsTakesLittleMemory) {
+  add();
+  Dht& attacker = add({.client_mode = true});
+  constexpr std::uint32_t kNothings = 4'000'000;
+  std::string list("\xdd", 1);
+  for (int shift = 24; shift >= 0; shift -= 8) list.push_back(static_cast<char>(kNothings >> shift));
+  list.append(kNothings, '\xc0');
+  for (const bool wrapped : {false, true}) {
+    std::string bytes;
+    wrapped ? msgpack::append_ext(bytes, 0x50, list) : void(bytes = list);
+    proto::StoreRequest request;
+    put(request, DhtId::of("dict").binary(), "", bytes, in(50));
+    const std::string encoded = request.SerializeAsString();
+    MemoryPeak peak;
+    proto::StoreResponse reply;
+    ASSERT_TRUE(reply.ParseFromString(call(attacker, 0, "DHTProtocol.rpc_store", encoded).value()));
+    EXPECT_FALSE(reply.store_ok(0));
+    EXPECT_LE(peak.bytes(), 12 * encoded.size()) << "both ends and what is on its way";
+    swarm.pass(1min);
+  }
 }
 
 TEST_F(HostileSwarm, OwnedSubkeysCannotBeOverwrittenByOthers) {

@@ -34,6 +34,20 @@ TEST_F(DhtSwarm, ANodeThatComesBackServesItsRecordsAtItsOldPlace) {
   EXPECT_TRUE(get(newcomer, "plain", true));
 }
 
+TEST_F(DhtSwarm, RestoredRecordsAreNotTheFirstToGo) {
+  Dht& node = add({.max_records = 1000});
+  std::vector<SavedRecord> records;
+  for (int i = 0; i < 900; ++i) records.push_back({DhtId::of(i), std::string(1, '\xc0'), "\x01", in(100), false});
+  ASSERT_EQ(swarm.run(node.restore(records)), 900u);
+  Dht& greedy = add({.client_mode = true});
+  std::vector<StoreItem> flood;
+  for (int i = 0; i < 2000; ++i) flood.push_back({"flood " + std::to_string(i), {}, 1, in(600'000)});
+  swarm.run(greedy.store_many(flood));
+  std::size_t kept = 0;
+  for (int i = 0; i < 900; ++i) kept += get(node, i).has_value();
+  EXPECT_GE(kept, 700u);
+}
+
 TEST_F(DhtSwarm, AStateKeepsWithinItsBoundsWhatLivesLongest) {
   add();
   for (int i = 0; i < 100; ++i)

@@ -81,6 +81,17 @@ TEST_F(StateFile, IsReplacedAsAWholeAndOnlyForItsOwner) {
   EXPECT_EQ(permissions & std::filesystem::perms::group_all, std::filesystem::perms::none);
 }
 
+TEST_F(StateFile, IsNotWrittenThroughALink) {
+  const std::string victim = path_.string() + ".victim";
+  std::ofstream(victim) << "precious";
+  std::filesystem::create_symlink(victim, path_.string() + ".new");
+  ASSERT_TRUE(write_state(path_, example()));
+  std::ifstream file(victim);
+  EXPECT_EQ(std::string((std::istreambuf_iterator<char>(file)), {}), "precious");
+  EXPECT_FALSE(std::filesystem::is_symlink(path_));
+  std::filesystem::remove(victim);
+}
+
 TEST_F(StateFile, AnyDamageIsNoticed) {
   ASSERT_TRUE(write_state(path_, example()));
   const std::string good = content();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 namespace cohive::dht {
 namespace {
@@ -119,8 +120,8 @@ TEST(Storage, SmallEntriesCountWithTheMemoryThatTheyTake) {
     for (int i = 0; i < 10; ++i) storage.store_subkey(DhtId::of(key), *Subkey::from_value(i), "\x01", 100 + key, 1);
   std::size_t entries = 0;
   for (const DhtId& key : storage.keys()) entries += storage.get(key, 1)->dictionary()->entries().size();
-  EXPECT_LT(entries, 500u) << "an entry takes two hundred bytes at least";
-  EXPECT_GT(entries, 300u);
+  EXPECT_LT(entries, 250u) << "an entry takes four hundred bytes at least";
+  EXPECT_GT(entries, 150u);
 }
 
 TEST(Storage, ANewerExpirationReplacesAndAnOlderOneIsRefused) {
@@ -242,6 +243,62 @@ TEST(Storage, WhoTakesUpMostRoomMakesRoom) {
   for (int i = 10; i < 40; ++i) EXPECT_TRUE(storage.store(DhtId::of(i), "short-lived", 10, 0, modest));
   for (int i = 0; i < 40; ++i) EXPECT_TRUE(storage.get(DhtId::of(i), 0));
   EXPECT_EQ(storage.size(), 100u);
+}
+
+TEST(Storage, AFloodOfEntriesPushesOutNoEntryOfOthers) {
+  Storage storage({.max_subkeys = 1000});
+  for (std::uint8_t i = 0; i < 50; ++i)
+    EXPECT_TRUE(storage.store_subkey(kKey, sub("honest " + std::to_string(i)), "v", 60, 0, storer(i)));
+  for (int i = 0; i < 3000; ++i) storage.store_subkey(kKey, sub(i), "flood", 600'000 + i, 0, storer(200));
+  const auto held = [&] {
+    std::size_t count = 0;
+    for (const auto& [identity, entry] : dictionary_at(storage, 0).entries()) count += entry.expiration == 60;
+    return count;
+  };
+  EXPECT_EQ(held(), 50u);
+  EXPECT_EQ(dictionary_at(storage, 0).entries().size(), 1000u);
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("late"), "v", 60, 0, storer(51))) << "there is room for newcomers";
+  EXPECT_EQ(held(), 51u);
+  for (int i = 0; i < 30; ++i)
+    storage.store_subkey(kKey, sub(-1 - i), std::string(200'000, 'x'), 600'000 + i, 0, storer(201));
+  EXPECT_EQ(held(), 51u) << "the same in bytes";
+  EXPECT_EQ(storage.size(1e7), 0u);
+  EXPECT_EQ(storage.bytes(), 0u);
+}
+
+TEST(Storage, ACrowdOfLongLivedEntriesDoesNotPushOutShortLivedOnes) {
+  Storage storage({.max_subkeys = 100});
+  for (std::uint8_t i = 0; i < 50; ++i)
+    EXPECT_TRUE(storage.store_subkey(kKey, sub("honest " + std::to_string(i)), "v", 60, 0, storer(i)));
+  for (int i = 0; i < 1000; ++i) {
+    Bytes key(36, 250);
+    std::memcpy(key.data(), &i, sizeof i);
+    storage.store_subkey(kKey, sub(i), "crowd", 600'000, 0, PeerId::of_public_key(key));
+  }
+  std::size_t honest = 0;
+  for (const auto& [identity, entry] : dictionary_at(storage, 0).entries()) honest += entry.expiration == 60;
+  EXPECT_EQ(honest, 50u);
+}
+
+TEST(Storage, APlainValueTakesNoPlaceOfADictionaryThatSeveralKeepUp) {
+  Storage storage({});
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("a"), "1", 60, 0, storer(1)));
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("b"), "2", 60, 0, storer(2)));
+  EXPECT_FALSE(storage.would_accept(kKey, nullptr, 600'000, 0));
+  EXPECT_FALSE(storage.store(kKey, "plain", 600'000, 0, storer(3)));
+  EXPECT_EQ(dictionary_at(storage, 0).entries().size(), 2u);
+  EXPECT_TRUE(storage.store(kKey, "plain", 600'000, 61, storer(3))) << "once it has expired";
+}
+
+TEST(Storage, WhoFloodsADictionaryPaysForItsRoom) {
+  Storage storage({.max_bytes = 100'000});
+  const PeerId honest = storer(1), greedy = storer(2);
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("a"), "1", 60, 0, honest));
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(storage.store(DhtId::of(i), std::string(1000, 'x'), 60, 0, honest));
+  for (int i = 0; i < 1000; ++i) storage.store_subkey(kKey, sub(i), std::string(100, 'x'), 600'000, 0, greedy);
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(storage.get(DhtId::of(i), 0)) << i;
+  EXPECT_TRUE(dictionary_at(storage, 0).contains(sub("a"))) << "what others put there stays";
+  EXPECT_LE(storage.bytes(), 100'000u);
 }
 
 TEST(Storage, SharesAreCountedInBytesToo) {

@@ -191,10 +191,42 @@ TEST_F(Connections, ThoseWhoNeverShakeHandsLeaveRoomForOthers) {
     if (raw) silent.push_back(std::move(*raw));
   }
   swarm.pass(100ms);
-  EXPECT_FALSE(knock_at(alice, nobody(1), 0));
+  EXPECT_TRUE(knock_at(alice, nobody(1), 0)) << "from the same address: the oldest makes room";
   EXPECT_TRUE(knock_at(alice, nobody(2)));
   swarm.pass(20s);  // they are given up
-  EXPECT_TRUE(knock_at(alice, nobody(1), 0));
+  EXPECT_TRUE(knock_at(alice, nobody(3), 0));
+}
+
+TEST_F(Connections, AFullTableOfHalfOpenConnectionsMakesRoomByTheLargestNetwork) {
+  auto& alice = swarm.add_host({.max_pending_inbound = 20, .max_pending_per_ip = 8});
+  std::vector<std::unique_ptr<transport::RawConnection>> silent;
+  for (int i = 0; i < 6; ++i) machines.push_back(swarm.fabric().add_machine());
+  const auto flood = [&] {  // 48, reopened at once
+    silent.clear();
+    for (int i = 0; i < 48; ++i) {
+      auto raw = swarm.run(machines[static_cast<std::size_t>(i) % 6]->dial(alice.addresses().front(), swarm.after(5s)));
+      if (raw) silent.push_back(std::move(*raw));
+    }
+  };
+  for (std::uint32_t newcomer = 0; newcomer < 5; ++newcomer) {
+    flood();
+    EXPECT_TRUE(knock_at(alice, nobody(newcomer)));
+  }
+}
+
+TEST_F(Connections, OneAddressThatFillsTheTableWithStreamsInUseKeepsNobodyOut) {
+  auto& alice = swarm.add_host({.max_connections = 32});
+  alice.set_handler("/echo/1", echo);
+  const auto greedy = swarm.fabric().add_machine("10.9.9.9", {});
+  std::vector<transport::StreamPtr> streams;
+  for (std::uint32_t i = 0; i < 28; ++i) {
+    auto connection = swarm.run(knock(*greedy, nobody(i), alice.addresses().front())).value();
+    streams.push_back(connection->open_stream().value());
+    ASSERT_TRUE(swarm.run(transport::select_one_of(*streams.back(), {"/echo/1"}, swarm.after(5s))));
+    held.push_back(std::move(connection));
+  }
+  swarm.pass(5s);
+  for (std::uint32_t i = 100; i < 104; ++i) EXPECT_TRUE(knock_at(alice, nobody(i))) << i;
 }
 
 TEST_F(Connections, WhenFullTheLongestIdleOneMakesRoomAndNeverOneInUse) {

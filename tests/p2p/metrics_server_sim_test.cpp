@@ -130,6 +130,24 @@ TEST_F(MetricsServerTest, ClientsThatHangKeepNobodyOut) {
   EXPECT_THAT(runtime.run(read_all(*idle.back())), EndsWith("ok\n")) << "the newest are still served";
 }
 
+TEST_F(MetricsServerTest, AFloodOfOneAddressKeepsNobodyElseOut) {
+  const auto other = fabric.add_machine();
+  auto honest = runtime.run(other->dial(Multiaddr::from_text(kEndpoint).value(), runtime.after(5s))).value();
+  std::vector<std::unique_ptr<transport::RawConnection>> idle;
+  for (int i = 0; i < 200; ++i) idle.push_back(connect());
+  runtime.run(write(*honest, "GET /healthz HTTP/1.1\r\n\r\n"));
+  EXPECT_THAT(runtime.run(read_all(*honest)), EndsWith("ok\n")) << "though it came first";
+}
+
+TEST_F(MetricsServerTest, EndlessChunkExtensionsAreRefused) {
+  auto connection = connect();
+  runtime.run(write(*connection, "GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;"));
+  for (int i = 0; i < 8; ++i) runtime.run(write(*connection, std::string(4096, 'x')));
+  const TimePoint start = runtime.now();
+  EXPECT_THAT(runtime.run(read_all(*connection)), StartsWith("HTTP/1.1 4"));
+  EXPECT_LE(runtime.now() - start, 1s);
+}
+
 // ---- Who is answered
 
 TEST_F(MetricsServerTest, AnswersToNumbersAndToNamesOfTheMachineAlone) {

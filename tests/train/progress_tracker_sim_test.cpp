@@ -1,5 +1,7 @@
 #include "cohive/train/progress_tracker.hpp"
 
+#include "cohive/proto/dht.pb.h"
+#include "cohive/rpc/rpc.hpp"
 #include "dht/dht_swarm.hpp"
 
 namespace cohive::train {
@@ -238,6 +240,107 @@ TEST_F(Progress, RecordsThatMakeNoSenseAreLeftOut) {
   swarm.run(tracker.refresh());
   EXPECT_EQ(tracker.snapshot().peers, 1u);
   EXPECT_EQ(tracker.snapshot().epoch, 2u);
+}
+
+class ProgressLiars : public Progress {
+ protected:
+  /// A node that signs what it stores, and whose key no trainer knows.
+  Dht& add_liar() {
+    key = std::make_shared<dht::RsaSignatureValidator>();
+    Dht& liar = add();
+    liar.add_validator(key);
+    return liar;
+  }
+  void claim(Dht& liar, std::uint64_t epoch, std::uint64_t samples, double time, double expiration) {
+    using namespace msgpack;
+    const Map report{{{"peer_id", Value::bin(liar.host().id().bytes())},
+                      {"epoch", epoch},
+                      {"samples_accumulated", samples},
+                      {"samples_per_second", 1.0},
+                      {"time", time},
+                      {"client_mode", false}}};
+    EXPECT_TRUE(store(liar, "run_progress", Bin{key->ownership_marker()}, report, expiration));
+    swarm.pass(5s);
+  }
+  std::shared_ptr<dht::RsaSignatureValidator> key;
+};
+
+TEST_F(ProgressLiars, APlainValueInPlaceOfTheRunsRecordHidesNobody) {
+  add();  // a bootstrap node, which knows no run
+  for (int i = 0; i < 3; ++i) train(add_trainer(), 0, 10, 2);
+  Dht& liar = add();
+  proto::StoreRequest request;
+  request.add_keys(dht::DhtId::of("run_progress").binary());
+  request.add_subkeys("\xc0");
+  request.add_values("\x01");
+  request.add_expiration_time(in(6 * 86400.0));
+  request.add_in_cache(false);
+  for (auto& node : nodes)
+    (void)swarm.run(rpc::call_unary(liar.host(), node->host().id(), "DHTProtocol.rpc_store",
+                                    request.SerializeAsString(), swarm.after(3s)));
+  for (int i = 0; i < 60; ++i)
+    for (auto& tracker : trackers) train(*tracker, 0, 1, 1);
+  for (auto& tracker : trackers) EXPECT_EQ(tracker->snapshot().peers, 3u);
+}
+
+TEST_F(ProgressLiars, OneClaimOfAFarEpochMovesNobody) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  train(first, 2, 10, 2);
+  train(second, 2, 10, 2);
+  Dht& liar = add_liar();
+  double later = 60;
+  for (const std::uint64_t epoch : {std::uint64_t{1} << 40, ~std::uint64_t{0}}) {
+    claim(liar, epoch, 1, liar.now(), in(++later));
+    swarm.run(first.refresh());
+    EXPECT_EQ(first.snapshot().epoch, 2u);
+    EXPECT_LE(first.snapshot().claimed, std::uint64_t{1} << 48) << "one more epoch must not wrap around";
+  }
+}
+
+TEST_F(ProgressLiars, NobodyReportsForAnotherPeer) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  for (int i = 0; i < 5; ++i)
+    for (auto* tracker : {&first, &second}) train(*tracker, 0, 1, 1);
+  const PeerId member = swarm.host(1).id();
+  Dht& liar = add_liar();
+  using namespace msgpack;
+  const auto report_for = [&](const PeerId& peer, double expiration) {
+    const Map report{{{"peer_id", Value::bin(peer.bytes())},
+                      {"epoch", 0},
+                      {"samples_accumulated", 1},
+                      {"samples_per_second", 1.0},
+                      {"time", liar.now() + 3600},
+                      {"client_mode", false}}};
+    EXPECT_TRUE(store(liar, "run_progress", Bin{key->ownership_marker()}, report, in(expiration)));
+  };
+  report_for(member, 60);
+  swarm.pass(3s);
+  swarm.run(first.refresh());
+  first.took_part({swarm.host(0).id()});
+  EXPECT_EQ(first.snapshot().expected, 2u);
+  swarm.pass(1s);
+  report_for(member, 61);
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().expected, 2u) << "the member missed the round, whatever is reported in its name";
+}
+
+TEST_F(ProgressLiars, OneClaimIsWorthABatchAtMostAndLastsNoWeek) {
+  auto& tracker = add_trainer();
+  train(tracker, 0, 10, 2);
+  Dht& liar = add_liar();
+  claim(liar, 0, std::uint64_t{1} << 62, liar.now(), in(100));
+  swarm.run(tracker.refresh());
+  EXPECT_LE(tracker.snapshot().samples, kTarget + 20);
+  claim(liar, 0, 1, 1e300, in(6 * 86400.0));
+  swarm.run(tracker.refresh());
+  EXPECT_EQ(tracker.snapshot().peers, 1u) << "a report from the end of time";
+  claim(liar, 0, 1, liar.now(), in(6 * 86400.0 + 100));
+  swarm.run(tracker.refresh());
+  EXPECT_EQ(tracker.snapshot().peers, 2u);
+  for (int i = 0; i < 3 * 60; ++i) train(tracker, 0, 0.01, 60);
+  EXPECT_EQ(tracker.snapshot().peers, 1u) << "a report of hours ago";
 }
 
 }  // namespace

@@ -416,6 +416,62 @@ TEST_F(Yamux, StreamsOpenedAndResetInQuickSuccessionLeaveNothing) {
   EXPECT_EQ(as_text(read(*stream)->view()), "real");
 }
 
+TEST_F(Yamux, AFloodOfStreamsOpenedAndResetEndsTheConnection) {
+  start(Role::responder, {.max_resets_per_second = 10});
+  std::uint32_t id = 1;
+  const auto open_and_reset = [&](int times) {
+    for (int i = 0; i < times && !connection_->closed(); ++i, id += 2) {
+      send(kWindow, kSyn, id, 0);
+      send(kWindow, kRst, id, 0);
+    }
+  };
+  open_and_reset(100);
+  EXPECT_FALSE(connection_->closed()) << "calls may be cancelled in numbers";
+  runtime_.run_for(5s);
+  open_and_reset(100);
+  EXPECT_FALSE(connection_->closed());
+  open_and_reset(100);
+  EXPECT_TRUE(connection_->closed());
+  EXPECT_EQ(connection_->close_reason(), Errc::muxer_violation);
+}
+
+TEST_F(Yamux, AConnectionWhoseKeysAreWornEnds) {
+  start(Role::responder, {.keepalive_interval = 2s, .keepalive_timeout = 1s, .max_key_bytes = 100'000});
+  send(kPing, kAck, 0, 1);
+  send_data(1, Bytes(60'000), kSyn);
+  auto stream = accept();
+  runtime_.run_for(1500ms);
+  EXPECT_FALSE(connection_->closed()) << "a stream is open";
+  send_data(1, Bytes(50'000));
+  runtime_.run_for(1s);
+  EXPECT_TRUE(connection_->closed());
+  EXPECT_EQ(connection_->close_reason(), cohive::Errc::closed);
+}
+
+TEST_F(Yamux, AConnectionWhoseKeysAreHalfWornEndsWhenNoStreamIsOpen) {
+  start(Role::responder, {.keepalive_interval = 2s, .keepalive_timeout = 1s, .max_key_bytes = 100'000});
+  send(kPing, kAck, 0, 1);
+  send_data(1, Bytes(60'000), kSyn);
+  send(kWindow, kRst, 1, 0);
+  runtime_.run_for(1500ms);
+  EXPECT_TRUE(connection_->closed()) << "nothing is lost";
+  EXPECT_EQ(connection_->close_reason(), cohive::Errc::closed);
+}
+
+TEST_F(Yamux, DataBeyondTheWindowOfTheStreamThatTheyOpenAreAViolation) {
+  start();
+  send(kData, kSyn, 1, 262'145);
+  EXPECT_TRUE(connection_->closed());
+  EXPECT_EQ(connection_->close_reason(), Errc::muxer_violation);
+}
+
+TEST_F(Yamux, CreditThatOverflowsIsHarmless) {
+  start();
+  send(kWindow, kSyn, 1, 0xffffffff);
+  send(kWindow, 0, 1, 0xffffffff);
+  EXPECT_FALSE(connection_->closed());
+}
+
 TEST_F(Yamux, SurplusStreamsAreResetOneByOne) {
   start(Role::responder, {.max_inbound_streams = 3, .max_pending_streams = 2});
   for (std::uint32_t id : {1u, 3u, 5u}) send(kWindow, kSyn, id, 0);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -43,6 +44,8 @@ struct DownloadOptions {
   Duration limit = 600s;                                          ///< for the whole download
   std::uint64_t max_bytes = std::uint64_t{64} << 30;              ///< of tensors; more is refused
   std::size_t max_donors = 4;                                     ///< at once
+  /// Donors that claim more are asked when all others have failed.
+  double max_priority = std::numeric_limits<double>::infinity();
   std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
 };
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -83,8 +82,11 @@ class Value {
 void encode_to(std::string& out, const Value& value);
 std::string encode(const Value& value);
 /// Decodes exactly one object: trailing bytes, map keys other than str or bin, nesting over 64 and truncation are errors.
-/// \param max_values  containers and what they hold, counted together: a value takes a byte here and 40 decoded
-Result<Value> decode(ByteView bytes, std::size_t max_values = std::numeric_limits<std::size_t>::max());
+/// A value may take one byte here and takes 48 decoded: there are at most 65,536 values, containers and what they hold
+/// counted together, and one more for every 32 bytes. More are Errc::limit_exceeded.
+Result<Value> decode(ByteView bytes);
+/// The same with at most `max_values`.
+Result<Value> decode(ByteView bytes, std::size_t max_values);
 /// Raw ext header + payload, for types that this codec does not know.
 void append_ext(std::string& out, std::int8_t type, std::string_view payload);
 

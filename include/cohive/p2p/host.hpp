@@ -65,6 +65,8 @@ struct HostOptions {
   std::vector<Multiaddr> trusted_relays;
   std::size_t wanted_relays = 2;  ///< reservations to hold
   bool hole_punching = true;      ///< replace circuits by direct connections where address translators allow it (DCUtR)
+  /// Bytes of all buffers together that peers fill (MemoryBudget); 0: from the machine's memory.
+  std::size_t memory_budget = 0;
   std::size_t max_known_peers = 4096;  ///< peers only heard of, and peers connected lately, whose addresses are kept
   // Ours, against an attacker with many identities in few networks. A block is an IPv4 /24 or IPv6 /48 of public
   // addresses; private ones and this machine's are not counted. 0: any number.
@@ -131,6 +133,8 @@ class Host {
   /// The relays through which peers reach us now.
   std::vector<HeldReservation> relays() const;
   Traffic traffic() const;
+  /// What peers may fill of our memory: services charge what they keep for a peer.
+  MemoryBudget& memory() const noexcept;
   /// The caps of its transports: the lowest of each direction.
   transport::BandwidthLimits limits() const;
 

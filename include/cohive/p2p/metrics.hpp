@@ -54,7 +54,11 @@ struct HostMetrics {
         relay_refused(metrics.counter("cohive_p2p_relay_requests_total", kRelay, {{"outcome", "refused"}})),
         relay_bytes(metrics.counter("cohive_p2p_relay_bytes_total", "Bytes carried between peers by this relay.")),
         punches_ok(metrics.counter("cohive_p2p_hole_punches_total", kPunches, {{"outcome", "ok"}})),
-        punches_failed(metrics.counter("cohive_p2p_hole_punches_total", kPunches, {{"outcome", "failed"}})) {}
+        punches_failed(metrics.counter("cohive_p2p_hole_punches_total", kPunches, {{"outcome", "failed"}})),
+        memory_held(metrics.gauge("cohive_p2p_memory_held_bytes", "Bytes of buffers that peers fill.")),
+        memory_highest(metrics.gauge("cohive_p2p_memory_highest_bytes", "The most of them so far.")),
+        memory_refused(metrics.gauge("cohive_p2p_memory_refusals", "How often there was no room in their budget.")),
+        memory_cut_off(metrics.gauge("cohive_p2p_memory_cut_off_peers", "Peers cut off to make room in it.")) {}
   Gauge connections, peers, known_peers, routing_peers, dials_active, lookups_active;
   /// held_back: known addresses that were not dialled because they have just failed.
   Counter dials_ok, dials_failed, dials_held_back, inbound_ok, inbound_failed, inbound_refused, closed_surplus,
@@ -65,6 +69,7 @@ struct HostMetrics {
   Counter probes_reached, probes_failed, probes_unanswered, dial_backs_ok, dial_backs_failed, dial_backs_refused;
   Gauge relay_reservations, relay_circuits, relays_held;
   Counter relay_reserved, relay_connected, relay_refused, relay_bytes, punches_ok, punches_failed;
+  Gauge memory_held, memory_highest, memory_refused, memory_cut_off;
 
  private:
   static constexpr const char* kRelay = "Requests of peers to this relay.";

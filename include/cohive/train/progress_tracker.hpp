@@ -109,6 +109,7 @@ class ProgressTracker {
   void set(const GlobalProgress& progress);
   std::vector<Entry> entries_of(const dht::GetResult& record) const;
   std::size_t absent_now() const;
+  void bind_peers(std::vector<Entry>& entries);
   void note_reports(const std::vector<Entry>& entries);
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
   void add_up(const std::vector<Entry>& entries, GlobalProgress& global);
@@ -130,6 +131,7 @@ class ProgressTracker {
   mutable std::mutex mutex_;
   GlobalProgress global_;
   std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks
+  std::unordered_map<PeerId, std::string> bound_;           // peer ids to the markers of the keys that report for them
   std::unordered_map<std::string, std::uint64_t> claims_;  // epochs by the marker of the claimant's key
   std::unordered_map<std::string, Doubt> doubts_;          // by the same
   TaskGroup tasks_;

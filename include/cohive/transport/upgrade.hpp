@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cohive/core/keys.hpp"
+#include "cohive/core/memory_budget.hpp"
 #include "cohive/transport/transport.hpp"
 
 namespace cohive::transport {
@@ -29,12 +30,17 @@ struct TransportOptions {
   Duration keepalive_timeout = 10s;             ///< no pong within: the connection is dead
   Duration write_timeout = 10s;                 ///< one flush to the socket
   std::size_t max_inbound_streams = 1024;       ///< open at once, per connection
+  double max_resets_per_second = 256;           ///< of streams that the peer opened, 16 s' worth at once; more end it
+  /// Bytes in one direction after which a connection ends, to be opened anew with new keys: AES-GCM protects 390 GB. From
+  /// half of it on it ends when no stream is open.
+  std::uint64_t max_key_bytes = std::uint64_t{256} << 30;
   std::size_t max_pending_streams = 256;        ///< opened by the peer and not yet accepted; more are reset
   std::size_t initial_window = 256 * 1024;      ///< fixed by yamux
   std::size_t max_window = 16 * 1024 * 1024;    ///< receive window auto-tuning stops here
   std::size_t max_buffered = 64 * 1024 * 1024;  ///< received, not yet read bytes per connection; windows grow
                                                 ///< by half of it at most, and a stream that would exceed it is reset
   std::size_t send_buffer = 256 * 1024;         ///< encrypted, not yet written bytes; writers wait above it
+  std::shared_ptr<MemoryBudget> memory;         ///< of received bytes that nobody has read; null: not counted
 };
 
 /// An identity prepared for handshakes: what is signed with it is signed once, not for each connection. Immutable,

@@ -1,10 +1,10 @@
-#include "proto_fields.hpp"
+#include "core/proto_fields.hpp"
 
 #include <cstring>
 
 #include "cohive/core/varint.hpp"
 
-namespace cohive::averaging {
+namespace cohive::wire_format {
 namespace {
 
 constexpr std::uint64_t kMaxFieldNumber = (1u << 29) - 1;
@@ -58,4 +58,4 @@ void put_bytes(std::string& out, std::uint32_t number, std::string_view bytes) {
   out += bytes;
 }
 
-}  // namespace cohive::averaging
+}  // namespace cohive::wire_format

@@ -7,7 +7,7 @@
 
 #include "cohive/core/result.hpp"
 
-namespace cohive::averaging {
+namespace cohive::wire_format {
 
 enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
@@ -25,4 +25,4 @@ void put_key(std::string& out, std::uint32_t number, WireType type);
 void put_varint(std::string& out, std::uint32_t number, std::uint64_t value);
 void put_bytes(std::string& out, std::uint32_t number, std::string_view bytes);
 
-}  // namespace cohive::averaging
+}  // namespace cohive::wire_format

@@ -1,0 +1,61 @@
+// Upload slots of a donor: so many states go out at once, one to each peer, and half of them to one network at most, so
+// that no machine keeps newcomers from all donors. Who reads too slowly loses its slot.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "cohive/core/peer_id.hpp"
+#include "cohive/core/runtime.hpp"
+#include "cohive/core/sync.hpp"
+#include "cohive/p2p/host.hpp"
+
+namespace cohive::averaging {
+
+class Uploads {
+ public:
+  explicit Uploads(p2p::Host& host, std::size_t slots)
+      : host_(host), slots_(slots), changed_(host.runtime(), "state uploads") {}
+
+  class [[nodiscard]] Slot {
+   public:
+    Slot() = default;
+    Slot(Uploads& owner, PeerId peer, std::string network);
+    Slot(Slot&& other) noexcept;
+    Slot& operator=(Slot&&) = delete;
+    ~Slot();
+    explicit operator bool() const noexcept { return owner_ != nullptr; }
+
+   private:
+    Uploads* owner_ = nullptr;
+    PeerId peer_;
+    std::string network_;
+  };
+  /// Waits for one; empty when the deadline passed. To be asked for when the request has been read.
+  Task<Slot> acquire(PeerId peer, Deadline deadline);
+
+ private:
+  bool has_room(const PeerId& peer, const std::string& network) const;
+
+  p2p::Host& host_;
+  const std::size_t slots_;
+  std::size_t taken_ = 0;
+  std::map<PeerId, std::size_t> peers_;
+  std::map<std::string, std::size_t> networks_;
+  Condition changed_;
+};
+
+/// Whether a reader keeps up: at least kLeastRate bytes a second on average, looked at once a minute.
+class ReaderPace {
+ public:
+  explicit ReaderPace(Runtime& runtime) : runtime_(runtime), since_(runtime.now()) {}
+  /// False when the reader is too slow.
+  bool sent(std::size_t bytes);
+
+ private:
+  Runtime& runtime_;
+  TimePoint since_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace cohive::averaging

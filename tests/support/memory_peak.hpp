@@ -1,0 +1,19 @@
+// How much memory a piece of work takes at its worst: what operator new hands out, in programs that link memory_peak.cpp.
+#pragma once
+
+#include <cstddef>
+
+namespace cohive {
+
+/// Counts from its construction on. One at a time.
+class MemoryPeak {
+ public:
+  MemoryPeak();
+  /// Bytes beyond those held at the beginning, at the worst moment so far.
+  std::size_t bytes() const;
+
+ private:
+  std::size_t before_;
+};
+
+}  // namespace cohive

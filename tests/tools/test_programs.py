@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -166,7 +167,7 @@ class Bootstrap(unittest.TestCase):
                 self.assertIn("in use", second.stderr)
                 # A copy on another machine has a lock of its own: the swarm knows of the first.
                 copy = folder + "/copy"
-                Path(copy).write_bytes(Path(key).read_bytes())
+                shutil.copy(key, copy)  # with its mode
                 third = run("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--identity-path", copy,
                             "--initial-peers", *hub["initial_peers"])
                 self.assertEqual(third.returncode, 2)

@@ -89,25 +89,19 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       tracker(d, std::move(key), tracker_options(options)),
       gradient_averager(make_gradient_averager(d, r, options)),
       state_averager(d, r.state_infos(), state_options(options)),
-      sharing(d, state_sharing_options(options)),
       model(runtime, r),
       gradients{gradient_averager->averager(), pace_of(gradient_averager->averager())},
       state{state_averager, pace_of(state_averager)},
       saving(runtime, "a checkpoint"),
       checkpoint_time(runtime.now()),
       retry(kFirstRetry),
+      sharing(d, state_sharing_options(options)),
       tasks(runtime, "training run") {
   check_names(options.checkpoints.parameter_names, replica.gradient_infos().size());
 }
 
 void Run::Impl::start() {
-  sharing.set_async_provider([weak = weak_from_this()]() -> Task<std::optional<averaging::SharedState>> {
-    return [](std::weak_ptr<Impl> run) -> Task<std::optional<averaging::SharedState>> {
-      const auto self = run.lock();
-      if (!self) co_return std::nullopt;
-      co_return co_await self->copy_state(kCopyPatience);
-    }(weak);
-  });
+  sharing.set_async_provider([this] { return copy_state(kCopyPatience); });
   tasks.spawn(SharedModel::give_up_idle_copies(model), "idle copies of the state");
   tasks.spawn(prove_claims(*this), "claims of single peers");
   tasks.spawn(watch_progress(*this), "when to look for a group");

@@ -145,7 +145,6 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   ProgressTracker tracker;
   std::unique_ptr<GradientAverager> gradient_averager;
   averaging::Averager state_averager;
-  averaging::StateSharing sharing;
   SharedModel model;
   Scheduled gradients, state;
   std::shared_ptr<Update> update;  // the last one, until the trainer has seen its end
@@ -191,6 +190,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   bool ended = false;
   Duration retry;              // of a failed download
   std::optional<averaging::DownloadedState> proof;  // of an epoch that a single peer claimed
+  averaging::StateSharing sharing;  // its uploads use what is above
   Subscription status;
   TaskGroup tasks;
 };

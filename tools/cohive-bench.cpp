@@ -94,6 +94,10 @@ int main(int argc, char** argv) {
       app.add_subcommand("faults", "simulated averaging in which something goes wrong; failing seeds on stderr");
   faults->add_option("--runs", settings.runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
   faults->add_option("--seed", settings.seed, "the first of them (default 1)");
+  auto* adversary =
+      app.add_subcommand("adversary", "simulated training beside hostile peers; seeds that they slow on stderr");
+  adversary->add_option("--runs", settings.runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
+  adversary->add_option("--seed", settings.seed, "the first of them (default 1)");
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
   auto* memory = app.add_subcommand("memory", "peak memory of peers beyond their tensors");
   memory->add_option("--tensors", settings.tensors_megabytes, "megabytes that are averaged (default 512)")
@@ -114,6 +118,12 @@ int main(int argc, char** argv) {
     if (*faults) {
       log::configure({log::Level::off, log_options.format});  // what goes wrong here is meant to
       const auto result = bench::faults(settings);
+      std::cout << result.dump() << std::endl;
+      return result["failing_seeds"].empty() ? 0 : 1;
+    }
+    if (*adversary) {
+      log::configure({log::Level::off, log_options.format});
+      const auto result = bench::adversary(settings);
       std::cout << result.dump() << std::endl;
       return result["failing_seeds"].empty() ? 0 : 1;
     }

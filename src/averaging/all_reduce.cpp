@@ -23,6 +23,10 @@ BanReason ban_reason(const std::error_code& code) {
   return code == cohive::Errc::timeout ? BanReason::silent : BanReason::gone;
 }
 
+bool is_fault(BanReason reason) {
+  return reason == BanReason::not_finite || reason == BanReason::malformed;
+}
+
 std::vector<std::size_t> lengths_of(const std::vector<Part>& parts) {
   std::vector<std::size_t> lengths;
   for (const Part& part : parts) lengths.push_back(part.length);
@@ -106,10 +110,11 @@ void AllReduce::ban(std::size_t sender, const Error& why) {
   const BanReason reason = ban_reason(why.code());
   const auto text = log::format("leaving {} out of the round ({}): {}", peer(sender),
                                 kBanReasons[static_cast<std::size_t>(reason)], why);
-  const bool at_fault = reason == BanReason::not_finite || reason == BanReason::malformed;
+  const bool at_fault = is_fault(reason);
   log::write(at_fault ? log::Level::warn : log::Level::info, "averaging", text);
   metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
   lost_.push_back(peer(sender));
+  if (at_fault) liars_.push_back(peer(sender));
   reducer_.ban(sender);
 }
 
@@ -181,7 +186,9 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
     if (!exchanges[member].failure) continue;
     outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
     outcome.failed_reducers.push_back(peer(member));
+    if (is_fault(ban_reason(exchanges[member].failure->code()))) liars_.push_back(peer(member));
   }
+  outcome.liars = liars_;
   outcome.lost_senders = lost_;
   co_return outcome;
 }

@@ -38,6 +38,7 @@ class AllReduce {
   struct Outcome {
     std::size_t parts_total = 0, parts_failed = 0;
     std::vector<PeerId> failed_reducers, lost_senders;
+    std::vector<PeerId> liars;  ///< of these, who sent what cannot be
   };
 
   /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.
@@ -136,7 +137,8 @@ class AllReduce {
     std::optional<TimePoint> gone{};  // when it was first found to be no longer
   };
   std::vector<MemberState> members_;
-  std::vector<PeerId> lost_;  // senders left out of some of our parts
+  std::vector<PeerId> lost_;   // senders left out of some of our parts
+  std::vector<PeerId> liars_;  // of these, for what they sent
   bool cancelled_ = false;
 };
 

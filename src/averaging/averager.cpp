@@ -224,7 +224,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   auto result = co_await average(state, *work, entry);
   if (!result) co_return result;
   entry.complete();
-  ended.end = {true, result->lost_senders};
+  ended.end = {true, result->lost_senders, result->liars};
   ended.end.lost.insert(ended.end.lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
   result->matchmaking = grouped - start;
   metrics.allreduce_seconds.observe(to_seconds(result->allreduce));

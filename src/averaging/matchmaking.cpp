@@ -74,6 +74,7 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
 
 void Matchmaking::round_ended(const RoundEnd& end) {
   context_.known.round_ended(end);
+  for (const PeerId& liar : end.liars) context_.shunned.failed(liar, context_.runtime.now());
   context_.look_around();
 }
 

@@ -74,6 +74,7 @@ void RunningRound::add(const AllReduce::Outcome& outcome) {
   outcome_.parts_failed += outcome.parts_failed;
   add_new(outcome_.failed_reducers, outcome.failed_reducers);
   add_new(outcome_.lost_senders, outcome.lost_senders);
+  add_new(outcome_.liars, outcome.liars);
 }
 
 RoundResult RunningRound::result(TimePoint trigger) const {
@@ -87,6 +88,7 @@ RoundResult RunningRound::result(TimePoint trigger) const {
   result.parts_failed = outcome_.parts_failed;
   result.failed_reducers = outcome_.failed_reducers;
   result.lost_senders = outcome_.lost_senders;
+  result.liars = outcome_.liars;
   for (const MemberTraffic& member : *traffic_) {
     result.exchanged.push_back(member.summary(trigger));
     result.bytes_sent += result.exchanged.back().bytes_sent;

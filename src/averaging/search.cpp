@@ -15,6 +15,9 @@
 namespace cohive::averaging {
 namespace {
 
+constexpr Duration kFirstShun = 20s;  // of a liar; twice as long each time, an hour at most
+constexpr double kShunRate = 2;
+
 constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr double kClockTolerance = 3.0;           // seconds between peers' clocks
 constexpr Duration kRefreshPause = 100ms;         // between two looks at the DHT
@@ -31,6 +34,7 @@ SearchContext::SearchContext(FinderContext context)
       protocol(finder.protocol_prefix + "rpc_join_group"),
       bits(finder.options.initial_group_bits),
       known(finder.dht.host().id(), finder.options.target_group_size),
+      shunned(kFirstShun, kShunRate),
       lock(runtime, "join requests"),
       changed(runtime, "matchmaking"),
       background(runtime, "matchmaking") {}
@@ -267,7 +271,7 @@ std::optional<Search::Candidate> Search::first_candidate() {
   const auto may_lead = [&](const Candidate& one) {
     const bool comes =
         followers_.contains(one.peer) || (context_.known.expects(one.peer) && runtime_.now() < grace_end_);
-    return !comes && !context_.known.has_left(one.peer);
+    return !comes && !context_.known.has_left(one.peer) && !context_.shunned.contains(one.peer, runtime_.now());
   };
   const auto first = std::ranges::find_if(queue_, may_lead);
   return first == queue_.end() ? std::nullopt : std::optional(*first);
@@ -392,6 +396,7 @@ std::optional<proto::MessageFromLeader> Search::refusal(const PeerId& peer, cons
     message.set_code(code);
     return message;
   };
+  if (context_.shunned.contains(peer, runtime_.now())) return because(proto::PROTOCOL_VIOLATION);
   if (!looking()) return because(proto::NOT_LOOKING_FOR_GROUP);
   if (request.schema_hash().empty() || !std::isfinite(request.expiration()) || options_.mode == PeerMode::client)
     return because(proto::PROTOCOL_VIOLATION);

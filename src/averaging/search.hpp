@@ -8,6 +8,7 @@
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/dht/dht.hpp"
+#include "dht/blacklist.hpp"
 #include "known_group.hpp"
 #include "leadership.hpp"
 
@@ -33,6 +34,7 @@ struct SearchContext {
   const std::string protocol;  // rpc_join_group
   std::string bits;
   KnownGroup known;
+  dht::Blacklist shunned;  // liars of earlier rounds: neither followers nor leaders of ours, longer each time
   Mutex lock;         // one of: asking a leader, accepting a follower
   Condition changed;  // of anything about the search
   TaskGroup background;

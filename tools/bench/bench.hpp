@@ -17,8 +17,8 @@ struct Settings {
   double minutes = 5;                         ///< of virtual time, of dht-sim and train-sim
   std::vector<std::size_t> trainers{100};     ///< of train-sim: one run each
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
-  std::uint64_t seed = 1;                     ///< of dht-sim, train-sim and faults
-  std::size_t runs = 200;                     ///< of faults
+  std::uint64_t seed = 1;                     ///< of dht-sim, train-sim, faults and adversary
+  std::size_t runs = 200;                     ///< of faults and adversary
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged
   std::size_t state_megabytes = 2000;         ///< of memory: downloaded
   std::size_t parameters = 100;               ///< of optimizer, in millions
@@ -29,6 +29,7 @@ nlohmann::json transport(const Settings& settings);
 nlohmann::json dht(const Settings& settings);
 nlohmann::json dht_sim(const Settings& settings);
 nlohmann::json faults(const Settings& settings);
+nlohmann::json adversary(const Settings& settings);
 nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
 nlohmann::json memory(const Settings& settings);

@@ -36,6 +36,7 @@ struct SearchPlan {
 struct RoundEnd {
   bool averaged = false;
   std::vector<PeerId> lost;  ///< members that were lost on the way: they need not be waited for the next time
+  std::vector<PeerId> liars = {};  ///< of these, those that broke the rules: they had better not be members for a while
 };
 
 /// Finds groups for one averager. Loop thread only. Its destructor drops what it is doing.

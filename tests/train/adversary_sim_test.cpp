@@ -1,0 +1,47 @@
+// Honest trainers beside hostile peers of every role: the run goes on.
+#include "bench/adversary.hpp"
+
+#include <gtest/gtest.h>
+
+#include "support/sanitizers.hpp"
+
+namespace cohive::train {
+namespace {
+
+using bench::AdversaryReport;
+using bench::AdversaryRole;
+using bench::run_adversaries;
+
+/// 80 % of the speed, and the model is learnt.
+void expect_unharmed(const AdversaryReport& report) {
+  std::string roles;
+  for (const AdversaryRole role : report.roles) roles += std::string(bench::name_of(role)) + ", ";
+  SCOPED_TRACE("seed " + std::to_string(report.seed) + ": " + roles + ::testing::PrintToString(report.run));
+  EXPECT_GE(report.speed(), 0.8) << report.epochs << " epochs, without hostile peers " << report.epochs_without;
+  EXPECT_LT(report.run.last_loss, report.run.first_loss / 5);
+  EXPECT_EQ(report.run.epochs_alone, 0u);
+}
+
+class Adversaries : public ::testing::TestWithParam<AdversaryRole> {};
+
+TEST_P(Adversaries, OfOneRoleSlowNobodyDown) {
+  for (std::uint64_t seed = 1; seed <= (kSanitized ? 1u : 3u); ++seed)
+    expect_unharmed(run_adversaries(seed, {GetParam()}));
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryRole, Adversaries, ::testing::ValuesIn(bench::kAdversaryRoles), [](const auto& test) {
+  std::string name = bench::name_of(test.param);
+  std::ranges::replace(name, ' ', '_');
+  return name;
+});
+
+class SeveralAdversaries : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(SeveralAdversaries, AsAThirdOfThePeersSlowNobodyDown) {
+  expect_unharmed(run_adversaries(GetParam(), bench::some_roles(GetParam())));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, SeveralAdversaries, ::testing::Range<std::uint64_t>(1, kSanitized ? 3 : 25));
+
+}  // namespace
+}  // namespace cohive::train

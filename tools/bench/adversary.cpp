@@ -1,0 +1,195 @@
+#include "bench/adversary.hpp"
+
+#include <algorithm>
+#include <random>
+
+#include "averaging/hostile_peer.hpp"
+#include "cohive/averaging/state_sharing.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/dht/dht.hpp"
+#include "cohive/proto/averaging.pb.h"
+#include "cohive/rpc/rpc.hpp"
+
+namespace cohive::bench {
+namespace {
+
+using msgpack::Bin;
+using msgpack::Map;
+using msgpack::Value;
+
+constexpr std::uint64_t kFarEpoch = std::uint64_t{1} << 40;
+constexpr double kWeek = 6 * 86400;
+const std::string kGradients = "simulated_grad_averager", kStates = "simulated_state_averager";
+constexpr Duration kPatience = 5s;
+
+// ---- Roles
+
+Task<void> lie_about_progress(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key) {
+  dht.add_validator(key);
+  for (int i = 0;; ++i) {
+    const std::uint64_t epochs[] = {kFarEpoch, ~std::uint64_t{0}, 0};
+    const Map report{{{"peer_id", Value::bin(dht.host().id().bytes())},
+                      {"epoch", epochs[i % 3]},
+                      {"samples_accumulated", std::uint64_t{1} << 50},
+                      {"samples_per_second", 1e14},
+                      {"time", dht.now()},
+                      {"client_mode", false}}};
+    (void)co_await dht.store("simulated_progress", Bin{key->ownership_marker()}, report, dht.now() + kWeek + i);
+    co_await dht.runtime().sleep_for(10s);
+  }
+}
+
+Task<Result<>> forge(Dht& dht, rpc::ServerStream& stream) {
+  Runtime& runtime = dht.runtime();
+  CO_TRY(auto bytes, co_await stream.receive(runtime.after(kPatience)));
+  proto::MessageFromLeader accepted;
+  accepted.set_code(proto::ACCEPTED);
+  CO_TRY(co_await stream.send(as_bytes(accepted.SerializeAsString()), runtime.after(kPatience)));
+  proto::MessageFromLeader begin;
+  begin.set_code(proto::BEGIN_ALLREDUCE);
+  begin.set_group_id(std::string(20, 'f'));
+  begin.add_ordered_peer_ids(dht.host().id().binary());
+  begin.add_gathered(averaging::encode_gathered({.peer = {}, .bandwidth = 1e18}));
+  begin.add_ordered_peer_ids(stream.peer().binary());
+  begin.add_gathered(averaging::encode_gathered({.peer = {}, .bandwidth = 0.0}));
+  co_return co_await stream.send(as_bytes(begin.SerializeAsString()), runtime.after(kPatience));
+}
+
+Task<void> lead_and_forge(Dht& dht) {
+  rpc::Server server(dht.host());
+  const auto handler = [&dht](rpc::ServerStream& stream) { return forge(dht, stream); };
+  server.add_streaming(kGradients + "::GradientAverager.rpc_join_group", handler);
+  server.add_streaming(kStates + "::TrainingStateAverager.rpc_join_group", handler);
+  for (;;) {
+    std::vector<dht::StoreItem> declarations;
+    for (const std::string& prefix : {kGradients, kStates})
+      declarations.push_back({prefix + ".0b", Value::bin(dht.host().id().bytes()), true, dht.now() + 2});
+    (void)co_await dht.store_many(std::move(declarations), dht.runtime().after(kPatience));
+    co_await dht.runtime().sleep_for(1s);
+  }
+}
+
+Task<void> join_and_lie(Dht& dht, std::vector<std::uint32_t> sizes, std::uint64_t seed) {
+  averaging::AveragerOptions options;
+  options.prefix = kGradients;
+  options.class_name = "GradientAverager";
+  options.part_size_bytes = 4096;
+  averaging::HostilePeer hostile(dht, options, std::move(sizes), seed);
+  for (;;) {
+    co_await hostile.misbehave();
+    co_await dht.runtime().sleep_for(1s);
+  }
+}
+
+Task<void> share_a_bad_state(Dht& dht, std::uint32_t features) {
+  averaging::StateSharingOptions options;
+  options.prefix = kStates;
+  options.class_name = "TrainingStateAverager";
+  averaging::StateSharing sharing(dht, options);
+  averaging::SharedState state{Map{{{"epoch", kFarEpoch}}}, {}};
+  state.tensors.push_back({codec::DType::float32, {features}, false, Slice::copy_of(Bytes(4 * features, 0x41))});
+  sharing.set_provider([state]() -> std::optional<averaging::SharedState> { return state; });
+  sharing.set_priority(1e308);
+  sharing.start();
+  co_await dht.runtime().sleep_for(24h);
+}
+
+Task<void> flood(Dht& dht) {
+  for (int i = 0;; ++i) {
+    std::vector<dht::StoreItem> items;
+    for (const std::string& key : {std::string("simulated_progress"), kStates + ".all_averagers", kGradients + ".0b"})
+      for (int k = 0; k < 500; ++k)
+        items.push_back({key, Value(std::to_string(500 * i + k)), std::string(100, 'x'), dht.now() + kWeek});
+    (void)co_await dht.store_many(std::move(items), dht.runtime().after(10s));
+    co_await dht.runtime().sleep_for(5s);
+  }
+}
+
+Task<void> hold_a_slot(Dht& dht, PeerId peer, bool ask) {
+  Runtime& runtime = dht.runtime();
+  auto call = co_await rpc::open_call(dht.host(), peer, kStates + "::TrainingStateAverager.rpc_download_state",
+                                      runtime.after(kPatience));
+  if (!call) co_return;
+  if (ask) {
+    (void)co_await (*call)->send(ByteView(), runtime.after(kPatience));
+    (void)co_await (*call)->finish(runtime.after(kPatience));
+  }
+  co_await runtime.sleep_for(20s);
+}
+
+Task<void> hold_slots(Dht& dht, bool ask) {
+  for (;;) {
+    Nursery calls(dht.runtime(), "slots");
+    for (const auto& [id, peer] : dht.known_nodes())
+      for (int i = 0; i < 4; ++i) calls.spawn(hold_a_slot(dht, peer, ask));
+    co_await calls.join();
+    co_await dht.runtime().sleep_for(100ms);
+  }
+}
+
+Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scenario, std::uint64_t number) {
+  Dht& dht = *co_await swarm.stranger();
+  switch (role) {
+    case AdversaryRole::progress_liar:
+      co_return co_await lie_about_progress(dht, std::make_shared<dht::RsaSignatureValidator>());
+    case AdversaryRole::forging_leader:
+      co_return co_await lead_and_forge(dht);
+    case AdversaryRole::lying_owner:
+      co_return co_await join_and_lie(
+          dht, {static_cast<std::uint32_t>(scenario.features), static_cast<std::uint32_t>(scenario.ballast)}, number);
+    case AdversaryRole::bad_donor:
+      co_return co_await share_a_bad_state(dht, static_cast<std::uint32_t>(scenario.features));
+    case AdversaryRole::flooder:
+      co_return co_await flood(dht);
+    case AdversaryRole::slot_holder:
+      co_return co_await hold_slots(dht, false);
+    case AdversaryRole::slow_reader:
+      co_return co_await hold_slots(dht, true);
+  }
+}
+
+}  // namespace
+
+const char* name_of(AdversaryRole role) {
+  static constexpr std::array kNames = {"progress liar", "forging leader", "lying owner", "bad donor",
+                                        "flooder",       "slot holder",    "slow reader"};
+  return kNames[static_cast<std::size_t>(role)];
+}
+
+TrainScenario adversary_scenario(std::uint64_t seed) {
+  TrainScenario scenario;
+  scenario.seed = seed;
+  scenario.trainers = 7;
+  scenario.duration = 2min;
+  scenario.arrival = 5s;
+  scenario.replaced_per_minute = 0;
+  scenario.slowest_line = 100e6 / 8;
+  scenario.shortest_batch = 500ms;
+  scenario.longest_batch = 1s;
+  scenario.batches_per_epoch = 10;
+  return scenario;
+}
+
+std::vector<AdversaryRole> some_roles(std::uint64_t seed) {
+  std::vector<AdversaryRole> roles(kAdversaryRoles.begin(), kAdversaryRoles.end());
+  std::shuffle(roles.begin(), roles.end(), std::mt19937_64(seed));
+  roles.resize(3);
+  return roles;
+}
+
+AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> roles) {
+  TrainScenario scenario = adversary_scenario(seed);
+  AdversaryReport report;
+  report.seed = seed;
+  report.roles = roles;
+  report.epochs_without = run_training(scenario).epochs;
+  scenario.each_second = [&scenario, &roles, seed](TrainSwarm& swarm, double second) {
+    if (second != 10) return;
+    for (std::size_t i = 0; i < roles.size(); ++i) swarm.spawn(play(swarm, roles[i], scenario, seed * 100 + i));
+  };
+  report.run = run_training(scenario);
+  report.epochs = report.run.epochs;
+  return report;
+}
+
+}  // namespace cohive::bench

@@ -1,0 +1,44 @@
+// Hostile peers beside a simulated training run: what each role does, alone or with others, and what it costs the honest
+// trainers. For cohive-bench adversary and for the tests. The same seed gives the same run.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bench/train_scenario.hpp"
+
+namespace cohive::bench {
+
+enum class AdversaryRole {
+  progress_liar,   ///< signs reports of epochs, samples and times that cannot be
+  forging_leader,  ///< declares itself before all others, and forges what the members of its groups said
+  lying_owner,     ///< joins groups, and sends and answers nonsense
+  bad_donor,       ///< shares a state of its own with the highest priority
+  flooder,         ///< fills the dictionaries of the run with late-expiring entries
+  slot_holder,     ///< calls donors and asks for nothing
+  slow_reader,     ///< asks donors for their states and does not read them
+};
+inline constexpr std::array kAdversaryRoles = {
+    AdversaryRole::progress_liar, AdversaryRole::forging_leader, AdversaryRole::lying_owner, AdversaryRole::bad_donor,
+    AdversaryRole::flooder,       AdversaryRole::slot_holder,    AdversaryRole::slow_reader};
+const char* name_of(AdversaryRole role);
+
+struct AdversaryReport {
+  std::uint64_t seed = 0;
+  std::vector<AdversaryRole> roles;
+  std::uint64_t epochs = 0, epochs_without = 0;  ///< of the honest trainers, beside the hostile peers and without them
+  TrainScenarioReport run;
+  /// Speed beside hostile peers, 1 for that without.
+  double speed() const { return static_cast<double>(epochs) / static_cast<double>(epochs_without); }
+};
+
+/// The run in which hostile peers try their worst: seven trainers for two minutes.
+TrainScenario adversary_scenario(std::uint64_t seed);
+/// Runs it without hostile peers, and beside one for each of `roles`.
+AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> roles);
+/// Three roles of all, chosen by the seed: with seven trainers 30 % of the peers.
+std::vector<AdversaryRole> some_roles(std::uint64_t seed);
+
+}  // namespace cohive::bench

@@ -55,16 +55,20 @@ Task<Result<>> forge(Dht& dht, rpc::ServerStream& stream) {
   co_return co_await stream.send(as_bytes(begin.SerializeAsString()), runtime.after(kPatience));
 }
 
+std::vector<dht::StoreItem> declarations_of(const PeerId& leader, double expiration) {
+  std::vector<dht::StoreItem> items;
+  for (const std::string& prefix : {kGradients, kStates})
+    items.push_back({prefix + ".0b", Value::bin(leader.bytes()), true, expiration});
+  return items;
+}
+
 Task<void> lead_and_forge(Dht& dht) {
   rpc::Server server(dht.host());
   const auto handler = [&dht](rpc::ServerStream& stream) { return forge(dht, stream); };
   server.add_streaming(kGradients + "::GradientAverager.rpc_join_group", handler);
   server.add_streaming(kStates + "::TrainingStateAverager.rpc_join_group", handler);
   for (;;) {
-    std::vector<dht::StoreItem> declarations;
-    for (const std::string& prefix : {kGradients, kStates})
-      declarations.push_back({prefix + ".0b", Value::bin(dht.host().id().bytes()), true, dht.now() + 2});
-    (void)co_await dht.store_many(std::move(declarations), dht.runtime().after(kPatience));
+    (void)co_await dht.store_many(declarations_of(dht.host().id(), dht.now() + 2), dht.runtime().after(kPatience));
     co_await dht.runtime().sleep_for(1s);
   }
 }
@@ -94,13 +98,17 @@ Task<void> share_a_bad_state(Dht& dht, std::uint32_t features) {
   co_await dht.runtime().sleep_for(24h);
 }
 
+std::vector<dht::StoreItem> flood_of(int number, double expiration) {
+  std::vector<dht::StoreItem> items;
+  for (const std::string& key : {std::string("simulated_progress"), kStates + ".all_averagers", kGradients + ".0b"})
+    for (int k = 0; k < 500; ++k)
+      items.push_back({key, Value(std::to_string(500 * number + k)), std::string(100, 'x'), expiration});
+  return items;
+}
+
 Task<void> flood(Dht& dht) {
   for (int i = 0;; ++i) {
-    std::vector<dht::StoreItem> items;
-    for (const std::string& key : {std::string("simulated_progress"), kStates + ".all_averagers", kGradients + ".0b"})
-      for (int k = 0; k < 500; ++k)
-        items.push_back({key, Value(std::to_string(500 * i + k)), std::string(100, 'x'), dht.now() + kWeek});
-    (void)co_await dht.store_many(std::move(items), dht.runtime().after(10s));
+    (void)co_await dht.store_many(flood_of(i, dht.now() + kWeek), dht.runtime().after(10s));
     co_await dht.runtime().sleep_for(5s);
   }
 }

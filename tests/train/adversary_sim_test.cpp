@@ -1,4 +1,4 @@
-// Honest trainers beside hostile peers of every role: the run goes on.
+// Honest trainers beside hostile peers of every role: the run goes on. `cohive-bench adversary` tries more seeds.
 #include "bench/adversary.hpp"
 
 #include <gtest/gtest.h>
@@ -25,8 +25,7 @@ void expect_unharmed(const AdversaryReport& report) {
 class Adversaries : public ::testing::TestWithParam<AdversaryRole> {};
 
 TEST_P(Adversaries, OfOneRoleSlowNobodyDown) {
-  for (std::uint64_t seed = 1; seed <= (kSanitized ? 1u : 3u); ++seed)
-    expect_unharmed(run_adversaries(seed, {GetParam()}));
+  expect_unharmed(run_adversaries(1, {GetParam()}));
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryRole, Adversaries, ::testing::ValuesIn(bench::kAdversaryRoles), [](const auto& test) {
@@ -41,7 +40,7 @@ TEST_P(SeveralAdversaries, AsAThirdOfThePeersSlowNobodyDown) {
   expect_unharmed(run_adversaries(GetParam(), bench::some_roles(GetParam())));
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, SeveralAdversaries, ::testing::Range<std::uint64_t>(7, kSanitized ? 9 : 25));
+INSTANTIATE_TEST_SUITE_P(Seeds, SeveralAdversaries, ::testing::Range<std::uint64_t>(1, kSanitized ? 2 : 5));
 
 }  // namespace
 }  // namespace cohive::train

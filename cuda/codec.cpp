@@ -70,7 +70,7 @@ const std::uint16_t* halves(const std::uint8_t* bytes) {
   return reinterpret_cast<const std::uint16_t*>(bytes);
 }
 
-/// Source: hivemind wire spec, sections 5.5 to 5.7.
+/// Source: docs/wire/hivemind.md, sections 5.5 to 5.7.
 kernels::Indexed parts_of(Codec codec, const std::uint8_t* buffer, std::size_t count) {
   if (codec != Codec::blockwise8) return {floats(buffer + 8), buffer + 8 + kBook, nullptr};
   const std::uint8_t* book = buffer + 16 + scales_of(count) * sizeof(float);

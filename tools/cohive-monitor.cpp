@@ -29,7 +29,7 @@ struct PeerProgress {
   bool client = false;
 };
 
-/// A progress record (hivemind wire spec, section 4.4); nothing for a goodbye or nonsense.
+/// A progress record (docs/wire/hivemind.md, section 4.4); nothing for a goodbye or nonsense.
 std::optional<PeerProgress> parse(const msgpack::Value& value, double now) {
   const auto* map = value.get_if<msgpack::Map>();
   if (!map) return std::nullopt;

@@ -3,7 +3,7 @@
 //   owner  -> AVERAGED_PART{delta} per part, in order
 // Parts in a codec with error feedback are answered with averages in place of differences.
 // Our side of the streams is in all_reduce.cpp, serving those of other members in aggregate.cpp.
-// Source: hivemind wire spec, sections 6.6 to 6.8.
+// Source: docs/wire/hivemind.md, sections 6.6 to 6.8.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,5 @@
 // Finding donors of the state: the best that peers have declared, those that hold the same bytes beside it, the next
-// ones when they fail. Source: hivemind wire spec, sections 6.2 and 6.9; state_pieces.hpp.
+// ones when they fail. Source: docs/wire/hivemind.md, sections 6.2 and 6.9; state_pieces.hpp.
 #pragma once
 
 #include "cohive/dht/dht.hpp"

@@ -1,6 +1,6 @@
 // The follower's side of a search: asks a leader, and waits for the group that it assembles.
 //   follower -> rpc_join_group JoinRequest;   leader -> ACCEPTED, later BEGIN_ALLREDUCE or GROUP_DISBANDED
-// Source: hivemind wire spec, section 6.5.
+// Source: docs/wire/hivemind.md, section 6.5.
 #include <algorithm>
 
 #include "cohive/core/combine.hpp"

@@ -1,4 +1,4 @@
-// What members tell each other when they meet. Source: hivemind wire spec, section 6.4.
+// What members tell each other when they meet. Source: docs/wire/hivemind.md, section 6.4.
 #include "cohive/averaging/group.hpp"
 
 #include <algorithm>

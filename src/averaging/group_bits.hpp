@@ -1,5 +1,5 @@
 // Which group a peer looks for next: bits drawn from the group's id by CPython's random generator, so that all members
-// spread as intended. Source: hivemind wire spec, section 6.5 and appendix B.4.
+// spread as intended. Source: docs/wire/hivemind.md, section 6.5 and appendix B.4.
 #pragma once
 
 #include <cstdint>

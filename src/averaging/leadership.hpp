@@ -1,5 +1,5 @@
 // Leadership: the followers of one search, and the group that is made of them.
-// Source: hivemind wire spec, section 6.5.
+// Source: docs/wire/hivemind.md, section 6.5.
 #pragma once
 
 #include <map>

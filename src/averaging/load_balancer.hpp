@@ -1,5 +1,5 @@
 // Fractions of the work by bandwidth: the linear program of hivemind, solved with the method SciPy uses, because its
-// optimum is not unique and all members must find the same one. Source: hivemind wire spec, appendix C.
+// optimum is not unique and all members must find the same one. Source: docs/wire/hivemind.md, appendix C.
 #pragma once
 
 #include <cstdint>

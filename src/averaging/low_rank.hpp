@@ -15,7 +15,7 @@ struct MatrixShape {
   std::size_t columns = 0;
 };
 /// The matrix that a tensor of two or more dimensions is seen as: neighbouring dimensions are merged, those with the
-/// smallest product first, until two are left. Source: hivemind wire spec, section 7.3.
+/// smallest product first, until two are left. Source: docs/wire/hivemind.md, section 7.3.
 MatrixShape matrix_of(const codec::Shape& shape);
 
 /// The factor Q of a matrix: rank rows, each as long as a row of the matrix.

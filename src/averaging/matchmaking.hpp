@@ -3,7 +3,7 @@
 //   all      -> DHT: {group key: {own id: true, expires e}}
 //   follower -> rpc_join_group JoinRequest;   leader -> ACCEPTED, later BEGIN_ALLREDUCE or GROUP_DISBANDED
 // A group that has averaged before forms again without the DHT: see known_group.hpp. One search is in search.hpp.
-// Source: hivemind wire spec, sections 6.2 and 6.5.
+// Source: docs/wire/hivemind.md, sections 6.2 and 6.5.
 #pragma once
 
 #include "search.hpp"

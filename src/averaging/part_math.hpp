@@ -1,5 +1,5 @@
 // The arithmetic of one part. Pure functions that run on any thread; a part is small enough to stay in a core's cache
-// from one of them to the next. Source: hivemind wire spec, section 6.7.
+// from one of them to the next. Source: docs/wire/hivemind.md, section 6.7.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // Who averages what. All members compute the same from the gathered blobs: the fraction of each peer, the parts that
-// tensors are cut into, and the owner (reducer) of each part. Source: hivemind wire spec, section 6.6.
+// tensors are cut into, and the owner (reducer) of each part. Source: docs/wire/hivemind.md, section 6.6.
 #pragma once
 
 #include <optional>

@@ -3,7 +3,7 @@
 //   P = A Q               > PHASE_P: the mean of all P      > its columns are made orthonormal
 //   Q = A^T P             > PHASE_Q: the mean of all Q, and of the tensors that are not compressed
 //   average = P Q^T       > into the gradient; residual = A - average
-// Source: hivemind wire spec, section 7.3.
+// Source: docs/wire/hivemind.md, section 7.3.
 #include <algorithm>
 #include <thread>
 

@@ -1,7 +1,7 @@
 // The reducer of our parts: each part is averaged once every active sender has contributed. A few parts are open at a
 // time, so memory stays bounded and a fast sender can run a little ahead of a slow one. For the mean contributions are
 // added up as they come; for other aggregates they are kept until all are there.
-// Source: hivemind wire spec, sections 6.7 and 6.8.
+// Source: docs/wire/hivemind.md, sections 6.7 and 6.8.
 #pragma once
 
 #include <deque>

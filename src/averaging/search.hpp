@@ -1,6 +1,6 @@
 // Search: one search for a group. It declares that this peer looks for one, follows the peer whose declaration expires
 // first, and leads the group when that is its own.
-// Source: hivemind wire spec, sections 6.2 and 6.5.
+// Source: docs/wire/hivemind.md, sections 6.2 and 6.5.
 #pragma once
 
 #include <set>

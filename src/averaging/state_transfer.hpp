@@ -1,6 +1,6 @@
 // State sharing as hivemind does it: a newcomer downloads tensors and metadata from one peer that has them.
 //   client -> empty request, END_OF_STREAM;  donor -> chunks of 64 KiB; the first one carries the metadata.
-// Source: hivemind wire spec, sections 2.4 and 6.9.
+// Source: docs/wire/hivemind.md, sections 2.4 and 6.9.
 #pragma once
 
 #include "cohive/rpc/rpc.hpp"

@@ -1,6 +1,6 @@
 // AveragingData and DownloadData by hand, so that the tensor's bytes are neither copied into nor out of a protobuf:
 // sending gathers [head, buffer, tail], receiving yields a view into the received record.
-// Source: hivemind wire spec, sections 1.2 and 1.3.
+// Source: docs/wire/hivemind.md, sections 1.2 and 1.3.
 #pragma once
 
 #include <optional>

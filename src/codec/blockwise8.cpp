@@ -1,5 +1,5 @@
 // BLOCKWISE_8BIT: an index into a fixed code book, and a scale for every 4096 values.
-// Source: hivemind wire spec, section 5.7.
+// Source: docs/wire/hivemind.md, section 5.7.
 #include <algorithm>
 
 #include "code_book.hpp"

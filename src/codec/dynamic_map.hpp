@@ -1,5 +1,5 @@
 // The code book of BLOCKWISE_8BIT: bitsandbytes' signed dynamic map, denser near zero.
-// Source: hivemind wire spec, section 5.7.
+// Source: docs/wire/hivemind.md, section 5.7.
 #pragma once
 
 #include "bins.hpp"

@@ -1,4 +1,4 @@
-// FLOAT16: halves, clamped to the finite range. Source: hivemind wire spec, section 5.3.
+// FLOAT16: halves, clamped to the finite range. Source: docs/wire/hivemind.md, section 5.3.
 #include "kernels.hpp"
 #include "plain.hpp"
 

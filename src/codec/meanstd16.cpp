@@ -1,5 +1,5 @@
 // MEANSTD_16BIT: halves of (x - mean) / deviation for each row of the last axis; then all means, then all deviations.
-// Source: hivemind wire spec, section 5.4.
+// Source: docs/wire/hivemind.md, section 5.4.
 #include <algorithm>
 #include <bit>
 #include <cmath>

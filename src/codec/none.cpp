@@ -1,4 +1,4 @@
-// NONE: the values themselves. Source: hivemind wire spec, section 5.2.
+// NONE: the values themselves. Source: docs/wire/hivemind.md, section 5.2.
 #include "plain.hpp"
 
 namespace cohive::codec {

@@ -1,5 +1,5 @@
 // QUANTILE_8BIT: as many values in each bin, estimated as quantiles of the quantiles of chunks.
-// Source: hivemind wire spec, section 5.6.
+// Source: docs/wire/hivemind.md, section 5.6.
 #include <algorithm>
 
 #include "code_book.hpp"

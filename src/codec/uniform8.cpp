@@ -1,4 +1,4 @@
-// UNIFORM_8BIT: bins of one width, six deviations in all. Source: hivemind wire spec, section 5.5.
+// UNIFORM_8BIT: bins of one width, six deviations in all. Source: docs/wire/hivemind.md, section 5.5.
 #include <cmath>
 #include <limits>
 

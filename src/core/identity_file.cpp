@@ -1,4 +1,4 @@
-// The identity file: exactly a serialised PrivateKey, mode 0400. Source: libp2p wire spec, section 1.5.
+// The identity file: exactly a serialised PrivateKey, mode 0400. Source: docs/wire/libp2p.md, section 1.5.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>

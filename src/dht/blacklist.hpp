@@ -1,4 +1,4 @@
-// Peers that failed lately: not asked again for a while, longer each time. Source: hivemind wire spec, section 3.9.
+// Peers that failed lately: not asked again for a while, longer each time. Source: docs/wire/hivemind.md, section 3.9.
 #pragma once
 
 #include <algorithm>

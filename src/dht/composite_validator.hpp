@@ -1,4 +1,4 @@
-// Validators in order: sign ascending, validate and strip descending. Source: hivemind wire spec, section 4.1.
+// Validators in order: sign ascending, validate and strip descending. Source: docs/wire/hivemind.md, section 4.1.
 #pragma once
 
 #include <algorithm>

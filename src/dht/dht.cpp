@@ -1,4 +1,5 @@
-// The DHT node: joining, keeping the routing table fresh, and the public face. Source: hivemind wire spec, section 3.8.
+// The DHT node: joining, keeping the routing table fresh, and the public face.
+// Source: docs/wire/hivemind.md, section 3.8.
 #include "cohive/dht/dht.hpp"
 
 #include <algorithm>

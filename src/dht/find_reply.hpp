@@ -1,6 +1,6 @@
 // Writing and reading FindResponse without a heap string for each of its ids: a reply about 16 keys carries 640 of
 // them, and finds are what a DHT does all day. The bytes are those of the protobuf message (proto/dht.proto). Source:
-// hivemind wire spec, section 1.1.
+// docs/wire/hivemind.md, section 1.1.
 #pragma once
 
 #include <optional>

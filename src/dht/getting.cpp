@@ -1,5 +1,5 @@
 // Getting records: our own storage, our cache, then a search; and what is cached of what was found.
-// Source: hivemind wire spec, section 3.11.
+// Source: docs/wire/hivemind.md, section 3.11.
 #include <cmath>
 #include <limits>
 

@@ -1,6 +1,6 @@
 // The three calls of hivemind's DHT, both sides: rpc_ping, rpc_store, rpc_find; and what every call teaches about the
 // swarm. The calling side is in protocol.cpp, the serving side in protocol_server.cpp.
-// Source: hivemind wire spec, sections 1.1, 3.3 and 3.7.
+// Source: docs/wire/hivemind.md, sections 1.1, 3.3 and 3.7.
 #pragma once
 
 #include "batcher.hpp"

@@ -1,5 +1,5 @@
 // The serving side of the DHT's calls. Everything in a request is a stranger's: lengths, sizes and times are checked
-// before anything is kept. Source: hivemind wire spec, section 3.7.
+// before anything is kept. Source: docs/wire/hivemind.md, section 3.7.
 #include <cmath>
 #include <unordered_set>
 

@@ -1,4 +1,4 @@
-// Who is where in the id space: buckets that split near ourselves. Source: hivemind wire spec, section 3.3.
+// Who is where in the id space: buckets that split near ourselves. Source: docs/wire/hivemind.md, section 3.3.
 #pragma once
 
 #include <deque>

@@ -1,4 +1,4 @@
-// RSA-PSS signatures on records that carry an owner marker. Source: hivemind wire spec, section 4.2.
+// RSA-PSS signatures on records that carry an owner marker. Source: docs/wire/hivemind.md, section 4.2.
 #include <openssl/bn.h>
 #include <openssl/core_names.h>
 #include <openssl/err.h>

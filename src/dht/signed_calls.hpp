@@ -1,7 +1,7 @@
 // Requests and replies of a moderated swarm. `auth` is the first field of each message:
 //   request: token, time, nonce, signature over the message without the signature
 //   reply:   token, the request's nonce, signature likewise
-// Source: hivemind wire spec, section 4.5.
+// Source: docs/wire/hivemind.md, section 4.5.
 #pragma once
 
 #include <optional>

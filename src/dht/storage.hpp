@@ -1,5 +1,5 @@
 // What a node keeps: regular values and dictionaries, each with an expiration, within bounds.
-// Source: hivemind wire spec, sections 3.5 and 3.6.
+// Source: docs/wire/hivemind.md, sections 3.5 and 3.6.
 #pragma once
 
 #include <limits>

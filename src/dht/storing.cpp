@@ -1,5 +1,5 @@
 // Storing records: find the nearest nodes of each key, ourselves included, and send to the nearest of them until enough
-// replicas answered. Source: hivemind wire spec, section 3.10.
+// replicas answered. Source: docs/wire/hivemind.md, section 3.10.
 #include <cmath>
 
 #include "cohive/core/combine.hpp"

@@ -1,5 +1,5 @@
 // Subkeys of dictionary records: their bytes on the wire, and when two of them are the same.
-// Source: hivemind wire spec, section 3.4.
+// Source: docs/wire/hivemind.md, section 3.4.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
 // Beam search over the swarm: asks the nearest known nodes about several keys at once, until for each key the beam is
-// explored or the guide has what it wants. Source: hivemind wire spec, section 3.9.
+// explored or the guide has what it wants. Source: docs/wire/hivemind.md, section 3.9.
 // Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and who looks for the
 // newest copy of a record is done when the nodes that are to hold it, the nearest, all hold the same.
 #pragma once

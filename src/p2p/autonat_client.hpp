@@ -1,5 +1,5 @@
 // AutoNAT, the asking side: has peers outside dial us back, and concludes whether we can be reached.
-// Source: libp2p wire spec, section 6.1.
+// Source: docs/wire/libp2p.md, section 6.1.
 #pragma once
 
 #include <unordered_map>

@@ -1,4 +1,4 @@
-// The messages of AutoNAT, read with the limits that hostile peers call for. Source: libp2p wire spec, section 6.1.
+// The messages of AutoNAT, read with the limits that hostile peers call for. Source: docs/wire/libp2p.md, section 6.1.
 #pragma once
 
 #include <optional>

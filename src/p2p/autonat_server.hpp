@@ -2,7 +2,7 @@
 //   peer -> DIAL {id, addresses};  we dial its observed host at these ports, under another identity and from another
 //   port;  we -> DIAL_RESPONSE {OK and the address, or why not}.
 // Only the host that the peer speaks from is ever dialled, at most so often, and never inside private networks.
-// Source: libp2p wire spec, sections 6.1 and 13.
+// Source: docs/wire/libp2p.md, sections 6.1 and 13.
 #pragma once
 
 #include "attempt_limits.hpp"

@@ -1,4 +1,4 @@
-// The messages of circuit relay v2 and the addresses of circuits. Source: libp2p wire spec, section 6.3.
+// The messages of circuit relay v2 and the addresses of circuits. Source: docs/wire/libp2p.md, section 6.3.
 #pragma once
 
 #include <optional>

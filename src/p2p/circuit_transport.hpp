@@ -1,4 +1,4 @@
-// Dials peers through relays: the transport of circuit addresses. Source: libp2p wire spec, section 6.3.
+// Dials peers through relays: the transport of circuit addresses. Source: docs/wire/libp2p.md, section 6.3.
 #pragma once
 
 #include "dialler.hpp"

@@ -1,5 +1,5 @@
 // The connections of a host and the peers at their other ends: what comes in, what has to go to make room, and which
-// connection a stream is opened on. Source: libp2p wire spec, sections 10 and 13.
+// connection a stream is opened on. Source: docs/wire/libp2p.md, sections 10 and 13.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// How long a failed address is left alone. Source: libp2p wire spec, section 10.
+// How long a failed address is left alone. Source: docs/wire/libp2p.md, section 10.
 #pragma once
 
 #include <deque>

@@ -1,4 +1,4 @@
-// In which order the addresses of a peer are dialled. Source: libp2p wire spec, section 10; RFC 8305.
+// In which order the addresses of a peer are dialled. Source: docs/wire/libp2p.md, section 10; RFC 8305.
 #pragma once
 
 #include <vector>

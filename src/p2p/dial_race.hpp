@@ -1,4 +1,4 @@
-// Several addresses of one peer dialled at once. Source: libp2p wire spec, section 10; RFC 8305.
+// Several addresses of one peer dialled at once. Source: docs/wire/libp2p.md, section 10; RFC 8305.
 #pragma once
 
 #include <deque>

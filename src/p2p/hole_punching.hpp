@@ -2,7 +2,7 @@
 //   B dials A's public addresses;  when that fails, on a stream over the circuit:
 //   B -> CONNECT(B's addresses);  A -> CONNECT(A's addresses);  B -> SYNC, and half a round trip later both dial.
 // Both dial from the port that they listen on, so that each opens its address translator for the other.
-// Source: libp2p wire spec, section 6.6.
+// Source: docs/wire/libp2p.md, section 6.6.
 #pragma once
 
 #include <set>

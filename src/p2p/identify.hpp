@@ -1,7 +1,7 @@
 // Identify: on every new connection each side asks the other one what it is.
 //   asker opens a stream and sends nothing;  answerer -> one Identify message, FIN.
 //   push: the sender opens a stream, sends an Identify message, FIN.
-// Source: libp2p wire spec, sections 5.1 and 5.2.
+// Source: docs/wire/libp2p.md, sections 5.1 and 5.2.
 #pragma once
 
 #include <memory>

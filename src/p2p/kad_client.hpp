@@ -1,4 +1,4 @@
-// Asks a peer for the addresses of others. Source: libp2p wire spec, section 9.2.
+// Asks a peer for the addresses of others. Source: docs/wire/libp2p.md, section 9.2.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // A walk through the peer routing of other peers towards one PeerID, asking ever nearer peers.
-// Source: libp2p wire spec, section 9.4.
+// Source: docs/wire/libp2p.md, section 9.4.
 //
 // Every answer comes from a stranger, so a walk is bounded: queries, dials, candidates, and addresses of the target.
 #pragma once

@@ -1,6 +1,6 @@
 // The addresses at which peers outside see us, and which of them are ours to announce. A peer may report anything, so
 // an address counts when peers of several networks report it, or when a dial-back has reached us there.
-// Source: libp2p wire spec, section 5.1.
+// Source: docs/wire/libp2p.md, section 5.1.
 #pragma once
 
 #include <optional>

@@ -1,6 +1,6 @@
 // Kademlia peer routing, as hivemind's daemon needs it: PeerID -> addresses. Values and providers are not served.
 //   client -> FIND_NODE(key);  server -> the 20 nearest peers it knows, and the target itself whenever it knows it.
-// Source: libp2p wire spec, section 9; hivemind wire spec, section 0.1.
+// Source: docs/wire/libp2p.md, section 9; docs/wire/hivemind.md, section 0.1.
 #pragma once
 
 #include "identify.hpp"

@@ -1,6 +1,6 @@
 // Ping: proves that a peer answers and measures the round trip.
 //   dialer -> 32 random bytes -> listener;  listener -> the same 32 bytes -> dialer; repeated on one stream.
-// Source: libp2p wire spec, section 5.3.
+// Source: docs/wire/libp2p.md, section 5.3.
 #pragma once
 
 #include "handlers.hpp"

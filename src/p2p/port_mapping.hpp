@@ -1,7 +1,7 @@
 // Has the router forward the ports that the host listens on, so that peers outside can connect: asks each PortMapper
 // until one does it, announces the router's address, renews at half of the lifetime, and takes the mapping back at the
 // end. A host that listens on this machine alone, or not at all, needs none.
-// Source: libp2p wire spec, section 6.2.
+// Source: docs/wire/libp2p.md, section 6.2.
 #pragma once
 
 #include <map>

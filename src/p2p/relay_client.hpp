@@ -1,5 +1,5 @@
 // Circuit relay v2, the peer that cannot be dialled: keeps reservations with relays and takes circuits from them.
-// Source: libp2p wire spec, sections 6.3 to 6.5.
+// Source: docs/wire/libp2p.md, sections 6.3 to 6.5.
 #pragma once
 
 #include <map>

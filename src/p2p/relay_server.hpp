@@ -2,7 +2,7 @@
 //   reserve:  peer -> RESERVE;  relay -> STATUS with expiry, our addresses, a voucher and the limit of its circuits.
 //   connect:  dialler -> CONNECT(target);  relay -> target, on a stream of its own: CONNECT(dialler);  target -> STATUS;
 //             relay -> dialler: STATUS;  from then on both streams are one circuit.
-// Source: libp2p wire spec, sections 6.3 and 13.
+// Source: docs/wire/libp2p.md, sections 6.3 and 13.
 #pragma once
 
 #include <unordered_map>

@@ -1,4 +1,4 @@
-// The peers that serve peer routing, by their distance from us. Source: libp2p wire spec, section 9.
+// The peers that serve peer routing, by their distance from us. Source: docs/wire/libp2p.md, section 9.
 #pragma once
 
 #include <array>

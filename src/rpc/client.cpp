@@ -1,7 +1,7 @@
 // The calling side.
 //   unary:     caller -> varint | PersistentConnectionRequest{callId, callUnary};  callee -> the same with
 //   unaryResponse, FIN. streaming: caller -> records, END_OF_STREAM;  callee -> records, FIN.  The caller never
-//   half-closes: a FIN from it is a cancellation. Source: hivemind wire spec, sections 2.2 and 2.3.
+//   half-closes: a FIN from it is a cancellation. Source: docs/wire/hivemind.md, sections 2.2 and 2.3.
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/try.hpp"

@@ -1,6 +1,6 @@
 // The framing of streaming calls: marker (1 byte) | length (8 bytes, big-endian) | payload.
 //   marker 0: a message;  marker 1: an RPCError, empty for END_OF_STREAM.
-// Source: hivemind wire spec, section 2.3.
+// Source: docs/wire/hivemind.md, section 2.3.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // The serving side. A handler lives as long as its caller: when the caller closes, resets, or sends more than it may,
-// the handler is dropped. Source: hivemind wire spec, sections 2.2 and 2.3; libp2p wire spec, section 7.
+// the handler is dropped. Source: docs/wire/hivemind.md, sections 2.2 and 2.3; docs/wire/libp2p.md, section 7.
 #include <deque>
 #include <set>
 

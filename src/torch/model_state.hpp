@@ -1,5 +1,5 @@
 // The state of a model as tensors and metadata, in the layout of hivemind's TrainingStateAverager: parameters, extra tensors, then what
-// the optimizer keeps. Source: hivemind wire spec, section 7.4.
+// the optimizer keeps. Source: docs/wire/hivemind.md, section 7.4.
 #pragma once
 
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
 // What rounds of the state average beside parameters, in hivemind's order: statistics of the optimizer, one name after
-// another, then extra tensors. All of it travels through float32 copies in host memory. Source: hivemind wire spec,
+// another, then extra tensors. All of it travels through float32 copies in host memory. Source: docs/wire/hivemind.md,
 // section 7.4.
 #pragma once
 

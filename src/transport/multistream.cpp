@@ -1,6 +1,6 @@
 // multistream-select 1.0: agrees on a protocol at the start of a stream.
 //   both: header;  initiator: proposal;  responder: the same token, or "na"; repeated until agreed.
-// Source: libp2p wire spec, section 2.
+// Source: docs/wire/libp2p.md, section 2.
 #include "cohive/transport/multistream.hpp"
 
 #include "cohive/core/errors.hpp"

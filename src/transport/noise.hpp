@@ -1,7 +1,7 @@
 // Noise_XX_25519_ChaChaPoly_SHA256 with libp2p's payload. Two cohive peers whose processors have AES say so in their
 // payloads, which the handshake authenticates, and use it for the records behind the handshake.
 //   -> e;  <- e, ee, s, es, payload;  -> s, se, payload.  Each message: 2-byte big-endian length, then the bytes.
-// Source: libp2p wire spec, section 3.1.
+// Source: docs/wire/libp2p.md, section 3.1.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // Noise's record layer: what is read comes out as slices of the receive buffer, decrypted in place; what is sent is
 // encrypted straight from the caller's buffers into output blocks. Without keys it passes bytes through (simulations).
-// Source: libp2p wire spec, section 3.1 (framing).
+// Source: docs/wire/libp2p.md, section 3.1 (framing).
 #pragma once
 
 #include <optional>

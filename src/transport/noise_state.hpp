@@ -1,5 +1,5 @@
 // Noise's SymmetricState for Noise_XX_25519_ChaChaPoly_SHA256: the running hash, the chaining key and the cipher they
-// yield. Source: libp2p wire spec, section 3.1.
+// yield. Source: docs/wire/libp2p.md, section 3.1.
 #pragma once
 
 #include <algorithm>

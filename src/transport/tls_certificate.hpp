@@ -1,7 +1,7 @@
 // The certificate of libp2p's TLS: self-signed, of a key that serves one process, with an extension in which the
 // identity key signs that key.
 //   extension 1.3.6.1.4.1.53594.1.1: SEQUENCE { OCTET STRING serialised PublicKey, OCTET STRING signature }
-// Source: libp2p wire spec, section 3.2.
+// Source: docs/wire/libp2p.md, section 3.2.
 #pragma once
 
 #include <openssl/evp.h>

@@ -1,6 +1,6 @@
 // TLS 1.3 as libp2p uses it: both sides show a certificate that proves their identity key, and the muxer is agreed on
-// by ALPN. OpenSSL does the records; bytes come from and go to the connection through a BIO of ours. Source: libp2p
-// wire spec, section 3.2.
+// by ALPN. OpenSSL does the records; bytes come from and go to the connection through a BIO of ours. Source:
+// docs/wire/libp2p.md, section 3.2.
 #pragma once
 
 #include <openssl/ssl.h>

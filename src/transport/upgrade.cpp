@@ -1,7 +1,7 @@
 // Turns a byte connection into an authenticated, multiplexed one.
 //   multistream: /noise, Noise XX  or  /tls/1.0.0, TLS 1.3;  yamux at once when both named it in the handshake, else
 //   multistream: /yamux/1.0.0.
-// Source: libp2p wire spec, sections 2.2, 3 and 4.
+// Source: docs/wire/libp2p.md, sections 2.2, 3 and 4.
 #include "cohive/transport/upgrade.hpp"
 
 #include <algorithm>

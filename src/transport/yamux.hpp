@@ -1,6 +1,6 @@
 // yamux: many streams over one connection.
 // One reader task demultiplexes and never waits for an application; back-pressure is by window only. Writers encrypt
-// straight from their buffers, one frame a turn. Source: libp2p wire spec, section 4.
+// straight from their buffers, one frame a turn. Source: docs/wire/libp2p.md, section 4.
 #pragma once
 
 #include <limits>

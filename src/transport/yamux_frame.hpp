@@ -1,5 +1,5 @@
 // yamux's frames: version 0 | type | flags (2) | stream (4) | length (4), big-endian, then `length` bytes of data
-// frames. Source: libp2p wire spec, section 4.1.
+// frames. Source: docs/wire/libp2p.md, section 4.1.
 #pragma once
 
 #include <array>

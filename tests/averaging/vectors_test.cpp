@@ -1,4 +1,4 @@
-// Values that all members of a group must compute alike. Source: hivemind wire spec, appendix B.
+// Values that all members of a group must compute alike. Source: docs/wire/hivemind.md, appendix B.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Identity keys and identity files. Vectors: libp2p wire spec, sections 1.3, 1.5 and 11.
+// Identity keys and identity files. Vectors: docs/wire/libp2p.md, sections 1.3, 1.5 and 11.
 #include "cohive/core/keys.hpp"
 
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// Multiaddresses: vectors, malformed input, and the questions that dialling asks. Source: libp2p wire spec,
+// Multiaddresses: vectors, malformed input, and the questions that dialling asks. Source: docs/wire/libp2p.md,
 // section 1.2.
 #include "cohive/core/multiaddr.hpp"
 

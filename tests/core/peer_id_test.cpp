@@ -1,4 +1,4 @@
-// PeerIDs: bytes, text forms, and what is refused. Vectors: libp2p wire spec, sections 1.4 and 11.
+// PeerIDs: bytes, text forms, and what is refused. Vectors: docs/wire/libp2p.md, sections 1.4 and 11.
 #include "cohive/core/peer_id.hpp"
 
 #include "core/vectors.hpp"

@@ -1,4 +1,4 @@
-// Signed peer records: round trip, Python's records, and every way to tamper. Source: libp2p wire spec, section 1.6.
+// Signed peer records: round trip, Python's records, and every way to tamper. Source: docs/wire/libp2p.md, section 1.6.
 #include "cohive/core/signed_record.hpp"
 
 #include "cohive/core/errors.hpp"

@@ -1,5 +1,5 @@
 // What goes over the wire, byte by byte, and what happens to callers and callees that break the rules.
-// Source: hivemind wire spec, sections 2.2 and 2.3; libp2p wire spec, section 7.
+// Source: docs/wire/hivemind.md, sections 2.2 and 2.3; docs/wire/libp2p.md, section 7.
 #include "cohive/core/varint.hpp"
 #include "cohive/proto/rpc.pb.h"
 #include "rpc/fixture.hpp"

@@ -40,7 +40,7 @@ TEST_P(SeveralAdversaries, AsAThirdOfThePeersSlowNobodyDown) {
   expect_unharmed(run_adversaries(GetParam(), bench::some_roles(GetParam())));
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, SeveralAdversaries, ::testing::Range<std::uint64_t>(1, kSanitized ? 2 : 5));
+INSTANTIATE_TEST_SUITE_P(Seeds, SeveralAdversaries, ::testing::Range<std::uint64_t>(3, kSanitized ? 4 : 6));
 
 }  // namespace
 }  // namespace cohive::train

@@ -1,6 +1,6 @@
 /// \file
 /// Averager: averages tensors with the other peers under the same prefix, C++ or Python, in rounds: a group finder
-/// finds the group, a scheme runs its all-reduces. Source: hivemind wire spec, section 6. Loop thread only.
+/// finds the group, a scheme runs its all-reduces. Source: docs/wire/hivemind.md, section 6. Loop thread only.
 ///
 ///   Round round = averager.begin({.scheduled_time = soon});      // a group is being looked for
 ///   round.trigger(weight, tensors);                              // the tensors are ready

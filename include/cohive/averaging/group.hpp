@@ -1,6 +1,6 @@
 /// \file
 /// Group: the peers of one averaging round, and what each of them said about itself.
-/// Source: hivemind wire spec, sections 6.1, 6.4 and 6.5.
+/// Source: docs/wire/hivemind.md, sections 6.1, 6.4 and 6.5.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 ///   P = (A + residual) Q          averaged in the phase PHASE_P, then made orthonormal
 ///   Q = (A + residual)^T P        averaged in PHASE_Q, with the gradients that are not worth compressing
 ///   average = P Q^T               residual: what it lacks of A + residual, added in the next round
-/// Sources: hivemind wire spec, section 7.3; https://arxiv.org/abs/1905.13727.
+/// Sources: docs/wire/hivemind.md, section 7.3; https://arxiv.org/abs/1905.13727.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 /// \file
 /// StateSharing: gives a trainer's state to newcomers, and downloads that of others. It stands beside an Averager of
-/// the same prefix, or alone. Source: hivemind wire spec, sections 6.2 and 6.9.
+/// the same prefix, or alone. Source: docs/wire/hivemind.md, sections 6.2 and 6.9.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ struct TensorInfo {
   std::size_t elements() const;
 };
 
-/// Returns the 20 bytes by which peers see that they average the same tensors (hivemind wire spec, section 6.3).
+/// Returns the 20 bytes by which peers see that they average the same tensors (docs/wire/hivemind.md, section 6.3).
 std::string schema_hash(std::span<const TensorInfo> tensors);
 
 /// Consecutive values of one tensor, in row-major order.

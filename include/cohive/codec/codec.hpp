@@ -8,7 +8,7 @@
 ///  - meanstd16 and uniform8 take means and deviations in double precision where torch takes them in float32 (relative
 ///    difference about 1e-6), so that single values may round the other way; the code books of uniform8 and quantile8
 ///    differ by float32 rounding.
-/// Source: hivemind wire spec, section 5.
+/// Source: docs/wire/hivemind.md, section 5.
 #pragma once
 
 #include <span>

@@ -1,6 +1,6 @@
 /// \file
 /// Which codec a tensor gets: one for all, or chosen by its size, its role or its key, as hivemind's strategies choose.
-/// Source: hivemind wire spec, section 5.8.
+/// Source: docs/wire/hivemind.md, section 5.8.
 #pragma once
 
 #include <map>

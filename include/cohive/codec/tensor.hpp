@@ -1,6 +1,6 @@
 /// \file
 /// Tensors as codecs and averaging see them: contiguous host memory, little-endian, with hivemind's dtype names.
-/// Source: hivemind wire spec, section 5.1.
+/// Source: docs/wire/hivemind.md, section 5.1.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 /// \file
-/// Identity keys: Ed25519 and RSA sign, secp256k1 and ECDSA only verify. Source: libp2p wire spec, sections 1.3 to 1.5.
+/// Identity keys: Ed25519 and RSA sign, secp256k1 and ECDSA only verify.
+/// Source: docs/wire/libp2p.md, sections 1.3 to 1.5.
 #pragma once
 
 #include <filesystem>

@@ -1,6 +1,6 @@
 /// \file
 /// MSGPack as Python hivemind writes it: shortest integers, float64 only, tuples as ext 0x40, DHT dictionaries as ext 0x50.
-/// Source: hivemind wire spec, section 3.1.
+/// Source: docs/wire/hivemind.md, section 3.1.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 /// \file
-/// Multiaddresses, text and binary. Source: libp2p wire spec, section 1.2.
+/// Multiaddresses, text and binary. Source: docs/wire/libp2p.md, section 1.2.
 #pragma once
 
 #include <compare>

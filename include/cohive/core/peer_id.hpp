@@ -1,5 +1,5 @@
 /// \file
-/// PeerID: the name of a libp2p peer, a multihash of its public key. Source: libp2p wire spec, section 1.4.
+/// PeerID: the name of a libp2p peer, a multihash of its public key. Source: docs/wire/libp2p.md, section 1.4.
 #pragma once
 
 #include <array>

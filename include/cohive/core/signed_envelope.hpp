@@ -1,5 +1,5 @@
 /// \file
-/// Signed envelopes: a payload with the key and the signature of the peer that made it. Source: libp2p wire spec,
+/// Signed envelopes: a payload with the key and the signature of the peer that made it. Source: docs/wire/libp2p.md,
 /// section 1.6.
 #pragma once
 

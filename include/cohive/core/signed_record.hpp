@@ -1,5 +1,5 @@
 /// \file
-/// Signed peer records: a peer's own statement of its addresses. Source: libp2p wire spec, section 1.6.
+/// Signed peer records: a peer's own statement of its addresses. Source: docs/wire/libp2p.md, section 1.6.
 #pragma once
 
 #include <vector>

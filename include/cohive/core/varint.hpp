@@ -1,5 +1,5 @@
 /// \file
-/// Unsigned LEB128 varints. Source: libp2p wire spec, section 1.1.
+/// Unsigned LEB128 varints. Source: docs/wire/libp2p.md, section 1.1.
 #pragma once
 
 #include <optional>

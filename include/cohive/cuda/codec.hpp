@@ -14,7 +14,7 @@
 ///
 /// Errors: cohive::Errc::invalid_argument for spans that do not fit each other, for misaligned memory and for a codec
 /// that stays on the CPU; Errc::failed when the work cannot be queued.
-/// Source: hivemind wire spec, section 5.
+/// Source: docs/wire/hivemind.md, section 5.
 #pragma once
 
 #include <cstdint>

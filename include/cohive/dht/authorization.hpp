@@ -1,6 +1,6 @@
 /// \file
 /// Moderated swarms: every DHT request and reply carries a token that the application gives out and checks, and is
-/// signed with the token's key. Source: hivemind wire spec, section 4.5. Loop thread only.
+/// signed with the token's key. Source: docs/wire/hivemind.md, section 4.5. Loop thread only.
 #pragma once
 
 #include <memory>

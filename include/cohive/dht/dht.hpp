@@ -1,5 +1,5 @@
 /// \file
-/// Dht: hivemind's distributed hash table, in the same swarm as Python peers. Source: hivemind wire spec, sections
+/// Dht: hivemind's distributed hash table, in the same swarm as Python peers. Source: docs/wire/hivemind.md, sections
 /// 3, 4. Loop thread only.
 #pragma once
 

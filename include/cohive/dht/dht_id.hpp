@@ -1,5 +1,5 @@
 /// \file
-/// DHTID: a 160-bit number, the name of nodes and keys in hivemind's DHT. Source: hivemind wire spec, section 3.2.
+/// DHTID: a 160-bit number, the name of nodes and keys in hivemind's DHT. Source: docs/wire/hivemind.md, section 3.2.
 ///
 /// Which id a node takes, and what that means for security: hivemind's nodes choose random ids that nothing ties to
 /// their PeerID, and no check of an id would be passed by them. So anybody can place nodes next to a key and hide or

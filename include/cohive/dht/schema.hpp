@@ -1,5 +1,5 @@
 /// \file
-/// Schemas of DHT records: which values a key may hold. Source: hivemind wire spec, sections 4.3 and 4.4.
+/// Schemas of DHT records: which values a key may hold. Source: docs/wire/hivemind.md, sections 4.3 and 4.4.
 /// Types are exact, as hivemind's strict types are: an integer is not a float, a list is not a tuple.
 #pragma once
 

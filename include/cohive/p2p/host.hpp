@@ -1,6 +1,6 @@
 /// \file
 /// Host: a libp2p peer. It listens, dials, keeps one table of connections, knows addresses, answers identify, ping and
-/// Kademlia peer routing, and opens and accepts negotiated streams. Source: libp2p wire spec, sections 2, 5 and 9.
+/// Kademlia peer routing, and opens and accepts negotiated streams. Source: docs/wire/libp2p.md, sections 2, 5 and 9.
 /// Loop thread only.
 #pragma once
 

@@ -1,6 +1,6 @@
 /// \file
 /// hivemind's RPC over libp2p streams: unary calls and streaming calls, as client and as server.
-/// Source: hivemind wire spec, section 2; libp2p wire spec, section 7. Loop thread only.
+/// Source: docs/wire/hivemind.md, section 2; docs/wire/libp2p.md, section 7. Loop thread only.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 /// \file
-/// Optimizer: turns a local LibTorch optimizer into a collaborative one; one run of a Swarm. Source: hivemind wire spec,
-/// section 7.
+/// Optimizer: turns a local LibTorch optimizer into a collaborative one; one run of a Swarm.
+/// Source: docs/wire/hivemind.md, section 7.
 ///
 /// Every peer accumulates gradients of its own batches. When the swarm together has seen target_batch_size samples, the
 /// gradients are averaged (weighted by samples), every peer takes the same optimizer step, and a new epoch begins. Now

@@ -1,6 +1,6 @@
 /// \file
 /// GradientAverager: averages the gradients of a run, among peers of the same class. Derived classes average otherwise
-/// (PowerSGD, say), and are given to a run by RunOptions::grad_averager_factory. Source: hivemind wire spec, section
+/// (PowerSGD, say), and are given to a run by RunOptions::grad_averager_factory. Source: docs/wire/hivemind.md, section
 /// 7.2. Loop thread only.
 #pragma once
 

@@ -2,7 +2,7 @@
 /// GradientSums: adds up the gradients of batches in host memory, off the trainer's thread.
 ///
 /// hivemind's rule: gradients of batches of different size are weighted relative to the first batch of the epoch, and
-/// the sum is divided by the number of batches. Source: hivemind wire spec, section 7.2.
+/// the sum is divided by the number of batches. Source: docs/wire/hivemind.md, section 7.2.
 #pragma once
 
 #include <condition_variable>

@@ -1,7 +1,7 @@
 /// \file
 /// ProgressTracker: how far the whole run is, through signed records in the DHT.
 ///   trainer -> DHT: {<run_id>_progress: {marker of its key: {peer_id, epoch, samples, rate, time, client}, 60 s}}
-/// Source: hivemind wire spec, section 7.1. Loop thread only, except snapshot().
+/// Source: docs/wire/hivemind.md, section 7.1. Loop thread only, except snapshot().
 ///
 /// What an epoch is worth: identities cost nothing, so the largest epoch that any record claims proves nothing. The
 /// epoch of the run is the largest one that at most one peer is ahead of, by one epoch at most. A single peer that claims more

@@ -1,6 +1,6 @@
 /// \file
 /// Run: the epochs of one training run as coroutines on the loop. It knows no machine-learning library: a model is a
-/// Replica. Source: hivemind wire spec, section 7.5.
+/// Replica. Source: docs/wire/hivemind.md, section 7.5.
 ///
 /// Every peer accumulates gradients of its own batches. When the swarm together has seen target_batch_size samples, an
 /// epoch ends: gradients are averaged (weighted by samples), every peer takes the same optimizer step, and now and then

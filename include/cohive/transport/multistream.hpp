@@ -1,5 +1,5 @@
 /// \file
-/// multistream-select 1.0 on a stream. Source: libp2p wire spec, section 2.
+/// multistream-select 1.0 on a stream. Source: docs/wire/libp2p.md, section 2.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
 /// \file
-/// Names in multiaddresses: dns, dns4, dns6 and dnsaddr. Source: libp2p wire spec, section 1.2. Loop thread only.
+/// Names in multiaddresses: dns, dns4, dns6 and dnsaddr. Source: docs/wire/libp2p.md, section 1.2. Loop thread only.
 #pragma once
 
 #include <memory>

@@ -15,7 +15,7 @@ namespace cohive::transport {
 /// Ways to authenticate and encrypt a connection.
 enum class Security { noise, tls };
 
-/// Bounds of one connection. Source: libp2p wire spec, sections 4, 10 and 13.
+/// Bounds of one connection. Source: docs/wire/libp2p.md, sections 4, 10 and 13.
 struct TransportOptions {
   /// What a dialler proposes, in this order, and what a listener accepts. Not empty.
   std::vector<Security> security = {Security::noise, Security::tls};

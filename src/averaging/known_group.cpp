@@ -66,7 +66,8 @@ void KnownGroup::left(const PeerId& peer, TimePoint now) {
 }
 
 std::optional<PeerId> KnownGroup::successor() const {
-  const auto next = std::ranges::find_if(reforming_->may_lead, [this](const auto& one) { return one != reforming_->leader; });
+  const auto next = std::ranges::find_if(reforming_->may_lead,
+                                         [this](const PeerId& one) { return one != reforming_->leader; });
   return next == reforming_->may_lead.end() ? std::nullopt : std::optional(*next);
 }
 

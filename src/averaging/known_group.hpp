@@ -4,7 +4,8 @@
 //   follower -> JoinRequest{reforms, hold_ms};   leader -> [NO_CODE when it is not looking yet,] ACCEPTED,
 //   and BEGIN_ALLREDUCE{reforms} once all are there: two round trips at most after the last one came.
 // When the leader's process has ended, the first of the remaining members in the order of their ids leads: all know the
-// same members, so they meet there. Only groups whose members all do so; with a Python peer among them groups form as ever. A member that does not come
+// same members, so they meet there.
+// Only groups whose members all do so; with a Python peer among them groups form as ever. A member that does not come
 // is waited for until the earliest declaration among those present runs out, as ever. Newcomers declare themselves in
 // the DHT; the leader sees them there or refuses their request while it is not looking, and waits for them the next
 // time. Groups with bits draw new ones after every round and never re-form.

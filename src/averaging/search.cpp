@@ -19,10 +19,10 @@ constexpr Duration kFirstShun = 20s;  // of a liar; twice as long each time, an 
 constexpr double kShunRate = 2;
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
-constexpr double kClockTolerance = 3.0;           // seconds between peers' clocks
-constexpr Duration kRefreshPause = 100ms;         // between two looks at the DHT
+constexpr double kClockTolerance = 3.0;          // seconds between peers' clocks
+constexpr Duration kRefreshPause = 100ms;        // between two looks at the DHT
 constexpr Duration kMembersWatchPeriod = 100ms;  // between two looks at the members that have gone
-constexpr Duration kReportAge = 10s;              // a caller may count peers that left this long before it counted
+constexpr Duration kReportAge = 10s;             // a caller may count peers that left this long before it counted
 
 }  // namespace
 
@@ -330,7 +330,7 @@ Task<void> Search::watch_known_group(Search& self) {
       else if (!self.followers_.contains(peer) && redialled.insert(peer).second)
         self.tasks_.spawn(redial(self, peer), "redial");
     }
-    if (self.complete()) self.context_.changed.notify_all();  // of all that are waited for any longer
+    if (self.complete()) self.context_.changed.notify_all();  // newcomers are waited for no longer
     co_await self.runtime_.sleep_for(kMembersWatchPeriod);
   }
 }

@@ -10,7 +10,6 @@ namespace {
 
 constexpr Duration kPieceSendTimeout = 30s;
 constexpr Duration kRequestTimeout = 30s;  // the client asks ahead: between two requests it verifies at most
-constexpr Duration kPieceUploadTurn = 5s;       // to wait for one of them; the newcomer had better ask another donor then
 constexpr Duration kStillPreparing = 5s;   // below any client's patience
 constexpr std::size_t kManifestChunk = 256 * 1024;
 constexpr std::size_t kInlinePieceBytes = 64 * 1024;
@@ -147,7 +146,7 @@ Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapsho
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
   const auto wanted = parse_manifest_request(**request);
   if (!wanted) co_return wanted.error().with_peer(stream.peer());
-  const auto slot = co_await uploads.acquire(stream.peer(), runtime.after(kPieceUploadTurn));
+  const auto slot = co_await uploads.acquire(stream.peer(), runtime.after(kUploadTurn));
   if (!slot) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
 
   std::optional<Result<Snapshot>> snapshot;

@@ -12,7 +12,6 @@ namespace {
 
 constexpr Duration kChunkTimeout = 15s;
 constexpr std::size_t kMaxUploads = 4;
-constexpr Duration kUploadTurn = 5s;  // to wait for one of those; the newcomer had better ask another donor then
 
 StateSharingOptions checked(StateSharingOptions options) {
   const auto fail = [](const char* what) { throw std::invalid_argument(what); };

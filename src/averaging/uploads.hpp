@@ -2,15 +2,18 @@
 // that no machine keeps newcomers from all donors. Who reads too slowly loses its slot.
 #pragma once
 
-#include <map>
 #include <string>
 
 #include "cohive/core/peer_id.hpp"
 #include "cohive/core/runtime.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/p2p/host.hpp"
+#include "p2p/network_shares.hpp"
 
 namespace cohive::averaging {
+
+/// How long a call waits for a slot: the newcomer had better ask another donor then.
+inline constexpr Duration kUploadTurn = 5s;
 
 class Uploads {
  public:
@@ -20,7 +23,7 @@ class Uploads {
   class [[nodiscard]] Slot {
    public:
     Slot() = default;
-    Slot(Uploads& owner, PeerId peer, std::string network);
+    Slot(Uploads& owner, const PeerId& peer, std::string network);
     Slot(Slot&& other) noexcept;
     Slot& operator=(Slot&&) = delete;
     ~Slot();
@@ -28,8 +31,7 @@ class Uploads {
 
    private:
     Uploads* owner_ = nullptr;
-    PeerId peer_;
-    std::string network_;
+    p2p::NetworkShares::Share peer_, network_;
   };
   /// Waits for one; empty when the deadline passed. To be asked for when the request has been read.
   Task<Slot> acquire(PeerId peer, Deadline deadline);
@@ -40,8 +42,7 @@ class Uploads {
   p2p::Host& host_;
   const std::size_t slots_;
   std::size_t taken_ = 0;
-  std::map<PeerId, std::size_t> peers_;
-  std::map<std::string, std::size_t> networks_;
+  p2p::NetworkShares peers_, networks_;
   Condition changed_;
 };
 

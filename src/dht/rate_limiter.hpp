@@ -1,11 +1,11 @@
 // How much work each peer may ask for: a bucket per peer, which fills with time.
 #pragma once
 
-#include <algorithm>
 #include <unordered_map>
 
 #include "cohive/core/peer_id.hpp"
 #include "cohive/core/time.hpp"
+#include "core/token_bucket.hpp"
 
 namespace cohive::dht {
 
@@ -20,9 +20,8 @@ class RateLimiter {
   bool allow(const PeerId& peer, double cost, TimePoint now) {
     if (per_second_ <= 0) return true;
     if (buckets_.size() >= kMaxPeers && !buckets_.contains(peer)) forget_full(now);
-    Bucket& bucket = buckets_.try_emplace(peer, Bucket{burst_, now}).first->second;
-    bucket.level = level(bucket, now);
-    bucket.filled = now;
+    TokenBucket& bucket = buckets_[peer];
+    bucket.fill(now, per_second_, burst_);
     if (bucket.level <= 0) return false;
     bucket.level -= cost;
     return true;
@@ -31,20 +30,13 @@ class RateLimiter {
 
  private:
   static constexpr std::size_t kMaxPeers = 10'000;
-  struct Bucket {
-    double level = 0;
-    TimePoint filled{};
-  };
-  double level(const Bucket& bucket, TimePoint now) const {
-    return std::min(burst_, bucket.level + to_seconds(now - bucket.filled) * per_second_);
-  }
   /// A full bucket is that of a stranger.
   void forget_full(TimePoint now) {
-    std::erase_if(buckets_, [&](const auto& item) { return level(item.second, now) >= burst_; });
+    std::erase_if(buckets_, [&](const auto& item) { return item.second.level_at(now, per_second_, burst_) >= burst_; });
     if (buckets_.size() >= kMaxPeers) buckets_.clear();
   }
   double per_second_, burst_;
-  std::unordered_map<PeerId, Bucket> buckets_;
+  std::unordered_map<PeerId, TokenBucket> buckets_;
 };
 
 }  // namespace cohive::dht

@@ -13,7 +13,6 @@ namespace {
 
 constexpr Duration kSimultaneous = 3s;   // connections to one peer this close were dialled by both sides at once
 constexpr std::size_t kMaxClosing = 64;  // at once, of a host that goes on; further peers are cut off
-constexpr Duration kFarewell = 2s;       // for peers to take what they were sent and to end their side
 
 void add_traffic(Traffic& sum, const ConnectionEntry& entry) {
   const auto stats = entry.connection->stats();

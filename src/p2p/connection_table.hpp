@@ -9,6 +9,7 @@
 #include "address_book.hpp"
 #include "cohive/core/signal.hpp"
 #include "cohive/core/task_group.hpp"
+#include "core/token_bucket.hpp"
 #include "handlers.hpp"
 #include "network_shares.hpp"
 #include "self.hpp"
@@ -49,9 +50,11 @@ struct ConnectedPeer {
   std::string agent;
   std::optional<Multiaddr> observed;  ///< how it sees us
   bool identified = false;            ///< or it failed to do so
-  double pushes_left = 0;             ///< identify pushes it may send now; refilled with time
-  TimePoint pushes_counted{};
+  TokenBucket pushes{};               ///< identify pushes it may send
 };
+
+/// What peers get to take what they were sent and to end their side.
+inline constexpr Duration kFarewell = 2s;
 
 class ConnectionTable {
  public:

@@ -14,7 +14,6 @@ constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept
 constexpr Duration kJustUsed = 1s;
 constexpr Duration kTrimPeriod = 10s;  // as p2pd
 constexpr std::size_t kCrowd = 8, kCrowdRatio = 4;  // connections of one network that may have to go for another's
-constexpr Duration kTrimFarewell = 2s;
 
 }  // namespace
 
@@ -81,7 +80,7 @@ bool ConnectionTable::make_room(bool inbound, const std::string& network) {
   if (!victim) return false;
   self_.metrics.closed_for_room.increment();
   close_gracefully(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"),
-                   self_.runtime.after(kTrimFarewell));
+                   self_.runtime.after(kFarewell));
   return true;
 }
 
@@ -109,7 +108,7 @@ void ConnectionTable::trim_once() {
     if (size_ <= self_.options.low_water) return;
     self_.metrics.closed_trimmed.increment();
     close_gracefully(entry, Error(cohive::Errc::closed, entry->connection->peer(), "trimmed"),
-                     self_.runtime.after(kTrimFarewell));
+                     self_.runtime.after(kFarewell));
   }
 }
 
@@ -137,7 +136,7 @@ Task<void> ConnectionTable::close_surplus(ConnectionTable& table) {
         if (entry == kept || !kept || !table.may_close(*entry, *kept)) continue;
         table.self_.metrics.closed_surplus.increment();
         table.close_gracefully(entry, Error(cohive::Errc::closed, peer, "surplus"),
-                               table.self_.runtime.after(kTrimFarewell));
+                               table.self_.runtime.after(kFarewell));
       }
     }
   }

@@ -49,14 +49,16 @@ void prepare_dial_failures(Runtime& runtime) {
   (void)runtime.local<DialFailureMetrics>();
 }
 
-void note_dial_failure(Runtime& runtime, const PeerId& peer, const Multiaddr& address, const Error& error) {
-  const auto cause = static_cast<std::size_t>(cause_of_dial_failure(address, error));
+DialFailure note_dial_failure(Runtime& runtime, const PeerId& peer, const Multiaddr& address, const Error& error) {
+  const DialFailure failure = cause_of_dial_failure(address, error);
+  const auto cause = static_cast<std::size_t>(failure);
   const std::string name = kDialFailures[cause], sentence = log::format("{} at {}: {}", peer, address.text(), error);
   runtime.local<DialFailureMetrics>().errors[cause].increment();
   Failures::of(runtime).note("dial", name, sentence);
   log::write(log::Level::debug, "p2p",
              {{"event", "dial_failed"}, {"peer", peer}, {"address", address.text()}, {"cause", name}},
              "not connected to " + sentence);
+  return failure;
 }
 
 }  // namespace cohive::p2p

@@ -24,7 +24,7 @@ DialFailure cause_of_dial_failure(const Multiaddr& address, const Error& error);
 
 /// Makes the counters: a rate of failures needs their zeros.
 void prepare_dial_failures(Runtime& runtime);
-/// Logs, counts and remembers a failure.
-void note_dial_failure(Runtime& runtime, const PeerId& peer, const Multiaddr& address, const Error& error);
+/// Logs, counts and remembers a failure. Returns its cause.
+DialFailure note_dial_failure(Runtime& runtime, const PeerId& peer, const Multiaddr& address, const Error& error);
 
 }  // namespace cohive::p2p

@@ -74,9 +74,8 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
                                                        .from_listen_port = from == SourcePort::listening});
   if (!connection) {
     self.metrics.dials_failed.increment();
-    note_dial_failure(self.runtime, peer, address, connection.error());
-    dialler.backoff_.failed(peer, address,
-                            cause_of_dial_failure(address, connection.error()) == DialFailure::refused);
+    const DialFailure cause = note_dial_failure(self.runtime, peer, address, connection.error());
+    dialler.backoff_.failed(peer, address, cause == DialFailure::refused);
     co_return connection.error();
   }
   self.metrics.dials_ok.increment();

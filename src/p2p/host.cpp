@@ -20,7 +20,6 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr Duration kHostFarewell = 2s;  // for peers to take what they were sent and to end their side of connections
 constexpr Duration kUnmapping = 1s;  // for the router to forget our ports
 constexpr Duration kMeasurePeriod = 5s;
 
@@ -175,7 +174,7 @@ Task<void> Host::close() {
   impl_->tasks.cancel();
   std::vector<Task<void>> last;
   last.push_back(impl_->port_mappings.close(runtime().after(kUnmapping)));
-  last.push_back(impl_->table.close(runtime().after(kHostFarewell)));
+  last.push_back(impl_->table.close(runtime().after(kFarewell)));
   co_await when_all(runtime(), std::move(last));
   impl_->identify.close();
 }

@@ -173,17 +173,7 @@ Task<void> Identify::receive_push(transport::StreamPtr stream) {
 
 /// Each push costs us a signature check and may change the routing table.
 bool Identify::may_push(ConnectedPeer& peer) const {
-  const TimePoint now = self_.runtime.now();
-  if (peer.pushes_counted == TimePoint{}) {
-    peer.pushes_left = kPushBurst;
-  } else {
-    peer.pushes_left =
-        std::min(kPushBurst, peer.pushes_left + to_seconds(now - peer.pushes_counted) * kPushesPerSecond);
-  }
-  peer.pushes_counted = now;
-  if (peer.pushes_left < 1) return false;
-  --peer.pushes_left;
-  return true;
+  return peer.pushes.take_one(self_.runtime.now(), kPushesPerSecond, kPushBurst);
 }
 
 /// One copy for all peers that serve the same.

@@ -44,8 +44,6 @@ YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel
       openable_(runtime, "stream backlog"),
       closed_(runtime, "connection end"),
       ended_(runtime, "the peer's end of the connection"),
-      resets_left_(options_->max_resets_per_second * kResetBurst),
-      resets_counted_(runtime.now()),
       queue_limit_(std::min(kFirstQueue, options_->send_buffer)),
       last_received_(runtime.now()),
       keepalive_(
@@ -264,8 +262,7 @@ bool YamuxConnection::carries(std::size_t bytes) const {
   return carried == RawConnection::kUnlimited || bytes + bytes / 32 + kReserve + channel_->queued() <= carried;
 }
 
-/// Pings a silent peer, and a busy one now and then for the round trip. A timer instead of a task, because a node with
-/// thousands of connections pays for each of them.
+/// A connection that ends early, while no stream is open, disturbs nobody.
 bool YamuxConnection::keys_are_worn() const {
   const std::uint64_t most = std::max(channel_->bytes_in(), channel_->bytes_out());
   return most >= options_->max_key_bytes || (most >= options_->max_key_bytes / 2 && open_streams() == 0);
@@ -273,12 +270,12 @@ bool YamuxConnection::keys_are_worn() const {
 
 /// Opening streams and resetting them costs a peer nothing, and us a task each.
 bool YamuxConnection::may_reset() {
-  const TimePoint now = runtime_.now();
-  const double refill = to_seconds(now - std::exchange(resets_counted_, now)) * options_->max_resets_per_second;
-  resets_left_ = std::min(resets_left_ + refill, options_->max_resets_per_second * kResetBurst) - 1;
-  return resets_left_ >= 0;
+  const double rate = options_->max_resets_per_second;
+  return resets_.take_one(runtime_.now(), rate, rate * kResetBurst);
 }
 
+/// Pings a silent peer, and a busy one now and then for the round trip. A timer instead of a task, because a node with
+/// thousands of connections pays for each of them.
 void YamuxConnection::check_alive() {
   const TimePoint now = runtime_.now();
   if (keys_are_worn()) return close(Error(cohive::Errc::closed, peer_, "a new connection gets new keys"));

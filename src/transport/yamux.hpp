@@ -10,6 +10,7 @@
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/transport/upgrade.hpp"
+#include "core/token_bucket.hpp"
 #include "secure_channel.hpp"
 #include "yamux_frame.hpp"
 
@@ -172,8 +173,7 @@ class YamuxConnection final : public Connection {
   Event ended_;   // the channel is closed
   Error reason_;
   std::size_t dropped_ = 0;  // bytes received after the end
-  double resets_left_;       // that the peer may send now; refilled with time
-  TimePoint resets_counted_;
+  TokenBucket resets_;       // that the peer may send
   bool remote_gone_ = false;
 
   std::array<std::uint8_t, yamux::kHeaderSize> header_bytes_{};

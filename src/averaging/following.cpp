@@ -33,7 +33,8 @@ Task<Result<proto::MessageFromLeader>> receive_from_leader(rpc::ClientStream& ca
   auto reply = co_await call.receive(deadline);
   if (!reply) co_return reply.error();
   proto::MessageFromLeader message;
-  if (!*reply || !parse_bounded(message, (*reply)->view(), kMaxLeaderFields)) co_return Error(cohive::Errc::malformed, "no valid answer");
+  if (!*reply || !parse_bounded(message, (*reply)->view(), kMaxLeaderFields))
+    co_return Error(cohive::Errc::malformed, "no valid answer");
   co_return message;
 }
 

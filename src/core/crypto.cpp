@@ -55,7 +55,8 @@ Sha256Digest hmac_sha256(ByteView key, ByteView data) {
   static constexpr std::uint8_t kNothing = 0;  // OpenSSL takes a null pointer for a missing argument, not for no bytes
   const auto* key_at = key.empty() ? &kNothing : key.data();
   const auto* data_at = data.empty() ? &kNothing : data.data();
-  require_crypto(HMAC(EVP_sha256(), key_at, static_cast<int>(key.size()), data_at, data.size(), out.data(), nullptr), "HMAC");
+  require_crypto(HMAC(EVP_sha256(), key_at, static_cast<int>(key.size()), data_at, data.size(), out.data(), nullptr),
+                 "HMAC");
   return out;
 }
 

@@ -173,7 +173,7 @@ void append_component(Bytes& out, const Protocol& protocol, ByteView value) {
   out.insert(out.end(), value.begin(), value.end());
 }
 
-/// Calls visit(protocol, value, offset) for each component; false when malformed_address or visit says so.
+/// Calls visit(protocol, value, offset) for each component; false when malformed or visit says so.
 template <class Visit>
 bool walk(ByteView binary, Visit visit) {
   std::size_t at = 0;

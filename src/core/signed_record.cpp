@@ -28,7 +28,8 @@ Result<PeerRecord> open_signed_peer_record(ByteView bytes) {
   const auto envelope = open_envelope(bytes, kDomain, kPayloadType);
   if (!envelope) return envelope.error();
   proto::PeerRecord content;
-  if (!parse_bounded(content, as_bytes(envelope->payload), kMaxFields)) return Error(Errc::malformed, "signed peer record: bad payload");
+  if (!parse_bounded(content, as_bytes(envelope->payload), kMaxFields))
+    return Error(Errc::malformed, "signed peer record: bad payload");
   const auto peer = PeerId::from_bytes(as_bytes(content.peer_id()));
   if (!peer || *peer != envelope->signer.peer_id())
     return Error(Errc::malformed, "signed peer record: the key belongs to another peer");

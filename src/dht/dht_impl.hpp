@@ -12,6 +12,9 @@
 
 namespace cohive::dht {
 
+/// Keys that one traversal looks for: choosing what to ask next looks at each of them.
+inline constexpr std::size_t kKeysPerSearch = 1024;
+
 /// One key being looked up.
 struct Lookup {
   Lookup(Runtime& runtime, const DhtId& id, double enough)

@@ -14,8 +14,6 @@ namespace cohive::dht {
 namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
-// Keys searched by one traversal: choosing what to ask next looks at each of them.
-constexpr std::size_t kKeysPerGet = 1024;
 // How much later than the cached record a refreshed one must expire, beyond the refresh interval, in seconds.
 constexpr double kRefreshMargin = 1.0;
 
@@ -173,8 +171,8 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
   const bool newest = std::all_of(lookups.begin(), lookups.end(),
                                   [&](const LookupPtr& lookup) { return lookup->sufficient > protocol.now(); });
 
-  for (std::size_t first = 0; first < lookups.size(); first += kKeysPerGet) {
-    const std::size_t count = std::min(kKeysPerGet, lookups.size() - first);
+  for (std::size_t first = 0; first < lookups.size(); first += kKeysPerSearch) {
+    const std::size_t count = std::min(kKeysPerSearch, lookups.size() - first);
     Getting guide(*this);
     auto search = search_options(options.beam_size, count);
     search.deadline = search.deadline.min(deadline);

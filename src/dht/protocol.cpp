@@ -225,7 +225,8 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
   const auto records_sent = static_cast<std::size_t>(request.keys_size());
   CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_store", request.SerializeAsString(), metrics.store));
   proto::StoreResponse reply;
-  if (!parse_bounded(reply, as_bytes(bytes), records_sent + kMaxPlainFields) || reply.store_ok_size() != request.keys_size()) {
+  if (!parse_bounded(reply, as_bytes(bytes), records_sent + kMaxPlainFields) ||
+      reply.store_ok_size() != request.keys_size()) {
     lost(peer);
     co_return Error(Errc::malformed_reply, peer, "rpc_store");
   }

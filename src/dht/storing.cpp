@@ -9,12 +9,6 @@
 #include "dht_impl.hpp"
 
 namespace cohive::dht {
-namespace {
-
-// Keys of one search: choosing what to ask next looks at each of them.
-constexpr std::size_t kKeysPerStore = 1024;
-
-}  // namespace
 
 /// All that is to be stored under one key, and how that went.
 struct Dht::Impl::StorePlan {
@@ -116,8 +110,8 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
     std::unordered_map<DhtId, StorePlan*> wanted;
     Nursery sending;
   };
-  for (std::size_t first = 0; first < plans.size(); first += kKeysPerStore) {
-    const std::size_t count = std::min(kKeysPerStore, plans.size() - first);
+  for (std::size_t first = 0; first < plans.size(); first += kKeysPerSearch) {
+    const std::size_t count = std::min(kKeysPerSearch, plans.size() - first);
     Storing guide(*this);
     // Only those that are to hold the record are asked: when they all name nobody nearer, it is they.
     auto search = search_options(options.num_replicas, count);

@@ -43,7 +43,8 @@ PeerRouting::PeerRouting(Self& self, Handlers& handlers, ConnectionTable& table,
       tasks_(self.runtime, "peer routing") {
   table_.set_valued([this](const PeerId& peer) { return routes_.contains(peer); });
   if (self.options.routing_server)
-    handlers.add(kKadProtocol, [this](transport::StreamPtr stream) { return serve(std::move(stream)); }, kMaxRoutingStreams);
+    handlers.add(
+        kKadProtocol, [this](transport::StreamPtr stream) { return serve(std::move(stream)); }, kMaxRoutingStreams);
 }
 
 void PeerRouting::start() {

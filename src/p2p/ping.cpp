@@ -25,7 +25,8 @@ Task<void> echo(Runtime& runtime, transport::StreamPtr stream) {
 
 void serve_ping(Handlers& handlers, Runtime& runtime) {
   handlers.add(
-      kPingProtocol, [&runtime](transport::StreamPtr stream) { return echo(runtime, std::move(stream)); }, kMaxPingStreams);
+      kPingProtocol, [&runtime](transport::StreamPtr stream) { return echo(runtime, std::move(stream)); },
+      kMaxPingStreams);
 }
 
 Task<Result<Duration>> ping(Host& host, PeerId peer, Deadline deadline) {

@@ -13,7 +13,7 @@ namespace cohive::p2p {
 namespace {
 
 constexpr Duration kReserveTimeout = 10s;
-constexpr Duration kRelayRetry = 3s;           // while a relay is lacking: a lost one is replaced within ten seconds
+constexpr Duration kRelayRetry = 3s;      // while a relay is lacking: a lost one is replaced within ten seconds
 constexpr Duration kRefusedPause = 5min;  // before a relay that refused is asked again
 constexpr Duration kBrokenPause = 10s;    // before one that did not answer is
 constexpr Duration kRenewBefore = 2min;   // as p2pd

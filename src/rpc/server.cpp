@@ -193,7 +193,8 @@ Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& s
   auto bytes = co_await reader.read_exactly(length.value, deadline);
   if (!bytes) co_return std::nullopt;
   auto& frame = request.frame;
-  if (!parse_bounded(frame, *bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary()) co_return std::nullopt;
+  if (!parse_bounded(frame, *bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary())
+    co_return std::nullopt;
   co_return request;
 }
 

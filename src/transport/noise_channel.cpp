@@ -10,13 +10,11 @@ namespace {
 constexpr std::size_t kLengthSize = 2;
 constexpr std::size_t kTag = crypto::Aead::kTagSize;
 constexpr std::size_t kFullRecord = kLengthSize + 65535;
-constexpr std::size_t kMinRead = 4 * 1024;
 constexpr std::size_t kModestRead = 4 * kMinRead;  // who reads no more at once keeps no block between reads
 constexpr std::size_t kSmallRecords = 4 * 1024;    // that come between full ones: what they take, those do not lack
 constexpr std::size_t kMaxRead = 2 * kFullRecord + kSmallRecords;  // larger reads leave the processor's cache
 constexpr std::size_t kPlaceFrom = 32 * 1024;                      // smaller records are not worth a question
 constexpr std::size_t kMaxUsedInputs = 4;                          // blocks kept for reuse by one busy connection
-constexpr std::size_t kTurn = 128 * 1024;  // a peer that sends without pause does not starve other tasks
 constexpr std::size_t kMaxSpareInputs = 8;
 
 /// Receive blocks of the smallest size that are free.
@@ -146,7 +144,7 @@ Task<Result<bool>> NoiseChannel::read_more() {
   bytes_in_ += *count;
   turn_ += *count;
   drained_ = *count < room;
-  if (turn_ >= kTurn) {
+  if (turn_ >= kReadTurn) {
     turn_ = 0;
     co_await runtime_.yield();
   }

@@ -7,7 +7,7 @@ namespace cohive::transport {
 namespace {
 
 // A turn takes a fiftieth of a second, within what is worth a system call and what fits a record.
-constexpr double kTurnSeconds = 0.02;
+constexpr double kTurn = 0.02;
 constexpr std::size_t kMinQuantum = 1024, kMaxQuantum = 64 * 1024;
 constexpr double kBurst = 0.05;  // seconds' worth
 
@@ -43,7 +43,7 @@ bool Pacer::Earlier::operator()(const Flow::Request* a, const Flow::Request* b) 
 Pacer::Pacer(Runtime& runtime, double rate)
     : runtime_(runtime),
       rate_(rate),
-      quantum_(static_cast<std::size_t>(std::clamp<double>(rate * kTurnSeconds, kMinQuantum, kMaxQuantum))),
+      quantum_(static_cast<std::size_t>(std::clamp<double>(rate * kTurn, kMinQuantum, kMaxQuantum))),
       burst_(std::max(rate * kBurst, static_cast<double>(quantum_))),
       tokens_(burst_),
       refilled_(runtime.now()),

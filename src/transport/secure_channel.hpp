@@ -10,6 +10,9 @@
 
 namespace cohive::transport {
 
+inline constexpr std::size_t kMinRead = 4 * 1024;     // of a channel's reads from the network
+inline constexpr std::size_t kReadTurn = 128 * 1024;  // a peer that sends without pause does not starve other tasks
+
 class SecureChannel {
  public:
   explicit SecureChannel(std::unique_ptr<RawConnection> raw) : raw_(std::move(raw)) {}

@@ -60,9 +60,11 @@ Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit,
     buffered_.remove_prefix(1);
     const Varint length = read_varint(prefix);
     if (length.status == VarintStatus::incomplete) continue;
-    if (length.status == VarintStatus::invalid) co_return Error(cohive::Errc::malformed, stream_.peer(), "length prefix");
+    if (length.status == VarintStatus::invalid)
+      co_return Error(cohive::Errc::malformed, stream_.peer(), "length prefix");
     if (length.value > limit)
-      co_return Error(cohive::Errc::limit_exceeded, stream_.peer(), "message of " + std::to_string(length.value) + " bytes");
+      co_return Error(cohive::Errc::limit_exceeded, stream_.peer(),
+                      "message of " + std::to_string(length.value) + " bytes");
     CO_TRY(auto message, co_await read_exactly(length.value, deadline));
     co_return std::optional<Bytes>(std::move(message));
   }

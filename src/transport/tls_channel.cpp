@@ -16,8 +16,7 @@ namespace {
 constexpr std::string_view kMuxerInside = "libp2p";  // the ALPN of a peer that agrees on the muxer later
 constexpr std::size_t kMaxRecord = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr long kMaxCertificate = 16 * 1024;  // an RSA identity of 8192 bits takes about 4 KiB
-constexpr std::size_t kMinTlsRead = 4 * 1024, kMaxTlsRead = 128 * 1024;
-constexpr std::size_t kTlsTurn = 128 * 1024;  // a peer that sends without pause does not starve other tasks
+constexpr std::size_t kMaxTlsRead = 128 * 1024;
 // After the handshake a peer may send tickets and renew keys. Each such message costs us a derivation of keys and an
 // answer, so few may come with so many bytes: implementations renew keys after gigabytes.
 constexpr std::size_t kMaxLateMessages = 16;
@@ -144,7 +143,7 @@ TlsChannel::TlsChannel(Runtime& runtime, std::unique_ptr<RawConnection> raw,
       identity_(std::move(identity)),
       ssl_(SSL_new(identity_->context())),
       input_(Slice::copy_of(early)),
-      read_size_(kMinTlsRead) {
+      read_size_(kMinRead) {
   BIO* bio = BIO_new(TlsCallbacks::bio_method());
   require_tls(ssl_ && bio);
   BIO_set_data(bio, this);
@@ -221,12 +220,12 @@ Task<Result<bool>> TlsChannel::read_more() {
   if (!count) co_return count.error();
   bytes_in_ += *count;
   turn_ += *count;
-  if (turn_ >= kTlsTurn) {
+  if (turn_ >= kReadTurn) {
     turn_ = 0;
     co_await runtime_.yield();
   }
   read_size_ = *count == block.size() ? std::min(read_size_ * 4, kMaxTlsRead)
-                                      : std::max(kMinTlsRead, std::min(read_size_, *count * 4));
+                                      : std::max(kMinRead, std::min(read_size_, *count * 4));
   input_ = block.sub(0, *count);
   co_return *count > 0;
 }
@@ -236,7 +235,7 @@ Task<Result<Slice>> TlsChannel::receive() {
   for (;;) {
     if (!input_.empty() || SSL_has_pending(ssl_.get())) {
       const auto buffered = static_cast<std::size_t>(SSL_pending(ssl_.get()));
-      Slice plain = Slice::uninitialised(std::min(kMaxRecord, std::max(input_.size() + buffered, kMinTlsRead)));
+      Slice plain = Slice::uninitialised(std::min(kMaxRecord, std::max(input_.size() + buffered, kMinRead)));
       std::size_t count = 0;
       ERR_clear_error();
       if (SSL_read_ex(ssl_.get(), plain.mutable_data(), plain.size(), &count) == 1) co_return plain.sub(0, count);

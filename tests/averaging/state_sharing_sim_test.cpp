@@ -504,6 +504,14 @@ class UploadSlots : public SharedStates {
   void connect_to_donor(p2p::Host& host) {
     ASSERT_TRUE(swarm.run(host.connect(swarm.host(1).visible_addresses().front(), swarm.after(5s))));
   }
+
+  template <class Peer>
+  void expect_a_quick_download(Peer& peer) {
+    const TimePoint start = swarm.runtime().now();
+    auto loaded = download(peer);
+    ASSERT_TRUE(loaded) << loaded.error();
+    EXPECT_LE(swarm.runtime().now() - start, 10s);
+  }
 };
 
 TEST_F(UploadSlots, CallsThatAskForNothingHoldNone) {
@@ -515,10 +523,7 @@ TEST_F(UploadSlots, CallsThatAskForNothingHoldNone) {
   for (const char* method : {"rpc_download_state", "rpc_download_pieces"})
     for (int i = 0; i < 8; ++i) downloads.spawn(hold(silent, id, method, false));
   auto& peer = newcomer();
-  const TimePoint start = swarm.runtime().now();
-  auto loaded = download(peer);
-  ASSERT_TRUE(loaded) << loaded.error();
-  EXPECT_LE(swarm.runtime().now() - start, 10s);
+  expect_a_quick_download(peer);
 }
 
 TEST_F(UploadSlots, OnePeerHasOne) {
@@ -528,10 +533,7 @@ TEST_F(UploadSlots, OnePeerHasOne) {
   connect_to_donor(greedy);
   for (int i = 0; i < 8; ++i) downloads.spawn(hold(greedy, id, "rpc_download_state", true));
   auto& peer = newcomer();
-  const TimePoint start = swarm.runtime().now();
-  auto loaded = download(peer);
-  ASSERT_TRUE(loaded) << loaded.error();
-  EXPECT_LE(swarm.runtime().now() - start, 10s);
+  expect_a_quick_download(peer);
 }
 
 TEST_F(UploadSlots, AReaderThatMakesNoProgressLosesItsSlot) {
@@ -555,10 +557,7 @@ TEST_F(UploadSlots, AReaderThatMakesNoProgressLosesItsSlot) {
   swarm.pass(5s);
   auto& peer = newcomer();
   swarm.pass(3min);  // ten megabytes would take half an hour each
-  const TimePoint start = swarm.runtime().now();
-  auto loaded = download(peer);
-  ASSERT_TRUE(loaded) << loaded.error();
-  EXPECT_LE(swarm.runtime().now() - start, 10s);
+  expect_a_quick_download(peer);
 }
 
 TEST_F(SharedStates, WhoSharesNothingIsNoDonor) {

@@ -12,23 +12,10 @@ namespace cohive::train {
 namespace {
 
 using bench::run_training;
+using bench::small_training;
 using bench::TrainScenario;
 using bench::TrainScenarioReport;
 using bench::TrainSwarm;
-
-/// Five trainers that are alike, for two minutes.
-TrainScenario small() {
-  TrainScenario scenario;
-  scenario.trainers = 5;
-  scenario.duration = 2min;
-  scenario.arrival = 5s;
-  scenario.replaced_per_minute = 0;
-  scenario.slowest_line = 100e6 / 8;
-  scenario.shortest_batch = 500ms;
-  scenario.longest_batch = 1s;
-  scenario.batches_per_epoch = 10;
-  return scenario;
-}
 
 void expect_learnt(const TrainScenarioReport& report, std::uint64_t epochs = 10) {
   SCOPED_TRACE(::testing::PrintToString(report));
@@ -59,7 +46,7 @@ TEST(TrainingRun, LearnsWhateverIsDelayed) {
   for (const Mode& mode : {Mode{"nothing", false, false, false}, Mode{"state", true, false, false},
                            Mode{"state and step", true, true, false}, Mode{"everything", true, true, true}}) {
     SCOPED_TRACE(mode.name);
-    auto scenario = small();
+    auto scenario = small_training();
     scenario.tune = [&mode](RunOptions& options) {
       options.delay_state_averaging = mode.state;
       options.delay_optimizer_step = options.offload_optimizer = mode.step;
@@ -76,7 +63,7 @@ TEST(TrainingRun, LearnsWhateverIsDelayed) {
 TEST(TrainingRun, ATrainerThatHearsOfTheNextEpochBeforeItsGroupIsThereIsNotLeftBehind) {
   for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     SCOPED_TRACE(seed);
-    auto scenario = small();
+    auto scenario = small_training();
     scenario.seed = seed;
     scenario.trainers = 2;
     scenario.batches_per_epoch = 8;
@@ -93,7 +80,7 @@ TEST(TrainingRun, ATrainerThatHearsOfTheNextEpochBeforeItsGroupIsThereIsNotLeftB
 }
 
 TEST(TrainingRun, LearnsWithGradientsOfRankOneWhileTrainersComeAndGo) {
-  auto scenario = small();
+  auto scenario = small_training();
   scenario.columns = 8;
   scenario.duration = 4min;
   scenario.replaced_per_minute = 0.2;
@@ -105,7 +92,7 @@ TEST(TrainingRun, LearnsWithGradientsOfRankOneWhileTrainersComeAndGo) {
 }
 
 TEST(TrainingRun, SynchronousTrainersHoldTheSameParameters) {
-  auto scenario = small();
+  auto scenario = small_training();
   scenario.tune = [](RunOptions& options) { options.delay_state_averaging = false; };
   const auto report = run_training(scenario);
   EXPECT_LT(report.spread, 1e-5);
@@ -113,7 +100,7 @@ TEST(TrainingRun, SynchronousTrainersHoldTheSameParameters) {
 
 TEST(TrainingRun, WaitsLessTheMoreIsDelayed) {
   const auto waiting = [](bool delayed) {
-    auto scenario = small();
+    auto scenario = small_training();
     scenario.slowest_line = scenario.fastest_line = 1e6;
     scenario.ballast = 500'000;  // two seconds on these lines
     scenario.batches_per_epoch = 20;
@@ -133,7 +120,7 @@ TEST(TrainingRun, WaitsLessTheMoreIsDelayed) {
 TEST(TrainingRun, LocalUpdatesAreAveragedWithTheDeltaRule) {
   for (const bool delayed : {false, true}) {
     SCOPED_TRACE(delayed ? "delayed" : "synchronous");
-    auto scenario = small();
+    auto scenario = small_training();
     scenario.learning_rate = 0.005;  // many steps an epoch
     scenario.tune = [delayed](RunOptions& options) {
       options.use_local_updates = true;
@@ -148,7 +135,7 @@ TEST(TrainingRun, LocalUpdatesAreAveragedWithTheDeltaRule) {
 }
 
 TEST(TrainingRun, HalvesThatWereApartMeetAgain) {
-  auto scenario = small();
+  auto scenario = small_training();
   scenario.trainers = 6;
   scenario.duration = 6min;
   scenario.each_second = [](TrainSwarm& swarm, double second) {
@@ -174,7 +161,7 @@ Task<void> lie(TrainSwarm& swarm, std::shared_ptr<dht::RsaSignatureValidator> ke
 }
 
 TEST(TrainingRun, OneRecordOfAFarEpochMakesNobodyDropBatches) {
-  auto scenario = small();
+  auto scenario = small_training();
   const auto honest = run_training(scenario);
   auto key = std::make_shared<dht::RsaSignatureValidator>();
   scenario.each_second = [key](TrainSwarm& swarm, double second) {
@@ -196,7 +183,7 @@ TEST(TrainingRun, OneRecordOfAFarEpochMakesNobodyDropBatches) {
 }
 
 TEST(TrainingRun, APlainRecordUnderTheRunsKeyHidesNobody) {
-  auto scenario = small();
+  auto scenario = small_training();
   scenario.each_second = [](TrainSwarm& swarm, double second) {
     if (second == 20) swarm.spawn(lie(swarm, nullptr, "nothing to see here"));
   };

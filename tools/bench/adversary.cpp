@@ -165,16 +165,9 @@ const char* name_of(AdversaryRole role) {
 }
 
 TrainScenario adversary_scenario(std::uint64_t seed) {
-  TrainScenario scenario;
+  TrainScenario scenario = small_training();
   scenario.seed = seed;
   scenario.trainers = 7;
-  scenario.duration = 2min;
-  scenario.arrival = 5s;
-  scenario.replaced_per_minute = 0;
-  scenario.slowest_line = 100e6 / 8;
-  scenario.shortest_batch = 500ms;
-  scenario.longest_batch = 1s;
-  scenario.batches_per_epoch = 10;
   return scenario;
 }
 

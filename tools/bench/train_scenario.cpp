@@ -354,6 +354,19 @@ std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
              report.downloads, report.followed, report.real_seconds);
 }
 
+TrainScenario small_training() {
+  TrainScenario scenario;
+  scenario.trainers = 5;
+  scenario.duration = 2min;
+  scenario.arrival = 5s;
+  scenario.replaced_per_minute = 0;
+  scenario.slowest_line = 100e6 / 8;
+  scenario.shortest_batch = 500ms;
+  scenario.longest_batch = 1s;
+  scenario.batches_per_epoch = 10;
+  return scenario;
+}
+
 TrainScenarioReport run_training(const TrainScenario& scenario) {
   SimulatedSwarm swarm(scenario);
   return swarm.run();

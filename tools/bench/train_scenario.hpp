@@ -64,6 +64,8 @@ class TrainSwarm {
   virtual void spawn(Task<void> task) = 0;
 };
 
+/// Five trainers that are alike, for two minutes.
+TrainScenario small_training();
 TrainScenarioReport run_training(const TrainScenario& scenario);
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report);
 

@@ -162,10 +162,16 @@ Task<void> Search::join_known_group(PeerId leader, Deadline deadline) {
   // So that there is time to find another group afterwards.
   const Duration hold =
       std::clamp<Duration>(from_seconds(expiration - context_.now()) - options_.request_timeout, 1ms, kLongestHold);
-  co_await follow(leader, expiration, hold);
+  co_await race(runtime_, follow(leader, expiration, hold), until_deposed(*this, leader));
   if (found_) co_return;
   const auto lock = co_await context_.lock.lock(deadline);
   if (lock && complete()) assemble();  // of the peers that came while our request was held
+}
+
+/// Ends when another peer leads the known group, unless this one has accepted us: its end then shows by itself.
+Task<void> Search::until_deposed(Search& self, PeerId leader) {
+  while (self.context_.known.leader() == leader || self.standing_ == Standing::following)
+    co_await self.context_.changed.wait();
 }
 
 double Search::expiration_from_now() const {

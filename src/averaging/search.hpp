@@ -125,6 +125,7 @@ class Search {
   static Task<void> watch_known_group(Search& self);
   static Task<void> redial(Search& self, PeerId peer);
   static Task<void> assemble_when_complete(Search& self);
+  static Task<void> until_deposed(Search& self, PeerId leader);
   void take_declared(const dht::GetResult& declared);
   std::optional<PeerId> unasked_leader() const;
   Task<void> join_known_group(PeerId leader, Deadline deadline);

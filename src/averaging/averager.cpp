@@ -172,7 +172,7 @@ Task<void> Averager::Impl::run_round(Impl& self, Round::State& state) {
   struct Finish {
     Round::State& state;
     ~Finish() {
-      state.stage = Round::Stage::finished;
+      state.enter(Round::Stage::finished);
       state.tensors.reset();
     }
   } finish{state};
@@ -182,7 +182,7 @@ Task<void> Averager::Impl::run_round(Impl& self, Round::State& state) {
 Task<Result<RoundResult>> Averager::Impl::try_until(Round::State& state, Deadline deadline) {
   for (Duration pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     if (left) co_return Error(Errc::left);
-    state.stage = Round::Stage::looking_for_group;
+    state.enter(Round::Stage::looking_for_group);
     auto result = co_await attempt(state, deadline);
     if (result) co_return result;
     const bool found_none = result.error() == Errc::no_group || result.error() == Errc::members_left;
@@ -218,9 +218,9 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   const auto work = co_await divide_work(runtime, dht.host().id(), group, schema, options.min_vector_size);
   if (!work) co_return work.error();
   metrics.matchmaking_seconds.observe(to_seconds(grouped - start));
-  state.stage = Round::Stage::awaiting_trigger;
+  state.enter(Round::Stage::awaiting_trigger);
   if (auto triggered = co_await await_trigger(state, deadline); !triggered) co_return triggered.error();
-  state.stage = Round::Stage::running;
+  state.enter(Round::Stage::running);
   auto result = co_await average(state, *work, entry);
   if (!result) co_return result;
   entry.complete();

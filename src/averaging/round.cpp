@@ -17,6 +17,7 @@ Round::State::State(Runtime& runtime, RoundOptions wanted, bool own_tensors)
       has_own_tensors(own_tensors),
       plan(runtime),
       limits(options.limits),
+      stage_changed(runtime, "stage of an averaging round"),
       triggered(runtime, "trigger of an averaging round"),
       tasks(runtime, "averaging round") {
   check(limits);
@@ -31,7 +32,7 @@ void Round::State::trigger(double with_weight, std::shared_ptr<TensorParts> hand
 
 void Round::State::cancel() {
   if (finished()) return;
-  stage = Stage::finished;
+  enter(Stage::finished);
   result = Error(Errc::round_cancelled);
   tasks.cancel();
   tensors.reset();
@@ -53,6 +54,12 @@ Round::~Round() {
 
 Round::Stage Round::stage() const noexcept {
   return state_->stage;
+}
+
+Task<void> Round::grouped() {
+  return [](std::shared_ptr<State> state) -> Task<void> {
+    while (state->stage == Stage::looking_for_group) co_await state->stage_changed.wait();
+  }(state_);
 }
 
 void Round::reschedule(double unix_time) {

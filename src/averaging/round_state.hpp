@@ -14,6 +14,10 @@ struct Round::State {
   void trigger(double with_weight, std::shared_ptr<TensorParts> tensors);
   /// Drops what runs the round.
   void cancel();
+  void enter(Stage next) {
+    stage = next;
+    stage_changed.notify_all();
+  }
   bool finished() const noexcept { return stage == Stage::finished; }
 
   const RoundOptions options;
@@ -21,6 +25,7 @@ struct Round::State {
   SearchPlan plan;
   RoundLimits limits;
   Stage stage = Stage::looking_for_group;
+  Condition stage_changed;
   Event triggered;
   double weight = 1;
   std::shared_ptr<TensorParts> tensors;  ///< that were handed over; null: the averager's own

@@ -20,19 +20,21 @@ optim::View view_of(const torch::Tensor& tensor) {
   return {*dtype_of(tensor), tensor.data_ptr(), static_cast<std::size_t>(tensor.numel())};
 }
 
-GradientSums::Gradient handed_over(torch::Tensor gradient) {
-  if (!gradient.defined()) return {};
+/// Memory that no other code uses any more: the gradient's own, or a copy.
+torch::Tensor released(torch::Tensor gradient) {
+  torch::NoGradGuard no_grad;
   torch::Tensor values = on_host(gradient);
-  const bool same = values.is_same(gradient);
   gradient.reset();
   // The tensor is ours alone when no other handle refers to it, nor a view to its memory.
-  bool exclusive = values.use_count() == 1 && values.storage().use_count() == 1;
-  if (!exclusive && same) {
-    values = values.clone();
-    exclusive = true;
-  }
+  const bool exclusive = values.use_count() == 1 && values.storage().use_count() == 1;
+  return exclusive ? values : values.clone();
+}
+
+GradientSums::Gradient handed_over(torch::Tensor gradient) {
+  if (!gradient.defined()) return {};
+  torch::Tensor values = released(std::move(gradient));
   const auto view = view_of(values);
-  return {view, std::make_shared<torch::Tensor>(std::move(values)), exclusive};
+  return {view, std::make_shared<torch::Tensor>(std::move(values)), true};
 }
 
 }  // namespace
@@ -106,7 +108,7 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
       std::ranges::fill(taken.sums.back().values, 0.0f);
       continue;
     }
-    const torch::Tensor values = on_host(gradients[i]);
+    const torch::Tensor values = released(std::move(gradients[i]));
     const auto view = view_of(values);
     owners->push_back(values);
     if (view.dtype() == optim::DType::float32) {

@@ -27,11 +27,11 @@ std::uint64_t most_state_bytes(const Replica& replica) {
 
 /// Whether the swarm's parameters are newer than ours. When the other peers are one epoch ahead, that is the epoch whose end
 /// we are about to reach together, if we have a group with them; else they averaged without us. Peers that delay the averaging of
-/// gradients announce the epoch before there is a group: then it is enough to be looking for one.
+/// gradients announce the epoch before there is a group: then it is enough to look for one now.
 bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
   if (options.auxiliary || global.epoch <= local_epoch) return false;
   if (!checked_start || global.epoch > local_epoch + 1) return true;
-  const bool together = gradients.has_group() || (options.delay_grad_averaging && gradients.round);
+  const bool together = gradients.has_group() || options.delay_grad_averaging;
   return !options.use_local_updates && !together;
 }
 
@@ -152,15 +152,8 @@ Task<bool> Run::Impl::follow_state_round() {
   const GlobalProgress global = tracker.snapshot();
   if (global.peers < 2 || global.epoch <= local_epoch + 1) co_return true;
   begin_round(state, msgpack::Value(local_epoch), global.expected, options.averaging_timeout);
-  auto change = co_await model.change();
-  auto parts = co_await replica.state_parts(StateRound::live);
-  constexpr std::uint64_t kAnyEpoch = std::numeric_limits<std::uint64_t>::max();
-  const Outcome outcome = co_await finish_state_round(kAnyEpoch, 0.0, parts, options.averaging_timeout);
-  const bool averaged = outcome.kind == Outcome::Kind::averaged && outcome.result->parts_failed == 0;
-  if (outcome.kind != Outcome::Kind::averaged) co_await parts->finish();
-  parts.reset();
-  co_await replica.finish_state(averaged);
-  if (!averaged) co_return false;
+  const Outcome outcome = co_await finish_state_round({.weight = 0, .patience = options.averaging_timeout});
+  if (!outcome.result || outcome.result->parts_failed > 0) co_return false;
   std::uint64_t epoch = local_epoch;
   for (const auto& member : outcome.result->group)
     if (const auto theirs = member.data.as_uint(); theirs && *theirs <= tracker.snapshot().claimed + 1)

@@ -43,6 +43,7 @@ void Run::Impl::note_progress() {
   if (ended) return;
   tracker.report(local_epoch, counted);
   const GlobalProgress global = tracker.snapshot();
+  if (tracker.looked() && global.epoch <= local_epoch) checked_start = true;
   metrics.global_epoch.set(static_cast<double>(global.epoch));
   metrics.peers.set(static_cast<double>(global.peers));
   metrics.global_rate.set(global.samples_per_second);
@@ -58,6 +59,7 @@ Task<void> Run::Impl::end_epoch(StepReport& report) {
   const GlobalProgress global = tracker.snapshot();
   begin_rounds(global);
   const auto current = std::make_shared<Update>(runtime, std::max(local_epoch + 1, global.epoch), take_samples());
+  current->late = global.epoch > local_epoch && !gradients.has_group();
   update = current;
   replica.cut_gradients();
   if (state.round && options.delay_optimizer_step) co_await replica.hold_state();
@@ -114,6 +116,14 @@ Task<void> Run::Impl::advance(Impl& self, std::shared_ptr<Update> update) {
 /// from members that wait for it in the next round.
 Task<void> Run::Impl::step_together(Update& update) {
   const Place place = options.delay_optimizer_step ? Place::next : Place::live;
+  if (gradients.round) {
+    wait_clock.turn_to(Wait::gradients);
+    update.missed = !co_await find_gradient_group(update.late) && !options.auxiliary;
+    if (update.missed) {
+      co_await replica.drop_gradients();
+      co_return;
+    }
+  }
   wait_clock.turn_to(Wait::step);
   auto change = co_await model.change();
   auto taken = co_await replica.take_gradients(options.auxiliary ? std::nullopt : std::optional(place));
@@ -128,12 +138,6 @@ Task<void> Run::Impl::step_together(Update& update) {
   update.report.grad_group = outcome.group();
   if (outcome.result) update.report.bytes_sent += outcome.result->bytes_sent;
   if (options.auxiliary) co_return;
-  if (outcome.kind == Outcome::Kind::missed) {
-    update.missed = true;
-    taken.parts.reset();
-    co_await replica.drop_gradients();
-    co_return;
-  }
   if (options.delay_optimizer_step && !options.delay_grad_averaging) {
     enter_epoch(update.epoch);
     update.released.set();
@@ -151,19 +155,15 @@ Task<void> Run::Impl::average_state(Update& update) {
                          : options.delay_state_averaging && !options.auxiliary     ? StateRound::live_to_next
                                                                                    : StateRound::live;
   wait_clock.turn_to(Wait::parameters);
-  std::optional<SharedModel::Change> change;
-  if (how == StateRound::live || how == StateRound::next) change.emplace(co_await model.change());
-  auto parts = co_await replica.state_parts(how);
-  if (how != StateRound::live) update.released.set();
-  const Outcome outcome = co_await finish_state_round(update.epoch, options.auxiliary ? 0.0 : 1.0, parts,
-                                                      options.matchmaking_time * 2);
-  if (outcome.kind != Outcome::Kind::averaged) co_await parts->finish();
-  parts.reset();
-  if (co_await replica.finish_state(outcome.kind == Outcome::Kind::averaged)) update.publishable = true;
+  const Outcome outcome = co_await finish_state_round({.how = how,
+                                                       .epoch = update.epoch,
+                                                       .weight = options.auxiliary ? 0.0 : 1.0,
+                                                       .patience = options.matchmaking_time * 2,
+                                                       .released = &update.released});
+  if (outcome.publishable) update.publishable = true;
   update.report.state_group = outcome.group();
   if (outcome.result) update.report.bytes_sent += outcome.result->bytes_sent;
   tracker.restart_timer();
-  if (!change) model.changed();
 }
 
 /// As hivemind does it: a peer that has missed the gradients learns it now, instead of being waited for in the next round.

@@ -76,7 +76,8 @@ Task<Replica::Gradients> HostReplica::take_gradients(std::optional<Place> step) 
   stepping->place = step.value_or(Place::live);
   stepping->in_use = in_use();
   stepping_ = stepping;
-  if (step == Place::next) make_next();
+  // A step reads each gradient before it writes the parameter: the sums' memory becomes the next parameters.
+  if (step == Place::next) co_await discard(runtime_, std::exchange(next_, stepping->taken.sums));
   if (step) {
     if (!std::exchange(statistics_made_, true)) co_await make_statistics();
     for (std::size_t i = 0; i < size(); ++i) {
@@ -177,11 +178,12 @@ Task<std::shared_ptr<averaging::TensorParts>> HostReplica::state_parts(StateRoun
   state_round_ = how;
   if (how != StateRound::live) make_next();
   averaging::HostPartsOptions options;
-  if (how == StateRound::difference) {
+  options.differences = how == StateRound::difference;
+  const bool without_step = how == StateRound::next && !next_is_newest_;
+  if (options.differences || without_step) {
     std::vector<optim::Copying> copies;
     for (std::size_t i = 0; i < size(); ++i) copies.push_back({std::span<const float>(live(i)), next_[i].values});
     co_await optim::copy(runtime_, std::move(copies), in_use());
-    options.differences = true;
   }
   std::vector<HostTensor> memory;
   for (std::size_t i = 0; i < size(); ++i) {
@@ -206,7 +208,7 @@ Task<std::shared_ptr<averaging::TensorParts>> HostReplica::state_parts(StateRoun
 Task<bool> HostReplica::finish_state(bool averaged) {
   const StateRound how = *std::exchange(state_round_, std::nullopt);
   if (how == StateRound::live) co_return false;
-  if (how == StateRound::next) co_return true;  // the step has made them, averaged or not
+  if (how == StateRound::next) co_return next_is_newest_ = next_is_newest_ || averaged;
   next_is_difference_ = averaged && how == StateRound::difference;
   next_is_newest_ = averaged && how == StateRound::live_to_next;
   co_return averaged;

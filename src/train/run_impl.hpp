@@ -47,7 +47,17 @@ struct Outcome {
   };
   Kind kind = Kind::local;
   std::optional<averaging::RoundResult> result{};
+  bool publishable = false;  ///< the next parameters are ready
   std::size_t group() const { return result ? result->group.size() : 0; }
+};
+
+/// How the parameters are averaged in the round of the state that has begun.
+struct StateRoundPlan {
+  StateRound how = StateRound::live;
+  std::uint64_t epoch = std::numeric_limits<std::uint64_t>::max();  ///< searching ends when the run has passed it
+  double weight = 1;
+  Duration patience{};         ///< for the group
+  Event* released = nullptr;  ///< set when the trainer may go on
 };
 
 /// The work at the end of one epoch.
@@ -58,6 +68,7 @@ struct Update {
   const double samples;       ///< of this peer
   Event released;             ///< the trainer may go on
   Event done;
+  bool late = false;          ///< other peers ended the epoch before we looked for a group
   bool missed = false;        ///< the other peers have averaged without us
   bool publishable = false;   ///< the next parameters are ready
   StepReport report;          ///< complete when done
@@ -94,10 +105,11 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   bool state_is_due(std::uint64_t epoch) const {
     return epoch % static_cast<std::uint64_t>(options.average_state_every) == 0;
   }
+  Task<bool> find_gradient_group(bool late);
   Task<Outcome> finish_gradient_round(double weight, std::shared_ptr<averaging::TensorParts> parts);
-  Task<Outcome> finish_state_round(std::uint64_t epoch, double weight, std::shared_ptr<averaging::TensorParts> parts,
-                                   Duration patience);
-  Outcome judge(Scheduled& scheduled, Result<averaging::RoundResult> result, bool gave_up, const char* what);
+  Task<Outcome> finish_state_round(const StateRoundPlan& plan);
+  Outcome judge(Scheduled& scheduled, Result<averaging::RoundResult> result, const char* what);
+  void miss(const char* what);
   void count_round(const averaging::RoundResult& result, bool of_gradients);
   Task<void> abandon_rounds();
   Task<std::size_t> average_parameters(std::size_t expected, Duration timeout);

@@ -98,54 +98,79 @@ Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, averaging::Av
   (void)co_await race(tracker.runtime(), tracker.epoch_passed(epoch), late(tracker.runtime(), next, grace));
 }
 
-/// The result, and whether the round was given up before it had a group.
-Task<std::pair<Result<RoundResult>, bool>> wait_unless(Runtime& runtime, Round& round, Task<void> pointless) {
-  auto give_up = [](Runtime& on, Round& of, Task<void> condition) -> Task<void> {
-    co_await std::move(condition);
-    if (of.stage() != Round::Stage::looking_for_group) co_await Event(on, "end of a round").wait();
-  };
-  auto outcome = co_await race(runtime, round.result(), give_up(runtime, round, std::move(pointless)));
-  if (outcome.index() == 0) co_return std::pair(std::get<0>(std::move(outcome)), false);
+/// Waits for the group of a round; gives the round up, and yields false, when that has no point any more.
+Task<bool> finds_group(Runtime& runtime, Round& round, Task<void> pointless) {
+  (void)co_await race(runtime, round.grouped(), std::move(pointless));
+  if (round.stage() != Round::Stage::looking_for_group) co_return true;
   round.cancel();
-  co_return std::pair(Result<RoundResult>(Error(averaging::Errc::round_cancelled)), true);
+  co_return false;
 }
 
 }  // namespace
 
+/// A peer that is late has a group only if the others are still looking for one.
+Task<bool> Run::Impl::find_gradient_group(bool late) {
+  averaging::Averager* const next = late ? nullptr : &state_averager;
+  const Duration grace = late ? options.matchmaking_time : options.matchmaking_time / 4;
+  Round& round = *gradients.round;
+  if (co_await finds_group(runtime, round, hopeless(tracker, local_epoch, next, grace))) co_return true;
+  gradients.round.reset();
+  miss("gradients");
+  metrics.grad_missed.increment();
+  co_return false;
+}
+
+/// In the group that has been found.
 Task<Outcome> Run::Impl::finish_gradient_round(double weight, std::shared_ptr<averaging::TensorParts> parts) {
   Round round = std::move(*std::exchange(gradients.round, std::nullopt));
   round.trigger(weight, std::move(parts));
-  auto [result, gave_up] = co_await wait_unless(
-      runtime, round, hopeless(tracker, local_epoch, &state_averager, options.matchmaking_time / 4));
-  Outcome outcome = judge(gradients, std::move(result), gave_up, "gradients");
+  Outcome outcome = judge(gradients, co_await round.result(), "gradients");
   if (outcome.result) count_round(*outcome.result, true);
   const std::lock_guard lock(mutex);
   if (outcome.kind == Outcome::Kind::local) ++counters.grad_rounds_failed;
-  (outcome.kind == Outcome::Kind::averaged ? metrics.grad_ok
-   : outcome.kind == Outcome::Kind::local  ? metrics.grad_local
-                                           : metrics.grad_missed)
-      .increment();
+  (outcome.kind == Outcome::Kind::averaged ? metrics.grad_ok : metrics.grad_local).increment();
   co_return outcome;
 }
 
-Task<Outcome> Run::Impl::finish_state_round(std::uint64_t epoch, double weight,
-                                            std::shared_ptr<averaging::TensorParts> parts, Duration patience) {
+/// While a group is being found, newcomers get copies of the model. What the trainer may change meanwhile is copied first.
+Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
   Round round = std::move(*std::exchange(state.round, std::nullopt));
-  round.trigger(weight, std::move(parts));
-  auto [result, gave_up] = co_await wait_unless(runtime, round, hopeless(tracker, epoch, nullptr, patience));
-  Outcome outcome = judge(state, std::move(result), gave_up, "parameters");
+  const bool exclusive = plan.how == StateRound::live || plan.how == StateRound::next;
+  std::shared_ptr<averaging::TensorParts> parts;
+  if (!exclusive) parts = co_await replica.state_parts(plan.how);
+  if (plan.released && plan.how != StateRound::live) plan.released->set();
+  const bool found = co_await finds_group(runtime, round, hopeless(tracker, plan.epoch, nullptr, plan.patience));
+  std::optional<SharedModel::Change> change;
+  if (exclusive && found) {
+    change.emplace(co_await model.change());
+    parts = co_await replica.state_parts(plan.how);
+  }
+  Outcome outcome{Outcome::Kind::missed};
+  if (found) {
+    round.trigger(plan.weight, parts);
+    outcome = judge(state, co_await round.result(), "parameters");
+  } else {
+    miss("parameters");
+  }
   if (outcome.result) count_round(*outcome.result, false);
+  const bool averaged = outcome.kind == Outcome::Kind::averaged;
+  if (parts) {
+    if (!averaged) co_await parts->finish();
+    parts.reset();
+    outcome.publishable = co_await replica.finish_state(averaged);
+    if (!change) model.changed();
+  }
   const std::lock_guard lock(mutex);
   if (outcome.kind == Outcome::Kind::local) ++counters.state_rounds_failed;
-  (outcome.kind == Outcome::Kind::averaged ? metrics.state_ok : metrics.state_failed).increment();
+  (averaged ? metrics.state_ok : metrics.state_failed).increment();
   co_return outcome;
 }
 
-Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, bool gave_up, const char* what) {
-  if (gave_up) {
-    history.round_failed(what, "missed", "no group in time: the other peers went on without us, or do not average");
-    return {Outcome::Kind::missed};
-  }
+void Run::Impl::miss(const char* what) {
+  history.round_failed(what, "missed", "no group in time: the other peers went on without us, or do not average");
+}
+
+Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, const char* what) {
   if (!result) {
     scheduled.pace.missed();
     history.round_failed(what, cause_of_round_failure(result.error()),
@@ -217,14 +242,7 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   const RoundsBarred barred(*this);
   co_await abandon_rounds();
   begin_round(state, msgpack::Value(local_epoch), expected, timeout);
-  auto change = co_await model.change();
-  auto parts = co_await replica.state_parts(StateRound::live);
-  constexpr std::uint64_t kAnyEpoch = std::numeric_limits<std::uint64_t>::max();
-  const Outcome outcome = co_await finish_state_round(kAnyEpoch, 1.0, parts, timeout);
-  if (outcome.kind != Outcome::Kind::averaged) co_await parts->finish();
-  parts.reset();
-  co_await replica.finish_state(outcome.kind == Outcome::Kind::averaged);
-  co_return outcome.group();
+  co_return (co_await finish_state_round({.patience = timeout})).group();
 }
 
 }  // namespace cohive::train

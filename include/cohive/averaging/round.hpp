@@ -79,6 +79,9 @@ class Round {
 
   Stage stage() const noexcept;
 
+  /// Waits until there is a group, or the round has ended without one.
+  Task<void> grouped();
+
   /// Changes the time when the group should form (Unix seconds), while it is being looked for.
   void reschedule(double unix_time);
   /// Changes the number of members that are expected, while the group is being looked for.

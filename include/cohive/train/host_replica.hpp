@@ -95,7 +95,7 @@ class HostReplica : public Replica {
   averaging::ResidualsPtr residuals_;
   std::optional<double> max_norm_;
   std::shared_ptr<Stepping> stepping_;  // from take_gradients to finish_step
-  std::vector<HostBuffer> next_;        // from the first delayed work on
+  std::vector<HostBuffer> next_;        // from the first delayed work on; kept, as new memory costs time
   bool next_is_newest_ = false;         // complete, and not published yet
   std::optional<StateRound> state_round_;
   bool next_is_difference_ = false;

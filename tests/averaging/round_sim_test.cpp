@@ -55,6 +55,25 @@ TEST_F(AveragingRounds, TheWholeExchangeHasALimit) {
   EXPECT_EQ(swarm.runtime().now() - start, 2s);
 }
 
+TEST_F(AveragingRounds, TellWhenThereIsAGroup) {
+  for (int i = 0; i < 2; ++i) add(quick());
+  auto rounds = begin_all({.allow_retries = false});
+  swarm.run(rounds[0].grouped());
+  EXPECT_EQ(rounds[0].stage(), Round::Stage::awaiting_trigger);
+  rounds[0].cancel();
+  swarm.run(rounds[0].grouped());  // and when there is none
+  EXPECT_EQ(rounds[0].stage(), Round::Stage::finished);
+}
+
+TEST_F(AveragingRounds, EndWithoutAGroup) {
+  add(quick());
+  auto rounds = begin_all({.timeout = 5s, .allow_retries = false});
+  const auto start = swarm.runtime().now();
+  swarm.run(rounds[0].grouped());
+  EXPECT_EQ(rounds[0].stage(), Round::Stage::finished);
+  EXPECT_LE(swarm.runtime().now() - start, 6s);
+}
+
 TEST_F(AveragingRounds, TellWhenMembersCameAndWhatTheyExchanged) {
   auto options = quick();
   options.sender_timeout = 10s;

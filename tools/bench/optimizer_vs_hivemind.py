@@ -1,7 +1,7 @@
 """What training together costs the trainer's thread: cohive beside Python hivemind, the same loop on both, in one go.
 
     .deps/interop/bin/python tools/bench/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
-        [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY] [--json]
+        [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY] [--mixed] [--json]
 
 Two peers on loopback, or on hosts that an emulated link of RATE Mbit/s and DELAY ms round trip joins (--link; needs root, and
 cohive-link-emulator of tests/nat), Adam, float32 tensors of 2048 x 2048, 16 batches each per epoch, a pause of --work seconds after each batch
@@ -11,6 +11,7 @@ for the work that a GPU would do. Printed per epoch (medians of all peers and ep
   end, step  the call that ends an epoch, and the median of the calls that do not
   peak       memory of the trainer beyond what its process needs empty, in sizes of the parameters
   link       with --link: what the two rounds of an epoch send one way, over what the link carries in the call that ends it (synchronous)
+With --mixed one peer of each kind trains in one run, too: hivemind+ and +cohive are what either of the two loses.
 The modes: `default` is hivemind.Optimizer's (parameters are averaged in the background); `synchronous` delays nothing; `delays` delays state
 averaging, optimizer step and gradient averaging, offloaded; `reuse` is the default with reuse_grad_buffers.
 """
@@ -170,11 +171,11 @@ class Peer:
         self.process.wait()
 
 
-def run_pair(make, at):
+def run_pair(makers, at):
     peers = []
     try:
-        peers.append(make(at[0], []))
-        peers.append(make(at[1], peers[0].initial_peers))
+        for make, place in zip(makers, at):
+            peers.append(make(place, peers[0].initial_peers if peers else []))
         for peer in peers:
             peer.tell()
         return [peer.read() for peer in peers]
@@ -211,7 +212,8 @@ def main():
     parser.add_argument("--matchmaking-time", type=float, default=2.0)
     parser.add_argument("--float16", action="store_true")
     parser.add_argument("--link")
-    parser.add_argument("--only", choices=["cohive", "hivemind"])
+    parser.add_argument("--only", choices=["cohive", "hivemind", "mixed"])
+    parser.add_argument("--mixed", action="store_true", help="also one peer of each kind in one run")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--hivemind-peer", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -235,19 +237,23 @@ def main():
                             "listen": place.listen}
                 return Peer(place.command([sys.executable, __file__, "--hivemind-peer", json.dumps(settings)]))
 
-            for name, make in (("hivemind", theirs), ("cohive", ours)):
-                if options.only not in (None, name):
+            pairs = {"hivemind": (theirs, theirs), "cohive": (ours, ours), "mixed": (theirs, ours)}
+            for name, makers in pairs.items():
+                if name != (options.only or name) or (name == "mixed" and not options.mixed and options.only != "mixed"):
                     continue
                 try:
                     with places(options.link) as at:
-                        row = summary(run_pair(make, at))
-                    if options.link and mode == "synchronous":
-                        row["link"] = link_share(options, tensors, row)
+                        results = run_pair(makers, at)
+                    found = [(name, results)] if name != "mixed" else [("hivemind+", results[:1]), ("+cohive", results[1:])]
+                    found = [(who, summary(part)) for who, part in found]
                 except RuntimeError as error:
-                    row = {"error": str(error)}
-                rows.append({"millions": tensors * 2048 * 2048 / 1e6, "mode": mode, "who": name, **row})
-                if not options.json:
-                    show(rows[-1], first=len(rows) == 1)
+                    found = [(name, {"error": str(error)})]
+                for who, row in found:
+                    if options.link and mode == "synchronous" and "end" in row:
+                        row["link"] = link_share(options, tensors, row)
+                    rows.append({"millions": tensors * 2048 * 2048 / 1e6, "mode": mode, "who": who, **row})
+                    if not options.json:
+                        show(rows[-1], first=len(rows) == 1)
     if options.json:
         print(json.dumps({"benchmark": "optimizer_vs_hivemind", "rows": rows}))
 

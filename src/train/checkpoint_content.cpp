@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <compare>
+#include <cstring>
 #include <limits>
 #include <set>
 #include <stdexcept>
@@ -17,7 +18,7 @@ namespace {
 using checkpoint::Errc;
 
 constexpr std::string_view kParameter = "parameter.", kExtra = "extra.", kOptimizer = "optimizer.", kUser = "user.",
-                           kAverager = "averager.";
+                           kAverager = "averager.", kOwed = ".owed";
 constexpr std::string_view kVersion = "cohive.version", kRunId = "cohive.run_id", kEpoch = "cohive.epoch";
 constexpr std::size_t kOfAll = std::numeric_limits<std::size_t>::max();
 
@@ -121,6 +122,44 @@ std::vector<checkpoint::NamedTensor> take_of_averager(checkpoint::TensorFile& co
   }
   content.tensors = std::move(rest);
   return taken;
+}
+
+std::vector<checkpoint::NamedTensor> owed_tensors(const averaging::ResidualsPtr& residuals,
+                                                  const std::vector<averaging::TensorInfo>& gradients) {
+  std::vector<checkpoint::NamedTensor> tensors;
+  for (std::size_t i = 0; residuals && i < residuals->size(); ++i) {
+    const auto values = (*residuals)[i].values();
+    if (values.empty()) continue;
+    const ByteView bytes(reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes());
+    tensors.push_back({std::to_string(i) + std::string(kOwed),
+                       {codec::DType::float32, gradients[i].shape, false, Slice::copy_of(bytes)}});
+  }
+  return tensors;
+}
+
+Result<> take_owed(std::vector<checkpoint::NamedTensor>& saved, const averaging::ResidualsPtr& residuals,
+                   const std::vector<averaging::TensorInfo>& gradients) {
+  std::vector<std::pair<std::size_t, codec::Tensor>> owed;
+  std::vector<checkpoint::NamedTensor> rest;
+  for (auto& one : saved) {
+    if (!one.name.ends_with(kOwed)) {
+      rest.push_back(std::move(one));
+      continue;
+    }
+    const auto index = number(std::string_view(one.name).substr(0, one.name.size() - kOwed.size()));
+    const codec::Tensor& tensor = one.tensor;
+    if (!index || !residuals || *index >= residuals->size() || tensor.dtype != codec::DType::float32 ||
+        tensor.shape != gradients[*index].shape)
+      return Error(Errc::does_not_fit, "no gradient is like " + log::quoted(one.name));
+    owed.emplace_back(*index, std::move(one.tensor));
+  }
+  saved = std::move(rest);
+  for (const auto& [index, tensor] : owed) {
+    std::vector<float> values(tensor.data.size() / sizeof(float));
+    if (!values.empty()) std::memcpy(values.data(), tensor.data.data(), values.size() * sizeof(float));
+    (*residuals)[index].replace(values);
+  }
+  return ok();
 }
 
 checkpoint::Metadata strings_of(const checkpoint::Metadata& metadata) {

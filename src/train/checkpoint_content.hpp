@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cohive/averaging/host_parts.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/checkpoint/safetensors.hpp"
 
@@ -37,6 +38,12 @@ Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state,
                                        const checkpoint::Metadata& strings);
 /// Moves what the averaging of gradients has saved out of a file.
 std::vector<checkpoint::NamedTensor> take_of_averager(checkpoint::TensorFile& content);
+/// Copies what rounds owe of the gradients, as "<i>.owed", for to_file. Null: nothing.
+std::vector<checkpoint::NamedTensor> owed_tensors(const averaging::ResidualsPtr& residuals,
+                                                  const std::vector<averaging::TensorInfo>& gradients);
+/// Moves it from what take_of_averager returned into residuals. Errors: Errc::does_not_fit; nothing is changed then.
+Result<> take_owed(std::vector<checkpoint::NamedTensor>& saved, const averaging::ResidualsPtr& residuals,
+                   const std::vector<averaging::TensorInfo>& gradients);
 /// Returns the caller's strings.
 checkpoint::Metadata strings_of(const checkpoint::Metadata& metadata);
 /// Returns the tensors in the order of a state. Errors: Errc::does_not_fit of the checkpoint module.

@@ -2,6 +2,9 @@
 //   due, on the trainer's thread > copy of the state, as for a newcomer > written on the pool
 // The trainer goes on meanwhile. One is written at a time; when the next one is due before, it begins as soon as this
 // one has ended.
+#include <algorithm>
+#include <iterator>
+
 #include "checkpoint_content.hpp"
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/core/errors.hpp"
@@ -89,6 +92,9 @@ Task<Result<Run::Impl::StateToSave>> Run::Impl::state_to_save(Duration patience)
 /// Rounds of gradients are changes of the model: none goes on.
 Task<void> Run::Impl::save_averager(std::vector<checkpoint::NamedTensor>& into) {
   into = co_await gradient_averager->save();
+  auto owed = co_await runtime.offload(
+      [residuals = replica.residuals(), infos = replica.gradient_infos()] { return owed_tensors(residuals, infos); });
+  std::ranges::move(owed, std::back_inserter(into));
 }
 
 Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Duration patience) {
@@ -161,8 +167,8 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
     model.set_epoch(epoch);
   }
   gradient_averager->reset();
-  if (of_this_run) co_await restore_averager(file, std::move(of_averager));
   co_await drop_batches();
+  if (of_this_run) co_await restore_averager(file, std::move(of_averager));
   proof.reset();
   take_epoch(epoch);
   const std::lock_guard lock(mutex);
@@ -175,7 +181,8 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
 /// Without it the next averages are coarser, and nothing worse.
 Task<void> Run::Impl::restore_averager(const path& file, std::vector<checkpoint::NamedTensor> saved) {
   if (saved.empty()) co_return;
-  const auto restored = co_await gradient_averager->restore(std::move(saved));
+  auto restored = take_owed(saved, replica.residuals(), replica.gradient_infos());
+  if (restored) restored = co_await gradient_averager->restore(std::move(saved));
   if (!restored)
     log::warn("train", "going on without what the averaging of gradients saved in {}: {}", file.string(),
               restored.error().detail());

@@ -306,6 +306,7 @@ nlohmann::json Trainer::summary(std::size_t last_group) {
           {"eval_loss", evaluation.loss},
           {"eval_accuracy", evaluation.accuracy},
           {"eval_predictions", evaluation.predictions},
+          {"learning_rate", optimizer_->optimizer().param_groups()[0].options().get_lr()},
           {"loss_scale", scaler_.get_scale()},
           {"ranks", ranks_.size()},
           {"grad_rounds", stats.grad_rounds},

@@ -83,6 +83,11 @@ codec::Shape PowerSgd::State::shape_of_factor(std::size_t number) const {
   return {static_cast<std::uint32_t>(compressed[number].shape.columns), static_cast<std::uint32_t>(rank)};
 }
 
+codec::Shape PowerSgd::State::shape_of_residual(std::size_t number) const {
+  const MatrixShape& shape = compressed[number].shape;
+  return {static_cast<std::uint32_t>(shape.rows), static_cast<std::uint32_t>(shape.columns)};
+}
+
 PowerSgd::PowerSgd(std::span<const TensorInfo> schema, const PowerSgdOptions& options)
     : state_(std::make_shared<State>(schema, options)) {}
 PowerSgd::PowerSgd(PowerSgd&&) noexcept = default;
@@ -109,57 +114,120 @@ const std::vector<std::size_t>& PowerSgd::compressed() const noexcept {
   return state_->indices;
 }
 
-// ---- Factors for newcomers
-
-StateSharing::Provider PowerSgd::provider(std::string group_bits) const {
-  return [state = state_, group_bits = std::move(group_bits)]() -> std::optional<SharedState> {
-    SharedState shared{msgpack::Map{{{"group_bits", group_bits}}}, {}};
-    const auto factors = state->factors();
-    for (std::size_t i = 0; i < factors->size(); ++i) {
-      const auto values = (*factors)[i].span();
-      std::vector<float> travelling(values.size());
-      transpose(values, state->rank, state->compressed[i].shape.columns, travelling);
-      shared.tensors.push_back(
-          {codec::DType::float32, state->shape_of_factor(i), false, Slice::copy_of(raw_bytes(travelling))});
-      shared.infos.push_back(
-          {"buffer_q_" + std::to_string(i), state->shape_of_factor(i), codec::DType::float32, codec::Role::gradient});
-    }
-    return shared;
-  };
-}
-
 namespace {
 
-/// On the pool: a state as it came, as factors.
-Result<std::shared_ptr<const FactorSet>> factors_of(const PowerSgd::State& state, const DownloadedState& downloaded) {
-  const auto bad = [&](std::string what) { return Error(Errc::bad_state, downloaded.donor, std::move(what)); };
-  if (downloaded.tensors.size() != state.compressed.size())
-    return bad(std::to_string(downloaded.tensors.size()) + " factors instead of " +
-               std::to_string(state.compressed.size()));
+codec::Tensor matrix_of_values(const codec::Shape& shape, std::span<const float> values) {
+  return {codec::DType::float32, shape, false, Slice::copy_of(raw_bytes(values))};
+}
+
+/// On the pool: the factors, as they travel.
+std::vector<codec::Tensor> tensors_of(const PowerSgd::State& state, const FactorSet& factors) {
+  std::vector<codec::Tensor> tensors;
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    const auto values = factors[i].span();
+    std::vector<float> travelling(values.size());
+    transpose(values, state.rank, state.compressed[i].shape.columns, travelling);
+    tensors.push_back(matrix_of_values(state.shape_of_factor(i), travelling));
+  }
+  return tensors;
+}
+
+Error does_not_fit(std::string what) {
+  return Error(Errc::bad_state, std::move(what));
+}
+
+/// The values of a tensor that a peer or a file brings.
+Result<> values_from(const codec::Tensor& tensor, const codec::Shape& shape, std::span<float> values, const char* what) {
+  if (tensor.dtype != codec::DType::float32 || tensor.shape != shape || tensor.data.size() != values.size_bytes())
+    return does_not_fit(std::string(what) + " of another shape: has it the same averager_rank?");
+  if (!values.empty()) std::memcpy(values.data(), tensor.data.data(), values.size_bytes());
+  return all_finite(values) ? ok() : Result<>(does_not_fit(std::string(what) + " that is not finite"));
+}
+
+/// On the pool.
+Result<std::shared_ptr<const FactorSet>> factors_of(const PowerSgd::State& state,
+                                                    const std::vector<codec::Tensor>& tensors) {
+  if (tensors.size() != state.compressed.size())
+    return does_not_fit(std::to_string(tensors.size()) + " factors instead of " +
+                        std::to_string(state.compressed.size()));
   auto factors = std::make_shared<FactorSet>();
-  for (std::size_t i = 0; i < state.compressed.size(); ++i) {
-    const codec::Tensor& tensor = downloaded.tensors[i];
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::size_t columns = state.compressed[i].shape.columns;
     std::vector<float> values(state.rank * columns);
-    if (tensor.dtype != codec::DType::float32 || tensor.shape != state.shape_of_factor(i) ||
-        tensor.data.size() != values.size() * sizeof(float))
-      return bad("a factor of another shape: has it the same averager_rank?");
-    std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
-    if (!all_finite(values)) return bad("a factor that is not finite");
+    if (auto read = values_from(tensors[i], state.shape_of_factor(i), values, "a factor"); !read) return read.error();
     auto& rows = factors->emplace_back(values.size());
     transpose(values, columns, state.rank, rows.span());
   }
   return factors;
 }
 
+/// On the pool. Null: there are none.
+Result<std::shared_ptr<ResidualSet>> residuals_of(const PowerSgd::State& state,
+                                                  const std::vector<codec::Tensor>& tensors) {
+  if (tensors.empty()) return std::shared_ptr<ResidualSet>();
+  if (tensors.size() != state.compressed.size())
+    return does_not_fit(std::to_string(tensors.size()) + " residuals instead of " +
+                        std::to_string(state.compressed.size()));
+  auto residuals = std::make_shared<ResidualSet>();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto& values = residuals->emplace_back(state.compressed[i].shape.rows * state.compressed[i].shape.columns);
+    if (auto read = values_from(tensors[i], state.shape_of_residual(i), values.span(), "a residual"); !read)
+      return read.error();
+  }
+  return residuals;
+}
+
 }  // namespace
+
+// ---- Factors for newcomers
+
+StateSharing::Provider PowerSgd::provider(std::string group_bits) const {
+  return [state = state_, group_bits = std::move(group_bits)]() -> std::optional<SharedState> {
+    SharedState shared{msgpack::Map{{{"group_bits", group_bits}}}, tensors_of(*state, *state->factors())};
+    for (std::size_t i = 0; i < shared.tensors.size(); ++i)
+      shared.infos.push_back(
+          {"buffer_q_" + std::to_string(i), state->shape_of_factor(i), codec::DType::float32, codec::Role::gradient});
+    return shared;
+  };
+}
 
 Task<Result<>> PowerSgd::load(Runtime& runtime, DownloadedState downloaded) {
   const auto state = state_;
-  auto factors =
-      co_await runtime.offload([state, downloaded = std::move(downloaded)] { return factors_of(*state, downloaded); });
-  if (!factors) co_return factors.error();
+  const PeerId donor = downloaded.donor;
+  auto factors = co_await runtime.offload(
+      [state, tensors = std::move(downloaded.tensors)] { return factors_of(*state, tensors); });
+  if (!factors) co_return factors.error().with_peer(donor);
   state->replace_factors(std::move(*factors));
+  co_return ok();
+}
+
+// ---- A pause of this peer
+
+Task<PowerSgd::Saved> PowerSgd::save(Runtime& runtime) const {
+  co_return co_await runtime.offload([state = state_, residuals = std::shared_ptr<const ResidualSet>(state_->residuals)] {
+    Saved saved{tensors_of(*state, *state->factors()), {}};
+    for (std::size_t i = 0; residuals && i < residuals->size(); ++i)
+      saved.residuals.push_back(matrix_of_values(state->shape_of_residual(i), (*residuals)[i].span()));
+    return saved;
+  });
+}
+
+Task<Result<>> PowerSgd::restore(Runtime& runtime, Saved saved) {
+  struct Read {
+    std::shared_ptr<const FactorSet> factors;
+    std::shared_ptr<ResidualSet> residuals;
+  };
+  const auto state = state_;
+  auto read = co_await runtime.offload([state, saved = std::move(saved)]() -> Result<Read> {
+    auto factors = factors_of(*state, saved.factors);
+    if (!factors) return factors.error();
+    auto residuals = residuals_of(*state, saved.residuals);
+    if (!residuals) return residuals.error();
+    return Read{std::move(*factors), std::move(*residuals)};
+  });
+  if (!read) co_return read.error();
+  state->replace_factors(std::move(read->factors));
+  state->residuals = std::move(read->residuals);
   co_return ok();
 }
 

@@ -28,6 +28,7 @@ struct PowerSgd::State {
 
   /// As it travels: a row for each column of the tensor.
   codec::Shape shape_of_factor(std::size_t number) const;
+  codec::Shape shape_of_residual(std::size_t number) const;
 
   const std::size_t rank;
   std::vector<CompressedTensor> compressed;  // in the order of the schema

@@ -64,6 +64,11 @@ void Residuals::clear(std::size_t first, std::size_t count) {
   if (!owed.empty()) std::fill_n(owed.begin() + static_cast<std::ptrdiff_t>(first), count, 0.0f);
 }
 
+void Residuals::replace(std::span<const float> values) {
+  if (values.size() != state_->size) throw std::invalid_argument("residuals of a tensor of another size");
+  std::ranges::copy(values, state_->make().begin());
+}
+
 std::span<const float> Residuals::values() const noexcept {
   return state_->all();
 }

@@ -26,6 +26,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   const std::vector<averaging::TensorInfo>& state_infos() const override { return state_infos_; }
   void cut_gradients() override { intake_.cut(); }
   Task<Gradients> take_gradients(std::optional<train::Place> step) override;
+  averaging::ResidualsPtr residuals() override { return residuals_; }
   Task<void> drop_gradients() override;
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
   Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::StateRound how) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <compare>
+#include <cstring>
 #include <limits>
 #include <set>
 #include <stdexcept>
@@ -16,7 +17,8 @@ namespace {
 
 using checkpoint::Errc;
 
-constexpr std::string_view kParameter = "parameter.", kExtra = "extra.", kOptimizer = "optimizer.", kUser = "user.";
+constexpr std::string_view kParameter = "parameter.", kExtra = "extra.", kOptimizer = "optimizer.", kUser = "user.",
+                           kAverager = "averager.", kOwed = ".owed";
 constexpr std::string_view kVersion = "cohive.version", kRunId = "cohive.run_id", kEpoch = "cohive.epoch";
 constexpr std::size_t kOfAll = std::numeric_limits<std::size_t>::max();
 
@@ -67,7 +69,7 @@ void check_names(const std::vector<std::string>& names, std::size_t parameters) 
     refuse("has " + std::to_string(names.size()) + " names for " + std::to_string(parameters) + " parameters");
   std::set<std::string_view> seen;
   for (const auto& name : names) {
-    if (name.empty() || name == "__metadata__" || slot_of(name)) refuse("must not hold " + log::quoted(name));
+    if (name.empty() || name == "__metadata__" || name.starts_with(kAverager) || slot_of(name)) refuse("must not hold " + log::quoted(name));
     if (!seen.insert(name).second) refuse("holds " + log::quoted(name) + " twice");
   }
 }
@@ -85,7 +87,8 @@ std::optional<std::uint64_t> epoch_of(const msgpack::Value& metadata) {
   return epoch ? epoch->as_uint() : std::nullopt;
 }
 
-Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state, const std::string& run_id,
+Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state,
+                                       std::vector<checkpoint::NamedTensor> of_averager, const std::string& run_id,
                                        const std::vector<std::string>& parameter_names,
                                        const checkpoint::Metadata& strings) {
   if (state.names.size() != state.tensors.size())
@@ -103,7 +106,60 @@ Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state, cons
     const bool named = slot && slot->kind == Slot::Kind::parameter && slot->index < parameter_names.size();
     content.tensors.push_back({named ? parameter_names[slot->index] : state.names[i], state.tensors[i]});
   }
+  for (auto& [name, tensor] : of_averager)
+    content.tensors.push_back({std::string(kAverager) + name, std::move(tensor)});
   return content;
+}
+
+std::vector<checkpoint::NamedTensor> take_of_averager(checkpoint::TensorFile& content) {
+  std::vector<checkpoint::NamedTensor> taken, rest;
+  for (auto& [name, tensor] : content.tensors) {
+    if (name.starts_with(kAverager)) {
+      taken.push_back({name.substr(kAverager.size()), std::move(tensor)});
+    } else {
+      rest.push_back({std::move(name), std::move(tensor)});
+    }
+  }
+  content.tensors = std::move(rest);
+  return taken;
+}
+
+std::vector<checkpoint::NamedTensor> owed_tensors(const averaging::ResidualsPtr& residuals,
+                                                  const std::vector<averaging::TensorInfo>& gradients) {
+  std::vector<checkpoint::NamedTensor> tensors;
+  for (std::size_t i = 0; residuals && i < residuals->size(); ++i) {
+    const auto values = (*residuals)[i].values();
+    if (values.empty()) continue;
+    const ByteView bytes(reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes());
+    tensors.push_back({std::to_string(i) + std::string(kOwed),
+                       {codec::DType::float32, gradients[i].shape, false, Slice::copy_of(bytes)}});
+  }
+  return tensors;
+}
+
+Result<> take_owed(std::vector<checkpoint::NamedTensor>& saved, const averaging::ResidualsPtr& residuals,
+                   const std::vector<averaging::TensorInfo>& gradients) {
+  std::vector<std::pair<std::size_t, codec::Tensor>> owed;
+  std::vector<checkpoint::NamedTensor> rest;
+  for (auto& one : saved) {
+    if (!one.name.ends_with(kOwed)) {
+      rest.push_back(std::move(one));
+      continue;
+    }
+    const auto index = number(std::string_view(one.name).substr(0, one.name.size() - kOwed.size()));
+    const codec::Tensor& tensor = one.tensor;
+    if (!index || !residuals || *index >= residuals->size() || tensor.dtype != codec::DType::float32 ||
+        tensor.shape != gradients[*index].shape)
+      return Error(Errc::does_not_fit, "no gradient is like " + log::quoted(one.name));
+    owed.emplace_back(*index, std::move(one.tensor));
+  }
+  saved = std::move(rest);
+  for (const auto& [index, tensor] : owed) {
+    std::vector<float> values(tensor.data.size() / sizeof(float));
+    if (!values.empty()) std::memcpy(values.data(), tensor.data.data(), values.size() * sizeof(float));
+    (*residuals)[index].replace(values);
+  }
+  return ok();
 }
 
 checkpoint::Metadata strings_of(const checkpoint::Metadata& metadata) {

@@ -3,7 +3,8 @@
 //   extra.<i>                               extra tensors
 //   optimizer.<i>.<statistic>               what the optimizer keeps of parameter i
 //   optimizer.<statistic>                   and of all together
-// In a state they stand in this order, statistics of a parameter sorted by name.
+//   averager.<name>                         what the averaging of gradients keeps from round to round
+// In a state they stand in this order, statistics of a parameter sorted by name; the last are no part of it.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cohive/averaging/host_parts.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/checkpoint/safetensors.hpp"
 
@@ -30,9 +32,18 @@ Origin origin_of(const checkpoint::Metadata& metadata);
 std::optional<std::uint64_t> epoch_of(const msgpack::Value& metadata);
 
 /// Errors: cohive::Errc::invalid_argument for a state whose tensors have no names.
-Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state, const std::string& run_id,
+Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state,
+                                       std::vector<checkpoint::NamedTensor> of_averager, const std::string& run_id,
                                        const std::vector<std::string>& parameter_names,
                                        const checkpoint::Metadata& strings);
+/// Moves what the averaging of gradients has saved out of a file.
+std::vector<checkpoint::NamedTensor> take_of_averager(checkpoint::TensorFile& content);
+/// Copies what rounds owe of the gradients, as "<i>.owed", for to_file. Null: nothing.
+std::vector<checkpoint::NamedTensor> owed_tensors(const averaging::ResidualsPtr& residuals,
+                                                  const std::vector<averaging::TensorInfo>& gradients);
+/// Moves it from what take_of_averager returned into residuals. Errors: Errc::does_not_fit; nothing is changed then.
+Result<> take_owed(std::vector<checkpoint::NamedTensor>& saved, const averaging::ResidualsPtr& residuals,
+                   const std::vector<averaging::TensorInfo>& gradients);
 /// Returns the caller's strings.
 checkpoint::Metadata strings_of(const checkpoint::Metadata& metadata);
 /// Returns the tensors in the order of a state. Errors: Errc::does_not_fit of the checkpoint module.

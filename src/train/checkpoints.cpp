@@ -2,6 +2,9 @@
 //   due, on the trainer's thread > copy of the state, as for a newcomer > written on the pool
 // The trainer goes on meanwhile. One is written at a time; when the next one is due before, it begins as soon as this
 // one has ended.
+#include <algorithm>
+#include <iterator>
+
 #include "checkpoint_content.hpp"
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/core/errors.hpp"
@@ -79,10 +82,19 @@ Task<void> Run::Impl::write_in_background(Impl& self, checkpoint::Metadata strin
   if (!written) log::warn("train", "no checkpoint: {}", written.error());
 }
 
-Task<Result<averaging::SharedState>> Run::Impl::state_to_save(Duration patience) {
-  auto state = co_await copy_state(patience);
+Task<Result<Run::Impl::StateToSave>> Run::Impl::state_to_save(Duration patience) {
+  std::vector<checkpoint::NamedTensor> of_averager;
+  auto state = co_await copy_state(patience, [this, &of_averager] { return save_averager(of_averager); });
   if (!state) co_return Error(checkpoint::Errc::nothing_to_save, "it changes all the time");
-  co_return std::move(*state);
+  co_return StateToSave{std::move(*state), std::move(of_averager)};
+}
+
+/// Rounds of gradients are changes of the model: none goes on.
+Task<void> Run::Impl::save_averager(std::vector<checkpoint::NamedTensor>& into) {
+  into = co_await gradient_averager->save();
+  auto owed = co_await runtime.offload(
+      [residuals = replica.residuals(), infos = replica.gradient_infos()] { return owed_tensors(residuals, infos); });
+  std::ranges::move(owed, std::back_inserter(into));
 }
 
 Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Duration patience) {
@@ -95,7 +107,8 @@ Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Dur
     (failed ? metrics.checkpoints_failed : metrics.checkpoints_ok).increment();
   });
   const TimePoint begin = runtime.now();
-  CO_TRY(auto state, co_await state_to_save(patience));
+  CO_TRY(auto to_save, co_await state_to_save(patience));
+  auto& [state, of_averager] = to_save;
   // With local updates the trainer changes the parameters beside the versions.
   const bool changed =
       options.use_local_updates || !saved || saved->version != state.version || saved->strings != strings;
@@ -103,7 +116,7 @@ Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Dur
     failed = false;
     co_return saved->path;
   }
-  CO_TRY(auto content, to_file(state, options.run_id, options.checkpoints.parameter_names, strings));
+  CO_TRY(auto content, to_file(state, std::move(of_averager), options.run_id, options.checkpoints.parameter_names, strings));
   const std::uint64_t epoch = epoch_of(state.metadata).value_or(0);
   CO_TRY(path file,
          co_await runtime.offload([to = folder, epoch, content = std::move(content), keep = options.checkpoints.keep] {
@@ -118,8 +131,9 @@ Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Dur
 }
 
 Task<Result<>> Run::Impl::save_checkpoint(path file) {
-  CO_TRY(auto state, co_await state_to_save(options.averaging_timeout));
-  CO_TRY(auto content, to_file(state, options.run_id, options.checkpoints.parameter_names, own_strings()));
+  CO_TRY(auto to_save, co_await state_to_save(options.averaging_timeout));
+  CO_TRY(auto content, to_file(to_save.state, std::move(to_save.of_averager), options.run_id,
+                               options.checkpoints.parameter_names, own_strings()));
   co_return co_await runtime.offload(
       [file = std::move(file), content = std::move(content)] { return checkpoint::write_file(file, content); });
 }
@@ -139,6 +153,7 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
   co_await abandon_rounds();
   const std::uint64_t epoch = of_this_run ? origin_of(content.metadata).epoch : model.epoch();
   auto strings = of_this_run ? strings_of(content.metadata) : checkpoint::Metadata();
+  auto of_averager = take_of_averager(content);
   auto tensors = to_tensors(std::move(content), options.checkpoints.parameter_names, replica.gradient_infos().size());
   if (!tensors) co_return tensors.error().with_context(file.string());
   averaging::DownloadedState state;
@@ -153,6 +168,7 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
   }
   gradient_averager->reset();
   co_await drop_batches();
+  if (of_this_run) co_await restore_averager(file, std::move(of_averager));
   proof.reset();
   take_epoch(epoch);
   const std::lock_guard lock(mutex);
@@ -160,6 +176,16 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
   checkpoint_epoch = epoch;
   checkpoint_time = runtime.now();
   co_return epoch;
+}
+
+/// Without it the next averages are coarser, and nothing worse.
+Task<void> Run::Impl::restore_averager(const path& file, std::vector<checkpoint::NamedTensor> saved) {
+  if (saved.empty()) co_return;
+  auto restored = take_owed(saved, replica.residuals(), replica.gradient_infos());
+  if (restored) restored = co_await gradient_averager->restore(std::move(saved));
+  if (!restored)
+    log::warn("train", "going on without what the averaging of gradients saved in {}: {}", file.string(),
+              restored.error().detail());
 }
 
 }  // namespace cohive::train

@@ -10,4 +10,12 @@ Task<void> GradientAverager::load_state(Deadline) {
   co_return;
 }
 
+Task<std::vector<checkpoint::NamedTensor>> GradientAverager::save() {
+  co_return std::vector<checkpoint::NamedTensor>();
+}
+
+Task<Result<>> GradientAverager::restore(std::vector<checkpoint::NamedTensor>) {
+  co_return ok();
+}
+
 }  // namespace cohive::train

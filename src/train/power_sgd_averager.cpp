@@ -1,7 +1,9 @@
 #include "cohive/train/power_sgd_averager.hpp"
 
+#include <map>
 #include <stdexcept>
 
+#include "cohive/averaging/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/train/gradient_averager.hpp"
@@ -50,7 +52,39 @@ class PowerSgdAverager final : public GradientAverager {
     if (!loaded) log::info("train", "going on without the factors of another trainer: {}", loaded.error());
   }
 
+  Task<std::vector<checkpoint::NamedTensor>> save() override {
+    auto saved = co_await power_sgd_.save(runtime_);
+    std::vector<checkpoint::NamedTensor> named;
+    const auto add = [&](std::vector<codec::Tensor>& tensors, std::string_view kind) {
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        named.push_back({name_of(power_sgd_.compressed()[i], kind), std::move(tensors[i])});
+    };
+    add(saved.factors, kFactor);
+    add(saved.residuals, kResidual);
+    co_return named;
+  }
+
+  Task<Result<>> restore(std::vector<checkpoint::NamedTensor> named) override {
+    std::map<std::string, codec::Tensor, std::less<>> by_name;
+    for (auto& [name, tensor] : named) by_name.emplace(std::move(name), std::move(tensor));
+    PowerSgd::Saved saved;
+    const auto take = [&](std::vector<codec::Tensor>& tensors, std::string_view kind) {
+      for (const std::size_t index : power_sgd_.compressed())
+        if (auto found = by_name.extract(name_of(index, kind))) tensors.push_back(std::move(found.mapped()));
+    };
+    take(saved.factors, kFactor);
+    take(saved.residuals, kResidual);
+    if (!by_name.empty())
+      co_return Error(averaging::Errc::bad_state, "no gradient is compressed for " + log::quoted(by_name.begin()->first));
+    co_return co_await power_sgd_.restore(runtime_, std::move(saved));
+  }
+
  private:
+  static constexpr std::string_view kFactor = "factor", kResidual = "residual";
+  static std::string name_of(std::size_t gradient, std::string_view kind) {
+    return std::to_string(gradient) + "." + std::string(kind);
+  }
+
   Runtime& runtime_;
   PowerSgd power_sgd_;
   StateSharing sharing_;

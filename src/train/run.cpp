@@ -115,7 +115,7 @@ void Run::Impl::start() {
 }
 
 /// The trainer's thread must not exchange the parameters meanwhile.
-Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration patience) {
+Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration patience, SharedModel::Beside beside) {
   for (auto state = Publication::ready; !publication.compare_exchange_strong(state, Publication::held);
        state = Publication::ready) {
     if (state != Publication::publishing) break;
@@ -129,7 +129,7 @@ Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration patie
       if (--self.copying == 0) self.publication.compare_exchange_strong(held, Publication::ready);
     }
   } guard(*this);
-  co_return co_await model.copy(runtime.after(patience));
+  co_return co_await model.copy(runtime.after(patience), std::move(beside));
 }
 
 // ---- The trainer's face

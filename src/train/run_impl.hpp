@@ -81,7 +81,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   // The trainer's face.
   Next count(std::int64_t batch);
   std::optional<StepReport> publish();
-  Task<std::optional<averaging::SharedState>> copy_state(Duration patience);
+  Task<std::optional<averaging::SharedState>> copy_state(Duration patience, SharedModel::Beside beside = nullptr);
 
   // Epochs.
   Task<StepReport> synchronise();
@@ -134,7 +134,13 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   void checkpoint_if_due();
   static Task<void> write_in_background(Impl& self, checkpoint::Metadata strings);
   Task<Result<std::filesystem::path>> write_checkpoint(checkpoint::Metadata strings, Duration patience);
-  Task<Result<averaging::SharedState>> state_to_save(Duration patience);
+  struct StateToSave {
+    averaging::SharedState state;
+    std::vector<checkpoint::NamedTensor> of_averager;
+  };
+  Task<Result<StateToSave>> state_to_save(Duration patience);
+  Task<void> save_averager(std::vector<checkpoint::NamedTensor>& into);
+  Task<void> restore_averager(const std::filesystem::path& file, std::vector<checkpoint::NamedTensor> saved);
   Task<Result<>> save_checkpoint(std::filesystem::path path);
   Task<Result<std::uint64_t>> load_checkpoint(std::filesystem::path path);
   Task<Result<std::uint64_t>> restore(std::filesystem::path path, checkpoint::TensorFile content, bool of_this_run);

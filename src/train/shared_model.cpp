@@ -18,11 +18,12 @@ void SharedModel::changed() {
   give_up_copy();
 }
 
-Task<std::optional<averaging::SharedState>> SharedModel::copy(Deadline deadline) {
+Task<std::optional<averaging::SharedState>> SharedModel::copy(Deadline deadline, Beside beside) {
   unused_ = 0;
-  if (copy_) co_return copy_;
+  if (copy_ && !beside) co_return copy_;
   auto units = co_await lock_.lock(deadline);
   if (!units) co_return std::nullopt;
+  if (beside) co_await beside();
   if (copy_) co_return copy_;  // made while this call waited
   const std::uint64_t version = version_;
   auto made = co_await replica_.snapshot(epoch_);

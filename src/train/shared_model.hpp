@@ -3,6 +3,7 @@
 // waiting where a copy is there. Loop thread only.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "cohive/core/sync.hpp"
@@ -39,7 +40,9 @@ class SharedModel {
   void changed();
 
   /// Returns the state; nullopt when it cannot be copied until the deadline.
-  Task<std::optional<averaging::SharedState>> copy(Deadline deadline);
+  /// \param beside  copies what belongs to this state, while there is no change
+  using Beside = std::function<Task<void>()>;
+  Task<std::optional<averaging::SharedState>> copy(Deadline deadline, Beside beside = nullptr);
   /// Gives up a copy that was not used for `idle`, at most half as long again later. Runs until it is dropped.
   static Task<void> give_up_idle_copies(SharedModel& model, Duration idle = kStateCopyIdle);
 

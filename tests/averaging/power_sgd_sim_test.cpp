@@ -320,6 +320,59 @@ TEST_F(PowerSgdRounds, ResidualsThatAreForgottenAreZero) {
   for (const auto& trainer : trainers) expect_near(trainer->gradients[0], average, 1e-4, "average");
 }
 
+TEST_F(PowerSgdRounds, GoOnWithWhatWasSavedWhateverCameAfterIt) {
+  for (int i = 0; i < 2; ++i) add({{11}, {60, 50}});
+  draw_gradients();
+  expect_success(average_all());
+  Expected expected = expected_of(0, 2);
+  std::vector<PowerSgd::Saved> saved;
+  for (std::size_t i = 0; i < trainers.size(); ++i) {
+    const auto owed = trainers[i]->sgd->residual(1);
+    expected.residuals[i].assign(owed.begin(), owed.end());
+    saved.push_back(swarm.run(trainers[i]->sgd->save(swarm.runtime())));
+  }
+  draw_gradients();
+  expect_success(average_all());
+  for (std::size_t i = 0; i < trainers.size(); ++i) {
+    const auto restored = swarm.run(trainers[i]->sgd->restore(swarm.runtime(), saved[i]));
+    ASSERT_TRUE(restored) << restored.error();
+  }
+  draw_gradients();
+  const auto average = expected.round(gradients_of(1), {1, 1});
+  expect_success(average_all());
+  for (std::size_t i = 0; i < trainers.size(); ++i) {
+    expect_near(trainers[i]->gradients[1], average, 1e-4, "average");
+    expect_near(trainers[i]->sgd->residual(1), expected.residuals[i], 2e-4, "residual");
+  }
+}
+
+TEST_F(PowerSgdRounds, WhatWasSavedOfAnotherModelChangesNothing) {
+  for (int i = 0; i < 2; ++i) add({{60, 50}, {40, 90}});
+  draw_gradients();
+  expect_success(average_all());
+  auto& sgd = *trainers[0]->sgd;
+  const auto saved = swarm.run(sgd.save(swarm.runtime()));
+  const auto refused = [&](const char* what, auto change) {
+    auto other = saved;
+    change(other);
+    EXPECT_EQ(swarm.run(sgd.restore(swarm.runtime(), std::move(other))).error(), Errc::bad_state) << what;
+  };
+  refused("a factor is missing", [](auto& s) { s.factors.pop_back(); });
+  refused("a residual is missing", [](auto& s) { s.residuals.pop_back(); });
+  refused("another shape", [](auto& s) { s.residuals[1].shape = {90, 40}; });
+  refused("another type", [](auto& s) { s.factors[1].dtype = codec::DType::int32; });
+  refused("bytes are missing", [](auto& s) { s.residuals[1].data = s.residuals[0].data; });
+  refused("not finite", [](auto& s) {
+    Bytes bytes(s.residuals[1].data.size(), 0xff);
+    s.residuals[1].data = Slice::copy_of(bytes);
+  });
+  const auto after = swarm.run(sgd.save(swarm.runtime()));
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(std::ranges::equal(after.factors[i].data.view(), saved.factors[i].data.view()));
+    EXPECT_TRUE(std::ranges::equal(after.residuals[i].data.view(), saved.residuals[i].data.view()));
+  }
+}
+
 TEST_F(PowerSgdRounds, WriteElsewhereAndScaleOnTheWay) {
   for (int i = 0; i < 2; ++i) add({{60, 50}, {7}});
   Expected expected = expected_of(0, 2);

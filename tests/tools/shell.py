@@ -20,9 +20,9 @@ def run(program, *arguments, env=None):
 
 
 @contextlib.contextmanager
-def started(program, *arguments):
+def started(program, *arguments, env=None):
     """A program in the background; killed at the end if it still runs."""
-    process = subprocess.Popen([BIN / program, *arguments], env=environment, stdout=subprocess.PIPE,
+    process = subprocess.Popen([BIN / program, *arguments], env=env or environment, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, text=True)
     try:
         yield process

@@ -215,6 +215,7 @@ class KilledSwarm(WithTrainer):
                 self.assertLess(time.monotonic(), deadline, [epochs_in(folder) for folder in folders])
                 time.sleep(0.1)
         reached = max(epochs_in(folder)[-1] for folder in folders)
+        batches = [int(self.newest(folder)[0]["user.batches"]) for folder in folders]
 
         saves = [str(self.files / f"{number}.parameters") for number in range(trainers)]
         with contextlib.ExitStack() as swarm:
@@ -227,9 +228,18 @@ class KilledSwarm(WithTrainer):
                 self.assertGreaterEqual(int(resumed.split()[-1]), 2)
                 summary = json.loads(lines[-1].removeprefix("summary "))
                 self.assertGreaterEqual(summary["epoch"], reached + 3)
-        self.assertGreaterEqual(min(epochs_in(folder)[-1] for folder in folders), reached + 3)
+                self.assertAlmostEqual(summary["learning_rate"], 0.001 * 0.9 ** summary["epoch"], delta=1e-9)
+        for folder, before in zip(folders, batches):
+            metadata, tensors = self.newest(folder)
+            epoch = int(metadata["cohive.epoch"])
+            self.assertGreaterEqual(epoch, reached + 3)
+            self.assertEqual(struct.unpack("<f", tensors["optimizer.0.step"]), (epoch,), "steps of the first swarm count, too")
+            self.assertGreater(int(metadata["user.batches"]), before)
         compared = run("cohive-train", "--compare", *saves)
         self.assertEqual(compared.returncode, 0, compared.stdout)
+
+    def newest(self, folder):
+        return read_checkpoint(folder / f"epoch-{epochs_in(folder)[-1]:08}.safetensors")
 
     def start(self, swarm, folders, *flags, saves=()):
         _, line = swarm.enter_context(bootstrap())
@@ -238,7 +248,7 @@ class KilledSwarm(WithTrainer):
             own = ["--save", saves[number]] if saves else []
             processes.append(swarm.enter_context(started(
                 "cohive-train", *self.narrow, "--target-batch-size", "16000", "--checkpoint-dir", str(folder),
-                "--checkpoint-every", "1epochs", "--initial-peers", *line["initial_peers"], *flags, *own)))
+                "--checkpoint-every", "1epochs", "--lr-schedule", "exponential", "--lr-gamma", "0.9", "--initial-peers", *line["initial_peers"], *flags, *own)))
         return processes
 
 

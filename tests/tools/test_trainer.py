@@ -177,6 +177,15 @@ class TrainerOutput(TrainerTest):
         self.assertEqual(events[-1]["epoch"], 2)
         self.assertGreater(events[-1]["eval_predictions"], 0)
 
+    def test_looks_at_the_held_out_data_on_the_way(self):
+        result = run("cohive-train", *self.small, "--json", "--target-batch-size", "64", "--max-epochs", "5", "--eval-every", "2")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        events = [json.loads(line) for line in result.stdout.splitlines()]
+        looks = [event for event in events if event["event"] == "evaluation"]
+        self.assertEqual([look["epoch"] for look in looks], [2, 4])
+        self.assertLess(looks[-1]["loss"], 6)  # by chance: 5.5
+        self.assertGreater(looks[-1]["accuracy"], 0)
+
     def test_a_terminal_shows_a_bar(self):
         ours, its = pty.openpty()
         with subprocess.Popen([shell.BIN / "cohive-train", *self.small, "--target-batch-size", "256", "--max-epochs", "20"], env=environment,
@@ -212,6 +221,59 @@ class Trainer(TrainerTest):
         self.assertEqual(written["epoch"], 3)
         self.assertLess(written["loss_end"], written["loss_start"])
         self.assertEqual(run("cohive-train", "--compare", save, save).returncode, 0)
+
+    def test_trains_in_half_precision_and_keeps_the_scale_of_the_loss(self):
+        common = [*self.small, "--target-batch-size", "64", "--seed", "1"]
+        for precision in ("float16", "bfloat16"):
+            with self.subTest(precision=precision):
+                folder = f"{self.folder.name}/{precision}"
+                flags = [*common, "--mixed-precision", precision, "--checkpoint-dir", folder, "--resume", "--json"]
+                for epochs in (40, 42):
+                    result = run("cohive-train", *flags, "--max-epochs", str(epochs))
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                summary = json.loads(result.stdout.splitlines()[-1])
+                self.assertLess(summary["loss_end"], 5)  # at first: above 5.5
+                newest = Path(folder, "epoch-00000042.safetensors").read_bytes()
+                self.assertEqual(b"user.loss_scale" in newest, precision == "float16")
+                if precision == "float16":
+                    self.assertIn(str(int(summary["loss_scale"])).encode(), newest)
+        self.refused("--mixed-precision", "--text", self.text, "--mixed-precision", "float8")
+
+    def test_ranks_of_one_machine_are_one_peer(self):
+        save, summary, folder = (f"{self.folder.name}/{name}" for name in ("params", "summary.json", "checkpoints"))
+        flags = [*self.small, "--target-batch-size", "256", "--max-epochs", "3", "--save", save, "--summary", summary,
+                 "--checkpoint-dir", folder, "--resume"]
+        ranks = [{**environment, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "COHIVE_LOCAL_SOCKET": self.folder.name + "/ranks"}
+                 for rank in range(2)]
+        for epochs in ("3", "5"):  # the second time from the checkpoint of rank 0
+            flags[flags.index("--max-epochs") + 1] = epochs
+            with started("cohive-train", *flags, env=ranks[1]) as second:
+                result = run("cohive-train", *flags, env=ranks[0])
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertEqual(second.stdout.read(), "rank 1 of 2: rank 0 speaks for this machine\n")
+                self.assertEqual(second.wait(PATIENCE), 0)
+            written = json.loads(Path(summary).read_text())
+            self.assertEqual((written["epoch"], written["ranks"]), (int(epochs), 2))
+        self.assertLess(written["batches"], 5 * 256 / 32, "those of one rank: the other one counts, too")
+        self.assertGreater(os.path.getsize(save), 0)
+        self.assertIn("resumed at epoch 3", result.stdout)
+        for flag in ("--use-local-updates", "--reuse-grad-buffers", "--mixed-precision=float16"):
+            self.refused(flag.partition("=")[0], "--text", self.text, flag, env=ranks[0])
+        self.refused("LOCAL_RANK", "--text", self.text, env={"LOCAL_RANK": "first", "LOCAL_WORLD_SIZE": "2"})
+
+    def test_a_signal_to_any_rank_ends_all(self):
+        ranks = [{**environment, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "COHIVE_LOCAL_SOCKET": self.folder.name + "/ranks"}
+                 for rank in range(2)]
+        folder = self.folder.name + "/checkpoints"
+        with started("cohive-train", *self.small, env=ranks[1]) as second, \
+                started("cohive-train", *self.small, "--checkpoint-dir", folder, env=ranks[0]) as first:
+            for line in first.stdout:
+                if line.startswith("epoch"):
+                    break
+            second.send_signal(signal.SIGTERM)
+            first.stdout.read()
+            self.assertEqual((first.wait(PATIENCE), second.wait(PATIENCE)), (0, 0))
+        self.assertTrue(list(Path(folder).glob("*.safetensors")))
 
     def test_sigterm_ends_the_run_with_its_results(self):
         save = self.folder.name + "/params"

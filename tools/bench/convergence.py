@@ -39,6 +39,7 @@ CASES = {
     "quantile_8bit": [*SYNCHRONOUS, "--grad-compression", "quantile_8bit"],
     "blockwise_8bit": [*SYNCHRONOUS, "--grad-compression", "blockwise_8bit"],
     "block4": [*SYNCHRONOUS, "--agreed-compression", "block4"],
+    "top_k, 10 %": [*SYNCHRONOUS, "--agreed-compression", "top_k", "--density", "0.1"],
     "top_k, 1 %": [*SYNCHRONOUS, "--agreed-compression", "top_k"],
 }
 

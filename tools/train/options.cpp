@@ -216,11 +216,16 @@ void add_training_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--seconds", o.seconds, "stop after this long")->check(CLI::NonNegativeNumber);
   app.add_option("--until", o.until, "stop at this Unix time, together with the others");
   app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs");
+  app.add_option("--mixed-precision", o.mixed_precision,
+                 "compute batches in float16 (with a scaled loss) or bfloat16 where that is safe; parameters stay float32")
+      ->check(CLI::IsMember({"float16", "bfloat16"}));
+  app.add_option("--eval-every", o.eval_every, "epochs between two looks at the held-out data; 0: at the end alone")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
   app.add_option("--threads", o.threads, "of LibTorch")->check(CLI::Range(1, 256));
   app.add_option("--seed", o.seed, "of the order of batches; 0: random");
   app.add_option("--save", o.save, "write the final parameters here (raw float32)");
   app.add_option("--summary", o.summary, "write the final numbers here (JSON)");
-  app.add_flag("--json", o.json, "print JSON lines: started, progress, download, caught_up, summary");
+  app.add_flag("--json", o.json, "print JSON lines: started, progress, evaluation, download, caught_up, summary");
   app.add_flag("--dry-run", o.dry_run, "make the model, read the data, say what would be done, and exit");
   app.add_option("--compare", o.compare, "compare files of --save and exit");
 }

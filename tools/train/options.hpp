@@ -27,7 +27,8 @@ struct TrainOptions {
   ModelExtras extras;
   double seconds = 0, until = 0;
   std::int64_t batch = 16;
-  std::uint64_t max_epochs = 0, seed = 0;
+  std::uint64_t max_epochs = 0, seed = 0, eval_every = 0;
+  std::string mixed_precision;  ///< float16, bfloat16, or none
   int threads = 1;
   std::string aggregation = "mean";
   averaging::TrimmedMean trimmed_mean;

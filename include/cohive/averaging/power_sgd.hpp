@@ -60,6 +60,18 @@ class PowerSgd {
   /// Replaces the factors by downloaded ones. Errors: bad_state for other shapes, and for values that are not finite;
   /// then nothing is changed.
   Task<Result<>> load(Runtime& runtime, DownloadedState state);
+
+  /// What a peer goes on with after a pause: of each compressed tensor the factor Q, as it travels, and what is owed, as
+  /// the matrix that the scheme sees. No residuals: nothing is owed.
+  struct Saved {
+    std::vector<codec::Tensor> factors, residuals;
+  };
+  /// Copies factors and residuals. No round goes on meanwhile.
+  Task<Saved> save(Runtime& runtime) const;
+  /// Replaces both. No round goes on meanwhile. Errors: bad_state for other shapes, and for values that are not finite;
+  /// then nothing is changed.
+  Task<Result<>> restore(Runtime& runtime, Saved saved);
+
   /// Returns the size of what is shared, in bytes.
   std::uint64_t state_bytes() const noexcept;
 

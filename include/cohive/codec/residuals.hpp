@@ -26,6 +26,8 @@ class Residuals {
   Result<> commit(Codec codec, std::size_t first, std::span<const float> values, ByteView encoded);
   /// Notes that the stretch was delivered as it is.
   void clear(std::size_t first, std::size_t count);
+  /// Owes these values, as many as the tensor has, in place of what was owed. No other call goes on.
+  void replace(std::span<const float> values);
   /// Returns what is owed: as long as the tensor, or empty when nothing ever was.
   std::span<const float> values() const noexcept;
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cohive/averaging/averager.hpp"
+#include "cohive/checkpoint/safetensors.hpp"
 
 namespace cohive::train {
 
@@ -23,6 +24,13 @@ class GradientAverager {
   virtual void reset() {}
   /// Downloads what newcomers need beside the state of the run, if anything.
   virtual Task<void> load_state(Deadline deadline);
+
+  /// Returns what later rounds go by beside the gradients, for a checkpoint, under names of its own. Called while no
+  /// round changes it.
+  virtual Task<std::vector<checkpoint::NamedTensor>> save();
+  /// Goes on with what save() returned before a pause; reset() came before. Errors: for tensors that do not fit, then
+  /// nothing is changed.
+  virtual Task<Result<>> restore(std::vector<checkpoint::NamedTensor> saved);
 
   averaging::Averager& averager() noexcept { return averager_; }
 

@@ -15,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "cohive/averaging/host_parts.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/averaging/tensor_parts.hpp"
 
@@ -53,6 +54,8 @@ class Replica {
   /// \param step  where the optimizer will step with them: the replica may do so stretch by stretch as averages arrive,
   ///              and what is left when finish_step is called. Unset: not at all.
   virtual Task<Gradients> take_gradients(std::optional<Place> step) = 0;
+  /// Returns what rounds owe of the gradients in codecs with error feedback, for checkpoints; null: nothing, ever.
+  virtual averaging::ResidualsPtr residuals() { return nullptr; }
   /// Throws away what was taken, or accumulated before the cut: the model that it belongs to is no more.
   virtual Task<void> drop_gradients() = 0;
 

@@ -1,0 +1,355 @@
+#include "train/trainer.hpp"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <sstream>
+
+#include "cohive/core/log.hpp"
+#include "cohive/torch/grad_scaler.hpp"
+#include "cohive/torch/lamb.hpp"
+#include "cohive/torch/optimizer.hpp"
+#include "common/program.hpp"
+#include "train/mixed_precision.hpp"
+#include "train/progress.hpp"
+
+namespace cohive::tools {
+namespace {
+
+constexpr std::size_t kFirstLosses = 8;  // their mean is where the loss began
+
+void save_parameters(const std::string& path, torch::nn::Module& model) {
+  std::ofstream file(path, std::ios::binary);
+  for (const auto& parameter : model.parameters()) {
+    const auto flat = parameter.detach().contiguous();
+    file.write(static_cast<const char*>(flat.data_ptr()), static_cast<std::streamsize>(flat.nbytes()));
+  }
+  if (!file) throw Exit{kFailed, "--save: cannot write " + path};
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainOptions& options,
+                                                        std::vector<torch::optim::OptimizerParamGroup> groups) {
+  using namespace torch::optim;
+  if (options.algorithm == "sgd")
+    return std::make_unique<SGD>(std::move(groups), SGDOptions(options.learning_rate).momentum(options.momentum));
+  if (options.algorithm == "adam") return std::make_unique<Adam>(std::move(groups), AdamOptions(options.learning_rate));
+  if (options.algorithm == "lamb")
+    return std::make_unique<Lamb>(std::move(groups), cohive::LambOptions(options.learning_rate));
+  return std::make_unique<AdamW>(std::move(groups), AdamWOptions(options.learning_rate));
+}
+
+std::optional<at::ScalarType> type_of(const std::string& mixed_precision) {
+  if (mixed_precision == "float16") return at::kHalf;
+  if (mixed_precision == "bfloat16") return at::kBFloat16;
+  return std::nullopt;
+}
+
+class Trainer {
+ public:
+  Trainer(const TrainOptions& options, LocalGroupOptions ranks, std::unique_ptr<Workload> workload,
+          const volatile std::sig_atomic_t& stop);
+  int run();
+
+ private:
+  void join();
+  ModelExtras extras() const;
+  OptimizerOptions with_checkpoints();
+  checkpoint::Metadata position() const;
+  void go_on_from(const checkpoint::Metadata& strings);
+  void write_checkpoint();
+
+  void announce();
+  void begin_together();
+  bool at_end();
+  StepReport step(const torch::Tensor& loss);
+  void train_batch();
+  void evaluate_if_due(std::uint64_t epoch);
+  std::size_t finish_training();
+  void finish();
+  nlohmann::json summary(std::size_t last_group);
+
+  const TrainOptions& options_;
+  const volatile std::sig_atomic_t& stop_;
+  std::unique_ptr<Workload> workload_;
+  std::mt19937_64 random_;
+  const double end_;  ///< Unix time; 0: none is set
+  std::vector<double> first_losses_;
+  double loss_ = 0;
+  std::uint64_t batches_ = 0;
+  GradScaler scaler_;
+  LocalGroup ranks_;
+  std::uint64_t next_evaluation_;
+  // Of rank 0.
+  Progress progress_;
+  std::optional<Swarm> swarm_;
+  std::optional<Optimizer> optimizer_;
+  // Where there are several ranks.
+  std::optional<LocalOptimizer> node_;
+};
+
+Trainer::Trainer(const TrainOptions& options, LocalGroupOptions ranks, std::unique_ptr<Workload> workload,
+                 const volatile std::sig_atomic_t& stop)
+    : options_(options),
+      stop_(stop),
+      workload_(std::move(workload)),
+      random_(options.seed ? options.seed : std::random_device()()),
+      end_(options.until > 0     ? options.until
+           : options.seconds > 0 ? unix_time() + options.seconds
+                                 : 0),
+      scaler_({.enabled = options.mixed_precision == "float16"}),
+      ranks_(std::move(ranks)),
+      next_evaluation_(options.eval_every),
+      progress_(choose_output(options.json), options.optimizer.target_batch_size, {end_, options.max_epochs}) {
+  if (ranks_.leads()) join();
+  if (ranks_.size() > 1) node_.emplace(ranks_, optimizer_ ? &*optimizer_ : nullptr, workload_->parameters());
+}
+
+/// Rank 0 becomes a peer, and goes on where a checkpoint says.
+void Trainer::join() {
+  swarm_.emplace(options_.swarm);
+  optimizer_.emplace(
+      *swarm_, std::vector<torch::optim::OptimizerParamGroup>{workload_->parameters()},
+      [this](auto groups) { return make_optimizer(options_, std::move(groups)); }, with_checkpoints(),
+      options_.scheduler, extras());
+  optimizer_->clip_grad_norm(options_.clip_grad_norm);
+  if (!options_.load_checkpoint.empty() && optimizer_->loaded_strings().empty()) {
+    const auto epoch = optimizer_->load_checkpoint(options_.load_checkpoint).value();
+    progress_.say(log::format("epoch {} of {}", epoch, options_.load_checkpoint), "loaded", {{"epoch", epoch}});
+  }
+  go_on_from(optimizer_->loaded_strings());
+  if (options_.optimizer.checkpoints.resume && !optimizer_->loaded_strings().empty())
+    progress_.say(log::format("resumed at epoch {}", optimizer_->local_epoch()), "resumed",
+                  {{"epoch", optimizer_->local_epoch()}});
+}
+
+/// What is averaged with the parameters.
+ModelExtras Trainer::extras() const {
+  ModelExtras result = options_.extras;
+  result.extra_tensors = workload_->extra_tensors();
+  return result;
+}
+
+// ---- Checkpoints
+
+OptimizerOptions Trainer::with_checkpoints() {
+  OptimizerOptions result = options_.optimizer;
+  for (const auto& parameter : workload_->model().named_parameters())
+    result.checkpoints.parameter_names.push_back(parameter.key());
+  result.checkpoints.strings = [this] { return position(); };
+  return result;
+}
+
+/// Batches are drawn at random: where the generator stands is the position in the data.
+checkpoint::Metadata Trainer::position() const {
+  std::ostringstream random;
+  random << random_;
+  checkpoint::Metadata strings{{"random", random.str()}, {"batches", std::to_string(batches_)}};
+  if (!scaler_.is_enabled()) return strings;
+  strings.emplace("loss_scale", log::format("{}", scaler_.state_dict().scale));
+  strings.emplace("loss_scale_growth", std::to_string(scaler_.state_dict().growth_tracker));
+  return strings;
+}
+
+void Trainer::go_on_from(const checkpoint::Metadata& strings) {
+  const auto read = [&strings](std::string_view name, auto& value) {
+    const auto found = strings.find(name);
+    if (found != strings.end()) std::istringstream(found->second) >> value;
+  };
+  read("random", random_);
+  read("batches", batches_);
+  GradScalerState scale = scaler_.state_dict();
+  read("loss_scale", scale.scale);
+  read("loss_scale_growth", scale.growth_tracker);
+  scaler_.load_state_dict(scale);
+}
+
+void Trainer::write_checkpoint() {
+  if (options_.optimizer.checkpoints.directory.empty()) return;
+  const auto written = optimizer_->checkpoint_now();
+  if (!written) throw Exit{kFailed, "--checkpoint-dir: " + written.error().message()};
+  progress_.say("checkpoint " + written->string(), "checkpoint", {{"path", written->string()}});
+}
+
+// ---- Training
+
+void Trainer::announce() {
+  if (!ranks_.leads()) {
+    progress_.say(log::format("rank {} of {}: rank 0 speaks for this machine", ranks_.rank(), ranks_.size()), "started",
+                  {{"rank", ranks_.rank()}, {"ranks", ranks_.size()}});
+    return;
+  }
+  std::string text = "peer " + swarm_->peer_id() + "\nOthers join with: " + swarm_->join_line() +
+                     " cohive-train --run-id " + options_.optimizer.run_id + " ...";
+  if (const auto url = swarm_->metrics_url(); !url.empty())
+    text += "\nPage: " + swarm_->page_url() + "\nMetrics: " + url;
+  auto fields = workload_->description();
+  fields["peer_id"] = swarm_->peer_id();
+  fields["run_id"] = options_.optimizer.run_id;
+  fields["initial_peers"] = swarm_->visible_addresses();
+  fields["page"] = swarm_->page_url();
+  fields["metrics"] = swarm_->metrics_url();
+  fields["ranks"] = ranks_.size();
+  progress_.say(text, "started", std::move(fields));
+}
+
+/// All ranks begin with the newest state, and each one draws batches of its own.
+void Trainer::begin_together() {
+  if (!node_) {
+    optimizer_->load_state_from_peers();
+    return;
+  }
+  node_->load_state_from_peers();
+  std::uint64_t seed = ranks_.leads() ? std::mt19937_64(random_)() : 0;
+  ranks_.broadcast(&seed, sizeof seed);
+  if (!ranks_.leads()) random_.seed(seed + ranks_.rank());
+}
+
+/// The same on all ranks, whichever got a signal.
+bool Trainer::at_end() {
+  float stopped = stop_ ? 1 : 0;
+  ranks_.sum(&stopped, 1);
+  bool end = false;
+  if (ranks_.leads())
+    end = stopped > 0 || (end_ > 0 && unix_time() >= end_) ||
+          (options_.max_epochs > 0 && optimizer_->local_epoch() >= options_.max_epochs);
+  ranks_.broadcast(&end, sizeof end);
+  return end;
+}
+
+StepReport Trainer::step(const torch::Tensor& loss) {
+  if (node_) {
+    loss.backward();
+    return node_->step(options_.batch);
+  }
+  scaler_.scale(loss).backward();
+  const StepReport report = scaler_.step(*optimizer_, options_.batch);
+  scaler_.update();
+  return report;
+}
+
+void Trainer::train_batch() {
+  const auto loss = [this] {
+    const Autocast precision(type_of(options_.mixed_precision));
+    return workload_->batch_loss(options_.batch, random_);
+  }();
+  const double value = loss.item<double>();
+  if (first_losses_.size() < kFirstLosses) first_losses_.push_back(value);
+  loss_ = loss_ == 0 ? value : 0.95 * loss_ + 0.05 * value;
+  ++batches_;
+  if (optimizer_) optimizer_->report_loss(loss_);
+  const StepReport report = step(loss);
+  if (!ranks_.leads()) return;
+  if (report.loaded_state)
+    progress_.say(log::format("caught up: state of epoch {} downloaded", report.epoch), "caught_up",
+                  {{"epoch", report.epoch}});
+  evaluate_if_due(report.epoch);
+}
+
+void Trainer::evaluate_if_due(std::uint64_t epoch) {
+  if (options_.eval_every == 0 || epoch < next_evaluation_) return;
+  next_evaluation_ = epoch - epoch % options_.eval_every + options_.eval_every;
+  const Evaluation found = workload_->evaluate();
+  progress_.say(log::format("epoch {:4}  held-out loss {:.4f}, accuracy {:.3f}", epoch, found.loss, found.accuracy),
+                "evaluation",
+                {{"epoch", epoch}, {"loss", found.loss}, {"accuracy", found.accuracy}, {"batches", batches_}});
+}
+
+int Trainer::run() {
+  announce();
+  begin_together();
+  double next_report = unix_time();
+  while (!at_end()) {
+    train_batch();
+    if (!ranks_.leads() || unix_time() < next_report) continue;
+    progress_.report(optimizer_->stats(), loss_);
+    next_report = unix_time() + progress_.period();
+  }
+  // A machine that is taken away may be gone before the others have averaged with it once more.
+  if (ranks_.leads() && stop_) write_checkpoint();
+  finish();
+  return 0;
+}
+
+// ---- The end
+
+std::size_t Trainer::finish_training() {
+  // A peer that missed the last epoch must not pull the others back.
+  if (node_) {
+    node_->load_state_from_peers();
+    return node_->finish();
+  }
+  optimizer_->load_state_from_peers();
+  return optimizer_->finish();
+}
+
+void Trainer::finish() {
+  const std::size_t group = finish_training();
+  if (!ranks_.leads()) return;
+  if (!stop_) write_checkpoint();
+  if (!options_.save.empty()) save_parameters(options_.save, workload_->model());
+  const auto numbers = summary(group);
+  if (!options_.summary.empty()) std::ofstream(options_.summary) << numbers.dump() << '\n';
+  progress_.say("summary " + numbers.dump(), "summary", numbers);
+}
+
+nlohmann::json Trainer::summary(std::size_t last_group) {
+  const auto stats = optimizer_->stats();
+  const Evaluation evaluation = workload_->evaluate();
+  double first = 0;
+  for (double value : first_losses_) first += value / static_cast<double>(first_losses_.size());
+  return {{"peer_id", swarm_->peer_id()},
+          {"epoch", stats.epoch},
+          {"batches", batches_},
+          {"loss_start", first},
+          {"loss_end", loss_},
+          {"eval_loss", evaluation.loss},
+          {"eval_accuracy", evaluation.accuracy},
+          {"eval_predictions", evaluation.predictions},
+          {"learning_rate", optimizer_->optimizer().param_groups()[0].options().get_lr()},
+          {"loss_scale", scaler_.get_scale()},
+          {"ranks", ranks_.size()},
+          {"grad_rounds", stats.grad_rounds},
+          {"grad_rounds_agreed", stats.grad_rounds_agreed},
+          {"grad_rounds_failed", stats.grad_rounds_failed},
+          {"state_rounds", stats.state_rounds},
+          {"state_rounds_failed", stats.state_rounds_failed},
+          {"state_downloads", stats.state_downloads},
+          {"states_followed", stats.states_followed},
+          {"checkpoints", stats.checkpoints},
+          {"checkpoints_failed", stats.checkpoints_failed},
+          {"seconds_synchronised", stats.seconds_synchronised},
+          {"bytes_sent", stats.bytes_sent},
+          {"bytes_received", stats.bytes_received},
+          {"final_group", last_group},
+          {"rounds_by_group_size", stats.rounds_by_group_size}};
+}
+
+}  // namespace
+
+LocalGroupOptions ranks_of_environment(const TrainOptions& options) {
+  LocalGroupOptions ranks;
+  try {
+    ranks = LocalGroupOptions::from_environment();
+  } catch (const std::invalid_argument& error) {
+    throw Exit{kBadInput, error.what()};
+  }
+  const auto refuse = [&](const std::string& flag, const std::string& why) {
+    throw Exit{kBadInput, log::format("{} does not go with {} ranks (LOCAL_WORLD_SIZE): {}", flag, ranks.size, why)};
+  };
+  if (ranks.size == 1) return ranks;
+  const char* summed = "their gradients are summed in every batch";
+  if (options.optimizer.use_local_updates) refuse("--use-local-updates", summed);
+  if (options.optimizer.reuse_grad_buffers) refuse("--reuse-grad-buffers", summed);
+  if (options.optimizer.auxiliary) refuse("--auxiliary", "it does not train");
+  if (options.mixed_precision == "float16")
+    refuse("--mixed-precision float16", "each rank would need a loss scale of its own; bfloat16 needs none");
+  return ranks;
+}
+
+int train(const TrainOptions& options, LocalGroupOptions ranks, std::unique_ptr<Workload> workload,
+          const volatile std::sig_atomic_t& stop) {
+  return Trainer(options, std::move(ranks), std::move(workload), stop).run();
+}
+
+}  // namespace cohive::tools

@@ -195,6 +195,16 @@ Task<void> PeerRouting::walk_to_self(PeerRouting& routing) {
   routing.walk_ = Walk::none;
 }
 
+Task<void> PeerRouting::meet_strangers() {
+  Bytes nobody{0x12, 0x20};  // the id of a peer with a large key: a SHA-256 hash
+  nobody.resize(2 + 32);
+  self_.runtime.random_bytes(MutableBytes(nobody).subspan(2));
+  auto slot = co_await lookup_slots_.acquire(1, self_.runtime.after(kRoutingTimeout));
+  if (!slot) co_return;
+  Lookup lookup(context_, PeerId::from_bytes(nobody).value(), Deadline::never());
+  co_await lookup.finish();
+}
+
 /// Dials some of the peers that our user named, others every time, unless one of them is connected.
 Task<void> PeerRouting::rejoin(PeerRouting& routing) {
   auto configured = routing.book_.configured();

@@ -19,7 +19,10 @@ class ReachabilityState {
   Reachability current() const noexcept { return current_; }
   Signal<Reachability>& changed() noexcept { return changed_; }
   /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is between.
-  bool suspected() const { return current_ == Reachability::unknown && warning_ != Warning::none; }
+  /// Or none of them has reached us for a while: a firewall may be.
+  bool suspected() const {
+    return current_ == Reachability::unknown && (warning_ != Warning::none || unconfirmed_ == Unconfirmed::yes);
+  }
   Signal<>& suspecting() noexcept { return suspecting_; }
   /// There is another way in than when peers were asked.
   void ask_again() {
@@ -34,6 +37,8 @@ class ReachabilityState {
   void set(Reachability reachability);
   void count(Reachability reachability, double sign);
   void watch_if_hidden(const Multiaddr& observed, const Multiaddr& observer);
+  void watch_if_confirmed(const Multiaddr& observer);
+  static Task<void> suspect_unless_reached(ReachabilityState& state);
   static Task<void> warn_unless_reached(ReachabilityState& state, Multiaddr observed);
   void warn(const Multiaddr& observed);
 
@@ -48,6 +53,7 @@ class ReachabilityState {
   Signal<> suspecting_;
   Condition settled_;
   enum class Warning { none, pending, given } warning_ = Warning::none;
+  enum class Unconfirmed { no, pending, yes } unconfirmed_ = Unconfirmed::no;
   std::vector<Subscription> subscriptions_;
   TaskGroup tasks_;
 };

@@ -146,12 +146,13 @@ class Cohive(Peer):
     """cohive-interop-peer."""
 
     make = "cohive"
+    LOGGED = os.environ.get("COHIVE_LOG_LEVEL", "info,p2p=debug,relay=debug")
 
     @classmethod
     async def start(cls, host, initial=(), *, public=False):
         self = cls()
         self._log = (host.world.logs / f"{host.name}.cohive.log").open("a")
-        command = host.command([programs() / "cohive-interop-peer"])
+        command = host.command(["env", f"COHIVE_LOG_LEVEL={cls.LOGGED}", programs() / "cohive-interop-peer"])
         self._peer = await asyncio.to_thread(InteropPeer, command, log=self._log, listen=listening(host), relay=public)
         self.id, self.addresses = self._peer.peer_id, reachable(self._peer.addresses, host)
         await self._do("rpc_serve", protocol=PROTOCOL, does="echo")

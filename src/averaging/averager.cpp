@@ -209,8 +209,9 @@ bool Averager::Impl::is_reached_by_parts() {
     most = std::max(most, relay.limit.bytes > 0 ? relay.limit.bytes : transport::RawConnection::kUnlimited);
   const bool reached = relays.empty() || most >= bytes_of_all;
   if (std::exchange(reached_by_parts, reached) != reached && !reached)
-    log::info("averaging", "other members average for this one: its relays carry {} bytes a connection, a round takes {}",
-              most, bytes_of_all);
+    log::info("averaging",
+              "other members average for this one: its relays carry {} bytes a connection, a round takes {}", most,
+              bytes_of_all);
   return reached;
 }
 

@@ -33,7 +33,8 @@ Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, De
   for (const Multiaddr& address : where.book.addresses(peer)) {
     if (room(where.table, peer) >= bytes) co_return ok();
     if (!address.is_circuit()) continue;
-    auto opened = co_await where.dialler.dial_beside(peer, address, transport::Role::initiator, SourcePort::any, deadline);
+    auto opened =
+        co_await where.dialler.dial_beside(peer, address, transport::Role::initiator, SourcePort::any, deadline);
     if (!opened) log::debug("relay", "no further circuit: {}", opened.error());
   }
   const std::uint64_t most = room(where.table, peer);

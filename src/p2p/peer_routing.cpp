@@ -105,12 +105,27 @@ Task<Result<>> PeerRouting::connect(PeerId peer, Deadline deadline) {
   co_return ok();
 }
 
-/// The known addresses first; when they fail or there are none, whatever a lookup finds.
+/// What becomes of the addresses that are known.
+struct KnownDials {
+  Event done;
+  Result<> result = Error(Errc::no_addresses);
+};
+
+Task<void> PeerRouting::dial_known(PeerRouting& routing, PeerId peer, Deadline deadline, KnownDials& dials) {
+  dials.result = co_await routing.dialler_.connect(peer, deadline);
+  dials.done.set();
+}
+
+/// The known addresses first. When they fail or there are none, whatever a lookup finds; also when they take long: a
+/// firewall may drop the dials, and the swarm know a relay.
 Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
   Self& self = routing.self_;
   const Deadline deadline = self.runtime.after(self.options.connect_timeout);
-  auto by_known = co_await routing.dialler_.connect(peer, deadline);
-  if (by_known) co_return ok();
+  KnownDials known{Event(self.runtime, "known addresses")};
+  Nursery dialling(self.runtime, "known addresses");
+  dialling.spawn(dial_known(routing, peer, deadline, known), "known addresses");
+  const bool over = co_await known.done.wait(deadline.min(self.runtime.after(kPatience)));
+  if ((over && known.result) || routing.table_.connected(peer)) co_return ok();
   auto slot = co_await routing.lookup_slots_.acquire(1, deadline);
   if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to look the peer up");
   auto race = routing.dialler_.race(peer);
@@ -119,7 +134,9 @@ Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
   Nursery feeding(self.runtime, "lookup");
   feeding.spawn(feed(routing, race, lookup, deadline), "feed the dial race");
   auto result = co_await race.run(deadline);
-  if (!result && race.tried() == 0) co_return by_known;
+  if (result) co_return ok();
+  (void)co_await known.done.wait(deadline);
+  if (known.result || race.tried() == 0) co_return known.result;
   co_return result;
 }
 

@@ -18,8 +18,8 @@ class ReachabilityState {
 
   Reachability current() const noexcept { return current_; }
   Signal<Reachability>& changed() noexcept { return changed_; }
-  /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is between.
-  /// Or none of them has reached us for a while: a firewall may be.
+  /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is
+  /// between. Or none of them has reached us for a while: a firewall may be.
   bool suspected() const {
     return current_ == Reachability::unknown && (warning_ != Warning::none || unconfirmed_ == Unconfirmed::yes);
   }

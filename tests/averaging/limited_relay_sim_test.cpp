@@ -14,7 +14,8 @@ class LimitedRelay : public Averaging {
   LimitedRelay() {
     p2p::RelayServiceOptions relayed;
     relayed.circuit = {.duration = 2min, .bytes = kCarried};
-    relay_ = &swarm.add_host_at("3.0.0.1", {.force_reachability = p2p::Reachability::public_, .relay_service = relayed});
+    relay_ =
+        &swarm.add_host_at("3.0.0.1", {.force_reachability = p2p::Reachability::public_, .relay_service = relayed});
     relay_dht_ = std::make_unique<Dht>(*relay_, DhtOptions{});
     swarm.run(relay_dht_->start({})).value();
   }

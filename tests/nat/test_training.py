@@ -61,6 +61,7 @@ def test_trainers_in_five_places_end_with_the_same_parameters(world, program, tm
     time.sleep(3)
     bootstrap(program, relay, *relaying, port=relay_port)
 
+    trainers["relayed"].find(r"lost the relay(.*\n)+.*peers can reach this node through", PATIENCE)
     for name, trainer in trainers.items():
         assert trainer.wait(SECONDS + PATIENCE) == 0, f"{name}: {trainer.output()[-3000:]}"
     told = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in trainers}

@@ -208,6 +208,22 @@ TEST_F(Relay, AHostThatNoPeerHasReachedYetIsReachedThroughRelaysSoon) {
   EXPECT_EQ(unsure.relays().size(), 1U);
 }
 
+/// Its own address is known, and a firewall drops what is sent there: that is not waited for.
+TEST_F(Relay, APeerBehindAFirewallIsReachedThroughItsRelayWhileADialHangs) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = swarm.add_host_at("4.0.0.9", {.force_reachability = Reachability::private_, .hole_punching = false});
+  hidden.set_handler(kEcho, echo_whole);
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  for (Host* host : {&hidden, &dialler}) ASSERT_TRUE(swarm.run(host->bootstrap({address_of(relay)}, swarm.after(10s))));
+  swarm.fabric().set_link("4.0.0.1", "4.0.0.9", {.latency = 10min});
+  swarm.pass(5s);
+  dialler.learn_addresses(hidden.id(), {parsed("/ip4/4.0.0.9/tcp/4001")});
+  const auto begun = swarm.runtime().now();
+  const auto answer = swarm.run(call(dialler, hidden.id(), 1000));
+  EXPECT_TRUE(answer) << answer.error();
+  EXPECT_LT(swarm.runtime().now() - begun, 5s);
+}
+
 TEST_F(Relay, PeersOfOneAddressFamilyEachMeetThroughARelayOfBoth) {
   Host& relay = swarm.add_host_at(
       "3.0.0.1", {.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{}}, "2d00:1::1");

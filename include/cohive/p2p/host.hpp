@@ -154,7 +154,7 @@ class Host {
   std::optional<Multiaddr> remote_address(const PeerId& peer) const;
 
   /// Connects to a peer, and makes sure that so many bytes can be sent to it. Where a limited relay lies between, waits
-  /// for a direct connection to take its place, or opens another circuit. Errc::limit_exceeded says how many are carried.
+  /// for a direct connection to take its place, or opens another circuit. Errc::limit_exceeded: neither helps.
   Task<Result<>> make_room(PeerId peer, std::uint64_t bytes, Deadline deadline);
   /// A stream on which `protocol` has been proposed: lazily when identify listed it, else after the peer's answer.
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);

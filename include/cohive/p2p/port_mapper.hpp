@@ -42,7 +42,7 @@ class PortMapper {
 
 using PortMappers = std::vector<std::unique_ptr<PortMapper>>;
 
-/// Those that this build has, in the order in which they had better be tried: PCP, NAT-PMP, UPnP. None under simulation.
+/// Those that this build has, in the order in which they had better be tried: PCP, NAT-PMP, UPnP. None in simulations.
 PortMappers make_port_mappers(Runtime& runtime);
 
 }  // namespace cohive::p2p

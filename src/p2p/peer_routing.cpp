@@ -130,9 +130,8 @@ Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
   if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to look the peer up");
   auto race = routing.dialler_.race(peer);
   race.hold_back([&routing, peer](const KnownAddress& one) { return routing.dialler_.held_back(peer, one); });
-  Lookup lookup(routing.context_, peer, deadline);
   Nursery feeding(self.runtime, "lookup");
-  feeding.spawn(feed(routing, race, lookup, deadline), "feed the dial race");
+  feeding.spawn(feed(routing, race, deadline), "feed the dial race");
   auto result = co_await race.run(deadline);
   if (result) co_return ok();
   (void)co_await known.done.wait(deadline);
@@ -140,14 +139,20 @@ Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
   co_return result;
 }
 
-/// The lookup waits while what it found is tried.
-Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Lookup& lookup, Deadline deadline) {
-  for (;;) {
-    auto heard = co_await lookup.next(deadline);
-    if (heard.empty()) break;
-    race.add(co_await routing.dialler_.resolve(std::move(heard), race.peer(), deadline));
-    co_await race.wait_idle(deadline.min(routing.self_.runtime.after(kPatience)));
-  }
+/// The lookup waits while what it found is tried. While a dial hangs there is another one now and then: the peer may
+/// have just found a relay.
+Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Deadline deadline) {
+  Runtime& runtime = routing.self_.runtime;
+  do {
+    Lookup lookup(routing.context_, race.peer(), deadline);
+    for (;;) {
+      auto heard = co_await lookup.next(deadline);
+      if (heard.empty()) break;
+      race.add(co_await routing.dialler_.resolve(std::move(heard), race.peer(), deadline));
+      co_await race.wait_idle(deadline.min(runtime.after(kPatience)));
+    }
+    co_await race.wait_idle(deadline.min(runtime.after(kPatience)));
+  } while (!race.idle() && !deadline.passed(runtime.now()));
   race.complete();
 }
 

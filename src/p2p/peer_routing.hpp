@@ -44,7 +44,7 @@ class PeerRouting {
   std::vector<PeerId> seeds(const RoutingTable::Key& key) const;
   static Task<void> dial_known(PeerRouting& routing, PeerId peer, Deadline deadline, struct KnownDials& dials);
   static Task<Result<>> search(PeerRouting& routing, PeerId peer);
-  static Task<void> feed(PeerRouting& routing, DialRace& race, Lookup& lookup, Deadline deadline);
+  static Task<void> feed(PeerRouting& routing, DialRace& race, Deadline deadline);
   static Task<Result<std::vector<Multiaddr>>> look_up(PeerRouting& routing, PeerId peer);
   static Task<void> walk_to_self(PeerRouting& routing);
   static Task<void> rejoin(PeerRouting& routing);

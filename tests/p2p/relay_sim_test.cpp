@@ -224,6 +224,20 @@ TEST_F(Relay, APeerBehindAFirewallIsReachedThroughItsRelayWhileADialHangs) {
   EXPECT_LT(swarm.runtime().now() - begun, 5s);
 }
 
+TEST_F(Relay, ARelayThatThePeerFindsWhileADialHangsIsLookedUp) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = swarm.add_host_at("4.0.0.9", {.autonat = false, .hole_punching = false});  // unsure for four seconds
+  hidden.set_handler(kEcho, echo_whole);
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.fabric().set_link("4.0.0.1", "4.0.0.9", {.latency = 10min});
+  for (Host* host : {&hidden, &dialler}) ASSERT_TRUE(swarm.run(host->bootstrap({address_of(relay)}, swarm.after(10s))));
+  ASSERT_TRUE(hidden.relays().empty());
+  const auto begun = swarm.runtime().now();
+  const auto answer = swarm.run(call(dialler, hidden.id(), 1000));
+  EXPECT_TRUE(answer) << answer.error();
+  EXPECT_LT(swarm.runtime().now() - begun, 10s);
+}
+
 TEST_F(Relay, PeersOfOneAddressFamilyEachMeetThroughARelayOfBoth) {
   Host& relay = swarm.add_host_at(
       "3.0.0.1", {.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{}}, "2d00:1::1");

@@ -84,7 +84,10 @@ struct Host::Impl {
     if (self.options.relay_service)
       relay_server.emplace(self, *self.options.relay_service, handlers, table, own);
     private_or_not = reachability.changed().subscribe([this](Reachability) { seek_relays(); });
-    mapped = port_mappings.changed().subscribe([this] { reachability.ask_again(); });
+    mapped = port_mappings.changed().subscribe([this] {
+      reachability.ask_again();
+      seek_relays();
+    });
     suspected = reachability.suspecting().subscribe([this] { seek_relays(); });
   }
   ~Impl() {
@@ -99,7 +102,8 @@ struct Host::Impl {
   /// merely do not listen want no calls, unless our user says that they are private.
   void seek_relays() {
     const bool wanted = inbound.listening() || self.options.force_reachability;
-    const bool reached = reachability.current() == Reachability::public_ ? !lacks_ipv4()
+    const bool doubtful = lacks_ipv4() || (reachability.translated() && port_mappings.current().empty());
+    const bool reached = reachability.current() == Reachability::public_ ? !doubtful
                          : reachability.current() != Reachability::private_ && !reachability.suspected();
     relays.set_needed(self.options.use_relay && wanted && !reached);
   }

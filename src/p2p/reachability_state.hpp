@@ -23,6 +23,9 @@ class ReachabilityState {
   bool suspected() const {
     return current_ == Reachability::unknown && (warning_ != Warning::none || unconfirmed_ == Unconfirmed::yes);
   }
+  /// Peers outside have seen us at addresses that were none of ours. A dial-back that reaches us then says less: its
+  /// peer is one that we have dialled, and many routers let in no others.
+  bool translated() const { return warning_ != Warning::none; }
   Signal<>& suspecting() noexcept { return suspecting_; }
   /// There is another way in than when peers were asked.
   void ask_again() {

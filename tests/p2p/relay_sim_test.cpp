@@ -135,6 +135,17 @@ TEST_F(Relay, APeerBehindATranslatorIsReachedWithinSeconds) {
   EXPECT_TRUE(swarm.run(call(dialler, hidden.id(), 1000)));
 }
 
+/// The peers that dial it back are those that it has dialled: a translator may let in no others.
+TEST_F(Relay, ATranslatedHostKeepsItsRelaysWhateverDialBacksSay) {
+  Host& relay = add_relay("3.0.0.1");
+  swarm.fabric().set_nat("192.168.8.1", "5.6.8.1", true);
+  Host& home = swarm.add_host_at("192.168.8.1");
+  ASSERT_TRUE(swarm.run(home.bootstrap({address_of(relay)}, swarm.after(10s))));
+  swarm.pass(1min);
+  EXPECT_EQ(home.reachability(), Reachability::public_);
+  EXPECT_EQ(home.relays().size(), 1U);
+}
+
 TEST_F(Relay, ConnectedPeersThatRelayAreFoundWithoutNamingThem) {
   Host& relay = add_relay("3.0.0.1");
   Host& hidden = add_hidden({});

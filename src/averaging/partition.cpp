@@ -41,6 +41,9 @@ Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std
   } else {
     for (const auto& bandwidth : bandwidths) scores.push_back(bandwidth ? 0.0 : 1.0);
   }
+  // Peers that can hardly be reached say 0. When all do, they share the work as if none had.
+  if (std::none_of(scores.begin(), scores.end(), [](double s) { return s > 0; }))
+    for (std::size_t i = 0; i < peers.size(); ++i) scores[i] = peers[i].mode == PeerMode::client ? 0.0 : 1.0;
   if (std::none_of(scores.begin(), scores.end(), [](double s) { return s > 0; })) return Error(Errc::nobody_reduces);
   return divide(total, scores);
 }
@@ -49,7 +52,9 @@ Result<std::vector<std::uint64_t>> capped_fractions(std::uint64_t total, const s
                                                     std::uint64_t min_size) {
   auto fractions = peer_fractions(total, peers, min_size);
   if (!fractions) return fractions;
-  const auto reduces = [&](std::size_t i) { return peers[i].mode != PeerMode::client; };
+  const auto offers = [](const Member& peer) { return peer.mode != PeerMode::client && peer.bandwidth != 0.0; };
+  const bool any_offers = std::ranges::any_of(peers, offers);
+  const auto reduces = [&](std::size_t i) { return any_offers ? offers(peers[i]) : peers[i].mode != PeerMode::client; };
   std::size_t reducers = 0;
   for (std::size_t i = 0; i < peers.size(); ++i) reducers += reduces(i);
   const auto shares_up = [total](std::size_t shares) { return (total + shares - 1) / std::max<std::size_t>(shares, 1); };

@@ -101,8 +101,8 @@ const PeerId& ConnectionTable::dialler(const ConnectionEntry& entry) const {
   return entry.connection->outbound() ? self_.id : entry.connection->peer();
 }
 
-/// A direct connection rather than a circuit. Both sides choose the same one: when they dialled each other at the same time, the one that the smaller PeerID
-/// dialled; otherwise the newest, since a peer that dials has lost the one before.
+/// A direct connection rather than a circuit. Both sides choose the same one: when they dialled each other at the same
+/// time, the one that the smaller PeerID dialled; otherwise the newest, since a peer that dials has lost the one before.
 ConnectionEntryPtr ConnectionTable::best(const PeerId& peer) const {
   const ConnectedPeer* found = find(peer);
   if (!found) return nullptr;

@@ -44,7 +44,7 @@ void DialRace::complete() {
 }
 
 Task<void> DialRace::wait_idle(Deadline deadline) {
-  while ((running_ > 0 || !waiting_.empty()) && co_await changed_.wait(deadline)) continue;
+  while (!idle() && co_await changed_.wait(deadline)) continue;
 }
 
 bool DialRace::may_start() const {

@@ -31,7 +31,8 @@ class DialRace {
   void hold_back(HeldBack held_back) { held_back_ = std::move(held_back); }
   /// Nothing will be added any more: once all have failed, the race is lost.
   void complete();
-  /// Waits until nothing is being dialled or about to be.
+  /// Returns whether nothing is being dialled or about to be; waits for that.
+  bool idle() const noexcept { return running_ == 0 && waiting_.empty(); }
   Task<void> wait_idle(Deadline deadline);
   /// Ends when the peer is connected, by whatever way.
   Task<Result<>> run(Deadline deadline);

@@ -162,7 +162,10 @@ Task<void> HolePunching::replace(HolePunching& punching, ConnectionEntryPtr circ
   for (int round = 1; round <= kRounds; ++round) {
     if (circuit->connection->closed() || punching.own_addresses().empty()) co_return;
     const bool punched = co_await punch(punching, circuit, round == kRounds);
-    if (punched || punching.table_.direct(peer)) co_return punching.count(peer, true);
+    if (punched || punching.table_.direct(peer)) {
+      log::debug("p2p", "the way to {} was open at attempt {} to punch it", peer, round);
+      co_return punching.count(peer, true);
+    }
     co_await punching.self_.runtime.sleep_for(kPause);
   }
   punching.count(peer, false);

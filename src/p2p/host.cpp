@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "circuit_room.hpp"
 #include "circuit_transport.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "hole_punching.hpp"
 #include "host_status.hpp"
@@ -70,7 +72,7 @@ struct Host::Impl {
         routing(self, handlers, table, book, dialler, identify, own),
         port_mappings(self, inbound, own, connectivity.port_mappers),
         reachability(self, handlers, connectivity, table, inbound, identify, own),
-        relays(self, handlers, table, book, dialler, identify, inbound, own, circuit_upgrader()),
+        relays(self, handlers, table, book, dialler, identify, routing, inbound, own, circuit_upgrader()),
         status(self, table, own, reachability, relays),
         tasks(runtime, "host") {
     serve_ping(handlers, runtime);
@@ -82,7 +84,10 @@ struct Host::Impl {
     if (self.options.relay_service)
       relay_server.emplace(self, *self.options.relay_service, handlers, table, own);
     private_or_not = reachability.changed().subscribe([this](Reachability) { seek_relays(); });
-    mapped = port_mappings.changed().subscribe([this] { reachability.ask_again(); });
+    mapped = port_mappings.changed().subscribe([this] {
+      reachability.ask_again();
+      seek_relays();
+    });
     suspected = reachability.suspecting().subscribe([this] { seek_relays(); });
   }
   ~Impl() {
@@ -97,8 +102,20 @@ struct Host::Impl {
   /// merely do not listen want no calls, unless our user says that they are private.
   void seek_relays() {
     const bool wanted = inbound.listening() || self.options.force_reachability;
-    relays.set_needed(self.options.use_relay && wanted &&
-                      (reachability.current() == Reachability::private_ || reachability.suspected()));
+    const bool doubtful = lacks_ipv4() || (reachability.translated() && port_mappings.current().empty());
+    const bool reached = reachability.current() == Reachability::public_ ? !doubtful
+                         : reachability.current() != Reachability::private_ && !reachability.suspected();
+    relays.set_needed(self.options.use_relay && wanted && !reached);
+  }
+  /// Peers outside can connect to us, but not those that have IPv4 alone, as most have. A relay has both.
+  bool lacks_ipv4() const {
+    bool has_ipv6 = false;
+    for (const auto& address : own.announced()) {
+      if (address.is_circuit() || address.scope() != Multiaddr::Scope::public_) continue;
+      if (address.first_code() != Multiaddr::ip6) return false;
+      has_ipv6 = true;
+    }
+    return has_ipv6;
   }
 
   void end_waits() {
@@ -330,6 +347,10 @@ Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadli
 
 // ---- Streams
 
+Task<Result<>> Host::make_room(PeerId peer, std::uint64_t bytes, Deadline deadline) {
+  CO_TRY(co_await connect(peer, deadline));
+  co_return co_await p2p::make_room({impl_->self, impl_->table, impl_->book, impl_->dialler}, peer, bytes, deadline);
+}
 Task<Result<transport::StreamPtr>> Host::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
   return impl_->routing.open_stream(peer, std::move(protocol), deadline);
 }

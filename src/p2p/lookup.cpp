@@ -34,7 +34,7 @@ Lookup::~Lookup() {
   HostMetrics& metrics = context_.self.metrics;
   metrics.lookups_active.add(-1);
   metrics.lookup_queries.increment(static_cast<double>(asked_.size()));
-  if (target_ == context_.self.id) return;
+  if (explores_) return;
   (heard_.empty() ? metrics.lookups_not_found : metrics.lookups_found).increment();
   metrics.lookup_seconds.observe(to_seconds(context_.self.runtime.now() - started_));
 }
@@ -58,6 +58,7 @@ Task<std::vector<KnownAddress>> Lookup::next(Deadline deadline) {
 }
 
 Task<void> Lookup::finish() {
+  explores_ = true;
   wanted_ = true;
   changed_.notify_all();
   co_await workers_.join();

@@ -57,6 +57,7 @@ class Lookup {
   std::size_t active_ = 0;
   std::size_t dials_ = 0;
   bool wanted_ = false;
+  bool explores_ = false;  // the target is not what is wanted
   Nursery workers_;
 };
 

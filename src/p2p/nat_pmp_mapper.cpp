@@ -1,5 +1,5 @@
-// NAT-PMP (RFC 6886), by libnatpmp: two datagrams to the default gateway, one answer to each. Routers that speak its
-// successor PCP answer it too.
+// NAT-PMP (RFC 6886), by libnatpmp: two datagrams to the default gateway, one answer to each. Of its successor PCP
+// libnatpmp knows nothing: pcp_mapper.cpp.
 #ifdef COHIVE_HAVE_NATPMP
 #include <arpa/inet.h>
 #include <natpmp.h>
@@ -71,7 +71,7 @@ class Session {
   int opened_;
 };
 
-Result<PortMapping> ask(std::uint16_t inside, std::uint16_t wanted, Duration lifetime) {
+Result<PortMapping> ask_nat_pmp(std::uint16_t inside, std::uint16_t wanted, Duration lifetime) {
   Session session;
   const auto address = session.public_address();
   if (!address) return address.error();
@@ -90,7 +90,7 @@ class NatPmpMapper final : public PortMapper {
   explicit NatPmpMapper(Runtime& runtime) : runtime_(runtime) {}
   std::string_view protocol() const override { return kNatPmp; }
   Task<Result<PortMapping>> map(std::uint16_t inside, std::uint16_t wanted, Duration lifetime) override {
-    co_return co_await runtime_.offload([=] { return ask(inside, wanted, lifetime); });
+    co_return co_await runtime_.offload([=] { return ask_nat_pmp(inside, wanted, lifetime); });
   }
   Task<Result<>> unmap(PortMapping mapping) override {
     auto gone = co_await runtime_.offload([inside = mapping.inside] {
@@ -106,6 +106,14 @@ class NatPmpMapper final : public PortMapper {
 };
 
 }  // namespace
+
+Result<boost::asio::ip::address_v4> default_gateway() {
+  natpmp_t found{};
+  if (const int code = initnatpmp(&found, 0, 0); code != 0) return nat_pmp_error(code);
+  const auto address = boost::asio::ip::make_address_v4(ntohl(found.gateway));
+  closenatpmp(&found);
+  return address;
+}
 
 std::unique_ptr<PortMapper> make_nat_pmp_mapper(Runtime& runtime) {
   return std::make_unique<NatPmpMapper>(runtime);

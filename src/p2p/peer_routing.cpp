@@ -105,32 +105,54 @@ Task<Result<>> PeerRouting::connect(PeerId peer, Deadline deadline) {
   co_return ok();
 }
 
-/// The known addresses first; when they fail or there are none, whatever a lookup finds.
+/// What becomes of the addresses that are known.
+struct KnownDials {
+  Event done;
+  Result<> result = Error(Errc::no_addresses);
+};
+
+Task<void> PeerRouting::dial_known(PeerRouting& routing, PeerId peer, Deadline deadline, KnownDials& dials) {
+  dials.result = co_await routing.dialler_.connect(peer, deadline);
+  dials.done.set();
+}
+
+/// The known addresses first. When they fail or there are none, whatever a lookup finds; also when they take long: a
+/// firewall may drop the dials, and the swarm know a relay.
 Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
   Self& self = routing.self_;
   const Deadline deadline = self.runtime.after(self.options.connect_timeout);
-  auto by_known = co_await routing.dialler_.connect(peer, deadline);
-  if (by_known) co_return ok();
+  KnownDials known{Event(self.runtime, "known addresses")};
+  Nursery dialling(self.runtime, "known addresses");
+  dialling.spawn(dial_known(routing, peer, deadline, known), "known addresses");
+  const bool over = co_await known.done.wait(deadline.min(self.runtime.after(kPatience)));
+  if ((over && known.result) || routing.table_.connected(peer)) co_return ok();
   auto slot = co_await routing.lookup_slots_.acquire(1, deadline);
   if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to look the peer up");
   auto race = routing.dialler_.race(peer);
   race.hold_back([&routing, peer](const KnownAddress& one) { return routing.dialler_.held_back(peer, one); });
-  Lookup lookup(routing.context_, peer, deadline);
   Nursery feeding(self.runtime, "lookup");
-  feeding.spawn(feed(routing, race, lookup, deadline), "feed the dial race");
+  feeding.spawn(feed(routing, race, deadline), "feed the dial race");
   auto result = co_await race.run(deadline);
-  if (!result && race.tried() == 0) co_return by_known;
+  if (result) co_return ok();
+  (void)co_await known.done.wait(deadline);
+  if (known.result || race.tried() == 0) co_return known.result;
   co_return result;
 }
 
-/// The lookup waits while what it found is tried.
-Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Lookup& lookup, Deadline deadline) {
-  for (;;) {
-    auto heard = co_await lookup.next(deadline);
-    if (heard.empty()) break;
-    race.add(co_await routing.dialler_.resolve(std::move(heard), race.peer(), deadline));
-    co_await race.wait_idle(deadline.min(routing.self_.runtime.after(kPatience)));
-  }
+/// The lookup waits while what it found is tried. While a dial hangs there is another one now and then: the peer may
+/// have just found a relay.
+Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Deadline deadline) {
+  Runtime& runtime = routing.self_.runtime;
+  do {
+    Lookup lookup(routing.context_, race.peer(), deadline);
+    for (;;) {
+      auto heard = co_await lookup.next(deadline);
+      if (heard.empty()) break;
+      race.add(co_await routing.dialler_.resolve(std::move(heard), race.peer(), deadline));
+      co_await race.wait_idle(deadline.min(runtime.after(kPatience)));
+    }
+    co_await race.wait_idle(deadline.min(runtime.after(kPatience)));
+  } while (!race.idle() && !deadline.passed(runtime.now()));
   race.complete();
 }
 
@@ -193,6 +215,16 @@ Task<void> PeerRouting::walk_to_self(PeerRouting& routing) {
     // A peer that we joined through meanwhile may know more than those that could be asked at the start.
   } while (routing.walk_ == Walk::once_more && routing.routes_.size() < RoutingTable::kBucketSize);
   routing.walk_ = Walk::none;
+}
+
+Task<void> PeerRouting::meet_strangers() {
+  Bytes nobody{0x12, 0x20};  // the id of a peer with a large key: a SHA-256 hash
+  nobody.resize(2 + 32);
+  self_.runtime.random_bytes(MutableBytes(nobody).subspan(2));
+  auto slot = co_await lookup_slots_.acquire(1, self_.runtime.after(kRoutingTimeout));
+  if (!slot) co_return;
+  Lookup lookup(context_, PeerId::from_bytes(nobody).value(), Deadline::never());
+  co_await lookup.finish();
 }
 
 /// Dials some of the peers that our user named, others every time, unless one of them is connected.

@@ -30,6 +30,8 @@ class PeerRouting {
   Task<Result<std::vector<Multiaddr>>> find(PeerId peer, Deadline deadline);
   /// Walks towards ourselves in the background, so that the peers near us know us.
   void look_up_self();
+  /// Walks towards nobody in particular, and so connects to peers that were not met before.
+  Task<void> meet_strangers();
   std::size_t table_size() const noexcept { return routes_.size(); }
 
  private:
@@ -40,8 +42,9 @@ class PeerRouting {
   static Task<void> check(PeerRouting& routing, PeerId peer);
   void insert(const PeerId& peer);
   std::vector<PeerId> seeds(const RoutingTable::Key& key) const;
+  static Task<void> dial_known(PeerRouting& routing, PeerId peer, Deadline deadline, struct KnownDials& dials);
   static Task<Result<>> search(PeerRouting& routing, PeerId peer);
-  static Task<void> feed(PeerRouting& routing, DialRace& race, Lookup& lookup, Deadline deadline);
+  static Task<void> feed(PeerRouting& routing, DialRace& race, Deadline deadline);
   static Task<Result<std::vector<Multiaddr>>> look_up(PeerRouting& routing, PeerId peer);
   static Task<void> walk_to_self(PeerRouting& routing);
   static Task<void> rejoin(PeerRouting& routing);

@@ -49,6 +49,7 @@ PortMappings::~PortMappings() {
 }
 
 Gauge PortMappings::gauge(const PortMapper& mapper) const {
+  if (mapper.protocol() == kPcp) return metrics_.pcp;
   return mapper.protocol() == kUpnp ? metrics_.upnp : metrics_.nat_pmp;
 }
 

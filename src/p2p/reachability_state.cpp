@@ -7,6 +7,7 @@
 namespace cohive::p2p {
 namespace {
 
+constexpr Duration kSuspectAfter = 4s;  // a dial-back that succeeds takes less, one that fails takes longer
 constexpr Duration kWarnAfter = 1min;  // by then a peer that dials back has answered, if there is one
 
 }  // namespace
@@ -46,6 +47,7 @@ ReachabilityState::ReachabilityState(Self& self, Handlers& handlers, Connectivit
   subscriptions_.push_back(
       identify.observed().subscribe([this](const ConnectionEntryPtr& entry, const Multiaddr& observed) {
         watch_if_hidden(observed, entry->connection->remote_address());
+        watch_if_confirmed(entry->connection->remote_address());
       }));
 }
 
@@ -110,6 +112,21 @@ void ReachabilityState::watch_if_hidden(const Multiaddr& observed, const Multiad
   warning_ = Warning::pending;
   tasks_.spawn(warn_unless_reached(*this, observed), "hidden node");
   suspecting_.emit();
+}
+
+/// A host behind a firewall looks like a public one until a dial-back has failed, which takes a while.
+void ReachabilityState::watch_if_confirmed(const Multiaddr& observer) {
+  if (unconfirmed_ != Unconfirmed::no || current_ != Reachability::unknown || !inbound_.listening() ||
+      self_.options.force_reachability || observer.scope() != Multiaddr::Scope::public_ || observer.is_circuit())
+    return;
+  unconfirmed_ = Unconfirmed::pending;
+  tasks_.spawn(suspect_unless_reached(*this), "unconfirmed node");
+}
+
+Task<void> ReachabilityState::suspect_unless_reached(ReachabilityState& state) {
+  co_await state.self_.runtime.sleep_for(kSuspectAfter);
+  state.unconfirmed_ = Unconfirmed::yes;
+  if (state.current_ == Reachability::unknown) state.suspecting_.emit();
 }
 
 Task<void> ReachabilityState::warn_unless_reached(ReachabilityState& state, Multiaddr observed) {

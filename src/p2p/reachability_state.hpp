@@ -18,8 +18,14 @@ class ReachabilityState {
 
   Reachability current() const noexcept { return current_; }
   Signal<Reachability>& changed() noexcept { return changed_; }
-  /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is between.
-  bool suspected() const { return current_ == Reachability::unknown && warning_ != Warning::none; }
+  /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is
+  /// between. Or none of them has reached us for a while: a firewall may be.
+  bool suspected() const {
+    return current_ == Reachability::unknown && (warning_ != Warning::none || unconfirmed_ == Unconfirmed::yes);
+  }
+  /// Peers outside have seen us at addresses that were none of ours. A dial-back that reaches us then says less: its
+  /// peer is one that we have dialled, and many routers let in no others.
+  bool translated() const { return warning_ != Warning::none; }
   Signal<>& suspecting() noexcept { return suspecting_; }
   /// There is another way in than when peers were asked.
   void ask_again() {
@@ -34,6 +40,8 @@ class ReachabilityState {
   void set(Reachability reachability);
   void count(Reachability reachability, double sign);
   void watch_if_hidden(const Multiaddr& observed, const Multiaddr& observer);
+  void watch_if_confirmed(const Multiaddr& observer);
+  static Task<void> suspect_unless_reached(ReachabilityState& state);
   static Task<void> warn_unless_reached(ReachabilityState& state, Multiaddr observed);
   void warn(const Multiaddr& observed);
 
@@ -48,6 +56,7 @@ class ReachabilityState {
   Signal<> suspecting_;
   Condition settled_;
   enum class Warning { none, pending, given } warning_ = Warning::none;
+  enum class Unconfirmed { no, pending, yes } unconfirmed_ = Unconfirmed::no;
   std::vector<Subscription> subscriptions_;
   TaskGroup tasks_;
 };

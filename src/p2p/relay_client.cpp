@@ -19,6 +19,8 @@ constexpr Duration kBrokenPause = 10s;    // before one that did not answer is
 constexpr Duration kRenewBefore = 2min;   // as p2pd
 constexpr Duration kRenewAtLatest = 30min;
 constexpr Duration kShortestLife = 1min;  // of a reservation: the relay's clock may differ from ours
+constexpr Duration kWalkPause = 30s;  // between walks through peer routing for more relays, at first and at last
+constexpr Duration kLongestWalkPause = 10min;
 constexpr std::size_t kMaxRefused = 256;
 constexpr std::size_t kMaxCircuitAddresses = 4;  // through one relay
 
@@ -54,14 +56,18 @@ class PendingCircuit final : public transport::PendingConnection {
 }  // namespace
 
 RelayClient::RelayClient(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
-                         Identify& identify, Inbound& inbound, OwnAddresses& own, transport::Upgrader upgrader)
+                         Identify& identify, PeerRouting& routing, Inbound& inbound, OwnAddresses& own,
+                         transport::Upgrader upgrader)
     : self_(self),
       table_(table),
       book_(book),
       dialler_(dialler),
+      routing_(routing),
       inbound_(inbound),
       own_(own),
       upgrader_(std::move(upgrader)),
+      walk_pause_(kWalkPause),
+      next_walk_(self.runtime.now()),
       news_(self.runtime, "a relay"),
       tasks_(self.runtime, "relays") {
   subscriptions_.push_back(table.disconnected_signal().subscribe([this](const PeerId& peer) { drop(peer); }));
@@ -84,6 +90,8 @@ void RelayClient::set_needed(bool needed) {
   if (std::exchange(needed_, needed) == needed) return;
   if (needed) return tasks_.spawn(keep(*this), "keep relays");
   tasks_.cancel();
+  walk_pause_ = kWalkPause;
+  next_walk_ = self_.runtime.now();
   self_.metrics.relays_held.add(-static_cast<double>(reservations_.size()));
   const bool had = !reservations_.empty();
   reservations_.clear();  // the relays forget them by themselves; until then their circuits are refused
@@ -142,6 +150,18 @@ Task<void> RelayClient::fill(RelayClient& client) {
     if (!client.lacking()) co_return;
     if (!client.reservations_.contains(relay)) (void)co_await try_reserving(client, relay);
   }
+  const TimePoint now = client.self_.runtime.now();
+  if (!client.lacking() || now < client.next_walk_ || client.table_.peers().empty()) co_return;
+  client.next_walk_ = now + client.walk_pause_;
+  client.walk_pause_ = std::min(2 * client.walk_pause_, kLongestWalkPause);
+  client.tasks_.spawn(look_for_more(client), "look for relays");
+}
+
+/// Peers that a walk connects to say what they serve; those that relay are candidates from then on.
+Task<void> RelayClient::look_for_more(RelayClient& client) {
+  log::debug("relay", "looking for relays among peers that are not connected yet");
+  co_await client.routing_.meet_strangers();
+  client.news_.notify_all();
 }
 
 /// Connects to the relays that our user named; they are candidates from then on.

@@ -8,13 +8,15 @@
 #include "cohive/p2p/reachability.hpp"
 #include "identify.hpp"
 #include "inbound.hpp"
+#include "peer_routing.hpp"
 
 namespace cohive::p2p {
 
 class RelayClient {
  public:
   RelayClient(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
-              Identify& identify, Inbound& inbound, OwnAddresses& own, transport::Upgrader upgrader);
+              Identify& identify, PeerRouting& routing, Inbound& inbound, OwnAddresses& own,
+              transport::Upgrader upgrader);
   ~RelayClient();
   void close() { tasks_.cancel(); }
 
@@ -34,6 +36,7 @@ class RelayClient {
   static Task<void> renew(RelayClient& client);
   static Task<void> fill(RelayClient& client);
   static Task<void> connect_trusted(RelayClient& client);
+  static Task<void> look_for_more(RelayClient& client);
   static Task<bool> try_reserving(RelayClient& client, PeerId relay);
   static Task<Result<Reservation>> reserve(RelayClient& client, PeerId relay, Deadline deadline);
   std::vector<PeerId> candidates();
@@ -50,12 +53,15 @@ class RelayClient {
   ConnectionTable& table_;
   AddressBook& book_;
   Dialler& dialler_;
+  PeerRouting& routing_;
   Inbound& inbound_;
   OwnAddresses& own_;
   transport::Upgrader upgrader_;
   bool needed_ = false;
   std::map<PeerId, Reservation> reservations_;
   std::map<PeerId, TimePoint> refused_;  ///< relays that were no help, and until when they are left alone
+  Duration walk_pause_;   ///< after the next walk through peer routing for relays; doubled with each
+  TimePoint next_walk_;
   std::vector<Subscription> subscriptions_;
   Condition news_;  ///< a relay has come or gone
   TaskGroup tasks_;

@@ -256,10 +256,12 @@ bool YamuxConnection::may_queue(std::size_t left) const noexcept {
   return channel_->queued() < (left <= kFewBytes ? 2 * queue_limit_ : queue_limit_);
 }
 
-/// Whether the network below takes so many bytes more, with the headers of their frames and records.
-bool YamuxConnection::carries(std::size_t bytes) const {
+/// What the network below takes, without the headers of frames and records.
+std::uint64_t YamuxConnection::carries() const {
   const std::uint64_t carried = channel_->raw().carries();
-  return carried == RawConnection::kUnlimited || bytes + bytes / 32 + kReserve + channel_->queued() <= carried;
+  if (carried == RawConnection::kUnlimited) return carried;
+  const std::uint64_t taken = kReserve + channel_->queued();
+  return carried > taken ? (carried - taken) / 33 * 32 : 0;
 }
 
 /// A connection that ends early, while no stream is open, disturbs nobody.

@@ -115,6 +115,7 @@ class YamuxConnection final : public Connection {
   Task<void> finish(Error reason, Deadline deadline) override;
   void close(Error reason) noexcept override;
   ConnectionStats stats() const override;
+  std::uint64_t carries() const override;
   std::size_t open_streams() const override { return totals_.inbound + totals_.outbound; }
   Duration round_trip() const override { return round_trip_; }
 
@@ -128,7 +129,6 @@ class YamuxConnection final : public Connection {
   Task<void> flush_output();
   void adapt_queue(std::size_t bytes, Duration took);
   bool may_queue(std::size_t left) const noexcept;
-  bool carries(std::size_t bytes) const;
   void check_alive();
   bool keys_are_worn() const;
   bool may_reset();

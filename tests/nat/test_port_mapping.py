@@ -9,10 +9,12 @@ import upnp
 
 PORT = 31337
 PATIENCE = 60  # seconds until something that should happen counts as not happening
-WITHOUT_NAT_PMP = """
-table inet no_nat_pmp {
-  chain input { type filter hook input priority filter; iifname "lan" udp dport 5351 reject; }
-}"""
+# What a router refuses that does not have all protocols; PCP and NAT-PMP share a port, and differ in the first byte.
+WITHOUT = """
+table inet without {{
+  chain input {{ type filter hook input priority filter; iifname "lan" udp dport 5351 {} reject; }}
+}}"""
+REFUSED = {"pcp": None, "nat-pmp": "@th,64,8 2", "upnp": ""}
 
 pytestmark = pytest.mark.skipif(upnp.unavailable() is not None, reason=str(upnp.unavailable()))
 
@@ -29,11 +31,11 @@ def reaches(program, sender, host, peer_id):
     return ping.wait(PATIENCE) == 0
 
 
-@pytest.mark.parametrize("protocol", ["nat-pmp", "upnp"])
+@pytest.mark.parametrize("protocol", REFUSED)
 def test_a_port_is_forwarded_as_long_as_the_program_runs(world, program, protocol):
     home, public = world.host("home", "upnp"), world.host("public")
-    if protocol == "upnp":
-        home.outside.nft(WITHOUT_NAT_PMP)
+    if REFUSED[protocol] is not None:
+        home.outside.nft(WITHOUT.format(REFUSED[protocol]))
     node, peer_id = bootstrap(program, home)
     found = node.find(r"the router forwards (\S+) to this node \((.+)\)", PATIENCE)
     assert found.groups() == (f"/ip4/{home.outer_address()}/tcp/{PORT}", protocol)

@@ -22,7 +22,8 @@ sys.path.insert(0, sys.argv[1])
 from lab import Link, World
 world = World()
 host = world.host("host", "symmetric", link=Link(delay=1))
-program = host.start(["sleep", "1000"])
+program = host.start(["sh", "-c", "echo it runs; exec sleep 1000"])
+program.find("it runs")  # only then it is in the namespace
 print(world.slot.number, program.pid, flush=True)
 time.sleep(1000)
 """

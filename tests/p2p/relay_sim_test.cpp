@@ -135,6 +135,17 @@ TEST_F(Relay, APeerBehindATranslatorIsReachedWithinSeconds) {
   EXPECT_TRUE(swarm.run(call(dialler, hidden.id(), 1000)));
 }
 
+/// The peers that dial it back are those that it has dialled: a translator may let in no others.
+TEST_F(Relay, ATranslatedHostKeepsItsRelaysWhateverDialBacksSay) {
+  Host& relay = add_relay("3.0.0.1");
+  swarm.fabric().set_nat("192.168.8.1", "5.6.8.1", true);
+  Host& home = swarm.add_host_at("192.168.8.1");
+  ASSERT_TRUE(swarm.run(home.bootstrap({address_of(relay)}, swarm.after(10s))));
+  swarm.pass(1min);
+  EXPECT_EQ(home.reachability(), Reachability::public_);
+  EXPECT_EQ(home.relays().size(), 1U);
+}
+
 TEST_F(Relay, ConnectedPeersThatRelayAreFoundWithoutNamingThem) {
   Host& relay = add_relay("3.0.0.1");
   Host& hidden = add_hidden({});
@@ -143,6 +154,22 @@ TEST_F(Relay, ConnectedPeersThatRelayAreFoundWithoutNamingThem) {
   ASSERT_TRUE(swarm.run(hidden.connect(address_of(relay), swarm.after(5s))));
   swarm.pass(5s);
   EXPECT_EQ(hidden.relays().size(), 1U);
+}
+
+/// The relay joins when the walk with which every peer begins is over, and it cannot dial the hidden peer.
+TEST_F(Relay, ARelayThatIsNeitherNamedNorConnectedIsLookedFor) {
+  Host& hub = swarm.add_host_at("3.0.0.1");
+  Host& hidden = add_hidden({});
+  ASSERT_TRUE(swarm.run(hidden.bootstrap({address_of(hub)}, swarm.after(10s))));
+  swarm.pass(1min);
+  Host& relay = add_relay("3.0.0.2");
+  ASSERT_TRUE(swarm.run(relay.bootstrap({address_of(hub)}, swarm.after(10s))));
+  EXPECT_FALSE(hidden.connected(relay.id()));
+  swarm.pass(3min);
+  ASSERT_EQ(hidden.relays().size(), 1U);
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  ASSERT_TRUE(swarm.run(dialler.bootstrap({address_of(hub)}, swarm.after(10s))));
+  EXPECT_TRUE(swarm.run(call(dialler, hidden.id(), 1000)));
 }
 
 TEST_F(Relay, ALostRelayIsReplacedWithinTenSeconds) {
@@ -183,6 +210,63 @@ TEST_F(Relay, APublicPeerKeepsNoReservation) {
   EXPECT_TRUE(open.relays().empty());
 }
 
+/// Its addresses are its own, so only a dial-back could tell that a firewall keeps peers out; none comes here.
+TEST_F(Relay, AHostThatNoPeerHasReachedYetIsReachedThroughRelaysSoon) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& unsure = swarm.add_host_at("4.0.0.1", {.autonat = false});
+  ASSERT_TRUE(swarm.run(unsure.bootstrap({address_of(relay)}, swarm.after(10s))));
+  swarm.pass(6s);
+  EXPECT_EQ(unsure.relays().size(), 1U);
+}
+
+/// Its own address is known, and a firewall drops what is sent there: that is not waited for.
+TEST_F(Relay, APeerBehindAFirewallIsReachedThroughItsRelayWhileADialHangs) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = swarm.add_host_at("4.0.0.9", {.force_reachability = Reachability::private_, .hole_punching = false});
+  hidden.set_handler(kEcho, echo_whole);
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  for (Host* host : {&hidden, &dialler}) ASSERT_TRUE(swarm.run(host->bootstrap({address_of(relay)}, swarm.after(10s))));
+  swarm.fabric().set_link("4.0.0.1", "4.0.0.9", {.latency = 10min});
+  swarm.pass(5s);
+  dialler.learn_addresses(hidden.id(), {parsed("/ip4/4.0.0.9/tcp/4001")});
+  const auto begun = swarm.runtime().now();
+  const auto answer = swarm.run(call(dialler, hidden.id(), 1000));
+  EXPECT_TRUE(answer) << answer.error();
+  EXPECT_LT(swarm.runtime().now() - begun, 5s);
+}
+
+TEST_F(Relay, ARelayThatThePeerFindsWhileADialHangsIsLookedUp) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = swarm.add_host_at("4.0.0.9", {.autonat = false, .hole_punching = false});  // unsure for four seconds
+  hidden.set_handler(kEcho, echo_whole);
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.fabric().set_link("4.0.0.1", "4.0.0.9", {.latency = 10min});
+  for (Host* host : {&hidden, &dialler}) ASSERT_TRUE(swarm.run(host->bootstrap({address_of(relay)}, swarm.after(10s))));
+  ASSERT_TRUE(hidden.relays().empty());
+  const auto begun = swarm.runtime().now();
+  const auto answer = swarm.run(call(dialler, hidden.id(), 1000));
+  EXPECT_TRUE(answer) << answer.error();
+  EXPECT_LT(swarm.runtime().now() - begun, 10s);
+}
+
+TEST_F(Relay, PeersOfOneAddressFamilyEachMeetThroughARelayOfBoth) {
+  Host& relay = swarm.add_host_at(
+      "3.0.0.1", {.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{}}, "2d00:1::1");
+  const auto at = [&](std::uint64_t family) {
+    for (const auto& address : relay.visible_addresses())
+      if (address.first_code() == family) return address;
+    throw std::logic_error("the relay has no such address");
+  };
+  Host& modern = swarm.add_host_at("2d00:2::1", {.force_reachability = Reachability::public_});
+  modern.set_handler(kEcho, echo_whole);
+  Host& old = swarm.add_host_at("4.0.0.1", {.force_reachability = Reachability::public_});
+  ASSERT_TRUE(swarm.run(modern.bootstrap({at(Multiaddr::ip6)}, swarm.after(10s))));
+  ASSERT_TRUE(swarm.run(old.bootstrap({at(Multiaddr::ip4)}, swarm.after(10s))));
+  swarm.pass(5s);
+  const auto answer = swarm.run(call(old, modern.id(), 1000));
+  EXPECT_TRUE(answer) << answer.error();
+}
+
 TEST_F(Relay, AMessageThatTheRelayWouldNotCarryWholeIsRefusedBeforehand) {
   punching = false;
   Host& relay = add_relay("3.0.0.1", {.circuit = {.duration = 2min, .bytes = 128 * 1024}});
@@ -197,6 +281,42 @@ TEST_F(Relay, AMessageThatTheRelayWouldNotCarryWholeIsRefusedBeforehand) {
   EXPECT_EQ(large.error(), cohive::Errc::limit_exceeded);
   EXPECT_LT(swarm.runtime().now() - begun, 1s);
   EXPECT_TRUE(swarm.run(call(dialler, hidden.id(), 10'000)));  // on the same circuit
+}
+
+TEST_F(Relay, AUsedCircuitIsFollowedByAnotherThatCarriesMore) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1", {.circuit = {.duration = 30min, .bytes = 128 * 1024}});
+  Host& hidden = add_hidden({&relay});
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+  for (int i = 0; i < 3; ++i) {  // more than one circuit carries
+    const auto room = swarm.run(dialler.make_room(hidden.id(), 80'000, swarm.after(10s)));
+    ASSERT_TRUE(room) << room.error();
+    const auto answer = swarm.run(call(dialler, hidden.id(), 80'000));
+    EXPECT_TRUE(answer) << answer.error();
+    swarm.pass(5s);
+  }
+  swarm.pass(10s);  // a direct connection is no longer to be hoped for
+  const auto begun = swarm.runtime().now();
+  const auto too_much = swarm.run(dialler.make_room(hidden.id(), 1'000'000, swarm.after(10s)));
+  ASSERT_FALSE(too_much);
+  EXPECT_EQ(too_much.error(), cohive::Errc::limit_exceeded);
+  EXPECT_THAT(too_much.error().message(), testing::HasSubstr("1000000 are to be sent"));
+  EXPECT_LT(swarm.runtime().now() - begun, 2s);
+}
+
+TEST_F(Relay, ALargeTransferWaitsForTheDirectConnection) {
+  Host& relay = add_relay("3.0.0.1", {.circuit = {.duration = 2min, .bytes = 128 * 1024}});
+  Host& called = add_hidden({&relay});
+  Host& dialler = add_hidden({&relay});
+  for (const char* ip : {"192.168.7.1", "192.168.7.2"}) swarm.fabric().let_punch(ip);
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, called), swarm.after(10s))));
+  ASSERT_TRUE(dialler.remote_address(called.id())->is_circuit());
+  const auto room = swarm.run(dialler.make_room(called.id(), 1'000'000, swarm.after(15s)));
+  ASSERT_TRUE(room) << room.error();
+  EXPECT_TRUE(swarm.run(call(dialler, called.id(), 1'000'000)));
 }
 
 TEST_F(Relay, ACircuitEndsWithItsTime) {

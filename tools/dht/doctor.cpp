@@ -109,6 +109,7 @@ class Doctor {
 
   Task<bool> run() {
     if (auto started = host_.start(); !started) throw ErrorException(started.error());
+    interfaces_ = host_.addresses();
     for (const auto& target : options_.targets) co_await examine(target);
     if (!met_.empty()) {
       co_await look_around();
@@ -445,13 +446,12 @@ class Doctor {
   void examine_nat() {
     std::set<std::string> seen;
     std::size_t witnesses = 0;
-    const auto own = host_.addresses();
     bool translated = false;
     for (const auto& met : met_) {
       if (!is_outside(met.remote) || !met.said.observed || met.said.observed->first_code() != Multiaddr::ip4) continue;
       ++witnesses;
       seen.insert(met.said.observed->without_peer().text());
-      translated |= std::none_of(own.begin(), own.end(),
+      translated |= std::none_of(interfaces_.begin(), interfaces_.end(),
                                  [&](const Multiaddr& one) { return host_of(one) == host_of(*met.said.observed); });
     }
     if (witnesses == 0) return report({}, skipped("nat", "no peer outside was met over IPv4"));
@@ -483,6 +483,7 @@ class Doctor {
   FindingReport report_;
   std::unique_ptr<transport::Resolver> resolver_;
   p2p::Host host_;
+  std::vector<Multiaddr> interfaces_;  ///< of this machine, before a router's or those that peers saw are added
   std::vector<Met> met_;
   bool healthy_ = true;
 };

@@ -86,9 +86,10 @@ struct HostMetrics {
 /// Of the ports that a router forwards to a host.
 struct PortMappingMetrics {
   explicit PortMappingMetrics(Metrics& metrics)
-      : nat_pmp(metrics.gauge("cohive_p2p_ports_mapped", kHelp, {{"protocol", "nat-pmp"}})),
+      : pcp(metrics.gauge("cohive_p2p_ports_mapped", kHelp, {{"protocol", "pcp"}})),
+        nat_pmp(metrics.gauge("cohive_p2p_ports_mapped", kHelp, {{"protocol", "nat-pmp"}})),
         upnp(metrics.gauge("cohive_p2p_ports_mapped", kHelp, {{"protocol", "upnp"}})) {}
-  Gauge nat_pmp, upnp;
+  Gauge pcp, nat_pmp, upnp;
 
  private:
   static constexpr const char* kHelp = "Ports that a router forwards to this host.";

@@ -22,14 +22,14 @@ struct PortMapping {
   friend bool operator==(const PortMapping&, const PortMapping&) = default;
 };
 
-inline constexpr std::string_view kNatPmp = "nat-pmp", kUpnp = "upnp";
+inline constexpr std::string_view kPcp = "pcp", kNatPmp = "nat-pmp", kUpnp = "upnp";
 
 /// One way to ask for mappings. Its answers take seconds at most, and never the loop's time. The calls of one mapper
 /// come one after the other; one that is dropped goes on unseen.
 class PortMapper {
  public:
   virtual ~PortMapper() = default;
-  /// Returns kNatPmp or kUpnp.
+  /// Returns kPcp, kNatPmp or kUpnp.
   virtual std::string_view protocol() const = 0;
   /// Asks for a mapping, or renews the one that there is.
   /// \param inside    the port of this machine
@@ -42,7 +42,7 @@ class PortMapper {
 
 using PortMappers = std::vector<std::unique_ptr<PortMapper>>;
 
-/// Those that this build has, in the order in which they had better be tried: NAT-PMP, UPnP. None under simulation.
+/// Those that this build has, in the order in which they had better be tried: PCP, NAT-PMP, UPnP. None in simulations.
 PortMappers make_port_mappers(Runtime& runtime);
 
 }  // namespace cohive::p2p

@@ -120,6 +120,8 @@ class Connection {
   virtual ConnectionStats stats() const = 0;
   /// Streams open now, in both directions: what stats() says, at no cost.
   virtual std::size_t open_streams() const = 0;
+  /// How many more bytes streams can send, as far as it is known: a relay may carry so many only.
+  virtual std::uint64_t carries() const = 0;
   /// Last measured round trip, zero when none yet.
   virtual Duration round_trip() const = 0;
 };

@@ -1,0 +1,19 @@
+// Room for a transfer that a limited relay may not carry: a direct connection, or a circuit that was not used before.
+#pragma once
+
+#include "dialler.hpp"
+
+namespace cohive::p2p {
+
+/// Where a transfer to a connected peer finds room. All must outlive the task.
+struct CircuitRoom {
+  Self& self;
+  ConnectionTable& table;
+  AddressBook& book;
+  Dialler& dialler;
+};
+
+/// See Host::make_room; the peer is connected.
+Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, Deadline deadline);
+
+}  // namespace cohive::p2p

@@ -98,6 +98,31 @@ Task<void> share_a_bad_state(Dht& dht, std::uint32_t features) {
   co_await dht.runtime().sleep_for(24h);
 }
 
+/// Turns what an honest donor shares around: the same epoch, names and shapes, and a model that has learnt the opposite.
+Task<void> share_the_opposite(Dht& dht) {
+  averaging::StateSharingOptions options;
+  options.prefix = kStates;
+  options.class_name = "TrainingStateAverager";
+  averaging::StateSharing sharing(dht, options);
+  sharing.start();
+  for (;;) {
+    auto state = co_await sharing.download({.limit = 20s});
+    if (state) {
+      const auto* metadata = state->metadata.get_if<Map>();
+      const auto* epoch = metadata ? metadata->find("epoch") : nullptr;
+      averaging::SharedState opposite{state->metadata, std::move(state->tensors)};
+      for (codec::Tensor& tensor : opposite.tensors) {
+        if (tensor.dtype != codec::DType::float32) continue;
+        auto* values = reinterpret_cast<float*>(tensor.data.mutable_data());
+        for (std::size_t i = 0; i < tensor.data.size() / sizeof(float); ++i) values[i] *= -3;
+      }
+      sharing.set_provider([opposite]() -> std::optional<averaging::SharedState> { return opposite; });
+      sharing.set_priority(epoch ? epoch->as_number().value_or(0) + 2 : 0);
+    }
+    co_await dht.runtime().sleep_for(5s);
+  }
+}
+
 std::vector<dht::StoreItem> flood_of(int number, double expiration) {
   std::vector<dht::StoreItem> items;
   for (const std::string& key : {std::string("simulated_progress"), kStates + ".all_averagers", kGradients + ".0b"})
@@ -147,6 +172,8 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
           dht, {static_cast<std::uint32_t>(scenario.features), static_cast<std::uint32_t>(scenario.ballast)}, number);
     case AdversaryRole::bad_donor:
       co_return co_await share_a_bad_state(dht, static_cast<std::uint32_t>(scenario.features));
+    case AdversaryRole::plausible_donor:
+      co_return co_await share_the_opposite(dht);
     case AdversaryRole::flooder:
       co_return co_await flood(dht);
     case AdversaryRole::slot_holder:
@@ -160,7 +187,7 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 
 const char* name_of(AdversaryRole role) {
   static constexpr std::array kNames = {"progress liar", "forging leader", "lying owner", "bad donor",
-                                        "flooder",       "slot holder",    "slow reader"};
+                                        "plausible donor", "flooder",      "slot holder",  "slow reader"};
   return kNames[static_cast<std::size_t>(role)];
 }
 

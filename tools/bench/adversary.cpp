@@ -39,6 +39,33 @@ Task<void> lie_about_progress(Dht& dht, std::shared_ptr<dht::RsaSignatureValidat
   }
 }
 
+/// The largest epoch that two trainers report.
+Task<std::uint64_t> epoch_of_the_run(Dht& dht) {
+  const auto found = co_await dht.get("simulated_progress", true);
+  std::vector<std::uint64_t> epochs{0, 0};
+  if (found)
+    for (const auto& [subkey, stored] : found->entries())
+      if (const auto* map = stored.value.get_if<Map>())
+        if (const auto* epoch = map->find("epoch")) epochs.push_back(epoch->as_uint().value_or(0));
+  std::ranges::sort(epochs, std::greater());
+  co_return epochs[1];
+}
+
+/// Follows the run, `ahead` of it, with a plausible report.
+Task<void> claim_batches(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, std::uint64_t ahead) {
+  dht.add_validator(key);
+  for (;;) {
+    const Map report{{{"peer_id", Value::bin(dht.host().id().bytes())},
+                      {"epoch", co_await epoch_of_the_run(dht) + ahead},
+                      {"samples_accumulated", 100'000},
+                      {"samples_per_second", 1000.0},
+                      {"time", dht.now()},
+                      {"client_mode", false}}};
+    (void)co_await dht.store("simulated_progress", Bin{key->ownership_marker()}, report, dht.now() + 60);
+    co_await dht.runtime().sleep_for(1s);
+  }
+}
+
 Task<Result<>> forge(Dht& dht, rpc::ServerStream& stream) {
   Runtime& runtime = dht.runtime();
   CO_TRY(auto bytes, co_await stream.receive(runtime.after(kPatience)));
@@ -165,6 +192,10 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
   switch (role) {
     case AdversaryRole::progress_liar:
       co_return co_await lie_about_progress(dht, std::make_shared<dht::RsaSignatureValidator>());
+    case AdversaryRole::batch_claimer:
+      co_return co_await claim_batches(dht, std::make_shared<dht::RsaSignatureValidator>(), 0);
+    case AdversaryRole::epoch_pusher:
+      co_return co_await claim_batches(dht, std::make_shared<dht::RsaSignatureValidator>(), 1);
     case AdversaryRole::forging_leader:
       co_return co_await lead_and_forge(dht);
     case AdversaryRole::lying_owner:
@@ -186,8 +217,8 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 }  // namespace
 
 const char* name_of(AdversaryRole role) {
-  static constexpr std::array kNames = {"progress liar", "forging leader", "lying owner", "bad donor",
-                                        "plausible donor", "flooder",      "slot holder",  "slow reader"};
+  static constexpr std::array kNames = {"progress liar", "batch claimer",   "epoch pusher", "forging leader", "lying owner",
+                                        "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader"};
   return kNames[static_cast<std::size_t>(role)];
 }
 

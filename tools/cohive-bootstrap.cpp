@@ -11,8 +11,10 @@
 #include "cohive/core/status.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/errors.hpp"
+#include "cohive/dht/members.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/metrics_server.hpp"
+#include "common/client.hpp"
 #include "common/program.hpp"
 
 namespace cohive::tools {
@@ -24,6 +26,7 @@ constexpr Duration kIdentityCheck = std::chrono::seconds(5);  // at most, before
 
 struct Options {
   std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0"}, announce_maddrs, initial_peers;
+  dht::MembersOptions members;
   std::string identity_path, metrics_address, metrics_token_file, state_path;
   double state_period = 30;
   bool json = false;
@@ -176,6 +179,8 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
     urls = {metrics.url(), metrics.page_url()};
   }
   DhtOptions dht_options;
+  const auto key = co_await member_key(runtime, options.members);
+  dht_options.authorizer = dht::make_authorizer(runtime, options.members, identity, key).value();
   if (state) dht_options.node_id = state->node_id;
   Dht dht(host, dht_options);
   const auto status = Status::of(runtime).add(
@@ -230,6 +235,8 @@ HeldIdentity load_identity(const std::string& path) {
 
 int run(const Options& options) {
   log::configure(options.log);
+  if (!options.members.members_file.empty() && options.identity_path.empty())
+    throw Exit{kBadInput, "--members needs --identity-path: a peer that is listed keeps its identity"};
   p2p::HostOptions host_options;
   host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
@@ -275,6 +282,7 @@ int main(int argc, char** argv) {
   app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")
       ->check(CLI::Range(1, 86400));
   app.add_flag("--json", options.json, "print how to join as one JSON object");
+  add_member_options(app, options.members.secret_file, options.members.members_file);
   add_reachability_option(app, options.force_reachability);
   add_port_mapping_option(app, options.nat_port_map);
   add_relay_use_options(app, options.relay_use);

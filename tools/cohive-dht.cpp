@@ -26,6 +26,7 @@ struct Options {
   std::vector<std::string> initial_peers;
   std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"};
   bool json = false;
+  ClientMember member;
   std::string key, subkey, value, target;
   bool with_subkey = false, cached = false;
   double ttl = 300;
@@ -269,7 +270,7 @@ int run(const Options& options) {
       throw Exit{kBadInput, "ping takes a peer id, or an address that ends with /p2p/<peer id>"};
   }
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  const auto ended = runtime->run(run_as_client(*runtime, std::move(initial), options.command == "get",
+  const auto ended = runtime->run(run_as_client(*runtime, std::move(initial), options.member, options.command == "get",
                                                 [&options](Dht& dht) { return run_command(dht, options); }));
   return ended.value_or(kFailed);
 }
@@ -288,6 +289,7 @@ int main(int argc, char** argv) {
   app.fallthrough();
   app.add_option("--initial-peers", options.initial_peers, "multiaddrs of the swarm (or $INITIAL_PEERS)");
   app.add_flag("--json", options.json, "JSON, one object per line");
+  add_client_member_options(app, options.member);
   add_log_options(app, options.log);
   const auto command = [&](const char* name, const char* about) {
     auto* sub = app.add_subcommand(name, about);

@@ -19,6 +19,7 @@ struct Options {
   std::string run_id = "cohive_run";
   bool once = false, json = false;
   double interval = 5;
+  ClientMember member;
   log::Options log{log::Level::warn, log::Format::text};
 };
 
@@ -100,7 +101,7 @@ int run(const Options& options) {
   auto initial = swarm_addresses(options.initial_peers);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
   const auto ended = runtime->run(
-      run_as_client(*runtime, std::move(initial), true, [&options](Dht& dht) { return watch(dht, options); }));
+      run_as_client(*runtime, std::move(initial), options.member, true, [&options](Dht& dht) { return watch(dht, options); }));
   return ended.value_or(0);
 }
 
@@ -117,6 +118,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.1, 86400.0));
   app.add_flag("--once", options.once, "print one line and exit");
   app.add_flag("--json", options.json, "one JSON object per line");
+  add_client_member_options(app, options.member);
   add_log_options(app, options.log);
   return run_program(argc, argv, app, [&] { return run(options); });
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/test.sh [--all] [--asan] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
+# tools/test.sh [--all] [--asan | --tsan] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
 #
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
@@ -8,6 +8,7 @@
 #                 need
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
 #                 UndefinedBehaviorSanitizer
+#   --tsan        instead: the same tests under ThreadSanitizer
 #   --no-interop  do not fetch Python hivemind: the tests against it are skipped unless it is there already
 #   --no-apt      leave Debian's packages alone
 #   -- OPTIONS    for ctest, such as -R name
@@ -20,6 +21,7 @@ while (($#)); do
   case $1 in
     --all) all=1 ;;
     --asan) preset=asan ;;
+    --tsan) preset=tsan ;;
     --no-interop) interop=0 ;;
     --no-apt) install_options+=(--no-apt) ;;
     -h | --help)
@@ -37,11 +39,12 @@ while (($#)); do
 done
 ((all)) || ctest_options+=(-LE '^long$')
 cmake_options=(-DCOHIVE_WERROR=ON -DCOHIVE_TESTS=ON)
-if [[ $preset == asan ]]; then
-  install_options+=(--asan --no-torch)
+if [[ $preset != release ]]; then
+  install_options+=(--asan --no-torch) # either sanitizer's runtime
   cmake_options+=(-DCOHIVE_WITH_TORCH=OFF -DCOHIVE_TOOLS=OFF)
   ctest_options+=(-L '^(unit|sim)$')
   export ASAN_OPTIONS="detect_stack_use_after_return=1:${ASAN_OPTIONS:-}"
+  export TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1:external_symbolizer_path=/usr/bin/llvm-symbolizer-19:${TSAN_OPTIONS:-}"
   export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
   export ASAN_SYMBOLIZER_PATH="${ASAN_SYMBOLIZER_PATH:-/usr/bin/llvm-symbolizer-19}"
 else

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <utility>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/transport/errors.hpp"
+#include "donor_vote.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -41,7 +43,12 @@ Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key, double most)
     return std::tuple(believed, believed ? donor.priority : 0, donor.tie);
   };
   std::sort(donors.begin(), donors.end(), [&](const Donor& a, const Donor& b) { return rank(a) > rank(b); });
-  if (donors.size() > kMaxDonors) donors.resize(kMaxDonors);
+  // Many that claim much push nobody out: half of the room is drawn for.
+  if (donors.size() > kMaxDonors) {
+    std::shuffle(donors.begin() + kMaxDonors / 2, donors.end(), dht.runtime().random());
+    donors.resize(kMaxDonors);
+    std::sort(donors.begin(), donors.end(), [&](const Donor& a, const Donor& b) { return rank(a) > rank(b); });
+  }
   co_return donors;
 }
 
@@ -56,12 +63,18 @@ Task<Result<DownloadedState>> download_whole(Dht& dht, PeerId donor, const Downl
 }
 
 /// The state of `donor`, with the help of `others`.
+/// \param open  a call to the donor, if there is one already
 Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vector<PeerId> others,
+                                                std::optional<DonorCall> open,
                                                 const DownloadSetup& setup, PartialState& partial,
                                                 DownloadReport& report) {
   co_await partial.verify(dht.runtime());
-  auto call = co_await call_donor(dht.host(), donor, setup.pieces.protocol, {}, setup.pieces.chunk_timeout,
-                                  setup.pieces.max_bytes);
+  Result<DonorCall> call = Error(Errc::no_donor);
+  if (open)
+    call = std::move(*open);
+  else
+    call = co_await call_donor(dht.host(), donor, setup.pieces.protocol, {}, setup.pieces.chunk_timeout,
+                               setup.pieces.max_bytes);
   if (!call && call.error() == transport::Errc::protocol_not_supported) {
     partial = {};  // there is memory for one state
     co_return co_await download_whole(dht, donor, setup, report);
@@ -94,33 +107,38 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
   const auto is_liar = [&](const PeerId& peer) { return std::ranges::find(report.liars, peer) != report.liars.end(); };
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min(kPassPause, deadline.remaining(runtime.now())));
-    const auto donors = co_await declared_donors(dht, setup.declared_under, setup.max_priority);
-    for (const auto& donor : donors) {
+    std::vector<PeerId> believed, others_last;
+    for (const auto& donor : co_await declared_donors(dht, setup.declared_under, setup.max_priority))
+      if (!is_liar(donor.peer)) (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
+    auto election = co_await elect_donor(dht, std::move(believed), setup.pieces, deadline);
+    std::vector<PeerId> donors = std::move(election.order);
+    donors.insert(donors.end(), others_last.begin(), others_last.end());
+    for (const PeerId& donor : donors) {
       if (runtime.now() >= deadline.at()) co_return last;
-      if (is_liar(donor.peer)) continue;
+      if (is_liar(donor)) continue;
       std::vector<PeerId> others;
-      for (const auto& other : donors)
-        if (others.size() < kMaxHelpers && other.peer != donor.peer && !is_liar(other.peer))
-          others.push_back(other.peer);
-      auto transfer = download_state_of(dht, donor.peer, std::move(others), setup, partial, report);
+      for (const PeerId& other : donors)
+        if (others.size() < kMaxHelpers && other != donor && !is_liar(other)) others.push_back(other);
+      auto transfer = download_state_of(dht, donor, std::move(others), std::exchange(election.call, std::nullopt), setup,
+                                        partial, report);
       auto state = co_await within(runtime, deadline, std::move(transfer), "state download");
       if (state) {
-        state->donor = donor.peer;
+        state->donor = donor;
         for (const auto& [peer, bytes] : report.contributed) state->bytes += bytes;
         state->contributed = report.contributed;
         state->liars = report.liars;
         co_return state;
       }
       last = state.error();
-      const bool lied = shows_a_liar(last) && (!last.peer() || *last.peer() == donor.peer);
-      if (lied && !is_liar(donor.peer)) {
-        log::warn("averaging", "a donor of the state is left out: {}", last.with_peer(donor.peer));
-        report.liars.push_back(donor.peer);
+      const bool lied = shows_a_liar(last) && (!last.peer() || *last.peer() == donor);
+      if (lied && !is_liar(donor)) {
+        log::warn("averaging", "a donor of the state is left out: {}", last.with_peer(donor));
+        report.liars.push_back(donor);
       } else {
-        log::info("averaging", "no state from {}: {}", donor.peer, last);
+        log::info("averaging", "no state from {}: {}", donor, last);
       }
     }
-    if (donors.empty()) break;
+    if (donors.empty() && election.outvoted.empty()) break;
   }
   co_return last;
 }

@@ -60,6 +60,19 @@ Sha256Digest hmac_sha256(ByteView key, ByteView data) {
   return out;
 }
 
+Key32 stretched(ByteView secret, ByteView salt, int iterations) {
+  Key32 key;
+  require_crypto(PKCS5_PBKDF2_HMAC(reinterpret_cast<const char*>(secret.data()), static_cast<int>(secret.size()),
+                                   salt.data(), static_cast<int>(salt.size()), iterations, EVP_sha256(),
+                                   static_cast<int>(key.size()), key.data()) == 1,
+                 "PBKDF2");
+  return key;
+}
+
+bool equal_secrets(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && sodium_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
 void random_bytes(MutableBytes out) {
   if (!out.empty()) randombytes_buf(out.data(), out.size());
 }

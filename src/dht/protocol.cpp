@@ -24,6 +24,7 @@ constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids tha
 constexpr Duration kNewFor = 2min;          // so long a newcomer may still lack what others gave it
 constexpr std::size_t kMaxHandedOver = 4096;
 constexpr std::size_t kMaxFormer = 16;
+constexpr Duration kStranger = 10s;        // that a peer without a valid token is refused unheard
 constexpr std::size_t kCallBackShare = 4;  // of the outgoing calls, one in so many
 // Before a busy node is asked again; the first is what a hundred keys take at the usual rate.
 constexpr Duration kFirstPause = 20ms;
@@ -67,6 +68,8 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
       call_backs_(runtime, std::max<std::size_t>(opts.parallel_rpc / kCallBackShare, 1), "a slot to call back"),
       overloaded_(opts.blacklist_time, opts.backoff_rate),
+      strangers_(kStranger, opts.backoff_rate),
+      proven_(runtime, "the proof of a member"),
       rates_(opts.max_keys_per_second, opts.max_keys_per_second * kBurstSeconds),
       tasks_(runtime, "dht protocol"),
       store_limits_{.items = std::clamp<std::size_t>(opts.max_keys_per_request, 1, kStoreBatch)},
@@ -78,13 +81,19 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
           runtime, {.items = std::max<std::size_t>(opts.chunk_size, 1), .bytes = 1024 * 1024, .in_flight = 8},
           [this](PeerId peer, std::vector<DhtId> keys) { return send_find(peer, std::move(keys)); },
           [](const DhtId&) { return DhtId::kSize; }) {
-  if (options.authorizer) signed_calls_.emplace(runtime, options.authorizer);
+  if (options.authorizer) {
+    signed_calls_.emplace(runtime, options.authorizer);
+    members_only_ = host.serve_members_only([this](PeerId peer, bool calls_us, Deadline deadline) {
+      return prove(peer, calls_us, deadline);
+    });
+  }
   if (!options.client_mode) serve();
 }
 
 Protocol::~Protocol() = default;
 
 void Protocol::close() {
+  members_only_.reset();
   server_.reset();
   tasks_.cancel();
   stores_.close();
@@ -149,7 +158,7 @@ Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, s
     if (reached) reply = co_await rpc::call_unary(host, peer, method, std::move(request), deadline);
   }
   if (!reply && reply.error() == rpc::Errc::busy) counters.busy.increment();
-  if (reply && signed_calls_ && !signed_calls_->check_reply(as_bytes(*reply), nonce))
+  if (reply && signed_calls_ && !signed_calls_->check_reply(peer, as_bytes(*reply), nonce))
     reply = Error(Errc::unauthorized, peer, method);
   co_return reply;
 }
@@ -173,6 +182,29 @@ Task<Result<std::string>> Protocol::call_in_turn(PeerId peer, const char* method
     co_await runtime.sleep_for(pause);
   }
   co_return reply;
+}
+
+/// A ping shows either side the token of the other. Members of ours ping before they call, so that a peer which has to
+/// be pinged for calling us is a Python one or a stranger: few of these at once, and one at a time of each.
+Task<Result<>> Protocol::prove(PeerId peer, bool calls_us, Deadline deadline) {
+  const auto proven = [&] { return calls_us ? signed_calls_->is_member(peer) : signed_calls_->knows_us(peer); };
+  const Deadline end = deadline.min(runtime.after(options.wait_timeout));
+  while (!proven() && proving_.contains(peer))
+    if (!co_await proven_.wait(end)) break;
+  if (proven()) co_return ok();
+  if (strangers_.contains(peer, runtime.now()) || !proving_.insert(peer).second)
+    co_return Error(Errc::unauthorized, peer);
+  const auto once = on_exit([&] {
+    proving_.erase(peer);
+    proven_.notify_all();
+  });
+  Semaphore::Units turn;
+  if (calls_us && !(turn = co_await call_backs_.acquire(1, end))) co_return Error(Errc::unauthorized, peer);
+  const auto answer = co_await ping(peer, false);
+  if (proven()) co_return ok();
+  const bool refused = answer || answer.error() == Errc::unauthorized || answer.error() == rpc::Errc::handler_failed;
+  if (refused || calls_us) strangers_.failed(peer, runtime.now());
+  co_return refused ? Error(Errc::unauthorized, peer) : answer.error();
 }
 
 Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {

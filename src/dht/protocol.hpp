@@ -107,6 +107,8 @@ class Protocol {
                                       const CallMetrics& counters);
   Task<Result<std::string>> call_in_turn(PeerId peer, const char* method, std::string request,
                                          const CallMetrics& counters);
+  /// Whether the peer is a member, and knows that we are one.
+  Task<Result<>> prove(PeerId peer, bool calls_us, Deadline deadline);
   Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<OutgoingRecord> records);
   Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys);
   Finding read_finding(FindResultView result) const;
@@ -136,8 +138,12 @@ class Protocol {
   std::unordered_set<PeerId> called_back_;
   std::unordered_map<PeerId, Queue> busy_;  // nodes that said so, with those who wait for them
   Blacklist overloaded_;                    // nodes that went on saying so
+  Blacklist strangers_;                     // that could not prove to be members
+  std::unordered_set<PeerId> proving_;      // right now
+  Condition proven_;
   RateLimiter rates_;
   std::optional<SignedCalls> signed_calls_;  // in a moderated swarm
+  Subscription members_only_;                // the same
   std::optional<rpc::Server> server_;
   TaskGroup tasks_;
   const BatchLimits store_limits_;

@@ -73,7 +73,7 @@ void Protocol::serve() {
 
 Task<Result<std::string>> Protocol::authorized(Handler handler, PeerId caller, std::string bytes) {
   if (!signed_calls_) co_return co_await (this->*handler)(caller, std::move(bytes));
-  const auto nonce = signed_calls_->check_request(as_bytes(bytes));
+  const auto nonce = signed_calls_->check_request(caller, as_bytes(bytes));
   if (!nonce) {
     log::debug("dht", "a request of {} is not authorised", caller);
     co_return Error(Errc::unauthorized);

@@ -16,6 +16,9 @@ constexpr std::size_t kMaxNonceBytes = 64;
 constexpr double kMaxAge = 60;  // seconds between the clocks of caller and callee
 constexpr double kRemembered = 3 * kMaxAge;
 constexpr std::size_t kPruneAt = 65'536;  // nonces
+constexpr double kMemberSeconds = 600;    // after a token was shown
+constexpr double kKnownSeconds = 300;     // shorter: whom we take for a peer that knows us still does
+constexpr std::size_t kMaxMembers = 16'384;
 
 /// A message whose first field is `auth`, taken apart.
 struct Parts {
@@ -74,25 +77,31 @@ SignedCalls::Request SignedCalls::sign_request(const std::string& request) {
   return {sign(authorizer_->key(), auth, request), to_string(nonce)};
 }
 
-bool SignedCalls::check_reply(ByteView reply, const std::string& nonce) const {
+bool SignedCalls::check_reply(const PeerId& callee, ByteView reply, const std::string& nonce) {
   const auto parts = split(reply);
   proto::ResponseAuthInfo auth;
-  return parts && parse_bounded(auth, parts->auth) && auth.nonce() == nonce &&
-         authorizer_->is_valid(token_of(auth.service_access_token())) &&
-         is_signed(authorizer_->key(), auth.service_access_token(), auth, parts->rest);
+  if (!parts || !parse_bounded(auth, parts->auth) || auth.nonce() != nonce) return false;
+  AccessToken token = token_of(auth.service_access_token());
+  if (!authorizer_->is_valid(token, callee) ||
+      !is_signed(authorizer_->key(), auth.service_access_token(), auth, parts->rest))
+    return false;
+  seen(callee, std::move(token)).answered = runtime_.wall_time();
+  return true;
 }
 
-std::optional<std::string> SignedCalls::check_request(ByteView request) {
+std::optional<std::string> SignedCalls::check_request(const PeerId& caller, ByteView request) {
   const auto parts = split(request);
   proto::RequestAuthInfo auth;
   if (!parts || !parse_bounded(auth, parts->auth)) return std::nullopt;
   if (auth.nonce().empty() || auth.nonce().size() > kMaxNonceBytes) return std::nullopt;
-  if (!authorizer_->is_valid(token_of(auth.client_access_token()))) return std::nullopt;
+  AccessToken token = token_of(auth.client_access_token());
+  if (!authorizer_->is_valid(token, caller)) return std::nullopt;
   if (!is_signed(authorizer_->key(), auth.client_access_token(), auth, parts->rest)) return std::nullopt;
   if (!auth.service_public_key().empty() && auth.service_public_key() != authorizer_->key().public_key())
     return std::nullopt;  // made for another node, which may want to use it here
   const double time = runtime_.wall_time();
   if (!(std::abs(auth.time() - time) <= kMaxAge) || !remember(auth.nonce(), time)) return std::nullopt;
+  seen(caller, std::move(token));
   return auth.nonce();
 }
 
@@ -103,6 +112,32 @@ bool SignedCalls::remember(const std::string& nonce, double time) {
   if (!fresh && at->second >= time) return false;
   at->second = time + kRemembered;
   return true;
+}
+
+SignedCalls::Member& SignedCalls::seen(const PeerId& peer, AccessToken token) {
+  const double time = runtime_.wall_time();
+  if (members_.size() >= kMaxMembers)
+    std::erase_if(members_, [time](const auto& item) { return time - item.second.shown > kMemberSeconds; });
+  if (members_.size() >= kMaxMembers) members_.erase(members_.begin());
+  Member& member = members_[peer];
+  member.token = std::move(token);
+  member.shown = time;
+  return member;
+}
+
+const SignedCalls::Member* SignedCalls::member(const PeerId& peer) const {
+  const auto at = members_.find(peer);
+  return at != members_.end() && authorizer_->is_valid(at->second.token, peer) ? &at->second : nullptr;
+}
+
+bool SignedCalls::is_member(const PeerId& peer) const {
+  const Member* known = member(peer);
+  return known && runtime_.wall_time() - known->shown <= kMemberSeconds;
+}
+
+bool SignedCalls::knows_us(const PeerId& peer) const {
+  const Member* known = member(peer);
+  return known && runtime_.wall_time() - known->answered <= kKnownSeconds;
 }
 
 std::string SignedCalls::sign_reply(const std::string& reply, const std::string& nonce) {

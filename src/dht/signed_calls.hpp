@@ -22,17 +22,30 @@ class SignedCalls {
     std::string nonce;
   };
   Request sign_request(const std::string& request);
-  bool check_reply(ByteView reply, const std::string& nonce) const;
+  bool check_reply(const PeerId& callee, ByteView reply, const std::string& nonce);
 
   /// The nonce to answer with; nullopt when the caller may not ask, or has asked this before.
-  std::optional<std::string> check_request(ByteView request);
+  std::optional<std::string> check_request(const PeerId& caller, ByteView request);
   std::string sign_reply(const std::string& reply, const std::string& nonce);
 
+  /// Whether the peer has shown a token lately that is still valid.
+  bool is_member(const PeerId& peer) const;
+  /// The same of a peer that has answered us lately, and so has seen our token.
+  bool knows_us(const PeerId& peer) const;
+
  private:
+  struct Member {
+    AccessToken token;
+    double shown = 0, answered = 0;  // when
+  };
+
   bool remember(const std::string& nonce, double time);
+  Member& seen(const PeerId& peer, AccessToken token);
+  const Member* member(const PeerId& peer) const;
   Runtime& runtime_;
   std::shared_ptr<Authorizer> authorizer_;
   std::unordered_map<std::string, double> nonces_;  // seen, with the time until which they count
+  std::unordered_map<PeerId, Member> members_;
 };
 
 }  // namespace cohive::dht

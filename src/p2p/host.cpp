@@ -159,6 +159,7 @@ struct Host::Impl {
   HostStatus status;
   std::optional<RelayServer> relay_server;
   std::optional<HolePunching> punching;
+  std::optional<std::weak_ptr<MemberCheck>> member_check;  ///< nullopt: the swarm is open
   Subscription private_or_not, suspected, mapped;
   TaskGroup tasks;
 };
@@ -227,6 +228,17 @@ std::vector<HeldReservation> Host::relays() const {
 }
 MemoryBudget& Host::memory() const noexcept {
   return *impl_->self.options.transport.memory;
+}
+Subscription Host::serve_members_only(MemberCheck check) {
+  auto shared = std::make_shared<MemberCheck>(std::move(check));
+  impl_->member_check = shared;
+  return shared;
+}
+Task<Result<>> Host::check_member(PeerId peer, bool calls_us, Deadline deadline) {
+  if (!impl_->member_check) co_return ok();
+  const auto check = impl_->member_check->lock();
+  if (!check) co_return Error(Errc::host_closed);
+  co_return co_await (*check)(peer, calls_us, deadline);
 }
 Traffic Host::traffic() const {
   return impl_->table.traffic();

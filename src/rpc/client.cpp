@@ -136,6 +136,11 @@ Task<Result<std::string>> call_unary(p2p::Host& host, PeerId peer, std::string p
 
 Task<Result<ClientStreamPtr>> open_call(p2p::Host& host, PeerId peer, std::string protocol, Deadline deadline) {
   const MethodMetrics& metrics = host.runtime().local<RpcMetrics>().client(protocol);
+  auto member = co_await host.check_member(peer, false, deadline);
+  if (!member) {
+    metrics.calls[static_cast<std::size_t>(Outcome::refused)].increment();
+    co_return member.error();
+  }
   auto stream = co_await host.open_stream(peer, protocol, deadline);
   if (!stream) {
     metrics.calls[static_cast<std::size_t>(outcome_of(stream.error()))].increment();

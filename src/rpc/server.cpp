@@ -313,14 +313,24 @@ struct Server::Impl {
       method->metrics.calls[static_cast<std::size_t>(Outcome::refused)].increment();
       return;  // dropping the stream resets it
     }
-    tasks.spawn(serve(runtime, std::move(running), std::move(stream), std::move(method)), "rpc call");
+    tasks.spawn(serve(host, std::move(running), std::move(stream), std::move(method)), "rpc call");
   }
 
-  static Task<void> serve(Runtime& runtime, std::unique_ptr<Running> counted, transport::StreamPtr call_stream,
+  static Task<void> serve(p2p::Host& host, std::unique_ptr<Running> counted, transport::StreamPtr call_stream,
                           MethodPtr call_method) {
     const auto running = std::move(counted);  // as a local variable it outlives what the call below holds
     const auto method = std::move(call_method);
     const auto stream = std::move(call_stream);
+    Runtime& runtime = host.runtime();
+    // What a stranger sends to a swarm with members is not read. Unary calls carry their proof themselves.
+    if (!method->unary) {
+      const auto member = co_await host.check_member(stream->peer(), true, runtime.after(kRequestReadTimeout));
+      if (!member) {
+        log::debug("rpc", "{} refused: {}", method->protocol, member.error());
+        method->metrics.calls[static_cast<std::size_t>(Outcome::refused)].increment();
+        co_return;  // dropping the stream resets it
+      }
+    }
     co_await (method->unary ? serve_unary(runtime, *stream, *method, running->caller)
                             : serve_streaming(runtime, *stream, *method, running->caller));
   }

@@ -41,6 +41,7 @@ struct Membership {
   std::unique_ptr<p2p::Host> host;
   std::unique_ptr<Dht> dht;
   std::shared_ptr<dht::RsaSignatureValidator> key;
+  std::shared_ptr<dht::Authorizer> authorizer;  ///< of a swarm with members
   std::unique_ptr<p2p::MetricsServer> metrics_server;
   Subscription status;  ///< of the DHT
   bool ready = false;
@@ -48,6 +49,7 @@ struct Membership {
  private:
   Result<> open();
   p2p::HostOptions host_options() const;
+  Result<> know_members();
   void open_network();
   Result<> check_identity(const std::vector<Multiaddr>& initial, const p2p::HostOptions& host_options);
   Result<> join(const std::vector<Multiaddr>& initial);

@@ -4,6 +4,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/status.hpp"
+#include "cohive/dht/members.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/initial_peers.hpp"
 #include "membership.hpp"
@@ -64,6 +65,7 @@ Result<> Membership::open() {
   if (auto free = own_file ? check_identity(initial, host_options) : ok(); !free) return free;
   p2p::MetricsOptions metrics;
   if (!options.metrics_token_file.empty()) metrics.token = p2p::read_token(options.metrics_token_file).value();
+  if (auto known = know_members(); !known) return known;
   Result<> started = ok();
   on_loop([&] {
     if (options.diagnostics_at_signal) runtime().background().spawn(write_diagnostics_at_signal(runtime()), "SIGUSR1");
@@ -76,6 +78,19 @@ Result<> Membership::open() {
   });
   if (!started) return started;
   return join(initial);
+}
+
+/// In a swarm with members: who they are.
+Result<> Membership::know_members() {
+  const auto impossible = [](const char* what) { return Error(cohive::Errc::invalid_argument, what); };
+  if (options.authorizer && !(options.secret_file.empty() && options.members_file.empty()))
+    return impossible("give one of authorizer, secret_file and members_file");
+  if (!options.members_file.empty() && options.identity_path.empty())
+    return impossible("members_file needs identity_path: a peer that is listed keeps its identity");
+  auto members = dht::make_authorizer(runtime(), {options.secret_file, options.members_file}, identity.key, key);
+  if (!members) return members.error();
+  authorizer = *members ? std::move(*members) : options.authorizer;
+  return ok();
 }
 
 void Membership::open_network() {
@@ -105,7 +120,7 @@ Result<> Membership::join(const std::vector<Multiaddr>& initial) {
     auto joining = runtime().submit([&]() -> Task<Result<>> {
       DhtOptions dht_options;
       dht_options.client_mode = options.client_mode;
-      dht_options.authorizer = options.authorizer;
+      dht_options.authorizer = authorizer;
       dht_options.bootstrap_timeout = options.bootstrap_timeout;
       dht = std::make_unique<Dht>(*host, dht_options);
       dht->add_validator(key);

@@ -1,6 +1,7 @@
 // A moderated swarm: members by token, and what others may not do.
 #include "cohive/dht/authorization.hpp"
 
+#include "cohive/core/keys.hpp"
 #include "cohive/dht/errors.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "dht/signed_calls.hpp"
@@ -14,7 +15,7 @@ class Club final : public Authorizer {
  public:
   explicit Club(std::string name) : Authorizer(std::make_shared<RsaSignatureValidator>()), name_(std::move(name)) {}
   AccessToken token() override { return {name_, key().public_key(), "never", "by the club"}; }
-  bool is_valid(const AccessToken& token) const override {
+  bool is_valid(const AccessToken& token, const PeerId&) const override {
     return token.username == "member" && token.signature == "by the club";
   }
 
@@ -58,16 +59,17 @@ class SignedMessages : public ::testing::Test {
   SimRuntime runtime{1};
   std::shared_ptr<Authorizer> caller_club = std::make_shared<Club>("member");
   std::shared_ptr<Authorizer> callee_club = std::make_shared<Club>("member");
+  const PeerId peer = KeyPair::ed25519_from_seed(Bytes(32)).peer_id();
   SignedCalls caller{runtime, caller_club}, callee{runtime, callee_club};
 };
 
 TEST_F(SignedMessages, ARequestCountsOnceAndOnlyNearItsTime) {
   const auto first = caller.sign_request("request");
-  EXPECT_TRUE(callee.check_request(as_bytes(first.bytes)));
-  EXPECT_FALSE(callee.check_request(as_bytes(first.bytes))) << "replayed";
+  EXPECT_TRUE(callee.check_request(peer, as_bytes(first.bytes)));
+  EXPECT_FALSE(callee.check_request(peer, as_bytes(first.bytes))) << "replayed";
   const auto second = caller.sign_request("request");
   runtime.run_for(61s);
-  EXPECT_FALSE(callee.check_request(as_bytes(second.bytes))) << "too old";
+  EXPECT_FALSE(callee.check_request(peer, as_bytes(second.bytes))) << "too old";
 }
 
 TEST_F(SignedMessages, AnyChangedByteIsNoticed) {
@@ -75,16 +77,16 @@ TEST_F(SignedMessages, AnyChangedByteIsNoticed) {
   for (std::size_t at = 0; at < request.bytes.size(); at += 3) {
     std::string bad = request.bytes;
     bad[at] = static_cast<char>(bad[at] ^ 1);
-    EXPECT_FALSE(callee.check_request(as_bytes(bad))) << at;
+    EXPECT_FALSE(callee.check_request(peer, as_bytes(bad))) << at;
   }
-  EXPECT_FALSE(callee.check_request(as_bytes(request.bytes + "more")));
-  EXPECT_FALSE(callee.check_request({}));
-  ASSERT_EQ(callee.check_request(as_bytes(request.bytes)), request.nonce) << "the failures used nothing up";
+  EXPECT_FALSE(callee.check_request(peer, as_bytes(request.bytes + "more")));
+  EXPECT_FALSE(callee.check_request(peer, {}));
+  ASSERT_EQ(callee.check_request(peer, as_bytes(request.bytes)), request.nonce) << "the failures used nothing up";
   const std::string reply = callee.sign_reply("reply", request.nonce);
-  EXPECT_TRUE(caller.check_reply(as_bytes(reply), request.nonce));
-  EXPECT_FALSE(caller.check_reply(as_bytes(reply), "another")) << "the reply to another request";
-  EXPECT_FALSE(caller.check_reply(as_bytes(reply + "x"), request.nonce));
-  EXPECT_FALSE(caller.check_reply(as_bytes("reply"), request.nonce));
+  EXPECT_TRUE(caller.check_reply(peer, as_bytes(reply), request.nonce));
+  EXPECT_FALSE(caller.check_reply(peer, as_bytes(reply), "another")) << "the reply to another request";
+  EXPECT_FALSE(caller.check_reply(peer, as_bytes(reply + "x"), request.nonce));
+  EXPECT_FALSE(caller.check_reply(peer, as_bytes("reply"), request.nonce));
 }
 
 }  // namespace

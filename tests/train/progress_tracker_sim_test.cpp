@@ -298,6 +298,21 @@ TEST_F(ProgressLiars, OneClaimOfAFarEpochMovesNobody) {
   }
 }
 
+TEST_F(ProgressLiars, OneClaimOfTheNextEpochMovesNobodyWhereThereAreSeveral) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  for (auto* tracker : {&first, &second}) train(*tracker, 2, 10, 2);
+  Dht& liar = add_liar();
+  claim(liar, 3, 1, liar.now(), in(60));
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().epoch, 2u);
+  EXPECT_EQ(first.snapshot().claimed, 3u);
+  second.update_epoch(3);
+  train(second, 3, 10, 5);
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().epoch, 3u) << "two have reached it";
+}
+
 TEST_F(ProgressLiars, NobodyReportsForAnotherPeer) {
   auto& first = add_trainer();
   auto& second = add_trainer();

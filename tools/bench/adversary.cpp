@@ -39,6 +39,33 @@ Task<void> lie_about_progress(Dht& dht, std::shared_ptr<dht::RsaSignatureValidat
   }
 }
 
+/// The largest epoch that two trainers report.
+Task<std::uint64_t> epoch_of_the_run(Dht& dht) {
+  const auto found = co_await dht.get("simulated_progress", true);
+  std::vector<std::uint64_t> epochs{0, 0};
+  if (found)
+    for (const auto& [subkey, stored] : found->entries())
+      if (const auto* map = stored.value.get_if<Map>())
+        if (const auto* epoch = map->find("epoch")) epochs.push_back(epoch->as_uint().value_or(0));
+  std::ranges::sort(epochs, std::greater());
+  co_return epochs[1];
+}
+
+/// Follows the run, `ahead` of it, with a plausible report.
+Task<void> claim_batches(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, std::uint64_t ahead) {
+  dht.add_validator(key);
+  for (;;) {
+    const Map report{{{"peer_id", Value::bin(dht.host().id().bytes())},
+                      {"epoch", co_await epoch_of_the_run(dht) + ahead},
+                      {"samples_accumulated", 100'000},
+                      {"samples_per_second", 1000.0},
+                      {"time", dht.now()},
+                      {"client_mode", false}}};
+    (void)co_await dht.store("simulated_progress", Bin{key->ownership_marker()}, report, dht.now() + 60);
+    co_await dht.runtime().sleep_for(1s);
+  }
+}
+
 Task<Result<>> forge(Dht& dht, rpc::ServerStream& stream) {
   Runtime& runtime = dht.runtime();
   CO_TRY(auto bytes, co_await stream.receive(runtime.after(kPatience)));
@@ -98,6 +125,31 @@ Task<void> share_a_bad_state(Dht& dht, std::uint32_t features) {
   co_await dht.runtime().sleep_for(24h);
 }
 
+/// Turns what an honest donor shares around: the same epoch, names and shapes, and a model that has learnt the opposite.
+Task<void> share_the_opposite(Dht& dht) {
+  averaging::StateSharingOptions options;
+  options.prefix = kStates;
+  options.class_name = "TrainingStateAverager";
+  averaging::StateSharing sharing(dht, options);
+  sharing.start();
+  for (;;) {
+    auto state = co_await sharing.download({.limit = 20s});
+    if (state) {
+      const auto* metadata = state->metadata.get_if<Map>();
+      const auto* epoch = metadata ? metadata->find("epoch") : nullptr;
+      averaging::SharedState opposite{state->metadata, std::move(state->tensors)};
+      for (codec::Tensor& tensor : opposite.tensors) {
+        if (tensor.dtype != codec::DType::float32) continue;
+        auto* values = reinterpret_cast<float*>(tensor.data.mutable_data());
+        for (std::size_t i = 0; i < tensor.data.size() / sizeof(float); ++i) values[i] *= -3;
+      }
+      sharing.set_provider([opposite]() -> std::optional<averaging::SharedState> { return opposite; });
+      sharing.set_priority(epoch ? epoch->as_number().value_or(0) + 2 : 0);
+    }
+    co_await dht.runtime().sleep_for(5s);
+  }
+}
+
 std::vector<dht::StoreItem> flood_of(int number, double expiration) {
   std::vector<dht::StoreItem> items;
   for (const std::string& key : {std::string("simulated_progress"), kStates + ".all_averagers", kGradients + ".0b"})
@@ -140,6 +192,10 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
   switch (role) {
     case AdversaryRole::progress_liar:
       co_return co_await lie_about_progress(dht, std::make_shared<dht::RsaSignatureValidator>());
+    case AdversaryRole::batch_claimer:
+      co_return co_await claim_batches(dht, std::make_shared<dht::RsaSignatureValidator>(), 0);
+    case AdversaryRole::epoch_pusher:
+      co_return co_await claim_batches(dht, std::make_shared<dht::RsaSignatureValidator>(), 1);
     case AdversaryRole::forging_leader:
       co_return co_await lead_and_forge(dht);
     case AdversaryRole::lying_owner:
@@ -147,6 +203,8 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
           dht, {static_cast<std::uint32_t>(scenario.features), static_cast<std::uint32_t>(scenario.ballast)}, number);
     case AdversaryRole::bad_donor:
       co_return co_await share_a_bad_state(dht, static_cast<std::uint32_t>(scenario.features));
+    case AdversaryRole::plausible_donor:
+      co_return co_await share_the_opposite(dht);
     case AdversaryRole::flooder:
       co_return co_await flood(dht);
     case AdversaryRole::slot_holder:
@@ -159,8 +217,8 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 }  // namespace
 
 const char* name_of(AdversaryRole role) {
-  static constexpr std::array kNames = {"progress liar", "forging leader", "lying owner", "bad donor",
-                                        "flooder",       "slot holder",    "slow reader"};
+  static constexpr std::array kNames = {"progress liar", "batch claimer",   "epoch pusher", "forging leader", "lying owner",
+                                        "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader"};
   return kNames[static_cast<std::size_t>(role)];
 }
 

@@ -13,16 +13,20 @@ namespace cohive::bench {
 
 enum class AdversaryRole {
   progress_liar,   ///< signs reports of epochs, samples and times that cannot be
+  batch_claimer,   ///< claims a whole batch in each epoch, and averages nothing
+  epoch_pusher,    ///< claims the epoch after the one that the others are in
   forging_leader,  ///< declares itself before all others, and forges what the members of its groups said
   lying_owner,     ///< joins groups, and sends and answers nonsense
   bad_donor,       ///< shares a state of its own with the highest priority
+  plausible_donor, ///< shares a model of its own, of an epoch that is plausible
   flooder,         ///< fills the dictionaries of the run with late-expiring entries
   slot_holder,     ///< calls donors and asks for nothing
   slow_reader,     ///< asks donors for their states and does not read them
 };
 inline constexpr std::array kAdversaryRoles = {
-    AdversaryRole::progress_liar, AdversaryRole::forging_leader, AdversaryRole::lying_owner, AdversaryRole::bad_donor,
-    AdversaryRole::flooder,       AdversaryRole::slot_holder,    AdversaryRole::slow_reader};
+    AdversaryRole::progress_liar, AdversaryRole::batch_claimer, AdversaryRole::epoch_pusher,
+    AdversaryRole::forging_leader, AdversaryRole::lying_owner, AdversaryRole::bad_donor,
+    AdversaryRole::plausible_donor,    AdversaryRole::flooder,       AdversaryRole::slot_holder,    AdversaryRole::slow_reader};
 const char* name_of(AdversaryRole role);
 
 struct AdversaryReport {

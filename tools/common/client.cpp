@@ -15,15 +15,30 @@ Task<int> join_and_work(Dht& dht, std::vector<Multiaddr> initial, bool signed_re
 
 }  // namespace
 
-Task<std::optional<int>> run_as_client(Runtime& runtime, std::vector<Multiaddr> initial, bool signed_records,
+void add_client_member_options(CLI::App& app, ClientMember& member) {
+  add_member_options(app, member.members.secret_file, member.members.members_file);
+  app.add_option("--identity-path", member.identity_path, "key file of a peer that --members lists; made when missing");
+}
+
+Task<std::shared_ptr<dht::RsaSignatureValidator>> member_key(Runtime& runtime, const dht::MembersOptions& members) {
+  if (members.secret_file.empty() && members.members_file.empty()) co_return nullptr;
+  co_return co_await dht::make_rsa_validator(runtime);
+}
+
+Task<std::optional<int>> run_as_client(Runtime& runtime, std::vector<Multiaddr> initial, ClientMember member,
+                                       bool signed_records,
                                        std::function<Task<int>(Dht&)> work) {
   const auto network = transport::make_tcp_network(runtime);
   p2p::HostOptions host_options;
   host_options.routing_server = false;
-  p2p::Host host(*network, KeyPair::generate_ed25519(), host_options);
+  const HeldIdentity identity = member.identity_path.empty() ? HeldIdentity{KeyPair::generate_ed25519(), nullptr}
+                                                             : hold_identity(member.identity_path).value();
+  p2p::Host host(*network, identity.key, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
   DhtOptions dht_options;
   dht_options.client_mode = true;
+  const auto key = co_await member_key(runtime, member.members);
+  dht_options.authorizer = dht::make_authorizer(runtime, member.members, identity.key, key).value();
   Dht dht(host, dht_options);
   auto outcome = co_await race(runtime, wait_for_signal(runtime),
                                join_and_work(dht, std::move(initial), signed_records, std::move(work)));

@@ -126,6 +126,15 @@ std::string metrics_token(const std::string& path) {
   return path.empty() ? std::string() : p2p::read_token(path).value();
 }
 
+void add_member_options(CLI::App& app, std::string& secret_file, std::string& members_file) {
+  auto* secret = app.add_option("--secret-file", secret_file,
+                                "members of the swarm are those that know the secret in this file; strangers get nothing");
+  app.add_option("--members", members_file,
+                 "members of the swarm are those whose peer ids are in this file, one a line, read again when it changes; "
+                 "needs --identity-path")
+      ->excludes(secret);
+}
+
 std::optional<double> bytes_per_second(const std::string& text) {
   constexpr double kLeast = 1e3, kMost = 1e12;
   std::size_t used = 0;

@@ -54,6 +54,8 @@ void apply(const RelayService& service, p2p::HostOptions& host);
 void add_port_mapping_option(CLI::App& app, bool& nat_port_map);
 /// Adds --force-reachability.
 void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced);
+/// Adds --secret-file and --members.
+void add_member_options(CLI::App& app, std::string& secret_file, std::string& members_file);
 /// Of a number of bytes per second, as 2500000, 500K or 1.5M; at least 1K, less carries no handshake.
 std::optional<double> bytes_per_second(const std::string& text);
 /// Multiaddrs, each valid, or Exit with code 2.

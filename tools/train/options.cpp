@@ -61,6 +61,7 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--host-maddrs", o.swarm.host_maddrs, "addresses to listen on");
   app.add_option("--announce-maddrs", o.swarm.announce_maddrs, "addresses to tell others instead");
   app.add_option("--identity-path", o.swarm.identity_path, "key file; made when missing");
+  add_member_options(app, o.swarm.secret_file, o.swarm.members_file);
   app.add_option("--metrics-address", o.swarm.metrics_address,
                  "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
   app.add_option("--metrics-token-file", o.swarm.metrics_token_file,

@@ -22,6 +22,10 @@ Sha256Digest sha256(ByteView data);
 Sha256Digest sha256(std::initializer_list<ByteView> parts);
 Sha512Digest sha512(ByteView data);
 Sha256Digest hmac_sha256(ByteView key, ByteView data);
+/// A key made slowly from a secret that people choose (PBKDF2).
+Key32 stretched(ByteView secret, ByteView salt, int iterations);
+/// Whether two texts are equal, in a time that does not depend on where they differ.
+bool equal_secrets(std::string_view a, std::string_view b);
 /// Cryptographically secure random bytes (never seeded; protocol randomness comes from Runtime).
 void random_bytes(MutableBytes out);
 

@@ -1,11 +1,13 @@
 /// \file
 /// Moderated swarms: every DHT request and reply carries a token that the application gives out and checks, and is
-/// signed with the token's key. Source: docs/wire/hivemind.md, section 4.5. Loop thread only.
+/// signed with the token's key. A peer that has shown a valid one is a member: only members are averaged with, and
+/// given states. Source: docs/wire/hivemind.md, section 4.5. Loop thread only. Ready ones: members.hpp.
 #pragma once
 
 #include <memory>
 #include <string>
 
+#include "cohive/core/peer_id.hpp"
 #include "cohive/dht/validation.hpp"
 
 namespace cohive::dht {
@@ -26,7 +28,8 @@ class Authorizer {
   virtual ~Authorizer() = default;
   /// The token of this node, with the public key of key(). Asked for each message: keep it and renew it in time.
   virtual AccessToken token() = 0;
-  virtual bool is_valid(const AccessToken& token) const = 0;
+  /// \param sender  showed the token. A token that names no peer is good for whichever peer its requests are passed on by
+  virtual bool is_valid(const AccessToken& token, const PeerId& sender) const = 0;
 
   const RsaSignatureValidator& key() const { return *key_; }
 

@@ -92,6 +92,10 @@ struct Traffic {
   std::uint64_t bytes_delivered = 0;  ///< sent, and acknowledged by the other machines
 };
 
+/// Proves that a peer is a member of the swarm; an error when it is none.
+/// \param calls_us  false: we are about to call it, and it has to know that we are a member, too
+using MemberCheck = std::function<Task<Result<>>(PeerId peer, bool calls_us, Deadline deadline)>;
+
 using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 
 /// What a host reaches peers through.
@@ -162,6 +166,12 @@ class Host {
   /// Throws std::invalid_argument when the protocol is taken.
   void set_handler(std::string protocol, StreamHandler handler);
   void remove_handler(const std::string& protocol);
+
+  /// Has streaming calls (rpc.hpp) go to members and come from members only, while the result lives; with none, and
+  /// nobody, once it has died.
+  [[nodiscard]] Subscription serve_members_only(MemberCheck check);
+  /// Asks that check; every peer passes where there is none.
+  Task<Result<>> check_member(PeerId peer, bool calls_us, Deadline deadline);
 
   /// Connected peers; one peer; everything in the address book.
   std::vector<PeerInfo> peers() const;

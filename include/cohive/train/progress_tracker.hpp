@@ -4,8 +4,9 @@
 /// Source: docs/wire/hivemind.md, section 7.1. Loop thread only, except snapshot().
 ///
 /// What an epoch is worth: identities cost nothing, so the largest epoch that any record claims proves nothing. The
-/// epoch of the run is the largest one that at most one peer is ahead of, by one epoch at most. A single peer that claims more
-/// stays a claim (GlobalProgress::claimed) until a state proves it or another peer supports it.
+/// epoch of the run is the largest one that two trainers have reached; where there are but two, that of the one that is ahead by
+/// one epoch. What a single peer claims beyond stays a claim (GlobalProgress::claimed) until a state proves it or
+/// another peer supports it.
 #pragma once
 
 #include <limits>
@@ -79,6 +80,10 @@ class ProgressTracker {
   /// Notes the members of a round that has ended. A trainer that was not among them is not expected in the next round
   /// until it reports again: what a peer reported before it vanished is kept for metadata_expiration.
   void took_part(const std::vector<PeerId>& members);
+  /// Notes by how much the other members of a round of gradients counted, and this peer: claims that do not come into
+  /// the averages count little from then on.
+  /// \param delayed  another epoch has begun meanwhile
+  void averaged(const std::vector<std::pair<PeerId, std::optional<double>>>& others, double own, bool delayed);
   /// Stops believing peers that claim more than `proven`, the epoch of the best state that could be had. The time for
   /// which a peer is not believed doubles with every call that concerns it, from 30 s to an hour.
   void distrust_claims_above(std::uint64_t proven);
@@ -130,6 +135,7 @@ class ProgressTracker {
   TimePoint next_fetch_{};
   mutable std::mutex mutex_;
   GlobalProgress global_;
+  std::unique_ptr<class ClaimBounds> bounds_;
   std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks
   std::unordered_map<PeerId, std::string> bound_;           // peer ids to the markers of the keys that report for them
   std::unordered_map<std::string, std::uint64_t> claims_;  // epochs by the marker of the claimant's key

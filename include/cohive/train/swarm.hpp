@@ -48,6 +48,10 @@ struct SwarmOptions {
   /// Gives this peer its token in a moderated swarm and judges those of other peers; null: an open swarm. It is called on
   /// the loop's thread.
   std::shared_ptr<dht::Authorizer> authorizer;
+  /// A swarm with members (docs/security.md): those that know the secret in this file, which only its owner can read ...
+  std::string secret_file;
+  /// ... or those whose peer ids are in this one, which is read again when it changes; it needs identity_path.
+  std::string members_file;
   /// Asked between attempts and while one goes on, on the constructing thread: true gives the joining up (Ctrl+C).
   std::function<bool()> give_up = {};
 };

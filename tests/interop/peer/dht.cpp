@@ -13,7 +13,7 @@ class NamedMember final : public dht::Authorizer {
   NamedMember(std::shared_ptr<const dht::RsaSignatureValidator> key, std::string name)
       : Authorizer(std::move(key)), name_(std::move(name)) {}
   dht::AccessToken token() override { return {name_, key().public_key(), "2100-01-01", "granted"}; }
-  bool is_valid(const dht::AccessToken& token) const override { return token.username == name_; }
+  bool is_valid(const dht::AccessToken& token, const PeerId&) const override { return token.username == name_; }
 
  private:
   std::string name_;

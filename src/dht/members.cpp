@@ -1,0 +1,224 @@
+#include "cohive/dht/members.hpp"
+
+#include <sys/stat.h>
+
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <unordered_set>
+
+#include "cohive/core/crypto.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::dht {
+namespace {
+
+constexpr double kTokenSeconds = 3600;
+constexpr double kClockSeconds = 120;   // between the clocks of two members
+constexpr Duration kLookAgain = 2s;     // at the file
+constexpr std::uintmax_t kMaxListBytes = 16 << 20;
+constexpr int kStretching = 200'000;
+constexpr std::string_view kSalt = "cohive members";
+constexpr std::size_t kMaxProof = 4096;
+
+/// Renews its token in time, and checks what all tokens have in common: they name the peer that shows them, and end.
+class NamedMembers : public Authorizer {
+ public:
+  NamedMembers(Runtime& runtime, PeerId self, std::shared_ptr<const RsaSignatureValidator> key)
+      : Authorizer(std::move(key)), runtime_(runtime), self_(self) {}
+
+  AccessToken token() final {
+    const double now = runtime_.wall_time();
+    if (now + kTokenSeconds / 2 < expires_) return token_;
+    expires_ = now + kTokenSeconds;
+    token_ = {self_.text(), key().public_key(), std::to_string(static_cast<std::uint64_t>(expires_)), {}};
+    token_.signature = proof(text_of(token_));
+    return token_;
+  }
+
+  bool is_valid(const AccessToken& token, const PeerId& sender) const final {
+    if (token.username != sender.text() || token.signature.size() > kMaxProof) return false;
+    std::uint64_t expires = 0;
+    const char* const last = token.expiration_time.data() + token.expiration_time.size();
+    const auto [end, error] = std::from_chars(token.expiration_time.data(), last, expires);
+    const double left = static_cast<double>(expires) - runtime_.wall_time();
+    if (error != std::errc() || end != last || left < -kClockSeconds || left > kTokenSeconds + kClockSeconds) return false;
+    return proves(sender, text_of(token), token.signature);
+  }
+
+ protected:
+  virtual std::string proof(const std::string& text) const = 0;
+  virtual bool proves(const PeerId& sender, const std::string& text, const std::string& proof) const = 0;
+  Runtime& runtime_;
+
+ private:
+  static std::string text_of(const AccessToken& token) {
+    return "cohive member\n" + token.username + "\n" + token.public_key + "\n" + token.expiration_time;
+  }
+  PeerId self_;
+  double expires_ = 0;
+  AccessToken token_;
+};
+
+// ---- A secret
+
+class SecretMembers final : public NamedMembers {
+ public:
+  SecretMembers(Runtime& runtime, std::string_view secret, PeerId self, std::shared_ptr<const RsaSignatureValidator> key)
+      : NamedMembers(runtime, self, std::move(key)),
+        stretched_(crypto::stretched(as_bytes(secret), as_bytes(kSalt), kStretching)) {}
+
+ private:
+  std::string proof(const std::string& text) const override {
+    return crypto::base64_encode(crypto::hmac_sha256(stretched_, as_bytes(text)));
+  }
+  bool proves(const PeerId&, const std::string& text, const std::string& shown) const override {
+    return crypto::equal_secrets(shown, proof(text));
+  }
+  crypto::Key32 stretched_;
+};
+
+// ---- A list
+
+using Peers = std::unordered_set<PeerId>;
+
+Error list_error(cohive::Errc code, const std::filesystem::path& path, std::string what) {
+  return Error(code, "list of members " + path.string() + ": " + std::move(what));
+}
+
+Result<Peers> read_list(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::file_size(path, error) > kMaxListBytes || error)
+    return list_error(cohive::Errc::io, path, error ? error.message() : "too large");
+  std::ifstream file(path);
+  Peers peers;
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    std::istringstream words(line);
+    std::string first;
+    if (!(words >> first) || first.front() == '#') continue;
+    const auto peer = PeerId::from_text(first);
+    if (!peer) return list_error(cohive::Errc::malformed, path, log::format("line {} begins with no peer id", number));
+    peers.insert(*peer);
+  }
+  if (!file.eof()) return list_error(cohive::Errc::io, path, "cannot be read");
+  return peers;
+}
+
+/// By what a change of the file is noticed, a new one in its place included.
+struct Version {
+  std::int64_t seconds = 0, nanoseconds = 0, size = -1;
+  std::uint64_t inode = 0;
+  bool operator==(const Version&) const = default;
+};
+Version version_of(const std::filesystem::path& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  return {status.st_mtim.tv_sec, status.st_mtim.tv_nsec, status.st_size, status.st_ino};
+}
+
+class ListedMembers final : public NamedMembers {
+ public:
+  ListedMembers(Runtime& runtime, std::filesystem::path path, KeyPair identity,
+                std::shared_ptr<const RsaSignatureValidator> key)
+      : NamedMembers(runtime, identity.peer_id(), std::move(key)), path_(std::move(path)), identity_(std::move(identity)) {}
+
+  Result<> load() {
+    version_ = version_of(path_);
+    auto peers = read_list(path_);
+    if (!peers) return peers.error();
+    peers_ = std::move(*peers);
+    if (!peers_.contains(identity_.peer_id()))
+      log::warn("dht", "this peer, {}, is not in the list of members {}: members with the same list refuse it",
+                identity_.peer_id(), path_.string());
+    return ok();
+  }
+
+ private:
+  std::string proof(const std::string& text) const override {
+    return crypto::base64_encode(as_bytes(identity_.public_key().protobuf())) + "." +
+           crypto::base64_encode(identity_.sign(as_bytes(text)));
+  }
+
+  bool proves(const PeerId& sender, const std::string& text, const std::string& shown) const override {
+    look_again();
+    if (!peers_.contains(sender)) return false;
+    const auto dot = shown.find('.');
+    if (dot == std::string::npos) return false;
+    const auto key = crypto::base64_decode(std::string_view(shown).substr(0, dot));
+    const auto signature = crypto::base64_decode(std::string_view(shown).substr(dot + 1));
+    if (!key || !signature) return false;
+    const auto identity = PublicKey::from_protobuf(*key);
+    return identity && identity->peer_id() == sender && identity->verify(as_bytes(text), *signature);
+  }
+
+  void look_again() const {
+    if (runtime_.now() < next_look_) return;
+    next_look_ = runtime_.now() + kLookAgain;
+    const Version version = version_of(path_);
+    if (version == version_) return;
+    version_ = version;
+    auto peers = read_list(path_);
+    if (peers) {
+      log::info("dht", "{} members are listed in {}", peers->size(), path_.string());
+      peers_ = std::move(*peers);
+    } else {
+      log::warn("dht", "the members stay as they were: {}", peers.error());
+    }
+  }
+
+  const std::filesystem::path path_;
+  const KeyPair identity_;
+  mutable Peers peers_;
+  mutable Version version_;
+  mutable TimePoint next_look_{};
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Authorizer>> members_by_secret(Runtime& runtime, std::string_view secret, PeerId self,
+                                                      std::shared_ptr<const RsaSignatureValidator> key) {
+  if (secret.size() < kLeastSecret)
+    return Error(cohive::Errc::invalid_argument,
+                 log::format("the secret of a swarm needs {} characters or more, random ones best", kLeastSecret));
+  return std::shared_ptr<Authorizer>(std::make_shared<SecretMembers>(runtime, secret, self, std::move(key)));
+}
+
+Result<std::shared_ptr<Authorizer>> members_by_list(Runtime& runtime, std::filesystem::path list, KeyPair identity,
+                                                    std::shared_ptr<const RsaSignatureValidator> key) {
+  auto members = std::make_shared<ListedMembers>(runtime, std::move(list), std::move(identity), std::move(key));
+  if (auto loaded = members->load(); !loaded) return loaded.error();
+  return std::shared_ptr<Authorizer>(std::move(members));
+}
+
+Result<std::shared_ptr<Authorizer>> make_authorizer(Runtime& runtime, const MembersOptions& options, KeyPair identity,
+                                                    std::shared_ptr<const RsaSignatureValidator> key) {
+  if (!options.secret_file.empty() && !options.members_file.empty())
+    return Error(cohive::Errc::invalid_argument, "members are those of a secret or those of a list, not both");
+  if (!options.members_file.empty())
+    return members_by_list(runtime, options.members_file, std::move(identity), std::move(key));
+  if (options.secret_file.empty()) return std::shared_ptr<Authorizer>();
+  const auto secret = read_secret(options.secret_file);
+  if (!secret) return secret.error();
+  return members_by_secret(runtime, *secret, identity.peer_id(), std::move(key));
+}
+
+Result<std::string> read_secret(const std::filesystem::path& path) {
+  const auto fail = [&](const std::string& what) {
+    return Error(cohive::Errc::io, "secret file " + path.string() + ": " + what);
+  };
+  struct stat status{};
+  if (::stat(path.c_str(), &status) != 0) return fail("not a readable file");
+  if ((status.st_mode & S_IRWXO) != 0) return fail("every user of this machine can read it: chmod 400");
+  std::ifstream file(path);
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  if (!file && !file.eof()) return fail("cannot be read");
+  constexpr const char* kSpace = " \t\r\n";
+  const auto first = text.find_first_not_of(kSpace);
+  if (first == std::string::npos) return fail("empty");
+  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
+}
+
+}  // namespace cohive::dht

@@ -126,11 +126,12 @@ def peers_per_round(summary):
 
 def row(name, summaries, difference, one, tolerance):
     """A line of the table, and whether it is within the tolerance."""
+    group = mean(map(peers_per_round, summaries))
     loss = mean(s["eval_loss"] for s in summaries)
     more = loss / one - 1
     good = more <= tolerance and difference is not None and difference <= SAME
     cells = [f"{name}", f"{loss:.4f}", f"{more:+.1%}", f"{mean(s['eval_accuracy'] for s in summaries):.3f}",
-             f"{mean(map(peers_per_round, summaries)):.2f}", f"{mean(s['bytes_sent'] for s in summaries) / 1e6:.1f}",
+             f"{group:.2f}" if group else "-", f"{mean(s['bytes_sent'] for s in summaries) / 1e6:.1f}",
              "no number" if difference is None else f"{difference:.1e}", "yes" if good else "**no**"]
     return "| " + " | ".join(cells) + " |", good
 

@@ -36,7 +36,7 @@ CASES = {
     "PowerSGD, offload, all delayed": [*DELAYED, "--averager-rank", "{rank}"],
 }
 MODELS = {
-    "gpt": {"rank": 32, "epochs": 24, "every": 2, "matchmaking": 10, "title": "GPT of 25 million parameters, held-out loss",
+    "gpt": {"rank": 32, "epochs": 24, "every": 2, "matchmaking": 60, "title": "GPT of 25 million parameters, held-out loss",
             "flags": ["--size", "25m", "--context", "32", "--batch-size", "4", "--target-batch-size", "32",
                       "--learning-rate", "0.001", "--warmup-epochs", "5", "--average-state-every", "10"]},
     "cnn": {"rank": 8, "epochs": 40, "every": 2, "matchmaking": 3, "title": "Image network, batch normalisation, float16, held-out loss",

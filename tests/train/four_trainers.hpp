@@ -97,6 +97,7 @@ class FourTrainers {
     while (me.run->epoch() < until) {
       co_await runtime.sleep_for(1s);  // what a batch takes: the end of an epoch is foreseen by it
       me.model->compute(me.run->epoch(), number);
+      (void)me.run->publish();  // what was delayed and is ready
       auto next = me.run->count(kSamples);
       for (StepReport report; !report.epoch_changed && !report.loaded_state; next = me.run->count(0)) {
         if (next == Run::Next::synchronise) report = co_await me.run->synchronise();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <random>
 
@@ -102,15 +103,18 @@ std::unique_ptr<TrainedModel> plain_model(Runtime& runtime, const RunOptions&) {
 }
 
 /// What one process does, with one optimizer step for the batches of all.
-std::vector<Values> one_process(std::uint64_t epochs) {
+/// \param late  epochs that a step comes late: gradients are those of parameters without it
+std::vector<Values> one_process(std::uint64_t epochs, std::size_t late = 0) {
   Weights weights = Network::draw(1);
+  std::deque<Weights> seen(late, weights);  // by the epochs that come
   const Weights zeros{Values(weights[0].size()), Values(weights[1].size())};
   std::vector<Weights> statistics(2, zeros);
   std::vector<Values> history;
   for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
     Weights mean = zeros;
+    seen.push_back(weights);
     for (std::size_t trainer = 0; trainer < kTrainers; ++trainer) {
-      const auto gradient = Network::gradient(weights, epoch, trainer);
+      const auto gradient = Network::gradient(seen.front(), epoch, trainer);
       for (std::size_t p = 0; p < mean.size(); ++p)
         for (std::size_t i = 0; i < mean[p].size(); ++i) mean[p][i] += gradient[p][i] / float{kTrainers};
     }
@@ -123,6 +127,7 @@ std::vector<Values> one_process(std::uint64_t epochs) {
       step.run(0, step.size());
       history.back().insert(history.back().end(), values.begin(), values.end());
     }
+    seen.pop_front();
   }
   return history;
 }
@@ -132,6 +137,21 @@ TEST(OneProcess, TakesTheStepsOfFourTrainers) {
   FourTrainers trainers(plain_model);
   trainers.train(kEpochs);
   expect_steps_of(one_process(kEpochs), trainers);
+}
+
+TEST(OneProcess, WhoseStepsAreAnEpochLateTakesThoseOfTrainersThatDelayAll) {
+  constexpr std::uint64_t kEpochs = 50;
+  FourTrainers trainers(plain_model, [](RunOptions& options, std::size_t) {
+    options.delay_state_averaging = options.offload_optimizer = true;
+    options.delay_optimizer_step = options.delay_grad_averaging = true;
+  });
+  trainers.train(kEpochs);
+  const auto expected = one_process(kEpochs, 1);
+  for (std::size_t i = 0; i < kTrainers; ++i) {
+    ASSERT_EQ(trainers[i].history.size(), kEpochs);
+    for (std::size_t epoch = 1; epoch < kEpochs; ++epoch)
+      ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch - 1]), 1e-5) << "trainer " << i << ", epoch " << epoch;
+  }
 }
 
 struct Compressed {

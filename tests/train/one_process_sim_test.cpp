@@ -4,19 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <random>
 
-#include "bench/cheap_keys.hpp"
 #include "checkpoint/temporary_folder.hpp"
 #include "cohive/checkpoint/safetensors.hpp"
-#include "cohive/core/combine.hpp"
-#include "cohive/dht/dht.hpp"
 #include "cohive/optim/step.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
-#include "cohive/train/run.hpp"
-#include "support/swarm.hpp"
+#include "train/four_trainers.hpp"
 
 namespace cohive::train {
 namespace {
@@ -25,9 +22,7 @@ using Values = std::vector<float>;
 using Weights = std::vector<Values>;
 using checkpoint::TemporaryFolder;
 
-constexpr std::size_t kTrainers = 4, kInputs = 24, kHidden = 16;
-constexpr std::int64_t kSamples = 8;  // of a batch
-constexpr std::int64_t kTargetBatch = kTrainers * kSamples;
+constexpr std::size_t kInputs = 24, kHidden = 16;
 
 const std::vector<codec::Shape> kShapes{{kInputs, kHidden}, {kHidden}};
 
@@ -73,163 +68,90 @@ struct Network {
   }
 };
 
-std::vector<std::span<float>> live(PlainReplica& replica) {
-  return {replica.parameter(0), replica.parameter(1)};
-}
-std::vector<std::span<const float>> views(const Weights& weights) {
-  return {weights[0], weights[1]};
-}
-
-/// The learning rate falls with the epochs, in all of them.
-void schedule(PlainReplica& replica, const optim::AdamOptions& adam) {
-  replica.schedule([adam](std::uint64_t epoch) {
-    auto options = adam;
-    options.lr *= std::pow(0.98, static_cast<double>(epoch));
-    return optim::Options(options);
-  });
+optim::AdamOptions adam_of(std::uint64_t epoch) {
+  optim::AdamOptions options;
+  options.lr = 0.02 * std::pow(0.98, static_cast<double>(epoch));
+  options.weight_decay = 0.01;
+  return options;
 }
 
-struct Scenario {
-  struct Trainer {
-    std::unique_ptr<Dht> dht;
-    std::unique_ptr<PlainReplica> replica;
-    std::unique_ptr<Run> run;
-    std::vector<Weights> history;  ///< parameters after each epoch that it trained
-    std::vector<std::size_t> groups;
-  };
-  /// A whole swarm of its own.
-  struct Swarm {
-    sim::Swarm net;
-    std::vector<std::unique_ptr<Trainer>> trainers;
-    bench::CheapKeys keys;
-
-    ~Swarm() {
-      for (auto& trainer : trainers) {
-        trainer->run.reset();
-        trainer->replica.reset();
-        trainer->dht.reset();
-      }
-    }
-    Trainer& operator[](std::size_t number) { return *trainers[number]; }
-  };
-
-  static RunOptions usual_options() {
-    RunOptions options;
-    options.run_id = "four";
-    options.target_batch_size = kTargetBatch;
-    options.matchmaking_time = 2s;
-    options.averaging_timeout = 30s;
-    options.delay_state_averaging = false;
-    options.checkpoints.every = 0s;
-    return options;
+class PlainModel final : public TrainedModel {
+ public:
+  explicit PlainModel(Runtime& runtime) : replica_(runtime, kShapes, adam_of(0)) {
+    replica_.schedule([](std::uint64_t epoch) { return optim::Options(adam_of(epoch)); });
+    const auto first = Network::draw(1);
+    for (std::size_t p = 0; p < first.size(); ++p) std::ranges::copy(first[p], replica_.parameter(p).begin());
+  }
+  Replica& replica() override { return replica_; }
+  void compute(std::uint64_t epoch, std::size_t trainer) override {
+    const std::vector<std::span<float>> live{replica_.parameter(0), replica_.parameter(1)};
+    const auto gradient = Network::gradient(live, epoch, trainer);
+    replica_.add_gradients({gradient[0], gradient[1]}, double{kSamples});
+  }
+  Values parameters() override {
+    Values all(replica_.parameter(0).begin(), replica_.parameter(0).end());
+    all.insert(all.end(), replica_.parameter(1).begin(), replica_.parameter(1).end());
+    return all;
   }
 
-  std::unique_ptr<Swarm> start(const std::function<void(RunOptions&, std::size_t)>& tune = nullptr) const {
-    auto swarm = std::make_unique<Swarm>();
-    for (std::size_t i = 0; i < kTrainers; ++i) {
-      auto trainer = std::make_unique<Trainer>();
-      trainer->dht = std::make_unique<Dht>(swarm->net.add_host());
-      std::vector<Multiaddr> initial;
-      if (i > 0) initial = {swarm->net.host(0).visible_addresses().front()};
-      EXPECT_TRUE(swarm->net.run(trainer->dht->start(initial)));
-      trainer->replica = std::make_unique<PlainReplica>(swarm->net.runtime(), kShapes, adam);
-      schedule(*trainer->replica, adam);
-      const auto first = Network::draw(1);
-      for (std::size_t p = 0; p < first.size(); ++p) std::ranges::copy(first[p], trainer->replica->parameter(p).begin());
-      RunOptions how = usual_options();
-      if (tune) tune(how, i);
-      trainer->run = std::make_unique<Run>(
-          *trainer->dht, std::make_shared<dht::RsaSignatureValidator>(swarm->keys.der(i + 1)), *trainer->replica, how);
-      const auto opened = swarm->net.run(trainer->run->open_checkpoints());
-      EXPECT_TRUE(opened) << opened.error();
-      trainer->run->start();
-      swarm->trainers.push_back(std::move(trainer));
-    }
-    return swarm;
-  }
-
-  /// One batch in each epoch, of which the end is awaited.
-  static Task<void> train(Runtime& runtime, Trainer& me, std::size_t number, std::uint64_t until) {
-    while (me.run->epoch() < until) {
-      const std::uint64_t epoch = me.run->epoch();
-      co_await runtime.sleep_for(1s);  // what a batch takes: the end of an epoch is foreseen by it
-      const auto gradient = Network::gradient(live(*me.replica), epoch, number);
-      me.replica->add_gradients(views(gradient), double{kSamples});
-      auto next = me.run->count(kSamples);
-      for (StepReport report; !report.epoch_changed; next = me.run->count(0)) {
-        if (next == Run::Next::synchronise) report = co_await me.run->synchronise();
-        EXPECT_FALSE(report.loaded_state) << "the batch of trainer " << number << " is lost";
-        if (report.epoch_changed) me.groups.push_back(report.grad_group);
-        if (report.epoch_changed || report.loaded_state) break;
-        co_await runtime.sleep_for(50ms);
-      }
-      me.history.push_back({Values(me.replica->parameter(0).begin(), me.replica->parameter(0).end()),
-                            Values(me.replica->parameter(1).begin(), me.replica->parameter(1).end())});
-    }
-  }
-  static void train(Swarm& swarm, std::uint64_t until) {
-    std::vector<Task<void>> tasks;
-    for (std::size_t i = 0; i < kTrainers; ++i)
-      tasks.push_back(train(swarm.net.runtime(), swarm[i], i, until));
-    swarm.net.run(when_all(swarm.net.runtime(), std::move(tasks)));
-  }
-
-  /// What one process does, with one optimizer step for the batches of all.
-  std::vector<Weights> one_process(std::uint64_t epochs) const {
-    Weights weights = Network::draw(1);
-    std::vector<Weights> statistics(2, Weights{Values(weights[0].size()), Values(weights[1].size())});
-    std::vector<Weights> history;
-    for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
-      Weights mean{Values(weights[0].size()), Values(weights[1].size())};
-      for (std::size_t trainer = 0; trainer < kTrainers; ++trainer) {
-        const auto gradient = Network::gradient(weights, epoch, trainer);
-        for (std::size_t p = 0; p < mean.size(); ++p)
-          for (std::size_t i = 0; i < mean[p].size(); ++i) mean[p][i] += gradient[p][i] / float{kTrainers};
-      }
-      auto rate = adam;
-      rate.lr *= std::pow(0.98, static_cast<double>(epoch));
-      for (std::size_t p = 0; p < mean.size(); ++p) {
-        const std::span<float> values(weights[p]);
-        const optim::TensorMemory memory{std::span<const float>(values), values, {}, std::span(mean[p]),
-                                         {std::span(statistics[0][p]), std::span(statistics[1][p])}};
-        optim::TensorStep step(rate, memory, {static_cast<std::int64_t>(epoch) + 1});
-        step.run(0, step.size());
-      }
-      history.push_back(weights);
-    }
-    return history;
-  }
-
-  static double distance(const Weights& a, const Weights& b) {
-    double largest = 0;
-    for (std::size_t p = 0; p < a.size(); ++p)
-      for (std::size_t i = 0; i < a[p].size(); ++i)
-        largest = std::max(largest, std::abs(double{a[p][i]} - double{b[p][i]}));
-    return largest;
-  }
-
-  optim::AdamOptions adam = [] {
-    optim::AdamOptions options;
-    options.lr = 0.02;
-    options.weight_decay = 0.01;
-    return options;
-  }();
+ private:
+  PlainReplica replica_;
 };
 
-TEST(FourTrainers, TakeTheStepsOfOneProcess) {
-  const Scenario scenario;
-  constexpr std::uint64_t kEpochs = 50;
-  const auto expected = scenario.one_process(kEpochs);
-  const auto swarm = scenario.start();
-  scenario.train(*swarm, kEpochs);
-  for (std::size_t i = 0; i < kTrainers; ++i) {
-    const auto& trainer = (*swarm)[i];
-    EXPECT_EQ(trainer.groups, std::vector<std::size_t>(kEpochs, kTrainers));
-    ASSERT_EQ(trainer.history.size(), kEpochs);
-    for (std::uint64_t epoch = 0; epoch < kEpochs; ++epoch)
-      ASSERT_LT(scenario.distance(trainer.history[epoch], expected[epoch]), 1e-5) << "trainer " << i << ", epoch " << epoch + 1;
+std::unique_ptr<TrainedModel> plain_model(Runtime& runtime, const RunOptions&) {
+  return std::make_unique<PlainModel>(runtime);
+}
+
+/// What one process does, with one optimizer step for the batches of all.
+/// \param late  epochs that a step comes late: gradients are those of parameters without it
+std::vector<Values> one_process(std::uint64_t epochs, std::size_t late = 0) {
+  Weights weights = Network::draw(1);
+  std::deque<Weights> seen(late, weights);  // by the epochs that come
+  const Weights zeros{Values(weights[0].size()), Values(weights[1].size())};
+  std::vector<Weights> statistics(2, zeros);
+  std::vector<Values> history;
+  for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
+    Weights mean = zeros;
+    seen.push_back(weights);
+    for (std::size_t trainer = 0; trainer < kTrainers; ++trainer) {
+      const auto gradient = Network::gradient(seen.front(), epoch, trainer);
+      for (std::size_t p = 0; p < mean.size(); ++p)
+        for (std::size_t i = 0; i < mean[p].size(); ++i) mean[p][i] += gradient[p][i] / float{kTrainers};
+    }
+    history.emplace_back();
+    for (std::size_t p = 0; p < mean.size(); ++p) {
+      const std::span<float> values(weights[p]);
+      const optim::TensorMemory memory{std::span<const float>(values), values, {}, std::span(mean[p]),
+                                       {std::span(statistics[0][p]), std::span(statistics[1][p])}};
+      optim::TensorStep step(adam_of(epoch), memory, {static_cast<std::int64_t>(epoch) + 1});
+      step.run(0, step.size());
+      history.back().insert(history.back().end(), values.begin(), values.end());
+    }
+    seen.pop_front();
   }
-  EXPECT_GT(scenario.distance(expected.front(), expected.back()), 0.1) << "they have moved";
+  return history;
+}
+
+TEST(OneProcess, TakesTheStepsOfFourTrainers) {
+  constexpr std::uint64_t kEpochs = 50;
+  FourTrainers trainers(plain_model);
+  trainers.train(kEpochs);
+  expect_steps_of(one_process(kEpochs), trainers);
+}
+
+TEST(OneProcess, WhoseStepsAreAnEpochLateTakesThoseOfTrainersThatDelayAll) {
+  constexpr std::uint64_t kEpochs = 50;
+  FourTrainers trainers(plain_model, [](RunOptions& options, std::size_t) {
+    options.delay_state_averaging = options.offload_optimizer = true;
+    options.delay_optimizer_step = options.delay_grad_averaging = true;
+  });
+  trainers.train(kEpochs);
+  const auto expected = one_process(kEpochs, 1);
+  for (std::size_t i = 0; i < kTrainers; ++i) {
+    ASSERT_EQ(trainers[i].history.size(), kEpochs);
+    for (std::size_t epoch = 1; epoch < kEpochs; ++epoch)
+      ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch - 1]), 1e-5) << "trainer " << i << ", epoch " << epoch;
+  }
 }
 
 struct Compressed {
@@ -250,36 +172,35 @@ class FourTrainersThatCompress : public ::testing::TestWithParam<Compressed> {};
 /// not delivered yet would be missing in the steps that follow.
 TEST_P(FourTrainersThatCompress, GoOnFromTheirCheckpointsAsIfNothingHadHappened) {
   constexpr std::uint64_t kPause = 4, kEpochs = 8;
-  const Scenario scenario;
   const TemporaryFolder files;
   const auto tune = [&](RunOptions& options, std::size_t number) {
     GetParam().set(options);
     options.checkpoints.directory = files / std::to_string(number);
     options.checkpoints.resume = true;
   };
-  auto swarm = scenario.start([](RunOptions& options, std::size_t) { GetParam().set(options); });
-  if (GetParam().repeats) scenario.train(*swarm, kEpochs);
-  const Weights undisturbed = GetParam().repeats ? (*swarm)[0].history.back() : Weights();
-
-  swarm = scenario.start(tune);
-  scenario.train(*swarm, kPause);
   std::vector<std::map<std::string, Bytes>> before;
-  for (auto& trainer : swarm->trainers) {
-    const auto written = swarm->net.run(trainer->run->checkpoint_now());
-    ASSERT_TRUE(written) << written.error();
-    before.push_back(tensors_in(*written));
-    EXPECT_TRUE(std::ranges::any_of(before.back(), [](const auto& one) { return one.first.ends_with(GetParam().owed); }));
+  {
+    FourTrainers swarm(plain_model, tune);
+    swarm.train(kPause);
+    for (std::size_t i = 0; i < kTrainers; ++i) {
+      const auto written = swarm.run(swarm[i].run->checkpoint_now());
+      ASSERT_TRUE(written) << written.error();
+      before.push_back(tensors_in(*written));
+      EXPECT_TRUE(std::ranges::any_of(before.back(), [](const auto& one) { return one.first.ends_with(GetParam().owed); }));
+    }
   }
-  swarm = nullptr;
-  swarm = scenario.start(tune);
+  FourTrainers swarm(plain_model, tune);
   for (std::size_t i = 0; i < kTrainers; ++i) {
-    EXPECT_EQ((*swarm)[i].run->epoch(), kPause);
-    ASSERT_TRUE(swarm->net.run((*swarm)[i].run->save_checkpoint(files / "again")));
+    EXPECT_EQ(swarm[i].run->epoch(), kPause);
+    ASSERT_TRUE(swarm.run(swarm[i].run->save_checkpoint(files / "again")));
     EXPECT_EQ(tensors_in(files / "again"), before[i]);
   }
   if (!GetParam().repeats) return;
-  scenario.train(*swarm, kEpochs);
-  for (auto& trainer : swarm->trainers) EXPECT_LT(scenario.distance(trainer->history.back(), undisturbed), 1e-5);
+  swarm.train(kEpochs);
+  FourTrainers undisturbed(plain_model, [](RunOptions& options, std::size_t) { GetParam().set(options); });
+  undisturbed.train(kEpochs);
+  for (std::size_t i = 0; i < kTrainers; ++i)
+    EXPECT_LT(distance(swarm[i].history.back(), undisturbed[i].history.back()), 1e-5);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -3,7 +3,7 @@
 image network with batch normalisation in mixed precision, with PowerSGD, with the optimizer offloaded, with everything delayed,
 and with all of that at once.
 
-    tools/bench/loss_curves.py gpt --text FILE [--epochs 40] [--peers 4] [--only NAME...] [--svg FILE] [--points FILE]
+    tools/bench/loss_curves.py gpt --text FILE [--epochs N] [--peers 4] [--only NAME...] [--svg FILE] [--points FILE]
     tools/bench/loss_curves.py cnn [...]
 
 Prints a table in Markdown of the held-out loss on the way and at the end; --svg draws it, and --points keeps the numbers, with
@@ -36,10 +36,10 @@ CASES = {
     "PowerSGD, offload, all delayed": [*DELAYED, "--averager-rank", "{rank}"],
 }
 MODELS = {
-    "gpt": {"rank": 32, "epochs": 40, "every": 2, "title": "GPT of 25 million parameters, held-out loss",
-            "flags": ["--size", "25m", "--context", "32", "--batch-size", "4", "--target-batch-size", "16",
+    "gpt": {"rank": 32, "epochs": 24, "every": 2, "matchmaking": 60, "title": "GPT of 25 million parameters, held-out loss",
+            "flags": ["--size", "25m", "--context", "32", "--batch-size", "4", "--target-batch-size", "32",
                       "--learning-rate", "0.001", "--warmup-epochs", "5", "--average-state-every", "10"]},
-    "cnn": {"rank": 8, "epochs": 40, "every": 2, "title": "Image network, batch normalisation, float16, held-out loss",
+    "cnn": {"rank": 8, "epochs": 40, "every": 2, "matchmaking": 3, "title": "Image network, batch normalisation, float16, held-out loss",
             "flags": ["--model", "cnn", "--channels", "8", "--mixed-precision", "float16", "--batch-size", "16",
                       "--target-batch-size", "128", "--learning-rate", "0.005", "--average-state-every", "5"]},
 }
@@ -57,8 +57,8 @@ class Trainers:
         data = ["--text", o.text] if o.model == "gpt" else []
         look = ["--eval-every", str(self.model["every"])] if number == 0 else []
         return [o.bin / "cohive-train", *self.model["flags"], *data, "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json",
-                "--max-epochs", str(o.epochs), "--matchmaking-time", "3", "--averaging-timeout", "120", "--seed", str(1 + number),
-                "--save", self.folder / f"peer{number}.params", *look, *[flag.format(rank=self.model["rank"]) for flag in flags]]
+                "--max-epochs", str(o.epochs), "--matchmaking-time", str(self.model["matchmaking"]), "--averaging-timeout", "120",
+                "--next-chunk-timeout", "30", "--seed", str(1 + number), "--save", self.folder / f"peer{number}.params", *look, *[flag.format(rank=self.model["rank"]) for flag in flags]]
 
     def train(self, peers, flags):
         """What all of them printed as JSON."""
@@ -109,7 +109,7 @@ class Trainers:
         rounds = sum((s["rounds_by_group_size"] for s in summaries), [])
         weight = sum(size * n for s in summaries for size, n in enumerate(s["rounds_by_group_size"]))
         return {"points": points, "accuracy": summaries[0]["eval_accuracy"], "difference": difference,
-                "group": weight / sum(rounds) if sum(rounds) else 1,
+                "group": weight / sum(rounds) if sum(rounds) else 1, "batches": sum(s["batches"] for s in summaries),
                 "megabytes": sum(s["bytes_sent"] for s in summaries) / len(summaries) / 1e6}
 
 
@@ -161,18 +161,27 @@ def chart(title, curves):
     return "\n".join([*out, "</svg>", ""])
 
 
+def reached(points, loss):
+    """The epoch in which a curve comes down to a loss; None when it does not."""
+    for (before, high), (epoch, low) in zip(points, points[1:]):
+        if low <= loss:
+            return epoch if high <= loss else before + (epoch - before) * (high - loss) / (high - low)
+    return None
+
+
 def table(results, peers):
-    middle = {name: result["points"][len(result["points"]) // 2] for name, result in results.items()}
-    end = results.get(ONE_PROCESS, {"points": [(0, float("nan"))]})["points"][-1][1]
-    lines = [f"| {peers} peers | loss half way | loss at the end | beside one process | accuracy | peers per round | MB sent by each | parameters differ by |",
+    lines = [f"| {peers} peers | loss half way | loss at the end | one process had it at epoch | accuracy | peers per round | MB sent by each | parameters differ by |",
              "|---|---|---|---|---|---|---|---|"]
     for name, result in results.items():
-        loss = result["points"][-1][1]
-        alone = name == ONE_PROCESS
-        lines.append(f"| {name} | {middle[name][1]:.3f} (epoch {middle[name][0]}) | {loss:.3f} | "
-                     + ("" if alone else f"{loss / end - 1:+.1%}") + f" | {result['accuracy']:.3f} | "
-                     + (" | " if alone else f"{result['group']:.2f} | {result['megabytes']:.0f}")
-                     + (" | |" if alone else f" | {result['difference']:.1e} |"))
+        middle, (last, loss) = result["points"][len(result["points"]) // 2], result["points"][-1]
+        cells = [name, f"{middle[1]:.3f} (epoch {middle[0]})", f"{loss:.3f} (epoch {last})"]
+        if name == ONE_PROCESS:
+            cells += ["", f"{result['accuracy']:.3f}", "", "", ""]
+        else:
+            there = reached(results[ONE_PROCESS]["points"], loss) if ONE_PROCESS in results else None
+            cells += ["not yet" if there is None else f"{there:.0f}", f"{result['accuracy']:.3f}", f"{result['group']:.2f}",
+                      f"{result['megabytes']:.0f}", "no number" if result["difference"] is None else f"{result['difference']:.1e}"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -1,0 +1,89 @@
+// Four trainers of a model of LibTorch beside one process with torch::optim that computes with all their batches: step by
+// step the same parameters, to the rounding of float32.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "torch/torch_replica.hpp"
+#include "train/four_trainers.hpp"
+
+namespace cohive {
+namespace {
+
+using train::kSamples, train::kTrainers;
+
+constexpr double kRate = 0.01, kDecay = 0.98;  // of the learning rate, in each epoch
+
+struct Network {
+  Network() {
+    torch::manual_seed(1);
+    model->push_back(torch::nn::Linear(12, 16));
+    model->push_back(torch::nn::Tanh());
+    model->push_back(torch::nn::Linear(16, 1));
+    adam = std::make_unique<torch::optim::AdamW>(model->parameters(), kRate);
+    scheduler = std::make_unique<torch::optim::StepLR>(*adam, 1, kDecay);
+  }
+  void backward(std::uint64_t epoch, std::size_t trainer) {
+    auto generator = at::detail::createCPUGenerator(1000 * epoch + trainer);
+    const auto x = torch::randn({kSamples, 12}, generator);
+    torch::mse_loss(model->forward(x), torch::sin(x.sum(1, true))).backward();
+  }
+  std::vector<float> parameters() const {
+    std::vector<float> all;
+    for (const auto& parameter : model->parameters()) {
+      const auto flat = parameter.detach().contiguous();
+      all.insert(all.end(), flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
+    }
+    return all;
+  }
+  torch::nn::Sequential model;
+  std::unique_ptr<torch::optim::AdamW> adam;
+  std::unique_ptr<torch::optim::LRScheduler> scheduler;
+};
+
+class TorchModel final : public train::TrainedModel {
+ public:
+  TorchModel(Runtime& runtime, const train::RunOptions& options)
+      : replica_(libtorch::make_replica(
+            runtime, {network_.model->parameters(), *network_.adam, network_.scheduler.get()}, options)) {}
+  train::Replica& replica() override { return replica_->replica(); }
+  void compute(std::uint64_t epoch, std::size_t trainer) override {
+    network_.backward(epoch, trainer);
+    replica_->intake().take_batch(double{kSamples}, 1);
+  }
+  std::vector<float> parameters() override { return network_.parameters(); }
+
+ private:
+  Network network_;
+  std::unique_ptr<libtorch::TorchReplica> replica_;
+};
+
+std::unique_ptr<train::TrainedModel> torch_model(Runtime& runtime, const train::RunOptions& options) {
+  return std::make_unique<TorchModel>(runtime, options);
+}
+
+std::vector<std::vector<float>> steps_of_torch(std::uint64_t epochs) {
+  Network one;
+  std::vector<std::vector<float>> history;
+  for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
+    one.adam->zero_grad();
+    for (std::size_t trainer = 0; trainer < kTrainers; ++trainer) one.backward(epoch, trainer);
+    for (auto& parameter : one.model->parameters()) parameter.mutable_grad() /= static_cast<double>(kTrainers);
+    // LibTorch's schedulers let the rate be in their first step; PyTorch's do not, and neither do cohive's epochs.
+    one.adam->param_groups()[0].options().set_lr(kRate * std::pow(kDecay, static_cast<double>(epoch)));
+    one.adam->step();
+    history.push_back(one.parameters());
+  }
+  return history;
+}
+
+TEST(OneProcess, OfLibTorchTakesTheStepsOfFourTrainers) {
+  constexpr std::uint64_t kEpochs = 50;
+  train::FourTrainers trainers(torch_model);
+  trainers.train(kEpochs);
+  train::expect_steps_of(steps_of_torch(kEpochs), trainers);
+}
+
+}  // namespace
+}  // namespace cohive

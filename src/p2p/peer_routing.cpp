@@ -18,6 +18,7 @@ constexpr int kMaxAddressesTold = 8;
 constexpr Duration kRoutingTimeout = 10s;
 constexpr Duration kIdle = 60s;
 constexpr Duration kPatience = 3s;  // with the addresses a lookup found, before it goes on
+constexpr Duration kLookAgain = 3s;  // after that, while a dial hangs; a peer that needs relays has some in 4 s
 constexpr Duration kSelfLookupPeriod = 10min;
 constexpr Duration kAlonePeriod = 1min;  // between attempts to come back when no connection is left
 constexpr std::size_t kMaxRejoinDials = 8;
@@ -139,11 +140,13 @@ Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
   co_return result;
 }
 
-/// The lookup waits while what it found is tried. While a dial hangs there is another one now and then: the peer may
-/// have just found a relay.
+/// The lookup waits while what it found is tried. When a dial hangs there is another one: the peer may have just found
+/// a relay.
 Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Deadline deadline) {
   Runtime& runtime = routing.self_.runtime;
-  do {
+  for (bool again : {false, true}) {
+    if (again) co_await race.wait_idle(deadline.min(runtime.after(kLookAgain)));
+    if (again && race.idle()) break;
     Lookup lookup(routing.context_, race.peer(), deadline);
     for (;;) {
       auto heard = co_await lookup.next(deadline);
@@ -151,8 +154,7 @@ Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Deadline dead
       race.add(co_await routing.dialler_.resolve(std::move(heard), race.peer(), deadline));
       co_await race.wait_idle(deadline.min(runtime.after(kPatience)));
     }
-    co_await race.wait_idle(deadline.min(runtime.after(kPatience)));
-  } while (!race.idle() && !deadline.passed(runtime.now()));
+  }
   race.complete();
 }
 

@@ -40,17 +40,18 @@ void ClaimBounds::averaged(const std::vector<ShownWeight>& others, double own, b
     shown_[one.peer] = {one.weight.value_or(0) / seconds, 0};
   }
   std::erase_if(shown_, [](const auto& item) { return item.second.missed > kRememberedRounds; });
-  const bool too_much = epoch.claimed > kTooMuch * came;
+  const double claimed = std::max(epoch.claimed, target_);  // or it would not have ended, by speeds that were claimed
+  const bool too_much = claimed > kTooMuch * came;
   if (too_much && doubtful_epochs_ == 0)
     log::warn("train", "trainers claimed {:.0f} samples of which {:.0f} came: those that do not average count little",
-              epoch.claimed, came);
+              claimed, came);
   doubtful_epochs_ = too_much ? kDoubtfulEpochs : std::max(doubtful_epochs_ - 1, 0);
 }
 
 BelievedSamples ClaimBounds::add_up(const std::vector<SampleClaim>& claims, double own, TimePoint now) {
   const double elapsed = to_seconds(now - current_.began);
   BelievedSamples believed;
-  double unshown = 0, unshown_rate = 0, claimed = own;
+  double unshown = 0, claimed = own;
   for (const SampleClaim& claim : claims) {
     const auto shown = claim.peer ? shown_.find(*claim.peer) : shown_.end();
     double most = 0, fastest = 0;
@@ -63,7 +64,6 @@ BelievedSamples ClaimBounds::add_up(const std::vector<SampleClaim>& claims, doub
     const double samples = std::min(claim.samples, most), rate = std::min(claim.samples_per_second, fastest);
     claimed += claim.samples;
     unshown += claim.samples - samples;
-    unshown_rate += claim.samples_per_second - rate;
     believed.samples += samples;
     believed.estimated += samples + std::max(0.0, claim.age) * rate;
     believed.samples_per_second += rate;
@@ -72,7 +72,6 @@ BelievedSamples ClaimBounds::add_up(const std::vector<SampleClaim>& claims, doub
   const double more = std::min(unshown, kUnshownShare * target_);
   believed.samples += own + more;
   believed.estimated += own + more;
-  believed.samples_per_second += std::min(unshown_rate, believed.samples_per_second);
   return believed;
 }
 

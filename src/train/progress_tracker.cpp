@@ -295,21 +295,27 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, GlobalProgress& 
   const double now = dht_.now();
   global.own_samples = epoch_ == global.epoch ? samples_ : 0;
   std::vector<SampleClaim> claims;
+  double own_rate = 0, elsewhere = 0;
   for (const Entry& entry : entries) {
     ++global.peers;
     global.clients += entry.client;
-    if (entry.epoch != global.epoch || entry.marker == key_->ownership_marker())
-      global.samples_per_second += entry.samples_per_second;
+    if (entry.marker == key_->ownership_marker())
+      own_rate = entry.samples_per_second;
+    else if (entry.epoch != global.epoch)
+      elsewhere += entry.samples_per_second;
     else
       claims.push_back({entry.peer, entry.samples, entry.samples_per_second, now - entry.time});
   }
   const BelievedSamples believed = bounds_->add_up(claims, global.own_samples, runtime_.now());
   global.samples = believed.samples;
-  global.samples_per_second += believed.samples_per_second;
-  const double wait = std::max(0.0, options_.target_batch_size - believed.estimated) / global.samples_per_second;
+  // The end of an epoch is foreseen by those that are in it; the others will be soon.
+  const double here = std::max(own_rate + believed.samples_per_second, kNoRate);
+  global.samples_per_second = here + std::min(elsewhere, here);
+  const double missing = std::max(0.0, options_.target_batch_size - believed.estimated);
+  const double wait = missing / global.samples_per_second;
   const auto peers = static_cast<double>(global.peers);
   const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
-  global.eta = now + wait;
+  global.eta = now + missing / here;
   const Duration least = least_period(global.peers);
   next_fetch_ = runtime_.now() + std::clamp<Duration>(from_seconds(wait * peers / expected), least,
                                                       options_.max_refresh_period);

@@ -71,6 +71,15 @@ TEST_F(Claims, AreBelievedAgainSomeEpochsAfterTheLastLie) {
   EXPECT_FALSE(bounds.doubting());
 }
 
+TEST_F(Claims, OfSpeedThatEndAnEpochEarlyAreNotBelievedAgain) {
+  const BelievedSamples first = bounds.add_up({{honest, 50, 5}, {liar, 1, 1e14}}, 50, at(10));
+  EXPECT_GE(first.samples_per_second, 1e14) << "nothing is known yet";
+  bounds.averaged({{honest, 60.0}}, 60, false, at(10));
+  bounds.epoch_began(at(10));
+  EXPECT_LE(bounds.add_up({{honest, 50, 5}, {liar, 1, 1e14, 1}}, 50, at(20)).samples_per_second, 12);
+  EXPECT_LE(bounds.add_up({{honest, 50, 5}, {liar, 1, 1e14, 1}}, 50, at(20)).estimated, 102);
+}
+
 TEST_F(Claims, AreAllBelievedByATrainerThatTheRunHasLeftBehind) {
   short_round();
   bounds.epoch_began(at(100));

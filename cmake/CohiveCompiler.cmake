@@ -12,12 +12,28 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYP
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
+set(COHIVE_CF_PROTECTION OFF)  # of x86-64's indirect branches and returns
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(COHIVE_CF_PROTECTION ON)
+endif()
 add_library(cohive_flags INTERFACE)
 target_compile_features(cohive_flags INTERFACE cxx_std_20)
 # A designated initializer that leaves fields at their defaults is how option structs are meant to be used.
 target_compile_options(cohive_flags INTERFACE -Wall -Wextra
   $<$<CXX_COMPILER_ID:Clang>:-Wno-missing-designated-field-initializers>
   $<$<CXX_COMPILER_ID:GNU>:-Wno-missing-field-initializers> $<$<BOOL:${COHIVE_WERROR}>:-Werror>)
+
+# What makes a defect harder to use, at no cost that can be measured. Sanitizers have checks of their own.
+option(COHIVE_HARDEN "build with stack protector, checked C functions, control-flow protection, full RELRO and PIE" ON)
+if(COHIVE_HARDEN AND NOT COHIVE_SANITIZE AND NOT COHIVE_FUZZ)
+  target_compile_options(cohive_flags INTERFACE -fstack-protector-strong
+    $<$<AND:$<NOT:$<CONFIG:Debug>>,$<COMPILE_LANGUAGE:CXX>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>
+    $<$<BOOL:${COHIVE_CF_PROTECTION}>:-fcf-protection=full>)
+  include(CheckPIESupported)
+  check_pie_supported(LANGUAGES CXX)
+  target_link_options(cohive_flags INTERFACE
+    $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:LINKER:-z,relro,-z,now,-z,noexecstack>)
+endif()
 
 if(COHIVE_SANITIZE)
   add_compile_options(-fsanitize=${COHIVE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)

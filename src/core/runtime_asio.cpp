@@ -86,7 +86,7 @@ class AsioRuntime final : public Runtime {
 
   void start_job(std::shared_ptr<detail::OffloadJob> job) override {
     asio::post(pool_, [this, job = std::move(job)]() mutable {
-      job->run();
+      if (!job->abandoned.load(std::memory_order_relaxed)) job->run();
       post_turn([job = std::move(job)](AsioRuntime&) {
         if (job->waiter) job->waiter->wake();
       });

@@ -10,6 +10,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/dht/errors.hpp"
 #include "dht_impl.hpp"
+#include "p2p/network_block.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -122,6 +123,11 @@ TraversalOptions Dht::Impl::search_options(std::size_t beam, std::size_t keys) c
   return search;
 }
 
+std::optional<std::uint64_t> Dht::Impl::block_of(const PeerId& peer) const {
+  const auto address = protocol.host.remote_address(peer);
+  return address ? p2p::network_block(*address) : std::nullopt;
+}
+
 Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys) {
   const NodeAddress& node = contact.node;
   if (blacklist.contains(node.peer, runtime.now())) co_return std::nullopt;
@@ -142,6 +148,7 @@ Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std
                                                                              Deadline deadline) {
   struct Exploring final : Traversal::Guide {
     explicit Exploring(Impl& impl) : self(impl) {}
+    std::optional<std::uint64_t> block_of(const PeerId& peer) override { return self.block_of(peer); }
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
       auto findings = co_await self.ask(contact, std::move(queries));
       if (!findings) co_return std::nullopt;

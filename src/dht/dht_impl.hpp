@@ -86,6 +86,7 @@ struct Dht::Impl {
                                                                     Deadline deadline);
   Task<void> refresh_buckets();
   TraversalOptions search_options(std::size_t beam, std::size_t keys) const;
+  std::optional<std::uint64_t> block_of(const PeerId& peer) const;
   /// Asks one node on behalf of a search, minding the blacklist.
   Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys);
 

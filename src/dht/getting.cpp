@@ -135,6 +135,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
 
   struct Getting final : Traversal::Guide {
     explicit Getting(Impl& impl) : self(impl) {}
+    std::optional<std::uint64_t> block_of(const PeerId& peer) override { return self.block_of(peer); }
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
       auto findings = co_await self.ask(contact, queries);
       if (!findings) co_return std::nullopt;

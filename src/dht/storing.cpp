@@ -94,6 +94,7 @@ Task<Result<>> Dht::Impl::result_of(const StorePlan& plan, std::size_t i) {
 Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline deadline) {
   struct Storing final : Traversal::Guide {
     explicit Storing(Impl& impl) : self(impl), sending(impl.runtime, "dht store") {}
+    std::optional<std::uint64_t> block_of(const PeerId& peer) override { return self.block_of(peer); }
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
       auto findings = co_await self.ask(contact, std::move(queries));
       if (!findings) co_return std::nullopt;

@@ -10,8 +10,16 @@ constexpr std::size_t kReserve = 3;
 // Calls for one query: several times what a swarm of a million nodes takes, so that only a chain of invented
 // neighbours reaches it.
 constexpr std::size_t kMaxCallsPerQuery = 200;
+constexpr std::size_t kNearOfOneBlock = 2;
+// Of the nodes that one node names; each costs a dial of several addresses. In a swarm that loses half of its nodes at
+// once honest ones name as many.
+constexpr std::size_t kMaxFailed = 8;
 
 }  // namespace
+
+bool Traversal::Named::invents() const {
+  return failed >= kMaxFailed && failed > 2 * answered;
+}
 
 Traversal::Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Guide& guide)
     : runtime_(runtime),
@@ -37,6 +45,7 @@ void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initi
 void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bool asked) const {
   const NodeAddress& node = contact.node;
   if (node.id == self_) return;
+  if (const auto by = named_.find(contact.teller); !asked && by != named_.end() && by->second.invents()) return;
   const DhtId distance = node.id.distance(query.id);
   auto& beam = query.beam;
   const auto at =
@@ -71,13 +80,37 @@ bool Traversal::was_asked(const PeerId& peer, const Query& query) const {
   return found != asked_.end() && found->second[query.index];
 }
 
+/// The place of a node in the beam, counted without those that are crowded out.
+std::size_t Traversal::nth(const Query& query, std::size_t number) {
+  std::size_t at = 0;
+  for (; at < query.beam.size(); ++at)
+    if (!query.beam[at].crowded && number-- == 0) break;
+  return at;
+}
+
+/// Nodes of a block that has its share of the nearest ones make room for farther ones, unless there are hardly others.
+void Traversal::find_crowds(Query& query) {
+  std::unordered_map<std::uint64_t, std::size_t> counted;
+  std::size_t answered = 0, largest = 0;
+  for (Candidate& candidate : query.beam) {
+    if (!candidate.answered) continue;
+    ++answered;
+    const std::size_t nearer = candidate.block ? counted[*candidate.block]++ : 0;
+    largest = std::max(largest, nearer + 1);
+    candidate.crowded = nearer >= kNearOfOneBlock;
+  }
+  if (answered - largest < kNearOfOneBlock)
+    for (Candidate& candidate : query.beam) candidate.crowded = false;
+}
+
 /// How many of the nearest nodes are the quorum, without us.
 std::size_t Traversal::quorum_of(const Query& query) const {
   const auto& beam = query.beam;
   const std::size_t others = options_.quorum - 1;
-  const bool with_us =
-      options_.in_quorum && (beam.size() <= others || self_.distance(query.id) < beam[others].distance);
-  return std::min(beam.size(), std::max<std::size_t>(with_us ? others : options_.quorum, 1));
+  const std::size_t last = nth(query, others);
+  const bool with_us = options_.in_quorum && (last == beam.size() || self_.distance(query.id) < beam[last].distance);
+  const auto near = static_cast<std::size_t>(std::ranges::count(beam, false, &Candidate::crowded));
+  return std::min(near, std::max<std::size_t>(with_us ? others : options_.quorum, 1));
 }
 
 /// Ends the search, or goes on to the rest of the beam, once the quorum has answered.
@@ -85,8 +118,9 @@ void Traversal::settle(Query& query) {
   if (!query.settling || query.finished) return;
   const std::size_t size = quorum_of(query);
   std::vector<DhtId> quorum;
-  for (std::size_t i = 0; i < size; ++i) {
-    const Candidate& candidate = query.beam[i];
+  for (const Candidate& candidate : query.beam) {
+    if (quorum.size() == size) break;
+    if (candidate.crowded) continue;
     if (!candidate.answered) return;
     quorum.push_back(candidate.node.id);
   }
@@ -100,9 +134,12 @@ void Traversal::settle(Query& query) {
 void Traversal::update_next(Query& query) {
   query.next = kNone;
   if (query.calls >= kMaxCallsPerQuery) return;
-  const std::size_t size = query.settling ? quorum_of(query) : std::min(options_.beam_size, query.beam.size());
-  for (std::size_t i = 0; i < size && query.next == kNone; ++i)
+  const std::size_t size = query.settling ? quorum_of(query) : options_.beam_size;
+  for (std::size_t i = 0, near = 0; i < query.beam.size() && near < size && query.next == kNone; ++i) {
+    if (query.beam[i].crowded) continue;
+    ++near;
     if (!query.beam[i].asked) query.next = i;
+  }
 }
 
 /// Those that fell out of the beam were far away: they count as one hop.
@@ -116,9 +153,10 @@ void Traversal::finish(Query& query) {
   if (std::exchange(query.finished, true)) return;
   std::erase(unfinished_, &query);
   std::vector<NodeAddress> nearest;
-  const std::size_t size = std::min(options_.result_size, query.beam.size());
-  nearest.reserve(size);
-  for (std::size_t i = 0; i < size; ++i) nearest.push_back(query.beam[i].node);
+  nearest.reserve(std::min(options_.result_size, query.beam.size()));
+  for (const bool crowded : {false, true})  // in a swarm of one block there are no others
+    for (const Candidate& candidate : query.beam)
+      if (candidate.crowded == crowded && nearest.size() < options_.result_size) nearest.push_back(candidate.node);
   const std::size_t hops = query.stopped_at || query.beam.empty() ? query.stopped_at : query.beam.front().hops;
   guide_.found(query.id, std::move(nearest), {query.calls, hops, cut_off_});
   if (unfinished_.empty()) all_finished_.set();
@@ -172,12 +210,25 @@ bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
 void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
   --query.active;
   if (query.finished) return;
+  const auto at = std::ranges::find(query.beam, peer, [](const Candidate& one) { return one.node.peer; });
+  if (at != query.beam.end() && !at->teller.empty()) {
+    const PeerId teller = at->teller;
+    Named& named = named_[teller];
+    ++(step ? named.answered : named.failed);
+    if (named.invents())
+      std::erase_if(query.beam, [&](const Candidate& one) { return one.teller == teller && !one.asked; });
+  }
   if (!step) {
     std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.peer == peer; });
   } else {
     const std::size_t hops = hops_to(query, peer);
-    for (Candidate& candidate : query.beam) candidate.answered |= candidate.node.peer == peer;
+    for (Candidate& candidate : query.beam) {
+      if (candidate.node.peer != peer) continue;
+      candidate.answered = true;
+      candidate.block = guide_.block_of(peer);
+    }
     for (const auto& neighbour : step->nearest) learn(query, {neighbour, peer}, hops + 1, false);
+    find_crowds(query);
     if (step->stop) {
       query.stopped_at = hops;
       return finish(query);

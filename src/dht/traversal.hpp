@@ -1,7 +1,9 @@
 // Beam search over the swarm: asks the nearest known nodes about several keys at once, until for each key the beam is
 // explored or the guide has what it wants. Source: docs/wire/hivemind.md, section 3.9.
 // Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and who looks for the
-// newest copy of a record is done when the nodes that are to hold it, the nearest, all hold the same.
+// newest copy of a record is done when the nodes that are to hold it, the nearest, all hold the same. Node ids are free:
+// of one network block two nodes count as near, so that a machine with many ids does not surround a key; and a node that
+// names mostly nodes that do not answer is not followed further.
 #pragma once
 
 #include <optional>
@@ -54,6 +56,8 @@ class Traversal {
     virtual Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) = 0;
     /// Called once per query with the nearest nodes known, nearest first, asked or not.
     virtual void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) = 0;
+    /// The network block of a node that has answered; nothing where it does not matter.
+    virtual std::optional<std::uint64_t> block_of(const PeerId& /*peer*/) { return std::nullopt; }
     /// Whether the search may end now that all of `quorum` have answered: the nearest nodes there are, and we if we are
     /// among them.
     virtual bool agree(const DhtId& /*query*/, const std::vector<DhtId>& /*quorum*/) { return false; }
@@ -73,6 +77,13 @@ class Traversal {
     std::size_t hops = 1;  // 1: the same
     bool asked = false;
     bool answered = false;
+    bool crowded = false;  // nearer nodes of its block have answered
+    std::optional<std::uint64_t> block = std::nullopt;
+  };
+  /// What became of the nodes that one node has named.
+  struct Named {
+    std::size_t failed = 0, answered = 0;
+    bool invents() const;
   };
   struct Query {
     DhtId id;
@@ -91,6 +102,8 @@ class Traversal {
   void learn(Query& query, const Contact& contact, std::size_t hops, bool asked) const;
   void update_next(Query& query);
   std::size_t quorum_of(const Query& query) const;
+  static std::size_t nth(const Query& query, std::size_t number);
+  static void find_crowds(Query& query);
   void settle(Query& query);
   bool choose(Contact& contact, std::vector<Query*>& batch);
   void apply(Query& query, const PeerId& peer, TraversalStep* step);
@@ -105,6 +118,7 @@ class Traversal {
   std::vector<Query> queries_;
   std::vector<Query*> unfinished_;
   bool cut_off_ = false;
+  std::unordered_map<PeerId, Named> named_;              // by whom
   std::unordered_map<PeerId, std::vector<bool>> asked_;  // by whom: one flag per query
   Condition changed_;
   Event all_finished_;

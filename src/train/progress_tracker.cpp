@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "claim_bounds.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/dht/schema.hpp"
@@ -54,7 +53,6 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
       changed_(runtime_, "progress to report"),
       fetch_wanted_(runtime_, "time to look at the run's progress"),
       seen_(runtime_, "news of the run's progress"),
-      bounds_(std::make_unique<ClaimBounds>(options_.target_batch_size)),
       tasks_(runtime_, "progress tracker") {
   dht_.add_validator(std::make_shared<dht::SchemaValidator>(dht::training_progress_schema(), options_.run_id));
   dht_.add_validator(key_);
@@ -62,7 +60,6 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
 ProgressTracker::~ProgressTracker() = default;
 
 void ProgressTracker::start() {
-  bounds_->epoch_began(runtime_.now());
   restart_timer();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
@@ -129,7 +126,6 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
     global.eta = dht_.now() + kFarAway;
     set(global);
   }
-  if (epoch != epoch_) bounds_->epoch_began(runtime_.now());
   epoch_ = epoch;
   samples_ = 0;
   restart_timer();
@@ -195,13 +191,6 @@ void ProgressTracker::took_part(const std::vector<PeerId>& members) {
     if (peer != dht_.host().id() && std::find(members.begin(), members.end(), peer) == members.end())
       absent_[peer] = time;
   set(snapshot());
-}
-
-void ProgressTracker::averaged(const std::vector<std::pair<PeerId, std::optional<double>>>& others, double own,
-                               bool delayed) {
-  std::vector<ShownWeight> shown;
-  for (const auto& [peer, weight] : others) shown.push_back({peer, weight});
-  bounds_->averaged(shown, own, delayed, runtime_.now());
 }
 
 void ProgressTracker::distrust_claims_above(std::uint64_t proven) {
@@ -293,20 +282,17 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
 
 void ProgressTracker::add_up(const std::vector<Entry>& entries, GlobalProgress& global) {
   const double now = dht_.now();
-  global.own_samples = epoch_ == global.epoch ? samples_ : 0;
-  std::vector<SampleClaim> claims;
+  global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
+  double estimated = global.samples;
   for (const Entry& entry : entries) {
     ++global.peers;
     global.clients += entry.client;
-    if (entry.epoch != global.epoch || entry.marker == key_->ownership_marker())
-      global.samples_per_second += entry.samples_per_second;
-    else
-      claims.push_back({entry.peer, entry.samples, entry.samples_per_second, now - entry.time});
+    global.samples_per_second += entry.samples_per_second;
+    if (entry.epoch != global.epoch || entry.marker == key_->ownership_marker()) continue;
+    global.samples += entry.samples;
+    estimated += entry.samples + std::max(0.0, now - entry.time) * entry.samples_per_second;
   }
-  const BelievedSamples believed = bounds_->add_up(claims, global.own_samples, runtime_.now());
-  global.samples = believed.samples;
-  global.samples_per_second += believed.samples_per_second;
-  const double wait = std::max(0.0, options_.target_batch_size - believed.estimated) / global.samples_per_second;
+  const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
   const auto peers = static_cast<double>(global.peers);
   const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
   global.eta = now + wait;

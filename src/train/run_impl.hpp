@@ -110,7 +110,6 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<Outcome> finish_state_round(const StateRoundPlan& plan);
   Outcome judge(Scheduled& scheduled, Result<averaging::RoundResult> result, const char* what);
   void miss(const char* what);
-  void note_weights(const averaging::RoundResult& result, double own);
   void count_round(const averaging::RoundResult& result, bool of_gradients);
   Task<void> abandon_rounds();
   Task<std::size_t> average_parameters(std::size_t expected, Duration timeout);

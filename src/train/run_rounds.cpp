@@ -125,10 +125,7 @@ Task<Outcome> Run::Impl::finish_gradient_round(double weight, std::shared_ptr<av
   Round round = std::move(*std::exchange(gradients.round, std::nullopt));
   round.trigger(weight, std::move(parts));
   Outcome outcome = judge(gradients, co_await round.result(), "gradients");
-  if (outcome.result) {
-    count_round(*outcome.result, true);
-    note_weights(*outcome.result, weight);
-  }
+  if (outcome.result) count_round(*outcome.result, true);
   const std::lock_guard lock(mutex);
   if (outcome.kind == Outcome::Kind::local) ++counters.grad_rounds_failed;
   (outcome.kind == Outcome::Kind::averaged ? metrics.grad_ok : metrics.grad_local).increment();
@@ -190,17 +187,6 @@ Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, const
              log::format("averaged {} with {} peers in {:.3f} s (group found in {:.3f} s)", what, result->group.size(),
                          to_seconds(result->allreduce), to_seconds(result->matchmaking)));
   return {Outcome::Kind::averaged, std::move(*result)};
-}
-
-/// What each member has shown of what it claims.
-void Run::Impl::note_weights(const RoundResult& result, double own) {
-  const std::size_t most = gradients.averager.options().target_group_size;
-  if (most > 0 && result.group.size() >= most) return;  // trainers that it had no room for have averaged elsewhere
-  std::vector<std::pair<PeerId, std::optional<double>>> others;
-  for (std::size_t i = 0; i < result.group.size(); ++i)
-    if (result.group[i].peer != dht.host().id())
-      others.emplace_back(result.group[i].peer, i < result.exchanged.size() ? result.exchanged[i].weight : std::nullopt);
-  tracker.averaged(others, own, options.delay_grad_averaging);
 }
 
 void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {

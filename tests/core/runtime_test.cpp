@@ -206,6 +206,31 @@ TEST(Offload, WorkOfADroppedTaskStillRunsAndItsResultIsDiscarded) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST(Offload, WorkThatHasNotBegunIsDroppedWithItsTask) {
+  auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
+  std::latch started(1), go_on(1);
+  std::atomic<int> ran = 0;
+  TaskGroup first(*runtime);
+  first.spawn([](Runtime& r, std::latch& s, std::latch& g) -> Task<void> {
+    co_await r.offload([&s, &g] {
+      s.count_down();
+      g.wait();
+    });
+  }(*runtime, started, go_on));
+  {
+    TaskGroup waiting(*runtime);
+    for (int i = 0; i < 100; ++i)
+      waiting.spawn([](Runtime& r, std::atomic<int>& count) -> Task<void> {
+        co_await r.offload([&count] { ++count; });
+      }(*runtime, ran));
+    runtime->run([](Runtime& r) -> Task<void> { co_await r.yield(); }(*runtime));
+    started.wait();
+  }
+  go_on.count_down();
+  runtime->run(where(*runtime));  // the only worker is free again
+  EXPECT_EQ(ran, 0);
+}
+
 TEST(RuntimeThread, RunsTasksForOtherThreadsAndStopsCleanly) {
   RuntimeThread loop;
   EXPECT_EQ(loop.run([&] { return add_later(loop.runtime(), 2, 3, 1ms); }), 5);

@@ -64,6 +64,10 @@ struct World final : Traversal::Guide {
     EXPECT_FALSE(results.contains(query));
     results[query] = std::move(list);
   }
+  std::optional<std::uint64_t> block_of(const PeerId& peer) override {
+    const auto at = blocks.find(peer);
+    return at == blocks.end() ? std::nullopt : std::optional(at->second);
+  }
   bool agree(const DhtId&, const std::vector<DhtId>& quorum) override {
     quorums.push_back(quorum);
     return agreeing;
@@ -73,6 +77,7 @@ struct World final : Traversal::Guide {
   std::vector<NodeAddress> nodes;
   std::map<DhtId, std::vector<NodeAddress>> neighbours;
   std::set<DhtId> dead;
+  std::map<PeerId, std::uint64_t> blocks;
   std::optional<DhtId> stop_at;
   std::map<DhtId, std::vector<NodeAddress>> results;
   std::map<DhtId, SearchCost> costs;
@@ -85,6 +90,66 @@ std::vector<DhtId> ids_of(const std::vector<NodeAddress>& nodes) {
   std::vector<DhtId> ids;
   for (const auto& node : nodes) ids.push_back(node.id);
   return ids;
+}
+
+/// A node id whose first bytes are those of `query`.
+DhtId beside(const DhtId& query, std::uint8_t number) {
+  std::string bytes = query.binary();
+  bytes.back() = static_cast<char>(bytes.back() ^ number);
+  return *DhtId::from_bytes(as_bytes(bytes));
+}
+
+TEST(Traversal, AMachineWithManyIdsDoesNotSurroundAKey) {
+  World world(200);
+  const DhtId query = DhtId::random(world.runtime);
+  std::vector<NodeAddress> sybils;
+  for (std::uint8_t i = 1; i <= 20; ++i) {
+    sybils.push_back({beside(query, i), peer_of(1000 + i)});
+    world.blocks[sybils.back().peer] = 7;
+  }
+  for (const auto& sybil : sybils) world.neighbours[sybil.id] = sybils;
+  for (auto& [id, known] : world.neighbours)
+    if (world.nearest(query, 30).back().id.distance(query) > id.distance(query))
+      known.insert(known.end(), sybils.begin(), sybils.begin() + 10);  // as many as a bucket takes of one block
+  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10, .result_size = 20, .quorum = 5}, world);
+  traversal.add_query(query, {world.nodes[0], world.nodes[1]});
+  ASSERT_TRUE(world.runtime.run(traversal.run()));
+  const auto& found = world.results.at(query);
+  ASSERT_GE(found.size(), 5u);
+  std::size_t honest = 0;
+  for (std::size_t i = 0; i < 5; ++i) honest += !world.blocks.contains(found[i].peer);
+  EXPECT_EQ(honest, 3u);
+  EXPECT_EQ(found[2], world.nearest(query, 1)[0]);
+}
+
+TEST(Traversal, ASwarmOfOneBlockIsFoundAsAnyOther) {
+  World world(100);
+  for (const auto& node : world.nodes) world.blocks[node.peer] = 7;
+  const DhtId query = DhtId::random(world.runtime);
+  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10}, world);
+  traversal.add_query(query, {world.nodes[0]});
+  ASSERT_TRUE(world.runtime.run(traversal.run()));
+  EXPECT_EQ(world.results.at(query).size(), 10u);
+  EXPECT_EQ(world.results.at(query)[0], world.nearest(query, 1)[0]);
+  EXPECT_LE(world.costs[query].calls, 45u);
+}
+
+TEST(Traversal, ANodeThatInventsNeighboursIsNotFollowed) {
+  World world(100);
+  const DhtId query = DhtId::random(world.runtime);
+  NodeAddress liar{beside(query, 1), peer_of(1000)};
+  for (std::uint8_t i = 2; i < 200; ++i) {
+    const NodeAddress invented{beside(query, i), peer_of(1000 + i)};
+    world.dead.insert(invented.id);
+    world.neighbours[liar.id].push_back(invented);
+  }
+  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 20}, world);
+  traversal.add_query(query, {liar, world.nodes[0], world.nodes[1]});
+  ASSERT_TRUE(world.runtime.run(traversal.run()));
+  std::size_t dialled = 0;
+  for (const auto& [key, node] : world.asked) dialled += world.dead.contains(node);
+  EXPECT_LE(dialled, 12u) << "eight, and what was under way";
+  EXPECT_EQ(world.results.at(query)[1], world.nearest(query, 1)[0]) << "the liar itself is nearer";
 }
 
 TEST(Traversal, FindsTheNearestNodesFromAnywhere) {

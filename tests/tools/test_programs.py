@@ -157,6 +157,38 @@ class Bootstrap(unittest.TestCase):
             self.assertEqual(len(ids), 1)
             self.assertEqual(os.stat(folder + "/key").st_mode & 0o077, 0, "others can read the private key")
 
+    def test_a_swarm_with_a_secret_serves_those_that_know_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ours, other = Path(folder, "ours"), Path(folder, "other")
+            for path, secret in (ours, "a secret of the run, and long"), (other, "the secret of another run"):
+                path.write_text(secret + "\n")
+                path.chmod(0o400)
+            with bootstrap("--secret-file", str(ours)) as (_, hub):
+                watch = ["--once", "--json", "--initial-peers", *hub["initial_peers"]]
+                self.assertEqual(run("cohive-monitor", *watch, "--secret-file", str(ours)).returncode, 0)
+                stranger = run("cohive-monitor", *watch, "--secret-file", str(other))
+                self.assertEqual(stranger.returncode, 1)
+                self.assertIn("cannot join the swarm", stranger.stderr)
+            ours.chmod(0o644)
+            refused = run("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--secret-file", str(ours))
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn("chmod 400", refused.stderr)
+
+    def test_a_list_of_members_lets_those_in_that_are_on_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with bootstrap("--identity-path", folder + "/watcher") as (_, watcher):
+                pass
+            members, listed = Path(folder, "members"), ["--members", folder + "/members", "--identity-path"]
+            members.write_text("# nobody yet\n")
+            with bootstrap(*listed, folder + "/node") as (_, hub):
+                members.write_text(hub["peer_id"] + "\n")
+                watch = ["cohive-monitor", "--once", "--json", "--initial-peers", *hub["initial_peers"], *listed,
+                         folder + "/watcher"]
+                self.assertEqual(run(*watch).returncode, 1)
+                members.write_text(hub["peer_id"] + "\n" + watcher["peer_id"] + " who watches\n")
+                # The node looks at its list again after two seconds.
+                self.assertTrue(any(run(*watch).returncode == 0 for _ in range(5)))
+
     def test_an_identity_belongs_to_one_process_at_a_time(self):
         with tempfile.TemporaryDirectory() as folder:
             key = folder + "/key"

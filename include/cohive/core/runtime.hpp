@@ -5,6 +5,7 @@
 /// Threads: everything here belongs to the loop thread, except post() and submit().
 #pragma once
 
+#include <atomic>
 #include <coroutine>
 #include <cstdint>
 #include <functional>
@@ -130,6 +131,7 @@ class OffloadJob {
   virtual ~OffloadJob() = default;
   virtual void run() noexcept = 0;  // on a worker thread
   Waiter* waiter = nullptr;         // loop thread only; null once the awaiting coroutine is gone
+  std::atomic<bool> abandoned = false;  // the same for workers: what has not begun need not run
 };
 
 template <class F>

@@ -39,7 +39,10 @@ class Offload : public Waiter {
  public:
   Offload(Runtime& runtime, F work)
       : Waiter(runtime, "offloaded work"), job_(std::make_shared<OffloadJobOf<F>>(std::move(work))) {}
-  ~Offload() { job_->waiter = nullptr; }
+  ~Offload() {
+    job_->waiter = nullptr;
+    job_->abandoned.store(true, std::memory_order_relaxed);
+  }
   bool await_ready() const noexcept { return false; }
   template <class Promise>
   void await_suspend(std::coroutine_handle<Promise> handle) {

@@ -80,10 +80,6 @@ class ProgressTracker {
   /// Notes the members of a round that has ended. A trainer that was not among them is not expected in the next round
   /// until it reports again: what a peer reported before it vanished is kept for metadata_expiration.
   void took_part(const std::vector<PeerId>& members);
-  /// Notes by how much the other members of a round of gradients counted, and this peer: claims that do not come into
-  /// the averages count little from then on.
-  /// \param delayed  another epoch has begun meanwhile
-  void averaged(const std::vector<std::pair<PeerId, std::optional<double>>>& others, double own, bool delayed);
   /// Stops believing peers that claim more than `proven`, the epoch of the best state that could be had. The time for
   /// which a peer is not believed doubles with every call that concerns it, from 30 s to an hour.
   void distrust_claims_above(std::uint64_t proven);
@@ -135,7 +131,6 @@ class ProgressTracker {
   TimePoint next_fetch_{};
   mutable std::mutex mutex_;
   GlobalProgress global_;
-  std::unique_ptr<class ClaimBounds> bounds_;
   std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks
   std::unordered_map<PeerId, std::string> bound_;           // peer ids to the markers of the keys that report for them
   std::unordered_map<std::string, std::uint64_t> claims_;  // epochs by the marker of the claimant's key

@@ -116,7 +116,8 @@ Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Dur
     failed = false;
     co_return saved->path;
   }
-  CO_TRY(auto content, to_file(state, std::move(of_averager), options.run_id, options.checkpoints.parameter_names, strings));
+  CO_TRY(auto content,
+         to_file(state, std::move(of_averager), options.run_id, options.checkpoints.parameter_names, strings));
   const std::uint64_t epoch = epoch_of(state.metadata).value_or(0);
   CO_TRY(path file,
          co_await runtime.offload([to = folder, epoch, content = std::move(content), keep = options.checkpoints.keep] {

@@ -75,7 +75,8 @@ class PowerSgdAverager final : public GradientAverager {
     take(saved.factors, kFactor);
     take(saved.residuals, kResidual);
     if (!by_name.empty())
-      co_return Error(averaging::Errc::bad_state, "no gradient is compressed for " + log::quoted(by_name.begin()->first));
+      co_return Error(averaging::Errc::bad_state,
+                      "no gradient is compressed for " + log::quoted(by_name.begin()->first));
     co_return co_await power_sgd_.restore(runtime_, std::move(saved));
   }
 

@@ -1,6 +1,6 @@
-// Trainer: one run of cohive-train, from the first batch to the summary. Where several processes of one machine are ranks
-// of a node (LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them), rank 0 speaks for all: it alone is a peer of the
-// swarm, prints, and writes checkpoints and results; the other ranks add the gradients of their batches to its own.
+// Trainer: one run of cohive-train, from the first batch to the summary. Where several processes of one machine are
+// ranks of a node (LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them), rank 0 speaks for all: it alone is a peer of
+// the swarm, prints, and writes checkpoints and results; the other ranks add the gradients of their batches to its own.
 #pragma once
 
 #include <csignal>
@@ -12,8 +12,8 @@
 
 namespace cohive::tools {
 
-/// Reads which rank of how many this process is. Throws Exit with code 2 for numbers that are none, and for options that
-/// do not go with several ranks.
+/// Reads which rank of how many this process is. Throws Exit with code 2 for numbers that are none, and for options
+/// that do not go with several ranks.
 LocalGroupOptions ranks_of_environment(const TrainOptions& options);
 
 /// Trains until the options or a signal end it, and returns the exit code.

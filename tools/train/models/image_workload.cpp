@@ -27,7 +27,8 @@ class ImageWorkload final : public Workload {
     auto rows = torch::empty({batch}, torch::kInt64);
     std::uniform_int_distribution<std::int64_t> row(0, data_.training.labels.size(0) - 1);
     std::generate_n(rows.data_ptr<std::int64_t>(), batch, [&] { return row(random); });
-    return torch::nn::functional::cross_entropy(model_->forward(as_input(data_.training.images.index_select(0, rows))).to(torch::kFloat32),
+    const auto logits = model_->forward(as_input(data_.training.images.index_select(0, rows)));
+    return torch::nn::functional::cross_entropy(logits.to(torch::kFloat32),
                                                 data_.training.labels.index_select(0, rows));
   }
 

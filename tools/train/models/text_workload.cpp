@@ -42,8 +42,8 @@ class TextWorkload final : public Workload {
 
   torch::Tensor batch_loss(std::int64_t batch, std::mt19937_64& random) override {
     const auto windows = random_windows(training_, batch, gpt_.context, random);
-    return torch::nn::functional::cross_entropy(model_->forward(windows.inputs).view({-1, kByteValues}).to(torch::kFloat32),
-                                                windows.targets.view({-1}));
+    const auto logits = model_->forward(windows.inputs).view({-1, kByteValues});
+    return torch::nn::functional::cross_entropy(logits.to(torch::kFloat32), windows.targets.view({-1}));
   }
 
   nlohmann::json description() override {

@@ -230,7 +230,8 @@ TrainScenario adversary_scenario(std::uint64_t seed) {
 }
 
 std::vector<AdversaryRole> some_roles(std::uint64_t seed) {
-  std::vector<AdversaryRole> roles(kAdversaryRoles.begin(), kAdversaryRoles.end());
+  using enum AdversaryRole;
+  std::vector<AdversaryRole> roles{progress_liar, forging_leader, lying_owner, bad_donor, flooder, slot_holder, slow_reader};
   std::shuffle(roles.begin(), roles.end(), std::mt19937_64(seed));
   roles.resize(3);
   return roles;

@@ -42,7 +42,7 @@ struct AdversaryReport {
 TrainScenario adversary_scenario(std::uint64_t seed);
 /// Runs it without hostile peers, and beside one for each of `roles`.
 AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> roles);
-/// Three roles of all, chosen by the seed: with seven trainers 30 % of the peers.
+/// Three of seven roles, chosen by the seed; the others are tried alone: with seven trainers 30 % of the peers.
 std::vector<AdversaryRole> some_roles(std::uint64_t seed);
 
 }  // namespace cohive::bench

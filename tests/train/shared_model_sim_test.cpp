@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cohive/averaging/errors.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "support/swarm.hpp"
 
@@ -80,6 +81,21 @@ TEST_F(SharedModelCopies, ACopyIsKeptOnlyAsLongAsADownloadUsesIt) {
   EXPECT_EQ(first_value(copy()), 1.0f) << "the next one may come soon";
   swarm.pass(76s);
   EXPECT_EQ(first_value(copy()), 2.0f);
+}
+
+/// Each step afterwards would fail.
+TEST_F(SharedModelCopies, AStateWhoseStepsAreNoCountIsRefused) {
+  fill(1);
+  for (const float steps : {-5.0f, 1e30f, 7.0f}) {
+    auto state = copy();
+    averaging::DownloadedState offered{.donor = PeerId(), .metadata = state.metadata, .tensors = state.tensors};
+    offered.tensors.back().data = Slice::copy_of({reinterpret_cast<const std::uint8_t*>(&steps), sizeof steps});
+    const auto loaded = swarm.run(replica.load(std::move(offered), 0));
+    EXPECT_EQ(loaded.has_value(), steps == 7.0f) << steps;
+    if (!loaded) {
+      EXPECT_EQ(loaded.error(), averaging::Errc::bad_state);
+    }
+  }
 }
 
 }  // namespace

@@ -123,7 +123,6 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   auto encoded = encoded_part(*message, std::move(record), part.length, setup_.group->agreed_codecs);
   if (!encoded) co_return encoded.error();
   count_received(sender, encoded->buffer.size());
-  if (index == 0) traffic(sender).counted_by(message->weight);
   auto sent = std::make_shared<EncodedPart>(std::move(*encoded));
   auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
   auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));

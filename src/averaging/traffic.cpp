@@ -33,7 +33,6 @@ std::optional<double> MemberTraffic::Flow::rate() const {
 Exchanged MemberTraffic::summary(TimePoint trigger) const {
   Exchanged result;
   if (arrival_) result.arrival = *arrival_ - trigger;
-  result.weight = weight_;
   result.longest_part_wait = part_wait_;
   result.longest_result_wait = result_wait_;
   result.bytes_sent = out_.bytes;

@@ -11,8 +11,6 @@ class MemberTraffic {
   void arrived(TimePoint at) {
     if (!arrival_) arrival_ = at;
   }
-  /// Its first part counted by so much.
-  void counted_by(double weight) { weight_ = weight; }
   void waited_for_part(Duration time) { part_wait_ = std::max(part_wait_, time); }
   void waited_for_result(Duration time) { result_wait_ = std::max(result_wait_, time); }
   /// `bytes` went out from `begin` to `end`; came in at `now`.
@@ -33,7 +31,6 @@ class MemberTraffic {
   };
 
   std::optional<TimePoint> arrival_;
-  std::optional<double> weight_;
   Duration part_wait_{}, result_wait_{};
   Flow out_, in_;
 };

@@ -1,7 +1,6 @@
 // The identity file: exactly a serialised PrivateKey, mode 0400. Source: docs/wire/libp2p.md, section 1.5.
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,6 +12,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/keys.hpp"
 #include "cohive/core/log.hpp"
+#include "private_file.hpp"
 
 namespace cohive {
 namespace {
@@ -24,8 +24,7 @@ Error file_error(const std::filesystem::path& path, std::string_view what) {
 }
 
 Result<KeyPair> load(const std::filesystem::path& path) {
-  struct stat status{};
-  if (::stat(path.c_str(), &status) == 0 && (status.st_mode & S_IRWXO) != 0)
+  if (is_open_to_all(path))
     return file_error(path, "every user of this machine can read it, and pass for this peer: chmod 400");
   std::error_code error;
   if (std::filesystem::file_size(path, error) > kMaxFile || error) return file_error(path, "not a readable key file");

@@ -11,6 +11,7 @@
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "core/private_file.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -209,9 +210,9 @@ Result<std::string> read_secret(const std::filesystem::path& path) {
   const auto fail = [&](const std::string& what) {
     return Error(cohive::Errc::io, "secret file " + path.string() + ": " + what);
   };
-  struct stat status{};
-  if (::stat(path.c_str(), &status) != 0) return fail("not a readable file");
-  if ((status.st_mode & S_IRWXO) != 0) return fail("every user of this machine can read it: chmod 400");
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return fail("not a readable file");
+  if (is_open_to_all(path)) return fail("every user of this machine can read it: chmod 400");
   std::ifstream file(path);
   std::string text((std::istreambuf_iterator<char>(file)), {});
   if (!file && !file.eof()) return fail("cannot be read");

@@ -41,6 +41,10 @@ class Session {
   }
   Session(const Session&) = delete;
 
+  Result<boost::asio::ip::address_v4> gateway() const {
+    if (opened_ != 0) return nat_pmp_error(opened_);
+    return boost::asio::ip::make_address_v4(ntohl(natpmp_.gateway));
+  }
   Result<natpmpresp_t> public_address() {
     if (opened_ != 0) return nat_pmp_error(opened_);
     return answer(sendpublicaddressrequest(&natpmp_));
@@ -108,11 +112,7 @@ class NatPmpMapper final : public PortMapper {
 }  // namespace
 
 Result<boost::asio::ip::address_v4> default_gateway() {
-  natpmp_t found{};
-  if (const int code = initnatpmp(&found, 0, 0); code != 0) return nat_pmp_error(code);
-  const auto address = boost::asio::ip::make_address_v4(ntohl(found.gateway));
-  closenatpmp(&found);
-  return address;
+  return Session().gateway();
 }
 
 std::unique_ptr<PortMapper> make_nat_pmp_mapper(Runtime& runtime) {

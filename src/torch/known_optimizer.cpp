@@ -4,6 +4,7 @@
 #include <cmath>
 #include <typeinfo>
 
+#include "cohive/optim/step.hpp"
 #include "cohive/torch/lamb.hpp"
 
 namespace cohive::libtorch {
@@ -214,10 +215,9 @@ torch::Tensor made_statistic(to::Optimizer& optimizer, to::OptimizerOptions& opt
 }
 
 void set_steps(to::Optimizer& optimizer, const torch::Tensor& parameter, double steps) {
-  constexpr double kMost = 1e15;  // that a double tells apart
   with_state(state_of(optimizer, parameter), [&](auto& state, const std::int64_t*) {
     if constexpr (!std::is_same_v<std::decay_t<decltype(state)>, to::SGDParamState>)
-      state.step(std::llround(std::clamp(steps, 0.0, kMost)));
+      state.step(std::llround(std::clamp(steps, 0.0, optim::kMostSteps)));
   });
 }
 

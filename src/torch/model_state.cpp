@@ -5,6 +5,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/optim/passes.hpp"
+#include "cohive/optim/step.hpp"
 #include "cohive/torch/lamb.hpp"
 #include "known_optimizer.hpp"
 
@@ -137,9 +138,8 @@ void describe_group(torch::optim::OptimizerOptions& options, GroupLayout& out) {
 
 /// Lossy codecs may have made the number a little larger or smaller.
 bool counts_steps(const torch::Tensor& value) {
-  constexpr double kMost = 1e15;  // that a double tells apart
   const double steps = std::round(value.item<double>());
-  return steps >= 0 && steps <= kMost;
+  return steps >= 0 && steps <= optim::kMostSteps;
 }
 
 /// A downloaded tensor that is to replace one of ours.

@@ -133,9 +133,8 @@ Task<Result<std::uint64_t>> PlainReplica::load(averaging::DownloadedState state,
     values.emplace_back(reinterpret_cast<const float*>(tensor.data.data()), size);
     if (!optim::all_finite(values.back())) co_return bad("values that are not finite");
   }
-  constexpr float kMostSteps = 1e15f;  // a count of steps beyond it is none
-  const float steps = std::round(values.back()[0]);
-  if (steps < 0 || steps > kMostSteps) co_return bad("a count of steps that is none");
+  const double steps = std::round(values.back()[0]);
+  if (steps < 0 || steps > optim::kMostSteps) co_return bad("a count of steps that is none");
   forget_next();
   for (std::size_t i = 0; i < places.size(); ++i) std::ranges::copy(values[i], places[i].begin());
   steps_ = std::llround(steps);

@@ -39,9 +39,9 @@ class SharedModel {
   /// Notes that the state has changed without a Change of its own.
   void changed();
 
+  using Beside = std::function<Task<void>()>;
   /// Returns the state; nullopt when it cannot be copied until the deadline.
   /// \param beside  copies what belongs to this state, while there is no change
-  using Beside = std::function<Task<void>()>;
   Task<std::optional<averaging::SharedState>> copy(Deadline deadline, Beside beside = nullptr);
   /// Gives up a copy that was not used for `idle`, at most half as long again later. Runs until it is dropped.
   static Task<void> give_up_idle_copies(SharedModel& model, Duration idle = kStateCopyIdle);

@@ -1,103 +1,11 @@
 // Newcomers download the state: from several cohive donors at once, or from one donor as hivemind does it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <random>
 
-#include "averaging/state_transfer.hpp"
-#include "cohive/averaging/errors.hpp"
-#include "cohive/dht/dht.hpp"
-#include "support/swarm.hpp"
+#include "shared_states.hpp"
 
 namespace cohive::averaging {
 namespace {
-
-constexpr std::size_t kTensors = 10, kTensorBytes = 1'000'000;
-
-/// A state of ten tensors of a megabyte; every value of tensor i is `content` + i.
-SharedState state_with(int epoch, std::uint8_t content) {
-  SharedState state{msgpack::Map{{{"epoch", epoch}}}, {}};
-  for (std::size_t i = 0; i < kTensors; ++i) {
-    state.tensors.push_back({codec::DType::uint8, {kTensorBytes}, false, Slice::uninitialised(kTensorBytes)});
-    std::fill_n(state.tensors.back().data.mutable_data(), kTensorBytes, static_cast<std::uint8_t>(content + i));
-  }
-  return state;
-}
-
-struct StateSharer {
-  std::unique_ptr<Dht> dht;
-  std::unique_ptr<StateSharing> sharing;
-  std::unique_ptr<rpc::Server> server;  // of one that does not share as we do
-  PeerId id() const { return dht->host().id(); }
-};
-
-class SharedStates : public ::testing::Test {
- protected:
-  StateSharer& add(StateSharingOptions options = {}) {
-    auto peer = std::make_unique<StateSharer>();
-    auto& host = swarm.add_host();
-    peer->dht = std::make_unique<Dht>(host);
-    std::vector<Multiaddr> initial;
-    if (!peers.empty()) initial = {swarm.host(0).visible_addresses().front()};
-    auto started = swarm.run(peer->dht->start(initial));
-    EXPECT_TRUE(started) << started.error();
-    options.prefix = "test";
-    peer->sharing = std::make_unique<StateSharing>(*peer->dht, options);
-    peers.push_back(std::move(peer));
-    return *peers.back();
-  }
-  StateSharer& donor(SharedState state, double priority, StateSharingOptions options = {}) {
-    StateSharer& peer = add(options);
-    peer.sharing->set_provider([state]() -> std::optional<SharedState> { return state; });
-    peer.sharing->set_priority(priority);
-    peer.sharing->start();
-    return peer;
-  }
-  /// A donor with handlers of its own, as a Python peer or a hostile one has.
-  StateSharer& foreign_donor(double priority, const char* method, rpc::StreamingHandler handler) {
-    StateSharer& peer = add();
-    peer.sharing.reset();
-    peer.server = std::make_unique<rpc::Server>(peer.dht->host());
-    peer.server->add_streaming(std::string("test::DecentralizedAverager.") + method, std::move(handler));
-    declare(peer, priority);
-    return peer;
-  }
-  void declare(StateSharer& peer, double priority) {
-    (void)swarm.run(
-        peer.dht->store("test.all_averagers", msgpack::Value::bin(peer.id().bytes()), priority, peer.dht->now() + 600));
-  }
-  StateSharer& newcomer() {
-    swarm.pass(2s);  // the donors' declarations spread
-    StateSharer& peer = add();
-    peer.sharing->start();
-    return peer;
-  }
-  Result<DownloadedState> download(StateSharer& peer, DownloadOptions options = {}) {
-    return swarm.run(peer.sharing->download(std::move(options)));
-  }
-  /// Begins a download on links of a megabyte a second.
-  void begin(StateSharer& peer) {
-    swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
-    downloads.spawn([](StateSharing& sharing, std::optional<Result<DownloadedState>>& out) -> Task<void> {
-      out.emplace(co_await sharing.download());
-    }(*peer.sharing, result));
-  }
-  static void expect_same(const DownloadedState& state, const SharedState& wanted) {
-    EXPECT_EQ(state.metadata, wanted.metadata);
-    ASSERT_EQ(state.tensors.size(), wanted.tensors.size());
-    for (std::size_t i = 0; i < wanted.tensors.size(); ++i) {
-      EXPECT_EQ(state.tensors[i].shape, wanted.tensors[i].shape);
-      EXPECT_EQ(state.tensors[i].dtype, wanted.tensors[i].dtype);
-      EXPECT_TRUE(std::ranges::equal(state.tensors[i].data.view(), wanted.tensors[i].data.view())) << "tensor " << i;
-    }
-  }
-
-  sim::Swarm swarm{{.seed = 31}};
-  std::vector<std::unique_ptr<StateSharer>> peers;
-  TaskGroup downloads{swarm.runtime()};
-  std::optional<Result<DownloadedState>> result;
-};
 
 TEST_F(SharedStates, TheStateOfTheBestDonorIsTakenAndTheNextOneTakesOver) {
   const auto state_of = [](int epoch) {
@@ -552,78 +460,6 @@ TEST_F(SharedStates, AStateLargerThanTheModelIsNotDownloaded) {
   auto& peer = newcomer();
   EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes - 1}).error(), cohive::Errc::limit_exceeded);
   EXPECT_TRUE(download(peer, {.max_bytes = kTensors * kTensorBytes}));
-}
-
-class UploadSlots : public SharedStates {
- protected:
-  /// Calls that ask for nothing, or for the state without reading it.
-  static Task<void> hold(p2p::Host& host, PeerId donor, std::string method, bool ask) {
-    const Deadline never = Deadline::never();
-    auto call = co_await rpc::open_call(host, donor, "test::DecentralizedAverager." + method, host.runtime().after(5s));
-    if (!call) co_return;
-    if (ask) {
-      (void)co_await (*call)->send(ByteView(), never);
-      (void)co_await (*call)->finish(never);
-    }
-    co_await host.runtime().sleep_for(24h);
-  }
-  void connect_to_donor(p2p::Host& host) {
-    ASSERT_TRUE(swarm.run(host.connect(swarm.host(1).visible_addresses().front(), swarm.after(5s))));
-  }
-
-  template <class Peer>
-  void expect_a_quick_download(Peer& peer) {
-    const TimePoint start = swarm.runtime().now();
-    auto loaded = download(peer);
-    ASSERT_TRUE(loaded) << loaded.error();
-    EXPECT_LE(swarm.runtime().now() - start, 10s);
-  }
-};
-
-TEST_F(UploadSlots, CallsThatAskForNothingHoldNone) {
-  add();
-  const SharedState state = state_with(5, 1);
-  const PeerId id = donor(state, 5).id();
-  auto& silent = swarm.add_host();
-  connect_to_donor(silent);
-  for (const char* method : {"rpc_download_state", "rpc_download_pieces"})
-    for (int i = 0; i < 8; ++i) downloads.spawn(hold(silent, id, method, false));
-  auto& peer = newcomer();
-  expect_a_quick_download(peer);
-}
-
-TEST_F(UploadSlots, OnePeerHasOne) {
-  add();
-  const PeerId id = donor(state_with(5, 1), 5).id();
-  auto& greedy = swarm.add_host();
-  connect_to_donor(greedy);
-  for (int i = 0; i < 8; ++i) downloads.spawn(hold(greedy, id, "rpc_download_state", true));
-  auto& peer = newcomer();
-  expect_a_quick_download(peer);
-}
-
-TEST_F(UploadSlots, AReaderThatMakesNoProgressLosesItsSlot) {
-  add();
-  const PeerId id = donor(state_with(5, 1), 5).id();
-  for (int i = 0; i < 4; ++i) {
-    auto& slow = swarm.add_host();
-    connect_to_donor(slow);
-    swarm.fabric().set_link(sim::Swarm::ip(2), sim::Swarm::ip(swarm.size()), {.latency = 10ms, .bandwidth = 5e3});
-    downloads.spawn([](p2p::Host& host, PeerId to) -> Task<void> {
-      const Deadline never = Deadline::never();
-      auto call = co_await rpc::open_call(host, to, "test::DecentralizedAverager.rpc_download_state", never);
-      (void)co_await (*call)->send(ByteView(), never);
-      (void)co_await (*call)->finish(never);
-      for (;;) {
-        auto record = co_await (*call)->receive(never);
-        if (!record || !*record) co_return;
-      }
-    }(slow, id));
-  }
-  swarm.pass(5s);
-  auto& peer = newcomer();
-  swarm.pass(3min);  // ten megabytes would take half an hour each
-  expect_a_quick_download(peer);
 }
 
 TEST_F(SharedStates, WhoSharesNothingIsNoDonor) {

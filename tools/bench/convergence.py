@@ -64,6 +64,21 @@ def bootstrap(bin):
             process.terminate()
 
 
+def await_all(processes, timeout):
+    """Waits for named trainers, [(name, process, log)]; none is left when this fails."""
+    deadline = time.monotonic() + timeout
+    try:
+        for name, process, log in processes:
+            if process.wait(max(1, deadline - time.monotonic())) != 0:
+                raise Failed(f"{name} failed: " + (log.read_text().splitlines() or ["no output"])[-1])
+    except subprocess.TimeoutExpired:
+        raise Failed(f"not done after {timeout:.0f} s")
+    finally:
+        for _, process, _ in processes:
+            process.kill()
+            process.wait()
+
+
 class Bench:
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
@@ -81,21 +96,11 @@ class Bench:
         for name in names:
             (self.folder / f"{name}.json").unlink(missing_ok=True)
         processes = []
-        deadline = time.monotonic() + self.options.timeout
-        try:
-            for n, name in enumerate(names):
-                log = open(self.folder / f"{name}.log", "w")
-                processes.append(subprocess.Popen(self.command(name, seed + n, flags), stdout=log, stderr=log))
-                log.close()
-            for name, process in zip(names, processes):
-                if process.wait(max(1, deadline - time.monotonic())) != 0:
-                    raise Failed(f"{name} failed: " + ((self.folder / f"{name}.log").read_text().splitlines() or ["no output"])[-1])
-        except subprocess.TimeoutExpired:
-            raise Failed(f"not done after {self.options.timeout:.0f} s")
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        for n, name in enumerate(names):
+            path = self.folder / f"{name}.log"
+            with open(path, "w") as log:
+                processes.append((name, subprocess.Popen(self.command(name, seed + n, flags), stdout=log, stderr=log), path))
+        await_all(processes, self.options.timeout)
         return [json.loads((self.folder / f"{name}.json").read_text()) for name in names]
 
     def one_process(self):

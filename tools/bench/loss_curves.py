@@ -23,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 
-from convergence import ROOT, Failed, bootstrap, say
+from convergence import ROOT, Failed, await_all, bootstrap, say
 
 SYNCHRONOUS = ["--no-delay-state-averaging"]
 DELAYED = ["--offload-optimizer", "--delay-optimizer-step", "--delay-grad-averaging"]
@@ -69,25 +69,17 @@ class Trainers:
                 if line.startswith("{"):
                     lines.append(json.loads(line))
 
-        try:
-            for number in range(peers):
-                with open(self.folder / f"peer{number}.log", "w") as log:
-                    processes.append(subprocess.Popen(self.command(number, flags), stdout=subprocess.PIPE, stderr=log, text=True))
-            readers = [threading.Thread(target=read, args=pair) for pair in zip(processes, printed)]
-            for reader in readers:
-                reader.start()
-            deadline = time.monotonic() + self.options.timeout
-            for number, process in enumerate(processes):
-                if process.wait(max(1, deadline - time.monotonic())) != 0:
-                    raise Failed(f"peer {number}: " + (self.folder / f"peer{number}.log").read_text()[-300:])
-            for reader in readers:
-                reader.join()
-        except subprocess.TimeoutExpired:
-            raise Failed(f"not done after {self.options.timeout:.0f} s")
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        for number in range(peers):
+            path = self.folder / f"peer{number}.log"
+            with open(path, "w") as log:
+                process = subprocess.Popen(self.command(number, flags), stdout=subprocess.PIPE, stderr=log, text=True)
+            processes.append((f"peer {number}", process, path))
+        readers = [threading.Thread(target=read, args=(process, lines)) for (_, process, _), lines in zip(processes, printed)]
+        for reader in readers:
+            reader.start()
+        await_all(processes, self.options.timeout)
+        for reader in readers:
+            reader.join()
         return printed
 
     def run(self, name):

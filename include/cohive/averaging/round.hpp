@@ -40,8 +40,6 @@ struct Exchanged {
   /// When its first part came, from this member's own trigger on. Negative: it came before the trigger. Unset: it never
   /// came, or this member reduces nothing.
   std::optional<Duration> arrival;
-  /// By which its first part counted; unset: none came, or this member reduces nothing.
-  std::optional<double> weight = std::nullopt;
   Duration longest_part_wait{};    ///< the longest wait for one of its parts, its first one excepted
   Duration longest_result_wait{};  ///< the longest wait for one of its results, from the moment the part was sent on
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload, until this member's own end of the round

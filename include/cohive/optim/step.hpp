@@ -23,6 +23,9 @@ struct TensorMemory {
   std::array<View, kMostStateFields> state;
 };
 
+/// Larger counts of steps are none: a double does not tell them apart.
+inline constexpr double kMostSteps = 1e15;
+
 struct StepSettings {
   std::int64_t step = 1;        ///< of this tensor, counted from 1; at 1 SGD's momentum begins
   double gradient_factor = 1;   ///< what gradients are multiplied by: mean instead of sum, inverse loss scale, clipping

@@ -291,6 +291,7 @@ Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member,
     members_[member].unreachable = true;
     co_return call.error();
   }
+  (*call)->expect_much();
   Nursery sender(runtime_, "parts to a reducer");
   sender.spawn(send_parts(*this, tensors, **call, member, exchange), "parts to a reducer");
   auto received = co_await receive_replies(tensors, **call, member, exchange);

@@ -112,6 +112,7 @@ bool Rounds::is_awaited(const Held& held) const {
 }
 
 Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
+  stream.expect_much();
   auto first = co_await stream.receive(runtime_.after(kFirstMessage));
   if (!first) co_return first.error();
   if (!*first) co_return Error(Errc::bad_partition, stream.peer(), "no part");

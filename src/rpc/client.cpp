@@ -108,6 +108,7 @@ class ClientStreamOverHost final : public ClientStream {
     if (!parse_bounded(error, payload)) co_return failed(Error(Errc::malformed_frame, peer_, "error record"));
     co_return failed(handler_error(peer_, error.message()));
   }
+  void expect_much() override { stream_->expect_much(); }
   const PeerId& peer() const override { return peer_; }
 
  private:

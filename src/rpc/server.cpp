@@ -84,6 +84,7 @@ class ServerStreamOverStream final : public ServerStream {
   Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) override {
     co_return co_await writer_.write(Marker::message, parts, deadline);
   }
+  void expect_much() override { stream_.expect_much(); }
   const PeerId& peer() const override { return stream_.peer(); }
 
   /// Reads ahead a little, so that a caller that leaves is noticed while the handler works. Returns when it has left.

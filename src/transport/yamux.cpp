@@ -19,6 +19,7 @@ constexpr std::size_t kMaxUnacknowledged = 256;  // go-yamux's backlog
 constexpr std::size_t kMaxControlQueue = 256 * 1024;
 constexpr std::size_t kMinQueue = 8 * 1024, kFirstQueue = 64 * 1024;
 constexpr std::size_t kBulkFrame = 16 * 1024;  // from here on a stream is no short question or answer
+constexpr std::size_t kBulkWindow = 1024 * 1024;  // at least, for a stream that is known to carry much
 constexpr std::size_t kFewBytes = 2 * 1024;
 constexpr std::size_t kReserve = 512;  // of what a relay carries, for pings and the ends of streams
 constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays whoever comes next by as much
@@ -195,12 +196,18 @@ void YamuxConnection::widen(YamuxStreamState& stream, std::size_t window) {
 /// What one stream has learned of the link serves those after it: otherwise each spends a round trip per doubling. A
 /// stream shows by the size of its frames that it carries much.
 void YamuxConnection::widen_early(YamuxStreamState& stream, std::size_t frame) {
-  if (frame < kBulkFrame || stream.window_limit >= widest_ || stream.holder != Holder::application ||
-      stream.in != Half::open || !may_widen(stream))
-    return;
+  if (frame >= kBulkFrame && stream.holder == Holder::application) grant(stream, widest_);
+}
+
+void YamuxConnection::expect_much(YamuxStreamState& stream) {
+  grant(stream, std::max(widest_, kBulkWindow));
+}
+
+void YamuxConnection::grant(YamuxStreamState& stream, std::size_t window) {
+  if (stream.window_limit >= window || stream.in != Half::open || !may_widen(stream)) return;
   const std::size_t before = stream.window_limit;
   const std::size_t room = options_->max_buffered / 2 - totals_.granted_extra;
-  widen(stream, std::min(widest_, before + room));
+  widen(stream, std::min(window, before + room));
   stream.receive_window += stream.window_limit - before;
   send_control(stream, 0, static_cast<std::uint32_t>(stream.window_limit - before));
 }

@@ -151,6 +151,8 @@ class YamuxConnection final : public Connection {
   bool may_widen(const YamuxStreamState& stream) const;
   void widen(YamuxStreamState& stream, std::size_t window);
   void widen_early(YamuxStreamState& stream, std::size_t frame);
+  void expect_much(YamuxStreamState& stream);
+  void grant(YamuxStreamState& stream, std::size_t window);
   void return_credit(YamuxStreamState& stream);
   void reset_stream(YamuxStreamState& stream);
   void release(YamuxStreamState& stream);

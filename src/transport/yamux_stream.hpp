@@ -16,6 +16,9 @@ class YamuxStream final : public Stream {
   void expect(Slice region) override;
   Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override;
   void limit_window(std::size_t most) override { state_->most_window = most; }
+  void expect_much() override {
+    if (state_->connection) state_->connection->expect_much(*state_);
+  }
   void close_write() noexcept override;
   void reset() noexcept override;
   const PeerId& peer() const override { return peer_; }

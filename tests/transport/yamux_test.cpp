@@ -224,6 +224,27 @@ TEST_F(Yamux, AStreamThatCarriesMuchBeginsWithTheWindowThatAnEarlierOneNeeded) {
   EXPECT_EQ(granted(7), 0u);
 }
 
+TEST_F(Yamux, StreamThatWillReceiveMuchGrantsRoomBeforeTheFirstByte) {
+  start(Role::responder);
+  const auto granted = [&](std::uint32_t id) {
+    std::size_t sum = 0;
+    for (const auto& frame : frames())
+      if (frame.type == kWindow && frame.id == id) sum += frame.length;
+    return sum;
+  };
+  send(kWindow, kSyn, 1, 0);
+  auto bulk = accept();
+  bulk->expect_much();
+  EXPECT_EQ(granted(1), 1024u * 1024u - kWindowSize);
+  bulk->expect_much();
+  EXPECT_EQ(granted(1), 0u) << "only once";
+  send(kWindow, kSyn, 3, 0);
+  auto limited = accept();
+  limited->limit_window(kWindowSize);
+  limited->expect_much();
+  EXPECT_EQ(granted(3), 0u);
+}
+
 TEST_F(Yamux, WindowDoesNotGrowForAnApplicationThatFallsBehind) {
   start(Role::responder);
   runtime_.run_for(5ms);

@@ -43,6 +43,8 @@ class ClientStream {
   /// The next reply; nullopt when the callee ended. A reset is an error, an error record is handler_failed. After a
   /// timeout it may be called again. Since a callee that died may look as if it ended, count what must be complete.
   virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
+  /// Replies of many bytes will come: transport::Stream::expect_much().
+  virtual void expect_much() = 0;
   virtual const PeerId& peer() const = 0;
 };
 using ClientStreamPtr = std::unique_ptr<ClientStream>;
@@ -57,6 +59,8 @@ class ServerStream {
   virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
   virtual Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) = 0;
   Task<Result<>> send(ByteView message, Deadline deadline);
+  /// Requests of many bytes will come: transport::Stream::expect_much().
+  virtual void expect_much() = 0;
   virtual const PeerId& peer() const = 0;
 };
 

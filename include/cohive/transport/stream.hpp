@@ -37,6 +37,9 @@ class Stream {
   /// Lets the peer send at most so many bytes ahead of read(), where the window would grow further. The first 256 KiB
   /// are granted in any case.
   virtual void limit_window(std::size_t /*most*/) {}
+  /// A hint that the peer is about to send much: it gets room for it now, instead of after the round trips in which the
+  /// window would grow. The room is what earlier streams of the connection have needed, and 1 MiB at least.
+  virtual void expect_much() {}
   /// Half-close: no more bytes from us. Idempotent.
   virtual void close_write() noexcept = 0;
   /// Ends both directions at once.

@@ -88,6 +88,10 @@ int main(int argc, char** argv) {
   auto* train_sim = app.add_subcommand("train-sim", "simulated training runs whose trainers come and go; a table on stderr");
   train_sim->add_option("--trainers", settings.trainers, "size of each run (default 100)")->check(CLI::Range(2, 10000));
   train_sim->add_option("--minutes", settings.minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
+  train_sim
+      ->add_option("--replaced-per-minute", settings.replaced_per_minute,
+                   "share of the trainers that is killed and replaced (default 0.1)")
+      ->check(CLI::Range(0.0, 10.0));
   train_sim->add_option("--seed", settings.seed, "another seed is another run (default 1)");
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* faults =

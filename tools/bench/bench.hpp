@@ -16,6 +16,7 @@ struct Settings {
   std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
   double minutes = 5;                         ///< of virtual time, of dht-sim and train-sim
   std::vector<std::size_t> trainers{100};     ///< of train-sim: one run each
+  double replaced_per_minute = 0.1;           ///< of the trainers of train-sim
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
   std::uint64_t seed = 1;                     ///< of dht-sim, train-sim, faults and adversary
   std::size_t runs = 200;                     ///< of faults and adversary

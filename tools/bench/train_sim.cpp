@@ -17,6 +17,7 @@ nlohmann::json train_sim(const Settings& settings) {
     TrainScenario scenario;
     scenario.trainers = trainers;
     scenario.seed = settings.seed;
+    scenario.replaced_per_minute = settings.replaced_per_minute;
     scenario.duration = from_seconds(settings.minutes * 60);
     const TrainScenarioReport report = run_training(scenario);
     std::cerr << log::format(
@@ -42,7 +43,7 @@ nlohmann::json train_sim(const Settings& settings) {
                     {"spread", report.spread},
                     {"real_seconds", report.real_seconds}});
   }
-  return {{"benchmark", "train-sim"}, {"replaced_per_minute", TrainScenario().replaced_per_minute}, {"swarms", rows}};
+  return {{"benchmark", "train-sim"}, {"replaced_per_minute", settings.replaced_per_minute}, {"swarms", rows}};
 }
 
 }  // namespace cohive::bench

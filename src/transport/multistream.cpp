@@ -82,6 +82,8 @@ class LazyStream final : public Stream {
       close_after_proposal_ = true;  // the end must not overtake the proposal
     }
   }
+  void limit_window(std::size_t most) override { inner_->limit_window(most); }
+  void expect_much() override { inner_->expect_much(); }
   void reset() noexcept override { inner_->reset(); }
   const PeerId& peer() const override { return inner_->peer(); }
   const Multiaddr& remote_address() const override { return inner_->remote_address(); }

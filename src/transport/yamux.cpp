@@ -200,6 +200,7 @@ void YamuxConnection::widen_early(YamuxStreamState& stream, std::size_t frame) {
 }
 
 void YamuxConnection::expect_much(YamuxStreamState& stream) {
+  if (stream.opening == Opening::unsent && !may_announce()) return;
   grant(stream, std::max(widest_, kBulkWindow));
 }
 

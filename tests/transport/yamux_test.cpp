@@ -245,6 +245,18 @@ TEST_F(Yamux, StreamThatWillReceiveMuchGrantsRoomBeforeTheFirstByte) {
   EXPECT_EQ(granted(3), 0u);
 }
 
+TEST_F(Yamux, StreamThatWillReceiveMuchGrantsRoomAsItOpens) {
+  start(Role::initiator);
+  auto stream = select_lazily(connection_->open_stream().value(), "/bulk/1");
+  frames();
+  stream->expect_much();
+  const auto sent = frames();
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].type, kWindow);
+  EXPECT_EQ(sent[0].flags, kSyn);
+  EXPECT_EQ(sent[0].length, 1024u * 1024u - kWindowSize);
+}
+
 TEST_F(Yamux, WindowDoesNotGrowForAnApplicationThatFallsBehind) {
   start(Role::responder);
   runtime_.run_for(5ms);

@@ -172,11 +172,40 @@ TEST_F(Relay, PeersOfOneAddressFamilyEachMeetThroughARelayOfBoth) {
   Host& modern = swarm.add_host_at("2d00:2::1", {.force_reachability = Reachability::public_});
   modern.set_handler(kEcho, echo_whole);
   Host& old = swarm.add_host_at("4.0.0.1", {.force_reachability = Reachability::public_});
+  old.set_handler(kEcho, echo_whole);
   ASSERT_TRUE(swarm.run(modern.bootstrap({at(Multiaddr::ip6)}, swarm.after(10s))));
   ASSERT_TRUE(swarm.run(old.bootstrap({at(Multiaddr::ip4)}, swarm.after(10s))));
   swarm.pass(5s);
-  const auto answer = swarm.run(call(old, modern.id(), 1000));
-  EXPECT_TRUE(answer) << answer.error();
+  for (const auto& [from, to] : {std::pair(&old, &modern), {&modern, &old}}) {
+    const auto answer = swarm.run(call(*from, to->id(), 1000));
+    EXPECT_TRUE(answer) << answer.error();
+    from->disconnect(to->id());
+    swarm.pass(1s);
+  }
+}
+
+/// Peers that have IPv4, too, find no second way to it, and dial it as if there was no relay.
+TEST_F(Relay, APublicPeerWithIpv4AloneTellsOnlyIpv6AddressesOfItsOneRelay) {
+  const HostOptions relaying{.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{}};
+  Host& first = swarm.add_host_at("3.0.0.1", relaying, "2d00:1::1");
+  Host& second = swarm.add_host_at("3.0.0.2", relaying, "2d00:1::2");
+  Host& of_ip4 = add_relay("3.0.0.3");
+  Host& old = swarm.add_host_at("4.0.0.1", {.force_reachability = Reachability::public_});
+  std::vector<Multiaddr> relays;
+  for (const Host* relay : {&of_ip4, &first, &second})
+    for (const auto& address : relay->visible_addresses())
+      if (address.first_code() == Multiaddr::ip4) relays.push_back(address);
+  ASSERT_TRUE(swarm.run(old.bootstrap(relays, swarm.after(10s))));
+  swarm.pass(10s);
+  ASSERT_EQ(old.relays().size(), 1U);
+  EXPECT_NE(old.relays().front().relay, of_ip4.id());
+  int circuits = 0;
+  for (const auto& address : old.addresses()) {
+    if (!address.is_circuit()) continue;
+    EXPECT_EQ(address.first_code(), Multiaddr::ip6) << address.text();
+    ++circuits;
+  }
+  EXPECT_EQ(circuits, 1);
 }
 
 TEST_F(Relay, AMessageThatTheRelayWouldNotCarryWholeIsRefusedBeforehand) {

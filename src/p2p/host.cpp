@@ -369,9 +369,10 @@ Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadli
 
 // ---- Streams
 
-Task<Result<>> Host::make_room(PeerId peer, std::uint64_t bytes, Deadline deadline) {
+Task<Result<>> Host::make_room(PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline) {
   CO_TRY(co_await connect(peer, deadline));
-  co_return co_await p2p::make_room({impl_->self, impl_->table, impl_->book, impl_->dialler}, peer, bytes, deadline);
+  const CircuitRoom where{impl_->self, impl_->table, impl_->book, impl_->dialler};
+  co_return co_await p2p::make_room(where, peer, bytes, transfer, deadline);
 }
 Task<Result<transport::StreamPtr>> Host::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
   return impl_->routing.open_stream(peer, std::move(protocol), deadline);

@@ -109,6 +109,7 @@ class ClientStreamOverHost final : public ClientStream {
     co_return failed(handler_error(peer_, error.message()));
   }
   const PeerId& peer() const override { return peer_; }
+  std::uint64_t delivers() const override { return stream_->delivers(); }
 
  private:
   Error failed(Error error) {

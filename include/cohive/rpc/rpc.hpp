@@ -44,6 +44,8 @@ class ClientStream {
   /// timeout it may be called again. Since a callee that died may look as if it ended, count what must be complete.
   virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
   virtual const PeerId& peer() const = 0;
+  /// How many more bytes the callee can send on the connection of this call: a relay may grant so many only.
+  virtual std::uint64_t delivers() const = 0;
 };
 using ClientStreamPtr = std::unique_ptr<ClientStream>;
 

@@ -8,6 +8,12 @@ import peers
 import probe
 
 GONE = 8  # seconds: the system's own patience is a minute
+DEAF = """
+table ip deaf {
+  chain input {
+    type filter hook input priority filter; policy drop;
+  }
+}"""
 HALF_OPEN = "03"  # SYN_RECV in /proc/net/tcp
 
 
@@ -20,7 +26,7 @@ def half_open(host, port):
 
 def test_a_peer_that_does_not_answer_leaves_the_pair_of_ports_free(world):
     listener, silent = world.host("listener", families=(4,)), world.host("silent", families=(4,))
-    silent.nft("table ip deaf { chain input { type filter hook input priority filter; ip saddr != 127.0.0.1 drop; } }")
+    silent.nft(DEAF)
 
     async def tried():
         peer = await peers.Cohive.start(listener, public=True)

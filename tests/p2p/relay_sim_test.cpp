@@ -147,6 +147,22 @@ TEST_F(Relay, APeerBehindAFirewallIsReachedThroughItsRelayWhileADialHangs) {
   EXPECT_LT(swarm.runtime().now() - begun, 5s);
 }
 
+/// What it sends to us when it punches meets that dial.
+TEST_F(Relay, ADialThatHangsGoesOnBesideTheCircuitThatWasFaster) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& far = swarm.add_host_at(
+      "4.0.0.9", {.force_reachability = Reachability::private_, .wanted_relays = 1, .hole_punching = false});
+  Host& dialler = swarm.add_host_at("4.0.0.1", {.hole_punching = false});
+  swarm.fabric().set_link("4.0.0.1", "4.0.0.9", {.latency = 1s});
+  for (Host* host : {&far, &dialler}) ASSERT_TRUE(swarm.run(host->connect(address_of(relay), swarm.after(10s))));
+  swarm.pass(5s);
+  dialler.learn_addresses(far.id(), {parsed("/ip4/4.0.0.9/tcp/4001"), through(relay, far).without_peer()});
+  ASSERT_TRUE(swarm.run(dialler.connect(far.id(), swarm.after(20s))));
+  ASSERT_TRUE(dialler.remote_address(far.id())->is_circuit());
+  swarm.pass(16s);
+  EXPECT_FALSE(dialler.remote_address(far.id())->is_circuit());
+}
+
 TEST_F(Relay, ARelayThatThePeerFindsWhileADialHangsIsLookedUp) {
   Host& relay = add_relay("3.0.0.1");
   Host& hidden = swarm.add_host_at("4.0.0.9", {.autonat = false, .hole_punching = false});  // unsure for four seconds

@@ -282,7 +282,8 @@ Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member,
   const Duration patience = setup_.reducer_timeout;
   const Deadline dialled = runtime_.after(patience > 0s ? std::min(kDialLimit, patience) : kDialLimit);
   // A relay that would end the connection half way costs more than it brings.
-  if (auto room = co_await host_.make_room(peer(member), bytes_to(member), dialled); !room) {
+  const auto room = co_await host_.make_room(peer(member), bytes_to(member), p2p::Transfer::to_peer, dialled);
+  if (!room) {
     members_[member].unreachable = room.error() != cohive::Errc::limit_exceeded;
     co_return room.error();
   }

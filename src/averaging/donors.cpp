@@ -62,6 +62,18 @@ Task<Result<DownloadedState>> download_whole(Dht& dht, PeerId donor, const Downl
                                    setup.pieces.max_bytes, report);
 }
 
+/// A call to the donor whose manifest is there, on a path that carries what we do not have of its state. A new one where a
+/// relay carries less.
+Task<Result<DonorCall>> call_with_room(Dht& dht, DonorCall call, const PieceSource& pieces,
+                                       const PartialState& partial) {
+  const std::uint64_t missing = call.manifest.bytes - (call.root == partial.root() ? partial.bytes() : 0);
+  if (call.call->delivers() >= missing) co_return call;
+  const PeerId donor = call.call->peer();
+  call.call.reset();
+  if (auto room = co_await find_room(dht.host(), donor, missing); !room) co_return room.error();
+  co_return co_await call_donor(dht.host(), donor, pieces.protocol, {}, pieces.chunk_timeout, pieces.max_bytes);
+}
+
 /// The state of `donor`, with the help of `others`.
 /// \param open  a call to the donor, if there is one already
 Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vector<PeerId> others,
@@ -79,6 +91,7 @@ Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vec
     partial = {};  // there is memory for one state
     co_return co_await download_whole(dht, donor, setup, report);
   }
+  if (call) call = co_await call_with_room(dht, std::move(*call), setup.pieces, partial);
   if (!call) co_return call.error();
   auto metadata =
       co_await dht.runtime().offload([text = call->manifest.metadata] { return msgpack::decode(as_bytes(text)); });

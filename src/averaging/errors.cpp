@@ -20,6 +20,8 @@ class Category final : public std::error_category {
         return "no peer shares its state";
       case Errc::bad_state:
         return "the downloaded state does not fit";
+      case Errc::narrow_path:
+        return "the relay in between carries too little";
       case Errc::round_cancelled:
         return "the averaging round was cancelled";
       case Errc::refused:

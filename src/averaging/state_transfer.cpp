@@ -14,6 +14,7 @@ constexpr std::size_t kChunk = 64 * 1024;
 constexpr std::size_t kPiece = 16 * kChunk;  // encoded at a time, where a codec lets a tensor be encoded in pieces
 constexpr std::size_t kInlineBytes = 256 * 1024;
 constexpr Duration kSendTimeout = 30s;
+constexpr Duration kRoomTime = 20s;  // to find a path that is wide enough, hole punching included
 constexpr std::size_t kMaxTensors = 1'000'000;
 constexpr std::size_t kMaxMetadata = 16 << 20;
 
@@ -138,8 +139,9 @@ struct Assembly {
 
 class StateReceiver {
  public:
-  StateReceiver(Runtime& runtime, PeerId donor, std::uint64_t max_bytes, DownloadReport& report)
-      : runtime_(runtime), donor_(donor), max_bytes_(max_bytes), report_(report) {}
+  /// \param room  bytes that the path from the donor carries
+  StateReceiver(Runtime& runtime, PeerId donor, std::uint64_t max_bytes, std::uint64_t room, DownloadReport& report)
+      : runtime_(runtime), donor_(donor), max_bytes_(max_bytes), room_(room), report_(report) {}
 
   Task<Result<>> take(Slice record) {
     auto message = parse_download(record);
@@ -188,8 +190,12 @@ class StateReceiver {
     const std::uint64_t bytes = *count * codec::size_of(*dtype);
     if (bytes > max_bytes_ - std::min(max_bytes_, finished_bytes_))
       return Error(cohive::Errc::limit_exceeded, "state larger than allowed");
+    const Encoding encoding(*codec, *dtype);
+    announced_ += encoding.width ? *count * encoding.width : is.buffer.size() * static_cast<std::uint64_t>(is.chunks);
+    if (announced_ > room_)
+      return Error(Errc::narrow_path, "it carries " + std::to_string(room_) + " bytes, and the state has more");
     current_ = std::make_shared<Assembly>(
-        Assembly{{*dtype, is.shape, is.requires_grad, {}}, Encoding(*codec, *dtype), *count});
+        Assembly{{*dtype, is.shape, is.requires_grad, {}}, encoding, *count});
     if (current_->encoding.width == 0) return ok();
     auto memory = memory_for(bytes);
     if (!memory) return memory.error();
@@ -210,11 +216,11 @@ class StateReceiver {
 
   Runtime& runtime_;
   const PeerId donor_;
-  const std::uint64_t max_bytes_;
+  const std::uint64_t max_bytes_, room_;
   DownloadReport& report_;
   std::string metadata_;
   std::vector<codec::Tensor> tensors_;
-  std::uint64_t received_ = 0, finished_bytes_ = 0;
+  std::uint64_t received_ = 0, announced_ = 0, finished_bytes_ = 0;
   std::shared_ptr<Assembly> current_;  // shared with work on other threads
 };
 
@@ -245,16 +251,29 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
   co_return ok();
 }
 
+Task<Result<>> find_room(p2p::Host& host, PeerId donor, std::uint64_t bytes) {
+  auto room = co_await host.make_room(donor, bytes, p2p::Transfer::from_peer, host.runtime().after(kRoomTime));
+  // The donor has done nothing wrong, as it would have by sending too much.
+  if (!room && room.error() == cohive::Errc::limit_exceeded)
+    co_return Error(Errc::narrow_path, donor, std::to_string(bytes) + " bytes are missing");
+  co_return room;
+}
+
 Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::string protocol, Duration chunk_timeout,
                                             std::uint64_t max_bytes, DownloadReport& report) {
   Runtime& runtime = host.runtime();
-  auto call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
+  auto call = co_await rpc::open_call(host, donor, protocol, runtime.after(chunk_timeout));
+  if (call && (*call)->delivers() < max_bytes) {
+    call->reset();  // how much it is shows only as it comes: the best path there is has to do
+    (void)co_await find_room(host, donor, max_bytes);
+    call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
+  }
   if (!call) co_return call.error();
   (*call)->expect_much();
   if (auto sent = co_await (*call)->send(ByteView(), runtime.after(chunk_timeout)); !sent) co_return sent.error();
   if (auto ended = co_await (*call)->finish(runtime.after(chunk_timeout)); !ended) co_return ended.error();
 
-  StateReceiver receiver(runtime, donor, max_bytes, report);
+  StateReceiver receiver(runtime, donor, max_bytes, (*call)->delivers(), report);
   for (;;) {
     auto record = co_await (*call)->receive(runtime.after(chunk_timeout));
     if (!record) co_return record.error();

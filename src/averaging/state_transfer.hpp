@@ -14,6 +14,9 @@ Task<Result<>> read_state_request(Runtime& runtime, rpc::ServerStream& stream);
 Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::optional<SharedState> state,
                           codec::Compression compression);
 
+/// Finds a way to a donor that carries so many bytes to us, for the next call. Errc::narrow_path: there is none.
+Task<Result<>> find_room(p2p::Host& host, PeerId donor, std::uint64_t bytes);
+
 /// Downloads from one donor, from the first byte to the last.
 /// \param max_bytes  more is refused  \param chunk_timeout  between two chunks
 Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::string protocol, Duration chunk_timeout,

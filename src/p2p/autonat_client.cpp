@@ -85,9 +85,14 @@ bool AutoNatClient::is_server(const PeerId& peer, const ConnectedPeer& known) co
 std::optional<PeerId> AutoNatClient::choose_server() {
   const TimePoint now = self_.runtime.now();
   std::erase_if(asked_, [now](const auto& one) { return one.second + kRetry <= now; });
-  std::vector<PeerId> fresh;
-  for (const auto& [id, peer] : table_.peers())
-    if (!asked_.contains(id) && is_server(id, peer)) fresh.push_back(id);
+  std::vector<PeerId> fresh, of_new_networks;
+  for (const auto& [id, peer] : table_.peers()) {
+    if (asked_.contains(id) || !is_server(id, peer)) continue;
+    fresh.push_back(id);
+    const auto network = network_block(table_.best(id)->connection->remote_address());
+    if (network && !verdicts_.has_of(*network)) of_new_networks.push_back(id);
+  }
+  if (!of_new_networks.empty()) fresh = std::move(of_new_networks);
   if (fresh.empty()) return std::nullopt;
   std::sort(fresh.begin(), fresh.end());  // the order of a hash table would not repeat
   return fresh[self_.runtime.random()() % fresh.size()];

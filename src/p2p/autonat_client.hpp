@@ -20,6 +20,7 @@ class ReachabilityVerdicts {
   void add(std::uint64_t network, bool reached, TimePoint now);
   void clear() { verdicts_.clear(); }
   Reachability conclusion(TimePoint now);
+  bool has_of(std::uint64_t network) const { return verdicts_.contains(network); }
   /// Returns whether more networks had better be asked soon.
   bool is_settled() const { return verdicts_.size() >= kEnough; }
 

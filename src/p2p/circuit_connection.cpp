@@ -10,6 +10,7 @@ namespace cohive::p2p {
 CircuitConnection::CircuitConnection(transport::StreamPtr stream, CircuitLimit limit, Multiaddr local, Multiaddr remote)
     : stream_(std::move(stream)),
       left_(limit.bytes > 0 ? limit.bytes : kUnlimited),
+      to_come_(left_),
       local_(std::move(local)),
       remote_(std::move(remote)) {}
 
@@ -19,6 +20,7 @@ Task<Result<std::size_t>> CircuitConnection::read_some(MutableBytes into) {
   if (!bytes) co_return bytes.error();
   const std::size_t count = std::min(into.size(), bytes->size());
   if (count > 0) std::memcpy(into.data(), bytes->data(), count);
+  if (to_come_ != kUnlimited) to_come_ -= std::min<std::uint64_t>(to_come_, count);
   if (count < bytes->size()) stream_->unread(bytes->sub(count, bytes->size() - count));
   co_return count;
 }

@@ -21,10 +21,11 @@ class CircuitConnection final : public transport::RawConnection {
   const Multiaddr& local_address() const override { return local_; }
   const Multiaddr& remote_address() const override { return remote_; }
   std::uint64_t carries() const override { return left_; }
+  std::uint64_t delivers() const override { return to_come_; }
 
  private:
   transport::StreamPtr stream_;
-  std::uint64_t left_;
+  std::uint64_t left_, to_come_;  // bytes from us, and to us
   Multiaddr local_, remote_;
   bool closed_ = false;
 };

@@ -8,9 +8,10 @@ namespace {
 
 constexpr Duration kPunchingTime = 10s;  // from the beginning of a circuit, until a direct connection is unlikely
 
-std::uint64_t room(const ConnectionTable& table, const PeerId& peer) {
+std::uint64_t room(const ConnectionTable& table, const PeerId& peer, Transfer transfer) {
   const ConnectionEntryPtr entry = table.best(peer);
-  return entry ? entry->connection->carries() : 0;
+  if (!entry) return 0;
+  return transfer == Transfer::to_peer ? entry->connection->carries() : entry->connection->delivers();
 }
 
 /// Waits for hole punching to replace a circuit that was opened a moment ago.
@@ -26,18 +27,18 @@ Task<void> wait_for_direct(CircuitRoom where, PeerId peer, Deadline deadline) {
 
 }  // namespace
 
-Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, Deadline deadline) {
-  if (room(where.table, peer) >= bytes) co_return ok();
+Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline) {
+  if (room(where.table, peer, transfer) >= bytes) co_return ok();
   co_await wait_for_direct(where, peer, deadline);
   // What earlier transfers have taken of a circuit is back with the next one.
   for (const Multiaddr& address : where.book.addresses(peer)) {
-    if (room(where.table, peer) >= bytes) co_return ok();
+    if (room(where.table, peer, transfer) >= bytes) co_return ok();
     if (!address.is_circuit()) continue;
     auto opened =
         co_await where.dialler.dial_beside(peer, address, transport::Role::initiator, SourcePort::any, deadline);
     if (!opened) log::debug("relay", "no further circuit: {}", opened.error());
   }
-  const std::uint64_t most = room(where.table, peer);
+  const std::uint64_t most = room(where.table, peer, transfer);
   if (most >= bytes) co_return ok();
   co_return Error(cohive::Errc::limit_exceeded, peer,
                   log::format("the relay between us carries {} bytes more, and {} are to be sent", most, bytes));

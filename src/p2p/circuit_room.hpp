@@ -14,6 +14,6 @@ struct CircuitRoom {
 };
 
 /// See Host::make_room; the peer is connected.
-Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, Deadline deadline);
+Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline);
 
 }  // namespace cohive::p2p

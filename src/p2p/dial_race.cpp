@@ -52,9 +52,13 @@ bool DialRace::may_start() const {
 }
 
 /// A peer that is reached through a relay, too, is likely to be behind an address translator. A dial that it drops
-/// would leave a half-open entry in ours, which spoils the pair of listening ports for hole punching for minutes.
-SourcePort DialRace::source_port() const {
-  const bool relayed = std::any_of(seen_.begin(), seen_.end(), [](const Multiaddr& one) { return one.is_circuit(); });
+/// would leave a half-open entry in ours, which spoils the pair of listening ports for hole punching for minutes. A
+/// relay that has nothing but the other kind of IP address is there for peers of that kind.
+SourcePort DialRace::source_port(const Multiaddr& address) const {
+  const auto other = address.first_code() == Multiaddr::ip4 ? Multiaddr::ip6 : Multiaddr::ip4;
+  const bool relayed = std::any_of(seen_.begin(), seen_.end(), [other](const Multiaddr& one) {
+    return one.is_circuit() && one.first_code() != other;
+  });
   return relayed ? SourcePort::any : SourcePort::listening;
 }
 
@@ -89,7 +93,7 @@ Task<Result<>> DialRace::run(Deadline deadline) {
 }
 
 Task<void> DialRace::dial(DialRace& race, Multiaddr address, Deadline deadline) {
-  auto result = co_await race.dial_(address, deadline, race.source_port());
+  auto result = co_await race.dial_(address, deadline, race.source_port(address));
   --race.running_;
   if (!result) {
     if (race.failures_.size() < kMaxFailuresNamed) race.failures_.push_back(result.error());

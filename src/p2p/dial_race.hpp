@@ -44,7 +44,7 @@ class DialRace {
  private:
   static Task<void> dial(DialRace& race, Multiaddr address, Deadline deadline);
   bool may_start() const;
-  SourcePort source_port() const;
+  SourcePort source_port(const Multiaddr& address) const;
   Error failure() const;
 
   Self& self_;

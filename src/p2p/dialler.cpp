@@ -28,11 +28,29 @@ Dialler::Dialler(Self& self, Connectivity& ways, ConnectionTable& table, Address
       slots_(self.runtime, self.options.max_dials, "dials"),
       address_dials_(self.runtime, "dialling an address"),
       book_dials_(self.runtime, "dialling"),
-      configured_dials_(self.runtime, "connecting") {
+      configured_dials_(self.runtime, "connecting"),
+      added_(table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
+        if (is_relayed(*entry)) go_on_beside(*entry);
+      })),
+      held_(self.runtime, "dials beside circuits") {
   prepare_dial_failures(self.runtime);
 }
 
+/// A dial from the listening port that the peer's firewall drops is half of a hole: ours lets in what the peer sends
+/// back when it punches. Given up, it would leave an entry in our router that lets the peer's dial in and drops the
+/// answer, and so spoils the pair of ports.
+void Dialler::go_on_beside(const ConnectionEntry& circuit) {
+  auto dials = address_dials_.hold([&peer = circuit.connection->peer()](const auto& key) {
+    return key.first == peer && !key.second.is_circuit() && key.second.scope() == Multiaddr::Scope::public_;
+  });
+  if (dials.empty() || self_.closed) return;
+  held_.spawn([](Runtime& runtime, Duration limit, std::vector<std::shared_ptr<const void>>) -> Task<void> {
+    co_await runtime.sleep_for(limit);
+  }(self_.runtime, self_.options.dial_timeout, std::move(dials)), "dials beside a circuit");
+}
+
 void Dialler::close(const Error& reason) {
+  held_.cancel();
   configured_dials_.close(reason);
   book_dials_.close(reason);
   address_dials_.close(reason);

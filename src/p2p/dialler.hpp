@@ -48,6 +48,7 @@ class Dialler {
   static Task<Result<>> dial_book(Dialler& dialler, PeerId peer);
   static Task<Result<PeerId>> dial_configured(Dialler& dialler, Multiaddr address);
   bool may_resolve(const KnownAddress& known) const;
+  void go_on_beside(const ConnectionEntry& circuit);
 
   Self& self_;
   Connectivity& ways_;
@@ -59,6 +60,8 @@ class Dialler {
   SharedWork<std::pair<PeerId, Multiaddr>, void> address_dials_;
   SharedWork<PeerId, void> book_dials_;
   SharedWork<Multiaddr, PeerId> configured_dials_;
+  Subscription added_;
+  TaskGroup held_;
 };
 
 }  // namespace cohive::p2p

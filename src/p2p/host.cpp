@@ -89,6 +89,7 @@ struct Host::Impl {
       seek_relays();
     });
     suspected = reachability.suspecting().subscribe([this] { seek_relays(); });
+    announced = own.changed().subscribe([this] { seek_relays(); });
   }
   ~Impl() {
     self.closed = true;
@@ -100,27 +101,35 @@ struct Host::Impl {
   transport::Upgrader circuit_upgrader() const { return {self.runtime, self.identity, self.options.transport}; }
   /// A dial-back that fails takes a while to say so: where it is likely to fail, relays are there before. Peers that
   /// merely do not listen want no calls, unless our user says that they are private.
-  void seek_relays() {
+  void seek_relays() { relays.set_need(needed_relays()); }
+  RelayNeed needed_relays() const {
     const bool wanted = inbound.listening() || self.options.force_reachability;
-    const bool doubtful = lacks_ipv4() || (reachability.translated() && port_mappings.current().empty());
+    if (!self.options.use_relay || !wanted) return {};
+    const bool doubtful = reachability.translated() && port_mappings.current().empty();
     const bool reached = reachability.current() == Reachability::public_ ? !doubtful
                          : reachability.current() != Reachability::private_ && !reachability.suspected();
-    relays.set_needed(self.options.use_relay && wanted && !reached);
+    if (!reached) return {.count = self.options.wanted_relays};
+    const auto lacking = lacking_family();
+    if (!lacking) return {};
+    const std::size_t most = *lacking == Multiaddr::ip4 ? self.options.wanted_relays : 1;
+    return {.count = std::min(most, self.options.wanted_relays), .family = lacking};
   }
-  /// Peers outside can connect to us, but not those that have IPv4 alone, as most have. A relay has both.
-  bool lacks_ipv4() const {
-    bool has_ipv6 = false;
+  /// Peers outside connect to us, but not those that have the other kind of IP address alone. A relay of both kinds
+  /// lets them in. Most peers have IPv4, so that without it we need relays like a hidden peer.
+  std::optional<std::uint32_t> lacking_family() const {
+    bool has_ip4 = false, has_ip6 = false;
+    if (!self.options.announce.empty()) return std::nullopt;  // our user says where we are reached
     for (const auto& address : own.announced()) {
       if (address.is_circuit() || address.scope() != Multiaddr::Scope::public_) continue;
-      if (address.first_code() != Multiaddr::ip6) return false;
-      has_ipv6 = true;
+      (address.first_code() == Multiaddr::ip6 ? has_ip6 : has_ip4) = true;
     }
-    return has_ipv6;
+    if (has_ip4 == has_ip6) return std::nullopt;
+    return has_ip4 ? Multiaddr::ip6 : Multiaddr::ip4;
   }
 
   void end_waits() {
     const Error reason(Errc::host_closed);
-    private_or_not = suspected = mapped = nullptr;
+    private_or_not = suspected = mapped = announced = nullptr;
     if (punching) punching->close();
     relays.close();
     reachability.close();
@@ -160,7 +169,7 @@ struct Host::Impl {
   std::optional<RelayServer> relay_server;
   std::optional<HolePunching> punching;
   std::optional<std::weak_ptr<MemberCheck>> member_check;  ///< nullopt: the swarm is open
-  Subscription private_or_not, suspected, mapped;
+  Subscription private_or_not, suspected, mapped, announced;
   TaskGroup tasks;
 };
 
@@ -181,6 +190,7 @@ Result<> Host::start() {
   impl_->routing.start();
   impl_->port_mappings.start();
   impl_->reachability.start();
+  impl_->seek_relays();
   if (!runtime().simulated()) impl_->tasks.spawn(Impl::measure(*impl_), "traffic metrics");
   return ok();
 }
@@ -359,9 +369,10 @@ Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadli
 
 // ---- Streams
 
-Task<Result<>> Host::make_room(PeerId peer, std::uint64_t bytes, Deadline deadline) {
+Task<Result<>> Host::make_room(PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline) {
   CO_TRY(co_await connect(peer, deadline));
-  co_return co_await p2p::make_room({impl_->self, impl_->table, impl_->book, impl_->dialler}, peer, bytes, deadline);
+  const CircuitRoom where{impl_->self, impl_->table, impl_->book, impl_->dialler};
+  co_return co_await p2p::make_room(where, peer, bytes, transfer, deadline);
 }
 Task<Result<transport::StreamPtr>> Host::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
   return impl_->routing.open_stream(peer, std::move(protocol), deadline);

@@ -14,6 +14,7 @@ namespace {
 
 constexpr Duration kReserveTimeout = 10s;
 constexpr Duration kRelayRetry = 3s;      // while a relay is lacking: a lost one is replaced within ten seconds
+constexpr Duration kFamilyRetry = 30s;    // while one for peers of the other kind of address alone is
 constexpr Duration kRefusedPause = 5min;  // before a relay that refused is asked again
 constexpr Duration kBrokenPause = 10s;    // before one that did not answer is
 constexpr Duration kRenewBefore = 2min;   // as p2pd
@@ -75,7 +76,8 @@ RelayClient::RelayClient(Self& self, Handlers& handlers, ConnectionTable& table,
   own.add_source([this] {
     std::vector<Multiaddr> result;
     for (const auto& [relay, reservation] : reservations_)
-      result.insert(result.end(), reservation.addresses.begin(), reservation.addresses.end());
+      for (const auto& address : reservation.addresses)
+        if (!need_.family || address.first_code() == *need_.family) result.push_back(address);
     return result;
   });
   // A circuit is a stream of this service and keeps the relay's connection open, so it is not counted as auxiliary.
@@ -86,15 +88,21 @@ RelayClient::~RelayClient() {
   self_.metrics.relays_held.add(-static_cast<double>(reservations_.size()));
 }
 
-void RelayClient::set_needed(bool needed) {
-  if (std::exchange(needed_, needed) == needed) return;
-  if (needed) return tasks_.spawn(keep(*this), "keep relays");
-  tasks_.cancel();
-  walk_pause_ = kWalkPause;
-  next_walk_ = self_.runtime.now();
-  self_.metrics.relays_held.add(-static_cast<double>(reservations_.size()));
+void RelayClient::set_need(RelayNeed need) {
+  if (need == need_) return;
+  const RelayNeed before = std::exchange(need_, need);
+  const bool for_more_peers = before.family && !need.family && need.count > 0;
   const bool had = !reservations_.empty();
-  reservations_.clear();  // the relays forget them by themselves; until then their circuits are refused
+  if (for_more_peers) {
+    news_.notify_all();
+  } else {
+    tasks_.cancel();
+    walk_pause_ = kWalkPause;
+    next_walk_ = self_.runtime.now();
+    self_.metrics.relays_held.add(-static_cast<double>(reservations_.size()));
+    reservations_.clear();  // the relays forget them by themselves; until then their circuits are refused
+    if (need.count > 0) tasks_.spawn(keep(*this), "keep relays");
+  }
   if (had) own_.notify();
 }
 
@@ -114,7 +122,7 @@ void RelayClient::drop(const PeerId& relay) {
 }
 
 void RelayClient::consider(const PeerId& peer) {
-  if (needed_ && lacking() && table_.find(peer) && table_.find(peer)->serves(kHopProtocol)) news_.notify_all();
+  if (lacking() && table_.find(peer) && table_.find(peer)->serves(kHopProtocol)) news_.notify_all();
 }
 
 // ---- Keeping reservations
@@ -124,7 +132,7 @@ Task<void> RelayClient::keep(RelayClient& client) {
     co_await renew(client);
     co_await fill(client);
     const TimePoint next = client.next_renewal();
-    const Deadline soon = client.self_.runtime.after(kRelayRetry);
+    const Deadline soon = client.self_.runtime.after(client.need_.family ? kFamilyRetry : kRelayRetry);
     (void)co_await client.news_.wait(client.lacking() ? soon.min(Deadline(next)) : Deadline(next));
   }
 }
@@ -152,6 +160,7 @@ Task<void> RelayClient::fill(RelayClient& client) {
   }
   const TimePoint now = client.self_.runtime.now();
   if (!client.lacking() || now < client.next_walk_ || client.table_.peers().empty()) co_return;
+  if (client.need_.family == Multiaddr::ip6) co_return;  // few peers have IPv6 alone: none is met for their sake
   client.next_walk_ = now + client.walk_pause_;
   client.walk_pause_ = std::min(2 * client.walk_pause_, kLongestWalkPause);
   client.tasks_.spawn(look_for_more(client), "look for relays");
@@ -174,6 +183,16 @@ Task<void> RelayClient::connect_trusted(RelayClient& client) {
     if (!dialled) log::debug("relay", "trusted relay: {}", dialled.error());
 }
 
+/// Whether the peers that we need the relay for reach it.
+bool RelayClient::serves_family(const PeerId& relay) const {
+  if (!need_.family) return true;
+  const auto addresses = book_.addresses(relay);
+  return std::any_of(addresses.begin(), addresses.end(), [this](const Multiaddr& address) {
+    return !address.is_circuit() && address.first_code() == *need_.family &&
+           address.scope() == Multiaddr::Scope::public_;
+  });
+}
+
 /// Connected peers that relay: those that our user named first, then the nearest.
 std::vector<PeerId> RelayClient::candidates() {
   const TimePoint now = self_.runtime.now();
@@ -187,7 +206,7 @@ std::vector<PeerId> RelayClient::candidates() {
     if (refused_.contains(id) || reservations_.contains(id)) continue;
     const ConnectionEntryPtr entry = table_.direct(id);
     const bool trusted = is_trusted(id);
-    if (entry && (trusted || peer.serves(kHopProtocol)))
+    if (entry && (trusted || peer.serves(kHopProtocol)) && serves_family(id))
       found.emplace_back(!trusted, entry->connection->round_trip(), id);
   }
   std::sort(found.begin(), found.end());

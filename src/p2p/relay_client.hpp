@@ -12,6 +12,15 @@
 
 namespace cohive::p2p {
 
+/// How many relays are needed, and for whom.
+struct RelayNeed {
+  std::size_t count = 0;
+  /// Only for peers with this kind of IP address alone, as its multiaddr code; nullopt: for all peers.
+  std::optional<std::uint32_t> family{};
+
+  friend bool operator==(const RelayNeed&, const RelayNeed&) = default;
+};
+
 class RelayClient {
  public:
   RelayClient(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
@@ -20,8 +29,8 @@ class RelayClient {
   ~RelayClient();
   void close() { tasks_.cancel(); }
 
-  /// Relays are needed, or no longer. Reservations that are no longer needed are let go.
-  void set_needed(bool needed);
+  /// What relays are needed for changes. Reservations that no longer serve are let go.
+  void set_need(RelayNeed need);
   std::vector<HeldReservation> held() const;
 
  private:
@@ -44,9 +53,9 @@ class RelayClient {
   std::vector<Multiaddr> addresses_through(const ConnectionEntry& relay, const proto::RelayReservation& granted) const;
   void drop(const PeerId& relay);
   void consider(const PeerId& peer);
-  void changed();
   TimePoint next_renewal() const;
-  bool lacking() const { return reservations_.size() < self_.options.wanted_relays; }
+  bool lacking() const { return reservations_.size() < need_.count; }
+  bool serves_family(const PeerId& relay) const;
   Task<void> accept(transport::StreamPtr stream);
 
   Self& self_;
@@ -57,7 +66,7 @@ class RelayClient {
   Inbound& inbound_;
   OwnAddresses& own_;
   transport::Upgrader upgrader_;
-  bool needed_ = false;
+  RelayNeed need_;
   std::map<PeerId, Reservation> reservations_;
   std::map<PeerId, TimePoint> refused_;  ///< relays that were no help, and until when they are left alone
   Duration walk_pause_;   ///< after the next walk through peer routing for relays; doubled with each

@@ -48,6 +48,13 @@ class SharedWork {
     }
   }
   std::size_t size() const noexcept { return works_.size(); }
+  /// What is under way for keys that `which` accepts goes on while the result lives, without any caller.
+  std::vector<std::shared_ptr<const void>> hold(const std::function<bool(const Key&)>& which) const {
+    std::vector<std::shared_ptr<const void>> result;
+    for (const auto& [key, weak] : works_)
+      if (auto work = weak.lock(); work && which(key)) result.push_back(std::move(work));
+    return result;
+  }
 
  private:
   struct Work {

@@ -110,6 +110,7 @@ class ClientStreamOverHost final : public ClientStream {
   }
   void expect_much() override { stream_->expect_much(); }
   const PeerId& peer() const override { return peer_; }
+  std::uint64_t delivers() const override { return stream_->delivers(); }
 
  private:
   Error failed(Error error) {

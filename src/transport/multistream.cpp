@@ -89,6 +89,7 @@ class LazyStream final : public Stream {
   const Multiaddr& remote_address() const override { return inner_->remote_address(); }
   Runtime& runtime() const override { return inner_->runtime(); }
   bool readable() const override { return failure_ || (answered_ && inner_->readable()); }
+  std::uint64_t delivers() const override { return inner_->delivers(); }
 
  private:
   enum class State { fresh, proposing, proposed };

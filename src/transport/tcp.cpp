@@ -26,6 +26,9 @@ namespace asio = boost::asio;
 using Descriptor = asio::posix::basic_stream_descriptor<asio::io_context::executor_type>;
 
 constexpr int kBacklog = 1024;
+// Of the answer to a peer that begins to connect: a connection that stays half-open is gone after three seconds, not a
+// minute. Until then no dial from the listening port reaches that peer, as a hole to be punched needs it.
+constexpr int kAnswersRepeated = 1;
 constexpr std::size_t kMaxGather = 64;
 constexpr Duration kOutOfDescriptors = 100ms;
 constexpr int kUnsent = 64 * 1024;
@@ -330,6 +333,7 @@ class TcpNetwork final : public Network {
     // For dials from this port. Set before bind() it would let another process of this user take the same port without
     // an error.
     setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &kAnswersRepeated, sizeof kAnswersRepeated);
     return std::unique_ptr<Listener>(std::make_unique<TcpListener>(runtime_, std::move(descriptor)));
   }
 

@@ -27,6 +27,12 @@ constexpr int kProbeEvery = 4;          // intervals between pings on a busy con
 constexpr double kResetBurst = 16;      // seconds
 constexpr Duration kOrphanTime = 60s;   // a peer gets this long to end a stream that we ended
 
+/// What is left for streams of what the network below carries, without the headers of frames and records.
+std::uint64_t for_streams(std::uint64_t carried, std::uint64_t taken) {
+  if (carried == RawConnection::kUnlimited) return carried;
+  return carried > taken ? (carried - taken) / 33 * 32 : 0;
+}
+
 }  // namespace
 
 YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role,
@@ -264,12 +270,12 @@ bool YamuxConnection::may_queue(std::size_t left) const noexcept {
   return channel_->queued() < (left <= kFewBytes ? 2 * queue_limit_ : queue_limit_);
 }
 
-/// What the network below takes, without the headers of frames and records.
 std::uint64_t YamuxConnection::carries() const {
-  const std::uint64_t carried = channel_->raw().carries();
-  if (carried == RawConnection::kUnlimited) return carried;
-  const std::uint64_t taken = kReserve + channel_->queued();
-  return carried > taken ? (carried - taken) / 33 * 32 : 0;
+  return for_streams(channel_->raw().carries(), kReserve + channel_->queued());
+}
+
+std::uint64_t YamuxConnection::delivers() const {
+  return for_streams(channel_->raw().delivers(), kReserve);
 }
 
 /// A connection that ends early, while no stream is open, disturbs nobody.

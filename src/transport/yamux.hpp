@@ -116,6 +116,7 @@ class YamuxConnection final : public Connection {
   void close(Error reason) noexcept override;
   ConnectionStats stats() const override;
   std::uint64_t carries() const override;
+  std::uint64_t delivers() const override;
   std::size_t open_streams() const override { return totals_.inbound + totals_.outbound; }
   Duration round_trip() const override { return round_trip_; }
 

@@ -147,6 +147,10 @@ void YamuxStream::unread(Slice bytes) {
   state_->received.push_front(std::move(bytes));
 }
 
+std::uint64_t YamuxStream::delivers() const {
+  return state_->connection ? state_->connection->delivers() : 0;
+}
+
 void YamuxStream::expect(Slice region) {
   region.remove_prefix(std::min(region.size(), state_->buffered.amount()));
   state_->expected = region.empty() ? Slice() : std::move(region);

@@ -23,6 +23,7 @@ class YamuxStream final : public Stream {
   void reset() noexcept override;
   const PeerId& peer() const override { return peer_; }
   const Multiaddr& remote_address() const override { return remote_; }
+  std::uint64_t delivers() const override;
   Runtime& runtime() const override { return runtime_; }
   bool readable() const override {
     return !state_->received.empty() || state_->in != YamuxStreamState::Half::open || state_->failure;

@@ -3,7 +3,8 @@
 node, by what path the left one gets through to the right one, and when.
 
     tests/nat/matrix.py [--peers p2pd|cohive] [--left MAKE] [--right MAKE] [--relay MAKE] [--kinds open,symmetric,...]
-                        [--delay 50] [--loss 1] [--all-reduce] [--relay-dies] [--repeat 1] [--jobs 3] [--json FILE]
+                        [--delay 50] [--loss 1] [--all-reduce] [--relay-dies] [--trusted-relays] [--repeat 1] [--jobs 3]
+                        [--json FILE]
 
 Prints a table in Markdown. Both peers start at once, each where its kind says, five public nodes (all bootstrap nodes and
 relays) before them. A cell tells the path, the seconds from the start to the first successful call by peer id, and, when
@@ -246,6 +247,7 @@ def main():
     parser.add_argument("--loss", type=float, default=0, help="percent from peer to peer")
     parser.add_argument("--all-reduce", action="store_true", help="the pair averages, too; of cohive's peers")
     parser.add_argument("--relay-dies", action="store_true", help="relayed pairs lose the relay in use")
+    parser.add_argument("--trusted-relays", action="store_true", help="p2pd is told which relay to use: the bootstrap node")
     parser.add_argument("--repeat", type=int, default=1, help="tries of every pair")
     parser.add_argument("--jobs", type=int, default=3, help="worlds at once")
     parser.add_argument("--json", type=pathlib.Path, help="a file for every single outcome")
@@ -253,6 +255,7 @@ def main():
     options.left, options.right, options.relay = (make or options.peers for make in (options.left, options.right, options.relay))
     if reason := namespaces.unavailable():
         parser.exit(77, f"skipped: {reason}\n")
+    peers.P2pd.trusts_initial = options.trusted_relays
     kinds = options.kinds.split(",")
     tasks = list(enumerate(list(itertools.product(kinds, kinds)) * options.repeat))
     for make in {options.left, options.right, options.relay}:

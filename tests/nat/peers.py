@@ -91,6 +91,7 @@ class P2pd(Peer):
     make = "p2pd"
     LOGGERS = "error,p2p-holepunch=debug,autorelay=debug,autonat=debug,nat=debug,p2p-circuit=debug"
     options = {}  # of hivemind.p2p.P2P.create, beside what a user behind a router gives
+    trusts_initial = False  # names its initial peers as relays, too
 
     @staticmethod
     def prepare():
@@ -101,6 +102,8 @@ class P2pd(Peer):
         self = cls()
         os.environ.setdefault("GOLOG_LOG_LEVEL", cls.LOGGERS)
         options = {} if public else {"use_auto_relay": True, **cls.options}
+        if cls.trusts_initial and not public:
+            options["trusted_relays"] = list(initial)
         self._log = (host.world.logs / f"{host.name}.p2pd.log").open("a")
         self._p2p = await self._in(host).create(list(initial), host_maddrs=listening(host), startup_timeout=STARTING,
                                                 **options)

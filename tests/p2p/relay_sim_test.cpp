@@ -147,6 +147,22 @@ TEST_F(Relay, APeerBehindAFirewallIsReachedThroughItsRelayWhileADialHangs) {
   EXPECT_LT(swarm.runtime().now() - begun, 5s);
 }
 
+/// What it sends to us when it punches meets that dial.
+TEST_F(Relay, ADialThatHangsGoesOnBesideTheCircuitThatWasFaster) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& far = swarm.add_host_at(
+      "4.0.0.9", {.force_reachability = Reachability::private_, .wanted_relays = 1, .hole_punching = false});
+  Host& dialler = swarm.add_host_at("4.0.0.1", {.hole_punching = false});
+  swarm.fabric().set_link("4.0.0.1", "4.0.0.9", {.latency = 1s});
+  for (Host* host : {&far, &dialler}) ASSERT_TRUE(swarm.run(host->connect(address_of(relay), swarm.after(10s))));
+  swarm.pass(5s);
+  dialler.learn_addresses(far.id(), {parsed("/ip4/4.0.0.9/tcp/4001"), through(relay, far).without_peer()});
+  ASSERT_TRUE(swarm.run(dialler.connect(far.id(), swarm.after(20s))));
+  ASSERT_TRUE(dialler.remote_address(far.id())->is_circuit());
+  swarm.pass(16s);
+  EXPECT_FALSE(dialler.remote_address(far.id())->is_circuit());
+}
+
 TEST_F(Relay, ARelayThatThePeerFindsWhileADialHangsIsLookedUp) {
   Host& relay = add_relay("3.0.0.1");
   Host& hidden = swarm.add_host_at("4.0.0.9", {.autonat = false, .hole_punching = false});  // unsure for four seconds
@@ -172,11 +188,40 @@ TEST_F(Relay, PeersOfOneAddressFamilyEachMeetThroughARelayOfBoth) {
   Host& modern = swarm.add_host_at("2d00:2::1", {.force_reachability = Reachability::public_});
   modern.set_handler(kEcho, echo_whole);
   Host& old = swarm.add_host_at("4.0.0.1", {.force_reachability = Reachability::public_});
+  old.set_handler(kEcho, echo_whole);
   ASSERT_TRUE(swarm.run(modern.bootstrap({at(Multiaddr::ip6)}, swarm.after(10s))));
   ASSERT_TRUE(swarm.run(old.bootstrap({at(Multiaddr::ip4)}, swarm.after(10s))));
   swarm.pass(5s);
-  const auto answer = swarm.run(call(old, modern.id(), 1000));
-  EXPECT_TRUE(answer) << answer.error();
+  for (const auto& [from, to] : {std::pair(&old, &modern), {&modern, &old}}) {
+    const auto answer = swarm.run(call(*from, to->id(), 1000));
+    EXPECT_TRUE(answer) << answer.error();
+    from->disconnect(to->id());
+    swarm.pass(1s);
+  }
+}
+
+/// Peers that have IPv4, too, find no second way to it, and dial it as if there was no relay.
+TEST_F(Relay, APublicPeerWithIpv4AloneTellsOnlyIpv6AddressesOfItsOneRelay) {
+  const HostOptions relaying{.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{}};
+  Host& first = swarm.add_host_at("3.0.0.1", relaying, "2d00:1::1");
+  Host& second = swarm.add_host_at("3.0.0.2", relaying, "2d00:1::2");
+  Host& of_ip4 = add_relay("3.0.0.3");
+  Host& old = swarm.add_host_at("4.0.0.1", {.force_reachability = Reachability::public_});
+  std::vector<Multiaddr> relays;
+  for (const Host* relay : {&of_ip4, &first, &second})
+    for (const auto& address : relay->visible_addresses())
+      if (address.first_code() == Multiaddr::ip4) relays.push_back(address);
+  ASSERT_TRUE(swarm.run(old.bootstrap(relays, swarm.after(10s))));
+  swarm.pass(10s);
+  ASSERT_EQ(old.relays().size(), 1U);
+  EXPECT_NE(old.relays().front().relay, of_ip4.id());
+  int circuits = 0;
+  for (const auto& address : old.addresses()) {
+    if (!address.is_circuit()) continue;
+    EXPECT_EQ(address.first_code(), Multiaddr::ip6) << address.text();
+    ++circuits;
+  }
+  EXPECT_EQ(circuits, 1);
 }
 
 TEST_F(Relay, AMessageThatTheRelayWouldNotCarryWholeIsRefusedBeforehand) {
@@ -203,7 +248,7 @@ TEST_F(Relay, AUsedCircuitIsFollowedByAnotherThatCarriesMore) {
   swarm.pass(5s);
   ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
   for (int i = 0; i < 3; ++i) {  // more than one circuit carries
-    const auto room = swarm.run(dialler.make_room(hidden.id(), 80'000, swarm.after(10s)));
+    const auto room = swarm.run(dialler.make_room(hidden.id(), 80'000, Transfer::to_peer, swarm.after(10s)));
     ASSERT_TRUE(room) << room.error();
     const auto answer = swarm.run(call(dialler, hidden.id(), 80'000));
     EXPECT_TRUE(answer) << answer.error();
@@ -211,7 +256,7 @@ TEST_F(Relay, AUsedCircuitIsFollowedByAnotherThatCarriesMore) {
   }
   swarm.pass(10s);  // a direct connection is no longer to be hoped for
   const auto begun = swarm.runtime().now();
-  const auto too_much = swarm.run(dialler.make_room(hidden.id(), 1'000'000, swarm.after(10s)));
+  const auto too_much = swarm.run(dialler.make_room(hidden.id(), 1'000'000, Transfer::to_peer, swarm.after(10s)));
   ASSERT_FALSE(too_much);
   EXPECT_EQ(too_much.error(), cohive::Errc::limit_exceeded);
   EXPECT_THAT(too_much.error().message(), testing::HasSubstr("1000000 are to be sent"));
@@ -226,7 +271,7 @@ TEST_F(Relay, ALargeTransferWaitsForTheDirectConnection) {
   swarm.pass(5s);
   ASSERT_TRUE(swarm.run(dialler.connect(through(relay, called), swarm.after(10s))));
   ASSERT_TRUE(dialler.remote_address(called.id())->is_circuit());
-  const auto room = swarm.run(dialler.make_room(called.id(), 1'000'000, swarm.after(15s)));
+  const auto room = swarm.run(dialler.make_room(called.id(), 1'000'000, Transfer::to_peer, swarm.after(15s)));
   ASSERT_TRUE(room) << room.error();
   EXPECT_TRUE(swarm.run(call(dialler, called.id(), 1'000'000)));
 }

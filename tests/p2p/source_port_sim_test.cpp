@@ -35,5 +35,12 @@ TEST_F(SourcePortTest, APeerThatNeedsARelayIsDialledFromAnotherPortWhichKeepsThe
   EXPECT_NE(port, "none");
 }
 
+TEST_F(SourcePortTest, ARelayForPeersWithIpv6AloneSaysNothingAboutAPeersIpv4) {
+  Host& relay = swarm.add_host_at("9.3.1.1", {.relay_service = RelayServiceOptions()});
+  Host& peer = swarm.add_host_at("9.1.1.1");
+  const Multiaddr circuit = circuit_through(parsed("/ip6/2d00:9::1/tcp/4001"), relay.id());
+  EXPECT_EQ(dialled_from("9.2.1.1", peer, {parsed("/ip4/9.1.1.1/tcp/4001"), circuit}), "4001");
+}
+
 }  // namespace
 }  // namespace cohive::p2p

@@ -12,6 +12,7 @@ enum class Errc {
   bad_partition,   ///< the members' parts do not fit together
   no_donor,        ///< nobody shares its state
   bad_state,       ///< a donor's state does not fit
+  narrow_path,     ///< the relay between us and a donor carries less than its state
   round_cancelled,
   refused,       ///< a member of the group refused to average our parts
   not_finite,    ///< a part holds NaN or infinity

@@ -86,6 +86,9 @@ struct PeerInfo {
   Duration round_trip{};
 };
 
+/// The direction of a large transfer.
+enum class Transfer { to_peer, from_peer };
+
 /// Bytes on the wire of all connections, ended ones included.
 struct Traffic {
   std::uint64_t bytes_in = 0;
@@ -157,9 +160,10 @@ class Host {
   /// The other end of a connection to the peer, which it cannot invent; nullopt when there is none.
   std::optional<Multiaddr> remote_address(const PeerId& peer) const;
 
-  /// Connects to a peer, and makes sure that so many bytes can be sent to it. Where a limited relay lies between, waits
-  /// for a direct connection to take its place, or opens another circuit. Errc::limit_exceeded: neither helps.
-  Task<Result<>> make_room(PeerId peer, std::uint64_t bytes, Deadline deadline);
+  /// Connects to a peer, and makes sure that a new stream carries so many bytes in one direction. Where a limited relay
+  /// lies between, waits for a direct connection to take its place, or opens another circuit. Errc::limit_exceeded:
+  /// neither helps.
+  Task<Result<>> make_room(PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline);
   /// A stream on which `protocol` has been proposed: lazily when identify listed it, else after the peer's answer.
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);
   /// Serves a protocol. The handler's tasks belong to the host. Peers are told by identify push (coalesced).

@@ -46,6 +46,8 @@ class ClientStream {
   /// Replies of many bytes will come: transport::Stream::expect_much().
   virtual void expect_much() = 0;
   virtual const PeerId& peer() const = 0;
+  /// How many more bytes the callee can send on the connection of this call: a relay may grant so many only.
+  virtual std::uint64_t delivers() const = 0;
 };
 using ClientStreamPtr = std::unique_ptr<ClientStream>;
 

@@ -41,6 +41,8 @@ class RawConnection {
   virtual std::size_t undelivered() const { return 0; }
   /// How many more bytes it carries from us: a relay may grant so many only.
   virtual std::uint64_t carries() const { return kUnlimited; }
+  /// How many more bytes it carries to us.
+  virtual std::uint64_t delivers() const { return kUnlimited; }
   static constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 };
 

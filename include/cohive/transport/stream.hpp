@@ -2,6 +2,8 @@
 /// A multiplexed stream and the connection it belongs to. Loop thread only.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -51,6 +53,8 @@ class Stream {
   virtual Runtime& runtime() const = 0;
   /// True while bytes wait to be read, or the end is known.
   virtual bool readable() const = 0;
+  /// How many more bytes the connection below carries to us, as far as it is known: a relay may grant so many only.
+  virtual std::uint64_t delivers() const { return std::numeric_limits<std::uint64_t>::max(); }
 
   /// The protocol negotiated on this stream.
   const std::string& protocol() const noexcept { return protocol_; }
@@ -125,6 +129,8 @@ class Connection {
   virtual std::size_t open_streams() const = 0;
   /// How many more bytes streams can send, as far as it is known: a relay may carry so many only.
   virtual std::uint64_t carries() const = 0;
+  /// How many more bytes the peer's streams can send to us.
+  virtual std::uint64_t delivers() const = 0;
   /// Last measured round trip, zero when none yet.
   virtual Duration round_trip() const = 0;
 };

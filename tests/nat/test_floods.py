@@ -1,7 +1,8 @@
 """A node under a flood of connections that never become anything lets newcomers in, serves its peers and is watched.
 
-The attacker has as many public addresses, each in a network of its own. It holds 400 silent, 300 slow and 30 connections
-that send garbage, beside 32 slow clients of the metrics page, and opens each again as soon as it is closed (flooder.py).
+The attacker has 8 or 64 public addresses, each in a network of its own. It holds 400 silent, 300 slow and 30
+connections that send garbage, beside 32 slow clients of the metrics page, and opens each again as soon as it is closed
+(flooder.py).
 """
 
 import concurrent.futures
@@ -149,10 +150,10 @@ def test_a_flood_keeps_nobody_out(world, program, addresses):
     seconds = [json.loads(line) for line in flood.output().splitlines()[2:]]
     opened = statistics.mean(sum(kind["opened"] for kind in second.values()) for second in seconds)
 
-    print(f"\n{addresses} addresses, {opened:.0f} connections a second; joined within: ours {max(ours):.2f} s, hivemind "
-          f"{max(theirs):.2f} s; calls at p99 {1000 * calm:.0f} ms calm, {1000 * under_flood:.0f} ms under the flood; "
-          f"/metrics within {max(watcher.took):.2f} s of {len(watcher.took)} times; memory {resident >> 20} MiB, at most "
-          f"{most >> 20} MiB; {100 * share:.0f} % of a core")
+    print(f"\n{addresses} addresses, {opened:.0f} connections a second; joined within: ours {max(ours):.2f} s, "
+          f"hivemind {max(theirs):.2f} s; calls at p99 {1000 * calm:.0f} ms calm, {1000 * under_flood:.0f} ms under the "
+          f"flood; /metrics within {max(watcher.took):.2f} s of {len(watcher.took)} times; memory {resident >> 20} MiB, "
+          f"at most {most >> 20} MiB; {100 * share:.0f} % of a core")
     assert node.runs() and flood.runs()
     assert opened > 300, "that was no flood"
     assert max(ours + theirs) <= JOINING

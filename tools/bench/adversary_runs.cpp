@@ -35,7 +35,8 @@ struct Tally {
 void print(const AdversaryReport& report) {
   std::cerr << (report.unharmed() ? "seed " : "FAILS: seed ") << report.seed << ":";
   for (const auto role : report.roles) std::cerr << " " << name_of(role) << ",";
-  std::cerr << " speed " << report.speed() << ", loss " << report.run.last_loss << ", without them " << report.loss_without;
+  std::cerr << " speed " << report.speed() << ", loss " << report.run.last_loss << ", without them "
+            << report.loss_without;
   if (!report.unharmed()) std::cerr << "; " << report.run;
   std::cerr << std::endl;
 }

@@ -99,9 +99,10 @@ int main(int argc, char** argv) {
   faults->add_option("--runs", settings.runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
   faults->add_option("--seed", settings.seed, "the first of them (default 1)");
   auto* adversary =
-      app.add_subcommand("adversary", "simulated training beside hostile peers; seeds that they slow on stderr");
+      app.add_subcommand("adversary", "simulated training beside hostile peers; a line for each seed on stderr");
   adversary->add_option("--runs", settings.runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
   adversary->add_option("--seed", settings.seed, "the first of them (default 1)");
+  adversary->add_flag("--alone", settings.alone, "one hostile peer a run, of all roles in turn, instead of three");
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
   auto* memory = app.add_subcommand("memory", "peak memory of peers beyond their tensors");
   memory->add_option("--tensors", settings.tensors_megabytes, "megabytes that are averaged (default 512)")

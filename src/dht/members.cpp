@@ -120,20 +120,72 @@ Version version_of(const std::filesystem::path& path) {
   return {status.st_mtim.tv_sec, status.st_mtim.tv_nsec, status.st_size, status.st_ino};
 }
 
+/// The list as it was read last; its readers and the task that looks at the file share it. Loop thread only.
+struct MemberList {
+  std::filesystem::path path;
+  Peers peers;
+  Version version;
+};
+
+struct Reading {
+  Version version;
+  std::optional<Result<Peers>> peers;  ///< unset: the file is as it was
+};
+
+Reading read_if_changed(const std::filesystem::path& path, const Version& known) {
+  Reading reading{version_of(path), {}};
+  if (reading.version != known) reading.peers = read_list(path);
+  return reading;
+}
+
+/// Looks at the file again and again, as long as somebody has the list. A file system may be slow: the pool reads.
+Task<void> follow(Runtime& runtime, std::weak_ptr<MemberList> followed) {
+  for (;;) {
+    co_await runtime.sleep_for(kLookAgain);
+    std::filesystem::path path;
+    Version known;
+    if (const auto list = followed.lock()) {
+      path = list->path;
+      known = list->version;
+    } else {
+      co_return;
+    }
+    Reading reading = co_await runtime.offload(
+        [path = std::move(path), known] { return read_if_changed(path, known); });
+    const auto list = followed.lock();
+    if (!list) co_return;
+    list->version = reading.version;
+    if (!reading.peers) continue;
+    if (*reading.peers) {
+      list->peers = std::move(**reading.peers);
+      log::info("dht", "{} members are listed in {}", list->peers.size(), list->path.string());
+    } else {
+      log::warn("dht", "the members stay as they were: {}", reading.peers->error());
+    }
+  }
+}
+
 class ListedMembers final : public NamedMembers {
  public:
   ListedMembers(Runtime& runtime, std::filesystem::path path, KeyPair identity,
                 std::shared_ptr<const RsaSignatureValidator> key)
-      : NamedMembers(runtime, identity.peer_id(), std::move(key)), path_(std::move(path)), identity_(std::move(identity)) {}
+      : NamedMembers(runtime, identity.peer_id(), std::move(key)), identity_(std::move(identity)) {
+    list_->path = std::move(path);
+  }
 
+  /// Before anything is served: on the caller's thread.
   Result<> load() {
-    version_ = version_of(path_);
-    auto peers = read_list(path_);
-    if (!peers) return peers.error();
-    peers_ = std::move(*peers);
-    if (!peers_.contains(identity_.peer_id()))
+    auto [version, peers] = read_if_changed(list_->path, {});
+    if (!peers) peers = read_list(list_->path);  // says why it cannot be read
+    if (!*peers) return peers->error();
+    list_->version = version;
+    list_->peers = std::move(**peers);
+    if (!list_->peers.contains(identity_.peer_id()))
       log::warn("dht", "this peer, {}, is not in the list of members {}: members with the same list refuse it",
-                identity_.peer_id(), path_.string());
+                identity_.peer_id(), list_->path.string());
+    runtime_.post([&runtime = runtime_, list = std::weak_ptr(list_)] {
+      runtime.background().spawn(follow(runtime, list), "follow the list of members");
+    });
     return ok();
   }
 
@@ -144,8 +196,7 @@ class ListedMembers final : public NamedMembers {
   }
 
   bool proves(const PeerId& sender, const std::string& text, const std::string& shown) const override {
-    look_again();
-    if (!peers_.contains(sender)) return false;
+    if (!list_->peers.contains(sender)) return false;
     const auto dot = shown.find('.');
     if (dot == std::string::npos) return false;
     const auto key = crypto::base64_decode(std::string_view(shown).substr(0, dot));
@@ -155,26 +206,8 @@ class ListedMembers final : public NamedMembers {
     return identity && identity->peer_id() == sender && identity->verify(as_bytes(text), *signature);
   }
 
-  void look_again() const {
-    if (runtime_.now() < next_look_) return;
-    next_look_ = runtime_.now() + kLookAgain;
-    const Version version = version_of(path_);
-    if (version == version_) return;
-    version_ = version;
-    auto peers = read_list(path_);
-    if (peers) {
-      log::info("dht", "{} members are listed in {}", peers->size(), path_.string());
-      peers_ = std::move(*peers);
-    } else {
-      log::warn("dht", "the members stay as they were: {}", peers.error());
-    }
-  }
-
-  const std::filesystem::path path_;
   const KeyPair identity_;
-  mutable Peers peers_;
-  mutable Version version_;
-  mutable TimePoint next_look_{};
+  const std::shared_ptr<MemberList> list_ = std::make_shared<MemberList>();
 };
 
 }  // namespace

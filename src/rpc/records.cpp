@@ -9,8 +9,11 @@
 namespace cohive::rpc {
 
 namespace {
-/// Taken at once for a record that does not arrive in one piece; larger ones double it as they arrive.
-constexpr std::size_t kFirstAssembly = 1024 * 1024;
+// Bytes of room for a record that does not arrive in one piece. An announced size costs its sender nothing: until the
+// record is large, room is taken for several times what has arrived, so that the usual parts are copied at most once.
+// Larger records double it.
+constexpr std::size_t kLeastRoom = 4 * 1024, kMostRoom = 1024 * 1024;
+constexpr std::size_t kRoomForArrived = 12;
 }  // namespace
 
 Task<Result<bool>> RecordReader::fill(Deadline deadline) {
@@ -47,7 +50,9 @@ Task<Result<std::optional<RecordHeader>>> RecordReader::header(Deadline deadline
 /// True when the room is new.
 bool RecordReader::make_room() {
   if (assembled_ < assembly_.size()) return false;
-  Slice larger = Slice::uninitialised(std::min(header_->size, std::max(kFirstAssembly, 2 * assembled_)));
+  const std::size_t arrived = assembled_ + buffered_.size();
+  const std::size_t first = std::clamp(kRoomForArrived * arrived, kLeastRoom, kMostRoom);
+  Slice larger = Slice::uninitialised(std::min(header_->size, std::max(first, 2 * assembled_)));
   if (assembled_) std::memcpy(larger.mutable_data(), assembly_.data(), assembled_);
   assembly_ = std::move(larger);
   return true;

@@ -32,7 +32,8 @@ class RecordReader {
 
   /// The marker and size of the next record, checked against kMaxStreamRecord; nullopt at a clean end between records.
   Task<Result<std::optional<RecordHeader>>> header(Deadline deadline);
-  /// The payload that goes with the header read last. Its memory is taken at most 1 MiB ahead of the bytes.
+  /// The payload that goes with the header read last. Its memory is taken ahead of the bytes: twelve times what has
+  /// arrived up to 1 MiB, and twice beyond.
   Task<Result<Slice>> payload(Deadline deadline);
   /// Both.
   Task<Result<std::optional<StreamRecord>>> next(Deadline deadline);

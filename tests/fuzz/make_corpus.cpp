@@ -235,6 +235,96 @@ void peers(const Corpus& corpus) {
   corpus.add("rpc", "stream_replies", 3, record(0, "one") + record(1, error.SerializeAsString()));
 }
 
+/// Steps of the target `connection`, see take_step() there.
+namespace steps {
+enum Protocol { ping, store, find, unary, stream, kad, identify, push };
+std::string number(std::size_t value, int bytes) {
+  std::string out;
+  for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift & 255));
+  return out;
+}
+std::string step(char kind, int first) {
+  return {kind, static_cast<char>(first)};
+}
+std::string bytes(std::string_view text, int digits) {
+  return number(text.size(), digits).append(text);
+}
+std::string open(Protocol protocol) {
+  return step(0, protocol);
+}
+std::string message(int stream, std::string_view text) {
+  return step(2, stream) + bytes(text, 2);
+}
+std::string record(int stream, char marker, std::string_view text) {
+  return step(3, stream) + marker + bytes(text, 2);
+}
+std::string call(Protocol protocol, int stream, std::string_view request) {
+  return step(4, protocol) + static_cast<char>(stream) + bytes(request, 2);
+}
+/// Bytes, and others many times.
+std::string repeat(int stream, std::string_view first, std::string_view again, std::size_t times) {
+  return step(5, stream) + bytes(first, 1) + bytes(again, 1) + number(times, 3);
+}
+std::string end(int stream) {
+  return step(6, stream);
+}
+std::string reset(int stream) {
+  return step(7, stream);
+}
+std::string pass(int tenths) {
+  return step(9, tenths);
+}
+/// The frame of a call, and as much of its data as there is before what comes many times.
+std::string head_of_call(const std::string& protocol, std::size_t size, std::string_view data) {
+  proto::PersistentConnectionRequest call;
+  call.set_call_id(std::string(16, 'i'));
+  call.mutable_call_unary()->set_peer("");
+  call.mutable_call_unary()->set_proto(protocol);
+  std::string inside = call.call_unary().SerializePartialAsString();
+  inside.push_back('\x1a');  // field 3, the data
+  append_varint(inside, size);
+  std::string outside;
+  outside.push_back('\x0a');  // field 1, the id
+  append_varint(outside, call.call_id().size());
+  outside += call.call_id();
+  outside.push_back('\x1a');  // field 3, call_unary
+  append_varint(outside, inside.size() + size);
+  std::string framed;
+  append_varint(framed, outside.size() + inside.size() + size);
+  return framed + outside + inside + std::string(data);
+}
+}  // namespace steps
+
+void connections(const Corpus& corpus, const std::string& ping, const std::string& store, const std::string& find) {
+  using namespace steps;
+  corpus.add("connection", "calls",
+             call(steps::ping, 0, ping) + pass(5) + call(steps::store, 1, store) + pass(5) + call(steps::find, 2, find) +
+                 end(0) + pass(20) + reset(1));
+  corpus.add("connection", "stream",
+             open(stream) + record(0, 0, "one") + record(0, 0, "two") + record(0, 1, "") + end(0));
+  corpus.add("connection", "kad",
+             open(kad) + message(0, std::string_view("\x08\x04\x12\x03key", 7)) + pass(3));
+  // The peer asks who we are.
+  corpus.add("connection", "answered", message(128, "/multistream/1.0.0\n") + message(128, "/ipfs/id/1.0.0\n") +
+                                           message(128, std::string_view("\x2a\x01x", 3)) + end(128) + pass(10));
+  // As long as frames may be, nearly: empty keys, a request that hardly begins, records.
+  constexpr std::size_t kLongCall = 4'000'000, kLongRecord = 0xf00000;
+  const auto long_call = [](const char* method, std::string_view again, std::size_t times) {
+    return repeat(0, head_of_call(method, kLongCall, ""), again, times) + pass(20);
+  };
+  corpus.add("connection", "empty_keys",
+             open(steps::find) + long_call("DHTProtocol.rpc_find", std::string_view("\x0a\0", 2), kLongCall / 2));
+  corpus.add("connection", "long_unary",
+             open(unary) + long_call("Test.rpc_unary", std::string(64, 'u'), kLongCall / 64));
+  corpus.add("connection", "announced", open(unary) + long_call("Test.rpc_unary", "u", 10));
+  const std::string_view head_of_record("\0\0\0\0\0\0\xf0\0\0", 9);
+  corpus.add("connection", "long_record",
+             open(stream) + repeat(0, head_of_record, std::string(64, 'r'), kLongRecord / 64) + pass(20));
+  std::string many;
+  for (int i = 0; i < 60; ++i) many += open(unary) + reset(i);
+  corpus.add("connection", "opened_and_reset", many);
+}
+
 /// The time of simulated swarms.
 double in(double seconds) {
   return SimRuntime().wall_time() + seconds;
@@ -293,6 +383,7 @@ void dht_messages(const Corpus& corpus) {
   find.add_keys(dht::DhtId::of("dict").binary());
   find.mutable_peer()->set_node_id(kNode);
   corpus.add("dht_request", "find", 2, find.SerializeAsString());
+  connections(corpus, ping.SerializeAsString(), store.SerializeAsString(), find.SerializeAsString());
 
   proto::PingResponse pong;
   pong.mutable_peer()->set_node_id(kNode);

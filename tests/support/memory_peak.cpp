@@ -2,29 +2,54 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
+#include "sanitizers.hpp"
+
+#if COHIVE_SANITIZER
+#include <sanitizer/allocator_interface.h>
+#endif
+
 namespace {
 
-std::atomic<std::size_t> g_held{0}, g_highest{0};
+std::atomic<std::ptrdiff_t> g_held{0}, g_highest{0};
 
-void* counted(void* block) {
-  if (!block) throw std::bad_alloc();
-  const std::size_t held = g_held += malloc_usable_size(block);
-  std::size_t highest = g_highest;
+void count(std::size_t size) {
+  const std::ptrdiff_t held = g_held += static_cast<std::ptrdiff_t>(size);
+  std::ptrdiff_t highest = g_highest;
   while (held > highest && !g_highest.compare_exchange_weak(highest, held)) {
   }
+}
+void uncount(std::size_t size) {
+  g_held -= static_cast<std::ptrdiff_t>(size);
+}
+
+#if COHIVE_SANITIZER
+void on_malloc(const volatile void*, std::size_t size) {
+  count(size);
+}
+void on_free(const volatile void* block) {
+  if (block) uncount(__sanitizer_get_allocated_size(const_cast<const void*>(block)));
+}
+[[maybe_unused]] const int g_installed = __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
+#else
+void* counted(void* block) {
+  if (!block) throw std::bad_alloc();
+  count(malloc_usable_size(block));
   return block;
 }
 void release(void* block) {
-  if (block) g_held -= malloc_usable_size(block);
+  if (block) uncount(malloc_usable_size(block));
   std::free(block);
 }
+#endif
 
 }  // namespace
 
+#if !COHIVE_SANITIZER
 void* operator new(std::size_t size) {
   return counted(std::malloc(size));
 }
@@ -44,14 +69,15 @@ void operator delete(void* block, std::align_val_t) noexcept {
 void operator delete(void* block, std::size_t, std::align_val_t) noexcept {
   release(block);
 }
+#endif
 
 namespace cohive {
 
 MemoryPeak::MemoryPeak() : before_(g_held) {
-  g_highest = g_held.load();
+  g_highest = before_;
 }
 std::size_t MemoryPeak::bytes() const {
-  return g_highest - before_;
+  return static_cast<std::size_t>(std::max<std::ptrdiff_t>(g_highest - before_, 0));
 }
 
 }  // namespace cohive

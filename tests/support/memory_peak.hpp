@@ -1,4 +1,5 @@
 // How much memory a piece of work takes at its worst: what operator new hands out, in programs that link memory_peak.cpp.
+// Sanitizers have an operator new of their own; under them all that their allocator hands out counts.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@ class MemoryPeak {
   std::size_t bytes() const;
 
  private:
-  std::size_t before_;
+  std::ptrdiff_t before_;
 };
 
 }  // namespace cohive

@@ -5,13 +5,15 @@
 #define __has_feature(feature) 0
 #endif
 
-namespace cohive {
-
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || __has_feature(address_sanitizer) || \
     __has_feature(thread_sanitizer)
-inline constexpr bool kSanitized = true;
+#define COHIVE_SANITIZER 1
 #else
-inline constexpr bool kSanitized = false;
+#define COHIVE_SANITIZER 0
 #endif
+
+namespace cohive {
+
+inline constexpr bool kSanitized = COHIVE_SANITIZER;
 
 }  // namespace cohive

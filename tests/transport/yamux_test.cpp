@@ -2,6 +2,7 @@
 // end.
 #include <set>
 
+#include "cohive/transport/multistream.hpp"
 #include "yamux_peer.hpp"
 
 namespace cohive::transport {
@@ -247,7 +248,7 @@ TEST_F(Yamux, StreamThatWillReceiveMuchGrantsRoomBeforeTheFirstByte) {
 
 TEST_F(Yamux, StreamThatWillReceiveMuchGrantsRoomAsItOpens) {
   start(Role::initiator);
-  auto stream = select_lazily(connection_->open_stream().value(), "/bulk/1");
+  auto stream = select_lazily(open(), "/bulk/1");
   frames();
   stream->expect_much();
   const auto sent = frames();

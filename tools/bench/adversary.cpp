@@ -242,7 +242,9 @@ AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> r
   AdversaryReport report;
   report.seed = seed;
   report.roles = roles;
-  report.epochs_without = run_training(scenario).epochs;
+  const TrainScenarioReport without = run_training(scenario);
+  report.epochs_without = without.epochs;
+  report.loss_without = without.last_loss;
   scenario.each_second = [&scenario, &roles, seed](TrainSwarm& swarm, double second) {
     if (second != 10) return;
     for (std::size_t i = 0; i < roles.size(); ++i) swarm.spawn(play(swarm, roles[i], scenario, seed * 100 + i));

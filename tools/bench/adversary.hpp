@@ -34,8 +34,11 @@ struct AdversaryReport {
   std::vector<AdversaryRole> roles;
   std::uint64_t epochs = 0, epochs_without = 0;  ///< of the honest trainers, beside the hostile peers and without them
   TrainScenarioReport run;
+  double loss_without = 0;  ///< at the end of the run without hostile peers
   /// Speed beside hostile peers, 1 for that without.
   double speed() const { return static_cast<double>(epochs) / static_cast<double>(epochs_without); }
+  /// The honest trainers keep 80 % of their speed, and learn.
+  bool unharmed() const { return speed() >= 0.8 && run.last_loss < run.first_loss / 5 && run.epochs_alone == 0; }
 };
 
 /// The run in which hostile peers try their worst: seven trainers for two minutes.

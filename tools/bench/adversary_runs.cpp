@@ -1,5 +1,6 @@
-// Seeded training runs beside hostile peers; a failing seed is printed and replays.
+// Seeded training runs beside hostile peers: a line for each seed, and a table of the roles. A failing seed replays.
 #include <iostream>
+#include <map>
 
 #include "bench/adversary.hpp"
 #include "bench/bench.hpp"
@@ -7,32 +8,58 @@
 namespace cohive::bench {
 namespace {
 
-constexpr double kLeastSpeed = 0.8;
+/// What the runs beside one role had in common, or all runs.
+struct Tally {
+  std::uint64_t runs = 0;
+  double slowest = 1e9, sum = 0;
+  double worst_loss = 0;  ///< share of the first loss that is left at the end
+  std::vector<std::uint64_t> failing;
+
+  void add(const AdversaryReport& report) {
+    ++runs;
+    slowest = std::min(slowest, report.speed());
+    sum += report.speed();
+    worst_loss = std::max(worst_loss, report.run.last_loss / report.run.first_loss);
+    if (!report.unharmed()) failing.push_back(report.seed);
+  }
+
+  nlohmann::json json() const {
+    return {{"runs", runs},
+            {"slowest", slowest},
+            {"mean_speed", sum / static_cast<double>(runs)},
+            {"worst_loss", worst_loss},
+            {"failing_seeds", failing}};
+  }
+};
+
+void print(const AdversaryReport& report) {
+  std::cerr << (report.unharmed() ? "seed " : "FAILS: seed ") << report.seed << ":";
+  for (const auto role : report.roles) std::cerr << " " << name_of(role) << ",";
+  std::cerr << " speed " << report.speed() << ", loss " << report.run.last_loss << ", without them "
+            << report.loss_without;
+  if (!report.unharmed()) std::cerr << "; " << report.run;
+  std::cerr << std::endl;
+}
 
 }  // namespace
 
 nlohmann::json adversary(const Settings& settings) {
   const double start = now_seconds();
-  double slowest = 1, sum = 0;
-  nlohmann::json failing = nlohmann::json::array();
+  Tally all;
+  std::map<std::string, Tally> roles;
   for (std::uint64_t seed = settings.seed; seed < settings.seed + settings.runs; ++seed) {
-    const auto report = run_adversaries(seed, some_roles(seed));
-    slowest = std::min(slowest, report.speed());
-    sum += report.speed();
-    const bool learnt = report.run.last_loss < report.run.first_loss / 5;
-    if (report.speed() >= kLeastSpeed && learnt) continue;
-    failing.push_back(seed);
-    std::cerr << "seed " << seed << " (";
-    for (const auto role : report.roles) std::cerr << name_of(role) << ", ";
-    std::cerr << "speed " << report.speed() << "): " << report.run << "\n";
+    const auto report = run_adversaries(
+        seed, settings.alone ? std::vector{kAdversaryRoles[seed % kAdversaryRoles.size()]} : some_roles(seed));
+    print(report);
+    all.add(report);
+    for (const auto role : report.roles) roles[name_of(role)].add(report);
   }
-  return {{"benchmark", "adversary"},
-          {"runs", settings.runs},
-          {"first_seed", settings.seed},
-          {"slowest", slowest},
-          {"mean_speed", sum / static_cast<double>(settings.runs)},
-          {"failing_seeds", failing},
-          {"seconds", now_seconds() - start}};
+  nlohmann::json result = all.json();
+  result["benchmark"] = "adversary";
+  result["first_seed"] = settings.seed;
+  for (const auto& [name, tally] : roles) result["roles"][name] = tally.json();
+  result["seconds"] = now_seconds() - start;
+  return result;
 }
 
 }  // namespace cohive::bench

@@ -20,6 +20,7 @@ struct Settings {
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
   std::uint64_t seed = 1;                     ///< of dht-sim, train-sim, faults and adversary
   std::size_t runs = 200;                     ///< of faults and adversary
+  bool alone = false;                         ///< of adversary: one hostile peer a run
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged
   std::size_t state_megabytes = 2000;         ///< of memory: downloaded
   std::size_t parameters = 100;               ///< of optimizer, in millions

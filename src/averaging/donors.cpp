@@ -62,8 +62,8 @@ Task<Result<DownloadedState>> download_whole(Dht& dht, PeerId donor, const Downl
                                    setup.pieces.max_bytes, report);
 }
 
-/// A call to the donor whose manifest is there, on a path that carries what we do not have of its state. A new one where a
-/// relay carries less.
+/// A call to the donor whose manifest is there, on a path that carries what we do not have of its state. A new one where
+/// a relay carries less.
 Task<Result<DonorCall>> call_with_room(Dht& dht, DonorCall call, const PieceSource& pieces,
                                        const PartialState& partial) {
   const std::uint64_t missing = call.manifest.bytes - (call.root == partial.root() ? partial.bytes() : 0);

@@ -247,7 +247,7 @@ def main():
     parser.add_argument("--loss", type=float, default=0, help="percent from peer to peer")
     parser.add_argument("--all-reduce", action="store_true", help="the pair averages, too; of cohive's peers")
     parser.add_argument("--relay-dies", action="store_true", help="relayed pairs lose the relay in use")
-    parser.add_argument("--trusted-relays", action="store_true", help="p2pd is told which relay to use: the bootstrap node")
+    parser.add_argument("--trusted-relays", action="store_true", help="p2pd is told to relay through the bootstrap node")
     parser.add_argument("--repeat", type=int, default=1, help="tries of every pair")
     parser.add_argument("--jobs", type=int, default=3, help="worlds at once")
     parser.add_argument("--json", type=pathlib.Path, help="a file for every single outcome")

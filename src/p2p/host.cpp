@@ -82,7 +82,7 @@ struct Host::Impl {
       punching.emplace(self, handlers, table, book, dialler, identify, inbound, own,
                        [this] { return reachability.observed(); });
     if (self.options.relay_service)
-      relay_server.emplace(self, *self.options.relay_service, handlers, table, own);
+      relay_server.emplace(self, *self.options.relay_service, handlers, table, book, own);
     private_or_not = reachability.changed().subscribe([this](Reachability) { seek_relays(); });
     mapped = port_mappings.changed().subscribe([this] {
       reachability.ask_again();

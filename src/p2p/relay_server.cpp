@@ -22,10 +22,11 @@ constexpr AttemptLimits::Limits kConnectLimits{.window = 60s, .per_peer = 120, .
 }  // namespace
 
 RelayServer::RelayServer(Self& self, RelayServiceOptions options, Handlers& handlers, ConnectionTable& table,
-                         const OwnAddresses& own)
+                         const AddressBook& book, const OwnAddresses& own)
     : self_(self),
       options_(options),
       table_(table),
+      book_(book),
       own_(own),
       reserve_limits_(self.runtime, kReserveLimits),
       connect_limits_(self.runtime, kConnectLimits),
@@ -125,13 +126,22 @@ RelayServer::Status RelayServer::grant(const transport::Stream& stream) {
     return Status::RELAY_OK;
   }
   if (!table_.direct(stream.peer())) return Status::PERMISSION_DENIED;
-  if (reservations_.size() >= options_.max_reservations ||
-      networks_.of(network) >= options_.max_reservations_per_network)
+  if (!has_room_for(stream.peer()) || networks_.of(network) >= options_.max_reservations_per_network)
     return Status::RESERVATION_REFUSED;
   reservations_.emplace(stream.peer(),
                         Reservation{expires, networks_.take(network), table_.protect(stream.peer())});
   self_.metrics.relay_reservations.add(1);
   return Status::RELAY_OK;
+}
+
+/// Half of the places are kept for peers that nobody can dial. Those that announce a public address of their own ask for
+/// the sake of peers with the other kind of IP address, and there may be many of them.
+bool RelayServer::has_room_for(const PeerId& peer) const {
+  const auto known = book_.addresses(peer);
+  const bool dialable = std::any_of(known.begin(), known.end(), [](const Multiaddr& address) {
+    return !address.is_circuit() && address.scope() == Multiaddr::Scope::public_;
+  });
+  return reservations_.size() < (dialable ? (options_.max_reservations + 1) / 2 : options_.max_reservations);
 }
 
 Task<void> RelayServer::reserve(transport::Stream& stream) {

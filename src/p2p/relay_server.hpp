@@ -7,6 +7,7 @@
 
 #include <unordered_map>
 
+#include "address_book.hpp"
 #include "attempt_limits.hpp"
 #include "circuit_message.hpp"
 #include "connection_table.hpp"
@@ -17,7 +18,7 @@ namespace cohive::p2p {
 class RelayServer {
  public:
   RelayServer(Self& self, RelayServiceOptions options, Handlers& handlers, ConnectionTable& table,
-              const OwnAddresses& own);
+              const AddressBook& book, const OwnAddresses& own);
   ~RelayServer();
 
   std::size_t reservations() const noexcept { return reservations_.size(); }
@@ -34,6 +35,7 @@ class RelayServer {
   Task<void> serve(transport::StreamPtr stream);
   Task<void> reserve(transport::Stream& stream);
   Status grant(const transport::Stream& stream);
+  bool has_room_for(const PeerId& peer) const;
   Result<ConnectionEntryPtr> find_target(const transport::Stream& stream, const proto::Hop& request, Status& why) const;
   static Task<Result<transport::StreamPtr>> call(RelayServer& relay, ConnectionEntryPtr target, PeerId source);
   Task<void> carry(transport::Stream& dialler, transport::Stream& target);
@@ -45,6 +47,7 @@ class RelayServer {
   Self& self_;
   RelayServiceOptions options_;
   ConnectionTable& table_;
+  const AddressBook& book_;
   const OwnAddresses& own_;
   AttemptLimits reserve_limits_, connect_limits_;
   NetworkShares networks_;                                    ///< of reservations

@@ -200,6 +200,25 @@ TEST_F(Relay, PeersOfOneAddressFamilyEachMeetThroughARelayOfBoth) {
   }
 }
 
+TEST_F(Relay, PeersThatCanBeDialledLeaveHalfOfThePlacesToThoseThatCannot) {
+  Host& relay = swarm.add_host_at(
+      "3.0.0.1",
+      {.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{.max_reservations = 2}},
+      "2d00:1::1");
+  std::vector<Host*> dialable;
+  for (const char* ip : {"4.0.0.1", "4.0.0.2"}) {
+    dialable.push_back(&swarm.add_host_at(ip, {.force_reachability = Reachability::public_}));
+    ASSERT_TRUE(swarm.run(dialable.back()->bootstrap({address_of(relay)}, swarm.after(10s))));
+    swarm.pass(5s);
+  }
+  EXPECT_EQ(dialable[0]->relays().size() + dialable[1]->relays().size(), 1U);
+  swarm.fabric().set_nat("192.168.8.1", "5.6.8.1");
+  Host& hidden = swarm.add_host_at("192.168.8.1");
+  ASSERT_TRUE(swarm.run(hidden.bootstrap({address_of(relay)}, swarm.after(10s))));
+  swarm.pass(5s);
+  EXPECT_EQ(hidden.relays().size(), 1U);
+}
+
 /// Peers that have IPv4, too, find no second way to it, and dial it as if there was no relay.
 TEST_F(Relay, APublicPeerWithIpv4AloneTellsOnlyIpv6AddressesOfItsOneRelay) {
   const HostOptions relaying{.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{}};

@@ -94,7 +94,6 @@ Task<Result<DonorCall>> call_donor(p2p::Host& host, PeerId donor, std::string pr
   Runtime& runtime = host.runtime();
   auto call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
   if (!call) co_return call.error();
-  (*call)->expect_much();
   const std::string request = encode_manifest_request(wanted);
   if (auto sent = co_await (*call)->send(as_bytes(request), runtime.after(chunk_timeout)); !sent)
     co_return sent.error();

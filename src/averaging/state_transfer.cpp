@@ -269,7 +269,6 @@ Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::
     call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
   }
   if (!call) co_return call.error();
-  (*call)->expect_much();
   if (auto sent = co_await (*call)->send(ByteView(), runtime.after(chunk_timeout)); !sent) co_return sent.error();
   if (auto ended = co_await (*call)->finish(runtime.after(chunk_timeout)); !ended) co_return ended.error();
 

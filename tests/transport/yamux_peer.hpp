@@ -85,6 +85,13 @@ class YamuxPeer : public ::testing::Test {
     return total;
   }
 
+  /// Credit for a stream, in the frames that came since the last look.
+  std::size_t granted(std::uint32_t id) {
+    std::size_t sum = 0;
+    for (const auto& frame : frames())
+      if (frame.type == kWindow && frame.id == id) sum += frame.length;
+    return sum;
+  }
   StreamPtr accept() { return runtime_.run(connection_->accept_stream()).value(); }
   StreamPtr open() { return connection_->open_stream().value(); }
   Result<Slice> read(Stream& stream) { return runtime_.run(stream.read(runtime_.after(1s))); }

@@ -203,12 +203,6 @@ TEST_F(Yamux, AStreamThatCarriesMuchBeginsWithTheWindowThatAnEarlierOneNeeded) {
       if (frame.type == kWindow) window += frame.length;
   }
 
-  const auto granted = [&](std::uint32_t id) {
-    std::size_t sum = 0;
-    for (const auto& frame : frames())
-      if (frame.type == kWindow && frame.id == id) sum += frame.length;
-    return sum;
-  };
   send(kWindow, kSyn, 3, 0);
   auto bulk = accept();
   EXPECT_EQ(granted(3), 0u);
@@ -227,12 +221,6 @@ TEST_F(Yamux, AStreamThatCarriesMuchBeginsWithTheWindowThatAnEarlierOneNeeded) {
 
 TEST_F(Yamux, StreamThatWillReceiveMuchGrantsRoomBeforeTheFirstByte) {
   start(Role::responder);
-  const auto granted = [&](std::uint32_t id) {
-    std::size_t sum = 0;
-    for (const auto& frame : frames())
-      if (frame.type == kWindow && frame.id == id) sum += frame.length;
-    return sum;
-  };
   send(kWindow, kSyn, 1, 0);
   auto bulk = accept();
   bulk->expect_much();

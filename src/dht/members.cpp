@@ -175,11 +175,10 @@ class ListedMembers final : public NamedMembers {
 
   /// Before anything is served: on the caller's thread.
   Result<> load() {
-    auto [version, peers] = read_if_changed(list_->path, {});
-    if (!peers) peers = read_list(list_->path);  // says why it cannot be read
-    if (!*peers) return peers->error();
-    list_->version = version;
-    list_->peers = std::move(**peers);
+    list_->version = version_of(list_->path);
+    auto peers = read_list(list_->path);
+    if (!peers) return peers.error();
+    list_->peers = std::move(*peers);
     if (!list_->peers.contains(identity_.peer_id()))
       log::warn("dht", "this peer, {}, is not in the list of members {}: members with the same list refuse it",
                 identity_.peer_id(), list_->path.string());

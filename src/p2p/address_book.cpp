@@ -20,6 +20,10 @@ bool is_near(const Multiaddr& address) {
   return address.scope() == Multiaddr::Scope::loopback || address.scope() == Multiaddr::Scope::private_;
 }
 
+bool is_public_host(const Multiaddr& address) {
+  return !address.is_circuit() && address.scope() == Multiaddr::Scope::public_;
+}
+
 bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& observer) {
   return !own.empty() && !is_near(observer) && !is_near(observed) && std::all_of(own.begin(), own.end(), is_near);
 }

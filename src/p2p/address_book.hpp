@@ -80,6 +80,8 @@ class AddressBook {
 
 /// On this machine or a private network.
 bool is_near(const Multiaddr& address);
+/// Of a public host itself, without a relay in between.
+bool is_public_host(const Multiaddr& address);
 
 /// False for what must not be dialled because a peer that speaks from `heard_from` said so: unspecified and link-local
 /// hosts, loopback announced from elsewhere, private and reserved networks announced from outside, absurdly long

@@ -77,8 +77,7 @@ void AutoNatClient::consider(const PeerId& peer) {
 bool AutoNatClient::is_server(const PeerId& peer, const ConnectedPeer& known) const {
   if (!known.serves(kAutoNatProtocol)) return false;
   const auto entry = table_.best(peer);
-  return entry && !entry->connection->remote_address().is_circuit() &&
-         entry->connection->remote_address().scope() == Multiaddr::Scope::public_;
+  return entry && is_public_host(entry->connection->remote_address());
 }
 
 /// One that was not asked lately; by preference of a network that has not said anything yet.

@@ -75,7 +75,7 @@ Task<DialBackResponse> AutoNatServer::answer(ByteView bytes, PeerId peer, Multia
 
 /// Private networks have no outside to be reached from; behind our own address there may be the same machine.
 bool AutoNatServer::is_blocked(const Multiaddr& observed) const {
-  if (observed.is_circuit() || observed.scope() != Multiaddr::Scope::public_) return true;
+  if (!is_public_host(observed)) return true;
   const auto own = own_.announced();
   return std::any_of(own.begin(), own.end(),
                      [&](const Multiaddr& address) { return network_of(address) == network_of(observed); });

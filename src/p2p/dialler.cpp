@@ -41,7 +41,7 @@ Dialler::Dialler(Self& self, Connectivity& ways, ConnectionTable& table, Address
 /// answer, and so spoils the pair of ports.
 void Dialler::go_on_beside(const ConnectionEntry& circuit) {
   auto dials = address_dials_.hold([&peer = circuit.connection->peer()](const auto& key) {
-    return key.first == peer && !key.second.is_circuit() && key.second.scope() == Multiaddr::Scope::public_;
+    return key.first == peer && is_public_host(key.second);
   });
   if (dials.empty() || self_.closed) return;
   held_.spawn([](Runtime& runtime, Duration limit, std::vector<std::shared_ptr<const void>>) -> Task<void> {

@@ -120,7 +120,7 @@ struct Host::Impl {
     bool has_ip4 = false, has_ip6 = false;
     if (!self.options.announce.empty()) return std::nullopt;  // our user says where we are reached
     for (const auto& address : own.announced()) {
-      if (address.is_circuit() || address.scope() != Multiaddr::Scope::public_) continue;
+      if (!is_public_host(address)) continue;
       (address.first_code() == Multiaddr::ip6 ? has_ip6 : has_ip4) = true;
     }
     if (has_ip4 == has_ip6) return std::nullopt;

@@ -51,8 +51,7 @@ void ObservedAddresses::observe(const ConnectionEntryPtr& entry, const Multiaddr
   const Multiaddr& observer = entry->connection->remote_address();
   const auto endpoint = observed.tcp_endpoint();
   // Only peers outside know how it looks from there.
-  if (!inbound_.listening() || !endpoint || observer.is_circuit() || observer.scope() != Multiaddr::Scope::public_ ||
-      observed.scope() != Multiaddr::Scope::public_)
+  if (!inbound_.listening() || !endpoint || !is_public_host(observer) || observed.scope() != Multiaddr::Scope::public_)
     return;
   prune();
   const auto network = network_block(observer);

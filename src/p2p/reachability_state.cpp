@@ -117,7 +117,7 @@ void ReachabilityState::watch_if_hidden(const Multiaddr& observed, const Multiad
 /// A host behind a firewall looks like a public one until a dial-back has failed, which takes a while.
 void ReachabilityState::watch_if_confirmed(const Multiaddr& observer) {
   if (unconfirmed_ != Unconfirmed::no || current_ != Reachability::unknown || !inbound_.listening() ||
-      self_.options.force_reachability || observer.scope() != Multiaddr::Scope::public_ || observer.is_circuit())
+      self_.options.force_reachability || !is_public_host(observer))
     return;
   unconfirmed_ = Unconfirmed::pending;
   tasks_.spawn(suspect_unless_reached(*this), "unconfirmed node");

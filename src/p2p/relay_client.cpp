@@ -188,8 +188,7 @@ bool RelayClient::serves_family(const PeerId& relay) const {
   if (!need_.family) return true;
   const auto addresses = book_.addresses(relay);
   return std::any_of(addresses.begin(), addresses.end(), [this](const Multiaddr& address) {
-    return !address.is_circuit() && address.first_code() == *need_.family &&
-           address.scope() == Multiaddr::Scope::public_;
+    return is_public_host(address) && address.first_code() == *need_.family;
   });
 }
 

@@ -138,9 +138,7 @@ RelayServer::Status RelayServer::grant(const transport::Stream& stream) {
 /// the sake of peers with the other kind of IP address, and there may be many of them.
 bool RelayServer::has_room_for(const PeerId& peer) const {
   const auto known = book_.addresses(peer);
-  const bool dialable = std::any_of(known.begin(), known.end(), [](const Multiaddr& address) {
-    return !address.is_circuit() && address.scope() == Multiaddr::Scope::public_;
-  });
+  const bool dialable = std::any_of(known.begin(), known.end(), is_public_host);
   return reservations_.size() < (dialable ? (options_.max_reservations + 1) / 2 : options_.max_reservations);
 }
 

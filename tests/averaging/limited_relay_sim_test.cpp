@@ -1,24 +1,16 @@
-// Peers that are reached only through relays that carry little, as those of hivemind's daemons do.
+// Averaging of peers that are reached only through relays that carry little.
 #include <gmock/gmock.h>
 
 #include "averaging_fixture.hpp"
+#include "limited_relay.hpp"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kLarge = 500'000;  // values: 2 MB
-constexpr std::uint64_t kCarried = 128 * 1024;
 
 class LimitedRelay : public Averaging {
  protected:
-  LimitedRelay() {
-    p2p::RelayServiceOptions relayed;
-    relayed.circuit = {.duration = 2min, .bytes = kCarried};
-    relay_ =
-        &swarm.add_host_at("3.0.0.1", {.force_reachability = p2p::Reachability::public_, .relay_service = relayed});
-    relay_dht_ = std::make_unique<Dht>(*relay_, DhtOptions{});
-    swarm.run(relay_dht_->start({})).value();
-  }
   void add_public(std::size_t size) {
     add_on(swarm.add_host_at("4.0.0." + std::to_string(peers.size() + 1),
                              {.force_reachability = p2p::Reachability::public_}),
@@ -26,12 +18,7 @@ class LimitedRelay : public Averaging {
   }
   /// \param open  its router lets in whom it has sent to, at any time
   void add_hidden(std::size_t size, bool open = false) {
-    const std::string number = std::to_string(peers.size() + 1), ip = "192.168.7." + number;
-    swarm.fabric().set_nat(ip, "5.6.7." + number);
-    if (open) swarm.fabric().let_punch(ip);
-    p2p::HostOptions options{.force_reachability = p2p::Reachability::private_};
-    options.trusted_relays = relay_->visible_addresses();
-    add_on(swarm.add_host_at(ip, options), size);
+    add_on(relay_.add_hidden(peers.size() + 1, open), size);
   }
   /// A round of all peers, and how long it takes.
   std::vector<Result<RoundResult>> average() {
@@ -62,7 +49,7 @@ class LimitedRelay : public Averaging {
     const auto number = static_cast<float>(peers.size());
     auto peer = std::make_unique<Peer>();
     peer->dht = std::make_unique<Dht>(host, DhtOptions{});
-    swarm.run(peer->dht->start({relay_->visible_addresses().front()})).value();
+    swarm.run(peer->dht->start({relay_.address()})).value();
     peer->a.assign(size, number);
     AveragerOptions options = quick();
     options.prefix = "test";
@@ -76,8 +63,7 @@ class LimitedRelay : public Averaging {
     peer->averager->start();
     peers.push_back(std::move(peer));
   }
-  p2p::Host* relay_;
-  std::unique_ptr<Dht> relay_dht_;
+  LimitedRelayHost relay_{swarm};
 };
 
 TEST_F(LimitedRelay, PeersBehindItLetTheOthersOwnTheParts) {

@@ -1,32 +1,17 @@
 // Newcomers that reach a donor of the state only through relays that carry little.
+#include "limited_relay.hpp"
 #include "shared_states.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-constexpr std::uint64_t kCarried = 128 * 1024;
-
 class RelayedState : public SharedStates {
  protected:
-  RelayedState() {
-    p2p::RelayServiceOptions limited;
-    limited.circuit = {.duration = 2min, .bytes = kCarried};
-    relay_ = &swarm.add_host_at("3.0.0.1",
-                                {.force_reachability = p2p::Reachability::public_, .relay_service = limited});
-    relay_dht_ = std::make_unique<Dht>(*relay_);
-    swarm.run(relay_dht_->start({})).value();
-  }
-  /// A peer behind a router.
-  /// \param open  which lets in what answers something that was sent, so that holes can be punched
+  /// A peer behind a router, see LimitedRelayHost.
   StateSharer& add_hidden(bool open) {
-    const std::string number = std::to_string(peers.size() + 1), ip = "192.168.7." + number;
-    swarm.fabric().set_nat(ip, "5.6.7." + number);
-    if (open) swarm.fabric().let_punch(ip);
-    p2p::HostOptions options{.force_reachability = p2p::Reachability::private_};
-    options.trusted_relays = relay_->visible_addresses();
     auto peer = std::make_unique<StateSharer>();
-    peer->dht = std::make_unique<Dht>(swarm.add_host_at(ip, options));
-    swarm.run(peer->dht->start({relay_->visible_addresses().front()})).value();
+    peer->dht = std::make_unique<Dht>(relay_.add_hidden(peers.size() + 1, open));
+    swarm.run(peer->dht->start({relay_.address()})).value();
     StateSharingOptions sharing;
     sharing.prefix = "test";
     peer->sharing = std::make_unique<StateSharing>(*peer->dht, sharing);
@@ -77,8 +62,7 @@ class RelayedState : public SharedStates {
   }
 
  private:
-  p2p::Host* relay_;
-  std::unique_ptr<Dht> relay_dht_;
+  LimitedRelayHost relay_{swarm};
 };
 
 TEST_F(RelayedState, OfPeersThatCanPunchComesOverTheirDirectConnection) {

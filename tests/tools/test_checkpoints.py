@@ -221,6 +221,7 @@ class KilledSwarm(WithTrainer):
         with contextlib.ExitStack() as swarm:
             flags = ["--resume", "--max-epochs", str(reached + 3)]
             processes = self.start(swarm, folders, *flags, saves=saves)
+            downloads = []
             for process in processes:
                 lines = process.stdout.read().splitlines()
                 self.assertEqual(process.wait(PATIENCE), 0)
@@ -229,11 +230,14 @@ class KilledSwarm(WithTrainer):
                 summary = json.loads(lines[-1].removeprefix("summary "))
                 self.assertGreaterEqual(summary["epoch"], reached + 3)
                 self.assertAlmostEqual(summary["learning_rate"], 0.001 * 0.9 ** summary["epoch"], delta=1e-9)
-        for folder, before in zip(folders, batches):
+                downloads.append(summary["state_downloads"])
+        for folder, before, downloaded in zip(folders, batches, downloads):
             metadata, tensors = self.newest(folder)
             epoch = int(metadata["cohive.epoch"])
             self.assertGreaterEqual(epoch, reached + 3)
-            self.assertEqual(struct.unpack("<f", tensors["optimizer.0.step"]), (epoch,), "steps of the first swarm count, too")
+            (steps,) = struct.unpack("<f", tensors["optimizer.0.step"])
+            # A donor may lag a step behind the epoch that others have announced, and that its newcomer enters.
+            self.assertIn(epoch - steps, range(downloaded + 1), "steps of the first swarm count, too")
             self.assertGreater(int(metadata["user.batches"]), before)
         compared = run("cohive-train", "--compare", *saves)
         self.assertEqual(compared.returncode, 0, compared.stdout)

@@ -81,11 +81,16 @@ void ProgressTracker::set(const GlobalProgress& progress) {
     std::lock_guard lock(mutex_);
     if (global_.peers > 1 && progress.peers <= 1)
       log::warn("train", "no other trainer of run {} is in sight any more; going on alone", options_.run_id);
+    if (global_.expected > 1) company_left_ = runtime_.now();
     global_ = progress;
     const bool own_is_on_its_way = progress.peers > 0 && !reports_.contains(dht_.host().id());
     global_.expected = progress.peers - std::min(progress.peers, absent_now()) + (own_is_on_its_way ? 1 : 0);
   }
   seen_.notify_all();
+}
+
+bool ProgressTracker::in_company(Duration grace) const {
+  return snapshot().expected > 1 || (company_left_ && runtime_.now() - *company_left_ <= grace);
 }
 
 Task<void> ProgressTracker::epoch_passed(std::uint64_t epoch) {

@@ -181,12 +181,16 @@ Task<std::size_t> Run::Impl::finish() {
   if (!options.use_local_updates) co_await gradients.averager.leave(runtime.after(options.shutdown_timeout));
   co_await tracker.refresh();
   const std::size_t expected = tracker.snapshot().expected;
+  // Trainers that have just said goodbye may be looking for their last group still.
+  const bool in_company = tracker.in_company(options.matchmaking_time);
   co_await tracker.close();
-  if (expected < 2) {
+  if (!in_company) {
     co_await abandon_rounds();
     co_return 0;
   }
-  co_return co_await average_parameters(expected, options.averaging_timeout);
+  const bool known = expected > 1;
+  co_return co_await average_parameters(known ? expected : 0, options.averaging_timeout,
+                                        known ? options.averaging_timeout : options.matchmaking_time);
 }
 
 Task<void> Run::Impl::close() {
@@ -286,7 +290,8 @@ Task<std::size_t> Run::average_parameters() {
   // Peers that average need not train: a group is looked for even where none is known.
   const std::size_t expected = impl_->tracker.snapshot().expected;
   const Duration most = impl_->options.matchmaking_time * 3;
-  return impl_->average_parameters(expected < 2 ? 0 : expected, std::min<Duration>(impl_->options.averaging_timeout, most));
+  const Duration limit = std::min<Duration>(impl_->options.averaging_timeout, most);
+  return impl_->average_parameters(expected < 2 ? 0 : expected, limit, limit);
 }
 Task<Result<std::filesystem::path>> Run::checkpoint_now() {
   return impl_->write_checkpoint(impl_->own_strings(), impl_->options.averaging_timeout);

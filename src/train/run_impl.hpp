@@ -112,7 +112,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   void miss(const char* what);
   void count_round(const averaging::RoundResult& result, bool of_gradients);
   Task<void> abandon_rounds();
-  Task<std::size_t> average_parameters(std::size_t expected, Duration timeout);
+  Task<std::size_t> average_parameters(std::size_t expected, Duration timeout, Duration patience);
 
   // Catching up.
   bool out_of_sync(const GlobalProgress& global) const;

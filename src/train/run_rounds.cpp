@@ -235,14 +235,16 @@ Task<void> Run::Impl::abandon_rounds() {
   co_await replica.finish_state(result.has_value());
 }
 
-/// \param expected  how many peers average, as far as is known
-Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout) {
+/// \param expected  how many peers average, as far as is known; 0: unknown
+/// \param timeout   for the round
+/// \param patience  for its group
+Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout, Duration patience) {
   StepReport ignored;
   (void)co_await finish_update(ignored);
   const RoundsBarred barred(*this);
   co_await abandon_rounds();
   begin_round(state, msgpack::Value(local_epoch), expected, timeout);
-  co_return (co_await finish_state_round({.patience = timeout})).group();
+  co_return (co_await finish_state_round({.patience = patience})).group();
 }
 
 }  // namespace cohive::train

@@ -87,6 +87,8 @@ class ProgressTracker {
   Task<void> refresh();
   /// Tells whether the run has been looked at since the start.
   bool looked() const noexcept { return looked_; }
+  /// Tells whether other trainers average with this one, or did so until `grace` ago. The loop's thread.
+  bool in_company(Duration grace) const;
   /// Completes when the run is past `epoch`.
   Task<void> epoch_passed(std::uint64_t epoch);
   /// Completes with the next news of the run, or at the deadline.
@@ -131,6 +133,7 @@ class ProgressTracker {
   TimePoint next_fetch_{};
   mutable std::mutex mutex_;
   GlobalProgress global_;
+  std::optional<TimePoint> company_left_;  // when the last one of other trainers did
   std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks
   std::unordered_map<PeerId, std::string> bound_;           // peer ids to the markers of the keys that report for them
   std::unordered_map<std::string, std::uint64_t> claims_;  // epochs by the marker of the claimant's key

@@ -1,0 +1,67 @@
+// Trainers that come to the end of their training, one a little later than another.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cohive/train/plain_replica.hpp"
+#include "train/four_trainers.hpp"
+
+namespace cohive::train {
+namespace {
+
+/// Parameters that differ between trainers, and do not change.
+class OwnValues final : public TrainedModel {
+ public:
+  OwnValues(Runtime& runtime, float value) : replica_(runtime, {{64}}, optim::SgdOptions{.lr = 0}) {
+    std::ranges::fill(replica_.parameter(0), value);
+  }
+  Replica& replica() override { return replica_; }
+  void compute(std::uint64_t, std::size_t) override {
+    const std::vector<float> none(64);
+    replica_.add_gradients({none}, double{kSamples});
+  }
+  std::vector<float> parameters() override { return {replica_.parameter(0).begin(), replica_.parameter(0).end()}; }
+
+ private:
+  PlainReplica replica_;
+};
+
+/// With the groups in which they averaged their parameters for the last time.
+std::vector<std::size_t> finish_one_after_another(FourTrainers& trainers, Duration pause) {
+  auto finish = [](Run& run, Duration after) -> Task<std::size_t> {
+    co_await run.runtime().sleep_for(after);
+    co_return co_await run.finish();
+  };
+  std::vector<Task<std::size_t>> last;
+  for (std::size_t i = 0; i < kTrainers; ++i)
+    last.push_back(finish(*trainers[i].run, pause * static_cast<Duration::rep>(i)));
+  return trainers.run(when_all(trainers[0].run->runtime(), std::move(last)));
+}
+
+class Finishing : public ::testing::Test {
+ protected:
+  Finishing() { trainers.train(2); }
+
+  float next_value = 1;
+  FourTrainers trainers{[this](Runtime& runtime, const RunOptions&) {
+                          return std::make_unique<OwnValues>(runtime, next_value++);
+                        },
+                        [](RunOptions& options, std::size_t) { options.average_state_every = 1000; }};
+};
+
+TEST_F(Finishing, TheLastTrainerIsWaitedForThoughTheOthersHaveSaidGoodbye) {
+  EXPECT_EQ(finish_one_after_another(trainers, 500ms), std::vector<std::size_t>(kTrainers, kTrainers));
+  for (std::size_t i = 0; i < kTrainers; ++i)
+    EXPECT_EQ(trainers[i].model->parameters(), std::vector<float>(64, 2.5f)) << "trainer " << i;
+}
+
+TEST_F(Finishing, ATrainerWhoseSwarmHasGoneLongAgoIsNotKeptWaiting) {
+  for (std::size_t i = 1; i < kTrainers; ++i) trainers.run(trainers[i].run->close());
+  trainers.run([](train::Run& run) -> Task<void> { co_await run.runtime().sleep_for(1min); }(*trainers[0].run));
+  const TimePoint begin = trainers[0].run->runtime().now();
+  EXPECT_EQ(trainers.run(trainers[0].run->finish()), 0u);
+  EXPECT_LT(trainers[0].run->runtime().now() - begin, 1s);
+}
+
+}  // namespace
+}  // namespace cohive::train

@@ -116,6 +116,7 @@ Task<void> Run::Impl::advance(Impl& self, std::shared_ptr<Update> update) {
 /// from members that wait for it in the next round.
 Task<void> Run::Impl::step_together(Update& update) {
   const Place place = options.delay_optimizer_step ? Place::next : Place::live;
+  if (place == Place::next) co_await replica.free_next();
   if (gradients.round) {
     wait_clock.turn_to(Wait::gradients);
     update.missed = !co_await find_gradient_group(update.late) && !options.auxiliary;

@@ -70,6 +70,10 @@ Task<void> HostReplica::drop_sums() {
   return sums_.drop();
 }
 
+Task<void> HostReplica::free_next() {
+  if (!next_is_newest_ && !next_is_difference_) co_await discard(runtime_, std::exchange(next_, {}));
+}
+
 Task<Replica::Gradients> HostReplica::take_gradients(std::optional<Place> step) {
   auto stepping = std::make_shared<Stepping>();
   stepping->taken = co_await take_sums();

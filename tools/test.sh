@@ -5,7 +5,7 @@
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
 # Options:
 #   --all         also the tests of label `long`, and what they and the tests beside go-, js-, py- and rust-libp2p
-#                 need
+#                 need, static programs among it
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
 #                 UndefinedBehaviorSanitizer
 #   --tsan        instead: the same tests under ThreadSanitizer
@@ -51,7 +51,7 @@ else
   cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON)
   install_options+=(--cuda)
   ((interop)) && install_options+=(--interop)
-  ((all)) && install_options+=(--nat --libp2p)
+  ((all)) && install_options+=(--nat --libp2p --static)
 fi
 
 # count_tests REPORT: the last line, from CTest's JUnit report; fails when a test did.
@@ -77,6 +77,7 @@ PYTHON
 tools/install-deps.sh "${install_options[@]}"
 configure "$preset" "${cmake_options[@]}"
 build "$preset"
+if [[ $preset == release ]] && ((all)); then tools/static.sh --no-apt; fi
 say 'running the tests'
 report="$root/build/$preset/tests.xml"
 rm -f "$report"

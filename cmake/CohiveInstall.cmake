@@ -30,3 +30,34 @@ install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_
               cmake/FindCudaRuntime.cmake cmake/FindIPSecMB.cmake cmake/FindLibTorch.cmake cmake/FindMiniUpnpc.cmake
               cmake/FindNatPmp.cmake cmake/FindSodium.cmake
         DESTINATION "${package_dir}" COMPONENT development)
+
+# For builds without CMake: cohive-net.pc, cohive-averaging.pc, cohive-train.pc, and cohive.pc, which is all of them. The
+# libraries are archives, so what these need is linked, too. LibTorch and CUDA have no files of this kind.
+set(pc_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+file(RELATIVE_PATH pc_to_prefix "/${pc_dir}" "/")
+function(cohive_pkg_config pc_name pc_description pc_requires)
+  list(JOIN ARGN " " pc_libraries)
+  configure_file(cmake/cohive.pc.in ${pc_name}.pc @ONLY)
+  install(FILES "${CMAKE_CURRENT_BINARY_DIR}/${pc_name}.pc" DESTINATION "${pc_dir}" COMPONENT development)
+endfunction()
+
+set(libraries_beside_net -lprometheus-cpp-core -lspdlog -lfmt -lsodium -lssl -lcrypto -lprotobuf)
+foreach(optional "IPSecMB -lIPSec_MB" "NatPmp -lnatpmp" "MiniUpnpc -lminiupnpc")
+  string(REPLACE " " ";" optional "${optional}")
+  list(GET optional 0 package)
+  list(GET optional 1 library)
+  if(package IN_LIST COHIVE_PORT_MAPPING_PACKAGES OR package STREQUAL COHIVE_IPSEC_MB_PACKAGE)
+    list(APPEND libraries_beside_net ${library})
+  endif()
+endforeach()
+list(APPEND libraries_beside_net -lresolv -pthread)
+foreach(component net averaging train)
+  get_property(targets GLOBAL PROPERTY COHIVE_TARGETS_${component})
+  get_property(needs GLOBAL PROPERTY COHIVE_NEEDS_${component})
+  list(FILTER targets EXCLUDE REGEX "^cohive_bundle_")
+  list(REVERSE targets)  # whoever needs a library comes before it
+  list(TRANSFORM targets PREPEND -l)
+  list(TRANSFORM needs PREPEND cohive-)
+  cohive_pkg_config(cohive-${component} "cohive::${component} of cohive" "${needs}" ${targets} ${libraries_beside_${component}})
+endforeach()
+cohive_pkg_config(cohive "${PROJECT_DESCRIPTION}" cohive-train)

@@ -83,6 +83,18 @@ endforeach()
 build_and_run("${package_tests}/asio")
 build_and_run("${SOURCE_DIR}/examples" ${torch_option})
 
+# Without CMake: what pkg-config says is enough for the compiler.
+find_program(PKG_CONFIG pkg-config REQUIRED)
+file(GLOB_RECURSE pc "${prefix}/cohive-net.pc")
+get_filename_component(pc_dir "${pc}" DIRECTORY)
+foreach(module net averaging train)
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E env "PKG_CONFIG_PATH=${pc_dir}" "${PKG_CONFIG}" --cflags --libs cohive-${module}
+    OUTPUT_VARIABLE words OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(words UNIX_COMMAND "${words} ${CXX_FLAGS}")
+  step("${CXX_COMPILER}" "${package_tests}/${module}/main.cpp" ${words} -o "${WORK_DIR}/by_pkg_config_${module}")
+  step("${WORK_DIR}/by_pkg_config_${module}")
+endforeach()
+
 # As a part of another project: that project's targets find what cohive links.
 configure("${package_tests}/subproject" "-DCOHIVE_SOURCE_DIR=${SOURCE_DIR}" -DCOHIVE_WITH_TORCH=OFF -DCOHIVE_WITH_CUDA=OFF)
 if(NOT result EQUAL 0)

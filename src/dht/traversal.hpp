@@ -6,8 +6,8 @@
 // names mostly nodes that do not answer is not followed further.
 // Where ids crowd a key (crowding.hpp), the search goes on in disjoint paths, as in S/Kademlia: a node is asked on one
 // of the paths that named it, all paths get as many calls, and they go through the whole region in which the wanted
-// nodes would be without the crowd, from outside it. Liars that name each other fill the paths that lead to them, and no
-// other; a crowd next to the key fills the part of the region that is next to it.
+// nodes would be without the crowd, from outside it. Liars that name each other fill the paths that lead to them alone;
+// a crowd next to the key fills the part of the region that is next to it.
 #pragma once
 
 #include <array>

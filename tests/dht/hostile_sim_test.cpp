@@ -343,7 +343,8 @@ class Crowd {
       server.add_unary("DHTProtocol.rpc_ping", [this, i](PeerId, std::string) { return ping(i); });
       server.add_unary("DHTProtocol.rpc_find",
                        [this, i](PeerId, std::string request) { return find(i, std::move(request)); });
-      server.add_unary("DHTProtocol.rpc_store", [this](PeerId, std::string request) { return store(std::move(request)); });
+      server.add_unary("DHTProtocol.rpc_store",
+                       [this](PeerId, std::string request) { return store(std::move(request)); });
     }
   }
   /// Becomes known to a node.
@@ -363,7 +364,8 @@ class Crowd {
     hello.mutable_peer()->set_node_id(id(sybil));
     p2p::Host& host = servers_[sybil].host();
     (void)co_await host.connect(node.visible_addresses().front(), swarm_.after(5s));
-    (void)co_await rpc::call_unary(host, node.id(), "DHTProtocol.rpc_find", hello.SerializeAsString(), swarm_.after(5s));
+    (void)co_await rpc::call_unary(host, node.id(), "DHTProtocol.rpc_find", hello.SerializeAsString(),
+                                   swarm_.after(5s));
   }
   Task<Result<std::string>> ping(std::size_t sybil) {
     proto::PingResponse reply;

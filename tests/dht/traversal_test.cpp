@@ -114,7 +114,8 @@ TEST(Traversal, AMachineWithManyIdsDoesNotSurroundAKey) {
   for (auto& [id, known] : world.neighbours)
     if (world.nearest(query, 30).back().id.distance(query) > id.distance(query))
       known.insert(known.end(), sybils.begin(), sybils.begin() + 10);  // as many as a bucket takes of one block
-  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10, .result_size = 20, .quorum = 5, .block_of = world.block_of()}, world);
+  Traversal traversal(world.runtime, DhtId{},
+                      {.beam_size = 10, .result_size = 20, .quorum = 5, .block_of = world.block_of()}, world);
   traversal.add_query(query, {world.nodes[0], world.nodes[1]});
   ASSERT_TRUE(world.runtime.run(traversal.run()));
   const auto& found = world.results.at(query);
@@ -153,7 +154,8 @@ TEST(Traversal, ACrowdOfManyNetworksCapturesNoSearchThatTakesDisjointPaths) {
     ASSERT_TRUE(world.runtime.run(traversal.run()));
     const auto& found = world.results.at(query);
     EXPECT_EQ(world.costs[query].crowded, on_paths);
-    const auto asked = std::ranges::count_if(honest, [&](const auto& one) { return world.asked.contains({query, one.id}); });
+    const auto asked =
+        std::ranges::count_if(honest, [&](const auto& one) { return world.asked.contains({query, one.id}); });
     const auto named = std::ranges::count_if(found, [&](const auto& one) { return !sybils.contains(one.id); });
     EXPECT_EQ(found.size(), 10u);
     if (on_paths) {

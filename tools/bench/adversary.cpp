@@ -85,7 +85,8 @@ Task<Result<>> forge(Dht& dht, rpc::ServerStream& stream, std::size_t invented) 
   runtime.random_bytes(id);
   begin.set_group_id(to_string(id));
   const bool claims = invented == 0;
-  add(dht.host().id(), averaging::encode_gathered({.peer = {}, .bandwidth = claims ? std::optional(1e18) : std::nullopt}));
+  const auto fast = claims ? std::optional(1e18) : std::nullopt;
+  add(dht.host().id(), averaging::encode_gathered({.peer = {}, .bandwidth = fast}));
   add(stream.peer(), claims ? averaging::encode_gathered({.peer = {}, .bandwidth = 0.0}) : request.gather());
   for (std::size_t i = 0; i < invented; ++i) {
     runtime.random_bytes(key);

@@ -5,6 +5,7 @@
 
 #include "averaging/hostile_peer.hpp"
 #include "cohive/averaging/state_sharing.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/proto/averaging.pb.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <stdexcept>
 
 #include "cohive/averaging/errors.hpp"
@@ -246,6 +247,10 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   entry.complete();
   ended.end = {true, result->lost_senders, result->liars};
   ended.end.lost.insert(ended.end.lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
+  std::ranges::copy_if(ended.end.lost, std::back_inserter(ended.end.absent),
+                       [&](const PeerId& peer) { return !dht.host().connected(peer); });
+  ended.end.present = static_cast<std::size_t>(
+      std::ranges::count_if(result->exchanged, [](const auto& member) { return member.bytes_received > 0; }));
   result->matchmaking = grouped - start;
   metrics.allreduce_seconds.observe(to_seconds(result->allreduce));
   metrics.group_size.set(static_cast<double>(group->members.size()));

@@ -7,12 +7,15 @@ namespace {
 
 constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
 constexpr std::size_t kMaxLeft = 4096;     // remembered
+constexpr std::size_t kMaxProven = 4096;   // remembered
+constexpr std::size_t kFewestForged = 3;   // honest members may be lost before they ever came, but hardly so many
 constexpr Duration kStale = 5s;            // that a declaration is found after it was taken back
 
 }  // namespace
 
 void KnownGroup::found(const Group& group, bool reforms) {
   last_members_.clear();
+  last_leader_ = group.leader;
   for (const Member& member : group.members) {
     came(member.peer);
     if (member.peer != own_) last_members_.insert(member.peer);
@@ -26,10 +29,21 @@ void KnownGroup::found(const Group& group, bool reforms) {
   }
 }
 
+bool KnownGroup::is_forged(const RoundEnd& end) const {
+  if (!last_leader_ || *last_leader_ == own_) return false;
+  const std::set<PeerId> absent(end.absent.begin(), end.absent.end());
+  const auto strangers = static_cast<std::size_t>(std::ranges::count_if(
+      absent, [this](const PeerId& peer) { return peer != *last_leader_ && !is_proven(peer); }));
+  return strangers >= kFewestForged && strangers > end.present;
+}
+
 void KnownGroup::round_ended(const RoundEnd& end) {
   if (!end.averaged) return forget();
   lost_ = {end.lost.begin(), end.lost.end()};
   lost_.erase(own_);
+  const bool forged = is_forged(end);
+  for (const PeerId& peer : last_members_)
+    if (!forged && !lost_.contains(peer) && proven_.size() < kMaxProven) proven_.insert(peer);
   if (!reforming_) return;
   if (lost_.contains(reforming_->leader)) return forget();
   for (const PeerId& peer : lost_) reforming_->drop(peer);

@@ -30,6 +30,13 @@ class KnownGroup {
   void found(const Group& group, bool reforms);
   /// Its round has ended.
   void round_ended(const RoundEnd& end);
+  /// Whether the leader of the group has made up members, as far as can be seen from a round that has ended: more than
+  /// did their part were never in a round with us, did not come, and cannot be reached.
+  bool is_forged(const RoundEnd& end) const;
+  std::optional<PeerId> last_leader() const { return last_leader_; }
+  /// Whether the peer has done its part in a round with us.
+  bool is_proven(const PeerId& peer) const { return proven_.contains(peer); }
+  bool anyone_proven() const { return !proven_.empty(); }
   /// The next search begins anew.
   void forget() { reforming_.reset(); }
 
@@ -93,6 +100,8 @@ class KnownGroup {
   const std::size_t target_size_;
   std::optional<Reforming> reforming_;
   std::set<PeerId> last_members_;
+  std::optional<PeerId> last_leader_;
+  std::set<PeerId> proven_;
   std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
   std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
   std::map<PeerId, TimePoint> left_;  // when we heard of it

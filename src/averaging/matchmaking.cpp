@@ -6,6 +6,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "group_bits.hpp"
@@ -16,6 +17,7 @@ namespace {
 
 constexpr std::size_t kMaxJoinRequest = 1 << 20;
 constexpr Duration kLongestHold = 60s;  // that we keep a request
+constexpr Duration kWary = 10min;       // after a leader that made up members: the next one may be the same
 
 double seconds_at(Runtime& runtime, Deadline deadline) {
   return deadline.is_never() ? std::numeric_limits<double>::infinity()
@@ -73,6 +75,13 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {
+  if (const auto leader = context_.known.last_leader(); leader && context_.known.is_forged(end)) {
+    log::warn("averaging", "{} led a group of members that never came and cannot be reached: not following it",
+              *leader);
+    context_.shunned.failed(*leader, context_.runtime.now());
+    context_.wary_until = context_.runtime.now() + kWary;
+    context_.known.forget();
+  }
   context_.known.round_ended(end);
   for (const PeerId& liar : end.liars) context_.shunned.failed(liar, context_.runtime.now());
   context_.look_around();

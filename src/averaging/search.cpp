@@ -274,10 +274,12 @@ void Search::take_declared(const dht::GetResult& declared) {
 /// The first in the queue that may lead us: not a member of the known group, which comes to us by itself.
 std::optional<Search::Candidate> Search::first_candidate() {
   std::erase_if(queue_, [&](const Candidate& one) { return one.expiration < context_.now(); });
+  const bool wary = runtime_.now() < context_.wary_until && context_.known.anyone_proven();
   const auto may_lead = [&](const Candidate& one) {
     const bool comes =
         followers_.contains(one.peer) || (context_.known.expects(one.peer) && runtime_.now() < grace_end_);
-    return !comes && !context_.known.has_left(one.peer) && !context_.shunned.contains(one.peer, runtime_.now());
+    return !comes && !context_.known.has_left(one.peer) && !context_.shunned.contains(one.peer, runtime_.now()) &&
+           (!wary || context_.known.is_proven(one.peer));
   };
   const auto first = std::ranges::find_if(queue_, may_lead);
   return first == queue_.end() ? std::nullopt : std::optional(*first);

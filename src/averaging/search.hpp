@@ -35,6 +35,7 @@ struct SearchContext {
   std::string bits;
   KnownGroup known;
   dht::Blacklist shunned;  // liars of earlier rounds: neither followers nor leaders of ours, longer each time
+  TimePoint wary_until = TimePoint::min();  // follows only peers that have averaged with us, where there are such
   Mutex lock;         // one of: asking a leader, accepting a follower
   Condition changed;  // of anything about the search
   TaskGroup background;

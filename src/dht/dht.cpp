@@ -9,6 +9,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/dht/errors.hpp"
+#include "crowding.hpp"
 #include "dht_impl.hpp"
 #include "p2p/network_block.hpp"
 
@@ -120,7 +121,17 @@ TraversalOptions Dht::Impl::search_options(std::size_t beam, std::size_t keys) c
   search.num_workers = options.num_workers;
   search.queries_per_call = static_cast<std::size_t>(std::sqrt(static_cast<double>(keys)));
   search.deadline = runtime.after(options.search_timeout);
+  search.block_of = [this](const PeerId& peer) { return block_of(peer); };
   return search;
+}
+
+/// Of searches that decide what is read and where it is stored.
+void Dht::Impl::expect_crowds(TraversalOptions& search) const {
+  search.swarm_size = estimate_swarm_size(protocol.node_id, protocol.table.nearest(protocol.node_id, kNodesToJudgeBy));
+}
+
+std::size_t Dht::Impl::seeds_for(const TraversalOptions& search) const {
+  return std::max(options.bucket_size, search.swarm_size > 0 ? Traversal::seeds_for(search.result_size) : 0);
 }
 
 std::optional<std::uint64_t> Dht::Impl::block_of(const PeerId& peer) const {
@@ -144,11 +155,10 @@ Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::v
   co_return std::move(*findings);
 }
 
-Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std::vector<DhtId> keys, std::size_t beam,
-                                                                             Deadline deadline) {
+Task<std::unordered_map<DhtId, Explored>> Dht::Impl::explore(std::vector<DhtId> keys, std::size_t beam,
+                                                             Deadline deadline, bool watchful) {
   struct Exploring final : Traversal::Guide {
     explicit Exploring(Impl& impl) : self(impl) {}
-    std::optional<std::uint64_t> block_of(const PeerId& peer) override { return self.block_of(peer); }
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
       auto findings = co_await self.ask(contact, std::move(queries));
       if (!findings) co_return std::nullopt;
@@ -156,19 +166,20 @@ Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> Dht::Impl::explore(std
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nodes, SearchCost) override {
-      nearest[query] = std::move(nodes);
+    void found(const DhtId& query, std::vector<NodeAddress> nodes, SearchCost cost) override {
+      results[query] = {std::move(nodes), cost.crowded};
     }
     Impl& self;
-    std::unordered_map<DhtId, std::vector<NodeAddress>> nearest;
+    std::unordered_map<DhtId, Explored> results;
   };
   Exploring guide(*this);
   auto search = search_options(beam, keys.size());
   search.deadline = search.deadline.min(deadline);
+  if (watchful) expect_crowds(search);
   Traversal traversal(runtime, protocol.node_id, search, guide);
-  for (const DhtId& key : keys) traversal.add_query(key, protocol.table.nearest(key, options.bucket_size));
+  for (const DhtId& key : keys) traversal.add_query(key, protocol.table.nearest(key, seeds_for(search)));
   if (!co_await traversal.run()) metrics.searches_timed_out.increment();
-  co_return std::move(guide.nearest);
+  co_return std::move(guide.results);
 }
 
 /// Buckets that nobody touched for long are filled again, or found to be empty.
@@ -259,7 +270,7 @@ Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> k
 Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key, std::optional<Deadline> deadline) {
   auto found = co_await impl_->explore({key}, impl_->options.bucket_size, deadline.value_or(Deadline::never()));
   std::vector<std::pair<DhtId, PeerId>> nodes;
-  for (const NodeAddress& node : found[key]) nodes.emplace_back(node.id, node.peer);
+  for (const NodeAddress& node : found[key].nearest) nodes.emplace_back(node.id, node.peer);
   co_return nodes;
 }
 

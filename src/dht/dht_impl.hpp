@@ -72,6 +72,17 @@ class RefreshQueue {
   std::set<std::pair<double, DhtId>> order_;
 };
 
+/// What Dht::Impl::explore found around a key.
+struct Explored {
+  std::vector<NodeAddress> nearest;
+  bool crowded = false;
+};
+
+/// A crowded key has more replicas, as half of them are drawn from the region around it.
+inline std::size_t replicas_of(std::size_t usual, bool crowded) {
+  return crowded ? 2 * usual : usual;
+}
+
 struct Dht::Impl {
   Impl(p2p::Host& host, DhtOptions opts);
 
@@ -82,10 +93,13 @@ struct Dht::Impl {
   Task<Result<>> greet(PeerId peer, bool validate);
   Task<void> be_known(Deadline deadline);
   /// Finds the nodes nearest to each key and hears from them; the table fills on the way.
-  Task<std::unordered_map<DhtId, std::vector<NodeAddress>>> explore(std::vector<DhtId> keys, std::size_t beam,
-                                                                    Deadline deadline);
+  /// \param watchful  whether the search shall mind crowds, see expect_crowds()
+  Task<std::unordered_map<DhtId, Explored>> explore(std::vector<DhtId> keys, std::size_t beam, Deadline deadline,
+                                                    bool watchful = false);
   Task<void> refresh_buckets();
   TraversalOptions search_options(std::size_t beam, std::size_t keys) const;
+  void expect_crowds(TraversalOptions& search) const;
+  std::size_t seeds_for(const TraversalOptions& search) const;
   std::optional<std::uint64_t> block_of(const PeerId& peer) const;
   /// Asks one node on behalf of a search, minding the blacklist.
   Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys);

@@ -135,15 +135,19 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
 
   struct Getting final : Traversal::Guide {
     explicit Getting(Impl& impl) : self(impl) {}
-    std::optional<std::uint64_t> block_of(const PeerId& peer) override { return self.block_of(peer); }
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
       auto findings = co_await self.ask(contact, queries);
       if (!findings) co_return std::nullopt;
       std::vector<TraversalStep> steps;
       for (std::size_t i = 0; i < queries.size(); ++i) {
-        const LookupPtr lookup = wanted.at(queries[i]);
-        ++lookup->answers;
         Finding& finding = (*findings)[i];
+        const auto at = wanted.find(queries[i]);
+        if (at == wanted.end()) {
+          steps.push_back({std::move(finding.nearest), false});
+          continue;
+        }
+        const LookupPtr lookup = at->second;
+        ++lookup->answers;
         if (finding.record) lookup->copies[contact.node.id] = finding.record->fingerprint();
         if (finding.record && !lookup->done.is_set())
           co_await self.consider(lookup, std::move(*finding.record), contact.node.id);
@@ -155,6 +159,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
       self.metrics.searches.increment();
       self.metrics.search_calls.increment(static_cast<double>(cost.calls));
       self.metrics.search_hops.increment(static_cast<double>(cost.hops));
+      if (cost.crowded) self.metrics.searches_crowded.increment();
       Lookup& lookup = *wanted.at(query);
       self.remember(lookup, nearest);
       if (const auto at = self.pending.find(query); at != self.pending.end() && at->second.get() == &lookup)
@@ -180,10 +185,12 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
     search.queries_per_call = std::min(search.queries_per_call, options.chunk_size);
     search.quorum = newest ? options.num_replicas : 0;
     search.in_quorum = !options.client_mode;
+    expect_crowds(search);
+    const std::size_t seeds = seeds_for(search);
     Traversal traversal(runtime, protocol.node_id, search, guide);
     for (std::size_t i = first; i < first + count; ++i) {
       guide.wanted[lookups[i]->key] = lookups[i];
-      traversal.add_query(lookups[i]->key, protocol.table.nearest(lookups[i]->key, options.bucket_size));
+      traversal.add_query(lookups[i]->key, protocol.table.nearest(lookups[i]->key, seeds));
     }
     const bool complete = co_await traversal.run();
     if (!complete) metrics.searches_timed_out.increment();

@@ -57,13 +57,16 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, De
   look_up_locally(*lookup, false);
   if (const auto* known = sampled.find(lookup->key); known && known->expiration >= protocol.now()) lookup->take(*known);
   const DhtId twin = lookup->key.twin();
-  auto found = co_await explore({twin}, options.num_replicas, deadline);
-  Sampling sampling{*this, lookup, std::move(found[twin])};
+  auto found = co_await explore({twin}, options.num_replicas, deadline, true);
+  const bool crowded = found[twin].crowded;
+  Sampling sampling{*this, lookup, std::move(found[twin].nearest)};
   auto& candidates = sampling.candidates;
-  const auto holders = candidates.begin() + static_cast<std::ptrdiff_t>(std::min(candidates.size(), options.num_replicas));
+  const std::size_t count = std::min(candidates.size(), replicas_of(options.num_replicas, crowded));
+  const auto holders = candidates.begin() + static_cast<std::ptrdiff_t>(count);
   std::shuffle(candidates.begin(), holders, runtime.random());
   Nursery asking(runtime, "replicas of a record");
-  for (std::size_t i = 0; i < replicas; ++i) asking.spawn(Sampling::ask_one(sampling), "replica of a record");
+  for (std::size_t i = 0; i < replicas_of(replicas, crowded); ++i)
+    asking.spawn(Sampling::ask_one(sampling), "replica of a record");
   if (!co_await within(runtime, deadline, asking.join())) {
     lookup->cut_off = true;
     asking.cancel();

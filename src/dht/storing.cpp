@@ -16,6 +16,7 @@ struct Dht::Impl::StorePlan {
   std::vector<OutgoingRecord> records{};
   std::vector<std::size_t> items{};  ///< which of the caller's items each record is
   std::vector<bool> accepted{};      ///< per record, by the last replica that answered
+  std::size_t replicas = 0;          ///< how many there shall be
   std::size_t answered = 0;          ///< replicas, ourselves included
   bool cut_off = false;              ///< a deadline ended the search or the storing
 };
@@ -94,7 +95,6 @@ Task<Result<>> Dht::Impl::result_of(const StorePlan& plan, std::size_t i) {
 Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline deadline) {
   struct Storing final : Traversal::Guide {
     explicit Storing(Impl& impl) : self(impl), sending(impl.runtime, "dht store") {}
-    std::optional<std::uint64_t> block_of(const PeerId& peer) override { return self.block_of(peer); }
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
       auto findings = co_await self.ask(contact, std::move(queries));
       if (!findings) co_return std::nullopt;
@@ -105,6 +105,7 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
     void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) override {
       StorePlan& plan = *wanted.at(query);
       plan.cut_off = cost.cut_off;
+      plan.replicas = replicas_of(self.options.num_replicas, cost.crowded);
       sending.spawn(self.store_on_replicas(plan, std::move(nearest)), "store on replicas");
     }
     Impl& self;
@@ -118,12 +119,14 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
     auto search = search_options(options.num_replicas, count);
     if (!deadline.is_never())
       search.deadline = search.deadline.min(runtime.after(deadline.remaining(runtime.now()) / 2));
+    expect_crowds(search);
+    const std::size_t seeds = seeds_for(search);
     Traversal traversal(runtime, protocol.node_id, search, guide);
     for (std::size_t i = first; i < first + count; ++i) {
       // Nodes that are asked for the key itself send the record that they have, which may be large.
       const DhtId twin = plans[i].key.twin();
       guide.wanted[twin] = &plans[i];
-      traversal.add_query(twin, protocol.table.nearest(twin, options.bucket_size));
+      traversal.add_query(twin, protocol.table.nearest(twin, seeds));
     }
     const bool complete = co_await traversal.run();
     if (!complete) metrics.searches_timed_out.increment();
@@ -144,7 +147,7 @@ Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeAddress
   std::size_t under_way = 0, next = 0;
   Nursery calls(runtime, "dht replicas");
   for (;;) {
-    while (plan.answered + under_way < options.num_replicas && next < candidates.size()) {
+    while (plan.answered + under_way < plan.replicas && next < candidates.size()) {
       const NodeAddress& node = candidates[next++];
       if (node.id != protocol.node_id && blacklist.contains(node.peer, runtime.now())) continue;
       ++under_way;

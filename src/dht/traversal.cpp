@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "crowding.hpp"
+
 namespace cohive::dht {
 namespace {
 
@@ -14,6 +16,9 @@ constexpr std::size_t kNearOfOneBlock = 2;
 // Of the nodes that one node names; each costs a dial of several addresses. In a swarm that loses half of its nodes at
 // once honest ones name as many.
 constexpr std::size_t kMaxFailed = 8;
+// For each part of a path to a crowded key. Outside the region: as long as searches are in a swarm of a million nodes;
+// inside there are two nodes in a part, without the crowd.
+constexpr std::size_t kCallsOfLane = 6;
 
 }  // namespace
 
@@ -39,10 +44,16 @@ void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initi
   query.index = queries_.size() - 1;
   query.settling = options_.quorum > 0;
   query.beam.reserve(initial.size() + 1);
-  for (const auto& node : initial) learn(query, {node, {}}, 1, false);
+  query.seeds = initial;
+  learn_seeds(query);
 }
 
-void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bool asked) const {
+void Traversal::learn_seeds(Query& query) const {
+  for (std::size_t i = 0; i < query.seeds.size(); ++i)
+    learn(query, {query.seeds[i], {}}, 1, static_cast<Paths>(1u << i % kPaths), false);
+}
+
+void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, Paths paths, bool asked) const {
   const NodeAddress& node = contact.node;
   if (node.id == self_) return;
   if (const auto by = named_.find(contact.teller); !asked && by != named_.end() && by->second.invents()) return;
@@ -52,11 +63,10 @@ void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bo
       std::lower_bound(beam.begin(), beam.end(), distance,
                        [](const Candidate& candidate, const DhtId& value) { return candidate.distance < value; });
   if (at != beam.end() && at->distance == distance) {
+    if (!at->asked) at->paths |= paths;
     at->asked |= asked;
     return;
   }
-  const std::size_t limit = options_.result_size * (1 + kReserve);
-  if (at == beam.end() && beam.size() >= limit) return;
   // A peer has one place, under however many node ids it is announced: the nearest until it is asked, and then that.
   if (!asked && was_asked(node.peer, query)) return;
   const auto twin =
@@ -67,12 +77,47 @@ void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, bo
   }
   const auto place = at - beam.begin();
   if (twin != beam.end()) beam.erase(twin);
-  beam.insert(beam.begin() + place, {distance, node, contact.teller, hops, asked, false});
-  if (beam.size() <= limit) return;
-  // Who has answered exists, whatever is said to be nearer.
-  const auto answered = [](const Candidate& candidate) { return candidate.answered; };
-  const auto farthest = std::find_if_not(beam.rbegin(), beam.rend(), answered);
+  beam.insert(beam.begin() + place, {distance, node, contact.teller, hops, paths, asked, false});
+  if (beam.size() > options_.result_size * (1 + kReserve) * (query.wide ? 2 : 1)) drop_farthest(query);
+}
+
+/// Makes room in the lane that has most nodes still to be asked. Who has answered exists, whatever is said of others.
+void Traversal::drop_farthest(Query& query) const {
+  std::array<std::size_t, kLanes> waiting{};
+  for (const Candidate& candidate : query.beam)
+    for (std::size_t path = 0; path < kPaths; ++path)
+      if (!candidate.asked && candidate.paths >> path & 1) ++waiting[lane_of(query, candidate, path)];
+  const auto largest = static_cast<std::size_t>(std::ranges::max_element(waiting) - waiting.begin());
+  const std::size_t path = largest / (kParts + 1);
+  auto& beam = query.beam;
+  auto farthest = std::find_if(beam.rbegin(), beam.rend(), [&](const Candidate& one) {
+    return !one.asked && one.paths >> path & 1 && lane_of(query, one, path) == largest;
+  });
+  if (farthest == beam.rend()) farthest = std::ranges::find(beam.rbegin(), beam.rend(), false, &Candidate::answered);
   if (farthest != beam.rend()) beam.erase(std::next(farthest).base());
+}
+
+/// Of the region in which the wanted nodes would be without a crowd; kParts: outside it.
+std::size_t Traversal::part_of(const Candidate& candidate) const {
+  const double nodes = options_.swarm_size * share_of_space(candidate.distance);
+  const double part = nodes / static_cast<double>(2 * options_.result_size) * static_cast<double>(kParts);
+  return part >= static_cast<double>(kParts) ? kParts : static_cast<std::size_t>(part);
+}
+
+std::size_t Traversal::lane_of(const Query& query, const Candidate& candidate, std::size_t path) const {
+  return path * (kParts + 1) + (query.wide ? part_of(candidate) : 0);
+}
+
+/// A node that is asked is on one path from then on: the one with the fewest calls of those that named it.
+void Traversal::set_path(Query& query, const PeerId& peer) {
+  const auto at = std::ranges::find(query.beam, peer, [](const Candidate& one) { return one.node.peer; });
+  if (at == query.beam.end()) return;
+  std::size_t chosen = kPaths;
+  const auto calls = [&](std::size_t path) { return query.lane_calls[lane_of(query, *at, path)]; };
+  for (std::size_t path = 0; path < kPaths; ++path)
+    if ((at->paths == 0 || at->paths >> path & 1) && (chosen == kPaths || calls(path) < calls(chosen))) chosen = path;
+  at->paths = static_cast<Paths>(1u << chosen);
+  ++query.lane_calls[lane_of(query, *at, chosen)];
 }
 
 bool Traversal::was_asked(const PeerId& peer, const Query& query) const {
@@ -125,15 +170,51 @@ void Traversal::settle(Query& query) {
     quorum.push_back(candidate.node.id);
   }
   if (size < options_.quorum && options_.in_quorum) quorum.push_back(self_);
+  if (widen(query)) return;
   if (size > 0 && guide_.agree(query.id, quorum)) return finish(query);
   query.settling = false;
   update_next(query);
+}
+
+/// Where a crowd is found, the search begins anew with all of the region. True when it does.
+bool Traversal::widen(Query& query) {
+  if (query.wide || options_.swarm_size <= 0) return false;
+  std::size_t count = 0;
+  for (const Candidate& candidate : query.beam) {
+    if (!candidate.answered || candidate.crowded) continue;
+    if (!is_crowd(++count, options_.swarm_size * share_of_space(candidate.distance))) continue;
+    query.wide = true;
+    query.settling = false;
+    query.lane_calls = {};
+    learn_seeds(query);
+    update_next(query);
+    return true;
+  }
+  return false;
+}
+
+/// The nearest node of the lane that has had the fewest calls.
+void Traversal::update_next_of_paths(Query& query) const {
+  std::size_t fewest = kNone;
+  std::array<bool, kLanes> seen{};
+  for (std::size_t i = 0; i < query.beam.size(); ++i) {
+    const Candidate& candidate = query.beam[i];
+    if (candidate.asked || candidate.crowded) continue;
+    for (std::size_t path = 0; path < kPaths; ++path) {
+      const std::size_t lane = lane_of(query, candidate, path), calls = query.lane_calls[lane];
+      if (!(candidate.paths >> path & 1) || std::exchange(seen[lane], true)) continue;
+      if (calls >= std::min(fewest, kCallsOfLane)) continue;
+      fewest = calls;
+      query.next = i;
+    }
+  }
 }
 
 /// To be called after every change of a query.
 void Traversal::update_next(Query& query) {
   query.next = kNone;
   if (query.calls >= kMaxCallsPerQuery) return;
+  if (query.wide) return update_next_of_paths(query);
   const std::size_t size = query.settling ? quorum_of(query) : options_.beam_size;
   for (std::size_t i = 0, near = 0; i < query.beam.size() && near < size && query.next == kNone; ++i) {
     if (query.beam[i].crowded) continue;
@@ -149,16 +230,46 @@ std::size_t Traversal::hops_to(const Query& query, const PeerId& peer) {
   return at == beam.end() ? 1 : at->hops;
 }
 
-void Traversal::finish(Query& query) {
-  if (std::exchange(query.finished, true)) return;
-  std::erase(unfinished_, &query);
+std::vector<NodeAddress> Traversal::result_of(const Query& query) const {
   std::vector<NodeAddress> nearest;
   nearest.reserve(std::min(options_.result_size, query.beam.size()));
   for (const bool crowded : {false, true})  // in a swarm of one block there are no others
     for (const Candidate& candidate : query.beam)
       if (candidate.crowded == crowded && nearest.size() < options_.result_size) nearest.push_back(candidate.node);
+  return nearest;
+}
+
+/// Of a crowded key, see Guide::found.
+std::vector<NodeAddress> Traversal::spread_result_of(const Query& query) {
+  std::array<std::vector<NodeAddress>, kParts> parts;
+  for (const Candidate& candidate : query.beam)
+    if (const std::size_t part = part_of(candidate); candidate.answered && !candidate.crowded && part < kParts)
+      parts[part].push_back(candidate.node);
+  std::vector<NodeAddress> spread;
+  for (auto& part : parts) std::ranges::shuffle(part, runtime_.random());
+  for (std::size_t turn = 0; turn < options_.result_size; ++turn)
+    for (const auto& part : parts)
+      if (turn < part.size()) spread.push_back(part[turn]);
+  // A reader with another idea of the swarm's size may see no crowd, and ask the nearest.
+  const auto nearest = result_of(query);
+  std::vector<NodeAddress> result;
+  const auto take = [&](const std::vector<NodeAddress>& from, std::size_t at) {
+    if (at < from.size() && result.size() < options_.result_size && std::ranges::find(result, from[at]) == result.end())
+      result.push_back(from[at]);
+  };
+  for (std::size_t i = 0; i < std::max(spread.size(), nearest.size()); ++i) {
+    take(spread, i);
+    take(nearest, i);
+  }
+  return result;
+}
+
+void Traversal::finish(Query& query) {
+  if (std::exchange(query.finished, true)) return;
+  std::erase(unfinished_, &query);
   const std::size_t hops = query.stopped_at || query.beam.empty() ? query.stopped_at : query.beam.front().hops;
-  guide_.found(query.id, std::move(nearest), {query.calls, hops, cut_off_});
+  guide_.found(query.id, query.wide ? spread_result_of(query) : result_of(query),
+               {query.calls, hops, cut_off_, query.wide});
   if (unfinished_.empty()) all_finished_.set();
 }
 
@@ -170,6 +281,7 @@ bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
     Query* query = unfinished_[i];
     if (query->next == kNone && query->active == 0) {
       settle(*query);
+      if (query->next == kNone) widen(*query);
       if (query->next == kNone) finish(*query);
       if (query->finished) continue;  // it left the list
     }
@@ -201,7 +313,8 @@ bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
     asked[query->index] = true;
     ++query->calls;
     ++query->active;
-    learn(*query, contact, best_hops, true);
+    learn(*query, contact, best_hops, 0, true);
+    set_path(*query, node.peer);
     update_next(*query);
   }
   return true;
@@ -211,6 +324,7 @@ void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
   --query.active;
   if (query.finished) return;
   const auto at = std::ranges::find(query.beam, peer, [](const Candidate& one) { return one.node.peer; });
+  const Paths paths = at == query.beam.end() ? Paths{1} : at->paths;
   if (at != query.beam.end() && !at->teller.empty()) {
     const PeerId teller = at->teller;
     Named& named = named_[teller];
@@ -225,9 +339,9 @@ void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
     for (Candidate& candidate : query.beam) {
       if (candidate.node.peer != peer) continue;
       candidate.answered = true;
-      candidate.block = guide_.block_of(peer);
+      if (options_.block_of) candidate.block = options_.block_of(peer);
     }
-    for (const auto& neighbour : step->nearest) learn(query, {neighbour, peer}, hops + 1, false);
+    for (const auto& neighbour : step->nearest) learn(query, {neighbour, peer}, hops + 1, paths, false);
     find_crowds(query);
     if (step->stop) {
       query.stopped_at = hops;
@@ -238,6 +352,36 @@ void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
   settle(query);
 }
 
+/// An id anywhere in the region around a crowded key.
+DhtId Traversal::scout(const Query& query) {
+  DhtId offset = DhtId::random(runtime_);
+  // As many zero bits as the region leaves.
+  double share = static_cast<double>(2 * options_.result_size) / options_.swarm_size;
+  for (std::size_t bit = 0; bit < 8 * DhtId::kSize && share <= 0.5; ++bit, share *= 2)
+    offset.bytes[bit / 8] &= static_cast<std::uint8_t>(~(0x80u >> bit % 8));
+  return query.id.distance(offset);
+}
+
+/// Of a crowded key honest nodes name the crowd, the nearest that they know: so they are asked about another id, too.
+Task<std::optional<std::vector<TraversalStep>>> Traversal::ask(Contact contact, const std::vector<Query*>& batch) {
+  std::vector<DhtId> ids;
+  std::vector<std::size_t> scouted;
+  for (const Query* query : batch) ids.push_back(query->id);
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    if (!batch[i]->wide) continue;
+    scouted.push_back(i);
+    ids.push_back(scout(*batch[i]));
+  }
+  auto steps = co_await guide_.ask(std::move(contact), std::move(ids));
+  if (!steps || steps->size() != batch.size() + scouted.size()) co_return std::nullopt;
+  for (std::size_t i = 0; i < scouted.size(); ++i) {
+    auto& nearest = (*steps)[scouted[i]].nearest;
+    const auto& more = (*steps)[batch.size() + i].nearest;
+    nearest.insert(nearest.end(), more.begin(), more.end());
+  }
+  co_return steps;
+}
+
 Task<void> Traversal::work(Traversal& self) {
   while (!self.unfinished_.empty()) {
     Contact contact;
@@ -246,10 +390,7 @@ Task<void> Traversal::work(Traversal& self) {
       if (!self.unfinished_.empty()) co_await self.changed_.wait();  // other workers are on them
       continue;
     }
-    std::vector<DhtId> ids;
-    for (const Query* query : batch) ids.push_back(query->id);
-    auto steps = co_await self.guide_.ask(contact, std::move(ids));
-    if (steps && steps->size() != batch.size()) steps.reset();
+    auto steps = co_await self.ask(contact, batch);
     for (std::size_t i = 0; i < batch.size(); ++i)
       self.apply(*batch[i], contact.node.peer, steps ? &(*steps)[i] : nullptr);
     self.changed_.notify_all();

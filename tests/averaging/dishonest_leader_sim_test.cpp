@@ -2,6 +2,7 @@
 #include "averaging/averaging_fixture.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "dht/numbered_peers.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -54,6 +55,102 @@ TEST_F(Averaging, ALeaderThatChangesWhatAMemberSaidHasNoGroup) {
     EXPECT_NE(results[i]->leader, id(3));
     for (const Member& member : results[i]->group) EXPECT_NE(member.peer, id(3));
   }
+}
+
+/// Declares itself before anybody else, and fills its groups with members that do not exist.
+class InventingLeader {
+ public:
+  InventingLeader(Dht& dht, std::size_t invented) : dht_(dht), server_(dht.host()), invented_(invented) {
+    server_.add_streaming("test::DecentralizedAverager.rpc_join_group",
+                          [this](rpc::ServerStream& stream) { return lead(*this, stream); });
+  }
+  static Task<void> declare(InventingLeader& self) {
+    for (;;) {
+      for (const char* key : {"test.0b", "test.0b0", "test.0b1"})
+        (void)co_await self.dht_.store(key, msgpack::Value::bin(self.dht_.host().id().bytes()), true,
+                                       self.dht_.now() + 1.5);
+      co_await self.dht_.runtime().sleep_for(500ms);
+    }
+  }
+  int groups = 0;
+
+ private:
+  static Task<Result<>> lead(InventingLeader& self, rpc::ServerStream& stream) {
+    Runtime& runtime = self.dht_.runtime();
+    CO_TRY(auto bytes, co_await stream.receive(runtime.after(5s)));
+    proto::JoinRequest request;
+    if (!bytes || !request.ParseFromString(to_string(bytes->view()))) co_return Error(cohive::Errc::malformed);
+    proto::MessageFromLeader accepted;
+    accepted.set_code(proto::ACCEPTED);
+    CO_TRY(co_await stream.send(as_bytes(accepted.SerializeAsString()), runtime.after(5s)));
+    proto::MessageFromLeader begin;
+    begin.set_code(proto::BEGIN_ALLREDUCE);
+    begin.set_group_id(std::string(19, 'i') + static_cast<char>(++self.groups));
+    begin.add_ordered_peer_ids(self.dht_.host().id().binary());
+    begin.add_gathered(encode_gathered({.peer = {}}));
+    begin.add_ordered_peer_ids(stream.peer().binary());
+    begin.add_gathered(request.gather());
+    for (std::size_t i = 0; i < self.invented_; ++i) {
+      begin.add_ordered_peer_ids(dht::peer_of(static_cast<int>(1000 * self.groups + i)).binary());
+      begin.add_gathered(encode_gathered({.peer = {}, .mode = i % 2 ? PeerMode::node : PeerMode::client}));
+    }
+    co_return co_await stream.send(as_bytes(begin.SerializeAsString()), runtime.after(5s));
+  }
+  Dht& dht_;
+  rpc::Server server_;
+  const std::size_t invented_;
+};
+
+class InventedMembers : public Averaging {
+ protected:
+  /// A round of the first four peers.
+  std::vector<Result<RoundResult>> round(Duration limit) {
+    std::vector<Task<Result<RoundResult>>> rounds;
+    for (std::size_t i = 0; i < 4; ++i) rounds.push_back(peers[i]->averager->step({.timeout = limit}));
+    return swarm.run(when_all(swarm.runtime(), std::move(rounds)));
+  }
+  void lead(InventingLeader& leader) {
+    lying.spawn(InventingLeader::declare(leader), "liar");
+    swarm.pass(1s);
+  }
+  TaskGroup lying{swarm.runtime(), "liars"};
+};
+
+TEST_F(InventedMembers, CostOneRoundAndTheirLeaderIsNotFollowedAgain) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  InventingLeader liar(*join().dht, 20);
+  lead(liar);
+  const TimePoint start = swarm.runtime().now();
+  for (const auto& result : round(60s)) ASSERT_TRUE(result) << result.error();
+  EXPECT_LE(swarm.runtime().now() - start, 10s);
+  const int followed = liar.groups;
+  EXPECT_GT(followed, 0) << "else nobody was deceived";
+  for (const auto& result : round(60s)) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->group.size(), 4u);
+    EXPECT_EQ(result->parts_failed, 0u);
+  }
+  EXPECT_EQ(liar.groups, followed);
+  lying.cancel();
+}
+
+TEST_F(InventedMembers, AreNotBroughtByOtherIdentitiesOfTheirLeaderEither) {
+  auto options = quick();
+  options.initial_group_bits = "0";  // such groups do not re-form: each begins with a look at who is declared
+  for (int i = 0; i < 4; ++i) add(options);
+  for (const auto& result : round(60s)) {
+    ASSERT_TRUE(result) << result.error();
+    ASSERT_EQ(result->group.size(), 4u);
+  }
+  InventingLeader first(*join().dht, 20), second(*join().dht, 20);
+  lead(first);
+  round(30s);
+  EXPECT_EQ(first.groups, 4) << "else somebody was not deceived";
+  lead(second);
+  round(30s);
+  EXPECT_EQ(first.groups, 4);
+  EXPECT_EQ(second.groups, 0);
+  lying.cancel();
 }
 
 TEST_F(Averaging, AMemberThatClaimsAFastLinkDoesNotReduceEverythingWhereLiarsAreBorne) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <deque>
 #include <set>
 #include <tuple>
 
@@ -331,6 +332,91 @@ TEST_F(HostileSwarm, InventedNeighboursDoNotCrowdOutTheNodesThatExist) {
   std::size_t holders = 0;
   for (auto& node : nodes) holders += node->storage_size();
   EXPECT_GE(holders, 4u);
+}
+
+/// Nodes of many networks beside one key. They name each other alone, take what is stored and keep nothing.
+class Crowd {
+ public:
+  Crowd(sim::Swarm& swarm, const DhtId& key, std::size_t size) : swarm_(swarm), key_(key) {
+    for (std::size_t i = 0; i < size; ++i) {
+      auto& server = servers_.emplace_back(swarm.add_host_at(std::to_string(20 + i) + ".1.1.1"));
+      server.add_unary("DHTProtocol.rpc_ping", [this, i](PeerId, std::string) { return ping(i); });
+      server.add_unary("DHTProtocol.rpc_find",
+                       [this, i](PeerId, std::string request) { return find(i, std::move(request)); });
+      server.add_unary("DHTProtocol.rpc_store",
+                       [this](PeerId, std::string request) { return store(std::move(request)); });
+    }
+  }
+  /// Becomes known to a node.
+  void greet(p2p::Host& node) {
+    for (std::size_t i = 0; i < servers_.size(); ++i) swarm_.run(greet_as(i, node));
+  }
+  int swallowed = 0;
+
+ private:
+  std::string id(std::size_t sybil) const {
+    std::string bytes = key_.binary();
+    bytes.back() = static_cast<char>(bytes.back() ^ (sybil + 2));
+    return bytes;
+  }
+  Task<void> greet_as(std::size_t sybil, p2p::Host& node) {
+    proto::FindRequest hello;
+    hello.mutable_peer()->set_node_id(id(sybil));
+    p2p::Host& host = servers_[sybil].host();
+    (void)co_await host.connect(node.visible_addresses().front(), swarm_.after(5s));
+    (void)co_await rpc::call_unary(host, node.id(), "DHTProtocol.rpc_find", hello.SerializeAsString(),
+                                   swarm_.after(5s));
+  }
+  Task<Result<std::string>> ping(std::size_t sybil) {
+    proto::PingResponse reply;
+    reply.mutable_peer()->set_node_id(id(sybil));
+    reply.set_dht_time(swarm_.runtime().wall_time());
+    reply.set_available(true);
+    co_return reply.SerializeAsString();
+  }
+  Task<Result<std::string>> find(std::size_t sybil, std::string bytes) {
+    proto::FindRequest request;
+    request.ParseFromString(bytes);
+    proto::FindResponse reply;
+    reply.mutable_peer()->set_node_id(id(sybil));
+    for (int i = 0; i < request.keys_size(); ++i) {
+      auto* result = reply.add_results();
+      for (std::size_t other = 0; other < servers_.size(); ++other) {
+        result->add_nearest_node_ids(id(other));
+        result->add_nearest_peer_ids(servers_[other].host().id().binary());
+      }
+    }
+    co_return reply.SerializeAsString();
+  }
+  Task<Result<std::string>> store(std::string bytes) {
+    ++swallowed;
+    proto::StoreRequest request;
+    request.ParseFromString(bytes);
+    proto::StoreResponse reply;
+    for (int i = 0; i < request.keys_size(); ++i) reply.add_store_ok(true);
+    co_return reply.SerializeAsString();
+  }
+  sim::Swarm& swarm_;
+  DhtId key_;
+  std::deque<rpc::Server> servers_;
+};
+
+TEST_F(HostileSwarm, ACrowdOfManyNetworksAroundAKeyHidesNoRecord) {
+  add_many(40, {.cache_locally = false, .cache_nearest = 0, .cache_on_store = false});
+  Crowd crowd(swarm, DhtId::of("key"), 20);
+  for (std::size_t i = 0; i < nodes.size(); ++i) crowd.greet(swarm.host(i));
+  std::vector<Dht*> writers{nodes[3].get(), nodes[17].get(), nodes[31].get()};
+  for (std::size_t i = 0; i < writers.size(); ++i) {
+    Dht& writer = *writers[i];
+    ASSERT_TRUE(swarm.run(writer.store("key", std::to_string(i), 1, in(600))));
+  }
+  EXPECT_GE(crowd.swallowed, 6) << "else the crowd is not one that is nearest";
+  for (const std::size_t reader : {0u, 9u, 22u, 39u}) {
+    const auto found = get(*nodes[reader], "key", true);
+    ASSERT_TRUE(found) << found.error();
+    EXPECT_EQ(found->entries().size(), 3u);
+  }
+  EXPECT_GT(DhtMetrics(swarm.runtime().metrics()).searches_crowded.value(), 0);
 }
 
 TEST_F(HostileSwarm, RepliesThatDoNotMatchTheirRequestCountAsFailures) {

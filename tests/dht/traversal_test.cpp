@@ -11,6 +11,7 @@
 #include "cohive/core/sim_runtime.hpp"
 #include "dht/batcher.hpp"
 #include "dht/blacklist.hpp"
+#include "dht/crowding.hpp"
 #include "dht/numbered_peers.hpp"
 
 namespace cohive::dht {
@@ -64,9 +65,11 @@ struct World final : Traversal::Guide {
     EXPECT_FALSE(results.contains(query));
     results[query] = std::move(list);
   }
-  std::optional<std::uint64_t> block_of(const PeerId& peer) override {
-    const auto at = blocks.find(peer);
-    return at == blocks.end() ? std::nullopt : std::optional(at->second);
+  auto block_of() const {
+    return [this](const PeerId& peer) {
+      const auto at = blocks.find(peer);
+      return at == blocks.end() ? std::nullopt : std::optional(at->second);
+    };
   }
   bool agree(const DhtId&, const std::vector<DhtId>& quorum) override {
     quorums.push_back(quorum);
@@ -111,7 +114,8 @@ TEST(Traversal, AMachineWithManyIdsDoesNotSurroundAKey) {
   for (auto& [id, known] : world.neighbours)
     if (world.nearest(query, 30).back().id.distance(query) > id.distance(query))
       known.insert(known.end(), sybils.begin(), sybils.begin() + 10);  // as many as a bucket takes of one block
-  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10, .result_size = 20, .quorum = 5}, world);
+  Traversal traversal(world.runtime, DhtId{},
+                      {.beam_size = 10, .result_size = 20, .quorum = 5, .block_of = world.block_of()}, world);
   traversal.add_query(query, {world.nodes[0], world.nodes[1]});
   ASSERT_TRUE(world.runtime.run(traversal.run()));
   const auto& found = world.results.at(query);
@@ -122,11 +126,71 @@ TEST(Traversal, AMachineWithManyIdsDoesNotSurroundAKey) {
   EXPECT_EQ(found[2], world.nearest(query, 1)[0]);
 }
 
+/// Forty ids beside a key, of many networks, whose nodes name no other nodes and are known to all within 60 of the key.
+std::set<DhtId> crowd(World& world, const DhtId& query) {
+  std::vector<NodeAddress> sybils;
+  for (std::uint8_t i = 2; i < 42; ++i) sybils.push_back({beside(query, i), peer_of(1000 + i)});
+  const DhtId limit = world.nearest(query, 60).back().id.distance(query);
+  for (auto& [id, known] : world.neighbours)
+    if (id.distance(query) <= limit) known.insert(known.end(), sybils.begin(), sybils.end());
+  std::set<DhtId> ids;
+  for (const auto& sybil : sybils) {
+    world.neighbours[sybil.id] = sybils;
+    ids.insert(sybil.id);
+  }
+  return ids;
+}
+
+TEST(Traversal, ACrowdOfManyNetworksCapturesNoSearchThatTakesDisjointPaths) {
+  for (const bool on_paths : {false, true}) {
+    World world(400);
+    const DhtId query = DhtId::random(world.runtime);
+    const auto honest = world.nearest(query, 10);
+    const auto sybils = crowd(world, query);
+    const double size = on_paths ? static_cast<double>(world.nodes.size()) : 0;
+    Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10, .quorum = 5, .swarm_size = size}, world);
+    world.agreeing = true;
+    traversal.add_query(query, {world.nodes.begin(), world.nodes.begin() + 30});
+    ASSERT_TRUE(world.runtime.run(traversal.run()));
+    const auto& found = world.results.at(query);
+    EXPECT_EQ(world.costs[query].crowded, on_paths);
+    const auto asked =
+        std::ranges::count_if(honest, [&](const auto& one) { return world.asked.contains({query, one.id}); });
+    const auto named = std::ranges::count_if(found, [&](const auto& one) { return !sybils.contains(one.id); });
+    EXPECT_EQ(found.size(), 10u);
+    if (on_paths) {
+      EXPECT_EQ(asked, 10) << "whoever holds the record that honest nodes stored";
+      EXPECT_GE(named, 3) << "who is to hold what is stored";
+      EXPECT_LE(world.calls, 120u);
+    } else {
+      EXPECT_LE(asked, 1) << "else the crowd is not one that captures searches";
+      EXPECT_EQ(named, 0);
+    }
+  }
+}
+
+TEST(Traversal, WhereIdsAreDrawnAtRandomHardlyAKeyLooksCrowded) {
+  World world(400);
+  std::size_t crowded = 0, calls = 0;
+  for (int i = 0; i < 200; ++i) {
+    const DhtId query = DhtId::random(world.runtime);
+    const NodeAddress& self = world.nodes[static_cast<std::size_t>(i)];
+    const double size = estimate_swarm_size(self.id, world.nearest(self.id, kNodesToJudgeBy));
+    Traversal traversal(world.runtime, self.id, {.beam_size = 10, .swarm_size = size}, world);
+    traversal.add_query(query, {world.nodes.begin(), world.nodes.begin() + 30});
+    ASSERT_TRUE(world.runtime.run(traversal.run()));
+    crowded += world.costs[query].crowded;
+    calls += world.costs[query].calls;
+  }
+  EXPECT_LE(crowded, 2u);
+  EXPECT_LE(calls, 200u * 20);
+}
+
 TEST(Traversal, ASwarmOfOneBlockIsFoundAsAnyOther) {
   World world(100);
   for (const auto& node : world.nodes) world.blocks[node.peer] = 7;
   const DhtId query = DhtId::random(world.runtime);
-  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10}, world);
+  Traversal traversal(world.runtime, DhtId{}, {.beam_size = 10, .block_of = world.block_of()}, world);
   traversal.add_query(query, {world.nodes[0]});
   ASSERT_TRUE(world.runtime.run(traversal.run()));
   EXPECT_EQ(world.results.at(query).size(), 10u);

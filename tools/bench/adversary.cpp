@@ -5,6 +5,7 @@
 
 #include "averaging/hostile_peer.hpp"
 #include "cohive/averaging/state_sharing.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/proto/averaging.pb.h"
@@ -66,19 +67,32 @@ Task<void> claim_batches(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> k
   }
 }
 
-Task<Result<>> forge(Dht& dht, rpc::ServerStream& stream) {
+/// Announces a group of two in which it has the fast link, or one with members that do not exist.
+Task<Result<>> forge(Dht& dht, rpc::ServerStream& stream, std::size_t invented) {
   Runtime& runtime = dht.runtime();
   CO_TRY(auto bytes, co_await stream.receive(runtime.after(kPatience)));
+  proto::JoinRequest request;
+  if (!bytes || !request.ParseFromString(to_string(bytes->view()))) co_return Error(cohive::Errc::malformed);
   proto::MessageFromLeader accepted;
   accepted.set_code(proto::ACCEPTED);
   CO_TRY(co_await stream.send(as_bytes(accepted.SerializeAsString()), runtime.after(kPatience)));
   proto::MessageFromLeader begin;
   begin.set_code(proto::BEGIN_ALLREDUCE);
-  begin.set_group_id(std::string(20, 'f'));
-  begin.add_ordered_peer_ids(dht.host().id().binary());
-  begin.add_gathered(averaging::encode_gathered({.peer = {}, .bandwidth = 1e18}));
-  begin.add_ordered_peer_ids(stream.peer().binary());
-  begin.add_gathered(averaging::encode_gathered({.peer = {}, .bandwidth = 0.0}));
+  const auto add = [&begin](const PeerId& peer, std::string gathered) {
+    begin.add_ordered_peer_ids(peer.binary());
+    begin.add_gathered(std::move(gathered));
+  };
+  Bytes id(20), key(36);
+  runtime.random_bytes(id);
+  begin.set_group_id(to_string(id));
+  const bool claims = invented == 0;
+  const auto fast = claims ? std::optional(1e18) : std::nullopt;
+  add(dht.host().id(), averaging::encode_gathered({.peer = {}, .bandwidth = fast}));
+  add(stream.peer(), claims ? averaging::encode_gathered({.peer = {}, .bandwidth = 0.0}) : request.gather());
+  for (std::size_t i = 0; i < invented; ++i) {
+    runtime.random_bytes(key);
+    add(PeerId::of_public_key(key), request.gather());
+  }
   co_return co_await stream.send(as_bytes(begin.SerializeAsString()), runtime.after(kPatience));
 }
 
@@ -89,9 +103,9 @@ std::vector<dht::StoreItem> declarations_of(const PeerId& leader, double expirat
   return items;
 }
 
-Task<void> lead_and_forge(Dht& dht) {
+Task<void> lead_and_forge(Dht& dht, std::size_t invented) {
   rpc::Server server(dht.host());
-  const auto handler = [&dht](rpc::ServerStream& stream) { return forge(dht, stream); };
+  const auto handler = [&dht, invented](rpc::ServerStream& stream) { return forge(dht, stream, invented); };
   server.add_streaming(kGradients + "::GradientAverager.rpc_join_group", handler);
   server.add_streaming(kStates + "::TrainingStateAverager.rpc_join_group", handler);
   for (;;) {
@@ -197,7 +211,7 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
     case AdversaryRole::epoch_pusher:
       co_return co_await claim_batches(dht, std::make_shared<dht::RsaSignatureValidator>(), 1);
     case AdversaryRole::forging_leader:
-      co_return co_await lead_and_forge(dht);
+      co_return co_await lead_and_forge(dht, 0);
     case AdversaryRole::lying_owner:
       co_return co_await join_and_lie(
           dht, {static_cast<std::uint32_t>(scenario.features), static_cast<std::uint32_t>(scenario.ballast)}, number);
@@ -211,6 +225,8 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
       co_return co_await hold_slots(dht, false);
     case AdversaryRole::slow_reader:
       co_return co_await hold_slots(dht, true);
+    case AdversaryRole::inventing_leader:
+      co_return co_await lead_and_forge(dht, 20);
   }
 }
 
@@ -218,7 +234,8 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 
 const char* name_of(AdversaryRole role) {
   static constexpr std::array kNames = {"progress liar", "batch claimer",   "epoch pusher", "forging leader", "lying owner",
-                                        "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader"};
+                                        "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader",
+                                        "inventing leader"};
   return kNames[static_cast<std::size_t>(role)];
 }
 

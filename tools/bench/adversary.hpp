@@ -22,11 +22,13 @@ enum class AdversaryRole {
   flooder,         ///< fills the dictionaries of the run with late-expiring entries
   slot_holder,     ///< calls donors and asks for nothing
   slow_reader,     ///< asks donors for their states and does not read them
+  inventing_leader ///< declares itself before all others, and fills its groups with members that do not exist
 };
 inline constexpr std::array kAdversaryRoles = {
     AdversaryRole::progress_liar, AdversaryRole::batch_claimer, AdversaryRole::epoch_pusher,
     AdversaryRole::forging_leader, AdversaryRole::lying_owner, AdversaryRole::bad_donor,
-    AdversaryRole::plausible_donor,    AdversaryRole::flooder,       AdversaryRole::slot_holder,    AdversaryRole::slow_reader};
+    AdversaryRole::plausible_donor,    AdversaryRole::flooder,       AdversaryRole::slot_holder,    AdversaryRole::slow_reader,
+    AdversaryRole::inventing_leader};
 const char* name_of(AdversaryRole role);
 
 struct AdversaryReport {

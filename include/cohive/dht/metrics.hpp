@@ -42,6 +42,8 @@ struct DhtMetrics {
         searches(metrics.counter("cohive_dht_searches_total", "Keys that were searched in the network by gets.")),
         search_calls(metrics.counter("cohive_dht_search_calls_total", "Find calls of these searches, by key.")),
         search_hops(metrics.counter("cohive_dht_search_hops_total", "Hops of these searches until the result.")),
+        searches_crowded(metrics.counter("cohive_dht_crowded_searches_total",
+                                         "Searches around whose key more ids are than chance brings.")),
         cache_refreshes(
             metrics.counter("cohive_dht_cache_refreshes_total", "Cached keys looked up again before expiry.")),
         rejoined(metrics.counter("cohive_dht_rejoins_total",
@@ -55,7 +57,7 @@ struct DhtMetrics {
   CallMetrics ping, store, find;
   Counter gets_found, gets_missed, stores_ok, stores_refused;
   Counter records_accepted, records_refused, records_invalid;
-  Counter searches_timed_out, searches, search_calls, search_hops, cache_refreshes, rejoined;
+  Counter searches_timed_out, searches, search_calls, search_hops, searches_crowded, cache_refreshes, rejoined;
   Gauge nodes, stored, cached;
   Histogram get_seconds, store_seconds;
 };

@@ -107,6 +107,7 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   app.add_flag("--reuse-grad-buffers", run.reuse_grad_buffers, "accumulate in the model's own gradients");
   app.add_flag("--use-local-updates", run.use_local_updates, "step with every batch, and average parameters only");
   app.add_flag("--auxiliary", run.auxiliary, "help averaging without training");
+  app.add_flag("!--no-share-loss", run.share_loss, "do not tell monitors of the run this trainer's loss");
   app.add_flag("--verbose", run.verbose, "log what the run does");
   app.add_option("--performance-ema-alpha", run.performance_ema_alpha, "how fast the measured speed follows (default 0.1)")
       ->check(CLI::Range(1e-6, 1.0));

@@ -75,7 +75,7 @@ function drawAll() {
   document.title = (swarm ? swarm.run_id + ' epoch ' + swarm.epoch + ' – ' : runs[0] ? runs[0].run_id + ' epoch ' + runs[0].epoch + ' – ' : '') + 'cohive';
   $('title').textContent = swarm ? 'cohive: run ' + swarm.run_id : 'cohive ' + short(node.peer_id);
   if (swarm) drawSwarm(swarm);
-  $('facts').replaceChildren(fact('peers', String(status.peers.length), status.peers.length === 0),
+  else $('facts').replaceChildren(fact('peers', String(status.peers.length), status.peers.length === 0),
     fact('relayed', String(status.peers.filter(p => p.path === 'relayed').length)), fact('reachable', node.reachability, node.reachability === 'private'),
     fact('received', bytes(node.bytes_in)), fact('sent', bytes(node.bytes_out)), fact('up', seconds(program.uptime_seconds)));
   $('runs').replaceChildren(...runs.map(drawRun));

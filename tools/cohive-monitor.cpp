@@ -8,6 +8,7 @@
 #include "common/client.hpp"
 #include "common/program.hpp"
 #include "monitor/doctor_command.hpp"
+#include "monitor/merge_traces.hpp"
 #include "monitor/plot.hpp"
 #include "monitor/serve.hpp"
 #include "monitor/watch.hpp"
@@ -25,7 +26,8 @@ struct Options {
   ClientMember member;
   std::string address = ServeOptions().address, token_file, history;
   std::size_t peer_series = ServeOptions().peer_series;
-  std::string plot_file, plot_output;
+  std::string plot_file, output;
+  std::vector<std::string> traces;
   DoctorCommand doctor;
   log::Options log{log::Level::warn, log::Format::text};
 };
@@ -63,16 +65,22 @@ int plot(const Options& options) {
   if (auto loaded = history.load(options.plot_file); !loaded) throw ErrorException(loaded.error());
   if (history.looks().empty())
     throw Exit{kBadInput, options.plot_file + " has no look at run " + options.run_id + " (--run-id names another one)"};
-  std::ofstream out(options.plot_output);
+  std::ofstream out(options.output);
   out << plot_svg(history.looks(), "run " + options.run_id);
   out.flush();
-  if (!out) throw Exit{kBadInput, "cannot write " + options.plot_output};
+  if (!out) throw Exit{kBadInput, "cannot write " + options.output};
+  return 0;
+}
+
+int merge(const Options& options) {
+  for (const std::string& sentence : merge_traces(options.traces, options.output)) std::cout << sentence << std::endl;
   return 0;
 }
 
 int run(const Options& options) {
   log::configure(options.log);
   if (options.command == "plot") return plot(options);
+  if (options.command == "merge-traces") return merge(options);
   if (options.command == "doctor") {
     DoctorCommand doctor = options.doctor;
     doctor.initial_peers = options.initial_peers;
@@ -100,7 +108,14 @@ void add_plot(CLI::App& app, Options& options) {
   auto* plot = app.add_subcommand("plot", "draws loss, speed and trainers from a file of --history");
   plot->callback([&options] { options.command = "plot"; });
   plot->add_option("FILE", options.plot_file, "the history")->required();
-  plot->add_option("-o,--output", options.plot_output, "the SVG file to write")->required();
+  plot->add_option("-o,--output", options.output, "the SVG file to write")->required();
+}
+
+void add_merge_traces(CLI::App& app, Options& options) {
+  auto* merge = app.add_subcommand("merge-traces", "makes one picture of the files that several peers have written by --trace");
+  merge->callback([&options] { options.command = "merge-traces"; });
+  merge->add_option("FILES", options.traces, "the traces; clocks are set right by that of the first")->required();
+  merge->add_option("-o,--output", options.output, "the file to write, for ui.perfetto.dev")->required();
 }
 
 }  // namespace
@@ -127,6 +142,7 @@ int main(int argc, char** argv) {
   add_log_options(app, options.log);
   add_serve(app, options);
   add_plot(app, options);
+  add_merge_traces(app, options);
   auto* doctor = app.add_subcommand("doctor", "finds out step by step what is wrong with a swarm or the way to it, and what to do about it");
   doctor->callback([&options] { options.command = "doctor"; });
   add_doctor_options(*doctor, options.doctor);

@@ -119,6 +119,63 @@ class Monitor(unittest.TestCase):
             self.assertIn('none trains run "my_run" now, or its trainers were given another --run-id', found["trainers"]["text"])
 
 
+class Traces(unittest.TestCase):
+    """What several peers did, in one picture."""
+
+    def begin(self, ts, group):
+        return {"ph": "b", "cat": "round", "name": "all-reduce", "id": 1, "pid": 7, "tid": 1, "ts": ts, "args": {"group_id": group}}
+
+    def write(self, path, events, end="\n]\n"):
+        name = {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": path.name}}
+        path.write_text("[\n" + ",\n".join(json.dumps(event) for event in [name, *events]) + end)
+        return path
+
+    def test_clocks_are_set_right_by_the_rounds_that_peers_share(self):
+        with tempfile.TemporaryDirectory() as folder:
+            at = lambda name: Path(folder, name)
+            right = self.write(at("right"), [self.begin(1e6, "aa"), self.begin(5e6, "bb")])
+            ahead = self.write(at("ahead"), [self.begin(11e6, "aa"), self.begin(15.1e6, "bb"), self.begin(20e6, "cc")], end=",\n{\"ph\"")
+            farther = self.write(at("farther"), [self.begin(25e6, "cc")])
+            alone = self.write(at("alone"), [self.begin(3e6, "dd")])
+            merged = run("cohive-monitor", "merge-traces", right, ahead, farther, alone, "-o", at("all"))
+            self.assertEqual(merged.returncode, 0, merged.stderr)
+            events = json.loads(at("all").read_text())
+            begun = {(event["pid"], event["args"]["group_id"]): event["ts"] for event in events if event["ph"] == "b"}
+            self.assertEqual(begun[1, "bb"], 5e6)
+            self.assertAlmostEqual(begun[2, "bb"], 5e6, delta=0.2e6)
+            self.assertAlmostEqual(begun[3, "cc"], begun[2, "cc"], delta=1)
+            self.assertEqual(begun[4, "dd"], 3e6)
+            self.assertEqual([event["pid"] for event in events if event["ph"] == "M"], [1, 2, 3, 4])
+            self.assertIn("its clock moved by -10.0 s", merged.stdout)
+            self.assertIn("alone: 2 events, 1 rounds, none of them with another file", merged.stdout)
+            self.assertEqual(run("cohive-monitor", "merge-traces", at("none"), "-o", at("all")).returncode, 2)
+
+    def test_two_trainers_and_a_node(self):
+        if not shell.programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        with tempfile.TemporaryDirectory() as folder, bootstrap("--trace", folder + "/node") as (node, hub):
+            Path(folder, "text").write_text("In the beginning was the Word, and the Word was with others. " * 200)
+            train = lambda name: started("cohive-train", "--text", folder + "/text", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--width", "16", "--layers",
+                                         "1", "--context", "16", "--target-batch-size", "4000", "--matchmaking-time", "1", "--max-epochs", "4",
+                                         "--trace", f"{folder}/{name}", "--initial-peers", *hub["initial_peers"])
+            with train("a") as first, train("b") as second:
+                for process in (first, second):
+                    process.communicate(timeout=PATIENCE)
+                    self.assertEqual(process.returncode, 0)
+            node.terminate()
+            self.assertEqual(node.wait(PATIENCE), 0)
+            files = [Path(folder, name) for name in ("node", "a", "b")]
+            begun = [[event for event in json.loads(file.read_text()) if event["ph"] == "b"] for file in files]
+            for trainer in begun[1:]:
+                self.assertLessEqual({"dial", "call", "find a group", "all-reduce", "parts", "optimizer step", "trainer waits"},
+                                     {event["name"] for event in trainer})
+            groups = [{event["args"]["group_id"] for event in trainer if event["name"] == "all-reduce"} for trainer in begun[1:]]
+            self.assertTrue(groups[0] & groups[1], "they have averaged together")
+            merged = run("cohive-monitor", "merge-traces", *files, "-o", folder + "/all")
+            self.assertEqual(merged.returncode, 0, merged.stderr)
+            self.assertEqual(len(json.loads(Path(folder, "all").read_text())), sum(len(json.loads(file.read_text())) for file in files))
+
+
 if __name__ == "__main__":
     shell.BIN = Path(sys.argv.pop(1))
     unittest.main()

@@ -66,6 +66,8 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
                  "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
   app.add_option("--metrics-token-file", o.swarm.metrics_token_file,
                  "ask for the token in this file before showing anything there");
+  app.add_option("--trace", o.swarm.trace_file,
+                 "write what this peer does when to this file, for ui.perfetto.dev (256 MiB at most)");
   app.add_flag("--client,--client-mode", o.swarm.client_mode, "do not listen: for peers that cannot be reached");
   app.add_flag("--use-relay,!--no-relay", o.swarm.use_relay, "be reached through relays when peers cannot dial this one (the default)");
   app.add_option("--trusted-relays", o.swarm.trusted_relays, "multiaddrs of relays to use before those that are met")

@@ -282,7 +282,8 @@ int main(int argc, char** argv) {
                  "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
   app.add_option("--metrics-token-file", options.metrics_token_file,
                  "ask for the token in this file before showing anything there");
-  app.add_option("--trace", options.trace_file, "write what this node does when to this file, for ui.perfetto.dev (256 MiB at most)");
+  app.add_option("--trace", options.trace_file,
+                 "write what this node does when to this file, for ui.perfetto.dev (256 MiB at most)");
   app.add_option("--memory-budget", options.memory_budget,
                  "MiB that peers together may fill of this node's memory (default 128)")
       ->check(CLI::Range(16, 1 << 20));

@@ -93,7 +93,8 @@ int run(const Options& options) {
 }
 
 void add_serve(CLI::App& app, Options& options) {
-  auto* serve = app.add_subcommand("serve", "a page that shows the run, its trainers and its swarm, and metrics for Prometheus");
+  auto* serve =
+      app.add_subcommand("serve", "a page that shows the run, its trainers and its swarm, and metrics for Prometheus");
   serve->callback([&options] { options.command = "serve"; });
   serve->add_option("--metrics-address", options.address,
                     "host:port for the page, /status, /api/v1/state and /metrics (default 127.0.0.1:9470)");
@@ -112,7 +113,8 @@ void add_plot(CLI::App& app, Options& options) {
 }
 
 void add_merge_traces(CLI::App& app, Options& options) {
-  auto* merge = app.add_subcommand("merge-traces", "makes one picture of the files that several peers have written by --trace");
+  auto* merge =
+      app.add_subcommand("merge-traces", "makes one picture of the files that several peers have written by --trace");
   merge->callback([&options] { options.command = "merge-traces"; });
   merge->add_option("FILES", options.traces, "the traces; clocks are set right by that of the first")->required();
   merge->add_option("-o,--output", options.output, "the file to write, for ui.perfetto.dev")->required();
@@ -128,7 +130,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(0, 1);
   app.fallthrough();
   app.add_option("--initial-peers", options.initial_peers, "multiaddrs of the swarm (or $INITIAL_PEERS)");
-  app.add_option("--run-id", options.run_id, "the run to watch (default cohive_run; doctor looks at no run unless it is given)")
+  app.add_option("--run-id", options.run_id,
+                 "the run to watch (default cohive_run; doctor looks at no run unless it is given)")
       ->each([&options](const std::string&) { options.run_id_given = true; });
   app.add_option("--interval", options.interval, "seconds between two looks at the trainers (default 5)")
       ->check(CLI::Range(0.1, 86400.0));
@@ -143,7 +146,8 @@ int main(int argc, char** argv) {
   add_serve(app, options);
   add_plot(app, options);
   add_merge_traces(app, options);
-  auto* doctor = app.add_subcommand("doctor", "finds out step by step what is wrong with a swarm or the way to it, and what to do about it");
+  auto* doctor = app.add_subcommand(
+      "doctor", "finds out step by step what is wrong with a swarm or the way to it, and what to do about it");
   doctor->callback([&options] { options.command = "doctor"; });
   add_doctor_options(*doctor, options.doctor);
   return run_program(argc, argv, app, [&] { return run(options); });

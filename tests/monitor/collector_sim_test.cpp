@@ -123,7 +123,8 @@ TEST_F(WatchedRun, AThousandTrainersInASwarmOfHundredNodesAreShown) {
     const PeerId peer = KeyPair::ed25519_from_seed(seed).peer_id();
     // Subkeys that name no owner need no signature: a thousand of them would take long.
     const msgpack::Bin owner{"trainer " + std::to_string(i)};
-    items.push_back({.key = "run_progress", .subkey = owner, .value = progress_record(*nodes[0], peer, 5, true), .expiration = in(600)});
+    auto progress = progress_record(*nodes[0], peer, 5, true);
+    items.push_back({.key = "run_progress", .subkey = owner, .value = std::move(progress), .expiration = in(600)});
     items.push_back({.key = "run_metrics", .subkey = owner, .value = metrics_record(5, 2), .expiration = in(600)});
   }
   for (const auto& stored : swarm.run(nodes[1]->store_many(std::move(items)))) ASSERT_TRUE(stored) << stored.error();

@@ -69,8 +69,12 @@ std::string drawn(const Panel& panel, double top) {
   for (const Point& point : panel.points) values.push_back(point.y);
   const Axis axis = Axis::around(std::move(values));
   const double first = panel.points.front().x, last = panel.points.back().x, bottom = top + kPanel - kBelow;
-  const auto to_x = [&](double x) { return kLeft + (last > first ? (x - first) / (last - first) : 0.5) * (kWidth - kLeft - kRight); };
-  const auto to_y = [&](double y) { return bottom - (y - axis.low) / (axis.high - axis.low) * (kPanel - kAbove - kBelow); };
+  const auto to_x = [&](double x) {
+    return kLeft + (last > first ? (x - first) / (last - first) : 0.5) * (kWidth - kLeft - kRight);
+  };
+  const auto to_y = [&](double y) {
+    return bottom - (y - axis.low) / (axis.high - axis.low) * (kPanel - kAbove - kBelow);
+  };
   for (double value = axis.low; value <= axis.high + axis.step / 2; value += axis.step) {
     svg += log::format("<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#d8dce2\"/>\n", kLeft,
                        kWidth - kRight, to_y(value), to_y(value));

@@ -1,5 +1,6 @@
 // What trainers tell of themselves in the DHT, for a person who looks. All of it is what peers claim.
-//   {run_id}_progress: where each trainer is; {run_id}_metrics: what its last epoch came to.  docs/wire/hivemind.md, section 4.4.
+//   {run_id}_progress: where each trainer is; {run_id}_metrics: what its last epoch came to.
+// Source: docs/wire/hivemind.md, section 4.4.
 #pragma once
 
 #include <optional>

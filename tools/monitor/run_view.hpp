@@ -64,7 +64,7 @@ struct RunView {
   std::size_t nodes = 0, reachable = 0;
   std::vector<std::size_t> parts;  ///< sizes of the parts of the DHT that do not know each other, largest first
   std::vector<PeerView> peers;     ///< trainers first
-  std::vector<std::pair<std::size_t, std::size_t>> links;  ///< which knows which: indices of `peers`, the first names the second
+  std::vector<std::pair<std::size_t, std::size_t>> links;  ///< indices of `peers`: the first names the second
   std::vector<Warning> warnings;
 };
 

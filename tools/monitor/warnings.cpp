@@ -44,8 +44,8 @@ void about_trainers(const RunView& view, std::vector<Warning>& warnings) {
     return;
   }
   if (view.claimed > view.epoch)
-    warnings.push_back({"claim", log::format("a peer claims epoch {}, which no other trainer has reached: it is not believed",
-                                             view.claimed)});
+    warnings.push_back(
+        {"claim", log::format("a peer claims epoch {}, which no other trainer has reached: it is not believed", view.claimed)});
   const Peers behind =
       peers_that(view, [&](const PeerView& peer) { return peer.epoch && *peer.epoch + kFarBehind <= view.epoch; });
   if (!behind.empty())
@@ -104,9 +104,10 @@ void about_reachability(const RunView& view, const SwarmMap& map, std::vector<Wa
   if (unreachable.empty()) return;
   const std::size_t asked =
       peers_that(view, [](const PeerView& peer) { return peer.reachable.has_value(); }).size();
-  warnings.push_back({"unreachable", log::format("{} of {} peers cannot be reached from here: closed ports, or peers that have "
-                                                 "just left: {}",
-                                                 unreachable.size(), asked, names(unreachable))});
+  warnings.push_back(
+      {"unreachable",
+       log::format("{} of {} peers cannot be reached from here: closed ports, or peers that have just left: {}",
+                   unreachable.size(), asked, names(unreachable))});
 }
 
 /// "cohive/0.1" as numbers; empty for other software.

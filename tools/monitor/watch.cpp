@@ -74,7 +74,8 @@ std::string row_of(const PeerView& peer) {
   const auto whole = [](const std::optional<std::uint64_t>& value) { return value ? std::to_string(*value) : "-"; };
   return log::format("{:<15}{:<9}{:<10}{:>7}{:>10}{:>11}{:>9}{:>6}{:>10}  {}", id, to_text(peer.role), peer.software,
                      whole(peer.epoch), whole(peer.samples), number_or_dash(peer.samples_per_second),
-                     number_or_dash(peer.loss), peer.age ? log::format("{:.0f} s", std::max(0.0, *peer.age)) : std::string("-"),
+                     number_or_dash(peer.loss),
+                     peer.age ? log::format("{:.0f} s", std::max(0.0, *peer.age)) : std::string("-"),
                      peer.reachable == false ? std::string("no answer")
                      : peer.rtt              ? log::format("{:.1f} ms", *peer.rtt * 1000)
                                              : std::string("-"),

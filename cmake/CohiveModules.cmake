@@ -89,7 +89,7 @@ function(cohive_embed_page target folder)
   set(generated "${CMAKE_CURRENT_BINARY_DIR}/gen/cohive/page_parts.cpp")
   add_custom_command(OUTPUT "${generated}"
     COMMAND "${CMAKE_COMMAND}" -DPAGE=${page} -DOUT=${generated} -P "${script}"
-    DEPENDS "${script}" "${page}/body.html" "${page}/page.css" "${page}/page.js" COMMENT "page" VERBATIM)
+    DEPENDS "${script}" "${page}/body.html" "${page}/page.css" "${page}/draw.js" "${page}/swarm.js" "${page}/page.js" COMMENT "page" VERBATIM)
   target_sources(${target} PRIVATE "${generated}")
 endfunction()
 

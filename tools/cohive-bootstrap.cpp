@@ -8,7 +8,9 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/diagnostics.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/status.hpp"
+#include "cohive/core/trace.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/errors.hpp"
 #include "cohive/dht/members.hpp"
@@ -27,7 +29,7 @@ constexpr Duration kIdentityCheck = std::chrono::seconds(5);  // at most, before
 struct Options {
   std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0"}, announce_maddrs, initial_peers;
   dht::MembersOptions members;
-  std::string identity_path, metrics_address, metrics_token_file, state_path;
+  std::string identity_path, metrics_address, metrics_token_file, state_path, trace_file;
   double state_period = 30;
   bool json = false;
   int refresh_period = 30;
@@ -168,6 +170,10 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
         co_await p2p::check_identity_is_free(*network, identity.peer_id(), initial, host_options.transport, deadline);
     if (!free) throw ErrorException(free.error());
   }
+  if (!options.trace_file.empty())
+    if (auto tracing = Trace::of(runtime).start(options.trace_file, identity.peer_id().text()); !tracing)
+      throw Exit{kBadInput, "--trace: " + tracing.error().detail()};
+  const auto traced = on_exit([&runtime] { Trace::of(runtime).stop(); });
   p2p::Host host(*network, identity, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
   bool ready = false;
@@ -276,6 +282,8 @@ int main(int argc, char** argv) {
                  "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
   app.add_option("--metrics-token-file", options.metrics_token_file,
                  "ask for the token in this file before showing anything there");
+  app.add_option("--trace", options.trace_file,
+                 "write what this node does when to this file, for ui.perfetto.dev (256 MiB at most)");
   app.add_option("--memory-budget", options.memory_budget,
                  "MiB that peers together may fill of this node's memory (default 128)")
       ->check(CLI::Range(16, 1 << 20));

@@ -12,7 +12,7 @@
 #include "common/client.hpp"
 #include "common/program.hpp"
 #include "dht/crawl.hpp"
-#include "dht/doctor.hpp"
+#include "monitor/doctor_command.hpp"
 #include "dht/milliseconds.hpp"
 #include "dht/values.hpp"
 
@@ -24,9 +24,9 @@ using nlohmann::json;
 struct Options {
   std::string command;
   std::vector<std::string> initial_peers;
-  std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"};
   bool json = false;
   ClientMember member;
+  DoctorCommand doctor;
   std::string key, subkey, value, target;
   bool with_subkey = false, cached = false;
   double ttl = 300;
@@ -222,44 +222,15 @@ Task<int> run_command(Dht& dht, const Options& options) {
   co_return co_await map_swarm(dht, options);
 }
 
-// ---- Doctor
-
-void print_finding(const Options& options, const Multiaddr& target, const Finding& finding) {
-  if (options.json) {
-    json line{{"target", target.empty() ? json() : json(target.text())},
-              {"step", finding.step},
-              {"status", to_text(finding.status)},
-              {"text", finding.text},
-              {"details", finding.details}};
-    if (!finding.advice.empty()) line["advice"] = finding.advice;
-    return print(line);
-  }
-  const std::string status = finding.status == Finding::Status::failed ? "FAILED" : std::string(to_text(finding.status));
-  std::cout << log::format("  {:<8} {:<12} {}", status, finding.step, finding.text) << std::endl;
-  if (!finding.advice.empty()) std::cout << std::string(24, ' ') << "-> " << finding.advice << std::endl;
-}
-
-int run_doctor(const Options& options) {
-  const std::vector<std::string> given =
-      options.target.empty() ? initial_peers(options.initial_peers) : std::vector{options.target};
-  if (given.empty()) throw Exit{kBadInput, "doctor: give an address, --initial-peers or $INITIAL_PEERS"};
-  DoctorOptions doctor{parse_addresses(given, "doctor"), parse_addresses(options.host_maddrs, "--host-maddrs")};
-  auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  const auto network = transport::make_tcp_network(*runtime);
-  std::optional<Multiaddr> last;
-  const auto report = [&](const Multiaddr& target, const Finding& finding) {
-    if (!options.json && last != target) std::cout << (target.empty() ? "this machine" : target.text()) << std::endl;
-    last = target;
-    print_finding(options, target, finding);
-  };
-  const auto ended =
-      runtime->run(race(*runtime, wait_for_signal(*runtime), diagnose(*network, std::move(doctor), report)));
-  return ended.index() == 1 && std::get<1>(ended) ? 0 : kFailed;
-}
-
 int run(const Options& options) {
   log::configure(options.log);
-  if (options.command == "doctor") return run_doctor(options);
+  if (options.command == "doctor") {
+    DoctorCommand doctor = options.doctor;
+    doctor.initial_peers = options.initial_peers;
+    doctor.member = options.member;
+    doctor.json = options.json;
+    return run_doctor(doctor);
+  }
   const bool by_address = options.command == "ping" && !PeerId::from_text(options.target);
   std::vector<Multiaddr> initial;
   if (!by_address) {
@@ -314,9 +285,8 @@ int main(int argc, char** argv) {
       ->add_option("KEY", options.key)
       ->required();
   auto* doctor = command("doctor", "finds out step by step why a swarm cannot be joined, and what to do about it");
-  doctor->add_option("ADDRESS", options.target, "of a peer (default: those of --initial-peers)");
-  doctor->add_option("--host-maddrs", options.host_maddrs,
-                     "where to listen, to see whether peers outside can connect there (default: any port)");
+  add_doctor_options(*doctor, options.doctor);
+  doctor->add_option("--run-id", options.doctor.run_id, "look at this run, too: its trainers, clocks, parts and versions");
   command("crawl", "a map of the swarm: every node, its software and latency")
       ->add_option("--parallel", options.parallel, "nodes asked at once (default 64)")
       ->check(CLI::Range(1, 1000));

@@ -1,108 +1,123 @@
 // cohive-monitor: how a training run is doing, read from the DHT without taking part.
-#include <algorithm>
-#include <chrono>
-#include <cmath>
+#include <unistd.h>
+
+#include <fstream>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "cohive/core/log.hpp"
-#include "cohive/dht/dht.hpp"
-#include "cohive/dht/errors.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
+#include "monitor/doctor_command.hpp"
+#include "monitor/merge_traces.hpp"
+#include "monitor/plot.hpp"
+#include "monitor/serve.hpp"
+#include "monitor/watch.hpp"
 
 namespace cohive::tools {
 namespace {
 
 struct Options {
+  std::string command;  ///< empty: watch
   std::vector<std::string> initial_peers;
   std::string run_id = "cohive_run";
+  bool run_id_given = false;
   bool once = false, json = false;
-  double interval = 5;
+  double interval = 5, crawl_interval = 60, target = 0;
   ClientMember member;
+  std::string address = ServeOptions().address, token_file, history;
+  std::size_t peer_series = ServeOptions().peer_series;
+  std::string plot_file, output;
+  std::vector<std::string> traces;
+  DoctorCommand doctor;
   log::Options log{log::Level::warn, log::Format::text};
 };
 
-struct PeerProgress {
-  std::string peer;
-  std::uint64_t epoch = 0, samples = 0;
-  double samples_per_second = 0, age = 0;
-  bool client = false;
-};
-
-/// A progress record (docs/wire/hivemind.md, section 4.4); nothing for a goodbye or nonsense.
-std::optional<PeerProgress> parse(const msgpack::Value& value, double now) {
-  const auto* map = value.get_if<msgpack::Map>();
-  if (!map) return std::nullopt;
-  const auto field = [map](const char* name) { return map->find(name); };
-  const auto *peer = field("peer_id"), *epoch = field("epoch"), *samples = field("samples_accumulated"),
-             *rate = field("samples_per_second"), *time = field("time"), *client = field("client_mode");
-  if (!peer || !epoch || !samples || !rate || !time || !client) return std::nullopt;
-  const auto* id = peer->get_if<msgpack::Bin>();
-  if (!id || !epoch->as_uint() || !samples->as_uint() || !rate->as_number() || !time->as_number()) return std::nullopt;
-  const auto peer_id = PeerId::from_bytes(as_bytes(id->data));
-  const double speed = *rate->as_number(), age = now - *time->as_number();
-  if (!peer_id || !std::isfinite(speed) || speed < 0 || !std::isfinite(age)) return std::nullopt;
-  return PeerProgress{peer_id->text(), *epoch->as_uint(), *samples->as_uint(), speed, age, client->truthy()};
+CollectorOptions collector_options(const Options& options, const std::vector<Multiaddr>& initial) {
+  return {.run_id = options.run_id,
+          .initial_peers = initial,
+          .period = from_seconds(options.interval),
+          .crawl_period = from_seconds(options.crawl_interval),
+          .target = options.target > 0 ? std::optional(options.target) : std::nullopt,
+          .history_path = options.history};
 }
 
-void print(const Options& options, const std::vector<PeerProgress>& peers) {
-  std::uint64_t epoch = 0, samples = 0;
-  std::size_t clients = 0;
-  double rate = 0;
-  for (const auto& peer : peers) clients += peer.client;
-  for (const auto& peer : peers) {
-    // As trainers see it: clients follow the epoch, they do not set it.
-    if (!peer.client || clients == peers.size()) epoch = std::max(epoch, peer.epoch);
-    rate += peer.samples_per_second;
-  }
-  for (const auto& peer : peers)
-    if (peer.epoch == epoch) samples += peer.samples;
-  if (options.json) {
-    nlohmann::json line{{"run_id", options.run_id},
-                        {"peers", peers.size()},
-                        {"clients", clients},
-                        {"epoch", epoch},
-                        {"samples_accumulated", samples},
-                        {"samples_per_second", rate},
-                        {"trainers", nlohmann::json::array()}};
-    for (const auto& peer : peers)
-      line["trainers"].push_back({{"peer_id", peer.peer},
-                                  {"epoch", peer.epoch},
-                                  {"samples_accumulated", peer.samples},
-                                  {"samples_per_second", peer.samples_per_second},
-                                  {"age_seconds", peer.age},
-                                  {"client_mode", peer.client}});
-    std::cout << line.dump() << std::endl;
-    return;
-  }
-  std::cout << options.run_id << ": " << peers.size() << " peers (" << clients << " clients), epoch " << epoch << ", "
-            << samples << " samples accumulated, " << log::format("{:.1f}", rate) << " samples/s" << std::endl;
+int watch_or_serve(const Options& options) {
+  auto initial = swarm_addresses(options.initial_peers);
+  auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
+  const CollectorOptions collector = collector_options(options, initial);
+  const bool terminal = ::isatty(STDOUT_FILENO) && !options.once && !options.json;
+  const auto work = [&](Dht& dht) {
+    if (options.command == "serve")
+      return serve_run(dht, {.collector = collector,
+                             .address = options.address,
+                             .token = metrics_token(options.token_file),
+                             .peer_series = options.peer_series,
+                             .json = options.json});
+    return watch_run(dht, {.collector = collector, .once = options.once, .json = options.json, .table = terminal});
+  };
+  return runtime->run(run_as_client(*runtime, std::move(initial), options.member, true, work)).value_or(0);
 }
 
-/// Prints a line now and then; ends after the first when that was asked for.
-Task<int> watch(Dht& dht, const Options& options) {
-  for (;;) {
-    auto found = co_await dht.get(options.run_id + "_progress", true);
-    std::vector<PeerProgress> peers;
-    if (!found && found.error() != dht::Errc::not_found)
-      log::warn("monitor", "the progress of the run cannot be read: {}", found.error());
-    if (found)
-      for (const auto& [subkey, stored] : found->entries())
-        if (auto peer = parse(stored.value, dht.now())) peers.push_back(std::move(*peer));
-    print(options, peers);
-    if (options.once) co_return 0;
-    co_await dht.runtime().sleep_for(from_seconds(options.interval));
-  }
+int plot(const Options& options) {
+  LookHistory history(options.run_id);
+  std::ifstream file(options.plot_file);
+  if (!file) throw Exit{kBadInput, "cannot read " + options.plot_file};
+  if (auto loaded = history.load(options.plot_file); !loaded) throw ErrorException(loaded.error());
+  if (history.looks().empty())
+    throw Exit{kBadInput, options.plot_file + " has no look at run " + options.run_id + " (--run-id names another one)"};
+  std::ofstream out(options.output);
+  out << plot_svg(history.looks(), "run " + options.run_id);
+  out.flush();
+  if (!out) throw Exit{kBadInput, "cannot write " + options.output};
+  return 0;
+}
+
+int merge(const Options& options) {
+  for (const std::string& sentence : merge_traces(options.traces, options.output)) std::cout << sentence << std::endl;
+  return 0;
 }
 
 int run(const Options& options) {
   log::configure(options.log);
-  auto initial = swarm_addresses(options.initial_peers);
-  auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  const auto ended = runtime->run(
-      run_as_client(*runtime, std::move(initial), options.member, true, [&options](Dht& dht) { return watch(dht, options); }));
-  return ended.value_or(0);
+  if (options.command == "plot") return plot(options);
+  if (options.command == "merge-traces") return merge(options);
+  if (options.command == "doctor") {
+    DoctorCommand doctor = options.doctor;
+    doctor.initial_peers = options.initial_peers;
+    doctor.member = options.member;
+    if (options.run_id_given) doctor.run_id = options.run_id;
+    doctor.json = options.json;
+    return run_doctor(doctor);
+  }
+  return watch_or_serve(options);
+}
+
+void add_serve(CLI::App& app, Options& options) {
+  auto* serve =
+      app.add_subcommand("serve", "a page that shows the run, its trainers and its swarm, and metrics for Prometheus");
+  serve->callback([&options] { options.command = "serve"; });
+  serve->add_option("--metrics-address", options.address,
+                    "host:port for the page, /status, /api/v1/state and /metrics (default 127.0.0.1:9470)");
+  serve->add_option("--metrics-token-file", options.token_file,
+                    "ask for the token in this file before showing anything there");
+  serve->add_option("--history", options.history, "file of JSON lines that keeps what was seen across restarts");
+  serve->add_option("--peer-series", options.peer_series, "trainers that /metrics tells one by one, at most (default 100)")
+      ->check(CLI::Range(0, 10000));
+}
+
+void add_plot(CLI::App& app, Options& options) {
+  auto* plot = app.add_subcommand("plot", "draws loss, speed and trainers from a file of --history");
+  plot->callback([&options] { options.command = "plot"; });
+  plot->add_option("FILE", options.plot_file, "the history")->required();
+  plot->add_option("-o,--output", options.output, "the SVG file to write")->required();
+}
+
+void add_merge_traces(CLI::App& app, Options& options) {
+  auto* merge =
+      app.add_subcommand("merge-traces", "makes one picture of the files that several peers have written by --trace");
+  merge->callback([&options] { options.command = "merge-traces"; });
+  merge->add_option("FILES", options.traces, "the traces; clocks are set right by that of the first")->required();
+  merge->add_option("-o,--output", options.output, "the file to write, for ui.perfetto.dev")->required();
 }
 
 }  // namespace
@@ -111,14 +126,29 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   using namespace cohive::tools;
   Options options;
-  CLI::App app("Shows peers, epoch and speed of a training run.", "cohive-monitor");
+  CLI::App app("Shows peers, epoch, speed and loss of a training run.", "cohive-monitor");
+  app.require_subcommand(0, 1);
+  app.fallthrough();
   app.add_option("--initial-peers", options.initial_peers, "multiaddrs of the swarm (or $INITIAL_PEERS)");
-  app.add_option("--run-id", options.run_id, "the run to watch (default cohive_run)");
-  app.add_option("--interval", options.interval, "seconds between two lines (default 5)")
+  app.add_option("--run-id", options.run_id,
+                 "the run to watch (default cohive_run; doctor looks at no run unless it is given)")
+      ->each([&options](const std::string&) { options.run_id_given = true; });
+  app.add_option("--interval", options.interval, "seconds between two looks at the trainers (default 5)")
       ->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--crawl-interval", options.crawl_interval, "seconds between two looks at the swarm (default 60)")
+      ->check(CLI::Range(1.0, 86400.0));
+  app.add_option("--target-batch-size", options.target, "samples of an epoch (default: estimated from the epochs that end)")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--once", options.once, "print one line and exit");
   app.add_flag("--json", options.json, "one JSON object per line");
   add_client_member_options(app, options.member);
   add_log_options(app, options.log);
+  add_serve(app, options);
+  add_plot(app, options);
+  add_merge_traces(app, options);
+  auto* doctor = app.add_subcommand(
+      "doctor", "finds out step by step what is wrong with a swarm or the way to it, and what to do about it");
+  doctor->callback([&options] { options.command = "doctor"; });
+  add_doctor_options(*doctor, options.doctor);
   return run_program(argc, argv, app, [&] { return run(options); });
 }

@@ -6,6 +6,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/trace.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "redial.hpp"
 
@@ -265,6 +266,8 @@ Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t inde
 
 /// Sends a reducer its parts and applies the deltas it answers. On failure the remaining parts keep their local values.
 Task<void> AllReduce::exchange_with(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange) {
+  TraceSpan span(self.runtime_, "round", "parts");
+  if (span) span.note("reducer", self.peer(member).text());
   auto done = co_await self.call_reducer(tensors, member, exchange);
   if (done)
     exchange.failure.reset();

@@ -11,6 +11,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/trace.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/transport/network.hpp"
 #include "leave.hpp"
@@ -224,9 +225,16 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   std::optional<Rounds::Search> search(std::in_place, rounds);
   Member own{dht.host().id(), options.mode, bandwidth, state.options.gather};
   if (own.bandwidth) own.bandwidth = std::min(*own.bandwidth, kMaxBandwidth);  // as the others will take it
+  TraceSpan searching(runtime, "round", "find a group");
+  if (searching) searching.note("averager", options.prefix);
   auto found = co_await finder->find(std::move(own), state.plan, deadline);
-  if (!found) co_return found.error();
+  if (!found) {
+    searching.note("error", found.error().message());
+    co_return found.error();
+  }
   const auto group = std::make_shared<const Group>(std::move(*found));
+  if (searching) searching.note("group_id", to_hex(as_bytes(group->id)));
+  searching.end();
   Rounds::Entry entry(rounds, group);
   search.reset();
   struct Ended {
@@ -242,7 +250,15 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   state.enter(Round::Stage::awaiting_trigger);
   if (auto triggered = co_await await_trigger(state, deadline); !triggered) co_return triggered.error();
   state.enter(Round::Stage::running);
+  TraceSpan averaging(runtime, "round", "all-reduce");
+  if (averaging) {
+    averaging.note("averager", options.prefix);
+    averaging.note("group_id", to_hex(as_bytes(group->id)));
+    averaging.note("members", static_cast<double>(group->members.size()));
+  }
   auto result = co_await average(state, *work, entry);
+  if (!result) averaging.note("error", result.error().message());
+  averaging.end();
   if (!result) co_return result;
   entry.complete();
   ended.end = {true, result->lost_senders, result->liars};

@@ -76,7 +76,10 @@ std::string SearchReport::text() const {
     if (count) result += ", " + std::to_string(count) + " " + what;
   };
   add(unreachable, "did not answer");
-  for (const auto& [code, count] : refusals) add(count, "refused us (" + code + ")");
+  for (const auto& [code, count] : refusals) {
+    const bool differs = code == proto::MessageCode_Name(proto::BAD_SCHEMA_HASH);
+    add(count, "refused us (" + code + (differs ? ": another model or optimizer than here" : "") + ")");
+  }
   add(lost, "were lost while we followed");
   add(disbanded, "disbanded their group");
   result += "; " + std::to_string(joined) + (joined == 1 ? " peer" : " peers") + " joined us";

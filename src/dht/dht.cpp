@@ -7,6 +7,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/status.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/dht/errors.hpp"
 #include "crowding.hpp"
@@ -98,7 +99,11 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   }
   attempts.cancel();
   if (!joined) co_return Error(Errc::bootstrap_failed, failures.empty() ? "they did not answer in time" : failures);
-  if (!failures.empty()) log::warn("dht", "some initial peers did not answer: {}", failures);
+  if (!failures.empty()) {
+    const std::string sentence = "some initial peers did not answer: " + failures;
+    log::write(log::Level::warn, "dht", sentence);
+    Failures::of(runtime).note("join", "no_answer", sentence);
+  }
   co_await be_known(deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
   log::debug("dht", "joined the swarm: {} nodes known", protocol.table.size());
   co_return ok();

@@ -197,4 +197,13 @@ SchemaFields training_progress_schema() {
   return {{"progress", SchemaType::map(SchemaType::bytes_with_public_key(), SchemaType::optional(report))}};
 }
 
+SchemaFields training_metrics_schema() {
+  const auto report = SchemaType::model({{"step", SchemaType::integer(0)},
+                                         {"samples_per_second", SchemaType::number(0)},
+                                         {"samples_accumulated", SchemaType::integer(0)},
+                                         {"loss", SchemaType::number()},
+                                         {"mini_steps", SchemaType::integer(0)}});
+  return {{"metrics", SchemaType::map(SchemaType::bytes_with_public_key(), report)}};
+}
+
 }  // namespace cohive::dht

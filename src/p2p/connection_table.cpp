@@ -5,6 +5,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/status.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/multistream.hpp"
 
@@ -197,7 +198,9 @@ void ConnectionTable::disconnect(const PeerId& peer) {
 
 void ConnectionTable::cut_off(const PeerId& peer) {
   if (self_.closed || !cutting_.insert(peer).second) return;
-  log::warn("p2p", "cutting {} off: it fills most of the memory that peers may fill", peer);
+  const std::string sentence = log::format("cutting {} off: it fills most of the memory that peers may fill", peer);
+  log::write(log::Level::warn, "p2p", sentence);
+  Failures::of(self_.runtime).note("memory", "over_budget", sentence);
   tasks_.spawn(cut(*this, peer), "cut a peer off");
 }
 

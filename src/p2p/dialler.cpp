@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/trace.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
 #include "dial_failures.hpp"
@@ -87,10 +88,16 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
     explicit Active(Gauge g) : gauge(g) { gauge.add(1); }
     ~Active() { gauge.add(-1); }
   } active(self.metrics.dials_active);
+  TraceSpan span(self.runtime, "dial", "dial");
+  if (span) {
+    span.note("peer", peer.text());
+    span.note("address", address.text());
+  }
   auto connection = co_await transport->dial(address, {.expected = peer,
                                                        .deadline = self.runtime.after(self.options.dial_timeout),
                                                        .from_listen_port = from == SourcePort::listening});
   if (!connection) {
+    span.note("error", connection.error().message());
     self.metrics.dials_failed.increment();
     const DialFailure cause = note_dial_failure(self.runtime, peer, address, connection.error());
     dialler.backoff_.failed(peer, address, cause == DialFailure::refused);

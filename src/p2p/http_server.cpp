@@ -120,7 +120,8 @@ Task<Result<>> HttpServer::serve(HttpServer& self, transport::RawConnection& con
   const bool head = method == http::verb::head;
   if (!head && method != http::verb::get)
     co_return co_await send(connection, bytes_of({.status = 405, .body = "only GET and HEAD\n"}, false));
-  co_return co_await send(connection, bytes_of(self.answer_(read(parser.get())), head));
+  auto answer = co_await self.answer_(read(parser.get()));
+  co_return co_await send(connection, bytes_of(std::move(answer), head));
 }
 
 }  // namespace cohive::p2p

@@ -29,7 +29,7 @@ struct HttpResponse {
 class HttpServer {
  public:
   static constexpr std::size_t kMaxConnections = 32;
-  using Answer = std::function<HttpResponse(const HttpRequest&)>;
+  using Answer = std::function<Task<HttpResponse>(HttpRequest)>;
 
   HttpServer(transport::Network& network, Answer answer);
   /// Binds at once.

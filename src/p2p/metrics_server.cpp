@@ -112,29 +112,45 @@ struct MetricsServer::Impl {
         process(runtime.metrics()),
         started(runtime.now()),
         program(Status::of(runtime).add("program", [this] { return program_json(); })),
-        http(network, [this](const HttpRequest& request) { return answer(request); }) {
+        http(network, [this](HttpRequest request) { return answer(std::move(request)); }) {
     Failures::of(runtime);  // shown from the beginning
   }
 
-  HttpResponse answer(const HttpRequest& request) {
+  Task<HttpResponse> answer(HttpRequest request) {
+    auto refused = answer_without_token(request);
+    if (refused) co_return std::move(*refused);
+    for (const auto& [path, further] : paths) {
+      const bool below = path.ends_with('/') && request.path.starts_with(path);
+      if (!below && request.path != path) continue;
+      auto made = co_await further(below ? request.path.substr(path.size()) : "");
+      co_return HttpResponse{
+          .status = made.status, .body = std::move(made.body), .content_type = std::move(made.content_type)};
+    }
+    co_return answer_with_token(request);
+  }
+
+  /// Nothing: the request may see the rest.
+  std::optional<HttpResponse> answer_without_token(const HttpRequest& request) {
     if (options.token.empty() && !is_ours(request.host))
-      return {.status = 421,
-              .body = "no name of this machine: " + log::quoted(request.host, 100) +
-                      "; ask by its address, or start the program with --metrics-token-file\n"};
-    if (request.path == "/healthz") return {.body = "ok\n"};
+      return HttpResponse{.status = 421,
+                          .body = "no name of this machine: " + log::quoted(request.host, 100) +
+                                  "; ask by its address, or start the program with --metrics-token-file\n"};
+    if (request.path == "/healthz") return HttpResponse{.body = "ok\n"};
     if (request.path == "/readyz")
       return ready() ? HttpResponse{.body = "ready\n"} : HttpResponse{.status = 503, .body = "not ready\n"};
     if (request.path == "/")
-      return {.body = page().html, .content_type = "text/html; charset=utf-8", .policy = page().policy};
+      return HttpResponse{.body = page().html, .content_type = "text/html; charset=utf-8", .policy = page().policy};
     if (!options.token.empty() && !equal(request.authorization, "Bearer " + options.token))
-      return {.status = 401, .body = "a token is needed\n", .authenticate = "Bearer"};
-    return answer_with_token(request);
+      return HttpResponse{.status = 401, .body = "a token is needed\n", .authenticate = "Bearer"};
+    return std::nullopt;
   }
 
   HttpResponse answer_with_token(const HttpRequest& request) {
     if (request.path == "/metrics") {
       process.update();
-      return {.body = runtime.metrics().text(), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
+      std::string text = runtime.metrics().text();
+      for (const auto& more : more_metrics) text += more();
+      return {.body = std::move(text), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
     }
     if (request.path == "/status") return {.body = Status::of(runtime).json() + "\n", .content_type = kJson};
     if (request.path == "/debug/tasks") {
@@ -146,7 +162,9 @@ struct MetricsServer::Impl {
       for (const std::string& line : log::recent()) text += line + "\n";
       return {.body = std::move(text)};
     }
-    return {.status = 404, .body = "try /, /status, /metrics, /healthz, /readyz, /debug/tasks or /debug/log\n"};
+    std::string known = "/, /status, /metrics, /healthz, /readyz, /debug/tasks";
+    for (const auto& [path, further] : paths) known += ", " + path;
+    return {.status = 404, .body = "try " + known + " or /debug/log\n"};
   }
 
   std::string program_json() const {
@@ -174,6 +192,8 @@ struct MetricsServer::Impl {
   ProcessMetrics process;
   TimePoint started;
   Subscription program;
+  std::vector<std::pair<std::string, Answer>> paths;
+  std::vector<std::function<std::string()>> more_metrics;
   HttpServer http;
 };
 
@@ -192,6 +212,13 @@ Result<> MetricsServer::start(const std::string& address) {
               "all who can connect to {} see this node's peers and logs: --metrics-token-file asks for a token",
               impl_->url(false));
   return ok();
+}
+
+void MetricsServer::add_path(std::string path, Answer answer) {
+  impl_->paths.emplace_back(std::move(path), std::move(answer));
+}
+void MetricsServer::add_metrics(std::function<std::string()> text) {
+  impl_->more_metrics.push_back(std::move(text));
 }
 
 std::string MetricsServer::url() const {

@@ -5,6 +5,7 @@
 #include "circuit_connection.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/status.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/multistream.hpp"
@@ -116,7 +117,9 @@ std::vector<HeldReservation> RelayClient::held() const {
 void RelayClient::drop(const PeerId& relay) {
   if (reservations_.erase(relay) == 0) return;
   self_.metrics.relays_held.add(-1);
-  log::info("relay", "lost the relay {}", relay);
+  const std::string sentence = log::format("lost the relay {}", relay);
+  log::write(log::Level::info, "relay", sentence);
+  if (!self_.closed) Failures::of(self_.runtime).note("relay", "lost", sentence);
   own_.notify();
   news_.notify_all();
 }

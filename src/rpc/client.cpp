@@ -4,6 +4,7 @@
 //   half-closes: a FIN from it is a cancellation. Source: docs/wire/hivemind.md, sections 2.2 and 2.3.
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/trace.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
@@ -131,8 +132,14 @@ class ClientStreamOverHost final : public ClientStream {
 Task<Result<std::string>> call_unary(p2p::Host& host, PeerId peer, std::string protocol, std::string request,
                                      Deadline deadline) {
   CallRecord record(host.runtime(), host.runtime().local<RpcMetrics>().client(protocol));
+  TraceSpan span(host.runtime(), "call", "call");
+  if (span) {
+    span.note("method", protocol);
+    span.note("peer", peer.text());
+  }
   auto result = co_await exchange(host, peer, std::move(protocol), std::move(request), deadline, record);
   record.outcome = result ? Outcome::ok : outcome_of(result.error());
+  if (!result) span.note("error", result.error().message());
   co_return result;
 }
 

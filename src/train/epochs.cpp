@@ -2,12 +2,14 @@
 //   gradients of the group, weighted by samples > optimizer step > now and then the parameters of the group
 // All of it is one coroutine. The trainer goes on after it, or before the part of it that the options delay.
 #include "cohive/core/log.hpp"
+#include "cohive/core/trace.hpp"
 #include "run_impl.hpp"
 
 namespace cohive::train {
 
 Task<StepReport> Run::Impl::synchronise() {
   const TimePoint begin = runtime.now();
+  const TraceSpan span(runtime, "train", "trainer waits");
   const WaitClock::Waiting waiting(wait_clock, Wait::progress);
   StepReport report;
   // Other trainers may be there, though nothing is known of them yet: an epoch that ended without them would send them
@@ -143,9 +145,13 @@ Task<void> Run::Impl::step_together(Update& update) {
     enter_epoch(update.epoch);
     update.released.set();
   }
-  co_await taken.parts->finish();
-  taken.parts.reset();
-  co_await replica.finish_step(update.epoch, taken.usable || outcome.group() > 1);
+  {
+    TraceSpan span(runtime, "train", "optimizer step");
+    span.note("epoch", static_cast<double>(update.epoch));
+    co_await taken.parts->finish();
+    taken.parts.reset();
+    co_await replica.finish_step(update.epoch, taken.usable || outcome.group() > 1);
+  }
   model.set_epoch(update.epoch);
   update.publishable = place == Place::next;
 }

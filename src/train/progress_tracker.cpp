@@ -334,6 +334,9 @@ Task<void> ProgressTracker::refresh() {
   } else {
     add_up(entries, global);
   }
+  if (!looked_ && std::ranges::all_of(reports_, [this](const auto& report) { return report.first == dht_.host().id(); }))
+    log::info("train", "no other trainer reports for run {} yet: this is the first one, or the run has another name",
+              options_.run_id);
   looked_ = true;
   set(global);
 }

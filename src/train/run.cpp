@@ -86,7 +86,7 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       metrics(runtime.metrics()),
       wait_clock(runtime),
       history(runtime),
-      tracker(d, std::move(key), tracker_options(options)),
+      tracker(d, key, tracker_options(options)),
       gradient_averager(make_gradient_averager(d, r, options)),
       state_averager(d, r.state_infos(), state_options(options)),
       model(runtime, r),
@@ -97,6 +97,7 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       retry(kFirstRetry),
       sharing(d, state_sharing_options(options)),
       tasks(runtime, "training run") {
+  if (options.share_loss) metrics_record.emplace(d, std::move(key), options.run_id);
   check_names(options.checkpoints.parameter_names, replica.gradient_infos().size());
 }
 
@@ -136,6 +137,7 @@ Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration patie
 
 Run::Next Run::Impl::count(std::int64_t batch) {
   const GlobalProgress global = tracker.snapshot();
+  if (metrics_record) metrics_record->add_samples(static_cast<double>(batch));
   bool post = false;
   {
     const std::lock_guard lock(mutex);
@@ -254,6 +256,7 @@ TrainingStats Run::stats() const {
 void Run::report_loss(double loss) {
   impl_->metrics.loss.set(loss);
   impl_->loss_reported = true;
+  if (impl_->metrics_record) impl_->metrics_record->add_loss(loss);
 }
 
 void Run::forget_samples() {

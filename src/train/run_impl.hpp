@@ -18,6 +18,7 @@
 #include "cohive/train/metrics.hpp"
 #include "cohive/train/run.hpp"
 #include "history.hpp"
+#include "metrics_record.hpp"
 #include "round_pace.hpp"
 #include "shared_model.hpp"
 #include "wait_clock.hpp"
@@ -161,6 +162,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   WaitClock wait_clock;
   History history;
   ProgressTracker tracker;
+  std::optional<MetricsRecord> metrics_record;  // where the loss is shared
   std::unique_ptr<GradientAverager> gradient_averager;
   averaging::Averager state_averager;
   SharedModel model;

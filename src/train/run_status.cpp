@@ -52,6 +52,7 @@ double Run::Impl::last_loss() const {
 void Run::Impl::note_epoch(std::uint64_t entered) {
   metrics.epoch.set(static_cast<double>(entered));
   if (entered == 0) return;
+  if (metrics_record && !ended) metrics_record->publish(entered, tracker.own_samples_per_second());
   const GlobalProgress global = tracker.snapshot();
   metrics.epoch_seconds.observe(history.epoch_ended(
       {entered - 1, global.samples, global.samples_per_second, last_loss(), global.peers, wait_clock.total()}));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "cohive/core/trace.hpp"
+
 namespace cohive::train {
 namespace {
 constexpr int kLooks = 2;  // for each time that a copy is kept unused
@@ -26,7 +28,9 @@ Task<std::optional<averaging::SharedState>> SharedModel::copy(Deadline deadline,
   if (beside) co_await beside();
   if (copy_) co_return copy_;  // made while this call waited
   const std::uint64_t version = version_;
+  TraceSpan span(runtime_, "train", "copy of the state");
   auto made = co_await replica_.snapshot(epoch_);
+  span.end();
   if (!made) co_return std::nullopt;
   made->version = version;
   if (version == version_) copy_ = made;

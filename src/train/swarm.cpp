@@ -4,6 +4,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/status.hpp"
+#include "cohive/core/trace.hpp"
 #include "cohive/dht/members.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/initial_peers.hpp"
@@ -69,6 +70,8 @@ Result<> Membership::open() {
   Result<> started = ok();
   on_loop([&] {
     if (options.diagnostics_at_signal) runtime().background().spawn(write_diagnostics_at_signal(runtime()), "SIGUSR1");
+    if (!options.trace_file.empty()) started = Trace::of(runtime()).start(options.trace_file, identity.key.peer_id().text());
+    if (!started) return;
     open_network();
     host = std::make_unique<p2p::Host>(*network, identity.key, host_options);
     started = host->start();
@@ -156,6 +159,7 @@ Task<void> Membership::close() {
   if (host) co_await host->close();
   host.reset();
   network.reset();
+  Trace::of(runtime()).stop();
 }
 
 Membership::~Membership() {

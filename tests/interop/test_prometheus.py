@@ -33,7 +33,7 @@ def read(url):
 
 @pytest.fixture(scope="module")
 def swarm(program, tmp_path_factory):
-    """The metrics addresses of a bootstrap node and a trainer."""
+    """The metrics addresses of a bootstrap node, of a trainer, and of a monitor of the run."""
     folder = tmp_path_factory.mktemp("swarm")
     (folder / "text").write_text("In the beginning was the Word, and the Word was with others. " * 200)
     bootstrap = subprocess.Popen([program("cohive-bootstrap"), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json",
@@ -49,8 +49,15 @@ def swarm(program, tmp_path_factory):
             url = line.split()[1]
         if line.startswith("epoch") and url:
             break
-    yield {"bootstrap": started["metrics"], "trainer": url}
-    for process in (trainer, bootstrap):
+    monitor = subprocess.Popen([program("cohive-monitor"), "serve", "--json", "--metrics-address", "127.0.0.1:0", "--interval", "0.5",
+                                "--initial-peers", *started["initial_peers"]], stdout=subprocess.PIPE, text=True)
+    monitored = json.loads(monitor.stdout.readline())["metrics"]
+    give_up = time.monotonic() + PATIENCE
+    while "cohive_swarm_trainer_loss{" not in (text := read(monitored)):
+        assert time.monotonic() < give_up, text
+        time.sleep(0.1)
+    yield {"bootstrap": started["metrics"], "trainer": url, "monitor": monitored}
+    for process in (monitor, trainer, bootstrap):
         process.kill()
         process.wait()
 
@@ -61,9 +68,11 @@ def prometheus(swarm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "200ms", "evaluation_interval": "200ms"}
-    config["rule_files"] = [str(MONITORING / "alerts.yml")]
-    config["scrape_configs"][0]["static_configs"] = [
-        {"targets": [urllib.parse.urlsplit(url).netloc], "labels": {"role": role}} for role, url in swarm.items()]
+    config["rule_files"] = [str(MONITORING / name) for name in config["rule_files"]]
+    by_job = [{role: url for role, url in swarm.items() if (role == "monitor") == monitor} for monitor in (False, True)]
+    for job, programs in zip(config["scrape_configs"], by_job):
+        job["static_configs"] = [{"targets": [urllib.parse.urlsplit(url).netloc], "labels": {"role": role}} for role, url in programs.items()]
+        job.pop("file_sd_configs", None)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -77,7 +86,7 @@ def prometheus(swarm, tmp_path_factory):
     give_up = time.monotonic() + PATIENCE
     while True:
         try:
-            if len(call("query", query='up{job="cohive"} == 1')["result"]) == 2 and call("query", query="cohive_core_tasks")["result"]:
+            if len(call("query", query='up{job=~"cohive|cohive-swarm"} == 1')["result"]) == 3 and call("query", query="cohive_swarm_epoch")["result"]:
                 break
         except OSError:
             pass
@@ -89,13 +98,18 @@ def prometheus(swarm, tmp_path_factory):
 
 
 def expressions():
-    """Every query of the rules and the dashboard."""
-    for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]:
+    """Every query of the rules and the dashboards."""
+    for rule in rules_of("alerts.yml", "rules.yml"):
         yield rule["expr"]
-    dashboard = json.loads((MONITORING / "grafana/cohive.json").read_text())
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", []):
-            yield (target["expr"].replace("$job", "cohive").replace("$instance", ".*").replace("$__rate_interval", "1m"))
+    for path in sorted((MONITORING / "grafana").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", []):
+                expression = target["expr"].replace("$job", "cohive").replace("$instance", ".*").replace("$run", ".*")
+                yield expression.replace("$__rate_interval", "1m")
+
+
+def rules_of(*names):
+    return [rule for name in names for group in yaml.safe_load((MONITORING / name).read_text())["groups"] for rule in group["rules"]]
 
 
 def test_rules_and_configuration_are_valid():
@@ -116,6 +130,24 @@ def test_every_query_names_metrics_that_exist(swarm):
     for expression in expressions():
         for name in re.findall(r"\b((?:cohive|process)_\w+)", expression):
             assert re.sub("_(bucket|sum|count)$", "", name) in served, expression
+        for name in re.findall(r"\bcohive:\w+", expression):
+            assert name in [rule.get("record") for rule in rules_of("rules.yml")], expression
+
+
+def test_grafana_is_told_of_files_that_exist():
+    provisioning = MONITORING / "grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards/cohive.yml").read_text())["providers"]
+    services = yaml.safe_load((MONITORING / "compose.yaml").read_text())["services"]
+    mounted = [volume.split(":") for volume in services["grafana"]["volumes"]]
+    assert ["./grafana", provider["options"]["path"], "ro"] in mounted
+    assert all((MONITORING / folder).is_dir() for folder, *_ in mounted)
+    assert source["url"].removeprefix("http://") in " ".join(services["prometheus"]["command"])
+    dashboards = [json.loads(path.read_text()) for path in (MONITORING / "grafana").glob("*.json")]
+    assert len({dashboard["uid"] for dashboard in dashboards}) == len(dashboards) == 2
+    for dashboard in dashboards:
+        ids = [panel["id"] for panel in dashboard["panels"]]
+        assert len(set(ids)) == len(ids)
 
 
 def test_prometheus_answers_every_query_of_the_dashboard(prometheus):
@@ -126,13 +158,15 @@ def test_prometheus_answers_every_query_of_the_dashboard(prometheus):
 
 
 def test_prometheus_evaluates_every_rule(prometheus):
-    rules = prometheus("rules")["groups"][0]["rules"]
-    wanted = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
-    assert [rule["name"] for rule in rules] == [rule["alert"] for rule in wanted]
+    def loaded():
+        return [rule for group in prometheus("rules")["groups"] for rule in group["rules"]]
+
+    rules = loaded()
+    assert [rule["name"] for rule in rules] == [rule.get("alert") or rule["record"] for rule in rules_of("alerts.yml", "rules.yml")]
     give_up = time.monotonic() + PATIENCE
     while any(rule["health"] == "unknown" for rule in rules):
         assert time.monotonic() < give_up
         time.sleep(0.1)
-        rules = prometheus("rules")["groups"][0]["rules"]
+        rules = loaded()
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
-    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+    assert [rule["name"] for rule in rules if rule.get("state") == "firing"] == []

@@ -1,6 +1,10 @@
 // What many peers together may fill of a node's memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "cohive/core/log_output.hpp"
+#include "cohive/core/status.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "support/swarm.hpp"
@@ -61,6 +65,9 @@ TEST_F(SharedMemory, RepliesThatManyPeersDoNotReadKeepWithinOneBudget) {
   EXPECT_LE(node.memory().highest(), kBudget);
   auto& honest = add_peer();
   EXPECT_TRUE(served(honest)) << "who holds least finds room";
+  const std::string sentence = "it fills most of the memory that peers may fill";
+  EXPECT_NE(Status::of(swarm.runtime()).json().find(sentence), std::string::npos) << "in the status";
+  EXPECT_TRUE(std::ranges::any_of(log::recent(), [&](const auto& line) { return line.find(sentence) != line.npos; }));
   hostilities.cancel();
   swarm.pass(2min);
   EXPECT_EQ(node.memory().held(), 0u);

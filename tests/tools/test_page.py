@@ -47,6 +47,23 @@ def made_status(peers, epochs=40):
                                                for e in range(epochs)]}]}
 
 
+def made_swarm(peers, epoch=40):
+    """What a monitor would tell of a run with so many peers, some of which lie about what they are."""
+    members = [{"id": "12D3KooWpeer" + str(i).zfill(40), "role": ["trainer", "client", "node"][i % 3], "software": ["cohive", "hivemind"][i % 2],
+                "agent": HOSTILE if i % 2 else "cohive/0.1", "address": f"/ip4/10.0.{i // 250}.{i % 250}/tcp/4001", "epoch": epoch if i % 3 < 2 else None,
+                "samples": 10 * i, "samples_per_second": 100.0 + i, "loss": 2.5 if i % 2 else None, "age_seconds": 1.5,
+                "reachable": None if i % 3 == 1 else i % 5 != 2, "rtt_seconds": .01 + i / 1000, "clock_ahead_seconds": 10.0 if i == 4 else 0.0,
+                "neighbours": 5} for i in range(peers)]
+    return {"run_id": "demo " + HOSTILE, "time": 1.7e9, "epoch": epoch, "claimed_epoch": epoch, "samples": 300, "target_samples": 768,
+            "target_is_estimated": True, "samples_per_second": 120.5, "eta_seconds": 4, "loss": 2.5, "loss_epoch": epoch,
+            "trainers": peers, "clients": peers // 3, "mapped": True, "nodes": peers, "reachable_nodes": peers, "parts": [peers], "peer_count": peers,
+            "links": [[i, j] for i in range(min(peers, 60)) for j in range(0, min(peers, 60), 7) if i != j], "peers": members,
+            "warnings": [{"kind": "split", "message": "the swarm is split " + HOSTILE}],
+            "losses": [{"epoch": e, "time": 1.7e9 + 6 * e, "loss": 4 - e / epoch} for e in range(1, epoch)],
+            "looks": [{"time": 1.7e9 + 6 * e, "epoch": e, "samples_per_second": 100 + e % 7, "peers": peers} for e in range(epoch)],
+            "epochs": [{"epoch": e, "time": 1.7e9 + 6 * e, "seconds": 6 + e % 3, "peers": peers} for e in range(epoch)]}
+
+
 class MadeServer:
     """Serves the page of a real program, under its policy, with a status that a test makes up."""
 
@@ -126,13 +143,13 @@ class Page(unittest.TestCase):
             page.wait_for(LIVE)
             for peers in (1, 50, 1000):
                 server.status = made_status(peers)
-                page.wait_for(f"document.getElementById('peer-count').innerText.startsWith('{peers} connected')")
+                page.wait_for(f"document.getElementById('peers-count').innerText.startsWith('{peers} connected')")
                 self.assertEqual(page.ask(PEER_ROWS), min(peers, 50))
-            page.ask("document.getElementById('more-peers').click()")
+            page.ask("document.getElementById('peers-more').click()")
             self.assertEqual(page.ask(PEER_ROWS), 250)
-            page.ask("document.querySelector('th[data-key=rtt_seconds]').click()")
+            page.ask("document.querySelector('#peers th[data-key=rtt_seconds]').click()")
             self.assertIn("1.0 s", page.ask("document.querySelector('#peers tbody tr').innerText"), "the longest comes first")
-            page.ask("(filter => { filter.value = '000999'; filter.dispatchEvent(new Event('input')); })(document.getElementById('peer-filter'))")
+            page.ask("(filter => { filter.value = '000999'; filter.dispatchEvent(new Event('input')); })(document.getElementById('peers-filter'))")
             self.assertEqual(page.ask(PEER_ROWS), 1)
             self.assertEqual(page.complaints, [])
 
@@ -165,6 +182,45 @@ class Page(unittest.TestCase):
             self.assertEqual(page.ask("document.querySelectorAll('.rounds .failed:not(.searching)').length"), 11)
             page.ask("document.querySelectorAll('.rounds g')[0].dispatchEvent(new PointerEvent('pointermove', {clientX: 10, clientY: 10}))")
             self.assertIn("4 members", page.ask("document.getElementById('tip').innerText"))
+            self.assertEqual(page.complaints, [])
+
+    def test_a_whole_run_of_one_fifty_and_a_thousand_peers(self):
+        server = self.made()
+        with browser.Browser() as page:
+            server.status = {**made_status(1), "swarm": made_swarm(1, epoch=40)}
+            page.open(server.url)
+            page.wait_for(LIVE)
+            for epoch, peers in ((41, 1), (42, 50), (43, 1000)):
+                server.status = {**made_status(1), "swarm": made_swarm(peers, epoch)}
+                page.wait_for(f"document.getElementById('swarm-facts').innerText.startsWith('{epoch}')")
+                self.assertEqual(page.ask("document.querySelectorAll('#members tbody tr').length"), min(peers, 50))
+                self.assertEqual(page.ask("document.querySelectorAll('.map .member').length"), min(peers, 150))
+                self.assertEqual(page.ask("document.querySelectorAll('.matrix .self').length"), min(peers, 60))
+            self.assertEqual(page.ask("document.querySelectorAll('#swarm-curves .curve').length"), 4)
+            page.ask("document.querySelector('#members th[data-key=rtt_seconds]').click()")
+            self.assertIn("1.0 s", page.ask("document.querySelector('#members tbody tr').innerText"), "the longest comes first")
+            page.ask("document.querySelector('.map .member').dispatchEvent(new PointerEvent('pointermove', {clientX: 10, clientY: 10}))")
+            self.assertIn("12D3KooWpeer", page.ask("document.getElementById('tip').innerText"))
+            self.assertGreater(page.ask("document.querySelectorAll('.link.shown').length"), 5)
+            self.assertEqual(page.ask("document.querySelectorAll('img').length"), 0, "what peers say is text")
+            self.assertIn("<img", page.ask("document.getElementById('warnings').innerText"))
+            self.assertEqual(page.complaints, [])
+
+    def test_a_run_that_the_monitor_watches(self):
+        node = self.start()
+        self.start("--initial-peers", *node["initial_peers"])
+        monitor = subprocess.Popen([BIN / "cohive-monitor", "serve", "--json", "--metrics-address", "127.0.0.1:0", "--interval", "0.2",
+                                    "--crawl-interval", "1", "--initial-peers", *node["initial_peers"]], env=environment, stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(monitor.communicate)
+        self.addCleanup(monitor.kill)
+        with browser.Browser() as page:
+            page.open(json.loads(monitor.stdout.readline())["page"])
+            page.wait_for("document.querySelectorAll('#members tbody tr').length === 2")
+            self.start("--initial-peers", *node["initial_peers"])
+            page.wait_for("document.querySelectorAll('#members tbody tr').length === 3")
+            self.assertIn("no trainer reports", page.ask("document.getElementById('warnings').innerText"))
+            self.assertIn("3 of 3", page.ask("document.getElementById('swarm-facts').innerText"))
             self.assertEqual(page.complaints, [])
 
     def test_a_token_comes_from_the_address(self):

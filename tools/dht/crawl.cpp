@@ -5,6 +5,7 @@
 #include <set>
 
 #include "cohive/core/combine.hpp"
+#include "dht/node_ping.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 // Besides the node's own id it is asked about ids that differ from it in one of the first bits: each lies in another of
 // its buckets, and together they hold nearly all it knows.
 constexpr std::size_t kBuckets = 15;
+constexpr Duration kPing = 3s;
 
 std::vector<dht::DhtId> questions(const dht::DhtId& id) {
   std::vector<dht::DhtId> keys{id};
@@ -71,9 +73,13 @@ class Crawler {
         add(id, peer);
       }
     node.neighbours = named.size();
+    if (options_.details) node.named.assign(named.begin(), named.end());
     node.reachable = true;
     const TimePoint asked = dht_.runtime().now();  // the connection stands now
     if (const auto again = co_await dht_.ask(node.peer, {node.id}); again) node.latency = dht_.runtime().now() - asked;
+    if (options_.details)
+      if (const auto ping = co_await ping_node(dht_.host(), node.peer, dht_.runtime().after(kPing)); ping)
+        node.clock_ahead = ping->clock_ahead;
     if (const auto info = dht_.host().peer(node.peer)) {
       node.agent = info->agent;
       node.addresses = info->addresses;

@@ -1,6 +1,7 @@
 // A map of a swarm: asks every node for its neighbours until nobody new is heard of.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "cohive/dht/dht.hpp"
@@ -13,6 +14,8 @@ struct CrawledNode {
   bool reachable = false;
   Duration latency{};          ///< of one rpc_find on an open connection
   std::size_t neighbours = 0;  ///< distinct nodes it named
+  std::vector<dht::DhtId> named;  ///< these, where CrawlOptions::details asks for them
+  std::optional<double> clock_ahead;  ///< seconds, of ours; where asked for, and told
   std::string agent;           ///< peer-supplied text
   std::vector<Multiaddr> addresses;
 };
@@ -20,6 +23,7 @@ struct CrawledNode {
 struct CrawlOptions {
   std::size_t parallel = 64;
   std::size_t max_nodes = 100'000;
+  bool details = false;  ///< who names whom, and what time it is there
 };
 
 /// In the order of their ids.

@@ -13,15 +13,12 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
-#include "cohive/dht/dht_id.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/probes.hpp"
-#include "cohive/proto/dht.pb.h"
-#include "cohive/rpc/errors.hpp"
-#include "cohive/rpc/rpc.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/resolver.hpp"
 #include "dht/milliseconds.hpp"
+#include "dht/node_ping.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -33,7 +30,6 @@ constexpr Duration kConnecting = 5s;
 constexpr Duration kDialBack = 40s;  // a peer may try several addresses
 constexpr Duration kPortMapping = 4s, kLook = 100ms;
 constexpr Duration kLookAround = 5s;   // for peers of other networks
-constexpr double kClockTolerance = 3;  // seconds: a node that differs more does not let this one join
 constexpr std::size_t kMaxWitnesses = 12;
 constexpr std::size_t kMaxAgent = 60, kMaxPeerText = 120;  // characters of a peer that are printed
 
@@ -294,37 +290,30 @@ class Doctor {
 
   /// The call with which a node joins; the reply says what time it is there.
   Task<void> examine_dht(Multiaddr target, Met met) {
-    const double sent = runtime_.wall_time();
-    proto::PingRequest request;
-    request.mutable_peer();
-    const auto bytes =
-        co_await rpc::call_unary(host_, met.id, "DHTProtocol.rpc_ping", request.SerializeAsString(), soon());
-    const double received = runtime_.wall_time();
-    proto::PingResponse reply;
-    if (!bytes || !reply.ParseFromString(*bytes)) {
-      const bool none = !bytes && bytes.error() == transport::Errc::protocol_not_supported;
+    const auto ping = co_await ping_node(host_, met.id, soon());
+    if (!ping) {
+      const bool none = ping.error() == transport::Errc::protocol_not_supported;
+      const bool nonsense = ping.error() == cohive::Errc::malformed;
       report(target, failed("dht",
-                            none    ? "the peer serves no DHT"
-                            : bytes ? "its reply makes no sense"
-                                    : bytes.error().message(),
+                            none       ? "the peer serves no DHT"
+                            : nonsense ? "its reply makes no sense"
+                                       : ping.error().message(),
                             none ? "give the address of a bootstrap node, or of another node that is no client"
                                  : "the node is overloaded, or its swarm takes authorized peers only"));
       co_return;
     }
-    const auto id = dht::DhtId::from_bytes(as_bytes(reply.peer().node_id()));
+    const auto& id = ping->node_id;
     report(target, id ? Finding{"dht", Status::ok, "DHT node " + id->hex(), "", {{"node_id", id->hex()}}}
                       : failed("dht", "the peer is a DHT client", "give the address of a bootstrap node"));
-    examine_clock(target, reply.dht_time(), sent, received);
+    examine_clock(target, *ping);
   }
 
-  void examine_clock(const Multiaddr& target, double theirs, double sent, double received) {
-    if (theirs == 0 || !std::isfinite(theirs))
-      return report(target, skipped("clock", "the node does not tell the time"));
-    // The reply was written at some moment between the two.
-    const double ahead = theirs < sent ? sent - theirs : theirs > received ? received - theirs : 0;
+  void examine_clock(const Multiaddr& target, const NodePing& ping) {
+    if (!ping.clock_ahead) return report(target, skipped("clock", "the node does not tell the time"));
+    const double ahead = -*ping.clock_ahead;
     Finding finding{"clock",
                     Status::ok,
-                    log::format("the clocks agree within {:.1f} s", std::abs(ahead) + received - sent),
+                    log::format("the clocks agree within {:.1f} s", std::abs(ahead) + ping.seconds),
                     "",
                     {{"seconds_ahead", ahead}}};
     if (std::abs(ahead) > kClockTolerance) {

@@ -66,6 +66,8 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
                  "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
   app.add_option("--metrics-token-file", o.swarm.metrics_token_file,
                  "ask for the token in this file before showing anything there");
+  app.add_option("--trace", o.swarm.trace_file,
+                 "write what this peer does when to this file, for ui.perfetto.dev (256 MiB at most)");
   app.add_flag("--client,--client-mode", o.swarm.client_mode, "do not listen: for peers that cannot be reached");
   app.add_flag("--use-relay,!--no-relay", o.swarm.use_relay, "be reached through relays when peers cannot dial this one (the default)");
   app.add_option("--trusted-relays", o.swarm.trusted_relays, "multiaddrs of relays to use before those that are met")
@@ -107,6 +109,7 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   app.add_flag("--reuse-grad-buffers", run.reuse_grad_buffers, "accumulate in the model's own gradients");
   app.add_flag("--use-local-updates", run.use_local_updates, "step with every batch, and average parameters only");
   app.add_flag("--auxiliary", run.auxiliary, "help averaging without training");
+  app.add_flag("!--no-share-loss", run.share_loss, "do not tell monitors of the run this trainer's loss");
   app.add_flag("--verbose", run.verbose, "log what the run does");
   app.add_option("--performance-ema-alpha", run.performance_ema_alpha, "how fast the measured speed follows (default 0.1)")
       ->check(CLI::Range(1e-6, 1.0));

@@ -73,4 +73,7 @@ class SchemaValidator final : public RecordValidator {
 /// "<run_id>_progress": what each trainer reports about itself, under a subkey that it owns. Section 4.4.
 SchemaFields training_progress_schema();
 
+/// "<run_id>_metrics": what a trainer tells monitors of the epoch that it has ended, the same way. Section 4.4.
+SchemaFields training_metrics_schema();
+
 }  // namespace cohive::dht

@@ -18,6 +18,7 @@
 #include <string>
 
 #include "cohive/core/result.hpp"
+#include "cohive/core/task.hpp"
 #include "cohive/transport/network.hpp"
 
 namespace cohive::p2p {
@@ -29,6 +30,13 @@ struct MetricsOptions {
 /// Reads a token from the first line of a file.
 Result<std::string> read_token(const std::string& path);
 
+/// What a further path answers.
+struct MetricsAnswer {
+  unsigned status = 200;
+  std::string body;
+  std::string content_type = "application/json";
+};
+
 class MetricsServer {
  public:
   /// \param ready  what /readyz answers
@@ -37,6 +45,12 @@ class MetricsServer {
   /// \param address  "host:port" with a numeric host ("127.0.0.1:9464", "[::1]:0"); no host is 127.0.0.1; port 0 takes
   /// any
   Result<> start(const std::string& address);
+  /// Answers further paths, behind the token where there is one; before start(). What follows a path that ends in "/" is given
+  /// to `answer`, "" for others. It has ten seconds.
+  using Answer = std::function<Task<MetricsAnswer>(std::string rest)>;
+  void add_path(std::string path, Answer answer);
+  /// Adds text to what /metrics says, in Prometheus' format, of metrics that are not in the registry.
+  void add_metrics(std::function<std::string()> text);
   /// "http://host:port/metrics".
   std::string url() const;
   /// "http://host:port/", as a browser on this machine finds it.

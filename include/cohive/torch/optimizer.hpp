@@ -116,7 +116,8 @@ class Optimizer {
   checkpoint::Metadata loaded_strings() const;
   /// Bounds the norm of the averaged gradients of all parameters together; 0: no bound. Before step().
   void clip_grad_norm(double max_norm);
-  /// Shown by metrics as cohive_train_loss.
+  /// Shows the loss of a batch in the metrics of this peer as cohive_train_loss, and to monitors of the run unless
+  /// RunOptions::share_loss is false.
   void report_loss(double loss);
 
   /// Writes what goes on with a training: the epoch, the optimizer's statistics and options, and its float32 copies of

@@ -75,6 +75,8 @@ class ProgressTracker {
   void report(std::uint64_t epoch, double samples);
   /// Enters an epoch.
   void update_epoch(std::uint64_t epoch);
+  /// The measured speed of this peer. Loop thread.
+  double own_samples_per_second() const { return ema_.samples_per_second(); }
   /// Leaves the time since the last report out of the measured speed: it went into something else than training.
   void restart_timer();
   /// Notes the members of a round that has ended. A trainer that was not among them is not expected in the next round

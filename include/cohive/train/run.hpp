@@ -88,7 +88,7 @@ class Run {
   std::optional<StepReport> publish();
   std::uint64_t epoch() const noexcept;
   TrainingStats stats() const;
-  /// Shows the loss in the metrics of this peer.
+  /// Shows the loss of a batch in the metrics of this peer, and to monitors of the run unless RunOptions::share_loss is false.
   void report_loss(double loss);
   /// Begins to write a checkpoint in the background when one is due and none is being written.
   void checkpoint_if_due();

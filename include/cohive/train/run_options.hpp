@@ -69,6 +69,9 @@ struct RunOptions {
   TrackerOptions tracker_options;  ///< run_id, target_batch_size and client_mode are taken from above
   double performance_ema_alpha = 0.1;
   CheckpointOptions checkpoints;
+  /// What report_loss() is told, the swarm is told, too: once an epoch, in the record that monitors read. Trainers of hivemind's
+  /// examples do the same.
+  bool share_loss = true;
   bool verbose = false;  ///< internal events are logged as information
 
   /// Called on the loop's thread while a state is being downloaded, often: return soon.

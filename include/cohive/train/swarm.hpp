@@ -37,6 +37,7 @@ struct SwarmOptions {
   std::string force_reachability;           ///< "public" or "private", where it is known; empty: find out
   bool nat_port_map = true;             ///< have the router forward the ports of host_maddrs (docs/connectivity.md)
   std::string metrics_address;          ///< "host:port" to serve a page, /status, /metrics and more (metrics_server.hpp); empty: none
+  std::string trace_file;               ///< for a trace of what this peer does (core/trace.hpp); empty: none
   std::string metrics_token_file;      ///< with a token to ask for before anything is shown there; empty: none
   bool diagnostics_at_signal = false;  ///< at each SIGUSR1 the tasks and the last lines of the log are logged
   double max_upload = 0;             ///< bytes per second of all connections together; 0: no limit

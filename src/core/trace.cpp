@@ -1,0 +1,110 @@
+// A line for each event, so that a file whose process was killed can be read, too:
+//   [ metadata ,\n begin ,\n end ,\n ... \n]
+// Spans overlap, so each is a pair of async events with an id of its own.
+#include "cohive/core/trace.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive {
+namespace {
+
+constexpr std::size_t kMostWaiting = std::size_t{8} << 20;  // for a disk that is slow
+constexpr Duration kTraceWriting = 500ms;
+
+double microseconds(TimePoint time) {
+  return to_seconds(time.time_since_epoch()) * 1e6;
+}
+
+}  // namespace
+
+std::atomic<int> Trace::running_{0};
+
+struct Trace::File {
+  explicit File(std::FILE* opened) : stream(opened) {}
+  ~File() { std::fclose(stream); }
+  void write(const std::string& text) {
+    const std::lock_guard lock(mutex);
+    std::fwrite(text.data(), 1, text.size(), stream);
+    std::fflush(stream);
+  }
+  std::mutex mutex;
+  std::FILE* stream;
+};
+
+Trace::Trace(Runtime& runtime) : runtime_(runtime) {}
+Trace::~Trace() {
+  stop();
+}
+
+Result<> Trace::start(const std::string& path, const std::string& process, std::size_t most_bytes) {
+  if (on()) return Error(Errc::in_use, "a trace is being written");
+  std::FILE* stream = std::fopen(path.c_str(), "we");
+  if (!stream) return Error(Errc::io, "the trace " + path + " cannot be written: " + std::strerror(errno));
+  file_ = std::make_shared<File>(stream);
+  most_bytes_ = most_bytes;
+  bytes_ = spans_ = 0;
+  offset_ = runtime_.wall_time() * 1e6 - microseconds(runtime_.now());
+  const nlohmann::json name{{"name", "process_name"}, {"ph", "M"}, {"pid", ::getpid()}, {"args", {{"name", process}}}};
+  waiting_ = "[\n" + name.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  running_.fetch_add(1, std::memory_order_relaxed);
+  runtime_.background().spawn(keep_writing(*this, file_), "trace");
+  return ok();
+}
+
+void Trace::stop() {
+  if (!on()) return;
+  running_.fetch_sub(1, std::memory_order_relaxed);
+  file_->write(waiting_ + "\n]\n");
+  waiting_.clear();
+  file_.reset();
+}
+
+Task<void> Trace::keep_writing(Trace& self, std::weak_ptr<File> file) {
+  for (;;) {
+    co_await self.runtime_.sleep_for(kTraceWriting);
+    const auto open = file.lock();
+    if (!open || self.file_ != open) co_return;
+    co_await self.runtime_.offload([open, text = std::exchange(self.waiting_, {})] { open->write(text); });
+  }
+}
+
+void Trace::add(const char* category, const char* name, TimePoint begin, TimePoint end, std::string_view args) {
+  if (!on() || waiting_.size() > kMostWaiting) return;
+  const std::string common = log::format("\"cat\":\"{}\",\"name\":\"{}\",\"id\":{},\"pid\":{},\"tid\":1", category, name,
+                                         ++spans_, static_cast<long>(::getpid()));
+  const std::string text = log::format(",\n{{\"ph\":\"b\",{},\"ts\":{:.1f},\"args\":{{{}}}}},\n{{\"ph\":\"e\",{},\"ts\":{:.1f}}}",
+                                       common, microseconds(begin) + offset_, args, common, microseconds(end) + offset_);
+  bytes_ += text.size();
+  waiting_ += text;
+  if (bytes_ < most_bytes_) return;
+  log::warn("trace", "the trace holds {} bytes and ends here", bytes_);
+  stop();
+}
+
+void TraceSpan::note(const char* key, std::string_view text) {
+  if (!runtime_) return;
+  args_ += (args_.empty() ? "\"" : ",\"") + std::string(key) + "\":" +
+           nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+void TraceSpan::note(const char* key, double number) {
+  if (!runtime_) return;
+  args_ += (args_.empty() ? "\"" : ",\"") + std::string(key) + "\":" + nlohmann::json(number).dump();
+}
+
+void TraceSpan::end() {
+  if (!runtime_) return;
+  Trace::of(*runtime_).add(category_, name_, begin_, runtime_->now(), args_);
+  runtime_ = nullptr;
+}
+
+}  // namespace cohive

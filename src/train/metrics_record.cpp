@@ -1,0 +1,53 @@
+#include "metrics_record.hpp"
+
+#include <cmath>
+
+#include "cohive/core/log.hpp"
+#include "cohive/dht/schema.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr double kMetricsLifetime = 600;  // seconds: monitors look seldom
+
+}  // namespace
+
+MetricsRecord::MetricsRecord(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const std::string& run_id)
+    : dht_(dht), key_(std::move(key)), record_key_(run_id + "_metrics"), tasks_(dht.runtime(), "metrics record") {
+  dht_.add_validator(std::make_shared<dht::SchemaValidator>(dht::training_metrics_schema(), run_id));
+}
+
+void MetricsRecord::add_samples(double samples) {
+  const std::lock_guard lock(mutex_);
+  sums_.samples += samples;
+}
+
+void MetricsRecord::add_loss(double loss) {
+  if (!std::isfinite(loss)) return;
+  const std::lock_guard lock(mutex_);
+  sums_.loss += loss;
+  ++sums_.losses;
+}
+
+void MetricsRecord::publish(std::uint64_t step, double samples_per_second) {
+  Sums sums;
+  {
+    const std::lock_guard lock(mutex_);
+    sums = std::exchange(sums_, Sums());
+  }
+  if (sums.losses == 0) return;
+  msgpack::Value value = msgpack::Map{{{"step", step},
+                                       {"samples_per_second", samples_per_second},
+                                       {"samples_accumulated", static_cast<std::uint64_t>(std::max(0.0, sums.samples))},
+                                       {"loss", sums.loss},
+                                       {"mini_steps", sums.losses}}};
+  tasks_.spawn(store(dht_, record_key_, msgpack::Bin{key_->ownership_marker()}, std::move(value)), "tell metrics");
+}
+
+Task<void> MetricsRecord::store(Dht& dht, std::string key, msgpack::Bin subkey, msgpack::Value value) {
+  const double expiration = dht.now() + kMetricsLifetime;
+  const auto stored = co_await dht.store(std::move(key), std::move(subkey), std::move(value), expiration);
+  if (!stored) log::debug("train", "monitors do not hear of this epoch: {}", stored.error());
+}
+
+}  // namespace cohive::train

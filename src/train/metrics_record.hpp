@@ -1,0 +1,45 @@
+// MetricsRecord: what a trainer tells the swarm of each epoch that it ends, as the examples of hivemind do, for monitors.
+//   trainer -> DHT: {<run_id>_metrics: {marker of its key: {step, rate, samples, sum of losses, their number}, 600 s}}
+// Source: docs/wire/hivemind.md, section 7.1. An epoch of which no loss was reported is not told.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cohive/core/task_group.hpp"
+#include "cohive/dht/dht.hpp"
+
+namespace cohive::train {
+
+class MetricsRecord {
+ public:
+  /// Adds the validator of the schema to `dht`, which must outlive this.
+  MetricsRecord(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const std::string& run_id);
+
+  /// Any thread.
+  void add_samples(double samples);
+  /// Any thread. What is no number is left out.
+  void add_loss(double loss);
+
+  /// Stores what has added up since the last call, in the background. Loop thread.
+  /// \param step  the epoch that begins
+  void publish(std::uint64_t step, double samples_per_second);
+  void close() { tasks_.cancel(); }
+
+ private:
+  struct Sums {
+    double samples = 0, loss = 0;
+    std::uint64_t losses = 0;
+  };
+  static Task<void> store(Dht& dht, std::string key, msgpack::Bin subkey, msgpack::Value value);
+
+  Dht& dht_;
+  std::shared_ptr<dht::RsaSignatureValidator> key_;
+  const std::string record_key_;
+  std::mutex mutex_;
+  Sums sums_;
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::train

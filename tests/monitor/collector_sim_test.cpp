@@ -1,0 +1,146 @@
+// A run of simulated peers, looked at from outside.
+#include "monitor/collector.hpp"
+
+#include <gmock/gmock.h>
+
+#include "bench/cheap_keys.hpp"
+#include "dht/dht_swarm.hpp"
+#include "monitor/run_doctor.hpp"
+#include "monitor/view_json.hpp"
+#include "support/sanitizers.hpp"
+
+namespace cohive::tools {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class WatchedRun : public dht::DhtSwarm {
+ protected:
+  static msgpack::Value progress_record(const Dht& node, const PeerId& peer, std::uint64_t epoch, bool client) {
+    return msgpack::Map{{{"peer_id", msgpack::Value::bin(peer.bytes())},
+                         {"epoch", epoch},
+                         {"samples_accumulated", std::uint64_t{10}},
+                         {"samples_per_second", 2.0},
+                         {"time", node.now()},
+                         {"client_mode", client}}};
+  }
+  static msgpack::Value metrics_record(std::uint64_t epoch, double loss) {
+    return msgpack::Map{{{"step", epoch},
+                         {"samples_per_second", 2.0},
+                         {"samples_accumulated", std::uint64_t{100}},
+                         {"loss", loss * 4},
+                         {"mini_steps", std::uint64_t{4}}}};
+  }
+  /// Reports as a trainer with that peer id does.
+  void report(Dht& node, const dht::RsaSignatureValidator& key, const PeerId& peer, std::uint64_t epoch, double loss) {
+    const msgpack::Bin owner{key.ownership_marker()};
+    ASSERT_TRUE(store(node, "run_progress", owner, progress_record(node, peer, epoch, false), in(600)));
+    ASSERT_TRUE(store(node, "run_metrics", owner, metrics_record(epoch, loss), in(600)));
+  }
+  Dht& add_monitor() {
+    Dht& monitor = add({.client_mode = true});
+    monitor.add_validator(std::make_shared<dht::RsaSignatureValidator>(keys.der(0)));
+    return monitor;
+  }
+  /// Signs what a node stores by a key of its own.
+  std::shared_ptr<dht::RsaSignatureValidator> key_of(Dht& node, std::size_t number) {
+    auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(number));
+    node.add_validator(key);
+    return key;
+  }
+  std::vector<std::string> said(const RunView& view) {
+    std::vector<std::string> texts;
+    for (const Warning& warning : view.warnings) texts.push_back(warning.message);
+    return texts;
+  }
+
+  bench::CheapKeys keys;
+};
+
+TEST_F(WatchedRun, ShowsTrainersNodesAndWhoKnowsWhom) {
+  add_many(4);
+  for (std::size_t i = 1; i < 4; ++i) report(*nodes[i], *key_of(*nodes[i], i), swarm.host(i).id(), 5, 2);
+  Collector collector(add_monitor(), {.run_id = "run"});
+  swarm.run(collector.look());
+  EXPECT_FALSE(collector.view().mapped);
+  swarm.run(collector.crawl());
+  const RunView& view = collector.view();
+  EXPECT_EQ(view.epoch, 5u);
+  EXPECT_EQ(view.trainers, 3u);
+  EXPECT_EQ(view.loss, 2);
+  EXPECT_EQ(view.target, 300) << "what the last epoch took";
+  EXPECT_EQ(view.reachable, 4u);
+  EXPECT_EQ(view.parts, std::vector<std::size_t>{4});
+  ASSERT_EQ(view.peers.size(), 4u);
+  EXPECT_GT(*view.peers[0].rtt, 0.01);
+  EXPECT_EQ(view.peers[0].software, "cohive");
+  EXPECT_EQ(view.links.size(), 12u) << "each knows each";
+  EXPECT_THAT(said(view), IsEmpty());
+}
+
+TEST_F(WatchedRun, TwoSwarmsUnderTheNameOfOneRunAreSeenToBeTwo) {
+  add_many(3);
+  auto& stranger = swarm.add_host();  // begins a swarm of its own
+  Dht other(stranger);
+  swarm.run(other.start({})).value();
+  auto& watcher = swarm.add_host({.routing_server = false}, false);
+  Dht monitor(watcher, {.client_mode = true});
+  monitor.add_validator(std::make_shared<dht::RsaSignatureValidator>(keys.der(0)));
+  const std::vector<Multiaddr> initial = {swarm.host(0).visible_addresses().front(), stranger.visible_addresses().front()};
+  swarm.run(monitor.start(initial)).value();
+  report(*nodes[1], *key_of(*nodes[1], 1), swarm.host(1).id(), 5, 2);
+  std::vector<std::string> failed;
+  const auto note = [&failed](const Finding& finding) {
+    if (finding.status == Finding::Status::failed) failed.push_back(finding.step + ": " + finding.text);
+  };
+  EXPECT_EQ(swarm.run(diagnose_run(monitor, "run", initial, note)), 1);
+  EXPECT_THAT(failed, ElementsAre(HasSubstr("swarm: the swarm is split: parts of 3 and 1 nodes do not know each other")));
+  swarm.run(other.close());
+}
+
+TEST_F(WatchedRun, APeerThatIsGoneAndAnInitialPeerThatIsGoneAreNamed) {
+  add_many(3);
+  Dht& monitor = add_monitor();
+  const auto gone = Multiaddr::from_text("/ip4/10.9.9.9/tcp/4001/p2p/" + swarm.host(0).id().text()).value();
+  report(*nodes[1], *key_of(*nodes[1], 1), KeyPair::generate_ed25519().peer_id(), 5, 2);
+  const auto other = KeyPair::generate_ed25519().peer_id();
+  Collector collector(monitor, {.run_id = "run", .initial_peers = {gone.without_peer().with_peer(other)}});
+  swarm.run(collector.look());
+  swarm.run(collector.crawl());
+  EXPECT_THAT(said(collector.view()), ElementsAre(HasSubstr("the initial peer /ip4/10.9.9.9/tcp/4001/p2p/" + other.text()),
+                                                  HasSubstr("1 of 4 peers cannot be reached from here")));
+}
+
+TEST_F(WatchedRun, AThousandTrainersInASwarmOfHundredNodesAreShown) {
+  const std::uint32_t trainers = kSanitized ? 100 : 1000;
+  add_many(kSanitized ? 10 : 100);
+  std::vector<dht::StoreItem> items;
+  for (std::uint32_t i = 0; i < trainers; ++i) {
+    Bytes seed(32, 3);
+    std::memcpy(seed.data(), &i, sizeof i);
+    const PeerId peer = KeyPair::ed25519_from_seed(seed).peer_id();
+    // Subkeys that name no owner need no signature: a thousand of them would take long.
+    const msgpack::Bin owner{"trainer " + std::to_string(i)};
+    auto progress = progress_record(*nodes[0], peer, 5, true);
+    items.push_back({.key = "run_progress", .subkey = owner, .value = std::move(progress), .expiration = in(600)});
+    items.push_back({.key = "run_metrics", .subkey = owner, .value = metrics_record(5, 2), .expiration = in(600)});
+  }
+  for (const auto& stored : swarm.run(nodes[1]->store_many(std::move(items)))) ASSERT_TRUE(stored) << stored.error();
+  Collector collector(add_monitor(), {.run_id = "run"});
+  swarm.run(collector.look());
+  swarm.run(collector.crawl());
+  const RunView& view = collector.view();
+  EXPECT_EQ(view.clients, trainers);
+  EXPECT_EQ(view.epoch, 5u);
+  EXPECT_EQ(view.loss, 2);
+  EXPECT_EQ(view.samples, 10.0 * trainers);
+  EXPECT_EQ(view.reachable, nodes.size() - 1) << "the monitor is no node";
+  EXPECT_EQ(view.parts.size(), 1u);
+  EXPECT_EQ(view.peers.size(), trainers + nodes.size() - 1);
+  EXPECT_LT(view_json(view, collector.looks()).dump().size(), 1'000'000u) << "the page takes it every two seconds";
+}
+
+}  // namespace
+}  // namespace cohive::tools

@@ -1,0 +1,288 @@
+// What a person is shown of a run: what peers agree on, and what is wrong, as sentences.
+#include "monitor/run_view.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cohive/core/keys.hpp"
+#include "cohive/core/log.hpp"
+#include "monitor/exporter.hpp"
+#include "monitor/plot.hpp"
+#include "monitor/view_json.hpp"
+#include "monitor/watch.hpp"
+
+namespace cohive::tools {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+
+PeerId peer_number(std::uint32_t number) {
+  Bytes seed(32, 0x5a);
+  std::memcpy(seed.data(), &number, sizeof number);
+  return KeyPair::ed25519_from_seed(seed).peer_id();
+}
+
+TrainerReport trainer_at(std::uint32_t number, std::uint64_t epoch, std::uint64_t samples = 100, double rate = 10) {
+  TrainerReport report;
+  report.marker = "key " + std::to_string(number);
+  report.peer = peer_number(number);
+  report.epoch = epoch;
+  report.samples = samples;
+  report.samples_per_second = rate;
+  report.age = 1;
+  return report;
+}
+
+CrawledNode node_number(std::uint32_t number, std::vector<std::uint32_t> named) {
+  const auto id_of = [](std::uint32_t n) { return dht::DhtId::of("node " + std::to_string(n)); };
+  CrawledNode node{.id = id_of(number), .peer = peer_number(number), .reachable = true, .latency = 10ms};
+  node.agent = "cohive/0.1";
+  node.clock_ahead = 0;
+  for (const std::uint32_t one : named) node.named.push_back(id_of(one));
+  node.neighbours = named.size();
+  return node;
+}
+
+/// Everybody knows everybody.
+SwarmMap whole_swarm(std::uint32_t size) {
+  SwarmMap map;
+  std::vector<std::uint32_t> all(size);
+  for (std::uint32_t i = 0; i < size; ++i) all[i] = i;
+  for (std::uint32_t i = 0; i < size; ++i) map.nodes.push_back(node_number(i, all));
+  return map;
+}
+
+RunView view_of(const RunRecords& records, const SwarmMap* map = nullptr) {
+  return make_view({.run_id = "run"}, 1000, records, map);
+}
+
+std::vector<std::string> sentences(const RunView& view) {
+  std::vector<std::string> texts;
+  for (const Warning& warning : view.warnings) texts.push_back(warning.message);
+  return texts;
+}
+
+// ---- What peers agree on
+
+TEST(RunView, AddsUpWhatTrainersDid) {
+  RunRecords records;
+  records.trainers = {trainer_at(1, 7, 100, 10), trainer_at(2, 7, 50, 5), trainer_at(3, 6, 1000, 1)};
+  records.trainers[1].client = true;
+  const RunView view = view_of(records);
+  EXPECT_EQ(view.epoch, 7u);
+  EXPECT_EQ(view.samples, 150) << "of this epoch";
+  EXPECT_EQ(view.samples_per_second, 16);
+  EXPECT_EQ(view.clients, 1u);
+}
+
+TEST(RunView, ASinglePeerSetsNoEpochHoweverHighItsClaim) {
+  RunRecords records;
+  records.trainers = {trainer_at(1, 7), trainer_at(2, 7), trainer_at(3, 1'000'000)};
+  const RunView view = view_of(records);
+  EXPECT_EQ(view.epoch, 7u);
+  EXPECT_THAT(sentences(view), ElementsAre(HasSubstr("a peer claims epoch 1000000, which no other trainer has reached")));
+}
+
+TEST(RunView, ALossThatIsALieMovesTheLossLittle) {
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    records.trainers.push_back(trainer_at(i, 5));
+    records.losses.push_back({.marker = "key " + std::to_string(i), .step = 5, .samples = 100, .loss = 2.0 + 0.01 * i});
+  }
+  records.losses[0].loss = 1e30;
+  records.losses[1].step = 900;  // of an epoch that is not there yet
+  const RunView view = view_of(records);
+  ASSERT_TRUE(view.loss);
+  EXPECT_NEAR(*view.loss, 2.05, 0.03);
+  EXPECT_EQ(view.loss_step, 5u);
+}
+
+TEST(RunView, TheEpochEndsWhenTheTargetIsReached) {
+  RunRecords records;
+  records.trainers = {trainer_at(1, 7, 100, 10), trainer_at(2, 7, 100, 10)};
+  EXPECT_FALSE(view_of(records).eta) << "nobody has said how many samples an epoch takes";
+  const RunView told = make_view({.run_id = "run", .target = 600}, 1000, records, nullptr);
+  EXPECT_EQ(told.eta, 20);
+  EXPECT_FALSE(told.target_estimated);
+  for (const char* marker : {"key 1", "key 2"})
+    records.losses.push_back({.marker = marker, .step = 7, .samples = 400, .loss = 1});
+  const RunView estimated = view_of(records);
+  EXPECT_EQ(estimated.target, 800) << "as many as the epoch before took";
+  EXPECT_TRUE(estimated.target_estimated);
+}
+
+TEST(RunView, NonsenseIsLeftOut) {
+  using namespace msgpack;
+  const auto record = [](double rate, double time) {
+    return Value(Map{{{"peer_id", Value::bin(peer_number(1).bytes())},
+                      {"epoch", std::uint64_t{1}},
+                      {"samples_accumulated", std::uint64_t{1}},
+                      {"samples_per_second", rate},
+                      {"time", time},
+                      {"client_mode", false}}});
+  };
+  EXPECT_TRUE(progress_from("m", record(1, 5), 6));
+  EXPECT_FALSE(progress_from("m", record(std::nan(""), 5), 6));
+  EXPECT_FALSE(progress_from("m", record(-1, 5), 6));
+  EXPECT_FALSE(progress_from("m", record(1e300, 5), 6));
+  EXPECT_FALSE(progress_from("m", Value(), 6)) << "a goodbye";
+  const auto loss = [](double sum, std::uint64_t batches) {
+    return Value(Map{{{"step", std::uint64_t{1}},
+                      {"samples_per_second", 1.0},
+                      {"samples_accumulated", std::uint64_t{1}},
+                      {"loss", sum},
+                      {"mini_steps", batches}}});
+  };
+  EXPECT_EQ(loss_from("m", loss(6, 3))->loss, 2);
+  EXPECT_FALSE(loss_from("m", loss(6, 0)));
+  EXPECT_FALSE(loss_from("m", loss(std::nan(""), 3)));
+}
+
+// ---- What is wrong
+
+TEST(RunWarnings, AHealthyRunHasNone) {
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 5; ++i) records.trainers.push_back(trainer_at(i, 3));
+  const SwarmMap map = whole_swarm(6);
+  const RunView view = view_of(records, &map);
+  EXPECT_THAT(sentences(view), IsEmpty());
+  EXPECT_EQ(view.parts, std::vector<std::size_t>{6});
+  EXPECT_THAT(view.peers, SizeIs(6));
+  EXPECT_EQ(view.peers[0].reachable, true);
+}
+
+TEST(RunWarnings, ARunThatNobodyTrains) {
+  EXPECT_THAT(sentences(view_of({})), ElementsAre(AllOf(HasSubstr("no trainer reports"), HasSubstr("another --run-id"))));
+}
+
+TEST(RunWarnings, ASplitSwarm) {
+  RunRecords records;
+  records.trainers = {trainer_at(0, 3), trainer_at(5, 3)};
+  SwarmMap map;
+  for (std::uint32_t i = 0; i < 3; ++i) map.nodes.push_back(node_number(i, {0, 1, 2}));
+  for (std::uint32_t i = 3; i < 8; ++i) map.nodes.push_back(node_number(i, {3, 4, 5, 6, 7}));
+  const RunView view = view_of(records, &map);
+  EXPECT_EQ(view.parts, (std::vector<std::size_t>{5, 3}));
+  EXPECT_THAT(sentences(view), ElementsAre(HasSubstr("the swarm is split: parts of 5 and 3 nodes do not know each other")));
+  // A node that both parts remember and that is gone joins nothing.
+  map.nodes.push_back(node_number(8, {}));
+  map.nodes.back().reachable = false;
+  for (auto& node : map.nodes) node.named.push_back(map.nodes.back().id);
+  EXPECT_EQ(view_of(records, &map).parts, (std::vector<std::size_t>{5, 3}));
+}
+
+TEST(RunWarnings, AClockThatIsOff) {
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 4; ++i) records.trainers.push_back(trainer_at(i, 3));
+  SwarmMap map = whole_swarm(4);
+  map.nodes[2].clock_ahead = 10;
+  EXPECT_THAT(sentences(view_of(records, &map)),
+              ElementsAre(HasSubstr("the clock of " + peer_number(2).text() + " is 10.0 s ahead of this one: set it by NTP")));
+  for (auto& node : map.nodes) node.clock_ahead = 10;
+  EXPECT_THAT(sentences(view_of(records, &map)),
+              ElementsAre(HasSubstr("the clock of this machine is 10.0 s behind those of most nodes")));
+  // A client is never called; its report is from the future.
+  map = whole_swarm(4);
+  records.trainers.push_back(trainer_at(9, 3));
+  records.trainers.back().client = true;
+  records.trainers.back().age = -10;
+  EXPECT_THAT(sentences(view_of(records, &map)), ElementsAre(HasSubstr("10.0 s ahead of this one")));
+}
+
+TEST(RunWarnings, PeersThatCannotBeReached) {
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 4; ++i) records.trainers.push_back(trainer_at(i, 3));
+  SwarmMap map = whole_swarm(3);
+  map.trainers[peer_number(3)] = {};
+  map.silent = {Multiaddr::from_text("/ip4/10.0.0.9/tcp/1").value()};
+  const RunView view = view_of(records, &map);
+  EXPECT_THAT(sentences(view),
+              ElementsAre(HasSubstr("the initial peer /ip4/10.0.0.9/tcp/1 does not answer"),
+                          AllOf(HasSubstr("1 of 4 peers cannot be reached from here"), HasSubstr(peer_number(3).text()))));
+}
+
+TEST(RunWarnings, OldVersionsAndTrainersThatAreBehind) {
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 4; ++i) records.trainers.push_back(trainer_at(i, 30));
+  records.trainers[3].epoch = 12;
+  SwarmMap map = whole_swarm(4);
+  map.nodes[1].agent = "cohive/0.0.9";
+  EXPECT_THAT(sentences(view_of(records, &map)),
+              ElementsAre(AllOf(HasSubstr("1 trainer is 2 epochs or more behind epoch 30"), HasSubstr(peer_number(3).text())),
+                          AllOf(HasSubstr("1 peer runs an older cohive than 0.1"), HasSubstr(peer_number(1).text()))));
+  for (auto& node : map.nodes) node.agent = "cohive/0.1";
+  map.nodes[1].agent = "cohive/99999999999999999999";
+  map.nodes[2].agent = "cohive/9";
+  records.trainers[3].epoch = 30;
+  EXPECT_THAT(sentences(view_of(records, &map)), IsEmpty()) << "a version that a single peer claims makes nobody old";
+}
+
+// ---- How it is told
+
+TEST(RunOutput, ATableFitsTheTerminalAndHoldsNoControlCharacters) {
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 50; ++i) records.trainers.push_back(trainer_at(i, 3));
+  const RunView view = make_view({.run_id = "run\x1b[2J", .target = 20000}, 1000, records, nullptr);
+  const auto lines = table_of(view, 80, 24);
+  EXPECT_THAT(lines, SizeIs(24));
+  for (const std::string& line : lines) {
+    EXPECT_LE(line.size(), 80u);
+    EXPECT_THAT(line, Not(HasSubstr("\x1b")));
+  }
+  EXPECT_THAT(lines[1], HasSubstr("5000 of 20000 samples, ends in 30 s"));
+  EXPECT_THAT(lines.back(), HasSubstr("and 31 more"));
+}
+
+TEST(RunOutput, MetricsOfSinglePeersAreBoundedAndComeAndGo) {
+  Metrics metrics;
+  RunExporter exporter(metrics, "run \"a\"", 2);
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 3; ++i) records.trainers.push_back(trainer_at(i, 3));
+  const auto text_with = [&] {
+    exporter.update(view_of(records));
+    return exporter.peer_text();
+  };
+  const std::string line = "cohive_swarm_trainer_epoch{run_id=\"run \\\"a\\\"\",peer=\"";
+  EXPECT_THAT(text_with(), AllOf(HasSubstr(line + peer_number(0).text() + "\"} 3"), HasSubstr(line + peer_number(1).text()),
+                                 Not(HasSubstr(peer_number(2).text()))));
+  records.trainers.erase(records.trainers.begin());
+  EXPECT_THAT(text_with(), AllOf(Not(HasSubstr(peer_number(0).text())), HasSubstr(line + peer_number(1).text()),
+                                 HasSubstr(line + peer_number(2).text())));
+  EXPECT_THAT(metrics.text(), HasSubstr("cohive_swarm_trainers{mode=\"node\",run_id=\"run \\\"a\\\"\"} 2"));
+}
+
+TEST(LookHistory, IsTheSameAfterARestart) {
+  LookHistory history("run");
+  std::string file;
+  for (std::uint32_t i = 0; i < 10; ++i) {
+    RunRecords records;
+    records.trainers = {trainer_at(1, i / 2), trainer_at(2, i / 2)};
+    records.losses = {{.marker = "key 1", .step = i / 2, .samples = 500, .loss = 9.0 - i / 2}};
+    if (const auto line = history.add(make_view({.run_id = "run"}, 1000 + i, records, nullptr))) file += *line + "\n";
+  }
+  EXPECT_THAT(history.looks(), SizeIs(5)) << "a look that says nothing new is not kept";
+  const std::string path = testing::TempDir() + "/history.jsonl";
+  std::FILE* out = std::fopen(path.c_str(), "w");
+  std::fputs((file + "nonsense\n{\"run_id\":\"other\"}\n").c_str(), out);
+  std::fclose(out);
+  LookHistory again("run");
+  const auto nonsense = again.load(path);
+  ASSERT_TRUE(nonsense) << nonsense.error();
+  EXPECT_EQ(*nonsense, 2u);
+  ASSERT_THAT(again.looks(), SizeIs(5));
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(line_of(again.looks()[i], "run"), line_of(history.looks()[i], "run"));
+  EXPECT_THAT(losses_of(again.looks()), SizeIs(5));
+  const std::string svg = plot_svg(again.looks(), "run <b>");
+  EXPECT_THAT(svg, AllOf(HasSubstr("loss of the trainers"), HasSubstr("run &#60;b&#62;"), Not(HasSubstr("nan"))));
+  EXPECT_EQ(view_json(RunView(), again.looks())["epochs"].size(), 4u);
+}
+
+}  // namespace
+}  // namespace cohive::tools

@@ -1,0 +1,123 @@
+#include "monitor/collector.hpp"
+
+#include <cstring>
+#include <fstream>
+#include <set>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+
+namespace cohive::tools {
+namespace {
+
+constexpr Duration kCall = 5s;            // to one peer
+// Trainers may claim any peer id, each of which is searched for.
+constexpr std::size_t kCallsAtOnce = 32, kMostCalls = 512;
+constexpr Duration kFirstLook = 10s;
+
+}  // namespace
+
+Collector::Collector(Dht& dht, CollectorOptions options)
+    : dht_(dht), options_(std::move(options)), history_(options_.run_id), changed_(dht.runtime(), "a look at the run") {
+  if (options_.history_path.empty()) return;
+  const auto nonsense = history_.load(options_.history_path);
+  if (!nonsense) throw ErrorException(nonsense.error());
+  if (*nonsense > 0) log::warn("monitor", "{}: {} lines are none of a history", options_.history_path, *nonsense);
+}
+
+Task<void> Collector::look_again_and_again(Collector& self) {
+  for (;;) {
+    co_await self.look();
+    co_await self.dht_.runtime().sleep_for(self.options_.period);
+  }
+}
+
+Task<void> Collector::crawl_again_and_again(Collector& self) {
+  if (self.view_.time == 0) co_await self.changed_.wait(self.dht_.runtime().after(kFirstLook));  // who trains is called, too
+  for (;;) {
+    co_await self.crawl();
+    co_await self.dht_.runtime().sleep_for(self.options_.crawl_period);
+  }
+}
+
+Task<void> Collector::look() {
+  auto records = co_await read_records(dht_, options_.run_id);
+  if (!records) {
+    ++failed_looks_;
+    log::warn("monitor", "the progress of the run cannot be read: {}", records.error());
+    co_return;
+  }
+  records_ = std::move(*records);
+  refresh();
+  auto line = history_.add(view_);
+  changed_.notify_all();
+  if (!line || options_.history_path.empty()) co_return;
+  const bool written = co_await append(dht_.runtime(), options_.history_path, std::move(*line));
+  if (!written && !file_fails_) log::warn("monitor", "the history cannot be written: {}", options_.history_path);
+  file_fails_ = !written;
+}
+
+Task<bool> Collector::append(Runtime& runtime, std::string path, std::string line) {
+  co_return co_await runtime.offload([path = std::move(path), line = std::move(line)] {
+    std::ofstream file(path, std::ios::app);
+    file << line << '\n';
+    file.flush();
+    return file.good();
+  });
+}
+
+void Collector::refresh() {
+  view_ = make_view({.run_id = options_.run_id, .target = options_.target, .last_epoch_size = history_.last_epoch_size()},
+                    dht_.now(), records_, map_ ? &*map_ : nullptr);
+}
+
+// ---- The swarm
+
+Task<void> Collector::crawl() {
+  SwarmMap map;
+  map.nodes = co_await tools::crawl(dht_, {.max_nodes = options_.max_nodes, .details = true});
+  co_await call_trainers(map);
+  for (const Multiaddr& address : options_.initial_peers)
+    if (!co_await answers(dht_, address)) map.silent.push_back(address);
+  map_ = std::move(map);
+  refresh();
+  changed_.notify_all();
+}
+
+/// The connection stands, where the crawl has met the peer.
+Task<bool> Collector::answers(Dht& dht, Multiaddr address) {
+  const Deadline deadline = dht.runtime().after(kCall);
+  if (const auto peer = address.peer(); peer && dht.host().connected(*peer)) co_return true;
+  co_return (co_await dht.host().connect(address, deadline)).has_value();
+}
+
+/// Those that are no clients and that no node has named.
+Task<void> Collector::call_trainers(SwarmMap& map) {
+  std::set<PeerId> met;
+  for (const CrawledNode& node : map.nodes) met.insert(node.peer);
+  std::vector<Task<void>> calls;
+  for (const TrainerReport& trainer : records_.trainers)
+    if (!trainer.client && !met.contains(*trainer.peer) && map.trainers.size() < kMostCalls)
+      map.trainers.try_emplace(*trainer.peer);
+  auto next = map.trainers.begin();
+  while (next != map.trainers.end()) {
+    for (; next != map.trainers.end() && calls.size() < kCallsAtOnce; ++next)
+      calls.push_back(call(dht_, next->first, next->second));
+    co_await when_all(dht_.runtime(), std::exchange(calls, {}));
+  }
+}
+
+Task<void> Collector::call(Dht& dht, PeerId peer, Contact& contact) {
+  const auto ping = co_await ping_node(dht.host(), peer, dht.runtime().after(kCall));
+  if (!ping) co_return;
+  contact.reachable = true;
+  contact.latency = from_seconds(ping->seconds);
+  contact.clock_ahead = ping->clock_ahead;
+  if (const auto info = dht.host().peer(peer)) {
+    contact.agent = info->agent;
+    contact.addresses = info->addresses;
+  }
+}
+
+}  // namespace cohive::tools

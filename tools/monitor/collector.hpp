@@ -1,0 +1,55 @@
+// Collector: looks at a run again and again, and keeps what it has seen. Loop thread only.
+//   every few seconds  the records of the trainers; every minute or so  a crawl of the DHT, and a call to each trainer
+#pragma once
+
+#include "cohive/core/sync.hpp"
+#include "monitor/history.hpp"
+
+namespace cohive::tools {
+
+struct CollectorOptions {
+  std::string run_id;
+  std::vector<Multiaddr> initial_peers;
+  Duration period = 5s, crawl_period = 60s;
+  std::optional<double> target;
+  std::string history_path;  ///< empty: none
+  std::size_t max_nodes = 10'000;
+};
+
+class Collector {
+ public:
+  /// Errors of the history file throw ErrorException.
+  Collector(Dht& dht, CollectorOptions options);
+
+  /// Both forever.
+  static Task<void> look_again_and_again(Collector& self);
+  static Task<void> crawl_again_and_again(Collector& self);
+  /// Once.
+  Task<void> look();
+  Task<void> crawl();
+
+  const RunView& view() const { return view_; }
+  const std::deque<Look>& looks() const { return history_.looks(); }
+  std::uint64_t failed_looks() const { return failed_looks_; }
+  /// Completes with the next view.
+  Task<void> changed() { co_await changed_.wait(); }
+
+ private:
+  Task<void> call_trainers(SwarmMap& map);
+  static Task<void> call(Dht& dht, PeerId peer, Contact& contact);
+  static Task<bool> answers(Dht& dht, Multiaddr address);
+  void refresh();
+  static Task<bool> append(Runtime& runtime, std::string path, std::string line);
+
+  Dht& dht_;
+  const CollectorOptions options_;
+  LookHistory history_;
+  RunRecords records_;
+  std::optional<SwarmMap> map_;
+  RunView view_;
+  std::uint64_t failed_looks_ = 0;
+  bool file_fails_ = false;
+  Condition changed_;
+};
+
+}  // namespace cohive::tools

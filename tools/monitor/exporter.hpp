@@ -1,0 +1,33 @@
+// A run for Prometheus, on behalf of peers that cannot be scraped. docs/watching.md lists the metrics.
+#pragma once
+
+#include "cohive/core/metrics.hpp"
+#include "monitor/run_view.hpp"
+
+namespace cohive::tools {
+
+class RunExporter {
+ public:
+  /// \param peers  whose series are told one by one, at most
+  RunExporter(Metrics& metrics, std::string run_id, std::size_t peers);
+  void update(const RunView& view);
+  void look_failed() { failed_looks_.increment(); }
+  /// The series of single peers, in Prometheus' text format: they come and go, and the registry keeps all for good. A peer
+  /// that was told stays until it leaves the run; of newcomers those come first that the view has first.
+  const std::string& peer_text() const { return peer_text_; }
+
+ private:
+  Gauge gauge(const std::string& name, const std::string& help, MetricLabels labels = {});
+  void tell_peers(const RunView& view);
+
+  Metrics& metrics_;
+  const std::string run_id_;
+  const std::size_t most_peers_;
+  Gauge epoch_, samples_, target_, rate_, loss_, eta_, trainers_, clients_, reachable_, unreachable_, parts_, last_look_;
+  Counter failed_looks_;
+  std::map<std::string, Gauge> warnings_, software_;
+  std::vector<std::string> told_;
+  std::string peer_text_;
+};
+
+}  // namespace cohive::tools

@@ -1,0 +1,128 @@
+#include "monitor/history.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cohive/core/errors.hpp"
+
+namespace cohive::tools {
+namespace {
+
+using nlohmann::json;
+
+Look look_of(const RunView& view) {
+  Look look{.time = view.time,
+            .epoch = view.epoch,
+            .samples = view.samples,
+            .samples_per_second = view.samples_per_second,
+            .trainers = view.trainers,
+            .clients = view.clients,
+            .loss = view.loss,
+            .loss_step = view.loss_step,
+            .epoch_samples = view.epoch_samples};
+  if (view.mapped) {
+    look.nodes = view.nodes;
+    look.reachable = view.reachable;
+  }
+  return look;
+}
+
+}  // namespace
+
+std::string line_of(const Look& look, const std::string& run_id) {
+  json line{{"run_id", run_id},
+            {"time", look.time},
+            {"epoch", look.epoch},
+            {"samples", look.samples},
+            {"samples_per_second", look.samples_per_second},
+            {"trainers", look.trainers},
+            {"clients", look.clients}};
+  if (look.loss) {
+    line["loss"] = *look.loss;
+    line["loss_step"] = look.loss_step;
+  }
+  if (look.epoch_samples > 0) line["epoch_samples"] = look.epoch_samples;
+  if (look.nodes) line["nodes"] = *look.nodes;
+  if (look.reachable) line["reachable"] = *look.reachable;
+  return line.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::optional<Look> look_from(const std::string& text, const std::string& run_id) try {
+  const json line = json::parse(text);
+  if (!run_id.empty() && line.at("run_id") != run_id) return std::nullopt;
+  Look look{.time = line.at("time"),
+            .epoch = line.at("epoch"),
+            .samples = line.at("samples"),
+            .samples_per_second = line.at("samples_per_second"),
+            .trainers = line.at("trainers"),
+            .clients = line.at("clients")};
+  if (line.contains("loss")) {
+    look.loss = line.at("loss").get<double>();
+    look.loss_step = line.at("loss_step");
+  }
+  look.epoch_samples = line.value("epoch_samples", 0.0);
+  if (line.contains("nodes")) look.nodes = line.at("nodes").get<std::size_t>();
+  if (line.contains("reachable")) look.reachable = line.at("reachable").get<std::size_t>();
+  return look;
+} catch (const json::exception&) {
+  return std::nullopt;
+}
+
+std::optional<std::string> LookHistory::add(const RunView& view) {
+  const Look look = look_of(view);
+  const bool new_epoch = looks_.empty() || looks_.back().epoch != look.epoch;
+  if (new_epoch) {
+    if (most_samples_ > 0 && !looks_.empty()) epoch_size_ = most_samples_;
+    most_samples_ = 0;
+  }
+  most_samples_ = std::max(most_samples_, look.samples);
+  if (look.epoch_samples > 0) epoch_size_ = look.epoch_samples;
+  if (!new_epoch && looks_.back().loss == look.loss && look.time - looks_.back().time < kPeriod) return std::nullopt;
+  keep(look);
+  return line_of(look, run_id_);
+}
+
+void LookHistory::keep(const Look& look) {
+  if (looks_.size() >= kKept) looks_.pop_front();
+  looks_.push_back(look);
+}
+
+Result<std::size_t> LookHistory::load(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return 0;
+  std::ifstream file(path);
+  if (!file) return Error(Errc::io, path + ": " + std::strerror(errno));
+  std::size_t nonsense = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty()) continue;
+    if (!look_from(line, "")) {
+      ++nonsense;
+    } else if (const auto look = look_from(line, run_id_)) {
+      keep(*look);
+      if (look->epoch_samples > 0) epoch_size_ = look->epoch_samples;
+    }
+  }
+  return nonsense;
+}
+
+std::optional<double> LookHistory::last_epoch_size() const {
+  return epoch_size_;
+}
+
+std::vector<Look> losses_of(const std::deque<Look>& looks) {
+  std::vector<Look> losses;
+  for (const Look& look : looks) {
+    if (!look.loss) continue;
+    if (!losses.empty() && losses.back().loss_step >= look.loss_step) {
+      if (losses.back().loss_step == look.loss_step) losses.back() = look;
+      continue;
+    }
+    losses.push_back(look);
+  }
+  return losses;
+}
+
+}  // namespace cohive::tools

@@ -1,0 +1,67 @@
+// What a run has been through, look by look, in memory and in a file of JSON lines.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/core/result.hpp"
+#include "monitor/run_view.hpp"
+
+namespace cohive::tools {
+
+/// One look at a run.
+struct Look {
+  double time = 0;
+  std::uint64_t epoch = 0;
+  double samples = 0, samples_per_second = 0;
+  std::size_t trainers = 0, clients = 0;
+  std::optional<double> loss;
+  std::uint64_t loss_step = 0;
+  double epoch_samples = 0;
+  std::optional<std::size_t> nodes, reachable;
+};
+
+class LookHistory {
+ public:
+  static constexpr std::size_t kKept = 20'000;
+  static constexpr double kPeriod = 60;  ///< seconds between two looks that are kept, where nothing has changed
+
+  explicit LookHistory(std::string run_id) : run_id_(std::move(run_id)) {}
+
+  /// Keeps the look where it says something new; returns its line for the file then.
+  std::optional<std::string> add(const RunView& view);
+  /// Takes back what a file holds of this run. Returns the number of lines that are none.
+  /// Errors: Errc::io when the file exists and cannot be read.
+  Result<std::size_t> load(const std::string& path);
+
+  const std::deque<Look>& looks() const { return looks_; }
+  /// What the last whole epoch came to, as far as it can be told.
+  std::optional<double> last_epoch_size() const;
+
+ private:
+  void keep(const Look& look);
+  std::string run_id_;
+  std::deque<Look> looks_;
+  double most_samples_ = 0;  // of the epoch that runs
+  std::optional<double> epoch_size_;
+};
+
+/// A look as a line, and back; nothing for another text, or a look at another run unless `run_id` is empty.
+std::string line_of(const Look& look, const std::string& run_id);
+std::optional<Look> look_from(const std::string& line, const std::string& run_id);
+
+/// At most so many of them, evenly, with the last one.
+template <class T>
+std::vector<T> thinned(const std::vector<T>& all, std::size_t most) {
+  if (all.size() <= most) return all;
+  std::vector<T> some;
+  for (std::size_t i = 0; i < most; ++i) some.push_back(all[(i + 1) * all.size() / most - 1]);
+  return some;
+}
+
+/// The newest loss of each epoch.
+std::vector<Look> losses_of(const std::deque<Look>& looks);
+
+}  // namespace cohive::tools

@@ -1,0 +1,68 @@
+#include "monitor/records.hpp"
+
+#include <cmath>
+
+#include "cohive/dht/errors.hpp"
+
+namespace cohive::tools {
+namespace {
+
+constexpr double kMostPlausible = 1e15;                      // samples per second
+constexpr std::uint64_t kLastEpoch = std::uint64_t{1} << 48;  // what is beyond is a lie
+
+std::string marker_of(const msgpack::Value& subkey) {
+  const auto* bytes = subkey.get_if<msgpack::Bin>();
+  return bytes ? bytes->data : std::string();
+}
+
+}  // namespace
+
+std::optional<TrainerReport> progress_from(const std::string& marker, const msgpack::Value& value, double now) {
+  const auto* map = value.get_if<msgpack::Map>();
+  if (!map) return std::nullopt;
+  const auto field = [map](const char* name) { return map->find(name); };
+  const auto *peer = field("peer_id"), *epoch = field("epoch"), *samples = field("samples_accumulated"),
+             *rate = field("samples_per_second"), *time = field("time"), *client = field("client_mode");
+  if (!peer || !epoch || !samples || !rate || !time || !client) return std::nullopt;
+  if (!epoch->as_uint() || !samples->as_uint() || !rate->as_number() || !time->as_number()) return std::nullopt;
+  const auto* id = peer->get_if<msgpack::Bin>();
+  TrainerReport report{.marker = marker,
+                       .peer = id ? PeerId::from_bytes(as_bytes(id->data)) : std::nullopt,
+                       .epoch = *epoch->as_uint(),
+                       .samples = *samples->as_uint(),
+                       .samples_per_second = *rate->as_number(),
+                       .age = now - *time->as_number(),
+                       .client = client->truthy()};
+  const bool plausible = report.samples_per_second >= 0 && report.samples_per_second < kMostPlausible &&
+                         report.epoch < kLastEpoch && std::isfinite(report.age);
+  return report.peer && plausible ? std::optional(std::move(report)) : std::nullopt;
+}
+
+std::optional<LossReport> loss_from(const std::string& marker, const msgpack::Value& value) {
+  const auto* map = value.get_if<msgpack::Map>();
+  if (!map) return std::nullopt;
+  const auto *step = map->find("step"), *samples = map->find("samples_accumulated"), *loss = map->find("loss"),
+             *batches = map->find("mini_steps");
+  if (!step || !samples || !loss || !batches) return std::nullopt;
+  if (!step->as_uint() || !samples->as_uint() || !loss->as_number() || !batches->as_uint()) return std::nullopt;
+  const double mean = *loss->as_number() / static_cast<double>(*batches->as_uint());
+  if (*batches->as_uint() == 0 || !std::isfinite(mean) || *step->as_uint() >= kLastEpoch) return std::nullopt;
+  return LossReport{.marker = marker, .step = *step->as_uint(), .samples = *samples->as_uint(), .loss = mean};
+}
+
+Task<Result<RunRecords>> read_records(Dht& dht, std::string run_id) {
+  const auto found = co_await dht.get_many({run_id + "_progress", run_id + "_metrics"}, true);
+  for (const auto& one : found)
+    if (!one && one.error() != dht::Errc::not_found) co_return one.error();
+  RunRecords records;
+  if (found[0])
+    for (const auto& [subkey, stored] : found[0]->entries())
+      if (auto report = progress_from(marker_of(subkey), stored.value, dht.now()))
+        records.trainers.push_back(std::move(*report));
+  if (found[1])
+    for (const auto& [subkey, stored] : found[1]->entries())
+      if (auto report = loss_from(marker_of(subkey), stored.value)) records.losses.push_back(std::move(*report));
+  co_return records;
+}
+
+}  // namespace cohive::tools

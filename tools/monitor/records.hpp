@@ -1,0 +1,42 @@
+// What trainers tell of themselves in the DHT, for a person who looks. All of it is what peers claim.
+//   {run_id}_progress: where each trainer is; {run_id}_metrics: what its last epoch came to.
+// Source: docs/wire/hivemind.md, section 4.4.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohive/dht/dht.hpp"
+
+namespace cohive::tools {
+
+struct TrainerReport {
+  std::string marker;          ///< of the key that signs it: one trainer
+  std::optional<PeerId> peer;  ///< that it says to be
+  std::uint64_t epoch = 0, samples = 0;
+  double samples_per_second = 0;
+  double age = 0;  ///< seconds, by our clock; below 0: the trainer's clock is ahead
+  bool client = false;
+};
+
+struct LossReport {
+  std::string marker;
+  std::uint64_t step = 0;  ///< the epoch that began with it
+  std::uint64_t samples = 0;
+  double loss = 0;  ///< the mean over the batches of the epoch before
+};
+
+struct RunRecords {
+  std::vector<TrainerReport> trainers;
+  std::vector<LossReport> losses;
+};
+
+/// Nothing for a goodbye or nonsense.
+std::optional<TrainerReport> progress_from(const std::string& marker, const msgpack::Value& value, double now);
+std::optional<LossReport> loss_from(const std::string& marker, const msgpack::Value& value);
+
+/// Errors: those of Dht::get but not_found, which is a run without trainers.
+Task<Result<RunRecords>> read_records(Dht& dht, std::string run_id);
+
+}  // namespace cohive::tools

@@ -1,0 +1,192 @@
+#include "monitor/run_view.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <span>
+#include <unordered_map>
+
+#include "monitor/warnings.hpp"
+
+namespace cohive::tools {
+namespace {
+
+std::string software_of(const std::string& agent, bool answers) {
+  if (agent.starts_with("cohive/")) return "cohive";
+  // The daemon of Python hivemind says what go-libp2p says.
+  if (agent.find("p2pd") != std::string::npos || agent.find("go-libp2p") != std::string::npos) return "hivemind";
+  return answers && !agent.empty() ? "other" : "unknown";
+}
+
+void add_contact(PeerView& peer, bool reachable, Duration latency, const std::string& agent,
+                 const std::vector<Multiaddr>& addresses, std::optional<double> clock_ahead) {
+  peer.reachable = reachable;
+  if (reachable) peer.rtt = to_seconds(latency);
+  peer.agent = agent;
+  peer.software = software_of(agent, reachable);
+  if (!addresses.empty()) peer.address = addresses.front().text();
+  peer.clock_ahead = clock_ahead;
+}
+
+void add_up(RunView& view, const std::vector<TrainerReport>& trainers) {
+  view.epoch = agreed_epoch(trainers);
+  view.claimed = view.epoch;
+  for (const TrainerReport& trainer : trainers) {
+    (trainer.client ? view.clients : view.trainers) += 1;
+    view.samples_per_second += trainer.samples_per_second;
+    if (trainer.epoch == view.epoch) view.samples += static_cast<double>(trainer.samples);
+    if (!trainer.client) view.claimed = std::max(view.claimed, trainer.epoch);
+  }
+}
+
+/// Of the newest epoch that the run has reached: claims beyond it do not count.
+void add_losses(RunView& view, const std::vector<LossReport>& losses) {
+  std::vector<double> values;
+  for (const LossReport& report : losses) {
+    if (report.step > view.epoch || report.step < view.loss_step) continue;
+    if (report.step > view.loss_step) {
+      view.loss_step = report.step;
+      view.epoch_samples = 0;
+      values.clear();
+    }
+    values.push_back(report.loss);
+    view.epoch_samples += static_cast<double>(report.samples);
+  }
+  // Where some do not tell theirs, the sum says nothing about the target.
+  if (values.size() < view.trainers + view.clients) view.epoch_samples = 0;
+  view.loss = middle_mean(std::move(values));
+}
+
+void foresee(RunView& view, const ViewOptions& options) {
+  view.target = options.target ? options.target : options.last_epoch_size;
+  view.target_estimated = !options.target;
+  if (!view.target && view.epoch_samples > 0) view.target = view.epoch_samples;
+  if (view.target && view.samples_per_second > 1e-9)
+    view.eta = std::max(0.0, *view.target - view.samples) / view.samples_per_second;
+}
+
+/// Sizes of the sets of nodes of which none is named by a node of another set.
+class Parts {
+ public:
+  explicit Parts(std::size_t count) : above_(count) { std::iota(above_.begin(), above_.end(), std::size_t{0}); }
+  void join(std::size_t a, std::size_t b) { above_[top(a)] = top(b); }
+  std::size_t top(std::size_t one) {
+    while (above_[one] != one) one = above_[one] = above_[above_[one]];
+    return one;
+  }
+
+ private:
+  std::vector<std::size_t> above_;
+};
+
+void add_links(RunView& view, const SwarmMap& map, const std::vector<std::size_t>& peer_of_node, std::size_t most) {
+  std::unordered_map<dht::DhtId, std::size_t> index;
+  for (std::size_t i = 0; i < map.nodes.size(); ++i) index.emplace(map.nodes[i].id, i);
+  Parts parts(map.nodes.size());
+  for (std::size_t i = 0; i < map.nodes.size(); ++i)
+    for (const dht::DhtId& named : map.nodes[i].named) {
+      const auto found = index.find(named);
+      if (found == index.end() || found->second == i || !map.nodes[found->second].reachable) continue;
+      parts.join(i, found->second);
+      if (view.links.size() < most) view.links.emplace_back(peer_of_node[i], peer_of_node[found->second]);
+    }
+  std::map<std::size_t, std::size_t> sizes;
+  for (std::size_t i = 0; i < map.nodes.size(); ++i)
+    if (map.nodes[i].reachable) ++sizes[parts.top(i)];
+  for (const auto& [top, size] : sizes) view.parts.push_back(size);
+  std::ranges::sort(view.parts, std::greater());
+}
+
+std::unordered_map<PeerId, std::size_t> add_trainers(RunView& view, const RunRecords& records) {
+  std::unordered_map<std::string, double> losses;
+  for (const LossReport& report : records.losses) losses[report.marker] = report.loss;
+  std::unordered_map<PeerId, std::size_t> places;
+  for (const TrainerReport& trainer : records.trainers) {
+    PeerView peer;
+    peer.role = trainer.client ? PeerView::Role::client : PeerView::Role::trainer;
+    peer.id = trainer.peer->text();
+    peer.software = "unknown";
+    peer.epoch = trainer.epoch;
+    peer.samples = trainer.samples;
+    peer.samples_per_second = trainer.samples_per_second;
+    if (const auto loss = losses.find(trainer.marker); loss != losses.end()) peer.loss = loss->second;
+    peer.age = trainer.age;
+    if (trainer.age < -kClockTolerance) peer.clock_ahead = -trainer.age;
+    places.emplace(*trainer.peer, view.peers.size());
+    view.peers.push_back(std::move(peer));
+  }
+  return places;
+}
+
+void add_map(RunView& view, const RunRecords& records, const SwarmMap& map, std::size_t max_links) {
+  auto places = add_trainers(view, records);
+  std::vector<std::size_t> peer_of_node;
+  for (const CrawledNode& node : map.nodes) {
+    const auto [place, is_new] = places.emplace(node.peer, view.peers.size());
+    if (is_new) view.peers.emplace_back().id = node.peer.text();
+    PeerView& peer = view.peers[place->second];
+    add_contact(peer, node.reachable, node.latency, node.agent, node.addresses,
+                node.clock_ahead ? node.clock_ahead : peer.clock_ahead);
+    peer.neighbours = node.neighbours;
+    peer_of_node.push_back(place->second);
+    view.reachable += node.reachable;
+  }
+  view.nodes = map.nodes.size();
+  for (const auto& [id, contact] : map.trainers)
+    if (const auto place = places.find(id); place != places.end())
+      add_contact(view.peers[place->second], contact.reachable, contact.latency, contact.agent, contact.addresses,
+                  contact.clock_ahead);
+  add_links(view, map, peer_of_node, max_links);
+  view.mapped = true;
+}
+
+}  // namespace
+
+std::uint64_t agreed_epoch(const std::vector<TrainerReport>& trainers) {
+  const bool only_clients = std::ranges::all_of(trainers, &TrainerReport::client);
+  std::vector<std::uint64_t> epochs;
+  for (const TrainerReport& trainer : trainers)
+    if (only_clients || !trainer.client) epochs.push_back(trainer.epoch);
+  std::ranges::sort(epochs, std::greater());
+  if (epochs.empty()) return 0;
+  if (epochs.size() == 1) return epochs[0];
+  return epochs.size() == 2 && epochs[0] - epochs[1] == 1 ? epochs[0] : epochs[1];
+}
+
+std::optional<double> middle_mean(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
+  std::ranges::sort(values);
+  const std::size_t left_out = values.size() / 4;
+  const auto middle = std::span(values).subspan(left_out, values.size() - 2 * left_out);
+  return std::accumulate(middle.begin(), middle.end(), 0.0) / static_cast<double>(middle.size());
+}
+
+RunView make_view(const ViewOptions& options, double now, const RunRecords& records, const SwarmMap* map) {
+  RunView view;
+  view.run_id = options.run_id;
+  view.time = now;
+  add_up(view, records.trainers);
+  add_losses(view, records.losses);
+  foresee(view, options);
+  if (map) {
+    add_map(view, records, *map, options.max_links);
+  } else {
+    add_trainers(view, records);
+  }
+  view.warnings = warnings_of(view, map);
+  return view;
+}
+
+std::string_view to_text(PeerView::Role role) {
+  switch (role) {
+    case PeerView::Role::trainer:
+      return "trainer";
+    case PeerView::Role::client:
+      return "client";
+    case PeerView::Role::node:
+      break;
+  }
+  return "node";
+}
+
+}  // namespace cohive::tools

@@ -1,0 +1,89 @@
+// A run as a person sees it: made of what trainers tell (records.hpp) and of a map of the swarm (dht/crawl.hpp).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dht/crawl.hpp"
+#include "dht/node_ping.hpp"
+#include "monitor/records.hpp"
+
+namespace cohive::tools {
+
+/// How a peer was found when it was last called.
+struct Contact {
+  bool reachable = false;
+  Duration latency{};
+  std::string agent;  ///< peer-supplied text
+  std::vector<Multiaddr> addresses;
+  std::optional<double> clock_ahead;
+};
+
+/// What is known of the swarm.
+struct SwarmMap {
+  std::vector<CrawledNode> nodes;
+  std::map<PeerId, Contact> trainers;  ///< those that are in no routing table
+  std::vector<Multiaddr> silent;       ///< initial peers that do not answer
+};
+
+struct PeerView {
+  enum class Role { trainer, client, node };
+  Role role = Role::node;
+  std::string id, agent, address;
+  std::string software;  ///< "cohive", "hivemind", "other", or "unknown" for peers that cannot be asked
+  std::optional<std::uint64_t> epoch, samples;
+  std::optional<double> samples_per_second, loss, age;
+  std::optional<bool> reachable;  ///< nullopt: a client, or not tried yet
+  std::optional<double> rtt, clock_ahead;
+  std::size_t neighbours = 0;
+};
+
+/// What a person should know, in a sentence.
+struct Warning {
+  std::string kind;  ///< one word: "split", "clock", ...
+  std::string message;
+};
+
+struct RunView {
+  std::string run_id;
+  double time = 0;
+  std::uint64_t epoch = 0;    ///< that trainers agree on
+  std::uint64_t claimed = 0;  ///< the largest that a single peer claims
+  double samples = 0, samples_per_second = 0;
+  std::optional<double> target;
+  bool target_estimated = true;
+  std::optional<double> eta;   ///< seconds
+  std::optional<double> loss;  ///< of the epoch before `loss_step`
+  std::uint64_t loss_step = 0;
+  double epoch_samples = 0;  ///< of that epoch, as far as trainers tell
+  std::size_t trainers = 0, clients = 0;
+  bool mapped = false;  ///< what follows is known
+  std::size_t nodes = 0, reachable = 0;
+  std::vector<std::size_t> parts;  ///< sizes of the parts of the DHT that do not know each other, largest first
+  std::vector<PeerView> peers;     ///< trainers first
+  std::vector<std::pair<std::size_t, std::size_t>> links;  ///< indices of `peers`: the first names the second
+  std::vector<Warning> warnings;
+};
+
+struct ViewOptions {
+  std::string run_id;
+  std::optional<double> target;         ///< samples of an epoch, where it is known
+  std::optional<double> last_epoch_size;  ///< else what the last epoch came to
+  std::size_t max_links = 4000;
+};
+
+/// The largest epoch that two trainers have reached: a single peer may claim anything. Where there are but two, that of
+/// the one that is ahead by one.
+std::uint64_t agreed_epoch(const std::vector<TrainerReport>& trainers);
+/// The mean of the middle half: a peer that lies moves it little.
+std::optional<double> middle_mean(std::vector<double> values);
+
+/// \param map  nullptr: not looked at yet
+RunView make_view(const ViewOptions& options, double now, const RunRecords& records, const SwarmMap* map);
+
+std::string_view to_text(PeerView::Role role);
+
+}  // namespace cohive::tools

@@ -1,0 +1,25 @@
+// cohive-monitor serve: the page of a whole run.
+//   /  /status            as every program has them (p2p/metrics_server.hpp), with the run under "swarm"
+//   /api/v1/state         the run alone, as JSON
+//   /api/v1/is_reachable/<peer id>   whether the peer can be reached from here, tried now
+//   /metrics              the run, for Prometheus
+#pragma once
+
+#include <string>
+
+#include "monitor/collector.hpp"
+
+namespace cohive::tools {
+
+struct ServeOptions {
+  CollectorOptions collector;
+  std::string address = "127.0.0.1:9470";
+  std::string token;
+  std::size_t peer_series = 100;  ///< trainers that /metrics tells one by one, at most
+  bool json = false;              ///< print the addresses as JSON
+};
+
+/// Serves until it is dropped. Throws ErrorException for an address that cannot be had or a history that cannot be read.
+Task<int> serve_run(Dht& dht, ServeOptions options);
+
+}  // namespace cohive::tools

@@ -7,6 +7,26 @@
 namespace cohive::averaging {
 namespace {
 
+/// What a peer has said that joins, and the begin of a group whose first member is its leader.
+struct Joiner {
+  proto::JoinRequest request;
+  proto::MessageFromLeader begin;
+};
+
+Task<Result<Joiner>> accept_joiner(Dht& dht, rpc::ServerStream& stream, std::string group_id) {
+  Runtime& runtime = dht.runtime();
+  CO_TRY(auto bytes, co_await stream.receive(runtime.after(5s)));
+  Joiner joiner;
+  if (!bytes || !joiner.request.ParseFromString(to_string(bytes->view()))) co_return Error(cohive::Errc::malformed);
+  proto::MessageFromLeader accepted;
+  accepted.set_code(proto::ACCEPTED);
+  CO_TRY(co_await stream.send(as_bytes(accepted.SerializeAsString()), runtime.after(5s)));
+  joiner.begin.set_code(proto::BEGIN_ALLREDUCE);
+  joiner.begin.set_group_id(std::move(group_id));
+  joiner.begin.add_ordered_peer_ids(dht.host().id().binary());
+  co_return joiner;
+}
+
 /// Declares itself before anybody else, accepts everybody, and announces groups in which it has the fastest link.
 class ForgingLeader {
  public:
@@ -21,22 +41,13 @@ class ForgingLeader {
 
  private:
   static Task<Result<>> lead(ForgingLeader& self, rpc::ServerStream& stream) {
-    Runtime& runtime = self.dht_.runtime();
-    CO_TRY(auto bytes, co_await stream.receive(runtime.after(5s)));
-    proto::JoinRequest request;
-    if (!bytes || !request.ParseFromString(to_string(bytes->view()))) co_return Error(cohive::Errc::malformed);
-    proto::MessageFromLeader accepted;
-    accepted.set_code(proto::ACCEPTED);
-    CO_TRY(co_await stream.send(as_bytes(accepted.SerializeAsString()), runtime.after(5s)));
-    proto::MessageFromLeader begin;
-    begin.set_code(proto::BEGIN_ALLREDUCE);
-    begin.set_group_id(std::string(20, 'f'));
-    begin.add_ordered_peer_ids(self.dht_.host().id().binary());
+    CO_TRY(auto joiner, co_await accept_joiner(self.dht_, stream, std::string(20, 'f')));
+    proto::MessageFromLeader& begin = joiner.begin;
     begin.add_gathered(encode_gathered({.peer = {}, .bandwidth = 1e12}));
     begin.add_ordered_peer_ids(stream.peer().binary());
     begin.add_gathered(encode_gathered({.peer = {}, .bandwidth = 0.0}));
     ++self.forged;
-    co_return co_await stream.send(as_bytes(begin.SerializeAsString()), runtime.after(5s));
+    co_return co_await stream.send(as_bytes(begin.SerializeAsString()), self.dht_.runtime().after(5s));
   }
   Dht& dht_;
   rpc::Server server_;
@@ -76,25 +87,16 @@ class InventingLeader {
 
  private:
   static Task<Result<>> lead(InventingLeader& self, rpc::ServerStream& stream) {
-    Runtime& runtime = self.dht_.runtime();
-    CO_TRY(auto bytes, co_await stream.receive(runtime.after(5s)));
-    proto::JoinRequest request;
-    if (!bytes || !request.ParseFromString(to_string(bytes->view()))) co_return Error(cohive::Errc::malformed);
-    proto::MessageFromLeader accepted;
-    accepted.set_code(proto::ACCEPTED);
-    CO_TRY(co_await stream.send(as_bytes(accepted.SerializeAsString()), runtime.after(5s)));
-    proto::MessageFromLeader begin;
-    begin.set_code(proto::BEGIN_ALLREDUCE);
-    begin.set_group_id(std::string(19, 'i') + static_cast<char>(++self.groups));
-    begin.add_ordered_peer_ids(self.dht_.host().id().binary());
+    CO_TRY(auto joiner, co_await accept_joiner(self.dht_, stream, std::string(19, 'i') + static_cast<char>(++self.groups)));
+    proto::MessageFromLeader& begin = joiner.begin;
     begin.add_gathered(encode_gathered({.peer = {}}));
     begin.add_ordered_peer_ids(stream.peer().binary());
-    begin.add_gathered(request.gather());
+    begin.add_gathered(joiner.request.gather());
     for (std::size_t i = 0; i < self.invented_; ++i) {
       begin.add_ordered_peer_ids(dht::peer_of(static_cast<int>(1000 * self.groups + i)).binary());
       begin.add_gathered(encode_gathered({.peer = {}, .mode = i % 2 ? PeerMode::node : PeerMode::client}));
     }
-    co_return co_await stream.send(as_bytes(begin.SerializeAsString()), runtime.after(5s));
+    co_return co_await stream.send(as_bytes(begin.SerializeAsString()), self.dht_.runtime().after(5s));
   }
   Dht& dht_;
   rpc::Server server_;

@@ -2,6 +2,7 @@
 #include "cohive/core/trace.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@ namespace cohive {
 namespace {
 
 struct TraceFileTest : ::testing::Test {
+  ~TraceFileTest() override { std::filesystem::remove(path); }
   nlohmann::json content() {
     std::ifstream file(path);
     return nlohmann::json::parse(file);
@@ -25,7 +27,8 @@ struct TraceFileTest : ::testing::Test {
     co_await runtime.sleep_for(2s);
   }
   SimRuntime runtime{1};
-  const std::string path = ::testing::TempDir() + "/trace.json";
+  // Tests may run at the same time.
+  const std::string path = ::testing::TempDir() + "/trace-" + std::to_string(::getpid()) + ".json";
 };
 
 TEST_F(TraceFileTest, HoldsWhatWentOnBetweenItsBeginAndItsEnd) {

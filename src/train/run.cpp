@@ -210,6 +210,7 @@ Task<void> Run::Impl::close() {
   co_await state_averager.leave(limit);
   (void)co_await saving.lock(limit);  // a checkpoint that is being written
   tasks.cancel();
+  if (metrics_record) metrics_record->close();
 }
 
 // ---- Run
@@ -219,6 +220,7 @@ Run::Run(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& rep
 Run::~Run() {
   impl_->status.reset();
   impl_->tasks.cancel();
+  if (impl_->metrics_record) impl_->metrics_record->close();
 }
 
 Task<Result<>> Run::open_checkpoints() {

@@ -284,5 +284,12 @@ TEST(LookHistory, IsTheSameAfterARestart) {
   EXPECT_EQ(view_json(RunView(), again.looks())["epochs"].size(), 4u);
 }
 
+TEST(LookHistories, ValuesThatDifferByRoundingAloneAreDrawn) {
+  std::deque<Look> looks;
+  for (const double loss : {2.3, std::nextafter(2.3, 3.0), 2.3})
+    looks.push_back({.time = 1000.0 + static_cast<double>(looks.size()), .loss = loss, .loss_step = looks.size()});
+  EXPECT_LT(plot_svg(looks, "run").size(), 20'000u);
+}
+
 }  // namespace
 }  // namespace cohive::tools

@@ -43,12 +43,14 @@ double nice_step(double span) {
   return 10 * power;
 }
 
+constexpr double kAlike = 1e-9;  // relative; steps of less would be lost in rounding
+
 /// From a multiple of the step to another one, with room where all values are alike.
 struct Axis {
   double low, high, step;
   static Axis around(std::vector<double> values) {
     auto [least, most] = std::ranges::minmax(values);
-    if (least == most) {
+    if (most - least <= kAlike * std::max(std::abs(least), std::abs(most))) {
       const double room = least == 0 ? 1 : std::abs(least) * 0.1;
       least -= room;
       most += room;
@@ -75,7 +77,9 @@ std::string drawn(const Panel& panel, double top) {
   const auto to_y = [&](double y) {
     return bottom - (y - axis.low) / (axis.high - axis.low) * (kPanel - kAbove - kBelow);
   };
-  for (double value = axis.low; value <= axis.high + axis.step / 2; value += axis.step) {
+  const auto lines = static_cast<int>(std::lround((axis.high - axis.low) / axis.step));
+  for (int line = 0; line <= lines; ++line) {
+    const double value = axis.low + line * axis.step;
     svg += log::format("<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#d8dce2\"/>\n", kLeft,
                        kWidth - kRight, to_y(value), to_y(value));
     svg += label(kLeft - 6, to_y(value) + 4, "end", log::format("{:.4g}", std::abs(value) < axis.step / 1e6 ? 0.0 : value));

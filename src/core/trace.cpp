@@ -31,12 +31,23 @@ std::atomic<int> Trace::running_{0};
 struct Trace::File {
   explicit File(std::FILE* opened) : stream(opened) {}
   ~File() { std::fclose(stream); }
-  void write(const std::string& text) {
+  void append(const std::string& text) {
     const std::lock_guard lock(mutex);
+    pending += text;
+  }
+  /// Whoever comes first writes all that is pending, so that texts keep their order.
+  void write() {
+    const std::lock_guard writing_lock(writing);
+    std::string text;
+    {
+      const std::lock_guard lock(mutex);
+      text.swap(pending);
+    }
     std::fwrite(text.data(), 1, text.size(), stream);
     std::fflush(stream);
   }
-  std::mutex mutex;
+  std::mutex writing, mutex;
+  std::string pending;
   std::FILE* stream;
 };
 
@@ -63,7 +74,8 @@ Result<> Trace::start(const std::string& path, const std::string& process, std::
 void Trace::stop() {
   if (!on()) return;
   running_.fetch_sub(1, std::memory_order_relaxed);
-  file_->write(waiting_ + "\n]\n");
+  file_->append(waiting_ + "\n]\n");
+  file_->write();
   waiting_.clear();
   file_.reset();
 }
@@ -73,7 +85,8 @@ Task<void> Trace::keep_writing(Trace& self, std::weak_ptr<File> file) {
     co_await self.runtime_.sleep_for(kTraceWriting);
     const auto open = file.lock();
     if (!open || self.file_ != open) co_return;
-    co_await self.runtime_.offload([open, text = std::exchange(self.waiting_, {})] { open->write(text); });
+    open->append(std::exchange(self.waiting_, {}));
+    co_await self.runtime_.offload([open] { open->write(); });
   }
 }
 

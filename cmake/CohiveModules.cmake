@@ -11,6 +11,8 @@
 #   The same for a target that was made otherwise.
 # cohive_proto_library(COMPONENT)
 #   proto/*.proto becomes cohive_proto.
+# cohive_of_found(OUT "PACKAGE WORD"...)
+#   The words of those optional packages that were found.
 # cohive_embed_page(TARGET FOLDER)
 #   Makes the page in FOLDER part of the target: see EmbedPage.cmake.
 # cohive_revision(OUT)
@@ -81,6 +83,19 @@ function(cohive_proto_library component)
                                                         "$<BUILD_INTERFACE:${out}/cohive/proto>")
   target_link_libraries(cohive_proto PUBLIC protobuf::libprotobuf)
   cohive_in_component(${component} cohive_proto proto)
+endfunction()
+
+function(cohive_of_found out)
+  set(words)
+  foreach(pair IN LISTS ARGN)
+    string(REPLACE " " ";" pair "${pair}")
+    list(GET pair 0 package)
+    list(GET pair 1 word)
+    if(package IN_LIST COHIVE_PORT_MAPPING_PACKAGES OR package STREQUAL COHIVE_IPSEC_MB_PACKAGE)
+      list(APPEND words ${word})
+    endif()
+  endforeach()
+  set(${out} "${words}" PARENT_SCOPE)
 endfunction()
 
 function(cohive_embed_page target folder)

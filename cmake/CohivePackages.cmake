@@ -38,16 +38,9 @@ set(CPACK_DEBIAN_PROGRAMS_PACKAGE_CONTROL_EXTRA "${scripts}/postinst;${scripts}/
 
 # What find_package(cohive) looks for. Boost is the very release that cohive was built with.
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" boost_release "${COHIVE_BOOST_VERSION}")
+cohive_of_found(optional "IPSecMB libipsec-mb-dev" "NatPmp libnatpmp-dev" "MiniUpnpc libminiupnpc-dev")
 set(needs "libboost${boost_release}-dev" libfmt-dev libprotobuf-dev libsodium-dev libspdlog-dev libssl-dev
-          prometheus-cpp-dev)
-foreach(optional "IPSecMB libipsec-mb-dev" "NatPmp libnatpmp-dev" "MiniUpnpc libminiupnpc-dev")
-  string(REPLACE " " ";" optional "${optional}")
-  list(GET optional 0 package)
-  if(package IN_LIST COHIVE_PORT_MAPPING_PACKAGES OR package STREQUAL COHIVE_IPSEC_MB_PACKAGE)
-    list(GET optional 1 needed)
-    list(APPEND needs ${needed})
-  endif()
-endforeach()
+          prometheus-cpp-dev ${optional})
 list(JOIN needs ", " CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libcohive-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)

@@ -37,17 +37,23 @@ bool KnownGroup::is_forged(const RoundEnd& end) const {
   return strangers >= kFewestForged && strangers > end.present;
 }
 
-void KnownGroup::round_ended(const RoundEnd& end) {
-  if (!end.averaged) return forget();
+std::optional<PeerId> KnownGroup::round_ended(const RoundEnd& end) {
+  if (!end.averaged) {
+    forget();
+    return std::nullopt;
+  }
   lost_ = {end.lost.begin(), end.lost.end()};
   lost_.erase(own_);
-  const bool forged = is_forged(end);
+  if (is_forged(end)) {
+    forget();
+    return last_leader_;
+  }
   for (const PeerId& peer : last_members_)
-    if (!forged && !lost_.contains(peer) && proven_.size() < kMaxProven) proven_.insert(peer);
-  if (!reforming_) return;
-  if (lost_.contains(reforming_->leader)) return forget();
+    if (!lost_.contains(peer) && proven_.size() < kMaxProven) proven_.insert(peer);
+  if (!reforming_) return std::nullopt;
   for (const PeerId& peer : lost_) reforming_->drop(peer);
-  if (reforming_->members.size() < 2) forget();
+  if (lost_.contains(reforming_->leader) || reforming_->members.size() < 2) forget();
+  return std::nullopt;
 }
 
 std::vector<PeerId> KnownGroup::counterparts() const {

@@ -28,12 +28,9 @@ class KnownGroup {
 
   /// A group was found. \param reforms  all its members remember it
   void found(const Group& group, bool reforms);
-  /// Its round has ended.
-  void round_ended(const RoundEnd& end);
-  /// Whether the leader of the group has made up members, as far as can be seen from a round that has ended: more than
-  /// did their part were never in a round with us, did not come, and cannot be reached.
-  bool is_forged(const RoundEnd& end) const;
-  std::optional<PeerId> last_leader() const { return last_leader_; }
+  /// Its round has ended. Returns its leader where that has made up members, as far as can be seen: more than did their
+  /// part were never in a round with us, did not come, and cannot be reached. Such a group is forgotten.
+  std::optional<PeerId> round_ended(const RoundEnd& end);
   /// Whether the peer has done its part in a round with us.
   bool is_proven(const PeerId& peer) const { return proven_.contains(peer); }
   bool anyone_proven() const { return !proven_.empty(); }
@@ -93,6 +90,7 @@ class KnownGroup {
       may_lead.erase(peer);
     }
   };
+  bool is_forged(const RoundEnd& end) const;
   /// The member that leads after the leader.
   std::optional<PeerId> successor() const;
 

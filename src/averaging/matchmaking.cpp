@@ -75,14 +75,12 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {
-  if (const auto leader = context_.known.last_leader(); leader && context_.known.is_forged(end)) {
+  if (const auto forger = context_.known.round_ended(end)) {
     log::warn("averaging", "{} led a group of members that never came and cannot be reached: not following it",
-              *leader);
-    context_.shunned.failed(*leader, context_.runtime.now());
+              *forger);
+    context_.shunned.failed(*forger, context_.runtime.now());
     context_.wary_until = context_.runtime.now() + kWary;
-    context_.known.forget();
   }
-  context_.known.round_ended(end);
   for (const PeerId& liar : end.liars) context_.shunned.failed(liar, context_.runtime.now());
   context_.look_around();
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cohive/core/log.hpp"
+
 namespace cohive {
 namespace {
 
@@ -61,6 +63,11 @@ void Failures::note(const std::string& kind, std::string_view cause, std::string
   auto& failures = by_kind_[kind];
   if (failures.size() >= kKept) failures.pop_front();
   failures.push_back({runtime_.wall_time(), std::string(cause), std::string(sentence.substr(0, kMaxSentence))});
+}
+
+void Failures::warn(std::string_view module, const std::string& kind, std::string_view cause, std::string_view sentence) {
+  log::write(log::Level::warn, module, sentence);
+  note(kind, cause, sentence);
 }
 
 std::string Failures::json() const {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
 
@@ -31,9 +32,12 @@ std::atomic<int> Trace::running_{0};
 struct Trace::File {
   explicit File(std::FILE* opened) : stream(opened) {}
   ~File() { std::fclose(stream); }
-  void append(const std::string& text) {
+  /// False, and nothing is added, where more than `most` wait already.
+  bool append(std::string_view text, std::size_t most = std::numeric_limits<std::size_t>::max()) {
     const std::lock_guard lock(mutex);
+    if (pending.size() > most) return false;
     pending += text;
+    return true;
   }
   /// Whoever comes first writes all that is pending, so that texts keep their order.
   void write() {
@@ -65,7 +69,7 @@ Result<> Trace::start(const std::string& path, const std::string& process, std::
   bytes_ = spans_ = 0;
   offset_ = runtime_.wall_time() * 1e6 - microseconds(runtime_.now());
   const nlohmann::json name{{"name", "process_name"}, {"ph", "M"}, {"pid", ::getpid()}, {"args", {{"name", process}}}};
-  waiting_ = "[\n" + name.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  file_->append("[\n" + name.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   running_.fetch_add(1, std::memory_order_relaxed);
   runtime_.background().spawn(keep_writing(*this, file_), "trace");
   return ok();
@@ -74,9 +78,8 @@ Result<> Trace::start(const std::string& path, const std::string& process, std::
 void Trace::stop() {
   if (!on()) return;
   running_.fetch_sub(1, std::memory_order_relaxed);
-  file_->append(waiting_ + "\n]\n");
+  file_->append("\n]\n");
   file_->write();
-  waiting_.clear();
   file_.reset();
 }
 
@@ -85,19 +88,18 @@ Task<void> Trace::keep_writing(Trace& self, std::weak_ptr<File> file) {
     co_await self.runtime_.sleep_for(kTraceWriting);
     const auto open = file.lock();
     if (!open || self.file_ != open) co_return;
-    open->append(std::exchange(self.waiting_, {}));
     co_await self.runtime_.offload([open] { open->write(); });
   }
 }
 
 void Trace::add(const char* category, const char* name, TimePoint begin, TimePoint end, std::string_view args) {
-  if (!on() || waiting_.size() > kMostWaiting) return;
+  if (!on()) return;
   const std::string common = log::format("\"cat\":\"{}\",\"name\":\"{}\",\"id\":{},\"pid\":{},\"tid\":1", category, name,
                                          ++spans_, static_cast<long>(::getpid()));
   const std::string text = log::format(",\n{{\"ph\":\"b\",{},\"ts\":{:.1f},\"args\":{{{}}}}},\n{{\"ph\":\"e\",{},\"ts\":{:.1f}}}",
                                        common, microseconds(begin) + offset_, args, common, microseconds(end) + offset_);
+  if (!file_->append(text, kMostWaiting)) return;
   bytes_ += text.size();
-  waiting_ += text;
   if (bytes_ < most_bytes_) return;
   log::warn("trace", "the trace holds {} bytes and ends here", bytes_);
   stop();

@@ -99,11 +99,8 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   }
   attempts.cancel();
   if (!joined) co_return Error(Errc::bootstrap_failed, failures.empty() ? "they did not answer in time" : failures);
-  if (!failures.empty()) {
-    const std::string sentence = "some initial peers did not answer: " + failures;
-    log::write(log::Level::warn, "dht", sentence);
-    Failures::of(runtime).note("join", "no_answer", sentence);
-  }
+  if (!failures.empty())
+    Failures::of(runtime).warn("dht", "join", "no_answer", "some initial peers did not answer: " + failures);
   co_await be_known(deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
   log::debug("dht", "joined the swarm: {} nodes known", protocol.table.size());
   co_return ok();
@@ -182,7 +179,8 @@ Task<std::unordered_map<DhtId, Explored>> Dht::Impl::explore(std::vector<DhtId> 
   search.deadline = search.deadline.min(deadline);
   if (watchful) expect_crowds(search);
   Traversal traversal(runtime, protocol.node_id, search, guide);
-  for (const DhtId& key : keys) traversal.add_query(key, protocol.table.nearest(key, seeds_for(search)));
+  const std::size_t seeds = seeds_for(search);
+  for (const DhtId& key : keys) traversal.add_query(key, protocol.table.nearest(key, seeds));
   if (!co_await traversal.run()) metrics.searches_timed_out.increment();
   co_return std::move(guide.results);
 }

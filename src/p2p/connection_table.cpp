@@ -198,9 +198,9 @@ void ConnectionTable::disconnect(const PeerId& peer) {
 
 void ConnectionTable::cut_off(const PeerId& peer) {
   if (self_.closed || !cutting_.insert(peer).second) return;
-  const std::string sentence = log::format("cutting {} off: it fills most of the memory that peers may fill", peer);
-  log::write(log::Level::warn, "p2p", sentence);
-  Failures::of(self_.runtime).note("memory", "over_budget", sentence);
+  Failures::of(self_.runtime)
+      .warn("p2p", "memory", "over_budget",
+            log::format("cutting {} off: it fills most of the memory that peers may fill", peer));
   tasks_.spawn(cut(*this, peer), "cut a peer off");
 }
 

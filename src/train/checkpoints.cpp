@@ -80,9 +80,7 @@ Task<void> Run::Impl::write_in_background(Impl& self, checkpoint::Metadata strin
   // A round that goes on holds the state for as long as it may last.
   const auto written = co_await self.write_checkpoint(std::move(strings), self.options.averaging_timeout * 2);
   if (written) co_return;
-  const std::string sentence = "no checkpoint: " + written.error().message();
-  log::write(log::Level::warn, "train", sentence);
-  Failures::of(self.runtime).note("checkpoint", "not_written", sentence);
+  Failures::of(self.runtime).warn("train", "checkpoint", "not_written", "no checkpoint: " + written.error().message());
 }
 
 Task<Result<Run::Impl::StateToSave>> Run::Impl::state_to_save(Duration patience) {

@@ -12,8 +12,9 @@ constexpr double kMetricsLifetime = 600;  // seconds: monitors look seldom
 
 }  // namespace
 
-MetricsRecord::MetricsRecord(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const std::string& run_id)
-    : dht_(dht), key_(std::move(key)), record_key_(run_id + "_metrics"), tasks_(dht.runtime(), "metrics record") {
+MetricsRecord::MetricsRecord(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const std::string& run_id,
+                             TaskGroup& tasks)
+    : dht_(dht), key_(std::move(key)), record_key_(run_id + "_metrics"), tasks_(tasks) {
   dht_.add_validator(std::make_shared<dht::SchemaValidator>(dht::training_metrics_schema(), run_id));
 }
 

@@ -14,8 +14,9 @@ namespace cohive::train {
 
 class MetricsRecord {
  public:
-  /// Adds the validator of the schema to `dht`, which must outlive this.
-  MetricsRecord(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const std::string& run_id);
+  /// Adds the validator of the schema to `dht`.
+  /// \param tasks  what is stored goes on in them, and needs `dht`; must outlive this
+  MetricsRecord(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const std::string& run_id, TaskGroup& tasks);
 
   /// Any thread.
   void add_samples(double samples);
@@ -25,7 +26,6 @@ class MetricsRecord {
   /// Stores what has added up since the last call, in the background. Loop thread.
   /// \param step  the epoch that begins
   void publish(std::uint64_t step, double samples_per_second);
-  void close() { tasks_.cancel(); }
 
  private:
   struct Sums {
@@ -39,7 +39,7 @@ class MetricsRecord {
   const std::string record_key_;
   std::mutex mutex_;
   Sums sums_;
-  TaskGroup tasks_;
+  TaskGroup& tasks_;
 };
 
 }  // namespace cohive::train

@@ -97,7 +97,7 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       retry(kFirstRetry),
       sharing(d, state_sharing_options(options)),
       tasks(runtime, "training run") {
-  if (options.share_loss) metrics_record.emplace(d, std::move(key), options.run_id);
+  if (options.share_loss) metrics_record.emplace(d, std::move(key), options.run_id, tasks);
   check_names(options.checkpoints.parameter_names, replica.gradient_infos().size());
 }
 
@@ -190,9 +190,8 @@ Task<std::size_t> Run::Impl::finish() {
     co_await abandon_rounds();
     co_return 0;
   }
-  const bool known = expected > 1;
-  co_return co_await average_parameters(known ? expected : 0, options.averaging_timeout,
-                                        known ? options.averaging_timeout : options.matchmaking_time);
+  const Duration patience = expected > 1 ? options.averaging_timeout : options.matchmaking_time;
+  co_return co_await average_parameters(expected, options.averaging_timeout, patience);
 }
 
 Task<void> Run::Impl::close() {
@@ -210,7 +209,6 @@ Task<void> Run::Impl::close() {
   co_await state_averager.leave(limit);
   (void)co_await saving.lock(limit);  // a checkpoint that is being written
   tasks.cancel();
-  if (metrics_record) metrics_record->close();
 }
 
 // ---- Run
@@ -220,7 +218,6 @@ Run::Run(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& rep
 Run::~Run() {
   impl_->status.reset();
   impl_->tasks.cancel();
-  if (impl_->metrics_record) impl_->metrics_record->close();
 }
 
 Task<Result<>> Run::open_checkpoints() {
@@ -296,7 +293,7 @@ Task<std::size_t> Run::average_parameters() {
   const std::size_t expected = impl_->tracker.snapshot().expected;
   const Duration most = impl_->options.matchmaking_time * 3;
   const Duration limit = std::min<Duration>(impl_->options.averaging_timeout, most);
-  return impl_->average_parameters(expected < 2 ? 0 : expected, limit, limit);
+  return impl_->average_parameters(expected, limit, limit);
 }
 Task<Result<std::filesystem::path>> Run::checkpoint_now() {
   return impl_->write_checkpoint(impl_->own_strings(), impl_->options.averaging_timeout);

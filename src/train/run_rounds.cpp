@@ -235,7 +235,7 @@ Task<void> Run::Impl::abandon_rounds() {
   co_await replica.finish_state(result.has_value());
 }
 
-/// \param expected  how many peers average, as far as is known; 0: unknown
+/// \param expected  how many peers average, as far as is known; below 2: others may, of which nothing is known
 /// \param timeout   for the round
 /// \param patience  for its group
 Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout, Duration patience) {
@@ -243,7 +243,7 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   (void)co_await finish_update(ignored);
   const RoundsBarred barred(*this);
   co_await abandon_rounds();
-  begin_round(state, msgpack::Value(local_epoch), expected, timeout);
+  begin_round(state, msgpack::Value(local_epoch), expected < 2 ? 0 : expected, timeout);
   co_return (co_await finish_state_round({.patience = patience})).group();
 }
 

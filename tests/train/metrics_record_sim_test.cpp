@@ -13,13 +13,17 @@ class LossRecord : public dht::DhtSwarm {
  protected:
   void SetUp() override {
     Dht& node = add();
+    tasks = std::make_unique<TaskGroup>(node.runtime(), "losses");
     key = std::make_shared<dht::RsaSignatureValidator>(keys.der(1));
     node.add_validator(key);
-    record = std::make_unique<MetricsRecord>(node, key, "run");
+    record = std::make_unique<MetricsRecord>(node, key, "run", *tasks);
     reader = &add();
     reader->add_validator(std::make_shared<dht::RsaSignatureValidator>(keys.der(2)));
   }
-  void TearDown() override { record.reset(); }
+  void TearDown() override {
+    tasks.reset();
+    record.reset();
+  }
   /// The fields of the only trainer; empty when nothing is told.
   std::map<std::string, double> told() {
     const auto found = get(*reader, "run_metrics", true);
@@ -34,6 +38,7 @@ class LossRecord : public dht::DhtSwarm {
 
   bench::CheapKeys keys;
   std::shared_ptr<dht::RsaSignatureValidator> key;
+  std::unique_ptr<TaskGroup> tasks;
   std::unique_ptr<MetricsRecord> record;
   Dht* reader = nullptr;
 };

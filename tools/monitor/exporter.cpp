@@ -107,11 +107,12 @@ void RunExporter::tell_peers(const RunView& view) {
   for (const PeerView& peer : view.peers)
     if (told_.size() < most_peers_ && peer.epoch && told.insert(peer.id).second) told_.push_back(peer.id);
   peer_text_.clear();
+  const std::string run = label_of(run_id_);
   for (const Series& series : kSeries) {
     std::string lines;
     for (const std::string& id : told_)
       if (const auto value = series.value(*trainers.at(id)))
-        lines += log::format("{}{{run_id=\"{}\",peer=\"{}\"}} {}\n", series.name, label_of(run_id_), id, *value);
+        lines += log::format("{}{{run_id=\"{}\",peer=\"{}\"}} {}\n", series.name, run, id, *value);
     if (!lines.empty())
       peer_text_ += log::format("# HELP {} {}\n# TYPE {} gauge\n", series.name, series.help, series.name) + lines;
   }

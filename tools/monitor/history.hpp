@@ -53,10 +53,10 @@ std::string line_of(const Look& look, const std::string& run_id);
 std::optional<Look> look_from(const std::string& line, const std::string& run_id);
 
 /// At most so many of them, evenly, with the last one.
-template <class T>
-std::vector<T> thinned(const std::vector<T>& all, std::size_t most) {
-  if (all.size() <= most) return all;
-  std::vector<T> some;
+template <class Range>
+auto thinned(const Range& all, std::size_t most) {
+  if (all.size() <= most) return std::vector(all.begin(), all.end());
+  std::vector<typename Range::value_type> some;
   for (std::size_t i = 0; i < most; ++i) some.push_back(all[(i + 1) * all.size() / most - 1]);
   return some;
 }

@@ -99,7 +99,7 @@ std::string plot_svg(const std::deque<Look>& looks, const std::string& title) {
       trainers{"trainers", "hours", "#1a7f4b", {}};
   for (const Look& look : thinned(losses_of(looks), kPoints))
     loss.points.push_back({static_cast<double>(look.loss_step), *look.loss});
-  for (const Look& look : thinned(std::vector<Look>(looks.begin(), looks.end()), kPoints)) {
+  for (const Look& look : thinned(looks, kPoints)) {
     const double hours = (look.time - looks.front().time) / 3600;
     rate.points.push_back({hours, look.samples_per_second});
     trainers.points.push_back({hours, static_cast<double>(look.trainers + look.clients)});

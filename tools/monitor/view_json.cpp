@@ -90,7 +90,7 @@ json view_json(const RunView& view, const std::deque<Look>& looks) {
   for (const Look& look : thinned(losses_of(looks), kPointsShown))
     run["losses"].push_back({{"epoch", look.loss_step}, {"time", look.time}, {"loss", *look.loss}});
   run["looks"] = json::array();
-  for (const Look& look : thinned(std::vector<Look>(looks.begin(), looks.end()), kPointsShown))
+  for (const Look& look : thinned(looks, kPointsShown))
     run["looks"].push_back({{"time", look.time},
                             {"epoch", look.epoch},
                             {"samples_per_second", look.samples_per_second},

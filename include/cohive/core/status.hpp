@@ -57,6 +57,8 @@ class Failures {
   /// \param kind   what failed, as "dial"
   /// \param cause  one of few words, the same as the label of the counter beside it
   void note(const std::string& kind, std::string_view cause, std::string_view sentence);
+  /// Warns with the sentence in the log, too.
+  void warn(std::string_view module, const std::string& kind, std::string_view cause, std::string_view sentence);
 
  private:
   struct Failure {

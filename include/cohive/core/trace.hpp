@@ -49,7 +49,6 @@ class Trace {
 
   Runtime& runtime_;
   std::shared_ptr<File> file_;
-  std::string waiting_;
   std::uint64_t spans_ = 0;
   std::size_t bytes_ = 0, most_bytes_ = 0;
   double offset_ = 0;  // microseconds, of Unix time to that of the loop

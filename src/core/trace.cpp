@@ -30,8 +30,11 @@ double microseconds(TimePoint time) {
 std::atomic<int> Trace::running_{0};
 
 struct Trace::File {
-  explicit File(std::FILE* opened) : stream(opened) {}
-  ~File() { std::fclose(stream); }
+  File(std::FILE* opened, std::string name) : path(std::move(name)), stream(opened) {}
+  ~File() {
+    write();  // what the loop has no more time for
+    std::fclose(stream);
+  }
   /// False, and nothing is added, where more than `most` wait already.
   bool append(std::string_view text, std::size_t most = std::numeric_limits<std::size_t>::max()) {
     const std::lock_guard lock(mutex);
@@ -47,12 +50,15 @@ struct Trace::File {
       const std::lock_guard lock(mutex);
       text.swap(pending);
     }
-    std::fwrite(text.data(), 1, text.size(), stream);
-    std::fflush(stream);
+    if (failure != 0) return;
+    errno = 0;
+    if (std::fwrite(text.data(), 1, text.size(), stream) < text.size() || std::fflush(stream) != 0) failure = errno ? errno : EIO;
   }
   std::mutex writing, mutex;
+  const std::string path;
   std::string pending;
   std::FILE* stream;
+  std::atomic<int> failure{0};  // of the first write that failed; nothing is written after it
 };
 
 Trace::Trace(Runtime& runtime) : runtime_(runtime) {}
@@ -64,7 +70,7 @@ Result<> Trace::start(const std::string& path, const std::string& process, std::
   if (on()) return Error(Errc::in_use, "a trace is being written");
   std::FILE* stream = std::fopen(path.c_str(), "we");
   if (!stream) return Error(Errc::io, "the trace " + path + " cannot be written: " + std::strerror(errno));
-  file_ = std::make_shared<File>(stream);
+  file_ = std::make_shared<File>(stream, path);
   most_bytes_ = most_bytes;
   bytes_ = spans_ = 0;
   offset_ = runtime_.wall_time() * 1e6 - microseconds(runtime_.now());
@@ -77,10 +83,19 @@ Result<> Trace::start(const std::string& path, const std::string& process, std::
 
 void Trace::stop() {
   if (!on()) return;
+  const auto file = take_file();
+  file->write();
+  warn_of_failure(*file);
+}
+
+std::shared_ptr<Trace::File> Trace::take_file() {
   running_.fetch_sub(1, std::memory_order_relaxed);
   file_->append("\n]\n");
-  file_->write();
-  file_.reset();
+  return std::exchange(file_, nullptr);
+}
+
+void Trace::warn_of_failure(const File& file) {
+  if (const int failure = file.failure) log::warn("trace", "the trace {} cannot be written: {}", file.path, std::strerror(failure));
 }
 
 Task<void> Trace::keep_writing(Trace& self, std::weak_ptr<File> file) {
@@ -89,7 +104,16 @@ Task<void> Trace::keep_writing(Trace& self, std::weak_ptr<File> file) {
     const auto open = file.lock();
     if (!open || self.file_ != open) co_return;
     co_await self.runtime_.offload([open] { open->write(); });
+    if (open->failure == 0) continue;
+    warn_of_failure(*open);
+    if (self.file_ == open) (void)self.take_file();
+    co_return;
   }
+}
+
+Task<void> Trace::write_rest(Runtime& runtime, std::shared_ptr<File> file) {
+  co_await runtime.offload([file] { file->write(); });
+  warn_of_failure(*file);
 }
 
 void Trace::add(const char* category, const char* name, TimePoint begin, TimePoint end, std::string_view args) {
@@ -102,7 +126,7 @@ void Trace::add(const char* category, const char* name, TimePoint begin, TimePoi
   bytes_ += text.size();
   if (bytes_ < most_bytes_) return;
   log::warn("trace", "the trace holds {} bytes and ends here", bytes_);
-  stop();
+  runtime_.background().spawn(write_rest(runtime_, take_file()), "trace");
 }
 
 void TraceSpan::note(const char* key, std::string_view text) {

@@ -23,6 +23,11 @@ void MetricsRecord::add_samples(double samples) {
   sums_.samples += samples;
 }
 
+void MetricsRecord::forget_samples() {
+  const std::lock_guard lock(mutex_);
+  sums_.samples = 0;
+}
+
 void MetricsRecord::add_loss(double loss) {
   if (!std::isfinite(loss)) return;
   const std::lock_guard lock(mutex_);

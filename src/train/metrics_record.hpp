@@ -20,6 +20,7 @@ class MetricsRecord {
 
   /// Any thread.
   void add_samples(double samples);
+  void forget_samples();
   /// Any thread. What is no number is left out.
   void add_loss(double loss);
 

@@ -259,6 +259,7 @@ void Run::report_loss(double loss) {
 }
 
 void Run::forget_samples() {
+  if (impl_->metrics_record) impl_->metrics_record->forget_samples();
   const std::lock_guard lock(impl_->mutex);
   impl_->samples = 0;
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/log_output.hpp"
 #include "cohive/core/sim_runtime.hpp"
 
 namespace cohive {
@@ -51,10 +52,22 @@ TEST_F(TraceFileTest, HoldsWhatWentOnBetweenItsBeginAndItsEnd) {
   EXPECT_NEAR(events[2]["ts"].get<double>() - events[1]["ts"].get<double>(), 2e6, 1);
 }
 
+TEST_F(TraceFileTest, ADiskThatIsFullEndsItWithASentence) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no device that is always full";
+  ASSERT_TRUE(Trace::of(runtime).start("/dev/full", "peer"));
+  ::testing::internal::CaptureStderr();
+  runtime.run(work(runtime, "a"));
+  EXPECT_TRUE(log::flush());
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("the trace /dev/full cannot be written: No space left on device"),
+            std::string::npos);
+  EXPECT_FALSE(Trace::of(runtime).on());
+}
+
 TEST_F(TraceFileTest, EndsWhenTheFileIsFull) {
   ASSERT_TRUE(Trace::of(runtime).start(path, "peer", 10'000));
   for (int i = 0; i < 100; ++i) runtime.run(work(runtime, std::string(100, 'x')));
   EXPECT_FALSE(Trace::of(runtime).on());
+  runtime.run_for(1ms);
   EXPECT_GT(std::filesystem::file_size(path), 10'000u);
   EXPECT_LT(std::filesystem::file_size(path), 11'000u);
   EXPECT_GT(content().size(), 20u) << "it is whole all the same";

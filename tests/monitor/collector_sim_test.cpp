@@ -2,6 +2,10 @@
 #include "monitor/collector.hpp"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 
 #include "bench/cheap_keys.hpp"
 #include "dht/dht_swarm.hpp"
@@ -49,6 +53,10 @@ class WatchedRun : public dht::DhtSwarm {
     auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(number));
     node.add_validator(key);
     return key;
+  }
+  static Task<void> wait_for_change(Collector& collector, bool& told) {
+    co_await collector.changed();
+    told = true;
   }
   std::vector<std::string> said(const RunView& view) {
     std::vector<std::string> texts;
@@ -111,6 +119,70 @@ TEST_F(WatchedRun, APeerThatIsGoneAndAnInitialPeerThatIsGoneAreNamed) {
   swarm.run(collector.crawl());
   EXPECT_THAT(said(collector.view()), ElementsAre(HasSubstr("the initial peer /ip4/10.9.9.9/tcp/4001/p2p/" + other.text()),
                                                   HasSubstr("1 of 4 peers cannot be reached from here")));
+}
+
+TEST_F(WatchedRun, ALookThatFailsIsToldAndACrawlMakesUpForNone) {
+  add_many(3);
+  Dht& monitor = add_monitor();
+  report(*nodes[1], *key_of(*nodes[1], 1), swarm.host(1).id(), 5, 2);
+  Collector collector(monitor, {.run_id = "run"});
+  swarm.run(collector.crawl());
+  EXPECT_EQ(collector.view().time, 0) << "no report was read";
+  EXPECT_THAT(said(collector.view()), IsEmpty()) << "nothing is known of trainers yet";
+  swarm.run(collector.look());
+  const double read = collector.view().time;
+  EXPECT_GT(read, 0);
+  swarm.fabric().partition({ip_of(3)}, {ip_of(0), ip_of(1), ip_of(2)});
+  swarm.pass(11min);  // until what the monitor remembers has expired
+  bool told = false;
+  swarm.runtime().background().spawn(wait_for_change(collector, told), "a page");
+  swarm.run(collector.look());
+  swarm.pass(1ms);
+  EXPECT_EQ(collector.failed_looks(), 1u);
+  EXPECT_TRUE(told);
+  swarm.run(collector.crawl());
+  EXPECT_EQ(collector.view().time, read) << "what is shown is as old as the reports";
+}
+
+TEST_F(WatchedRun, StandsStillWhereNobodyReportsAnyMore) {
+  add_many(3);
+  const auto owner = msgpack::Bin{key_of(*nodes[1], 1)->ownership_marker()};
+  // As long as trainers' reports live.
+  ASSERT_TRUE(store(*nodes[1], "run_progress", owner, progress_record(*nodes[1], swarm.host(1).id(), 5, false), in(60)));
+  Collector collector(add_monitor(), {.run_id = "run"});
+  swarm.pass(40s);
+  swarm.run(collector.look());
+  EXPECT_THAT(said(collector.view()), IsEmpty());
+  swarm.pass(12s);
+  swarm.run(collector.look());
+  EXPECT_THAT(said(collector.view()), ElementsAre(HasSubstr("no trainer has reported for 45 s: the run stands still")));
+}
+
+TEST_F(WatchedRun, ACrawlLeavesOutWhatItHasNoTimeFor) {
+  add_many(12);
+  Dht& monitor = add_monitor();
+  const auto nodes_in = [&](Duration patience) {
+    return swarm.run(crawl(monitor, {.parallel = 1, .details = true, .patience = patience})).size();
+  };
+  EXPECT_EQ(nodes_in(1h), 12u);
+  const std::size_t some = nodes_in(200ms);
+  EXPECT_GT(some, 0u);
+  EXPECT_LT(some, 12u);
+}
+
+TEST_F(WatchedRun, ALineOfTheHistoryThatWasCutOffSwallowsNoOther) {
+  add_many(2);
+  report(*nodes[1], *key_of(*nodes[1], 1), swarm.host(1).id(), 5, 2);
+  const std::string path = testing::TempDir() + "/cut-history-" + std::to_string(::getpid()) + ".jsonl";
+  std::ofstream(path) << "{\"run_id\": \"run\", \"ti";
+  {
+    Collector collector(add_monitor(), {.run_id = "run", .history_path = path});
+    swarm.run(collector.look());
+  }
+  LookHistory again("run");
+  EXPECT_EQ(again.load(path).value(), 1u) << "the line that was cut off";
+  EXPECT_EQ(again.looks().size(), 1u);
+  std::filesystem::remove(path);
 }
 
 TEST_F(WatchedRun, AThousandTrainersInASwarmOfHundredNodesAreShown) {

@@ -104,6 +104,16 @@ TEST(RunView, ALossThatIsALieMovesTheLossLittle) {
   EXPECT_EQ(view.loss_step, 5u);
 }
 
+TEST(RunView, OfThreeLossesALieIsLeftOut) {
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    records.trainers.push_back(trainer_at(i, 5));
+    records.losses.push_back({.marker = "key " + std::to_string(i), .step = 5, .samples = 100, .loss = 2.0 + 0.01 * i});
+  }
+  records.losses[1].loss = 1e14;
+  EXPECT_EQ(view_of(records).loss, 2.02);
+}
+
 TEST(RunView, TheEpochEndsWhenTheTargetIsReached) {
   RunRecords records;
   records.trainers = {trainer_at(1, 7, 100, 10), trainer_at(2, 7, 100, 10)};
@@ -120,10 +130,10 @@ TEST(RunView, TheEpochEndsWhenTheTargetIsReached) {
 
 TEST(RunView, NonsenseIsLeftOut) {
   using namespace msgpack;
-  const auto record = [](double rate, double time) {
+  const auto record = [](double rate, double time, std::uint64_t samples = 1) {
     return Value(Map{{{"peer_id", Value::bin(peer_number(1).bytes())},
                       {"epoch", std::uint64_t{1}},
-                      {"samples_accumulated", std::uint64_t{1}},
+                      {"samples_accumulated", samples},
                       {"samples_per_second", rate},
                       {"time", time},
                       {"client_mode", false}}});
@@ -132,17 +142,20 @@ TEST(RunView, NonsenseIsLeftOut) {
   EXPECT_FALSE(progress_from("m", record(std::nan(""), 5), 6));
   EXPECT_FALSE(progress_from("m", record(-1, 5), 6));
   EXPECT_FALSE(progress_from("m", record(1e300, 5), 6));
+  EXPECT_FALSE(progress_from("m", record(1, 5, std::uint64_t{1} << 63), 6));
   EXPECT_FALSE(progress_from("m", Value(), 6)) << "a goodbye";
-  const auto loss = [](double sum, std::uint64_t batches) {
+  const auto loss = [](double sum, std::uint64_t batches, std::uint64_t samples = 1) {
     return Value(Map{{{"step", std::uint64_t{1}},
                       {"samples_per_second", 1.0},
-                      {"samples_accumulated", std::uint64_t{1}},
+                      {"samples_accumulated", samples},
                       {"loss", sum},
                       {"mini_steps", batches}}});
   };
   EXPECT_EQ(loss_from("m", loss(6, 3))->loss, 2);
   EXPECT_FALSE(loss_from("m", loss(6, 0)));
   EXPECT_FALSE(loss_from("m", loss(std::nan(""), 3)));
+  EXPECT_FALSE(loss_from("m", loss(-1e300, 3)));
+  EXPECT_FALSE(loss_from("m", loss(6, 3, std::uint64_t{1} << 63)));
 }
 
 // ---- What is wrong

@@ -136,7 +136,8 @@ class Traces(unittest.TestCase):
             right = self.write(at("right"), [self.begin(1e6, "aa"), self.begin(5e6, "bb")])
             ahead = self.write(at("ahead"), [self.begin(11e6, "aa"), self.begin(15.1e6, "bb"), self.begin(20e6, "cc")], end=",\n{\"ph\"")
             farther = self.write(at("farther"), [self.begin(25e6, "cc")])
-            alone = self.write(at("alone"), [self.begin(3e6, "dd")])
+            of_another_program = {"ph": "X", "name": 7, "ts": 1, "args": []}
+            alone = self.write(at("alone"), [self.begin(3e6, "dd"), of_another_program])
             merged = run("cohive-monitor", "merge-traces", right, ahead, farther, alone, "-o", at("all"))
             self.assertEqual(merged.returncode, 0, merged.stderr)
             events = json.loads(at("all").read_text())

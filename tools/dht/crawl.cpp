@@ -27,13 +27,15 @@ std::vector<dht::DhtId> questions(const dht::DhtId& id) {
 
 class Crawler {
  public:
-  Crawler(Dht& dht, CrawlOptions options) : dht_(dht), options_(options), changed_(dht.runtime(), "crawled nodes") {}
+  Crawler(Dht& dht, CrawlOptions options)
+      : dht_(dht), options_(options), end_(dht.runtime().now() + options.patience), changed_(dht.runtime(), "crawled nodes") {}
 
   Task<std::vector<CrawledNode>> run() {
     for (const auto& [id, peer] : dht_.known_nodes()) add(id, peer);
     std::vector<Task<void>> workers;
     for (std::size_t i = 0; i < options_.parallel; ++i) workers.push_back(work());
     co_await when_all(dht_.runtime(), std::move(workers));
+    for (const dht::DhtId& id : waiting_) nodes_.erase(id);
     std::vector<CrawledNode> result;
     for (auto& [id, node] : nodes_) result.push_back(std::move(node));
     co_return result;
@@ -48,6 +50,7 @@ class Crawler {
 
   Task<void> work() {
     for (;;) {
+      if (dht_.runtime().now() >= end_) break;
       if (waiting_.empty()) {
         if (active_ == 0) break;
         co_await changed_.wait();
@@ -88,6 +91,7 @@ class Crawler {
 
   Dht& dht_;
   const CrawlOptions options_;
+  const TimePoint end_;
   std::map<dht::DhtId, CrawledNode> nodes_;
   std::deque<dht::DhtId> waiting_;
   std::size_t active_ = 0;

@@ -24,6 +24,7 @@ struct CrawlOptions {
   std::size_t parallel = 64;
   std::size_t max_nodes = 100'000;
   bool details = false;  ///< who names whom, and what time it is there
+  Duration patience = std::chrono::hours(1);  ///< after which nodes not yet asked are left out
 };
 
 /// In the order of their ids.

@@ -15,6 +15,7 @@ constexpr Duration kCall = 5s;            // to one peer
 // Trainers may claim any peer id, each of which is searched for.
 constexpr std::size_t kCallsAtOnce = 32, kMostCalls = 512;
 constexpr Duration kFirstLook = 10s;
+constexpr Duration kCrawl = 2min;         // a swarm may hold thousands of nodes that answer slowly
 
 }  // namespace
 
@@ -46,9 +47,11 @@ Task<void> Collector::look() {
   if (!records) {
     ++failed_looks_;
     log::warn("monitor", "the progress of the run cannot be read: {}", records.error());
+    changed_.notify_all();
     co_return;
   }
   records_ = std::move(*records);
+  records_read_ = dht_.now();
   refresh();
   auto line = history_.add(view_);
   changed_.notify_all();
@@ -60,8 +63,11 @@ Task<void> Collector::look() {
 
 Task<bool> Collector::append(Runtime& runtime, std::string path, std::string line) {
   co_return co_await runtime.offload([path = std::move(path), line = std::move(line)] {
+    // What a process left that was killed while it wrote must not swallow this line.
+    std::ifstream before(path, std::ios::binary | std::ios::ate);
+    const bool cut = before && before.tellg() > 0 && before.seekg(-1, std::ios::end).get() != '\n';
     std::ofstream file(path, std::ios::app);
-    file << line << '\n';
+    file << (cut ? "\n" : "") << line << '\n';
     file.flush();
     return file.good();
   });
@@ -69,27 +75,28 @@ Task<bool> Collector::append(Runtime& runtime, std::string path, std::string lin
 
 void Collector::refresh() {
   view_ = make_view({.run_id = options_.run_id, .target = options_.target, .last_epoch_size = history_.last_epoch_size()},
-                    dht_.now(), records_, map_ ? &*map_ : nullptr);
+                    records_read_, records_, map_ ? &*map_ : nullptr);
 }
 
 // ---- The swarm
 
 Task<void> Collector::crawl() {
   SwarmMap map;
-  map.nodes = co_await tools::crawl(dht_, {.max_nodes = options_.max_nodes, .details = true});
-  co_await call_trainers(map);
-  for (const Multiaddr& address : options_.initial_peers)
-    if (!co_await answers(dht_, address)) map.silent.push_back(address);
+  map.nodes = co_await tools::crawl(dht_, {.max_nodes = options_.max_nodes, .details = true, .patience = kCrawl});
+  std::vector<Task<void>> calls;
+  for (const Multiaddr& address : options_.initial_peers) calls.push_back(call_initial(dht_, address, map));
+  calls.push_back(call_trainers(map));
+  co_await when_all(dht_.runtime(), std::move(calls));
   map_ = std::move(map);
   refresh();
   changed_.notify_all();
 }
 
 /// The connection stands, where the crawl has met the peer.
-Task<bool> Collector::answers(Dht& dht, Multiaddr address) {
+Task<void> Collector::call_initial(Dht& dht, Multiaddr address, SwarmMap& map) {
   const Deadline deadline = dht.runtime().after(kCall);
-  if (const auto peer = address.peer(); peer && dht.host().connected(*peer)) co_return true;
-  co_return (co_await dht.host().connect(address, deadline)).has_value();
+  if (const auto peer = address.peer(); peer && dht.host().connected(*peer)) co_return;
+  if (!co_await dht.host().connect(address, deadline)) map.silent.push_back(std::move(address));
 }
 
 /// Those that are no clients and that no node has named.

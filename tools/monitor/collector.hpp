@@ -31,13 +31,13 @@ class Collector {
   const RunView& view() const { return view_; }
   const std::deque<Look>& looks() const { return history_.looks(); }
   std::uint64_t failed_looks() const { return failed_looks_; }
-  /// Completes with the next view.
+  /// Completes with the next view, or look that failed.
   Task<void> changed() { co_await changed_.wait(); }
 
  private:
   Task<void> call_trainers(SwarmMap& map);
   static Task<void> call(Dht& dht, PeerId peer, Contact& contact);
-  static Task<bool> answers(Dht& dht, Multiaddr address);
+  static Task<void> call_initial(Dht& dht, Multiaddr address, SwarmMap& map);
   void refresh();
   static Task<bool> append(Runtime& runtime, std::string path, std::string line);
 
@@ -45,6 +45,7 @@ class Collector {
   const CollectorOptions options_;
   LookHistory history_;
   RunRecords records_;
+  double records_read_ = 0;  // when; 0: not yet
   std::optional<SwarmMap> map_;
   RunView view_;
   std::uint64_t failed_looks_ = 0;

@@ -34,8 +34,9 @@ TraceFile read_trace(const std::string& path) {
     json event = json::parse(line, nullptr, false);
     if (!event.is_object() || !event.contains("ph") || !event["ph"].is_string()) continue;
     if (event.contains("ts") && !event["ts"].is_number()) continue;
+    if (!event.contains("name") || !event["name"].is_string()) continue;
     const json args = event.value("args", json::object());
-    if (event.value("name", "") == "all-reduce" && event["ph"] == "b" && args.contains("group_id") &&
+    if (event["name"] == "all-reduce" && event["ph"] == "b" && args.contains("group_id") &&
         args["group_id"].is_string() && event.contains("ts"))
       trace.rounds.emplace(args["group_id"].get<std::string>(), event["ts"].get<double>());
     trace.events.push_back(std::move(event));

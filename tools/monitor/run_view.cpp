@@ -156,7 +156,7 @@ std::uint64_t agreed_epoch(const std::vector<TrainerReport>& trainers) {
 std::optional<double> middle_mean(std::vector<double> values) {
   if (values.empty()) return std::nullopt;
   std::ranges::sort(values);
-  const std::size_t left_out = values.size() / 4;
+  const std::size_t left_out = values.size() == 3 ? 1 : values.size() / 4;
   const auto middle = std::span(values).subspan(left_out, values.size() - 2 * left_out);
   return std::accumulate(middle.begin(), middle.end(), 0.0) / static_cast<double>(middle.size());
 }

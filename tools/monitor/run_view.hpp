@@ -49,7 +49,7 @@ struct Warning {
 
 struct RunView {
   std::string run_id;
-  double time = 0;
+  double time = 0;  ///< when the trainers' reports were read; 0: not yet
   std::uint64_t epoch = 0;    ///< that trainers agree on
   std::uint64_t claimed = 0;  ///< the largest that a single peer claims
   double samples = 0, samples_per_second = 0;
@@ -78,7 +78,7 @@ struct ViewOptions {
 /// The largest epoch that two trainers have reached: a single peer may claim anything. Where there are but two, that of
 /// the one that is ahead by one.
 std::uint64_t agreed_epoch(const std::vector<TrainerReport>& trainers);
-/// The mean of the middle half: a peer that lies moves it little.
+/// The mean of the middle half, of three the middle one: a peer that lies moves it little.
 std::optional<double> middle_mean(std::vector<double> values);
 
 /// \param map  nullptr: not looked at yet

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kNamed = 3;          // peers of a sentence
 constexpr std::uint64_t kFarBehind = 2;    // epochs: one is usual at the end of an epoch
-constexpr double kLongSilence = 90;        // seconds without a report of any trainer; each reports every 30 s
+constexpr double kLongSilence = 45;        // seconds without a report of any trainer: each reports every 30 s, for 60 s
 
 using Peers = std::vector<const PeerView*>;
 
@@ -148,7 +148,7 @@ void about_versions(const RunView& view, std::vector<Warning>& warnings) {
 
 std::vector<Warning> warnings_of(const RunView& view, const SwarmMap* map) {
   std::vector<Warning> warnings;
-  about_trainers(view, warnings);
+  if (view.time > 0) about_trainers(view, warnings);
   about_clocks(view, warnings);
   if (!map) return warnings;
   about_parts(view, warnings);

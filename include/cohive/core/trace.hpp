@@ -45,6 +45,9 @@ class Trace {
  private:
   struct File;
   static Task<void> keep_writing(Trace& self, std::weak_ptr<File> file);
+  static Task<void> write_rest(Runtime& runtime, std::shared_ptr<File> file);
+  static void warn_of_failure(const File& file);
+  std::shared_ptr<File> take_file();  // no more is added to it
   static std::atomic<int> running_;
 
   Runtime& runtime_;

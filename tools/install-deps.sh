@@ -27,7 +27,7 @@ apt_packages=(
   libssl-dev libsodium-dev libprotobuf-dev protobuf-compiler prometheus-cpp-dev nlohmann-json3-dev
   libcli11-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev
   libminiupnpc-dev libnatpmp-dev # asking routers for ports
-  bible-kjv python3 python3-venv python3-pip
+  bible-kjv libfaketime python3 python3-venv python3-pip # what tests need
 )
 # Debian 12 offers a Boost that will do beside its older default; later systems have one.
 if grep -qs '^VERSION_CODENAME=bookworm$' /etc/os-release; then

@@ -5,6 +5,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/proto/averaging.pb.h"
@@ -194,6 +195,13 @@ Task<void> AllReduce::redial(AllReduce& self, std::size_t sender) {
 
 Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
   std::vector<Exchange> exchanges(members_.size());
+  std::size_t parts_total = 0;
+  for (const auto& parts : parts_by_owner_) parts_total += parts.size();
+  metrics_.round_parts.set(static_cast<double>(parts_total));
+  const auto ended = on_exit([this] {
+    metrics_.round_parts.set(0);
+    metrics_.round_parts_done.set(0);
+  });
   Nursery watch(runtime_, "all-reduce watch");
   Nursery tasks(runtime_, "all-reduce");
   if (!own_parts().empty()) {
@@ -207,7 +215,7 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
   if (cancelled_) co_return Error(Errc::round_cancelled);
 
   Outcome outcome;
-  for (const auto& parts : parts_by_owner_) outcome.parts_total += parts.size();
+  outcome.parts_total = parts_total;
   for (std::size_t member = 0; member < exchanges.size(); ++member) {
     if (!exchanges[member].failure) continue;
     outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
@@ -238,6 +246,7 @@ Task<void> AllReduce::reduce_own(AllReduce& self, TensorParts& tensors) {
     auto own = co_await prepared.receive();
     if (!own) co_return;
     const auto reduced = *own ? co_await self.reduce_own_part(tensors, i, std::move(**own)) : Result<>(own->error());
+    self.metrics_.round_parts_done.add(1);
     if (reduced) continue;
     // Our own values are not finite: other members leave us out as well.
     if (!self.cancelled_) self.ban(self.setup_.own_index, reduced.error().with_peer(self.host_.id()));
@@ -371,6 +380,7 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
     if (message->tensor) count_received(member, message->tensor->buffer.size());
     auto applied = co_await apply_reply(tensors, parts[i], std::move(sent), std::move(*message), std::move(**reply));
     if (!applied) co_return applied;
+    metrics_.round_parts_done.add(1);
   }
   co_return ok();
 }

@@ -35,11 +35,6 @@ class History {
   /// Returns how many seconds the epoch took.
   double epoch_ended(const Epoch& epoch);
 
-  /// JSON arrays, oldest first.
-  std::string rounds() const;
-  std::string epochs() const;
-
- private:
   struct Round {
     double time;
     std::string what, outcome, cause, message, group_id;
@@ -47,6 +42,13 @@ class History {
     double matchmaking = 0, allreduce = 0;
     std::uint64_t bytes_sent = 0, bytes_received = 0;
   };
+  /// Oldest first.
+  const std::deque<Round>& kept_rounds() const noexcept { return rounds_; }
+  /// The same as JSON arrays.
+  std::string rounds() const;
+  std::string epochs() const;
+
+ private:
   struct EndedEpoch {
     Epoch epoch;
     double time, seconds, waited;

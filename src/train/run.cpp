@@ -95,6 +95,7 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       saving(runtime, "a checkpoint"),
       checkpoint_time(runtime.now()),
       retry(kFirstRetry),
+      reports(d.host(), options.run_id, averaging::schema_hash(state_averager.schema()), history),
       sharing(d, state_sharing_options(options)),
       tasks(runtime, "training run") {
   if (options.share_loss) metrics_record.emplace(d, std::move(key), options.run_id, tasks);

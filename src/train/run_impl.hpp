@@ -19,6 +19,7 @@
 #include "cohive/train/run.hpp"
 #include "history.hpp"
 #include "metrics_record.hpp"
+#include "run_report.hpp"
 #include "round_pace.hpp"
 #include "shared_model.hpp"
 #include "wait_clock.hpp"
@@ -210,6 +211,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   bool ended = false;
   Duration retry;              // of a failed download
   std::optional<averaging::DownloadedState> proof;  // of an epoch that a single peer claimed
+  RunReports reports;
   averaging::StateSharing sharing;  // its uploads use what is above
   Subscription status;
   TaskGroup tasks;

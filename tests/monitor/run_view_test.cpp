@@ -8,6 +8,7 @@
 
 #include "cohive/core/keys.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/proto/run_report.pb.h"
 #include "monitor/exporter.hpp"
 #include "monitor/plot.hpp"
 #include "monitor/view_json.hpp"
@@ -158,6 +159,64 @@ TEST(RunView, NonsenseIsLeftOut) {
   EXPECT_FALSE(loss_from("m", loss(6, 3, std::uint64_t{1} << 63)));
 }
 
+// ---- What trainers tell of their rounds
+
+RunReport::Round round_of(const std::string& group, double time, double seconds = 1) {
+  return {.time = time, .averager = "gradients", .group_id = group, .members = 3, .matchmaking = 0, .allreduce = seconds, .message = {}};
+}
+
+TEST(MergedRounds, AreOneForEachGroup) {
+  std::map<PeerId, RunReport> reports;
+  reports[peer_number(1)].rounds = {round_of("aa", 990), round_of("bb", 995)};
+  reports[peer_number(2)].rounds = {round_of("aa", 991, 2), round_of("", 992)};
+  reports[peer_number(2)].rounds[1].outcome = RunReport::Round::Outcome::failed;
+  reports[peer_number(2)].rounds[0].outcome = RunReport::Round::Outcome::partial;
+  reports[peer_number(3)].rounds = {round_of("", 993), round_of("cc", 1e300)};
+  const auto rounds = merge_rounds(reports, 1000);
+  std::vector<std::size_t> tellers;
+  for (const auto& merged : rounds) tellers.push_back(merged.told_by.size());
+  EXPECT_THAT(tellers, ElementsAre(2, 1, 1, 1)) << "what has no group is of one peer each; a round of another age is a lie";
+  EXPECT_EQ(rounds[0].round.allreduce, 2);
+  EXPECT_EQ(rounds[0].round.outcome, RunReport::Round::Outcome::partial);
+  EXPECT_THAT(merge_rounds(reports, 1000, 2), SizeIs(2));
+}
+
+TEST(RunReports, AreBoundedAndNonsenseIsLeftOut) {
+  EXPECT_FALSE(run_report_from(as_bytes(std::string(100'000, 'x'))));
+  EXPECT_FALSE(run_report_from(as_bytes(std::string("\xff\xff nonsense"))));
+  proto::RunReport told;
+  const auto add = [&told](double time, float seconds, const std::string& outcome, const std::string& group) {
+    auto& round = *told.add_rounds();
+    round.set_time(time);
+    round.set_averager("gradients");
+    round.set_allreduce_seconds(seconds);
+    round.set_outcome(outcome);
+    round.set_group_id(group);
+    round.set_message(std::string(2000, '\xff'));
+  };
+  add(1, 1, "ok", "ab");
+  add(std::nan(""), 1, "ok", "ab");
+  add(1, -1, "ok", "ab");
+  add(1, 1e30f, "ok", "ab");
+  add(1, 1, "best", "ab");
+  add(1, 1, "ok", "<b>");
+  auto& link = *told.add_links();
+  link.set_peer_id(peer_number(1).binary());
+  link.set_round_trip_seconds(std::nanf(""));
+  told.add_links()->set_peer_id("nobody");
+  const auto report = run_report_from(as_bytes(told.SerializeAsString()));
+  ASSERT_TRUE(report);
+  ASSERT_THAT(report->rounds, SizeIs(1));
+  EXPECT_THAT(report->rounds[0].message, SizeIs(300));
+  EXPECT_THAT(report->links, IsEmpty());
+  told.clear_rounds();
+  for (int i = 0; i < 500; ++i) add(1, 1, "ok", "");
+  for (auto& round : *told.mutable_rounds()) round.clear_message();
+  EXPECT_LT(run_report_from(as_bytes(told.SerializeAsString()))->rounds.size(), 100u);
+  told.set_schema_hash(std::string(1000, 'x'));
+  EXPECT_FALSE(run_report_from(as_bytes(told.SerializeAsString())));
+}
+
 // ---- What is wrong
 
 TEST(RunWarnings, AHealthyRunHasNone) {
@@ -219,6 +278,18 @@ TEST(RunWarnings, PeersThatCannotBeReached) {
   EXPECT_THAT(sentences(view),
               ElementsAre(HasSubstr("the initial peer /ip4/10.0.0.9/tcp/1 does not answer"),
                           AllOf(HasSubstr("1 of 4 peers cannot be reached from here"), HasSubstr(peer_number(3).text()))));
+}
+
+TEST(RunWarnings, TrainersOfAnotherModel) {
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 4; ++i) records.trainers.push_back(trainer_at(i, 3));
+  SwarmMap map = whole_swarm(4);
+  for (std::uint32_t i = 0; i < 3; ++i) map.reports[peer_number(i)].schema_hash = "a";
+  EXPECT_THAT(sentences(view_of(records, &map)), IsEmpty()) << "one does not tell";
+  map.reports[peer_number(2)].schema_hash = "b";
+  EXPECT_THAT(sentences(view_of(records, &map)),
+              ElementsAre(AllOf(HasSubstr("1 trainer has another model or optimizer than 2 others, and cannot average"),
+                                HasSubstr(peer_number(2).text()))));
 }
 
 TEST(RunWarnings, OldVersionsAndTrainersThatAreBehind) {

@@ -32,9 +32,9 @@ def started(program, *arguments, env=None):
 
 
 @contextlib.contextmanager
-def bootstrap(*arguments):
+def bootstrap(*arguments, env=None):
     """A bootstrap node that is ready, and what it printed with --json."""
-    with started("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json", *arguments) as process:
+    with started("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json", *arguments, env=env) as process:
         yield process, json.loads(process.stdout.readline())
 
 

@@ -4,6 +4,7 @@ Usage: test_failures.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing but
 """
 
 import contextlib
+import glob
 import json
 import re
 import subprocess
@@ -31,9 +32,12 @@ class WithFolder(unittest.TestCase):
             self.assertLess(time.monotonic(), give_up, f"no '{sentence}' in:\n{text[-3000:]}")
             time.sleep(0.1)
 
+    def read(self, url):
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return answer.read().decode()
+
     def status(self, page):
-        with urllib.request.urlopen(page + "status", timeout=PATIENCE) as answer:
-            return json.load(answer)
+        return json.loads(self.read(page + "status"))
 
     def assert_said(self, log, page, sentence, kind):
         """In the log, and in the status with that kind."""
@@ -41,9 +45,9 @@ class WithFolder(unittest.TestCase):
         self.wait_for(lambda: "\n".join(failure["kind"] + ": " + failure["message"] for failure in self.status(page)["failures"]),
                       "(?m)^" + kind + ": .*" + sentence)
 
-    def doctor(self, *arguments):
+    def doctor(self, *arguments, env=None):
         """The sentences of the steps that have failed."""
-        examined = run("cohive-monitor", "--json", "doctor", *arguments)
+        examined = run("cohive-monitor", "--json", "doctor", *arguments, env=env)
         found = [json.loads(line) for line in examined.stdout.splitlines()]
         return "\n".join(line["step"] + ": " + line["text"] for line in found if line["status"] == "failed")
 
@@ -60,6 +64,19 @@ class FailuresOfNodes(WithFolder):
             said = self.doctor("--run-id", "any", "--initial-peers", *hub["initial_peers"], dead)
             self.assertIn(f"the initial peer {dead} does not answer: newcomers that know only this one cannot join", said)
             self.assertIn("tcp: ", said)
+
+    def test_a_clock_that_is_off(self):
+        library = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), None)
+        if not library:
+            self.skipTest("no libfaketime")
+        early = {**shell.environment, "LD_PRELOAD": library, "FAKETIME": "+10s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        with bootstrap() as (_, hub):
+            refused = run("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--initial-peers", *hub["initial_peers"], env=early)
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn("the clocks of this machine and of the initial peer differ by more than 3 seconds", refused.stderr)
+            self.assertIn("clock: this machine's clock is 10.0 s ahead of that of the node", self.doctor(*hub["initial_peers"], env=early))
+        with bootstrap(env=early) as (_, hub):
+            self.assertIn("clock: this machine's clock is 10.0 s behind that of the node", self.doctor(*hub["initial_peers"]))
 
     def test_a_relay_that_is_lost(self):
         log = self.folder / "log"
@@ -80,18 +97,20 @@ class FailuresOfTrainers(WithFolder):
             self.skipTest("built without LibTorch")
         self.text = self.folder / "text"
         self.text.write_text("In the beginning was the Word, and the Word was with others. " * 200)
+        self.processes = []
         self.running = contextlib.ExitStack()
         self.addCleanup(self.running.close)
         _, self.hub = self.running.enter_context(bootstrap())
 
-    def train(self, name, *arguments, width=16, prefix=()):
+    def train(self, name, *arguments, width=16, prefix=(), timeout=5):
         """The address of the page of a trainer, and its log."""
         log = self.folder / (name + ".log")
         process = subprocess.Popen([*prefix, shell.BIN / "cohive-train", "--text", self.text, "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--layers", "1",
-                                    "--context", "16", "--width", str(width), "--matchmaking-time", "1", "--averaging-timeout", "5",
+                                    "--context", "16", "--width", str(width), "--matchmaking-time", "1", "--averaging-timeout", str(timeout),
                                     "--target-batch-size", "4000", "--metrics-address", ":0", "--log-file", log, "--log-level", "info",
                                     "--initial-peers", *self.hub["initial_peers"], *map(str, arguments)],
                                    env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.processes.append(process)
         self.running.callback(process.wait)
         self.running.callback(process.kill)
         page = next(line.split()[1] for line in process.stdout if line.startswith("Page: "))
@@ -110,11 +129,24 @@ class FailuresOfTrainers(WithFolder):
         self.assertIn('trainers: no trainer reports: none trains run "another" now, or its trainers were given another --run-id', said)
 
     def test_a_model_that_is_another_one(self):
+        """One that comes when the other has ended an epoch already cannot take its state; else they meet, and refuse one another."""
         trainers = [self.train(str(width), width=width) for width in (16, 32)]
-        sentence = "refused us (BAD_SCHEMA_HASH: another model or optimizer than here)"
-        self.wait_for(lambda: "".join(log.read_text() for _, log in trainers), re.escape(sentence))
-        self.assertTrue(any(sentence in failure["message"] for page, _ in trainers for failure in self.status(page)["failures"]
-                            if failure["kind"] == "round"))
+        either = r"refused us \(BAD_SCHEMA_HASH: another model or optimizer than here\)|parameter 0 has another shape"
+        self.wait_for(lambda: "".join(log.read_text() for _, log in trainers), either)
+        self.assertTrue(any(re.search(either, failure["message"]) for page, _ in trainers for failure in self.status(page)["failures"]
+                            if failure["kind"] in ("round", "download")))
+        said = self.doctor("--run-id", "cohive_run", *self.hub["initial_peers"])
+        self.assertIn("models: 1 trainer has another model or optimizer than 1 other, and cannot average with them: ", said)
+
+    def test_a_member_killed_in_a_round(self):
+        """Its partner sends slowly, so that a round takes a while."""
+        page, log = self.train("stays", "--bandwidth", "100K", width=64, timeout=60)
+        self.train("killed", "--bandwidth", "100K", width=64, timeout=60)
+        running = r"(?m)^cohive_averaging_round_parts\{.*\} [1-9]"
+        self.wait_for(lambda: self.read(page + "metrics"), running)
+        self.processes[-1].kill()
+        self.wait_for(log.read_text, "of [0-9]+ parts keep local values|all peers that this one waited for have left")
+        self.wait_for(lambda: json.dumps([round["outcome"] for run in self.status(page)["runs"] for round in run["rounds"]]), "partial|failed")
 
     def test_a_disk_that_is_full(self):
         disk = self.folder / "disk"

@@ -58,6 +58,9 @@ def made_swarm(peers, epoch=40):
             "target_is_estimated": True, "samples_per_second": 120.5, "eta_seconds": 4, "loss": 2.5, "loss_epoch": epoch,
             "trainers": peers, "clients": peers // 3, "mapped": True, "nodes": peers, "reachable_nodes": peers, "parts": [peers], "peer_count": peers,
             "links": [[i, j] for i in range(min(peers, 60)) for j in range(0, min(peers, 60), 7) if i != j], "peers": members,
+            "round_trips": [[i, j, .01 * (i + j)] for i in range(min(peers, 60)) for j in range(0, min(peers, 60), 14) if i != j],
+            "rounds": [{"time": 1.7e9 + e, "what": "gradients", "outcome": ["ok", "failed"][e % 9 == 8], "message": HOSTILE, "group_id": "ab12" if e % 9 < 8 else "",
+                        "member_count": peers, "told_by": [members[0]["id"]], "matchmaking_seconds": 1, "allreduce_seconds": .5} for e in range(40)],
             "warnings": [{"kind": "split", "message": "the swarm is split " + HOSTILE}],
             "losses": [{"epoch": e, "time": 1.7e9 + 6 * e, "loss": 4 - e / epoch} for e in range(1, epoch)],
             "looks": [{"time": 1.7e9 + 6 * e, "epoch": e, "samples_per_second": 100 + e % 7, "peers": peers} for e in range(epoch)],
@@ -197,6 +200,10 @@ class Page(unittest.TestCase):
                 self.assertEqual(page.ask("document.querySelectorAll('.map .member').length"), min(peers, 150))
                 self.assertEqual(page.ask("document.querySelectorAll('.matrix .self').length"), min(peers, 60))
             self.assertEqual(page.ask("document.querySelectorAll('#swarm-curves .curve').length"), 4)
+            self.assertEqual(page.ask("document.querySelectorAll('.matrix .far').length"), 5 * 60 - 5)
+            self.assertEqual(page.ask("document.querySelectorAll('#swarm-curves .rounds g').length"), 40)
+            page.ask("document.querySelector('#swarm-curves .rounds g').dispatchEvent(new PointerEvent('pointermove', {clientX: 10, clientY: 10}))")
+            self.assertIn("told by", page.ask("document.getElementById('tip').innerText"))
             page.ask("document.querySelector('#members th[data-key=rtt_seconds]').click()")
             self.assertIn("1.0 s", page.ask("document.querySelector('#members tbody tr').innerText"), "the longest comes first")
             page.ask("document.querySelector('.map .member').dispatchEvent(new PointerEvent('pointermove', {clientX: 10, clientY: 10}))")

@@ -87,6 +87,7 @@ Task<void> Collector::crawl() {
   for (const Multiaddr& address : options_.initial_peers) calls.push_back(call_initial(dht_, address, map));
   calls.push_back(call_trainers(map));
   co_await when_all(dht_.runtime(), std::move(calls));
+  co_await read_reports(map);
   map_ = std::move(map);
   refresh();
   changed_.notify_all();
@@ -113,6 +114,27 @@ Task<void> Collector::call_trainers(SwarmMap& map) {
       calls.push_back(call(dht_, next->first, next->second));
     co_await when_all(dht_.runtime(), std::exchange(calls, {}));
   }
+}
+
+/// Of the trainers that run cohive: this one is connected to them now.
+Task<void> Collector::read_reports(SwarmMap& map) {
+  std::size_t asked = 0;
+  std::vector<Task<void>> calls;
+  for (const TrainerReport& trainer : records_.trainers) {
+    const auto known = dht_.host().peer(*trainer.peer);
+    if (!known || !known->connected || !known->agent.starts_with("cohive/") || ++asked > kMostCalls) continue;
+    calls.push_back(read_report(dht_, *trainer.peer, options_.run_id, map));
+    if (calls.size() == kCallsAtOnce) co_await when_all(dht_.runtime(), std::exchange(calls, {}));
+  }
+  co_await when_all(dht_.runtime(), std::move(calls));
+}
+
+Task<void> Collector::read_report(Dht& dht, PeerId peer, std::string run_id, SwarmMap& map) {
+  auto report = co_await read_run_report(dht.host(), peer, std::move(run_id), dht.runtime().after(kCall));
+  if (report)
+    map.reports.insert_or_assign(peer, std::move(*report));
+  else
+    log::debug("monitor", "{} tells nothing of its run: {}", peer, report.error());
 }
 
 Task<void> Collector::call(Dht& dht, PeerId peer, Contact& contact) {

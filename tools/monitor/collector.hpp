@@ -37,6 +37,8 @@ class Collector {
  private:
   Task<void> call_trainers(SwarmMap& map);
   static Task<void> call(Dht& dht, PeerId peer, Contact& contact);
+  Task<void> read_reports(SwarmMap& map);
+  static Task<void> read_report(Dht& dht, PeerId peer, std::string run_id, SwarmMap& map);
   static Task<void> call_initial(Dht& dht, Multiaddr address, SwarmMap& map);
   void refresh();
   static Task<bool> append(Runtime& runtime, std::string path, std::string line);

@@ -12,7 +12,7 @@ namespace cohive::tools {
 namespace {
 
 constexpr std::array kWarnings = {"no_trainers", "claim",       "behind",      "stalled", "split",
-                                  "clock",       "initial_peer", "unreachable", "version"};
+                                  "clock",       "initial_peer", "unreachable", "version", "model"};
 constexpr std::array kSoftware = {"cohive", "hivemind", "other", "unknown"};
 
 double or_nan(const std::optional<double>& value) {

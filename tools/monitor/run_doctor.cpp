@@ -19,10 +19,11 @@ struct Step {
 
 std::vector<Step> steps_of(const RunView& view) {
   std::set<std::string> agents;
-  std::size_t asked = 0, clocks = 0;
+  std::size_t asked = 0, clocks = 0, models = 0;
   for (const PeerView& peer : view.peers) {
     asked += peer.reachable.has_value();
     clocks += peer.clock_ahead.has_value();
+    models += !peer.schema_hash.empty();
     if (!peer.agent.empty()) agents.insert(log::quoted(peer.agent, 40));
   }
   std::string software;
@@ -34,6 +35,7 @@ std::vector<Step> steps_of(const RunView& view) {
            {"claim", "behind", "stalled"},
            log::format("epoch {}, {:.1f} samples/s", view.epoch, view.samples_per_second),
            trainers > 0},
+          {"models", {"model"}, log::format("the {} trainers that tell have one model and optimizer", models), models > 0},
           {"swarm", {"split", "initial_peer"}, log::format("{} nodes, which know each other", view.reachable)},
           {"clocks", {"clock"}, log::format("those of {} peers agree with this one", clocks), clocks > 0},
           {"reachable", {"unreachable"}, log::format("all of {} peers answer", asked), asked > 0},

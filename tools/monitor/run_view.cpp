@@ -118,6 +118,18 @@ std::unordered_map<PeerId, std::size_t> add_trainers(RunView& view, const RunRec
   return places;
 }
 
+void add_reports(RunView& view, const SwarmMap& map, const std::unordered_map<PeerId, std::size_t>& places, std::size_t most) {
+  for (const auto& [peer, report] : map.reports) {
+    const auto from = places.find(peer);
+    if (from == places.end()) continue;
+    view.peers[from->second].schema_hash = report.schema_hash;
+    for (const RunReport::Link& link : report.links)
+      if (const auto to = places.find(link.peer); to != places.end() && view.round_trips.size() < most)
+        view.round_trips.push_back({from->second, to->second, link.round_trip});
+  }
+  view.rounds = merge_rounds(map.reports, view.time);
+}
+
 void add_map(RunView& view, const RunRecords& records, const SwarmMap& map, std::size_t max_links) {
   auto places = add_trainers(view, records);
   std::vector<std::size_t> peer_of_node;
@@ -137,6 +149,7 @@ void add_map(RunView& view, const RunRecords& records, const SwarmMap& map, std:
       add_contact(view.peers[place->second], contact.reachable, contact.latency, contact.agent, contact.addresses,
                   contact.clock_ahead);
   add_links(view, map, peer_of_node, max_links);
+  add_reports(view, map, places, max_links);
   view.mapped = true;
 }
 

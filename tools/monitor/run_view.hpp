@@ -9,6 +9,7 @@
 
 #include "dht/crawl.hpp"
 #include "dht/node_ping.hpp"
+#include "monitor/merged_rounds.hpp"
 #include "monitor/records.hpp"
 
 namespace cohive::tools {
@@ -27,6 +28,7 @@ struct SwarmMap {
   std::vector<CrawledNode> nodes;
   std::map<PeerId, Contact> trainers;  ///< those that are in no routing table
   std::vector<Multiaddr> silent;       ///< initial peers that do not answer
+  std::map<PeerId, RunReport> reports;  ///< of trainers that tell of their run
 };
 
 struct PeerView {
@@ -38,6 +40,7 @@ struct PeerView {
   std::optional<double> samples_per_second, loss, age;
   std::optional<bool> reachable;  ///< nullopt: a client, or not tried yet
   std::optional<double> rtt, clock_ahead;
+  std::string schema_hash;  ///< of the model that it trains; empty: it does not tell
   std::size_t neighbours = 0;
 };
 
@@ -65,6 +68,12 @@ struct RunView {
   std::vector<std::size_t> parts;  ///< sizes of the parts of the DHT that do not know each other, largest first
   std::vector<PeerView> peers;     ///< trainers first
   std::vector<std::pair<std::size_t, std::size_t>> links;  ///< indices of `peers`: the first names the second
+  struct RoundTrip {
+    std::size_t from, to;  ///< indices of `peers`: what the first has measured
+    double seconds;
+  };
+  std::vector<RoundTrip> round_trips;
+  std::vector<MergedRound> rounds;
   std::vector<Warning> warnings;
 };
 

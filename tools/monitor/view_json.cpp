@@ -38,6 +38,28 @@ json links_json(const RunView& view) {
   return links;
 }
 
+json rounds_json(const RunView& view) {
+  auto rounds = json::array();
+  for (const auto& [round, told_by] : view.rounds)
+    rounds.push_back({{"time", round.time},
+                      {"what", round.averager},
+                      {"outcome", to_text(round.outcome)},
+                      {"message", round.message},
+                      {"group_id", round.group_id},
+                      {"member_count", round.members},
+                      {"told_by", told_by},
+                      {"matchmaking_seconds", round.matchmaking},
+                      {"allreduce_seconds", round.allreduce}});
+  return rounds;
+}
+
+json round_trips_json(const RunView& view) {
+  auto trips = json::array();
+  for (const auto& [from, to, seconds] : view.round_trips)
+    if (from < kPeersShown && to < kPeersShown) trips.push_back({from, to, seconds});
+  return trips;
+}
+
 }  // namespace
 
 json summary_json(const RunView& view) {
@@ -80,7 +102,9 @@ json view_json(const RunView& view, const std::deque<Look>& looks) {
            {"reachable_nodes", view.reachable},
            {"parts", view.parts},
            {"peer_count", view.peers.size()},
-           {"links", links_json(view)}};
+           {"links", links_json(view)},
+           {"round_trips", round_trips_json(view)},
+           {"rounds", rounds_json(view)}};
   run["peers"] = json::array();
   for (std::size_t i = 0; i < std::min(view.peers.size(), kPeersShown); ++i) run["peers"].push_back(json_of(view.peers[i]));
   run["warnings"] = json::array();

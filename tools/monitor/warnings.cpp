@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <set>
 
 #include "cohive/core/log.hpp"
 
@@ -56,6 +55,20 @@ void about_trainers(const RunView& view, std::vector<Warning>& warnings) {
   const Peers old = peers_that(view, [](const PeerView& peer) { return peer.age && *peer.age > kLongSilence; });
   if (!old.empty() && old.size() == view.trainers + view.clients)
     warnings.push_back({"stalled", log::format("no trainer has reported for {:.0f} s: the run stands still", kLongSilence)});
+}
+
+/// The model that most have counts as that of the run.
+void about_models(const RunView& view, std::vector<Warning>& warnings) {
+  std::map<std::string, std::size_t> models;
+  for (const PeerView& peer : view.peers)
+    if (!peer.schema_hash.empty()) ++models[peer.schema_hash];
+  if (models.size() < 2) return;
+  const auto most = std::ranges::max_element(models, {}, &std::pair<const std::string, std::size_t>::second)->first;
+  const Peers other =
+      peers_that(view, [&](const PeerView& peer) { return !peer.schema_hash.empty() && peer.schema_hash != most; });
+  warnings.push_back({"model", log::format("{} another model or optimizer than {}, and cannot average with them: {}",
+                                           count(other.size(), "trainer has", "trainers have"),
+                                           count(models.at(most), "other", "others"), names(other))});
 }
 
 // ---- The swarm
@@ -151,6 +164,7 @@ std::vector<Warning> warnings_of(const RunView& view, const SwarmMap* map) {
   if (view.time > 0) about_trainers(view, warnings);
   about_clocks(view, warnings);
   if (!map) return warnings;
+  about_models(view, warnings);
   about_parts(view, warnings);
   about_reachability(view, *map, warnings);
   about_versions(view, warnings);

@@ -34,6 +34,10 @@ struct AveragingMetrics {
                                             {{"averager", averager}})),
         group_size(
             metrics.gauge("cohive_averaging_group_size", "Members of the last group.", {{"averager", averager}})),
+        round_parts(metrics.gauge("cohive_averaging_round_parts", "Parts of the all-reduce that runs; 0: none does.",
+                                  {{"averager", averager}})),
+        round_parts_done(metrics.gauge("cohive_averaging_round_parts_done", "Parts of it whose average is there.",
+                                       {{"averager", averager}})),
         bandwidth(metrics.gauge("cohive_averaging_bandwidth_bytes_per_second",
                                 "What the peer tells its groups about its link; 0: nothing.",
                                 {{"averager", averager}})),
@@ -53,7 +57,7 @@ struct AveragingMetrics {
   static std::vector<double> bounds() { return {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60}; }
   Counter rounds_ok, rounds_partial, rounds_failed, no_group;
   Histogram matchmaking_seconds, allreduce_seconds;
-  Gauge group_size, bandwidth;
+  Gauge group_size, round_parts, round_parts_done, bandwidth;
   Counter bytes_sent, bytes_received, reducers_failed;
   std::array<Counter, kJoinOutcomes.size()> joins;
   std::array<Counter, kBanReasons.size()> senders_banned;

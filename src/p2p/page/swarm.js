@@ -58,19 +58,25 @@ function mapOf(swarm, shown) {
   return box;
 }
 
-/// A row for each node, and in it the nodes that it knows.
+/// A row for each node, and in it the nodes that it knows, and how far away they are.
 function matrixOf(swarm, shown) {
-  const box = make('div', {className: 'chart'}, make('h3', {textContent: 'rows: who knows; columns: who is known'}));
+  const trips = swarm.round_trips.filter(([from, to]) => from < shown.length && to < shown.length);
+  const farthest = Math.max(.001, ...trips.map(trip => trip[2]));
+  const box = make('div', {className: 'chart'}, make('h3', {textContent: 'rows: who knows; columns: who is known' +
+    (trips.length ? '; round trips from pale to dark, up to ' + seconds(farthest) : '')}));
   const svg = draw('svg', {class: 'matrix', viewBox: `0 0 ${shown.length} ${shown.length}`, role: 'img'}, box);
   draw('title', {}, svg).textContent = 'which node knows which';
   const add = (kind, x, y, text) => {
     const square = draw('rect', {class: kind, x: x + .04, y: y + .04, width: .92, height: .92}, svg);
     square.addEventListener('pointermove', event => showTip(event, text));
     square.addEventListener('pointerleave', hideTip);
+    return square;
   };
   shown.forEach((peer, i) => add('self', i, i, memberText(peer)));
   for (const [from, to] of swarm.links)
     if (from < shown.length && to < shown.length) add('known', to, from, short(shown[from].id) + ' knows ' + short(shown[to].id));
+  for (const [from, to, trip] of trips)
+    add('far', to, from, short(shown[from].id) + ' to ' + short(shown[to].id) + ' and back: ' + seconds(trip)).style.fillOpacity = .15 + .85 * trip / farthest;
   return box;
 }
 
@@ -83,7 +89,7 @@ function drawSwarm(swarm) {
     fact('nodes that answer', swarm.mapped ? swarm.reachable_nodes + ' of ' + swarm.nodes : '–', swarm.reachable_nodes < swarm.nodes),
     fact('cohive, hivemind', software('cohive') + ', ' + software('hivemind')), fact('parts of the swarm', String(swarm.parts.length || '–'), swarm.parts.length > 1));
   $('swarm-progress').replaceChildren(...progressOf(swarm));
-  $('swarm-curves').replaceChildren(...curvesOf(swarm));
+  $('swarm-curves').replaceChildren(...curvesOf(swarm), ...(swarm.rounds.length ? [timeline(swarm.rounds)] : []));
   members.show(swarm.peers);
   const nodes = swarm.peers.slice(0, kOnMap);
   $('swarm-map').replaceChildren(mapOf(swarm, nodes), matrixOf(swarm, nodes.slice(0, kInMatrix)));

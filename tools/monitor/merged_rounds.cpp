@@ -1,0 +1,41 @@
+#include "monitor/merged_rounds.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cohive::tools {
+namespace {
+
+constexpr double kLongAgo = 86400;  // seconds
+
+void merge(MergedRound& merged, const RunReport::Round& told) {
+  auto& round = merged.round;
+  round.time = std::max(round.time, told.time);
+  round.members = std::max(round.members, told.members);
+  round.matchmaking = std::max(round.matchmaking, told.matchmaking);
+  round.allreduce = std::max(round.allreduce, told.allreduce);
+  round.outcome = std::max(round.outcome, told.outcome);
+  if (round.message.empty()) round.message = told.message;
+}
+
+}  // namespace
+
+std::vector<MergedRound> merge_rounds(const std::map<PeerId, RunReport>& reports, double now, std::size_t most) {
+  std::vector<MergedRound> rounds;
+  std::map<std::pair<std::string, std::string>, std::size_t> groups;
+  for (const auto& [peer, report] : reports)
+    for (const RunReport::Round& told : report.rounds) {
+      if (std::abs(told.time - now) > kLongAgo) continue;
+      std::size_t place = rounds.size();
+      if (!told.group_id.empty()) place = groups.try_emplace({told.averager, told.group_id}, place).first->second;
+      if (place == rounds.size()) rounds.push_back({told, {}});
+      merge(rounds[place], told);
+      if (rounds[place].told_by.empty() || rounds[place].told_by.back() != peer.text())
+        rounds[place].told_by.push_back(peer.text());
+    }
+  std::ranges::sort(rounds, {}, [](const MergedRound& one) { return one.round.time; });
+  if (rounds.size() > most) rounds.erase(rounds.begin(), rounds.end() - static_cast<std::ptrdiff_t>(most));
+  return rounds;
+}
+
+}  // namespace cohive::tools

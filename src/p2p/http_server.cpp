@@ -8,6 +8,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "network_shares.hpp"
 
 namespace cohive::p2p {
@@ -60,7 +61,7 @@ HttpResponse refusal(bool header_too_large) {
 }  // namespace
 
 HttpServer::HttpServer(transport::Network& network, Answer answer)
-    : network_(network), runtime_(network.runtime()), answer_(std::move(answer)), tasks_(runtime_, "HTTP server") {}
+    : network_(network), runtime_(network.runtime()), answer_(std::move(answer)), ended_(runtime_, "room for a request"), tasks_(runtime_, "HTTP server") {}
 
 Result<> HttpServer::start(const Multiaddr& endpoint) {
   auto listener = network_.listen(endpoint);
@@ -74,24 +75,30 @@ Task<void> HttpServer::accept(HttpServer& self) {
   for (;;) {
     auto connection = co_await self.listener_->accept();
     if (!connection) co_return;
-    if (self.open_.size() >= kMaxConnections) {
-      const auto oldest = oldest_of_the_largest(self.open_, [](const Open& one) { return one.network; });
-      oldest->connection->close();  // its task ends by that
-      self.open_.erase(oldest);
-    }
-    self.open_.push_back({connection->get(), network_of((*connection)->remote_address())});
+    co_await self.make_room();
+    self.open_.push_back({connection->get(), network_of((*connection)->remote_address()), self.runtime_.now()});
     self.tasks_.spawn(handle(self, std::move(*connection)), "HTTP request");
   }
 }
 
-Task<void> HttpServer::handle(HttpServer& self, std::unique_ptr<transport::RawConnection> connection) {
-  struct Listed {
-    Connections& open;
-    transport::RawConnection* connection;
-    ~Listed() {
-      open.remove_if([this](const Open& one) { return one.connection == connection; });
+Task<void> HttpServer::make_room() {
+  while (open_.size() >= kMaxConnections) {
+    const auto oldest = oldest_of_the_largest(open_, [](const Open& one) { return one.network; });
+    const TimePoint may_go = oldest->since + kGrace;
+    if (runtime_.now() < may_go) {
+      co_await ended_.wait(Deadline(may_go));
+      continue;
     }
-  } listed{self.open_, connection.get()};
+    oldest->connection->close();  // its task ends by that
+    open_.erase(oldest);
+  }
+}
+
+Task<void> HttpServer::handle(HttpServer& self, std::unique_ptr<transport::RawConnection> connection) {
+  const auto listed = on_exit([&self, listed = connection.get()] {
+    self.open_.remove_if([listed](const Open& one) { return one.connection == listed; });
+    self.ended_.notify_all();
+  });
   const Deadline deadline = self.runtime_.after(kHttpTimeout);
   const auto served = co_await within(self.runtime_, deadline, serve(self, *connection), "HTTP request");
   if (!served) log::debug("metrics", "a request is not answered: {}", served.error());

@@ -1,12 +1,14 @@
 // HttpServer: HTTP/1.1 for a person's browser and for Prometheus. One GET or HEAD per connection, within ten seconds.
 // Of more than kMaxConnections at once, that of the network which has most of them goes that has been here longest:
-// clients that say nothing, or read nothing, keep nobody out. Loop thread only.
+// clients that say nothing, or read nothing, keep nobody out. Each has kGrace to say what it wants, so that clients that come
+// back at once do not drive each other out; newcomers wait in the queue of the system. Loop thread only.
 #pragma once
 
 #include <functional>
 #include <list>
 #include <string>
 
+#include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/transport/network.hpp"
 
@@ -29,6 +31,7 @@ struct HttpResponse {
 class HttpServer {
  public:
   static constexpr std::size_t kMaxConnections = 32;
+  static constexpr Duration kGrace = 20ms;
   using Answer = std::function<Task<HttpResponse>(HttpRequest)>;
 
   HttpServer(transport::Network& network, Answer answer);
@@ -40,9 +43,11 @@ class HttpServer {
   struct Open {
     transport::RawConnection* connection;
     std::string network;
+    TimePoint since;
   };
   using Connections = std::list<Open>;
   static Task<void> accept(HttpServer& self);
+  Task<void> make_room();
   static Task<void> handle(HttpServer& self, std::unique_ptr<transport::RawConnection> connection);
   static Task<Result<>> serve(HttpServer& self, transport::RawConnection& connection);
 
@@ -51,6 +56,7 @@ class HttpServer {
   Answer answer_;
   std::unique_ptr<transport::Listener> listener_;
   Connections open_;  // oldest first
+  Condition ended_;   // one of them has
   TaskGroup tasks_;
 };
 

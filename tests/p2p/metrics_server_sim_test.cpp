@@ -52,6 +52,14 @@ class MetricsServerTest : public testing::Test {
     }
   }
 
+  static Task<void> come_back_again_and_again(MetricsServerTest& self) {
+    for (;;) {
+      auto connection = co_await self.client->dial(Multiaddr::from_text(kEndpoint).value(), self.runtime.after(5s));
+      if (connection) (void)co_await read_all(**connection);
+      co_await self.runtime.yield();
+    }
+  }
+
   std::string exchange(const std::string& request) {
     auto connection = connect();
     runtime.run(write(*connection, request));
@@ -128,6 +136,14 @@ TEST_F(MetricsServerTest, ClientsThatHangKeepNobodyOut) {
   EXPECT_EQ(runtime.run(read_all(*idle.front())), "") << "the oldest had to go";
   runtime.run(write(*idle.back(), "GET /healthz HTTP/1.1\r\n\r\n"));
   EXPECT_THAT(runtime.run(read_all(*idle.back())), EndsWith("ok\n")) << "the newest are still served";
+}
+
+TEST_F(MetricsServerTest, SilentClientsThatComeBackAtOnceKeepNobodyOutOfTheSameAddress) {
+  TaskGroup flood(runtime, "flood");
+  for (int i = 0; i < 200; ++i) flood.spawn(come_back_again_and_again(*this), "silent client");
+  runtime.run_for(1s);
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(get("/metrics"), StartsWith("HTTP/1.1 200"));
+  flood.cancel();
 }
 
 TEST_F(MetricsServerTest, AFloodOfOneAddressKeepsNobodyElseOut) {

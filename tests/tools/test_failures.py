@@ -140,8 +140,8 @@ class FailuresOfTrainers(WithFolder):
 
     def test_a_member_killed_in_a_round(self):
         """Its partner sends slowly, so that a round takes a while."""
-        page, log = self.train("stays", "--bandwidth", "100K", width=64, timeout=60)
-        self.train("killed", "--bandwidth", "100K", width=64, timeout=60)
+        page, log = self.train("stays", "--bandwidth", "30K", width=64, timeout=60)
+        self.train("killed", "--bandwidth", "30K", width=64, timeout=60)
         running = r"(?m)^cohive_averaging_round_parts\{.*\} [1-9]"
         self.wait_for(lambda: self.read(page + "metrics"), running)
         self.processes[-1].kill()

@@ -63,9 +63,14 @@ wait_for() {
 "$bin/cohive-bootstrap" --host-maddrs /ip4/127.0.0.1/tcp/0 --metrics-address 127.0.0.1:0 >"$work/bootstrap.log" 2>"$work/bootstrap.err" &
 pid[bootstrap]=$!
 wait_for "$work/bootstrap.log" '^Metrics:' 'the bootstrap node'
-say "watch the bootstrap node: $(sed -n 's/^Page: //p' "$work/bootstrap.log")"
 export INITIAL_PEERS
 INITIAL_PEERS=$(sed -n 's/.*INITIAL_PEERS=\([^ ]*\).*/\1/p' "$work/bootstrap.log")
+"$bin/cohive-monitor" serve --run-id demo --target-batch-size 768 --interval 1 --crawl-interval 5 --metrics-address 127.0.0.1:0 \
+  >"$work/monitor.log" 2>"$work/monitor.err" &
+pid[monitor]=$!
+wait_for "$work/monitor.log" '^Page:' 'the monitor'
+say "watch the run: $(sed -n 's/^Page: //p' "$work/monitor.log")"
+say "watch the bootstrap node: $(sed -n 's/^Page: //p' "$work/bootstrap.log")"
 say "bootstrap node: INITIAL_PEERS=$INITIAL_PEERS cohive-train ..."
 
 until=$(($(date +%s) + seconds))

@@ -259,8 +259,8 @@ class SimulatedSwarm final : public TrainSwarm {
     me->standing = true;
     me->joined_at = self.epoch();
     me->run->start();
-    while (me->newcomer && !co_await me->run->catch_up() && self.epoch() > 0) {
-    }
+    // One that sees no other trainer yet has nothing to catch up with, and learns so at once.
+    while (me->newcomer && !co_await me->run->catch_up() && self.epoch() > 0) co_await self.runtime_.sleep_for(1s);
     me->began = self.runtime_.now();
     std::vector<float> gradient(self.scenario_.features), ballast(self.scenario_.ballast);
     for (;;) {

@@ -1,8 +1,10 @@
 // The kernels. Bits must be those of the CPU's codecs: every operation is named with its rounding, so that the compiler
 // fuses none of them, and halves are made by integer arithmetic, which keeps a NaN's bits as the processors do.
+// The same source is compiled for the processor, too: see tests/cuda/emulator.
 #include <cuda_runtime_api.h>
 
 #include "kernels.hpp"
+#include "launch.hpp"
 
 namespace cohive::cuda::kernels {
 namespace {
@@ -48,12 +50,11 @@ __global__ void for_each(std::size_t count, Step step) {
 }
 
 template <class Step>
-int launch(CUstream_st* stream, std::size_t count, Step step) {
+int launch_each(CUstream_st* stream, std::size_t count, Step step) {
   if (count == 0) return cudaSuccess;
   const std::size_t wanted = (count + kThreads - 1) / kThreads;
   const auto blocks = static_cast<unsigned>(wanted < kMostBlocks ? wanted : kMostBlocks);
-  for_each<<<blocks, kThreads, 0, stream>>>(count, step);
-  return cudaGetLastError();
+  return launch("for_each", for_each<Step>, blocks, kThreads, stream, count, step);
 }
 
 // Steps of for_each. All but the sums only write what nobody else reads.
@@ -92,7 +93,7 @@ struct FindNonFinite {
   const float* in;
   std::uint32_t* found;
   __device__ void operator()(std::size_t i) const {
-    if ((__float_as_uint(in[i]) & kMagnitude) >= kInfinity) *found = 1;  // all who write write the same
+    if ((__float_as_uint(in[i]) & kMagnitude) >= kInfinity) atomicMax(found, 1u);
   }
 };
 struct Add {
@@ -173,7 +174,7 @@ __global__ void encode_blockwise(BlockwiseTables tables, const float* in, Blockw
 }  // namespace
 
 int to_half(CUstream_st* stream, const float* in, std::uint16_t* out, std::size_t count) {
-  return launch(stream, count, ToHalf{in, out});
+  return launch_each(stream, count, ToHalf{in, out});
 }
 
 int to_blockwise(CUstream_st* stream, const BlockwiseTables& tables, const float* in, std::uint8_t* out,
@@ -183,36 +184,35 @@ int to_blockwise(CUstream_st* stream, const BlockwiseTables& tables, const float
   const BlockwiseOut parts{reinterpret_cast<std::uint32_t*>(out), reinterpret_cast<float*>(out + 16),
                            reinterpret_cast<float*>(out + 16 + scales * 4), out + 16 + scales * 4 + kEntries * 4};
   const auto blocks = static_cast<unsigned>(scales > 0 ? scales : 1);  // an empty tensor still has a code book
-  encode_blockwise<<<blocks, kThreads, 0, stream>>>(tables, in, parts, count, scales);
-  return cudaGetLastError();
+  return launch("encode_blockwise", encode_blockwise, blocks, kThreads, stream, tables, in, parts, count, scales);
 }
 
 int from_half(CUstream_st* stream, const std::uint16_t* in, float* out, std::size_t count) {
-  return launch(stream, count, FromHalf{in, out});
+  return launch_each(stream, count, FromHalf{in, out});
 }
 int add_half(CUstream_st* stream, const std::uint16_t* in, float weight, float* sum, std::size_t count) {
-  return launch(stream, count, AddHalf{in, weight, sum});
+  return launch_each(stream, count, AddHalf{in, weight, sum});
 }
 int from_indexed(CUstream_st* stream, const Indexed& in, float* out, std::size_t count) {
-  return launch(stream, count, FromIndexed{in, out});
+  return launch_each(stream, count, FromIndexed{in, out});
 }
 int add_indexed(CUstream_st* stream, const Indexed& in, float weight, float* sum, std::size_t count) {
-  return launch(stream, count, AddIndexed{in, weight, sum});
+  return launch_each(stream, count, AddIndexed{in, weight, sum});
 }
 int find_non_finite(CUstream_st* stream, const float* in, std::uint32_t* found, std::size_t count) {
-  return launch(stream, count, FindNonFinite{in, found});
+  return launch_each(stream, count, FindNonFinite{in, found});
 }
 int add(CUstream_st* stream, const float* in, float weight, float* sum, std::size_t count) {
-  return launch(stream, count, Add{in, weight, sum});
+  return launch_each(stream, count, Add{in, weight, sum});
 }
 int divide(CUstream_st* stream, float* values, float divisor, std::size_t count) {
-  return launch(stream, count, Divide{values, divisor});
+  return launch_each(stream, count, Divide{values, divisor});
 }
 int subtract_from(CUstream_st* stream, const float* average, float* values, std::size_t count) {
-  return launch(stream, count, SubtractFrom{average, values});
+  return launch_each(stream, count, SubtractFrom{average, values});
 }
 int move_towards(CUstream_st* stream, const float* average, float alpha, float* values, std::size_t count) {
-  return launch(stream, count, MoveTowards{average, alpha, values});
+  return launch_each(stream, count, MoveTowards{average, alpha, values});
 }
 
 }  // namespace cohive::cuda::kernels

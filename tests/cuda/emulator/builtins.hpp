@@ -1,0 +1,67 @@
+// Included before kernels.cu where it is compiled for the processor: CUDA's words and functions in plain C++.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "driver.hpp"
+#include "emulator.hpp"
+
+#undef __device__
+#undef __global__
+#undef __shared__
+#define __device__
+#define __global__
+// All blocks share it, for they run one after another; it is overwritten before each.
+#define __shared__ static __attribute__((section("cohive_shared")))
+
+#define threadIdx (::cohive::cuda::emulated::thread_index())
+#define blockIdx (::cohive::cuda::emulated::block_index())
+#define blockDim (::cohive::cuda::emulated::block_size())
+#define gridDim (::cohive::cuda::emulated::grid_size())
+
+inline void __syncthreads() {
+  ::cohive::cuda::emulated::barrier();
+}
+
+inline std::uint32_t __float_as_uint(float value) {
+  return std::bit_cast<std::uint32_t>(value);
+}
+inline float __uint_as_float(std::uint32_t bits) {
+  return std::bit_cast<float>(bits);
+}
+// Compiled with -ffp-contract=off: nothing is fused.
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
+inline float __fsub_rn(float a, float b) {
+  return a - b;
+}
+inline float __fdiv_rn(float a, float b) {
+  return a / b;
+}
+inline std::uint32_t __float2uint_rn(float value) {
+  return static_cast<std::uint32_t>(std::nearbyint(value));
+}
+inline float __uint2float_rn(std::uint32_t value) {
+  return static_cast<float>(value);
+}
+
+inline std::uint32_t atomicMax(std::uint32_t* address, std::uint32_t value) {
+  ::cohive::cuda::emulated::note_atomic(address, sizeof *address);
+  return ::cohive::cuda::emulated::update(address, [value](std::uint32_t old) { return old < value ? value : old; });
+}
+inline float atomicAdd(float* address, float value) {
+  ::cohive::cuda::emulated::note_atomic(address, sizeof *address);
+  return ::cohive::cuda::emulated::update(address, [value](float old) { return old + value; });
+}
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  const auto lane = threadIdx.x % 32 ^ static_cast<unsigned>(mask);
+  return __uint_as_float(::cohive::cuda::emulated::exchange(__float_as_uint(value), lane));
+}

@@ -1,0 +1,46 @@
+// The part of the CUDA runtime that cohive calls, for the emulated device: streams are threads, and a test may delay them,
+// hold them, or have them fail.
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include "emulator.hpp"
+
+struct CUstream_st;
+
+namespace cohive::cuda::emulated {
+
+/// How many devices there are; 0: as on a machine without a GPU.
+void set_devices(int count);
+/// Bytes of the device.
+void set_memory(std::size_t bytes);
+
+/// What is queued on streams waits up to so long before it runs, each for another time: what is queued on two streams ends
+/// in any order.
+void set_delay(std::chrono::microseconds longest);
+/// Nothing that is queued runs until release_streams().
+void hold_streams();
+void release_streams();
+/// From the work after the next `count` on, all work of all streams fails with this cudaError_t; 0: none any more.
+void fail_after(int count, int error);
+
+/// Queues work; returns a cudaError_t.
+int enqueue(CUstream_st* stream, std::function<void()> work);
+
+/// Queues a kernel on a stream, as kernel<<<blocks, threads, 0, stream>>>(arguments...) does.
+template <class... Parameters, class... Arguments>
+int launch(const char* name, void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUstream_st* stream,
+           Arguments... arguments) {
+  return enqueue(stream, [=] { run(name, blocks, threads, [&] { kernel(arguments...); }); });
+}
+
+/// Reads and writes by the emulator itself, which are no plain accesses of a thread.
+template <class T, class Change>
+__attribute__((noinline, no_sanitize("coverage"))) T update(T* address, Change change) {
+  const T old = *address;
+  *address = change(old);
+  return old;
+}
+
+}  // namespace cohive::cuda::emulated

@@ -1,0 +1,398 @@
+#include "emulator.hpp"
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <span>
+#include <utility>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define COHIVE_FIBERS_OF_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define COHIVE_FIBERS_OF_ASAN 1
+#endif
+#endif
+#ifdef COHIVE_FIBERS_OF_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+// Of all __shared__ variables; without any there is no such section.
+extern "C" __attribute__((weak)) std::uint8_t __start_cohive_shared[], __stop_cohive_shared[];
+
+namespace cohive::cuda::emulated {
+namespace {
+
+constexpr std::size_t kZone = 64 * 1024;   // bytes on either side of a buffer
+constexpr std::size_t kSharedZone = 64;     // behind it lie other variables of the program
+constexpr std::size_t kStack = 128 * 1024;  // of a fiber
+constexpr std::size_t kMostFindings = 5;    // of a launch
+constexpr unsigned kWarp = 32;
+
+/// Who touched a byte last. Intervals are numbered through all launches: each lies between two barriers of one block.
+struct Touch {
+  std::uint32_t thread = 0, interval = 0;  // interval 0: nobody
+};
+struct Shadow {
+  Touch writer, reader, other_reader;
+  bool atomic = false;  // the writer
+};
+
+struct Memory {
+  std::uint8_t* begin = nullptr;
+  std::size_t size = 0, zone = 0;  // bytes; the zone is on either side
+  std::vector<Shadow> shadow;  // of each byte, from the first access of a kernel on
+};
+
+class Emulator;
+Emulator* running = nullptr;
+
+/// Memory that kernels may touch.
+class Memories {
+ public:
+  Memory& add(std::uint8_t* begin, std::size_t size, std::size_t zone) {
+    Memory& memory = by_end_[begin + size + zone];
+    memory = {begin, size, zone, {}};
+    return memory;
+  }
+  bool remove(const std::uint8_t* begin) {
+    for (auto at = by_end_.begin(); at != by_end_.end(); ++at)
+      if (at->second.begin == begin) return by_end_.erase(at), true;
+    return false;
+  }
+  /// Whose memory, or zone around it, that is; nullptr: nobody's, as the stack of a thread.
+  Memory* of(const std::uint8_t* address) {
+    const auto at = by_end_.upper_bound(const_cast<std::uint8_t*>(address));
+    if (at == by_end_.end() || address + at->second.zone < at->second.begin) return nullptr;
+    return &at->second;
+  }
+
+ private:
+  std::map<std::uint8_t*, Memory> by_end_;  // by the end of the zone behind
+};
+
+std::mutex& device() {
+  static std::mutex mutex;
+  return mutex;
+}
+Memories& memories() {
+  static Memories all;
+  return all;
+}
+std::vector<std::string> findings;
+Order order = Order::forward;
+std::mt19937 shuffle{1};
+std::uint32_t intervals = 0;
+
+std::vector<unsigned> places(unsigned count) {
+  std::vector<unsigned> result(count);
+  std::iota(result.begin(), result.end(), 0u);
+  if (order == Order::reverse) std::ranges::reverse(result);
+  if (order == Order::random) std::ranges::shuffle(result, shuffle);
+  return result;
+}
+
+/// One launch.
+class Emulator {
+ public:
+  Emulator(const char* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body)
+      : kernel_(kernel), blocks_(blocks), threads_(threads), body_(body), first_interval_(intervals + 1) {}
+
+  void run() {
+    running = this;
+    Memory* shared = nullptr;
+    const auto shared_size = static_cast<std::size_t>(__stop_cohive_shared - __start_cohive_shared);
+    if (shared_size > 0) shared = &memories().add(__start_cohive_shared, shared_size, kSharedZone);
+    for (const unsigned block : places(blocks_)) {
+      block_ = block;
+      if (shared) {  // another one than that of the block before; a kernel cannot count on anything in it
+        std::memset(__start_cohive_shared, 0xa5, shared_size);
+        std::ranges::fill(shared->shadow, Shadow());
+      }
+      run_block();
+    }
+    if (shared) memories().remove(__start_cohive_shared);
+    running = nullptr;
+  }
+
+  void touch(const void* address, std::size_t bytes, bool writes, bool atomic) {
+    const auto* at = static_cast<const std::uint8_t*>(address);
+    Memory* memory = memories().of(at);
+    if (!memory) return;
+    const char* what = writes ? "writes" : "reads";
+    if (at < memory->begin || at + bytes > memory->begin + memory->size) {
+      const auto end = memory->begin + memory->size;
+      const bool before = at < memory->begin;
+      return report(std::string(what) + " " + std::to_string(bytes) + " bytes outside of a buffer of " +
+                    std::to_string(memory->size) + ", " + std::to_string(before ? memory->begin - at : at + bytes - end) +
+                    (before ? " before it" : " behind it"));
+    }
+    if (reinterpret_cast<std::uintptr_t>(at) % bytes != 0)
+      return report(std::string(what) + " " + std::to_string(bytes) + " bytes at an address that is no multiple of it");
+    if (memory->shadow.empty()) memory->shadow.resize(memory->size);
+    for (std::size_t i = 0; i < bytes; ++i)
+      if (!keep_apart(memory->shadow[static_cast<std::size_t>(at - memory->begin) + i], writes, atomic))
+        return report(std::string(what) + " what another thread " + (writes ? "reads or writes" : "writes") +
+                      ", with no barrier between them");
+  }
+
+  // ---- What threads ask for
+  Index thread() const { return {now_}; }
+  Index block() const { return {block_}; }
+  Index threads() const { return {threads_}; }
+  Index blocks() const { return {blocks_}; }
+
+  void wait_for_all() {
+    states_[now_].at_barrier = true;
+    leave();
+  }
+
+  std::uint32_t exchange(std::uint32_t value, unsigned lane) {
+    const unsigned warp = now_ / kWarp * kWarp;
+    states_[now_].value = value;
+    states_[now_].in_exchange = true;
+    leave();
+    return states_[warp + lane].passed;
+  }
+
+ private:
+  struct State {
+    bool ended = false, at_barrier = false, in_exchange = false;
+    std::uint32_t value = 0, passed = 0;
+  };
+  /// Runs threads one after another, until one of them waits: then another fiber goes on.
+  struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<std::uint8_t[]> stack = std::make_unique<std::uint8_t[]>(kStack);
+    unsigned thread = 0;
+    bool waits = false;  // its thread does
+  };
+
+  void run_block() {
+    states_.assign(threads_, {});
+    fibers_.clear();
+    interval_ = ++intervals;
+    queue_ = places(threads_);
+    next_ = 0;
+    while (next_ < queue_.size()) start_fiber();
+    while (std::ranges::any_of(states_, [](const State& one) { return !one.ended; })) go_on();
+  }
+
+  void start_fiber() {
+    fibers_.push_back(std::make_unique<Fiber>());
+    Fiber& fiber = *fibers_.back();
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStack;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, &Emulator::enter, 0);
+    resume(fiber);
+  }
+
+  static void enter() {
+    Emulator& self = *running;
+#ifdef COHIVE_FIBERS_OF_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &self.host_stack_, &self.host_stack_size_);
+#endif
+    while (self.next_ < self.queue_.size()) {
+      self.current_->thread = self.now_ = self.queue_[self.next_++];
+      self.body_();
+      self.states_[self.now_].ended = true;
+    }
+    self.current_->waits = false;
+    self.leave(true);
+  }
+
+  void resume(Fiber& fiber) {
+    current_ = &fiber;
+    now_ = fiber.thread;
+    fiber.waits = false;
+#ifdef COHIVE_FIBERS_OF_ASAN
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), kStack);
+#endif
+    swapcontext(&host_, &fiber.context);
+#ifdef COHIVE_FIBERS_OF_ASAN
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+  }
+
+  /// Back to run_block(), until this fiber is resumed.
+  void leave(bool for_good = false) {
+    Fiber& fiber = *current_;
+    const unsigned thread = now_;
+    fiber.waits = !for_good;
+#ifdef COHIVE_FIBERS_OF_ASAN
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, host_stack_, host_stack_size_);
+#endif
+    swapcontext(&fiber.context, &host_);
+#ifdef COHIVE_FIBERS_OF_ASAN
+    __sanitizer_finish_switch_fiber(fake, &host_stack_, &host_stack_size_);
+#endif
+    now_ = thread;
+  }
+
+  /// All threads that have not ended wait: for their warp, or for the block.
+  void go_on() {
+    if (exchange_in_warps()) return;
+    const auto ended = std::ranges::count_if(states_, &State::ended);
+    if (ended > 0)
+      report_once("waits at a barrier that " + std::to_string(ended) + " of " + std::to_string(threads_) +
+                  " threads of the block never come to");
+    interval_ = ++intervals;
+    for (State& state : states_) state.at_barrier = false;
+    resume_those([](const State&) { return true; });
+  }
+
+  bool exchange_in_warps() {
+    bool some = false;
+    for (unsigned warp = 0; warp < threads_; warp += kWarp) {
+      const unsigned end = std::min(warp + kWarp, threads_);
+      const auto lanes = std::span(states_).subspan(warp, end - warp);
+      if (std::ranges::none_of(lanes, &State::in_exchange)) continue;
+      if (!std::ranges::all_of(lanes, &State::in_exchange))
+        report_once("exchanges values in a warp of which not all lanes take part");
+      for (State& lane : lanes) lane.passed = lane.value, lane.in_exchange = false;
+      some = true;
+      resume_those([&](const State& state) { return &state >= &lanes.front() && &state <= &lanes.back() && !state.at_barrier; });
+    }
+    return some;
+  }
+
+  template <class Predicate>
+  void resume_those(Predicate which) {
+    std::vector<Fiber*> waiting;
+    for (const unsigned place : places(static_cast<unsigned>(fibers_.size())))
+      if (fibers_[place]->waits && which(states_[fibers_[place]->thread])) waiting.push_back(fibers_[place].get());
+    for (Fiber* fiber : waiting) resume(*fiber);
+  }
+
+  /// Whether barriers order this access and those before it.
+  bool keep_apart(Shadow& shadow, bool writes, bool atomic) {
+    const std::uint32_t thread = block_ * threads_ + now_ + 1;
+    const auto races = [&](const Touch& touch) {
+      if (touch.interval < first_interval_ || touch.thread == thread) return false;
+      const bool same_block = (touch.thread - 1) / threads_ == block_;
+      return !same_block || touch.interval == interval_;
+    };
+    bool fine = !races(shadow.writer) || (atomic && shadow.atomic);
+    if (writes) {
+      fine = fine && (atomic || (!races(shadow.reader) && !races(shadow.other_reader)));
+      shadow.writer = {thread, interval_};
+      shadow.atomic = atomic;
+    } else {
+      if (shadow.reader.thread != thread) shadow.other_reader = shadow.reader;
+      shadow.reader = {thread, interval_};
+    }
+    return fine;
+  }
+
+  void report(const std::string& what) {
+    if (++reported_ > kMostFindings) return;
+    findings.push_back(std::string(kernel_) + ": thread " + std::to_string(now_) + " of block " + std::to_string(block_) + " " + what);
+  }
+  void report_once(const std::string& what) {
+    if (std::exchange(barrier_reported_, true)) return;
+    now_ = static_cast<unsigned>(std::ranges::find_if(states_, [](const State& one) { return !one.ended; }) - states_.begin());
+    report(what);
+  }
+
+  const char* kernel_;
+  const unsigned blocks_, threads_;
+  const std::function<void()>& body_;
+  const std::uint32_t first_interval_;
+  std::uint32_t interval_ = 0;
+  unsigned block_ = 0, now_ = 0;
+  std::size_t reported_ = 0;
+  bool barrier_reported_ = false;
+  std::vector<State> states_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  Fiber* current_ = nullptr;
+  std::vector<unsigned> queue_;
+  std::size_t next_ = 0;
+  ucontext_t host_;
+#ifdef COHIVE_FIBERS_OF_ASAN
+  const void* host_stack_ = nullptr;
+  std::size_t host_stack_size_ = 0;
+#endif
+};
+
+}  // namespace
+
+void set_order(Order wanted, std::uint32_t seed) {
+  const std::lock_guard lock(device());
+  order = wanted;
+  shuffle.seed(seed);
+}
+
+std::vector<std::string> take_findings() {
+  const std::lock_guard lock(device());
+  return std::exchange(findings, {});
+}
+
+void* allocate(std::size_t bytes) {
+  const std::lock_guard lock(device());
+  auto* all = static_cast<std::uint8_t*>(std::aligned_alloc(256, (bytes + 2 * kZone + 255) / 256 * 256));
+  std::memset(all, 0xa5, bytes + 2 * kZone);
+  return memories().add(all + kZone, bytes, kZone).begin;
+}
+
+bool release(void* memory) {
+  const std::lock_guard lock(device());
+  auto* begin = static_cast<std::uint8_t*>(memory);
+  if (!memories().remove(begin)) return false;
+  std::free(begin - kZone);
+  return true;
+}
+
+void run(const char* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body) {
+  const std::lock_guard lock(device());
+  Emulator(kernel, blocks, threads, body).run();
+}
+
+Index thread_index() {
+  return running->thread();
+}
+Index block_index() {
+  return running->block();
+}
+Index block_size() {
+  return running->threads();
+}
+Index grid_size() {
+  return running->blocks();
+}
+void barrier() {
+  running->wait_for_all();
+}
+void note_atomic(const void* address, std::size_t bytes) {
+  running->touch(address, bytes, true, true);
+}
+std::uint32_t exchange(std::uint32_t value, unsigned lane) {
+  return running->exchange(value, lane);
+}
+
+namespace {
+void touch(const void* address, std::size_t bytes, bool writes) {
+  if (running) running->touch(address, bytes, writes, false);
+}
+}  // namespace
+
+}  // namespace cohive::cuda::emulated
+
+// What the compiler calls.
+#define COHIVE_TRACED(BYTES, TYPE)                                                                            \
+  extern "C" void __sanitizer_cov_load##BYTES(const TYPE* address) { cohive::cuda::emulated::touch(address, BYTES, false); } \
+  extern "C" void __sanitizer_cov_store##BYTES(TYPE* address) { cohive::cuda::emulated::touch(address, BYTES, true); }
+COHIVE_TRACED(1, std::uint8_t)
+COHIVE_TRACED(2, std::uint16_t)
+COHIVE_TRACED(4, std::uint32_t)
+COHIVE_TRACED(8, std::uint64_t)
+COHIVE_TRACED(16, void)

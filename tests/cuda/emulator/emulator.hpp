@@ -1,0 +1,47 @@
+// A GPU that is none: runs kernels on the processor and finds what is wrong with them. It is an emulation: it says nothing
+// of speed, nor of what a real GPU does beyond the rules of CUDA's memory model that are checked here.
+//
+// Blocks run one after another; the threads of a block are fibers, which run until a barrier in an order that can be
+// chosen. The compiler calls us for each load and store of a kernel (-fsanitize-coverage=trace-loads,trace-stores). Found
+// are accesses outside of a buffer, misaligned ones, those of two threads that no barrier keeps apart (races), and
+// barriers that not all threads of a block come to.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace cohive::cuda::emulated {
+
+/// In which the threads of a block run, and blocks of a grid.
+enum class Order { forward, reverse, random };
+void set_order(Order order, std::uint32_t seed = 1);
+
+/// Sentences on what was wrong since the last call, the first few of each launch.
+std::vector<std::string> take_findings();
+
+/// Memory of the device, with zones around it that nobody may touch.
+void* allocate(std::size_t bytes);
+/// False where it is none, or not the begin of one.
+bool release(void* memory);
+
+/// Runs a kernel to its end. One at a time.
+void run(const char* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body);
+
+// What a kernel asks for.
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+Index thread_index();
+Index block_index();
+Index block_size();
+Index grid_size();
+void barrier();
+/// An access that no other one races with but a plain one.
+void note_atomic(const void* address, std::size_t bytes);
+/// The value of another lane of this warp, which all lanes of it exchange at the same time.
+std::uint32_t exchange(std::uint32_t value, unsigned lane);
+
+}  // namespace cohive::cuda::emulated

@@ -1,6 +1,7 @@
 // What the tests of cohive::cuda share: a GPU, if there is one, and vectors that travel there and back.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -8,6 +9,9 @@
 #include <vector>
 
 #include "cohive/cuda/device.hpp"
+#ifdef COHIVE_CUDA_EMULATED
+#include "cuda/emulator/emulator.hpp"
+#endif
 
 namespace cohive::cuda {
 
@@ -18,6 +22,9 @@ class Gpu : public ::testing::Test {
     if (auto count = device_count(); !count) GTEST_SKIP() << count.error();
     stream_.emplace(Stream::create().value());
   }
+#ifdef COHIVE_CUDA_EMULATED
+  void TearDown() override { EXPECT_THAT(emulated::take_findings(), ::testing::IsEmpty()); }
+#endif
   Stream& stream() { return *stream_; }
 
   template <class T>

@@ -4,6 +4,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/cuda/codec.hpp"
+#include "cohive/cuda/device_parts.hpp"
 #include "cohive/cuda/errors.hpp"
 #include "cuda/emulator/driver.hpp"
 #include "cuda/emulator/planted.hpp"
@@ -29,7 +30,7 @@ class Emulated : public Gpu {
     emulated::set_delay(std::chrono::microseconds(0));
     emulated::set_order(Order::forward);
     emulated::set_devices(1);
-    EXPECT_THAT(emulated::take_findings(), IsEmpty());
+    Gpu::TearDown();
   }
   /// What is found in the sum with that error, in any order of threads.
   std::vector<std::string> found(Planted error, std::size_t count = 1024) {
@@ -145,6 +146,39 @@ TEST_F(Emulated, AMachineWithoutADeviceSaysSo) {
   emulated::set_devices(0);
   EXPECT_EQ(Stream::create().error(), std::error_code(Errc::no_device));
   EXPECT_EQ(DeviceBuffer::create(10).error(), std::error_code(Errc::no_device));
+}
+
+// ---- Tensors on a device
+
+TEST_F(Emulated, ADeviceThatFailsInARoundFailsItsPart) {
+  const auto memory = to_device(std::vector<float>(10'000, 1));
+  auto runtime = make_runtime();
+  const auto parts = DeviceParts::create(*runtime, {{.shape = {10'000}}}, {memory.floats()}).value();
+  ASSERT_TRUE(runtime->run(parts->encode({0, 0, 10'000}, codec::Codec::float16)));
+  emulated::fail_after(3, 719);
+  const auto encoded = runtime->run(parts->encode({0, 0, 10'000}, codec::Codec::float16));
+  ASSERT_FALSE(encoded);
+  EXPECT_EQ(encoded.error(), std::error_code(Errc::failed));
+  const auto contributed = runtime->run(parts->contribute({0, 0, 10'000}, codec::Codec::none, {}));
+  ASSERT_FALSE(contributed);
+  EXPECT_EQ(contributed.error(), std::error_code(Errc::failed));
+}
+
+TEST_F(Emulated, StretchesAreUnderWayAtOnceAndWaitForAStream) {
+  emulated::set_delay(std::chrono::microseconds(200));
+  std::vector<float> values(100'000);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 2048);
+  const auto memory = to_device(values);
+  auto runtime = make_runtime();
+  const auto parts = DeviceParts::create(*runtime, {{.shape = {100'000}}}, {memory.floats()}, {.streams = 3}).value();
+  std::vector<Task<Result<averaging::EncodedStretch>>> all;
+  for (std::size_t offset = 0; offset < values.size(); offset += 5'000) all.push_back(parts->encode({0, offset, 5'000}, codec::Codec::float16));
+  std::size_t offset = 0;
+  for (const auto& one : runtime->run(when_all(*runtime, std::move(all)))) {
+    ASSERT_TRUE(one) << one.error();
+    EXPECT_EQ(to_bytes(one->bytes), to_bytes(codec::encode(codec::Codec::float16, std::span(values).subspan(offset, 5'000)).view()));
+    offset += 5'000;
+  }
 }
 
 // ---- The kernels of the codecs

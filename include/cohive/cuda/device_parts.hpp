@@ -1,0 +1,54 @@
+/// \file
+/// DeviceParts: float32 tensors in the memory of a GPU as a round uses them. What leaves is encoded on the device and
+/// copied through pinned memory; what comes back is copied, decoded and applied there. Several stretches are under way
+/// at once, each on a stream of its own, and the loop only awaits.
+///
+///   auto parts = cuda::DeviceParts::create(runtime, averager.schema(), tensors).value();
+///   round.trigger(weight, std::move(parts));
+///
+/// Codecs whose encoders or decoders are not on the device (see codec.hpp) run on the pool. Codecs with error feedback
+/// are not used: no residuals are kept. Values are added up on the host where this peer reduces.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cohive/averaging/tensor_parts.hpp"
+#include "cohive/core/runtime.hpp"
+
+namespace cohive::cuda {
+
+struct DevicePartsOptions {
+  int device = 0;
+  std::size_t streams = 4;  ///< stretches under way at once; each takes pinned and device memory of three parts
+};
+
+/// Loop thread of a real runtime, which must outlive it. Averages are written in place.
+class DeviceParts final : public averaging::TensorParts {
+ public:
+  /// \param values  of each tensor, memory of the device. It stays the caller's and must stay put; what writes it must have
+  ///                finished (`co_await stream.done(runtime)`), and nothing may write it until the round is over.
+  /// Throws std::invalid_argument when it does not fit the infos. Errors: Errc::no_device, Errc::out_of_memory.
+  static Result<std::shared_ptr<DeviceParts>> create(Runtime& runtime, std::vector<averaging::TensorInfo> infos,
+                                                     std::vector<std::span<float>> values, DevicePartsOptions options = {});
+  ~DeviceParts() override;
+
+  const std::vector<averaging::TensorInfo>& infos() const noexcept override;
+  Task<Result<averaging::EncodedStretch>> encode(averaging::Stretch stretch, codec::CodecSpec codec) override;
+  Task<Result<std::shared_ptr<averaging::OwnContribution>>> contribute(averaging::Stretch stretch, codec::CodecSpec codec,
+                                                                       averaging::Terms terms) override;
+  Task<Result<>> apply(averaging::Stretch stretch, averaging::Answer answer, averaging::Terms terms) override;
+  /// Does nothing: what has no average keeps its values.
+  Task<void> finish() override { co_return; }
+
+  /// Counts the values that have an average.
+  std::size_t averaged() const noexcept;
+
+ private:
+  struct Impl;
+  explicit DeviceParts(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohive::cuda

@@ -1,0 +1,151 @@
+// A peer whose tensors are on a device averages with one that has them in host memory.
+#include "cohive/cuda/device_parts.hpp"
+
+#include <cmath>
+
+#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/errors.hpp"
+#include "cohive/averaging/host_parts.hpp"
+#include "cohive/core/combine.hpp"
+#include "cohive/core/task_group.hpp"
+#include "cohive/dht/dht.hpp"
+#include "gpu.hpp"
+
+namespace cohive::cuda {
+namespace {
+
+constexpr std::size_t kValues = 100'000;
+
+std::vector<float> values_of(std::size_t peer) {
+  std::vector<float> values(kValues);
+  for (std::size_t i = 0; i < kValues; ++i) values[i] = static_cast<float>((i * 7 + peer * 3) % 101) / 10 - 4;
+  return values;
+}
+
+class OnDevice : public Gpu {
+ protected:
+  struct Peer {
+    Peer(transport::Network& network) : host(network, KeyPair::generate_ed25519(), options()), dht(host) { host.start().value(); }
+    static p2p::HostOptions options() {
+      p2p::HostOptions options;
+      options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
+      return options;
+    }
+    Task<void> start(std::vector<Multiaddr> initial, codec::Codec codec) {
+      (co_await dht.start(std::move(initial))).value();
+      averager = std::make_unique<averaging::Averager>(
+          dht, std::vector<averaging::TensorInfo>{{.shape = {kValues}}},
+          averaging::AveragerOptions{.prefix = "device", .target_group_size = 2, .part_size_bytes = 64 * 1024, .codec = codec});
+      averager->start();
+    }
+    Task<void> close() {
+      averager.reset();
+      co_await dht.close();
+      co_await host.close();
+    }
+    p2p::Host host;
+    Dht dht;
+    std::unique_ptr<averaging::Averager> averager;
+  };
+
+  std::shared_ptr<DeviceParts> parts_of(const DeviceBuffer& memory) {
+    return DeviceParts::create(*runtime, {{.shape = {kValues}}}, {memory.floats()}).value();
+  }
+  /// Runs a step of two peers, one with these values on the device.
+  std::vector<Result<averaging::RoundResult>> average(codec::Codec codec, std::vector<float>& on_host, const DeviceBuffer& memory) {
+    auto step = [](Peer& peer, std::shared_ptr<averaging::TensorParts> tensors) -> Task<Result<averaging::RoundResult>> {
+      auto round = peer.averager->begin();
+      round.trigger(1, std::move(tensors));
+      co_return co_await round.result();
+    };
+    auto all = [&](Peer& one, Peer& other) -> Task<std::vector<Result<averaging::RoundResult>>> {
+      co_await one.start({}, codec);
+      co_await other.start({one.host.visible_addresses().front()}, codec);
+      std::vector<Task<Result<averaging::RoundResult>>> steps;
+      steps.push_back(step(one, std::make_shared<averaging::HostParts>(
+                                    *runtime, std::vector<averaging::TensorInfo>{{.shape = {kValues}}},
+                                    std::vector<averaging::HostTensor>{std::span(on_host)})));
+      steps.push_back(step(other, parts_of(memory)));
+      auto results = co_await when_all(*runtime, std::move(steps));
+      co_await one.close();
+      co_await other.close();
+      co_return results;
+    };
+    Peer one(*network), other(*network);
+    return runtime->run(all(one, other));
+  }
+
+  std::unique_ptr<Runtime> runtime = make_runtime({.seed = 1, .pool_threads = 2});
+  std::unique_ptr<transport::Network> network = transport::make_tcp_network(*runtime);
+};
+
+TEST_F(OnDevice, TensorsAreAveragedWithThoseOfAHost) {
+  for (const auto codec : {codec::Codec::none, codec::Codec::float16, codec::Codec::blockwise8, codec::Codec::uniform8}) {
+    auto on_host = values_of(0);
+    const auto memory = to_device(values_of(1));
+    for (const auto& result : average(codec, on_host, memory)) {
+      ASSERT_TRUE(result) << result.error();
+      EXPECT_EQ(result->parts_failed, 0u);
+    }
+    const auto averaged = to_host<float>(memory), first = values_of(0), second = values_of(1);
+    double lost = 0, apart = 0;
+    for (std::size_t i = 0; i < kValues; ++i) {
+      lost = std::max(lost, std::abs((double{first[i]} + second[i]) / 2 - averaged[i]));
+      apart = std::max(apart, std::abs(double{averaged[i]} - on_host[i]));
+    }
+    const double bound = codec == codec::Codec::none ? 1e-6 : codec == codec::Codec::float16 ? 0.01 : 0.3;
+    EXPECT_LT(lost, bound) << name_of(codec);
+    EXPECT_LT(apart, bound) << name_of(codec);
+  }
+}
+
+TEST_F(OnDevice, EncodedBytesAreThoseOfAHost) {
+  const auto memory = to_device(values_of(1));
+  const auto there = parts_of(memory);
+  auto on_host = values_of(1);
+  averaging::HostParts here(*runtime, {{.shape = {kValues}}}, {std::span(on_host)});
+  for (const auto codec : {codec::Codec::none, codec::Codec::float16, codec::Codec::blockwise8, codec::Codec::uniform8})
+    for (const averaging::Stretch stretch : {averaging::Stretch{0, 0, kValues}, averaging::Stretch{0, 4096, 10'001}}) {
+      const auto one = runtime->run(there->encode(stretch, codec)), other = runtime->run(here.encode(stretch, codec));
+      ASSERT_TRUE(one) << one.error();
+      EXPECT_EQ(to_bytes(one->bytes), to_bytes(other->bytes)) << name_of(codec);
+    }
+}
+
+TEST_F(OnDevice, ValuesThatAreNotFiniteAreNotSent) {
+  auto values = values_of(1);
+  values[777] = std::nanf("");
+  const auto memory = to_device(values);
+  const auto parts = parts_of(memory);
+  for (const auto codec : {codec::Codec::none, codec::Codec::float16, codec::Codec::blockwise8, codec::Codec::uniform8}) {
+    EXPECT_EQ(runtime->run(parts->encode({0, 0, kValues}, codec)).error(), averaging::Errc::not_finite) << name_of(codec);
+    EXPECT_TRUE(runtime->run(parts->encode({0, 1000, 500}, codec))) << name_of(codec);
+  }
+}
+
+TEST_F(OnDevice, MemoryThatDoesNotFitIsRefused) {
+  const auto memory = to_device(std::vector<float>(10, 0));
+  EXPECT_THROW((void)DeviceParts::create(*runtime, {{.shape = {11}}}, {memory.floats()}), std::invalid_argument);
+}
+
+/// A task that is dropped while the device works leaves nothing behind that the device still uses.
+TEST_F(OnDevice, AnOperationMayBeDropped) {
+  const auto memory = to_device(values_of(1));
+  auto begin_and_drop = [](Runtime& loop, std::shared_ptr<DeviceParts> parts, int turns) -> Task<void> {
+    TaskGroup group(loop, "dropped");
+    for (std::size_t i = 0; i < 8; ++i)
+      group.spawn([](std::shared_ptr<DeviceParts> of, std::size_t offset) -> Task<void> {
+        (void)co_await of->encode({0, offset, 10'000}, codec::Codec::float16);
+      }(parts, 10'000 * i), "encode");
+    for (int i = 0; i < turns; ++i) co_await loop.yield();
+  };
+  for (int turns = 0; turns < 20; ++turns) {
+    const auto parts = parts_of(memory);
+    runtime->run(begin_and_drop(*runtime, parts, turns));
+    EXPECT_TRUE(runtime->run(parts->encode({0, 0, kValues}, codec::Codec::float16)));
+  }
+  EXPECT_EQ(to_host<float>(memory), values_of(1));
+}
+
+}  // namespace
+}  // namespace cohive::cuda

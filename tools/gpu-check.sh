@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# tools/gpu-check.sh [--no-apt] [--help]
+#
+# For a machine with an NVIDIA GPU: builds the tests of cohive::cuda, runs them on the GPU, then under each tool of
+# compute-sanitizer, and prints a line for each. Kernels have to give the bits that the processor's codecs give. Without a GPU
+# the same tests run on an emulated one: cohive_cuda_emulated_test, which tools/test.sh runs.
+# The exit code is 0 when all has passed; 2 when there is no GPU that can be used.
+# Options:
+#   --no-apt    leave Debian's packages alone
+
+. "$(dirname "$0")/lib.sh"
+
+install_options=(--no-torch --cuda)
+for option in "$@"; do
+  case $option in
+    --no-apt) install_options+=(--no-apt) ;;
+    -h | --help)
+      usage "$0"
+      exit
+      ;;
+    *) die "unknown option '$option' (see --help)" ;;
+  esac
+done
+
+gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null) && [[ -n $gpus ]] || {
+  echo "gpu-check.sh: no GPU: nvidia-smi finds none" >&2
+  exit 2
+}
+say "$gpus"
+tools/install-deps.sh "${install_options[@]}"
+configure release -DCOHIVE_WITH_CUDA=ON -DCOHIVE_TESTS=ON
+build release cohive_cuda_test
+
+program=build/release/bin/cohive_cuda_test
+logs=build/gpu-check
+mkdir -p "$logs"
+failed=0
+# check NAME COMMAND...
+check() {
+  local name=$1 begin=$SECONDS result=passed
+  shift
+  quietly "$logs/$name.log" "$@" || result=FAILED failed=1
+  printf '%-12s %s in %d s (%s)\n' "$name" "$result" $((SECONDS - begin)) "$logs/$name.log"
+}
+
+check tests "$program"
+if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null); then
+  for tool in memcheck racecheck synccheck initcheck; do
+    check "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --gtest_filter=Codecs.*:OnDevice.*
+  done
+else
+  echo 'compute-sanitizer is not there: it comes with the CUDA toolkit'
+fi
+exit "$failed"

@@ -123,7 +123,7 @@ def flags_of(*command):
     """Flags that a program, or a subcommand of it, names in its --help."""
     shown = run(*command, "--help")
     assert shown.returncode == 0, shown.stderr
-    return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", shown.stdout))
+    return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", shown.stdout.partition("\nExamples:")[0]))
 
 
 @functools.cache

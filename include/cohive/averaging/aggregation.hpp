@@ -56,6 +56,7 @@ struct CenteredClip {
   int iterations = 5;   ///< 1 to 100
 };
 
+/// How a reducer makes one value of those that the senders of a part sent.
 using Aggregation = std::variant<Mean, TrimmedMean, CenteredClip>;
 
 }  // namespace cohive::averaging

@@ -56,8 +56,10 @@ struct Member {
 
 /// No link is faster, in bits or bytes a second: what a member claims beyond it counts as this.
 inline constexpr double kMaxBandwidth = 1e12;
-/// What a group gathers of one member: bytes, and msgpack values in them.
-inline constexpr std::size_t kMaxGatheredBytes = 256 * 1024, kMaxGatheredValues = 4096;
+/// Bytes that a group gathers of one member.
+inline constexpr std::size_t kMaxGatheredBytes = 256 * 1024;
+/// Values of msgpack in them.
+inline constexpr std::size_t kMaxGatheredValues = 4096;
 /// Values of all members of a group together.
 inline constexpr std::size_t kMaxGroupValues = 64 * 1024;
 

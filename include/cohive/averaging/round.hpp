@@ -21,6 +21,7 @@ struct RoundLimits {
   std::optional<Duration> reducer = std::nullopt;    ///< between two results of one reducer
 };
 
+/// What one round is asked for.
 struct RoundOptions {
   msgpack::Value gather = {};  ///< sent to all members
   Duration timeout = 60s;      ///< for finding a group (retries included)
@@ -47,6 +48,7 @@ struct Exchanged {
   std::optional<double> send_rate, receive_rate;
 };
 
+/// What one round was: its members, what they sent, what was averaged.
 struct RoundResult {
   std::string group_id;                 ///< the same for all members of the round
   std::vector<Member> group;            ///< in group order, this peer included

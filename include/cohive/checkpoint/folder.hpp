@@ -17,6 +17,7 @@ class Folder {
   Folder(Folder&&) noexcept;
   ~Folder();
 
+  /// A checkpoint in the folder, by its name.
   struct Entry {
     std::uint64_t epoch = 0;
     std::filesystem::path path;
@@ -24,12 +25,13 @@ class Folder {
   /// Returns the checkpoints that are there, newest first. Nothing has looked into them.
   Result<std::vector<Entry>> list() const;
 
+  /// A checkpoint that was read.
   struct Checkpoint {
     Entry entry;
     TensorFile content;
   };
   /// Reads the newest checkpoint that is whole; nullopt in an empty folder. Newer ones that are damaged get another
-  /// name, <name>.damaged, and a line in the log. Errors: Errc::damaged when there are some and none is whole; those of
+  /// name, NAME.damaged, and a line in the log. Errors: Errc::damaged when there are some and none is whole; those of
   /// the operating system.
   Result<std::optional<Checkpoint>> newest_whole();
 

@@ -17,12 +17,14 @@
 
 namespace cohive::log {
 
+/// Whether lines have colours.
 enum class Color {
   automatic,  ///< on a terminal, unless $NO_COLOR is set
   always,
   never
 };
 
+/// Where lines go.
 struct Output {
   std::vector<std::pair<std::string, Level>> modules = {};  ///< levels of single modules, in place of Options::level
   Color color = Color::automatic;
@@ -49,7 +51,9 @@ class Field {
   std::string_view name_;
   detail::Argument value_;
 };
+/// Named values of a line.
 using Fields = std::initializer_list<Field>;
+/// Writes a line with fields. Any thread; it does not wait for the output.
 void write(Level level, std::string_view module, Fields fields, std::string_view message);
 
 /// Writes a line whatever the levels are, and does not keep it: the answer to a user who asks for it.

@@ -25,6 +25,8 @@ std::string network_of(const Multiaddr& address);
 /// An eighth of the memory that the machine, or the container, lets this process have; 128 MiB at least.
 std::size_t default_memory_budget();
 
+/// Counts the memory that each peer fills and cuts off the greediest one when all together fill too much. Loop thread
+/// only.
 class MemoryBudget {
  public:
   explicit MemoryBudget(std::size_t total) : state_(std::make_shared<State>(total)) {}

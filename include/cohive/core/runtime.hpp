@@ -152,6 +152,8 @@ struct TaskHook : ListHook {
   TaskRoot* root = nullptr;
 };
 
+/// The event loop with all that protocols ask of their surroundings: clock, timers, randomness, threads for long work,
+/// metrics.
 class Runtime {
  public:
   virtual ~Runtime();
@@ -265,6 +267,7 @@ class Runtime {
   std::unique_ptr<TaskGroup> background_;
 };
 
+/// What sleep_until() and yield() wait for.
 class Runtime::Sleep : public Waiter {
  public:
   Sleep(Runtime& runtime, TimePoint at, bool yield_only) noexcept
@@ -287,6 +290,7 @@ class Runtime::Sleep : public Waiter {
   Timer timer_;
 };
 
+/// How a runtime on real time is made.
 struct RuntimeOptions {
   std::uint64_t seed = 0;     ///< 0: taken from the system's entropy
   unsigned pool_threads = 0;  ///< worker threads for offload; 0: one per core

@@ -11,6 +11,7 @@ namespace cohive {
 /// Ends a subscription when it dies.
 using Subscription = std::shared_ptr<void>;
 
+/// Calls all subscribers at each emission, in the order of their subscription.
 template <class... Args>
 class Signal {
  public:

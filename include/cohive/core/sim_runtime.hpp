@@ -9,6 +9,7 @@
 
 namespace cohive {
 
+/// A loop on virtual time: time passes at once when no task can run. The same seed gives the same run.
 class SimRuntime final : public Runtime {
  public:
   explicit SimRuntime(std::uint64_t seed = 1);

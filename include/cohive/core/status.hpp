@@ -18,6 +18,7 @@
 
 namespace cohive {
 
+/// What a process tells of itself at /status: sections of JSON that its parts add. Loop thread only.
 class Status {
  public:
   /// Returns one JSON value. Called when a person looks, so it may take a millisecond, and no lock for long.

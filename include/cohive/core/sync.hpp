@@ -111,6 +111,7 @@ class Semaphore {
   explicit Semaphore(Runtime& runtime, std::size_t units, const char* what = "semaphore") noexcept
       : runtime_(&runtime), what_(what), available_(units) {}
 
+  /// Units of a semaphore that are held; they go back when it dies.
   class [[nodiscard]] Units {
    public:
     Units() = default;

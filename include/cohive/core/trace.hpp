@@ -18,6 +18,7 @@
 
 namespace cohive {
 
+/// Writes what a process does when as Chrome trace events. Does nothing until start().
 class Trace {
  public:
   static constexpr std::size_t kMostBytes = std::size_t{256} << 20;

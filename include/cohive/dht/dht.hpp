@@ -68,6 +68,7 @@ struct DhtOptions {
 /// Keys and subkeys are any hashable msgpack value; strings in practice. Bin hashes raw.
 using Key = msgpack::Value;
 
+/// A value, and when it ends.
 struct StoredValue {
   msgpack::Value value;
   double expiration = 0;
@@ -82,6 +83,7 @@ struct GetResult {
   const std::vector<std::pair<msgpack::Value, StoredValue>>& entries() const;
 };
 
+/// A record to store.
 struct StoreItem {
   Key key;
   std::optional<msgpack::Value> subkey;
@@ -95,6 +97,7 @@ struct NodeReport {
   bool has_record = false;                        ///< not checked by any validator
 };
 
+/// A node of hivemind's DHT on a host: it stores, looks up and holds records. Loop thread only.
 class Dht {
  public:
   /// `host` must outlive the Dht. Handlers are registered unless client_mode.

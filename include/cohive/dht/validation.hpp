@@ -22,6 +22,7 @@ struct Record {
   double expiration = 0;  ///< Unix seconds
 };
 
+/// Says which records nodes may hold, and signs or wraps their values.
 class RecordValidator {
  public:
   virtual ~RecordValidator() = default;

@@ -99,6 +99,7 @@ struct Traffic {
 /// \param calls_us  false: we are about to call it, and it has to know that we are a member, too
 using MemberCheck = std::function<Task<Result<>>(PeerId peer, bool calls_us, Deadline deadline)>;
 
+/// Serves an inbound stream of a protocol; the host owns the task.
 using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 
 /// What a host reaches peers through.
@@ -108,6 +109,7 @@ struct Connectivity {
   PortMappers port_mappers = {};  ///< ways to ask the router for ports, in the order in which they are tried
 };
 
+/// A peer: it has a key, listens, dials, and opens streams of protocols to other peers. Loop thread only.
 class Host {
  public:
   /// A host that reaches peers over `network` alone, which must outlive it, with transport options as in `options`.
@@ -125,7 +127,7 @@ class Host {
   const PeerId& id() const noexcept;
   const KeyPair& identity() const noexcept;
   Runtime& runtime() const noexcept;
-  /// Addresses others can use, without and with /p2p/<id>.
+  /// Addresses others can use, without and with /p2p/ID.
   std::vector<Multiaddr> addresses() const;
   std::vector<Multiaddr> visible_addresses() const;
   const HostOptions& options() const noexcept;
@@ -145,7 +147,7 @@ class Host {
   /// The caps of its transports: the lowest of each direction.
   transport::BandwidthLimits limits() const;
 
-  /// Connects to a full address (…/p2p/<id>), resolving DNS. An existing connection is used as it is. The address is
+  /// Connects to a full address (…/p2p/ID), resolving DNS. An existing connection is used as it is. The address is
   /// kept for good: a host that has lost all connections comes back through such addresses.
   Task<Result<PeerId>> connect(Multiaddr address, Deadline deadline);
   /// Connects by id: known addresses, then peer routing. Concurrent calls for one peer share the dial.

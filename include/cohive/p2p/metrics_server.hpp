@@ -23,6 +23,7 @@
 
 namespace cohive::p2p {
 
+/// Who may look.
 struct MetricsOptions {
   /// Asked for as "Authorization: Bearer <token>" by all but /, /healthz and /readyz; empty: none.
   std::string token = {};
@@ -37,6 +38,7 @@ struct MetricsAnswer {
   std::string content_type = "application/json";
 };
 
+/// Serves the page, /status, /metrics, health and diagnostics over HTTP. Loop thread only.
 class MetricsServer {
  public:
   /// \param ready  what /readyz answers

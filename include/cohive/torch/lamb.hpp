@@ -6,6 +6,7 @@
 
 namespace cohive {
 
+/// The options of LAMB, as torch::optim has those of Adam.
 struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions> {
   LambOptions(double learning_rate = 1e-3) : lr_(learning_rate) {}
   TORCH_ARG(double, lr) = 1e-3;
@@ -22,6 +23,7 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
   void set_lr(const double lr) override { lr_ = lr; }
 };
 
+/// What LAMB keeps of a parameter.
 struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambParamState> {
   TORCH_ARG(int64_t, step) = 0;
   TORCH_ARG(torch::Tensor, exp_avg);

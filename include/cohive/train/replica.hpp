@@ -32,6 +32,7 @@ enum class StateRound {
   difference     ///< averages a copy of the live ones, which go on changing; publish() adds what the round changed
 };
 
+/// What a run asks of a model, whatever it is made with. Its calls come from the loop, one at a time.
 class Replica {
  public:
   virtual ~Replica() = default;
@@ -43,6 +44,7 @@ class Replica {
 
   // ---- Gradients
 
+  /// The sum of an epoch's gradients, as a round reads and replaces it.
   struct Gradients {
     /// Sums over the batches, which become means when they are first used, or in finish(). Lives until the step is finished.
     std::shared_ptr<averaging::TensorParts> parts;

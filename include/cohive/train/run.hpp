@@ -54,6 +54,8 @@ struct TrainingStats {
   double seconds_synchronised = 0;                   ///< that the trainer waited in synchronise()
 };
 
+/// A peer's part in a training run: epochs, averaging, catching up, checkpoints. The trainer's thread calls one half of
+/// it, tasks on the loop the other.
 class Run {
  public:
   /// `dht` and `replica` must outlive it. \param key  signs the progress of this peer

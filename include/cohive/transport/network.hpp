@@ -46,6 +46,7 @@ class RawConnection {
   static constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 };
 
+/// Takes inbound connections that are bytes alone.
 class Listener {
  public:
   virtual ~Listener() = default;

@@ -64,6 +64,7 @@ class Stream {
   std::string protocol_;
 };
 
+/// A stream that is owned.
 using StreamPtr = std::unique_ptr<Stream>;
 
 /// Reads exact amounts and delimited messages from a stream. Over-read bytes stay inside until dropped with finish().
@@ -91,6 +92,7 @@ class StreamReader {
 /// Writes a varint-length-prefixed message.
 Task<Result<>> write_message(Stream& stream, ByteView message, Deadline deadline);
 
+/// What a connection has carried, and carries now.
 struct ConnectionStats {
   std::uint64_t bytes_in = 0;  ///< on the wire
   std::uint64_t bytes_out = 0;
@@ -135,6 +137,7 @@ class Connection {
   virtual Duration round_trip() const = 0;
 };
 
+/// A connection that is owned.
 using ConnectionPtr = std::unique_ptr<Connection>;
 
 }  // namespace cohive::transport

@@ -11,7 +11,7 @@ enum class Errc {
   no_group = 1,    ///< matchmaking found no group in time
   nobody_reduces,  ///< every member is a client
   bad_partition,   ///< the members' parts do not fit together
-  no_donor,        ///< nobody shares its state
+  no_donor,        ///< no peer shares its state
   bad_state,       ///< a donor's state does not fit
   narrow_path,     ///< the relay between us and a donor carries less than its state
   round_cancelled,

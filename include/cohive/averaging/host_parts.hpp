@@ -81,7 +81,7 @@ class HostParts final : public TensorParts {
 /// finish() does nothing: it is up to the parts that were joined, which must outlive this object.
 class JoinedParts final : public TensorParts {
  public:
-  /// One tensor of those that are joined.
+  /// One of the tensors that are joined.
   struct Source {
     TensorParts* parts = nullptr;
     std::size_t tensor = 0;

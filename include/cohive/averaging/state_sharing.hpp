@@ -57,7 +57,7 @@ struct DownloadedState {
   msgpack::Value metadata;
   std::vector<codec::Tensor> tensors;
   std::uint64_t bytes = 0;                      ///< received
-  std::map<PeerId, std::uint64_t> contributed;  ///< those by donor
+  std::map<PeerId, std::uint64_t> contributed;  ///< bytes received, by donor
   std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
   std::uint64_t resumed = 0;                    ///< bytes of tensors that were there when `donor` went on for another
 };

@@ -35,7 +35,7 @@ class Folder {
   /// the operating system.
   Result<std::optional<Checkpoint>> newest_whole();
 
-  /// Writes a checkpoint; then, and only then, removes all but it and the newest `keep` - 1 others.
+  /// Writes a checkpoint; then, and only then, removes all checkpoints but it and the newest `keep` - 1 of the rest.
   Result<std::filesystem::path> write(std::uint64_t epoch, const TensorFile& content, std::size_t keep);
 
   const std::filesystem::path& path() const noexcept { return path_; }

@@ -1,7 +1,7 @@
 /// \file
 /// Where the lines of log.hpp go, and lines with fields. A thread of its own writes them, so that callers never wait
-/// for who reads them; when 4 MiB of lines wait, the oldest are dropped, and a line says how many. The last lines,
-/// those of level debug included, are kept in memory for who asks what the process has been doing.
+/// for the reader of the output; when 4 MiB of lines wait, the oldest are dropped, and a line says how many. The last lines,
+/// those of level debug included, are kept in memory for a user who asks what the process has been doing.
 ///
 ///   log::write(Level::warn, "train", {{"peer", donor}, {"cause", "timeout"}}, log::format("no state from {}", donor));
 #pragma once

@@ -43,7 +43,7 @@ struct Ext {  ///< any other extension type, payload as received
   friend bool operator==(const Ext&, const Ext&) = default;
 };
 
-/// One decoded object. Integers: negative ones are int64, others uint64.
+/// One decoded object. Integers: negative ones are int64, all other ones uint64.
 class Value {
  public:
   using Storage = std::variant<std::monostate, bool, std::int64_t, std::uint64_t, double, std::string, Bin, Array, Tuple, Map, Ext>;

@@ -24,7 +24,7 @@ class SimRuntime final : public Runtime {
   /// Lets virtual time pass, or everything ready run without time passing.
   void run_for(Duration duration);
   void run_ready();
-  /// As when somebody sets the computer's clock; virtual time goes on as ever.
+  /// Changes the wall clock, as a user who sets the computer's clock does; virtual time goes on as ever.
   void shift_wall_clock(Duration by) { wall_shift_ += by; }
 
  protected:

@@ -48,7 +48,7 @@ class PortMapper {
 /// Ways to ask, best first.
 using PortMappers = std::vector<std::unique_ptr<PortMapper>>;
 
-/// Those that this build has, in the order in which they had better be tried: PCP, NAT-PMP, UPnP. None in simulations.
+/// Makes the mappers that this build has, in the order in which to try them: PCP, NAT-PMP, UPnP. None in simulations.
 PortMappers make_port_mappers(Runtime& runtime);
 
 }  // namespace cohive::p2p

@@ -82,11 +82,13 @@ using StreamingHandler = std::function<Task<Result<>>(ServerStream& stream)>;
 /// error. A handler bounds its own waits for requests: a caller may stay connected and silent.
 class Server {
  public:
+  /// Serves calls that come in at this host, which must outlive the server.
   explicit Server(p2p::Host& host);
   ~Server();
   /// Throws std::invalid_argument when the host already serves the protocol.
   void add_unary(std::string protocol, UnaryHandler handler);
   void add_streaming(std::string protocol, StreamingHandler handler);
+  /// Refuses calls of the method from now on; calls that run go on.
   void remove(const std::string& protocol);
   p2p::Host& host() const noexcept { return host_; }
 

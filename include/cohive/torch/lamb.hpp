@@ -34,7 +34,7 @@ struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Parameters are float32 tensors in host memory. Throws std::invalid_argument for others, and for options out of range.
+/// Parameters are float32 tensors in host memory. Throws std::invalid_argument for other tensors, and for options out of range.
 class Lamb : public torch::optim::Optimizer {
  public:
   explicit Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups, LambOptions defaults = {});

@@ -50,8 +50,11 @@ class LocalGroup {
   ~LocalGroup();
   LocalGroup(const LocalGroup&) = delete;
 
+  /// Returns the number of this rank, from 0.
   std::size_t rank() const noexcept;
+  /// Returns the number of ranks.
   std::size_t size() const noexcept;
+  /// Whether this is rank 0, the peer of the swarm.
   bool leads() const noexcept { return rank() == 0; }
 
   /// Adds the values of all ranks to those of rank 0; the others keep theirs.

@@ -121,7 +121,7 @@ class ProgressTracker {
   void add_up(const std::vector<Entry>& entries, GlobalProgress& global);
   Duration least_period(std::size_t peers) const;
   bool looked_ = false;
-  double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // no matter who sets the clock
+  double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // whatever the clock is set to
 
   Dht& dht_;
   Runtime& runtime_;

@@ -5,7 +5,7 @@
 /// A model has *live* parameters, which the trainer computes with, and may have *next* ones, which the run prepares while the
 /// trainer goes on; publish() makes the next ones live.
 ///
-/// Who touches what: between the calls of the trainer's face of a Run, live parameters only change in publish().
+/// Which thread touches what: between the calls of the trainer's face of a Run, live parameters only change in publish().
 /// A run calls the functions below on the loop's thread, one at a time (snapshots excepted, which it keeps apart from changes).
 /// What takes long leaves the loop: functions that return a Task do their work on the pool.
 #pragma once

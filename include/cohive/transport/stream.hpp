@@ -115,6 +115,7 @@ class Connection {
   virtual bool outbound() const = 0;  ///< we dialled
   /// The protocol that authenticated the peer, "/noise" or "/tls/1.0.0".
   virtual std::string_view security() const = 0;
+  /// Whether the connection has ended.
   virtual bool closed() const = 0;
   virtual Error close_reason() const = 0;
   /// Waits until the connection has ended, for whatever reason.
@@ -126,6 +127,7 @@ class Connection {
   virtual Task<void> finish(Error reason, Deadline deadline) = 0;
   /// Ends the connection and all streams now. What the peer has not received yet may be lost.
   virtual void close(Error reason) noexcept = 0;
+  /// Returns what the connection has carried.
   virtual ConnectionStats stats() const = 0;
   /// Streams open now, in both directions: what stats() says, at no cost.
   virtual std::size_t open_streams() const = 0;

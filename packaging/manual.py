@@ -32,6 +32,8 @@ class Help:
             elif self.groups and self.groups[-1][1] and line.startswith(" " * 10):
                 last = self.groups[-1][1][-1]
                 last[1] = f"{last[1]} {line.strip()}".strip()
+            elif self.groups and line.strip():
+                self.footer.append(line)
 
     def entries(self, wanted):
         return [entry for heading, entries in self.groups if (heading == "Subcommands") == wanted for entry in entries]
@@ -68,6 +70,8 @@ def manual(name, version, top, subcommands):
         lines += [f'.SH "{name.upper()} {command.upper()}"', roff(described.about + "."), ".PP", roff(described.usage)]
         for _, entries in described.groups:
             lines += section("", entries)[1:]
+    if top.footer:
+        lines += [".SH SETTINGS", *(roff(line) for line in top.footer)]
     return "\n".join(lines) + "\n" + ABOUT
 
 
@@ -79,9 +83,9 @@ def words_after(options):
         pattern = "|".join(names)
         if choice and "TEXT" in signature:
             cases.append(f'    {pattern}) COMPREPLY=($(compgen -W "{choice[1].replace(",", " ")}" -- "$word")); return ;;')
-        elif re.search(r"-(path|file|dir|text|data|save|summary|config|compare)$|-checkpoint$", names[-1]):
+        elif " FILE" in signature or re.search(r"-(path|file|dir|text|data|save|summary|compare)$|-checkpoint$", names[-1]):
             cases.append(f'    {pattern}) COMPREPLY=($(compgen -f -- "$word")); return ;;')
-        elif re.search(r" (TEXT|INT|UINT|FLOAT)", signature):
+        elif re.search(r" (TEXT|INT|UINT|FLOAT|TIME)", signature):
             cases.append(f"    {pattern}) return ;;")
     return cases
 

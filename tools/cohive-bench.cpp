@@ -9,6 +9,7 @@
 
 #include "bench/bench.hpp"
 #include "common/program.hpp"
+#include "common/settings.hpp"
 
 namespace cohive::bench {
 
@@ -72,8 +73,7 @@ int main(int argc, char** argv) {
   CLI::App app("Measures transport, DHT, all-reduce, codecs, optimizers and memory; prints JSON.", "cohive-bench");
   app.require_subcommand(1);
   app.fallthrough();
-  app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)")
-      ->check(CLI::Range(0.1, 3600.0));
+  tools::in_seconds(app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)"), 0.1, 3600);
   app.add_option("--peers", settings.peers, "of dht and allreduce (default 4)")->check(CLI::Range(1, 1000));
   app.add_option("--megabytes", settings.megabytes, "of allreduce and codec (default 64)")->check(CLI::Range(1, 16384));
   tools::add_log_options(app, log_options);
@@ -113,6 +113,12 @@ int main(int argc, char** argv) {
   optimizer->add_option("--parameters", settings.parameters, "millions of them (default 100)")
       ->check(CLI::Range(1, 10000));
   optimizer->add_option("--only", settings.only, "names of steps and passes (default: all)");
+  app.footer(
+      "Examples:\n"
+      "  cohive-bench transport --seconds 10\n"
+      "  cohive-bench allreduce --peers 4 --megabytes 64\n"
+      "  cohive-bench dht-sim --nodes 1000 --minutes 5\n"
+      "  cohive-bench optimizer --only adam accumulate\n");
   return tools::run_program(argc, argv, app, [&] {
     log::configure(log_options);
     if (*transport) std::cout << bench::transport(settings).dump() << std::endl;

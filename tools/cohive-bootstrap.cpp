@@ -18,6 +18,7 @@
 #include "cohive/p2p/metrics_server.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
+#include "common/settings.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -259,13 +260,8 @@ int run(const Options& options) {
   return runtime->run(run_node(*runtime, options, std::move(host_options), identity.key, std::move(initial)));
 }
 
-}  // namespace
-}  // namespace cohive::tools
-
-int main(int argc, char** argv) {
-  using namespace cohive::tools;
-  Options options;
-  CLI::App app("A standalone DHT node: the address by which others join a swarm.", "cohive-bootstrap");
+void add_swarm_options(CLI::App& app, Options& options) {
+  const OptionGroup group(app, "Swarm");
   app.add_option("--host-maddrs", options.host_maddrs, "addresses to listen on (default /ip4/0.0.0.0/tcp/0)");
   app.add_option("--announce-maddrs", options.announce_maddrs,
                  "addresses to tell others instead of the ones listened on");
@@ -276,21 +272,36 @@ int main(int argc, char** argv) {
                  "key file; made when missing, keeps the peer id across restarts");
   app.add_option("--state-path", options.state_path,
                  "file that keeps records and known peers across restarts; use it with --identity-path");
-  app.add_option("--state-period", options.state_period, "seconds between two writes of it (default 30)")
-      ->check(CLI::Range(0.1, 86400.0));
+  in_seconds(app.add_option("--state-period", options.state_period, "seconds between two writes of it (default 30)"), 0.1,
+             86400);
+  app.add_option("--memory-budget", options.memory_budget,
+                 "MiB that peers together may fill of this node's memory (default 128)")
+      ->check(CLI::Range(16, 1 << 20));
+}
+
+void add_watching_options(CLI::App& app, Options& options) {
+  const OptionGroup group(app, "Watching");
   app.add_option("--metrics-address", options.metrics_address,
                  "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
   app.add_option("--metrics-token-file", options.metrics_token_file,
                  "ask for the token in this file before showing anything there");
   app.add_option("--trace", options.trace_file,
                  "write what this node does when to this file, for ui.perfetto.dev (256 MiB at most)");
-  app.add_option("--memory-budget", options.memory_budget,
-                 "MiB that peers together may fill of this node's memory (default 128)")
-      ->check(CLI::Range(16, 1 << 20));
-  app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)")
-      ->check(CLI::Range(1, 86400));
+  in_seconds(app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)"), 1,
+             86400);
   app.add_flag("--json", options.json, "print how to join as one JSON object");
+}
+
+}  // namespace
+}  // namespace cohive::tools
+
+int main(int argc, char** argv) {
+  using namespace cohive::tools;
+  Options options;
+  CLI::App app("A standalone DHT node: the address by which others join a swarm.", "cohive-bootstrap");
+  add_swarm_options(app, options);
   add_member_options(app, options.members.secret_file, options.members.members_file);
+  add_watching_options(app, options);
   add_reachability_option(app, options.force_reachability);
   add_port_mapping_option(app, options.nat_port_map);
   add_relay_use_options(app, options.relay_use);
@@ -298,5 +309,10 @@ int main(int argc, char** argv) {
   add_bandwidth_options(app, options.limits);
   add_log_options(app, options.log);
   add_hivemind_flags(app);
+  app.footer(
+      "Examples:\n"
+      "  cohive-bootstrap --host-maddrs /ip4/0.0.0.0/tcp/31337 --identity-path identity.key --state-path state\n"
+      "  cohive-bootstrap --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm... --metrics-address 127.0.0.1:9464\n"
+      "  cohive-bootstrap --announce-maddrs /dns4/boot.example.org/tcp/31337 --relay --max-upload 10M\n");
   return run_program(argc, argv, app, [&] { return run(options); });
 }

@@ -11,6 +11,7 @@
 #include "cohive/transport/errors.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
+#include "common/settings.hpp"
 #include "dht/crawl.hpp"
 #include "monitor/doctor_command.hpp"
 #include "dht/milliseconds.hpp"
@@ -276,7 +277,7 @@ int main(int argc, char** argv) {
   store->add_option("--subkey", options.subkey, "makes it an entry of a dictionary")->each([&](const std::string&) {
     options.with_subkey = true;
   });
-  store->add_option("--ttl", options.ttl, "seconds until it expires (default 300)")->check(CLI::Range(1.0, 604800.0));
+  in_seconds(store->add_option("--ttl", options.ttl, "seconds until it expires (default 300)"), 1, 604800);
   command("ping", "round trip to a peer")
       ->add_option("PEER", options.target, "peer id, or an address that ends with /p2p/<peer id>")
       ->required();
@@ -290,5 +291,11 @@ int main(int argc, char** argv) {
   command("crawl", "a map of the swarm: every node, its software and latency")
       ->add_option("--parallel", options.parallel, "nodes asked at once (default 64)")
       ->check(CLI::Range(1, 1000));
+  app.footer(
+      "Examples:\n"
+      "  cohive-dht doctor /ip4/203.0.113.7/tcp/31337\n"
+      "  cohive-dht store greeting '\"hello\"' --ttl 10m --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm...\n"
+      "  cohive-dht get greeting --json --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm...\n"
+      "  cohive-dht crawl\n");
   return run_program(argc, argv, app, [&] { return run(options); });
 }

@@ -7,6 +7,7 @@
 #include "cohive/core/log.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
+#include "common/settings.hpp"
 #include "monitor/doctor_command.hpp"
 #include "monitor/merge_traces.hpp"
 #include "monitor/plot.hpp"
@@ -133,10 +134,10 @@ int main(int argc, char** argv) {
   app.add_option("--run-id", options.run_id,
                  "the run to watch (default cohive_run; doctor looks at no run unless it is given)")
       ->each([&options](const std::string&) { options.run_id_given = true; });
-  app.add_option("--interval", options.interval, "seconds between two looks at the trainers (default 5)")
-      ->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--crawl-interval", options.crawl_interval, "seconds between two looks at the swarm (default 60)")
-      ->check(CLI::Range(1.0, 86400.0));
+  in_seconds(app.add_option("--interval", options.interval, "seconds between two looks at the trainers (default 5)"), 0.1,
+             86400);
+  in_seconds(app.add_option("--crawl-interval", options.crawl_interval, "seconds between two looks at the swarm (default 60)"),
+             1, 86400);
   app.add_option("--target-batch-size", options.target, "samples of an epoch (default: estimated from the epochs that end)")
       ->check(CLI::PositiveNumber);
   app.add_flag("--once", options.once, "print one line and exit");
@@ -150,5 +151,12 @@ int main(int argc, char** argv) {
       "doctor", "finds out step by step what is wrong with a swarm or the way to it, and what to do about it");
   doctor->callback([&options] { options.command = "doctor"; });
   add_doctor_options(*doctor, options.doctor);
+  app.footer(
+      "Examples:\n"
+      "  cohive-monitor --run-id my_run --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm...\n"
+      "  cohive-monitor --run-id my_run --once --json\n"
+      "  cohive-monitor serve --run-id my_run --metrics-address 127.0.0.1:9470 --history my_run.jsonl\n"
+      "  cohive-monitor plot my_run.jsonl --run-id my_run -o my_run.svg\n"
+      "  cohive-monitor doctor --run-id my_run\n");
   return run_program(argc, argv, app, [&] { return run(options); });
 }

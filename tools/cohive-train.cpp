@@ -17,7 +17,6 @@
 #include "common/program.hpp"
 #include "train/options.hpp"
 #include "train/progress.hpp"
-#include "train/settings.hpp"
 #include "train/trainer.hpp"
 #include "train/workload.hpp"
 
@@ -159,9 +158,13 @@ int main(int argc, char** argv) {
   add_train_options(app, options);
   add_bandwidth_options(app, limits);
   add_log_options(app, options.log);
-  add_settings(app);
+  app.footer(
+      "Examples:\n"
+      "  cohive-train --text corpus.txt --size 25m --run-id my_run\n"
+      "  cohive-train --text corpus.txt --size 25m --run-id my_run --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm...\n"
+      "  cohive-train --model cnn --dry-run\n"
+      "  cohive-train --config run.toml --checkpoint-dir checkpoints --checkpoint-every 10m --resume\n");
   return run_program(argc, argv, app, [&] {
-    refuse_unknown_variables(app);
     options.swarm.max_upload = limits.upload;
     options.swarm.max_download = limits.download;
     return run(options);

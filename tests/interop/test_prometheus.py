@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -114,6 +115,19 @@ def rules_of(*names):
 
 def test_rules_and_configuration_are_valid():
     promtool("check", "config", MONITORING / "prometheus.yml")
+
+
+def test_the_targets_that_the_document_shows_are_read(tmp_path):
+    """promtool reads the files of file_sd_configs, too."""
+    (targets,) = re.findall(r"^```yaml\n(.*?)^```$", (MONITORING / "targets/README.md").read_text(), re.MULTILINE | re.DOTALL)
+    shutil.copytree(MONITORING, tmp_path / "monitoring")
+    file = tmp_path / "monitoring/targets/trainers.yml"
+    file.write_text(targets)
+    config = tmp_path / "monitoring/prometheus.yml"
+    promtool("check", "config", config)
+    file.write_text("- nonsense: 1")
+    with pytest.raises(AssertionError, match="nonsense"):
+        promtool("check", "config", config)
 
 
 def test_alerts_fire_when_they_should():

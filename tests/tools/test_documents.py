@@ -1,4 +1,5 @@
-"""What the documents say is so: links lead somewhere, commands and their flags exist, sections that comments name are there.
+"""What the documents say is so: links lead somewhere, flags and metrics exist, sections that comments name are there.
+Blocks of code are in test_code_blocks.py, the pages of docs/reference in test_reference.py.
 
 Usage: test_documents.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing but Python.
 """
@@ -41,11 +42,6 @@ def lines_joined(text):
 
 def without_code(text):
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def blocks(text, language):
-    """Code blocks of a language, each with the line before it."""
-    return re.findall(rf"^([^\n]*)\n```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
 # ---- Sections, links, names of documents
@@ -123,7 +119,7 @@ def flags_of(*command):
     """Flags that a program, or a subcommand of it, names in its --help."""
     shown = run(*command, "--help")
     assert shown.returncode == 0, shown.stderr
-    return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", shown.stdout))
+    return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", shown.stdout.partition("\nExamples:")[0]))
 
 
 @functools.cache
@@ -147,9 +143,8 @@ def commands_of(line):
 
 
 def shell_lines(text):
-    for language in ("sh", "shell", "bash"):
-        for _, block in blocks(text, language):
-            yield from block.replace("\\\n", " ").splitlines()
+    for block in re.findall(r"^```sh\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        yield from block.replace("\\\n", " ").splitlines()
     for code in re.findall(r"`([^`\n]+)`", without_code(text)):
         if re.match(r"(\w+=\S* )*cohive-[a-z]+ ", code):
             yield code
@@ -234,19 +229,6 @@ class Quotes(unittest.TestCase):
     def test_made_up_sentences_are_found_out(self):
         self.assertFalse(is_printed("the flux capacitor is not charged: ..."))
         self.assertFalse(is_printed("cannot join the flux: ..."))
-
-    def test_code_of_embedding_is_that_of_the_examples(self):
-        """The line before a block names the file: <!-- examples/NAME -->."""
-        text = (ROOT / "docs/embedding.md").read_text()
-        found = [block for language in ("cpp", "cmake") for block in blocks(text, language)]
-        self.assertGreater(len(found), 3)
-        for before, code in found:
-            with self.subTest(code=code):
-                named = re.fullmatch(r"<!-- ((?:examples|tests)/[\w./]+) -->", before)
-                self.assertTrue(named, "no file is named")
-                plain = [line.strip() for line in (ROOT / named[1]).read_text().splitlines()]
-                wanted = [line.strip() for line in code.splitlines()]
-                self.assertTrue(any(plain[at:at + len(wanted)] == wanted for at in range(len(plain))))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "common/program.hpp"
+#include "common/settings.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -17,6 +18,7 @@ Task<int> join_and_work(Dht& dht, std::vector<Multiaddr> initial, bool signed_re
 
 void add_client_member_options(CLI::App& app, ClientMember& member) {
   add_member_options(app, member.members.secret_file, member.members.members_file);
+  const OptionGroup group(app, kMembers);
   app.add_option("--identity-path", member.identity_path, "key file of a peer that --members lists; made when missing");
 }
 

@@ -12,6 +12,7 @@
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
 #include "cohive/p2p/metrics_server.hpp"
+#include "common/settings.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -53,6 +54,11 @@ std::vector<std::string> dashed_arguments(int argc, char** argv) {
   return arguments;
 }
 
+constexpr const char* kRouters = "Routers and relays";
+constexpr const char* kSettings =
+    "Every option may stand in the --config file, too, or in the variable that is named beside it: a flag goes before\n"
+    "the file, and the file before the variable. TIME is a number of seconds, or has a unit: 500ms, 30s, 5m, 2h, 1d.";
+
 }  // namespace
 
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body) {
@@ -61,8 +67,11 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
       "--version",
       [name] { return log::format("{} {} ({}, {})", name, cohive::version(), cohive::revision(), cohive::compiler()); },
       "say which version this is, and exit");
+  add_settings(app);
+  app.footer(app.get_footer() + "\n" + kSettings);
   try {
     app.parse(dashed_arguments(argc, argv));
+    refuse_unknown_variables(app);
     return body();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
@@ -96,6 +105,7 @@ std::string explain(const Error& error) {
 }
 
 void add_log_options(CLI::App& app, log::Options& options) {
+  const OptionGroup group(app, "Log");
   const auto output = std::make_shared<log::Output>();
   app.add_option_function<std::string>(
          "--log-format", [&options](const std::string& text) { options.format = *log::format_from_text(text); },
@@ -118,7 +128,8 @@ void add_log_options(CLI::App& app, log::Options& options) {
          "--log-file-megabytes",
          [output](double megabytes) { output->file_bytes = static_cast<std::size_t>(megabytes * 1e6); },
          "of one file, before a new one is begun and the old one renamed (default 10; 3 old ones are kept)")
-      ->check(CLI::Range(0.01, 1e6));
+      ->check(CLI::Range(0.01, 1e6))
+      ->envname("COHIVE_LOG_FILE_MEGABYTES");
   app.parse_complete_callback([output] { log::set_output(*output); });
 }
 
@@ -127,6 +138,7 @@ std::string metrics_token(const std::string& path) {
 }
 
 void add_member_options(CLI::App& app, std::string& secret_file, std::string& members_file) {
+  const OptionGroup group(app, kMembers);
   auto* secret = app.add_option("--secret-file", secret_file,
                                 "members of the swarm are those that know the secret in this file; strangers get nothing");
   app.add_option("--members", members_file,
@@ -156,6 +168,7 @@ std::optional<double> bytes_per_second(const std::string& text) {
 }
 
 void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
+  const OptionGroup group(app, "Bandwidth");
   const auto add = [&app](const std::string& flag, double& limit, const std::string& what) {
     app.add_option_function<std::string>(
         flag,
@@ -171,6 +184,7 @@ void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
 }
 
 void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced) {
+  const OptionGroup group(app, kRouters);
   app.add_option_function<std::string>(
          "--force-reachability",
          [&forced](const std::string& text) { forced = p2p::reachability_from_text(text); },
@@ -179,16 +193,20 @@ void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& fo
 }
 
 void add_port_mapping_option(CLI::App& app, bool& nat_port_map) {
-  app.add_flag("!--no-nat-port-map", nat_port_map, "do not ask the router to forward the ports listened on");
+  const OptionGroup group(app, kRouters);
+  app.add_flag_callback(
+      "--no-nat-port-map", [&nat_port_map] { nat_port_map = false; }, "do not ask the router to forward the ports listened on");
 }
 
 void add_relay_use_options(CLI::App& app, RelayUse& use) {
+  const OptionGroup group(app, kRouters);
   app.add_flag("--no-relay", use.none, "when no peer outside can connect, do without relays");
   app.add_option("--trusted-relays", use.trusted,
                  "multiaddrs of relays to be reached through then (default: connected peers that relay)");
 }
 
 void add_relay_service_options(CLI::App& app, RelayService& service) {
+  const OptionGroup group(app, "Serving as a relay");
   auto& bounds = service.bounds;
   app.add_flag("--relay", service.offered, "carry connections to peers that cannot be dialled");
   app.add_option("--relay-reservations", bounds.max_reservations, "peers served at most (default 256)");

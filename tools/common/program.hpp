@@ -25,9 +25,11 @@ struct Exit {
 };
 
 /// Parses the arguments, "_" and "-" being alike in the names of flags, and runs `body`, turning Exit, ErrorException and
-/// parse errors into one line on stderr and an exit code. Adds --version.
+/// parse errors into one line on stderr and an exit code. Adds --version, --config and a variable for each option
+/// (settings.hpp). `app` has all its options by then, and a footer with examples.
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body);
 
+/// The groups of options below stand under headings of their own in --help.
 /// Adds --log-format, --log-level, --log-file and --log-file-megabytes.
 void add_log_options(CLI::App& app, log::Options& options);
 /// What --metrics-token-file names; empty for no file. Throws ErrorException.
@@ -54,7 +56,8 @@ void apply(const RelayService& service, p2p::HostOptions& host);
 void add_port_mapping_option(CLI::App& app, bool& nat_port_map);
 /// Adds --force-reachability.
 void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced);
-/// Adds --secret-file and --members.
+/// Adds --secret-file and --members, under this heading.
+inline constexpr const char* kMembers = "Members";
 void add_member_options(CLI::App& app, std::string& secret_file, std::string& members_file);
 /// Of a number of bytes per second, as 2500000, 500K or 1.5M; at least 1K, less carries no handshake.
 std::optional<double> bytes_per_second(const std::string& text);

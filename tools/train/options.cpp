@@ -7,6 +7,7 @@
 #include "cohive/torch/schedules.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
 #include "common/program.hpp"
+#include "common/settings.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -46,16 +47,17 @@ void add_compression(CLI::App& app, const std::string& flag, codec::Compression&
 
 void add_seconds(CLI::App& app, const std::string& flag, Duration& duration, const std::string& help, double least,
                  double most) {
-  app.add_option_function<double>(flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help)
-      ->check(CLI::Range(least, most));
+  in_seconds(app.add_option_function<double>(flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help),
+             least, most);
 }
 void add_seconds(CLI::App& app, const std::string& flag, std::optional<Duration>& duration, const std::string& help,
                  double least, double most) {
-  app.add_option_function<double>(flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help)
-      ->check(CLI::Range(least, most));
+  in_seconds(app.add_option_function<double>(flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help),
+             least, most);
 }
 
 void add_swarm_options(CLI::App& app, TrainOptions& o) {
+  const OptionGroup group(app, "Swarm");
   app.add_option("--initial-peers", o.swarm.initial_peers,
                  "multiaddrs of the swarm (or $INITIAL_PEERS); none: start a new one");
   app.add_option("--host-maddrs", o.swarm.host_maddrs, "addresses to listen on");
@@ -72,18 +74,21 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   app.add_flag("--use-relay,!--no-relay", o.swarm.use_relay, "be reached through relays when peers cannot dial this one (the default)");
   app.add_option("--trusted-relays", o.swarm.trusted_relays, "multiaddrs of relays to use before those that are met")
       ->delimiter(',');
-  app.add_flag("!--no-nat-port-map", o.swarm.nat_port_map, "do not ask the router to forward the ports listened on");
+  add_port_mapping_option(app, o.swarm.nat_port_map);
   app.add_option("--force-reachability", o.swarm.force_reachability, "public or private, where it is known; else it is found out")
       ->check(CLI::IsMember({"public", "private"}));
   add_seconds(app, "--bootstrap-timeout", o.swarm.bootstrap_timeout, "seconds of one attempt to join (default 15)", 1, 600);
-  app.add_option_function<double>(
-         "--wait-for-swarm",
-         [&o](double seconds) { o.swarm.wait_for_swarm = seconds < 0 ? Duration::max() : from_seconds(seconds); },
-         "seconds to go on trying when no initial peer answers; -1: until one does (default 300)")
-      ->check(CLI::Range(-1.0, 1e9));
+  const auto wait = [&o](double seconds) {
+    o.swarm.wait_for_swarm = seconds < 0 ? Duration::max() : from_seconds(seconds);
+  };
+  in_seconds(app.add_option_function<double>(
+                 "--wait-for-swarm", wait,
+                 "seconds to go on trying when no initial peer answers; -1: until one does (default 300)"),
+             -1, 1e9);
 }
 
 void add_run_options(CLI::App& app, TrainOptions& o) {
+  const OptionGroup group(app, "Run");
   auto& run = o.optimizer;
   app.add_option("--run-id", run.run_id, "name of the run; all its trainers use the same (default cohive_run)");
   app.add_option("--target-batch-size", run.target_batch_size, "samples per epoch of all peers together")
@@ -109,7 +114,8 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   app.add_flag("--reuse-grad-buffers", run.reuse_grad_buffers, "accumulate in the model's own gradients");
   app.add_flag("--use-local-updates", run.use_local_updates, "step with every batch, and average parameters only");
   app.add_flag("--auxiliary", run.auxiliary, "help averaging without training");
-  app.add_flag("!--no-share-loss", run.share_loss, "do not tell monitors of the run this trainer's loss");
+  app.add_flag_callback(
+      "--no-share-loss", [&run] { run.share_loss = false; }, "do not tell monitors of the run this trainer's loss");
   app.add_flag("--verbose", run.verbose, "log what the run does");
   app.add_option("--performance-ema-alpha", run.performance_ema_alpha, "how fast the measured speed follows (default 0.1)")
       ->check(CLI::Range(1e-6, 1.0));
@@ -119,6 +125,7 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
 }
 
 void add_compression_options(CLI::App& app, TrainOptions& o) {
+  const OptionGroup group(app, "Averaging");
   auto& run = o.optimizer;
   add_compression(app, "--grad-compression", run.grad_compression, "gradients");
   add_compression(app, "--state-averaging-compression", run.state_averaging_compression, "averaged parameters");
@@ -157,12 +164,13 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
       "of the link, by which trainers divide the averaging: 'measured', or bytes per second as 500K or 10M");
 }
 
-/// "600" is seconds, "5epochs" epochs.
+/// "600" is seconds, "10m" minutes, "5epochs" epochs.
 bool read_period(std::string text, CheckpointOptions& o) {
   static constexpr std::string_view kEpochs = "epochs";
   constexpr double kMost = 1e9;
   const bool epochs = text.ends_with(kEpochs);
   if (epochs) text.resize(text.size() - kEpochs.size());
+  if (!epochs && !read_seconds(text)) return false;
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !(value > 0 && value <= kMost)) return false;
@@ -173,6 +181,7 @@ bool read_period(std::string text, CheckpointOptions& o) {
 }
 
 void add_checkpoint_options(CLI::App& app, TrainOptions& o) {
+  const OptionGroup group(app, "Checkpoints");
   auto& checkpoints = o.optimizer.checkpoints;
   auto* folder = app.add_option("--checkpoint-dir", checkpoints.directory,
                                 "folder for checkpoints, which belongs to this process; made when missing");
@@ -180,9 +189,9 @@ void add_checkpoint_options(CLI::App& app, TrainOptions& o) {
          "--checkpoint-every",
          [&checkpoints](const std::string& text) {
            if (!read_period(text, checkpoints))
-             throw CLI::ValidationError("--checkpoint-every", "seconds, as 600, or epochs, as 5epochs, not '" + text + "'");
+             throw CLI::ValidationError("--checkpoint-every", "a time, as 600 or 10m, or epochs, as 5epochs, not '" + text + "'");
          },
-         "seconds, as 600, or epochs, as 5epochs, between two checkpoints (default 600)")
+         "a time, as 600 or 10m, or epochs, as 5epochs, between two checkpoints (default 600)")
       ->needs(folder);
   app.add_option("--keep-checkpoints", checkpoints.keep, "that stay in the folder (default 3)")
       ->check(CLI::Range(1, 1000000))
@@ -192,8 +201,8 @@ void add_checkpoint_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--load-checkpoint", o.load_checkpoint, "begin with this file, unless --resume has found a checkpoint");
 }
 
-void add_training_options(CLI::App& app, TrainOptions& o) {
-  add_workload_options(app, o.workload);
+void add_optimizer_options(CLI::App& app, TrainOptions& o) {
+  const OptionGroup group(app, "Optimizer");
   app.add_option("--optimizer", o.algorithm, "adamw, adam, sgd or lamb (default adamw)")
       ->check(CLI::IsMember({"adamw", "adam", "sgd", "lamb"}));
   app.add_option("--learning-rate", o.learning_rate, "of the optimizer")->check(CLI::PositiveNumber);
@@ -217,7 +226,11 @@ void add_training_options(CLI::App& app, TrainOptions& o) {
                  "statistics of the optimizer to average with the parameters, such as exp_avg,exp_avg_sq; all trainers "
                  "need the same")
       ->delimiter(',');
-  app.add_option("--seconds", o.seconds, "stop after this long")->check(CLI::NonNegativeNumber);
+}
+
+void add_course_options(CLI::App& app, TrainOptions& o) {
+  const OptionGroup group(app, "Course and output");
+  in_seconds(app.add_option("--seconds", o.seconds, "stop after this long"), 0, 1e9);
   app.add_option("--until", o.until, "stop at this Unix time, together with the others");
   app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs");
   app.add_option("--mixed-precision", o.mixed_precision,
@@ -231,7 +244,7 @@ void add_training_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--summary", o.summary, "write the final numbers here (JSON)");
   app.add_flag("--json", o.json, "print JSON lines: started, progress, evaluation, download, caught_up, summary");
   app.add_flag("--dry-run", o.dry_run, "make the model, read the data, say what would be done, and exit");
-  app.add_option("--compare", o.compare, "compare files of --save and exit");
+  app.add_option("--compare", o.compare, "compare files of --save and exit")->configurable(false);
 }
 
 }  // namespace
@@ -256,7 +269,9 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
   o.optimizer.matchmaking_time = 5s;
   o.optimizer.averaging_timeout = 30s;
   o.swarm.wait_for_swarm = 300s;
-  add_training_options(app, o);
+  add_workload_options(app, o.workload);
+  add_optimizer_options(app, o);
+  add_course_options(app, o);
   add_swarm_options(app, o);
   add_run_options(app, o);
   add_compression_options(app, o);

@@ -1,6 +1,7 @@
 #include "train/workload.hpp"
 
 #include "common/program.hpp"
+#include "common/settings.hpp"
 #include "train/models/workloads.hpp"
 
 namespace cohive::tools {
@@ -36,6 +37,7 @@ void refuse_foreign_flags(const WorkloadOptions& o) {
 }  // namespace
 
 void add_workload_options(CLI::App& app, WorkloadOptions& o) {
+  const OptionGroup group(app, "Model and data");
   std::vector<std::string> models;
   for (const auto& model : kModels) models.push_back(model.name);
   app.add_option("--model", o.model,

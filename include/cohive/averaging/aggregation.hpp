@@ -1,9 +1,9 @@
 /// \file
 /// How a reducer makes one part of what the members of its group sent. Each reducer chooses for the parts it owns and
-/// nobody else need know, so that Python senders take part: a swarm is protected where all its reducers are.
+/// no other member needs to know, so that Python senders take part: a swarm is protected where all its reducers are.
 ///
 /// Mean is hivemind's. The others bound what a minority that lies can do. In them
-///  - who contributes with weight 0 (auxiliary peers, say) has no vote;
+///  - a member that contributes with weight 0 (an auxiliary peer, say) has no vote;
 ///  - every other sender has one vote, whatever its weight: weights are claims, and votes must not be for sale;
 ///  - among the votes that count, weights matter up to the median weight (the upper one of an even number) and no
 ///    further, and not below a millionth of it;
@@ -20,7 +20,7 @@
 /// largest distance from the mean among the n values of what is encoded, one value comes out wrong by at most
 ///   max(step, m - 3 d + 1.5 step), where step = 6 d / 256; never more than about (sqrt(n) - 3) d, since m is bounded
 ///   so.
-/// A member differs from its reducer by at most the sum of this for its part and for the answer. Nobody's error is
+/// A member differs from its reducer by at most the sum of this for its part and for the answer. No member's error is
 /// carried on: the next round averages what members really hold.
 ///
 /// Where state is averaged too (cohive::Optimizer does it now and then), a reducer that lies can still put anything
@@ -56,6 +56,7 @@ struct CenteredClip {
   int iterations = 5;   ///< 1 to 100
 };
 
+/// How a reducer makes one value of those that the senders of a part sent.
 using Aggregation = std::variant<Mean, TrimmedMean, CenteredClip>;
 
 }  // namespace cohive::averaging

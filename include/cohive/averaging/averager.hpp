@@ -73,6 +73,7 @@ struct AveragedTensor {
   std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: its place in the list
 };
 
+/// Averages tensors with the peers that have the same schema, prefix and class, in rounds. Loop thread only.
 class Averager {
  public:
   /// Averages tensors that are handed over with the trigger of every round. `dht` must outlive the averager. Throws

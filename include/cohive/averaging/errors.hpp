@@ -6,11 +6,12 @@
 
 namespace cohive::averaging {
 
+/// What may go wrong in the averaging module.
 enum class Errc {
   no_group = 1,    ///< matchmaking found no group in time
   nobody_reduces,  ///< every member is a client
   bad_partition,   ///< the members' parts do not fit together
-  no_donor,        ///< nobody shares its state
+  no_donor,        ///< no peer shares its state
   bad_state,       ///< a donor's state does not fit
   narrow_path,     ///< the relay between us and a donor carries less than its state
   round_cancelled,
@@ -20,7 +21,9 @@ enum class Errc {
   left,          ///< this peer has left and averages no more
 };
 
+/// Returns the category of these codes, which has their sentences.
 const std::error_category& averaging_category() noexcept;
+/// Makes a std::error_code of one of them, for the standard library.
 inline std::error_code make_error_code(Errc code) noexcept {
   return {static_cast<int>(code), averaging_category()};
 }

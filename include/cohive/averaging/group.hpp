@@ -56,8 +56,10 @@ struct Member {
 
 /// No link is faster, in bits or bytes a second: what a member claims beyond it counts as this.
 inline constexpr double kMaxBandwidth = 1e12;
-/// What a group gathers of one member: bytes, and msgpack values in them.
-inline constexpr std::size_t kMaxGatheredBytes = 256 * 1024, kMaxGatheredValues = 4096;
+/// Bytes that a group gathers of one member.
+inline constexpr std::size_t kMaxGatheredBytes = 256 * 1024;
+/// Values of msgpack in them.
+inline constexpr std::size_t kMaxGatheredValues = 4096;
 /// Values of all members of a group together.
 inline constexpr std::size_t kMaxGroupValues = 64 * 1024;
 
@@ -66,7 +68,7 @@ std::size_t count_values(const msgpack::Value& value);
 /// Encodes what the group gathers of a member: hivemind's blob, without the peer id.
 std::string encode_gathered(const Member& member);
 /// Decodes the same. Errors: Errc::malformed, naming the peer, also where it holds more than it may.
-/// \param values  msgpack values that there may be; takes off those that there are
+/// \param values  msgpack values that there may be; takes off the ones that there are
 Result<Member> decode_gathered(const PeerId& peer, std::string_view blob, std::size_t* values = nullptr);
 
 /// What a GroupFinder finds. All members hold the same.
@@ -75,7 +77,7 @@ struct Group {
   std::vector<Member> members;    ///< in the order in which they share the work, this peer included
   PeerId leader;                  ///< the member that assembled the group
   codec::CodecSet agreed_codecs;  ///< of those that need agreement: what all members offered
-  bool caps_shares = false;       ///< all members want that nobody reduces more than twice an equal share
+  bool caps_shares = false;       ///< all members want that no member reduces more than twice an equal share
 
   /// Returns the place of `peer` among the members.
   std::optional<std::size_t> index_of(const PeerId& peer) const;

@@ -37,6 +37,7 @@ struct StretchResult {
   bool averaged = false;  ///< false: no average came, and the stretch holds this member's own values (differences: 0)
 };
 
+/// How tensors in host memory take part in a round.
 struct HostPartsOptions {
   /// Results are differences: what is written is alpha * (average - own), and 0 where no average came. `read` stays.
   bool differences = false;
@@ -80,6 +81,7 @@ class HostParts final : public TensorParts {
 /// finish() does nothing: it is up to the parts that were joined, which must outlive this object.
 class JoinedParts final : public TensorParts {
  public:
+  /// One of the tensors that are joined.
   struct Source {
     TensorParts* parts = nullptr;
     std::size_t tensor = 0;

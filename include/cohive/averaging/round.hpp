@@ -21,6 +21,7 @@ struct RoundLimits {
   std::optional<Duration> reducer = std::nullopt;    ///< between two results of one reducer
 };
 
+/// What one round is asked for.
 struct RoundOptions {
   msgpack::Value gather = {};  ///< sent to all members
   Duration timeout = 60s;      ///< for finding a group (retries included)
@@ -47,6 +48,7 @@ struct Exchanged {
   std::optional<double> send_rate, receive_rate;
 };
 
+/// What one round was: its members, what they sent, what was averaged.
 struct RoundResult {
   std::string group_id;                 ///< the same for all members of the round
   std::vector<Member> group;            ///< in group order, this peer included
@@ -56,7 +58,7 @@ struct RoundResult {
   std::size_t parts_failed = 0;         ///< kept local because their reducer failed
   std::vector<PeerId> failed_reducers;  ///< the owners of those parts
   std::vector<PeerId> lost_senders;     ///< left out of a part that this peer reduced: silent, gone, or malformed
-  std::vector<PeerId> liars;            ///< of both, those that sent what cannot be: they are kept out for a while
+  std::vector<PeerId> liars;            ///< of both, the members that sent what cannot be: they are kept out for a while
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload
   Duration matchmaking{};                            ///< until the group was found
   Duration allreduce{};                              ///< from the trigger to the end
@@ -71,12 +73,14 @@ struct RoundResult {
 /// the averager, whose end cancels the round.
 class Round {
  public:
+  /// How far the round is.
   enum class Stage { looking_for_group, awaiting_trigger, running, finished };
 
   Round(Round&&) noexcept;
   Round& operator=(Round&&) noexcept;
   ~Round();
 
+  /// Returns how far the round is.
   Stage stage() const noexcept;
 
   /// Waits until there is a group, or the round has ended without one.

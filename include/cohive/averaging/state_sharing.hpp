@@ -34,12 +34,14 @@ struct SharedState {
   std::uint64_t version = 0;  ///< not 0: states of one peer with one version are equal, and are hashed once
 };
 
+/// How far a download has come.
 struct DownloadProgress {
   std::uint64_t bytes_done = 0;   ///< of the tensors in memory
   std::uint64_t bytes_total = 0;  ///< 0: unknown, as Python donors do not say
   std::size_t donors = 0;         ///< sending now
 };
 
+/// Bounds of a download.
 struct DownloadOptions {
   Duration limit = 600s;                                          ///< for the whole download
   std::uint64_t max_bytes = std::uint64_t{64} << 30;              ///< of tensors; more is refused
@@ -49,16 +51,18 @@ struct DownloadOptions {
   std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
 };
 
+/// A state that was downloaded, and from whom.
 struct DownloadedState {
   PeerId donor;  ///< the peer whose state it is
   msgpack::Value metadata;
   std::vector<codec::Tensor> tensors;
   std::uint64_t bytes = 0;                      ///< received
-  std::map<PeerId, std::uint64_t> contributed;  ///< those by donor
+  std::map<PeerId, std::uint64_t> contributed;  ///< bytes received, by donor
   std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
   std::uint64_t resumed = 0;                    ///< bytes of tensors that were there when `donor` went on for another
 };
 
+/// What is shared, and under which name.
 struct StateSharingOptions {
   std::string prefix;                                ///< must not contain "."; that of the averager beside it
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class

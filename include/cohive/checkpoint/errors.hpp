@@ -6,6 +6,7 @@
 
 namespace cohive::checkpoint {
 
+/// What may go wrong in the checkpoint module.
 enum class Errc {
   not_safetensors = 1,  ///< breaks a rule of the format
   damaged,              ///< cut short, or its bytes are not those that were written
@@ -16,7 +17,9 @@ enum class Errc {
   nothing_to_save,      ///< the state could not be copied in time
 };
 
+/// Returns the category of these codes, which has their sentences.
 const std::error_category& checkpoint_category() noexcept;
+/// Makes a std::error_code of one of them, for the standard library.
 inline std::error_code make_error_code(Errc code) noexcept {
   return {static_cast<int>(code), checkpoint_category()};
 }

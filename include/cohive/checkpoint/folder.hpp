@@ -17,6 +17,7 @@ class Folder {
   Folder(Folder&&) noexcept;
   ~Folder();
 
+  /// A checkpoint in the folder, by its name.
   struct Entry {
     std::uint64_t epoch = 0;
     std::filesystem::path path;
@@ -24,16 +25,17 @@ class Folder {
   /// Returns the checkpoints that are there, newest first. Nothing has looked into them.
   Result<std::vector<Entry>> list() const;
 
+  /// A checkpoint that was read.
   struct Checkpoint {
     Entry entry;
     TensorFile content;
   };
   /// Reads the newest checkpoint that is whole; nullopt in an empty folder. Newer ones that are damaged get another
-  /// name, <name>.damaged, and a line in the log. Errors: Errc::damaged when there are some and none is whole; those of
+  /// name, NAME.damaged, and a line in the log. Errors: Errc::damaged when there are some and none is whole; those of
   /// the operating system.
   Result<std::optional<Checkpoint>> newest_whole();
 
-  /// Writes a checkpoint; then, and only then, removes all but it and the newest `keep` - 1 others.
+  /// Writes a checkpoint; then, and only then, removes all checkpoints but it and the newest `keep` - 1 of the rest.
   Result<std::filesystem::path> write(std::uint64_t epoch, const TensorFile& content, std::size_t keep);
 
   const std::filesystem::path& path() const noexcept { return path_; }

@@ -22,16 +22,19 @@
 namespace cohive::checkpoint {
 
 inline constexpr std::uint64_t kMaxHeader = 100'000'000;  ///< that of the reference
+/// Where the metadata have the hash of the tensors.
 inline constexpr std::string_view kHashKey = "cohive.sha256";
 
 /// Whatever belongs to the tensors and is text.
 using Metadata = std::map<std::string, std::string, std::less<>>;
 
+/// A tensor of a file.
 struct NamedTensor {
   std::string name;
   codec::Tensor tensor;
 };
 
+/// The content of a file.
 struct TensorFile {
   Metadata metadata;
   std::vector<NamedTensor> tensors;  ///< no two of one name; complex128 is not a type of the format
@@ -46,6 +49,7 @@ struct TensorEntry {
   friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
 };
 
+/// The header of a file.
 struct Header {
   Metadata metadata;
   std::vector<TensorEntry> tensors;  ///< in the order of their data
@@ -58,6 +62,7 @@ Result<Header> parse_header(ByteView json, std::uint64_t data_size);
 /// UTF-8.
 Result<std::string> encode_header(const Header& header);
 
+/// Bounds of what is read.
 struct ReadOptions {
   std::uint64_t max_bytes = std::uint64_t{64} << 30;  ///< of tensors; more is refused
 };

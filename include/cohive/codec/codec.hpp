@@ -65,8 +65,11 @@ std::span<const CodecInfo> all_codecs();
 
 /// Returns the codec of a number that a peer sent, unless it needs an agreement and is not among `agreed`.
 std::optional<Codec> codec_from_wire(int compression, const CodecSet& agreed);
+/// Returns the codec of a number that a peer sent, if it needs no agreement.
 std::optional<Codec> codec_from_wire(int compression);
+/// Returns the codec's name, as hivemind's CompressionType has it.
 std::string_view name_of(Codec codec);
+/// Returns the codec of a name; nullopt for other text.
 std::optional<Codec> codec_from_name(std::string_view name);
 
 /// Returns the bytes on the wire per byte of the tensor: what parts are cut by.

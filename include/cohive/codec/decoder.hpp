@@ -9,6 +9,7 @@
 namespace cohive::codec {
 
 class Decoder;
+/// A decoder that is owned.
 using DecoderPtr = std::unique_ptr<const Decoder>;
 
 /// Reads one encoded tensor. Calls may run on several threads at once. The buffer stays the caller's.

@@ -13,6 +13,7 @@
 
 namespace cohive::codec {
 
+/// Types of values.
 enum class DType {
   float64,
   float32,
@@ -28,14 +29,18 @@ enum class DType {
   boolean
 };
 
+/// Returns the bytes of a value.
 std::size_t size_of(DType dtype);
 /// "float32", "bool" and so on, as they travel.
 std::string_view name_of(DType dtype);
+/// Returns the type of a name of PyTorch, "float32"; nullopt for other text.
 std::optional<DType> dtype_from_name(std::string_view name);
+/// Whether values are floating-point numbers, complex ones not among them.
 inline bool is_floating(DType dtype) {
   return dtype <= DType::bfloat16;
 }
 
+/// The dimensions of a tensor, outermost first.
 using Shape = std::vector<std::uint32_t>;
 /// Number of elements; nullopt when it does not fit or exceeds 2^40.
 std::optional<std::uint64_t> element_count(const Shape& shape);

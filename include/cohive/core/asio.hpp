@@ -49,6 +49,7 @@ struct use_task_t {
   using as_default_on_t =
       typename Object::template rebind_executor<executor_with_default<typename Object::executor_type>>::other;
 };
+/// The completion token that makes an operation of Asio a task.
 inline constexpr use_task_t use_task;
 
 /// Compares with an error code of Boost or Asio: error == boost::asio::error::eof.
@@ -72,6 +73,7 @@ bool operator==(const Error& error, Code code) {
 /// Instead of Task<T>, T must be default-constructible or a Result.
 template <class T, class CompletionToken>
 auto async_run(Runtime& runtime, Task<T> task, CompletionToken&& token);
+/// The same for a function that makes the task, which is called on the loop.
 template <class MakeTask, class CompletionToken>
   requires std::invocable<MakeTask&>
 auto async_run(Runtime& runtime, MakeTask make, CompletionToken&& token);

@@ -15,23 +15,31 @@
 
 namespace cohive {
 
+/// Bytes that are owned.
 using Bytes = std::vector<std::uint8_t>;
+/// A view of bytes, to read.
 using ByteView = std::span<const std::uint8_t>;
+/// A view of bytes, to write.
 using MutableBytes = std::span<std::uint8_t>;
 
 /// The bytes of a string, and back: protobuf keeps bytes in std::string.
 inline ByteView as_bytes(std::string_view text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
+/// Returns the bytes as text, in place.
 inline std::string_view as_text(ByteView bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
+/// Returns a copy of the bytes as a string.
 inline std::string to_string(ByteView bytes) { return std::string(as_text(bytes)); }
+/// Returns a copy of the bytes of a string.
 inline Bytes to_bytes(std::string_view text) { return {as_bytes(text).begin(), as_bytes(text).end()}; }
+/// Returns a copy of the bytes.
 inline Bytes to_bytes(ByteView bytes) { return {bytes.begin(), bytes.end()}; }
 
 /// Lower-case hexadecimal; from_hex returns an empty vector for anything malformed.
 std::string to_hex(ByteView bytes);
+/// Returns the bytes of hexadecimal text; none for anything malformed.
 Bytes from_hex(std::string_view text);
 
 /// A reference-counted block of memory. Created through Block::allocate or a BufferPool.

@@ -151,6 +151,7 @@ Task<std::vector<T>> when_all(Runtime& runtime, std::vector<Task<T>> tasks) {
   for (auto& one : captured) results.push_back(one.take());
   co_return results;
 }
+/// Runs all at once. The first exception is rethrown after all have ended.
 inline Task<void> when_all(Runtime& runtime, std::vector<Task<void>> tasks) {
   std::vector<detail::Captured<void>> captured(tasks.size());
   Nursery group(runtime, "when_all");

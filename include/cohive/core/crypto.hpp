@@ -12,15 +12,24 @@
 
 namespace cohive::crypto {
 
+/// A digest of SHA-1.
 using Sha1Digest = std::array<std::uint8_t, 20>;
+/// A digest of SHA-256.
 using Sha256Digest = std::array<std::uint8_t, 32>;
+/// A digest of SHA-512.
 using Sha512Digest = std::array<std::uint8_t, 64>;
+/// A key of 32 bytes: secret or public, of X25519, ChaCha20 or AES-256.
 using Key32 = std::array<std::uint8_t, 32>;
 
+/// Returns the SHA-1 of bytes.
 Sha1Digest sha1(ByteView data);
+/// Returns the SHA-256 of bytes.
 Sha256Digest sha256(ByteView data);
+/// Returns the SHA-256 of parts, one after the other.
 Sha256Digest sha256(std::initializer_list<ByteView> parts);
+/// Returns the SHA-512 of bytes.
 Sha512Digest sha512(ByteView data);
+/// Returns the HMAC of `data` with SHA-256.
 Sha256Digest hmac_sha256(ByteView key, ByteView data);
 /// A key made slowly from a secret that people choose (PBKDF2).
 Key32 stretched(ByteView secret, ByteView salt, int iterations);
@@ -29,6 +38,7 @@ bool equal_secrets(std::string_view a, std::string_view b);
 /// Cryptographically secure random bytes (never seeded; protocol randomness comes from Runtime).
 void random_bytes(MutableBytes out);
 
+/// A key pair for a key agreement.
 struct X25519KeyPair {
   Key32 secret;
   Key32 public_;
@@ -38,7 +48,9 @@ struct X25519KeyPair {
 /// nullopt when the result is all zero (a hostile public key).
 std::optional<Key32> x25519(const Key32& secret, const Key32& their_public);
 
+/// Returns base64 with padding.
 std::string base64_encode(ByteView data);
+/// Returns the bytes; nullopt for text that is not base64.
 std::optional<Bytes> base64_decode(std::string_view text);
 
 /// The ciphers of the Noise framework, section 12.

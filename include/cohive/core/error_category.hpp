@@ -14,6 +14,7 @@
 
 namespace cohive {
 
+/// A code and what is printed for it.
 template <class Code>
 struct ErrorSentence {
   Code code;

@@ -6,6 +6,7 @@
 
 namespace cohive {
 
+/// What may go wrong everywhere.
 enum class Errc {
   timeout = 1,       ///< a deadline passed
   cancelled,         ///< the owner gave up
@@ -21,7 +22,9 @@ enum class Errc {
   in_use,            ///< another process has it
 };
 
+/// Returns the category of these codes, which has their sentences.
 const std::error_category& core_category() noexcept;
+/// Makes a std::error_code of one of them, for the standard library.
 inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), core_category()}; }
 
 }  // namespace cohive

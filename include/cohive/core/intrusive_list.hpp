@@ -53,7 +53,7 @@ class IntrusiveList {
     static_cast<ListHook&>(item).unlink();
     return &item;
   }
-  /// Calls f(item) for each item; f must not unlink others.
+  /// Calls f(item) for each item; f must not unlink other items.
   template <class F>
   void for_each(F f) {
     for (ListHook* hook = head_.next_; hook != &head_;) {

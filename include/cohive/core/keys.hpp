@@ -12,6 +12,7 @@
 
 namespace cohive {
 
+/// Kinds of identities, by their numbers on the wire.
 enum class KeyType { rsa = 0, ed25519 = 1, secp256k1 = 2, ecdsa = 3 };
 
 /// A libp2p public key. Immutable, cheap to copy, safe to share between threads.

@@ -1,7 +1,7 @@
 /// \file
 /// Where the lines of log.hpp go, and lines with fields. A thread of its own writes them, so that callers never wait
-/// for who reads them; when 4 MiB of lines wait, the oldest are dropped, and a line says how many. The last lines,
-/// those of level debug included, are kept in memory for who asks what the process has been doing.
+/// for the reader of the output; when 4 MiB of lines wait, the oldest are dropped, and a line says how many. The last lines,
+/// those of level debug included, are kept in memory for a user who asks what the process has been doing.
 ///
 ///   log::write(Level::warn, "train", {{"peer", donor}, {"cause", "timeout"}}, log::format("no state from {}", donor));
 #pragma once
@@ -17,12 +17,14 @@
 
 namespace cohive::log {
 
+/// Whether lines have colours.
 enum class Color {
   automatic,  ///< on a terminal, unless $NO_COLOR is set
   always,
   never
 };
 
+/// Where lines go.
 struct Output {
   std::vector<std::pair<std::string, Level>> modules = {};  ///< levels of single modules, in place of Options::level
   Color color = Color::automatic;
@@ -49,7 +51,9 @@ class Field {
   std::string_view name_;
   detail::Argument value_;
 };
+/// Named values of a line.
 using Fields = std::initializer_list<Field>;
+/// Writes a line with fields. Any thread; it does not wait for the output.
 void write(Level level, std::string_view module, Fields fields, std::string_view message);
 
 /// Writes a line whatever the levels are, and does not keep it: the answer to a user who asks for it.

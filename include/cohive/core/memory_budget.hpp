@@ -1,9 +1,9 @@
 /// \file
-/// MemoryBudget: how much memory strangers may fill, all of them together. Loop thread only.
+/// MemoryBudget: how much memory peers may fill, all of them together. Loop thread only.
 ///
 /// Every buffer that a peer fills is charged to the peer, and to the network that it comes from: received bytes that
-/// nobody has read, requests, replies that are on their way. Above seven eighths of the budget the network that holds
-/// most gets no more, and the peer of it that holds most is cut off, so that others find room. Identities cost nothing,
+/// no reader has taken, requests, replies that are on their way. Above seven eighths of the budget the network that holds
+/// most gets no more, and the peer of it that holds most is cut off, so that other peers find room. Identities cost nothing,
 /// networks do: an attacker with many identities in one network has the share of one network.
 #pragma once
 
@@ -25,6 +25,8 @@ std::string network_of(const Multiaddr& address);
 /// An eighth of the memory that the machine, or the container, lets this process have; 128 MiB at least.
 std::size_t default_memory_budget();
 
+/// Counts the memory that each peer fills and cuts off the greediest one when all together fill too much. Loop thread
+/// only.
 class MemoryBudget {
  public:
   explicit MemoryBudget(std::size_t total) : state_(std::make_shared<State>(total)) {}

@@ -15,30 +15,35 @@
 namespace cohive::msgpack {
 
 class Value;
+/// A value of type bin.
 struct Bin {
   std::string data;
   friend auto operator<=>(const Bin&, const Bin&) = default;
 };
+/// A value of type array, Python's list.
 struct Array {
   std::vector<Value> items;
   friend bool operator==(const Array&, const Array&);
 };
+/// A Python tuple, which hivemind writes as an extension.
 struct Tuple {  ///< ext 0x40
   std::vector<Value> items;
   friend bool operator==(const Tuple&, const Tuple&);
 };
+/// A value of type map, Python's dict.
 struct Map {  ///< insertion order is kept; keys are str or bin
   std::vector<std::pair<Value, Value>> entries;
   const Value* find(std::string_view key) const;
   friend bool operator==(const Map&, const Map&);
 };
+/// A value of another extension type.
 struct Ext {  ///< any other extension type, payload as received
   std::int8_t type;
   std::string data;
   friend bool operator==(const Ext&, const Ext&) = default;
 };
 
-/// One decoded object. Integers: negative ones are int64, others uint64.
+/// One decoded object. Integers: negative ones are int64, all other ones uint64.
 class Value {
  public:
   using Storage = std::variant<std::monostate, bool, std::int64_t, std::uint64_t, double, std::string, Bin, Array, Tuple, Map, Ext>;
@@ -80,6 +85,7 @@ class Value {
 
 /// Appends the encoding of `value`.
 void encode_to(std::string& out, const Value& value);
+/// Returns the bytes that hivemind's MSGPackSerializer makes.
 std::string encode(const Value& value);
 /// Decodes exactly one object: trailing bytes, map keys other than str or bin, nesting over 64 and truncation are errors.
 /// A value may take one byte here and takes 48 decoded: there are at most 65,536 values, containers and what they hold

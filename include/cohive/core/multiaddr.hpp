@@ -23,6 +23,7 @@ class Multiaddr {
     webrtc_direct = 280, webrtc = 281, p2p_circuit = 290, unix_ = 400, p2p = 421, https = 443, tls = 448, sni = 449,
     noise = 454, quic = 460, quic_v1 = 461, webtransport = 465, certhash = 466, ws = 477, wss = 478, http = 480
   };
+  /// One part of an address: its protocol, by the code of multiformats, and its value as on the wire.
   struct Component {
     std::uint32_t code;
     Bytes value;

@@ -6,6 +6,7 @@
 
 namespace cohive {
 
+/// Calls a function when it dies; made by on_exit().
 template <class F>
 class [[nodiscard]] OnExit {
  public:

@@ -54,8 +54,10 @@ class ErrorException : public std::runtime_error {
  private:
   Error error_;
 };
+/// Throws ErrorException: what value() of a Result does when there is none.
 [[noreturn]] void throw_exception_from_error(const Error& error, const boost::source_location&);
 
+/// What may fail at another machine: a value, or the Error that says why there is none.
 template <class T = void>
 using Result = boost::system::result<T, Error>;
 

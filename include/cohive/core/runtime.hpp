@@ -152,6 +152,8 @@ struct TaskHook : ListHook {
   TaskRoot* root = nullptr;
 };
 
+/// The event loop with all that protocols ask of their surroundings: clock, timers, randomness, threads for long work,
+/// metrics.
 class Runtime {
  public:
   virtual ~Runtime();
@@ -163,7 +165,7 @@ class Runtime {
   virtual double wall_time() const = 0;
   Deadline after(Duration duration) const;
 
-  /// Seeded: the same seed gives the same simulated run. Not for secrets; those come from crypto::random_bytes.
+  /// Seeded: the same seed gives the same simulated run. Not for secrets, which come from crypto::random_bytes.
   std::mt19937_64& random() noexcept { return random_; }
   void random_bytes(MutableBytes out);
   /// Uniform in [0, 1).
@@ -187,7 +189,7 @@ class Runtime {
   detail::Offload<F> offload(F work);
 
   /// Drives the loop on this thread until `task` ends; returns its result or rethrows. Not reentrant: throws
-  /// std::logic_error when called from inside the loop. See make_runtime() about an io_context that others use, too.
+  /// std::logic_error when called from inside the loop. See make_runtime() about an io_context that the program uses, too.
   template <class T>
   T run(Task<T> task);
 
@@ -265,6 +267,7 @@ class Runtime {
   std::unique_ptr<TaskGroup> background_;
 };
 
+/// What sleep_until() and yield() wait for.
 class Runtime::Sleep : public Waiter {
  public:
   Sleep(Runtime& runtime, TimePoint at, bool yield_only) noexcept
@@ -287,6 +290,7 @@ class Runtime::Sleep : public Waiter {
   Timer timer_;
 };
 
+/// How a runtime on real time is made.
 struct RuntimeOptions {
   std::uint64_t seed = 0;     ///< 0: taken from the system's entropy
   unsigned pool_threads = 0;  ///< worker threads for offload; 0: one per core
@@ -304,7 +308,7 @@ std::unique_ptr<Runtime> make_runtime(RuntimeOptions options = {});
 ///    (several run the context, or one calls Runtime::run beside another's context.run()), the second one gets
 ///    std::logic_error out of its run().
 ///  - The runtime is destroyed on that thread, or when no thread runs the context; neither by its own tasks nor by
-///    functions posted to it. Whatever it had posted is dropped then. Handlers of others are not touched.
+///    functions posted to it. Whatever it had posted is dropped then. Handlers of the program are not touched.
 std::unique_ptr<Runtime> make_runtime(boost::asio::io_context& context, RuntimeOptions options = {});
 
 /// Waits for SIGINT or SIGTERM and returns the signal's number. Real runtimes only.

@@ -8,6 +8,7 @@
 
 namespace cohive::crypto {
 
+/// SHA-256 of bytes that come piece by piece.
 class Sha256 {
  public:
   Sha256();

@@ -1,5 +1,5 @@
 /// \file
-/// Signal: tells whoever subscribed that something has happened. Loop thread only.
+/// Signal: tells subscribers that something has happened. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -11,13 +11,14 @@ namespace cohive {
 /// Ends a subscription when it dies.
 using Subscription = std::shared_ptr<void>;
 
+/// Calls all subscribers at each emission, in the order of their subscription.
 template <class... Args>
 class Signal {
  public:
   using Callback = std::function<void(Args...)>;
 
   /// Calls `callback` at each emission for as long as the returned object lives. It may subscribe and unsubscribe
-  /// others and itself.
+  /// other callbacks and itself.
   [[nodiscard]] Subscription subscribe(Callback callback) {
     std::erase_if(callbacks_, [](const auto& weak) { return weak.expired(); });
     auto shared = std::make_shared<Callback>(std::move(callback));

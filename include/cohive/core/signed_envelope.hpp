@@ -11,6 +11,7 @@
 
 namespace cohive {
 
+/// What an envelope holds, and the key that signed it.
 struct OpenedEnvelope {
   PublicKey signer;
   std::string payload;

@@ -9,6 +9,7 @@
 
 namespace cohive {
 
+/// The addresses of a peer, as the peer itself has signed them.
 struct PeerRecord {
   PeerId peer;
   std::uint64_t sequence = 0;  ///< Unix nanoseconds, strictly rising per peer

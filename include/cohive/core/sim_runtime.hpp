@@ -9,6 +9,7 @@
 
 namespace cohive {
 
+/// A loop on virtual time: time passes at once when no task can run. The same seed gives the same run.
 class SimRuntime final : public Runtime {
  public:
   explicit SimRuntime(std::uint64_t seed = 1);
@@ -23,7 +24,7 @@ class SimRuntime final : public Runtime {
   /// Lets virtual time pass, or everything ready run without time passing.
   void run_for(Duration duration);
   void run_ready();
-  /// As when somebody sets the computer's clock; virtual time goes on as ever.
+  /// Changes the wall clock, as a user who sets the computer's clock does; virtual time goes on as ever.
   void shift_wall_clock(Duration by) { wall_shift_ += by; }
 
  protected:

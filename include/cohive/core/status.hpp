@@ -1,6 +1,6 @@
 /// \file
 /// Status: what the parts of a process tell about themselves, as JSON, to a person who looks (p2p/metrics_server.hpp).
-/// Each part adds a section under a name of its own; nobody knows all of them. Loop thread only.
+/// Each part adds a section under a name of its own; no part knows all of them. Loop thread only.
 ///
 ///   section_ = Status::of(runtime).add("node", [this] { return json_of_this(); });
 #pragma once
@@ -18,6 +18,7 @@
 
 namespace cohive {
 
+/// What a process tells of itself at /status: sections of JSON that its parts add. Loop thread only.
 class Status {
  public:
   /// Returns one JSON value. Called when a person looks, so it may take a millisecond, and no lock for long.
@@ -43,7 +44,7 @@ class Status {
   };
   Subscription insert(std::string name, bool in_list, Section section);
   std::vector<Entry> entries_;
-  std::size_t kept_until_ = 16;  // so many of them, those that have ended are
+  std::size_t kept_until_ = 16;  // so many of them, the ones that have ended are
 };
 
 /// The last things that failed on this loop, oldest first, as the section "failures" of its status.

@@ -14,7 +14,7 @@ namespace cohive {
 namespace detail {
 class ListWait;
 
-/// Who waits, in the order of arrival, and who was notified and has not run yet.
+/// The tasks that wait, in the order of arrival, and the ones that were notified and have not run yet.
 struct WaitList {
   IntrusiveList<ListWait> waiting;
   IntrusiveList<ListHook> notified;
@@ -83,14 +83,14 @@ class Event {
   bool set_ = false;
 };
 
-/// Wakes those who wait now; check the condition again after waking. A task that is dropped after notify_one() chose it
+/// Wakes the tasks that wait now; check the condition again after waking. A task that is dropped after notify_one() chose it
 /// passes the notification on.
 class Condition {
  public:
   explicit Condition(Runtime& runtime, const char* what = "condition") noexcept : runtime_(&runtime), what_(what) {}
   void notify_all() noexcept { waiters_.notify_all(); }
   void notify_one() noexcept { waiters_.notify_one(); }
-  /// True while somebody waits, or was notified and has not run yet.
+  /// True while a task waits, or was notified and has not run yet.
   bool contended() const noexcept { return waiters_.contended(); }
   detail::ListWait wait(Deadline deadline = Deadline::never()) { return {*runtime_, what_, deadline, waiters_, false}; }
 
@@ -111,6 +111,7 @@ class Semaphore {
   explicit Semaphore(Runtime& runtime, std::size_t units, const char* what = "semaphore") noexcept
       : runtime_(&runtime), what_(what), available_(units) {}
 
+  /// Units of a semaphore that are held; they go back when it dies.
   class [[nodiscard]] Units {
    public:
     Units() = default;
@@ -136,7 +137,7 @@ class Semaphore {
 
   /// Waits its turn; empty Units when the deadline passed. `count` must not exceed the initial number of units.
   Task<Units> acquire(std::size_t count = 1, Deadline deadline = Deadline::never());
-  /// Without waiting; empty when there are too few or others wait.
+  /// Without waiting; empty when there are too few or other tasks wait.
   Units try_acquire(std::size_t count = 1) noexcept;
   std::size_t available() const noexcept { return available_; }
 
@@ -173,7 +174,7 @@ class Channel {
       waited = true;
     }
     const bool sent = push(std::move(item));
-    if (items_.size() < capacity_) writable_.notify_one();  // room for another who waits
+    if (items_.size() < capacity_) writable_.notify_one();  // room for another task that waits
     co_return sent;
   }
   /// False when full or closed.
@@ -194,7 +195,7 @@ class Channel {
     if (items_.empty()) return std::nullopt;
     return pop();
   }
-  /// No more items come in; those inside can still be received.
+  /// No more items come in; the items inside can still be received.
   void close() noexcept {
     closed_ = true;
     readable_.notify_all();

@@ -80,6 +80,9 @@ struct Promise<void> : PromiseBase {
 
 }  // namespace detail
 
+/// A coroutine that returns T, or throws. It begins when it is awaited or spawned, and ends at once, with all that it
+/// holds, when
+/// it is destroyed.
 template <class T = void>
 class [[nodiscard]] Task {
  public:

@@ -7,11 +7,13 @@
 
 namespace cohive {
 
+/// A time span, in nanoseconds.
 using Duration = std::chrono::nanoseconds;
 /// Monotonic loop time; under simulation, virtual time.
 using TimePoint = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 using namespace std::chrono_literals;
 
+/// Returns the span in seconds.
 inline double to_seconds(Duration d) {
   return std::chrono::duration<double>(d).count();
 }

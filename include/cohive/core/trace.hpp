@@ -18,6 +18,7 @@
 
 namespace cohive {
 
+/// Writes what a process does when as Chrome trace events. Does nothing until start().
 class Trace {
  public:
   static constexpr std::size_t kMostBytes = std::size_t{256} << 20;
@@ -70,7 +71,7 @@ class TraceSpan {
   ~TraceSpan() { end(); }
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
-  /// Whether somebody will read it: notes may be left out else.
+  /// Tells whether a trace is being written: notes may be left out else.
   explicit operator bool() const noexcept { return runtime_ != nullptr; }
   void note(const char* key, std::string_view text);
   void note(const char* key, double number);

@@ -13,10 +13,12 @@
 
 #include "cohive/core/result.hpp"
 
+/// Goes on with a result's value, or returns its error from a function.
 #define TRY(first, ...) COHIVE_TRY_##__VA_OPT__(VALUE)(return, COHIVE_TRY_NAME, first __VA_OPT__(, ) __VA_ARGS__)
+/// Goes on with a result's value, or returns its error from a coroutine.
 #define CO_TRY(first, ...) COHIVE_TRY_##__VA_OPT__(VALUE)(co_return, COHIVE_TRY_NAME, first __VA_OPT__(, ) __VA_ARGS__)
 
-// What the two are made of.
+/// \cond what the two are made of
 #define COHIVE_TRY_NAME COHIVE_TRY_JOIN(cohive_try_, __COUNTER__)
 #define COHIVE_TRY_JOIN(a, b) COHIVE_TRY_JOIN_(a, b)
 #define COHIVE_TRY_JOIN_(a, b) a##b
@@ -30,3 +32,4 @@
   auto&& name = __VA_ARGS__;                              \
   if (!name) leave name.error();                          \
   declaration = *std::forward<decltype(name)>(name)
+/// \endcond

@@ -8,6 +8,7 @@
 
 namespace cohive {
 
+/// Bytes of the longest number.
 inline constexpr std::size_t kMaxVarintSize = 10;
 
 /// Appends `value` to a byte container (Bytes or std::string).
@@ -20,7 +21,9 @@ void append_varint(Container& out, std::uint64_t value) {
   out.push_back(static_cast<typename Container::value_type>(value));
 }
 
+/// Whether bytes begin with a number: not yet all of it, or none that is allowed.
 enum class VarintStatus { ok, incomplete, invalid };
+/// What decoding a number found.
 struct Varint {
   VarintStatus status;
   std::uint64_t value = 0;

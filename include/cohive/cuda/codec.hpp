@@ -28,7 +28,9 @@ namespace cohive::cuda {
 
 using codec::Codec;
 
+/// Whether the GPU encodes with this codec.
 bool can_encode(Codec codec);
+/// Whether the GPU decodes this codec.
 bool can_decode(Codec codec);
 /// Bytes of an encoded tensor of `count` values; nullopt for a codec that stays on the CPU.
 std::optional<std::size_t> encoded_size(Codec codec, std::size_t count);

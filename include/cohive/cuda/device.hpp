@@ -56,6 +56,7 @@ class Stream {
   CUstream_st* stream_;
 };
 
+/// What done() waits for.
 class Stream::Done : public Waiter {
  public:
   Done(Runtime& runtime, const Stream& stream);

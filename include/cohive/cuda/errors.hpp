@@ -6,13 +6,16 @@
 
 namespace cohive::cuda {
 
+/// What may go wrong in the cuda module.
 enum class Errc {
   no_device = 1,  ///< no GPU, no driver, or a driver too old for this build
   out_of_memory,  ///< of the device, or host memory that cannot be pinned
   failed,         ///< any other failure the CUDA runtime reports
 };
 
+/// Returns the category of these codes, which has their sentences.
 const std::error_category& cuda_category() noexcept;
+/// Makes a std::error_code of one of them, for the standard library.
 inline std::error_code make_error_code(Errc code) noexcept {
   return {static_cast<int>(code), cuda_category()};
 }

@@ -20,7 +20,7 @@ struct AccessToken {
   std::string signature;
 };
 
-/// Gives this node its token and judges those of others. An application derives from it.
+/// Gives this node its token and judges the tokens of other nodes. An application derives from it.
 class Authorizer {
  public:
   /// \param key  signs what this node sends

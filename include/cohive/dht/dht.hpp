@@ -58,7 +58,7 @@ struct DhtOptions {
   // An attacker with many identities in few networks gets no table to himself. A block is an IPv4 /24 or IPv6 /48
   // network of public addresses; private ones and this machine's are not counted. 0: any number.
   std::size_t max_nodes_per_block = 100;                      ///< in the routing table
-  std::size_t max_nodes_per_block_in_bucket = 10;             ///< half of a bucket: others are always known, too
+  std::size_t max_nodes_per_block_in_bucket = 10;             ///< half of a bucket: nodes of other blocks are always known, too
   Duration max_record_lifetime = std::chrono::hours(24 * 7);  ///< later expirations are refused from peers
   Duration search_timeout = 60s;                              ///< a search ends then with what it knows
   /// Of a get or a store that is given no deadline, for every thousand keys.
@@ -68,6 +68,7 @@ struct DhtOptions {
 /// Keys and subkeys are any hashable msgpack value; strings in practice. Bin hashes raw.
 using Key = msgpack::Value;
 
+/// A value, and when it ends.
 struct StoredValue {
   msgpack::Value value;
   double expiration = 0;
@@ -76,12 +77,14 @@ struct StoredValue {
 struct GetResult {
   std::variant<msgpack::Value, std::vector<std::pair<msgpack::Value, StoredValue>>> content;
   double expiration = 0;
+  /// Whether the key holds subkeys.
   bool is_dictionary() const { return content.index() == 1; }
   const msgpack::Value* value() const { return std::get_if<0>(&content); }
   /// Empty for a plain value.
   const std::vector<std::pair<msgpack::Value, StoredValue>>& entries() const;
 };
 
+/// A record to store.
 struct StoreItem {
   Key key;
   std::optional<msgpack::Value> subkey;
@@ -95,6 +98,7 @@ struct NodeReport {
   bool has_record = false;                        ///< not checked by any validator
 };
 
+/// A node of hivemind's DHT on a host: it stores, looks up and holds records. Loop thread only.
 class Dht {
  public:
   /// `host` must outlive the Dht. Handlers are registered unless client_mode.
@@ -104,9 +108,10 @@ class Dht {
 
   /// Joins the swarm through peers the host is or can get connected to: pings all, then looks its own id up.
   /// Addresses need /p2p. An empty list starts a new swarm. Error when none answers.
-  /// From then on the node finds its way back by itself, through these peers or those it knew, when it lost all others
+  /// From then on the node finds its way back by itself, through these peers or the nodes it knew, when it lost all other nodes
   /// or when an initial peer is missing: after a sleep of its machine, or a partition of the network.
   Task<Result<>> start(std::vector<Multiaddr> initial_peers);
+  /// Leaves: ends all that goes on, and waits for it. Idempotent.
   Task<void> close();
 
   /// Stores a value under a key, or under one subkey of the key's dictionary, at the num_replicas nodes nearest to the
@@ -144,7 +149,7 @@ class Dht {
   Task<Result<std::vector<NodeReport>>> ask(PeerId peer, std::vector<DhtId> keys,
                                             std::optional<Deadline> deadline = {});
   /// Searches the swarm for the nodes nearest to a key (bucket_size at most, nearest first, without ourselves). At the
-  /// deadline, or after search_timeout, returns those known by then.
+  /// deadline, or after search_timeout, returns the nodes known by then.
   Task<std::vector<std::pair<DhtId, PeerId>>> nearest_nodes(DhtId key, std::optional<Deadline> deadline = {});
 
   /// What write_state keeps; collected bit by bit, so that the loop goes on meanwhile.
@@ -153,13 +158,17 @@ class Dht {
   Task<std::size_t> restore(std::vector<SavedRecord> records);
 
   double now() const;  ///< DHT time: Unix seconds
+  /// Returns this node's place in the DHT.
   const DhtId& node_id() const noexcept;
+  /// Returns the host that the node stands on.
   p2p::Host& host() const noexcept;
   const DhtOptions& options() const noexcept;
+  /// Returns the loop of the node.
   Runtime& runtime() const noexcept;
 
   std::size_t table_size() const;    ///< nodes known, without ourselves
-  std::size_t storage_size() const;  ///< keys held for others
+  std::size_t storage_size() const;  ///< keys held for other nodes
+  /// Returns how many keys of gets are kept.
   std::size_t cache_size() const;
   /// Known nodes, nearest to ourselves first.
   std::vector<std::pair<DhtId, PeerId>> known_nodes() const;

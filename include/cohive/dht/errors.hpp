@@ -6,6 +6,7 @@
 
 namespace cohive::dht {
 
+/// What may go wrong in the dht module.
 enum class Errc {
   bootstrap_failed = 1,  ///< none of the initial peers answered a DHT ping
   clock_differs,         ///< a bootstrap peer's clock is off by more than 3 s
@@ -22,7 +23,9 @@ enum class Errc {
   record_invalid,  ///< a validator of this node refuses the record, so those of other nodes do
 };
 
+/// Returns the category of these codes, which has their sentences.
 const std::error_category& dht_category() noexcept;
+/// Makes a std::error_code of one of them, for the standard library.
 inline std::error_code make_error_code(Errc code) noexcept {
   return {static_cast<int>(code), dht_category()};
 }

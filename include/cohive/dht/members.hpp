@@ -30,10 +30,10 @@ Result<std::shared_ptr<Authorizer>> members_by_list(Runtime& runtime, std::files
 /// Errors: cohive::Errc::io.
 Result<std::string> read_secret(const std::filesystem::path& path);
 
-/// How a program is told who the members of its swarm are; both empty: the swarm is open.
+/// How a program is told the members of its swarm; both empty: the swarm is open.
 struct MembersOptions {
-  std::string secret_file;   ///< those that know the secret in this file, which only its owner can read
-  std::string members_file;  ///< those whose peer ids are in this one
+  std::string secret_file;   ///< members are the peers that know the secret in this file, which only its owner can read
+  std::string members_file;  ///< members are the peers whose ids are in this one
 };
 
 /// Returns the authorizer that the options ask for; null for an open swarm.

@@ -19,6 +19,7 @@ struct StateLimits {
   std::size_t max_peers = 256;
 };
 
+/// A record that the node held.
 struct SavedRecord {
   DhtId key;
   std::string tag;    ///< as on the wire: c0 for a regular value, empty for a whole dictionary
@@ -26,11 +27,13 @@ struct SavedRecord {
   double expiration = 0;
   bool cached = false;
 };
+/// A node of the routing table.
 struct SavedPeer {
   DhtId id;
   PeerId peer;
   std::vector<Multiaddr> addresses;
 };
+/// What a node needs to come back as it was.
 struct SavedState {
   PeerId peer;    ///< of this node: another identity gets another node id
   DhtId node_id;  ///< the records are those near it
@@ -41,6 +44,7 @@ struct SavedState {
 /// Errors name the file: Errc::not_found, Errc::io, Errc::malformed for one that is damaged or no state at all.
 /// Blocks on the disk: for start-up or a worker thread.
 Result<SavedState> read_state(const std::filesystem::path& path, StateLimits limits = {});
+/// Writes the file as a whole or not at all. Blocks: for a thread that may wait. Errors: cohive::Errc::io.
 Result<> write_state(const std::filesystem::path& path, const SavedState& state);
 
 }  // namespace cohive::dht

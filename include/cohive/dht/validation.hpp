@@ -1,5 +1,5 @@
 /// \file
-/// Record validators: who may write what. Source: docs/wire/hivemind.md, section 4.
+/// Record validators: which peer may write which record. Source: docs/wire/hivemind.md, section 4.
 /// Threads: const members may run on several worker threads at once (checking many signatures leaves the loop); the
 /// others run on the loop thread before or between those, never at the same time as a const member of the same object
 /// unless that object says so.
@@ -22,6 +22,7 @@ struct Record {
   double expiration = 0;  ///< Unix seconds
 };
 
+/// Says which records nodes may hold, and signs or wraps their values.
 class RecordValidator {
  public:
   virtual ~RecordValidator() = default;

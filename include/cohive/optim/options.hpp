@@ -9,6 +9,7 @@
 
 namespace cohive::optim {
 
+/// The options of torch.optim.SGD.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0;
@@ -17,6 +18,7 @@ struct SgdOptions {
   bool nesterov = false;
 };
 
+/// The options of torch.optim.Adam.
 struct AdamOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -26,6 +28,7 @@ struct AdamOptions {
   bool amsgrad = false;
 };
 
+/// The options of torch.optim.AdamW.
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -35,6 +38,7 @@ struct AdamWOptions {
   bool amsgrad = false;
 };
 
+/// The options of torch.optim.RMSprop.
 struct RmspropOptions {
   double lr = 1e-2;
   double alpha = 0.99;
@@ -44,6 +48,7 @@ struct RmspropOptions {
   bool centered = false;
 };
 
+/// The options of torch.optim.Adagrad.
 struct AdagradOptions {
   double lr = 1e-2;
   double lr_decay = 0;
@@ -65,6 +70,7 @@ struct LambOptions {
   double largest_norm = 0;
 };
 
+/// The options of one optimizer, which say which one it is.
 using Options = std::variant<SgdOptions, AdamOptions, AdamWOptions, RmspropOptions, AdagradOptions, LambOptions>;
 
 /// A statistic that an optimizer keeps of every parameter.

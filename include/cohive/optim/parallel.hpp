@@ -44,17 +44,22 @@ struct Addition {
 /// As the functions of passes.hpp with these names, over all tensors together.
 Task<bool> accumulate(Runtime& runtime, std::vector<Addition> additions, Accumulating how,
                       std::shared_ptr<const void> owner, std::size_t threads = 0);
+/// Multiplies all values by a factor; tells whether every result is finite.
 Task<bool> scale(Runtime& runtime, std::vector<View> tensors, double factor, std::shared_ptr<const void> owner,
                  std::size_t threads = 0);
+/// Whether no value is NaN or infinite.
 Task<bool> all_finite(Runtime& runtime, std::vector<ConstView> tensors, std::shared_ptr<const void> owner,
                       std::size_t threads = 0);
+/// Returns the sum of the squares of all values.
 Task<double> square_sum(Runtime& runtime, std::vector<ConstView> tensors, std::shared_ptr<const void> owner,
                         std::size_t threads = 0);
 
+/// One copy, between buffers of the same size whose types may differ.
 struct Copying {
   ConstView from;
   View to;
 };
+/// Makes the copies, converting values where types differ.
 Task<void> copy(Runtime& runtime, std::vector<Copying> copies, std::shared_ptr<const void> owner,
                 std::size_t threads = 0);
 

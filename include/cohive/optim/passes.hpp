@@ -7,6 +7,7 @@
 
 namespace cohive::optim {
 
+/// How a gradient is added to a sum.
 struct Accumulating {
   double factor = 1;   ///< such as the number of samples of the batch
   bool first = false;  ///< the sum is empty: what it holds is replaced
@@ -22,10 +23,12 @@ bool accumulate(View gradient, std::span<float> sum, Accumulating how = {});
 /// gradients and detects overflow in one pass.
 bool scale(View values, double factor);
 
+/// Whether no value is NaN or infinite.
 bool all_finite(ConstView values);
 
 /// Sum of squares, in double: of every block of kNormBlock values, and of these sums in their order.
 double square_sum(ConstView values);
+/// Values that are summed as one block, so that sums do not depend on the number of threads.
 inline constexpr std::size_t kNormBlock = 1024;
 
 /// What gradients are multiplied by so that their norm is at most `max_norm`, as torch.nn.utils.clip_grad_norm_ does; 1

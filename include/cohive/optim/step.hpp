@@ -26,6 +26,7 @@ struct TensorMemory {
 /// Larger counts of steps are none: a double does not tell them apart.
 inline constexpr double kMostSteps = 1e15;
 
+/// What is special to one step of a tensor.
 struct StepSettings {
   std::int64_t step = 1;        ///< of this tensor, counted from 1; at 1 SGD's momentum begins
   double gradient_factor = 1;   ///< what gradients are multiplied by: mean instead of sum, inverse loss scale, clipping

@@ -6,6 +6,7 @@
 
 namespace cohive::p2p {
 
+/// What may go wrong in the p2p module.
 enum class Errc {
   no_addresses = 1,  ///< nothing known and peer routing found nothing
   all_dials_failed,  ///< every address was tried
@@ -21,7 +22,9 @@ enum class Errc {
   identity_in_use,  ///< a peer of the swarm has proven the same identity
 };
 
+/// Returns the category of these codes, which has their sentences.
 const std::error_category& p2p_category() noexcept;
+/// Makes a std::error_code of one of them, for the standard library.
 inline std::error_code make_error_code(Errc code) noexcept {
   return {static_cast<int>(code), p2p_category()};
 }

@@ -38,7 +38,7 @@ struct HostOptions {
   /// At it, an idle connection makes room for each new one. An eighth is kept for connections that we open. This, the
   /// inbound ones pending and the dials shrink together where the machine allows fewer connections.
   std::size_t max_connections = 1024;
-  /// Above the high one, idle connections are closed down to the low one: those unused longest first, none that is
+  /// Above the high one, idle connections are closed down to the low one: the longest unused first, none that is
   /// younger than the grace, and none of protected peers or of the routing table's.
   std::size_t high_water = 512, low_water = 384;
   Duration trim_grace = 2min;
@@ -50,7 +50,7 @@ struct HostOptions {
   std::size_t max_connections_per_ip = 256;  ///< inbound; large networks hide behind one address. Not for this machine
   std::size_t max_dials = 160;               ///< at once, as p2pd
   std::size_t max_lookups = 32;              ///< walks through peer routing at once; further ones wait
-  /// Ask peers outside to dial us back, and dial back those that ask us (AutoNAT): see Host::reachability.
+  /// Ask peers outside to dial us back, and dial back peers that ask us (AutoNAT): see Host::reachability.
   bool autonat = true;
   /// What is known about reachability without asking; nullopt: ask.
   std::optional<Reachability> force_reachability;
@@ -60,7 +60,7 @@ struct HostOptions {
   std::size_t observed_confirmations = 4;
   /// Relay other peers' connections within these bounds; nullopt: do not.
   std::optional<RelayServiceOptions> relay_service;
-  /// When peers outside cannot reach us, be reached through relays: those named here, and connected peers that relay.
+  /// When peers outside cannot reach us, be reached through relays: the ones named here, and connected peers that relay.
   bool use_relay = true;
   std::vector<Multiaddr> trusted_relays;
   std::size_t wanted_relays = 2;  ///< reservations to hold
@@ -99,6 +99,7 @@ struct Traffic {
 /// \param calls_us  false: we are about to call it, and it has to know that we are a member, too
 using MemberCheck = std::function<Task<Result<>>(PeerId peer, bool calls_us, Deadline deadline)>;
 
+/// Serves an inbound stream of a protocol; the host owns the task.
 using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 
 /// What a host reaches peers through.
@@ -108,10 +109,12 @@ struct Connectivity {
   PortMappers port_mappers = {};  ///< ways to ask the router for ports, in the order in which they are tried
 };
 
+/// A peer: it has a key, listens, dials, and opens streams of protocols to other peers. Loop thread only.
 class Host {
  public:
   /// A host that reaches peers over `network` alone, which must outlive it, with transport options as in `options`.
   Host(transport::Network& network, KeyPair identity, HostOptions options = {});
+  /// A host that reaches peers by these transports.
   Host(Runtime& runtime, Connectivity connectivity, KeyPair identity, HostOptions options = {});
   /// Closes everything at once.
   ~Host();
@@ -122,12 +125,16 @@ class Host {
   /// a round trip, or two seconds when one does not answer.
   Task<void> close();
 
+  /// Returns the id of this peer, the hash of its key.
   const PeerId& id() const noexcept;
+  /// Returns the key of this peer.
   const KeyPair& identity() const noexcept;
+  /// Returns the loop of the host.
   Runtime& runtime() const noexcept;
-  /// Addresses others can use, without and with /p2p/<id>.
+  /// Returns the addresses that other peers can use, without and with /p2p/ID.
   std::vector<Multiaddr> addresses() const;
   std::vector<Multiaddr> visible_addresses() const;
+  /// Returns the options that the host was made with.
   const HostOptions& options() const noexcept;
   /// Whether peers outside can connect to us, as far as it is known. A host that does not listen is private.
   Reachability reachability() const noexcept;
@@ -139,13 +146,14 @@ class Host {
   std::vector<PortMapping> port_mappings() const;
   /// The relays through which peers reach us now.
   std::vector<HeldReservation> relays() const;
+  /// Returns the bytes that all connections have carried.
   Traffic traffic() const;
   /// What peers may fill of our memory: services charge what they keep for a peer.
   MemoryBudget& memory() const noexcept;
   /// The caps of its transports: the lowest of each direction.
   transport::BandwidthLimits limits() const;
 
-  /// Connects to a full address (…/p2p/<id>), resolving DNS. An existing connection is used as it is. The address is
+  /// Connects to a full address (…/p2p/ID), resolving DNS. An existing connection is used as it is. The address is
   /// kept for good: a host that has lost all connections comes back through such addresses.
   Task<Result<PeerId>> connect(Multiaddr address, Deadline deadline);
   /// Connects by id: known addresses, then peer routing. Concurrent calls for one peer share the dial.
@@ -153,6 +161,7 @@ class Host {
   void disconnect(const PeerId& peer);
   /// Keeps the connections of a peer open when idle ones are trimmed (HostOptions::high_water), while the result lives.
   [[nodiscard]] Subscription protect(const PeerId& peer);
+  /// Whether there is a connection to the peer.
   bool connected(const PeerId& peer) const;
   /// True when the last dials of all addresses of a peer failed a moment ago, and a machine refused one of them: as far
   /// as can be told, the peer's process has ended. False while it is connected.
@@ -169,6 +178,7 @@ class Host {
   /// Serves a protocol. The handler's tasks belong to the host. Peers are told by identify push (coalesced).
   /// Throws std::invalid_argument when the protocol is taken.
   void set_handler(std::string protocol, StreamHandler handler);
+  /// Refuses the protocol from now on; streams that are open go on.
   void remove_handler(const std::string& protocol);
 
   /// Has streaming calls (rpc.hpp) go to members and come from members only, while the result lives; with none, and

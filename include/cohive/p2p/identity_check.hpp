@@ -9,7 +9,7 @@
 
 namespace cohive::p2p {
 
-/// Looks for a peer with the identity `id` through the initial peers, as a stranger to it, and connects to it. To be
+/// Looks for a peer with the identity `id` through the initial peers, under another identity, and connects to it. To be
 /// called before a host of this identity listens.
 ///
 /// Only a peer that proves the identity in a handshake counts. Addresses at which an earlier process was, before it

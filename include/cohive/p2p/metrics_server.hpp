@@ -23,6 +23,7 @@
 
 namespace cohive::p2p {
 
+/// Which clients may look.
 struct MetricsOptions {
   /// Asked for as "Authorization: Bearer <token>" by all but /, /healthz and /readyz; empty: none.
   std::string token = {};
@@ -37,6 +38,7 @@ struct MetricsAnswer {
   std::string content_type = "application/json";
 };
 
+/// Serves the page, /status, /metrics, health and diagnostics over HTTP. Loop thread only.
 class MetricsServer {
  public:
   /// \param ready  what /readyz answers
@@ -46,7 +48,7 @@ class MetricsServer {
   /// any
   Result<> start(const std::string& address);
   /// Answers further paths, behind the token where there is one; before start(). What follows a path that ends in "/" is given
-  /// to `answer`, "" for others. It has ten seconds.
+  /// to `answer`, "" for other paths. It has ten seconds.
   using Answer = std::function<Task<MetricsAnswer>(std::string rest)>;
   void add_path(std::string path, Answer answer);
   /// Adds text to what /metrics says, in Prometheus' format, of metrics that are not in the registry.

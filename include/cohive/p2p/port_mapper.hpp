@@ -22,7 +22,12 @@ struct PortMapping {
   friend bool operator==(const PortMapping&, const PortMapping&) = default;
 };
 
-inline constexpr std::string_view kPcp = "pcp", kNatPmp = "nat-pmp", kUpnp = "upnp";
+/// The name of the Port Control Protocol.
+inline constexpr std::string_view kPcp = "pcp";
+/// The name of NAT-PMP, its predecessor.
+inline constexpr std::string_view kNatPmp = "nat-pmp";
+/// The name of UPnP's Internet Gateway Device.
+inline constexpr std::string_view kUpnp = "upnp";
 
 /// One way to ask for mappings. Its answers take seconds at most, and never the loop's time. The calls of one mapper
 /// come one after the other; one that is dropped goes on unseen.
@@ -40,9 +45,10 @@ class PortMapper {
   virtual Task<Result<>> unmap(PortMapping mapping) = 0;
 };
 
+/// Ways to ask, best first.
 using PortMappers = std::vector<std::unique_ptr<PortMapper>>;
 
-/// Those that this build has, in the order in which they had better be tried: PCP, NAT-PMP, UPnP. None in simulations.
+/// Makes the mappers that this build has, in the order in which to try them: PCP, NAT-PMP, UPnP. None in simulations.
 PortMappers make_port_mappers(Runtime& runtime);
 
 }  // namespace cohive::p2p

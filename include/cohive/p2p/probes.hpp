@@ -18,6 +18,7 @@ struct PeerDescription {
   std::vector<Multiaddr> addresses;   ///< at which it says that it can be dialled
   std::optional<Multiaddr> observed;  ///< where our connection comes from, as it sees it
 };
+/// Asks a peer for its description. Errors: those of opening a stream, Errc::timeout, Errc::malformed.
 Task<Result<PeerDescription>> describe(Host& host, PeerId peer, Deadline deadline);
 
 /// The outcome of asking a peer to dial us back (AutoNAT).
@@ -38,7 +39,9 @@ Task<Result<DialBack>> ask_dial_back(Host& host, PeerId peer, std::vector<Multia
 /// \returns what the relay would carry; Errc::relay_refused when it reserves nothing
 Task<Result<CircuitLimit>> ask_reservation(Host& host, PeerId relay, Deadline deadline);
 
-/// The protocols of these questions, as peers name them in their descriptions.
-extern const std::string kDialBackProtocol, kRelayProtocol;
+/// The protocol of ask_dial_back(), as peers name it in their descriptions.
+extern const std::string kDialBackProtocol;
+/// The same of ask_reservation().
+extern const std::string kRelayProtocol;
 
 }  // namespace cohive::p2p

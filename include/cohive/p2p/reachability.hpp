@@ -7,6 +7,7 @@
 
 namespace cohive::p2p {
 
+/// Whether peers outside can connect to this one.
 enum class Reachability {
   unknown,   ///< no peer has tried yet
   public_,   ///< peers outside connect to us

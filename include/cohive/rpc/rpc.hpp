@@ -22,6 +22,7 @@ inline constexpr std::size_t kMaxPrefetchedRequests = 32;     ///< the same, cou
 inline constexpr std::size_t kMaxCallsPerPeer = 256;          ///< inbound calls running at once
 inline constexpr std::size_t kMaxBytesPerPeer = 64 * 1024 * 1024;  ///< requests that wait; unread replies, too
 inline constexpr Duration kRequestReadTimeout = 30s;               ///< server: one complete request
+/// Bytes of a handler's error that the caller is told.
 inline constexpr std::size_t kMaxErrorText = 4096;
 
 /// Calls `protocol` ("DHTProtocol.rpc_ping") at `peer` with a serialised request; returns the serialised reply.
@@ -49,8 +50,10 @@ class ClientStream {
   /// How many more bytes the callee can send on the connection of this call: a relay may grant so many only.
   virtual std::uint64_t delivers() const = 0;
 };
+/// A call that is owned.
 using ClientStreamPtr = std::unique_ptr<ClientStream>;
 
+/// Begins a streaming call. Errors: those of opening a stream; what the callee refuses shows at receive().
 Task<Result<ClientStreamPtr>> open_call(p2p::Host& host, PeerId peer, std::string protocol, Deadline deadline);
 
 /// A streaming call in progress, seen from the callee.
@@ -79,11 +82,13 @@ using StreamingHandler = std::function<Task<Result<>>(ServerStream& stream)>;
 /// error. A handler bounds its own waits for requests: a caller may stay connected and silent.
 class Server {
  public:
+  /// Serves calls that come in at this host, which must outlive the server.
   explicit Server(p2p::Host& host);
   ~Server();
   /// Throws std::invalid_argument when the host already serves the protocol.
   void add_unary(std::string protocol, UnaryHandler handler);
   void add_streaming(std::string protocol, StreamingHandler handler);
+  /// Refuses calls of the method from now on; calls that run go on.
   void remove(const std::string& protocol);
   p2p::Host& host() const noexcept { return host_; }
 

@@ -16,6 +16,7 @@
 
 namespace cohive {
 
+/// The arguments of torch.amp.GradScaler, with its names and defaults.
 struct GradScalerOptions {
   double init_scale = 65536;
   double growth_factor = 2;

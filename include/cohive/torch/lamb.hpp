@@ -6,6 +6,7 @@
 
 namespace cohive {
 
+/// The options of LAMB, as torch::optim has those of Adam.
 struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions> {
   LambOptions(double learning_rate = 1e-3) : lr_(learning_rate) {}
   TORCH_ARG(double, lr) = 1e-3;
@@ -22,6 +23,7 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
   void set_lr(const double lr) override { lr_ = lr; }
 };
 
+/// What LAMB keeps of a parameter.
 struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambParamState> {
   TORCH_ARG(int64_t, step) = 0;
   TORCH_ARG(torch::Tensor, exp_avg);
@@ -32,7 +34,7 @@ struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Parameters are float32 tensors in host memory. Throws std::invalid_argument for others, and for options out of range.
+/// Parameters are float32 tensors in host memory. Throws std::invalid_argument for other tensors, and for options out of range.
 class Lamb : public torch::optim::Optimizer {
  public:
   explicit Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups, LambOptions defaults = {});

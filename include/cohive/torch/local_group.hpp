@@ -29,6 +29,7 @@
 
 namespace cohive {
 
+/// Which rank a process is, of how many, and where they meet.
 struct LocalGroupOptions {
   std::size_t rank = 0, size = 1;
   std::string socket_path;  ///< where rank 0 awaits the other ranks; a socket of this name is made and removed
@@ -49,8 +50,11 @@ class LocalGroup {
   ~LocalGroup();
   LocalGroup(const LocalGroup&) = delete;
 
+  /// Returns the number of this rank, from 0.
   std::size_t rank() const noexcept;
+  /// Returns the number of ranks.
   std::size_t size() const noexcept;
+  /// Whether this is rank 0, the peer of the swarm.
   bool leads() const noexcept { return rank() == 0; }
 
   /// Adds the values of all ranks to those of rank 0; the others keep theirs.
@@ -66,9 +70,11 @@ class LocalGroup {
 /// The Optimizer of a group. Gradients are summed with every step, as DistributedDataParallel does.
 class LocalOptimizer {
  public:
-  /// Gives all ranks the parameters of rank 0. \param group, optimizer  outlive this object \param optimizer  of rank
-  /// 0, null on the other ranks; not with reuse_grad_buffers, use_local_updates or auxiliary \param parameters  the
-  /// same on all ranks, in the same order Throws std::invalid_argument when the above does not hold.
+  /// Gives all ranks the parameters of rank 0. Throws std::invalid_argument for arguments that are not as described.
+  /// \param group       outlives this object
+  /// \param optimizer   of rank 0, which outlives this object; null on the other ranks. Not with reuse_grad_buffers,
+  ///                    use_local_updates or auxiliary
+  /// \param parameters  the same on all ranks, in the same order
   LocalOptimizer(LocalGroup& group, Optimizer* optimizer, std::vector<at::Tensor> parameters);
   ~LocalOptimizer();
   LocalOptimizer(const LocalOptimizer&) = delete;

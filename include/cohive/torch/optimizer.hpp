@@ -54,7 +54,7 @@ using SchedulerFn = std::function<std::unique_ptr<torch::optim::LRScheduler>(tor
 
 /// One thread calls it, the trainer's. Parameters may be float32, float64, float16 or bfloat16 on any device. Steps
 /// leave those as they are that have requires_grad off at the end of an epoch. The optimizer's groups are those of the
-/// constructor: adding others later is an error with a sentence.
+/// constructor: adding groups later is an error with a sentence.
 ///
 /// Speed: the classes of torch::optim (not LBFGS) and cohive::Lamb are stepped by cohive, several times faster, where
 /// the parameters are float32 in host memory or offload_optimizer copies them there; their options and statistics stay
@@ -108,6 +108,7 @@ class Optimizer {
   /// format (docs/checkpoints.md). Loading one of another run, or that no run wrote, leaves the epoch as it is; it returns the epoch.
   /// Errors are for the user's eyes: a disk that is full, a file that is damaged or of another model, which changes nothing.
   Result<> save_checkpoint(const std::filesystem::path& path);
+  /// Goes on from a file. Returns its epoch. Errors: see train::Run::load_checkpoint.
   Result<std::uint64_t> load_checkpoint(const std::filesystem::path& path);
   /// Writes a checkpoint into CheckpointOptions::directory and returns when it is on the disk, as for a machine that is about to be
   /// taken away. A round in progress is waited for, averaging_timeout at most.

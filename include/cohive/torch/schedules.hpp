@@ -33,6 +33,7 @@ EpochFactor cosine(std::uint64_t epochs, double least = 0);
 /// these are get_linear_schedule_with_warmup and get_cosine_schedule_with_warmup of Hugging Face.
 EpochFactor linear_warmup(std::uint64_t epochs, EpochFactor then = nullptr, double first = 0);
 
+/// The arguments of PyTorch's OneCycleLR, as factors of the optimizer's learning rate.
 struct OneCycleOptions {
   double share_of_rise = 0.3;     ///< pct_start
   double div_factor = 25;         ///< 1 / the first factor

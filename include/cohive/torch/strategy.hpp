@@ -18,37 +18,40 @@ namespace cohive {
 /// The arguments of HivemindStrategy, with its defaults where they are not hivemind.Optimizer's. docs/from-hivemind.md has
 /// them all.
 struct StrategyOptions {
-  std::int64_t target_batch_size = 1024;
-  std::string run_id = "cohive_run";
-  std::optional<std::int64_t> batch_size = std::nullopt;
-  bool delay_state_averaging = false;
+  std::int64_t target_batch_size = 1024;  ///< samples per epoch of all peers together
+  std::string run_id = "cohive_run";  ///< one name per training run
+  std::optional<std::int64_t> batch_size = std::nullopt;  ///< samples of a batch; unset: as many as the first one has
+  bool delay_state_averaging = false;  ///< average parameters in the background
   std::optional<bool> delay_optimizer_step = std::nullopt;  ///< unset: as delay_grad_averaging
-  bool delay_grad_averaging = false;
+  bool delay_grad_averaging = false;  ///< average gradients in the background
   std::optional<bool> offload_optimizer = std::nullopt;  ///< unset: where delay_optimizer_step needs it
-  bool reuse_grad_buffers = false;
-  SchedulerFn scheduler_fn = nullptr;
-  Duration matchmaking_time = 5s;
-  Duration averaging_timeout = 30s;
-  bool verbose = false;
-  std::function<void(averaging::AveragerOptions&)> averager_opts = nullptr;
-  std::vector<std::string> host_maddrs = {"/ip4/0.0.0.0/tcp/0"};
+  bool reuse_grad_buffers = false;  ///< accumulate in the model's own gradients
+  SchedulerFn scheduler_fn = nullptr;  ///< makes the schedule of the learning rate, by epochs
+  Duration matchmaking_time = 5s;  ///< to gather a group
+  Duration averaging_timeout = 30s;  ///< for one round
+  bool verbose = false;  ///< log what the run does
+  std::function<void(averaging::AveragerOptions&)> averager_opts = nullptr;  ///< changes options of the averagers
+  std::vector<std::string> host_maddrs = {"/ip4/0.0.0.0/tcp/0"};  ///< addresses to listen on
   std::vector<std::string> initial_peers;  ///< empty: $INITIAL_PEERS, then $PL_INITIAL_PEERS
-  Duration bootstrap_timeout = 15s;
-  Duration wait_for_swarm = 0s;
-  std::string identity_path;
-  bool client_mode = false;
-  std::string metrics_address;
+  Duration bootstrap_timeout = 15s;  ///< of one attempt to join
+  Duration wait_for_swarm = 0s;  ///< to go on trying when no initial peer answers
+  std::string identity_path;  ///< key file; made when missing. Empty: a new identity
+  bool client_mode = false;  ///< do not listen
+  std::string metrics_address;  ///< host:port for page and metrics; empty: none
   /// What the fields above do not name; theirs win.
   SwarmOptions swarm;
   OptimizerOptions optimizer;
 
+  /// Returns what these options are for Swarm.
   SwarmOptions swarm_options() const;
+  /// Returns what these options are for Optimizer.
   OptimizerOptions optimizer_options() const;
 };
 
 /// Used from the trainer's thread. Errors as those of Swarm and Optimizer. Without initial peers it logs how other peers join.
 class Strategy {
  public:
+  /// Joins the swarm, or begins one. Throws ErrorException where that fails, std::invalid_argument for impossible options.
   explicit Strategy(StrategyOptions options);
   ~Strategy();
   Strategy(const Strategy&) = delete;
@@ -62,15 +65,22 @@ class Strategy {
 
   /// As Optimizer::step. Throws std::logic_error before setup().
   StepReport step(std::int64_t batch_size);
+  /// The same for a batch whose leading dimension is its size.
   StepReport step(const at::Tensor& batch);
+  /// The same for batches of StrategyOptions::batch_size samples, or as many as the first batch had.
   StepReport step();
+  /// The same with gradients of a scaled loss.
   StepReport step(std::int64_t batch_size, GradScaler& scaler);
 
+  /// Returns the optimizer of setup(). Throws std::logic_error before setup().
   Optimizer& optimizer();
+  /// Returns the membership, for further runs.
   Swarm& swarm() noexcept { return swarm_; }
   /// Peers that train in the run, this one included; HivemindStrategy's num_peers.
   std::size_t num_peers() const;
+  /// Returns the addresses by which other peers join.
   std::vector<std::string> visible_addresses() const { return swarm_.visible_addresses(); }
+  /// Returns "INITIAL_PEERS=...", which other peers put in front of their command.
   std::string join_line() const { return swarm_.join_line(); }
 
  private:

@@ -12,6 +12,7 @@
 
 namespace cohive::train {
 
+/// Where, how often and how many checkpoints are written.
 struct CheckpointOptions {
   /// Where checkpoints are written by themselves, in the background: a folder that belongs to this process. Made when
   /// missing; empty: nowhere.

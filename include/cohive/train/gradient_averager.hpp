@@ -12,6 +12,7 @@
 
 namespace cohive::train {
 
+/// Averages gradients in rounds of a run; derived classes choose another scheme. Loop thread only.
 class GradientAverager {
  public:
   /// \param options  of the run; what a derived class wants otherwise, it changes before it calls this constructor

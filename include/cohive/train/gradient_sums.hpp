@@ -20,6 +20,7 @@
 
 namespace cohive::train {
 
+/// Sums gradients over the batches of an epoch, off the loop.
 class GradientSums {
  public:
   /// \param sizes  values of each gradient
@@ -39,6 +40,7 @@ class GradientSums {
   /// \param scale  of the loss, which the gradients have, too: sums and means are without it
   void add(std::vector<Gradient> batch, double samples, double scale = 1);
 
+  /// The sums of an epoch.
   struct Taken {
     std::vector<HostBuffer> sums;  ///< one for each gradient; zeros where no batch had it
     double factor = 0;             ///< makes them means; 0: there was no batch

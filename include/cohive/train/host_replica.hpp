@@ -20,6 +20,7 @@
 
 namespace cohive::train {
 
+/// A model whose parameters, sums and averages are in host memory; the step itself is the derived class's.
 class HostReplica : public Replica {
  public:
   /// Takes gradients from the trainer; see GradientSums::add.

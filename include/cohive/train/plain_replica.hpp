@@ -16,6 +16,7 @@
 
 namespace cohive::train {
 
+/// A model of plain floats with an optimizer of cohive, for programs without LibTorch and for simulations.
 class PlainReplica final : public HostReplica {
  public:
   /// Begins with parameters of zero. \param shapes  of the parameters

@@ -1,6 +1,6 @@
 /// \file
 /// ProgressTracker: how far the whole run is, through signed records in the DHT.
-///   trainer -> DHT: {<run_id>_progress: {marker of its key: {peer_id, epoch, samples, rate, time, client}, 60 s}}
+///   trainer -> DHT: {RUN_progress: {marker of its key: {peer_id, epoch, samples, rate, time, client}, 60 s}}
 /// Source: docs/wire/hivemind.md, section 7.1. Loop thread only, except snapshot().
 ///
 /// What an epoch is worth: identities cost nothing, so the largest epoch that any record claims proves nothing. The
@@ -62,6 +62,7 @@ struct GlobalProgress {
   double eta = std::numeric_limits<double>::infinity();
 };
 
+/// Tells the DHT how far this peer has come, and reads how far the run has. Loop thread only.
 class ProgressTracker {
  public:
   /// Adds the validators of signature (`key`) and schema to `dht`, which must outlive the tracker.
@@ -120,7 +121,7 @@ class ProgressTracker {
   void add_up(const std::vector<Entry>& entries, GlobalProgress& global);
   Duration least_period(std::size_t peers) const;
   bool looked_ = false;
-  double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // no matter who sets the clock
+  double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // whatever the clock is set to
 
   Dht& dht_;
   Runtime& runtime_;

@@ -5,7 +5,7 @@
 /// A model has *live* parameters, which the trainer computes with, and may have *next* ones, which the run prepares while the
 /// trainer goes on; publish() makes the next ones live.
 ///
-/// Who touches what: between the calls of the trainer's face of a Run, live parameters only change in publish().
+/// Which thread touches what: between the calls of the trainer's face of a Run, live parameters only change in publish().
 /// A run calls the functions below on the loop's thread, one at a time (snapshots excepted, which it keeps apart from changes).
 /// What takes long leaves the loop: functions that return a Task do their work on the pool.
 #pragma once
@@ -32,6 +32,7 @@ enum class StateRound {
   difference     ///< averages a copy of the live ones, which go on changing; publish() adds what the round changed
 };
 
+/// What a run asks of a model, whatever it is made with. Its calls come from the loop, one at a time.
 class Replica {
  public:
   virtual ~Replica() = default;
@@ -43,6 +44,7 @@ class Replica {
 
   // ---- Gradients
 
+  /// The sum of an epoch's gradients, as a round reads and replaces it.
   struct Gradients {
     /// Sums over the batches, which become means when they are first used, or in finish(). Lives until the step is finished.
     std::shared_ptr<averaging::TensorParts> parts;

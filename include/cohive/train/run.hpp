@@ -54,6 +54,8 @@ struct TrainingStats {
   double seconds_synchronised = 0;                   ///< that the trainer waited in synchronise()
 };
 
+/// A peer's part in a training run: epochs, averaging, catching up, checkpoints. The trainer's thread calls one half of
+/// it, tasks on the loop the other.
 class Run {
  public:
   /// `dht` and `replica` must outlive it. \param key  signs the progress of this peer
@@ -72,6 +74,7 @@ class Run {
 
   // ---- The trainer's thread
 
+  /// What the trainer does after a batch.
   enum class Next {
     go_on,       ///< compute the next batch
     synchronise  ///< an epoch ends, or this peer is behind: await synchronise() first
@@ -86,7 +89,9 @@ class Run {
   bool update_ready() const noexcept;
   /// Publishes them and reports the work that they come from; nullopt when there are none.
   std::optional<StepReport> publish();
+  /// Returns the epoch of this peer.
   std::uint64_t epoch() const noexcept;
+  /// Returns what the run has done so far.
   TrainingStats stats() const;
   /// Shows the loss of a batch in the metrics of this peer, and to monitors of the run unless RunOptions::share_loss is false.
   void report_loss(double loss);
@@ -125,6 +130,7 @@ class Run {
   /// shutdown_timeout at most. Idempotent.
   Task<void> close();
 
+  /// Returns the loop of the run.
   Runtime& runtime() const noexcept;
 
  private:

@@ -22,6 +22,7 @@ class GradientAverager;
 using GradAveragerFactory = std::function<std::unique_ptr<GradientAverager>(
     Dht& dht, std::vector<averaging::TensorInfo> gradients, averaging::AveragerOptions options)>;
 
+/// What a run is, and how this peer takes part in it; the names are those of hivemind.Optimizer.
 struct RunOptions {
   std::string run_id = "cohive_run";      ///< one name per training run; no "."
   std::int64_t target_batch_size = 1024;  ///< samples per epoch, all peers together

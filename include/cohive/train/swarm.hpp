@@ -46,12 +46,12 @@ struct SwarmOptions {
   /// How long to go on trying when no initial peer answers, with growing pauses and one line in the log for each
   /// attempt; 0: one attempt. Duration::max(): until it succeeds.
   Duration wait_for_swarm = 0s;
-  /// Gives this peer its token in a moderated swarm and judges those of other peers; null: an open swarm. It is called on
+  /// Gives this peer its token in a moderated swarm and judges the tokens of other peers; null: an open swarm. It is called on
   /// the loop's thread.
   std::shared_ptr<dht::Authorizer> authorizer;
-  /// A swarm with members (docs/security.md): those that know the secret in this file, which only its owner can read ...
+  /// A swarm with members (docs/security.md): the peers that know the secret in this file, which only its owner can read ...
   std::string secret_file;
-  /// ... or those whose peer ids are in this one, which is read again when it changes; it needs identity_path.
+  /// ... or the peers whose ids are in this one, which is read again when it changes; it needs identity_path.
   std::string members_file;
   /// Asked between attempts and while one goes on, on the constructing thread: true gives the joining up (Ctrl+C).
   std::function<bool()> give_up = {};
@@ -61,13 +61,15 @@ struct SwarmOptions {
 /// initial peer that answers.
 class Swarm {
  public:
+  /// Joins the swarm, or begins one. Throws ErrorException where that fails.
   explicit Swarm(SwarmOptions options = {});
   /// Leaves the swarm. Runs must have ended.
   ~Swarm();
   Swarm(const Swarm&) = delete;
 
+  /// Returns the addresses by which other peers join.
   std::vector<std::string> visible_addresses() const;
-  /// "INITIAL_PEERS=<addresses>": what others put in front of their command.
+  /// "INITIAL_PEERS=<addresses>": what joining peers put in front of their command.
   std::string join_line() const;
   std::string peer_id() const;
   const SwarmOptions& options() const noexcept;

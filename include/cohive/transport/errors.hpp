@@ -6,6 +6,7 @@
 
 namespace cohive::transport {
 
+/// What may go wrong in the transport module.
 enum class Errc {
   dial_failed = 1,      ///< the address did not answer or refused
   address_unsupported,  ///< not a TCP address
@@ -22,7 +23,9 @@ enum class Errc {
   decryption_failed,  ///< an encrypted record was forged or damaged; the connection is closed
 };
 
+/// Returns the category of these codes, which has their sentences.
 const std::error_category& transport_category() noexcept;
+/// Makes a std::error_code of one of them, for the standard library.
 inline std::error_code make_error_code(Errc code) noexcept {
   return {static_cast<int>(code), transport_category()};
 }

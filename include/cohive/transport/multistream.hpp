@@ -10,7 +10,9 @@
 
 namespace cohive::transport {
 
+/// Bytes of a protocol's name.
 inline constexpr std::size_t kMaxProtocolLength = 1024;
+/// Proposals of one stream that are answered; then it is reset.
 inline constexpr int kMaxProposals = 32;
 
 /// Proposes the protocols in order and waits for the answer; returns the one accepted.

@@ -46,6 +46,7 @@ class RawConnection {
   static constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 };
 
+/// Takes inbound connections that are bytes alone.
 class Listener {
  public:
   virtual ~Listener() = default;
@@ -53,7 +54,7 @@ class Listener {
   virtual Task<Result<std::unique_ptr<RawConnection>>> accept() = 0;
   /// The bound address, port resolved; unspecified hosts stay (0.0.0.0).
   virtual const Multiaddr& address() const = 0;
-  /// The addresses others can dial: one per interface for an unspecified host.
+  /// The addresses that other peers can dial: one per interface for an unspecified host.
   virtual std::vector<Multiaddr> dialable_addresses() const = 0;
   virtual void close() noexcept = 0;
 };

@@ -10,6 +10,7 @@
 
 namespace cohive::transport {
 
+/// Finds the numbers of a name.
 class Resolver {
  public:
   virtual ~Resolver() = default;

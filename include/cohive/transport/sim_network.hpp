@@ -14,6 +14,7 @@
 
 namespace cohive::transport {
 
+/// What a simulated link is like.
 struct SimLink {
   Duration latency = 10ms;       ///< one way
   Duration jitter = 0ms;         ///< added uniformly, order is kept

@@ -64,6 +64,7 @@ class Stream {
   std::string protocol_;
 };
 
+/// A stream that is owned.
 using StreamPtr = std::unique_ptr<Stream>;
 
 /// Reads exact amounts and delimited messages from a stream. Over-read bytes stay inside until dropped with finish().
@@ -91,6 +92,7 @@ class StreamReader {
 /// Writes a varint-length-prefixed message.
 Task<Result<>> write_message(Stream& stream, ByteView message, Deadline deadline);
 
+/// What a connection has carried, and carries now.
 struct ConnectionStats {
   std::uint64_t bytes_in = 0;  ///< on the wire
   std::uint64_t bytes_out = 0;
@@ -113,6 +115,7 @@ class Connection {
   virtual bool outbound() const = 0;  ///< we dialled
   /// The protocol that authenticated the peer, "/noise" or "/tls/1.0.0".
   virtual std::string_view security() const = 0;
+  /// Whether the connection has ended.
   virtual bool closed() const = 0;
   virtual Error close_reason() const = 0;
   /// Waits until the connection has ended, for whatever reason.
@@ -124,6 +127,7 @@ class Connection {
   virtual Task<void> finish(Error reason, Deadline deadline) = 0;
   /// Ends the connection and all streams now. What the peer has not received yet may be lost.
   virtual void close(Error reason) noexcept = 0;
+  /// Returns what the connection has carried.
   virtual ConnectionStats stats() const = 0;
   /// Streams open now, in both directions: what stats() says, at no cost.
   virtual std::size_t open_streams() const = 0;
@@ -135,6 +139,7 @@ class Connection {
   virtual Duration round_trip() const = 0;
 };
 
+/// A connection that is owned.
 using ConnectionPtr = std::unique_ptr<Connection>;
 
 }  // namespace cohive::transport

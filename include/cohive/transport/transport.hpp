@@ -31,6 +31,7 @@ class PendingConnection {
   virtual Task<Result<ConnectionPtr>> finish() = 0;
 };
 
+/// Takes inbound connections, secured and multiplexed.
 class ConnectionListener {
  public:
   virtual ~ConnectionListener() = default;
@@ -72,6 +73,7 @@ class Transport {
   virtual std::size_t max_connections() const { return std::numeric_limits<std::size_t>::max(); }
 };
 
+/// Transports, of which the first that handles an address dials it.
 using Transports = std::vector<std::unique_ptr<Transport>>;
 
 }  // namespace cohive::transport

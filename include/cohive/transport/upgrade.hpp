@@ -19,10 +19,10 @@ enum class Security { noise, tls };
 struct TransportOptions {
   /// What a dialler proposes, in this order, and what a listener accepts. Not empty.
   std::vector<Security> security = {Security::noise, Security::tls};
-  /// Peers only say who they are and nothing is encrypted: for simulations of thousands of peers.
+  /// Peers only claim their ids and nothing is encrypted: for simulations of thousands of peers.
   bool plaintext = false;
   /// Dial from a port that we listen on, see DialOptions. When both sides dial at the same moment they get one
-  /// connection that both opened: Noise then settles who responds, and with peers that cannot it is dialled once more.
+  /// connection that both opened: Noise then settles which side responds, and with peers that cannot it is dialled once more.
   bool dial_from_listen_port = true;
   Duration upgrade_timeout = 15s;               ///< security and muxer together, as p2pd
   bool aes = true;                              ///< Noise: offer AES-256-GCM to cohive peers if the processor has it
@@ -40,7 +40,7 @@ struct TransportOptions {
   std::size_t max_buffered = 64 * 1024 * 1024;  ///< received, not yet read bytes per connection; windows grow
                                                 ///< by half of it at most, and a stream that would exceed it is reset
   std::size_t send_buffer = 256 * 1024;         ///< encrypted, not yet written bytes; writers wait above it
-  std::shared_ptr<MemoryBudget> memory;         ///< of received bytes that nobody has read; null: not counted
+  std::shared_ptr<MemoryBudget> memory;         ///< of received bytes that no reader has taken; null: not counted
 };
 
 /// An identity prepared for handshakes: what is signed with it is signed once, not for each connection. Immutable,

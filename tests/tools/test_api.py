@@ -1,0 +1,48 @@
+"""The comments of the public headers, as doxygen reads them: each class, type, function and constant of a namespace has one.
+
+Usage: test_api.py FOLDER-OF-PROGRAMS [unittest options]. Skipped where there is no doxygen.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+UNDOCUMENTED = re.compile(r"include/(?P<header>\S+): warning: (?:Compound (?P<compound>\S+)|Member (?P<member>.*) of (?P<owner>\w+) (?P<of>\S+)) is not documented")
+
+
+def is_internal(found):
+    """What the standard library or a template finds by itself, no caller names it."""
+    return "detail" in (found["of"] or found["compound"]) or "operator" in (found["member"] or "")
+
+
+class Api(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not shutil.which("doxygen"):
+            raise unittest.SkipTest("no doxygen")
+        with tempfile.TemporaryDirectory() as folder:
+            settings = (ROOT / "docs/Doxyfile").read_text() + f"OUTPUT_DIRECTORY = {folder}\nGENERATE_HTML = NO\nGENERATE_XML = YES\n"
+            done = subprocess.run(["doxygen", "-"], input=settings, cwd=ROOT, capture_output=True, text=True, check=True)
+            cls.warnings = [line for line in done.stderr.splitlines() if "warning:" in line]
+            cls.documented = len(list(Path(folder, "xml").glob("class*.xml")))
+
+    def test_everything_in_a_namespace_has_a_sentence(self):
+        self.assertGreater(self.documented, 80)
+        missing = []
+        for found in filter(None, map(UNDOCUMENTED.search, self.warnings)):
+            if (found["compound"] or found["owner"] in ("namespace", "file")) and not is_internal(found):
+                missing.append(f"{found['header']}: {found['compound'] or found['member']}")
+        self.assertEqual(missing, [])
+
+    def test_comments_are_understood(self):
+        self.assertEqual([line for line in self.warnings if not UNDOCUMENTED.search(line)], [])
+
+
+if __name__ == "__main__":
+    sys.argv.pop(1)
+    unittest.main(verbosity=2)

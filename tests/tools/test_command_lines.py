@@ -1,0 +1,113 @@
+"""What all programs have in common on the command line: options as flags, variables and lines of a file, units, --help.
+
+Usage: test_command_lines.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing but Python.
+"""
+
+import json
+import re
+import signal
+import sys
+import tempfile
+import unittest
+import urllib.request
+from pathlib import Path
+
+import shell
+from shell import PATIENCE, bootstrap, environment, programs, run, started
+
+ALL = ("cohive-bootstrap", "cohive-train", "cohive-monitor", "cohive-dht", "cohive-bench")
+FIRST, SECOND, THIRD = (f"/ip4/192.0.2.{number}/tcp/31337" for number in (1, 2, 3))
+
+
+class CommandLines(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def file(self, name, content):
+        path = Path(self.folder, name)
+        path.write_text(content)
+        return str(path)
+
+    def refused(self, says, *command, env=None):
+        result = run(*command, env={**environment, **(env or {})})
+        self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
+        self.assertIn(says, result.stderr)
+
+    def announced(self, *arguments, env=None):
+        """What a bootstrap node tells others, without its peer id."""
+        with started("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", *arguments, env={**environment, **(env or {})}) as node:
+            return [address.split("/p2p/")[0] for address in json.loads(node.stdout.readline())["initial_peers"]]
+
+    def test_every_program_says_its_version(self):
+        for program in programs(*ALL):
+            said = run(program, "--version")
+            self.assertEqual((said.returncode, said.stderr), (0, ""))
+            self.assertRegex(said.stdout, rf"^{program} \d+\.\d+\.\d+ \(.+, .+\)\n$")
+
+    def test_help_has_groups_and_examples(self):
+        for program in programs(*ALL):
+            text = run(program, "--help").stdout
+            self.assertGreaterEqual(len(re.findall(r"^\S.*:$", text, flags=re.MULTILINE)), 3, text)
+            self.assertRegex(text, rf"(?m)^Examples:\n  {program} ")
+
+    def test_a_flag_goes_before_the_file_and_the_file_before_the_variable(self):
+        variables = {"COHIVE_BOOTSTRAP_ANNOUNCE_MADDRS": FIRST + "," + SECOND, "COHIVE_BOOTSTRAP_JSON": "true"}
+        file = ["--config", self.file("node.toml", f'announce_maddrs = ["{SECOND}"]\njson = true\n')]
+        self.assertEqual(self.announced(env=variables), [FIRST, SECOND])
+        self.assertEqual(self.announced(*file, env=variables), [SECOND])
+        self.assertEqual(self.announced(*file, "--announce_maddrs", THIRD, env=variables), [THIRD])
+
+    def test_a_file_has_a_section_for_each_subcommand(self):
+        with bootstrap() as (_, node):
+            settings = f'json = true\ninitial-peers = "{node["initial_peers"][0]}"\n[serve]\nmetrics_address = "127.0.0.1:0"\n'
+            with started("cohive-monitor", "--config", self.file("monitor.toml", settings), "serve") as monitor:
+                self.assertRegex(json.loads(monitor.stdout.readline())["metrics"], r"^http://127\.0\.0\.1:\d+/metrics")
+
+    def test_options_of_subcommands_have_variables(self):
+        with bootstrap() as (_, node):
+            variables = {"INITIAL_PEERS": node["initial_peers"][0], "COHIVE_DHT_JSON": "true", "COHIVE_DHT_STORE_SUBKEY": "of the environment"}
+            self.assertEqual(run("cohive-dht", "store", "key", "1", env={**environment, **variables}).returncode, 0)
+            (line,) = run("cohive-dht", "get", "key", env={**environment, **variables}).stdout.splitlines()
+            self.assertEqual([entry["subkey"] for entry in json.loads(line)["entries"]], ["of the environment"])
+
+    def test_a_flag_that_says_no_says_no_in_the_environment(self):
+        with started("cohive-bootstrap", "--host-maddrs", "/ip4/0.0.0.0/tcp/0", "--json", "--metrics-address", "127.0.0.1:0",
+                     env={**environment, "COHIVE_BOOTSTRAP_NO_NAT_PORT_MAP": "true"}) as node:
+            with urllib.request.urlopen(json.loads(node.stdout.readline())["page"] + "debug/tasks", timeout=PATIENCE) as answer:
+                tasks = answer.read().decode()
+        self.assertIn("listening / accept", tasks)
+        self.assertNotIn("map ports", tasks)
+
+    def test_settings_that_are_none_are_refused(self):
+        self.refused("COHIVE_DHT_NO_SUCH", "cohive-dht", "peers", env={"COHIVE_DHT_NO_SUCH": "1"})
+        self.refused("no-such", "cohive-bootstrap", "--config", self.file("unknown.toml", "no_such = 1\n"))
+        self.refused("missing.toml", "cohive-bootstrap", "--config", self.folder + "/missing.toml")
+        self.refused("--ttl", "cohive-dht", "--config", self.file("bad.toml", "[store]\nttl = 0\n"), "store", "key", "1")
+        for program in programs(*ALL):
+            command = {"cohive-dht": ["peers"], "cohive-bench": ["codec"]}.get(program, [])
+            self.refused("--log-level", program, *command, env={"COHIVE_LOG_LEVEL": "loud"})
+
+    def test_times_have_units(self):
+        self.assertEqual(self.announced("--json", "--refresh-period", "1m", "--state_period=500ms", "--announce-maddrs", FIRST), [FIRST])
+        self.refused("--refresh-period", "cohive-bootstrap", "--refresh-period", "500ms")  # a second is the least
+        for time in ("5 parsecs", "5M", "m m", "-1s"):
+            self.refused("--interval", "cohive-monitor", "--interval", time)
+        if programs("cohive-train"):
+            checkpoints = ["--checkpoint-dir", self.folder, "--checkpoint-every"]
+            for time in ("600", "10m", "1.5h", "5epochs"):
+                planned = run("cohive-train", "--model", "cnn", "--dry-run", "--matchmaking-time", "1500ms", *checkpoints, time)
+                self.assertEqual(planned.returncode, 0, planned.stderr)
+            self.refused("--checkpoint-every", "cohive-train", *checkpoints, "10weeks")
+
+    def test_the_second_interrupt_ends_a_program_at_once(self):
+        with bootstrap() as (node, _):
+            while node.poll() is None:
+                node.send_signal(signal.SIGINT)
+            self.assertIn(node.returncode, (0, -signal.SIGINT))
+
+
+if __name__ == "__main__":
+    shell.BIN = Path(sys.argv.pop(1)).resolve()
+    unittest.main(verbosity=2)

@@ -1,5 +1,5 @@
-# Installs cohive for find_package(cohive COMPONENTS ...): the libraries (static) of each component, their public headers
-# and the find modules that users need. The programs are installed where they are built, in tools/.
+# Installs cohive for find_package(cohive COMPONENTS ...): the libraries of each component, their public headers and the
+# find modules that users need. The programs are installed where they are built, in tools/.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/cohive")
@@ -13,8 +13,10 @@ foreach(component IN LISTS components)
   get_property(packages GLOBAL PROPERTY COHIVE_PACKAGES_${component})
   string(APPEND COHIVE_COMPONENT_FACTS "set(_cohive_needs_${component} ${needs})\n"
                                        "set(_cohive_packages_${component} \"${packages}\")\n")
-  install(TARGETS ${targets} EXPORT cohive-${component} ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-          COMPONENT development INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(TARGETS ${targets} EXPORT cohive-${component}
+          ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development
+          LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT libraries NAMELINK_COMPONENT development
+          INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
   install(EXPORT cohive-${component} NAMESPACE cohive:: DESTINATION "${package_dir}" COMPONENT development)
 endforeach()
 
@@ -31,18 +33,23 @@ install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_
               cmake/FindNatPmp.cmake cmake/FindSodium.cmake
         DESTINATION "${package_dir}" COMPONENT development)
 
-# For builds without CMake: cohive-net.pc, cohive-averaging.pc, cohive-train.pc, and cohive.pc, which is all of them. The
-# libraries are archives, so what these need is linked, too. LibTorch and CUDA have no files of this kind.
+# For builds without CMake: cohive-net.pc, cohive-averaging.pc, cohive-train.pc, and cohive.pc, which is all of them. What
+# archives need is linked, too. LibTorch and CUDA have no files of this kind.
 set(pc_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 file(RELATIVE_PATH pc_to_prefix "/${pc_dir}" "/")
 function(cohive_pkg_config pc_name pc_description pc_requires)
   list(JOIN ARGN " " pc_libraries)
+  list(JOIN libraries_beside_${component} " " pc_private)
+  if(NOT BUILD_SHARED_LIBS)
+    string(APPEND pc_libraries " ${pc_private}")
+    set(pc_private)
+  endif()
   configure_file(cmake/cohive.pc.in ${pc_name}.pc @ONLY)
   install(FILES "${CMAKE_CURRENT_BINARY_DIR}/${pc_name}.pc" DESTINATION "${pc_dir}" COMPONENT development)
 endfunction()
 
 cohive_of_found(optional "IPSecMB -lIPSec_MB" "NatPmp -lnatpmp" "MiniUpnpc -lminiupnpc")
-set(libraries_beside_net -lprometheus-cpp-core -lspdlog -lfmt -lsodium -lssl -lcrypto -lprotobuf ${optional} -lresolv -pthread)
+set(libraries_beside_net -lprometheus-cpp-core -lspdlog -lfmt -lsodium -lssl -lcrypto -lprotobuf-lite ${optional} -lresolv -pthread)
 foreach(component net averaging train)
   get_property(targets GLOBAL PROPERTY COHIVE_TARGETS_${component})
   get_property(needs GLOBAL PROPERTY COHIVE_NEEDS_${component})
@@ -50,6 +57,7 @@ foreach(component net averaging train)
   list(REVERSE targets)  # whoever needs a library comes before it
   list(TRANSFORM targets PREPEND -l)
   list(TRANSFORM needs PREPEND cohive-)
-  cohive_pkg_config(cohive-${component} "cohive::${component} of cohive" "${needs}" ${targets} ${libraries_beside_${component}})
+  cohive_pkg_config(cohive-${component} "cohive::${component} of cohive" "${needs}" ${targets})
 endforeach()
+unset(component)
 cohive_pkg_config(cohive "${PROJECT_DESCRIPTION}" cohive-train)

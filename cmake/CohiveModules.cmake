@@ -1,5 +1,6 @@
-# What cohive is made of. A component is what find_package(cohive COMPONENTS ...) asks for; a module is a static library
-# src/<name>/*.cpp with its public headers include/cohive/<name>. CohiveInstall installs them all.
+# What cohive is made of. A component is what find_package(cohive COMPONENTS ...) asks for; a module is a library
+# src/<name>/*.cpp with its public headers include/cohive/<name>. CohiveInstall installs them all. Libraries are archives,
+# or with -DBUILD_SHARED_LIBS=ON shared.
 #
 # cohive_component(NAME [NEEDS COMPONENT...] [PACKAGES CALL...])
 #   Comes after the components it needs. A CALL is what a user's find_package() gets, such as "OpenSSL 3".
@@ -7,6 +8,9 @@
 #   Makes the target cohive_<name>. Users see it as cohive::<TARGET>, by default cohive::<name>.
 # cohive_bundle(NAME MODULE...)
 #   Makes cohive::<name>, which is all these modules, in the component of the same name.
+# cohive_library(TARGET)
+#   What other programs see of a library: nothing of an archive whose program is itself a library; of a shared one the
+#   names that cohive.map lists.
 # cohive_in_component(COMPONENT TARGET EXPORTED_NAME)
 #   The same for a target that was made otherwise.
 # cohive_proto_library(COMPONENT)
@@ -25,6 +29,17 @@ function(cohive_component name)
   set_property(GLOBAL APPEND PROPERTY COHIVE_COMPONENTS ${name})
   set_property(GLOBAL PROPERTY COHIVE_NEEDS_${name} ${ARG_NEEDS})
   set_property(GLOBAL PROPERTY COHIVE_PACKAGES_${name} ${ARG_PACKAGES})
+endfunction()
+
+function(cohive_library target)
+  if(NOT BUILD_SHARED_LIBS)
+    set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    return()
+  endif()
+  set(map "${PROJECT_SOURCE_DIR}/cmake/cohive.map")
+  set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} INSTALL_RPATH "$ORIGIN" LINK_DEPENDS "${map}"
+                        SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})  # before 1.0 a minor version may change all
+  target_link_options(${target} PRIVATE "LINKER:--version-script=${map}")
 endfunction()
 
 function(cohive_in_component component target exported_name)
@@ -47,7 +62,8 @@ function(cohive_module name)
   set(alone ${sources})
   list(FILTER alone INCLUDE REGEX "/(kernels[^/]*|fast_gcm)\\.cpp$")
   set_source_files_properties(${alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-  add_library(cohive_${name} STATIC ${sources})
+  add_library(cohive_${name} ${sources})
+  cohive_library(cohive_${name})
   target_compile_features(cohive_${name} PUBLIC cxx_std_20)
   target_include_directories(cohive_${name} PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>"
                                             PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
@@ -65,23 +81,23 @@ endfunction()
 
 function(cohive_proto_library component)
   file(GLOB protos CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/proto/*.proto")
-  add_library(cohive_proto STATIC ${protos})
+  add_library(cohive_proto ${protos})
   set(out "${CMAKE_CURRENT_BINARY_DIR}/gen")
   file(MAKE_DIRECTORY "${out}/cohive/proto")
   foreach(proto IN LISTS protos)
     get_filename_component(stem "${proto}" NAME_WE)
     set(generated "${out}/cohive/proto/${stem}.pb.cc" "${out}/cohive/proto/${stem}.pb.h")
     add_custom_command(OUTPUT ${generated}
-      COMMAND protobuf::protoc --cpp_out=${out}/cohive/proto -I${CMAKE_CURRENT_SOURCE_DIR}/proto ${proto}
+      COMMAND protobuf::protoc --cpp_out=${out} -Icohive/proto=${CMAKE_CURRENT_SOURCE_DIR}/proto ${proto}
       DEPENDS "${proto}" COMMENT "protoc ${stem}.proto" VERBATIM)
     target_sources(cohive_proto PRIVATE ${generated})
   endforeach()
   target_compile_features(cohive_proto PUBLIC cxx_std_20)
   set_target_properties(cohive_proto PROPERTIES UNITY_BUILD OFF)  # generated files share names
-  # "cohive/proto/x.pb.h" for our sources, "x.pb.h" for what protoc writes between the files. Public headers use neither.
-  target_include_directories(cohive_proto SYSTEM PUBLIC "$<BUILD_INTERFACE:${out}>"
-                                                        "$<BUILD_INTERFACE:${out}/cohive/proto>")
-  target_link_libraries(cohive_proto PUBLIC protobuf::libprotobuf)
+  target_include_directories(cohive_proto SYSTEM PUBLIC "$<BUILD_INTERFACE:${out}>")  # public headers do not use it
+  # Without descriptors, which one process can hold only once: its own auth.proto, or a second cohive, may be beside ours.
+  target_link_libraries(cohive_proto PUBLIC protobuf::libprotobuf-lite)
+  cohive_library(cohive_proto)
   cohive_in_component(${component} cohive_proto proto)
 endfunction()
 

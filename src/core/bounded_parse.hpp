@@ -2,7 +2,9 @@
 // more once it is parsed, an unknown one dozens. Source: protobuf's encoding.
 #pragma once
 
-#include <google/protobuf/message.h>
+#include <google/protobuf/message_lite.h>
+
+#include <string_view>
 
 #include "cohive/core/bytes.hpp"
 
@@ -12,10 +14,11 @@ namespace cohive {
 inline constexpr std::size_t kMaxPlainFields = 64;
 
 /// Whether `bytes` hold at most `max_fields` fields, those of messages in messages included. False for malformed ones.
-bool holds_at_most(ByteView bytes, const google::protobuf::Descriptor& type, std::size_t max_fields);
+/// \param type the name of the message in proto/*.proto, without the package: "FindRequest"
+bool holds_at_most(ByteView bytes, std::string_view type, std::size_t max_fields);
 
 /// Parses a message of at most `max_fields` fields; false for a larger or malformed one. Unlike ParseFromArray it does not
 /// let a peer write lines to our stderr: libprotobuf reports missing required fields there.
-bool parse_bounded(google::protobuf::Message& message, ByteView bytes, std::size_t max_fields = kMaxPlainFields);
+bool parse_bounded(google::protobuf::MessageLite& message, ByteView bytes, std::size_t max_fields = kMaxPlainFields);
 
 }  // namespace cohive

@@ -3,30 +3,7 @@ cmake_minimum_required(VERSION 3.24)
 set(package_tests "${CMAKE_CURRENT_LIST_DIR}")
 set(prefix "${WORK_DIR}/prefix")
 
-function(step)
-  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
-endfunction()
-
-# configure(PROJECT OPTION...): leaves the exit code in `result` and what CMake said in `output`. No standard of C++ is
-# set, and the paths of LibTorch and CUDA are told as README.md says.
-macro(configure project)
-  get_filename_component(name "${project}" NAME)
-  set(build "${WORK_DIR}/${name}")
-  execute_process(COMMAND "${CMAKE_COMMAND}" -S "${project}" -B "${build}" -G "${GENERATOR}"
-      "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}"
-      -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF ${ARGN}
-    RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-endmacro()
-
-# build_and_run(PROJECT OPTION...)
-macro(build_and_run project)
-  configure("${project}" ${ARGN})
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "${project} was not configured:\n${output}")
-  endif()
-  step("${CMAKE_COMMAND}" --build "${build}")
-  step("${CMAKE_CTEST_COMMAND}" --test-dir "${build}" --output-on-failure)
-endmacro()
+include("${package_tests}/common.cmake")
 
 # refused(WORDS CODE): a project of these lines of CMake is told in one sentence, which holds the words, what is missing.
 function(refused words code)
@@ -44,16 +21,27 @@ endfunction()
 file(REMOVE_RECURSE "${WORK_DIR}")
 step("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}")
 
-# The service starts the program that was installed, with options that it knows.
-file(STRINGS "${prefix}/lib/systemd/system/cohive-bootstrap.service" command REGEX "^(ExecStart|Environment)=")
-string(REGEX MATCH "ExecStart=([^ ]+)" program "${command}")
-execute_process(COMMAND "${CMAKE_MATCH_1}" --help OUTPUT_VARIABLE help COMMAND_ERROR_IS_FATAL ANY)
-string(REGEX MATCHALL "--[a-z-]+" flags "${command}")
-foreach(flag IN LISTS flags)
-  if(NOT help MATCHES "\n *${flag} ")
-    message(FATAL_ERROR "cohive-bootstrap.service uses ${flag}, which cohive-bootstrap does not know")
-  endif()
+# The services start the programs that were installed, with options that they know.
+if(LIBTORCH_DIR)
+  step("${prefix}/bin/cohive-get-libtorch" "${LIBTORCH_DIR}")
+endif()
+file(GLOB units "${prefix}/lib/systemd/system/*.service")
+foreach(unit IN LISTS units)
+  file(STRINGS "${unit}" command REGEX "^(ExecStart|Environment)=")
+  string(REGEX MATCH "ExecStart=([^ ]+)" program "${command}")
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH "${CMAKE_MATCH_1}" --help
+    OUTPUT_VARIABLE help COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "--[a-z-]+" flags "${command}")
+  foreach(flag IN LISTS flags)
+    if(NOT help MATCHES "\n *${flag} ")
+      message(FATAL_ERROR "${unit} uses ${flag}, which the program does not know")
+    endif()
+  endforeach()
 endforeach()
+list(LENGTH units count)
+if(NOT count EQUAL 1 AND NOT (LIBTORCH_DIR AND count EQUAL 2))
+  message(FATAL_ERROR "these units were installed: ${units}")
+endif()
 
 # The package can be moved and taken to other machines: its files name no place of this one.
 file(GLOB_RECURSE package_files "${prefix}/cohive*.cmake")
@@ -81,25 +69,22 @@ foreach(component IN LISTS COMPONENTS)
   build_and_run("${package_tests}/${component}" ${option})
 endforeach()
 build_and_run("${package_tests}/asio")
+build_and_run("${package_tests}/own_proto")
+if(EXISTS "${LIBTORCH_DIR}/include/fmt/base.h")  # LibTorch brings a release that is years ahead of Debian's
+  file(COPY "${LIBTORCH_DIR}/include/fmt" DESTINATION "${WORK_DIR}/newer_fmt_headers")
+  build_and_run("${package_tests}/newer_fmt" "-DFMT_HEADERS=${WORK_DIR}/newer_fmt_headers")
+else()
+  message(STATUS "skipped: there is no LibTorch, whose headers of fmt a program uses beside cohive's")
+endif()
 build_and_run("${SOURCE_DIR}/examples" ${torch_option})
 
-# Without CMake: what pkg-config says is enough for the compiler.
-find_program(PKG_CONFIG pkg-config REQUIRED)
-file(GLOB_RECURSE pc "${prefix}/cohive-net.pc")
-get_filename_component(pc_dir "${pc}" DIRECTORY)
 foreach(module net averaging train)
-  execute_process(COMMAND "${CMAKE_COMMAND}" -E env "PKG_CONFIG_PATH=${pc_dir}" "${PKG_CONFIG}" --cflags --libs cohive-${module}
-    OUTPUT_VARIABLE words OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  separate_arguments(words UNIX_COMMAND "${words} ${CXX_FLAGS}")
-  step("${CXX_COMPILER}" "${package_tests}/${module}/main.cpp" ${words} -o "${WORK_DIR}/by_pkg_config_${module}")
-  step("${WORK_DIR}/by_pkg_config_${module}")
+  build_by_pkg_config(${module})
 endforeach()
 
-# As a part of another project: that project's targets find what cohive links.
-configure("${package_tests}/subproject" "-DCOHIVE_SOURCE_DIR=${SOURCE_DIR}" -DCOHIVE_WITH_TORCH=OFF -DCOHIVE_WITH_CUDA=OFF)
-if(NOT result EQUAL 0)
-  message(FATAL_ERROR "cohive cannot be a part of another project:\n${output}")
-endif()
+# As a part of another project, whose targets find what cohive links.
+build_and_run("${package_tests}/subproject" "-DCOHIVE_SOURCE_DIR=${SOURCE_DIR}" -DCOHIVE_WITH_TORCH=OFF -DCOHIVE_WITH_CUDA=OFF
+              ${faster_builds})
 
 refused("built without the component nonsense; it has net" "find_package(cohive REQUIRED COMPONENTS net nonsense)")
 refused("cohive::net needs OpenSSL 3, which was not found"

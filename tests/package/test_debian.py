@@ -51,9 +51,10 @@ def programs():
 
 
 class Debian(unittest.TestCase):
-    def test_there_are_two_packages_of_this_version(self):
+    def test_each_part_has_a_package_of_this_version(self):
         version = re.search(r"project\(cohive VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]
-        self.assertEqual(set(packages), {"cohive", "libcohive-dev"})
+        self.assertEqual(set(packages) - {"cohive-train"}, {"cohive", "libcohive-dev"})
+        self.assertEqual("cohive-train" in packages, Path(BUILD, "bin/cohive-train").exists())
         for known in fields.values():
             self.assertEqual(known["Version"], version)
             self.assertEqual(known["Architecture"], run("dpkg", "--print-architecture").strip())
@@ -75,6 +76,26 @@ class Debian(unittest.TestCase):
         self.assertEqual([package for package in needed if package.endswith("-dev")], [])
         for path in programs():
             self.assertNotRegex(run("readelf", "-d", path), r"R(UN)?PATH")
+
+    def test_the_trainer_looks_for_libtorch_where_its_script_puts_it(self):
+        if "cohive-train" not in packages:
+            self.skipTest("there is no LibTorch")
+        folder = unpacked["cohive-train"] / "usr"
+        where = re.search(r"RUNPATH.*\[(.*)\]", run("readelf", "-d", folder / "bin/cohive-train"))[1]
+        self.assertEqual(where, "$ORIGIN/../lib/cohive/libtorch/lib")
+        self.assertEqual([package for package in dependencies("cohive-train") if "torch" in package or package.endswith("-dev")], [])
+        self.assertIn("\nExecStart=/usr/bin/cohive-train ", (folder / "lib/systemd/system/cohive-train@.service").read_text())
+        libtorch = Path(work.name, "somewhere/torch")
+        (libtorch / "lib").mkdir(parents=True)
+        get = folder / "bin/cohive-get-libtorch"
+        refused = subprocess.run([get, libtorch], capture_output=True, text=True)
+        self.assertEqual((refused.returncode, refused.stdout), (1, ""))
+        self.assertIn("there is no lib/libtorch_cpu.so", refused.stderr)
+        (libtorch / "lib/libtorch_cpu.so").touch()
+        run(get, libtorch)
+        self.assertTrue((folder / "lib/cohive/libtorch/lib/libtorch_cpu.so").samefile(libtorch / "lib/libtorch_cpu.so"))
+        for script in ("postinst", "prerm", "postrm"):
+            run("sh", "-n", "-c", run("dpkg-deb", "-I", packages["cohive-train"], script))
 
     def test_every_program_has_a_manual_page_and_a_completion(self):
         for path in programs():

@@ -1,0 +1,46 @@
+# What the scripts beside it share, which are run by `cmake -P`. WORK_DIR, prefix, GENERATOR, CXX_COMPILER and CXX_FLAGS are
+# set.
+function(step)
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+# configure(PROJECT OPTION...): leaves the exit code in `result` and what CMake said in `output`. No standard of C++ is
+# set, and the paths of LibTorch and CUDA are told as README.md says.
+macro(configure project)
+  get_filename_component(name "${project}" NAME)
+  set(build "${WORK_DIR}/${name}")
+  execute_process(COMMAND "${CMAKE_COMMAND}" -S "${project}" -B "${build}" -G "${GENERATOR}"
+      "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}"
+      -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF ${ARGN}
+    RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+endmacro()
+
+# build_and_run(PROJECT OPTION...)
+macro(build_and_run project)
+  configure("${project}" ${ARGN})
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${project} was not configured:\n${output}")
+  endif()
+  step("${CMAKE_COMMAND}" --build "${build}")
+  step("${CMAKE_CTEST_COMMAND}" --test-dir "${build}" --output-on-failure)
+endmacro()
+
+# build_by_pkg_config(MODULE): without CMake, what pkg-config says is enough for the compiler.
+function(build_by_pkg_config module)
+  find_program(PKG_CONFIG pkg-config REQUIRED)
+  file(GLOB_RECURSE pc "${prefix}/cohive-net.pc")
+  get_filename_component(pc_dir "${pc}" DIRECTORY)
+  get_filename_component(library_dir "${pc_dir}" DIRECTORY)
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E env "PKG_CONFIG_PATH=${pc_dir}" "${PKG_CONFIG}" --cflags --libs cohive-${module}
+    OUTPUT_VARIABLE words OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(words UNIX_COMMAND "${words} ${CXX_FLAGS}")
+  step("${CXX_COMPILER}" "${package_tests}/${module}/main.cpp" ${words} -o "${WORK_DIR}/by_pkg_config_${module}")
+  step("${CMAKE_COMMAND}" -E env "LD_LIBRARY_PATH=${library_dir}" "${WORK_DIR}/by_pkg_config_${module}")
+endfunction()
+
+# Sources of cohive that a test compiles: joined by the dozen, and only once on this machine.
+set(faster_builds -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12)
+find_program(CCACHE ccache)
+if(CCACHE)
+  list(APPEND faster_builds "-DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE}")
+endif()

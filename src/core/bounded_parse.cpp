@@ -29,6 +29,7 @@ constexpr MessageType kFindResponse{{{1, &kAuthInfo}, {2, &kPlain}, {3, &kPlain}
 constexpr MessageType kHop{{{2, &kPlain}, {3, &kPlain}, {4, &kPlain}}};
 constexpr MessageType kKadMessage{{{3, &kPlain}, {8, &kPlain}, {9, &kPlain}}};
 constexpr MessageType kPersistentConnectionRequest{{{2, &kPlain}, {3, &kPlain}, {4, &kPlain}, {5, &kPlain}, {6, &kPlain}}};
+constexpr MessageType kRunReport{{{2, &kPlain}, {3, &kPlain}}};
 constexpr MessageType kStop{{{2, &kPlain}, {3, &kPlain}}};
 constexpr MessageType kStoreRequest{{{1, &kAuthInfo}, {7, &kPlain}}};
 
@@ -52,6 +53,7 @@ constexpr NamedType kTypes[] = {
     {"PingResponse", kAuthAndPeerAt2},
     {"RequestAuthInfo", kAuthInfo},
     {"ResponseAuthInfo", kAuthInfo},
+    {"RunReport", kRunReport},
     {"Stop", kStop},
     {"StoreRequest", kStoreRequest},
     {"StoreResponse", kAuthAndPeerAt3},

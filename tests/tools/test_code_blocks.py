@@ -131,6 +131,8 @@ class CodeBlocks(unittest.TestCase):
     def test_a_drop_in_of_systemd_fits_the_unit(self):
         unit = (ROOT / "tools/cohive-bootstrap.service.in").read_text().replace("@BINDIR@", str(shell.BIN))
         for block in blocks("ini"):
+            if block.mark.endswith(".env"):
+                continue  # variables of a program: test_files_of_variables
             with self.subTest(block=str(block)), tempfile.TemporaryDirectory() as folder:
                 options = re.search(r'^Environment="OPTIONS=(.*)"$', block.text, flags=re.MULTILINE)[1]
                 self.assertEqual(run("cohive-bootstrap", "--version", *options.split()).returncode, 0)
@@ -145,6 +147,17 @@ class CodeBlocks(unittest.TestCase):
                     checked = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=PATIENCE,
                                              env={**environment, "SYSTEMD_UNIT_PATH": folder + ":"})
                     self.assertNotIn("cohive-bootstrap.service", checked.stderr)
+
+
+    def test_files_of_variables(self):
+        """Those of the trainer's units are variables that it has."""
+        for block in blocks("ini"):
+            if not block.mark.endswith(".env") or not programs("cohive-train"):
+                continue
+            known = run("cohive-train", "--help").stdout
+            for line in block.text.splitlines():
+                if line and not line.startswith("#"):
+                    self.assertIn(f"Env:{line.split('=')[0]})", known)
 
 
 class Shell(unittest.TestCase):
@@ -200,12 +213,14 @@ class Shell(unittest.TestCase):
     def check_system(self, words):
         if "-f" in words and words[0] == "docker":
             self.assertTrue((ROOT / words[words.index("-f") + 1]).is_file())
-        if words[:2] == ["podman", "run"]:
+        if words[:2] == ["podman", "build"]:
+            self.assertTrue((ROOT / "packaging/container" / words[words.index("-f") + 1]).is_file())
+        if words[:2] == ["podman", "run"] and "cohive-bootstrap" in words:
             ours = words[words.index("cohive-bootstrap") + 1:]
             self.assertEqual(run("cohive-bootstrap", "--version", *ours).returncode, 0)
         for unit in [word for word in words if word.startswith("cohive-")]:
             if words[0] == "journalctl" or "systemctl" in words:
-                self.assertTrue((ROOT / f"tools/{unit}.service.in").is_file())
+                self.assertTrue((ROOT / f"tools/{re.sub('@.*', '@', unit)}.service.in").is_file())
 
     def here(self, word, before):
         """A word of the documents, with an address that exists, and ports that are free."""

@@ -7,12 +7,14 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/proto/run_report.pb.h"
 #include "cohive/rpc/rpc.hpp"
+#include "core/bounded_parse.hpp"
 
 namespace cohive::tools {
 namespace {
 
 constexpr std::size_t kLargest = 64 * 1024;  // bytes; cohive's stay below a third of it
 constexpr int kMostRounds = 64, kMostLinks = 256;
+constexpr std::size_t kMostFields = 2048;  // a round has eight, a link two
 constexpr std::size_t kMostMembers = 1 << 20, kLongestMessage = 300, kLongestHash = 64;
 constexpr double kLongestRound = 86400;  // seconds
 constexpr double kFarthest = 600;        // seconds there and back
@@ -49,7 +51,7 @@ std::string_view to_text(Round::Outcome outcome) {
 
 std::optional<RunReport> run_report_from(ByteView text) {
   proto::RunReport told;
-  if (text.size() > kLargest || !told.ParseFromArray(text.data(), static_cast<int>(text.size()))) return std::nullopt;
+  if (text.size() > kLargest || !parse_bounded(told, text, kMostFields)) return std::nullopt;
   if (told.schema_hash().size() > kLongestHash) return std::nullopt;
   RunReport report{.schema_hash = told.schema_hash(), .rounds = {}, .links = {}};
   for (int i = 0; i < std::min(told.rounds_size(), kMostRounds); ++i)

@@ -1,6 +1,6 @@
 // HttpServer: HTTP/1.1 for a person's browser and for Prometheus. One GET or HEAD per connection, within ten seconds.
 // Of more than kMaxConnections at once, that of the network which has most of them goes that has been here longest:
-// clients that say nothing, or read nothing, keep nobody out. Loop thread only.
+// clients that say nothing, or read nothing, keep no other client out. Loop thread only.
 #pragma once
 
 #include <functional>

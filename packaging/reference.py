@@ -114,6 +114,17 @@ VARIABLES = {
 }
 
 
+SETTINGS = """Every option of a program has a variable of its own, which the page of the program names: `COHIVE_<PROGRAM>_<OPTION>`, and
+for options of a subcommand `COHIVE_<PROGRAM>_<SUBCOMMAND>_<OPTION>`. Those of the log are the same for all programs. A list is
+separated by commas, and a flag is `true` or `false`. A variable of that form that is no option ends the program with exit code 2.
+
+In a file (`--config FILE`, TOML or INI) the name of an option without its dashes is the key, `metrics-address = "127.0.0.1:9464"`;
+options of a subcommand stand under `[serve]`, say. `_` and `-` are alike. A key that is no option ends the program with exit code 2.
+A flag goes before the file, and the file before the variable.
+
+Besides, programs look at:""".splitlines()
+
+
 def variables_of_sources():
     """Names in the sources that ask the environment."""
     names = set()
@@ -125,10 +136,7 @@ def variables_of_sources():
 
 
 def environment_page(binaries):
-    lines = ["# Environment variables", "", NOTE, "", "Every option of a program has a variable of its own, which the page of the program "
-             "names: `COHIVE_<PROGRAM>_<OPTION>`, and for options of a", "subcommand `COHIVE_<PROGRAM>_<SUBCOMMAND>_<OPTION>`. Those of the log "
-             "are the same for all programs. A list is separated by commas, and a", "flag is `true` or `false`. A variable of that form that is "
-             "no option ends the program with exit code 2. Besides:", "", "| variable | |", "|---|---|"]
+    lines = ["# Variables and files", "", NOTE, "", *SETTINGS, "", "| variable | |", "|---|---|"]
     lines += [f"| `{name}` | {text} |" for name, text in VARIABLES.items()]
     shared = {option.variable: option for binary in binaries for heading, entries in Help(binary).groups if heading == "Log"
               for option in (Option(*entry) for entry in entries)}

@@ -111,7 +111,7 @@ dht::SavedState load_state(Runtime& runtime, const std::string& path, const Peer
 }
 
 /// Writes the state now and then, and once more when `stopping` is set.
-/// \param peers  of an earlier run: the way back for as long as we know nobody else
+/// \param peers  of an earlier run: the way back for as long as no other peer is known
 Task<void> keep_state(Dht& dht, std::string path, Duration period, std::vector<dht::SavedPeer> peers, Event& stopping) {
   bool failing = false;
   for (bool last = false; !last;) {
@@ -198,7 +198,7 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   if (!options.state_path.empty())
     keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping),
                   "keep state");
-  // Signals are awaited from before the first line is printed: who reads it may stop us at once.
+  // Signals are awaited from before the first line is printed: its reader may stop us at once.
   auto outcome =
       co_await race(runtime, wait_for_signal(runtime),
                     serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(state), ready));

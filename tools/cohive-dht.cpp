@@ -1,5 +1,5 @@
-// cohive-dht: reads, writes and looks into a DHT from the command line, as a client that nobody sees; and finds out why
-// one cannot be joined.
+// cohive-dht: reads, writes and looks into a DHT from the command line, as a client that no other peer sees; and finds
+// out why one cannot be joined.
 #include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// cohive-train: trains a model, a transformer over text or a network for images, together with whoever joins the same
+// cohive-train: trains a model, a transformer over text or a network for images, together with the peers that join the same
 // run.
 #include <torch/torch.h>
 #include <unistd.h>

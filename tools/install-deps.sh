@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--static] [--aarch64] [--help]
+# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--docs] [--static] [--aarch64]
+#                       [--help]
 #
 # Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
 # nothing is missing, and needs root (or sudo) only for packages that are.
@@ -16,6 +17,8 @@
 #   --nat       also what the tests in networks of namespaces need (docs/nat-lab.md), with miniupnpd in .deps/miniupnpd
 #   --asan      also what the sanitizer builds need
 #   --browser   also Chromium, for the tests of the live page, which are skipped without it
+#   --docs      also what reads the documents and the comments of the headers (102 MB of disk): the tests of both are
+#               skipped without it
 #   --static    also a prometheus-cpp that can be linked statically, in .deps/static, for the preset `static`
 #   --aarch64   also Debian's libraries for aarch64 in .deps/aarch64 (360 MB of disk) and qemu, for the preset `aarch64`
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
@@ -74,6 +77,7 @@ for option in "$@"; do
       apt_packages+=(qemu-user-static)
       ;;
     --browser) apt_packages+=(chromium fonts-dejavu-core) ;;
+    --docs) apt_packages+=(doxygen mkdocs mkdocs-material) ;;
     -h | --help)
       usage "$0"
       exit

@@ -55,7 +55,7 @@ elif [[ $preset != release ]]; then
   export ASAN_SYMBOLIZER_PATH="${ASAN_SYMBOLIZER_PATH:-/usr/bin/llvm-symbolizer-19}"
 else
   cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON)
-  install_options+=(--cuda)
+  install_options+=(--cuda --docs)
   ((interop)) && install_options+=(--interop)
   ((all)) && install_options+=(--nat --libp2p --static)
 fi

@@ -41,7 +41,7 @@ class AllReduce {
   struct Outcome {
     std::size_t parts_total = 0, parts_failed = 0;
     std::vector<PeerId> failed_reducers, lost_senders;
-    std::vector<PeerId> liars;  ///< of these, who sent what cannot be
+    std::vector<PeerId> liars;  ///< of these, the members that sent what cannot be
   };
 
   /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.

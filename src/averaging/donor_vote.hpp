@@ -1,4 +1,4 @@
-// Which donor of the state is believed. Whoever wants may declare itself a donor, with any priority and any model: before a
+// Which donor of the state is believed. Any peer may declare itself a donor, with any priority and any model: before a
 // state is taken, several donors tell what theirs is, and one that stands alone loses against those that agree.
 //   client -> manifest request;  donor -> manifest          (state_pieces.hpp), from several donors at once
 //   client -> numbers of some pieces, drawn at random;  donor -> those pieces          unless all manifests are equal

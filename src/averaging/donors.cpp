@@ -43,7 +43,7 @@ Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key, double most)
     return std::tuple(believed, believed ? donor.priority : 0, donor.tie);
   };
   std::sort(donors.begin(), donors.end(), [&](const Donor& a, const Donor& b) { return rank(a) > rank(b); });
-  // Many that claim much push nobody out: half of the room is drawn for.
+  // Donors that claim much push no other out: half of the room is drawn for.
   if (donors.size() > kMaxDonors) {
     std::shuffle(donors.begin() + kMaxDonors / 2, donors.end(), dht.runtime().random());
     donors.resize(kMaxDonors);

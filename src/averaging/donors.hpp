@@ -17,7 +17,7 @@ struct DownloadSetup {
 /// Lets the donors vote (donor_vote.hpp), and asks them in that order, else that of their priority; when all have failed,
 /// those declared by then once more. The state is always that of one donor: a donor of the same bytes may help it or go
 /// on where it stopped, any other begins anew.
-/// The error is that of the last donor; no_donor at once when nobody shares a state.
+/// The error is that of the last donor; no_donor at once when no peer shares a state.
 Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup, DownloadReport& report,
                                                    Deadline deadline);
 

@@ -32,7 +32,7 @@ struct Follower {
   codec::CodecSet offered;
   double expiration = 0;  ///< until when it waits for us
   bool reforms = false;   ///< it remembers groups
-  bool caps_shares = false;  ///< it wants that nobody reduces much more than its share
+  bool caps_shares = false;  ///< it wants that no member reduces much more than its share
   enum class Fate { waiting, grouped, disbanded } fate = Fate::waiting;
   std::shared_ptr<const Assembled> group;
 };
@@ -45,7 +45,7 @@ double patience_of(const proto::JoinRequest& request);
 /// What a follower is told in the end. \param other_leader  whom to ask instead, where we follow a peer
 proto::MessageFromLeader last_word(const Follower& follower, const std::optional<PeerId>& other_leader);
 
-/// Whether a member with this aggregation wants that nobody reduces much more than its share: a mean trusts the owner of
+/// Whether a member with this aggregation wants that no member reduces much more than its share: a mean trusts the owner of
 /// a part as it trusts each sender, but an aggregate that bears liars is worth what its owner is.
 inline bool wants_caps(const Aggregation& how) {
   return !std::holds_alternative<Mean>(how);

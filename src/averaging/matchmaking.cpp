@@ -97,7 +97,7 @@ std::vector<PeerId> Matchmaking::partners() const {
 
 void Matchmaking::peer_left(const PeerId& peer) {
   const bool known = context_.known.knows(peer) || held_.contains(peer) || (search_ && search_->has_met(peer));
-  if (!known) return;  // what strangers say about themselves means nothing to us
+  if (!known) return;  // what unknown peers say about themselves means nothing to us
   context_.known.left(peer, context_.runtime.now());
   context_.changed.notify_all();
 }

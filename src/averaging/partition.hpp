@@ -1,5 +1,5 @@
-// Who averages what. All members compute the same from the gathered blobs: the fraction of each peer, the parts that
-// tensors are cut into, and the owner (reducer) of each part. Source: docs/wire/hivemind.md, section 6.6.
+// Which member averages what. All members compute the same from the gathered blobs: the fraction of each peer, the parts
+// that tensors are cut into, and the owner (reducer) of each part. Source: docs/wire/hivemind.md, section 6.6.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 namespace cohive::averaging {
 
 /// Elements per peer. Clients get none; unset bandwidths count as the mean of the set ones.
-/// Errors: nobody can reduce.
+/// Errors: no member can reduce.
 /// \param min_size  with bandwidths: a peer that would get fewer elements gets none
 Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<Member>& peers,
                                                   std::uint64_t min_size = 0);

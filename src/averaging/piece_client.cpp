@@ -189,7 +189,7 @@ std::vector<codec::Tensor> PartialState::take() {
 
 namespace {
 
-/// Shares the missing pieces out among the donors. Who has nothing left to ask for asks again for what a slower one is
+/// Shares the missing pieces out among the donors. A donor with nothing left to send is asked again for what a slower one is
 /// still to send, so that the last pieces come at the pace of the fastest.
 class PieceFetch {
  public:
@@ -249,7 +249,7 @@ class PieceFetch {
     co_await ask_candidates();
   }
 
-  /// One after another, until the state is complete: those with another state and those who fail make room.
+  /// One after another, until the state is complete: donors with another state and donors that fail make room.
   Task<void> ask_candidates() {
     while (!candidates_.empty() && !partial_.complete()) {
       const PeerId peer = candidates_.front();

@@ -38,7 +38,7 @@ Task<Result<>> send_manifest(Runtime& runtime, rpc::ServerStream& stream, const 
   co_return ok();
 }
 
-/// Until the client has what it wants. Nobody needs a piece more than twice.
+/// Until the client has what it wants. No client needs a piece more than twice.
 Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const Snapshot& snapshot,
                               Counter sent_bytes) {
   const std::size_t count = snapshot.pieces;

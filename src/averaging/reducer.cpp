@@ -45,7 +45,7 @@ bool Reducer::complete(const std::set<std::size_t>& contributed, bool but_own) c
                      [&](std::size_t sender) { return contributed.contains(sender) || (but_own && sender == own_); });
 }
 
-/// What can be added now: all that has come, and our own part when nobody else is missing.
+/// What can be added now: all that has come, and our own part when no other sender is missing.
 std::vector<Reducer::Waiting> Reducer::next_batch(OpenPart& part) const {
   auto batch = std::exchange(part.waiting, {});
   const auto own = std::find_if(batch.begin(), batch.end(), [this](const auto& one) { return one.sender == own_; });
@@ -124,7 +124,7 @@ Reducer::Outcome Reducer::collect(const Aggregation& how, PartSum& sum, std::vec
   return outcome;
 }
 
-/// Works on what has come, and averages when nobody is missing. The job owns all it touches: it may outlive the
+/// Works on what has come, and averages when no sender is missing. The job owns all it touches: it may outlive the
 /// reducer.
 Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
   while (self.can_work_on(*part)) {
@@ -162,7 +162,7 @@ void Reducer::close_parts() {
     open_.pop_front();
     ++current_;
   }
-  if (active_.empty()) {  // nobody is left to wait for: the rest stays as it is
+  if (active_.empty()) {  // no sender is left to wait for: the rest stays as it is
     for (const auto& part : open_) part->sum->finished.set();
     open_.clear();
     current_ = lengths_.size();

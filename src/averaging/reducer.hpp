@@ -30,7 +30,7 @@ class PartSum {
 
   std::size_t length() const { return length_; }
   std::span<float> values() { return {values_, length_}; }
-  /// Empty when there is none: nobody's weight counted, or the sum overflowed. That changes nobody's values.
+  /// Empty when there is none: no sender's weight counted, or the sum overflowed. Members keep their values then.
   std::span<const float> average() const { return {values_, has_average ? length_ : 0}; }
 
   /// The memory of the average, which stays as it is once finished.
@@ -38,7 +38,7 @@ class PartSum {
 
   Event finished;
   bool has_average = false;
-  double weight = 0;  ///< of all who contributed; those who were lost before do not count
+  double weight = 0;  ///< of all senders that contributed; senders lost before do not count
 
  private:
   Slice memory_;
@@ -91,7 +91,7 @@ class Reducer {
   /// What a job did.
   struct Outcome {
     std::vector<Result<>> added;
-    double weight = 0;  ///< of all who have contributed
+    double weight = 0;  ///< of all senders that have contributed
     bool empty = true;
     bool averaged = false, has_average = false;
   };

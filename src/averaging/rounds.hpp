@@ -1,6 +1,6 @@
 // Rounds: the all-reduces of one averager, by the ids that travel (a group's, followed by a phase). Streams of senders
 // that come early are held: before this peer has heard of their group, before its trigger, before it reaches their
-// phase. How many are held, their bytes and the time are bounded; strangers to a group are refused. Source:
+// phase. How many are held, their bytes and the time are bounded; peers outside the group are refused. Source:
 // docs/wire/hivemind.md, section 6.7.
 #pragma once
 

@@ -313,7 +313,7 @@ Task<Result<Search::Next>> Search::next_step() {
 }
 
 /// Whether all peers that were expected average no more, as far as is known: those of the last group and those that the
-/// owner of the round counts, who may not have heard of it yet.
+/// owner of the round counts, which may not have heard of it yet.
 bool Search::all_left() const {
   if (!context_.known.anyone_left() || followers_.size() > 0 || standing_ != Standing::free || updates_ == 0)
     return false;

@@ -25,8 +25,8 @@ struct Snapshot {
   StateRoot root;
 };
 
-/// Makes snapshots of what the provider returns: one at a time for all who ask, on other threads. Hashes are kept for
-/// the next one who asks for the same version.
+/// Makes snapshots of what the provider returns: one at a time for all newcomers, on other threads. Hashes are kept for
+/// the next newcomer that asks for the same version.
 class Snapshots {
  public:
   Snapshots(Runtime& runtime, codec::Compression compression)

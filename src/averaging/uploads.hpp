@@ -1,5 +1,5 @@
 // Upload slots of a donor: so many states go out at once, one to each peer, and half of them to one network at most, so
-// that no machine keeps newcomers from all donors. Who reads too slowly loses its slot.
+// that no machine keeps newcomers from all donors. A client that reads too slowly loses its slot.
 #pragma once
 
 #include <string>

@@ -44,7 +44,7 @@ Error malformed_key(std::string what) {
   return Error(Errc::malformed, std::move(what));
 }
 
-/// Parse() itself would print a line to stderr for every key that lacks a field: a stranger's way to flood it.
+/// Parse() itself would print a line to stderr for every key that lacks a field: a peer's way to flood it.
 template <class Message>
 bool parse_key(Message& message, ByteView serialised) {
   return message.ParsePartialFromArray(serialised.data(), static_cast<int>(serialised.size())) &&
@@ -58,7 +58,7 @@ Pkey public_from_spki(ByteView der, int wanted_type) {
   return key;
 }
 
-/// The NIST curves by name, as Go's x509 has it: a stranger's own curve parameters cost time and prove nothing.
+/// The NIST curves by name, as Go's x509 has it: a peer's own curve parameters cost time and prove nothing.
 bool is_named_nist_curve(const EVP_PKEY* key) {
   int is_explicit = 1;
   EVP_PKEY_get_int_param(key, OSSL_PKEY_PARAM_EC_DECODED_FROM_EXPLICIT_PARAMS, &is_explicit);

@@ -3,7 +3,7 @@
 namespace cohive {
 namespace detail {
 
-/// A place in the line of a semaphore. Units granted to it are set aside at once, so nobody overtakes.
+/// A place in the line of a semaphore. Units granted to it are set aside at once, so no other task overtakes.
 class SemaphoreWait : public DeadlineWaiter {
  public:
   SemaphoreWait(Semaphore& semaphore, std::size_t count, Deadline deadline) noexcept
@@ -42,7 +42,7 @@ class SemaphoreWait : public DeadlineWaiter {
     if (!place->woken() && place->linked()) place->leave_line();
     expire(self);
   }
-  /// Whoever stood behind us may need less.
+  /// The task that stood behind us may need less.
   void leave_line() noexcept {
     unlink();
     semaphore_.grant();

@@ -1,4 +1,4 @@
-// The counter of tasks that failed: there from the start, or nobody could see its first increase.
+// The counter of tasks that failed: there from the start, or no query could see its first increase.
 #pragma once
 
 #include "cohive/core/metrics.hpp"

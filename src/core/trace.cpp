@@ -42,7 +42,7 @@ struct Trace::File {
     pending += text;
     return true;
   }
-  /// Whoever comes first writes all that is pending, so that texts keep their order.
+  /// The first thread to come writes all that is pending, so that texts keep their order.
   void write() {
     const std::lock_guard writing_lock(writing);
     std::string text;

@@ -33,7 +33,7 @@ bool acceptable_address(const Multiaddr& address, Multiaddr::Scope heard_from) {
   if (address.bytes().size() > kMaxAddress || address.is_unspecified() || is_link_local(address)) return false;
   const Scope scope = address.scope();
   if (heard_from == Scope::loopback) return true;
-  // Who reaches us from a reserved range (a lab on 198.18.0.0/15, say) uses it as a private network.
+  // A peer that reaches us from a reserved range (a lab on 198.18.0.0/15, say) uses it as a private network.
   if (heard_from == Scope::private_ || heard_from == Scope::unroutable) return scope != Scope::loopback;
   return scope == Scope::public_;
 }

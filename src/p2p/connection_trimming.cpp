@@ -60,7 +60,7 @@ ConnectionEntryPtr ConnectionTable::replaceable(const std::string& network) cons
 }
 
 /// A peer of the network that has most, though it is in use, if that network has many and several times as many as the
-/// newcomer's: one address that fills the host with open streams keeps nobody else out.
+/// newcomer's: one address that fills the host with open streams keeps no other peer out.
 ConnectionEntryPtr ConnectionTable::of_the_largest(const std::string& network) const {
   const auto [largest, count] = shares_.most();
   if (network.empty() || largest == network || count < std::max(kCrowd, kCrowdRatio * (shares_.of(network) + 1)))

@@ -7,7 +7,7 @@ namespace {
 
 constexpr Duration kMaxBackoff = 5min;
 constexpr std::size_t kMaxRemembered = 4096;
-constexpr int kStrikes = 8;  // failures at one address, whoever was looked for there, before it rests
+constexpr int kStrikes = 8;  // failures at one address, whichever peer was looked for there, before it rests
 constexpr Duration kRest = 30s;
 
 }  // namespace

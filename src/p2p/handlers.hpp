@@ -1,4 +1,4 @@
-// The services of a host: who serves which protocol, and how many streams of it one peer may have open.
+// The services of a host: which handler serves which protocol, and how many streams of it one peer may have open.
 #pragma once
 
 #include <map>

@@ -108,7 +108,7 @@ struct Dials {
   Event done;
 };
 
-/// Dials all at once; true as soon as the peer is connected directly, whoever of both has done it.
+/// Dials all at once; true as soon as the peer is connected directly, whichever of both has done it.
 Task<bool> HolePunching::dial_all(HolePunching& punching, PeerId peer, std::vector<Multiaddr> addresses,
                                   transport::Role role, SourcePort from) {
   Dials dials{addresses.size(), Event(punching.self_.runtime, "hole punching")};

@@ -1,7 +1,7 @@
 // HttpServer: HTTP/1.1 for a person's browser and for Prometheus. One GET or HEAD per connection, within ten seconds.
 // Of more than kMaxConnections at once, that of the network which has most of them goes that has been here longest:
-// clients that say nothing, or read nothing, keep nobody out. Each has kGrace to say what it wants, so that clients that come
-// back at once do not drive each other out; newcomers wait in the queue of the system. Loop thread only.
+// clients that say nothing, or read nothing, keep no other client out. Each has kGrace to say what it wants, so that clients
+// that come back at once do not drive each other out; newcomers wait in the queue of the system. Loop thread only.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // Listens, and takes inbound connections in: room is looked for before the handshake, which costs us more than the
 // peer. When too many shake hands at once, the oldest of the network that has most of them goes: peers that connect and
-// say nothing keep nobody else out. Source: docs/wire/libp2p.md, sections 10 and 13.
+// say nothing keep no other peer out. Source: docs/wire/libp2p.md, sections 10 and 13.
 #pragma once
 
 #include <list>

@@ -64,7 +64,7 @@ Task<void> Lookup::finish() {
   co_await workers_.join();
 }
 
-/// The nearest peer not asked yet among the k nearest. Once enough strangers were dialled, only connected ones.
+/// The nearest peer not asked yet among the k nearest. Once enough unknown peers were dialled, only connected ones.
 std::optional<PeerId> Lookup::next_peer() {
   if (asked_.size() >= kMaxQueries) return std::nullopt;
   std::size_t seen = 0;

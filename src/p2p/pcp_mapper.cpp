@@ -34,7 +34,7 @@ constexpr std::size_t kResultAt = 3 /* of a response */, kLifetimeAt = 4, kOwnAd
                       kNonceAt = 24, kProtocolAt = 36, kInsideAt = 40, kOutsideAt = 42, kOuterAddressAt = 44;
 constexpr std::array<std::uint8_t, 12> kIpv4Prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-using Nonce = std::array<std::uint8_t, 12>;  // who has made a mapping may change it
+using Nonce = std::array<std::uint8_t, 12>;  // the maker of a mapping may change it
 
 struct MapRequest {
   std::uint16_t inside, wanted;

@@ -30,7 +30,7 @@ class PeerRouting {
   Task<Result<std::vector<Multiaddr>>> find(PeerId peer, Deadline deadline);
   /// Walks towards ourselves in the background, so that the peers near us know us.
   void look_up_self();
-  /// Walks towards nobody in particular, and so connects to peers that were not met before.
+  /// Walks towards a random place, and so connects to peers that were not met before.
   Task<void> meet_strangers();
   std::size_t table_size() const noexcept { return routes_.size(); }
 

@@ -295,7 +295,7 @@ Task<void> RelayClient::accept(transport::StreamPtr stream) {
   const bool expected = relay && reservations_.contains(stream->peer()) && !stream->remote_address().is_circuit();
   if (request && request->type() == proto::Stop::CONNECT && expected) {
     Multiaddr through = circuit_through(stream->remote_address(), stream->peer());
-    // Who dials is what the handshake proves, not what the relay says.
+    // The id of the dialler is what the handshake proves, not what the relay says.
     inbound_.admit(std::make_unique<PendingCircuit>(upgrader_, std::move(stream), limit_of(request->limit()),
                                                     relay->connection->local_address(), std::move(through)));
     co_return;

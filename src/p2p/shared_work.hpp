@@ -35,7 +35,7 @@ class SharedWork {
     co_return *work->result;
   }
 
-  /// Drops all work; who waits for it gets `reason`. What callers touch afterwards is theirs alone.
+  /// Drops all work; callers that wait for it get `reason`. What callers touch afterwards is theirs alone.
   void close(const Error& reason) {
     std::vector<std::shared_ptr<Work>> working;
     for (const auto& [key, weak] : works_)

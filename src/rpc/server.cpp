@@ -54,7 +54,7 @@ struct Caller {
         account(std::move(memory_of)) {}
   std::size_t calls = 0;
   Semaphore bytes;
-  Semaphore replies;  // on their way: who asks for much and does not read it would fill our memory
+  Semaphore replies;  // on their way: a caller that asks for much and does not read it would fill our memory
   std::shared_ptr<const MemoryBudget::Account> account;  // what all callers together may fill
 };
 
@@ -112,7 +112,7 @@ class ServerStreamOverStream final : public ServerStream {
   }
 
   /// Everything is answered: further requests are thrown away, up to their end. Our end waits for that, because it
-  /// closes the pipe of a Python caller, who then fails to write and loses what was answered.
+  /// closes the pipe of a Python caller, which then fails to write and loses what was answered.
   Task<void> requests_end(Deadline deadline) {
     answered_ = true;
     requests_.clear();
@@ -323,7 +323,7 @@ struct Server::Impl {
     const auto method = std::move(call_method);
     const auto stream = std::move(call_stream);
     Runtime& runtime = host.runtime();
-    // What a stranger sends to a swarm with members is not read. Unary calls carry their proof themselves.
+    // What a peer that is no member sends to a swarm with members is not read. Unary calls carry their proof themselves.
     if (!method->unary) {
       const auto member = co_await host.check_member(stream->peer(), true, runtime.after(kRequestReadTimeout));
       if (!member) {

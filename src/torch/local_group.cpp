@@ -91,7 +91,7 @@ sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
-/// True when the process at the other end is of this user: nobody else hands over gradients.
+/// True when the process at the other end is of this user: no other user hands over gradients.
 bool same_user(const Socket& socket) {
   ucred peer{};
   socklen_t size = sizeof peer;

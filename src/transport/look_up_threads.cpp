@@ -57,7 +57,7 @@ class LookUpThreads {
 struct Inquiry {
   explicit Inquiry(Runtime& r) : runtime(&r), done(r, "name resolution") {}
   std::mutex mutex;
-  Runtime* runtime;  ///< null once nobody waits: it may be gone
+  Runtime* runtime;  ///< null once no task waits: it may be gone
   std::atomic<bool> given_up = false;
   std::vector<Multiaddr> found;
   Event done;

@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t kLengthSize = 2;
 constexpr std::size_t kTag = crypto::Aead::kTagSize;
 constexpr std::size_t kFullRecord = kLengthSize + 65535;
-constexpr std::size_t kModestRead = 4 * kMinRead;  // who reads no more at once keeps no block between reads
+constexpr std::size_t kModestRead = 4 * kMinRead;  // a reader of no more at once keeps no block between reads
 constexpr std::size_t kSmallRecords = 4 * 1024;    // that come between full ones: what they take, those do not lack
 constexpr std::size_t kMaxRead = 2 * kFullRecord + kSmallRecords;  // larger reads leave the processor's cache
 constexpr std::size_t kPlaceFrom = 32 * 1024;                      // smaller records are not worth a question
@@ -70,7 +70,7 @@ void NoiseChannel::retire_input() {
   input_ = Slice();
 }
 
-/// Nobody knows when the next bytes come: until then the block serves other connections.
+/// The next bytes may come at any time: until then the block serves other connections.
 void NoiseChannel::release_input() {
   used_inputs_.clear();
   if (input_.size() == kMinRead && input_.unique() && spare_inputs.size() < kMaxSpareInputs)
@@ -133,7 +133,7 @@ Task<Result<bool>> NoiseChannel::read_more() {
   }
   const bool fits = begin_ + wanted <= input_.size() && end_ < input_.size();
   if (begin_ == end_ && input_.unique() && input_.size() >= wanted && input_.size() <= 4 * read_size_) {
-    begin_ = end_ = 0;  // nobody holds a slice of the block any more
+    begin_ = end_ = 0;  // no reader holds a slice of the block any more
   } else if (begin_ == end_ || !fits) {
     make_room(wanted);
   }

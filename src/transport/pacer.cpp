@@ -13,7 +13,7 @@ constexpr double kBurst = 0.05;  // seconds' worth
 
 }  // namespace
 
-/// A turn that somebody waits for; lives in the waiting coroutine.
+/// A turn that a writer waits for; lives in the waiting coroutine.
 struct Pacer::Flow::Request {
   Request(Flow& f, std::size_t size) : flow(f), bytes(size), granted(f.pacer_.runtime_, "bandwidth under the cap") {
     Pacer& pacer = flow.pacer_;

@@ -54,7 +54,7 @@ std::vector<std::string> look_up_txt(const std::string& name) {
   return texts;
 }
 
-/// \param given_up  set once nobody waits for the result: look-ups take long, and worker threads are few
+/// \param given_up  set once no task waits for the result: look-ups take long, and worker threads are few
 void expand(const Multiaddr& address, const std::atomic<bool>& given_up, int& steps, std::vector<Multiaddr>& out) {
   const auto parts = address.components();
   const auto code = parts.empty() ? 0 : parts[0].code;

@@ -47,7 +47,7 @@ struct Pipe {
         timer(runtime, [](void* self) { static_cast<Pipe*>(self)->arrive(); }, this) {}
 
   void put(Bytes bytes);
-  /// As TCP does when bytes come to somebody who has closed: what waits to be sent is lost, what was sent arrives.
+  /// As TCP does when bytes come to an end that has closed: what waits to be sent is lost, what was sent arrives.
   void put_reset();
   /// Arms the timer for the next arrival, unless the link is blocked; healing calls again.
   void schedule();
@@ -81,9 +81,9 @@ struct SimFabric::Impl {
   std::unordered_set<Machine> numbers_of(const std::set<std::string>& ips) const;
   Machine add_address(const std::string& ip);
   Multiaddr address_of(Machine machine, std::uint16_t port) const;
-  /// Who the machine at `to` sees when `from` connects to it.
+  /// The address that the machine at `to` sees when `from` connects to it.
   Machine seen_as(Machine from, Machine to) const;
-  /// Whom `from` reaches at `to`; 0: nobody, whatever it sends there is dropped.
+  /// The machine that `from` reaches at `to`; 0: none, what it sends there is dropped.
   Machine reached_at(Machine from, Machine to) const;
   /// A machine dials: its translator remembers where to.
   void open_hole(Machine from, Machine to);

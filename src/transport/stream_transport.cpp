@@ -75,7 +75,7 @@ class StreamTransport final : public Transport {
     std::optional<Multiaddr> from;
     if (options.from_listen_port && upgrader_.options().dial_from_listen_port) from = source_for(address);
     auto connection = co_await dial_from(address, from, options);
-    // Only we know how to settle who begins when both sides did. The second connection is one that only we dialled.
+    // Only we know how to settle which side begins when both did. The second connection is one that only we dialled.
     if (!connection && from && options.role == Role::initiator && is_confused(connection.error()))
       connection = co_await dial_from(std::move(address), std::nullopt, options);
     co_return connection;

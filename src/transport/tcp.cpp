@@ -384,7 +384,7 @@ class TcpNetwork final : public Network {
       if (problem != 0) co_return system_error(Errc::dial_failed, address, problem);
     }
     auto connection = std::make_unique<TcpConnection>(runtime_, std::move(descriptor), std::move(address));
-    // The system may pick the very port we dial, on this machine, if nobody listens there.
+    // The system may pick the very port we dial, on this machine, if no program listens there.
     if (connection->local_address() == connection->remote_address())
       co_return system_error(Errc::dial_failed, connection->remote_address(), ECONNREFUSED);
     co_return std::unique_ptr<RawConnection>(std::move(connection));

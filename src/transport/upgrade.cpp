@@ -130,7 +130,7 @@ struct Handshakes {
     return noise_handshake(stream, role, state.noise, expected, std::move(offer), deadline);
   }
 
-  /// Simulations of thousands of peers skip the cipher: both sides just say who they are.
+  /// Simulations of thousands of peers skip the cipher: both sides just claim their ids.
   static Task<Result<Secured>> exchange_keys(const State& state, std::unique_ptr<RawConnection> raw, Role role,
                                              std::optional<PeerId> expected, Deadline deadline) {
     RawStream stream(state.runtime, *raw, expected.value_or(PeerId()));

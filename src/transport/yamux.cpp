@@ -22,7 +22,7 @@ constexpr std::size_t kBulkFrame = 16 * 1024;  // from here on a stream is no sh
 constexpr std::size_t kBulkWindow = 1024 * 1024;  // at least, for a stream that is known to carry much
 constexpr std::size_t kFewBytes = 2 * 1024;
 constexpr std::size_t kReserve = 512;  // of what a relay carries, for pings and the ends of streams
-constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays whoever comes next by as much
+constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays the next stream by as much
 constexpr int kProbeEvery = 4;          // intervals between pings on a busy connection, for the round trip
 constexpr double kResetBurst = 16;      // seconds
 constexpr Duration kOrphanTime = 60s;   // a peer gets this long to end a stream that we ended
@@ -264,8 +264,8 @@ void YamuxConnection::adapt_queue(std::size_t bytes, Duration took) {
   queue_limit_ = std::max(queue_limit_, std::min(kMinQueue, options_->send_buffer));
 }
 
-/// Whether who has so much left to write may append now. A few bytes, a request or its answer, do not wait for the
-/// turns of those who transfer much.
+/// Whether a stream with so much left to write may append now. A few bytes, a request or its answer, do not wait for the
+/// turns of streams that transfer much.
 bool YamuxConnection::may_queue(std::size_t left) const noexcept {
   return channel_->queued() < (left <= kFewBytes ? 2 * queue_limit_ : queue_limit_);
 }
@@ -278,7 +278,7 @@ std::uint64_t YamuxConnection::delivers() const {
   return for_streams(channel_->raw().delivers(), kReserve);
 }
 
-/// A connection that ends early, while no stream is open, disturbs nobody.
+/// A connection that ends early, while no stream is open, disturbs no caller.
 bool YamuxConnection::keys_are_worn() const {
   const std::uint64_t most = std::max(channel_->bytes_in(), channel_->bytes_out());
   return most >= options_->max_key_bytes || (most >= options_->max_key_bytes / 2 && open_streams() == 0);
@@ -296,7 +296,7 @@ void YamuxConnection::check_alive() {
   const TimePoint now = runtime_.now();
   if (keys_are_worn()) return close(Error(cohive::Errc::closed, peer_, "a new connection gets new keys"));
   if (std::exchange(probing_, false)) {
-    // Behind much data a pong may take longer; whoever sends anything is alive. Under a cap the ping may not have left.
+    // Behind much data a pong may take longer; a peer that sends anything is alive. Under a cap the ping may not have left.
     const bool may_wait = channel_->raw().times_writes() && channel_->queued() > 0;
     if (ping_open_ && last_received_ <= ping_sent_ && !may_wait) return close(Error(Errc::keepalive_timeout, peer_));
   } else {

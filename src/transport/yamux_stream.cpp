@@ -180,7 +180,7 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
       continue;
     }
     if (state->send_window == 0) {
-      // A responder that has finished and grants no credit gave up on our request. (Who opened the stream may well have
+      // A responder that has finished and grants no credit gave up on our request. (The opener of the stream may well have
       // finished and wait for our answer.)
       if (state->in == Half::ended && state->outbound)
         co_return Error(cohive::Errc::closed, peer_, "the peer stopped reading");

@@ -5,7 +5,9 @@ Usage: test_command_lines.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothin
 
 import json
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -15,6 +17,7 @@ from pathlib import Path
 import shell
 from shell import PATIENCE, bootstrap, environment, programs, run, started
 
+MANUAL = Path(__file__).resolve().parents[2] / "packaging/manual.py"
 ALL = ("cohive-bootstrap", "cohive-train", "cohive-monitor", "cohive-dht", "cohive-bench")
 FIRST, SECOND, THIRD = (f"/ip4/192.0.2.{number}/tcp/31337" for number in (1, 2, 3))
 
@@ -51,6 +54,19 @@ class CommandLines(unittest.TestCase):
             text = run(program, "--help").stdout
             self.assertGreaterEqual(len(re.findall(r"^\S.*:$", text, flags=re.MULTILINE)), 3, text)
             self.assertRegex(text, rf"(?m)^Examples:\n  {program} ")
+
+    def test_manual_pages_and_completions_are_made(self):
+        """What they hold is tested where they are installed: tests/package/test_debian.py."""
+        for program in programs(*ALL):
+            with self.subTest(program=program):
+                subprocess.run([sys.executable, MANUAL, shell.BIN / program, "1.2.3", self.folder], check=True, timeout=PATIENCE)
+                subprocess.run(["bash", "-n", f"{self.folder}/{program}"], check=True)
+                page = Path(self.folder, program + ".1")
+                for words in (".SH EXAMPLES", ".SH SETTINGS", "cohive 1.2.3"):
+                    self.assertIn(words, page.read_text())
+                if shutil.which("man") and shutil.which("groff"):
+                    shown = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", page], capture_output=True, text=True)
+                    self.assertEqual((shown.returncode, shown.stderr), (0, ""))
 
     def test_a_flag_goes_before_the_file_and_the_file_before_the_variable(self):
         variables = {"COHIVE_BOOTSTRAP_ANNOUNCE_MADDRS": FIRST + "," + SECOND, "COHIVE_BOOTSTRAP_JSON": "true"}

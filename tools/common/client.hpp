@@ -1,4 +1,4 @@
-// Programs that look into a swarm without taking part in it: a DHT client on a host that nobody can dial.
+// Programs that look into a swarm without taking part in it: a DHT client on a host that cannot be dialled.
 #pragma once
 
 #include <CLI/CLI.hpp>

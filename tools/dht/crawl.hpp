@@ -1,4 +1,4 @@
-// A map of a swarm: asks every node for its neighbours until nobody new is heard of.
+// A map of a swarm: asks every node for its neighbours until no new node is heard of.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ struct CrawledNode {
 struct CrawlOptions {
   std::size_t parallel = 64;
   std::size_t max_nodes = 100'000;
-  bool details = false;  ///< who names whom, and what time it is there
+  bool details = false;  ///< which node names which, and what time it is there
   Duration patience = std::chrono::hours(1);  ///< after which nodes not yet asked are left out
 };
 

@@ -13,7 +13,7 @@ namespace cohive::tools {
 msgpack::Value value_from_text(const std::string& text);
 /// Bytes become {"hex": ...}, tuples arrays, NaN and infinities texts, map keys that are not text their JSON.
 nlohmann::json json_from_value(const msgpack::Value& value);
-/// One line without control characters, whatever a stranger wrote.
+/// One line without control characters, whatever a peer wrote.
 std::string line_of(const nlohmann::json& value);
 
 }  // namespace cohive::tools

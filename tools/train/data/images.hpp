@@ -27,7 +27,7 @@ struct ImageData {
 /// out), or data_batch_1.bin to data_batch_5.bin and test_batch.bin. Throws Exit with code 2.
 ImageData read_images(const std::string& folder);
 
-/// Ten classes of 16 x 16 grey patterns under noise: the same for everybody with the same seed.
+/// Ten classes of 16 x 16 grey patterns under noise: the same wherever the seed is the same.
 ImageData generate_images(std::uint64_t seed);
 
 }  // namespace cohive::tools

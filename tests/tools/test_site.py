@@ -1,6 +1,8 @@
-"""The comments of the public headers, as doxygen reads them: each class, type, function and constant of a namespace has one.
+"""What is made of the documents: the API, from the comments of the public headers, in which each class, type, function
+and constant of a namespace has a sentence; and the site.
 
-Usage: test_api.py FOLDER-OF-PROGRAMS [unittest options]. Skipped where there is no doxygen.
+Usage: test_site.py FOLDER-OF-PROGRAMS [unittest options]. Skipped where doxygen and mkdocs are missing
+(tools/install-deps.sh --docs).
 """
 
 import re
@@ -41,6 +43,17 @@ class Api(unittest.TestCase):
 
     def test_comments_are_understood(self):
         self.assertEqual([line for line in self.warnings if not UNDOCUMENTED.search(line)], [])
+
+
+class Site(unittest.TestCase):
+    def test_it_is_built_without_warnings(self):
+        if not shutil.which("mkdocs"):
+            self.skipTest("no mkdocs")
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(["mkdocs", "build", "--strict", "--site-dir", folder], cwd=ROOT, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("WARNING", done.stderr)
+            self.assertGreater(len(list(Path(folder).rglob("index.html"))), 30)
 
 
 if __name__ == "__main__":

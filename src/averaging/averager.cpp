@@ -33,6 +33,8 @@ void check(const Aggregation& aggregation) {
   if (const auto* clip = std::get_if<CenteredClip>(&aggregation))
     if (!(clip->radius > 0) || !std::isfinite(clip->radius) || clip->iterations < 1 || clip->iterations > 100)
       fail("CenteredClip needs a radius above 0 and 1 to 100 iterations");
+  if (const auto* clip = std::get_if<ClippedMean>(&aggregation))
+    if (!(clip->factor >= 1) || !std::isfinite(clip->factor)) fail("the factor of ClippedMean must be 1 or more");
 }
 
 void check(const AveragerOptions& options) {

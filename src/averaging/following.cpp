@@ -17,6 +17,8 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxRedirections = 8;
+constexpr std::size_t kSmallGroup = 256;   // whose bandwidths cost a sixtieth of what those of 1,024 members do
+constexpr std::size_t kTimesExpected = 8;  // a member may know an eighth of its run, and not be off more
 constexpr std::size_t kMaxLeaderFields = 2 * kMaxGroup + kMaxPlainFields;  // ids and gathered data of the members
 
 /// Ends when the peer has not answered for a while. Every libp2p peer answers pings, Python ones too.
@@ -169,6 +171,8 @@ Result<Group> Search::group_from(const proto::MessageFromLeader& message, const 
   const auto size = static_cast<std::size_t>(message.ordered_peer_ids_size());
   if (size < 2 || size > kMaxGroup || message.gathered_size() != message.ordered_peer_ids_size())
     return bad("size of the group");
+  if (expected_members_ > 0 && size > std::max(kSmallGroup, kTimesExpected * expected_members_))
+    return bad("many more members than the run has");
   if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
   Group group{message.group_id(), {}, leader, codec::CodecSet::from_text(message.codec_extension())};
   group.caps_shares = wants_caps(options_.aggregation) && message.caps_shares();

@@ -80,6 +80,21 @@ COHIVE_WIDE void add_difference_to(const float* values, const float* centre, flo
   for (std::size_t i = 0; i < columns; ++i) step[i] += factor * (values[i] - centre[i]);
 }
 
+COHIVE_WIDE double squared_norm(const float* values, std::size_t columns) {
+  float lanes[kSideBySide] = {};
+  std::size_t i = 0;
+  for (; i + kSideBySide <= columns; i += kSideBySide)
+    for (std::size_t lane = 0; lane < kSideBySide; ++lane) lanes[lane] += values[i + lane] * values[i + lane];
+  for (; i < columns; ++i) lanes[0] += values[i] * values[i];
+  double sum = 0;
+  for (float lane : lanes) sum += static_cast<double>(lane);
+  return sum;
+}
+
+COHIVE_WIDE void add_scaled_to(const float* values, float factor, float* sum, std::size_t columns) {
+  for (std::size_t i = 0; i < columns; ++i) sum[i] += factor * values[i];
+}
+
 COHIVE_WIDE void add_to(const float* step, float* centre, std::size_t columns) {
   for (std::size_t i = 0; i < columns; ++i) centre[i] += step[i];
 }
@@ -116,15 +131,19 @@ class Matrix {
   Comparators network_;
 };
 
+bool all_finite(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+}
+
 /// Relative to the median weight, which liars that are fewer than half cannot raise above every honest one.
-std::vector<float> counted_weights(const std::vector<Vote>& votes) {
+std::vector<float> counted_weights(const std::vector<Vote>& votes, double most = 1.0) {
   std::vector<double> sorted;
   for (const auto& vote : votes) sorted.push_back(vote.weight);
   const auto median = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
   std::nth_element(sorted.begin(), median, sorted.end());
   std::vector<float> weights;
   for (const auto& vote : votes)
-    weights.push_back(static_cast<float>(std::clamp(vote.weight / *median, kLeastWeight, 1.0)));
+    weights.push_back(static_cast<float>(std::clamp(vote.weight / *median, kLeastWeight, most)));
   return weights;
 }
 
@@ -183,7 +202,38 @@ bool centered_clip(const CenteredClip& how, const std::vector<Vote>& votes, std:
       factors[i] = static_cast<float>(static_cast<double>(weights[i]) / total * clip);
     }
   }
-  return std::all_of(centre.begin(), centre.end(), [](float value) { return std::isfinite(value); });
+  return all_finite(centre);
+}
+
+/// Two passes over the votes: their norms, then their sum.
+bool clipped_mean(const ClippedMean& how, const std::vector<Vote>& votes, std::span<float> out) {
+  const auto weights = counted_weights(votes, how.factor);
+  double total = 0;
+  for (float weight : weights) total += static_cast<double>(weight);
+  Matrix matrix(votes);
+  std::vector<double> norms(votes.size());
+  for (std::size_t first = 0; first < out.size(); first += matrix.stride()) {
+    const std::size_t columns = std::min(matrix.stride(), out.size() - first);
+    if (!matrix.read(first, columns)) return false;
+    for (std::size_t i = 0; i < votes.size(); ++i) norms[i] += squared_norm(matrix.row(i), columns);
+  }
+  for (double& norm : norms) norm = std::sqrt(norm);
+  auto sorted = norms;
+  const auto median = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
+  std::nth_element(sorted.begin(), median, sorted.end());
+  const double longest = how.factor * *median;
+  std::vector<float> factors;
+  for (std::size_t i = 0; i < votes.size(); ++i)
+    factors.push_back(static_cast<float>(static_cast<double>(weights[i]) / total *
+                                         (norms[i] > longest ? longest / norms[i] : 1.0)));
+  std::ranges::fill(out, 0.0f);
+  for (std::size_t first = 0; first < out.size(); first += matrix.stride()) {
+    const std::size_t columns = std::min(matrix.stride(), out.size() - first);
+    if (!matrix.read(first, columns)) return false;
+    for (std::size_t i = 0; i < votes.size(); ++i)
+      if (factors[i] > 0) add_scaled_to(matrix.row(i), factors[i], out.data() + first, columns);
+  }
+  return all_finite(out);
 }
 
 }  // namespace
@@ -201,6 +251,7 @@ bool aggregate(const Aggregation& how, std::vector<Vote> votes, std::span<float>
   std::sort(votes.begin(), votes.end(), [](const Vote& a, const Vote& b) { return a.sender < b.sender; });
   if (const auto* trimmed = std::get_if<TrimmedMean>(&how)) return trimmed_mean(*trimmed, votes, out);
   if (const auto* clip = std::get_if<CenteredClip>(&how)) return centered_clip(*clip, votes, out);
+  if (const auto* clip = std::get_if<ClippedMean>(&how)) return clipped_mean(*clip, votes, out);
   return false;
 }
 

@@ -118,6 +118,22 @@ class InventedMembers : public Averaging {
   TaskGroup lying{swarm.runtime(), "liars"};
 };
 
+TEST_F(InventedMembers, AreNotBelievedToBeManyTimesTheRun) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  InventingLeader liar(*join().dht, 300);
+  lead(liar);
+  std::vector<Task<Result<RoundResult>>> rounds;
+  for (std::size_t i = 0; i < 4; ++i)
+    rounds.push_back(peers[i]->averager->step({.timeout = 60s, .expected_members = 4}));
+  for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->group.size(), 4u);
+    EXPECT_TRUE(result->lost_senders.empty());
+  }
+  EXPECT_GT(liar.groups, 0) << "else it announced no group";
+  lying.cancel();
+}
+
 TEST_F(InventedMembers, CostOneRoundAndTheirLeaderIsNotFollowedAgain) {
   for (int i = 0; i < 4; ++i) add(quick());
   InventingLeader liar(*join().dht, 20);

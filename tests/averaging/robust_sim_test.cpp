@@ -14,7 +14,8 @@ namespace {
 class Liars : public Averaging {
  protected:
   /// `honest` members with values 0, 1, 2... and liars, clients that own no part, with huge ones.
-  void form(std::size_t honest, std::size_t liars, const Aggregation& how, codec::Codec codec = codec::Codec::none) {
+  void form(std::size_t honest, std::size_t liars, const Aggregation& how, codec::Codec codec = codec::Codec::none,
+            float lie = 1e20f) {
     auto options = quick();
     options.aggregation = how;
     options.codec = codec;
@@ -22,8 +23,8 @@ class Liars : public Averaging {
     options.mode = PeerMode::client;
     for (std::size_t i = 0; i < liars; ++i) {
       auto& liar = add(options);
-      liar.a.assign(liar.a.size(), 1e20f);
-      liar.b.assign(liar.b.size(), -1e20f);
+      liar.a.assign(liar.a.size(), lie);
+      liar.b.assign(liar.b.size(), -lie);
     }
     auto steps = same();
     for (std::size_t i = honest; i < honest + liars; ++i) steps[i].weight = 1e6;
@@ -65,6 +66,14 @@ TEST_F(Liars, MoveACenteredClipALittle) {
     EXPECT_LE(std::sqrt(outside), how.radius * how.iterations * 2 / 7 + 1e-3);
     for (std::size_t k = 0; k < 128; ++k) ASSERT_GE(peers[i]->a[k], 0);
   }
+}
+
+TEST_F(Liars, PullAClippedMeanByTheirShareOfTheMedianNorm) {
+  form(5, 2, ClippedMean{1.5}, codec::Codec::none, 1e15f);
+  // In each part of `a` the members hold 0 to 4 and the liars 1e15 with a large weight: the median norm is that of 3,
+  // and a liar counts as 4.5 with a weight of 1.5.
+  for (std::size_t i = 0; i < 5; ++i)
+    for (float value : peers[i]->a) ASSERT_NEAR(value, (0 + 1 + 2 + 3 + 4 + 2 * 1.5 * 4.5) / (5 + 2 * 1.5), 1e-4);
 }
 
 TEST_F(Liars, AggregatesAreEachReducersOwnChoice) {
@@ -157,11 +166,11 @@ TEST_P(EightBitRounds, LeaveMembersWithinTheCodecsErrorOfTheAverage) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<Aggregation>& test) {
-  return std::array{"Mean", "TrimmedMean", "CenteredClip"}[test.param.index()];
+  return std::array{"Mean", "TrimmedMean", "CenteredClip", "ClippedMean"}[test.param.index()];
 }
 INSTANTIATE_TEST_SUITE_P(OfEveryAggregation, EightBitRounds,
                          ::testing::Values(Aggregation(Mean()), Aggregation(TrimmedMean{0.3}),
-                                           Aggregation(CenteredClip{0.5, 3})),
+                                           Aggregation(CenteredClip{0.5, 3}), Aggregation(ClippedMean{1.0})),
                          name_of);
 
 /// A first part of 128 values with something that is not finite in it.

@@ -88,8 +88,26 @@ TEST_P(Minority, MovesACenteredClipNoFurtherThanItsShareOfTheSteps) {
   EXPECT_LE(std::sqrt(outside), how.iterations * how.radius * lying / total * 1.001);
 }
 
+TEST_P(Minority, PullsAClippedMeanNoFurtherThanAFactorOfTheMedianNorm) {
+  const ClippedMean how{2.0};
+  const auto norm = [](std::span<const float> values) {
+    double squares = 0;
+    for (float value : values) squares += static_cast<double>(value) * static_cast<double>(value);
+    return std::sqrt(squares);
+  };
+  double largest = 0;
+  for (const auto& one : group.votes) {
+    if (one.sender >= senders - liars) continue;
+    std::vector<float> values(kSize);
+    ASSERT_TRUE(one.read(0, values));
+    largest = std::max(largest, norm(values));
+  }
+  EXPECT_LE(norm(result(how, group.votes, kSize)), how.factor * largest * 1.001);
+}
+
 TEST_P(Minority, GainsNothingByTheOrderInWhichPartsCome) {
-  for (const Aggregation& how : {Aggregation(TrimmedMean{0.3}), Aggregation(CenteredClip{3.0, 2})}) {
+  for (const Aggregation& how :
+       {Aggregation(TrimmedMean{0.3}), Aggregation(CenteredClip{3.0, 2}), Aggregation(ClippedMean{2.0})}) {
     auto shuffled = group.votes;
     std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(3));
     EXPECT_EQ(result(how, shuffled, kSize), result(how, group.votes, kSize));
@@ -134,13 +152,35 @@ TEST(CenteredClipOf, DistantSendersPullByTheRadiusOnly) {
   EXPECT_FLOAT_EQ(centre[1], 0.4f);
 }
 
+TEST(ClippedMeanOf, SendersWithinTheFactorIsTheirWeightedMean) {
+  const std::vector votes{vote(0, {3, 4}, 1), vote(1, {0, 6}, 2), vote(2, {-8, 0}, 2), vote(3, {5, 0}, 3)};
+  const auto mean = result(ClippedMean{2}, votes, 2);
+  EXPECT_FLOAT_EQ(mean[0], (3 - 16 + 15) / 8.0f);
+  EXPECT_FLOAT_EQ(mean[1], (4 + 12) / 8.0f);
+}
+
+TEST(ClippedMeanOf, ALongPartIsScaledDownAndALargeWeightCountsAsTheFactor) {
+  const std::vector votes{vote(0, {0, 1}), vote(1, {0, 1}), vote(2, {300, 400}, 1e15)};
+  const auto mean = result(ClippedMean{2}, votes, 2);  // (1.2, 1.6) with weight 2, beside 1 and 1
+  EXPECT_FLOAT_EQ(mean[0], 2 * 1.2f / 4);
+  EXPECT_FLOAT_EQ(mean[1], (1 + 1 + 2 * 1.6f) / 4);
+}
+
+TEST(ClippedMeanOf, TwoSendersIsNoLargerThanTheFactorTimesTheSmaller) {
+  const auto mean = result(ClippedMean{3}, {vote(0, {1}), vote(1, {kHuge})}, 1);
+  EXPECT_LE(mean[0], 2.0f);
+  EXPECT_EQ(result(ClippedMean{3}, {vote(0, {7})}, 1)[0], 7);
+}
+
 TEST(RobustAggregates, SendersWithoutWeightHaveNoVote) {
   const std::vector votes{vote(0, {1}), vote(1, {90}, 0), vote(2, {3}), vote(3, {95}, 0), vote(4, {2})};
   EXPECT_EQ(result(TrimmedMean{0.4}, votes, 1)[0], 2);
   EXPECT_EQ(result(CenteredClip{10, 3}, votes, 1)[0], 2);
+  EXPECT_FLOAT_EQ(result(ClippedMean{3}, votes, 1)[0], 2);
   std::vector<float> out(1);
   EXPECT_FALSE(aggregate(TrimmedMean{0.4}, {votes[1], votes[3]}, out));
   EXPECT_FALSE(aggregate(CenteredClip{}, {}, out));
+  EXPECT_FALSE(aggregate(ClippedMean{}, {votes[1], votes[3]}, out));
 }
 
 TEST(RobustAggregates, ValuesThatAreGoneMakeNoAverage) {
@@ -148,6 +188,7 @@ TEST(RobustAggregates, ValuesThatAreGoneMakeNoAverage) {
   std::vector<float> out(1);
   EXPECT_FALSE(aggregate(TrimmedMean{0.4}, {vote(0, {1}), gone}, out));
   EXPECT_FALSE(aggregate(CenteredClip{}, {vote(0, {1}), gone}, out));
+  EXPECT_FALSE(aggregate(ClippedMean{}, {vote(0, {1}), gone}, out));
 }
 
 }  // namespace

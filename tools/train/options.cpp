@@ -145,7 +145,7 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
                  "gradients of which the factors save less are averaged as they are (default 0.5)")
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--aggregation", o.aggregation, "how this peer averages its parts (default mean)")
-      ->check(CLI::IsMember({"mean", "trimmed-mean", "centered-clip"}));
+      ->check(CLI::IsMember({"mean", "trimmed-mean", "centered-clip", "clipped-mean"}));
   app.add_option("--trim", o.trimmed_mean.fraction,
                  "the share left out at each end by trimmed-mean, and for parameters by centered-clip (default 0.2)")
       ->check(CLI::Range(0.001, 0.499));
@@ -153,6 +153,9 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
       ->check(CLI::Range(1e-12, 1e12));
   app.add_option("--clip-iterations", o.centered_clip.iterations, "of centered-clip (default 5)")
       ->check(CLI::Range(1, 100));
+  app.add_option("--clip-factor", o.clipped_mean.factor,
+                 "clipped-mean: how many times the median norm of a part the norm of one may be (default 3)")
+      ->check(CLI::Range(1.0, 1e6));
   app.add_option_function<std::string>(
       "--bandwidth",
       [&run](const std::string& text) {
@@ -308,6 +311,7 @@ void complete(TrainOptions& o) {
   // A clip radius for gradients says nothing about parameters: those are averaged by a trimmed mean then.
   if (o.aggregation != "mean") run.grad_aggregation = run.state_aggregation = o.trimmed_mean;
   if (o.aggregation == "centered-clip") run.grad_aggregation = o.centered_clip;
+  if (o.aggregation == "clipped-mean") run.grad_aggregation = run.state_aggregation = o.clipped_mean;
   if (o.agreed_compression == "block4") run.agreed_grad_compression = codec::Codec::block4;
   if (o.agreed_compression == "top_k") run.agreed_grad_compression = codec::CodecSpec(codec::Codec::top_k, o.density);
   if (o.averager_rank > 0)

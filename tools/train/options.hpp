@@ -33,6 +33,7 @@ struct TrainOptions {
   std::string aggregation = "mean";
   averaging::TrimmedMean trimmed_mean;
   averaging::CenteredClip centered_clip;
+  averaging::ClippedMean clipped_mean;
   std::string agreed_compression;
   double density = 0.01;
   std::size_t averager_rank = 0;  ///< of PowerSGD; 0: gradients are averaged as they are

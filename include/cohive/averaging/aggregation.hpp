@@ -5,8 +5,8 @@
 /// Mean is hivemind's. The others bound what a minority that lies can do. In them
 ///  - a member that contributes with weight 0 (an auxiliary peer, say) has no vote;
 ///  - every other sender has one vote, whatever its weight: weights are claims, and votes must not be for sale;
-///  - among the votes that count, weights matter up to the median weight (the upper one of an even number) and no
-///    further, and not below a millionth of it;
+///  - among the votes that count, weights matter up to the median weight (the upper one of an even number; ClippedMean:
+///    up to its factor times that) and no further, and not below a millionth of it;
 ///  - the result does not depend on the order in which parts arrive;
 ///  - nothing is averaged before all votes of a part are there: the reducer keeps open parts * senders * part size (as
 ///    encoded; of codecs beyond hivemind's 4 bytes a value), with 4 open parts, fewer where that exceeds 64 MiB. What
@@ -56,7 +56,18 @@ struct CenteredClip {
   int iterations = 5;   ///< 1 to 100
 };
 
+/// The weighted mean, in which no sender's part has a larger Euclidean norm than `factor` times the median norm of the
+/// votes (the lower one of an even number): a longer one is scaled down to that, and to zero if the squares of its
+/// values overflow a float. Honest senders whose norms are within the factor of the median norm, and whose weights are
+/// within it of the median weight, have their exact mean. No radius need be known, so that it suits gradients and
+/// parameters. While fewer than half of the votes lie, the result is at most (share of the weight that lies) *
+/// factor * (the largest honest norm) away from what the honest senders put into it; a liar within the bound is not
+/// noticed. Of two votes one liar can make the result small, but not large. A part that is zero in most votes is zero.
+struct ClippedMean {
+  double factor = 3.0;  ///< at least 1
+};
+
 /// How a reducer makes one value of those that the senders of a part sent.
-using Aggregation = std::variant<Mean, TrimmedMean, CenteredClip>;
+using Aggregation = std::variant<Mean, TrimmedMean, CenteredClip, ClippedMean>;
 
 }  // namespace cohive::averaging

@@ -214,7 +214,7 @@ class Shell(unittest.TestCase):
         if "-f" in words and words[0] == "docker":
             self.assertTrue((ROOT / words[words.index("-f") + 1]).is_file())
         if words[:2] == ["podman", "build"]:
-            self.assertTrue((ROOT / "packaging/container" / words[words.index("-f") + 1]).is_file())
+            self.assertTrue((ROOT / "packaging/container" / (words[words.index("-f") + 1] if "-f" in words else "Containerfile")).is_file())
         if words[:2] == ["podman", "run"] and "cohive-bootstrap" in words:
             ours = words[words.index("cohive-bootstrap") + 1:]
             self.assertEqual(run("cohive-bootstrap", "--version", *ours).returncode, 0)

@@ -185,6 +185,25 @@ TEST_F(WatchedRun, ALineOfTheHistoryThatWasCutOffSwallowsNoOther) {
   std::filesystem::remove(path);
 }
 
+TEST_F(WatchedRun, ALookWhileTrainersAreAskedReplacesTheirRecords) {
+  const std::size_t trainers = 40;  // more than are asked at once
+  add_many(static_cast<int>(trainers));
+  std::vector<dht::StoreItem> items;
+  for (std::size_t i = 0; i < trainers; ++i)
+    items.push_back({.key = "run_progress",
+                     .subkey = msgpack::Bin{"trainer " + std::to_string(i)},
+                     .value = progress_record(*nodes[0], swarm.host(i).id(), 5, false),
+                     .expiration = in(600)});
+  for (const auto& stored : swarm.run(nodes[1]->store_many(std::move(items)))) ASSERT_TRUE(stored) << stored.error();
+  Collector collector(add_monitor(), {.run_id = "run", .period = 10ms});
+  TaskGroup looks(swarm.runtime(), "looks");
+  looks.spawn(Collector::look_again_and_again(collector), "looks");
+  swarm.pass(1s);
+  swarm.run(collector.crawl());
+  looks.cancel();
+  EXPECT_EQ(collector.view().trainers, trainers);
+}
+
 TEST_F(WatchedRun, AThousandTrainersInASwarmOfHundredNodesAreShown) {
   const std::uint32_t trainers = kSanitized ? 100 : 1000;
   add_many(kSanitized ? 10 : 100);

@@ -118,12 +118,15 @@ Task<void> Collector::call_trainers(SwarmMap& map) {
 
 /// Of the trainers that run cohive: this one is connected to them now.
 Task<void> Collector::read_reports(SwarmMap& map) {
-  std::size_t asked = 0;
-  std::vector<Task<void>> calls;
+  std::vector<PeerId> trainers;  // a look may replace the records while the calls go on
   for (const TrainerReport& trainer : records_.trainers) {
     const auto known = dht_.host().peer(*trainer.peer);
-    if (!known || !known->connected || !known->agent.starts_with("cohive/") || ++asked > kMostCalls) continue;
-    calls.push_back(read_report(dht_, *trainer.peer, options_.run_id, map));
+    const bool tells = known && known->connected && known->agent.starts_with("cohive/");
+    if (tells && trainers.size() < kMostCalls) trainers.push_back(*trainer.peer);
+  }
+  std::vector<Task<void>> calls;
+  for (const PeerId& trainer : trainers) {
+    calls.push_back(read_report(dht_, trainer, options_.run_id, map));
     if (calls.size() == kCallsAtOnce) co_await when_all(dht_.runtime(), std::exchange(calls, {}));
   }
   co_await when_all(dht_.runtime(), std::move(calls));

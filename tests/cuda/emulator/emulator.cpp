@@ -51,7 +51,7 @@ struct Memory {
 };
 
 class Emulator;
-Emulator* running = nullptr;
+thread_local Emulator* running = nullptr;  // by the thread of a stream; its fibers stay on it
 
 /// Memory that kernels may touch.
 class Memories {

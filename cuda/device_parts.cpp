@@ -1,7 +1,6 @@
 #include "cohive/cuda/device_parts.hpp"
 
 #include <atomic>
-#include <cstring>
 #include <stdexcept>
 
 #include "averaging/lease.hpp"

@@ -11,16 +11,7 @@
 . "$(dirname "$0")/lib.sh"
 
 install_options=(--no-torch --cuda)
-for option in "$@"; do
-  case $option in
-    --no-apt) install_options+=(--no-apt) ;;
-    -h | --help)
-      usage "$0"
-      exit
-      ;;
-    *) die "unknown option '$option' (see --help)" ;;
-  esac
-done
+take_no_apt "$@"
 
 gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null) && [[ -n $gpus ]] || {
   echo "gpu-check.sh: no GPU: nvidia-smi finds none" >&2

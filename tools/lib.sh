@@ -24,6 +24,21 @@ need() {
 # usage FILE: prints the comment at the top of a script, which is its manual.
 usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$1"; }
 
+# take_no_apt OPTIONS...: of a script with no options but --no-apt, which goes to install_options, and --help.
+take_no_apt() {
+  local option
+  for option in "$@"; do
+    case $option in
+      --no-apt) install_options+=(--no-apt) ;;
+      -h | --help)
+        usage "$0"
+        exit
+        ;;
+      *) die "unknown option '$option' (see --help)" ;;
+    esac
+  done
+}
+
 # quietly LOG COMMAND...: runs it with its output in LOG, of which only a failure shows the end.
 quietly() {
   local log=$1

@@ -9,16 +9,7 @@
 . "$(dirname "$0")/lib.sh"
 
 install_options=(--no-torch --static)
-for option in "$@"; do
-  case $option in
-    --no-apt) install_options+=(--no-apt) ;;
-    -h | --help)
-      usage "$0"
-      exit
-      ;;
-    *) die "unknown option '$option' (see --help)" ;;
-  esac
-done
+take_no_apt "$@"
 
 programs=(cohive-bootstrap cohive-dht cohive-monitor cohive-bench)
 tools/install-deps.sh "${install_options[@]}"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/wide.hpp"
+#include "part_math.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -105,9 +106,7 @@ class Matrix {
   explicit Matrix(const std::vector<Vote>& votes)
       : votes_(votes),
         stride_(std::clamp(kMatrix / votes.size() / kMinColumns * kMinColumns, kMinColumns, kMaxColumns)),
-        rows_(votes.size() * stride_),
-        sorted_(rows_.size()),
-        network_(sorting_network(votes.size())) {}
+        rows_(votes.size() * stride_) {}
 
   std::size_t stride() const { return stride_; }
   const float* row(std::size_t vote) const { return rows_.data() + vote * stride_; }
@@ -118,6 +117,10 @@ class Matrix {
   }
   /// Ascending in each column.
   void sort(std::size_t columns) {
+    if (sorted_.empty()) {  // only a trimmed mean sorts
+      sorted_.resize(rows_.size());
+      network_ = sorting_network(votes_.size());
+    }
     for (std::size_t i = 0; i < votes_.size(); ++i) std::copy_n(row(i), columns, sorted_.data() + i * stride_);
     for (const auto& [lower, upper] : network_)
       exchange(sorted_.data() + lower * stride_, sorted_.data() + upper * stride_, columns);
@@ -130,10 +133,6 @@ class Matrix {
   std::vector<float> rows_, sorted_;
   Comparators network_;
 };
-
-bool all_finite(std::span<const float> values) {
-  return std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
-}
 
 /// Relative to the median weight, which liars that are fewer than half cannot raise above every honest one.
 std::vector<float> counted_weights(const std::vector<Vote>& votes, double most = 1.0) {

@@ -61,7 +61,11 @@ HttpResponse refusal(bool header_too_large) {
 }  // namespace
 
 HttpServer::HttpServer(transport::Network& network, Answer answer)
-    : network_(network), runtime_(network.runtime()), answer_(std::move(answer)), ended_(runtime_, "room for a request"), tasks_(runtime_, "HTTP server") {}
+    : network_(network),
+      runtime_(network.runtime()),
+      answer_(std::move(answer)),
+      ended_(runtime_, "room for a request"),
+      tasks_(runtime_, "HTTP server") {}
 
 Result<> HttpServer::start(const Multiaddr& endpoint) {
   auto listener = network_.listen(endpoint);

@@ -91,12 +91,18 @@ TEST(RunView, ASinglePeerSetsNoEpochHoweverHighItsClaim) {
   EXPECT_THAT(sentences(view), ElementsAre(HasSubstr("a peer claims epoch 1000000, which no other trainer has reached")));
 }
 
-TEST(RunView, ALossThatIsALieMovesTheLossLittle) {
+/// Trainers at epoch 5, with losses of 2, 2.01 and so on.
+RunRecords with_losses(std::uint32_t trainers) {
   RunRecords records;
-  for (std::uint32_t i = 0; i < 8; ++i) {
+  for (std::uint32_t i = 0; i < trainers; ++i) {
     records.trainers.push_back(trainer_at(i, 5));
     records.losses.push_back({.marker = "key " + std::to_string(i), .step = 5, .samples = 100, .loss = 2.0 + 0.01 * i});
   }
+  return records;
+}
+
+TEST(RunView, ALossThatIsALieMovesTheLossLittle) {
+  RunRecords records = with_losses(8);
   records.losses[0].loss = 1e30;
   records.losses[1].step = 900;  // of an epoch that is not there yet
   const RunView view = view_of(records);
@@ -106,11 +112,7 @@ TEST(RunView, ALossThatIsALieMovesTheLossLittle) {
 }
 
 TEST(RunView, OfThreeLossesALieIsLeftOut) {
-  RunRecords records;
-  for (std::uint32_t i = 0; i < 3; ++i) {
-    records.trainers.push_back(trainer_at(i, 5));
-    records.losses.push_back({.marker = "key " + std::to_string(i), .step = 5, .samples = 100, .loss = 2.0 + 0.01 * i});
-  }
+  RunRecords records = with_losses(3);
   records.losses[1].loss = 1e14;
   EXPECT_EQ(view_of(records).loss, 2.02);
 }

@@ -1,7 +1,9 @@
 #include "monitor/collector.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <set>
 
 #include "cohive/core/combine.hpp"
@@ -16,6 +18,15 @@ constexpr Duration kCall = 5s;            // to one peer
 constexpr std::size_t kCallsAtOnce = 32, kMostCalls = 512;
 constexpr Duration kFirstLook = 10s;
 constexpr Duration kCrawl = 2min;         // a swarm may hold thousands of nodes that answer slowly
+
+/// All of them, a few at a time.
+Task<void> some_at_once(Runtime& runtime, std::vector<Task<void>> calls) {
+  for (auto next = calls.begin(); next != calls.end();) {
+    const auto end = next + std::min<std::ptrdiff_t>(kCallsAtOnce, calls.end() - next);
+    co_await when_all(runtime, std::vector<Task<void>>(std::move_iterator(next), std::move_iterator(end)));
+    next = end;
+  }
+}
 
 }  // namespace
 
@@ -104,32 +115,23 @@ Task<void> Collector::call_initial(Dht& dht, Multiaddr address, SwarmMap& map) {
 Task<void> Collector::call_trainers(SwarmMap& map) {
   std::set<PeerId> met;
   for (const CrawledNode& node : map.nodes) met.insert(node.peer);
-  std::vector<Task<void>> calls;
   for (const TrainerReport& trainer : records_.trainers)
     if (!trainer.client && !met.contains(*trainer.peer) && map.trainers.size() < kMostCalls)
       map.trainers.try_emplace(*trainer.peer);
-  auto next = map.trainers.begin();
-  while (next != map.trainers.end()) {
-    for (; next != map.trainers.end() && calls.size() < kCallsAtOnce; ++next)
-      calls.push_back(call(dht_, next->first, next->second));
-    co_await when_all(dht_.runtime(), std::exchange(calls, {}));
-  }
+  std::vector<Task<void>> calls;
+  for (auto& [peer, contact] : map.trainers) calls.push_back(call(dht_, peer, contact));
+  co_await some_at_once(dht_.runtime(), std::move(calls));
 }
 
 /// Of the trainers that run cohive: this one is connected to them now.
 Task<void> Collector::read_reports(SwarmMap& map) {
-  std::vector<PeerId> trainers;  // a look may replace the records while the calls go on
-  for (const TrainerReport& trainer : records_.trainers) {
+  std::vector<Task<void>> calls;
+  for (const TrainerReport& trainer : records_.trainers) {  // which a look may replace once the calls go on
     const auto known = dht_.host().peer(*trainer.peer);
     const bool tells = known && known->connected && known->agent.starts_with("cohive/");
-    if (tells && trainers.size() < kMostCalls) trainers.push_back(*trainer.peer);
+    if (tells && calls.size() < kMostCalls) calls.push_back(read_report(dht_, *trainer.peer, options_.run_id, map));
   }
-  std::vector<Task<void>> calls;
-  for (const PeerId& trainer : trainers) {
-    calls.push_back(read_report(dht_, trainer, options_.run_id, map));
-    if (calls.size() == kCallsAtOnce) co_await when_all(dht_.runtime(), std::exchange(calls, {}));
-  }
-  co_await when_all(dht_.runtime(), std::move(calls));
+  co_await some_at_once(dht_.runtime(), std::move(calls));
 }
 
 Task<void> Collector::read_report(Dht& dht, PeerId peer, std::string run_id, SwarmMap& map) {

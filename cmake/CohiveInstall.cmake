@@ -54,7 +54,7 @@ foreach(component net averaging train)
   get_property(targets GLOBAL PROPERTY COHIVE_TARGETS_${component})
   get_property(needs GLOBAL PROPERTY COHIVE_NEEDS_${component})
   list(FILTER targets EXCLUDE REGEX "^cohive_bundle_")
-  list(REVERSE targets)  # whoever needs a library comes before it
+  list(REVERSE targets)  # what needs a library comes before it
   list(TRANSFORM targets PREPEND -l)
   list(TRANSFORM needs PREPEND cohive-)
   cohive_pkg_config(cohive-${component} "cohive::${component} of cohive" "${needs}" ${targets})

@@ -57,7 +57,7 @@ int launch_each(CUstream_st* stream, std::size_t count, Step step) {
   return launch("for_each", for_each<Step>, blocks, kThreads, stream, count, step);
 }
 
-// Steps of for_each. All but the sums only write what nobody else reads.
+// Steps of for_each. All but the sums only write what no other thread reads.
 struct ToHalf {
   const float* in;
   std::uint16_t* out;

@@ -6,7 +6,7 @@
 
 namespace cohive::cuda {
 
-/// Queues a kernel on a stream. Returns the cudaError_t of the launch. \param name  for whoever finds something wrong in it
+/// Queues a kernel on a stream. Returns the cudaError_t of the launch. \param name  for errors
 template <class... Parameters, class... Arguments>
 int launch([[maybe_unused]] const char* name, void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUstream_st* stream,
            Arguments... arguments) {

@@ -21,8 +21,7 @@ class PinnedPool {
       for (auto& one : free_->buffers)
         if (one.size() >= bytes && one.size() <= 2 * bytes) {
           found = std::move(one);
-          one = std::move(free_->buffers.back());
-          free_->buffers.pop_back();
+          free_->buffers.erase(free_->buffers.begin() + (&one - free_->buffers.data()));
           break;
         }
     }
@@ -33,8 +32,13 @@ class PinnedPool {
     }
     return std::shared_ptr<const HostBuffer>(new HostBuffer(std::move(*found)), [free = free_](const HostBuffer* one) {
       const std::unique_ptr<HostBuffer> owned(const_cast<HostBuffer*>(one));
+      std::optional<HostBuffer> oldest;  // freed without the lock: what is asked for changes from run to run
       const std::lock_guard lock(free->mutex);
-      if (free->buffers.size() < kKept) free->buffers.push_back(std::move(*owned));
+      if (free->buffers.size() == kKept) {
+        oldest = std::move(free->buffers.front());
+        free->buffers.erase(free->buffers.begin());
+      }
+      free->buffers.push_back(std::move(*owned));
     });
   }
 

@@ -66,10 +66,36 @@ double percentile_ms(std::vector<double> values, double p) {
 
 }  // namespace cohive::bench
 
+namespace {
+
+/// Options that several commands have. Each has values of its own: the environment and a configuration file set those of
+/// commands that do not run, too.
+struct Simulated {
+  double minutes = 5;
+  std::uint64_t seed = 1;
+  std::size_t runs = 200;
+
+  void add_minutes(CLI::App* command) {
+    command->add_option("--minutes", minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
+  }
+  void add_runs(CLI::App* command) {
+    command->add_option("--runs", runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
+  }
+  cohive::bench::Settings in(cohive::bench::Settings settings) const {
+    settings.minutes = minutes;
+    settings.seed = seed;
+    settings.runs = runs;
+    return settings;
+  }
+};
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace cohive;
   bench::Settings settings;
   log::Options log_options{log::Level::warn, log::Format::text};
+  Simulated of_dht, of_training, of_faults, of_adversaries;
   CLI::App app("Measures transport, DHT, all-reduce, codecs, optimizers and memory; prints JSON.", "cohive-bench");
   app.require_subcommand(1);
   app.fallthrough();
@@ -81,27 +107,27 @@ int main(int argc, char** argv) {
   auto* dht = app.add_subcommand("dht", "stores and gets in a swarm on loopback");
   auto* dht_sim = app.add_subcommand("dht-sim", "simulated swarms whose nodes come and go; a table on stderr");
   dht_sim->add_option("--nodes", settings.nodes, "size of each swarm (default 100 1000)")->check(CLI::Range(2, 100000));
-  dht_sim->add_option("--minutes", settings.minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
+  of_dht.add_minutes(dht_sim);
   dht_sim->add_option("--gets-per-minute", settings.gets_per_minute, "of the whole swarm (default 1200)")
       ->check(CLI::Range(1.0, 1e6));
-  dht_sim->add_option("--seed", settings.seed, "another seed is another swarm (default 1)");
+  dht_sim->add_option("--seed", of_dht.seed, "another seed is another swarm (default 1)");
   auto* train_sim = app.add_subcommand("train-sim", "simulated training runs whose trainers come and go; a table on stderr");
   train_sim->add_option("--trainers", settings.trainers, "size of each run (default 100)")->check(CLI::Range(2, 10000));
-  train_sim->add_option("--minutes", settings.minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
+  of_training.add_minutes(train_sim);
   train_sim
       ->add_option("--replaced-per-minute", settings.replaced_per_minute,
                    "share of the trainers that is killed and replaced (default 0.1)")
       ->check(CLI::Range(0.0, 10.0));
-  train_sim->add_option("--seed", settings.seed, "another seed is another run (default 1)");
+  train_sim->add_option("--seed", of_training.seed, "another seed is another run (default 1)");
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* faults =
       app.add_subcommand("faults", "simulated averaging in which something goes wrong; failing seeds on stderr");
-  faults->add_option("--runs", settings.runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
-  faults->add_option("--seed", settings.seed, "the first of them (default 1)");
+  of_faults.add_runs(faults);
+  faults->add_option("--seed", of_faults.seed, "the first of them (default 1)");
   auto* adversary =
       app.add_subcommand("adversary", "simulated training beside hostile peers; a line for each seed on stderr");
-  adversary->add_option("--runs", settings.runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
-  adversary->add_option("--seed", settings.seed, "the first of them (default 1)");
+  of_adversaries.add_runs(adversary);
+  adversary->add_option("--seed", of_adversaries.seed, "the first of them (default 1)");
   adversary->add_flag("--alone", settings.alone, "one hostile peer a run, of all roles in turn, instead of three");
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
   auto* memory = app.add_subcommand("memory", "peak memory of peers beyond their tensors");
@@ -123,18 +149,18 @@ int main(int argc, char** argv) {
     log::configure(log_options);
     if (*transport) std::cout << bench::transport(settings).dump() << std::endl;
     if (*dht) std::cout << bench::dht(settings).dump() << std::endl;
-    if (*dht_sim) std::cout << bench::dht_sim(settings).dump() << std::endl;
-    if (*train_sim) std::cout << bench::train_sim(settings).dump() << std::endl;
+    if (*dht_sim) std::cout << bench::dht_sim(of_dht.in(settings)).dump() << std::endl;
+    if (*train_sim) std::cout << bench::train_sim(of_training.in(settings)).dump() << std::endl;
     if (*allreduce) std::cout << bench::allreduce(settings).dump() << std::endl;
     if (*faults) {
       log::configure({log::Level::off, log_options.format});  // what goes wrong here is meant to
-      const auto result = bench::faults(settings);
+      const auto result = bench::faults(of_faults.in(settings));
       std::cout << result.dump() << std::endl;
       return result["failing_seeds"].empty() ? 0 : 1;
     }
     if (*adversary) {
       log::configure({log::Level::off, log_options.format});
-      const auto result = bench::adversary(settings);
+      const auto result = bench::adversary(of_adversaries.in(settings));
       std::cout << result.dump() << std::endl;
       return result["failing_seeds"].empty() ? 0 : 1;
     }

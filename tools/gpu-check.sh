@@ -4,7 +4,8 @@
 # For a machine with an NVIDIA GPU: builds the tests of cohive::cuda, runs them on the GPU, then under each tool of
 # compute-sanitizer, and prints a line for each. Kernels have to give the bits that the processor's codecs give. Without a GPU
 # the same tests run on an emulated one: cohive_cuda_emulated_test, which tools/test.sh runs.
-# The exit code is 0 when all has passed; 2 when there is no GPU that can be used.
+# The exit code is 0 when all has passed, 1 when something failed, 2 when there is no GPU that can be used, 3 when tests passed
+# and compute-sanitizer is missing.
 # Options:
 #   --no-apt    leave Debian's packages alone
 
@@ -40,6 +41,7 @@ if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sa
     check "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --gtest_filter=Codecs.*:OnDevice.*
   done
 else
-  echo 'compute-sanitizer is not there: it comes with the CUDA toolkit'
+  say 'compute-sanitizer is missing: it comes with the CUDA toolkit'
+  ((failed)) || failed=3
 fi
 exit "$failed"

@@ -183,6 +183,34 @@ TEST(MergedRounds, AreOneForEachGroup) {
   EXPECT_THAT(merge_rounds(reports, 1000, 2), SizeIs(2));
 }
 
+TEST(MergedRounds, OfManyTrainersAreNotCrowdedOutByInventedOnes) {
+  std::map<PeerId, RunReport> reports;
+  for (int liar : {8, 9})
+    for (int i = 0; i < 64; ++i) reports[peer_number(liar)].rounds.push_back(round_of(std::to_string(100 * liar + i), 999));
+  for (int honest : {1, 2, 3}) reports[peer_number(honest)].rounds = {round_of("aa", 990), round_of("bb", 995)};
+  const auto rounds = merge_rounds(reports, 1000, 10);
+  ASSERT_THAT(rounds, SizeIs(10));
+  EXPECT_EQ(rounds[0].round.group_id, "aa");
+  EXPECT_EQ(rounds[1].round.group_id, "bb");
+  reports[peer_number(8)].rounds = {round_of("cc", 1060)};
+  for (const auto& merged : merge_rounds(reports, 1000, 1000)) EXPECT_LE(merged.round.time, 1000);
+}
+
+TEST(RoundTrips, HaveAShareForEachTrainerThatTellsThem) {
+  RunRecords records;
+  SwarmMap map = whole_swarm(4);
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    records.trainers.push_back(trainer_at(i, 1));
+    auto& links = map.reports[peer_number(i)].links;
+    if (i < 3) links.assign(200, {peer_number((i + 1) % 4), 1});  // the same again and again
+    else links = {{peer_number(0), .5}, {peer_number(1), .5}};
+  }
+  const RunView view = make_view({.run_id = "run", .max_links = 8}, 1000, records, &map);
+  std::map<std::size_t, int> told;
+  for (const auto& trip : view.round_trips) ++told[trip.from];
+  EXPECT_THAT(told, ElementsAre(std::pair(0, 1), std::pair(1, 1), std::pair(2, 1), std::pair(3, 2)));
+}
+
 TEST(RunReports, AreBoundedAndNonsenseIsLeftOut) {
   EXPECT_FALSE(run_report_from(as_bytes(std::string(100'000, 'x'))));
   EXPECT_FALSE(run_report_from(as_bytes(std::string("\xff\xff nonsense"))));

@@ -88,6 +88,21 @@ class CommandLines(unittest.TestCase):
             (line,) = run("cohive-dht", "get", "key", env={**environment, **variables}).stdout.splitlines()
             self.assertEqual([entry["subkey"] for entry in json.loads(line)["entries"]], ["of the environment"])
 
+    def test_an_option_of_another_subcommand_changes_nothing(self):
+        seeds = {"COHIVE_BENCH_FAULTS_SEED": "7", "COHIVE_BENCH_ADVERSARY_SEED": "8"}
+        result = run("cohive-bench", "faults", "--runs", "1", "--seed", "5", env={**environment, **seeds, "COHIVE_BENCH_ADVERSARY_RUNS": "100000000"})
+        self.assertEqual(result.returncode, 2, "a value that is none is refused wherever it is")
+        result = run("cohive-bench", "faults", "--runs", "1", "--seed", "5", env={**environment, **seeds})
+        self.assertEqual(json.loads(result.stdout)["first_seed"], 5)
+
+    def test_services_of_kubernetes_are_no_options(self):
+        links = {"COHIVE_DHT_SERVICE_HOST": "10.0.0.1", "COHIVE_DHT_SERVICE_PORT": "31337", "COHIVE_DHT_SERVICE_PORT_TCP": "31337",
+                 "COHIVE_DHT_PORT": "tcp://10.0.0.1:31337", "COHIVE_DHT_PORT_31337_TCP": "tcp://10.0.0.1:31337",
+                 "COHIVE_DHT_PORT_31337_TCP_ADDR": "10.0.0.1"}
+        with bootstrap() as (_, node):
+            self.assertEqual(run("cohive-dht", "peers", "--initial-peers", node["initial_peers"][0], env={**environment, **links}).returncode, 0)
+        self.refused("COHIVE_DHT_PORT", "cohive-dht", "peers", env={"COHIVE_DHT_PORT": "31337"})
+
     def test_a_flag_that_says_no_says_no_in_the_environment(self):
         with started("cohive-bootstrap", "--host-maddrs", "/ip4/0.0.0.0/tcp/0", "--json", "--metrics-address", "127.0.0.1:0",
                      env={**environment, "COHIVE_BOOTSTRAP_NO_NAT_PORT_MAP": "true"}) as node:

@@ -60,7 +60,7 @@ def made_swarm(peers, epoch=40):
             "links": [[i, j] for i in range(min(peers, 60)) for j in range(0, min(peers, 60), 7) if i != j], "peers": members,
             "round_trips": [[i, j, .01 * (i + j)] for i in range(min(peers, 60)) for j in range(0, min(peers, 60), 14) if i != j],
             "rounds": [{"time": 1.7e9 + e, "what": "gradients", "outcome": ["ok", "failed"][e % 9 == 8], "message": HOSTILE, "group_id": "ab12" if e % 9 < 8 else "",
-                        "member_count": peers, "told_by": [members[0]["id"]], "matchmaking_seconds": 1, "allreduce_seconds": .5} for e in range(40)],
+                        "member_count": peers, "told_by": [members[0]["id"]], "told_by_count": 7, "matchmaking_seconds": 1, "allreduce_seconds": .5} for e in range(40)],
             "warnings": [{"kind": "split", "message": "the swarm is split " + HOSTILE}],
             "losses": [{"epoch": e, "time": 1.7e9 + 6 * e, "loss": 4 - e / epoch} for e in range(1, epoch)],
             "looks": [{"time": 1.7e9 + 6 * e, "epoch": e, "samples_per_second": 100 + e % 7, "peers": peers} for e in range(epoch)],

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <map>
 #include <memory>
+#include <regex>
 #include <string_view>
 #include <vector>
 
@@ -50,6 +51,14 @@ bool has_variable(const CLI::App& app, std::string_view name) {
          std::ranges::any_of(app.get_subcommands({}), [&](const CLI::App* command) { return has_variable(*command, name); });
 }
 
+/// Kubernetes puts the addresses of its services into every container. Those of a service "cohive-bootstrap" look like
+/// options: COHIVE_BOOTSTRAP_SERVICE_HOST=10.0.0.1, COHIVE_BOOTSTRAP_PORT=tcp://10.0.0.1:31337.
+bool is_service_link(const std::string& entry) {
+  static const std::regex kLink("[^=]*_(SERVICE_HOST|SERVICE_PORT(_[^=]*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_[^=]*)?)=.*|"
+                                "[^=]*_PORT=(tcp|udp|sctp)://.*");
+  return std::regex_match(entry, kLink);
+}
+
 CLI::AsNumberWithUnit time_units() {
   static const std::map<std::string, double> kUnits{{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"min", 60}, {"h", 3600}, {"d", 86400}};
   return CLI::AsNumberWithUnit(kUnits, CLI::AsNumberWithUnit::CASE_SENSITIVE);
@@ -84,7 +93,7 @@ void refuse_unknown_variables(const CLI::App& app) {
     const std::string_view text(*entry);
     if (!text.starts_with(prefix)) continue;
     const auto name = text.substr(0, text.find('='));
-    if (!has_variable(app, name))
+    if (!has_variable(app, name) && !is_service_link(*entry))
       throw Exit{kBadInput, std::string(name) + " is set, and there is no such option (see " + app.get_name() + " --help)"};
   }
 }

@@ -46,7 +46,7 @@ Task<void> Collector::look_again_and_again(Collector& self) {
 }
 
 Task<void> Collector::crawl_again_and_again(Collector& self) {
-  if (self.view_.time == 0) co_await self.changed_.wait(self.dht_.runtime().after(kFirstLook));  // who trains is called, too
+  if (self.view_.time == 0) co_await self.changed_.wait(self.dht_.runtime().after(kFirstLook));  // trainers are called, too
   for (;;) {
     co_await self.crawl();
     co_await self.dht_.runtime().sleep_for(self.options_.crawl_period);

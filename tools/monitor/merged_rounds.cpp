@@ -1,7 +1,9 @@
 #include "monitor/merged_rounds.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
+
+#include "dht/node_ping.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -18,6 +20,16 @@ void merge(MergedRound& merged, const RunReport::Round& told) {
   if (round.message.empty()) round.message = told.message;
 }
 
+/// Keeps `most`: half of the places are for rounds that most peers tell of, so that peers that invent rounds cannot take
+/// them all; the newest others, of which failed ones are told by a single peer, have the rest.
+void choose(std::vector<MergedRound>& rounds, std::size_t most) {
+  if (rounds.size() <= most) return;
+  const auto time = [](const MergedRound& one) { return one.round.time; };
+  std::ranges::sort(rounds, std::greater(), [&](const MergedRound& one) { return std::pair(one.told_by.size(), time(one)); });
+  std::ranges::sort(rounds.begin() + static_cast<std::ptrdiff_t>(most / 2), rounds.end(), std::greater(), time);
+  rounds.resize(most);
+}
+
 }  // namespace
 
 std::vector<MergedRound> merge_rounds(const std::map<PeerId, RunReport>& reports, double now, std::size_t most) {
@@ -25,7 +37,7 @@ std::vector<MergedRound> merge_rounds(const std::map<PeerId, RunReport>& reports
   std::map<std::pair<std::string, std::string>, std::size_t> groups;
   for (const auto& [peer, report] : reports)
     for (const RunReport::Round& told : report.rounds) {
-      if (std::abs(told.time - now) > kLongAgo) continue;
+      if (told.time < now - kLongAgo || told.time > now + kClockTolerance) continue;
       std::size_t place = rounds.size();
       if (!told.group_id.empty()) place = groups.try_emplace({told.averager, told.group_id}, place).first->second;
       if (place == rounds.size()) rounds.push_back({told, {}});
@@ -33,8 +45,8 @@ std::vector<MergedRound> merge_rounds(const std::map<PeerId, RunReport>& reports
       if (rounds[place].told_by.empty() || rounds[place].told_by.back() != peer.text())
         rounds[place].told_by.push_back(peer.text());
     }
+  choose(rounds, most);
   std::ranges::sort(rounds, {}, [](const MergedRound& one) { return one.round.time; });
-  if (rounds.size() > most) rounds.erase(rounds.begin(), rounds.end() - static_cast<std::ptrdiff_t>(most));
   return rounds;
 }
 

@@ -1,4 +1,4 @@
-// What trainers tell of themselves in the DHT, for a person who looks. All of it is what peers claim.
+// What trainers tell of themselves in the DHT, for monitors. All of it is what peers claim.
 //   {run_id}_progress: where each trainer is; {run_id}_metrics: what its last epoch came to.
 // Source: docs/wire/hivemind.md, section 4.4.
 #pragma once

@@ -22,7 +22,7 @@ std::string text_of(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-/// Tries to reach peers for who asks.
+/// Tries to reach peers for a caller.
 class Reacher {
  public:
   explicit Reacher(Dht& dht) : dht_(dht) {}
@@ -67,7 +67,7 @@ class Reacher {
   std::size_t running_ = 0;
 };
 
-/// The JSON of the newest view, made once for all who look.
+/// The JSON of the newest view, made once for all requests.
 class Shown {
  public:
   explicit Shown(const Collector& collector) : collector_(collector) {}

@@ -1,5 +1,6 @@
 #include "monitor/view_json.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace cohive::tools {
@@ -8,6 +9,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kPeersShown = 2000, kPointsShown = 500;
+constexpr std::size_t kIdsShown = 4;  // of the trainers that tell of a round: else rounds times members
 
 template <class T>
 json maybe(const std::optional<T>& value) {
@@ -40,16 +42,19 @@ json links_json(const RunView& view) {
 
 json rounds_json(const RunView& view) {
   auto rounds = json::array();
-  for (const auto& [round, told_by] : view.rounds)
+  for (const auto& [round, told_by] : view.rounds) {
+    const std::vector<std::string> some(told_by.begin(), told_by.begin() + static_cast<std::ptrdiff_t>(std::min(told_by.size(), kIdsShown)));
     rounds.push_back({{"time", round.time},
                       {"what", round.averager},
                       {"outcome", to_text(round.outcome)},
                       {"message", round.message},
                       {"group_id", round.group_id},
                       {"member_count", round.members},
-                      {"told_by", told_by},
+                      {"told_by", some},
+                      {"told_by_count", told_by.size()},
                       {"matchmaking_seconds", round.matchmaking},
                       {"allreduce_seconds", round.allreduce}});
+  }
   return rounds;
 }
 

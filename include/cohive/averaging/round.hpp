@@ -29,6 +29,7 @@ struct RoundOptions {
   std::optional<double> scheduled_time = std::nullopt;
   /// How many members there will be as far as the caller knows; 0: no idea. A group that has so many begins at once; one
   /// that has fewer waits for more until the scheduled time. A search ends when all expected members have left.
+  /// A group far larger than this is not joined: its leader may have invented most of it.
   std::size_t expected_members = 0;
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.

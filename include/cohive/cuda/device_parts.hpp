@@ -25,7 +25,8 @@ struct DevicePartsOptions {
   std::size_t streams = 4;  ///< stretches under way at once; each takes pinned and device memory of three parts
 };
 
-/// Loop thread of a real runtime, which must outlive it. Averages are written in place.
+/// Loop thread of a real runtime, which must outlive it. Averages are written in place. An operation that is dropped while
+/// its stream works blocks until that stretch is done: it uses memory of the caller.
 class DeviceParts final : public averaging::TensorParts {
  public:
   /// \param values  of each tensor, memory of the device. It stays the caller's and must stay put; what writes it must have

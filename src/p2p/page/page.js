@@ -9,7 +9,7 @@ function roundText(round) {
   if (round.group_id) lines.push((round.member_count ?? round.members.length) + ' members, group ' + round.group_id.slice(0, 12));
   if (round.outcome !== 'failed') lines.push('group found in ' + seconds(round.matchmaking_seconds) + ', averaged in ' + seconds(round.allreduce_seconds));
   if (round.message) lines.push(round.message);
-  if (round.told_by) lines.push('told by ' + round.told_by.slice(0, 4).map(short).join(', ') + (round.told_by.length > 4 ? ' and ' + (round.told_by.length - 4) + ' more' : ''));
+  if (round.told_by) lines.push('told by ' + round.told_by.map(short).join(', ') + (round.told_by_count > round.told_by.length ? ' and ' + (round.told_by_count - round.told_by.length) + ' more' : ''));
   if (round.lost?.length) lines.push('lost: ' + round.lost.map(short).join(', '));
   return lines.join('\n');
 }

@@ -35,9 +35,9 @@ constexpr std::size_t kStack = 128 * 1024;  // of a fiber
 constexpr std::size_t kMostFindings = 5;    // of a launch
 constexpr unsigned kWarp = 32;
 
-/// Who touched a byte last. Intervals are numbered through all launches: each lies between two barriers of one block.
+/// The thread that touched a byte last. Intervals are numbered through all launches: each lies between two barriers of one block.
 struct Touch {
-  std::uint32_t thread = 0, interval = 0;  // interval 0: nobody
+  std::uint32_t thread = 0, interval = 0;  // interval 0: none
 };
 struct Shadow {
   Touch writer, reader, other_reader;
@@ -66,7 +66,7 @@ class Memories {
       if (at->second.begin == begin) return by_end_.erase(at), true;
     return false;
   }
-  /// Whose memory, or zone around it, that is; nullptr: nobody's, as the stack of a thread.
+  /// The allocation that an address, or the zone around it, belongs to; nullptr: none, as the stack of a thread.
   Memory* of(const std::uint8_t* address) {
     const auto at = by_end_.upper_bound(const_cast<std::uint8_t*>(address));
     if (at == by_end_.end() || address + at->second.zone < at->second.begin) return nullptr;

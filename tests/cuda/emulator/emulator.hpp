@@ -22,7 +22,7 @@ void set_order(Order order, std::uint32_t seed = 1);
 /// Sentences on what was wrong since the last call, the first few of each launch.
 std::vector<std::string> take_findings();
 
-/// Memory of the device, with zones around it that nobody may touch.
+/// Memory of the device, with zones around it that no kernel may touch.
 void* allocate(std::size_t bytes);
 /// False where it is none, or not the begin of one.
 bool release(void* memory);

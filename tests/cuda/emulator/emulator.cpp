@@ -20,6 +20,7 @@
 #endif
 #endif
 #ifdef COHIVE_FIBERS_OF_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -169,14 +170,14 @@ class Emulator {
   /// Runs threads one after another, until one of them waits: then another fiber goes on.
   struct Fiber {
     ucontext_t context;
-    std::unique_ptr<std::uint8_t[]> stack = std::make_unique<std::uint8_t[]>(kStack);
+    const std::unique_ptr<std::uint8_t[]> stack = std::make_unique_for_overwrite<std::uint8_t[]>(kStack);
     unsigned thread = 0;
     bool waits = false;  // its thread does
   };
 
   void run_block() {
     states_.assign(threads_, {});
-    fibers_.clear();
+    used_ = 0;
     interval_ = ++intervals;
     queue_ = places(threads_);
     next_ = 0;
@@ -185,8 +186,11 @@ class Emulator {
   }
 
   void start_fiber() {
-    fibers_.push_back(std::make_unique<Fiber>());
-    Fiber& fiber = *fibers_.back();
+    if (used_ == fibers_.size()) fibers_.push_back(std::make_unique<Fiber>());
+    Fiber& fiber = *fibers_[used_++];
+#ifdef COHIVE_FIBERS_OF_ASAN
+    __asan_unpoison_memory_region(fiber.stack.get(), kStack);  // its last block left frames behind
+#endif
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = kStack;
@@ -269,7 +273,7 @@ class Emulator {
   template <class Predicate>
   void resume_those(Predicate which) {
     std::vector<Fiber*> waiting;
-    for (const unsigned place : places(static_cast<unsigned>(fibers_.size())))
+    for (const unsigned place : places(static_cast<unsigned>(used_)))
       if (fibers_[place]->waits && which(states_[fibers_[place]->thread])) waiting.push_back(fibers_[place].get());
     for (Fiber* fiber : waiting) resume(*fiber);
   }
@@ -313,7 +317,8 @@ class Emulator {
   std::size_t reported_ = 0;
   bool barrier_reported_ = false;
   std::vector<State> states_;
-  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;  // kept from block to block
+  std::size_t used_ = 0;                        // of this block
   Fiber* current_ = nullptr;
   std::vector<unsigned> queue_;
   std::size_t next_ = 0;

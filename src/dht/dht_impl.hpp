@@ -28,6 +28,7 @@ struct Lookup {
   std::optional<StoredRecord> best;
   std::optional<DhtId> source;                    ///< the node that had the best record
   std::size_t answers = 0;                        ///< of other nodes
+  std::vector<std::size_t> counts;                ///< of entries, as each node tells that may have sent some of them
   bool cut_off = false;                           ///< a deadline ended the search
   std::unordered_map<DhtId, std::size_t> copies;  ///< by node that answered: fingerprint of what it has
   Event done;
@@ -102,7 +103,7 @@ struct Dht::Impl {
   std::size_t seeds_for(const TraversalOptions& search) const;
   std::optional<std::uint64_t> block_of(const PeerId& peer) const;
   /// Asks one node on behalf of a search, minding the blacklist.
-  Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys);
+  Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys, std::size_t most_entries = 0);
 
   // rejoining.cpp
   Task<void> stay_joined();
@@ -118,7 +119,7 @@ struct Dht::Impl {
 
   // getting.cpp
   Task<std::vector<Result<GetResult>>> get_many(std::vector<Key> keys, bool latest, Deadline deadline);
-  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, Deadline deadline);
+  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, std::size_t most_entries, Deadline deadline);
   Task<void> look_up(std::vector<LookupPtr> lookups, Deadline deadline);
   Task<void> look_up_shared(std::vector<LookupPtr> lookups, Deadline deadline);
   bool look_up_locally(Lookup& lookup, bool use_cache);

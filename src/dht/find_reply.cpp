@@ -11,6 +11,7 @@ constexpr std::size_t kUsualNearest = 20;  // bucket_size, of hivemind too
 
 enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
+constexpr std::uint32_t kEntriesField = 1000;
 constexpr std::size_t kAround = 48;  // what a reply about one key has around its result, rounded up
 
 void put_bytes(std::string& out, std::uint32_t field, std::string_view bytes) {
@@ -105,6 +106,7 @@ bool read_result(ByteView bytes, std::size_t max_nearest, FindResultView& result
       result.type = static_cast<FindType>(reader.number);
     if (reader.field == 2 && reader.type == kBytes) result.value = reader.bytes;
     if (reader.field == 3 && reader.type == kFixed64) result.expiration = std::bit_cast<double>(reader.number);
+    if (reader.field == kEntriesField && reader.type == kVarint) result.entries = reader.number;
     if (reader.field == 4 && reader.type == kBytes && nodes.size() < max_nearest) nodes.push_back(reader.bytes);
     if (reader.field == 5 && reader.type == kBytes && peers.size() < max_nearest) peers.push_back(reader.bytes);
   }
@@ -121,11 +123,12 @@ bool read_result(ByteView bytes, std::size_t max_nearest, FindResultView& result
 }  // namespace
 
 void FindReplyWriter::add_result(FindType type, std::string_view value, double expiration,
-                                 const std::vector<NodeAddress>& nearest) {
+                                 const std::vector<NodeAddress>& nearest, std::size_t entries) {
   std::size_t size = 0;
   if (type != FindType::not_found) size += 2;
   if (!value.empty()) size += bytes_size(value.size());
   if (expiration != 0) size += 9;
+  if (entries > 0) size += varint_size(kEntriesField << 3) + varint_size(entries);
   for (const auto& node : nearest) size += bytes_size(DhtId::kSize) + bytes_size(node.peer.bytes().size());
   if (bytes_.empty()) bytes_.reserve(size + kAround);
   append_varint(bytes_, 2 << 3 | kBytes);
@@ -142,6 +145,10 @@ void FindReplyWriter::add_result(FindType type, std::string_view value, double e
   }
   for (const auto& node : nearest) put_bytes(bytes_, 4, as_text(node.id.bytes));
   for (const auto& node : nearest) put_bytes(bytes_, 5, as_text(node.peer.bytes()));
+  if (entries > 0) {
+    append_varint(bytes_, kEntriesField << 3 | kVarint);
+    append_varint(bytes_, entries);
+  }
 }
 
 std::string FindReplyWriter::finish(std::string_view node_id) {

@@ -17,7 +17,9 @@ enum class FindType { not_found = 0, regular = 1, dictionary = 2 };
 /// Appends FindResult messages to a FindResponse.
 class FindReplyWriter {
  public:
-  void add_result(FindType type, std::string_view value, double expiration, const std::vector<NodeAddress>& nearest);
+  /// \param entries  of the dictionary that `value` was drawn from; 0: the value is whole
+  void add_result(FindType type, std::string_view value, double expiration, const std::vector<NodeAddress>& nearest,
+                  std::size_t entries = 0);
   /// \param node_id  empty in client mode
   std::string finish(std::string_view node_id);
   std::size_t size() const { return bytes_.size(); }
@@ -30,6 +32,7 @@ struct FindResultView {
   FindType type = FindType::not_found;
   ByteView value;
   double expiration = 0;
+  std::uint64_t entries = 0;  ///< that the node says it drew from; 0: it sent all
   std::vector<NodeAddress> nearest;  ///< malformed ids left out, at most `max_nearest`
 };
 struct FindReplyView {

@@ -266,7 +266,8 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
   co_return std::vector<bool>(reply.store_ok().begin(), reply.store_ok().end());
 }
 
-Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId teller) {
+Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId teller,
+                                                     std::size_t most_entries) {
   if (!host.connected(peer)) {
     auto reached = co_await host.connect_via(peer, teller, runtime.after(options.wait_timeout));
     if (!reached) {
@@ -276,13 +277,15 @@ Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId
       co_return reached.error();
     }
   }
+  if (most_entries > 0) co_return co_await send_find(peer, std::move(keys), most_entries);
   co_return co_await finds_.call(peer, std::move(keys));
 }
 
-Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<DhtId> keys) {
+Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<DhtId> keys, std::size_t most_entries) {
   proto::FindRequest request;
   fill(*request.mutable_peer());
   for (const DhtId& key : keys) request.add_keys(key.binary());
+  request.set_most_entries(static_cast<std::uint32_t>(most_entries));
   CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString(), metrics.find));
   auto reply = read_find_reply(as_bytes(bytes), keys.size(), options.bucket_size);
   if (!reply || reply->results.size() != keys.size()) {
@@ -297,7 +300,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   // The node may have left out what did not fit.
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (findings[i].record) continue;
-    CO_TRY(auto alone, co_await send_find(peer, {keys[i]}));
+    CO_TRY(auto alone, co_await send_find(peer, {keys[i]}, most_entries));
     findings[i] = std::move(alone.front());
   }
   co_return findings;
@@ -320,6 +323,8 @@ Finding Protocol::read_finding(FindResultView result) const {
     // The claimed expiration of the whole counts for nothing: that of the entries does.
     if (dictionary && !dictionary->entries().empty()) {
       const double expiration = dictionary->latest_expiration();
+      const auto told = static_cast<std::size_t>(std::min<std::uint64_t>(result.entries, storage.limits().max_subkeys));
+      finding.entries = std::max(dictionary->entries().size(), told);
       finding.record = StoredRecord{std::move(*dictionary), expiration};
     }
   }

@@ -25,6 +25,7 @@ namespace cohive::dht {
 /// What one node answers about one key. The record is well-formed but not validated.
 struct Finding {
   std::optional<StoredRecord> record;
+  std::size_t entries = 0;  ///< that the node says its dictionary has; 0: it is no dictionary
   std::vector<NodeAddress> nearest;
 };
 
@@ -49,8 +50,9 @@ class Protocol {
   /// One answer per record.
   Task<Result<std::vector<bool>>> store(PeerId peer, std::vector<OutgoingRecord> records);
   /// One finding per key.
-  /// \param teller  who named the peer, and will know where it is; empty: nobody
-  Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys, PeerId teller = {});
+  /// \param teller  the node that named the peer, and will know where it is; empty: none
+  /// \param most_entries  of each dictionary, drawn by the peer; 0: all
+  Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys, PeerId teller = {}, std::size_t most_entries = 0);
   /// Stores here, validated as if another node had sent it.
   /// \param from  whose records they count as; empty: ours
   Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records, PeerId from = {});
@@ -110,7 +112,7 @@ class Protocol {
   /// Whether the peer is a member, and knows that we are one.
   Task<Result<>> prove(PeerId peer, bool calls_us, Deadline deadline);
   Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<OutgoingRecord> records);
-  Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys);
+  Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys, std::size_t most_entries = 0);
   Finding read_finding(FindResultView result) const;
 
   /// A node made itself known by a request or a reply.

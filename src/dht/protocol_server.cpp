@@ -210,10 +210,16 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
     const auto nearest = table.nearest(keys[i], options.bucket_size, asker);
     const auto* record = held(keys[i]);
     const auto* dictionary = record ? record->dictionary() : nullptr;
-    const std::string* value = dictionary ? &dictionary->encoded() : record ? record->value() : nullptr;
+    const bool drawn = dictionary && request.most_entries() > 0 && dictionary->entries().size() > request.most_entries();
+    const std::string sample = drawn ? dictionary->encoded_sample(request.most_entries(), runtime.random()) : std::string();
+    const std::string* value = drawn        ? &sample
+                               : dictionary ? &dictionary->encoded()
+                               : record     ? record->value()
+                                            : nullptr;
     if (value && reply.size() + value->size() > limit) value = nullptr;  // found at another replica, or alone
     const auto type = !value ? FindType::not_found : dictionary ? FindType::dictionary : FindType::regular;
-    reply.add_result(type, value ? *value : std::string_view(), value ? record->expiration : 0, nearest);
+    reply.add_result(type, value ? *value : std::string_view(), value ? record->expiration : 0, nearest,
+                     drawn && value ? dictionary->entries().size() : 0);
   }
   co_return reply.finish(options.client_mode ? std::string() : node_id.binary());
 }

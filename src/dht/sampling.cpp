@@ -16,15 +16,17 @@ struct Sampling {
   Dht::Impl& self;
   LookupPtr lookup;
   std::vector<NodeAddress> candidates;
+  std::size_t most_entries = 0;
   std::size_t next = 0;
 
   static Task<void> ask_one(Sampling& of) {
     while (of.next < of.candidates.size()) {
       const NodeAddress node = of.candidates[of.next++];
       std::vector<DhtId> keys{of.lookup->key};
-      auto findings = co_await of.self.ask({node, {}}, std::move(keys));
+      auto findings = co_await of.self.ask({node, {}}, std::move(keys), of.most_entries);
       if (!findings || findings->empty()) continue;
       ++of.lookup->answers;
+      if (findings->front().entries > 0) of.lookup->counts.push_back(findings->front().entries);
       if (findings->front().record)
         co_await of.self.consider(of.lookup, std::move(*findings->front().record), node.id);
       co_return;
@@ -50,16 +52,18 @@ const StoredRecord* SampledRecords::find(const DhtId& key) const {
   return found == records_.end() ? nullptr : &found->second;
 }
 
-Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, Deadline deadline) {
+Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, std::size_t most_entries, Deadline deadline) {
   auto lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), std::numeric_limits<double>::infinity());
   if (closed) co_return result_of(*lookup);
   const TimePoint start = runtime.now();
   look_up_locally(*lookup, false);
-  if (const auto* known = sampled.find(lookup->key); known && known->expiration >= protocol.now()) lookup->take(*known);
+  if (lookup->best && lookup->best->is_dictionary()) lookup->counts.push_back(lookup->best->dictionary()->entries().size());
+  const bool whole = most_entries == 0;
+  if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now()) lookup->take(*known);
   const DhtId twin = lookup->key.twin();
   auto found = co_await explore({twin}, options.num_replicas, deadline, true);
   const bool crowded = found[twin].crowded;
-  Sampling sampling{*this, lookup, std::move(found[twin].nearest)};
+  Sampling sampling{*this, lookup, std::move(found[twin].nearest), most_entries};
   auto& candidates = sampling.candidates;
   const std::size_t count = std::min(candidates.size(), replicas_of(options.num_replicas, crowded));
   const auto holders = candidates.begin() + static_cast<std::ptrdiff_t>(count);
@@ -74,7 +78,7 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, De
   lookup->done.set();
   if (lookup->best) {
     if (auto* dictionary = std::get_if<Dictionary>(&lookup->best->content)) dictionary->drop_expired(protocol.now());
-    sampled.keep(lookup->key, *lookup->best);
+    if (whole) sampled.keep(lookup->key, *lookup->best);
   }
   auto result = result_of(*lookup);
   (result ? metrics.gets_found : metrics.gets_missed).increment();

@@ -89,20 +89,31 @@ void Dictionary::drop_of_largest(std::size_t bytes) {
 
 const std::string& Dictionary::encoded() const {
   if (!encoded_.empty()) return encoded_;
-  std::string payload;
-  payload.reserve(bytes_ + kEntryOverhead);
+  return encoded_ = encode(all_entries());
+}
+
+std::vector<const Dictionary::Entry*> Dictionary::all_entries() const {
+  std::vector<const Entry*> all;
+  all.reserve(entries_.size());
+  for (const auto& [identity, entry] : entries_) all.push_back(&entry);
+  return all;
+}
+
+std::string Dictionary::encode(const std::vector<const Entry*>& entries) const {
+  std::string payload, encoded;
+  payload.reserve(entries.size() == entries_.size() ? bytes_ + kEntryOverhead : 0);
   append_array_header(payload, 3);
   msgpack::encode_to(payload, std::numeric_limits<double>::infinity());  // the size limit, which nobody sets
   msgpack::encode_to(payload, latest_);
-  append_array_header(payload, entries_.size());
-  for (const auto& [identity, entry] : entries_) {
+  append_array_header(payload, entries.size());
+  for (const Entry* entry : entries) {
     append_array_header(payload, 3);
-    payload += entry.subkey;
-    msgpack::encode_to(payload, msgpack::Value::bin(as_bytes(entry.value)));
-    msgpack::encode_to(payload, entry.expiration);
+    payload += entry->subkey;
+    msgpack::encode_to(payload, msgpack::Value::bin(as_bytes(entry->value)));
+    msgpack::encode_to(payload, entry->expiration);
   }
-  msgpack::append_ext(encoded_, kDictionaryType, payload);
-  return encoded_;
+  msgpack::append_ext(encoded, kDictionaryType, payload);
+  return encoded;
 }
 
 Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped) {

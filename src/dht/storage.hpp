@@ -2,6 +2,8 @@
 // Source: docs/wire/hivemind.md, sections 3.5 and 3.6.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -60,11 +62,21 @@ class Dictionary {
 
   /// ext 0x50. Kept until the next change, as every find sends it.
   const std::string& encoded() const;
+  /// The same with so many entries, drawn at random.
+  template <class Random>
+  std::string encoded_sample(std::size_t count, Random& random) const {
+    std::vector<const Entry*> drawn;
+    std::ranges::sample(all_entries(), std::back_inserter(drawn), static_cast<std::ptrdiff_t>(count), random);
+    return encode(drawn);
+  }
   /// Decodes ext 0x50 within the bounds; keeps expired entries, as clocks may differ. Single malformed entries are left
   /// out and counted in `dropped`.
   static Result<Dictionary> decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped = nullptr);
 
  private:
+  std::vector<const Entry*> all_entries() const;
+  std::string encode(const std::vector<const Entry*>& entries) const;
+
   std::map<std::string, Entry> entries_;  // ordered, so that equal dictionaries encode alike
   double latest_ = -std::numeric_limits<double>::infinity();
   std::set<std::pair<double, std::string>> by_expiration_;

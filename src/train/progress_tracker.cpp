@@ -17,9 +17,11 @@ constexpr double kLongestReport = 7200;  // seconds that one is believed, howeve
 constexpr double kMinTime = 1e-12;  // seconds per sample; batches reported at one instant are not infinitely fast
 constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
+// Of larger runs each replica draws some records, of nearly 1 kB each, and the rest is taken to be like them.
+constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsDrawn = 32;
 constexpr double kFarAway = 1e9;    // seconds until an end that cannot be foreseen yet
 constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 1h;
-constexpr std::size_t kMaxDoubts = 10'000;
+constexpr std::size_t kMaxDoubts = 10'000, kMaxBound = 20'000;
 
 }  // namespace
 
@@ -83,7 +85,7 @@ void ProgressTracker::set(const GlobalProgress& progress) {
       log::warn("train", "no other trainer of run {} is in sight any more; going on alone", options_.run_id);
     if (global_.expected > 1) company_left_ = runtime_.now();
     global_ = progress;
-    const bool own_is_on_its_way = progress.peers > 0 && !reports_.contains(dht_.host().id());
+    const bool own_is_on_its_way = progress.peers > 0 && !drawn_ && !reports_.contains(dht_.host().id());
     global_.expected = progress.peers - std::min(progress.peers, absent_now()) + (own_is_on_its_way ? 1 : 0);
   }
   seen_.notify_all();
@@ -241,8 +243,10 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
 }
 
 /// Of keys that claim one peer id, the one that was there first has it.
-void ProgressTracker::bind_peers(std::vector<Entry>& entries) {
+/// \param all  whether the entries are all that there are: claims that are not among them have expired
+void ProgressTracker::bind_peers(std::vector<Entry>& entries, bool all) {
   std::unordered_map<PeerId, std::string> bound;
+  if (!all && bound_.size() < kMaxBound) bound = bound_;
   for (const Entry& entry : entries) {
     const auto before = entry.peer ? bound_.find(*entry.peer) : bound_.end();
     if (before != bound_.end() && before->second == entry.marker) bound.insert(*before);
@@ -285,18 +289,26 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
   global.claimed = epochs[0];
 }
 
-void ProgressTracker::add_up(const std::vector<Entry>& entries, GlobalProgress& global) {
+/// \param held  trainers that the record names; `entries` are some of them, or all
+void ProgressTracker::add_up(const std::vector<Entry>& entries, std::size_t held, GlobalProgress& global) {
   const double now = dht_.now();
   global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
-  double estimated = global.samples;
+  double estimated = global.samples, clients = 0;
+  const auto own = static_cast<std::size_t>(
+      std::ranges::count(entries, key_->ownership_marker(), [](const Entry& entry) -> const std::string& { return entry.marker; }));
+  const bool all = held <= entries.size() || entries.size() == own;
+  const double each = all ? 1 : static_cast<double>(held - 1) / static_cast<double>(entries.size() - own);
   for (const Entry& entry : entries) {
-    ++global.peers;
-    global.clients += entry.client;
-    global.samples_per_second += entry.samples_per_second;
-    if (entry.epoch != global.epoch || entry.marker == key_->ownership_marker()) continue;
-    global.samples += entry.samples;
-    estimated += entry.samples + std::max(0.0, now - entry.time) * entry.samples_per_second;
+    const bool ours = entry.marker == key_->ownership_marker();
+    const double like = ours ? 1 : each;  // trainers that it stands for
+    clients += like * entry.client;
+    global.samples_per_second += like * entry.samples_per_second;
+    if (entry.epoch != global.epoch || ours) continue;
+    global.samples += like * entry.samples;
+    estimated += like * (entry.samples + std::max(0.0, now - entry.time) * entry.samples_per_second);
   }
+  global.peers = all ? entries.size() : held;
+  global.clients = static_cast<std::size_t>(std::lround(clients));
   const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
   const auto peers = static_cast<double>(global.peers);
   const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
@@ -314,14 +326,18 @@ Duration ProgressTracker::least_period(std::size_t peers) const {
 
 Task<void> ProgressTracker::refresh() {
   // The record of many trainers is large, and each of them reads it.
-  auto found = snapshot().peers > kManyPeers ? co_await dht_.get_sampled(options_.run_id + "_progress", kReplicasRead)
-                                             : co_await dht_.get(options_.run_id + "_progress", true);
+  const std::string key = options_.run_id + "_progress";
+  const std::size_t peers = snapshot().peers;
+  auto found = peers > kTooManyPeers ? co_await dht_.get_sampled(key, kReplicasDrawn, kRecordsDrawn)
+               : peers > kManyPeers  ? co_await dht_.get_sampled(key, kReplicasRead)
+                                     : co_await dht_.get(key, true);
   if (!found && found.error() == cohive::Errc::timeout) {  // says nothing about the other trainers
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
     co_return;
   }
   std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
-  bind_peers(entries);
+  drawn_ = found && found->held > entries.size();
+  bind_peers(entries, !drawn_);
   GlobalProgress global;
   global.samples_per_second = kNoRate;
   note_reports(entries);
@@ -332,7 +348,7 @@ Task<void> ProgressTracker::refresh() {
     global.eta = dht_.now() + std::max(0.0, options_.target_batch_size - samples_) / ema_.samples_per_second();
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
   } else {
-    add_up(entries, global);
+    add_up(entries, found->held, global);
   }
   if (!looked_ && std::ranges::all_of(reports_, [this](const auto& report) { return report.first == dht_.host().id(); }))
     log::info("train", "no other trainer reports for run {} yet: this is the first one, or the run has another name",

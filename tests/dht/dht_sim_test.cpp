@@ -63,6 +63,27 @@ TEST_F(DhtSwarm, AnOlderRecordDoesNotReplaceANewerOne) {
   EXPECT_FALSE(store(*nodes[2], "other", "for ever", INFINITY));
 }
 
+TEST_F(DhtSwarm, AFewEntriesOfALargeDictionaryAreDrawnByEachReplica) {
+  add_many(12);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(store(*nodes[static_cast<std::size_t>(i % 12)], "dict", i, "value", in(100 + i)));
+  const auto few = [&](Dht& reader, std::size_t most) { return swarm.run(reader.get_sampled("dict", 2, most)).value(); };
+  Dht* reader = nullptr;
+  for (auto& node : nodes)
+    if (node->storage_size() == 0) reader = node.get();
+  ASSERT_TRUE(reader) << "a node that holds none";
+  std::set<std::int64_t> seen;
+  for (int draw = 0; draw < 20; ++draw) {
+    const GetResult drawn = few(*reader, 10);
+    EXPECT_GE(drawn.entries().size(), 10u);
+    EXPECT_LE(drawn.entries().size(), 20u) << "earlier calls do not count";
+    EXPECT_EQ(drawn.held, 100u);
+    for (const auto& [subkey, stored] : drawn.entries()) seen.insert(*subkey.as_int());
+  }
+  EXPECT_GT(seen.size(), 80u) << "others each time";
+  EXPECT_EQ(few(*reader, 100).entries().size(), 100u);
+  EXPECT_EQ(few(*reader, 0).held, 100u);
+}
+
 TEST_F(DhtSwarm, DictionariesMergeSubkeysOfSeveralWriters) {
   add_many(10);
   for (int i = 0; i < 5; ++i)

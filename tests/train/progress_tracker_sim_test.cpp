@@ -1,5 +1,6 @@
 #include "cohive/train/progress_tracker.hpp"
 
+#include "bench/cheap_keys.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
 #include "dht/dht_swarm.hpp"
@@ -68,6 +69,36 @@ TEST_F(Progress, AddsUpWhatAllTrainersDid) {
     EXPECT_EQ(seen.clients, 0u);
     EXPECT_NEAR(seen.samples, 20 * 10 + 20 * 20, 60);
     EXPECT_NEAR(seen.samples_per_second, 15, 3) << "each reports every other second";
+  }
+}
+
+TEST_F(Progress, OfAVeryLargeRunIsReckonedFromSomeOfItsRecords) {
+  constexpr int kOthers = 150;
+  bench::CheapKeys keys;
+  auto& tracker = add_trainer();
+  for (int i = 0; i < kOthers; ++i) {
+    Dht& node = add();
+    const auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(static_cast<std::size_t>(i)));
+    node.add_validator(key);
+    const msgpack::Map record{{{"peer_id", msgpack::Value::bin(node.host().id().bytes())},
+                               {"epoch", 0},
+                               {"samples_accumulated", i % 5},
+                               {"samples_per_second", .5},
+                               {"time", node.now()},
+                               {"client_mode", false}}};
+    ASSERT_TRUE(swarm.run(node.store("run_progress", msgpack::Bin{key->ownership_marker()}, record, node.now() + 3600)));
+  }
+  tracker.report(0, 10);
+  swarm.pass(10s);
+  ASSERT_EQ(tracker.snapshot().peers, kOthers + 1u) << "all of them";
+  for (int look = 0; look < 5; ++look) {
+    swarm.run(tracker.refresh());
+    const auto seen = tracker.snapshot();
+    EXPECT_EQ(seen.peers, kOthers + 1u);
+    EXPECT_EQ(seen.expected, kOthers + 1u);
+    EXPECT_EQ(seen.own_samples, 10);
+    EXPECT_NEAR(seen.samples, 10 + kOthers * 2, 100);
+    EXPECT_NEAR(seen.samples_per_second, kOthers * .5, 3);
   }
 }
 

@@ -77,6 +77,7 @@ struct StoredValue {
 struct GetResult {
   std::variant<msgpack::Value, std::vector<std::pair<msgpack::Value, StoredValue>>> content;
   double expiration = 0;
+  std::size_t held = 0;  ///< entries of the whole dictionary; more than entries() has only where get_sampled() drew some
   /// Whether the key holds subkeys.
   bool is_dictionary() const { return content.index() == 1; }
   const msgpack::Value* value() const { return std::get_if<0>(&content); }
@@ -133,7 +134,10 @@ class Dht {
   /// Finds the record of a key on `replicas` of the nodes that are to hold it, another choice each time: for large records that
   /// many peers read again and again, where each of them asking all replicas would fill the replicas' lines. Entries
   /// of earlier calls that have not expired are kept, so that no single replica can hide one. Errors as of get().
-  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, std::optional<Deadline> deadline = {});
+  /// \param most_entries  0: all. Else each replica draws so many of its entries for this call (Python nodes send all),
+  ///                      those of earlier calls do not count, and GetResult::held says how many there are.
+  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, std::size_t most_entries = 0,
+                                      std::optional<Deadline> deadline = {});
   /// One result per key, in order.
   Task<std::vector<Result<GetResult>>> get_many(std::vector<Key> keys, bool latest = false,
                                                 std::optional<Deadline> deadline = {});

@@ -115,12 +115,13 @@ class ProgressTracker {
   void set(const GlobalProgress& progress);
   std::vector<Entry> entries_of(const dht::GetResult& record) const;
   std::size_t absent_now() const;
-  void bind_peers(std::vector<Entry>& entries);
+  void bind_peers(std::vector<Entry>& entries, bool all);
   void note_reports(const std::vector<Entry>& entries);
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
-  void add_up(const std::vector<Entry>& entries, GlobalProgress& global);
+  void add_up(const std::vector<Entry>& entries, std::size_t held, GlobalProgress& global);
   Duration least_period(std::size_t peers) const;
   bool looked_ = false;
+  bool drawn_ = false;  // the trainers in sight are some of them
   double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // whatever the clock is set to
 
   Dht& dht_;

@@ -56,6 +56,8 @@ void Matchmaking::serve(rpc::Server& server) {
 Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadline deadline) {
   if (search_) throw std::logic_error("two searches for a group at once");
   if (left_) co_return Error(Errc::left);
+  const bool draws = context_.finder.options.initial_group_bits.empty();
+  if (draws) move_to(random_bits(plan.random_bits));
   struct Searching {
     Matchmaking& self;
     Searching(Matchmaking& finder, std::shared_ptr<Search> search) : self(finder) { self.search_ = std::move(search); }
@@ -66,12 +68,22 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
   } searching(*this, std::make_shared<Search>(context_, std::move(self), plan, seconds_at(context_.runtime, deadline)));
   auto group = co_await search_->run(deadline);
   if (!group) co_return group;
+  if (draws) co_return group;
   const std::size_t position = group->index_of(context_.own()).value();
-  auto bits = next_group_bits(context_.bits, as_bytes(group->id), position, group->members.size(),
-                              context_.finder.options.target_group_size);
+  move_to(next_group_bits(context_.bits, as_bytes(group->id), position, group->members.size(),
+                          context_.finder.options.target_group_size));
+  co_return group;
+}
+
+std::string Matchmaking::random_bits(std::size_t count) const {
+  std::string bits;
+  for (std::size_t i = 0; i < count; ++i) bits += context_.runtime.random()() & 1 ? '1' : '0';
+  return bits;
+}
+
+void Matchmaking::move_to(std::string bits) {
   if (bits != context_.bits) context_.known.forget();
   context_.bits = std::move(bits);
-  co_return group;
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {

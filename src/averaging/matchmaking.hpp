@@ -24,6 +24,9 @@ class Matchmaking final : public GroupFinder {
   std::string group_bits() const override { return context_.bits; }
 
  private:
+  std::string random_bits(std::size_t count) const;
+  /// Forgets the known group where the bits are others.
+  void move_to(std::string bits);
   Task<Result<>> serve_join(rpc::ServerStream& stream);
   Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit);
   Task<Result<>> admit(rpc::ServerStream& stream, const proto::JoinRequest& request, std::shared_ptr<Search>& joined,

@@ -33,6 +33,7 @@ void check(const RunOptions& options) {
   if (options.run_id.empty() || options.run_id.find('.') != std::string::npos)
     refuse("run_id must not be empty nor contain \".\"");
   if (options.target_batch_size < 1) refuse("target_batch_size must be at least 1");
+  if (options.target_group_size == 1) refuse("target_group_size must be at least 2, or 0 for one group of all");
   if (options.average_state_every < 1) refuse("average_state_every must be at least 1");
   if (!(options.performance_ema_alpha > 0 && options.performance_ema_alpha <= 1))
     refuse("performance_ema_alpha must be above 0 and at most 1");

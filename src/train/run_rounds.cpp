@@ -1,4 +1,6 @@
 // When the rounds of a run begin, how long they are waited for, and what they yield.
+#include <bit>
+
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
@@ -78,6 +80,8 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
   round.gather = std::move(gather);
   round.timeout = timeout;
   round.expected_members = expected;
+  if (options.target_group_size > 0 && expected > options.target_group_size)
+    round.random_group_bits = static_cast<std::size_t>(std::bit_width((expected - 1) / options.target_group_size));
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
   scheduled.round = scheduled.averager.begin(std::move(round));

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ranges>
+#include <set>
 
 #include "averaging/averaging_fixture.hpp"
 
@@ -40,6 +42,25 @@ TEST_F(MeetingTimes, AMemberWithALongRoundTripDoesNotKeepTheOthersApart) {
     EXPECT_GE(sizes[i].size(), 5u);
     EXPECT_EQ(std::ranges::count(sizes[i], 0u), 0) << "the DHT was too slow for them to find each other";
   }
+}
+
+TEST_F(MeetingTimes, GroupsOfRandomBitsAreSmallerAndMixAllPeers) {
+  constexpr int kPeers = 12;
+  for (int i = 0; i < kPeers; ++i) add(quick());
+  RoundOptions divided{.timeout = 20s, .random_group_bits = 1};
+  std::set<std::size_t> met;  // by the first peer
+  for (int round = 0; round < 6; ++round) {
+    const auto results = step_all(same(divided));
+    for (const auto& result : results)
+      if (result) EXPECT_LT(result->group.size(), static_cast<std::size_t>(kPeers));
+    for (std::size_t i = 1; results[0] && i < kPeers; ++i)
+      if (std::ranges::count(results[0]->group, id(i), &Member::peer)) met.insert(i);
+  }
+  EXPECT_GT(met.size(), 8u);
+  const auto [least, most] = std::ranges::minmax(peers | std::views::transform([](const auto& peer) { return peer->a[0]; }));
+  EXPECT_LT(most - least, 1) << "11 before";
+  for (const auto& result : step_all(same({.timeout = 20s})))
+    EXPECT_EQ(result.value().group.size(), static_cast<std::size_t>(kPeers)) << "one group of all again";
 }
 
 }  // namespace

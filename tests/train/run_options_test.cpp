@@ -48,6 +48,7 @@ TEST(RunOptions, NumbersThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = ""; }), HasSubstr("run_id"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.target_batch_size = 0; }), HasSubstr("target_batch_size"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.batch_size = 0; }), HasSubstr("batch_size"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.target_group_size = 1; }), HasSubstr("target_group_size"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.average_state_every = 0; }), HasSubstr("average_state_every"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.performance_ema_alpha = 0; }), HasSubstr("performance_ema_alpha"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.matchmaking_time = 0s; }), HasSubstr("matchmaking_time"));

@@ -105,6 +105,9 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   add_seconds(app, "--shutdown-timeout", run.shutdown_timeout, "seconds for leaving (default 5)", 0, 600);
   app.add_option("--average-state-every", run.average_state_every, "epochs between rounds that average the parameters")
       ->check(CLI::Range(1, 1000000));
+  app.add_option("--target-group-size", run.target_group_size,
+                 "larger runs average in random groups of about so many; 0: all in one (default 128)")
+      ->check(CLI::Range(0, 1024));
   app.add_flag("--delay-state-averaging,!--no-delay-state-averaging", run.delay_state_averaging,
                "average parameters in the background (default on)");
   app.add_flag("--delay-optimizer-step", run.delay_optimizer_step, "step in the background; needs --offload-optimizer");

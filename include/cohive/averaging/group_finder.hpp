@@ -29,6 +29,7 @@ struct SearchPlan {
   explicit SearchPlan(Runtime& runtime) : changed(runtime, "wishes for a group") {}
   std::optional<double> scheduled_time;  ///< Unix seconds; see RoundOptions
   std::size_t expected_members = 0;
+  std::size_t random_bits = 0;  ///< see RoundOptions
   mutable Condition changed;
 };
 

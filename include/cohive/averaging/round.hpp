@@ -31,6 +31,9 @@ struct RoundOptions {
   /// that has fewer waits for more until the scheduled time. A search ends when all expected members have left.
   /// A group far larger than this is not joined: its leader may have invented most of it.
   std::size_t expected_members = 0;
+  /// Looks only for members that drew the same bits, so many, for this round: 2^n groups, of other members each time. Without
+  /// effect where AveragerOptions::initial_group_bits are set.
+  std::size_t random_group_bits = 0;
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.
   bool allow_retries = true;

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "averaging/averaging_fixture.hpp"
-#include "averaging/hostile_peer.hpp"
+#include "scenarios/hostile_peer.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/host_parts.hpp"
 

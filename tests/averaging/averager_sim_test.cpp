@@ -12,7 +12,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/metrics.hpp"
 #include "cohive/rpc/rpc.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::averaging {
 namespace {

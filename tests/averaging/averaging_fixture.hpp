@@ -11,7 +11,7 @@
 #include "cohive/averaging/averager.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::averaging {
 

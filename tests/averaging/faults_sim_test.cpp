@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "averaging/fault_scenario.hpp"
+#include "scenarios/fault_scenario.hpp"
 #include "cohive/core/log.hpp"
 
 namespace cohive::averaging {

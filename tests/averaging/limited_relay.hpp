@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cohive/dht/dht.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::averaging {
 

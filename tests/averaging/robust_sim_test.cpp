@@ -4,8 +4,8 @@
 #include <random>
 
 #include "averaging/averaging_fixture.hpp"
-#include "averaging/held_values.hpp"
-#include "averaging/hostile_peer.hpp"
+#include "scenarios/held_values.hpp"
+#include "scenarios/hostile_peer.hpp"
 #include "averaging/partition.hpp"
 
 namespace cohive::averaging {

@@ -7,7 +7,7 @@
 #include "averaging/state_transfer.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/dht/dht.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::averaging {
 

@@ -1,16 +1,16 @@
 // Swarms of many nodes on virtual time, of which one in twenty is replaced every minute.
 #include <gtest/gtest.h>
 
-#include "bench/dht_churn.hpp"
+#include "scenarios/dht_churn.hpp"
 #include "cohive/core/log.hpp"
 #include "support/sanitizers.hpp"
 
 namespace cohive::bench {
 namespace {
 
-ChurnReport churn(ChurnOptions options) {
+sim::ChurnReport churn(sim::ChurnOptions options) {
   log::configure({log::Level::error, log::Format::text});  // joining through a node that dies is no news here
-  const ChurnReport report = run_churn(options);
+  const sim::ChurnReport report = sim::run_churn(options);
   EXPECT_EQ(report.joins_failed, 0u);
   EXPECT_EQ(report.stores_failed, 0u);
   return report;
@@ -34,7 +34,7 @@ TEST(Churn, NodesThatKeepFewConnectionsFindTheirRecordsWhenAllAreBusy) {
 }
 
 TEST(Churn, AThousandNodesFindTheirRecordsInFewHops) {
-  ChurnOptions options{.nodes = 100, .duration = 1min};
+  sim::ChurnOptions options{.nodes = 100, .duration = 1min};
   const auto small = churn(options);
   options.nodes = kSanitized ? 200 : 1000;
   const auto large = churn(options);

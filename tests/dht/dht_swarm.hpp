@@ -9,7 +9,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/metrics.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::dht {
 

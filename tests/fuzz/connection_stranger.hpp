@@ -9,7 +9,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/varint.hpp"
 #include "fuzz.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 #include "transport/yamux_frame.hpp"
 
 namespace cohive::fuzz {

@@ -4,7 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "fuzz.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::fuzz {
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "bench/cheap_keys.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "dht/dht_swarm.hpp"
 #include "monitor/run_doctor.hpp"
 #include "monitor/view_json.hpp"
@@ -64,7 +64,7 @@ class WatchedRun : public dht::DhtSwarm {
     return texts;
   }
 
-  bench::CheapKeys keys;
+  sim::CheapKeys keys;
 };
 
 TEST_F(WatchedRun, ShowsTrainersNodesAndWhoKnowsWhom) {

@@ -8,7 +8,7 @@
 #include "cohive/proto/p2p.pb.h"
 #include "cohive/transport/multistream.hpp"
 #include "cohive/transport/upgrade.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::p2p {
 

@@ -8,7 +8,7 @@
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "cohive/transport/errors.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::rpc::testing {
 

@@ -7,7 +7,7 @@
 #include "cohive/core/status.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/rpc/rpc.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::rpc {
 namespace {

@@ -1,5 +1,5 @@
 // Honest trainers beside hostile peers of every role: the run goes on. `cohive-bench adversary` tries more seeds.
-#include "bench/adversary.hpp"
+#include "scenarios/adversary.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,14 +8,14 @@
 namespace cohive::train {
 namespace {
 
-using bench::AdversaryReport;
-using bench::AdversaryRole;
-using bench::run_adversaries;
+using sim::AdversaryReport;
+using sim::AdversaryRole;
+using sim::run_adversaries;
 
 /// 80 % of the speed, and the model is learnt.
 void expect_unharmed(const AdversaryReport& report) {
   std::string roles;
-  for (const AdversaryRole role : report.roles) roles += std::string(bench::name_of(role)) + ", ";
+  for (const AdversaryRole role : report.roles) roles += std::string(sim::name_of(role)) + ", ";
   SCOPED_TRACE("seed " + std::to_string(report.seed) + ": " + roles + ::testing::PrintToString(report.run));
   EXPECT_GE(report.speed(), 0.8) << report.epochs << " epochs, without hostile peers " << report.epochs_without;
   EXPECT_LT(report.run.last_loss, report.run.first_loss / 5);
@@ -28,8 +28,8 @@ TEST_P(Adversaries, OfOneRoleSlowNobodyDown) {
   expect_unharmed(run_adversaries(1, {GetParam()}));
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryRole, Adversaries, ::testing::ValuesIn(bench::kAdversaryRoles), [](const auto& test) {
-  std::string name = bench::name_of(test.param);
+INSTANTIATE_TEST_SUITE_P(EveryRole, Adversaries, ::testing::ValuesIn(sim::kAdversaryRoles), [](const auto& test) {
+  std::string name = sim::name_of(test.param);
   std::ranges::replace(name, ' ', '_');
   return name;
 });
@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(EveryRole, Adversaries, ::testing::ValuesIn(bench::kAdv
 class SeveralAdversaries : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(SeveralAdversaries, AsAThirdOfThePeersSlowNobodyDown) {
-  expect_unharmed(run_adversaries(GetParam(), bench::some_roles(GetParam())));
+  expect_unharmed(run_adversaries(GetParam(), sim::some_roles(GetParam())));
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, SeveralAdversaries, ::testing::Range<std::uint64_t>(3, kSanitized ? 4 : 6));

@@ -7,11 +7,11 @@
 #include <memory>
 #include <vector>
 
-#include "bench/cheap_keys.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/train/run.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::train {
 
@@ -111,7 +111,7 @@ class FourTrainers {
   }
 
   sim::Swarm net_;
-  bench::CheapKeys keys_;
+  sim::CheapKeys keys_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
 };
 

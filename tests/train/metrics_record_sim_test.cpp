@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "bench/cheap_keys.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "dht/dht_swarm.hpp"
 
 namespace cohive::train {
@@ -36,7 +36,7 @@ class LossRecord : public dht::DhtSwarm {
     return fields;
   }
 
-  bench::CheapKeys keys;
+  sim::CheapKeys keys;
   std::shared_ptr<dht::RsaSignatureValidator> key;
   std::unique_ptr<TaskGroup> tasks;
   std::unique_ptr<MetricsRecord> record;

@@ -1,6 +1,6 @@
 #include "cohive/train/progress_tracker.hpp"
 
-#include "bench/cheap_keys.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
 #include "dht/dht_swarm.hpp"
@@ -74,7 +74,7 @@ TEST_F(Progress, AddsUpWhatAllTrainersDid) {
 
 TEST_F(Progress, OfAVeryLargeRunIsReckonedFromSomeOfItsRecords) {
   constexpr int kOthers = 150;
-  bench::CheapKeys keys;
+  sim::CheapKeys keys;
   auto& tracker = add_trainer();
   for (int i = 0; i < kOthers; ++i) {
     Dht& node = add();

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "bench/train_scenario.hpp"
+#include "cohive/testing/train_scenario.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
 #include "support/sanitizers.hpp"
@@ -11,11 +11,11 @@
 namespace cohive::train {
 namespace {
 
-using bench::run_training;
-using bench::small_training;
-using bench::TrainScenario;
-using bench::TrainScenarioReport;
-using bench::TrainSwarm;
+using sim::run_training;
+using sim::small_training;
+using sim::TrainScenario;
+using sim::TrainScenarioReport;
+using sim::TrainSwarm;
 
 void expect_learnt(const TrainScenarioReport& report, std::uint64_t epochs = 10) {
   SCOPED_TRACE(::testing::PrintToString(report));

@@ -4,7 +4,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/train/plain_replica.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::train {
 namespace {

@@ -2,20 +2,20 @@
 #include <iostream>
 #include <map>
 
-#include "bench/adversary.hpp"
+#include "scenarios/adversary.hpp"
 #include "bench/bench.hpp"
 
 namespace cohive::bench {
 namespace {
 
 /// What the runs beside one role had in common, or all runs.
-struct Tally {
+struct RoleTally {
   std::uint64_t runs = 0;
   double slowest = 1e9, sum = 0;
   double worst_loss = 0;  ///< share of the first loss that is left at the end
   std::vector<std::uint64_t> failing;
 
-  void add(const AdversaryReport& report) {
+  void add(const sim::AdversaryReport& report) {
     ++runs;
     slowest = std::min(slowest, report.speed());
     sum += report.speed();
@@ -32,9 +32,9 @@ struct Tally {
   }
 };
 
-void print(const AdversaryReport& report) {
+void print(const sim::AdversaryReport& report) {
   std::cerr << (report.unharmed() ? "seed " : "FAILS: seed ") << report.seed << ":";
-  for (const auto role : report.roles) std::cerr << " " << name_of(role) << ",";
+  for (const auto role : report.roles) std::cerr << " " << sim::name_of(role) << ",";
   std::cerr << " speed " << report.speed() << ", loss " << report.run.last_loss << ", without them "
             << report.loss_without;
   if (!report.unharmed()) std::cerr << "; " << report.run;
@@ -45,14 +45,14 @@ void print(const AdversaryReport& report) {
 
 nlohmann::json adversary(const Settings& settings) {
   const double start = now_seconds();
-  Tally all;
-  std::map<std::string, Tally> roles;
+  RoleTally all;
+  std::map<std::string, RoleTally> roles;
   for (std::uint64_t seed = settings.seed; seed < settings.seed + settings.runs; ++seed) {
-    const auto report = run_adversaries(
-        seed, settings.alone ? std::vector{kAdversaryRoles[seed % kAdversaryRoles.size()]} : some_roles(seed));
+    const auto report = sim::run_adversaries(
+        seed, settings.alone ? std::vector{sim::kAdversaryRoles[seed % sim::kAdversaryRoles.size()]} : sim::some_roles(seed));
     print(report);
     all.add(report);
-    for (const auto role : report.roles) roles[name_of(role)].add(report);
+    for (const auto role : report.roles) roles[sim::name_of(role)].add(report);
   }
   nlohmann::json result = all.json();
   result["benchmark"] = "adversary";

@@ -3,7 +3,7 @@
 #include <iostream>
 
 #include "bench/bench.hpp"
-#include "bench/dht_churn.hpp"
+#include "scenarios/dht_churn.hpp"
 #include "cohive/core/log.hpp"
 
 namespace cohive::bench {
@@ -14,12 +14,12 @@ nlohmann::json dht_sim(const Settings& settings) {
                            "gets ok %", "hops", "calls/get", "msgs/op", "stores", "table", "links", "B/s/node",
                            "KiB/node", "real s");
   for (const std::size_t nodes : settings.nodes) {
-    ChurnOptions options;
+    sim::ChurnOptions options;
     options.nodes = nodes;
     options.seed = settings.seed;
     options.duration = from_seconds(settings.minutes * 60);
     options.gets_per_second = settings.gets_per_minute / 60;
-    const ChurnReport report = run_churn(options);
+    const sim::ChurnReport report = sim::run_churn(options);
     std::cerr << log::format(
         "{:>6} {:>9.3f} {:>6.2f} {:>10.1f} {:>9.1f} {:>9} {:>7.0f} {:>8.0f} {:>10.0f} {:>10.0f} {:>8.1f}\n", nodes,
         100 * report.success(), report.hops, report.calls_per_get, report.messages_per_operation, report.stores,
@@ -45,7 +45,7 @@ nlohmann::json dht_sim(const Settings& settings) {
                     {"build_seconds", report.build_seconds},
                     {"run_seconds", report.run_seconds}});
   }
-  return {{"benchmark", "dht-sim"}, {"replaced_per_minute", ChurnOptions().replaced_per_minute}, {"swarms", rows}};
+  return {{"benchmark", "dht-sim"}, {"replaced_per_minute", sim::ChurnOptions().replaced_per_minute}, {"swarms", rows}};
 }
 
 }  // namespace cohive::bench

@@ -1,7 +1,7 @@
 // Seeded runs of averaging and state downloads in which something goes wrong; a failing seed is printed and replays.
 #include <iostream>
 
-#include "averaging/fault_scenario.hpp"
+#include "scenarios/fault_scenario.hpp"
 #include "bench/bench.hpp"
 
 namespace cohive::bench {

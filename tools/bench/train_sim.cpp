@@ -3,7 +3,7 @@
 #include <iostream>
 
 #include "bench/bench.hpp"
-#include "bench/train_scenario.hpp"
+#include "cohive/testing/train_scenario.hpp"
 #include "cohive/core/log.hpp"
 
 namespace cohive::bench {
@@ -14,12 +14,12 @@ nlohmann::json train_sim(const Settings& settings) {
                            "epochs/h", "alone", "group", "B/s/peer", "waiting", "loss", "one's loss", "newcomers", "late", "downloads",
                            "real s");
   for (const std::size_t trainers : settings.trainers) {
-    TrainScenario scenario;
+    sim::TrainScenario scenario;
     scenario.trainers = trainers;
     scenario.seed = settings.seed;
     scenario.replaced_per_minute = settings.replaced_per_minute;
     scenario.duration = from_seconds(settings.minutes * 60);
-    const TrainScenarioReport report = run_training(scenario);
+    const sim::TrainScenarioReport report = sim::run_training(scenario);
     std::cerr << log::format(
         "{:>8} {:>7} {:>9.0f} {:>6} {:>7.1f} {:>11.0f} {:>7.2f}% {:>10.2e} {:>10.2e} {:>10} {:>6} {:>9} {:>8.1f}\n", trainers,
         report.epochs, report.epochs_per_hour, report.epochs_alone, report.mean_group, report.bytes_per_peer_second,

@@ -12,7 +12,7 @@
 #include "cohive/optim/options.hpp"
 #include "cohive/train/run_options.hpp"
 
-namespace cohive::bench {
+namespace cohive::sim {
 
 struct TrainScenario {
   std::size_t trainers = 100;
@@ -69,4 +69,4 @@ TrainScenario small_training();
 TrainScenarioReport run_training(const TrainScenario& scenario);
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report);
 
-}  // namespace cohive::bench
+}  // namespace cohive::sim

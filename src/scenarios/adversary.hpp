@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/train_scenario.hpp"
+#include "cohive/testing/train_scenario.hpp"
 
-namespace cohive::bench {
+namespace cohive::sim {
 
 enum class AdversaryRole {
   progress_liar,   ///< signs reports of epochs, samples and times that cannot be
@@ -50,4 +50,4 @@ AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> r
 /// Three of seven roles, chosen by the seed; the others are tried alone: with seven trainers 30 % of the peers.
 std::vector<AdversaryRole> some_roles(std::uint64_t seed);
 
-}  // namespace cohive::bench
+}  // namespace cohive::sim

@@ -1,4 +1,4 @@
-#include "averaging/hostile_peer.hpp"
+#include "scenarios/hostile_peer.hpp"
 
 #include <cmath>
 

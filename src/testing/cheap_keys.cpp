@@ -1,4 +1,4 @@
-#include "bench/cheap_keys.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 
 #include <openssl/core_names.h>
 #include <openssl/evp.h>
@@ -7,7 +7,7 @@
 
 #include <stdexcept>
 
-namespace cohive::bench {
+namespace cohive::sim {
 namespace {
 
 constexpr int kPrimeBits = 1024;
@@ -79,4 +79,4 @@ Bytes CheapKeys::der(std::size_t number) {
   return der_of(key.get());
 }
 
-}  // namespace cohive::bench
+}  // namespace cohive::sim

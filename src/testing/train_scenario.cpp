@@ -1,4 +1,4 @@
-#include "bench/train_scenario.hpp"
+#include "cohive/testing/train_scenario.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "bench/cheap_keys.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
@@ -14,7 +14,7 @@
 #include "cohive/train/run.hpp"
 #include "cohive/transport/sim_network.hpp"
 
-namespace cohive::bench {
+namespace cohive::sim {
 namespace {
 
 constexpr std::size_t kInitialPeers = 3;
@@ -372,4 +372,4 @@ TrainScenarioReport run_training(const TrainScenario& scenario) {
   return swarm.run();
 }
 
-}  // namespace cohive::bench
+}  // namespace cohive::sim

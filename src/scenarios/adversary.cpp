@@ -1,9 +1,9 @@
-#include "bench/adversary.hpp"
+#include "scenarios/adversary.hpp"
 
 #include <algorithm>
 #include <random>
 
-#include "averaging/hostile_peer.hpp"
+#include "scenarios/hostile_peer.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
@@ -11,7 +11,7 @@
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/rpc/rpc.hpp"
 
-namespace cohive::bench {
+namespace cohive::sim {
 namespace {
 
 using msgpack::Bin;
@@ -271,4 +271,4 @@ AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> r
   return report;
 }
 
-}  // namespace cohive::bench
+}  // namespace cohive::sim

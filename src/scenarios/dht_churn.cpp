@@ -1,4 +1,4 @@
-#include "bench/dht_churn.hpp"
+#include "scenarios/dht_churn.hpp"
 
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 #include "cohive/dht/metrics.hpp"
 #include "cohive/transport/sim_network.hpp"
 
-namespace cohive::bench {
+namespace cohive::sim {
 namespace {
 
 // Newcomers know this many nodes, as users list a few addresses.
@@ -237,4 +237,4 @@ ChurnReport run_churn(const ChurnOptions& options) {
   return churn.run();
 }
 
-}  // namespace cohive::bench
+}  // namespace cohive::sim

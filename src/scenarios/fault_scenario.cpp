@@ -1,18 +1,18 @@
-#include "averaging/fault_scenario.hpp"
+#include "scenarios/fault_scenario.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 
-#include "averaging/handed_tensors.hpp"
-#include "averaging/held_values.hpp"
-#include "averaging/hostile_peer.hpp"
+#include "scenarios/handed_tensors.hpp"
+#include "scenarios/held_values.hpp"
+#include "scenarios/hostile_peer.hpp"
 #include "averaging/partition.hpp"
 #include "averaging/state_pieces.hpp"
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/log.hpp"
-#include "support/swarm.hpp"
+#include "cohive/testing/swarm.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "cohive/core/time.hpp"
 
-namespace cohive::bench {
+namespace cohive::sim {
 
 struct ChurnOptions {
   std::size_t nodes = 100;
@@ -39,4 +39,4 @@ struct ChurnReport {
 
 ChurnReport run_churn(const ChurnOptions& options);
 
-}  // namespace cohive::bench
+}  // namespace cohive::sim

@@ -33,7 +33,7 @@ install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_
               cmake/FindNatPmp.cmake cmake/FindSodium.cmake
         DESTINATION "${package_dir}" COMPONENT development)
 
-# For builds without CMake: cohive-net.pc, cohive-averaging.pc, cohive-train.pc, and cohive.pc, which is all of them. What
+# For builds without CMake: cohive-net.pc, cohive-averaging.pc, cohive-train.pc, cohive-testing.pc, and cohive.pc, which is all but the last. What
 # archives need is linked, too. LibTorch and CUDA have no files of this kind.
 set(pc_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 file(RELATIVE_PATH pc_to_prefix "/${pc_dir}" "/")
@@ -50,7 +50,7 @@ endfunction()
 
 cohive_of_found(optional "IPSecMB -lIPSec_MB" "NatPmp -lnatpmp" "MiniUpnpc -lminiupnpc")
 set(libraries_beside_net -lprometheus-cpp-core -lspdlog -lfmt -lsodium -lssl -lcrypto -lprotobuf-lite ${optional} -lresolv -pthread)
-foreach(component net averaging train)
+foreach(component net averaging train testing)
   get_property(targets GLOBAL PROPERTY COHIVE_TARGETS_${component})
   get_property(needs GLOBAL PROPERTY COHIVE_NEEDS_${component})
   list(FILTER targets EXCLUDE REGEX "^cohive_bundle_")

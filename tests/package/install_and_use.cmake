@@ -78,7 +78,7 @@ else()
 endif()
 build_and_run("${SOURCE_DIR}/examples" ${torch_option})
 
-foreach(module net averaging train)
+foreach(module net averaging train testing)
   build_by_pkg_config(${module})
 endforeach()
 

@@ -1,6 +1,12 @@
-// A small simulated swarm for tests: hosts on virtual time, one machine each.
+/// \file
+/// A small simulated swarm for tests: hosts on virtual time, one machine each. Everything on the thread of the test.
+///
+///   sim::Swarm swarm({.latency = 40ms});
+///   p2p::Host &first = swarm.add_host(), &second = swarm.add_host();
+///   swarm.run(first.connect(second.visible_addresses().front(), swarm.after(5s))).value();
 #pragma once
 
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,15 +18,18 @@
 
 namespace cohive::sim {
 
+/// What a simulated swarm is like. The same options give the same events in the same order.
 struct SwarmOptions {
   std::uint64_t seed = 1;
-  Duration latency = 10ms;
-  bool plaintext = true;
+  Duration latency = 10ms;  ///< one way, of every link
+  bool plaintext = true;    ///< connections are neither encrypted nor authenticated, which saves time
   std::optional<transport::SimLink> link = std::nullopt;  ///< in place of latency alone
 };
 
+/// Hosts on a simulated network, and the clock they go by.
 class Swarm {
  public:
+  /// Starts at virtual time zero, without hosts.
   explicit Swarm(SwarmOptions options = {})
       : runtime_(options.seed),
         fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency})),
@@ -30,30 +39,33 @@ class Swarm {
     runtime_.run_ready();
   }
 
-  /// A started host with an identity that follows from its number.
+  /// Adds a started host with an identity that follows from its number.
   p2p::Host& add_host(p2p::HostOptions options = {}, bool listening = true) {
     return add_host_on(fabric_.add_machine(), std::move(options), listening);
   }
-  /// One with an address of our choice, or one of each family; those of add_host are private ones of IPv4.
+  /// Adds one with an address of the caller's choice, or one of each family; those of add_host() are private ones of IPv4.
   p2p::Host& add_host_at(const std::string& ip, p2p::HostOptions options = {}, const std::string& other = {}) {
     if (options.listen.empty())
       for (const auto& one : {ip, other})
         if (!one.empty()) options.listen.push_back(Multiaddr::from_ip_tcp(one, 4001).value());
     return add_host_on(fabric_.add_machine(ip, other), std::move(options), true);
   }
-  /// Of hosts added from now on.
+  /// Limits the lines of hosts that are added from now on.
   void set_limits(transport::BandwidthLimits limits) { limits_ = limits; }
-  /// "10.0.0.<number>", numbered from 1 in the order of add_host.
+  /// Returns "10.0.0.<number>", the address of a host, numbered from 1 in the order of add_host.
   static std::string ip(std::size_t number) {
     return "10." + std::to_string(number >> 16 & 255) + "." + std::to_string(number >> 8 & 255) + "." +
            std::to_string(number & 255);
   }
 
+  /// Lets virtual time pass until the task is done, and returns its result.
   template <class T>
   T run(Task<T> task) {
     return runtime_.run(std::move(task));
   }
+  /// Lets virtual time pass.
   void pass(Duration duration) { runtime_.run_for(duration); }
+  /// Returns the deadline that is so far away.
   Deadline after(Duration duration) { return runtime_.after(duration); }
 
   /// Ends all hosts and says what they left behind; empty when nothing, as it should be.
@@ -66,10 +78,15 @@ class Swarm {
     return result;
   }
 
+  /// The clock and the loop.
   SimRuntime& runtime() { return runtime_; }
+  /// The network: its links, lines, cuts and killed machines.
   transport::SimFabric& fabric() { return fabric_; }
+  /// A host, numbered from 0 in the order of add_host().
   p2p::Host& host(std::size_t index) { return *hosts_[index]; }
+  /// Ends a host; the numbers of the others stay.
   void remove_host(std::size_t index) { hosts_[index].reset(); }
+  /// How many hosts were added.
   std::size_t size() const { return hosts_.size(); }
 
  private:

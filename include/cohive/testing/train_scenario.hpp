@@ -1,5 +1,6 @@
-// A simulated training run: trainers of a least-squares model that come and go, on links of all speeds, on virtual
-// time. For cohive-bench train-sim and for the tests of the training engine.
+/// \file
+/// A simulated training run: trainers of a least-squares model that come and go, on links of all speeds, on virtual
+/// time. `cohive-bench train-sim` runs such scenarios.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 namespace cohive::sim {
 
+/// What a simulated run is like. The same scenario gives the same run.
 struct TrainScenario {
   std::size_t trainers = 100;
   std::uint64_t seed = 1;
@@ -35,6 +37,7 @@ struct TrainScenario {
   std::function<void(class TrainSwarm&, double second)> each_second = nullptr;
 };
 
+/// What came of a simulated run.
 struct TrainScenarioReport {
   std::uint64_t epochs = 0;  ///< of the most advanced trainer
   double epochs_per_hour = 0;
@@ -66,6 +69,7 @@ class TrainSwarm {
 
 /// Five trainers that are alike, for two minutes.
 TrainScenario small_training();
+/// Runs it to its end. A minute of five trainers takes half a second, one of a thousand several minutes.
 TrainScenarioReport run_training(const TrainScenario& scenario);
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report);
 

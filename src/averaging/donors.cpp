@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kPasses = 3;           // over the donors declared at the time
 constexpr Duration kPassPause = 2s;  // a donor that lost its connection may be back
-constexpr std::size_t kMaxDonors = 64;
+constexpr std::size_t kMaxDonors = 64, kReplicasRead = 3;
 constexpr std::size_t kMaxHelpers = 8;  // asked whether they hold the same bytes, for which they copy and hash theirs
 
 struct Donor {
@@ -29,7 +29,8 @@ struct Donor {
 /// \param most  a priority above it is a lie, or a mistake: its donor comes last
 Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key, double most) {
   std::vector<Donor> donors;
-  auto declared = co_await dht.get(std::move(key), true);
+  // In a large run there are far more donors than can be asked, and many newcomers read their names.
+  auto declared = co_await dht.get_sampled(std::move(key), kReplicasRead, kMaxDonors);
   if (!declared) co_return donors;
   for (const auto& [subkey, entry] : declared->entries()) {
     const auto* bytes = subkey.get_if<msgpack::Bin>();

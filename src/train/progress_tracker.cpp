@@ -18,7 +18,8 @@ constexpr double kMinTime = 1e-12;  // seconds per sample; batches reported at o
 constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
 // Of larger runs each replica draws some records, of nearly 1 kB each, and the rest is taken to be like them.
-constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsDrawn = 32;
+constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsDrawn = 16;
+constexpr Duration kLongestHurry = 1s;  // between looks of all trainers of such a run at the same news
 constexpr double kFarAway = 1e9;    // seconds until an end that cannot be foreseen yet
 constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 1h;
 constexpr std::size_t kMaxDoubts = 10'000, kMaxBound = 20'000;
@@ -175,10 +176,10 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
     const GlobalProgress global = self.snapshot();
     const std::uint64_t passed = global.peers > 2 ? global.epoch : global.claimed;
     if (self.active_epoch_ && *self.active_epoch_ + 1 >= passed) {
-      self.stored_ = true;
+      const bool first = !std::exchange(self.stored_, true);
       co_await self.store_record(false);
       // Trainers that begin at the same time see each other at once, not after the period of a lonely peer.
-      if (self.snapshot().peers == 0) self.fetch_soon();
+      if (self.snapshot().peers <= (first ? 1 : 0)) self.fetch_soon();
     }
     co_await self.runtime_.sleep_for(self.least_period(self.snapshot().peers) / 2);  // joins bursts of reports
   }
@@ -324,13 +325,21 @@ Duration ProgressTracker::least_period(std::size_t peers) const {
                               options_.max_refresh_period);
 }
 
-Task<void> ProgressTracker::refresh() {
-  // The record of many trainers is large, and each of them reads it.
+/// The record of many trainers is large, and each of them reads it. A newcomer does not know how large it is.
+Task<Result<dht::GetResult>> ProgressTracker::read_record() {
   const std::string key = options_.run_id + "_progress";
   const std::size_t peers = snapshot().peers;
-  auto found = peers > kTooManyPeers ? co_await dht_.get_sampled(key, kReplicasDrawn, kRecordsDrawn)
-               : peers > kManyPeers  ? co_await dht_.get_sampled(key, kReplicasRead)
-                                     : co_await dht_.get(key, true);
+  if (!looked_ || peers > kTooManyPeers) {
+    auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, kRecordsDrawn);
+    const bool some = drawn && drawn->held > drawn->entries().size();
+    if (!some || drawn->held > kTooManyPeers) co_return drawn;
+  }
+  if (!looked_ || peers > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
+  co_return co_await dht_.get(key, true);
+}
+
+Task<void> ProgressTracker::refresh() {
+  auto found = co_await read_record();
   if (!found && found.error() == cohive::Errc::timeout) {  // says nothing about the other trainers
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
     co_return;
@@ -369,6 +378,7 @@ Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
     while (!self.fetch_now_ && co_await self.fetch_wanted_.wait(Deadline(self.next_fetch_))) {
     }
     co_await self.runtime_.sleep_for(self.options_.min_refresh_period / 5);
+    if (self.drawn_) co_await self.runtime_.sleep_for(from_seconds(self.runtime_.random_unit() * to_seconds(kLongestHurry)));
   }
 }
 

@@ -115,6 +115,7 @@ class ProgressTracker {
   void set(const GlobalProgress& progress);
   std::vector<Entry> entries_of(const dht::GetResult& record) const;
   std::size_t absent_now() const;
+  Task<Result<dht::GetResult>> read_record();
   void bind_peers(std::vector<Entry>& entries, bool all);
   void note_reports(const std::vector<Entry>& entries);
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);

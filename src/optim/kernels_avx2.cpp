@@ -9,7 +9,6 @@
 #pragma GCC push_options
 #pragma GCC target("avx2")
 #endif
-#pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors stay within this file
 
 namespace cohive::optim {
 namespace {

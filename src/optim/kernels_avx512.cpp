@@ -9,7 +9,6 @@
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
 #endif
-#pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors stay within this file
 
 namespace cohive::optim {
 namespace {

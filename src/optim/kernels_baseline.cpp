@@ -1,7 +1,6 @@
 // For every processor: SSE2 on x86-64, NEON on aarch64.
 #include "kernels.hpp"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors stay within this file
 
 namespace cohive::optim {
 namespace {

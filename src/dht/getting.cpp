@@ -21,7 +21,8 @@ constexpr double kRefreshMargin = 1.0;
 void merge(StoredRecord& into, const Dictionary& more) {
   auto& dictionary = std::get<Dictionary>(into.content);
   for (const auto& [identity, entry] : more.entries()) {
-    dictionary.put({entry.subkey, identity}, entry.value, entry.expiration);
+    if (dictionary.would_accept(identity, entry.expiration))
+      dictionary.put({entry.subkey, identity}, entry.value, entry.expiration);
     into.expiration = std::max(into.expiration, entry.expiration);
   }
 }
@@ -210,7 +211,7 @@ Task<void> Dht::Impl::consider(LookupPtr lookup, StoredRecord candidate, DhtId s
   if (dictionary) {
     // Only entries that would change anything are checked: replicas mostly repeat each other.
     for (const auto& [identity, entry] : dictionary->entries()) {
-      if (known && !known->would_accept({entry.subkey, identity}, entry.expiration)) continue;
+      if (known && !known->would_accept(identity, entry.expiration)) continue;
       records.push_back({key, entry.subkey, entry.value, entry.expiration});
       identities.push_back(identity);
     }

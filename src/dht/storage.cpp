@@ -36,23 +36,46 @@ const std::vector<msgpack::Value>* sequence(const msgpack::Value& value) {
 }
 }  // namespace
 
-bool Dictionary::would_accept(const Subkey& subkey, double expiration) const {
-  const auto at = entries_.find(subkey.identity);
+Dictionary::Dictionary(const Dictionary& other)
+    : entries_(other.entries_), latest_(other.latest_), bytes_(other.bytes_), encoded_(other.encoded_) {}
+
+void Dictionary::Index::add(const std::string& identity, const Entry& entry) {
+  by_expiration.emplace(entry.expiration, identity);
+  shares.add(entry.from, entry.expiration, identity, cost_of(entry));
+}
+
+void Dictionary::Index::remove(const std::string& identity, const Entry& entry) {
+  shares.remove(entry.from, entry.expiration, identity, cost_of(entry));
+  by_expiration.erase({entry.expiration, identity});
+}
+
+Dictionary::Index& Dictionary::index() const {
+  if (!index_) {
+    index_ = std::make_unique<Index>();
+    for (const auto& [identity, entry] : entries_) index_->add(identity, entry);
+  }
+  return *index_;
+}
+
+bool Dictionary::would_accept(const std::string& identity, double expiration) const {
+  const auto at = entries_.find(identity);
   return at == entries_.end() || expiration > at->second.expiration;
 }
 
 bool Dictionary::put(Subkey subkey, std::string value, double expiration, const PeerId& from) {
-  const auto at = entries_.find(subkey.identity);
-  if (at != entries_.end()) {
+  // Dictionaries travel in order: the last place is mostly the right one.
+  const bool last = entries_.empty() || entries_.rbegin()->first < subkey.identity;
+  auto at = last ? entries_.end() : entries_.lower_bound(subkey.identity);
+  if (at != entries_.end() && at->first == subkey.identity) {
     if (!(expiration > at->second.expiration)) return false;
+    const auto next = std::next(at);
     erase(subkey.identity);
+    at = next;
   }
-  by_expiration_.emplace(expiration, subkey.identity);
-  const auto& [identity, entry] =
-      *entries_.emplace(std::move(subkey.identity), Entry{std::move(subkey.encoded), std::move(value), expiration, from})
-           .first;
+  const auto& [identity, entry] = *entries_.emplace_hint(
+      at, std::move(subkey.identity), Entry{std::move(subkey.encoded), std::move(value), expiration, from});
   bytes_ += cost_of(entry);
-  shares_.add(from, expiration, identity, cost_of(entry));
+  if (index_) index_->add(identity, entry);
   latest_ = std::max(latest_, expiration);
   encoded_.clear();
   return true;
@@ -62,29 +85,42 @@ void Dictionary::erase(const std::string& identity) {
   const auto at = entries_.find(identity);
   if (at == entries_.end()) return;
   bytes_ -= cost_of(at->second);
-  shares_.remove(at->second.from, at->second.expiration, identity, cost_of(at->second));
-  by_expiration_.erase({at->second.expiration, identity});
+  if (index_) index_->remove(identity, at->second);
   entries_.erase(at);
   encoded_.clear();
 }
 
+bool Dictionary::has_expired(double now) const {
+  const auto& by_expiration = index().by_expiration;
+  return !by_expiration.empty() && by_expiration.begin()->first < now;
+}
+
 void Dictionary::drop_expired(double now) {
-  while (!by_expiration_.empty() && by_expiration_.begin()->first < now)
-    erase(std::string(by_expiration_.begin()->second));
+  if (index_) {
+    const auto& by_expiration = index_->by_expiration;
+    while (!by_expiration.empty() && by_expiration.begin()->first < now)
+      erase(std::string(by_expiration.begin()->second));
+    return;
+  }
+  for (auto at = entries_.begin(); at != entries_.end();) {
+    const auto next = std::next(at);
+    if (at->second.expiration < now) erase(std::string(at->first));
+    at = next;
+  }
 }
 
 bool Dictionary::shrink(const StorageLimits& limits, const Subkey& subkey) {
-  while (entries_.size() > limits.max_subkeys) erase(shares_.first_by_count());
-  while (bytes_ > limits.max_dictionary_bytes) erase(shares_.first_by_bytes());
+  while (entries_.size() > limits.max_subkeys) erase(index().shares.first_by_count());
+  while (bytes_ > limits.max_dictionary_bytes) erase(index().shares.first_by_bytes());
   return entries_.contains(subkey.identity);
 }
 
 void Dictionary::drop_of_largest(std::size_t bytes) {
-  const PeerId largest = shares_.largest();
+  const PeerId largest = largest_sender();
   const std::size_t before = bytes_;
   do {
-    erase(shares_.first_by_bytes());
-  } while (shares_.largest() == largest && before - bytes_ < bytes);
+    erase(index().shares.first_by_bytes());
+  } while (largest_sender() == largest && before - bytes_ < bytes);
 }
 
 const std::string& Dictionary::encoded() const {
@@ -257,7 +293,7 @@ bool Storage::would_accept(const DhtId& key, const Subkey* subkey, double expira
   const auto found = records_.find(key);
   if (found == records_.end()) return true;
   const auto* dictionary = found->second.dictionary();
-  if (subkey && dictionary) return dictionary->would_accept(*subkey, expiration);
+  if (subkey && dictionary) return dictionary->would_accept(subkey->identity, expiration);
   if (dictionary && dictionary->senders() > 1) return false;
   return expiration > found->second.expiration;
 }

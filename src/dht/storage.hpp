@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -38,13 +39,20 @@ class Dictionary {
     PeerId from{};  ///< who stored it: empty for ourselves
   };
 
+  Dictionary() = default;
+  Dictionary(Dictionary&&) = default;
+  Dictionary& operator=(Dictionary&&) = default;
+  /// Copies the entries: the copy makes an index of its own when it needs one.
+  Dictionary(const Dictionary& other);
+  Dictionary& operator=(const Dictionary& other) { return *this = Dictionary(other); }
+
   /// True when accepted: the subkey is new or `expiration` is later than the present one.
   bool put(Subkey subkey, std::string value, double expiration, const PeerId& from = {});
   /// Whether put would accept.
-  bool would_accept(const Subkey& subkey, double expiration) const;
+  bool would_accept(const std::string& identity, double expiration) const;
   bool contains(const Subkey& subkey) const { return entries_.contains(subkey.identity); }
   void drop_expired(double now);
-  bool has_expired(double now) const { return !by_expiration_.empty() && by_expiration_.begin()->first < now; }
+  bool has_expired(double now) const;
   /// Drops entries until the bounds hold, those of whoever has most. True if `subkey` is still there.
   bool shrink(const StorageLimits& limits, const Subkey& subkey);
   /// Drops entries of whoever has most, until `bytes` are free or somebody else has as much.
@@ -57,8 +65,8 @@ class Dictionary {
   double latest_expiration() const noexcept { return latest_; }
   std::size_t bytes() const noexcept { return bytes_; }
   /// How many peers stored entries, and the one whose take up most room.
-  std::size_t senders() const noexcept { return shares_.senders(); }
-  PeerId largest_sender() const { return shares_.largest(); }
+  std::size_t senders() const { return index().shares.senders(); }
+  PeerId largest_sender() const { return index().shares.largest(); }
 
   /// ext 0x50. Kept until the next change, as every find sends it.
   const std::string& encoded() const;
@@ -76,11 +84,18 @@ class Dictionary {
  private:
   std::vector<const Entry*> all_entries() const;
   std::string encode(const std::vector<const Entry*>& entries) const;
+  /// What makes room and drops what has expired. Made when it is first asked: what a search merges needs none.
+  struct Index {
+    std::set<std::pair<double, std::string>> by_expiration;
+    Shares<std::string> shares;
+    void add(const std::string& identity, const Entry& entry);
+    void remove(const std::string& identity, const Entry& entry);
+  };
+  Index& index() const;
 
   std::map<std::string, Entry> entries_;  // ordered, so that equal dictionaries encode alike
   double latest_ = -std::numeric_limits<double>::infinity();
-  std::set<std::pair<double, std::string>> by_expiration_;
-  Shares<std::string> shares_;
+  mutable std::unique_ptr<Index> index_;
   std::size_t bytes_ = 0;
   mutable std::string encoded_;
 };

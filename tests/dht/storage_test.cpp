@@ -80,6 +80,28 @@ TEST(Dictionary, EncodesAsHivemindDoesAndBack) {
     EXPECT_FALSE(Dictionary::decode(as_bytes(encoded).first(size), {}));
 }
 
+TEST(Dictionary, DropsWhatHasExpiredWhetherOrNotItWasAskedForItsSenders) {
+  Dictionary plain;
+  for (const char* name : {"d", "a", "c", "e", "b"}) plain.put(sub(name), name, 10.0 * name[0]);  // 'a' is 97
+  Dictionary asked = plain;
+  EXPECT_EQ(asked.senders(), 1u);
+  Dictionary copy = asked;
+  for (Dictionary* dictionary : {&plain, &asked, &copy}) {
+    EXPECT_TRUE(dictionary->put(sub("a"), "later", 1005)) << "a newer value";
+    EXPECT_FALSE(dictionary->put(sub("e"), "earlier", 1000)) << "an older one";
+    dictionary->drop_expired(1000);
+    ASSERT_EQ(dictionary->entries().size(), 3u);
+    EXPECT_EQ(dictionary->entries().at(sub("a").identity).value, "later");
+    EXPECT_EQ(dictionary->encoded(), plain.encoded());
+    EXPECT_EQ(dictionary->bytes(), plain.bytes());
+    EXPECT_FALSE(dictionary->has_expired(1000));
+    EXPECT_TRUE(dictionary->has_expired(1001));
+  }
+  copy.drop_of_largest(1);
+  EXPECT_FALSE(copy.contains(sub("d"))) << "it would expire first";
+  EXPECT_TRUE(asked.contains(sub("d"))) << "the copy's entries are its own";
+}
+
 TEST(Dictionary, SurvivesInsideOtherValues) {
   Dictionary dictionary;
   dictionary.put(sub("a"), "\x01", 100);

@@ -33,7 +33,10 @@ struct Scheduled {
   averaging::Averager& averager;
   RoundPace pace;
   std::optional<averaging::Round> round{};
+  bool divided = false;  ///< among several groups, the last round that began
 
+  /// How much later other groups may end the same round.
+  Duration apart(const RunOptions& options) const { return divided ? options.matchmaking_time : 0s; }
   /// Whether a group has been found that waits for our tensors.
   bool has_group() const;
   /// Forgets a round that has ended without a group: another one may begin.

@@ -80,7 +80,8 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
   round.gather = std::move(gather);
   round.timeout = timeout;
   round.expected_members = expected;
-  if (options.target_group_size > 0 && expected > options.target_group_size)
+  scheduled.divided = options.target_group_size > 0 && expected > options.target_group_size;
+  if (scheduled.divided)
     round.random_group_bits = static_cast<std::size_t>(std::bit_width((expected - 1) / options.target_group_size));
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
@@ -91,15 +92,20 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
 
 namespace {
 
-/// Completes when waiting for a group has no point any more: the run has passed `epoch`, or `grace` has gone by since members have been
+/// Completes when waiting for a group has no point any more: the run has passed `epoch` for `others`, which is the time that groups of
+/// one round may be apart, or `grace` has gone by since members have been
 /// waiting for this peer in the round of `next`. A member that waits for our parameters has the gradients: it says so sooner
 /// than the report of the epoch comes through the DHT, if this peer owns parts of that round.
-Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, averaging::Averager* next, Duration grace) {
+Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration others, averaging::Averager* next, Duration grace) {
+  auto passed = [](ProgressTracker& run, std::uint64_t end, Duration time) -> Task<void> {
+    co_await run.epoch_passed(end);
+    co_await run.runtime().sleep_for(time);
+  };
   auto late = [](Runtime& runtime, averaging::Averager* waiting, Duration time) -> Task<void> {
     if (waiting) co_await waiting->someone_waits();
     co_await runtime.sleep_for(time);
   };
-  (void)co_await race(tracker.runtime(), tracker.epoch_passed(epoch), late(tracker.runtime(), next, grace));
+  (void)co_await race(tracker.runtime(), passed(tracker, epoch, others), late(tracker.runtime(), next, grace));
 }
 
 /// Waits for the group of a round; gives the round up, and yields false, when that has no point any more.
@@ -117,7 +123,7 @@ Task<bool> Run::Impl::find_gradient_group(bool late) {
   averaging::Averager* const next = late ? nullptr : &state_averager;
   const Duration grace = late ? options.matchmaking_time : options.matchmaking_time / 4;
   Round& round = *gradients.round;
-  if (co_await finds_group(runtime, round, hopeless(tracker, local_epoch, next, grace))) co_return true;
+  if (co_await finds_group(runtime, round, hopeless(tracker, local_epoch, gradients.apart(options), next, grace))) co_return true;
   gradients.round.reset();
   miss("gradients");
   metrics.grad_missed.increment();
@@ -143,7 +149,7 @@ Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
   std::shared_ptr<averaging::TensorParts> parts;
   if (!exclusive) parts = co_await replica.state_parts(plan.how);
   if (plan.released && plan.how != StateRound::live) plan.released->set();
-  const bool found = co_await finds_group(runtime, round, hopeless(tracker, plan.epoch, nullptr, plan.patience));
+  const bool found = co_await finds_group(runtime, round, hopeless(tracker, plan.epoch, state.apart(options), nullptr, plan.patience));
   std::optional<SharedModel::Change> change;
   if (exclusive && found) {
     change.emplace(co_await model.change());
@@ -196,7 +202,8 @@ Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, const
 void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
   std::vector<PeerId> members;
   for (const auto& member : result.group) members.push_back(member.peer);
-  tracker.took_part(members);
+  const bool divided = of_gradients ? gradients.divided : state.divided;  // trainers of other groups are no absentees
+  if (!divided) tracker.took_part(members);
   const std::lock_guard lock(mutex);
   counters.bytes_sent += result.bytes_sent;
   counters.bytes_received += result.bytes_received;

@@ -38,6 +38,20 @@ TEST(TrainingRun, AHundredTrainersLearnWhileATenthIsReplacedEveryMinute) {
   EXPECT_EQ(report.newcomers_late, 0u) << "of " << report.newcomers;
 }
 
+TEST(TrainingRun, LearnsInGroupsThatAreDrawnAnewForEveryRound) {
+  auto scenario = small_training();
+  scenario.trainers = 24;
+  scenario.tune = [](RunOptions& options) { options.target_group_size = 12; };
+  const auto report = run_training(scenario);
+  expect_learnt(report);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_EQ(report.epochs_alone, 0u);
+  EXPECT_GT(report.mean_group, 8);
+  EXPECT_LT(report.mean_group, 16);
+  EXPECT_LE(report.downloads, 2u) << "a draw may leave a trainer alone";
+  EXPECT_LT(report.spread, report.first_loss / 20) << "averages mix through the whole run";
+}
+
 TEST(TrainingRun, LearnsWhateverIsDelayed) {
   struct Mode {
     const char* name;

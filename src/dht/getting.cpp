@@ -340,7 +340,7 @@ std::optional<GetResult> Dht::Impl::decode(const Lookup& lookup) const {
   if (entries.empty()) return std::nullopt;
   result.held = entries.size();
   if (auto counts = lookup.counts; !counts.empty()) {  // a single replica may say anything
-    const auto middle = counts.begin() + static_cast<std::ptrdiff_t>(counts.size() / 2);
+    const auto middle = counts.begin() + static_cast<std::ptrdiff_t>((counts.size() - 1) / 2);
     std::ranges::nth_element(counts, middle);
     result.held = std::max(result.held, *middle);
   }

@@ -290,15 +290,15 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
   global.claimed = epochs[0];
 }
 
-/// \param held  trainers that the record names; `entries` are some of them, or all
-void ProgressTracker::add_up(const std::vector<Entry>& entries, std::size_t held, GlobalProgress& global) {
+/// \param found  the record that the entries are from: some of its entries were drawn, or all are there
+void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global) {
   const double now = dht_.now();
   global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
   double estimated = global.samples, clients = 0;
   const auto own = static_cast<std::size_t>(
       std::ranges::count(entries, key_->ownership_marker(), [](const Entry& entry) -> const std::string& { return entry.marker; }));
-  const bool all = held <= entries.size() || entries.size() == own;
-  const double each = all ? 1 : static_cast<double>(held - 1) / static_cast<double>(entries.size() - own);
+  const std::size_t others = found.entries().size() - own;
+  const double each = drawn_ && others > 0 ? static_cast<double>(found.held - 1) / static_cast<double>(others) : 1;
   for (const Entry& entry : entries) {
     const bool ours = entry.marker == key_->ownership_marker();
     const double like = ours ? 1 : each;  // trainers that it stands for
@@ -308,7 +308,7 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, std::size_t held
     global.samples += like * entry.samples;
     estimated += like * (entry.samples + std::max(0.0, now - entry.time) * entry.samples_per_second);
   }
-  global.peers = all ? entries.size() : held;
+  global.peers = static_cast<std::size_t>(std::lround(each * static_cast<double>(entries.size() - own))) + (drawn_ ? 1 : own);
   global.clients = static_cast<std::size_t>(std::lround(clients));
   const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
   const auto peers = static_cast<double>(global.peers);
@@ -345,7 +345,7 @@ Task<void> ProgressTracker::refresh() {
     co_return;
   }
   std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
-  drawn_ = found && found->held > entries.size();
+  drawn_ = found && found->held > found->entries().size();
   bind_peers(entries, !drawn_);
   GlobalProgress global;
   global.samples_per_second = kNoRate;
@@ -357,7 +357,7 @@ Task<void> ProgressTracker::refresh() {
     global.eta = dht_.now() + std::max(0.0, options_.target_batch_size - samples_) / ema_.samples_per_second();
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
   } else {
-    add_up(entries, found->held, global);
+    add_up(entries, *found, global);
   }
   if (!looked_ && std::ranges::all_of(reports_, [this](const auto& report) { return report.first == dht_.host().id(); }))
     log::info("train", "no other trainer reports for run {} yet: this is the first one, or the run has another name",

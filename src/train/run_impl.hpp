@@ -33,10 +33,16 @@ struct Scheduled {
   averaging::Averager& averager;
   RoundPace pace;
   std::optional<averaging::Round> round{};
-  bool divided = false;  ///< among several groups, the last round that began
+  std::size_t group_bits = 0;  ///< of the last round that began: it was divided among 2^n groups
+  std::size_t met = 0;         ///< trainers that the last group lets expect; 0: no group was found
+  std::size_t misses = 0;      ///< rounds without a group since then
 
+  /// The bits of a round among so many trainers. \param group  wanted size of a group; 0: all
+  std::size_t bits_for(std::size_t expected, std::size_t group) const;
+  /// Counts a group that was found, or with 0 that none was.
+  void count_group(std::size_t members);
   /// How much later other groups may end the same round.
-  Duration apart(const RunOptions& options) const { return divided ? options.matchmaking_time : 0s; }
+  Duration apart(const RunOptions& options) const { return group_bits > 0 ? options.matchmaking_time : 0s; }
   /// Whether a group has been found that waits for our tensors.
   bool has_group() const;
   /// Forgets a round that has ended without a group: another one may begin.

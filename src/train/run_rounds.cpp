@@ -1,4 +1,5 @@
 // When the rounds of a run begin, how long they are waited for, and what they yield.
+#include <algorithm>
 #include <bit>
 
 #include "cohive/averaging/errors.hpp"
@@ -75,14 +76,28 @@ void Run::Impl::begin_rounds(const GlobalProgress& global) {
     begin_round(state, msgpack::Value(next), global.expected, options.averaging_timeout);
 }
 
+/// Anyone can report as a thousand trainers, and divide a run with them into groups of one. So no more groups are made than
+/// the last one filled to a part, and fewer with each round after the first that found none.
+std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
+  constexpr std::size_t kLostMembers = 2;  // times as many as were met, for those that missed the round
+  if (met > 0) expected = std::min(expected, kLostMembers * met);
+  if (group == 0 || expected <= group) return 0;
+  const auto bits = static_cast<std::size_t>(std::bit_width((expected - 1) / group));
+  const auto widths = static_cast<std::size_t>(std::bit_width(bits)) + 1;  // bits, half of them, and so on, and none
+  return bits >> (misses > 0 ? (misses - 1) % widths : 0);
+}
+
+void Scheduled::count_group(std::size_t members) {
+  met = members << group_bits;
+  misses = members > 0 ? 0 : misses + 1;
+}
+
 void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout) {
   averaging::RoundOptions round;
   round.gather = std::move(gather);
   round.timeout = timeout;
   round.expected_members = expected;
-  scheduled.divided = options.target_group_size > 0 && expected > options.target_group_size;
-  if (scheduled.divided)
-    round.random_group_bits = static_cast<std::size_t>(std::bit_width((expected - 1) / options.target_group_size));
+  scheduled.group_bits = round.random_group_bits = scheduled.bits_for(expected, options.target_group_size);
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
   scheduled.round = scheduled.averager.begin(std::move(round));
@@ -125,6 +140,7 @@ Task<bool> Run::Impl::find_gradient_group(bool late) {
   Round& round = *gradients.round;
   if (co_await finds_group(runtime, round, hopeless(tracker, local_epoch, gradients.apart(options), next, grace))) co_return true;
   gradients.round.reset();
+  gradients.count_group(0);
   miss("gradients");
   metrics.grad_missed.increment();
   co_return false;
@@ -160,6 +176,7 @@ Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
     round.trigger(plan.weight, parts);
     outcome = judge(state, co_await round.result(), "parameters");
   } else {
+    state.count_group(0);
     miss("parameters");
   }
   if (outcome.result) count_round(*outcome.result, false);
@@ -202,8 +219,9 @@ Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, const
 void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
   std::vector<PeerId> members;
   for (const auto& member : result.group) members.push_back(member.peer);
-  const bool divided = of_gradients ? gradients.divided : state.divided;  // trainers of other groups are no absentees
-  if (!divided) tracker.took_part(members);
+  Scheduled& scheduled = of_gradients ? gradients : state;
+  scheduled.count_group(members.size());
+  if (scheduled.group_bits == 0) tracker.took_part(members);  // trainers of other groups are no absentees
   const std::lock_guard lock(mutex);
   counters.bytes_sent += result.bytes_sent;
   counters.bytes_received += result.bytes_received;

@@ -3,8 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "cohive/testing/train_scenario.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/testing/cheap_keys.hpp"
+#include "cohive/testing/train_scenario.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
 #include "support/sanitizers.hpp"
 
@@ -50,6 +51,37 @@ TEST(TrainingRun, LearnsInGroupsThatAreDrawnAnewForEveryRound) {
   EXPECT_LT(report.mean_group, 16);
   EXPECT_LE(report.downloads, 2u) << "a draw may leave a trainer alone";
   EXPECT_LT(report.spread, report.first_loss / 20) << "averages mix through the whole run";
+}
+
+/// Reports as trainers that do not exist, each with a key of its own.
+Task<void> invent_trainers(TrainSwarm& swarm, std::size_t count) {
+  Dht* dht = co_await swarm.stranger();
+  sim::CheapKeys keys;
+  for (std::size_t i = 0; i < count; ++i) {
+    const dht::RsaSignatureValidator key(keys.der(1000 + i));
+    const msgpack::Map record{{{"peer_id", msgpack::Value::bin(as_bytes(std::to_string(i)))},
+                               {"epoch", 0},
+                               {"samples_accumulated", 0},
+                               {"samples_per_second", 1e-3},
+                               {"time", dht->now()},
+                               {"client_mode", false}}};
+    dht->add_validator(std::make_shared<dht::RsaSignatureValidator>(keys.der(1000 + i)));
+    (void)co_await dht->store("simulated_progress", msgpack::Bin{key.ownership_marker()}, record, dht->now() + 3600);
+  }
+}
+
+TEST(TrainingRun, IsNotDividedByTrainersThatDoNotExist) {
+  auto scenario = small_training();
+  scenario.trainers = 8;
+  scenario.tune = [](RunOptions& options) { options.target_group_size = 8; };
+  scenario.each_second = [](TrainSwarm& swarm, double second) {
+    if (second == 8) swarm.spawn(invent_trainers(swarm, 100));
+  };
+  const auto report = run_training(scenario);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GE(report.epochs, 8u);
+  EXPECT_GT(report.mean_group, 3.5) << "two groups at most";
+  EXPECT_LT(report.last_loss, report.first_loss / 5);
 }
 
 TEST(TrainingRun, LearnsWhateverIsDelayed) {

@@ -119,7 +119,7 @@ class ProgressTracker {
   void bind_peers(std::vector<Entry>& entries, bool all);
   void note_reports(const std::vector<Entry>& entries);
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
-  void add_up(const std::vector<Entry>& entries, std::size_t held, GlobalProgress& global);
+  void add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global);
   Duration least_period(std::size_t peers) const;
   bool looked_ = false;
   bool drawn_ = false;  // the trainers in sight are some of them

@@ -135,8 +135,9 @@ class FailuresOfTrainers(WithFolder):
         self.wait_for(lambda: "".join(log.read_text() for _, log in trainers), either)
         self.assertTrue(any(re.search(either, failure["message"]) for page, _ in trainers for failure in self.status(page)["failures"]
                             if failure["kind"] in ("round", "download")))
-        said = self.doctor("--run-id", "cohive_run", *self.hub["initial_peers"])
-        self.assertIn("models: 1 trainer has another model or optimizer than 1 other, and cannot average with them: ", said)
+        # They can hear of one another before both reports of progress are in the DHT.
+        self.wait_for(lambda: self.doctor("--run-id", "cohive_run", *self.hub["initial_peers"]),
+                      "models: 1 trainer has another model or optimizer than 1 other, and cannot average with them: ")
 
     def test_a_member_killed_in_a_round(self):
         """Its partner sends slowly, so that a round takes a while."""

@@ -239,7 +239,8 @@ Task<Result<GetResult>> Dht::get(Key key, bool latest, std::optional<Deadline> d
   co_return std::move(results.front());
 }
 
-Task<Result<GetResult>> Dht::get_sampled(Key key, std::size_t replicas, std::size_t most_entries, std::optional<Deadline> deadline) {
+Task<Result<GetResult>> Dht::get_sampled(Key key, std::size_t replicas, std::size_t most_entries,
+                                            std::optional<Deadline> deadline) {
   co_return co_await impl_->get_sampled(std::move(key), replicas, most_entries, impl_->deadline_for(1, deadline));
 }
 

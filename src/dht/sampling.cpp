@@ -59,7 +59,8 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, st
   look_up_locally(*lookup, false);
   if (lookup->best && lookup->best->is_dictionary()) lookup->counts.push_back(lookup->best->dictionary()->entries().size());
   const bool whole = most_entries == 0;
-  if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now()) lookup->take(*known);
+  if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now())
+    lookup->take(*known);
   const DhtId twin = lookup->key.twin();
   auto found = co_await explore({twin}, options.num_replicas, deadline, true);
   const bool crowded = found[twin].crowded;

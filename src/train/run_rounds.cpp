@@ -97,7 +97,9 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
   round.gather = std::move(gather);
   round.timeout = timeout;
   round.expected_members = expected;
-  scheduled.group_bits = round.random_group_bits = scheduled.bits_for(expected, options.target_group_size);
+  // Members of a scheme such as PowerSGD go on from factors that they share: they meet the same members again.
+  const bool one_group = &scheduled == &gradients && options.grad_averager_factory;
+  scheduled.group_bits = round.random_group_bits = one_group ? 0 : scheduled.bits_for(expected, options.target_group_size);
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
   scheduled.round = scheduled.averager.begin(std::move(round));
@@ -107,10 +109,10 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
 
 namespace {
 
-/// Completes when waiting for a group has no point any more: the run has passed `epoch` for `others`, which is the time that groups of
-/// one round may be apart, or `grace` has gone by since members have been
-/// waiting for this peer in the round of `next`. A member that waits for our parameters has the gradients: it says so sooner
-/// than the report of the epoch comes through the DHT, if this peer owns parts of that round.
+/// Completes when waiting for a group has no point any more: the run has passed `epoch` for `others`, the time by which groups of one
+/// round may be apart, or `grace` has gone by since members have been waiting for this peer in the round of `next`. A member that
+/// waits for our parameters has the gradients: it says so sooner than the report of the epoch comes through the DHT, if this peer
+/// owns parts of that round.
 Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration others, averaging::Averager* next, Duration grace) {
   auto passed = [](ProgressTracker& run, std::uint64_t end, Duration time) -> Task<void> {
     co_await run.epoch_passed(end);
@@ -165,7 +167,8 @@ Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
   std::shared_ptr<averaging::TensorParts> parts;
   if (!exclusive) parts = co_await replica.state_parts(plan.how);
   if (plan.released && plan.how != StateRound::live) plan.released->set();
-  const bool found = co_await finds_group(runtime, round, hopeless(tracker, plan.epoch, state.apart(options), nullptr, plan.patience));
+  auto pointless = hopeless(tracker, plan.epoch, state.apart(options), nullptr, plan.patience);
+  const bool found = co_await finds_group(runtime, round, std::move(pointless));
   std::optional<SharedModel::Change> change;
   if (exclusive && found) {
     change.emplace(co_await model.change());

@@ -52,8 +52,8 @@ struct RunOptions {
   /// what a round changed is added to what the trainer has made of them meanwhile (the delta rule).
   bool use_local_updates = false;
   int average_state_every = 1;  ///< epochs between rounds that average the parameters
-  /// Larger runs divide into groups of about this size, drawn anew for every round, so that in time all meet all; 0: one group of all.
-  /// A leader sends each member what all members say: with the square of the size.
+  /// Larger runs divide into groups of about this size, drawn anew for every round, so that in time all meet all, as what a leader
+  /// sends grows with the square of the size. 0: one group of all. A grad_averager_factory's rounds are not divided.
   std::size_t target_group_size = 128;
 
   codec::Compression grad_compression;

@@ -90,14 +90,14 @@ endif()
 
 # The compiler, and beside it the headers and the static runtime. Sanitizers and nvcc do not go together.
 set(COHIVE_HAVE_CUDA FALSE)
+set(cuda_wheels_dir "${PROJECT_SOURCE_DIR}/.deps/cuda/nvidia/cu13")  # by tools/install-deps.sh --cuda
 cohive_wanted(wanted COHIVE_WITH_CUDA)
 if(wanted STREQUAL "AUTO" AND (COHIVE_SANITIZE OR COHIVE_FUZZ))
   set(wanted OFF)
 endif()
 if(NOT wanted STREQUAL "OFF")
   get_filename_component(cudacxx_dir "$ENV{CUDACXX}" DIRECTORY)
-  set(wheels_dir "${PROJECT_SOURCE_DIR}/.deps/cuda/nvidia/cu13")  # by tools/install-deps.sh --cuda
-  find_program(COHIVE_NVCC nvcc HINTS "${cudacxx_dir}" PATHS ENV CUDA_PATH /usr/local/cuda "${wheels_dir}"
+  find_program(COHIVE_NVCC nvcc HINTS "${cudacxx_dir}" PATHS ENV CUDA_PATH /usr/local/cuda "${cuda_wheels_dir}"
                PATH_SUFFIXES bin)
   find_program(COHIVE_CUDA_HOST_COMPILER NAMES g++ DOC "what nvcc compiles the host's side with")
   if(COHIVE_NVCC AND COHIVE_CUDA_HOST_COMPILER)

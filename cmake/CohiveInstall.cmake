@@ -33,8 +33,8 @@ install(FILES "${CMAKE_CURRENT_BINARY_DIR}/cohiveConfig.cmake" "${CMAKE_CURRENT_
               cmake/FindNatPmp.cmake cmake/FindSodium.cmake
         DESTINATION "${package_dir}" COMPONENT development)
 
-# For builds without CMake: cohive-net.pc, cohive-averaging.pc, cohive-train.pc, cohive-testing.pc, and cohive.pc, which is all but the last. What
-# archives need is linked, too. LibTorch and CUDA have no files of this kind.
+# For builds without CMake: cohive-net.pc, cohive-averaging.pc, cohive-train.pc, cohive-testing.pc, and cohive.pc, which is
+# all but the last. What archives need is linked, too. LibTorch and CUDA have no files of this kind.
 set(pc_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 file(RELATIVE_PATH pc_to_prefix "/${pc_dir}" "/")
 function(cohive_pkg_config pc_name pc_description pc_requires)

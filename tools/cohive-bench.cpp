@@ -68,13 +68,8 @@ double percentile_ms(std::vector<double> values, double p) {
 
 namespace {
 
-/// Options that several commands have. Each has values of its own: the environment and a configuration file set those of
-/// commands that do not run, too.
-struct Simulated {
-  double minutes = 5;
-  std::uint64_t seed = 1;
-  std::size_t runs = 200;
-
+/// The environment and a configuration file set options of commands that do not run, too.
+struct OwnOptions : cohive::bench::Simulated {
   void add_minutes(CLI::App* command) {
     command->add_option("--minutes", minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
   }
@@ -82,9 +77,7 @@ struct Simulated {
     command->add_option("--runs", runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
   }
   cohive::bench::Settings in(cohive::bench::Settings settings) const {
-    settings.minutes = minutes;
-    settings.seed = seed;
-    settings.runs = runs;
+    static_cast<cohive::bench::Simulated&>(settings) = *this;
     return settings;
   }
 };
@@ -95,7 +88,7 @@ int main(int argc, char** argv) {
   using namespace cohive;
   bench::Settings settings;
   log::Options log_options{log::Level::warn, log::Format::text};
-  Simulated of_dht, of_training, of_faults, of_adversaries;
+  OwnOptions of_dht, of_training, of_faults, of_adversaries;
   CLI::App app("Measures transport, DHT, all-reduce, codecs, optimizers and memory; prints JSON.", "cohive-bench");
   app.require_subcommand(1);
   app.fallthrough();

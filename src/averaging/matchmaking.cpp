@@ -67,8 +67,7 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
     }
   } searching(*this, std::make_shared<Search>(context_, std::move(self), plan, seconds_at(context_.runtime, deadline)));
   auto group = co_await search_->run(deadline);
-  if (!group) co_return group;
-  if (draws) co_return group;
+  if (!group || draws) co_return group;
   const std::size_t position = group->index_of(context_.own()).value();
   move_to(next_group_bits(context_.bits, as_bytes(group->id), position, group->members.size(),
                           context_.finder.options.target_group_size));

@@ -240,7 +240,7 @@ Task<Result<GetResult>> Dht::get(Key key, bool latest, std::optional<Deadline> d
 }
 
 Task<Result<GetResult>> Dht::get_sampled(Key key, std::size_t replicas, std::size_t most_entries,
-                                            std::optional<Deadline> deadline) {
+                                         std::optional<Deadline> deadline) {
   co_return co_await impl_->get_sampled(std::move(key), replicas, most_entries, impl_->deadline_for(1, deadline));
 }
 

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <random>
 
-#include "scenarios/hostile_peer.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/rpc/rpc.hpp"
+#include "scenarios/hostile_peer.hpp"
+#include "scenarios/progress_record.hpp"
 
 namespace cohive::sim {
 namespace {
@@ -29,12 +30,7 @@ Task<void> lie_about_progress(Dht& dht, std::shared_ptr<dht::RsaSignatureValidat
   dht.add_validator(key);
   for (int i = 0;; ++i) {
     const std::uint64_t epochs[] = {kFarEpoch, ~std::uint64_t{0}, 0};
-    const Map report{{{"peer_id", Value::bin(dht.host().id().bytes())},
-                      {"epoch", epochs[i % 3]},
-                      {"samples_accumulated", std::uint64_t{1} << 50},
-                      {"samples_per_second", 1e14},
-                      {"time", dht.now()},
-                      {"client_mode", false}}};
+    const Map report = progress_record(dht.host().id().bytes(), epochs[i % 3], std::uint64_t{1} << 50, 1e14, dht.now());
     (void)co_await dht.store("simulated_progress", Bin{key->ownership_marker()}, report, dht.now() + kWeek + i);
     co_await dht.runtime().sleep_for(10s);
   }
@@ -56,12 +52,8 @@ Task<std::uint64_t> epoch_of_the_run(Dht& dht) {
 Task<void> claim_batches(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, std::uint64_t ahead) {
   dht.add_validator(key);
   for (;;) {
-    const Map report{{{"peer_id", Value::bin(dht.host().id().bytes())},
-                      {"epoch", co_await epoch_of_the_run(dht) + ahead},
-                      {"samples_accumulated", 100'000},
-                      {"samples_per_second", 1000.0},
-                      {"time", dht.now()},
-                      {"client_mode", false}}};
+    const std::uint64_t epoch = co_await epoch_of_the_run(dht) + ahead;
+    const Map report = progress_record(dht.host().id().bytes(), epoch, 100'000, 1000.0, dht.now());
     (void)co_await dht.store("simulated_progress", Bin{key->ownership_marker()}, report, dht.now() + 60);
     co_await dht.runtime().sleep_for(1s);
   }

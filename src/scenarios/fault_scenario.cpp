@@ -4,15 +4,15 @@
 #include <cmath>
 #include <map>
 
-#include "scenarios/handed_tensors.hpp"
-#include "scenarios/held_values.hpp"
-#include "scenarios/hostile_peer.hpp"
 #include "averaging/partition.hpp"
 #include "averaging/state_pieces.hpp"
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/testing/swarm.hpp"
+#include "scenarios/handed_tensors.hpp"
+#include "scenarios/held_values.hpp"
+#include "scenarios/hostile_peer.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -6,10 +6,10 @@
 #include <map>
 #include <set>
 
-#include "cohive/testing/cheap_keys.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "cohive/train/run.hpp"
 #include "cohive/transport/sim_network.hpp"

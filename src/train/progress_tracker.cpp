@@ -244,10 +244,9 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
 }
 
 /// Of keys that claim one peer id, the one that was there first has it.
-/// \param all  whether the entries are all that there are: claims that are not among them have expired
-void ProgressTracker::bind_peers(std::vector<Entry>& entries, bool all) {
+void ProgressTracker::bind_peers(std::vector<Entry>& entries) {
   std::unordered_map<PeerId, std::string> bound;
-  if (!all && bound_.size() < kMaxBound) bound = bound_;
+  if (drawn_ && bound_.size() < kMaxBound) bound = bound_;  // a claim that was not drawn need not have expired
   for (const Entry& entry : entries) {
     const auto before = entry.peer ? bound_.find(*entry.peer) : bound_.end();
     if (before != bound_.end() && before->second == entry.marker) bound.insert(*before);
@@ -331,8 +330,7 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
   const std::size_t peers = snapshot().peers;
   if (!looked_ || peers > kTooManyPeers) {
     auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, kRecordsDrawn);
-    const bool some = drawn && drawn->held > drawn->entries().size();
-    if (!some || drawn->held > kTooManyPeers) co_return drawn;
+    if (!drawn || !drawn->is_drawn() || drawn->held > kTooManyPeers) co_return drawn;
   }
   if (!looked_ || peers > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
   co_return co_await dht_.get(key, true);
@@ -345,8 +343,8 @@ Task<void> ProgressTracker::refresh() {
     co_return;
   }
   std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
-  drawn_ = found && found->held > found->entries().size();
-  bind_peers(entries, !drawn_);
+  drawn_ = found && found->is_drawn();
+  bind_peers(entries);
   GlobalProgress global;
   global.samples_per_second = kNoRate;
   note_reports(entries);

@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include "averaging/averaging_fixture.hpp"
-#include "scenarios/hostile_peer.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/host_parts.hpp"
+#include "scenarios/hostile_peer.hpp"
 
 namespace cohive::averaging {
 namespace {

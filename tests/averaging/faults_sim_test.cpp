@@ -2,8 +2,8 @@
 
 #include <chrono>
 
-#include "scenarios/fault_scenario.hpp"
 #include "cohive/core/log.hpp"
+#include "scenarios/fault_scenario.hpp"
 
 namespace cohive::averaging {
 namespace {

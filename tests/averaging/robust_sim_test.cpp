@@ -4,9 +4,9 @@
 #include <random>
 
 #include "averaging/averaging_fixture.hpp"
+#include "averaging/partition.hpp"
 #include "scenarios/held_values.hpp"
 #include "scenarios/hostile_peer.hpp"
-#include "averaging/partition.hpp"
 
 namespace cohive::averaging {
 namespace {

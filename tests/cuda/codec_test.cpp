@@ -7,19 +7,14 @@
 
 #include "cohive/core/errors.hpp"
 #include "gpu.hpp"
-
-#ifndef __has_feature
-#define __has_feature(feature) 0
-#endif
+#include "support/sanitizers.hpp"
 
 namespace cohive::cuda {
 namespace {
 
-const std::vector<std::size_t> kSizes = {0, 1, 2, 31, 255, 256, 257, 4095, 4096, 4097, 8192, 100'003,
-#if !__has_feature(address_sanitizer)  // where an emulated grid of this size takes a minute
-                                         (1 << 21) + 5
-#endif
-};
+// A sanitizer takes a minute for an emulated grid of the largest size.
+const std::vector<std::size_t> kSizes = {0,    1,    2,    31,   255,     256,
+                                         257,  4095, 4096, 4097, 8192, 100'003, kSanitized ? 8193 : (1 << 21) + 5};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// Magnitudes from the smallest denormal to the largest float, both signs, ties of rounding among them.

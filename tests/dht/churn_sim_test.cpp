@@ -1,8 +1,8 @@
 // Swarms of many nodes on virtual time, of which one in twenty is replaced every minute.
 #include <gtest/gtest.h>
 
-#include "scenarios/dht_churn.hpp"
 #include "cohive/core/log.hpp"
+#include "scenarios/dht_churn.hpp"
 #include "support/sanitizers.hpp"
 
 namespace cohive::bench {

@@ -8,8 +8,8 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/varint.hpp"
-#include "fuzz.hpp"
 #include "cohive/testing/swarm.hpp"
+#include "fuzz.hpp"
 #include "transport/yamux_frame.hpp"
 
 namespace cohive::fuzz {

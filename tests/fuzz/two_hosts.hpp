@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cohive/core/combine.hpp"
-#include "fuzz.hpp"
 #include "cohive/testing/swarm.hpp"
+#include "fuzz.hpp"
 
 namespace cohive::fuzz {
 

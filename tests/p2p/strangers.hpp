@@ -6,9 +6,9 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/proto/p2p.pb.h"
+#include "cohive/testing/swarm.hpp"
 #include "cohive/transport/multistream.hpp"
 #include "cohive/transport/upgrade.hpp"
-#include "cohive/testing/swarm.hpp"
 
 namespace cohive::p2p {
 

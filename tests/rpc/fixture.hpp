@@ -7,8 +7,8 @@
 #include "cohive/core/metrics.hpp"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/rpc.hpp"
-#include "cohive/transport/errors.hpp"
 #include "cohive/testing/swarm.hpp"
+#include "cohive/transport/errors.hpp"
 
 namespace cohive::rpc::testing {
 

@@ -7,11 +7,11 @@
 #include <memory>
 #include <vector>
 
-#include "cohive/testing/cheap_keys.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
-#include "cohive/train/run.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "cohive/testing/swarm.hpp"
+#include "cohive/train/run.hpp"
 
 namespace cohive::train {
 

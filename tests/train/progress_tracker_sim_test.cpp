@@ -1,9 +1,10 @@
 #include "cohive/train/progress_tracker.hpp"
 
-#include "cohive/testing/cheap_keys.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "dht/dht_swarm.hpp"
+#include "scenarios/progress_record.hpp"
 
 namespace cohive::train {
 namespace {
@@ -80,12 +81,7 @@ TEST_F(Progress, OfAVeryLargeRunIsReckonedFromSomeOfItsRecords) {
     Dht& node = add();
     const auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(static_cast<std::size_t>(i)));
     node.add_validator(key);
-    const msgpack::Map record{{{"peer_id", msgpack::Value::bin(node.host().id().bytes())},
-                               {"epoch", 0},
-                               {"samples_accumulated", i % 5},
-                               {"samples_per_second", .5},
-                               {"time", node.now()},
-                               {"client_mode", false}}};
+    const msgpack::Map record = sim::progress_record(node.host().id().bytes(), 0, i % 5, .5, node.now());
     ASSERT_TRUE(swarm.run(node.store("run_progress", msgpack::Bin{key->ownership_marker()}, record, node.now() + 3600)));
   }
   tracker.report(0, 10);
@@ -254,12 +250,7 @@ TEST_F(Progress, RecordsThatMakeNoSenseAreLeftOut) {
   tracker.report(2, 10);
   Dht& liar = add();
   const auto record = [&](Value epoch, Value samples, Value rate) {
-    return Map{{{"peer_id", Value::bin(liar.host().id().bytes())},
-                {"epoch", std::move(epoch)},
-                {"samples_accumulated", std::move(samples)},
-                {"samples_per_second", std::move(rate)},
-                {"time", liar.now()},
-                {"client_mode", false}}};
+    return sim::progress_record(liar.host().id().bytes(), std::move(epoch), std::move(samples), std::move(rate), liar.now());
   };
   const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
   int number = 0;
@@ -284,12 +275,7 @@ class ProgressLiars : public Progress {
   }
   void claim(Dht& liar, std::uint64_t epoch, std::uint64_t samples, double time, double expiration) {
     using namespace msgpack;
-    const Map report{{{"peer_id", Value::bin(liar.host().id().bytes())},
-                      {"epoch", epoch},
-                      {"samples_accumulated", samples},
-                      {"samples_per_second", 1.0},
-                      {"time", time},
-                      {"client_mode", false}}};
+    const Map report = sim::progress_record(liar.host().id().bytes(), epoch, samples, 1.0, time);
     EXPECT_TRUE(store(liar, "run_progress", Bin{key->ownership_marker()}, report, expiration));
     swarm.pass(5s);
   }
@@ -354,12 +340,7 @@ TEST_F(ProgressLiars, NobodyReportsForAnotherPeer) {
   Dht& liar = add_liar();
   using namespace msgpack;
   const auto report_for = [&](const PeerId& peer, double expiration) {
-    const Map report{{{"peer_id", Value::bin(peer.bytes())},
-                      {"epoch", 0},
-                      {"samples_accumulated", 1},
-                      {"samples_per_second", 1.0},
-                      {"time", liar.now() + 3600},
-                      {"client_mode", false}}};
+    const Map report = sim::progress_record(peer.bytes(), 0, 1, 1.0, liar.now() + 3600);
     EXPECT_TRUE(store(liar, "run_progress", Bin{key->ownership_marker()}, report, in(expiration)));
   };
   report_for(member, 60);

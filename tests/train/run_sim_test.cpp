@@ -7,6 +7,7 @@
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/testing/train_scenario.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
+#include "scenarios/progress_record.hpp"
 #include "support/sanitizers.hpp"
 
 namespace cohive::train {
@@ -58,15 +59,10 @@ Task<void> invent_trainers(TrainSwarm& swarm, std::size_t count) {
   Dht* dht = co_await swarm.stranger();
   sim::CheapKeys keys;
   for (std::size_t i = 0; i < count; ++i) {
-    const dht::RsaSignatureValidator key(keys.der(1000 + i));
-    const msgpack::Map record{{{"peer_id", msgpack::Value::bin(as_bytes(std::to_string(i)))},
-                               {"epoch", 0},
-                               {"samples_accumulated", 0},
-                               {"samples_per_second", 1e-3},
-                               {"time", dht->now()},
-                               {"client_mode", false}}};
-    dht->add_validator(std::make_shared<dht::RsaSignatureValidator>(keys.der(1000 + i)));
-    (void)co_await dht->store("simulated_progress", msgpack::Bin{key.ownership_marker()}, record, dht->now() + 3600);
+    const auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(1000 + i));
+    const msgpack::Map record = sim::progress_record(as_bytes(std::to_string(i)), 0, 0, 1e-3, dht->now());
+    dht->add_validator(key);
+    (void)co_await dht->store("simulated_progress", msgpack::Bin{key->ownership_marker()}, record, dht->now() + 3600);
   }
 }
 
@@ -214,13 +210,7 @@ TEST(TrainingRun, OneRecordOfAFarEpochMakesNobodyDropBatches) {
     if (second != 20) return;
     const std::string stranger(38, 'x');
     const double now = to_seconds(20s);
-    swarm.spawn(lie(swarm, key,
-                    msgpack::Map{{{"peer_id", msgpack::Value::bin(as_bytes(stranger))},
-                                  {"epoch", std::uint64_t{1} << 40},
-                                  {"samples_accumulated", std::uint64_t{1}},
-                                  {"samples_per_second", 1.0},
-                                  {"time", now},
-                                  {"client_mode", false}}}));
+    swarm.spawn(lie(swarm, key, sim::progress_record(as_bytes(stranger), std::uint64_t{1} << 40, std::uint64_t{1}, 1.0, now)));
   };
   const auto report = run_training(scenario);
   expect_learnt(report);

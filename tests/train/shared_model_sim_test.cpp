@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "cohive/averaging/errors.hpp"
-#include "cohive/train/plain_replica.hpp"
 #include "cohive/testing/swarm.hpp"
+#include "cohive/train/plain_replica.hpp"
 
 namespace cohive::train {
 namespace {

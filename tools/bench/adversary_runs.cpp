@@ -2,8 +2,8 @@
 #include <iostream>
 #include <map>
 
-#include "scenarios/adversary.hpp"
 #include "bench/bench.hpp"
+#include "scenarios/adversary.hpp"
 
 namespace cohive::bench {
 namespace {

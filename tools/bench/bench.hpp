@@ -9,17 +9,21 @@
 
 namespace cohive::bench {
 
-struct Settings {
+/// What several commands have, each with values of its own.
+struct Simulated {
+  double minutes = 5;      ///< of virtual time, of dht-sim and train-sim
+  std::uint64_t seed = 1;  ///< of dht-sim, train-sim, faults and adversary
+  std::size_t runs = 200;  ///< of faults and adversary
+};
+
+struct Settings : Simulated {
   double seconds = 3;     ///< how long each measurement runs
   std::size_t peers = 4;  ///< of dht and allreduce
   std::size_t megabytes = 64;
   std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
-  double minutes = 5;                         ///< of virtual time, of dht-sim and train-sim
   std::vector<std::size_t> trainers{100};     ///< of train-sim: one run each
   double replaced_per_minute = 0.1;           ///< of the trainers of train-sim
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
-  std::uint64_t seed = 1;                     ///< of dht-sim, train-sim, faults and adversary
-  std::size_t runs = 200;                     ///< of faults and adversary
   bool alone = false;                         ///< of adversary: one hostile peer a run
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged
   std::size_t state_megabytes = 2000;         ///< of memory: downloaded

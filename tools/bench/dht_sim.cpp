@@ -3,8 +3,8 @@
 #include <iostream>
 
 #include "bench/bench.hpp"
-#include "scenarios/dht_churn.hpp"
 #include "cohive/core/log.hpp"
+#include "scenarios/dht_churn.hpp"
 
 namespace cohive::bench {
 

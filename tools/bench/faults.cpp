@@ -1,8 +1,8 @@
 // Seeded runs of averaging and state downloads in which something goes wrong; a failing seed is printed and replays.
 #include <iostream>
 
-#include "scenarios/fault_scenario.hpp"
 #include "bench/bench.hpp"
+#include "scenarios/fault_scenario.hpp"
 
 namespace cohive::bench {
 

@@ -3,8 +3,8 @@
 #include <iostream>
 
 #include "bench/bench.hpp"
-#include "cohive/testing/train_scenario.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/testing/train_scenario.hpp"
 
 namespace cohive::bench {
 

@@ -78,6 +78,8 @@ struct GetResult {
   std::variant<msgpack::Value, std::vector<std::pair<msgpack::Value, StoredValue>>> content;
   double expiration = 0;
   std::size_t held = 0;  ///< entries of the whole dictionary; more than entries() has only where get_sampled() drew some
+  /// Whether entries() are some of those that there are.
+  bool is_drawn() const { return held > entries().size(); }
   /// Whether the key holds subkeys.
   bool is_dictionary() const { return content.index() == 1; }
   const msgpack::Value* value() const { return std::get_if<0>(&content); }

@@ -116,7 +116,7 @@ class ProgressTracker {
   std::vector<Entry> entries_of(const dht::GetResult& record) const;
   std::size_t absent_now() const;
   Task<Result<dht::GetResult>> read_record();
-  void bind_peers(std::vector<Entry>& entries, bool all);
+  void bind_peers(std::vector<Entry>& entries);
   void note_reports(const std::vector<Entry>& entries);
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
   void add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global);

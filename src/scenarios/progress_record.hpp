@@ -1,0 +1,22 @@
+// What a trainer reports of its progress, for peers that lie about theirs and for tests. Source: docs/wire/hivemind.md, section 4.4.
+#pragma once
+
+#include <utility>
+
+#include "cohive/core/bytes.hpp"
+#include "cohive/core/msgpack.hpp"
+
+namespace cohive::sim {
+
+/// \param peer  bytes of a peer id, or what claims to be
+/// \param time  Unix seconds
+inline msgpack::Map progress_record(ByteView peer, msgpack::Value epoch, msgpack::Value samples, msgpack::Value rate, double time) {
+  return {{{"peer_id", msgpack::Value::bin(peer)},
+           {"epoch", std::move(epoch)},
+           {"samples_accumulated", std::move(samples)},
+           {"samples_per_second", std::move(rate)},
+           {"time", time},
+           {"client_mode", false}}};
+}
+
+}  // namespace cohive::sim

@@ -31,7 +31,7 @@ std::uint64_t most_state_bytes(const Replica& replica) {
 bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
   if (options.auxiliary || global.epoch <= local_epoch) return false;
   if (!checked_start || global.epoch > local_epoch + 1) return true;
-  const bool together = gradients.has_group() || options.delay_grad_averaging;
+  const bool together = gradients.has_group() || gradients.may_be_apart() || options.delay_grad_averaging;
   return !options.use_local_updates && !together;
 }
 

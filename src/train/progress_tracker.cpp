@@ -63,6 +63,7 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
 ProgressTracker::~ProgressTracker() = default;
 
 void ProgressTracker::start() {
+  started_ = runtime_.now();
   restart_timer();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
@@ -314,8 +315,9 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetRe
   const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
   global.eta = now + wait;
   const Duration least = least_period(global.peers);
-  next_fetch_ = runtime_.now() + std::clamp<Duration>(from_seconds(wait * peers / expected), least,
-                                                      options_.max_refresh_period);
+  // A peer that has just begun to look may see a run grow from one trainer to a hundred: it looks again and again.
+  const Duration longest = std::clamp<Duration>(runtime_.now() - started_, least, options_.max_refresh_period);
+  next_fetch_ = runtime_.now() + std::clamp<Duration>(from_seconds(wait * peers / expected), least, longest);
 }
 
 /// The record grows with the peers, and so does the number of its readers.

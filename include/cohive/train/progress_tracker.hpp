@@ -135,7 +135,7 @@ class ProgressTracker {
   std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
   bool unpublished_ = false, fetch_now_ = false, stored_ = false;
   Condition changed_, fetch_wanted_, seen_;
-  TimePoint next_fetch_{};
+  TimePoint started_{}, next_fetch_{};
   mutable std::mutex mutex_;
   GlobalProgress global_;
   std::optional<TimePoint> company_left_;  // when the last one of other trainers did

@@ -281,7 +281,7 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
     if (doubt == doubts_.end() || now >= doubt->second.until) epochs.push_back(entry.epoch);
   }
   std::erase_if(doubts_, [&](const auto& doubt) {  // forgotten with the record, or when long over
-    return !claims_.contains(doubt.first) || now >= doubt.second.until + kLongestDoubt;
+    return (!drawn_ && !claims_.contains(doubt.first)) || now >= doubt.second.until + kLongestDoubt;
   });
   std::sort(epochs.rbegin(), epochs.rend());
   // The members of a round reach an epoch together. Of two trainers, one may go on alone.

@@ -119,7 +119,7 @@ struct Averager::Impl {
   AveragerOptions options;
   const std::vector<TensorInfo> schema;
   const std::optional<std::vector<HostTensor>> own_tensors;
-  ResidualsPtr residuals;  // of those
+  ResidualsPtr residuals;  // of own_tensors
   const std::string base;
   AveragingMetrics metrics;
   LinkMeter meter;
@@ -227,7 +227,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   metrics.bandwidth.set(bandwidth.value_or(0));
   std::optional<Rounds::Search> search(std::in_place, rounds);
   Member own{dht.host().id(), options.mode, bandwidth, state.options.gather};
-  if (own.bandwidth) own.bandwidth = std::min(*own.bandwidth, kMaxBandwidth);  // as the others will take it
+  if (own.bandwidth) own.bandwidth = std::min(*own.bandwidth, kMaxBandwidth);  // as the other members will take it
   TraceSpan searching(runtime, "round", "find a group");
   if (searching) searching.note("averager", options.prefix);
   auto found = co_await finder->find(std::move(own), state.plan, deadline);

@@ -17,7 +17,7 @@
 namespace cohive::dht {
 namespace {
 
-// After the first initial peer answered, the others get this long: a dead one must not delay the start by its time-out.
+// After the first initial peer answered, the rest get this long: a dead one must not delay the start by its time-out.
 constexpr Duration kGraceForOthers = 3s;
 // Buckets looked at this often, per refresh_timeout.
 constexpr int kRefreshChecks = 4;
@@ -60,7 +60,7 @@ Task<Result<>> Dht::Impl::greet(PeerId peer, bool validate) {
   co_return ok();
 }
 
-/// Those that a get would ask around us are told of us, and we of them; the table has the rest from whoever calls.
+/// Makes this node known to the nodes near its id, and them to it; other nodes enter the table when they call.
 Task<void> Dht::Impl::be_known(Deadline deadline) {
   co_await explore(std::vector<DhtId>(1, protocol.node_id), options.beam_size, deadline);
 }
@@ -185,7 +185,7 @@ Task<std::unordered_map<DhtId, Explored>> Dht::Impl::explore(std::vector<DhtId> 
   co_return std::move(guide.results);
 }
 
-/// Buckets that nobody touched for long are filled again, or found to be empty.
+/// Buckets that no search touched for long are filled again, or found to be empty.
 Task<void> Dht::Impl::refresh_buckets() {
   for (;;) {
     co_await runtime.sleep_for(options.refresh_timeout / kRefreshChecks);
@@ -315,7 +315,7 @@ Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
       bytes += record.value.size();
       part.push_back({record.key, std::move(record.tag), std::move(record.value), record.expiration, record.cached});
     }
-    // Who stored them is forgotten. As a whole they would be the largest share, and the first to go.
+    // Their senders are forgotten. Under one sender they would be the largest share, and the first to go.
     const PeerId from = PeerId::of_public_key(as_bytes("restored up to " + std::to_string(at)));
     const auto stored = co_await impl_->protocol.store_locally(std::move(part), from);
     kept += static_cast<std::size_t>(std::count(stored.begin(), stored.end(), true));

@@ -20,7 +20,7 @@ struct Lookup {
   Lookup(Runtime& runtime, const DhtId& id, double enough)
       : key(id), sufficient(enough), done(runtime, "a DHT lookup") {}
   bool satisfied() const { return best && best->expiration >= sufficient; }
-  /// Takes a record that was checked before: two dictionaries are merged, of others the later one wins.
+  /// Takes a record that was checked before: two dictionaries are merged, of plain values the later one wins.
   void take(const StoredRecord& record);
 
   DhtId key;
@@ -149,7 +149,7 @@ struct Dht::Impl {
   Blacklist blacklist;
   std::vector<Multiaddr> initial;  ///< peers to come back through
   bool staying = false;
-  std::unordered_map<DhtId, LookupPtr> pending;  // searches that others may join
+  std::unordered_map<DhtId, LookupPtr> pending;  // searches that further callers may join
   RefreshQueue refreshes;
   SampledRecords sampled;
   Condition refreshes_changed;

@@ -102,7 +102,7 @@ bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
     return false;
   }
   const double lead = to_seconds(options.cache_refresh_before_expiry), refresh = lookup.best->expiration - lead;
-  // Later it has been looked up already: who reads a key that nobody renews must not cause search after search.
+  // Later it has been looked up already: reading a key that is not renewed must not cause search after search.
   if (lead > 0 && refresh > time && protocol.cache.contains(lookup.key)) schedule_refresh(lookup.key, refresh);
   return true;
 }
@@ -117,7 +117,7 @@ bool Dht::Impl::agree(const Lookup& lookup, const std::vector<DhtId>& nodes) con
   });
 }
 
-/// The search belongs to the node, not to the caller: others may have joined it when the caller is dropped.
+/// The search belongs to the node, not to the caller: other callers may have joined it when this one is dropped.
 Task<void> Dht::Impl::look_up_shared(std::vector<LookupPtr> lookups, Deadline deadline) {
   for (const auto& lookup : lookups) pending[lookup->key] = lookup;
   tasks.spawn(look_up(lookups, Deadline::never()), "dht search");
@@ -174,7 +174,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
     Impl& self;
     std::unordered_map<DhtId, LookupPtr> wanted;
   };
-  // Who takes any record stops at the first.
+  // A get that takes any record stops at the first.
   const bool newest = std::all_of(lookups.begin(), lookups.end(),
                                   [&](const LookupPtr& lookup) { return lookup->sufficient > protocol.now(); });
 
@@ -227,7 +227,7 @@ Task<void> Dht::Impl::consider(LookupPtr lookup, StoredRecord candidate, DhtId s
     if (valid[i] && dictionary)
       entries.put({std::move(records[i].subkey), identities[i]}, std::move(records[i].value), records[i].expiration);
   }
-  // Others may have answered meanwhile.
+  // Other nodes may have answered meanwhile.
   const double previous = lookup->best ? lookup->best->expiration : -kForever;
   const double found = dictionary ? entries.latest_expiration() : valid[0] ? candidate.expiration : -kForever;
   if (dictionary && lookup->best && lookup->best->is_dictionary()) {

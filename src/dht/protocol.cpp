@@ -21,7 +21,7 @@ constexpr std::size_t kRecordsPerTurn = 256;     // looked at in one turn of the
 constexpr std::size_t kHandOverBatch = 64;
 constexpr std::size_t kMaxNewcomers = 256;
 constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
-constexpr Duration kNewFor = 2min;          // so long a newcomer may still lack what others gave it
+constexpr Duration kNewFor = 2min;          // a newcomer may still lack what other nodes give it
 constexpr std::size_t kMaxHandedOver = 4096;
 constexpr std::size_t kMaxFormer = 16;
 constexpr Duration kStranger = 10s;        // that a peer without a valid token is refused unheard
@@ -122,7 +122,7 @@ void Protocol::fill(proto::NodeInfo& info) const {
 Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::string request,
                                          const CallMetrics& counters) {
   Result<std::string> reply = Error(rpc::Errc::busy, peer, method);
-  // Others that wait already go first: else small calls would take all that a busy node grants.
+  // Calls that wait already go first: else small calls would take all that a busy node grants.
   if (!busy_.contains(peer)) reply = co_await call_once(peer, method, request, counters);
   if (!reply && reply.error() == rpc::Errc::busy && !overloaded_.contains(peer, runtime.now()))
     reply = co_await call_in_turn(peer, method, std::move(request), counters);
@@ -271,7 +271,7 @@ Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId
   if (!host.connected(peer)) {
     auto reached = co_await host.connect_via(peer, teller, runtime.after(options.wait_timeout));
     if (!reached) {
-      // Whoever named it may have lied about where it is: only nodes that we knew ourselves are given up.
+      // The node that named it may have lied about its addresses: only nodes that we knew ourselves are given up.
       if (teller.empty()) lost(peer);
       metrics.find.failed.increment();
       co_return reached.error();
@@ -393,7 +393,7 @@ Task<void> Protocol::revalidate() {
   update_gauges();
 }
 
-// ---- Who is there
+// ---- Nodes that come and go
 
 void Protocol::lost(const PeerId& peer) {
   if (table.id_of(peer)) {
@@ -449,7 +449,7 @@ Task<void> Protocol::hand_records_over() {
       const auto* record = storage.get(key, now());
       if (!record) continue;
       const auto nearest = table.nearest(key, options.num_replicas);
-      // Ours to do if we are the nearest of those who were there before: newcomers have nothing to give each other, or
+      // The nearest node that was there before gives it to newcomers: these have nothing to give each other, or
       // something older when they come from another part of a swarm that fell apart.
       const auto first =
           std::find_if(nearest.begin(), nearest.end(), [&](const NodeAddress& node) { return !is_new(node.peer); });

@@ -138,9 +138,9 @@ class Protocol {
   Semaphore slots_;
   Semaphore call_backs_;  // for pings that ask for one
   std::unordered_set<PeerId> called_back_;
-  std::unordered_map<PeerId, Queue> busy_;  // nodes that said so, with those who wait for them
+  std::unordered_map<PeerId, Queue> busy_;  // nodes that said so, with the calls that wait for them
   Blacklist overloaded_;                    // nodes that went on saying so
-  Blacklist strangers_;                     // that could not prove to be members
+  Blacklist strangers_;                     // peers that could not prove to be members
   std::unordered_set<PeerId> proving_;      // right now
   Condition proven_;
   RateLimiter rates_;

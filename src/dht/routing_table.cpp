@@ -135,7 +135,7 @@ std::optional<NodeAddress> RoutingTable::add_or_update(const DhtId& id, const Pe
   if (id == self_) return std::nullopt;
   // One peer has one node: a restarted peer comes back under a new node id.
   if (const auto old = ids_.find(peer); old != ids_.end() && old->second != id) remove(DhtId(old->second));
-  // A node id belongs to who had it first: nobody takes over another peer's place by claiming its id.
+  // A node id belongs to the peer that had it first: no peer takes over the place of another by claiming its id.
   if (const auto old = peers_.find(id); old != peers_.end() && old->second != peer) return std::nullopt;
   if (block && !peers_.contains(id)) {
     std::optional<NodeAddress> doubtful;

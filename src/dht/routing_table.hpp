@@ -1,4 +1,4 @@
-// Who is where in the id space: buckets that split near ourselves. Source: docs/wire/hivemind.md, section 3.3.
+// The nodes that this one knows, by id: buckets that split near its own. Source: docs/wire/hivemind.md, section 3.3.
 #pragma once
 
 #include <deque>

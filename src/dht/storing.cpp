@@ -115,7 +115,7 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
   for (std::size_t first = 0; first < plans.size(); first += kKeysPerSearch) {
     const std::size_t count = std::min(kKeysPerSearch, plans.size() - first);
     Storing guide(*this);
-    // Only those that are to hold the record are asked: when they all name nobody nearer, it is they.
+    // Only the nodes that are to hold the record are asked: when none of them names a nearer one, it is they.
     auto search = search_options(options.num_replicas, count);
     if (!deadline.is_never())
       search.deadline = search.deadline.min(runtime.after(deadline.remaining(runtime.now()) / 2));
@@ -184,7 +184,7 @@ void Dht::Impl::cache_stored(const StorePlan& plan) {
       if (plan.accepted[i]) {
         protocol.cache.store(plan.key, record.value, record.expiration, time);
       } else {
-        // Someone has a newer one; if ours is as old as the rejected one, it is worth looking.
+        // A node has a newer record; if ours is as old as the rejected one, it is worth looking.
         const auto* cached = protocol.cache.get(plan.key, time);
         if (cached && cached->expiration <= record.expiration) schedule_refresh(plan.key, time);
       }

@@ -1,7 +1,7 @@
 // Beam search over the swarm: asks the nearest known nodes about several keys at once, until for each key the beam is
 // explored or the guide has what it wants. Source: docs/wire/hivemind.md, section 3.9.
-// Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and who looks for the
-// newest copy of a record is done when the nodes that are to hold it, the nearest, all hold the same. Node ids are free:
+// Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and a search for the
+// newest copy of a record ends when the nodes that are to hold it, the nearest, all hold the same. Node ids are free:
 // of one network block two nodes count as near, so that a machine with many ids does not surround a key; and a node that
 // names mostly nodes that do not answer is not followed further.
 // Where ids crowd a key (crowding.hpp), the search goes on in disjoint paths, as in S/Kademlia: a node is asked on one
@@ -24,7 +24,7 @@ namespace cohive::dht {
 
 struct TraversalOptions {
   std::size_t beam_size = 20;   ///< the search is over when so many, the nearest there are, have answered
-  std::size_t result_size = 0;  ///< how many it names, beam_size at least; those beyond the beam may not answer
+  std::size_t result_size = 0;  ///< how many it names, beam_size at least; nodes beyond the beam may not answer
   std::size_t num_workers = 4;
   /// Asked before the rest of the beam, which may then be spared; 0: never. See Guide::agree.
   std::size_t quorum = 0;
@@ -93,7 +93,7 @@ class Traversal {
     NodeAddress node;
     PeerId teller;         // empty: it was in our own table
     std::size_t hops = 1;  // 1: the same
-    Paths paths = 0;       // those that named it; of an asked node the one that it was asked on
+    Paths paths = 0;       // the paths that named it; of an asked node the one that it was asked on
     bool asked = false;
     bool answered = false;
     bool crowded = false;  // nearer nodes of its block have answered
@@ -107,8 +107,8 @@ class Traversal {
   struct Query {
     DhtId id;
     std::size_t index = 0;
-    std::vector<Candidate> beam;  // ascending by distance; those behind beam_size step in for nodes that fail
-    std::size_t next = kNone;     // whom to ask next: the nearest in the beam that was not asked
+    std::vector<Candidate> beam;  // ascending by distance; nodes behind beam_size step in for nodes that fail
+    std::size_t next = kNone;     // the node to ask next: the nearest in the beam that was not asked
     std::size_t calls = 0;
     std::size_t active = 0;
     std::size_t stopped_at = 0;  // hops to the node that had what was wanted
@@ -151,8 +151,8 @@ class Traversal {
   std::vector<Query> queries_;
   std::vector<Query*> unfinished_;
   bool cut_off_ = false;
-  std::unordered_map<PeerId, Named> named_;              // by whom
-  std::unordered_map<PeerId, std::vector<bool>> asked_;  // by whom: one flag per query
+  std::unordered_map<PeerId, Named> named_;              // by the node that named them
+  std::unordered_map<PeerId, std::vector<bool>> asked_;  // by node: one flag per query
   Condition changed_;
   Event all_finished_;
 };

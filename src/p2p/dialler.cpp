@@ -183,7 +183,7 @@ Task<Result<transport::StreamPtr>> Dialler::open_stream(PeerId peer, std::string
 
 bool Dialler::may_resolve(const KnownAddress& known) const {
   const auto numeric = transport::with_unspecified_host(known.address);
-  // A dnsaddr leads to further names: those that a peer announces are not followed.
+  // A dnsaddr leads to further names: a dnsaddr that a peer announces is not followed.
   return numeric ? transport_for(*numeric) != nullptr : known.source != Source::announced;
 }
 

@@ -1,7 +1,7 @@
 // Peers that are new, or behind: they download the state of a peer that is not.
 //
-// Where epochs are shorter than a download, a downloaded state is old when it comes. Another download would be, too: the peer
-// joins the next round of the state instead, with weight 0, and takes what the others have averaged.
+// Where epochs are shorter than a download, a downloaded state is old when it comes, and so would be the next one. So
+// the peer joins the next round of the state with weight 0, and takes what its members have averaged.
 // An epoch that a single peer claims is proven by a state that can be downloaded, while training goes on.
 #include "checkpoint_content.hpp"
 #include "cohive/averaging/errors.hpp"
@@ -130,7 +130,7 @@ Task<bool> Run::Impl::load_state() {
   co_await gradient_averager->load_state(runtime.after(options.load_state_timeout));
   co_await tracker.refresh();
   const GlobalProgress global = tracker.snapshot();
-  // The donor may have been about to enter the epoch that others announced.
+  // The donor may have been about to enter the epoch that other peers announced.
   enter_epoch(epoch + 1 == global.epoch ? global.epoch : epoch);
   replica.enter_epoch(local_epoch);
   sharing.set_priority(static_cast<double>(epoch));
@@ -147,7 +147,7 @@ Task<bool> Run::Impl::load_state() {
   co_return true;
 }
 
-/// Takes part in the next round of the state with weight 0, which makes our parameters those of the others.
+/// Takes part in the next round of the state with weight 0, which makes our parameters those of its members.
 Task<bool> Run::Impl::follow_state_round() {
   const GlobalProgress global = tracker.snapshot();
   if (global.peers < 2 || global.epoch <= local_epoch + 1) co_return true;

@@ -187,7 +187,7 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
 
 // ---- What the swarm tells
 
-/// Trainers that were not in the last round and have not reported since, and those whose process has ended.
+/// Trainers that were not in the last round and have not reported since, and trainers whose process has ended.
 std::size_t ProgressTracker::absent_now() const {
   return static_cast<std::size_t>(std::ranges::count_if(reports_, [this](const auto& report) {
     return absent_.contains(report.first) || dht_.host().refuses(report.first);
@@ -236,7 +236,7 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
     const auto id = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
     // The record of an earlier process with our identity is not another trainer.
     if (id == dht_.host().id() && marker->data != key_->ownership_marker()) continue;
-    // Nobody does more than a whole batch: a larger claim counts as one.
+    // No trainer does more than a whole batch: a larger claim counts as one.
     const double done = std::min(static_cast<double>(*samples->as_uint()), options_.target_batch_size);
     entries.push_back({marker->data, *epoch->as_uint(), done, *rate_value, *time_value, *client_value, id});
   }

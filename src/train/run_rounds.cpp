@@ -29,7 +29,7 @@ void Scheduled::forget_ended() {
 
 /// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
 void Run::Impl::consider_rounds() {
-  if (rounds_barred > 0 || (update && !update->done.is_set())) return;  // those that there are are still in use
+  if (rounds_barred > 0 || (update && !update->done.is_set())) return;  // the present rounds are still in use
   gradients.forget_ended();
   state.forget_ended();
   const GlobalProgress global = tracker.snapshot();
@@ -62,7 +62,7 @@ Task<void> Run::Impl::watch_members(Impl& self) {
   }
 }
 
-/// Begins those of this epoch's end that have not begun.
+/// Begins the rounds of this epoch's end that have not begun.
 void Run::Impl::begin_rounds(const GlobalProgress& global) {
   if (global.peers < 2 || ended) return;
   const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
@@ -76,10 +76,10 @@ void Run::Impl::begin_rounds(const GlobalProgress& global) {
     begin_round(state, msgpack::Value(next), global.expected, options.averaging_timeout);
 }
 
-/// Anyone can report as a thousand trainers, and divide a run with them into groups of one. So no more groups are made than
-/// the last one filled to a part, and fewer with each round after the first that found none.
+/// One peer can report as a thousand trainers, which would divide a run into groups of one. So no more groups are made
+/// than the last one filled to a part, and fewer with each round after the first that found none.
 std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
-  constexpr std::size_t kLostMembers = 2;  // times as many as were met, for those that missed the round
+  constexpr std::size_t kLostMembers = 2;  // times as many as were met, for trainers that missed the round
   if (met > 0) expected = std::min(expected, kLostMembers * met);
   if (group == 0 || expected <= group) return 0;
   const auto bits = static_cast<std::size_t>(std::bit_width((expected - 1) / group));
@@ -135,7 +135,7 @@ Task<bool> finds_group(Runtime& runtime, Round& round, Task<void> pointless) {
 
 }  // namespace
 
-/// A peer that is late has a group only if the others are still looking for one.
+/// A peer that is late has a group only if its members are still looking for one.
 Task<bool> Run::Impl::find_gradient_group(bool late) {
   averaging::Averager* const next = late ? nullptr : &state_averager;
   const Duration grace = late ? options.matchmaking_time : options.matchmaking_time / 4;
@@ -267,7 +267,7 @@ Task<void> Run::Impl::abandon_rounds() {
   co_await replica.finish_state(result.has_value());
 }
 
-/// \param expected  how many peers average, as far as is known; below 2: others may, of which nothing is known
+/// \param expected  how many peers average, as far as is known; below 2: peers may, of which nothing is known
 /// \param timeout   for the round
 /// \param patience  for its group
 Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout, Duration patience) {

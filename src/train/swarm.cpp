@@ -83,7 +83,7 @@ Result<> Membership::open() {
   return join(initial);
 }
 
-/// In a swarm with members: who they are.
+/// Reads which peers are members, in a swarm that has them.
 Result<> Membership::know_members() {
   const auto impossible = [](const char* what) { return Error(cohive::Errc::invalid_argument, what); };
   if (options.authorizer && !(options.secret_file.empty() && options.members_file.empty()))

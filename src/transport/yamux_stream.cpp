@@ -97,7 +97,7 @@ std::optional<Error> YamuxStream::broken(Half half) const {
   return std::nullopt;
 }
 
-/// A peer accepts only so many new streams at once; the others wait here before they are announced.
+/// A peer accepts only so many new streams at once; further ones wait here before they are announced.
 Task<Result<>> YamuxStream::wait_for_backlog(Deadline deadline) {
   struct PassOn {  // the wake-up of a waiter that gives up belongs to the next one
     std::shared_ptr<YamuxStreamState> state;
@@ -206,7 +206,7 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
     connection.send_frame(kData, connection.opening_flags(*state), state->id, static_cast<std::uint32_t>(size), frame);
     state->send_window -= size;
     left -= size;
-    if (left > 0 && connection.totals_.writing > 1) co_await runtime_.yield();  // the others' turn
+    if (left > 0 && connection.totals_.writing > 1) co_await runtime_.yield();  // the turn of other streams
   }
   co_return ok();
 }

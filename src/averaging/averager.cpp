@@ -11,6 +11,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/transport/network.hpp"
@@ -178,13 +179,10 @@ Task<Result<RoundResult>> Averager::step(RoundOptions options, double weight) {
 }
 
 Task<void> Averager::Impl::run_round(Impl& self, Round::State& state) {
-  struct Finish {
-    Round::State& state;
-    ~Finish() {
-      state.enter(Round::Stage::finished);
-      state.tensors.reset();
-    }
-  } finish{state};
+  const auto finish = on_exit([&state] {
+    state.enter(Round::Stage::finished);
+    state.tensors.reset();
+  });
   state.result = co_await self.try_until(state, self.runtime.after(state.options.timeout));
 }
 

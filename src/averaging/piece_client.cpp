@@ -5,6 +5,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/transport/errors.hpp"
 #include "decode_into.hpp"
 #include "state_pieces.hpp"
@@ -270,11 +271,7 @@ class PieceFetch {
     workers_.push_back(&worker);
     ++report_.progress.donors;
     report_.changed();
-    struct Leave {
-      PieceFetch& fetch;
-      Worker& worker;
-      ~Leave() { fetch.leave(worker); }
-    } leave{*this, worker};
+    const auto left = on_exit([this, &worker] { leave(worker); });
     auto result = co_await take_pieces(worker, *call.call);
     if (!result) failed(peer, result.error());
   }

@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
@@ -83,11 +84,8 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
   if (dialler.table_.connected(peer)) co_return ok();
   transport::Transport* transport = dialler.transport_for(address);
   if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
-  struct Active {
-    Gauge gauge;
-    explicit Active(Gauge g) : gauge(g) { gauge.add(1); }
-    ~Active() { gauge.add(-1); }
-  } active(self.metrics.dials_active);
+  self.metrics.dials_active.add(1);
+  const auto inactive = on_exit([gauge = self.metrics.dials_active]() mutable { gauge.add(-1); });
   TraceSpan span(self.runtime, "dial", "dial");
   if (span) {
     span.note("peer", peer.text());

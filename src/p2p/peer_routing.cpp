@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "core/bounded_parse.hpp"
 #include "network_block.hpp"
@@ -82,11 +83,7 @@ void PeerRouting::consider(const PeerId& peer) {
 
 /// A peer enters the table when it answers, as p2pd has it: a lookup of its own id must return it.
 Task<void> PeerRouting::check(PeerRouting& routing, PeerId peer) {
-  struct Checking {
-    PeerRouting& routing;
-    const PeerId& peer;
-    ~Checking() { routing.checking_.erase(peer); }
-  } checking{routing, peer};
+  const auto checked = on_exit([&routing, &peer] { routing.checking_.erase(peer); });
   auto reply = co_await routing.client_.ask(peer, peer.binary(), routing.self_.runtime.after(kRoutingTimeout));
   if (reply && reply->closer_peers_size() > 0 && routing.table_.connected(peer)) routing.insert(peer);
 }

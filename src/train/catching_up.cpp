@@ -25,9 +25,9 @@ std::uint64_t most_state_bytes(const Replica& replica) {
 
 }  // namespace
 
-/// Whether the swarm's parameters are newer than ours. When the other peers are one epoch ahead, that is the epoch whose end
-/// we are about to reach together, if we have a group with them; else they averaged without us. Peers that delay the averaging of
-/// gradients announce the epoch before there is a group: then it is enough to look for one now.
+/// Whether the swarm's parameters are newer than ours. When the other peers are one epoch ahead, that is the epoch
+/// whose end we are about to reach together, if we have a group with them; else they averaged without us. Peers that
+/// delay the averaging of gradients announce the epoch before there is a group: then it is enough to look for one now.
 bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
   if (options.auxiliary || global.epoch <= local_epoch) return false;
   if (!checked_start || global.epoch > local_epoch + 1) return true;
@@ -141,7 +141,7 @@ Task<bool> Run::Impl::load_state() {
   metrics.downloads.increment();
   log::info("train", "downloaded the state of epoch {} from {} ({} bytes, {} donors)", epoch, donor, bytes, donors);
   if (global.epoch <= local_epoch + 1) co_return true;
-  if (epoch + 1 < wanted) tracker.distrust_claims_above(epoch + 1);  // what was claimed before, the best donor cannot show
+  if (epoch + 1 < wanted) tracker.distrust_claims_above(epoch + 1);  // the best donor cannot show earlier claims
   for (int round = 0; round < kRoundsToFollow && !co_await follow_state_round(); ++round) {
   }
   co_return true;

@@ -13,7 +13,7 @@ namespace cohive::dht {
 double share_of_space(const DhtId& distance);
 
 /// How many nodes the id space holds, judged by the nodes nearest to us, in ascending order; 0 when none is known.
-double estimate_swarm_size(const DhtId& self, const std::vector<NodeAddress>& nearest);
+double estimate_swarm_size(const DhtId& self, const std::vector<NodeEntry>& nearest);
 
 /// Nodes that estimate_swarm_size() looks at, of all that a newcomer has heard from when it has looked itself up.
 inline constexpr std::size_t kNodesToJudgeBy = 10;

@@ -142,9 +142,9 @@ std::optional<std::uint64_t> Dht::Impl::block_of(const PeerId& peer) const {
 }
 
 Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys, std::size_t most_entries) {
-  const NodeAddress& node = contact.node;
+  const NodeEntry& node = contact.node;
   if (blacklist.contains(node.peer, runtime.now())) co_return std::nullopt;
-  auto findings = co_await protocol.find(node.peer, std::move(keys), contact.teller, most_entries);
+  auto findings = co_await protocol.find(node.peer, std::move(keys), contact.referrer, most_entries);
   if (!findings) {
     if (findings.error() != rpc::Errc::busy) blacklist.failed(node.peer, runtime.now());
     log::debug("dht", "find failed: {}", findings.error());
@@ -153,7 +153,7 @@ Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::v
   blacklist.succeeded(node.peer);
   for (auto& finding : *findings)
     std::erase_if(finding.nearest,
-                  [this](const NodeAddress& other) { return blacklist.contains(other.peer, runtime.now()); });
+                  [this](const NodeEntry& other) { return blacklist.contains(other.peer, runtime.now()); });
   co_return std::move(*findings);
 }
 
@@ -168,7 +168,7 @@ Task<std::unordered_map<DhtId, Explored>> Dht::Impl::explore(std::vector<DhtId> 
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nodes, SearchCost cost) override {
+    void found(const DhtId& query, std::vector<NodeEntry> nodes, SearchCost cost) override {
       results[query] = {std::move(nodes), cost.crowded};
     }
     Impl& self;
@@ -266,7 +266,7 @@ Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> k
   for (const Finding& finding : findings) {
     NodeReport& report = reports.emplace_back();
     report.has_record = finding.record.has_value();
-    for (const NodeAddress& node : finding.nearest) report.nearest.emplace_back(node.id, node.peer);
+    for (const NodeEntry& node : finding.nearest) report.nearest.emplace_back(node.id, node.peer);
   }
   co_return reports;
 }
@@ -274,7 +274,7 @@ Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> k
 Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key, std::optional<Deadline> deadline) {
   auto found = co_await impl_->explore({key}, impl_->options.bucket_size, deadline.value_or(Deadline::never()));
   std::vector<std::pair<DhtId, PeerId>> nodes;
-  for (const NodeAddress& node : found[key].nearest) nodes.emplace_back(node.id, node.peer);
+  for (const NodeEntry& node : found[key].nearest) nodes.emplace_back(node.id, node.peer);
   co_return nodes;
 }
 

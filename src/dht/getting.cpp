@@ -156,7 +156,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
       }
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) override {
+    void found(const DhtId& query, std::vector<NodeEntry> nearest, SearchCost cost) override {
       self.metrics.searches.increment();
       self.metrics.search_calls.increment(static_cast<double>(cost.calls));
       self.metrics.search_hops.increment(static_cast<double>(cost.hops));
@@ -243,7 +243,7 @@ Task<void> Dht::Impl::consider(LookupPtr lookup, StoredRecord candidate, DhtId s
 }
 
 /// Keeps what was found: in our cache, and on the nearest nodes if they did not have it.
-void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeAddress>& nearest) {
+void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeEntry>& nearest) {
   if (!lookup.best || !lookup.source || *lookup.source == protocol.node_id) return;
   const double time = protocol.now();
   const StoredRecord& best = *lookup.best;

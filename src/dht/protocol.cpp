@@ -266,13 +266,13 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
   co_return std::vector<bool>(reply.store_ok().begin(), reply.store_ok().end());
 }
 
-Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId teller,
+Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId referrer,
                                                      std::size_t most_entries) {
   if (!host.connected(peer)) {
-    auto reached = co_await host.connect_via(peer, teller, runtime.after(options.wait_timeout));
+    auto reached = co_await host.connect_via(peer, referrer, runtime.after(options.wait_timeout));
     if (!reached) {
       // The node that named it may have lied about its addresses: only nodes that we knew ourselves are given up.
-      if (teller.empty()) lost(peer);
+      if (referrer.empty()) lost(peer);
       metrics.find.failed.increment();
       co_return reached.error();
     }
@@ -310,7 +310,7 @@ Finding Protocol::read_finding(FindResultView result) const {
   Finding finding;
   finding.nearest = std::move(result.nearest);
   std::erase_if(finding.nearest,
-                [this](const NodeAddress& node) { return node.id == node_id || node.peer == host.id(); });
+                [this](const NodeEntry& node) { return node.id == node_id || node.peer == host.id(); });
   if (result.type == FindType::regular) {
     if (std::isfinite(result.expiration) && result.expiration >= now() &&
         result.value.size() <= options.max_value_bytes)
@@ -431,7 +431,7 @@ void Protocol::heard_from(std::string_view id_bytes, const PeerId& peer) {
 }
 
 /// The least recently seen node of a full bucket keeps its place if it answers.
-Task<void> Protocol::check_old_node(NodeAddress node) {
+Task<void> Protocol::check_old_node(NodeEntry node) {
   auto alive = co_await ping(node.peer, false);
   if (!alive && alive.error() == rpc::Errc::busy) co_return;
   if (!alive || *alive != node.id) table.remove(node.id);
@@ -452,9 +452,9 @@ Task<void> Protocol::hand_records_over() {
       // The nearest node that was there before gives it to newcomers: these have nothing to give each other, or
       // something older when they come from another part of a swarm that fell apart.
       const auto first =
-          std::find_if(nearest.begin(), nearest.end(), [&](const NodeAddress& node) { return !is_new(node.peer); });
+          std::find_if(nearest.begin(), nearest.end(), [&](const NodeEntry& node) { return !is_new(node.peer); });
       if (first != nearest.end() && first->id.distance(key) < node_id.distance(key)) continue;
-      for (const NodeAddress& node : nearest) {
+      for (const NodeEntry& node : nearest) {
         const auto i = static_cast<std::size_t>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
         if (i == nodes.size()) continue;
         batches[i].push_back(outgoing(key, *record, false));
@@ -473,7 +473,7 @@ bool Protocol::is_new(const PeerId& peer) const {
   return at != handed_over_.end() && runtime.now() - at->second < kNewFor;
 }
 
-Task<void> Protocol::hand_batch_over(NodeAddress node, std::vector<OutgoingRecord> records) {
+Task<void> Protocol::hand_batch_over(NodeEntry node, std::vector<OutgoingRecord> records) {
   auto stored = co_await store(node.peer, std::move(records));
   if (!stored) log::debug("dht", "records not handed over: {}", stored.error());
 }

@@ -38,7 +38,7 @@ struct TraversalOptions {
 
 /// What one call told about one query.
 struct TraversalStep {
-  std::vector<NodeAddress> nearest;
+  std::vector<NodeEntry> nearest;
   bool stop = false;  ///< the guide has what it wants
 };
 
@@ -50,10 +50,10 @@ struct SearchCost {
   bool crowded = false;  ///< ids crowd the key
 };
 
-/// A node to ask, and the peer that named it; that one is empty for a node of our own table.
+/// A node to ask.
 struct Contact {
-  NodeAddress node;
-  PeerId teller;
+  NodeEntry node;
+  PeerId referrer;  ///< the peer that named it; empty: it was in our own table
 };
 
 class Traversal {
@@ -67,7 +67,7 @@ class Traversal {
     virtual Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) = 0;
     /// Called once per query with the nearest nodes known, nearest first, asked or not. Of a crowded key every other
     /// one is drawn from the nodes that answered, one of each part of the region in which they would be in turn.
-    virtual void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) = 0;
+    virtual void found(const DhtId& query, std::vector<NodeEntry> nearest, SearchCost cost) = 0;
     /// Whether the search may end now that all of `quorum` have answered: the nearest nodes there are, and we if we are
     /// among them.
     virtual bool agree(const DhtId& /*query*/, const std::vector<DhtId>& /*quorum*/) { return false; }
@@ -78,7 +78,7 @@ class Traversal {
 
   Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Guide& guide);
   /// Queries must differ from each other. The first nodes are dealt out to the paths.
-  void add_query(const DhtId& query, const std::vector<NodeAddress>& initial);
+  void add_query(const DhtId& query, const std::vector<NodeEntry>& initial);
   /// Ends when every query has. False when the deadline ended some.
   Task<bool> run();
 
@@ -90,8 +90,8 @@ class Traversal {
   using Paths = std::uint8_t;                                   // a bit for each path
   struct Candidate {
     DhtId distance;
-    NodeAddress node;
-    PeerId teller;         // empty: it was in our own table
+    NodeEntry node;
+    PeerId referrer;       // empty: it was in our own table
     std::size_t hops = 1;  // 1: the same
     Paths paths = 0;       // the paths that named it; of an asked node the one that it was asked on
     bool asked = false;
@@ -115,7 +115,7 @@ class Traversal {
     bool settling = false;       // the quorum has to answer first
     bool wide = false;           // ids crowd the key: all of the region is asked, on each path in turn
     bool finished = false;
-    std::vector<NodeAddress> seeds;
+    std::vector<NodeEntry> seeds;
     std::array<std::size_t, kLanes> lane_calls{};
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
@@ -138,8 +138,8 @@ class Traversal {
   void settle(Query& query);
   bool choose(Contact& contact, std::vector<Query*>& batch);
   void apply(Query& query, const PeerId& peer, TraversalStep* step);
-  std::vector<NodeAddress> result_of(const Query& query) const;
-  std::vector<NodeAddress> spread_result_of(const Query& query);
+  std::vector<NodeEntry> result_of(const Query& query) const;
+  std::vector<NodeEntry> spread_result_of(const Query& query);
   void finish(Query& query);
   static std::size_t hops_to(const Query& query, const PeerId& peer);
   bool was_asked(const PeerId& peer, const Query& query) const;

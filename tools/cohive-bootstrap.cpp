@@ -140,7 +140,7 @@ std::vector<Multiaddr> with_saved_peers(std::vector<Multiaddr> initial, const st
 
 // ---- Serving
 
-/// Joins the swarm, says how others do, and reports from then on. Ends by an exception only.
+/// Joins the swarm, says how other peers join, and reports from then on. Ends by an exception only.
 Task<void> serve(Dht& dht, Options options, Urls urls, std::vector<Multiaddr> initial,
                  std::optional<dht::SavedState> state, bool& ready) {
   const bool alone_is_fine = initial.empty();

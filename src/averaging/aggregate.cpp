@@ -5,6 +5,7 @@
 #include "all_reduce.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/proto/averaging.pb.h"
 
 namespace cohive::averaging {
@@ -60,12 +61,8 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
   state = MemberState::Stream::open;
   self.traffic(*sender).arrived(arrival);
   // Whatever way this ends, this sender is not waited for any more.
-  struct Leave {
-    std::shared_ptr<AllReduce> round;
-    std::size_t sender;
-    Error why;
-    ~Leave() { round->ban(sender, why); }
-  } leave{shared, *sender, Error(cohive::Errc::end_of_stream, stream.peer(), "its stream ended early")};
+  Error why(cohive::Errc::end_of_stream, stream.peer(), "its stream ended early");
+  const auto leave = on_exit([&shared, &sender, &why] { shared->ban(*sender, why); });
 
   const bool reply_at_end = self.setup_.fractions[*sender] == 0;
   Channel<Reply> replies(self.runtime_, self.replies_in_flight(*sender), "replies to a sender");
@@ -75,11 +72,11 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
   auto received = co_await receive_parts(self, stream, *sender, std::move(first), replies);
   replies.close();
   if (!received) {
-    leave.why = received.error().with_peer(stream.peer());
-    self.ban(*sender, leave.why);
+    why = received.error().with_peer(stream.peer());
+    self.ban(*sender, why);
     if (!reply_at_end) co_await replier.join();  // replies already due are sent
     if (self.cancelled_) co_return co_await refuse_cancelled();
-    co_return leave.why;
+    co_return Error(why);  // a copy: the end of this scope reads it, too
   }
   state = MemberState::Stream::complete;
   if (reply_at_end) replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a client");

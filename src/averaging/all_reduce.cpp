@@ -5,8 +5,8 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
-#include "cohive/core/on_exit.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "redial.hpp"
@@ -256,10 +256,7 @@ Task<void> AllReduce::reduce_own(AllReduce& self, TensorParts& tensors) {
 
 Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t index,
                                           std::shared_ptr<OwnContribution> own) {
-  struct Revoke {
-    OwnContribution& own;
-    ~Revoke() { own.revoke(); }
-  } revoke{*own};
+  const auto revoke = on_exit([&own] { own->revoke(); });
   const Part& part = own_parts()[index];
   auto sum = co_await reducer_.contribute(setup_.own_index, index, setup_.terms.weight, own);
   if (!sum) co_return sum.error();

@@ -11,6 +11,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/transport/network.hpp"
@@ -119,7 +120,7 @@ struct Averager::Impl {
   AveragerOptions options;
   const std::vector<TensorInfo> schema;
   const std::optional<std::vector<HostTensor>> own_tensors;
-  ResidualsPtr residuals;  // of those
+  ResidualsPtr residuals;  // of own_tensors
   const std::string base;
   AveragingMetrics metrics;
   LinkMeter meter;
@@ -178,13 +179,10 @@ Task<Result<RoundResult>> Averager::step(RoundOptions options, double weight) {
 }
 
 Task<void> Averager::Impl::run_round(Impl& self, Round::State& state) {
-  struct Finish {
-    Round::State& state;
-    ~Finish() {
-      state.enter(Round::Stage::finished);
-      state.tensors.reset();
-    }
-  } finish{state};
+  const auto finish = on_exit([&state] {
+    state.enter(Round::Stage::finished);
+    state.tensors.reset();
+  });
   state.result = co_await self.try_until(state, self.runtime.after(state.options.timeout));
 }
 
@@ -227,7 +225,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   metrics.bandwidth.set(bandwidth.value_or(0));
   std::optional<Rounds::Search> search(std::in_place, rounds);
   Member own{dht.host().id(), options.mode, bandwidth, state.options.gather};
-  if (own.bandwidth) own.bandwidth = std::min(*own.bandwidth, kMaxBandwidth);  // as the others will take it
+  if (own.bandwidth) own.bandwidth = std::min(*own.bandwidth, kMaxBandwidth);  // as the other members will take it
   TraceSpan searching(runtime, "round", "find a group");
   if (searching) searching.note("averager", options.prefix);
   auto found = co_await finder->find(std::move(own), state.plan, deadline);

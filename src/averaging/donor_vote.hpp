@@ -1,5 +1,5 @@
 // Which donor of the state is believed. Any peer may declare itself a donor, with any priority and any model: before a
-// state is taken, several donors tell what theirs is, and one that stands alone loses against those that agree.
+// state is taken, several donors tell what theirs is, and one that stands alone loses against donors that agree.
 //   client -> manifest request;  donor -> manifest          (state_pieces.hpp), from several donors at once
 //   client -> numbers of some pieces, drawn at random;  donor -> those pieces          unless all manifests are equal
 // Two donors agree when their roots are equal, or when most of these pieces nearly are: peers that average have nearly
@@ -13,8 +13,8 @@ namespace cohive::averaging {
 
 struct Election {
   std::vector<PeerId> order;               ///< donors to ask: the elected one, those that agree with it, the others
-  std::optional<DonorCall> call;           ///< to the first of these
-  std::vector<PeerId> outvoted;            ///< not among them: they agree with no other donor, while others agree
+  std::optional<DonorCall> call;           ///< to the first of `order`
+  std::vector<PeerId> outvoted;            ///< not in `order`: they agree with no other donor, while some donors agree
 };
 
 /// Asks some of the donors, which are in the order of their rank. Where no two agree, the rank decides. Python donors

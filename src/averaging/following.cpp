@@ -6,6 +6,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/transport/errors.hpp"
@@ -90,11 +91,8 @@ Task<std::optional<Group>> Search::request_to_join(PeerId peer, double expiratio
   if (!sent) co_return failed(JoinOutcome::unreachable, sent.error().message());
   auto message = co_await receive_from_leader(**call, first_reply);
   if (message && message->code() == proto::NO_CODE && hold > 0s) {
-    struct Held {
-      Standing& standing;
-      explicit Held(Standing& s) : standing(s) { standing = Standing::held; }
-      ~Held() { standing = Standing::free; }
-    } held{standing_};
+    standing_ = Standing::held;
+    const auto freed = on_exit([this] { standing_ = Standing::free; });
     lock.release();  // peers that join us meanwhile come along
     message = co_await await_leader(host, **call, runtime_.after(hold + answer_time), options_.request_timeout);
     lock = co_await context_.lock.lock(runtime_.after(options_.request_timeout));
@@ -108,18 +106,13 @@ Task<std::optional<Group>> Search::request_to_join(PeerId peer, double expiratio
     if (message->code() == proto::NOT_A_LEADER) redirected = PeerId::from_bytes(as_bytes(message->suggested_leader()));
     co_return failed(JoinOutcome::refused, proto::MessageCode_Name(message->code()));
   }
-  struct Following {
-    Search& self;
-    Following(Search& search, const PeerId& leader) : self(search) {
-      self.leader_ = leader;
-      self.standing_ = Standing::following;
-    }
-    ~Following() {
-      self.standing_ = Standing::free;
-      self.refresh_wanted_.notify_all();
-      self.context_.changed.notify_all();
-    }
-  } following(*this, peer);
+  leader_ = peer;
+  standing_ = Standing::following;
+  const auto freed = on_exit([this] {
+    standing_ = Standing::free;
+    refresh_wanted_.notify_all();
+    context_.changed.notify_all();
+  });
   followers_.disband();  // they are sent to our leader
   context_.changed.notify_all();
   lock.release();

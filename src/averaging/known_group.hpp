@@ -1,4 +1,4 @@
-// What a peer remembers of the groups it was in, and of the peers it has heard of since: whom it expects the next time.
+// What a peer remembers of its groups and of the peers it has heard of since: the members it expects the next time.
 // Re-forming: the members of a group that has averaged meet again at its leader, without the DHT and without waiting
 // for a time.
 //   follower -> JoinRequest{reforms, hold_ms};   leader -> [NO_CODE when it is not looking yet,] ACCEPTED,
@@ -49,8 +49,8 @@ class KnownGroup {
   bool may_expect(const PeerId& peer) const {
     return reforming_ && reforming_->members.contains(peer) && (is_led_here() || successor() == own_);
   }
-  /// Whether all are here that we wait for.
-  /// \param others          that are here, beside ourselves
+  /// Whether all members are here that we wait for.
+  /// \param others          the peers that are here, beside ourselves
   /// \param with_newcomers  whether we still wait for them, too
   template <class Peers>
   bool is_here(const Peers& others, std::size_t least, bool with_newcomers) const {

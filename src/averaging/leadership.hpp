@@ -42,7 +42,7 @@ using FollowerPtr = std::shared_ptr<Follower>;
 Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& request);
 /// When a follower gives up.
 double patience_of(const proto::JoinRequest& request);
-/// What a follower is told in the end. \param other_leader  whom to ask instead, where we follow a peer
+/// What a follower is told in the end. \param other_leader  the peer to ask instead, where we follow one
 proto::MessageFromLeader last_word(const Follower& follower, const std::optional<PeerId>& other_leader);
 
 /// Whether a member with this aggregation wants that no member reduces much more than its share: a mean trusts the owner of

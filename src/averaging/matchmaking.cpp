@@ -7,6 +7,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "group_bits.hpp"
@@ -58,14 +59,11 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
   if (left_) co_return Error(Errc::left);
   const bool draws = context_.finder.options.initial_group_bits.empty();
   if (draws) move_to(random_bits(plan.random_bits));
-  struct Searching {
-    Matchmaking& self;
-    Searching(Matchmaking& finder, std::shared_ptr<Search> search) : self(finder) { self.search_ = std::move(search); }
-    ~Searching() {
-      self.hold_end_ = TimePoint::max();
-      std::exchange(self.search_, nullptr)->end();
-    }
-  } searching(*this, std::make_shared<Search>(context_, std::move(self), plan, seconds_at(context_.runtime, deadline)));
+  search_ = std::make_shared<Search>(context_, std::move(self), plan, seconds_at(context_.runtime, deadline));
+  const auto searched = on_exit([this] {
+    hold_end_ = TimePoint::max();
+    std::exchange(search_, nullptr)->end();
+  });
   auto group = co_await search_->run(deadline);
   if (!group || draws) co_return group;
   const std::size_t position = group->index_of(context_.own()).value();
@@ -189,12 +187,8 @@ Task<Result<>> Matchmaking::hold(rpc::ServerStream& stream, PeerId peer, Duratio
   if (ready() && context_.lock.available() > 0) co_return ok();
   hold_end_ = std::min(hold_end_, runtime.now() + std::min(limit, kLongestHold));
   if (!ready() && runtime.now() >= hold_end_) co_return ok();
-  struct Held {
-    std::set<PeerId>& all;
-    PeerId peer;
-    Held(std::set<PeerId>& held, const PeerId& one) : all(held), peer(one) { all.insert(peer); }
-    ~Held() { all.erase(peer); }
-  } held(held_, peer);
+  held_.insert(peer);
+  const auto released = on_exit([this, &peer] { held_.erase(peer); });
   const Deadline answered = runtime.after(context_.finder.options.request_timeout);
   auto sent = co_await send(stream, message_of(proto::NO_CODE), answered);
   while (sent && !left_ && !ready() && context_.known.may_expect(peer) && runtime.now() < hold_end_)

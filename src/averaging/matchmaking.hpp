@@ -25,7 +25,7 @@ class Matchmaking final : public GroupFinder {
 
  private:
   std::string random_bits(std::size_t count) const;
-  /// Forgets the known group where the bits are others.
+  /// Forgets the known group where the bits change.
   void move_to(std::string bits);
   Task<Result<>> serve_join(rpc::ServerStream& stream);
   Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit);
@@ -38,7 +38,7 @@ class Matchmaking final : public GroupFinder {
   SearchContext context_;
   std::shared_ptr<Search> search_;         // the one in progress; peers that joined it keep it
   std::set<PeerId> held_;                  // peers whose requests we keep
-  TimePoint hold_end_ = TimePoint::max();  // of those
+  TimePoint hold_end_ = TimePoint::max();  // of these requests
   bool left_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/transport/errors.hpp"
 #include "decode_into.hpp"
 #include "state_pieces.hpp"
@@ -15,7 +16,7 @@ namespace {
 constexpr std::size_t kMaxPreparing = 24;       // messages that ask for patience, five seconds apart
 constexpr std::size_t kFewest = 2, kMost = 64;  // pieces asked ahead of one donor
 constexpr std::size_t kChecks = 4;              // pieces of one donor that are checked while the next ones arrive
-constexpr std::size_t kVerifiedAtOnce = 32;     // pieces: about three milliseconds, others use the pool too
+constexpr std::size_t kVerifiedAtOnce = 32;     // pieces: about three milliseconds, as other work uses the pool too
 constexpr std::size_t kLargestPiece = 2 * kPieceBytes + 4096;  // encoded: bfloat16 travels as float32; code books
 
 Error not_cohive(const PeerId& donor) {
@@ -270,11 +271,7 @@ class PieceFetch {
     workers_.push_back(&worker);
     ++report_.progress.donors;
     report_.changed();
-    struct Leave {
-      PieceFetch& fetch;
-      Worker& worker;
-      ~Leave() { fetch.leave(worker); }
-    } leave{*this, worker};
+    const auto left = on_exit([this, &worker] { leave(worker); });
     auto result = co_await take_pieces(worker, *call.call);
     if (!result) failed(peer, result.error());
   }
@@ -314,7 +311,7 @@ class PieceFetch {
     while (!partial_.complete() && !worker.failure) {
       if (auto asked = co_await ask_ahead(worker, call); !asked) co_return asked;
       if (worker.asked.empty()) {
-        co_await changed_.wait();  // all that is missing is on its way from others, or being checked
+        co_await changed_.wait();  // all that is missing is on its way from other donors, or being checked
         continue;
       }
       auto record = co_await call.receive(runtime_.after(source_.chunk_timeout));

@@ -14,7 +14,7 @@ constexpr Duration kStillPreparing = 5s;   // below any client's patience
 constexpr std::size_t kManifestChunk = 256 * 1024;
 constexpr std::size_t kInlinePieceBytes = 64 * 1024;
 constexpr int kHashers = 8;
-constexpr std::size_t kHashedAtOnce = 32;  // pieces: about three milliseconds, others use the pool too
+constexpr std::size_t kHashedAtOnce = 32;  // pieces: about three milliseconds, as other work uses the pool too
 
 /// Off the loop, unless the values travel as they are or are few.
 Task<Result<Slice>> encode(Runtime& runtime, const Snapshot& snapshot, std::size_t index) {

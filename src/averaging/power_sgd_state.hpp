@@ -32,7 +32,7 @@ struct PowerSgd::State {
 
   const std::size_t rank;
   std::vector<CompressedTensor> compressed;  // in the order of the schema
-  std::vector<std::size_t> indices;          // of those
+  std::vector<std::size_t> indices;          // of `compressed`
   std::vector<std::size_t> others;           // indices of the tensors that are averaged as they are
 
   // Loop thread; a round keeps the set that it works on. Null: nothing is owed.

@@ -5,6 +5,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/proto/averaging.pb.h"
 
 namespace cohive::averaging {
@@ -121,15 +122,10 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
   const TimePoint arrival = runtime_.now();
   if (!may_hold(stream.peer())) co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "streams ahead of rounds");
   const auto held = held_.insert(held_.end(), {stream.peer(), message->group_id, (*first)->size()});
-  struct Release {
-    Rounds& rounds;
-    std::list<Held>::iterator held;
-    ~Release() { rounds.held_.erase(held); }
-  };
   std::shared_ptr<AllReduce> all_reduce;
   Verdict verdict = Verdict::wait;
   {
-    const Release release{*this, held};
+    const auto release = on_exit([this, held] { held_.erase(held); });
     make_room();
     changed_.notify_all();  // someone_waits
     const Deadline end(arrival + limits_.time);
@@ -141,14 +137,11 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
     const int code = verdict == Verdict::refuse_ended ? proto::CANCELLED : proto::BAD_GROUP_ID;
     co_return co_await send_code(stream, code, runtime_.after(kRefusalTimeout));
   }
-  struct Serving {
-    Rounds& rounds;
-    explicit Serving(Rounds& r) : rounds(r) { ++rounds.serving_; }
-    ~Serving() {
-      --rounds.serving_;
-      rounds.changed_.notify_all();
-    }
-  } serving(*this);
+  ++serving_;
+  const auto served = on_exit([this] {
+    --serving_;
+    changed_.notify_all();
+  });
   co_return co_await AllReduce::serve(std::move(all_reduce), stream, std::move(**first), arrival);
 }
 

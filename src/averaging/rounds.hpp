@@ -37,7 +37,7 @@ class Rounds {
   };
 
   /// The round of a group, from its first word to its end. Streams of its members are held until the all-reduce that
-  /// they are for has begun; when the round ends, those that are left are refused, and all-reduces that have not been
+  /// they are for has begun; when the round ends, streams that are left are refused, and all-reduces that have not been
   /// completed are cancelled.
   class Entry {
    public:

@@ -62,7 +62,7 @@ Task<void> SearchContext::look_for_newcomers(SearchContext& self) {
   }
 }
 
-/// Behind slow links, one slow node of the DHT is enough, a declaration would be over before others have found it: a
+/// Behind slow links, one slow node of the DHT is enough, a declaration would be over before peers have found it: a
 /// search takes about as long as the storing did. A node that has fallen silent delays the DHT only once.
 void SearchContext::stored_in(Duration took) {
   const Duration usual = std::min(took, std::exchange(last_storing_, took)), time = finder.options.min_matchmaking_time;
@@ -112,7 +112,7 @@ void Search::end() {
   if (std::exchange(ended_, true)) return;
   tasks_.cancel();
   context_.known.searched();
-  followers_.disband();  // not those that have a group
+  followers_.disband();  // but for followers that have a group
   if (declared_) context_.background.spawn(undeclare(context_, *declared_), "undeclare");
   declared_.reset();
   standing_ = Standing::free;
@@ -312,8 +312,8 @@ Task<Result<Search::Next>> Search::next_step() {
   }
 }
 
-/// Whether all peers that were expected average no more, as far as is known: those of the last group and those that the
-/// owner of the round counts, which may not have heard of it yet.
+/// Whether all peers that were expected average no more, as far as is known: members of the last group and peers that
+/// the owner of the round counts, which may not have heard of it yet.
 bool Search::all_left() const {
   if (!context_.known.anyone_left() || followers_.size() > 0 || standing_ != Standing::free || updates_ == 0)
     return false;
@@ -330,7 +330,7 @@ std::size_t Search::still_expected() const {
   return expected_members_ - std::min(expected_members_, context_.known.left_since(expected_since_ - kReportAge));
 }
 
-/// A member of the known group whose process has ended has left, in its way.
+/// A member of the known group whose process has ended counts as one that left.
 Task<void> Search::watch_known_group(Search& self) {
   p2p::Host& host = self.context_.finder.dht.host();
   std::set<PeerId> redialled;

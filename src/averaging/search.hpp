@@ -90,7 +90,7 @@ class Search {
   }
 
  private:
-  /// What this peer is to the others.
+  /// What this peer is to other peers of its search.
   enum class Standing {
     free,
     held,      ///< our request waits at the known leader: no group begins here

@@ -76,7 +76,7 @@ Task<Result<DonorCall>> call_donor(p2p::Host& host, PeerId donor, std::string pr
 /// What has arrived of a state, by content.
 class PartialState {
  public:
-  /// Hashes the pieces that were taken on trust, off the loop; those that are not what the manifest says are missing
+  /// Hashes the pieces that were taken on trust, off the loop; pieces that are not what the manifest says are missing
   /// again.
   Task<void> verify(Runtime& runtime);
   /// From now on this state is being fetched. Pieces of an earlier one that it shares stay. To be verified before.
@@ -99,7 +99,7 @@ class PartialState {
   Manifest manifest_;
   std::vector<Slice> memory_;  // of each tensor
   std::vector<bool> have_;
-  std::vector<std::uint32_t> on_trust_;  // of those we have
+  std::vector<std::uint32_t> on_trust_;  // of the pieces we have
   std::size_t missing_ = 0;
   std::uint64_t bytes_ = 0;
 };

@@ -24,7 +24,7 @@ struct TensorView {
   int chunks = 0;
 };
 
-/// Nothing when malformed. Fields that we know have the type that the message says; others are passed over, as protobuf
+/// Nothing when malformed. Fields that we know have the type that the message says; others are skipped, as protobuf
 /// does.
 std::optional<TensorView> parse_tensor(ByteView bytes);
 /// The fields of Tensor behind its buffer.

@@ -57,7 +57,7 @@ class Block4Decoder final : public Decoder {
     }
   }
 
-  /// All values with the scale of value `first`; those beyond the end of the tensor are anything.
+  /// All values with the scale of value `first`; values beyond the end of the tensor may be anything.
   void decode_scaled(std::size_t first, std::array<float, kScaled>& values) const {
     const float scale = float_from_bfloat(read_at<std::uint16_t>(scales_, first / kScaled));
     std::array<float, 16> table;

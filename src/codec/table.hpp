@@ -19,7 +19,7 @@ using Encode = Slice(const CodecSpec& spec, const Values& values, Rows rows);
 using EncodeFinite = std::optional<Slice>(std::span<const float> values);
 using Open = Result<DecoderPtr>(DType dtype, std::size_t count, ByteView buffer, const Shape* shape);
 
-/// Which tensors a codec cannot encode, beside those that are not of floating point.
+/// Which tensors a codec cannot encode, beside tensors that are not of floating point.
 struct Refuses {
   bool bfloat16 = false, scalars = false, empty = false;
 };
@@ -34,7 +34,7 @@ struct TableEntry {
 
 /// Null for a number that no codec has.
 const TableEntry* find_entry(Codec codec);
-/// Throws std::logic_error for those.
+/// Throws std::logic_error for such a number.
 const TableEntry& entry_of(Codec codec);
 
 // Each in the file of its name.

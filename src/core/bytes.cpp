@@ -71,7 +71,7 @@ class KeptBlocks {
     }
     return nullptr;
   }
-  /// Takes the memory; those kept longest go when there is too much.
+  /// Takes the memory; blocks kept longest go when there is too much.
   void keep(void* memory, std::size_t size) noexcept {
     const std::lock_guard lock(mutex_);
     kept_[count_++] = {memory, size};

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kLeastBudget = std::size_t{128} << 20;
 constexpr std::size_t kBudgetShare = 8;  // of the machine's memory, one part in so many
-constexpr std::size_t kReserve = 8;      // of the budget, one part in so many: for those that hold less than others
+constexpr std::size_t kReserve = 8;      // of the budget, one part in so many: for accounts that hold less than others
 
 /// What a container is allowed; the largest number when there is no limit, or no file that says so.
 std::size_t limit_in(const char* path) {

@@ -82,7 +82,7 @@ void TaskGroup::spawn(Task<void> task, const char* name) {
 void TaskGroup::cancel() noexcept {
   bool gone = false;
   bool* const outer = std::exchange(gone_, &gone);
-  // The running task and those it works for cannot go under its feet.
+  // The running task and the tasks it works for must outlive its turn.
   for (TaskRoot* root = runtime_.current_; root; root = root->parent_) {
     if (root->group_ == this) runtime_.doomed_.push_back(root->in_group_);
   }

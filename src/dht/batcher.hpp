@@ -48,7 +48,7 @@ class Batcher {
     co_return std::move(pending->answers);
   }
 
-  /// Everyone who still waits gets Errc::closed.
+  /// All requests that still wait get Errc::closed.
   void close() {
     closed_ = true;
     tasks_.cancel();
@@ -68,9 +68,9 @@ class Batcher {
   struct Lane {
     Queue waiting;
     std::size_t in_flight = 0;
-    std::size_t starting = 0;  // of those, not running yet: they will take what is waiting now
+    std::size_t starting = 0;  // of in_flight, not running yet: they will take what is waiting now
   };
-  /// Tells those whose request was cut off by close().
+  /// Tells callers whose request was cut off by close().
   struct Batch {
     Queue parts;
     ~Batch() {

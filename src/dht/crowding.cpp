@@ -20,7 +20,7 @@ double share_of_space(const DhtId& distance) {
   return share;
 }
 
-double estimate_swarm_size(const DhtId& self, const std::vector<NodeAddress>& nearest) {
+double estimate_swarm_size(const DhtId& self, const std::vector<NodeEntry>& nearest) {
   const std::size_t count = std::min(kNodesToJudgeBy, nearest.size());
   if (count == 0) return 0;
   const double share = share_of_space(nearest[count - 1].id.distance(self));

@@ -1,4 +1,4 @@
-// Whether ids crowd a key. Node ids are free, and who holds the nearest ones holds what is stored there; but ids that
+// Whether ids crowd a key. Node ids are free, and the nodes with the nearest ids hold what is stored; but ids that
 // were drawn at random are spread evenly, so that nodes much nearer to a key than these would be are there on purpose.
 #pragma once
 
@@ -12,10 +12,10 @@ namespace cohive::dht {
 /// A distance as a share of the whole id space, from 0 to 1.
 double share_of_space(const DhtId& distance);
 
-/// How many nodes the id space holds, judged by those nearest to us, in ascending order; 0 when nobody is known.
-double estimate_swarm_size(const DhtId& self, const std::vector<NodeAddress>& nearest);
+/// How many nodes the id space holds, judged by the nodes nearest to us, in ascending order; 0 when none is known.
+double estimate_swarm_size(const DhtId& self, const std::vector<NodeEntry>& nearest);
 
-/// Nodes that estimate_swarm_size() looks at: of those that a newcomer has heard from when it has looked itself up.
+/// Nodes that estimate_swarm_size() looks at, of all that a newcomer has heard from when it has looked itself up.
 inline constexpr std::size_t kNodesToJudgeBy = 10;
 
 /// Whether `count` nodes where `expected` are to be expected are more than chance brings: once in a thousand searches.

@@ -17,7 +17,7 @@
 namespace cohive::dht {
 namespace {
 
-// After the first initial peer answered, the others get this long: a dead one must not delay the start by its time-out.
+// After the first initial peer answered, the rest get this long: a dead one must not delay the start by its time-out.
 constexpr Duration kGraceForOthers = 3s;
 // Buckets looked at this often, per refresh_timeout.
 constexpr int kRefreshChecks = 4;
@@ -60,7 +60,7 @@ Task<Result<>> Dht::Impl::greet(PeerId peer, bool validate) {
   co_return ok();
 }
 
-/// Those that a get would ask around us are told of us, and we of them; the table has the rest from whoever calls.
+/// Makes this node known to the nodes near its id, and them to it; other nodes enter the table when they call.
 Task<void> Dht::Impl::be_known(Deadline deadline) {
   co_await explore(std::vector<DhtId>(1, protocol.node_id), options.beam_size, deadline);
 }
@@ -142,9 +142,9 @@ std::optional<std::uint64_t> Dht::Impl::block_of(const PeerId& peer) const {
 }
 
 Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys, std::size_t most_entries) {
-  const NodeAddress& node = contact.node;
+  const NodeEntry& node = contact.node;
   if (blacklist.contains(node.peer, runtime.now())) co_return std::nullopt;
-  auto findings = co_await protocol.find(node.peer, std::move(keys), contact.teller, most_entries);
+  auto findings = co_await protocol.find(node.peer, std::move(keys), contact.referrer, most_entries);
   if (!findings) {
     if (findings.error() != rpc::Errc::busy) blacklist.failed(node.peer, runtime.now());
     log::debug("dht", "find failed: {}", findings.error());
@@ -153,7 +153,7 @@ Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::v
   blacklist.succeeded(node.peer);
   for (auto& finding : *findings)
     std::erase_if(finding.nearest,
-                  [this](const NodeAddress& other) { return blacklist.contains(other.peer, runtime.now()); });
+                  [this](const NodeEntry& other) { return blacklist.contains(other.peer, runtime.now()); });
   co_return std::move(*findings);
 }
 
@@ -168,7 +168,7 @@ Task<std::unordered_map<DhtId, Explored>> Dht::Impl::explore(std::vector<DhtId> 
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nodes, SearchCost cost) override {
+    void found(const DhtId& query, std::vector<NodeEntry> nodes, SearchCost cost) override {
       results[query] = {std::move(nodes), cost.crowded};
     }
     Impl& self;
@@ -185,7 +185,7 @@ Task<std::unordered_map<DhtId, Explored>> Dht::Impl::explore(std::vector<DhtId> 
   co_return std::move(guide.results);
 }
 
-/// Buckets that nobody touched for long are filled again, or found to be empty.
+/// Buckets that no search touched for long are filled again, or found to be empty.
 Task<void> Dht::Impl::refresh_buckets() {
   for (;;) {
     co_await runtime.sleep_for(options.refresh_timeout / kRefreshChecks);
@@ -266,7 +266,7 @@ Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> k
   for (const Finding& finding : findings) {
     NodeReport& report = reports.emplace_back();
     report.has_record = finding.record.has_value();
-    for (const NodeAddress& node : finding.nearest) report.nearest.emplace_back(node.id, node.peer);
+    for (const NodeEntry& node : finding.nearest) report.nearest.emplace_back(node.id, node.peer);
   }
   co_return reports;
 }
@@ -274,7 +274,7 @@ Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> k
 Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key, std::optional<Deadline> deadline) {
   auto found = co_await impl_->explore({key}, impl_->options.bucket_size, deadline.value_or(Deadline::never()));
   std::vector<std::pair<DhtId, PeerId>> nodes;
-  for (const NodeAddress& node : found[key].nearest) nodes.emplace_back(node.id, node.peer);
+  for (const NodeEntry& node : found[key].nearest) nodes.emplace_back(node.id, node.peer);
   co_return nodes;
 }
 
@@ -315,7 +315,7 @@ Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
       bytes += record.value.size();
       part.push_back({record.key, std::move(record.tag), std::move(record.value), record.expiration, record.cached});
     }
-    // Who stored them is forgotten. As a whole they would be the largest share, and the first to go.
+    // Their senders are forgotten. Under one sender they would be the largest share, and the first to go.
     const PeerId from = PeerId::of_public_key(as_bytes("restored up to " + std::to_string(at)));
     const auto stored = co_await impl_->protocol.store_locally(std::move(part), from);
     kept += static_cast<std::size_t>(std::count(stored.begin(), stored.end(), true));

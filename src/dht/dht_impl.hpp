@@ -20,7 +20,7 @@ struct Lookup {
   Lookup(Runtime& runtime, const DhtId& id, double enough)
       : key(id), sufficient(enough), done(runtime, "a DHT lookup") {}
   bool satisfied() const { return best && best->expiration >= sufficient; }
-  /// Takes a record that was checked before: two dictionaries are merged, of others the later one wins.
+  /// Takes a record that was checked before: two dictionaries are merged, of plain values the later one wins.
   void take(const StoredRecord& record);
 
   DhtId key;
@@ -75,7 +75,7 @@ class RefreshQueue {
 
 /// What Dht::Impl::explore found around a key.
 struct Explored {
-  std::vector<NodeAddress> nearest;
+  std::vector<NodeEntry> nearest;
   bool crowded = false;
 };
 
@@ -125,7 +125,7 @@ struct Dht::Impl {
   bool look_up_locally(Lookup& lookup, bool use_cache);
   bool agree(const Lookup& lookup, const std::vector<DhtId>& nodes) const;
   Task<void> consider(LookupPtr lookup, StoredRecord candidate, DhtId source);
-  void remember(const Lookup& lookup, const std::vector<NodeAddress>& nearest);
+  void remember(const Lookup& lookup, const std::vector<NodeEntry>& nearest);
   Task<void> cache_on(PeerId peer, OutgoingRecord record);
   void schedule_refresh(const DhtId& key, double at);
   Task<void> refresh_cache();
@@ -137,8 +137,8 @@ struct Dht::Impl {
   struct StorePlan;
   Result<std::string> tag_for(const StoreItem& item) const;
   Task<void> search_and_store(std::vector<StorePlan>& plans, Deadline deadline);
-  Task<void> store_on_replicas(StorePlan& plan, std::vector<NodeAddress> candidates);
-  Task<void> store_on(StorePlan& plan, NodeAddress node, std::size_t& pending, Condition& changed);
+  Task<void> store_on_replicas(StorePlan& plan, std::vector<NodeEntry> candidates);
+  Task<void> store_on(StorePlan& plan, NodeEntry node, std::size_t& pending, Condition& changed);
   Task<Result<>> result_of(const StorePlan& plan, std::size_t record);
   void cache_stored(const StorePlan& plan);
 
@@ -149,7 +149,7 @@ struct Dht::Impl {
   Blacklist blacklist;
   std::vector<Multiaddr> initial;  ///< peers to come back through
   bool staying = false;
-  std::unordered_map<DhtId, LookupPtr> pending;  // searches that others may join
+  std::unordered_map<DhtId, LookupPtr> pending;  // searches that further callers may join
   RefreshQueue refreshes;
   SampledRecords sampled;
   Condition refreshes_changed;

@@ -123,7 +123,7 @@ bool read_result(ByteView bytes, std::size_t max_nearest, FindResultView& result
 }  // namespace
 
 void FindReplyWriter::add_result(FindType type, std::string_view value, double expiration,
-                                 const std::vector<NodeAddress>& nearest, std::size_t entries) {
+                                 const std::vector<NodeEntry>& nearest, std::size_t entries) {
   std::size_t size = 0;
   if (type != FindType::not_found) size += 2;
   if (!value.empty()) size += bytes_size(value.size());

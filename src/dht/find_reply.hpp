@@ -18,7 +18,7 @@ enum class FindType { not_found = 0, regular = 1, dictionary = 2 };
 class FindReplyWriter {
  public:
   /// \param entries  of the dictionary that `value` was drawn from; 0: the value is whole
-  void add_result(FindType type, std::string_view value, double expiration, const std::vector<NodeAddress>& nearest,
+  void add_result(FindType type, std::string_view value, double expiration, const std::vector<NodeEntry>& nearest,
                   std::size_t entries = 0);
   /// \param node_id  empty in client mode
   std::string finish(std::string_view node_id);
@@ -33,7 +33,7 @@ struct FindResultView {
   ByteView value;
   double expiration = 0;
   std::uint64_t entries = 0;  ///< that the node says it drew from; 0: it sent all
-  std::vector<NodeAddress> nearest;  ///< malformed ids left out, at most `max_nearest`
+  std::vector<NodeEntry> nearest;  ///< malformed ids left out, at most `max_nearest`
 };
 struct FindReplyView {
   std::vector<FindResultView> results;

@@ -102,7 +102,7 @@ bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
     return false;
   }
   const double lead = to_seconds(options.cache_refresh_before_expiry), refresh = lookup.best->expiration - lead;
-  // Later it has been looked up already: who reads a key that nobody renews must not cause search after search.
+  // Later it has been looked up already: reading a key that is not renewed must not cause search after search.
   if (lead > 0 && refresh > time && protocol.cache.contains(lookup.key)) schedule_refresh(lookup.key, refresh);
   return true;
 }
@@ -117,7 +117,7 @@ bool Dht::Impl::agree(const Lookup& lookup, const std::vector<DhtId>& nodes) con
   });
 }
 
-/// The search belongs to the node, not to the caller: others may have joined it when the caller is dropped.
+/// The search belongs to the node, not to the caller: other callers may have joined it when this one is dropped.
 Task<void> Dht::Impl::look_up_shared(std::vector<LookupPtr> lookups, Deadline deadline) {
   for (const auto& lookup : lookups) pending[lookup->key] = lookup;
   tasks.spawn(look_up(lookups, Deadline::never()), "dht search");
@@ -156,7 +156,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
       }
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) override {
+    void found(const DhtId& query, std::vector<NodeEntry> nearest, SearchCost cost) override {
       self.metrics.searches.increment();
       self.metrics.search_calls.increment(static_cast<double>(cost.calls));
       self.metrics.search_hops.increment(static_cast<double>(cost.hops));
@@ -174,7 +174,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
     Impl& self;
     std::unordered_map<DhtId, LookupPtr> wanted;
   };
-  // Who takes any record stops at the first.
+  // A get that takes any record stops at the first.
   const bool newest = std::all_of(lookups.begin(), lookups.end(),
                                   [&](const LookupPtr& lookup) { return lookup->sufficient > protocol.now(); });
 
@@ -227,7 +227,7 @@ Task<void> Dht::Impl::consider(LookupPtr lookup, StoredRecord candidate, DhtId s
     if (valid[i] && dictionary)
       entries.put({std::move(records[i].subkey), identities[i]}, std::move(records[i].value), records[i].expiration);
   }
-  // Others may have answered meanwhile.
+  // Other nodes may have answered meanwhile.
   const double previous = lookup->best ? lookup->best->expiration : -kForever;
   const double found = dictionary ? entries.latest_expiration() : valid[0] ? candidate.expiration : -kForever;
   if (dictionary && lookup->best && lookup->best->is_dictionary()) {
@@ -243,7 +243,7 @@ Task<void> Dht::Impl::consider(LookupPtr lookup, StoredRecord candidate, DhtId s
 }
 
 /// Keeps what was found: in our cache, and on the nearest nodes if they did not have it.
-void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeAddress>& nearest) {
+void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeEntry>& nearest) {
   if (!lookup.best || !lookup.source || *lookup.source == protocol.node_id) return;
   const double time = protocol.now();
   const StoredRecord& best = *lookup.best;

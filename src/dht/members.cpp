@@ -138,7 +138,7 @@ Reading read_if_changed(const std::filesystem::path& path, const Version& known)
   return reading;
 }
 
-/// Looks at the file again and again, as long as somebody has the list. A file system may be slow: the pool reads.
+/// Looks at the file again and again, as long as the list is used. A file system may be slow: the pool reads.
 Task<void> follow(Runtime& runtime, std::weak_ptr<MemberList> followed) {
   for (;;) {
     co_await runtime.sleep_for(kLookAgain);

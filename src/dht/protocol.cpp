@@ -21,7 +21,7 @@ constexpr std::size_t kRecordsPerTurn = 256;     // looked at in one turn of the
 constexpr std::size_t kHandOverBatch = 64;
 constexpr std::size_t kMaxNewcomers = 256;
 constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
-constexpr Duration kNewFor = 2min;          // so long a newcomer may still lack what others gave it
+constexpr Duration kNewFor = 2min;          // a newcomer may still lack what other nodes give it
 constexpr std::size_t kMaxHandedOver = 4096;
 constexpr std::size_t kMaxFormer = 16;
 constexpr Duration kStranger = 10s;        // that a peer without a valid token is refused unheard
@@ -122,7 +122,7 @@ void Protocol::fill(proto::NodeInfo& info) const {
 Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::string request,
                                          const CallMetrics& counters) {
   Result<std::string> reply = Error(rpc::Errc::busy, peer, method);
-  // Others that wait already go first: else small calls would take all that a busy node grants.
+  // Calls that wait already go first: else small calls would take all that a busy node grants.
   if (!busy_.contains(peer)) reply = co_await call_once(peer, method, request, counters);
   if (!reply && reply.error() == rpc::Errc::busy && !overloaded_.contains(peer, runtime.now()))
     reply = co_await call_in_turn(peer, method, std::move(request), counters);
@@ -266,13 +266,13 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
   co_return std::vector<bool>(reply.store_ok().begin(), reply.store_ok().end());
 }
 
-Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId teller,
+Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId referrer,
                                                      std::size_t most_entries) {
   if (!host.connected(peer)) {
-    auto reached = co_await host.connect_via(peer, teller, runtime.after(options.wait_timeout));
+    auto reached = co_await host.connect_via(peer, referrer, runtime.after(options.wait_timeout));
     if (!reached) {
-      // Whoever named it may have lied about where it is: only nodes that we knew ourselves are given up.
-      if (teller.empty()) lost(peer);
+      // The node that named it may have lied about its addresses: only nodes that we knew ourselves are given up.
+      if (referrer.empty()) lost(peer);
       metrics.find.failed.increment();
       co_return reached.error();
     }
@@ -310,7 +310,7 @@ Finding Protocol::read_finding(FindResultView result) const {
   Finding finding;
   finding.nearest = std::move(result.nearest);
   std::erase_if(finding.nearest,
-                [this](const NodeAddress& node) { return node.id == node_id || node.peer == host.id(); });
+                [this](const NodeEntry& node) { return node.id == node_id || node.peer == host.id(); });
   if (result.type == FindType::regular) {
     if (std::isfinite(result.expiration) && result.expiration >= now() &&
         result.value.size() <= options.max_value_bytes)
@@ -393,7 +393,7 @@ Task<void> Protocol::revalidate() {
   update_gauges();
 }
 
-// ---- Who is there
+// ---- Nodes that come and go
 
 void Protocol::lost(const PeerId& peer) {
   if (table.id_of(peer)) {
@@ -431,7 +431,7 @@ void Protocol::heard_from(std::string_view id_bytes, const PeerId& peer) {
 }
 
 /// The least recently seen node of a full bucket keeps its place if it answers.
-Task<void> Protocol::check_old_node(NodeAddress node) {
+Task<void> Protocol::check_old_node(NodeEntry node) {
   auto alive = co_await ping(node.peer, false);
   if (!alive && alive.error() == rpc::Errc::busy) co_return;
   if (!alive || *alive != node.id) table.remove(node.id);
@@ -449,12 +449,12 @@ Task<void> Protocol::hand_records_over() {
       const auto* record = storage.get(key, now());
       if (!record) continue;
       const auto nearest = table.nearest(key, options.num_replicas);
-      // Ours to do if we are the nearest of those who were there before: newcomers have nothing to give each other, or
+      // The nearest node that was there before gives it to newcomers: these have nothing to give each other, or
       // something older when they come from another part of a swarm that fell apart.
       const auto first =
-          std::find_if(nearest.begin(), nearest.end(), [&](const NodeAddress& node) { return !is_new(node.peer); });
+          std::find_if(nearest.begin(), nearest.end(), [&](const NodeEntry& node) { return !is_new(node.peer); });
       if (first != nearest.end() && first->id.distance(key) < node_id.distance(key)) continue;
-      for (const NodeAddress& node : nearest) {
+      for (const NodeEntry& node : nearest) {
         const auto i = static_cast<std::size_t>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
         if (i == nodes.size()) continue;
         batches[i].push_back(outgoing(key, *record, false));
@@ -473,7 +473,7 @@ bool Protocol::is_new(const PeerId& peer) const {
   return at != handed_over_.end() && runtime.now() - at->second < kNewFor;
 }
 
-Task<void> Protocol::hand_batch_over(NodeAddress node, std::vector<OutgoingRecord> records) {
+Task<void> Protocol::hand_batch_over(NodeEntry node, std::vector<OutgoingRecord> records) {
   auto stored = co_await store(node.peer, std::move(records));
   if (!stored) log::debug("dht", "records not handed over: {}", stored.error());
 }

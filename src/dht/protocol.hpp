@@ -26,7 +26,7 @@ namespace cohive::dht {
 struct Finding {
   std::optional<StoredRecord> record;
   std::size_t entries = 0;  ///< that the node says its dictionary has; 0: it is no dictionary
-  std::vector<NodeAddress> nearest;
+  std::vector<NodeEntry> nearest;
 };
 
 /// One record to send to a replica.
@@ -50,9 +50,10 @@ class Protocol {
   /// One answer per record.
   Task<Result<std::vector<bool>>> store(PeerId peer, std::vector<OutgoingRecord> records);
   /// One finding per key.
-  /// \param teller  the node that named the peer, and will know where it is; empty: none
+  /// \param referrer  the node that named the peer, and will know where it is; empty: none
   /// \param most_entries  of each dictionary, drawn by the peer; 0: all
-  Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys, PeerId teller = {}, std::size_t most_entries = 0);
+  Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys, PeerId referrer = {},
+                                          std::size_t most_entries = 0);
   /// Stores here, validated as if another node had sent it.
   /// \param from  whose records they count as; empty: ours
   Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records, PeerId from = {});
@@ -118,10 +119,10 @@ class Protocol {
   /// A node made itself known by a request or a reply.
   void heard_from(std::string_view node_id, const PeerId& peer);
   void lost(const PeerId& peer);
-  Task<void> check_old_node(NodeAddress node);
+  Task<void> check_old_node(NodeEntry node);
   Task<void> hand_records_over();
   bool is_new(const PeerId& peer) const;
-  Task<void> hand_batch_over(NodeAddress node, std::vector<OutgoingRecord> records);
+  Task<void> hand_batch_over(NodeEntry node, std::vector<OutgoingRecord> records);
   Task<void> revalidate();
 
   /// Calls to one busy node.
@@ -132,15 +133,15 @@ class Protocol {
   };
 
   std::shared_ptr<const CompositeValidator> validators_ = std::make_shared<CompositeValidator>();
-  std::vector<NodeAddress> newcomers_;  // to be given records
+  std::vector<NodeEntry> newcomers_;  // to be given records
   bool handing_over_ = false;
   std::unordered_map<PeerId, TimePoint> handed_over_;
   Semaphore slots_;
   Semaphore call_backs_;  // for pings that ask for one
   std::unordered_set<PeerId> called_back_;
-  std::unordered_map<PeerId, Queue> busy_;  // nodes that said so, with those who wait for them
+  std::unordered_map<PeerId, Queue> busy_;  // nodes that said so, with the calls that wait for them
   Blacklist overloaded_;                    // nodes that went on saying so
-  Blacklist strangers_;                     // that could not prove to be members
+  Blacklist strangers_;                     // peers that could not prove to be members
   std::unordered_set<PeerId> proving_;      // right now
   Condition proven_;
   RateLimiter rates_;

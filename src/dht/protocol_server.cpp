@@ -90,14 +90,14 @@ Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
   bool welcome = true;
   if (claimed && request.validate()) {
-    // Who asks to be called back and does not answer must not hold up our own calls. Many who come at once take turns.
-    // One peer is called back once at a time.
+    // A peer that asks to be called back and does not answer must not hold up our own calls. Many at once take turns,
+    // and one peer is called back once at a time.
     if (!called_back_.insert(caller).second) co_return refuse_busy(metrics.ping);
     const auto once = on_exit([&] { called_back_.erase(caller); });
     const auto slot = co_await call_backs_.acquire(1, runtime.after(options.wait_timeout / 2));
     if (!slot) co_return refuse_busy(metrics.ping);
     auto back = co_await ping(caller, false);
-    welcome = back ? *back == claimed : back.error() == rpc::Errc::busy;  // who is busy can be reached
+    welcome = back ? *back == claimed : back.error() == rpc::Errc::busy;  // a busy peer can be reached
     reply.set_available(welcome);
   }
   if (welcome) {

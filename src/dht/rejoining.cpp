@@ -1,6 +1,6 @@
-// The way back into a swarm. A node that slept, or whose network was away, has lost everybody it knew and is known to
-// nobody; the two sides of a network that fell apart still know their own, so that a full table proves nothing. Both
-// have addresses in common that everyone began with.
+// The way back into a swarm. A node that slept, or whose network was away, has lost all nodes that it knew, and they
+// have lost it; the two sides of a network that fell apart still know their own, so that a full table proves nothing.
+// In both cases the initial peers, which all nodes began with, are what the parts have in common.
 #include <algorithm>
 
 #include "cohive/core/combine.hpp"
@@ -10,7 +10,7 @@
 namespace cohive::dht {
 namespace {
 
-constexpr Duration kFirstRetry = 1s, kLastRetry = 60s;  // of a node that knows nobody
+constexpr Duration kFirstRetry = 1s, kLastRetry = 60s;  // of a node that knows no other
 // Between two looks for an initial peer that is missing from the table. A table that is full lacks it for no reason.
 constexpr Duration kLookPeriod = 60s, kLookPeriodOfMany = 600s;
 
@@ -33,7 +33,7 @@ Task<void> Dht::Impl::stay_joined() {
       if (protocol.table.size() > 0) co_await look_for_missing(turn);
       continue;
     }
-    if (initial.empty() && protocol.former.empty()) {  // the first of its swarm: others come to it
+    if (initial.empty() && protocol.former.empty()) {  // the first of its swarm: other nodes come to it
       co_await protocol.alone.wait();
       continue;
     }
@@ -54,7 +54,7 @@ Task<void> Dht::Impl::stay_joined() {
   }
 }
 
-/// Asks one of those who should be known and are not.
+/// Asks an initial peer that is missing from the table or, where there are no initial peers, a node known before.
 Task<void> Dht::Impl::look_for_missing(std::size_t turn) {
   std::vector<Multiaddr> missing;
   for (const auto& address : initial) {

@@ -40,7 +40,7 @@ std::size_t RoutingTable::index_of(const DhtId& id) const {
 }
 
 /// True when the node is in the bucket proper afterwards; else it is a replacement.
-bool RoutingTable::place(Bucket& bucket, const NodeAddress& node, TimePoint now) {
+bool RoutingTable::place(Bucket& bucket, const NodeEntry& node, TimePoint now) {
   bucket.updated = now;
   bucket.pinged.erase(node.id);
   const auto at = std::find(bucket.nodes.begin(), bucket.nodes.end(), node);
@@ -79,13 +79,13 @@ bool RoutingTable::is_of(const DhtId& id, Block block) const {
 
 std::size_t RoutingTable::count(const Bucket& bucket, Block block) const {
   std::size_t sum = 0;
-  for (const NodeAddress& node : bucket.nodes) sum += is_of(node.id, block);
+  for (const NodeEntry& node : bucket.nodes) sum += is_of(node.id, block);
   for (const DhtId& id : bucket.replacements) sum += is_of(id, block);
   return sum;
 }
 
 /// False when the block of a new node has its share already.
-bool RoutingTable::make_room(const DhtId& id, Block block, std::optional<NodeAddress>& doubtful) {
+bool RoutingTable::make_room(const DhtId& id, Block block, std::optional<NodeEntry>& doubtful) {
   const auto all = of_block_.find(block);
   if (all == of_block_.end()) return true;
   // A swarm within one block must know itself well: buckets near us split, and each half has room again.
@@ -95,7 +95,7 @@ bool RoutingTable::make_room(const DhtId& id, Block block, std::optional<NodeAdd
       split(index_of(id));
       continue;
     }
-    for (const NodeAddress& candidate : bucket.nodes) {
+    for (const NodeEntry& candidate : bucket.nodes) {
       if (!is_of(candidate.id, block) || !bucket.pinged.insert(candidate.id).second) continue;
       doubtful = candidate;
       break;
@@ -125,20 +125,20 @@ bool RoutingTable::thin_out(const DhtId& id, Block block) {
   const auto of_block = [&](const DhtId& one) { return is_of(one, block); };
   const auto spare = std::find_if(crowded->replacements.begin(), crowded->replacements.end(), of_block);
   const auto node = std::find_if(crowded->nodes.begin(), crowded->nodes.end(),
-                                 [&](const NodeAddress& one) { return of_block(one.id); });
+                                 [&](const NodeEntry& one) { return of_block(one.id); });
   remove(DhtId(spare != crowded->replacements.end() ? *spare : node->id));
   return true;
 }
 
-std::optional<NodeAddress> RoutingTable::add_or_update(const DhtId& id, const PeerId& peer, TimePoint now,
-                                                       std::optional<Block> block) {
+std::optional<NodeEntry> RoutingTable::add_or_update(const DhtId& id, const PeerId& peer, TimePoint now,
+                                                     std::optional<Block> block) {
   if (id == self_) return std::nullopt;
   // One peer has one node: a restarted peer comes back under a new node id.
   if (const auto old = ids_.find(peer); old != ids_.end() && old->second != id) remove(DhtId(old->second));
-  // A node id belongs to who had it first: nobody takes over another peer's place by claiming its id.
+  // A node id belongs to the peer that had it first: no peer takes over the place of another by claiming its id.
   if (const auto old = peers_.find(id); old != peers_.end() && old->second != peer) return std::nullopt;
   if (block && !peers_.contains(id)) {
-    std::optional<NodeAddress> doubtful;
+    std::optional<NodeEntry> doubtful;
     if (!make_room(id, *block, doubtful)) return doubtful;
     blocks_.emplace(id, *block);
     ++of_block_[*block];
@@ -153,7 +153,7 @@ std::optional<NodeAddress> RoutingTable::add_or_update(const DhtId& id, const Pe
       split(index);
       continue;
     }
-    for (const NodeAddress& candidate : bucket.nodes)
+    for (const NodeEntry& candidate : bucket.nodes)
       if (bucket.pinged.insert(candidate.id).second) return candidate;
     return std::nullopt;
   }
@@ -180,7 +180,7 @@ void RoutingTable::split(std::size_t index) {
   buckets_[index] = std::move(left);
   buckets_.insert(buckets_.begin() + static_cast<std::ptrdiff_t>(index) + 1, std::move(right));
   const TimePoint updated = old.updated;
-  for (const NodeAddress& node : old.nodes) place(buckets_[index_of(node.id)], node, updated);
+  for (const NodeEntry& node : old.nodes) place(buckets_[index_of(node.id)], node, updated);
   for (const DhtId& id : old.replacements) place(buckets_[index_of(id)], {id, peers_.at(id)}, updated);
 }
 
@@ -188,7 +188,7 @@ void RoutingTable::remove(const DhtId& id) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   Bucket& bucket = buckets_[index_of(id)];
-  const auto removed = std::erase_if(bucket.nodes, [&](const NodeAddress& node) { return node.id == id; });
+  const auto removed = std::erase_if(bucket.nodes, [&](const NodeEntry& node) { return node.id == id; });
   if (removed == 0) std::erase(bucket.replacements, id);
   bucket.pinged.erase(id);
   active_ -= removed;
@@ -218,13 +218,13 @@ std::optional<DhtId> RoutingTable::id_of(const PeerId& peer) const {
 /// Buckets [first, last) agree on the bits before `bit`. Every id in the half that shares the query's next bit is
 /// nearer than every id in the other half, so that half goes first and the other one only if it is needed.
 void RoutingTable::collect(std::size_t first, std::size_t last, std::size_t bit, const DhtId& query, std::size_t wanted,
-                           std::vector<NodeAddress>& found) const {
+                           std::vector<NodeEntry>& found) const {
   if (found.size() >= wanted || first == last) return;
   if (last - first == 1) {
     const auto start = static_cast<std::ptrdiff_t>(found.size());
     found.insert(found.end(), buckets_[first].nodes.begin(), buckets_[first].nodes.end());
     std::sort(found.begin() + start, found.end(),
-              [&](const NodeAddress& a, const NodeAddress& b) { return a.id.distance(query) < b.id.distance(query); });
+              [&](const NodeEntry& a, const NodeEntry& b) { return a.id.distance(query) < b.id.distance(query); });
     return;
   }
   const auto begin = buckets_.begin();
@@ -241,12 +241,12 @@ void RoutingTable::collect(std::size_t first, std::size_t last, std::size_t bit,
   }
 }
 
-std::vector<NodeAddress> RoutingTable::nearest(const DhtId& query, std::size_t k,
-                                               const std::optional<DhtId>& exclude) const {
-  std::vector<NodeAddress> found;
+std::vector<NodeEntry> RoutingTable::nearest(const DhtId& query, std::size_t k,
+                                             const std::optional<DhtId>& exclude) const {
+  std::vector<NodeEntry> found;
   found.reserve(k + bucket_size_);
   collect(0, buckets_.size(), 0, query, k + (exclude ? 1 : 0), found);
-  if (exclude) std::erase_if(found, [&](const NodeAddress& node) { return node.id == *exclude; });
+  if (exclude) std::erase_if(found, [&](const NodeEntry& node) { return node.id == *exclude; });
   if (found.size() > k) found.resize(k);
   return found;
 }

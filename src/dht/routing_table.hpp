@@ -1,4 +1,4 @@
-// Who is where in the id space: buckets that split near ourselves. Source: docs/wire/hivemind.md, section 3.3.
+// The nodes that this one knows, by id: buckets that split near its own. Source: docs/wire/hivemind.md, section 3.3.
 #pragma once
 
 #include <deque>
@@ -13,10 +13,11 @@
 
 namespace cohive::dht {
 
-struct NodeAddress {
+/// A node of the DHT as its peers know it: an id of the key space, and the peer behind it.
+struct NodeEntry {
   DhtId id;
   PeerId peer;
-  friend bool operator==(const NodeAddress&, const NodeAddress&) = default;
+  friend bool operator==(const NodeEntry&, const NodeEntry&) = default;
 };
 
 /// How many nodes of one network block a table takes, replacements included; 0: any number.
@@ -33,8 +34,8 @@ class RoutingTable {
   /// \param block  where the node speaks from, see p2p/network_block.hpp; nullopt: from somewhere that is not counted.
   ///               A block that has its share in a bucket that may not split gets no more, but its least recently seen
   ///               node there is to be pinged.
-  std::optional<NodeAddress> add_or_update(const DhtId& id, const PeerId& peer, TimePoint now,
-                                           std::optional<std::uint64_t> block = std::nullopt);
+  std::optional<NodeEntry> add_or_update(const DhtId& id, const PeerId& peer, TimePoint now,
+                                         std::optional<std::uint64_t> block = std::nullopt);
   /// Drops a node; the newest replacement takes its place.
   void remove(const DhtId& id);
   void remove(const PeerId& peer);
@@ -42,8 +43,8 @@ class RoutingTable {
   std::optional<PeerId> peer_of(const DhtId& id) const;
   std::optional<DhtId> id_of(const PeerId& peer) const;
   /// The k nearest by XOR distance, ascending. Replacements do not count.
-  std::vector<NodeAddress> nearest(const DhtId& query, std::size_t k,
-                                   const std::optional<DhtId>& exclude = std::nullopt) const;
+  std::vector<NodeEntry> nearest(const DhtId& query, std::size_t k,
+                                 const std::optional<DhtId>& exclude = std::nullopt) const;
   bool contains(const DhtId& id) const { return peers_.contains(id); }
   std::size_t size() const { return active_; }
   std::size_t bucket_count() const { return buckets_.size(); }
@@ -55,7 +56,7 @@ class RoutingTable {
   struct Bucket {
     DhtId lower, upper;  // both inside; they share their first `depth` bits and no more
     std::size_t depth = 0;
-    std::vector<NodeAddress> nodes;  // least recently seen first
+    std::vector<NodeEntry> nodes;    // least recently seen first
     std::deque<DhtId> replacements;  // oldest first
     std::unordered_set<DhtId> pinged;
     TimePoint updated{};
@@ -65,14 +66,14 @@ class RoutingTable {
   bool may_split(const Bucket& bucket) const { return bucket.holds(self_) || bucket.depth % depth_modulo_ != 0; }
   bool is_of(const DhtId& id, Block block) const;
   std::size_t count(const Bucket& bucket, Block block) const;
-  bool make_room(const DhtId& id, Block block, std::optional<NodeAddress>& doubtful);
+  bool make_room(const DhtId& id, Block block, std::optional<NodeEntry>& doubtful);
   bool thin_out(const DhtId& id, Block block);
   void forget(std::unordered_map<DhtId, PeerId>::iterator node);
   std::size_t index_of(const DhtId& id) const;
   void split(std::size_t index);
-  bool place(Bucket& bucket, const NodeAddress& node, TimePoint now);
+  bool place(Bucket& bucket, const NodeEntry& node, TimePoint now);
   void collect(std::size_t first, std::size_t last, std::size_t bit, const DhtId& query, std::size_t wanted,
-               std::vector<NodeAddress>& found) const;
+               std::vector<NodeEntry>& found) const;
 
   DhtId self_;
   std::size_t bucket_size_, depth_modulo_;

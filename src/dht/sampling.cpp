@@ -15,13 +15,13 @@ constexpr std::size_t kRememberedKeys = 16;  // keys
 struct Sampling {
   Dht::Impl& self;
   LookupPtr lookup;
-  std::vector<NodeAddress> candidates;
+  std::vector<NodeEntry> candidates;
   std::size_t most_entries = 0;
   std::size_t next = 0;
 
   static Task<void> ask_one(Sampling& of) {
     while (of.next < of.candidates.size()) {
-      const NodeAddress node = of.candidates[of.next++];
+      const NodeEntry node = of.candidates[of.next++];
       std::vector<DhtId> keys{of.lookup->key};
       auto findings = co_await of.self.ask({node, {}}, std::move(keys), of.most_entries);
       if (!findings || findings->empty()) continue;

@@ -165,7 +165,7 @@ bool SchemaValidator::validate(const Record& record) const {
     }
     return false;
   }
-  // A map would be taken for a dictionary record by those who read it.
+  // A map would be taken for a dictionary record by readers.
   if (value->get_if<msgpack::Map>()) return false;
   for (const auto& type : found->second)
     if (type.accepts(*value)) return true;

@@ -1,4 +1,4 @@
-// Who takes up how much room. When it is full, the sender with the largest share makes some, by what of it expires
+// How much room each sender takes up. When all is taken, the sender with the largest share loses what expires
 // first; of senders with equal shares the one whose things last longest, so that a crowd of long-lived entries does not
 // push out what lives for a minute.
 #pragma once
@@ -30,7 +30,7 @@ class Shares {
   /// What goes first when there are too many things, or too many bytes. Only where there is anything.
   Id first_by_count() const { return first_of(by_count_); }
   Id first_by_bytes() const { return first_of(by_bytes_); }
-  /// Who takes up most bytes.
+  /// The sender with most bytes.
   PeerId largest() const { return by_bytes_.empty() ? PeerId() : std::get<2>(*by_bytes_.rbegin()); }
   std::size_t senders() const noexcept { return shares_.size(); }
 

@@ -17,7 +17,7 @@ constexpr double kMaxAge = 60;  // seconds between the clocks of caller and call
 constexpr double kRemembered = 3 * kMaxAge;
 constexpr std::size_t kPruneAt = 65'536;  // nonces
 constexpr double kMemberSeconds = 600;    // after a token was shown
-constexpr double kKnownSeconds = 300;     // shorter: whom we take for a peer that knows us still does
+constexpr double kKnownSeconds = 300;     // shorter: a peer that we think knows us still does
 constexpr std::size_t kMaxMembers = 16'384;
 
 /// A message whose first field is `auth`, taken apart.

@@ -159,7 +159,7 @@ Result<> write_state(const std::filesystem::path& path, const SavedState& state)
   content += body;
   // One name, so that crashes leave one such file at most, which the next write replaces.
   const std::string temporary = path.string() + ".new";
-  // What an earlier crash left, or a link that somebody put there, goes: it is not ours to write through.
+  // What an earlier crash left, or a link that was put there, goes: it is not ours to write through.
   ::unlink(temporary.c_str());
   const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (file < 0) return file_error(cohive::Errc::io, path, std::strerror(errno));

@@ -139,7 +139,7 @@ std::string Dictionary::encode(const std::vector<const Entry*>& entries) const {
   std::string payload, encoded;
   payload.reserve(entries.size() == entries_.size() ? bytes_ + kEntryOverhead : 0);
   append_array_header(payload, 3);
-  msgpack::encode_to(payload, std::numeric_limits<double>::infinity());  // the size limit, which nobody sets
+  msgpack::encode_to(payload, std::numeric_limits<double>::infinity());  // the size limit, which no node sets
   msgpack::encode_to(payload, latest_);
   append_array_header(payload, entries.size());
   for (const Entry* entry : entries) {
@@ -209,7 +209,7 @@ void Storage::erase(const DhtId& key) {
   records_.erase(found);
 }
 
-/// Whoever filled a dictionary pays for it, not the peer that began it.
+/// The largest sender of a dictionary pays for it, not the peer that began it.
 PeerId Storage::payer(const StoredRecord& record) {
   const auto* dictionary = record.dictionary();
   return dictionary && dictionary->senders() > 0 ? dictionary->largest_sender() : record.from;
@@ -259,7 +259,7 @@ void Storage::make_room() {
       erase(key);
       continue;
     }
-    uncount(key, record);  // what others put there stays
+    uncount(key, record);  // entries of other senders stay
     dictionary->drop_of_largest(bytes_ + record.memory() - limits_.max_bytes);
     count(key, record);
   }

@@ -36,7 +36,7 @@ class Dictionary {
     std::string subkey;  ///< msgpack
     std::string value;
     double expiration = 0;
-    PeerId from{};  ///< who stored it: empty for ourselves
+    PeerId from{};  ///< the peer that stored it; empty: this node
   };
 
   Dictionary() = default;
@@ -53,9 +53,9 @@ class Dictionary {
   bool contains(const Subkey& subkey) const { return entries_.contains(subkey.identity); }
   void drop_expired(double now);
   bool has_expired(double now) const;
-  /// Drops entries until the bounds hold, those of whoever has most. True if `subkey` is still there.
+  /// Drops entries of the largest sender until the bounds hold. True if `subkey` is still there.
   bool shrink(const StorageLimits& limits, const Subkey& subkey);
-  /// Drops entries of whoever has most, until `bytes` are free or somebody else has as much.
+  /// Drops entries of the largest sender until `bytes` are free or another sender has as much.
   void drop_of_largest(std::size_t bytes);
   void erase(const std::string& identity);
 
@@ -103,7 +103,7 @@ class Dictionary {
 struct StoredRecord {
   std::variant<std::string, Dictionary> content;
   double expiration = 0;
-  PeerId from{};  ///< who stored it: empty for ourselves; of a dictionary see Dictionary::largest_sender
+  PeerId from{};  ///< the peer that stored it; empty: this node. Of a dictionary see Dictionary::largest_sender
   bool is_dictionary() const { return content.index() == 1; }
   const std::string* value() const { return std::get_if<std::string>(&content); }
   const Dictionary* dictionary() const { return std::get_if<Dictionary>(&content); }
@@ -114,8 +114,8 @@ struct StoredRecord {
   std::size_t fingerprint() const;
 };
 
-/// Not aware of clocks: each call is told the time. When it is full, the peer that takes up most room makes some, by
-/// what of it expires first: nobody can push the records of others out with many or long-lived ones of its own.
+/// Has no clock: each call is told the time. When it is full, what expires first of the peer with most bytes goes, so
+/// that no peer can push out the records of other peers by storing many or long-lived ones.
 class Storage {
  public:
   explicit Storage(StorageLimits limits) : limits_(limits) {}

@@ -102,7 +102,7 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
       for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
       co_return steps;
     }
-    void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) override {
+    void found(const DhtId& query, std::vector<NodeEntry> nearest, SearchCost cost) override {
       StorePlan& plan = *wanted.at(query);
       plan.cut_off = cost.cut_off;
       plan.replicas = replicas_of(self.options.num_replicas, cost.crowded);
@@ -115,7 +115,7 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
   for (std::size_t first = 0; first < plans.size(); first += kKeysPerSearch) {
     const std::size_t count = std::min(kKeysPerSearch, plans.size() - first);
     Storing guide(*this);
-    // Only those that are to hold the record are asked: when they all name nobody nearer, it is they.
+    // Only the nodes that are to hold the record are asked: when none of them names a nearer one, it is they.
     auto search = search_options(options.num_replicas, count);
     if (!deadline.is_never())
       search.deadline = search.deadline.min(runtime.after(deadline.remaining(runtime.now()) / 2));
@@ -136,11 +136,11 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
   }
 }
 
-Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeAddress> candidates) {
+Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeEntry> candidates) {
   if (!options.client_mode) {
     const DhtId own = protocol.node_id.distance(plan.key);
     const auto at = std::find_if(candidates.begin(), candidates.end(),
-                                 [&](const NodeAddress& node) { return own < node.id.distance(plan.key); });
+                                 [&](const NodeEntry& node) { return own < node.id.distance(plan.key); });
     candidates.insert(at, {protocol.node_id, protocol.host.id()});
   }
   Condition changed(runtime, "replicas");
@@ -148,7 +148,7 @@ Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeAddress
   Nursery calls(runtime, "dht replicas");
   for (;;) {
     while (plan.answered + under_way < plan.replicas && next < candidates.size()) {
-      const NodeAddress& node = candidates[next++];
+      const NodeEntry& node = candidates[next++];
       if (node.id != protocol.node_id && blacklist.contains(node.peer, runtime.now())) continue;
       ++under_way;
       calls.spawn(store_on(plan, node, under_way, changed), "store on replica");
@@ -158,7 +158,7 @@ Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeAddress
   }
 }
 
-Task<void> Dht::Impl::store_on(StorePlan& plan, NodeAddress node, std::size_t& under_way, Condition& changed) {
+Task<void> Dht::Impl::store_on(StorePlan& plan, NodeEntry node, std::size_t& under_way, Condition& changed) {
   if (node.id == protocol.node_id) {
     plan.accepted = co_await protocol.store_locally(plan.records);
     ++plan.answered;
@@ -184,7 +184,7 @@ void Dht::Impl::cache_stored(const StorePlan& plan) {
       if (plan.accepted[i]) {
         protocol.cache.store(plan.key, record.value, record.expiration, time);
       } else {
-        // Someone has a newer one; if ours is as old as the rejected one, it is worth looking.
+        // A node has a newer record; if ours is as old as the rejected one, it is worth looking.
         const auto* cached = protocol.cache.get(plan.key, time);
         if (cached && cached->expiration <= record.expiration) schedule_refresh(plan.key, time);
       }

@@ -18,7 +18,7 @@ inline bool is_subkey_tag(std::string_view tag) {
 }
 
 struct Subkey {
-  static constexpr std::size_t kMaxBytes = 4096;  ///< longer tags of others are not even decoded
+  static constexpr std::size_t kMaxBytes = 4096;  ///< longer tags of peers are not even decoded
   std::string encoded;                            ///< msgpack: what is signed, stored and sent
   std::string identity;                           ///< equal for subkeys that Python holds equal: 1, true and 1.0
 

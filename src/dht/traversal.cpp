@@ -38,7 +38,7 @@ Traversal::Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Gui
   options_.queries_per_call = std::max<std::size_t>(options_.queries_per_call, 1);
 }
 
-void Traversal::add_query(const DhtId& id, const std::vector<NodeAddress>& initial) {
+void Traversal::add_query(const DhtId& id, const std::vector<NodeEntry>& initial) {
   Query& query = queries_.emplace_back();
   query.id = id;
   query.index = queries_.size() - 1;
@@ -54,9 +54,9 @@ void Traversal::learn_seeds(Query& query) const {
 }
 
 void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, Paths paths, bool asked) const {
-  const NodeAddress& node = contact.node;
+  const NodeEntry& node = contact.node;
   if (node.id == self_) return;
-  if (const auto by = named_.find(contact.teller); !asked && by != named_.end() && by->second.invents()) return;
+  if (const auto by = named_.find(contact.referrer); !asked && by != named_.end() && by->second.invents()) return;
   const DhtId distance = node.id.distance(query.id);
   auto& beam = query.beam;
   const auto at =
@@ -77,11 +77,11 @@ void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, Pa
   }
   const auto place = at - beam.begin();
   if (twin != beam.end()) beam.erase(twin);
-  beam.insert(beam.begin() + place, {distance, node, contact.teller, hops, paths, asked, false});
+  beam.insert(beam.begin() + place, {distance, node, contact.referrer, hops, paths, asked, false});
   if (beam.size() > options_.result_size * (1 + kReserve) * (query.wide ? 2 : 1)) drop_farthest(query);
 }
 
-/// Makes room in the lane that has most nodes still to be asked. Who has answered exists, whatever is said of others.
+/// Makes room in the lane with most nodes still to ask. Nodes that have answered stay: nearer ones may be invented.
 void Traversal::drop_farthest(Query& query) const {
   std::array<std::size_t, kLanes> waiting{};
   for (const Candidate& candidate : query.beam)
@@ -108,7 +108,7 @@ std::size_t Traversal::lane_of(const Query& query, const Candidate& candidate, s
   return path * (kParts + 1) + (query.wide ? part_of(candidate) : 0);
 }
 
-/// A node that is asked is on one path from then on: the one with the fewest calls of those that named it.
+/// A node that is asked is on one path from then on: of the paths that named it, the one with the fewest calls.
 void Traversal::set_path(Query& query, const PeerId& peer) {
   const auto at = std::ranges::find(query.beam, peer, [](const Candidate& one) { return one.node.peer; });
   if (at == query.beam.end()) return;
@@ -125,7 +125,7 @@ bool Traversal::was_asked(const PeerId& peer, const Query& query) const {
   return found != asked_.end() && found->second[query.index];
 }
 
-/// The place of a node in the beam, counted without those that are crowded out.
+/// The place of a node in the beam, counted without nodes that are crowded out.
 std::size_t Traversal::nth(const Query& query, std::size_t number) {
   std::size_t at = 0;
   for (; at < query.beam.size(); ++at)
@@ -133,7 +133,7 @@ std::size_t Traversal::nth(const Query& query, std::size_t number) {
   return at;
 }
 
-/// Nodes of a block that has its share of the nearest ones make room for farther ones, unless there are hardly others.
+/// Nodes of a block that has its share of the nearest ones make room for farther ones, unless there are hardly any.
 void Traversal::find_crowds(Query& query) {
   std::unordered_map<std::uint64_t, std::size_t> counted;
   std::size_t answered = 0, largest = 0;
@@ -223,37 +223,37 @@ void Traversal::update_next(Query& query) {
   }
 }
 
-/// Those that fell out of the beam were far away: they count as one hop.
+/// Nodes that fell out of the beam were far away: they count as one hop.
 std::size_t Traversal::hops_to(const Query& query, const PeerId& peer) {
   const auto& beam = query.beam;
   const auto at = std::find_if(beam.begin(), beam.end(), [&](const Candidate& one) { return one.node.peer == peer; });
   return at == beam.end() ? 1 : at->hops;
 }
 
-std::vector<NodeAddress> Traversal::result_of(const Query& query) const {
-  std::vector<NodeAddress> nearest;
+std::vector<NodeEntry> Traversal::result_of(const Query& query) const {
+  std::vector<NodeEntry> nearest;
   nearest.reserve(std::min(options_.result_size, query.beam.size()));
-  for (const bool crowded : {false, true})  // in a swarm of one block there are no others
+  for (const bool crowded : {false, true})  // in a swarm of one block all nodes are crowded
     for (const Candidate& candidate : query.beam)
       if (candidate.crowded == crowded && nearest.size() < options_.result_size) nearest.push_back(candidate.node);
   return nearest;
 }
 
 /// Of a crowded key, see Guide::found.
-std::vector<NodeAddress> Traversal::spread_result_of(const Query& query) {
-  std::array<std::vector<NodeAddress>, kParts> parts;
+std::vector<NodeEntry> Traversal::spread_result_of(const Query& query) {
+  std::array<std::vector<NodeEntry>, kParts> parts;
   for (const Candidate& candidate : query.beam)
     if (const std::size_t part = part_of(candidate); candidate.answered && !candidate.crowded && part < kParts)
       parts[part].push_back(candidate.node);
-  std::vector<NodeAddress> spread;
+  std::vector<NodeEntry> spread;
   for (auto& part : parts) std::ranges::shuffle(part, runtime_.random());
   for (std::size_t turn = 0; turn < options_.result_size; ++turn)
     for (const auto& part : parts)
       if (turn < part.size()) spread.push_back(part[turn]);
   // A reader with another idea of the swarm's size may see no crowd, and ask the nearest.
   const auto nearest = result_of(query);
-  std::vector<NodeAddress> result;
-  const auto take = [&](const std::vector<NodeAddress>& from, std::size_t at) {
+  std::vector<NodeEntry> result;
+  const auto take = [&](const std::vector<NodeEntry>& from, std::size_t at) {
     if (at < from.size() && result.size() < options_.result_size && std::ranges::find(result, from[at]) == result.end())
       result.push_back(from[at]);
   };
@@ -273,8 +273,8 @@ void Traversal::finish(Query& query) {
   if (unfinished_.empty()) all_finished_.set();
 }
 
-/// Picks the query with the fewest workers on it and, among those, the nearest candidate; then the other queries that
-/// the same call may carry: those nearest to the node that have not asked it yet.
+/// Picks the query with the fewest workers on it and its nearest candidate; then the other queries that the same call
+/// may carry: the ones nearest to the node that have not asked it yet.
 bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
   Query* best = nullptr;
   for (std::size_t i = 0; i < unfinished_.size();) {
@@ -293,8 +293,8 @@ bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
   }
   if (!best) return false;
   const Candidate& chosen = best->beam[best->next];
-  contact = {chosen.node, chosen.teller};
-  const NodeAddress& node = contact.node;
+  contact = {chosen.node, chosen.referrer};
+  const NodeEntry& node = contact.node;
   const std::size_t best_hops = chosen.hops;
   batch.assign(1, best);
   auto& asked = asked_[node.peer];
@@ -325,12 +325,12 @@ void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
   if (query.finished) return;
   const auto at = std::ranges::find(query.beam, peer, [](const Candidate& one) { return one.node.peer; });
   const Paths paths = at == query.beam.end() ? Paths{1} : at->paths;
-  if (at != query.beam.end() && !at->teller.empty()) {
-    const PeerId teller = at->teller;
-    Named& named = named_[teller];
+  if (at != query.beam.end() && !at->referrer.empty()) {
+    const PeerId referrer = at->referrer;
+    Named& named = named_[referrer];
     ++(step ? named.answered : named.failed);
     if (named.invents())
-      std::erase_if(query.beam, [&](const Candidate& one) { return one.teller == teller && !one.asked; });
+      std::erase_if(query.beam, [&](const Candidate& one) { return one.referrer == referrer && !one.asked; });
   }
   if (!step) {
     std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.peer == peer; });
@@ -403,7 +403,7 @@ Task<bool> Traversal::run() {
     update_next(query);
   }
   if (queries_.empty()) co_return true;
-  // Calls that are still under way when the last query is answered are dropped: a silent node delays nobody.
+  // Calls that are still under way when the last query is answered are dropped: a silent node delays no caller.
   Nursery workers(runtime_, "dht search");
   for (std::size_t i = 0; i < std::max<std::size_t>(options_.num_workers, 1); ++i)
     workers.spawn(work(*this), "dht search worker");

@@ -1,7 +1,7 @@
 // Beam search over the swarm: asks the nearest known nodes about several keys at once, until for each key the beam is
 // explored or the guide has what it wants. Source: docs/wire/hivemind.md, section 3.9.
-// Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and who looks for the
-// newest copy of a record is done when the nodes that are to hold it, the nearest, all hold the same. Node ids are free:
+// Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and a search for the
+// newest copy of a record ends when the nodes that are to hold it, the nearest, all hold the same. Node ids are free:
 // of one network block two nodes count as near, so that a machine with many ids does not surround a key; and a node that
 // names mostly nodes that do not answer is not followed further.
 // Where ids crowd a key (crowding.hpp), the search goes on in disjoint paths, as in S/Kademlia: a node is asked on one
@@ -24,7 +24,7 @@ namespace cohive::dht {
 
 struct TraversalOptions {
   std::size_t beam_size = 20;   ///< the search is over when so many, the nearest there are, have answered
-  std::size_t result_size = 0;  ///< how many it names, beam_size at least; those beyond the beam may not answer
+  std::size_t result_size = 0;  ///< how many it names, beam_size at least; nodes beyond the beam may not answer
   std::size_t num_workers = 4;
   /// Asked before the rest of the beam, which may then be spared; 0: never. See Guide::agree.
   std::size_t quorum = 0;
@@ -38,7 +38,7 @@ struct TraversalOptions {
 
 /// What one call told about one query.
 struct TraversalStep {
-  std::vector<NodeAddress> nearest;
+  std::vector<NodeEntry> nearest;
   bool stop = false;  ///< the guide has what it wants
 };
 
@@ -50,10 +50,10 @@ struct SearchCost {
   bool crowded = false;  ///< ids crowd the key
 };
 
-/// A node to ask, and the peer that named it; that one is empty for a node of our own table.
+/// A node to ask.
 struct Contact {
-  NodeAddress node;
-  PeerId teller;
+  NodeEntry node;
+  PeerId referrer;  ///< the peer that named it; empty: it was in our own table
 };
 
 class Traversal {
@@ -67,7 +67,7 @@ class Traversal {
     virtual Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) = 0;
     /// Called once per query with the nearest nodes known, nearest first, asked or not. Of a crowded key every other
     /// one is drawn from the nodes that answered, one of each part of the region in which they would be in turn.
-    virtual void found(const DhtId& query, std::vector<NodeAddress> nearest, SearchCost cost) = 0;
+    virtual void found(const DhtId& query, std::vector<NodeEntry> nearest, SearchCost cost) = 0;
     /// Whether the search may end now that all of `quorum` have answered: the nearest nodes there are, and we if we are
     /// among them.
     virtual bool agree(const DhtId& /*query*/, const std::vector<DhtId>& /*quorum*/) { return false; }
@@ -78,7 +78,7 @@ class Traversal {
 
   Traversal(Runtime& runtime, DhtId self, TraversalOptions options, Guide& guide);
   /// Queries must differ from each other. The first nodes are dealt out to the paths.
-  void add_query(const DhtId& query, const std::vector<NodeAddress>& initial);
+  void add_query(const DhtId& query, const std::vector<NodeEntry>& initial);
   /// Ends when every query has. False when the deadline ended some.
   Task<bool> run();
 
@@ -90,10 +90,10 @@ class Traversal {
   using Paths = std::uint8_t;                                   // a bit for each path
   struct Candidate {
     DhtId distance;
-    NodeAddress node;
-    PeerId teller;         // empty: it was in our own table
+    NodeEntry node;
+    PeerId referrer;       // empty: it was in our own table
     std::size_t hops = 1;  // 1: the same
-    Paths paths = 0;       // those that named it; of an asked node the one that it was asked on
+    Paths paths = 0;       // the paths that named it; of an asked node the one that it was asked on
     bool asked = false;
     bool answered = false;
     bool crowded = false;  // nearer nodes of its block have answered
@@ -107,15 +107,15 @@ class Traversal {
   struct Query {
     DhtId id;
     std::size_t index = 0;
-    std::vector<Candidate> beam;  // ascending by distance; those behind beam_size step in for nodes that fail
-    std::size_t next = kNone;     // whom to ask next: the nearest in the beam that was not asked
+    std::vector<Candidate> beam;  // ascending by distance; nodes behind beam_size step in for nodes that fail
+    std::size_t next = kNone;     // the node to ask next: the nearest in the beam that was not asked
     std::size_t calls = 0;
     std::size_t active = 0;
     std::size_t stopped_at = 0;  // hops to the node that had what was wanted
     bool settling = false;       // the quorum has to answer first
     bool wide = false;           // ids crowd the key: all of the region is asked, on each path in turn
     bool finished = false;
-    std::vector<NodeAddress> seeds;
+    std::vector<NodeEntry> seeds;
     std::array<std::size_t, kLanes> lane_calls{};
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
@@ -138,8 +138,8 @@ class Traversal {
   void settle(Query& query);
   bool choose(Contact& contact, std::vector<Query*>& batch);
   void apply(Query& query, const PeerId& peer, TraversalStep* step);
-  std::vector<NodeAddress> result_of(const Query& query) const;
-  std::vector<NodeAddress> spread_result_of(const Query& query);
+  std::vector<NodeEntry> result_of(const Query& query) const;
+  std::vector<NodeEntry> spread_result_of(const Query& query);
   void finish(Query& query);
   static std::size_t hops_to(const Query& query, const PeerId& peer);
   bool was_asked(const PeerId& peer, const Query& query) const;
@@ -151,8 +151,8 @@ class Traversal {
   std::vector<Query> queries_;
   std::vector<Query*> unfinished_;
   bool cut_off_ = false;
-  std::unordered_map<PeerId, Named> named_;              // by whom
-  std::unordered_map<PeerId, std::vector<bool>> asked_;  // by whom: one flag per query
+  std::unordered_map<PeerId, Named> named_;              // by the node that named them
+  std::unordered_map<PeerId, std::vector<bool>> asked_;  // by node: one flag per query
   Condition changed_;
   Event all_finished_;
 };

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/task_group.hpp"
 #include "norms.hpp"
 
@@ -70,10 +71,7 @@ Task<void> for_stretches(Runtime& runtime, std::vector<std::size_t> sizes, std::
   }
   static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
   threads = std::min(threads == 0 ? cores : threads, stretches->count());
-  struct Abandon {
-    std::shared_ptr<Stretches> stretches;
-    ~Abandon() { stretches->stop(); }
-  } abandon{stretches};
+  const auto abandon = on_exit([stretches] { stretches->stop(); });
   Nursery helpers(runtime, "optim");
   for (std::size_t i = 0; i < threads; ++i) helpers.spawn(take_part(runtime, stretches), "optim");
   co_await helpers.join();

@@ -28,7 +28,7 @@ struct KnownAddress {
 
 class AddressBook {
  public:
-  /// \param max_peers  bounds those that are only heard of, and those that were connected lately, each
+  /// \param max_peers  bounds peers that are only heard of, and peers that were connected lately, each
   AddressBook(Runtime& runtime, std::size_t max_per_peer, std::size_t max_peers)
       : runtime_(runtime), max_per_peer_(max_per_peer), max_peers_(max_peers) {}
 
@@ -41,7 +41,7 @@ class AddressBook {
   void add_verified(const PeerId& peer, const Multiaddr& address);
   void add_configured(const PeerId& peer, const Multiaddr& address);
 
-  /// The surest first; of those that worked, the latest.
+  /// The surest first; of addresses that worked, the latest.
   std::vector<KnownAddress> known(const PeerId& peer) const;
   std::vector<Multiaddr> addresses(const PeerId& peer) const;
   bool knows(const PeerId& peer) const;

@@ -20,7 +20,7 @@ using DialBackStatus = proto::AutoNat::Status;
 /// A request to be dialled back.
 struct DialBackRequest {
   PeerId peer;
-  std::vector<Multiaddr> addresses;  ///< at most kMaxDialBackAddresses; those that do not parse are left out
+  std::vector<Multiaddr> addresses;  ///< at most kMaxDialBackAddresses; malformed ones are left out
 };
 struct DialBackResponse {
   DialBackStatus status = proto::AutoNat::E_INTERNAL_ERROR;

@@ -66,7 +66,7 @@ class ConnectionTable {
   /// Returns whether an inbound connection from this network would find room.
   bool has_room_for(const std::string& network) const;
   /// Takes a connection in and serves its streams. Refused ones are closed.
-  /// \param network  that it counts for; empty for those that we dialled
+  /// \param network  that it counts for; empty for connections that we dialled
   Result<> add(transport::ConnectionPtr connection, std::string network = {});
 
   // ---- What is there

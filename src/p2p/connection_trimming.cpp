@@ -1,4 +1,4 @@
-// Which connections have to go: those left over of simultaneous dials, the least useful ones above the high water mark,
+// Which connections have to go: leftovers of simultaneous dials, the least useful ones above the high water mark,
 // and, at the limit, an idle one for each newcomer.
 #include <algorithm>
 

@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
@@ -83,11 +84,8 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
   if (dialler.table_.connected(peer)) co_return ok();
   transport::Transport* transport = dialler.transport_for(address);
   if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
-  struct Active {
-    Gauge gauge;
-    explicit Active(Gauge g) : gauge(g) { gauge.add(1); }
-    ~Active() { gauge.add(-1); }
-  } active(self.metrics.dials_active);
+  self.metrics.dials_active.add(1);
+  const auto inactive = on_exit([gauge = self.metrics.dials_active]() mutable { gauge.add(-1); });
   TraceSpan span(self.runtime, "dial", "dial");
   if (span) {
     span.note("peer", peer.text());
@@ -183,7 +181,7 @@ Task<Result<transport::StreamPtr>> Dialler::open_stream(PeerId peer, std::string
 
 bool Dialler::may_resolve(const KnownAddress& known) const {
   const auto numeric = transport::with_unspecified_host(known.address);
-  // A dnsaddr leads to further names: those that a peer announces are not followed.
+  // A dnsaddr leads to further names: a dnsaddr that a peer announces is not followed.
   return numeric ? transport_for(*numeric) != nullptr : known.source != Source::announced;
 }
 

@@ -30,7 +30,7 @@ class Dialler {
 
   /// A race for a peer whose addresses come one by one. It must not outlive the dialler.
   DialRace race(const PeerId& peer);
-  /// Numeric addresses for names, and for the others those that some transport handles. What a name leads to must be an
+  /// Numeric addresses for names, and all others that some transport handles. What a name leads to must be an
   /// address that its source could have announced itself, and must not be another peer's.
   Task<std::vector<KnownAddress>> resolve(std::vector<KnownAddress> addresses, PeerId peer, Deadline deadline);
   bool held_back(const PeerId& peer, const KnownAddress& known) const { return backoff_.blocks(peer, known); }

@@ -57,7 +57,7 @@ Connectivity over(transport::Network& network, const KeyPair& identity, const Ho
 
 }  // namespace
 
-/// The parts of a host; each uses those above it.
+/// The parts of a host; each uses the ones above it.
 struct Host::Impl {
   Impl(Runtime& runtime, Connectivity ways, KeyPair identity, HostOptions options)
       : connectivity(std::move(ways)),
@@ -361,7 +361,7 @@ Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadli
       failures += (failures.empty() ? "" : "; ") + addresses[i].text() + ": " + results[i].error().message();
   }
   if (!connected) co_return Error(Errc::bootstrap_failed, failures);
-  for (const auto& address : addresses)  // those that did not answer may be the ones that help later
+  for (const auto& address : addresses)  // peers that did not answer may be the ones that help later
     if (address.peer() && *address.peer() != id()) impl_->book.add_configured(*address.peer(), address);
   impl_->routing.look_up_self();
   co_return ok();

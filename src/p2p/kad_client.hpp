@@ -26,7 +26,7 @@ class KadClient {
     std::vector<Multiaddr> addresses;
     Multiaddr::Scope referrer;
   };
-  /// Keeps the addresses of a reply as hearsay; returns the peers that it names, without ourselves.
+  /// Keeps the addresses of a reply as announced ones; returns the peers that it names, without ourselves.
   std::vector<Referral> learn(const PeerId& referrer, const proto::KadMessage& reply);
 
  private:

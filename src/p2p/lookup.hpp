@@ -20,7 +20,7 @@ struct LookupContext {
   Self& self;
   ConnectionTable& connections;
   KadClient& client;
-  std::function<std::vector<PeerId>(const RoutingTable::Key&)> seeds;  ///< whom to ask first
+  std::function<std::vector<PeerId>(const RoutingTable::Key&)> seeds;  ///< the peers to ask first
   std::function<void(const PeerId&, bool answered)> report;
 };
 
@@ -53,7 +53,7 @@ class Lookup {
   std::map<RoutingTable::Key, PeerId> candidates_;  // by distance; every peer heard of and not found wanting
   std::set<PeerId> asked_;
   std::set<Multiaddr> heard_;        // addresses of the target
-  std::vector<KnownAddress> fresh_;  // of these, those not handed out yet
+  std::vector<KnownAddress> fresh_;  // of these, the ones not handed out yet
   std::size_t active_ = 0;
   std::size_t dials_ = 0;
   bool wanted_ = false;

@@ -17,7 +17,7 @@ class ObservedAddresses {
  public:
   ObservedAddresses(Self& self, Identify& identify, const Inbound& inbound, OwnAddresses& own);
 
-  /// Those that are ours: reported by peers of enough networks, or reached by a dial-back. They are announced unless
+  /// Our addresses: reported by peers of enough networks, or reached by a dial-back. They are announced unless
   /// dial-backs fail.
   std::vector<Multiaddr> confirmed() const;
   /// Where a peer that wants to know might reach us: reported addresses, and ports that we listen on at hosts at which

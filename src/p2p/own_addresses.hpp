@@ -19,7 +19,7 @@ class OwnAddresses {
   void add_source(Source source) { sources_.push_back(std::move(source)); }
   void notify() { changed_.emit(); }
 
-  /// Those to announce: what our user wants announced, or else what the sources know.
+  /// Addresses to announce: what our user wants announced, or else what the sources know.
   std::vector<Multiaddr> announced() const;
   Signal<>& changed() noexcept { return changed_; }
 

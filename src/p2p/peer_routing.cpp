@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "core/bounded_parse.hpp"
 #include "network_block.hpp"
@@ -62,8 +63,8 @@ void PeerRouting::close(const Error& reason) {
 
 std::vector<PeerId> PeerRouting::seeds(const RoutingTable::Key& key) const {
   auto result = routes_.nearest(key, RoutingTable::kBucketSize, [](const PeerId&) { return true; });
-  // Peers whose table entry is still being checked know other peers just as well, and so may those that have not said
-  // yet what they serve.
+  // Peers whose table entry is still being checked know other peers just as well, and so may peers that have not
+  // said yet what they serve.
   for (const auto& [id, peer] : table_.peers()) {
     if (result.size() >= 2 * RoutingTable::kBucketSize) break;
     if (routes_.contains(id)) continue;
@@ -82,11 +83,7 @@ void PeerRouting::consider(const PeerId& peer) {
 
 /// A peer enters the table when it answers, as p2pd has it: a lookup of its own id must return it.
 Task<void> PeerRouting::check(PeerRouting& routing, PeerId peer) {
-  struct Checking {
-    PeerRouting& routing;
-    const PeerId& peer;
-    ~Checking() { routing.checking_.erase(peer); }
-  } checking{routing, peer};
+  const auto checked = on_exit([&routing, &peer] { routing.checking_.erase(peer); });
   auto reply = co_await routing.client_.ask(peer, peer.binary(), routing.self_.runtime.after(kRoutingTimeout));
   if (reply && reply->closer_peers_size() > 0 && routing.table_.connected(peer)) routing.insert(peer);
 }
@@ -169,7 +166,7 @@ Task<Result<>> PeerRouting::connect_via(PeerId peer, PeerId referrer, Deadline d
   if (!referrer.empty() && referrer != peer && !deadline.passed(self_.runtime.now())) {
     const auto reply = co_await client_.ask(referrer, peer.binary(), deadline);
     if (reply) client_.learn(referrer, *reply);
-    // Those that have just failed are not dialled again.
+    // Addresses that have just failed are not dialled again.
     if (reply && book_.knows(peer)) co_return co_await dialler_.connect(peer, deadline);
   }
   if (book_.knows(peer)) co_return connected;
@@ -214,7 +211,7 @@ Task<void> PeerRouting::walk_to_self(PeerRouting& routing) {
     routing.walk_ = Walk::under_way;
     Lookup lookup(routing.context_, routing.self_.id, Deadline::never());
     co_await lookup.finish();
-    // A peer that we joined through meanwhile may know more than those that could be asked at the start.
+    // A peer that we joined through meanwhile may know more than the peers that could be asked at the start.
   } while (routing.walk_ == Walk::once_more && routing.routes_.size() < RoutingTable::kBucketSize);
   routing.walk_ = Walk::none;
 }
@@ -229,7 +226,7 @@ Task<void> PeerRouting::meet_strangers() {
   co_await lookup.finish();
 }
 
-/// Dials some of the peers that our user named, others every time, unless one of them is connected.
+/// Dials some of the peers that our user named, different ones every time, unless one of them is connected.
 Task<void> PeerRouting::rejoin(PeerRouting& routing) {
   auto configured = routing.book_.configured();
   if (std::any_of(configured.begin(), configured.end(),
@@ -327,7 +324,7 @@ Task<void> PeerRouting::serve(transport::StreamPtr stream) {
     auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()),
                                                   self_.runtime.after(kRoutingTimeout));
     if (!sent) co_return;
-    co_await self_.runtime.yield();  // a peer that asks without pause does not keep others waiting
+    co_await self_.runtime.yield();  // a peer that asks without pause does not keep other peers waiting
   }
   stream->close_write();
 }

@@ -16,7 +16,7 @@ Task<void> echo(Runtime& runtime, transport::StreamPtr stream) {
     if (!request) break;
     auto written = co_await stream->write(*request, runtime.after(kPingIdle));
     if (!written) co_return;
-    co_await runtime.yield();  // a peer that asks without pause does not keep others waiting
+    co_await runtime.yield();  // a peer that asks without pause does not keep other peers waiting
   }
   stream->close_write();
 }

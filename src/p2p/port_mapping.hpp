@@ -18,10 +18,10 @@ class PortMappings {
   ~PortMappings();
   /// To be called once the host listens.
   void start();
-  /// Ends the mappings; those whose router does not answer by the deadline end with their lifetime.
+  /// Ends the mappings; where a router does not answer by the deadline, they end with their lifetime.
   Task<void> close(Deadline deadline);
   std::vector<PortMapping> current() const;
-  /// The outer addresses are others than before.
+  /// Emitted when the outer addresses have changed.
   Signal<>& changed() noexcept { return changed_; }
 
  private:

@@ -82,7 +82,7 @@ void ReachabilityState::set(Reachability reachability) {
   count(current_, -1);
   current_ = reachability;
   count(current_, 1);
-  // A host that cannot be reached may not reach others either, and would tell them so.
+  // A host that cannot be reached may not reach other peers either, and would tell them so.
   server_.offer(self_.options.autonat && current_ != Reachability::private_);
   const auto seen = observed_.outside_host();
   if (current_ == Reachability::public_) {

@@ -1,5 +1,5 @@
-// Whether the host can be reached: what our user says, or what dial-backs show. What follows from it is done here: who
-// is dialled back by us, what our user is told.
+// Whether the host can be reached: what our user says, or what dial-backs show. What follows from it is done here:
+// which peers we dial back, what our user is told.
 #pragma once
 
 #include "autonat_client.hpp"
@@ -24,7 +24,7 @@ class ReachabilityState {
     return current_ == Reachability::unknown && (warning_ != Warning::none || unconfirmed_ == Unconfirmed::yes);
   }
   /// Peers outside have seen us at addresses that were none of ours. A dial-back that reaches us then says less: its
-  /// peer is one that we have dialled, and many routers let in no others.
+  /// peer is one that we have dialled, and many routers let in no other peers.
   bool translated() const { return warning_ != Warning::none; }
   Signal<>& suspecting() noexcept { return suspecting_; }
   /// There is another way in than when peers were asked.

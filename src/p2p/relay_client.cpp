@@ -169,7 +169,7 @@ Task<void> RelayClient::fill(RelayClient& client) {
   client.tasks_.spawn(look_for_more(client), "look for relays");
 }
 
-/// Peers that a walk connects to say what they serve; those that relay are candidates from then on.
+/// Peers that a walk connects to say what they serve; relays among them are candidates from then on.
 Task<void> RelayClient::look_for_more(RelayClient& client) {
   log::debug("relay", "looking for relays among peers that are not connected yet");
   co_await client.routing_.meet_strangers();
@@ -195,7 +195,7 @@ bool RelayClient::serves_family(const PeerId& relay) const {
   });
 }
 
-/// Connected peers that relay: those that our user named first, then the nearest.
+/// Connected relays: the ones that our user named first, then the nearest.
 std::vector<PeerId> RelayClient::candidates() {
   const TimePoint now = self_.runtime.now();
   std::erase_if(refused_, [now](const auto& one) { return one.second <= now; });

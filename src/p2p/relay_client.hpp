@@ -12,7 +12,7 @@
 
 namespace cohive::p2p {
 
-/// How many relays are needed, and for whom.
+/// How many relays are needed, and for which peers.
 struct RelayNeed {
   std::size_t count = 0;
   /// Only for peers with this kind of IP address alone, as its multiaddr code; nullopt: for all peers.

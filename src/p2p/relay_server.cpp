@@ -134,7 +134,7 @@ RelayServer::Status RelayServer::grant(const transport::Stream& stream) {
   return Status::RELAY_OK;
 }
 
-/// Half of the places are kept for peers that cannot be dialled. Those that announce a public address of their own ask for
+/// Half of the places are kept for peers that cannot be dialled. Peers with a public address of their own ask for
 /// the sake of peers with the other kind of IP address, and there may be many of them.
 bool RelayServer::has_room_for(const PeerId& peer) const {
   const auto known = book_.addresses(peer);

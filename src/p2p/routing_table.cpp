@@ -33,7 +33,7 @@ std::vector<PeerId> RoutingTable::nearest(const Key& key, std::size_t count,
   std::vector<std::pair<std::uint64_t, const PeerId*>> ranked;
   ranked.reserve(entries_.size());
   for (const auto& [peer, entry] : entries_) ranked.emplace_back(prefix(entry.key) ^ wanted_prefix, &peer);
-  // A heap: only those that are taken out are put in order, and only they are looked at closely.
+  // A heap: only peers that are taken out are put in order, and only they are looked at closely.
   const auto farther = [](const auto& a, const auto& b) { return a.first > b.first; };
   std::make_heap(ranked.begin(), ranked.end(), farther);
   std::vector<PeerId> result;

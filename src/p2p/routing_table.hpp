@@ -21,7 +21,7 @@ class RoutingTable {
   struct BlockLimits {
     std::size_t in_table, in_bucket;
   };
-  /// Returns whether a peer is worth its place: it is connected, and others could be told how to reach it.
+  /// Returns whether a peer is worth its place: it is connected, and peers could be told how to reach it.
   using Useful = std::function<bool(const PeerId&)>;
   RoutingTable(const PeerId& self, BlockLimits limits, Useful useful);
 
@@ -32,7 +32,7 @@ class RoutingTable {
   std::size_t size() const noexcept { return entries_.size(); }
   /// Returns whether a new peer would find a place.
   bool would_take(const PeerId& peer) const;
-  /// Those of the `count` nearest that `wanted` takes.
+  /// The peers that `wanted` takes, of the `count` nearest.
   std::vector<PeerId> nearest(const Key& key, std::size_t count,
                               const std::function<bool(const PeerId&)>& wanted) const;
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kDiscovery = 1000;  // milliseconds to wait for gateways
 constexpr unsigned char kHops = 2;
-constexpr int kTries = 4;  // of outer ports, where others have taken the wanted one
+constexpr int kTries = 4;  // of outer ports, where another machine has taken the wanted one
 constexpr int kOnlyPermanent = 725, kConflict = 718;
 constexpr int kConnected = 1;  // of UPNP_GetValidIGD: a gateway that is connected
 constexpr const char* kName = "cohive";

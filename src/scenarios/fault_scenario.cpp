@@ -110,7 +110,7 @@ class Scenario {
         options.agreed_codec ? log::format(", {}", codec::name_of(options.agreed_codec->fixed()->codec)) : "");
     for (std::size_t i = 0; i < count; ++i) {
       const Aggregation aggregations[] = {Mean(), Mean(), TrimmedMean{0.3}, CenteredClip{0.5, 3}};
-      options.aggregation = aggregations[below(4)];  // everybody's own choice
+      options.aggregation = aggregations[below(4)];  // each peer's own choice
       options.mode = PeerMode::node;
       if (!download && i > 1 && below(5) == 0) options.mode = below(2) ? PeerMode::client : PeerMode::auxiliary;
       if (measured) {
@@ -347,7 +347,7 @@ class Scenario {
     report_.top_k += result.agreed_codecs.contains(codec::Codec::top_k);
   }
 
-  /// Nobody's values leave the range of the inputs, and who finished a part holds the same as the others.
+  /// No peer's values leave the range of the inputs, and all peers that finished a part hold the same.
   void check_values() {
     float least = 0, most = 0;
     float rounding = kTolerance + (peers_[0]->options.agreed_codec ? 0.02f : 0);  // scales are rounded up
@@ -398,7 +398,7 @@ class Scenario {
         const auto& failed = (*peers_[i]->result)->failed_reducers;
         if (std::find(failed.begin(), failed.end(), owner) == failed.end()) finished.push_back(i);
       }
-      // Without any weight there is no average, and everybody's values stay.
+      // Without any weight there is no average, and the values of all peers stay.
       if (std::none_of(finished.begin(), finished.end(), [&](std::size_t i) { return peers_[i]->weight > 0; }))
         continue;
       const auto reducer =

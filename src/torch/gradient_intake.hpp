@@ -17,11 +17,11 @@ class GradientIntake {
 
   /// Takes the gradients of a batch; afterwards the parameters have none, unless buffers are reused.
   /// \param scale  of the loss, which the gradients have, too
-  /// Throws std::logic_error when reused buffers were cleared by someone else, or hold gradients of another scale.
+  /// Throws std::logic_error when reused buffers were cleared by other code, or hold gradients of another scale.
   void take_batch(double samples, double scale);
   /// Tells whether all gradients that the parameters have are finite.
   bool all_finite() const;
-  /// Throws away the gradients that the parameters have: those of a batch, or of the epoch where buffers are reused.
+  /// Throws away the gradients that the parameters have: of a batch, or of the epoch where buffers are reused.
   void drop_batch();
 
   // ---- The loop

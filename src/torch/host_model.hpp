@@ -59,7 +59,7 @@ class HostModel final : public TorchReplica, public train::HostReplica {
   torch::optim::Optimizer& optimizer_;
   KnownOptimizer known_;
   std::vector<torch::Tensor> parameters_;  // of the optimizer
-  std::vector<torch::Tensor> mirrors_;     // of the trainer, where they are others
+  std::vector<torch::Tensor> mirrors_;     // of the trainer, where they are other tensors
   GradientIntake intake_;
   RoundExtras extras_;
   Schedule schedule_;

@@ -24,7 +24,7 @@ class KnownOptimizer {
 
   /// Returns the options of a parameter's step, as they are now.
   optim::Options options(std::size_t parameter) const;
-  /// Returns the statistics of a parameter in the order of optim::state_fields; makes those that are missing.
+  /// Returns the statistics of a parameter in the order of optim::state_fields; makes the missing ones.
   std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter);
   std::int64_t steps_taken(std::size_t parameter);
   void count_step(std::size_t parameter);

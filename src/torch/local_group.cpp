@@ -178,7 +178,7 @@ struct LocalGroup::Impl {
   void join(Clock::time_point deadline);
 
   LocalGroupOptions options;
-  std::vector<Socket> links;  ///< of rank 0: to rank i at i; of others: to rank 0 alone
+  std::vector<Socket> links;  ///< of rank 0: to rank i at i; of other ranks: to rank 0 alone
   std::vector<float> scratch;
 };
 

@@ -8,7 +8,7 @@
 namespace cohive {
 namespace {
 
-/// What rank 0 tells the others of a step.
+/// What rank 0 tells the other ranks of a step.
 struct Reply {
   StepReport report;
   bool parameters_follow = false;

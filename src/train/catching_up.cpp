@@ -1,7 +1,7 @@
 // Peers that are new, or behind: they download the state of a peer that is not.
 //
-// Where epochs are shorter than a download, a downloaded state is old when it comes. Another download would be, too: the peer
-// joins the next round of the state instead, with weight 0, and takes what the others have averaged.
+// Where epochs are shorter than a download, a downloaded state is old when it comes, and so would be the next one. So
+// the peer joins the next round of the state with weight 0, and takes what its members have averaged.
 // An epoch that a single peer claims is proven by a state that can be downloaded, while training goes on.
 #include "checkpoint_content.hpp"
 #include "cohive/averaging/errors.hpp"
@@ -25,9 +25,9 @@ std::uint64_t most_state_bytes(const Replica& replica) {
 
 }  // namespace
 
-/// Whether the swarm's parameters are newer than ours. When the other peers are one epoch ahead, that is the epoch whose end
-/// we are about to reach together, if we have a group with them; else they averaged without us. Peers that delay the averaging of
-/// gradients announce the epoch before there is a group: then it is enough to look for one now.
+/// Whether the swarm's parameters are newer than ours. When the other peers are one epoch ahead, that is the epoch
+/// whose end we are about to reach together, if we have a group with them; else they averaged without us. Peers that
+/// delay the averaging of gradients announce the epoch before there is a group: then it is enough to look for one now.
 bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
   if (options.auxiliary || global.epoch <= local_epoch) return false;
   if (!checked_start || global.epoch > local_epoch + 1) return true;
@@ -130,7 +130,7 @@ Task<bool> Run::Impl::load_state() {
   co_await gradient_averager->load_state(runtime.after(options.load_state_timeout));
   co_await tracker.refresh();
   const GlobalProgress global = tracker.snapshot();
-  // The donor may have been about to enter the epoch that others announced.
+  // The donor may have been about to enter the epoch that other peers announced.
   enter_epoch(epoch + 1 == global.epoch ? global.epoch : epoch);
   replica.enter_epoch(local_epoch);
   sharing.set_priority(static_cast<double>(epoch));
@@ -141,13 +141,13 @@ Task<bool> Run::Impl::load_state() {
   metrics.downloads.increment();
   log::info("train", "downloaded the state of epoch {} from {} ({} bytes, {} donors)", epoch, donor, bytes, donors);
   if (global.epoch <= local_epoch + 1) co_return true;
-  if (epoch + 1 < wanted) tracker.distrust_claims_above(epoch + 1);  // what was claimed before, the best donor cannot show
+  if (epoch + 1 < wanted) tracker.distrust_claims_above(epoch + 1);  // the best donor cannot show earlier claims
   for (int round = 0; round < kRoundsToFollow && !co_await follow_state_round(); ++round) {
   }
   co_return true;
 }
 
-/// Takes part in the next round of the state with weight 0, which makes our parameters those of the others.
+/// Takes part in the next round of the state with weight 0, which makes our parameters those of its members.
 Task<bool> Run::Impl::follow_state_round() {
   const GlobalProgress global = tracker.snapshot();
   if (global.peers < 2 || global.epoch <= local_epoch + 1) co_return true;

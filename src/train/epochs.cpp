@@ -2,6 +2,7 @@
 //   gradients of the group, weighted by samples > optimizer step > now and then the parameters of the group
 // All of it is one coroutine. The trainer goes on after it, or before the part of it that the options delay.
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "run_impl.hpp"
 
@@ -92,15 +93,11 @@ Task<bool> Run::Impl::finish_update(StepReport& report) {
 }
 
 Task<void> Run::Impl::advance(Impl& self, std::shared_ptr<Update> update) {
-  struct End {
-    Impl& self;
-    Update& update;
-    ~End() {
-      self.finished(update);
-      update.released.set();
-      update.done.set();
-    }
-  } end{self, *update};
+  const auto end = on_exit([&self, &update] {
+    self.finished(*update);
+    update->released.set();
+    update->done.set();
+  });
   const RunOptions& options = self.options;
   if (options.delay_grad_averaging) {
     self.enter_epoch(update->epoch);
@@ -114,8 +111,8 @@ Task<void> Run::Impl::advance(Impl& self, std::shared_ptr<Update> update) {
   if (self.state.round) co_await self.average_state(*update);
 }
 
-/// Averages the gradients and steps with them. A peer that has missed the gradients learns it from the epoch that it hears of, or
-/// from members that wait for it in the next round.
+/// Averages the gradients and steps with them. A peer that has missed the gradients learns it from the epoch that it
+/// hears of, or from members that wait for it in the next round.
 Task<void> Run::Impl::step_together(Update& update) {
   const Place place = options.delay_optimizer_step ? Place::next : Place::live;
   if (place == Place::next) co_await replica.free_next();
@@ -173,7 +170,7 @@ Task<void> Run::Impl::average_state(Update& update) {
   tracker.restart_timer();
 }
 
-/// As hivemind does it: a peer that has missed the gradients learns it now, instead of being waited for in the next round.
+/// As in hivemind: a peer that has missed the gradients learns it now, instead of being waited for in the next round.
 void Run::Impl::enter_epoch(std::uint64_t epoch) {
   {
     const std::lock_guard lock(mutex);

@@ -17,7 +17,8 @@ constexpr std::size_t kSlice = std::size_t{8} << 20;
 GradientSums::GradientSums(Runtime& runtime, std::vector<std::size_t> sizes)
     : runtime_(runtime),
       sizes_(std::move(sizes)),
-      most_unfinished_(std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}) <= kMostWaitingValues ? kMostUnfinished : 1),
+      most_unfinished_(
+          std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}) <= kMostWaitingValues ? kMostUnfinished : 1),
       sums_(no_sums()),
       progress_(runtime, "gradients being added"),
       alive_(std::make_shared<GradientSums*>(this)),
@@ -85,8 +86,8 @@ Task<void> GradientSums::add_now(Batch batch) {
   }
 }
 
-/// Takes the gradients of the parameters from number `begin` on. The first gradient of a parameter becomes its sum where nothing
-/// else uses its memory; it is looked through only.
+/// Takes the gradients of the parameters from number `begin` on. The first gradient of a parameter becomes its sum
+/// where nothing else uses its memory; it is looked through only.
 Task<void> GradientSums::add_slice(std::span<Gradient> gradients, std::size_t begin, double factor) {
   auto owners = std::make_shared<std::vector<std::shared_ptr<void>>>();
   std::vector<optim::ConstView> unread;

@@ -65,7 +65,7 @@ std::string cause_of_download_failure(const Error& error) {
 
 // ---- Rounds and downloads
 
-/// Counters that begin with 0 can be told from those that are not there.
+/// Counters begin with 0, so that a reader can tell a zero from a counter that is not there.
 History::History(Runtime& runtime) : runtime_(runtime), epoch_begin_(runtime.now()) {
   for (const char* cause : kRoundCauses)
     for (const char* what : {"gradients", "parameters"}) failed_rounds(runtime.metrics(), what, cause);

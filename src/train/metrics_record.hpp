@@ -1,4 +1,4 @@
-// MetricsRecord: what a trainer tells the swarm of each epoch that it ends, as the examples of hivemind do, for monitors.
+// MetricsRecord: what a trainer tells monitors of each epoch that it ends, as the examples of hivemind do.
 //   trainer -> DHT: {<run_id>_metrics: {marker of its key: {step, rate, samples, sum of losses, their number}, 600 s}}
 // Source: docs/wire/hivemind.md, section 7.1. An epoch of which no loss was reported is not told.
 #pragma once

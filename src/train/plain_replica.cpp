@@ -56,7 +56,8 @@ void PlainReplica::step_locally(const std::vector<std::span<const float>>& gradi
   const std::lock_guard lock(stepping_);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     std::vector<float> gradient(gradients[i].begin(), gradients[i].end());
-    const optim::TensorMemory memory{std::span<const float>(live_[i].values), live_[i].values, {}, std::span(gradient), statistics(i)};
+    const optim::TensorMemory memory{
+        std::span<const float>(live_[i].values), live_[i].values, {}, std::span(gradient), statistics(i)};
     optim::TensorStep step(options_, memory, {steps_ + 1});
     step.run(0, step.size());
     if (!step.has_second_phase()) continue;
@@ -102,7 +103,8 @@ Task<std::optional<averaging::SharedState>> PlainReplica::snapshot(std::uint64_t
       state.names.push_back(std::move(name));
     };
     const auto fields = optim::state_fields(options_);
-    for (std::size_t i = 0; i < size(); ++i) add("parameter." + std::to_string(i), newest(i), gradient_infos()[i].shape);
+    for (std::size_t i = 0; i < size(); ++i)
+      add("parameter." + std::to_string(i), newest(i), gradient_infos()[i].shape);
     for (std::size_t i = 0; i < size(); ++i)
       for (const std::size_t k : statistics_by_name())
         add("optimizer." + std::to_string(i) + "." + std::string(fields[k].name), statistics_[i][k].values,
@@ -114,7 +116,9 @@ Task<std::optional<averaging::SharedState>> PlainReplica::snapshot(std::uint64_t
 }
 
 Task<Result<std::uint64_t>> PlainReplica::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
-  const auto bad = [donor = state.donor](const std::string& what) { return Error(averaging::Errc::bad_state, donor, what); };
+  const auto bad = [donor = state.donor](const std::string& what) {
+    return Error(averaging::Errc::bad_state, donor, what);
+  };
   const auto* metadata = state.metadata.get_if<msgpack::Map>();
   const auto* found = metadata ? metadata->find("epoch") : nullptr;
   const auto epoch = found ? found->as_uint() : std::nullopt;

@@ -188,7 +188,7 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
 
 // ---- What the swarm tells
 
-/// Trainers that were not in the last round and have not reported since, and those whose process has ended.
+/// Trainers that were not in the last round and have not reported since, and trainers whose process has ended.
 std::size_t ProgressTracker::absent_now() const {
   return static_cast<std::size_t>(std::ranges::count_if(reports_, [this](const auto& report) {
     return absent_.contains(report.first) || dht_.host().refuses(report.first);
@@ -237,7 +237,7 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
     const auto id = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
     // The record of an earlier process with our identity is not another trainer.
     if (id == dht_.host().id() && marker->data != key_->ownership_marker()) continue;
-    // Nobody does more than a whole batch: a larger claim counts as one.
+    // No trainer does more than a whole batch: a larger claim counts as one.
     const double done = std::min(static_cast<double>(*samples->as_uint()), options_.target_batch_size);
     entries.push_back({marker->data, *epoch->as_uint(), done, *rate_value, *time_value, *client_value, id});
   }
@@ -295,8 +295,8 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetRe
   const double now = dht_.now();
   global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
   double estimated = global.samples, clients = 0;
-  const auto own = static_cast<std::size_t>(
-      std::ranges::count(entries, key_->ownership_marker(), [](const Entry& entry) -> const std::string& { return entry.marker; }));
+  const auto own =
+      static_cast<std::size_t>(std::ranges::count(entries, key_->ownership_marker(), &Entry::marker));
   const std::size_t others = found.entries().size() - own;
   const double each = drawn_ && others > 0 ? static_cast<double>(found.held - 1) / static_cast<double>(others) : 1;
   for (const Entry& entry : entries) {
@@ -308,7 +308,8 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetRe
     global.samples += like * entry.samples;
     estimated += like * (entry.samples + std::max(0.0, now - entry.time) * entry.samples_per_second);
   }
-  global.peers = static_cast<std::size_t>(std::lround(each * static_cast<double>(entries.size() - own))) + (drawn_ ? 1 : own);
+  const double represented = each * static_cast<double>(entries.size() - own);
+  global.peers = static_cast<std::size_t>(std::lround(represented)) + (drawn_ ? 1 : own);
   global.clients = static_cast<std::size_t>(std::lround(clients));
   const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
   const auto peers = static_cast<double>(global.peers);
@@ -359,7 +360,8 @@ Task<void> ProgressTracker::refresh() {
   } else {
     add_up(entries, *found, global);
   }
-  if (!looked_ && std::ranges::all_of(reports_, [this](const auto& report) { return report.first == dht_.host().id(); }))
+  const auto is_own = [this](const auto& report) { return report.first == dht_.host().id(); };
+  if (!looked_ && std::ranges::all_of(reports_, is_own))
     log::info("train", "no other trainer reports for run {} yet: this is the first one, or the run has another name",
               options_.run_id);
   looked_ = true;
@@ -378,7 +380,8 @@ Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
     while (!self.fetch_now_ && co_await self.fetch_wanted_.wait(Deadline(self.next_fetch_))) {
     }
     co_await self.runtime_.sleep_for(self.options_.min_refresh_period / 5);
-    if (self.drawn_) co_await self.runtime_.sleep_for(from_seconds(self.runtime_.random_unit() * to_seconds(kLongestHurry)));
+    if (self.drawn_)
+      co_await self.runtime_.sleep_for(from_seconds(self.runtime_.random_unit() * to_seconds(kLongestHurry)));
   }
 }
 

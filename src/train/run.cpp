@@ -3,6 +3,7 @@
 #include "cohive/core/combine.hpp"
 #include "checkpoint_content.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "run_impl.hpp"
 
 namespace cohive::train {
@@ -123,14 +124,11 @@ Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration patie
     if (state != Publication::publishing) break;
     co_await runtime.sleep_for(1ms);
   }
-  struct Copying {
-    Impl& self;
-    explicit Copying(Impl& impl) : self(impl) { ++self.copying; }
-    ~Copying() {
-      auto held = Publication::held;
-      if (--self.copying == 0) self.publication.compare_exchange_strong(held, Publication::ready);
-    }
-  } guard(*this);
+  ++copying;
+  const auto copied = on_exit([this] {
+    auto held = Publication::held;
+    if (--copying == 0) publication.compare_exchange_strong(held, Publication::ready);
+  });
   co_return co_await model.copy(runtime.after(patience), std::move(beside));
 }
 

@@ -28,7 +28,7 @@ namespace cohive::train {
 
 inline constexpr Duration kFirstRetry = 500ms;  // of a failed download
 
-/// An averager with the round that has begun before its tensors are ready, so that finding a group costs no training time.
+/// An averager with the round that begins before its tensors are ready, so that finding a group costs no training time.
 struct Scheduled {
   averaging::Averager& averager;
   RoundPace pace;
@@ -209,7 +209,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   std::atomic<bool> loss_reported{false};
   int copying = 0;  // copies of the state in progress: they keep the next parameters from being published
 
-  /// While one exists no round begins by itself: those of an epoch that is given up come to their end, or the state is replaced.
+  /// While one exists no round begins by itself: rounds of an epoch given up come to an end, or the state is replaced.
   struct RoundsBarred {
     explicit RoundsBarred(Impl& of) : run(of) { ++run.rounds_barred; }
     ~RoundsBarred() { --run.rounds_barred; }

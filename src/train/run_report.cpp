@@ -12,7 +12,8 @@ constexpr Duration kSending = 10s, kFresh = 1s;
 
 RunReports::RunReports(p2p::Host& host, const std::string& run_id, std::string schema_hash, const History& history)
     : host_(host), schema_hash_(std::move(schema_hash)), history_(history), server_(host) {
-  server_.add_streaming(run_id + "::Run.rpc_report", [this](rpc::ServerStream& stream) { return serve(*this, stream); });
+  server_.add_streaming(run_id + "::Run.rpc_report",
+                        [this](rpc::ServerStream& stream) { return serve(*this, stream); });
 }
 
 Task<Result<>> RunReports::serve(RunReports& self, rpc::ServerStream& stream) {

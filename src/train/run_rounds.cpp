@@ -29,7 +29,7 @@ void Scheduled::forget_ended() {
 
 /// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
 void Run::Impl::consider_rounds() {
-  if (rounds_barred > 0 || (update && !update->done.is_set())) return;  // those that there are are still in use
+  if (rounds_barred > 0 || (update && !update->done.is_set())) return;  // the present rounds are still in use
   gradients.forget_ended();
   state.forget_ended();
   const GlobalProgress global = tracker.snapshot();
@@ -39,8 +39,10 @@ void Run::Impl::consider_rounds() {
 /// Peers find each other when all of them look at the same time: not only after a batch, which may take seconds.
 Task<void> Run::Impl::watch_progress(Impl& self) {
   for (;;) {
-    const double lead = self.tracker.snapshot().eta - self.runtime.wall_time() - to_seconds(self.options.matchmaking_time);
-    const Deadline begin = lead > 0 ? self.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
+    const double left = self.tracker.snapshot().eta - self.runtime.wall_time();
+    const double lead = left - to_seconds(self.options.matchmaking_time);
+    const Deadline begin =
+        lead > 0 ? self.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
     co_await self.tracker.news(begin);
     if (self.ended || self.tracker.snapshot().epoch > self.local_epoch) continue;
     bool trains = self.options.auxiliary;
@@ -52,8 +54,8 @@ Task<void> Run::Impl::watch_progress(Impl& self) {
   }
 }
 
-/// A member that waits for our gradients has ended the epoch already, which the next look at the progress may tell us only after it
-/// has stopped waiting.
+/// A member that waits for our gradients has ended the epoch already, which the next look at the progress may tell us
+/// only after it has stopped waiting.
 Task<void> Run::Impl::watch_members(Impl& self) {
   for (;;) {
     co_await self.gradients.averager.someone_waits();
@@ -62,7 +64,7 @@ Task<void> Run::Impl::watch_members(Impl& self) {
   }
 }
 
-/// Begins those of this epoch's end that have not begun.
+/// Begins the rounds of this epoch's end that have not begun.
 void Run::Impl::begin_rounds(const GlobalProgress& global) {
   if (global.peers < 2 || ended) return;
   const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
@@ -76,10 +78,10 @@ void Run::Impl::begin_rounds(const GlobalProgress& global) {
     begin_round(state, msgpack::Value(next), global.expected, options.averaging_timeout);
 }
 
-/// Anyone can report as a thousand trainers, and divide a run with them into groups of one. So no more groups are made than
-/// the last one filled to a part, and fewer with each round after the first that found none.
+/// One peer can report as a thousand trainers, which would divide a run into groups of one. So no more groups are made
+/// than the last one filled to a part, and fewer with each round after the first that found none.
 std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
-  constexpr std::size_t kLostMembers = 2;  // times as many as were met, for those that missed the round
+  constexpr std::size_t kLostMembers = 2;  // times as many as were met, for trainers that missed the round
   if (met > 0) expected = std::min(expected, kLostMembers * met);
   if (group == 0 || expected <= group) return 0;
   const auto bits = static_cast<std::size_t>(std::bit_width((expected - 1) / group));
@@ -99,7 +101,8 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
   round.expected_members = expected;
   // Members of a scheme such as PowerSGD go on from factors that they share: they meet the same members again.
   const bool one_group = &scheduled == &gradients && options.grad_averager_factory;
-  scheduled.group_bits = round.random_group_bits = one_group ? 0 : scheduled.bits_for(expected, options.target_group_size);
+  scheduled.group_bits = one_group ? 0 : scheduled.bits_for(expected, options.target_group_size);
+  round.random_group_bits = scheduled.group_bits;
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
   scheduled.round = scheduled.averager.begin(std::move(round));
@@ -109,11 +112,12 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
 
 namespace {
 
-/// Completes when waiting for a group has no point any more: the run has passed `epoch` for `others`, the time by which groups of one
-/// round may be apart, or `grace` has gone by since members have been waiting for this peer in the round of `next`. A member that
-/// waits for our parameters has the gradients: it says so sooner than the report of the epoch comes through the DHT, if this peer
-/// owns parts of that round.
-Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration others, averaging::Averager* next, Duration grace) {
+/// Completes when waiting for a group has no point any more: the run has passed `epoch` for `others`, the time by which
+/// groups of one round may be apart, or `grace` has gone by since members have been waiting for this peer in the round
+/// of `next`. A member that waits for our parameters has the gradients: it says so sooner than the report of the epoch
+/// comes through the DHT, if this peer owns parts of that round.
+Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration others, averaging::Averager* next,
+                    Duration grace) {
   auto passed = [](ProgressTracker& run, std::uint64_t end, Duration time) -> Task<void> {
     co_await run.epoch_passed(end);
     co_await run.runtime().sleep_for(time);
@@ -135,12 +139,13 @@ Task<bool> finds_group(Runtime& runtime, Round& round, Task<void> pointless) {
 
 }  // namespace
 
-/// A peer that is late has a group only if the others are still looking for one.
+/// A peer that is late has a group only if its members are still looking for one.
 Task<bool> Run::Impl::find_gradient_group(bool late) {
   averaging::Averager* const next = late ? nullptr : &state_averager;
   const Duration grace = late ? options.matchmaking_time : options.matchmaking_time / 4;
   Round& round = *gradients.round;
-  if (co_await finds_group(runtime, round, hopeless(tracker, local_epoch, gradients.apart(options), next, grace))) co_return true;
+  auto pointless = hopeless(tracker, local_epoch, gradients.apart(options), next, grace);
+  if (co_await finds_group(runtime, round, std::move(pointless))) co_return true;
   gradients.round.reset();
   gradients.count_group(0);
   miss("gradients");
@@ -160,7 +165,7 @@ Task<Outcome> Run::Impl::finish_gradient_round(double weight, std::shared_ptr<av
   co_return outcome;
 }
 
-/// While a group is being found, newcomers get copies of the model. What the trainer may change meanwhile is copied first.
+/// While a group is being found, newcomers get copies of the model. What the trainer may change is copied first.
 Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
   Round round = std::move(*std::exchange(state.round, std::nullopt));
   const bool exclusive = plan.how == StateRound::live || plan.how == StateRound::next;
@@ -267,7 +272,7 @@ Task<void> Run::Impl::abandon_rounds() {
   co_await replica.finish_state(result.has_value());
 }
 
-/// \param expected  how many peers average, as far as is known; below 2: others may, of which nothing is known
+/// \param expected  how many peers average, as far as is known; below 2: peers may, of which nothing is known
 /// \param timeout   for the round
 /// \param patience  for its group
 Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout, Duration patience) {

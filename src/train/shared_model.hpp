@@ -1,6 +1,6 @@
-// The model of a run, as changes and copies of it exclude one another. Newcomers download a copy of the state, made only
-// when one asks, which serves all that ask until the end of the next change: a round that waits for a member keeps no newcomer
-// waiting where a copy is there. Loop thread only.
+// The model of a run, as changes and copies of it exclude one another. Newcomers download a copy of the state, made
+// only when one asks, which serves all that ask until the end of the next change: a round that waits for a member keeps
+// no newcomer waiting where a copy is there. Loop thread only.
 #pragma once
 
 #include <functional>

@@ -53,8 +53,9 @@ p2p::HostOptions Membership::host_options() const {
   if (options.force_reachability.empty()) return result;
   result.force_reachability = p2p::reachability_from_text(options.force_reachability);
   if (!result.force_reachability || *result.force_reachability == p2p::Reachability::unknown)
-    throw ErrorException(Error(cohive::Errc::invalid_argument, "force_reachability is \"public\" or \"private\", not \"" +
-                                                                   options.force_reachability + "\""));
+    throw ErrorException(
+        Error(cohive::Errc::invalid_argument,
+              "force_reachability is \"public\" or \"private\", not \"" + options.force_reachability + "\""));
   return result;
 }
 
@@ -62,7 +63,8 @@ Result<> Membership::open() {
   const auto initial = parse_all(options.initial_peers);
   const p2p::HostOptions host_options = this->host_options();
   const bool own_file = !options.identity_path.empty();
-  identity = own_file ? hold_identity(options.identity_path).value() : HeldIdentity{KeyPair::generate_ed25519(), nullptr};
+  identity =
+      own_file ? hold_identity(options.identity_path).value() : HeldIdentity{KeyPair::generate_ed25519(), nullptr};
   if (auto free = own_file ? check_identity(initial, host_options) : ok(); !free) return free;
   p2p::MetricsOptions metrics;
   if (!options.metrics_token_file.empty()) metrics.token = p2p::read_token(options.metrics_token_file).value();
@@ -70,7 +72,8 @@ Result<> Membership::open() {
   Result<> started = ok();
   on_loop([&] {
     if (options.diagnostics_at_signal) runtime().background().spawn(write_diagnostics_at_signal(runtime()), "SIGUSR1");
-    if (!options.trace_file.empty()) started = Trace::of(runtime()).start(options.trace_file, identity.key.peer_id().text());
+    if (!options.trace_file.empty())
+      started = Trace::of(runtime()).start(options.trace_file, identity.key.peer_id().text());
     if (!started) return;
     open_network();
     host = std::make_unique<p2p::Host>(*network, identity.key, host_options);
@@ -83,7 +86,7 @@ Result<> Membership::open() {
   return join(initial);
 }
 
-/// In a swarm with members: who they are.
+/// Reads which peers are members, in a swarm that has them.
 Result<> Membership::know_members() {
   const auto impossible = [](const char* what) { return Error(cohive::Errc::invalid_argument, what); };
   if (options.authorizer && !(options.secret_file.empty() && options.members_file.empty()))
@@ -98,7 +101,8 @@ Result<> Membership::know_members() {
 
 void Membership::open_network() {
   if (!network)
-    network = transport::limit_bandwidth(transport::make_tcp_network(runtime()), {options.max_upload, options.max_download});
+    network = transport::limit_bandwidth(transport::make_tcp_network(runtime()),
+                                         {options.max_upload, options.max_download});
 }
 
 /// Two processes of one identity take each other's connections away.

@@ -47,7 +47,7 @@ class NoiseChannel final : public SecureChannel {
   std::size_t read_size_;           // grows while reads fill it
   bool drained_ = true;             // the last read took all there was
   std::vector<Slice> used_inputs_;  // blocks that slices given out may still share; reused once they do not
-  std::size_t turn_ = 0;            // bytes read since others had their turn
+  std::size_t turn_ = 0;            // bytes read since other tasks had their turn
 };
 
 }  // namespace cohive::transport

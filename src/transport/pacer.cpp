@@ -49,7 +49,7 @@ Pacer::Pacer(Runtime& runtime, double rate)
       refilled_(runtime.now()),
       timer_(runtime, [](void* self) { static_cast<Pacer*>(self)->serve(); }, this) {}
 
-/// Lets pass whom the tokens suffice for, and comes back when they do for the next one.
+/// Lets connections pass for which the tokens suffice, and comes back when they do for the next one.
 void Pacer::serve() noexcept {
   const TimePoint now = runtime_.now();
   tokens_ = std::min(burst_, tokens_ + rate_ * to_seconds(now - refilled_));

@@ -33,7 +33,7 @@ constexpr std::size_t kMaxGather = 64;
 constexpr Duration kOutOfDescriptors = 100ms;
 constexpr int kUnsent = 64 * 1024;
 constexpr std::size_t kOpenFiles = 64 * 1024;  // at most
-constexpr std::size_t kOtherFiles = 64;        // those of the program, metrics being read, names being resolved
+constexpr std::size_t kOtherFiles = 64;        // files of the program, metrics being read, names being resolved
 
 /// Waits for a descriptor. The handler shares a state whose waiter is cleared when the awaiting frame is destroyed.
 class Readiness : public Waiter {
@@ -125,8 +125,8 @@ SocketAddress bound_to(int fd) {
   return address;
 }
 
-// A link without loss needs no model of itself. BBR, the default of some systems, sends by a timer, and a socket that
-// began with it goes on doing so under any other algorithm: all begin without, and those of other machines change.
+// BBR, the default of some systems, sends by a timer, which no link within a machine needs, and a socket that began
+// with it keeps the timer under any other algorithm. All begin without; sockets to other machines take the default.
 
 const std::string& default_congestion_control() {
   static const std::string name = [] {
@@ -268,7 +268,7 @@ class TcpListener final : public Listener {
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
         co_await Readiness(runtime_, descriptor_, Descriptor::wait_read);
       } else if (errno != ECONNABORTED && errno != EINTR) {
-        co_await runtime_.sleep_for(kOutOfDescriptors);  // most often too many open files: others will close theirs
+        co_await runtime_.sleep_for(kOutOfDescriptors);  // most often too many open files: connections will close
       }
     }
   }

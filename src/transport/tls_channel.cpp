@@ -157,7 +157,7 @@ Task<Result<TlsSession>> TlsChannel::handshake(std::optional<PeerId> expected, s
   expected_ = std::move(expected);
   muxers_ = std::move(muxers);
   const std::string offered = alpn_list(muxers_);
-  // This function returns 0 on success, unlike all others.
+  // Returns 0 on success, unlike the other functions of OpenSSL.
   require_tls(SSL_set_alpn_protos(ssl_.get(), reinterpret_cast<const unsigned char*>(offered.data()),
                               static_cast<unsigned>(offered.size())) == 0);
   auto done = co_await within(runtime_, deadline, shake_hands(), "tls handshake");

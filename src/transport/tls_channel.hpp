@@ -73,7 +73,7 @@ class TlsChannel final : public SecureChannel {
   std::size_t read_size_;                        ///< grows while reads fill it
   std::size_t late_messages_ = 0;                ///< of the handshake protocol, after the handshake
   std::uint64_t late_messages_until_ = 0;        ///< the value of bytes_in_ at which counting begins anew
-  std::size_t turn_ = 0;                         ///< bytes read since others had their turn
+  std::size_t turn_ = 0;                         ///< bytes read since other tasks had their turn
 };
 
 }  // namespace cohive::transport

@@ -199,7 +199,7 @@ void YamuxConnection::widen(YamuxStreamState& stream, std::size_t window) {
   widest_ = std::max(widest_, stream.window_limit);
 }
 
-/// What one stream has learned of the link serves those after it: otherwise each spends a round trip per doubling. A
+/// What one stream has learned of the link serves later ones: otherwise each spends a round trip per doubling. A
 /// stream shows by the size of its frames that it carries much.
 void YamuxConnection::widen_early(YamuxStreamState& stream, std::size_t frame) {
   if (frame >= kBulkFrame && stream.holder == Holder::application) grant(stream, widest_);

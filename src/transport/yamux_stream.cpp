@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/on_exit.hpp"
 
 namespace cohive::transport {
 namespace {
@@ -97,16 +98,12 @@ std::optional<Error> YamuxStream::broken(Half half) const {
   return std::nullopt;
 }
 
-/// A peer accepts only so many new streams at once; the others wait here before they are announced.
+/// A peer accepts only so many new streams at once; further ones wait here before they are announced.
 Task<Result<>> YamuxStream::wait_for_backlog(Deadline deadline) {
-  struct PassOn {  // the wake-up of a waiter that gives up belongs to the next one
-    std::shared_ptr<YamuxStreamState> state;
-    ~PassOn() {
-      if (state->connection) state->connection->openable_.notify_one();
-    }
-  };
-  PassOn pass_on{state_};
   const auto state = state_;
+  const auto pass_on = on_exit([state] {  // the wake-up of a waiter that gives up belongs to the next one
+    if (state->connection) state->connection->openable_.notify_one();
+  });
   while (state->connection && state->opening == Opening::unsent && !state->connection->may_announce()) {
     if (!co_await state->connection->openable_.wait(deadline))
       co_return Error(cohive::Errc::timeout, peer_, "opening a stream");
@@ -165,11 +162,8 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
     co_return Error(cohive::Errc::limit_exceeded, peer_, "the relay does not carry so much");
   std::size_t index = 0, offset = 0;  // where in `buffers` we are
   std::vector<ByteView> frame;
-  struct Writing {
-    YamuxStreamState& stream;
-    explicit Writing(YamuxStreamState& s) : stream(s) { stream.writing.set(1); }
-    ~Writing() { stream.writing.set(0); }
-  } writing(*state);
+  state->writing.set(1);
+  const auto written = on_exit([&state] { state->writing.set(0); });
   while (left > 0) {
     if (auto error = broken(state->out)) co_return *error;
     if (state->out == Half::ended) co_return Error(cohive::Errc::closed, peer_, "writing after the end");
@@ -206,7 +200,7 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
     connection.send_frame(kData, connection.opening_flags(*state), state->id, static_cast<std::uint32_t>(size), frame);
     state->send_window -= size;
     left -= size;
-    if (left > 0 && connection.totals_.writing > 1) co_await runtime_.yield();  // the others' turn
+    if (left > 0 && connection.totals_.writing > 1) co_await runtime_.yield();  // the turn of other streams
   }
   co_return ok();
 }

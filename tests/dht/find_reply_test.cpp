@@ -8,8 +8,8 @@
 namespace cohive::dht {
 namespace {
 
-std::vector<NodeAddress> some_nodes(SimRuntime& runtime, int count) {
-  std::vector<NodeAddress> nodes;
+std::vector<NodeEntry> some_nodes(SimRuntime& runtime, int count) {
+  std::vector<NodeEntry> nodes;
   for (int i = 0; i < count; ++i) {
     Bytes key(36, static_cast<std::uint8_t>(i));
     nodes.push_back({DhtId::random(runtime), PeerId::of_public_key(key)});

@@ -20,7 +20,7 @@ struct Filled {
   }
   SimRuntime runtime;
   RoutingTable table;
-  std::vector<NodeAddress> inserted;
+  std::vector<NodeEntry> inserted;
 };
 
 TEST(RoutingTable, AHundredNodesAllFindRoom) {

@@ -30,11 +30,11 @@ struct World final : Traversal::Guide {
       for (int i = 0; i < known / 2; ++i) neighbours[node.id].push_back(nodes[runtime.random()() % nodes.size()]);
     }
   }
-  static void sort(std::vector<NodeAddress>& list, const DhtId& query) {
+  static void sort(std::vector<NodeEntry>& list, const DhtId& query) {
     std::sort(list.begin(), list.end(),
               [&](const auto& a, const auto& b) { return a.id.distance(query) < b.id.distance(query); });
   }
-  std::vector<NodeAddress> nearest(const DhtId& query, std::size_t count) const {
+  std::vector<NodeEntry> nearest(const DhtId& query, std::size_t count) const {
     auto list = nodes;
     std::erase_if(list, [&](const auto& node) { return dead.contains(node.id); });
     sort(list, query);
@@ -42,7 +42,7 @@ struct World final : Traversal::Guide {
     return list;
   }
   Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
-    const NodeAddress& node = contact.node;
+    const NodeEntry& node = contact.node;
     ++calls;
     largest_batch = std::max(largest_batch, queries.size());
     for (const auto& query : queries) EXPECT_TRUE(asked.insert({query, node.id}).second) << "asked twice";
@@ -60,7 +60,7 @@ struct World final : Traversal::Guide {
     }
     co_return steps;
   }
-  void found(const DhtId& query, std::vector<NodeAddress> list, SearchCost cost) override {
+  void found(const DhtId& query, std::vector<NodeEntry> list, SearchCost cost) override {
     costs[query] = cost;
     EXPECT_FALSE(results.contains(query));
     results[query] = std::move(list);
@@ -77,19 +77,19 @@ struct World final : Traversal::Guide {
   }
 
   SimRuntime runtime;
-  std::vector<NodeAddress> nodes;
-  std::map<DhtId, std::vector<NodeAddress>> neighbours;
+  std::vector<NodeEntry> nodes;
+  std::map<DhtId, std::vector<NodeEntry>> neighbours;
   std::set<DhtId> dead;
   std::map<PeerId, std::uint64_t> blocks;
   std::optional<DhtId> stop_at;
-  std::map<DhtId, std::vector<NodeAddress>> results;
+  std::map<DhtId, std::vector<NodeEntry>> results;
   std::map<DhtId, SearchCost> costs;
   std::set<std::pair<DhtId, DhtId>> asked;
   std::vector<std::vector<DhtId>> quorums;
   bool agreeing = false;
   std::size_t calls = 0, largest_batch = 0;
 };
-std::vector<DhtId> ids_of(const std::vector<NodeAddress>& nodes) {
+std::vector<DhtId> ids_of(const std::vector<NodeEntry>& nodes) {
   std::vector<DhtId> ids;
   for (const auto& node : nodes) ids.push_back(node.id);
   return ids;
@@ -105,7 +105,7 @@ DhtId beside(const DhtId& query, std::uint8_t number) {
 TEST(Traversal, AMachineWithManyIdsDoesNotSurroundAKey) {
   World world(200);
   const DhtId query = DhtId::random(world.runtime);
-  std::vector<NodeAddress> sybils;
+  std::vector<NodeEntry> sybils;
   for (std::uint8_t i = 1; i <= 20; ++i) {
     sybils.push_back({beside(query, i), peer_of(1000 + i)});
     world.blocks[sybils.back().peer] = 7;
@@ -128,7 +128,7 @@ TEST(Traversal, AMachineWithManyIdsDoesNotSurroundAKey) {
 
 /// Forty ids beside a key, of many networks, whose nodes name no other nodes and are known to all within 60 of the key.
 std::set<DhtId> crowd(World& world, const DhtId& query) {
-  std::vector<NodeAddress> sybils;
+  std::vector<NodeEntry> sybils;
   for (std::uint8_t i = 2; i < 42; ++i) sybils.push_back({beside(query, i), peer_of(1000 + i)});
   const DhtId limit = world.nearest(query, 60).back().id.distance(query);
   for (auto& [id, known] : world.neighbours)
@@ -174,7 +174,7 @@ TEST(Traversal, WhereIdsAreDrawnAtRandomHardlyAKeyLooksCrowded) {
   std::size_t crowded = 0, calls = 0;
   for (int i = 0; i < 200; ++i) {
     const DhtId query = DhtId::random(world.runtime);
-    const NodeAddress& self = world.nodes[static_cast<std::size_t>(i)];
+    const NodeEntry& self = world.nodes[static_cast<std::size_t>(i)];
     const double size = estimate_swarm_size(self.id, world.nearest(self.id, kNodesToJudgeBy));
     Traversal traversal(world.runtime, self.id, {.beam_size = 10, .swarm_size = size}, world);
     traversal.add_query(query, {world.nodes.begin(), world.nodes.begin() + 30});
@@ -201,9 +201,9 @@ TEST(Traversal, ASwarmOfOneBlockIsFoundAsAnyOther) {
 TEST(Traversal, ANodeThatInventsNeighboursIsNotFollowed) {
   World world(100);
   const DhtId query = DhtId::random(world.runtime);
-  NodeAddress liar{beside(query, 1), peer_of(1000)};
+  NodeEntry liar{beside(query, 1), peer_of(1000)};
   for (std::uint8_t i = 2; i < 200; ++i) {
-    const NodeAddress invented{beside(query, i), peer_of(1000 + i)};
+    const NodeEntry invented{beside(query, i), peer_of(1000 + i)};
     world.dead.insert(invented.id);
     world.neighbours[liar.id].push_back(invented);
   }

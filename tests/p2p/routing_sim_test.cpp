@@ -63,7 +63,7 @@ TEST_F(PeerRouting, WhoeverNamedAPeerTellsWhereItIsAndPeerRoutingIsLeftAlone) {
   const double queries = counted.lookup_queries.value();
   EXPECT_TRUE(swarm.run(alice.connect_via(carol.id(), hub.id(), swarm.after(5s))));
   EXPECT_TRUE(alice.connected(carol.id()));
-  // An address that no longer works is no reason to search the swarm either, if the teller knows another.
+  // An address that no longer works is no reason to search the swarm either, if the referrer knows another.
   alice.learn_addresses(bob.id(), {nowhere()});
   EXPECT_TRUE(swarm.run(alice.connect_via(bob.id(), hub.id(), swarm.after(5s))));
   EXPECT_EQ(counted.lookup_queries.value(), queries);
@@ -73,10 +73,10 @@ TEST_F(PeerRouting, APeerWhoseTellerKnowsNothingIsLookedUp) {
   auto& hub = swarm.add_host();
   auto& carol = join(hub);
   auto& alice = join(hub);
-  auto& teller = swarm.add_host();
+  auto& referrer = swarm.add_host();
   swarm.pass(2s);
-  alice.learn_addresses(teller.id(), teller.addresses());
-  EXPECT_TRUE(swarm.run(alice.connect_via(carol.id(), teller.id(), swarm.after(10s))));
+  alice.learn_addresses(referrer.id(), referrer.addresses());
+  EXPECT_TRUE(swarm.run(alice.connect_via(carol.id(), referrer.id(), swarm.after(10s))));
   EXPECT_GT(counted.lookups_found.value(), 0);
 }
 

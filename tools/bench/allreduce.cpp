@@ -54,13 +54,13 @@ Task<nlohmann::json> peer(Runtime& runtime, Settings settings, Way way, std::vec
     const double start = now_seconds(), cpu_start = processor_seconds();
     auto result = co_await averager.step();
     failed += !result || result->parts_failed > 0;
-    if (round == 0 || !result) continue;  // the first one also waits for the others to start
+    if (round == 0 || !result) continue;  // the first one also waits for the other peers to start
     seconds.push_back(now_seconds() - start);
     cpu.push_back(processor_seconds() - cpu_start);
     exchange.push_back(to_seconds(result->allreduce));
     sent = result->bytes_sent;
   }
-  co_await runtime.sleep_for(500ms);  // the others may still be reading our parts
+  co_await runtime.sleep_for(500ms);  // the other peers may still be reading our parts
   co_await host.close();
   co_return nlohmann::json{{"round_p50_ms", percentile_ms(seconds, 0.5)},
                            {"exchange_p50_ms", percentile_ms(exchange, 0.5)},

@@ -1,4 +1,4 @@
-// The steps of one address, each of which needs those before it:
+// The steps of one address, each of which needs the ones before it:
 //   name -> tcp -> handshake -> identify -> ping, dht -> clock, relay
 // and then what the peers that were reached say about this machine:
 //   port-map, dial-back, nat
@@ -472,7 +472,7 @@ class Doctor {
   FindingReport report_;
   std::unique_ptr<transport::Resolver> resolver_;
   p2p::Host host_;
-  std::vector<Multiaddr> interfaces_;  ///< of this machine, before a router's or those that peers saw are added
+  std::vector<Multiaddr> interfaces_;  ///< of this machine, before addresses of a router or seen by peers are added
   std::vector<Met> met_;
   bool healthy_ = true;
 };

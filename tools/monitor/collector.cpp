@@ -111,7 +111,7 @@ Task<void> Collector::call_initial(Dht& dht, Multiaddr address, SwarmMap& map) {
   if (!co_await dht.host().connect(address, deadline)) map.silent.push_back(std::move(address));
 }
 
-/// Those that are no clients and that no node has named.
+/// Calls trainers that are no clients and that no node has named.
 Task<void> Collector::call_trainers(SwarmMap& map) {
   std::set<PeerId> met;
   for (const CrawledNode& node : map.nodes) met.insert(node.peer);

@@ -8,12 +8,12 @@ namespace cohive::tools {
 
 class RunExporter {
  public:
-  /// \param peers  whose series are told one by one, at most
+  /// \param peers  at most so many peers have series of their own
   RunExporter(Metrics& metrics, std::string run_id, std::size_t peers);
   void update(const RunView& view);
   void look_failed() { failed_looks_.increment(); }
   /// The series of single peers, in Prometheus' text format: they come and go, and the registry keeps all for good. A peer
-  /// that was told stays until it leaves the run; of newcomers those come first that the view has first.
+  /// that was told stays until it leaves the run; newcomers follow in the order of the view.
   const std::string& peer_text() const { return peer_text_; }
 
  private:

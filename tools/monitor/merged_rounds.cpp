@@ -20,8 +20,8 @@ void merge(MergedRound& merged, const RunReport::Round& told) {
   if (round.message.empty()) round.message = told.message;
 }
 
-/// Keeps `most`: half of the places are for rounds that most peers tell of, so that peers that invent rounds cannot take
-/// them all; the newest others, of which failed ones are told by a single peer, have the rest.
+/// Keeps `most`: half of the places are for rounds that most peers tell of, so that invented rounds cannot take
+/// them all; the newest other rounds, of which failed ones are told by a single peer, have the rest.
 void choose(std::vector<MergedRound>& rounds, std::size_t most) {
   if (rounds.size() <= most) return;
   const auto time = [](const MergedRound& one) { return one.round.time; };

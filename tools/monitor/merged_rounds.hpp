@@ -15,7 +15,7 @@ struct MergedRound {
   std::vector<std::string> told_by;   ///< peer ids; a single one may say anything
 };
 
-/// The last ones of all, oldest first, and those that most peers tell of. \param now  Unix time: rounds of another day and
+/// The last rounds, oldest first, and rounds that most peers tell of. \param now  Unix time: rounds of another day and
 /// of the future are left out
 std::vector<MergedRound> merge_rounds(const std::map<PeerId, RunReport>& reports, double now, std::size_t most = 100);
 

@@ -26,7 +26,7 @@ struct Contact {
 /// What is known of the swarm.
 struct SwarmMap {
   std::vector<CrawledNode> nodes;
-  std::map<PeerId, Contact> trainers;  ///< those that are in no routing table
+  std::map<PeerId, Contact> trainers;  ///< trainers that are in no routing table
   std::vector<Multiaddr> silent;       ///< initial peers that do not answer
   std::map<PeerId, RunReport> reports;  ///< of trainers that tell of their run
 };

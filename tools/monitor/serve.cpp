@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/status.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "dht/values.hpp"
@@ -33,10 +34,7 @@ class Reacher {
     if (running_ >= kTriesAtOnce)
       co_return p2p::MetricsAnswer{.status = 503, .body = R"({"error":"other peers are being tried: ask again soon"})"};
     ++running_;
-    struct Running {
-      std::size_t& count;
-      ~Running() { --count; }
-    } guard{running_};
+    const auto tried = on_exit([this] { --running_; });
     co_return p2p::MetricsAnswer{.body = text_of(co_await reach(*peer)) + "\n"};
   }
 

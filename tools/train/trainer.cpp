@@ -265,7 +265,7 @@ int Trainer::run() {
     progress_.report(optimizer_->stats(), loss_);
     next_report = unix_time() + progress_.period();
   }
-  // A machine that is taken away may be gone before the others have averaged with it once more.
+  // A machine that is taken away may be gone before its peers have averaged with it once more.
   if (ranks_.leads() && stop_) write_checkpoint();
   finish();
   return 0;
@@ -274,7 +274,7 @@ int Trainer::run() {
 // ---- The end
 
 std::size_t Trainer::finish_training() {
-  // A peer that missed the last epoch must not pull the others back.
+  // A peer that missed the last epoch must not pull the other peers back.
   if (node_) {
     node_->load_state_from_peers();
     return node_->finish();

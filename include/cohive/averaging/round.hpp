@@ -110,7 +110,7 @@ class Round {
   /// tensors any more. The result is Errc::round_cancelled, unless there is one already.
   void cancel();
 
-  /// Waits for the end; one waiter at a time, who gets the result once. After a success every value of the tensors is
+  /// Waits for the end; one waiter at a time, which gets the result once. After a success every value of the tensors is
   /// final. After a failure, stretches that were averaged before it are, and TensorParts::finish() completes the rest.
   /// Errors: Errc::no_group, Errc::members_left, Errc::round_cancelled, and those of groups that cannot average.
   Task<Result<RoundResult>> result();

@@ -46,12 +46,12 @@ struct DownloadOptions {
   Duration limit = 600s;                                          ///< for the whole download
   std::uint64_t max_bytes = std::uint64_t{64} << 30;              ///< of tensors; more is refused
   std::size_t max_donors = 4;                                     ///< at once
-  /// Donors that claim more are asked when all others have failed.
+  /// Donors that claim more are asked when all other donors have failed.
   double max_priority = std::numeric_limits<double>::infinity();
   std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
 };
 
-/// A state that was downloaded, and from whom.
+/// A state that was downloaded, and its donor.
 struct DownloadedState {
   PeerId donor;  ///< the peer whose state it is
   msgpack::Value metadata;

@@ -48,7 +48,7 @@ class MemoryBudget {
 
  public:
   class Charge;
-  /// Whom bytes are charged to. Cheap to copy; may outlive the budget.
+  /// The holder that bytes are charged to. Cheap to copy; may outlive the budget.
   class Account {
    public:
     Account() = default;

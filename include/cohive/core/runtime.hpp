@@ -36,7 +36,7 @@ class TaskGroup;
 /// the frame takes it out of whatever list it waits in.
 class Waiter : public ListHook {
  public:
-  /// \param what shown when someone asks what a task is waiting for; a string literal
+  /// \param what shown when a user asks what a task is waiting for; a string literal
   Waiter(Runtime& runtime, const char* what) noexcept : runtime_(&runtime), what_(what) {}
 
   /// Puts the coroutine on the ready queue; it runs on a later turn of the loop, in order.

@@ -181,8 +181,8 @@ class Host {
   /// Refuses the protocol from now on; streams that are open go on.
   void remove_handler(const std::string& protocol);
 
-  /// Has streaming calls (rpc.hpp) go to members and come from members only, while the result lives; with none, and
-  /// nobody, once it has died.
+  /// Has streaming calls (rpc.hpp) go to members and come from members only, while the result lives; once it
+  /// is destroyed, with no peer at all.
   [[nodiscard]] Subscription serve_members_only(MemberCheck check);
   /// Asks that check; every peer passes where there is none.
   Task<Result<>> check_member(PeerId peer, bool calls_us, Deadline deadline);
@@ -190,7 +190,7 @@ class Host {
   /// Connected peers; one peer; everything in the address book.
   std::vector<PeerInfo> peers() const;
   std::optional<PeerInfo> peer(const PeerId& id) const;
-  /// Adds hearsay addresses (short-lived and bounded).
+  /// Adds addresses that another peer told of (kept for a short time, and bounded).
   void learn_addresses(const PeerId& peer, const std::vector<Multiaddr>& addresses);
   /// The addresses by which `peer` sees us, as reported by identify.
   std::vector<Multiaddr> observed_addresses() const;

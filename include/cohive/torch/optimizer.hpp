@@ -60,7 +60,7 @@ using SchedulerFn = std::function<std::unique_ptr<torch::optim::LRScheduler>(tor
 /// the parameters are float32 in host memory or offload_optimizer copies them there; their options and statistics stay
 /// where LibTorch has them. Any other optimizer steps by itself.
 ///
-/// What belongs to whom: after step() parameters have no gradients (unless reuse_grad_buffers), as after
+/// Ownership of tensors: after step() parameters have no gradients (unless reuse_grad_buffers), as after
 /// zero_grad(set_to_none=true): the tensors were handed over. With delayed work parameters get other memory in a call
 /// of step(): pointers into a parameter are good until the next one. Newcomers download parameters and statistics as
 /// they are between calls, at any time: other code should not write to them.

@@ -46,8 +46,8 @@ class GradientSums {
     double factor = 0;             ///< makes them means; 0: there was no batch
     bool finite = true;            ///< else all sums are zero
   };
-  /// Ends the sums: batches that are added from now on belong to the next ones. To be called once before take or drop. Any
-  /// thread.
+  /// Ends the sums: batches that are added from now on belong to the next ones. To be called once before take or drop.
+  /// Any thread.
   void cut();
   /// Completes when all batches before the cut have been added.
   Task<Taken> take();

@@ -1,11 +1,11 @@
 /// \file
 /// HostReplica: a Replica whose float32 parameters and statistics live in host memory. It adds up gradients, steps with
-/// cohive's fused optimizers and keeps a second copy of the parameters where work is delayed; the memory itself belongs to a derived
-/// class: a machine-learning library's tensors, or plain buffers (PlainReplica).
+/// cohive's fused optimizers and keeps a second copy of the parameters where work is delayed; the memory itself belongs
+/// to a derived class: a machine-learning library's tensors, or plain buffers (PlainReplica).
 ///
-/// Passes over memory are what training costs beside the model: the first batch of an epoch becomes the sum of gradients as it is,
-/// sums are averaged in place, the optimizer steps stretch by stretch while averages arrive, and what is delayed reads one copy
-/// of the parameters and writes the other.
+/// Passes over memory are what training costs beside the model: the first batch of an epoch becomes the sum of
+/// gradients as it is, sums are averaged in place, the optimizer steps stretch by stretch while averages arrive, and
+/// what is delayed reads one copy of the parameters and writes the other.
 #pragma once
 
 #include <memory>
@@ -74,8 +74,8 @@ class HostReplica : public Replica {
 
   /// Returns what work on the pool holds as long as it uses the memory.
   std::shared_ptr<const void> in_use() const noexcept { return in_use_; }
-  /// Waits until no work on the pool uses the memory any more. The destructors of derived classes begin with it; the run
-  /// is gone by then, so this takes as long as one stretch does.
+  /// Waits until no work on the pool uses the memory any more. The destructors of derived classes begin with it; the
+  /// run is gone by then, so this takes as long as one stretch does.
   void wait_until_unused() noexcept;
 
   /// Returns the newest complete parameters: the next ones where a step or a round has made them, else the live ones.

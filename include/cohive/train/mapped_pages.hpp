@@ -7,8 +7,8 @@
 
 namespace cohive::train {
 
-/// The system has the memory back as soon as it is released, whatever an allocator would keep for later. Begins at a huge page, and
-/// asks for huge pages: writing to 400 MB for the first time takes 100,000 page faults without them.
+/// The system has the memory back as soon as it is released, whatever an allocator would keep for later. Begins at a
+/// huge page, and asks for huge pages: writing to 400 MB for the first time takes 100,000 page faults without them.
 class MappedPages {
  public:
   /// The unit of alignment, in bytes.

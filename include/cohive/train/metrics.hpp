@@ -34,7 +34,8 @@ struct TrainMetrics {
         epoch_seconds(metrics.histogram("cohive_train_epoch_seconds", "Time from one epoch's end to the next one's.",
                                         {0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600})) {}
   Gauge epoch, global_epoch, peers, loss, global_rate;
-  Counter samples, grad_ok, grad_local, grad_missed, state_ok, state_failed, downloads, checkpoints_ok, checkpoints_failed;
+  Counter samples, grad_ok, grad_local, grad_missed, state_ok, state_failed, downloads;
+  Counter checkpoints_ok, checkpoints_failed;
   Gauge checkpoint_epoch, target_samples;
   Histogram epoch_seconds;
 };

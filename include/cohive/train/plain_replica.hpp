@@ -1,6 +1,6 @@
 /// \file
-/// PlainReplica: a model of plain float32 buffers with an optimizer of cohive, for trainers without a machine-learning library
-/// and for simulated runs. The trainer computes gradients by itself:
+/// PlainReplica: a model of plain float32 buffers with an optimizer of cohive, for trainers without a machine-learning
+/// library and for simulated runs. The trainer computes gradients by itself:
 ///
 ///   std::vector<float>& gradient = ...;              // of the model's live parameters
 ///   replica.add_gradients({gradient}, batch_size);
@@ -23,8 +23,8 @@ class PlainReplica final : public HostReplica {
   PlainReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, optim::Options optimizer);
   ~PlainReplica() override { wait_until_unused(); }
 
-  /// The live parameters: to be read by the trainer, and written before the run begins. They move when next parameters are
-  /// published.
+  /// The live parameters: to be read by the trainer, and written before the run begins. They move when next parameters
+  /// are published.
   std::span<float> parameter(std::size_t index) { return live_[index].values; }
   std::size_t parameters() const noexcept { return live_.size(); }
 

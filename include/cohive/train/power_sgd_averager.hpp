@@ -7,10 +7,10 @@
 
 namespace cohive::train {
 
-/// Returns a factory of averagers that send large gradients as low-rank factors. All trainers of a run need the same options;
-/// Python trainers join with PowerSGDGradientAverager. Newcomers take the factors of a member when they load its state, and what
-/// was owed before is forgotten then. Throws std::invalid_argument for impossible options; the factory does so for an
-/// agreed codec, which factors do not use.
+/// Returns a factory of averagers that send large gradients as low-rank factors. All trainers of a run need the same
+/// options; Python trainers join with PowerSGDGradientAverager. Newcomers take the factors of a member when they load
+/// its state, and what was owed before is forgotten then. Throws std::invalid_argument for impossible options; the
+/// factory does so for an agreed codec, which factors do not use.
 GradAveragerFactory power_sgd_averager(averaging::PowerSgdOptions options);
 
 }  // namespace cohive::train

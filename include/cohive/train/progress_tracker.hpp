@@ -4,9 +4,9 @@
 /// Source: docs/wire/hivemind.md, section 7.1. Loop thread only, except snapshot().
 ///
 /// What an epoch is worth: identities cost nothing, so the largest epoch that any record claims proves nothing. The
-/// epoch of the run is the largest one that two trainers have reached; where there are but two, that of the one that is ahead by
-/// one epoch. What a single peer claims beyond stays a claim (GlobalProgress::claimed) until a state proves it or
-/// another peer supports it.
+/// epoch of the run is the largest one that two trainers have reached; where there are but two, that of the one that is
+/// ahead by one epoch. What a single peer claims beyond stays a claim (GlobalProgress::claimed) until a state proves it
+/// or another peer supports it.
 #pragma once
 
 #include <limits>

@@ -2,12 +2,12 @@
 /// Replica: what a training run asks of a model. LibTorch's is in cohive/torch, HostReplica is one over plain host
 /// memory; other front ends derive their own.
 ///
-/// A model has *live* parameters, which the trainer computes with, and may have *next* ones, which the run prepares while the
-/// trainer goes on; publish() makes the next ones live.
+/// A model has *live* parameters, which the trainer computes with, and may have *next* ones, which the run prepares
+/// while the trainer goes on; publish() makes the next ones live.
 ///
-/// Which thread touches what: between the calls of the trainer's face of a Run, live parameters only change in publish().
-/// A run calls the functions below on the loop's thread, one at a time (snapshots excepted, which it keeps apart from changes).
-/// What takes long leaves the loop: functions that return a Task do their work on the pool.
+/// Which thread touches what: between the calls of the trainer's face of a Run, live parameters only change in
+/// publish(). A run calls the functions below on the loop's thread, one at a time (snapshots excepted, which it keeps
+/// apart from changes). What takes long leaves the loop: functions that return a Task do their work on the pool.
 #pragma once
 
 #include <cstdint>
@@ -46,14 +46,14 @@ class Replica {
 
   /// The sum of an epoch's gradients, as a round reads and replaces it.
   struct Gradients {
-    /// Sums over the batches, which become means when they are first used, or in finish(). Lives until the step is finished.
+    /// Sums over the batches, which become means when they are first used, or in finish(). Lives until the step ends.
     std::shared_ptr<averaging::TensorParts> parts;
     bool usable = true;  ///< false: some value was NaN or infinite. All are zero then, and must weigh nothing
   };
   /// Ends a sum: batches that are counted from now on belong to the next one. At once; the trainer does not compute.
   virtual void cut_gradients() = 0;
-  /// Frees memory of the next parameters that have been published, before a step makes others: the trainer may be computing
-  /// gradients, which need as much. Before take_gradients.
+  /// Frees memory of the next parameters that have been published, before a step makes others: the trainer may be
+  /// computing gradients, which need as much. Before take_gradients.
   virtual Task<void> free_next() { co_return; }
   /// Hands over what was accumulated before the cut.
   /// \param step  where the optimizer will step with them: the replica may do so stretch by stretch as averages arrive,
@@ -66,8 +66,8 @@ class Replica {
 
   // ---- Optimizer
 
-  /// Completes the optimizer step with the gradients taken last, whose parts have finished, and advances the schedules of the
-  /// learning rate to `epoch`.
+  /// Completes the optimizer step with the gradients taken last, whose parts have finished, and advances the schedules
+  /// of the learning rate to `epoch`.
   /// \param step  false: there are no gradients to go by; only the epoch advances
   virtual Task<void> finish_step(std::uint64_t epoch, bool step) = 0;
 
@@ -88,12 +88,13 @@ class Replica {
 
   // ---- The state as a whole
 
-  /// Copies the newest complete state: the next parameters where a step has finished that is not published, else the live ones.
-  /// Nothing changes meanwhile, but for what the trainer writes by itself. nullopt: it changes too often, nothing is shared.
+  /// Copies the newest complete state: the next parameters where a step has finished that is not published, else the
+  /// live ones. Nothing changes meanwhile, but for what the trainer writes by itself. nullopt: it changes too often,
+  /// nothing is shared.
   virtual Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) = 0;
-  /// Replaces parameters, statistics and extras by a downloaded state; the trainer does not compute meanwhile. Returns the
-  /// state's epoch. Errors (nothing is changed then): Errc::bad_state for a state that does not fit, holds values that
-  /// are not finite, or is older than `least_epoch`.
+  /// Replaces parameters, statistics and extras by a downloaded state; the trainer does not compute meanwhile. Returns
+  /// the state's epoch. Errors (nothing is changed then): Errc::bad_state for a state that does not fit, holds values
+  /// that are not finite, or is older than `least_epoch`.
   virtual Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) = 0;
   /// Tells that a state has been loaded, and which epoch it is taken for: schedules follow it.
   virtual void enter_epoch(std::uint64_t epoch) = 0;

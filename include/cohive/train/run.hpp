@@ -12,8 +12,8 @@
 ///     synchronise() ................................> gradients, step, state, as far as they are not delayed
 ///   update_ready(): publish() <..................... the delayed rest is done
 ///
-/// Threads: count, update_ready, publish, epoch, stats and report_loss are for the trainer's thread, the rest for the loop's.
-/// Where both are one (simulations), the trainer is a coroutine.
+/// Threads: count, update_ready, publish, epoch, stats and report_loss are for the trainer's thread, the rest for the
+/// loop's. Where both are one (simulations), the trainer is a coroutine.
 #pragma once
 
 #include <cstdint>
@@ -65,9 +65,9 @@ class Run {
   ~Run();
   Run(const Run&) = delete;
 
-  /// Opens the folder of CheckpointOptions::directory, and goes on from the newest whole checkpoint in it if that was asked for.
-  /// Before start(), on the loop's thread. Errors: those of checkpoint::Folder, Errc::not_empty of the checkpoint module for
-  /// checkpoints that it is not asked to go on from, and those of load_checkpoint.
+  /// Opens the folder of CheckpointOptions::directory, and goes on from the newest whole checkpoint in it if that was
+  /// asked for. Before start(), on the loop's thread. Errors: those of checkpoint::Folder, Errc::not_empty of the
+  /// checkpoint module for checkpoints that it is not asked to go on from, and those of load_checkpoint.
   Task<Result<>> open_checkpoints();
   /// Begins to report and to serve.
   void start();
@@ -93,7 +93,7 @@ class Run {
   std::uint64_t epoch() const noexcept;
   /// Returns what the run has done so far.
   TrainingStats stats() const;
-  /// Shows the loss of a batch in the metrics of this peer, and to monitors of the run unless RunOptions::share_loss is false.
+  /// Shows the loss of a batch in the metrics of this peer; where RunOptions::share_loss is set, to monitors as well.
   void report_loss(double loss);
   /// Begins to write a checkpoint in the background when one is due and none is being written.
   void checkpoint_if_due();
@@ -114,20 +114,21 @@ class Run {
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);
   /// Averages the parameters once more with the peers that do the same. Returns the size of the group, 0 on failure.
   Task<std::size_t> average_parameters();
-  /// Writes a checkpoint into the folder and waits until it is there; nothing is written when the last one is of the same state.
-  /// Errors: Errc::nothing_to_save of the checkpoint module, those of checkpoint::write_file.
+  /// Writes a checkpoint into the folder and waits until it is there; nothing is written when the last one is of the
+  /// same state. Errors: Errc::nothing_to_save of the checkpoint module, those of checkpoint::write_file.
   Task<Result<std::filesystem::path>> checkpoint_now();
   /// Writes one into a file of any name.
   Task<Result<>> save_checkpoint(std::filesystem::path path);
-  /// Goes on from a file: parameters, statistics, epoch and schedules; a file of another run, or of none, leaves the epoch as it is.
-  /// Returns the epoch. Errors (nothing is changed then): those of checkpoint::read_file, Errc::does_not_fit of that module.
+  /// Goes on from a file: parameters, statistics, epoch and schedules; a file of another run, or of none, leaves the
+  /// epoch as it is. Returns the epoch. Errors (nothing is changed then): those of checkpoint::read_file,
+  /// Errc::does_not_fit of that module.
   Task<Result<std::uint64_t>> load_checkpoint(std::filesystem::path path);
   /// Ends the training of this peer together with the peers that end theirs: stops counting as a trainer, applies what
-  /// is delayed, and averages the parameters with all that stop now. Afterwards all of these hold the same parameters. Returns
-  /// the size of the group; 0: no other peer came. Only close() may follow.
+  /// is delayed, and averages the parameters with all that stop now. Afterwards all of these hold the same parameters.
+  /// Returns the size of the group; 0: no other peer came. Only close() may follow.
   Task<std::size_t> finish();
-  /// Leaves: withdraws the report, takes part in rounds whose group has formed, serves members that still wait for results, until
-  /// shutdown_timeout at most. Idempotent.
+  /// Leaves: withdraws the report, takes part in rounds whose group has formed, serves members that still wait for
+  /// results, until shutdown_timeout at most. Idempotent.
   Task<void> close();
 
   /// Returns the loop of the run.

@@ -39,21 +39,22 @@ struct RunOptions {
 
   /// Parameters are averaged in the background; the result is applied in a later call.
   bool delay_state_averaging = true;
-  /// The optimizer steps in the background, too; needs offload_optimizer, and memory for a second copy of the parameters.
+  /// The optimizer steps in the background, too; needs offload_optimizer and memory for another copy of the parameters.
   bool delay_optimizer_step = false;
   /// Gradients are averaged in the background, too: they are one epoch old when they are applied.
   bool delay_grad_averaging = false;
-  /// The optimizer's statistics and float32 copies of the parameters are in host memory, and it steps there; the model may be on any
-  /// device. Of parameters that are float32 in host memory no copies are needed.
+  /// The optimizer's statistics and float32 copies of the parameters are in host memory, and it steps there; the model
+  /// may be on any device. Of parameters that are float32 in host memory no copies are needed.
   bool offload_optimizer = false;
   /// Gradients add up in the model's own buffers until the epoch ends, so zero_grad has no effect.
   bool reuse_grad_buffers = false;
-  /// Every peer steps on its own gradients in every batch, and parameters alone are averaged. With delay_state_averaging,
-  /// what a round changed is added to what the trainer has made of them meanwhile (the delta rule).
+  /// Every peer steps on its own gradients in every batch, and parameters alone are averaged. With
+  /// delay_state_averaging, a round's changes are added to what the trainer has made of them meanwhile (delta rule).
   bool use_local_updates = false;
   int average_state_every = 1;  ///< epochs between rounds that average the parameters
-  /// Larger runs divide into groups of about this size, drawn anew for every round, so that in time all meet all, as what a leader
-  /// sends grows with the square of the size. 0: one group of all. A grad_averager_factory's rounds are not divided.
+  /// Larger runs divide into groups of about this size, drawn anew for every round, so that in time all meet all, as
+  /// what a leader sends grows with the square of the size. 0: one group of all. A grad_averager_factory's rounds are
+  /// not divided.
   std::size_t target_group_size = 128;
 
   codec::Compression grad_compression;
@@ -73,8 +74,8 @@ struct RunOptions {
   TrackerOptions tracker_options;  ///< run_id, target_batch_size and client_mode are taken from above
   double performance_ema_alpha = 0.1;
   CheckpointOptions checkpoints;
-  /// What report_loss() is told, the swarm is told, too: once an epoch, in the record that monitors read. Trainers of hivemind's
-  /// examples do the same.
+  /// What report_loss() is told, the swarm is told, too: once an epoch, in the record that monitors read. Trainers of
+  /// hivemind's examples do the same.
   bool share_loss = true;
   bool verbose = false;  ///< internal events are logged as information
 

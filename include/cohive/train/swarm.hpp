@@ -36,7 +36,7 @@ struct SwarmOptions {
   std::vector<std::string> trusted_relays;  ///< multiaddrs with /p2p; besides them, connected peers that relay
   std::string force_reachability;           ///< "public" or "private", where it is known; empty: find out
   bool nat_port_map = true;             ///< have the router forward the ports of host_maddrs (docs/connectivity.md)
-  std::string metrics_address;          ///< "host:port" to serve a page, /status, /metrics and more (metrics_server.hpp); empty: none
+  std::string metrics_address;          ///< "host:port" of a page, /status, /metrics (metrics_server.hpp); empty: none
   std::string trace_file;               ///< for a trace of what this peer does (core/trace.hpp); empty: none
   std::string metrics_token_file;      ///< with a token to ask for before anything is shown there; empty: none
   bool diagnostics_at_signal = false;  ///< at each SIGUSR1 the tasks and the last lines of the log are logged
@@ -46,10 +46,10 @@ struct SwarmOptions {
   /// How long to go on trying when no initial peer answers, with growing pauses and one line in the log for each
   /// attempt; 0: one attempt. Duration::max(): until it succeeds.
   Duration wait_for_swarm = 0s;
-  /// Gives this peer its token in a moderated swarm and judges the tokens of other peers; null: an open swarm. It is called on
-  /// the loop's thread.
+  /// Gives this peer its token in a moderated swarm and judges the tokens of other peers; null: an open swarm. It is
+  /// called on the loop's thread.
   std::shared_ptr<dht::Authorizer> authorizer;
-  /// A swarm with members (docs/security.md): the peers that know the secret in this file, which only its owner can read ...
+  /// A swarm with members (docs/security.md): peers that know the secret in this file, readable by its owner only ...
   std::string secret_file;
   /// ... or the peers whose ids are in this one, which is read again when it changes; it needs identity_path.
   std::string members_file;

@@ -27,8 +27,8 @@ class RawConnection {
   virtual Task<Result<>> write_all(std::span<const ByteView> buffers) = 0;
   /// No more bytes from us: the other side reads what was written, then the end. Reading goes on. Idempotent.
   virtual void end_writing() noexcept = 0;
-  /// Closes both directions at once; pending reads and writes end with Errc::closed. When bytes have come that nobody
-  /// has read, or come later, the other side loses what it has not received yet: for an orderly end call end_writing()
+  /// Closes both directions at once; pending reads and writes end with Errc::closed. When bytes have come that were
+  /// not read, or come later, the other side loses what it has not received yet: for an orderly end call end_writing()
   /// and read on to the end.
   virtual void close() noexcept = 0;
   /// Transport addresses without /p2p.

@@ -358,7 +358,7 @@ TrainScenario small_training() {
   TrainScenario scenario;
   scenario.trainers = 5;
   scenario.duration = 2min;
-  scenario.arrival = 5s;
+  scenario.arrival = 2s;
   scenario.replaced_per_minute = 0;
   scenario.slowest_line = 100e6 / 8;
   scenario.shortest_batch = 500ms;

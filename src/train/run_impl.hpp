@@ -111,6 +111,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
 
   // Rounds.
   void consider_rounds();
+  void expect_members();
   static Task<void> watch_progress(Impl& self);
   static Task<void> watch_members(Impl& self);
   void begin_rounds(const GlobalProgress& global);

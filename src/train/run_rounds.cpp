@@ -36,6 +36,13 @@ void Run::Impl::consider_rounds() {
   if (global.eta - runtime.wall_time() <= to_seconds(options.matchmaking_time)) begin_rounds(global);
 }
 
+/// A group that expects no more than came before a newcomer would begin without it.
+void Run::Impl::expect_members() {
+  const std::size_t expected = tracker.snapshot().expected;
+  for (Scheduled* scheduled : {&gradients, &state})
+    if (scheduled->round && expected > 1) scheduled->round->expect(expected);
+}
+
 /// Peers find each other when all of them look at the same time: not only after a batch, which may take seconds.
 Task<void> Run::Impl::watch_progress(Impl& self) {
   for (;;) {
@@ -44,6 +51,7 @@ Task<void> Run::Impl::watch_progress(Impl& self) {
     const Deadline begin =
         lead > 0 ? self.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
     co_await self.tracker.news(begin);
+    self.expect_members();
     if (self.ended || self.tracker.snapshot().epoch > self.local_epoch) continue;
     bool trains = self.options.auxiliary;
     {

@@ -131,6 +131,7 @@ int main(int argc, char** argv) {
   auto& optimizer = o.optimizer;
   app.add_option("--initial-peers", o.swarm.initial_peers);
   app.add_option("--listen", o.swarm.host_maddrs);
+  app.add_option("--trace", o.swarm.trace_file);
   app.add_option("--tensors", o.tensors);
   app.add_option("--rows", o.rows);
   app.add_option("--columns", o.columns);

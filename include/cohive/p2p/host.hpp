@@ -192,7 +192,7 @@ class Host {
 
   /// Connected peers; one peer; everything in the address book.
   std::vector<PeerInfo> peers() const;
-  /// Returns what is known about one peer; nullopt: it is not connected.
+  /// Returns what is known about one peer; nullopt: it is neither connected nor in the address book.
   std::optional<PeerInfo> peer(const PeerId& id) const;
   /// Adds addresses that another peer told of (kept for a short time, and bounded).
   void learn_addresses(const PeerId& peer, const std::vector<Multiaddr>& addresses);

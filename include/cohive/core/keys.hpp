@@ -40,7 +40,7 @@ class KeyPair {
  public:
   /// Makes a random Ed25519 key.
   static KeyPair generate_ed25519();
-  /// Makes the Ed25519 key of a seed of 32 bytes.
+  /// Makes the Ed25519 key of a seed of 32 bytes. Throws std::invalid_argument for another length.
   static KeyPair ed25519_from_seed(ByteView seed32);
   /// Makes a random RSA key: tens of milliseconds for 2048 bits.
   static KeyPair generate_rsa(int bits = 2048);

@@ -37,12 +37,12 @@ struct AveragerOptions {
   std::string prefix;                                ///< must not contain "."; names the group of groups
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
   std::size_t target_group_size = 0;                 ///< 0: unbounded
-  std::size_t min_group_size = 2;
+  std::size_t min_group_size = 2;  ///< members, this peer included, without which no round begins; at least 2
   std::string initial_group_bits;      ///< of '0' and '1'
   Duration min_matchmaking_time = 5s;  ///< how long a leader waits for followers
   Duration request_timeout = 3s;       ///< must be below min_matchmaking_time
-  double averaging_alpha = 1.0;
-  std::size_t part_size_bytes = 1 << 19;
+  double averaging_alpha = 1.0;  ///< how far values move in a round: 1 is to the average
+  std::size_t part_size_bytes = 1 << 19;  ///< of the parts that tensors are cut into, as they travel
   Duration allreduce_timeout = 60s;  ///< a whole round; this and the next two are upper bounds of RoundLimits
   Duration sender_timeout = 15s;     ///< between two parts of one sender; then it is left out
   Duration reducer_timeout = 30s;    ///< between two results of one reducer; then local values stay
@@ -56,7 +56,7 @@ struct AveragerOptions {
   Aggregation aggregation;            ///< of the parts that this peer reduces; each member's own choice
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: a member that would get fewer gets none
   Bandwidth bandwidth;                ///< of no member: equal shares
-  PeerMode mode = PeerMode::node;
+  PeerMode mode = PeerMode::node;  ///< how this peer takes part
   Scheme scheme = nullptr;  ///< null: plain_all_reduce()
   /// Null: make_matchmaking.
   std::function<std::unique_ptr<GroupFinder>(FinderContext)> group_finder = nullptr;
@@ -65,9 +65,9 @@ struct AveragerOptions {
 /// A float32 tensor to average in place. The memory belongs to the caller and must stay put; between the trigger of a
 /// round and its end no other code may touch it.
 struct AveragedTensor {
-  std::span<float> values;
-  codec::Shape shape;
-  bool requires_grad = false;
+  std::span<float> values;  ///< as many as the shape has, in row-major order
+  codec::Shape shape;  ///< named in the schema hash
+  bool requires_grad = false;  ///< named in the schema; a round averages the tensor either way
   codec::DType schema_dtype = codec::DType::float32;   ///< dtype named in the schema hash
   codec::Role role = codec::Role::unspecified;         ///< what compression strategies look at
   std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: its place in the list
@@ -112,10 +112,13 @@ class Averager {
   /// was replaced, as by a downloaded state. A round in progress goes on with it.
   void reset_residuals();
 
+  /// Describes the tensors that rounds average, in their order; fixed.
   const std::vector<TensorInfo>& schema() const noexcept;
   /// Returns the bits that name this peer's group; empty where groups have none.
   std::string group_bits() const;
+  /// Returns the options of the constructor.
   const AveragerOptions& options() const noexcept;
+  /// Returns the DHT of the constructor.
   Dht& dht() const noexcept;
 
  private:

@@ -37,6 +37,7 @@ class Bandwidth {
     result.measured_ = true;
     return result;
   }
+  /// Tells whether this is measured(), also before the first round.
   bool is_measured() const noexcept { return measured_; }
   /// Returns the number given, if any.
   std::optional<double> value() const noexcept { return value_; }
@@ -48,9 +49,9 @@ class Bandwidth {
 
 /// One peer of a group.
 struct Member {
-  PeerId peer;
-  PeerMode mode = PeerMode::node;
-  std::optional<double> bandwidth;
+  PeerId peer;  ///< identity of the member
+  PeerMode mode = PeerMode::node;  ///< as the member says
+  std::optional<double> bandwidth;  ///< as the member says; unset: it said nothing
   msgpack::Value data;  ///< what the peer put into its round: RoundOptions::gather
 };
 

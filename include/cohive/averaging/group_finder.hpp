@@ -26,16 +26,17 @@ struct AveragingMetrics;
 
 /// What the owner of a round wishes of a search; it may change while the search goes on.
 struct SearchPlan {
+  /// Makes a plan without wishes.
   explicit SearchPlan(Runtime& runtime) : changed(runtime, "wishes for a group") {}
   std::optional<double> scheduled_time;  ///< Unix seconds; see RoundOptions
-  std::size_t expected_members = 0;
+  std::size_t expected_members = 0;  ///< see RoundOptions
   std::size_t random_bits = 0;  ///< see RoundOptions
-  mutable Condition changed;
+  mutable Condition changed;  ///< to be notified by the owner after a change of the wishes
 };
 
 /// How the round of a group went.
 struct RoundEnd {
-  bool averaged = false;
+  bool averaged = false;  ///< the round has succeeded
   std::vector<PeerId> lost;  ///< members that were lost on the way: they need not be waited for the next time
   std::vector<PeerId> liars = {};  ///< of these, the members that broke the rules: they had better not be members for a while
   std::vector<PeerId> absent = {};  ///< of these, the members that there is no connection to
@@ -71,9 +72,9 @@ class GroupFinder {
 
 /// What a finder is made of; all of it outlives the finder.
 struct FinderContext {
-  Dht& dht;
-  const AveragerOptions& options;
-  const AveragingMetrics& metrics;
+  Dht& dht;  ///< where groups are announced and found
+  const AveragerOptions& options;  ///< of the averager
+  const AveragingMetrics& metrics;  ///< where searches are counted
   std::string protocol_prefix;  ///< of the protocol ids it serves: "<prefix>::<class>."
   std::string schema_hash;      ///< peers with another one do not fit
   codec::CodecSet offered;      ///< the codecs that this peer offers, of those that need agreement

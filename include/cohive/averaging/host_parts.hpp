@@ -33,7 +33,7 @@ ResidualsPtr make_residuals(std::span<const TensorInfo> tensors);
 
 /// A stretch whose values in `write` are final.
 struct StretchResult {
-  Stretch stretch;
+  Stretch stretch;  ///< which values
   bool averaged = false;  ///< false: no average came, and the stretch holds this member's own values (differences: 0)
 };
 
@@ -83,9 +83,10 @@ class JoinedParts final : public TensorParts {
  public:
   /// One of the tensors that are joined.
   struct Source {
-    TensorParts* parts = nullptr;
-    std::size_t tensor = 0;
+    TensorParts* parts = nullptr;  ///< what the tensor belongs to; not null
+    std::size_t tensor = 0;  ///< its place among the tensors of `parts`
   };
+  /// Joins tensors; they are in the list in the order of `sources`.
   explicit JoinedParts(std::vector<Source> sources);
 
   const std::vector<TensorInfo>& infos() const noexcept override { return infos_; }

@@ -64,7 +64,8 @@ class PowerSgd {
   /// What a peer goes on with after a pause: of each compressed tensor the factor Q, as it travels, and what is owed, as
   /// the matrix that the scheme sees. No residuals: nothing is owed.
   struct Saved {
-    std::vector<codec::Tensor> factors, residuals;
+    std::vector<codec::Tensor> factors,  ///< Q of each compressed tensor
+        residuals;                       ///< what is owed of each of them; or none at all
   };
   /// Copies factors and residuals. No round goes on meanwhile.
   Task<Saved> save(Runtime& runtime) const;

@@ -37,7 +37,7 @@ struct RoundOptions {
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.
   bool allow_retries = true;
-  RoundLimits limits = {};
+  RoundLimits limits = {};  ///< shorter time-outs than those of the averager; unset ones are the averager's
 };
 
 /// What this member saw of another one in the exchange of a round.
@@ -47,9 +47,11 @@ struct Exchanged {
   std::optional<Duration> arrival;
   Duration longest_part_wait{};    ///< the longest wait for one of its parts, its first one excepted
   Duration longest_result_wait{};  ///< the longest wait for one of its results, from the moment the part was sent on
-  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload, until this member's own end of the round
+  std::uint64_t bytes_sent = 0,  ///< payload for the other member, as bytes_received
+      bytes_received = 0;        ///< payload, until this member's own end of the round
   /// Bytes per second of payload, over the time in which parts or results came or went; unset: too little to tell.
-  std::optional<double> send_rate, receive_rate;
+  std::optional<double> send_rate,  ///< to the other member
+      receive_rate;                 ///< from it
 };
 
 /// What one round was: its members, what they sent, what was averaged.
@@ -63,7 +65,8 @@ struct RoundResult {
   std::vector<PeerId> failed_reducers;  ///< the owners of those parts
   std::vector<PeerId> lost_senders;     ///< left out of a part that this peer reduced: silent, gone, or malformed
   std::vector<PeerId> liars;            ///< of both, the members that sent what cannot be: they are kept out for a while
-  std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< payload
+  std::uint64_t bytes_sent = 0,         ///< payload for all other members
+      bytes_received = 0;               ///< payload of all other members
   Duration matchmaking{};                            ///< until the group was found
   Duration allreduce{};                              ///< from the trigger to the end
   std::vector<Exchanged> exchanged;                  ///< in group order; empty for this peer itself

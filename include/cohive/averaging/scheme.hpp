@@ -16,7 +16,9 @@ class RoundContext {
  public:
   virtual ~RoundContext() = default;
 
+  /// Returns the loop of the round.
   virtual Runtime& runtime() const noexcept = 0;
+  /// Returns the group whose round it is; fixed.
   virtual const Group& group() const noexcept = 0;
   /// Returns the place of this peer among the members.
   virtual std::size_t own_index() const noexcept = 0;

@@ -28,7 +28,7 @@ namespace cohive::averaging {
 /// What is handed to peers that ask for a state. The tensors' memory is shared, not copied: it must not change.
 struct SharedState {
   msgpack::Value metadata;  ///< a non-empty map
-  std::vector<codec::Tensor> tensors;
+  std::vector<codec::Tensor> tensors;  ///< in the order in which newcomers get them
   std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
   std::vector<std::string> names = {};  ///< of the tensors, for checkpoints (train/checkpoints.hpp); does not travel
   std::uint64_t version = 0;  ///< not 0: states of one peer with one version are equal, and are hashed once
@@ -54,8 +54,8 @@ struct DownloadOptions {
 /// A state that was downloaded, and its donor.
 struct DownloadedState {
   PeerId donor;  ///< the peer whose state it is
-  msgpack::Value metadata;
-  std::vector<codec::Tensor> tensors;
+  msgpack::Value metadata;             ///< see SharedState
+  std::vector<codec::Tensor> tensors;  ///< in the donor's order
   std::uint64_t bytes = 0;                      ///< received
   std::map<PeerId, std::uint64_t> contributed;  ///< bytes received, by donor
   std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
@@ -68,7 +68,7 @@ struct StateSharingOptions {
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
   codec::Compression codec = {};                     ///< of the state that is shared; codecs that need no agreement
   bool share = true;                                 ///< false: downloads only. Client-mode peers cannot share
-  Duration declare_period = 30s;
+  Duration declare_period = 30s;  ///< between two declarations in the DHT that a state is shared
 };
 
 /// Loop thread only.
@@ -89,6 +89,7 @@ class StateSharing {
   void set_provider(Provider provider);
   /// The same for states that have to be waited for: called on the loop.
   using AsyncProvider = std::function<Task<std::optional<SharedState>>()>;
+  /// Sets where states come from, as set_provider() does; null: nothing is shared.
   void set_async_provider(AsyncProvider provider);
   /// Sets how recommendable the state is (hivemind: the epoch), and declares it.
   void set_priority(double priority);

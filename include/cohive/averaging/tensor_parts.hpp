@@ -20,9 +20,9 @@ namespace cohive::averaging {
 
 /// What the members of a group agree on about one tensor.
 struct TensorInfo {
-  codec::Shape shape;
+  codec::Shape shape;  ///< named in the schema, too
   codec::DType dtype = codec::DType::float32;  ///< named in the schema, and for codecs; values travel as float32 says
-  bool requires_grad = false;
+  bool requires_grad = false;  ///< the same
   codec::Role role = codec::Role::unspecified;         ///< what compression strategies look at
   std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: the place in the list of tensors
 
@@ -35,9 +35,9 @@ std::string schema_hash(std::span<const TensorInfo> tensors);
 
 /// Consecutive values of one tensor, in row-major order.
 struct Stretch {
-  std::size_t tensor = 0;
-  std::size_t offset = 0;
-  std::size_t length = 0;
+  std::size_t tensor = 0;  ///< place in the list of tensors
+  std::size_t offset = 0;  ///< of the first value in the tensor
+  std::size_t length = 0;  ///< number of values
   friend bool operator==(const Stretch&, const Stretch&) = default;
 };
 
@@ -49,38 +49,39 @@ struct Terms {
 
 /// An encoded stretch. The bytes stay as they are until the stretch is applied or the round ends.
 struct EncodedStretch {
-  ByteView bytes;
+  ByteView bytes;  ///< as they travel
   std::shared_ptr<const void> owner = nullptr;  ///< keeps the bytes; null when they are the tensor's own memory
 };
 
 /// Values as they came over the network: the buffer is a view into the record.
 struct EncodedPart {
-  codec::Codec codec = codec::Codec::none;
-  codec::DType dtype = codec::DType::float32;
-  Slice record;
-  ByteView buffer;
+  codec::Codec codec = codec::Codec::none;  ///< of `buffer`
+  codec::DType dtype = codec::DType::float32;  ///< that the sender names for the values
+  Slice record;  ///< keeps the memory of `buffer`
+  ByteView buffer;  ///< the encoded values
 };
 
 /// What came of a stretch.
 struct Answer {
+  /// How the answer is to be read.
   enum class Form {
     difference,  ///< average - what this member sent, as its codec had it
-    average
+    average      ///< the average itself
   };
-  Form form = Form::difference;
-  std::shared_ptr<const EncodedPart> part;
+  Form form = Form::difference;  ///< of `part`
+  std::shared_ptr<const EncodedPart> part;  ///< the answer as its reducer has encoded it
   /// What this member had sent, where its codec feeds errors back: what it lost is owed from now on. Codec::none: the
   /// stretch was reduced here, without any loss.
   struct Sent {
-    codec::Codec codec = codec::Codec::none;
-    EncodedStretch encoded;
+    codec::Codec codec = codec::Codec::none;  ///< that `encoded` is in
+    EncodedStretch encoded;  ///< the bytes that were sent
   };
-  std::optional<Sent> sent;
+  std::optional<Sent> sent;  ///< unset: the codec feeds nothing back
 };
 
 /// How a contribution is added: the first replaces what the sum holds, with the last the sum becomes an average.
 struct Adding {
-  bool first = false;
+  bool first = false;  ///< the sum holds nothing yet
   double divisor = 0;  ///< of the last: all weights together; else 0
 };
 

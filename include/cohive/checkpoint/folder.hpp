@@ -19,16 +19,16 @@ class Folder {
 
   /// A checkpoint in the folder, by its name.
   struct Entry {
-    std::uint64_t epoch = 0;
-    std::filesystem::path path;
+    std::uint64_t epoch = 0;  ///< by its name
+    std::filesystem::path path;  ///< of the file
   };
   /// Returns the checkpoints that are there, newest first. Nothing has looked into them.
   Result<std::vector<Entry>> list() const;
 
   /// A checkpoint that was read.
   struct Checkpoint {
-    Entry entry;
-    TensorFile content;
+    Entry entry;  ///< where it was
+    TensorFile content;  ///< all of the file
   };
   /// Reads the newest checkpoint that is whole; nullopt in an empty folder. Newer ones that are damaged get another
   /// name, NAME.damaged, and a line in the log. Errors: Errc::damaged when there are some and none is whole; those of
@@ -38,6 +38,7 @@ class Folder {
   /// Writes a checkpoint; then, and only then, removes all checkpoints but it and the newest `keep` - 1 of the rest.
   Result<std::filesystem::path> write(std::uint64_t epoch, const TensorFile& content, std::size_t keep);
 
+  /// Returns the path of the folder.
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:

@@ -37,15 +37,16 @@ enum class Codec : std::uint8_t {
 
 /// A codec and its parameters.
 struct CodecSpec {
+  /// Takes a codec and, for top_k, its density.
   CodecSpec(Codec kind = Codec::none, double share = 0.01) : codec(kind), density(share) {}
-  Codec codec;
+  Codec codec;  ///< the kind of encoding
   double density;  ///< of top_k: the share of values sent, above 0 and at most 1; at least one value is
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };
 
 /// What is known about a codec.
 struct CodecInfo {
-  Codec codec = Codec::none;
+  Codec codec = Codec::none;  ///< the codec that this entry is about
   std::string_view name;  ///< as hivemind names it ("FLOAT16"); in lower case the two of ours
   /// Per value on the wire, without scales and code books; of top_k, per value that is sent. 0: as many as the dtype
   /// has.

@@ -15,10 +15,14 @@ namespace cohive::codec {
 class CodecSet {
  public:
   CodecSet() = default;
+  /// Makes a set of these codecs.
   CodecSet(std::initializer_list<Codec> codecs);
 
+  /// Adds a codec; one that is there already changes nothing.
   void insert(Codec codec);
+  /// Tells whether the codec is in the set.
   bool contains(Codec codec) const noexcept { return codecs_.test(static_cast<std::size_t>(codec)); }
+  /// Tells whether the set has no codec.
   bool empty() const noexcept { return codecs_.none(); }
 
   /// Names the codecs, in the order of their numbers and joined by commas; empty for an empty set.

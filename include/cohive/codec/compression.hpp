@@ -22,10 +22,10 @@ using TensorKey = std::variant<std::uint64_t, std::string, std::pair<std::string
 
 /// What strategies look at. Of a part, this still describes the whole tensor.
 struct CompressionInfo {
-  TensorKey key;
-  Shape shape;
-  DType dtype = DType::float32;
-  Role role = Role::unspecified;
+  TensorKey key;  ///< what per-tensor strategies look up
+  Shape shape;  ///< what size-adaptive ones look at
+  DType dtype = DType::float32;  ///< of the tensor itself, whatever type it travels in
+  Role role = Role::unspecified;  ///< what role-adaptive ones look at
 };
 
 /// A strategy: immutable, cheap to copy, safe on any thread. All peers of a group must use the same one, or parts do
@@ -34,6 +34,7 @@ class Compression {
  public:
   /// One codec for everything. Implicit: a codec is the simplest strategy.
   Compression(Codec codec = Codec::none) : rule_(CodecSpec(codec)) {}
+  /// One codec with its parameters for everything.
   Compression(CodecSpec codec) : rule_(codec) {}
 
   /// `greater_equal` for tensors of at least `threshold` values, `less` for the others.
@@ -45,6 +46,7 @@ class Compression {
 
   /// By key. With a list, keys are indices.
   static Compression per_tensor(std::vector<Compression> by_index);
+  /// By key of any kind; choose() fails for tensors whose key is not in the map.
   static Compression per_tensor(std::map<TensorKey, Compression> by_key);
 
   /// Returns the codec of a tensor. Errors: Errc::not_found for a key that a per-tensor strategy does not have.
@@ -71,7 +73,10 @@ class Compression {
 
 /// A strategy for each role that shall not have the default.
 struct Compression::Roles {
-  std::optional<Compression> activation{}, parameter{}, gradient{}, optimizer{};
+  std::optional<Compression> activation{},  ///< of Role::activation; unset: the default, as with the next three
+      parameter{},                          ///< of Role::parameter
+      gradient{},                           ///< of Role::gradient
+      optimizer{};                          ///< of Role::optimizer
 };
 
 }  // namespace cohive::codec

@@ -22,7 +22,9 @@ class Decoder {
                                  const Shape* shape = nullptr);
   virtual ~Decoder() = default;
 
+  /// Returns the number of values.
   std::size_t size() const noexcept { return count_; }
+  /// Returns the type of the tensor, which decode() does not depend on.
   DType dtype() const noexcept { return dtype_; }
 
   /// Returns the values as halves, where that is how they travelled; else null.
@@ -36,9 +38,11 @@ class Decoder {
   virtual void decode_bytes(std::size_t first, std::size_t count, std::uint8_t* out) const;
   /// Returns false when a value is NaN or infinite (in float32).
   virtual bool finite(std::size_t first, std::size_t count) const;
+  /// The same for all values.
   virtual bool finite() const { return finite(0, count_); }
 
  protected:
+  /// \param count values of the tensor.
   Decoder(DType dtype, std::size_t count) : dtype_(dtype), count_(count) {}
 
  private:

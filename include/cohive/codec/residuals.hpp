@@ -14,6 +14,7 @@ namespace cohive::codec {
 /// first time. Calls for stretches that do not overlap may run at once on several threads.
 class Residuals {
  public:
+  /// Owes nothing yet. \param size values of the tensor.
   explicit Residuals(std::size_t size);
   Residuals(Residuals&&) noexcept;
   Residuals& operator=(Residuals&&) noexcept;

@@ -20,9 +20,13 @@ class PublicKey {
  public:
   /// From a serialised PublicKey protobuf. RSA moduli outside 2048..8192 bits are refused.
   static Result<PublicKey> from_protobuf(ByteView serialised);
+  /// Returns the kind of the key.
   KeyType type() const;
+  /// Returns the serialised PublicKey protobuf.
   const std::string& protobuf() const;
+  /// Returns the id of the peer that has this key.
   PeerId peer_id() const;
+  /// Tells whether `signature` is that of `message` by the private half.
   bool verify(ByteView message, ByteView signature) const;
 
  private:
@@ -34,14 +38,20 @@ class PublicKey {
 /// A private key with its public half. Immutable, cheap to copy, safe to share between threads.
 class KeyPair {
  public:
+  /// Makes a random Ed25519 key.
   static KeyPair generate_ed25519();
+  /// Makes the Ed25519 key of a seed of 32 bytes. Throws std::invalid_argument for another length.
   static KeyPair ed25519_from_seed(ByteView seed32);
+  /// Makes a random RSA key: tens of milliseconds for 2048 bits.
   static KeyPair generate_rsa(int bits = 2048);
   /// From a serialised PrivateKey protobuf: the content of a hivemind or go-libp2p identity file.
   static Result<KeyPair> from_protobuf(ByteView serialised);
 
+  /// Returns the public half.
   const PublicKey& public_key() const;
+  /// Returns the id of the peer that has this key.
   PeerId peer_id() const;
+  /// Returns the serialised PrivateKey protobuf: keep it secret.
   std::string protobuf() const;
   /// libp2p signature: Ed25519, or RSA PKCS#1 v1.5 with SHA-256.
   Bytes sign(ByteView message) const;
@@ -57,7 +67,7 @@ Result<KeyPair> load_or_create_identity(const std::filesystem::path& path, KeyTy
 
 /// An identity and the lock on its file, which no other process of this machine gets while a copy of this lives.
 struct HeldIdentity {
-  KeyPair key;
+  KeyPair key;  ///< of the file
   std::shared_ptr<void> lock;  ///< null where the file system knows no locks
 };
 /// The same for a peer that joins a swarm: two processes with one identity take each other's connections away.

@@ -29,6 +29,7 @@ std::size_t default_memory_budget();
 /// only.
 class MemoryBudget {
  public:
+  /// \param total bytes of all peers together.
   explicit MemoryBudget(std::size_t total) : state_(std::make_shared<State>(total)) {}
   /// Sets what cuts a peer off: soon, not in the call.
   void set_cut(std::function<void(const PeerId&)> cut) { state_->cut = std::move(cut); }
@@ -65,12 +66,14 @@ class MemoryBudget {
     PeerId peer_;
     std::string network_;
   };
+  /// Returns a holder for what the peer fills over a connection from `remote`.
   std::shared_ptr<const Account> account(const PeerId& peer, const Multiaddr& remote) const;
 
   /// Bytes that are charged while it lives.
   class [[nodiscard]] Charge {
    public:
     Charge() = default;
+    /// Charges nothing yet.
     explicit Charge(std::shared_ptr<const Account> account) : account_(std::move(account)) {}
     Charge(Charge&& other) noexcept : account_(std::move(other.account_)), bytes_(std::exchange(other.bytes_, 0)) {}
     Charge& operator=(Charge&& other) noexcept {
@@ -82,7 +85,9 @@ class MemoryBudget {
     ~Charge() { release(); }
     /// False, and nothing is charged, when the budget has no room for them.
     [[nodiscard]] bool add(std::size_t bytes);
+    /// Gives so many of the charged bytes back.
     void subtract(std::size_t bytes);
+    /// Gives all of them back.
     void release() { subtract(bytes_); }
 
    private:
@@ -90,12 +95,15 @@ class MemoryBudget {
     std::size_t bytes_ = 0;
   };
 
+  /// Returns the bytes of the constructor.
   std::size_t total() const noexcept { return state_->total; }
+  /// Returns the bytes that are charged now.
   std::size_t held() const noexcept { return state_->held; }
   /// The most that was ever held.
   std::size_t highest() const noexcept { return state_->highest; }
   /// How often there was no room, and how many peers were cut off.
   std::size_t refused() const noexcept { return state_->refused; }
+  /// Returns how many peers were cut off.
   std::size_t cut_off() const noexcept { return state_->cut_off; }
 
  private:

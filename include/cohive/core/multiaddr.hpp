@@ -18,6 +18,7 @@ namespace cohive {
 /// A validated multiaddress, kept in its binary form.
 class Multiaddr {
  public:
+  /// Codes of protocols, by the table of multiformats.
   enum Code : std::uint32_t {
     ip4 = 4, tcp = 6, ip6 = 41, ip6zone = 42, ipcidr = 43, dns = 53, dns4 = 54, dns6 = 55, dnsaddr = 56, udp = 273,
     webrtc_direct = 280, webrtc = 281, p2p_circuit = 290, unix_ = 400, p2p = 421, https = 443, tls = 448, sni = 449,
@@ -25,24 +26,30 @@ class Multiaddr {
   };
   /// One part of an address: its protocol, by the code of multiformats, and its value as on the wire.
   struct Component {
-    std::uint32_t code;
-    Bytes value;
+    std::uint32_t code;  ///< of the protocol
+    Bytes value;  ///< as on the wire, without its length
   };
 
   Multiaddr() = default;
   /// Parses text ("/ip4/127.0.0.1/tcp/4001"); the error says which part is wrong.
   static Result<Multiaddr> from_text(std::string_view text);
+  /// Reads the binary form; errors for protocols that are not known and for truncated values.
   static Result<Multiaddr> from_bytes(ByteView binary);
   /// "/ip4/../tcp/.." or "/ip6/../tcp/..". `host` is a numeric IP address.
   static Result<Multiaddr> from_ip_tcp(std::string_view host, std::uint16_t port);
 
+  /// Returns the binary form, valid as long as this address.
   ByteView bytes() const noexcept { return binary_; }
+  /// Returns a copy of it.
   std::string binary() const { return cohive::to_string(binary_); }
+  /// Returns the text form, which from_text() reads.
   std::string text() const;
+  /// Tells whether it has no component.
   bool empty() const noexcept { return binary_.empty(); }
   std::vector<Component> components() const;
   /// Returns the code of the first component; 0 when there is none.
   std::uint32_t first_code() const;
+  /// Tells whether any component has this code.
   bool has(std::uint32_t code) const;
   /// Value of the first component with this code, as text ("127.0.0.1", "4001", "12D3Koo...").
   std::optional<std::string> value(std::uint32_t code) const;

@@ -37,6 +37,7 @@ class TaskRoot final : public Waiter {
 /// defect: it is logged, counted, and rethrown by join().
 class TaskGroup {
  public:
+  /// Makes a group without tasks. \param name a string literal, for diagnostics.
   explicit TaskGroup(Runtime& runtime, const char* name = "tasks");
   ~TaskGroup();
   TaskGroup(const TaskGroup&) = delete;
@@ -49,9 +50,13 @@ class TaskGroup {
   /// Waits until no task is left; rethrows the first exception of one. Not for a task of this group.
   Task<void> join();
 
+  /// Returns the number of tasks that have not ended.
   std::size_t size() const noexcept { return size_; }
+  /// Tells whether all tasks have ended.
   bool empty() const noexcept { return size_ == 0; }
+  /// Returns the loop that the tasks run on.
   Runtime& runtime() const noexcept { return runtime_; }
+  /// Returns the name in diagnostics.
   const char* name() const noexcept { return name_; }
 
  private:
@@ -77,6 +82,7 @@ class TaskGroup {
 /// next suspension, and not the coroutine under its feet.
 class Nursery : public TaskGroup {
  public:
+  /// The same for the coroutine that runs now.
   explicit Nursery(Runtime& runtime, const char* name = "nursery");
 };
 

@@ -14,10 +14,10 @@ namespace cohive::dht {
 
 /// What it says is the application's business; on the wire it is hivemind's AccessToken.
 struct AccessToken {
-  std::string username;
+  std::string username;  ///< whom the token was given to
   std::string public_key;  ///< "ssh-rsa AAAA...": whose signatures the token stands for
-  std::string expiration_time;
-  std::string signature;
+  std::string expiration_time;  ///< text, in the format of the authority that gives tokens
+  std::string signature;  ///< of that authority
 };
 
 /// Gives this node its token and judges the tokens of other nodes. An application derives from it.
@@ -31,6 +31,7 @@ class Authorizer {
   /// \param sender  showed the token. A token that names no peer is good for whichever peer its requests are passed on by
   virtual bool is_valid(const AccessToken& token, const PeerId& sender) const = 0;
 
+  /// Returns the key that signs what this node sends.
   const RsaSignatureValidator& key() const { return *key_; }
 
  private:

@@ -21,27 +21,27 @@ namespace cohive::dht {
 
 /// hivemind's defaults; times as durations.
 struct DhtOptions {
-  std::size_t bucket_size = 20;
-  std::size_t num_replicas = 5;
+  std::size_t bucket_size = 20;  ///< nodes per bucket of the routing table, and nodes that a find call names per key
+  std::size_t num_replicas = 5;  ///< nodes that hold a record
   /// Nodes that a get of the latest record asks around a key, twice the replicas, unless the num_replicas nearest all
   /// have the same: what is stored goes there. A store asks num_replicas. hivemind asks bucket_size of them each time,
   /// for several times the work.
   std::size_t beam_size = 10;
-  std::size_t depth_modulo = 5;
+  std::size_t depth_modulo = 5;  ///< buckets are split where their depth is no multiple of it, too
   Duration wait_timeout = 3s;  ///< one RPC
-  Duration bootstrap_timeout = 15s;
+  Duration bootstrap_timeout = 15s;  ///< to hear of the initial peers when the node starts
   Duration refresh_timeout = 0s;  ///< refresh buckets idle for this long; 0: never
-  bool cache_locally = true;
-  std::size_t cache_nearest = 1;
+  bool cache_locally = true;  ///< keep what a get has found, until it expires
+  std::size_t cache_nearest = 1;  ///< of the nodes nearest to a key, those without what a get found: so many get a copy
   std::size_t cache_size = 0;  ///< records; 0: bounded by max_records only
-  Duration cache_refresh_before_expiry = 5s;
-  bool cache_on_store = true;
-  bool reuse_get_requests = true;
+  Duration cache_refresh_before_expiry = 5s;  ///< when cached keys in use are looked up again; 0: never
+  bool cache_on_store = true;  ///< keep a copy of what this node stores at other nodes
+  bool reuse_get_requests = true;  ///< gets of one key at a time share a search, except those of the latest record
   std::size_t num_workers = 4;     ///< parallel calls of one search
   std::size_t chunk_size = 16;     ///< keys per refresh batch, and per find call at most
   std::size_t parallel_rpc = 256;  ///< outgoing calls at once
-  Duration blacklist_time = 5s;
-  double backoff_rate = 2.0;
+  Duration blacklist_time = 5s;  ///< for which a node that failed is left alone
+  double backoff_rate = 2.0;  ///< by which that time grows with every failure in a row
   std::shared_ptr<Authorizer> authorizer;  ///< of a moderated swarm: outsiders are neither served nor believed
   std::optional<DhtId> node_id;            ///< of an earlier run with the same identity; nullopt: a random one
   bool client_mode = false;                ///< serve nothing, never appear in tables
@@ -51,7 +51,7 @@ struct DhtOptions {
   std::size_t max_subkeys = 10'000;           ///< per dictionary
   std::size_t max_value_bytes = 1 << 20;      ///< per value
   std::size_t max_storage_bytes = 256 << 20;  ///< all values of one store; what expires first makes room
-  std::size_t max_keys_per_request = 1024;
+  std::size_t max_keys_per_request = 1024;  ///< of one call to this node; more is refused
   /// Of one peer, requests and their keys together, ten seconds' worth at once; more is refused. 0: any number. A
   /// refused Dht asks the node again a little later, one call after the other, for wait_timeout at most.
   double max_keys_per_second = 5000;
@@ -70,18 +70,20 @@ using Key = msgpack::Value;
 
 /// A value, and when it ends.
 struct StoredValue {
-  msgpack::Value value;
-  double expiration = 0;
+  msgpack::Value value;    ///< decoded, without signatures
+  double expiration = 0;   ///< Unix seconds
 };
 /// What a get returns: a plain value, or a dictionary of subkey -> value.
 struct GetResult {
+  /// See value() and entries().
   std::variant<msgpack::Value, std::vector<std::pair<msgpack::Value, StoredValue>>> content;
-  double expiration = 0;
+  double expiration = 0;  ///< Unix seconds; of a dictionary that of its last entry
   std::size_t held = 0;  ///< entries of the whole dictionary; more than entries() has only where get_sampled() drew some
   /// Whether entries() are some of those that there are.
   bool is_drawn() const { return held > entries().size(); }
   /// Whether the key holds subkeys.
   bool is_dictionary() const { return content.index() == 1; }
+  /// Returns the plain value; null for a dictionary.
   const msgpack::Value* value() const { return std::get_if<0>(&content); }
   /// Empty for a plain value.
   const std::vector<std::pair<msgpack::Value, StoredValue>>& entries() const;
@@ -89,9 +91,9 @@ struct GetResult {
 
 /// A record to store.
 struct StoreItem {
-  Key key;
-  std::optional<msgpack::Value> subkey;
-  msgpack::Value value;
+  Key key;  ///< hashed as DhtId::of() does
+  std::optional<msgpack::Value> subkey;  ///< unset: a plain value
+  msgpack::Value value;   ///< max_value_bytes at most
   double expiration = 0;  ///< absolute, Unix seconds
 };
 
@@ -124,6 +126,7 @@ class Dht {
   /// Errc::unreachable, Errc::closed, cohive::Errc::timeout; cohive::Errc::invalid_argument for a subkey that is no
   /// key or an expiration in the past, cohive::Errc::limit_exceeded for a value above max_value_bytes.
   Task<Result<>> store(Key key, msgpack::Value value, double expiration, std::optional<Deadline> deadline = {});
+  /// Stores under a subkey; otherwise the same.
   Task<Result<>> store(Key key, msgpack::Value subkey, msgpack::Value value, double expiration,
                        std::optional<Deadline> deadline = {});
   /// One result per item, in order.
@@ -168,6 +171,7 @@ class Dht {
   const DhtId& node_id() const noexcept;
   /// Returns the host that the node stands on.
   p2p::Host& host() const noexcept;
+  /// Returns the options of the constructor.
   const DhtOptions& options() const noexcept;
   /// Returns the loop of the node.
   Runtime& runtime() const noexcept;

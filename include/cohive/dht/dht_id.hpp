@@ -33,14 +33,18 @@ namespace cohive::dht {
 
 /// Big-endian bytes; the order is numeric.
 struct DhtId {
-  static constexpr std::size_t kSize = 20;
-  std::array<std::uint8_t, kSize> bytes{};
+  static constexpr std::size_t kSize = 20;  ///< bytes
+  std::array<std::uint8_t, kSize> bytes{};  ///< the most significant one first
 
   /// SHA-1 of the msgpack encoding (strings, numbers, tuples...); of the raw bytes for Bin.
   static DhtId of(const msgpack::Value& source);
+  /// As of(Value) with the text as a msgpack string.
   static DhtId of(std::string_view text) { return of(msgpack::Value(text)); }
+  /// The same.
   static DhtId of(const std::string& text) { return of(msgpack::Value(text)); }
+  /// The same.
   static DhtId of(const char* text) { return of(msgpack::Value(text)); }
+  /// Draws an id, every one as likely.
   static DhtId random(Runtime& runtime);
   /// Exactly 20 bytes, else nullopt.
   static std::optional<DhtId> from_bytes(ByteView bytes);
@@ -52,7 +56,9 @@ struct DhtId {
     result.bytes.back() ^= 1;
     return result;
   }
+  /// Returns the 20 bytes, as they are on the wire.
   std::string binary() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+  /// Returns 40 hexadecimal digits.
   std::string hex() const;
   friend bool operator==(const DhtId&, const DhtId&) = default;
   friend std::strong_ordering operator<=>(const DhtId& a, const DhtId& b) {

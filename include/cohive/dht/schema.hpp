@@ -17,28 +17,41 @@ namespace cohive::dht {
 /// What a value must be. Immutable, cheap to copy, safe to share between threads.
 class SchemaType {
  public:
+  /// Tells whether a value is accepted; called on any thread.
   using Predicate = std::function<bool(const msgpack::Value&)>;
 
+  /// Accepts every value.
   static SchemaType any();
+  /// Accepts nil.
   static SchemaType null();
+  /// Accepts true and false, no numbers.
   static SchemaType boolean();
+  /// Accepts integers from `min` on, no floats.
   static SchemaType integer(std::int64_t min = std::numeric_limits<std::int64_t>::min());
   /// A float64 that is not NaN.
   static SchemaType number(double min = -std::numeric_limits<double>::infinity());
+  /// Accepts text, no bytes.
   static SchemaType string();
+  /// Accepts bytes, no text.
   static SchemaType bytes();
   /// Bytes that name an owner: "...[owner:...]...", so that only the owner can write under this subkey.
   static SchemaType bytes_with_public_key();
+  /// Accepts arrays of any length whose items all fit; no tuples.
   static SchemaType list(SchemaType item);
+  /// Accepts tuples of exactly these items.
   static SchemaType tuple(std::vector<SchemaType> items);
   /// As the type of a field: a dictionary record, each entry checked by itself. Inside a value: a map.
   static SchemaType map(SchemaType key, SchemaType value);
   /// A map with exactly these text keys.
   static SchemaType model(std::vector<std::pair<std::string, SchemaType>> fields);
+  /// Accepts what one of the types accepts.
   static SchemaType any_of(std::vector<SchemaType> alternatives);
+  /// Accepts nil, and what the type accepts.
   static SchemaType optional(SchemaType type) { return any_of({null(), std::move(type)}); }
+  /// Accepts what the predicate accepts.
   static SchemaType satisfies(Predicate predicate);
 
+  /// Tells whether the value is as this type demands.
   bool accepts(const msgpack::Value& value) const;
 
  private:
@@ -60,6 +73,7 @@ class SchemaValidator final : public RecordValidator {
   explicit SchemaValidator(SchemaFields fields, const std::string& prefix = {}, bool allow_extra_keys = true);
   ~SchemaValidator() override;
 
+  /// Tells whether the record's value fits a type of its key, or its key is an extra one and these are allowed.
   bool validate(const Record& record) const override;
   bool merge_with(const RecordValidator& other) override;
 

@@ -16,29 +16,29 @@ namespace cohive::dht {
 /// Beyond these a state is cut off when saved, and a file is refused.
 struct StateLimits {
   std::size_t max_bytes = 64 * 1024 * 1024;  ///< of keys and values; what expires first is left out
-  std::size_t max_peers = 256;
+  std::size_t max_peers = 256;  ///< nodes of the routing table
 };
 
 /// A record that the node held.
 struct SavedRecord {
-  DhtId key;
+  DhtId key;  ///< the id of the key
   std::string tag;    ///< as on the wire: c0 for a regular value, empty for a whole dictionary
   std::string value;  ///< with its signatures
-  double expiration = 0;
-  bool cached = false;
+  double expiration = 0;  ///< Unix seconds
+  bool cached = false;  ///< from the cache: this node need not be near the key
 };
 /// A node of the routing table.
 struct SavedPeer {
-  DhtId id;
-  PeerId peer;
-  std::vector<Multiaddr> addresses;
+  DhtId id;  ///< its place in the DHT
+  PeerId peer;  ///< its identity
+  std::vector<Multiaddr> addresses;  ///< where it was reached
 };
 /// What a node needs to come back as it was.
 struct SavedState {
   PeerId peer;    ///< of this node: another identity gets another node id
   DhtId node_id;  ///< the records are those near it
-  std::vector<SavedRecord> records;
-  std::vector<SavedPeer> peers;
+  std::vector<SavedRecord> records;  ///< that had not expired
+  std::vector<SavedPeer> peers;  ///< the routing table
 };
 
 /// Errors name the file: Errc::not_found, Errc::io, Errc::malformed for one that is damaged or no state at all.

@@ -26,6 +26,7 @@ struct Record {
 class RecordValidator {
  public:
   virtual ~RecordValidator() = default;
+  /// Tells whether a node may hold the record: true for records that are none of this validator's business.
   virtual bool validate(const Record& record) const = 0;
   /// The value to store: with the signature appended when this validator signs such records.
   virtual std::string sign_value(const Record& record) const { return record.value; }
@@ -55,10 +56,12 @@ class RsaSignatureValidator final : public RecordValidator {
   const std::string& ownership_marker() const;
   /// "ssh-rsa AAAA...", and the base64 RSA-PSS signature of any bytes by the key that belongs to it.
   const std::string& public_key() const;
+  /// Returns the base64 RSA-PSS signature of `bytes` by this key.
   std::string sign(const std::string& bytes) const;
   /// Whether `signature` (base64) is that of `public_key` ("ssh-rsa AAAA...").
   bool verify(std::string_view public_key, const std::string& bytes, std::string_view signature) const;
 
+  /// Tells whether the signature is that of the owner whom the key or subkey names; true where they name none.
   bool validate(const Record& record) const override;
   std::string sign_value(const Record& record) const override;
   std::string strip_value(const Record& record) const override;

@@ -16,9 +16,9 @@ namespace cohive::optim {
 
 /// Values [offset, offset + count) of one of several tensors.
 struct Stretch {
-  std::size_t tensor = 0;
-  std::size_t offset = 0;
-  std::size_t count = 0;
+  std::size_t tensor = 0;  ///< place in the list of tensors
+  std::size_t offset = 0;  ///< of the first value
+  std::size_t count = 0;  ///< number of values
 };
 
 /// The size of stretches: a multiple of kNormBlock; all that a step reads and writes of one fits in the second-level
@@ -38,8 +38,8 @@ Task<void> run_steps(Runtime& runtime, std::shared_ptr<std::vector<TensorStep>> 
 
 /// A gradient and the sum that it is added to.
 struct Addition {
-  View gradient;
-  std::span<float> sum;
+  View gradient;  ///< only read; any floating dtype
+  std::span<float> sum;  ///< as many values as the gradient
 };
 /// As the functions of passes.hpp with these names, over all tensors together.
 Task<bool> accumulate(Runtime& runtime, std::vector<Addition> additions, Accumulating how,
@@ -56,8 +56,8 @@ Task<double> square_sum(Runtime& runtime, std::vector<ConstView> tensors, std::s
 
 /// One copy, between buffers of the same size whose types may differ.
 struct Copying {
-  ConstView from;
-  View to;
+  ConstView from;  ///< read
+  View to;  ///< written
 };
 /// Makes the copies, converting values where types differ.
 Task<void> copy(Runtime& runtime, std::vector<Copying> copies, std::shared_ptr<const void> owner,

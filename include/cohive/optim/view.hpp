@@ -21,10 +21,13 @@ class ConstView {
   /// \throws std::invalid_argument unless `dtype` is float64, float32, float16 or bfloat16
   ConstView(DType dtype, const void* data, std::size_t size);
 
+  /// Returns the type of the values.
   DType dtype() const noexcept { return dtype_; }
+  /// Returns the first value; may be null when there are none.
   const void* data() const noexcept { return data_; }
   /// Number of values.
   std::size_t size() const noexcept { return size_; }
+  /// Tells whether there are no values: the case of views that were not given any.
   bool empty() const noexcept { return size_ == 0; }
   /// Values [offset, offset + count). \throws std::out_of_range
   ConstView sub(std::size_t offset, std::size_t count) const;
@@ -43,11 +46,17 @@ class View {
   View(std::span<double> values) : View(DType::float64, values.data(), values.size()) {}
   View(DType dtype, void* data, std::size_t size) : view_(dtype, data, size), data_(data) {}
 
+  /// Returns the type of the values.
   DType dtype() const noexcept { return view_.dtype(); }
+  /// Returns the first value; may be null when there are none.
   void* data() const noexcept { return data_; }
+  /// Returns the number of values.
   std::size_t size() const noexcept { return view_.size(); }
+  /// Tells whether there are no values.
   bool empty() const noexcept { return view_.empty(); }
+  /// Returns values [offset, offset + count). Throws std::out_of_range.
   View sub(std::size_t offset, std::size_t count) const;
+  /// Returns the same values, to be read only.
   operator ConstView() const noexcept { return view_; }
 
  private:

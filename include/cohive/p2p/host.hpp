@@ -28,25 +28,26 @@ struct HostOptions {
   std::vector<Multiaddr> listen;    ///< empty: dial only
   std::vector<Multiaddr> announce;  ///< replaces the advertised addresses entirely when not empty
   bool routing_server = true;       ///< serve Kademlia peer routing (false for client-mode peers)
-  std::string agent = "cohive/0.1";
+  std::string agent = "cohive/0.1";  ///< what identify tells other peers about this program
   transport::TransportOptions transport;  ///< of the transport that a host makes for a network
   Duration dial_timeout = 15s;            ///< one address
   Duration connect_timeout = 60s;         ///< one peer, all addresses
   Duration negotiation_timeout = 10s;     ///< protocol of one stream
-  Duration identify_timeout = 10s;
+  Duration identify_timeout = 10s;  ///< for a peer to describe itself
   Duration backoff_base = 5s;  ///< after a failed dial; grows, at most 5 min
   /// At it, an idle connection makes room for each new one. An eighth is kept for connections that we open. This, the
   /// inbound ones pending and the dials shrink together where the machine allows fewer connections.
   std::size_t max_connections = 1024;
   /// Above the high one, idle connections are closed down to the low one: the longest unused first, none that is
   /// younger than the grace, and none of protected peers or of the routing table's.
-  std::size_t high_water = 512, low_water = 384;
-  Duration trim_grace = 2min;
+  std::size_t high_water = 512,  ///< connections above which trimming begins
+      low_water = 384;           ///< connections at which it ends
+  Duration trim_grace = 2min;  ///< age below which trimming leaves a connection alone
   std::size_t max_pending_inbound = 256;  ///< inbound connections before the handshake is done
   /// The same from one IPv4 address or IPv6 /64 network; this machine itself may take all of them.
   std::size_t max_pending_per_ip = 64;
-  std::size_t max_addresses_per_peer = 32;
-  std::size_t max_connections_per_peer = 4;
+  std::size_t max_addresses_per_peer = 32;  ///< kept in the address book
+  std::size_t max_connections_per_peer = 4;  ///< open at once
   std::size_t max_connections_per_ip = 256;  ///< inbound; large networks hide behind one address. Not for this machine
   std::size_t max_dials = 160;               ///< at once, as p2pd
   std::size_t max_lookups = 32;              ///< walks through peer routing at once; further ones wait
@@ -62,7 +63,7 @@ struct HostOptions {
   std::optional<RelayServiceOptions> relay_service;
   /// When peers outside cannot reach us, be reached through relays: the ones named here, and connected peers that relay.
   bool use_relay = true;
-  std::vector<Multiaddr> trusted_relays;
+  std::vector<Multiaddr> trusted_relays;  ///< with /p2p; see use_relay
   std::size_t wanted_relays = 2;  ///< reservations to hold
   bool hole_punching = true;      ///< replace circuits by direct connections where address translators allow it (DCUtR)
   /// Bytes of all buffers together that peers fill (MemoryBudget); 0: from the machine's memory.
@@ -76,14 +77,14 @@ struct HostOptions {
 
 /// What is known about a connected peer.
 struct PeerInfo {
-  PeerId id;
+  PeerId id;  ///< identity, as the handshake has proven it
   std::vector<Multiaddr> addresses;    ///< where it can be dialled, without /p2p
   std::vector<std::string> protocols;  ///< from identify; empty before
   std::string agent;                   ///< peer-supplied text: quote before logging
-  bool connected = false;
-  bool outbound = false;
+  bool connected = false;  ///< false: known from the address book only
+  bool outbound = false;  ///< this host has dialled the connection
   std::string security;  ///< of the connection, "/noise" or "/tls/1.0.0"
-  Duration round_trip{};
+  Duration round_trip{};  ///< of the connection; zero: not measured
 };
 
 /// The direction of a large transfer.
@@ -91,7 +92,7 @@ enum class Transfer { to_peer, from_peer };
 
 /// Bytes on the wire of all connections, ended ones included.
 struct Traffic {
-  std::uint64_t bytes_in = 0;
+  std::uint64_t bytes_in = 0;  ///< received
   std::uint64_t bytes_delivered = 0;  ///< sent, and acknowledged by the other machines
 };
 
@@ -105,7 +106,7 @@ using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 /// What a host reaches peers through.
 struct Connectivity {
   transport::Transports transports;  ///< under the host's identity; the first one that handles an address dials it
-  std::unique_ptr<transport::Resolver> resolver;
+  std::unique_ptr<transport::Resolver> resolver;  ///< looks names of addresses up (DNS)
   PortMappers port_mappers = {};  ///< ways to ask the router for ports, in the order in which they are tried
 };
 
@@ -133,6 +134,7 @@ class Host {
   Runtime& runtime() const noexcept;
   /// Returns the addresses that other peers can use, without and with /p2p/ID.
   std::vector<Multiaddr> addresses() const;
+  /// Returns the same addresses with /p2p/ID.
   std::vector<Multiaddr> visible_addresses() const;
   /// Returns the options that the host was made with.
   const HostOptions& options() const noexcept;
@@ -158,6 +160,7 @@ class Host {
   Task<Result<PeerId>> connect(Multiaddr address, Deadline deadline);
   /// Connects by id: known addresses, then peer routing. Concurrent calls for one peer share the dial.
   Task<Result<>> connect(PeerId peer, Deadline deadline);
+  /// Closes all connections of a peer; its addresses stay known.
   void disconnect(const PeerId& peer);
   /// Keeps the connections of a peer open when idle ones are trimmed (HostOptions::high_water), while the result lives.
   [[nodiscard]] Subscription protect(const PeerId& peer);
@@ -189,6 +192,7 @@ class Host {
 
   /// Connected peers; one peer; everything in the address book.
   std::vector<PeerInfo> peers() const;
+  /// Returns what is known about one peer; nullopt: it is neither connected nor in the address book.
   std::optional<PeerInfo> peer(const PeerId& id) const;
   /// Adds addresses that another peer told of (kept for a short time, and bounded).
   void learn_addresses(const PeerId& peer, const std::vector<Multiaddr>& addresses);

@@ -33,9 +33,9 @@ Result<std::string> read_token(const std::string& path);
 
 /// What a further path answers.
 struct MetricsAnswer {
-  unsigned status = 200;
-  std::string body;
-  std::string content_type = "application/json";
+  unsigned status = 200;  ///< of HTTP
+  std::string body;  ///< sent as it is
+  std::string content_type = "application/json";  ///< of the body
 };
 
 /// Serves the page, /status, /metrics, health and diagnostics over HTTP. Loop thread only.
@@ -50,6 +50,7 @@ class MetricsServer {
   /// Answers further paths, behind the token where there is one; before start(). What follows a path that ends in "/" is given
   /// to `answer`, "" for other paths. It has ten seconds.
   using Answer = std::function<Task<MetricsAnswer>(std::string rest)>;
+  /// Adds such a path, which begins with "/".
   void add_path(std::string path, Answer answer);
   /// Adds text to what /metrics says, in Prometheus' format, of metrics that are not in the registry.
   void add_metrics(std::function<std::string()> text);

@@ -15,7 +15,7 @@ namespace cohive::p2p {
 
 /// A TCP port of a router that is forwarded to one of this machine.
 struct PortMapping {
-  std::uint16_t inside = 0;
+  std::uint16_t inside = 0;  ///< the port of this machine
   Multiaddr outside;    ///< "/ip4/<router>/tcp/<port>"
   Duration lifetime{};  ///< until the router forgets it, unless it is renewed
 
@@ -42,6 +42,7 @@ class PortMapper {
   /// \param lifetime  to be granted; a router may grant less
   /// Errors: Errc::not_found when no router speaks the protocol, Errc::cancelled when one refuses, Errc::malformed.
   virtual Task<Result<PortMapping>> map(std::uint16_t inside, std::uint16_t wanted, Duration lifetime) = 0;
+  /// Asks the router to forget a mapping. Errors: as those of map().
   virtual Task<Result<>> unmap(PortMapping mapping) = 0;
 };
 

@@ -13,8 +13,8 @@ namespace cohive::p2p {
 
 /// What a peer says of itself and of us (identify). All texts are the peer's: quote them before printing.
 struct PeerDescription {
-  std::string agent;
-  std::vector<std::string> protocols;
+  std::string agent;  ///< its program
+  std::vector<std::string> protocols;  ///< that it serves
   std::vector<Multiaddr> addresses;   ///< at which it says that it can be dialled
   std::optional<Multiaddr> observed;  ///< where our connection comes from, as it sees it
 };
@@ -23,13 +23,14 @@ Task<Result<PeerDescription>> describe(Host& host, PeerId peer, Deadline deadlin
 
 /// The outcome of asking a peer to dial us back (AutoNAT).
 struct DialBack {
+  /// How the peer answered.
   enum class Outcome {
     reached,  ///< at `address`
     failed,   ///< the peer tried and could not connect
     refused,  ///< the peer did not try
   };
-  Outcome outcome;
-  std::optional<Multiaddr> address;
+  Outcome outcome;  ///< how the peer answered
+  std::optional<Multiaddr> address;  ///< where it has reached us, as it says
   std::string text;  ///< of the peer
 };
 /// \param addresses  where to dial; the peer replaces their host by the one at which it sees us

@@ -38,6 +38,7 @@ class ClientStream {
   /// Sends one request made of several buffers (gathered, not copied together). A send that failed or was dropped may
   /// have gone out in half: later ones fail too. receive() may still tell why the callee ended the call.
   virtual Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) = 0;
+  /// The same for a message in one buffer, which the caller keeps until then.
   Task<Result<>> send(ByteView message, Deadline deadline);
   /// END_OF_STREAM: no more requests. The stream stays open for replies.
   virtual Task<Result<>> finish(Deadline deadline) = 0;
@@ -46,6 +47,7 @@ class ClientStream {
   virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
   /// Replies of many bytes will come: transport::Stream::expect_much().
   virtual void expect_much() = 0;
+  /// Returns the callee.
   virtual const PeerId& peer() const = 0;
   /// How many more bytes the callee can send on the connection of this call: a relay may grant so many only.
   virtual std::uint64_t delivers() const = 0;
@@ -62,10 +64,13 @@ class ServerStream {
   virtual ~ServerStream() = default;
   /// The next request; nullopt after END_OF_STREAM. An error when the caller went away.
   virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
+  /// Sends one reply made of several buffers. An error when the caller went away.
   virtual Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) = 0;
+  /// The same for a message in one buffer, which the caller keeps until then.
   Task<Result<>> send(ByteView message, Deadline deadline);
   /// Requests of many bytes will come: transport::Stream::expect_much().
   virtual void expect_much() = 0;
+  /// Returns the caller, whom the connection has authenticated.
   virtual const PeerId& peer() const = 0;
 };
 
@@ -87,9 +92,11 @@ class Server {
   ~Server();
   /// Throws std::invalid_argument when the host already serves the protocol.
   void add_unary(std::string protocol, UnaryHandler handler);
+  /// The same for calls of many messages.
   void add_streaming(std::string protocol, StreamingHandler handler);
   /// Refuses calls of the method from now on; calls that run go on.
   void remove(const std::string& protocol);
+  /// Returns the host that serves the calls.
   p2p::Host& host() const noexcept { return host_; }
 
   struct Impl;

@@ -18,17 +18,20 @@ namespace cohive {
 
 /// The arguments of torch.amp.GradScaler, with its names and defaults.
 struct GradScalerOptions {
-  double init_scale = 65536;
-  double growth_factor = 2;
-  double backoff_factor = 0.5;
+  double init_scale = 65536;  ///< the first scale, above 0
+  double growth_factor = 2;  ///< what the scale is multiplied by when it grows; above 1
+  double backoff_factor = 0.5;  ///< the same after an overflow; between 0 and 1
   std::int64_t growth_interval = 2000;  ///< epochs in a row without an overflow, after which the scale grows
   bool enabled = true;                  ///< false: losses are not scaled, and no gradient is looked at
 };
 
 /// What state_dict() returns, under the names of torch.amp.GradScaler's.
 struct GradScalerState {
-  double scale = 65536, growth_factor = 2, backoff_factor = 0.5;
-  std::int64_t growth_interval = 2000, growth_tracker = 0;
+  double scale = 65536,      ///< what losses are multiplied by; above 0
+      growth_factor = 2,     ///< see GradScalerOptions
+      backoff_factor = 0.5;  ///< the same
+  std::int64_t growth_interval = 2000,  ///< the same, in epochs
+      growth_tracker = 0;               ///< epochs in a row without an overflow, so far
 };
 
 /// Gradients keep the scale until the optimizer adds them up as float32: until then nothing is lost. Used from the
@@ -50,8 +53,11 @@ class GradScaler {
   /// without any. Nothing changes in the middle of an epoch otherwise.
   void update();
 
+  /// Returns what losses are multiplied by now; 1 when disabled.
   double get_scale() const noexcept { return options_.enabled ? state_.scale : 1; }
+  /// Tells whether losses are scaled: GradScalerOptions::enabled.
   bool is_enabled() const noexcept { return options_.enabled; }
+  /// Returns what load_state_dict() goes on from.
   const GradScalerState& state_dict() const noexcept { return state_; }
   /// Throws std::invalid_argument with a sentence for numbers out of range.
   void load_state_dict(const GradScalerState& state);

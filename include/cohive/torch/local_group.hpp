@@ -31,7 +31,8 @@ namespace cohive {
 
 /// Which rank a process is, of how many, and where they meet.
 struct LocalGroupOptions {
-  std::size_t rank = 0, size = 1;
+  std::size_t rank = 0,  ///< of this process, from 0
+      size = 1;          ///< number of ranks
   std::string socket_path;  ///< where rank 0 awaits the other ranks; a socket of this name is made and removed
   Duration timeout = 300s;  ///< for all ranks to arrive
 
@@ -84,6 +85,7 @@ class LocalOptimizer {
   StepReport step(std::int64_t batch_size);
   /// As the functions of Optimizer, on all ranks; afterwards these hold the parameters of rank 0.
   bool load_state_from_peers();
+  /// As Optimizer::finish: all ranks get the size of the group and the parameters of rank 0.
   std::size_t finish();
 
  private:

@@ -132,8 +132,11 @@ class Optimizer {
 
   /// The optimizer that is stepped: the one given, or the one made.
   torch::optim::Optimizer& optimizer() noexcept;
+  /// Returns the epoch of this peer, which the swarm may have passed.
   std::uint64_t local_epoch() const;
+  /// Returns what the run has done since construction.
   TrainingStats stats() const;
+  /// Returns the options of the run.
   const OptimizerOptions& options() const noexcept;
 
  private:
@@ -143,6 +146,7 @@ class Optimizer {
 
 /// For torch::save and torch::load.
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const Optimizer& optimizer);
+/// Calls Optimizer::load, with its errors.
 torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive, Optimizer& optimizer);
 
 }  // namespace cohive

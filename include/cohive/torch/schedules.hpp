@@ -47,9 +47,11 @@ EpochFactor one_cycle(std::uint64_t epochs, OneCycleOptions options = {});
 /// made.
 class FactorLR : public torch::optim::LRScheduler {
  public:
+  /// Schedules all groups of `optimizer`, which outlives this object. Throws for a null factor.
   FactorLR(torch::optim::Optimizer& optimizer, EpochFactor factor);
 
  protected:
+  /// Returns the learning rates of the groups in the epoch that begins.
   std::vector<double> get_lrs() override;
 
  private:

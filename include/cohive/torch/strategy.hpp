@@ -40,7 +40,7 @@ struct StrategyOptions {
   std::string metrics_address;  ///< host:port for page and metrics; empty: none
   /// What the fields above do not name; theirs win.
   SwarmOptions swarm;
-  OptimizerOptions optimizer;
+  OptimizerOptions optimizer;  ///< the same for the options of the run
 
   /// Returns what these options are for Swarm.
   SwarmOptions swarm_options() const;

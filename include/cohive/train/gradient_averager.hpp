@@ -20,6 +20,7 @@ class GradientAverager {
   virtual ~GradientAverager() = default;
   GradientAverager(const GradientAverager&) = delete;
 
+  /// Begins to answer peers that look for a group; to be called once.
   virtual void start() { averager_.start(); }
   /// Forgets what earlier rounds left behind: the model was replaced.
   virtual void reset() {}
@@ -33,6 +34,7 @@ class GradientAverager {
   /// nothing is changed.
   virtual Task<Result<>> restore(std::vector<checkpoint::NamedTensor> saved);
 
+  /// Returns the averager whose rounds these are; it lives as long as this object.
   averaging::Averager& averager() noexcept { return averager_; }
 
  private:

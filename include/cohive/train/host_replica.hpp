@@ -46,7 +46,9 @@ class HostReplica : public Replica {
   /// Describes what rounds of the state average after the parameters. In the constructor.
   void average_beside(const std::vector<averaging::TensorInfo>& infos);
 
+  /// Returns the loop of the constructor.
   Runtime& runtime() const noexcept { return runtime_; }
+  /// Returns the number of parameters.
   std::size_t size() const noexcept { return gradient_infos_.size(); }
 
   // ---- What a derived class has. Called on the loop; publish() calls exchange_live on the trainer's thread.
@@ -59,8 +61,9 @@ class HostReplica : public Replica {
   virtual optim::Options options(std::size_t parameter) = 0;
   /// Returns the statistics of a parameter, in the order of optim::state_fields; makes those that are missing.
   virtual std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) = 0;
-  /// Returns how many steps a parameter has taken, and counts one.
+  /// Returns how many steps a parameter has taken.
   virtual std::int64_t steps_taken(std::size_t parameter) = 0;
+  /// Counts a step that a parameter has taken; called for every parameter, in their order, after each optimizer step.
   virtual void count_step(std::size_t parameter) = 0;
   /// Tells whether steps leave a parameter as it is. Its gradient is averaged as those of other parameters: what peers
   /// average must not depend on it.
@@ -70,6 +73,7 @@ class HostReplica : public Replica {
   virtual Task<std::vector<averaging::HostTensor>> parts_beside(StateRound how);
   /// Takes the sums before the cut; overridden where the trainer's library adds them up by itself (reuse_grad_buffers).
   virtual Task<GradientSums::Taken> take_sums();
+  /// Throws away what has been added up before the cut; overridden together with take_sums().
   virtual Task<void> drop_sums();
 
   /// Returns what work on the pool holds as long as it uses the memory.

@@ -24,6 +24,7 @@ class MappedPages {
     return *this;
   }
 
+  /// Returns the first byte, aligned to kHugePage; null after a move.
   void* data() const noexcept { return data_; }
   /// Bytes, in whole pages.
   std::size_t size() const noexcept { return size_; }

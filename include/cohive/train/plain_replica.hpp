@@ -26,6 +26,7 @@ class PlainReplica final : public HostReplica {
   /// The live parameters: to be read by the trainer, and written before the run begins. They move when next parameters
   /// are published.
   std::span<float> parameter(std::size_t index) { return live_[index].values; }
+  /// Returns the number of parameters.
   std::size_t parameters() const noexcept { return live_.size(); }
 
   /// Adds the gradients of a batch; the values are copied. The trainer's thread.

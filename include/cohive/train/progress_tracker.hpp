@@ -25,11 +25,13 @@ namespace cohive::train {
 /// Samples per second as an exponential average of the time per sample.
 class PerformanceEma {
  public:
+  /// \param alpha  weight of the newest update, above 0 and at most 1
   explicit PerformanceEma(double alpha = 0.1) : alpha_(alpha) {}
   /// `samples` were processed until `now` (seconds) since the last call.
   void update(double samples, double now);
   /// Time until the next update does not count.
   void reset_timer(double now) { last_ = now; }
+  /// Returns the speed; 1e-20, never 0, before anything was measured.
   double samples_per_second() const { return samples_per_second_; }
 
  private:
@@ -40,23 +42,27 @@ class PerformanceEma {
 
 /// hivemind's defaults; the names of its tracker_opts.
 struct TrackerOptions {
-  std::string run_id;
-  double target_batch_size = 0;
-  bool client_mode = false;
-  Duration min_refresh_period = 500ms, max_refresh_period = 10s, default_refresh_period = 3s;
-  double expected_drift_peers = 3, expected_drift_rate = 0.2;
-  double performance_ema_alpha = 0.1;
-  Duration metadata_expiration = 60s;
+  std::string run_id;  ///< the record in the DHT is run_id + "_progress"
+  double target_batch_size = 0;  ///< samples per epoch of all peers; a record that claims more counts as so many
+  bool client_mode = false;  ///< told to the swarm: this peer cannot be reached
+  Duration min_refresh_period = 500ms,  ///< shortest time between two looks at the run; more for many peers
+      max_refresh_period = 10s,         ///< longest time between them
+      default_refresh_period = 3s;      ///< the time while no record is found, or the DHT does not answer
+  double expected_drift_peers = 3,  ///< peers that may join before the epoch ends: looks come earlier by their share
+      expected_drift_rate = 0.2;    ///< the same as a fraction of the peers; the larger of the two counts
+  double performance_ema_alpha = 0.1;  ///< of the measured speed, see PerformanceEma
+  Duration metadata_expiration = 60s;  ///< after which a report is forgotten; reports are renewed twice as often
 };
 
 /// The run as last seen.
 struct GlobalProgress {
-  std::uint64_t epoch = 0;
+  std::uint64_t epoch = 0;    ///< the largest that trainers support, and at least that of this peer
   std::uint64_t claimed = 0;  ///< the largest epoch that a single peer claims and nothing supports; else `epoch`
   double samples = 0;         ///< accumulated towards this epoch by all peers
   double own_samples = 0;     ///< of these, by this peer
-  double samples_per_second = 0;
-  std::size_t peers = 0, clients = 0;
+  double samples_per_second = 0;  ///< of all peers together, by their own reports; 0 before the first look
+  std::size_t peers = 0,  ///< trainers with a record, this one included; of large runs an estimate. 0: none found
+      clients = 0;        ///< of these, peers that cannot be reached
   std::size_t expected = 0;  ///< of these and this peer, in the next round: see took_part
   /// Unix seconds when the target will be reached; infinite before the first look at the run.
   double eta = std::numeric_limits<double>::infinity();
@@ -68,6 +74,7 @@ class ProgressTracker {
   /// Adds the validators of signature (`key`) and schema to `dht`, which must outlive the tracker.
   ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, TrackerOptions options);
   ~ProgressTracker();
+  /// Begins to report and to read the DHT, in the background, until close().
   void start();
   /// Stops reporting and withdraws the record of this peer, so that no member waits for it. Idempotent.
   Task<void> close();
@@ -99,6 +106,7 @@ class ProgressTracker {
 
   /// Any thread.
   GlobalProgress snapshot() const;
+  /// Returns the loop of the DHT.
   Runtime& runtime() const { return runtime_; }
 
  private:

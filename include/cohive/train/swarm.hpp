@@ -71,7 +71,9 @@ class Swarm {
   std::vector<std::string> visible_addresses() const;
   /// "INITIAL_PEERS=<addresses>": what joining peers put in front of their command.
   std::string join_line() const;
+  /// Returns the base58 text of this process's id, as it stands behind /p2p/ in addresses.
   std::string peer_id() const;
+  /// Returns the options that the constructor was given.
   const SwarmOptions& options() const noexcept;
   /// Where metrics are served, "http://host:port/metrics"; empty when they are not.
   std::string metrics_url() const;

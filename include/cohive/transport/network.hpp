@@ -33,6 +33,7 @@ class RawConnection {
   virtual void close() noexcept = 0;
   /// Transport addresses without /p2p.
   virtual const Multiaddr& local_address() const = 0;
+  /// The same of the other side.
   virtual const Multiaddr& remote_address() const = 0;
   /// True when writes wait for their turn under a bandwidth cap, for as long as it takes, and notice by themselves
   /// when the network takes nothing.
@@ -43,6 +44,7 @@ class RawConnection {
   virtual std::uint64_t carries() const { return kUnlimited; }
   /// How many more bytes it carries to us.
   virtual std::uint64_t delivers() const { return kUnlimited; }
+  /// Says that nothing bounds the bytes.
   static constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 };
 
@@ -56,13 +58,14 @@ class Listener {
   virtual const Multiaddr& address() const = 0;
   /// The addresses that other peers can dial: one per interface for an unspecified host.
   virtual std::vector<Multiaddr> dialable_addresses() const = 0;
+  /// Ends listening; accept() ends with an error.
   virtual void close() noexcept = 0;
 };
 
 /// Bytes per second of all connections together, handshakes and encryption included; 0: no limit.
 struct BandwidthLimits {
-  double upload = 0;
-  double download = 0;
+  double upload = 0;  ///< bytes per second to other machines
+  double download = 0;  ///< bytes per second from them
 };
 
 /// Where byte connections come from. One per peer in a simulation (it is the peer's machine), one per process in
@@ -70,6 +73,7 @@ struct BandwidthLimits {
 class Network {
  public:
   virtual ~Network() = default;
+  /// Returns the loop of all connections.
   virtual Runtime& runtime() = 0;
   /// Binds at once; a port in use or a foreign address is an error that names the address.
   virtual Result<std::unique_ptr<Listener>> listen(const Multiaddr& address) = 0;
@@ -78,9 +82,11 @@ class Network {
   ///              connection; nullopt takes any port
   virtual Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
                                                             Deadline deadline) = 0;
+  /// The same from any port.
   Task<Result<std::unique_ptr<RawConnection>>> dial(Multiaddr address, Deadline deadline) {
     return dial(std::move(address), std::nullopt, deadline);
   }
+  /// Returns the caps of limit_bandwidth(); zeros without it.
   virtual BandwidthLimits limits() const { return {}; }
   /// How many connections the machine lets this process have, all that use them together.
   virtual std::size_t max_connections() const { return std::numeric_limits<std::size_t>::max(); }

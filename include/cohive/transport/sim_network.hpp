@@ -26,8 +26,10 @@ struct SimLink {
 /// The wires. Every machine has its own IPv4 address in it: 10.x.y.z, counted up, unless other ones are wanted.
 class SimFabric {
  public:
+  /// Makes wires without machines. \param defaults links that set_link() does not name.
   explicit SimFabric(SimRuntime& runtime, SimLink defaults = {});
   ~SimFabric();
+  /// Returns the simulated loop of all machines.
   SimRuntime& runtime() noexcept;
 
   /// A new machine; its Network stays valid as long as the fabric.
@@ -48,6 +50,7 @@ class SimFabric {
 
   /// Links between two machines, by IP address text; later calls override.
   void set_link(const std::string& ip_a, const std::string& ip_b, SimLink link);
+  /// The same for all pairs of machines that set_link() does not name.
   void set_default_link(SimLink link);
   /// What the machine's own line carries in all its connections together, bytes per second, on top of what the links
   /// allow; bytes wait for each other in the order of sending. 0: unlimited.
@@ -55,14 +58,18 @@ class SimFabric {
   /// Silently stops all bytes between the two sets of machines (existing connections stall; dials time out).
   /// heal() ends all partitions; what was on the way arrives then. A crashed machine stays away.
   void partition(const std::set<std::string>& side_a, const std::set<std::string>& side_b);
+  /// Ends all partitions.
   void heal();
   /// The machine vanishes: connections to it stall (crash), or are reset at once and its ports refuse (killed process).
   void crash(const std::string& ip);
+  /// Ends a machine as a killed process ends: its connections are reset.
   void kill(const std::string& ip);
   /// Called for each chunk sent (what one write gathered, at most 256 KiB); returning false resets the connection.
   using Tap = std::function<bool(const std::string& from_ip, const std::string& to_ip, ByteView bytes)>;
+  /// Sets what looks at all chunks from now on.
   void set_tap(Tap tap);
 
+  /// Returns the bytes of all connections so far.
   std::uint64_t bytes_carried() const noexcept;
   /// Connections of which at least one end object still exists.
   std::size_t open_connections() const noexcept;

@@ -35,6 +35,7 @@ class Stream {
   /// Sends all buffers as one byte sequence without joining them; returns once all is encrypted or queued, so the
   /// buffers are the caller's again. Waits for the peer's window and for its turn on the connection.
   virtual Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) = 0;
+  /// The same for one buffer.
   Task<Result<>> write(ByteView bytes, Deadline deadline);
   /// Lets the peer send at most so many bytes ahead of read(), where the window would grow further. The first 256 KiB
   /// are granted in any case.
@@ -49,7 +50,9 @@ class Stream {
 
   /// The authenticated peer at the other end, and the transport address it is reached at.
   virtual const PeerId& peer() const = 0;
+  /// Returns the transport address of the peer, without /p2p.
   virtual const Multiaddr& remote_address() const = 0;
+  /// Returns the loop of the connection.
   virtual Runtime& runtime() const = 0;
   /// True while bytes wait to be read, or the end is known.
   virtual bool readable() const = 0;
@@ -58,6 +61,7 @@ class Stream {
 
   /// The protocol negotiated on this stream.
   const std::string& protocol() const noexcept { return protocol_; }
+  /// Notes what was negotiated.
   void set_protocol(std::string protocol) { protocol_ = std::move(protocol); }
 
  private:
@@ -70,6 +74,7 @@ using StreamPtr = std::unique_ptr<Stream>;
 /// Reads exact amounts and delimited messages from a stream. Over-read bytes stay inside until dropped with finish().
 class StreamReader {
  public:
+  /// Reads from `stream`, which outlives the reader.
   explicit StreamReader(Stream& stream) : stream_(stream) {}
   /// Gives bytes not consumed back to the stream.
   ~StreamReader();
@@ -95,9 +100,9 @@ Task<Result<>> write_message(Stream& stream, ByteView message, Deadline deadline
 /// What a connection has carried, and carries now.
 struct ConnectionStats {
   std::uint64_t bytes_in = 0;  ///< on the wire
-  std::uint64_t bytes_out = 0;
+  std::uint64_t bytes_out = 0;  ///< on the wire
   std::size_t streams_in = 0;  ///< open now
-  std::size_t streams_out = 0;
+  std::size_t streams_out = 0;  ///< the same; opened by this side
   std::size_t undelivered = 0;  ///< of bytes_out: not yet acknowledged by the other machine
 };
 
@@ -117,6 +122,7 @@ class Connection {
   virtual std::string_view security() const = 0;
   /// Whether the connection has ended.
   virtual bool closed() const = 0;
+  /// Returns why the connection has ended.
   virtual Error close_reason() const = 0;
   /// Waits until the connection has ended, for whatever reason.
   virtual Task<void> wait_closed() = 0;

@@ -48,7 +48,7 @@ class Stream {
   /// Ends both directions at once.
   virtual void reset() noexcept = 0;
 
-  /// The authenticated peer at the other end, and the transport address it is reached at.
+  /// Returns the authenticated peer at the other end.
   virtual const PeerId& peer() const = 0;
   /// Returns the transport address of the peer, without /p2p.
   virtual const Multiaddr& remote_address() const = 0;

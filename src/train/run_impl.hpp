@@ -42,7 +42,9 @@ struct Scheduled {
   /// Counts a group that was found, or with 0 that none was.
   void count_group(std::size_t members);
   /// Whether a group is still being looked for in a round that other groups may have ended.
-  bool may_be_apart() const { return round && group_bits > 0 && round->stage() == averaging::Round::Stage::looking_for_group; }
+  bool may_be_apart() const {
+    return round && group_bits > 0 && round->stage() == averaging::Round::Stage::looking_for_group;
+  }
   /// How much later other groups may end the same round.
   Duration apart(const RunOptions& options) const { return group_bits > 0 ? options.matchmaking_time : 0s; }
   /// Whether a group has been found that waits for our tensors.

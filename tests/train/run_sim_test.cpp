@@ -39,7 +39,7 @@ TEST(TrainingRun, AHundredTrainersLearnWhileATenthIsReplacedEveryMinute) {
   SCOPED_TRACE(::testing::PrintToString(report));
   EXPECT_EQ(report.epochs_alone, 0u);
   EXPECT_GT(report.mean_group, (kSanitized ? 0.8 : 0.9) * static_cast<double>(scenario.trainers));
-  EXPECT_GE(report.newcomers, scenario.trainers / 20) << "too few to judge by";
+  EXPECT_GE(report.newcomers, scenario.trainers / 10) << "too few to judge by";
   EXPECT_EQ(report.newcomers_late, 0u) << "of " << report.newcomers;
 }
 

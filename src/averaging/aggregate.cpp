@@ -121,11 +121,53 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   if (!encoded) co_return encoded.error();
   count_received(sender, encoded->buffer.size());
   auto sent = std::make_shared<EncodedPart>(std::move(*encoded));
+  if (ledger_)
+    if (auto kept = co_await keep_for_checks(sender, index, *message, *sent); !kept) co_return kept.error();
   auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
   auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));
   if (!sum) co_return sum.error();
-  if (codec::info(sent->codec).error_feedback) co_return Reply{nullptr, std::move(*sum), answer_codec_of(part)};
-  co_return Reply{sent, std::move(*sum), sent->codec};
+  if (codec::info(sent->codec).error_feedback) co_return Reply{index, nullptr, std::move(*sum), answer_codec_of(part)};
+  co_return Reply{index, sent, std::move(*sum), sent->codec};
+}
+
+/// What a sender signs is what its part is shown as, so that this peer cannot be made to show another one.
+Task<Result<>> AllReduce::keep_for_checks(std::size_t sender, std::size_t index, const PartMessage& message,
+                                          EncodedPart part) {
+  if (part.dtype != codec::DType::float32) co_return Error(Errc::bad_partition, "values that are not float32");
+  Commitment commitment{setup_.id, host_.id(), index, message.weight, static_cast<int>(part.codec)};
+  auto work = [commitment = std::move(commitment), from = peer(sender), envelope = message.commitment,
+               part]() mutable -> Result<Digest> {
+    commitment.digest = crypto::sha256(part.buffer);
+    if (auto checked = check_commitment(as_bytes(envelope), from, commitment); !checked) return checked.error();
+    return commitment.digest;
+  };
+  const auto digest = co_await runtime_.offload(std::move(work));
+  if (!digest) co_return digest.error();
+  ledger_->add(index, sender, {message.weight, std::move(part), *digest, message.commitment});
+  co_return ok();
+}
+
+/// Our own values as other members can be shown them: a copy, for the tensor changes with the average.
+Task<Result<std::shared_ptr<Contribution>>> AllReduce::keep_own(std::size_t index,
+                                                                std::shared_ptr<OwnContribution> own) {
+  const std::size_t length = own_parts()[index].length;
+  auto work = [own = std::move(own), length]() -> Result<std::pair<EncodedPart, Digest>> {
+    auto read = own->open();
+    if (!read) return read.error();
+    EncodedPart copy;
+    copy.record = Slice::uninitialised(length * sizeof(float));
+    copy.buffer = copy.record.view();
+    if (!(*read)(0, {reinterpret_cast<float*>(copy.record.mutable_data()), length}))
+      return Error(Errc::round_cancelled);
+    const Digest digest = crypto::sha256(copy.buffer);
+    return std::pair(std::move(copy), digest);
+  };
+  auto kept = co_await runtime_.offload(std::move(work));
+  if (!kept) co_return kept.error();
+  auto& [copy, digest] = *kept;
+  const double weight = setup_.terms.weight;
+  ledger_->add(index, setup_.own_index, {weight, copy, digest, {}});
+  co_return std::make_shared<SentPart>(std::make_shared<const EncodedPart>(std::move(copy)), length, weight);
 }
 
 /// Answers each part once it is averaged: relative to what the sender sent, in the codec of its part.
@@ -152,6 +194,9 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
 
 Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply) {
   const codec::Codec codec = reply.codec;
+  const auto made_of = ledger_ && reply.sum->has_average
+                           ? std::optional(ledger_->close(reply.index, reply.sum->senders))
+                           : std::nullopt;
   // No average: no change, which as an average is an empty part.
   const std::size_t length = reply.sum->length(), sent = reply.part || reply.sum->has_average ? length : 0;
   auto work = [reply = std::move(reply), length]() -> Result<Slice> {
@@ -161,7 +206,8 @@ Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t send
   };
   auto buffer = length > inline_values() ? co_await runtime_.offload(std::move(work)) : work();
   if (!buffer) co_return buffer.error();
-  const Envelope envelope = envelope_part(proto::AVERAGED_PART, {}, buffer->size(), sent, static_cast<int>(codec), 0);
+  Envelope envelope = envelope_part(proto::AVERAGED_PART, {}, buffer->size(), sent, static_cast<int>(codec), 0);
+  if (made_of) append_made_of(envelope, as_text(*made_of));
   const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
   const TimePoint begin = runtime_.now();
   auto done = co_await stream.send(std::span<const ByteView>(pieces), limit_of(runtime_, setup_.reducer_timeout));

@@ -4,11 +4,14 @@
 #include <cmath>
 
 #include "cohive/averaging/errors.hpp"
+#include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "lease.hpp"
 #include "redial.hpp"
 
 namespace cohive::averaging {
@@ -22,7 +25,8 @@ constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, bef
 
 BanReason ban_reason(const std::error_code& code) {
   if (code == Errc::not_finite) return BanReason::not_finite;
-  if (code == Errc::bad_partition || code == cohive::Errc::malformed) return BanReason::malformed;
+  if (code == Errc::bad_partition || code == Errc::wrong_average || code == cohive::Errc::malformed)
+    return BanReason::malformed;
   return code == cohive::Errc::timeout ? BanReason::silent : BanReason::gone;
 }
 
@@ -82,6 +86,19 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
       new AllReduce(host, options, metrics, std::move(setup), std::move(codecs), std::move(parts_by_owner)));
 }
 
+namespace {
+
+std::unique_ptr<Verification> make_verification(p2p::Host& host, const AveragerOptions& options,
+                                                const AveragingMetrics& metrics, const AllReduce::Setup& setup) {
+  if (options.verified_share <= 0) return nullptr;
+  return std::make_unique<Verification>(
+      host, metrics,
+      Verification::Setup{setup.prefix, setup.id, setup.group, setup.own_index, setup.terms.weight,
+                          options.verified_share, options.aggregation, setup.reducer_timeout});
+}
+
+}  // namespace
+
 AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics, Setup setup,
                      std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner)
     : host_(host),
@@ -92,6 +109,11 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       codecs_(std::move(codecs)),
       parts_by_owner_(std::move(parts_by_owner)),
       reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation),
+      ledger_(options_.verified_share > 0
+                  ? std::make_shared<PartLedger>(runtime_, setup_.group, lengths_of(own_parts()),
+                                                 options_.verified_share)
+                  : nullptr),
+      verification_(make_verification(host_, options_, metrics_, setup_)),
       answered_(runtime_, "replies that go first"),
       broken_(runtime_, "members that are lost"),
       members_(setup_.group->members.size()) {}
@@ -199,6 +221,7 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
   for (const auto& parts : parts_by_owner_) parts_total += parts.size();
   metrics_.round_parts.set(static_cast<double>(parts_total));
   const auto ended = on_exit([this] {
+    if (verification_) verification_->end();
     metrics_.round_parts.set(0);
     metrics_.round_parts_done.set(0);
   });
@@ -213,9 +236,11 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
       tasks.spawn(exchange_with(*this, tensors, member, exchanges[member]), "exchange with a reducer");
   co_await tasks.join();
   if (cancelled_) co_return Error(Errc::round_cancelled);
+  if (verification_) co_await apply_held(tensors, exchanges);
 
   Outcome outcome;
   outcome.parts_total = parts_total;
+  if (verification_) outcome.parts_checked = verification_->checked();
   for (std::size_t member = 0; member < exchanges.size(); ++member) {
     if (!exchanges[member].failure) continue;
     outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
@@ -258,7 +283,13 @@ Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t inde
                                           std::shared_ptr<OwnContribution> own) {
   const auto revoke = on_exit([&own] { own->revoke(); });
   const Part& part = own_parts()[index];
-  auto sum = co_await reducer_.contribute(setup_.own_index, index, setup_.terms.weight, own);
+  std::shared_ptr<Contribution> contribution = own;
+  if (ledger_) {
+    auto kept = co_await keep_own(index, own);
+    if (!kept) co_return kept.error();
+    contribution = std::move(*kept);
+  }
+  auto sum = co_await reducer_.contribute(setup_.own_index, index, setup_.terms.weight, std::move(contribution));
   if (!sum) co_return sum.error();
   if (auto averaged = co_await reducer_.wait_for(*sum); !averaged) co_return averaged;
   if (own->applied() || !(*sum)->has_average) co_return ok();
@@ -296,7 +327,7 @@ Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member,
     members_[member].unreachable = room.error() != cohive::Errc::limit_exceeded;
     co_return room.error();
   }
-  auto call = co_await rpc::open_call(host_, peer(member), setup_.protocol, dialled);
+  auto call = co_await rpc::open_call(host_, peer(member), setup_.prefix + "rpc_aggregate_part", dialled);
   if (!call) {
     members_[member].unreachable = true;
     co_return call.error();
@@ -309,12 +340,26 @@ Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member,
   co_return received;
 }
 
-/// Encodes ahead of the part being sent.
+/// The bytes of a part, and the signature of them where it takes one.
+Task<Result<AllReduce::Outgoing>> AllReduce::prepare_part(TensorParts& tensors, std::size_t member, std::size_t index) {
+  const Part& part = parts_by_owner_[member][index];
+  const codec::CodecSpec codec = codec_of(part);
+  CO_TRY(auto stretch, co_await tensors.encode(stretch_of(part), codec));
+  if (!verification_) co_return Outgoing{std::move(stretch), {}};
+  Commitment commitment{setup_.id, peer(member), index, setup_.terms.weight, static_cast<int>(codec.codec)};
+  auto seal = [key = host_.identity(), commitment = std::move(commitment), stretch]() mutable -> Result<Outgoing> {
+    commitment.digest = crypto::sha256(stretch.bytes);
+    return Outgoing{std::move(stretch), seal_commitment(key, commitment)};
+  };
+  co_return co_await offload_leased(runtime_, std::move(seal));
+}
+
+/// Prepares parts ahead of the one being sent.
 Task<void> AllReduce::encode_parts(AllReduce& self, TensorParts& tensors, std::size_t member, EncodedParts& encoded) {
-  for (const Part& part : self.parts_by_owner_[member]) {
-    auto bytes = co_await tensors.encode(stretch_of(part), self.codec_of(part));
-    const bool usable = bytes.has_value();
-    if (!co_await encoded.send(std::move(bytes)) || !usable) break;
+  for (std::size_t i = 0; i < self.parts_by_owner_[member].size(); ++i) {
+    auto part = co_await self.prepare_part(tensors, member, i);
+    const bool usable = part.has_value();
+    if (!co_await encoded.send(std::move(part)) || !usable) break;
   }
   encoded.close();
 }
@@ -332,10 +377,10 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
     // Not every implementation would notice a NaN: an empty part, which all of them refuse, goes in its place.
     const bool usable = next && *next;
     if (!usable) exchange.failure = (next ? next->error() : Error(Errc::round_cancelled)).with_peer(self.host_.id());
-    sent = co_await self.send_part(call, member, i, usable ? (*next)->bytes : ByteView(), usable);
+    sent = co_await self.send_part(call, member, i, usable ? &**next : nullptr);
     if (!sent || !usable) break;
     const bool fed_back = codec::info(self.codec_of(self.parts_by_owner_[member][i]).codec).error_feedback;
-    exchange.unanswered.push_back(fed_back ? **next : EncodedStretch());
+    exchange.unanswered.push_back(fed_back || self.verification_ ? (*next)->stretch : EncodedStretch());
   }
   if (exchange.failure) co_return;
   if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.setup_.reducer_timeout));
@@ -343,16 +388,19 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
   if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.peer(member)));
 }
 
-Task<Result<>> AllReduce::send_part(rpc::ClientStream& call, std::size_t member, std::size_t index, ByteView bytes,
-                                    bool usable) {
+/// \param outgoing  null: there are no values
+Task<Result<>> AllReduce::send_part(rpc::ClientStream& call, std::size_t member, std::size_t index,
+                                    const Outgoing* outgoing) {
   const Part& part = parts_by_owner_[member][index];
-  const Envelope envelope = envelope_part(
+  const ByteView bytes = outgoing ? outgoing->stretch.bytes : ByteView();
+  Envelope envelope = envelope_part(
       index == 0 ? proto::PART_FOR_AVERAGING : proto::NO_CODE, index == 0 ? setup_.id : std::string(), bytes.size(),
-      usable ? part.length : 0, static_cast<int>(codec_of(part).codec), setup_.terms.weight);
+      outgoing ? part.length : 0, static_cast<int>(codec_of(part).codec), setup_.terms.weight);
+  if (outgoing) append_commitment(envelope, outgoing->commitment);
   const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
   const TimePoint begin = runtime_.now();
   auto sent = co_await call.send(std::span<const ByteView>(pieces), limit_of(runtime_, setup_.reducer_timeout));
-  if (sent && usable) count_sent(member, bytes.size(), begin);
+  if (sent && outgoing) count_sent(member, bytes.size(), begin);
   co_return sent;
 }
 
@@ -375,8 +423,11 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
     EncodedStretch sent = std::move(exchange.unanswered.front());
     exchange.unanswered.pop_front();
     if (message->tensor) count_received(member, message->tensor->buffer.size());
-    auto applied = co_await apply_reply(tensors, parts[i], std::move(sent), std::move(*message), std::move(**reply));
-    if (!applied) co_return applied;
+    CO_TRY(auto answered, read_reply(parts[i], std::move(sent), *message, std::move(**reply)));
+    if (verification_)
+      CO_TRY(hold(member, std::move(answered), message->made_of));
+    else
+      CO_TRY(co_await apply(tensors, parts[i], std::move(answered)));
     metrics_.round_parts_done.add(1);
   }
   co_return ok();
@@ -384,17 +435,71 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
 
 /// What a part was sent in decides what its answer is: a codec with error feedback makes up for its losses in later
 /// rounds, and gets the average itself; an empty one stands for "no average".
-Task<Result<>> AllReduce::apply_reply(TensorParts& tensors, const Part& part, EncodedStretch sent, PartMessage message,
-                                      Slice record) {
+Result<AnsweredPart> AllReduce::read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
+                                           Slice record) const {
   const codec::Codec codec = codec_of(part).codec;
   const bool fed_back = codec::info(codec).error_feedback;
-  if (fed_back && part.length > 0 && message.tensor && codec::element_count(message.tensor->shape) == 0) co_return ok();
-  auto encoded = encoded_part(message, std::move(record), part.length);
-  if (!encoded) co_return encoded.error();
-  Answer answer{fed_back ? Answer::Form::average : Answer::Form::difference,
-                std::make_shared<EncodedPart>(std::move(*encoded)), std::nullopt};
-  if (fed_back) answer.sent = Answer::Sent{codec, std::move(sent)};
+  AnsweredPart reply{std::move(sent), codec, part.length, nullptr,
+                     fed_back ? Answer::Form::average : Answer::Form::difference};
+  if (fed_back && part.length > 0 && message.tensor && codec::element_count(message.tensor->shape) == 0) return reply;
+  TRY(auto encoded, encoded_part(message, std::move(record), part.length));
+  reply.answer = std::make_shared<EncodedPart>(std::move(encoded));
+  return reply;
+}
+
+Task<Result<>> AllReduce::apply(TensorParts& tensors, const Part& part, AnsweredPart reply) {
+  if (!reply.answer) co_return ok();
+  Answer answer{reply.form, std::move(reply.answer), std::nullopt};
+  if (reply.form == Answer::Form::average) answer.sent = Answer::Sent{reply.sent_codec, std::move(reply.sent)};
   co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
+}
+
+// ---- Averages that are checked
+
+Result<> AllReduce::hear(const PeerId& from, const proto::Verdict& verdict) {
+  if (!verification_) return Error(Errc::bad_partition, from, "averages are not checked here");
+  return verification_->hear(from, verdict);
+}
+
+/// An answer without a transcript says that there is no average.
+Result<> AllReduce::hold(std::size_t member, AnsweredPart reply, const std::string& made_of) {
+  Digest digest{};
+  if (made_of.empty())
+    reply.answer = nullptr;
+  else if (made_of.size() == digest.size())
+    std::ranges::copy(as_bytes(made_of), digest.begin());
+  else
+    return Error(cohive::Errc::malformed, "the hash of a transcript");
+  verification_->hold(member, std::move(reply), digest);
+  return ok();
+}
+
+/// Applies the answers of the reducers that are believed.
+Task<void> AllReduce::apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges) {
+  co_await verification_->settle(
+      [this](std::size_t member) { return !members_[member].left && host_.connected(peer(member)); });
+  std::vector<Task<void>> work;
+  for (std::size_t member = 0; member < exchanges.size(); ++member)
+    if (member != setup_.own_index && !parts_by_owner_[member].empty())
+      work.push_back(apply_held_of(*this, tensors, member, exchanges[member]));
+  co_await when_all(runtime_, std::move(work));
+}
+
+Task<void> AllReduce::apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange) {
+  exchange.applied = 0;
+  if (auto objection = self.verification_->objection(member)) {
+    if (!exchange.failure) self.metrics_.reducers_failed.increment();
+    exchange.failure = std::move(objection);
+    co_return;
+  }
+  for (const AnsweredPart& reply : self.verification_->held(member)) {
+    const auto applied = co_await self.apply(tensors, self.parts_by_owner_[member][exchange.applied], reply);
+    if (!applied) {
+      exchange.failure = applied.error().with_peer(self.peer(member));
+      co_return;
+    }
+    ++exchange.applied;
+  }
 }
 
 void AllReduce::count_sent(std::size_t member, std::size_t bytes, TimePoint begin) {

@@ -2,8 +2,9 @@
 //   sender -> PART_FOR_AVERAGING{id, part 0, weight}, {part, weight}..., END_OF_STREAM
 //   owner  -> AVERAGED_PART{delta} per part, in order
 // Parts in a codec with error feedback are answered with averages in place of differences.
-// Our side of the streams is in all_reduce.cpp, serving those of other members in aggregate.cpp.
-// Source: docs/wire/hivemind.md, sections 6.6 to 6.8.
+// Our side of the streams is in all_reduce.cpp, serving those of other members in aggregate.cpp. Where averages are
+// checked (AveragerOptions::verified_share), answers are held until their reducers are believed (verification.hpp).
+// Source: docs/wire/hivemind.md, sections 6.6 to 6.8; docs/wire/extensions.md, section 12.
 #pragma once
 
 #include <deque>
@@ -13,9 +14,11 @@
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/rpc/rpc.hpp"
+#include "part_ledger.hpp"
 #include "partition.hpp"
 #include "reducer.hpp"
 #include "traffic.hpp"
+#include "verification.hpp"
 
 namespace cohive::averaging {
 
@@ -28,8 +31,8 @@ std::uint64_t encoded_bytes(std::span<const TensorInfo> tensors, const codec::Co
 class AllReduce {
  public:
   struct Setup {
-    std::string protocol;  ///< of rpc_aggregate_part
-    std::string id;        ///< the group's, followed by the phase
+    std::string prefix;  ///< of protocols: "<prefix>::<class>."
+    std::string id;      ///< the group's, followed by the phase
     std::shared_ptr<const Group> group;
     std::size_t own_index = 0;
     std::vector<std::uint64_t> fractions;  ///< of the work, for each member
@@ -40,6 +43,7 @@ class AllReduce {
   /// What became of the parts.
   struct Outcome {
     std::size_t parts_total = 0, parts_failed = 0;
+    std::size_t parts_checked = 0;  ///< that other members reduced and this one made again
     std::vector<PeerId> failed_reducers, lost_senders;
     std::vector<PeerId> liars;  ///< of these, the members that sent what cannot be
   };
@@ -58,6 +62,10 @@ class AllReduce {
   void cancel();
   /// A member averages no more: it is not waited for.
   void member_left(const PeerId& peer);
+  /// What may be shown to members, also when this has ended; null where averages are not checked.
+  std::shared_ptr<PartLedger> ledger() const { return ledger_; }
+  /// A member has told what it has checked.
+  Result<> hear(const PeerId& from, const proto::Verdict& verdict);
 
  private:
   /// How a tensor travels.
@@ -73,12 +81,18 @@ class AllReduce {
     std::deque<EncodedStretch> unanswered;  ///< of parts that were sent: the bytes where they are still needed
   };
   struct Reply {
+    std::size_t index = 0;              ///< of the part
     std::shared_ptr<EncodedPart> part;  ///< what the answer is relative to; none: to nothing
     PartSumPtr sum;
     codec::Codec codec;
   };
+  /// A part on its way to its reducer.
+  struct Outgoing {
+    EncodedStretch stretch;
+    std::string commitment;  ///< where averages are checked
+  };
   using Contributions = Channel<Result<std::shared_ptr<OwnContribution>>>;
-  using EncodedParts = Channel<Result<EncodedStretch>>;
+  using EncodedParts = Channel<Result<Outgoing>>;
 
   AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics, Setup setup,
             std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner);
@@ -89,13 +103,18 @@ class AllReduce {
 
   static Task<void> exchange_with(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
   Task<Result<>> call_reducer(TensorParts& tensors, std::size_t member, Exchange& exchange);
+  Task<Result<Outgoing>> prepare_part(TensorParts& tensors, std::size_t member, std::size_t index);
   static Task<void> encode_parts(AllReduce& self, TensorParts& tensors, std::size_t member, EncodedParts& encoded);
   static Task<void> send_parts(AllReduce& self, TensorParts& tensors, rpc::ClientStream& call, std::size_t member,
                                Exchange& exchange);
-  Task<Result<>> send_part(rpc::ClientStream& call, std::size_t member, std::size_t index, ByteView bytes, bool usable);
+  Task<Result<>> send_part(rpc::ClientStream& call, std::size_t member, std::size_t index, const Outgoing* outgoing);
   Task<Result<>> receive_replies(TensorParts& tensors, rpc::ClientStream& call, std::size_t member, Exchange& exchange);
-  Task<Result<>> apply_reply(TensorParts& tensors, const Part& part, EncodedStretch sent, PartMessage message,
-                             Slice record);
+  Result<AnsweredPart> read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
+                                  Slice record) const;
+  Task<Result<>> apply(TensorParts& tensors, const Part& part, AnsweredPart reply);
+  Result<> hold(std::size_t member, AnsweredPart reply, const std::string& made_of);
+  Task<void> apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges);
+  static Task<void> apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
   static Task<void> watch_senders(AllReduce& self);
   static Task<void> redial(AllReduce& self, std::size_t sender);
   bool may_have_ended(std::size_t sender) const;
@@ -104,6 +123,8 @@ class AllReduce {
   static Task<Result<>> receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,
                                       Channel<Reply>& replies);
   Task<Result<Reply>> take_part(std::size_t sender, std::size_t index, Slice record);
+  Task<Result<>> keep_for_checks(std::size_t sender, std::size_t index, const PartMessage& message, EncodedPart part);
+  Task<Result<std::shared_ptr<Contribution>>> keep_own(std::size_t index, std::shared_ptr<OwnContribution> own);
   static Task<void> send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
                                  Channel<Reply>& replies, Result<>& outcome);
   Task<Result<>> send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply);
@@ -129,6 +150,8 @@ class AllReduce {
   const std::vector<TensorCodecs> codecs_;
   const std::vector<std::vector<Part>> parts_by_owner_;
   Reducer reducer_;
+  const std::shared_ptr<PartLedger> ledger_;  // where averages are checked, as the next one
+  const std::unique_ptr<Verification> verification_;
   std::set<std::size_t> answering_;  // senders that a reply is being sent to
   Condition answered_;
   Condition broken_;  // the stream to a reducer

@@ -9,6 +9,7 @@
 #include "cohive/averaging/group_finder.hpp"
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/combine.hpp"
+#include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
@@ -49,6 +50,7 @@ void check(const AveragerOptions& options) {
   if (options.initial_group_bits.find_first_not_of("01") != std::string::npos) fail("group bits are made of 0 and 1");
   if (options.target_group_size == 1 || options.min_group_size < 2) fail("a group has at least two members");
   check(options.aggregation);
+  if (!(options.verified_share >= 0 && options.verified_share <= 1)) fail("verified_share must be from 0 to 1");
   for (const auto& choice : options.codec.choices())
     if (codec::info(choice.codec).needs_agreement)
       fail("AveragerOptions::codec must need no agreement: give this one to agreed_codec");
@@ -68,6 +70,14 @@ std::vector<HostTensor> memory_of(const std::vector<AveragedTensor>& tensors) {
   std::vector<HostTensor> memory;
   for (const auto& tensor : tensors) memory.emplace_back(tensor.values);
   return memory;
+}
+
+/// Peers find each other by it: those that check averages have to know what an average is.
+std::string schema_hash_of(const std::vector<TensorInfo>& schema, const AveragerOptions& options) {
+  const std::string hash = schema_hash(schema);
+  if (options.verified_share == 0) return hash;
+  const auto digest = crypto::sha256({as_bytes(hash), as_bytes("checked: " + description(options.aggregation))});
+  return to_string(ByteView(digest).first(hash.size()));
 }
 
 codec::CodecSet offered_by(const AveragerOptions& options) {
@@ -93,7 +103,7 @@ struct Averager::Impl {
         notices(d.host(), base),
         rounds(runtime),
         finder((options.group_finder ? options.group_finder : make_matchmaking)(
-            {dht, options, metrics, base, schema_hash(schema), offered_by(options)})),
+            {dht, options, metrics, base, schema_hash_of(schema, options), offered_by(options)})),
         server(d.host()),
         background(runtime, "averager") {
     if (!options.scheme) options.scheme = plain_all_reduce();
@@ -154,6 +164,12 @@ void Averager::start() {
   self.finder->serve(self.server);
   self.server.add_streaming(self.base + "rpc_aggregate_part",
                             [&self](rpc::ServerStream& stream) { return self.rounds.serve(stream); });
+  if (self.options.verified_share == 0) return;
+  self.server.add_streaming(self.base + "rpc_show_part",
+                            [&self](rpc::ServerStream& stream) { return self.rounds.show(stream); });
+  self.server.add_unary(self.base + "rpc_verdict", [&self](PeerId caller, std::string request) {
+    return self.rounds.hear(std::move(caller), std::move(request));
+  });
 }
 
 // ---- A round
@@ -301,7 +317,7 @@ Task<Result<RoundResult>> Averager::Impl::average(Round::State& state, const Wor
   const Deadline end = limit_of(runtime, limits.allreduce.value_or(Duration::zero()));
   const auto tensors = state.tensors ? state.tensors : own_parts();
   const double weight = options.mode == PeerMode::auxiliary ? 0 : state.weight;
-  RunningRound running({dht.host(), options, metrics, base + "rpc_aggregate_part", schema, limits}, work,
+  RunningRound running({dht.host(), options, metrics, base, schema, limits}, work,
                        {weight, options.averaging_alpha}, *tensors, entry);
   Nursery watching(runtime, "all-reduce watch");
   if (options.bandwidth.is_measured()) watching.spawn(LinkMeter::watch(meter), "link meter");

@@ -32,6 +32,8 @@ class Category final : public std::error_category {
         return "all peers that this one waited for have left";
       case Errc::left:
         return "this peer has left its averaging groups";
+      case Errc::wrong_average:
+        return "an average is not what was contributed to it";
     }
     return "unknown averaging error";
   }

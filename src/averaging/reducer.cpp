@@ -142,7 +142,10 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
     part->sum->weight = outcome.weight;
     part->empty = outcome.empty;
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (outcome.added[i]) part->contributed.insert(batch[i].sender);
+      if (outcome.added[i]) {
+        part->contributed.insert(batch[i].sender);
+        part->sum->senders.push_back(batch[i].sender);
+      }
       batch[i].ticket->outcome = outcome.added[i];
       batch[i].ticket->done.set();
     }

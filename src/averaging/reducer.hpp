@@ -39,6 +39,7 @@ class PartSum {
   Event finished;
   bool has_average = false;
   double weight = 0;  ///< of all senders that contributed; senders lost before do not count
+  std::vector<std::size_t> senders;  ///< of these, in the order in which they were added
 
  private:
   Slice memory_;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "cohive/core/log.hpp"
 #include "core/wide.hpp"
 #include "part_math.hpp"
 
@@ -242,6 +243,14 @@ std::size_t trimmed_at_each_end(const TrimmedMean& how, std::size_t votes) {
   const double wanted = how.fraction * static_cast<double>(votes);
   constexpr double kRounding = 1e-9;  // 0.1 * 30 is a little more than 3
   return std::min(static_cast<std::size_t>(std::ceil(wanted - kRounding)), (votes - 1) / 2);
+}
+
+std::string description(const Aggregation& how) {
+  if (const auto* trimmed = std::get_if<TrimmedMean>(&how)) return log::format("trimmed-mean {}", trimmed->fraction);
+  if (const auto* clip = std::get_if<CenteredClip>(&how))
+    return log::format("centered-clip {} {}", clip->radius, clip->iterations);
+  if (const auto* clip = std::get_if<ClippedMean>(&how)) return log::format("clipped-mean {}", clip->factor);
+  return "mean";
 }
 
 bool aggregate(const Aggregation& how, std::vector<Vote> votes, std::span<float> out) {

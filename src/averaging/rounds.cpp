@@ -6,7 +6,9 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "core/bounded_parse.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -14,11 +16,17 @@ namespace {
 constexpr Duration kFirstMessage = 15s;  // of a stream
 constexpr Duration kRefusalTimeout = 15s;
 constexpr std::size_t kEndedGroups = 8;  // remembered: their late streams need not be held
+constexpr std::size_t kVerdictFields = 4096;  // more than the complaints of a group have
+constexpr Duration kShownFor = 15s;      // what averages were made of, to members that end their round later
 
 }  // namespace
 
 Rounds::Rounds(Runtime& runtime, Limits limits)
-    : runtime_(runtime), limits_(limits), changed_(runtime, "the round of an early sender") {}
+    :
+      runtime_(runtime),
+      limits_(limits),
+      changed_(runtime, "the round of an early sender"),
+      keeping_(runtime, "what averages were made of") {}
 
 Rounds::Search::~Search() {
   --rounds_.searches_;
@@ -35,6 +43,8 @@ Rounds::Entry::Entry(Rounds& rounds, std::shared_ptr<const Group> group) : round
 Rounds::Entry::~Entry() {
   if (!complete_)
     for (const auto& [id, all_reduce] : running_) all_reduce->cancel();  // senders that wait for us get an answer
+  for (const auto& [id, all_reduce] : running_)
+    if (auto ledger = all_reduce->ledger()) rounds_.keep({id, std::move(ledger)});
   std::erase(rounds_.entries_, this);
   rounds_.ended_.push_back(group_->id);
   if (rounds_.ended_.size() > kEndedGroups) rounds_.ended_.pop_front();
@@ -42,6 +52,8 @@ Rounds::Entry::~Entry() {
 }
 
 void Rounds::Entry::triggered() {
+  rounds_.keeping_.cancel();
+  rounds_.kept_.clear();
   triggered_ = true;
 }
 
@@ -143,6 +155,45 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
     changed_.notify_all();
   });
   co_return co_await AllReduce::serve(std::move(all_reduce), stream, std::move(**first), arrival);
+}
+
+// ---- Averages that are checked
+
+/// Until the next round has its tensors, so that no more is kept than of one.
+void Rounds::keep(KeptLedger kept) {
+  kept_.push_back(std::move(kept));
+  keeping_.spawn(forget_first(*this), "what averages were made of");
+}
+
+Task<void> Rounds::forget_first(Rounds& rounds) {
+  co_await rounds.runtime_.sleep_for(kShownFor);
+  rounds.kept_.pop_front();
+}
+
+std::shared_ptr<PartLedger> Rounds::find_ledger(const std::string& id) const {
+  if (const auto running = find(id)) return running->ledger();
+  const auto at = std::ranges::find(kept_, id, &KeptLedger::id);
+  return at == kept_.end() ? nullptr : at->ledger;
+}
+
+Task<Result<>> Rounds::show(rpc::ServerStream& stream) {
+  CO_TRY(const auto request, co_await stream.receive(runtime_.after(kFirstMessage)));
+  proto::ShowPart message;
+  if (!request || !parse_bounded(message, *request))
+    co_return Error(cohive::Errc::malformed, stream.peer(), "a request for what an average was made of");
+  auto ledger = find_ledger(message.round());
+  if (!ledger) co_return Error(Errc::bad_partition, stream.peer(), "a round that is over");
+  co_return co_await PartLedger::show(std::move(ledger), stream, message.part());
+}
+
+Task<Result<std::string>> Rounds::hear(PeerId caller, std::string request) {
+  proto::Verdict verdict;
+  if (!parse_bounded(verdict, as_bytes(request), kVerdictFields))
+    co_return Error(cohive::Errc::malformed, caller, "a verdict on averages");
+  const auto all_reduce = find(verdict.round());
+  if (!all_reduce) co_return Error(Errc::bad_partition, caller, "a round that is over");
+  CO_TRY(all_reduce->hear(caller, verdict));
+  co_return std::string();
 }
 
 Task<void> Rounds::someone_waits() {

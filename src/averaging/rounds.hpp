@@ -62,6 +62,10 @@ class Rounds {
 
   /// Serves rpc_aggregate_part.
   Task<Result<>> serve(rpc::ServerStream& stream);
+  /// Serves rpc_show_part: what the averages of a round, of this one or just before it, were made of.
+  Task<Result<>> show(rpc::ServerStream& stream);
+  /// Serves rpc_verdict.
+  Task<Result<std::string>> hear(PeerId caller, std::string request);
   /// A peer has given up the round of a group; empty: it averages no more.
   void member_left(const PeerId& peer, const std::string& group_id);
 
@@ -80,6 +84,15 @@ class Rounds {
   };
   enum class Verdict { wait, refuse_unknown, refuse_ended, refuse_stranger };
 
+  /// What may still be shown of a round that has ended.
+  struct KeptLedger {
+    std::string id;
+    std::shared_ptr<PartLedger> ledger;
+  };
+  void keep(KeptLedger kept);
+  static Task<void> forget_first(Rounds& rounds);
+  std::shared_ptr<PartLedger> find_ledger(const std::string& id) const;
+
   Entry* entry_of(const std::string& id) const;
   std::shared_ptr<AllReduce> find(const std::string& id) const;
   Verdict look_at(const Held& held) const;
@@ -94,7 +107,9 @@ class Rounds {
   std::vector<Entry*> entries_;
   std::deque<std::string> ended_;  // groups of the last rounds
   std::list<Held> held_;
+  std::deque<KeptLedger> kept_;  // the oldest first
   std::size_t serving_ = 0;  // members whose parts we average, or that have not got all results yet
+  TaskGroup keeping_;
 };
 
 }  // namespace cohive::averaging

@@ -51,7 +51,7 @@ Task<Result<>> RunningRound::run() {
 }
 
 Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase) {
-  AllReduce::Setup setup{setup_.protocol,
+  AllReduce::Setup setup{setup_.prefix,
                          work_.group->id + phase,
                          work_.group,
                          work_.own_index,
@@ -72,6 +72,7 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
 void RunningRound::add(const AllReduce::Outcome& outcome) {
   outcome_.parts_total += outcome.parts_total;
   outcome_.parts_failed += outcome.parts_failed;
+  outcome_.parts_checked += outcome.parts_checked;
   add_new(outcome_.failed_reducers, outcome.failed_reducers);
   add_new(outcome_.lost_senders, outcome.lost_senders);
   add_new(outcome_.liars, outcome.liars);
@@ -86,6 +87,7 @@ RoundResult RunningRound::result(TimePoint trigger) const {
   result.agreed_codecs = group.agreed_codecs;
   result.parts_total = outcome_.parts_total;
   result.parts_failed = outcome_.parts_failed;
+  result.parts_checked = outcome_.parts_checked;
   result.failed_reducers = outcome_.failed_reducers;
   result.lost_senders = outcome_.lost_senders;
   result.liars = outcome_.liars;

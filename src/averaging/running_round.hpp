@@ -22,7 +22,7 @@ class RunningRound final : public RoundContext {
     p2p::Host& host;
     const AveragerOptions& options;
     const AveragingMetrics& metrics;
-    std::string protocol;  ///< of rpc_aggregate_part
+    std::string prefix;  ///< of protocols: "<prefix>::<class>."
     const std::vector<TensorInfo>& schema;
     RoundLimits limits;  ///< unset: none
   };

@@ -13,9 +13,11 @@ using namespace wire_format;
 
 constexpr std::size_t kMaxDimensions = 64;
 constexpr std::size_t kMaxDTypeName = 32;
+constexpr std::size_t kMaxCommitment = 8192;  // keys and signatures of RSA have two kilobytes
+constexpr std::uint32_t kCommitment = 1000, kMadeOf = 1001;
 
 Error malformed() {
-  return Error(Errc::malformed, "tensor message");
+  return Error(cohive::Errc::malformed, "tensor message");
 }
 
 bool add_size(std::uint64_t size, codec::Shape& shape) {
@@ -121,6 +123,11 @@ Result<PartMessage> parse_part(ByteView rest) {
       case 5:
         good = field.type == kFixed64;
         message.weight = std::bit_cast<double>(field.value);
+        break;
+      case kCommitment:
+      case kMadeOf:
+        good = field.type == kBytes && field.bytes.size() <= kMaxCommitment;
+        if (good) (field.number == kCommitment ? message.commitment : message.made_of) = to_string(field.bytes);
         break;
       default:
         break;
@@ -230,6 +237,13 @@ Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_s
     out.tail.append(reinterpret_cast<const char*>(&weight), sizeof weight);
   }
   return out;
+}
+
+void append_commitment(Envelope& part, std::string_view commitment) {
+  put_bytes(part.tail, kCommitment, commitment);
+}
+void append_made_of(Envelope& part, std::string_view digest) {
+  put_bytes(part.tail, kMadeOf, digest);
 }
 
 Envelope envelope_code(int code) {

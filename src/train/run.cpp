@@ -20,6 +20,7 @@ averaging::AveragerOptions averager_options(const RunOptions& options, const cha
   result.allreduce_timeout = options.allreduce_timeout.value_or(options.averaging_timeout);
   result.sender_timeout = options.next_chunk_timeout.value_or(options.matchmaking_time);
   result.reducer_timeout = result.sender_timeout * 2;
+  result.verified_share = options.verified_share;
   result.bandwidth = options.bandwidth;
   result.mode = options.client_mode ? averaging::PeerMode::client
                 : options.auxiliary ? averaging::PeerMode::auxiliary

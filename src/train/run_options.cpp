@@ -37,6 +37,7 @@ void check(const RunOptions& options) {
   if (options.average_state_every < 1) refuse("average_state_every must be at least 1");
   if (!(options.performance_ema_alpha > 0 && options.performance_ema_alpha <= 1))
     refuse("performance_ema_alpha must be above 0 and at most 1");
+  if (!(options.verified_share >= 0 && options.verified_share <= 1)) refuse("verified_share must be from 0 to 1");
   check_times(options);
   check_checkpoints(options);
   if (options.delay_grad_averaging && !options.delay_optimizer_step)

@@ -137,7 +137,7 @@ class Links {
           if (!serve_commands()) return;
         } else if (mark == kTimer) {
           std::uint64_t expirations = 0;  // unread, it would wake us again and again
-          (void)::read(timer_.get(), &expirations, sizeof(expirations));
+          if (::read(timer_.get(), &expirations, sizeof(expirations)) < 0 && errno != EAGAIN) fail("read of the timer");
         } else {
           take(*directions_[mark]);
         }

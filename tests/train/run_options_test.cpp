@@ -51,6 +51,7 @@ TEST(RunOptions, NumbersThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.target_group_size = 1; }), HasSubstr("target_group_size"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.average_state_every = 0; }), HasSubstr("average_state_every"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.performance_ema_alpha = 0; }), HasSubstr("performance_ema_alpha"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.verified_share = 1.5; }), HasSubstr("verified_share"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.matchmaking_time = 0s; }), HasSubstr("matchmaking_time"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.averaging_timeout = 0s; }), HasSubstr("averaging_timeout"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.next_chunk_timeout = 0s; }), HasSubstr("next_chunk_timeout"));

@@ -136,6 +136,24 @@ TEST(TrainingRun, LearnsWithGradientsOfRankOneWhileTrainersComeAndGo) {
   EXPECT_GT(report.newcomers, 0u);
 }
 
+TEST(TrainingRun, LearnsWithAveragesThatAreCheckedWhileTrainersComeAndGo) {
+  for (const bool factors : {false, true}) {
+    SCOPED_TRACE(factors ? "PowerSGD" : "plain gradients");
+    auto scenario = small_training();
+    scenario.columns = 8;
+    scenario.duration = 4min;
+    scenario.replaced_per_minute = 0.2;
+    scenario.tune = [factors](RunOptions& options) {
+      options.verified_share = 0.3;
+      if (factors) options.grad_averager_factory = power_sgd_averager({.averager_rank = 1});
+    };
+    const auto report = run_training(scenario);
+    expect_learnt(report);
+    EXPECT_GT(report.mean_group, 3.5);
+    EXPECT_GT(report.newcomers, 0u);
+  }
+}
+
 TEST(TrainingRun, SynchronousTrainersHoldTheSameParameters) {
   auto scenario = small_training();
   scenario.tune = [](RunOptions& options) { options.delay_state_averaging = false; };

@@ -19,6 +19,7 @@ enum class Errc {
   not_finite,    ///< a part holds NaN or infinity
   members_left,  ///< all members that were expected have said that they average no more
   left,          ///< this peer has left and averages no more
+  wrong_average,  ///< a reducer answered what its contributions do not make
 };
 
 /// Returns the category of these codes, which has their sentences.

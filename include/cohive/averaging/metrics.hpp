@@ -46,7 +46,10 @@ struct AveragingMetrics {
         bytes_received(metrics.counter("cohive_averaging_bytes_total", "Tensor bytes.",
                                        {{"averager", averager}, {"direction", "in"}})),
         reducers_failed(metrics.counter("cohive_averaging_failed_reducers_total",
-                                        "Reducers whose parts kept local values.", {{"averager", averager}})) {
+                                        "Reducers whose parts kept local values.", {{"averager", averager}})),
+        averages_right(checked(metrics, averager, "right")),
+        averages_wrong(checked(metrics, averager, "wrong")),
+        averages_not_shown(checked(metrics, averager, "not_shown")) {
     for (std::size_t i = 0; i < joins.size(); ++i)
       joins[i] = metrics.counter("cohive_averaging_joins_total", "Attempts to join a leader's group.",
                                  {{"averager", averager}, {"outcome", kJoinOutcomes[i]}});
@@ -54,11 +57,17 @@ struct AveragingMetrics {
       senders_banned[i] = metrics.counter("cohive_averaging_banned_senders_total", "Senders left out of a round.",
                                           {{"averager", averager}, {"reason", kBanReasons[i]}});
   }
+  static Counter checked(Metrics& metrics, const std::string& averager, const char* outcome) {
+    return metrics.counter("cohive_averaging_checked_averages_total",
+                           "Averages of other members that were made again.",
+                           {{"averager", averager}, {"outcome", outcome}});
+  }
   static std::vector<double> bounds() { return {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60}; }
   Counter rounds_ok, rounds_partial, rounds_failed, no_group;
   Histogram matchmaking_seconds, allreduce_seconds;
   Gauge group_size, round_parts, round_parts_done, bandwidth;
   Counter bytes_sent, bytes_received, reducers_failed;
+  Counter averages_right, averages_wrong, averages_not_shown;
   std::array<Counter, kJoinOutcomes.size()> joins;
   std::array<Counter, kBanReasons.size()> senders_banned;
 };

@@ -64,6 +64,7 @@ struct RunOptions {
   std::optional<codec::Compression> agreed_grad_compression = std::nullopt;
   averaging::Aggregation grad_aggregation,  ///< of the parts of gradients that this peer reduces
       state_aggregation;                    ///< of the parts of parameters that it reduces
+  double verified_share = 0;  ///< of averages, made again: AveragerOptions::verified_share; the same for all trainers
   averaging::Bandwidth bandwidth;                              ///< divides the averaging among the peers
 
   bool auxiliary = false;    ///< helps averaging without data of its own

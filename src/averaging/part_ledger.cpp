@@ -1,0 +1,68 @@
+#include "part_ledger.hpp"
+
+#include <algorithm>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/try.hpp"
+#include "wire.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr Duration kSlowestMessage = 30s;
+constexpr std::size_t kAlwaysShown = 16;  // parts, to a member
+constexpr double kTimesShare = 8;         // of the parts, beyond them: members choose their shares, and hear complaints
+
+}  // namespace
+
+PartLedger::PartLedger(Runtime& runtime, std::shared_ptr<const Group> group, std::vector<std::size_t> lengths,
+                       double share)
+    : runtime_(runtime),
+      group_(std::move(group)),
+      lengths_(std::move(lengths)),
+      most_shown_(kAlwaysShown + static_cast<std::size_t>(kTimesShare * share * static_cast<double>(lengths_.size()))),
+      accounts_(lengths_.size()) {}
+
+void PartLedger::add(std::size_t part, std::size_t sender, Contribution contribution) {
+  accounts_[part].contributions.insert_or_assign(sender, std::move(contribution));
+}
+
+const Digest& PartLedger::close(std::size_t part, const std::vector<std::size_t>& order) {
+  Account& account = accounts_[part];
+  if (account.closed) return *account.closed;
+  account.order = order;
+  std::erase_if(account.contributions, [&](const auto& one) { return std::ranges::find(order, one.first) == order.end(); });
+  Transcript transcript;
+  for (const std::size_t sender : order) {
+    const Contribution& one = account.contributions.at(sender);
+    transcript.push_back({sender, one.weight, static_cast<int>(one.part.codec), one.digest});
+  }
+  account.transcript = encode_transcript(transcript);
+  return account.closed.emplace(crypto::sha256(as_bytes(account.transcript)));
+}
+
+Task<Result<>> PartLedger::show(std::shared_ptr<PartLedger> self, rpc::ServerStream& stream, std::size_t part) {
+  const auto member = self->group_->index_of(stream.peer());
+  if (!member || part >= self->accounts_.size() || !self->accounts_[part].closed)
+    co_return Error(Errc::bad_partition, stream.peer(), "a part that there is nothing to show of");
+  auto& shown = self->shown_[*member];
+  if (shown.size() == self->most_shown_) co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "parts shown");
+  if (!shown.insert(part).second)
+    co_return Error(Errc::bad_partition, stream.peer(), "a part that was shown before");
+  const Account& account = self->accounts_[part];
+  CO_TRY(co_await stream.send(as_bytes(account.transcript), self->runtime_.after(kSlowestMessage)));
+  for (const std::size_t sender : account.order)
+    CO_TRY(co_await self->send(stream, account.contributions.at(sender), self->lengths_[part]));
+  co_return ok();
+}
+
+Task<Result<>> PartLedger::send(rpc::ServerStream& stream, const Contribution& contribution, std::size_t length) {
+  const EncodedPart& part = contribution.part;
+  Envelope envelope = envelope_part(0, {}, part.buffer.size(), length, static_cast<int>(part.codec), 0);
+  append_commitment(envelope, contribution.commitment);
+  const ByteView pieces[] = {as_bytes(envelope.head), part.buffer, as_bytes(envelope.tail)};
+  co_return co_await stream.send(std::span<const ByteView>(pieces), runtime_.after(kSlowestMessage));
+}
+
+}  // namespace cohive::averaging

@@ -1,0 +1,231 @@
+#include "verification.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/proto/averaging.pb.h"
+#include "lease.hpp"
+#include "part_math.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr std::size_t kChecksAtOnce = 4;
+constexpr Duration kTelling = 5s;            // a verdict to a member
+constexpr Duration kLeastHearing = 1s, kMostHearing = 10s;  // of the other members' verdicts, after our own checks
+
+/// What no other peer can foresee, and the same in each simulated run of a seed: Ed25519 signs without randomness.
+Digest secret_of(const KeyPair& key, const std::string& round) {
+  return crypto::sha256(key.sign(as_bytes("cohive draws parts of " + round)));
+}
+
+bool is_wrong(const Error& why) {
+  return why == Errc::wrong_average || why == Errc::bad_partition || why == Errc::not_finite ||
+         why == cohive::Errc::malformed;
+}
+
+}  // namespace
+
+Verification::Verification(p2p::Host& host, const AveragingMetrics& metrics, Setup setup)
+    : host_(host),
+      runtime_(host.runtime()),
+      metrics_(metrics),
+      setup_(std::move(setup)),
+      secret_(secret_of(host.identity(), setup_.round)),
+      began_(runtime_.now()),
+      changed_(runtime_, "checks of averages"),
+      at_once_(runtime_, kChecksAtOnce, "checks of averages"),
+      tasks_(runtime_, "checks of averages") {}
+
+// ---- Answers
+
+void Verification::hold(std::size_t reducer, AnsweredPart part, Digest made_of) {
+  Held& held = held_[reducer];
+  held.parts.push_back(std::move(part));
+  held.made_of.push_back(made_of);
+  const Place place{reducer, held.parts.size() - 1};
+  if (held.parts.back().answer && is_drawn(place)) begin_check(place);
+}
+
+bool Verification::is_drawn(Place place) const {
+  const std::string what = std::to_string(place.first) + "/" + std::to_string(place.second);
+  const Digest drawn = crypto::sha256({ByteView(secret_), as_bytes(what)});
+  std::uint64_t number = 0;
+  for (std::size_t i = 0; i < 8; ++i) number = number << 8 | drawn[i];
+  return std::ldexp(static_cast<double>(number), -64) < setup_.share;
+}
+
+void Verification::begin_check(Place place) {
+  if (!begun_.insert(place).second) return;
+  ++pending_;
+  tasks_.spawn(check(*this, place), "check of an average");
+}
+
+Task<void> Verification::check(Verification& self, Place place) {
+  const auto done = on_exit([&self] {
+    --self.pending_;
+    self.changed_.notify_all();
+  });
+  const auto turn = co_await self.at_once_.acquire();
+  if (self.objections_.contains(place.first)) co_return;
+  const auto examined = co_await self.examine(place);
+  if (examined)
+    self.metrics_.averages_right.increment();
+  else
+    self.object(place.first, examined.error().with_peer(self.peer(place.first)), place);
+}
+
+void Verification::object(std::size_t reducer, const Error& why, Place place) {
+  const bool wrong = is_wrong(why);
+  const auto before = objections_.find(reducer);
+  if (before != objections_.end() && (!wrong || is_wrong(before->second))) return;  // of two checks at a time
+  (wrong ? metrics_.averages_wrong : metrics_.averages_not_shown).increment();
+  const auto text = log::format("the averages of {} are not used: part {}: {}", peer(reducer), place.second, why);
+  log::write(wrong ? log::Level::warn : log::Level::info, "averaging", text);
+  if (wrong) wrong_.push_back(place);
+  objections_.insert_or_assign(reducer, why);
+}
+
+std::optional<Error> Verification::objection(std::size_t reducer) const {
+  const auto at = objections_.find(reducer);
+  return at == objections_.end() ? std::nullopt : std::optional(at->second);
+}
+
+// ---- A part made again
+
+Task<Result<>> Verification::examine(Place place) {
+  const Deadline end = limit_of(runtime_, setup_.patience);
+  CO_TRY(auto call, co_await rpc::open_call(host_, peer(place.first), setup_.prefix + "rpc_show_part", end));
+  call->expect_much();
+  proto::ShowPart request;
+  request.set_round(setup_.round);
+  request.set_part(static_cast<std::uint32_t>(place.second));
+  CO_TRY(co_await call->send(as_bytes(request.SerializeAsString()), end));
+  CO_TRY(co_await call->finish(end));
+  CO_TRY(const auto head, co_await call->receive(end));
+  if (!head) co_return Error(cohive::Errc::end_of_stream, "nothing is shown");
+  CO_TRY(auto transcript, accept_transcript(*head, place));
+  const std::size_t entries = transcript.size();
+  const AnsweredPart& part = held_.at(place.first).parts[place.second];
+  const auto again = std::make_shared<Recomputation>(setup_.aggregation, std::move(transcript), part.length);
+  for (std::size_t entry = 0; entry < entries; ++entry) {
+    CO_TRY(auto record, co_await call->receive(limit_of(runtime_, setup_.patience)));
+    if (!record) co_return Error(cohive::Errc::end_of_stream, "not all contributions are shown");
+    CO_TRY(co_await add_contribution(again, place, entry, std::move(*record)));
+  }
+  CO_TRY(const bool agrees, co_await offload_leased(runtime_, [again, part] { return again->agrees_with(part); }));
+  if (!agrees) co_return Error(Errc::wrong_average);
+  co_return ok();
+}
+
+/// The transcript that the reducer is bound to, if an honest one can have it.
+Result<Transcript> Verification::accept_transcript(ByteView bytes, Place place) const {
+  const Held& held = held_.at(place.first);
+  const AnsweredPart& part = held.parts[place.second];
+  if (crypto::sha256(bytes) != held.made_of[place.second])
+    return Error(Errc::wrong_average, "another transcript than with the average");
+  const auto& members = setup_.group->members;
+  TRY(auto transcript, parse_transcript(bytes, members.size()));
+  const auto own = std::ranges::find(transcript, setup_.own_index, &TranscriptEntry::sender);
+  if (own == transcript.end() || own->weight != setup_.weight || own->codec != static_cast<int>(part.sent_codec) ||
+      own->digest != crypto::sha256(part.sent.bytes))
+    return Error(Errc::wrong_average, "without what this peer has sent");
+  // Connections between two members break now and then; those of one to half of a group do not.
+  if (2 * transcript.size() < members.size()) return Error(Errc::wrong_average, "most members are left out");
+  return transcript;
+}
+
+Task<Result<>> Verification::add_contribution(std::shared_ptr<Recomputation> again, Place place, std::size_t entry,
+                                              Slice record) {
+  const TranscriptEntry& told = again->transcript()[entry];
+  const AnsweredPart& part = held_.at(place.first).parts[place.second];
+  CO_TRY(const auto message, parse_part(record));
+  CO_TRY(auto encoded, encoded_part(message, std::move(record), part.length, setup_.group->agreed_codecs));
+  // The reducer binds itself to its own contribution with the transcript; others have signed theirs.
+  const bool is_signed = told.sender != place.first;
+  Commitment commitment{setup_.round, peer(place.first), place.second, told.weight, told.codec, told.digest};
+  auto work = [again, encoded = std::move(encoded), is_signed, commitment = std::move(commitment),
+               seal = message.commitment, sender = peer(told.sender)]() mutable -> Result<> {
+    if (is_signed)
+      TRY(check_commitment(as_bytes(seal), sender, commitment));
+    return again->add(std::move(encoded));
+  };
+  co_return co_await runtime_.offload(std::move(work));
+}
+
+// ---- What members tell each other
+
+Task<void> Verification::settle(std::function<bool(std::size_t)> is_expected) {
+  while (pending_ > 0) co_await changed_.wait();
+  const std::string verdict = own_verdict();
+  for (std::size_t member = 0; member < setup_.group->members.size(); ++member) {
+    if (member == setup_.own_index || !is_expected(member)) continue;
+    if (setup_.group->members[member].mode == PeerMode::client) continue;
+    ++pending_;
+    tasks_.spawn(tell(*this, member, verdict), "verdict");
+  }
+  const Duration hearing = std::clamp<Duration>((runtime_.now() - began_) / 4, kLeastHearing, kMostHearing);
+  const Deadline end = runtime_.after(hearing);
+  while (!all_heard(is_expected))
+    if (!co_await changed_.wait(end)) break;
+  follow_complaints();
+  while (pending_ > 0) co_await changed_.wait();
+}
+
+std::string Verification::own_verdict() const {
+  proto::Verdict message;
+  message.set_round(setup_.round);
+  for (const Place& place : wrong_) {
+    auto& complaint = *message.add_complaints();
+    complaint.set_reducer(static_cast<std::uint32_t>(place.first));
+    complaint.set_part(static_cast<std::uint32_t>(place.second));
+  }
+  return message.SerializeAsString();
+}
+
+Task<void> Verification::tell(Verification& self, std::size_t member, std::string verdict) {
+  const auto done = on_exit([&self] {
+    --self.pending_;
+    self.changed_.notify_all();
+  });
+  const Deadline end = self.runtime_.after(kTelling);
+  auto told = co_await rpc::call_unary(self.host_, self.peer(member), self.setup_.prefix + "rpc_verdict",
+                                       std::move(verdict), end);
+  if (!told) log::debug("averaging", "{} has not heard what was checked: {}", self.peer(member), told.error());
+}
+
+Result<> Verification::hear(const PeerId& from, const proto::Verdict& verdict) {
+  const auto member = setup_.group->index_of(from);
+  if (!member || *member == setup_.own_index) return Error(Errc::bad_partition, from, "not in this group");
+  std::vector<Place> complaints;
+  for (const auto& complaint : verdict.complaints()) complaints.emplace_back(complaint.reducer(), complaint.part());
+  verdicts_.emplace(*member, std::move(complaints));
+  changed_.notify_all();
+  return ok();
+}
+
+bool Verification::all_heard(const std::function<bool(std::size_t)>& is_expected) const {
+  for (std::size_t member = 0; member < setup_.group->members.size(); ++member)
+    if (member != setup_.own_index && !verdicts_.contains(member) && is_expected(member)) return false;
+  return true;
+}
+
+/// Of each member the first complaint that there is something to check of: what one can make others do is bounded.
+void Verification::follow_complaints() {
+  for (const auto& [member, complaints] : verdicts_) {
+    const auto at = std::ranges::find_if(complaints, [this](const Place& place) {
+      const auto held = held_.find(place.first);
+      return held != held_.end() && place.second < held->second.parts.size() &&
+             held->second.parts[place.second].answer && !objections_.contains(place.first);
+    });
+    if (at != complaints.end()) begin_check(*at);
+  }
+}
+
+}  // namespace cohive::averaging

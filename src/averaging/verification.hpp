@@ -1,0 +1,100 @@
+// A member's look at what the reducers of its group have made. Answers are held until their reducers are believed: for
+// some parts, drawn by this member alone, the reducer has to show what it had of every sender, and the average is made
+// again. Then members tell each other which averages they have found wrong, and look at those of their own.
+// Source: docs/wire/extensions.md, section 12. Loop thread only.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "cohive/averaging/metrics.hpp"
+#include "cohive/core/sync.hpp"
+#include "cohive/core/task_group.hpp"
+#include "cohive/p2p/host.hpp"
+#include "cohive/rpc/rpc.hpp"
+#include "recomputation.hpp"
+#include "wire.hpp"
+
+namespace cohive::proto {
+class Verdict;
+}
+
+namespace cohive::averaging {
+
+class Verification {
+ public:
+  struct Setup {
+    std::string prefix;  ///< of protocols: "<prefix>::<class>."
+    std::string round;   ///< the group's id, followed by the phase
+    std::shared_ptr<const Group> group;
+    std::size_t own_index = 0;
+    double weight = 1;  ///< of this member
+    double share = 0;   ///< of the parts that are made again
+    Aggregation aggregation;
+    Duration patience{};  ///< with a reducer; zero: none
+  };
+  /// Where a part comes in the work of its reducer.
+  using Place = std::pair<std::size_t, std::size_t>;
+
+  Verification(p2p::Host& host, const AveragingMetrics& metrics, Setup setup);
+
+  /// Takes a reducer's next answer, and begins to check it when it is drawn.
+  /// \param made_of  SHA-256 of its transcript
+  void hold(std::size_t reducer, AnsweredPart part, Digest made_of = {});
+  /// The answers of a reducer, in order.
+  const std::deque<AnsweredPart>& held(std::size_t reducer) { return held_[reducer].parts; }
+
+  /// Waits for the checks, tells the other members of them, and hears theirs, for a while.
+  /// \param is_expected  whether a member can still be waited for
+  Task<void> settle(std::function<bool(std::size_t member)> is_expected);
+  /// Why the answers of a reducer cannot be used, after settle(). Errc::wrong_average, malformed, not_finite and
+  /// bad_partition are its fault; others are of members that could not show what they had.
+  std::optional<Error> objection(std::size_t reducer) const;
+  /// Averages that were made again.
+  std::size_t checked() const { return begun_.size(); }
+
+  /// Takes what a member has found.
+  Result<> hear(const PeerId& from, const proto::Verdict& verdict);
+  /// Ends all use of what is held.
+  void end() { tasks_.cancel(); }
+
+ private:
+  struct Held {
+    std::deque<AnsweredPart> parts;  // whose places in memory stay
+    std::deque<Digest> made_of;      // of the same parts
+  };
+
+  bool is_drawn(Place place) const;
+  void begin_check(Place place);
+  static Task<void> check(Verification& self, Place place);
+  Task<Result<>> examine(Place place);
+  Result<Transcript> accept_transcript(ByteView bytes, Place place) const;
+  Task<Result<>> add_contribution(std::shared_ptr<Recomputation> again, Place place, std::size_t entry, Slice record);
+  void object(std::size_t reducer, const Error& why, Place place);
+  static Task<void> tell(Verification& self, std::size_t member, std::string verdict);
+  std::string own_verdict() const;
+  bool all_heard(const std::function<bool(std::size_t)>& is_expected) const;
+  void follow_complaints();
+  const PeerId& peer(std::size_t member) const { return setup_.group->members[member].peer; }
+
+  p2p::Host& host_;
+  Runtime& runtime_;
+  const AveragingMetrics& metrics_;
+  const Setup setup_;
+  const Digest secret_;  // of the draw
+  const TimePoint began_;
+  std::map<std::size_t, Held> held_;  // by reducer
+  std::set<Place> begun_;             // checks
+  std::size_t pending_ = 0;           // of these, those that have not ended
+  std::map<std::size_t, Error> objections_;           // by reducer
+  std::vector<Place> wrong_;                          // what this member complains of
+  std::map<std::size_t, std::vector<Place>> verdicts_;  // by member: its complaints
+  Condition changed_;
+  Semaphore at_once_;
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::averaging

@@ -1,0 +1,198 @@
+// Groups whose members make averages of their reducers again, honest and not.
+#include <cmath>
+#include <random>
+
+#include "averaging/averaging_fixture.hpp"
+#include "cohive/averaging/group_finder.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+class Verified : public Averaging {
+ protected:
+  AveragerOptions checking(double share, Aggregation how = Mean()) {
+    AveragerOptions options = quick();
+    options.verified_share = share;
+    options.aggregation = how;
+    options.group_finder = [this](FinderContext context) {
+      honest_schema = context.schema_hash;
+      return make_matchmaking(std::move(context));
+    };
+    return options;
+  }
+  /// Of a peer that passes for one that checks averages, whatever it does.
+  AveragerOptions pretending(AveragerOptions options) {
+    options.group_finder = [this](FinderContext context) {
+      context.schema_hash = honest_schema;
+      return make_matchmaking(std::move(context));
+    };
+    return options;
+  }
+  /// How many values of a peer's first tensor are still its own number.
+  static std::size_t kept(const Peer& peer, float number) {
+    return static_cast<std::size_t>(std::ranges::count(peer.a, number));
+  }
+  double metric(const std::string& line) {
+    const std::string text = swarm.runtime().metrics().text();
+    const auto at = text.find(line + " ");
+    return at == std::string::npos ? -1 : std::stod(text.substr(at + line.size() + 1));
+  }
+
+  std::string honest_schema;
+};
+
+/// An average as it travels, and how it is made.
+struct Way {
+  codec::Codec codec;
+  Aggregation how;
+  const char* name;
+};
+class VerifiedAverages : public Verified, public ::testing::WithParamInterface<Way> {};
+
+TEST_P(VerifiedAverages, AreThoseOfARoundWithoutChecks) {
+  const auto averaged = [&](double share) {
+    auto options = checking(share, GetParam().how);
+    options.codec = GetParam().codec;
+    std::mt19937_64 random(3);
+    const std::size_t first = peers.size();
+    for (int i = 0; i < 4; ++i)
+      for (float& value : add(options, 3000).a) value = static_cast<float>(random() % 2001) / 1000 - 1;
+    std::vector<Task<Result<RoundResult>>> rounds;
+    for (std::size_t i = first; i < peers.size(); ++i) rounds.push_back(peers[i]->averager->step());
+    for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
+      EXPECT_TRUE(result) << result.error();
+      EXPECT_EQ(result->group.size(), 4u);
+      EXPECT_EQ(result->parts_failed, 0u);
+      EXPECT_TRUE(result->liars.empty());
+      EXPECT_EQ(result->parts_checked > 0, share > 0) << "every part of another member is made again";
+    }
+    return peers[first]->a;
+  };
+  const auto unchecked = averaged(0), checked = averaged(1);
+  ASSERT_EQ(unchecked.size(), checked.size());
+  // The members own other stretches, and own values go in without a loss.
+  const float lost = GetParam().codec == codec::Codec::none ? 1e-5f : 0.1f;
+  for (std::size_t i = 0; i < checked.size(); ++i) ASSERT_NEAR(checked[i], unchecked[i], lost);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    OfEveryKind, VerifiedAverages,
+    ::testing::Values(Way{codec::Codec::none, Mean(), "none"}, Way{codec::Codec::float16, Mean(), "float16"},
+                      Way{codec::Codec::meanstd16, Mean(), "meanstd16"},
+                      Way{codec::Codec::uniform8, Mean(), "uniform8"},
+                      Way{codec::Codec::quantile8, Mean(), "quantile8"},
+                      Way{codec::Codec::blockwise8, Mean(), "blockwise8"},
+                      Way{codec::Codec::none, TrimmedMean{0.2}, "trimmed"},
+                      Way{codec::Codec::float16, CenteredClip{5, 3}, "centered"},
+                      Way{codec::Codec::float16, ClippedMean{1.5}, "clipped"}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST_F(Verified, CodecsWithErrorFeedbackAreCheckedToo) {
+  auto options = checking(1);
+  options.agreed_codec = codec::Codec::block4;
+  for (int i = 0; i < 3; ++i) add(options, 2000);
+  for (auto& result : step_all(same())) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->parts_failed, 0u);
+    EXPECT_GT(result->parts_checked, 0u);
+  }
+  for (auto& peer : peers) ASSERT_NEAR(peer->a[0], 1.0f, 0.1f);
+}
+
+TEST_F(Verified, ClientsAndAuxiliariesTakePart) {
+  auto options = checking(1);
+  for (int i = 0; i < 2; ++i) add(options);
+  options.mode = PeerMode::client;
+  add(options);
+  options.mode = PeerMode::auxiliary;
+  add(options);
+  auto steps = same();
+  steps[3].weight = 0;
+  for (auto& result : step_all(steps)) {
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->group.size(), 4u);
+    EXPECT_EQ(result->parts_failed, 0u);
+    EXPECT_TRUE(result->liars.empty());
+  }
+  for (auto& peer : peers) ASSERT_NEAR(peer->a[0], 1.0f, 1e-5f) << "of 0, 1 and 2";
+}
+
+/// A reducer that makes something else of its parts, found by one member alone: the others look when they hear of it.
+TEST_F(Verified, AReducerThatLiesIsNamedByAllBeforeItsValuesAreUsed) {
+  add(checking(1));
+  for (int i = 0; i < 2; ++i) add(checking(1e-12));
+  Peer& liar = add(pretending(checking(1e-12, CenteredClip{0.1, 1})));  // about the median: 1.5 where the mean is 3.25
+  liar.a.assign(liar.a.size(), 10);
+  const PeerId liar_id = id(3);
+  const auto results = step_all(same());
+  for (std::size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    ASSERT_EQ(results[i]->group.size(), 4u);
+    EXPECT_EQ(results[i]->liars, std::vector{liar_id});
+    EXPECT_EQ(results[i]->failed_reducers, std::vector{liar_id});
+    EXPECT_GT(results[i]->parts_failed, 0u);
+    const std::size_t own = kept(*peers[i], static_cast<float>(i));
+    EXPECT_GT(own, 0u) << "the liar's parts stay as they were";
+    for (float value : peers[i]->a) ASSERT_TRUE(value == static_cast<float>(i) || std::abs(value - 3.25f) < 1e-4f);
+  }
+  EXPECT_GE(metric("cohive_averaging_checked_averages_total{averager=\"test\",outcome=\"wrong\"}"), 3);
+}
+
+TEST_F(Verified, AReducerThatLiesIsInNoGroupOfTheNextRound) {
+  for (int i = 0; i < 3; ++i) add(checking(1));
+  add(pretending(checking(1, CenteredClip{0.1, 1}))).a.assign(1000, 10);
+  (void)step_all(same());
+  const auto results = step_all(same());
+  for (std::size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_FALSE(std::ranges::count(results[i]->group, id(3), &Member::peer));
+  }
+}
+
+/// It signs nothing, so that nobody could be shown what it sent; and it is bound to nothing.
+TEST_F(Verified, APeerThatOnlyPretendsToCheckIsLeftOutAndItsAveragesAreNotUsed) {
+  for (int i = 0; i < 3; ++i) add(checking(0.5));
+  auto options = quick();
+  options.aggregation = Mean();
+  add(pretending(options));
+  const auto results = step_all(same());
+  for (std::size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    ASSERT_EQ(results[i]->group.size(), 4u);
+    EXPECT_EQ(results[i]->lost_senders, std::vector{id(3)});
+    EXPECT_EQ(results[i]->liars, std::vector{id(3)});
+    for (float value : peers[i]->a) ASSERT_TRUE(value == static_cast<float>(i) || std::abs(value - 1.0f) < 1e-5f);
+  }
+}
+
+TEST_F(Verified, PeersThatDoNotCheckOrAverageInAnotherWayAreInOtherGroups) {
+  for (int i = 0; i < 2; ++i) add(checking(0.1));
+  for (int i = 0; i < 2; ++i) add(checking(0.7, TrimmedMean{0.2}));
+  for (int i = 0; i < 2; ++i) add(quick());
+  const auto results = step_all(same({.timeout = 40s}));
+  for (std::size_t i = 0; i < peers.size(); ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_EQ(results[i]->group.size(), 2u);
+    EXPECT_TRUE(std::ranges::count(results[i]->group, id(i ^ 1), &Member::peer));
+  }
+}
+
+/// A member that dies at the end of a round can show nothing any more; that is no lie.
+TEST_F(Verified, AReducerThatDiesInTheRoundIsNoLiar) {
+  for (int i = 0; i < 4; ++i) add(checking(1), 20000);
+  std::vector<Round> rounds = begin_all();
+  for (auto& round : rounds) round.trigger();
+  for (std::size_t i = 0; i < 4; ++i)
+    while (rounds[i].stage() != Round::Stage::running) swarm.pass(1ms);
+  swarm.pass(20ms);
+  swarm.fabric().kill(sim::Swarm::ip(4));
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto result = swarm.run(rounds[i].result());
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_TRUE(result->liars.empty());
+    for (float value : peers[i]->a) ASSERT_TRUE(value == static_cast<float>(i) || (value > 0.9f && value < 1.6f));
+  }
+}
+
+}  // namespace
+}  // namespace cohive::averaging

@@ -276,6 +276,8 @@ install_gcc() {
   quietly "$work/download" apt-get "${apt_options[@]}" -y --no-install-recommends --download-only install "${wanted[@]}" ||
     die 'the packages of Debian 13 cannot be fetched (see above)'
   unpack_root "$work/archives" "$folder"
+  printf '127.0.0.1 localhost\n::1 localhost\n' >"$folder/etc/hosts" # a script of a package would have
+  printf 'hosts: files dns\n' >"$folder/etc/nsswitch.conf"
   printf '%s' "${wanted[*]}" >"$folder/.stamp"
 }
 

@@ -29,7 +29,8 @@ Task<void> Dht::Impl::stay_joined() {
       pause = kFirstRetry;
       const Duration period = protocol.table.size() < options.bucket_size ? kLookPeriod : kLookPeriodOfMany;
       const Deadline next = runtime.after(spread(period));
-      while (protocol.table.size() > 0 && co_await protocol.alone.wait(next)) continue;
+      while (protocol.table.size() > 0)
+        if (!co_await protocol.alone.wait(next)) break;
       if (protocol.table.size() > 0) co_await look_for_missing(turn);
       continue;
     }

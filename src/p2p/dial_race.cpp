@@ -44,7 +44,8 @@ void DialRace::complete() {
 }
 
 Task<void> DialRace::wait_idle(Deadline deadline) {
-  while (!idle() && co_await changed_.wait(deadline)) continue;
+  while (!idle())
+    if (!co_await changed_.wait(deadline)) break;
 }
 
 bool DialRace::may_start() const {

@@ -52,7 +52,8 @@ Task<std::vector<KnownAddress>> Lookup::next(Deadline deadline) {
   const Deadline limit = deadline.min(deadline_);
   wanted_ = true;
   changed_.notify_all();
-  while (fresh_.empty() && !over() && co_await changed_.wait(limit)) continue;
+  while (fresh_.empty() && !over())
+    if (!co_await changed_.wait(limit)) break;
   wanted_ = false;
   co_return std::exchange(fresh_, {});
 }

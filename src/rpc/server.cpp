@@ -118,8 +118,8 @@ class ServerStreamOverStream final : public ServerStream {
     requests_.clear();
     queued_ = 0;
     changed_.notify_all();
-    while (!ended_ && co_await changed_.wait(deadline)) {
-    }
+    while (!ended_)
+      if (!co_await changed_.wait(deadline)) break;
   }
 
   bool answered() const noexcept { return answered_; }

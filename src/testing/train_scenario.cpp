@@ -260,7 +260,10 @@ class SimulatedSwarm final : public TrainSwarm {
     me->joined_at = self.epoch();
     me->run->start();
     // One that sees no other trainer yet has nothing to catch up with, and learns so at once.
-    while (me->newcomer && !co_await me->run->catch_up() && self.epoch() > 0) co_await self.runtime_.sleep_for(1s);
+    while (me->newcomer) {
+      if (co_await me->run->catch_up() || self.epoch() == 0) break;
+      co_await self.runtime_.sleep_for(1s);
+    }
     me->began = self.runtime_.now();
     std::vector<float> gradient(self.scenario_.features), ballast(self.scenario_.ballast);
     for (;;) {

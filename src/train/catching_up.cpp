@@ -142,8 +142,8 @@ Task<bool> Run::Impl::load_state() {
   log::info("train", "downloaded the state of epoch {} from {} ({} bytes, {} donors)", epoch, donor, bytes, donors);
   if (global.epoch <= local_epoch + 1) co_return true;
   if (epoch + 1 < wanted) tracker.distrust_claims_above(epoch + 1);  // the best donor cannot show earlier claims
-  for (int round = 0; round < kRoundsToFollow && !co_await follow_state_round(); ++round) {
-  }
+  for (int round = 0; round < kRoundsToFollow; ++round)
+    if (co_await follow_state_round()) break;
   co_return true;
 }
 

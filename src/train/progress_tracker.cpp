@@ -170,8 +170,8 @@ Task<void> ProgressTracker::store_record(bool goodbye) {
 Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
   for (;;) {
     const Deadline again = self.runtime_.after(self.options_.metadata_expiration / 2);
-    while (!self.unpublished_ && co_await self.changed_.wait(again)) {
-    }
+    while (!self.unpublished_)
+      if (!co_await self.changed_.wait(again)) break;
     self.unpublished_ = false;
     // A peer that no longer trains is not to be counted: no more reports once the run has passed two epochs without it.
     const GlobalProgress global = self.snapshot();
@@ -377,8 +377,8 @@ Task<void> ProgressTracker::fetch_loop(ProgressTracker& self) {
   for (;;) {
     self.fetch_now_ = false;
     co_await self.refresh();
-    while (!self.fetch_now_ && co_await self.fetch_wanted_.wait(Deadline(self.next_fetch_))) {
-    }
+    while (!self.fetch_now_)
+      if (!co_await self.fetch_wanted_.wait(Deadline(self.next_fetch_))) break;
     co_await self.runtime_.sleep_for(self.options_.min_refresh_period / 5);
     if (self.drawn_)
       co_await self.runtime_.sleep_for(from_seconds(self.runtime_.random_unit() * to_seconds(kLongestHurry)));

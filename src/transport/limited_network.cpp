@@ -52,7 +52,8 @@ class LimitedConnection final : public RawConnection {
         room = pacers_->upload->quantum();
       }
     }
-    co_return piece.empty() ? ok() : co_await write_piece(piece);
+    if (piece.empty()) co_return ok();
+    co_return co_await write_piece(piece);
   }
 
   void end_writing() noexcept override { inner_->end_writing(); }

@@ -321,10 +321,10 @@ TEST_F(HostileSwarm, InventedNeighboursDoNotCrowdOutTheNodesThatExist) {
   hello.mutable_peer()->set_node_id(key.binary());
   Dht& writer = *nodes[3];
   const auto greeted = [&]() -> Task<bool> {
-    co_return (co_await host.connect(writer.host().visible_addresses().front(), swarm.after(5s))).has_value() &&
-        (co_await rpc::call_unary(host, writer.host().id(), "DHTProtocol.rpc_find", hello.SerializeAsString(),
-                                  swarm.after(5s)))
-            .has_value();
+    if (!co_await host.connect(writer.host().visible_addresses().front(), swarm.after(5s))) co_return false;
+    const auto found = co_await rpc::call_unary(host, writer.host().id(), "DHTProtocol.rpc_find",
+                                                hello.SerializeAsString(), swarm.after(5s));
+    co_return found.has_value();
   };
   ASSERT_TRUE(swarm.run(greeted()));
   ASSERT_EQ(writer.known_nodes().size(), 12u);

@@ -17,6 +17,7 @@ constexpr std::size_t kColumns = 1024;  // of the matrix that is averaged
 struct Way {
   codec::Codec codec = codec::Codec::none;
   std::size_t rank = 0;  ///< of PowerSGD; 0: as it is
+  double verified_share = 0;
 };
 
 Task<nlohmann::json> peer(Runtime& runtime, Settings settings, Way way, std::vector<Multiaddr> initial,
@@ -35,6 +36,7 @@ Task<nlohmann::json> peer(Runtime& runtime, Settings settings, Way way, std::vec
   averaging_options.prefix = "bench";
   averaging_options.target_group_size = settings.peers;
   averaging_options.codec = way.codec;
+  averaging_options.verified_share = way.verified_share;
   std::optional<averaging::PowerSgd> power_sgd;
   if (way.rank > 0) {
     const averaging::TensorInfo schema[] = {{shape}};
@@ -107,6 +109,7 @@ nlohmann::json allreduce(const Settings& settings) {
           {"megabytes", group.megabytes},
           {"float32", run_group(group, {})},
           {"float16", run_group(group, {codec::Codec::float16})},
+          {"float16_checked_1_percent", run_group(group, {.codec = codec::Codec::float16, .verified_share = 0.01})},
           {"powersgd_4", run_group(group, {.rank = 4})},
           {"powersgd_32", run_group(group, {.rank = 32})}};
 }

@@ -17,7 +17,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kChecksAtOnce = 4;
-constexpr Duration kTelling = 5s;            // a verdict to a member
+constexpr Duration kTelling = 10s;           // a verdict to a member
 constexpr Duration kLeastHearing = 1s, kMostHearing = 10s;  // of the other members' verdicts, after our own checks
 
 /// What no other peer can foresee, and the same in each simulated run of a seed: Ed25519 signs without randomness.
@@ -167,12 +167,13 @@ Task<void> Verification::settle(std::function<bool(std::size_t)> is_expected) {
   for (std::size_t member = 0; member < setup_.group->members.size(); ++member) {
     if (member == setup_.own_index || !is_expected(member)) continue;
     if (setup_.group->members[member].mode == PeerMode::client) continue;
-    ++pending_;
+    ++telling_;
     tasks_.spawn(tell(*this, member, verdict), "verdict");
   }
   const Duration hearing = std::clamp<Duration>((runtime_.now() - began_) / 4, kLeastHearing, kMostHearing);
   const Deadline end = runtime_.after(hearing);
-  while (!all_heard(is_expected))
+  // A member that reads no verdict holds the round up no longer than one that sends none.
+  while (telling_ > 0 || !all_heard(is_expected))
     if (!co_await changed_.wait(end)) break;
   follow_complaints();
   while (pending_ > 0) co_await changed_.wait();
@@ -191,7 +192,7 @@ std::string Verification::own_verdict() const {
 
 Task<void> Verification::tell(Verification& self, std::size_t member, std::string verdict) {
   const auto done = on_exit([&self] {
-    --self.pending_;
+    --self.telling_;
     self.changed_.notify_all();
   });
   const Deadline end = self.runtime_.after(kTelling);

@@ -47,6 +47,7 @@ constexpr NamedType kTypes[] = {
     {"Hop", kHop},
     {"KadMessage", kKadMessage},
     {"NoiseHandshakePayload", kHasOneAt4},
+    {"PartTranscript", kHasOneAt1},
     {"PeerRecord", kHasOneAt3},
     {"PersistentConnectionRequest", kPersistentConnectionRequest},
     {"PingRequest", kAuthAndPeerAt2},
@@ -57,6 +58,7 @@ constexpr NamedType kTypes[] = {
     {"Stop", kStop},
     {"StoreRequest", kStoreRequest},
     {"StoreResponse", kAuthAndPeerAt3},
+    {"Verdict", kHasOneAt2},
 };
 
 const MessageType& type_named(std::string_view name) {

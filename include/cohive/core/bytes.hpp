@@ -45,12 +45,18 @@ Bytes from_hex(std::string_view text);
 /// A reference-counted block of memory. Created through Block::allocate or a BufferPool.
 class Block {
  public:
+  /// Returns a block that has one reference, its bytes not initialised.
   static Block* allocate(std::size_t capacity);
 
+  /// Returns its first byte.
   std::uint8_t* data() noexcept { return reinterpret_cast<std::uint8_t*>(this + 1); }
+  /// Returns how many bytes it has room for.
   std::size_t capacity() const noexcept { return capacity_; }
+  /// Adds a reference. Any thread, as the next two.
   void retain() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
+  /// Takes a reference away; the last one frees the block.
   void release() noexcept;
+  /// Tells whether there is one reference only.
   bool unique() const noexcept { return references_.load(std::memory_order_acquire) == 1; }
 
  private:
@@ -88,17 +94,23 @@ class Slice {
   /// A new block of `size` uninitialised bytes.
   static Slice uninitialised(std::size_t size);
 
+  /// Returns the first byte; null for a slice of no block.
   const std::uint8_t* data() const noexcept { return data_; }
   /// Writable bytes; only meaningful while the caller holds the sole reference.
   std::uint8_t* mutable_data() noexcept { return data_; }
+  /// Returns the number of bytes.
   std::size_t size() const noexcept { return size_; }
+  /// Tells whether there is no byte.
   bool empty() const noexcept { return size_ == 0; }
+  /// Returns the bytes, valid as long as a slice of the block lives.
   ByteView view() const noexcept { return {data_, size_}; }
+  /// The same, where a view is expected.
   operator ByteView() const noexcept { return view(); }
 
   /// True when no other slice shares the block.
   bool unique() const noexcept { return block_ && block_->unique(); }
 
+  /// Leaves the first `count` bytes out, which must be there.
   void remove_prefix(std::size_t count) noexcept {
     data_ += count;
     size_ -= count;

@@ -20,6 +20,7 @@ namespace cohive {
 template <class T>
 class Droppable : public Waiter {
  public:
+  /// Waits for `task`. \param what  a string literal, for diagnostics
   Droppable(Runtime& runtime, Task<T> task, const char* what) : Waiter(runtime, what), task_(std::move(task)) {}
   bool await_ready() const noexcept { return false; }
   template <class Promise>
@@ -65,6 +66,7 @@ struct ResultOf<Result<T>> {
 template <class T>
 class Within : public Droppable<T> {
  public:
+  /// As within() makes it.
   Within(Runtime& runtime, Deadline deadline, Task<T> task, const char* what)
       : Droppable<T>(runtime, std::move(task), what),
         deadline_(deadline),

@@ -40,9 +40,11 @@ void random_bytes(MutableBytes out);
 
 /// A key pair for a key agreement.
 struct X25519KeyPair {
-  Key32 secret;
-  Key32 public_;
+  Key32 secret;  ///< what its owner keeps to itself
+  Key32 public_;  ///< what the other side is told
+  /// Makes a pair of random bytes.
   static X25519KeyPair generate();
+  /// Makes the pair of a secret: the same one each time.
   static X25519KeyPair from_secret(const Key32& secret);
 };
 /// nullopt when the result is all zero (a hostile public key).
@@ -61,7 +63,8 @@ bool has_fast_aes() noexcept;
 /// Authenticated encryption with one reusable context per key and direction. Not thread-safe.
 class Aead {
  public:
-  static constexpr std::size_t kTagSize = 16;
+  static constexpr std::size_t kTagSize = 16;  ///< bytes that sealing adds
+  /// Makes the context of a key. One key seals in one direction only.
   explicit Aead(const Key32& key, Cipher cipher = Cipher::chacha20_poly1305);
   ~Aead();
   Aead(Aead&&) noexcept;
@@ -76,7 +79,7 @@ class Aead {
   /// Where the plaintext behind the first kFirst bytes goes, now that those are known; null: behind them. Nothing has
   /// proven the bytes yet.
   using Destination = std::function<std::uint8_t*(ByteView first)>;
-  static constexpr std::size_t kFirst = 16;
+  static constexpr std::size_t kFirst = 16;  ///< bytes of plaintext that a Destination is shown
   /// The same in place, without associated data, for a message of kFirst bytes or more.
   bool open(std::uint64_t counter, MutableBytes sealed, const Destination& destination);
 

@@ -17,8 +17,8 @@ namespace cohive {
 /// A code and what is printed for it.
 template <class Code>
 struct ErrorSentence {
-  Code code;
-  std::string_view text;
+  Code code;  ///< an enumerator
+  std::string_view text;  ///< its sentence, without a full stop
 };
 
 namespace detail {
@@ -35,8 +35,11 @@ consteval bool is_enumerator() {
 template <const auto& kTable>
 class ErrorCategory final : public std::error_category {
  public:
+  /// Makes the category. \param name  a string literal
   explicit ErrorCategory(const char* name) noexcept : name_(name) {}
+  /// Returns the name of the category.
   const char* name() const noexcept override { return name_; }
+  /// Returns the sentence of a code.
   std::string message(int code) const override {
     if (code < 1 || code > static_cast<int>(kSize)) return "unknown error " + std::to_string(code) + " of " + name_;
     return std::string(kTable[code - 1].text);

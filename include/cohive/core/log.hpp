@@ -40,8 +40,8 @@ enum class Format { text, json };
 
 /// What is printed, and how.
 struct Options {
-  Level level = Level::info;
-  Format format = Format::text;
+  Level level = Level::info;  ///< lines below it are left out
+  Format format = Format::text;  ///< of the lines
 };
 /// Sets level and format for the process; call before threads start. Default: text, info, or $COHIVE_LOG_LEVEL.
 void configure(const Options& options);

@@ -121,6 +121,7 @@ class Message {
   consteval Message(const Text& text) : text_(text) {
     detail::check(text_, {detail::kRule<Args>...});
   }
+  /// Returns the text with its places.
   constexpr std::string_view text() const noexcept { return text_; }
 
  private:

@@ -27,7 +27,7 @@ enum class Color {
 /// Where lines go.
 struct Output {
   std::vector<std::pair<std::string, Level>> modules = {};  ///< levels of single modules, in place of Options::level
-  Color color = Color::automatic;
+  Color color = Color::automatic;  ///< of lines on stderr
   std::string file = {};              ///< lines go to this file, too
   std::size_t file_bytes = 10 << 20;  ///< of one file; then it is renamed (run.log to run.1.log) and a new one begun
   std::size_t old_files = 3;          ///< that are kept
@@ -42,9 +42,12 @@ bool set_levels(Options& options, Output& output, std::string_view text);
 /// A named value of a line: a peer, a round, the cause of a failure. JSON lines have it, text lines leave it out.
 class Field {
  public:
+  /// Names a value; both must live as long as the line is being written.
   template <detail::Printable T>
   Field(std::string_view name, const T& value) : name_(name), value_(detail::erased(value)) {}
+  /// Returns the name.
   std::string_view name() const noexcept { return name_; }
+  /// Returns the value, as it is printed.
   const detail::Argument& value() const noexcept { return value_; }
 
  private:

@@ -46,6 +46,7 @@ class Multiaddr {
   std::string text() const;
   /// Tells whether it has no component.
   bool empty() const noexcept { return binary_.empty(); }
+  /// Returns all components, in order.
   std::vector<Component> components() const;
   /// Returns the code of the first component; 0 when there is none.
   std::uint32_t first_code() const;
@@ -56,21 +57,27 @@ class Multiaddr {
 
   /// The last /p2p component, if any; and this address with a trailing /p2p removed or replaced.
   std::optional<PeerId> peer() const;
+  /// Returns the address without the peer id at its end.
   Multiaddr without_peer() const;
+  /// Returns the address with this peer id at its end, in place of another one.
   Multiaddr with_peer(const PeerId& peer) const;
+  /// Returns the address with `inner` behind it.
   Multiaddr encapsulate(const Multiaddr& inner) const;
   /// Returns this address with its first component, the host, replaced by the one of another address.
   Multiaddr with_host_of(const Multiaddr& other) const;
 
   /// Host ("127.0.0.1", "::1", "example.com") and port when this is ip4/ip6/dns*+tcp and nothing follows but /p2p.
   struct TcpEndpoint {
-    std::string host;
-    std::uint16_t port;
+    std::string host;  ///< as text
+    std::uint16_t port;  ///< of TCP
     std::uint32_t host_code;  ///< ip4, ip6, dns, dns4 or dns6
   };
+  /// Returns where TCP connects to; nullopt for addresses of other kinds.
   std::optional<TcpEndpoint> tcp_endpoint() const;
+  /// Tells whether the way leads through a relay.
   bool is_circuit() const { return has(p2p_circuit); }
 
+  /// From where an address can be reached; other: it begins with neither an IP address nor a name.
   enum class Scope { loopback, private_, public_, unroutable, other };
   /// Address class as p2pd's filters define it; DNS names count as public.
   Scope scope() const;
@@ -84,6 +91,7 @@ class Multiaddr {
   Bytes binary_;
 };
 
+/// Prints the text form.
 std::ostream& operator<<(std::ostream& out, const Multiaddr& address);
 
 }  // namespace cohive

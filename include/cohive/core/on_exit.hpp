@@ -10,6 +10,7 @@ namespace cohive {
 template <class F>
 class [[nodiscard]] OnExit {
  public:
+  /// Calls `function` when this object ends.
   explicit OnExit(F function) : function_(std::move(function)) {}
   OnExit(const OnExit&) = delete;
   OnExit& operator=(const OnExit&) = delete;

@@ -18,7 +18,7 @@ namespace cohive {
 /// A small value type (no allocation). Ordered by bytes, as matchmaking's tie-break wants.
 class PeerId {
  public:
-  static constexpr std::size_t kMaxSize = 42 + 2;
+  static constexpr std::size_t kMaxSize = 42 + 2;  ///< bytes of the longest one: an inlined key of 42
 
   PeerId() = default;
   /// From raw multihash bytes: identity (<= 42 bytes) or sha2-256. nullopt if malformed.
@@ -28,8 +28,11 @@ class PeerId {
   /// Of a serialised PublicKey protobuf.
   static PeerId of_public_key(ByteView serialised_public_key);
 
+  /// Returns the multihash, valid as long as this object.
   ByteView bytes() const noexcept { return {data_.data(), size_}; }
+  /// Returns a copy of it.
   std::string binary() const { return cohive::to_string(bytes()); }
+  /// Tells whether this is no peer.
   bool empty() const noexcept { return size_ == 0; }
   /// base58btc, the form to print.
   std::string text() const;
@@ -48,6 +51,7 @@ class PeerId {
   std::uint8_t size_ = 0;
 };
 
+/// Prints the base58 form.
 std::ostream& operator<<(std::ostream& out, const PeerId& peer);
 
 }  // namespace cohive

@@ -20,14 +20,17 @@ class Error {
   /// \param code   a std::error_code or any enumerator registered as one
   /// \param detail free text; peer-supplied parts must already be escaped (see log::quoted)
   explicit Error(std::error_code code, std::string detail = {});
+  /// The same, of what a peer did or did not do.
   Error(std::error_code code, const PeerId& peer, std::string detail = {});
 
+  /// Returns the code; compare the error itself with an Errc.
   const std::error_code& code() const noexcept { return code_; }
   const std::string& detail() const noexcept;
   /// The peer concerned, or null.
   const PeerId* peer() const noexcept;
   /// The same error with the peer named, or with `what` put in front of the detail.
   Error with_peer(const PeerId& peer) const;
+  /// Returns the same error with `what` before its detail.
   Error with_context(std::string_view what) const;
   /// One sentence: "<context>: <code's message> (peer <id>)".
   std::string message() const;
@@ -43,12 +46,15 @@ class Error {
   std::shared_ptr<const Info> info_;
 };
 
+/// Prints the message.
 std::ostream& operator<<(std::ostream& out, const Error& error);
 
 /// Thrown by Result::value() on a failed result: asking for a value that is not there is a defect of the caller.
 class ErrorException : public std::runtime_error {
  public:
+  /// Wraps an error; what() is its message.
   explicit ErrorException(Error error);
+  /// Returns the error.
   const Error& error() const noexcept { return error_; }
 
  private:

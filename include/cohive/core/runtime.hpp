@@ -41,15 +41,18 @@ class Waiter : public ListHook {
 
   /// Puts the coroutine on the ready queue; it runs on a later turn of the loop, in order.
   void wake() noexcept;
+  /// Returns the loop that it waits on.
   Runtime& runtime() const noexcept { return *runtime_; }
 
  protected:
+  /// For await_suspend(): notes who waits, and for what.
   template <class Promise>
   void suspend(std::coroutine_handle<Promise> handle) noexcept {
     handle_ = handle;
     root_ = handle.promise().root;
     note_wait();
   }
+  /// The same where a task begins.
   void suspend_root(std::coroutine_handle<> handle, TaskRoot* root) noexcept {
     handle_ = handle;
     root_ = root;
@@ -74,17 +77,23 @@ class Waiter : public ListHook {
 /// Calls `fire(argument)` on the loop at a given time. Re-arming costs a heap operation and no allocation.
 class Timer {
  public:
+  /// Gets the argument of the timer.
   using Callback = void (*)(void*);
+  /// Makes a timer that is not armed.
   Timer(Runtime& runtime, Callback fire, void* argument) noexcept
       : runtime_(&runtime), fire_(fire), argument_(argument) {}
   ~Timer() { disarm(); }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
+  /// Sets the time, in place of another one.
   void arm(TimePoint at);
+  /// The same; a deadline that never comes leaves the timer as it is.
   void arm(Deadline deadline) {
     if (!deadline.is_never()) arm(deadline.at());
   }
+  /// Gives the time up; it is not called any more.
   void disarm() noexcept;
+  /// Tells whether it is to fire.
   bool armed() const noexcept { return position_ != kUnarmed; }
 
  private:
@@ -101,6 +110,7 @@ class Timer {
 /// A Waiter that also gives up at a deadline. Awaiting it yields true when woken, false when the deadline passed.
 class DeadlineWaiter : public Waiter {
  public:
+  /// Makes a wait that ends at the deadline.
   DeadlineWaiter(Runtime& runtime, const char* what, Deadline deadline,
                  Timer::Callback on_timer = &DeadlineWaiter::expire) noexcept
       : Waiter(runtime, what), deadline_(deadline), timer_(runtime, on_timer, this) {}
@@ -108,11 +118,13 @@ class DeadlineWaiter : public Waiter {
  protected:
   /// The timer's callback: ends the wait, unless it was ended in time.
   static void expire(void* self) noexcept;
+  /// For await_suspend(): as suspend(), and arms the timer.
   template <class Promise>
   void suspend_with_deadline(std::coroutine_handle<Promise> handle) {
     suspend(handle);
     timer_.arm(deadline_);
   }
+  /// For await_resume(): whether it was woken before the deadline.
   bool resumed_in_time() noexcept {
     timer_.disarm();
     return !expired_;
@@ -141,15 +153,15 @@ class Offload;
 
 /// What a live task is doing: for diagnosing hangs.
 struct TaskInfo {
-  std::string group;
-  std::string name;
-  std::string waiting_for;
-  Duration age;
+  std::string group;  ///< of the task
+  std::string name;  ///< as it was spawned
+  std::string waiting_for;  ///< as its awaitable says
+  Duration age;  ///< since it was spawned
 };
 
 /// How a task is linked into its group and into the runtime's list of all tasks.
 struct TaskHook : ListHook {
-  TaskRoot* root = nullptr;
+  TaskRoot* root = nullptr;  ///< the task itself
 };
 
 /// The event loop with all that protocols ask of their surroundings: clock, timers, randomness, threads for long work,
@@ -162,15 +174,19 @@ class Runtime {
 
   /// Monotonic time of the loop, and Unix time in seconds (the DHT's clock).
   virtual TimePoint now() const = 0;
+  /// Returns Unix seconds: for messages and records, not for waits.
   virtual double wall_time() const = 0;
+  /// Returns the deadline that is so far ahead; after a quarter of the longest Duration or more, one that never comes.
   Deadline after(Duration duration) const;
 
   /// Seeded: the same seed gives the same simulated run. Not for secrets, which come from crypto::random_bytes.
   std::mt19937_64& random() noexcept { return random_; }
+  /// Fills the bytes from random().
   void random_bytes(MutableBytes out);
   /// Uniform in [0, 1).
   double random_unit();
 
+  /// Returns what programs on this loop count.
   Metrics& metrics() noexcept { return *metrics_; }
   /// The one T of this runtime, made on first use as T(runtime): what a module keeps per loop, such as instruments.
   template <class T>
@@ -179,7 +195,9 @@ class Runtime {
   class Sleep;
   /// Awaitables: wait until then; let every other ready task run once.
   Sleep sleep_for(Duration duration);
+  /// Awaitable: the same, to a point in time.
   Sleep sleep_until(TimePoint at);
+  /// Awaitable: lets all that is ready run first.
   Sleep yield();
 
   /// Runs `work()` on the thread pool and resumes here with its result or exception. `work` must own all it touches:
@@ -209,26 +227,33 @@ class Runtime {
 
   /// Every live task, oldest first.
   std::vector<TaskInfo> tasks() const;
+  /// Returns how many tasks there are.
   std::size_t task_count() const noexcept { return task_count_; }
 
  protected:
+  /// Makes a loop without a clock. \param seed  of random()
   explicit Runtime(std::uint64_t seed);
 
   /// Runs what is ready, at most `budget` resumptions. True if more is ready.
   bool drain_ready(std::size_t budget);
+  /// Tells whether a coroutine can go on.
   bool has_ready() const noexcept { return !ready_.empty(); }
   /// Fires every timer due at `now`.
   void fire_timers(TimePoint now);
+  /// Tells whether a timer is armed.
   bool has_timers() const noexcept { return !timers_.empty(); }
+  /// Returns when the next timer fires, of those that there are.
   TimePoint next_timer() const { return timers_.front()->at_; }
   /// Drops all background tasks; the destructor of a derived class calls it first.
   void shut_down() noexcept;
 
   /// Something became ready, or the earliest timer changed.
   virtual void on_ready() noexcept = 0;
+  /// Called when a timer was armed or disarmed.
   virtual void on_timers_changed() noexcept = 0;
   /// Runs the loop until `done` is true.
   virtual void run_until(const bool& done) = 0;
+  /// Has a worker run the job, and wakes its waiter on the loop.
   virtual void start_job(std::shared_ptr<detail::OffloadJob> job) = 0;
 
  private:
@@ -270,6 +295,7 @@ class Runtime {
 /// What sleep_until() and yield() wait for.
 class Runtime::Sleep : public Waiter {
  public:
+  /// As sleep_until() and yield() make it.
   Sleep(Runtime& runtime, TimePoint at, bool yield_only) noexcept
       : Waiter(runtime, yield_only ? "yield" : "sleep"),
         at_(at),
@@ -317,8 +343,10 @@ Task<int> wait_for_signal(Runtime& runtime);
 /// A Runtime that turns on its own thread, for programs whose main thread trains. The destructor stops it.
 class RuntimeThread {
  public:
+  /// Starts the thread.
   explicit RuntimeThread(RuntimeOptions options = {});
   ~RuntimeThread();
+  /// Returns the loop; its own thread alone may use it, but for post() and submit().
   Runtime& runtime() noexcept { return *runtime_; }
   /// Runs the task made by `make()` on the loop and blocks the calling (not loop) thread for its result.
   template <class F>

@@ -16,6 +16,7 @@ class Sha256 {
   Sha256(Sha256&&) noexcept;
   Sha256& operator=(Sha256&&) noexcept;
 
+  /// Goes on with these bytes.
   void add(ByteView bytes);
   /// Returns the hash of all that was added. The last call.
   Sha256Digest finish();

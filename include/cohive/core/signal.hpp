@@ -15,6 +15,7 @@ using Subscription = std::shared_ptr<void>;
 template <class... Args>
 class Signal {
  public:
+  /// Called with what is emitted.
   using Callback = std::function<void(Args...)>;
 
   /// Calls `callback` at each emission for as long as the returned object lives. It may subscribe and unsubscribe
@@ -26,6 +27,7 @@ class Signal {
     return shared;
   }
 
+  /// Calls all callbacks that were there before, in the order in which they came.
   void emit(Args... args) {
     for (const auto& weak : std::vector(callbacks_))
       if (const auto callback = weak.lock()) (*callback)(args...);

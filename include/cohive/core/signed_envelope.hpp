@@ -13,8 +13,8 @@ namespace cohive {
 
 /// What an envelope holds, and the key that signed it.
 struct OpenedEnvelope {
-  PublicKey signer;
-  std::string payload;
+  PublicKey signer;  ///< whose signature holds
+  std::string payload;  ///< what was signed
 };
 
 /// Returns the serialised envelope. `domain` and `type` say what the payload is, and are signed with it.

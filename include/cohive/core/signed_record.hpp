@@ -11,9 +11,9 @@ namespace cohive {
 
 /// The addresses of a peer, as the peer itself has signed them.
 struct PeerRecord {
-  PeerId peer;
+  PeerId peer;  ///< that the addresses are of
   std::uint64_t sequence = 0;  ///< Unix nanoseconds, strictly rising per peer
-  std::vector<Multiaddr> addresses;
+  std::vector<Multiaddr> addresses;  ///< at which the peer listens
 };
 
 /// The serialised envelope around a peer record.

@@ -12,10 +12,12 @@ namespace cohive {
 /// A loop on virtual time: time passes at once when no task can run. The same seed gives the same run.
 class SimRuntime final : public Runtime {
  public:
+  /// Makes a loop whose clock stands still until it is run.
   explicit SimRuntime(std::uint64_t seed = 1);
   ~SimRuntime() override;
 
   TimePoint now() const override { return now_; }
+  /// Returns the simulated Unix time in seconds.
   double wall_time() const override;
   void post(std::function<void()> function) override;
   boost::asio::io_context& io_context() override;
@@ -23,6 +25,7 @@ class SimRuntime final : public Runtime {
 
   /// Lets virtual time pass, or everything ready run without time passing.
   void run_for(Duration duration);
+  /// Runs what is ready, until nothing is; no time passes.
   void run_ready();
   /// Changes the wall clock, as a user who sets the computer's clock does; virtual time goes on as ever.
   void shift_wall_clock(Duration by) { wall_shift_ += by; }

@@ -24,6 +24,7 @@ class Status {
   /// Returns one JSON value. Called when a person looks, so it may take a millisecond, and no lock for long.
   using Section = std::function<std::string()>;
 
+  /// Use of().
   explicit Status(Runtime& runtime);
   /// The one of this loop.
   static Status& of(Runtime& runtime) { return runtime.local<Status>(); }
@@ -52,7 +53,9 @@ class Failures {
  public:
   static constexpr std::size_t kKept = 50;  ///< of each kind: dials must not crowd out what is rarer
 
+  /// Use of().
   explicit Failures(Runtime& runtime);
+  /// Returns the one of this loop.
   static Failures& of(Runtime& runtime) { return runtime.local<Failures>(); }
 
   /// \param kind   what failed, as "dial"

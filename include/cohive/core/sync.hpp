@@ -66,12 +66,16 @@ void WaitList::notify_all() noexcept {
 /// A flag to wait for. Stays set until reset.
 class Event {
  public:
+  /// Makes an event that is not set. \param what  a string literal: what its waiters wait for
   explicit Event(Runtime& runtime, const char* what = "event") noexcept : runtime_(&runtime), what_(what) {}
+  /// Tells whether it is set.
   bool is_set() const noexcept { return set_; }
+  /// Sets it: all waiters go on, and later ones do not wait.
   void set() noexcept {
     set_ = true;
     waiters_.notify_all();
   }
+  /// Later waiters wait again.
   void reset() noexcept { set_ = false; }
   /// co_await: true once set, false when the deadline passed.
   detail::ListWait wait(Deadline deadline = Deadline::never()) { return {*runtime_, what_, deadline, waiters_, set_}; }
@@ -87,11 +91,15 @@ class Event {
 /// passes the notification on.
 class Condition {
  public:
+  /// Makes a condition that nothing waits for. \param what  a string literal, as of an Event
   explicit Condition(Runtime& runtime, const char* what = "condition") noexcept : runtime_(&runtime), what_(what) {}
+  /// Wakes all waiters.
   void notify_all() noexcept { waiters_.notify_all(); }
+  /// Wakes the waiter that came first.
   void notify_one() noexcept { waiters_.notify_one(); }
   /// True while a task waits, or was notified and has not run yet.
   bool contended() const noexcept { return waiters_.contended(); }
+  /// Awaitable: waits for the next notification; false when the deadline passed first.
   detail::ListWait wait(Deadline deadline = Deadline::never()) { return {*runtime_, what_, deadline, waiters_, false}; }
 
  private:
@@ -108,6 +116,7 @@ class SemaphoreWait;
 /// dies, which must happen before the semaphore does.
 class Semaphore {
  public:
+  /// Makes a semaphore with so many units. \param what  a string literal, as of an Event
   explicit Semaphore(Runtime& runtime, std::size_t units, const char* what = "semaphore") noexcept
       : runtime_(&runtime), what_(what), available_(units) {}
 
@@ -115,6 +124,7 @@ class Semaphore {
   class [[nodiscard]] Units {
    public:
     Units() = default;
+    /// As acquire() makes them.
     Units(Semaphore* owner, std::size_t count) : owner_(owner), count_(count) {}
     Units(Units&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), count_(other.count_) {}
     Units& operator=(Units&& other) noexcept {
@@ -125,9 +135,11 @@ class Semaphore {
       return *this;
     }
     ~Units() { release(); }
+    /// Gives them back now.
     void release() noexcept {
       if (owner_) std::exchange(owner_, nullptr)->give_back(count_);
     }
+    /// Tells whether there are any.
     explicit operator bool() const noexcept { return owner_ != nullptr; }
 
    private:
@@ -139,6 +151,7 @@ class Semaphore {
   Task<Units> acquire(std::size_t count = 1, Deadline deadline = Deadline::never());
   /// Without waiting; empty when there are too few or other tasks wait.
   Units try_acquire(std::size_t count = 1) noexcept;
+  /// Returns how many units are not held.
   std::size_t available() const noexcept { return available_; }
 
  private:
@@ -155,7 +168,9 @@ class Semaphore {
 /// Mutual exclusion across suspension points: a semaphore of one unit.
 class Mutex : public Semaphore {
  public:
+  /// Makes one that nobody holds. \param what  a string literal, as of an Event
   explicit Mutex(Runtime& runtime, const char* what = "mutex") noexcept : Semaphore(runtime, 1, what) {}
+  /// Waits its turn; empty Units when the deadline passed.
   Task<Units> lock(Deadline deadline = Deadline::never()) { return acquire(1, deadline); }
 };
 
@@ -163,6 +178,7 @@ class Mutex : public Semaphore {
 template <class T>
 class Channel {
  public:
+  /// Makes an open channel. \param capacity  items that wait in it before senders do
   Channel(Runtime& runtime, std::size_t capacity, const char* what = "channel")
       : capacity_(capacity), readable_(runtime, what), writable_(runtime, what) {}
 
@@ -191,6 +207,7 @@ class Channel {
     }
     co_return pop();
   }
+  /// Takes an item without waiting; nullopt when there is none.
   std::optional<T> try_receive() {
     if (items_.empty()) return std::nullopt;
     return pop();
@@ -201,8 +218,11 @@ class Channel {
     readable_.notify_all();
     writable_.notify_all();
   }
+  /// Tells whether close() was called.
   bool closed() const noexcept { return closed_; }
+  /// Returns how many items wait.
   std::size_t size() const noexcept { return items_.size(); }
+  /// Tells whether none does.
   bool empty() const noexcept { return items_.empty(); }
 
  private:

@@ -86,10 +86,13 @@ struct Promise<void> : PromiseBase {
 template <class T = void>
 class [[nodiscard]] Task {
  public:
+  /// What the compiler looks for.
   using promise_type = detail::Promise<T>;
+  /// The coroutine, which has not begun.
   using Handle = std::coroutine_handle<promise_type>;
 
   Task() = default;
+  /// Owns a coroutine.
   explicit Task(Handle handle) noexcept : handle_(handle) {}
   Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Task& operator=(Task&& other) noexcept {
@@ -105,7 +108,9 @@ class [[nodiscard]] Task {
   void reset() noexcept {
     if (handle_) std::exchange(handle_, nullptr).destroy();
   }
+  /// Tells whether there is a coroutine: not after a move.
   bool valid() const noexcept { return static_cast<bool>(handle_); }
+  /// Returns the coroutine, which stays the task's.
   Handle handle() const noexcept { return handle_; }
 
   struct Awaiter {
@@ -122,6 +127,7 @@ class [[nodiscard]] Task {
   };
   /// Runs the task to its end; the Task object must stay alive until then (a temporary in the expression does).
   Awaiter operator co_await() & noexcept { return Awaiter{handle_}; }
+  /// Awaitable, once: runs the task and gives its result; rethrows what it has thrown.
   Awaiter operator co_await() && noexcept { return Awaiter{handle_}; }
 
  private:

@@ -11,6 +11,7 @@ namespace cohive {
 /// A spawned task.
 class TaskRoot final : public Waiter {
  public:
+  /// As TaskGroup::spawn() makes it.
   TaskRoot(TaskGroup& group, Task<void> task, const char* name);
   ~TaskRoot();
 

@@ -27,11 +27,17 @@ inline Duration from_seconds(double seconds) {
 /// The moment after which a wait gives up. Every wait on a remote peer takes one.
 class Deadline {
  public:
+  /// Ends at this time.
   explicit Deadline(TimePoint at) : at_(at) {}
+  /// Returns a deadline that never comes.
   static Deadline never() { return Deadline(TimePoint::max()); }
+  /// Tells whether it never comes.
   bool is_never() const { return at_ == TimePoint::max(); }
+  /// Returns its time; the latest that there is for one that never comes.
   TimePoint at() const { return at_; }
+  /// Tells whether it has come.
   bool passed(TimePoint now) const { return now >= at_; }
+  /// Returns the time until then; zero when it has passed.
   Duration remaining(TimePoint now) const {
     return is_never() ? Duration::max() : std::max(at_ - now, Duration::zero());
   }

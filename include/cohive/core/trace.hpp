@@ -21,8 +21,9 @@ namespace cohive {
 /// Writes what a process does when as Chrome trace events. Does nothing until start().
 class Trace {
  public:
-  static constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+  static constexpr std::size_t kMostBytes = std::size_t{256} << 20;  ///< of a file, where start() is not told
 
+  /// Use of().
   explicit Trace(Runtime& runtime);
   ~Trace();
   Trace(const Trace&) = delete;
@@ -37,6 +38,7 @@ class Trace {
   Result<> start(const std::string& path, const std::string& process, std::size_t most_bytes = kMostBytes);
   /// Writes what is left and closes the file.
   void stop();
+  /// Tells whether a file is being written.
   bool on() const noexcept { return file_ != nullptr; }
 
   /// Adds what went on from `begin` to `end`. Category and name are literals of letters.
@@ -61,6 +63,7 @@ class Trace {
 /// From its begin to its end, where the loop traces.
 class TraceSpan {
  public:
+  /// Begins it. \param category,name  literals of letters
   TraceSpan(Runtime& runtime, const char* category, const char* name) {
     if (!Trace::any() || !Trace::of(runtime).on()) return;
     runtime_ = &runtime;
@@ -73,7 +76,9 @@ class TraceSpan {
   TraceSpan& operator=(const TraceSpan&) = delete;
   /// Tells whether a trace is being written: notes may be left out else.
   explicit operator bool() const noexcept { return runtime_ != nullptr; }
+  /// Adds a member to its arguments. \param key  a literal
   void note(const char* key, std::string_view text);
+  /// The same with a number.
   void note(const char* key, double number);
   /// Ends it before its time.
   void end();

@@ -42,8 +42,10 @@ class Stream {
   /// Queues a copy to or from memory of the device. The host's side should be a HostBuffer: any other memory is copied
   /// through a buffer of the driver's, for which the call may block. Errors: Errc::failed.
   Result<> upload_async(ByteView from, void* to);
+  /// The same from the device to the host.
   Result<> download_async(const void* from, MutableBytes to);
 
+  /// Returns the number of its device.
   int device() const noexcept { return device_; }
   /// A cudaStream_t, to queue other work on.
   CUstream_st* native() const noexcept { return stream_; }
@@ -59,6 +61,7 @@ class Stream {
 /// What done() waits for.
 class Stream::Done : public Waiter {
  public:
+  /// As done() makes it.
   Done(Runtime& runtime, const Stream& stream);
   ~Done();
   Done(const Done&) = delete;
@@ -71,6 +74,7 @@ class Stream::Done : public Waiter {
     suspend(handle);
     return true;
   }
+  /// Gives the device's error, if it has reported one.
   Result<> await_resume() const;
 
  private:
@@ -91,9 +95,11 @@ class DeviceBuffer {
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
   ~DeviceBuffer();
 
+  /// Returns the number of bytes.
   std::size_t size() const noexcept { return size_; }
   /// Addresses of the device: for queued work only, never read by the host.
   MutableBytes bytes() const noexcept { return {static_cast<std::uint8_t*>(data_), size_}; }
+  /// Returns the same as floats, the last bytes left out where they make none.
   std::span<float> floats() const noexcept { return {static_cast<float*>(data_), size_ / sizeof(float)}; }
 
  private:
@@ -112,8 +118,11 @@ class HostBuffer {
   HostBuffer& operator=(HostBuffer&& other) noexcept;
   ~HostBuffer();
 
+  /// Returns the number of bytes.
   std::size_t size() const noexcept { return size_; }
+  /// Returns the memory, which any thread may use.
   MutableBytes bytes() const noexcept { return {static_cast<std::uint8_t*>(data_), size_}; }
+  /// Returns the same as floats, the last bytes left out where they make none.
   std::span<float> floats() const noexcept { return {static_cast<float*>(data_), size_ / sizeof(float)}; }
 
  private:

@@ -21,7 +21,7 @@ namespace cohive::cuda {
 
 /// Where the tensors are, and how much goes on at once.
 struct DevicePartsOptions {
-  int device = 0;
+  int device = 0;  ///< number of the GPU
   std::size_t streams = 4;  ///< stretches under way at once; each takes pinned and device memory of three parts
 };
 

@@ -15,7 +15,9 @@ using codec::DType;
 class ConstView {
  public:
   ConstView() = default;
+  /// Views floats.
   ConstView(std::span<const float> values) : ConstView(DType::float32, values.data(), values.size()) {}
+  /// Views doubles.
   ConstView(std::span<const double> values) : ConstView(DType::float64, values.data(), values.size()) {}
   /// \param size number of values
   /// \throws std::invalid_argument unless `dtype` is float64, float32, float16 or bfloat16
@@ -42,8 +44,11 @@ class ConstView {
 class View {
  public:
   View() = default;
+  /// Views floats.
   View(std::span<float> values) : View(DType::float32, values.data(), values.size()) {}
+  /// Views doubles.
   View(std::span<double> values) : View(DType::float64, values.data(), values.size()) {}
+  /// Views `size` values at `data`, which stay the caller's.
   View(DType dtype, void* data, std::size_t size) : view_(dtype, data, size), data_(data) {}
 
   /// Returns the type of the values.

@@ -20,7 +20,7 @@ namespace cohive::sim {
 
 /// What a simulated swarm is like. The same options give the same events in the same order.
 struct SwarmOptions {
-  std::uint64_t seed = 1;
+  std::uint64_t seed = 1;  ///< of all that is random
   Duration latency = 10ms;  ///< one way, of every link
   bool plaintext = true;    ///< connections are neither encrypted nor authenticated, which saves time
   std::optional<transport::SimLink> link = std::nullopt;  ///< in place of latency alone

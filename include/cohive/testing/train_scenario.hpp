@@ -17,20 +17,23 @@ namespace cohive::sim {
 
 /// What a simulated run is like. The same scenario gives the same run.
 struct TrainScenario {
-  std::size_t trainers = 100;
-  std::uint64_t seed = 1;
+  std::size_t trainers = 100;  ///< at a time
+  std::uint64_t seed = 1;  ///< the same one gives the same run
   Duration duration = 10min;         ///< of virtual time, from the first trainer on
   Duration arrival = 30s;            ///< in which the trainers of the beginning come
   double replaced_per_minute = 0.1;  ///< of the trainers: killed without a word, and replaced by newcomers
-  double slowest_line = 10e6 / 8, fastest_line = 1e9 / 8;  ///< bytes per second, each way; spread evenly by logarithm
-  Duration shortest_way = 2ms, longest_way = 60ms;         ///< one way, between two trainers
-  Duration shortest_batch = 1s, longest_batch = 4s;         ///< computing time, of trainers of different speed
-  std::int64_t batch_size = 16;
+  double slowest_line = 10e6 / 8;  ///< of a trainer, in bytes per second each way
+  double fastest_line = 1e9 / 8;   ///< the same; the others are spread evenly in between, by logarithm
+  Duration shortest_way = 2ms;     ///< one way, between two trainers
+  Duration longest_way = 60ms;     ///< the same
+  Duration shortest_batch = 1s;    ///< computing time, of the fastest trainer
+  Duration longest_batch = 4s;     ///< of the slowest one
+  std::int64_t batch_size = 16;  ///< samples
   double batches_per_epoch = 8;  ///< of a trainer of middling speed: makes the target batch size
   std::size_t features = 64;      ///< of the model that is learnt
   std::size_t columns = 0;        ///< not 0: the model is a matrix with so many
   std::size_t ballast = 2000;     ///< parameters without a gradient, which travel all the same
-  double learning_rate = 0.05;
+  double learning_rate = 0.05;  ///< of plain gradient descent
   double noise = 0.1;                                    ///< of the data
   std::function<void(train::RunOptions&)> tune = nullptr;  ///< matchmaking_time is 5 s before
   /// Called at every second of virtual time, to do mischief.
@@ -40,24 +43,27 @@ struct TrainScenario {
 /// What came of a simulated run.
 struct TrainScenarioReport {
   std::uint64_t epochs = 0;  ///< of the most advanced trainer
-  double epochs_per_hour = 0;
+  double epochs_per_hour = 0;  ///< of simulated time
   std::size_t epochs_alone = 0;     ///< that no two trainers averaged
   double mean_group = 0;            ///< members of a gradient round
   double bytes_per_peer_second = 0; ///< sent on the wire, everything included
   double waiting = 0;               ///< share of their time that trainers waited in synchronise()
-  double first_loss = 0, last_loss = 0;  ///< excess over the noise, of a trainer that is left
+  double first_loss = 0;                 ///< before the first step, less the noise
+  double last_loss = 0;                  ///< the same at the end, of a trainer that is left
   double loss_of_one = 0;                ///< of one process that takes the same number of steps with the same batch size
   std::size_t newcomers = 0;             ///< that lived for three epochs or longer
   std::size_t newcomers_late = 0;        ///< of these, not in a gradient round within three epochs
-  std::uint64_t downloads = 0, followed = 0;
+  std::uint64_t downloads = 0;           ///< of the state
+  std::uint64_t followed = 0;            ///< rounds of the state that trainers followed in place of a download
   double spread = 0;         ///< largest distance between parameters of two trainers of the last epoch
-  double real_seconds = 0;
+  double real_seconds = 0;  ///< that the simulation took
 };
 
 /// What mischief may touch.
 class TrainSwarm {
  public:
   virtual ~TrainSwarm() = default;
+  /// Returns how many trainers there are now.
   virtual std::size_t size() const = 0;
   /// Cuts the trainers in two halves, or joins them again.
   virtual void split(bool apart) = 0;
@@ -71,6 +77,7 @@ class TrainSwarm {
 TrainScenario small_training();
 /// Runs it to its end. A minute of five trainers takes half a second, one of a thousand several minutes.
 TrainScenarioReport run_training(const TrainScenario& scenario);
+/// Prints the report as one line.
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report);
 
 }  // namespace cohive::sim

@@ -114,8 +114,11 @@ class Connection {
   virtual Result<StreamPtr> open_stream() = 0;
   /// The next stream opened by the peer; an error when the connection has ended.
   virtual Task<Result<StreamPtr>> accept_stream() = 0;
+  /// Returns the peer, as the handshake has proven it.
   virtual const PeerId& peer() const = 0;
+  /// Returns our end of the connection.
   virtual const Multiaddr& local_address() const = 0;
+  /// Returns the peer's end, as we see it.
   virtual const Multiaddr& remote_address() const = 0;
   virtual bool outbound() const = 0;  ///< we dialled
   /// The protocol that authenticated the peer, "/noise" or "/tls/1.0.0".

@@ -26,6 +26,7 @@ enum class Role {
 class PendingConnection {
  public:
   virtual ~PendingConnection() = default;
+  /// Returns the other end, as we see it.
   virtual const Multiaddr& remote_address() const = 0;
   /// Runs the handshakes, which have a time-out of their own. To be called once, and the object kept until it ends.
   virtual Task<Result<ConnectionPtr>> finish() = 0;
@@ -41,13 +42,14 @@ class ConnectionListener {
   virtual const Multiaddr& address() const = 0;
   /// The addresses that peers can dial: one per interface for an unspecified host.
   virtual std::vector<Multiaddr> dialable_addresses() const = 0;
+  /// Accepts no more connections; those that there are go on.
   virtual void close() noexcept = 0;
 };
 
 /// How an address is dialled.
 struct DialOptions {
   std::optional<PeerId> expected;  ///< the peer that must answer; nullopt accepts any
-  Deadline deadline = Deadline::never();
+  Deadline deadline = Deadline::never();  ///< of the dial and its handshakes
   /// From a port that we listen on, if the transport does that: behind a NAT, peers then see the address at which other
   /// peers may reach us, and hole punching works.
   bool from_listen_port = true;

@@ -47,8 +47,11 @@ struct TransportOptions {
 /// cheap to copy. `runtime` must outlive it.
 class Upgrader {
  public:
+  /// Makes one for connections under an identity.
   Upgrader(Runtime& runtime, KeyPair identity, TransportOptions options = {});
+  /// Returns the identity of the constructor.
   const KeyPair& identity() const noexcept;
+  /// Returns the options of the constructor.
   const TransportOptions& options() const noexcept;
 
  private:

@@ -425,7 +425,7 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
     if (message->tensor) count_received(member, message->tensor->buffer.size());
     CO_TRY(auto answered, read_reply(parts[i], std::move(sent), *message, std::move(**reply)));
     if (verification_)
-      CO_TRY(hold(member, std::move(answered), message->made_of));
+      CO_TRY(co_await hold(member, std::move(answered), std::move(message->made_of)));
     else
       CO_TRY(co_await apply(tensors, parts[i], std::move(answered)));
     metrics_.round_parts_done.add(1);
@@ -462,16 +462,15 @@ Result<> AllReduce::hear(const PeerId& from, const proto::Verdict& verdict) {
 }
 
 /// An answer without a transcript says that there is no average.
-Result<> AllReduce::hold(std::size_t member, AnsweredPart reply, const std::string& made_of) {
+Task<Result<>> AllReduce::hold(std::size_t member, AnsweredPart reply, std::string made_of) {
   Digest digest{};
   if (made_of.empty())
     reply.answer = nullptr;
   else if (made_of.size() == digest.size())
     std::ranges::copy(as_bytes(made_of), digest.begin());
   else
-    return Error(cohive::Errc::malformed, "the hash of a transcript");
-  verification_->hold(member, std::move(reply), digest);
-  return ok();
+    co_return Error(cohive::Errc::malformed, "the hash of a transcript");
+  co_return co_await verification_->hold(member, std::move(reply), digest);
 }
 
 /// Applies the answers of the reducers that are believed.

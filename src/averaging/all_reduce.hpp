@@ -112,7 +112,7 @@ class AllReduce {
   Result<AnsweredPart> read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
                                   Slice record) const;
   Task<Result<>> apply(TensorParts& tensors, const Part& part, AnsweredPart reply);
-  Result<> hold(std::size_t member, AnsweredPart reply, const std::string& made_of);
+  Task<Result<>> hold(std::size_t member, AnsweredPart reply, std::string made_of);
   Task<void> apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges);
   static Task<void> apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
   static Task<void> watch_senders(AllReduce& self);

@@ -12,6 +12,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr double kRounding = 4e-7;  // of a value, for each contribution: processors that fuse operations differ
+constexpr double kOdd = 3;          // times the norm of what was sent
 constexpr double kCodecLosses = 2;  // a value at the edge of a bin goes into either
 
 /// How far apart two lists of values are.
@@ -38,6 +39,19 @@ EncodedPart sent_part(const AnsweredPart& part) {
 }
 
 }  // namespace
+
+Result<bool> is_odd(const AnsweredPart& part) {
+  TRY(const auto sent, values_of(sent_part(part), part.length));
+  TRY(const auto average, values_of(*part.answer, part.length));
+  double sent_squares = 0, squares = 0;
+  for (std::size_t i = 0; i < part.length; ++i) {
+    const double own = static_cast<double>(sent[i]);
+    const double value = static_cast<double>(average[i]) + (part.form == Answer::Form::difference ? own : 0);
+    sent_squares += own * own;
+    squares += value * value;
+  }
+  return squares > kOdd * kOdd * sent_squares;
+}
 
 Recomputation::Recomputation(Aggregation how, Transcript transcript, std::size_t length)
     : how_(std::move(how)), transcript_(std::move(transcript)), values_(length) {

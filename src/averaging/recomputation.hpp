@@ -19,6 +19,9 @@ struct AnsweredPart {
   Answer::Form form = Answer::Form::difference;
 };
 
+/// Whether the average is much longer than what this member sent: seldom by chance. Errors: as of decoding.
+Result<bool> is_odd(const AnsweredPart& part);
+
 class Recomputation {
  public:
   Recomputation(Aggregation how, Transcript transcript, std::size_t length);

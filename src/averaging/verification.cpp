@@ -17,6 +17,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kChecksAtOnce = 4;
+constexpr std::size_t kMostOdd = 8;          // parts of a reducer: a model may be such that many are
 constexpr Duration kTelling = 10s;           // a verdict to a member
 constexpr Duration kLeastHearing = 1s, kMostHearing = 10s;  // of the other members' verdicts, after our own checks
 
@@ -45,12 +46,18 @@ Verification::Verification(p2p::Host& host, const AveragingMetrics& metrics, Set
 
 // ---- Answers
 
-void Verification::hold(std::size_t reducer, AnsweredPart part, Digest made_of) {
+Task<Result<>> Verification::hold(std::size_t reducer, AnsweredPart part, Digest made_of) {
   Held& held = held_[reducer];
+  bool odd = false;
+  if (part.answer && held.odd < kMostOdd) {
+    CO_TRY(odd, co_await offload_leased(runtime_, [part] { return is_odd(part); }));
+    held.odd += odd;
+  }
   held.parts.push_back(std::move(part));
   held.made_of.push_back(made_of);
   const Place place{reducer, held.parts.size() - 1};
-  if (held.parts.back().answer && is_drawn(place)) begin_check(place);
+  if (held.parts.back().answer && (odd || is_drawn(place))) begin_check(place);
+  co_return ok();
 }
 
 bool Verification::is_drawn(Place place) const {

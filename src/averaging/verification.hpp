@@ -41,9 +41,10 @@ class Verification {
 
   Verification(p2p::Host& host, const AveragingMetrics& metrics, Setup setup);
 
-  /// Takes a reducer's next answer, and begins to check it when it is drawn.
+  /// Takes a reducer's next answer, and begins to check it when it is drawn, or odd: large lies are found by every
+  /// member that is told them.
   /// \param made_of  SHA-256 of its transcript
-  void hold(std::size_t reducer, AnsweredPart part, Digest made_of = {});
+  Task<Result<>> hold(std::size_t reducer, AnsweredPart part, Digest made_of = {});
   /// The answers of a reducer, in order.
   const std::deque<AnsweredPart>& held(std::size_t reducer) { return held_[reducer].parts; }
 
@@ -65,6 +66,7 @@ class Verification {
   struct Held {
     std::deque<AnsweredPart> parts;  // whose places in memory stay
     std::deque<Digest> made_of;      // of the same parts
+    std::size_t odd = 0;             // that were checked for that
   };
 
   bool is_drawn(Place place) const;

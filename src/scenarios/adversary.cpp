@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <random>
 
+#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/group_finder.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
@@ -118,6 +120,39 @@ Task<void> join_and_lie(Dht& dht, std::vector<std::uint32_t> sizes, std::uint64_
   }
 }
 
+constexpr double kCheckedShare = 0.3;
+
+/// Averages in which it does not clip what it sends itself would be huge.
+Task<void> reduce_wrongly(Dht& dht, std::vector<std::uint32_t> sizes) {
+  std::vector<std::vector<float>> values;
+  std::vector<averaging::AveragedTensor> tensors;
+  for (const std::uint32_t size : sizes) values.emplace_back(size);
+  for (std::size_t i = 0; i < sizes.size(); ++i) tensors.push_back({values[i], {sizes[i]}});
+  averaging::AveragerOptions options;
+  options.prefix = kGradients;
+  options.class_name = "GradientAverager";
+  options.verified_share = kCheckedShare;
+  options.aggregation = averaging::ClippedMean();
+  std::string honest_schema;
+  options.group_finder = [&honest_schema](averaging::FinderContext context) {
+    honest_schema = context.schema_hash;
+    return averaging::make_matchmaking(std::move(context));
+  };
+  const averaging::Averager honest(dht, tensors, options);
+  options.aggregation = averaging::Mean();
+  options.group_finder = [&honest_schema](averaging::FinderContext context) {
+    context.schema_hash = honest_schema;
+    return averaging::make_matchmaking(std::move(context));
+  };
+  averaging::Averager averager(dht, std::move(tensors), options);
+  averager.start();
+  for (;;) {
+    for (auto& tensor : values) std::ranges::fill(tensor, 1e6f);
+    (void)co_await averager.step({.timeout = 20s});
+    co_await dht.runtime().sleep_for(1s);
+  }
+}
+
 Task<void> share_a_bad_state(Dht& dht, std::uint32_t features) {
   averaging::StateSharingOptions options;
   options.prefix = kStates;
@@ -219,6 +254,9 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
       co_return co_await hold_slots(dht, true);
     case AdversaryRole::inventing_leader:
       co_return co_await lead_and_forge(dht, 20);
+    case AdversaryRole::wrong_reducer:
+      co_return co_await reduce_wrongly(
+          dht, {static_cast<std::uint32_t>(scenario.features), static_cast<std::uint32_t>(scenario.ballast)});
   }
 }
 
@@ -227,7 +265,7 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 const char* name_of(AdversaryRole role) {
   static constexpr std::array kNames = {"progress liar", "batch claimer",   "epoch pusher", "forging leader", "lying owner",
                                         "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader",
-                                        "inventing leader"};
+                                        "inventing leader", "wrong reducer"};
   return kNames[static_cast<std::size_t>(role)];
 }
 
@@ -248,6 +286,11 @@ std::vector<AdversaryRole> some_roles(std::uint64_t seed) {
 
 AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> roles) {
   TrainScenario scenario = adversary_scenario(seed);
+  if (std::ranges::count(roles, AdversaryRole::wrong_reducer))
+    scenario.tune = [](train::RunOptions& options) {
+      options.verified_share = kCheckedShare;
+      options.grad_aggregation = averaging::ClippedMean();
+    };
   AdversaryReport report;
   report.seed = seed;
   report.roles = roles;

@@ -22,13 +22,14 @@ enum class AdversaryRole {
   flooder,         ///< fills the dictionaries of the run with late-expiring entries
   slot_holder,     ///< calls donors and asks for nothing
   slow_reader,     ///< asks donors for their states and does not read them
-  inventing_leader ///< declares itself before all others, and fills its groups with members that do not exist
+  inventing_leader,  ///< declares itself before all others, and fills its groups with members that do not exist
+  wrong_reducer  ///< passes for a trainer that clips and checks averages, and does not clip what it sends itself
 };
 inline constexpr std::array kAdversaryRoles = {
     AdversaryRole::progress_liar, AdversaryRole::batch_claimer, AdversaryRole::epoch_pusher,
     AdversaryRole::forging_leader, AdversaryRole::lying_owner, AdversaryRole::bad_donor,
     AdversaryRole::plausible_donor,    AdversaryRole::flooder,       AdversaryRole::slot_holder,    AdversaryRole::slow_reader,
-    AdversaryRole::inventing_leader};
+    AdversaryRole::inventing_leader, AdversaryRole::wrong_reducer};
 const char* name_of(AdversaryRole role);
 
 struct AdversaryReport {
@@ -45,7 +46,8 @@ struct AdversaryReport {
 
 /// The run in which hostile peers try their worst: seven trainers for two minutes.
 TrainScenario adversary_scenario(std::uint64_t seed);
-/// Runs it without hostile peers, and beside one for each of `roles`.
+/// Runs it without hostile peers, and beside one for each of `roles`. Beside a wrong reducer trainers clip and check
+/// averages.
 AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> roles);
 /// Three of seven roles, chosen by the seed; the others are tried alone: with seven trainers 30 % of the peers.
 std::vector<AdversaryRole> some_roles(std::uint64_t seed);

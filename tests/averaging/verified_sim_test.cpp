@@ -138,6 +138,18 @@ TEST_F(Verified, AReducerThatLiesIsNamedByAllBeforeItsValuesAreUsed) {
   EXPECT_GE(metric("cohive_averaging_checked_averages_total{averager=\"test\",outcome=\"wrong\"}"), 3);
 }
 
+/// Nobody draws it by chance, and nobody has to.
+TEST_F(Verified, AnAverageMuchLargerThanWhatWasSentIsMadeAgainByAll) {
+  for (int i = 0; i < 3; ++i) add(checking(1e-12, ClippedMean()));
+  add(pretending(checking(1e-12, Mean()))).a.assign(1000, 1e6f);
+  const auto results = step_all(same());
+  for (std::size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_EQ(results[i]->liars, std::vector{id(3)});
+    for (float value : peers[i]->a) ASSERT_LT(value, 10.0f);
+  }
+}
+
 TEST_F(Verified, AReducerThatLiesIsInNoGroupOfTheNextRound) {
   for (int i = 0; i < 3; ++i) add(checking(1));
   add(pretending(checking(1, CenteredClip{0.1, 1}))).a.assign(1000, 10);

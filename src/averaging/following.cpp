@@ -154,7 +154,7 @@ proto::JoinRequest Search::join_request(double expiration, Duration hold) const 
   request.set_group_key(context_.key());
   request.set_codec_extensions(context_.finder.offered.text());
   request.set_reforms(context_.bits.empty());
-  request.set_caps_shares(wants_caps(options_.aggregation));
+  request.set_caps_shares(wants_caps(options_));
   request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
   return request;
 }
@@ -168,7 +168,7 @@ Result<Group> Search::group_from(const proto::MessageFromLeader& message, const 
     return bad("many more members than the run has");
   if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
   Group group{message.group_id(), {}, leader, codec::CodecSet::from_text(message.codec_extension())};
-  group.caps_shares = wants_caps(options_.aggregation) && message.caps_shares();
+  group.caps_shares = wants_caps(options_) && message.caps_shares();
   const std::string own = encode_gathered(own_);
   std::size_t values = kMaxGroupValues;
   std::set<PeerId> members;

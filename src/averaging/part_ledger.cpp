@@ -32,7 +32,8 @@ const Digest& PartLedger::close(std::size_t part, const std::vector<std::size_t>
   Account& account = accounts_[part];
   if (account.closed) return *account.closed;
   account.order = order;
-  std::erase_if(account.contributions, [&](const auto& one) { return std::ranges::find(order, one.first) == order.end(); });
+  const auto counted = [&](std::size_t sender) { return std::ranges::find(order, sender) != order.end(); };
+  std::erase_if(account.contributions, [&](const auto& one) { return !counted(one.first); });
   Transcript transcript;
   for (const std::size_t sender : order) {
     const Contribution& one = account.contributions.at(sender);
@@ -48,8 +49,7 @@ Task<Result<>> PartLedger::show(std::shared_ptr<PartLedger> self, rpc::ServerStr
     co_return Error(Errc::bad_partition, stream.peer(), "a part that there is nothing to show of");
   auto& shown = self->shown_[*member];
   if (shown.size() == self->most_shown_) co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "parts shown");
-  if (!shown.insert(part).second)
-    co_return Error(Errc::bad_partition, stream.peer(), "a part that was shown before");
+  if (!shown.insert(part).second) co_return Error(Errc::bad_partition, stream.peer(), "a part that was shown before");
   const Account& account = self->accounts_[part];
   CO_TRY(co_await stream.send(as_bytes(account.transcript), self->runtime_.after(kSlowestMessage)));
   for (const std::size_t sender : account.order)

@@ -374,8 +374,8 @@ bool Search::complete() const {
 }
 
 void Search::assemble() {
-  const auto assembled = followers_.assemble(runtime_, own_, context_.finder.offered, context_.bits.empty(),
-                                              wants_caps(options_.aggregation));
+  const auto assembled =
+      followers_.assemble(runtime_, own_, context_.finder.offered, context_.bits.empty(), wants_caps(options_));
   context_.remember(assembled->group, assembled->reforms);
   found_ = assembled->group;
   context_.changed.notify_all();

@@ -1,5 +1,5 @@
-// What members prove to each other about an average: a sender signs each part that it sends, and a reducer binds itself,
-// with the average, to the transcript of what it has made it of. Source: docs/wire/extensions.md, section 12.
+// What members prove to each other about an average: a sender signs each part that it sends, and a reducer binds
+// itself, with the average, to the transcript of what it has made it of. Source: docs/wire/extensions.md, section 12.
 #pragma once
 
 #include <string>

@@ -17,8 +17,8 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kChecksAtOnce = 4;
-constexpr std::size_t kMostOdd = 8;          // parts of a reducer: a model may be such that many are
-constexpr Duration kTelling = 10s;           // a verdict to a member
+constexpr std::size_t kMostOdd = 8;                         // parts of a reducer: a model may be such that many are
+constexpr Duration kTelling = 10s;                          // a verdict to a member
 constexpr Duration kLeastHearing = 1s, kMostHearing = 10s;  // of the other members' verdicts, after our own checks
 
 /// What no other peer can foresee, and the same in each simulated run of a seed: Ed25519 signs without randomness.
@@ -159,8 +159,7 @@ Task<Result<>> Verification::add_contribution(std::shared_ptr<Recomputation> aga
   Commitment commitment{setup_.round, peer(place.first), place.second, told.weight, told.codec, told.digest};
   auto work = [again, encoded = std::move(encoded), is_signed, commitment = std::move(commitment),
                seal = message.commitment, sender = peer(told.sender)]() mutable -> Result<> {
-    if (is_signed)
-      TRY(check_commitment(as_bytes(seal), sender, commitment));
+    if (is_signed) TRY(check_commitment(as_bytes(seal), sender, commitment));
     return again->add(std::move(encoded));
   };
   co_return co_await runtime_.offload(std::move(work));

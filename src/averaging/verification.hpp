@@ -88,12 +88,12 @@ class Verification {
   const Setup setup_;
   const Digest secret_;  // of the draw
   const TimePoint began_;
-  std::map<std::size_t, Held> held_;  // by reducer
-  std::set<Place> begun_;             // checks
-  std::size_t pending_ = 0;           // of these, those that have not ended
-  std::size_t telling_ = 0;           // members that are being told our verdict
-  std::map<std::size_t, Error> objections_;           // by reducer
-  std::vector<Place> wrong_;                          // what this member complains of
+  std::map<std::size_t, Held> held_;                    // by reducer
+  std::set<Place> begun_;                               // checks
+  std::size_t pending_ = 0;                             // of these, those that have not ended
+  std::size_t telling_ = 0;                             // members that are being told our verdict
+  std::map<std::size_t, Error> objections_;             // by reducer
+  std::vector<Place> wrong_;                            // what this member complains of
   std::map<std::size_t, std::vector<Place>> verdicts_;  // by member: its complaints
   Condition changed_;
   Semaphore at_once_;

@@ -98,8 +98,10 @@ TEST(Recomputation, AllowsForProcessorsThatRoundInAnotherWayAndNoMore) {
   const auto agrees = [&](float difference) {
     Recomputation again(Mean(), transcript, kLength);
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(again.add(encoded(codec::Codec::none, ones)));
-    const auto answer = std::make_shared<EncodedPart>(encoded(codec::Codec::none, std::vector<float>(kLength, difference)));
-    return again.agrees_with({{raw_bytes(ones)}, codec::Codec::none, kLength, answer, Answer::Form::difference}).value();
+    const std::vector<float> differences(kLength, difference);
+    const auto answer = std::make_shared<EncodedPart>(encoded(codec::Codec::none, differences));
+    const AnsweredPart part{{raw_bytes(ones)}, codec::Codec::none, kLength, answer, Answer::Form::difference};
+    return again.agrees_with(part).value();
   };
   EXPECT_TRUE(agrees(0));
   EXPECT_TRUE(agrees(1.2e-7f));
@@ -121,7 +123,8 @@ TEST(Transcripts, NameMembersOfTheGroupOnceEach) {
   EXPECT_FALSE(parse_transcript(as_bytes(encode_transcript({first, first})), 4));
   EXPECT_FALSE(parse_transcript(as_bytes(encode_transcript({stranger})), 4));
   EXPECT_FALSE(parse_transcript(as_bytes(encode_transcript({first}).substr(1)), 4));
-  EXPECT_FALSE(parse_transcript(as_bytes(encode_transcript(Transcript(1000, first))), 4)) << "bounded before it is parsed";
+  const std::string many = encode_transcript(Transcript(1000, first));
+  EXPECT_FALSE(parse_transcript(as_bytes(many), 4)) << "bounded before it is parsed";
 }
 
 TEST(Commitments, HoldForOnePartOfOneSenderInOneRound) {

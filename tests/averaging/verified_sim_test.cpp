@@ -75,17 +75,17 @@ TEST_P(VerifiedAverages, AreThoseOfARoundWithoutChecks) {
   for (std::size_t i = 0; i < checked.size(); ++i) ASSERT_NEAR(checked[i], unchecked[i], lost);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    OfEveryKind, VerifiedAverages,
-    ::testing::Values(Way{codec::Codec::none, Mean(), "none"}, Way{codec::Codec::float16, Mean(), "float16"},
-                      Way{codec::Codec::meanstd16, Mean(), "meanstd16"},
-                      Way{codec::Codec::uniform8, Mean(), "uniform8"},
-                      Way{codec::Codec::quantile8, Mean(), "quantile8"},
-                      Way{codec::Codec::blockwise8, Mean(), "blockwise8"},
-                      Way{codec::Codec::none, TrimmedMean{0.2}, "trimmed"},
-                      Way{codec::Codec::float16, CenteredClip{5, 3}, "centered"},
-                      Way{codec::Codec::float16, ClippedMean{1.5}, "clipped"}),
-    [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(OfEveryKind, VerifiedAverages,
+                         ::testing::Values(Way{codec::Codec::none, Mean(), "none"},
+                                           Way{codec::Codec::float16, Mean(), "float16"},
+                                           Way{codec::Codec::meanstd16, Mean(), "meanstd16"},
+                                           Way{codec::Codec::uniform8, Mean(), "uniform8"},
+                                           Way{codec::Codec::quantile8, Mean(), "quantile8"},
+                                           Way{codec::Codec::blockwise8, Mean(), "blockwise8"},
+                                           Way{codec::Codec::none, TrimmedMean{0.2}, "trimmed"},
+                                           Way{codec::Codec::float16, CenteredClip{5, 3}, "centered"},
+                                           Way{codec::Codec::float16, ClippedMean{1.5}, "clipped"}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST_F(Verified, CodecsWithErrorFeedbackAreCheckedToo) {
   auto options = checking(1);

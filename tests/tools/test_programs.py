@@ -81,8 +81,8 @@ class BadInput(unittest.TestCase):
     def test_averaging_that_does_not_exist(self):
         if not programs("cohive-train"):
             self.skipTest("built without LibTorch")
-        for flag, value in (("--aggregation", "median"), ("--trim", "0.5"), ("--clip-radius", "0"), ("--clip-factor", "0.5"), ("--verified-share", "1.5"),
-                            ("--agreed-compression", "block3"), ("--density", "0")):
+        for flag, value in (("--aggregation", "median"), ("--trim", "0.5"), ("--clip-radius", "0"), ("--clip-factor", "0.5"),
+                            ("--verified-share", "1.5"), ("--agreed-compression", "block3"), ("--density", "0")):
             self.refused(2, flag, "cohive-train", flag, value)
 
     def test_schedules_that_do_not_fit(self):

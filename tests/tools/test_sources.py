@@ -48,7 +48,8 @@ class Coroutines(unittest.TestCase):
 
     def test_what_is_looked_for_is_found(self) -> None:
         found = [bool(self.awaited.search(condition)) for _, condition in self.conditions(
-            "while (a && co_await b) {} for (;c || co_await d;) {} co_return e ? f : co_await g; while (co_await h) {}")]
+            "while (a && co_await b) {} for (;c || co_await d;) {} "
+            "co_return e ? f : co_await g; while (co_await h) {}")]
         self.assertEqual(found, [True, True, False, True])
 
 

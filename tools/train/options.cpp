@@ -160,8 +160,8 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
                  "clipped-mean: how many times the median norm of a part the norm of one may be (default 3)")
       ->check(CLI::Range(1.0, 1e6));
   app.add_option("--verified-share", run.verified_share,
-                 "the share of averages of other trainers that this one makes again, to find liars; all trainers of the run "
-                 "need one above 0, and the same aggregation (default 0: none)")
+                 "the share of averages of other trainers that this one makes again, to find liars; all trainers of the "
+                 "run need one above 0, and the same aggregation (default 0: none)")
       ->check(CLI::Range(0.0, 1.0));
   app.add_option_function<std::string>(
       "--bandwidth",

@@ -54,12 +54,12 @@ struct AveragerOptions {
   /// its average has come back. Averages come back in `codec`: float16 goes well with it.
   std::optional<codec::Compression> agreed_codec;
   Aggregation aggregation;            ///< of the parts that this peer reduces; each member's own choice
-  /// Of the parts that other members reduce, the share that this peer makes again from what the senders sent, drawn after
-  /// the answers; then the members tell each other which were wrong. A reducer that answers anything else is left out of
-  /// the round before its values are used, and is kept out for a while. 0: none is. Where it is above 0, a group has only
-  /// peers with such a share and the same aggregation, so no Python peers. To make a part again takes as many bytes
-  /// as all members have sent of it. A reducer keeps these, about a model in its encoding, until the round is over,
-  /// and shows a member 16 parts and 8 times its own share of them at most: shares had better be alike.
+  /// Of the parts that other members reduce, the share that this peer makes again from what the senders sent, drawn
+  /// after the answers; then the members tell each other which were wrong. A reducer that answers anything else is left
+  /// out of the round before its values are used, and is kept out for a while. 0: none is. Where it is above 0, a group
+  /// has only peers with such a share and the same aggregation, so no Python peers. To make a part again takes as many
+  /// bytes as all members have sent of it. A reducer keeps these, about a model in its encoding, until the round is
+  /// over, and shows a member 16 parts and 8 times its own share of them at most: shares had better be alike.
   double verified_share = 0;
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: a member that would get fewer gets none
   Bandwidth bandwidth;                ///< of no member: equal shares

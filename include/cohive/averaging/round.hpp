@@ -62,7 +62,7 @@ struct RoundResult {
   codec::CodecSet agreed_codecs;        ///< see AveragerOptions::agreed_codec
   std::size_t parts_total = 0;          ///< of all all-reduces of the round, as the counts below
   std::size_t parts_failed = 0;         ///< kept local because their reducer failed
-  std::size_t parts_checked = 0;        ///< reduced by other members and made again here: AveragerOptions::verified_share
+  std::size_t parts_checked = 0;        ///< reduced by other members, made again here: AveragerOptions::verified_share
   std::vector<PeerId> failed_reducers;  ///< the owners of those parts
   std::vector<PeerId> lost_senders;     ///< left out of a part that this peer reduced: silent, gone, or malformed
   std::vector<PeerId> liars;            ///< of both, the members that sent what cannot be: they are kept out for a while

@@ -14,7 +14,6 @@ namespace {
 constexpr std::size_t kInFlightBytes = 32 << 20;  // parts received and not yet answered, over all senders
 constexpr std::size_t kMaxInFlight = 8;           // of one sender
 constexpr Duration kPartRefusalTimeout = 5s;
-constexpr double kMaxWeight = 1e15;  // samples, usually; a single sender must not make a sum of floats overflow
 
 /// A part as a sender sent it.
 class SentPart final : public Contribution {
@@ -116,7 +115,7 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   if (!message) co_return message.error();
   if (index == 0 && message->code != proto::PART_FOR_AVERAGING)
     co_return Error(Errc::bad_partition, "code " + std::to_string(message->code));
-  if (!(message->weight >= 0 && message->weight <= kMaxWeight)) co_return Error(Errc::bad_partition, "bad weight");
+  if (!is_weight(message->weight)) co_return Error(Errc::bad_partition, "bad weight");
   auto encoded = encoded_part(*message, std::move(record), part.length, setup_.group->agreed_codecs);
   if (!encoded) co_return encoded.error();
   count_received(sender, encoded->buffer.size());

@@ -143,6 +143,8 @@ Result<Transcript> Verification::accept_transcript(ByteView bytes, Place place) 
   if (own == transcript.end() || own->weight != setup_.weight || own->codec != static_cast<int>(part.sent_codec) ||
       own->digest != crypto::sha256(part.sent.bytes))
     return Error(Errc::wrong_average, "without what this peer has sent");
+  if (!std::ranges::all_of(transcript, is_weight, &TranscriptEntry::weight))
+    return Error(Errc::wrong_average, "with a weight that cannot be");
   // Connections between two members break now and then; those of one to half of a group do not.
   if (2 * transcript.size() < members.size()) return Error(Errc::wrong_average, "most members are left out");
   return transcript;

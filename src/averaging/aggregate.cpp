@@ -193,9 +193,8 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
 
 Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply) {
   const codec::Codec codec = reply.codec;
-  const auto made_of = ledger_ && reply.sum->has_average
-                           ? std::optional(ledger_->close(reply.index, reply.sum->senders))
-                           : std::nullopt;
+  const auto made_of =
+      ledger_ && reply.sum->has_average ? std::optional(ledger_->close(reply.index, reply.sum->senders)) : std::nullopt;
   // No average: no change, which as an average is an empty part.
   const std::size_t length = reply.sum->length(), sent = reply.part || reply.sum->has_average ? length : 0;
   auto work = [reply = std::move(reply), length]() -> Result<Slice> {

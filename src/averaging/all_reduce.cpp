@@ -70,8 +70,8 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
     const codec::CompressionInfo info = compression_info(tensor, i);
     const auto ordinary = options.codec.choose(info);
     if (!ordinary) return ordinary.error();
-    TensorCodecs& chosen = codecs.emplace_back(
-        TensorCodecs{*ordinary, std::nullopt, bytes_per_value(tensor, ordinary->codec)});
+    TensorCodecs& chosen =
+        codecs.emplace_back(TensorCodecs{*ordinary, std::nullopt, bytes_per_value(tensor, ordinary->codec)});
     if (options.agreed_codec && tensors.keeps_residuals()) {
       const auto agreed = options.agreed_codec->choose(info);
       if (!agreed) return agreed.error();
@@ -109,10 +109,10 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       codecs_(std::move(codecs)),
       parts_by_owner_(std::move(parts_by_owner)),
       reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation),
-      ledger_(options_.verified_share > 0
-                  ? std::make_shared<PartLedger>(runtime_, setup_.group, lengths_of(own_parts()),
-                                                 options_.verified_share)
-                  : nullptr),
+      ledger_(
+          options_.verified_share > 0
+              ? std::make_shared<PartLedger>(runtime_, setup_.group, lengths_of(own_parts()), options_.verified_share)
+              : nullptr),
       verification_(make_verification(host_, options_, metrics_, setup_)),
       answered_(runtime_, "replies that go first"),
       broken_(runtime_, "members that are lost"),
@@ -393,9 +393,9 @@ Task<Result<>> AllReduce::send_part(rpc::ClientStream& call, std::size_t member,
                                     const Outgoing* outgoing) {
   const Part& part = parts_by_owner_[member][index];
   const ByteView bytes = outgoing ? outgoing->stretch.bytes : ByteView();
-  Envelope envelope = envelope_part(
-      index == 0 ? proto::PART_FOR_AVERAGING : proto::NO_CODE, index == 0 ? setup_.id : std::string(), bytes.size(),
-      outgoing ? part.length : 0, static_cast<int>(codec_of(part).codec), setup_.terms.weight);
+  Envelope envelope = envelope_part(index == 0 ? proto::PART_FOR_AVERAGING : proto::NO_CODE,
+                                    index == 0 ? setup_.id : std::string(), bytes.size(), outgoing ? part.length : 0,
+                                    static_cast<int>(codec_of(part).codec), setup_.terms.weight);
   if (outgoing) append_commitment(envelope, outgoing->commitment);
   const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
   const TimePoint begin = runtime_.now();

@@ -21,8 +21,8 @@ std::size_t inline_values();
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
                                  const codec::CodecSet& agreed = {});
 
-/// Whether a member may say that its values weigh so much. They are samples, usually; a single member must not make a sum
-/// of floats overflow.
+/// Whether a member may say that its values weigh so much. They are samples, usually; a single member must not make a
+/// sum of floats overflow.
 inline bool is_weight(double weight) {
   return weight >= 0 && weight <= 1e15;
 }

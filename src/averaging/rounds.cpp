@@ -15,15 +15,14 @@ namespace {
 
 constexpr Duration kFirstMessage = 15s;  // of a stream
 constexpr Duration kRefusalTimeout = 15s;
-constexpr std::size_t kEndedGroups = 8;  // remembered: their late streams need not be held
+constexpr std::size_t kEndedGroups = 8;       // remembered: their late streams need not be held
+constexpr Duration kShownFor = 15s;           // what averages were made of, to members that end their round later
 constexpr std::size_t kVerdictFields = 4096;  // more than the complaints of a group have
-constexpr Duration kShownFor = 15s;      // what averages were made of, to members that end their round later
 
 }  // namespace
 
 Rounds::Rounds(Runtime& runtime, Limits limits)
-    :
-      runtime_(runtime),
+    : runtime_(runtime),
       limits_(limits),
       changed_(runtime, "the round of an early sender"),
       keeping_(runtime, "what averages were made of") {}

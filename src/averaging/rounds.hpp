@@ -108,7 +108,7 @@ class Rounds {
   std::deque<std::string> ended_;  // groups of the last rounds
   std::list<Held> held_;
   std::deque<KeptLedger> kept_;  // the oldest first
-  std::size_t serving_ = 0;  // members whose parts we average, or that have not got all results yet
+  std::size_t serving_ = 0;      // members whose parts we average, or that have not got all results yet
   TaskGroup keeping_;
 };
 

@@ -25,6 +25,7 @@ struct Way {
   std::optional<codec::Compression> agreed{};
   Aggregation aggregation{};
   float tolerance = 0.05f;
+  double verified_share = 0;
 };
 
 struct Peer {
@@ -47,6 +48,7 @@ struct Peer {
     settings.codec = way.codec;
     settings.agreed_codec = way.agreed;
     settings.aggregation = way.aggregation;
+    settings.verified_share = way.verified_share;
     settings.sender_timeout = patience;
     settings.reducer_timeout = 2 * patience;
     averager = std::make_unique<Averager>(dht, std::vector<AveragedTensor>{{values, {kValues}}}, settings);
@@ -78,7 +80,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Way{"Float32"}, Way{"Float16", codec::Codec::float16}, Way{"Uniform8", codec::Codec::uniform8},
                       Way{"Block4", codec::Codec::float16, codec::Codec::block4, Mean(), 0.5f},
                       Way{"TrimmedMean", codec::Codec::float16, {}, TrimmedMean{0.2}},
-                      Way{"ClippedBlock4", codec::Codec::none, codec::Codec::block4, CenteredClip{1e6, 2}, 0.5f}),
+                      Way{"ClippedBlock4", codec::Codec::none, codec::Codec::block4, CenteredClip{1e6, 2}, 0.5f},
+                      Way{"Verified", codec::Codec::none, {}, Mean(), 0.05f, 1.0},
+                      Way{"VerifiedFloat16", codec::Codec::float16, {}, ClippedMean{100}, 0.05f, 1.0}),
     [](const auto& test) { return test.param.name; });
 
 TEST_P(Threads, TwoPeersAgreeOnTheMean) {

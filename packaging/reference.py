@@ -215,13 +215,16 @@ def scraped(binaries):
                                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
         return json.loads(processes[-1].stdout.readline())
 
-    def wait_for(url, words):
+    def wait_for(url, *words):
         give_up = time.monotonic() + PATIENCE
-        while words not in (text := read(url)):
+        while True:
+            page = read(url)
+            missing = [word for word in words if word not in page]
+            if not missing:
+                return metrics_in(page)
             if time.monotonic() > give_up:
-                raise TimeoutError(f"{url} does not tell {words}")
+                raise TimeoutError(f"{url} does not tell {missing}")
             time.sleep(0.05)
-        return metrics_in(text)
 
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text")
@@ -235,7 +238,8 @@ def scraped(binaries):
                 trainer = start("cohive-train", "--text", text, "--host-maddrs", "/ip4/127.0.0.1/tcp/0", *small, *joining)
                 pages.append(wait_for(trainer["metrics"].split()[0], "\ncohive_train_epoch 1"))
             monitor = start("cohive-monitor", "serve", "--interval", "0.1", *joining)
-            pages.append(wait_for(monitor["metrics"], "cohive_swarm_trainer_loss{" if trained else "\ncohive_swarm_epoch"))
+            told = ["cohive_swarm_trainer_loss{", "cohive_swarm_trainer_reachable{"] if trained else ["\ncohive_swarm_epoch"]
+            pages.append(wait_for(monitor["metrics"], *told))
             pages.append(wait_for(node["metrics"], "\ncohive_dht_nodes"))
         finally:
             for process in processes:

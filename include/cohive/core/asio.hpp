@@ -41,9 +41,9 @@ struct use_task_t {
   struct executor_with_default : Executor {
     /// Asio asks for it: what a call without a token gets.
     using default_completion_token_type = use_task_t;
+    /// Wraps an executor.
     template <class Other>
       requires(!std::same_as<Other, executor_with_default> && std::convertible_to<Other, Executor>)
-    /// Wraps an executor.
     executor_with_default(const Other& other) noexcept : Executor(other) {}
   };
   /// An I/O object type with that executor: use_task_t::as_default_on_t<asio::ip::tcp::socket>.

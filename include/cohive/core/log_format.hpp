@@ -117,6 +117,7 @@ consteval void check(std::string_view text, std::initializer_list<ArgumentRule> 
 template <detail::Printable... Args>
 class Message {
  public:
+  /// Views a literal, with {} or {:spec} for each argument; compiling fails where they do not fit.
   template <std::convertible_to<std::string_view> Text>
   consteval Message(const Text& text) : text_(text) {
     detail::check(text_, {detail::kRule<Args>...});

@@ -4,13 +4,16 @@
 
 namespace cohive {
 
+/// The links of an object in a list; it is in one list at most.
 class ListHook {
  public:
   ListHook() = default;
   ListHook(const ListHook&) = delete;
   ListHook& operator=(const ListHook&) = delete;
   ~ListHook() { unlink(); }
+  /// Tells whether it is in a list.
   bool linked() const noexcept { return next_ != nullptr; }
+  /// Leaves its list; does nothing when it is in none.
   void unlink() noexcept {
     if (!next_) return;
     previous_->next_ = next_;
@@ -37,7 +40,9 @@ class IntrusiveList {
   IntrusiveList(const IntrusiveList&) = delete;
   IntrusiveList& operator=(const IntrusiveList&) = delete;
 
+  /// Tells whether it has no item.
   bool empty() const noexcept { return head_.next_ == &head_; }
+  /// Adds an item at the end; it leaves the list that it was in.
   void push_back(T& item) noexcept {
     ListHook& hook = item;
     hook.unlink();
@@ -46,7 +51,9 @@ class IntrusiveList {
     head_.previous_->next_ = &hook;
     head_.previous_ = &hook;
   }
+  /// Returns the first item; there must be one.
   T& front() noexcept { return static_cast<T&>(*head_.next_); }
+  /// Takes the first item out and returns it; null when there is none.
   T* pop_front() noexcept {
     if (empty()) return nullptr;
     T& item = front();

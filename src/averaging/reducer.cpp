@@ -137,7 +137,7 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
       return votes ? collect(how, *sum, *votes, batch, last, before) : add_up(*sum, batch, last, before);
     };
     const std::size_t cost = part->votes ? kRobustCost * expected.size() : std::max<std::size_t>(batch.size(), 1);
-    Outcome outcome =
+    auto outcome =
         part->sum->length() * cost > inline_values() ? co_await self.runtime_.offload(std::move(job)) : job();
     part->sum->weight = outcome.weight;
     part->empty = outcome.empty;

@@ -1,6 +1,6 @@
 /// \file
-/// Byte buffers: owned bytes, views, and reference-counted slices of pooled blocks.
-/// Threads: blocks are counted atomically and may be released on any thread; a BufferPool belongs to the loop.
+/// Byte buffers: owned bytes, views, and reference-counted slices of blocks.
+/// Threads: blocks are counted atomically and may be released on any thread.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ std::string to_hex(ByteView bytes);
 /// Returns the bytes of hexadecimal text; none for anything malformed.
 Bytes from_hex(std::string_view text);
 
-/// A reference-counted block of memory. Created through Block::allocate or a BufferPool.
+/// A reference-counted block of memory. Created through Block::allocate.
 class Block {
  public:
   /// Returns a block that has one reference, its bytes not initialised.

@@ -63,10 +63,10 @@ void write(Level level, std::string_view module, Fields fields, std::string_view
 void write_always(std::string_view module, std::string_view message);
 /// The last lines in text format, oldest first, each without its end and cut after 500 bytes.
 std::vector<std::string> recent();
-/// Lines that were lost because an output took none for too long.
+/// Lines that were lost because an output took none for too long, since outputs were last set.
 std::uint64_t dropped_lines();
-/// Waits until all lines are written, as long as `limit`; false when they are not. Happens at the end of the process,
-/// too.
+/// Waits until all lines are written, as long as `limit` for stderr and for a file each; false when they are not.
+/// Happens at the end of the process, too.
 bool flush(std::chrono::milliseconds limit = std::chrono::seconds(1));
 
 }  // namespace cohive::log

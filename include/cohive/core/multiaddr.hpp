@@ -55,7 +55,7 @@ class Multiaddr {
   /// Value of the first component with this code, as text ("127.0.0.1", "4001", "12D3Koo...").
   std::optional<std::string> value(std::uint32_t code) const;
 
-  /// The last /p2p component, if any; and this address with a trailing /p2p removed or replaced.
+  /// Returns the peer id at the end; nullopt when the address ends with anything else.
   std::optional<PeerId> peer() const;
   /// Returns the address without the peer id at its end.
   Multiaddr without_peer() const;
@@ -79,7 +79,7 @@ class Multiaddr {
 
   /// From where an address can be reached; other: it begins with neither an IP address nor a name.
   enum class Scope { loopback, private_, public_, unroutable, other };
-  /// Address class as p2pd's filters define it; DNS names count as public.
+  /// Returns the address class as p2pd's filters define it; DNS names but "localhost" count as public.
   Scope scope() const;
   /// 0.0.0.0 or ::, which may be listened on but never dialled.
   bool is_unspecified() const;

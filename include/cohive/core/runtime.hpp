@@ -201,7 +201,7 @@ class Runtime {
   Sleep yield();
 
   /// Runs `work()` on the thread pool and resumes here with its result or exception. `work` must own all it touches:
-  /// if the awaiting task is dropped meanwhile, the work still runs to its end and its result is discarded.
+  /// if the awaiting task is dropped meanwhile, work that has begun still runs to its end and its result is discarded.
   /// Under simulation it runs at once, in place.
   template <class F>
   detail::Offload<F> offload(F work);
@@ -242,14 +242,14 @@ class Runtime {
   void fire_timers(TimePoint now);
   /// Tells whether a timer is armed.
   bool has_timers() const noexcept { return !timers_.empty(); }
-  /// Returns when the next timer fires, of those that there are.
+  /// Returns when the next timer fires; there must be one.
   TimePoint next_timer() const { return timers_.front()->at_; }
   /// Drops all background tasks; the destructor of a derived class calls it first.
   void shut_down() noexcept;
 
-  /// Something became ready, or the earliest timer changed.
+  /// Called when a coroutine is ready where none was.
   virtual void on_ready() noexcept = 0;
-  /// Called when a timer was armed or disarmed.
+  /// Called when a timer was armed that is now the earliest.
   virtual void on_timers_changed() noexcept = 0;
   /// Runs the loop until `done` is true.
   virtual void run_until(const bool& done) = 0;

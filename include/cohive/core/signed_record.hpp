@@ -18,7 +18,7 @@ struct PeerRecord {
 
 /// The serialised envelope around a peer record.
 std::string make_signed_peer_record(const KeyPair& key, std::uint64_t sequence, const std::vector<Multiaddr>& addresses);
-/// Verifies signature and owner; addresses that do not parse are left out.
+/// Verifies signature and owner; addresses that do not parse are left out, and those after the 128th.
 Result<PeerRecord> open_signed_peer_record(ByteView envelope);
 
 }  // namespace cohive

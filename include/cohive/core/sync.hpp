@@ -97,7 +97,7 @@ class Condition {
   void notify_all() noexcept { waiters_.notify_all(); }
   /// Wakes the waiter that came first.
   void notify_one() noexcept { waiters_.notify_one(); }
-  /// True while a task waits, or was notified and has not run yet.
+  /// True while a task waits, or was chosen by notify_one() and has not run yet.
   bool contended() const noexcept { return waiters_.contended(); }
   /// Awaitable: waits for the next notification; false when the deadline passed first.
   detail::ListWait wait(Deadline deadline = Deadline::never()) { return {*runtime_, what_, deadline, waiters_, false}; }
@@ -151,7 +151,7 @@ class Semaphore {
   Task<Units> acquire(std::size_t count = 1, Deadline deadline = Deadline::never());
   /// Without waiting; empty when there are too few or other tasks wait.
   Units try_acquire(std::size_t count = 1) noexcept;
-  /// Returns how many units are not held.
+  /// Returns how many units are neither held nor set aside for a task that is about to run.
   std::size_t available() const noexcept { return available_; }
 
  private:

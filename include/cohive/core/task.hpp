@@ -81,14 +81,13 @@ struct Promise<void> : PromiseBase {
 }  // namespace detail
 
 /// A coroutine that returns T, or throws. It begins when it is awaited or spawned, and ends at once, with all that it
-/// holds, when
-/// it is destroyed.
+/// holds, when it is destroyed.
 template <class T = void>
 class [[nodiscard]] Task {
  public:
   /// What the compiler looks for.
   using promise_type = detail::Promise<T>;
-  /// The coroutine, which has not begun.
+  /// The coroutine, begun or not.
   using Handle = std::coroutine_handle<promise_type>;
 
   Task() = default;

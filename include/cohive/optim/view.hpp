@@ -48,7 +48,8 @@ class View {
   View(std::span<float> values) : View(DType::float32, values.data(), values.size()) {}
   /// Views doubles.
   View(std::span<double> values) : View(DType::float64, values.data(), values.size()) {}
-  /// Views `size` values at `data`, which stay the caller's.
+  /// Views `size` values at `data`, which stay the caller's. Throws std::invalid_argument for a dtype that is not
+  /// floating.
   View(DType dtype, void* data, std::size_t size) : view_(dtype, data, size), data_(data) {}
 
   /// Returns the type of the values.

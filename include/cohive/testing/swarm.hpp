@@ -29,7 +29,7 @@ struct SwarmOptions {
 /// Hosts on a simulated network, and the clock they go by.
 class Swarm {
  public:
-  /// Starts at virtual time zero, without hosts.
+  /// Begins without hosts, at the virtual time at which a SimRuntime begins.
   explicit Swarm(SwarmOptions options = {})
       : runtime_(options.seed),
         fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency})),

@@ -49,13 +49,13 @@ struct TrainScenarioReport {
   double bytes_per_peer_second = 0; ///< sent on the wire, everything included
   double waiting = 0;               ///< share of their time that trainers waited in synchronise()
   double first_loss = 0;                 ///< before the first step, less the noise
-  double last_loss = 0;                  ///< the same at the end, of a trainer that is left
+  double last_loss = 0;                  ///< the same at the end, of the worst trainer of the last epoch
   double loss_of_one = 0;                ///< of one process that takes the same number of steps with the same batch size
-  std::size_t newcomers = 0;             ///< that lived for three epochs or longer
+  std::size_t newcomers = 0;             ///< that were in a gradient round, or lived for three epochs
   std::size_t newcomers_late = 0;        ///< of these, not in a gradient round within three epochs
   std::uint64_t downloads = 0;           ///< of the state
   std::uint64_t followed = 0;            ///< rounds of the state that trainers followed in place of a download
-  double spread = 0;         ///< largest distance between parameters of two trainers of the last epoch
+  double spread = 0;         ///< largest distance of parameters from those of the first trainer, in the last epoch
   double real_seconds = 0;  ///< that the simulation took
 };
 

@@ -71,7 +71,8 @@ class Stream {
 /// A stream that is owned.
 using StreamPtr = std::unique_ptr<Stream>;
 
-/// Reads exact amounts and delimited messages from a stream. Over-read bytes stay inside until dropped with finish().
+/// Reads exact amounts and delimited messages from a stream. What was read beyond goes back to the stream with the
+/// reader's end.
 class StreamReader {
  public:
   /// Reads from `stream`, which outlives the reader.

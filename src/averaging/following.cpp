@@ -134,6 +134,7 @@ Task<std::optional<Group>> Search::await_group(rpc::ClientStream& call, double e
     auto group = group_from(*message, peer);
     if (!group) {
       log::warn("averaging", "not joining a group: {}", group.error());
+      if (group.error() == cohive::Errc::malformed) context_.shunned.failed(peer, runtime_.now());
       co_return failed(JoinOutcome::lost, group.error().message());
     }
     context_.remember(*group, message->reforms());
@@ -165,7 +166,7 @@ Result<Group> Search::group_from(const proto::MessageFromLeader& message, const 
   if (size < 2 || size > kMaxGroup || message.gathered_size() != message.ordered_peer_ids_size())
     return bad("size of the group");
   if (expected_members_ > 0 && size > std::max(kSmallGroup, kTimesExpected * expected_members_))
-    return bad("many more members than the run has");
+    return Error(cohive::Errc::limit_exceeded, leader, "many more members than the run has");  // as far as we know
   if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
   Group group{message.group_id(), {}, leader, codec::CodecSet::from_text(message.codec_extension())};
   group.caps_shares = wants_caps(options_) && message.caps_shares();

@@ -37,6 +37,12 @@ class ForgingLeader {
   Task<void> declare() {
     (void)co_await dht_.store("test.0b", msgpack::Value::bin(dht_.host().id().bytes()), true, dht_.now() + 1.5);
   }
+  static Task<void> keep_declaring(ForgingLeader& self) {
+    for (;;) {
+      co_await self.declare();
+      co_await self.dht_.runtime().sleep_for(500ms);
+    }
+  }
   int forged = 0;
 
  private:
@@ -66,6 +72,22 @@ TEST_F(Averaging, ALeaderThatChangesWhatAMemberSaidHasNoGroup) {
     EXPECT_NE(results[i]->leader, id(3));
     for (const Member& member : results[i]->group) EXPECT_NE(member.peer, id(3));
   }
+}
+
+TEST_F(Averaging, ALeaderThatForgesIsAskedOnceByEachMemberForAWhile) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  ForgingLeader liar(*join().dht);
+  TaskGroup lying(swarm.runtime(), "liar");
+  lying.spawn(ForgingLeader::keep_declaring(liar), "liar");
+  swarm.pass(1s);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Task<Result<RoundResult>>> rounds;
+    for (std::size_t i = 0; i < 3; ++i) rounds.push_back(peers[i]->averager->step({.timeout = 30s}));
+    for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds))))
+      EXPECT_TRUE(result) << result.error();
+  }
+  EXPECT_GT(liar.forged, 0);
+  EXPECT_LE(liar.forged, 3);
 }
 
 /// Declares itself before anybody else, and fills its groups with members that do not exist.

@@ -25,13 +25,8 @@ constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, bef
 
 BanReason ban_reason(const std::error_code& code) {
   if (code == Errc::not_finite) return BanReason::not_finite;
-  if (code == Errc::bad_partition || code == Errc::wrong_average || code == cohive::Errc::malformed)
-    return BanReason::malformed;
+  if (is_fault(code)) return BanReason::malformed;
   return code == cohive::Errc::timeout ? BanReason::silent : BanReason::gone;
-}
-
-bool is_fault(BanReason reason) {
-  return reason == BanReason::not_finite || reason == BanReason::malformed;
 }
 
 codec::CompressionInfo compression_info(const TensorInfo& tensor, std::size_t index) {
@@ -159,7 +154,7 @@ void AllReduce::ban(std::size_t sender, const Error& why) {
   const BanReason reason = ban_reason(why.code());
   const auto text = log::format("leaving {} out of the round ({}): {}", peer(sender),
                                 kBanReasons[static_cast<std::size_t>(reason)], why);
-  const bool at_fault = is_fault(reason);
+  const bool at_fault = is_fault(why.code());
   log::write(at_fault ? log::Level::warn : log::Level::info, "averaging", text);
   metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
   lost_.push_back(peer(sender));
@@ -245,7 +240,7 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
     if (!exchanges[member].failure) continue;
     outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
     outcome.failed_reducers.push_back(peer(member));
-    if (is_fault(ban_reason(exchanges[member].failure->code()))) liars_.push_back(peer(member));
+    if (is_fault(exchanges[member].failure->code())) liars_.push_back(peer(member));
   }
   outcome.liars = liars_;
   outcome.lost_senders = lost_;

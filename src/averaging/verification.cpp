@@ -26,12 +26,12 @@ Digest secret_of(const KeyPair& key, const std::string& round) {
   return crypto::sha256(key.sign(as_bytes("cohive draws parts of " + round)));
 }
 
-bool is_wrong(const Error& why) {
-  return why == Errc::wrong_average || why == Errc::bad_partition || why == Errc::not_finite ||
-         why == cohive::Errc::malformed;
-}
-
 }  // namespace
+
+bool is_fault(const std::error_code& code) {
+  return code == Errc::wrong_average || code == Errc::bad_partition || code == Errc::not_finite ||
+         code == cohive::Errc::malformed;
+}
 
 Verification::Verification(p2p::Host& host, const AveragingMetrics& metrics, Setup setup)
     : host_(host),
@@ -89,9 +89,9 @@ Task<void> Verification::check(Verification& self, Place place) {
 }
 
 void Verification::object(std::size_t reducer, const Error& why, Place place) {
-  const bool wrong = is_wrong(why);
+  const bool wrong = is_fault(why.code());
   const auto before = objections_.find(reducer);
-  if (before != objections_.end() && (!wrong || is_wrong(before->second))) return;  // of two checks at a time
+  if (before != objections_.end() && (!wrong || is_fault(before->second.code()))) return;  // of two checks at a time
   (wrong ? metrics_.averages_wrong : metrics_.averages_not_shown).increment();
   const auto text = log::format("the averages of {} are not used: part {}: {}", peer(reducer), place.second, why);
   log::write(wrong ? log::Level::warn : log::Level::info, "averaging", text);

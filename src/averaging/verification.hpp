@@ -24,6 +24,9 @@ class Verdict;
 
 namespace cohive::averaging {
 
+/// Whether an error means that a member sent what cannot be: it is kept out for a while.
+bool is_fault(const std::error_code& code);
+
 class Verification {
  public:
   struct Setup {

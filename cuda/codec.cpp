@@ -10,6 +10,7 @@
 #include "cohive/core/errors.hpp"
 #include "failure.hpp"
 #include "kernels.hpp"
+#include "model_kernels.hpp"
 
 namespace cohive::cuda {
 namespace {
@@ -85,14 +86,6 @@ const kernels::BlockwiseTables& blockwise_tables() {
     return made;
   }();
   return tables;
-}
-
-/// Runs `launch` with the stream's device as the current one.
-template <class Launch>
-Result<> on(const Stream& stream, Launch launch) {
-  const DeviceScope scope(stream.device());
-  if (auto set = checked(scope.status(), "choosing a device"); !set) return set;
-  return checked(launch(stream.native()), "starting a kernel");
 }
 
 }  // namespace
@@ -184,6 +177,24 @@ Result<> move_towards_async(Stream& stream, std::span<const float> average, floa
   return on(stream, [&](CUstream_st* queue) {
     return kernels::move_towards(queue, average.data(), alpha, values.data(), values.size());
   });
+}
+
+Result<> scale_async(Stream& stream, std::span<float> values, float factor) {
+  return on(stream, [&](CUstream_st* queue) { return kernels::scale(queue, values.data(), factor, values.size()); });
+}
+
+Result<> copy_async(Stream& stream, std::span<const float> from, std::span<float> to) {
+  if (auto fits = check_sizes(from.size(), to.size()); !fits) return fits;
+  if (from.empty()) return ok();
+  return on(stream, [&](CUstream_st* queue) {
+    return cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice, queue);
+  });
+}
+
+Result<> clear_async(Stream& stream, std::span<float> values) {
+  if (values.empty()) return ok();
+  return on(stream,
+            [&](CUstream_st* queue) { return cudaMemsetAsync(values.data(), 0, values.size_bytes(), queue); });
 }
 
 }  // namespace cohive::cuda

@@ -20,6 +20,38 @@ Result<int> device_count() {
   return count;
 }
 
+Result<Event> Event::create(int device) {
+  if (auto count = device_count(); !count) return count.error();
+  const DeviceScope scope(device);
+  if (auto set = checked(scope.status(), "choosing a device"); !set) return set.error();
+  cudaEvent_t event = nullptr;
+  if (auto made = checked(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"); !made)
+    return made.error();
+  return Event(device, event);
+}
+
+Event::Event(Event&& other) noexcept : device_(other.device_), event_(std::exchange(other.event_, nullptr)) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(event_, other.event_);
+  return *this;
+}
+
+Event::~Event() {
+  if (event_) cudaEventDestroy(event_);
+}
+
+Result<> Event::record(CUstream_st* stream) {
+  const DeviceScope scope(device_);
+  return checked(cudaEventRecord(event_, stream), "recording an event");
+}
+
+Result<> Event::hold_back(CUstream_st* stream) const {
+  const DeviceScope scope(device_);
+  return checked(cudaStreamWaitEvent(stream, event_, 0), "waiting for an event");
+}
+
 Result<Stream> Stream::create(int device) {
   if (auto count = device_count(); !count) return count.error();
   const DeviceScope scope(device);

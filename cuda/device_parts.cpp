@@ -5,10 +5,11 @@
 
 #include "averaging/lease.hpp"
 #include "averaging/part_math.hpp"
-#include "cohive/core/sync.hpp"
+#include "averaging/stretch_set.hpp"
 #include "cohive/cuda/codec.hpp"
-#include "cohive/cuda/device.hpp"
-#include "pinned_pool.hpp"
+#include "failure.hpp"
+#include "lanes.hpp"
+#include "model_kernels.hpp"
 
 namespace cohive::cuda {
 
@@ -16,6 +17,7 @@ using averaging::Answer;
 using averaging::EncodedStretch;
 using averaging::OwnContribution;
 using averaging::Stretch;
+using averaging::TensorSpan;
 using averaging::Terms;
 
 namespace {
@@ -25,53 +27,6 @@ using Pinned = std::shared_ptr<const HostBuffer>;
 std::span<float> floats_of(const HostBuffer& buffer, std::size_t count) {
   return buffer.floats().first(count);
 }
-
-/// What one stretch after another uses.
-struct Lane {
-  Stream stream;
-  DeviceBuffer encoded, decoded, flag;
-  HostBuffer flag_here;
-};
-
-Result<Lane> make_lane(int device) {
-  auto stream = Stream::create(device);
-  if (!stream) return stream.error();
-  auto none = DeviceBuffer::create(0, device), other = DeviceBuffer::create(0, device);
-  auto flag = DeviceBuffer::create(sizeof(std::uint32_t), device);
-  auto flag_here = HostBuffer::create(sizeof(std::uint32_t));
-  for (const auto* made : {&none, &other, &flag})
-    if (!*made) return made->error();
-  if (!flag_here) return flag_here.error();
-  return Lane{std::move(*stream), std::move(*none), std::move(*other), std::move(*flag), std::move(*flag_here)};
-}
-
-/// At least `bytes` of the device's memory.
-Result<> grow(DeviceBuffer& buffer, std::size_t bytes, int device) {
-  if (buffer.size() >= bytes) return ok();
-  auto larger = DeviceBuffer::create(bytes, device);
-  if (!larger) return larger.error();
-  buffer = std::move(*larger);
-  return ok();
-}
-
-/// Work on a stream that uses memory of this scope: a task that is dropped waits for it.
-class Queued {
- public:
-  explicit Queued(Stream& stream) : stream_(stream) {}
-  ~Queued() {
-    if (!done_) (void)stream_.synchronize();
-  }
-  Queued(const Queued&) = delete;
-  Task<Result<>> done(Runtime& runtime) {
-    auto result = co_await stream_.done(runtime);
-    done_ = true;
-    co_return result;
-  }
-
- private:
-  Stream& stream_;
-  bool done_ = false;
-};
 
 /// Our values of a part, copied to the host.
 class CopiedValues final : public OwnContribution {
@@ -105,34 +60,24 @@ class CopiedValues final : public OwnContribution {
 }  // namespace
 
 struct DeviceParts::Impl {
-  /// A lane, until it dies.
-  class Taken {
-   public:
-    Taken(Impl& impl, Semaphore::Units turn) : impl_(impl), turn_(std::move(turn)), lane_(std::move(impl.idle.back())) {
-      impl.idle.pop_back();
-    }
-    ~Taken() { impl_.idle.push_back(std::move(lane_)); }
-    Taken(const Taken&) = delete;
-    Lane* operator->() const noexcept { return lane_.get(); }
-    Lane& operator*() const noexcept { return *lane_; }
-
-   private:
-    Impl& impl_;
-    const Semaphore::Units turn_;
-    std::unique_ptr<Lane> lane_;
-  };
-
-  Impl(Runtime& loop, std::vector<averaging::TensorInfo> about, std::vector<std::span<float>> memory, DevicePartsOptions how)
-      : runtime(loop), infos(std::move(about)), tensors(std::move(memory)), options(how), turns(loop, how.streams, "a stream") {
-    bool fits = infos.size() == tensors.size() && options.streams > 0;
-    for (std::size_t i = 0; fits && i < infos.size(); ++i) fits = tensors[i].size() == infos[i].elements();
+  Impl(Runtime& loop, std::vector<averaging::TensorInfo> about, std::vector<TensorSpan> memory, DevicePartsOptions how)
+      : runtime(loop),
+        infos(std::move(about)),
+        tensors(std::move(memory)),
+        options(std::move(how)),
+        lanes(options.lanes),
+        scaled(infos.size()),
+        final(infos.size()) {
+    bool fits = infos.size() == tensors.size() && (lanes || options.streams > 0);
+    for (std::size_t i = 0; fits && i < infos.size(); ++i)
+      fits = tensors[i].read.size() == infos[i].elements() && tensors[i].write.size() == infos[i].elements();
     if (!fits) throw std::invalid_argument("memory of a device that does not fit the tensors of a round");
   }
 
-  std::span<float> values(const Stretch& stretch) const {
-    return tensors.at(stretch.tensor).subspan(stretch.offset, stretch.length);
-  }
-
+  Result<std::span<const float>> own(const Stretch& stretch, Stream& stream);
+  Result<> finished(const Stretch& stretch, bool averaged, Stream& stream);
+  Result<> keep(const Stretch& stretch, Stream& stream);
+  kernels::Applied destination(const Stretch& stretch) const;
   Task<Result<Pinned>> download(Stretch stretch);
   Task<Result<EncodedStretch>> encode_here(Stretch stretch, codec::CodecSpec codec);
   Task<Result<EncodedStretch>> encode_there(Stretch stretch, codec::Codec codec);
@@ -147,21 +92,20 @@ struct DeviceParts::Impl {
 
   Runtime& runtime;
   const std::vector<averaging::TensorInfo> infos;
-  const std::vector<std::span<float>> tensors;
+  const std::vector<TensorSpan> tensors;
   const DevicePartsOptions options;
-  PinnedPool pinned;
-  std::vector<std::unique_ptr<Lane>> idle;
-  Semaphore turns;
+  std::shared_ptr<Lanes> lanes;
+  averaging::StretchSet scaled, final;
   std::size_t averaged = 0;
 };
 
 Result<std::shared_ptr<DeviceParts>> DeviceParts::create(Runtime& runtime, std::vector<averaging::TensorInfo> infos,
-                                                         std::vector<std::span<float>> values, DevicePartsOptions options) {
-  auto impl = std::make_unique<Impl>(runtime, std::move(infos), std::move(values), options);
-  for (std::size_t i = 0; i < options.streams; ++i) {
-    auto lane = make_lane(options.device);
-    if (!lane) return lane.error();
-    impl->idle.push_back(std::make_unique<Lane>(std::move(*lane)));
+                                                         std::vector<TensorSpan> memory, DevicePartsOptions options) {
+  auto impl = std::make_unique<Impl>(runtime, std::move(infos), std::move(memory), std::move(options));
+  if (!impl->lanes) {
+    auto made = Lanes::create(runtime, impl->options.device, impl->options.streams);
+    if (!made) return made.error();
+    impl->lanes = std::move(*made);
   }
   return std::shared_ptr<DeviceParts>(new DeviceParts(std::move(impl)));
 }
@@ -176,15 +120,54 @@ std::size_t DeviceParts::averaged() const noexcept {
   return impl_->averaged;
 }
 
+// ---- The memory
+
+/// The stretch's values, to be read by work on this stream. The first use of each applies the factor.
+Result<std::span<const float>> DeviceParts::Impl::own(const Stretch& stretch, Stream& stream) {
+  const auto& tensor = tensors.at(stretch.tensor);
+  if (options.factor != 1)
+    for (const Stretch& fresh : scaled.claim(stretch)) {
+      const auto values = tensor.read.subspan(fresh.offset, fresh.length);
+      if (auto queued = scale_async(stream, values, options.factor); !queued) return queued.error();
+    }
+  return std::span<const float>(tensor.read.subspan(stretch.offset, stretch.length));
+}
+
+kernels::Applied DeviceParts::Impl::destination(const Stretch& stretch) const {
+  const auto& [read, write] = tensors[stretch.tensor];
+  return {read.data() + stretch.offset, write.data() + stretch.offset, options.differences};
+}
+
+Result<> DeviceParts::Impl::finished(const Stretch& stretch, bool with_average, Stream& stream) {
+  if (final.claim(stretch).empty()) return ok();
+  if (with_average) averaged += stretch.length;
+  return options.on_result ? options.on_result({stretch, with_average}, stream) : ok();
+}
+
+/// The final values of a stretch that has no average.
+Result<> DeviceParts::Impl::keep(const Stretch& stretch, Stream& stream) {
+  const auto values = own(stretch, stream);
+  if (!values) return values.error();
+  const auto to = tensors[stretch.tensor].write.subspan(stretch.offset, stretch.length);
+  if (options.differences) {
+    if (auto cleared = clear_async(stream, to); !cleared) return cleared;
+  } else if (to.data() != values->data()) {
+    if (auto copied = copy_async(stream, *values, to); !copied) return copied;
+  }
+  return finished(stretch, false, stream);
+}
+
 // ---- From the device
 
 Task<Result<Pinned>> DeviceParts::Impl::download(Stretch stretch) {
-  const Taken lane(*this, co_await turns.acquire());
-  auto to = pinned.take(stretch.length * sizeof(float));
+  const Lanes::Taken lane(*lanes, co_await lanes->turn());
+  const std::size_t bytes = stretch.length * sizeof(float);
+  auto to = lanes->pinned().take(bytes);
   if (!to) co_return to.error();
   Queued queued(lane->stream);
-  if (auto copy = lane->stream.download_async(values(stretch).data(), (*to)->bytes().first(stretch.length * sizeof(float))); !copy)
-    co_return copy.error();
+  const auto values = own(stretch, lane->stream);
+  if (!values) co_return values.error();
+  if (auto copy = lane->stream.download_async(values->data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();
   if (auto done = co_await queued.done(runtime); !done) co_return done.error();
   co_return std::move(*to);
 }
@@ -201,23 +184,23 @@ Task<Result<EncodedStretch>> DeviceParts::Impl::encode_here(Stretch stretch, cod
 }
 
 Task<Result<EncodedStretch>> DeviceParts::Impl::encode_there(Stretch stretch, codec::Codec codec) {
-  const Taken lane(*this, co_await turns.acquire());
+  const Lanes::Taken lane(*lanes, co_await lanes->turn());
   const std::size_t bytes = *encoded_size(codec, stretch.length);
-  auto to = pinned.take(bytes);
+  auto to = lanes->pinned().take(bytes);
   if (!to) co_return to.error();
-  if (auto room = grow(lane->encoded, bytes, options.device); !room) co_return room.error();
-  auto* flag = reinterpret_cast<std::uint32_t*>(lane->flag_here.bytes().data());
-  *flag = 0;
+  if (auto room = lane->grow_encoded(bytes); !room) co_return room.error();
   Stream& stream = lane->stream;
-  auto* flag_there = reinterpret_cast<std::uint32_t*>(lane->flag.bytes().data());
   Queued queued(stream);
-  if (auto sent = stream.upload_async(lane->flag_here.bytes(), flag_there); !sent) co_return sent.error();
-  if (auto looked = find_non_finite_async(stream, values(stretch), flag_there); !looked) co_return looked.error();
-  if (auto coded = encode_async(stream, codec, values(stretch), lane->encoded.bytes().first(bytes)); !coded) co_return coded.error();
-  if (auto copy = stream.download_async(flag_there, lane->flag_here.bytes()); !copy) co_return copy.error();
+  const auto values = own(stretch, stream);
+  if (!values) co_return values.error();
+  const auto flag = lane->clear_flag();
+  if (!flag) co_return flag.error();
+  if (auto looked = find_non_finite_async(stream, *values, *flag); !looked) co_return looked.error();
+  if (auto coded = encode_async(stream, codec, *values, lane->encoded.bytes().first(bytes)); !coded) co_return coded.error();
+  if (auto read = lane->read_flag(); !read) co_return read.error();
   if (auto copy = stream.download_async(lane->encoded.bytes().data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();
   if (auto done = co_await queued.done(runtime); !done) co_return done.error();
-  if (*flag != 0) co_return Error(averaging::Errc::not_finite);
+  if (lane->flagged()) co_return Error(averaging::Errc::not_finite);
   co_return EncodedStretch{ByteView((*to)->bytes()).first(bytes), *to};
 }
 
@@ -238,7 +221,7 @@ Task<Result<std::shared_ptr<OwnContribution>>> DeviceParts::contribute(Stretch s
 Task<Result<DeviceParts::Impl::Arrived>> DeviceParts::Impl::receive(std::shared_ptr<const averaging::EncodedPart> part,
                                                                     std::size_t count) {
   const std::size_t values = count * sizeof(float);
-  auto to = pinned.take(std::max(part->buffer.size(), values));
+  auto to = lanes->pinned().take(std::max(part->buffer.size(), values));
   if (!to) co_return to.error();
   co_return co_await runtime.offload([part, count, values, to = *to]() -> Result<Arrived> {
     const auto decoder = averaging::open_finite(*part, count);
@@ -256,7 +239,7 @@ Task<Result<DeviceParts::Impl::Arrived>> DeviceParts::Impl::receive(std::shared_
 Result<> DeviceParts::Impl::upload(Lane& lane, const Arrived& arrived, std::span<float> decoded) {
   const auto bytes = ByteView(arrived.memory->bytes()).first(arrived.bytes);
   if (arrived.codec == codec::Codec::none) return lane.stream.upload_async(bytes, decoded.data());
-  if (auto room = grow(lane.encoded, arrived.bytes, options.device); !room) return room;
+  if (auto room = lane.grow_encoded(arrived.bytes); !room) return room;
   const auto encoded = lane.encoded.bytes().first(arrived.bytes);
   if (auto sent = lane.stream.upload_async(bytes, encoded.data()); !sent) return sent;
   return decode_async(lane.stream, arrived.codec, encoded, decoded);
@@ -266,24 +249,36 @@ Task<Result<>> DeviceParts::apply(Stretch stretch, Answer answer, Terms terms) {
   Impl& self = *impl_;
   const auto arrived = co_await self.receive(answer.part, stretch.length);
   if (!arrived) co_return arrived.error();
-  const Impl::Taken lane(self, co_await self.turns.acquire());
-  const auto values = self.values(stretch);
+  const Lanes::Taken lane(*self.lanes, co_await self.lanes->turn());
+  Stream& stream = lane->stream;
+  const auto to = self.destination(stretch);
   const auto alpha = static_cast<float>(terms.alpha);
   // Without the rounding of a sum all members hold the same.
-  const bool as_it_is = answer.form == Answer::Form::average && alpha == 1;
+  const bool as_it_is = answer.form == Answer::Form::average && alpha == 1 && !to.differences;
   if (!as_it_is)
-    if (auto room = grow(lane->decoded, stretch.length * sizeof(float), self.options.device); !room) co_return room;
-  const auto decoded = as_it_is ? values : lane->decoded.floats().first(stretch.length);
-  Queued queued(lane->stream);
+    if (auto room = lane->grow_decoded(stretch.length * sizeof(float)); !room) co_return room;
+  const auto decoded = as_it_is ? std::span(to.out, stretch.length) : lane->decoded.floats().first(stretch.length);
+  Queued queued(stream);
+  if (const auto values = self.own(stretch, stream); !values) co_return values.error();
   if (auto sent = self.upload(*lane, *arrived, decoded); !sent) co_return sent;
   if (!as_it_is) {
-    auto moved = answer.form == Answer::Form::average ? move_towards_async(lane->stream, decoded, alpha, values)
-                                                      : add_async(lane->stream, decoded, alpha, values);
-    if (!moved) co_return moved;
+    const auto apply = answer.form == Answer::Form::average ? &kernels::apply_average : &kernels::apply_difference;
+    if (auto applied = on(stream, [&](CUstream_st* queue) { return apply(queue, decoded.data(), alpha, to, stretch.length); });
+        !applied)
+      co_return applied;
   }
-  if (auto done = co_await queued.done(self.runtime); !done) co_return done;
-  self.averaged += stretch.length;
-  co_return ok();
+  if (auto noted = self.finished(stretch, true, stream); !noted) co_return noted;
+  co_return co_await queued.done(self.runtime);
+}
+
+Task<void> DeviceParts::finish() {
+  Impl& self = *impl_;
+  const Lanes::Taken lane(*self.lanes, co_await self.lanes->turn());
+  Queued queued(lane->stream);
+  for (std::size_t i = 0; i < self.infos.size(); ++i)
+    for (const Stretch& gap : self.final.missing({i, 0, self.tensors[i].read.size()}))
+      self.keep(gap, lane->stream).value();
+  (co_await queued.done(self.runtime)).value();
 }
 
 }  // namespace cohive::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cohive/core/result.hpp"
+#include "cohive/cuda/device.hpp"
 
 namespace cohive::cuda {
 
@@ -25,5 +26,13 @@ class DeviceScope {
   int before_ = -1;
   int status_;
 };
+
+/// Runs `launch` with the stream's device as the current one. Gives what it returns, a cudaError_t.
+template <class Launch>
+Result<> on(const Stream& stream, Launch launch) {
+  const DeviceScope scope(stream.device());
+  if (auto set = checked(scope.status(), "choosing a device"); !set) return set;
+  return checked(launch(stream.native()), "starting a kernel");
+}
 
 }  // namespace cohive::cuda

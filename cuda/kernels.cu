@@ -3,15 +3,14 @@
 // The same source is compiled for the processor, too: see tests/cuda/emulator.
 #include <cuda_runtime_api.h>
 
+#include "arithmetic.cuh"
+#include "for_each.cuh"
 #include "kernels.hpp"
-#include "launch.hpp"
 
 namespace cohive::cuda::kernels {
 namespace {
 
-constexpr unsigned kThreads = 256;
-constexpr std::size_t kMostBlocks = 4096;  // enough to fill a GPU; each thread takes several values
-constexpr std::uint32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000, kNaN = 0xffc00000;
+constexpr std::uint32_t kNaN = 0xffc00000;
 
 /// Clamped to +-65504; rounded to nearest even; NaN stays NaN.
 __device__ std::uint16_t half_from_float(float value) {
@@ -36,25 +35,6 @@ __device__ float float_from_half(std::uint16_t half) {
   const std::uint32_t wide =
       exponent == 31 ? kInfinity | mantissa << 13 | (mantissa ? 0x400000 : 0) : (exponent + 112) << 23 | mantissa << 13;
   return __uint_as_float(sign | wide);
-}
-
-__device__ float multiply_add(float sum, float weight, float value) {
-  return __fadd_rn(sum, __fmul_rn(weight, value));
-}
-
-/// Calls step(i) for every i below count, one thread each.
-template <class Step>
-__global__ void for_each(std::size_t count, Step step) {
-  const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
-  for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) step(i);
-}
-
-template <class Step>
-int launch_each(CUstream_st* stream, std::size_t count, Step step) {
-  if (count == 0) return cudaSuccess;
-  const std::size_t wanted = (count + kThreads - 1) / kThreads;
-  const auto blocks = static_cast<unsigned>(wanted < kMostBlocks ? wanted : kMostBlocks);
-  return launch("for_each", for_each<Step>, blocks, kThreads, stream, count, step);
 }
 
 // Steps of for_each. All but the sums only write what no other thread reads.
@@ -93,7 +73,7 @@ struct FindNonFinite {
   const float* in;
   std::uint32_t* found;
   __device__ void operator()(std::size_t i) const {
-    if ((__float_as_uint(in[i]) & kMagnitude) >= kInfinity) atomicMax(found, 1u);
+    if (!is_finite(in[i])) atomicMax(found, 1u);
   }
 };
 struct Add {
@@ -174,7 +154,7 @@ __global__ void encode_blockwise(BlockwiseTables tables, const float* in, Blockw
 }  // namespace
 
 int to_half(CUstream_st* stream, const float* in, std::uint16_t* out, std::size_t count) {
-  return launch_each(stream, count, ToHalf{in, out});
+  return launch_each("to_half", stream, count, ToHalf{in, out});
 }
 
 int to_blockwise(CUstream_st* stream, const BlockwiseTables& tables, const float* in, std::uint8_t* out,
@@ -188,31 +168,31 @@ int to_blockwise(CUstream_st* stream, const BlockwiseTables& tables, const float
 }
 
 int from_half(CUstream_st* stream, const std::uint16_t* in, float* out, std::size_t count) {
-  return launch_each(stream, count, FromHalf{in, out});
+  return launch_each("from_half", stream, count, FromHalf{in, out});
 }
 int add_half(CUstream_st* stream, const std::uint16_t* in, float weight, float* sum, std::size_t count) {
-  return launch_each(stream, count, AddHalf{in, weight, sum});
+  return launch_each("add_half", stream, count, AddHalf{in, weight, sum});
 }
 int from_indexed(CUstream_st* stream, const Indexed& in, float* out, std::size_t count) {
-  return launch_each(stream, count, FromIndexed{in, out});
+  return launch_each("from_indexed", stream, count, FromIndexed{in, out});
 }
 int add_indexed(CUstream_st* stream, const Indexed& in, float weight, float* sum, std::size_t count) {
-  return launch_each(stream, count, AddIndexed{in, weight, sum});
+  return launch_each("add_indexed", stream, count, AddIndexed{in, weight, sum});
 }
 int find_non_finite(CUstream_st* stream, const float* in, std::uint32_t* found, std::size_t count) {
-  return launch_each(stream, count, FindNonFinite{in, found});
+  return launch_each("find_non_finite", stream, count, FindNonFinite{in, found});
 }
 int add(CUstream_st* stream, const float* in, float weight, float* sum, std::size_t count) {
-  return launch_each(stream, count, Add{in, weight, sum});
+  return launch_each("add", stream, count, Add{in, weight, sum});
 }
 int divide(CUstream_st* stream, float* values, float divisor, std::size_t count) {
-  return launch_each(stream, count, Divide{values, divisor});
+  return launch_each("divide", stream, count, Divide{values, divisor});
 }
 int subtract_from(CUstream_st* stream, const float* average, float* values, std::size_t count) {
-  return launch_each(stream, count, SubtractFrom{average, values});
+  return launch_each("subtract_from", stream, count, SubtractFrom{average, values});
 }
 int move_towards(CUstream_st* stream, const float* average, float alpha, float* values, std::size_t count) {
-  return launch_each(stream, count, MoveTowards{average, alpha, values});
+  return launch_each("move_towards", stream, count, MoveTowards{average, alpha, values});
 }
 
 }  // namespace cohive::cuda::kernels

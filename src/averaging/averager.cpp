@@ -66,8 +66,8 @@ std::vector<TensorInfo> infos_of(const std::vector<AveragedTensor>& tensors) {
   return infos;
 }
 
-std::vector<HostTensor> memory_of(const std::vector<AveragedTensor>& tensors) {
-  std::vector<HostTensor> memory;
+std::vector<TensorSpan> memory_of(const std::vector<AveragedTensor>& tensors) {
+  std::vector<TensorSpan> memory;
   for (const auto& tensor : tensors) memory.emplace_back(tensor.values);
   return memory;
 }
@@ -91,7 +91,7 @@ codec::CodecSet offered_by(const AveragerOptions& options) {
 }  // namespace
 
 struct Averager::Impl {
-  Impl(Dht& d, std::vector<TensorInfo> infos, std::optional<std::vector<HostTensor>> memory, AveragerOptions o)
+  Impl(Dht& d, std::vector<TensorInfo> infos, std::optional<std::vector<TensorSpan>> memory, AveragerOptions o)
       : dht(d),
         runtime(d.runtime()),
         options((check(o), std::move(o))),
@@ -129,7 +129,7 @@ struct Averager::Impl {
   Runtime& runtime;
   AveragerOptions options;
   const std::vector<TensorInfo> schema;
-  const std::optional<std::vector<HostTensor>> own_tensors;
+  const std::optional<std::vector<TensorSpan>> own_tensors;
   ResidualsPtr residuals;  // of own_tensors
   const std::string base;
   AveragingMetrics metrics;

@@ -37,7 +37,7 @@ ResidualsPtr make_residuals(std::span<const TensorInfo> tensors) {
 
 class HostMemory {
  public:
-  HostMemory(std::vector<TensorInfo> infos, std::vector<HostTensor> tensors, HostPartsOptions options)
+  HostMemory(std::vector<TensorInfo> infos, std::vector<TensorSpan> tensors, HostPartsOptions options)
       : infos_(std::move(infos)),
         tensors_(std::move(tensors)),
         options_(std::move(options)),
@@ -133,7 +133,7 @@ class HostMemory {
 
  private:
   Destination destination(const Stretch& stretch) const {
-    const HostTensor& tensor = tensors_[stretch.tensor];
+    const TensorSpan& tensor = tensors_[stretch.tensor];
     return {tensor.read.subspan(stretch.offset, stretch.length), tensor.write.subspan(stretch.offset, stretch.length),
             options_.differences};
   }
@@ -154,7 +154,7 @@ class HostMemory {
   }
 
   std::vector<TensorInfo> infos_;
-  std::vector<HostTensor> tensors_;
+  std::vector<TensorSpan> tensors_;
   HostPartsOptions options_;
   StretchSet scaled_, final_;
   std::atomic<std::size_t> averaged_ = 0;
@@ -234,7 +234,7 @@ Task<void> finish_portions(Runtime& runtime, std::shared_ptr<HostMemory> memory,
 
 // ---- The operations
 
-HostParts::HostParts(Runtime& runtime, std::vector<TensorInfo> infos, std::vector<HostTensor> memory,
+HostParts::HostParts(Runtime& runtime, std::vector<TensorInfo> infos, std::vector<TensorSpan> memory,
                      HostPartsOptions options)
     : runtime_(runtime),
       memory_(std::make_shared<HostMemory>(std::move(infos), std::move(memory), std::move(options))) {}
@@ -284,8 +284,18 @@ Task<void> HostParts::finish() {
 
 // ---- Tensors of several
 
-JoinedParts::JoinedParts(std::vector<Source> sources) : sources_(std::move(sources)) {
-  for (const Source& source : sources_) infos_.push_back(source.parts->infos().at(source.tensor));
+JoinedParts::JoinedParts(std::vector<Source> sources) {
+  for (const Source& source : sources) add(source);
+}
+
+JoinedParts::JoinedParts(std::vector<std::shared_ptr<TensorParts>> all) : owned_(std::move(all)) {
+  for (const auto& parts : owned_)
+    for (std::size_t i = 0; i < parts->infos().size(); ++i) add({parts.get(), i});
+}
+
+void JoinedParts::add(Source source) {
+  infos_.push_back(source.parts->infos().at(source.tensor));
+  sources_.push_back(source);
 }
 
 Task<Result<EncodedStretch>> JoinedParts::encode(Stretch stretch, codec::CodecSpec codec) {
@@ -305,7 +315,7 @@ Task<Result<>> JoinedParts::apply(Stretch stretch, Answer answer, Terms terms) {
 }
 
 Task<void> JoinedParts::finish() {
-  co_return;
+  for (const auto& parts : owned_) co_await parts->finish();
 }
 
 }  // namespace cohive::averaging

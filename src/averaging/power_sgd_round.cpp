@@ -211,7 +211,7 @@ Task<Result<>> PowerSgdRound::project_block(std::size_t index) {
 
 Task<Result<>> PowerSgdRound::average_p() {
   std::vector<TensorInfo> infos;
-  std::vector<HostTensor> memory;
+  std::vector<TensorSpan> memory;
   for (Factored& tensor : tensors_) {
     infos.push_back({{static_cast<std::uint32_t>(tensor.shape.rows), static_cast<std::uint32_t>(rank_)}});
     memory.emplace_back(tensor.p.span());
@@ -263,7 +263,7 @@ Task<Result<>> PowerSgdRound::add_sums(std::size_t tensor) {
 
 Task<Result<>> PowerSgdRound::average_q() {
   std::vector<TensorInfo> infos;
-  std::vector<HostTensor> memory;
+  std::vector<TensorSpan> memory;
   for (Factored& tensor : tensors_) {
     infos.push_back({{static_cast<std::uint32_t>(tensor.shape.columns), static_cast<std::uint32_t>(rank_)}});
     memory.emplace_back(tensor.q_sent.span());

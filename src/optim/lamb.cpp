@@ -9,32 +9,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "numbers.hpp"
 #include "step_impl.hpp"
 
 namespace cohive::optim {
 namespace {
-
-template <class T>
-LambNumbers<T> numbers(const LambOptions& o, const StepSettings& s) {
-  const double correction1 = o.bias_correction ? 1 / (1 - power(o.beta1, s.step)) : 1;
-  const double correction2 = o.bias_correction ? 1 / std::sqrt(1 - power(o.beta2, s.step)) : 1;
-  return {.factor = static_cast<T>(s.gradient_factor),
-          .beta1 = static_cast<T>(o.beta1),
-          .fresh1 = static_cast<T>(1 - o.beta1),
-          .beta2 = static_cast<T>(o.beta2),
-          .fresh2 = static_cast<T>(1 - o.beta2),
-          .correction1 = static_cast<T>(correction1),
-          .correction2 = static_cast<T>(correction2),
-          .eps = static_cast<T>(o.eps),
-          .decay = static_cast<T>(o.weight_decay)};
-}
-
-double trust_ratio(const LambOptions& options, const LambSums& sums) {
-  double norm = std::max(std::sqrt(sums.parameters), options.smallest_norm);
-  if (options.largest_norm > 0) norm = std::min(norm, options.largest_norm);
-  const double update = std::sqrt(sums.updates);
-  return norm > 0 && update > 0 ? norm / update : 1;
-}
 
 template <class T>
 class Lamb final : public TensorStep::Impl {

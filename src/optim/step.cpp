@@ -3,64 +3,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "numbers.hpp"
 #include "step_impl.hpp"
 
 namespace cohive::optim {
 namespace {
-
-template <class T>
-SgdNumbers<T> numbers(const SgdOptions& o, const StepSettings& s) {
-  return {.factor = static_cast<T>(s.gradient_factor),
-          .decay = static_cast<T>(o.weight_decay),
-          .momentum = static_cast<T>(o.momentum),
-          .fresh = static_cast<T>(1 - o.dampening),
-          .rate = static_cast<T>(-o.lr),
-          .first = s.step == 1,
-          .nesterov = o.nesterov};
-}
-
-template <class T, class O>
-AdamNumbers<T> adam_numbers(const O& o, const StepSettings& s, double decay, double shrink) {
-  return {.factor = static_cast<T>(s.gradient_factor),
-          .decay = static_cast<T>(decay),
-          .shrink = static_cast<T>(shrink),
-          .beta1 = static_cast<T>(o.beta1),
-          .fresh1 = static_cast<T>(1 - o.beta1),
-          .beta2 = static_cast<T>(o.beta2),
-          .fresh2 = static_cast<T>(1 - o.beta2),
-          .correction = static_cast<T>(1 / std::sqrt(1 - power(o.beta2, s.step))),
-          .eps = static_cast<T>(o.eps),
-          .rate = static_cast<T>(-(o.lr / (1 - power(o.beta1, s.step)))),
-          .amsgrad = o.amsgrad};
-}
-template <class T>
-AdamNumbers<T> numbers(const AdamOptions& o, const StepSettings& s) {
-  return adam_numbers<T>(o, s, o.weight_decay, 1);
-}
-template <class T>
-AdamNumbers<T> numbers(const AdamWOptions& o, const StepSettings& s) {
-  return adam_numbers<T>(o, s, 0, 1 - o.lr * o.weight_decay);
-}
-
-template <class T>
-RmspropNumbers<T> numbers(const RmspropOptions& o, const StepSettings& s) {
-  return {.factor = static_cast<T>(s.gradient_factor),
-          .decay = static_cast<T>(o.weight_decay),
-          .alpha = static_cast<T>(o.alpha),
-          .fresh = static_cast<T>(1 - o.alpha),
-          .eps = static_cast<T>(o.eps),
-          .momentum = static_cast<T>(o.momentum),
-          .rate = static_cast<T>(-o.lr),
-          .centered = o.centered};
-}
-
-template <class T>
-AdagradNumbers<T> numbers(const AdagradOptions& o, const StepSettings& s) {
-  return {.factor = static_cast<T>(s.gradient_factor),
-          .decay = static_cast<T>(o.weight_decay),
-          .eps = static_cast<T>(o.eps),
-          .rate = static_cast<T>(-(o.lr / (1 + static_cast<double>(s.step - 1) * o.lr_decay)))};
-}
 
 template <class T>
 auto kernel_for(const SgdOptions&) {

@@ -27,14 +27,6 @@ const StepKernels<T>& step_kernels() {
     return kernels().doubles;
 }
 
-/// base^exponent by multiplications alone: the same bits everywhere, which pow() does not promise.
-inline double power(double base, std::int64_t exponent) {
-  double result = 1;
-  for (; exponent > 0; exponent >>= 1, base *= base)
-    if (exponent & 1) result *= base;
-  return result;
-}
-
 /// Blocks of a tensor's arrays as the kernels take them.
 template <class T>
 class Block {

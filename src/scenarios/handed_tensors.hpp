@@ -24,7 +24,7 @@ class HandedTensors {
   /// The round sees `values`, whose memory holds twice that until it uses them.
   HandedTensors(Runtime& runtime, Way way, std::vector<std::vector<float>>& values, ResidualsPtr residuals)
       : way_(way), values_(values), reported_(values.size()) {
-    std::vector<HostTensor> memory;
+    std::vector<TensorSpan> memory;
     for (std::size_t t = 0; t < values.size(); ++t) {
       for (float& value : values[t]) value *= 2;
       results_.emplace_back(values[t].size(), kUnwritten);

@@ -7,7 +7,7 @@
 namespace cohive::libtorch {
 namespace {
 
-using train::HostBuffer;
+using train::Buffer;
 using train::StateRound;
 
 std::vector<std::size_t> sizes_of(const std::vector<torch::Tensor>& tensors) {
@@ -16,7 +16,7 @@ std::vector<std::size_t> sizes_of(const std::vector<torch::Tensor>& tensors) {
   return sizes;
 }
 
-torch::Tensor as_tensor(const HostBuffer& buffer, at::IntArrayRef sizes) {
+torch::Tensor as_tensor(const Buffer& buffer, at::IntArrayRef sizes) {
   return torch::from_blob(buffer.values.data(), sizes, [owner = buffer.owner](void*) mutable { owner.reset(); },
                           torch::TensorOptions(torch::kFloat32));
 }
@@ -27,8 +27,8 @@ ForeignModel::ForeignModel(Runtime& runtime, ModelParts parts, const OptimizerOp
     : runtime_(runtime),
       optimizer_(parts.optimizer),
       parameters_(parts.parameters),
-      sums_(runtime, sizes_of(parts.parameters)),
-      intake_(runtime, sums_, parts.parameters, options.reuse_grad_buffers),
+      sums_(runtime, train::host_backend(runtime), sizes_of(parts.parameters)),
+      intake_(sums_, parts.parameters, torch::kCPU, options.reuse_grad_buffers),
       extras_(make_round_extras(parts, options)),
       schedule_(parts.scheduler) {
   for (const auto& parameter : parameters_) {
@@ -61,7 +61,7 @@ void ForeignModel::step_locally(double scale) {
 
 Task<train::Replica::Gradients> ForeignModel::take_gradients(std::optional<train::Place>) {
   taken_ = std::make_shared<train::GradientSums::Taken>(co_await intake_.take());
-  std::vector<averaging::HostTensor> memory;
+  std::vector<averaging::TensorSpan> memory;
   for (const auto& sum : taken_->sums) memory.emplace_back(sum.values);
   averaging::HostPartsOptions how;
   how.factor = static_cast<float>(taken_->factor);
@@ -97,8 +97,8 @@ Task<void> ForeignModel::finish_step(std::uint64_t epoch, bool step) {
 Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(StateRound how) {
   state_round_ = how;
   if (copies_.empty())
-    for (std::size_t size : sizes_of(parameters_)) copies_.push_back(HostBuffer::allocate(size));
-  std::vector<averaging::HostTensor> memory;
+    for (std::size_t size : sizes_of(parameters_)) copies_.push_back(Buffer::on_host(size));
+  std::vector<averaging::TensorSpan> memory;
   for (const auto& copy : copies_) memory.emplace_back(copy.values);
   const auto beside = co_await runtime_.offload([this, how, used = in_use_] {
     torch::NoGradGuard no_grad;

@@ -50,7 +50,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   Schedule schedule_;
   averaging::ResidualsPtr residuals_;
   std::shared_ptr<train::GradientSums::Taken> taken_;
-  std::vector<train::HostBuffer> copies_;  // of the parameters, in state rounds
+  std::vector<train::Buffer> copies_;  // of the parameters, in state rounds
   std::optional<train::StateRound> state_round_;
   bool publishable_ = false, difference_ = false;
   double max_norm_ = 0;

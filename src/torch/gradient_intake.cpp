@@ -1,6 +1,5 @@
 #include "gradient_intake.hpp"
 
-#include "cohive/optim/parallel.hpp"
 #include "cohive/optim/passes.hpp"
 #include "model_state.hpp"
 
@@ -8,12 +7,12 @@ namespace cohive::libtorch {
 namespace {
 
 using train::GradientSums;
-using train::HostBuffer;
+using train::Buffer;
 
-/// Dense, on the host and contiguous; the same tensor where it is already.
-torch::Tensor on_host(const torch::Tensor& gradient) {
+/// Dense, on a device and contiguous; the same tensor where it is already.
+torch::Tensor on_device(const torch::Tensor& gradient, torch::Device device) {
   torch::NoGradGuard no_grad;
-  return (gradient.is_sparse() ? gradient.to_dense() : gradient).to(torch::kCPU).contiguous();
+  return (gradient.is_sparse() ? gradient.to_dense() : gradient).to(device).contiguous();
 }
 
 optim::View view_of(const torch::Tensor& tensor) {
@@ -21,26 +20,26 @@ optim::View view_of(const torch::Tensor& tensor) {
 }
 
 /// Memory that no other code uses any more: the gradient's own, or a copy.
-torch::Tensor released(torch::Tensor gradient) {
+torch::Tensor released(torch::Tensor gradient, torch::Device device) {
   torch::NoGradGuard no_grad;
-  torch::Tensor values = on_host(gradient);
+  torch::Tensor values = on_device(gradient, device);
   gradient.reset();
   // The tensor is ours alone when no other handle refers to it, nor a view to its memory.
   const bool exclusive = values.use_count() == 1 && values.storage().use_count() == 1;
   return exclusive ? values : values.clone();
 }
 
-GradientSums::Gradient handed_over(torch::Tensor gradient) {
+GradientSums::Gradient handed_over(torch::Tensor gradient, torch::Device device) {
   if (!gradient.defined()) return {};
-  torch::Tensor values = released(std::move(gradient));
+  torch::Tensor values = released(std::move(gradient), device);
   const auto view = view_of(values);
   return {view, std::make_shared<torch::Tensor>(std::move(values)), true};
 }
 
 }  // namespace
 
-GradientIntake::GradientIntake(Runtime& runtime, GradientSums& sums, std::vector<torch::Tensor> parameters, bool reuse)
-    : runtime_(runtime), sums_(sums), parameters_(std::move(parameters)), reuse_(reuse) {}
+GradientIntake::GradientIntake(GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device, bool reuse)
+    : sums_(sums), parameters_(std::move(parameters)), device_(device), reuse_(reuse) {}
 
 void GradientIntake::take_batch(double samples, double scale) {
   if (reuse_) {
@@ -61,7 +60,7 @@ void GradientIntake::take_batch(double samples, double scale) {
   }
   std::vector<GradientSums::Gradient> batch;
   batch.reserve(parameters_.size());
-  for (auto& parameter : parameters_) batch.push_back(handed_over(std::move(parameter.mutable_grad())));
+  for (auto& parameter : parameters_) batch.push_back(handed_over(std::move(parameter.mutable_grad()), device_));
   sums_.add(std::move(batch), samples, scale);
 }
 
@@ -84,6 +83,7 @@ void GradientIntake::drop_batch() {
 
 void GradientIntake::cut() {
   if (!reuse_) return sums_.cut();
+  sums_.backend().follow_trainer();
   for (auto& parameter : parameters_) filled_.gradients.push_back(std::move(parameter.mutable_grad()));
   cut_.push_back(std::exchange(filled_, {}));
   witness_.reset();
@@ -99,32 +99,34 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
   auto owners = std::make_shared<std::vector<torch::Tensor>>();
   GradientSums::Taken taken;
   taken.factor = times > 0 ? 1 / (static_cast<double>(times) * scale) : 0;
+  train::Backend& backend = sums_.backend();
+  std::vector<Buffer> without;
   std::vector<optim::ConstView> unread;
   std::vector<optim::Addition> converted;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const auto size = static_cast<std::size_t>(parameters_[i].numel());
     if (!gradients[i].defined()) {
-      taken.sums.push_back(HostBuffer::allocate(size));
-      std::ranges::fill(taken.sums.back().values, 0.0f);
+      taken.sums.push_back(backend.allocate(size));
+      without.push_back(taken.sums.back());
       continue;
     }
-    const torch::Tensor values = released(std::move(gradients[i]));
+    const torch::Tensor values = released(std::move(gradients[i]), device_);
     const auto view = view_of(values);
     owners->push_back(values);
     if (view.dtype() == optim::DType::float32) {
       taken.sums.push_back({std::make_shared<torch::Tensor>(values), {values.data_ptr<float>(), size}});
       unread.push_back(view);
     } else {
-      taken.sums.push_back(HostBuffer::allocate(size));
+      taken.sums.push_back(backend.allocate(size));
       converted.push_back({view, taken.sums.back().values});
     }
   }
   gradients.clear();
-  if (!unread.empty()) taken.finite &= co_await optim::all_finite(runtime_, std::move(unread), owners);
+  if (!unread.empty()) taken.finite &= co_await backend.all_finite(std::move(unread), owners);
   if (!converted.empty())
-    taken.finite &= co_await optim::accumulate(runtime_, std::move(converted), {.factor = 1, .first = true}, owners);
-  if (!taken.finite)
-    for (auto& sum : taken.sums) std::ranges::fill(sum.values, 0.0f);
+    taken.finite &= co_await backend.accumulate(std::move(converted), {.factor = 1, .first = true}, owners);
+  if (!taken.finite) without = taken.sums;
+  if (!without.empty()) co_await backend.clear(std::move(without));
   co_return taken;
 }
 

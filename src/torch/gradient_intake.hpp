@@ -10,8 +10,9 @@ namespace cohive::libtorch {
 
 class GradientIntake {
  public:
+  /// \param device  where the sums are
   /// \param reuse  gradients add up in the model's own buffers (reuse_grad_buffers): batches are only counted
-  GradientIntake(Runtime& runtime, train::GradientSums& sums, std::vector<torch::Tensor> parameters, bool reuse);
+  GradientIntake(train::GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device, bool reuse);
 
   // ---- The trainer's thread
 
@@ -34,9 +35,9 @@ class GradientIntake {
  private:
   Task<train::GradientSums::Taken> take_reused();
 
-  Runtime& runtime_;
   train::GradientSums& sums_;
   std::vector<torch::Tensor> parameters_;
+  const torch::Device device_;
   const bool reuse_;
   /// What is in the model's buffers.
   struct Reused {

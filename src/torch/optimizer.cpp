@@ -58,7 +58,7 @@ void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerPara
   std::vector<torch::Tensor> parameters;
   for (const auto& group : groups) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   libtorch::check_parameters(parameters);
-  const bool copies = options.offload_optimizer && !libtorch::live_on_host(parameters);
+  const bool copies = options.offload_optimizer && !(parameters.front().is_cpu() && libtorch::fit_for_fused_steps(parameters));
   made = make(copies ? libtorch::make_masters(groups) : std::move(groups));
   if (!made) throw std::invalid_argument("cohive::Optimizer: the function that makes the optimizer returned null");
 }

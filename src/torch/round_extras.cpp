@@ -12,9 +12,9 @@
 namespace cohive::libtorch {
 namespace {
 
-using train::HostBuffer;
+using train::Buffer;
 
-torch::Tensor as_view(const HostBuffer& buffer, at::IntArrayRef sizes) {
+torch::Tensor as_view(const Buffer& buffer, at::IntArrayRef sizes) {
   return torch::from_blob(buffer.values.data(), sizes, torch::TensorOptions(torch::kFloat32));
 }
 
@@ -100,7 +100,7 @@ torch::Tensor RoundExtras::read(const Statistic& which) {
 
 RoundExtras::Copy RoundExtras::copy_of(const torch::Tensor& tensor) {
   const auto size = static_cast<std::size_t>(tensor.numel());
-  Copy copy{HostBuffer::allocate(size), HostBuffer::allocate(size)};
+  Copy copy{Buffer::on_host(size), Buffer::on_host(size)};
   as_view(copy.before, tensor.sizes()).copy_(tensor.detach());
   return copy;
 }
@@ -111,14 +111,14 @@ void RoundExtras::hold_tensors() {
   for (const auto& tensor : extras_.extra_tensors) held_.push_back(copy_of(tensor));
 }
 
-std::vector<averaging::HostTensor> RoundExtras::begin(train::StateRound how) {
+std::vector<averaging::TensorSpan> RoundExtras::begin(train::StateRound how) {
   torch::NoGradGuard no_grad;
   if (how != train::StateRound::next || held_.empty()) hold_tensors();
   differences_ = how == train::StateRound::difference;
   copies_.clear();
   for (const auto& statistic : statistics_) copies_.push_back(copy_of(read(statistic)));
   std::ranges::move(std::exchange(held_, {}), std::back_inserter(copies_));
-  std::vector<averaging::HostTensor> memory;
+  std::vector<averaging::TensorSpan> memory;
   for (const auto& copy : copies_) memory.emplace_back(copy.before.values, copy.after.values);
   return memory;
 }

@@ -10,7 +10,7 @@
 
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/torch/model_extras.hpp"
-#include "cohive/train/host_buffer.hpp"
+#include "cohive/train/buffer.hpp"
 #include "cohive/train/replica.hpp"
 
 namespace cohive::libtorch {
@@ -31,7 +31,7 @@ class RoundExtras {
   void hold_tensors();
   /// Copies what a round averages. The memory is good until the next call of end(false), publish() or forget().
   /// In a round of the next parameters, extra tensors are those that hold_tensors() has found.
-  std::vector<averaging::HostTensor> begin(train::StateRound how);
+  std::vector<averaging::TensorSpan> begin(train::StateRound how);
   /// Ends the round. What was averaged waits for publish().
   void end(bool averaged);
   /// Adds what the round has changed to the live values.
@@ -42,7 +42,7 @@ class RoundExtras {
  private:
   /// A copy of one tensor, and what a round makes of it: its average, or how it changes.
   struct Copy {
-    train::HostBuffer before, after;
+    train::Buffer before, after;
   };
   struct Statistic {
     std::size_t group, parameter;  // in the group

@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "device_backend.hpp"
 #include "foreign_model.hpp"
-#include "host_model.hpp"
+#include "fused_model.hpp"
 #include "refuse.hpp"
 
 namespace cohive::libtorch {
 
-bool live_on_host(const std::vector<torch::Tensor>& parameters) {
-  return std::ranges::all_of(parameters, [](const torch::Tensor& parameter) {
-    return parameter.is_cpu() && parameter.scalar_type() == torch::kFloat32 && parameter.is_contiguous() &&
+bool fit_for_fused_steps(const std::vector<torch::Tensor>& parameters) {
+  return std::ranges::all_of(parameters, [&](const torch::Tensor& parameter) {
+    return parameter.device() == parameters.front().device() && parameter.scalar_type() == torch::kFloat32 && parameter.is_contiguous() &&
            parameter.storage_offset() == 0 && parameter.storage().use_count() == 1 &&
            static_cast<std::size_t>(parameter.nbytes()) <= parameter.storage().nbytes();
   });
@@ -51,6 +52,18 @@ RoundExtras make_round_extras(const ModelParts& parts, const OptimizerOptions& o
   return RoundExtras(parts.optimizer, parts.extras, options.offload_optimizer && !added_by_difference);
 }
 
+namespace {
+
+/// Local steps are made by the trainer's thread, and on a device by LibTorch; offloaded ones on the host. Null: cohive does not
+/// step the optimizer.
+std::shared_ptr<train::Backend> backend_for(Runtime& runtime, const ModelParts& parts, const OptimizerOptions& options) {
+  const auto device = parameters_of(parts.optimizer).front().device();
+  if (!device.is_cpu() && (options.use_local_updates || options.offload_optimizer)) return nullptr;
+  return make_backend(runtime, device);
+}
+
+}  // namespace
+
 std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, const OptimizerOptions& options) {
   check_parameters(parts.parameters);
   demand(options.auxiliary || std::ranges::any_of(parts.parameters, [](const auto& p) { return p.requires_grad(); }),
@@ -58,11 +71,13 @@ std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, c
   demand(dynamic_cast<torch::optim::LBFGS*>(&parts.optimizer) == nullptr,
          "LBFGS evaluates the model several times in a step, which peers cannot do together; use another optimizer");
   auto known = KnownOptimizer::of(parts.optimizer);
-  if (known && live_on_host(parameters_of(parts.optimizer)))
-    return std::make_unique<HostModel>(runtime, std::move(parts), std::move(*known), options);
+  if (known && fit_for_fused_steps(parameters_of(parts.optimizer)))
+    if (auto backend = backend_for(runtime, parts, options))
+      return std::make_unique<FusedModel>(runtime, std::move(backend), std::move(parts), std::move(*known), options);
   demand(!options.delay_optimizer_step && !options.offload_optimizer,
          "offload_optimizer and delay_optimizer_step need one of LibTorch's optimizers (or cohive::Lamb), and parameters that are "
-         "float32 in host memory or an optimizer that cohive makes: pass the parameters and a function that makes it");
+         "float32 in host memory (delay_optimizer_step: or on a GPU, where cohive is built with its CUDA part) or an optimizer "
+         "that cohive makes: pass the parameters and a function that makes it");
   return std::make_unique<ForeignModel>(runtime, std::move(parts), options);
 }
 

@@ -1,6 +1,7 @@
 // LibTorch's models as a run sees them. Three kinds:
-//   HostModel     float32 parameters in host memory and an optimizer that cohive steps by itself: the fast case
-//   HostModel with mirrors
+//   FusedModel    float32 parameters in host memory, or on a GPU of a build with cohive::cuda, and an optimizer that cohive steps
+//                 by itself: the fast case
+//   FusedModel with mirrors
 //                 offload_optimizer: parameters of any floating type on any device mirror float32 ones in host memory, which the
 //                 optimizer steps and peers average
 //   ForeignModel  anything else: LibTorch's optimizer steps, peers average copies
@@ -53,7 +54,7 @@ std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, c
 
 /// Float32 copies of parameters in host memory, for an optimizer that is offloaded.
 std::vector<torch::optim::OptimizerParamGroup> make_masters(const std::vector<torch::optim::OptimizerParamGroup>& groups);
-/// Tells whether parameters can be stepped where they are: contiguous float32 in host memory that is theirs alone.
-bool live_on_host(const std::vector<torch::Tensor>& parameters);
+/// Tells whether parameters can be stepped where they are: contiguous float32 on one device, in memory that is theirs alone.
+bool fit_for_fused_steps(const std::vector<torch::Tensor>& parameters);
 
 }  // namespace cohive::libtorch

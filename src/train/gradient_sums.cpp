@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "cohive/optim/parallel.hpp"
 #include "discard.hpp"
 
 namespace cohive::train {
@@ -14,8 +13,9 @@ constexpr std::size_t kMostUnfinished = 2, kMostWaitingValues = std::size_t{16} 
 constexpr std::size_t kSlice = std::size_t{8} << 20;
 }  // namespace
 
-GradientSums::GradientSums(Runtime& runtime, std::vector<std::size_t> sizes)
+GradientSums::GradientSums(Runtime& runtime, std::shared_ptr<Backend> backend, std::vector<std::size_t> sizes)
     : runtime_(runtime),
+      backend_(std::move(backend)),
       sizes_(std::move(sizes)),
       most_unfinished_(
           std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}) <= kMostWaitingValues ? kMostUnfinished : 1),
@@ -29,6 +29,7 @@ GradientSums::~GradientSums() {
 }
 
 void GradientSums::add(std::vector<Gradient> batch, double samples, double scale) {
+  backend_->follow_trainer();
   {
     std::unique_lock lock(mutex_);
     if (!runtime_.simulated()) added_.wait(lock, [this] { return unfinished_ + cut_unfinished_ < most_unfinished_; });
@@ -43,6 +44,7 @@ void GradientSums::add(std::vector<Gradient> batch, double samples, double scale
 }
 
 void GradientSums::cut() {
+  backend_->follow_trainer();
   const std::lock_guard lock(mutex_);
   ++generation_;
   cut_unfinished_ += std::exchange(unfinished_, 0);
@@ -94,7 +96,7 @@ Task<void> GradientSums::add_slice(std::span<Gradient> gradients, std::size_t be
   std::vector<optim::Addition> first, later;
   for (std::size_t i = begin; auto& gradient : gradients) {
     const std::size_t size = sizes_[i];
-    HostBuffer& sum = sums_.values[i++];
+    Buffer& sum = sums_.values[i++];
     if (gradient.values.empty()) continue;
     if (sum) {
       later.push_back({gradient.values, sum.values});
@@ -102,16 +104,16 @@ Task<void> GradientSums::add_slice(std::span<Gradient> gradients, std::size_t be
       sum = {gradient.owner, {static_cast<float*>(gradient.values.data()), size}};
       unread.push_back(gradient.values);
     } else {
-      sum = HostBuffer::allocate(size);
+      sum = backend_->allocate(size);
       first.push_back({gradient.values, sum.values});
     }
     owners->push_back(std::move(gradient.owner));
     owners->push_back(sum.owner);
   }
   bool finite = true;
-  if (!unread.empty()) finite &= co_await optim::all_finite(runtime_, std::move(unread), owners);
-  if (!first.empty()) finite &= co_await optim::accumulate(runtime_, std::move(first), {factor, true}, owners);
-  if (!later.empty()) finite &= co_await optim::accumulate(runtime_, std::move(later), {factor}, owners);
+  if (!unread.empty()) finite &= co_await backend_->all_finite(std::move(unread), owners);
+  if (!first.empty()) finite &= co_await backend_->accumulate(std::move(first), {factor, true}, owners);
+  if (!later.empty()) finite &= co_await backend_->accumulate(std::move(later), {factor}, owners);
   sums_.finite &= finite;
   co_await discard(runtime_, std::move(owners));
 }
@@ -138,18 +140,13 @@ Task<GradientSums::Sums> GradientSums::take_cut() {
 Task<GradientSums::Taken> GradientSums::take() {
   auto sums = co_await take_cut();
   Taken taken{std::move(sums.values), sums.times > 0 ? 1 / (sums.times * sums.scale) : 0, sums.finite};
-  std::vector<std::size_t> empty, lengths;
+  std::vector<Buffer> empty;
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     if (taken.sums[i] && taken.finite) continue;
-    if (!taken.sums[i]) taken.sums[i] = HostBuffer::allocate(sizes_[i]);
-    empty.push_back(i);
-    lengths.push_back(sizes_[i]);
+    if (!taken.sums[i]) taken.sums[i] = backend_->allocate(sizes_[i]);
+    empty.push_back(taken.sums[i]);
   }
-  if (empty.empty()) co_return taken;
-  auto clear = [sums = taken.sums, empty](const optim::Stretch& stretch) {
-    std::ranges::fill(sums[empty[stretch.tensor]].values.subspan(stretch.offset, stretch.count), 0.0f);
-  };
-  co_await optim::for_stretches(runtime_, std::move(lengths), std::move(clear));
+  if (!empty.empty()) co_await backend_->clear(std::move(empty));
   co_return taken;
 }
 

@@ -19,8 +19,8 @@ std::vector<averaging::TensorInfo> infos_of(const std::vector<codec::Shape>& sha
   return infos;
 }
 
-HostBuffer filled(std::size_t size, double value) {
-  auto buffer = HostBuffer::allocate(size);
+Buffer filled(std::size_t size, double value) {
+  auto buffer = Buffer::on_host(size);
   std::ranges::fill(buffer.values, static_cast<float>(value));
   return buffer;
 }
@@ -32,7 +32,7 @@ Slice bytes_of(std::span<const float> values) {
 }  // namespace
 
 PlainReplica::PlainReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, optim::Options optimizer)
-    : HostReplica(runtime, infos_of(shapes)), options_(std::move(optimizer)) {
+    : FusedReplica(runtime, infos_of(shapes)), options_(std::move(optimizer)) {
   optim::check(options_);
   for (const auto& info : gradient_infos()) {
     live_.push_back(filled(info.elements(), 0));
@@ -45,7 +45,7 @@ PlainReplica::PlainReplica(Runtime& runtime, const std::vector<codec::Shape>& sh
 void PlainReplica::add_gradients(const std::vector<std::span<const float>>& gradients, double samples) {
   std::vector<GradientSums::Gradient> batch;
   for (const auto& gradient : gradients) {
-    auto copy = HostBuffer::allocate(gradient.size());
+    auto copy = Buffer::on_host(gradient.size());
     std::ranges::copy(gradient, copy.values.begin());
     batch.push_back({copy.values, copy.owner, true});
   }
@@ -78,7 +78,7 @@ void PlainReplica::enter_epoch(std::uint64_t epoch) {
 
 std::array<optim::View, optim::kMostStateFields> PlainReplica::statistics(std::size_t parameter) {
   std::array<optim::View, optim::kMostStateFields> views;
-  std::ranges::transform(statistics_[parameter], views.begin(), [](const HostBuffer& buffer) { return buffer.values; });
+  std::ranges::transform(statistics_[parameter], views.begin(), [](const Buffer& buffer) { return buffer.values; });
   return views;
 }
 

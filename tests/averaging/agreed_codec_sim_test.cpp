@@ -145,7 +145,7 @@ TEST_F(AgreedCodecs, AMemberThatSendsAnOrdinaryCodecAllTheSameIsAnsweredInIt) {
   // Its tensors keep no residuals, so that it sends them as they are.
   const auto plain =
       std::make_shared<HostParts>(swarm.runtime(), peers[2]->averager->schema(),
-                                  std::vector<HostTensor>{HostTensor(peers[2]->a), HostTensor(peers[2]->b)});
+                                  std::vector<TensorSpan>{TensorSpan(peers[2]->a), TensorSpan(peers[2]->b)});
   auto rounds = begin_all();
   for (std::size_t i = 0; i < 2; ++i) rounds[i].trigger();
   rounds[2].trigger(1, plain);

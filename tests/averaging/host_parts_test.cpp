@@ -45,7 +45,7 @@ class HostMemoryOfARound : public ::testing::Test {
       const auto begin = from.begin() + static_cast<std::ptrdiff_t>(result.stretch.offset);
       seen[result.stretch.tensor].emplace_back(begin, begin + static_cast<std::ptrdiff_t>(result.stretch.length));
     };
-    std::vector<HostTensor> memory;
+    std::vector<TensorSpan> memory;
     for (std::size_t i = 0; i < 3; ++i)
       separate ? memory.emplace_back(read[i], write[i]) : memory.emplace_back(std::span(read[i]));
     separate_ = separate;
@@ -240,14 +240,14 @@ TEST_F(HostMemoryOfARound, SchemesReadAndWriteThroughTheSameOperations) {
 }
 
 TEST_F(HostMemoryOfARound, MemoryThatDoesNotFitIsRefused) {
-  const HostTensor large(read[0]), small(read[1]), empty(read[2]);
-  const auto made_of = [this](std::vector<TensorInfo> infos, std::vector<HostTensor> memory) {
+  const TensorSpan large(read[0]), small(read[1]), empty(read[2]);
+  const auto made_of = [this](std::vector<TensorInfo> infos, std::vector<TensorSpan> memory) {
     HostParts(runtime, std::move(infos), std::move(memory));
   };
   EXPECT_NO_THROW(made_of(kInfos, {large, small, empty}));
   EXPECT_THROW(made_of(kInfos, {large, small}), std::invalid_argument);
   EXPECT_THROW(made_of(kInfos, {small, small, empty}), std::invalid_argument);
-  EXPECT_THROW(made_of({{{4}}}, {HostTensor(read[1], read[2])}), std::invalid_argument);
+  EXPECT_THROW(made_of({{{4}}}, {TensorSpan(read[1], read[2])}), std::invalid_argument);
 }
 
 TEST(StretchSets, CoverWhatWasClaimedInAnyOrder) {

@@ -119,7 +119,7 @@ class PowerSgdRounds : public Averaging {
   }
   std::shared_ptr<HostParts> parts_of(Trainer& trainer) {
     std::vector<TensorInfo> infos;
-    std::vector<HostTensor> memory;
+    std::vector<TensorSpan> memory;
     for (std::size_t t = 0; t < shapes.size(); ++t) {
       infos.push_back({shapes[t]});
       memory.emplace_back(trainer.gradients[t]);
@@ -384,7 +384,7 @@ TEST_F(PowerSgdRounds, WriteElsewhereAndScaleOnTheWay) {
     for (float& value : tensor) value *= 4;
   HostPartsOptions options{.factor = 0.25f};
   options.on_result = [&](const StretchResult& result) { reported += result.averaged ? result.stretch.length : 0; };
-  std::vector<HostTensor> memory{{trainers[0]->gradients[0], written[0]}, {trainers[0]->gradients[1], written[1]}};
+  std::vector<TensorSpan> memory{{trainers[0]->gradients[0], written[0]}, {trainers[0]->gradients[1], written[1]}};
   auto scaled =
       std::make_shared<HostParts>(swarm.runtime(), std::vector<TensorInfo>{{shapes[0]}, {shapes[1]}}, memory, options);
   std::vector<Task<Result<RoundResult>>> tasks;

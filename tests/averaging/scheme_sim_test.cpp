@@ -32,7 +32,7 @@ class RankOne {
     std::vector<float> p(kRows), q(kColumns);
     for (std::size_t i = 0; i < kRows; ++i)
       for (std::size_t k = 0; k < kColumns; ++k) p[i] += (*matrix)[i * kColumns + k];
-    HostParts p_parts(round.runtime(), {{{kRows, 1}}}, {HostTensor(p)});
+    HostParts p_parts(round.runtime(), {{{kRows, 1}}}, {TensorSpan(p)});
     if (auto averaged = co_await round.all_reduce(p_parts, "PHASE_P"); !averaged) co_return averaged;
     co_await p_parts.finish();
     const float norm = std::sqrt(std::inner_product(p.begin(), p.end(), p.begin(), 0.0f));
@@ -40,7 +40,7 @@ class RankOne {
     co_await round.runtime().sleep_for(pause);  // this member computes longer than the others
     for (std::size_t i = 0; i < kRows; ++i)
       for (std::size_t k = 0; k < kColumns; ++k) q[k] += (*matrix)[i * kColumns + k] * p[i];
-    HostParts q_parts(round.runtime(), {{{kColumns, 1}}}, {HostTensor(q)});
+    HostParts q_parts(round.runtime(), {{{kColumns, 1}}}, {TensorSpan(q)});
     JoinedParts second({{&q_parts, 0}, {&tensors, 1}});
     if (auto averaged = co_await round.all_reduce(second, "PHASE_Q"); !averaged) co_return averaged;
     co_await q_parts.finish();

@@ -48,7 +48,7 @@ class HandedOver : public Averaging {
       made.results[t].assign(made.values[t].size(), -1);
     }
     options.on_result = [&made](const StretchResult& result) { made.reported.push_back(result); };
-    std::vector<HostTensor> memory;
+    std::vector<TensorSpan> memory;
     for (std::size_t t = 0; t < 2; ++t)
       separate ? memory.emplace_back(made.values[t], made.results[t]) : memory.emplace_back(std::span(made.values[t]));
     made.parts = std::make_shared<HostParts>(swarm.runtime(), kInfos, memory, std::move(options));
@@ -182,7 +182,7 @@ TEST_F(HandedOver, TensorsOfAnotherShapeAreRefused) {
   hand();
   std::vector<float> other(5);
   const auto wrong = std::make_shared<HostParts>(swarm.runtime(), std::vector<TensorInfo>{{{5}}},
-                                                 std::vector<HostTensor>{HostTensor(other)});
+                                                 std::vector<TensorSpan>{TensorSpan(other)});
   auto rounds = begin_all({.allow_retries = false});
   rounds[0].trigger(1, handed[0]->parts);
   rounds[1].trigger(1, wrong);
@@ -196,7 +196,7 @@ TEST_F(HandedOver, TensorsOfAnotherShapeAreRefused) {
 class DeviceTensors final : public TensorParts {
  public:
   DeviceTensors(Runtime& runtime, std::vector<std::vector<float>>& memory)
-      : runtime_(runtime), host_(runtime, kInfos, {HostTensor(memory[0]), HostTensor(memory[1])}) {}
+      : runtime_(runtime), host_(runtime, kInfos, {TensorSpan(memory[0]), TensorSpan(memory[1])}) {}
 
   const std::vector<TensorInfo>& infos() const noexcept override { return kInfos; }
   Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) override {

@@ -156,7 +156,7 @@ struct Handed {
     options.on_result = [this](const StretchResult& result) {
       for (std::size_t i = 0; i < result.stretch.length; ++i) ++reported[result.stretch.offset + i];
     };
-    return std::make_shared<HostParts>(runtime, averager.schema(), std::vector<HostTensor>{HostTensor(values, results)},
+    return std::make_shared<HostParts>(runtime, averager.schema(), std::vector<TensorSpan>{TensorSpan(values, results)},
                                        std::move(options));
   }
 };

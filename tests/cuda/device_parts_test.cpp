@@ -64,7 +64,7 @@ class OnDevice : public Gpu {
       std::vector<Task<Result<averaging::RoundResult>>> steps;
       steps.push_back(step(one, std::make_shared<averaging::HostParts>(
                                     *runtime, std::vector<averaging::TensorInfo>{{.shape = {kValues}}},
-                                    std::vector<averaging::HostTensor>{std::span(on_host)})));
+                                    std::vector<averaging::TensorSpan>{std::span(on_host)})));
       steps.push_back(step(other, parts_of(memory)));
       auto results = co_await when_all(*runtime, std::move(steps));
       co_await one.close();

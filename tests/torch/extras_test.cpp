@@ -24,7 +24,7 @@ constexpr auto kPatience = std::chrono::seconds(120);
 // ---- One round
 
 /// Ends a round whose averages are what a test says.
-void end_round(libtorch::RoundExtras& extras, const std::vector<averaging::HostTensor>& memory,
+void end_round(libtorch::RoundExtras& extras, const std::vector<averaging::TensorSpan>& memory,
                const std::vector<std::vector<float>>& averages) {
   ASSERT_EQ(memory.size(), averages.size());
   for (std::size_t i = 0; i < memory.size(); ++i) std::ranges::copy(averages[i], memory[i].write.begin());

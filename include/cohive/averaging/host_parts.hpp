@@ -14,28 +14,12 @@
 
 namespace cohive::averaging {
 
-/// The memory of one tensor. It belongs to the caller and must stay put while the HostParts exists.
-struct HostTensor {
-  /// Reads and writes in one place.
-  HostTensor(std::span<float> values) : read(values), write(values) {}
-  /// Reads `from` and writes `to`; both have one length and do not overlap.
-  HostTensor(std::span<float> from, std::span<float> to) : read(from), write(to) {}
-  std::span<float> read;   ///< this member's values; changed by a factor only, unless it is `write` as well
-  std::span<float> write;  ///< results
-};
-
 class HostMemory;
 
 /// What lossy codecs owe of each tensor, round after round: handed to the HostParts of one round after another.
 using ResidualsPtr = std::shared_ptr<std::vector<codec::Residuals>>;
 /// Makes residuals of nothing owed. Memory is taken where something is owed for the first time: 4 bytes a value.
 ResidualsPtr make_residuals(std::span<const TensorInfo> tensors);
-
-/// A stretch whose values in `write` are final.
-struct StretchResult {
-  Stretch stretch;  ///< which values
-  bool averaged = false;  ///< false: no average came, and the stretch holds this member's own values (differences: 0)
-};
 
 /// How tensors in host memory take part in a round.
 struct HostPartsOptions {
@@ -55,7 +39,7 @@ struct HostPartsOptions {
 class HostParts final : public TensorParts {
  public:
   /// Throws std::invalid_argument when the memory does not fit the infos.
-  HostParts(Runtime& runtime, std::vector<TensorInfo> infos, std::vector<HostTensor> memory,
+  HostParts(Runtime& runtime, std::vector<TensorInfo> infos, std::vector<TensorSpan> memory,
             HostPartsOptions options = {});
   ~HostParts() override;
 
@@ -77,8 +61,8 @@ class HostParts final : public TensorParts {
   std::shared_ptr<HostMemory> memory_;  // shared with work on other threads
 };
 
-/// Tensors of several TensorParts as one list, for a scheme that averages some of its own and some of the round's.
-/// finish() does nothing: it is up to the parts that were joined, which must outlive this object.
+/// Tensors of several TensorParts as one list: for a scheme that averages some of its own and some of the round's, or for
+/// tensors in several kinds of memory.
 class JoinedParts final : public TensorParts {
  public:
   /// One of the tensors that are joined.
@@ -86,8 +70,11 @@ class JoinedParts final : public TensorParts {
     TensorParts* parts = nullptr;  ///< what the tensor belongs to; not null
     std::size_t tensor = 0;  ///< its place among the tensors of `parts`
   };
-  /// Joins tensors; they are in the list in the order of `sources`.
+  /// Joins tensors; they are in the list in the order of `sources`, which must outlive this object. finish() does nothing:
+  /// it is up to the parts that were joined.
   explicit JoinedParts(std::vector<Source> sources);
+  /// Joins all tensors of `all`, and keeps these; finish() finishes them.
+  explicit JoinedParts(std::vector<std::shared_ptr<TensorParts>> all);
 
   const std::vector<TensorInfo>& infos() const noexcept override { return infos_; }
   Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) override;
@@ -97,6 +84,9 @@ class JoinedParts final : public TensorParts {
   Task<void> finish() override;
 
  private:
+  void add(Source source);
+
+  std::vector<std::shared_ptr<TensorParts>> owned_;
   std::vector<Source> sources_;
   std::vector<TensorInfo> infos_;
 };

@@ -33,6 +33,17 @@ struct TensorInfo {
 /// Returns the 20 bytes by which peers see that they average the same tensors (docs/wire/hivemind.md, section 6.3).
 std::string schema_hash(std::span<const TensorInfo> tensors);
 
+/// The memory of one tensor, of the host or of a device. It belongs to the caller and must stay put while a TensorParts uses
+/// it.
+struct TensorSpan {
+  /// Reads and writes in one place.
+  TensorSpan(std::span<float> values) : read(values), write(values) {}
+  /// Reads `from` and writes `to`; both have one length and do not overlap.
+  TensorSpan(std::span<float> from, std::span<float> to) : read(from), write(to) {}
+  std::span<float> read;   ///< this member's values; changed by a factor only, unless it is `write` as well
+  std::span<float> write;  ///< results
+};
+
 /// Consecutive values of one tensor, in row-major order.
 struct Stretch {
   std::size_t tensor = 0;  ///< place in the list of tensors
@@ -77,6 +88,12 @@ struct Answer {
     EncodedStretch encoded;  ///< the bytes that were sent
   };
   std::optional<Sent> sent;  ///< unset: the codec feeds nothing back
+};
+
+/// A stretch whose values in `write` are final.
+struct StretchResult {
+  Stretch stretch;  ///< which values
+  bool averaged = false;  ///< false: no average came, and the stretch holds this member's own values (differences: 0)
 };
 
 /// How a contribution is added: the first replaces what the sum holds, with the last the sum becomes an average.

@@ -58,6 +58,12 @@ Result<> add_async(Stream& stream, std::span<const float> values, float weight, 
 Result<> divide_async(Stream& stream, std::span<float> values, float divisor);
 /// values = average - values: what a reducer answers.
 Result<> subtract_from_async(Stream& stream, std::span<const float> average, std::span<float> values);
+/// values *= factor
+Result<> scale_async(Stream& stream, std::span<float> values, float factor);
+/// to = from
+Result<> copy_async(Stream& stream, std::span<const float> from, std::span<float> to);
+/// values = 0
+Result<> clear_async(Stream& stream, std::span<float> values);
 /// values += alpha * (average - values)
 Result<> move_towards_async(Stream& stream, std::span<const float> average, float alpha, std::span<float> values);
 

@@ -14,11 +14,33 @@
 #include "cohive/core/runtime.hpp"
 
 struct CUstream_st;  // what cudaStream_t points to
+struct CUevent_st;   // what cudaEvent_t points to
 
 namespace cohive::cuda {
 
 /// How many GPUs this process may use, at least one. Errors: Errc::no_device.
 Result<int> device_count();
+
+/// Orders work of several streams, of whatever library, without a thread that waits.
+class Event {
+ public:
+  /// Errors: Errc::no_device, also for a number that no device has.
+  static Result<Event> create(int device = 0);
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&& other) noexcept;
+  ~Event();
+
+  /// Stands for all that is queued on a stream now, instead of what it stood for before. Errors: Errc::failed.
+  Result<> record(CUstream_st* stream);
+  /// Makes what is queued on a stream from now on begin after what the event stands for now. Errors: Errc::failed.
+  Result<> hold_back(CUstream_st* stream) const;
+
+ private:
+  Event(int device, CUevent_st* event) noexcept : device_(device), event_(event) {}
+
+  int device_;
+  CUevent_st* event_;
+};
 
 /// A queue of work on one device, independent of the default stream. The destructor waits for what is queued, so that
 /// nothing touches memory freed after it.

@@ -10,30 +10,41 @@
 /// are not used: no residuals are kept. Values are added up on the host where this peer reduces.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/core/runtime.hpp"
+#include "cohive/cuda/device.hpp"
 
 namespace cohive::cuda {
 
-/// Where the tensors are, and how much goes on at once.
+class Lanes;
+
+/// Where the tensors are, and how they take part in a round.
 struct DevicePartsOptions {
   int device = 0;  ///< number of the GPU
   std::size_t streams = 4;  ///< stretches under way at once; each takes pinned and device memory of three parts
+  /// What a backend uses round after round, in place of streams of its own. Null: streams are made for these parts alone.
+  std::shared_ptr<Lanes> lanes = nullptr;
+  bool differences = false;  ///< results are differences, as HostPartsOptions has them
+  float factor = 1;          ///< applied to `read`, in place, just before the first use of a value, and once
+  /// Called once for every stretch of every tensor when the work that makes its values final is queued: queues what is to be
+  /// done with them on the same stream. Loop thread. Errors end the operation.
+  std::function<Result<>(const averaging::StretchResult&, Stream&)> on_result = nullptr;
 };
 
-/// Loop thread of a real runtime, which must outlive it. Averages are written in place. An operation that is dropped while
-/// its stream works blocks until that stretch is done: it uses memory of the caller.
+/// Loop thread of a real runtime, which must outlive it. Serves one round; make another one for the next. An operation that is
+/// dropped while its stream works blocks until that stretch is done: it uses memory of the caller.
 class DeviceParts final : public averaging::TensorParts {
  public:
-  /// \param values  of each tensor, memory of the device. It stays the caller's and must stay put; what writes it must have
-  ///                finished (`co_await stream.done(runtime)`), and nothing may write it until the round is over.
+  /// \param memory  of each tensor, on the device. It stays the caller's and must stay put; what writes it must have finished
+  ///                (`co_await stream.done(runtime)`), and nothing may write it until the round is over.
   /// Throws std::invalid_argument when it does not fit the infos. Errors: Errc::no_device, Errc::out_of_memory.
   static Result<std::shared_ptr<DeviceParts>> create(Runtime& runtime, std::vector<averaging::TensorInfo> infos,
-                                                     std::vector<std::span<float>> values, DevicePartsOptions options = {});
+                                                     std::vector<averaging::TensorSpan> memory,
+                                                     DevicePartsOptions options = {});
   ~DeviceParts() override;
 
   const std::vector<averaging::TensorInfo>& infos() const noexcept override;
@@ -41,8 +52,8 @@ class DeviceParts final : public averaging::TensorParts {
   Task<Result<std::shared_ptr<averaging::OwnContribution>>> contribute(averaging::Stretch stretch, codec::CodecSpec codec,
                                                                        averaging::Terms terms) override;
   Task<Result<>> apply(averaging::Stretch stretch, averaging::Answer answer, averaging::Terms terms) override;
-  /// Does nothing: what has no average keeps its values.
-  Task<void> finish() override { co_return; }
+  /// As HostParts. What the device reports as an error is thrown as ErrorException: nothing can be made of it.
+  Task<void> finish() override;
 
   /// Counts the values that have an average.
   std::size_t averaged() const noexcept;

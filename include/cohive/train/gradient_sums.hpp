@@ -1,5 +1,5 @@
 /// \file
-/// GradientSums: adds up the gradients of batches in host memory, off the trainer's thread.
+/// GradientSums: adds up the gradients of batches where a backend has them, off the trainer's thread.
 ///
 /// hivemind's rule: gradients of batches of different size are weighted relative to the first batch of the epoch, and
 /// the sum is divided by the number of batches. Source: docs/wire/hivemind.md, section 7.2.
@@ -15,8 +15,7 @@
 
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
-#include "cohive/optim/view.hpp"
-#include "cohive/train/host_buffer.hpp"
+#include "cohive/train/backend.hpp"
 
 namespace cohive::train {
 
@@ -24,13 +23,13 @@ namespace cohive::train {
 class GradientSums {
  public:
   /// \param sizes  values of each gradient
-  GradientSums(Runtime& runtime, std::vector<std::size_t> sizes);
+  GradientSums(Runtime& runtime, std::shared_ptr<Backend> backend, std::vector<std::size_t> sizes);
   ~GradientSums();
   GradientSums(const GradientSums&) = delete;
 
   /// The gradient of one parameter in one batch.
   struct Gradient {
-    optim::View values;           ///< any floating dtype; empty: the parameter has none
+    optim::View values;           ///< any floating dtype that the backend adds; empty: the parameter has none
     std::shared_ptr<void> owner;  ///< keeps the memory
     /// No other code uses the memory any more: where it is float32 it may become the sum itself.
     bool exclusive = false;
@@ -42,7 +41,7 @@ class GradientSums {
 
   /// The sums of an epoch.
   struct Taken {
-    std::vector<HostBuffer> sums;  ///< one for each gradient; zeros where no batch had it
+    std::vector<Buffer> sums;  ///< one for each gradient; zeros where no batch had it
     double factor = 0;             ///< makes them means; 0: there was no batch
     bool finite = true;            ///< else all sums are zero
   };
@@ -53,6 +52,8 @@ class GradientSums {
   Task<Taken> take();
   /// Throws away what was added before the cut.
   Task<void> drop();
+  /// Returns what adds.
+  Backend& backend() const noexcept { return *backend_; }
 
  private:
   struct Batch {
@@ -62,7 +63,7 @@ class GradientSums {
   };
   /// What a number of batches add up to.
   struct Sums {
-    std::vector<HostBuffer> values;
+    std::vector<Buffer> values;
     double anchor = 0, scale = 1, times = 0;  // samples and loss scale of the first batch
     bool finite = true;
   };
@@ -70,9 +71,10 @@ class GradientSums {
   Task<void> add_now(Batch batch);
   Task<void> add_slice(std::span<Gradient> gradients, std::size_t begin, double factor);
   Task<Sums> take_cut();
-  Sums no_sums() const { return {std::vector<HostBuffer>(sizes_.size())}; }
+  Sums no_sums() const { return {std::vector<Buffer>(sizes_.size())}; }
 
   Runtime& runtime_;
+  const std::shared_ptr<Backend> backend_;
   const std::vector<std::size_t> sizes_;
   const std::size_t most_unfinished_;  // batches
   // Of any thread.

@@ -12,12 +12,12 @@
 #include <span>
 #include <vector>
 
-#include "cohive/train/host_replica.hpp"
+#include "cohive/train/fused_replica.hpp"
 
 namespace cohive::train {
 
 /// A model of plain floats with an optimizer of cohive, for programs without LibTorch and for simulations.
-class PlainReplica final : public HostReplica {
+class PlainReplica final : public FusedReplica {
  public:
   /// Begins with parameters of zero. \param shapes  of the parameters
   PlainReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, optim::Options optimizer);
@@ -42,7 +42,7 @@ class PlainReplica final : public HostReplica {
 
  protected:
   std::span<float> live(std::size_t parameter) override { return live_[parameter].values; }
-  void exchange_live(std::size_t parameter, HostBuffer& next) override { std::swap(live_[parameter], next); }
+  void exchange_live(std::size_t parameter, Buffer& next) override { std::swap(live_[parameter], next); }
   optim::Options options(std::size_t) override { return options_; }
   std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) override;
   std::int64_t steps_taken(std::size_t) override { return steps_; }
@@ -50,8 +50,8 @@ class PlainReplica final : public HostReplica {
 
  private:
   std::vector<std::size_t> statistics_by_name() const;
-  std::vector<HostBuffer> live_;
-  std::vector<std::vector<HostBuffer>> statistics_;  // by parameter
+  std::vector<Buffer> live_;
+  std::vector<std::vector<Buffer>> statistics_;  // by parameter
   optim::Options options_;
   std::int64_t steps_ = 0;
   std::function<optim::Options(std::uint64_t)> schedule_;

@@ -1,5 +1,5 @@
 /// \file
-/// Replica: what a training run asks of a model. LibTorch's is in cohive/torch, HostReplica is one over plain host
+/// Replica: what a training run asks of a model. LibTorch's is in cohive/torch, FusedReplica is one over plain host
 /// memory; other front ends derive their own.
 ///
 /// A model has *live* parameters, which the trainer computes with, and may have *next* ones, which the run prepares

@@ -46,6 +46,15 @@ inline float __fsub_rn(float a, float b) {
 inline float __fdiv_rn(float a, float b) {
   return a / b;
 }
+inline float __fsqrt_rn(float value) {
+  return std::sqrt(value);
+}
+inline double __dadd_rn(double a, double b) {
+  return a + b;
+}
+inline double __dmul_rn(double a, double b) {
+  return a * b;
+}
 inline std::uint32_t __float2uint_rn(float value) {
   return static_cast<std::uint32_t>(std::nearbyint(value));
 }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -104,6 +105,24 @@ struct CUstream_st {
   std::thread thread;
 };
 
+/// What was recorded last.
+struct CUevent_st {
+  std::shared_ptr<std::promise<void>> record() {
+    auto reached = std::make_shared<std::promise<void>>();
+    const std::lock_guard lock(mutex);
+    last = reached->get_future().share();
+    return reached;
+  }
+  std::shared_future<void> recorded() {
+    const std::lock_guard lock(mutex);
+    return last;
+  }
+
+ private:
+  std::mutex mutex;
+  std::shared_future<void> last;
+};
+
 namespace cohive::cuda::emulated {
 
 void set_devices(int count) {
@@ -184,6 +203,30 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
   stream->push([=](cudaError_t error) { callback(stream, error, data); });
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  auto reached = event->record();
+  stream->push([reached](cudaError_t) { reached->set_value(); });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  auto reached = event->recorded();
+  if (reached.valid()) stream->push([reached](cudaError_t) { reached.wait(); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream) {
+  stream->push([=](cudaError_t error) {
+    if (error == cudaSuccess) std::memset(memory, value, bytes);
+  });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-#include "host_model.hpp"
+#include "fused_model.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -19,28 +19,29 @@ std::span<float> span_of(const torch::Tensor& tensor) {
 
 }  // namespace
 
-HostModel::HostModel(Runtime& runtime, ModelParts parts, KnownOptimizer known, const OptimizerOptions& options)
-    : HostReplica(runtime, infos_of(parts.parameters)),
+FusedModel::FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend, ModelParts parts, KnownOptimizer known,
+                       const OptimizerOptions& options)
+    : FusedReplica(runtime, infos_of(parts.parameters), std::move(backend)),
       optimizer_(parts.optimizer),
       known_(std::move(known)),
       parameters_(parameters_of(parts.optimizer)),
       mirrors_(parts.parameters.front().is_same(parameters_.front()) ? std::vector<torch::Tensor>() : parts.parameters),
-      intake_(runtime, sums(), parts.parameters, options.reuse_grad_buffers),
+      intake_(sums(), parts.parameters, parameters_.front().device(), options.reuse_grad_buffers),
       extras_(make_round_extras(parts, options)),
       schedule_(parts.scheduler) {
   average_beside(extras_.infos());
 }
 
-HostModel::~HostModel() {
+FusedModel::~FusedModel() {
   wait_until_unused();
 }
 
-std::span<float> HostModel::live(std::size_t parameter) {
+std::span<float> FusedModel::live(std::size_t parameter) {
   return span_of(parameters_[parameter]);
 }
 
 /// The parameter stays the same tensor to everything that refers to it; only its memory is another one.
-void HostModel::exchange_live(std::size_t parameter, train::HostBuffer& next) {
+void FusedModel::exchange_live(std::size_t parameter, train::Buffer& next) {
   torch::NoGradGuard no_grad;
   torch::Tensor& tensor = parameters_[parameter];
   torch::Tensor before = tensor.detach();  // keeps the memory
@@ -51,7 +52,7 @@ void HostModel::exchange_live(std::size_t parameter, train::HostBuffer& next) {
   next = {std::make_shared<torch::Tensor>(std::move(before)), values};
 }
 
-void HostModel::step_locally(double scale) {
+void FusedModel::step_locally(double scale) {
   torch::NoGradGuard no_grad;
   const std::lock_guard lock(stepping_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -79,24 +80,24 @@ void HostModel::step_locally(double scale) {
 
 // ---- Mirrors
 
-Task<void> HostModel::show_in_mirrors() {
+Task<void> FusedModel::show_in_mirrors() {
   if (mirrors_.empty()) co_return;
   co_await runtime().offload([this, used = in_use()] { copy_to_mirrors(); });
 }
 
-void HostModel::copy_to_mirrors() {
+void FusedModel::copy_to_mirrors() {
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
 }
 
-Task<void> HostModel::finish_step(std::uint64_t epoch, bool step) {
+Task<void> FusedModel::finish_step(std::uint64_t epoch, bool step) {
   const bool live_changes = steps_into_live();
-  co_await HostReplica::finish_step(epoch, step);
+  co_await FusedReplica::finish_step(epoch, step);
   if (step && live_changes) co_await show_in_mirrors();
 }
 
-Task<bool> HostModel::finish_state(bool averaged) {
-  const bool publishable = co_await HostReplica::finish_state(averaged);
+Task<bool> FusedModel::finish_state(bool averaged) {
+  const bool publishable = co_await FusedReplica::finish_state(averaged);
   extras_.end(averaged);
   if (averaged && !publishable) {
     if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.publish(); });
@@ -105,30 +106,30 @@ Task<bool> HostModel::finish_state(bool averaged) {
   co_return publishable;
 }
 
-void HostModel::publish() {
-  HostReplica::publish();
+void FusedModel::publish() {
+  FusedReplica::publish();
   extras_.publish();
   copy_to_mirrors();
 }
 
 // ---- What is averaged beside parameters
 
-Task<void> HostModel::hold_state() {
+Task<void> FusedModel::hold_state() {
   if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.hold_tensors(); });
 }
 
-Task<std::vector<averaging::HostTensor>> HostModel::parts_beside(train::StateRound how) {
-  if (extras_.empty()) co_return std::vector<averaging::HostTensor>();
+Task<std::vector<averaging::TensorSpan>> FusedModel::parts_beside(train::StateRound how) {
+  if (extras_.empty()) co_return std::vector<averaging::TensorSpan>();
   co_return co_await runtime().offload([this, how, used = in_use()] { return extras_.begin(how); });
 }
 
-bool HostModel::frozen(std::size_t parameter) {
+bool FusedModel::frozen(std::size_t parameter) {
   return !(mirrors_.empty() ? parameters_ : mirrors_)[parameter].requires_grad();
 }
 
 // ---- The state as a whole
 
-std::vector<torch::Tensor> HostModel::newest_parameters() {
+std::vector<torch::Tensor> FusedModel::newest_parameters() {
   std::vector<torch::Tensor> result;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto values = newest(i);
@@ -141,7 +142,7 @@ std::vector<torch::Tensor> HostModel::newest_parameters() {
   return result;
 }
 
-Task<std::optional<averaging::SharedState>> HostModel::snapshot(std::uint64_t epoch) {
+Task<std::optional<averaging::SharedState>> FusedModel::snapshot(std::uint64_t epoch) {
   co_return co_await runtime().offload([this, epoch, used = in_use()] {
     const std::lock_guard lock(stepping_);
     return copy_unless_changed(
@@ -149,7 +150,7 @@ Task<std::optional<averaging::SharedState>> HostModel::snapshot(std::uint64_t ep
   });
 }
 
-Task<Result<std::uint64_t>> HostModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
+Task<Result<std::uint64_t>> FusedModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
   forget_next();
   extras_.forget();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
@@ -161,7 +162,7 @@ Task<Result<std::uint64_t>> HostModel::load(averaging::DownloadedState state, st
   co_return loaded;
 }
 
-void HostModel::look_at_state() {
+void FusedModel::look_at_state() {
   forget_next();
   extras_.forget();
   known_.look_at_state();

@@ -1,7 +1,7 @@
 /// \file
-/// HostReplica: a Replica whose float32 parameters and statistics live in host memory. It adds up gradients, steps with
-/// cohive's fused optimizers and keeps a second copy of the parameters where work is delayed; the memory itself belongs
-/// to a derived class: a machine-learning library's tensors, or plain buffers (PlainReplica).
+/// FusedReplica: a Replica of float32 parameters and statistics in host memory, or where another backend has them. It adds
+/// up gradients, steps with cohive's fused optimizers and keeps a second copy of the parameters where work is delayed; the
+/// memory itself belongs to a derived class: a machine-learning library's tensors, or plain buffers (PlainReplica).
 ///
 /// Passes over memory are what training costs beside the model: the first batch of an epoch becomes the sum of
 /// gradients as it is, sums are averaged in place, the optimizer steps stretch by stretch while averages arrive, and
@@ -13,15 +13,13 @@
 #include <span>
 #include <vector>
 
-#include "cohive/averaging/host_parts.hpp"
-#include "cohive/optim/step.hpp"
 #include "cohive/train/gradient_sums.hpp"
 #include "cohive/train/replica.hpp"
 
 namespace cohive::train {
 
-/// A model whose parameters, sums and averages are in host memory; the step itself is the derived class's.
-class HostReplica : public Replica {
+/// A model whose parameters, sums and averages are a backend's; options and statistics are the derived class's.
+class FusedReplica : public Replica {
  public:
   /// Takes gradients from the trainer; see GradientSums::add.
   GradientSums& sums() noexcept { return sums_; }
@@ -42,12 +40,15 @@ class HostReplica : public Replica {
 
  protected:
   /// \param parameters  float32; as the group names them
-  HostReplica(Runtime& runtime, std::vector<averaging::TensorInfo> parameters);
+  /// \param backend  where they are; null: host memory
+  FusedReplica(Runtime& runtime, std::vector<averaging::TensorInfo> parameters, std::shared_ptr<Backend> backend = nullptr);
   /// Describes what rounds of the state average after the parameters. In the constructor.
   void average_beside(const std::vector<averaging::TensorInfo>& infos);
 
   /// Returns the loop of the constructor.
   Runtime& runtime() const noexcept { return runtime_; }
+  /// Returns where the parameters are.
+  Backend& backend() const noexcept { return *backend_; }
   /// Returns the number of parameters.
   std::size_t size() const noexcept { return gradient_infos_.size(); }
 
@@ -56,7 +57,7 @@ class HostReplica : public Replica {
   /// Returns the memory of a live parameter.
   virtual std::span<float> live(std::size_t parameter) = 0;
   /// Makes the values of `next` live, and gives `next` the memory that was.
-  virtual void exchange_live(std::size_t parameter, HostBuffer& next) = 0;
+  virtual void exchange_live(std::size_t parameter, Buffer& next) = 0;
   /// Returns the options of a parameter's step as they are now; the same kind of optimizer for all.
   virtual optim::Options options(std::size_t parameter) = 0;
   /// Returns the statistics of a parameter, in the order of optim::state_fields; makes those that are missing.
@@ -69,8 +70,8 @@ class HostReplica : public Replica {
   /// average must not depend on it.
   virtual bool frozen(std::size_t) { return false; }
   /// Returns the memory of what a round of the state averages after the parameters, as average_beside() has described
-  /// it.
-  virtual Task<std::vector<averaging::HostTensor>> parts_beside(StateRound how);
+  /// it: host memory.
+  virtual Task<std::vector<averaging::TensorSpan>> parts_beside(StateRound how);
   /// Takes the sums before the cut; overridden where the trainer's library adds them up by itself (reuse_grad_buffers).
   virtual Task<GradientSums::Taken> take_sums();
   /// Throws away what has been added up before the cut; overridden together with take_sums().
@@ -92,17 +93,16 @@ class HostReplica : public Replica {
  private:
   struct Stepping;
   Task<void> make_statistics();
-  Task<void> clip(Stepping& stepping);
-  Task<void> finish_second_phase(std::shared_ptr<std::vector<optim::TensorStep>> steps);
   void make_next();
 
   Runtime& runtime_;
+  const std::shared_ptr<Backend> backend_;
   std::vector<averaging::TensorInfo> gradient_infos_, state_infos_;
   GradientSums sums_;
   averaging::ResidualsPtr residuals_;
   std::optional<double> max_norm_;
   std::shared_ptr<Stepping> stepping_;  // from take_gradients to finish_step
-  std::vector<HostBuffer> next_;        // from the first delayed work on; kept, as new memory costs time
+  std::vector<Buffer> next_;        // from the first delayed work on; kept, as new memory costs time
   bool next_is_newest_ = false;         // complete, and not published yet
   std::optional<StateRound> state_round_;
   bool next_is_difference_ = false;

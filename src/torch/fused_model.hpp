@@ -2,7 +2,7 @@
 
 #include <mutex>
 
-#include "cohive/train/host_replica.hpp"
+#include "cohive/train/fused_replica.hpp"
 #include "gradient_intake.hpp"
 #include "known_optimizer.hpp"
 #include "model_state.hpp"
@@ -11,13 +11,14 @@
 
 namespace cohive::libtorch {
 
-/// Float32 parameters in host memory, stepped by cohive. The trainer computes with them, or with mirrors of another type or on
-/// another device.
-class HostModel final : public TorchReplica, public train::HostReplica {
+/// Float32 parameters of a backend, stepped by cohive. The trainer computes with them, or, where they are in host memory, with
+/// mirrors of another type or on another device.
+class FusedModel final : public TorchReplica, public train::FusedReplica {
  public:
   /// \param parts.parameters  those of the optimizer, or their mirrors
-  HostModel(Runtime& runtime, ModelParts parts, KnownOptimizer known, const OptimizerOptions& options);
-  ~HostModel() override;
+  FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend, ModelParts parts, KnownOptimizer known,
+             const OptimizerOptions& options);
+  ~FusedModel() override;
 
   train::Replica& replica() override { return *this; }
   GradientIntake& intake() override { return intake_; }
@@ -39,7 +40,7 @@ class HostModel final : public TorchReplica, public train::HostReplica {
 
  protected:
   std::span<float> live(std::size_t parameter) override;
-  void exchange_live(std::size_t parameter, train::HostBuffer& next) override;
+  void exchange_live(std::size_t parameter, train::Buffer& next) override;
   optim::Options options(std::size_t parameter) override { return known_.options(parameter); }
   std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) override {
     return known_.statistics(parameter);
@@ -47,7 +48,7 @@ class HostModel final : public TorchReplica, public train::HostReplica {
   std::int64_t steps_taken(std::size_t parameter) override { return known_.steps_taken(parameter); }
   void count_step(std::size_t parameter) override { known_.count_step(parameter); }
   bool frozen(std::size_t parameter) override;
-  Task<std::vector<averaging::HostTensor>> parts_beside(train::StateRound how) override;
+  Task<std::vector<averaging::TensorSpan>> parts_beside(train::StateRound how) override;
   Task<train::GradientSums::Taken> take_sums() override { return intake_.take(); }
   Task<void> drop_sums() override { return intake_.drop(); }
 

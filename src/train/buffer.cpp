@@ -1,4 +1,4 @@
-#include "cohive/train/host_buffer.hpp"
+#include "cohive/train/buffer.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kLine = 64, kLarge = 2 * MappedPages::kHugePage;
 }
 
-HostBuffer HostBuffer::allocate(std::size_t size) {
+Buffer Buffer::on_host(std::size_t size) {
   const std::size_t bytes = size * sizeof(float);
   if (bytes >= kLarge) {
     const auto pages = std::make_shared<MappedPages>(bytes);

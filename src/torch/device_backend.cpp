@@ -1,0 +1,39 @@
+#include "device_backend.hpp"
+
+#ifdef COHIVE_TORCH_CUDA
+#include <c10/cuda/CUDAStream.h>
+
+#include "cohive/cuda/backend.hpp"
+#endif
+
+namespace cohive::libtorch {
+namespace {
+
+BackendMaker& maker_of_host() {
+  static BackendMaker maker = &train::host_backend;
+  return maker;
+}
+
+}  // namespace
+
+std::shared_ptr<train::Backend> make_backend(Runtime& runtime, torch::Device device) {
+  if (device.is_cpu()) return maker_of_host()(runtime);
+#ifdef COHIVE_TORCH_CUDA
+  if (device.is_cuda() && !runtime.simulated()) {
+    cuda::BackendOptions options;
+    options.device = device.index();
+    options.trainer_stream = [device] { return c10::cuda::getCurrentCUDAStream(device.index()).stream(); };
+    return cuda::make_backend(runtime, std::move(options)).value();
+  }
+#endif
+  return nullptr;
+}
+
+HostBackendInUse::HostBackendInUse(BackendMaker make) {
+  maker_of_host() = std::move(make);
+}
+HostBackendInUse::~HostBackendInUse() {
+  maker_of_host() = &train::host_backend;
+}
+
+}  // namespace cohive::libtorch

@@ -1,0 +1,193 @@
+#include "cohive/train/fused_replica.hpp"
+
+#include <thread>
+
+#include "discard.hpp"
+
+namespace cohive::train {
+
+using averaging::TensorSpan;
+using averaging::TensorInfo;
+
+/// The gradients of one epoch and the step that they make.
+struct FusedReplica::Stepping {
+  std::shared_ptr<GradientRound> round;
+  std::optional<Place> place;  ///< of the step; unset: none
+};
+
+namespace {
+
+/// Leaves parameters as they are.
+optim::Options no_step() {
+  return optim::SgdOptions{.lr = 0};
+}
+
+std::vector<std::size_t> sizes_of(const std::vector<TensorInfo>& infos) {
+  std::vector<std::size_t> sizes;
+  for (const auto& info : infos) sizes.push_back(info.elements());
+  return sizes;
+}
+
+}  // namespace
+
+FusedReplica::FusedReplica(Runtime& runtime, std::vector<TensorInfo> parameters, std::shared_ptr<Backend> backend)
+    : runtime_(runtime),
+      backend_(backend ? std::move(backend) : host_backend(runtime)),
+      gradient_infos_(std::move(parameters)),
+      state_infos_(gradient_infos_),
+      sums_(runtime, backend_, sizes_of(gradient_infos_)),
+      residuals_(averaging::make_residuals(gradient_infos_)) {
+  for (auto& info : gradient_infos_) info.role = codec::Role::unspecified;  // as hivemind's gradient averagers have it
+  for (auto& info : state_infos_) {
+    info.role = codec::Role::parameter;
+    info.dtype = codec::DType::float32;  // whatever the model computes with
+  }
+}
+
+void FusedReplica::average_beside(const std::vector<TensorInfo>& infos) {
+  state_infos_.insert(state_infos_.end(), infos.begin(), infos.end());
+}
+
+Task<std::vector<TensorSpan>> FusedReplica::parts_beside(StateRound) {
+  co_return std::vector<TensorSpan>();
+}
+
+void FusedReplica::wait_until_unused() noexcept {
+  stepping_.reset();
+  while (in_use_.use_count() > 1) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+// ---- Gradients and step
+
+Task<GradientSums::Taken> FusedReplica::take_sums() {
+  return sums_.take();
+}
+Task<void> FusedReplica::drop_sums() {
+  return sums_.drop();
+}
+
+Task<void> FusedReplica::free_next() {
+  if (!next_is_newest_ && !next_is_difference_) co_await discard(runtime_, std::exchange(next_, {}));
+}
+
+Task<Replica::Gradients> FusedReplica::take_gradients(std::optional<Place> step) {
+  auto taken = co_await take_sums();
+  // A step reads each gradient before it writes the parameter: the sums' memory becomes the next parameters.
+  if (step == Place::next) co_await discard(runtime_, std::exchange(next_, taken.sums));
+  GradientWork work;
+  if (step) {
+    if (!std::exchange(statistics_made_, true)) co_await make_statistics();
+    for (std::size_t i = 0; i < size(); ++i) {
+      const auto from = live(i);
+      const auto number = steps_taken(i) + 1;
+      const optim::TensorMemory memory{std::span<const float>(from), *step == Place::next ? next_[i].values : from, {},
+                                       taken.sums[i].values, statistics(i)};
+      work.steps.push_back({frozen(i) ? no_step() : options(i), memory, optim::StepSettings{number}});
+    }
+    work.max_norm = max_norm_;
+  }
+  work.infos = gradient_infos_;
+  work.sums = std::move(taken.sums);
+  work.factor = taken.factor;
+  work.residuals = residuals_;
+  work.in_use = in_use();
+  stepping_ = std::make_shared<Stepping>(backend_->gradient_round(std::move(work)), step);
+  co_return Gradients{stepping_->round->parts(), taken.finite};
+}
+
+/// Their memory is written to for the first time, which takes long.
+Task<void> FusedReplica::make_statistics() {
+  co_await runtime_.offload([this, used = in_use()] {
+    for (std::size_t i = 0; i < size(); ++i) (void)statistics(i);
+  });
+}
+
+Task<void> FusedReplica::drop_gradients() {
+  residuals_ = averaging::make_residuals(gradient_infos_);
+  if (stepping_) co_await discard(runtime_, std::exchange(stepping_, nullptr));
+  co_await drop_sums();
+}
+
+Task<void> FusedReplica::finish_step(std::uint64_t epoch, bool step) {
+  auto stepping = std::exchange(stepping_, nullptr);
+  if (step && stepping && stepping->place) {
+    co_await stepping->round->finish_step();
+    for (std::size_t i = 0; i < size(); ++i) count_step(i);
+    if (stepping->place == Place::next) next_is_newest_ = true;
+  }
+  enter_epoch(epoch);
+  co_await discard(runtime_, std::move(stepping));
+}
+
+// ---- The next parameters
+
+void FusedReplica::make_next() {
+  if (!next_.empty()) return;
+  for (const auto& info : gradient_infos_) next_.push_back(backend_->allocate(info.elements()));
+}
+
+bool FusedReplica::steps_into_live() const noexcept {
+  return stepping_ && stepping_->place == Place::live;
+}
+
+std::span<const float> FusedReplica::newest(std::size_t parameter) {
+  return next_is_newest_ ? std::span<const float>(next_[parameter].values) : live(parameter);
+}
+
+Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(StateRound how) {
+  state_round_ = how;
+  if (how != StateRound::live) make_next();
+  const bool differences = how == StateRound::difference;
+  const bool without_step = how == StateRound::next && !next_is_newest_;
+  if (differences || without_step) {
+    std::vector<TensorSpan> copies;
+    for (std::size_t i = 0; i < size(); ++i) copies.emplace_back(live(i), next_[i].values);
+    co_await backend_->copy(std::move(copies), in_use());
+  }
+  std::vector<TensorSpan> memory;
+  for (std::size_t i = 0; i < size(); ++i) {
+    switch (how) {
+      case StateRound::live:
+        memory.emplace_back(live(i));
+        break;
+      case StateRound::live_to_next:
+        memory.emplace_back(live(i), next_[i].values);
+        break;
+      case StateRound::next:
+      case StateRound::difference:
+        memory.emplace_back(next_[i].values);
+        break;
+    }
+  }
+  const auto end = state_infos_.begin() + static_cast<std::ptrdiff_t>(size());
+  auto parameters = backend_->state_parts({state_infos_.begin(), end}, std::move(memory), differences);
+  auto beside = co_await parts_beside(how);
+  if (beside.empty()) co_return parameters;
+  averaging::HostPartsOptions options;
+  options.differences = differences;
+  co_return std::make_shared<averaging::JoinedParts>(std::vector<std::shared_ptr<averaging::TensorParts>>{
+      std::move(parameters),
+      std::make_shared<averaging::HostParts>(runtime_, std::vector<TensorInfo>(end, state_infos_.end()), std::move(beside),
+                                             std::move(options))});
+}
+
+Task<bool> FusedReplica::finish_state(bool averaged) {
+  const StateRound how = *std::exchange(state_round_, std::nullopt);
+  if (how == StateRound::live) co_return false;
+  if (how == StateRound::next) co_return next_is_newest_ = next_is_newest_ || averaged;
+  next_is_difference_ = averaged && how == StateRound::difference;
+  next_is_newest_ = averaged && how == StateRound::live_to_next;
+  co_return averaged;
+}
+
+void FusedReplica::publish() {
+  backend_->follow_trainer();
+  if (std::exchange(next_is_difference_, false)) {
+    for (std::size_t i = 0; i < size(); ++i) backend_->add_to_live(next_[i].values, live(i));
+    return;
+  }
+  if (!std::exchange(next_is_newest_, false)) return;
+  for (std::size_t i = 0; i < size(); ++i) exchange_live(i, next_[i]);
+}
+
+}  // namespace cohive::train

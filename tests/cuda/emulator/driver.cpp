@@ -123,6 +123,15 @@ struct CUevent_st {
   std::shared_future<void> last;
 };
 
+namespace {
+
+cudaStream_t or_default(cudaStream_t stream) {
+  static CUstream_st standard;
+  return stream ? stream : &standard;
+}
+
+}  // namespace
+
 namespace cohive::cuda::emulated {
 
 void set_devices(int count) {
@@ -153,7 +162,7 @@ void fail_after(int count, int error) {
 }
 
 int enqueue(CUstream_st* stream, std::function<void()> work) {
-  stream->push([work = std::move(work)](cudaError_t error) {
+  or_default(stream)->push([work = std::move(work)](cudaError_t error) {
     if (error == cudaSuccess) work();
   });
   return cudaSuccess;
@@ -215,12 +224,12 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   auto reached = event->record();
-  stream->push([reached](cudaError_t) { reached->set_value(); });
+  or_default(stream)->push([reached](cudaError_t) { reached->set_value(); });
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   auto reached = event->recorded();
-  if (reached.valid()) stream->push([reached](cudaError_t) { reached.wait(); });
+  if (reached.valid()) or_default(stream)->push([reached](cudaError_t) { reached.wait(); });
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream) {

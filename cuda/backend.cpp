@@ -1,0 +1,190 @@
+#include "cohive/cuda/backend.hpp"
+
+#include "cohive/cuda/codec.hpp"
+#include "cohive/cuda/device_parts.hpp"
+#include "device_steps.hpp"
+#include "failure.hpp"
+#include "lanes.hpp"
+#include "model_kernels.hpp"
+
+namespace cohive::cuda {
+namespace {
+
+using averaging::TensorInfo;
+using averaging::TensorSpan;
+using train::Buffer;
+
+std::span<const float> floats_of(const optim::ConstView& view) {
+  if (view.dtype() != optim::DType::float32) throw std::invalid_argument("gradients on a device are float32");
+  return {static_cast<const float*>(view.data()), view.size()};
+}
+
+class DeviceGradientRound final : public train::GradientRound {
+ public:
+  DeviceGradientRound(std::shared_ptr<Lanes> lanes, train::GradientWork work)
+      : lanes_(std::move(lanes)), shared_(std::make_shared<Shared>(std::move(work))) {
+    const train::GradientWork& all = shared_->work;
+    DevicePartsOptions how;
+    how.lanes = lanes_;
+    how.factor = static_cast<float>(all.factor);
+    if (steps_in_round())
+      how.on_result = [shared = shared_](const averaging::StretchResult& result, Stream& stream) {
+        return shared->steps.queue(result.stretch, stream);
+      };
+    std::vector<TensorSpan> memory;
+    for (const auto& sum : all.sums) memory.emplace_back(sum.values);
+    parts_ = DeviceParts::create(lanes_->runtime(), all.infos, std::move(memory), std::move(how)).value();
+  }
+
+  std::shared_ptr<averaging::TensorParts> parts() override { return parts_; }
+
+  Task<void> finish_step() override {
+    if (shared_->steps.empty()) co_return;
+    const Lanes::Taken lane(*lanes_, co_await lanes_->turn());
+    if (!steps_in_round()) {
+      Queued queued(lane->stream);
+      co_await clip(lane->stream);
+      shared_->steps.queue_all(lane->stream).value();
+      (co_await queued.done(lanes_->runtime())).value();
+    }
+    (co_await shared_->steps.finish(lanes_->runtime(), lane->stream)).value();
+  }
+
+ private:
+  struct Shared {
+    explicit Shared(train::GradientWork all) : work(std::move(all)), steps(work.steps) {}
+    train::GradientWork work;
+    DeviceSteps steps;
+  };
+
+  bool steps_in_round() const { return !shared_->steps.empty() && !shared_->work.max_norm; }
+
+  Task<void> clip(Stream& stream) {
+    const auto& sums = shared_->work.sums;
+    const double squares = (co_await square_sum(lanes_->runtime(), stream, sums)).value();
+    const double factor = optim::clip_coefficient(squares, *shared_->work.max_norm);
+    if (factor >= 1) co_return;
+    for (const auto& sum : sums) scale_async(stream, sum.values, static_cast<float>(factor)).value();
+  }
+
+  const std::shared_ptr<Lanes> lanes_;
+  const std::shared_ptr<Shared> shared_;
+  std::shared_ptr<DeviceParts> parts_;
+};
+
+class DeviceBackend final : public train::Backend {
+ public:
+  DeviceBackend(std::shared_ptr<Lanes> lanes, BackendOptions options)
+      : lanes_(std::move(lanes)), options_(std::move(options)) {}
+
+  Buffer allocate(std::size_t size) override {
+    if (options_.allocate) {
+      Buffer buffer = options_.allocate(size);
+      follow_trainer();  // what had the memory before may still be queued there
+      return buffer;
+    }
+    const auto memory =
+        std::make_shared<DeviceBuffer>(DeviceBuffer::create(size * sizeof(float), lanes_->device()).value());
+    return {memory, memory->floats()};
+  }
+
+  void follow_trainer() override { lanes_->follow(trainer_stream()).value(); }
+
+  Task<bool> all_finite(std::vector<optim::ConstView> values, std::shared_ptr<const void> owner) override {
+    return flagged(
+        [all = std::move(values)](Stream& stream, std::uint32_t* found) {
+          for (const auto& one : all) find_non_finite_async(stream, floats_of(one), found).value();
+        },
+        std::move(owner));
+  }
+
+  Task<bool> accumulate(std::vector<optim::Addition> additions, optim::Accumulating how,
+                        std::shared_ptr<const void> owner) override {
+    return flagged(
+        [all = std::move(additions), how](Stream& stream, std::uint32_t* found) {
+          for (const auto& [gradient, sum] : all) {
+            const auto values = floats_of(gradient);
+            on(stream, [&](CUstream_st* queue) {
+              return kernels::accumulate(queue, values.data(), static_cast<float>(how.factor), how.first, sum.data(),
+                                         found, values.size());
+            }).value();
+          }
+        },
+        std::move(owner));
+  }
+
+  Task<void> copy(std::vector<TensorSpan> copies, std::shared_ptr<const void> owner) override {
+    return run(
+        [all = std::move(copies)](Lane& lane) {
+          for (const auto& [from, to] : all) copy_async(lane.stream, from, to).value();
+        },
+        std::move(owner));
+  }
+
+  Task<void> clear(std::vector<Buffer> buffers) override {
+    return run(
+        [all = std::move(buffers)](Lane& lane) {
+          for (const auto& buffer : all) clear_async(lane.stream, buffer.values).value();
+        },
+        nullptr);
+  }
+
+  std::shared_ptr<train::GradientRound> gradient_round(train::GradientWork work) override {
+    return std::make_shared<DeviceGradientRound>(lanes_, std::move(work));
+  }
+
+  std::shared_ptr<averaging::TensorParts> state_parts(std::vector<TensorInfo> infos, std::vector<TensorSpan> memory,
+                                                      bool differences) override {
+    DevicePartsOptions how;
+    how.lanes = lanes_;
+    how.differences = differences;
+    return DeviceParts::create(lanes_->runtime(), std::move(infos), std::move(memory), std::move(how)).value();
+  }
+
+  /// On the trainer's own stream: what it queued before reads the parameters as they were.
+  void add_to_live(std::span<float> change, std::span<float> live) override {
+    const DeviceScope scope(lanes_->device());
+    checked(scope.status(), "choosing a device").value();
+    const kernels::Applied to{live.data(), live.data(), false};
+    checked(kernels::apply_difference(trainer_stream(), change.data(), 1, to, live.size()), "starting a kernel")
+        .value();
+  }
+
+ private:
+  using Queue = std::function<void(Lane&)>;
+
+  CUstream_st* trainer_stream() const { return options_.trainer_stream ? options_.trainer_stream() : nullptr; }
+
+  /// Queues work on a lane, and waits for it.
+  Task<void> run(Queue queue, std::shared_ptr<const void> owner) {
+    const auto used = std::move(owner);
+    const Lanes::Taken lane(*lanes_, co_await lanes_->turn());
+    Queued queued(lane->stream);
+    queue(*lane);
+    (co_await queued.done(lanes_->runtime())).value();
+  }
+
+  /// The same for passes that look for values which are not finite. False when there are any.
+  Task<bool> flagged(std::function<void(Stream&, std::uint32_t*)> queue, std::shared_ptr<const void> owner) {
+    const auto used = std::move(owner);
+    const Lanes::Taken lane(*lanes_, co_await lanes_->turn());
+    Queued queued(lane->stream);
+    queue(lane->stream, lane->clear_flag().value());
+    lane->read_flag().value();
+    (co_await queued.done(lanes_->runtime())).value();
+    co_return !lane->flagged();
+  }
+
+  const std::shared_ptr<Lanes> lanes_;
+  const BackendOptions options_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<train::Backend>> make_backend(Runtime& runtime, BackendOptions options) {
+  auto lanes = Lanes::create(runtime, options.device, options.streams);
+  if (!lanes) return lanes.error();
+  return std::make_shared<DeviceBackend>(std::move(*lanes), std::move(options));
+}
+
+}  // namespace cohive::cuda

@@ -1,0 +1,31 @@
+/// \file
+/// The backend of a GPU: gradients are added up, averaged and stepped with in its memory, on streams of its own, and
+/// the loop only awaits. Results have the bits of the host's steps.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "cohive/core/result.hpp"
+#include "cohive/train/backend.hpp"
+
+struct CUstream_st;
+
+namespace cohive::cuda {
+
+/// Which GPU, and how a machine-learning library uses it.
+struct BackendOptions {
+  int device = 0;  ///< number of the GPU
+  std::size_t streams =
+      4;  ///< stretches of a round under way at once; each takes pinned and device memory of three parts
+  /// Returns the stream on which the calling thread's library queues its work, a cudaStream_t; unset or null: the
+  /// default one.
+  std::function<CUstream_st*()> trainer_stream = nullptr;
+  /// Memory of the library's own allocator, ordered by trainer_stream; unset: the driver's.
+  std::function<train::Buffer(std::size_t size)> allocate = nullptr;
+};
+
+/// Real runtimes only, which must outlive it. Gradients are float32. Errors: Errc::no_device, Errc::out_of_memory.
+Result<std::shared_ptr<train::Backend>> make_backend(Runtime& runtime, BackendOptions options = {});
+
+}  // namespace cohive::cuda

@@ -1,0 +1,215 @@
+// What a GPU makes of gradients and parameters has the bits of what the host makes of them.
+#include "cohive/cuda/backend.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "gpu.hpp"
+#ifdef COHIVE_CUDA_EMULATED
+#include "cuda/emulator/driver.hpp"
+#endif
+
+namespace cohive::cuda {
+namespace {
+
+using train::Backend;
+using train::Buffer;
+
+constexpr std::size_t kSizes[] = {5000, 1, 1024, 0, 3333};
+
+/// Values of both signs and many magnitudes.
+std::vector<float> some_values(std::size_t size, std::uint32_t seed, bool positive = false) {
+  std::vector<float> values(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    seed = seed * 1664525 + 1013904223;
+    const float value = static_cast<float>(seed >> 8) / 16777216.0f - (positive ? 0 : 0.5f);
+    values[i] = std::ldexp(value, static_cast<int>(seed % 13) - 9);
+  }
+  return values;
+}
+
+class OnBackends : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (IsSkipped()) return;
+    host = train::host_backend(*runtime);
+    device = make_backend(*runtime).value();
+  }
+
+  Buffer put(Backend& backend, const std::vector<float>& values) {
+    Buffer buffer = backend.allocate(values.size());
+    if (&backend == host.get()) {
+      std::ranges::copy(values, buffer.values.begin());
+    } else {
+      const std::span bytes(reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(float));
+      stream().upload_async(bytes, buffer.values.data()).value();
+      stream().synchronize().value();
+    }
+    return buffer;
+  }
+  std::vector<float> get(Backend& backend, const Buffer& buffer) {
+    std::vector<float> values(buffer.values.size());
+    if (&backend == host.get()) {
+      std::ranges::copy(buffer.values, values.begin());
+    } else {
+      const std::span bytes(reinterpret_cast<std::uint8_t*>(values.data()), values.size() * sizeof(float));
+      stream().download_async(buffer.values.data(), bytes).value();
+      stream().synchronize().value();
+    }
+    return values;
+  }
+
+  /// Parameters and statistics of several tensors.
+  struct Model {
+    std::vector<Buffer> live, next;
+    std::vector<std::vector<Buffer>> statistics;
+  };
+  Model model_on(Backend& backend, const optim::Options& options) {
+    Model model;
+    std::uint32_t seed = 1;
+    for (const std::size_t size : kSizes) {
+      model.live.push_back(put(backend, some_values(size, seed++)));
+      model.next.push_back(put(backend, std::vector<float>(size, 7)));
+      model.statistics.emplace_back();
+      for (const auto& field : optim::state_fields(options))
+        model.statistics.back().push_back(put(backend, std::vector<float>(size, static_cast<float>(field.initial))));
+    }
+    return model;
+  }
+  /// Steps with gradients whose round was this peer's alone. \param place  live or next
+  void step(Backend& backend, Model& model, const optim::Options& options, std::int64_t number, bool to_next,
+            std::optional<double> max_norm) {
+    train::GradientWork work;
+    for (std::size_t i = 0; i < std::size(kSizes); ++i) {
+      work.infos.push_back({.shape = {static_cast<std::uint32_t>(kSizes[i])}});
+      work.sums.push_back(put(backend, some_values(kSizes[i], 100 * static_cast<std::uint32_t>(number + 1))));
+      optim::TensorMemory memory{std::span<const float>(model.live[i].values),
+                                 to_next ? model.next[i].values : model.live[i].values,
+                                 {},
+                                 work.sums[i].values,
+                                 {}};
+      for (std::size_t k = 0; k < model.statistics[i].size(); ++k) memory.state[k] = model.statistics[i][k].values;
+      work.steps.push_back({options, memory, {number}});
+    }
+    work.factor = 0.3;
+    work.max_norm = max_norm;
+    const auto round = backend.gradient_round(std::move(work));
+    runtime->run(round->parts()->finish());
+    runtime->run(round->finish_step());
+  }
+  void expect_same_bits(const Model& ours, const Model& theirs, const char* what) {
+    const auto same = [&](const Buffer& one, const Buffer& other) {
+      const auto a = get(*host, one), b = get(*device, other);
+      return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    for (std::size_t i = 0; i < std::size(kSizes); ++i) {
+      EXPECT_TRUE(same(ours.live[i], theirs.live[i])) << what << ", parameter " << i;
+      EXPECT_TRUE(same(ours.next[i], theirs.next[i])) << what << ", next parameter " << i;
+      for (std::size_t k = 0; k < ours.statistics[i].size(); ++k)
+        EXPECT_TRUE(same(ours.statistics[i][k], theirs.statistics[i][k])) << what << ", statistic " << k << " of " << i;
+    }
+  }
+
+  std::unique_ptr<Runtime> runtime = make_runtime({.seed = 1, .pool_threads = 2});
+  std::shared_ptr<Backend> host, device;
+};
+
+TEST_F(OnBackends, EveryOptimizerStepsAsOnTheHost) {
+  const std::pair<const char*, optim::Options> all[] = {
+      {"sgd", optim::SgdOptions{.lr = 0.1}},
+      {"sgd with momentum", optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01}},
+      {"nesterov", optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true}},
+      {"adam", optim::AdamOptions{.lr = 0.01, .weight_decay = 0.1}},
+      {"amsgrad", optim::AdamOptions{.lr = 0.01, .amsgrad = true}},
+      {"adamw", optim::AdamWOptions{.lr = 0.01}},
+      {"rmsprop", optim::RmspropOptions{.lr = 0.01}},
+      {"rmsprop centered", optim::RmspropOptions{.lr = 0.01, .momentum = 0.9, .centered = true}},
+      {"adagrad", optim::AdagradOptions{.lr = 0.01, .initial_accumulator_value = 0.1}},
+      {"lamb", optim::LambOptions{.lr = 0.01}},
+      {"lamb without decay", optim::LambOptions{.lr = 0.01, .weight_decay = 0, .bias_correction = false}},
+  };
+  for (const auto& [name, options] : all) {
+    Model here = model_on(*host, options), there = model_on(*device, options);
+    for (std::int64_t number = 1; number <= 3; ++number) {
+      const bool to_next = number == 2;
+      const auto max_norm = number == 3 ? std::optional(0.5) : std::nullopt;
+      step(*host, here, options, number, to_next, max_norm);
+      step(*device, there, options, number, to_next, max_norm);
+      expect_same_bits(here, there, name);
+    }
+  }
+}
+
+TEST_F(OnBackends, GradientsAddUpAsOnTheHost) {
+  for (auto* backend : {host.get(), device.get()}) {
+    const auto first = put(*backend, some_values(3333, 1)), second = put(*backend, some_values(3333, 2));
+    const auto sum = backend->allocate(3333);
+    EXPECT_TRUE(
+        runtime->run(backend->accumulate({{first.values, sum.values}}, {.factor = 0.7, .first = true}, nullptr)));
+    EXPECT_TRUE(runtime->run(backend->accumulate({{second.values, sum.values}}, {.factor = 1.3}, nullptr)));
+    std::vector<float> expected(3333);
+    const auto a = some_values(3333, 1), b = some_values(3333, 2);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = a[i] * 0.7f + b[i] * 1.3f;
+    EXPECT_EQ(get(*backend, sum), expected);
+  }
+}
+
+TEST_F(OnBackends, AGradientThatIsNotFiniteIsToldAndLeftOut) {
+  for (auto* backend : {host.get(), device.get()}) {
+    auto values = some_values(3333, 1);
+    values[17] = std::numeric_limits<float>::infinity();
+    const auto gradient = put(*backend, values), sum = put(*backend, std::vector<float>(3333, 1));
+    EXPECT_FALSE(runtime->run(backend->all_finite({std::span<const float>(gradient.values)}, nullptr)));
+    EXPECT_FALSE(runtime->run(backend->accumulate({{gradient.values, sum.values}}, {}, nullptr)));
+    EXPECT_EQ(get(*backend, sum)[17], 1);
+    runtime->run(backend->clear({sum}));
+    EXPECT_TRUE(runtime->run(backend->all_finite({std::span<const float>(sum.values)}, nullptr)));
+    EXPECT_EQ(get(*backend, sum), std::vector<float>(3333, 0));
+  }
+}
+
+TEST_F(OnBackends, ARoundWithoutAveragesLeavesParametersOrNoDifferences) {
+  for (auto* backend : {host.get(), device.get()}) {
+    const auto live = put(*backend, some_values(3333, 1)), next = put(*backend, std::vector<float>(3333, 5));
+    runtime->run(backend->state_parts({{.shape = {3333}}}, {{live.values, next.values}}, false)->finish());
+    EXPECT_EQ(get(*backend, next), some_values(3333, 1));
+    runtime->run(backend->state_parts({{.shape = {3333}}}, {next.values}, true)->finish());
+    EXPECT_EQ(get(*backend, next), std::vector<float>(3333, 0));
+    backend->add_to_live(put(*backend, std::vector<float>(3333, 2)).values, next.values);
+    backend->follow_trainer();
+    runtime->run(backend->copy({{next.values, live.values}}, nullptr));
+    EXPECT_EQ(get(*backend, live), std::vector<float>(3333, 2));
+  }
+}
+
+#ifdef COHIVE_CUDA_EMULATED
+/// Work of the trainer that is queued, and not done yet, comes before what is asked for after it.
+TEST_F(OnBackends, WorkWaitsForWhatTheTrainerHasQueued) {
+  auto trainer = Stream::create().value();
+  const auto behind = make_backend(*runtime, {.trainer_stream = [&] { return trainer.native(); }}).value();
+  auto values = HostBuffer::create(3333 * sizeof(float)).value();
+  std::ranges::fill(values.floats(), 3.0f);
+  const auto gradient = put(*behind, std::vector<float>(3333, 1)), sum = behind->allocate(3333);
+  emulated::set_delay(std::chrono::milliseconds(5));
+  for (int i = 0; i < 20; ++i) {
+    std::ranges::fill(values.floats(), static_cast<float>(i));
+    trainer.upload_async(values.bytes(), gradient.values.data()).value();
+    behind->follow_trainer();
+    runtime->run(behind->copy({{gradient.values, sum.values}}, nullptr));
+    EXPECT_EQ(get(*behind, sum), std::vector<float>(3333, static_cast<float>(i)));
+  }
+  emulated::set_delay({});
+}
+
+TEST_F(OnBackends, AnErrorOfTheDeviceIsThrown) {
+  const auto sum = device->allocate(100);
+  emulated::fail_after(0, 700);
+  EXPECT_THROW(runtime->run(device->clear({sum})), ErrorException);
+  emulated::fail_after(0, 0);
+}
+#endif
+
+}  // namespace
+}  // namespace cohive::cuda

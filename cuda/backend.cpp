@@ -27,6 +27,7 @@ class DeviceGradientRound final : public train::GradientRound {
     DevicePartsOptions how;
     how.lanes = lanes_;
     how.factor = static_cast<float>(all.factor);
+    how.residuals = all.residuals;
     if (steps_in_round())
       how.on_result = [shared = shared_](const averaging::StretchResult& result, Stream& stream) {
         return shared->steps.queue(result.stretch, stream);

@@ -68,7 +68,8 @@ struct DeviceParts::Impl {
         lanes(options.lanes),
         scaled(infos.size()),
         final(infos.size()) {
-    bool fits = infos.size() == tensors.size() && (lanes || options.streams > 0);
+    bool fits = infos.size() == tensors.size() && (lanes || options.streams > 0) &&
+                (!options.residuals || options.residuals->size() == infos.size());
     for (std::size_t i = 0; fits && i < infos.size(); ++i)
       fits = tensors[i].read.size() == infos[i].elements() && tensors[i].write.size() == infos[i].elements();
     if (!fits) throw std::invalid_argument("memory of a device that does not fit the tensors of a round");
@@ -78,7 +79,10 @@ struct DeviceParts::Impl {
   Result<> finished(const Stretch& stretch, bool averaged, Stream& stream);
   Result<> keep(const Stretch& stretch, Stream& stream);
   kernels::Applied destination(const Stretch& stretch) const;
+  codec::Residuals* residuals(const Stretch& stretch, codec::Codec codec) const;
   Task<Result<Pinned>> download(Stretch stretch);
+  Task<Result<Pinned>> download_corrected(Stretch stretch, codec::Codec codec);
+  Task<Result<>> note_delivery(Stretch stretch, const Answer::Sent& sent);
   Task<Result<EncodedStretch>> encode_here(Stretch stretch, codec::CodecSpec codec);
   Task<Result<EncodedStretch>> encode_there(Stretch stretch, codec::Codec codec);
   /// What came for a stretch, checked and in pinned memory.
@@ -113,6 +117,9 @@ Result<std::shared_ptr<DeviceParts>> DeviceParts::create(Runtime& runtime, std::
 DeviceParts::DeviceParts(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DeviceParts::~DeviceParts() = default;
 
+bool DeviceParts::keeps_residuals() const noexcept {
+  return impl_->options.residuals != nullptr;
+}
 const std::vector<averaging::TensorInfo>& DeviceParts::infos() const noexcept {
   return impl_->infos;
 }
@@ -172,9 +179,43 @@ Task<Result<Pinned>> DeviceParts::Impl::download(Stretch stretch) {
   co_return std::move(*to);
 }
 
+/// What is owed of a stretch that travels in this codec; null: nothing ever is.
+codec::Residuals* DeviceParts::Impl::residuals(const Stretch& stretch, codec::Codec codec) const {
+  const bool fed_back = options.residuals && codec::info(codec).error_feedback;
+  return fed_back ? &(*options.residuals)[stretch.tensor] : nullptr;
+}
+
+/// The values, and what is owed of them.
+Task<Result<Pinned>> DeviceParts::Impl::download_corrected(Stretch stretch, codec::Codec codec) {
+  auto copied = co_await download(stretch);
+  const auto* owed = residuals(stretch, codec);
+  if (!copied || !owed) co_return copied;
+  co_await runtime.offload([kept = options.residuals, owed, stretch, to = *copied] {
+    const auto values = floats_of(*to, stretch.length);
+    owed->correct(stretch.offset, values, values);
+    return true;
+  });
+  co_return copied;
+}
+
+/// Notes what the codec has lost of what was sent, as long as the values are those that were.
+Task<Result<>> DeviceParts::Impl::note_delivery(Stretch stretch, const Answer::Sent& sent) {
+  if (!options.residuals) co_return ok();
+  codec::Residuals& owed = (*options.residuals)[stretch.tensor];
+  if (sent.codec == codec::Codec::none) {
+    owed.clear(stretch.offset, stretch.length);
+    co_return ok();
+  }
+  const auto copied = co_await download(stretch);
+  if (!copied) co_return copied.error();
+  co_return co_await runtime.offload([kept = options.residuals, &owed, stretch, sent, from = *copied] {
+    return owed.commit(sent.codec, stretch.offset, floats_of(*from, stretch.length), sent.encoded.bytes);
+  });
+}
+
 /// By a codec of the host.
 Task<Result<EncodedStretch>> DeviceParts::Impl::encode_here(Stretch stretch, codec::CodecSpec codec) {
-  auto copied = co_await download(stretch);
+  auto copied = co_await download_corrected(stretch, codec.codec);
   if (!copied) co_return copied.error();
   auto encoded = co_await runtime.offload(
       [from = *copied, codec, count = stretch.length] { return codec::encode_finite(codec, floats_of(*from, count)); });
@@ -205,12 +246,13 @@ Task<Result<EncodedStretch>> DeviceParts::Impl::encode_there(Stretch stretch, co
 }
 
 Task<Result<EncodedStretch>> DeviceParts::encode(Stretch stretch, codec::CodecSpec codec) {
-  if (can_encode(codec.codec)) co_return co_await impl_->encode_there(stretch, codec.codec);
+  if (can_encode(codec.codec) && !impl_->residuals(stretch, codec.codec)) co_return co_await impl_->encode_there(stretch, codec.codec);
   co_return co_await impl_->encode_here(stretch, codec);
 }
 
-Task<Result<std::shared_ptr<OwnContribution>>> DeviceParts::contribute(Stretch stretch, codec::CodecSpec, Terms terms) {
-  auto copied = co_await impl_->download(stretch);
+Task<Result<std::shared_ptr<OwnContribution>>> DeviceParts::contribute(Stretch stretch, codec::CodecSpec codec,
+                                                                       Terms terms) {
+  auto copied = co_await impl_->download_corrected(stretch, codec.codec);
   if (!copied) co_return copied.error();
   co_return std::make_shared<CopiedValues>(std::move(*copied), stretch.length, terms.weight);
 }
@@ -249,6 +291,8 @@ Task<Result<>> DeviceParts::apply(Stretch stretch, Answer answer, Terms terms) {
   Impl& self = *impl_;
   const auto arrived = co_await self.receive(answer.part, stretch.length);
   if (!arrived) co_return arrived.error();
+  if (answer.sent && terms.weight > 0)
+    if (auto noted = co_await self.note_delivery(stretch, *answer.sent); !noted) co_return noted;
   const Lanes::Taken lane(*self.lanes, co_await self.lanes->turn());
   Stream& stream = lane->stream;
   const auto to = self.destination(stretch);

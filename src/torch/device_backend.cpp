@@ -23,6 +23,12 @@ std::shared_ptr<train::Backend> make_backend(Runtime& runtime, torch::Device dev
     cuda::BackendOptions options;
     options.device = device.index();
     options.trainer_stream = [device] { return c10::cuda::getCurrentCUDAStream(device.index()).stream(); };
+    options.allocate = [device](std::size_t size) {
+      auto memory = std::make_shared<torch::Tensor>(torch::empty(
+          static_cast<std::int64_t>(size), torch::TensorOptions(torch::kFloat32).device(device)));
+      const std::span values(memory->data_ptr<float>(), size);
+      return train::Buffer{std::move(memory), values};
+    };
     return cuda::make_backend(runtime, std::move(options)).value();
   }
 #endif

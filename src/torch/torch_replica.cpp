@@ -57,7 +57,9 @@ namespace {
 /// Local steps are made by the trainer's thread, and on a device by LibTorch; offloaded ones on the host. Null: cohive does not
 /// step the optimizer.
 std::shared_ptr<train::Backend> backend_for(Runtime& runtime, const ModelParts& parts, const OptimizerOptions& options) {
-  const auto device = parameters_of(parts.optimizer).front().device();
+  const auto steps_on = parameters_of(parts.optimizer).front();
+  if (!steps_on.is_same(parts.parameters.front())) return train::host_backend(runtime);  // masters
+  const auto device = steps_on.device();
   if (!device.is_cpu() && (options.use_local_updates || options.offload_optimizer)) return nullptr;
   return make_backend(runtime, device);
 }

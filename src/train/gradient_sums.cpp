@@ -32,7 +32,9 @@ void GradientSums::add(std::vector<Gradient> batch, double samples, double scale
   backend_->follow_trainer();
   {
     std::unique_lock lock(mutex_);
-    if (!runtime_.simulated()) added_.wait(lock, [this] { return unfinished_ + cut_unfinished_ < most_unfinished_; });
+    if (!runtime_.simulated())
+      added_.wait(lock, [this] { return failure_ || unfinished_ + cut_unfinished_ < most_unfinished_; });
+    if (failure_) std::rethrow_exception(failure_);
     queue_.push_back({std::move(batch), samples, scale, generation_});
     ++unfinished_;
   }
@@ -51,26 +53,37 @@ void GradientSums::cut() {
 }
 
 Task<void> GradientSums::work(GradientSums& self) {
+  try {
+    co_await self.add_all();
+  } catch (const std::exception&) {
+    const std::lock_guard lock(self.mutex_);
+    self.failure_ = std::current_exception();
+  }
+  self.working_ = false;
+  self.added_.notify_all();
+  self.progress_.notify_all();
+}
+
+Task<void> GradientSums::add_all() {
   for (;;) {
     std::optional<Batch> batch;
     {
-      const std::lock_guard lock(self.mutex_);
-      if (self.queue_.empty()) break;
-      batch = std::move(self.queue_.front());
-      self.queue_.pop_front();
+      const std::lock_guard lock(mutex_);
+      if (queue_.empty()) break;
+      batch = std::move(queue_.front());
+      queue_.pop_front();
     }
     const std::uint64_t generation = batch->generation;
-    if (generation != std::exchange(self.sums_generation_, generation) && !self.cut_)
-      self.cut_ = std::exchange(self.sums_, self.no_sums());
-    co_await self.add_now(std::move(*batch));
+    if (generation != std::exchange(sums_generation_, generation) && !cut_)
+      cut_ = std::exchange(sums_, no_sums());
+    co_await add_now(std::move(*batch));
     {
-      const std::lock_guard lock(self.mutex_);
-      --(generation == self.generation_ ? self.unfinished_ : self.cut_unfinished_);
+      const std::lock_guard lock(mutex_);
+      --(generation == generation_ ? unfinished_ : cut_unfinished_);
     }
-    self.added_.notify_all();
-    self.progress_.notify_all();
+    added_.notify_all();
+    progress_.notify_all();
   }
-  self.working_ = false;
 }
 
 Task<void> GradientSums::add_now(Batch batch) {
@@ -123,6 +136,7 @@ Task<GradientSums::Sums> GradientSums::take_cut() {
     std::uint64_t generation = 0;
     {
       const std::lock_guard lock(mutex_);
+      if (failure_) std::rethrow_exception(failure_);
       generation = generation_;
       if (cut_unfinished_ == 0) {
         if (!cut_ && sums_generation_ != generation) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cohive/train/gradient_sums.hpp"
 #include "gpu.hpp"
 #ifdef COHIVE_CUDA_EMULATED
 #include "cuda/emulator/driver.hpp"
@@ -207,6 +208,18 @@ TEST_F(OnBackends, AnErrorOfTheDeviceIsThrown) {
   const auto sum = device->allocate(100);
   emulated::fail_after(0, 700);
   EXPECT_THROW(runtime->run(device->clear({sum})), ErrorException);
+  emulated::fail_after(0, 0);
+}
+
+/// Instead of a wait that never ends.
+TEST_F(OnBackends, AnErrorWhileGradientsAreAddedReachesTheTrainer) {
+  train::GradientSums sums(*runtime, device, {100});
+  const auto gradient = put(*device, std::vector<float>(100, 1));
+  emulated::fail_after(0, 700);
+  sums.add({{gradient.values, gradient.owner, true}}, 1);
+  sums.cut();
+  EXPECT_THROW(runtime->run(sums.take()), ErrorException);
+  EXPECT_THROW(sums.add({{gradient.values, gradient.owner, true}}, 1), ErrorException);
   emulated::fail_after(0, 0);
 }
 #endif

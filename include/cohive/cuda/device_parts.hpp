@@ -6,15 +6,15 @@
 ///   auto parts = cuda::DeviceParts::create(runtime, averager.schema(), tensors).value();
 ///   round.trigger(weight, std::move(parts));
 ///
-/// Codecs whose encoders or decoders are not on the device (see codec.hpp) run on the pool. Codecs with error feedback
-/// are not used: no residuals are kept. Values are added up on the host where this peer reduces.
+/// Codecs whose encoders or decoders are not on the device (see codec.hpp), and those with error feedback, run on the pool,
+/// where residuals are kept. Values are added up on the host where this peer reduces.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <vector>
 
-#include "cohive/averaging/tensor_parts.hpp"
+#include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/runtime.hpp"
 #include "cohive/cuda/device.hpp"
 
@@ -29,6 +29,7 @@ struct DevicePartsOptions {
   /// What a backend uses round after round, in place of streams of its own. Null: streams are made for these parts alone.
   std::shared_ptr<Lanes> lanes = nullptr;
   bool differences = false;  ///< results are differences, as HostPartsOptions has them
+  averaging::ResidualsPtr residuals = nullptr;  ///< in host memory; none: codecs with error feedback are not used
   float factor = 1;          ///< applied to `read`, in place, just before the first use of a value, and once
   /// Called once for every stretch of every tensor when the work that makes its values final is queued: queues what is to be
   /// done with them on the same stream. Loop thread. Errors end the operation.
@@ -48,6 +49,7 @@ class DeviceParts final : public averaging::TensorParts {
   ~DeviceParts() override;
 
   const std::vector<averaging::TensorInfo>& infos() const noexcept override;
+  bool keeps_residuals() const noexcept override;
   Task<Result<averaging::EncodedStretch>> encode(averaging::Stretch stretch, codec::CodecSpec codec) override;
   Task<Result<std::shared_ptr<averaging::OwnContribution>>> contribute(averaging::Stretch stretch, codec::CodecSpec codec,
                                                                        averaging::Terms terms) override;

@@ -37,6 +37,7 @@ class GradientSums {
   /// Adds a batch of `samples` samples, in the background: the memory must not change until its owner is released. Any
   /// thread. Waits while an earlier batch has not been added yet (of up to 64 MiB: two), so that memory stays bounded.
   /// \param scale  of the loss, which the gradients have, too: sums and means are without it
+  /// Throws what kept an earlier batch from being added, such as an error of the device; so does take().
   void add(std::vector<Gradient> batch, double samples, double scale = 1);
 
   /// The sums of an epoch.
@@ -68,6 +69,7 @@ class GradientSums {
     bool finite = true;
   };
   static Task<void> work(GradientSums& self);
+  Task<void> add_all();
   Task<void> add_now(Batch batch);
   Task<void> add_slice(std::span<Gradient> gradients, std::size_t begin, double factor);
   Task<Sums> take_cut();
@@ -88,6 +90,7 @@ class GradientSums {
   std::uint64_t sums_generation_ = 0;
   std::optional<Sums> cut_;  // sums that wait to be taken
   bool working_ = false;
+  std::exception_ptr failure_;  // set under the mutex
   Condition progress_;
   std::shared_ptr<GradientSums*> alive_;  // what posted calls find, or null
   TaskGroup tasks_;

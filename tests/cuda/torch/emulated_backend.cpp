@@ -1,0 +1,32 @@
+// Has the tests of LibTorch's trainers run with parameters on the emulated device. Its memory is the host's: LibTorch computes
+// with it, and cohive steps and averages as on a GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cohive/cuda/backend.hpp"
+#include "cuda/emulator/driver.hpp"
+#include "torch/device_backend.hpp"
+
+namespace cohive::libtorch {
+namespace {
+
+class OnEmulatedDevice : public ::testing::EmptyTestEventListener {
+  void OnTestStart(const ::testing::TestInfo&) override {
+    cuda::emulated::set_delay(std::chrono::microseconds(200));
+    backend_.emplace(
+        [](Runtime& runtime) { return runtime.simulated() ? train::host_backend(runtime) : cuda::make_backend(runtime).value(); });
+  }
+  void OnTestEnd(const ::testing::TestInfo&) override {
+    backend_.reset();
+    EXPECT_THAT(cuda::emulated::take_findings(), ::testing::IsEmpty());
+  }
+  std::optional<HostBackendInUse> backend_;
+};
+
+const bool kInstalled = [] {
+  ::testing::UnitTest::GetInstance()->listeners().Append(new OnEmulatedDevice);
+  return true;
+}();
+
+}  // namespace
+}  // namespace cohive::libtorch

@@ -139,7 +139,11 @@ int run(TrainOptions& options) {
   recycle_tensor_memory();
   options.swarm.diagnostics_at_signal = true;
   torch::set_num_threads(options.threads);
+  const bool rank_chooses = options.workload.device == "cuda" && ranks.size > 1;
+  const auto device =
+      device_from_text(rank_chooses ? "cuda:" + std::to_string(ranks.rank) : options.workload.device);
   auto workload = make_workload(options.workload);
+  workload->move_to(device);
   if (options.dry_run) return dry_run(options, *workload);
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);

@@ -10,19 +10,20 @@ namespace cohive::tools {
 /// While it lives, this thread computes so; nullopt: as always.
 class Autocast {
  public:
-  explicit Autocast(std::optional<at::ScalarType> type) : on_(type.has_value()) {
+  Autocast(at::DeviceType device, std::optional<at::ScalarType> type) : device_(device), on_(type.has_value()) {
     if (!on_) return;
-    at::autocast::set_autocast_dtype(at::kCPU, *type);
-    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(device_, *type);
+    at::autocast::set_autocast_enabled(device_, true);
   }
   ~Autocast() {
     if (!on_) return;
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device_, false);
     at::autocast::clear_cache();  // parameters in half precision, which the next step makes old
   }
   Autocast(const Autocast&) = delete;
 
  private:
+  at::DeviceType device_;
   bool on_;
 };
 

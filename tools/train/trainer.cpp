@@ -230,7 +230,7 @@ StepReport Trainer::step(const torch::Tensor& loss) {
 
 void Trainer::train_batch() {
   const auto loss = [this] {
-    const Autocast precision(type_of(options_.mixed_precision));
+    const Autocast precision(workload_->parameters().front().device().type(), type_of(options_.mixed_precision));
     return workload_->batch_loss(options_.batch, random_);
   }();
   const double value = loss.item<double>();

@@ -17,6 +17,7 @@ namespace cohive::tools {
 /// As they were given: which of them a model knows is checked when it is made.
 struct WorkloadOptions {
   std::string model = "gpt";
+  std::string device = "cpu";
   std::optional<std::string> text, data, size;
   std::optional<std::int64_t> layers, width, heads, context;  ///< of gpt; unset: as the size has them
   std::optional<std::int64_t> channels, blocks;               ///< of cnn
@@ -37,6 +38,8 @@ class Workload {
   virtual ~Workload() = default;
 
   virtual torch::nn::Module& model() = 0;
+  /// Moves the model to a device, where it computes from now on; batches follow it.
+  void move_to(torch::Device device);
   /// The mean loss over a random batch of the training part.
   virtual torch::Tensor batch_loss(std::int64_t batch, std::mt19937_64& random) = 0;
   /// What is trained on what: "model" and "data" are sentences, the rest are numbers.
@@ -49,13 +52,21 @@ class Workload {
   Evaluation evaluate();
 
  protected:
+  /// Where the model is.
+  torch::Device device() const { return device_; }
   /// Logits and targets of the held-out part, a piece at a time: [n, classes] and [n]. Nothing after the last.
   struct Judged {
     torch::Tensor logits, targets;
   };
   virtual std::optional<Judged> judge(std::int64_t piece) = 0;
   std::int64_t parameter_count();
+
+ private:
+  torch::Device device_ = torch::kCPU;
 };
+
+/// Reads the value of --device. Throws Exit with code 2 for what is none, and for a GPU that this program or machine has not.
+torch::Device device_from_text(const std::string& text);
 
 /// Reads the data and makes the model, with the same first parameters everywhere. Throws Exit with code 2.
 std::unique_ptr<Workload> make_workload(const WorkloadOptions& options);

@@ -69,7 +69,7 @@ GptImpl::GptImpl(const GptOptions& o) {
 }
 
 torch::Tensor GptImpl::forward(torch::Tensor input) {
-  auto x = symbols(input) + positions(torch::arange(input.size(1)));
+  auto x = symbols(input) + positions(torch::arange(input.size(1), input.device()));
   return head(norm(blocks->forward(x)));
 }
 

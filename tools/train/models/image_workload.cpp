@@ -27,9 +27,9 @@ class ImageWorkload final : public Workload {
     auto rows = torch::empty({batch}, torch::kInt64);
     std::uniform_int_distribution<std::int64_t> row(0, data_.training.labels.size(0) - 1);
     std::generate_n(rows.data_ptr<std::int64_t>(), batch, [&] { return row(random); });
-    const auto logits = model_->forward(as_input(data_.training.images.index_select(0, rows)));
+    const auto logits = model_->forward(as_input(data_.training.images.index_select(0, rows).to(device())));
     return torch::nn::functional::cross_entropy(logits.to(torch::kFloat32),
-                                                data_.training.labels.index_select(0, rows));
+                                                data_.training.labels.index_select(0, rows).to(device()));
   }
 
   nlohmann::json description() override {
@@ -49,7 +49,8 @@ class ImageWorkload final : public Workload {
     const auto& [images, labels] = data_.held_out;
     const auto begin = piece * kImagesPerPiece, end = std::min(begin + kImagesPerPiece, labels.size(0));
     if (begin >= end) return std::nullopt;
-    return Judged{model_->forward(as_input(images.slice(0, begin, end))), labels.slice(0, begin, end)};
+    return Judged{model_->forward(as_input(images.slice(0, begin, end).to(device()))),
+                  labels.slice(0, begin, end).to(device())};
   }
 
   CnnOptions cnn_;

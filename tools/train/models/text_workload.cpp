@@ -42,8 +42,8 @@ class TextWorkload final : public Workload {
 
   torch::Tensor batch_loss(std::int64_t batch, std::mt19937_64& random) override {
     const auto windows = random_windows(training_, batch, gpt_.context, random);
-    const auto logits = model_->forward(windows.inputs).view({-1, kByteValues});
-    return torch::nn::functional::cross_entropy(logits.to(torch::kFloat32), windows.targets.view({-1}));
+    const auto logits = model_->forward(windows.inputs.to(device())).view({-1, kByteValues});
+    return torch::nn::functional::cross_entropy(logits.to(torch::kFloat32), windows.targets.to(device()).view({-1}));
   }
 
   nlohmann::json description() override {
@@ -59,8 +59,8 @@ class TextWorkload final : public Workload {
   std::optional<Judged> judge(std::int64_t piece) override {
     const auto begin = piece * kWindowsPerPiece, end = std::min(begin + kWindowsPerPiece, judged_.inputs.size(0));
     if (begin >= end) return std::nullopt;
-    return Judged{model_->forward(judged_.inputs.slice(0, begin, end)).view({-1, kByteValues}),
-                  judged_.targets.slice(0, begin, end).reshape({-1})};
+    return Judged{model_->forward(judged_.inputs.slice(0, begin, end).to(device())).view({-1, kByteValues}),
+                  judged_.targets.slice(0, begin, end).reshape({-1}).to(device())};
   }
 
   std::string path_;

@@ -19,6 +19,7 @@ namespace {
 
 constexpr Duration kDialLimit = 10s;       // for a call to a member; it was alive a moment ago
 constexpr Duration kWatchPeriod = 500ms;   // between two looks at the members that have gone
+constexpr Duration kLate = 1s;             // for a member that was never connected
 constexpr Duration kLostGrace = 3s;        // for a member to come back after its connection broke
 constexpr double kFraming = 1.05;          // what headers and scales of codecs add to the values
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
@@ -165,13 +166,14 @@ void AllReduce::ban(std::size_t sender, const Error& why) {
 /// Leaves members out that never begin to send, sooner when their connection broke, at once when they are gone.
 Task<void> AllReduce::watch_senders(AllReduce& self) {
   const Deadline absent = limit_of(self.runtime_, self.setup_.sender_timeout);
+  const TimePoint late = self.runtime_.now() + kLate;
   Nursery redials(self.runtime_, "redials");
   for (;;) {
     const TimePoint now = self.runtime_.now();
     for (std::size_t i = 0; i < self.members_.size(); ++i) {
       if (i == self.setup_.own_index || self.members_[i].stream != MemberState::Stream::none) continue;
       self.ban_the_absent(i, absent, now);
-      if (!self.may_have_ended(i)) continue;
+      if (!self.may_have_ended(i, now >= late)) continue;
       self.members_[i].redialled = true;
       redials.spawn(redial(self, i), "redial");
     }
@@ -194,11 +196,12 @@ void AllReduce::ban_the_absent(std::size_t sender, Deadline absent, TimePoint no
   }
 }
 
-/// Whether it is worth a redial: a reducer is called anyway, and a client cannot be.
-bool AllReduce::may_have_ended(std::size_t sender) const {
+/// Whether it is worth a redial: a reducer is called anyway, and a client cannot be. A member that reduces nothing and
+/// is late will send over the same connection.
+bool AllReduce::may_have_ended(std::size_t sender, bool late) const {
   const MemberState& member = members_[sender];
   const bool reachable = setup_.group->members[sender].mode != PeerMode::client;
-  const bool missed = member.gone || !parts_by_owner_[sender].empty();
+  const bool missed = member.gone || !parts_by_owner_[sender].empty() || late;
   return reachable && missed && !member.redialled && !reducer_.banned(sender) && !host_.connected(peer(sender));
 }
 

@@ -117,7 +117,7 @@ class AllReduce {
   static Task<void> apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
   static Task<void> watch_senders(AllReduce& self);
   static Task<void> redial(AllReduce& self, std::size_t sender);
-  bool may_have_ended(std::size_t sender) const;
+  bool may_have_ended(std::size_t sender, bool late) const;
   void ban_the_absent(std::size_t sender, Deadline absent, TimePoint now);
 
   static Task<Result<>> receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,

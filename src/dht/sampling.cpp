@@ -56,14 +56,15 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, st
   auto lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), std::numeric_limits<double>::infinity());
   if (closed) co_return result_of(*lookup);
   const TimePoint start = runtime.now();
-  look_up_locally(*lookup, false);
-  if (lookup->best && lookup->best->is_dictionary()) lookup->counts.push_back(lookup->best->dictionary()->entries().size());
   const bool whole = most_entries == 0;
-  if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now())
-    lookup->take(*known);
   const DhtId twin = lookup->key.twin();
   auto found = co_await explore({twin}, options.num_replicas, deadline, true);
   const bool crowded = found[twin].crowded;
+  // A node that was a replica before nearer ones came still has what it was sent then: too much of a draw would be old.
+  if (whole || found[twin].nearest.size() < options.num_replicas) look_up_locally(*lookup, false);
+  if (lookup->best && lookup->best->is_dictionary()) lookup->counts.push_back(lookup->best->dictionary()->entries().size());
+  if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now())
+    lookup->take(*known);
   Sampling sampling{*this, lookup, std::move(found[twin].nearest), most_entries};
   auto& candidates = sampling.candidates;
   const std::size_t count = std::min(candidates.size(), replicas_of(options.num_replicas, crowded));

@@ -22,6 +22,9 @@ constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsDrawn = 1
 constexpr Duration kLongestHurry = 1s;  // between looks of all trainers of such a run at the same news
 constexpr double kFarAway = 1e9;    // seconds until an end that cannot be foreseen yet
 constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 1h;
+constexpr std::size_t kMaxSpeeds = 4096;  // remembered
+constexpr double kSlowest = 1e-9;         // samples per second; below, nothing was measured yet
+constexpr double kMuchFaster = 16;        // than the median trainer
 constexpr std::size_t kMaxDoubts = 10'000, kMaxBound = 20'000;
 
 }  // namespace
@@ -290,6 +293,36 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
   global.claimed = epochs[0];
 }
 
+/// A few trainers that were drawn may all be slow ones. So those of earlier draws are remembered, and the present ones
+/// count for as many as make the mean of all. One that claims to be far faster than the others is not believed.
+ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>& entries) {
+  if (!drawn_) {
+    speeds_.clear();
+    return {};
+  }
+  const TimePoint now = runtime_.now();
+  std::erase_if(speeds_, [&](const auto& one) { return now >= one.second.forgotten; });
+  for (const Entry& entry : entries)
+    if (entry.samples_per_second > kSlowest && entry.marker != key_->ownership_marker() && speeds_.size() < kMaxSpeeds)
+      speeds_[entry.marker] = {entry.samples_per_second, now + options_.metadata_expiration};
+  if (speeds_.empty()) return {};
+  std::vector<double> known;
+  for (const auto& [marker, speed] : speeds_) known.push_back(speed.samples_per_second);
+  const auto middle = known.begin() + static_cast<std::ptrdiff_t>(known.size() / 2);
+  std::ranges::nth_element(known, middle);
+  Speeds speeds;
+  speeds.most = kMuchFaster * *middle;
+  double all = 0, drawn = 0, count = 0;
+  for (const double speed : known) all += std::min(speed, speeds.most);
+  for (const Entry& entry : entries) {
+    if (entry.samples_per_second <= kSlowest || entry.marker == key_->ownership_marker()) continue;
+    drawn += std::min(entry.samples_per_second, speeds.most);
+    ++count;
+  }
+  if (drawn > 0) speeds.usual = all / static_cast<double>(known.size()) / (drawn / count);
+  return speeds;
+}
+
 /// \param found  the record that the entries are from: some of its entries were drawn, or all are there
 void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global) {
   const double now = dht_.now();
@@ -299,14 +332,16 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetRe
       static_cast<std::size_t>(std::ranges::count(entries, key_->ownership_marker(), &Entry::marker));
   const std::size_t others = found.entries().size() - own;
   const double each = drawn_ && others > 0 ? static_cast<double>(found.held - 1) / static_cast<double>(others) : 1;
+  const Speeds speeds = compare_speeds(entries);
   for (const Entry& entry : entries) {
     const bool ours = entry.marker == key_->ownership_marker();
-    const double like = ours ? 1 : each;  // trainers that it stands for
-    clients += like * entry.client;
-    global.samples_per_second += like * entry.samples_per_second;
+    clients += (ours ? 1 : each) * entry.client;
+    const double like = ours ? 1 : each * speeds.usual;  // trainers that it stands for
+    const double speed = ours ? entry.samples_per_second : std::min(entry.samples_per_second, speeds.most);
+    global.samples_per_second += like * speed;
     if (entry.epoch != global.epoch || ours) continue;
     global.samples += like * entry.samples;
-    estimated += like * (entry.samples + std::max(0.0, now - entry.time) * entry.samples_per_second);
+    estimated += like * (entry.samples + std::max(0.0, now - entry.time) * speed);
   }
   const double represented = each * static_cast<double>(entries.size() - own);
   global.peers = static_cast<std::size_t>(std::lround(represented)) + (drawn_ ? 1 : own);

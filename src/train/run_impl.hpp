@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <mutex>
 
 #include "cohive/checkpoint/folder.hpp"
@@ -33,9 +34,9 @@ struct Scheduled {
   averaging::Averager& averager;
   RoundPace pace;
   std::optional<averaging::Round> round{};
-  std::size_t group_bits = 0;  ///< of the last round that began: it was divided among 2^n groups
-  std::size_t met = 0;         ///< trainers that the last group lets expect; 0: no group was found
-  std::size_t misses = 0;      ///< rounds without a group since then
+  std::size_t group_bits = 0;     ///< of the last round that began: it was divided among 2^n groups
+  std::deque<std::size_t> met{};  ///< trainers that each of the last groups lets expect
+  std::size_t misses = 0;         ///< rounds without a group since then
 
   /// The bits of a round among so many trainers. \param group  wanted size of a group; 0: all
   std::size_t bits_for(std::size_t expected, std::size_t group) const;
@@ -113,6 +114,8 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
 
   // Rounds.
   void consider_rounds();
+  Duration search_time(const GlobalProgress& global) const;
+  std::size_t bits_of(const Scheduled& scheduled, std::size_t expected) const;
   void expect_members();
   static Task<void> watch_progress(Impl& self);
   static Task<void> watch_members(Impl& self);

@@ -1,6 +1,7 @@
 // When the rounds of a run begin, how long they are waited for, and what they yield.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
@@ -14,6 +15,7 @@ using averaging::RoundResult;
 
 namespace {
 constexpr double kLongestLead = 3600;  // seconds; ends that cannot be foreseen are far away
+constexpr int kDividedLead = 2;        // times the matchmaking time
 constexpr Duration kLookAgain = 1s;    // at the progress of the run, while a member waits
 }
 
@@ -33,7 +35,14 @@ void Run::Impl::consider_rounds() {
   gradients.forget_ended();
   state.forget_ended();
   const GlobalProgress global = tracker.snapshot();
-  if (global.eta - runtime.wall_time() <= to_seconds(options.matchmaking_time)) begin_rounds(global);
+  if (global.eta - runtime.wall_time() <= to_seconds(search_time(global))) begin_rounds(global);
+}
+
+/// How long before the end of the epoch a group is looked for. A divided run does not know how many come to a group: it
+/// begins when the epoch ends by the estimate of its leader. Members whose estimates differ must be there by then.
+Duration Run::Impl::search_time(const GlobalProgress& global) const {
+  const bool divided = bits_of(options.use_local_updates ? state : gradients, global.expected) > 0;
+  return options.matchmaking_time * (divided ? kDividedLead : 1);
 }
 
 /// A group that expects no more than came before a newcomer would begin without it.
@@ -47,7 +56,7 @@ void Run::Impl::expect_members() {
 Task<void> Run::Impl::watch_progress(Impl& self) {
   for (;;) {
     const double left = self.tracker.snapshot().eta - self.runtime.wall_time();
-    const double lead = left - to_seconds(self.options.matchmaking_time);
+    const double lead = left - to_seconds(self.search_time(self.tracker.snapshot()));
     const Deadline begin =
         lead > 0 ? self.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
     co_await self.tracker.news(begin);
@@ -87,19 +96,32 @@ void Run::Impl::begin_rounds(const GlobalProgress& global) {
 }
 
 /// One peer can report as a thousand trainers, which would divide a run into groups of one. So no more groups are made
-/// than the last one filled to a part, and fewer with each round after the first that found none.
+/// than one of the last few filled to a part, and fewer with each round after the first that found none. A member of a
+/// group that is small by chance does not make fewer: it would look for groups where few others do, and stay there.
 std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
+  constexpr std::size_t kFewestMet = 2;    // groups that say anything
   constexpr std::size_t kLostMembers = 2;  // times as many as were met, for trainers that missed the round
-  if (met > 0) expected = std::min(expected, kLostMembers * met);
+  if (met.size() >= kFewestMet) expected = std::min(expected, kLostMembers * *std::ranges::max_element(met));
   if (group == 0 || expected <= group) return 0;
-  const auto bits = static_cast<std::size_t>(std::bit_width((expected - 1) / group));
+  // The nearest power of two: peers whose counts differ a little agree, but near the odd sizes in between.
+  const double groups = static_cast<double>(expected) / static_cast<double>(group);
+  const auto bits = static_cast<std::size_t>(std::lround(std::log2(groups)));
   const auto widths = static_cast<std::size_t>(std::bit_width(bits)) + 1;  // bits, half of them, and so on, and none
   return bits >> (misses > 0 ? (misses - 1) % widths : 0);
 }
 
 void Scheduled::count_group(std::size_t members) {
-  met = members << group_bits;
+  constexpr std::size_t kMet = 4;
   misses = members > 0 ? 0 : misses + 1;
+  if (members == 0) return;
+  met.push_back(members << group_bits);
+  if (met.size() > kMet) met.pop_front();
+}
+
+/// Members of a scheme such as PowerSGD go on from factors that they share: they meet the same members again.
+std::size_t Run::Impl::bits_of(const Scheduled& scheduled, std::size_t expected) const {
+  const bool one_group = &scheduled == &gradients && options.grad_averager_factory;
+  return one_group ? 0 : scheduled.bits_for(expected, options.target_group_size);
 }
 
 void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout) {
@@ -107,10 +129,12 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
   round.gather = std::move(gather);
   round.timeout = timeout;
   round.expected_members = expected;
-  // Members of a scheme such as PowerSGD go on from factors that they share: they meet the same members again.
-  const bool one_group = &scheduled == &gradients && options.grad_averager_factory;
-  scheduled.group_bits = one_group ? 0 : scheduled.bits_for(expected, options.target_group_size);
+  scheduled.group_bits = bits_of(scheduled, expected);
   round.random_group_bits = scheduled.group_bits;
+  if (scheduled.group_bits > 0) {
+    const double now = runtime.wall_time(), least = to_seconds(options.matchmaking_time);
+    round.scheduled_time = std::clamp(tracker.snapshot().eta, now + least, now + kDividedLead * least);
+  }
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
   scheduled.round = scheduled.averager.begin(std::move(round));

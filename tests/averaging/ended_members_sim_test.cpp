@@ -9,13 +9,19 @@ constexpr Duration kAfterRedial = 800ms;  // a redial, some round trips, and a l
 
 class EndedMembers : public Averaging {
  protected:
-  void add_three() {
+  AveragerOptions slow() {
     auto options = quick();
     options.min_matchmaking_time = 20s;
     options.sender_timeout = 30s;
     options.reducer_timeout = 60s;
     options.allreduce_timeout = 90s;
-    for (int i = 0; i < 3; ++i) add(options);
+    return options;
+  }
+  void add_two() {
+    for (int i = 0; i < 2; ++i) add(slow());
+  }
+  void add_three() {
+    for (int i = 0; i < 3; ++i) add(slow());
   }
   void kill(std::size_t peer) { swarm.fabric().kill(sim::Swarm::ip(peer + 1)); }
   /// Two of them average; the third has the group and is not ready.
@@ -69,6 +75,26 @@ TEST_F(EndedMembers, AreNotWaitedForWhenTheyEndBeforeTheRoundRuns) {
     EXPECT_LE(time_of(result, rounds[i]), kAfterRedial);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
+  }
+}
+
+TEST_F(EndedMembers, AreNotWaitedForEvenIfTheyWouldReduceNothing) {
+  add_two();
+  auto idle = slow();
+  idle.bandwidth = Bandwidth(0.0);
+  add(idle);
+  auto rounds = begin_all();
+  while (rounds[2].stage() != Round::Stage::awaiting_trigger) swarm.pass(100ms);
+  kill(2);
+  swarm.pass(1s);
+  rounds[0].trigger();
+  rounds[1].trigger();
+  for (std::size_t i = 0; i < 2; ++i) {
+    Result<RoundResult> result = Error(Errc::no_group);
+    EXPECT_LE(time_of(result, rounds[i]), 1s + kAfterRedial);
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->lost_senders, std::vector{id(2)});
+    EXPECT_TRUE(result->failed_reducers.empty());
   }
 }
 

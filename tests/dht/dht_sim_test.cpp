@@ -84,6 +84,27 @@ TEST_F(DhtSwarm, AFewEntriesOfALargeDictionaryAreDrawnByEachReplica) {
   EXPECT_EQ(few(*reader, 0).held, 100u);
 }
 
+TEST_F(DhtSwarm, DrawsHaveNothingOfANodeThatIsNoReplicaAnyMore) {
+  add_many(6);
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(store(*nodes[0], "dict", i, "old", in(1000)));
+  const std::size_t before = nodes.size();
+  add_many(30);
+  swarm.pass(60s);
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(store(*nodes[0], "dict", i, "new", in(2000)));
+  std::size_t readers = 0;
+  for (std::size_t i = 0; i < before; ++i) {
+    const auto nearer = std::ranges::count_if(nodes, [&](const auto& node) {
+      return node->node_id().distance(DhtId::of("dict")) < nodes[i]->node_id().distance(DhtId::of("dict"));
+    });
+    if (nearer < 8 || nodes[i]->storage_size() == 0) continue;
+    ++readers;
+    const auto drawn = swarm.run(nodes[i]->get_sampled("dict", 2, 5)).value();
+    EXPECT_LE(drawn.entries().size(), 10u);
+    for (const auto& [subkey, stored] : drawn.entries()) EXPECT_EQ(stored.value, msgpack::Value("new"));
+  }
+  EXPECT_GT(readers, 0u);
+}
+
 TEST_F(DhtSwarm, DictionariesMergeSubkeysOfSeveralWriters) {
   add_many(10);
   for (int i = 0; i < 5; ++i)

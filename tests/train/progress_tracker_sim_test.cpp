@@ -98,6 +98,50 @@ TEST_F(Progress, OfAVeryLargeRunIsReckonedFromSomeOfItsRecords) {
   }
 }
 
+class LargeRun : public Progress {
+ protected:
+  /// As a trainer that reports once.
+  void report_as(std::size_t number, int samples, double rate) {
+    Dht& node = add();
+    const auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(number));
+    node.add_validator(key);
+    const msgpack::Map record = sim::progress_record(node.host().id().bytes(), 0, samples, rate, node.now());
+    const msgpack::Bin marker{key->ownership_marker()};
+    ASSERT_TRUE(swarm.run(node.store("run_progress", marker, record, node.now() + 3600)));
+  }
+  sim::CheapKeys keys;
+};
+
+TEST_F(LargeRun, IsReckonedFromTrainersOfEarlierDrawsToo) {
+  constexpr std::size_t kOthers = 150;
+  auto& tracker = add_trainer();
+  double rate = 0;
+  for (std::size_t i = 0; i < kOthers; ++i) {
+    const double own = i % 3 == 0 ? .4 : .04;
+    report_as(i, 0, own);
+    rate += own;
+  }
+  tracker.report(0, 1);
+  swarm.pass(60s);
+  for (int look = 0; look < 10; ++look) {
+    swarm.run(tracker.refresh());
+    ASSERT_EQ(tracker.snapshot().peers, kOthers + 1u);
+    EXPECT_NEAR(tracker.snapshot().samples_per_second, rate, rate / 20) << "a draw of 48 alone is off by more";
+  }
+}
+
+TEST_F(LargeRun, IsNotEndedByOneThatClaimsToBeFarFasterThanTheOthers) {
+  auto& tracker = add_trainer();
+  for (std::size_t i = 0; i < 150; ++i) report_as(i, 0, i == 0 ? 1e12 : .01);
+  tracker.report(0, 1);
+  for (int look = 0; look < 20; ++look) {
+    swarm.pass(1s);
+    swarm.run(tracker.refresh());
+    EXPECT_LT(tracker.snapshot().samples_per_second, 2 * 1.5);
+    EXPECT_GT(tracker.snapshot().eta, swarm.runtime().wall_time() + 100);
+  }
+}
+
 TEST_F(Progress, WhoMissedARoundIsNotExpectedUntilItReportsAgain) {
   auto& first = add_trainer();
   auto& second = add_trainer();

@@ -57,6 +57,20 @@ TEST(TrainingRun, LearnsInGroupsThatAreDrawnAnewForEveryRound) {
   EXPECT_LT(report.spread, report.first_loss / 20) << "averages mix through the whole run";
 }
 
+TEST(TrainingRun, IsDividedIntoGroupsAboutAsLargeAsWanted) {
+  auto scenario = small_training();
+  scenario.trainers = 34;
+  scenario.duration = 3min;
+  scenario.shortest_batch = 1s;
+  scenario.longest_batch = 4s;
+  scenario.batches_per_epoch = 8;
+  scenario.tune = [](RunOptions& options) { options.target_group_size = 16; };
+  const auto report = run_training(scenario);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GT(report.mean_group, 14) << "two groups";
+  EXPECT_LE(report.downloads, 2u);
+}
+
 /// Reports as trainers that do not exist, each with a key of its own.
 Task<void> invent_trainers(TrainSwarm& swarm, std::size_t count) {
   Dht* dht = co_await swarm.stranger();

@@ -127,6 +127,16 @@ class ProgressTracker {
   void bind_peers(std::vector<Entry>& entries);
   void note_reports(const std::vector<Entry>& entries);
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
+  struct Speed {
+    double samples_per_second;
+    TimePoint forgotten;
+  };
+  /// What drawn trainers count for.
+  struct Speeds {
+    double usual = 1;  ///< the mean speed of all that are known, in that of those that were drawn
+    double most = std::numeric_limits<double>::infinity();  ///< that one of them is believed
+  };
+  Speeds compare_speeds(const std::vector<Entry>& entries);
   void add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global);
   Duration least_period(std::size_t peers) const;
   bool looked_ = false;
@@ -151,6 +161,7 @@ class ProgressTracker {
   std::unordered_map<PeerId, std::string> bound_;           // peer ids to the markers of the keys that report for them
   std::unordered_map<std::string, std::uint64_t> claims_;  // epochs by the marker of the claimant's key
   std::unordered_map<std::string, Doubt> doubts_;          // by the same
+  std::unordered_map<std::string, Speed> speeds_;          // of trainers that were drawn, by the same
   TaskGroup tasks_;
 };
 

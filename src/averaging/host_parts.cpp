@@ -284,18 +284,17 @@ Task<void> HostParts::finish() {
 
 // ---- Tensors of several
 
-JoinedParts::JoinedParts(std::vector<Source> sources) {
-  for (const Source& source : sources) add(source);
+JoinedParts::JoinedParts(std::vector<Source> sources) : sources_(std::move(sources)) {
+  for (const Source& source : sources_) infos_.push_back(source.parts->infos().at(source.tensor));
 }
 
-JoinedParts::JoinedParts(std::vector<std::shared_ptr<TensorParts>> all) : owned_(std::move(all)) {
-  for (const auto& parts : owned_)
-    for (std::size_t i = 0; i < parts->infos().size(); ++i) add({parts.get(), i});
-}
-
-void JoinedParts::add(Source source) {
-  infos_.push_back(source.parts->infos().at(source.tensor));
-  sources_.push_back(source);
+std::shared_ptr<JoinedParts> JoinedParts::owning(std::vector<std::shared_ptr<TensorParts>> all) {
+  std::vector<Source> sources;
+  for (const auto& parts : all)
+    for (std::size_t i = 0; i < parts->infos().size(); ++i) sources.push_back({parts.get(), i});
+  auto joined = std::make_shared<JoinedParts>(std::move(sources));
+  joined->owned_ = std::move(all);
+  return joined;
 }
 
 Task<Result<EncodedStretch>> JoinedParts::encode(Stretch stretch, codec::CodecSpec codec) {

@@ -165,10 +165,9 @@ Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(StateRou
   if (beside.empty()) co_return parameters;
   averaging::HostPartsOptions options;
   options.differences = differences;
-  co_return std::make_shared<averaging::JoinedParts>(std::vector<std::shared_ptr<averaging::TensorParts>>{
-      std::move(parameters),
-      std::make_shared<averaging::HostParts>(runtime_, std::vector<TensorInfo>(end, state_infos_.end()), std::move(beside),
-                                             std::move(options))});
+  auto of_host = std::make_shared<averaging::HostParts>(runtime_, std::vector<TensorInfo>(end, state_infos_.end()),
+                                                        std::move(beside), std::move(options));
+  co_return averaging::JoinedParts::owning({std::move(parameters), std::move(of_host)});
 }
 
 Task<bool> FusedReplica::finish_state(bool averaged) {

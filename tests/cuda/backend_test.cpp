@@ -17,7 +17,7 @@ namespace {
 using train::Backend;
 using train::Buffer;
 
-constexpr std::size_t kSizes[] = {5000, 1, 1024, 0, 3333};
+constexpr std::size_t kTensors[] = {5000, 1, 1024, 0, 3333};
 
 /// Values of both signs and many magnitudes.
 std::vector<float> some_values(std::size_t size, std::uint32_t seed, bool positive = false) {
@@ -70,7 +70,7 @@ class OnBackends : public Gpu {
   Model model_on(Backend& backend, const optim::Options& options) {
     Model model;
     std::uint32_t seed = 1;
-    for (const std::size_t size : kSizes) {
+    for (const std::size_t size : kTensors) {
       model.live.push_back(put(backend, some_values(size, seed++)));
       model.next.push_back(put(backend, std::vector<float>(size, 7)));
       model.statistics.emplace_back();
@@ -83,9 +83,9 @@ class OnBackends : public Gpu {
   void step(Backend& backend, Model& model, const optim::Options& options, std::int64_t number, bool to_next,
             std::optional<double> max_norm) {
     train::GradientWork work;
-    for (std::size_t i = 0; i < std::size(kSizes); ++i) {
-      work.infos.push_back({.shape = {static_cast<std::uint32_t>(kSizes[i])}});
-      work.sums.push_back(put(backend, some_values(kSizes[i], 100 * static_cast<std::uint32_t>(number + 1))));
+    for (std::size_t i = 0; i < std::size(kTensors); ++i) {
+      work.infos.push_back({.shape = {static_cast<std::uint32_t>(kTensors[i])}});
+      work.sums.push_back(put(backend, some_values(kTensors[i], 100 * static_cast<std::uint32_t>(number + 1))));
       optim::TensorMemory memory{std::span<const float>(model.live[i].values),
                                  to_next ? model.next[i].values : model.live[i].values,
                                  {},
@@ -105,7 +105,7 @@ class OnBackends : public Gpu {
       const auto a = get(*host, one), b = get(*device, other);
       return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
     };
-    for (std::size_t i = 0; i < std::size(kSizes); ++i) {
+    for (std::size_t i = 0; i < std::size(kTensors); ++i) {
       EXPECT_TRUE(same(ours.live[i], theirs.live[i])) << what << ", parameter " << i;
       EXPECT_TRUE(same(ours.next[i], theirs.next[i])) << what << ", next parameter " << i;
       for (std::size_t k = 0; k < ours.statistics[i].size(); ++k)

@@ -132,6 +132,12 @@ class TrainerModels(TrainerTest):
         self.refused("--text is required", "--model", "gpt")
 
 
+    def test_devices_that_there_are_not(self):
+        self.refused("cpu, cuda or cuda:N", "--model", "cnn", "--device", "gpu")
+        self.refused("cpu, cuda or cuda:N", "--model", "cnn", "--device", "cuda:-1")
+        self.refused("--device cuda:127", "--model", "cnn", "--device", "cuda:127")
+
+
 class TrainerSettings(TrainerTest):
     def test_a_flag_goes_before_the_file_and_the_file_before_the_environment(self):
         config = self.file("run.toml", b'text = "' + self.text.encode() + b'"\nbatch_size = 24\ntarget-batch-size = 96\n')

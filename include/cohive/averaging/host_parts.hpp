@@ -74,7 +74,7 @@ class JoinedParts final : public TensorParts {
   /// it is up to the parts that were joined.
   explicit JoinedParts(std::vector<Source> sources);
   /// Joins all tensors of `all`, and keeps these; finish() finishes them.
-  explicit JoinedParts(std::vector<std::shared_ptr<TensorParts>> all);
+  static std::shared_ptr<JoinedParts> owning(std::vector<std::shared_ptr<TensorParts>> all);
 
   const std::vector<TensorInfo>& infos() const noexcept override { return infos_; }
   Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) override;
@@ -84,8 +84,6 @@ class JoinedParts final : public TensorParts {
   Task<void> finish() override;
 
  private:
-  void add(Source source);
-
   std::vector<std::shared_ptr<TensorParts>> owned_;
   std::vector<Source> sources_;
   std::vector<TensorInfo> infos_;

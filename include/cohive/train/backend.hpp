@@ -74,7 +74,8 @@ class Backend {
   virtual std::shared_ptr<averaging::TensorParts> state_parts(std::vector<averaging::TensorInfo> infos,
                                                               std::vector<averaging::TensorSpan> memory,
                                                               bool differences) = 0;
-  /// live += change, in the order of the trainer's own work. The thread of Replica::publish().
+  /// live += change, in the order of the trainer's own work; `change` stays until that is done. The thread of
+  /// Replica::publish().
   virtual void add_to_live(std::span<float> change, std::span<float> live) = 0;
 };
 

@@ -175,7 +175,7 @@ Result<> subtract_from_async(Stream& stream, std::span<const float> average, std
 Result<> move_towards_async(Stream& stream, std::span<const float> average, float alpha, std::span<float> values) {
   if (auto fits = check_sizes(average.size(), values.size()); !fits) return fits;
   return on(stream, [&](CUstream_st* queue) {
-    return kernels::move_towards(queue, average.data(), alpha, values.data(), values.size());
+    return kernels::apply_average(queue, average.data(), alpha, {values.data(), values.data(), false}, values.size());
   });
 }
 

@@ -92,14 +92,6 @@ struct SubtractFrom {
   float* values;
   __device__ void operator()(std::size_t i) const { values[i] = __fsub_rn(average[i], values[i]); }
 };
-struct MoveTowards {
-  const float* average;
-  float alpha;
-  float* values;
-  __device__ void operator()(std::size_t i) const {
-    values[i] = multiply_add(values[i], alpha, __fsub_rn(average[i], values[i]));
-  }
-};
 
 /// Where the parts of a blockwise8 buffer lie: number of scales, number of entries, scales, code book, indices.
 struct BlockwiseOut {
@@ -190,9 +182,6 @@ int divide(CUstream_st* stream, float* values, float divisor, std::size_t count)
 }
 int subtract_from(CUstream_st* stream, const float* average, float* values, std::size_t count) {
   return launch_each("subtract_from", stream, count, SubtractFrom{average, values});
-}
-int move_towards(CUstream_st* stream, const float* average, float alpha, float* values, std::size_t count) {
-  return launch_each("move_towards", stream, count, MoveTowards{average, alpha, values});
 }
 
 }  // namespace cohive::cuda::kernels

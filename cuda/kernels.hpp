@@ -41,6 +41,5 @@ int find_non_finite(CUstream_st* stream, const float* in, std::uint32_t* found, 
 int add(CUstream_st* stream, const float* in, float weight, float* sum, std::size_t count);
 int divide(CUstream_st* stream, float* values, float divisor, std::size_t count);
 int subtract_from(CUstream_st* stream, const float* average, float* values, std::size_t count);
-int move_towards(CUstream_st* stream, const float* average, float alpha, float* values, std::size_t count);
 
 }  // namespace cohive::cuda::kernels

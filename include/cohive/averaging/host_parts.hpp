@@ -70,8 +70,8 @@ class JoinedParts final : public TensorParts {
     TensorParts* parts = nullptr;  ///< what the tensor belongs to; not null
     std::size_t tensor = 0;  ///< its place among the tensors of `parts`
   };
-  /// Joins tensors; they are in the list in the order of `sources`, which must outlive this object. finish() does nothing:
-  /// it is up to the parts that were joined.
+  /// Joins tensors; they are in the list in the order of `sources`, whose parts must outlive this object. finish() does
+  /// nothing: it is up to those.
   explicit JoinedParts(std::vector<Source> sources);
   /// Joins all tensors of `all`, and keeps these; finish() finishes them.
   static std::shared_ptr<JoinedParts> owning(std::vector<std::shared_ptr<TensorParts>> all);

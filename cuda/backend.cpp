@@ -81,7 +81,7 @@ class DeviceBackend final : public train::Backend {
   Buffer allocate(std::size_t size) override {
     if (options_.allocate) {
       Buffer buffer = options_.allocate(size);
-      follow_trainer();  // what had the memory before may still be queued there
+      follow_caller();  // what had the memory before may still be queued there
       return buffer;
     }
     const auto memory =
@@ -89,7 +89,7 @@ class DeviceBackend final : public train::Backend {
     return {memory, memory->floats()};
   }
 
-  void follow_trainer() override { lanes_->follow(trainer_stream()).value(); }
+  void follow_caller() override { lanes_->follow(trainer_stream()).value(); }
 
   Task<bool> all_finite(std::vector<optim::ConstView> values, std::shared_ptr<const void> owner) override {
     return flagged(

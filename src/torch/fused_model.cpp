@@ -155,7 +155,9 @@ Task<Result<std::uint64_t>> FusedModel::load(averaging::DownloadedState state, s
   extras_.forget();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   auto loaded = co_await runtime().offload([this, shared, least_epoch, used = in_use()] {
-    return load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors());
+    auto loaded = load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors());
+    backend().follow_caller();
+    return loaded;
   });
   known_.look_at_state();
   if (loaded) co_await show_in_mirrors();

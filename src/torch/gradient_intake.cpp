@@ -83,7 +83,7 @@ void GradientIntake::drop_batch() {
 
 void GradientIntake::cut() {
   if (!reuse_) return sums_.cut();
-  sums_.backend().follow_trainer();
+  sums_.backend().follow_caller();
   for (auto& parameter : parameters_) filled_.gradients.push_back(std::move(parameter.mutable_grad()));
   cut_.push_back(std::exchange(filled_, {}));
   witness_.reset();

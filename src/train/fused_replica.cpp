@@ -99,6 +99,7 @@ Task<Replica::Gradients> FusedReplica::take_gradients(std::optional<Place> step)
 Task<void> FusedReplica::make_statistics() {
   co_await runtime_.offload([this, used = in_use()] {
     for (std::size_t i = 0; i < size(); ++i) (void)statistics(i);
+    backend_->follow_caller();
   });
 }
 
@@ -180,7 +181,7 @@ Task<bool> FusedReplica::finish_state(bool averaged) {
 }
 
 void FusedReplica::publish() {
-  backend_->follow_trainer();
+  backend_->follow_caller();
   if (std::exchange(next_is_difference_, false)) {
     for (std::size_t i = 0; i < size(); ++i) backend_->add_to_live(next_[i].values, live(i));
     return;

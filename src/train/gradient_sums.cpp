@@ -29,7 +29,7 @@ GradientSums::~GradientSums() {
 }
 
 void GradientSums::add(std::vector<Gradient> batch, double samples, double scale) {
-  backend_->follow_trainer();
+  backend_->follow_caller();
   {
     std::unique_lock lock(mutex_);
     if (!runtime_.simulated())
@@ -46,7 +46,7 @@ void GradientSums::add(std::vector<Gradient> batch, double samples, double scale
 }
 
 void GradientSums::cut() {
-  backend_->follow_trainer();
+  backend_->follow_caller();
   const std::lock_guard lock(mutex_);
   ++generation_;
   cut_unfinished_ += std::exchange(unfinished_, 0);

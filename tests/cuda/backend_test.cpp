@@ -182,7 +182,7 @@ TEST_F(OnBackends, ARoundWithoutAveragesLeavesParametersOrNoDifferences) {
     EXPECT_EQ(get(*backend, next), std::vector<float>(3333, 0));
     const auto change = put(*backend, std::vector<float>(3333, 2));
     backend->add_to_live(change.values, next.values);
-    backend->follow_trainer();
+    backend->follow_caller();
     runtime->run(backend->copy({{next.values, live.values}}, nullptr));
     EXPECT_EQ(get(*backend, live), std::vector<float>(3333, 2));
   }
@@ -200,7 +200,7 @@ TEST_F(OnBackends, WorkWaitsForWhatTheTrainerHasQueued) {
   for (int i = 0; i < 20; ++i) {
     std::ranges::fill(values.floats(), static_cast<float>(i));
     trainer.upload_async(values.bytes(), gradient.values.data()).value();
-    behind->follow_trainer();
+    behind->follow_caller();
     runtime->run(behind->copy({{gradient.values, sum.values}}, nullptr));
     EXPECT_EQ(get(*behind, sum), std::vector<float>(3333, static_cast<float>(i)));
   }

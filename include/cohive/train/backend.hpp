@@ -54,9 +54,9 @@ class Backend {
 
   /// Returns memory for `size` values, which are undefined. Any thread.
   virtual Buffer allocate(std::size_t size) = 0;
-  /// Makes work that is asked for from now on begin after what the trainer's thread, which calls this, has given its
-  /// device to do. At once.
-  virtual void follow_trainer() {}
+  /// Makes work that is asked for from now on begin after what the calling thread has given its device to do: the
+  /// trainer's gradients, or values that a thread of the pool has written. At once. Any thread.
+  virtual void follow_caller() {}
 
   /// As the functions of optim with these names. \param owner  keeps the memory
   virtual Task<bool> all_finite(std::vector<optim::ConstView> values, std::shared_ptr<const void> owner) = 0;

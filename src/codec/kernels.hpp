@@ -1,5 +1,5 @@
-// The inner loops of the codecs, once for each family of processors. All versions round alike: their results are equal
-// bit for bit (sums of doubles excepted, where the order of additions differs).
+// The inner loops of the codecs, once for each family of processors. All versions round alike, and add in one
+// order: their results are equal bit for bit, and so are those of the kernels for a GPU.
 // Wire data is read and written through byte pointers and may lie anywhere; floats are aligned as floats.
 #pragma once
 

@@ -91,23 +91,22 @@ struct V {
 
   struct Sums {
     explicit Sums(float at) : pilot(_mm256_set1_pd(static_cast<double>(at))) {}
-    void add(F x) {
-      const __m256d low = _mm256_sub_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x)), pilot);
-      const __m256d high = _mm256_sub_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)), pilot);
-      sum[0] = _mm256_add_pd(sum[0], low);
-      sum[1] = _mm256_add_pd(sum[1], high);
-      squares[0] = _mm256_add_pd(squares[0], _mm256_mul_pd(low, low));
-      squares[1] = _mm256_add_pd(squares[1], _mm256_mul_pd(high, high));
+    void add(const float* p) {
+      for (int k = 0; k < 4; ++k) {
+        const __m256d x = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(p + 4 * k)), pilot);
+        sum[k] = _mm256_add_pd(sum[k], x);
+        squares[k] = _mm256_add_pd(squares[k], _mm256_mul_pd(x, x));
+      }
     }
-    Moments total() const {
-      double lanes[8];
-      _mm256_storeu_pd(lanes, _mm256_add_pd(sum[0], sum[1]));
-      _mm256_storeu_pd(lanes + 4, _mm256_add_pd(squares[0], squares[1]));
-      return {lanes[0] + lanes[1] + lanes[2] + lanes[3], lanes[4] + lanes[5] + lanes[6] + lanes[7]};
+    void store(double* sums, double* of_squares) const {
+      for (int k = 0; k < 4; ++k) {
+        _mm256_storeu_pd(sums + 4 * k, sum[k]);
+        _mm256_storeu_pd(of_squares + 4 * k, squares[k]);
+      }
     }
     __m256d pilot;
-    __m256d sum[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
-    __m256d squares[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+    __m256d sum[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
+    __m256d squares[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
   };
 };
 

@@ -92,17 +92,18 @@ struct V {
 
   struct Sums {
     explicit Sums(float at) : pilot(_mm512_set1_pd(static_cast<double>(at))) {}
-    void add(F x) {
-      const __m512d low = _mm512_sub_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)), pilot);
-      const __m512d high = _mm512_sub_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)), pilot);
-      sum[0] = _mm512_add_pd(sum[0], low);
-      sum[1] = _mm512_add_pd(sum[1], high);
-      squares[0] = _mm512_add_pd(squares[0], _mm512_mul_pd(low, low));
-      squares[1] = _mm512_add_pd(squares[1], _mm512_mul_pd(high, high));
+    void add(const float* p) {
+      for (int k = 0; k < 2; ++k) {
+        const __m512d x = _mm512_sub_pd(_mm512_cvtps_pd(_mm256_loadu_ps(p + 8 * k)), pilot);
+        sum[k] = _mm512_add_pd(sum[k], x);
+        squares[k] = _mm512_add_pd(squares[k], _mm512_mul_pd(x, x));
+      }
     }
-    Moments total() const {
-      return {_mm512_reduce_add_pd(_mm512_add_pd(sum[0], sum[1])),
-              _mm512_reduce_add_pd(_mm512_add_pd(squares[0], squares[1]))};
+    void store(double* sums, double* of_squares) const {
+      for (int k = 0; k < 2; ++k) {
+        _mm512_storeu_pd(sums + 8 * k, sum[k]);
+        _mm512_storeu_pd(of_squares + 8 * k, squares[k]);
+      }
     }
     __m512d pilot;
     __m512d sum[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()};

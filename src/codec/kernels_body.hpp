@@ -151,11 +151,21 @@ void divide(const float* in, float divisor, float* out, std::size_t count) {
       [&](std::size_t i, std::size_t n) { V::store_n(out + i, V::div(V::load_n(in + i, n), d), n); });
 }
 
+/// Lane k adds up every sixteenth value from the k-th on, the upper half of the lanes is added to the lower one until one
+/// is left, and what makes no sixteen comes last: so for all families, and for the GPU.
 Moments moments(const float* in, float pilot, std::size_t count) {
-  V::Sums sums(pilot);
+  constexpr std::size_t kSums = 16;
+  V::Sums lanes(pilot);
   std::size_t i = 0;
-  for (; i + V::kLanes <= count; i += V::kLanes) sums.add(V::load(in + i));
-  Moments total = sums.total();
+  for (; i + kSums <= count; i += kSums) lanes.add(in + i);
+  double sums[kSums], squares[kSums];
+  lanes.store(sums, squares);
+  for (std::size_t half = kSums / 2; half > 0; half /= 2)
+    for (std::size_t lane = 0; lane < half; ++lane) {
+      sums[lane] += sums[lane + half];
+      squares[lane] += squares[lane + half];
+    }
+  Moments total{sums[0], squares[0]};
   for (; i < count; ++i) {
     const double d = static_cast<double>(in[i]) - static_cast<double>(pilot);
     total.sum += d;

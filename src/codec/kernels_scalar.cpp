@@ -61,14 +61,18 @@ struct V {
 
   struct Sums {
     explicit Sums(float at) : pilot(static_cast<double>(at)) {}
-    void add(F x) {
-      const double d = static_cast<double>(x) - pilot;
-      moments.sum += d;
-      moments.squares += d * d;
+    void add(const float* p) {
+      for (std::size_t lane = 0; lane < 16; ++lane) {
+        const double d = static_cast<double>(p[lane]) - pilot;
+        sum[lane] += d;
+        squares[lane] += d * d;
+      }
     }
-    Moments total() const { return moments; }
-    double pilot;
-    Moments moments;
+    void store(double* sums, double* of_squares) const {
+      std::memcpy(sums, sum, sizeof sum);
+      std::memcpy(of_squares, squares, sizeof squares);
+    }
+    double pilot, sum[16] = {}, squares[16] = {};
   };
 };
 

@@ -3,9 +3,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "codec/dynamic_map.hpp"
+#include "codec_kernels.hpp"
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
 #include "failure.hpp"
@@ -15,37 +17,30 @@
 namespace cohive::cuda {
 namespace {
 
+using codec::CodecSpec;
+using codec::DType;
 using kernels::kEntries;
+using kernels::Stored;
 constexpr std::size_t kBook = kEntries * sizeof(float);
+constexpr std::size_t kMost = std::size_t{1} << 32;  // values that are counted on the device
 static_assert(kernels::kScaleBlock == codec::kScaleBlock);
 
-/// What a codec has on the GPU.
-struct KernelInfo {
-  Codec codec;
-  bool encodes;  ///< as well as decodes
-  std::size_t (*size)(std::size_t count);
-};
-
-std::size_t scales_of(std::size_t count) {
-  return (count + kernels::kScaleBlock - 1) / kernels::kScaleBlock;
+std::size_t blocks_of(std::size_t count, std::size_t size) {
+  return (count + size - 1) / size;
 }
 
-std::size_t size_of_indexed(std::size_t count) {
-  return 8 + kBook + count;
+/// How many values top_k sends.
+std::size_t wanted_of(const CodecSpec& spec, std::size_t count) {
+  if (count == 0) return 0;
+  const double share = std::clamp(spec.density, 0.0, 1.0) * static_cast<double>(count);
+  return std::clamp<std::size_t>(static_cast<std::size_t>(std::llround(share)), 1, count);
 }
 
-// Codecs that are not here stay on the CPU.
-constexpr KernelInfo kKernels[] = {
-    {Codec::none, true, [](std::size_t count) { return count * sizeof(float); }},
-    {Codec::float16, true, [](std::size_t count) { return count * sizeof(std::uint16_t); }},
-    {Codec::quantile8, false, size_of_indexed},
-    {Codec::uniform8, false, size_of_indexed},
-    {Codec::blockwise8, true, [](std::size_t count) { return 16 + scales_of(count) * sizeof(float) + kBook + count; }},
-};
-
-const KernelInfo* find_kernel(Codec codec) {
-  const auto* at = std::ranges::find(kKernels, codec, &KernelInfo::codec);
-  return at == std::end(kKernels) ? nullptr : at;
+std::optional<Stored> stored_as(DType dtype) {
+  if (dtype == DType::float32) return Stored::floats;
+  if (dtype == DType::float16) return Stored::halves;
+  if (dtype == DType::bfloat16) return Stored::bfloats;
+  return std::nullopt;
 }
 
 Error invalid(std::string what) {
@@ -57,10 +52,32 @@ Result<> check_sizes(std::size_t have, std::size_t want) {
   return invalid("memory for " + std::to_string(have) + " where " + std::to_string(want) + " belong");
 }
 
-Result<> check_buffer(bool supported, Codec codec, ByteView buffer, std::size_t count) {
-  if (!supported) return invalid("codec " + std::string(name_of(codec)) + " stays on the CPU");
-  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % alignof(float) != 0) return invalid("a misaligned buffer");
-  return check_sizes(buffer.size(), *encoded_size(codec, count));
+Result<> check_alignment(const void* memory, std::size_t bytes, const char* what) {
+  if (reinterpret_cast<std::uintptr_t>(memory) % bytes == 0) return ok();
+  return invalid(std::string("misaligned ") + what);
+}
+
+/// Whether the device has kernels for this combination, which both directions use.
+Result<Stored> check_codec(Codec codec, DType dtype) {
+  const auto stored = stored_as(dtype);
+  if (stored && codec::codec_for(codec, dtype, {1}) == codec) return *stored;
+  return invalid("tensors of " + std::string(codec::name_of(dtype)) + " with codec " + std::string(name_of(codec)) +
+                 " stay on the CPU");
+}
+
+bool counts_values(Codec codec) {
+  return codec == Codec::uniform8 || codec == Codec::quantile8 || codec == Codec::top_k;
+}
+
+/// Whether a buffer may have that size. Of top_k it says itself how many values it has; of bfloat16, too, travels as it
+/// is from some peers.
+bool may_be_size(Codec codec, DType dtype, std::size_t bytes, std::size_t count) {
+  if (codec == Codec::top_k) {
+    const std::size_t heads = blocks_of(count, kernels::kReach) * 4;
+    return bytes >= heads && (bytes - heads) % 4 == 0 && (bytes - heads) / 4 <= count;
+  }
+  if (codec == Codec::none && dtype == DType::bfloat16 && bytes == count * 2) return true;
+  return bytes == encoded_size(codec, count, dtype);
 }
 
 const float* floats(const std::uint8_t* bytes) {
@@ -72,10 +89,10 @@ const std::uint16_t* halves(const std::uint8_t* bytes) {
 }
 
 /// Source: docs/wire/hivemind.md, sections 5.5 to 5.7.
-kernels::Indexed parts_of(Codec codec, const std::uint8_t* buffer, std::size_t count) {
-  if (codec != Codec::blockwise8) return {floats(buffer + 8), buffer + 8 + kBook, nullptr};
-  const std::uint8_t* book = buffer + 16 + scales_of(count) * sizeof(float);
-  return {floats(book), book + kBook, floats(buffer + 16)};
+kernels::Indexed parts_of(Codec codec, Stored rounded, const std::uint8_t* buffer, std::size_t count) {
+  if (codec != Codec::blockwise8) return {floats(buffer + 8), buffer + 8 + kBook, nullptr, rounded};
+  const std::uint8_t* book = buffer + 16 + blocks_of(count, codec::kScaleBlock) * sizeof(float);
+  return {floats(book), book + kBook, floats(buffer + 16), rounded};
 }
 
 const kernels::BlockwiseTables& blockwise_tables() {
@@ -88,71 +105,155 @@ const kernels::BlockwiseTables& blockwise_tables() {
   return tables;
 }
 
+/// Decodes, or adds what is decoded.
+Result<> read_async(Stream& stream, Codec codec, ByteView buffer, DType dtype, const kernels::Output& to,
+                    std::size_t count) {
+  const auto stored = check_codec(codec, dtype);
+  if (!stored) return stored.error();
+  if (auto aligned = check_alignment(buffer.data(), 4, "buffer"); !aligned) return aligned;
+  if (!may_be_size(codec, dtype, buffer.size(), count))
+    return invalid("a buffer of " + std::to_string(buffer.size()) + " bytes for " + std::to_string(count) + " values");
+  return on(stream, [&](CUstream_st* queue) -> int {
+    switch (codec) {
+      case Codec::none:
+        return kernels::from_stored(queue, buffer.data(), buffer.size() == count * 4 ? Stored::floats : *stored, to,
+                                    count);
+      case Codec::float16:
+        return kernels::from_stored(queue, buffer.data(), Stored::halves, to, count);
+      case Codec::meanstd16:
+        return kernels::from_scaled_half(queue, halves(buffer.data()), *stored, to, count);
+      case Codec::block4:
+        return kernels::from_block4(queue, buffer.data(), to, count);
+      case Codec::top_k: {
+        const std::size_t heads = blocks_of(count, kernels::kReach) * 4;
+        return kernels::from_top_k(queue, buffer.data(), (buffer.size() - heads) / 4, to, count);
+      }
+      default:
+        return kernels::from_indexed(queue, parts_of(codec, *stored, buffer.data(), count), to, count);
+    }
+  });
+}
+
+/// Errors: memory that does not fit the values.
+Result<> check_memory(const CodecSpec& spec, const DeviceValues& values, std::span<std::uint8_t> out,
+                      const EncodeMemory& memory) {
+  const std::size_t count = values.size();
+  if (count >= kMost && counts_values(spec.codec))
+    return invalid("too many values for codec " + std::string(name_of(spec.codec)));
+  if (auto fits = check_sizes(out.size(), *encoded_size(spec, count, values.dtype())); !fits) return fits;
+  if (auto aligned = check_alignment(out.data(), 4, "buffer"); !aligned) return aligned;
+  if (auto aligned = check_alignment(values.data(), codec::size_of(values.dtype()), "values"); !aligned) return aligned;
+  if (memory.scratch.size() < scratch_size(spec.codec, count)) return invalid("too little scratch memory");
+  if (auto aligned = check_alignment(memory.scratch.data(), 16, "scratch memory"); !aligned) return aligned;
+  const bool feedback = !memory.owed.empty() || !memory.left.empty();
+  if (feedback && !codec::info(spec.codec).error_feedback)
+    return invalid("codec " + std::string(name_of(spec.codec)) + " feeds no errors back");
+  if (!memory.owed.empty())
+    if (auto fits = check_sizes(memory.owed.size(), count); !fits) return fits;
+  return memory.left.empty() ? ok() : check_sizes(memory.left.size(), count);
+}
+
+int start_encoder(CUstream_st* queue, const CodecSpec& spec, const kernels::Input& in, std::size_t count,
+                  std::uint8_t* out, const EncodeMemory& memory) {
+  std::uint8_t* const scratch = memory.scratch.data();
+  float* const left = memory.left.empty() ? nullptr : memory.left.data();
+  switch (spec.codec) {
+    case Codec::none:
+      if (count == 0) return cudaSuccess;
+      if (in.stored == Stored::bfloats) return kernels::to_floats(queue, in, reinterpret_cast<float*>(out), count);
+      return cudaMemcpyAsync(out, in.values, count * (in.stored == Stored::floats ? 4 : 2), cudaMemcpyDeviceToDevice,
+                             queue);
+    case Codec::float16:
+      return kernels::to_half(queue, in, reinterpret_cast<std::uint16_t*>(out), count);
+    case Codec::meanstd16:
+      return kernels::to_scaled_half(queue, in, scratch, out, count);
+    case Codec::uniform8:
+      return kernels::to_uniform(queue, in, scratch, out, count);
+    case Codec::quantile8:
+      return kernels::to_quantile(queue, in, scratch, out, count);
+    case Codec::blockwise8:
+      return kernels::to_blockwise(queue, blockwise_tables(), in, out, count);
+    case Codec::block4:
+      return kernels::to_block4(queue, in, left, out, count);
+    case Codec::top_k:
+      return count == 0 ? cudaSuccess : kernels::to_top_k(queue, in, left, wanted_of(spec, count), scratch, out, count);
+  }
+  return cudaErrorInvalidValue;
+}
+
 }  // namespace
 
-bool can_encode(Codec codec) {
-  const auto* kernel = find_kernel(codec);
-  return kernel && kernel->encodes;
+bool can_encode(Codec codec, DType dtype) {
+  return check_codec(codec, dtype).has_value();
 }
 
-bool can_decode(Codec codec) {
-  return find_kernel(codec) != nullptr;
+bool can_decode(Codec codec, DType dtype) {
+  return check_codec(codec, dtype).has_value();
 }
 
-std::optional<std::size_t> encoded_size(Codec codec, std::size_t count) {
-  const auto* kernel = find_kernel(codec);
-  return kernel ? std::optional(kernel->size(count)) : std::nullopt;
+std::optional<std::size_t> encoded_size(CodecSpec spec, std::size_t count, DType dtype) {
+  if (!can_encode(spec.codec, dtype)) return std::nullopt;
+  switch (spec.codec) {
+    case Codec::none:
+      return count * (dtype == DType::float16 ? 2 : 4);
+    case Codec::float16:
+      return count * 2;
+    case Codec::meanstd16:
+      return count * 2 + 8;
+    case Codec::blockwise8:
+      return 16 + blocks_of(count, codec::kScaleBlock) * 4 + kBook + count;
+    case Codec::block4:
+      return blocks_of(count, kernels::kScaled4) * 2 + (count + 1) / 2;
+    case Codec::top_k:
+      return blocks_of(count, kernels::kReach) * 4 + wanted_of(spec, count) * 4;
+    default:
+      return 8 + kBook + count;
+  }
 }
 
-Result<> encode_async(Stream& stream, Codec codec, std::span<const float> values, std::span<std::uint8_t> out) {
-  const std::size_t count = values.size();
-  if (auto fits = check_buffer(can_encode(codec), codec, out, count); !fits) return fits;
-  return on(stream, [&](CUstream_st* queue) -> int {
-    if (codec == Codec::float16)
-      return kernels::to_half(queue, values.data(), reinterpret_cast<std::uint16_t*>(out.data()), count);
-    if (codec == Codec::blockwise8)
-      return kernels::to_blockwise(queue, blockwise_tables(), values.data(), out.data(), count);
-    if (count == 0) return cudaSuccess;
-    return cudaMemcpyAsync(out.data(), values.data(), out.size(), cudaMemcpyDeviceToDevice, queue);
-  });
+std::size_t scratch_size(Codec codec, std::size_t count) {
+  if (codec == Codec::meanstd16) return kernels::spread_scratch(count);
+  if (codec == Codec::uniform8) return kernels::uniform_scratch(count);
+  if (codec == Codec::quantile8) return kernels::quantile_scratch(count);
+  return codec == Codec::top_k ? kernels::top_k_scratch(count) : 0;
 }
 
-Result<> check_encoded(Codec codec, std::size_t count, ByteView host) {
-  if (!can_decode(codec)) return invalid("codec " + std::string(name_of(codec)) + " stays on the CPU");
-  const auto decoder = codec::Decoder::open(codec, codec::DType::float32, count, host);
+Result<> encode_async(Stream& stream, CodecSpec spec, const DeviceValues& values, std::span<std::uint8_t> out,
+                      const EncodeMemory& memory) {
+  const auto stored = check_codec(spec.codec, values.dtype());
+  if (!stored) return stored.error();
+  if (auto fits = check_memory(spec, values, out, memory); !fits) return fits;
+  const kernels::Input in{values.data(), *stored, memory.owed.empty() ? nullptr : memory.owed.data()};
+  return on(stream,
+            [&](CUstream_st* queue) { return start_encoder(queue, spec, in, values.size(), out.data(), memory); });
+}
+
+Result<> check_encoded(Codec codec, std::size_t count, ByteView host, DType dtype) {
+  if (auto known = check_codec(codec, dtype); !known) return known.error();
+  const auto decoder = codec::Decoder::open(codec, dtype, count, host);
   if (!decoder) return decoder.error();
-  if (host.size() != *encoded_size(codec, count))
-    return Error(cohive::Errc::malformed, "a code book of less than " + std::to_string(kEntries) + " entries");
-  return ok();
+  if (may_be_size(codec, dtype, host.size(), count)) return ok();
+  return Error(cohive::Errc::malformed, codec == Codec::meanstd16
+                                            ? "scales of several rows"
+                                            : "a code book of less than " + std::to_string(kEntries) + " entries");
 }
 
-Result<> decode_async(Stream& stream, Codec codec, std::span<const std::uint8_t> buffer, std::span<float> out) {
-  const std::size_t count = out.size();
-  if (auto fits = check_buffer(can_decode(codec), codec, buffer, count); !fits) return fits;
-  return on(stream, [&](CUstream_st* queue) -> int {
-    if (count == 0) return cudaSuccess;
-    if (codec == Codec::none)
-      return cudaMemcpyAsync(out.data(), buffer.data(), buffer.size(), cudaMemcpyDeviceToDevice, queue);
-    if (codec == Codec::float16) return kernels::from_half(queue, halves(buffer.data()), out.data(), count);
-    return kernels::from_indexed(queue, parts_of(codec, buffer.data(), count), out.data(), count);
-  });
+Result<> decode_async(Stream& stream, Codec codec, std::span<const std::uint8_t> buffer, std::span<float> out,
+                      DType dtype) {
+  return read_async(stream, codec, buffer, dtype, {out.data()}, out.size());
 }
 
 Result<> accumulate_async(Stream& stream, Codec codec, std::span<const std::uint8_t> buffer, float weight,
-                          std::span<float> accumulator) {
-  const std::size_t count = accumulator.size();
-  if (auto fits = check_buffer(can_decode(codec), codec, buffer, count); !fits) return fits;
-  float* sum = accumulator.data();
-  return on(stream, [&](CUstream_st* queue) -> int {
-    if (codec == Codec::none) return kernels::add(queue, floats(buffer.data()), weight, sum, count);
-    if (codec == Codec::float16) return kernels::add_half(queue, halves(buffer.data()), weight, sum, count);
-    return kernels::add_indexed(queue, parts_of(codec, buffer.data(), count), weight, sum, count);
-  });
+                          std::span<float> accumulator, DType dtype) {
+  return read_async(stream, codec, buffer, dtype, {accumulator.data(), true, weight}, accumulator.size());
 }
 
-Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found) {
-  return on(stream,
-            [&](CUstream_st* queue) { return kernels::find_non_finite(queue, values.data(), found, values.size()); });
+Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found,
+                               std::span<const float> owed) {
+  if (!owed.empty())
+    if (auto fits = check_sizes(owed.size(), values.size()); !fits) return fits;
+  const kernels::Input in{values.data(), Stored::floats, owed.empty() ? nullptr : owed.data()};
+  return on(stream, [&](CUstream_st* queue) { return kernels::find_non_finite(queue, in, found, values.size()); });
 }
 
 Result<> add_async(Stream& stream, std::span<const float> values, float weight, std::span<float> sum) {
@@ -193,8 +294,7 @@ Result<> copy_async(Stream& stream, std::span<const float> from, std::span<float
 
 Result<> clear_async(Stream& stream, std::span<float> values) {
   if (values.empty()) return ok();
-  return on(stream,
-            [&](CUstream_st* queue) { return cudaMemsetAsync(values.data(), 0, values.size_bytes(), queue); });
+  return on(stream, [&](CUstream_st* queue) { return cudaMemsetAsync(values.data(), 0, values.size_bytes(), queue); });
 }
 
 }  // namespace cohive::cuda

@@ -1,43 +1,9 @@
 #include "cohive/cuda/codec.hpp"
 
-#include <bit>
-#include <cmath>
-#include <limits>
-#include <random>
-
-#include "cohive/core/errors.hpp"
-#include "gpu.hpp"
-#include "support/sanitizers.hpp"
+#include "codec_fixture.hpp"
 
 namespace cohive::cuda {
 namespace {
-
-// A sanitizer takes a minute for an emulated grid of the largest size.
-const std::vector<std::size_t> kSizes = {0,    1,    2,    31,   255,     256,
-                                         257,  4095, 4096, 4097, 8192, 100'003, kSanitized ? 8193 : (1 << 21) + 5};
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-/// Magnitudes from the smallest denormal to the largest float, both signs, ties of rounding among them.
-std::vector<float> finite_values(std::size_t count) {
-  std::mt19937 random(static_cast<unsigned>(count));
-  std::vector<float> values(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    auto bits = static_cast<std::uint32_t>(random());
-    if (i % 3 == 0) bits &= 0xfffff000;                                     // halfway between two halves, often
-    if (i % 3 == 1) bits = (bits & 0x80ffffff) | (0x32 + bits % 16) << 24;  // what a half can hold
-    if ((bits & 0x7f800000) == 0x7f800000) bits &= 0xff7fffff;
-    values[i] = std::bit_cast<float>(bits);
-  }
-  return values;
-}
-
-std::vector<float> normal_values(std::size_t count) {
-  std::mt19937 random(static_cast<unsigned>(count) + 1);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(random);
-  return values;
-}
 
 const std::vector<float> kSpecial = {0.0f,
                                      -0.0f,
@@ -63,48 +29,34 @@ const std::vector<float> kSpecial = {0.0f,
                                      std::bit_cast<float>(0x7fc12345u),
                                      std::bit_cast<float>(0xff812345u)};
 
-Bytes on_cpu(Codec codec, const std::vector<float>& values) {
-  return to_bytes(codec::encode(codec, values).view());
-}
-
-/// The same bits; where arithmetic made a NaN, any NaN.
-void expect_same(const std::vector<float>& gpu, const std::vector<float>& cpu) {
-  ASSERT_EQ(gpu.size(), cpu.size());
-  for (std::size_t i = 0; i < gpu.size(); ++i) {
-    if (std::isnan(gpu[i]) && std::isnan(cpu[i])) continue;
-    ASSERT_EQ(std::bit_cast<std::uint32_t>(gpu[i]), std::bit_cast<std::uint32_t>(cpu[i]))
-        << "value " << i << ": " << gpu[i] << " and " << cpu[i];
-  }
-}
-
-class Codecs : public Gpu {
- protected:
-  Bytes on_gpu(Codec codec, const std::vector<float>& values) {
-    const auto in = to_device(values);
-    auto out = DeviceBuffer::create(*encoded_size(codec, values.size())).value();
-    const auto queued = encode_async(stream(), codec, in.floats(), out.bytes());
-    EXPECT_TRUE(queued) << queued.error();
-    return to_host<std::uint8_t>(out);
-  }
-
-  void expect_decodes_alike(Codec codec, const Bytes& bytes, std::size_t count) {
-    std::vector<float> decoded(count), sum = normal_values(count);
-    const auto buffer = to_device(bytes), out = to_device(decoded), total = to_device(sum);
-    ASSERT_TRUE(check_encoded(codec, count, bytes));
-    ASSERT_TRUE(decode_async(stream(), codec, buffer.bytes(), out.floats()));
-    ASSERT_TRUE(accumulate_async(stream(), codec, buffer.bytes(), 0.37f, total.floats()));
-    ASSERT_TRUE(codec::decode(codec, codec::DType::float32, bytes, decoded));
-    ASSERT_TRUE(codec::decode_and_accumulate(codec, codec::DType::float32, bytes, 0.37f, sum));
-    expect_same(to_host<float>(out), decoded);
-    expect_same(to_host<float>(total), sum);
-  }
-};
+using Codecs = CodecsOnDevice;
 
 TEST_F(Codecs, EncodeToTheBytesOfTheCpu) {
-  for (const Codec codec : {Codec::none, Codec::float16, Codec::blockwise8})
+  for (const CodecSpec& spec : kAllCodecs)
     for (const std::size_t size : kSizes)
-      for (const auto& values : {finite_values(size), normal_values(size), std::vector<float>(size, 0.0f)})
-        ASSERT_EQ(on_gpu(codec, values), on_cpu(codec, values)) << name_of(codec) << " of " << size;
+      for (const auto& values : {finite_values(size), normal_values(size), repeated_values(size)}) {
+        SCOPED_TRACE(std::string(name_of(spec.codec)) + " of " + std::to_string(size));
+        ASSERT_NO_FATAL_FAILURE(expect_same_buffer(spec.codec, on_gpu(spec, values), on_cpu(spec, values)));
+      }
+}
+
+TEST_F(Codecs, EncodeManyValuesToTheBytesOfTheCpu) {
+  const auto values = normal_values(kLargestSize);
+  for (const CodecSpec& spec : kAllCodecs) {
+    SCOPED_TRACE(name_of(spec.codec));
+    ASSERT_NO_FATAL_FAILURE(expect_same_buffer(spec.codec, on_gpu(spec, values), on_cpu(spec, values)));
+  }
+}
+
+TEST_F(Codecs, EncodeValuesThatDoNotDiffer) {
+  for (const CodecSpec& spec : kAllCodecs)
+    for (const float value : {0.0f, -0.0f, 1.0f, -3.7f, 0x1p-149f, 1e-38f, 3.4e38f})
+      for (const std::size_t size : {1, 64, 5000}) {
+        SCOPED_TRACE(std::string(name_of(spec.codec)) + " of " + std::to_string(size) + " times " +
+                     std::to_string(value));
+        const std::vector<float> values(size, value);
+        ASSERT_NO_FATAL_FAILURE(expect_same_buffer(spec.codec, on_gpu(spec, values), on_cpu(spec, values)));
+      }
 }
 
 TEST_F(Codecs, ClampHalvesAndKeepNaNs) {
@@ -126,12 +78,30 @@ TEST_F(Codecs, MarkABlockThatIsNotFinite) {
   }
 }
 
+/// What is not finite never looks as if it were: decoders refuse it, or what they give is not finite either.
+TEST_F(Codecs, HideNothingThatIsNotFinite) {
+  for (const CodecSpec& spec : kAllCodecs)
+    for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()})
+      for (const std::size_t at : {0, 4999, 9999}) {
+        SCOPED_TRACE(std::string(name_of(spec.codec)) + " with " + std::to_string(bad) + " at " + std::to_string(at));
+        auto values = normal_values(10'000);
+        values[at] = bad;
+        const Bytes bytes = on_gpu(spec, values);
+        const auto decoder = codec::Decoder::open(spec.codec, DType::float32, values.size(), bytes);
+        // Halves are clamped: of these only a NaN is seen.
+        const bool clamped = spec.codec == Codec::float16 && !std::isnan(bad);
+        EXPECT_EQ(decoder && (*decoder)->finite(), clamped);
+        const Bytes cpu = on_cpu(spec, values);
+        if (spec.codec == Codec::block4 || spec.codec == Codec::top_k) EXPECT_EQ(bytes, cpu);
+        if (spec.codec == Codec::uniform8 || spec.codec == Codec::quantile8) expect_same_buffer(spec.codec, bytes, cpu);
+      }
+}
+
 TEST_F(Codecs, DecodeToTheValuesOfTheCpu) {
-  for (const Codec codec : {Codec::none, Codec::float16, Codec::uniform8, Codec::quantile8, Codec::blockwise8})
+  for (const CodecSpec& spec : kAllCodecs)
     for (const std::size_t size : kSizes) {
-      if (size == 0 && (codec == Codec::uniform8 || codec == Codec::quantile8)) continue;
-      SCOPED_TRACE(std::string(name_of(codec)) + " of " + std::to_string(size));
-      expect_decodes_alike(codec, on_cpu(codec, normal_values(size)), size);
+      SCOPED_TRACE(std::string(name_of(spec.codec)) + " of " + std::to_string(size));
+      expect_decodes_alike(spec.codec, on_cpu(spec, normal_values(size)), size);
     }
 }
 
@@ -141,6 +111,39 @@ TEST_F(Codecs, DecodeEveryHalf) {
   Bytes bytes(halves.size() * 2);
   std::memcpy(bytes.data(), halves.data(), bytes.size());
   expect_decodes_alike(Codec::float16, bytes, halves.size());
+}
+
+/// Levels that no encoder uses, too.
+TEST_F(Codecs, DecodeEveryLevel) {
+  Bytes bytes(2 + 32);
+  bytes[1] = 0x3f;
+  for (std::size_t i = 0; i < 32; ++i) bytes[2 + i] = static_cast<std::uint8_t>(i * 17);
+  expect_decodes_alike(Codec::block4, bytes, 64);
+}
+
+/// Memory that allows no access to four values at once.
+TEST_F(Codecs, TakeValuesAndResultsAtAnyFloat) {
+  const auto values = normal_values(10'001);
+  const auto in = to_device(values);
+  for (const CodecSpec& spec : kAllCodecs)
+    for (const std::size_t skip : {1, 2, 3}) {
+      SCOPED_TRACE(name_of(spec.codec));
+      const auto count = values.size() - skip;
+      const std::vector<float> part(values.begin() + static_cast<std::ptrdiff_t>(skip), values.end());
+      const std::size_t size = *encoded_size(spec, count);
+      const auto scratch = DeviceBuffer::create(scratch_size(spec.codec, count)).value();
+      const auto buffer = DeviceBuffer::create(4 * skip + size).value(), out = to_device(values);
+      const auto encoded = buffer.bytes().subspan(4 * skip);
+      ASSERT_TRUE(encode_async(stream(), spec, in.floats().subspan(skip), encoded, {.scratch = scratch.bytes()}));
+      ASSERT_TRUE(decode_async(stream(), spec.codec, encoded, out.floats().subspan(skip)));
+      const Bytes all = to_host<std::uint8_t>(buffer), cpu = on_cpu(spec, part);
+      EXPECT_EQ(Bytes(all.begin() + static_cast<std::ptrdiff_t>(4 * skip), all.end()), cpu);
+      std::vector<float> decoded(count);
+      ASSERT_TRUE(codec::decode(spec.codec, DType::float32, cpu, decoded));
+      auto here = to_host<float>(out);
+      here.erase(here.begin(), here.begin() + static_cast<std::ptrdiff_t>(skip));
+      expect_same(here, decoded);
+    }
 }
 
 TEST_F(Codecs, FindWhatIsNotFinite) {
@@ -183,32 +186,61 @@ TEST_F(Codecs, ReduceAsTheCpuDoes) {
 
 TEST_F(Codecs, RefuseMemoryThatDoesNotFit) {
   const auto values = to_device(normal_values(100));
-  const auto bytes = to_device(Bytes(4096));
+  const auto bytes = to_device(Bytes(8192));
   const std::error_code invalid = cohive::Errc::invalid_argument;
   EXPECT_EQ(encode_async(stream(), Codec::float16, values.floats(), bytes.bytes().first(199)).error(), invalid);
   EXPECT_EQ(encode_async(stream(), Codec::float16, values.floats(), bytes.bytes().subspan(1, 200)).error(), invalid);
   EXPECT_EQ(decode_async(stream(), Codec::float16, bytes.bytes().first(202), values.floats()).error(), invalid);
+  EXPECT_EQ(decode_async(stream(), Codec::float16, bytes.bytes().subspan(2, 200), values.floats()).error(), invalid);
+  EXPECT_EQ(decode_async(stream(), Codec::top_k, bytes.bytes().first(2), values.floats()).error(), invalid);
+  EXPECT_EQ(decode_async(stream(), Codec::top_k, bytes.bytes().first(4 + 101 * 4), values.floats()).error(), invalid);
   EXPECT_EQ(add_async(stream(), values.floats().first(99), 1, values.floats()).error(), invalid);
-  EXPECT_EQ(encode_async(stream(), Codec::uniform8, values.floats(), bytes.bytes()).error(), invalid);
+  const auto out = bytes.bytes().first(8 + 1024 + 100), rest = bytes.bytes().subspan(2048);
+  EXPECT_EQ(encode_async(stream(), Codec::uniform8, values.floats(), out).error(), invalid);
+  EXPECT_EQ(encode_async(stream(), Codec::uniform8, values.floats(), out, {.scratch = rest.subspan(4)}).error(),
+            invalid);
+  EXPECT_EQ(encode_async(stream(), Codec::uniform8, values.floats(), out, {.scratch = rest.first(64)}).error(),
+            invalid);
+  const DeviceValues misaligned(DType::float16, bytes.bytes().data() + 1, 100);
+  EXPECT_EQ(encode_async(stream(), Codec::float16, misaligned, rest.first(200)).error(), invalid);
 }
 
 TEST(CodecsWithoutGpu, SayWhatAnEncodedTensorTakes) {
   const auto values = normal_values(10'000);
-  for (const Codec codec : {Codec::none, Codec::float16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
-    const Bytes bytes = on_cpu(codec, values);
-    EXPECT_EQ(encoded_size(codec, values.size()), bytes.size()) << name_of(codec);
-    EXPECT_TRUE(check_encoded(codec, values.size(), bytes)) << name_of(codec);
-    EXPECT_FALSE(check_encoded(codec, values.size() + 1, bytes)) << name_of(codec);
+  for (const CodecSpec& spec : kAllCodecs) {
+    const Bytes bytes = on_cpu(spec, values);
+    EXPECT_EQ(encoded_size(spec, values.size()), bytes.size()) << name_of(spec.codec);
+    EXPECT_TRUE(check_encoded(spec.codec, values.size(), bytes)) << name_of(spec.codec);
+    // top_k says nothing of values behind the last one that was sent.
+    EXPECT_EQ(check_encoded(spec.codec, values.size() + 1, bytes).has_value(), spec.codec == Codec::top_k)
+        << name_of(spec.codec);
+    EXPECT_FALSE(check_encoded(spec.codec, values.size(), ByteView(bytes).first(bytes.size() - 1)))
+        << name_of(spec.codec);
   }
-  EXPECT_EQ(encoded_size(Codec::meanstd16, 10), std::nullopt);
 }
 
-TEST(CodecsWithoutGpu, LeaveShortCodeBooksToTheCpu) {
+TEST(CodecsWithoutGpu, LeaveToTheCpuWhatOnlyItDecodes) {
   Bytes bytes(8 + 2 * 4 + 3);
   bytes[0] = 2;
   std::vector<float> out(3);
-  ASSERT_TRUE(codec::decode(Codec::uniform8, codec::DType::float32, bytes, out));
+  ASSERT_TRUE(codec::decode(Codec::uniform8, DType::float32, bytes, out));
   EXPECT_EQ(check_encoded(Codec::uniform8, 3, bytes).error(), std::error_code(cohive::Errc::malformed));
+  const Bytes rows(4 * 2 + 2 * 8);
+  std::vector<float> four(4);
+  ASSERT_TRUE(codec::decode(Codec::meanstd16, DType::float32, rows, four));
+  EXPECT_EQ(check_encoded(Codec::meanstd16, 4, rows).error(), std::error_code(cohive::Errc::malformed));
+  EXPECT_EQ(check_encoded(Codec::none, 3, Bytes(24), DType::float64).error(),
+            std::error_code(cohive::Errc::invalid_argument));
+}
+
+TEST(CodecsWithoutGpu, TakeWhatTheCpuTakes) {
+  for (const codec::CodecInfo& one : codec::all_codecs())
+    for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+      EXPECT_EQ(can_encode(one.codec, dtype), codec::codec_for(one.codec, dtype, {1}) == one.codec) << one.name;
+      EXPECT_EQ(can_decode(one.codec, dtype), can_encode(one.codec, dtype)) << one.name;
+    }
+  EXPECT_FALSE(can_encode(Codec::none, DType::float64));
+  EXPECT_EQ(encoded_size(Codec::none, 10, DType::int64), std::nullopt);
 }
 
 }  // namespace

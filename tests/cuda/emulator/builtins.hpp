@@ -52,8 +52,26 @@ inline float __fsqrt_rn(float value) {
 inline double __dadd_rn(double a, double b) {
   return a + b;
 }
+inline double __dsub_rn(double a, double b) {
+  return a - b;
+}
 inline double __dmul_rn(double a, double b) {
   return a * b;
+}
+inline double __ddiv_rn(double a, double b) {
+  return a / b;
+}
+inline double __dsqrt_rn(double value) {
+  return std::sqrt(value);
+}
+inline float __double2float_rn(double value) {
+  return static_cast<float>(value);
+}
+inline int __float2int_rn(float value) {
+  return static_cast<int>(std::nearbyint(value));
+}
+inline float __int2float_rn(int value) {
+  return static_cast<float>(value);
 }
 inline std::uint32_t __float2uint_rn(float value) {
   return static_cast<std::uint32_t>(std::nearbyint(value));
@@ -70,7 +88,24 @@ inline float atomicAdd(float* address, float value) {
   ::cohive::cuda::emulated::note_atomic(address, sizeof *address);
   return ::cohive::cuda::emulated::update(address, [value](float old) { return old + value; });
 }
+inline std::uint32_t atomicAdd(std::uint32_t* address, std::uint32_t value) {
+  ::cohive::cuda::emulated::note_atomic(address, sizeof *address);
+  return ::cohive::cuda::emulated::update(address, [value](std::uint32_t old) { return old + value; });
+}
+inline std::uint32_t __shfl_xor_sync(unsigned, std::uint32_t value, int mask) {
+  return ::cohive::cuda::emulated::exchange(value, threadIdx.x % 32 ^ static_cast<unsigned>(mask));
+}
 inline float __shfl_xor_sync(unsigned, float value, int mask) {
   const auto lane = threadIdx.x % 32 ^ static_cast<unsigned>(mask);
   return __uint_as_float(::cohive::cuda::emulated::exchange(__float_as_uint(value), lane));
+}
+
+// One access of several numbers; plain copies would be seen as one of each.
+template <class T>
+T __ldca(const T* address) {
+  return ::cohive::cuda::emulated::read(address);
+}
+template <class T>
+void __stwb(T* address, T value) {
+  ::cohive::cuda::emulated::write(address, value);
 }

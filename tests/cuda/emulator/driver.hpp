@@ -43,4 +43,16 @@ __attribute__((noinline, no_sanitize("coverage"))) T update(T* address, Change c
   return old;
 }
 
+/// One access of a thread.
+template <class T>
+__attribute__((noinline, no_sanitize("coverage"))) T read(const T* address) {
+  note_access(address, sizeof *address, false);
+  return *address;
+}
+template <class T>
+__attribute__((noinline, no_sanitize("coverage"))) void write(T* address, T value) {
+  note_access(address, sizeof *address, true);
+  *address = value;
+}
+
 }  // namespace cohive::cuda::emulated

@@ -377,6 +377,9 @@ Index grid_size() {
 void barrier() {
   running->wait_for_all();
 }
+void note_access(const void* address, std::size_t bytes, bool writes) {
+  running->touch(address, bytes, writes, false);
+}
 void note_atomic(const void* address, std::size_t bytes) {
   running->touch(address, bytes, true, true);
 }

@@ -39,6 +39,8 @@ Index block_index();
 Index block_size();
 Index grid_size();
 void barrier();
+/// A plain access.
+void note_access(const void* address, std::size_t bytes, bool writes);
 /// An access that no other one races with but a plain one.
 void note_atomic(const void* address, std::size_t bytes);
 /// The value of another lane of this warp, which all lanes of it exchange at the same time.

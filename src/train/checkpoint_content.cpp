@@ -131,7 +131,7 @@ std::vector<checkpoint::NamedTensor> owed_tensors(const averaging::ResidualsPtr&
   for (std::size_t i = 0; residuals && i < residuals->size(); ++i) {
     const auto values = (*residuals)[i].values();
     if (values.empty()) continue;
-    const ByteView bytes(reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes());
+    const ByteView bytes(reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(float));
     tensors.push_back({std::to_string(i) + std::string(kOwed),
                        {codec::DType::float32, gradients[i].shape, false, Slice::copy_of(bytes)}});
   }

@@ -40,9 +40,10 @@ TEST_P(EveryLossyCodec, DeliversInTheLongRunEverythingThatOneRoundLoses) {
     ASSERT_TRUE(decode_and_accumulate(codec.codec, DType::float32, encode(codec, update), 1, without));
   }
   double lost = 0, lost_without = 0, all = 0;
+  const auto owed = residuals.values();
   for (std::size_t i = 0; i < kSize; ++i) {
     const double sent = static_cast<double>(update[i]) * kRounds;
-    ASSERT_NEAR(delivered[i] + residuals.values()[i], sent, 0.02 * kRounds / 10 + std::fabs(sent) * 1e-3);
+    ASSERT_NEAR(delivered[i] + owed[i], sent, 0.02 * kRounds / 10 + std::fabs(sent) * 1e-3);
     lost += std::fabs(delivered[i] - sent), lost_without += std::fabs(without[i] - sent), all += std::fabs(sent);
   }
   EXPECT_LT(lost, lost_without / 3);
@@ -74,6 +75,37 @@ TEST(Residuals, ARoundThatFailedChangesNothing) {
   EXPECT_NE(to_hex(encode_corrected(residuals, codec, 0, values)), to_hex(first));
   residuals.clear(0, 500);
   EXPECT_EQ(to_hex(encode_corrected(residuals, codec, 0, values)), to_hex(first)) << "nothing is owed";
+}
+
+/// A device's, to whom these are floats as any others.
+struct OtherMemory final : ResidualsMemory {
+  explicit OtherMemory(std::vector<float> values) : owed(std::move(values)) {}
+  void read(std::size_t first, std::span<float> out) const override {
+    std::ranges::copy(std::span(owed).subspan(first, out.size()), out.begin());
+  }
+  void write(std::size_t first, std::span<const float> values) override {
+    std::ranges::copy(values, owed.begin() + static_cast<std::ptrdiff_t>(first));
+  }
+  std::vector<float> owed;
+};
+
+TEST(Residuals, MayBeKeptInOtherMemory) {
+  const auto values = normal_values(500, 5);
+  const CodecSpec codec(Codec::block4);
+  Residuals here(500), there(500);
+  const auto memory = std::make_shared<OtherMemory>(std::vector<float>(500, 0.0f));
+  there.keep_in(memory);
+  EXPECT_EQ(there.kept_in(), memory);
+  for (int round = 0; round < 3; ++round) {
+    const Slice encoded = encode_corrected(here, codec, 0, values);
+    EXPECT_EQ(to_hex(encode_corrected(there, codec, 0, values)), to_hex(encoded));
+    for (Residuals* one : {&here, &there}) ASSERT_TRUE(one->commit(codec.codec, 0, values, encoded));
+    EXPECT_EQ(memory->owed, here.values());
+  }
+  for (Residuals* one : {&here, &there}) one->clear(100, 50);
+  EXPECT_EQ(there.values(), here.values());
+  there.replace(values);
+  EXPECT_EQ(memory->owed, std::vector<float>(values.begin(), values.end()));
 }
 
 TEST(Residuals, OfATensorOfAnotherSizeAreADefect) {

@@ -5,10 +5,21 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "cohive/codec/codec.hpp"
 
 namespace cohive::codec {
+
+/// Memory of another kind that residuals are kept in, such as that of a device. Errors are thrown.
+class ResidualsMemory {
+ public:
+  virtual ~ResidualsMemory() = default;
+  /// Reads what is owed of the stretch that begins at `first`.
+  virtual void read(std::size_t first, std::span<float> out) const = 0;
+  /// Writes it.
+  virtual void write(std::size_t first, std::span<const float> values) = 0;
+};
 
 /// What is owed of one tensor, round after round. Memory (4 bytes a value) is taken when something is owed for the
 /// first time. Calls for stretches that do not overlap may run at once on several threads.
@@ -30,7 +41,16 @@ class Residuals {
   /// Owes these values, as many as the tensor has, in place of what was owed. No other call goes on.
   void replace(std::span<const float> values);
   /// Returns what is owed: as long as the tensor, or empty when nothing ever was.
-  std::span<const float> values() const noexcept;
+  std::vector<float> values() const;
+  /// Tells whether nothing ever was.
+  bool empty() const noexcept;
+
+  /// Keeps what is owed in other memory from now on, which has it already. No other call goes on.
+  void keep_in(std::shared_ptr<ResidualsMemory> memory);
+  /// Returns that memory; null: the host's.
+  const std::shared_ptr<ResidualsMemory>& kept_in() const noexcept;
+  /// Returns the number of values.
+  std::size_t size() const noexcept;
 
  private:
   struct State;

@@ -7,6 +7,7 @@
 #include "averaging/part_math.hpp"
 #include "averaging/stretch_set.hpp"
 #include "cohive/cuda/codec.hpp"
+#include "device_residuals.hpp"
 #include "failure.hpp"
 #include "lanes.hpp"
 #include "model_kernels.hpp"
@@ -79,16 +80,15 @@ struct DeviceParts::Impl {
   Result<> finished(const Stretch& stretch, bool averaged, Stream& stream);
   Result<> keep(const Stretch& stretch, Stream& stream);
   kernels::Applied destination(const Stretch& stretch) const;
-  codec::Residuals* residuals(const Stretch& stretch, codec::Codec codec) const;
-  Task<Result<Pinned>> download(Stretch stretch);
+  Result<std::span<float>> owed(const Stretch& stretch, codec::Codec codec);
   Task<Result<Pinned>> download_corrected(Stretch stretch, codec::Codec codec);
-  Task<Result<>> note_delivery(Stretch stretch, const Answer::Sent& sent);
-  Task<Result<EncodedStretch>> encode_here(Stretch stretch, codec::CodecSpec codec);
-  Task<Result<EncodedStretch>> encode_there(Stretch stretch, codec::Codec codec);
+  Result<> note_delivery(Lane& lane, const Stretch& stretch, const Answer::Sent& sent);
+  Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec);
   /// What came for a stretch, checked and in pinned memory.
   struct Arrived {
     Pinned memory;
-    codec::Codec codec;  ///< that the device decodes; none: the values themselves
+    codec::Codec codec;  ///< that the device decodes
+    codec::DType dtype;  ///< of the tensor that the sender means
     std::size_t bytes;
   };
   Task<Result<Arrived>> receive(std::shared_ptr<const averaging::EncodedPart> part, std::size_t count);
@@ -166,88 +166,94 @@ Result<> DeviceParts::Impl::keep(const Stretch& stretch, Stream& stream) {
 
 // ---- From the device
 
-Task<Result<Pinned>> DeviceParts::Impl::download(Stretch stretch) {
+/// What is owed of a stretch that travels in this codec; empty: nothing. It stays on the device from the first time on.
+Result<std::span<float>> DeviceParts::Impl::owed(const Stretch& stretch, codec::Codec codec) {
+  if (!options.residuals || !codec::info(codec).error_feedback) return std::span<float>();
+  codec::Residuals& residuals = (*options.residuals)[stretch.tensor];
+  if (residuals.empty()) return std::span<float>();
+  auto there = DeviceResiduals::find(residuals);
+  if (!there) {
+    auto moved = DeviceResiduals::move(residuals, lanes->device());
+    if (!moved) return moved.error();
+    there = std::move(*moved);
+  }
+  return there->owed(stretch.offset, stretch.length);
+}
+
+/// The values, and what is owed of them.
+Task<Result<Pinned>> DeviceParts::Impl::download_corrected(Stretch stretch, codec::Codec codec) {
   const Lanes::Taken lane(*lanes, co_await lanes->turn());
   const std::size_t bytes = stretch.length * sizeof(float);
   auto to = lanes->pinned().take(bytes);
   if (!to) co_return to.error();
+  const auto due = owed(stretch, codec);
+  if (!due) co_return due.error();
+  if (auto room = lane->grow_decoded(due->empty() ? 0 : bytes); !room) co_return room.error();
   Queued queued(lane->stream);
-  const auto values = own(stretch, lane->stream);
+  auto values = own(stretch, lane->stream);
   if (!values) co_return values.error();
+  if (!due->empty()) {
+    const auto corrected = lane->decoded.floats().first(stretch.length);
+    if (auto copied = copy_async(lane->stream, *values, corrected); !copied) co_return copied.error();
+    if (auto added = add_async(lane->stream, *due, 1, corrected); !added) co_return added.error();
+    values = corrected;
+  }
   if (auto copy = lane->stream.download_async(values->data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();
   if (auto done = co_await queued.done(runtime); !done) co_return done.error();
   co_return std::move(*to);
 }
 
-/// What is owed of a stretch that travels in this codec; null: nothing ever is.
-codec::Residuals* DeviceParts::Impl::residuals(const Stretch& stretch, codec::Codec codec) const {
-  const bool fed_back = options.residuals && codec::info(codec).error_feedback;
-  return fed_back ? &(*options.residuals)[stretch.tensor] : nullptr;
-}
-
-/// The values, and what is owed of them.
-Task<Result<Pinned>> DeviceParts::Impl::download_corrected(Stretch stretch, codec::Codec codec) {
-  auto copied = co_await download(stretch);
-  const auto* owed = residuals(stretch, codec);
-  if (!copied || !owed) co_return copied;
-  co_await runtime.offload([kept = options.residuals, owed, stretch, to = *copied] {
-    const auto values = floats_of(*to, stretch.length);
-    owed->correct(stretch.offset, values, values);
-    return true;
-  });
-  co_return copied;
-}
-
-/// Notes what the codec has lost of what was sent, as long as the values are those that were.
-Task<Result<>> DeviceParts::Impl::note_delivery(Stretch stretch, const Answer::Sent& sent) {
-  if (!options.residuals) co_return ok();
-  codec::Residuals& owed = (*options.residuals)[stretch.tensor];
-  if (sent.codec == codec::Codec::none) {
-    owed.clear(stretch.offset, stretch.length);
-    co_return ok();
+/// Queues noting what the codec has lost of what was sent, as long as the values are those that were. The lane has room for
+/// it.
+Result<> DeviceParts::Impl::note_delivery(Lane& lane, const Stretch& stretch, const Answer::Sent& sent) {
+  if (!options.residuals) return ok();
+  codec::Residuals& residuals = (*options.residuals)[stretch.tensor];
+  const bool lost = sent.codec != codec::Codec::none;
+  if (!lost && residuals.empty()) return ok();
+  auto there = DeviceResiduals::find(residuals);
+  if (!there) {
+    auto moved = DeviceResiduals::move(residuals, lanes->device());
+    if (!moved) return moved.error();
+    there = std::move(*moved);
   }
-  const auto copied = co_await download(stretch);
-  if (!copied) co_return copied.error();
-  co_return co_await runtime.offload([kept = options.residuals, &owed, stretch, sent, from = *copied] {
-    return owed.commit(sent.codec, stretch.offset, floats_of(*from, stretch.length), sent.encoded.bytes);
-  });
+  const auto due = there->owed(stretch.offset, stretch.length);
+  if (!lost) return clear_async(lane.stream, due);
+  const auto values = own(stretch, lane.stream);
+  if (!values) return values.error();
+  const auto bytes = lane.encoded.bytes().first(sent.encoded.bytes.size());
+  if (auto up = lane.stream.upload_async(sent.encoded.bytes, bytes.data()); !up) return up;
+  if (auto added = add_async(lane.stream, *values, 1, due); !added) return added;
+  return accumulate_async(lane.stream, sent.codec, bytes, -1, due);
 }
 
-/// By a codec of the host.
-Task<Result<EncodedStretch>> DeviceParts::Impl::encode_here(Stretch stretch, codec::CodecSpec codec) {
-  auto copied = co_await download_corrected(stretch, codec.codec);
-  if (!copied) co_return copied.error();
-  auto encoded = co_await runtime.offload(
-      [from = *copied, codec, count = stretch.length] { return codec::encode_finite(codec, floats_of(*from, count)); });
-  if (!encoded) co_return Error(averaging::Errc::not_finite);
-  const auto owner = std::make_shared<const Slice>(std::move(*encoded));
-  co_return EncodedStretch{owner->view(), owner};
-}
-
-Task<Result<EncodedStretch>> DeviceParts::Impl::encode_there(Stretch stretch, codec::Codec codec) {
+Task<Result<EncodedStretch>> DeviceParts::Impl::encode(Stretch stretch, codec::CodecSpec codec) {
   const Lanes::Taken lane(*lanes, co_await lanes->turn());
   const std::size_t bytes = *encoded_size(codec, stretch.length);
   auto to = lanes->pinned().take(bytes);
   if (!to) co_return to.error();
+  const auto due = owed(stretch, codec.codec);
+  if (!due) co_return due.error();
   if (auto room = lane->grow_encoded(bytes); !room) co_return room.error();
+  if (auto room = lane->grow_decoded(scratch_size(codec.codec, stretch.length)); !room) co_return room.error();
   Stream& stream = lane->stream;
   Queued queued(stream);
   const auto values = own(stretch, stream);
   if (!values) co_return values.error();
   const auto flag = lane->clear_flag();
   if (!flag) co_return flag.error();
-  if (auto looked = find_non_finite_async(stream, *values, *flag); !looked) co_return looked.error();
-  if (auto coded = encode_async(stream, codec, *values, lane->encoded.bytes().first(bytes)); !coded) co_return coded.error();
+  if (auto looked = find_non_finite_async(stream, *values, *flag, *due); !looked) co_return looked.error();
+  const auto encoded = lane->encoded.bytes().first(bytes);
+  const EncodeMemory memory{.scratch = lane->decoded.bytes(), .owed = *due};
+  if (auto coded = encode_async(stream, codec, *values, encoded, memory); !coded) co_return coded.error();
   if (auto read = lane->read_flag(); !read) co_return read.error();
-  if (auto copy = stream.download_async(lane->encoded.bytes().data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();
+  if (auto copy = stream.download_async(encoded.data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();
   if (auto done = co_await queued.done(runtime); !done) co_return done.error();
   if (lane->flagged()) co_return Error(averaging::Errc::not_finite);
   co_return EncodedStretch{ByteView((*to)->bytes()).first(bytes), *to};
 }
 
 Task<Result<EncodedStretch>> DeviceParts::encode(Stretch stretch, codec::CodecSpec codec) {
-  if (can_encode(codec.codec) && !impl_->residuals(stretch, codec.codec)) co_return co_await impl_->encode_there(stretch, codec.codec);
-  co_return co_await impl_->encode_here(stretch, codec);
+  return impl_->encode(stretch, codec);
 }
 
 Task<Result<std::shared_ptr<OwnContribution>>> DeviceParts::contribute(Stretch stretch, codec::CodecSpec codec,
@@ -268,42 +274,43 @@ Task<Result<DeviceParts::Impl::Arrived>> DeviceParts::Impl::receive(std::shared_
   co_return co_await runtime.offload([part, count, values, to = *to]() -> Result<Arrived> {
     const auto decoder = averaging::open_finite(*part, count);
     if (!decoder) return decoder.error();
-    if (part->dtype == codec::DType::float32 && check_encoded(part->codec, count, part->buffer)) {
+    if (check_encoded(part->codec, count, part->buffer, part->dtype)) {
       std::ranges::copy(part->buffer, to->bytes().begin());
-      return Arrived{to, part->codec, part->buffer.size()};
+      return Arrived{to, part->codec, part->dtype, part->buffer.size()};
     }
     (*decoder)->decode(0, floats_of(*to, count));
-    return Arrived{to, codec::Codec::none, values};
+    return Arrived{to, codec::Codec::none, codec::DType::float32, values};
   });
 }
 
-/// Queues copying and decoding.
+/// Queues copying and decoding. The lane has room for it.
 Result<> DeviceParts::Impl::upload(Lane& lane, const Arrived& arrived, std::span<float> decoded) {
   const auto bytes = ByteView(arrived.memory->bytes()).first(arrived.bytes);
-  if (arrived.codec == codec::Codec::none) return lane.stream.upload_async(bytes, decoded.data());
-  if (auto room = lane.grow_encoded(arrived.bytes); !room) return room;
+  if (arrived.codec == codec::Codec::none && arrived.dtype == codec::DType::float32)
+    return lane.stream.upload_async(bytes, decoded.data());
   const auto encoded = lane.encoded.bytes().first(arrived.bytes);
   if (auto sent = lane.stream.upload_async(bytes, encoded.data()); !sent) return sent;
-  return decode_async(lane.stream, arrived.codec, encoded, decoded);
+  return decode_async(lane.stream, arrived.codec, encoded, decoded, arrived.dtype);
 }
 
 Task<Result<>> DeviceParts::apply(Stretch stretch, Answer answer, Terms terms) {
   Impl& self = *impl_;
   const auto arrived = co_await self.receive(answer.part, stretch.length);
   if (!arrived) co_return arrived.error();
-  if (answer.sent && terms.weight > 0)
-    if (auto noted = co_await self.note_delivery(stretch, *answer.sent); !noted) co_return noted;
   const Lanes::Taken lane(*self.lanes, co_await self.lanes->turn());
   Stream& stream = lane->stream;
   const auto to = self.destination(stretch);
   const auto alpha = static_cast<float>(terms.alpha);
   // Without the rounding of a sum all members hold the same.
   const bool as_it_is = answer.form == Answer::Form::average && alpha == 1 && !to.differences;
-  if (!as_it_is)
-    if (auto room = lane->grow_decoded(stretch.length * sizeof(float)); !room) co_return room;
+  if (auto room = lane->grow_decoded(as_it_is ? 0 : stretch.length * sizeof(float)); !room) co_return room;
+  const std::size_t sent_bytes = answer.sent ? answer.sent->encoded.bytes.size() : 0;
+  if (auto room = lane->grow_encoded(std::max(arrived->bytes, sent_bytes)); !room) co_return room;
   const auto decoded = as_it_is ? std::span(to.out, stretch.length) : lane->decoded.floats().first(stretch.length);
   Queued queued(stream);
   if (const auto values = self.own(stretch, stream); !values) co_return values.error();
+  if (answer.sent && terms.weight > 0)
+    if (auto noted = self.note_delivery(*lane, stretch, *answer.sent); !noted) co_return noted;
   if (auto sent = self.upload(*lane, *arrived, decoded); !sent) co_return sent;
   if (!as_it_is) {
     const auto apply = answer.form == Answer::Form::average ? &kernels::apply_average : &kernels::apply_difference;

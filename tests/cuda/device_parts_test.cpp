@@ -22,6 +22,19 @@ std::vector<float> values_of(std::size_t peer) {
   return values;
 }
 
+std::vector<codec::Codec> all_codecs() {
+  std::vector<codec::Codec> codecs;
+  for (const auto& one : codec::all_codecs()) codecs.push_back(one.codec);
+  return codecs;
+}
+
+/// An answer of these values, as a peer sends them.
+averaging::Answer average_of(codec::Codec codec, codec::DType dtype, const std::vector<float>& values) {
+  const Slice record = codec::encode(codec, values);
+  return {averaging::Answer::Form::average,
+          std::make_shared<averaging::EncodedPart>(averaging::EncodedPart{codec, dtype, record, record.view()}), std::nullopt};
+}
+
 class OnDevice : public Gpu {
  protected:
   struct Peer {
@@ -104,11 +117,75 @@ TEST_F(OnDevice, EncodedBytesAreThoseOfAHost) {
   const auto there = parts_of(memory);
   auto on_host = values_of(1);
   averaging::HostParts here(*runtime, {{.shape = {kValues}}}, {std::span(on_host)});
-  for (const auto codec : {codec::Codec::none, codec::Codec::float16, codec::Codec::blockwise8, codec::Codec::uniform8})
+  for (const auto codec : all_codecs())
     for (const averaging::Stretch stretch : {averaging::Stretch{0, 0, kValues}, averaging::Stretch{0, 4096, 10'001}}) {
       const auto one = runtime->run(there->encode(stretch, codec)), other = runtime->run(here.encode(stretch, codec));
       ASSERT_TRUE(one) << one.error();
       EXPECT_EQ(to_bytes(one->bytes), to_bytes(other->bytes)) << name_of(codec);
+    }
+}
+
+/// Round after round, with the residuals of the one before, which move to the device.
+TEST_F(OnDevice, WhatIsOwedIsWhatAHostOwes) {
+  const std::vector<averaging::TensorInfo> infos{{.shape = {kValues}}};
+  for (const codec::CodecSpec& spec : {codec::CodecSpec(codec::Codec::block4), codec::CodecSpec(codec::Codec::top_k, 0.02)}) {
+    const auto owed_there = averaging::make_residuals(infos), owed_here = averaging::make_residuals(infos);
+    std::vector<float> restored(kValues, 0.25f);
+    for (std::size_t round = 0; round < 3; ++round) {
+      SCOPED_TRACE(std::string(name_of(spec.codec)) + " in round " + std::to_string(round));
+      if (round == 2)
+        for (const auto& owed : {owed_there, owed_here}) owed->front().replace(restored);
+      const auto memory = to_device(values_of(round));
+      auto on_host = values_of(round);
+      const auto there = DeviceParts::create(*runtime, infos, {memory.floats()}, {.residuals = owed_there}).value();
+      averaging::HostParts here(*runtime, infos, {std::span(on_host)}, {.residuals = owed_here});
+      EXPECT_TRUE(there->keeps_residuals());
+      const auto both = [&](auto use) {
+        use(*there);
+        use(here);
+      };
+      const averaging::Stretch sent{0, 0, 70'001}, reduced{0, 70'001, 20'000}, failed{0, 90'001, 9'999};
+      both([&](averaging::TensorParts& parts) {  // encoded, delivered and answered
+        const auto encoded = runtime->run(parts.encode(sent, spec)).value();
+        auto answer = average_of(codec::Codec::float16, codec::DType::float32, std::vector<float>(sent.length, 1));
+        answer.sent = averaging::Answer::Sent{spec.codec, encoded};
+        ASSERT_TRUE(runtime->run(parts.apply(sent, answer, {})));
+      });
+      std::vector<std::vector<float>> sums;
+      both([&](averaging::TensorParts& parts) {  // reduced here: all that is owed counts
+        auto own = runtime->run(parts.contribute(reduced, spec, {})).value();
+        sums.emplace_back(reduced.length);
+        ASSERT_TRUE(own->add(sums.back(), {.first = true}));
+        auto answer = average_of(codec::Codec::none, codec::DType::float32, sums.back());
+        answer.sent = averaging::Answer::Sent{};
+        ASSERT_TRUE(runtime->run(parts.apply(reduced, answer, {})));
+      });
+      EXPECT_EQ(sums[0], sums[1]);
+      const auto one = runtime->run(there->encode(failed, spec)).value(), other = runtime->run(here.encode(failed, spec)).value();
+      EXPECT_EQ(to_bytes(one.bytes), to_bytes(other.bytes));
+      EXPECT_EQ(owed_there->front().values(), owed_here->front().values());
+      EXPECT_NE(owed_there->front().kept_in(), nullptr);
+      EXPECT_EQ(to_host<float>(memory), on_host);
+    }
+  }
+}
+
+TEST_F(OnDevice, AnswersOfEveryCodecAreApplied) {
+  const std::vector<averaging::TensorInfo> infos{{.shape = {kValues}}};
+  const averaging::Stretch stretch{0, 3, 20'001};
+  for (const codec::Codec codec : all_codecs())
+    for (const codec::DType dtype : {codec::DType::float32, codec::DType::float16}) {
+      if (codec == codec::Codec::none && dtype != codec::DType::float32) continue;
+      SCOPED_TRACE(std::string(name_of(codec)) + " of " + std::string(name_of(dtype)));
+      const auto memory = to_device(values_of(1));
+      auto on_host = values_of(1);
+      averaging::HostParts here(*runtime, infos, {std::span(on_host)});
+      auto values = values_of(2);
+      values.resize(stretch.length);
+      const auto answer = average_of(codec, dtype, values);
+      ASSERT_TRUE(runtime->run(parts_of(memory)->apply(stretch, answer, {})));
+      ASSERT_TRUE(runtime->run(here.apply(stretch, answer, {})));
+      EXPECT_EQ(to_host<float>(memory), on_host);
     }
 }
 
@@ -117,7 +194,7 @@ TEST_F(OnDevice, ValuesThatAreNotFiniteAreNotSent) {
   values[777] = std::nanf("");
   const auto memory = to_device(values);
   const auto parts = parts_of(memory);
-  for (const auto codec : {codec::Codec::none, codec::Codec::float16, codec::Codec::blockwise8, codec::Codec::uniform8}) {
+  for (const auto codec : all_codecs()) {
     EXPECT_EQ(runtime->run(parts->encode({0, 0, kValues}, codec)).error(), averaging::Errc::not_finite) << name_of(codec);
     EXPECT_TRUE(runtime->run(parts->encode({0, 1000, 500}, codec))) << name_of(codec);
   }

@@ -6,8 +6,9 @@
 ///   auto parts = cuda::DeviceParts::create(runtime, averager.schema(), tensors).value();
 ///   round.trigger(weight, std::move(parts));
 ///
-/// Codecs whose encoders or decoders are not on the device (see codec.hpp), and those with error feedback, run on the pool,
-/// where residuals are kept. Values are added up on the host where this peer reduces.
+/// All codecs are encoded on the device, and what those with error feedback owe is kept there from the first delivery on;
+/// what other peers send in a form that only the CPU decodes (see codec.hpp) is decoded on the pool. Values are added up on
+/// the host where this peer reduces.
 #pragma once
 
 #include <functional>
@@ -29,7 +30,7 @@ struct DevicePartsOptions {
   /// What a backend uses round after round, in place of streams of its own. Null: streams are made for these parts alone.
   std::shared_ptr<Lanes> lanes = nullptr;
   bool differences = false;  ///< results are differences, as HostPartsOptions has them
-  averaging::ResidualsPtr residuals = nullptr;  ///< in host memory; none: codecs with error feedback are not used
+  averaging::ResidualsPtr residuals = nullptr;  ///< moved to the device; none: codecs with error feedback are not used
   float factor = 1;          ///< applied to `read`, in place, just before the first use of a value, and once
   /// Called once for every stretch of every tensor when the work that makes its values final is queued: queues what is to be
   /// done with them on the same stream. Loop thread. Errors end the operation.

@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
   app.fallthrough();
   tools::in_seconds(app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)"), 0.1, 3600);
   app.add_option("--peers", settings.peers, "of dht and allreduce (default 4)")->check(CLI::Range(1, 1000));
-  app.add_option("--megabytes", settings.megabytes, "of allreduce and codec (default 64)")->check(CLI::Range(1, 16384));
+  app.add_option("--megabytes", settings.megabytes, "of allreduce, codec and cuda (default 64)")->check(CLI::Range(1, 16384));
   tools::add_log_options(app, log_options);
   auto* transport = app.add_subcommand("transport", "an encrypted stream between two processes");
   auto* dht = app.add_subcommand("dht", "stores and gets in a swarm on loopback");
@@ -123,6 +123,7 @@ int main(int argc, char** argv) {
   adversary->add_option("--seed", of_adversaries.seed, "the first of them (default 1)");
   adversary->add_flag("--alone", settings.alone, "one hostile peer a run, of all roles in turn, instead of three");
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
+  auto* cuda = app.add_subcommand("cuda", "encoding, decoding and reducing on a GPU");
   auto* memory = app.add_subcommand("memory", "peak memory of peers beyond their tensors");
   memory->add_option("--tensors", settings.tensors_megabytes, "megabytes that are averaged (default 512)")
       ->check(CLI::Range(8, 16384));
@@ -159,6 +160,7 @@ int main(int argc, char** argv) {
     }
     if (*memory) std::cout << bench::memory(settings).dump() << std::endl;
     if (*codec) std::cout << bench::codec(settings).dump() << std::endl;
+    if (*cuda) std::cout << bench::cuda(settings).dump() << std::endl;
     if (*optimizer) std::cout << bench::optimizer(settings).dump() << std::endl;
     return 0;
   });

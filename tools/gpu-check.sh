@@ -2,8 +2,9 @@
 # tools/gpu-check.sh [--no-apt] [--help]
 #
 # For a machine with an NVIDIA GPU: builds the tests of cohive::cuda, runs them on the GPU, then under each tool of
-# compute-sanitizer, and prints a line for each. Kernels have to give the bits that the processor's codecs give. Without a GPU
-# the same tests run on an emulated one: cohive_cuda_emulated_test, which tools/test.sh runs.
+# compute-sanitizer, and prints a line for each; last it prints what `cohive-bench cuda` measures, as JSON. Kernels have to give
+# the bits that the processor's codecs give. Without a GPU the same tests run on an emulated one: cohive_cuda_emulated_test, which
+# tools/test.sh runs.
 # The exit code is 0 when all has passed, 1 when something failed, 2 when there is no GPU that can be used, 3 when tests passed
 # and compute-sanitizer is missing.
 # Options:
@@ -20,8 +21,8 @@ gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,nohe
 }
 say "$gpus"
 tools/install-deps.sh "${install_options[@]}"
-configure release -DCOHIVE_WITH_CUDA=ON -DCOHIVE_TESTS=ON
-build release cohive_cuda_test
+configure release -DCOHIVE_WITH_CUDA=ON -DCOHIVE_TESTS=ON -DCOHIVE_TOOLS=ON
+build release cohive_cuda_test cohive-bench
 
 program=build/release/bin/cohive_cuda_test
 logs=build/gpu-check
@@ -38,10 +39,11 @@ check() {
 check tests "$program"
 if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null); then
   for tool in memcheck racecheck synccheck initcheck; do
-    check "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --gtest_filter=Codecs.*:OnDevice.*
+    check "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --gtest_filter=Codecs*:Feedback.*:OnDevice.*
   done
 else
   say 'compute-sanitizer is missing: it comes with the CUDA toolkit'
   ((failed)) || failed=3
 fi
+build/release/bin/cohive-bench cuda || failed=1
 exit "$failed"

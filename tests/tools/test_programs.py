@@ -517,6 +517,14 @@ class Bench(unittest.TestCase):
         self.assertEqual((unknown.returncode, unknown.stdout), (2, ""))
         self.assertIn("adamx", unknown.stderr)
 
+    def test_measures_a_gpu_or_says_that_there_is_none(self):
+        result = run("cohive-bench", "cuda", "--seconds", "0.1", "--megabytes", "1")
+        if result.returncode == 0:
+            self.assertGreater(json.loads(result.stdout)["codecs"]["FLOAT16"]["encode"], 0)
+            return
+        self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
+        self.assertIn("no usable GPU", result.stderr)
+
 
 if __name__ == "__main__":
     shell.BIN = Path(sys.argv.pop(1))

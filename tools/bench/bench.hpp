@@ -38,6 +38,8 @@ nlohmann::json faults(const Settings& settings);
 nlohmann::json adversary(const Settings& settings);
 nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
+/// Throws tools::Exit where there is no GPU.
+nlohmann::json cuda(const Settings& settings);
 nlohmann::json memory(const Settings& settings);
 nlohmann::json train_sim(const Settings& settings);
 nlohmann::json optimizer(const Settings& settings);

@@ -1,0 +1,112 @@
+// The kernels of the codecs and of the reducer on a GPU, in gigabytes of float32 per second, beside a plain copy of the
+// same data within its memory. The bandwidth of that memory is what the copy reads and writes.
+#include "bench/bench.hpp"
+#include "common/program.hpp"
+#ifdef COHIVE_BENCH_CUDA
+#include <random>
+
+#include "cohive/cuda/codec.hpp"
+#include "cohive/cuda/errors.hpp"
+#endif
+
+namespace cohive::bench {
+#ifdef COHIVE_BENCH_CUDA
+namespace {
+
+using cuda::DeviceBuffer;
+using cuda::Stream;
+
+constexpr int kAtOnce = 8;  // queued together: what a launch costs the host is hidden behind the one before
+
+/// Tensors of one size, and what is measured on them.
+class Device {
+ public:
+  Device(std::size_t count, double seconds)
+      : stream_(Stream::create().value()),
+        values_(floats(count)),
+        out_(floats(count)),
+        left_(floats(count)),
+        count_(count),
+        seconds_(seconds) {
+    std::vector<float> normal(count);
+    std::mt19937 random(7348);
+    std::normal_distribution<float> draw;
+    for (float& value : normal) value = draw(random);
+    const ByteView bytes(reinterpret_cast<const std::uint8_t*>(normal.data()), count * sizeof(float));
+    stream_.upload_async(bytes, values_.bytes().data()).value();
+    cuda::clear_async(stream_, out_.floats()).value();
+    cuda::clear_async(stream_, left_.floats()).value();
+    stream_.synchronize().value();
+  }
+
+  double copy() {
+    return measured([&] { return cuda::copy_async(stream_, values_.floats(), out_.floats()); });
+  }
+
+  nlohmann::json codec(const codec::CodecInfo& info) {
+    const std::size_t size = *cuda::encoded_size(info.codec, count_);
+    const auto scratch = DeviceBuffer::create(cuda::scratch_size(info.codec, count_)).value();
+    const auto encoded = DeviceBuffer::create(size).value();
+    cuda::EncodeMemory memory{.scratch = scratch.bytes()};
+    const auto encode = [&] {
+      return cuda::encode_async(stream_, info.codec, values_.floats(), encoded.bytes(), memory);
+    };
+    nlohmann::json row{{"bytes", size}, {"encode", measured(encode)}};
+    if (info.error_feedback) {
+      memory.owed = memory.left = left_.floats();
+      row["encode_with_feedback"] = measured(encode);
+      cuda::clear_async(stream_, left_.floats()).value();
+    }
+    row["decode"] = measured([&] { return cuda::decode_async(stream_, info.codec, encoded.bytes(), out_.floats()); });
+    row["accumulate"] =
+        measured([&] { return cuda::accumulate_async(stream_, info.codec, encoded.bytes(), 0.5f, out_.floats()); });
+    return row;
+  }
+
+  nlohmann::json reducer() {
+    const auto flag = DeviceBuffer::create(sizeof(std::uint32_t)).value();
+    auto* const found = reinterpret_cast<std::uint32_t*>(flag.bytes().data());
+    const auto values = values_.floats(), out = out_.floats();
+    return {{"add", measured([&] { return cuda::add_async(stream_, values, 0.5f, out); })},
+            {"divide", measured([&] { return cuda::divide_async(stream_, out, 1.5f); })},
+            {"subtract_from", measured([&] { return cuda::subtract_from_async(stream_, values, out); })},
+            {"find_non_finite", measured([&] { return cuda::find_non_finite_async(stream_, values, found); })}};
+  }
+
+ private:
+  static DeviceBuffer floats(std::size_t count) { return DeviceBuffer::create(count * sizeof(float)).value(); }
+
+  double measured(const std::function<Result<>()>& queue) {
+    return rate(kAtOnce * count_ * sizeof(float), seconds_, [&] {
+      for (int i = 0; i < kAtOnce; ++i) queue().value();
+      stream_.synchronize().value();
+    });
+  }
+
+  Stream stream_;
+  const DeviceBuffer values_, out_, left_;
+  const std::size_t count_;
+  const double seconds_;
+};
+
+}  // namespace
+
+nlohmann::json cuda(const Settings& settings) {
+  if (const auto devices = cuda::device_count(); !devices)
+    throw tools::Exit{tools::kBadInput, devices.error().message()};
+  Device device(settings.megabytes * 1'000'000 / sizeof(float), settings.seconds / 8);
+  nlohmann::json result{{"benchmark", "cuda"}, {"megabytes", settings.megabytes}, {"unit", "GB of float32 per second"}};
+  result["copy"] = device.copy();
+  for (const codec::CodecInfo& info : codec::all_codecs())
+    result["codecs"][std::string(info.name)] = device.codec(info);
+  result["reducer"] = device.reducer();
+  return result;
+}
+#else
+
+nlohmann::json cuda(const Settings&) {
+  throw tools::Exit{tools::kBadInput, "no usable GPU: this program was built without CUDA"};
+}
+#endif
+
+}  // namespace cohive::bench

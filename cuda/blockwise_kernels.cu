@@ -10,15 +10,28 @@ constexpr std::uint32_t kNaN = 0xffc00000;
 struct ToFloats {
   Input in;
   float* out;
-  __device__ void operator()(std::size_t i) const { out[i] = value_at(in, i); }
-  __device__ void four(std::size_t i) const { store_four(out + i, four_at(in, i)); }
+  __device__ void operator()(std::size_t i) const {
+    const float value = value_at(in, i);
+    look_at(in, value);
+    out[i] = value;
+  }
+  __device__ void four(std::size_t i) const {
+    const Four values = four_at(in, i);
+    look_at(in, values);
+    store_four(out + i, values);
+  }
 };
 struct ToHalf {
   Input in;
   std::uint16_t* out;
-  __device__ void operator()(std::size_t i) const { out[i] = clamped_half(value_at(in, i)); }
+  __device__ void operator()(std::size_t i) const {
+    const float value = value_at(in, i);
+    look_at(in, value);
+    out[i] = clamped_half(value);
+  }
   __device__ void four(std::size_t i) const {
     const Four values = four_at(in, i);
+    look_at(in, values);
     FourHalves halves;
     for (int k = 0; k < 4; ++k) halves.of[k] = clamped_half(values.of[k]);
     store_four(out + i, halves);
@@ -78,6 +91,7 @@ __global__ void encode_blockwise(BlockwiseTables tables, Input in, bool fours, B
   std::uint32_t mine = 0;
   for (unsigned j = 0; j < kFours; ++j) {
     values[j] = four_before(in, first + 4 * (j * kThreads + thread), end, fours);
+    look_at(in, values[j]);
     const std::uint32_t most = largest_of(values[j]);
     if (most > mine) mine = most;
   }
@@ -112,6 +126,7 @@ __global__ void encode_block4(Input in, bool fours, float* left, bool left_fours
   for (std::size_t base = static_cast<std::size_t>(blockIdx.x) * kThreads * 4; base < count; base += stride) {
     const std::size_t i = base + 4 * threadIdx.x;
     const Four values = four_before(in, i, count, fours);
+    look_at(in, values);
     std::uint32_t largest = largest_of(values);
     for (unsigned other = kSharers / 2; other > 0; other /= 2) {
       const std::uint32_t theirs = __shfl_xor_sync(0xffffffff, largest, static_cast<int>(other));

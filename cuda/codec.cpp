@@ -160,9 +160,10 @@ int start_encoder(CUstream_st* queue, const CodecSpec& spec, const kernels::Inpu
   switch (spec.codec) {
     case Codec::none:
       if (count == 0) return cudaSuccess;
-      if (in.stored == Stored::bfloats) return kernels::to_floats(queue, in, reinterpret_cast<float*>(out), count);
-      return cudaMemcpyAsync(out, in.values, count * (in.stored == Stored::floats ? 4 : 2), cudaMemcpyDeviceToDevice,
-                             queue);
+      if (in.stored != Stored::halves) return kernels::to_floats(queue, in, reinterpret_cast<float*>(out), count);
+      if (in.found)
+        if (const int status = kernels::find_non_finite(queue, in, count)) return status;
+      return cudaMemcpyAsync(out, in.values, count * 2, cudaMemcpyDeviceToDevice, queue);
     case Codec::float16:
       return kernels::to_half(queue, in, reinterpret_cast<std::uint16_t*>(out), count);
     case Codec::meanstd16:
@@ -223,7 +224,7 @@ Result<> encode_async(Stream& stream, CodecSpec spec, const DeviceValues& values
   const auto stored = check_codec(spec.codec, values.dtype());
   if (!stored) return stored.error();
   if (auto fits = check_memory(spec, values, out, memory); !fits) return fits;
-  const kernels::Input in{values.data(), *stored, memory.owed.empty() ? nullptr : memory.owed.data()};
+  const kernels::Input in{values.data(), *stored, memory.owed.empty() ? nullptr : memory.owed.data(), memory.found};
   return on(stream,
             [&](CUstream_st* queue) { return start_encoder(queue, spec, in, values.size(), out.data(), memory); });
 }
@@ -248,12 +249,9 @@ Result<> accumulate_async(Stream& stream, Codec codec, std::span<const std::uint
   return read_async(stream, codec, buffer, dtype, {accumulator.data(), true, weight}, accumulator.size());
 }
 
-Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found,
-                               std::span<const float> owed) {
-  if (!owed.empty())
-    if (auto fits = check_sizes(owed.size(), values.size()); !fits) return fits;
-  const kernels::Input in{values.data(), Stored::floats, owed.empty() ? nullptr : owed.data()};
-  return on(stream, [&](CUstream_st* queue) { return kernels::find_non_finite(queue, in, found, values.size()); });
+Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found) {
+  const kernels::Input in{values.data(), Stored::floats, nullptr, found};
+  return on(stream, [&](CUstream_st* queue) { return kernels::find_non_finite(queue, in, values.size()); });
 }
 
 Result<> add_async(Stream& stream, std::span<const float> values, float weight, std::span<float> sum) {

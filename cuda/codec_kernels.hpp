@@ -22,6 +22,7 @@ struct Input {
   const void* values;
   Stored stored = Stored::floats;
   const float* owed = nullptr;
+  std::uint32_t* found = nullptr;  ///< encoders set it to 1 when a sum is not finite; null: nobody asks
 };
 
 /// The code book of blockwise8 and its borders as a search tree (see Kernels::find_bins of the codecs): travels with
@@ -53,8 +54,8 @@ std::size_t top_k_scratch(std::size_t count);
 int to_top_k(CUstream_st* stream, const Input& in, float* left, std::size_t wanted, std::uint8_t* scratch,
              std::uint8_t* out, std::size_t count);
 
-/// Sets *found to 1 when a value is not finite.
-int find_non_finite(CUstream_st* stream, const Input& in, std::uint32_t* found, std::size_t count);
+/// Only looks for values that are not finite.
+int find_non_finite(CUstream_st* stream, const Input& in, std::size_t count);
 
 // ---- Decoders
 

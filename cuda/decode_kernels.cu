@@ -101,14 +101,8 @@ struct AddStep {
 
 struct FindNonFinite {
   Input in;
-  std::uint32_t* found;
-  __device__ void operator()(std::size_t i) const {
-    if (!is_finite(value_at(in, i))) atomicMax(found, 1u);
-  }
-  __device__ void four(std::size_t i) const {
-    const Four x = four_at(in, i);
-    if (!is_finite(x.of[0]) || !is_finite(x.of[1]) || !is_finite(x.of[2]) || !is_finite(x.of[3])) atomicMax(found, 1u);
-  }
+  __device__ void operator()(std::size_t i) const { look_at(in, value_at(in, i)); }
+  __device__ void four(std::size_t i) const { look_at(in, four_at(in, i)); }
 };
 
 template <class Source>
@@ -120,8 +114,8 @@ int launch_decoder(const char* name, CUstream_st* stream, Source from, const Out
 
 }  // namespace
 
-int find_non_finite(CUstream_st* stream, const Input& in, std::uint32_t* found, std::size_t count) {
-  return launch_fours("find_non_finite", stream, count, has_fours(in), FindNonFinite{in, found});
+int find_non_finite(CUstream_st* stream, const Input& in, std::size_t count) {
+  return launch_fours("find_non_finite", stream, count, has_fours(in), FindNonFinite{in});
 }
 int from_stored(CUstream_st* stream, const void* values, Stored stored, const Output& to, std::size_t count) {
   return launch_decoder("from_stored", stream, PlainSource{{values, stored}}, to, count);

@@ -241,9 +241,8 @@ Task<Result<EncodedStretch>> DeviceParts::Impl::encode(Stretch stretch, codec::C
   if (!values) co_return values.error();
   const auto flag = lane->clear_flag();
   if (!flag) co_return flag.error();
-  if (auto looked = find_non_finite_async(stream, *values, *flag, *due); !looked) co_return looked.error();
   const auto encoded = lane->encoded.bytes().first(bytes);
-  const EncodeMemory memory{.scratch = lane->decoded.bytes(), .owed = *due};
+  const EncodeMemory memory{.scratch = lane->decoded.bytes(), .owed = *due, .found = *flag};
   if (auto coded = encode_async(stream, codec, *values, encoded, memory); !coded) co_return coded.error();
   if (auto read = lane->read_flag(); !read) co_return read.error();
   if (auto copy = stream.download_async(encoded.data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();

@@ -61,7 +61,8 @@ __global__ void make_tree(const float* points, float* tree) {
 
 Input from(const Input& in, std::size_t first) {
   const std::size_t width = in.stored == Stored::floats ? 4 : 2;
-  return {static_cast<const std::uint8_t*>(in.values) + first * width, in.stored, in.owed ? in.owed + first : nullptr};
+  return {static_cast<const std::uint8_t*>(in.values) + first * width, in.stored, in.owed ? in.owed + first : nullptr,
+          in.found};
 }
 
 /// Writes the points of all segments.

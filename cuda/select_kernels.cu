@@ -50,6 +50,7 @@ __global__ void count_digits(Selection selection, Tables tables, unsigned level,
     const float value = value_at(selection.in, begin + at);
     const std::uint32_t key = key_of(selection.by_magnitude, value);
     if (level == 0) {
+      look_at(selection.in, value);
       atomicAdd(&counts[digit_of(key, 0)], 1u);
       if (value != value) atomicMax(&tables.found[segment].has_nan, 1u);
       continue;

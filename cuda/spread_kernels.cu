@@ -22,6 +22,13 @@ __device__ void add(Sums& sums, double distance) {
   add(sums, Sums{distance, __dmul_rn(distance, distance)});
 }
 
+/// How far a value is from the pilot.
+__device__ double distance_of(const Input& in, std::size_t i, double pilot) {
+  const float value = value_at(in, i);
+  look_at(in, value);
+  return __dsub_rn(static_cast<double>(value), pilot);
+}
+
 /// Sixteen threads for each tile.
 __global__ void sum_tiles(Input in, Sums* tiles, std::size_t count) {
   __shared__ Sums lanes[kThreads];
@@ -32,8 +39,7 @@ __global__ void sum_tiles(Input in, Sums* tiles, std::size_t count) {
   const auto pilot = static_cast<double>(value_at(in, 0));
   Sums mine{0, 0};
 #pragma unroll 8
-  for (std::size_t at = lane; at < here / kLanes * kLanes; at += kLanes)
-    add(mine, __dsub_rn(static_cast<double>(value_at(in, first + at)), pilot));
+  for (std::size_t at = lane; at < here / kLanes * kLanes; at += kLanes) add(mine, distance_of(in, first + at, pilot));
   lanes[thread] = mine;
   for (unsigned half = kLanes / 2; half > 0; half /= 2) {
     __syncthreads();
@@ -41,8 +47,7 @@ __global__ void sum_tiles(Input in, Sums* tiles, std::size_t count) {
   }
   if (lane != 0 || here == 0) return;
   mine = lanes[thread];
-  for (std::size_t at = here / kLanes * kLanes; at < here; ++at)
-    add(mine, __dsub_rn(static_cast<double>(value_at(in, first + at)), pilot));
+  for (std::size_t at = here / kLanes * kLanes; at < here; ++at) add(mine, distance_of(in, first + at, pilot));
   tiles[tile] = mine;
 }
 

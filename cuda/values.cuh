@@ -97,6 +97,17 @@ __device__ inline void store_bytes_before(std::uint8_t* to, std::size_t i, std::
   for (std::size_t k = 0; k < 4 && i + k < end; ++k) to[i + k] = static_cast<std::uint8_t>(bytes >> 8 * k);
 }
 
+/// In the pass of an encoder that comes to every value first.
+__device__ inline void look_at(const Input& in, float value) {
+  if (in.found && !is_finite(value)) atomicMax(in.found, 1u);
+}
+__device__ inline void look_at(const Input& in, const Four& values) {
+  if (!in.found) return;
+  bool finite = true;
+  for (int k = 0; k < 4; ++k) finite = finite && is_finite(values.of[k]);
+  if (!finite) atomicMax(in.found, 1u);
+}
+
 // ---- What is made of it
 
 /// clamp(round_half_even(x), -128, 127); -128 for NaN.

@@ -128,6 +128,18 @@ class CodecsOnDevice : public Gpu {
   }
   Bytes on_gpu(CodecSpec spec, const std::vector<float>& values) { return on_gpu(spec, typed(values)); }
 
+  /// Whether the encoder has seen something that is not finite.
+  bool found_in(CodecSpec spec, const std::vector<float>& values) {
+    const auto in = to_device(values), found = to_device(std::vector<float>{0});
+    const auto scratch = DeviceBuffer::create(scratch_size(spec.codec, values.size())).value();
+    const auto out = DeviceBuffer::create(*encoded_size(spec, values.size())).value();
+    auto* const flag = reinterpret_cast<std::uint32_t*>(found.bytes().data());
+    const auto queued =
+        encode_async(stream(), spec, in.floats(), out.bytes(), {.scratch = scratch.bytes(), .found = flag});
+    EXPECT_TRUE(queued) << queued.error();
+    return to_host<std::uint32_t>(found).front() == 1;
+  }
+
   void expect_decodes_alike(Codec codec, const Bytes& bytes, std::size_t count, DType dtype = DType::float32) {
     std::vector<float> decoded(count), sum = normal_values(count);
     const auto buffer = to_device(bytes), out = to_device(decoded), total = to_device(sum);

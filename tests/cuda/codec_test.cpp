@@ -146,6 +146,18 @@ TEST_F(Codecs, TakeValuesAndResultsAtAnyFloat) {
     }
 }
 
+/// In the pass that encodes, wherever it is.
+TEST_F(Codecs, SeeWhatIsNotFinite) {
+  for (const CodecSpec& spec : kAllCodecs)
+    for (const float bad : {0.0f, kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()})
+      for (const std::size_t at : {0, 4099, 8192}) {
+        SCOPED_TRACE(std::string(name_of(spec.codec)) + " with " + std::to_string(bad) + " at " + std::to_string(at));
+        auto values = finite_values(8193);
+        values[at] = bad;
+        EXPECT_EQ(found_in(spec, values), bad != 0);
+      }
+}
+
 TEST_F(Codecs, FindWhatIsNotFinite) {
   auto values = finite_values(100'000);
   for (const bool sick : {false, true}) {

@@ -73,6 +73,9 @@ struct EncodeMemory {
   /// What the codec loses of these sums, and owes from now on; may be the memory of `owed`. Empty: nobody asks for it,
   /// and what is owed stays as it is, until the buffer is known to be delivered.
   std::span<float> left = {};
+  /// Set to 1 when a value, or its sum with what is owed, is NaN or infinite, and left alone otherwise: in the same pass.
+  /// Null: nobody asks.
+  std::uint32_t* found = nullptr;
 };
 
 /// Encodes a one-dimensional tensor, as encode_tensor() does. `out` has encoded_size() bytes. uniform8, quantile8 and
@@ -92,9 +95,8 @@ Result<> decode_async(Stream& stream, Codec codec, std::span<const std::uint8_t>
 Result<> accumulate_async(Stream& stream, Codec codec, std::span<const std::uint8_t> buffer, float weight,
                           std::span<float> accumulator, codec::DType dtype = codec::DType::float32);
 
-/// Sets *found to 1 when a value, together with what is owed of it, is NaN or infinite, and leaves it alone otherwise.
-Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found,
-                               std::span<const float> owed = {});
+/// Sets *found to 1 when a value is NaN or infinite, and leaves it alone otherwise.
+Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found);
 
 /// The reducer's steps, element by element. The CPU's reducer may fuse multiplication and addition where its processor
 /// can: its last bit may differ then.

@@ -162,10 +162,10 @@ int to_top_k(CUstream_st* stream, const Input& given, float* left, std::size_t w
 }
 
 int from_top_k(CUstream_st* stream, const std::uint8_t* buffer, std::size_t sent, const Output& to, std::size_t count) {
-  if (!to.adds)
-    if (const int status = cudaMemsetAsync(to.out, 0, count * sizeof(float), stream)) return status;
   const std::size_t reaches = reaches_of(count);
   if (reaches == 0) return cudaSuccess;
+  if (!to.adds)
+    if (const int status = cudaMemsetAsync(to.out, 0, count * sizeof(float), stream)) return status;
   const auto* const offsets = reinterpret_cast<const std::uint16_t*>(buffer + reaches * 4);
   return launch("spread_values", spread_values, static_cast<unsigned>(reaches), kThreads, stream,
                 reinterpret_cast<const std::uint32_t*>(buffer), offsets, offsets + sent, to);

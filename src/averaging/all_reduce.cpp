@@ -160,6 +160,7 @@ void AllReduce::ban(std::size_t sender, const Error& why) {
   metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
   lost_.push_back(peer(sender));
   if (at_fault) liars_.push_back(peer(sender));
+  if (reason == BanReason::silent) stalled_.push_back(peer(sender));
   reducer_.ban(sender);
 }
 
@@ -243,9 +244,12 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
     if (!exchanges[member].failure) continue;
     outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
     outcome.failed_reducers.push_back(peer(member));
+    const BanReason reason = ban_reason(exchanges[member].failure->code());
+    if (reason == BanReason::silent) stalled_.push_back(peer(member));
     if (is_fault(exchanges[member].failure->code())) liars_.push_back(peer(member));
   }
   outcome.liars = liars_;
+  outcome.stalled = stalled_;
   outcome.lost_senders = lost_;
   co_return outcome;
 }

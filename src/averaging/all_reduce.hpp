@@ -45,7 +45,8 @@ class AllReduce {
     std::size_t parts_total = 0, parts_failed = 0;
     std::size_t parts_checked = 0;  ///< that other members reduced and this one made again
     std::vector<PeerId> failed_reducers, lost_senders;
-    std::vector<PeerId> liars;  ///< of these, the members that sent what cannot be
+    std::vector<PeerId> liars;    ///< of these, the members that sent what cannot be
+    std::vector<PeerId> stalled;  ///< of these, the members that this one has waited for until its patience ended
   };
 
   /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.
@@ -165,8 +166,8 @@ class AllReduce {
     std::optional<TimePoint> gone{};  // when it was first found to be no longer
   };
   std::vector<MemberState> members_;
-  std::vector<PeerId> lost_;   // senders left out of some of our parts
-  std::vector<PeerId> liars_;  // of these, for what they sent
+  std::vector<PeerId> lost_;             // senders left out of some of our parts
+  std::vector<PeerId> liars_, stalled_;  // of these, for what they sent, or did not send
   bool cancelled_ = false;
 };
 

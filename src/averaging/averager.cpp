@@ -278,10 +278,11 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   averaging.end();
   if (!result) co_return result;
   entry.complete();
+  const auto connected = [this](const PeerId& peer) { return dht.host().connected(peer); };
   ended.end = {true, result->lost_senders, result->liars};
   ended.end.lost.insert(ended.end.lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
-  std::ranges::copy_if(ended.end.lost, std::back_inserter(ended.end.absent),
-                       [&](const PeerId& peer) { return !dht.host().connected(peer); });
+  std::ranges::copy_if(result->stalled, std::back_inserter(ended.end.stalled), connected);
+  std::ranges::remove_copy_if(ended.end.lost, std::back_inserter(ended.end.absent), connected);
   ended.end.present = static_cast<std::size_t>(
       std::ranges::count_if(result->exchanged, [](const auto& member) { return member.bytes_received > 0; }));
   result->matchmaking = grouped - start;

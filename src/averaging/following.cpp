@@ -156,6 +156,7 @@ proto::JoinRequest Search::join_request(double expiration, Duration hold) const 
   request.set_codec_extensions(context_.finder.offered.text());
   request.set_reforms(context_.bits.empty());
   request.set_caps_shares(wants_caps(options_));
+  for (const PeerId& peer : context_.stallers.last()) request.add_stalled(peer.binary());
   request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
   return request;
 }

@@ -16,6 +16,7 @@ constexpr Duration kStale = 5s;            // that a declaration is found after 
 void KnownGroup::found(const Group& group, bool reforms) {
   last_members_.clear();
   last_leader_ = group.leader;
+  searched();
   for (const Member& member : group.members) {
     came(member.peer);
     if (member.peer != own_) last_members_.insert(member.peer);

@@ -45,7 +45,8 @@ class KnownGroup {
   std::vector<PeerId> counterparts() const;
   /// A member that comes to us by itself.
   bool expects(const PeerId& peer) const { return is_led_here() && reforming_->members.contains(peer); }
-  /// A member that may come to us: because we lead, or because it has noticed sooner than we did that the leader is gone.
+  /// A member that may come to us: because we lead, or because it has noticed sooner than we did that the leader is
+  /// gone.
   bool may_expect(const PeerId& peer) const {
     return reforming_ && reforming_->members.contains(peer) && (is_led_here() || successor() == own_);
   }
@@ -56,8 +57,7 @@ class KnownGroup {
   bool is_here(const Peers& others, std::size_t least, bool with_newcomers) const {
     if (!is_led_here() || others.size() + 1 < least) return false;
     const auto here = [&](const PeerId& peer) { return peer == own_ || others.contains(peer); };
-    return std::ranges::all_of(reforming_->members, here) &&
-           (!with_newcomers || std::ranges::all_of(newcomers_, here));
+    return std::ranges::all_of(reforming_->members, here) && (!with_newcomers || std::ranges::all_of(newcomers_, here));
   }
 
   /// Another peer averages under our key.
@@ -67,7 +67,8 @@ class KnownGroup {
   /// It is here again, or says so in the DHT, where what it said before it left may be found for a while.
   void came(const PeerId& peer) { left_.erase(peer); }
   void declared(const PeerId& peer, TimePoint now);
-  /// A search has ended: newcomers were waited for once.
+  /// A search is over: the newcomers so far were waited for once. Whoever comes a moment too late is waited for next
+  /// time.
   void searched() { newcomers_.clear(); }
 
   bool knows(const PeerId& peer) const { return last_members_.contains(peer) || newcomers_.contains(peer); }

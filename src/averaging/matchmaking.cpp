@@ -84,6 +84,7 @@ void Matchmaking::move_to(std::string bits) {
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {
+  context_.stallers.round_ended(end.stalled, context_.known.last_members().size() + 1, context_.runtime.now());
   if (const auto forger = context_.known.round_ended(end)) {
     log::warn("averaging", "{} led a group of members that never came and cannot be reached: not following it",
               *forger);
@@ -149,6 +150,7 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
   const Duration patience = context_.finder.options.request_timeout;
   const auto lock = co_await context_.lock.lock(context_.runtime.after(patience * 2));
   if (!lock || !search_ || left_) co_return co_await refuse(stream, request, message_of(proto::NOT_LOOKING_FOR_GROUP));
+  hear_of_stallers(stream.peer(), request);
   if (const auto refusal = search_->refusal(stream.peer(), request))
     co_return co_await refuse(stream, request, *refusal);
   auto made = follower_of(stream.peer(), request);
@@ -162,10 +164,21 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
   co_return accepted;
 }
 
+/// Members of the last group alone are witnesses of its round.
+void Matchmaking::hear_of_stallers(const PeerId& witness, const proto::JoinRequest& request) {
+  if (!context_.known.may_expect(witness)) return;
+  std::vector<PeerId> stalled;
+  for (const std::string& bytes : request.stalled()) {
+    if (stalled.size() == Stallers::kMostReported) break;
+    if (const auto peer = PeerId::from_bytes(as_bytes(bytes))) stalled.push_back(*peer);
+  }
+  context_.stallers.reported(witness, stalled, context_.runtime.now());
+}
+
 Task<Result<>> Matchmaking::refuse(rpc::ServerStream& stream, const proto::JoinRequest& request,
                                    proto::MessageFromLeader why) {
   const bool fits = request.schema_hash() == context_.finder.schema_hash && request.group_key() == context_.key();
-  if (why.code() == proto::NOT_LOOKING_FOR_GROUP && fits) context_.known.met(stream.peer());
+  if (why.code() == proto::NOT_LOOKING_FOR_GROUP && fits) context_.met(stream.peer());
   co_return co_await send(stream, std::move(why), context_.runtime.after(context_.finder.options.request_timeout));
 }
 

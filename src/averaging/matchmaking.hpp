@@ -25,6 +25,7 @@ class Matchmaking final : public GroupFinder {
 
  private:
   std::string random_bits(std::size_t count) const;
+  void hear_of_stallers(const PeerId& witness, const proto::JoinRequest& request);
   /// Forgets the known group where the bits change.
   void move_to(std::string bits);
   Task<Result<>> serve_join(rpc::ServerStream& stream);

@@ -76,6 +76,7 @@ void RunningRound::add(const AllReduce::Outcome& outcome) {
   add_new(outcome_.failed_reducers, outcome.failed_reducers);
   add_new(outcome_.lost_senders, outcome.lost_senders);
   add_new(outcome_.liars, outcome.liars);
+  add_new(outcome_.stalled, outcome.stalled);
 }
 
 RoundResult RunningRound::result(TimePoint trigger) const {
@@ -91,6 +92,7 @@ RoundResult RunningRound::result(TimePoint trigger) const {
   result.failed_reducers = outcome_.failed_reducers;
   result.lost_senders = outcome_.lost_senders;
   result.liars = outcome_.liars;
+  result.stalled = outcome_.stalled;
   for (const MemberTraffic& member : *traffic_) {
     result.exchanged.push_back(member.summary(trigger));
     result.bytes_sent += result.exchanged.back().bytes_sent;

@@ -35,6 +35,7 @@ SearchContext::SearchContext(FinderContext context)
       bits(finder.options.initial_group_bits),
       known(finder.dht.host().id(), finder.options.target_group_size),
       shunned(kFirstShun, kShunRate),
+      stallers(finder.dht.host().id()),
       lock(runtime, "join requests"),
       changed(runtime, "matchmaking"),
       background(runtime, "matchmaking") {}
@@ -58,7 +59,7 @@ Task<void> SearchContext::look_for_newcomers(SearchContext& self) {
   for (const auto& [subkey, entry] : declared->entries()) {
     const auto* bytes = subkey.get_if<msgpack::Bin>();
     const auto peer = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
-    if (peer && !self.known.was_lost(*peer)) self.known.met(*peer);
+    if (peer && !self.known.was_lost(*peer)) self.met(*peer);
   }
 }
 
@@ -111,7 +112,7 @@ Search::~Search() {
 void Search::end() {
   if (std::exchange(ended_, true)) return;
   tasks_.cancel();
-  context_.known.searched();
+  if (!found_) context_.known.searched();
   followers_.disband();  // but for followers that have a group
   if (declared_) context_.background.spawn(undeclare(context_, *declared_), "undeclare");
   declared_.reset();
@@ -266,7 +267,7 @@ void Search::take_declared(const dht::GetResult& declared) {
     context_.known.declared(*peer, runtime_.now());
     max_assured_ = std::max(max_assured_, entry.expiration - kClockTolerance);
     report_.candidates.insert(*peer);
-    if (!context_.known.was_lost(*peer)) context_.known.met(*peer);
+    if (!context_.known.was_lost(*peer)) context_.met(*peer);
     const Candidate candidate{entry.expiration, *peer};
     if (!tried_.contains(candidate)) queue_.insert(candidate);
   }
@@ -282,7 +283,7 @@ std::optional<Search::Candidate> Search::first_candidate() {
     const bool comes =
         followers_.contains(one.peer) || (context_.known.expects(one.peer) && runtime_.now() < grace_end_);
     return !comes && !context_.known.has_left(one.peer) && !context_.shunned.contains(one.peer, runtime_.now()) &&
-           (!wary || context_.known.is_proven(one.peer));
+           !context_.stallers.has_stalled(one.peer, runtime_.now()) && (!wary || context_.known.is_proven(one.peer));
   };
   const auto first = std::ranges::find_if(queue_, may_lead);
   return first == queue_.end() ? std::nullopt : std::optional(*first);
@@ -407,7 +408,7 @@ std::optional<proto::MessageFromLeader> Search::refusal(const PeerId& peer, cons
     message.set_code(code);
     return message;
   };
-  if (context_.shunned.contains(peer, runtime_.now())) return because(proto::PROTOCOL_VIOLATION);
+  if (!context_.admits(peer)) return because(proto::PROTOCOL_VIOLATION);
   if (!looking()) return because(proto::NOT_LOOKING_FOR_GROUP);
   if (request.schema_hash().empty() || !std::isfinite(request.expiration()) || options_.mode == PeerMode::client)
     return because(proto::PROTOCOL_VIOLATION);

@@ -11,6 +11,7 @@
 #include "dht/blacklist.hpp"
 #include "known_group.hpp"
 #include "leadership.hpp"
+#include "stallers.hpp"
 
 namespace cohive::averaging {
 
@@ -24,6 +25,14 @@ struct SearchContext {
   /// Remembers a group, and looks for newcomers that it does not have.
   void remember(const Group& group, bool reforms);
   void look_around();
+  /// Whether the peer may be in a group of ours: it has not lied and is not kept out because rounds had to wait for it.
+  bool admits(const PeerId& peer) const {
+    return !shunned.contains(peer, runtime.now()) && !stallers.is_kept_out(peer, runtime.now());
+  }
+  /// Another peer averages under our key.
+  void met(const PeerId& peer) {
+    if (admits(peer)) known.met(peer);
+  }
   /// How long we declare ourselves, beyond min_matchmaking_time.
   Duration stretch() const { return stretch_; }
   /// A declaration has been stored in the DHT.
@@ -35,9 +44,10 @@ struct SearchContext {
   std::string bits;
   KnownGroup known;
   dht::Blacklist shunned;  // liars of earlier rounds: neither followers nor leaders of ours, longer each time
+  Stallers stallers;       // peers that made rounds wait: no leaders of ours, and when it goes on no followers either
   TimePoint wary_until = TimePoint::min();  // follows only peers that have averaged with us, where there are such
-  Mutex lock;         // one of: asking a leader, accepting a follower
-  Condition changed;  // of anything about the search
+  Mutex lock;                               // one of: asking a leader, accepting a follower
+  Condition changed;                        // of anything about the search
   TaskGroup background;
 
  private:
@@ -154,7 +164,7 @@ class Search {
   Standing standing_ = Standing::free;
   PeerId leader_;
   Leadership followers_;
-  TimePoint grace_end_;  // until then the members of the known group are expected to come by themselves
+  TimePoint grace_end_;      // until then the members of the known group are expected to come by themselves
   TimePoint newcomers_end_;  // until then newcomers are waited for: one that looks for a group comes at once
   TimePoint strangers_end_;  // until then a group that has not met before is not complete: the count may be old
   std::size_t expected_members_ = 0;

@@ -39,6 +39,7 @@ struct RoundEnd {
   bool averaged = false;  ///< the round has succeeded
   std::vector<PeerId> lost;  ///< members that were lost on the way: they need not be waited for the next time
   std::vector<PeerId> liars = {};  ///< of these, the members that broke the rules: they had better not be members for a while
+  std::vector<PeerId> stalled = {};  ///< of these, the members that were connected and waited for in vain
   std::vector<PeerId> absent = {};  ///< of these, the members that there is no connection to
   std::size_t present = 0;          ///< other members that something was received of
 };

@@ -1,0 +1,69 @@
+// Members that are connected and send nothing: what they cost a group that meets again and again.
+#include <algorithm>
+
+#include "averaging/stallers.hpp"
+#include "averaging_fixture.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+class Stalling : public Averaging {
+ protected:
+  /// Everybody's round, with a link of the last peer as slow as silence while values are exchanged, where one is given.
+  std::vector<Result<RoundResult>> average(std::optional<std::size_t> silent_to) {
+    auto rounds = begin_all({.allow_retries = false});
+    swarm.pass(4s);
+    const std::size_t staller = peers.size() - 1;
+    const auto slow_down = [&](Duration latency) {
+      if (silent_to) swarm.fabric().set_link(sim::Swarm::ip(staller + 1), sim::Swarm::ip(*silent_to + 1), {latency});
+    };
+    slow_down(15s);
+    for (auto& round : rounds) round.trigger();
+    std::vector<Result<RoundResult>> results;
+    for (auto& round : rounds) results.push_back(swarm.run(round.result()));
+    slow_down(10ms);
+    swarm.pass(15s);
+    return results;
+  }
+  bool was_there(const Result<RoundResult>& result, std::size_t peer) const {
+    return result && std::ranges::count(result->group, id(peer), &Member::peer) > 0;
+  }
+  /// Members that neither lead the group nor stall.
+  std::vector<std::size_t> followers_of(const PeerId& leader) const {
+    std::vector<std::size_t> followers;
+    for (std::size_t i = 0; i + 1 < peers.size(); ++i)
+      if (id(i) != leader) followers.push_back(i);
+    return followers;
+  }
+};
+
+TEST_F(Stalling, AMemberThatIsSilentToAnotherOneEachTimeIsKeptOutByALeaderThatNeverSawIt) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  auto options = quick();
+  options.mode = PeerMode::client;  // owns no parts: only owners that it sends nothing to can tell
+  add(options);
+  const auto first = average(std::nullopt);
+  ASSERT_TRUE(first[0]) << first[0].error();
+  ASSERT_EQ(first[0]->group.size(), 5u);
+  const PeerId leader = first[0]->leader;
+  const auto victims = followers_of(leader);
+  for (std::size_t round = 0; round < 3; ++round) {
+    const std::size_t victim = victims[round];
+    const auto results = average(victim);
+    ASSERT_TRUE(results[victim]) << results[victim].error();
+    ASSERT_EQ(results[victim]->leader, leader);
+    if (!was_there(results[victim], 4)) break;
+    EXPECT_EQ(results[victim]->lost_senders, std::vector{id(4)});
+  }
+  const auto last = average(std::nullopt);
+  ASSERT_TRUE(last[0]) << last[0].error();
+  EXPECT_EQ(last[0]->group.size(), 4u);
+  EXPECT_FALSE(was_there(last[0], 4));
+  swarm.pass(Stallers::kFirstBan);
+  (void)average(std::nullopt);  // the leader meets it, and waits for it the next time
+  const auto again = average(std::nullopt);
+  EXPECT_TRUE(was_there(again[0], 4));
+}
+
+}  // namespace
+}  // namespace cohive::averaging

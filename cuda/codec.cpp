@@ -163,6 +163,7 @@ int start_encoder(CUstream_st* queue, const CodecSpec& spec, const kernels::Inpu
       if (in.stored != Stored::halves) return kernels::to_floats(queue, in, reinterpret_cast<float*>(out), count);
       if (in.found)
         if (const int status = kernels::find_non_finite(queue, in, count)) return status;
+      note_start("copy");
       return cudaMemcpyAsync(out, in.values, count * 2, cudaMemcpyDeviceToDevice, queue);
     case Codec::float16:
       return kernels::to_half(queue, in, reinterpret_cast<std::uint16_t*>(out), count);
@@ -286,13 +287,17 @@ Result<> copy_async(Stream& stream, std::span<const float> from, std::span<float
   if (auto fits = check_sizes(from.size(), to.size()); !fits) return fits;
   if (from.empty()) return ok();
   return on(stream, [&](CUstream_st* queue) {
+    note_start("copy");
     return cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice, queue);
   });
 }
 
 Result<> clear_async(Stream& stream, std::span<float> values) {
   if (values.empty()) return ok();
-  return on(stream, [&](CUstream_st* queue) { return cudaMemsetAsync(values.data(), 0, values.size_bytes(), queue); });
+  return on(stream, [&](CUstream_st* queue) {
+    note_start("clear");
+    return cudaMemsetAsync(values.data(), 0, values.size_bytes(), queue);
+  });
 }
 
 }  // namespace cohive::cuda

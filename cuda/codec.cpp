@@ -11,7 +11,6 @@
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
 #include "failure.hpp"
-#include "kernels.hpp"
 #include "model_kernels.hpp"
 
 namespace cohive::cuda {
@@ -257,25 +256,9 @@ Result<> find_non_finite_async(Stream& stream, std::span<const float> values, st
 
 Result<> add_async(Stream& stream, std::span<const float> values, float weight, std::span<float> sum) {
   if (auto fits = check_sizes(values.size(), sum.size()); !fits) return fits;
-  return on(stream,
-            [&](CUstream_st* queue) { return kernels::add(queue, values.data(), weight, sum.data(), sum.size()); });
-}
-
-Result<> divide_async(Stream& stream, std::span<float> values, float divisor) {
-  return on(stream, [&](CUstream_st* queue) { return kernels::divide(queue, values.data(), divisor, values.size()); });
-}
-
-Result<> subtract_from_async(Stream& stream, std::span<const float> average, std::span<float> values) {
-  if (auto fits = check_sizes(average.size(), values.size()); !fits) return fits;
+  const kernels::Output to{sum.data(), true, weight};
   return on(stream, [&](CUstream_st* queue) {
-    return kernels::subtract_from(queue, average.data(), values.data(), values.size());
-  });
-}
-
-Result<> move_towards_async(Stream& stream, std::span<const float> average, float alpha, std::span<float> values) {
-  if (auto fits = check_sizes(average.size(), values.size()); !fits) return fits;
-  return on(stream, [&](CUstream_st* queue) {
-    return kernels::apply_average(queue, average.data(), alpha, {values.data(), values.data(), false}, values.size());
+    return kernels::from_stored(queue, values.data(), Stored::floats, to, sum.size());
   });
 }
 

@@ -144,11 +144,10 @@ class DeviceBackend final : public train::Backend {
 
   /// On the trainer's own stream: what it queued before reads the parameters as they were.
   void add_to_live(std::span<float> change, std::span<float> live) override {
-    const DeviceScope scope(lanes_->device());
-    checked(scope.status(), "choosing a device").value();
     const kernels::Applied to{live.data(), live.data(), false};
-    checked(kernels::apply_difference(trainer_stream(), change.data(), 1, to, live.size()), "starting a kernel")
-        .value();
+    on_device(lanes_->device(), nullptr, [&] {
+      return kernels::apply_difference(trainer_stream(), change.data(), 1, to, live.size());
+    }).value();
   }
 
  private:

@@ -11,7 +11,6 @@
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
 #include "failure.hpp"
-#include "kernels.hpp"
 #include "model_kernels.hpp"
 
 namespace cohive::cuda {
@@ -163,6 +162,7 @@ int start_encoder(CUstream_st* queue, const CodecSpec& spec, const kernels::Inpu
       if (in.stored != Stored::halves) return kernels::to_floats(queue, in, reinterpret_cast<float*>(out), count);
       if (in.found)
         if (const int status = kernels::find_non_finite(queue, in, count)) return status;
+      note_start("copy");
       return cudaMemcpyAsync(out, in.values, count * 2, cudaMemcpyDeviceToDevice, queue);
     case Codec::float16:
       return kernels::to_half(queue, in, reinterpret_cast<std::uint16_t*>(out), count);
@@ -256,25 +256,9 @@ Result<> find_non_finite_async(Stream& stream, std::span<const float> values, st
 
 Result<> add_async(Stream& stream, std::span<const float> values, float weight, std::span<float> sum) {
   if (auto fits = check_sizes(values.size(), sum.size()); !fits) return fits;
-  return on(stream,
-            [&](CUstream_st* queue) { return kernels::add(queue, values.data(), weight, sum.data(), sum.size()); });
-}
-
-Result<> divide_async(Stream& stream, std::span<float> values, float divisor) {
-  return on(stream, [&](CUstream_st* queue) { return kernels::divide(queue, values.data(), divisor, values.size()); });
-}
-
-Result<> subtract_from_async(Stream& stream, std::span<const float> average, std::span<float> values) {
-  if (auto fits = check_sizes(average.size(), values.size()); !fits) return fits;
+  const kernels::Output to{sum.data(), true, weight};
   return on(stream, [&](CUstream_st* queue) {
-    return kernels::subtract_from(queue, average.data(), values.data(), values.size());
-  });
-}
-
-Result<> move_towards_async(Stream& stream, std::span<const float> average, float alpha, std::span<float> values) {
-  if (auto fits = check_sizes(average.size(), values.size()); !fits) return fits;
-  return on(stream, [&](CUstream_st* queue) {
-    return kernels::apply_average(queue, average.data(), alpha, {values.data(), values.data(), false}, values.size());
+    return kernels::from_stored(queue, values.data(), Stored::floats, to, sum.size());
   });
 }
 
@@ -286,13 +270,17 @@ Result<> copy_async(Stream& stream, std::span<const float> from, std::span<float
   if (auto fits = check_sizes(from.size(), to.size()); !fits) return fits;
   if (from.empty()) return ok();
   return on(stream, [&](CUstream_st* queue) {
+    note_start("copy");
     return cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice, queue);
   });
 }
 
 Result<> clear_async(Stream& stream, std::span<float> values) {
   if (values.empty()) return ok();
-  return on(stream, [&](CUstream_st* queue) { return cudaMemsetAsync(values.data(), 0, values.size_bytes(), queue); });
+  return on(stream, [&](CUstream_st* queue) {
+    note_start("clear");
+    return cudaMemsetAsync(values.data(), 0, values.size_bytes(), queue);
+  });
 }
 
 }  // namespace cohive::cuda

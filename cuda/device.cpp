@@ -23,9 +23,10 @@ Result<int> device_count() {
 Result<Event> Event::create(int device) {
   if (auto count = device_count(); !count) return count.error();
   const DeviceScope scope(device);
-  if (auto set = checked(scope.status(), "choosing a device"); !set) return set.error();
+  if (auto set = checked_on(device, scope.status(), "choosing a device"); !set) return set.error();
   cudaEvent_t event = nullptr;
-  if (auto made = checked(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"); !made)
+  if (auto made = checked_on(device, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+      !made)
     return made.error();
   return Event(device, event);
 }
@@ -44,31 +45,36 @@ Event::~Event() {
 
 Result<> Event::record(CUstream_st* stream) {
   const DeviceScope scope(device_);
-  return checked(cudaEventRecord(event_, stream), "recording an event");
+  return checked_on(device_, cudaEventRecord(event_, stream), "recording an event");
 }
 
 Result<> Event::hold_back(CUstream_st* stream) const {
   const DeviceScope scope(device_);
-  return checked(cudaStreamWaitEvent(stream, event_, 0), "waiting for an event");
+  return checked_on(device_, cudaStreamWaitEvent(stream, event_, 0), "waiting for an event");
 }
 
 Result<Stream> Stream::create(int device) {
   if (auto count = device_count(); !count) return count.error();
   const DeviceScope scope(device);
-  if (auto set = checked(scope.status(), "choosing a device"); !set) return set.error();
+  if (auto set = checked_on(device, scope.status(), "choosing a device"); !set) return set.error();
   cudaStream_t stream = nullptr;
-  if (auto made = checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"); !made)
+  if (auto made = checked_on(device, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+      !made)
     return made.error();
   return Stream(device, stream);
 }
 
-Stream::Stream(Stream&& other) noexcept : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
+Stream::Stream(int device, CUstream_st* stream) : device_(device), stream_(stream), log_(std::make_unique<WorkLog>()) {}
+
+Stream::Stream(Stream&& other) noexcept
+    : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)), log_(std::move(other.log_)) {}
 
 Stream& Stream::operator=(Stream&& other) noexcept {
   if (this == &other) return *this;
   reset();
   device_ = other.device_;
   stream_ = std::exchange(other.stream_, nullptr);
+  log_ = std::move(other.log_);
   return *this;
 }
 
@@ -82,20 +88,33 @@ void Stream::reset() noexcept {
   cudaStreamDestroy(std::exchange(stream_, nullptr));
 }
 
+Result<> Stream::waited(int status) const {
+  if (status == cudaSuccess) {
+    log_->clear();
+    return ok();
+  }
+  const std::string queued = log_->list();
+  return checked_on(device_, status, queued.empty() ? "waiting for a stream" : "waiting for " + queued);
+}
+
 Result<> Stream::synchronize() {
-  return checked(cudaStreamSynchronize(stream_), "waiting for a stream");
+  return waited(cudaStreamSynchronize(stream_));
 }
 
 Result<> Stream::upload_async(ByteView from, void* to) {
   if (from.empty()) return ok();
-  const DeviceScope scope(device_);
-  return checked(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_), "copying to a device");
+  return on(*this, [&](CUstream_st* queue) {
+    note_start("copy to the device");
+    return cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, queue);
+  });
 }
 
 Result<> Stream::download_async(const void* from, MutableBytes to) {
   if (to.empty()) return ok();
-  const DeviceScope scope(device_);
-  return checked(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, stream_), "copying from a device");
+  return on(*this, [&](CUstream_st* queue) {
+    note_start("copy to the host");
+    return cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, queue);
+  });
 }
 
 Stream::Done Stream::done(Runtime& runtime) {
@@ -147,16 +166,16 @@ void Stream::Done::finished(CUstream_st*, int status, std::shared_ptr<State>* st
 }
 
 Result<> Stream::Done::await_resume() const {
-  return checked(state_->status, "waiting for a stream");
+  return stream_.waited(state_->status);
 }
 
 Result<DeviceBuffer> DeviceBuffer::create(std::size_t bytes, int device) {
   if (auto count = device_count(); !count) return count.error();
   const DeviceScope scope(device);
-  if (auto set = checked(scope.status(), "choosing a device"); !set) return set.error();
+  if (auto set = checked_on(device, scope.status(), "choosing a device"); !set) return set.error();
   void* data = nullptr;
   if (bytes > 0)
-    if (auto made = checked(cudaMalloc(&data, bytes), "memory of a device"); !made) return made.error();
+    if (auto made = checked_on(device, cudaMalloc(&data, bytes), "taking memory"); !made) return made.error();
   return DeviceBuffer(data, bytes);
 }
 

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <utility>
 
 #include "cohive/core/error_category.hpp"
 #include "cohive/cuda/errors.hpp"
@@ -33,6 +34,8 @@ Errc code_of(int status) {
   }
 }
 
+thread_local Starting* innermost = nullptr;
+
 }  // namespace
 
 const std::error_category& cuda_category() noexcept {
@@ -40,14 +43,35 @@ const std::error_category& cuda_category() noexcept {
   return category;
 }
 
-Error failure(int status, const char* what) {
+Error failure(int status, std::string_view what) {
   return Error(code_of(status), std::string(what) + ": " + cudaGetErrorString(static_cast<cudaError_t>(status)));
 }
 
-Result<> checked(int status, const char* what) {
+Result<> checked(int status, std::string_view what) {
   if (status == cudaSuccess) return ok();
   cudaGetLastError();  // or the next launch would report this one again
   return failure(status, what);
+}
+
+Result<> checked_on(int device, int status, std::string_view what) {
+  if (status == cudaSuccess) return ok();
+  return checked(status, std::string(what) + " on GPU " + std::to_string(device));
+}
+
+Starting::Starting(WorkLog* log) noexcept : log_(log), outer_(std::exchange(innermost, this)) {}
+
+Starting::~Starting() {
+  innermost = outer_;
+}
+
+std::string Starting::last() const {
+  return std::string("starting ") + last_;
+}
+
+void note_start(const char* name) {
+  if (!innermost) return;
+  innermost->last_ = name;
+  if (innermost->log_) innermost->log_->note(name);
 }
 
 DeviceScope::DeviceScope(int device) {

@@ -17,16 +17,26 @@ std::span<float> span_of(const torch::Tensor& tensor) {
   return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
 }
 
+std::unique_ptr<GradientDownload> make_download(const std::shared_ptr<train::DeviceLink>& link, const ModelParts& parts,
+                                                const OptimizerOptions& options) {
+  if (!link || options.use_local_updates || options.auxiliary) return nullptr;
+  return std::make_unique<GradientDownload>(link, parts.parameters, options.offload_gradients_early);
+}
+
 }  // namespace
 
-FusedModel::FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend, ModelParts parts, KnownOptimizer known,
+FusedModel::FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend,
+                       std::shared_ptr<train::DeviceLink> link, ModelParts parts, KnownOptimizer known,
                        const OptimizerOptions& options)
     : FusedReplica(runtime, infos_of(parts.parameters), std::move(backend)),
       optimizer_(parts.optimizer),
       known_(std::move(known)),
       parameters_(parameters_of(parts.optimizer)),
       mirrors_(parts.parameters.front().is_same(parameters_.front()) ? std::vector<torch::Tensor>() : parts.parameters),
-      intake_(sums(), parts.parameters, parameters_.front().device(), options.reuse_grad_buffers),
+      link_(std::move(link)),
+      upload_(link_ ? std::make_unique<ParameterUpload>(link_, mirrors_) : nullptr),
+      intake_(sums(), parts.parameters, parameters_.front().device(), options.reuse_grad_buffers,
+              make_download(link_, parts, options)),
       extras_(make_round_extras(parts, options)),
       schedule_(parts.scheduler) {
   average_beside(extras_.infos());
@@ -86,19 +96,28 @@ Task<void> FusedModel::show_in_mirrors() {
 }
 
 void FusedModel::copy_to_mirrors() {
+  if (upload_) return upload_->send(parameters_);
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
+}
+
+/// Converts the next parameters for their mirrors, so that publish() has only to queue copies.
+Task<void> FusedModel::stage_next() {
+  if (!upload_ || !has_next()) co_return;
+  co_await runtime().offload([this, used = in_use()] { upload_->stage(newest_parameters()); });
 }
 
 Task<void> FusedModel::finish_step(std::uint64_t epoch, bool step) {
   const bool live_changes = steps_into_live();
   co_await FusedReplica::finish_step(epoch, step);
   if (step && live_changes) co_await show_in_mirrors();
+  if (step && !live_changes) co_await stage_next();
 }
 
 Task<bool> FusedModel::finish_state(bool averaged) {
   const bool publishable = co_await FusedReplica::finish_state(averaged);
   extras_.end(averaged);
+  co_await stage_next();
   if (averaged && !publishable) {
     if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.publish(); });
     co_await show_in_mirrors();
@@ -107,9 +126,10 @@ Task<bool> FusedModel::finish_state(bool averaged) {
 }
 
 void FusedModel::publish() {
+  const bool staged = upload_ && upload_->staged() && has_next();
   FusedReplica::publish();
   extras_.publish();
-  copy_to_mirrors();
+  staged ? upload_->send() : copy_to_mirrors();
 }
 
 // ---- What is averaged beside parameters

@@ -6,6 +6,7 @@
 #include "gradient_intake.hpp"
 #include "known_optimizer.hpp"
 #include "model_state.hpp"
+#include "parameter_upload.hpp"
 #include "schedule.hpp"
 #include "torch_replica.hpp"
 
@@ -16,8 +17,9 @@ namespace cohive::libtorch {
 class FusedModel final : public TorchReplica, public train::FusedReplica {
  public:
   /// \param parts.parameters  those of the optimizer, or their mirrors
-  FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend, ModelParts parts, KnownOptimizer known,
-             const OptimizerOptions& options);
+  /// \param link  to the mirrors' device; null: LibTorch copies
+  FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend, std::shared_ptr<train::DeviceLink> link,
+             ModelParts parts, KnownOptimizer known, const OptimizerOptions& options);
   ~FusedModel() override;
 
   train::Replica& replica() override { return *this; }
@@ -25,6 +27,10 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   void step_locally(double scale) override;
   void clip_grad_norm(double max_norm) override {
     clip_gradients(max_norm > 0 ? std::optional(max_norm) : std::nullopt);
+  }
+
+  void note_trainer() override {
+    if (link_) link_->note_trainer();
   }
 
   void cut_gradients() override { intake_.cut(); }
@@ -55,12 +61,15 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
  private:
   Task<void> show_in_mirrors();
   void copy_to_mirrors();
+  Task<void> stage_next();
   std::vector<torch::Tensor> newest_parameters();
 
   torch::optim::Optimizer& optimizer_;
   KnownOptimizer known_;
   std::vector<torch::Tensor> parameters_;  // of the optimizer
   std::vector<torch::Tensor> mirrors_;     // of the trainer, where they are other tensors
+  const std::shared_ptr<train::DeviceLink> link_;
+  std::unique_ptr<ParameterUpload> upload_;  // to mirrors, where there is a link
   GradientIntake intake_;
   RoundExtras extras_;
   Schedule schedule_;

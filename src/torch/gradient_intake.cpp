@@ -38,8 +38,9 @@ GradientSums::Gradient handed_over(torch::Tensor gradient, torch::Device device)
 
 }  // namespace
 
-GradientIntake::GradientIntake(GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device, bool reuse)
-    : sums_(sums), parameters_(std::move(parameters)), device_(device), reuse_(reuse) {}
+GradientIntake::GradientIntake(GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device,
+                               bool reuse, std::unique_ptr<GradientDownload> download)
+    : sums_(sums), parameters_(std::move(parameters)), device_(device), reuse_(reuse), download_(std::move(download)) {}
 
 void GradientIntake::take_batch(double samples, double scale) {
   if (reuse_) {
@@ -57,6 +58,10 @@ void GradientIntake::take_batch(double samples, double scale) {
       if (parameters_[i].grad().defined()) witness_ = i;
     ++filled_.times;
     return;
+  }
+  if (download_) {
+    auto [gradients, transfer] = download_->take();
+    return sums_.add(std::move(gradients), samples, scale, std::move(transfer));
   }
   std::vector<GradientSums::Gradient> batch;
   batch.reserve(parameters_.size());
@@ -76,6 +81,7 @@ bool GradientIntake::all_finite() const {
 }
 
 void GradientIntake::drop_batch() {
+  if (download_) download_->drop();
   for (auto& parameter : parameters_) parameter.mutable_grad().reset();
   filled_ = {};
   witness_.reset();
@@ -96,15 +102,28 @@ Task<GradientSums::Taken> GradientIntake::take() {
 Task<GradientSums::Taken> GradientIntake::take_reused() {
   auto [gradients, times, scale] = std::move(cut_.front());
   cut_.pop_front();
-  auto owners = std::make_shared<std::vector<torch::Tensor>>();
+  struct Owners {
+    std::vector<torch::Tensor> tensors;
+    std::shared_ptr<train::Transfer> downloaded;
+  };
+  auto owners = std::make_shared<Owners>();
   GradientSums::Taken taken;
   taken.factor = times > 0 ? 1 / (static_cast<double>(times) * scale) : 0;
   train::Backend& backend = sums_.backend();
   std::vector<Buffer> without;
   std::vector<optim::ConstView> unread;
   std::vector<optim::Addition> converted;
+  GradientDownload::Batch downloaded;
+  if (download_) downloaded = download_->copy(gradients);
+  owners->downloaded = downloaded.transfer;
+  if (downloaded.transfer) co_await downloaded.transfer->done();
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const auto size = static_cast<std::size_t>(parameters_[i].numel());
+    if (downloaded.transfer && downloaded.gradients[i].owner) {  // pinned memory is for what is under way
+      taken.sums.push_back(backend.allocate(size));
+      converted.push_back({downloaded.gradients[i].values, taken.sums.back().values});
+      continue;
+    }
     if (!gradients[i].defined()) {
       taken.sums.push_back(backend.allocate(size));
       without.push_back(taken.sums.back());
@@ -112,7 +131,7 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
     }
     const torch::Tensor values = released(std::move(gradients[i]), device_);
     const auto view = view_of(values);
-    owners->push_back(values);
+    owners->tensors.push_back(values);
     if (view.dtype() == optim::DType::float32) {
       taken.sums.push_back({std::make_shared<torch::Tensor>(values), {values.data_ptr<float>(), size}});
       unread.push_back(view);

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "cohive/train/gradient_sums.hpp"
+#include "gradient_download.hpp"
 
 namespace cohive::libtorch {
 
@@ -12,7 +13,9 @@ class GradientIntake {
  public:
   /// \param device  where the sums are
   /// \param reuse  gradients add up in the model's own buffers (reuse_grad_buffers): batches are only counted
-  GradientIntake(train::GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device, bool reuse);
+  /// \param download  gets gradients to the sums' device; null: LibTorch does, and whoever asks waits for it
+  GradientIntake(train::GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device, bool reuse,
+                 std::unique_ptr<GradientDownload> download = nullptr);
 
   // ---- The trainer's thread
 
@@ -39,6 +42,7 @@ class GradientIntake {
   std::vector<torch::Tensor> parameters_;
   const torch::Device device_;
   const bool reuse_;
+  const std::unique_ptr<GradientDownload> download_;
   /// What is in the model's buffers.
   struct Reused {
     std::vector<torch::Tensor> gradients;  // where they were cut off

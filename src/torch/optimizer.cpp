@@ -39,6 +39,7 @@ struct Optimizer::Impl {
   void settle();
   template <class F>
   auto wait_for(F make) {
+    if (model) model->note_trainer();
     return membership.runtime().submit(std::move(make)).get();
   }
 
@@ -124,6 +125,7 @@ StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
   check_groups();
   torch::NoGradGuard no_grad;
   StepReport report = std::exchange(settled, {});
+  model->note_trainer();
   if (auto update = run->publish()) report = *update;
   if (run->count(take_batch(batch, gradients)) == train::Run::Next::synchronise) {
     const StepReport update = report;

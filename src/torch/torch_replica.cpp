@@ -64,6 +64,15 @@ std::shared_ptr<train::Backend> backend_for(Runtime& runtime, const ModelParts& 
   return make_backend(runtime, device);
 }
 
+/// What copies between parameters of one device and their masters; null: LibTorch does.
+std::shared_ptr<train::DeviceLink> link_for(Runtime& runtime, const ModelParts& parts) {
+  const auto& parameters = parts.parameters;
+  if (parameters_of(parts.optimizer).front().is_same(parameters.front())) return nullptr;
+  const auto device = parameters.front().device();
+  const bool one = std::ranges::all_of(parameters, [&](const auto& other) { return other.device() == device; });
+  return one ? make_link(runtime, device) : nullptr;
+}
+
 }  // namespace
 
 std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, const OptimizerOptions& options) {
@@ -74,8 +83,11 @@ std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, c
          "LBFGS evaluates the model several times in a step, which peers cannot do together; use another optimizer");
   auto known = KnownOptimizer::of(parts.optimizer);
   if (known && fit_for_fused_steps(parameters_of(parts.optimizer)))
-    if (auto backend = backend_for(runtime, parts, options))
-      return std::make_unique<FusedModel>(runtime, std::move(backend), std::move(parts), std::move(*known), options);
+    if (auto backend = backend_for(runtime, parts, options)) {
+      auto link = link_for(runtime, parts);
+      return std::make_unique<FusedModel>(runtime, std::move(backend), std::move(link), std::move(parts),
+                                          std::move(*known), options);
+    }
   demand(!options.delay_optimizer_step && !options.offload_optimizer,
          "offload_optimizer and delay_optimizer_step need one of LibTorch's optimizers (or cohive::Lamb), and parameters that are "
          "float32 in host memory (delay_optimizer_step: or on a GPU, where cohive is built with its CUDA part) or an optimizer "

@@ -28,14 +28,14 @@ GradientSums::~GradientSums() {
   *alive_ = nullptr;
 }
 
-void GradientSums::add(std::vector<Gradient> batch, double samples, double scale) {
+void GradientSums::add(std::vector<Gradient> batch, double samples, double scale, std::shared_ptr<Transfer> transfer) {
   backend_->follow_caller();
   {
     std::unique_lock lock(mutex_);
     if (!runtime_.simulated())
       added_.wait(lock, [this] { return failure_ || unfinished_ + cut_unfinished_ < most_unfinished_; });
     if (failure_) std::rethrow_exception(failure_);
-    queue_.push_back({std::move(batch), samples, scale, generation_});
+    queue_.push_back({std::move(batch), samples, scale, std::move(transfer), generation_});
     ++unfinished_;
   }
   runtime_.post([alive = alive_] {
@@ -87,6 +87,8 @@ Task<void> GradientSums::add_all() {
 }
 
 Task<void> GradientSums::add_now(Batch batch) {
+  if (batch.transfer) co_await batch.transfer->done();
+  batch.transfer.reset();
   if (sums_.times == 0) {
     sums_.anchor = batch.samples;
     sums_.scale = batch.scale;

@@ -46,6 +46,12 @@ void check(const RunOptions& options) {
     refuse("delay_optimizer_step steps in host memory while the trainer goes on: set offload_optimizer, too");
   if (options.batch_size && *options.batch_size < 1) refuse("batch_size must be at least 1");
   if (options.auxiliary && options.batch_size) refuse("an auxiliary peer has no batches: leave batch_size out");
+  if (options.offload_gradients_early && !options.offload_optimizer)
+    refuse("offload_gradients_early is about gradients of an offloaded optimizer: set offload_optimizer, too");
+  if (options.offload_gradients_early && (options.reuse_grad_buffers || options.use_local_updates))
+    refuse(
+        "offload_gradients_early sends the gradients of every batch to the host: leave reuse_grad_buffers and "
+        "use_local_updates out");
   if (options.use_local_updates && options.reuse_grad_buffers)
     refuse("with use_local_updates every batch steps with its own gradients: leave reuse_grad_buffers out");
   if (options.delay_grad_averaging && options.use_local_updates)

@@ -114,6 +114,8 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   app.add_flag("--delay-grad-averaging", run.delay_grad_averaging,
                "average gradients in the background; needs --delay-optimizer-step");
   app.add_flag("--offload-optimizer", run.offload_optimizer, "statistics and the step in host memory");
+  app.add_flag("--offload-gradients-early", run.offload_gradients_early,
+               "gradients leave a GPU during backward; needs --offload-optimizer");
   app.add_flag("--reuse-grad-buffers", run.reuse_grad_buffers, "accumulate in the model's own gradients");
   app.add_flag("--use-local-updates", run.use_local_updates, "step with every batch, and average parameters only");
   app.add_flag("--auxiliary", run.auxiliary, "help averaging without training");

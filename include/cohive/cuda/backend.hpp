@@ -8,6 +8,7 @@
 
 #include "cohive/core/result.hpp"
 #include "cohive/train/backend.hpp"
+#include "cohive/train/device_link.hpp"
 
 struct CUstream_st;
 
@@ -27,5 +28,9 @@ struct BackendOptions {
 
 /// Real runtimes only, which must outlive it. Gradients are float32. Errors: Errc::no_device, Errc::out_of_memory.
 Result<std::shared_ptr<train::Backend>> make_backend(Runtime& runtime, BackendOptions options = {});
+
+/// Links a GPU to the host, for a trainer there whose optimizer is offloaded; of the options `device` and
+/// `trainer_stream` count. As make_backend.
+Result<std::shared_ptr<train::DeviceLink>> make_link(Runtime& runtime, BackendOptions options = {});
 
 }  // namespace cohive::cuda

@@ -1,7 +1,7 @@
 /// \file
-/// The codecs and the arithmetic of the reducer on a GPU. All spans here but those called `host` are memory of the
-/// stream's device; buffers begin at a multiple of 4 bytes, as those of a DeviceBuffer do. Everything is queued on the
-/// stream and runs in order. Tensors are float32, float16 or bfloat16, and are decoded to float32.
+/// The codecs on a GPU, and the arithmetic of a member whose tensors are there. All spans here but those called `host`
+/// are memory of the stream's device; buffers begin at a multiple of 4 bytes, as those of a DeviceBuffer do. Everything
+/// is queued on the stream and runs in order. Tensors are float32, float16 or bfloat16, and are decoded to float32.
 ///
 /// Bytes and values are those of the functions of cohive/codec/codec.hpp with these names, bit for bit (every operation
 /// is rounded by itself, none fused, and sums are taken in the host's order), but for tensors with a value that is not
@@ -98,21 +98,15 @@ Result<> accumulate_async(Stream& stream, Codec codec, std::span<const std::uint
 /// Sets *found to 1 when a value is NaN or infinite, and leaves it alone otherwise.
 Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found);
 
-/// The reducer's steps, element by element. The CPU's reducer may fuse multiplication and addition where its processor
-/// can: its last bit may differ then.
+/// Element by element. The CPU may fuse multiplication and addition where its processor can: its last bit may differ
+/// then.
 /// sum += weight * values
 Result<> add_async(Stream& stream, std::span<const float> values, float weight, std::span<float> sum);
-/// values /= divisor
-Result<> divide_async(Stream& stream, std::span<float> values, float divisor);
-/// values = average - values: what a reducer answers.
-Result<> subtract_from_async(Stream& stream, std::span<const float> average, std::span<float> values);
 /// values *= factor
 Result<> scale_async(Stream& stream, std::span<float> values, float factor);
 /// to = from
 Result<> copy_async(Stream& stream, std::span<const float> from, std::span<float> to);
 /// values = 0
 Result<> clear_async(Stream& stream, std::span<float> values);
-/// values += alpha * (average - values)
-Result<> move_towards_async(Stream& stream, std::span<const float> average, float alpha, std::span<float> values);
 
 }  // namespace cohive::cuda

@@ -18,6 +18,8 @@ struct CUevent_st;   // what cudaEvent_t points to
 
 namespace cohive::cuda {
 
+class WorkLog;
+
 /// How many GPUs this process may use, at least one. Errors: Errc::no_device.
 Result<int> device_count();
 
@@ -71,13 +73,17 @@ class Stream {
   int device() const noexcept { return device_; }
   /// A cudaStream_t, to queue other work on.
   CUstream_st* native() const noexcept { return stream_; }
+  /// Names what is queued, for the sentences of errors: by done() and synchronize() it becomes empty.
+  WorkLog& log() const noexcept { return *log_; }
 
  private:
-  Stream(int device, CUstream_st* stream) noexcept : device_(device), stream_(stream) {}
+  Stream(int device, CUstream_st* stream);
   void reset() noexcept;
+  Result<> waited(int status) const;
 
   int device_;
   CUstream_st* stream_;
+  std::unique_ptr<WorkLog> log_;
 };
 
 /// What done() waits for.

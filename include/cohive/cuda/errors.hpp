@@ -1,5 +1,7 @@
 /// \file
-/// What goes wrong with a GPU. The detail of an Error has the words of the CUDA runtime.
+/// What goes wrong with a GPU. The detail of an Error has the words of the CUDA runtime, the number of the GPU, and the
+/// kernel or copy that could not be started. What fails later is reported to whoever waits, who is told all that was
+/// queued on the stream since the wait before; after a fault of one kernel everything else on the same GPU fails, too.
 #pragma once
 
 #include <system_error>

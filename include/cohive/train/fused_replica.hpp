@@ -87,6 +87,8 @@ class FusedReplica : public Replica {
   std::span<const float> newest(std::size_t parameter);
   /// Tells whether the step in progress writes the live parameters.
   bool steps_into_live() const noexcept;
+  /// Tells whether there are next parameters, complete and not published yet.
+  bool has_next() const noexcept { return next_is_newest_; }
   /// Forgets the next parameters: the live ones were replaced.
   void forget_next() noexcept { next_is_newest_ = false; }
 

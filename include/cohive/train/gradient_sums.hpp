@@ -16,6 +16,7 @@
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/train/backend.hpp"
+#include "cohive/train/device_link.hpp"
 
 namespace cohive::train {
 
@@ -37,8 +38,9 @@ class GradientSums {
   /// Adds a batch of `samples` samples, in the background: the memory must not change until its owner is released. Any
   /// thread. Waits while an earlier batch has not been added yet (of up to 64 MiB: two), so that memory stays bounded.
   /// \param scale  of the loss, which the gradients have, too: sums and means are without it
+  /// \param transfer  on which the gradients are still arriving; null: they are there
   /// Throws what kept an earlier batch from being added, such as an error of the device; so does take().
-  void add(std::vector<Gradient> batch, double samples, double scale = 1);
+  void add(std::vector<Gradient> batch, double samples, double scale = 1, std::shared_ptr<Transfer> transfer = nullptr);
 
   /// The sums of an epoch.
   struct Taken {
@@ -60,6 +62,7 @@ class GradientSums {
   struct Batch {
     std::vector<Gradient> gradients;
     double samples, scale;
+    std::shared_ptr<Transfer> transfer;
     std::uint64_t generation;
   };
   /// What a number of batches add up to.

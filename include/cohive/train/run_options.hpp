@@ -46,6 +46,10 @@ struct RunOptions {
   /// The optimizer's statistics and float32 copies of the parameters are in host memory, and it steps there; the model
   /// may be on any device. Of parameters that are float32 in host memory no copies are needed.
   bool offload_optimizer = false;
+  /// With offload_optimizer and a model on a GPU: gradients leave for the host while backward() still makes others,
+  /// instead of all at the step. Nothing may change them in between in a way that their version counters do not see,
+  /// such as writing to `grad().data()`: torch::nn::utils::clip_grad_norm_ does, Optimizer::clip_grad_norm does not.
+  bool offload_gradients_early = false;
   /// Gradients add up in the model's own buffers until the epoch ends, so zero_grad has no effect.
   bool reuse_grad_buffers = false;
   /// Every peer steps on its own gradients in every batch, and parameters alone are averaged. With

@@ -10,6 +10,7 @@
 #include "driver.hpp"
 #include "emulator.hpp"
 
+#define COHIVE_CUDA_EMULATED_KERNELS
 #undef __device__
 #undef __global__
 #undef __shared__

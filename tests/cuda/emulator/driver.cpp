@@ -24,6 +24,7 @@ struct Settings {
   std::chrono::microseconds delay{0};
   bool held = false;
   int until_failure = 0, failure = cudaSuccess;
+  int refusal = cudaSuccess;
   std::mt19937 random{1};
 };
 Settings& settings() {
@@ -37,6 +38,12 @@ thread_local cudaError_t last_error = cudaSuccess;
 cudaError_t told(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
   return error;
+}
+
+/// What an attempt to queue work returns.
+cudaError_t accepted() {
+  const std::lock_guard lock(settings().mutex);
+  return told(static_cast<cudaError_t>(settings().refusal));
 }
 
 /// Waits as a test has asked for, and says whether this piece of work fails.
@@ -55,6 +62,7 @@ cudaError_t come_to_turn() {
 }  // namespace
 }  // namespace cohive::cuda::emulated
 
+using cohive::cuda::emulated::accepted;
 using cohive::cuda::emulated::come_to_turn;
 using cohive::cuda::emulated::settings;
 using cohive::cuda::emulated::told;
@@ -161,7 +169,13 @@ void fail_after(int count, int error) {
   settings().failure = error;
 }
 
+void refuse(int error) {
+  const std::lock_guard lock(settings().mutex);
+  settings().refusal = error;
+}
+
 int enqueue(CUstream_st* stream, std::function<void()> work) {
+  if (const auto refused = accepted()) return refused;
   or_default(stream)->push([work = std::move(work)](cudaError_t error) {
     if (error == cudaSuccess) work();
   });
@@ -233,12 +247,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream) {
+  if (const auto refused = accepted()) return refused;
   stream->push([=](cudaError_t error) {
     if (error == cudaSuccess) std::memset(memory, value, bytes);
   });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  if (const auto refused = accepted()) return refused;
   stream->push([=](cudaError_t error) {
     if (error == cudaSuccess) std::memcpy(to, from, bytes);
   });

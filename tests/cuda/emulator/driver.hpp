@@ -24,6 +24,8 @@ void hold_streams();
 void release_streams();
 /// From the work after the next `count` on, all work of all streams fails with this cudaError_t; 0: none any more.
 void fail_after(int count, int error);
+/// Whatever is to be queued is refused at once with this cudaError_t; 0: nothing any more.
+void refuse(int error);
 
 /// Queues work; returns a cudaError_t.
 int enqueue(CUstream_st* stream, std::function<void()> work);

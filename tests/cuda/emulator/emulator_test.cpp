@@ -109,7 +109,7 @@ TEST_F(Emulated, EveryAwaiterHearsOfAFailureAndOfThoseBehindIt) {
     const auto done = runtime->run(copy_and_wait(*runtime, stream(), from, to));
     ASSERT_FALSE(done);
     EXPECT_EQ(done.error(), std::error_code(Errc::failed));
-    EXPECT_THAT(done.error().message(), HasSubstr("waiting for a stream: an error that a test asked for"));
+    EXPECT_THAT(done.error().message(), HasSubstr("on GPU 0: an error that a test asked for"));
   }
 }
 

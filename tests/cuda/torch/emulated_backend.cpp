@@ -1,10 +1,12 @@
-// Has the tests of LibTorch's trainers run with parameters on the emulated device. Its memory is the host's: LibTorch computes
-// with it, and cohive steps and averages as on a GPU.
+// Has the tests of LibTorch's trainers run with parameters on the emulated device. Its memory is the host's: LibTorch
+// computes with it, and cohive steps and averages as on a GPU. Models whose optimizer is offloaded are linked to the
+// host by its streams.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cohive/cuda/backend.hpp"
 #include "cuda/emulator/driver.hpp"
+#include "cuda/torch/emulated_link.hpp"
 #include "torch/device_backend.hpp"
 
 namespace cohive::libtorch {
@@ -15,12 +17,15 @@ class OnEmulatedDevice : public ::testing::EmptyTestEventListener {
     cuda::emulated::set_delay(std::chrono::microseconds(200));
     backend_.emplace(
         [](Runtime& runtime) { return runtime.simulated() ? train::host_backend(runtime) : cuda::make_backend(runtime).value(); });
+    link_.emplace(&cuda::emulated::make_waiting_link);
   }
   void OnTestEnd(const ::testing::TestInfo&) override {
+    link_.reset();
     backend_.reset();
     EXPECT_THAT(cuda::emulated::take_findings(), ::testing::IsEmpty());
   }
   std::optional<HostBackendInUse> backend_;
+  std::optional<HostLinkInUse> link_;
 };
 
 const bool kInstalled = [] {

@@ -83,7 +83,8 @@ Task<void> Run::Impl::watch_members(Impl& self) {
 
 /// Begins the rounds of this epoch's end that have not begun.
 void Run::Impl::begin_rounds(const GlobalProgress& global) {
-  if (global.peers < 2 || ended) return;
+  // What the DHT says may have the other trainer in it, and not this one yet.
+  if (std::max(global.peers, global.expected) < 2 || ended) return;
   const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
   if (!gradients.round && !state.round)
     log::debug("train", "looking for a group: epoch {} ends in {:.1f} s, {} of {} peers are expected", local_epoch,

@@ -6,6 +6,8 @@
 #include "cohive/dht/dht.hpp"
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/testing/train_scenario.hpp"
+#include "cohive/testing/swarm.hpp"
+#include "cohive/train/plain_replica.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
 #include "scenarios/progress_record.hpp"
 #include "support/sanitizers.hpp"
@@ -117,6 +119,40 @@ TEST(TrainingRun, LearnsWhateverIsDelayed) {
     EXPECT_GT(report.mean_group, 4.5);
     EXPECT_EQ(report.downloads, 0u) << "nobody was left behind";
   }
+}
+
+/// Stores the report of a trainer that has all but a sample of an epoch's.
+Task<void> report_nearly_an_epoch(Dht& dht, const std::string& run_id, double samples) {
+  sim::CheapKeys keys;
+  const auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(7));
+  dht.add_validator(key);
+  const msgpack::Map record = sim::progress_record(dht.host().id().bytes(), 0, static_cast<std::uint64_t>(samples),
+                                                   samples, dht.now());
+  (void)co_await dht.store(run_id + "_progress", msgpack::Bin{key->ownership_marker()}, record, dht.now() + 60);
+}
+
+/// Where the DHT has the other trainer's report already, and its own is on its way.
+TEST(TrainingRun, ATrainerLooksForAnotherOneThatReportsBeforeItself) {
+  sim::Swarm net;
+  Dht first(net.add_host()), second(net.add_host());
+  ASSERT_TRUE(net.run(first.start({})));
+  ASSERT_TRUE(net.run(second.start({net.host(0).visible_addresses().front()})));
+  RunOptions options;
+  options.run_id = "pair";
+  options.target_batch_size = 16;
+  options.matchmaking_time = 2s;
+  options.averaging_timeout = 10s;
+  net.run(report_nearly_an_epoch(second, options.run_id, 15));
+  PlainReplica replica(net.runtime(), {{4}}, optim::SgdOptions{.lr = 1});
+  train::Run run(first, std::make_shared<dht::RsaSignatureValidator>(sim::CheapKeys().der(1)), replica, options);
+  run.start();
+  net.runtime().run_for(1s);
+  const std::vector<float> gradient(4, 1.0f);
+  replica.add_gradients({gradient}, 8);
+  ASSERT_EQ(run.count(8), train::Run::Next::synchronise);
+  const TimePoint begin = net.runtime().now();
+  EXPECT_TRUE(net.run(run.synchronise()).epoch_changed);
+  EXPECT_GE(net.runtime().now() - begin, options.matchmaking_time) << "it did not look for the other one";
 }
 
 TEST(TrainingRun, ATrainerThatHearsOfTheNextEpochBeforeItsGroupIsThereIsNotLeftBehind) {

@@ -12,12 +12,14 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/network.hpp"
+#include "flight_limit.hpp"
 
 namespace cohive::transport {
 namespace {
@@ -32,6 +34,7 @@ constexpr int kAnswersRepeated = 1;
 constexpr std::size_t kMaxGather = 64;
 constexpr Duration kOutOfDescriptors = 100ms;
 constexpr int kUnsent = 64 * 1024;
+constexpr double kPacing = 1.25;  // of what the path has carried, so that more is found out
 constexpr std::size_t kOpenFiles = 64 * 1024;  // at most
 constexpr std::size_t kOtherFiles = 64;        // files of the program, metrics being read, names being resolved
 
@@ -169,8 +172,9 @@ class TcpConnection final : public RawConnection {
       : runtime_(runtime),
         descriptor_(std::move(descriptor)),
         remote_(std::move(remote)),
-        local_(to_multiaddr(bound_to(descriptor_.native_handle()))) {
-    tune(descriptor_.native_handle(), local_.tcp_endpoint()->host == remote_.tcp_endpoint()->host);
+        local_(to_multiaddr(bound_to(descriptor_.native_handle()))),
+        same_machine_(local_.tcp_endpoint()->host == remote_.tcp_endpoint()->host) {
+    tune(descriptor_.native_handle(), same_machine_);
   }
 
   Task<Result<std::size_t>> read_some(MutableBytes into) override {
@@ -195,6 +199,7 @@ class TcpConnection final : public RawConnection {
       if (!buffer.empty()) pending.push_back({const_cast<std::uint8_t*>(buffer.data()), buffer.size()});
     std::size_t first = 0;
     while (first < pending.size()) {
+      co_await wait_for_room();
       if (!descriptor_.is_open()) co_return Error(cohive::Errc::closed, remote_.text());
       msghdr message{};
       message.msg_iov = &pending[first];
@@ -227,6 +232,7 @@ class TcpConnection final : public RawConnection {
   }
   const Multiaddr& local_address() const override { return local_; }
   const Multiaddr& remote_address() const override { return remote_; }
+  /// Bytes that the kernel holds until the peer has acknowledged them.
   std::size_t undelivered() const override {
     int bytes = 0;
     auto& descriptor = const_cast<Descriptor&>(descriptor_);
@@ -235,6 +241,27 @@ class TcpConnection final : public RawConnection {
   }
 
  private:
+  /// Waits while more is on its way than the path holds.
+  Task<void> wait_for_room() {
+    while (!same_machine_ && descriptor_.is_open()) {
+      const std::size_t in_flight = undelivered();
+      const TcpProgress progress = tcp_progress(descriptor_.native_handle());
+      if (in_flight < FlightLimit::kFew) co_return flight_.has_room(runtime_.now(), progress.round_trip);
+      flight_.observe(runtime_.now(), progress.delivered, in_flight, progress.round_trip);
+      pace();
+      const Duration pause = flight_.pause(in_flight);
+      if (pause == Duration::zero()) co_return;
+      co_await runtime_.sleep_for(pause);
+    }
+  }
+  /// What may be on its way would otherwise leave in one burst after a pause, into the queue of the thinnest link.
+  void pace() {
+    const double rate = kPacing * flight_.rate();
+    if (rate <= 0 || std::abs(rate - paced_at_) <= paced_at_ / 16) return;
+    paced_at_ = rate;
+    const auto bytes_per_second = static_cast<std::uint64_t>(rate);
+    setsockopt(descriptor_.native_handle(), SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_second, sizeof bytes_per_second);
+  }
   Error failure() const {
     const auto code = errno == ECONNRESET || errno == EPIPE ? cohive::Errc::closed : cohive::Errc::io;
     return Error(code, remote_.text() + ": " + std::strerror(errno));
@@ -243,6 +270,9 @@ class TcpConnection final : public RawConnection {
   Descriptor descriptor_;
   Multiaddr remote_;
   Multiaddr local_;
+  const bool same_machine_;
+  FlightLimit flight_;
+  double paced_at_ = 0;  // bytes per second
 };
 
 class TcpListener final : public Listener {

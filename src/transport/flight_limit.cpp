@@ -1,0 +1,121 @@
+#include "flight_limit.hpp"
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace cohive::transport {
+namespace {
+
+constexpr Duration kPeriod = 15s;           // the shortest round trip is that of one or two of these
+constexpr Duration kLeastRoundTrip = 20ms;  // a busy peer may take as long to acknowledge
+constexpr double kGain = 1.5;               // of what the path holds
+constexpr double kFirstGain = 2.5;          // while the rate still grows
+constexpr double kGrowth = 1.25;            // is much
+constexpr double kQueueing = 1.5;           // of the shortest round trip: there is a queue
+constexpr int kLevel = 3;                   // windows without growth end the beginning
+constexpr Duration kShortPath = 5ms;
+constexpr Duration kShortestPause = 1ms, kLongestPause = 20ms;
+
+}  // namespace
+
+void FlightLimit::observe(TimePoint now, std::uint64_t delivered, std::uint64_t in_flight, Duration round_trip) {
+  if (round_trip <= Duration::zero()) return;
+  note_round_trip(now, round_trip);
+  const Duration length = usual_length();
+  const bool paused = last_ == TimePoint::min() || now - last_ > length;
+  last_ = now;
+  if (paused) {
+    count_ = 0;
+    busy_ = draining_ = false;
+    return begin_window(now, delivered);
+  }
+  if (limit_ != kNone && in_flight < bytes() / 2) full_ = false;
+  if (now - windows_[(count_ - 1) % kAveraged].begin < length) return;
+  note_window(now, delivered, round_trip);
+  begin_window(now, delivered);
+}
+
+void FlightLimit::has_room(TimePoint now, Duration round_trip) {
+  full_ = false;
+  if (round_trip > Duration::zero()) note_round_trip(now, round_trip);
+}
+
+Duration FlightLimit::usual_length() const {
+  return std::max(shortest(), kLeastRoundTrip);
+}
+
+void FlightLimit::begin_window(TimePoint now, std::uint64_t delivered) {
+  windows_[count_++ % kAveraged] = {now, delivered};
+  full_ = true;
+}
+
+/// A period that was busy throughout has seen no round trip without its own queue.
+void FlightLimit::note_round_trip(TimePoint now, Duration round_trip) {
+  if (period_ == TimePoint::min() || now - period_ >= kPeriod) {
+    const bool recent = period_ != TimePoint::min() && now - period_ < 2 * kPeriod;
+    shortest_before_ = recent ? shortest_ : Duration::max();
+    shortest_ = Duration::max();
+    draining_ = recent && std::exchange(busy_, true);
+    period_ = now;
+  }
+  shortest_ = std::min(shortest_, round_trip);
+  if (draining_ && now - period_ > 2 * usual_length()) draining_ = false;
+}
+
+double FlightLimit::rate_since(std::size_t windows_ago, TimePoint now, std::uint64_t delivered) const {
+  const Window& from = windows_[(count_ - windows_ago) % kAveraged];
+  return static_cast<double>(delivered - from.delivered) / to_seconds(now - from.begin);
+}
+
+/// At the beginning every round trip counts, as the rate doubles with each; later the mean of several. Where there was
+/// little to send, that says only that the path carries at least so much.
+void FlightLimit::note_window(TimePoint now, std::uint64_t delivered, Duration round_trip) {
+  if (draining_) return;
+  if (!beginning_) {
+    if (count_ < kAveraged) return;
+    const double rate = rate_since(kAveraged, now, delivered);
+    if (full_ || rate > fastest_) note_rate(rate);
+    return;
+  }
+  const double rate = rate_since(1, now, delivered);
+  const bool queueing = to_seconds(round_trip) > kQueueing * to_seconds(usual_length());
+  level_ = rate >= fastest_ * kGrowth ? 0 : level_ + (full_ ? 1 : 0);
+  if (queueing || level_ >= kLevel) {
+    beginning_ = false;
+    rates_.fill(0);
+    return note_rate(rate_since(std::min<std::size_t>(count_, 2), now, delivered));
+  }
+  note_rate(rate);
+}
+
+void FlightLimit::note_rate(double rate) {
+  rates_[next_rate_++ % kRates] = rate;
+  fastest_ = *std::ranges::max_element(rates_);
+  const double room = (beginning_ ? kFirstGain : kGain) * fastest_ * to_seconds(usual_length());
+  limit_ = std::max(kLeast, static_cast<std::uint64_t>(room));
+}
+
+double FlightLimit::rate() const noexcept {
+  return beginning_ || shortest() < kShortPath ? 0 : fastest_;
+}
+
+Duration FlightLimit::pause(std::uint64_t in_flight) const {
+  const std::uint64_t allowed = bytes();
+  if (in_flight <= allowed || fastest_ <= 0) return Duration::zero();
+  return std::clamp<Duration>(from_seconds(static_cast<double>(in_flight - allowed) / fastest_), kShortestPause,
+                              kLongestPause);
+}
+
+TcpProgress tcp_progress(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  if (size < offsetof(tcp_info, tcpi_delivered) + sizeof info.tcpi_delivered) return {};
+  return {std::uint64_t{info.tcpi_delivered} * info.tcpi_snd_mss, std::chrono::microseconds(info.tcpi_rtt)};
+}
+
+}  // namespace cohive::transport

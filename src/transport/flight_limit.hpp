@@ -1,0 +1,82 @@
+// FlightLimit: how many bytes a connection may have on their way, from what its network has shown so far.
+//
+// A kernel sends as much as the peer's window allows, whatever the path carries: what does not fit waits in the queue of
+// the thinnest link, delays all that shares it, and is dropped when the queue is full. (BBR does so in particular where
+// the peer's window, not the link, bounds it: it takes that for an application that has little to send, and goes on as at
+// its start, at 2.9 times the rate of the link.) A path is full with its rate times its round trip; half as much more
+// bridges what varies. The rate is what arrives per second. Acknowledgements that share a full queue on their way back
+// come in bursts, so it is counted over several round trips. The round trip is the shortest of the last half minute, so
+// that beside connections that fill the queue this one does not starve; now and then the queue is let run empty for it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+
+#include "cohive/core/time.hpp"
+
+namespace cohive::transport {
+
+class FlightLimit {
+ public:
+  static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+  static constexpr std::uint64_t kLeast = 256 * 1024;  // always allowed: no more than yamux's first window
+  static constexpr std::uint64_t kFew = kLeast / 2;    // below, there has been little to send
+
+  /// Takes what the kernel tells before a write.
+  /// \param delivered   bytes that the peer has acknowledged, in whatever order, since the connection began
+  /// \param in_flight   bytes that it has not
+  /// \param round_trip  of late
+  void observe(TimePoint now, std::uint64_t delivered, std::uint64_t in_flight, Duration round_trip);
+  /// The same where so little is on its way that there is no need to ask about deliveries.
+  void has_room(TimePoint now, Duration round_trip);
+
+  /// Bytes that may be on their way; kNone while nothing is known.
+  std::uint64_t bytes() const noexcept { return draining_ ? std::max(kLeast, limit_ / 4) : limit_; }
+  /// Bytes per second that the path carries; 0 while that is being found out, and on short paths, whose queues are soon
+  /// empty again.
+  double rate() const noexcept;
+  /// How long a writer had better wait that has so many bytes on their way; zero: not at all.
+  Duration pause(std::uint64_t in_flight) const;
+
+ private:
+  /// The beginning of a round trip's worth of deliveries.
+  struct Window {
+    TimePoint begin{};
+    std::uint64_t delivered = 0;  // until then
+  };
+  void note_round_trip(TimePoint now, Duration round_trip);
+  void begin_window(TimePoint now, std::uint64_t delivered);
+  void note_window(TimePoint now, std::uint64_t delivered, Duration round_trip);
+  void note_rate(double rate);
+  double rate_since(std::size_t windows_ago, TimePoint now, std::uint64_t delivered) const;
+  Duration shortest() const { return std::min(shortest_, shortest_before_); }
+  Duration usual_length() const;
+
+  static constexpr std::size_t kAveraged = 4, kRates = 8;
+  TimePoint last_ = TimePoint::min();
+  std::array<Window, kAveraged> windows_{};  // without a pause between them; the newest one is not over
+  std::size_t count_ = 0;                    // of windows since a pause
+  bool full_ = true;                         // in the newest one there was always enough to send
+  Duration shortest_ = Duration::max(), shortest_before_ = Duration::max();  // of this period, and of the last one
+  TimePoint period_ = TimePoint::min();      // when this one began
+  bool busy_ = true;                         // all of this period
+  bool draining_ = false;                    // the queue, at the beginning of a period
+  bool beginning_ = true;                    // the rate still grows
+  int level_ = 0;                            // windows of the beginning without growth
+  std::array<double, kRates> rates_{};       // bytes per second
+  std::size_t next_rate_ = 0;
+  double fastest_ = 0;  // of these
+  std::uint64_t limit_ = kNone;
+};
+
+/// What the kernel knows of a TCP connection.
+struct TcpProgress {
+  std::uint64_t delivered = 0;
+  Duration round_trip{};
+};
+/// Of a socket; all is zero where the kernel does not tell.
+TcpProgress tcp_progress(int fd);
+
+}  // namespace cohive::transport

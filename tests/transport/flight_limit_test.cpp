@@ -1,0 +1,150 @@
+// A writer that always has more to send, over a path with a rate, a round trip and a queue.
+#include "transport/flight_limit.hpp"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+
+namespace cohive::transport {
+namespace {
+
+constexpr Duration kTick = 1ms;
+constexpr std::uint64_t kWrite = 64 * 1024;
+
+class Path {
+ public:
+  double rate = 12.5e6;  // bytes per second
+  Duration round_trip = 100ms;
+  Duration burst = 1ms;  // acknowledgements come together so often
+  FlightLimit limit;
+
+  /// Sends as much as may be sent.
+  void send_for(Duration time) {
+    for (const TimePoint end = now_ + time; now_ < end;) {
+      while (may_write()) sent_ += kWrite;
+      tick();
+    }
+  }
+  void idle_for(Duration time) {
+    for (const TimePoint end = now_ + time; now_ < end;) tick();
+  }
+  /// Bytes that arrive per second while it sends.
+  double throughput(Duration time) {
+    const double before = delivered_;
+    send_for(time);
+    return (delivered_ - before) / to_seconds(time);
+  }
+  double most_in_flight = 0;
+  double holds() const { return rate * to_seconds(round_trip); }
+
+ private:
+  double in_flight() const { return static_cast<double>(sent_) - acknowledged_; }
+  bool may_write() {
+    const auto flying = static_cast<std::uint64_t>(in_flight());
+    if (flying > 8 << 20) return false;  // the peer's window
+    const Duration queued = from_seconds((static_cast<double>(sent_) - left_) / rate);
+    if (flying < FlightLimit::kFew) {
+      limit.has_room(now_, round_trip + queued);
+      return true;
+    }
+    limit.observe(now_, static_cast<std::uint64_t>(acknowledged_), flying, round_trip + queued);
+    return limit.pause(flying) == Duration::zero();
+  }
+  void tick() {
+    most_in_flight = std::max(most_in_flight, in_flight());
+    now_ += kTick;
+    left_ = std::min(left_ + rate * to_seconds(kTick), static_cast<double>(sent_));
+    on_way_.push_back({now_ + round_trip, left_});
+    while (!on_way_.empty() && on_way_.front().first <= now_) {
+      delivered_ = std::max(delivered_, on_way_.front().second);
+      on_way_.pop_front();
+    }
+    if (now_.time_since_epoch() % burst == Duration::zero()) acknowledged_ = delivered_;
+  }
+
+  TimePoint now_{Duration(1s)};
+  std::uint64_t sent_ = 0;
+  double left_ = 0, delivered_ = 0, acknowledged_ = 0;  // the queue; arrived; known of
+  std::deque<std::pair<TimePoint, double>> on_way_;
+};
+
+TEST(FlightLimit, BoundsNothingUntilSomethingIsKnown) {
+  const FlightLimit limit;
+  EXPECT_EQ(limit.bytes(), FlightLimit::kNone);
+  EXPECT_EQ(limit.pause(1'000'000'000), Duration::zero());
+  EXPECT_EQ(limit.rate(), 0);
+}
+
+TEST(FlightLimit, FillsThePathAndHalfAsMuchAtMost) {
+  Path path;
+  path.send_for(3s);
+  path.most_in_flight = 0;
+  EXPECT_GT(path.throughput(10s), 0.97 * path.rate);
+  EXPECT_LT(path.most_in_flight, 1.6 * path.holds());
+  EXPECT_NEAR(path.limit.rate(), path.rate, 0.05 * path.rate);
+}
+
+TEST(FlightLimit, IsNotDeceivedByAcknowledgementsThatComeInBursts) {
+  Path path;
+  path.burst = 40ms;
+  path.send_for(3s);
+  path.most_in_flight = 0;
+  EXPECT_GT(path.throughput(10s), 0.85 * path.rate);
+  EXPECT_LT(path.most_in_flight, 1.9 * path.holds()) << "a burst is on its way, too";
+}
+
+TEST(FlightLimit, KeepsWhatItKnowsOverAPause) {
+  Path path;
+  path.send_for(3s);
+  path.idle_for(5s);
+  path.most_in_flight = 0;
+  path.send_for(500ms);
+  EXPECT_LT(path.most_in_flight, 1.6 * path.holds());
+}
+
+TEST(FlightLimit, FollowsALinkThatGetsFaster) {
+  Path path;
+  path.send_for(3s);
+  path.rate *= 4;
+  path.send_for(5s);
+  EXPECT_GT(path.throughput(5s), 0.95 * path.rate);
+}
+
+TEST(FlightLimit, FollowsALinkThatGetsSlower) {
+  Path path;
+  path.send_for(3s);
+  path.rate /= 4;
+  path.send_for(8s);
+  path.most_in_flight = 0;
+  path.send_for(5s);
+  EXPECT_LT(path.most_in_flight, 2.2 * path.holds());
+}
+
+TEST(FlightLimit, DoesNotStarveWhenTheWayGetsLonger) {
+  Path path;
+  path.round_trip = 40ms;
+  path.send_for(3s);
+  path.round_trip = 160ms;
+  path.send_for(60s);
+  EXPECT_GT(path.throughput(5s), 0.9 * path.rate);
+}
+
+TEST(FlightLimit, AQueueOfItsOwnIsNoLongerWay) {
+  Path path;
+  path.send_for(120s);
+  path.most_in_flight = 0;
+  path.send_for(40s);
+  EXPECT_LT(path.most_in_flight, 1.8 * path.holds()) << "periods that were busy throughout let the queue run empty";
+}
+
+TEST(FlightLimit, AShortPathIsNotPaced) {
+  Path path;
+  path.round_trip = 1ms;
+  path.rate = 500e6;
+  path.send_for(2s);
+  EXPECT_EQ(path.limit.rate(), 0);
+  EXPECT_GT(path.throughput(2s), 0.95 * path.rate);
+}
+
+}  // namespace
+}  // namespace cohive::transport

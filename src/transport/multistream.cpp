@@ -58,6 +58,7 @@ class LazyStream final : public Stream {
     if (!answered_) {
       if (!failure_) {
         auto answer = co_await check_answer(deadline);
+        if (!answer && answer.error() == cohive::Errc::timeout) co_return answer.error();  // it may come yet
         if (!answer) failure_ = answer.error();
       }
       if (failure_) co_return *failure_;
@@ -109,15 +110,19 @@ class LazyStream final : public Stream {
   }
 
   Task<Result<>> check_answer(Deadline deadline) {
-    StreamReader reader(*inner_);
-    CO_TRY(co_await expect_header(reader, *inner_, deadline));
-    CO_TRY(auto answer, co_await read_token(reader, *inner_, deadline));
+    if (!answer_) answer_.emplace(*inner_);
+    if (!header_seen_) CO_TRY(co_await expect_header(*answer_, *inner_, deadline));
+    header_seen_ = true;
+    CO_TRY(auto answer, co_await read_token(*answer_, *inner_, deadline));
     if (answer != protocol()) co_return not_supported(*inner_, protocol());
+    answer_.reset();  // what came behind it is the stream's again
     answered_ = true;
     co_return ok();
   }
 
   StreamPtr inner_;
+  std::optional<StreamReader> answer_;  // while it is being received
+  bool header_seen_ = false;
   Event proposed_;
   State state_ = State::fresh;
   bool close_after_proposal_ = false;

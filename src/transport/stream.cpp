@@ -1,6 +1,7 @@
 #include "cohive/transport/stream.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
@@ -35,9 +36,8 @@ Task<Result<>> StreamReader::read_into(MutableBytes into, Deadline deadline) {
   co_return ok();
 }
 
-Task<Result<Bytes>> StreamReader::read_exactly(std::size_t size, Deadline deadline) {
-  // Grows with what arrives: an announced length alone takes no memory.
-  Bytes bytes;
+/// Grows with what arrives: an announced length alone takes no memory.
+Task<Result<>> StreamReader::append_until(Bytes& bytes, std::size_t size, Deadline deadline) {
   while (bytes.size() < size) {
     CO_TRY(auto more, co_await fill(deadline));
     if (!more) co_return Error(cohive::Errc::end_of_stream, stream_.peer());
@@ -45,29 +45,37 @@ Task<Result<Bytes>> StreamReader::read_exactly(std::size_t size, Deadline deadli
     bytes.insert(bytes.end(), buffered_.data(), buffered_.data() + count);
     buffered_.remove_prefix(count);
   }
+  co_return ok();
+}
+
+Task<Result<Bytes>> StreamReader::read_exactly(std::size_t size, Deadline deadline) {
+  Bytes bytes;
+  CO_TRY(co_await append_until(bytes, size, deadline));
   co_return bytes;
 }
 
 Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit, Deadline deadline) {
-  Bytes prefix;
-  for (;;) {
+  while (!length_) {
     CO_TRY(auto more, co_await fill(deadline));
     if (!more) {
-      if (prefix.empty()) co_return std::optional<Bytes>();
+      if (prefix_.empty()) co_return std::optional<Bytes>();
       co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "length prefix");
     }
-    prefix.push_back(buffered_.data()[0]);
+    prefix_.push_back(buffered_.data()[0]);
     buffered_.remove_prefix(1);
-    const Varint length = read_varint(prefix);
+    const Varint length = read_varint(prefix_);
     if (length.status == VarintStatus::incomplete) continue;
     if (length.status == VarintStatus::invalid)
       co_return Error(cohive::Errc::malformed, stream_.peer(), "length prefix");
     if (length.value > limit)
       co_return Error(cohive::Errc::limit_exceeded, stream_.peer(),
                       "message of " + std::to_string(length.value) + " bytes");
-    CO_TRY(auto message, co_await read_exactly(length.value, deadline));
-    co_return std::optional<Bytes>(std::move(message));
+    length_ = length.value;
   }
+  CO_TRY(co_await append_until(message_, *length_, deadline));
+  length_.reset();
+  prefix_.clear();
+  co_return std::optional<Bytes>(std::exchange(message_, {}));
 }
 
 Task<Result<bool>> StreamReader::at_end(Deadline deadline) {

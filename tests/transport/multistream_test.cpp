@@ -171,6 +171,18 @@ TEST_F(Multistream, LazyReaderProposesToo) {
   EXPECT_EQ(as_text(got->view()), "news");
 }
 
+TEST_F(Multistream, LazyAnswerMayComeInPiecesAfterATimeout) {
+  auto lazy = select_lazily(std::move(stream_), "/chat/1");
+  const std::string answer = kHeader + token("/chat/1") + "news";
+  for (const std::size_t begin : {0, 5, 25}) {
+    const auto got = runtime_.run(lazy->read(runtime_.after(1s)));
+    ASSERT_FALSE(got);
+    EXPECT_EQ(got.error(), cohive::Errc::timeout);
+    send(answer.substr(begin, begin == 0 ? 5 : begin == 5 ? 20 : std::string::npos));
+  }
+  EXPECT_EQ(as_text(runtime_.run(lazy->read(runtime_.after(1s)))->view()), "news");
+}
+
 TEST_F(Multistream, LazyWriteDoesNotOvertakeAProposalThatWaits) {
   auto lazy = select_lazily(std::move(stream_), "/chat/1");
   wire_.stall(true);

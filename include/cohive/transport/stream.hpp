@@ -84,15 +84,19 @@ class StreamReader {
   /// Fills `into` completely.
   Task<Result<>> read_into(MutableBytes into, Deadline deadline);
   /// A varint-length-prefixed message; Errc::limit_exceeded before any memory is taken when longer than `limit`.
-  /// Memory grows with received bytes, not with the announced length. nullopt: clean end before a message.
+  /// Memory grows with received bytes, not with the announced length. nullopt: clean end before a message. After a
+  /// timeout it goes on where it was.
   Task<Result<std::optional<Bytes>>> read_message(std::size_t limit, Deadline deadline);
   /// True at a clean end of the stream with nothing left.
   Task<Result<bool>> at_end(Deadline deadline);
 
  private:
   Task<Result<bool>> fill(Deadline deadline);  // false: end
+  Task<Result<>> append_until(Bytes& bytes, std::size_t size, Deadline deadline);
   Stream& stream_;
   Slice buffered_;
+  Bytes prefix_, message_;               // of the message that is being read
+  std::optional<std::uint64_t> length_;  // the same
 };
 
 /// Writes a varint-length-prefixed message.

@@ -91,6 +91,12 @@ class ClientStreamOverHost final : public ClientStream {
     if (!sent) record_.outcome = outcome_of(sent.error());
     co_return sent;
   }
+  Task<Result<>> send_patiently(std::span<const ByteView> parts, Duration patience) override {
+    if (finished_) co_return Error(Errc::message_after_end, peer_);
+    auto sent = co_await writer_.write_patiently(Marker::message, parts, patience);
+    if (!sent) record_.outcome = outcome_of(sent.error());
+    co_return sent;
+  }
   Task<Result<>> finish(Deadline deadline) override {
     if (std::exchange(finished_, true)) co_return ok();
     co_return co_await writer_.write(Marker::error, {}, deadline);
@@ -110,6 +116,7 @@ class ClientStreamOverHost final : public ClientStream {
     co_return failed(handler_error(peer_, error.message()));
   }
   void expect_much() override { stream_->expect_much(); }
+  std::uint64_t received() const override { return reader_.bytes(); }
   const PeerId& peer() const override { return peer_; }
   std::uint64_t delivers() const override { return stream_->delivers(); }
 

@@ -93,25 +93,67 @@ Task<Result<std::optional<StreamRecord>>> RecordReader::next(Deadline deadline) 
   co_return std::optional<StreamRecord>(StreamRecord{marker, std::move(body)});
 }
 
-Task<Result<>> RecordWriter::write(Marker marker, std::span<const ByteView> parts, Deadline deadline) {
-  if (unfinished_) co_return Error(cohive::Errc::closed, stream_.peer(), "an earlier message is unfinished");
-  std::size_t size = 0;
-  for (ByteView part : parts) size += part.size();
-  if (size > kMaxStreamRecord)
-    co_return Error(Errc::frame_too_large, stream_.peer(), "record of " + std::to_string(size) + " bytes");
+namespace {
 
+std::array<std::uint8_t, kRecordHeader> header_of(Marker marker, std::size_t size) {
   std::array<std::uint8_t, kRecordHeader> header{static_cast<std::uint8_t>(marker)};
   std::uint64_t length = size;
   for (std::size_t i = kRecordHeader - 1; i > 0; --i, length >>= 8) header[i] = static_cast<std::uint8_t>(length);
-  std::vector<ByteView> all;
-  all.reserve(parts.size() + 1);
-  all.emplace_back(header);
-  all.insert(all.end(), parts.begin(), parts.end());
+  return header;
+}
 
+std::size_t size_of(std::span<const ByteView> parts) {
+  std::size_t size = 0;
+  for (ByteView part : parts) size += part.size();
+  return size;
+}
+
+}  // namespace
+
+Result<> RecordWriter::begin(std::size_t size) {
+  if (unfinished_) return Error(cohive::Errc::closed, stream_.peer(), "an earlier message is unfinished");
+  if (size > kMaxStreamRecord)
+    return Error(Errc::frame_too_large, stream_.peer(), "record of " + std::to_string(size) + " bytes");
   unfinished_ = true;
-  CO_TRY(co_await stream_.write(all, deadline));
+  return ok();
+}
+
+void RecordWriter::end(std::size_t size) {
   unfinished_ = false;
   bytes_ += kRecordHeader + size;
+}
+
+Task<Result<>> RecordWriter::write(Marker marker, std::span<const ByteView> parts, Deadline deadline) {
+  const std::size_t size = size_of(parts);
+  CO_TRY(begin(size));
+  const auto header = header_of(marker, size);
+  std::vector<ByteView> all{header};
+  all.insert(all.end(), parts.begin(), parts.end());
+  CO_TRY(co_await stream_.write(all, deadline));
+  end(size);
+  co_return ok();
+}
+
+Task<Result<>> RecordWriter::write_patiently(Marker marker, std::span<const ByteView> parts, Duration patience) {
+  const std::size_t size = size_of(parts);
+  CO_TRY(begin(size));
+  const auto header = header_of(marker, size);
+  std::vector<ByteView> left{header};
+  left.insert(left.end(), parts.begin(), parts.end());
+  std::ranges::reverse(left);
+  while (!left.empty()) {
+    std::vector<ByteView> stretch;
+    for (std::size_t room = kStretch; room > 0 && !left.empty();) {
+      ByteView& next = left.back();
+      stretch.push_back(next.first(std::min(room, next.size())));
+      room -= stretch.back().size();
+      next = next.subspan(stretch.back().size());
+      if (next.empty()) left.pop_back();
+    }
+    const Deadline deadline = patience > Duration::zero() ? stream_.runtime().after(patience) : Deadline::never();
+    CO_TRY(co_await stream_.write(stretch, deadline));
+  }
+  end(size);
   co_return ok();
 }
 

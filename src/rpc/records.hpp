@@ -58,12 +58,17 @@ class RecordReader {
 /// dropping, the stream carries half of it: later writes fail, and the stream must not be ended as if all were well.
 class RecordWriter {
  public:
+  static constexpr std::size_t kStretch = 128 * 1024;
   explicit RecordWriter(transport::Stream& stream) : stream_(stream) {}
   Task<Result<>> write(Marker marker, std::span<const ByteView> parts, Deadline deadline);
+  /// The same with a limit for each stretch of kStretch bytes; zero: none.
+  Task<Result<>> write_patiently(Marker marker, std::span<const ByteView> parts, Duration patience);
   bool unfinished() const noexcept { return unfinished_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
+  Result<> begin(std::size_t size);
+  void end(std::size_t size);
   transport::Stream& stream_;
   bool unfinished_ = false;
   std::uint64_t bytes_ = 0;

@@ -84,7 +84,11 @@ class ServerStreamOverStream final : public ServerStream {
   Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) override {
     co_return co_await writer_.write(Marker::message, parts, deadline);
   }
+  Task<Result<>> send_patiently(std::span<const ByteView> parts, Duration patience) override {
+    co_return co_await writer_.write_patiently(Marker::message, parts, patience);
+  }
   void expect_much() override { stream_.expect_much(); }
+  std::uint64_t received() const override { return reader_.bytes(); }
   const PeerId& peer() const override { return stream_.peer(); }
 
   /// Reads ahead a little, so that a caller that leaves is noticed while the handler works. Returns when it has left.

@@ -7,6 +7,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "receive_patiently.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -89,7 +90,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
   for (std::size_t i = 0; i < self.own_parts().size(); ++i) {
     if (i > 0) {
       const TimePoint begin = self.runtime_.now();
-      auto next = co_await stream.receive(limit_of(self.runtime_, self.setup_.sender_timeout));
+      auto next = co_await receive_patiently(self.runtime_, stream, self.setup_.sender_timeout);
       if (!next) co_return next.error();
       if (!*next) co_return Error(Errc::bad_partition, "parts are missing");
       self.traffic(sender).waited_for_part(self.runtime_.now() - begin);
@@ -178,6 +179,7 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
     Answering(AllReduce& s, std::size_t to) : self(s), sender(to) { self.answering_.insert(sender); }
     ~Answering() {
       self.answering_.erase(sender);
+      ++self.members_[sender].replies;
       self.answered_.notify_all();
     }
   };
@@ -208,7 +210,7 @@ Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t send
   if (made_of) append_made_of(envelope, as_text(*made_of));
   const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
   const TimePoint begin = runtime_.now();
-  auto done = co_await stream.send(std::span<const ByteView>(pieces), limit_of(runtime_, setup_.reducer_timeout));
+  auto done = co_await stream.send_patiently(pieces, setup_.reducer_timeout);
   if (done) count_sent(sender, buffer->size(), begin);
   co_return done;
 }

@@ -12,6 +12,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "lease.hpp"
+#include "receive_patiently.hpp"
 #include "redial.hpp"
 
 namespace cohive::averaging {
@@ -184,7 +185,7 @@ Task<void> AllReduce::watch_senders(AllReduce& self) {
 
 void AllReduce::ban_the_absent(std::size_t sender, Deadline absent, TimePoint now) {
   MemberState& member = members_[sender];
-  if (!absent.is_never() && now >= absent.at())
+  if (!absent.is_never() && now >= absent.at() && !setup_.is_arriving(peer(sender)))
     ban(sender, Error(cohive::Errc::timeout, peer(sender), "it never sent a part"));
   if (host_.connected(peer(sender))) {
     member.seen = true;
@@ -368,13 +369,13 @@ Task<void> AllReduce::encode_parts(AllReduce& self, TensorParts& tensors, std::s
 
 Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::ClientStream& call, std::size_t member,
                                  Exchange& exchange) {
+  const auto end = on_exit([&exchange] { exchange.sending = false; });
   EncodedParts encoded(self.runtime_, kPreparedAhead, "encoded parts");
   Nursery encoder(self.runtime_, "encoder");
   encoder.spawn(encode_parts(self, tensors, member, encoded), "encoder");
   Result<> sent = ok();
   for (std::size_t i = 0; i < self.parts_by_owner_[member].size() && sent; ++i) {
-    // Replies first: a member that waits for one holds its part and its sum in memory.
-    while (self.answering_.contains(member)) co_await self.answered_.wait();
+    co_await self.let_a_reply_go_first(member);
     const auto next = co_await encoded.receive();
     // Not every implementation would notice a NaN: an empty part, which all of them refuse, goes in its place.
     const bool usable = next && *next;
@@ -390,6 +391,13 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
   if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.peer(member)));
 }
 
+/// A member that waits for a reply holds its part and its sum in memory. It gets one reply for each part: on a slow link
+/// a member that got replies alone would take us for silent.
+Task<void> AllReduce::let_a_reply_go_first(std::size_t member) {
+  const std::size_t before = members_[member].replies;
+  while (answering_.contains(member) && members_[member].replies == before) co_await answered_.wait();
+}
+
 /// \param outgoing  null: there are no values
 Task<Result<>> AllReduce::send_part(rpc::ClientStream& call, std::size_t member, std::size_t index,
                                     const Outgoing* outgoing) {
@@ -401,7 +409,7 @@ Task<Result<>> AllReduce::send_part(rpc::ClientStream& call, std::size_t member,
   if (outgoing) append_commitment(envelope, outgoing->commitment);
   const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
   const TimePoint begin = runtime_.now();
-  auto sent = co_await call.send(std::span<const ByteView>(pieces), limit_of(runtime_, setup_.reducer_timeout));
+  auto sent = co_await call.send_patiently(pieces, setup_.reducer_timeout);
   if (sent && outgoing) count_sent(member, bytes.size(), begin);
   co_return sent;
 }
@@ -411,7 +419,8 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
   const auto& parts = parts_by_owner_[member];
   for (std::size_t& i = exchange.applied; i < parts.size(); ++i) {
     const TimePoint begin = runtime_.now();
-    auto reply = co_await call.receive(limit_of(runtime_, setup_.reducer_timeout));
+    auto reply = co_await receive_patiently(runtime_, call, setup_.reducer_timeout,
+                                            [&exchange] { return exchange.unanswered.empty() && exchange.sending; });
     if (!reply) co_return reply.error();
     if (!*reply) co_return Error(cohive::Errc::end_of_stream, "not all parts were returned");
     traffic(member).waited_for_result(runtime_.now() - begin);

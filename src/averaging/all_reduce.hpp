@@ -39,6 +39,7 @@ class AllReduce {
     Terms terms;
     Duration sender_timeout{}, reducer_timeout{};         ///< zero: none
     std::shared_ptr<std::vector<MemberTraffic>> traffic;  ///< for each member
+    std::function<bool(const PeerId&)> is_arriving;       ///< a first part of the member is on its way; of run()
   };
   /// What became of the parts.
   struct Outcome {
@@ -78,6 +79,7 @@ class AllReduce {
   /// What became of the parts that one reducer owns.
   struct Exchange {
     std::size_t applied = 0;
+    bool sending = true;  ///< parts are still to be sent
     std::optional<Error> failure;
     std::deque<EncodedStretch> unanswered;  ///< of parts that were sent: the bytes where they are still needed
   };
@@ -108,6 +110,7 @@ class AllReduce {
   static Task<void> encode_parts(AllReduce& self, TensorParts& tensors, std::size_t member, EncodedParts& encoded);
   static Task<void> send_parts(AllReduce& self, TensorParts& tensors, rpc::ClientStream& call, std::size_t member,
                                Exchange& exchange);
+  Task<void> let_a_reply_go_first(std::size_t member);
   Task<Result<>> send_part(rpc::ClientStream& call, std::size_t member, std::size_t index, const Outgoing* outgoing);
   Task<Result<>> receive_replies(TensorParts& tensors, rpc::ClientStream& call, std::size_t member, Exchange& exchange);
   Result<AnsweredPart> read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
@@ -163,6 +166,7 @@ class AllReduce {
     bool left = false;
     bool seen = false;                // connected, since we began
     bool redialled = false;           // since it was connected
+    std::size_t replies = 0;          // that it has got
     std::optional<TimePoint> gone{};  // when it was first found to be no longer
   };
   std::vector<MemberState> members_;

@@ -9,6 +9,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "core/bounded_parse.hpp"
+#include "receive_patiently.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -123,9 +124,22 @@ bool Rounds::is_awaited(const Held& held) const {
   return entry && !entry->triggered_ && entry->group_->index_of(held.peer);
 }
 
+bool Rounds::is_arriving(const PeerId& peer) const {
+  return std::ranges::any_of(arriving_, [&](const rpc::ServerStream* stream) {
+    return stream->peer() == peer && stream->received() >= kLeastProgress;
+  });
+}
+
+/// On a slow link that many streams share, half a megabyte takes its time.
+Task<Result<std::optional<Slice>>> Rounds::receive_first(rpc::ServerStream& stream) {
+  const auto place = arriving_.insert(arriving_.end(), &stream);
+  const auto arrived = on_exit([this, place] { arriving_.erase(place); });
+  co_return co_await receive_patiently(runtime_, stream, kFirstMessage);
+}
+
 Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
   stream.expect_much();
-  auto first = co_await stream.receive(runtime_.after(kFirstMessage));
+  auto first = co_await receive_first(stream);
   if (!first) co_return first.error();
   if (!*first) co_return Error(Errc::bad_partition, stream.peer(), "no part");
   auto message = parse_part(**first);

@@ -50,6 +50,8 @@ class Rounds {
     bool add(const std::string& id, std::shared_ptr<AllReduce> all_reduce);
     /// The round has succeeded: what is running goes on for members that need longer.
     void complete() { complete_ = true; }
+    /// Whether a first part of the peer is on its way: which round it is for is known only when it is there.
+    bool is_arriving(const PeerId& peer) const { return rounds_.is_arriving(peer); }
 
    private:
     friend class Rounds;
@@ -93,12 +95,14 @@ class Rounds {
   static Task<void> forget_first(Rounds& rounds);
   std::shared_ptr<PartLedger> find_ledger(const std::string& id) const;
 
+  Task<Result<std::optional<Slice>>> receive_first(rpc::ServerStream& stream);
   Entry* entry_of(const std::string& id) const;
   std::shared_ptr<AllReduce> find(const std::string& id) const;
   Verdict look_at(const Held& held) const;
   bool may_hold(const PeerId& peer) const;
   void make_room();
   bool is_awaited(const Held& held) const;
+  bool is_arriving(const PeerId& peer) const;
 
   Runtime& runtime_;
   const Limits limits_;
@@ -106,6 +110,7 @@ class Rounds {
   std::size_t searches_ = 0;
   std::vector<Entry*> entries_;
   std::deque<std::string> ended_;  // groups of the last rounds
+  std::list<const rpc::ServerStream*> arriving_;  // whose first message is being received
   std::list<Held> held_;
   std::deque<KeptLedger> kept_;  // the oldest first
   std::size_t serving_ = 0;      // members whose parts we average, or that have not got all results yet

@@ -59,7 +59,8 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
                          terms_,
                          setup_.limits.sender.value_or(Duration::zero()),
                          setup_.limits.reducer.value_or(Duration::zero()),
-                         traffic_};
+                         traffic_,
+                         [this](const PeerId& peer) { return entry_.is_arriving(peer); }};
   auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);
   if (!made) co_return made.error();
   if (!entry_.add(work_.group->id + phase, *made)) co_return Error(Errc::bad_partition, "a phase that has been before");

@@ -1,0 +1,33 @@
+// Waiting for a message of a peer whose link may be slow: as long as its bytes keep coming, the peer is not silent.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "cohive/averaging/group.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/result.hpp"
+#include "cohive/core/task.hpp"
+
+namespace cohive::averaging {
+
+/// Bytes that have to come within each `patience`: a part of half a megabyte may take eight of them, no more.
+inline constexpr std::uint64_t kLeastProgress = 64 * 1024;
+
+/// The next message of an rpc::ClientStream or rpc::ServerStream, which lives until then, as what `is_early` refers to.
+/// \param patience  for a message of which little comes; zero: no limit
+/// \param is_early  tells that the peer cannot be expected to send it yet
+template <class Stream>
+Task<Result<std::optional<Slice>>> receive_patiently(Runtime& runtime, Stream& stream, Duration patience,
+                                                     std::function<bool()> is_early = nullptr) {
+  for (;;) {
+    const std::uint64_t before = stream.received();
+    auto message = co_await stream.receive(limit_of(runtime, patience));
+    const bool late = !message && message.error() == cohive::Errc::timeout;
+    if (!late) co_return message;
+    const bool early = is_early && is_early();
+    if (!early && stream.received() < before + kLeastProgress) co_return message;
+  }
+}
+
+}  // namespace cohive::averaging

@@ -1,0 +1,69 @@
+// Links that carry a part for seconds: who is slow is not silent.
+#include "averaging/averaging_fixture.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+class SlowLinks : public Averaging {
+ protected:
+  void add_peers(std::size_t values, std::size_t part_size, double bytes_per_second) {
+    auto options = quick();
+    options.part_size_bytes = part_size;
+    options.sender_timeout = 2s;
+    options.reducer_timeout = 4s;
+    options.allreduce_timeout = 10min;
+    for (int i = 0; i < 2; ++i) {
+      add(options, values);
+      set_line(peers.size(), bytes_per_second);
+    }
+  }
+  void set_line(std::size_t number, double rate) {
+    swarm.fabric().set_line(sim::Swarm::ip(number), {rate, rate});
+  }
+  /// Both have a group; the second one is ready a little later.
+  std::vector<Result<RoundResult>> average_one_after_another() {
+    auto rounds = begin_all();
+    swarm.pass(4s);
+    rounds[0].trigger();
+    swarm.pass(300ms);
+    rounds[1].trigger();
+    std::vector<Result<RoundResult>> results;
+    for (auto& round : rounds) results.push_back(swarm.run(round.result()));
+    return results;
+  }
+  void expect_averaged(const std::vector<Result<RoundResult>>& results) {
+    for (const auto& result : results) {
+      ASSERT_TRUE(result) << result.error();
+      EXPECT_EQ(result->parts_failed, 0u);
+      EXPECT_TRUE(result->lost_senders.empty());
+    }
+    for (const auto& peer : peers) EXPECT_EQ(peer->a, std::vector<float>(peer->a.size(), 0.5f));
+  }
+};
+
+TEST_F(SlowLinks, AMemberThatAnswersSendsItsOwnPartsBesideTheAnswers) {
+  add_peers(3'000'000, 1 << 16, 1e6);  // one that only answered would send no part for six seconds
+  expect_averaged(average_one_after_another());
+}
+
+TEST_F(SlowLinks, APartIsWaitedForAsLongAsItsBytesKeepComing) {
+  add_peers(500'000, 1 << 19, 100e3);  // ten seconds for a part beside an answer
+  expect_averaged(average_one_after_another());
+}
+
+TEST_F(SlowLinks, AMemberOfWhichAlmostNothingComesIsLeftOut) {
+  add_peers(500'000, 1 << 19, 100e3);
+  auto rounds = begin_all();
+  swarm.pass(4s);
+  for (auto& round : rounds) round.trigger();
+  swarm.pass(1s);
+  set_line(2, 1e3);
+  const TimePoint begin = swarm.runtime().now();
+  const auto result = swarm.run(rounds[0].result());
+  ASSERT_TRUE(result) << result.error();
+  EXPECT_EQ(result->lost_senders, std::vector{id(1)});
+  EXPECT_LT(swarm.runtime().now() - begin, 1min);
+}
+
+}  // namespace
+}  // namespace cohive::averaging

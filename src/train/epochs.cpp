@@ -167,7 +167,7 @@ Task<void> Run::Impl::average_state(Update& update) {
   if (outcome.publishable) update.publishable = true;
   update.report.state_group = outcome.group();
   if (outcome.result) update.report.bytes_sent += outcome.result->bytes_sent;
-  tracker.restart_timer();
+  update.released.is_set() ? tracker.restart_timer() : tracker.training_resumes();
 }
 
 /// As in hivemind: a peer that has missed the gradients learns it now, instead of being waited for in the next round.

@@ -135,6 +135,7 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
     global.epoch = epoch;
     global.claimed = std::max(global.claimed, epoch);
     global.samples = global.own_samples = 0;
+    others_.clear();
     global.eta = dht_.now() + kFarAway;
     set(global);
   }
@@ -147,6 +148,15 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
 
 void ProgressTracker::restart_timer() {
   ema_.reset_timer(uptime());
+}
+
+void ProgressTracker::training_resumes() {
+  restart_timer();
+  resumed_ = dht_.now();
+  GlobalProgress global = snapshot();
+  if (others_.empty() || global.epoch != epoch_) return;
+  global.eta = dht_.now() + until_target(global);
+  set(global);
 }
 
 void ProgressTracker::publish() {
@@ -325,9 +335,9 @@ ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>
 
 /// \param found  the record that the entries are from: some of its entries were drawn, or all are there
 void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global) {
-  const double now = dht_.now();
   global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
-  double estimated = global.samples, clients = 0;
+  double clients = 0;
+  others_.clear();
   const auto own =
       static_cast<std::size_t>(std::ranges::count(entries, key_->ownership_marker(), &Entry::marker));
   const std::size_t others = found.entries().size() - own;
@@ -341,19 +351,28 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetRe
     global.samples_per_second += like * speed;
     if (entry.epoch != global.epoch || ours) continue;
     global.samples += like * entry.samples;
-    estimated += like * (entry.samples + std::max(0.0, now - entry.time) * speed);
+    others_.push_back({like * entry.samples, like * speed, entry.time});
   }
   const double represented = each * static_cast<double>(entries.size() - own);
   global.peers = static_cast<std::size_t>(std::lround(represented)) + (drawn_ ? 1 : own);
   global.clients = static_cast<std::size_t>(std::lround(clients));
-  const double wait = std::max(0.0, options_.target_batch_size - estimated) / global.samples_per_second;
+  const double wait = until_target(global);
   const auto peers = static_cast<double>(global.peers);
   const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
-  global.eta = now + wait;
+  global.eta = dht_.now() + wait;
   const Duration least = least_period(global.peers);
   // A peer that has just begun to look may see a run grow from one trainer to a hundred: it looks again and again.
   const Duration longest = std::clamp<Duration>(runtime_.now() - started_, least, options_.max_refresh_period);
   next_fetch_ = runtime_.now() + std::clamp<Duration>(from_seconds(wait * peers / expected), least, longest);
+}
+
+/// Seconds, if the others have gone on at their speed since they reported, or since this one could train again.
+double ProgressTracker::until_target(const GlobalProgress& global) const {
+  const double now = dht_.now();
+  double samples = global.own_samples;
+  for (const Other& other : others_)
+    samples += other.samples + std::max(0.0, now - std::max(other.time, resumed_)) * other.samples_per_second;
+  return std::max(0.0, options_.target_batch_size - samples) / global.samples_per_second;
 }
 
 /// The record grows with the peers, and so does the number of its readers.
@@ -381,6 +400,7 @@ Task<void> ProgressTracker::refresh() {
     co_return;
   }
   std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
+  others_.clear();
   drawn_ = found && found->is_drawn();
   bind_peers(entries);
   GlobalProgress global;

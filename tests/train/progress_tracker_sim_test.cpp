@@ -267,6 +267,19 @@ TEST_F(Progress, AveragingDoesNotCountAsSlowTraining) {
   EXPECT_NEAR(first.snapshot().samples_per_second, 10, 1);
 }
 
+TEST_F(Progress, MembersOfARoundAreNotTakenToHaveTrainedMeanwhile) {
+  auto &first = add_trainer(), &second = add_trainer();
+  for (int i = 0; i < 20; ++i)
+    for (auto* tracker : {&first, &second}) train(*tracker, 0, 20, 1);  // 10 a second
+  for (auto* tracker : {&first, &second}) tracker->update_epoch(1);
+  swarm.pass(20s);  // the parameters are averaged
+  for (auto* tracker : {&first, &second}) tracker->training_resumes();
+  const double now = first.runtime().wall_time();
+  EXPECT_NEAR(first.snapshot().eta - now, kTarget / 20, 5);
+  swarm.run(first.refresh());
+  EXPECT_NEAR(first.snapshot().eta - now, kTarget / 20, 5) << "nor by the next look";
+}
+
 TEST_F(Progress, AClockThatIsSetBackMakesNobodyInfinitelyFast) {
   auto& first = add_trainer();
   swarm.pass(5s);

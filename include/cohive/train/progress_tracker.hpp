@@ -87,6 +87,9 @@ class ProgressTracker {
   double own_samples_per_second() const { return ema_.samples_per_second(); }
   /// Leaves the time since the last report out of the measured speed: it went into something else than training.
   void restart_timer();
+  /// Goes on after a round for which this trainer has waited, and the members with it: neither it nor they have made
+  /// samples meanwhile.
+  void training_resumes();
   /// Notes the members of a round that has ended. A trainer that was not among them is not expected in the next round
   /// until it reports again: what a peer reported before it vanished is kept for metadata_expiration.
   void took_part(const std::vector<PeerId>& members);
@@ -138,6 +141,7 @@ class ProgressTracker {
   };
   Speeds compare_speeds(const std::vector<Entry>& entries);
   void add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global);
+  double until_target(const GlobalProgress& global) const;
   Duration least_period(std::size_t peers) const;
   bool looked_ = false;
   bool drawn_ = false;  // the trainers in sight are some of them
@@ -150,6 +154,12 @@ class ProgressTracker {
   PerformanceEma ema_;
   std::uint64_t epoch_ = 0;
   double samples_ = 0;
+  /// What another trainer of this epoch has reported.
+  struct Other {
+    double samples, samples_per_second, time;  // when, by its own clock
+  };
+  std::vector<Other> others_;
+  double resumed_ = 0;  // Unix seconds
   std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
   bool unpublished_ = false, fetch_now_ = false, stored_ = false;
   Condition changed_, fetch_wanted_, seen_;

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """How much of their speed trainers keep while some of them are killed and replaced: the same swarm quiet, then with faults.
 
-    tools/bench/killed_trainers.py [--trainers 5] [--every 5] [--seconds 90] [--seed 1] [--target-batch-size 512] [--bin build/release/bin] [--json]
+    tools/bench/killed_trainers.py [--trainers 5] [--every 5] [--seconds 90] [--seed 1] [--target-batch-size 512] [--pause SECONDS] [--bin build/release/bin] [--json]
 
 Every --every seconds one trainer is killed (SIGKILL), and another one started at once. Printed: epochs per second without and with the
 faults, their ratio, and how long newcomers took from their start to their first epoch. All of it shares this machine's cores: what
-starting a program costs is part of the loss.
+starting a program costs is part of the loss. With --pause a batch takes no processor time but a pause, as where a GPU computes, and
+trainers do not slow each other down; the target is then in batches.
 """
 
 import argparse
@@ -28,7 +29,7 @@ class Program:
     def __init__(self, log, *command):
         self.log, self.started, self.first_epoch = log, time.monotonic(), None
         with log.open("wb") as output:
-            self.process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output)
+            self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     def epoch(self):
         with self.log.open("rb") as log:
@@ -60,6 +61,12 @@ class Swarm:
 
     def start_trainer(self):
         self.count += 1
+        if self.options.pause:
+            batches = self.options.target_batch_size // self.options.trainers
+            self.trainers.append(Program(self.folder / f"trainer{self.count}.log", self.options.bin / "cohive-bench-trainer", "--until-killed",
+                                         "--initial-peers", self.initial_peers, "--tensors", 1, "--rows", 256, "--columns", 256, "--matchmaking-time", 2,
+                                         "--averaging-timeout", 15, "--work", self.options.pause, "--batches", batches, "--peers", self.options.trainers))
+            return
         self.trainers.append(Program(self.folder / f"trainer{self.count}.log", self.options.bin / "cohive-train", "--text", ROOT / "README.md",
                                      "--initial-peers", self.initial_peers, *RUN, "--target-batch-size", self.options.target_batch_size,
                                      "--seed", self.count))
@@ -111,6 +118,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--target-batch-size", type=int, default=512)
+    parser.add_argument("--pause", type=float, help="seconds of a batch that takes no processor time")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

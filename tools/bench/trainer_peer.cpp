@@ -1,6 +1,7 @@
 // cohive-bench-trainer: one peer of tools/bench/optimizer_vs_hivemind.py. A training loop whose model is nothing but memory:
 // gradients that cost little, other work that is a pause (what a GPU would do), and the calls that are measured. Begins
-// with the first line of its standard input; prints its address, then its numbers.
+// with the first line of its standard input, or with its end; prints its address, then its numbers. With --until-killed it
+// trains on and prints each epoch, as tools/bench/killed_trainers.py wants it.
 #include <sys/resource.h>
 #include <torch/torch.h>
 
@@ -24,7 +25,7 @@ struct Options {
   cohive::OptimizerOptions optimizer;
   std::int64_t tensors = 24, rows = 2048, columns = 2048, batches = 16, peers = 2, epochs = 4;
   double work = 0.1, matchmaking_time = 2, averaging_timeout = 60;
-  bool plain = false, fp16 = false;
+  bool plain = false, fp16 = false, until_killed = false;
   std::string algorithm = "adam";
 };
 
@@ -86,7 +87,7 @@ int run(const Options& options) {
   std::vector<std::size_t> groups;
   double in_calls = 0;
   auto epoch_start = Clock::now();
-  while (static_cast<std::int64_t>(epochs.size()) <= options.epochs) {
+  while (options.until_killed || static_cast<std::int64_t>(epochs.size()) <= options.epochs) {
     optimizer.zero_grad();
     backward(parameters);
     const auto start = Clock::now();
@@ -94,7 +95,9 @@ int run(const Options& options) {
     const double took = seconds_since(start);
     in_calls += took;
     (report.epoch_changed ? ends : plain).push_back(took);
-    if (report.epoch_changed) {
+    if (options.until_killed && (report.epoch_changed || report.loaded_state)) {
+      std::cout << "epoch " << report.epoch << std::endl;
+    } else if (report.epoch_changed) {
       groups.push_back(report.grad_group);
       lost.push_back(std::exchange(in_calls, 0));
       epochs.push_back(seconds_since(epoch_start));
@@ -143,6 +146,7 @@ int main(int argc, char** argv) {
   app.add_option("--averaging-timeout", o.averaging_timeout);
   app.add_option("--algorithm", o.algorithm);
   app.add_flag("--fp16", o.fp16);
+  app.add_flag("--until-killed", o.until_killed);
   app.add_option("--delay-state-averaging", optimizer.delay_state_averaging);
   app.add_option("--delay-optimizer-step", optimizer.delay_optimizer_step);
   app.add_option("--delay-grad-averaging", optimizer.delay_grad_averaging);

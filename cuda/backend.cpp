@@ -44,11 +44,11 @@ class DeviceGradientRound final : public train::GradientRound {
     const Lanes::Taken lane(*lanes_, co_await lanes_->turn());
     if (!steps_in_round()) {
       Queued queued(lane->stream);
-      co_await clip(lane->stream);
+      co_await clip(*lane);
       shared_->steps.queue_all(lane->stream).value();
       (co_await queued.done(lanes_->runtime())).value();
     }
-    (co_await shared_->steps.finish(lanes_->runtime(), lane->stream)).value();
+    (co_await shared_->steps.finish(*lanes_, *lane)).value();
   }
 
  private:
@@ -60,12 +60,12 @@ class DeviceGradientRound final : public train::GradientRound {
 
   bool steps_in_round() const { return !shared_->steps.empty() && !shared_->work.max_norm; }
 
-  Task<void> clip(Stream& stream) {
+  Task<void> clip(Lane& lane) {
     const auto& sums = shared_->work.sums;
-    const double squares = (co_await square_sum(lanes_->runtime(), stream, sums)).value();
+    const double squares = (co_await square_sum(*lanes_, lane, sums)).value();
     const double factor = optim::clip_coefficient(squares, *shared_->work.max_norm);
     if (factor >= 1) co_return;
-    for (const auto& sum : sums) scale_async(stream, sum.values, static_cast<float>(factor)).value();
+    for (const auto& sum : sums) scale_async(lane.stream, sum.values, static_cast<float>(factor)).value();
   }
 
   const std::shared_ptr<Lanes> lanes_;

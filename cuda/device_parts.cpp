@@ -23,8 +23,6 @@ using averaging::Terms;
 
 namespace {
 
-using Pinned = std::shared_ptr<const HostBuffer>;
-
 std::span<float> floats_of(const HostBuffer& buffer, std::size_t count) {
   return buffer.floats().first(count);
 }
@@ -67,6 +65,7 @@ struct DeviceParts::Impl {
         tensors(std::move(memory)),
         options(std::move(how)),
         lanes(options.lanes),
+        moving(loop, 1, "residuals on their way to a GPU"),
         scaled(infos.size()),
         final(infos.size()) {
     bool fits = infos.size() == tensors.size() && (lanes || options.streams > 0) &&
@@ -80,9 +79,10 @@ struct DeviceParts::Impl {
   Result<> finished(const Stretch& stretch, bool averaged, Stream& stream);
   Result<> keep(const Stretch& stretch, Stream& stream);
   kernels::Applied destination(const Stretch& stretch) const;
-  Result<std::span<float>> owed(const Stretch& stretch, codec::Codec codec);
+  Task<Result<std::shared_ptr<DeviceResiduals>>> residuals_there(std::size_t tensor);
+  Task<Result<std::span<float>>> owed(Stretch stretch, codec::Codec codec);
   Task<Result<Pinned>> download_corrected(Stretch stretch, codec::Codec codec);
-  Result<> note_delivery(Lane& lane, const Stretch& stretch, const Answer::Sent& sent);
+  Task<Result<>> note_delivery(Lane& lane, Stretch stretch, const Answer::Sent& sent);
   Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec);
   /// What came for a stretch, checked and in pinned memory.
   struct Arrived {
@@ -99,6 +99,7 @@ struct DeviceParts::Impl {
   const std::vector<TensorSpan> tensors;
   const DevicePartsOptions options;
   std::shared_ptr<Lanes> lanes;
+  Semaphore moving;
   averaging::StretchSet scaled, final;
   std::size_t averaged = 0;
 };
@@ -166,27 +167,35 @@ Result<> DeviceParts::Impl::keep(const Stretch& stretch, Stream& stream) {
 
 // ---- From the device
 
-/// What is owed of a stretch that travels in this codec; empty: nothing. It stays on the device from the first time on.
-Result<std::span<float>> DeviceParts::Impl::owed(const Stretch& stretch, codec::Codec codec) {
-  if (!options.residuals || !codec::info(codec).error_feedback) return std::span<float>();
-  codec::Residuals& residuals = (*options.residuals)[stretch.tensor];
-  if (residuals.empty()) return std::span<float>();
-  auto there = DeviceResiduals::find(residuals);
-  if (!there) {
-    auto moved = DeviceResiduals::move(residuals, lanes->device());
-    if (!moved) return moved.error();
-    there = std::move(*moved);
-  }
-  return there->owed(stretch.offset, stretch.length);
+/// Residuals on the device, where they stay from the first time on.
+Task<Result<std::shared_ptr<DeviceResiduals>>> DeviceParts::Impl::residuals_there(std::size_t tensor) {
+  codec::Residuals& residuals = (*options.residuals)[tensor];
+  if (auto there = DeviceResiduals::find(residuals)) co_return there;
+  const auto turn = co_await moving.acquire();
+  if (auto there = DeviceResiduals::find(residuals)) co_return there;  // another stretch of the tensor was first
+  auto copied = co_await runtime.offload([all = options.residuals, tensor, device = lanes->device()] {
+    return DeviceResiduals::copy_of((*all)[tensor], device);
+  });
+  if (copied) residuals.keep_in(*copied);
+  co_return copied;
+}
+
+/// What is owed of a stretch that travels in this codec; empty: nothing.
+Task<Result<std::span<float>>> DeviceParts::Impl::owed(Stretch stretch, codec::Codec codec) {
+  if (!options.residuals || !codec::info(codec).error_feedback) co_return std::span<float>();
+  if ((*options.residuals)[stretch.tensor].empty()) co_return std::span<float>();
+  const auto there = co_await residuals_there(stretch.tensor);
+  if (!there) co_return there.error();
+  co_return (*there)->owed(stretch.offset, stretch.length);
 }
 
 /// The values, and what is owed of them.
 Task<Result<Pinned>> DeviceParts::Impl::download_corrected(Stretch stretch, codec::Codec codec) {
   const Lanes::Taken lane(*lanes, co_await lanes->turn());
   const std::size_t bytes = stretch.length * sizeof(float);
-  auto to = lanes->pinned().take(bytes);
+  auto to = co_await lanes->pinned(bytes);
   if (!to) co_return to.error();
-  const auto due = owed(stretch, codec);
+  const auto due = co_await owed(stretch, codec);
   if (!due) co_return due.error();
   if (auto room = lane->grow_decoded(due->empty() ? 0 : bytes); !room) co_return room.error();
   Queued queued(lane->stream);
@@ -205,33 +214,28 @@ Task<Result<Pinned>> DeviceParts::Impl::download_corrected(Stretch stretch, code
 
 /// Queues noting what the codec has lost of what was sent, as long as the values are those that were. The lane has room for
 /// it.
-Result<> DeviceParts::Impl::note_delivery(Lane& lane, const Stretch& stretch, const Answer::Sent& sent) {
-  if (!options.residuals) return ok();
-  codec::Residuals& residuals = (*options.residuals)[stretch.tensor];
+Task<Result<>> DeviceParts::Impl::note_delivery(Lane& lane, Stretch stretch, const Answer::Sent& sent) {
+  if (!options.residuals) co_return ok();
   const bool lost = sent.codec != codec::Codec::none;
-  if (!lost && residuals.empty()) return ok();
-  auto there = DeviceResiduals::find(residuals);
-  if (!there) {
-    auto moved = DeviceResiduals::move(residuals, lanes->device());
-    if (!moved) return moved.error();
-    there = std::move(*moved);
-  }
-  const auto due = there->owed(stretch.offset, stretch.length);
-  if (!lost) return clear_async(lane.stream, due);
+  if (!lost && (*options.residuals)[stretch.tensor].empty()) co_return ok();
+  const auto there = co_await residuals_there(stretch.tensor);
+  if (!there) co_return there.error();
+  const auto due = (*there)->owed(stretch.offset, stretch.length);
+  if (!lost) co_return clear_async(lane.stream, due);
   const auto values = own(stretch, lane.stream);
-  if (!values) return values.error();
+  if (!values) co_return values.error();
   const auto bytes = lane.encoded.bytes().first(sent.encoded.bytes.size());
-  if (auto up = lane.stream.upload_async(sent.encoded.bytes, bytes.data()); !up) return up;
-  if (auto added = add_async(lane.stream, *values, 1, due); !added) return added;
-  return accumulate_async(lane.stream, sent.codec, bytes, -1, due);
+  if (auto up = lane.stream.upload_async(sent.encoded.bytes, bytes.data()); !up) co_return up;
+  if (auto added = add_async(lane.stream, *values, 1, due); !added) co_return added;
+  co_return accumulate_async(lane.stream, sent.codec, bytes, -1, due);
 }
 
 Task<Result<EncodedStretch>> DeviceParts::Impl::encode(Stretch stretch, codec::CodecSpec codec) {
   const Lanes::Taken lane(*lanes, co_await lanes->turn());
   const std::size_t bytes = *encoded_size(codec, stretch.length);
-  auto to = lanes->pinned().take(bytes);
+  auto to = co_await lanes->pinned(bytes);
   if (!to) co_return to.error();
-  const auto due = owed(stretch, codec.codec);
+  const auto due = co_await owed(stretch, codec.codec);
   if (!due) co_return due.error();
   if (auto room = lane->grow_encoded(bytes); !room) co_return room.error();
   if (auto room = lane->grow_decoded(scratch_size(codec.codec, stretch.length)); !room) co_return room.error();
@@ -268,7 +272,7 @@ Task<Result<std::shared_ptr<OwnContribution>>> DeviceParts::contribute(Stretch s
 Task<Result<DeviceParts::Impl::Arrived>> DeviceParts::Impl::receive(std::shared_ptr<const averaging::EncodedPart> part,
                                                                     std::size_t count) {
   const std::size_t values = count * sizeof(float);
-  auto to = lanes->pinned().take(std::max(part->buffer.size(), values));
+  auto to = co_await lanes->pinned(std::max(part->buffer.size(), values));
   if (!to) co_return to.error();
   co_return co_await runtime.offload([part, count, values, to = *to]() -> Result<Arrived> {
     const auto decoder = averaging::open_finite(*part, count);
@@ -309,7 +313,7 @@ Task<Result<>> DeviceParts::apply(Stretch stretch, Answer answer, Terms terms) {
   Queued queued(stream);
   if (const auto values = self.own(stretch, stream); !values) co_return values.error();
   if (answer.sent && terms.weight > 0)
-    if (auto noted = self.note_delivery(*lane, stretch, *answer.sent); !noted) co_return noted;
+    if (auto noted = co_await self.note_delivery(*lane, stretch, *answer.sent); !noted) co_return noted;
   if (auto sent = self.upload(*lane, *arrived, decoded); !sent) co_return sent;
   if (!as_it_is) {
     const auto apply = answer.form == Answer::Form::average ? &kernels::apply_average : &kernels::apply_difference;

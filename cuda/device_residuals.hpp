@@ -8,13 +8,13 @@
 
 namespace cohive::cuda {
 
-/// The spans are for queued work; read() and write(), for checkpoints, block until they are done.
+/// The spans are for queued work; what else is here blocks until it is done.
 class DeviceResiduals final : public codec::ResidualsMemory {
  public:
   /// Residuals that are kept on a device already; null for others.
   static std::shared_ptr<DeviceResiduals> find(const codec::Residuals& residuals);
-  /// Moves residuals of the host there, which blocks, once for each tensor. Errors: Errc::out_of_memory.
-  static Result<std::shared_ptr<DeviceResiduals>> move(codec::Residuals& residuals, int device);
+  /// Copies residuals of the host there, to be kept there (keep_in). Errors: Errc::out_of_memory.
+  static Result<std::shared_ptr<DeviceResiduals>> copy_of(const codec::Residuals& residuals, int device);
 
   /// Returns what is owed of a stretch.
   std::span<float> owed(std::size_t first, std::size_t count) const { return memory_.floats().subspan(first, count); }

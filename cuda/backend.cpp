@@ -6,6 +6,7 @@
 #include "failure.hpp"
 #include "lanes.hpp"
 #include "model_kernels.hpp"
+#include "stored_as.hpp"
 
 namespace cohive::cuda {
 namespace {
@@ -14,9 +15,10 @@ using averaging::TensorInfo;
 using averaging::TensorSpan;
 using train::Buffer;
 
-std::span<const float> floats_of(const optim::ConstView& view) {
-  if (view.dtype() != optim::DType::float32) throw std::invalid_argument("gradients on a device are float32");
-  return {static_cast<const float*>(view.data()), view.size()};
+kernels::Input gradient_of(const optim::ConstView& view, std::uint32_t* found) {
+  const auto stored = stored_as(view.dtype());
+  if (!stored) throw std::invalid_argument("gradients on a device have 32 or 16 bits");
+  return {view.data(), *stored, nullptr, found};
 }
 
 class DeviceGradientRound final : public train::GradientRound {
@@ -94,7 +96,10 @@ class DeviceBackend final : public train::Backend {
   Task<bool> all_finite(std::vector<optim::ConstView> values, std::shared_ptr<const void> owner) override {
     return flagged(
         [all = std::move(values)](Stream& stream, std::uint32_t* found) {
-          for (const auto& one : all) find_non_finite_async(stream, floats_of(one), found).value();
+          for (const auto& one : all)
+            on(stream, [&](CUstream_st* queue) {
+              return kernels::find_non_finite(queue, gradient_of(one, found), one.size());
+            }).value();
         },
         std::move(owner));
   }
@@ -103,13 +108,11 @@ class DeviceBackend final : public train::Backend {
                         std::shared_ptr<const void> owner) override {
     return flagged(
         [all = std::move(additions), how](Stream& stream, std::uint32_t* found) {
-          for (const auto& [gradient, sum] : all) {
-            const auto values = floats_of(gradient);
+          for (const auto& [gradient, sum] : all)
             on(stream, [&](CUstream_st* queue) {
-              return kernels::accumulate(queue, values.data(), static_cast<float>(how.factor), how.first, sum.data(),
-                                         found, values.size());
+              return kernels::accumulate(queue, gradient_of(gradient, found), static_cast<float>(how.factor), how.first,
+                                         sum.data(), sum.size());
             }).value();
-          }
         },
         std::move(owner));
   }

@@ -12,6 +12,7 @@
 #include "cohive/core/errors.hpp"
 #include "failure.hpp"
 #include "model_kernels.hpp"
+#include "stored_as.hpp"
 
 namespace cohive::cuda {
 namespace {
@@ -33,13 +34,6 @@ std::size_t wanted_of(const CodecSpec& spec, std::size_t count) {
   if (count == 0) return 0;
   const double share = std::clamp(spec.density, 0.0, 1.0) * static_cast<double>(count);
   return std::clamp<std::size_t>(static_cast<std::size_t>(std::llround(share)), 1, count);
-}
-
-std::optional<Stored> stored_as(DType dtype) {
-  if (dtype == DType::float32) return Stored::floats;
-  if (dtype == DType::float16) return Stored::halves;
-  if (dtype == DType::bfloat16) return Stored::bfloats;
-  return std::nullopt;
 }
 
 Error invalid(std::string what) {

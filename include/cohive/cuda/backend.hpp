@@ -26,7 +26,8 @@ struct BackendOptions {
   std::function<train::Buffer(std::size_t size)> allocate = nullptr;
 };
 
-/// Real runtimes only, which must outlive it. Gradients are float32. Errors: Errc::no_device, Errc::out_of_memory.
+/// Real runtimes only, which must outlive it. Gradients are float32, float16 or bfloat16. Errors: Errc::no_device,
+/// Errc::out_of_memory.
 Result<std::shared_ptr<train::Backend>> make_backend(Runtime& runtime, BackendOptions options = {});
 
 /// Links a GPU to the host, for a trainer there whose optimizer is offloaded; of the options `device` and

@@ -23,11 +23,12 @@ kernels::Input gradient_of(const optim::ConstView& view, std::uint32_t* found) {
 
 class DeviceGradientRound final : public train::GradientRound {
  public:
-  DeviceGradientRound(std::shared_ptr<Lanes> lanes, train::GradientWork work)
+  DeviceGradientRound(std::shared_ptr<Lanes> lanes, std::shared_ptr<LowRankProducts> products, train::GradientWork work)
       : lanes_(std::move(lanes)), shared_(std::make_shared<Shared>(std::move(work))) {
     const train::GradientWork& all = shared_->work;
     DevicePartsOptions how;
     how.lanes = lanes_;
+    how.products = std::move(products);
     how.factor = static_cast<float>(all.factor);
     how.residuals = all.residuals;
     if (steps_in_round())
@@ -134,7 +135,7 @@ class DeviceBackend final : public train::Backend {
   }
 
   std::shared_ptr<train::GradientRound> gradient_round(train::GradientWork work) override {
-    return std::make_shared<DeviceGradientRound>(lanes_, std::move(work));
+    return std::make_shared<DeviceGradientRound>(lanes_, options_.products, std::move(work));
   }
 
   std::shared_ptr<averaging::TensorParts> state_parts(std::vector<TensorInfo> infos, std::vector<TensorSpan> memory,

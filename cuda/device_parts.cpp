@@ -5,12 +5,9 @@
 
 #include "averaging/lease.hpp"
 #include "averaging/part_math.hpp"
-#include "averaging/stretch_set.hpp"
 #include "cohive/cuda/codec.hpp"
-#include "device_residuals.hpp"
+#include "device_factored.hpp"
 #include "failure.hpp"
-#include "lanes.hpp"
-#include "model_kernels.hpp"
 
 namespace cohive::cuda {
 
@@ -58,51 +55,22 @@ class CopiedValues final : public OwnContribution {
 
 }  // namespace
 
-struct DeviceParts::Impl {
-  Impl(Runtime& loop, std::vector<averaging::TensorInfo> about, std::vector<TensorSpan> memory, DevicePartsOptions how)
-      : runtime(loop),
-        infos(std::move(about)),
-        tensors(std::move(memory)),
-        options(std::move(how)),
-        lanes(options.lanes),
-        moving(loop, 1, "residuals on their way to a GPU"),
-        scaled(infos.size()),
-        final(infos.size()) {
-    bool fits = infos.size() == tensors.size() && (lanes || options.streams > 0) &&
-                (!options.residuals || options.residuals->size() == infos.size());
-    for (std::size_t i = 0; fits && i < infos.size(); ++i)
-      fits = tensors[i].read.size() == infos[i].elements() && tensors[i].write.size() == infos[i].elements();
-    if (!fits) throw std::invalid_argument("memory of a device that does not fit the tensors of a round");
-  }
-
-  Result<std::span<const float>> own(const Stretch& stretch, Stream& stream);
-  Result<> finished(const Stretch& stretch, bool averaged, Stream& stream);
-  Result<> keep(const Stretch& stretch, Stream& stream);
-  kernels::Applied destination(const Stretch& stretch) const;
-  Task<Result<std::shared_ptr<DeviceResiduals>>> residuals_there(std::size_t tensor);
-  Task<Result<std::span<float>>> owed(Stretch stretch, codec::Codec codec);
-  Task<Result<Pinned>> download_corrected(Stretch stretch, codec::Codec codec);
-  Task<Result<>> note_delivery(Lane& lane, Stretch stretch, const Answer::Sent& sent);
-  Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec);
-  /// What came for a stretch, checked and in pinned memory.
-  struct Arrived {
-    Pinned memory;
-    codec::Codec codec;  ///< that the device decodes
-    codec::DType dtype;  ///< of the tensor that the sender means
-    std::size_t bytes;
-  };
-  Task<Result<Arrived>> receive(std::shared_ptr<const averaging::EncodedPart> part, std::size_t count);
-  Result<> upload(Lane& lane, const Arrived& arrived, std::span<float> decoded);
-
-  Runtime& runtime;
-  const std::vector<averaging::TensorInfo> infos;
-  const std::vector<TensorSpan> tensors;
-  const DevicePartsOptions options;
-  std::shared_ptr<Lanes> lanes;
-  Semaphore moving;
-  averaging::StretchSet scaled, final;
-  std::size_t averaged = 0;
-};
+DeviceParts::Impl::Impl(Runtime& loop, std::vector<averaging::TensorInfo> about, std::vector<TensorSpan> memory,
+                        DevicePartsOptions how)
+    : runtime(loop),
+      infos(std::move(about)),
+      tensors(std::move(memory)),
+      options(std::move(how)),
+      lanes(options.lanes),
+      moving(loop, 1, "residuals on their way to a GPU"),
+      scaled(infos.size()),
+      final(infos.size()) {
+  bool fits = infos.size() == tensors.size() && (lanes || options.streams > 0) &&
+              (!options.residuals || options.residuals->size() == infos.size());
+  for (std::size_t i = 0; fits && i < infos.size(); ++i)
+    fits = tensors[i].read.size() == infos[i].elements() && tensors[i].write.size() == infos[i].elements();
+  if (!fits) throw std::invalid_argument("memory of a device that does not fit the tensors of a round");
+}
 
 Result<std::shared_ptr<DeviceParts>> DeviceParts::create(Runtime& runtime, std::vector<averaging::TensorInfo> infos,
                                                          std::vector<TensorSpan> memory, DevicePartsOptions options) {
@@ -167,15 +135,12 @@ Result<> DeviceParts::Impl::keep(const Stretch& stretch, Stream& stream) {
 
 // ---- From the device
 
-/// Residuals on the device, where they stay from the first time on.
-Task<Result<std::shared_ptr<DeviceResiduals>>> DeviceParts::Impl::residuals_there(std::size_t tensor) {
-  codec::Residuals& residuals = (*options.residuals)[tensor];
+Task<Result<std::shared_ptr<DeviceResiduals>>> DeviceParts::Impl::residuals_there(codec::Residuals& residuals) {
   if (auto there = DeviceResiduals::find(residuals)) co_return there;
   const auto turn = co_await moving.acquire();
   if (auto there = DeviceResiduals::find(residuals)) co_return there;  // another stretch of the tensor was first
-  auto copied = co_await runtime.offload([all = options.residuals, tensor, device = lanes->device()] {
-    return DeviceResiduals::copy_of((*all)[tensor], device);
-  });
+  auto copied = co_await averaging::offload_leased(
+      runtime, [&residuals, device = lanes->device()] { return DeviceResiduals::copy_of(residuals, device); });
   if (copied) residuals.keep_in(*copied);
   co_return copied;
 }
@@ -184,7 +149,7 @@ Task<Result<std::shared_ptr<DeviceResiduals>>> DeviceParts::Impl::residuals_ther
 Task<Result<std::span<float>>> DeviceParts::Impl::owed(Stretch stretch, codec::Codec codec) {
   if (!options.residuals || !codec::info(codec).error_feedback) co_return std::span<float>();
   if ((*options.residuals)[stretch.tensor].empty()) co_return std::span<float>();
-  const auto there = co_await residuals_there(stretch.tensor);
+  const auto there = co_await residuals_there((*options.residuals)[stretch.tensor]);
   if (!there) co_return there.error();
   co_return (*there)->owed(stretch.offset, stretch.length);
 }
@@ -218,7 +183,7 @@ Task<Result<>> DeviceParts::Impl::note_delivery(Lane& lane, Stretch stretch, con
   if (!options.residuals) co_return ok();
   const bool lost = sent.codec != codec::Codec::none;
   if (!lost && (*options.residuals)[stretch.tensor].empty()) co_return ok();
-  const auto there = co_await residuals_there(stretch.tensor);
+  const auto there = co_await residuals_there((*options.residuals)[stretch.tensor]);
   if (!there) co_return there.error();
   const auto due = (*there)->owed(stretch.offset, stretch.length);
   if (!lost) co_return clear_async(lane.stream, due);
@@ -323,6 +288,12 @@ Task<Result<>> DeviceParts::apply(Stretch stretch, Answer answer, Terms terms) {
   }
   if (auto noted = self.finished(stretch, true, stream); !noted) co_return noted;
   co_return co_await queued.done(self.runtime);
+}
+
+std::unique_ptr<averaging::FactoredTensor> DeviceParts::factored(std::size_t tensor, averaging::FactorForm form,
+                                                                 codec::Residuals& owed) {
+  if (!impl_->options.products) return nullptr;
+  return std::make_unique<DeviceFactored>(*impl_, tensor, form, owed);
 }
 
 Task<void> DeviceParts::finish() {

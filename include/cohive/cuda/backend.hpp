@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "cohive/core/result.hpp"
+#include "cohive/cuda/low_rank.hpp"
 #include "cohive/train/backend.hpp"
 #include "cohive/train/device_link.hpp"
 
@@ -24,6 +25,8 @@ struct BackendOptions {
   std::function<CUstream_st*()> trainer_stream = nullptr;
   /// Memory of the library's own allocator, ordered by trainer_stream; unset: the driver's.
   std::function<train::Buffer(std::size_t size)> allocate = nullptr;
+  /// What averages gradients by low-rank factors there (PowerSGD). Null: they are copied, and the host computes.
+  std::shared_ptr<LowRankProducts> products = nullptr;
 };
 
 /// Real runtimes only, which must outlive it. Gradients are float32, float16 or bfloat16. Errors: Errc::no_device,

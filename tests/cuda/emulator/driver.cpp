@@ -27,6 +27,7 @@ struct Settings {
   bool held = false;
   int until_failure = 0, failure = cudaSuccess;
   int refusal = cudaSuccess;
+  Copied copied;
   std::mt19937 random{1};
 };
 Settings& settings() {
@@ -231,6 +232,11 @@ void refuse(int error) {
   settings().refusal = error;
 }
 
+Copied take_copied() {
+  const std::lock_guard lock(settings().mutex);
+  return std::exchange(settings().copied, {});
+}
+
 std::vector<std::string> take_waits() {
   return std::exchange(waits, {});
 }
@@ -319,8 +325,13 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStre
   });
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (const auto refused = accepted()) return refused;
+  {
+    const std::lock_guard lock(settings().mutex);
+    if (kind == cudaMemcpyDeviceToHost) settings().copied.to_host += bytes;
+    if (kind == cudaMemcpyHostToDevice) settings().copied.to_device += bytes;
+  }
   stream->push([=](cudaError_t error) {
     if (error == cudaSuccess) std::memcpy(to, from, bytes);
   });

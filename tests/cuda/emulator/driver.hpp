@@ -35,6 +35,12 @@ void refuse(int error);
 /// memory.
 std::vector<std::string> take_waits();
 
+/// Bytes that were copied since the last time.
+struct Copied {
+  std::size_t to_host = 0, to_device = 0;
+};
+Copied take_copied();
+
 /// Queues work, which is told its device; returns a cudaError_t.
 int enqueue(CUstream_st* stream, std::function<void(int device)> work);
 

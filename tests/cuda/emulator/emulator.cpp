@@ -10,6 +10,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -89,6 +90,7 @@ Memories& memories() {
   return all;
 }
 std::vector<std::string> findings;
+std::set<std::string> kernels_run;
 Order order = Order::forward;
 std::mt19937 shuffle{1};
 std::uint32_t intervals = 0;
@@ -372,6 +374,11 @@ std::vector<std::string> take_findings() {
   return std::exchange(findings, {});
 }
 
+std::set<std::string> take_kernels() {
+  const std::lock_guard lock(device());
+  return std::exchange(kernels_run, {});
+}
+
 void* allocate(std::size_t bytes, int of) {
   const std::lock_guard lock(device());
   auto* all = static_cast<std::uint8_t*>(std::aligned_alloc(256, (bytes + 2 * kZone + 255) / 256 * 256));
@@ -407,6 +414,7 @@ bool release(void* memory) {
 
 void run(const char* kernel, int of, unsigned blocks, unsigned threads, const std::function<void()>& body) {
   const std::lock_guard lock(device());
+  kernels_run.insert(kernel);
   Emulator(kernel, of, blocks, threads, body).run();
 }
 

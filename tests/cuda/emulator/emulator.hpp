@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ void set_order(Order order, std::uint32_t seed = 1);
 
 /// Sentences on what was wrong since the last call, the first few of each launch.
 std::vector<std::string> take_findings();
+
+/// Names of the kernels that have run since the last call.
+std::set<std::string> take_kernels();
 
 /// Memory of a device, with zones around it that no kernel may touch.
 void* allocate(std::size_t bytes, int device);

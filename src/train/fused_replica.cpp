@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "discard.hpp"
+#include "state_parts.hpp"
 
 namespace cohive::train {
 
@@ -160,15 +161,8 @@ Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(StateRou
         break;
     }
   }
-  const auto end = state_infos_.begin() + static_cast<std::ptrdiff_t>(size());
-  auto parameters = backend_->state_parts({state_infos_.begin(), end}, std::move(memory), differences);
   auto beside = co_await parts_beside(how);
-  if (beside.empty()) co_return parameters;
-  averaging::HostPartsOptions options;
-  options.differences = differences;
-  auto of_host = std::make_shared<averaging::HostParts>(runtime_, std::vector<TensorInfo>(end, state_infos_.end()),
-                                                        std::move(beside), std::move(options));
-  co_return averaging::JoinedParts::owning({std::move(parameters), std::move(of_host)});
+  co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside), differences);
 }
 
 Task<bool> FusedReplica::finish_state(bool averaged) {

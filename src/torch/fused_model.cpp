@@ -106,14 +106,33 @@ void FusedModel::copy_to_mirrors() {
 /// Converts the next parameters for their mirrors, so that publish() has only to queue copies.
 Task<void> FusedModel::stage_next() {
   if (!upload_ || !has_next()) co_return;
-  co_await runtime().offload([this, used = in_use()] { upload_->stage(newest_parameters()); });
+  co_await runtime().offload([this, used = in_use()] {
+    upload_->begin(false);
+    upload_->finish(newest_parameters());
+  });
+}
+
+/// What is stepped is converted while it is in a cache. Where the trainer waits it goes to the device right away.
+std::function<void(const averaging::Stretch&)> FusedModel::watch_step(train::Place place,
+                                                                      std::vector<std::span<const float>> results) {
+  if (!upload_) return nullptr;
+  upload_->begin(place == train::Place::live);
+  return [this, results = std::move(results)](const averaging::Stretch& stretch) {
+    upload_->stage(stretch, results[stretch.tensor].subspan(stretch.offset, stretch.length));
+  };
 }
 
 Task<void> FusedModel::finish_step(std::uint64_t epoch, bool step) {
   const bool live_changes = steps_into_live();
   co_await FusedReplica::finish_step(epoch, step);
-  if (step && live_changes) co_await show_in_mirrors();
-  if (step && !live_changes) co_await stage_next();
+  if (upload_ && upload_->begun()) {
+    if (step)
+      co_await runtime().offload([this, used = in_use()] { upload_->finish(newest_parameters()); });
+    else
+      upload_->forget();
+  } else if (step && live_changes) {
+    co_await show_in_mirrors();
+  }
 }
 
 Task<bool> FusedModel::finish_state(bool averaged) {
@@ -133,7 +152,7 @@ Task<bool> FusedModel::finish_state(bool averaged) {
 }
 
 void FusedModel::publish() {
-  const bool staged = upload_ && upload_->staged() && has_next();
+  const bool staged = upload_ && upload_->ready() && has_next();
   FusedReplica::publish();
   extras_.publish();
   staged ? upload_->send() : copy_to_mirrors();

@@ -59,6 +59,8 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   std::int64_t steps_taken(std::size_t parameter) override { return known_.steps_taken(parameter); }
   void count_step(std::size_t parameter) override { known_.count_step(parameter); }
   bool frozen(std::size_t parameter) override;
+  std::function<void(const averaging::Stretch&)> watch_step(train::Place place,
+                                                            std::vector<std::span<const float>> results) override;
   Task<std::vector<averaging::TensorSpan>> parts_beside(train::StateRound how) override;
   Task<train::GradientSums::Taken> take_sums() override { return intake_.take(); }
   Task<void> drop_sums() override { return intake_.drop(); }

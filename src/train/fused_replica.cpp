@@ -86,6 +86,9 @@ Task<Replica::Gradients> FusedReplica::take_gradients(std::optional<Place> step)
       work.steps.push_back({frozen(i) ? no_step() : options(i), memory, optim::StepSettings{number}});
     }
     work.max_norm = max_norm_;
+    std::vector<std::span<const float>> results;
+    for (std::size_t i = 0; i < size(); ++i) results.push_back(*step == Place::next ? next_[i].values : live(i));
+    work.stepped = watch_step(*step, std::move(results));
   }
   work.infos = gradient_infos_;
   work.sums = std::move(taken.sums);

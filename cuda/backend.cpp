@@ -98,9 +98,7 @@ class DeviceBackend final : public train::Backend {
     return flagged(
         [all = std::move(values)](Stream& stream, std::uint32_t* found) {
           for (const auto& one : all)
-            on(stream, [&](CUstream_st* queue) {
-              return kernels::find_non_finite(queue, gradient_of(one, found), one.size());
-            }).value();
+            find_non_finite_async(stream, DeviceValues(one.dtype(), one.data(), one.size()), found).value();
         },
         std::move(owner));
   }

@@ -243,8 +243,10 @@ Result<> accumulate_async(Stream& stream, Codec codec, std::span<const std::uint
   return read_async(stream, codec, buffer, dtype, {accumulator.data(), true, weight}, accumulator.size());
 }
 
-Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found) {
-  const kernels::Input in{values.data(), Stored::floats, nullptr, found};
+Result<> find_non_finite_async(Stream& stream, const DeviceValues& values, std::uint32_t* found) {
+  const auto stored = stored_as(values.dtype());
+  if (!stored) return invalid("values that kernels do not read");
+  const kernels::Input in{values.data(), *stored, nullptr, found};
   return on(stream, [&](CUstream_st* queue) { return kernels::find_non_finite(queue, in, values.size()); });
 }
 

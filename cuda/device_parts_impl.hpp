@@ -20,9 +20,15 @@ struct DeviceParts::Impl {
   kernels::Applied destination(const averaging::Stretch& stretch) const;
   /// Residuals on the device, where they stay from the first time on.
   Task<Result<std::shared_ptr<DeviceResiduals>>> residuals_there(codec::Residuals& residuals);
-  Task<Result<std::span<float>>> owed(averaging::Stretch stretch, codec::Codec codec);
+  /// Memory of error feedback, of codecs that have it; what is empty there is not.
+  struct Feedback {
+    std::shared_ptr<DeviceResiduals> residuals = nullptr;
+    std::span<const float> owed = {};
+    std::span<float> lost = {};
+  };
+  Task<Result<Feedback>> feedback(averaging::Stretch stretch, codec::Codec codec);
   Task<Result<Pinned>> download_corrected(averaging::Stretch stretch, codec::Codec codec);
-  Task<Result<>> note_delivery(Lane& lane, averaging::Stretch stretch, const averaging::Answer::Sent& sent);
+  Task<Result<>> note_delivery(Stream& stream, averaging::Stretch stretch, codec::Codec sent);
   Task<Result<averaging::EncodedStretch>> encode(averaging::Stretch stretch, codec::CodecSpec codec);
   /// What came for a stretch, checked and in pinned memory.
   struct Arrived {
@@ -32,7 +38,8 @@ struct DeviceParts::Impl {
     std::size_t bytes;
   };
   Task<Result<Arrived>> receive(std::shared_ptr<const averaging::EncodedPart> part, std::size_t count);
-  Result<> upload(Lane& lane, const Arrived& arrived, std::span<float> decoded);
+  Result<> apply(Lane& lane, const averaging::Stretch& stretch, averaging::Answer::Form form, const Arrived& arrived,
+                 float alpha);
 
   Runtime& runtime;
   const std::vector<averaging::TensorInfo> infos;

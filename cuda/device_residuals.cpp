@@ -19,7 +19,14 @@ Result<std::shared_ptr<DeviceResiduals>> DeviceResiduals::copy_of(const codec::R
   auto queued = owed.empty() ? clear_async(*stream, all) : stream->upload_async(bytes, all.data());
   if (queued) queued = stream->synchronize();
   if (!queued) return queued.error();
-  return std::shared_ptr<DeviceResiduals>(new DeviceResiduals(std::move(*memory), device));
+  return std::shared_ptr<DeviceResiduals>(new DeviceResiduals(std::move(*memory), device, !owed.empty()));
+}
+
+Result<> DeviceResiduals::take_lost() {
+  auto memory = DeviceBuffer::create(memory_.size(), device_);
+  if (!memory) return memory.error();
+  lost_ = std::move(*memory);
+  return ok();
 }
 
 void DeviceResiduals::read(std::size_t first, std::span<float> out) const {
@@ -32,6 +39,7 @@ void DeviceResiduals::read(std::size_t first, std::span<float> out) const {
 }
 
 void DeviceResiduals::write(std::size_t first, std::span<const float> values) {
+  note_owed();
   auto stream = Stream::create(device_).value();
   stream
       .upload_async({reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(float)},

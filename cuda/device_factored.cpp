@@ -25,14 +25,9 @@ Task<Result<Pinned>> DeviceFactored::pinned_copy(std::span<const float> values) 
   });
 }
 
-/// Waits for all that is queued on the lane.
-Task<Result<>> DeviceFactored::download(Lane& lane, Queued& queued, const float* from, std::span<float> to) {
-  const auto here = co_await parts_.lanes->pinned(bytes_of(to));
-  if (!here) co_return here.error();
-  if (auto copied = lane.stream.download_async(from, (*here)->bytes().first(bytes_of(to))); !copied) co_return copied;
-  if (auto done = co_await queued.done(parts_.runtime); !done) co_return done;
-  co_return co_await averaging::offload_leased(parts_.runtime, [here = *here, to]() -> Result<> {
-    std::ranges::copy(here->floats().first(to.size()), to.begin());
+Task<Result<>> DeviceFactored::copy_out(Pinned from, std::span<float> to) {
+  return averaging::offload_leased(parts_.runtime, [from = std::move(from), to]() -> Result<> {
+    std::ranges::copy(from->floats().first(to.size()), to.begin());
     return ok();
   });
 }
@@ -56,8 +51,9 @@ Task<Result<>> call_library(Runtime& runtime, Call call) {
 }
 
 Task<Result<>> DeviceFactored::project(std::span<const float> q, std::span<float> p) {
-  const auto here = co_await pinned_copy(q);
-  if (!here) co_return here.error();
+  const auto here = co_await pinned_copy(q), result_here = co_await parts_.lanes->pinned(bytes_of(p));
+  for (const auto* made : {&here, &result_here})
+    if (!*made) co_return made->error();
   const Lanes::Taken lane(*parts_.lanes, co_await parts_.lanes->turn());
   Stream& stream = lane->stream;
   const auto there = DeviceBuffer::create_on(stream, bytes_of(q)),
@@ -73,7 +69,10 @@ Task<Result<>> DeviceFactored::project(std::span<const float> q, std::span<float
     return parts_.options.products->project(stream.native(), *of, there->floats().data(), result->floats().data());
   });
   if (!projected) co_return projected;
-  co_return co_await download(*lane, queued, result->floats().data(), p);
+  const auto to = (*result_here)->bytes().first(bytes_of(p));
+  if (auto copied = stream.download_async(result->bytes().data(), to); !copied) co_return copied;
+  if (auto done = co_await queued.done(parts_.runtime); !done) co_return done;
+  co_return co_await copy_out(*result_here, p);
 }
 
 Task<Result<>> DeviceFactored::take_average(std::span<const float> p) {
@@ -96,6 +95,8 @@ Task<Result<>> DeviceFactored::take_average(std::span<const float> p) {
 }
 
 Task<Result<>> DeviceFactored::gather(std::span<float> q) {
+  const auto result_here = co_await parts_.lanes->pinned(bytes_of(q));
+  if (!result_here) co_return result_here.error();
   const Lanes::Taken lane(*parts_.lanes, co_await parts_.lanes->turn());
   Stream& stream = lane->stream;
   const auto result = DeviceBuffer::create_on(stream, bytes_of(q));
@@ -107,7 +108,10 @@ Task<Result<>> DeviceFactored::gather(std::span<float> q) {
     return parts_.options.products->gather(stream.native(), *of, p_->floats().data(), result->floats().data());
   });
   if (!gathered) co_return gathered;
-  co_return co_await download(*lane, queued, result->floats().data(), q);
+  const auto to = (*result_here)->bytes().first(bytes_of(q));
+  if (auto copied = stream.download_async(result->bytes().data(), to); !copied) co_return copied;
+  if (auto done = co_await queued.done(parts_.runtime); !done) co_return done;
+  co_return co_await copy_out(*result_here, q);
 }
 
 Task<Result<>> DeviceFactored::apply(std::span<const float> q, bool counts) {

@@ -17,7 +17,7 @@ class DeviceFactored final : public averaging::FactoredTensor {
 
  private:
   Task<Result<Pinned>> pinned_copy(std::span<const float> values);
-  Task<Result<>> download(Lane& lane, Queued& queued, const float* from, std::span<float> to);
+  Task<Result<>> copy_out(Pinned from, std::span<float> to);
   Task<Result<LowRankProducts::Matrix>> matrix(Stream& stream);
 
   DeviceParts::Impl& parts_;

@@ -151,9 +151,11 @@ Task<Result<DeviceParts::Impl::Feedback>> DeviceParts::Impl::feedback(Stretch st
   if (!there) co_return there.error();
   if (!(*there)->has_lost()) {
     const auto turn = co_await moving.acquire();
-    const auto taken =
-        co_await averaging::offload_leased(runtime, [of = *there] { return of->has_lost() ? ok() : of->take_lost(); });
-    if (!taken) co_return taken.error();
+    if (!(*there)->has_lost()) {
+      auto made = co_await averaging::offload_leased(runtime, [of = *there] { return of->make_lost(); });
+      if (!made) co_return made.error();
+      (*there)->keep_lost(std::move(*made));
+    }
   }
   Feedback result{*there, {}, (*there)->lost(stretch.offset, stretch.length)};
   if ((*there)->owes()) result.owed = (*there)->owed(stretch.offset, stretch.length);

@@ -22,13 +22,6 @@ Result<std::shared_ptr<DeviceResiduals>> DeviceResiduals::copy_of(const codec::R
   return std::shared_ptr<DeviceResiduals>(new DeviceResiduals(std::move(*memory), device, !owed.empty()));
 }
 
-Result<> DeviceResiduals::take_lost() {
-  auto memory = DeviceBuffer::create(memory_.size(), device_);
-  if (!memory) return memory.error();
-  lost_ = std::move(*memory);
-  return ok();
-}
-
 void DeviceResiduals::read(std::size_t first, std::span<float> out) const {
   auto stream = Stream::create(device_).value();
   stream

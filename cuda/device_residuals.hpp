@@ -25,8 +25,9 @@ class DeviceResiduals final : public codec::ResidualsMemory {
   /// Notes that something is, from the work on that is queued next. Loop thread.
   void note_owed() noexcept { owes_ = true; }
 
-  /// Takes memory for lost(). Errors: Errc::out_of_memory.
-  Result<> take_lost();
+  /// Takes memory of this size, for keep_lost(). Errors: Errc::out_of_memory.
+  Result<DeviceBuffer> make_lost() const { return DeviceBuffer::create(memory_.size(), device_); }
+  void keep_lost(DeviceBuffer memory) { lost_ = std::move(memory); }
   bool has_lost() const noexcept { return lost_.has_value(); }
   /// Returns what the codec has lost of a stretch: owed once that is known to be delivered.
   std::span<float> lost(std::size_t first, std::size_t count) const { return lost_->floats().subspan(first, count); }

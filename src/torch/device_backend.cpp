@@ -99,6 +99,7 @@ std::shared_ptr<train::Backend> make_backend(Runtime& runtime, torch::Device dev
   if (device.is_cpu()) return maker_of_host()(runtime);
 #ifdef COHIVE_TORCH_CUDA
   const auto of_gpu = std::dynamic_pointer_cast<TrainerStreamOfGpu>(trainer);
+  if (!of_gpu) log::warn("torch", "parameters on {} are averaged in host memory, copied by LibTorch", device.str());
   if (!of_gpu || runtime.simulated()) return nullptr;
   cuda::BackendOptions options;
   options.device = device.index();

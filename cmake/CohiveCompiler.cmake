@@ -43,6 +43,13 @@ if(COHIVE_STATIC)
   add_link_options(-static-pie LINKER:--as-needed -Wno-unused-command-line-argument)
 endif()
 
+if(COHIVE_SELF_CONTAINED)
+  add_link_options(LINKER:--as-needed -Wno-unused-command-line-argument)
+  if(NOT LIBTORCH_CUDA)  # LibTorch brings the standard library
+    add_link_options(-static-libgcc -static-libstdc++)
+  endif()
+endif()
+
 if(COHIVE_SANITIZE)
   add_compile_options(-fsanitize=${COHIVE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   add_link_options(-fsanitize=${COHIVE_SANITIZE})

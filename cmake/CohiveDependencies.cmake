@@ -5,7 +5,10 @@ endif()
 if(NOT PROJECT_IS_TOP_LEVEL)
   set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)  # or the targets of the project that adds us could not link them
 endif()
-if(COHIVE_STATIC)
+set(all_archives FALSE)
+if(COHIVE_STATIC OR COHIVE_SELF_CONTAINED)
+  set(all_archives TRUE)
+  set(all_suffixes ${CMAKE_FIND_LIBRARY_SUFFIXES})
   set(CMAKE_FIND_LIBRARY_SUFFIXES .a)
   set(OPENSSL_USE_STATIC_LIBS ON)
   set(Protobuf_USE_STATIC_LIBS ON)
@@ -19,7 +22,7 @@ find_package(prometheus-cpp REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(fmt REQUIRED)
 set(COHIVE_FMT_TARGETS fmt::fmt spdlog::spdlog)
-if(COHIVE_STATIC)  # Debian has no archives of these
+if(all_archives)  # Debian has no archives of these
   set(COHIVE_FMT_TARGETS fmt::fmt-header-only spdlog::spdlog_header_only)
 endif()
 find_package(nlohmann_json REQUIRED)
@@ -70,6 +73,10 @@ function(cohive_wanted out option)
     set(${out} OFF PARENT_SCOPE)
   endif()
 endfunction()
+
+if(COHIVE_SELF_CONTAINED)  # what follows is LibTorch, and the archive of CUDA's runtime by its own name
+  set(CMAKE_FIND_LIBRARY_SUFFIXES ${all_suffixes})
+endif()
 
 set(COHIVE_HAVE_TORCH FALSE)
 cohive_wanted(wanted COHIVE_WITH_TORCH)

@@ -6,6 +6,7 @@
 #include "failure.hpp"
 #include "lanes.hpp"
 #include "model_kernels.hpp"
+#include "stored_as.hpp"
 
 namespace cohive::cuda {
 namespace {
@@ -14,18 +15,20 @@ using averaging::TensorInfo;
 using averaging::TensorSpan;
 using train::Buffer;
 
-std::span<const float> floats_of(const optim::ConstView& view) {
-  if (view.dtype() != optim::DType::float32) throw std::invalid_argument("gradients on a device are float32");
-  return {static_cast<const float*>(view.data()), view.size()};
+kernels::Input gradient_of(const optim::ConstView& view, std::uint32_t* found) {
+  const auto stored = stored_as(view.dtype());
+  if (!stored) throw std::invalid_argument("gradients on a device have 32 or 16 bits");
+  return {view.data(), *stored, nullptr, found};
 }
 
 class DeviceGradientRound final : public train::GradientRound {
  public:
-  DeviceGradientRound(std::shared_ptr<Lanes> lanes, train::GradientWork work)
+  DeviceGradientRound(std::shared_ptr<Lanes> lanes, std::shared_ptr<LowRankProducts> products, train::GradientWork work)
       : lanes_(std::move(lanes)), shared_(std::make_shared<Shared>(std::move(work))) {
     const train::GradientWork& all = shared_->work;
     DevicePartsOptions how;
     how.lanes = lanes_;
+    how.products = std::move(products);
     how.factor = static_cast<float>(all.factor);
     how.residuals = all.residuals;
     if (steps_in_round())
@@ -44,11 +47,11 @@ class DeviceGradientRound final : public train::GradientRound {
     const Lanes::Taken lane(*lanes_, co_await lanes_->turn());
     if (!steps_in_round()) {
       Queued queued(lane->stream);
-      co_await clip(lane->stream);
+      co_await clip(*lane);
       shared_->steps.queue_all(lane->stream).value();
       (co_await queued.done(lanes_->runtime())).value();
     }
-    (co_await shared_->steps.finish(lanes_->runtime(), lane->stream)).value();
+    (co_await shared_->steps.finish(*lanes_, *lane)).value();
   }
 
  private:
@@ -60,12 +63,12 @@ class DeviceGradientRound final : public train::GradientRound {
 
   bool steps_in_round() const { return !shared_->steps.empty() && !shared_->work.max_norm; }
 
-  Task<void> clip(Stream& stream) {
+  Task<void> clip(Lane& lane) {
     const auto& sums = shared_->work.sums;
-    const double squares = (co_await square_sum(lanes_->runtime(), stream, sums)).value();
+    const double squares = (co_await square_sum(*lanes_, lane, sums)).value();
     const double factor = optim::clip_coefficient(squares, *shared_->work.max_norm);
     if (factor >= 1) co_return;
-    for (const auto& sum : sums) scale_async(stream, sum.values, static_cast<float>(factor)).value();
+    for (const auto& sum : sums) scale_async(lane.stream, sum.values, static_cast<float>(factor)).value();
   }
 
   const std::shared_ptr<Lanes> lanes_;
@@ -94,7 +97,8 @@ class DeviceBackend final : public train::Backend {
   Task<bool> all_finite(std::vector<optim::ConstView> values, std::shared_ptr<const void> owner) override {
     return flagged(
         [all = std::move(values)](Stream& stream, std::uint32_t* found) {
-          for (const auto& one : all) find_non_finite_async(stream, floats_of(one), found).value();
+          for (const auto& one : all)
+            find_non_finite_async(stream, DeviceValues(one.dtype(), one.data(), one.size()), found).value();
         },
         std::move(owner));
   }
@@ -103,13 +107,11 @@ class DeviceBackend final : public train::Backend {
                         std::shared_ptr<const void> owner) override {
     return flagged(
         [all = std::move(additions), how](Stream& stream, std::uint32_t* found) {
-          for (const auto& [gradient, sum] : all) {
-            const auto values = floats_of(gradient);
+          for (const auto& [gradient, sum] : all)
             on(stream, [&](CUstream_st* queue) {
-              return kernels::accumulate(queue, values.data(), static_cast<float>(how.factor), how.first, sum.data(),
-                                         found, values.size());
+              return kernels::accumulate(queue, gradient_of(gradient, found), static_cast<float>(how.factor), how.first,
+                                         sum.data(), sum.size());
             }).value();
-          }
         },
         std::move(owner));
   }
@@ -131,7 +133,7 @@ class DeviceBackend final : public train::Backend {
   }
 
   std::shared_ptr<train::GradientRound> gradient_round(train::GradientWork work) override {
-    return std::make_shared<DeviceGradientRound>(lanes_, std::move(work));
+    return std::make_shared<DeviceGradientRound>(lanes_, options_.products, std::move(work));
   }
 
   std::shared_ptr<averaging::TensorParts> state_parts(std::vector<TensorInfo> infos, std::vector<TensorSpan> memory,

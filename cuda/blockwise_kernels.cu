@@ -89,6 +89,7 @@ __global__ void encode_blockwise(BlockwiseTables tables, Input in, bool fours, B
   const std::size_t end = first + kScaleBlock < count ? first + kScaleBlock : count;
   Four values[kFours];
   std::uint32_t mine = 0;
+#pragma unroll  // or the values would not stay in registers
   for (unsigned j = 0; j < kFours; ++j) {
     values[j] = four_before(in, first + 4 * (j * kThreads + thread), end, fours);
     look_at(in, values[j]);
@@ -101,6 +102,7 @@ __global__ void encode_blockwise(BlockwiseTables tables, Input in, bool fours, B
   const bool finite = largest < kInfinity;
   if (thread == 0 && first < count) out.scales[blockIdx.x] = __uint_as_float(finite ? largest : kNaN);
   const float divisor = finite && largest > 0 ? __uint_as_float(largest) : 1.0f;
+#pragma unroll
   for (unsigned j = 0; j < kFours; ++j) {
     std::uint32_t bins = 0;
     for (int k = 0; k < 4; ++k) bins |= bin_of(tree, __fdiv_rn(values[j].of[k], divisor)) << 8 * k;

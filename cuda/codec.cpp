@@ -12,6 +12,7 @@
 #include "cohive/core/errors.hpp"
 #include "failure.hpp"
 #include "model_kernels.hpp"
+#include "stored_as.hpp"
 
 namespace cohive::cuda {
 namespace {
@@ -33,13 +34,6 @@ std::size_t wanted_of(const CodecSpec& spec, std::size_t count) {
   if (count == 0) return 0;
   const double share = std::clamp(spec.density, 0.0, 1.0) * static_cast<double>(count);
   return std::clamp<std::size_t>(static_cast<std::size_t>(std::llround(share)), 1, count);
-}
-
-std::optional<Stored> stored_as(DType dtype) {
-  if (dtype == DType::float32) return Stored::floats;
-  if (dtype == DType::float16) return Stored::halves;
-  if (dtype == DType::bfloat16) return Stored::bfloats;
-  return std::nullopt;
 }
 
 Error invalid(std::string what) {
@@ -249,8 +243,10 @@ Result<> accumulate_async(Stream& stream, Codec codec, std::span<const std::uint
   return read_async(stream, codec, buffer, dtype, {accumulator.data(), true, weight}, accumulator.size());
 }
 
-Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found) {
-  const kernels::Input in{values.data(), Stored::floats, nullptr, found};
+Result<> find_non_finite_async(Stream& stream, const DeviceValues& values, std::uint32_t* found) {
+  const auto stored = stored_as(values.dtype());
+  if (!stored) return invalid("values that kernels do not read");
+  const kernels::Input in{values.data(), *stored, nullptr, found};
   return on(stream, [&](CUstream_st* queue) { return kernels::find_non_finite(queue, in, values.size()); });
 }
 

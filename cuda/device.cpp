@@ -179,17 +179,39 @@ Result<DeviceBuffer> DeviceBuffer::create(std::size_t bytes, int device) {
   return DeviceBuffer(data, bytes);
 }
 
+Result<DeviceBuffer> DeviceBuffer::create_on(const Stream& stream, std::size_t bytes) {
+  const int device = stream.device();
+  if (bytes == 0) return DeviceBuffer(nullptr, 0);
+  const DeviceScope scope(device);
+  if (auto set = checked_on(device, scope.status(), "choosing a device"); !set) return set.error();
+  int pools = 0;
+  const int asked = cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device);
+  if (auto known = checked_on(device, asked, "asking for memory pools"); !known) return known.error();
+  if (pools == 0) return create(bytes, device);
+  void* data = nullptr;
+  if (auto made = checked_on(device, cudaMallocAsync(&data, bytes, stream.native()), "taking memory"); !made)
+    return made.error();
+  return DeviceBuffer(data, bytes, stream.native());
+}
+
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      stream_(std::exchange(other.stream_, nullptr)) {}
 
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(stream_, other.stream_);
   return *this;
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_) cudaFree(data_);
+  if (!data_) return;
+  if (stream_)
+    cudaFreeAsync(data_, stream_);
+  else
+    cudaFree(data_);
 }
 
 Result<HostBuffer> HostBuffer::create(std::size_t bytes) {

@@ -5,12 +5,9 @@
 
 #include "averaging/lease.hpp"
 #include "averaging/part_math.hpp"
-#include "averaging/stretch_set.hpp"
 #include "cohive/cuda/codec.hpp"
-#include "device_residuals.hpp"
+#include "device_factored.hpp"
 #include "failure.hpp"
-#include "lanes.hpp"
-#include "model_kernels.hpp"
 
 namespace cohive::cuda {
 
@@ -22,8 +19,6 @@ using averaging::TensorSpan;
 using averaging::Terms;
 
 namespace {
-
-using Pinned = std::shared_ptr<const HostBuffer>;
 
 std::span<float> floats_of(const HostBuffer& buffer, std::size_t count) {
   return buffer.floats().first(count);
@@ -60,48 +55,22 @@ class CopiedValues final : public OwnContribution {
 
 }  // namespace
 
-struct DeviceParts::Impl {
-  Impl(Runtime& loop, std::vector<averaging::TensorInfo> about, std::vector<TensorSpan> memory, DevicePartsOptions how)
-      : runtime(loop),
-        infos(std::move(about)),
-        tensors(std::move(memory)),
-        options(std::move(how)),
-        lanes(options.lanes),
-        scaled(infos.size()),
-        final(infos.size()) {
-    bool fits = infos.size() == tensors.size() && (lanes || options.streams > 0) &&
-                (!options.residuals || options.residuals->size() == infos.size());
-    for (std::size_t i = 0; fits && i < infos.size(); ++i)
-      fits = tensors[i].read.size() == infos[i].elements() && tensors[i].write.size() == infos[i].elements();
-    if (!fits) throw std::invalid_argument("memory of a device that does not fit the tensors of a round");
-  }
-
-  Result<std::span<const float>> own(const Stretch& stretch, Stream& stream);
-  Result<> finished(const Stretch& stretch, bool averaged, Stream& stream);
-  Result<> keep(const Stretch& stretch, Stream& stream);
-  kernels::Applied destination(const Stretch& stretch) const;
-  Result<std::span<float>> owed(const Stretch& stretch, codec::Codec codec);
-  Task<Result<Pinned>> download_corrected(Stretch stretch, codec::Codec codec);
-  Result<> note_delivery(Lane& lane, const Stretch& stretch, const Answer::Sent& sent);
-  Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec);
-  /// What came for a stretch, checked and in pinned memory.
-  struct Arrived {
-    Pinned memory;
-    codec::Codec codec;  ///< that the device decodes
-    codec::DType dtype;  ///< of the tensor that the sender means
-    std::size_t bytes;
-  };
-  Task<Result<Arrived>> receive(std::shared_ptr<const averaging::EncodedPart> part, std::size_t count);
-  Result<> upload(Lane& lane, const Arrived& arrived, std::span<float> decoded);
-
-  Runtime& runtime;
-  const std::vector<averaging::TensorInfo> infos;
-  const std::vector<TensorSpan> tensors;
-  const DevicePartsOptions options;
-  std::shared_ptr<Lanes> lanes;
-  averaging::StretchSet scaled, final;
-  std::size_t averaged = 0;
-};
+DeviceParts::Impl::Impl(Runtime& loop, std::vector<averaging::TensorInfo> about, std::vector<TensorSpan> memory,
+                        DevicePartsOptions how)
+    : runtime(loop),
+      infos(std::move(about)),
+      tensors(std::move(memory)),
+      options(std::move(how)),
+      lanes(options.lanes),
+      moving(loop, 1, "residuals on their way to a GPU"),
+      scaled(infos.size()),
+      final(infos.size()) {
+  bool fits = infos.size() == tensors.size() && (lanes || options.streams > 0) &&
+              (!options.residuals || options.residuals->size() == infos.size());
+  for (std::size_t i = 0; fits && i < infos.size(); ++i)
+    fits = tensors[i].read.size() == infos[i].elements() && tensors[i].write.size() == infos[i].elements();
+  if (!fits) throw std::invalid_argument("memory of a device that does not fit the tensors of a round");
+}
 
 Result<std::shared_ptr<DeviceParts>> DeviceParts::create(Runtime& runtime, std::vector<averaging::TensorInfo> infos,
                                                          std::vector<TensorSpan> memory, DevicePartsOptions options) {
@@ -166,36 +135,50 @@ Result<> DeviceParts::Impl::keep(const Stretch& stretch, Stream& stream) {
 
 // ---- From the device
 
-/// What is owed of a stretch that travels in this codec; empty: nothing. It stays on the device from the first time on.
-Result<std::span<float>> DeviceParts::Impl::owed(const Stretch& stretch, codec::Codec codec) {
-  if (!options.residuals || !codec::info(codec).error_feedback) return std::span<float>();
-  codec::Residuals& residuals = (*options.residuals)[stretch.tensor];
-  if (residuals.empty()) return std::span<float>();
-  auto there = DeviceResiduals::find(residuals);
-  if (!there) {
-    auto moved = DeviceResiduals::move(residuals, lanes->device());
-    if (!moved) return moved.error();
-    there = std::move(*moved);
+Task<Result<std::shared_ptr<DeviceResiduals>>> DeviceParts::Impl::residuals_there(codec::Residuals& residuals) {
+  if (auto there = DeviceResiduals::find(residuals)) co_return there;
+  const auto turn = co_await moving.acquire();
+  if (auto there = DeviceResiduals::find(residuals)) co_return there;  // another stretch of the tensor was first
+  auto copied = co_await averaging::offload_leased(
+      runtime, [&residuals, device = lanes->device()] { return DeviceResiduals::copy_of(residuals, device); });
+  if (copied) residuals.keep_in(*copied);
+  co_return copied;
+}
+
+Task<Result<DeviceParts::Impl::Feedback>> DeviceParts::Impl::feedback(Stretch stretch, codec::Codec codec) {
+  if (!options.residuals || !codec::info(codec).error_feedback) co_return Feedback();
+  const auto there = co_await residuals_there((*options.residuals)[stretch.tensor]);
+  if (!there) co_return there.error();
+  if (!(*there)->has_lost()) {
+    const auto turn = co_await moving.acquire();
+    if (!(*there)->has_lost()) {
+      auto made = co_await averaging::offload_leased(runtime, [of = *there] { return of->make_lost(); });
+      if (!made) co_return made.error();
+      (*there)->keep_lost(std::move(*made));
+    }
   }
-  return there->owed(stretch.offset, stretch.length);
+  Feedback result{*there, {}, (*there)->lost(stretch.offset, stretch.length)};
+  if ((*there)->owes()) result.owed = (*there)->owed(stretch.offset, stretch.length);
+  co_return result;
 }
 
 /// The values, and what is owed of them.
 Task<Result<Pinned>> DeviceParts::Impl::download_corrected(Stretch stretch, codec::Codec codec) {
   const Lanes::Taken lane(*lanes, co_await lanes->turn());
   const std::size_t bytes = stretch.length * sizeof(float);
-  auto to = lanes->pinned().take(bytes);
+  auto to = co_await lanes->pinned(bytes);
   if (!to) co_return to.error();
-  const auto due = owed(stretch, codec);
-  if (!due) co_return due.error();
-  if (auto room = lane->grow_decoded(due->empty() ? 0 : bytes); !room) co_return room.error();
+  const auto fed_back = co_await feedback(stretch, codec);
+  if (!fed_back) co_return fed_back.error();
+  const auto due = fed_back->owed;
+  if (auto room = lane->grow_decoded(due.empty() ? 0 : bytes); !room) co_return room.error();
   Queued queued(lane->stream);
   auto values = own(stretch, lane->stream);
   if (!values) co_return values.error();
-  if (!due->empty()) {
+  if (!due.empty()) {
     const auto corrected = lane->decoded.floats().first(stretch.length);
     if (auto copied = copy_async(lane->stream, *values, corrected); !copied) co_return copied.error();
-    if (auto added = add_async(lane->stream, *due, 1, corrected); !added) co_return added.error();
+    if (auto added = add_async(lane->stream, due, 1, corrected); !added) co_return added.error();
     values = corrected;
   }
   if (auto copy = lane->stream.download_async(values->data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();
@@ -203,36 +186,27 @@ Task<Result<Pinned>> DeviceParts::Impl::download_corrected(Stretch stretch, code
   co_return std::move(*to);
 }
 
-/// Queues noting what the codec has lost of what was sent, as long as the values are those that were. The lane has room for
-/// it.
-Result<> DeviceParts::Impl::note_delivery(Lane& lane, const Stretch& stretch, const Answer::Sent& sent) {
-  if (!options.residuals) return ok();
+/// Queues noting that a stretch was delivered. \param sent  how; none: without any loss
+Task<Result<>> DeviceParts::Impl::note_delivery(Stream& stream, Stretch stretch, codec::Codec sent) {
+  if (!options.residuals) co_return ok();
+  const bool lost = sent != codec::Codec::none;
   codec::Residuals& residuals = (*options.residuals)[stretch.tensor];
-  const bool lost = sent.codec != codec::Codec::none;
-  if (!lost && residuals.empty()) return ok();
-  auto there = DeviceResiduals::find(residuals);
-  if (!there) {
-    auto moved = DeviceResiduals::move(residuals, lanes->device());
-    if (!moved) return moved.error();
-    there = std::move(*moved);
-  }
-  const auto due = there->owed(stretch.offset, stretch.length);
-  if (!lost) return clear_async(lane.stream, due);
-  const auto values = own(stretch, lane.stream);
-  if (!values) return values.error();
-  const auto bytes = lane.encoded.bytes().first(sent.encoded.bytes.size());
-  if (auto up = lane.stream.upload_async(sent.encoded.bytes, bytes.data()); !up) return up;
-  if (auto added = add_async(lane.stream, *values, 1, due); !added) return added;
-  return accumulate_async(lane.stream, sent.codec, bytes, -1, due);
+  if (!lost && residuals.empty()) co_return ok();
+  const auto there = co_await residuals_there(residuals);
+  if (!there) co_return there.error();
+  const auto due = (*there)->owed(stretch.offset, stretch.length);
+  if (!lost) co_return (*there)->owes() ? clear_async(stream, due) : ok();
+  (*there)->note_owed();
+  co_return copy_async(stream, (*there)->lost(stretch.offset, stretch.length), due);
 }
 
 Task<Result<EncodedStretch>> DeviceParts::Impl::encode(Stretch stretch, codec::CodecSpec codec) {
   const Lanes::Taken lane(*lanes, co_await lanes->turn());
   const std::size_t bytes = *encoded_size(codec, stretch.length);
-  auto to = lanes->pinned().take(bytes);
+  auto to = co_await lanes->pinned(bytes);
   if (!to) co_return to.error();
-  const auto due = owed(stretch, codec.codec);
-  if (!due) co_return due.error();
+  const auto fed_back = co_await feedback(stretch, codec.codec);
+  if (!fed_back) co_return fed_back.error();
   if (auto room = lane->grow_encoded(bytes); !room) co_return room.error();
   if (auto room = lane->grow_decoded(scratch_size(codec.codec, stretch.length)); !room) co_return room.error();
   Stream& stream = lane->stream;
@@ -242,7 +216,8 @@ Task<Result<EncodedStretch>> DeviceParts::Impl::encode(Stretch stretch, codec::C
   const auto flag = lane->clear_flag();
   if (!flag) co_return flag.error();
   const auto encoded = lane->encoded.bytes().first(bytes);
-  const EncodeMemory memory{.scratch = lane->decoded.bytes(), .owed = *due, .found = *flag};
+  const EncodeMemory memory{
+      .scratch = lane->decoded.bytes(), .owed = fed_back->owed, .left = fed_back->lost, .found = *flag};
   if (auto coded = encode_async(stream, codec, *values, encoded, memory); !coded) co_return coded.error();
   if (auto read = lane->read_flag(); !read) co_return read.error();
   if (auto copy = stream.download_async(encoded.data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();
@@ -268,7 +243,7 @@ Task<Result<std::shared_ptr<OwnContribution>>> DeviceParts::contribute(Stretch s
 Task<Result<DeviceParts::Impl::Arrived>> DeviceParts::Impl::receive(std::shared_ptr<const averaging::EncodedPart> part,
                                                                     std::size_t count) {
   const std::size_t values = count * sizeof(float);
-  auto to = lanes->pinned().take(std::max(part->buffer.size(), values));
+  auto to = co_await lanes->pinned(std::max(part->buffer.size(), values));
   if (!to) co_return to.error();
   co_return co_await runtime.offload([part, count, values, to = *to]() -> Result<Arrived> {
     const auto decoder = averaging::open_finite(*part, count);
@@ -282,14 +257,32 @@ Task<Result<DeviceParts::Impl::Arrived>> DeviceParts::Impl::receive(std::shared_
   });
 }
 
-/// Queues copying and decoding. The lane has room for it.
-Result<> DeviceParts::Impl::upload(Lane& lane, const Arrived& arrived, std::span<float> decoded) {
-  const auto bytes = ByteView(arrived.memory->bytes()).first(arrived.bytes);
-  if (arrived.codec == codec::Codec::none && arrived.dtype == codec::DType::float32)
-    return lane.stream.upload_async(bytes, decoded.data());
+/// Queues copying, decoding and applying, in as few passes as there can be.
+Result<> DeviceParts::Impl::apply(Lane& lane, const Stretch& stretch, Answer::Form form, const Arrived& arrived,
+                                  float alpha) {
+  Stream& stream = lane.stream;
+  const auto to = destination(stretch);
+  const std::span out(to.out, stretch.length);
+  const bool difference = form == Answer::Form::difference;
+  // Without the rounding of a sum all members hold the same.
+  const bool as_it_is = !difference && alpha == 1 && !to.differences;
+  const bool is_added = difference && !to.differences && to.own == to.out;
+  const bool plain = arrived.codec == codec::Codec::none && arrived.dtype == codec::DType::float32;
+  if (auto room = lane.grow_encoded(arrived.bytes); !room) return room;
+  if (auto room = lane.grow_decoded(as_it_is || is_added ? 0 : out.size_bytes()); !room) return room;
+  const auto decoded = as_it_is ? out : lane.decoded.floats().first(is_added ? 0 : out.size());
+
   const auto encoded = lane.encoded.bytes().first(arrived.bytes);
-  if (auto sent = lane.stream.upload_async(bytes, encoded.data()); !sent) return sent;
-  return decode_async(lane.stream, arrived.codec, encoded, decoded, arrived.dtype);
+  const bool needs_decoding = !plain || is_added;
+  void* const goes_to = needs_decoding ? static_cast<void*>(encoded.data()) : decoded.data();
+  const auto bytes = ByteView(arrived.memory->bytes()).first(arrived.bytes);
+  if (auto sent = stream.upload_async(bytes, goes_to); !sent) return sent;
+  if (is_added) return accumulate_async(stream, arrived.codec, encoded, alpha, out, arrived.dtype);
+  if (needs_decoding)
+    if (auto read = decode_async(stream, arrived.codec, encoded, decoded, arrived.dtype); !read) return read;
+  if (as_it_is) return ok();
+  const auto apply = difference ? &kernels::apply_difference : &kernels::apply_average;
+  return on(stream, [&](CUstream_st* queue) { return apply(queue, decoded.data(), alpha, to, stretch.length); });
 }
 
 Task<Result<>> DeviceParts::apply(Stretch stretch, Answer answer, Terms terms) {
@@ -297,28 +290,20 @@ Task<Result<>> DeviceParts::apply(Stretch stretch, Answer answer, Terms terms) {
   const auto arrived = co_await self.receive(answer.part, stretch.length);
   if (!arrived) co_return arrived.error();
   const Lanes::Taken lane(*self.lanes, co_await self.lanes->turn());
-  Stream& stream = lane->stream;
-  const auto to = self.destination(stretch);
-  const auto alpha = static_cast<float>(terms.alpha);
-  // Without the rounding of a sum all members hold the same.
-  const bool as_it_is = answer.form == Answer::Form::average && alpha == 1 && !to.differences;
-  if (auto room = lane->grow_decoded(as_it_is ? 0 : stretch.length * sizeof(float)); !room) co_return room;
-  const std::size_t sent_bytes = answer.sent ? answer.sent->encoded.bytes.size() : 0;
-  if (auto room = lane->grow_encoded(std::max(arrived->bytes, sent_bytes)); !room) co_return room;
-  const auto decoded = as_it_is ? std::span(to.out, stretch.length) : lane->decoded.floats().first(stretch.length);
-  Queued queued(stream);
-  if (const auto values = self.own(stretch, stream); !values) co_return values.error();
+  Queued queued(lane->stream);
+  if (const auto values = self.own(stretch, lane->stream); !values) co_return values.error();
   if (answer.sent && terms.weight > 0)
-    if (auto noted = self.note_delivery(*lane, stretch, *answer.sent); !noted) co_return noted;
-  if (auto sent = self.upload(*lane, *arrived, decoded); !sent) co_return sent;
-  if (!as_it_is) {
-    const auto apply = answer.form == Answer::Form::average ? &kernels::apply_average : &kernels::apply_difference;
-    if (auto applied = on(stream, [&](CUstream_st* queue) { return apply(queue, decoded.data(), alpha, to, stretch.length); });
-        !applied)
-      co_return applied;
-  }
-  if (auto noted = self.finished(stretch, true, stream); !noted) co_return noted;
+    if (auto noted = co_await self.note_delivery(lane->stream, stretch, answer.sent->codec); !noted) co_return noted;
+  const auto alpha = static_cast<float>(terms.alpha);
+  if (auto applied = self.apply(*lane, stretch, answer.form, *arrived, alpha); !applied) co_return applied;
+  if (auto noted = self.finished(stretch, true, lane->stream); !noted) co_return noted;
   co_return co_await queued.done(self.runtime);
+}
+
+std::unique_ptr<averaging::FactoredTensor> DeviceParts::factored(std::size_t tensor, averaging::FactorForm form,
+                                                                 codec::Residuals& owed) {
+  if (!impl_->options.products) return nullptr;
+  return std::make_unique<DeviceFactored>(*impl_, tensor, form, owed);
 }
 
 Task<void> DeviceParts::finish() {

@@ -8,7 +8,7 @@ std::shared_ptr<DeviceResiduals> DeviceResiduals::find(const codec::Residuals& r
   return std::dynamic_pointer_cast<DeviceResiduals>(residuals.kept_in());
 }
 
-Result<std::shared_ptr<DeviceResiduals>> DeviceResiduals::move(codec::Residuals& residuals, int device) {
+Result<std::shared_ptr<DeviceResiduals>> DeviceResiduals::copy_of(const codec::Residuals& residuals, int device) {
   const auto owed = residuals.values();
   auto memory = DeviceBuffer::create(residuals.size() * sizeof(float), device);
   if (!memory) return memory.error();
@@ -19,9 +19,7 @@ Result<std::shared_ptr<DeviceResiduals>> DeviceResiduals::move(codec::Residuals&
   auto queued = owed.empty() ? clear_async(*stream, all) : stream->upload_async(bytes, all.data());
   if (queued) queued = stream->synchronize();
   if (!queued) return queued.error();
-  std::shared_ptr<DeviceResiduals> moved(new DeviceResiduals(std::move(*memory), device));
-  residuals.keep_in(moved);
-  return moved;
+  return std::shared_ptr<DeviceResiduals>(new DeviceResiduals(std::move(*memory), device, !owed.empty()));
 }
 
 void DeviceResiduals::read(std::size_t first, std::span<float> out) const {
@@ -34,6 +32,7 @@ void DeviceResiduals::read(std::size_t first, std::span<float> out) const {
 }
 
 void DeviceResiduals::write(std::size_t first, std::span<const float> values) {
+  note_owed();
   auto stream = Stream::create(device_).value();
   stream
       .upload_async({reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(float)},

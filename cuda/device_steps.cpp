@@ -1,7 +1,6 @@
 #include "device_steps.hpp"
 
 #include "failure.hpp"
-#include "lanes.hpp"
 #include "optim/norms.hpp"
 #include "optim/numbers.hpp"
 #include "step_kernels.hpp"
@@ -29,23 +28,22 @@ const optim::LambOptions* lamb(const train::ParameterStep& step) {
   return std::get_if<optim::LambOptions>(&step.options);
 }
 
-/// What the host's kernels give for each block, on the device and here.
+/// What kernels give for each block of values: memory of a lane, and pinned memory that it is copied to.
 template <class Sum>
 struct BlockSums {
-  DeviceBuffer there;
-  HostBuffer here;
+  std::span<Sum> there, here;
+  Pinned owner;  // of what is here
 
-  static Result<BlockSums> create(std::size_t count, int device) {
-    auto there = DeviceBuffer::create(count * sizeof(Sum), device);
-    if (!there) return there.error();
-    auto here = HostBuffer::create(count * sizeof(Sum));
-    if (!here) return here.error();
-    return BlockSums{std::move(*there), std::move(*here)};
+  static Task<Result<BlockSums>> take(Lanes& lanes, Lane& lane, std::size_t count) {
+    const std::size_t bytes = count * sizeof(Sum);
+    if (auto room = lane.grow_encoded(bytes); !room) co_return room.error();
+    const auto pinned = co_await lanes.pinned(bytes);
+    if (!pinned) co_return pinned.error();
+    const auto of = [count](MutableBytes memory) { return std::span(reinterpret_cast<Sum*>(memory.data()), count); };
+    co_return BlockSums{of(lane.encoded.bytes()), of((*pinned)->bytes()), *pinned};
   }
-  Sum* queued() const { return reinterpret_cast<Sum*>(there.bytes().data()); }
-  Result<> read(Stream& stream) const { return stream.download_async(there.bytes().data(), here.bytes()); }
-  std::span<const Sum> sums() const {
-    return {reinterpret_cast<const Sum*>(here.bytes().data()), here.size() / sizeof(Sum)};
+  Result<> read(Stream& stream) const {
+    return stream.download_async(there.data(), owner->bytes().first(here.size_bytes()));
   }
 };
 
@@ -82,54 +80,74 @@ Result<> DeviceSteps::queue_all(Stream& stream) {
   return ok();
 }
 
-Task<Result<>> DeviceSteps::finish(Runtime& runtime, Stream& stream) {
-  for (const auto& step : steps_)
-    if (lamb(step) && !step.memory.parameters.empty())
-      if (auto finished = co_await finish_lamb(runtime, stream, step); !finished) co_return finished;
-  co_return ok();
-}
-
-Task<Result<>> DeviceSteps::finish_lamb(Runtime& runtime, Stream& stream, const train::ParameterStep& step) {
-  const std::size_t count = step.memory.parameters.size();
-  const auto numbers = optim::numbers<float>(*lamb(step), step.settings);
-  const auto arrays = arrays_of(step.memory, 0);
-  auto blocks = BlockSums<optim::LambSums>::create(optim::norm_blocks(count), stream.device());
-  if (!blocks) co_return blocks.error();
-  Queued queued(stream);
-  auto summed = on(
-      stream, [&](CUstream_st* queue) { return kernels::lamb_sums(queue, numbers, arrays, count, blocks->queued()); });
-  if (!summed) co_return summed;
-  if (auto read = blocks->read(stream); !read) co_return read;
-  if (auto done = co_await stream.done(runtime); !done) co_return done;
-  optim::LambSums total;
-  for (const auto& [parameters, updates] : blocks->sums()) {
-    total.parameters += parameters;
-    total.updates += updates;
+Task<Result<>> DeviceSteps::finish(Lanes& lanes, Lane& lane) {
+  struct Work {
+    const train::ParameterStep& step;
+    optim::LambNumbers<float> numbers;
+    kernels::StepArrays<float> arrays;
+    std::size_t count, first_block;
+  };
+  std::vector<Work> all;
+  std::size_t count_of_blocks = 0;
+  for (const auto& step : steps_) {
+    const std::size_t count = step.memory.parameters.size();
+    if (!lamb(step) || count == 0) continue;
+    all.push_back(
+        {step, optim::numbers<float>(*lamb(step), step.settings), arrays_of(step.memory, 0), count, count_of_blocks});
+    count_of_blocks += optim::norm_blocks(count);
   }
-  const auto rate = static_cast<float>(-lamb(step)->lr * optim::trust_ratio(*lamb(step), total));
-  auto applied =
-      on(stream, [&](CUstream_st* queue) { return kernels::lamb_apply(queue, numbers, rate, arrays, count); });
-  if (!applied) co_return applied;
-  co_return co_await queued.done(runtime);
+  if (all.empty()) co_return ok();
+  const auto blocks = co_await BlockSums<optim::LambSums>::take(lanes, lane, count_of_blocks);
+  if (!blocks) co_return blocks.error();
+  Queued queued(lane.stream);
+  for (const auto& work : all) {
+    auto summed = on(lane.stream, [&](CUstream_st* queue) {
+      return kernels::lamb_sums(queue, work.numbers, work.arrays, work.count, &blocks->there[work.first_block]);
+    });
+    if (!summed) co_return summed;
+  }
+  if (auto read = blocks->read(lane.stream); !read) co_return read;
+  if (auto done = co_await lane.stream.done(lanes.runtime()); !done) co_return done;
+  for (const auto& work : all) {
+    optim::LambSums total;
+    for (const auto& block : blocks->here.subspan(work.first_block, optim::norm_blocks(work.count))) {
+      total.parameters += block.parameters;
+      total.updates += block.updates;
+    }
+    const auto rate = static_cast<float>(-lamb(work.step)->lr * optim::trust_ratio(*lamb(work.step), total));
+    auto applied = on(lane.stream, [&](CUstream_st* queue) {
+      return kernels::lamb_apply(queue, work.numbers, rate, work.arrays, work.count);
+    });
+    if (!applied) co_return applied;
+  }
+  co_return co_await queued.done(lanes.runtime());
 }
 
-Task<Result<double>> square_sum(Runtime& runtime, Stream& stream, std::vector<train::Buffer> tensors) {
-  std::vector<BlockSums<double>> all;
-  all.reserve(tensors.size());
-  Queued queued(stream);
+Task<Result<double>> square_sum(Lanes& lanes, Lane& lane, std::vector<train::Buffer> tensors) {
+  std::size_t count_of_blocks = 0;
+  for (const auto& tensor : tensors) count_of_blocks += optim::norm_blocks(tensor.values.size());
+  const auto blocks = co_await BlockSums<double>::take(lanes, lane, count_of_blocks);
+  if (!blocks) co_return blocks.error();
+  Queued queued(lane.stream);
+  std::size_t first = 0;
   for (const auto& [owner, values] : tensors) {
-    auto blocks = BlockSums<double>::create(optim::norm_blocks(values.size()), stream.device());
-    if (!blocks) co_return blocks.error();
-    all.push_back(std::move(*blocks));
-    auto summed = on(stream, [&, sums = all.back().queued()](CUstream_st* queue) {
-      return kernels::square_sums(queue, values.data(), values.size(), sums);
+    const auto of_tensor = blocks->there.subspan(first, optim::norm_blocks(values.size()));
+    auto summed = on(lane.stream, [&](CUstream_st* queue) {
+      return kernels::square_sums(queue, values.data(), values.size(), of_tensor.data());
     });
     if (!summed) co_return summed.error();
-    if (auto read = all.back().read(stream); !read) co_return read.error();
+    first += of_tensor.size();
   }
-  if (auto done = co_await queued.done(runtime); !done) co_return done.error();
+  if (auto read = blocks->read(lane.stream); !read) co_return read.error();
+  if (auto done = co_await queued.done(lanes.runtime()); !done) co_return done.error();
+  // Tensor by tensor, as the host adds them up.
   double result = 0;
-  for (const auto& blocks : all) result += optim::total(blocks.sums());
+  first = 0;
+  for (const auto& tensor : tensors) {
+    const std::size_t count = optim::norm_blocks(tensor.values.size());
+    result += optim::total(blocks->here.subspan(first, count));
+    first += count;
+  }
   co_return result;
 }
 

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "cohive/cuda/device.hpp"
 #include "cohive/train/backend.hpp"
+#include "lanes.hpp"
 
 namespace cohive::cuda {
 
@@ -20,16 +20,13 @@ class DeviceSteps {
   /// Queues the steps of whole tensors.
   Result<> queue_all(Stream& stream);
   /// Makes what needs norms of whole tensors, once all stretches were queued and done.
-  Task<Result<>> finish(Runtime& runtime, Stream& stream);
+  Task<Result<>> finish(Lanes& lanes, Lane& lane);
 
  private:
-  Task<Result<>> finish_lamb(Runtime& runtime, Stream& stream, const train::ParameterStep& step);
-
   std::vector<train::ParameterStep> steps_;
 };
 
-/// Returns the sum of the squares of all values, added up as the host does. The stream must have nothing queued that
-/// uses memory which may go.
-Task<Result<double>> square_sum(Runtime& runtime, Stream& stream, std::vector<train::Buffer> tensors);
+/// Returns the sum of the squares of all values, added up as the host does. The lane must have nothing queued.
+Task<Result<double>> square_sum(Lanes& lanes, Lane& lane, std::vector<train::Buffer> tensors);
 
 }  // namespace cohive::cuda

@@ -27,7 +27,7 @@ std::uint32_t* words(MutableBytes bytes) {
 
 Result<> Lane::grow(DeviceBuffer& buffer, std::size_t bytes) {
   if (buffer.size() >= bytes) return ok();
-  auto larger = DeviceBuffer::create(bytes, stream.device());
+  auto larger = DeviceBuffer::create_on(stream, bytes);
   if (!larger) return larger.error();
   buffer = std::move(*larger);
   return ok();
@@ -81,6 +81,11 @@ Result<> Lanes::follow(CUstream_st* stream) {
 void Lanes::hold_back(Stream& stream) {
   const std::lock_guard lock(mutex_);
   if (passed_.record(gate_.native())) (void)passed_.hold_back(stream.native());
+}
+
+Task<Result<Pinned>> Lanes::pinned(std::size_t bytes) {
+  if (auto again = pinned_->reuse(bytes)) co_return again;
+  co_return co_await runtime_.offload([pool = pinned_, bytes] { return pool->take(bytes); });
 }
 
 Lanes::Taken::Taken(Lanes& lanes, Semaphore::Units turn)

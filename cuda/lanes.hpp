@@ -58,7 +58,8 @@ class Lanes {
 
   Runtime& runtime() const noexcept { return runtime_; }
   int device() const noexcept { return device_; }
-  PinnedPool& pinned() noexcept { return pinned_; }
+  /// Takes pinned memory. New memory, which takes long, is made on the pool of threads. Errors: as HostBuffer::create.
+  Task<Result<Pinned>> pinned(std::size_t bytes);
 
  private:
   Lanes(Runtime& runtime, int device, std::size_t count, Stream gate, Event reached, Event passed);
@@ -66,7 +67,7 @@ class Lanes {
 
   Runtime& runtime_;
   const int device_;
-  PinnedPool pinned_;
+  const std::shared_ptr<PinnedPool> pinned_ = std::make_shared<PinnedPool>();
   std::vector<std::unique_ptr<Lane>> idle_;
   Semaphore turns_;
   // All streams that are followed pass one gate, one after another: what waits behind it waits for all of them.

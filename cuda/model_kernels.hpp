@@ -2,10 +2,7 @@
 // the device's. Each returns the cudaError_t of the launch.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-struct CUstream_st;
+#include "codec_kernels.hpp"
 
 namespace cohive::cuda::kernels {
 
@@ -21,10 +18,9 @@ int apply_average(CUstream_st* stream, const float* average, float alpha, const 
 /// out = own + alpha * difference, or the second term alone.
 int apply_difference(CUstream_st* stream, const float* difference, float alpha, const Applied& to, std::size_t count);
 
-/// sum += factor * gradient, or sum = factor * gradient for the first. Sets *found to 1 when a value of the gradient is
-/// not finite; it counts as 0.
-int accumulate(CUstream_st* stream, const float* gradient, float factor, bool first, float* sum, std::uint32_t* found,
-               std::size_t count);
+/// sum += factor * gradient, or sum = factor * gradient for the first. Where gradient.found is set, it becomes 1 when a
+/// value is not finite, which counts as 0.
+int accumulate(CUstream_st* stream, const Input& gradient, float factor, bool first, float* sum, std::size_t count);
 /// values *= factor
 int scale(CUstream_st* stream, float* values, float factor, std::size_t count);
 

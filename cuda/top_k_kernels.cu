@@ -86,14 +86,16 @@ __global__ void write_taken(Input in, bool fours, const Found* found, const Take
   const std::size_t end = tile * kTile + kTile < count ? tile * kTile + kTile : count;
   Four values[kMine / 4];
   Taken mine{0, 0};
+#pragma unroll  // or the values would not stay in registers
   for (unsigned j = 0; j < kMine / 4; ++j) {
     values[j] = four_before(in, first + 4 * j, end, fours);
     for (unsigned k = 0; k < 4 && first + 4 * j + k < end; ++k) mine = mine + taken_of(*found, values[j].of[k]);
   }
   Taken before = tiles[tile] + before_in_block(mine, sums);
+#pragma unroll
   for (unsigned j = 0; j < kMine; ++j) {
     const std::size_t i = first + j;
-    if (i >= end) break;
+    if (i >= end) continue;
     const float value = values[j / 4].of[j % 4];
     const Taken here = taken_of(*found, value);
     const std::uint32_t at = sent_before(*found, before);

@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
   adversary->add_option("--seed", of_adversaries.seed, "the first of them (default 1)");
   adversary->add_flag("--alone", settings.alone, "one hostile peer a run, of all roles in turn, instead of three");
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
-  auto* cuda = app.add_subcommand("cuda", "encoding, decoding and adding up on a GPU");
+  auto* cuda = app.add_subcommand("cuda", "kernels, copies and steps on a GPU, beside their goals");
   auto* memory = app.add_subcommand("memory", "peak memory of peers beyond their tensors");
   memory->add_option("--tensors", settings.tensors_megabytes, "megabytes that are averaged (default 512)")
       ->check(CLI::Range(8, 16384));

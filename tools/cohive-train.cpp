@@ -15,6 +15,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/torch/tensor_memory.hpp"
 #include "common/program.hpp"
+#include "train/device.hpp"
 #include "train/options.hpp"
 #include "train/progress.hpp"
 #include "train/trainer.hpp"

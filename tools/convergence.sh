@@ -9,6 +9,7 @@
 #   --only NAME...       these cases only; --list names them
 #   --tolerance SHARE    of the one process's loss (default 0.05; PowerSGD of rank 4 and top_k have two to four times that)
 #   --text PATH          what to train on (default: the King James Bible of Debian's package bible-kjv)
+#   --device DEVICE      where the trainers compute (default cpu; cuda and cuda:N in a build with LibTorch's CUDA half)
 #   --output FILE        write the table there, too
 
 . "$(dirname "$0")/lib.sh"

@@ -313,6 +313,11 @@ Task<Result<>> JoinedParts::apply(Stretch stretch, Answer answer, Terms terms) {
   co_return co_await source.parts->apply({source.tensor, stretch.offset, stretch.length}, std::move(answer), terms);
 }
 
+std::unique_ptr<FactoredTensor> JoinedParts::factored(std::size_t tensor, FactorForm form, codec::Residuals& owed) {
+  const Source& source = sources_.at(tensor);
+  return source.parts->factored(source.tensor, form, owed);
+}
+
 Task<void> JoinedParts::finish() {
   for (const auto& parts : owned_) co_await parts->finish();
 }

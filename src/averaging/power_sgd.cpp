@@ -105,9 +105,8 @@ void PowerSgd::reset_residuals() {
 std::vector<float> PowerSgd::residual(std::size_t tensor) const {
   const auto at = std::ranges::find(state_->indices, tensor);
   if (at == state_->indices.end() || !state_->residuals) return {};
-  const auto values =
-      std::as_const((*state_->residuals)[static_cast<std::size_t>(at - state_->indices.begin())]).span();
-  return {values.begin(), values.end()};
+  const auto& residual = (*state_->residuals)[static_cast<std::size_t>(at - state_->indices.begin())];
+  return residual.empty() ? std::vector<float>(residual.size()) : residual.values();
 }
 
 const std::vector<std::size_t>& PowerSgd::compressed() const noexcept {
@@ -170,8 +169,8 @@ Result<std::shared_ptr<ResidualSet>> residuals_of(const PowerSgd::State& state,
                         std::to_string(state.compressed.size()));
   auto residuals = std::make_shared<ResidualSet>();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    auto& values = residuals->emplace_back(state.compressed[i].shape.rows * state.compressed[i].shape.columns);
-    if (auto read = values_from(tensors[i], state.shape_of_residual(i), values.span(), "a residual"); !read)
+    auto& residual = residuals->emplace_back(state.compressed[i].shape.rows * state.compressed[i].shape.columns);
+    if (auto read = values_from(tensors[i], state.shape_of_residual(i), residual.on_host(), "a residual"); !read)
       return read.error();
   }
   return residuals;
@@ -206,8 +205,11 @@ Task<Result<>> PowerSgd::load(Runtime& runtime, DownloadedState downloaded) {
 Task<PowerSgd::Saved> PowerSgd::save(Runtime& runtime) const {
   co_return co_await runtime.offload([state = state_, residuals = std::shared_ptr<const ResidualSet>(state_->residuals)] {
     Saved saved{tensors_of(*state, *state->factors()), {}};
-    for (std::size_t i = 0; residuals && i < residuals->size(); ++i)
-      saved.residuals.push_back(matrix_of_values(state->shape_of_residual(i), (*residuals)[i].span()));
+    for (std::size_t i = 0; residuals && i < residuals->size(); ++i) {
+      std::vector<float> owed = (*residuals)[i].values();
+      owed.resize((*residuals)[i].size());
+      saved.residuals.push_back(matrix_of_values(state->shape_of_residual(i), owed));
+    }
     return saved;
   });
 }

@@ -45,6 +45,7 @@ struct Factored {
   ZeroedFloats p;       ///< rows x rank, as it travels
   ZeroedFloats q_sent;  ///< columns x rank, as it travels
   ZeroedFloats q;       ///< the average, as rank rows
+  std::unique_ptr<FactoredTensor> there;  ///< where the tensor's own memory computes; null: blocks of it are read here
 };
 
 class PowerSgdRound {
@@ -60,13 +61,16 @@ class PowerSgdRound {
   Task<void> take_turns(std::size_t count, Step step, std::size_t& next, Result<>& outcome);
 
   Task<Result<>> project_block(std::size_t index);
+  Task<Result<>> project_there(std::size_t tensor);
   Task<Result<>> average_p();
   Task<Result<>> orthogonalise(std::size_t tensor);
   Task<Result<>> gather_sum(std::size_t index);
+  Task<Result<>> gather_there(std::size_t tensor);
   Task<Result<>> add_sums(std::size_t tensor);
   Task<Result<>> average_q();
   Task<Result<>> take_average(std::size_t tensor);
   Task<Result<>> expand_block(std::size_t index);
+  Task<Result<>> expand_there(std::size_t tensor);
   Task<Result<>> keep_factors();
 
   Result<std::vector<float>> values_of(const Block& block) const;
@@ -96,6 +100,10 @@ PowerSgdRound::PowerSgdRound(std::shared_ptr<PowerSgd::State> state, RoundContex
       rank_(state_->rank),
       counts_(round.terms().weight > 0),
       residuals_(state_->residuals) {
+  if (!residuals_) {
+    residuals_ = std::make_shared<ResidualSet>();
+    for (const auto& [index, shape] : state_->compressed) residuals_->emplace_back(shape.rows * shape.columns);
+  }
   for (std::size_t i = 0; i < state_->compressed.size(); ++i) {
     const auto& [index, shape] = state_->compressed[i];
     Factored& tensor = tensors_.emplace_back();
@@ -104,6 +112,8 @@ PowerSgdRound::PowerSgdRound(std::shared_ptr<PowerSgd::State> state, RoundContex
     tensor.p = ZeroedFloats(shape.rows * rank_);
     tensor.q_sent = ZeroedFloats(shape.columns * rank_);
     tensor.q = ZeroedFloats(shape.columns * rank_);
+    tensor.there = round.tensors().factored(index, {shape.rows, shape.columns, rank_}, (*residuals_)[i]);
+    if (tensor.there) continue;
     const std::size_t rows = std::max(kLeastRows, kBlockValues / shape.columns);
     const std::size_t begin = blocks_.size();
     for (std::size_t row = 0; row < shape.rows; row += rows)
@@ -148,7 +158,7 @@ Stretch PowerSgdRound::stretch_of(const Block& block) const {
 
 std::span<float> PowerSgdRound::residual_of(const Block& block) const {
   const Stretch stretch = stretch_of(block);
-  return (*residuals_)[block.tensor].span().subspan(stretch.offset, stretch.length);
+  return (*residuals_)[block.tensor].on_host().subspan(stretch.offset, stretch.length);
 }
 
 std::span<float> PowerSgdRound::p_of(const Block& block) {
@@ -172,22 +182,22 @@ Result<std::vector<float>> PowerSgdRound::values_of(const Block& block) const {
 
 Task<Result<>> PowerSgdRound::run() {
   factors_ = co_await runtime_.offload([state = state_] { return state->factors(); });
-  if (counts_ && !residuals_) {
-    residuals_ = std::make_shared<ResidualSet>();
-    for (const Factored& tensor : tensors_) residuals_->emplace_back(tensor.shape.rows * tensor.shape.columns);
+  if (counts_) {
     state_->residuals = residuals_;
-  }
-  if (counts_)
     if (auto done = co_await for_each(blocks_.size(), &PowerSgdRound::project_block); !done) co_return done;
+    if (auto done = co_await for_each(tensors_.size(), &PowerSgdRound::project_there); !done) co_return done;
+  }
   if (auto done = co_await average_p(); !done) co_return done;
   if (auto done = co_await for_each(tensors_.size(), &PowerSgdRound::orthogonalise); !done) co_return done;
   if (counts_) {
     if (auto done = co_await for_each(sums_.size(), &PowerSgdRound::gather_sum); !done) co_return done;
+    if (auto done = co_await for_each(tensors_.size(), &PowerSgdRound::gather_there); !done) co_return done;
     if (auto done = co_await for_each(tensors_.size(), &PowerSgdRound::add_sums); !done) co_return done;
   }
   if (auto done = co_await average_q(); !done) co_return done;
   if (auto done = co_await for_each(tensors_.size(), &PowerSgdRound::take_average); !done) co_return done;
   if (auto done = co_await for_each(blocks_.size(), &PowerSgdRound::expand_block); !done) co_return done;
+  if (auto done = co_await for_each(tensors_.size(), &PowerSgdRound::expand_there); !done) co_return done;
   co_return co_await keep_factors();
 }
 
@@ -209,6 +219,13 @@ Task<Result<>> PowerSgdRound::project_block(std::size_t index) {
   });
 }
 
+Task<Result<>> PowerSgdRound::project_there(std::size_t tensor) {
+  Factored& factored = tensors_[tensor];
+  if (!factored.there) co_return ok();
+  if (auto done = co_await factored.there->project(used_q(tensor).values, factored.p.span()); !done) co_return done;
+  co_return all_finite(factored.p.span()) ? ok() : Result<>(Error(Errc::not_finite));
+}
+
 Task<Result<>> PowerSgdRound::average_p() {
   std::vector<TensorInfo> infos;
   std::vector<TensorSpan> memory;
@@ -222,6 +239,7 @@ Task<Result<>> PowerSgdRound::average_p() {
 
 Task<Result<>> PowerSgdRound::orthogonalise(std::size_t tensor) {
   Factored& factored = tensors_[tensor];
+  if (factored.there) co_return co_await factored.there->take_average(factored.p.span());
   co_return co_await offload_leased(runtime_, [this, &factored]() -> Result<> {
     std::vector<float> columns(factored.p.span().size());
     transpose(factored.p.span(), factored.shape.rows, rank_, columns);
@@ -251,8 +269,16 @@ Task<Result<>> PowerSgdRound::gather_sum(std::size_t index) {
   co_return ok();
 }
 
+Task<Result<>> PowerSgdRound::gather_there(std::size_t tensor) {
+  Factored& factored = tensors_[tensor];
+  if (!factored.there) co_return ok();
+  if (auto done = co_await factored.there->gather(factored.q_sent.span()); !done) co_return done;
+  co_return all_finite(factored.q_sent.span()) ? ok() : Result<>(Error(Errc::not_finite));
+}
+
 Task<Result<>> PowerSgdRound::add_sums(std::size_t tensor) {
   Factored& factored = tensors_[tensor];
+  if (factored.there) co_return ok();
   co_return co_await offload_leased(runtime_, [this, &factored]() -> Result<> {
     for (const Sum& sum : factored.sums) add_to(factored.q.span(), sum.q.span());
     factored.sums.clear();
@@ -332,6 +358,12 @@ Task<Result<>> PowerSgdRound::expand_block(std::size_t index) {
   auto applied = co_await round_.tensors().apply(stretch_of(block), {Answer::Form::average, part, std::nullopt}, terms);
   if (applied) undo.applied();
   co_return applied;
+}
+
+Task<Result<>> PowerSgdRound::expand_there(std::size_t tensor) {
+  Factored& factored = tensors_[tensor];
+  if (!factored.there) co_return ok();
+  co_return co_await factored.there->apply(factored.q.span(), counts_);
 }
 
 /// The last step. A row of zeros would stay so for ever, as nothing is projected on it: the one before it is kept.

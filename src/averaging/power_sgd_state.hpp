@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "cohive/averaging/power_sgd.hpp"
+#include "cohive/codec/residuals.hpp"
 #include "low_rank.hpp"
 #include "zeroed.hpp"
 
@@ -17,7 +18,7 @@ struct CompressedTensor {
 
 /// The factors Q of all compressed tensors, each as rank rows; does not change once it is made.
 using FactorSet = std::vector<ZeroedFloats>;
-using ResidualSet = std::vector<ZeroedFloats>;
+using ResidualSet = std::vector<codec::Residuals>;
 
 struct PowerSgd::State {
   State(std::span<const TensorInfo> schema, const PowerSgdOptions& options);

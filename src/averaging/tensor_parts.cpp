@@ -31,6 +31,10 @@ std::string schema_hash(std::span<const TensorInfo> tensors) {
   return dht::DhtId::of(Value(std::move(list))).binary();
 }
 
+std::unique_ptr<FactoredTensor> TensorParts::factored(std::size_t, FactorForm, codec::Residuals&) {
+  return nullptr;
+}
+
 Task<Result<std::vector<float>>> read_values(TensorParts& tensors, Stretch stretch) {
   const Terms terms;
   auto contribution = co_await tensors.contribute(stretch, codec::Codec::none, terms);

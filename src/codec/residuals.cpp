@@ -90,6 +90,11 @@ std::vector<float> Residuals::values() const {
   return owed;
 }
 
+std::span<float> Residuals::on_host() {
+  if (state_->elsewhere) throw std::logic_error("residuals that are kept on a device");
+  return state_->make();
+}
+
 bool Residuals::empty() const noexcept {
   return !state_->elsewhere && state_->all().empty();
 }

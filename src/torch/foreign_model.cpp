@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "known_optimizer.hpp"
+#include "train/state_parts.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -16,19 +17,18 @@ std::vector<std::size_t> sizes_of(const std::vector<torch::Tensor>& tensors) {
   return sizes;
 }
 
-torch::Tensor as_tensor(const Buffer& buffer, at::IntArrayRef sizes) {
-  return torch::from_blob(buffer.values.data(), sizes, [owner = buffer.owner](void*) mutable { owner.reset(); },
-                          torch::TensorOptions(torch::kFloat32));
-}
-
 }  // namespace
 
-ForeignModel::ForeignModel(Runtime& runtime, ModelParts parts, const OptimizerOptions& options)
+ForeignModel::ForeignModel(Runtime& runtime, std::shared_ptr<train::Backend> backend,
+                           std::shared_ptr<TrainerStream> trainer, ModelParts parts, const OptimizerOptions& options)
     : runtime_(runtime),
+      device_(backend ? parts.parameters.front().device() : torch::Device(torch::kCPU)),
+      backend_(backend ? std::move(backend) : train::host_backend(runtime)),
+      trainer_(std::move(trainer)),
       optimizer_(parts.optimizer),
       parameters_(parts.parameters),
-      sums_(runtime, train::host_backend(runtime), sizes_of(parts.parameters)),
-      intake_(sums_, parts.parameters, torch::kCPU, options.reuse_grad_buffers),
+      sums_(runtime, backend_, sizes_of(parts.parameters)),
+      intake_(sums_, parts.parameters, device_, trainer_, options.reuse_grad_buffers),
       extras_(make_round_extras(parts, options)),
       schedule_(parts.scheduler) {
   for (const auto& parameter : parameters_) {
@@ -48,6 +48,12 @@ ForeignModel::~ForeignModel() {
   while (in_use_.use_count() > 1) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
+torch::Tensor ForeignModel::as_tensor(const Buffer& buffer, at::IntArrayRef sizes) const {
+  return torch::from_blob(
+      buffer.values.data(), sizes, [owner = buffer.owner](void*) mutable { owner.reset(); },
+      torch::TensorOptions(torch::kFloat32).device(device_));
+}
+
 void ForeignModel::step_locally(double scale) {
   const std::lock_guard lock(stepping_);
   if (scale != 1)
@@ -60,36 +66,37 @@ void ForeignModel::step_locally(double scale) {
 // ---- Gradients and step
 
 Task<train::Replica::Gradients> ForeignModel::take_gradients(std::optional<train::Place>) {
-  taken_ = std::make_shared<train::GradientSums::Taken>(co_await intake_.take());
-  std::vector<averaging::TensorSpan> memory;
-  for (const auto& sum : taken_->sums) memory.emplace_back(sum.values);
-  averaging::HostPartsOptions how;
-  how.factor = static_cast<float>(taken_->factor);
-  how.residuals = residuals_;
-  co_return Gradients{
-      std::make_shared<averaging::HostParts>(runtime_, gradient_infos_, std::move(memory), std::move(how)),
-      taken_->finite};
+  auto taken = co_await intake_.take();
+  train::GradientWork work;
+  work.infos = gradient_infos_;
+  work.sums = taken.sums;
+  work.factor = taken.factor;
+  work.residuals = residuals_;
+  stepping_with_ = std::make_shared<Stepping>(std::move(taken.sums), backend_->gradient_round(std::move(work)));
+  co_return Gradients{stepping_with_->round->parts(), taken.finite};
 }
 
 Task<void> ForeignModel::drop_gradients() {
   residuals_ = averaging::make_residuals(gradient_infos_);
-  taken_.reset();
+  stepping_with_.reset();
   co_await intake_.drop();
 }
 
 Task<void> ForeignModel::finish_step(std::uint64_t epoch, bool step) {
-  const auto taken = std::exchange(taken_, nullptr);
-  if (step && taken)
-    co_await runtime_.offload([this, taken, used = in_use_] {
-      for (std::size_t i = 0; i < parameters_.size(); ++i)
-        if (parameters_[i].requires_grad())
-          parameters_[i].mutable_grad() =
-              as_tensor(taken->sums[i], parameters_[i].sizes()).to(parameters_[i].options());
-      if (max_norm_ > 0) torch::nn::utils::clip_grad_norm_(parameters_, max_norm_);
-      optimizer_.step();
-      for (auto& parameter : parameters_) parameter.mutable_grad().reset();
-    });
+  const auto stepping = std::exchange(stepping_with_, nullptr);
+  if (step && stepping) co_await runtime_.offload([this, stepping, used = in_use_] { step_with(stepping->means); });
   enter_epoch(epoch);
+}
+
+/// LibTorch's step with averaged gradients.
+void ForeignModel::step_with(const std::vector<Buffer>& means) {
+  const auto turn = trainer_->in_turn();
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].requires_grad())
+      parameters_[i].mutable_grad() = as_tensor(means[i], parameters_[i].sizes()).to(parameters_[i].options());
+  if (max_norm_ > 0) torch::nn::utils::clip_grad_norm_(parameters_, max_norm_);
+  optimizer_.step();
+  for (auto& parameter : parameters_) parameter.mutable_grad().reset();
 }
 
 // ---- State rounds
@@ -97,28 +104,35 @@ Task<void> ForeignModel::finish_step(std::uint64_t epoch, bool step) {
 Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(StateRound how) {
   state_round_ = how;
   if (copies_.empty())
-    for (std::size_t size : sizes_of(parameters_)) copies_.push_back(Buffer::on_host(size));
+    for (std::size_t size : sizes_of(parameters_)) copies_.push_back(backend_->allocate(size));
   std::vector<averaging::TensorSpan> memory;
   for (const auto& copy : copies_) memory.emplace_back(copy.values);
-  const auto beside = co_await runtime_.offload([this, how, used = in_use_] {
+  auto beside = co_await runtime_.offload([this, how, used = in_use_] {
     torch::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
-      as_tensor(copies_[i], parameters_[i].sizes()).copy_(parameters_[i]);
-    return extras_.begin(how);
+    {
+      const auto turn = trainer_->in_turn();
+      for (std::size_t i = 0; i < parameters_.size(); ++i)
+        as_tensor(copies_[i], parameters_[i].sizes()).copy_(parameters_[i]);
+    }
+    backend_->follow_caller();
+    return extras_.begin(how, *trainer_);
   });
-  memory.insert(memory.end(), beside.begin(), beside.end());
-  co_return std::make_shared<averaging::HostParts>(runtime_, state_infos_, std::move(memory),
-                                                   averaging::HostPartsOptions{how == StateRound::difference});
+  co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside),
+                               how == StateRound::difference);
 }
 
 Task<bool> ForeignModel::finish_state(bool averaged) {
   const StateRound how = *std::exchange(state_round_, std::nullopt);
   extras_.end(averaged);
   if (!averaged) co_return false;
+  if (!extras_.empty()) co_await runtime_.offload([this, used = in_use_] { extras_.stage(*trainer_); });
   difference_ = how == StateRound::difference;
   publishable_ = true;
   if (how != StateRound::live) co_return true;
-  co_await runtime_.offload([this, used = in_use_] { write_parameters(); });
+  co_await runtime_.offload([this, used = in_use_] {
+    const auto turn = trainer_->in_turn();
+    write_parameters();
+  });
   publishable_ = false;
   co_return false;
 }
@@ -144,6 +158,7 @@ void ForeignModel::publish() {
 Task<std::optional<averaging::SharedState>> ForeignModel::snapshot(std::uint64_t epoch) {
   co_return co_await runtime_.offload([this, epoch, used = in_use_] {
     const std::lock_guard lock(stepping_);
+    const auto beside = trainer_->beside();
     return copy_unless_changed(parameters_,
                                [&] { return describe_state(optimizer_, parameters_, epoch, extras_.tensors()); });
   });
@@ -154,6 +169,7 @@ Task<Result<std::uint64_t>> ForeignModel::load(averaging::DownloadedState state,
   extras_.forget();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   co_return co_await runtime_.offload([this, shared, least_epoch, used = in_use_] {
+    const auto turn = trainer_->in_turn();
     return load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors());
   });
 }

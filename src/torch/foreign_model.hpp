@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "cohive/averaging/host_parts.hpp"
+#include "device_backend.hpp"
 #include "gradient_intake.hpp"
 #include "model_state.hpp"
 #include "schedule.hpp"
@@ -10,16 +11,20 @@
 
 namespace cohive::libtorch {
 
-/// Parameters of any floating type on any device, stepped by their LibTorch optimizer, whatever its class. Gradients and
-/// parameters are averaged as float32 copies in host memory.
+/// Parameters of any floating type on any device, stepped by their LibTorch optimizer, whatever its class. Gradients
+/// and parameters are averaged as float32 copies of a backend: on the parameters' device, or in host memory.
 class ForeignModel final : public TorchReplica, public train::Replica {
  public:
-  ForeignModel(Runtime& runtime, ModelParts parts, const OptimizerOptions& options);
+  /// \param backend  of the device that has all parameters; null: the host's
+  /// \param trainer  of the parameters' device
+  ForeignModel(Runtime& runtime, std::shared_ptr<train::Backend> backend, std::shared_ptr<TrainerStream> trainer,
+               ModelParts parts, const OptimizerOptions& options);
   ~ForeignModel() override;
 
   train::Replica& replica() override { return *this; }
   GradientIntake& intake() override { return intake_; }
   void step_locally(double scale) override;
+  void note_trainer() override { trainer_->note(); }
   void clip_grad_norm(double max_norm) override { max_norm_ = max_norm; }
 
   const std::vector<averaging::TensorInfo>& gradient_infos() const override { return gradient_infos_; }
@@ -38,9 +43,14 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   void look_at_state() override { extras_.forget(); }
 
  private:
+  torch::Tensor as_tensor(const train::Buffer& buffer, at::IntArrayRef sizes) const;
+  void step_with(const std::vector<train::Buffer>& means);
   void write_parameters();
 
   Runtime& runtime_;
+  const torch::Device device_;  // of the backend's memory
+  const std::shared_ptr<train::Backend> backend_;
+  const std::shared_ptr<TrainerStream> trainer_;
   torch::optim::Optimizer& optimizer_;
   std::vector<torch::Tensor> parameters_;
   std::vector<averaging::TensorInfo> gradient_infos_, state_infos_;
@@ -49,7 +59,12 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   RoundExtras extras_;
   Schedule schedule_;
   averaging::ResidualsPtr residuals_;
-  std::shared_ptr<train::GradientSums::Taken> taken_;
+  /// The gradients of an epoch.
+  struct Stepping {
+    std::vector<train::Buffer> means;
+    std::shared_ptr<train::GradientRound> round;
+  };
+  std::shared_ptr<Stepping> stepping_with_;  // from take_gradients to finish_step
   std::vector<train::Buffer> copies_;  // of the parameters, in state rounds
   std::optional<train::StateRound> state_round_;
   bool publishable_ = false, difference_ = false;

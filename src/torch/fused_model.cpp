@@ -26,16 +26,17 @@ std::unique_ptr<GradientDownload> make_download(const std::shared_ptr<train::Dev
 }  // namespace
 
 FusedModel::FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend,
-                       std::shared_ptr<train::DeviceLink> link, ModelParts parts, KnownOptimizer known,
-                       const OptimizerOptions& options)
+                       std::shared_ptr<train::DeviceLink> link, std::shared_ptr<TrainerStream> trainer,
+                       ModelParts parts, KnownOptimizer known, const OptimizerOptions& options)
     : FusedReplica(runtime, infos_of(parts.parameters), std::move(backend)),
       optimizer_(parts.optimizer),
       known_(std::move(known)),
       parameters_(parameters_of(parts.optimizer)),
       mirrors_(parts.parameters.front().is_same(parameters_.front()) ? std::vector<torch::Tensor>() : parts.parameters),
       link_(std::move(link)),
+      trainer_(std::move(trainer)),
       upload_(link_ ? std::make_unique<ParameterUpload>(link_, mirrors_) : nullptr),
-      intake_(sums(), parts.parameters, parameters_.front().device(), options.reuse_grad_buffers,
+      intake_(sums(), parts.parameters, parameters_.front().device(), trainer_, options.reuse_grad_buffers,
               make_download(link_, parts, options)),
       extras_(make_round_extras(parts, options)),
       schedule_(parts.scheduler) {
@@ -98,35 +99,60 @@ Task<void> FusedModel::show_in_mirrors() {
 void FusedModel::copy_to_mirrors() {
   if (upload_) return upload_->send(parameters_);
   torch::NoGradGuard no_grad;
+  const auto turn = trainer_->in_turn();
   for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
 }
 
 /// Converts the next parameters for their mirrors, so that publish() has only to queue copies.
 Task<void> FusedModel::stage_next() {
   if (!upload_ || !has_next()) co_return;
-  co_await runtime().offload([this, used = in_use()] { upload_->stage(newest_parameters()); });
+  co_await runtime().offload([this, used = in_use()] {
+    upload_->begin(false);
+    upload_->finish(newest_parameters());
+  });
+}
+
+/// What is stepped is converted while it is in a cache. Where the trainer waits it goes to the device right away.
+std::function<void(const averaging::Stretch&)> FusedModel::watch_step(train::Place place,
+                                                                      std::vector<std::span<const float>> results) {
+  if (!upload_) return nullptr;
+  upload_->begin(place == train::Place::live);
+  return [this, results = std::move(results)](const averaging::Stretch& stretch) {
+    upload_->stage(stretch, results[stretch.tensor].subspan(stretch.offset, stretch.length));
+  };
 }
 
 Task<void> FusedModel::finish_step(std::uint64_t epoch, bool step) {
   const bool live_changes = steps_into_live();
   co_await FusedReplica::finish_step(epoch, step);
-  if (step && live_changes) co_await show_in_mirrors();
-  if (step && !live_changes) co_await stage_next();
+  if (upload_ && upload_->begun()) {
+    if (step)
+      co_await runtime().offload([this, used = in_use()] { upload_->finish(newest_parameters()); });
+    else
+      upload_->forget();
+  } else if (step && live_changes) {
+    co_await show_in_mirrors();
+  }
 }
 
 Task<bool> FusedModel::finish_state(bool averaged) {
   const bool publishable = co_await FusedReplica::finish_state(averaged);
   extras_.end(averaged);
+  if (averaged && !extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.stage(*trainer_); });
   co_await stage_next();
   if (averaged && !publishable) {
-    if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.publish(); });
+    if (!extras_.empty())
+      co_await runtime().offload([this, used = in_use()] {
+        const auto turn = trainer_->in_turn();
+        extras_.publish();
+      });
     co_await show_in_mirrors();
   }
   co_return publishable;
 }
 
 void FusedModel::publish() {
-  const bool staged = upload_ && upload_->staged() && has_next();
+  const bool staged = upload_ && upload_->ready() && has_next();
   FusedReplica::publish();
   extras_.publish();
   staged ? upload_->send() : copy_to_mirrors();
@@ -135,12 +161,12 @@ void FusedModel::publish() {
 // ---- What is averaged beside parameters
 
 Task<void> FusedModel::hold_state() {
-  if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.hold_tensors(); });
+  if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.hold_tensors(*trainer_); });
 }
 
 Task<std::vector<averaging::TensorSpan>> FusedModel::parts_beside(train::StateRound how) {
   if (extras_.empty()) co_return std::vector<averaging::TensorSpan>();
-  co_return co_await runtime().offload([this, how, used = in_use()] { return extras_.begin(how); });
+  co_return co_await runtime().offload([this, how, used = in_use()] { return extras_.begin(how, *trainer_); });
 }
 
 bool FusedModel::frozen(std::size_t parameter) {
@@ -165,6 +191,7 @@ std::vector<torch::Tensor> FusedModel::newest_parameters() {
 Task<std::optional<averaging::SharedState>> FusedModel::snapshot(std::uint64_t epoch) {
   co_return co_await runtime().offload([this, epoch, used = in_use()] {
     const std::lock_guard lock(stepping_);
+    const auto beside = trainer_->beside();
     return copy_unless_changed(
         parameters_, [&] { return describe_state(optimizer_, newest_parameters(), epoch, extras_.tensors()); });
   });
@@ -175,6 +202,7 @@ Task<Result<std::uint64_t>> FusedModel::load(averaging::DownloadedState state, s
   extras_.forget();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   auto loaded = co_await runtime().offload([this, shared, least_epoch, used = in_use()] {
+    const auto turn = trainer_->in_turn();
     auto loaded = load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors());
     backend().follow_caller();
     return loaded;

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "cohive/train/fused_replica.hpp"
+#include "device_backend.hpp"
 #include "gradient_intake.hpp"
 #include "known_optimizer.hpp"
 #include "model_state.hpp"
@@ -18,8 +19,10 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
  public:
   /// \param parts.parameters  those of the optimizer, or their mirrors
   /// \param link  to the mirrors' device; null: LibTorch copies
+  /// \param trainer  of the device that the trainer computes on
   FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend, std::shared_ptr<train::DeviceLink> link,
-             ModelParts parts, KnownOptimizer known, const OptimizerOptions& options);
+             std::shared_ptr<TrainerStream> trainer, ModelParts parts, KnownOptimizer known,
+             const OptimizerOptions& options);
   ~FusedModel() override;
 
   train::Replica& replica() override { return *this; }
@@ -30,6 +33,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   }
 
   void note_trainer() override {
+    trainer_->note();
     if (link_) link_->note_trainer();
   }
 
@@ -49,11 +53,14 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   void exchange_live(std::size_t parameter, train::Buffer& next) override;
   optim::Options options(std::size_t parameter) override { return known_.options(parameter); }
   std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) override {
+    const auto turn = trainer_->in_turn();  // of new ones
     return known_.statistics(parameter);
   }
   std::int64_t steps_taken(std::size_t parameter) override { return known_.steps_taken(parameter); }
   void count_step(std::size_t parameter) override { known_.count_step(parameter); }
   bool frozen(std::size_t parameter) override;
+  std::function<void(const averaging::Stretch&)> watch_step(train::Place place,
+                                                            std::vector<std::span<const float>> results) override;
   Task<std::vector<averaging::TensorSpan>> parts_beside(train::StateRound how) override;
   Task<train::GradientSums::Taken> take_sums() override { return intake_.take(); }
   Task<void> drop_sums() override { return intake_.drop(); }
@@ -69,6 +76,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   std::vector<torch::Tensor> parameters_;  // of the optimizer
   std::vector<torch::Tensor> mirrors_;     // of the trainer, where they are other tensors
   const std::shared_ptr<train::DeviceLink> link_;
+  const std::shared_ptr<TrainerStream> trainer_;
   std::unique_ptr<ParameterUpload> upload_;  // to mirrors, where there is a link
   GradientIntake intake_;
   RoundExtras extras_;

@@ -39,8 +39,14 @@ GradientSums::Gradient handed_over(torch::Tensor gradient, torch::Device device)
 }  // namespace
 
 GradientIntake::GradientIntake(GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device,
-                               bool reuse, std::unique_ptr<GradientDownload> download)
-    : sums_(sums), parameters_(std::move(parameters)), device_(device), reuse_(reuse), download_(std::move(download)) {}
+                               std::shared_ptr<TrainerStream> trainer, bool reuse,
+                               std::unique_ptr<GradientDownload> download)
+    : sums_(sums),
+      parameters_(std::move(parameters)),
+      device_(device),
+      trainer_(std::move(trainer)),
+      reuse_(reuse),
+      download_(std::move(download)) {}
 
 void GradientIntake::take_batch(double samples, double scale) {
   if (reuse_) {
@@ -69,15 +75,26 @@ void GradientIntake::take_batch(double samples, double scale) {
   sums_.add(std::move(batch), samples, scale);
 }
 
+/// The trainer's thread waits for a device once, whatever the number of parameters.
 bool GradientIntake::all_finite() const {
   torch::NoGradGuard no_grad;
-  return std::ranges::all_of(parameters_, [](const torch::Tensor& parameter) {
+  std::vector<torch::Tensor> told;  // of each device
+  for (const auto& parameter : parameters_) {
     const torch::Tensor& gradient = parameter.grad();
-    if (!gradient.defined()) return true;
+    if (!gradient.defined()) continue;
     const torch::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
-    if (!values.is_cpu() || !values.is_contiguous()) return torch::isfinite(values).all().item<bool>();
-    return optim::all_finite(view_of(values));
-  });
+    if (values.is_cpu() && values.is_contiguous()) {
+      if (!optim::all_finite(view_of(values))) return false;
+      continue;
+    }
+    const torch::Tensor finite = torch::isfinite(values).all();
+    const auto same = std::ranges::find(told, finite.device(), &torch::Tensor::device);
+    if (same == told.end())
+      told.push_back(finite);
+    else
+      same->logical_and_(finite);
+  }
+  return std::ranges::all_of(told, [](const torch::Tensor& finite) { return finite.item<bool>(); });
 }
 
 void GradientIntake::drop_batch() {
@@ -129,7 +146,10 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
       without.push_back(taken.sums.back());
       continue;
     }
-    const torch::Tensor values = released(std::move(gradients[i]), device_);
+    const torch::Tensor values = [&] {
+      const auto turn = trainer_->in_turn();
+      return released(std::move(gradients[i]), device_);
+    }();
     const auto view = view_of(values);
     owners->tensors.push_back(values);
     if (view.dtype() == optim::DType::float32) {
@@ -141,6 +161,7 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
     }
   }
   gradients.clear();
+  backend.follow_caller();  // what was converted
   if (!unread.empty()) taken.finite &= co_await backend.all_finite(std::move(unread), owners);
   if (!converted.empty())
     taken.finite &= co_await backend.accumulate(std::move(converted), {.factor = 1, .first = true}, owners);

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "cohive/train/gradient_sums.hpp"
+#include "device_backend.hpp"
 #include "gradient_download.hpp"
 
 namespace cohive::libtorch {
@@ -12,9 +13,11 @@ namespace cohive::libtorch {
 class GradientIntake {
  public:
   /// \param device  where the sums are
+  /// \param trainer  of the parameters' device
   /// \param reuse  gradients add up in the model's own buffers (reuse_grad_buffers): batches are only counted
   /// \param download  gets gradients to the sums' device; null: LibTorch does, and whoever asks waits for it
-  GradientIntake(train::GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device, bool reuse,
+  GradientIntake(train::GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device,
+                 std::shared_ptr<TrainerStream> trainer, bool reuse,
                  std::unique_ptr<GradientDownload> download = nullptr);
 
   // ---- The trainer's thread
@@ -41,6 +44,7 @@ class GradientIntake {
   train::GradientSums& sums_;
   std::vector<torch::Tensor> parameters_;
   const torch::Device device_;
+  const std::shared_ptr<TrainerStream> trainer_;
   const bool reuse_;
   const std::unique_ptr<GradientDownload> download_;
   /// What is in the model's buffers.

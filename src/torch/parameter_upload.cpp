@@ -4,14 +4,23 @@
 
 #include <algorithm>
 
+#include "cohive/optim/passes.hpp"
+#include "model_state.hpp"
+
 namespace cohive::libtorch {
 namespace {
 
-constexpr std::int64_t kStagedAtOnce = std::int64_t{4} << 20;  // values of a bucket
-constexpr std::size_t kMirrorAlignment = 256;                  // bytes
+using averaging::Stretch;
+
+constexpr std::size_t kStagedAtOnce = std::size_t{4} << 20;  // values of a bucket
+constexpr std::size_t kMirrorAlignment = 256;                // bytes
 
 bool takes_plain_copies(const torch::Tensor& mirror) {
   return mirror.is_contiguous() && mirror.is_non_overlapping_and_dense();
+}
+
+std::size_t size_of(const torch::Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.numel());
 }
 
 }  // namespace
@@ -24,17 +33,42 @@ ParameterUpload::ParameterUpload(std::shared_ptr<train::DeviceLink> link, std::v
   }
 }
 
+void ParameterUpload::begin(bool at_once) {
+  const std::lock_guard lock(mutex_);
+  at_once_ = at_once;
+  ready_ = prepared_ = false;
+  staged_.emplace(mirrors_.size());
+  failure_ = nullptr;
+}
+
+void ParameterUpload::forget() noexcept {
+  const std::lock_guard lock(mutex_);
+  staged_.reset();
+  ready_ = false;
+}
+
 /// The copies before may still read the memory.
 void ParameterUpload::prepare() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(prepared_, true)) return;
   if (transfer_)
     transfer_->wait();
   else
     transfer_ = link_->open(offsets_.back());
+  if (at_once_) transfer_->follow_trainer();
 }
 
-torch::Tensor ParameterUpload::place(std::size_t parameter) const {
-  return torch::from_blob(transfer_->memory().subspan(offsets_[parameter]).data(), {mirrors_[parameter].numel()},
-                          mirrors_[parameter].options().device(torch::kCPU).requires_grad(false));
+optim::View ParameterUpload::place(std::size_t parameter) const {
+  const auto& mirror = mirrors_[parameter];
+  return {*dtype_of(mirror), transfer_->memory().subspan(offsets_[parameter]).data(), size_of(mirror)};
+}
+
+/// Queues the copy of what is staged.
+void ParameterUpload::upload(const Stretch& stretch) {
+  const auto& mirror = mirrors_[stretch.tensor];
+  const std::size_t size = mirror.element_size(), offset = stretch.offset * size, length = stretch.length * size;
+  const ByteView from = transfer_->memory().subspan(offsets_[stretch.tensor] + offset, length);
+  transfer_->upload(from, static_cast<std::uint8_t*>(mirror.data_ptr()) + offset);
 }
 
 /// As an operation of LibTorch tells what has saved the tensor for a backward pass.
@@ -42,48 +76,58 @@ void ParameterUpload::written(std::size_t parameter) const {
   if (!mirrors_[parameter].is_inference()) torch::autograd::impl::bump_version(mirrors_[parameter]);
 }
 
-void ParameterUpload::stage(const std::vector<torch::Tensor>& values) {
-  torch::NoGradGuard no_grad;
-  prepare();
-  for (std::size_t i = 0; i < mirrors_.size(); ++i) place(i).copy_(values[i].reshape({-1}));
-  staged_ = true;
+void ParameterUpload::stage(const Stretch& stretch, std::span<const float> values) noexcept {
+  try {
+    prepare();
+    optim::copy(values, place(stretch.tensor).sub(stretch.offset, stretch.length));
+    staged_->claim(stretch);
+    if (!at_once_ || !takes_plain_copies(mirrors_[stretch.tensor])) return;
+    const std::lock_guard lock(mutex_);
+    if (!failure_) upload(stretch);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::current_exception();
+  }
 }
 
-void ParameterUpload::send() {
+void ParameterUpload::finish(const std::vector<torch::Tensor>& values) {
   torch::NoGradGuard no_grad;
-  staged_ = false;
-  transfer_->follow_trainer();
+  prepare();
   for (std::size_t i = 0; i < mirrors_.size(); ++i) {
-    if (!takes_plain_copies(mirrors_[i])) {
-      mirrors_[i].copy_(place(i).reshape(mirrors_[i].sizes()));
-      continue;
-    }
-    transfer_->upload(transfer_->memory().subspan(offsets_[i], mirrors_[i].nbytes()), mirrors_[i].data_ptr());
-    written(i);
+    const std::span all(values[i].data_ptr<float>(), size_of(mirrors_[i]));
+    for (const Stretch& gap : staged_->missing({i, 0, all.size()}))
+      for (std::size_t done = 0; done < gap.length; done += kStagedAtOnce) {
+        const Stretch bucket{i, gap.offset + done, std::min(kStagedAtOnce, gap.length - done)};
+        stage(bucket, all.subspan(bucket.offset, bucket.length));
+      }
   }
+  staged_.reset();
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  ready_ = !at_once_;
+  if (!at_once_) return;
+  for (std::size_t i = 0; i < mirrors_.size(); ++i)
+    takes_plain_copies(mirrors_[i]) ? written(i) : void(mirrors_[i].copy_(values[i]));
   transfer_->hold_back_trainer();
 }
 
 void ParameterUpload::send(const std::vector<torch::Tensor>& values) {
+  begin(true);
+  finish(values);
+}
+
+void ParameterUpload::send() {
   torch::NoGradGuard no_grad;
-  prepare();
-  staged_ = false;
+  ready_ = false;
   transfer_->follow_trainer();
   for (std::size_t i = 0; i < mirrors_.size(); ++i) {
-    const torch::Tensor from = values[i].reshape({-1}), to = place(i);
-    if (!takes_plain_copies(mirrors_[i])) {
-      mirrors_[i].copy_(values[i]);
+    if (takes_plain_copies(mirrors_[i])) {
+      upload({i, 0, size_of(mirrors_[i])});
+      written(i);
       continue;
     }
-    auto* const target = static_cast<std::uint8_t*>(mirrors_[i].data_ptr());
-    for (std::int64_t begin = 0; begin < from.numel(); begin += kStagedAtOnce) {
-      const std::int64_t length = std::min(kStagedAtOnce, from.numel() - begin);
-      torch::Tensor bucket = to.narrow(0, begin, length);
-      bucket.copy_(from.narrow(0, begin, length));
-      const std::size_t offset = static_cast<std::size_t>(begin) * to.element_size();
-      transfer_->upload({static_cast<const std::uint8_t*>(bucket.data_ptr()), bucket.nbytes()}, target + offset);
-    }
-    written(i);
+    const auto staged = torch::from_blob(place(i).data(), mirrors_[i].sizes(),
+                                         mirrors_[i].options().device(torch::kCPU).requires_grad(false));
+    mirrors_[i].copy_(staged);
   }
   transfer_->hold_back_trainer();
 }

@@ -100,32 +100,56 @@ torch::Tensor RoundExtras::read(const Statistic& which) {
 
 RoundExtras::Copy RoundExtras::copy_of(const torch::Tensor& tensor) {
   const auto size = static_cast<std::size_t>(tensor.numel());
-  Copy copy{Buffer::on_host(size), Buffer::on_host(size)};
-  as_view(copy.before, tensor.sizes()).copy_(tensor.detach());
+  Copy copy{Buffer::on_host(size), Buffer::on_host(size), {}, {}};
+  copy.before = as_view(copy.read, tensor.sizes());
+  copy.after = as_view(copy.written, tensor.sizes());
+  copy.before.copy_(tensor.detach());
   return copy;
 }
 
-void RoundExtras::hold_tensors() {
+void RoundExtras::hold_tensors(TrainerStream& trainer) {
   torch::NoGradGuard no_grad;
+  const auto beside = trainer.beside();
   held_.clear();
   for (const auto& tensor : extras_.extra_tensors) held_.push_back(copy_of(tensor));
 }
 
-std::vector<averaging::TensorSpan> RoundExtras::begin(train::StateRound how) {
+std::vector<averaging::TensorSpan> RoundExtras::begin(train::StateRound how, TrainerStream& trainer) {
   torch::NoGradGuard no_grad;
-  if (how != train::StateRound::next || held_.empty()) hold_tensors();
+  if (how != train::StateRound::next || held_.empty()) hold_tensors(trainer);
+  const auto beside = trainer.beside();
   differences_ = how == train::StateRound::difference;
   copies_.clear();
   for (const auto& statistic : statistics_) copies_.push_back(copy_of(read(statistic)));
   std::ranges::move(std::exchange(held_, {}), std::back_inserter(copies_));
   std::vector<averaging::TensorSpan> memory;
-  for (const auto& copy : copies_) memory.emplace_back(copy.before.values, copy.after.values);
+  for (const auto& copy : copies_) memory.emplace_back(copy.read.values, copy.written.values);
   return memory;
 }
 
 void RoundExtras::end(bool averaged) {
   averaged_ = averaged;
   if (!averaged) copies_.clear();
+}
+
+void RoundExtras::stage(TrainerStream& trainer) {
+  if (!averaged_) return;
+  torch::NoGradGuard no_grad;
+  const auto stage_one = [&trainer](const torch::Tensor& live, Copy& copy) {
+    if (live.is_cpu()) return;
+    for (torch::Tensor* const values : {&copy.before, &copy.after}) {
+      torch::Tensor staged;
+      {
+        const auto turn = trainer.in_turn();  // whose memory it is
+        staged = torch::empty(live.sizes(), torch::TensorOptions(torch::kFloat32).device(live.device()));
+      }
+      const auto beside = trainer.beside();
+      *values = staged.copy_(*values);
+    }
+  };
+  for (std::size_t i = 0; i < statistics_.size(); ++i) stage_one(read(statistics_[i]), copies_[i]);
+  for (std::size_t i = 0; i < extras_.extra_tensors.size(); ++i)
+    stage_one(extras_.extra_tensors[i], copies_[statistics_.size() + i]);
 }
 
 void RoundExtras::forget() noexcept {
@@ -136,12 +160,12 @@ void RoundExtras::forget() noexcept {
 
 /// Exactly the average where the live value is still what was averaged, else the live value and what the round changed.
 torch::Tensor RoundExtras::merged(const torch::Tensor& live, const Copy& copy) const {
-  const auto before = as_view(copy.before, live.sizes()), after = as_view(copy.after, live.sizes());
+  const auto& [read, written, before, after] = copy;
   if (!live.is_floating_point()) {
     const auto average = (differences_ ? before + after : after).round();
-    return live.to(torch::kCPU, torch::kFloat64) + (average - before);
+    return live.to(before.device(), torch::kFloat64) + (average - before);
   }
-  const auto now = live.to(torch::kCPU, torch::kFloat32);
+  const auto now = live.to(before.device(), torch::kFloat32);
   return differences_ ? now + after : torch::where(now == before, after, now + (after - before));
 }
 

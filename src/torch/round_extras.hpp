@@ -12,6 +12,7 @@
 #include "cohive/torch/model_extras.hpp"
 #include "cohive/train/buffer.hpp"
 #include "cohive/train/replica.hpp"
+#include "device_backend.hpp"
 
 namespace cohive::libtorch {
 
@@ -28,12 +29,14 @@ class RoundExtras {
   const std::vector<torch::Tensor>& tensors() const noexcept { return extras_.extra_tensors; }
 
   /// Copies the extra tensors for a round that begins while the trainer computes, and may change them.
-  void hold_tensors();
+  void hold_tensors(TrainerStream& trainer);
   /// Copies what a round averages. The memory is good until the next call of end(false), publish() or forget().
   /// In a round of the next parameters, extra tensors are those that hold_tensors() has found.
-  std::vector<averaging::TensorSpan> begin(train::StateRound how);
+  std::vector<averaging::TensorSpan> begin(train::StateRound how, TrainerStream& trainer);
   /// Ends the round. What was averaged waits for publish().
   void end(bool averaged);
+  /// Copies what was averaged to the devices of the live values, so that publish() waits for none.
+  void stage(TrainerStream& trainer);
   /// Adds what the round has changed to the live values.
   void publish();
   /// Forgets a round that was not published: the live values were replaced.
@@ -42,7 +45,8 @@ class RoundExtras {
  private:
   /// A copy of one tensor, and what a round makes of it: its average, or how it changes.
   struct Copy {
-    train::Buffer before, after;
+    train::Buffer read, written;  // by the round
+    torch::Tensor before, after;  // the same, and on the device of the live value once it is staged
   };
   struct Statistic {
     std::size_t group, parameter;  // in the group

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "cohive/core/log.hpp"
 #include "device_backend.hpp"
 #include "foreign_model.hpp"
 #include "fused_model.hpp"
@@ -54,23 +55,28 @@ RoundExtras make_round_extras(const ModelParts& parts, const OptimizerOptions& o
 
 namespace {
 
-/// Local steps are made by the trainer's thread, and on a device by LibTorch; offloaded ones on the host. Null: cohive does not
-/// step the optimizer.
-std::shared_ptr<train::Backend> backend_for(Runtime& runtime, const ModelParts& parts, const OptimizerOptions& options) {
-  const auto steps_on = parameters_of(parts.optimizer).front();
-  if (!steps_on.is_same(parts.parameters.front())) return train::host_backend(runtime);  // masters
-  const auto device = steps_on.device();
-  if (!device.is_cpu() && (options.use_local_updates || options.offload_optimizer)) return nullptr;
-  return make_backend(runtime, device);
+bool have_one_device(const std::vector<torch::Tensor>& parameters) {
+  return std::ranges::all_of(parameters,
+                             [&](const auto& other) { return other.device() == parameters.front().device(); });
+}
+
+/// What computes with parameters, or their masters, where they are; null: nothing but LibTorch does.
+std::shared_ptr<train::Backend> backend_of(Runtime& runtime, const std::vector<torch::Tensor>& parameters,
+                                           const std::shared_ptr<TrainerStream>& trainer) {
+  if (!have_one_device(parameters)) {
+    log::warn("torch", "parameters on several devices are averaged in host memory, copied by LibTorch");
+    return nullptr;
+  }
+  const bool doubles =
+      std::ranges::any_of(parameters, [](const auto& p) { return p.scalar_type() == torch::kFloat64; });
+  return doubles ? nullptr : make_backend(runtime, parameters.front().device(), trainer);
 }
 
 /// What copies between parameters of one device and their masters; null: LibTorch does.
 std::shared_ptr<train::DeviceLink> link_for(Runtime& runtime, const ModelParts& parts) {
   const auto& parameters = parts.parameters;
   if (parameters_of(parts.optimizer).front().is_same(parameters.front())) return nullptr;
-  const auto device = parameters.front().device();
-  const bool one = std::ranges::all_of(parameters, [&](const auto& other) { return other.device() == device; });
-  return one ? make_link(runtime, device) : nullptr;
+  return have_one_device(parameters) ? make_link(runtime, parameters.front().device()) : nullptr;
 }
 
 }  // namespace
@@ -81,18 +87,25 @@ std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, c
          "no parameter has requires_grad: there is nothing to train");
   demand(dynamic_cast<torch::optim::LBFGS*>(&parts.optimizer) == nullptr,
          "LBFGS evaluates the model several times in a step, which peers cannot do together; use another optimizer");
+  const auto steps_on = parameters_of(parts.optimizer);
+  const bool masters = !steps_on.front().is_same(parts.parameters.front());
+  auto trainer = trainer_stream_of(parts.parameters.front().device());
+  auto backend = masters ? train::host_backend(runtime) : backend_of(runtime, steps_on, trainer);
+  // Local steps are made by the trainer's thread, and on a device by LibTorch; offloaded ones on the host.
+  const bool by_libtorch = !steps_on.front().is_cpu() && (options.use_local_updates || options.offload_optimizer);
   auto known = KnownOptimizer::of(parts.optimizer);
-  if (known && fit_for_fused_steps(parameters_of(parts.optimizer)))
-    if (auto backend = backend_for(runtime, parts, options)) {
-      auto link = link_for(runtime, parts);
-      return std::make_unique<FusedModel>(runtime, std::move(backend), std::move(link), std::move(parts),
-                                          std::move(*known), options);
-    }
+  if (known && backend && !by_libtorch && fit_for_fused_steps(steps_on)) {
+    auto link = link_for(runtime, parts);
+    return std::make_unique<FusedModel>(runtime, std::move(backend), std::move(link), std::move(trainer),
+                                        std::move(parts), std::move(*known), options);
+  }
   demand(!options.delay_optimizer_step && !options.offload_optimizer,
-         "offload_optimizer and delay_optimizer_step need one of LibTorch's optimizers (or cohive::Lamb), and parameters that are "
-         "float32 in host memory (delay_optimizer_step: or on a GPU, where cohive is built with its CUDA part) or an optimizer "
-         "that cohive makes: pass the parameters and a function that makes it");
-  return std::make_unique<ForeignModel>(runtime, std::move(parts), options);
+         "offload_optimizer and delay_optimizer_step need one of LibTorch's optimizers (or cohive::Lamb), and "
+         "parameters that are "
+         "float32 in host memory (delay_optimizer_step: or all on one GPU, where cohive is built with its CUDA part) "
+         "or an "
+         "optimizer that cohive makes: pass the parameters and a function that makes it");
+  return std::make_unique<ForeignModel>(runtime, std::move(backend), std::move(trainer), std::move(parts), options);
 }
 
 }  // namespace cohive::libtorch

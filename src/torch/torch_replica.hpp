@@ -1,10 +1,11 @@
 // LibTorch's models as a run sees them. Three kinds:
-//   FusedModel    float32 parameters in host memory, or on a GPU of a build with cohive::cuda, and an optimizer that cohive steps
+//   FusedModel    float32 parameters in host memory, or on a GPU of a build with cohive::cuda, and an optimizer that
+//   cohive steps
 //                 by itself: the fast case
 //   FusedModel with mirrors
-//                 offload_optimizer: parameters of any floating type on any device mirror float32 ones in host memory, which the
-//                 optimizer steps and peers average
-//   ForeignModel  anything else: LibTorch's optimizer steps, peers average copies
+//                 offload_optimizer: parameters of any floating type on any device mirror float32 ones in host memory,
+//                 which the optimizer steps and peers average
+//   ForeignModel  anything else: LibTorch's optimizer steps, peers average copies, on a GPU if all parameters are on it
 #pragma once
 
 #include <torch/torch.h>

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "discard.hpp"
+#include "state_parts.hpp"
 
 namespace cohive::train {
 
@@ -85,6 +86,9 @@ Task<Replica::Gradients> FusedReplica::take_gradients(std::optional<Place> step)
       work.steps.push_back({frozen(i) ? no_step() : options(i), memory, optim::StepSettings{number}});
     }
     work.max_norm = max_norm_;
+    std::vector<std::span<const float>> results;
+    for (std::size_t i = 0; i < size(); ++i) results.push_back(*step == Place::next ? next_[i].values : live(i));
+    work.stepped = watch_step(*step, std::move(results));
   }
   work.infos = gradient_infos_;
   work.sums = std::move(taken.sums);
@@ -160,15 +164,8 @@ Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(StateRou
         break;
     }
   }
-  const auto end = state_infos_.begin() + static_cast<std::ptrdiff_t>(size());
-  auto parameters = backend_->state_parts({state_infos_.begin(), end}, std::move(memory), differences);
   auto beside = co_await parts_beside(how);
-  if (beside.empty()) co_return parameters;
-  averaging::HostPartsOptions options;
-  options.differences = differences;
-  auto of_host = std::make_shared<averaging::HostParts>(runtime_, std::vector<TensorInfo>(end, state_infos_.end()),
-                                                        std::move(beside), std::move(options));
-  co_return averaging::JoinedParts::owning({std::move(parameters), std::move(of_host)});
+  co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside), differences);
 }
 
 Task<bool> FusedReplica::finish_state(bool averaged) {

@@ -19,7 +19,9 @@ class HostGradientRound final : public GradientRound {
     how.residuals = all.residuals;
     if (steps_in_round())
       how.on_result = [shared = shared_](const averaging::StretchResult& result) {
-        shared->steps[result.stretch.tensor].run(result.stretch.offset, result.stretch.length);
+        auto& step = shared->steps[result.stretch.tensor];
+        step.run(result.stretch.offset, result.stretch.length);
+        if (shared->work.stepped && !step.has_second_phase()) shared->work.stepped(result.stretch);
       };
     std::vector<TensorSpan> memory;
     for (const auto& sum : all.sums) memory.emplace_back(sum.values);

@@ -42,8 +42,6 @@ void check(const RunOptions& options) {
   check_checkpoints(options);
   if (options.delay_grad_averaging && !options.delay_optimizer_step)
     refuse("delay_grad_averaging needs delay_optimizer_step: set it, too, or delay neither");
-  if (options.delay_optimizer_step && !options.offload_optimizer)
-    refuse("delay_optimizer_step steps in host memory while the trainer goes on: set offload_optimizer, too");
   if (options.batch_size && *options.batch_size < 1) refuse("batch_size must be at least 1");
   if (options.auxiliary && options.batch_size) refuse("an auxiliary peer has no batches: leave batch_size out");
   if (options.offload_gradients_early && !options.offload_optimizer)

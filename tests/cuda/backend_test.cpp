@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cohive/optim/passes.hpp"
 #include "cohive/train/gradient_sums.hpp"
 #include "gpu.hpp"
 #ifdef COHIVE_CUDA_EMULATED
@@ -98,6 +99,14 @@ class OnBackends : public Gpu {
     work.factor = 0.3;
     work.max_norm = max_norm;
     const auto round = backend.gradient_round(std::move(work));
+    // Some have an average, and are stepped as it comes; they begin and end anywhere.
+    for (const averaging::Stretch& stretch : {averaging::Stretch{0, 3, 2001}, averaging::Stretch{2, 1000, 24}}) {
+      auto part = std::make_shared<averaging::EncodedPart>();
+      part->record = codec::encode(codec::Codec::none, some_values(stretch.length, 77));
+      part->buffer = part->record.view();
+      const averaging::Answer answer{averaging::Answer::Form::average, std::move(part), std::nullopt};
+      EXPECT_TRUE(runtime->run(round->parts()->apply(stretch, answer, {})));
+    }
     runtime->run(round->parts()->finish());
     runtime->run(round->finish_step());
   }
@@ -143,6 +152,61 @@ TEST_F(OnBackends, EveryOptimizerStepsAsOnTheHost) {
       expect_same_bits(here, there, name);
     }
   }
+}
+
+/// Its optimizer's statistics are another's than those of the step, which leaves it as it is.
+TEST_F(OnBackends, AFrozenParameterKeepsItsStatistics) {
+  for (auto* backend : {host.get(), device.get()}) {
+    Model model = model_on(*backend, optim::AdamOptions{});
+    for (auto& of_parameter : model.statistics)
+      for (auto& statistic : of_parameter) statistic = put(*backend, std::vector<float>(statistic.values.size(), 0.5f));
+    for (std::int64_t number = 1; number <= 2; ++number)
+      step(*backend, model, optim::SgdOptions{.lr = 0}, number, false, std::nullopt);
+    for (std::size_t i = 0; i < std::size(kTensors); ++i) {
+      EXPECT_EQ(get(*backend, model.live[i]), some_values(kTensors[i], static_cast<std::uint32_t>(i) + 1));
+      for (const auto& statistic : model.statistics[i])
+        EXPECT_EQ(get(*backend, statistic), std::vector<float>(kTensors[i], 0.5f));
+    }
+  }
+}
+
+/// A LibTorch model's gradients, of any type that it computes with.
+TEST_F(OnBackends, GradientsOf16BitsAddUpAsOnTheHost) {
+  for (const optim::DType dtype : {optim::DType::float16, optim::DType::bfloat16})
+    for (const std::size_t skipped : {0, 1}) {  // not aligned for four at a time
+      const std::size_t count = 3333 - skipped;
+      std::vector<std::vector<float>> sums;
+      for (auto* backend : {host.get(), device.get()}) {
+        const auto sum = put(*backend, std::vector<float>(count, 1));
+        for (const bool first : {true, false}) {
+          std::vector<float> packed(3334 / 2);
+          const auto values = some_values(3333, first ? 1 : 2);
+          optim::copy(std::span<const float>(values), optim::View(dtype, packed.data(), values.size()));
+          const auto memory = put(*backend, packed);
+          const optim::View gradient(dtype, reinterpret_cast<std::uint16_t*>(memory.values.data()) + skipped, count);
+          EXPECT_TRUE(runtime->run(backend->all_finite({gradient}, nullptr)));
+          EXPECT_TRUE(
+              runtime->run(backend->accumulate({{gradient, sum.values}}, {.factor = 0.7, .first = first}, nullptr)));
+        }
+        sums.push_back(get(*backend, sum));
+      }
+      EXPECT_EQ(sums[0], sums[1]) << codec::name_of(dtype);
+    }
+}
+
+TEST_F(OnBackends, AValueOf16BitsThatIsNotFiniteIsTold) {
+  for (const auto& [dtype, infinity] : {std::pair(optim::DType::float16, 0x7c00), {optim::DType::bfloat16, 0xff80}})
+    for (auto* backend : {host.get(), device.get()}) {
+      std::vector<std::uint16_t> bits(1000, 0x3c00);
+      bits[700] = static_cast<std::uint16_t>(infinity);
+      std::vector<float> packed(500);
+      std::memcpy(packed.data(), bits.data(), 2000);
+      const auto memory = put(*backend, packed), sum = put(*backend, std::vector<float>(1000, 1));
+      const optim::View gradient(dtype, memory.values.data(), 1000);
+      EXPECT_FALSE(runtime->run(backend->all_finite({gradient}, nullptr)));
+      EXPECT_FALSE(runtime->run(backend->accumulate({{gradient, sum.values}}, {}, nullptr)));
+      EXPECT_EQ(get(*backend, sum)[700], 1);
+    }
 }
 
 TEST_F(OnBackends, GradientsAddUpAsOnTheHost) {

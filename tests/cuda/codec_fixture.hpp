@@ -21,7 +21,7 @@ using codec::DType;
 inline const std::vector<std::size_t> kSizes = {0,   1,    2,    31,   63,   64,     65,     255,    256,
                                                 257, 4095, 4096, 4097, 8192, 65'535, 65'536, 65'539, 100'003};
 // A sanitizer takes a minute for an emulated grid of the largest size.
-inline const std::size_t kLargestSize = kSanitized ? 8193 : (1 << 21) + 5;
+inline const std::size_t kLargestSize = kSanitized ? 8193 : (1 << 20) + 3;
 inline const std::vector<CodecSpec> kAllCodecs = {Codec::none,      Codec::meanstd16, Codec::float16,
                                                   Codec::quantile8, Codec::uniform8,  Codec::blockwise8,
                                                   Codec::block4,    Codec::top_k,     {Codec::top_k, 0.5}};

@@ -189,6 +189,37 @@ TEST_F(OnDevice, AnswersOfEveryCodecAreApplied) {
     }
 }
 
+/// Averages and differences, in part and whole, where they are read from and elsewhere, and as differences.
+TEST_F(OnDevice, EveryFormOfAnAnswerIsAppliedAsOnAHost) {
+  const std::vector<averaging::TensorInfo> infos{{.shape = {kValues}}};
+  const averaging::Stretch stretch{0, 5, 10'002};
+  for (const auto form : {averaging::Answer::Form::average, averaging::Answer::Form::difference})
+    for (const double alpha : {1.0, 0.5})  // exact: a host that fuses multiplying and adding gives the same
+      for (const bool elsewhere : {false, true})
+        for (const bool differences : {false, true})
+          for (const auto codec : {codec::Codec::none, codec::Codec::blockwise8}) {
+            const auto memory = to_device(values_of(1)), out = to_device(values_of(2));
+            auto on_host = values_of(1), out_on_host = values_of(2);
+            const auto there = DeviceParts::create(
+                *runtime, infos, {elsewhere ? averaging::TensorSpan(memory.floats(), out.floats()) : memory.floats()},
+                {.differences = differences});
+            averaging::HostParts here(
+                *runtime, infos,
+                {elsewhere ? averaging::TensorSpan(std::span(on_host), std::span(out_on_host)) : std::span(on_host)},
+                {.differences = differences});
+            auto values = values_of(3);
+            values.resize(stretch.length);
+            auto answer = average_of(codec, codec::DType::float32, values);
+            answer.form = form;
+            ASSERT_TRUE(runtime->run((*there)->apply(stretch, answer, {.alpha = alpha})));
+            ASSERT_TRUE(runtime->run(here.apply(stretch, answer, {.alpha = alpha})));
+            runtime->run((*there)->finish());
+            runtime->run(here.finish());
+            EXPECT_EQ(to_host<float>(memory), on_host) << name_of(codec) << alpha << elsewhere << differences;
+            EXPECT_EQ(to_host<float>(out), out_on_host) << name_of(codec) << alpha << elsewhere << differences;
+          }
+}
+
 TEST_F(OnDevice, ValuesThatAreNotFiniteAreNotSent) {
   auto values = values_of(1);
   values[777] = std::nanf("");

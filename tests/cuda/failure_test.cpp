@@ -54,6 +54,7 @@ TEST_F(FailingDevice, WhatIsQueuedIsNamedByWhoeverWaits) {
   const std::string all = "waiting for copy to the device, scale (2 times), copy to the host on GPU 2: ";
   for (const bool blocking : {false, true}) {
     auto failing = Stream::create(2).value();
+    const auto there = DeviceBuffer::create(400, 2).value();
     ASSERT_TRUE(queue(failing, there, here));
     ASSERT_TRUE(awaited(failing)) << "what is done is not named";
     emulated::fail_after(1, 700);

@@ -195,7 +195,7 @@ class Commands(unittest.TestCase):
 def literals():
     """What the library and its programs can print: the literals of a statement, with dots for what is put between them."""
     found = []
-    for _, text in sources("src", "include", "tools", "cmake"):
+    for _, text in sources("src", "include", "cuda", "tools", "cmake"):
         statement, end = "", 0
         for literal in re.finditer(r'"((?:[^"\\\n]|\\.)*)"', text):
             between = text[end:literal.start()]

@@ -131,11 +131,31 @@ class TrainerModels(TrainerTest):
         self.refused("--blocks goes with --model cnn", "--text", self.text, "--blocks", "2")
         self.refused("--text is required", "--model", "gpt")
 
-
     def test_devices_that_there_are_not(self):
         self.refused("cpu, cuda or cuda:N", "--model", "cnn", "--device", "gpu")
         self.refused("cpu, cuda or cuda:N", "--model", "cnn", "--device", "cuda:-1")
         self.refused("--device cuda:127", "--model", "cnn", "--device", "cuda:127")
+
+    def test_a_rank_takes_the_gpu_of_its_number(self):
+        result = run("cohive-train", "--model", "cnn", "--device", "cuda",
+                     env={**environment, "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "6", "MASTER_PORT": "1"})
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), result.stderr)
+        self.assertIn("--device cuda:5: ", result.stderr)
+
+    def test_measurements_on_a_device_that_there_is_not_end_at_once(self):
+        bench = Path(__file__).resolve().parents[2] / "tools/bench/convergence.py"
+        learns = subprocess.run([sys.executable, bench, "--bin", shell.BIN, "--text", self.text, "--device", "cuda:127"],
+                                capture_output=True, text=True, timeout=PATIENCE)
+        for result in (learns, run("cohive-bench-steps", "--device", "cuda:127")):
+            self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
+            self.assertIn("--device cuda:127", result.stderr)
+
+    def test_ways_to_step_are_measured_beside_each_other(self):
+        result = run("cohive-bench-steps", "--megabytes", "1", "--side", "64", "--seconds", "0.1", "--threads", "1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        measured = json.loads(result.stdout)
+        for way in ("libtorch", "libtorch_offloaded", "cohive", "cohive_delayed", "cohive_offloaded", "cohive_offloaded_delayed"):
+            self.assertIsInstance(measured[way], float)
 
 
 class TrainerSettings(TrainerTest):

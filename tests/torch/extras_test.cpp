@@ -37,6 +37,8 @@ std::vector<float> floats(const torch::Tensor& tensor) {
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
 }
 
+libtorch::TrainerStream trainer;  // of models in host memory
+
 TEST(RoundExtras, TravelAsHivemindsDo) {
   auto weight = torch::zeros({3, 2}).requires_grad_(), bias = torch::zeros({2}).requires_grad_();
   Adam adam({weight, bias}, AdamOptions(0.1));
@@ -60,7 +62,7 @@ TEST(RoundExtras, BecomeTheAverage) {
   Adam adam({weight}, AdamOptions(0.1));
   auto mean = torch::tensor({1.0f, 0.1f}), count = torch::tensor(10), flag = torch::tensor(false);
   libtorch::RoundExtras extras(adam, {{mean, count, flag}, {"exp_avg"}}, false);
-  const auto memory = extras.begin(StateRound::live);
+  const auto memory = extras.begin(StateRound::live, trainer);
   EXPECT_EQ(memory[1].read[1], 0.1f);
   end_round(extras, memory, {{0.5f, 0.25f}, {3.0f, 1e-3f}, {11.6f}, {0.7f}});
   EXPECT_EQ(floats(mean), (std::vector<float>{3.0f, 1e-3f}));
@@ -76,7 +78,7 @@ TEST(RoundExtras, WhatTheModelChangesMeanwhileStays) {
   for (const auto how : {StateRound::live_to_next, StateRound::difference}) {
     auto mean = torch::tensor({1.0f, 4.0f}), count = torch::tensor(10);
     libtorch::RoundExtras extras(adam, {{mean, count}, {}}, false);
-    const auto memory = extras.begin(how);
+    const auto memory = extras.begin(how, trainer);
     mean[1] += 2;
     count += 3;
     const float own = how == StateRound::difference ? 1 : 0;  // rounds of differences yield these
@@ -91,10 +93,10 @@ TEST(RoundExtras, ARoundOfNextParametersHasWhatWasThereWhenTheTrainerWaited) {
   Adam adam({weight}, AdamOptions(0.1));
   auto mean = torch::tensor({1.0f});
   libtorch::RoundExtras extras(adam, {{mean}, {}}, false);
-  extras.hold_tensors();
+  extras.hold_tensors(trainer);
   mean += 1;
-  EXPECT_EQ(extras.begin(StateRound::next)[0].read[0], 1.0f);
-  EXPECT_EQ(extras.begin(StateRound::live)[0].read[0], 2.0f);
+  EXPECT_EQ(extras.begin(StateRound::next, trainer)[0].read[0], 1.0f);
+  EXPECT_EQ(extras.begin(StateRound::live, trainer)[0].read[0], 2.0f);
 }
 
 TEST(RoundExtras, ARoundWithoutAverageChangesNothing) {
@@ -102,7 +104,7 @@ TEST(RoundExtras, ARoundWithoutAverageChangesNothing) {
   Adam adam({weight}, AdamOptions(0.1));
   auto mean = torch::tensor({1.0f});
   libtorch::RoundExtras extras(adam, {{mean}, {}}, false);
-  extras.begin(StateRound::live)[0].write[0] = 9;
+  extras.begin(StateRound::live, trainer)[0].write[0] = 9;
   extras.end(false);
   extras.publish();
   EXPECT_EQ(mean.item<float>(), 1.0f);
@@ -114,7 +116,8 @@ TEST(RoundExtras, WhatPeersSendCannotBecomeNumbersThatAStepCannotUse) {
   Adam adam({weight}, AdamOptions(0.1));
   auto half = torch::zeros({1}, torch::kFloat16), large = torch::tensor(5), small = torch::zeros({1}, torch::kUInt8);
   libtorch::RoundExtras extras(adam, {{half, large, small}, {"exp_avg", "exp_avg_sq", "step"}}, false);
-  end_round(extras, extras.begin(StateRound::live), {{kHuge, -kHuge}, {-1, -kHuge}, {-kHuge}, {kHuge}, {kHuge}, {-1}});
+  end_round(extras, extras.begin(StateRound::live, trainer),
+            {{kHuge, -kHuge}, {-1, -kHuge}, {-kHuge}, {kHuge}, {kHuge}, {-1}});
   EXPECT_TRUE(torch::isfinite(half).all().item<bool>());
   EXPECT_GT(large.item<std::int64_t>(), 0);
   EXPECT_EQ(small.item<std::int64_t>(), 0);
@@ -125,7 +128,7 @@ TEST(RoundExtras, WhatPeersSendCannotBecomeNumbersThatAStepCannotUse) {
   auto centred = torch::full({1}, 0.5f).requires_grad_();
   torch::optim::RMSprop rmsprop({centred}, torch::optim::RMSpropOptions(0.1).centered(true));
   libtorch::RoundExtras moments(rmsprop, {{}, {"grad_avg", "square_avg"}}, false);
-  end_round(moments, moments.begin(StateRound::live), {{5}, {4}});
+  end_round(moments, moments.begin(StateRound::live, trainer), {{5}, {4}});
   centred.mutable_grad() = torch::zeros({1});
   rmsprop.step();
   EXPECT_TRUE(torch::isfinite(centred).all().item<bool>());

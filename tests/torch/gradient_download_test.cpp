@@ -8,9 +8,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <cstring>
-
 #include "cohive/core/runtime.hpp"
+#include "torch/fake_link.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -20,59 +19,14 @@ using testing::IsEmpty;
 
 constexpr std::int64_t kHalfABucket = std::int64_t{2} << 20;  // float32 values: 8 MiB
 
-/// What was asked of a link: "noted", "follow", or the address of a gradient that is copied.
-struct FakeLink final : train::DeviceLink {
-  struct Entry {
-    std::string what;
-    const void* from = nullptr;
-    friend bool operator==(const Entry&, const Entry&) = default;
-  };
-  struct FakeTransfer final : train::Transfer {
-    FakeTransfer(FakeLink& of, std::size_t bytes) : link(of), bytes(bytes) {}
-    FakeLink& link;
-    std::vector<std::uint8_t> bytes;
-    std::vector<std::function<void()>> queued;
-    std::vector<std::shared_ptr<const void>> kept;
-
-    MutableBytes memory() const noexcept override { return {const_cast<std::uint8_t*>(bytes.data()), bytes.size()}; }
-    void follow_trainer() override { link.log.push_back({"follow"}); }
-    void download(const void* from, MutableBytes to) override {
-      if (link.refusing) throw std::runtime_error("refused");
-      link.log.push_back({"copy", from});
-      queued.push_back([=] { std::memcpy(to.data(), from, to.size()); });
-    }
-    void upload(ByteView, void*) override {}
-    void hold_back_trainer() override {}
-    void keep(std::shared_ptr<const void> owner) override { kept.push_back(std::move(owner)); }
-    Task<void> done() override {
-      wait();
-      co_return;
-    }
-    void wait() override {
-      for (const auto& copy : std::exchange(queued, {})) copy();
-      kept.clear();
-    }
-  };
-
-  std::unique_ptr<train::Transfer> open(std::size_t bytes) override {
-    ++opened;
-    return std::make_unique<FakeTransfer>(*this, bytes);
-  }
-  void note_trainer() override { log.push_back({"noted"}); }
-
-  std::vector<Entry> log;
-  int opened = 0;
-  bool refusing = false;
-};
-
 struct Downloads : testing::Test {
   torch::Tensor parameter(std::int64_t size, torch::ScalarType type = torch::kFloat32) const {
     return torch::zeros({size}, type).requires_grad_();
   }
   std::vector<const void*> copied() const {
     std::vector<const void*> all;
-    for (const auto& [what, from] : link->log)
-      if (from) all.push_back(from);
+    for (const auto& entry : link->log)
+      if (entry.from) all.push_back(entry.from);
     return all;
   }
   /// What arrives, as tensors of the parameters' types; undefined where there is no gradient.

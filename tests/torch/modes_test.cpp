@@ -105,27 +105,32 @@ TEST(TrainingModes, ReusedBuffersHoldTheSumOfTheEpoch) {
 }
 
 TEST(TrainingModes, DelayedStepsArriveAndNoneIsLost) {
-  for (const bool gradients : {false, true})
-    for (const bool reuse : {false, true}) {
-      SCOPED_TRACE(gradients ? "gradients and steps" : "steps");
-      auto options = epochs_of_three_batches();
-      options.delay_state_averaging = options.delay_optimizer_step = options.offload_optimizer = true;
-      options.delay_grad_averaging = gradients;
-      options.reuse_grad_buffers = reuse;
-      Swarm swarm(alone());
-      auto weight = torch::zeros({1000}).requires_grad_();
-      torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(0.25));
-      Optimizer optimizer(swarm, sgd, options);
-      bool updated = false;
-      constexpr int kEpochs = 6;
-      for (int i = 0; i < kEpochs * kBatches; ++i) {
-        (weight * 2).sum().backward();  // gradients do not depend on when a step arrives
-        updated |= optimizer.step(kBatch).updated;
-      }
-      EXPECT_TRUE(updated) << "steps arrive while the training goes on";
-      optimizer.finish();
-      EXPECT_TRUE(torch::equal(weight.detach(), torch::full({1000}, -0.25f * 2 * kEpochs))) << weight[0];
+  for (const auto& [gradients, offload, reuse] : {std::tuple(false, true, false),
+                                                  {false, true, true},
+                                                  {true, true, false},
+                                                  {true, true, true},
+                                                  {false, false, false},
+                                                  {true, false, true}}) {
+    SCOPED_TRACE(std::string(gradients ? "gradients and steps" : "steps") + (offload ? ", offloaded" : ""));
+    auto options = epochs_of_three_batches();
+    options.delay_state_averaging = options.delay_optimizer_step = true;
+    options.offload_optimizer = offload;
+    options.delay_grad_averaging = gradients;
+    options.reuse_grad_buffers = reuse;
+    Swarm swarm(alone());
+    auto weight = torch::zeros({1000}).requires_grad_();
+    torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(0.25));
+    Optimizer optimizer(swarm, sgd, options);
+    bool updated = false;
+    constexpr int kEpochs = 6;
+    for (int i = 0; i < kEpochs * kBatches; ++i) {
+      (weight * 2).sum().backward();  // gradients do not depend on when a step arrives
+      updated |= optimizer.step(kBatch).updated;
     }
+    EXPECT_TRUE(updated) << "steps arrive while the training goes on";
+    optimizer.finish();
+    EXPECT_TRUE(torch::equal(weight.detach(), torch::full({1000}, -0.25f * 2 * kEpochs))) << weight[0];
+  }
 }
 
 TEST(TrainingModes, OffloadedStepsAreNotLostToTheModelsRounding) {
@@ -215,6 +220,9 @@ TEST(TrainingModes, AModelThatDoesNotGoWithTheOptionsIsRefused) {
   auto options = epochs_of_three_batches();
   options.offload_optimizer = true;
   EXPECT_THROW(Optimizer(swarm, sgd, options), std::invalid_argument) << "there is nowhere to step in host memory";
+  options.offload_optimizer = false;
+  options.delay_optimizer_step = true;
+  EXPECT_THROW(Optimizer(swarm, sgd, options), std::invalid_argument) << "LibTorch steps, and its parameters are live";
   torch::optim::LBFGS lbfgs({weight}, 0.1);
   EXPECT_THROW(Optimizer(swarm, lbfgs, epochs_of_three_batches()), std::invalid_argument);
 }

@@ -25,7 +25,7 @@ TEST(RunOptions, DefaultsAreFine) {
 
 TEST(RunOptions, ContradictionsSayWhatToChange) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.delay_grad_averaging = true; }), HasSubstr("delay_grad_averaging needs"));
-  EXPECT_THAT(refusal([](RunOptions& o) { o.delay_optimizer_step = true; }), HasSubstr("set offload_optimizer"));
+  EXPECT_EQ(refusal([](RunOptions& o) { o.delay_optimizer_step = true; }), "") << "where the parameters are";
   EXPECT_THAT(refusal([](RunOptions& o) { o.offload_gradients_early = true; }), HasSubstr("set offload_optimizer"));
   EXPECT_EQ(refusal([](RunOptions& o) { o.offload_gradients_early = o.offload_optimizer = true; }), "");
   EXPECT_THAT(

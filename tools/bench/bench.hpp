@@ -40,6 +40,8 @@ nlohmann::json allreduce(const Settings& settings);
 nlohmann::json codec(const Settings& settings);
 /// Throws tools::Exit where there is no GPU.
 nlohmann::json cuda(const Settings& settings);
+/// What the kernels take for so many values; on GPU 0.
+nlohmann::json cuda_kernels(std::size_t values, double seconds);
 nlohmann::json memory(const Settings& settings);
 nlohmann::json train_sim(const Settings& settings);
 nlohmann::json optimizer(const Settings& settings);

@@ -2,11 +2,12 @@
 """Does a swarm learn as well as one process? Peers train a small transformer on a text; beside them one process does so with the
 same total batch, for as many epochs. Once for every mode of averaging and every codec of gradients.
 
-    tools/bench/convergence.py --text FILE [--epochs 60] [--peers 4] [--only NAME...] [--tolerance 0.05] [--output FILE]
+    tools/bench/convergence.py --text FILE [--epochs 60] [--peers 4] [--only NAME...] [--tolerance 0.05] [--device cuda]
+                               [--output FILE]
 
 Prints a table in Markdown: the loss on held-out text at the end, what it is more than that of the one process, and whether the
-peers end with equal parameters. Exit code 1 when a case exceeds the tolerance, or a trainer fails. tools/convergence.sh builds
-first and brings a text. Needs nothing but Python.
+peers end with equal parameters. Exit code 1 when a case exceeds the tolerance, or a trainer fails; 2 when there is no such
+device. tools/convergence.sh builds first and brings a text. Needs nothing but Python.
 """
 
 import argparse
@@ -31,6 +32,7 @@ CASES = {
     "delay_state_averaging": ["--delay-state-averaging"],
     "delay_optimizer_step": OFFLOADED_STEP,
     "delay_grad_averaging": [*OFFLOADED_STEP, "--delay-grad-averaging"],
+    "delay_grad_averaging, not offloaded": ["--delay-optimizer-step", "--delay-grad-averaging"],
     "use_local_updates": ["--use-local-updates"],
     "PowerSGD, rank 4": [*SYNCHRONOUS, "--averager-rank", "4"],
     "float16": [*SYNCHRONOUS, "--grad-compression", "float16"],
@@ -87,7 +89,7 @@ class Bench:
         o = self.options
         return [o.bin / "cohive-train", "--text", o.text, "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--batch-size", str(o.batch_size),
                 "--target-batch-size", str(o.target_batch_size), "--max-epochs", str(o.epochs), "--learning-rate", str(o.learning_rate),
-                "--matchmaking-time", str(o.matchmaking_time), "--averaging-timeout", "30", "--seed", str(seed),
+                "--matchmaking-time", str(o.matchmaking_time), "--averaging-timeout", "30", "--seed", str(seed), "--device", o.device,
                 "--summary", self.folder / f"{name}.json", "--save", self.folder / f"{name}.params", *flags]
 
     def train(self, peers, seed, flags):
@@ -155,6 +157,7 @@ def main():
     parser.add_argument("--learning-rate", type=float, default=0.003)
     parser.add_argument("--matchmaking-time", type=float, default=2)
     parser.add_argument("--tolerance", type=float, default=0.05)
+    parser.add_argument("--device", default="cpu", help="where the trainers compute: cpu, cuda, or cuda:N")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one case")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--list", action="store_true", help="name the cases")
@@ -167,6 +170,13 @@ def main():
         parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
     if options.text is None or not options.text.exists():
         parser.error("--text: a text file is needed")
+
+    # What a trainer says at once it says once, and not after every case.
+    begins = subprocess.run([options.bin / "cohive-train", "--text", options.text, "--device", options.device, "--dry-run"],
+                            capture_output=True, text=True)
+    if begins.returncode != 0:
+        say(begins.stderr.strip() or f"cohive-train --dry-run ended with {begins.returncode}")
+        return begins.returncode if begins.returncode > 0 else 1
 
     lines, failed = [], 0
     with tempfile.TemporaryDirectory() as folder:

@@ -110,7 +110,8 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
       ->check(CLI::Range(0, 1024));
   app.add_flag("--delay-state-averaging,!--no-delay-state-averaging", run.delay_state_averaging,
                "average parameters in the background (default on)");
-  app.add_flag("--delay-optimizer-step", run.delay_optimizer_step, "step in the background; needs --offload-optimizer");
+  app.add_flag("--delay-optimizer-step", run.delay_optimizer_step,
+               "step in the background: where the model is, or with --offload-optimizer in host memory");
   app.add_flag("--delay-grad-averaging", run.delay_grad_averaging,
                "average gradients in the background; needs --delay-optimizer-step");
   app.add_flag("--offload-optimizer", run.offload_optimizer, "statistics and the step in host memory");

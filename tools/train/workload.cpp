@@ -1,11 +1,5 @@
 #include "train/workload.hpp"
 
-#include <charconv>
-
-#ifdef COHIVE_TRAIN_CUDA
-#include "cohive/cuda/device.hpp"
-#endif
-#include "cohive/core/log.hpp"
 #include "common/program.hpp"
 #include "common/settings.hpp"
 #include "train/models/workloads.hpp"
@@ -20,16 +14,6 @@ struct ModelEntry {
   std::unique_ptr<Workload> (*make)(const WorkloadOptions&);
 };
 constexpr ModelEntry kModels[] = {{"gpt", make_text_workload}, {"cnn", make_image_workload}};
-
-/// Of "cuda:N".
-std::optional<unsigned> gpu_number(const std::string& text) {
-  constexpr std::string_view kPrefix = "cuda:";
-  unsigned number = 0;
-  const char* const end = text.data() + text.size();
-  if (!text.starts_with(kPrefix) || text.size() == kPrefix.size()) return std::nullopt;
-  const auto [stopped, error] = std::from_chars(text.data() + kPrefix.size(), end, number);
-  return error == std::errc() && stopped == end && number < 128 ? std::optional(number) : std::nullopt;
-}
 
 /// A flag that the model would not look at is a mistake of the user.
 void refuse_foreign_flags(const WorkloadOptions& o) {
@@ -77,21 +61,6 @@ void add_workload_options(CLI::App& app, WorkloadOptions& o) {
   app.add_option("--channels", o.channels, "of cnn: in the first of its three stages (default 16)")
       ->check(CLI::Range(1, 1024));
   app.add_option("--blocks", o.blocks, "of cnn: per stage (default 1)")->check(CLI::Range(1, 64));
-}
-
-torch::Device device_from_text(const std::string& text) {
-  if (text == "cpu") return torch::kCPU;
-  const auto number = text == "cuda" ? std::optional<unsigned>(0) : gpu_number(text);
-  if (!number) throw Exit{kBadInput, "--device: cpu, cuda or cuda:N, not '" + text + "'"};
-#ifdef COHIVE_TRAIN_CUDA
-  const auto devices = cuda::device_count();
-  if (!devices) throw Exit{kBadInput, "--device " + text + ": " + devices.error().message()};
-  if (*number >= static_cast<unsigned>(*devices))
-    throw Exit{kBadInput, log::format("--device {}: this machine has {} GPUs, counted from 0", text, *devices)};
-  return {torch::kCUDA, static_cast<torch::DeviceIndex>(*number)};
-#else
-  throw Exit{kBadInput, "--device " + text + ": this program is built without CUDA (cmake -DLIBTORCH_CUDA=ON, with nvcc)"};
-#endif
 }
 
 void Workload::move_to(torch::Device device) {

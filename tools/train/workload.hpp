@@ -65,9 +65,6 @@ class Workload {
   torch::Device device_ = torch::kCPU;
 };
 
-/// Reads the value of --device. Throws Exit with code 2 for what is none, and for a GPU that this program or machine has not.
-torch::Device device_from_text(const std::string& text);
-
 /// Reads the data and makes the model, with the same first parameters everywhere. Throws Exit with code 2.
 std::unique_ptr<Workload> make_workload(const WorkloadOptions& options);
 

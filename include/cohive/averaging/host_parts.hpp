@@ -81,6 +81,7 @@ class JoinedParts final : public TensorParts {
   Task<Result<std::shared_ptr<OwnContribution>>> contribute(Stretch stretch, codec::CodecSpec codec,
                                                             Terms terms) override;
   Task<Result<>> apply(Stretch stretch, Answer answer, Terms terms) override;
+  std::unique_ptr<FactoredTensor> factored(std::size_t tensor, FactorForm form, codec::Residuals& owed) override;
   Task<void> finish() override;
 
  private:

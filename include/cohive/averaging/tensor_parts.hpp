@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cohive/codec/compression.hpp"
+#include "cohive/codec/residuals.hpp"
 #include "cohive/core/bytes.hpp"
 #include "cohive/core/result.hpp"
 #include "cohive/core/task.hpp"
@@ -127,6 +128,30 @@ class OwnContribution : public Contribution {
   virtual void revoke() noexcept = 0;
 };
 
+/// How a tensor is seen as a matrix that is averaged by low-rank factors.
+struct FactorForm {
+  std::size_t rows = 0;     ///< of the matrix, in row-major order
+  std::size_t columns = 0;  ///< of the matrix
+  std::size_t rank = 0;     ///< columns of the factors
+};
+
+/// A tensor that is averaged by low-rank factors (PowerSGD) where its memory is. A is the matrix of this member's
+/// values and what is owed of them. Loop thread; one call after another, in the order in which they stand here. Spans
+/// are the host's, and are not used after the task was dropped. Errors: those of the device.
+class FactoredTensor {
+ public:
+  virtual ~FactoredTensor() = default;
+  /// p = A Q. A member without weight leaves it out. \param q  as rank rows  \param p  rows x rank
+  virtual Task<Result<>> project(std::span<const float> q, std::span<float> p) = 0;
+  /// P is the average of all p, whose columns are made orthonormal as hivemind makes them.
+  virtual Task<Result<>> take_average(std::span<const float> p) = 0;
+  /// q = A^T P. A member without weight leaves it out. \param q  columns x rank
+  virtual Task<Result<>> gather(std::span<float> q) = 0;
+  /// P Q becomes the tensor's result. \param q  the average of all q, as rank rows
+  /// \param counts  of a member with weight: what A has more is owed from now on
+  virtual Task<Result<>> apply(std::span<const float> q, bool counts) = 0;
+};
+
 /// The tensors of one member, for one round at a time. Called on the loop; operations on different stretches run at
 /// once, those on one stretch one after another. The tensors' memory is touched only while an operation (or a
 /// contribution) is in progress: dropping its task waits for the computation that is running, which is at most that of
@@ -149,6 +174,9 @@ class TensorParts {
   /// Applies what came of a stretch. Errors: Errc::malformed and Errc::not_finite for an answer that cannot be used;
   /// then the stretch counts as one without a result.
   virtual Task<Result<>> apply(Stretch stretch, Answer answer, Terms terms) = 0;
+  /// Returns what averages a tensor by low-rank factors in memory of this kind; null: whoever asks reads the values and
+  /// computes in host memory. \param owed  of its values, which the result changes; it outlives that
+  virtual std::unique_ptr<FactoredTensor> factored(std::size_t tensor, FactorForm form, codec::Residuals& owed);
   /// Gives stretches without a result their final values. A round that succeeds calls it at its end; after another one,
   /// and without any, the owner of the tensors may. Calling it again changes nothing.
   virtual Task<void> finish() = 0;

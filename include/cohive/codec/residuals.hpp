@@ -45,6 +45,10 @@ class Residuals {
   /// Tells whether nothing ever was.
   bool empty() const noexcept;
 
+  /// Returns what is owed as memory of the host, to be read and written; zeros where nothing ever was. Throws
+  /// std::logic_error where it is kept in other memory.
+  std::span<float> on_host();
+
   /// Keeps what is owed in other memory from now on, which has it already. No other call goes on.
   void keep_in(std::shared_ptr<ResidualsMemory> memory);
   /// Returns that memory; null: the host's.

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "cohive/core/result.hpp"
+#include "cohive/cuda/low_rank.hpp"
 #include "cohive/train/backend.hpp"
 #include "cohive/train/device_link.hpp"
 
@@ -24,9 +25,12 @@ struct BackendOptions {
   std::function<CUstream_st*()> trainer_stream = nullptr;
   /// Memory of the library's own allocator, ordered by trainer_stream; unset: the driver's.
   std::function<train::Buffer(std::size_t size)> allocate = nullptr;
+  /// What averages gradients by low-rank factors there (PowerSGD). Null: they are copied, and the host computes.
+  std::shared_ptr<LowRankProducts> products = nullptr;
 };
 
-/// Real runtimes only, which must outlive it. Gradients are float32. Errors: Errc::no_device, Errc::out_of_memory.
+/// Real runtimes only, which must outlive it. Gradients are float32, float16 or bfloat16. Errors: Errc::no_device,
+/// Errc::out_of_memory.
 Result<std::shared_ptr<train::Backend>> make_backend(Runtime& runtime, BackendOptions options = {});
 
 /// Links a GPU to the host, for a trainer there whose optimizer is offloaded; of the options `device` and

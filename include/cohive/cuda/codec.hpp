@@ -96,7 +96,7 @@ Result<> accumulate_async(Stream& stream, Codec codec, std::span<const std::uint
                           std::span<float> accumulator, codec::DType dtype = codec::DType::float32);
 
 /// Sets *found to 1 when a value is NaN or infinite, and leaves it alone otherwise.
-Result<> find_non_finite_async(Stream& stream, std::span<const float> values, std::uint32_t* found);
+Result<> find_non_finite_async(Stream& stream, const DeviceValues& values, std::uint32_t* found);
 
 /// Element by element. The CPU may fuse multiplication and addition where its processor can: its last bit may differ
 /// then.

@@ -114,11 +114,16 @@ class Stream::Done : public Waiter {
   std::shared_ptr<State> state_;
 };
 
-/// Memory of a device, aligned to 256 bytes, not initialised. Freeing it waits for the device.
+/// Memory of a device, aligned to 256 bytes, not initialised.
 class DeviceBuffer {
  public:
-  /// Errors: Errc::no_device, Errc::out_of_memory.
+  /// Takes memory for any stream. Taking and freeing it waits for the device. Errors: Errc::no_device,
+  /// Errc::out_of_memory.
   static Result<DeviceBuffer> create(std::size_t bytes, int device = 0);
+  /// Takes memory for what is queued on a stream from now on, and for other work once that is known to have begun. When
+  /// it is freed, what was queued on the stream before may still use it. Neither waits for the device, where that has
+  /// memory pools; else as create(). The stream must outlive it. Errors: Errc::out_of_memory, Errc::failed.
+  static Result<DeviceBuffer> create_on(const Stream& stream, std::size_t bytes);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
   ~DeviceBuffer();
@@ -131,10 +136,12 @@ class DeviceBuffer {
   std::span<float> floats() const noexcept { return {static_cast<float*>(data_), size_ / sizeof(float)}; }
 
  private:
-  DeviceBuffer(void* data, std::size_t size) noexcept : data_(data), size_(size) {}
+  DeviceBuffer(void* data, std::size_t size, CUstream_st* stream = nullptr) noexcept
+      : data_(data), size_(size), stream_(stream) {}
 
   void* data_;
   std::size_t size_;
+  CUstream_st* stream_;  // in whose order it is freed; null: in none
 };
 
 /// Pinned memory of the host: copies between it and any device run beside everything else.

@@ -6,7 +6,7 @@
 ///   auto parts = cuda::DeviceParts::create(runtime, averager.schema(), tensors).value();
 ///   round.trigger(weight, std::move(parts));
 ///
-/// All codecs are encoded on the device, and what those with error feedback owe is kept there from the first delivery
+/// All codecs are encoded on the device, and what those with error feedback owe is kept there from their first use
 /// on; what other peers send in a form that only the CPU decodes (see codec.hpp) is decoded on the pool. Values are
 /// added up on the host where this peer reduces: docs/architecture.md says why.
 #pragma once
@@ -18,6 +18,7 @@
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/runtime.hpp"
 #include "cohive/cuda/device.hpp"
+#include "cohive/cuda/low_rank.hpp"
 
 namespace cohive::cuda {
 
@@ -31,6 +32,8 @@ struct DevicePartsOptions {
   std::shared_ptr<Lanes> lanes = nullptr;
   bool differences = false;  ///< results are differences, as HostPartsOptions has them
   averaging::ResidualsPtr residuals = nullptr;  ///< moved to the device; none: codecs with error feedback are not used
+  /// What averages matrices by low-rank factors there (PowerSGD). Null: they are copied, and the host computes.
+  std::shared_ptr<LowRankProducts> products = nullptr;
   float factor = 1;          ///< applied to `read`, in place, just before the first use of a value, and once
   /// Called once for every stretch of every tensor when the work that makes its values final is queued: queues what is to be
   /// done with them on the same stream. Loop thread. Errors end the operation.
@@ -55,14 +58,17 @@ class DeviceParts final : public averaging::TensorParts {
   Task<Result<std::shared_ptr<averaging::OwnContribution>>> contribute(averaging::Stretch stretch, codec::CodecSpec codec,
                                                                        averaging::Terms terms) override;
   Task<Result<>> apply(averaging::Stretch stretch, averaging::Answer answer, averaging::Terms terms) override;
+  std::unique_ptr<averaging::FactoredTensor> factored(std::size_t tensor, averaging::FactorForm form,
+                                                      codec::Residuals& owed) override;
   /// As HostParts. What the device reports as an error is thrown as ErrorException: nothing can be made of it.
   Task<void> finish() override;
 
   /// Counts the values that have an average.
   std::size_t averaged() const noexcept;
 
- private:
   struct Impl;
+
+ private:
   explicit DeviceParts(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -24,7 +24,7 @@ struct StrategyOptions {
   bool delay_state_averaging = false;  ///< average parameters in the background
   std::optional<bool> delay_optimizer_step = std::nullopt;  ///< unset: as delay_grad_averaging
   bool delay_grad_averaging = false;  ///< average gradients in the background
-  std::optional<bool> offload_optimizer = std::nullopt;  ///< unset: where delay_optimizer_step needs it
+  std::optional<bool> offload_optimizer = std::nullopt;  ///< unset: as delay_optimizer_step
   bool reuse_grad_buffers = false;  ///< accumulate in the model's own gradients
   SchedulerFn scheduler_fn = nullptr;  ///< makes the schedule of the learning rate, by epochs
   Duration matchmaking_time = 5s;  ///< to gather a group

@@ -3,6 +3,7 @@
 /// GPU is in cohive/cuda/backend.hpp. All memory that a backend is given, views and spans included, is of its own kind.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,6 +34,9 @@ struct GradientWork {
   /// stepped as soon as its average is there.
   std::optional<double> max_norm;
   std::shared_ptr<const void> in_use;  ///< held while memory of the steps is used
+  /// Told of stretches whose step is made while averages are still on their way, by the thread that has made it: calls
+  /// for different stretches run at once. The host's backend calls it, where the step does not need whole tensors.
+  std::function<void(const averaging::Stretch&)> stepped = nullptr;
 };
 
 /// The gradients of an epoch in their round. The memory is used until it dies.

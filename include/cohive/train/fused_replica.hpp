@@ -8,6 +8,7 @@
 /// what is delayed reads one copy of the parameters and writes the other.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -69,6 +70,12 @@ class FusedReplica : public Replica {
   /// Tells whether steps leave a parameter as it is. Its gradient is averaged as those of other parameters: what peers
   /// average must not depend on it.
   virtual bool frozen(std::size_t) { return false; }
+  /// Called before a step with the memory of its results. Returns what is told of stretches that are stepped while
+  /// averages are still on their way (GradientWork::stepped); null: nobody asks.
+  virtual std::function<void(const averaging::Stretch&)> watch_step(Place,
+                                                                    std::vector<std::span<const float>> /*results*/) {
+    return nullptr;
+  }
   /// Returns the memory of what a round of the state averages after the parameters, as average_beside() has described
   /// it: host memory.
   virtual Task<std::vector<averaging::TensorSpan>> parts_beside(StateRound how);

@@ -39,7 +39,8 @@ struct RunOptions {
 
   /// Parameters are averaged in the background; the result is applied in a later call.
   bool delay_state_averaging = true;
-  /// The optimizer steps in the background, too; needs offload_optimizer and memory for another copy of the parameters.
+  /// The optimizer steps in the background, too. Needs memory for another copy of the parameters: of the host with
+  /// offload_optimizer, else where the parameters are; then they are float32, in host memory or all on one GPU.
   bool delay_optimizer_step = false;
   /// Gradients are averaged in the background, too: they are one epoch old when they are applied.
   bool delay_grad_averaging = false;

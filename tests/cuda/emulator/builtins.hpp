@@ -16,8 +16,17 @@
 #undef __shared__
 #define __device__
 #define __global__
-// All blocks share it, for they run one after another; it is overwritten before each.
-#define __shared__ static __attribute__((section("cohive_shared")))
+// All blocks share it, for they run one after another; it is overwritten before each. In front of each variable lies a
+// zone that no kernel may touch: an access beyond the end of the variable before it is seen there.
+#define COHIVE_JOINED_(word, number) word##number
+#define COHIVE_JOINED(word, number) COHIVE_JOINED_(word, number)
+#define COHIVE_SHARED(number)                                                                           \
+  static __attribute__((section("cohive_shared"), used)) std::uint8_t COHIVE_JOINED(                    \
+      zone_, number)[::cohive::cuda::emulated::kSharedZone];                                            \
+  static __attribute__((section("cohive_zones"), used)) std::uint8_t* COHIVE_JOINED(zone_at_, number) = \
+      COHIVE_JOINED(zone_, number);                                                                     \
+  static __attribute__((section("cohive_shared")))
+#define __shared__ COHIVE_SHARED(__COUNTER__)
 
 #define threadIdx (::cohive::cuda::emulated::thread_index())
 #define blockIdx (::cohive::cuda::emulated::block_index())

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -20,11 +21,13 @@ struct Settings {
   std::mutex mutex;
   std::condition_variable changed;
   int devices = 1;
+  bool pools = true;
   std::size_t memory = std::size_t{8} << 30;
   std::chrono::microseconds delay{0};
   bool held = false;
   int until_failure = 0, failure = cudaSuccess;
   int refusal = cudaSuccess;
+  Copied copied;
   std::mt19937 random{1};
 };
 Settings& settings() {
@@ -33,6 +36,7 @@ Settings& settings() {
 }
 
 thread_local int current_device = 0;
+thread_local std::vector<std::string> waits;
 thread_local cudaError_t last_error = cudaSuccess;
 
 cudaError_t told(cudaError_t error) {
@@ -44,6 +48,11 @@ cudaError_t told(cudaError_t error) {
 cudaError_t accepted() {
   const std::lock_guard lock(settings().mutex);
   return told(static_cast<cudaError_t>(settings().refusal));
+}
+
+/// The same of work that the driver takes only while the stream's device is the current one.
+cudaError_t accepted_for(int device) {
+  return device == current_device ? accepted() : told(cudaErrorInvalidResourceHandle);
 }
 
 /// Waits as a test has asked for, and says whether this piece of work fails.
@@ -63,6 +72,7 @@ cudaError_t come_to_turn() {
 }  // namespace cohive::cuda::emulated
 
 using cohive::cuda::emulated::accepted;
+using cohive::cuda::emulated::accepted_for;
 using cohive::cuda::emulated::come_to_turn;
 using cohive::cuda::emulated::settings;
 using cohive::cuda::emulated::told;
@@ -71,11 +81,13 @@ using cohive::cuda::emulated::told;
 struct CUstream_st {
   using Work = std::function<void(cudaError_t)>;
 
-  CUstream_st() : thread([this] { work(); }) {}
+  explicit CUstream_st(int of) : device(of), thread([this] { work(); }) {}
   ~CUstream_st() {
     push(nullptr);
     thread.join();
   }
+  const int device;
+
   void push(Work one) {
     const std::lock_guard lock(mutex);
     queue.push_back(std::move(one));
@@ -85,6 +97,11 @@ struct CUstream_st {
     std::unique_lock lock(mutex);
     changed.wait(lock, [this] { return queue.empty(); });
     return error;
+  }
+  /// Goes on after an error, as no real device does.
+  void forget_error() {
+    const std::lock_guard lock(mutex);
+    error = cudaSuccess;
   }
 
  private:
@@ -96,8 +113,11 @@ struct CUstream_st {
       lock.unlock();
       if (one) {
         const cudaError_t now = come_to_turn();
+        lock.lock();
         if (error == cudaSuccess) error = now;  // as of a real device, it stays
-        one(error);
+        const cudaError_t told = error;
+        lock.unlock();
+        one(told);
       }
       lock.lock();
       queue.pop_front();
@@ -115,6 +135,9 @@ struct CUstream_st {
 
 /// What was recorded last.
 struct CUevent_st {
+  explicit CUevent_st(int of) : device(of) {}
+  const int device;
+
   std::shared_ptr<std::promise<void>> record() {
     auto reached = std::make_shared<std::promise<void>>();
     const std::lock_guard lock(mutex);
@@ -133,9 +156,35 @@ struct CUevent_st {
 
 namespace {
 
+/// The default stream of each device.
+struct DefaultStreams {
+  std::mutex mutex;
+  std::map<int, CUstream_st> of_devices;
+};
+DefaultStreams& default_streams() {
+  static DefaultStreams all;
+  return all;
+}
+
+/// The default stream is the current device's.
 cudaStream_t or_default(cudaStream_t stream) {
-  static CUstream_st standard;
-  return stream ? stream : &standard;
+  if (stream) return stream;
+  const int device = cohive::cuda::emulated::current_device;
+  const std::lock_guard lock(default_streams().mutex);
+  return &default_streams().of_devices.try_emplace(device, device).first->second;
+}
+
+void note_wait(const char* call) {
+  cohive::cuda::emulated::waits.emplace_back(call);
+}
+
+cudaError_t take_memory(void** memory, std::size_t bytes, int device) {
+  {
+    const std::lock_guard lock(settings().mutex);
+    if (bytes > settings().memory) return told(cudaErrorMemoryAllocation);
+  }
+  *memory = cohive::cuda::emulated::allocate(bytes, device);
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -145,6 +194,10 @@ namespace cohive::cuda::emulated {
 void set_devices(int count) {
   const std::lock_guard lock(settings().mutex);
   settings().devices = count;
+}
+void set_memory_pools(bool supported) {
+  const std::lock_guard lock(settings().mutex);
+  settings().pools = supported;
 }
 void set_memory(std::size_t bytes) {
   const std::lock_guard lock(settings().mutex);
@@ -164,9 +217,14 @@ void release_streams() {
   settings().changed.notify_all();
 }
 void fail_after(int count, int error) {
-  const std::lock_guard lock(settings().mutex);
-  settings().until_failure = count;
-  settings().failure = error;
+  {
+    const std::lock_guard lock(settings().mutex);
+    settings().until_failure = count;
+    settings().failure = error;
+  }
+  if (error != cudaSuccess) return;
+  const std::lock_guard lock(default_streams().mutex);
+  for (auto& [device, stream] : default_streams().of_devices) stream.forget_error();
 }
 
 void refuse(int error) {
@@ -174,10 +232,21 @@ void refuse(int error) {
   settings().refusal = error;
 }
 
-int enqueue(CUstream_st* stream, std::function<void()> work) {
-  if (const auto refused = accepted()) return refused;
-  or_default(stream)->push([work = std::move(work)](cudaError_t error) {
-    if (error == cudaSuccess) work();
+Copied take_copied() {
+  const std::lock_guard lock(settings().mutex);
+  return std::exchange(settings().copied, {});
+}
+
+std::vector<std::string> take_waits() {
+  return std::exchange(waits, {});
+}
+
+int enqueue(CUstream_st* stream, std::function<void(int device)> work) {
+  stream = or_default(stream);
+  const int device = stream->device;
+  if (const auto refused = accepted_for(device)) return refused;
+  stream->push([device, work = std::move(work)](cudaError_t error) {
+    if (error == cudaSuccess) work(device);
   });
   return cudaSuccess;
 }
@@ -214,7 +283,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new CUstream_st;
+  *stream = new CUstream_st(cohive::cuda::emulated::current_device);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -222,6 +291,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  note_wait("cudaStreamSynchronize");
   return told(stream->synchronize());
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
@@ -229,7 +299,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new CUevent_st;
+  *event = new CUevent_st(cohive::cuda::emulated::current_device);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -237,8 +307,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  stream = or_default(stream);
+  if (event->device != stream->device) return told(cudaErrorInvalidResourceHandle);
   auto reached = event->record();
-  or_default(stream)->push([reached](cudaError_t) { reached->set_value(); });
+  stream->push([reached](cudaError_t) { reached->set_value(); });
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
@@ -247,36 +319,54 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream) {
-  if (const auto refused = accepted()) return refused;
+  if (const auto refused = accepted_for(stream->device)) return refused;
   stream->push([=](cudaError_t error) {
     if (error == cudaSuccess) std::memset(memory, value, bytes);
   });
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (const auto refused = accepted()) return refused;
+  {
+    const std::lock_guard lock(settings().mutex);
+    if (kind == cudaMemcpyDeviceToHost) settings().copied.to_host += bytes;
+    if (kind == cudaMemcpyHostToDevice) settings().copied.to_device += bytes;
+  }
   stream->push([=](cudaError_t error) {
     if (error == cudaSuccess) std::memcpy(to, from, bytes);
   });
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const std::lock_guard lock(settings().mutex);
+  *value = attribute == cudaDevAttrMemoryPoolsSupported && settings().pools ? 1 : 0;
+  return cudaSuccess;
+}
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
-  {
-    const std::lock_guard lock(settings().mutex);
-    if (bytes > settings().memory) return told(cudaErrorMemoryAllocation);
-  }
-  *memory = cohive::cuda::emulated::allocate(bytes);
+  note_wait("cudaMalloc");
+  return take_memory(memory, bytes, cohive::cuda::emulated::current_device);
+}
+cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t stream) {
+  if (const auto refused = accepted()) return refused;
+  return take_memory(memory, bytes, stream->device);
+}
+/// When the stream comes to it: kernels that use the memory later are found.
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  stream->push([memory](cudaError_t) { cohive::cuda::emulated::release(memory); });
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  note_wait("cudaFree");
   return cohive::cuda::emulated::release(memory) ? cudaSuccess : told(cudaErrorInvalidValue);
 }
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  note_wait("cudaHostAlloc");
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
+  note_wait("cudaFreeHost");
   std::free(memory);
   return cudaSuccess;
 }

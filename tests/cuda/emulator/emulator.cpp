@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -24,14 +26,15 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// Of all __shared__ variables; without any there is no such section.
+// Of all __shared__ variables, and of where the zones in front of them are; without any there are no such sections.
 extern "C" __attribute__((weak)) std::uint8_t __start_cohive_shared[], __stop_cohive_shared[];
+extern "C" __attribute__((weak)) std::uint8_t *__start_cohive_zones[], *__stop_cohive_zones[];
 
 namespace cohive::cuda::emulated {
 namespace {
 
 constexpr std::size_t kZone = 64 * 1024;   // bytes on either side of a buffer
-constexpr std::size_t kSharedZone = 64;     // behind it lie other variables of the program
+constexpr std::size_t kKeptFreed = std::size_t{16} << 20;  // bytes whose use after their end is found
 constexpr std::size_t kStack = 128 * 1024;  // of a fiber
 constexpr std::size_t kMostFindings = 5;    // of a launch
 constexpr unsigned kWarp = 32;
@@ -48,7 +51,9 @@ struct Shadow {
 struct Memory {
   std::uint8_t* begin = nullptr;
   std::size_t size = 0, zone = 0;  // bytes; the zone is on either side
-  std::vector<Shadow> shadow;  // of each byte, from the first access of a kernel on
+  int device = 0;
+  bool freed = false;
+  std::vector<Shadow> shadow = {};  // of each byte, from the first access of a kernel on
 };
 
 class Emulator;
@@ -57,15 +62,13 @@ thread_local Emulator* running = nullptr;  // by the thread of a stream; its fib
 /// Memory that kernels may touch.
 class Memories {
  public:
-  Memory& add(std::uint8_t* begin, std::size_t size, std::size_t zone) {
-    Memory& memory = by_end_[begin + size + zone];
-    memory = {begin, size, zone, {}};
-    return memory;
-  }
-  bool remove(const std::uint8_t* begin) {
-    for (auto at = by_end_.begin(); at != by_end_.end(); ++at)
-      if (at->second.begin == begin) return by_end_.erase(at), true;
-    return false;
+  Memory& add(Memory memory) { return by_end_[memory.begin + memory.size + memory.zone] = std::move(memory); }
+  void remove(const Memory& memory) { by_end_.erase(memory.begin + memory.size + memory.zone); }
+  /// Null where nothing begins there, or no more.
+  Memory* beginning_at(const std::uint8_t* begin) {
+    for (auto& [end, memory] : by_end_)
+      if (memory.begin == begin && !memory.freed) return &memory;
+    return nullptr;
   }
   /// The allocation that an address, or the zone around it, belongs to; nullptr: none, as the stack of a thread.
   Memory* of(const std::uint8_t* address) {
@@ -83,10 +86,11 @@ std::mutex& device() {
   return mutex;
 }
 Memories& memories() {
-  static Memories all;
+  static Memories& all = *new Memories;  // to the program's end: what was freed last is still in it
   return all;
 }
 std::vector<std::string> findings;
+std::set<std::string> kernels_run;
 Order order = Order::forward;
 std::mt19937 shuffle{1};
 std::uint32_t intervals = 0;
@@ -99,26 +103,38 @@ std::vector<unsigned> places(unsigned count) {
   return result;
 }
 
+/// Where the zones in front of shared variables begin, in their order.
+const std::vector<const std::uint8_t*>& shared_zones() {
+  static const auto all = [] {
+    std::vector<const std::uint8_t*> zones(__start_cohive_zones, __stop_cohive_zones);
+    std::ranges::sort(zones);
+    return zones;
+  }();
+  return all;
+}
+
 /// One launch.
 class Emulator {
  public:
-  Emulator(const char* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body)
-      : kernel_(kernel), blocks_(blocks), threads_(threads), body_(body), first_interval_(intervals + 1) {}
+  Emulator(const char* kernel, int device, unsigned blocks, unsigned threads, const std::function<void()>& body)
+      : kernel_(kernel),
+        device_(device),
+        blocks_(blocks),
+        threads_(threads),
+        body_(body),
+        first_interval_(intervals + 1) {}
 
   void run() {
     running = this;
-    Memory* shared = nullptr;
     const auto shared_size = static_cast<std::size_t>(__stop_cohive_shared - __start_cohive_shared);
-    if (shared_size > 0) shared = &memories().add(__start_cohive_shared, shared_size, kSharedZone);
+    if (shared_size > 0) shared_ = &memories().add({__start_cohive_shared, shared_size, kSharedZone, device_});
     for (const unsigned block : places(blocks_)) {
       block_ = block;
-      if (shared) {  // another one than that of the block before; a kernel cannot count on anything in it
-        std::memset(__start_cohive_shared, 0xa5, shared_size);
-        std::ranges::fill(shared->shadow, Shadow());
-      }
+      // Another one than that of the block before: a kernel cannot count on anything in it.
+      if (shared_) std::memset(__start_cohive_shared, 0xa5, shared_size);
       run_block();
     }
-    if (shared) memories().remove(__start_cohive_shared);
+    if (shared_) memories().remove(*shared_);
     running = nullptr;
   }
 
@@ -126,20 +142,16 @@ class Emulator {
     const auto* at = static_cast<const std::uint8_t*>(address);
     Memory* memory = memories().of(at);
     if (!memory) return;
-    const char* what = writes ? "writes" : "reads";
-    if (at < memory->begin || at + bytes > memory->begin + memory->size) {
-      const auto end = memory->begin + memory->size;
-      const bool before = at < memory->begin;
-      return report(std::string(what) + " " + std::to_string(bytes) + " bytes outside of a buffer of " +
-                    std::to_string(memory->size) + ", " + std::to_string(before ? memory->begin - at : at + bytes - end) +
-                    (before ? " before it" : " behind it"));
-    }
+    const std::string what = std::string(writes ? "writes " : "reads ") + std::to_string(bytes) + " bytes ";
+    if (const std::string wrong = misplaced(*memory, at, bytes); !wrong.empty()) return report(what + wrong);
     if (reinterpret_cast<std::uintptr_t>(at) % bytes != 0)
-      return report(std::string(what) + " " + std::to_string(bytes) + " bytes at an address that is no multiple of it");
+      return report(what + "at an address that is no multiple of it");
     if (memory->shadow.empty()) memory->shadow.resize(memory->size);
+    // Shared memory is another one in each block.
+    const std::uint32_t since = memory == shared_ ? block_interval_ : first_interval_;
     for (std::size_t i = 0; i < bytes; ++i)
-      if (!keep_apart(memory->shadow[static_cast<std::size_t>(at - memory->begin) + i], writes, atomic))
-        return report(std::string(what) + " what another thread " + (writes ? "reads or writes" : "writes") +
+      if (!keep_apart(memory->shadow[static_cast<std::size_t>(at - memory->begin) + i], since, writes, atomic))
+        return report(what + "that another thread " + (writes ? "reads or writes" : "writes") +
                       ", with no barrier between them");
   }
 
@@ -175,10 +187,28 @@ class Emulator {
     bool waits = false;  // its thread does
   };
 
+  /// What is wrong with an access to this place; empty: nothing.
+  std::string misplaced(const Memory& memory, const std::uint8_t* at, std::size_t bytes) const {
+    const auto* const end = memory.begin + memory.size;
+    if (memory.freed) return "of a buffer that was freed";
+    if (memory.device != device_)
+      return "of GPU " + std::to_string(memory.device) + " on GPU " + std::to_string(device_);
+    if (at < memory.begin || at + bytes > end) {
+      const bool before = at < memory.begin;
+      return "outside of a buffer of " + std::to_string(memory.size) + ", " +
+             std::to_string(before ? memory.begin - at : at + bytes - end) + (before ? " before it" : " behind it");
+    }
+    if (&memory != shared_) return {};
+    const auto& zones = shared_zones();
+    const auto next = std::ranges::upper_bound(zones, at);  // the first that begins behind the address
+    const bool in_zone = next != zones.begin() && at < *std::prev(next) + kSharedZone;
+    return in_zone || (next != zones.end() && at + bytes > *next) ? "outside of shared variables" : "";
+  }
+
   void run_block() {
     states_.assign(threads_, {});
     used_ = 0;
-    interval_ = ++intervals;
+    interval_ = block_interval_ = ++intervals;
     queue_ = places(threads_);
     next_ = 0;
     while (next_ < queue_.size()) start_fiber();
@@ -278,11 +308,11 @@ class Emulator {
     for (Fiber* fiber : waiting) resume(*fiber);
   }
 
-  /// Whether barriers order this access and those before it.
-  bool keep_apart(Shadow& shadow, bool writes, bool atomic) {
+  /// Whether barriers order this access and those before it. \param since  the first interval in which there are any
+  bool keep_apart(Shadow& shadow, std::uint32_t since, bool writes, bool atomic) {
     const std::uint32_t thread = block_ * threads_ + now_ + 1;
     const auto races = [&](const Touch& touch) {
-      if (touch.interval < first_interval_ || touch.thread == thread) return false;
+      if (touch.interval < since || touch.thread == thread) return false;
       const bool same_block = (touch.thread - 1) / threads_ == block_;
       return !same_block || touch.interval == interval_;
     };
@@ -309,10 +339,12 @@ class Emulator {
   }
 
   const char* kernel_;
+  const int device_;
   const unsigned blocks_, threads_;
   const std::function<void()>& body_;
   const std::uint32_t first_interval_;
-  std::uint32_t interval_ = 0;
+  std::uint32_t interval_ = 0, block_interval_ = 0;
+  Memory* shared_ = nullptr;
   unsigned block_ = 0, now_ = 0;
   std::size_t reported_ = 0;
   bool barrier_reported_ = false;
@@ -342,24 +374,48 @@ std::vector<std::string> take_findings() {
   return std::exchange(findings, {});
 }
 
-void* allocate(std::size_t bytes) {
+std::set<std::string> take_kernels() {
+  const std::lock_guard lock(device());
+  return std::exchange(kernels_run, {});
+}
+
+void* allocate(std::size_t bytes, int of) {
   const std::lock_guard lock(device());
   auto* all = static_cast<std::uint8_t*>(std::aligned_alloc(256, (bytes + 2 * kZone + 255) / 256 * 256));
   std::memset(all, 0xa5, bytes + 2 * kZone);
-  return memories().add(all + kZone, bytes, kZone).begin;
+  return memories().add({all + kZone, bytes, kZone, of}).begin;
 }
 
 bool release(void* memory) {
+  static std::deque<Memory*> kept;  // freed, and known for a while
+  static std::size_t kept_bytes = 0;
   const std::lock_guard lock(device());
-  auto* begin = static_cast<std::uint8_t*>(memory);
-  if (!memories().remove(begin)) return false;
-  std::free(begin - kZone);
+  Memory* const freed = memories().beginning_at(static_cast<std::uint8_t*>(memory));
+  if (!freed) return false;
+  freed->freed = true;
+  freed->shadow = {};
+#ifdef COHIVE_FIBERS_OF_ASAN
+  __asan_poison_memory_region(freed->begin, freed->size);  // for those that are no kernels
+#endif
+  kept.push_back(freed);
+  kept_bytes += freed->size;
+  for (; kept_bytes > kKeptFreed; kept.pop_front()) {
+    Memory* const oldest = kept.front();
+    std::uint8_t* const begin = oldest->begin;
+    kept_bytes -= oldest->size;
+#ifdef COHIVE_FIBERS_OF_ASAN
+    __asan_unpoison_memory_region(begin, oldest->size);
+#endif
+    memories().remove(*oldest);
+    std::free(begin - kZone);
+  }
   return true;
 }
 
-void run(const char* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body) {
+void run(const char* kernel, int of, unsigned blocks, unsigned threads, const std::function<void()>& body) {
   const std::lock_guard lock(device());
-  Emulator(kernel, blocks, threads, body).run();
+  kernels_run.insert(kernel);
+  Emulator(kernel, of, blocks, threads, body).run();
 }
 
 Index thread_index() {

@@ -1,19 +1,24 @@
-// A GPU that is none: runs kernels on the processor and finds what is wrong with them. It is an emulation: it says nothing
-// of speed, nor of what a real GPU does beyond the rules of CUDA's memory model that are checked here.
+// A GPU that is none: runs kernels on the processor and finds what is wrong with them. It is an emulation: it says
+// nothing of speed, nor of what a real GPU does beyond the rules of CUDA's memory model that are checked here.
 //
 // Blocks run one after another; the threads of a block are fibers, which run until a barrier in an order that can be
-// chosen. The compiler calls us for each load and store of a kernel (-fsanitize-coverage=trace-loads,trace-stores). Found
-// are accesses outside of a buffer, misaligned ones, those of two threads that no barrier keeps apart (races), and
-// barriers that not all threads of a block come to.
+// chosen. The compiler calls us for each load and store of a kernel (-fsanitize-coverage=trace-loads,trace-stores).
+// Found are accesses outside of a buffer or of a shared variable, to memory that was freed or is another device's,
+// misaligned ones, those of two threads that no barrier keeps apart (races), and barriers that not all threads of a
+// block come to.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
 namespace cohive::cuda::emulated {
+
+/// Bytes in front of each shared variable.
+inline constexpr std::size_t kSharedZone = 256;
 
 /// In which the threads of a block run, and blocks of a grid.
 enum class Order { forward, reverse, random };
@@ -22,13 +27,16 @@ void set_order(Order order, std::uint32_t seed = 1);
 /// Sentences on what was wrong since the last call, the first few of each launch.
 std::vector<std::string> take_findings();
 
-/// Memory of the device, with zones around it that no kernel may touch.
-void* allocate(std::size_t bytes);
-/// False where it is none, or not the begin of one.
+/// Names of the kernels that have run since the last call.
+std::set<std::string> take_kernels();
+
+/// Memory of a device, with zones around it that no kernel may touch.
+void* allocate(std::size_t bytes, int device);
+/// False where it is none, or not the begin of one. What kernels do with it afterwards is found.
 bool release(void* memory);
 
-/// Runs a kernel to its end. One at a time.
-void run(const char* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body);
+/// Runs a kernel of a device to its end. One at a time.
+void run(const char* kernel, int device, unsigned blocks, unsigned threads, const std::function<void()>& body);
 
 // What a kernel asks for.
 struct Index {

@@ -53,8 +53,20 @@ TEST_F(Emulated, FindsNothingInAKernelThatIsRight) {
 TEST_F(Emulated, FindsEachPlantedErrorInAnyOrder) {
   const std::string race = "with no barrier between them";
   const std::string sentences[planted::kErrors] = {
-      "", race, "threads of the block never come to", "4 behind it", "4 behind it", "4 before it", "4 behind it", race, race,
-      "an address that is no multiple", race};
+      "",
+      race,
+      "threads of the block never come to",
+      "4 behind it",
+      "4 behind it",
+      "4 before it",
+      "outside of shared variables",
+      race,
+      race,
+      "an address that is no multiple",
+      race,
+      "writes 4 bytes outside of shared variables",
+      "writes 4 bytes outside of shared variables",
+  };
   for (const Order order : {Order::forward, Order::reverse, Order::random})
     for (int i = 1; i < planted::kErrors; ++i) {
       emulated::set_order(order);

@@ -10,7 +10,9 @@ constexpr unsigned kThreads = 256;
 
 // Its errors are for the emulator to find.
 __attribute__((no_sanitize("address", "undefined"))) __global__ void sum(Error error, const float* in, float* out, std::size_t count) {
+  __shared__ float doubled[kThreads];
   __shared__ float partial[kThreads];
+  __shared__ float last;
   const unsigned thread = threadIdx.x;
   std::size_t at = static_cast<std::size_t>(blockIdx.x) * kThreads + thread;
   if (error == Error::read_behind && at + 1 == count) ++at;
@@ -18,6 +20,8 @@ __attribute__((no_sanitize("address", "undefined"))) __global__ void sum(Error e
   if (error == Error::misaligned_load && at == 7)
     in = reinterpret_cast<const float*>(reinterpret_cast<const std::uint8_t*>(in) - 2);
   partial[thread] = in[at];
+  doubled[thread + (error == Error::into_another_shared_variable ? 1 : 0)] = 2 * in[at];
+  if (thread == 0) *(error == Error::before_a_shared_variable ? &last - 1 : &last) = in[at];
   if (error == Error::barrier_of_some_threads && thread >= 128) return;
   if (error != Error::missing_barrier) __syncthreads();
   for (unsigned half = kThreads / 2; half > 0; half /= 2) {
@@ -33,7 +37,9 @@ __attribute__((no_sanitize("address", "undefined"))) __global__ void sum(Error e
   if (error == Error::race_between_blocks) {
     *out = partial[0];
   } else {
-    out[blockIdx.x + (error == Error::write_behind ? 1 : 0)] = partial[0];
+    // Nothing, but of values that all threads have written.
+    const float nothing = doubled[0] - 2 * last;
+    out[blockIdx.x + (error == Error::write_behind ? 1 : 0)] = partial[0] + nothing;
   }
 }
 

@@ -20,8 +20,10 @@ enum class Error {
   race_in_shared_memory,
   misaligned_load,
   plain_write_beside_atomic,
+  into_another_shared_variable,
+  before_a_shared_variable,
 };
-inline constexpr int kErrors = 11;  // the first is none
+inline constexpr int kErrors = 13;  // the first is none
 
 /// Adds up `count` values, a multiple of 256, block by block. \param in  and out: memory of the device
 int sum_blocks(CUstream_st* stream, Error error, const float* in, float* out, std::size_t count);

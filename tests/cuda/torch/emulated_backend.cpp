@@ -7,16 +7,21 @@
 #include "cohive/cuda/backend.hpp"
 #include "cuda/emulator/driver.hpp"
 #include "cuda/torch/emulated_link.hpp"
+#include "cuda/torch/emulated_products.hpp"
 #include "torch/device_backend.hpp"
 
 namespace cohive::libtorch {
 namespace {
 
+std::shared_ptr<train::Backend> make_emulated_backend(Runtime& runtime) {
+  if (runtime.simulated()) return train::host_backend(runtime);
+  return cuda::make_backend(runtime, {.products = cuda::emulated::make_products()}).value();
+}
+
 class OnEmulatedDevice : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo&) override {
     cuda::emulated::set_delay(std::chrono::microseconds(200));
-    backend_.emplace(
-        [](Runtime& runtime) { return runtime.simulated() ? train::host_backend(runtime) : cuda::make_backend(runtime).value(); });
+    backend_.emplace(&make_emulated_backend);
     link_.emplace(&cuda::emulated::make_waiting_link);
   }
   void OnTestEnd(const ::testing::TestInfo&) override {

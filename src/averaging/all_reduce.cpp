@@ -38,6 +38,12 @@ double bytes_per_value(const TensorInfo& tensor, codec::Codec codec) {
   return static_cast<double>(codec::size_of(tensor.dtype)) * codec::compression_ratio(codec, tensor.dtype);
 }
 
+/// Of an answer with this code: what belongs into other messages is no answer at all.
+Error no_average(int code) {
+  const std::string what = "code " + std::to_string(code);
+  return code < proto::NOT_DECLARED ? Error(Errc::bad_partition, what) : Error(Errc::refused, what);
+}
+
 std::vector<std::size_t> lengths_of(const std::vector<Part>& parts) {
   std::vector<std::size_t> lengths;
   for (const Part& part : parts) lengths.push_back(part.length);
@@ -155,13 +161,21 @@ void AllReduce::ban(std::size_t sender, const Error& why) {
   const BanReason reason = ban_reason(why.code());
   const auto text = log::format("leaving {} out of the round ({}): {}", peer(sender),
                                 kBanReasons[static_cast<std::size_t>(reason)], why);
-  const bool at_fault = is_fault(why.code());
-  log::write(at_fault ? log::Level::warn : log::Level::info, "averaging", text);
+  log::write(is_fault(why.code()) ? log::Level::warn : log::Level::info, "averaging", text);
   metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
   lost_.push_back(peer(sender));
-  if (at_fault) liars_.push_back(peer(sender));
-  if (reason == BanReason::silent) stalled_.push_back(peer(sender));
+  blame(sender, why);
   reducer_.ban(sender);
+}
+
+/// For a failure that is the member's own.
+void AllReduce::blame(std::size_t member, const Error& why) {
+  if (member == setup_.own_index || (why.peer() && *why.peer() == host_.id())) return;
+  const BanReason reason = ban_reason(why.code());
+  if (reason != BanReason::gone) spoilers_.push_back(peer(member));
+  if (!is_fault(why.code())) return;
+  liars_.push_back(peer(member));
+  host_.reputation().report(peer(member), why == Errc::wrong_average ? p2p::Offence::lied : p2p::Offence::malformed);
 }
 
 /// Leaves members out that never begin to send, sooner when their connection broke, at once when they are gone.
@@ -244,12 +258,10 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
     if (!exchanges[member].failure) continue;
     outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
     outcome.failed_reducers.push_back(peer(member));
-    const BanReason reason = ban_reason(exchanges[member].failure->code());
-    if (reason == BanReason::silent) stalled_.push_back(peer(member));
-    if (is_fault(exchanges[member].failure->code())) liars_.push_back(peer(member));
+    blame(member, *exchanges[member].failure);
   }
   outcome.liars = liars_;
-  outcome.stalled = stalled_;
+  outcome.spoilers = spoilers_;
   outcome.lost_senders = lost_;
   co_return outcome;
 }
@@ -419,7 +431,7 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
     if (!message) co_return message.error();
     if (message->code == proto::CANCELLED || message->code == proto::BAD_GROUP_ID)
       ban(member, Error(Errc::round_cancelled, peer(member)));  // it has given up, and sends no parts either
-    if (message->code != proto::AVERAGED_PART) co_return Error(Errc::refused, "code " + std::to_string(message->code));
+    if (message->code != proto::AVERAGED_PART) co_return no_average(message->code);
     // A part may be changed only when it has left: it may be sent from the tensor itself.
     if (exchange.unanswered.empty()) co_return Error(Errc::bad_partition, "an average of a part that was not sent");
     EncodedStretch sent = std::move(exchange.unanswered.front());

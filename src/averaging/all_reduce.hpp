@@ -45,8 +45,8 @@ class AllReduce {
     std::size_t parts_total = 0, parts_failed = 0;
     std::size_t parts_checked = 0;  ///< that other members reduced and this one made again
     std::vector<PeerId> failed_reducers, lost_senders;
-    std::vector<PeerId> liars;    ///< of these, the members that sent what cannot be
-    std::vector<PeerId> stalled;  ///< of these, the members that this one has waited for until its patience ended
+    std::vector<PeerId> liars;     ///< of these, the members that sent what cannot be
+    std::vector<PeerId> spoilers;  ///< these, and the members that this one has waited for until its patience ended
   };
 
   /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.
@@ -140,6 +140,7 @@ class AllReduce {
   std::size_t replies_in_flight(std::size_t sender) const;
   std::uint64_t bytes_to(std::size_t member) const;
   void ban(std::size_t sender, const Error& why);
+  void blame(std::size_t member, const Error& why);
   void count_sent(std::size_t member, std::size_t bytes, TimePoint begin);
   void count_received(std::size_t member, std::size_t bytes);
 
@@ -167,7 +168,7 @@ class AllReduce {
   };
   std::vector<MemberState> members_;
   std::vector<PeerId> lost_;             // senders left out of some of our parts
-  std::vector<PeerId> liars_, stalled_;  // of these, for what they sent, or did not send
+  std::vector<PeerId> liars_, spoilers_;  // of these, for what they sent, or did not send
   bool cancelled_ = false;
 };
 

@@ -1,5 +1,6 @@
 #include "known_group.hpp"
 
+#include <algorithm>
 #include <iterator>
 
 namespace cohive::averaging {
@@ -49,12 +50,15 @@ std::optional<PeerId> KnownGroup::round_ended(const RoundEnd& end) {
     forget();
     return last_leader_;
   }
-  for (const PeerId& peer : last_members_)
-    if (!lost_.contains(peer) && proven_.size() < kMaxProven) proven_.insert(peer);
-  if (!reforming_) return std::nullopt;
-  for (const PeerId& peer : lost_) reforming_->drop(peer);
-  if (lost_.contains(reforming_->leader) || reforming_->members.size() < 2) forget();
+  for (const PeerId& peer : end.spoilers) proven_.erase(peer);
+  unproven_.clear();
+  std::ranges::set_difference(last_members_, lost_, std::inserter(unproven_, unproven_.end()));
+  drop_members([this](const PeerId& peer) { return lost_.contains(peer); });
   return std::nullopt;
+}
+
+void KnownGroup::remember_proven(const PeerId& peer) {
+  if (proven_.size() < kMaxProven) proven_.insert(peer);
 }
 
 std::vector<PeerId> KnownGroup::counterparts() const {

@@ -34,6 +34,23 @@ class KnownGroup {
   /// Whether the peer has done its part in a round with us.
   bool is_proven(const PeerId& peer) const { return proven_.contains(peer); }
   bool anyone_proven() const { return !proven_.empty(); }
+  /// Takes the members that have done their part in the last round for proven, but for those that `is_doubted`: other
+  /// members may tell of it a moment after its end.
+  template <class IsDoubted>
+  void prove(IsDoubted is_doubted) {
+    for (const PeerId& peer : unproven_)
+      if (!is_doubted(peer)) remember_proven(peer);
+    unproven_.clear();
+  }
+  /// Members of the known group that `is_unwanted` are not waited for. Without its leader there is no such group: it may
+  /// be there again, so that all look for a new one.
+  template <class IsUnwanted>
+  void drop_members(IsUnwanted is_unwanted) {
+    if (!reforming_) return;
+    for (const PeerId& peer : std::set<PeerId>(reforming_->members))
+      if (peer != own_ && is_unwanted(peer)) reforming_->drop(peer);
+    if (!reforming_->members.contains(reforming_->leader) || reforming_->members.size() < 2) forget();
+  }
   /// The next search begins anew.
   void forget() { reforming_.reset(); }
 
@@ -92,6 +109,7 @@ class KnownGroup {
     }
   };
   bool is_forged(const RoundEnd& end) const;
+  void remember_proven(const PeerId& peer);
   /// The member that leads after the leader.
   std::optional<PeerId> successor() const;
 
@@ -100,7 +118,7 @@ class KnownGroup {
   std::optional<Reforming> reforming_;
   std::set<PeerId> last_members_;
   std::optional<PeerId> last_leader_;
-  std::set<PeerId> proven_;
+  std::set<PeerId> proven_, unproven_;  // unproven: of the last round
   std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
   std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
   std::map<PeerId, TimePoint> left_;  // when we heard of it

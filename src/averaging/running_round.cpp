@@ -76,7 +76,7 @@ void RunningRound::add(const AllReduce::Outcome& outcome) {
   add_new(outcome_.failed_reducers, outcome.failed_reducers);
   add_new(outcome_.lost_senders, outcome.lost_senders);
   add_new(outcome_.liars, outcome.liars);
-  add_new(outcome_.stalled, outcome.stalled);
+  add_new(outcome_.spoilers, outcome.spoilers);
 }
 
 RoundResult RunningRound::result(TimePoint trigger) const {
@@ -92,7 +92,7 @@ RoundResult RunningRound::result(TimePoint trigger) const {
   result.failed_reducers = outcome_.failed_reducers;
   result.lost_senders = outcome_.lost_senders;
   result.liars = outcome_.liars;
-  result.stalled = outcome_.stalled;
+  result.spoilers = outcome_.spoilers;
   for (const MemberTraffic& member : *traffic_) {
     result.exchanged.push_back(member.summary(trigger));
     result.bytes_sent += result.exchanged.back().bytes_sent;

@@ -207,6 +207,11 @@ Task<Result<>> Protocol::prove(PeerId peer, bool calls_us, Deadline deadline) {
   co_return refused ? Error(Errc::unauthorized, peer) : answer.error();
 }
 
+Error Protocol::malformed(const PeerId& peer, const char* method) {
+  host.reputation().report(peer, p2p::Offence::malformed);
+  return Error(Errc::malformed_reply, peer, method);
+}
+
 Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   proto::PingRequest request;
   fill(*request.mutable_peer());
@@ -215,7 +220,7 @@ Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_ping", request.SerializeAsString(), metrics.ping));
   const double received = now();
   proto::PingResponse reply;
-  if (!parse_bounded(reply, as_bytes(bytes))) co_return Error(Errc::malformed_reply, peer, "rpc_ping");
+  if (!parse_bounded(reply, as_bytes(bytes))) co_return malformed(peer, "rpc_ping");
   const auto id = DhtId::from_bytes(as_bytes(reply.peer().node_id()));
   if (validate && id) {
     const double theirs = reply.dht_time();
@@ -260,7 +265,7 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
   if (!parse_bounded(reply, as_bytes(bytes), records_sent + kMaxPlainFields) ||
       reply.store_ok_size() != request.keys_size()) {
     lost(peer);
-    co_return Error(Errc::malformed_reply, peer, "rpc_store");
+    co_return malformed(peer, "rpc_store");
   }
   heard_from(reply.peer().node_id(), peer);
   co_return std::vector<bool>(reply.store_ok().begin(), reply.store_ok().end());
@@ -290,7 +295,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   auto reply = read_find_reply(as_bytes(bytes), keys.size(), options.bucket_size);
   if (!reply || reply->results.size() != keys.size()) {
     lost(peer);
-    co_return Error(Errc::malformed_reply, peer, "rpc_find");
+    co_return malformed(peer, "rpc_find");
   }
   heard_from(as_text(reply->node_id), peer);
   std::vector<Finding> findings;

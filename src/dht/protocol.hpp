@@ -119,6 +119,8 @@ class Protocol {
   /// A node made itself known by a request or a reply.
   void heard_from(std::string_view node_id, const PeerId& peer);
   void lost(const PeerId& peer);
+  /// A reply that cannot be.
+  Error malformed(const PeerId& peer, const char* method);
   Task<void> check_old_node(NodeEntry node);
   Task<void> hand_records_over();
   bool is_new(const PeerId& peer) const;

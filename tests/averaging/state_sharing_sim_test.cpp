@@ -459,6 +459,8 @@ TEST_F(SharedStates, AStateLargerThanTheModelIsNotDownloaded) {
   donor(state_with(5, 1), 5);
   auto& peer = newcomer();
   EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes - 1}).error(), cohive::Errc::limit_exceeded);
+  EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes}).error(), Errc::no_donor) << "it is shunned";
+  swarm.pass(p2p::Reputation::kFirstTime);
   EXPECT_TRUE(download(peer, {.max_bytes = kTensors * kTensorBytes}));
 }
 

@@ -8,7 +8,6 @@ namespace {
 
 constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
 constexpr std::size_t kMaxLeft = 4096;     // remembered
-constexpr std::size_t kMaxProven = 4096;   // remembered
 constexpr std::size_t kFewestForged = 3;   // honest members may be lost before they ever came, but hardly so many
 constexpr Duration kStale = 5s;            // that a declaration is found after it was taken back
 
@@ -35,7 +34,7 @@ bool KnownGroup::is_forged(const RoundEnd& end) const {
   if (!last_leader_ || *last_leader_ == own_) return false;
   const std::set<PeerId> absent(end.absent.begin(), end.absent.end());
   const auto strangers = static_cast<std::size_t>(std::ranges::count_if(
-      absent, [this](const PeerId& peer) { return peer != *last_leader_ && !is_proven(peer); }));
+      absent, [this](const PeerId& peer) { return peer != *last_leader_ && !reputation_.is_acquainted(peer); }));
   return strangers >= kFewestForged && strangers > end.present;
 }
 
@@ -50,15 +49,11 @@ std::optional<PeerId> KnownGroup::round_ended(const RoundEnd& end) {
     forget();
     return last_leader_;
   }
-  for (const PeerId& peer : end.spoilers) proven_.erase(peer);
-  unproven_.clear();
-  std::ranges::set_difference(last_members_, lost_, std::inserter(unproven_, unproven_.end()));
+  for (const PeerId& peer : end.spoilers) reputation_.disappointed(peer);
+  workers_.clear();
+  std::ranges::set_difference(last_members_, lost_, std::inserter(workers_, workers_.end()));
   drop_members([this](const PeerId& peer) { return lost_.contains(peer); });
   return std::nullopt;
-}
-
-void KnownGroup::remember_proven(const PeerId& peer) {
-  if (proven_.size() < kMaxProven) proven_.insert(peer);
 }
 
 std::vector<PeerId> KnownGroup::counterparts() const {

@@ -18,29 +18,28 @@
 #include <vector>
 
 #include "cohive/averaging/group_finder.hpp"
+#include "cohive/p2p/reputation.hpp"
 
 namespace cohive::averaging {
 
 class KnownGroup {
  public:
   /// \param target_size  of groups; 0: unbounded
-  KnownGroup(PeerId own, std::size_t target_size) : own_(own), target_size_(target_size) {}
+  KnownGroup(PeerId own, std::size_t target_size, p2p::Reputation& reputation)
+      : own_(own), target_size_(target_size), reputation_(reputation) {}
 
   /// A group was found. \param reforms  all its members remember it
   void found(const Group& group, bool reforms);
   /// Its round has ended. Returns its leader where that has made up members, as far as can be seen: more than did their
   /// part were never in a round with us, did not come, and cannot be reached. Such a group is forgotten.
   std::optional<PeerId> round_ended(const RoundEnd& end);
-  /// Whether the peer has done its part in a round with us.
-  bool is_proven(const PeerId& peer) const { return proven_.contains(peer); }
-  bool anyone_proven() const { return !proven_.empty(); }
-  /// Takes the members that have done their part in the last round for proven, but for those that `is_doubted`: other
-  /// members may tell of it a moment after its end.
+  /// The members that have done their part in the last round are no strangers any more, but for those that `is_doubted`:
+  /// other members may tell of it a moment after its end.
   template <class IsDoubted>
-  void prove(IsDoubted is_doubted) {
-    for (const PeerId& peer : unproven_)
-      if (!is_doubted(peer)) remember_proven(peer);
-    unproven_.clear();
+  void get_acquainted(IsDoubted is_doubted) {
+    for (const PeerId& peer : workers_)
+      if (!is_doubted(peer)) reputation_.worked(peer);
+    workers_.clear();
   }
   /// Members of the known group that `is_unwanted` are not waited for. Without its leader there is no such group: it may
   /// be there again, so that all look for a new one.
@@ -109,16 +108,16 @@ class KnownGroup {
     }
   };
   bool is_forged(const RoundEnd& end) const;
-  void remember_proven(const PeerId& peer);
   /// The member that leads after the leader.
   std::optional<PeerId> successor() const;
 
   const PeerId own_;
   const std::size_t target_size_;
+  p2p::Reputation& reputation_;
   std::optional<Reforming> reforming_;
   std::set<PeerId> last_members_;
   std::optional<PeerId> last_leader_;
-  std::set<PeerId> proven_, unproven_;  // unproven: of the last round
+  std::set<PeerId> workers_;  // members of the last round that have done their part, as far as was seen here
   std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
   std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
   std::map<PeerId, TimePoint> left_;  // when we heard of it

@@ -104,7 +104,7 @@ void Matchmaking::spoilers_named(const PeerId& witness, const std::string& group
 
 /// A liar among the members may say so, too: newcomers then wait for a time that the last round measures.
 void Matchmaking::keep_out_strangers_like(const std::vector<PeerId>& spoilers) {
-  const auto is_stranger = [this](const PeerId& peer) { return !context_.known.is_proven(peer); };
+  const auto is_stranger = [this](const PeerId& peer) { return context_.is_stranger(peer); };
   if (std::ranges::any_of(spoilers, is_stranger)) context_.close_to_strangers(context_.last_round.took);
 }
 

@@ -34,8 +34,8 @@ SearchContext::SearchContext(FinderContext context)
       runtime(finder.dht.runtime()),
       protocol(finder.protocol_prefix + "rpc_join_group"),
       bits(finder.options.initial_group_bits),
-      known(finder.dht.host().id(), finder.options.target_group_size),
       reputation(finder.dht.host().reputation()),
+      known(finder.dht.host().id(), finder.options.target_group_size, reputation),
       spoilers(runtime, reputation, finder.dht.host().id()),
       lock(runtime, "join requests"),
       changed(runtime, "matchmaking"),
@@ -50,7 +50,7 @@ void SearchContext::remember(const Group& group, bool reforms) {
 }
 
 void SearchContext::begin_search() {
-  known.prove([this](const PeerId& peer) { return spoilers.is_named(peer, last_round.group_id); });
+  known.get_acquainted([this](const PeerId& peer) { return spoilers.is_named(peer, last_round.group_id); });
   known.drop_members([this](const PeerId& peer) { return !admits(peer); });
   if (const auto leader = known.leader(); leader && *leader != own() && !may_lead(*leader)) known.forget();
 }

@@ -25,16 +25,17 @@ struct SearchContext {
   void remember(const Group& group, bool reforms);
   void look_around();
   /// Whether the peer may be in a group of ours: it has not misbehaved, and is no stranger while strangers are kept out.
-  bool admits(const PeerId& peer) const { return !is_shunned(peer) && !(is_closed() && !known.is_proven(peer)); }
+  bool admits(const PeerId& peer) const { return !is_shunned(peer) && !(is_closed() && is_stranger(peer)); }
   /// Whether this peer may follow it.
   bool may_lead(const PeerId& peer) const {
-    const bool wary = runtime.now() < wary_until && known.anyone_proven();
-    return admits(peer) && !spoilers.has_spoilt(peer) && (!wary || known.is_proven(peer));
+    const bool wary = runtime.now() < wary_until && reputation.knows_anyone();
+    return admits(peer) && !spoilers.has_spoilt(peer) && !(wary && is_stranger(peer));
   }
   /// Begins anew with what was heard of the last round.
   void begin_search();
   /// Keeps strangers out for a while in which they can make rounds wait no more.
   void close_to_strangers(Duration lost);
+  bool is_stranger(const PeerId& peer) const { return !reputation.is_acquainted(peer); }
   bool is_shunned(const PeerId& peer) const { return reputation.is_shunned(peer); }
   void report_lie(const PeerId& peer) { reputation.report(peer, p2p::Offence::lied); }
   /// Another peer averages under our key.
@@ -50,8 +51,8 @@ struct SearchContext {
   Runtime& runtime;
   const std::string protocol;  // rpc_join_group
   std::string bits;
-  KnownGroup known;
   p2p::Reputation& reputation;
+  KnownGroup known;
   Spoilers spoilers;
   // Of peers that have averaged with us, where there are such, others are strangers.
   TimePoint wary_until = TimePoint::min();    // follows no stranger
@@ -63,7 +64,7 @@ struct SearchContext {
 
  private:
   static Task<void> look_for_newcomers(SearchContext& self);
-  bool is_closed() const { return runtime.now() < closed_until && known.anyone_proven(); }
+  bool is_closed() const { return runtime.now() < closed_until && reputation.knows_anyone(); }
 
   Duration last_storing_{}, stretch_{};
   bool looking_around_ = false;

@@ -16,6 +16,7 @@ static_assert(kWhat.size() == kOffences.size());
 Duration Reputation::report(const PeerId& peer, Offence offence, Duration first_time) {
   const auto reason = static_cast<std::size_t>(offence);
   metrics_.offences[reason].increment();
+  disappointed(peer);
   if (is_shunned(peer)) return 0s;
   if (records_.size() >= kMaxPeers && !records_.contains(peer)) make_room();
   Record& record = records_[peer];
@@ -42,6 +43,22 @@ int Reputation::remembered(const Record& record) const {
 int Reputation::offences(const PeerId& peer) const {
   const auto found = records_.find(peer);
   return found == records_.end() ? 0 : remembered(found->second);
+}
+
+void Reputation::worked(const PeerId& peer) {
+  acquaintances_[peer] = runtime_.now();
+  if (acquaintances_.size() <= kMaxPeers) return;
+  acquaintances_.erase(std::ranges::min_element(acquaintances_, {}, [](const auto& item) { return item.second; }));
+}
+
+bool Reputation::is_acquainted(const PeerId& peer) const {
+  const auto found = acquaintances_.find(peer);
+  return found != acquaintances_.end() && runtime_.now() - found->second < kAcquainted;
+}
+
+bool Reputation::knows_anyone() const {
+  const TimePoint now = runtime_.now();
+  return std::ranges::any_of(acquaintances_, [now](const auto& item) { return now - item.second < kAcquainted; });
 }
 
 std::size_t Reputation::shunned() const {

@@ -31,7 +31,8 @@ constexpr double kWeek = 6 * 86400;
 const std::string kGradients = "simulated_grad_averager", kStates = "simulated_state_averager";
 constexpr Duration kPatience = 5s;
 constexpr std::size_t kRolesAtOnce = 3;  // beside seven trainers 30 % of the peers
-constexpr std::size_t kBudget = 32 << 20;  // of each host
+constexpr std::size_t kBudget = 32 << 20;    // of each host
+constexpr std::size_t kMostEntries = 2'000;  // of a dictionary: a fifth of the usual, which a flooder fills as well
 // What honest trainers keep: of their speed, and of their way, as TrainScenarioReport::astray counts.
 constexpr double kLeastSpeed = 0.8, kFarthestAstray = 0.1;
 
@@ -349,7 +350,7 @@ Task<void> crowd_keys(TrainSwarm& swarm) {
   co_await sybils.greet();
 }
 
-constexpr std::size_t kFirstKey = 1000;  // of hostile peers
+constexpr std::size_t kFirstKey = 60;  // of hostile peers; trainers have those before
 
 Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scenario, std::uint64_t number) {
   const auto sizes = [&scenario] {
@@ -359,7 +360,7 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
   if (role == AdversaryRole::changeling) co_return co_await change_and_stall(swarm, sizes(), number);
   Dht& dht = *co_await swarm.stranger();
   const auto key = [number] {
-    return std::make_shared<dht::RsaSignatureValidator>(cheap_key(kFirstKey + number % 100));
+    return std::make_shared<dht::RsaSignatureValidator>(cheap_key(kFirstKey + number % kRolesAtOnce));
   };
   switch (role) {
     case AdversaryRole::progress_liar:
@@ -444,6 +445,7 @@ TrainScenario adversary_scenario(std::uint64_t seed) {
   scenario.seed = seed;
   scenario.trainers = 7;
   scenario.memory_budget = kBudget;
+  scenario.dht.max_subkeys = kMostEntries;
   return scenario;
 }
 

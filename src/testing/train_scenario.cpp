@@ -189,7 +189,7 @@ class SimulatedSwarm final : public TrainSwarm {
   }
   SimulatedNode make_node() {
     SimulatedNode node = make_host();
-    node.dht = std::make_unique<Dht>(*node.host);
+    node.dht = std::make_unique<Dht>(*node.host, scenario_.dht);
     return node;
   }
 

@@ -407,6 +407,20 @@ TEST_F(SharedStates, ADonorWithAModelOfItsOwnIsOutvotedByThoseThatAgree) {
   }
 }
 
+TEST_F(SharedStates, APeerThatHasAveragedWithThisOneIsBelievedMoreThanStrangersThatAgree) {
+  add();
+  const SharedState honest = state_with(5, 1), poison = state_with(6, 99);
+  const PeerId acquaintance = donor(honest, 5).id();
+  for (int i = 0; i < 4; ++i) donor(poison, 6);
+  auto& stranger = newcomer();
+  expect_same(download(stranger, {.max_priority = 7}).value(), poison);
+  auto& late = newcomer();
+  late.dht->host().reputation().worked(acquaintance);
+  expect_same(download(late, {.max_priority = 7}).value(), honest);
+  late.dht->host().reputation().disappointed(acquaintance);
+  expect_same(download(late, {.max_priority = 7}).value(), poison);
+}
+
 TEST_F(SharedStates, OutvotedDonorsAreNotAskedWhenTheOthersAreLost) {
   add();
   for (int i = 0; i < 2; ++i) donor(state_with(5, 1), 5);

@@ -5,7 +5,8 @@
 /// A service reports an offence where it has proof of its own: a connection cannot be made to look like another peer's,
 /// hearsay can. The peer is shunned for a while then, longer each time: it is in no group and no donor of a state, is
 /// not dialled where another peer named it, and its connections go first when a full host makes room. Offences are
-/// forgotten one by one. Identities cost nothing, so a reputation bounds what one of them can do again and again; what
+/// forgotten one by one. A peer that has done its part in work with this host is no stranger, which counts where strangers
+/// are to wait. Identities cost nothing, so a reputation bounds what one of them can do again and again; what
 /// many of them can do once is bounded where they do it.
 #pragma once
 
@@ -24,6 +25,7 @@ class Reputation {
   static constexpr Duration kFirstTime = 20s;    ///< that a peer is shunned; twice as long for each offence before
   static constexpr Duration kLongestTime = 1h;   ///< that a peer is shunned
   static constexpr Duration kForgotten = 10min;  ///< after which one offence is forgotten
+  static constexpr Duration kAcquainted = 1h;       ///< after which a peer that has done nothing more is a stranger again
   static constexpr std::size_t kMaxPeers = 10'000;  ///< remembered; of more, those that are shunned longest
 
   /// Begins with a good opinion of all peers.
@@ -37,6 +39,14 @@ class Reputation {
   bool is_shunned(const PeerId& peer) const;
   /// Returns how many offences of the peer are not forgotten.
   int offences(const PeerId& peer) const;
+  /// Notes that the peer has done its part in work that took both.
+  void worked(const PeerId& peer);
+  /// Notes that it has not, this time, whatever it did before.
+  void disappointed(const PeerId& peer) { acquaintances_.erase(peer); }
+  /// Whether the peer has done its part lately, and has not disappointed since.
+  bool is_acquainted(const PeerId& peer) const;
+  /// Whether any peer is.
+  bool knows_anyone() const;
   /// Returns how many peers are shunned now.
   std::size_t shunned() const;
 
@@ -51,6 +61,7 @@ class Reputation {
   Runtime& runtime_;
   const HostMetrics& metrics_;
   std::unordered_map<PeerId, Record> records_;
+  std::unordered_map<PeerId, TimePoint> acquaintances_;  // when they worked last
 };
 
 }  // namespace cohive::p2p

@@ -113,7 +113,7 @@ struct Averager::Impl {
         meter(d.host()),
         leaving(d.host(), base + "rpc_leave"),
         naming(d.host(), base + "rpc_spoilers"),
-        rounds(runtime),
+        rounds(d.host()),
         finder((options.group_finder ? options.group_finder : make_matchmaking)(
             {dht, options, metrics, base, schema_hash_of(schema, options), offered_by(options)})),
         server(d.host()),

@@ -4,6 +4,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/on_exit.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -25,8 +26,10 @@ Task<Result<WorkDivision>> divide_work(Runtime& runtime, PeerId own, std::shared
   if (!own_index) co_return Error(Errc::bad_partition, "we are not in the group");
   std::uint64_t total = 0;
   for (const TensorInfo& tensor : schema) total += tensor.elements();
-  auto divide = [total, group, min_vector_size] {
-    return (group->caps_shares ? capped_fractions : peer_fractions)(total, group->members, min_vector_size);
+  std::stop_source stop;  // for a round that is given up meanwhile
+  const auto given_up = on_exit([&stop] { stop.request_stop(); });
+  auto divide = [total, group, min_vector_size, token = stop.get_token()] {
+    return (group->caps_shares ? capped_fractions : peer_fractions)(total, group->members, min_vector_size, token);
   };
   // Bandwidths make a linear program, which takes its time in a large group.
   const bool heavy =

@@ -49,7 +49,6 @@ std::optional<PeerId> KnownGroup::round_ended(const RoundEnd& end) {
     forget();
     return last_leader_;
   }
-  for (const PeerId& peer : end.spoilers) reputation_.disappointed(peer);
   workers_.clear();
   std::ranges::set_difference(last_members_, lost_, std::inserter(workers_, workers_.end()));
   drop_members([this](const PeerId& peer) { return lost_.contains(peer); });

@@ -15,6 +15,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "cohive/averaging/group_finder.hpp"
@@ -33,14 +34,8 @@ class KnownGroup {
   /// Its round has ended. Returns its leader where that has made up members, as far as can be seen: more than did their
   /// part were never in a round with us, did not come, and cannot be reached. Such a group is forgotten.
   std::optional<PeerId> round_ended(const RoundEnd& end);
-  /// The members that have done their part in the last round are no strangers any more, but for those that `is_doubted`:
-  /// other members may tell of it a moment after its end.
-  template <class IsDoubted>
-  void get_acquainted(IsDoubted is_doubted) {
-    for (const PeerId& peer : workers_)
-      if (!is_doubted(peer)) reputation_.worked(peer);
-    workers_.clear();
-  }
+  /// The members of the last round that have done their part, as far as was seen here. Once.
+  std::set<PeerId> take_workers() { return std::exchange(workers_, {}); }
   /// Members of the known group that `is_unwanted` are not waited for. Without its leader there is no such group: it may
   /// be there again, so that all look for a new one.
   template <class IsUnwanted>

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kMaxRecords = 4096;
 constexpr std::size_t kRounds = 4;    // that members may still tell of
-constexpr std::size_t kForgiven = 1;  // rounds
+constexpr std::size_t kForgivenStrangers = 1, kForgivenAcquaintances = 2;  // rounds in a row, about
 
 /// A member that a round with more than half of the others was spoilt for was most likely cut off itself. In a group of
 /// two there is no other peer to go on with.
@@ -50,9 +50,18 @@ void Spoilers::note(Round& round, const PeerId& peer, const PeerId& witness) {
     record.last_round = round.id;
     ++record.rounds;
   }
-  if (record.rounds <= kForgiven) return;
-  if (record.own_rounds > kForgiven || is_believed(record))
+  const std::size_t forgiven = reputation_.is_acquainted(peer) ? kForgivenAcquaintances : kForgivenStrangers;
+  if (record.rounds <= forgiven) return;
+  if (record.own_rounds > forgiven || is_believed(record))
     reputation_.report(peer, p2p::Offence::stalled, kFirstTime);
+}
+
+void Spoilers::worked(const PeerId& peer) {
+  const auto found = records_.find(peer);
+  if (found == records_.end()) return;
+  Record& record = found->second;
+  record.own_rounds -= std::min<std::size_t>(record.own_rounds, 1);
+  if (--record.rounds == 0) records_.erase(found);
 }
 
 /// By the size of the last group: runs grow and shrink.

@@ -1,6 +1,7 @@
 // Spoilers: members that a round had for nothing, though they were connected. They were waited for until the patience
-// ended, answered nonsense or broke the rules. One such round may be bad luck; a peer that does it again is shunned, for
-// every round with it costs all members their patience.
+// ended, answered nonsense or broke the rules. One such round may be bad luck, and a peer that has averaged with this one
+// may have been made late by another one twice; a peer that goes on with it is shunned, for every round with it costs
+// all members their patience. A round in which it does its part makes up for one in which it has not.
 // A member sees only what itself was sent, so that a peer may pick other victims each time: members tell each other whom
 // a round had for nothing (extensions.md, section 13). What more than a third of the members of a group have seen is
 // believed like what was seen here. Fewer could have an honest peer shunned.
@@ -32,6 +33,9 @@ class Spoilers {
   void group_began(const std::string& id, std::set<PeerId> members);
   /// A member, this peer included, tells of a round, once. False where that means nothing.
   bool told(const PeerId& witness, const std::string& id, const std::vector<PeerId>& spoilers);
+
+  /// It has done its part in a round.
+  void worked(const PeerId& peer);
 
   /// Whether it has spoilt a round lately: then it had better not lead the next one.
   bool has_spoilt(const PeerId& peer) const;

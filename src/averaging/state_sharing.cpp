@@ -5,7 +5,6 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/dht/dht.hpp"
-#include "cohive/p2p/errors.hpp"
 #include "donors.hpp"
 #include "uploads.hpp"
 
@@ -106,7 +105,6 @@ Task<void> StateSharing::Impl::declare(Impl& self) {
 }
 
 Task<Result<>> StateSharing::Impl::serve(rpc::ServerStream& stream, Task<Result<>> transfer) {
-  if (dht.host().reputation().is_shunned(stream.peer())) co_return Error(p2p::Errc::shunned, stream.peer());
   auto done = co_await std::move(transfer);
   if (!done && done.error() == Errc::slow_reader)
     dht.host().reputation().report(stream.peer(), p2p::Offence::wasted);

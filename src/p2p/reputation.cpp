@@ -16,7 +16,7 @@ static_assert(kWhat.size() == kOffences.size());
 Duration Reputation::report(const PeerId& peer, Offence offence, Duration first_time) {
   const auto reason = static_cast<std::size_t>(offence);
   metrics_.offences[reason].increment();
-  disappointed(peer);
+  acquaintances_.erase(peer);
   if (is_shunned(peer)) return 0s;
   if (records_.size() >= kMaxPeers && !records_.contains(peer)) make_room();
   Record& record = records_[peer];

@@ -60,6 +60,26 @@ TEST_F(SpoilersOfAGroup, ASecondRoundSeenHereHasItShunnedAndEachLaterOneTwiceAsL
   }
 }
 
+TEST_F(SpoilersOfAGroup, APeerThatHasAveragedHereMayBeLateOnceMore) {
+  reputation.worked(peer);
+  spoil(true, {1, 2, 3});
+  spoil(true, {1, 2, 3});
+  EXPECT_FALSE(reputation.is_shunned(peer));
+  spoil(true, {});
+  EXPECT_TRUE(reputation.is_shunned(peer));
+  EXPECT_FALSE(reputation.is_acquainted(peer));
+}
+
+TEST_F(SpoilersOfAGroup, ARoundInWhichItDoesItsPartMakesUpForOne) {
+  for (int i = 0; i < 5; ++i) {
+    spoil(true, {1, 2, 3});
+    EXPECT_TRUE(spoilers.has_spoilt(peer));
+    spoilers.worked(peer);
+    EXPECT_FALSE(spoilers.has_spoilt(peer));
+  }
+  EXPECT_FALSE(reputation.is_shunned(peer));
+}
+
 TEST_F(SpoilersOfAGroup, MoreThanAThirdOfTheMembersAreBelievedAndFewerAreNot) {
   for (int round = 0; round < 5; ++round) spoil(false, {1, 2});
   EXPECT_FALSE(spoilers.has_spoilt(peer));

@@ -417,8 +417,6 @@ TEST_F(SharedStates, APeerThatHasAveragedWithThisOneIsBelievedMoreThanStrangersT
   auto& late = newcomer();
   late.dht->host().reputation().worked(acquaintance);
   expect_same(download(late, {.max_priority = 7}).value(), honest);
-  late.dht->host().reputation().disappointed(acquaintance);
-  expect_same(download(late, {.max_priority = 7}).value(), poison);
 }
 
 TEST_F(SharedStates, OutvotedDonorsAreNotAskedWhenTheOthersAreLost) {

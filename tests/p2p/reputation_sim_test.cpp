@@ -53,16 +53,13 @@ TEST_F(Reputations, ManyThatOffendOnceDoNotMakeItForgetThoseThatDoItAgainAndAgai
   EXPECT_EQ(reputation.shunned(), Reputation::kMaxPeers);
 }
 
-TEST_F(Reputations, WhoHasWorkedIsAcquaintedForAnHourUnlessItDisappoints) {
+TEST_F(Reputations, WhoHasWorkedIsAcquaintedForAnHourUnlessItOffends) {
   EXPECT_FALSE(reputation.is_acquainted(peer));
   reputation.worked(peer);
   EXPECT_TRUE(reputation.is_acquainted(peer));
   runtime.run_for(Reputation::kAcquainted - 1s);
   EXPECT_TRUE(reputation.is_acquainted(peer));
   runtime.run_for(2s);
-  EXPECT_FALSE(reputation.is_acquainted(peer));
-  reputation.worked(peer);
-  reputation.disappointed(peer);
   EXPECT_FALSE(reputation.is_acquainted(peer));
   reputation.worked(peer);
   reputation.report(peer, Offence::lied);

@@ -41,9 +41,7 @@ class Reputation {
   int offences(const PeerId& peer) const;
   /// Notes that the peer has done its part in work that took both.
   void worked(const PeerId& peer);
-  /// Notes that it has not, this time, whatever it did before.
-  void disappointed(const PeerId& peer) { acquaintances_.erase(peer); }
-  /// Whether the peer has done its part lately, and has not disappointed since.
+  /// Whether the peer has done its part lately, and nothing against the rules since.
   bool is_acquainted(const PeerId& peer) const;
   /// Whether any peer is.
   bool knows_anyone() const;

@@ -12,6 +12,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "lease.hpp"
+#include "recomputation.hpp"
 #include "redial.hpp"
 
 namespace cohive::averaging {
@@ -21,6 +22,7 @@ constexpr Duration kDialLimit = 10s;       // for a call to a member; it was ali
 constexpr Duration kWatchPeriod = 500ms;   // between two looks at the members that have gone
 constexpr Duration kLate = 1s;             // for a member that was never connected
 constexpr Duration kLostGrace = 3s;        // for a member to come back after its connection broke
+constexpr double kFarTooLong = 30;         // times what was sent; batches differ, and with them the noise in gradients
 constexpr double kFraming = 1.05;          // what headers and scales of codecs add to the values
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
 
@@ -255,6 +257,7 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
   outcome.parts_total = parts_total;
   if (verification_) outcome.parts_checked = verification_->checked();
   for (std::size_t member = 0; member < exchanges.size(); ++member) {
+    outcome.parts_failed += exchanges[member].unused;
     if (!exchanges[member].failure) continue;
     outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
     outcome.failed_reducers.push_back(peer(member));
@@ -394,7 +397,7 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
     sent = co_await self.send_part(call, member, i, usable ? &**next : nullptr);
     if (!sent || !usable) break;
     const bool fed_back = codec::info(self.codec_of(self.parts_by_owner_[member][i]).codec).error_feedback;
-    exchange.unanswered.push_back(fed_back || self.verification_ ? (*next)->stretch : EncodedStretch());
+    exchange.unanswered.push_back(fed_back || self.looks_at_answers() ? (*next)->stretch : EncodedStretch());
   }
   if (exchange.failure) co_return;
   if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.setup_.reducer_timeout));
@@ -438,10 +441,13 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
     exchange.unanswered.pop_front();
     if (message->tensor) count_received(member, message->tensor->buffer.size());
     CO_TRY(auto answered, read_reply(parts[i], std::move(sent), *message, std::move(**reply)));
-    if (verification_)
+    if (verification_) {
       CO_TRY(co_await hold(member, std::move(answered), std::move(message->made_of)));
-    else
-      CO_TRY(co_await apply(tensors, parts[i], std::move(answered)));
+    } else {
+      CO_TRY(const bool believed, co_await is_believed(member, answered));
+      if (believed) CO_TRY(co_await apply(tensors, parts[i], std::move(answered)));
+      exchange.unused += !believed;
+    }
     metrics_.round_parts_done.add(1);
   }
   co_return ok();
@@ -459,6 +465,21 @@ Result<AnsweredPart> AllReduce::read_reply(const Part& part, EncodedStretch sent
   TRY(auto encoded, encoded_part(message, std::move(record), part.length));
   reply.answer = std::make_shared<EncodedPart>(std::move(encoded));
   return reply;
+}
+
+bool AllReduce::looks_at_answers() const {
+  return verification_ || !std::holds_alternative<Mean>(options_.aggregation);
+}
+
+/// Where contributions are clipped or trimmed no average is many times as long as what a member has sent, if its own
+/// values are not far smaller than those of the others: that is no proof, and nobody is blamed.
+Task<Result<bool>> AllReduce::is_believed(std::size_t member, const AnsweredPart& reply) {
+  if (!looks_at_answers() || !reply.answer || setup_.terms.weight == 0) co_return true;
+  CO_TRY(const double times, co_await offload_leased(runtime_, [reply] { return stretching(reply); }));
+  if (times <= kFarTooLong || std::isinf(times)) co_return true;
+  log::warn("averaging", "{} averaged a part to {:.0f} times what it was sent: that part keeps local values",
+            peer(member), times);
+  co_return false;
 }
 
 Task<Result<>> AllReduce::apply(TensorParts& tensors, const Part& part, AnsweredPart reply) {

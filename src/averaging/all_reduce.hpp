@@ -77,7 +77,7 @@ class AllReduce {
   };
   /// What became of the parts that one reducer owns.
   struct Exchange {
-    std::size_t applied = 0;
+    std::size_t applied = 0, unused = 0;  ///< unused: of the applied ones, averages that cannot be
     std::optional<Error> failure;
     std::deque<EncodedStretch> unanswered;  ///< of parts that were sent: the bytes where they are still needed
   };
@@ -113,6 +113,7 @@ class AllReduce {
   Result<AnsweredPart> read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
                                   Slice record) const;
   Task<Result<>> apply(TensorParts& tensors, const Part& part, AnsweredPart reply);
+  Task<Result<bool>> is_believed(std::size_t member, const AnsweredPart& reply);
   Task<Result<>> hold(std::size_t member, AnsweredPart reply, std::string made_of);
   Task<void> apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges);
   static Task<void> apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
@@ -141,6 +142,8 @@ class AllReduce {
   std::uint64_t bytes_to(std::size_t member) const;
   void ban(std::size_t sender, const Error& why);
   void blame(std::size_t member, const Error& why);
+  /// Whether answers are compared with what was sent.
+  bool looks_at_answers() const;
   void count_sent(std::size_t member, std::size_t bytes, TimePoint begin);
   void count_received(std::size_t member, std::size_t bytes);
 

@@ -74,7 +74,7 @@ struct OwnOptions : cohive::bench::Simulated {
     command->add_option("--minutes", minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
   }
   void add_runs(CLI::App* command) {
-    command->add_option("--runs", runs, "number of seeds (default 200)")->check(CLI::Range(1, 10'000'000));
+    command->add_option("--runs", runs, "number of runs, with seeds or numbers in a row (default 200)")->check(CLI::Range(1, 10'000'000));
   }
   cohive::bench::Settings in(cohive::bench::Settings settings) const {
     static_cast<cohive::bench::Simulated&>(settings) = *this;
@@ -118,10 +118,13 @@ int main(int argc, char** argv) {
   of_faults.add_runs(faults);
   faults->add_option("--seed", of_faults.seed, "the first of them (default 1)");
   auto* adversary =
-      app.add_subcommand("adversary", "simulated training beside hostile peers; a line for each seed on stderr");
+      app.add_subcommand("adversary", "simulated training beside hostile peers; a line for each run on stderr");
   of_adversaries.add_runs(adversary);
-  adversary->add_option("--seed", of_adversaries.seed, "the first of them (default 1)");
-  adversary->add_flag("--alone", settings.alone, "one hostile peer a run, of all roles in turn, instead of three");
+  adversary->add_option("--seed", of_adversaries.seed, "number of the first run, or with --roles its seed (default 1)");
+  adversary->add_option("--roles", settings.roles,
+                        "of the hostile peers, one of each in every run (default: each role alone and three at a time, "
+                        "25 runs of each seed)")
+      ->delimiter(',');
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
   auto* cuda = app.add_subcommand("cuda", "kernels, copies and steps on a GPU, beside their goals");
   auto* memory = app.add_subcommand("memory", "peak memory of peers beyond their tensors");
@@ -156,7 +159,7 @@ int main(int argc, char** argv) {
       log::configure({log::Level::off, log_options.format});
       const auto result = bench::adversary(of_adversaries.in(settings));
       std::cout << result.dump() << std::endl;
-      return result["failing_seeds"].empty() ? 0 : 1;
+      return result["failing"].empty() ? 0 : 1;
     }
     if (*memory) std::cout << bench::memory(settings).dump() << std::endl;
     if (*codec) std::cout << bench::codec(settings).dump() << std::endl;

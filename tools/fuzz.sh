@@ -49,12 +49,13 @@ export ASAN_OPTIONS="detect_stack_use_after_return=1:allocator_may_return_null=1
 export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
 export ASAN_SYMBOLIZER_PATH="${ASAN_SYMBOLIZER_PATH:-/usr/bin/llvm-symbolizer-19}"
 
-# run_target NAME: its log and exit code go below $out. An input may take ten seconds and 1 GiB.
+# run_target NAME: its log and exit code go below $out. An input may have 16 MiB, as frames may, and take 25 seconds; its
+# memory, 16 times as much and a little at most, is a promise that every target checks.
 run_target() {
   local name=$1 grown="$root/build/fuzz/corpus/$1" rc=0
   mkdir -p "$grown"
-  "$root/build/fuzz/bin/fuzz_$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=256 \
-    -print_final_stats=1 -max_len=16384 -artifact_prefix="$out/$name-" \
+  "$root/build/fuzz/bin/fuzz_$name" -max_total_time="$seconds" -timeout=25 -rss_limit_mb=2048 -malloc_limit_mb=512 \
+    -print_final_stats=1 -max_len=16777216 -artifact_prefix="$out/$name-" \
     "$grown" "$root/tests/fuzz/corpus/$name" >"$out/$name.log" 2>&1 || rc=$?
   echo "$rc" >"$out/$name.rc"
 }

@@ -13,6 +13,7 @@
 #include "cohive/proto/averaging.pb.h"
 #include "lease.hpp"
 #include "receive_patiently.hpp"
+#include "recomputation.hpp"
 #include "redial.hpp"
 
 namespace cohive::averaging {
@@ -22,6 +23,7 @@ constexpr Duration kDialLimit = 10s;       // for a call to a member; it was ali
 constexpr Duration kWatchPeriod = 500ms;   // between two looks at the members that have gone
 constexpr Duration kLate = 1s;             // for a member that was never connected
 constexpr Duration kLostGrace = 3s;        // for a member to come back after its connection broke
+constexpr double kFarTooLong = 30;         // times what was sent; batches differ, and with them the noise in gradients
 constexpr double kFraming = 1.05;          // what headers and scales of codecs add to the values
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
 
@@ -37,6 +39,12 @@ codec::CompressionInfo compression_info(const TensorInfo& tensor, std::size_t in
 
 double bytes_per_value(const TensorInfo& tensor, codec::Codec codec) {
   return static_cast<double>(codec::size_of(tensor.dtype)) * codec::compression_ratio(codec, tensor.dtype);
+}
+
+/// Of an answer with this code: what belongs into other messages is no answer at all.
+Error no_average(int code) {
+  const std::string what = "code " + std::to_string(code);
+  return code < proto::NOT_DECLARED ? Error(Errc::bad_partition, what) : Error(Errc::refused, what);
 }
 
 std::vector<std::size_t> lengths_of(const std::vector<Part>& parts) {
@@ -156,13 +164,21 @@ void AllReduce::ban(std::size_t sender, const Error& why) {
   const BanReason reason = ban_reason(why.code());
   const auto text = log::format("leaving {} out of the round ({}): {}", peer(sender),
                                 kBanReasons[static_cast<std::size_t>(reason)], why);
-  const bool at_fault = is_fault(why.code());
-  log::write(at_fault ? log::Level::warn : log::Level::info, "averaging", text);
+  log::write(is_fault(why.code()) ? log::Level::warn : log::Level::info, "averaging", text);
   metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
   lost_.push_back(peer(sender));
-  if (at_fault) liars_.push_back(peer(sender));
-  if (reason == BanReason::silent) stalled_.push_back(peer(sender));
+  blame(sender, why);
   reducer_.ban(sender);
+}
+
+/// For a failure that is the member's own.
+void AllReduce::blame(std::size_t member, const Error& why) {
+  if (member == setup_.own_index || (why.peer() && *why.peer() == host_.id())) return;
+  const BanReason reason = ban_reason(why.code());
+  if (reason != BanReason::gone) spoilers_.push_back(peer(member));
+  if (!is_fault(why.code())) return;
+  liars_.push_back(peer(member));
+  host_.reputation().report(peer(member), why == Errc::wrong_average ? p2p::Offence::lied : p2p::Offence::malformed);
 }
 
 /// Leaves members out that never begin to send, sooner when their connection broke, at once when they are gone.
@@ -242,15 +258,14 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
   outcome.parts_total = parts_total;
   if (verification_) outcome.parts_checked = verification_->checked();
   for (std::size_t member = 0; member < exchanges.size(); ++member) {
+    outcome.parts_failed += exchanges[member].unused;
     if (!exchanges[member].failure) continue;
     outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
     outcome.failed_reducers.push_back(peer(member));
-    const BanReason reason = ban_reason(exchanges[member].failure->code());
-    if (reason == BanReason::silent) stalled_.push_back(peer(member));
-    if (is_fault(exchanges[member].failure->code())) liars_.push_back(peer(member));
+    blame(member, *exchanges[member].failure);
   }
   outcome.liars = liars_;
-  outcome.stalled = stalled_;
+  outcome.spoilers = spoilers_;
   outcome.lost_senders = lost_;
   co_return outcome;
 }
@@ -383,7 +398,7 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
     sent = co_await self.send_part(call, member, i, usable ? &**next : nullptr);
     if (!sent || !usable) break;
     const bool fed_back = codec::info(self.codec_of(self.parts_by_owner_[member][i]).codec).error_feedback;
-    exchange.unanswered.push_back(fed_back || self.verification_ ? (*next)->stretch : EncodedStretch());
+    exchange.unanswered.push_back(fed_back || self.looks_at_answers() ? (*next)->stretch : EncodedStretch());
   }
   if (exchange.failure) co_return;
   if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.setup_.reducer_timeout));
@@ -428,17 +443,20 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
     if (!message) co_return message.error();
     if (message->code == proto::CANCELLED || message->code == proto::BAD_GROUP_ID)
       ban(member, Error(Errc::round_cancelled, peer(member)));  // it has given up, and sends no parts either
-    if (message->code != proto::AVERAGED_PART) co_return Error(Errc::refused, "code " + std::to_string(message->code));
+    if (message->code != proto::AVERAGED_PART) co_return no_average(message->code);
     // A part may be changed only when it has left: it may be sent from the tensor itself.
     if (exchange.unanswered.empty()) co_return Error(Errc::bad_partition, "an average of a part that was not sent");
     EncodedStretch sent = std::move(exchange.unanswered.front());
     exchange.unanswered.pop_front();
     if (message->tensor) count_received(member, message->tensor->buffer.size());
     CO_TRY(auto answered, read_reply(parts[i], std::move(sent), *message, std::move(**reply)));
-    if (verification_)
+    if (verification_) {
       CO_TRY(co_await hold(member, std::move(answered), std::move(message->made_of)));
-    else
-      CO_TRY(co_await apply(tensors, parts[i], std::move(answered)));
+    } else {
+      CO_TRY(const bool believed, co_await is_believed(member, answered));
+      if (believed) CO_TRY(co_await apply(tensors, parts[i], std::move(answered)));
+      exchange.unused += !believed;
+    }
     metrics_.round_parts_done.add(1);
   }
   co_return ok();
@@ -456,6 +474,21 @@ Result<AnsweredPart> AllReduce::read_reply(const Part& part, EncodedStretch sent
   TRY(auto encoded, encoded_part(message, std::move(record), part.length));
   reply.answer = std::make_shared<EncodedPart>(std::move(encoded));
   return reply;
+}
+
+bool AllReduce::looks_at_answers() const {
+  return verification_ || !std::holds_alternative<Mean>(options_.aggregation);
+}
+
+/// Where contributions are clipped or trimmed no average is many times as long as what a member has sent, if its own
+/// values are not far smaller than those of the others: that is no proof, and nobody is blamed.
+Task<Result<bool>> AllReduce::is_believed(std::size_t member, const AnsweredPart& reply) {
+  if (!looks_at_answers() || !reply.answer || setup_.terms.weight == 0) co_return true;
+  CO_TRY(const double times, co_await offload_leased(runtime_, [reply] { return stretching(reply); }));
+  if (times <= kFarTooLong || std::isinf(times)) co_return true;
+  log::warn("averaging", "{} averaged a part to {:.0f} times what it was sent: that part keeps local values",
+            peer(member), times);
+  co_return false;
 }
 
 Task<Result<>> AllReduce::apply(TensorParts& tensors, const Part& part, AnsweredPart reply) {

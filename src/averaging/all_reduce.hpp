@@ -46,8 +46,8 @@ class AllReduce {
     std::size_t parts_total = 0, parts_failed = 0;
     std::size_t parts_checked = 0;  ///< that other members reduced and this one made again
     std::vector<PeerId> failed_reducers, lost_senders;
-    std::vector<PeerId> liars;    ///< of these, the members that sent what cannot be
-    std::vector<PeerId> stalled;  ///< of these, the members that this one has waited for until its patience ended
+    std::vector<PeerId> liars;     ///< of these, the members that sent what cannot be
+    std::vector<PeerId> spoilers;  ///< these, and the members that this one has waited for until its patience ended
   };
 
   /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.
@@ -78,8 +78,8 @@ class AllReduce {
   };
   /// What became of the parts that one reducer owns.
   struct Exchange {
-    std::size_t applied = 0;
-    bool sending = true;  ///< parts are still to be sent
+    std::size_t applied = 0, unused = 0;  ///< unused: of the applied ones, averages that cannot be
+    bool sending = true;                  ///< parts are still to be sent
     std::optional<Error> failure;
     std::deque<EncodedStretch> unanswered;  ///< of parts that were sent: the bytes where they are still needed
   };
@@ -116,6 +116,7 @@ class AllReduce {
   Result<AnsweredPart> read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
                                   Slice record) const;
   Task<Result<>> apply(TensorParts& tensors, const Part& part, AnsweredPart reply);
+  Task<Result<bool>> is_believed(std::size_t member, const AnsweredPart& reply);
   Task<Result<>> hold(std::size_t member, AnsweredPart reply, std::string made_of);
   Task<void> apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges);
   static Task<void> apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
@@ -143,6 +144,9 @@ class AllReduce {
   std::size_t replies_in_flight(std::size_t sender) const;
   std::uint64_t bytes_to(std::size_t member) const;
   void ban(std::size_t sender, const Error& why);
+  void blame(std::size_t member, const Error& why);
+  /// Whether answers are compared with what was sent.
+  bool looks_at_answers() const;
   void count_sent(std::size_t member, std::size_t bytes, TimePoint begin);
   void count_received(std::size_t member, std::size_t bytes);
 
@@ -171,7 +175,7 @@ class AllReduce {
   };
   std::vector<MemberState> members_;
   std::vector<PeerId> lost_;             // senders left out of some of our parts
-  std::vector<PeerId> liars_, stalled_;  // of these, for what they sent, or did not send
+  std::vector<PeerId> liars_, spoilers_;  // of these, for what they sent, or did not send
   bool cancelled_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <ranges>
 #include <stdexcept>
 
 #include "cohive/averaging/errors.hpp"
@@ -15,12 +16,15 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/proto/averaging.pb.h"
 #include "cohive/transport/network.hpp"
-#include "leave.hpp"
+#include "core/bounded_parse.hpp"
 #include "link_meter.hpp"
+#include "notices.hpp"
 #include "round_state.hpp"
 #include "rounds.hpp"
 #include "running_round.hpp"
+#include "spoilers.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -80,6 +84,13 @@ std::string schema_hash_of(const std::vector<TensorInfo>& schema, const Averager
   return to_string(ByteView(digest).first(hash.size()));
 }
 
+std::string notice_of(const std::string& group_id, const std::vector<PeerId>& spoilers) {
+  proto::SpoilersNotice notice;
+  notice.set_group_id(group_id);
+  for (const PeerId& peer : spoilers | std::views::take(Spoilers::kMostTold)) notice.add_peers(peer.binary());
+  return notice.SerializeAsString();
+}
+
 codec::CodecSet offered_by(const AveragerOptions& options) {
   codec::CodecSet offered;
   if (options.agreed_codec)
@@ -100,8 +111,9 @@ struct Averager::Impl {
         base(options.prefix + "::" + options.class_name + "."),
         metrics(runtime.metrics(), options.prefix),
         meter(d.host()),
-        notices(d.host(), base),
-        rounds(runtime),
+        leaving(d.host(), base + "rpc_leave"),
+        naming(d.host(), base + "rpc_spoilers"),
+        rounds(d.host()),
         finder((options.group_finder ? options.group_finder : make_matchmaking)(
             {dht, options, metrics, base, schema_hash_of(schema, options), offered_by(options)})),
         server(d.host()),
@@ -122,6 +134,8 @@ struct Averager::Impl {
   Task<Result<>> await_trigger(Round::State& state, Deadline deadline);
   Task<Result<RoundResult>> average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry);
   void round_ended(const Group& group, const RoundEnd& end);
+  Result<> hear_leaving(const PeerId& peer, ByteView record);
+  Result<> hear_spoilers(const PeerId& witness, ByteView record);
   RoundLimits limits_of(const Round::State& state) const;
   bool is_reached_by_parts();
 
@@ -134,7 +148,7 @@ struct Averager::Impl {
   const std::string base;
   AveragingMetrics metrics;
   LinkMeter meter;
-  LeaveNotices notices;
+  Notices leaving, naming;
   Rounds rounds;
   std::unique_ptr<GroupFinder> finder;
   std::weak_ptr<Round::State> current;
@@ -156,10 +170,10 @@ Averager::~Averager() {
 
 void Averager::start() {
   Impl& self = *impl_;
-  self.notices.serve(self.server, [&self](const PeerId& peer, const std::string& group_id) {
-    if (group_id.empty()) self.finder->peer_left(peer);
-    self.rounds.member_left(peer, group_id);
-  });
+  self.leaving.serve(self.server,
+                     [&self](const PeerId& peer, ByteView record) { return self.hear_leaving(peer, record); });
+  self.naming.serve(self.server,
+                    [&self](const PeerId& witness, ByteView record) { return self.hear_spoilers(witness, record); });
   if (self.options.mode == PeerMode::client) return;
   self.finder->serve(self.server);
   self.server.add_streaming(self.base + "rpc_aggregate_part",
@@ -259,7 +273,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
     const Group& group;
     RoundEnd end{};
     ~Ended() { self.round_ended(group, end); }
-  } ended{*this, *group};
+  } ended{*this, *group, {.group_id = group->id}};
   const TimePoint grouped = runtime.now();
   const auto work = co_await divide_work(runtime, dht.host().id(), group, schema, options.min_vector_size);
   if (!work) co_return work.error();
@@ -279,9 +293,11 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   if (!result) co_return result;
   entry.complete();
   const auto connected = [this](const PeerId& peer) { return dht.host().connected(peer); };
-  ended.end = {true, result->lost_senders, result->liars};
+  ended.end.averaged = true;
+  ended.end.took = result->allreduce;
+  ended.end.lost = result->lost_senders;
   ended.end.lost.insert(ended.end.lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
-  std::ranges::copy_if(result->stalled, std::back_inserter(ended.end.stalled), connected);
+  std::ranges::copy_if(result->spoilers, std::back_inserter(ended.end.spoilers), connected);
   std::ranges::remove_copy_if(ended.end.lost, std::back_inserter(ended.end.absent), connected);
   ended.end.present = static_cast<std::size_t>(
       std::ranges::count_if(result->exchanged, [](const auto& member) { return member.bytes_received > 0; }));
@@ -295,10 +311,33 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
 /// Members that wait for a round that has failed here need not wait for long.
 void Averager::Impl::round_ended(const Group& group, const RoundEnd& end) {
   finder->round_ended(end);
-  if (end.averaged || left) return;
+  if (left || (end.averaged && end.spoilers.empty())) return;
   std::vector<PeerId> members;
   for (const Member& member : group.members) members.push_back(member.peer);
-  background.spawn(notices.tell(std::move(members), group.id, runtime.after(kNoticeTime)), "a round that is given up");
+  const Deadline deadline = runtime.after(kNoticeTime);
+  if (!end.averaged)
+    background.spawn(leaving.tell(std::move(members), group.id, deadline), "a round that is given up");
+  else
+    background.spawn(naming.tell(std::move(members), notice_of(group.id, end.spoilers), deadline), "members in vain");
+}
+
+Result<> Averager::Impl::hear_leaving(const PeerId& peer, ByteView record) {
+  const std::string group_id = to_string(record);
+  if (group_id.size() > kMaxGroupId) return Error(cohive::Errc::malformed, peer, "a group that is left");
+  log::info("averaging", "{} {}", peer, group_id.empty() ? "averages no more" : "gives up its round");
+  if (group_id.empty()) finder->peer_left(peer);
+  rounds.member_left(peer, group_id);
+  return ok();
+}
+
+Result<> Averager::Impl::hear_spoilers(const PeerId& witness, ByteView record) {
+  proto::SpoilersNotice notice;
+  if (!parse_bounded(notice, record)) return Error(cohive::Errc::malformed, witness, "members in vain");
+  std::vector<PeerId> spoilers;
+  for (const std::string& bytes : notice.peers())
+    if (const auto peer = PeerId::from_bytes(as_bytes(bytes))) spoilers.push_back(*peer);
+  finder->spoilers_named(witness, notice.group_id(), spoilers);
+  return ok();
 }
 
 Task<Result<>> Averager::Impl::await_trigger(Round::State& state, Deadline deadline) {
@@ -357,7 +396,7 @@ Task<void> Averager::leave(Deadline deadline) {
   auto partners = self.finder->partners();
   if (const auto round = self.current.lock()) round->cancel();
   self.finder->leave();
-  co_await self.notices.tell(std::move(partners), {}, deadline);
+  co_await self.leaving.tell(std::move(partners), {}, deadline);
 }
 
 void Averager::reset_residuals() {

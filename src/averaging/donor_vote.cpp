@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <tuple>
 
@@ -32,7 +33,8 @@ struct Voter {
   DonorCall call;
   std::optional<std::uint64_t> block;
   std::vector<std::optional<Sample>> samples = {};
-  std::size_t networks = 0, peers = 0;  // that agree
+  bool acquainted = false;
+  std::size_t acquaintances = 0, networks = 0, peers = 0;  // that agree; of acquaintances it is one itself
 };
 
 /// Same places for all voters of one structure: numbers of pieces, drawn by their values, of parameters where there are any.
@@ -111,7 +113,8 @@ Task<void> ask(Dht& dht, PeerId donor, const PieceSource& source, Deadline deadl
     co_return;
   }
   const auto address = dht.host().remote_address(donor);
-  voters.push_back({donor, std::move(*call), address ? p2p::network_block(*address) : std::nullopt});
+  voters.push_back({donor, std::move(*call), address ? p2p::network_block(*address) : std::nullopt, {},
+                    dht.host().reputation().is_acquainted(donor)});
 }
 
 Task<void> fetch_samples(Runtime& runtime, Voter& voter, std::vector<double> draws, Deadline deadline) {
@@ -141,9 +144,11 @@ std::size_t independent(const std::vector<Voter>& voters) {
 void count_support(std::vector<Voter>& voters) {
   for (Voter& voter : voters) {
     std::set<std::uint64_t> blocks;
+    voter.acquaintances = voter.acquainted;
     for (const Voter& other : voters) {
       if (&other == &voter || !agree(voter, other)) continue;
       ++voter.peers;
+      voter.acquaintances += other.acquainted;
       if (!other.block)
         ++voter.networks;
       else if (other.block != voter.block)
@@ -161,7 +166,11 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   if (donors.size() < 2) co_return result;
   const TimePoint began = runtime.now();
   const Deadline end = deadline.min(runtime.after(kVoteTime));
-  std::vector<PeerId> candidates = donors;
+  std::vector<PeerId> candidates;
+  for (const bool acquainted : {true, false})
+    std::ranges::copy_if(donors, std::back_inserter(candidates), [&](const PeerId& peer) {
+      return dht.host().reputation().is_acquainted(peer) == acquainted;
+    });
   for (std::size_t i = kVotersByRank; i < candidates.size(); ++i)
     std::swap(candidates[i], candidates[i + runtime.random()() % (candidates.size() - i)]);
   std::vector<Voter> voters;
@@ -183,14 +192,15 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   count_support(voters);
   if (voters.empty()) co_return result;
   const auto rank = [&](const PeerId& peer) { return std::ranges::find(donors, peer) - donors.begin(); };
-  const auto weight = [&](const Voter& voter) { return std::tuple(voter.networks, voter.peers, -rank(voter.peer)); };
+  const auto support = [](const Voter& voter) { return std::tuple(voter.acquaintances, voter.networks, voter.peers); };
+  const auto weight = [&](const Voter& voter) { return std::pair(support(voter), -rank(voter.peer)); };
   std::ranges::sort(voters, [&](const Voter& a, const Voter& b) { return weight(a) > weight(b); });
-  if (voters.front().peers == 0) co_return result;  // no two agree
+  if (voters.front().peers + voters.front().acquaintances == 0) co_return result;  // of strangers no two agree
   result.order.clear();
   for (const Voter& voter : voters) {
     if (agree(voter, voters.front()))
       result.order.push_back(voter.peer);
-    else if (voter.networks < voters.front().networks || voter.peers < voters.front().peers)
+    else if (support(voter) < support(voters.front()))
       result.outvoted.push_back(voter.peer);
   }
   for (const PeerId& peer : donors)
@@ -198,8 +208,7 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
         std::ranges::find(result.outvoted, peer) == result.outvoted.end())
       result.order.push_back(peer);
   for (const PeerId& peer : result.outvoted)
-    log::warn("averaging", "the state of {} is another one than that of {} donors that agree: left out", peer,
-              voters.front().peers + 1);
+    log::warn("averaging", "the state of {} is another one than that of donors that are believed more: left out", peer);
   const bool answered = all_equal || !voters.front().samples.empty();
   if (answered && runtime.now() - began < kReuse) result.call = std::move(voters.front().call);
   co_return result;

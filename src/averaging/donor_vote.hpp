@@ -2,6 +2,7 @@
 // state is taken, several donors tell what theirs is, and one that stands alone loses against donors that agree.
 //   client -> manifest request;  donor -> manifest          (state_pieces.hpp), from several donors at once
 //   client -> numbers of some pieces, drawn at random;  donor -> those pieces          unless all manifests are equal
+// Peers that have averaged with this one have more say than strangers, of which there may be any number.
 // Two donors agree when their roots are equal, or when most of these pieces nearly are: peers that average have nearly
 // the same parameters, also an epoch apart. A network of public addresses has one voice.
 #pragma once

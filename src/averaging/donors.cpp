@@ -118,7 +118,9 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
   Runtime& runtime = dht.runtime();
   Error last(Errc::no_donor);
   PartialState partial;
-  const auto is_liar = [&](const PeerId& peer) { return std::ranges::find(report.liars, peer) != report.liars.end(); };
+  const auto is_liar = [&](const PeerId& peer) {
+    return std::ranges::find(report.liars, peer) != report.liars.end() || dht.host().reputation().is_shunned(peer);
+  };
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min(kPassPause, deadline.remaining(runtime.now())));
     std::vector<PeerId> believed, others_last;

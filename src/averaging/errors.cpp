@@ -34,6 +34,8 @@ class Category final : public std::error_category {
         return "this peer has left its averaging groups";
       case Errc::wrong_average:
         return "an average is not what was contributed to it";
+      case Errc::slow_reader:
+        return "it reads too slowly";
     }
     return "unknown averaging error";
   }

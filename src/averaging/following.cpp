@@ -134,7 +134,7 @@ Task<std::optional<Group>> Search::await_group(rpc::ClientStream& call, double e
     auto group = group_from(*message, peer);
     if (!group) {
       log::warn("averaging", "not joining a group: {}", group.error());
-      if (group.error() == cohive::Errc::malformed) context_.shunned.failed(peer, runtime_.now());
+      if (group.error() == cohive::Errc::malformed) context_.report_lie(peer);
       co_return failed(JoinOutcome::lost, group.error().message());
     }
     context_.remember(*group, message->reforms());
@@ -156,7 +156,6 @@ proto::JoinRequest Search::join_request(double expiration, Duration hold) const 
   request.set_codec_extensions(context_.finder.offered.text());
   request.set_reforms(context_.bits.empty());
   request.set_caps_shares(wants_caps(options_));
-  for (const PeerId& peer : context_.stallers.last()) request.add_stalled(peer.binary());
   request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
   return request;
 }

@@ -1,5 +1,6 @@
 #include "known_group.hpp"
 
+#include <algorithm>
 #include <iterator>
 
 namespace cohive::averaging {
@@ -7,7 +8,6 @@ namespace {
 
 constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
 constexpr std::size_t kMaxLeft = 4096;     // remembered
-constexpr std::size_t kMaxProven = 4096;   // remembered
 constexpr std::size_t kFewestForged = 3;   // honest members may be lost before they ever came, but hardly so many
 constexpr Duration kStale = 5s;            // that a declaration is found after it was taken back
 
@@ -34,7 +34,7 @@ bool KnownGroup::is_forged(const RoundEnd& end) const {
   if (!last_leader_ || *last_leader_ == own_) return false;
   const std::set<PeerId> absent(end.absent.begin(), end.absent.end());
   const auto strangers = static_cast<std::size_t>(std::ranges::count_if(
-      absent, [this](const PeerId& peer) { return peer != *last_leader_ && !is_proven(peer); }));
+      absent, [this](const PeerId& peer) { return peer != *last_leader_ && !reputation_.is_acquainted(peer); }));
   return strangers >= kFewestForged && strangers > end.present;
 }
 
@@ -49,11 +49,9 @@ std::optional<PeerId> KnownGroup::round_ended(const RoundEnd& end) {
     forget();
     return last_leader_;
   }
-  for (const PeerId& peer : last_members_)
-    if (!lost_.contains(peer) && proven_.size() < kMaxProven) proven_.insert(peer);
-  if (!reforming_) return std::nullopt;
-  for (const PeerId& peer : lost_) reforming_->drop(peer);
-  if (lost_.contains(reforming_->leader) || reforming_->members.size() < 2) forget();
+  workers_.clear();
+  std::ranges::set_difference(last_members_, lost_, std::inserter(workers_, workers_.end()));
+  drop_members([this](const PeerId& peer) { return lost_.contains(peer); });
   return std::nullopt;
 }
 

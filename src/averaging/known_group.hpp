@@ -15,25 +15,36 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "cohive/averaging/group_finder.hpp"
+#include "cohive/p2p/reputation.hpp"
 
 namespace cohive::averaging {
 
 class KnownGroup {
  public:
   /// \param target_size  of groups; 0: unbounded
-  KnownGroup(PeerId own, std::size_t target_size) : own_(own), target_size_(target_size) {}
+  KnownGroup(PeerId own, std::size_t target_size, p2p::Reputation& reputation)
+      : own_(own), target_size_(target_size), reputation_(reputation) {}
 
   /// A group was found. \param reforms  all its members remember it
   void found(const Group& group, bool reforms);
   /// Its round has ended. Returns its leader where that has made up members, as far as can be seen: more than did their
   /// part were never in a round with us, did not come, and cannot be reached. Such a group is forgotten.
   std::optional<PeerId> round_ended(const RoundEnd& end);
-  /// Whether the peer has done its part in a round with us.
-  bool is_proven(const PeerId& peer) const { return proven_.contains(peer); }
-  bool anyone_proven() const { return !proven_.empty(); }
+  /// The members of the last round that have done their part, as far as was seen here. Once.
+  std::set<PeerId> take_workers() { return std::exchange(workers_, {}); }
+  /// Members of the known group that `is_unwanted` are not waited for. Without its leader there is no such group: it may
+  /// be there again, so that all look for a new one.
+  template <class IsUnwanted>
+  void drop_members(IsUnwanted is_unwanted) {
+    if (!reforming_) return;
+    for (const PeerId& peer : std::set<PeerId>(reforming_->members))
+      if (peer != own_ && is_unwanted(peer)) reforming_->drop(peer);
+    if (!reforming_->members.contains(reforming_->leader) || reforming_->members.size() < 2) forget();
+  }
   /// The next search begins anew.
   void forget() { reforming_.reset(); }
 
@@ -97,10 +108,11 @@ class KnownGroup {
 
   const PeerId own_;
   const std::size_t target_size_;
+  p2p::Reputation& reputation_;
   std::optional<Reforming> reforming_;
   std::set<PeerId> last_members_;
   std::optional<PeerId> last_leader_;
-  std::set<PeerId> proven_;
+  std::set<PeerId> workers_;  // members of the last round that have done their part, as far as was seen here
   std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
   std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
   std::map<PeerId, TimePoint> left_;  // when we heard of it

@@ -97,7 +97,7 @@ Tableau normal_equations(const Tableau& a, const Vector& d) {
 }
 
 /// Mehrotra's predictor-corrector on the homogeneous self-dual form (Andersen and Andersen): min c'x, Ax = b, x >= 0.
-std::optional<Vector> interior_point(const Tableau& a, const Vector& b, const Vector& c) {
+std::optional<Vector> interior_point(const Tableau& a, const Vector& b, const Vector& c, const std::stop_token& stop) {
   constexpr double kTolerance = 1e-8, kStep = 0.99995;
   constexpr int kMaxIterations = 200;  // a few dozen are usual; SciPy's thousand would only take longer to fail
   const std::size_t n = a.columns, m = a.rows;
@@ -115,7 +115,7 @@ std::optional<Vector> interior_point(const Tableau& a, const Vector& b, const Ve
   double rg, mu;
   residuals(rp, rd, rg, mu);
   const double rp0 = std::max(1.0, norm(rp)), rd0 = std::max(1.0, norm(rd));
-  for (int iteration = 0; iteration < kMaxIterations; ++iteration) {
+  for (int iteration = 0; iteration < kMaxIterations && !stop.stop_requested(); ++iteration) {
     residuals(rp, rd, rg, mu);
     const double gap = std::abs(dot(c, x) - dot(b, y)) / (tau + std::abs(dot(b, y)));
     if (norm(rp) / rp0 <= kTolerance && norm(rd) / rd0 <= kTolerance && gap <= kTolerance) {
@@ -179,7 +179,7 @@ std::optional<Vector> interior_point(const Tableau& a, const Vector& b, const Ve
 }  // namespace
 
 std::vector<double> balance_load(const std::vector<std::optional<double>>& given, std::uint64_t total,
-                                 std::uint64_t min_size) {
+                                 std::uint64_t min_size, const std::stop_token& stop) {
   double sum = 0;
   std::size_t positive = 0;
   for (const auto& bandwidth : given)
@@ -213,7 +213,7 @@ std::vector<double> balance_load(const std::vector<std::optional<double>>& given
       a.at(i, 2 * k + 2 + i) = 1;
       b[i] = 1;
     }
-    if (const auto x = interior_point(a, b, c)) {
+    if (const auto x = interior_point(a, b, c, stop)) {
       std::fill(scores.begin(), scores.end(), 0.0);
       double best = 0;
       for (std::size_t i = 0; i < k; ++i) best = std::max(best, (*x)[i]);

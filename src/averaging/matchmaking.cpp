@@ -59,6 +59,7 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
   if (left_) co_return Error(Errc::left);
   const bool draws = context_.finder.options.initial_group_bits.empty();
   if (draws) move_to(random_bits(plan.random_bits));
+  context_.begin_search();
   search_ = std::make_shared<Search>(context_, std::move(self), plan, seconds_at(context_.runtime, deadline));
   const auto searched = on_exit([this] {
     hold_end_ = TimePoint::max();
@@ -84,15 +85,27 @@ void Matchmaking::move_to(std::string bits) {
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {
-  context_.stallers.round_ended(end.stalled, context_.known.last_members().size() + 1, context_.runtime.now());
+  context_.last_round = end;
+  if (context_.spoilers.told(context_.own(), end.group_id, end.spoilers)) keep_out_strangers_like(end.spoilers);
   if (const auto forger = context_.known.round_ended(end)) {
     log::warn("averaging", "{} led a group of members that never came and cannot be reached: not following it",
               *forger);
-    context_.shunned.failed(*forger, context_.runtime.now());
+    context_.report_lie(*forger);
     context_.wary_until = context_.runtime.now() + kWary;
   }
-  for (const PeerId& liar : end.liars) context_.shunned.failed(liar, context_.runtime.now());
   context_.look_around();
+}
+
+void Matchmaking::spoilers_named(const PeerId& witness, const std::string& group_id,
+                                 const std::vector<PeerId>& spoilers) {
+  if (context_.spoilers.told(witness, group_id, spoilers) && group_id == context_.last_round.group_id)
+    keep_out_strangers_like(spoilers);
+}
+
+/// A liar among the members may say so, too: newcomers then wait for a time that the last round measures.
+void Matchmaking::keep_out_strangers_like(const std::vector<PeerId>& spoilers) {
+  const auto is_stranger = [this](const PeerId& peer) { return context_.is_stranger(peer); };
+  if (std::ranges::any_of(spoilers, is_stranger)) context_.close_to_strangers(context_.last_round.took);
 }
 
 // ---- Peers that leave
@@ -150,7 +163,6 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
   const Duration patience = context_.finder.options.request_timeout;
   const auto lock = co_await context_.lock.lock(context_.runtime.after(patience * 2));
   if (!lock || !search_ || left_) co_return co_await refuse(stream, request, message_of(proto::NOT_LOOKING_FOR_GROUP));
-  hear_of_stallers(stream.peer(), request);
   if (const auto refusal = search_->refusal(stream.peer(), request))
     co_return co_await refuse(stream, request, *refusal);
   auto made = follower_of(stream.peer(), request);
@@ -162,17 +174,6 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
   auto accepted = co_await send(stream, message_of(proto::ACCEPTED), context_.runtime.after(patience));
   if (accepted) joined->assemble_if_complete();
   co_return accepted;
-}
-
-/// Members of the last group alone are witnesses of its round.
-void Matchmaking::hear_of_stallers(const PeerId& witness, const proto::JoinRequest& request) {
-  if (!context_.known.may_expect(witness)) return;
-  std::vector<PeerId> stalled;
-  for (const std::string& bytes : request.stalled()) {
-    if (stalled.size() == Stallers::kMostReported) break;
-    if (const auto peer = PeerId::from_bytes(as_bytes(bytes))) stalled.push_back(*peer);
-  }
-  context_.stallers.reported(witness, stalled, context_.runtime.now());
 }
 
 Task<Result<>> Matchmaking::refuse(rpc::ServerStream& stream, const proto::JoinRequest& request,

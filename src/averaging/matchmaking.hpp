@@ -18,6 +18,8 @@ class Matchmaking final : public GroupFinder {
   void serve(rpc::Server& server) override;
   Task<Result<Group>> find(Member self, const SearchPlan& plan, Deadline deadline) override;
   void round_ended(const RoundEnd& end) override;
+  void spoilers_named(const PeerId& witness, const std::string& group_id,
+                      const std::vector<PeerId>& spoilers) override;
   std::vector<PeerId> partners() const override;
   void peer_left(const PeerId& peer) override;
   void leave() override;
@@ -25,7 +27,7 @@ class Matchmaking final : public GroupFinder {
 
  private:
   std::string random_bits(std::size_t count) const;
-  void hear_of_stallers(const PeerId& witness, const proto::JoinRequest& request);
+  void keep_out_strangers_like(const std::vector<PeerId>& spoilers);
   /// Forgets the known group where the bits change.
   void move_to(std::string bits);
   Task<Result<>> serve_join(rpc::ServerStream& stream);

@@ -30,14 +30,14 @@ std::vector<std::uint64_t> divide(std::uint64_t total, const std::vector<double>
 }
 
 Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<Member>& peers,
-                                                  std::uint64_t min_size) {
+                                                  std::uint64_t min_size, const std::stop_token& stop) {
   std::vector<std::optional<double>> bandwidths;
   for (const auto& peer : peers)
     bandwidths.push_back(peer.mode == PeerMode::client ? std::optional(0.0) : peer.bandwidth);
   const bool any_set = std::any_of(bandwidths.begin(), bandwidths.end(), [](const auto& b) { return b && *b > 0; });
   std::vector<double> scores;
   if (any_set) {
-    scores = balance_load(bandwidths, total, min_size);
+    scores = balance_load(bandwidths, total, min_size, stop);
   } else {
     for (const auto& bandwidth : bandwidths) scores.push_back(bandwidth ? 0.0 : 1.0);
   }
@@ -49,8 +49,8 @@ Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std
 }
 
 Result<std::vector<std::uint64_t>> capped_fractions(std::uint64_t total, const std::vector<Member>& peers,
-                                                    std::uint64_t min_size) {
-  auto fractions = peer_fractions(total, peers, min_size);
+                                                    std::uint64_t min_size, const std::stop_token& stop) {
+  auto fractions = peer_fractions(total, peers, min_size, stop);
   if (!fractions) return fractions;
   const auto offers = [](const Member& peer) { return peer.mode != PeerMode::client && peer.bandwidth != 0.0; };
   const bool any_offers = std::ranges::any_of(peers, offers);

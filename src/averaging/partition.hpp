@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <stop_token>
 #include <vector>
 
 #include "cohive/averaging/group.hpp"
@@ -12,14 +13,15 @@ namespace cohive::averaging {
 /// Elements per peer. Clients get none; unset bandwidths count as the mean of the set ones.
 /// Errors: no member can reduce.
 /// \param min_size  with bandwidths: a peer that would get fewer elements gets none
+/// \param stop  gives up: the result means nothing then
 Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<Member>& peers,
-                                                  std::uint64_t min_size = 0);
+                                                  std::uint64_t min_size = 0, const std::stop_token& stop = {});
 
 /// The same where no member gets more than twice an equal share of all members, so that a member that claims a fast link
 /// reduces little more than the others; the rest goes to those that can reduce and have less, in equal shares. Where
 /// few can reduce they get as little as is possible.
 Result<std::vector<std::uint64_t>> capped_fractions(std::uint64_t total, const std::vector<Member>& peers,
-                                                    std::uint64_t min_size = 0);
+                                                    std::uint64_t min_size = 0, const std::stop_token& stop = {});
 
 /// Largest-remainder division of `total` by scores (Hagenbach-Bischoff).
 std::vector<std::uint64_t> divide(std::uint64_t total, const std::vector<double>& scores);

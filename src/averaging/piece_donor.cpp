@@ -59,7 +59,7 @@ Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const
     auto sent = co_await stream.send(std::span<const ByteView>(parts), runtime.after(kPieceSendTimeout));
     if (!sent) co_return sent;
     sent_bytes.increment(static_cast<double>(bytes->size()));
-    if (!pace.sent(bytes->size())) co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "it reads too slowly");
+    if (!pace.sent(bytes->size())) co_return Error(Errc::slow_reader, stream.peer());
   }
 }
 

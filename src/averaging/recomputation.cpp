@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
@@ -12,7 +13,6 @@ namespace cohive::averaging {
 namespace {
 
 constexpr double kRounding = 4e-7;  // of a value, for each contribution: processors that fuse operations differ
-constexpr double kOdd = 3;          // times the norm of what was sent
 constexpr double kCodecLosses = 2;  // a value at the edge of a bin goes into either
 
 /// How far apart two lists of values are.
@@ -40,7 +40,7 @@ EncodedPart sent_part(const AnsweredPart& part) {
 
 }  // namespace
 
-Result<bool> is_odd(const AnsweredPart& part) {
+Result<double> stretching(const AnsweredPart& part) {
   TRY(const auto sent, values_of(sent_part(part), part.length));
   TRY(const auto average, values_of(*part.answer, part.length));
   double sent_squares = 0, squares = 0;
@@ -50,7 +50,8 @@ Result<bool> is_odd(const AnsweredPart& part) {
     sent_squares += own * own;
     squares += value * value;
   }
-  return squares > kOdd * kOdd * sent_squares;
+  if (squares == 0) return 0.0;
+  return sent_squares > 0 ? std::sqrt(squares / sent_squares) : std::numeric_limits<double>::infinity();
 }
 
 Recomputation::Recomputation(Aggregation how, Transcript transcript, std::size_t length)

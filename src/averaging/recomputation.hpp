@@ -19,8 +19,9 @@ struct AnsweredPart {
   Answer::Form form = Answer::Form::difference;
 };
 
-/// Whether the average is much longer than what this member sent: seldom by chance. Errors: as of decoding.
-Result<bool> is_odd(const AnsweredPart& part);
+/// How many times as long as what this member sent the average is; infinity where it sent nothing but zeros. Errors: as
+/// of decoding.
+Result<double> stretching(const AnsweredPart& part);
 
 class Recomputation {
  public:

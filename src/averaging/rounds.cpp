@@ -22,11 +22,12 @@ constexpr std::size_t kVerdictFields = 4096;  // more than the complaints of a g
 
 }  // namespace
 
-Rounds::Rounds(Runtime& runtime, Limits limits)
-    : runtime_(runtime),
+Rounds::Rounds(p2p::Host& host, Limits limits)
+    : host_(host),
+      runtime_(host.runtime()),
       limits_(limits),
-      changed_(runtime, "the round of an early sender"),
-      keeping_(runtime, "what averages were made of") {}
+      changed_(runtime_, "the round of an early sender"),
+      keeping_(runtime_, "what averages were made of") {}
 
 Rounds::Search::~Search() {
   --rounds_.searches_;
@@ -100,6 +101,12 @@ bool Rounds::may_hold(const PeerId& peer) const {
   return held_.size() < limits_.streams && own < limits_.streams_of_a_peer;
 }
 
+/// What waits here counts like what no reader has taken yet.
+MemoryBudget::Charge Rounds::charge_for(const PeerId& peer) const {
+  const auto address = host_.remote_address(peer);
+  return address ? MemoryBudget::Charge(host_.memory().account(peer, *address)) : MemoryBudget::Charge();
+}
+
 /// Refuses streams of the greediest peer until there is room for those of the others.
 void Rounds::make_room() {
   std::size_t total = 0;
@@ -145,8 +152,11 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
   auto message = parse_part(**first);
   if (!message) co_return message.error();
   const TimePoint arrival = runtime_.now();
-  if (!may_hold(stream.peer())) co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "streams ahead of rounds");
-  const auto held = held_.insert(held_.end(), {stream.peer(), message->group_id, (*first)->size()});
+  auto memory = charge_for(stream.peer());
+  if (!may_hold(stream.peer()) || !memory.add((*first)->size()))
+    co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "streams ahead of rounds");
+  const auto held =
+      held_.insert(held_.end(), Held{stream.peer(), message->group_id, (*first)->size(), std::move(memory)});
   std::shared_ptr<AllReduce> all_reduce;
   Verdict verdict = Verdict::wait;
   {

@@ -22,8 +22,8 @@ class Rounds {
     std::size_t streams = 2048;
     std::size_t bytes = 128 << 20;  ///< beyond, the streams of the peer that has most of them are refused
   };
-  Rounds(Runtime& runtime, Limits limits);
-  explicit Rounds(Runtime& runtime) : Rounds(runtime, Limits()) {}
+  Rounds(p2p::Host& host, Limits limits);
+  explicit Rounds(p2p::Host& host) : Rounds(host, Limits()) {}
 
   /// A group may be on its way to us: streams of groups that are not known are held. For as long as the object lives.
   class Search {
@@ -82,8 +82,10 @@ class Rounds {
     PeerId peer;
     std::string id;
     std::size_t bytes = 0;
+    MemoryBudget::Charge memory;
     bool refused = false;  // to make room
   };
+  MemoryBudget::Charge charge_for(const PeerId& peer) const;
   enum class Verdict { wait, refuse_unknown, refuse_ended, refuse_stranger };
 
   /// What may still be shown of a round that has ended.
@@ -104,6 +106,7 @@ class Rounds {
   bool is_awaited(const Held& held) const;
   bool is_arriving(const PeerId& peer) const;
 
+  p2p::Host& host_;
   Runtime& runtime_;
   const Limits limits_;
   mutable Condition changed_;

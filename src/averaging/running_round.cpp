@@ -4,6 +4,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/on_exit.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -25,8 +26,10 @@ Task<Result<WorkDivision>> divide_work(Runtime& runtime, PeerId own, std::shared
   if (!own_index) co_return Error(Errc::bad_partition, "we are not in the group");
   std::uint64_t total = 0;
   for (const TensorInfo& tensor : schema) total += tensor.elements();
-  auto divide = [total, group, min_vector_size] {
-    return (group->caps_shares ? capped_fractions : peer_fractions)(total, group->members, min_vector_size);
+  std::stop_source stop;  // for a round that is given up meanwhile
+  const auto given_up = on_exit([&stop] { stop.request_stop(); });
+  auto divide = [total, group, min_vector_size, token = stop.get_token()] {
+    return (group->caps_shares ? capped_fractions : peer_fractions)(total, group->members, min_vector_size, token);
   };
   // Bandwidths make a linear program, which takes its time in a large group.
   const bool heavy =
@@ -77,7 +80,7 @@ void RunningRound::add(const AllReduce::Outcome& outcome) {
   add_new(outcome_.failed_reducers, outcome.failed_reducers);
   add_new(outcome_.lost_senders, outcome.lost_senders);
   add_new(outcome_.liars, outcome.liars);
-  add_new(outcome_.stalled, outcome.stalled);
+  add_new(outcome_.spoilers, outcome.spoilers);
 }
 
 RoundResult RunningRound::result(TimePoint trigger) const {
@@ -93,7 +96,7 @@ RoundResult RunningRound::result(TimePoint trigger) const {
   result.failed_reducers = outcome_.failed_reducers;
   result.lost_senders = outcome_.lost_senders;
   result.liars = outcome_.liars;
-  result.stalled = outcome_.stalled;
+  result.spoilers = outcome_.spoilers;
   for (const MemberTraffic& member : *traffic_) {
     result.exchanged.push_back(member.summary(trigger));
     result.bytes_sent += result.exchanged.back().bytes_sent;

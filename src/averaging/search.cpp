@@ -15,8 +15,9 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kFirstShun = 20s;  // of a liar; twice as long each time, an hour at most
-constexpr double kShunRate = 2;
+// Strangers that make rounds wait are a new one each time: they cost a run a seventeenth of its time at most.
+constexpr int kClosedFor = 16;  // times as long as the round with them took
+constexpr Duration kLongestClosed = 10min;
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr double kClockTolerance = 3.0;          // seconds between peers' clocks
@@ -33,16 +34,39 @@ SearchContext::SearchContext(FinderContext context)
       runtime(finder.dht.runtime()),
       protocol(finder.protocol_prefix + "rpc_join_group"),
       bits(finder.options.initial_group_bits),
-      known(finder.dht.host().id(), finder.options.target_group_size),
-      shunned(kFirstShun, kShunRate),
-      stallers(finder.dht.host().id()),
+      reputation(finder.dht.host().reputation()),
+      known(finder.dht.host().id(), finder.options.target_group_size, reputation),
+      spoilers(runtime, reputation, finder.dht.host().id()),
       lock(runtime, "join requests"),
       changed(runtime, "matchmaking"),
       background(runtime, "matchmaking") {}
 
 void SearchContext::remember(const Group& group, bool reforms) {
   known.found(group, reforms && bits.empty());  // a peer that draws new bits after every round is meant to meet others
+  std::set<PeerId> members;
+  for (const Member& member : group.members) members.insert(member.peer);
+  spoilers.group_began(group.id, std::move(members));
   look_around();
+}
+
+void SearchContext::begin_search() {
+  // Other members may tell of a round a moment after its end.
+  for (const PeerId& peer : known.take_workers()) {
+    if (spoilers.is_named(peer, last_round.group_id)) continue;
+    reputation.worked(peer);
+    spoilers.worked(peer);
+  }
+  known.drop_members([this](const PeerId& peer) { return !admits(peer); });
+  if (const auto leader = known.leader(); leader && *leader != own() && !may_lead(*leader)) known.forget();
+}
+
+void SearchContext::close_to_strangers(Duration lost) {
+  if (!bits.empty()) return;  // in a divided run they cost one group, and most peers are strangers
+  const Duration time = std::min<Duration>(lost * kClosedFor, kLongestClosed);
+  if (!is_closed())
+    log::info("averaging", "newcomers are kept out of groups for {:.0f} s: one of them spoilt a round of {:.1f} s",
+              to_seconds(time), to_seconds(lost));
+  closed_until = std::max(closed_until, runtime.now() + time);
 }
 
 void SearchContext::look_around() {
@@ -278,12 +302,10 @@ void Search::take_declared(const dht::GetResult& declared) {
 /// The first in the queue that may lead us: not a member of the known group, which comes to us by itself.
 std::optional<Search::Candidate> Search::first_candidate() {
   std::erase_if(queue_, [&](const Candidate& one) { return one.expiration < context_.now(); });
-  const bool wary = runtime_.now() < context_.wary_until && context_.known.anyone_proven();
   const auto may_lead = [&](const Candidate& one) {
     const bool comes =
         followers_.contains(one.peer) || (context_.known.expects(one.peer) && runtime_.now() < grace_end_);
-    return !comes && !context_.known.has_left(one.peer) && !context_.shunned.contains(one.peer, runtime_.now()) &&
-           !context_.stallers.has_stalled(one.peer, runtime_.now()) && (!wary || context_.known.is_proven(one.peer));
+    return !comes && !context_.known.has_left(one.peer) && context_.may_lead(one.peer);
   };
   const auto first = std::ranges::find_if(queue_, may_lead);
   return first == queue_.end() ? std::nullopt : std::optional(*first);
@@ -408,7 +430,8 @@ std::optional<proto::MessageFromLeader> Search::refusal(const PeerId& peer, cons
     message.set_code(code);
     return message;
   };
-  if (!context_.admits(peer)) return because(proto::PROTOCOL_VIOLATION);
+  if (context_.is_shunned(peer)) return because(proto::PROTOCOL_VIOLATION);
+  if (!context_.admits(peer)) return because(proto::GROUP_IS_FULL);
   if (!looking()) return because(proto::NOT_LOOKING_FOR_GROUP);
   if (request.schema_hash().empty() || !std::isfinite(request.expiration()) || options_.mode == PeerMode::client)
     return because(proto::PROTOCOL_VIOLATION);

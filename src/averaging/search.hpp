@@ -8,10 +8,9 @@
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/dht/dht.hpp"
-#include "dht/blacklist.hpp"
 #include "known_group.hpp"
 #include "leadership.hpp"
-#include "stallers.hpp"
+#include "spoilers.hpp"
 
 namespace cohive::averaging {
 
@@ -25,10 +24,20 @@ struct SearchContext {
   /// Remembers a group, and looks for newcomers that it does not have.
   void remember(const Group& group, bool reforms);
   void look_around();
-  /// Whether the peer may be in a group of ours: it has not lied and is not kept out because rounds had to wait for it.
-  bool admits(const PeerId& peer) const {
-    return !shunned.contains(peer, runtime.now()) && !stallers.is_kept_out(peer, runtime.now());
+  /// Whether the peer may be in a group of ours: it has not misbehaved, and is no stranger while strangers are kept out.
+  bool admits(const PeerId& peer) const { return !is_shunned(peer) && !(is_closed() && is_stranger(peer)); }
+  /// Whether this peer may follow it.
+  bool may_lead(const PeerId& peer) const {
+    const bool wary = runtime.now() < wary_until && reputation.knows_anyone();
+    return admits(peer) && !spoilers.has_spoilt(peer) && !(wary && is_stranger(peer));
   }
+  /// Begins anew with what was heard of the last round.
+  void begin_search();
+  /// Keeps strangers out for a while in which they can make rounds wait no more.
+  void close_to_strangers(Duration lost);
+  bool is_stranger(const PeerId& peer) const { return !reputation.is_acquainted(peer); }
+  bool is_shunned(const PeerId& peer) const { return reputation.is_shunned(peer); }
+  void report_lie(const PeerId& peer) { reputation.report(peer, p2p::Offence::lied); }
   /// Another peer averages under our key.
   void met(const PeerId& peer) {
     if (admits(peer)) known.met(peer);
@@ -42,16 +51,20 @@ struct SearchContext {
   Runtime& runtime;
   const std::string protocol;  // rpc_join_group
   std::string bits;
+  p2p::Reputation& reputation;
   KnownGroup known;
-  dht::Blacklist shunned;  // liars of earlier rounds: neither followers nor leaders of ours, longer each time
-  Stallers stallers;       // peers that made rounds wait: no leaders of ours, and when it goes on no followers either
-  TimePoint wary_until = TimePoint::min();  // follows only peers that have averaged with us, where there are such
-  Mutex lock;                               // one of: asking a leader, accepting a follower
-  Condition changed;                        // of anything about the search
+  Spoilers spoilers;
+  // Of peers that have averaged with us, where there are such, others are strangers.
+  TimePoint wary_until = TimePoint::min();    // follows no stranger
+  TimePoint closed_until = TimePoint::min();  // neither follows nor admits a stranger
+  RoundEnd last_round;
+  Mutex lock;         // one of: asking a leader, accepting a follower
+  Condition changed;  // of anything about the search
   TaskGroup background;
 
  private:
   static Task<void> look_for_newcomers(SearchContext& self);
+  bool is_closed() const { return runtime.now() < closed_until && reputation.knows_anyone(); }
 
   Duration last_storing_{}, stretch_{};
   bool looking_around_ = false;

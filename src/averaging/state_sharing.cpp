@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/dht/dht.hpp"
 #include "donors.hpp"
@@ -39,6 +40,7 @@ struct StateSharing::Impl {
         tasks(runtime, "state sharing") {}
 
   static Task<void> declare(Impl& self);
+  Task<Result<>> serve(rpc::ServerStream& stream, Task<Result<>> transfer);
   Task<Result<>> serve_whole(rpc::ServerStream& stream);
   Task<Result<>> serve_in_pieces(rpc::ServerStream& stream);
   void show(const DownloadProgress& progress);
@@ -63,10 +65,12 @@ StateSharing::~StateSharing() = default;
 void StateSharing::start() {
   Impl& self = *impl_;
   if (!self.options.share) return;
-  self.server.add_streaming(self.base + "rpc_download_state",
-                            [&self](rpc::ServerStream& stream) { return self.serve_whole(stream); });
-  self.server.add_streaming(self.base + "rpc_download_pieces",
-                            [&self](rpc::ServerStream& stream) { return self.serve_in_pieces(stream); });
+  self.server.add_streaming(self.base + "rpc_download_state", [&self](rpc::ServerStream& stream) {
+    return self.serve(stream, self.serve_whole(stream));
+  });
+  self.server.add_streaming(self.base + "rpc_download_pieces", [&self](rpc::ServerStream& stream) {
+    return self.serve(stream, self.serve_in_pieces(stream));
+  });
   self.tasks.spawn(Impl::declare(self), "declare state");
 }
 
@@ -98,6 +102,13 @@ Task<void> StateSharing::Impl::declare(Impl& self) {
     (void)co_await self.dht.store(self.declared_under, own, said, expiration);
     co_await self.changed.wait(self.runtime.after(self.options.declare_period * 2 / 3));
   }
+}
+
+Task<Result<>> StateSharing::Impl::serve(rpc::ServerStream& stream, Task<Result<>> transfer) {
+  auto done = co_await std::move(transfer);
+  if (!done && done.error() == Errc::slow_reader)
+    dht.host().reputation().report(stream.peer(), p2p::Offence::wasted);
+  co_return done;
 }
 
 Task<Result<>> StateSharing::Impl::serve_whole(rpc::ServerStream& stream) {
@@ -132,6 +143,7 @@ Task<Result<DownloadedState>> StateSharing::download(DownloadOptions options) {
   auto state = co_await download_from_donors(self.dht, setup, report, self.runtime.after(options.limit));
   if (state) self.metrics.downloads.increment();
   self.metrics.donors_rejected.increment(static_cast<double>(report.liars.size()));
+  for (const PeerId& liar : report.liars) self.dht.host().reputation().report(liar, p2p::Offence::lied);
   for (const auto& [peer, bytes] : report.contributed)
     self.metrics.bytes_received.increment(static_cast<double>(bytes));
   self.metrics.download_donors.set(0);

@@ -80,8 +80,7 @@ class StateSender {
       const ByteView parts[] = {as_bytes(envelope.head), chunk.view(), as_bytes(envelope.tail)};
       auto sent = co_await stream_.send(std::span<const ByteView>(parts), runtime_.after(kSendTimeout));
       if (!sent) co_return sent;
-      if (!pace_.sent(chunk.size()))
-        co_return Error(cohive::Errc::limit_exceeded, stream_.peer(), "it reads too slowly");
+      if (!pace_.sent(chunk.size())) co_return Error(Errc::slow_reader, stream_.peer());
     } while (!bytes.empty());
     co_return ok();
   }

@@ -17,6 +17,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kChecksAtOnce = 4;
+constexpr double kOdd = 3;                                  // times as long as what was sent: seldom by chance
 constexpr std::size_t kMostOdd = 8;                         // parts of a reducer: a model may be such that many are
 constexpr Duration kTelling = 10s;                          // a verdict to a member
 constexpr Duration kLeastHearing = 1s, kMostHearing = 10s;  // of the other members' verdicts, after our own checks
@@ -50,7 +51,8 @@ Task<Result<>> Verification::hold(std::size_t reducer, AnsweredPart part, Digest
   Held& held = held_[reducer];
   bool odd = false;
   if (part.answer && held.odd < kMostOdd) {
-    CO_TRY(odd, co_await offload_leased(runtime_, [part] { return is_odd(part); }));
+    CO_TRY(const double times, co_await offload_leased(runtime_, [part] { return stretching(part); }));
+    odd = times > kOdd;
     held.odd += odd;
   }
   held.parts.push_back(std::move(part));

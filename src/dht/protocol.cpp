@@ -18,7 +18,7 @@ constexpr double kClockTolerance = 3.0;  // seconds; matchmaking margins assume 
 constexpr std::size_t kStoreBatch = 256;
 constexpr std::size_t kLargeReply = 512 * 1024;  // a find reply in which the largest record may have found no room
 constexpr std::size_t kRecordsPerTurn = 256;     // looked at in one turn of the loop, well below a millisecond
-constexpr std::size_t kHandOverBatch = 64;
+constexpr std::size_t kHandOverBatch = 64, kHandOverBytes = 1024 * 1024, kHandOversAtOnce = 4;
 constexpr std::size_t kMaxNewcomers = 256;
 constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
 constexpr Duration kNewFor = 2min;          // a newcomer may still lack what other nodes give it
@@ -65,6 +65,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       alone(runtime, "the loss of all DHT nodes"),
       storage(limits_of(opts, opts.max_records)),
       cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
+      hand_overs_(runtime, kHandOversAtOnce, "a turn to hand records over"),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
       call_backs_(runtime, std::max<std::size_t>(opts.parallel_rpc / kCallBackShare, 1), "a slot to call back"),
       overloaded_(opts.blacklist_time, opts.backoff_rate),
@@ -207,6 +208,11 @@ Task<Result<>> Protocol::prove(PeerId peer, bool calls_us, Deadline deadline) {
   co_return refused ? Error(Errc::unauthorized, peer) : answer.error();
 }
 
+Error Protocol::malformed(const PeerId& peer, const char* method) {
+  host.reputation().report(peer, p2p::Offence::malformed);
+  return Error(Errc::malformed_reply, peer, method);
+}
+
 Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   proto::PingRequest request;
   fill(*request.mutable_peer());
@@ -215,7 +221,7 @@ Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_ping", request.SerializeAsString(), metrics.ping));
   const double received = now();
   proto::PingResponse reply;
-  if (!parse_bounded(reply, as_bytes(bytes))) co_return Error(Errc::malformed_reply, peer, "rpc_ping");
+  if (!parse_bounded(reply, as_bytes(bytes))) co_return malformed(peer, "rpc_ping");
   const auto id = DhtId::from_bytes(as_bytes(reply.peer().node_id()));
   if (validate && id) {
     const double theirs = reply.dht_time();
@@ -260,7 +266,7 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
   if (!parse_bounded(reply, as_bytes(bytes), records_sent + kMaxPlainFields) ||
       reply.store_ok_size() != request.keys_size()) {
     lost(peer);
-    co_return Error(Errc::malformed_reply, peer, "rpc_store");
+    co_return malformed(peer, "rpc_store");
   }
   heard_from(reply.peer().node_id(), peer);
   co_return std::vector<bool>(reply.store_ok().begin(), reply.store_ok().end());
@@ -290,7 +296,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   auto reply = read_find_reply(as_bytes(bytes), keys.size(), options.bucket_size);
   if (!reply || reply->results.size() != keys.size()) {
     lost(peer);
-    co_return Error(Errc::malformed_reply, peer, "rpc_find");
+    co_return malformed(peer, "rpc_find");
   }
   heard_from(as_text(reply->node_id), peer);
   std::vector<Finding> findings;
@@ -437,12 +443,21 @@ Task<void> Protocol::check_old_node(NodeEntry node) {
   if (!alive || *alive != node.id) table.remove(node.id);
 }
 
+/// What a newcomer is given.
+struct Protocol::HandOver {
+  NodeEntry node;
+  std::vector<OutgoingRecord> batch = {};
+  std::size_t bytes = 0;  // of the batch
+  bool failed = false;
+};
+
 /// Newcomers near a key for which we are responsible get the record, so that a growing swarm keeps finding it. One pass
-/// over the records serves all nodes that came since the last one.
+/// over the records serves all nodes that came since the last one. Few batches exist at a time: anybody may be a newcomer.
 Task<void> Protocol::hand_records_over() {
   while (!newcomers_.empty()) {
     const auto nodes = std::exchange(newcomers_, {});
-    std::vector<std::vector<OutgoingRecord>> batches(nodes.size());
+    std::vector<std::shared_ptr<HandOver>> targets;
+    for (const NodeEntry& node : nodes) targets.push_back(std::make_shared<HandOver>(HandOver{node}));
     std::size_t looked_at = 0;
     for (const DhtId& key : storage.keys()) {
       if (++looked_at % kRecordsPerTurn == 0) co_await runtime.yield();
@@ -456,16 +471,25 @@ Task<void> Protocol::hand_records_over() {
       if (first != nearest.end() && first->id.distance(key) < node_id.distance(key)) continue;
       for (const NodeEntry& node : nearest) {
         const auto i = static_cast<std::size_t>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
-        if (i == nodes.size()) continue;
-        batches[i].push_back(outgoing(key, *record, false));
-        if (batches[i].size() >= kHandOverBatch)
-          tasks_.spawn(hand_batch_over(nodes[i], std::exchange(batches[i], {})), "hand records over");
+        if (i == nodes.size() || targets[i]->failed) continue;
+        targets[i]->batch.push_back(outgoing(key, *record, false));
+        targets[i]->bytes += size_of(targets[i]->batch.back());
       }
+      for (const auto& target : targets)
+        if (target->batch.size() >= kHandOverBatch || target->bytes >= kHandOverBytes)
+          co_await hand_over_batch(target);
     }
-    for (std::size_t i = 0; i < nodes.size(); ++i)
-      if (!batches[i].empty()) tasks_.spawn(hand_batch_over(nodes[i], std::move(batches[i])), "hand records over");
+    for (const auto& target : targets)
+      if (!target->batch.empty()) co_await hand_over_batch(target);
   }
   handing_over_ = false;
+}
+
+/// Waits for its turn, not for the newcomer.
+Task<void> Protocol::hand_over_batch(std::shared_ptr<HandOver> to) {
+  auto turn = co_await hand_overs_.acquire();
+  to->bytes = 0;
+  tasks_.spawn(send_batch(*this, to, std::exchange(to->batch, {}), std::move(turn)), "hand records over");
 }
 
 bool Protocol::is_new(const PeerId& peer) const {
@@ -473,9 +497,13 @@ bool Protocol::is_new(const PeerId& peer) const {
   return at != handed_over_.end() && runtime.now() - at->second < kNewFor;
 }
 
-Task<void> Protocol::hand_batch_over(NodeEntry node, std::vector<OutgoingRecord> records) {
-  auto stored = co_await store(node.peer, std::move(records));
-  if (!stored) log::debug("dht", "records not handed over: {}", stored.error());
+Task<void> Protocol::send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<OutgoingRecord> records,
+                                Semaphore::Units /*turn*/) {
+  if (to->failed) co_return;
+  auto stored = co_await self.store(to->node.peer, std::move(records));
+  if (stored) co_return;
+  to->failed = true;
+  log::debug("dht", "records not handed over: {}", stored.error());
 }
 
 }  // namespace cohive::dht

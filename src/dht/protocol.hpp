@@ -101,6 +101,9 @@ class Protocol {
   Task<Result<std::string>> on_store(PeerId caller, std::string bytes);
   Task<Result<std::string>> on_find(PeerId caller, std::string bytes);
 
+  /// False when the caller has asked for too much lately.
+  bool allows(const PeerId& caller, std::size_t cost);
+  std::string network_of_caller(const PeerId& caller) const;
   Task<void> store_chunk(std::vector<Incoming> incoming, PeerId from, std::vector<bool>& ok);
 
   void fill(proto::NodeInfo& info) const;
@@ -119,10 +122,15 @@ class Protocol {
   /// A node made itself known by a request or a reply.
   void heard_from(std::string_view node_id, const PeerId& peer);
   void lost(const PeerId& peer);
+  /// A reply that cannot be.
+  Error malformed(const PeerId& peer, const char* method);
   Task<void> check_old_node(NodeEntry node);
   Task<void> hand_records_over();
   bool is_new(const PeerId& peer) const;
-  Task<void> hand_batch_over(NodeEntry node, std::vector<OutgoingRecord> records);
+  struct HandOver;
+  Task<void> hand_over_batch(std::shared_ptr<HandOver> to);
+  static Task<void> send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<OutgoingRecord> records,
+                               Semaphore::Units turn);
   Task<void> revalidate();
 
   /// Calls to one busy node.
@@ -135,6 +143,7 @@ class Protocol {
   std::shared_ptr<const CompositeValidator> validators_ = std::make_shared<CompositeValidator>();
   std::vector<NodeEntry> newcomers_;  // to be given records
   bool handing_over_ = false;
+  Semaphore hand_overs_;  // batches on their way
   std::unordered_map<PeerId, TimePoint> handed_over_;
   Semaphore slots_;
   Semaphore call_backs_;  // for pings that ask for one

@@ -20,6 +20,7 @@ constexpr std::size_t kNeighbourBytes = 22 + 2 + PeerId::kMaxSize;
 // Work of one turn of the loop: about a millisecond.
 constexpr std::size_t kEntriesPerTurn = 1024;
 constexpr std::size_t kKeysPerTurn = 128;
+constexpr std::size_t kBytesOfAKey = 1024;   // of requests and replies, that cost as much as a key
 constexpr std::size_t kStoreLists = 5;  // of a store request, each with an item per record
 
 Error refuse(const CallMetrics& counters, Errc code, const char* why) {
@@ -82,10 +83,19 @@ Task<Result<std::string>> Protocol::authorized(Handler handler, PeerId caller, s
   co_return signed_calls_->sign_reply(reply, *nonce);
 }
 
+std::string Protocol::network_of_caller(const PeerId& caller) const {
+  const auto address = host.remote_address(caller);
+  return address ? network_of(*address) : caller.binary();
+}
+
+bool Protocol::allows(const PeerId& caller, std::size_t cost) {
+  return rates_.allow(caller, network_of_caller(caller), static_cast<double>(cost), runtime.now());
+}
+
 Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
   proto::PingRequest request;
   if (!parse_bounded(request, as_bytes(bytes))) co_return refuse(metrics.ping, Errc::malformed_request, "rpc_ping");
-  if (!rates_.allow(caller, 1, runtime.now())) co_return refuse_busy(metrics.ping);
+  if (!allows(caller, 1)) co_return refuse_busy(metrics.ping);
   proto::PingResponse reply;
   const auto claimed = DhtId::from_bytes(as_bytes(request.peer().node_id()));
   bool welcome = true;
@@ -121,7 +131,8 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
     co_return refuse(metrics.store, Errc::malformed_request, "rpc_store with lists of different lengths");
   if (static_cast<std::size_t>(count) > options.max_keys_per_request)
     co_return refuse(metrics.store, Errc::too_many_keys, "rpc_store");
-  if (!rates_.allow(caller, 1 + count, runtime.now())) co_return refuse_busy(metrics.store);
+  if (!allows(caller, 1 + static_cast<std::size_t>(count) + bytes.size() / kBytesOfAKey))
+    co_return refuse_busy(metrics.store);
   std::vector<OutgoingRecord> records;
   records.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
@@ -190,7 +201,7 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
     co_return refuse(metrics.find, Errc::malformed_request, "rpc_find");
   if (static_cast<std::size_t>(request.keys_size()) > options.max_keys_per_request)
     co_return refuse(metrics.find, Errc::too_many_keys, "rpc_find");
-  if (!rates_.allow(caller, 1 + request.keys_size(), runtime.now())) co_return refuse_busy(metrics.find);
+  if (!allows(caller, 1 + static_cast<std::size_t>(request.keys_size()))) co_return refuse_busy(metrics.find);
   std::vector<DhtId> keys;
   keys.reserve(static_cast<std::size_t>(request.keys_size()));
   for (const auto& raw : request.keys()) {
@@ -204,6 +215,7 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
   // The neighbours of all keys must fit; values only as far as there is room.
   const std::size_t reserved = kReplyOverhead + keys.size() * (options.bucket_size * kNeighbourBytes + 16);
   const std::size_t limit = rpc::kMaxUnaryFrame - std::min(rpc::kMaxUnaryFrame, reserved);
+  std::size_t value_bytes = 0;
   FindReplyWriter reply;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (i % kKeysPerTurn == kKeysPerTurn - 1) co_await runtime.yield();
@@ -217,10 +229,12 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
                                : record     ? record->value()
                                             : nullptr;
     if (value && reply.size() + value->size() > limit) value = nullptr;  // found at another replica, or alone
+    value_bytes += value ? value->size() : 0;
     const auto type = !value ? FindType::not_found : dictionary ? FindType::dictionary : FindType::regular;
     reply.add_result(type, value ? *value : std::string_view(), value ? record->expiration : 0, nearest,
                      drawn && value ? dictionary->entries().size() : 0);
   }
+  rates_.charge(caller, network_of_caller(caller), static_cast<double>(value_bytes / kBytesOfAKey), runtime.now());
   co_return reply.finish(options.client_mode ? std::string() : node_id.binary());
 }
 

@@ -7,6 +7,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/status.hpp"
 #include "cohive/p2p/errors.hpp"
+#include "cohive/transport/errors.hpp"
 #include "cohive/transport/multistream.hpp"
 
 namespace cohive::p2p {
@@ -83,7 +84,9 @@ Task<void> ConnectionTable::serve(ConnectionTable& table, ConnectionEntryPtr ent
     entry->tasks.spawn(table.handlers_.serve(std::move(*stream), entry->auxiliary), "inbound stream");
   }
   const PeerId peer = entry->connection->peer();
-  log::debug("p2p", "connection to {} ended: {}", peer, entry->connection->close_reason());
+  const Error reason = entry->connection->close_reason();
+  log::debug("p2p", "connection to {} ended: {}", peer, reason);
+  if (reason == transport::Errc::muxer_violation) table.self_.reputation.report(peer, Offence::malformed);
   table.abort(entry, Error(cohive::Errc::closed, peer));
 }
 
@@ -198,6 +201,7 @@ void ConnectionTable::disconnect(const PeerId& peer) {
 
 void ConnectionTable::cut_off(const PeerId& peer) {
   if (self_.closed || !cutting_.insert(peer).second) return;
+  self_.reputation.report(peer, Offence::wasted);
   Failures::of(self_.runtime)
       .warn("p2p", "memory", "over_budget",
             log::format("cutting {} off: it fills most of the memory that peers may fill", peer));

@@ -115,6 +115,7 @@ class ConnectionTable {
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
   ConnectionEntryPtr replaceable(const std::string& network) const;
+  ConnectionEntryPtr of_a_shunned_peer() const;
   ConnectionEntryPtr of_the_largest(const std::string& network) const;
   bool make_room(bool inbound, const std::string& network);
   static Task<void> trim(ConnectionTable& table);

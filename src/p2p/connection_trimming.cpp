@@ -40,9 +40,11 @@ bool ConnectionTable::is_protected(const PeerId& peer) const {
   return protected_->contains(peer) || (valued_ && valued_(peer));
 }
 
-/// The connection that will be missed least, for one of `network`: unprotected peers first, of these the one that was idle
-/// longest. Null when all are in use and no network has far more than its share.
+/// The connection that will be missed least, for one of `network`: that of a peer that has misbehaved, else unprotected
+/// peers first, of these the one that was idle longest. Null when all are in use and no network has far more than its
+/// share.
 ConnectionEntryPtr ConnectionTable::replaceable(const std::string& network) const {
+  if (auto shunned = of_a_shunned_peer()) return shunned;
   const TimePoint limit = self_.runtime.now() - kJustUsed;
   ConnectionEntryPtr result;
   bool result_protected = false;
@@ -57,6 +59,16 @@ ConnectionEntryPtr ConnectionTable::replaceable(const std::string& network) cons
     }
   }
   return result ? result : of_the_largest(network);
+}
+
+ConnectionEntryPtr ConnectionTable::of_a_shunned_peer() const {
+  ConnectionEntryPtr result;
+  for (const auto& [id, peer] : peers_) {
+    if (!self_.reputation.is_shunned(id) || is_protected(id)) continue;
+    for (const auto& entry : peer.connections)
+      if (!result || entry->used < result->used) result = entry;
+  }
+  return result;
 }
 
 /// A peer of the network that has most, though it is in use, if that network has many and several times as many as the

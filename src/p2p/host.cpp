@@ -149,6 +149,7 @@ struct Host::Impl {
       impl.self.metrics.memory_highest.set(static_cast<double>(memory.highest()));
       impl.self.metrics.memory_refused.set(static_cast<double>(memory.refused()));
       impl.self.metrics.memory_cut_off.set(static_cast<double>(memory.cut_off()));
+      impl.self.metrics.shunned.set(static_cast<double>(impl.self.reputation.shunned()));
     }
   }
 
@@ -235,6 +236,9 @@ std::vector<PortMapping> Host::port_mappings() const {
 }
 std::vector<HeldReservation> Host::relays() const {
   return impl_->relays.held();
+}
+Reputation& Host::reputation() const noexcept {
+  return impl_->self.reputation;
 }
 MemoryBudget& Host::memory() const noexcept {
   return *impl_->self.options.transport.memory;

@@ -161,6 +161,7 @@ Task<Result<transport::StreamPtr>> PeerRouting::open_stream(PeerId peer, std::st
 }
 
 Task<Result<>> PeerRouting::connect_via(PeerId peer, PeerId referrer, Deadline deadline) {
+  if (self_.reputation.is_shunned(peer) && !table_.connected(peer)) co_return Error(Errc::shunned, peer);
   auto connected = co_await dialler_.connect(peer, deadline);
   if (connected || self_.closed || peer == self_.id) co_return connected;
   if (!referrer.empty() && referrer != peer && !deadline.passed(self_.runtime.now())) {

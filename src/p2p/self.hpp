@@ -6,6 +6,7 @@
 #include "cohive/core/keys.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/p2p/metrics.hpp"
+#include "cohive/p2p/reputation.hpp"
 
 namespace cohive::p2p {
 
@@ -15,12 +16,14 @@ struct Self {
         identity(std::move(key)),
         id(identity.peer_id()),
         options(std::move(opts)),
-        metrics(runtime.metrics()) {}
+        metrics(runtime.metrics()),
+        reputation(runtime, metrics) {}
   Runtime& runtime;
   KeyPair identity;
   PeerId id;
   HostOptions options;
   HostMetrics metrics;
+  Reputation reputation;
   bool closed = false;
 };
 

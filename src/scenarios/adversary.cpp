@@ -1,16 +1,21 @@
 #include "scenarios/adversary.hpp"
 
 #include <algorithm>
+#include <deque>
+#include <ostream>
 #include <random>
 
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/group_finder.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
+#include "cohive/testing/cheap_keys.hpp"
 #include "scenarios/hostile_peer.hpp"
 #include "scenarios/progress_record.hpp"
 
@@ -25,6 +30,11 @@ constexpr std::uint64_t kFarEpoch = std::uint64_t{1} << 40;
 constexpr double kWeek = 6 * 86400;
 const std::string kGradients = "simulated_grad_averager", kStates = "simulated_state_averager";
 constexpr Duration kPatience = 5s;
+constexpr std::size_t kRolesAtOnce = 3;  // beside seven trainers 30 % of the peers
+constexpr std::size_t kBudget = 32 << 20;    // of each host
+constexpr std::size_t kMostEntries = 2'000;  // of a dictionary: a fifth of the usual, which a flooder fills as well
+// What honest trainers keep: of their speed, and of their way, as TrainScenarioReport::astray counts.
+constexpr double kLeastSpeed = 0.8, kFarthestAstray = 0.1;
 
 // ---- Roles
 
@@ -108,12 +118,26 @@ Task<void> lead_and_forge(Dht& dht, std::size_t invented) {
   }
 }
 
-Task<void> join_and_lie(Dht& dht, std::vector<std::uint32_t> sizes, std::uint64_t seed) {
+averaging::AveragerOptions options_of_liars() {
   averaging::AveragerOptions options;
   options.prefix = kGradients;
   options.class_name = "GradientAverager";
   options.part_size_bytes = 4096;
-  averaging::HostilePeer hostile(dht, options, std::move(sizes), seed);
+  return options;
+}
+
+/// Identities cost nothing.
+Task<void> change_and_stall(TrainSwarm& swarm, std::vector<std::uint32_t> sizes, std::uint64_t seed) {
+  std::deque<averaging::HostilePeer> peers;
+  for (;;) {
+    Dht& dht = *co_await swarm.stranger();
+    peers.emplace_back(dht, options_of_liars(), sizes, seed, averaging::HostilePeer::Malice::silence);
+    co_await peers.back().misbehave();
+  }
+}
+
+Task<void> join_and_lie(Dht& dht, std::vector<std::uint32_t> sizes, std::uint64_t seed) {
+  averaging::HostilePeer hostile(dht, options_of_liars(), std::move(sizes), seed);
   for (;;) {
     co_await hostile.misbehave();
     co_await dht.runtime().sleep_for(1s);
@@ -228,20 +252,127 @@ Task<void> hold_slots(Dht& dht, bool ask) {
   }
 }
 
+/// Nodes beside the keys of a run, nearer than those of any trainer.
+class Sybils {
+ public:
+  explicit Sybils(TrainSwarm& swarm) {
+    for (const std::string& key : {std::string("simulated_progress"), kGradients + ".0b"})
+      for (std::uint8_t i = 1; i <= kOfAKey; ++i) {
+        auto [host, trainer] = swarm.bare_stranger();
+        std::string id = dht::DhtId::of(key).binary();
+        id.back() = static_cast<char>(id.back() ^ i);
+        nodes_.push_back({std::move(id), std::move(trainer), std::make_unique<rpc::Server>(*host)});
+      }
+    for (Node& node : nodes_) serve(node);
+  }
+  /// Becomes known to the trainers, again and again.
+  Task<void> greet() {
+    for (;;) {
+      for (const Node& node : nodes_) {
+        p2p::Host& host = node.server->host();
+        Runtime& runtime = host.runtime();
+        (void)co_await host.connect(node.trainer, runtime.after(kPatience));
+        proto::FindRequest hello;
+        hello.mutable_peer()->set_node_id(node.id);
+        hello.add_keys(node.id);
+        std::vector<PeerId> trainers;
+        if (const auto first = node.trainer.peer()) trainers.push_back(*first);
+        for (std::size_t i = 0; i < trainers.size(); ++i) {
+          const auto reply = co_await rpc::call_unary(host, trainers[i], "DHTProtocol.rpc_find",
+                                                      hello.SerializeAsString(), runtime.after(kPatience));
+          proto::FindResponse found;
+          if (!reply || !found.ParseFromString(*reply) || found.results_size() == 0) continue;
+          for (const std::string& bytes : found.results(0).nearest_peer_ids())
+            if (const auto peer = PeerId::from_bytes(as_bytes(bytes));
+                peer && !is_ours(*peer) && std::ranges::find(trainers, *peer) == trainers.end()) {
+              (void)co_await host.connect_via(*peer, trainers[i], runtime.after(kPatience));
+              trainers.push_back(*peer);
+            }
+        }
+      }
+      co_await nodes_.front().server->host().runtime().sleep_for(10s);
+    }
+  }
+
+ private:
+  static constexpr std::uint8_t kOfAKey = 4;
+  struct Node {
+    std::string id;
+    Multiaddr trainer;
+    std::unique_ptr<rpc::Server> server;
+  };
+  bool is_ours(const PeerId& peer) const {
+    return std::ranges::any_of(nodes_, [&](const Node& node) { return node.server->host().id() == peer; });
+  }
+  void serve(Node& node) {
+    node.server->add_unary("DHTProtocol.rpc_ping", [&node](PeerId, std::string) { return answer_ping(node); });
+    node.server->add_unary("DHTProtocol.rpc_store", [&node](PeerId, std::string request) {
+      return swallow(node, std::move(request));
+    });
+    node.server->add_unary("DHTProtocol.rpc_find", [this, &node](PeerId, std::string request) {
+      return find(*this, node, std::move(request));
+    });
+  }
+  static Task<Result<std::string>> answer_ping(const Node& node) {
+    proto::PingResponse reply;
+    reply.mutable_peer()->set_node_id(node.id);
+    reply.set_dht_time(node.server->host().runtime().wall_time());
+    reply.set_available(true);
+    co_return reply.SerializeAsString();
+  }
+  static Task<Result<std::string>> swallow(const Node& node, std::string bytes) {
+    proto::StoreRequest request;
+    request.ParseFromString(bytes);
+    proto::StoreResponse reply;
+    reply.mutable_peer()->set_node_id(node.id);
+    for (int i = 0; i < request.keys_size(); ++i) reply.add_store_ok(true);
+    co_return reply.SerializeAsString();
+  }
+  static Task<Result<std::string>> find(const Sybils& self, const Node& node, std::string bytes) {
+    proto::FindRequest request;
+    request.ParseFromString(bytes);
+    proto::FindResponse reply;
+    reply.mutable_peer()->set_node_id(node.id);
+    for (int i = 0; i < request.keys_size(); ++i) {
+      auto* result = reply.add_results();
+      for (const Node& other : self.nodes_) {
+        result->add_nearest_node_ids(other.id);
+        result->add_nearest_peer_ids(other.server->host().id().binary());
+      }
+    }
+    co_return reply.SerializeAsString();
+  }
+  std::deque<Node> nodes_;
+};
+
+Task<void> crowd_keys(TrainSwarm& swarm) {
+  Sybils sybils(swarm);
+  co_await sybils.greet();
+}
+
+constexpr std::size_t kFirstKey = 60;  // of hostile peers; trainers have those before
+
 Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scenario, std::uint64_t number) {
+  const auto sizes = [&scenario] {
+    return std::vector{static_cast<std::uint32_t>(scenario.features), static_cast<std::uint32_t>(scenario.ballast)};
+  };
+  if (role == AdversaryRole::sybils) co_return co_await crowd_keys(swarm);
+  if (role == AdversaryRole::changeling) co_return co_await change_and_stall(swarm, sizes(), number);
   Dht& dht = *co_await swarm.stranger();
+  const auto key = [number] {
+    return std::make_shared<dht::RsaSignatureValidator>(cheap_key(kFirstKey + number % kRolesAtOnce));
+  };
   switch (role) {
     case AdversaryRole::progress_liar:
-      co_return co_await lie_about_progress(dht, std::make_shared<dht::RsaSignatureValidator>());
+      co_return co_await lie_about_progress(dht, key());
     case AdversaryRole::batch_claimer:
-      co_return co_await claim_batches(dht, std::make_shared<dht::RsaSignatureValidator>(), 0);
+      co_return co_await claim_batches(dht, key(), 0);
     case AdversaryRole::epoch_pusher:
-      co_return co_await claim_batches(dht, std::make_shared<dht::RsaSignatureValidator>(), 1);
+      co_return co_await claim_batches(dht, key(), 1);
     case AdversaryRole::forging_leader:
       co_return co_await lead_and_forge(dht, 0);
     case AdversaryRole::lying_owner:
-      co_return co_await join_and_lie(
-          dht, {static_cast<std::uint32_t>(scenario.features), static_cast<std::uint32_t>(scenario.ballast)}, number);
+      co_return co_await join_and_lie(dht, sizes(), number);
     case AdversaryRole::bad_donor:
       co_return co_await share_a_bad_state(dht, static_cast<std::uint32_t>(scenario.features));
     case AdversaryRole::plausible_donor:
@@ -255,8 +386,10 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
     case AdversaryRole::inventing_leader:
       co_return co_await lead_and_forge(dht, 20);
     case AdversaryRole::wrong_reducer:
-      co_return co_await reduce_wrongly(
-          dht, {static_cast<std::uint32_t>(scenario.features), static_cast<std::uint32_t>(scenario.ballast)});
+      co_return co_await reduce_wrongly(dht, sizes());
+    case AdversaryRole::changeling:
+    case AdversaryRole::sybils:
+      co_return;  // more than one peer, above
   }
 }
 
@@ -265,44 +398,89 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 const char* name_of(AdversaryRole role) {
   static constexpr std::array kNames = {"progress liar", "batch claimer",   "epoch pusher", "forging leader", "lying owner",
                                         "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader",
-                                        "inventing leader", "wrong reducer"};
+                                        "inventing leader", "wrong reducer", "changeling", "sybils"};
   return kNames[static_cast<std::size_t>(role)];
+}
+
+std::optional<AdversaryRole> role_named(std::string_view name) {
+  const auto found = std::ranges::find(kAdversaryRoles, name, name_of);
+  return found == kAdversaryRoles.end() ? std::nullopt : std::optional(*found);
+}
+
+AdversaryRun::AdversaryRun(std::uint64_t number) : seed(1 + number / kRunsOfASeed) {
+  const std::size_t which = number % kRunsOfASeed;
+  if (which < kAdversaryRoles.size()) {
+    roles = {kAdversaryRoles[which]};
+    return;
+  }
+  roles.assign(kAdversaryRoles.begin(), kAdversaryRoles.end());
+  std::shuffle(roles.begin(), roles.end(), std::mt19937_64(number));
+  roles.resize(kRolesAtOnce);
+}
+
+bool AdversaryRun::has_checks() const {
+  return std::ranges::count(roles, AdversaryRole::wrong_reducer) > 0;
+}
+
+std::ostream& operator<<(std::ostream& out, const AdversaryRun& run) {
+  out << "seed " << run.seed << ", ";
+  for (std::size_t i = 0; i < run.roles.size(); ++i) out << (i > 0 ? "," : "") << name_of(run.roles[i]);
+  return out;
+}
+
+std::string AdversaryReport::harm() const {
+  std::string harm;
+  const auto add = [&harm](bool harmed, std::string what) {
+    if (harmed) harm += (harm.empty() ? "" : "; ") + what;
+  };
+  add(speed() < kLeastSpeed, log::format("{} epochs, without hostile peers {}", run.epochs, without.epochs));
+  add(run.epochs_alone > 0, log::format("{} epochs alone", run.epochs_alone));
+  add(run.astray > kFarthestAstray, log::format("parameters {:.3f} astray", run.astray));
+  add(run.over_budget > 0, log::format("{} hosts over budget", run.over_budget));
+  return harm;
 }
 
 TrainScenario adversary_scenario(std::uint64_t seed) {
   TrainScenario scenario = small_training();
   scenario.seed = seed;
   scenario.trainers = 7;
+  scenario.memory_budget = kBudget;
+  scenario.dht.max_subkeys = kMostEntries;
   return scenario;
 }
 
-std::vector<AdversaryRole> some_roles(std::uint64_t seed) {
-  using enum AdversaryRole;
-  std::vector<AdversaryRole> roles{progress_liar, forging_leader, lying_owner, bad_donor, flooder, slot_holder, slow_reader};
-  std::shuffle(roles.begin(), roles.end(), std::mt19937_64(seed));
-  roles.resize(3);
-  return roles;
-}
+namespace {
 
-AdversaryReport run_adversaries(std::uint64_t seed, std::vector<AdversaryRole> roles) {
-  TrainScenario scenario = adversary_scenario(seed);
-  if (std::ranges::count(roles, AdversaryRole::wrong_reducer))
+TrainScenario scenario_of(const AdversaryRun& run) {
+  TrainScenario scenario = adversary_scenario(run.seed);
+  if (run.has_checks())
     scenario.tune = [](train::RunOptions& options) {
       options.verified_share = kCheckedShare;
       options.grad_aggregation = averaging::ClippedMean();
     };
+  return scenario;
+}
+
+}  // namespace
+
+const TrainScenarioReport& AdversaryRuns::without(const AdversaryRun& run) {
+  if (seed_ != run.seed) without_ = {};
+  seed_ = run.seed;
+  auto& report = without_[run.has_checks()];
+  if (!report) report = run_training(scenario_of(run));
+  return *report;
+}
+
+AdversaryReport AdversaryRuns::run(const AdversaryRun& run) {
   AdversaryReport report;
-  report.seed = seed;
-  report.roles = roles;
-  const TrainScenarioReport without = run_training(scenario);
-  report.epochs_without = without.epochs;
-  report.loss_without = without.last_loss;
-  scenario.each_second = [&scenario, &roles, seed](TrainSwarm& swarm, double second) {
+  report.without = without(run);
+  TrainScenario scenario = scenario_of(run);
+  scenario.each_second = [&scenario, &run](TrainSwarm& swarm, double second) {
     if (second != 10) return;
-    for (std::size_t i = 0; i < roles.size(); ++i) swarm.spawn(play(swarm, roles[i], scenario, seed * 100 + i));
+    for (std::size_t i = 0; i < run.roles.size(); ++i)
+      swarm.spawn(play(swarm, run.roles[i], scenario, run.seed * 100 + i));
   };
   report.run = run_training(scenario);
-  report.epochs = report.run.epochs;
   return report;
 }
 

@@ -8,6 +8,8 @@
 namespace cohive::averaging {
 namespace {
 
+constexpr Duration kSilence = 10s;
+
 std::string schema_of(const std::vector<std::uint32_t>& sizes) {
   std::vector<TensorInfo> tensors;
   for (std::uint32_t size : sizes) tensors.push_back({{size}});
@@ -20,11 +22,13 @@ std::string protocol(const AveragerOptions& options, const char* method) {
 
 }  // namespace
 
-HostilePeer::HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uint32_t> sizes, std::uint64_t seed)
+HostilePeer::HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uint32_t> sizes, std::uint64_t seed,
+                         Malice malice)
     : dht_(dht),
       options_(std::move(options)),
       sizes_(std::move(sizes)),
       random_(seed),
+      malice_(malice),
       metrics_(dht.runtime().metrics(), "hostile"),
       offered_(options_.agreed_codec ? codec::CodecSet{options_.agreed_codec->fixed()->codec} : codec::CodecSet()),
       finder_(make_matchmaking(
@@ -46,6 +50,7 @@ Task<std::optional<Group>> HostilePeer::join() {
 Task<void> HostilePeer::misbehave() {
   const auto group = co_await join();
   if (!group) co_return;
+  if (malice_ == Malice::silence) co_return co_await dht_.runtime().sleep_for(kSilence);
   Nursery calls(dht_.runtime(), "hostile calls");
   for (const auto& member : group->members)
     if (member.peer != id()) calls.spawn(send_nonsense(*this, member.peer, group->id));
@@ -127,6 +132,7 @@ Task<void> HostilePeer::send_nonsense(HostilePeer& self, PeerId to, std::string 
 
 Task<Result<>> HostilePeer::answer_nonsense(HostilePeer& self, rpc::ServerStream& stream) {
   Runtime& runtime = self.dht_.runtime();
+  if (self.malice_ == Malice::silence) co_await runtime.sleep_for(1h);
   for (std::size_t i = self.below(6); i > 0; --i) {
     auto request = co_await stream.receive(runtime.after(5s));
     if (!request || !*request) break;

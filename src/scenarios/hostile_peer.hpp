@@ -12,7 +12,12 @@ namespace cohive::averaging {
 
 class HostilePeer {
  public:
-  HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uint32_t> sizes, std::uint64_t seed);
+  enum class Malice {
+    nonsense,  ///< sends and answers what cannot be, or falls silent
+    silence    ///< sends and answers nothing
+  };
+  HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uint32_t> sizes, std::uint64_t seed,
+              Malice malice = Malice::nonsense);
   /// Joins a group and does its worst.
   Task<void> misbehave();
   /// Joins a group and sends each other member this as its first part.
@@ -32,6 +37,7 @@ class HostilePeer {
   AveragerOptions options_;
   std::vector<std::uint32_t> sizes_;
   std::mt19937_64 random_;
+  const Malice malice_;
   AveragingMetrics metrics_;
   const codec::CodecSet offered_;
   std::unique_ptr<GroupFinder> finder_;

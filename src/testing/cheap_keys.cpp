@@ -5,7 +5,9 @@
 #include <openssl/param_build.h>
 #include <openssl/x509.h>
 
+#include <memory>
 #include <stdexcept>
+#include <vector>
 
 namespace cohive::sim {
 namespace {
@@ -26,21 +28,23 @@ Bytes der_of(EVP_PKEY* key) {
   return der;
 }
 
-}  // namespace
-
-const BIGNUM* CheapKeys::prime(std::size_t index) {
-  while (primes_.size() <= index) {
+const BIGNUM* prime(std::size_t index) {
+  using Number = std::unique_ptr<BIGNUM, decltype(&BN_free)>;
+  static std::vector<Number> primes;
+  while (primes.size() <= index) {
     Number made(demand(BN_new()), &BN_free);
     // Both highest bits are set, so that two of them have a product of full length; none is 1 modulo the exponent.
     if (!BN_generate_prime_ex(made.get(), kPrimeBits, 0, nullptr, nullptr, nullptr) ||
         BN_mod_word(made.get(), kExponent) == 1 || !BN_is_bit_set(made.get(), kPrimeBits - 2))
       continue;
-    primes_.push_back(std::move(made));
+    primes.push_back(std::move(made));
   }
-  return primes_[index].get();
+  return primes[index].get();
 }
 
-Bytes CheapKeys::der(std::size_t number) {
+}  // namespace
+
+Bytes cheap_key(std::size_t number) {
   std::size_t larger = 1;
   while (larger * (larger + 1) / 2 <= number) ++larger;
   const BIGNUM *q = prime(larger), *p = prime(number - larger * (larger - 1) / 2);

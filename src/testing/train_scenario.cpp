@@ -27,6 +27,30 @@ double uniform(Random& random, double from, double to) {
   return std::uniform_real_distribution<double>(from, to)(random);
 }
 
+/// Standard normal numbers, those of std::normal_distribution, which takes logarithms of the generator's range for each.
+class Normal {
+ public:
+  double operator()(Random& random) {
+    if (saved_) return *std::exchange(saved_, std::nullopt);
+    double x = 0, y = 0, square = 0;
+    do {
+      x = 2 * unit(random) - 1;
+      y = 2 * unit(random) - 1;
+      square = x * x + y * y;
+    } while (square > 1 || square == 0);
+    const double scale = std::sqrt(-2 * std::log(square) / square);
+    saved_ = x * scale;
+    return y * scale;
+  }
+
+ private:
+  static double unit(Random& random) {
+    constexpr double kNumbers = 0x1p64;
+    return std::min(static_cast<double>(random()) / kNumbers, std::nextafter(1.0, 0.0));
+  }
+  std::optional<double> saved_;
+};
+
 /// y = x w + noise, with x normal.
 class Problem {
  public:
@@ -58,7 +82,7 @@ class Problem {
  private:
   std::vector<float> truth_;
   double noise_;
-  std::normal_distribution<double> normal_;
+  Normal normal_;
 };
 
 struct SimulatedNode {
@@ -100,11 +124,7 @@ class SimulatedSwarm final : public TrainSwarm {
                                         static_cast<double>(scenario.batch_size) * scenario.batches_per_epoch *
                                         middling * rate);
   }
-  ~SimulatedSwarm() override {
-    tasks_.cancel();
-    for (auto& trainer : trainers_) end(*trainer);
-    runtime_.run_ready();
-  }
+  ~SimulatedSwarm() override { end_all(); }
 
   TrainScenarioReport run() {
     const auto start = std::chrono::steady_clock::now();
@@ -128,6 +148,10 @@ class SimulatedSwarm final : public TrainSwarm {
     (void)co_await dht->start(initial_peers(dht));
     co_return dht;
   }
+  std::pair<p2p::Host*, Multiaddr> bare_stranger() override {
+    strangers_.push_back(make_host());
+    return {strangers_.back().host.get(), initial_peers(nullptr).front()};
+  }
   void spawn(Task<void> task) override { tasks_.spawn(std::move(task), "mischief"); }
   void split(bool apart) override {
     if (!apart) return fabric_.heal();
@@ -145,7 +169,7 @@ class SimulatedSwarm final : public TrainSwarm {
     return latest;
   }
 
-  SimulatedNode make_node() {
+  SimulatedNode make_host() {
     SimulatedNode node;
     node.machine = fabric_.add_machine();
     const std::uint64_t number = ++made_;
@@ -157,9 +181,15 @@ class SimulatedSwarm final : public TrainSwarm {
     p2p::HostOptions host_options;
     host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
     host_options.transport.keepalive_interval = kTrainerKeepalive;
+    host_options.memory_budget = scenario_.memory_budget;
     node.host = std::make_unique<p2p::Host>(*node.machine, KeyPair::ed25519_from_seed(seed), host_options);
     node.host->start().value();
-    node.dht = std::make_unique<Dht>(*node.host);
+    budgets_.push_back(node.host->memory());
+    return node;
+  }
+  SimulatedNode make_node() {
+    SimulatedNode node = make_host();
+    node.dht = std::make_unique<Dht>(*node.host, scenario_.dht);
     return node;
   }
 
@@ -186,7 +216,7 @@ class SimulatedSwarm final : public TrainSwarm {
     options.averaging_timeout = 30s;
     if (scenario_.tune) scenario_.tune(options);
     local_updates_ = options.use_local_updates;
-    trainer->run = std::make_unique<train::Run>(*trainer->dht, std::make_shared<dht::RsaSignatureValidator>(keys_.der(trainer->number)), *trainer->replica, options);
+    trainer->run = std::make_unique<train::Run>(*trainer->dht, std::make_shared<dht::RsaSignatureValidator>(cheap_key(trainer->number)), *trainer->replica, options);
     trainer->tasks = std::make_unique<TaskGroup>(runtime_, "trainer");
     return trainer;
   }
@@ -308,16 +338,34 @@ class SimulatedSwarm final : public TrainSwarm {
       if (trainer->run && trainer->run->epoch() == report_.epochs) last.push_back(trainer->replica->parameter(0));
     for (const auto& weights : last) {
       report_.last_loss = std::max(report_.last_loss, problem_.loss(weights));
-      double distance = 0;
-      for (std::size_t i = 0; i < weights.size(); ++i) distance += std::pow(weights[i] - last[0][i], 2);
-      report_.spread = std::max(report_.spread, std::sqrt(distance));
+      report_.spread = std::max(report_.spread, distance(weights, last[0]));
     }
-    report_.loss_of_one = train_alone(report_.epochs);
-    for (auto& trainer : trainers_) end(*trainer);
+    const auto one = train_alone(report_.epochs);
+    report_.loss_of_one = problem_.loss(one);
+    for (const auto& weights : last)
+      report_.astray = std::max(report_.astray, distance(weights, one) / std::sqrt(report_.first_loss));
+    end_all();
     report_.waiting = lived_ > 0 ? waited_ / lived_ : 0;
+    for (const MemoryBudget& budget : budgets_) {
+      report_.most_held = std::max(report_.most_held, budget.highest());
+      report_.over_budget += budget.highest() > budget.total() || budget.held() > 0;
+    }
   }
 
-  double train_alone(std::uint64_t epochs) {
+  void end_all() {
+    tasks_.cancel();
+    for (auto& trainer : trainers_) end(*trainer);
+    strangers_.clear();
+    runtime_.run_ready();
+  }
+
+  static double distance(std::span<const float> a, std::span<const float> b) {
+    double square = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) square += std::pow(a[i] - b[i], 2);
+    return std::sqrt(square);
+  }
+
+  std::vector<float> train_alone(std::uint64_t epochs) {
     Random random(scenario_.seed + 7);
     std::vector<float> weights(scenario_.features), gradient(scenario_.features);
     for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
@@ -325,7 +373,7 @@ class SimulatedSwarm final : public TrainSwarm {
       for (std::size_t i = 0; i < weights.size(); ++i)
         weights[i] -= static_cast<float>(scenario_.learning_rate) * gradient[i];
     }
-    return problem_.loss(weights);
+    return weights;
   }
 
   const TrainScenario scenario_;
@@ -338,7 +386,7 @@ class SimulatedSwarm final : public TrainSwarm {
   std::uint64_t made_ = 0;
   std::vector<std::shared_ptr<Trainer>> trainers_;
   std::vector<SimulatedNode> strangers_;
-  CheapKeys keys_;
+  std::vector<MemoryBudget> budgets_;  // of all hosts there ever were
   std::map<std::uint64_t, std::size_t> groups_;  // the largest of each epoch
   std::size_t rounds_ = 0, members_ = 0;
   double waited_ = 0, lived_ = 0;
@@ -351,10 +399,12 @@ class SimulatedSwarm final : public TrainSwarm {
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
   return out << log::format(
              "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer, waiting {:.2f} %, loss {:.3e} (one process {:.3e}, "
-             "first {:.3e}), spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {:.1f} s",
+             "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} bytes held "
+             "({} hosts over budget), {:.1f} s",
              report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, 100 * report.waiting,
-             report.last_loss, report.loss_of_one, report.first_loss, report.spread, report.newcomers, report.newcomers_late,
-             report.downloads, report.followed, report.real_seconds);
+             report.last_loss, report.loss_of_one, report.first_loss, report.astray, report.spread, report.newcomers,
+             report.newcomers_late, report.downloads, report.followed, report.most_held, report.over_budget,
+             report.real_seconds);
 }
 
 TrainScenario small_training() {

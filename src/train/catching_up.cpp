@@ -93,11 +93,11 @@ Task<Result<averaging::DownloadedState>> Run::Impl::download() {
   auto state = co_await sharing.download(std::move(how));
   if (!state) co_return state.error();
   const auto epoch = epoch_of(state->metadata);
-  if (!epoch) co_return Error(averaging::Errc::bad_state, state->donor, "no epoch in its metadata");
-  if (*epoch > plausible_epoch())
-    co_return Error(averaging::Errc::bad_state, state->donor,
-                    "its epoch " + std::to_string(*epoch) + " is one that no trainer reports");
-  co_return state;
+  if (epoch && *epoch <= plausible_epoch()) co_return state;
+  dht.host().reputation().report(state->donor, p2p::Offence::lied);
+  const std::string what =
+      epoch ? "its epoch " + std::to_string(*epoch) + " is one that no trainer reports" : "no epoch in its metadata";
+  co_return Error(averaging::Errc::bad_state, state->donor, what);
 }
 
 Task<bool> Run::Impl::load_state() {
@@ -121,6 +121,7 @@ Task<bool> Run::Impl::load_state() {
     const auto loaded = co_await replica.load(std::move(*downloaded), model.epoch());
     if (!loaded) {
       history.download_failed(loaded.error().with_context("downloaded state refused"));
+      dht.host().reputation().report(donor, p2p::Offence::wasted);
       co_return false;
     }
     epoch = *loaded;

@@ -21,11 +21,16 @@ constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
 constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsDrawn = 16;
 constexpr Duration kLongestHurry = 1s;  // between looks of all trainers of such a run at the same news
 constexpr double kFarAway = 1e9;    // seconds until an end that cannot be foreseen yet
-constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 1h;
+constexpr Duration kFirstDoubt = 30s;
 constexpr std::size_t kMaxSpeeds = 4096;  // remembered
 constexpr double kSlowest = 1e-9;         // samples per second; below, nothing was measured yet
 constexpr double kMuchFaster = 16;        // than the median trainer
-constexpr std::size_t kMaxDoubts = 10'000, kMaxBound = 20'000;
+constexpr std::size_t kMaxBound = 20'000;
+
+/// The owner of a key, of which nothing else is known: no identity vouches for it.
+PeerId owner_of(const std::string& marker) {
+  return PeerId::of_public_key(as_bytes(marker));
+}
 
 }  // namespace
 
@@ -216,14 +221,12 @@ void ProgressTracker::took_part(const std::vector<PeerId>& members) {
 }
 
 void ProgressTracker::distrust_claims_above(std::uint64_t proven) {
-  const TimePoint now = runtime_.now();
   for (const auto& [marker, epoch] : claims_) {
-    if (epoch <= proven || doubts_.size() >= kMaxDoubts) continue;
-    Doubt& doubt = doubts_[marker];
-    doubt.next = std::min(std::max(doubt.next * 2, kFirstDoubt), kLongestDoubt);
-    doubt.until = now + doubt.next;
-    log::warn("train", "no state proves epoch {} that a peer claims; not believed for {:.0f} s", epoch,
-              to_seconds(doubt.next));
+    if (epoch <= proven) continue;
+    const Duration time = dht_.host().reputation().report(owner_of(marker), p2p::Offence::lied, kFirstDoubt);
+    if (time > 0s)
+      log::warn("train", "no state proves epoch {} that a peer claims; not believed for {:.0f} s", epoch,
+                to_seconds(time));
   }
   fetch_soon();
 }
@@ -284,18 +287,13 @@ void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
 }
 
 void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global) {
-  const TimePoint now = runtime_.now();
   claims_.clear();
   std::vector<std::uint64_t> epochs{epoch_};
   for (const Entry& entry : entries) {
     if (entry.client || entry.marker == key_->ownership_marker()) continue;
     claims_[entry.marker] = entry.epoch;
-    const auto doubt = doubts_.find(entry.marker);
-    if (doubt == doubts_.end() || now >= doubt->second.until) epochs.push_back(entry.epoch);
+    if (!dht_.host().reputation().is_shunned(owner_of(entry.marker))) epochs.push_back(entry.epoch);
   }
-  std::erase_if(doubts_, [&](const auto& doubt) {  // forgotten with the record, or when long over
-    return (!drawn_ && !claims_.contains(doubt.first)) || now >= doubt.second.until + kLongestDoubt;
-  });
   std::sort(epochs.rbegin(), epochs.rend());
   // The members of a round reach an epoch together. Of two trainers, one may go on alone.
   const bool supported = epochs.size() < 2 || (epochs.size() == 2 && epochs[0] <= epochs[1] + 1);

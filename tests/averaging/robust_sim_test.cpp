@@ -173,6 +173,24 @@ INSTANTIATE_TEST_SUITE_P(OfEveryAggregation, EightBitRounds,
                                            Aggregation(CenteredClip{0.5, 3}), Aggregation(ClippedMean{1.0})),
                          name_of);
 
+TEST_F(Averaging, WhereContributionsAreClippedAnAverageFarBeyondThemIsNotUsed) {
+  auto options = quick();
+  options.aggregation = ClippedMean();
+  for (int i = 0; i < 4; ++i) add(options);
+  options.aggregation = Mean();  // clips nothing, of all its own values
+  add(options);
+  for (std::size_t i = 0; i < 5; ++i)
+    for (auto* tensor : {&peers[i]->a, &peers[i]->b}) std::ranges::fill(*tensor, i == 4 ? 1e6f : 1 + 0.1f * static_cast<float>(i));
+  const auto results = step_all(same());
+  for (std::size_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    ASSERT_EQ(results[i]->group.size(), 5u);
+    EXPECT_GT(results[i]->parts_failed, 0u) << "those of the liar";
+    EXPECT_TRUE(results[i]->liars.empty()) << "nothing is proven";
+    for (float value : peers[i]->a) ASSERT_LT(value, 4);
+  }
+}
+
 /// A first part of 128 values with something that is not finite in it.
 struct BadPart {
   codec::Codec codec;

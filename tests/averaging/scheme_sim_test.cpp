@@ -244,7 +244,7 @@ TEST_F(EarlyStreams, AreFewOfOnePeer) {
 
 TEST_F(EarlyStreams, OfTheGreediestPeerMakeRoomForTheOthers) {
   for (int i = 0; i < 3; ++i) add(quick());
-  Rounds rounds(swarm.runtime(), {.bytes = 110'000});
+  Rounds rounds(peers[0]->dht->host(), {.bytes = 110'000});
   rpc::Server server(peers[0]->dht->host());
   peers[0]->averager.reset();
   server.add_streaming("test::DecentralizedAverager.rpc_aggregate_part",
@@ -263,6 +263,20 @@ TEST_F(EarlyStreams, OfTheGreediestPeerMakeRoomForTheOthers) {
   EXPECT_FALSE(after) << "it may try again";
   senders.cancel();
   swarm.pass(1s);
+}
+
+TEST_F(EarlyStreams, CountAgainstTheMemoryBudgetOfTheHost) {
+  for (int i = 0; i < 2; ++i) add(quick());
+  auto round = peers[0]->averager->begin({.timeout = 8s});
+  swarm.pass(1s);
+  const MemoryBudget& memory = peers[0]->dht->host().memory();
+  const std::size_t before = memory.held();
+  send(1, 0, "a group that is not known yet", 20'000);
+  swarm.pass(1s);
+  EXPECT_GE(memory.held(), before + 20'000 * sizeof(float));
+  EXPECT_FALSE(swarm.run(round.result()));
+  swarm.pass(10s);
+  EXPECT_LE(memory.held(), before);
 }
 
 TEST_F(EarlyStreams, AreNotHeldForEver) {

@@ -407,6 +407,18 @@ TEST_F(SharedStates, ADonorWithAModelOfItsOwnIsOutvotedByThoseThatAgree) {
   }
 }
 
+TEST_F(SharedStates, APeerThatHasAveragedWithThisOneIsBelievedMoreThanStrangersThatAgree) {
+  add();
+  const SharedState honest = state_with(5, 1), poison = state_with(6, 99);
+  const PeerId acquaintance = donor(honest, 5).id();
+  for (int i = 0; i < 4; ++i) donor(poison, 6);
+  auto& stranger = newcomer();
+  expect_same(download(stranger, {.max_priority = 7}).value(), poison);
+  auto& late = newcomer();
+  late.dht->host().reputation().worked(acquaintance);
+  expect_same(download(late, {.max_priority = 7}).value(), honest);
+}
+
 TEST_F(SharedStates, OutvotedDonorsAreNotAskedWhenTheOthersAreLost) {
   add();
   for (int i = 0; i < 2; ++i) donor(state_with(5, 1), 5);
@@ -459,6 +471,8 @@ TEST_F(SharedStates, AStateLargerThanTheModelIsNotDownloaded) {
   donor(state_with(5, 1), 5);
   auto& peer = newcomer();
   EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes - 1}).error(), cohive::Errc::limit_exceeded);
+  EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes}).error(), Errc::no_donor) << "it is shunned";
+  swarm.pass(p2p::Reputation::kFirstTime);
   EXPECT_TRUE(download(peer, {.max_bytes = kTensors * kTensorBytes}));
 }
 

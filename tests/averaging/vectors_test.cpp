@@ -149,6 +149,16 @@ TEST(LoadBalancer, EqualsHivemindOnItsOwnTestCases) {
   EXPECT_EQ(shares(1000, {0.25, 0.5, 0.5, 1.0}, 0), (F{0, 242, 242, 516}));
 }
 
+TEST(LoadBalancer, GivesUpForARoundThatIsNotWaitedForAnyMore) {
+  std::vector<std::optional<double>> forged;
+  for (int i = 0; i < 200; ++i) forged.push_back(1.0 + i % 7);
+  std::stop_source given_up;
+  given_up.request_stop();
+  const auto scores = balance_load(forged, 1'000'000, 0, given_up.get_token());
+  EXPECT_EQ(scores, std::vector<double>(forged.size(), 1.0)) << "nothing was reckoned";
+  EXPECT_NE(balance_load(forged, 1'000'000), scores);
+}
+
 TEST(LoadBalancer, ALargeGroupIsDividedInReasonableTime) {
   std::vector<std::optional<double>> bandwidths;
   for (int i = 0; i < 200; ++i) bandwidths.push_back(1.0 + i % 7);

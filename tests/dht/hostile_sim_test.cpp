@@ -167,6 +167,35 @@ TEST_F(HostileSwarm, ADictionaryThatIsAListOfNothingsTakesLittleMemory) {
   }
 }
 
+TEST_F(HostileSwarm, NewcomersThatTakeNoRecordsAreGivenFewAtATime) {
+  constexpr int kRecords = 500;
+  constexpr std::size_t kBytes = 100'000;
+  Dht& holder = add({.cache_on_store = false});
+  for (int i = 0; i < kRecords; ++i)
+    ASSERT_TRUE(swarm.run(holder.store("key " + std::to_string(i), std::string(kBytes, 'x'), in(600))));
+  std::deque<rpc::Server> newcomers;
+  int offered = 0;
+  for (int i = 0; i < 5; ++i) {
+    auto& server = newcomers.emplace_back(swarm.add_host());
+    server.add_unary("DHTProtocol.rpc_store", [&](PeerId, std::string) {
+      ++offered;
+      return answer_after(swarm.runtime(), 1h, {});
+    });
+  }
+  MemoryPeak peak;
+  for (std::size_t i = 0; i < newcomers.size(); ++i) {
+    proto::FindRequest hello;
+    hello.mutable_peer()->set_node_id(std::string(20, static_cast<char>('a' + i)));
+    auto& host = newcomers[i].host();
+    ASSERT_TRUE(swarm.run(host.connect(holder.host().visible_addresses().front(), swarm.after(5s))));
+    ASSERT_TRUE(swarm.run(rpc::call_unary(host, holder.host().id(), "DHTProtocol.rpc_find", hello.SerializeAsString(),
+                                          swarm.after(5s))));
+  }
+  swarm.pass(10s);
+  EXPECT_GE(offered, 5);
+  EXPECT_LE(peak.bytes(), kRecords * kBytes) << "a copy of everything for each of them would be five times as much";
+}
+
 TEST_F(HostileSwarm, OwnedSubkeysCannotBeOverwrittenByOthers) {
   auto owner = std::make_shared<RsaSignatureValidator>();
   auto stranger = std::make_shared<RsaSignatureValidator>();

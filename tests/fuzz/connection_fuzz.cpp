@@ -15,7 +15,7 @@ namespace {
 constexpr int kMaxSteps = 200;
 constexpr std::size_t kMaxWire = 18 << 20;  // a frame of 16 MiB, and what belongs to it
 // Of memory for each byte of the wire, and once: streams, tasks, tables, buffers of fixed size.
-constexpr std::size_t kBytesPerByte = 16, kBytesOnce = 1 << 20;
+constexpr std::size_t kBytesPerWireByte = 16, kBytesOfAConnection = 1 << 20;
 
 const std::string kConnectionProtocols[] = {
     "DHTProtocol.rpc_ping", "DHTProtocol.rpc_store", "DHTProtocol.rpc_find", "Test.rpc_unary",
@@ -121,7 +121,8 @@ COHIVE_FUZZ_TARGET(connection)(ByteView bytes) {
       swarm.pass(1ms);
     }
     swarm.pass(5s);
-    expect(peak.bytes() <= kBytesPerByte * stranger.sent() + kBytesOnce, "memory is bounded by what came");
+    expect(peak.bytes() <= kBytesPerWireByte * stranger.sent() + kBytesOfAConnection, "memory is bounded by what came");
+    stretch(stranger.sent());
     stranger.close();
     swarm.run(dht.close());
   }

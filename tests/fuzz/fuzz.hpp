@@ -30,6 +30,13 @@ struct Registration {
   static const ::cohive::fuzz::Registration registration_##name(#name, fuzz_##name); \
   static void fuzz_##name
 
+/// What the target has made of its input: bytes that the code under test was given, where they are more.
+inline std::size_t& stretched() {
+  static std::size_t bytes = 0;
+  return bytes;
+}
+inline void stretch(std::size_t bytes) { stretched() = bytes; }
+
 /// A promise of the code under test: ends the process when broken, which is what a fuzzer looks for.
 inline void expect(bool holds, const char* promise) {
   if (holds) return;

@@ -91,6 +91,7 @@ void core(const Corpus& corpus) {
   std::string ext;
   append_ext(ext, 0x50, encode(nested));
   corpus.add("msgpack", "ext", ext);
+  corpus.add("msgpack", "nothings", std::string_view("\xdd\x00\x03\xff\xf0\xc0", 6));  // promises 256 Ki of the last byte
 }
 
 void transport(const Corpus& corpus) {
@@ -178,6 +179,7 @@ void peers(const Corpus& corpus) {
   closer->add_addrs(binary_address("/ip4/10.0.0.9/tcp/4001"));
   closer->set_connection(1);
   corpus.add("kad", "reply", 1, reply.SerializeAsString());
+  corpus.add("kad", "empty_peers", 0, request.SerializeAsString() + std::string("\x42\x00", 2));
 
   const auto public_address = Multiaddr::from_text("/ip4/8.8.4.4/tcp/31337").value();
   corpus.add("autonat", "request", 0,
@@ -383,6 +385,8 @@ void dht_messages(const Corpus& corpus) {
   find.add_keys(dht::DhtId::of("dict").binary());
   find.mutable_peer()->set_node_id(kNode);
   corpus.add("dht_request", "find", 2, find.SerializeAsString());
+  corpus.add("dht_request", "empty_keys", 2, find.SerializeAsString() + std::string("\x12\x00", 2));
+  corpus.add("dht_request", "empty_records", 1, std::string("\x12\x00\x1a\x00\x22\x00", 6));
   connections(corpus, ping.SerializeAsString(), store.SerializeAsString(), find.SerializeAsString());
 
   proto::PingResponse pong;

@@ -45,12 +45,12 @@ class WatchedRun : public dht::DhtSwarm {
   }
   Dht& add_monitor() {
     Dht& monitor = add({.client_mode = true});
-    monitor.add_validator(std::make_shared<dht::RsaSignatureValidator>(keys.der(0)));
+    monitor.add_validator(std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(0)));
     return monitor;
   }
   /// Signs what a node stores by a key of its own.
   std::shared_ptr<dht::RsaSignatureValidator> key_of(Dht& node, std::size_t number) {
-    auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(number));
+    auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(number));
     node.add_validator(key);
     return key;
   }
@@ -64,7 +64,6 @@ class WatchedRun : public dht::DhtSwarm {
     return texts;
   }
 
-  sim::CheapKeys keys;
 };
 
 TEST_F(WatchedRun, ShowsTrainersNodesAndWhoKnowsWhom) {
@@ -95,7 +94,7 @@ TEST_F(WatchedRun, TwoSwarmsUnderTheNameOfOneRunAreSeenToBeTwo) {
   swarm.run(other.start({})).value();
   auto& watcher = swarm.add_host({.routing_server = false}, false);
   Dht monitor(watcher, {.client_mode = true});
-  monitor.add_validator(std::make_shared<dht::RsaSignatureValidator>(keys.der(0)));
+  monitor.add_validator(std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(0)));
   const std::vector<Multiaddr> initial = {swarm.host(0).visible_addresses().front(), stranger.visible_addresses().front()};
   swarm.run(monitor.start(initial)).value();
   report(*nodes[1], *key_of(*nodes[1], 1), swarm.host(1).id(), 5, 2);

@@ -53,7 +53,7 @@ class FourTrainers {
       if (tune) tune(options, i);
       trainer->model = make(net_.runtime(), options);
       trainer->run =
-          std::make_unique<Run>(*trainer->dht, std::make_shared<dht::RsaSignatureValidator>(keys_.der(i + 1)),
+          std::make_unique<Run>(*trainer->dht, std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(i + 1)),
                                 trainer->model->replica(), options);
       const auto opened = net_.run(trainer->run->open_checkpoints());
       EXPECT_TRUE(opened) << opened.error();
@@ -111,7 +111,6 @@ class FourTrainers {
   }
 
   sim::Swarm net_;
-  sim::CheapKeys keys_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
 };
 

@@ -14,11 +14,11 @@ class LossRecord : public dht::DhtSwarm {
   void SetUp() override {
     Dht& node = add();
     tasks = std::make_unique<TaskGroup>(node.runtime(), "losses");
-    key = std::make_shared<dht::RsaSignatureValidator>(keys.der(1));
+    key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(1));
     node.add_validator(key);
     record = std::make_unique<MetricsRecord>(node, key, "run", *tasks);
     reader = &add();
-    reader->add_validator(std::make_shared<dht::RsaSignatureValidator>(keys.der(2)));
+    reader->add_validator(std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(2)));
   }
   void TearDown() override {
     tasks.reset();
@@ -36,7 +36,6 @@ class LossRecord : public dht::DhtSwarm {
     return fields;
   }
 
-  sim::CheapKeys keys;
   std::shared_ptr<dht::RsaSignatureValidator> key;
   std::unique_ptr<TaskGroup> tasks;
   std::unique_ptr<MetricsRecord> record;

@@ -75,11 +75,10 @@ TEST_F(Progress, AddsUpWhatAllTrainersDid) {
 
 TEST_F(Progress, OfAVeryLargeRunIsReckonedFromSomeOfItsRecords) {
   constexpr int kOthers = 150;
-  sim::CheapKeys keys;
   auto& tracker = add_trainer();
   for (int i = 0; i < kOthers; ++i) {
     Dht& node = add();
-    const auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(static_cast<std::size_t>(i)));
+    const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(static_cast<std::size_t>(i)));
     node.add_validator(key);
     const msgpack::Map record = sim::progress_record(node.host().id().bytes(), 0, i % 5, .5, node.now());
     ASSERT_TRUE(swarm.run(node.store("run_progress", msgpack::Bin{key->ownership_marker()}, record, node.now() + 3600)));
@@ -103,13 +102,12 @@ class LargeRun : public Progress {
   /// As a trainer that reports once.
   void report_as(std::size_t number, int samples, double rate) {
     Dht& node = add();
-    const auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(number));
+    const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(number));
     node.add_validator(key);
     const msgpack::Map record = sim::progress_record(node.host().id().bytes(), 0, samples, rate, node.now());
     const msgpack::Bin marker{key->ownership_marker()};
     ASSERT_TRUE(swarm.run(node.store("run_progress", marker, record, node.now() + 3600)));
   }
-  sim::CheapKeys keys;
 };
 
 TEST_F(LargeRun, IsReckonedFromTrainersOfEarlierDrawsToo) {

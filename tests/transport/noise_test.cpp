@@ -354,6 +354,31 @@ TEST_F(BothBegin, AnEchoIsNotTakenForAPeer) {
   EXPECT_FALSE(session_);
 }
 
+/// A signature of RSA takes a hundred times as long as the rest of a handshake, which any stranger may begin.
+TEST_F(Noise, AnIdentitySignsOnceForAllItsHandshakes) {
+  std::shared_ptr<const NoiseIdentity> prepared;
+  std::optional<PeerId> id;
+  {
+    const KeyPair rsa = KeyPair::generate_rsa();
+    id = rsa.peer_id();
+    prepared = std::make_shared<NoiseIdentity>(rsa);
+  }  // no private key is left to sign with
+  for (int connection = 0; connection < 3; ++connection) {
+    test::Wire wire(runtime_);
+    auto raw = wire.our_end(), other_raw = wire.other_end();
+    RawStream stream(runtime_, *raw), other(runtime_, *other_raw);
+    Result<NoiseSession> dialler = Error(cohive::Errc::internal);
+    TaskGroup group(runtime_);
+    group.spawn(shake(stream, Role::initiator, identity_from(0), *id, {}, runtime_.after(15s), {}, dialler));
+    group.spawn([](Stream& to, std::shared_ptr<const NoiseIdentity> identity, Deadline deadline) -> Task<void> {
+      (void)co_await noise_handshake(to, Role::responder, std::move(identity), std::nullopt, {}, deadline);
+    }(other, prepared, runtime_.after(15s)));
+    runtime_.run_ready();
+    ASSERT_TRUE(dialler) << dialler.error();
+    EXPECT_EQ(dialler->remote_key.peer_id(), *id);
+  }
+}
+
 TEST_F(Noise, RsaIdentitiesWorkOnBothSides) {
   const KeyPair rsa = KeyPair::generate_rsa();
   begin(Role::initiator, rsa.peer_id());

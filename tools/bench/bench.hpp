@@ -24,7 +24,7 @@ struct Settings : Simulated {
   std::vector<std::size_t> trainers{100};     ///< of train-sim: one run each
   double replaced_per_minute = 0.1;           ///< of the trainers of train-sim
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
-  bool alone = false;                         ///< of adversary: one hostile peer a run
+  std::vector<std::string> roles;             ///< of adversary: one hostile peer of each, in every run
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged
   std::size_t state_megabytes = 2000;         ///< of memory: downloaded
   std::size_t parameters = 100;               ///< of optimizer, in millions

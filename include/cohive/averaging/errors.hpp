@@ -20,6 +20,7 @@ enum class Errc {
   members_left,  ///< all members that were expected have said that they average no more
   left,          ///< this peer has left and averages no more
   wrong_average,  ///< a reducer answered what its contributions do not make
+  slow_reader,    ///< a client reads a state more slowly than it may
 };
 
 /// Returns the category of these codes, which has their sentences.

@@ -36,10 +36,12 @@ struct SearchPlan {
 
 /// How the round of a group went.
 struct RoundEnd {
+  std::string group_id;   ///< of the group
   bool averaged = false;  ///< the round has succeeded
+  Duration took{};        ///< the exchange of values
   std::vector<PeerId> lost;  ///< members that were lost on the way: they need not be waited for the next time
-  std::vector<PeerId> liars = {};  ///< of these, the members that broke the rules: they had better not be members for a while
-  std::vector<PeerId> stalled = {};  ///< of these, the members that were connected and waited for in vain
+  /// Of these, the members that were connected and were waited for in vain, or broke the rules.
+  std::vector<PeerId> spoilers = {};
   std::vector<PeerId> absent = {};  ///< of these, the members that there is no connection to
   std::size_t present = 0;          ///< other members that something was received of
 };
@@ -58,6 +60,9 @@ class GroupFinder {
   virtual Task<Result<Group>> find(Member self, const SearchPlan& plan, Deadline deadline) = 0;
   /// Called once for every group that was found, when its round has ended.
   virtual void round_ended(const RoundEnd& end) = 0;
+  /// Called when a peer names members that have spoilt the round of a group for it. Any peer may say so of any group.
+  virtual void spoilers_named(const PeerId& /*witness*/, const std::string& /*group_id*/,
+                              const std::vector<PeerId>& /*spoilers*/) {}
 
   /// Lists the peers that may be waiting for this one, or will: those that are told when it leaves.
   virtual std::vector<PeerId> partners() const = 0;

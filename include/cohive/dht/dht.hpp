@@ -52,7 +52,8 @@ struct DhtOptions {
   std::size_t max_value_bytes = 1 << 20;      ///< per value
   std::size_t max_storage_bytes = 256 << 20;  ///< all values of one store; what expires first makes room
   std::size_t max_keys_per_request = 1024;  ///< of one call to this node; more is refused
-  /// Of one peer, requests and their keys together, ten seconds' worth at once; more is refused. 0: any number. A
+  /// Of one peer, requests, their keys and the kilobytes of records that go either way together, ten seconds' worth at once; more
+  /// is refused. Peers of one network may have sixteen times as much. 0: any number. A
   /// refused Dht asks the node again a little later, one call after the other, for wait_timeout at most.
   double max_keys_per_second = 5000;
   // An attacker with many identities in few networks gets no table to himself. A block is an IPv4 /24 or IPv6 /48

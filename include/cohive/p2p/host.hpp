@@ -17,6 +17,7 @@
 #include "cohive/p2p/port_mapper.hpp"
 #include "cohive/p2p/reachability.hpp"
 #include "cohive/p2p/relay.hpp"
+#include "cohive/p2p/reputation.hpp"
 #include "cohive/transport/resolver.hpp"
 #include "cohive/transport/stream.hpp"
 #include "cohive/transport/stream_transport.hpp"
@@ -152,6 +153,8 @@ class Host {
   Traffic traffic() const;
   /// What peers may fill of our memory: services charge what they keep for a peer.
   MemoryBudget& memory() const noexcept;
+  /// What peers did to it: services report what honest ones hardly do.
+  Reputation& reputation() const noexcept;
   /// The caps of its transports: the lowest of each direction.
   transport::BandwidthLimits limits() const;
 

@@ -2,9 +2,21 @@
 /// What the p2p module measures.
 #pragma once
 
+#include <array>
+
 #include "cohive/core/metrics.hpp"
 
 namespace cohive::p2p {
+
+/// What a peer did that honest ones hardly do (Reputation).
+enum class Offence {
+  lied,       ///< said what is not true: forged data of a group, a state or an average that is not what it promised
+  malformed,  ///< sent what cannot be, against the rules of a protocol
+  stalled,    ///< was waited for in vain, though it was connected
+  wasted      ///< took work, memory or slots and made nothing of them
+};
+/// Names of the offences, for metrics and logs.
+inline constexpr std::array kOffences = {"lied", "malformed", "stalled", "wasted"};
 
 struct HostMetrics {
   explicit HostMetrics(Metrics& metrics)
@@ -58,7 +70,12 @@ struct HostMetrics {
         memory_held(metrics.gauge("cohive_p2p_memory_held_bytes", "Bytes of buffers that peers fill.")),
         memory_highest(metrics.gauge("cohive_p2p_memory_highest_bytes", "The most of them so far.")),
         memory_refused(metrics.gauge("cohive_p2p_memory_refusals", "How often there was no room in their budget.")),
-        memory_cut_off(metrics.gauge("cohive_p2p_memory_cut_off_peers", "Peers cut off to make room in it.")) {}
+        memory_cut_off(metrics.gauge("cohive_p2p_memory_cut_off_peers", "Peers cut off to make room in it.")),
+        shunned(metrics.gauge("cohive_p2p_shunned_peers", "Peers that are kept away from for what they did.")) {
+    for (std::size_t i = 0; i < offences.size(); ++i)
+      offences[i] = metrics.counter("cohive_p2p_offences_total", "What peers did against the rules.",
+                                    {{"reason", kOffences[i]}});
+  }
   Gauge connections, peers, known_peers, routing_peers, dials_active, lookups_active;
   /// held_back: known addresses that were not dialled because they have just failed.
   Counter dials_ok, dials_failed, dials_held_back, inbound_ok, inbound_failed, inbound_refused, closed_surplus,
@@ -69,7 +86,8 @@ struct HostMetrics {
   Counter probes_reached, probes_failed, probes_unanswered, dial_backs_ok, dial_backs_failed, dial_backs_refused;
   Gauge relay_reservations, relay_circuits, relays_held;
   Counter relay_reserved, relay_connected, relay_refused, relay_bytes, punches_ok, punches_failed;
-  Gauge memory_held, memory_highest, memory_refused, memory_cut_off;
+  Gauge memory_held, memory_highest, memory_refused, memory_cut_off, shunned;
+  std::array<Counter, kOffences.size()> offences;
 
  private:
   static constexpr const char* kRelay = "Requests of peers to this relay.";

@@ -3,25 +3,14 @@
 /// dozen primes. They protect nothing.
 #pragma once
 
-#include <memory>
-#include <vector>
+#include <cstddef>
 
 #include "cohive/core/bytes.hpp"
 
-struct bignum_st;  // OpenSSL's BIGNUM
-
 namespace cohive::sim {
 
-/// Makes keys. One thread at a time.
-class CheapKeys {
- public:
-  /// Returns another 2,048-bit key for each number, as a PKCS#1 private key in DER. The same one for the same number.
-  Bytes der(std::size_t number);
-
- private:
-  using Number = std::unique_ptr<bignum_st, void (*)(bignum_st*)>;
-  const bignum_st* prime(std::size_t index);
-  std::vector<Number> primes_;
-};
+/// Returns another 2,048-bit key for each number, as a PKCS#1 private key in DER. The same one for the same number, in
+/// all simulations of this process. One thread at a time.
+Bytes cheap_key(std::size_t number);
 
 }  // namespace cohive::sim

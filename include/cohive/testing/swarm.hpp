@@ -6,6 +6,8 @@
 ///   swarm.run(first.connect(second.visible_addresses().front(), swarm.after(5s))).value();
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -34,9 +36,17 @@ class Swarm {
       : runtime_(options.seed),
         fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency})),
         options_(options) {}
+  /// Ends the hosts. Ends the process with a sentence when peers have filled more of one than its memory budget, or when
+  /// what they had filled is not given back.
   ~Swarm() {
     hosts_.clear();
     runtime_.run_ready();
+    for (const MemoryBudget& budget : budgets_) {
+      if (budget.highest() <= budget.total() && budget.held() == 0) continue;
+      std::fprintf(stderr, "memory budget of a simulated host: %zu bytes of %zu at the worst moment, %zu at its end\n",
+                   budget.highest(), budget.total(), budget.held());
+      std::abort();
+    }
   }
 
   /// Adds a started host with an identity that follows from its number.
@@ -99,6 +109,7 @@ class Swarm {
     options.transport.plaintext = options_.plaintext;
     hosts_.push_back(std::make_unique<p2p::Host>(*machines_.back(), KeyPair::ed25519_from_seed(seed), options));
     hosts_.back()->start().value();
+    budgets_.push_back(hosts_.back()->memory());
     return *hosts_.back();
   }
 
@@ -108,6 +119,7 @@ class Swarm {
   transport::BandwidthLimits limits_;
   std::vector<std::unique_ptr<transport::Network>> machines_;
   std::vector<std::unique_ptr<p2p::Host>> hosts_;
+  std::vector<MemoryBudget> budgets_;  // of all hosts there ever were
 };
 
 }  // namespace cohive::sim

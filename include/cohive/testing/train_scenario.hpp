@@ -7,8 +7,10 @@
 #include <functional>
 #include <iosfwd>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cohive/core/multiaddr.hpp"
 #include "cohive/core/time.hpp"
 #include "cohive/optim/options.hpp"
 #include "cohive/train/run_options.hpp"
@@ -35,6 +37,8 @@ struct TrainScenario {
   std::size_t ballast = 2000;     ///< parameters without a gradient, which travel all the same
   double learning_rate = 0.05;  ///< of plain gradient descent
   double noise = 0.1;                                    ///< of the data
+  std::size_t memory_budget = 0;  ///< of each host, HostOptions::memory_budget
+  DhtOptions dht;                 ///< of each node
   std::function<void(train::RunOptions&)> tune = nullptr;  ///< matchmaking_time is 5 s before
   /// Called at every second of virtual time, to do mischief.
   std::function<void(class TrainSwarm&, double second)> each_second = nullptr;
@@ -56,6 +60,11 @@ struct TrainScenarioReport {
   std::uint64_t downloads = 0;           ///< of the state
   std::uint64_t followed = 0;            ///< rounds of the state that trainers followed in place of a download
   double spread = 0;         ///< largest distance of parameters from those of the first trainer, in the last epoch
+  /// Largest distance of parameters, in the last epoch, from those of one process that takes the same number of steps
+  /// with the same batch size; 1 is that of the model at the beginning from the one that is to be learnt.
+  double astray = 0;
+  std::size_t most_held = 0;    ///< bytes that peers have filled of one host, at the worst moment (MemoryBudget)
+  std::size_t over_budget = 0;  ///< hosts of which they have filled more than its budget, or that ended with some charged
   double real_seconds = 0;  ///< that the simulation took
 };
 
@@ -69,6 +78,8 @@ class TrainSwarm {
   virtual void split(bool apart) = 0;
   /// Joins the swarm with a peer that does not train. It stays as long as the swarm.
   virtual Task<Dht*> stranger() = 0;
+  /// Adds a host of such a peer that is not in the DHT, with the address of a trainer that is.
+  virtual std::pair<p2p::Host*, Multiaddr> bare_stranger() = 0;
   /// Starts a task that lives as long as the swarm.
   virtual void spawn(Task<void> task) = 0;
 };

@@ -114,10 +114,6 @@ class ProgressTracker {
 
  private:
   struct Entry;
-  struct Doubt {
-    TimePoint until{};
-    Duration next{};
-  };
   static Task<void> report_loop(ProgressTracker& self);
   static Task<void> fetch_loop(ProgressTracker& self);
   Task<void> store_record(bool goodbye);
@@ -170,7 +166,6 @@ class ProgressTracker {
   std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks
   std::unordered_map<PeerId, std::string> bound_;           // peer ids to the markers of the keys that report for them
   std::unordered_map<std::string, std::uint64_t> claims_;  // epochs by the marker of the claimant's key
-  std::unordered_map<std::string, Doubt> doubts_;          // by the same
   std::unordered_map<std::string, Speed> speeds_;          // of trainers that were drawn, by the same
   TaskGroup tasks_;
 };

@@ -1,13 +1,14 @@
 // Members that are connected and send nothing: what they cost a group that meets again and again.
 #include <algorithm>
 
-#include "averaging/stallers.hpp"
+#include "averaging/spoilers.hpp"
 #include "averaging_fixture.hpp"
+#include "scenarios/hostile_peer.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-class Stalling : public Averaging {
+class Spoiling : public Averaging {
  protected:
   /// Everybody's round, with a link of the last peer as slow as silence while values are exchanged, where one is given.
   std::vector<Result<RoundResult>> average(std::optional<std::size_t> silent_to) {
@@ -37,7 +38,7 @@ class Stalling : public Averaging {
   }
 };
 
-TEST_F(Stalling, AMemberThatIsSilentToAnotherOneEachTimeIsKeptOutByALeaderThatNeverSawIt) {
+TEST_F(Spoiling, AMemberThatIsSilentToAnotherOneEachTimeIsKeptOutByALeaderThatNeverSawIt) {
   for (int i = 0; i < 4; ++i) add(quick());
   auto options = quick();
   options.mode = PeerMode::client;  // owns no parts: only owners that it sends nothing to can tell
@@ -59,10 +60,69 @@ TEST_F(Stalling, AMemberThatIsSilentToAnotherOneEachTimeIsKeptOutByALeaderThatNe
   ASSERT_TRUE(last[0]) << last[0].error();
   EXPECT_EQ(last[0]->group.size(), 4u);
   EXPECT_FALSE(was_there(last[0], 4));
-  swarm.pass(Stallers::kFirstBan);
+  swarm.pass(Spoilers::kFirstTime);
   (void)average(std::nullopt);  // the leader meets it, and waits for it the next time
   const auto again = average(std::nullopt);
   EXPECT_TRUE(was_there(again[0], 4));
+}
+
+/// A stranger that joins the group, says nothing, and goes.
+class SilentStrangers : public Averaging {
+ protected:
+  /// A round of the peers that average. Returns how long it took, and expects them to be a group.
+  Duration average(bool with_a_stranger) {
+    std::optional<HostilePeer> stranger;
+    TaskGroup joining(swarm.runtime(), "stranger");
+    if (with_a_stranger) {
+      stranger.emplace(*strangers.emplace_back(join_dht()), quick_as("test"), std::vector<std::uint32_t>{1000, 7}, 1,
+                       HostilePeer::Malice::silence);
+      joining.spawn(stranger->misbehave(), "stranger");
+      swarm.pass(500ms);
+    }
+    std::vector<Task<Result<RoundResult>>> rounds;
+    for (auto& peer : peers) rounds.push_back(peer->averager->step({.timeout = 60s}));
+    Duration longest{};
+    stranger_was_there = false;
+    for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
+      EXPECT_TRUE(result) << result.error();
+      if (!result) continue;
+      longest = std::max(longest, result->allreduce);
+      EXPECT_GE(result->group.size(), peers.size());
+      stranger_was_there |= result->group.size() > peers.size();
+    }
+    swarm.pass(1s);
+    return longest;
+  }
+  bool stranger_was_there = false;
+
+ private:
+  std::unique_ptr<Dht> join_dht() {
+    auto dht = std::make_unique<Dht>(swarm.add_host());
+    EXPECT_TRUE(swarm.run(dht->start({swarm.host(0).visible_addresses().front()})));
+    return dht;
+  }
+  AveragerOptions quick_as(const std::string& prefix) {
+    auto options = quick();
+    options.prefix = prefix;
+    return options;
+  }
+  std::vector<std::unique_ptr<Dht>> strangers;
+};
+
+TEST_F(SilentStrangers, ThatStallOneAfterAnotherAreKeptOutForALongTimeAndOthersAreNot) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  EXPECT_LT(average(false), 1s);
+  int spoilt = 0;
+  Duration lost{};
+  const TimePoint start = swarm.runtime().now();
+  for (int round = 0; round < 12; ++round) {
+    const Duration took = average(true);
+    if (!stranger_was_there) EXPECT_LT(took, 1s);
+    spoilt += stranger_was_there;
+    if (stranger_was_there) lost += took;
+  }
+  EXPECT_GE(spoilt, 1) << "else no stranger ever came in";
+  EXPECT_LE(lost, (swarm.runtime().now() - start) / 8 + 3s);
 }
 
 }  // namespace

@@ -1,0 +1,77 @@
+#include "cohive/p2p/reputation.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/log.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr int kMostDoublings = 20;
+constexpr std::array kWhat = {"has lied", "broke a protocol", "was waited for in vain", "wasted what it was given"};
+static_assert(kWhat.size() == kOffences.size());
+
+}  // namespace
+
+Duration Reputation::report(const PeerId& peer, Offence offence, Duration first_time) {
+  const auto reason = static_cast<std::size_t>(offence);
+  metrics_.offences[reason].increment();
+  acquaintances_.erase(peer);
+  if (is_shunned(peer)) return 0s;
+  if (records_.size() >= kMaxPeers && !records_.contains(peer)) make_room();
+  Record& record = records_[peer];
+  const int before = remembered(record);
+  const Duration time = std::min<Duration>(first_time * (1 << std::min(before, kMostDoublings)), kLongestTime);
+  record = {runtime_.now() + time, before + 1};
+  // Identities cost nothing: what each of many does once is told by the services, which know how often.
+  log::write(before > 0 ? log::Level::info : log::Level::debug, "p2p",
+             log::format("{} is shunned for {:.0f} s: it {}", peer, to_seconds(time), kWhat[reason]));
+  return time;
+}
+
+bool Reputation::is_shunned(const PeerId& peer) const {
+  const auto found = records_.find(peer);
+  return found != records_.end() && runtime_.now() < found->second.until;
+}
+
+int Reputation::remembered(const Record& record) const {
+  if (record.offences == 0) return 0;
+  const auto passed = std::max<Duration>(runtime_.now() - record.until, Duration::zero());
+  return static_cast<int>(std::max<std::int64_t>(0, record.offences - passed / kForgotten));
+}
+
+int Reputation::offences(const PeerId& peer) const {
+  const auto found = records_.find(peer);
+  return found == records_.end() ? 0 : remembered(found->second);
+}
+
+void Reputation::worked(const PeerId& peer) {
+  acquaintances_[peer] = runtime_.now();
+  if (acquaintances_.size() <= kMaxPeers) return;
+  acquaintances_.erase(std::ranges::min_element(acquaintances_, {}, [](const auto& item) { return item.second; }));
+}
+
+bool Reputation::is_acquainted(const PeerId& peer) const {
+  const auto found = acquaintances_.find(peer);
+  return found != acquaintances_.end() && runtime_.now() - found->second < kAcquainted;
+}
+
+bool Reputation::knows_anyone() const {
+  const TimePoint now = runtime_.now();
+  return std::ranges::any_of(acquaintances_, [now](const auto& item) { return now - item.second < kAcquainted; });
+}
+
+std::size_t Reputation::shunned() const {
+  const TimePoint now = runtime_.now();
+  return static_cast<std::size_t>(
+      std::ranges::count_if(records_, [now](const auto& item) { return now < item.second.until; }));
+}
+
+/// Many identities that offend once each do not make us forget those that do it again and again.
+void Reputation::make_room() {
+  std::erase_if(records_, [this](const auto& item) { return remembered(item.second) == 0; });
+  if (records_.size() < kMaxPeers) return;
+  records_.erase(std::ranges::min_element(records_, {}, [](const auto& item) { return item.second.until; }));
+}
+
+}  // namespace cohive::p2p

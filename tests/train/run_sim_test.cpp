@@ -122,8 +122,7 @@ TEST(TrainingRun, LearnsWhateverIsDelayed) {
 
 /// Stores the report of a trainer that has all but a sample of an epoch's.
 Task<void> report_nearly_an_epoch(Dht& dht, const std::string& run_id, double samples) {
-  sim::CheapKeys keys;
-  const auto key = std::make_shared<dht::RsaSignatureValidator>(keys.der(7));
+  const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(7));
   dht.add_validator(key);
   const msgpack::Map record = sim::progress_record(dht.host().id().bytes(), 0, static_cast<std::uint64_t>(samples),
                                                    samples, dht.now());
@@ -143,7 +142,7 @@ TEST(TrainingRun, ATrainerLooksForAnotherOneThatReportsBeforeItself) {
   options.averaging_timeout = 10s;
   net.run(report_nearly_an_epoch(second, options.run_id, 15));
   PlainReplica replica(net.runtime(), {{4}}, optim::SgdOptions{.lr = 1});
-  train::Run run(first, std::make_shared<dht::RsaSignatureValidator>(sim::CheapKeys().der(1)), replica, options);
+  train::Run run(first, std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(1)), replica, options);
   run.start();
   net.runtime().run_for(1s);
   const std::vector<float> gradient(4, 1.0f);

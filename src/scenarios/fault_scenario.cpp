@@ -135,6 +135,7 @@ class Scenario {
     host_options.routing_server = !client;
     auto& host = swarm_.add_host(host_options, !client);
     ids_.push_back(host.id());
+    if (!std::holds_alternative<Mean>(options.aggregation)) want_caps_.insert(host.id());
     auto peer = std::make_unique<Participant>();
     peer->options = options;
     peer->weight = options.mode == PeerMode::auxiliary ? 0 : double(1 + below(3));
@@ -180,6 +181,7 @@ class Scenario {
       bad.options.part_size_bytes = bad.options.part_size_bytes * 3 / 2;
     } else {
       bad.options.mode = PeerMode::node;
+      want_caps_.erase(bad.dht->host().id());
       bad.hostile = std::make_unique<HostilePeer>(*bad.dht, bad.options, shapes_, random_());
       return;
     }
@@ -387,8 +389,9 @@ class Scenario {
       tensors.push_back({size, 4 * any.options.codec.ratio({tensors.size(), {size}}).value()});
       total += size;
     }
-    for (const Part& part : cut_into_parts(tensors, any.options.part_size_bytes,
-                                           peer_fractions(total, group, any.options.min_vector_size).value())) {
+    const bool capped = std::ranges::all_of(group, [&](const auto& m) { return want_caps_.contains(m.peer); });
+    const auto fractions = (capped ? capped_fractions : peer_fractions)(total, group, any.options.min_vector_size, {});
+    for (const Part& part : cut_into_parts(tensors, any.options.part_size_bytes, fractions.value())) {
       const PeerId& owner = group[part.owner].peer;
       const bool lying = std::any_of(peers_.begin(), peers_.end(),
                                      [&](const auto& p) { return p->hostile && p->hostile->id() == owner; });
@@ -577,7 +580,8 @@ class Scenario {
   sim::Swarm swarm_;
   std::vector<std::uint32_t> shapes_;
   std::vector<std::unique_ptr<Participant>> peers_;
-  std::vector<PeerId> ids_;  // of the peers, also of those that are gone
+  std::vector<PeerId> ids_;     // of the peers, also of those that are gone
+  std::set<PeerId> want_caps_;  // that do not take the plain mean: see capped_fractions
   std::unique_ptr<TaskGroup> healing_, leaving_;
   Fault fault_ = Fault::none;
   std::size_t at_message_ = 0, messages_ = 0, victim_ = 0, repeats_ = 0, broken_ = 0;

@@ -390,6 +390,14 @@ void* allocate(std::size_t bytes, int of) {
   return memories().add({all + kZone, bytes, kZone, of}).begin;
 }
 
+void note_freeing(const void* memory, int current_device) {
+  const std::lock_guard lock(device());
+  const Memory* const freed = memories().beginning_at(static_cast<const std::uint8_t*>(memory));
+  if (!freed || freed->device == current_device) return;
+  findings.push_back("memory of GPU " + std::to_string(freed->device) + " is freed on GPU " +
+                     std::to_string(current_device));
+}
+
 bool release(void* memory) {
   static std::deque<Memory*> kept;  // freed, and known for a while
   static std::size_t kept_bytes = 0;

@@ -129,6 +129,17 @@ TEST_F(EmulatedMemory, WithoutPoolsIsTakenFromTheDevice) {
   EXPECT_TRUE(stream().synchronize());
 }
 
+TEST_F(EmulatedMemory, PinnedIsGivenBackWithoutAWait) {
+  PinnedPool pool;
+  std::vector<Pinned> all;
+  for (int i = 0; i < 200; ++i) all.push_back(pool.take(100).value());
+  emulated::take_waits();
+  all.clear();
+  EXPECT_THAT(emulated::take_waits(), IsEmpty());
+  const auto of_another_size = pool.take(1000).value();
+  EXPECT_THAT(emulated::take_waits(), testing::Contains("cudaFreeHost").Times(200 - 63)) << "64 are kept";
+}
+
 /// From the first round on, with codecs that owe something, bounds of norms and norms of parameters.
 TEST_F(EmulatedMemory, TheLoopWaitsForNoDevice) {
   constexpr std::size_t kCount = 20'000;

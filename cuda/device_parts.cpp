@@ -142,7 +142,7 @@ Task<Result<std::shared_ptr<DeviceResiduals>>> DeviceParts::Impl::residuals_ther
   const auto turn = co_await moving.acquire();
   if (auto there = DeviceResiduals::find(residuals)) co_return there;  // another stretch of the tensor was first
   auto copied = co_await averaging::offload_leased(
-      runtime, [&residuals, device = lanes->device()] { return DeviceResiduals::copy_of(residuals, device); });
+      runtime, [&residuals, from = lanes->lasting()] { return DeviceResiduals::copy_of(residuals, from); });
   if (copied) residuals.keep_in(*copied);
   co_return copied;
 }

@@ -97,9 +97,9 @@ Task<void> FusedModel::show_in_mirrors() {
 }
 
 void FusedModel::copy_to_mirrors() {
-  if (upload_) return upload_->send(parameters_);
   torch::NoGradGuard no_grad;
   const auto turn = trainer_->in_turn();
+  if (upload_) return upload_->send(parameters_);
   for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
 }
 
@@ -127,7 +127,10 @@ Task<void> FusedModel::finish_step(std::uint64_t epoch, bool step) {
   co_await FusedReplica::finish_step(epoch, step);
   if (upload_ && upload_->begun()) {
     if (step)
-      co_await runtime().offload([this, used = in_use()] { upload_->finish(newest_parameters()); });
+      co_await runtime().offload([this, used = in_use()] {
+        const auto turn = trainer_->in_turn();
+        upload_->finish(newest_parameters());
+      });
     else
       upload_->forget();
   } else if (step && live_changes) {

@@ -8,6 +8,7 @@
 #include "cohive/torch/optimizer.hpp"
 #include "cuda/emulator/driver.hpp"
 #include "torch/device_backend.hpp"
+#include "torch/parameter_upload.hpp"
 #include "torch/training.hpp"
 
 namespace cohive {
@@ -131,6 +132,27 @@ TEST(OffloadedTrainer, ADeviceThatFailsMidwayIsTheStepsError) {
       EXPECT_THAT(error, HasSubstr("on GPU 0: an error that a test asked for")) << after;
       EXPECT_THAT(error, HasSubstr("copy to the ")) << after;
     }
+}
+
+/// A machine that has no more memory to pin.
+class LinkWithoutMemory final : public train::DeviceLink {
+ public:
+  std::unique_ptr<train::Transfer> open(std::size_t) override {
+    throw ErrorException(Error(cuda::Errc::out_of_memory, "pinned memory"));
+  }
+  void note_trainer() override {}
+};
+
+TEST(ParameterUploads, WithoutPinnedMemoryAreAnError) {
+  libtorch::ParameterUpload upload(std::make_shared<LinkWithoutMemory>(), {torch::zeros({1000}, torch::kBFloat16)});
+  const auto values = torch::ones({1000});
+  const std::span all(values.data_ptr<float>(), 1000);
+  for (const bool at_once : {true, false}) {
+    upload.begin(at_once);
+    for (const std::size_t at : {0, 500}) upload.stage({0, at, 500}, all.subspan(at, 500));
+    EXPECT_THROW(upload.finish({values}), ErrorException);
+    EXPECT_FALSE(upload.ready());
+  }
 }
 
 }  // namespace

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <thread>
+
 #include "cohive/cuda/errors.hpp"
 #include "cohive/torch/optimizer.hpp"
 #include "cuda/emulator/driver.hpp"
+#include "cuda/torch/emulated_link.hpp"
 #include "torch/device_backend.hpp"
 #include "torch/parameter_upload.hpp"
 #include "torch/training.hpp"
@@ -132,6 +135,46 @@ TEST(OffloadedTrainer, ADeviceThatFailsMidwayIsTheStepsError) {
       EXPECT_THAT(error, HasSubstr("on GPU 0: an error that a test asked for")) << after;
       EXPECT_THAT(error, HasSubstr("copy to the ")) << after;
     }
+}
+
+/// Pins memory for its trainer's thread, and for no other one.
+class LinkOfOneThread final : public train::DeviceLink {
+ public:
+  LinkOfOneThread(std::shared_ptr<train::DeviceLink> link, std::thread::id trainer)
+      : link_(std::move(link)), trainer_(trainer) {}
+  std::unique_ptr<train::Transfer> open(std::size_t bytes) override {
+    if (std::this_thread::get_id() != trainer_) throw ErrorException(Error(cuda::Errc::out_of_memory, "pinned memory"));
+    return link_->open(bytes);
+  }
+  void note_trainer() override { link_->note_trainer(); }
+
+ private:
+  const std::shared_ptr<train::DeviceLink> link_;
+  const std::thread::id trainer_;
+};
+
+/// Gradients arrive and are stepped with, and no parameter can be sent back.
+TEST(OffloadedTrainer, WhatFailsAtTheEndOfAnEpochIsAStepsError) {
+  const HostLinkInUse link([trainer = std::this_thread::get_id()](Runtime& runtime) {
+    return std::make_shared<LinkOfOneThread>(cuda::emulated::make_waiting_link(runtime), trainer);
+  });
+  for (const bool delayed : {false, true}) {
+    OffloadedModel model(torch::kBFloat16);
+    Swarm swarm(alone());
+    Optimizer optimizer(swarm, {OptimizerParamGroup(model.parameters())}, make_adam,
+                        options_of({true, false, delayed}));
+    std::optional<Error> error;
+    for (std::int64_t i = 0; i < 3 * kBatches && !error; ++i) {
+      model.backward(i, true);
+      try {
+        optimizer.step(kBatch);
+      } catch (const ErrorException& failed) {
+        error = failed.error();
+      }
+    }
+    ASSERT_TRUE(error) << delayed;
+    EXPECT_EQ(*error, std::error_code(cuda::Errc::out_of_memory));
+  }
 }
 
 /// A machine that has no more memory to pin.

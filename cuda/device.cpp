@@ -176,12 +176,12 @@ Result<DeviceBuffer> DeviceBuffer::create(std::size_t bytes, int device) {
   void* data = nullptr;
   if (bytes > 0)
     if (auto made = checked_on(device, cudaMalloc(&data, bytes), "taking memory"); !made) return made.error();
-  return DeviceBuffer(data, bytes);
+  return DeviceBuffer(data, bytes, device);
 }
 
 Result<DeviceBuffer> DeviceBuffer::create_on(const Stream& stream, std::size_t bytes) {
   const int device = stream.device();
-  if (bytes == 0) return DeviceBuffer(nullptr, 0);
+  if (bytes == 0) return DeviceBuffer(nullptr, 0, device);
   const DeviceScope scope(device);
   if (auto set = checked_on(device, scope.status(), "choosing a device"); !set) return set.error();
   int pools = 0;
@@ -191,23 +191,27 @@ Result<DeviceBuffer> DeviceBuffer::create_on(const Stream& stream, std::size_t b
   void* data = nullptr;
   if (auto made = checked_on(device, cudaMallocAsync(&data, bytes, stream.native()), "taking memory"); !made)
     return made.error();
-  return DeviceBuffer(data, bytes, stream.native());
+  return DeviceBuffer(data, bytes, device, stream.native());
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
+      device_(other.device_),
       stream_(std::exchange(other.stream_, nullptr)) {}
 
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(device_, other.device_);
   std::swap(stream_, other.stream_);
   return *this;
 }
 
+/// On its device: the driver would begin to use whichever is the thread's current one.
 DeviceBuffer::~DeviceBuffer() {
   if (!data_) return;
+  const DeviceScope scope(device_);
   if (stream_)
     cudaFreeAsync(data_, stream_);
   else

@@ -1,6 +1,7 @@
 #include "device_factored.hpp"
 
 #include "averaging/lease.hpp"
+#include "work_log.hpp"
 
 namespace cohive::cuda {
 namespace {
@@ -44,10 +45,14 @@ Task<Result<LowRankProducts::Matrix>> DeviceFactored::matrix(Stream& stream) {
   co_return matrix;
 }
 
-/// The library's own preparations may take long, so it is called on the pool of threads.
+/// The library's own preparations may take long, so it is called on the pool of threads. What it queues has one name in
+/// the sentences of errors. \param what  a literal
 template <class Call>
-Task<Result<>> call_library(Runtime& runtime, Call call) {
-  return averaging::offload_leased(runtime, std::move(call));
+Task<Result<>> DeviceFactored::call_library(Stream& stream, const char* what, Call call) {
+  stream.log().note(what);
+  auto called = co_await averaging::offload_leased(parts_.runtime, std::move(call));
+  if (called) co_return called;
+  co_return called.error().with_context(std::string("starting ") + what + " on GPU " + std::to_string(stream.device()));
 }
 
 Task<Result<>> DeviceFactored::project(std::span<const float> q, std::span<float> p) {
@@ -65,7 +70,7 @@ Task<Result<>> DeviceFactored::project(std::span<const float> q, std::span<float
     co_return sent;
   const auto of = co_await matrix(stream);
   if (!of) co_return of.error();
-  auto projected = co_await call_library(parts_.runtime, [&] {
+  auto projected = co_await call_library(stream, "PowerSGD's projection", [&] {
     return parts_.options.products->project(stream.native(), *of, there->floats().data(), result->floats().data());
   });
   if (!projected) co_return projected;
@@ -85,7 +90,7 @@ Task<Result<>> DeviceFactored::take_average(std::span<const float> p) {
   Queued queued(stream);
   if (auto sent = stream.upload_async((*here)->bytes().first(bytes_of(p)), there->bytes().data()); !sent)
     co_return sent;
-  auto made = co_await call_library(parts_.runtime, [&] {
+  auto made = co_await call_library(stream, "PowerSGD's orthogonalisation", [&] {
     return parts_.options.products->orthogonalise(stream.native(), there->floats().data(), form_.rows, form_.rank);
   });
   if (!made) co_return made;
@@ -104,7 +109,7 @@ Task<Result<>> DeviceFactored::gather(std::span<float> q) {
   Queued queued(stream);
   const auto of = co_await matrix(stream);
   if (!of) co_return of.error();
-  auto gathered = co_await call_library(parts_.runtime, [&] {
+  auto gathered = co_await call_library(stream, "PowerSGD's gathering", [&] {
     return parts_.options.products->gather(stream.native(), *of, p_->floats().data(), result->floats().data());
   });
   if (!gathered) co_return gathered;
@@ -133,7 +138,7 @@ Task<Result<>> DeviceFactored::apply(std::span<const float> q, bool counts) {
   const auto of = co_await matrix(stream);
   if (!of) co_return of.error();
   float* const owed = residuals ? residuals->owed(0, all_.length).data() : nullptr;
-  auto expanded = co_await call_library(parts_.runtime, [&] {
+  auto expanded = co_await call_library(stream, "PowerSGD's expansion", [&] {
     return parts_.options.products->expand(stream.native(), *of, p_->floats().data(), there->floats().data(), owed,
                                            parts_.tensors[all_.tensor].write.data());
   });

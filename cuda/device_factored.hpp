@@ -19,6 +19,8 @@ class DeviceFactored final : public averaging::FactoredTensor {
   Task<Result<Pinned>> pinned_copy(std::span<const float> values);
   Task<Result<>> copy_out(Pinned from, std::span<float> to);
   Task<Result<LowRankProducts::Matrix>> matrix(Stream& stream);
+  template <class Call>
+  Task<Result<>> call_library(Stream& stream, const char* what, Call call);
 
   DeviceParts::Impl& parts_;
   const averaging::Stretch all_;

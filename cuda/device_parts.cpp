@@ -27,7 +27,8 @@ std::span<float> floats_of(const HostBuffer& buffer, std::size_t count) {
 /// Our values of a part, copied to the host.
 class CopiedValues final : public OwnContribution {
  public:
-  CopiedValues(Pinned values, std::size_t count, double weight) : values_(std::move(values)), count_(count), weight_(weight) {}
+  CopiedValues(Pinned values, std::size_t count, double weight)
+      : values_(std::move(values)), count_(count), weight_(weight) {}
 
   bool applied() const noexcept override { return false; }
   void revoke() noexcept override { revoked_->store(true); }
@@ -39,11 +40,12 @@ class CopiedValues final : public OwnContribution {
   Result<averaging::ReadValues> open() override {
     if (*revoked_) return averaging::lease_ended();
     if (!averaging::all_finite(floats_of(*values_, count_))) return Error(averaging::Errc::not_finite);
-    return averaging::ReadValues([values = values_, count = count_, revoked = revoked_](std::size_t first, std::span<float> out) {
-      if (*revoked) return false;
-      std::ranges::copy(floats_of(*values, count).subspan(first, out.size()), out.begin());
-      return true;
-    });
+    return averaging::ReadValues(
+        [values = values_, count = count_, revoked = revoked_](std::size_t first, std::span<float> out) {
+          if (*revoked) return false;
+          std::ranges::copy(floats_of(*values, count).subspan(first, out.size()), out.begin());
+          return true;
+        });
   }
 
  private:
@@ -140,7 +142,7 @@ Task<Result<std::shared_ptr<DeviceResiduals>>> DeviceParts::Impl::residuals_ther
   const auto turn = co_await moving.acquire();
   if (auto there = DeviceResiduals::find(residuals)) co_return there;  // another stretch of the tensor was first
   auto copied = co_await averaging::offload_leased(
-      runtime, [&residuals, device = lanes->device()] { return DeviceResiduals::copy_of(residuals, device); });
+      runtime, [&residuals, from = lanes->lasting()] { return DeviceResiduals::copy_of(residuals, from); });
   if (copied) residuals.keep_in(*copied);
   co_return copied;
 }
@@ -181,7 +183,8 @@ Task<Result<Pinned>> DeviceParts::Impl::download_corrected(Stretch stretch, code
     if (auto added = add_async(lane->stream, due, 1, corrected); !added) co_return added.error();
     values = corrected;
   }
-  if (auto copy = lane->stream.download_async(values->data(), (*to)->bytes().first(bytes)); !copy) co_return copy.error();
+  if (auto copy = lane->stream.download_async(values->data(), (*to)->bytes().first(bytes)); !copy)
+    co_return copy.error();
   if (auto done = co_await queued.done(runtime); !done) co_return done.error();
   co_return std::move(*to);
 }

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cohive/codec/residuals.hpp"
-#include "cohive/cuda/device.hpp"
+#include "lasting_memory.hpp"
 
 namespace cohive::cuda {
 
@@ -16,7 +16,8 @@ class DeviceResiduals final : public codec::ResidualsMemory {
   /// Residuals that are kept on a device already; null for others.
   static std::shared_ptr<DeviceResiduals> find(const codec::Residuals& residuals);
   /// Copies residuals of the host there, to be kept there (keep_in). Errors: Errc::out_of_memory.
-  static Result<std::shared_ptr<DeviceResiduals>> copy_of(const codec::Residuals& residuals, int device);
+  static Result<std::shared_ptr<DeviceResiduals>> copy_of(const codec::Residuals& residuals,
+                                                          std::shared_ptr<LastingMemory> from);
 
   /// Returns what is owed of a stretch.
   std::span<float> owed(std::size_t first, std::size_t count) const { return memory_.floats().subspan(first, count); }
@@ -26,7 +27,7 @@ class DeviceResiduals final : public codec::ResidualsMemory {
   void note_owed() noexcept { owes_ = true; }
 
   /// Takes memory of this size, for keep_lost(). Errors: Errc::out_of_memory.
-  Result<DeviceBuffer> make_lost() const { return DeviceBuffer::create(memory_.size(), device_); }
+  Result<DeviceBuffer> make_lost() const { return from_->take(memory_.size()); }
   void keep_lost(DeviceBuffer memory) { lost_ = std::move(memory); }
   bool has_lost() const noexcept { return lost_.has_value(); }
   /// Returns what the codec has lost of a stretch: owed once that is known to be delivered.
@@ -36,11 +37,11 @@ class DeviceResiduals final : public codec::ResidualsMemory {
   void write(std::size_t first, std::span<const float> values) override;
 
  private:
-  DeviceResiduals(DeviceBuffer memory, int device, bool owes)
-      : memory_(std::move(memory)), device_(device), owes_(owes) {}
+  DeviceResiduals(std::shared_ptr<LastingMemory> from, DeviceBuffer memory, bool owes)
+      : from_(std::move(from)), memory_(std::move(memory)), owes_(owes) {}
 
+  const std::shared_ptr<LastingMemory> from_;
   const DeviceBuffer memory_;
-  const int device_;
   std::atomic<bool> owes_;
   std::optional<DeviceBuffer> lost_;
 };

@@ -48,13 +48,15 @@ bool Lane::flagged() const {
 }
 
 Result<std::shared_ptr<Lanes>> Lanes::create(Runtime& runtime, int device, std::size_t count) {
+  auto lasting = LastingMemory::create(device);
+  if (!lasting) return lasting.error();
   auto gate = Stream::create(device);
   if (!gate) return gate.error();
   auto reached = Event::create(device), passed = Event::create(device);
   for (const auto* made : {&reached, &passed})
     if (!*made) return made->error();
   std::shared_ptr<Lanes> lanes(
-      new Lanes(runtime, device, count, std::move(*gate), std::move(*reached), std::move(*passed)));
+      new Lanes(runtime, count, std::move(*lasting), std::move(*gate), std::move(*reached), std::move(*passed)));
   for (std::size_t i = 0; i < count; ++i) {
     auto lane = make_lane(device);
     if (!lane) return lane.error();
@@ -63,9 +65,10 @@ Result<std::shared_ptr<Lanes>> Lanes::create(Runtime& runtime, int device, std::
   return lanes;
 }
 
-Lanes::Lanes(Runtime& runtime, int device, std::size_t count, Stream gate, Event reached, Event passed)
+Lanes::Lanes(Runtime& runtime, std::size_t count, std::shared_ptr<LastingMemory> lasting, Stream gate, Event reached,
+             Event passed)
     : runtime_(runtime),
-      device_(device),
+      lasting_(std::move(lasting)),
       turns_(runtime, count, "a stream"),
       gate_(std::move(gate)),
       reached_(std::move(reached)),

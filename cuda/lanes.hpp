@@ -7,6 +7,7 @@
 
 #include "cohive/core/sync.hpp"
 #include "cohive/cuda/device.hpp"
+#include "lasting_memory.hpp"
 #include "pinned_pool.hpp"
 
 namespace cohive::cuda {
@@ -57,16 +58,19 @@ class Lanes {
   };
 
   Runtime& runtime() const noexcept { return runtime_; }
-  int device() const noexcept { return device_; }
+  int device() const noexcept { return lasting_->device(); }
   /// Takes pinned memory. New memory, which takes long, is made on the pool of threads. Errors: as HostBuffer::create.
   Task<Result<Pinned>> pinned(std::size_t bytes);
+  /// Returns where memory is taken from that outlives a round.
+  const std::shared_ptr<LastingMemory>& lasting() const noexcept { return lasting_; }
 
  private:
-  Lanes(Runtime& runtime, int device, std::size_t count, Stream gate, Event reached, Event passed);
+  Lanes(Runtime& runtime, std::size_t count, std::shared_ptr<LastingMemory> lasting, Stream gate, Event reached,
+        Event passed);
   void hold_back(Stream& stream);
 
   Runtime& runtime_;
-  const int device_;
+  const std::shared_ptr<LastingMemory> lasting_;
   const std::shared_ptr<PinnedPool> pinned_ = std::make_shared<PinnedPool>();
   std::vector<std::unique_ptr<Lane>> idle_;
   Semaphore turns_;

@@ -4,7 +4,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
 
 #include "cohive/cuda/device.hpp"
@@ -14,15 +13,20 @@ namespace cohive::cuda {
 /// Pinned memory of a pool, at least as much as was asked for.
 using Pinned = std::shared_ptr<const HostBuffer>;
 
-/// Any thread. Memory outlives the pool.
+/// Any thread. Memory outlives the pool. Whoever gives memory back does not wait: the system is asked in take() alone.
 class PinnedPool {
  public:
   /// Takes memory that comes back when the result dies; waits where there is none to be used again. Errors: as
   /// HostBuffer::create.
   Result<Pinned> take(std::size_t bytes) {
     if (auto again = reuse(bytes)) return again;
+    make_room();
     auto made = HostBuffer::create(bytes);
     if (!made) return made.error();
+    {
+      const std::lock_guard lock(free_->mutex);
+      ++free_->made;
+    }
     return owned(std::move(*made));
   }
   /// Takes memory that was used before, of up to twice the size; null: there is none. At once.
@@ -42,17 +46,23 @@ class PinnedPool {
   struct Free {
     std::mutex mutex;
     std::deque<HostBuffer> buffers;
+    std::size_t made = 0;  // with those in use
   };
+
+  /// What is asked for changes from run to run: the oldest goes, and is freed without the lock.
+  void make_room() {
+    std::deque<HostBuffer> oldest;
+    const std::lock_guard lock(free_->mutex);
+    for (; free_->made >= kKept && !free_->buffers.empty(); --free_->made) {
+      oldest.push_back(std::move(free_->buffers.front()));
+      free_->buffers.pop_front();
+    }
+  }
 
   Pinned owned(HostBuffer memory) const {
     return Pinned(new HostBuffer(std::move(memory)), [free = free_](const HostBuffer* one) {
       const std::unique_ptr<HostBuffer> back(const_cast<HostBuffer*>(one));
-      std::optional<HostBuffer> oldest;  // freed without the lock: what is asked for changes from run to run
       const std::lock_guard lock(free->mutex);
-      if (free->buffers.size() == kKept) {
-        oldest = std::move(free->buffers.front());
-        free->buffers.pop_front();
-      }
       free->buffers.push_back(std::move(*back));
     });
   }

@@ -72,8 +72,8 @@ void FusedModel::step_locally(double scale) {
     const torch::Tensor values = gradient.to(torch::kCPU, torch::kFloat32).contiguous();
     const auto live_values = live(i);
     const auto number = known_.steps_taken(i) + 1;
-    const optim::TensorMemory memory{std::span<const float>(live_values), live_values, {}, span_of(values),
-                                     known_.statistics(i)};
+    const optim::TensorMemory memory{
+        std::span<const float>(live_values), live_values, {}, span_of(values), known_.statistics(i)};
     optim::TensorStep step(known_.options(i), memory, {.step = number, .gradient_factor = 1 / scale});
     at::parallel_for(0, static_cast<std::int64_t>(step.size()), std::int64_t{1} << 20,
                      [&](std::int64_t begin, std::int64_t end) {
@@ -97,9 +97,9 @@ Task<void> FusedModel::show_in_mirrors() {
 }
 
 void FusedModel::copy_to_mirrors() {
-  if (upload_) return upload_->send(parameters_);
   torch::NoGradGuard no_grad;
   const auto turn = trainer_->in_turn();
+  if (upload_) return upload_->send(parameters_);
   for (std::size_t i = 0; i < mirrors_.size(); ++i) mirrors_[i].copy_(parameters_[i]);
 }
 
@@ -127,7 +127,10 @@ Task<void> FusedModel::finish_step(std::uint64_t epoch, bool step) {
   co_await FusedReplica::finish_step(epoch, step);
   if (upload_ && upload_->begun()) {
     if (step)
-      co_await runtime().offload([this, used = in_use()] { upload_->finish(newest_parameters()); });
+      co_await runtime().offload([this, used = in_use()] {
+        const auto turn = trainer_->in_turn();
+        upload_->finish(newest_parameters());
+      });
     else
       upload_->forget();
   } else if (step && live_changes) {
@@ -179,10 +182,10 @@ std::vector<torch::Tensor> FusedModel::newest_parameters() {
   std::vector<torch::Tensor> result;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto values = newest(i);
-    torch::Tensor tensor = values.data() == live(i).data()
-                               ? parameters_[i]
-                               : torch::from_blob(const_cast<float*>(values.data()), parameters_[i].sizes(),
-                                                  parameters_[i].options());
+    torch::Tensor tensor =
+        values.data() == live(i).data()
+            ? parameters_[i]
+            : torch::from_blob(const_cast<float*>(values.data()), parameters_[i].sizes(), parameters_[i].options());
     result.push_back(std::move(tensor));
   }
   return result;

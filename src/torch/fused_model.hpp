@@ -13,8 +13,8 @@
 
 namespace cohive::libtorch {
 
-/// Float32 parameters of a backend, stepped by cohive. The trainer computes with them, or, where they are in host memory, with
-/// mirrors of another type or on another device.
+/// Float32 parameters of a backend, stepped by cohive. The trainer computes with them, or, where they are in host
+/// memory, with mirrors of another type or on another device.
 class FusedModel final : public TorchReplica, public train::FusedReplica {
  public:
   /// \param parts.parameters  those of the optimizer, or their mirrors
@@ -81,7 +81,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   GradientIntake intake_;
   RoundExtras extras_;
   Schedule schedule_;
-  std::mutex stepping_;      // local steps and copies exclude one another
+  std::mutex stepping_;  // local steps and copies exclude one another
 };
 
 }  // namespace cohive::libtorch

@@ -16,8 +16,7 @@ namespace cohive::libtorch {
 class GradientDownload {
  public:
   /// \param early  begins during backward(). What changes a gradient afterwards without its version counter knowing,
-  /// such as
-  ///               writing to its data(), is missed then.
+  /// such as writing to its data(), is missed then.
   GradientDownload(std::shared_ptr<train::DeviceLink> link, std::vector<torch::Tensor> parameters, bool early);
   /// Copies that are under way go on.
   ~GradientDownload();
@@ -65,8 +64,7 @@ class GradientDownload {
   std::vector<torch::Tensor> replaced_;  // gradients that were copied, and are no longer their parameter's
   std::vector<std::size_t> bucket_;      // parameters whose gradients leave next
   std::size_t bucket_bytes_ = 0;
-  // backward() may run several times in a batch: a gradient is expected to be complete when the last one has added to
-  // it.
+  // backward() may run several times in a batch: a gradient is complete when the last one has added to it.
   std::vector<std::size_t> times_, expected_times_;
   std::exception_ptr failure_;
   std::shared_ptr<GradientDownload*> alive_;  // what hooks find, or null

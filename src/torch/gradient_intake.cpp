@@ -1,13 +1,14 @@
 #include "gradient_intake.hpp"
 
+#include "averaging/lease.hpp"
 #include "cohive/optim/passes.hpp"
 #include "model_state.hpp"
 
 namespace cohive::libtorch {
 namespace {
 
-using train::GradientSums;
 using train::Buffer;
+using train::GradientSums;
 
 /// Dense, on a device and contiguous; the same tensor where it is already.
 torch::Tensor on_device(const torch::Tensor& gradient, torch::Device device) {
@@ -53,13 +54,12 @@ void GradientIntake::take_batch(double samples, double scale) {
     if (filled_.times > 0 && filled_.scale != scale)
       throw std::logic_error(
           "cohive::Optimizer: with reuse_grad_buffers all gradients of an epoch have one loss scale; change it where "
-          "an epoch has "
-          "ended only");
+          "an epoch has ended only");
     filled_.scale = scale;
     if (witness_ && !parameters_[*witness_].grad().defined())
       throw std::logic_error(
-          "cohive::Optimizer: with reuse_grad_buffers gradients add up in the model until the epoch ends, but something has "
-          "cleared them; call zero_grad of cohive::Optimizer only");
+          "cohive::Optimizer: with reuse_grad_buffers gradients add up in the model until the epoch ends, but "
+          "something has cleared them; call zero_grad of cohive::Optimizer only");
     for (std::size_t i = 0; i < parameters_.size() && !witness_; ++i)
       if (parameters_[i].grad().defined()) witness_ = i;
     ++filled_.times;
@@ -116,6 +116,20 @@ Task<GradientSums::Taken> GradientIntake::take() {
   return reuse_ ? take_reused() : sums_.take();
 }
 
+/// Starts the download of those that can be copied as they are, and leaves the others on the sums' device. Pinned
+/// memory is made for that, and LibTorch may wait for its copies: neither is for the loop.
+Task<GradientDownload::Batch> GradientIntake::move_to_sums(std::vector<torch::Tensor>& gradients) {
+  const auto move = [&]() -> Result<GradientDownload::Batch> {
+    GradientDownload::Batch downloaded;
+    if (download_) downloaded = download_->copy(gradients);
+    const auto turn = trainer_->in_turn();
+    for (auto& gradient : gradients)
+      if (gradient.defined()) gradient = released(std::move(gradient), device_);
+    return downloaded;
+  };
+  co_return (co_await averaging::offload_leased(sums_.runtime(), move)).value();
+}
+
 Task<GradientSums::Taken> GradientIntake::take_reused() {
   auto [gradients, times, scale] = std::move(cut_.front());
   cut_.pop_front();
@@ -130,8 +144,7 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
   std::vector<Buffer> without;
   std::vector<optim::ConstView> unread;
   std::vector<optim::Addition> converted;
-  GradientDownload::Batch downloaded;
-  if (download_) downloaded = download_->copy(gradients);
+  const GradientDownload::Batch downloaded = co_await move_to_sums(gradients);
   owners->downloaded = downloaded.transfer;
   if (downloaded.transfer) co_await downloaded.transfer->done();
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -146,10 +159,7 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
       without.push_back(taken.sums.back());
       continue;
     }
-    const torch::Tensor values = [&] {
-      const auto turn = trainer_->in_turn();
-      return released(std::move(gradients[i]), device_);
-    }();
+    const torch::Tensor values = std::move(gradients[i]);
     const auto view = view_of(values);
     owners->tensors.push_back(values);
     if (view.dtype() == optim::DType::float32) {

@@ -1,5 +1,6 @@
-// How gradients get from a LibTorch model into the sums of an epoch, at the price of no pass over memory on the trainer's thread where
-// that can be: a gradient tensor that nothing else refers to is handed over, and backward() makes a new one.
+// How gradients get from a LibTorch model into the sums of an epoch, at the price of no pass over memory on the
+// trainer's thread where that can be: a gradient tensor that nothing else refers to is handed over, and backward()
+// makes a new one.
 #pragma once
 
 #include <torch/torch.h>
@@ -40,6 +41,7 @@ class GradientIntake {
 
  private:
   Task<train::GradientSums::Taken> take_reused();
+  Task<GradientDownload::Batch> move_to_sums(std::vector<torch::Tensor>& gradients);
 
   train::GradientSums& sums_;
   std::vector<torch::Tensor> parameters_;

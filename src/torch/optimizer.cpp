@@ -69,9 +69,12 @@ void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Opt
   optimizer = &of;
   parameters = tensors.size();
   if (make_scheduler) scheduler = make_scheduler(of);
+  libtorch::check_parameters(tensors);
+  auto trainer = libtorch::trainer_stream_of(tensors.front().device());  // of this thread
   // What lives on the loop's thread is made and destroyed there.
   membership.on_loop([&] {
-    model = libtorch::make_replica(membership.runtime(), {std::move(tensors), of, scheduler.get(), std::move(extras)},
+    model = libtorch::make_replica(membership.runtime(),
+                                   {std::move(tensors), of, scheduler.get(), std::move(extras), std::move(trainer)},
                                    options);
     run = std::make_unique<train::Run>(*membership.dht, membership.key, model->replica(), options);
   });

@@ -50,12 +50,14 @@ void ParameterUpload::forget() noexcept {
 /// The copies before may still read the memory.
 void ParameterUpload::prepare() {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(prepared_, true)) return;
+  if (prepared_) return;
+  if (failure_) std::rethrow_exception(failure_);
   if (transfer_)
     transfer_->wait();
   else
     transfer_ = link_->open(offsets_.back());
   if (at_once_) transfer_->follow_trainer();
+  prepared_ = true;
 }
 
 optim::View ParameterUpload::place(std::size_t parameter) const {

@@ -14,7 +14,8 @@
 
 namespace cohive::libtorch {
 
-/// One call at a time but for stage(). Not for the loop, but for begin() and send().
+/// One call at a time but for stage(). Not for the loop, but for begin() and send(). LibTorch copies to mirrors that
+/// are not contiguous: finish() and send() are called in the trainer's turn.
 class ParameterUpload {
  public:
   /// \param mirrors  what is written to

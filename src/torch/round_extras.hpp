@@ -19,9 +19,10 @@ namespace cohive::libtorch {
 /// One thread at a time calls it.
 class RoundExtras {
  public:
-  /// \param own_types  the schema names the tensors' own types, as that of Python peers does which offload their
-  /// optimizers Throws std::invalid_argument with a sentence for tensors that cannot be averaged, and statistics that
-  /// the optimizer does not keep.
+  /// Throws std::invalid_argument with a sentence for tensors that cannot be averaged, and statistics that the
+  /// optimizer does not keep.
+  /// \param own_types  the schema names the tensors' own types, as that of Python peers does whose optimizers are
+  /// offloaded
   RoundExtras(torch::optim::Optimizer& optimizer, ModelExtras extras, bool own_types);
 
   bool empty() const noexcept { return infos_.empty(); }

@@ -13,8 +13,8 @@ namespace cohive::libtorch {
 
 bool fit_for_fused_steps(const std::vector<torch::Tensor>& parameters) {
   return std::ranges::all_of(parameters, [&](const torch::Tensor& parameter) {
-    return parameter.device() == parameters.front().device() && parameter.scalar_type() == torch::kFloat32 && parameter.is_contiguous() &&
-           parameter.storage_offset() == 0 && parameter.storage().use_count() == 1 &&
+    return parameter.device() == parameters.front().device() && parameter.scalar_type() == torch::kFloat32 &&
+           parameter.is_contiguous() && parameter.storage_offset() == 0 && parameter.storage().use_count() == 1 &&
            static_cast<std::size_t>(parameter.nbytes()) <= parameter.storage().nbytes();
   });
 }
@@ -89,7 +89,8 @@ std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, c
          "LBFGS evaluates the model several times in a step, which peers cannot do together; use another optimizer");
   const auto steps_on = parameters_of(parts.optimizer);
   const bool masters = !steps_on.front().is_same(parts.parameters.front());
-  auto trainer = trainer_stream_of(parts.parameters.front().device());
+  auto trainer = parts.trainer ? parts.trainer : trainer_stream_of(parts.parameters.front().device());
+  const auto turn = trainer->in_turn();  // statistics that are made now are for its next steps
   auto backend = masters ? train::host_backend(runtime) : backend_of(runtime, steps_on, trainer);
   // Local steps are made by the trainer's thread, and on a device by LibTorch; offloaded ones on the host.
   const bool by_libtorch = !steps_on.front().is_cpu() && (options.use_local_updates || options.offload_optimizer);
@@ -101,10 +102,8 @@ std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, c
   }
   demand(!options.delay_optimizer_step && !options.offload_optimizer,
          "offload_optimizer and delay_optimizer_step need one of LibTorch's optimizers (or cohive::Lamb), and "
-         "parameters that are "
-         "float32 in host memory (delay_optimizer_step: or all on one GPU, where cohive is built with its CUDA part) "
-         "or an "
-         "optimizer that cohive makes: pass the parameters and a function that makes it");
+         "parameters that are float32 in host memory (delay_optimizer_step: or all on one GPU, where cohive is built "
+         "with its CUDA part) or an optimizer that cohive makes: pass the parameters and a function that makes it");
   return std::make_unique<ForeignModel>(runtime, std::move(backend), std::move(trainer), std::move(parts), options);
 }
 

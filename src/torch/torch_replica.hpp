@@ -1,7 +1,6 @@
 // LibTorch's models as a run sees them. Three kinds:
 //   FusedModel    float32 parameters in host memory, or on a GPU of a build with cohive::cuda, and an optimizer that
-//   cohive steps
-//                 by itself: the fast case
+//                 cohive steps by itself: the fast case
 //   FusedModel with mirrors
 //                 offload_optimizer: parameters of any floating type on any device mirror float32 ones in host memory,
 //                 which the optimizer steps and peers average
@@ -14,6 +13,7 @@
 
 #include "cohive/torch/optimizer.hpp"
 #include "cohive/train/replica.hpp"
+#include "device_backend.hpp"
 #include "gradient_intake.hpp"
 #include "round_extras.hpp"
 
@@ -40,10 +40,11 @@ class TorchReplica {
 };
 
 struct ModelParts {
-  std::vector<torch::Tensor> parameters;      ///< that the trainer computes with
-  torch::optim::Optimizer& optimizer;         ///< of these, or of their masters
+  std::vector<torch::Tensor> parameters;  ///< that the trainer computes with
+  torch::optim::Optimizer& optimizer;     ///< of these, or of their masters
   torch::optim::LRScheduler* scheduler = nullptr;
   ModelExtras extras = {};
+  std::shared_ptr<TrainerStream> trainer = nullptr;  ///< null: made by the thread that makes the model
 };
 
 /// What rounds of the state average beside parameters, as Python peers with these options describe it.
@@ -52,13 +53,15 @@ RoundExtras make_round_extras(const ModelParts& parts, const OptimizerOptions& o
 /// Throws std::invalid_argument with a sentence for parameters that cannot be trained together.
 void check_parameters(const std::vector<torch::Tensor>& parameters);
 
-/// Makes the kind that fits. Called and destroyed on the loop's thread. Throws std::invalid_argument with a sentence for a model that does
-/// not go with the options.
+/// Makes the kind that fits. Called and destroyed on the loop's thread. Throws std::invalid_argument with a sentence
+/// for a model that does not go with the options.
 std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, const OptimizerOptions& options);
 
 /// Float32 copies of parameters in host memory, for an optimizer that is offloaded.
-std::vector<torch::optim::OptimizerParamGroup> make_masters(const std::vector<torch::optim::OptimizerParamGroup>& groups);
-/// Tells whether parameters can be stepped where they are: contiguous float32 on one device, in memory that is theirs alone.
+std::vector<torch::optim::OptimizerParamGroup> make_masters(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups);
+/// Tells whether parameters can be stepped where they are: contiguous float32 on one device, in memory that is theirs
+/// alone.
 bool fit_for_fused_steps(const std::vector<torch::Tensor>& parameters);
 
 }  // namespace cohive::libtorch

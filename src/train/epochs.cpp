@@ -68,6 +68,7 @@ Task<void> Run::Impl::end_epoch(StepReport& report) {
   if (state.round && options.delay_optimizer_step) co_await replica.hold_state();
   tasks.spawn(advance(*this, current), "end of an epoch");
   co_await current->released.wait();
+  if (current->failure) std::rethrow_exception(std::exchange(current->failure, nullptr));
   if (current->missed) {
     update.reset();
     report.loaded_state = co_await catch_up();
@@ -87,6 +88,7 @@ Task<bool> Run::Impl::finish_update(StepReport& report) {
   if (!last->done.is_set()) wait_clock.turn_to(Wait::delayed_work);
   co_await last->done.wait();
   if (update == last) update.reset();
+  if (last->failure) std::rethrow_exception(std::exchange(last->failure, nullptr));
   while (publication.load() == Publication::held) co_await runtime.sleep_for(1ms);
   if (auto done = publish()) report = *done;
   co_return last->missed;
@@ -98,17 +100,25 @@ Task<void> Run::Impl::advance(Impl& self, std::shared_ptr<Update> update) {
     update->released.set();
     update->done.set();
   });
-  const RunOptions& options = self.options;
-  if (options.delay_grad_averaging) {
-    self.enter_epoch(update->epoch);
-    update->released.set();
+  try {
+    co_await self.make(*update);
+  } catch (const std::exception& error) {
+    log::error("train", "the end of epoch {} failed: {}", update->epoch - 1, log::quoted(error.what()));
+    update->failure = std::current_exception();
   }
-  if (!options.use_local_updates) co_await self.step_together(*update);
-  if (update->missed) co_return;
-  if (options.use_local_updates) self.model.set_epoch(update->epoch);
-  if (!options.delay_optimizer_step) self.enter_epoch(update->epoch);
-  self.sharing.set_priority(static_cast<double>(update->epoch));
-  if (self.state.round) co_await self.average_state(*update);
+}
+
+Task<void> Run::Impl::make(Update& update) {
+  if (options.delay_grad_averaging) {
+    enter_epoch(update.epoch);
+    update.released.set();
+  }
+  if (!options.use_local_updates) co_await step_together(update);
+  if (update.missed) co_return;
+  if (options.use_local_updates) model.set_epoch(update.epoch);
+  if (!options.delay_optimizer_step) enter_epoch(update.epoch);
+  sharing.set_priority(static_cast<double>(update.epoch));
+  if (state.round) co_await average_state(update);
 }
 
 /// Averages the gradients and steps with them. A peer that has missed the gradients learns it from the epoch that it
@@ -184,8 +194,8 @@ void Run::Impl::enter_epoch(std::uint64_t epoch) {
 void Run::Impl::finished(Update& update) {
   const std::lock_guard lock(mutex);
   update.report.epoch = local_epoch;
-  if (update.missed) demanded = true;
-  if (!update.publishable || update.missed) return;
+  if (update.missed || update.failure) demanded = true;
+  if (!update.publishable || update.missed || update.failure) return;
   published = update.report;
   published->updated = true;
   publication.store(copying ? Publication::held : Publication::ready);

@@ -178,13 +178,12 @@ Task<bool> FusedReplica::finish_state(bool averaged) {
 }
 
 void FusedReplica::publish() {
-  backend_->follow_caller();
   if (std::exchange(next_is_difference_, false)) {
     for (std::size_t i = 0; i < size(); ++i) backend_->add_to_live(next_[i].values, live(i));
-    return;
+  } else if (std::exchange(next_is_newest_, false)) {
+    for (std::size_t i = 0; i < size(); ++i) exchange_live(i, next_[i]);
   }
-  if (!std::exchange(next_is_newest_, false)) return;
-  for (std::size_t i = 0; i < size(); ++i) exchange_live(i, next_[i]);
+  backend_->follow_caller();  // what the trainer has queued uses these values, and the memory of those before
 }
 
 }  // namespace cohive::train

@@ -88,6 +88,8 @@ struct Update {
   bool missed = false;        ///< the other peers have averaged without us
   bool publishable = false;   ///< the next parameters are ready
   StepReport report;          ///< complete when done
+  /// What has ended it early, such as an error of a device: thrown once to the trainer.
+  std::exception_ptr failure = nullptr;
 };
 
 struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
@@ -107,6 +109,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<void> end_epoch(StepReport& report);
   Task<bool> finish_update(StepReport& report);
   static Task<void> advance(Impl& self, std::shared_ptr<Update> update);
+  Task<void> make(Update& update);
   Task<void> step_together(Update& update);
   Task<void> average_state(Update& update);
   void enter_epoch(std::uint64_t epoch);

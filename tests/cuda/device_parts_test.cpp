@@ -32,13 +32,16 @@ std::vector<codec::Codec> all_codecs() {
 averaging::Answer average_of(codec::Codec codec, codec::DType dtype, const std::vector<float>& values) {
   const Slice record = codec::encode(codec, values);
   return {averaging::Answer::Form::average,
-          std::make_shared<averaging::EncodedPart>(averaging::EncodedPart{codec, dtype, record, record.view()}), std::nullopt};
+          std::make_shared<averaging::EncodedPart>(averaging::EncodedPart{codec, dtype, record, record.view()}),
+          std::nullopt};
 }
 
 class OnDevice : public Gpu {
  protected:
   struct Peer {
-    Peer(transport::Network& network) : host(network, KeyPair::generate_ed25519(), options()), dht(host) { host.start().value(); }
+    Peer(transport::Network& network) : host(network, KeyPair::generate_ed25519(), options()), dht(host) {
+      host.start().value();
+    }
     static p2p::HostOptions options() {
       p2p::HostOptions options;
       options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
@@ -48,7 +51,8 @@ class OnDevice : public Gpu {
       (co_await dht.start(std::move(initial))).value();
       averager = std::make_unique<averaging::Averager>(
           dht, std::vector<averaging::TensorInfo>{{.shape = {kValues}}},
-          averaging::AveragerOptions{.prefix = "device", .target_group_size = 2, .part_size_bytes = 64 * 1024, .codec = codec});
+          averaging::AveragerOptions{
+              .prefix = "device", .target_group_size = 2, .part_size_bytes = 64 * 1024, .codec = codec});
       averager->start();
     }
     Task<void> close() {
@@ -65,8 +69,10 @@ class OnDevice : public Gpu {
     return DeviceParts::create(*runtime, {{.shape = {kValues}}}, {memory.floats()}).value();
   }
   /// Runs a step of two peers, one with these values on the device.
-  std::vector<Result<averaging::RoundResult>> average(codec::Codec codec, std::vector<float>& on_host, const DeviceBuffer& memory) {
-    auto step = [](Peer& peer, std::shared_ptr<averaging::TensorParts> tensors) -> Task<Result<averaging::RoundResult>> {
+  std::vector<Result<averaging::RoundResult>> average(codec::Codec codec, std::vector<float>& on_host,
+                                                      const DeviceBuffer& memory) {
+    auto step = [](Peer& peer,
+                   std::shared_ptr<averaging::TensorParts> tensors) -> Task<Result<averaging::RoundResult>> {
       auto round = peer.averager->begin();
       round.trigger(1, std::move(tensors));
       co_return co_await round.result();
@@ -93,7 +99,8 @@ class OnDevice : public Gpu {
 };
 
 TEST_F(OnDevice, TensorsAreAveragedWithThoseOfAHost) {
-  for (const auto codec : {codec::Codec::none, codec::Codec::float16, codec::Codec::blockwise8, codec::Codec::uniform8}) {
+  for (const auto codec :
+       {codec::Codec::none, codec::Codec::float16, codec::Codec::blockwise8, codec::Codec::uniform8}) {
     auto on_host = values_of(0);
     const auto memory = to_device(values_of(1));
     for (const auto& result : average(codec, on_host, memory)) {
@@ -128,7 +135,8 @@ TEST_F(OnDevice, EncodedBytesAreThoseOfAHost) {
 /// Round after round, with the residuals of the one before, which move to the device.
 TEST_F(OnDevice, WhatIsOwedIsWhatAHostOwes) {
   const std::vector<averaging::TensorInfo> infos{{.shape = {kValues}}};
-  for (const codec::CodecSpec& spec : {codec::CodecSpec(codec::Codec::block4), codec::CodecSpec(codec::Codec::top_k, 0.02)}) {
+  for (const codec::CodecSpec& spec :
+       {codec::CodecSpec(codec::Codec::block4), codec::CodecSpec(codec::Codec::top_k, 0.02)}) {
     const auto owed_there = averaging::make_residuals(infos), owed_here = averaging::make_residuals(infos);
     std::vector<float> restored(kValues, 0.25f);
     for (std::size_t round = 0; round < 3; ++round) {
@@ -161,7 +169,8 @@ TEST_F(OnDevice, WhatIsOwedIsWhatAHostOwes) {
         ASSERT_TRUE(runtime->run(parts.apply(reduced, answer, {})));
       });
       EXPECT_EQ(sums[0], sums[1]);
-      const auto one = runtime->run(there->encode(failed, spec)).value(), other = runtime->run(here.encode(failed, spec)).value();
+      const auto one = runtime->run(there->encode(failed, spec)).value(),
+                 other = runtime->run(here.encode(failed, spec)).value();
       EXPECT_EQ(to_bytes(one.bytes), to_bytes(other.bytes));
       EXPECT_EQ(owed_there->front().values(), owed_here->front().values());
       EXPECT_NE(owed_there->front().kept_in(), nullptr);
@@ -226,7 +235,8 @@ TEST_F(OnDevice, ValuesThatAreNotFiniteAreNotSent) {
   const auto memory = to_device(values);
   const auto parts = parts_of(memory);
   for (const auto codec : all_codecs()) {
-    EXPECT_EQ(runtime->run(parts->encode({0, 0, kValues}, codec)).error(), averaging::Errc::not_finite) << name_of(codec);
+    EXPECT_EQ(runtime->run(parts->encode({0, 0, kValues}, codec)).error(), averaging::Errc::not_finite)
+        << name_of(codec);
     EXPECT_TRUE(runtime->run(parts->encode({0, 1000, 500}, codec))) << name_of(codec);
   }
 }
@@ -242,9 +252,11 @@ TEST_F(OnDevice, AnOperationMayBeDropped) {
   auto begin_and_drop = [](Runtime& loop, std::shared_ptr<DeviceParts> parts, int turns) -> Task<void> {
     TaskGroup group(loop, "dropped");
     for (std::size_t i = 0; i < 8; ++i)
-      group.spawn([](std::shared_ptr<DeviceParts> of, std::size_t offset) -> Task<void> {
-        (void)co_await of->encode({0, offset, 10'000}, codec::Codec::float16);
-      }(parts, 10'000 * i), "encode");
+      group.spawn(
+          [](std::shared_ptr<DeviceParts> of, std::size_t offset) -> Task<void> {
+            (void)co_await of->encode({0, offset, 10'000}, codec::Codec::float16);
+          }(parts, 10'000 * i),
+          "encode");
     for (int i = 0; i < turns; ++i) co_await loop.yield();
   };
   for (int turns = 0; turns < 20; ++turns) {

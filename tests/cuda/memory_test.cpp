@@ -129,6 +129,17 @@ TEST_F(EmulatedMemory, WithoutPoolsIsTakenFromTheDevice) {
   EXPECT_TRUE(stream().synchronize());
 }
 
+TEST_F(EmulatedMemory, PinnedIsGivenBackWithoutAWait) {
+  PinnedPool pool;
+  std::vector<Pinned> all;
+  for (int i = 0; i < 200; ++i) all.push_back(pool.take(100).value());
+  emulated::take_waits();
+  all.clear();
+  EXPECT_THAT(emulated::take_waits(), IsEmpty());
+  const auto of_another_size = pool.take(1000).value();
+  EXPECT_THAT(emulated::take_waits(), testing::Contains("cudaFreeHost").Times(200 - 63)) << "64 are kept";
+}
+
 /// From the first round on, with codecs that owe something, bounds of norms and norms of parameters.
 TEST_F(EmulatedMemory, TheLoopWaitsForNoDevice) {
   constexpr std::size_t kCount = 20'000;
@@ -137,14 +148,13 @@ TEST_F(EmulatedMemory, TheLoopWaitsForNoDevice) {
   std::vector<Buffer> moments{backend->allocate(kCount), backend->allocate(kCount)};
   const auto live = backend->allocate(kCount), sum = backend->allocate(kCount), gradient = backend->allocate(kCount);
   const std::vector<averaging::TensorInfo> infos{{.shape = {kCount}}};
-  const auto residuals = averaging::make_residuals(infos);
   const auto epoch = [&](std::optional<double> max_norm) -> Task<void> {
     co_await backend->clear({live, gradient, moments[0], moments[1]});
     EXPECT_TRUE(co_await backend->accumulate({{gradient.values, sum.values}}, {.first = true}, nullptr));
     train::GradientWork work;
     work.infos = infos;
     work.sums = {sum};
-    work.residuals = residuals;
+    work.residuals = averaging::make_residuals(infos);  // forgotten with the round
     work.max_norm = max_norm;
     optim::TensorMemory memory{std::span<const float>(live.values), live.values, {}, sum.values, {}};
     for (std::size_t k = 0; k < moments.size(); ++k) memory.state[k] = moments[k].values;

@@ -165,6 +165,18 @@ TEST_F(SeveralDevices, MemoryOfAnotherDeviceIsFound) {
   EXPECT_THAT(emulated::take_findings(), Contains(HasSubstr("bytes of GPU 1 on GPU 0")));
 }
 
+TEST_F(SeveralDevices, FreeingOnAnotherDeviceIsFound) {
+  for (const bool of_stream : {false, true}) {
+    void* memory = nullptr;
+    ASSERT_EQ(cudaMallocAsync(&memory, 400, streams[1].native()), cudaSuccess);
+    ASSERT_EQ(of_stream ? cudaFreeAsync(memory, streams[1].native()) : cudaFree(memory), cudaSuccess);
+    EXPECT_THAT(emulated::take_findings(), testing::ElementsAre("memory of GPU 1 is freed on GPU 0"));
+  }
+  (void)DeviceBuffer::create(400, 1).value();
+  (void)DeviceBuffer::create_on(streams[1], 400).value();
+  EXPECT_TRUE(streams[1].synchronize()) << "ours choose it";
+}
+
 }  // namespace
 }  // namespace cohive::cuda
 #endif

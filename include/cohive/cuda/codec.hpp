@@ -73,8 +73,8 @@ struct EncodeMemory {
   /// What the codec loses of these sums, and owes from now on; may be the memory of `owed`. Empty: nobody asks for it,
   /// and what is owed stays as it is, until the buffer is known to be delivered.
   std::span<float> left = {};
-  /// Set to 1 when a value, or its sum with what is owed, is NaN or infinite, and left alone otherwise: in the same pass.
-  /// Null: nobody asks.
+  /// Set to 1 when a value, or its sum with what is owed, is NaN or infinite, and left alone otherwise: in the same
+  /// pass. Null: nobody asks.
   std::uint32_t* found = nullptr;
 };
 

@@ -136,11 +136,12 @@ class DeviceBuffer {
   std::span<float> floats() const noexcept { return {static_cast<float*>(data_), size_ / sizeof(float)}; }
 
  private:
-  DeviceBuffer(void* data, std::size_t size, CUstream_st* stream = nullptr) noexcept
-      : data_(data), size_(size), stream_(stream) {}
+  DeviceBuffer(void* data, std::size_t size, int device, CUstream_st* stream = nullptr) noexcept
+      : data_(data), size_(size), device_(device), stream_(stream) {}
 
   void* data_;
   std::size_t size_;
+  int device_;
   CUstream_st* stream_;  // in whose order it is freed; null: in none
 };
 

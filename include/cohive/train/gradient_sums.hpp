@@ -57,6 +57,8 @@ class GradientSums {
   Task<void> drop();
   /// Returns what adds.
   Backend& backend() const noexcept { return *backend_; }
+  /// Returns whose loop this is.
+  Runtime& runtime() const noexcept { return runtime_; }
 
  private:
   struct Batch {

@@ -353,11 +353,13 @@ cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t strea
 }
 /// When the stream comes to it: kernels that use the memory later are found.
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  cohive::cuda::emulated::note_freeing(memory, cohive::cuda::emulated::current_device);
   stream->push([memory](cudaError_t) { cohive::cuda::emulated::release(memory); });
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
   note_wait("cudaFree");
+  cohive::cuda::emulated::note_freeing(memory, cohive::cuda::emulated::current_device);
   return cohive::cuda::emulated::release(memory) ? cudaSuccess : told(cudaErrorInvalidValue);
 }
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {

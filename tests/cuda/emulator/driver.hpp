@@ -19,8 +19,8 @@ void set_memory_pools(bool supported);
 /// Bytes of a device.
 void set_memory(std::size_t bytes);
 
-/// What is queued on streams waits up to so long before it runs, each for another time: what is queued on two streams ends
-/// in any order.
+/// What is queued on streams waits up to so long before it runs, each for another time: what is queued on two streams
+/// ends in any order.
 void set_delay(std::chrono::microseconds longest);
 /// Nothing that is queued runs until release_streams().
 void hold_streams();

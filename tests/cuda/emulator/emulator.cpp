@@ -33,13 +33,14 @@ extern "C" __attribute__((weak)) std::uint8_t *__start_cohive_zones[], *__stop_c
 namespace cohive::cuda::emulated {
 namespace {
 
-constexpr std::size_t kZone = 64 * 1024;   // bytes on either side of a buffer
+constexpr std::size_t kZone = 64 * 1024;                   // bytes on either side of a buffer
 constexpr std::size_t kKeptFreed = std::size_t{16} << 20;  // bytes whose use after their end is found
-constexpr std::size_t kStack = 128 * 1024;  // of a fiber
-constexpr std::size_t kMostFindings = 5;    // of a launch
+constexpr std::size_t kStack = 128 * 1024;                 // of a fiber
+constexpr std::size_t kMostFindings = 5;                   // of a launch
 constexpr unsigned kWarp = 32;
 
-/// The thread that touched a byte last. Intervals are numbered through all launches: each lies between two barriers of one block.
+/// The thread that touched a byte last. Intervals are numbered through all launches: each lies between two barriers of
+/// one block.
 struct Touch {
   std::uint32_t thread = 0, interval = 0;  // interval 0: none
 };
@@ -295,7 +296,8 @@ class Emulator {
         report_once("exchanges values in a warp of which not all lanes take part");
       for (State& lane : lanes) lane.passed = lane.value, lane.in_exchange = false;
       some = true;
-      resume_those([&](const State& state) { return &state >= &lanes.front() && &state <= &lanes.back() && !state.at_barrier; });
+      resume_those(
+          [&](const State& state) { return &state >= &lanes.front() && &state <= &lanes.back() && !state.at_barrier; });
     }
     return some;
   }
@@ -330,11 +332,13 @@ class Emulator {
 
   void report(const std::string& what) {
     if (++reported_ > kMostFindings) return;
-    findings.push_back(std::string(kernel_) + ": thread " + std::to_string(now_) + " of block " + std::to_string(block_) + " " + what);
+    findings.push_back(std::string(kernel_) + ": thread " + std::to_string(now_) + " of block " +
+                       std::to_string(block_) + " " + what);
   }
   void report_once(const std::string& what) {
     if (std::exchange(barrier_reported_, true)) return;
-    now_ = static_cast<unsigned>(std::ranges::find_if(states_, [](const State& one) { return !one.ended; }) - states_.begin());
+    now_ = static_cast<unsigned>(std::ranges::find_if(states_, [](const State& one) { return !one.ended; }) -
+                                 states_.begin());
     report(what);
   }
 
@@ -384,6 +388,14 @@ void* allocate(std::size_t bytes, int of) {
   auto* all = static_cast<std::uint8_t*>(std::aligned_alloc(256, (bytes + 2 * kZone + 255) / 256 * 256));
   std::memset(all, 0xa5, bytes + 2 * kZone);
   return memories().add({all + kZone, bytes, kZone, of}).begin;
+}
+
+void note_freeing(const void* memory, int current_device) {
+  const std::lock_guard lock(device());
+  const Memory* const freed = memories().beginning_at(static_cast<const std::uint8_t*>(memory));
+  if (!freed || freed->device == current_device) return;
+  findings.push_back("memory of GPU " + std::to_string(freed->device) + " is freed on GPU " +
+                     std::to_string(current_device));
 }
 
 bool release(void* memory) {
@@ -452,9 +464,13 @@ void touch(const void* address, std::size_t bytes, bool writes) {
 }  // namespace cohive::cuda::emulated
 
 // What the compiler calls.
-#define COHIVE_TRACED(BYTES, TYPE)                                                                            \
-  extern "C" void __sanitizer_cov_load##BYTES(const TYPE* address) { cohive::cuda::emulated::touch(address, BYTES, false); } \
-  extern "C" void __sanitizer_cov_store##BYTES(TYPE* address) { cohive::cuda::emulated::touch(address, BYTES, true); }
+#define COHIVE_TRACED(BYTES, TYPE)                                   \
+  extern "C" void __sanitizer_cov_load##BYTES(const TYPE* address) { \
+    cohive::cuda::emulated::touch(address, BYTES, false);            \
+  }                                                                  \
+  extern "C" void __sanitizer_cov_store##BYTES(TYPE* address) {      \
+    cohive::cuda::emulated::touch(address, BYTES, true);             \
+  }
 COHIVE_TRACED(1, std::uint8_t)
 COHIVE_TRACED(2, std::uint16_t)
 COHIVE_TRACED(4, std::uint32_t)

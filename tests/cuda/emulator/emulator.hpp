@@ -34,6 +34,8 @@ std::set<std::string> take_kernels();
 void* allocate(std::size_t bytes, int device);
 /// False where it is none, or not the begin of one. What kernels do with it afterwards is found.
 bool release(void* memory);
+/// Finds memory of another device than the current one: a real driver frees it, and begins to use the current one.
+void note_freeing(const void* memory, int current_device);
 
 /// Runs a kernel of a device to its end. One at a time.
 void run(const char* kernel, int device, unsigned blocks, unsigned threads, const std::function<void()>& body);

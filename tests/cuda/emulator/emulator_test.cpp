@@ -142,8 +142,10 @@ TEST_F(Emulated, StreamsThatEndInAnyOrderWakeTheirOwnAwaiters) {
     for (int round = 0; round < 10; ++round) {
       const auto value = static_cast<std::uint8_t>(16 * round + static_cast<int>(i));
       std::ranges::fill(from[i].bytes(), value);
-      if (auto queued = streams[i].upload_async(from[i].bytes(), on_device[i].bytes().data()); !queued) co_return queued;
-      if (auto queued = streams[i].download_async(on_device[i].bytes().data(), back[i].bytes()); !queued) co_return queued;
+      if (auto queued = streams[i].upload_async(from[i].bytes(), on_device[i].bytes().data()); !queued)
+        co_return queued;
+      if (auto queued = streams[i].download_async(on_device[i].bytes().data(), back[i].bytes()); !queued)
+        co_return queued;
       if (auto done = co_await streams[i].done(*runtime); !done) co_return done;
       EXPECT_THAT(back[i].bytes(), Each(value));
     }
@@ -184,11 +186,13 @@ TEST_F(Emulated, StretchesAreUnderWayAtOnceAndWaitForAStream) {
   auto runtime = make_runtime();
   const auto parts = DeviceParts::create(*runtime, {{.shape = {100'000}}}, {memory.floats()}, {.streams = 3}).value();
   std::vector<Task<Result<averaging::EncodedStretch>>> all;
-  for (std::size_t offset = 0; offset < values.size(); offset += 5'000) all.push_back(parts->encode({0, offset, 5'000}, codec::Codec::float16));
+  for (std::size_t offset = 0; offset < values.size(); offset += 5'000)
+    all.push_back(parts->encode({0, offset, 5'000}, codec::Codec::float16));
   std::size_t offset = 0;
   for (const auto& one : runtime->run(when_all(*runtime, std::move(all)))) {
     ASSERT_TRUE(one) << one.error();
-    EXPECT_EQ(to_bytes(one->bytes), to_bytes(codec::encode(codec::Codec::float16, std::span(values).subspan(offset, 5'000)).view()));
+    EXPECT_EQ(to_bytes(one->bytes),
+              to_bytes(codec::encode(codec::Codec::float16, std::span(values).subspan(offset, 5'000)).view()));
     offset += 5'000;
   }
 }

@@ -9,7 +9,8 @@ namespace {
 constexpr unsigned kThreads = 256;
 
 // Its errors are for the emulator to find.
-__attribute__((no_sanitize("address", "undefined"))) __global__ void sum(Error error, const float* in, float* out, std::size_t count) {
+__attribute__((no_sanitize("address", "undefined"))) __global__ void sum(Error error, const float* in, float* out,
+                                                                         std::size_t count) {
   __shared__ float doubled[kThreads];
   __shared__ float partial[kThreads];
   __shared__ float last;

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <thread>
+
 #include "cohive/cuda/errors.hpp"
 #include "cohive/torch/optimizer.hpp"
 #include "cuda/emulator/driver.hpp"
+#include "cuda/torch/emulated_link.hpp"
 #include "torch/device_backend.hpp"
+#include "torch/parameter_upload.hpp"
 #include "torch/training.hpp"
 
 namespace cohive {
@@ -131,6 +135,67 @@ TEST(OffloadedTrainer, ADeviceThatFailsMidwayIsTheStepsError) {
       EXPECT_THAT(error, HasSubstr("on GPU 0: an error that a test asked for")) << after;
       EXPECT_THAT(error, HasSubstr("copy to the ")) << after;
     }
+}
+
+/// Pins memory for its trainer's thread, and for no other one.
+class LinkOfOneThread final : public train::DeviceLink {
+ public:
+  LinkOfOneThread(std::shared_ptr<train::DeviceLink> link, std::thread::id trainer)
+      : link_(std::move(link)), trainer_(trainer) {}
+  std::unique_ptr<train::Transfer> open(std::size_t bytes) override {
+    if (std::this_thread::get_id() != trainer_) throw ErrorException(Error(cuda::Errc::out_of_memory, "pinned memory"));
+    return link_->open(bytes);
+  }
+  void note_trainer() override { link_->note_trainer(); }
+
+ private:
+  const std::shared_ptr<train::DeviceLink> link_;
+  const std::thread::id trainer_;
+};
+
+/// Gradients arrive and are stepped with, and no parameter can be sent back.
+TEST(OffloadedTrainer, WhatFailsAtTheEndOfAnEpochIsAStepsError) {
+  const HostLinkInUse link([trainer = std::this_thread::get_id()](Runtime& runtime) {
+    return std::make_shared<LinkOfOneThread>(cuda::emulated::make_waiting_link(runtime), trainer);
+  });
+  for (const bool delayed : {false, true}) {
+    OffloadedModel model(torch::kBFloat16);
+    Swarm swarm(alone());
+    Optimizer optimizer(swarm, {OptimizerParamGroup(model.parameters())}, make_adam,
+                        options_of({true, false, delayed}));
+    std::optional<Error> error;
+    for (std::int64_t i = 0; i < 3 * kBatches && !error; ++i) {
+      model.backward(i, true);
+      try {
+        optimizer.step(kBatch);
+      } catch (const ErrorException& failed) {
+        error = failed.error();
+      }
+    }
+    ASSERT_TRUE(error) << delayed;
+    EXPECT_EQ(*error, std::error_code(cuda::Errc::out_of_memory));
+  }
+}
+
+/// A machine that has no more memory to pin.
+class LinkWithoutMemory final : public train::DeviceLink {
+ public:
+  std::unique_ptr<train::Transfer> open(std::size_t) override {
+    throw ErrorException(Error(cuda::Errc::out_of_memory, "pinned memory"));
+  }
+  void note_trainer() override {}
+};
+
+TEST(ParameterUploads, WithoutPinnedMemoryAreAnError) {
+  libtorch::ParameterUpload upload(std::make_shared<LinkWithoutMemory>(), {torch::zeros({1000}, torch::kBFloat16)});
+  const auto values = torch::ones({1000});
+  const std::span all(values.data_ptr<float>(), 1000);
+  for (const bool at_once : {true, false}) {
+    upload.begin(at_once);
+    for (const std::size_t at : {0, 500}) upload.stage({0, at, 500}, all.subspan(at, 500));
+    EXPECT_THROW(upload.finish({values}), ErrorException);
+    EXPECT_FALSE(upload.ready());
+  }
 }
 
 }  // namespace

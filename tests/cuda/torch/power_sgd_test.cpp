@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "../../../cuda/lanes.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/averaging/power_sgd.hpp"
@@ -23,6 +24,7 @@ using averaging::HostParts;
 using averaging::PowerSgd;
 using averaging::TensorInfo;
 using averaging::TensorParts;
+using testing::HasSubstr;
 
 /// A round whose all-reduces give the mean of this member's values and others that are made up.
 class MadeUpRound final : public averaging::RoundContext {
@@ -93,7 +95,8 @@ class PowerSgdOnDevice : public ::testing::Test {
     std::shared_ptr<TensorParts> parts = std::make_shared<HostParts>(*runtime, kInfos, memory);
     if (member.on_device) {
       DevicePartsOptions options;
-      options.products = emulated::make_products();
+      options.lanes = lanes;
+      options.products = products;
       parts = DeviceParts::create(*runtime, kInfos, memory, std::move(options)).value();
     }
     MadeUpRound context(*runtime, parts, weight);
@@ -123,6 +126,8 @@ class PowerSgdOnDevice : public ::testing::Test {
 
   std::mt19937 random{1};
   std::unique_ptr<Runtime> runtime = make_runtime({.seed = 1, .pool_threads = 2});
+  std::shared_ptr<Lanes> lanes;  // as a trainer has them; null: each round makes its own
+  std::shared_ptr<LowRankProducts> products = emulated::make_products();
   emulated::Copied copied;
   std::vector<std::string> waits;  // of the loop's thread
 };
@@ -210,17 +215,34 @@ TEST_F(PowerSgdOnDevice, ADeviceThatFailsEndsTheRound) {
   for (const int after : {0, 2, 7}) {
     there.gradients = draw();
     emulated::fail_after(after, 700);
-    ASSERT_FALSE(round(there)) << after;
+    const auto done = round(there);
+    ASSERT_FALSE(done) << after;
+    if (after == 0) EXPECT_THAT(done.error().message(), HasSubstr("copy to the device, PowerSGD's projection, copy"));
   }
 }
 
+TEST_F(PowerSgdOnDevice, WhatALibraryCannotStartIsNamed) {
+  products = libtorch::make_products(torch::kCPU, [](CUstream_st*, const std::function<Result<>()>&) -> Result<> {
+    return Error(cohive::Errc::internal, "no library");
+  });
+  Member there(true);
+  there.gradients = draw();
+  const auto done = round(there);
+  ASSERT_FALSE(done);
+  EXPECT_THAT(done.error().message(), HasSubstr("starting PowerSGD's projection on GPU 0: no library"));
+}
+
 TEST_F(PowerSgdOnDevice, TheLoopWaitsForNoDevice) {
+  lanes = Lanes::create(*runtime, 0, 2).value();
   Member there(true);
   for (int number = 0; number < 2; ++number) {
     there.gradients = draw();
     ASSERT_TRUE(round(there));
     EXPECT_THAT(waits, testing::IsEmpty());
   }
+  emulated::take_waits();
+  there.sgd.reset_residuals();
+  EXPECT_THAT(emulated::take_waits(), testing::IsEmpty());
 }
 
 /// LibTorch's trainers, whose gradients are the emulated device's. Each has a matrix of rank 1: factors of rank 2 hold

@@ -10,6 +10,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/core/try.hpp"
+#include "cohive/p2p/errors.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "lease.hpp"
 #include "receive_patiently.hpp"
@@ -158,6 +159,15 @@ void AllReduce::member_left(const PeerId& who) {
   ban(*member, Error(Errc::members_left, who));
 }
 
+/// Whoever leads may have seen nothing of what a member did to this peer: it is in the group, and not waited for.
+void AllReduce::leave_out_the_shunned() {
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (member == setup_.own_index || !host_.reputation().is_shunned(peer(member))) continue;
+    members_[member].left = true;
+    ban(member, Error(p2p::Errc::shunned, peer(member)));
+  }
+}
+
 void AllReduce::ban(std::size_t sender, const Error& why) {
   const bool complete = members_[sender].stream == MemberState::Stream::complete;
   if (cancelled_ || complete || reducer_.banned(sender) || reducer_.finished()) return;
@@ -241,6 +251,7 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
     metrics_.round_parts.set(0);
     metrics_.round_parts_done.set(0);
   });
+  leave_out_the_shunned();
   Nursery watch(runtime_, "all-reduce watch");
   Nursery tasks(runtime_, "all-reduce");
   if (!own_parts().empty()) {

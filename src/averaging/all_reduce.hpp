@@ -143,6 +143,7 @@ class AllReduce {
   codec::Codec answer_codec_of(const Part& part) const;
   std::size_t replies_in_flight(std::size_t sender) const;
   std::uint64_t bytes_to(std::size_t member) const;
+  void leave_out_the_shunned();
   void ban(std::size_t sender, const Error& why);
   void blame(std::size_t member, const Error& why);
   /// Whether answers are compared with what was sent.

@@ -9,6 +9,7 @@
 #include "cohive/transport/errors.hpp"
 #include "decode_into.hpp"
 #include "state_pieces.hpp"
+#include "state_transfer.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -94,10 +95,10 @@ Task<Result<DonorCall>> call_donor(p2p::Host& host, PeerId donor, std::string pr
                                    Duration chunk_timeout, std::uint64_t max_bytes) {
   Runtime& runtime = host.runtime();
   auto call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
-  if (!call) co_return call.error();
+  if (!call) co_return not_asked(call.error());
   const std::string request = encode_manifest_request(wanted);
   if (auto sent = co_await (*call)->send(as_bytes(request), runtime.after(chunk_timeout)); !sent)
-    co_return sent.error();
+    co_return not_asked(sent.error());
   auto head = co_await receive_head(runtime, **call, chunk_timeout);
   if (!head) co_return head.error();
   if (head->size == 0) co_return not_cohive(donor);
@@ -333,7 +334,7 @@ class PieceFetch {
       ++holders_[*piece];
       const std::string request = encode_piece_request(*piece);
       auto sent = co_await call.send(as_bytes(request), runtime_.after(source_.chunk_timeout));
-      if (!sent) co_return sent;
+      if (!sent) co_return not_asked(sent.error());
     }
     co_return ok();
   }

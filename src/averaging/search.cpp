@@ -51,11 +51,8 @@ void SearchContext::remember(const Group& group, bool reforms) {
 
 void SearchContext::begin_search() {
   // Other members may tell of a round a moment after its end.
-  for (const PeerId& peer : known.take_workers()) {
-    if (spoilers.is_named(peer, last_round.group_id)) continue;
-    reputation.worked(peer);
-    spoilers.worked(peer);
-  }
+  for (const PeerId& peer : known.take_workers())
+    if (spoilers.worked(peer, last_round.group_id)) reputation.worked(peer);
   known.drop_members([this](const PeerId& peer) { return !admits(peer); });
   if (const auto leader = known.leader(); leader && *leader != own() && !may_lead(*leader)) known.forget();
 }

@@ -10,6 +10,7 @@ namespace {
 constexpr std::size_t kMaxRecords = 4096;
 constexpr std::size_t kRounds = 4;    // that members may still tell of
 constexpr std::size_t kForgivenStrangers = 1, kForgivenAcquaintances = 2;  // rounds in a row, about
+constexpr std::size_t kDisputed = 1;                                       // rounds in which one member's word stands
 
 /// A member that a round with more than half of the others was spoilt for was most likely cut off itself. In a group of
 /// two there is no other peer to go on with.
@@ -56,29 +57,42 @@ void Spoilers::note(Round& round, const PeerId& peer, const PeerId& witness) {
     reputation_.report(peer, p2p::Offence::stalled, kFirstTime);
 }
 
-void Spoilers::worked(const PeerId& peer) {
+bool Spoilers::worked(const PeerId& peer, const std::string& id) {
+  const Round* round = find(id);
+  if (round && round->named.contains(peer)) return is_cleared(peer);
   const auto found = records_.find(peer);
-  if (found == records_.end()) return;
+  if (found == records_.end()) return true;
   Record& record = found->second;
   record.own_rounds -= std::min<std::size_t>(record.own_rounds, 1);
   if (--record.rounds == 0) records_.erase(found);
+  return true;
 }
 
-/// By the size of the last group: runs grow and shrink.
+/// A peer that is silent to one member under a new identity each time does not come again; one that is slandered does.
+bool Spoilers::is_cleared(const PeerId& peer) {
+  const TimePoint now = runtime_.now();
+  const auto record = records_.find(peer);
+  if (record != records_.end() && is_believed(record->second)) return false;
+  std::erase_if(disputes_, [now](const auto& item) { return now - item.second.last > kDisputeMemory; });
+  if (disputes_.size() >= kMaxRecords && !disputes_.contains(peer)) return false;
+  Dispute& dispute = disputes_[peer];
+  dispute.last = now;
+  return ++dispute.rounds > kDisputed;
+}
+
+/// By the members of the last group: runs grow and shrink, and identities cost nothing.
 bool Spoilers::is_believed(const Record& record) const {
-  const std::size_t members = rounds_.empty() ? 0 : rounds_.back().members.size();
-  return record.witnesses.size() > std::max<std::size_t>(1, members / 3);
+  if (rounds_.empty()) return false;
+  const std::set<PeerId>& members = rounds_.back().members;
+  const auto witnesses = static_cast<std::size_t>(
+      std::ranges::count_if(record.witnesses, [&](const PeerId& witness) { return members.contains(witness); }));
+  return witnesses > std::max<std::size_t>(1, members.size() / 3);
 }
 
 bool Spoilers::has_spoilt(const PeerId& peer) const {
   const auto found = records_.find(peer);
   if (found == records_.end() || runtime_.now() - found->second.last > kMemory) return false;
   return found->second.own_rounds > 0 || is_believed(found->second);
-}
-
-bool Spoilers::is_named(const PeerId& peer, const std::string& id) const {
-  const auto found = std::ranges::find(rounds_, id, &Round::id);
-  return found != rounds_.end() && found->named.contains(peer);
 }
 
 /// An honest peer starts anew after a while.

@@ -258,6 +258,10 @@ Task<Result<>> find_room(p2p::Host& host, PeerId donor, std::uint64_t bytes) {
   co_return room;
 }
 
+Error not_asked(const Error& error) {
+  return error == cohive::Errc::limit_exceeded ? Error(Errc::narrow_path, "it does not carry a request") : error;
+}
+
 Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::string protocol, Duration chunk_timeout,
                                             std::uint64_t max_bytes, DownloadReport& report) {
   Runtime& runtime = host.runtime();
@@ -267,9 +271,10 @@ Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::
     (void)co_await find_room(host, donor, max_bytes);
     call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
   }
-  if (!call) co_return call.error();
-  if (auto sent = co_await (*call)->send(ByteView(), runtime.after(chunk_timeout)); !sent) co_return sent.error();
-  if (auto ended = co_await (*call)->finish(runtime.after(chunk_timeout)); !ended) co_return ended.error();
+  if (!call) co_return not_asked(call.error());
+  if (auto sent = co_await (*call)->send(ByteView(), runtime.after(chunk_timeout)); !sent)
+    co_return not_asked(sent.error());
+  if (auto ended = co_await (*call)->finish(runtime.after(chunk_timeout)); !ended) co_return not_asked(ended.error());
 
   StateReceiver receiver(runtime, donor, max_bytes, (*call)->delivers(), report);
   for (;;) {

@@ -17,6 +17,10 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
 /// Finds a way to a donor that carries so many bytes to us, for the next call. Errc::narrow_path: there is none.
 Task<Result<>> find_room(p2p::Host& host, PeerId donor, std::uint64_t bytes);
 
+/// The error of a request that a relay in between carries no more: the donor has done nothing wrong, as it would have
+/// by sending too much. Others are left as they are.
+Error not_asked(const Error& error);
+
 /// Downloads from one donor, from the first byte to the last.
 /// \param max_bytes  more is refused  \param chunk_timeout  between two chunks
 Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::string protocol, Duration chunk_timeout,

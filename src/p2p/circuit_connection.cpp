@@ -30,7 +30,7 @@ Task<Result<>> CircuitConnection::write_all(std::span<const ByteView> buffers) {
   std::size_t size = 0;
   for (const ByteView buffer : buffers) size += buffer.size();
   if (left_ != kUnlimited) {
-    if (size > left_) co_return Error(cohive::Errc::limit_exceeded, "the relay carries no more bytes to this peer");
+    if (size > left_) co_return Error(cohive::Errc::closed, "the relay carries no more bytes to this peer");
     left_ -= size;
   }
   co_return co_await stream_->write(buffers, Deadline::never());

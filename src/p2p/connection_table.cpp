@@ -208,13 +208,14 @@ void ConnectionTable::cut_off(const PeerId& peer) {
   tasks_.spawn(cut(*this, peer), "cut a peer off");
 }
 
+/// What fails with the connection is told that it is closed: a service might take another error for the peer's fault.
 Task<void> ConnectionTable::cut(ConnectionTable& table, PeerId peer) {
   co_await table.self_.runtime.yield();
   table.cutting_.erase(peer);
   const ConnectedPeer* found = table.find(peer);
   if (!found) co_return;
   for (const auto& entry : std::vector(found->connections))
-    table.abort(entry, Error(cohive::Errc::limit_exceeded, peer, "memory that peers may fill"));
+    table.abort(entry, Error(cohive::Errc::closed, peer, "memory that peers may fill"));
 }
 
 /// A service that is writing an answer goes on while there is something to send.

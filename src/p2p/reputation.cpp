@@ -1,6 +1,8 @@
 #include "cohive/p2p/reputation.hpp"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "cohive/core/log.hpp"
 
@@ -8,6 +10,7 @@ namespace cohive::p2p {
 namespace {
 
 constexpr int kMostDoublings = 20;
+constexpr std::size_t kRoom = Reputation::kMaxPeers / 8;  // that is made at once
 constexpr std::array kWhat = {"has lied", "broke a protocol", "was waited for in vain", "wasted what it was given"};
 static_assert(kWhat.size() == kOffences.size());
 
@@ -67,11 +70,17 @@ std::size_t Reputation::shunned() const {
       std::ranges::count_if(records_, [now](const auto& item) { return now < item.second.until; }));
 }
 
-/// Many identities that offend once each do not make us forget those that do it again and again.
+/// Many identities that offend once each do not make us forget those that do it again and again. Room is made for many:
+/// one look at all records for each new identity would be work that an attacker multiplies.
 void Reputation::make_room() {
   std::erase_if(records_, [this](const auto& item) { return remembered(item.second) == 0; });
-  if (records_.size() < kMaxPeers) return;
-  records_.erase(std::ranges::min_element(records_, {}, [](const auto& item) { return item.second.until; }));
+  if (records_.size() + kRoom <= kMaxPeers) return;
+  std::vector<std::pair<TimePoint, PeerId>> ends;
+  ends.reserve(records_.size());
+  for (const auto& [peer, record] : records_) ends.emplace_back(record.until, peer);
+  const std::size_t surplus = records_.size() + kRoom - kMaxPeers;
+  std::ranges::nth_element(ends, ends.begin() + static_cast<std::ptrdiff_t>(surplus));
+  for (std::size_t i = 0; i < surplus; ++i) records_.erase(ends[i].second);
 }
 
 }  // namespace cohive::p2p

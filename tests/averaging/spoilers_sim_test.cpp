@@ -1,8 +1,10 @@
 // Members that are connected and send nothing: what they cost a group that meets again and again.
 #include <algorithm>
 
+#include "averaging/notices.hpp"
 #include "averaging/spoilers.hpp"
 #include "averaging_fixture.hpp"
+#include "cohive/proto/averaging.pb.h"
 #include "scenarios/hostile_peer.hpp"
 
 namespace cohive::averaging {
@@ -66,6 +68,24 @@ TEST_F(Spoiling, AMemberThatIsSilentToAnotherOneEachTimeIsKeptOutByALeaderThatNe
   EXPECT_TRUE(was_there(again[0], 4));
 }
 
+TEST_F(Spoiling, AMemberThatIsSilentToTheSameOneEachTimeIsSoonNotWaitedFor) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  auto options = quick();
+  options.mode = PeerMode::client;
+  add(options);
+  const auto first = average(std::nullopt);
+  ASSERT_TRUE(first[0]) << first[0].error();
+  const std::size_t victim = followers_of(first[0]->leader).front();
+  int waited = 0;
+  for (std::size_t round = 0; round < 8; ++round) {
+    const auto results = average(victim);
+    ASSERT_TRUE(results[victim]) << results[victim].error();
+    EXPECT_TRUE(was_there(results[victim], 4)) << "the leader has seen nothing";
+    waited += results[victim]->allreduce > 1s;
+  }
+  EXPECT_LE(waited, 4) << "of eight rounds: what it did is forgotten now and then";
+}
+
 /// A stranger that joins the group, says nothing, and goes.
 class SilentStrangers : public Averaging {
  protected:
@@ -123,6 +143,46 @@ TEST_F(SilentStrangers, ThatStallOneAfterAnotherAreKeptOutForALongTimeAndOthersA
   }
   EXPECT_GE(spoilt, 1) << "else no stranger ever came in";
   EXPECT_LE(lost, (swarm.runtime().now() - start) / 8 + 3s);
+}
+
+/// A member that does its part, and tells the others after each round that some of them have not.
+class Slander : public Averaging {
+ protected:
+  std::vector<Result<RoundResult>> average(std::size_t slanderer) {
+    auto results = step_all(same({.timeout = 30s, .expected_members = peers.size()}));
+    if (const auto& own = results[slanderer]) slander(slanderer, *own);
+    swarm.pass(3s);
+    return results;
+  }
+
+ private:
+  /// To each member it names others, as many as one may name.
+  void slander(std::size_t slanderer, const RoundResult& round) {
+    std::vector<PeerId> members;
+    for (const Member& member : round.group)
+      if (member.peer != id(slanderer)) members.push_back(member.peer);
+    Notices notices(peers[slanderer]->dht->host(), "test::DecentralizedAverager.rpc_spoilers");
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      proto::SpoilersNotice notice;
+      notice.set_group_id(round.group_id);
+      for (std::size_t k = 1; 2 * k + 1 <= round.group.size() && k < members.size(); ++k)
+        notice.add_peers(members[(i + k) % members.size()].binary());
+      swarm.run(notices.tell({members[i]}, notice.SerializeAsString(), swarm.after(3s)));
+    }
+  }
+};
+
+TEST_F(Slander, ByOneMemberKeepsNobodyOutForLong) {
+  constexpr std::size_t kPeers = 7;
+  for (std::size_t i = 0; i < kPeers; ++i) add(quick());
+  for (std::size_t i = 0; i < kPeers; ++i)  // strangers are kept out for a time that grows with that of a round
+    for (std::size_t k = 0; k < i; ++k) swarm.fabric().set_link(sim::Swarm::ip(i + 1), sim::Swarm::ip(k + 1), {150ms});
+  for (int round = 0; round < 3; ++round) (void)average(kPeers - 1);
+  for (int round = 0; round < 5; ++round)
+    for (const auto& result : average(kPeers - 1)) {
+      ASSERT_TRUE(result) << result.error();
+      EXPECT_EQ(result->group.size(), kPeers);
+    }
 }
 
 }  // namespace

@@ -74,7 +74,8 @@ TEST_F(SpoilersOfAGroup, ARoundInWhichItDoesItsPartMakesUpForOne) {
   for (int i = 0; i < 5; ++i) {
     spoil(true, {1, 2, 3});
     EXPECT_TRUE(spoilers.has_spoilt(peer));
-    spoilers.worked(peer);
+    begin();
+    EXPECT_TRUE(spoilers.worked(peer, id));
     EXPECT_FALSE(spoilers.has_spoilt(peer));
   }
   EXPECT_FALSE(reputation.is_shunned(peer));
@@ -87,6 +88,25 @@ TEST_F(SpoilersOfAGroup, MoreThanAThirdOfTheMembersAreBelievedAndFewerAreNot) {
   spoil(false, {3});
   EXPECT_TRUE(spoilers.has_spoilt(peer));
   EXPECT_TRUE(reputation.is_shunned(peer));
+}
+
+TEST_F(SpoilersOfAGroup, OneMemberUnderANewIdentityInEachRoundIsNotBelieved) {
+  for (int round = 0; round < 10; ++round) {
+    begin({1, 2, 3, 4, 5, 20 + round});
+    spoilers.told(peer_of(20 + round), id, {peer});
+  }
+  EXPECT_FALSE(spoilers.has_spoilt(peer));
+  EXPECT_FALSE(reputation.is_shunned(peer));
+}
+
+TEST_F(SpoilersOfAGroup, APeerThatComesAgainIsAnAcquaintanceWhateverOneMemberSays) {
+  spoil(false, {1});
+  EXPECT_FALSE(spoilers.worked(peer, id)) << "a stranger may have been silent to that member, and not come again";
+  runtime.run_for(Spoilers::kMemory + 1s);
+  spoil(false, {2});
+  EXPECT_TRUE(spoilers.worked(peer, id));
+  spoil(false, {3, 4, 5});
+  EXPECT_FALSE(spoilers.worked(peer, id)) << "they are believed";
 }
 
 TEST_F(SpoilersOfAGroup, OneRoundIsOneHoweverManyMembersTellOfItAndHoweverOften) {

@@ -122,6 +122,31 @@ TEST_F(SharedStates, ADonorThatDiesCostsOnlyWhatItWasAboutToSend) {
   EXPECT_EQ((*result)->bytes, kTensors * kTensorBytes) << "nothing that was there came again";
 }
 
+TEST_F(SharedStates, ADonorThatIsCutOffForWantOfMemoryIsNoLiar) {
+  const auto state = state_with(7, 1);
+  for (int i = 0; i < 2; ++i) donor(state, 9);
+  StateSharer& late = newcomer();
+  begin(late);
+  swarm.pass(1s);
+  p2p::Host& host = late.dht->host();
+  const MemoryBudget& memory = host.memory();
+  {
+    const auto charge = [&](const PeerId& peer, const std::string& from, std::size_t bytes) {
+      MemoryBudget::Charge charge(memory.account(peer, Multiaddr::from_text(from).value()));
+      (void)charge.add(bytes);
+      return charge;
+    };
+    const auto donors = charge(peers[0]->id(), "/ip4/5.0.0.1/tcp/4001", memory.total() / 8 * 7);
+    const auto others = charge(host.id(), "/ip4/6.0.0.1/tcp/4001", memory.total() / 8);
+    swarm.pass(1s);
+  }
+  swarm.pass(60s);
+  EXPECT_GE(memory.cut_off(), 1u);
+  ASSERT_TRUE(result && *result) << result->error();
+  expect_same(**result, state);
+  EXPECT_TRUE((*result)->liars.empty());
+}
+
 TEST_F(SharedStates, AnotherDonorOfTheSameBytesGoesOnWhereTheLastOneStopped) {
   StateSharingOptions halves;
   halves.codec = codec::Codec::float16;

@@ -50,7 +50,8 @@ TEST_F(Reputations, ManyThatOffendOnceDoNotMakeItForgetThoseThatDoItAgainAndAgai
   reputation.report(peer, Offence::lied);
   for (int i = 1; i <= 12'000; ++i) reputation.report(offender(i), Offence::wasted);
   EXPECT_TRUE(reputation.is_shunned(peer));
-  EXPECT_EQ(reputation.shunned(), Reputation::kMaxPeers);
+  EXPECT_LE(reputation.shunned(), Reputation::kMaxPeers);
+  EXPECT_GE(reputation.shunned(), Reputation::kMaxPeers * 3 / 4);
 }
 
 TEST_F(Reputations, WhoHasWorkedIsAcquaintedForAnHourUnlessItOffends) {

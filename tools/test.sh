@@ -7,7 +7,7 @@
 #   --all         also the tests of label `long`, and what they and the tests beside go-, js-, py- and rust-libp2p
 #                 need, static programs among it
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
-#                 UndefinedBehaviorSanitizer
+#                 UndefinedBehaviorSanitizer; the largest simulations with --all only
 #   --tsan        instead: the same tests under ThreadSanitizer
 #   --threads     of those, only the programs in which several threads meet; no other one is built
 #   --aarch64     instead: the unit and simulation tests of all that does without LibTorch, built for aarch64 and run by qemu
@@ -45,6 +45,8 @@ while (($#)); do
 done
 [[ $threads == 0 || $preset == tsan ]] || die '--threads goes with --tsan'
 ((all)) || ctest_options+=(-LE '^long$')
+# Fifteen minutes of a core under AddressSanitizer, in code that smaller ones go through as well.
+large_simulations='^EveryRole/|^Runs/|AThousandNodes|AHundredTrainers|TrainingRun\.(IsDivided|LearnsInGroups)'
 cmake_options=(-DCOHIVE_WERROR=ON -DCOHIVE_TESTS=ON)
 if [[ $preset == aarch64 ]]; then
   install_options+=(--aarch64 --no-torch)
@@ -64,6 +66,7 @@ elif [[ $preset != release ]]; then
   else
     ctest_options+=(-L '^(unit|sim)$')
   fi
+  [[ $all == 1 || $preset != asan ]] || ctest_options+=(-E "$large_simulations")
   export ASAN_OPTIONS="detect_stack_use_after_return=1:${ASAN_OPTIONS:-}"
   export TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1:external_symbolizer_path=/usr/bin/llvm-symbolizer-19:${TSAN_OPTIONS:-}"
   export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"

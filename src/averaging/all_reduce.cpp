@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
@@ -20,12 +21,13 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kDialLimit = 10s;       // for a call to a member; it was alive a moment ago
-constexpr Duration kWatchPeriod = 500ms;   // between two looks at the members that have gone
-constexpr Duration kLate = 1s;             // for a member that was never connected
-constexpr Duration kLostGrace = 3s;        // for a member to come back after its connection broke
-constexpr double kFarTooLong = 30;         // times what was sent; batches differ, and with them the noise in gradients
-constexpr double kFraming = 1.05;          // what headers and scales of codecs add to the values
+constexpr Duration kDialLimit = 10s;      // for a call to a member; it was alive a moment ago
+constexpr Duration kWatchPeriod = 500ms;  // between two looks at the members that have gone
+constexpr Duration kLate = 1s;            // for a member that was never connected
+constexpr Duration kLostGrace = 3s;       // for a member to come back after its connection broke
+constexpr int kPatienceOfOthers = 75;  // percent of how long members wait for an answer, and for what comes before it
+constexpr double kFarTooLong = 30;     // times what was sent; batches differ, and with them the noise in gradients
+constexpr double kFraming = 1.05;      // what headers and scales of codecs add to the values
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
 
 BanReason ban_reason(const std::error_code& code) {
@@ -205,8 +207,22 @@ Task<void> AllReduce::watch_senders(AllReduce& self) {
       self.members_[i].redialled = true;
       redials.spawn(redial(self, i), "redial");
     }
+    self.ban_the_slow(now);
     co_await self.broken_.wait(self.runtime_.after(kWatchPeriod));
   }
+}
+
+/// A sender may be slow as long as the round has time, and as long as the members that wait for a part with us do not
+/// take us for silent. A slower one would void the round for all, or have us blamed for it.
+void AllReduce::ban_the_slow(TimePoint now) {
+  const Reducer::Awaited before = std::exchange(awaited_, reducer_.awaited());
+  const Duration patience = setup_.reducer_timeout * kPatienceOfOthers / 100;
+  const bool others_wait = patience > 0s && awaited_.since && now - *awaited_.since >= patience;
+  const bool late = setup_.senders_end.passed(now) && awaited_.part == before.part;
+  if (!others_wait && !late) return;
+  for (std::size_t sender : std::set(awaited_.senders))
+    if (others_wait || before.senders.contains(sender))
+      ban(sender, Error(cohive::Errc::timeout, peer(sender), "its parts come too slowly for the others"));
 }
 
 void AllReduce::ban_the_absent(std::size_t sender, Deadline absent, TimePoint now) {
@@ -275,6 +291,9 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
     outcome.failed_reducers.push_back(peer(member));
     blame(member, *exchanges[member].failure);
   }
+  const bool nothing = std::ranges::none_of(exchanges, [](const Exchange& exchange) { return exchange.applied > 0; });
+  if (nothing && !outcome.failed_reducers.empty() && setup_.reducers_end.passed(runtime_.now()))
+    co_return Error(cohive::Errc::timeout, "no part was answered");
   outcome.liars = liars_;
   outcome.spoilers = spoilers_;
   outcome.lost_senders = lost_;
@@ -417,8 +436,8 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
   if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.peer(member)));
 }
 
-/// A member that waits for a reply holds its part and its sum in memory. It gets one reply for each part: on a slow link
-/// a member that got replies alone would take us for silent.
+/// A member that waits for a reply holds its part and its sum in memory. It gets one reply for each part: on a slow
+/// link a member that got replies alone would take us for silent.
 Task<void> AllReduce::let_a_reply_go_first(std::size_t member) {
   const std::size_t before = members_[member].replies;
   while (answering_.contains(member) && members_[member].replies == before) co_await answered_.wait();
@@ -445,8 +464,12 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
   const auto& parts = parts_by_owner_[member];
   for (std::size_t& i = exchange.applied; i < parts.size(); ++i) {
     const TimePoint begin = runtime_.now();
-    auto reply = co_await receive_patiently(runtime_, call, setup_.reducer_timeout,
-                                            [&exchange] { return exchange.unanswered.empty() && exchange.sending; });
+    auto reply = co_await receive_patiently(
+        runtime_, call, setup_.reducer_timeout, [&exchange] { return exchange.unanswered.empty() && exchange.sending; },
+        setup_.reducers_end);
+    // It may have waited for others itself: nobody is blamed.
+    if (!reply && setup_.reducers_end.passed(runtime_.now()))
+      co_return Error(Errc::round_cancelled, "its time is over");
     if (!reply) co_return reply.error();
     if (!*reply) co_return Error(cohive::Errc::end_of_stream, "not all parts were returned");
     traffic(member).waited_for_result(runtime_.now() - begin);

@@ -40,6 +40,8 @@ class AllReduce {
     Duration sender_timeout{}, reducer_timeout{};         ///< zero: none
     std::shared_ptr<std::vector<MemberTraffic>> traffic;  ///< for each member
     std::function<bool(const PeerId&)> is_arriving;       ///< a first part of the member is on its way; of run()
+    Deadline senders_end = Deadline::never();             ///< senders that hold the others up are left out from now on
+    Deadline reducers_end = Deadline::never();            ///< parts that are not answered keep local values
   };
   /// What became of the parts.
   struct Outcome {
@@ -144,6 +146,7 @@ class AllReduce {
   std::size_t replies_in_flight(std::size_t sender) const;
   std::uint64_t bytes_to(std::size_t member) const;
   void leave_out_the_shunned();
+  void ban_the_slow(TimePoint now);
   void ban(std::size_t sender, const Error& why);
   void blame(std::size_t member, const Error& why);
   /// Whether answers are compared with what was sent.
@@ -175,8 +178,9 @@ class AllReduce {
     std::optional<TimePoint> gone{};  // when it was first found to be no longer
   };
   std::vector<MemberState> members_;
-  std::vector<PeerId> lost_;             // senders left out of some of our parts
+  std::vector<PeerId> lost_;              // senders left out of some of our parts
   std::vector<PeerId> liars_, spoilers_;  // of these, for what they sent, or did not send
+  Reducer::Awaited awaited_;              // when last looked at
   bool cancelled_ = false;
 };
 

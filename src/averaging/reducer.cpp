@@ -26,6 +26,7 @@ Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t
       own_(own),
       aggregation_(aggregation),
       most_open_(most_open_parts(aggregation_, lengths_, senders)),
+      current_since_(runtime.now()),
       changed_(runtime, "its turn to contribute"),
       jobs_(runtime, "reducer") {
   for (std::size_t i = 0; i < senders; ++i) active_.insert(i);
@@ -65,6 +66,17 @@ bool Reducer::can_work_on(const OpenPart& part) const {
   return others || (!part.waiting.empty() && complete(part.contributed, true)) || complete(part.contributed, false);
 }
 
+Reducer::Awaited Reducer::awaited() const {
+  if (cancelled_ || open_.empty() || open_.front()->busy) return {current_, {}, std::nullopt};
+  const OpenPart& part = *open_.front();
+  Awaited result{current_, active_, part.wanted};
+  if (result.since) result.since = std::max(*result.since, current_since_);
+  result.senders.erase(own_);
+  for (std::size_t sender : part.contributed) result.senders.erase(sender);
+  for (const Waiting& waiting : part.waiting) result.senders.erase(waiting.sender);
+  return result;
+}
+
 Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t index, double weight,
                                              std::shared_ptr<Contribution> values) {
   while (index >= current_ + open_.size() && !finished() && !cancelled_ && !banned(sender)) co_await changed_.wait();
@@ -73,6 +85,7 @@ Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t ind
   if (part->contributed.contains(sender)) co_return Error(Errc::bad_partition, "a part that came twice");
   const auto ticket = std::make_shared<Ticket>(runtime_);
   part->waiting.push_back({sender, weight, std::move(values), ticket});
+  if (sender != own_ && !part->wanted) part->wanted = runtime_.now();
   look_at(part);
   co_await ticket->done.wait();
   if (!ticket->outcome) co_return ticket->outcome.error();
@@ -164,6 +177,7 @@ void Reducer::close_parts() {
   while (!open_.empty() && open_.front()->averaged) {
     open_.pop_front();
     ++current_;
+    current_since_ = runtime_.now();
   }
   if (active_.empty()) {  // no sender is left to wait for: the rest stays as it is
     for (const auto& part : open_) part->sum->finished.set();

@@ -38,7 +38,7 @@ class PartSum {
 
   Event finished;
   bool has_average = false;
-  double weight = 0;  ///< of all senders that contributed; senders lost before do not count
+  double weight = 0;                 ///< of all senders that contributed; senders lost before do not count
   std::vector<std::size_t> senders;  ///< of these, in the order in which they were added
 
  private:
@@ -64,6 +64,13 @@ class Reducer {
   /// Leaves a sender out of what it has not contributed to yet. What it has added stays.
   void ban(std::size_t sender);
   bool banned(std::size_t sender) const { return !active_.contains(sender); }
+  /// What holds the others up.
+  struct Awaited {
+    std::size_t part = 0;             ///< the first one that is not averaged
+    std::set<std::size_t> senders{};  ///< that it waits for; this peer is none of them
+    std::optional<TimePoint> since;   ///< when another sender began to wait for its average; none does
+  };
+  Awaited awaited() const;
   bool finished() const { return current_ == lengths_.size(); }
   void cancel();
 
@@ -84,8 +91,9 @@ class Reducer {
     std::shared_ptr<std::vector<Vote>> votes;  // unless the mean is wanted; the job that is busy has them
     std::vector<Waiting> waiting;
     std::set<std::size_t> contributed;
-    bool busy = false;  // a job works on the sum
-    bool empty = true;  // nothing has been added
+    std::optional<TimePoint> wanted;  // since when another peer waits for the average
+    bool busy = false;                // a job works on the sum
+    bool empty = true;                // nothing has been added
     bool averaged = false;
   };
   using OpenPtr = std::shared_ptr<OpenPart>;
@@ -116,6 +124,7 @@ class Reducer {
   std::deque<OpenPtr> open_;  // parts current_, current_ + 1, ...
   std::set<std::size_t> active_;
   std::size_t current_ = 0;  // the first part that is not averaged
+  TimePoint current_since_;
   bool cancelled_ = false;
   Condition changed_;
   TaskGroup jobs_;

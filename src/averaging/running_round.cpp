@@ -9,6 +9,9 @@
 namespace cohive::averaging {
 namespace {
 
+// Shares of a round's time. What is left of it is for the parts that waited for a sender, and for their answers.
+constexpr double kForSenders = 0.8, kForReducers = 0.95;
+
 void add_new(std::vector<PeerId>& all, const std::vector<PeerId>& more) {
   for (const PeerId& peer : more)
     if (std::ranges::find(all, peer) == all.end()) all.push_back(peer);
@@ -45,7 +48,13 @@ RunningRound::RunningRound(Setup setup, WorkDivision work, Terms terms, TensorPa
       terms_(terms),
       tensors_(tensors),
       entry_(entry),
+      began_(setup_.host.runtime().now()),
       traffic_(std::make_shared<std::vector<MemberTraffic>>(work_.group->members.size())) {}
+
+Deadline RunningRound::after(double share) const {
+  const Duration all = setup_.limits.allreduce.value_or(Duration::zero());
+  return all > 0s ? Deadline(began_ + from_seconds(to_seconds(all) * share)) : Deadline::never();
+}
 
 Task<Result<>> RunningRound::run() {
   const bool fits = std::ranges::equal(tensors_.infos(), setup_.schema, {}, &TensorInfo::shape, &TensorInfo::shape);
@@ -63,7 +72,9 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
                          setup_.limits.sender.value_or(Duration::zero()),
                          setup_.limits.reducer.value_or(Duration::zero()),
                          traffic_,
-                         [this](const PeerId& peer) { return entry_.is_arriving(peer); }};
+                         [this](const PeerId& peer) { return entry_.is_arriving(peer); },
+                         after(kForSenders),
+                         after(kForReducers)};
   auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);
   if (!made) co_return made.error();
   if (!entry_.add(work_.group->id + phase, *made)) co_return Error(Errc::bad_partition, "a phase that has been before");

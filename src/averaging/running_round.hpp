@@ -41,6 +41,8 @@ class RunningRound final : public RoundContext {
   Task<Result<>> all_reduce(TensorParts& tensors, std::string phase) override;
 
  private:
+  /// When a share of the round's time is over.
+  Deadline after(double share) const;
   void add(const AllReduce::Outcome& outcome);
 
   const Setup setup_;
@@ -48,6 +50,7 @@ class RunningRound final : public RoundContext {
   const Terms terms_;
   TensorParts& tensors_;
   Rounds::Entry& entry_;
+  const TimePoint began_;
   std::shared_ptr<std::vector<MemberTraffic>> traffic_;
   AllReduce::Outcome outcome_;  // of all all-reduces
 };

@@ -52,7 +52,7 @@ TEST_F(AveragingRounds, TheWholeExchangeHasALimit) {
   rounds[0].trigger();
   const auto start = swarm.runtime().now();
   EXPECT_EQ(swarm.run(rounds[0].result()).error(), cohive::Errc::timeout);
-  EXPECT_EQ(swarm.runtime().now() - start, 2s);
+  EXPECT_LE(swarm.runtime().now() - start, 2s);
 }
 
 TEST_F(AveragingRounds, TellWhenThereIsAGroup) {

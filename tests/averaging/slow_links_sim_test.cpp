@@ -17,9 +17,7 @@ class SlowLinks : public Averaging {
       set_line(peers.size(), bytes_per_second);
     }
   }
-  void set_line(std::size_t number, double rate) {
-    swarm.fabric().set_line(sim::Swarm::ip(number), {rate, rate});
-  }
+  void set_line(std::size_t number, double rate) { swarm.fabric().set_line(sim::Swarm::ip(number), {rate, rate}); }
   /// Both have a group; the second one is ready a little later.
   std::vector<Result<RoundResult>> average_one_after_another() {
     auto rounds = begin_all();
@@ -64,6 +62,42 @@ TEST_F(SlowLinks, AMemberOfWhichAlmostNothingComesIsLeftOut) {
   EXPECT_EQ(result->lost_senders, std::vector{id(1)});
   EXPECT_LT(swarm.runtime().now() - begin, 1min);
 }
+
+class SlowMember : public SlowLinks, public ::testing::WithParamInterface<double> {};
+
+TEST_P(SlowMember, DoesNotVoidTheRoundOfTheOthers) {
+  auto options = quick();
+  options.part_size_bytes = 1 << 19;
+  for (int i = 0; i < 5; ++i) add(options, 1'000'000);
+  set_line(5, GetParam());
+  const auto results = step_all(same({.timeout = 60s, .allow_retries = false}));
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_EQ(results[i]->group.size(), 5u);
+    EXPECT_LT(results[i]->allreduce, options.allreduce_timeout);
+  }
+}
+
+/// The others wait for a reducer that waits for the slow one.
+TEST_F(SlowLinks, AMemberThatHoldsAReducerUpIsLeftOutBeforeTheReducerIsTakenForSilent) {
+  auto options = quick();
+  options.part_size_bytes = 1 << 19;
+  options.sender_timeout = 2s;
+  options.reducer_timeout = 4s;
+  options.allreduce_timeout = 10min;
+  for (int i = 0; i < 5; ++i) add(options, 1'000'000);
+  set_line(5, 200e3);  // of half a megabyte for each of four reducers, enough comes within each two seconds
+  const auto results = step_all(same({.timeout = 60s, .allow_retries = false}));
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_EQ(results[i]->group.size(), 5u);
+    EXPECT_EQ(results[i]->lost_senders, std::vector{id(4)});
+    for (const PeerId& failed : results[i]->failed_reducers) EXPECT_EQ(failed, id(4));
+    EXPECT_LT(results[i]->allreduce, 1min);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(BytesPerSecond, SlowMember, ::testing::Values(150e3, 200e3, 250e3, 275e3, 300e3, 350e3));
 
 }  // namespace
 }  // namespace cohive::averaging

@@ -216,7 +216,9 @@ class SimulatedSwarm final : public TrainSwarm {
     options.averaging_timeout = 30s;
     if (scenario_.tune) scenario_.tune(options);
     local_updates_ = options.use_local_updates;
-    trainer->run = std::make_unique<train::Run>(*trainer->dht, std::make_shared<dht::RsaSignatureValidator>(cheap_key(trainer->number)), *trainer->replica, options);
+    trainer->run = std::make_unique<train::Run>(
+        *trainer->dht, std::make_shared<dht::RsaSignatureValidator>(cheap_key(trainer->number)), *trainer->replica,
+        options);
     trainer->tasks = std::make_unique<TaskGroup>(runtime_, "trainer");
     return trainer;
   }

@@ -180,7 +180,8 @@ TEST_F(Averaging, WhereContributionsAreClippedAnAverageFarBeyondThemIsNotUsed) {
   options.aggregation = Mean();  // clips nothing, of all its own values
   add(options);
   for (std::size_t i = 0; i < 5; ++i)
-    for (auto* tensor : {&peers[i]->a, &peers[i]->b}) std::ranges::fill(*tensor, i == 4 ? 1e6f : 1 + 0.1f * static_cast<float>(i));
+    for (auto* tensor : {&peers[i]->a, &peers[i]->b})
+      std::ranges::fill(*tensor, i == 4 ? 1e6f : 1 + 0.1f * static_cast<float>(i));
   const auto results = step_all(same());
   for (std::size_t i = 0; i < 4; ++i) {
     ASSERT_TRUE(results[i]) << results[i].error();

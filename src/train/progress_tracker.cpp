@@ -13,14 +13,14 @@ namespace {
 constexpr double kNoRate = 1e-20;  // never zero: the schema wants a positive float
 constexpr double kMaxPlausible = 1e15;
 constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 48;
-constexpr double kLongestReport = 7200;  // seconds that one is believed, however late it expires; clocks may be set
-constexpr double kMinTime = 1e-12;  // seconds per sample; batches reported at one instant are not infinitely fast
+constexpr double kLongestReport = 7200;   // seconds that one is believed, however late it expires; clocks may be set
+constexpr double kMinTime = 1e-12;        // seconds per sample; batches reported at one instant are not infinitely fast
 constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
 // Of larger runs each replica draws some records, of nearly 1 kB each, and the rest is taken to be like them.
 constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsDrawn = 16;
 constexpr Duration kLongestHurry = 1s;  // between looks of all trainers of such a run at the same news
-constexpr double kFarAway = 1e9;    // seconds until an end that cannot be foreseen yet
+constexpr double kFarAway = 1e9;        // seconds until an end that cannot be foreseen yet
 constexpr Duration kFirstDoubt = 30s;
 constexpr std::size_t kMaxSpeeds = 4096;  // remembered
 constexpr double kSlowest = 1e-9;         // samples per second; below, nothing was measured yet
@@ -335,9 +335,7 @@ ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>
 void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global) {
   global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
   double clients = 0;
-  others_.clear();
-  const auto own =
-      static_cast<std::size_t>(std::ranges::count(entries, key_->ownership_marker(), &Entry::marker));
+  const auto own = static_cast<std::size_t>(std::ranges::count(entries, key_->ownership_marker(), &Entry::marker));
   const std::size_t others = found.entries().size() - own;
   const double each = drawn_ && others > 0 ? static_cast<double>(found.held - 1) / static_cast<double>(others) : 1;
   const Speeds speeds = compare_speeds(entries);
@@ -408,7 +406,7 @@ Task<void> ProgressTracker::refresh() {
   if (entries.empty()) {
     global.samples = global.own_samples = samples_;
     global.samples_per_second = ema_.samples_per_second();
-    global.eta = dht_.now() + std::max(0.0, options_.target_batch_size - samples_) / ema_.samples_per_second();
+    global.eta = dht_.now() + until_target(global);
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
   } else {
     add_up(entries, *found, global);

@@ -26,9 +26,14 @@ Task<Result<Pinned>> DeviceFactored::pinned_copy(std::span<const float> values) 
   });
 }
 
-Task<Result<>> DeviceFactored::copy_out(Pinned from, std::span<float> to) {
-  return averaging::offload_leased(parts_.runtime, [from = std::move(from), to]() -> Result<> {
-    std::ranges::copy(from->floats().first(to.size()), to.begin());
+/// Waits for all that is queued, and copies a result through pinned memory.
+Task<Result<>> DeviceFactored::read_back(Stream& stream, Queued& queued, const DeviceBuffer& result, Pinned through,
+                                         std::span<float> to) {
+  auto copied = stream.download_async(result.bytes().data(), through->bytes().first(bytes_of(to)));
+  if (!copied) co_return copied;
+  if (auto done = co_await queued.done(parts_.runtime); !done) co_return done;
+  co_return co_await averaging::offload_leased(parts_.runtime, [through, to]() -> Result<> {
+    std::ranges::copy(through->floats().first(to.size()), to.begin());
     return ok();
   });
 }
@@ -74,10 +79,7 @@ Task<Result<>> DeviceFactored::project(std::span<const float> q, std::span<float
     return parts_.options.products->project(stream.native(), *of, there->floats().data(), result->floats().data());
   });
   if (!projected) co_return projected;
-  const auto to = (*result_here)->bytes().first(bytes_of(p));
-  if (auto copied = stream.download_async(result->bytes().data(), to); !copied) co_return copied;
-  if (auto done = co_await queued.done(parts_.runtime); !done) co_return done;
-  co_return co_await copy_out(*result_here, p);
+  co_return co_await read_back(stream, queued, *result, *result_here, p);
 }
 
 Task<Result<>> DeviceFactored::take_average(std::span<const float> p) {
@@ -113,10 +115,7 @@ Task<Result<>> DeviceFactored::gather(std::span<float> q) {
     return parts_.options.products->gather(stream.native(), *of, p_->floats().data(), result->floats().data());
   });
   if (!gathered) co_return gathered;
-  const auto to = (*result_here)->bytes().first(bytes_of(q));
-  if (auto copied = stream.download_async(result->bytes().data(), to); !copied) co_return copied;
-  if (auto done = co_await queued.done(parts_.runtime); !done) co_return done;
-  co_return co_await copy_out(*result_here, q);
+  co_return co_await read_back(stream, queued, *result, *result_here, q);
 }
 
 Task<Result<>> DeviceFactored::apply(std::span<const float> q, bool counts) {

@@ -17,7 +17,8 @@ class DeviceFactored final : public averaging::FactoredTensor {
 
  private:
   Task<Result<Pinned>> pinned_copy(std::span<const float> values);
-  Task<Result<>> copy_out(Pinned from, std::span<float> to);
+  Task<Result<>> read_back(Stream& stream, Queued& queued, const DeviceBuffer& result, Pinned through,
+                           std::span<float> to);
   Task<Result<LowRankProducts::Matrix>> matrix(Stream& stream);
   template <class Call>
   Task<Result<>> call_library(Stream& stream, const char* what, Call call);

@@ -29,6 +29,13 @@ bool worth_compressing(const TensorInfo& tensor, const PowerSgdOptions& options)
   return 1 - factors / static_cast<double>(tensor.elements()) >= options.min_compression_ratio;
 }
 
+/// What is owed of a tensor: zeros where nothing is.
+std::vector<float> all_values(const codec::Residuals& residuals) {
+  std::vector<float> owed = residuals.values();
+  owed.resize(residuals.size());
+  return owed;
+}
+
 /// Well mixed bits (splitmix64) of a counter, as a value from -1 to 1.
 float drawn(std::uint64_t counter) {
   std::uint64_t bits = (counter + 1) * 0x9e3779b97f4a7c15u;
@@ -106,7 +113,7 @@ std::vector<float> PowerSgd::residual(std::size_t tensor) const {
   const auto at = std::ranges::find(state_->indices, tensor);
   if (at == state_->indices.end() || !state_->residuals) return {};
   const auto& residual = (*state_->residuals)[static_cast<std::size_t>(at - state_->indices.begin())];
-  return residual.empty() ? std::vector<float>(residual.size()) : residual.values();
+  return all_values(residual);
 }
 
 const std::vector<std::size_t>& PowerSgd::compressed() const noexcept {
@@ -205,11 +212,8 @@ Task<Result<>> PowerSgd::load(Runtime& runtime, DownloadedState downloaded) {
 Task<PowerSgd::Saved> PowerSgd::save(Runtime& runtime) const {
   co_return co_await runtime.offload([state = state_, residuals = std::shared_ptr<const ResidualSet>(state_->residuals)] {
     Saved saved{tensors_of(*state, *state->factors()), {}};
-    for (std::size_t i = 0; residuals && i < residuals->size(); ++i) {
-      std::vector<float> owed = (*residuals)[i].values();
-      owed.resize((*residuals)[i].size());
-      saved.residuals.push_back(matrix_of_values(state->shape_of_residual(i), owed));
-    }
+    for (std::size_t i = 0; residuals && i < residuals->size(); ++i)
+      saved.residuals.push_back(matrix_of_values(state->shape_of_residual(i), all_values((*residuals)[i])));
     return saved;
   });
 }

@@ -220,7 +220,7 @@ void AllReduce::ban_the_slow(TimePoint now) {
   const bool others_wait = patience > 0s && awaited_.since && now - *awaited_.since >= patience;
   const bool late = setup_.senders_end.passed(now) && awaited_.part == before.part;
   if (!others_wait && !late) return;
-  for (std::size_t sender : std::set(awaited_.senders))
+  for (std::size_t sender : awaited_.senders)
     if (others_wait || before.senders.contains(sender))
       ban(sender, Error(cohive::Errc::timeout, peer(sender), "its parts come too slowly for the others"));
 }

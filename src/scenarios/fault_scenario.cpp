@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "averaging/leadership.hpp"
 #include "averaging/partition.hpp"
 #include "averaging/state_pieces.hpp"
 #include "cohive/averaging/averager.hpp"
@@ -135,7 +136,7 @@ class Scenario {
     host_options.routing_server = !client;
     auto& host = swarm_.add_host(host_options, !client);
     ids_.push_back(host.id());
-    if (!std::holds_alternative<Mean>(options.aggregation)) want_caps_.insert(host.id());
+    if (wants_caps(options)) want_caps_.insert(host.id());
     auto peer = std::make_unique<Participant>();
     peer->options = options;
     peer->weight = options.mode == PeerMode::auxiliary ? 0 : double(1 + below(3));
@@ -581,7 +582,7 @@ class Scenario {
   std::vector<std::uint32_t> shapes_;
   std::vector<std::unique_ptr<Participant>> peers_;
   std::vector<PeerId> ids_;     // of the peers, also of those that are gone
-  std::set<PeerId> want_caps_;  // that do not take the plain mean: see capped_fractions
+  std::set<PeerId> want_caps_;  // see capped_fractions
   std::unique_ptr<TaskGroup> healing_, leaving_;
   Fault fault_ = Fault::none;
   std::size_t at_message_ = 0, messages_ = 0, victim_ = 0, repeats_ = 0, broken_ = 0;

@@ -6,14 +6,18 @@ namespace {
 
 class SlowLinks : public Averaging {
  protected:
-  void add_peers(std::size_t values, std::size_t part_size, double bytes_per_second) {
+  /// Of members whose links are slow, not the round's time short.
+  AveragerOptions patient(std::size_t part_size) {
     auto options = quick();
     options.part_size_bytes = part_size;
     options.sender_timeout = 2s;
     options.reducer_timeout = 4s;
     options.allreduce_timeout = 10min;
+    return options;
+  }
+  void add_peers(std::size_t values, std::size_t part_size, double bytes_per_second) {
     for (int i = 0; i < 2; ++i) {
-      add(options, values);
+      add(patient(part_size), values);
       set_line(peers.size(), bytes_per_second);
     }
   }
@@ -80,12 +84,7 @@ TEST_P(SlowMember, DoesNotVoidTheRoundOfTheOthers) {
 
 /// The others wait for a reducer that waits for the slow one.
 TEST_F(SlowLinks, AMemberThatHoldsAReducerUpIsLeftOutBeforeTheReducerIsTakenForSilent) {
-  auto options = quick();
-  options.part_size_bytes = 1 << 19;
-  options.sender_timeout = 2s;
-  options.reducer_timeout = 4s;
-  options.allreduce_timeout = 10min;
-  for (int i = 0; i < 5; ++i) add(options, 1'000'000);
+  for (int i = 0; i < 5; ++i) add(patient(1 << 19), 1'000'000);
   set_line(5, 200e3);  // of half a megabyte for each of four reducers, enough comes within each two seconds
   const auto results = step_all(same({.timeout = 60s, .allow_retries = false}));
   for (int i = 0; i < 4; ++i) {

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ABOUT = """.SH EXIT STATUS
-0: done, or stopped by SIGINT or SIGTERM. 1: the swarm cannot be reached, or the work failed. 2: wrong flags, files or
+0: done, or stopped by SIGINT, SIGTERM or SIGHUP. 1: the swarm cannot be reached, the work failed, or an output is not whole. 2: wrong flags, files or
 addresses; the line on stderr says what to do.
 """
 

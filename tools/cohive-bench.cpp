@@ -10,6 +10,7 @@
 #include "bench/bench.hpp"
 #include "common/program.hpp"
 #include "common/settings.hpp"
+#include "common/signals.hpp"
 
 namespace cohive::bench {
 
@@ -143,6 +144,7 @@ int main(int argc, char** argv) {
       "  cohive-bench dht-sim --nodes 1000 --minutes 5\n"
       "  cohive-bench optimizer --only adam accumulate\n");
   return tools::run_program(argc, argv, app, [&] {
+    tools::let_signals_end_program();
     log::configure(log_options);
     if (*transport) std::cout << bench::transport(settings).dump() << std::endl;
     if (*dht) std::cout << bench::dht(settings).dump() << std::endl;

@@ -17,8 +17,10 @@
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "common/client.hpp"
+#include "common/output_file.hpp"
 #include "common/program.hpp"
 #include "common/settings.hpp"
+#include "common/signals.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -111,9 +113,10 @@ dht::SavedState load_state(Runtime& runtime, const std::string& path, const Peer
 }
 
 /// Writes the state now and then, and once more when `stopping` is set.
-/// \param peers  of an earlier run: the way back for as long as no other peer is known
-Task<void> keep_state(Dht& dht, std::string path, Duration period, std::vector<dht::SavedPeer> peers, Event& stopping) {
-  bool failing = false;
+/// \param peers    of an earlier run: the way back for as long as no other peer is known
+/// \param failing  whether the last write has failed
+Task<void> keep_state(Dht& dht, std::string path, Duration period, std::vector<dht::SavedPeer> peers, Event& stopping,
+                      bool& failing) {
   for (bool last = false; !last;) {
     last = co_await stopping.wait(dht.runtime().after(period));
     auto state = co_await dht.save();
@@ -194,13 +197,15 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
       "dht", [&dht] { return nlohmann::json{{"nodes", dht.table_size()}, {"records", dht.storage_size()}}.dump(); });
   runtime.background().spawn(write_diagnostics_at_signal(runtime), "SIGUSR1");
   Event stopping(runtime, "the end of the program");
+  bool state_lost = false;
   Nursery keeping(runtime, "bootstrap");
   if (!options.state_path.empty())
-    keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping),
+    keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping,
+                             state_lost),
                   "keep state");
   // Signals are awaited from before the first line is printed: its reader may stop us at once.
   auto outcome =
-      co_await race(runtime, wait_for_signal(runtime),
+      co_await race(runtime, wait_for_stop(runtime),
                     serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(state), ready));
   ready = false;
   log::info("bootstrap", "Caught signal {} ({}), shutting down", std::get<0>(outcome),
@@ -209,7 +214,7 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   co_await keeping.join();
   co_await dht.close();
   co_await host.close();
-  co_return 0;
+  co_return state_lost ? kFailed : 0;
 }
 
 /// The flags of hivemind-dht that say nothing new here: a script that starts it can start this program.
@@ -244,6 +249,13 @@ int run(const Options& options) {
   log::configure(options.log);
   if (!options.members.members_file.empty() && options.identity_path.empty())
     throw Exit{kBadInput, "--members needs --identity-path: a peer that is listed keeps its identity"};
+  refuse_same_files({{"--state-path", options.state_path}, {"--trace", options.trace_file}, {"--log-file", log_file()}},
+                    {{"--identity-path", options.identity_path},
+                     {"--secret-file", options.members.secret_file},
+                     {"--members", options.members.members_file},
+                     {"--metrics-token-file", options.metrics_token_file}});
+  try_regular_output("--state-path", options.state_path);
+  try_output("--trace", options.trace_file);
   p2p::HostOptions host_options;
   host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");

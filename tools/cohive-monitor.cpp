@@ -6,8 +6,10 @@
 
 #include "cohive/core/log.hpp"
 #include "common/client.hpp"
+#include "common/output_file.hpp"
 #include "common/program.hpp"
 #include "common/settings.hpp"
+#include "common/signals.hpp"
 #include "monitor/doctor_command.hpp"
 #include "monitor/merge_traces.hpp"
 #include "monitor/plot.hpp"
@@ -43,6 +45,7 @@ CollectorOptions collector_options(const Options& options, const std::vector<Mul
 }
 
 int watch_or_serve(const Options& options) {
+  try_output("--history", options.history);
   auto initial = swarm_addresses(options.initial_peers);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
   const CollectorOptions collector = collector_options(options, initial);
@@ -60,16 +63,15 @@ int watch_or_serve(const Options& options) {
 }
 
 int plot(const Options& options) {
+  const OutputFile output("--output", options.output);
+  refuse_same_files({{"--output", options.output}}, {{"FILE", options.plot_file}});
   LookHistory history(options.run_id);
   std::ifstream file(options.plot_file);
   if (!file) throw Exit{kBadInput, "cannot read " + options.plot_file};
   if (auto loaded = history.load(options.plot_file); !loaded) throw ErrorException(loaded.error());
   if (history.looks().empty())
     throw Exit{kBadInput, options.plot_file + " has no look at run " + options.run_id + " (--run-id names another one)"};
-  std::ofstream out(options.output);
-  out << plot_svg(history.looks(), "run " + options.run_id);
-  out.flush();
-  if (!out) throw Exit{kBadInput, "cannot write " + options.output};
+  output.write(plot_svg(history.looks(), "run " + options.run_id));
   return 0;
 }
 
@@ -80,6 +82,7 @@ int merge(const Options& options) {
 
 int run(const Options& options) {
   log::configure(options.log);
+  if (options.command == "plot" || options.command == "merge-traces") let_signals_end_program();
   if (options.command == "plot") return plot(options);
   if (options.command == "merge-traces") return merge(options);
   if (options.command == "doctor") {

@@ -1,20 +1,19 @@
 // cohive-train: trains a model, a transformer over text or a network for images, together with the peers that join the same
 // run.
 #include <torch/torch.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <chrono>
 #include <cmath>
-#include <csignal>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/torch/tensor_memory.hpp"
+#include "common/output_file.hpp"
 #include "common/program.hpp"
+#include "common/signals.hpp"
 #include "train/device.hpp"
 #include "train/options.hpp"
 #include "train/progress.hpp"
@@ -23,13 +22,6 @@
 
 namespace cohive::tools {
 namespace {
-
-volatile std::sig_atomic_t stop_requested = 0;
-void request_stop(int signal) {
-  constexpr int kInterrupted = 128 + SIGINT;
-  if (stop_requested && signal == SIGINT) ::_exit(kInterrupted);  // the second Ctrl+C does not wait for other peers
-  stop_requested = 1;
-}
 
 std::vector<float> read_floats(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
@@ -64,11 +56,22 @@ int compare(const std::vector<std::string>& files) {
   return largest <= 1e-3f ? 0 : kFailed;
 }
 
-/// What a run has learned must not be lost at its end.
-void check_writable(const std::string& flag, const std::string& path) {
-  const auto folder = std::filesystem::path(path).parent_path();
-  if (path.empty() || ::access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) return;
-  throw Exit{kBadInput, flag + ": cannot write " + path + ": " + std::strerror(errno)};
+/// What a run has learned must not be lost at its end: tries all that it is to write.
+Results try_outputs(const TrainOptions& o) {
+  refuse_same_files({{"--save", o.save},
+                     {"--summary", o.summary},
+                     {"--trace", o.swarm.trace_file},
+                     {"--log-file", log_file()}},
+                    {{"--text", o.workload.text.value_or("")},
+                     {"--load-checkpoint", o.load_checkpoint},
+                     {"--identity-path", o.swarm.identity_path},
+                     {"--secret-file", o.swarm.secret_file},
+                     {"--members", o.swarm.members_file},
+                     {"--metrics-token-file", o.swarm.metrics_token_file}});
+  Results results{OutputFile("--save", o.save), OutputFile("--summary", o.summary)};
+  try_output("--trace", o.swarm.trace_file);
+  try_output_folder("--checkpoint-dir", o.optimizer.checkpoints.directory);
+  return results;
 }
 
 /// Prints how far the download of a state has come, about once a second.
@@ -78,8 +81,8 @@ class DownloadPrinter {
 
   void operator()(const averaging::DownloadProgress& progress) {
     const bool end = progress.bytes_total > 0 && progress.bytes_done == progress.bytes_total;
-    if (!end && unix_time() < next_) return;
-    next_ = unix_time() + 1;
+    if (!end && SteadyClock::now() < next_) return;
+    next_ = SteadyClock::now() + std::chrono::seconds(1);
     const double megabyte = 1e6, done = static_cast<double>(progress.bytes_done) / megabyte;
     if (json_) {
       std::cout << nlohmann::json{{"event", "download"},
@@ -99,7 +102,7 @@ class DownloadPrinter {
 
  private:
   bool json_;
-  double next_ = 0;
+  SteadyClock::time_point next_{};
 };
 
 /// Says what a run with these options would do.
@@ -126,17 +129,17 @@ int dry_run(const TrainOptions& options, Workload& workload) {
 
 int run(TrainOptions& options) {
   log::configure(options.log);
+  if (!options.compare.empty() || options.dry_run) let_signals_end_program();
   if (!options.compare.empty()) return compare(options.compare);
-  check_writable("--save", options.save);
-  check_writable("--summary", options.summary);
   options.swarm.initial_peers = initial_peers(options.swarm.initial_peers);
   parse_initial_peers(options.swarm.initial_peers);
   parse_addresses(options.swarm.host_maddrs, "--host-maddrs");
   parse_addresses(options.swarm.announce_maddrs, "--announce-maddrs");
   complete(options);
+  const Results results = try_outputs(options);
   const auto ranks = ranks_of_environment(options);
   options.optimizer.on_download = DownloadPrinter(options.json);
-  options.swarm.give_up = [] { return stop_requested != 0; };
+  options.swarm.give_up = [] { return stop_signal() != 0; };
   recycle_tensor_memory();
   options.swarm.diagnostics_at_signal = true;
   torch::set_num_threads(options.threads);
@@ -146,9 +149,12 @@ int run(TrainOptions& options) {
   auto workload = make_workload(options.workload);
   workload->move_to(device);
   if (options.dry_run) return dry_run(options, *workload);
-  std::signal(SIGINT, request_stop);
-  std::signal(SIGTERM, request_stop);
-  return train(options, ranks, std::move(workload), stop_requested);
+  try {
+    return train(options, results, ranks, std::move(workload));
+  } catch (const ErrorException& error) {
+    if (stop_signal() != 0 && error.error() == Errc::closed) throw Stopped{};  // while it joined
+    throw;
+  }
 }
 
 }  // namespace

@@ -73,6 +73,9 @@ say "watch the run: $(sed -n 's/^Page: //p' "$work/monitor.log")"
 say "watch the bootstrap node: $(sed -n 's/^Page: //p' "$work/bootstrap.log")"
 say "bootstrap node: INITIAL_PEERS=$INITIAL_PEERS cohive-train ..."
 
+# By a clock that nobody sets; trainers are told the moment by the other one.
+now() { cut -d. -f1 /proc/uptime; }
+end=$(($(now) + seconds))
 until=$(($(date +%s) + seconds))
 trainer() {
   "$bin/cohive-train" --text "$text" --run-id demo --host-maddrs /ip4/127.0.0.1/tcp/0 --metrics-address 127.0.0.1:0 \
@@ -88,9 +91,9 @@ done
 
 killed=false
 joined=false
-while (($(date +%s) < until)); do
+while (($(now) < end)); do
   sleep 3
-  left=$((until - $(date +%s)))
+  left=$((end - $(now)))
   for name in trainer1 trainer2 trainer3 trainer4; do
     [[ -n ${pid[$name]:-} ]] && printf '  %3d s left  %s  %s\n' "$((left > 0 ? left : 0))" "$name" "$(grep -E '^(epoch|caught)' "$work/$name.log" | tail -n 1)"
   done

@@ -47,14 +47,14 @@ class Program:
         self.name, self.log = name, WORK / f"{name}.log"
         with self.log.open("a") as log:
             self.process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
-        self.since, self.asleep_until = time.time(), 0
+        self.since, self.asleep_until = time.monotonic(), 0
 
     def sends(self, number):
         self.process.send_signal(number)
 
     def wakes(self):
         self.sends(signal.SIGCONT)
-        self.since, self.asleep_until = time.time(), 0
+        self.since, self.asleep_until = time.monotonic(), 0
 
     def ends(self):
         """Its exit code, or None when it does not end."""
@@ -75,7 +75,8 @@ class Soak:
     def __init__(self, options):
         self.options, self.started = options, 0
         self.random = random.Random(options.seed)
-        self.end = time.time() + 60 * options.minutes
+        self.end = time.monotonic() + 60 * options.minutes
+        self.until = time.time() + 60 * options.minutes  # the same moment, as trainers are told it
         self.faults, self.counts = [], {}
         self.bootstrap = None
         self.trainers = []
@@ -100,7 +101,7 @@ class Soak:
         if "--client" not in kind:
             kind = [*kind, "--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
         self.trainers.append(Program(name, self.options.bin / "cohive-train", "--text", ROOT / "README.md", "--initial-peers", self.initial_peers,
-                                     *RUN, *kind, "--seed", self.started, "--until", self.end, "--save", WORK / f"{name}.params",
+                                     *RUN, *kind, "--seed", self.started, "--until", self.until, "--save", WORK / f"{name}.params",
                                      "--summary", WORK / f"{name}.json"))
 
     def fault(self, text):
@@ -116,7 +117,7 @@ class Soak:
         if what == "sleep":
             seconds = self.random.choice([3, 10, 30, 90])
             say(f"{victim.name} sleeps for {seconds} s")
-            victim.asleep_until = time.time() + seconds
+            victim.asleep_until = time.monotonic() + seconds
             victim.sends(signal.SIGSTOP)
         elif what == "kill the bootstrap node":
             say(what)
@@ -125,7 +126,7 @@ class Soak:
             time.sleep(self.random.uniform(0, 5))
             self.start_bootstrap()
             for trainer in self.trainers:
-                trainer.since = time.time()
+                trainer.since = time.monotonic()
         else:
             say(f"{what} {victim.name}")
             self.trainers.remove(victim)
@@ -135,7 +136,7 @@ class Soak:
                 self.fault(f"{victim.name} was told to stop and " + ("did not" if code is None else f"exited with {code}"))
 
     def watch(self):
-        now = time.time()
+        now = time.monotonic()
         if self.bootstrap.process.poll() is not None:
             self.fault(f"the bootstrap node exited with {self.bootstrap.process.returncode}")
             self.start_bootstrap()
@@ -162,10 +163,10 @@ class Soak:
 
     def run(self):
         self.start_bootstrap()
-        self.newest, self.last_epoch = -1, time.time()
-        next_trouble, next_start, next_report, first_size = time.time() + 30, 0, 0, None
-        while time.time() < self.end:
-            now = time.time()
+        self.newest, self.last_epoch = -1, time.monotonic()
+        next_trouble, next_start, next_report, first_size = time.monotonic() + 30, 0, 0, None
+        while time.monotonic() < self.end:
+            now = time.monotonic()
             if len(self.trainers) < self.options.trainers and now > next_start and now < self.end - QUIET_END:
                 self.start_trainer()
                 next_start = now + self.random.uniform(1, 15)

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <mutex>
 
 #include "cohive/core/errors.hpp"
@@ -70,19 +71,29 @@ struct Configuration {
   Style style;
   Level lowest;  // that goes anywhere
   std::unique_ptr<LineWriter> file;
+  std::shared_ptr<std::atomic<bool>> file_failing = std::make_shared<std::atomic<bool>>(false);
 };
 
-/// spdlog renames files that are full. A disk that takes nothing loses lines, and is no reason to end the process.
+/// A pipe or a device must not be renamed when it has taken so many bytes.
+bool is_regular_or_new(const std::string& path) {
+  struct stat status{};
+  return ::stat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode);
+}
+
+/// spdlog renames files that are full. A disk that takes nothing loses lines, of which another line tells on stderr, and
+/// is no reason to end the process.
 void Configuration::open_file() {
   using Sink = spdlog::sinks::rotating_file_sink_st;
   std::shared_ptr<Sink> sink;
   try {
-    sink = std::make_shared<Sink>(output.file, output.file_bytes, output.old_files);
+    constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
+    const std::size_t most = is_regular_or_new(output.file) ? output.file_bytes : kAll;
+    sink = std::make_shared<Sink>(output.file, most, output.old_files);
   } catch (const spdlog::spdlog_ex& error) {
     throw ErrorException(Error(Errc::invalid_argument, fmt::format("log file: {}", error.what())));
   }
   sink->set_pattern("%v");
-  auto write = [sink](std::string_view lines) {
+  auto write = [sink, failing = file_failing](std::string_view lines) {
     try {
       while (!lines.empty()) {
         const auto end = lines.find('\n');
@@ -90,7 +101,9 @@ void Configuration::open_file() {
         lines.remove_prefix(end + 1);
       }
       sink->flush();
-    } catch (const spdlog::spdlog_ex&) {
+      *failing = false;
+    } catch (const spdlog::spdlog_ex& error) {
+      if (!failing->exchange(true)) warn("log", "lines are missing in the log file: {}", error.what());
     }
   };
   auto report = [format = options.format](std::uint64_t count) { return drop_report(count, format, Style::plain); };
@@ -138,6 +151,8 @@ class Log {
     const bool all = !now.file || now.file->flush(limit);
     return stderr_.flush(limit) && all;
   }
+
+  bool file_failing() const { return *configuration().file_failing; }
 
   std::uint64_t dropped() const {
     const Configuration& now = configuration();
@@ -270,6 +285,10 @@ std::vector<std::string> recent() {
 
 std::uint64_t dropped_lines() {
   return Log::get().dropped();
+}
+
+bool file_failing() {
+  return Log::get().file_failing();
 }
 
 bool flush(std::chrono::milliseconds limit) {

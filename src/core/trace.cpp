@@ -28,6 +28,7 @@ double microseconds(TimePoint time) {
 }  // namespace
 
 std::atomic<int> Trace::running_{0};
+std::atomic<bool> Trace::failed_{false};
 
 struct Trace::File {
   File(std::FILE* opened, std::string name) : path(std::move(name)), stream(opened) {}
@@ -95,7 +96,10 @@ std::shared_ptr<Trace::File> Trace::take_file() {
 }
 
 void Trace::warn_of_failure(const File& file) {
-  if (const int failure = file.failure) log::warn("trace", "the trace {} cannot be written: {}", file.path, std::strerror(failure));
+  const int failure = file.failure;
+  if (failure == 0) return;
+  failed_ = true;
+  log::warn("trace", "the trace {} cannot be written: {}", file.path, std::strerror(failure));
 }
 
 Task<void> Trace::keep_writing(Trace& self, std::weak_ptr<File> file) {

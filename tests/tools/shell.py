@@ -46,3 +46,11 @@ def taken_port():
 
 def programs(*names):
     return [name for name in names if (BIN / name).exists()]
+
+
+def small_trainer(folder, width=16, target=256):
+    """Flags of a trainer that ends an epoch in a moment, with a text in the folder."""
+    text = Path(folder, "text.txt")
+    text.write_text("In the beginning was the Word, and the Word was with others. " * 200)
+    return ["--text", str(text), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--layers", "1", "--width", str(width), "--context", "16",
+            "--batch-size", "32", "--target-batch-size", str(target), "--matchmaking-time", "1"]

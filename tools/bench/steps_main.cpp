@@ -3,6 +3,7 @@
 
 #include "bench/steps.hpp"
 #include "common/program.hpp"
+#include "common/signals.hpp"
 #include "train/device.hpp"
 
 int main(int argc, char** argv) {
@@ -18,6 +19,7 @@ int main(int argc, char** argv) {
   app.add_option("--threads", threads, "of LibTorch (default: one for each core)")->check(CLI::Range(1, 1024));
   app.footer("Examples:\n  cohive-bench-steps --device cuda\n");
   return tools::run_program(argc, argv, app, [&] {
+    tools::let_signals_end_program();
     if (threads > 0) torch::set_num_threads(threads);
     std::cout << bench::steps(tools::device_from_text(device), settings).dump() << std::endl;
     return 0;

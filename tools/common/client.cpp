@@ -3,6 +3,7 @@
 #include "cohive/core/combine.hpp"
 #include "common/program.hpp"
 #include "common/settings.hpp"
+#include "common/signals.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -42,7 +43,7 @@ Task<std::optional<int>> run_as_client(Runtime& runtime, std::vector<Multiaddr> 
   const auto key = co_await member_key(runtime, member.members);
   dht_options.authorizer = dht::make_authorizer(runtime, member.members, identity.key, key).value();
   Dht dht(host, dht_options);
-  auto outcome = co_await race(runtime, wait_for_signal(runtime),
+  auto outcome = co_await race(runtime, wait_for_stop(runtime),
                                join_and_work(dht, std::move(initial), signed_records, std::move(work)));
   co_await dht.close();
   co_await host.close();

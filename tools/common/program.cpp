@@ -7,12 +7,16 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log_output.hpp"
+#include "cohive/core/trace.hpp"
 #include "cohive/core/version.hpp"
 #include "cohive/dht/errors.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
 #include "cohive/p2p/metrics_server.hpp"
+#include "common/output_file.hpp"
 #include "common/settings.hpp"
+#include "common/signals.hpp"
+#include "common/standard_output.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -22,10 +26,20 @@ std::string one_line(std::string text) {
   return end == std::string::npos ? text : text.substr(0, end);
 }
 
-int fail(const std::string& program, const std::string& message, int code) {
+std::string program_name, log_file_given;
+
+int fail(const std::string& message, int code) {
   log::flush();  // this line comes last
-  std::cerr << program << ": " << one_line(message) << std::endl;
+  std::cerr << program_name << ": " << one_line(message) << std::endl;
   return code;
+}
+
+/// A program that has done its work, but whose output is not whole, has failed. The log says which and why.
+int with_outputs(int code) {
+  std::cout.flush();
+  log::flush();
+  const bool lost = lost_output() || Trace::any_failed() || log::file_failing();
+  return code == 0 && lost ? kFailed : code;
 }
 
 /// Errors gather the address at every layer they pass: leaves out each part that has been said.
@@ -62,26 +76,41 @@ constexpr const char* kSettings =
 }  // namespace
 
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body) {
-  const std::string name = app.get_name();
+  catch_signals();
+  write_standard_output();
+  program_name = app.get_name();
   app.set_version_flag(
       "--version",
-      [name] { return log::format("{} {} ({}, {})", name, cohive::version(), cohive::revision(), cohive::compiler()); },
+      [] {
+        return log::format("{} {} ({}, {})", program_name, cohive::version(), cohive::revision(), cohive::compiler());
+      },
       "say which version this is, and exit");
   add_settings(app);
   app.footer(app.get_footer() + "\n" + kSettings);
   try {
     app.parse(dashed_arguments(argc, argv));
     refuse_unknown_variables(app);
-    return body();
+    return with_outputs(body());
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return fail(name, std::string(error.what()) + " (see " + name + " --help)", kBadInput);
+    if (error.get_exit_code() == 0) return with_outputs(app.exit(error));  // --help, --version
+    return fail(std::string(error.what()) + " (see " + program_name + " --help)", kBadInput);
+  } catch (const Stopped&) {
+    log::info("program", "told to stop before the work began");
+    return with_outputs(0);
+  } catch (...) {
+    return report_failure();
+  }
+}
+
+int report_failure() {
+  try {
+    throw;
   } catch (const Exit& exit) {
-    return fail(name, exit.message, exit.code);
+    return fail(exit.message, exit.code);
   } catch (const ErrorException& error) {
-    return fail(name, explain(error.error()), code_for(error.error()));
+    return fail(explain(error.error()), code_for(error.error()));
   } catch (const std::exception& error) {
-    return fail(name, error.what(), kFailed);
+    return fail(error.what(), kFailed);
   }
 }
 
@@ -130,7 +159,14 @@ void add_log_options(CLI::App& app, log::Options& options) {
          "of one file, before a new one is begun and the old one renamed (default 10; 3 old ones are kept)")
       ->check(CLI::Range(0.01, 1e6))
       ->envname("COHIVE_LOG_FILE_MEGABYTES");
-  app.parse_complete_callback([output] { log::set_output(*output); });
+  app.parse_complete_callback([output] {
+    try_output("--log-file", log_file_given = output->file);
+    log::set_output(*output);
+  });
+}
+
+const std::string& log_file() {
+  return log_file_given;
 }
 
 std::string metrics_token(const std::string& path) {

@@ -27,11 +27,16 @@ struct Exit {
 /// Parses the arguments, "_" and "-" being alike in the names of flags, and runs `body`, turning Exit, ErrorException and
 /// parse errors into one line on stderr and an exit code. Adds --version, --config and a variable for each option
 /// (settings.hpp). `app` has all its options by then, and a footer with examples.
+/// Signals are caught (signals.hpp); the exit code tells of output that was lost, too.
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body);
+/// Prints the exception that is being handled as one line on stderr, and returns the exit code for it.
+int report_failure();
 
 /// The groups of options below stand under headings of their own in --help.
 /// Adds --log-format, --log-level, --log-file and --log-file-megabytes.
 void add_log_options(CLI::App& app, log::Options& options);
+/// What --log-file was given; empty for nothing.
+const std::string& log_file();
 /// What --metrics-token-file names; empty for no file. Throws ErrorException.
 std::string metrics_token(const std::string& path);
 /// Adds --max-upload and --max-download.

@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "common/program.hpp"
+#include "common/signals.hpp"
 #include "dht/doctor.hpp"
 #include "dht/values.hpp"
 #include "monitor/run_doctor.hpp"
@@ -74,7 +75,7 @@ int run_doctor(const DoctorCommand& command) {
     printer.print(target.empty() ? "" : target.text(), finding);
   };
   const auto ended =
-      runtime->run(race(*runtime, wait_for_signal(*runtime), diagnose(*network, std::move(doctor), report)));
+      runtime->run(race(*runtime, wait_for_stop(*runtime), diagnose(*network, std::move(doctor), report)));
   if (ended.index() == 0) return kFailed;
   const bool healthy = std::get<1>(ended);
   if (command.run_id.empty()) return healthy ? 0 : kFailed;

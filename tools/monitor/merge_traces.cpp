@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cohive/core/log.hpp"
+#include "common/output_file.hpp"
 #include "common/program.hpp"
 
 namespace cohive::tools {
@@ -70,11 +71,12 @@ void set_clocks_right(std::vector<TraceFile>& traces) {
 }  // namespace
 
 std::vector<std::string> merge_traces(const std::vector<std::string>& paths, const std::string& output) {
+  const OutputFile file("--output", output);
+  for (const std::string& path : paths) refuse_same_files({{"--output", output}}, {{"FILES", path}});
   std::vector<TraceFile> traces;
   for (const std::string& path : paths) traces.push_back(read_trace(path));
   set_clocks_right(traces);
-  std::ofstream file(output);
-  file << "[\n";
+  std::string text = "[\n";
   std::vector<std::string> said;
   std::size_t process = 0, written = 0;
   for (TraceFile& trace : traces) {
@@ -82,16 +84,14 @@ std::vector<std::string> merge_traces(const std::vector<std::string>& paths, con
     for (json& event : trace.events) {
       event["pid"] = process;
       if (event.contains("ts")) event["ts"] = event["ts"].get<double>() + trace.shift.value_or(0);
-      file << (written++ ? ",\n" : "") << event.dump(-1, ' ', false, json::error_handler_t::replace);
+      text += (written++ ? ",\n" : "") + event.dump(-1, ' ', false, json::error_handler_t::replace);
     }
     said.push_back(log::format("{}: {} events, {} rounds", trace.path, trace.events.size(), trace.rounds.size()) +
                    (!trace.shift         ? ", none of them with another file: its clock is taken as it is"
                     : *trace.shift != 0  ? log::format(", its clock moved by {:.1f} s", *trace.shift / 1e6)
                                          : std::string()));
   }
-  file << "\n]\n";
-  file.flush();
-  if (!file) throw Exit{kBadInput, "cannot write " + output};
+  file.write(text + "\n]\n");
   return said;
 }
 

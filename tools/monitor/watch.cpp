@@ -9,6 +9,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "common/program.hpp"
 #include "monitor/view_json.hpp"
 
 namespace cohive::tools {
@@ -37,7 +38,7 @@ Task<int> print_lines(Dht& dht, WatchOptions options) {
     print_line(make_view({.run_id = options.collector.run_id, .target = options.collector.target}, dht.now(),
                          records ? *records : RunRecords(), nullptr),
                options.json);
-    if (options.once) co_return 0;
+    if (options.once || !std::cout) co_return 0;  // without a reader there is nothing to do
     co_await dht.runtime().sleep_for(options.collector.period);
   }
 }
@@ -95,6 +96,7 @@ Task<void> draw(Collector& collector) {
   for (;;) {
     co_await collector.changed();
     std::cout << screen_of(collector.view()) << std::flush;
+    if (!std::cout) throw Exit{0, "the terminal is gone"};
   }
 }
 

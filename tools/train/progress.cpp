@@ -26,10 +26,20 @@ std::string clock_text(double seconds) {
   return log::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
+double seconds_of(auto duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 }  // namespace
 
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+std::optional<double> End::seconds_left() const {
+  std::optional<double> left;
+  if (time) left = std::max(seconds_of(*time - SteadyClock::now()), 0.0);
+  if (unix_time > 0) {
+    const double until = std::max(unix_time - seconds_of(std::chrono::system_clock::now().time_since_epoch()), 0.0);
+    left = std::min(left.value_or(until), until);
+  }
+  return left;
 }
 
 Output choose_output(bool json) {
@@ -41,13 +51,12 @@ Progress::~Progress() {
   clear_bar();
 }
 
-double Progress::period() const noexcept {
-  return output_ == Output::bar ? 0.25 : 2;
+SteadyClock::duration Progress::period() const noexcept {
+  return output_ == Output::bar ? std::chrono::milliseconds(250) : std::chrono::seconds(2);
 }
 
 std::optional<double> Progress::seconds_left(const TrainingStats& stats) const {
-  std::optional<double> left;
-  if (end_.unix_time > 0) left = std::max(end_.unix_time - unix_time(), 0.0);
+  std::optional<double> left = end_.seconds_left();
   if (end_.epochs > 0 && stats.samples_per_second > 0) {
     const double epochs = static_cast<double>(end_.epochs - std::min(end_.epochs, stats.epoch));
     const double samples = std::max(epochs * target_ - stats.global_samples, 0.0);

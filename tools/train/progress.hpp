@@ -1,6 +1,7 @@
 // What cohive-train prints while it trains: a bar on a terminal, lines otherwise, JSON lines with --json.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,13 +15,17 @@ enum class Output { bar, lines, json };
 /// A bar where people look at it.
 Output choose_output(bool json);
 
-/// Seconds since 1970.
-double unix_time();
+/// For durations: nobody sets it.
+using SteadyClock = std::chrono::steady_clock;
 
 /// When the training ends, as far as that is known.
 struct End {
-  double unix_time = 0;      ///< 0: no such limit
+  std::optional<SteadyClock::time_point> time;
+  double unix_time = 0;      ///< by the clock of this machine, which may be set meanwhile; 0: no such limit
   std::uint64_t epochs = 0;  ///< 0: no such limit
+
+  /// Seconds until the first of the two times; 0 when it is over, nothing where there is none.
+  std::optional<double> seconds_left() const;
 };
 
 class Progress {
@@ -30,8 +35,8 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
 
-  /// Seconds between two reports.
-  double period() const noexcept;
+  /// From one report to the next.
+  SteadyClock::duration period() const noexcept;
   void report(const TrainingStats& stats, double loss);
   /// Something happened: `text` for people, `fields` with the name of the event for --json.
   void say(const std::string& text, const std::string& event, nlohmann::json fields);

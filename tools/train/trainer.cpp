@@ -1,6 +1,7 @@
 #include "train/trainer.hpp"
 
-#include <fstream>
+#include <chrono>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -11,6 +12,7 @@
 #include "cohive/torch/lamb.hpp"
 #include "cohive/torch/optimizer.hpp"
 #include "common/program.hpp"
+#include "common/signals.hpp"
 #include "train/mixed_precision.hpp"
 #include "train/progress.hpp"
 
@@ -19,13 +21,14 @@ namespace {
 
 constexpr std::size_t kFirstLosses = 8;  // their mean is where the loss began
 
-void save_parameters(const std::string& path, torch::nn::Module& model) {
-  std::ofstream file(path, std::ios::binary);
+void save_parameters(const OutputFile& file, torch::nn::Module& model) {
+  std::vector<torch::Tensor> tensors;
+  std::vector<std::string_view> pieces;
   for (const auto& parameter : model.parameters()) {
-    const auto flat = parameter.detach().contiguous();
-    file.write(static_cast<const char*>(flat.data_ptr()), static_cast<std::streamsize>(flat.nbytes()));
+    const auto& flat = tensors.emplace_back(parameter.detach().cpu().contiguous());
+    pieces.emplace_back(static_cast<const char*>(flat.data_ptr()), flat.nbytes());
   }
-  if (!file) throw Exit{kFailed, "--save: cannot write " + path};
+  file.write(pieces);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainOptions& options,
@@ -47,8 +50,8 @@ std::optional<at::ScalarType> type_of(const std::string& mixed_precision) {
 
 class Trainer {
  public:
-  Trainer(const TrainOptions& options, LocalGroupOptions ranks, std::unique_ptr<Workload> workload,
-          const volatile std::sig_atomic_t& stop);
+  Trainer(const TrainOptions& options, const Results& results, LocalGroupOptions ranks,
+          std::unique_ptr<Workload> workload);
   int run();
 
  private:
@@ -63,20 +66,24 @@ class Trainer {
   void begin_together();
   bool at_end();
   StepReport step(const torch::Tensor& loss);
-  void train_batch();
+  torch::Tensor batch_loss();
+  void train_batch(const torch::Tensor& loss);
+  void train_until_the_end();
   void evaluate_if_due(std::uint64_t epoch);
+  void attempt(const std::function<void()>& work);
   std::size_t finish_training();
   void finish();
   nlohmann::json summary(std::size_t last_group);
 
   const TrainOptions& options_;
-  const volatile std::sig_atomic_t& stop_;
+  const Results& results_;
   std::unique_ptr<Workload> workload_;
   std::mt19937_64 random_;
-  const double end_;  ///< Unix time; 0: none is set
+  const End end_;
   std::vector<double> first_losses_;
   double loss_ = 0;
   std::uint64_t batches_ = 0;
+  bool failed_ = false;  ///< something that was tried at the end, or the data
   GradScaler scaler_;
   LocalGroup ranks_;
   std::uint64_t next_evaluation_;
@@ -88,19 +95,25 @@ class Trainer {
   std::optional<LocalOptimizer> node_;
 };
 
-Trainer::Trainer(const TrainOptions& options, LocalGroupOptions ranks, std::unique_ptr<Workload> workload,
-                 const volatile std::sig_atomic_t& stop)
+End end_of(const TrainOptions& options) {
+  End end{.unix_time = options.until, .epochs = options.max_epochs};
+  if (options.seconds > 0)
+    end.time = SteadyClock::now() +
+               std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(options.seconds));
+  return end;
+}
+
+Trainer::Trainer(const TrainOptions& options, const Results& results, LocalGroupOptions ranks,
+                 std::unique_ptr<Workload> workload)
     : options_(options),
-      stop_(stop),
+      results_(results),
       workload_(std::move(workload)),
       random_(options.seed ? options.seed : std::random_device()()),
-      end_(options.until > 0     ? options.until
-           : options.seconds > 0 ? unix_time() + options.seconds
-                                 : 0),
+      end_(end_of(options)),
       scaler_({.enabled = options.mixed_precision == "float16"}),
       ranks_(std::move(ranks)),
       next_evaluation_(options.eval_every),
-      progress_(choose_output(options.json), options.optimizer.target_batch_size, {end_, options.max_epochs}) {
+      progress_(choose_output(options.json), options.optimizer.target_batch_size, end_) {
   if (ranks_.leads()) join();
   if (ranks_.size() > 1) node_.emplace(ranks_, optimizer_ ? &*optimizer_ : nullptr, workload_->parameters());
 }
@@ -207,12 +220,11 @@ void Trainer::begin_together() {
 
 /// The same on all ranks, whichever got a signal.
 bool Trainer::at_end() {
-  float stopped = stop_ ? 1 : 0;
+  float stopped = stop_signal() != 0 ? 1 : 0;
   ranks_.sum(&stopped, 1);
   bool end = false;
   if (ranks_.leads())
-    end = stopped > 0 || (end_ > 0 && unix_time() >= end_) ||
-          (options_.max_epochs > 0 && optimizer_->local_epoch() >= options_.max_epochs);
+    end = stopped > 0 || end_.seconds_left() == 0 || (end_.epochs > 0 && optimizer_->local_epoch() >= end_.epochs);
   ranks_.broadcast(&end, sizeof end);
   return end;
 }
@@ -228,11 +240,12 @@ StepReport Trainer::step(const torch::Tensor& loss) {
   return report;
 }
 
-void Trainer::train_batch() {
-  const auto loss = [this] {
-    const Autocast precision(workload_->parameters().front().device().type(), type_of(options_.mixed_precision));
-    return workload_->batch_loss(options_.batch, random_);
-  }();
+torch::Tensor Trainer::batch_loss() {
+  const Autocast precision(workload_->parameters().front().device().type(), type_of(options_.mixed_precision));
+  return workload_->batch_loss(options_.batch, random_);
+}
+
+void Trainer::train_batch(const torch::Tensor& loss) {
   const double value = loss.item<double>();
   if (first_losses_.size() < kFirstLosses) first_losses_.push_back(value);
   loss_ = loss_ == 0 ? value : 0.95 * loss_ + 0.05 * value;
@@ -255,23 +268,42 @@ void Trainer::evaluate_if_due(std::uint64_t epoch) {
                 {{"epoch", epoch}, {"loss", found.loss}, {"accuracy", found.accuracy}, {"batches", batches_}});
 }
 
+void Trainer::train_until_the_end() {
+  auto next_report = SteadyClock::now();
+  while (!at_end()) {
+    torch::Tensor loss;
+    if (node_)
+      loss = batch_loss();  // other ranks would wait for this one
+    else
+      attempt([&] { loss = batch_loss(); });
+    if (!loss.defined()) return;  // data that cannot be read any more leave the model as it is
+    train_batch(loss);
+    if (!ranks_.leads() || SteadyClock::now() < next_report) continue;
+    progress_.report(optimizer_->stats(), loss_);
+    next_report = SteadyClock::now() + progress_.period();
+  }
+}
+
 int Trainer::run() {
   announce();
-  begin_together();
-  double next_report = unix_time();
-  while (!at_end()) {
-    train_batch();
-    if (!ranks_.leads() || unix_time() < next_report) continue;
-    progress_.report(optimizer_->stats(), loss_);
-    next_report = unix_time() + progress_.period();
-  }
-  // A machine that is taken away may be gone before its peers have averaged with it once more.
-  if (ranks_.leads() && stop_) write_checkpoint();
+  if (stop_signal() == 0 || node_) begin_together();
+  train_until_the_end();
   finish();
-  return 0;
+  return failed_ ? kFailed : 0;
 }
 
 // ---- The end
+
+/// What fails here keeps nothing else from being tried.
+void Trainer::attempt(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (...) {
+    if (node_ && !ranks_.leads()) throw;
+    report_failure();
+    failed_ = true;
+  }
+}
 
 std::size_t Trainer::finish_training() {
   // A peer that missed the last epoch must not pull the other peers back.
@@ -284,13 +316,24 @@ std::size_t Trainer::finish_training() {
 }
 
 void Trainer::finish() {
-  const std::size_t group = finish_training();
-  if (!ranks_.leads()) return;
-  if (!stop_) write_checkpoint();
-  if (!options_.save.empty()) save_parameters(options_.save, workload_->model());
-  const auto numbers = summary(group);
-  if (!options_.summary.empty()) std::ofstream(options_.summary) << numbers.dump() << '\n';
-  progress_.say("summary " + numbers.dump(), "summary", numbers);
+  if (!ranks_.leads()) {
+    finish_training();
+    return;
+  }
+  // A machine that is taken away may be gone before its peers have averaged with it once more.
+  const bool at_once = stop_signal() != 0;
+  if (at_once) attempt([this] { write_checkpoint(); });
+  std::size_t group = 0;
+  attempt([&] { group = finish_training(); });
+  if (!at_once) attempt([this] { write_checkpoint(); });
+  attempt([this] {
+    if (results_.save) save_parameters(results_.save, workload_->model());
+  });
+  attempt([&] {
+    const auto numbers = summary(group);
+    attempt([&] { results_.summary.write(numbers.dump() + "\n"); });
+    progress_.say("summary " + numbers.dump(), "summary", numbers);
+  });
 }
 
 nlohmann::json Trainer::summary(std::size_t last_group) {
@@ -347,9 +390,9 @@ LocalGroupOptions ranks_of_environment(const TrainOptions& options) {
   return ranks;
 }
 
-int train(const TrainOptions& options, LocalGroupOptions ranks, std::unique_ptr<Workload> workload,
-          const volatile std::sig_atomic_t& stop) {
-  return Trainer(options, std::move(ranks), std::move(workload), stop).run();
+int train(const TrainOptions& options, const Results& results, LocalGroupOptions ranks,
+          std::unique_ptr<Workload> workload) {
+  return Trainer(options, results, std::move(ranks), std::move(workload)).run();
 }
 
 }  // namespace cohive::tools

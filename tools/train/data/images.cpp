@@ -2,12 +2,15 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
+#include "cohive/core/log.hpp"
 #include "common/program.hpp"
+#include "train/data/corpus.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -17,6 +20,12 @@ namespace fs = std::filesystem;
 constexpr std::uintmax_t kMaxBytes = std::uintmax_t{1} << 31;  // of one file
 constexpr std::int64_t kLeastSide = 8, kMostSide = 512, kMostChannels = 16;
 constexpr std::int64_t kLeastClasses = 10;  // peers that lack a class still have the same model
+
+/// Also a link that leads nowhere: reading it says why.
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path, error));
+}
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& why) {
   throw Exit{kBadInput, "--data: " + path.string() + ": " + why};
@@ -31,6 +40,9 @@ std::vector<std::uint8_t> read_bytes(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size)))
     refuse(path, "cannot be read");
+  const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const auto found = compression_of(all.substr(0, kCompressionHead));
+  if (!found.name.empty()) refuse(path, log::format("is compressed ({}); gunzip it first, or the like", found.name));
   return bytes;
 }
 
@@ -44,7 +56,6 @@ torch::Tensor read_idx(const fs::path& path) {
   constexpr std::size_t kMostDimensions = 4, kMagic = 4;
   constexpr std::uint8_t kUnsignedBytes = 8;
   const auto bytes = read_bytes(path);
-  if (bytes.size() >= 2 && bytes[0] == 0x1f && bytes[1] == 0x8b) refuse(path, "is compressed; gunzip it first");
   if (bytes.size() < kMagic || bytes[0] != 0 || bytes[1] != 0) refuse(path, "is no IDX file");
   if (bytes[2] != kUnsignedBytes) refuse(path, "holds no unsigned bytes");
   const std::size_t dimensions = bytes[3], header = kMagic + 4 * dimensions;
@@ -71,7 +82,7 @@ fs::path idx_file(const fs::path& folder, const std::string& part, const std::st
   for (const std::string dimensions : {"1", "3", "4"})
     for (const char separator : {'-', '.'}) {
       const auto path = folder / (part + "-" + what + separator + "idx" + dimensions + "-ubyte");
-      if (fs::exists(path)) return path;
+      if (is_there(path)) return path;
     }
   return {};
 }
@@ -129,14 +140,14 @@ ImageData read_cifar_folder(const fs::path& folder) {
   std::vector<torch::Tensor> images, labels;
   for (int n = 1; n <= 5; ++n) {
     const auto path = folder / ("data_batch_" + std::to_string(n) + ".bin");
-    if (n > 1 && !fs::exists(path)) continue;
+    if (n > 1 && !is_there(path)) continue;
     auto part = read_cifar_file(path);
     images.push_back(std::move(part.images));
     labels.push_back(std::move(part.labels));
   }
   ImageData data;
   data.training = {torch::cat(images), torch::cat(labels)};
-  if (const auto test = folder / "test_batch.bin"; fs::exists(test)) {
+  if (const auto test = folder / "test_batch.bin"; is_there(test)) {
     data.held_out = read_cifar_file(test);
   } else {
     hold_out(data, folder);
@@ -161,10 +172,12 @@ ImageData read_images(const std::string& path) {
   ImageData data;
   if (!idx_file(folder, "train", "images").empty()) {
     data = read_idx_folder(folder);
-  } else if (fs::exists(folder / "data_batch_1.bin")) {
+  } else if (is_there(folder / "data_batch_1.bin")) {
     data = read_cifar_folder(folder);
   } else {
-    refuse(folder, "has neither train-images-idx3-ubyte nor data_batch_1.bin");
+    refuse(folder, is_there(folder / "train-images-idx3-ubyte.gz")
+                       ? "its files are compressed; gunzip them first"
+                       : "has neither train-images-idx3-ubyte nor data_batch_1.bin");
   }
   const auto largest =
       std::max(data.training.labels.max().item<std::int64_t>(), data.held_out.labels.max().item<std::int64_t>());

@@ -9,10 +9,10 @@
 namespace cohive::tools {
 namespace {
 
-constexpr std::size_t kHeldOutShare = 20;    // the last twentieth
+constexpr std::uint64_t kHeldOutShare = 20;   // the last twentieth
 constexpr std::int64_t kJudgedWindows = 64;  // of the held-out text at most
 constexpr std::int64_t kWindowsPerPiece = 16;
-constexpr std::size_t kLeastContexts = 8;  // of text
+constexpr std::uint64_t kLeastContexts = 8; // of text
 
 GptOptions gpt_options(const WorkloadOptions& o) {
   GptOptions gpt = *gpt_preset(o.size.value_or("tiny"));
@@ -30,11 +30,12 @@ class TextWorkload final : public Workload {
   TextWorkload(const WorkloadOptions& options, const GptOptions& gpt)
       : path_(*options.text),
         gpt_(gpt),
-        text_(read_text(path_, static_cast<std::size_t>(gpt.context) * kLeastContexts)),
+        corpus_(path_, static_cast<std::uint64_t>(gpt.context) * kLeastContexts),
         model_(gpt) {
-    const std::size_t held_out = std::max(text_.size() / kHeldOutShare, static_cast<std::size_t>(gpt.context) + 1);
-    training_ = std::string_view(text_).substr(0, text_.size() - held_out);
-    held_out_ = std::string_view(text_).substr(text_.size() - held_out);
+    const std::uint64_t least = static_cast<std::uint64_t>(gpt.context) + 1;
+    const std::uint64_t held_out = std::max(corpus_.size() / kHeldOutShare, least);
+    training_ = {&corpus_, 0, corpus_.size() - held_out};
+    held_out_ = {&corpus_, training_.size, held_out};
     judged_ = spread_windows(held_out_, kJudgedWindows, gpt.context);
   }
 
@@ -50,9 +51,9 @@ class TextWorkload final : public Workload {
     return {{"model", log::format("gpt: {} layers, width {}, {} heads, context {}", gpt_.layers, gpt_.width, gpt_.heads,
                                   gpt_.context)},
             {"parameters", parameter_count()},
-            {"data", log::format("{}: {} bytes to train on, {} held out", path_, training_.size(), held_out_.size())},
-            {"training_size", training_.size()},
-            {"held_out_size", held_out_.size()}};
+            {"data", log::format("{}: {} bytes to train on, {} held out", path_, training_.size, held_out_.size)},
+            {"training_size", training_.size},
+            {"held_out_size", held_out_.size}};
   }
 
  private:
@@ -65,8 +66,8 @@ class TextWorkload final : public Workload {
 
   std::string path_;
   GptOptions gpt_;
-  std::string text_;
-  std::string_view training_, held_out_;
+  Corpus corpus_;
+  Text training_, held_out_;
   Windows judged_;
   Gpt model_;
 };

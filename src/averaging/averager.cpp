@@ -13,6 +13,7 @@
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/names.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/dht/dht.hpp"
@@ -44,9 +45,8 @@ void check(const Aggregation& aggregation) {
 }
 
 void check(const AveragerOptions& options) {
-  const auto fail = [](const char* what) { throw std::invalid_argument(what); };
-  if (options.prefix.empty() || options.prefix.find('.') != std::string::npos)
-    fail("an averager's prefix must not be empty nor contain '.'");
+  const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
+  if (const auto fault = fault_of_name(options.prefix, kMaxPrefix)) fail("an averager's prefix " + *fault);
   if (options.request_timeout >= options.min_matchmaking_time)
     fail("request_timeout must be below min_matchmaking_time");
   if (options.reducer_timeout > 0s && options.reducer_timeout <= options.sender_timeout)

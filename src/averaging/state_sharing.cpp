@@ -4,6 +4,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/names.hpp"
 #include "cohive/dht/dht.hpp"
 #include "donors.hpp"
 #include "uploads.hpp"
@@ -15,9 +16,8 @@ constexpr Duration kChunkTimeout = 15s;
 constexpr std::size_t kMaxUploads = 4;
 
 StateSharingOptions checked(StateSharingOptions options) {
-  const auto fail = [](const char* what) { throw std::invalid_argument(what); };
-  if (options.prefix.empty() || options.prefix.find('.') != std::string::npos)
-    fail("the prefix of shared states must not be empty nor contain '.'");
+  const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
+  if (const auto fault = fault_of_name(options.prefix, kMaxPrefix)) fail("the prefix of shared states " + *fault);
   for (const auto& choice : options.codec.choices())
     if (codec::info(choice.codec).needs_agreement) fail("StateSharingOptions::codec must need no agreement");
   return options;

@@ -6,6 +6,8 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "utf8.hpp"
+
 namespace cohive::log {
 namespace {
 
@@ -23,23 +25,12 @@ std::string timestamp(std::chrono::system_clock::time_point time) {
                      utc.tm_hour, utc.tm_min, utc.tm_sec, millis);
 }
 
-/// Bytes of the UTF-8 character that `text` begins with; 0 for what is none, or is a control character (C0, C1, DEL).
-std::size_t printable(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return first >= 0x20 && first != 0x7f ? 1 : 0;
-  const std::size_t size = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
-  for (std::size_t i = 1; i < size; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  return first == 0xc2 && byte(1) < 0xa0 ? 0 : size;
-}
-
 /// What a message must not hold in text format: anything that ends the line or speaks to the terminal.
 std::string one_line(std::string_view message) {
   std::string result;
   result.reserve(message.size());
   while (!message.empty()) {
-    const std::size_t size = printable(message);
+    const std::size_t size = utf8::printable(message);
     if (size > 0) {
       result += message.substr(0, size);
     } else {

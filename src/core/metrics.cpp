@@ -6,7 +6,18 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include "cohive/core/names.hpp"
+
 namespace cohive {
+namespace {
+
+/// One value that is no UTF-8 would cost the whole scrape.
+MetricLabels readable(MetricLabels labels) {
+  for (auto& [name, value] : labels) value = printable_text(value);
+  return labels;
+}
+
+}  // namespace
 
 // A default-constructed instrument measures nothing.
 void Counter::increment(double by) const {
@@ -33,16 +44,17 @@ Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
 Metrics::~Metrics() = default;
 
 Counter Metrics::counter(const std::string& name, const std::string& help, const MetricLabels& labels) {
-  return Counter(&prometheus::BuildCounter().Name(name).Help(help).Register(impl_->registry).Add(labels));
+  return Counter(&prometheus::BuildCounter().Name(name).Help(help).Register(impl_->registry).Add(readable(labels)));
 }
 
 Gauge Metrics::gauge(const std::string& name, const std::string& help, const MetricLabels& labels) {
-  return Gauge(&prometheus::BuildGauge().Name(name).Help(help).Register(impl_->registry).Add(labels));
+  return Gauge(&prometheus::BuildGauge().Name(name).Help(help).Register(impl_->registry).Add(readable(labels)));
 }
 
 Histogram Metrics::histogram(const std::string& name, const std::string& help, const std::vector<double>& bounds,
                              const MetricLabels& labels) {
-  return Histogram(&prometheus::BuildHistogram().Name(name).Help(help).Register(impl_->registry).Add(labels, bounds));
+  auto& family = prometheus::BuildHistogram().Name(name).Help(help).Register(impl_->registry);
+  return Histogram(&family.Add(readable(labels), bounds));
 }
 
 std::string Metrics::text() const { return prometheus::TextSerializer().Serialize(impl_->registry.Collect()); }

@@ -50,7 +50,9 @@ std::string Status::json() const {
   }
   std::string text;
   for (const auto& [name, value, in_list] : sections)
-    text += (text.empty() ? "" : ",") + nlohmann::json(name).dump() + ":" + (in_list ? "[" + value + "]" : value);
+    text += (text.empty() ? "" : ",") +
+            nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + ":" +
+            (in_list ? "[" + value + "]" : value);
   return "{" + text + "}";
 }
 

@@ -23,20 +23,6 @@ namespace {
 constexpr std::size_t kMaxToken = 1024;
 constexpr const char* kJson = "application/json";
 
-/// "host:port" as a multiaddr.
-std::optional<Multiaddr> parse_endpoint(const std::string& address) {
-  const auto colon = address.rfind(':');
-  if (colon == std::string::npos || colon + 1 == address.size()) return std::nullopt;
-  std::string host = address.substr(0, colon);
-  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  if (bracketed) host = host.substr(1, host.size() - 2);
-  if (host.empty() || host == "localhost") host = "127.0.0.1";
-  const auto parsed =
-      Multiaddr::from_text((bracketed ? "/ip6/" : "/ip4/") + host + "/tcp/" + address.substr(colon + 1));
-  if (!parsed || !parsed->tcp_endpoint()) return std::nullopt;
-  return *parsed;
-}
-
 /// In lower case; the brackets of an IPv6 address go, too.
 std::string without_port(std::string_view host) {
   const auto bracket = host.find(']');
@@ -87,10 +73,27 @@ std::string tasks_as_json(const std::vector<TaskInfo>& tasks) {
                     {"name", task.name},
                     {"waiting_for", task.waiting_for},
                     {"age_seconds", to_seconds(task.age)}});
-  return list.dump() + "\n";
+  return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
+
+Result<Multiaddr> parse_metrics_address(const std::string& address) {
+  const auto refused = [&] {
+    return Error(Errc::invalid_argument,
+                 "metrics address " + log::quoted(address) + ": write host:port, for example 127.0.0.1:9464");
+  };
+  const auto colon = address.rfind(':');
+  if (colon == std::string::npos || colon + 1 == address.size()) return refused();
+  std::string host = address.substr(0, colon);
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (bracketed) host = host.substr(1, host.size() - 2);
+  if (host.empty() || host == "localhost") host = "127.0.0.1";
+  const auto parsed =
+      Multiaddr::from_text((bracketed ? "/ip6/" : "/ip4/") + host + "/tcp/" + address.substr(colon + 1));
+  if (!parsed || !parsed->tcp_endpoint()) return refused();
+  return *parsed;
+}
 
 Result<std::string> read_token(const std::string& path) {
   std::ifstream file(path);
@@ -175,7 +178,7 @@ struct MetricsServer::Impl {
                           {"time", runtime.wall_time()},
                           {"started", runtime.wall_time() - uptime},
                           {"uptime_seconds", uptime}}
-        .dump();
+        .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   }
 
   std::string url(bool for_browser) const {
@@ -202,10 +205,8 @@ MetricsServer::MetricsServer(transport::Network& network, std::function<bool()> 
 MetricsServer::~MetricsServer() = default;
 
 Result<> MetricsServer::start(const std::string& address) {
-  const auto endpoint = parse_endpoint(address);
-  if (!endpoint)
-    return Error(Errc::invalid_argument,
-                 "metrics address " + log::quoted(address) + ": write host:port, for example 127.0.0.1:9464");
+  const auto endpoint = parse_metrics_address(address);
+  if (!endpoint) return endpoint.error();
   if (auto started = impl_->http.start(*endpoint); !started) return started.error().with_context("metrics address");
   if (impl_->options.token.empty() && endpoint->scope() != Multiaddr::Scope::loopback)
     log::info("metrics",

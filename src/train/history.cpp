@@ -152,7 +152,7 @@ std::string History::epochs() const {
                     {"samples_per_second", finite(epoch.samples_per_second)},
                     {"loss", finite(epoch.loss)},
                     {"peers", epoch.peers}});
-  return list.dump();
+  return list.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace cohive::train

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/names.hpp"
 #include "cohive/dht/schema.hpp"
 
 namespace cohive::train {
@@ -65,6 +67,8 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
       fetch_wanted_(runtime_, "time to look at the run's progress"),
       seen_(runtime_, "news of the run's progress"),
       tasks_(runtime_, "progress tracker") {
+  if (const auto fault = fault_of_name(options_.run_id))
+    throw std::invalid_argument("TrackerOptions::run_id " + *fault);
   dht_.add_validator(std::make_shared<dht::SchemaValidator>(dht::training_progress_schema(), options_.run_id));
   dht_.add_validator(key_);
 }

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "cohive/core/names.hpp"
+
 namespace cohive::train {
 namespace {
 
@@ -30,8 +32,7 @@ void check_checkpoints(const RunOptions& options) {
 }  // namespace
 
 void check(const RunOptions& options) {
-  if (options.run_id.empty() || options.run_id.find('.') != std::string::npos)
-    refuse("run_id must not be empty nor contain \".\"");
+  if (const auto fault = fault_of_name(options.run_id)) refuse("run_id " + *fault);
   if (options.target_batch_size < 1) refuse("target_batch_size must be at least 1");
   if (options.target_group_size == 1) refuse("target_group_size must be at least 2, or 0 for one group of all");
   if (options.average_state_every < 1) refuse("average_state_every must be at least 1");

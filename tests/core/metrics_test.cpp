@@ -23,11 +23,11 @@ TEST(MetricsTest, AskingTwiceGivesTheSameInstrument) {
 
 TEST(MetricsTest, TextIsWhatPrometheusReads) {
   Metrics metrics;
-  metrics.counter("cohive_test_events_total", "Events.", {{"kind", "a\"b\nc"}}).increment();
+  metrics.counter("cohive_test_events_total", "Events.", {{"kind", "a\"b\nc\xff"}}).increment();
   metrics.histogram("cohive_test_wait_seconds", "Waits.", {0.1, 1}).observe(0.5);
   const std::string text = metrics.text();
   EXPECT_THAT(text, HasSubstr("# HELP cohive_test_events_total Events.\n# TYPE cohive_test_events_total counter\n"));
-  EXPECT_THAT(text, HasSubstr("cohive_test_events_total{kind=\"a\\\"b\\nc\"} 1"));
+  EXPECT_THAT(text, HasSubstr("cohive_test_events_total{kind=\"a\\\"b\ufffdc\ufffd\"} 1"));
   EXPECT_THAT(text, HasSubstr("cohive_test_wait_seconds_bucket{le=\"0.1\"} 0"));
   EXPECT_THAT(text, HasSubstr("cohive_test_wait_seconds_bucket{le=\"1\"} 1"));
   EXPECT_THAT(text, HasSubstr("cohive_test_wait_seconds_count 1"));

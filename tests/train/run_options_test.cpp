@@ -51,6 +51,8 @@ TEST(RunOptions, ContradictionsSayWhatToChange) {
 TEST(RunOptions, NumbersThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = "a.b"; }), HasSubstr("run_id"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = ""; }), HasSubstr("run_id"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = "a\xff"; }), HasSubstr("run_id must be UTF-8"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = "a\nb"; }), HasSubstr("run_id"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.target_batch_size = 0; }), HasSubstr("target_batch_size"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.batch_size = 0; }), HasSubstr("batch_size"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.target_group_size = 1; }), HasSubstr("target_group_size"));

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "cohive/core/log.hpp"
+#include "cohive/core/names.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -22,9 +23,9 @@ double or_nan(const std::optional<double>& value) {
 /// As the value of a label.
 std::string label_of(const std::string& text) {
   std::string result;
-  for (const char c : text) {
+  for (const char c : printable_text(text)) {
     if (c == '\\' || c == '"') result += '\\';
-    result += c == '\n' ? ' ' : c;
+    result += c;
   }
   return result;
 }

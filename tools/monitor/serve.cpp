@@ -83,7 +83,7 @@ class Shown {
 
 void announce_page(const p2p::MetricsServer& server, bool as_json) {
   if (as_json) {
-    std::cout << json{{"page", server.page_url()}, {"metrics", server.url()}}.dump() << std::endl;
+    std::cout << text_of({{"page", server.page_url()}, {"metrics", server.url()}}) << std::endl;
   } else {
     std::cout << "Page: " << server.page_url() << "\nMetrics: " << server.url() << std::endl;
   }

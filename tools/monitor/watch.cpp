@@ -22,7 +22,7 @@ constexpr const char *kClearScreen = "\x1b[H\x1b[2J", *kClearRest = "\x1b[K";
 
 void print_line(const RunView& view, bool as_json) {
   if (as_json) {
-    std::cout << summary_json(view).dump() << std::endl;
+    std::cout << summary_json(view).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
     return;
   }
   std::cout << view.run_id << ": " << view.trainers + view.clients << " peers (" << view.clients << " clients), epoch "

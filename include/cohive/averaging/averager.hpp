@@ -34,7 +34,7 @@ struct FinderContext;
 
 /// hivemind's defaults; a zero timeout means none.
 struct AveragerOptions {
-  std::string prefix;                                ///< must not contain "."; names the group of groups
+  std::string prefix;                                ///< names the group of groups; see fault_of_name
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
   std::size_t target_group_size = 0;                 ///< 0: unbounded
   std::size_t min_group_size = 2;  ///< members, this peer included, without which no round begins; at least 2

@@ -64,7 +64,7 @@ struct DownloadedState {
 
 /// What is shared, and under which name.
 struct StateSharingOptions {
-  std::string prefix;                                ///< must not contain "."; that of the averager beside it
+  std::string prefix;                                ///< that of the averager beside it; see fault_of_name
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
   codec::Compression codec = {};                     ///< of the state that is shared; codecs that need no agreement
   bool share = true;                                 ///< false: downloads only. Client-mode peers cannot share

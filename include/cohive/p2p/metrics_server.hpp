@@ -28,6 +28,8 @@ struct MetricsOptions {
   /// Asked for as "Authorization: Bearer <token>" by all but /, /healthz and /readyz; empty: none.
   std::string token = {};
 };
+/// Reads "host:port"; "[...]:port" for IPv6.
+Result<Multiaddr> parse_metrics_address(const std::string& address);
 /// Reads a token from the first line of a file.
 Result<std::string> read_token(const std::string& path);
 

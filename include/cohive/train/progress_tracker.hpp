@@ -42,7 +42,7 @@ class PerformanceEma {
 
 /// hivemind's defaults; the names of its tracker_opts.
 struct TrackerOptions {
-  std::string run_id;  ///< the record in the DHT is run_id + "_progress"
+  std::string run_id;  ///< the record in the DHT is run_id + "_progress"; see fault_of_name
   double target_batch_size = 0;  ///< samples per epoch of all peers; a record that claims more counts as so many
   bool client_mode = false;  ///< told to the swarm: this peer cannot be reached
   Duration min_refresh_period = 500ms,  ///< shortest time between two looks at the run; more for many peers

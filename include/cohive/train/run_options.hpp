@@ -24,7 +24,7 @@ using GradAveragerFactory = std::function<std::unique_ptr<GradientAverager>(
 
 /// What a run is, and how this peer takes part in it; the names are those of hivemind.Optimizer.
 struct RunOptions {
-  std::string run_id = "cohive_run";      ///< one name per training run; no "."
+  std::string run_id = "cohive_run";      ///< one name per training run; see fault_of_name
   std::int64_t target_batch_size = 1024;  ///< samples per epoch, all peers together
 
   /// Samples of a batch, where a step does not say how many; unset: the leading dimension of the first batch.

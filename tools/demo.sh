@@ -4,13 +4,13 @@
 # Installs what is missing, builds, and lets a swarm train a model together on this machine: one bootstrap node and
 # three trainers. In the middle one trainer is killed and a new one joins and downloads the state. Ends by itself with
 # a table; exit code 1 when the loss did not fall or the surviving peers hold different parameters.
-#   --seconds N   how long to train (default 90)
+#   --seconds N   how long to train (default 60)
 #   --text PATH   what to train on (default: the King James Bible of Debian's package bible-kjv)
 #   --keep        keep logs and parameters in build/demo
 
 . "$(dirname "$0")/lib.sh"
 
-seconds=90
+seconds=60
 text=''
 keep=false
 while (($#)); do

@@ -4,10 +4,10 @@
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
 # Options:
-#   --all         also the tests of label `long`, and what they and the tests beside go-, js-, py- and rust-libp2p
-#                 need, static programs among it
+#   --all         also the tests whose label ends with `long`, and what they and the tests beside go-, js-, py- and
+#                 rust-libp2p need, static programs among it
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
-#                 UndefinedBehaviorSanitizer; the largest simulations with --all only
+#                 UndefinedBehaviorSanitizer
 #   --tsan        instead: the same tests under ThreadSanitizer
 #   --threads     of those, only the programs in which several threads meet; no other one is built
 #   --aarch64     instead: the unit and simulation tests of all that does without LibTorch, built for aarch64 and run by qemu
@@ -44,29 +44,26 @@ while (($#)); do
   shift
 done
 [[ $threads == 0 || $preset == tsan ]] || die '--threads goes with --tsan'
-((all)) || ctest_options+=(-LE '^long$')
-# Fifteen minutes of a core under AddressSanitizer, in code that smaller ones go through as well.
-large_simulations='^EveryRole/|^Runs/|AThousandNodes|AHundredTrainers|TrainingRun\.(IsDivided|LearnsInGroups)'
+((all)) || ctest_options+=(-LE 'long$')
 cmake_options=(-DCOHIVE_WERROR=ON -DCOHIVE_TESTS=ON)
 if [[ $preset == aarch64 ]]; then
   install_options+=(--aarch64 --no-torch)
   cmake_options+=(-DCOHIVE_TOOLS=OFF)
-  ctest_options+=(-L '^(unit|sim)$')
+  ctest_options+=(-L '^(unit|sim)')
 elif [[ $preset == gcc ]]; then
   install_options+=(--gcc --no-torch)
   inside=(in_debian13)
   cmake_options+=(-DCOHIVE_TOOLS=OFF)
-  ctest_options+=(-L '^(unit|sim)$')
+  ctest_options+=(-L '^(unit|sim)')
 elif [[ $preset != release ]]; then
   install_options+=(--asan --no-torch) # either sanitizer's runtime
   cmake_options+=(-DCOHIVE_WITH_TORCH=OFF -DCOHIVE_TOOLS=OFF)
   if ((threads)); then
     targets=(cohive_{core,transport,averaging,optim,train}_test) # a program that is not built has no test with a label
-    ctest_options+=(-L '^unit$')
+    ctest_options+=(-L '^unit')
   else
-    ctest_options+=(-L '^(unit|sim)$')
+    ctest_options+=(-L '^(unit|sim)')
   fi
-  [[ $all == 1 || $preset != asan ]] || ctest_options+=(-E "$large_simulations")
   export ASAN_OPTIONS="detect_stack_use_after_return=1:${ASAN_OPTIONS:-}"
   export TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1:external_symbolizer_path=/usr/bin/llvm-symbolizer-19:${TSAN_OPTIONS:-}"
   export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"

@@ -42,18 +42,18 @@ struct Tiny {
   torch::Tensor weight;
 };
 
-enum class Kind { momentum, own, local };
+enum class ForeignKind { momentum, own, local };
 
 /// Trains for three epochs. The parameters, or nothing where an epoch has ended with another batch than the third.
-std::optional<torch::Tensor> try_to_train(torch::ScalarType type, Kind kind, bool on_device) {
+std::optional<torch::Tensor> try_to_train(torch::ScalarType type, ForeignKind kind, bool on_device) {
   std::optional<libtorch::HostBackendInUse> host;
   if (!on_device) host.emplace(&train::host_backend);
   auto options = epochs_of_three_batches();
-  options.use_local_updates = kind == Kind::local;
+  options.use_local_updates = kind == ForeignKind::local;
   Tiny model(type);
   Swarm swarm(alone());
   std::unique_ptr<torch::optim::Optimizer> of;
-  if (kind == Kind::own)
+  if (kind == ForeignKind::own)
     of = std::make_unique<SignSgd>(std::vector<torch::Tensor>{model.weight});
   else
     of = std::make_unique<torch::optim::SGD>(std::vector<torch::Tensor>{model.weight},
@@ -62,12 +62,12 @@ std::optional<torch::Tensor> try_to_train(torch::ScalarType type, Kind kind, boo
   for (std::int64_t i = 0; i < 3 * kBatches; ++i) {
     model.backward(i);
     const bool ended = optimizer.step(kBatch).epoch_changed;
-    if (kind != Kind::local && ended != (i % kBatches == kBatches - 1)) return std::nullopt;
+    if (kind != ForeignKind::local && ended != (i % kBatches == kBatches - 1)) return std::nullopt;
   }
   return model.weight.detach();
 }
 
-torch::Tensor trained(torch::ScalarType type, Kind kind, bool on_device) {
+torch::Tensor trained(torch::ScalarType type, ForeignKind kind, bool on_device) {
   for (int tries = 0; tries < 20; ++tries)
     if (auto weight = try_to_train(type, kind, on_device)) return *weight;
   ADD_FAILURE() << "epochs end by the clock";
@@ -76,21 +76,22 @@ torch::Tensor trained(torch::ScalarType type, Kind kind, bool on_device) {
 
 TEST(ForeignModels, AreAveragedOnTheirDeviceWithTheHostsBits) {
   for (const auto type : {torch::kFloat16, torch::kBFloat16, torch::kFloat32})
-    for (const Kind kind : {Kind::momentum, Kind::own, Kind::local}) {
+    for (const ForeignKind kind : {ForeignKind::momentum, ForeignKind::own, ForeignKind::local}) {
       cuda::emulated::take_kernels();
       const auto there = trained(type, kind, true);
       const auto kernels = cuda::emulated::take_kernels();
       const auto here = trained(type, kind, false);
       EXPECT_TRUE(torch::equal(there, here)) << type << " " << static_cast<int>(kind);
       EXPECT_TRUE(torch::isfinite(there).all().item<bool>());
-      if (kind != Kind::local) EXPECT_THAT(kernels, Contains("accumulate")) << type << " " << static_cast<int>(kind);
+      if (kind != ForeignKind::local)
+        EXPECT_THAT(kernels, Contains("accumulate")) << type << " " << static_cast<int>(kind);
       EXPECT_TRUE(cuda::emulated::take_kernels().empty());
     }
 }
 
 TEST(ForeignModels, OfDoublesStayWithTheHost) {
   cuda::emulated::take_kernels();
-  trained(torch::kFloat64, Kind::momentum, true);
+  trained(torch::kFloat64, ForeignKind::momentum, true);
   EXPECT_TRUE(cuda::emulated::take_kernels().empty());
 }
 

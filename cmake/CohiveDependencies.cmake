@@ -29,6 +29,7 @@ find_package(nlohmann_json REQUIRED)
 find_package(Sodium REQUIRED)
 if(COHIVE_TOOLS)
   find_package(CLI11 REQUIRED)
+  find_package(tomlplusplus 3 REQUIRED)
 endif()
 # Objects of Asio pass between a program and cohive: both must mean the same Boost.
 set(COHIVE_BOOST_VERSION ${Boost_VERSION_STRING})

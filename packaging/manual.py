@@ -85,7 +85,7 @@ def words_after(options):
             cases.append(f'    {pattern}) COMPREPLY=($(compgen -W "{choice[1].replace(",", " ")}" -- "$word")); return ;;')
         elif " FILE" in signature or re.search(r"-(path|file|dir|text|data|save|summary|compare)$|-checkpoint$", names[-1]):
             cases.append(f'    {pattern}) COMPREPLY=($(compgen -f -- "$word")); return ;;')
-        elif re.search(r" (TEXT|INT|UINT|FLOAT|TIME)", signature):
+        elif re.search(r" (TEXT|INT|UINT|FLOAT|TIME|RATE|PERIOD|JSON)", signature):
             cases.append(f"    {pattern}) return ;;")
     return cases
 

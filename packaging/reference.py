@@ -26,7 +26,8 @@ NOTE = "<!-- Written by packaging/reference.py: change the sources, and run it a
 
 # ---- Options
 
-KINDS = {"TEXT": "text", "INT": "whole number", "UINT": "whole number", "FLOAT": "number", "TIME": "time", "FILE": "file"}
+KINDS = {"TEXT": "text", "INT": "whole number", "UINT": "whole number", "FLOAT": "number", "TIME": "time", "FILE": "file",
+         "RATE": "bytes per second", "PERIOD": "time or epochs", "JSON": "JSON"}
 CHECKS = {"POSITIVE": "above 0", "NONNEGATIVE": "0 or more"}
 
 
@@ -116,11 +117,16 @@ VARIABLES = {
 
 SETTINGS = """Every option of a program has a variable of its own, which the page of the program names: `COHIVE_<PROGRAM>_<OPTION>`, and
 for options of a subcommand `COHIVE_<PROGRAM>_<SUBCOMMAND>_<OPTION>`. Those of the log are the same for all programs. A list is
-separated by commas, and a flag is `true` or `false`. A variable of that form that is no option ends the program with exit code 2.
+separated by commas, addresses by spaces, too, and a flag is `true` or `false`. A variable that is empty counts as not set. One of that form that is no option,
+or whose value is in quotes, as docker's `--env-file` leaves them, ends the program with exit code 2.
 
-In a file (`--config FILE`, TOML or INI) the name of an option without its dashes is the key, `metrics-address = "127.0.0.1:9464"`;
-options of a subcommand stand under `[serve]`, say. `_` and `-` are alike. A key that is no option ends the program with exit code 2.
-A flag goes before the file, and the file before the variable.
+In a file (`--config FILE`, [TOML](https://toml.io)) the name of an option without its dashes is the key, `metrics-address = "127.0.0.1:9464"`;
+options of a subcommand stand under `[serve]`, say. `_` and `-` are alike. A text is in quotes, a flag is `true` or `false`, a list is
+`["a", "b"]`; an empty list is none, whatever the variable says. A key that is no option, or sets an option twice, ends the program
+with exit code 2. A flag goes before the file, and the file before the variable.
+
+A number is decimal, and zeros before it change nothing: `0512` is 512 (TOML itself refuses such zeros, and has `10_000` and `0x200`).
+What is none, or is out of the range of an option, ends the program with exit code 2, wherever it stands.
 
 Besides, programs look at:""".splitlines()
 

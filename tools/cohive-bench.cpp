@@ -9,6 +9,7 @@
 
 #include "bench/bench.hpp"
 #include "common/program.hpp"
+#include "common/numbers.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
 
@@ -72,10 +73,11 @@ namespace {
 /// The environment and a configuration file set options of commands that do not run, too.
 struct OwnOptions : cohive::bench::Simulated {
   void add_minutes(CLI::App* command) {
-    command->add_option("--minutes", minutes, "of virtual time (default 5)")->check(CLI::Range(0.1, 1440.0));
+    command->add_option("--minutes", minutes, "of virtual time (default 5)")->transform(cohive::tools::real(0.1, 1440));
   }
   void add_runs(CLI::App* command) {
-    command->add_option("--runs", runs, "number of runs, with seeds or numbers in a row (default 200)")->check(CLI::Range(1, 10'000'000));
+    command->add_option("--runs", runs, "number of runs, with seeds or numbers in a row (default 200)")
+        ->transform(cohive::tools::whole(1, 10'000'000));
   }
   cohive::bench::Settings in(cohive::bench::Settings settings) const {
     static_cast<cohive::bench::Simulated&>(settings) = *this;
@@ -94,34 +96,39 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();
   tools::in_seconds(app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)"), 0.1, 3600);
-  app.add_option("--peers", settings.peers, "of dht and allreduce (default 4)")->check(CLI::Range(1, 1000));
-  app.add_option("--megabytes", settings.megabytes, "of allreduce, codec and cuda (default 64)")->check(CLI::Range(1, 16384));
+  app.add_option("--peers", settings.peers, "of dht and allreduce (default 4)")->transform(tools::whole(1, 1000));
+  app.add_option("--megabytes", settings.megabytes, "of allreduce, codec and cuda (default 64)")
+      ->transform(tools::whole(1, 16384));
   tools::add_log_options(app, log_options);
   auto* transport = app.add_subcommand("transport", "an encrypted stream between two processes");
   auto* dht = app.add_subcommand("dht", "stores and gets in a swarm on loopback");
   auto* dht_sim = app.add_subcommand("dht-sim", "simulated swarms whose nodes come and go; a table on stderr");
-  dht_sim->add_option("--nodes", settings.nodes, "size of each swarm (default 100 1000)")->check(CLI::Range(2, 100000));
+  dht_sim->add_option("--nodes", settings.nodes, "size of each swarm (default 100 1000)")
+      ->transform(tools::whole(2, 100000));
   of_dht.add_minutes(dht_sim);
   dht_sim->add_option("--gets-per-minute", settings.gets_per_minute, "of the whole swarm (default 1200)")
-      ->check(CLI::Range(1.0, 1e6));
-  dht_sim->add_option("--seed", of_dht.seed, "another seed is another swarm (default 1)");
+      ->transform(tools::real(1, 1e6));
+  dht_sim->add_option("--seed", of_dht.seed, "another seed is another swarm (default 1)")->transform(tools::whole());
   auto* train_sim = app.add_subcommand("train-sim", "simulated training runs whose trainers come and go; a table on stderr");
-  train_sim->add_option("--trainers", settings.trainers, "size of each run (default 100)")->check(CLI::Range(2, 10000));
+  train_sim->add_option("--trainers", settings.trainers, "size of each run (default 100)")
+      ->transform(tools::whole(2, 10000));
   of_training.add_minutes(train_sim);
   train_sim
       ->add_option("--replaced-per-minute", settings.replaced_per_minute,
                    "share of the trainers that is killed and replaced (default 0.1)")
-      ->check(CLI::Range(0.0, 10.0));
-  train_sim->add_option("--seed", of_training.seed, "another seed is another run (default 1)");
+      ->transform(tools::real(0, 10));
+  train_sim->add_option("--seed", of_training.seed, "another seed is another run (default 1)")
+      ->transform(tools::whole());
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* faults =
       app.add_subcommand("faults", "simulated averaging in which something goes wrong; failing seeds on stderr");
   of_faults.add_runs(faults);
-  faults->add_option("--seed", of_faults.seed, "the first of them (default 1)");
+  faults->add_option("--seed", of_faults.seed, "the first of them (default 1)")->transform(tools::whole());
   auto* adversary =
       app.add_subcommand("adversary", "simulated training beside hostile peers; a line for each run on stderr");
   of_adversaries.add_runs(adversary);
-  adversary->add_option("--seed", of_adversaries.seed, "number of the first run, or with --roles its seed (default 1)");
+  adversary->add_option("--seed", of_adversaries.seed, "number of the first run, or with --roles its seed (default 1)")
+      ->transform(tools::whole());
   adversary->add_option("--roles", settings.roles,
                         "of the hostile peers, one of each in every run (default: each role alone and three at a time, "
                         "25 runs of each seed)")
@@ -130,12 +137,12 @@ int main(int argc, char** argv) {
   auto* cuda = app.add_subcommand("cuda", "kernels, copies and steps on a GPU, beside their goals");
   auto* memory = app.add_subcommand("memory", "peak memory of peers beyond their tensors");
   memory->add_option("--tensors", settings.tensors_megabytes, "megabytes that are averaged (default 512)")
-      ->check(CLI::Range(8, 16384));
+      ->transform(tools::whole(8, 16384));
   memory->add_option("--state", settings.state_megabytes, "megabytes that are downloaded (default 2000)")
-      ->check(CLI::Range(8, 16384));
+      ->transform(tools::whole(8, 16384));
   auto* optimizer = app.add_subcommand("optimizer", "optimizer steps and passes over gradients in host memory");
   optimizer->add_option("--parameters", settings.parameters, "millions of them (default 100)")
-      ->check(CLI::Range(1, 10000));
+      ->transform(tools::whole(1, 10000));
   optimizer->add_option("--only", settings.only, "names of steps and passes (default: all)");
   app.footer(
       "Examples:\n"

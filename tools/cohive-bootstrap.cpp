@@ -17,6 +17,7 @@
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "common/client.hpp"
+#include "common/numbers.hpp"
 #include "common/output_file.hpp"
 #include "common/program.hpp"
 #include "common/settings.hpp"
@@ -35,12 +36,13 @@ struct Options {
   std::string identity_path, metrics_address, metrics_token_file, state_path, trace_file;
   double state_period = 30;
   bool json = false;
-  int refresh_period = 30;
+  double refresh_period = 30;
   std::size_t memory_budget = 128;  // MiB
   transport::BandwidthLimits limits;
   std::optional<p2p::Reachability> force_reachability;
   bool nat_port_map = true;
   RelayUse relay_use;
+  bool use_auto_relay = false;
   RelayService relay_service;
   log::Options log;
 };
@@ -64,7 +66,7 @@ void announce(const Options& options, p2p::Host& host, const Urls& urls) {
                         {"metrics", urls.metrics},
                         {"page", urls.page}};
     for (const auto& address : visible) line["initial_peers"].push_back(address.text());
-    std::cout << line.dump() << std::endl;
+    std::cout << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
   } else {
     std::cout << "To join this swarm: INITIAL_PEERS=" << joined(visible, ",") << " cohive-train ..." << std::endl;
     if (!urls.page.empty()) std::cout << "Page: " << urls.page << "\nMetrics: " << urls.metrics << std::endl;
@@ -160,7 +162,7 @@ Task<void> serve(Dht& dht, Options options, Urls urls, std::vector<Multiaddr> in
   }
   ready = true;
   announce(options, dht.host(), urls);
-  co_await report(dht, std::chrono::seconds(options.refresh_period));
+  co_await report(dht, from_seconds(options.refresh_period));
 }
 
 Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_options, KeyPair identity,
@@ -218,11 +220,10 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
 }
 
 /// The flags of hivemind-dht that say nothing new here: a script that starts it can start this program.
-void add_hivemind_flags(CLI::App& app) {
+void add_hivemind_flags(CLI::App& app, Options& options) {
   constexpr const char* kGroup = "Flags of hivemind-dht";
-  const std::string what_is_done = "be reached through relays when no peer outside can connect: this is done anyway";
-  app.add_flag("--use-auto-relay", what_is_done)
-      ->excludes("--no-relay")
+  app.add_flag("--use-auto-relay", options.use_auto_relay,
+               "be reached through relays when no peer outside can connect: this is done anyway; not with --no-relay")
       ->group(kGroup);
   app.add_flag_callback(
          "--use-ipfs",
@@ -256,6 +257,8 @@ int run(const Options& options) {
                      {"--metrics-token-file", options.metrics_token_file}});
   try_regular_output("--state-path", options.state_path);
   try_output("--trace", options.trace_file);
+  if (options.use_auto_relay && options.relay_use.none)
+    throw Exit{kBadInput, "--use-auto-relay and --no-relay say the opposite of each other: leave one of them out"};
   p2p::HostOptions host_options;
   host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
   host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
@@ -288,13 +291,13 @@ void add_swarm_options(CLI::App& app, Options& options) {
              86400);
   app.add_option("--memory-budget", options.memory_budget,
                  "MiB that peers together may fill of this node's memory (default 128)")
-      ->check(CLI::Range(16, 1 << 20));
+      ->transform(whole(16, 1 << 20));
 }
 
 void add_watching_options(CLI::App& app, Options& options) {
   const OptionGroup group(app, "Watching");
-  app.add_option("--metrics-address", options.metrics_address,
-                 "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
+  takes_endpoint(app.add_option("--metrics-address", options.metrics_address,
+                                "host:port for a page, /status, /metrics, /healthz, /readyz and /debug"));
   app.add_option("--metrics-token-file", options.metrics_token_file,
                  "ask for the token in this file before showing anything there");
   app.add_option("--trace", options.trace_file,
@@ -320,7 +323,7 @@ int main(int argc, char** argv) {
   add_relay_service_options(app, options.relay_service);
   add_bandwidth_options(app, options.limits);
   add_log_options(app, options.log);
-  add_hivemind_flags(app);
+  add_hivemind_flags(app, options);
   app.footer(
       "Examples:\n"
       "  cohive-bootstrap --host-maddrs /ip4/0.0.0.0/tcp/31337 --identity-path identity.key --state-path state\n"

@@ -11,6 +11,7 @@
 #include "cohive/transport/errors.hpp"
 #include "common/client.hpp"
 #include "common/program.hpp"
+#include "common/numbers.hpp"
 #include "common/settings.hpp"
 #include "dht/crawl.hpp"
 #include "monitor/doctor_command.hpp"
@@ -274,9 +275,9 @@ int main(int argc, char** argv) {
   auto* store = command("store", "writes a record");
   store->add_option("KEY", options.key)->required();
   store->add_option("VALUE", options.value)->required();
-  store->add_option("--subkey", options.subkey, "makes it an entry of a dictionary")->each([&](const std::string&) {
-    options.with_subkey = true;
-  });
+  store->add_option("--subkey", options.subkey, "makes it an entry of a dictionary")
+      ->type_name("JSON")
+      ->each([&](const std::string&) { options.with_subkey = true; });
   in_seconds(store->add_option("--ttl", options.ttl, "seconds until it expires (default 300)"), 1, 604800);
   command("ping", "round trip to a peer")
       ->add_option("PEER", options.target, "peer id, or an address that ends with /p2p/<peer id>")
@@ -287,10 +288,11 @@ int main(int argc, char** argv) {
       ->required();
   auto* doctor = command("doctor", "finds out step by step why a swarm cannot be joined, and what to do about it");
   add_doctor_options(*doctor, options.doctor);
-  doctor->add_option("--run-id", options.doctor.run_id, "look at this run, too: its trainers, clocks, parts and versions");
+  names_run(doctor->add_option("--run-id", options.doctor.run_id,
+                               "look at this run, too: its trainers, clocks, parts and versions"));
   command("crawl", "a map of the swarm: every node, its software and latency")
       ->add_option("--parallel", options.parallel, "nodes asked at once (default 64)")
-      ->check(CLI::Range(1, 1000));
+      ->transform(whole(1, 1000));
   app.footer(
       "Examples:\n"
       "  cohive-dht doctor /ip4/203.0.113.7/tcp/31337\n"

@@ -8,6 +8,7 @@
 #include "common/client.hpp"
 #include "common/output_file.hpp"
 #include "common/program.hpp"
+#include "common/numbers.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
 #include "monitor/doctor_command.hpp"
@@ -100,13 +101,14 @@ void add_serve(CLI::App& app, Options& options) {
   auto* serve =
       app.add_subcommand("serve", "a page that shows the run, its trainers and its swarm, and metrics for Prometheus");
   serve->callback([&options] { options.command = "serve"; });
-  serve->add_option("--metrics-address", options.address,
-                    "host:port for the page, /status, /api/v1/state and /metrics (default 127.0.0.1:9470)");
+  takes_endpoint(
+      serve->add_option("--metrics-address", options.address,
+                        "host:port for the page, /status, /api/v1/state and /metrics (default 127.0.0.1:9470)"));
   serve->add_option("--metrics-token-file", options.token_file,
                     "ask for the token in this file before showing anything there");
   serve->add_option("--history", options.history, "file of JSON lines that keeps what was seen across restarts");
   serve->add_option("--peer-series", options.peer_series, "trainers that /metrics tells one by one, at most (default 100)")
-      ->check(CLI::Range(0, 10000));
+      ->transform(whole(0, 10000));
 }
 
 void add_plot(CLI::App& app, Options& options) {
@@ -134,15 +136,15 @@ int main(int argc, char** argv) {
   app.require_subcommand(0, 1);
   app.fallthrough();
   app.add_option("--initial-peers", options.initial_peers, "multiaddrs of the swarm (or $INITIAL_PEERS)");
-  app.add_option("--run-id", options.run_id,
-                 "the run to watch (default cohive_run; doctor looks at no run unless it is given)")
+  names_run(app.add_option("--run-id", options.run_id,
+                           "the run to watch (default cohive_run; doctor looks at no run unless it is given)"))
       ->each([&options](const std::string&) { options.run_id_given = true; });
   in_seconds(app.add_option("--interval", options.interval, "seconds between two looks at the trainers (default 5)"), 0.1,
              86400);
   in_seconds(app.add_option("--crawl-interval", options.crawl_interval, "seconds between two looks at the swarm (default 60)"),
              1, 86400);
   app.add_option("--target-batch-size", options.target, "samples of an epoch (default: estimated from the epochs that end)")
-      ->check(CLI::PositiveNumber);
+      ->transform(real(1e-6, 1e15));
   app.add_flag("--once", options.once, "print one line and exit");
   app.add_flag("--json", options.json, "one JSON object per line");
   add_client_member_options(app, options.member);

@@ -133,8 +133,12 @@ int run(TrainOptions& options) {
   if (!options.compare.empty()) return compare(options.compare);
   options.swarm.initial_peers = initial_peers(options.swarm.initial_peers);
   parse_initial_peers(options.swarm.initial_peers);
+  options.swarm.host_maddrs = each_address(options.swarm.host_maddrs);
+  options.swarm.announce_maddrs = each_address(options.swarm.announce_maddrs);
+  options.swarm.trusted_relays = each_address(options.swarm.trusted_relays);
   parse_addresses(options.swarm.host_maddrs, "--host-maddrs");
   parse_addresses(options.swarm.announce_maddrs, "--announce-maddrs");
+  parse_addresses(options.swarm.trusted_relays, "--trusted-relays");
   complete(options);
   const Results results = try_outputs(options);
   const auto ranks = ranks_of_environment(options);

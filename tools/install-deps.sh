@@ -29,7 +29,7 @@
 apt_packages=(
   clang-19 cmake ninja-build ccache mold pkg-config git ca-certificates
   libssl-dev libsodium-dev libprotobuf-dev protobuf-compiler prometheus-cpp-dev nlohmann-json3-dev
-  libcli11-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libcli11-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev
   libminiupnpc-dev libnatpmp-dev # asking routers for ports
   bible-kjv libfaketime python3 python3-venv python3-pip # what tests need
 )

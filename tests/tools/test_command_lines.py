@@ -113,7 +113,7 @@ class CommandLines(unittest.TestCase):
 
     def test_settings_that_are_none_are_refused(self):
         self.refused("COHIVE_DHT_NO_SUCH", "cohive-dht", "peers", env={"COHIVE_DHT_NO_SUCH": "1"})
-        self.refused("no-such", "cohive-bootstrap", "--config", self.file("unknown.toml", "no_such = 1\n"))
+        self.refused("unknown.toml:1: there is no option \"no_such\"", "cohive-bootstrap", "--config", self.file("unknown.toml", "no_such = 1\n"))
         self.refused("missing.toml", "cohive-bootstrap", "--config", self.folder + "/missing.toml")
         self.refused("--ttl", "cohive-dht", "--config", self.file("bad.toml", "[store]\nttl = 0\n"), "store", "key", "1")
         for program in programs(*ALL):

@@ -165,11 +165,6 @@ class TrainerSettings(TrainerTest):
         plan = self.dry_run("--config", config, "--batch_size", "28", env=env)
         self.assertEqual((plan["batch_size"], plan["target_batch_size"], plan["run_id"]), (28, 96, "from_environment"))
 
-    def test_a_file_may_be_ini_and_hold_flags_and_lists(self):
-        peers = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}" for port in (1, 2)]
-        config = self.file("run.ini", f"text={self.text}\nuse_local_updates=true\ninitial_peers={' '.join(peers)}\n".encode())
-        self.assertEqual(self.dry_run("--config", config)["initial_peers"], peers)
-
     def test_lists_in_the_environment_are_separated_by_commas(self):
         peers = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}" for port in (1, 2)]
         env = {"COHIVE_TRAIN_INITIAL_PEERS": ",".join(peers), "COHIVE_TRAIN_TEXT": self.text, "COHIVE_TRAIN_OFFLOAD_OPTIMIZER": "true"}
@@ -177,7 +172,7 @@ class TrainerSettings(TrainerTest):
 
     def test_settings_that_are_none(self):
         text = ["--text", self.text]
-        self.refused("no-such-option", "--config", self.file("unknown", b"no_such_option = 1\n"), *text)
+        self.refused("no_such_option", "--config", self.file("unknown", b"no_such_option = 1\n"), *text)
         self.refused("batch-size", "--config", self.file("range", b"batch-size = 0\n"), *text)
         self.refused("missing.toml", "--config", self.folder.name + "/missing.toml", *text)
         self.refused("COHIVE_TRAIN_NO_SUCH", *text, env={"COHIVE_TRAIN_NO_SUCH": "1"})

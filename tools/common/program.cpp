@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <iostream>
 
 #include "cohive/core/errors.hpp"
@@ -13,6 +12,7 @@
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
 #include "cohive/p2p/metrics_server.hpp"
+#include "common/numbers.hpp"
 #include "common/output_file.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
@@ -89,7 +89,7 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
   app.footer(app.get_footer() + "\n" + kSettings);
   try {
     app.parse(dashed_arguments(argc, argv));
-    refuse_unknown_variables(app);
+    check_variables(app);
     return with_outputs(body());
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return with_outputs(app.exit(error));  // --help, --version
@@ -157,7 +157,7 @@ void add_log_options(CLI::App& app, log::Options& options) {
          "--log-file-megabytes",
          [output](double megabytes) { output->file_bytes = static_cast<std::size_t>(megabytes * 1e6); },
          "of one file, before a new one is begun and the old one renamed (default 10; 3 old ones are kept)")
-      ->check(CLI::Range(0.01, 1e6))
+      ->transform(real(0.01, 1e6))
       ->envname("COHIVE_LOG_FILE_MEGABYTES");
   app.parse_complete_callback([output] {
     try_output("--log-file", log_file_given = output->file);
@@ -167,6 +167,13 @@ void add_log_options(CLI::App& app, log::Options& options) {
 
 const std::string& log_file() {
   return log_file_given;
+}
+
+CLI::Option* takes_endpoint(CLI::Option* option) {
+  return option->check([](const std::string& address) {
+    const auto endpoint = p2p::parse_metrics_address(address);
+    return address.empty() || endpoint ? std::string() : endpoint.error().detail();
+  });
 }
 
 std::string metrics_token(const std::string& path) {
@@ -183,37 +190,18 @@ void add_member_options(CLI::App& app, std::string& secret_file, std::string& me
       ->excludes(secret);
 }
 
-std::optional<double> bytes_per_second(const std::string& text) {
-  constexpr double kLeast = 1e3, kMost = 1e12;
-  std::size_t used = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
-  static constexpr std::string_view kUnits = "KMG";
-  if (used + 1 == text.size()) {
-    const auto unit = kUnits.find(static_cast<char>(std::toupper(static_cast<unsigned char>(text.back()))));
-    if (unit == std::string_view::npos) return std::nullopt;
-    value *= std::pow(1000, unit + 1);
-  } else if (used != text.size()) {
-    return std::nullopt;
-  }
-  return value >= kLeast && value <= kMost ? std::optional(value) : std::nullopt;
-}
-
 void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
   const OptionGroup group(app, "Bandwidth");
   const auto add = [&app](const std::string& flag, double& limit, const std::string& what) {
     app.add_option_function<std::string>(
         flag,
         [&limit, flag](const std::string& text) {
-          const auto rate = bytes_per_second(text);
-          if (!rate) throw CLI::ValidationError(flag, "bytes per second, for example 500K or 10M, not '" + text + "'");
+          const auto rate = read_rate(text);
+          if (!rate) throw CLI::ValidationError(flag, "bytes per second, for example 500K or 10M, not " + shown(text));
           limit = *rate;
         },
-        what);
+        what)
+        ->type_name("RATE");
   };
   add("--max-upload", limits.upload, "bytes per second to send at most, for example 500K or 10M (default: no limit)");
   add("--max-download", limits.download, "the same for what is received");
@@ -242,19 +230,24 @@ void add_relay_use_options(CLI::App& app, RelayUse& use) {
 }
 
 void add_relay_service_options(CLI::App& app, RelayService& service) {
+  constexpr std::uint64_t kMostServed = 1'000'000;
   const OptionGroup group(app, "Serving as a relay");
   auto& bounds = service.bounds;
   app.add_flag("--relay", service.offered, "carry connections to peers that cannot be dialled");
-  app.add_option("--relay-reservations", bounds.max_reservations, "peers served at most (default 256)");
+  app.add_option("--relay-reservations", bounds.max_reservations, "peers served at most (default 256)")
+      ->transform(whole(0, kMostServed));
   app.add_option("--relay-reservations-per-network", bounds.max_reservations_per_network,
-                 "of one IPv4 address or IPv6 /64 (default 32)");
-  app.add_option("--relay-circuits", bounds.max_circuits, "connections carried at most (default 256)");
-  app.add_option("--relay-circuits-per-peer", bounds.max_circuits_per_peer, "to or from one peer (default 64)");
+                 "of one IPv4 address or IPv6 /64 (default 32)")
+      ->transform(whole(0, kMostServed));
+  app.add_option("--relay-circuits", bounds.max_circuits, "connections carried at most (default 256)")
+      ->transform(whole(0, kMostServed));
+  app.add_option("--relay-circuits-per-peer", bounds.max_circuits_per_peer, "to or from one peer (default 64)")
+      ->transform(whole(0, kMostServed));
   app.add_option("--relay-megabytes", service.megabytes,
                  "MiB that one connection carries in each direction (default 4096, 0: any number)")
-      ->check(CLI::Range(0.0, 1e9));
+      ->transform(real(0, 1e9));
   app.add_option("--relay-minutes", service.minutes, "minutes that one connection lasts (default 30, 0: any time)")
-      ->check(CLI::Range(0.0, 1e6));
+      ->transform(real(0, 1e6));
 }
 
 void apply(const RelayUse& use, p2p::HostOptions& host) {
@@ -273,9 +266,15 @@ void apply(const RelayService& service, p2p::HostOptions& host) {
   host.relay_service->circuit.duration = std::chrono::seconds(static_cast<std::int64_t>(service.minutes * 60));
 }
 
+std::vector<std::string> each_address(const std::vector<std::string>& given) {
+  std::string all;
+  for (const auto& text : given) all += text + " ";
+  return split_addresses(all);
+}
+
 std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, const std::string& flag) {
   std::vector<Multiaddr> result;
-  for (const auto& text : texts) {
+  for (const auto& text : each_address(texts)) {
     auto address = Multiaddr::from_text(text);
     if (!address)
       throw Exit{kBadInput, flag + ": " + explain(address.error()) + "; write for example /ip4/203.0.113.7/tcp/31337"};
@@ -293,10 +292,7 @@ std::vector<Multiaddr> parse_initial_peers(const std::vector<std::string>& texts
 }
 
 std::vector<std::string> initial_peers(const std::vector<std::string>& given) {
-  if (given.empty()) return initial_peers_from_environment();
-  std::string all;
-  for (const auto& text : given) all += text + " ";
-  return split_addresses(all);
+  return given.empty() ? initial_peers_from_environment() : each_address(given);
 }
 
 }  // namespace cohive::tools

@@ -37,6 +37,8 @@ int report_failure();
 void add_log_options(CLI::App& app, log::Options& options);
 /// What --log-file was given; empty for nothing.
 const std::string& log_file();
+/// Makes the option, --metrics-address, refuse what is no host:port before anything begins.
+CLI::Option* takes_endpoint(CLI::Option* option);
 /// What --metrics-token-file names; empty for no file. Throws ErrorException.
 std::string metrics_token(const std::string& path);
 /// Adds --max-upload and --max-download.
@@ -64,9 +66,9 @@ void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& fo
 /// Adds --secret-file and --members, under this heading.
 inline constexpr const char* kMembers = "Members";
 void add_member_options(CLI::App& app, std::string& secret_file, std::string& members_file);
-/// Of a number of bytes per second, as 2500000, 500K or 1.5M; at least 1K, less carries no handshake.
-std::optional<double> bytes_per_second(const std::string& text);
-/// Multiaddrs, each valid, or Exit with code 2.
+/// The addresses in these texts, of which one may hold several, with spaces or commas between them.
+std::vector<std::string> each_address(const std::vector<std::string>& given);
+/// The same as multiaddrs, each valid, or Exit with code 2.
 std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, const std::string& flag);
 /// The same, and every one must end with /p2p/<id>.
 std::vector<Multiaddr> parse_initial_peers(const std::vector<std::string>& texts);

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
-#include <memory>
 #include <regex>
 #include <string_view>
 #include <vector>
 
+#include "cohive/core/names.hpp"
+#include "common/config_file.hpp"
+#include "common/numbers.hpp"
 #include "common/program.hpp"
 
 namespace cohive::tools {
@@ -22,19 +24,6 @@ std::string variable_word(std::string_view name) {
   return word;
 }
 
-/// TOML and INI as CLI11 reads them, with "batch_size" for "batch-size".
-class DashedConfig final : public CLI::ConfigTOML {
- public:
-  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
-    auto items = CLI::ConfigTOML::from_config(input);
-    for (auto& item : items) {
-      std::ranges::replace(item.name, '_', '-');
-      for (auto& parent : item.parents) std::ranges::replace(parent, '_', '-');
-    }
-    return items;
-  }
-};
-
 void name_variables(CLI::App& app, const std::string& prefix) {
   for (auto* option : app.get_options()) {
     if (option->get_lnames().empty()) option->configurable(false);
@@ -46,9 +35,11 @@ void name_variables(CLI::App& app, const std::string& prefix) {
   for (auto* command : app.get_subcommands({})) name_variables(*command, prefix + variable_word(command->get_name()) + "_");
 }
 
-bool has_variable(const CLI::App& app, std::string_view name) {
-  return std::ranges::any_of(app.get_options(), [&](const CLI::Option* option) { return option->get_envname() == name; }) ||
-         std::ranges::any_of(app.get_subcommands({}), [&](const CLI::App* command) { return has_variable(*command, name); });
+/// Options of the program and of its subcommands, by their variables.
+void gather(const CLI::App& app, std::map<std::string, const CLI::Option*>& variables) {
+  for (const auto* option : app.get_options())
+    if (!option->get_envname().empty()) variables.emplace(option->get_envname(), option);
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) gather(*command, variables);
 }
 
 /// Kubernetes puts the addresses of its services into every container. Those of a service "cohive-bootstrap" look like
@@ -59,42 +50,40 @@ bool is_service_link(const std::string& entry) {
   return std::regex_match(entry, kLink);
 }
 
-CLI::AsNumberWithUnit time_units() {
-  static const std::map<std::string, double> kUnits{{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"min", 60}, {"h", 3600}, {"d", 86400}};
-  return CLI::AsNumberWithUnit(kUnits, CLI::AsNumberWithUnit::CASE_SENSITIVE);
-}
-
 }  // namespace
 
-CLI::Option* in_seconds(CLI::Option* option, double least, double most) {
-  CLI::Validator units = time_units();
-  units.description("");  // the type says it
-  return option->type_name("TIME")->transform(units)->check(CLI::Range(least, most));
-}
-
-bool read_seconds(std::string& text) {
-  try {
-    return time_units()(text).empty();
-  } catch (const CLI::ValidationError&) {
-    return false;
-  }
+CLI::Option* names_run(CLI::Option* option) {
+  const auto check = [](const std::string& name) {
+    const auto fault = fault_of_name(name);
+    return fault ? shown(name) + " is no name of a run, which " + *fault : std::string();
+  };
+  return option->check(check);
 }
 
 void add_settings(CLI::App& app) {
-  app.set_config("--config", "", "a TOML or INI file with options by their names, as log-level = \"debug\"")->type_name("FILE");
-  app.config_formatter(std::make_shared<DashedConfig>());
-  app.allow_config_extras(CLI::config_extras_mode::error);
+  app.set_config("--config", "", "a TOML file with options by their names, as log-level = \"debug\"")
+      ->type_name("FILE");
+  app.config_formatter(make_config_reader(app));
   name_variables(app, variable_word(app.get_name()) + "_");
 }
 
-void refuse_unknown_variables(const CLI::App& app) {
-  const std::string prefix = variable_word(app.get_name()) + "_";
+void check_variables(const CLI::App& app) {
+  std::map<std::string, const CLI::Option*> known;
+  gather(app, known);
+  std::vector<std::string> names;
+  for (const auto& [name, option] : known) names.push_back(name);
   for (char** entry = environ; *entry; ++entry) {
-    const std::string_view text(*entry);
-    if (!text.starts_with(prefix)) continue;
-    const auto name = text.substr(0, text.find('='));
-    if (!has_variable(app, name) && !is_service_link(*entry))
-      throw Exit{kBadInput, std::string(name) + " is set, and there is no such option (see " + app.get_name() + " --help)"};
+    const std::string text(*entry);
+    const std::string name = text.substr(0, text.find('='));
+    if (!text.starts_with(variable_word(app.get_name()) + "_") && !text.starts_with("COHIVE_LOG_")) continue;
+    const auto found = known.find(name);
+    if (found == known.end() && !is_service_link(text))
+      throw Exit{kBadInput, name + " is set, and there is no such option" + did_you_mean(name, names) + " (see " +
+                                app.get_name() + " --help)"};
+    // docker's --env-file and others keep quotes as a part of the value. JSON begins with some of its own.
+    if (found != known.end() && in_quotes(std::string_view(text).substr(name.size() + 1)) &&
+        !found->second->get_type_name().starts_with("JSON"))
+      throw Exit{kBadInput, name + " is set to a value in quotes, which are a part of it; leave them out"};
   }
 }
 

@@ -1,12 +1,11 @@
 #include "train/options.hpp"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "cohive/torch/schedules.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
 #include "common/program.hpp"
+#include "common/numbers.hpp"
 #include "common/settings.hpp"
 
 namespace cohive::tools {
@@ -64,8 +63,8 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--announce-maddrs", o.swarm.announce_maddrs, "addresses to tell others instead");
   app.add_option("--identity-path", o.swarm.identity_path, "key file; made when missing");
   add_member_options(app, o.swarm.secret_file, o.swarm.members_file);
-  app.add_option("--metrics-address", o.swarm.metrics_address,
-                 "host:port for a page, /status, /metrics, /healthz, /readyz and /debug");
+  takes_endpoint(app.add_option("--metrics-address", o.swarm.metrics_address,
+                                "host:port for a page, /status, /metrics, /healthz, /readyz and /debug"));
   app.add_option("--metrics-token-file", o.swarm.metrics_token_file,
                  "ask for the token in this file before showing anything there");
   app.add_option("--trace", o.swarm.trace_file,
@@ -90,10 +89,11 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
 void add_run_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Run");
   auto& run = o.optimizer;
-  app.add_option("--run-id", run.run_id, "name of the run; all its trainers use the same (default cohive_run)");
+  names_run(app.add_option("--run-id", run.run_id,
+                           "name of the run; all its trainers use the same (default cohive_run)"));
   app.add_option("--target-batch-size", run.target_batch_size, "samples per epoch of all peers together")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--batch-size", o.batch, "samples per local step")->check(CLI::Range(1, 65536));
+      ->transform(whole(1, kMostEpochs));
+  app.add_option("--batch-size", o.batch, "samples per local step")->transform(whole(1, 65536));
   add_seconds(app, "--matchmaking-time", run.matchmaking_time, "seconds to gather a group (default 5)", 0.5, 600);
   add_seconds(app, "--averaging-timeout", run.averaging_timeout, "seconds for one round (default 30)", 1, 3600);
   add_seconds(app, "--allreduce-timeout", run.allreduce_timeout, "seconds for one all-reduce (default: averaging-timeout)",
@@ -104,10 +104,10 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
               86400);
   add_seconds(app, "--shutdown-timeout", run.shutdown_timeout, "seconds for leaving (default 5)", 0, 600);
   app.add_option("--average-state-every", run.average_state_every, "epochs between rounds that average the parameters")
-      ->check(CLI::Range(1, 1000000));
+      ->transform(whole(1, 1000000));
   app.add_option("--target-group-size", run.target_group_size,
                  "larger runs average in random groups of about so many; 0: all in one (default 128)")
-      ->check(CLI::Range(0, 1024));
+      ->transform(whole(0, 1024));
   app.add_flag("--delay-state-averaging,!--no-delay-state-averaging", run.delay_state_averaging,
                "average parameters in the background (default on)");
   app.add_flag("--delay-optimizer-step", run.delay_optimizer_step,
@@ -124,7 +124,7 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
       "--no-share-loss", [&run] { run.share_loss = false; }, "do not tell monitors of the run this trainer's loss");
   app.add_flag("--verbose", run.verbose, "log what the run does");
   app.add_option("--performance-ema-alpha", run.performance_ema_alpha, "how fast the measured speed follows (default 0.1)")
-      ->check(CLI::Range(1e-6, 1.0));
+      ->transform(real(1e-6, 1));
   add_seconds(app, "--min-refresh-period", run.tracker_options.min_refresh_period,
               "seconds between two looks at the run's progress, at least (default 0.5)", 0.05, 600);
   add_seconds(app, "--max-refresh-period", run.tracker_options.max_refresh_period, "and at most (default 10)", 0.05, 600);
@@ -142,54 +142,55 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
                  "send gradients so, with error feedback, where all of a group ask for it")
       ->check(CLI::IsMember({"block4", "top_k"}));
   app.add_option("--density", o.density, "the share of gradients that top_k sends (default 0.01)")
-      ->check(CLI::Range(1e-6, 1.0));
+      ->transform(real(1e-6, 1));
   app.add_option("--averager-rank", o.averager_rank,
                  "average gradients by PowerSGD, as factors of this rank; all trainers of the run need the same")
-      ->check(CLI::Range(1, 4096))
+      ->transform(whole(1, 4096))
       ->excludes("--agreed-compression");
   app.add_option("--min-compression-ratio", o.min_compression_ratio,
                  "gradients of which the factors save less are averaged as they are (default 0.5)")
-      ->check(CLI::Range(0.0, 1.0));
+      ->transform(real(0, 1));
   app.add_option("--aggregation", o.aggregation, "how this peer averages its parts (default mean)")
       ->check(CLI::IsMember({"mean", "trimmed-mean", "centered-clip", "clipped-mean"}));
   app.add_option("--trim", o.trimmed_mean.fraction,
                  "the share left out at each end by trimmed-mean, and for parameters by centered-clip (default 0.2)")
-      ->check(CLI::Range(0.001, 0.499));
+      ->transform(real(0.001, 0.499));
   app.add_option("--clip-radius", o.centered_clip.radius, "of centered-clip, for gradients (default 1)")
-      ->check(CLI::Range(1e-12, 1e12));
+      ->transform(real(1e-12, 1e12));
   app.add_option("--clip-iterations", o.centered_clip.iterations, "of centered-clip (default 5)")
-      ->check(CLI::Range(1, 100));
+      ->transform(whole(1, 100));
   app.add_option("--clip-factor", o.clipped_mean.factor,
                  "clipped-mean: how many times the median norm of a part the norm of one may be (default 3)")
-      ->check(CLI::Range(1.0, 1e6));
+      ->transform(real(1, 1e6));
   app.add_option("--verified-share", run.verified_share,
                  "the share of averages of other trainers that this one makes again, to find liars; all trainers of the "
                  "run need one above 0, and the same aggregation (default 0: none)")
-      ->check(CLI::Range(0.0, 1.0));
+      ->transform(real(0, 1));
   app.add_option_function<std::string>(
       "--bandwidth",
       [&run](const std::string& text) {
-        const auto rate = bytes_per_second(text);
+        const auto rate = read_rate(text);
         if (text != "measured" && !rate)
-          throw CLI::ValidationError("--bandwidth", "'measured', or bytes per second as 500K or 10M, not '" + text + "'");
+          throw CLI::ValidationError("--bandwidth",
+                                     "'measured', or bytes per second as 500K or 10M, not " + shown(text));
         run.bandwidth = rate ? averaging::Bandwidth(*rate) : averaging::Bandwidth::measured();
       },
-      "of the link, by which trainers divide the averaging: 'measured', or bytes per second as 500K or 10M");
+      "of the link, by which trainers divide the averaging: 'measured', or bytes per second as 500K or 10M")
+      ->type_name("RATE");
 }
 
 /// "600" is seconds, "10m" minutes, "5epochs" epochs.
-bool read_period(std::string text, CheckpointOptions& o) {
+bool read_period(std::string_view text, CheckpointOptions& o) {
   static constexpr std::string_view kEpochs = "epochs";
   constexpr double kMost = 1e9;
   const bool epochs = text.ends_with(kEpochs);
-  if (epochs) text.resize(text.size() - kEpochs.size());
-  if (!epochs && !read_seconds(text)) return false;
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value > 0 && value <= kMost)) return false;
-  if (epochs && value != std::floor(value)) return false;
-  o.every = epochs ? Duration(0) : from_seconds(value);
-  o.every_epochs = epochs ? static_cast<std::uint64_t>(value) : 0;
+  if (epochs) text.remove_suffix(kEpochs.size());
+  const auto whole_epochs = epochs ? read_whole(text) : 0;
+  const auto seconds = epochs ? 0 : read_seconds(text);
+  if (!whole_epochs || *whole_epochs > kMostEpochs || !seconds || *seconds > kMost) return false;
+  if (*whole_epochs == 0 && !(*seconds > 0)) return false;
+  o.every = from_seconds(*seconds);
+  o.every_epochs = *whole_epochs;
   return true;
 }
 
@@ -202,15 +203,17 @@ void add_checkpoint_options(CLI::App& app, TrainOptions& o) {
          "--checkpoint-every",
          [&checkpoints](const std::string& text) {
            if (!read_period(text, checkpoints))
-             throw CLI::ValidationError("--checkpoint-every", "a time, as 600 or 10m, or epochs, as 5epochs, not '" + text + "'");
+             throw CLI::ValidationError("--checkpoint-every",
+                                        "a time, as 600 or 10m, or epochs, as 5epochs, not " + shown(text));
          },
          "a time, as 600 or 10m, or epochs, as 5epochs, between two checkpoints (default 600)")
+      ->type_name("PERIOD")
       ->needs(folder);
   app.add_option("--keep-checkpoints", checkpoints.keep, "that stay in the folder (default 3)")
-      ->check(CLI::Range(1, 1000000))
+      ->transform(whole(1, 1000000))
       ->needs(folder);
-  app.add_flag("--resume", checkpoints.resume, "go on from the newest whole checkpoint in the folder, if there is one")
-      ->needs(folder);
+  app.add_flag("--resume", checkpoints.resume,
+               "go on from the newest whole checkpoint in the folder, if there is one; with --checkpoint-dir");
   app.add_option("--load-checkpoint", o.load_checkpoint, "begin with this file, unless --resume has found a checkpoint");
 }
 
@@ -218,23 +221,23 @@ void add_optimizer_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Optimizer");
   app.add_option("--optimizer", o.algorithm, "adamw, adam, sgd or lamb (default adamw)")
       ->check(CLI::IsMember({"adamw", "adam", "sgd", "lamb"}));
-  app.add_option("--learning-rate", o.learning_rate, "of the optimizer")->check(CLI::PositiveNumber);
-  app.add_option("--momentum", o.momentum, "of sgd (default 0.9)")->check(CLI::Range(0.0, 1.0));
+  app.add_option("--learning-rate", o.learning_rate, "of the optimizer")->transform(real(1e-30, 1e6));
+  app.add_option("--momentum", o.momentum, "of sgd (default 0.9)")->transform(real(0, 1));
   app.add_option("--clip-grad-norm", o.clip_grad_norm, "bound of the norm of the averaged gradients; 0: none")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(real(0, 1e30));
   app.add_option("--lr-schedule", o.lr_schedule,
                  "constant, exponential, linear, cosine or one-cycle, by epochs (default constant)")
       ->check(CLI::IsMember({"constant", "exponential", "linear", "cosine", "one-cycle"}));
   app.add_option("--warmup-epochs", o.warmup_epochs,
                  "epochs in which the learning rate rises from 0 in a straight line")
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
+      ->transform(whole(0, kMostEpochs));
   app.add_option("--schedule-epochs", o.schedule_epochs,
                  "that linear, cosine and one-cycle take, warm-up included (default --max-epochs)")
-      ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 40));
+      ->transform(whole(2, kMostEpochs));
   app.add_option("--lr-gamma", o.lr_gamma, "factor of each epoch, of exponential (default 0.999)")
-      ->check(CLI::Range(1e-6, 1.0));
+      ->transform(real(1e-6, 1));
   app.add_option("--lr-least", o.lr_least, "factor at the end of linear and cosine (default 0)")
-      ->check(CLI::Range(0.0, 1.0));
+      ->transform(real(0, 1));
   app.add_option("--average-opt-statistics", o.extras.average_opt_statistics,
                  "statistics of the optimizer to average with the parameters, such as exp_avg,exp_avg_sq; all trainers "
                  "need the same")
@@ -244,15 +247,17 @@ void add_optimizer_options(CLI::App& app, TrainOptions& o) {
 void add_course_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Course and output");
   in_seconds(app.add_option("--seconds", o.seconds, "stop after this long"), 0, 1e9);
-  app.add_option("--until", o.until, "stop at this Unix time, together with the others");
-  app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs");
+  app.add_option("--until", o.until, "stop at this Unix time, together with the others")
+      ->transform(real(0, 1e11));
+  app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs; 0: never")
+      ->transform(whole(0, kMostEpochs));
   app.add_option("--mixed-precision", o.mixed_precision,
                  "compute batches in float16 (with a scaled loss) or bfloat16 where that is safe; parameters stay float32")
       ->check(CLI::IsMember({"float16", "bfloat16"}));
   app.add_option("--eval-every", o.eval_every, "epochs between two looks at the held-out data; 0: at the end alone")
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
-  app.add_option("--threads", o.threads, "of LibTorch")->check(CLI::Range(1, 256));
-  app.add_option("--seed", o.seed, "of the order of batches; 0: random");
+      ->transform(whole(0, kMostEpochs));
+  app.add_option("--threads", o.threads, "of LibTorch")->transform(whole(1, 256));
+  app.add_option("--seed", o.seed, "of the order of batches; 0: random")->transform(whole());
   app.add_option("--save", o.save, "write the final parameters here (raw float32)");
   app.add_option("--summary", o.summary, "write the final numbers here (JSON)");
   app.add_flag("--json", o.json, "print JSON lines: started, progress, evaluation, download, caught_up, summary");
@@ -269,13 +274,12 @@ std::optional<codec::Compression> compression_from_text(const std::string& text)
     return codec ? std::optional<codec::Compression>(*codec) : std::nullopt;
   }
   const auto second = text.find(':', first + 1);
-  std::uint64_t threshold = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + first, threshold);
-  if (second == std::string::npos || error != std::errc() || end != text.data() + first) return std::nullopt;
+  const auto threshold = read_whole(std::string_view(text).substr(0, first));
+  if (second == std::string::npos || !threshold) return std::nullopt;
   const auto less = codec_from_text(text.substr(first + 1, second - first - 1));
   const auto more = codec_from_text(text.substr(second + 1));
   if (!less || !more) return std::nullopt;
-  return codec::Compression::size_adaptive(threshold, *less, *more);
+  return codec::Compression::size_adaptive(*threshold, *less, *more);
 }
 
 void add_train_options(CLI::App& app, TrainOptions& o) {
@@ -327,6 +331,8 @@ void complete(TrainOptions& o) {
   if (o.averager_rank > 0)
     run.grad_averager_factory = train::power_sgd_averager({o.averager_rank, o.min_compression_ratio});
   run.client_mode = o.swarm.client_mode;
+  if (run.checkpoints.resume && run.checkpoints.directory.empty())
+    throw Exit{kBadInput, "--resume needs --checkpoint-dir"};
   try {
     train::check(run);
   } catch (const std::invalid_argument& error) {

@@ -1,6 +1,7 @@
 #include "train/workload.hpp"
 
 #include "common/program.hpp"
+#include "common/numbers.hpp"
 #include "common/settings.hpp"
 #include "train/models/workloads.hpp"
 
@@ -51,16 +52,17 @@ void add_workload_options(CLI::App& app, WorkloadOptions& o) {
       ->check([](const std::string& name) {
         return gpt_preset(name) ? std::string() : "one of " + gpt_preset_help() + ", not '" + name + "'";
       });
-  app.add_option("--layers", o.layers, "of gpt")->check(CLI::Range(1, 64));
-  app.add_option("--width", o.width, "of gpt")->check(CLI::Range(8, 4096));
-  app.add_option("--heads", o.heads, "of gpt; they divide the width")->check(CLI::Range(1, 128));
-  app.add_option("--context", o.context, "of gpt: bytes per sample")->check(CLI::Range(8, 4096));
+  app.add_option("--layers", o.layers, "of gpt")->transform(whole(1, 64));
+  app.add_option("--width", o.width, "of gpt")->transform(whole(8, 4096));
+  app.add_option("--heads", o.heads, "of gpt; they divide the width")->transform(whole(1, 128));
+  app.add_option("--context", o.context, "of gpt: bytes per sample")->transform(whole(8, 4096));
   app.add_option("--data", o.data,
                  "of cnn: a folder in the format of MNIST or of CIFAR-10 (binary), or 'generated' (the default)");
-  app.add_option("--data-seed", o.data_seed, "of generated data; all peers need the same (default 1)");
+  app.add_option("--data-seed", o.data_seed, "of generated data; all peers need the same (default 1)")
+      ->transform(whole());
   app.add_option("--channels", o.channels, "of cnn: in the first of its three stages (default 16)")
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--blocks", o.blocks, "of cnn: per stage (default 1)")->check(CLI::Range(1, 64));
+      ->transform(whole(1, 1024));
+  app.add_option("--blocks", o.blocks, "of cnn: per stage (default 1)")->transform(whole(1, 64));
 }
 
 void Workload::move_to(torch::Device device) {

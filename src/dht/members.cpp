@@ -11,6 +11,7 @@
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/try.hpp"
 #include "core/private_file.hpp"
 
 namespace cohive::dht {
@@ -23,6 +24,7 @@ constexpr std::uintmax_t kMaxListBytes = 16 << 20;
 constexpr int kStretching = 200'000;
 constexpr std::string_view kSalt = "cohive members";
 constexpr std::size_t kMaxProof = 4096;
+constexpr std::size_t kMaxSecretBytes = 64 * 1024;
 
 /// Renews its token in time, and checks what all tokens have in common: they name the peer that shows them, and end.
 class NamedMembers : public Authorizer {
@@ -239,18 +241,11 @@ Result<std::shared_ptr<Authorizer>> make_authorizer(Runtime& runtime, const Memb
 }
 
 Result<std::string> read_secret(const std::filesystem::path& path) {
-  const auto fail = [&](const std::string& what) {
-    return Error(cohive::Errc::io, "secret file " + path.string() + ": " + what);
-  };
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return fail("not a readable file");
-  if (is_open_to_all(path)) return fail("every user of this machine can read it: chmod 400");
-  std::ifstream file(path);
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  if (!file && !file.eof()) return fail("cannot be read");
+  TRY(const auto file, PrivateFile::open(path, "secret file"));
+  TRY(const auto text, file.read(kMaxSecretBytes));
   constexpr const char* kSpace = " \t\r\n";
   const auto first = text.find_first_not_of(kSpace);
-  if (first == std::string::npos) return fail("empty");
+  if (first == std::string::npos) return Error(cohive::Errc::io, "secret file " + path.string() + ": empty");
   return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
 }
 

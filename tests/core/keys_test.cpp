@@ -1,7 +1,9 @@
 // Identity keys and identity files. Vectors: docs/wire/libp2p.md, sections 1.3, 1.5 and 11.
 #include "cohive/core/keys.hpp"
 
+#include <gmock/gmock.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <thread>
@@ -209,6 +211,33 @@ TEST_F(IdentityFile, ThatIsDamagedIsAnErrorAndStaysAsItWas) {
     EXPECT_NE(pair.error().message().find(name), std::string::npos) << pair.error();
   }
   EXPECT_EQ(fs::file_size(folder_ / "cut"), good.size() / 2);
+}
+
+TEST_F(IdentityFile, IsAFileOfOurOwnAndNothingElse) {
+  const auto says = [this](const char* name) {
+    const auto pair = load_or_create_identity(folder_ / name);
+    return pair ? std::string("taken") : pair.error().message();
+  };
+  using ::testing::HasSubstr;
+  ASSERT_TRUE(load_or_create_identity(folder_ / "good"));
+  fs::create_directory(folder_ / "directory");
+  EXPECT_THAT(says("directory"), HasSubstr("is a folder"));
+  fs::create_symlink("good", folder_ / "link");
+  EXPECT_THAT(says("link"), HasSubstr("is a symbolic link"));
+  fs::create_symlink("nothing", folder_ / "dangling");
+  EXPECT_THAT(says("dangling"), HasSubstr("is a symbolic link"));
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(says("pipe"), HasSubstr("is a pipe or a device"));
+  EXPECT_THAT(load_or_create_identity("/dev/null").error().message(), HasSubstr("is a pipe or a device"));
+  for (const auto mode : {0404, 0602, 0666, 0401}) {
+    fs::permissions(folder_ / "good", static_cast<fs::perms>(mode));
+    EXPECT_THAT(says("good"), HasSubstr("chmod 400")) << mode;
+  }
+  fs::permissions(folder_ / "good", static_cast<fs::perms>(0440));
+  EXPECT_EQ(says("good"), "taken");
+  if (::geteuid() != 0) return;  // only root gives files away
+  ASSERT_EQ(::chown((folder_ / "good").c_str(), 4242, 4242), 0);
+  EXPECT_THAT(says("good"), HasSubstr("belongs to another user"));
 }
 
 TEST_F(IdentityFile, OneHolderAtATime) {

@@ -22,15 +22,6 @@ std::size_t limit_in(const char* path) {
 
 }  // namespace
 
-std::string network_of(const Multiaddr& address) {
-  if (address.scope() == Multiaddr::Scope::loopback) return {};
-  const auto parts = address.components();
-  if (parts.empty()) return {};
-  const auto& value = parts[0].value;
-  if (parts[0].code == Multiaddr::ip6 && value.size() == 16) return to_string(ByteView(value).first(8));
-  return to_string(value);
-}
-
 std::size_t default_memory_budget() {
   const auto pages = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
   const auto page = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));

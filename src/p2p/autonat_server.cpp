@@ -77,8 +77,8 @@ Task<DialBackResponse> AutoNatServer::answer(ByteView bytes, PeerId peer, Multia
 bool AutoNatServer::is_blocked(const Multiaddr& observed) const {
   if (!is_public_host(observed)) return true;
   const auto own = own_.announced();
-  return std::any_of(own.begin(), own.end(),
-                     [&](const Multiaddr& address) { return network_of(address) == network_of(observed); });
+  const std::string subnet = networks_of(observed).subnet;  // a neighbour in the block is another machine
+  return std::any_of(own.begin(), own.end(), [&](const Multiaddr& address) { return networks_of(address).subnet == subnet; });
 }
 
 transport::Transport* AutoNatServer::stranger_for(const Multiaddr& address) {

@@ -46,16 +46,17 @@ ConnectionTable::~ConnectionTable() {
 
 // ---- What comes in
 
-Result<> ConnectionTable::add(transport::ConnectionPtr connection, std::string network) {
+Result<> ConnectionTable::add(transport::ConnectionPtr connection, Networks networks) {
   const PeerId peer_id = connection->peer();
   if (self_.closed) return Error(Errc::host_closed);
   if (peer_id == self_.id) return Error(Errc::dial_to_self);
   const auto known = peers_.find(peer_id);
   if ((known != peers_.end() && known->second.connections.size() >= self_.options.max_connections_per_peer) ||
-      shares_.of(network) >= self_.options.max_connections_per_ip || !make_room(!connection->outbound(), network))
+      !shares_.has_room(networks, self_.options.max_connections_per_ip) ||
+      !make_room(!connection->outbound(), networks))
     return Error(Errc::too_many_connections, peer_id);
   const auto entry =
-      std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(network)));
+      std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(networks)));
   ConnectedPeer& peer = peers_[peer_id];
   const bool first = peer.connections.empty();
   peer.connections.push_back(entry);
@@ -81,6 +82,7 @@ Task<void> ConnectionTable::serve(ConnectionTable& table, ConnectionEntryPtr ent
     auto stream = co_await entry->connection->accept_stream();
     if (!stream) break;
     entry->used = table.self_.runtime.now();
+    (*stream)->count_begun(entry->begun);
     entry->tasks.spawn(table.handlers_.serve(std::move(*stream), entry->auxiliary), "inbound stream");
   }
   const PeerId peer = entry->connection->peer();
@@ -160,7 +162,7 @@ bool ConnectionTable::unregister(EntryRef entry) {
   count_bytes(*entry);
   add_traffic(past_traffic_, *entry);
   {
-    const NetworkShares::Share given_back = std::move(entry->share);
+    const NestedShares::Share given_back = std::move(entry->share);
   }
   --size_;
   self_.metrics.connections.add(-1);

@@ -20,7 +20,7 @@ using Protocols = std::set<std::string>;
 
 /// One connection and the tasks that serve its streams.
 struct ConnectionEntry {
-  ConnectionEntry(Runtime& runtime, transport::ConnectionPtr c, NetworkShares::Share s)
+  ConnectionEntry(Runtime& runtime, transport::ConnectionPtr c, NestedShares::Share s)
       : connection(std::move(c)),
         share(std::move(s)),
         opened(runtime.now()),
@@ -28,9 +28,13 @@ struct ConnectionEntry {
         tasks(runtime, "streams") {}
   /// Some stream is open that is not of a service every host offers.
   bool in_use() const { return connection->open_streams() > auxiliary; }
+  /// All of a request has come on such a stream: a slow peer may take long for it, but nobody else has to wait for that.
+  bool serves_a_call() const { return connection->open_streams() > auxiliary + *begun; }
   transport::ConnectionPtr connection;
-  NetworkShares::Share share;
+  NestedShares::Share share;
   std::size_t auxiliary = 0;                      ///< open streams of limited services, see Handlers::serve
+  /// Open streams on which no whole request has come yet: transport::Stream::set_begun.
+  std::shared_ptr<std::size_t> begun = std::make_shared<std::size_t>(0);
   std::uint64_t counted_in = 0, counted_out = 0;  ///< bytes that the metrics have
   TimePoint opened;
   TimePoint used;   ///< when a stream was opened last
@@ -46,7 +50,8 @@ struct ConnectedPeer {
   bool serves(const std::string& protocol) const { return protocols && protocols->contains(protocol); }
 
   std::vector<ConnectionEntryPtr> connections;  // newest last
-  std::shared_ptr<const Protocols> protocols;
+  std::shared_ptr<const Protocols> protocols;   ///< those that this host knows, and a few others
+  MemoryBudget::Charge charge{};                ///< for what is kept of what it says of itself
   std::string agent;
   std::optional<Multiaddr> observed;  ///< how it sees us
   bool identified = false;            ///< or it failed to do so
@@ -64,10 +69,10 @@ class ConnectionTable {
   // ---- What comes in
 
   /// Returns whether an inbound connection from this network would find room.
-  bool has_room_for(const std::string& network) const;
+  bool has_room_for(const Networks& networks) const;
   /// Takes a connection in and serves its streams. Refused ones are closed.
-  /// \param network  that it counts for; empty for connections that we dialled
-  Result<> add(transport::ConnectionPtr connection, std::string network = {});
+  /// \param networks  that it counts for; none for connections that we dialled
+  Result<> add(transport::ConnectionPtr connection, Networks networks = {});
 
   // ---- What is there
 
@@ -114,10 +119,12 @@ class ConnectionTable {
   static Task<void> cut(ConnectionTable& table, PeerId peer);
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
-  ConnectionEntryPtr replaceable(const std::string& network) const;
+  ConnectionEntryPtr replaceable(const Networks& networks) const;
   ConnectionEntryPtr of_a_shunned_peer() const;
-  ConnectionEntryPtr of_the_largest(const std::string& network) const;
-  bool make_room(bool inbound, const std::string& network);
+  Networks crowd_beside(const Networks& networks) const;
+  std::unordered_map<std::string, std::size_t> counts_within(const Networks& outer,
+                                                             std::string Networks::* level) const;
+  bool make_room(bool inbound, const Networks& networks);
   static Task<void> trim(ConnectionTable& table);
   void trim_once();
   static Task<void> close_surplus(ConnectionTable& table);
@@ -133,7 +140,7 @@ class ConnectionTable {
   Self& self_;
   Handlers& handlers_;
   AddressBook& book_;
-  NetworkShares shares_;  ///< of inbound connections
+  NestedShares shares_;  ///< of inbound connections
   std::unordered_map<PeerId, ConnectedPeer> peers_;
   std::size_t size_ = 0;
   Traffic past_traffic_;      ///< of connections that have ended

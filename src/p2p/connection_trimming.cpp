@@ -1,6 +1,7 @@
 // Which connections have to go: leftovers of simultaneous dials, the least useful ones above the high water mark,
 // and, at the limit, an idle one for each newcomer.
 #include <algorithm>
+#include <tuple>
 
 #include "cohive/core/errors.hpp"
 #include "connection_table.hpp"
@@ -15,6 +16,12 @@ constexpr Duration kJustUsed = 1s;
 constexpr Duration kTrimPeriod = 10s;  // as p2pd
 constexpr std::size_t kCrowd = 8, kCrowdRatio = 4;  // connections of one network that may have to go for another's
 
+/// \param outer  has the larger networks alone, or all of them
+bool is_within(const Networks& networks, const Networks& outer) {
+  return networks.block == outer.block && (outer.subnet.empty() || networks.subnet == outer.subnet) &&
+         (outer.host.empty() || networks.host == outer.host);
+}
+
 }  // namespace
 
 // ---- Room
@@ -24,8 +31,9 @@ bool ConnectionTable::below_limit(bool inbound) const {
   return size_ < most - (inbound ? most / 8 : 0);
 }
 
-bool ConnectionTable::has_room_for(const std::string& network) const {
-  return shares_.of(network) < self_.options.max_connections_per_ip && (below_limit(true) || replaceable(network));
+bool ConnectionTable::has_room_for(const Networks& networks) const {
+  return shares_.has_room(networks, self_.options.max_connections_per_ip) &&
+         (below_limit(true) || replaceable(networks));
 }
 
 Subscription ConnectionTable::protect(const PeerId& peer) {
@@ -40,25 +48,32 @@ bool ConnectionTable::is_protected(const PeerId& peer) const {
   return protected_->contains(peer) || (valued_ && valued_(peer));
 }
 
-/// The connection that will be missed least, for one of `network`: that of a peer that has misbehaved, else unprotected
-/// peers first, of these the one that was idle longest. Null when all are in use and no network has far more than its
-/// share.
-ConnectionEntryPtr ConnectionTable::replaceable(const std::string& network) const {
+/// The connection that will be missed least, for one of `networks`: that of a peer that has misbehaved; else one that
+/// is idle, of the crowd first, then of any unprotected peer, at last of a protected one; else one of the crowd that is
+/// in use. Of several the one that was idle longest. A newcomer of the block that has most, and many, takes the place
+/// of one of that block. Null when all are in use and there is no crowd.
+ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const {
   if (auto shunned = of_a_shunned_peer()) return shunned;
   const TimePoint limit = self_.runtime.now() - kJustUsed;
+  const Networks crowd = crowd_beside(networks);
+  const auto [largest, count] = shares_.blocks.most();
+  const bool confined = count >= kCrowd && largest == networks.block;
   ConnectionEntryPtr result;
-  bool result_protected = false;
+  int result_rank = 0;
   for (const auto& [id, peer] : peers_) {
     const bool guarded = is_protected(id);
-    if (result && guarded && !result_protected) continue;
     for (const auto& entry : peer.connections) {
-      const bool better = !result || (result_protected && !guarded) || entry->used < result->used;
-      if (entry->used > limit || !better || entry->in_use()) continue;
+      if (confined && entry->share.networks.block != largest) continue;
+      const bool idle = entry->used <= limit && !entry->serves_a_call();
+      const bool crowded = !guarded && !crowd.empty() && is_within(entry->share.networks, crowd);
+      if (!idle && !crowded) continue;
+      const int rank = !idle ? 3 : guarded ? 2 : crowded ? 0 : 1;
+      if (result && std::pair(rank, entry->used) >= std::pair(result_rank, result->used)) continue;
       result = entry;
-      result_protected = guarded;
+      result_rank = rank;
     }
   }
-  return result ? result : of_the_largest(network);
+  return result;
 }
 
 ConnectionEntryPtr ConnectionTable::of_a_shunned_peer() const {
@@ -71,24 +86,42 @@ ConnectionEntryPtr ConnectionTable::of_a_shunned_peer() const {
   return result;
 }
 
-/// A peer of the network that has most, though it is in use, if that network has many and several times as many as the
-/// newcomer's: one address that fills the host with open streams keeps no other peer out.
-ConnectionEntryPtr ConnectionTable::of_the_largest(const std::string& network) const {
-  const auto [largest, count] = shares_.most();
-  if (network.empty() || largest == network || count < std::max(kCrowd, kCrowdRatio * (shares_.of(network) + 1)))
-    return nullptr;
-  ConnectionEntryPtr result;
-  for (const auto& [id, peer] : peers_) {
-    if (is_protected(id)) continue;
+/// How many connections the networks of one level have, of those within `outer`.
+std::unordered_map<std::string, std::size_t> ConnectionTable::counts_within(const Networks& outer,
+                                                                            std::string Networks::* level) const {
+  std::unordered_map<std::string, std::size_t> counts;
+  for (const auto& [id, peer] : peers_)
     for (const auto& entry : peer.connections)
-      if (entry->share.network() == largest && (!result || entry->used < result->used)) result = entry;
-  }
-  return result;
+      if (is_within(entry->share.networks, outer)) ++counts[entry->share.networks.*level];
+  return counts;
 }
 
-bool ConnectionTable::make_room(bool inbound, const std::string& network) {
+/// The network that has most connections, if it has many and several times as many as the newcomer's: one owner of a
+/// block who fills the host keeps no other peer out. Where the newcomer is of that block, the same of its subnets, and
+/// of the addresses of the subnet. Empty when there is none.
+Networks ConnectionTable::crowd_beside(const Networks& newcomer) const {
+  Networks crowd;
+  auto [largest, count] = shares_.blocks.most();
+  std::size_t own = shares_.blocks.of(newcomer.block);
+  for (const auto level : {&Networks::block, &Networks::subnet, &Networks::host}) {
+    if (level != &Networks::block) {
+      const auto counts = counts_within(crowd, level);
+      const auto most = std::ranges::max_element(
+          counts, {}, [](const auto& one) { return std::pair(one.second, std::string_view(one.first)); });
+      const auto ours = counts.find(newcomer.*level);
+      own = ours == counts.end() ? 0 : ours->second;
+      std::tie(largest, count) = *most;
+    }
+    if (largest.empty()) return {};
+    crowd.*level = largest;
+    if (largest != newcomer.*level) return count >= std::max(kCrowd, kCrowdRatio * (own + 1)) ? crowd : Networks{};
+  }
+  return {};
+}
+
+bool ConnectionTable::make_room(bool inbound, const Networks& networks) {
   if (below_limit(inbound)) return true;
-  const ConnectionEntryPtr victim = replaceable(network);
+  const ConnectionEntryPtr victim = replaceable(networks);
   if (!victim) return false;
   self_.metrics.closed_for_room.increment();
   close_gracefully(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"),

@@ -1,10 +1,24 @@
 #include "handlers.hpp"
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
 
 #include "cohive/transport/multistream.hpp"
 
 namespace cohive::p2p {
+namespace {
+
+// What parts of a host ask peers for only if they serve it; docs/wire/libp2p.md, sections 5 to 9.
+constexpr std::array<std::string_view, 7> kOfHosts = {"/ipfs/id/push/1.0.0",
+                                                      "/ipfs/ping/1.0.0",
+                                                      "/ipfs/kad/1.0.0",
+                                                      "/libp2p/autonat/1.0.0",
+                                                      "/libp2p/circuit/relay/0.2.0/hop",
+                                                      "/libp2p/circuit/relay/0.2.0/stop",
+                                                      "/libp2p/dcutr"};
+
+}  // namespace
 
 /// A stream of a limited service, counted while it lives.
 class Handlers::OpenStream {
@@ -44,6 +58,10 @@ std::vector<std::string> Handlers::protocols() const {
   return result;
 }
 
+bool Handlers::knows(std::string_view name) const {
+  return std::ranges::find(kOfHosts, name) != kOfHosts.end() || serves(name);
+}
+
 Task<void> Handlers::serve(transport::StreamPtr stream, std::size_t& auxiliary) {
   auto protocol = co_await transport::answer_selection(
       *stream, [this](std::string_view name) { return serves(name); },
@@ -53,6 +71,7 @@ Task<void> Handlers::serve(transport::StreamPtr stream, std::size_t& auxiliary) 
   if (found == services_.end()) co_return;
   const Service service = found->second;  // it may be removed while it runs
   stream->set_protocol(*protocol);
+  stream->set_begun(false);  // services that wait for a request set it again
   std::optional<OpenStream> counted;
   if (service.max_per_peer > 0) {
     counted.emplace(*this, stream->peer(), *protocol, auxiliary);

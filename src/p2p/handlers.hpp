@@ -19,6 +19,8 @@ class Handlers {
   void remove(const std::string& protocol);
   bool serves(std::string_view protocol) const { return services_.contains(protocol); }
   std::vector<std::string> protocols() const;
+  /// Whether this host serves the protocol, or it is one of those that hosts speak among themselves.
+  bool knows(std::string_view name) const;
   Signal<>& changed() noexcept { return changed_; }
 
   /// Negotiates the protocol of an inbound stream and serves it.

@@ -80,14 +80,14 @@ Task<void> HttpServer::accept(HttpServer& self) {
     auto connection = co_await self.listener_->accept();
     if (!connection) co_return;
     co_await self.make_room();
-    self.open_.push_back({connection->get(), network_of((*connection)->remote_address()), self.runtime_.now()});
+    self.open_.push_back({connection->get(), networks_of((*connection)->remote_address()), self.runtime_.now()});
     self.tasks_.spawn(handle(self, std::move(*connection)), "HTTP request");
   }
 }
 
 Task<void> HttpServer::make_room() {
   while (open_.size() >= kMaxConnections) {
-    const auto oldest = oldest_of_the_largest(open_, [](const Open& one) { return one.network; });
+    const auto oldest = oldest_of_the_largest(open_, [](const Open& one) -> const Networks& { return one.networks; });
     const TimePoint may_go = oldest->since + kGrace;
     if (runtime_.now() < may_go) {
       co_await ended_.wait(Deadline(may_go));

@@ -8,6 +8,7 @@
 #include <list>
 #include <string>
 
+#include "cohive/core/network_of.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/transport/network.hpp"
@@ -42,7 +43,7 @@ class HttpServer {
  private:
   struct Open {
     transport::RawConnection* connection;
-    std::string network;
+    Networks networks;
     TimePoint since;
   };
   using Connections = std::list<Open>;

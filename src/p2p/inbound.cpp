@@ -68,17 +68,19 @@ Task<void> Inbound::accept(Inbound& inbound, transport::ConnectionListener& list
 
 void Inbound::admit(std::unique_ptr<transport::PendingConnection> pending) {
   const HostOptions& options = self_.options;
-  std::string network = network_of(pending->remote_address());
-  if (!table_.has_room_for(network)) {
+  Networks networks = networks_of(pending->remote_address());
+  if (!table_.has_room_for(networks)) {
     self_.metrics.inbound_refused.increment();
     return;
   }
-  if (pending_shares_.of(network) >= options.max_pending_per_ip) {
-    drop(std::ranges::find(handshakes_, network, [](const auto& one) { return one->network; }));
+  if (pending_shares_.subnets.of(networks.subnet) >= options.max_pending_per_ip) {
+    drop(std::ranges::find_if(handshakes_, [&](const auto& one) { return one->networks.subnet == networks.subnet; }));
+  } else if (!pending_shares_.has_room(networks, options.max_pending_per_ip)) {
+    drop(std::ranges::find_if(handshakes_, [&](const auto& one) { return one->networks.block == networks.block; }));
   } else if (handshakes_.size() >= options.max_pending_inbound) {
-    drop(oldest_of_the_largest(handshakes_, [](const auto& one) { return one->network; }));
+    drop(oldest_of_the_largest(handshakes_, [](const auto& one) -> const Networks& { return one->networks; }));
   }
-  auto handshake = std::make_shared<Handshake>(self_.runtime, pending_shares_.take(network), std::move(network));
+  auto handshake = std::make_shared<Handshake>(self_.runtime, pending_shares_.take(networks), std::move(networks));
   handshakes_.push_back(handshake);
   upgrades_.spawn(upgrade(*this, std::move(pending), std::move(handshake)), "inbound handshake");
 }
@@ -108,7 +110,7 @@ Task<void> Inbound::upgrade(Inbound& inbound, std::unique_ptr<transport::Pending
     log::debug("p2p", "inbound connection from {} failed: {}", from, connection.error());
     co_return;
   }
-  auto added = inbound.table_.add(std::move(*connection), handshake->network);
+  auto added = inbound.table_.add(std::move(*connection), handshake->networks);
   (added ? metrics.inbound_ok : metrics.inbound_refused).increment();
   if (!added) log::debug("p2p", "inbound connection from {} refused: {}", from, added.error());
 }

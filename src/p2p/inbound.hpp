@@ -28,10 +28,10 @@ class Inbound {
  private:
   /// An unfinished one. It leaves the list when it ends, or is dropped.
   struct Handshake {
-    Handshake(Runtime& runtime, NetworkShares::Share taken, std::string from)
-        : share(std::move(taken)), network(std::move(from)), dropped(runtime, "room for inbound handshakes") {}
-    std::optional<NetworkShares::Share> share;
-    std::string network;
+    Handshake(Runtime& runtime, NestedShares::Share taken, Networks from)
+        : share(std::move(taken)), networks(std::move(from)), dropped(runtime, "room for inbound handshakes") {}
+    std::optional<NestedShares::Share> share;
+    Networks networks;
     Event dropped;
   };
   using Handshakes = std::list<std::shared_ptr<Handshake>>;
@@ -46,7 +46,7 @@ class Inbound {
   Dialler& dialler_;
   ConnectionTable& table_;
   std::vector<std::unique_ptr<transport::ConnectionListener>> listeners_;
-  NetworkShares pending_shares_;
+  NestedShares pending_shares_;
   Handshakes handshakes_;  // oldest first
   TaskGroup upgrades_;
   TaskGroup tasks_;

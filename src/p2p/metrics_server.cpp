@@ -80,7 +80,7 @@ std::string tasks_as_json(const std::vector<TaskInfo>& tasks) {
 
 Result<Multiaddr> parse_metrics_address(const std::string& address) {
   const auto refused = [&] {
-    return Error(Errc::invalid_argument,
+    return Error(cohive::Errc::invalid_argument,
                  "metrics address " + log::quoted(address) + ": write host:port, for example 127.0.0.1:9464");
   };
   const auto colon = address.rfind(':');
@@ -98,11 +98,11 @@ Result<Multiaddr> parse_metrics_address(const std::string& address) {
 Result<std::string> read_token(const std::string& path) {
   std::ifstream file(path);
   std::string token;
-  if (!file) return Error(Errc::invalid_argument, "cannot read the token file " + path);
+  if (!file) return Error(cohive::Errc::invalid_argument, "cannot read the token file " + path);
   std::getline(file, token);
   const auto printable = [](unsigned char c) { return c > 0x20 && c < 0x7f; };
   if (token.empty() || token.size() > kMaxToken || !std::ranges::all_of(token, printable))
-    return Error(Errc::invalid_argument,
+    return Error(cohive::Errc::invalid_argument,
                  "the first line of the token file " + path + " must be a token of letters and digits");
   return token;
 }

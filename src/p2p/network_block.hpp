@@ -2,15 +2,10 @@
 // needs many blocks instead of many identities.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-
-#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/network_of.hpp"
 
 namespace cohive::p2p {
 
-/// The IPv4 /24 or IPv6 /48 network of a public address. Nothing for others: on a private network or one machine all
-/// peers are neighbours.
-std::optional<std::uint64_t> network_block(const Multiaddr& address);
+using cohive::network_block;
 
 }  // namespace cohive::p2p

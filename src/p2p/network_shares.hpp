@@ -1,8 +1,10 @@
-// How much each network has of something scarce: an attacker has one network and any number of identities.
+// How much each network has of something scarce: an attacker has few networks and any number of identities.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include "cohive/core/memory_budget.hpp"
@@ -10,6 +12,7 @@
 namespace cohive::p2p {
 
 using cohive::network_of;
+using cohive::networks_of;
 
 class NetworkShares {
  public:
@@ -54,14 +57,55 @@ class NetworkShares {
   std::unordered_map<std::string, std::size_t> counts_;
 };
 
-/// Of a list that has the oldest first: the oldest of the network that has most there. What floods a full list pushes out
-/// itself.
-template <class List, class NetworkOf>
-typename List::iterator oldest_of_the_largest(List& list, NetworkOf network) {
-  std::unordered_map<std::string, std::size_t> counts;
-  std::size_t most = 0;
-  for (const auto& one : list) most = std::max(most, ++counts[network(one)]);
-  return std::find_if(list.begin(), list.end(), [&](const auto& one) { return counts[network(one)] == most; });
+/// The shares of blocks, and within them of subnets.
+class NestedShares {
+ public:
+  static constexpr std::size_t kSubnetsOfABlock = 4;  ///< a block may have as much as so many of its subnets
+
+  /// One unit, counted for its block and its subnet while it lives. Must not outlive the shares.
+  struct Share {
+    Share() = default;
+    Share(NestedShares& owner, Networks of)
+        : networks(std::move(of)),
+          block(owner.blocks.take(networks.block)),
+          subnet(owner.subnets.take(networks.subnet)) {}
+    Networks networks;
+    NetworkShares::Share block, subnet;
+  };
+
+  Share take(Networks networks) { return {*this, std::move(networks)}; }
+  /// \param most  of one subnet
+  bool has_room(const Networks& networks, std::size_t most) const {
+    return subnets.of(networks.subnet) < most && blocks.of(networks.block) < kSubnetsOfABlock * most;
+  }
+
+  NetworkShares blocks, subnets;
+};
+
+/// Of a list that has the oldest first: the oldest of the host that has most, in the subnet that has most, in the block
+/// that has most there. What floods a full list pushes out itself, from however many addresses of its own it does so.
+/// \param networks  returns the Networks of an element, by reference
+template <class List, class NetworksOf>
+typename List::iterator oldest_of_the_largest(List& list, NetworksOf networks) {
+  static constexpr std::array kLevels = {&Networks::block, &Networks::subnet, &Networks::host};
+  std::array<std::string_view, kLevels.size()> largest;
+  std::size_t level = 0;
+  const auto within = [&](const auto& one) {
+    for (std::size_t i = 0; i < level; ++i)
+      if (networks(one).*kLevels[i] != largest[i]) return false;
+    return true;
+  };
+  for (; level < kLevels.size(); ++level) {
+    std::unordered_map<std::string_view, std::size_t> counts;
+    std::size_t most = 0;
+    for (const auto& one : list)
+      if (within(one)) most = std::max(most, ++counts[networks(one).*kLevels[level]]);
+    const auto first = std::ranges::find_if(
+        list, [&](const auto& one) { return within(one) && counts[networks(one).*kLevels[level]] == most; });
+    if (first == list.end()) return first;
+    largest[level] = networks(*first).*kLevels[level];
+  }
+  return std::ranges::find_if(list, within);
 }
 
 }  // namespace cohive::p2p

@@ -290,7 +290,9 @@ std::vector<Multiaddr> RelayClient::addresses_through(const ConnectionEntry& rel
 
 Task<void> RelayClient::accept(transport::StreamPtr stream) {
   const Deadline deadline = self_.runtime.after(kReserveTimeout);
+  stream->set_begun(true);
   auto request = co_await read_relay_message<proto::Stop>(*stream, deadline);
+  stream->set_begun(false);
   const ConnectionEntryPtr relay = table_.direct(stream->peer());
   const bool expected = relay && reservations_.contains(stream->peer()) && !stream->remote_address().is_circuit();
   if (request && request->type() == proto::Stop::CONNECT && expected) {

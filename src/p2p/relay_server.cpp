@@ -67,12 +67,14 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
     co_return;  // dropping the stream resets it
   }
   asking.emplace(asking_, peer);
+  stream->set_begun(true);
   auto request = co_await read_relay_message<proto::Hop>(*stream, self_.runtime.after(kHopTimeout));
   if (!request) {
     const bool bad = request.error() == cohive::Errc::malformed || request.error() == cohive::Errc::limit_exceeded;
     if (bad) co_await refuse(*stream, Status::MALFORMED_MESSAGE);
     co_return;
   }
+  stream->set_begun(false);
   // A chain of relays could be made to end where it began.
   if (stream->remote_address().is_circuit()) co_return co_await refuse(*stream, Status::PERMISSION_DENIED);
   switch (request->type()) {
@@ -84,13 +86,13 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
       co_return co_await refuse(*stream, Status::MALFORMED_MESSAGE);
   }
   Status why = Status::MALFORMED_MESSAGE;
-  const std::string network = network_of(stream->remote_address());
-  if (!connect_limits_.take(stream->peer(), network))
+  const Networks networks = networks_of(stream->remote_address());
+  if (!connect_limits_.take(stream->peer(), networks.block))
     co_return co_await refuse(*stream, Status::RESOURCE_LIMIT_EXCEEDED);
   const auto target = find_target(*stream, *request, why);
   if (!target) co_return co_await refuse(*stream, why);
-  const NetworkShares::Share of_source(sources_, peer), of_target(targets_, (*target)->connection->peer().binary()),
-      of_network(source_networks_, network);
+  const NetworkShares::Share of_source(sources_, peer), of_target(targets_, (*target)->connection->peer().binary());
+  const NestedShares::Share of_network(source_networks_, networks);
   ++circuits_;
   self_.metrics.relay_circuits.add(1);
   const auto done = on_exit([this] {
@@ -118,18 +120,17 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
 
 RelayServer::Status RelayServer::grant(const transport::Stream& stream) {
   sweep();
-  const std::string network = network_of(stream.remote_address());
-  if (!reserve_limits_.take(stream.peer(), network)) return Status::RESERVATION_REFUSED;
+  const Networks networks = networks_of(stream.remote_address());
+  if (!reserve_limits_.take(stream.peer(), networks.block)) return Status::RESERVATION_REFUSED;
   const TimePoint expires = self_.runtime.now() + options_.reservation;
   if (const auto found = reservations_.find(stream.peer()); found != reservations_.end()) {
     found->second.expires = expires;
     return Status::RELAY_OK;
   }
   if (!table_.direct(stream.peer())) return Status::PERMISSION_DENIED;
-  if (!has_room_for(stream.peer()) || networks_.of(network) >= options_.max_reservations_per_network)
+  if (!has_room_for(stream.peer()) || !networks_.has_room(networks, options_.max_reservations_per_network))
     return Status::RESERVATION_REFUSED;
-  reservations_.emplace(stream.peer(),
-                        Reservation{expires, networks_.take(network), table_.protect(stream.peer())});
+  reservations_.emplace(stream.peer(), Reservation{expires, networks_.take(networks), table_.protect(stream.peer())});
   self_.metrics.relay_reservations.add(1);
   return Status::RELAY_OK;
 }
@@ -181,7 +182,7 @@ Result<ConnectionEntryPtr> RelayServer::find_target(const transport::Stream& str
     return refused(Status::NO_RESERVATION);
   if (circuits_ >= options_.max_circuits || sources_.of(source.binary()) >= options_.max_circuits_per_peer ||
       targets_.of(target->binary()) >= options_.max_circuits_per_peer ||
-      source_networks_.of(network_of(stream.remote_address())) >= options_.max_circuits_per_network)
+      !source_networks_.has_room(networks_of(stream.remote_address()), options_.max_circuits_per_network))
     return refused(Status::RESOURCE_LIMIT_EXCEEDED);
   return entry;
 }

@@ -27,7 +27,7 @@ class RelayServer {
   using Status = proto::RelayStatus;
   struct Reservation {
     TimePoint expires;
-    NetworkShares::Share share;
+    NestedShares::Share share;
     Subscription protection;
   };
   struct Circuit;
@@ -50,8 +50,9 @@ class RelayServer {
   const AddressBook& book_;
   const OwnAddresses& own_;
   AttemptLimits reserve_limits_, connect_limits_;
-  NetworkShares networks_;                                    ///< of reservations
-  NetworkShares sources_, source_networks_, targets_, asking_;  ///< of circuits, by peer or network
+  NestedShares networks_;                     ///< of reservations
+  NestedShares source_networks_;              ///< of circuits
+  NetworkShares sources_, targets_, asking_;  ///< of circuits, by peer
   std::unordered_map<PeerId, Reservation> reservations_;
   std::size_t circuits_ = 0;
   Subscription disconnected_;

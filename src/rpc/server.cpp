@@ -103,6 +103,7 @@ class ServerStreamOverStream final : public ServerStream {
       if (!memory.add(header->size + kRequestOverhead))
         co_return Error(cohive::Errc::limit_exceeded, stream_.peer(), "memory for requests");
       CO_TRY(auto payload, co_await reader_.payload(Deadline::never()));
+      stream_.set_begun(false);
       if (marker == Marker::error) {
         ended_ = true;
       } else if (ended_) {
@@ -227,6 +228,7 @@ Task<void> serve_unary(Runtime& runtime, transport::Stream& stream, const Method
     stream.close_write();  // as p2pd does: no reply
     co_return;
   }
+  stream.set_begun(false);
   const std::string call_id = request->frame.call_id();
   std::string input = std::move(*request->frame.mutable_call_unary()->mutable_data());
   record.received = input.size();
@@ -318,6 +320,7 @@ struct Server::Impl {
       method->metrics.calls[static_cast<std::size_t>(Outcome::refused)].increment();
       return;  // dropping the stream resets it
     }
+    stream->set_begun(true);
     tasks.spawn(serve(host, std::move(running), std::move(stream), std::move(method)), "rpc call");
   }
 

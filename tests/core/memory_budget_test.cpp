@@ -42,6 +42,20 @@ TEST(MemoryBudget, TheGreediestPeerOfTheLargestNetworkIsCutOffAndOthersFindRoom)
   EXPECT_FALSE(flood[0].add(1)) << "its network has most";
 }
 
+TEST(MemoryBudget, ManySubnetsOfOneOwnerHaveTheShareOfOne) {
+  MemoryBudget budget(1000);
+  std::vector<PeerId> cut;
+  budget.set_cut([&](const PeerId& peer) { cut.push_back(peer); });
+  std::vector<MemoryBudget::Charge> flood;
+  for (std::uint8_t i = 0; i < 100; ++i) {
+    flood.emplace_back(budget.account(peer_of(i), at("2a00:1:2:" + std::to_string(i) + "::1")));
+    (void)flood.back().add(20);
+  }
+  MemoryBudget::Charge honest(budget.account(peer_of(200), at("9.9.9.9")));
+  EXPECT_TRUE(honest.add(100)) << "more than any subnet has";
+  EXPECT_EQ(cut.size(), 1u);
+}
+
 TEST(MemoryBudget, PeersOfThisMachineCountOneByOne) {
   MemoryBudget budget(1000);
   MemoryBudget::Charge greedy(budget.account(peer_of(1), at("127.0.0.1")));

@@ -2,7 +2,8 @@
 
 The attacker has 8 or 64 public addresses, each in a network of its own. It holds 400 silent, 300 slow and 30
 connections that send garbage, beside 32 slow clients of the metrics page, and opens each again as soon as it is closed
-(flooder.py).
+(flooder.py). Another one has a whole IPv6 /48: from each of its subnets comes a connection with a call that is begun and
+never asked for whole (crowd.cpp).
 """
 
 import concurrent.futures
@@ -27,6 +28,8 @@ SLOWER = 3  # times that honest peers' calls may take, at the 99th percentile
 NEWCOMERS, OF_HIVEMIND = 20, 4
 CALLS = 300
 MEMORY_BUDGET = 128  # MiB that strangers may fill
+SUBNETS = 1000  # of the attacker
+TABLE = r"8[89]\d"  # connections that the node takes from outside: seven eighths of 1,024
 DELAY = 20  # milliseconds one way, of honest peers
 METRICS = 9100
 FLOODER = interpreter.ROOT / "tests/nat/flooder.py"
@@ -113,6 +116,33 @@ def join(program, host, initial):
 def join_with_hivemind(host, initial):
     process = host.start([sys.executable, "-c", HIVEMIND, initial])
     return float(process.find(r"joined in ([\d.]+) s", 90)[1])
+
+
+@pytest.mark.timeout(300)
+def test_the_subnets_of_one_owner_keep_nobody_out(world, program):
+    victim = world.host("victim")
+    port = some_port()
+    node = victim.start([program("cohive-bootstrap"), "--json", "--host-maddrs", f"/ip4/0.0.0.0/tcp/{port}",
+                         f"/ip6/::/tcp/{port}", "--memory-budget", MEMORY_BUDGET])
+    peer_id = json.loads(node.find(r'^\{"init.*\}$')[0])["peer_id"]
+    at = {4: f"/ip4/{victim.addresses[4]}/tcp/{port}", 6: f"/ip6/{victim.addresses[6]}/tcp/{port}"}
+    initial = {family: f"{address}/p2p/{peer_id}" for family, address in at.items()}
+    homes = [world.host(f"home{number}") for number in range(3)]
+    honest = Honest(program, homes[0], initial[4], peer_id)
+    resident, _ = node.resident()
+
+    attacker = world.host("attacker")
+    sources = [f"2d00:{attacker.site}:7:{number:x}::1" for number in range(1, SUBNETS + 1)]  # one /48
+    attacker.add_addresses(sources)
+    crowd = attacker.start([program("cohive-crowd"), at[6], *sources])
+    crowd.find(rf"^{TABLE}$", 60)
+    took = {family: [join(program, homes[1 + number % 2], initial[family]) for number in range(10)] for family in (4, 6)}
+    honest.close()
+    _, most = node.resident()
+    print(f"\n{crowd.output().split()[-1]} connections of {SUBNETS} subnets; joined within {max(took[4]):.2f} s by IPv4, "
+          f"{max(took[6]):.2f} s by IPv6; memory {resident >> 20} MiB, at most {most >> 20} MiB")
+    assert max(took[4] + took[6]) <= JOINING
+    assert most - resident <= MEMORY_BUDGET << 20
 
 
 @pytest.mark.timeout(400)

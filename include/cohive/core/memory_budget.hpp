@@ -14,13 +14,10 @@
 #include <string>
 #include <utility>
 
-#include "cohive/core/multiaddr.hpp"
+#include "cohive/core/network_of.hpp"
 #include "cohive/core/peer_id.hpp"
 
 namespace cohive {
-
-/// What an attacker has one of: an IPv4 address, an IPv6 /64 network. Empty for this machine, which is trusted.
-std::string network_of(const Multiaddr& address);
 
 /// An eighth of the memory that the machine, or the container, lets this process have; 128 MiB at least.
 std::size_t default_memory_budget();

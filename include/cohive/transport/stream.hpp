@@ -21,7 +21,7 @@ class Connection;
 /// Dropping a stream whose both directions have not ended resets it.
 class Stream {
  public:
-  virtual ~Stream() = default;
+  virtual ~Stream() { set_begun(false); }
 
   /// The next received bytes, shared with the receive buffer (no copy); empty at the end of the stream (remote FIN).
   /// Taking bytes returns flow-control credit. Errors: Errc::reset, Errc::closed (connection lost), Errc::timeout.
@@ -64,8 +64,23 @@ class Stream {
   /// Notes what was negotiated.
   void set_protocol(std::string protocol) { protocol_ = std::move(protocol); }
 
+  /// Has `counter` count the stream while it is merely begun, which it is from now on.
+  void count_begun(std::shared_ptr<std::size_t> counter) {
+    set_begun(false);
+    begun_counter_ = std::move(counter);
+    set_begun(true);
+  }
+  /// Notes whether all of a request has yet to come: until then the stream is no reason to keep its connection.
+  void set_begun(bool begun) noexcept {
+    if (!begun_counter_ || begun == begun_) return;
+    begun_ = begun;
+    begun ? ++*begun_counter_ : --*begun_counter_;
+  }
+
  private:
   std::string protocol_;
+  std::shared_ptr<std::size_t> begun_counter_;
+  bool begun_ = false;
 };
 
 /// A stream that is owned.

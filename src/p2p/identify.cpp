@@ -15,9 +15,10 @@ namespace {
 
 constexpr std::size_t kMaxPart = 8192;
 constexpr int kMaxParts = 10;
-constexpr std::size_t kMaxProtocols = 1000;
-constexpr std::size_t kMaxFields = 2 * kMaxProtocols;  // protocols and addresses
+constexpr std::size_t kMaxFields = 2000;  // protocols and addresses
 constexpr std::size_t kMaxProtocolSets = 16;
+constexpr std::size_t kMaxOtherProtocols = 48, kMaxOtherBytes = 2048;  // a run has ten names of 30 bytes
+constexpr std::size_t kNameOverhead = 64;                              // bytes of memory beside the name itself
 constexpr std::size_t kMaxAgent = 256;
 constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
 constexpr std::size_t kMaxOwnMessage = 4096;
@@ -119,6 +120,7 @@ Task<void> Identify::push_to(Identify& identify, PeerId peer) {
   const Deadline deadline = identify.self_.runtime.after(kPushTimeout);
   auto stream = entry->connection->open_stream();
   if (!stream) co_return;
+  (*stream)->count_begun(entry->begun);
   auto agreed = co_await transport::select_one_of(**stream, {kIdentifyPushProtocol}, deadline);
   if (!agreed) co_return;
   auto sent = co_await transport::write_message(**stream, as_bytes(identify.message_for((*stream)->remote_address())),
@@ -134,6 +136,7 @@ Task<void> Identify::ask(Identify& identify, ConnectionEntryPtr entry) {
   auto exchange = [](Identify& self, ConnectionEntryPtr on, Deadline limit) -> Task<Result<>> {
     auto stream = on->connection->open_stream();
     if (!stream) co_return stream.error();
+    (*stream)->count_begun(on->begun);  // a peer that does not answer is not in use for that
     auto agreed = co_await transport::select_one_of(**stream, {kIdentifyProtocol}, limit);
     if (!agreed) co_return agreed.error();
     auto message = co_await read_identify(**stream, limit);
@@ -186,6 +189,25 @@ std::shared_ptr<const Protocols> Identify::shared(Protocols protocols) {
   return made;
 }
 
+/// A peer may serve a thousand protocols. Kept are those that this host knows, and of others, for which it may come to
+/// ask, a few. False when the peer's memory is full.
+bool Identify::keep_protocols(ConnectedPeer& peer, const proto::Identify& message) {
+  Protocols kept;
+  std::size_t others = 0, bytes_of_others = 0, bytes = peer.agent.size();
+  for (const auto& protocol : message.protocols()) {
+    const bool known = handlers_.knows(protocol);
+    if (!known && (others >= kMaxOtherProtocols || bytes_of_others + protocol.size() > kMaxOtherBytes)) continue;
+    if (!kept.insert(protocol).second) continue;
+    bytes += protocol.size() + kNameOverhead;
+    if (known) continue;
+    ++others;
+    bytes_of_others += protocol.size();
+  }
+  if (!peer.charge.add(bytes)) return false;
+  peer.protocols = shared(std::move(kept));
+  return true;
+}
+
 Result<> Identify::learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote,
                          const proto::Identify& message) {
   if (message.has_public_key()) {
@@ -193,14 +215,12 @@ Result<> Identify::learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr&
     if (!key || key->peer_id() != id)
       return Error(Errc::identify_failed, id, "its key is not the one of the handshake");
   }
-  if (message.protocols_size() > 0 || message.listen_addrs_size() > 0 || message.has_agent_version()) {
-    Protocols protocols;
-    for (const auto& protocol : message.protocols())
-      if (protocols.size() < kMaxProtocols && protocol.size() <= transport::kMaxProtocolLength)
-        protocols.insert(protocol);
-    peer.protocols = shared(std::move(protocols));
-  }
   peer.agent = message.agent_version().substr(0, kMaxAgent);
+  if (message.protocols_size() > 0 || message.listen_addrs_size() > 0 || message.has_agent_version()) {
+    peer.charge = MemoryBudget::Charge(self_.options.transport.memory->account(id, remote));
+    if (!keep_protocols(peer, message))
+      return Error(cohive::Errc::limit_exceeded, id, "memory for what peers say of themselves");
+  }
   if (auto observed = Multiaddr::from_bytes(as_bytes(message.observed_addr()))) peer.observed = std::move(*observed);
   // The peer itself tells us over an authenticated connection: its signature would prove nothing more.
   std::vector<Multiaddr> announced;

@@ -40,6 +40,7 @@ class Identify {
   std::string message_for(const Multiaddr& remote);
   const std::string& signed_record(const std::vector<Multiaddr>& own);
   Result<> learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote, const proto::Identify& message);
+  bool keep_protocols(ConnectedPeer& peer, const proto::Identify& message);
   void report_observed(const PeerId& peer);
   bool may_push(ConnectedPeer& peer) const;
   std::shared_ptr<const Protocols> shared(Protocols protocols);

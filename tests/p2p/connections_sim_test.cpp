@@ -272,8 +272,7 @@ TEST_F(Connections, AFloodOfGuestsDoesNotKeepAHostFromDialling) {
   auto& alice = swarm.add_host({.max_connections = 8});
   int accepted = 0;
   for (std::uint32_t i = 0; i < 12; ++i) accepted += knock_at(alice, nobody(i));
-  EXPECT_GE(accepted, 7);
-  EXPECT_LT(accepted, 12) << "those that have just come stay";
+  EXPECT_GE(accepted, 7) << "those that say nothing make room for others";
   auto& bob = swarm.add_host();
   EXPECT_TRUE(swarm.run(alice.connect(address_of(bob), swarm.after(5s))));
 }

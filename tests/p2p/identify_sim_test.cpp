@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cohive/core/metrics.hpp"
@@ -59,6 +60,26 @@ TEST_F(Identification, OnePeerCannotFillTheBook) {
   for (std::uint32_t i = 0; i < 500; ++i) message.add_listen_addrs(nowhere(i).binary());
   push(message);
   EXPECT_EQ(alice.peer(mallory.id())->addresses.size(), alice.options().max_addresses_per_peer);
+}
+
+TEST_F(Identification, OfHundredsOfProtocolsThoseAreKeptThatTheHostKnowsAndAFewOthers) {
+  connect();
+  alice.set_handler("/ours/1", [](transport::StreamPtr) -> Task<void> { co_return; });
+  auto message = agent(std::string(300, 'a'));
+  for (int i = 0; i < 600; ++i) message.add_protocols("/o/" + std::to_string(i));
+  message.add_protocols("/long/" + std::string(2000, 'x'));
+  for (const std::string known : {"/ours/1", kKad, "/ipfs/ping/1.0.0"}) message.add_protocols(known);
+  const std::size_t before = alice.memory().held();
+  push(message);
+  const auto seen = alice.peer(mallory.id())->protocols;
+  EXPECT_THAT(seen, testing::IsSupersetOf({"/ours/1", kKad, "/ipfs/ping/1.0.0"}));
+  EXPECT_LE(seen.size(), 60u);
+  std::size_t bytes = 0;
+  for (const auto& name : seen) bytes += name.size();
+  EXPECT_LE(bytes, 4096u);
+  EXPECT_GE(alice.memory().held(), before + bytes) << "charged to the peer";
+  push(agent("mallory"));
+  EXPECT_LT(alice.memory().held(), before + bytes) << "and given back";
 }
 
 TEST_F(Identification, TheKeyOrRecordOfAnotherPeerIsNotBelieved) {

@@ -70,7 +70,7 @@ TEST_F(SharedMemory, RepliesThatManyPeersDoNotReadKeepWithinOneBudget) {
   EXPECT_TRUE(std::ranges::any_of(log::recent(), [&](const auto& line) { return line.find(sentence) != line.npos; }));
   hostilities.cancel();
   swarm.pass(2min);
-  EXPECT_EQ(node.memory().held(), 0u);
+  EXPECT_LE(node.memory().held(), 16u << 10) << "what peers say of themselves";
 }
 
 TEST_F(SharedMemory, RequestsThatNobodyReadsKeepWithinOneBudget) {
@@ -85,7 +85,7 @@ TEST_F(SharedMemory, RequestsThatNobodyReadsKeepWithinOneBudget) {
   EXPECT_TRUE(served(honest));
   hostilities.cancel();
   swarm.pass(2min);
-  EXPECT_EQ(node.memory().held(), 0u);
+  EXPECT_LE(node.memory().held(), 16u << 10) << "what peers say of themselves";
 }
 
 }  // namespace

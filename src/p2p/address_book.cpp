@@ -38,19 +38,19 @@ bool acceptable_address(const Multiaddr& address, Multiaddr::Scope heard_from) {
   return scope == Scope::public_;
 }
 
-void AddressBook::add(Book& book, const Multiaddr& address, Source source, Multiaddr::Scope heard_from,
-                      TimePoint expires) {
-  const Multiaddr plain = address.without_peer();
-  if (plain.empty()) return;
+void AddressBook::add(Book& book, KnownAddress known, TimePoint expires) {
+  known.address = known.address.without_peer();
+  if (known.address.empty()) return;
+  const Source source = known.source;
   auto& entries = book.entries;
   auto at = std::find_if(entries.begin(), entries.end(),
-                         [&plain](const Entry& entry) { return entry.known.address == plain; });
+                         [&known](const Entry& entry) { return entry.known.address == known.address; });
   if (at != entries.end()) {
     at->expires = std::max(at->expires, expires);
-    if (source > at->known.source) at->known = {plain, source, heard_from};
+    if (source > at->known.source) at->known = std::move(known);
   } else {
     if (entries.size() >= max_per_peer_ && !make_place(book, source)) return;
-    at = entries.insert(entries.end(), {{plain, source, heard_from}, expires});
+    at = entries.insert(entries.end(), {std::move(known), expires});
   }
   if (source == Source::verified) std::rotate(entries.begin(), at, at + 1);  // a peer that moves is where it was last
 }
@@ -68,8 +68,8 @@ bool AddressBook::make_place(Book& book, Source newcomer) {
   return false;
 }
 
-void AddressBook::add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses,
-                              Multiaddr::Scope heard_from) {
+void AddressBook::add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope heard_from,
+                              const std::optional<PeerId>& teller) {
   prune(heard_of_);
   prune(departed_);
   if (const auto found = books_.find(peer); found != books_.end() && found->second.connected) return;
@@ -80,7 +80,7 @@ void AddressBook::add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& 
   Book& book = books_[peer];
   std::erase_if(book.entries, [this](const Entry& entry) { return !live(entry); });
   const TimePoint expires = runtime_.now() + kHearsay;
-  for (const Multiaddr* address : acceptable) add(book, *address, Source::announced, heard_from, expires);
+  for (const Multiaddr* address : acceptable) add(book, {*address, Source::announced, heard_from, teller}, expires);
   if (!book.queue || book.queue == &heard_of_) enqueue(peer, book, heard_of_, kHearsay);
 }
 
@@ -97,7 +97,8 @@ void AddressBook::set_announced(const PeerId& peer, const std::vector<Multiaddr>
   Book& book = found->second;
   std::erase_if(book.entries, [](const Entry& entry) { return entry.known.source == Source::announced; });
   for (const auto& address : addresses)
-    if (acceptable_address(address, heard_from)) add(book, address, Source::announced, heard_from, TimePoint::max());
+    if (acceptable_address(address, heard_from))
+      add(book, {address, Source::announced, heard_from, peer}, TimePoint::max());
 }
 
 void AddressBook::on_disconnected(const PeerId& peer) {
@@ -118,14 +119,13 @@ void AddressBook::on_disconnected(const PeerId& peer) {
 
 void AddressBook::add_verified(const PeerId& peer, const Multiaddr& address) {
   Book& book = books_[peer];
-  add(book, address, Source::verified, Multiaddr::Scope::loopback,
-      book.connected ? TimePoint::max() : runtime_.now() + kRecentlyConnected);
+  add(book, {address, Source::verified}, book.connected ? TimePoint::max() : runtime_.now() + kRecentlyConnected);
   if (!book.connected) enqueue(peer, book, departed_, kRecentlyConnected);
 }
 
 void AddressBook::add_configured(const PeerId& peer, const Multiaddr& address) {
   Book& book = books_[peer];
-  add(book, address, Source::configured, Multiaddr::Scope::loopback, TimePoint::max());
+  add(book, {address, Source::configured}, TimePoint::max());
   dequeue(book);
 }
 

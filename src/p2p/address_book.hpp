@@ -5,6 +5,7 @@
 #pragma once
 
 #include <list>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct KnownAddress {
   Source source = Source::announced;
   /// From where the announcing peer speaks: a name may only lead to addresses that this peer could have announced.
   Multiaddr::Scope heard_from = Multiaddr::Scope::loopback;
+  std::optional<PeerId> teller = {};  ///< who announced it, where that is known
 };
 
 class AddressBook {
@@ -33,7 +35,8 @@ class AddressBook {
       : runtime_(runtime), max_per_peer_(max_per_peer), max_peers_(max_peers) {}
 
   /// Hearsay about a peer; ignored while it is connected. Unacceptable addresses are skipped.
-  void add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope heard_from);
+  void add_hearsay(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope heard_from,
+                   const std::optional<PeerId>& teller = {});
   void on_connected(const PeerId& peer);
   /// What a connected peer says of itself: replaces what was announced about it, not what is verified or configured.
   void set_announced(const PeerId& peer, const std::vector<Multiaddr>& addresses, Multiaddr::Scope heard_from);
@@ -63,8 +66,7 @@ class AddressBook {
     Queue::iterator place;
     TimePoint ends;
   };
-  void add(Book& book, const Multiaddr& address, KnownAddress::Source source, Multiaddr::Scope heard_from,
-           TimePoint expires);
+  void add(Book& book, KnownAddress known, TimePoint expires);
   static bool make_place(Book& book, KnownAddress::Source newcomer);
   void enqueue(const PeerId& peer, Book& book, Queue& queue, Duration life);
   void dequeue(Book& book);

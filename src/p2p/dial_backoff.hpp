@@ -9,8 +9,8 @@
 
 namespace cohive::p2p {
 
-/// Remembers failed dials: per peer and address, so that no peer can spoil another peer's address; and per address, so
-/// that peers that name it for many others cannot aim us at a machine. Bounded; the oldest memories go first.
+/// Remembers failed dials per peer and address, so that no peer can spoil another peer's address. Bounded; the oldest
+/// memories go first.
 class DialBackoff {
  public:
   DialBackoff(Runtime& runtime, Duration base) : runtime_(runtime), base_(base) {}
@@ -27,16 +27,12 @@ class DialBackoff {
     TimePoint until{};
     bool refused = false;
   };
-  template <class Key>
-  struct Memory {
-    std::map<Key, Failures> failures;
-    std::deque<Key> order;
-    Failures& at(const Key& key);
-  };
+  using Key = std::pair<PeerId, Multiaddr>;
+  Failures& at(const Key& key);
   Runtime& runtime_;
   Duration base_;
-  Memory<std::pair<PeerId, Multiaddr>> pairs_;
-  Memory<Multiaddr> addresses_;
+  std::map<Key, Failures> failures_;
+  std::deque<Key> order_;
 };
 
 }  // namespace cohive::p2p

@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::size_t kMaxParallel = 16;   // per peer
 constexpr std::size_t kMaxAddresses = 32;  // per peer and attempt to connect
+constexpr std::size_t kMaxPortsOfAHost =
+    2;  // of those that are hearsay: a peer has one, and another one after a restart
 constexpr std::size_t kMaxFailuresNamed = 3;
 
 }  // namespace
@@ -28,14 +30,20 @@ void DialRace::add(const std::vector<KnownAddress>& addresses) {
     if (seen_.size() >= kMaxAddresses) break;
     const Multiaddr address = known.address.without_peer();
     if (!seen_.insert(address).second) continue;
-    if (held_back_ && held_back_(known)) {
+    if (is_one_too_many(known) || (held_back_ && held_back_(known))) {
       ++blocked_;
       self_.metrics.dials_held_back.increment();
     } else {
-      waiting_.push_back(address);
+      waiting_.push_back(known);
+      waiting_.back().address = address;
     }
   }
   changed_.notify_all();
+}
+
+bool DialRace::is_one_too_many(const KnownAddress& known) {
+  if (known.source != KnownAddress::Source::announced || known.address.is_circuit()) return false;
+  return ++hearsay_hosts_[networks_of(known.address).host] > kMaxPortsOfAHost;
 }
 
 void DialRace::complete() {
@@ -80,12 +88,12 @@ Task<Result<>> DialRace::run(Deadline deadline) {
     const TimePoint now = self_.runtime.now();
     if (deadline.passed(now)) co_return Error(cohive::Errc::timeout, peer_, "connecting");
     if (may_start() && now >= next_start_) {
-      const Multiaddr address = std::move(waiting_.front());
+      KnownAddress known = std::move(waiting_.front());
       waiting_.pop_front();
       ++running_;
       ++tried_;
-      next_start_ = now + head_start(address);
-      dials.spawn(dial(*this, address, deadline), "dial");
+      next_start_ = now + head_start(known.address);
+      dials.spawn(dial(*this, std::move(known), deadline), "dial");
       continue;
     }
     if (complete_ && waiting_.empty() && running_ == 0) co_return failure();
@@ -93,8 +101,9 @@ Task<Result<>> DialRace::run(Deadline deadline) {
   }
 }
 
-Task<void> DialRace::dial(DialRace& race, Multiaddr address, Deadline deadline) {
-  auto result = co_await race.dial_(address, deadline, race.source_port(address));
+Task<void> DialRace::dial(DialRace& race, KnownAddress known, Deadline deadline) {
+  const SourcePort from = race.source_port(known.address);
+  auto result = co_await race.dial_(std::move(known), deadline, from);
   --race.running_;
   if (!result) {
     if (race.failures_.size() < kMaxFailuresNamed) race.failures_.push_back(result.error());

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -19,7 +20,7 @@ enum class SourcePort { listening, any };
 class DialRace {
  public:
   /// \param from  the source port: see source_port()
-  using Dial = std::function<Task<Result<>>(Multiaddr, Deadline, SourcePort from)>;
+  using Dial = std::function<Task<Result<>>(KnownAddress, Deadline, SourcePort from)>;
   DialRace(Self& self, ConnectionTable& table, PeerId peer, Dial dial);
   DialRace(const DialRace&) = delete;
   DialRace& operator=(const DialRace&) = delete;
@@ -42,8 +43,9 @@ class DialRace {
   std::size_t tried() const noexcept { return tried_; }
 
  private:
-  static Task<void> dial(DialRace& race, Multiaddr address, Deadline deadline);
+  static Task<void> dial(DialRace& race, KnownAddress known, Deadline deadline);
   bool may_start() const;
+  bool is_one_too_many(const KnownAddress& known);
   SourcePort source_port(const Multiaddr& address) const;
   Error failure() const;
 
@@ -54,8 +56,9 @@ class DialRace {
   HeldBack held_back_;
   Condition changed_;
   Subscription connected_;  ///< the peer may become connected by another way
-  std::deque<Multiaddr> waiting_;
+  std::deque<KnownAddress> waiting_;
   std::set<Multiaddr> seen_;
+  std::map<std::string, std::size_t> hearsay_hosts_;  ///< announced addresses of each host
   std::size_t running_ = 0;
   std::size_t tried_ = 0;
   std::size_t blocked_ = 0;

@@ -27,6 +27,7 @@ Dialler::Dialler(Self& self, Connectivity& ways, ConnectionTable& table, Address
       table_(table),
       book_(book),
       backoff_(self.runtime, self.options.backoff_base),
+      hearsay_(self.runtime),
       slots_(self.runtime, self.options.max_dials, "dials"),
       address_dials_(self.runtime, "dialling an address"),
       book_dials_(self.runtime, "dialling"),
@@ -66,11 +67,26 @@ transport::Transport* Dialler::transport_for(const Multiaddr& address) const {
 
 // ---- One address
 
-Task<Result<>> Dialler::dial(PeerId peer, Multiaddr address, SourcePort from, Deadline deadline) {
+Task<Result<>> Dialler::dial(PeerId peer, KnownAddress known, SourcePort from, Deadline deadline) {
+  const Multiaddr address = known.address;
+  auto admitted = co_await hearsay_.begin(peer, std::move(known), deadline);
+  if (!admitted) {
+    self_.metrics.dials_held_back.increment();
+    co_return admitted.error();
+  }
   auto result = co_await address_dials_.join(
       {peer, address}, deadline, [this, peer, address, from] { return dial_now(*this, peer, address, from); });
   if (!result) co_return result.error().with_peer(peer);
+  if (reached_at(peer, address)) admitted->answered();
   co_return ok();
+}
+
+/// Whether the peer answered there, and was not connected by another way meanwhile.
+bool Dialler::reached_at(const PeerId& peer, const Multiaddr& address) const {
+  const ConnectedPeer* found = table_.find(peer);
+  return found && std::ranges::any_of(found->connections, [&](const auto& entry) {
+           return entry->connection->outbound() && entry->connection->remote_address() == address;
+         });
 }
 
 Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr address, SourcePort from) {
@@ -118,8 +134,8 @@ std::optional<Result<>> Dialler::settled(const PeerId& peer) const {
 }
 
 DialRace Dialler::race(const PeerId& peer) {
-  return DialRace(self_, table_, peer, [this, peer](Multiaddr address, Deadline deadline, SourcePort from) {
-    return dial(peer, std::move(address), from, deadline);
+  return DialRace(self_, table_, peer, [this, peer](KnownAddress known, Deadline deadline, SourcePort from) {
+    return dial(peer, std::move(known), from, deadline);
   });
 }
 
@@ -145,7 +161,7 @@ bool Dialler::refuses(const PeerId& peer) const {
   const auto known = book_.known(peer);
   return !table_.connected(peer) &&
          std::ranges::any_of(known, [&](const KnownAddress& one) { return backoff_.refused(peer, one); }) &&
-         std::ranges::all_of(known, [&](const KnownAddress& one) { return held_back(peer, one); });
+         std::ranges::all_of(known, [&](const KnownAddress& one) { return backoff_.blocks(peer, one); });
 }
 
 Task<Result<>> Dialler::connect_by(PeerId peer, KnownAddress address, Deadline deadline) {
@@ -207,7 +223,7 @@ Task<std::vector<KnownAddress>> Dialler::resolve(std::vector<KnownAddress> addre
     for (auto& address : *answers[i]) {
       if ((address.peer() && *address.peer() != peer) || !transport_for(address)) continue;
       if (names[i].source == Source::announced && !acceptable_address(address, names[i].heard_from)) continue;
-      result.push_back({address.without_peer(), names[i].source, names[i].heard_from});
+      result.push_back({address.without_peer(), names[i].source, names[i].heard_from, names[i].teller});
     }
   }
   co_return result;

@@ -5,6 +5,7 @@
 #include "connection_table.hpp"
 #include "dial_backoff.hpp"
 #include "dial_race.hpp"
+#include "hearsay_dials.hpp"
 #include "shared_work.hpp"
 
 namespace cohive::p2p {
@@ -33,7 +34,9 @@ class Dialler {
   /// Numeric addresses for names, and all others that some transport handles. What a name leads to must be an
   /// address that its source could have announced itself, and must not be another peer's.
   Task<std::vector<KnownAddress>> resolve(std::vector<KnownAddress> addresses, PeerId peer, Deadline deadline);
-  bool held_back(const PeerId& peer, const KnownAddress& known) const { return backoff_.blocks(peer, known); }
+  bool held_back(const PeerId& peer, const KnownAddress& known) const {
+    return backoff_.blocks(peer, known) || hearsay_.refuses(known);
+  }
 
   /// See Host::refuses.
   bool refuses(const PeerId& peer) const;
@@ -43,7 +46,8 @@ class Dialler {
   void close(const Error& reason);
 
  private:
-  Task<Result<>> dial(PeerId peer, Multiaddr address, SourcePort from, Deadline deadline);
+  Task<Result<>> dial(PeerId peer, KnownAddress known, SourcePort from, Deadline deadline);
+  bool reached_at(const PeerId& peer, const Multiaddr& address) const;
   static Task<Result<>> dial_now(Dialler& dialler, PeerId peer, Multiaddr address, SourcePort from);
   static Task<Result<>> dial_book(Dialler& dialler, PeerId peer);
   static Task<Result<PeerId>> dial_configured(Dialler& dialler, Multiaddr address);
@@ -55,6 +59,7 @@ class Dialler {
   ConnectionTable& table_;
   AddressBook& book_;
   DialBackoff backoff_;
+  HearsayDials hearsay_;
   Semaphore slots_;
   // What callers wait for; each uses those above it.
   SharedWork<std::pair<PeerId, Multiaddr>, void> address_dials_;

@@ -45,7 +45,7 @@ std::vector<KadClient::Referral> KadClient::learn(const PeerId& referrer, const 
       auto address = Multiaddr::from_bytes(as_bytes(named.addrs(k)));
       if (address && acceptable_address(*address, scope)) addresses.push_back(address->without_peer());
     }
-    book_.add_hearsay(*id, addresses, scope);
+    book_.add_hearsay(*id, addresses, scope, referrer);
     result.push_back({*id, std::move(addresses), scope});
   }
   return result;

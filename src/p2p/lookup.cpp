@@ -117,7 +117,7 @@ void Lookup::take(const PeerId& referrer, const proto::KadMessage& reply) {
       if (addresses.size() > kMaxHeardAtOnce) addresses.resize(kMaxHeardAtOnce);
       for (const auto& address : addresses)
         if (heard_.size() < kMaxHeard && heard_.insert(address).second)
-          fresh_.push_back({address, KnownAddress::Source::announced, scope});
+          fresh_.push_back({address, KnownAddress::Source::announced, scope, referrer});
     } else if (!addresses.empty() || context_.connections.connected(peer)) {
       add(peer);
     }

@@ -9,8 +9,6 @@
 namespace cohive::p2p {
 namespace {
 
-using Source = KnownAddress::Source;
-
 struct DialBackoffTest : testing::Test {
   PeerId peer(std::uint8_t n) { return KeyPair::ed25519_from_seed(Bytes(32, n)).peer_id(); }
   SimRuntime runtime;
@@ -36,15 +34,6 @@ TEST_F(DialBackoffTest, RepeatedFailuresHoldItBackLongerUpToFiveMinutesAndASucce
   backoff.failed(peer(1), here.address);
   backoff.succeeded(peer(1), here.address);
   EXPECT_FALSE(backoff.blocks(peer(1), here));
-}
-
-TEST_F(DialBackoffTest, AnAddressNamedForManyPeersInVainRestsUnlessWeKnowItOurselves) {
-  for (std::uint8_t i = 0; i < 8; ++i) backoff.failed(peer(i), here.address);
-  const KnownAddress proven{here.address, Source::verified, Multiaddr::Scope::loopback};
-  EXPECT_TRUE(backoff.blocks(peer(100), here));
-  EXPECT_FALSE(backoff.blocks(peer(100), proven));
-  runtime.run_for(31s);
-  EXPECT_FALSE(backoff.blocks(peer(100), here));
 }
 
 TEST_F(DialBackoffTest, ItRemembersTheLatestThousandsOfFailures) {

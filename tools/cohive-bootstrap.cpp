@@ -1,4 +1,5 @@
 // cohive-bootstrap: a standalone DHT node, the first address of a swarm.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "cohive/dht/errors.hpp"
 #include "cohive/dht/members.hpp"
 #include "cohive/p2p/identity_check.hpp"
+#include "cohive/p2p/initial_peers.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "common/client.hpp"
 #include "common/numbers.hpp"
@@ -22,6 +24,7 @@
 #include "common/program.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
+#include "core/said_once.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -29,6 +32,8 @@ namespace {
 // Saved peers through which a restarted node tries to come back, beside those it is given.
 constexpr std::size_t kMaxSavedInitial = 16;
 constexpr Duration kIdentityCheck = std::chrono::seconds(5);  // at most, before the node starts
+constexpr Duration kSayHowToJoin = std::chrono::seconds(3);   // at the latest, whether the initial peers answer or not
+constexpr Duration kLook = std::chrono::milliseconds(500);    // between two looks whether the swarm is there
 
 struct Options {
   std::vector<std::string> host_maddrs{"/ip4/0.0.0.0/tcp/0"}, announce_maddrs, initial_peers;
@@ -37,6 +42,7 @@ struct Options {
   double state_period = 30;
   bool json = false;
   double refresh_period = 30;
+  double wait_for_swarm = -1;       // seconds; negative: any time
   std::size_t memory_budget = 128;  // MiB
   transport::BandwidthLimits limits;
   std::optional<p2p::Reachability> force_reachability;
@@ -145,10 +151,49 @@ std::vector<Multiaddr> with_saved_peers(std::vector<Multiaddr> initial, const st
 
 // ---- Serving
 
-/// Joins the swarm, says how other peers join, and reports from then on. Ends by an exception only.
+/// Whether waiting does not help: an initial peer has answered, and is not the one, or refuses this node.
+bool is_final(const Error& error) {
+  static constexpr dht::Errc kRefusals[] = {dht::Errc::clock_differs, dht::Errc::not_reachable,
+                                            dht::Errc::unauthorized};
+  return names_wrong_peer(error) || std::ranges::any_of(kRefusals, [&error](dht::Errc code) {
+           return error.message().find(dht::make_error_code(code).message()) != std::string::npos;
+         });
+}
+
+/// Joins the swarm. When no initial peer answers, the node is there for others meanwhile: two that name each other
+/// begin like that. The DHT goes on trying by itself. Ends by an exception only.
+/// \param named  whether our user has named peers
+Task<void> join(Dht& dht, std::vector<Multiaddr> initial, bool named, double wait_for_swarm, Event& tried) {
+  const Deadline limit = wait_for_swarm < 0 ? Deadline::never() : dht.runtime().after(from_seconds(wait_for_swarm));
+  const auto joined = co_await dht.start(std::move(initial));
+  if (!joined && !named) log::info("bootstrap", "no peer of the earlier run answers: beginning a swarm of its own");
+  if (!joined && named) {
+    if (is_final(joined.error()) || limit.passed(dht.runtime().now())) throw ErrorException(joined.error());
+    log::warn("bootstrap", "no initial peer answers yet: serving meanwhile, and trying again until one does: {}",
+              said_once(joined.error().message()));
+    tried.set();
+    while (dht.table_size() == 0) {
+      if (limit.passed(dht.runtime().now())) throw ErrorException(joined.error());
+      co_await dht.runtime().sleep_for(kLook);
+    }
+    log::info("bootstrap", "the swarm is there: {} nodes known", dht.table_size());
+  }
+  tried.set();
+  co_await Event(dht.runtime(), "the end of the program").wait();
+}
+
+/// Says how other peers join, as soon as it is known who is there, and reports from then on.
+Task<void> show(Dht& dht, const Options& options, const Urls& urls, Event& tried, bool& ready) {
+  (void)co_await tried.wait(dht.runtime().after(kSayHowToJoin));
+  ready = true;
+  announce(options, dht.host(), urls);
+  co_await report(dht, from_seconds(options.refresh_period));
+}
+
+/// Whatever an earlier run left comes first. Ends by an exception only.
 Task<void> serve(Dht& dht, Options options, Urls urls, std::vector<Multiaddr> initial,
                  std::optional<dht::SavedState> state, bool& ready) {
-  const bool alone_is_fine = initial.empty();
+  const bool named = !initial.empty();
   if (state) {
     for (const auto& peer : state->peers) dht.host().learn_addresses(peer.peer, peer.addresses);
     initial = with_saved_peers(std::move(initial), state->peers);
@@ -156,13 +201,19 @@ Task<void> serve(Dht& dht, Options options, Urls urls, std::vector<Multiaddr> in
     if (kept + state->peers.size() > 0)
       log::info("bootstrap", "{} records and {} peers of an earlier run", kept, state->peers.size());
   }
-  if (auto joined_swarm = co_await dht.start(std::move(initial)); !joined_swarm) {
-    if (!alone_is_fine) throw ErrorException(joined_swarm.error());
-    log::info("bootstrap", "no peer of the earlier run answers: beginning a swarm of its own");
-  }
-  ready = true;
-  announce(options, dht.host(), urls);
-  co_await report(dht, from_seconds(options.refresh_period));
+  Event tried(dht.runtime(), "the initial peers");
+  (void)co_await race(dht.runtime(), join(dht, std::move(initial), named, options.wait_for_swarm, tried),
+                      show(dht, options, urls, tried, ready));
+}
+
+/// Throws when one of our own addresses in the list of initial peers leads to another process.
+Task<void> watch_own_addresses(p2p::OwnAddressCheck& check, std::vector<Multiaddr> own) {
+  throw ErrorException(co_await check.find_another(std::move(own)));
+}
+
+/// Both end by an exception only.
+Task<void> beside(Runtime& runtime, Task<void> first, Task<void> second) {
+  (void)co_await race(runtime, std::move(first), std::move(second));
 }
 
 Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_options, KeyPair identity,
@@ -172,15 +223,20 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   const auto network = transport::limit_bandwidth(transport::make_tcp_network(runtime), options.limits);
   if (!options.identity_path.empty()) {
     const Deadline deadline = runtime.after(kIdentityCheck);
-    auto free =
-        co_await p2p::check_identity_is_free(*network, identity.peer_id(), initial, host_options.transport, deadline);
-    if (!free) throw ErrorException(free.error());
+    auto checked = co_await race(
+        runtime, wait_for_stop(runtime),
+        p2p::check_identity_is_free(*network, identity.peer_id(), initial, host_options.transport, deadline));
+    if (checked.index() == 0) co_return 0;
+    if (const auto& free = std::get<1>(checked); !free) throw ErrorException(free.error());
   }
+  const auto own = p2p::take_own_addresses(initial, identity.peer_id());
   if (!options.trace_file.empty())
     if (auto tracing = Trace::of(runtime).start(options.trace_file, identity.peer_id().text()); !tracing)
       throw Exit{kBadInput, "--trace: " + tracing.error().detail()};
   const auto traced = on_exit([&runtime] { Trace::of(runtime).stop(); });
   p2p::Host host(*network, identity, host_options);
+  std::optional<p2p::OwnAddressCheck> own_check;
+  if (!own.empty()) own_check.emplace(*network, host);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
   bool ready = false;
   p2p::MetricsServer metrics(*network, [&ready] { return ready; },
@@ -205,10 +261,10 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
     keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping,
                              state_lost),
                   "keep state");
+  auto serving = serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(state), ready);
+  if (own_check) serving = beside(runtime, std::move(serving), watch_own_addresses(*own_check, own));
   // Signals are awaited from before the first line is printed: its reader may stop us at once.
-  auto outcome =
-      co_await race(runtime, wait_for_stop(runtime),
-                    serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(state), ready));
+  auto outcome = co_await race(runtime, wait_for_stop(runtime), std::move(serving));
   ready = false;
   log::info("bootstrap", "Caught signal {} ({}), shutting down", std::get<0>(outcome),
             ::strsignal(std::get<0>(outcome)));
@@ -261,18 +317,16 @@ int run(const Options& options) {
     throw Exit{kBadInput, "--use-auto-relay and --no-relay say the opposite of each other: leave one of them out"};
   p2p::HostOptions host_options;
   host_options.listen = parse_addresses(options.host_maddrs, "--host-maddrs");
-  host_options.announce = parse_addresses(options.announce_maddrs, "--announce-maddrs");
+  host_options.announce = parse_announced(options.announce_maddrs, options.identity_path);
   host_options.force_reachability = options.force_reachability;
   host_options.nat_port_map = options.nat_port_map;
   host_options.memory_budget = options.memory_budget << 20;
   apply(options.relay_use, host_options);
   apply(options.relay_service, host_options);
-  auto initial = parse_initial_peers(initial_peers(options.initial_peers));
+  const auto initial = parse_initial_peers(initial_peers(options.initial_peers));
   const HeldIdentity identity = load_identity(options.identity_path);
-  // All nodes of a swarm may share one list of addresses, this one's among them.
-  std::erase_if(initial, [&](const Multiaddr& address) { return address.peer() == identity.key.peer_id(); });
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  return runtime->run(run_node(*runtime, options, std::move(host_options), identity.key, std::move(initial)));
+  return runtime->run(run_node(*runtime, options, std::move(host_options), identity.key, initial));
 }
 
 void add_swarm_options(CLI::App& app, Options& options) {
@@ -283,6 +337,11 @@ void add_swarm_options(CLI::App& app, Options& options) {
   app.add_option("--initial-peers", options.initial_peers,
                  "multiaddrs of an existing swarm to join (or $INITIAL_PEERS)")
       ->expected(0, CLI::detail::expected_max_vector_size);  // none, where a script has none to give
+  in_seconds(
+      app.add_option("--wait-for-swarm", options.wait_for_swarm,
+                     "seconds to go on trying when no initial peer answers, serving meanwhile; -1: until one does "
+                     "(default -1)"),
+      -1, 1e9);
   app.add_option("--identity-path", options.identity_path,
                  "key file; made when missing, keeps the peer id across restarts");
   app.add_option("--state-path", options.state_path,

@@ -137,7 +137,7 @@ int run(TrainOptions& options) {
   options.swarm.announce_maddrs = each_address(options.swarm.announce_maddrs);
   options.swarm.trusted_relays = each_address(options.swarm.trusted_relays);
   parse_addresses(options.swarm.host_maddrs, "--host-maddrs");
-  parse_addresses(options.swarm.announce_maddrs, "--announce-maddrs");
+  parse_announced(options.swarm.announce_maddrs, options.swarm.identity_path);
   parse_addresses(options.swarm.trusted_relays, "--trusted-relays");
   complete(options);
   const Results results = try_outputs(options);

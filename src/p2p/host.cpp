@@ -8,6 +8,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/try.hpp"
+#include "cohive/p2p/announce.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "hole_punching.hpp"
 #include "host_status.hpp"
@@ -187,6 +188,9 @@ Host::~Host() = default;
 Result<> Host::start() {
   auto listening = impl_->inbound.start();
   if (!listening) return listening.error();
+  auto announced = fill_ports(impl_->self.options.announce, id(), impl_->inbound.bound());
+  if (!announced) return announced.error();
+  impl_->self.options.announce = std::move(*announced);
   if (impl_->punching) impl_->punching->start();
   impl_->routing.start();
   impl_->port_mappings.start();

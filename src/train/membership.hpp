@@ -7,6 +7,7 @@
 #include "cohive/core/runtime.hpp"
 #include "cohive/core/signal.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/metrics_server.hpp"
 #include "cohive/train/swarm.hpp"
 #include "cohive/transport/network.hpp"
@@ -39,6 +40,7 @@ struct Membership {
   std::unique_ptr<RuntimeThread> thread;
   std::unique_ptr<transport::Network> network;
   std::unique_ptr<p2p::Host> host;
+  std::unique_ptr<p2p::OwnAddressCheck> own_addresses;  ///< where the initial peers name this peer
   std::unique_ptr<Dht> dht;
   std::shared_ptr<dht::RsaSignatureValidator> key;
   std::shared_ptr<dht::Authorizer> authorizer;  ///< of a swarm with members
@@ -51,6 +53,7 @@ struct Membership {
   p2p::HostOptions host_options() const;
   Result<> know_members();
   void open_network();
+  Result<> check_own_addresses(const std::vector<Multiaddr>& own);
   Result<> check_identity(const std::vector<Multiaddr>& initial, const p2p::HostOptions& host_options);
   Result<> join(const std::vector<Multiaddr>& initial);
   Task<void> close();

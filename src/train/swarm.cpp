@@ -8,6 +8,7 @@
 #include "cohive/dht/members.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/initial_peers.hpp"
+#include "core/said_once.hpp"
 #include "membership.hpp"
 
 namespace cohive {
@@ -60,12 +61,13 @@ p2p::HostOptions Membership::host_options() const {
 }
 
 Result<> Membership::open() {
-  const auto initial = parse_all(options.initial_peers);
+  auto initial = parse_all(options.initial_peers);
   const p2p::HostOptions host_options = this->host_options();
   const bool own_file = !options.identity_path.empty();
   identity =
       own_file ? hold_identity(options.identity_path).value() : HeldIdentity{KeyPair::generate_ed25519(), nullptr};
   if (auto free = own_file ? check_identity(initial, host_options) : ok(); !free) return free;
+  const auto own = p2p::take_own_addresses(initial, identity.key.peer_id());
   p2p::MetricsOptions metrics;
   if (!options.metrics_token_file.empty()) metrics.token = p2p::read_token(options.metrics_token_file).value();
   if (auto known = know_members(); !known) return known;
@@ -77,13 +79,25 @@ Result<> Membership::open() {
     if (!started) return;
     open_network();
     host = std::make_unique<p2p::Host>(*network, identity.key, host_options);
+    if (!own.empty()) own_addresses = std::make_unique<p2p::OwnAddressCheck>(*network, *host);
     started = host->start();
     if (!started || options.metrics_address.empty()) return;
     metrics_server = std::make_unique<p2p::MetricsServer>(*network, [this] { return ready; }, std::move(metrics));
     started = metrics_server->start(options.metrics_address);
   });
   if (!started) return started;
+  if (auto ours = check_own_addresses(own); !ours) return ours;
   return join(initial);
+}
+
+/// Where the list of initial peers names this peer itself, a copy of its identity file may be in use. At an address at
+/// which nobody answers it cannot be told: it may be that of our router.
+Result<> Membership::check_own_addresses(const std::vector<Multiaddr>& own) {
+  for (const auto& address : own) {
+    const auto led = call([&] { return own_addresses->leads_here(address, runtime().after(kIdentityCheck)); });
+    if (!led) return led.error();
+  }
+  return ok();
 }
 
 /// Reads which peers are members, in a swarm that has them.
@@ -139,8 +153,8 @@ Result<> Membership::join(const std::vector<Multiaddr>& initial) {
     call([this] { return dht->close(); });
     if (left() <= 0s || names_wrong_peer(joined.error())) return joined;
     if (!wanted()) return given_up();
-    log::warn("train", "no swarm yet (attempt {}): {}; trying again in {:.0f} s", attempt, joined.error(),
-              to_seconds(pause));
+    log::warn("train", "no swarm yet (attempt {}): {}; trying again in {:.0f} s", attempt,
+              said_once(joined.error().message()), to_seconds(pause));
     for (Duration waited{}; waited < std::min(pause, left()) && wanted(); waited += kLook)
       std::this_thread::sleep_for(kLook);
     if (!wanted()) return given_up();
@@ -160,6 +174,7 @@ Task<void> Membership::close() {
   status.reset();
   if (dht) co_await dht->close();
   dht.reset();
+  own_addresses.reset();
   if (host) co_await host->close();
   host.reset();
   network.reset();

@@ -121,7 +121,7 @@ class BadInput(unittest.TestCase):
         with taken_port() as port:
             pass  # free again: nobody listens
         for program in self.joining:
-            at_once = ["--wait-for-swarm", "0"] if program == "cohive-train" else []
+            at_once = ["--wait-for-swarm", "0"] if program in ("cohive-train", "cohive-bootstrap") else []
             self.refused(1, "cannot join the swarm", program, "--initial-peers",
                          f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}", *at_once)
 
@@ -131,9 +131,29 @@ class BadInput(unittest.TestCase):
             for program in self.joining:
                 self.refused(2, line["peer_id"], program, "--initial-peers", address)
 
+    def test_addresses_to_announce_that_nobody_can_dial(self):
+        circuit = "/ip4/203.0.113.7/tcp/1/p2p-circuit"
+        for program in programs("cohive-bootstrap", "cohive-train"):
+            at_once = ["--text", str(self.text), "--dry-run"] if program == "cohive-train" else []
+            for address, says in (("/ip4/0.0.0.0/tcp/31337", "where to listen"), ("/ip6/::/tcp/31337", "where to listen"),
+                                  ("/ip4/203.0.113.7/udp/31337/quic-v1", "peers dial by TCP"),
+                                  ("/ip4/203.0.113.7/udp/31337/quic", "peers dial by TCP"),
+                                  ("/ip4/203.0.113.7/tcp/443/ws", "peers dial by TCP"), ("/ip4/203.0.113.7", "peers dial by TCP"),
+                                  ("/ip4/224.0.0.1/tcp/1", "no machine"), ("/ip4/255.255.255.255/tcp/1", "no machine"),
+                                  ("/ip6/ff02::1/tcp/1", "no machine"), ("/ip6/fe80::1/tcp/1", "link-local"),
+                                  ("/dnsaddr/boot.example", "dnsaddr"), (circuit, "a way through a relay"),
+                                  ("/ip4/203.0.113.7/tcp/1/p2p/" + NOBODY, "peer id")):
+                self.refused(2, says, program, *at_once, "--announce-maddrs", address)
+
     def test_identity_file_that_is_none(self):
         junk = Path(self.folder.name, "junk")
         junk.write_text("not a key")
+        junk.chmod(0o600)
+        Path(self.folder.name, "link").symlink_to(junk)
+        for path, says in ((self.folder.name, "is a folder"), ("/dev/null", "is a pipe or a device"),
+                           (self.folder.name + "/link", "is a symbolic link")):
+            for program in programs("cohive-bootstrap", "cohive-train"):
+                self.refused(2, says, program, "--identity-path", path)
         for program in programs("cohive-bootstrap", "cohive-train"):
             self.refused(2, str(junk), program, "--identity-path", str(junk))
         self.assertEqual(junk.read_text(), "not a key")
@@ -205,6 +225,17 @@ class Bootstrap(unittest.TestCase):
                             "--initial-peers", *hub["initial_peers"])
                 self.assertEqual(third.returncode, 2)
                 self.assertIn("under this identity", third.stderr)
+                # The only initial peer may be the original itself.
+                with bootstrap("--identity-path", folder + "/original") as (_, original):
+                    shutil.copy(folder + "/original", folder + "/twin")
+                    for program in programs("cohive-bootstrap", "cohive-dht", "cohive-monitor", "cohive-train"):
+                        with self.subTest(program=program):
+                            needed = {"cohive-dht": ["peers"], "cohive-monitor": ["--once"],
+                                      "cohive-train": ["--model", "cnn", "--max-epochs", "1"]}.get(program, [])
+                            twin = run(program, *needed, "--identity-path", folder + "/twin", "--initial-peers",
+                                       *original["initial_peers"])
+                            self.assertEqual(twin.returncode, 2, twin.stderr)
+                            self.assertIn("under this identity", twin.stderr)
             with bootstrap() as (_, hub), bootstrap("--identity-path", copy, "--initial-peers", *hub["initial_peers"]):
                 pass
 
@@ -243,6 +274,82 @@ class Bootstrap(unittest.TestCase):
         self.assertEqual(refused.returncode, 2)
         self.assertIn("must end with /p2p/", refused.stderr)
 
+    def identity(self, path):
+        """A key file, and the id in it."""
+        with bootstrap("--identity-path", path) as (_, line):
+            return line["peer_id"]
+
+    def wait_for(self, line, pattern):
+        """Until the metrics of a node have a line like that."""
+        deadline = time.monotonic() + PATIENCE
+        while not re.search(pattern, urllib.request.urlopen(line["metrics"], timeout=PATIENCE).read().decode(), re.MULTILINE):
+            self.assertLess(time.monotonic(), deadline, pattern)
+            time.sleep(0.1)
+
+    def test_nodes_that_name_each_other_begin_in_any_order_and_find_each_other(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as nodes:
+            ids = [self.identity(f"{folder}/key{i}") for i in range(3)]
+            with contextlib.ExitStack() as ports:
+                taken = [ports.enter_context(taken_port()) for _ in ids]
+            everybody = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}" for port, peer in zip(taken, ids)]
+
+            def start(i):
+                return nodes.enter_context(bootstrap(
+                    "--identity-path", f"{folder}/key{i}", "--host-maddrs", f"/ip4/127.0.0.1/tcp/{taken[i]}",
+                    "--metrics-address", "127.0.0.1:0", "--log-file", f"{folder}/log{i}", "--initial-peers", *everybody))
+
+            process, second = start(1)  # alone: it serves, and says what it waits for
+            self.assertIsNone(process.poll())
+            self.assertEqual(urllib.request.urlopen(second["metrics"].replace("metrics", "readyz"), timeout=PATIENCE).status, 200)
+            said = Path(folder, "log1").read_text()
+            self.assertIn("no initial peer answers yet: serving meanwhile", said)
+            self.assertIn(everybody[1] + " is this peer itself", said)
+            self.assertEqual(said.count("no initial peer answers yet"), 1)
+            _, third = start(2)
+            self.wait_for(second, r"^cohive_p2p_peers 1$")
+            _, first = start(0)
+            for line in first, second, third:
+                self.wait_for(line, r"^cohive_dht_nodes 2$")
+            deadline = time.monotonic() + PATIENCE
+            while "the swarm is there" not in Path(folder, "log1").read_text():
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.1)
+
+    def test_a_node_that_waits_ends_when_told_and_waits_as_long_as_it_is_told(self):
+        with taken_port() as port:
+            pass  # free again: nobody listens
+        nobody = ["--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}"]
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with bootstrap(*nobody) as (process, line):
+                self.assertTrue(line["initial_peers"])
+                process.send_signal(signum)
+                self.assertEqual(process.wait(PATIENCE), 0)
+        given_up = run("cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", *nobody, "--wait-for-swarm", "2", "--json")
+        self.assertEqual(given_up.returncode, 1)
+        self.assertIn("cannot join the swarm", given_up.stderr.splitlines()[-1])
+        self.assertIn("initial_peers", given_up.stdout)
+
+    def test_a_node_may_name_itself_and_a_copy_of_it_may_not(self):
+        with tempfile.TemporaryDirectory() as folder:
+            key, peer = folder + "/key", self.identity(folder + "/key")
+            with taken_port() as port:
+                pass
+            itself = ["--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}"]
+            at = ["--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}", "--log-file", folder + "/log"]
+            shutil.copy(key, folder + "/copy")
+            with bootstrap("--identity-path", folder + "/copy", *itself) as (copy, _):  # nobody is there yet: it may be our router
+                with bootstrap("--identity-path", key, *at, *itself) as (process, _):
+                    self.assertEqual(copy.wait(PATIENCE), 2)  # it finds the original, a little later
+                    self.assertIsNone(process.poll())
+                    self.assertIn("is this peer itself", Path(folder, "log").read_text())
+
+    def test_port_zero_is_announced_as_the_port_that_is_listened_on(self):
+        with bootstrap("--announce-maddrs", "/ip4/203.0.113.7/tcp/0", "/dns4/boot.example/tcp/0") as (_, line):
+            ports = {address.split("/")[4] for address in line["initial_peers"]}
+            self.assertEqual(len(line["initial_peers"]), 2)
+            self.assertEqual(len(ports), 1)
+            self.assertNotIn("0", ports)
+
     def test_second_node_joins_the_first(self):
         with bootstrap() as (_, first):
             with bootstrap("--initial-peers", first["initial_peers"][0]) as (_, second):
@@ -251,6 +358,9 @@ class Bootstrap(unittest.TestCase):
     def test_serves_metrics_and_health(self):
         with bootstrap("--metrics-address", "127.0.0.1:0") as (_, line):
             base = line["metrics"].removesuffix("/metrics")
+            # As a client of a proxy asks.
+            with urllib.request.build_opener(urllib.request.ProxyHandler({"http": base})).open(base + "/healthz") as answer:
+                self.assertEqual(answer.read(), b"ok\n")
             for path in ("/healthz", "/readyz"):
                 with urllib.request.urlopen(base + path, timeout=PATIENCE) as answer:
                     self.assertEqual(answer.status, 200)
@@ -322,6 +432,8 @@ class Watching(unittest.TestCase):
                            "--log-format", "json", "--log-level", "info,p2p=debug") as (_, line):
                 failures = json.loads(self.read(line, "/status"))["failures"]
                 self.assertIn(("dial", "refused"), [(failure["kind"], failure["cause"]) for failure in failures])
+                for failure in failures:
+                    self.assertEqual(failure["message"].count(f"/tcp/{port}"), 1, "the address is said once")
                 self.assertRegex(self.read(line, "/metrics"), r'cohive_p2p_dial_errors_total\{reason="refused"\} [1-9]')
                 text = self.logged(log, '"event":"dial_failed"')
                 event = next(json.loads(one) for one in text.splitlines() if "dial_failed" in one)
@@ -331,13 +443,19 @@ class Watching(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             token = Path(folder, "token")
             token.write_text("s3cret\n")
+            token.chmod(0o400)
             with bootstrap("--metrics-address", "127.0.0.1:0", "--metrics-token-file", str(token)) as (_, line):
                 with self.assertRaisesRegex(urllib.error.HTTPError, "401"):
                     self.read(line, "/status")
                 self.assertIn("node", json.loads(self.read(line, "/status", Authorization="Bearer s3cret")))
                 self.assertEqual(self.read(line, "/healthz"), "ok\n")
-            token.write_text("")
-            for path in (token, Path(folder, "none")):
+            unusable = {}
+            for name, mode, content in (("empty", 0o600, ""), ("open", 0o666, "s3cret\n"), ("readable", 0o644, "s3cret\n")):
+                unusable[name] = Path(folder, name)
+                unusable[name].write_text(content)
+                unusable[name].chmod(mode)
+            Path(folder, "link").symlink_to(token)
+            for path in (*unusable.values(), Path(folder, "none"), Path(folder), Path(folder, "link"), Path("/dev/null")):
                 refused = run("cohive-bootstrap", "--metrics-address", "127.0.0.1:0", "--metrics-token-file", str(path))
                 self.assertEqual(refused.returncode, 2)
                 self.assertIn(str(path), refused.stderr)

@@ -1,12 +1,17 @@
 #include "common/client.hpp"
 
+#include <chrono>
+
 #include "cohive/core/combine.hpp"
+#include "cohive/p2p/identity_check.hpp"
 #include "common/program.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
 
 namespace cohive::tools {
 namespace {
+
+constexpr Duration kIdentityCheck = std::chrono::seconds(5);  // at most, before the swarm is joined
 
 Task<int> join_and_work(Dht& dht, std::vector<Multiaddr> initial, bool signed_records,
                         std::function<Task<int>(Dht&)> work) {
@@ -36,6 +41,11 @@ Task<std::optional<int>> run_as_client(Runtime& runtime, std::vector<Multiaddr> 
   host_options.routing_server = false;
   const HeldIdentity identity = member.identity_path.empty() ? HeldIdentity{KeyPair::generate_ed25519(), nullptr}
                                                              : hold_identity(member.identity_path).value();
+  if (!member.identity_path.empty()) {
+    const auto free = co_await p2p::check_identity_is_free(*network, identity.key.peer_id(), initial,
+                                                           host_options.transport, runtime.after(kIdentityCheck));
+    if (!free) throw ErrorException(free.error());
+  }
   p2p::Host host(*network, identity.key, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
   DhtOptions dht_options;

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <iostream>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/keys.hpp"
 #include "cohive/core/log_output.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/core/version.hpp"
 #include "cohive/dht/errors.hpp"
+#include "cohive/p2p/announce.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
 #include "cohive/p2p/metrics_server.hpp"
@@ -17,6 +20,7 @@
 #include "common/settings.hpp"
 #include "common/signals.hpp"
 #include "common/standard_output.hpp"
+#include "core/said_once.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -40,19 +44,6 @@ int with_outputs(int code) {
   log::flush();
   const bool lost = lost_output() || Trace::any_failed() || log::file_failing();
   return code == 0 && lost ? kFailed : code;
-}
-
-/// Errors gather the address at every layer they pass: leaves out each part that has been said.
-std::string without_repetition(const std::string& message) {
-  static constexpr std::string_view kSeparator = ": ";
-  std::string text;
-  for (std::size_t begin = 0; begin <= message.size();) {
-    const std::size_t end = std::min(message.find(kSeparator, begin), message.size());
-    const std::string part = message.substr(begin, end - begin);
-    if (text.find(part) == std::string::npos) text.append(text.empty() ? "" : kSeparator).append(part);
-    begin = end + kSeparator.size();
-  }
-  return text;
 }
 
 /// The arguments in the order that CLI11 wants, the last one first.
@@ -123,11 +114,10 @@ int code_for(const Error& error) {
 }
 
 std::string explain(const Error& error) {
-  if (names_wrong_peer(error))
-    return without_repetition(error.message()) + "; correct what follows /p2p/ in the address";
+  if (names_wrong_peer(error)) return said_once(error.message()) + "; correct what follows /p2p/ in the address";
   if (error == Errc::in_use) return error.message() + "; give each process an identity file of its own";
   if (code_for(error) == kFailed)
-    return "cannot join the swarm: " + without_repetition(error.message()) +
+    return "cannot join the swarm: " + said_once(error.message()) +
            "; check that the node runs and can be reached from here";
   const bool code_says_little = error == Errc::invalid_argument || error == Errc::malformed || error == Errc::io;
   return code_says_little && !error.detail().empty() ? error.detail() : error.message();
@@ -281,6 +271,24 @@ std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, co
     result.push_back(std::move(*address));
   }
   return result;
+}
+
+std::vector<Multiaddr> parse_announced(const std::vector<std::string>& texts, const std::string& identity_path) {
+  auto addresses = parse_addresses(texts, "--announce-maddrs");
+  std::optional<PeerId> self;
+  const bool names_peer =
+      std::ranges::any_of(addresses, [](const Multiaddr& address) { return address.peer().has_value(); });
+  if (names_peer && std::filesystem::exists(identity_path))
+    self = load_or_create_identity(identity_path).value().peer_id();
+  for (const auto& address : addresses) {
+    auto checked = p2p::check_announced(address, self);
+    if (checked && address.peer() && !self)
+      checked = Error(Errc::invalid_argument, address.text() +
+                                                  " cannot be announced: it ends with a peer id, and the key "
+                                                  "of this peer is yet to be made; leave the id out");
+    if (!checked) throw Exit{kBadInput, "--announce-maddrs: " + checked.error().detail()};
+  }
+  return addresses;
 }
 
 std::vector<Multiaddr> parse_initial_peers(const std::vector<std::string>& texts) {

@@ -70,7 +70,10 @@ void add_member_options(CLI::App& app, std::string& secret_file, std::string& me
 std::vector<std::string> each_address(const std::vector<std::string>& given);
 /// The same as multiaddrs, each valid, or Exit with code 2.
 std::vector<Multiaddr> parse_addresses(const std::vector<std::string>& texts, const std::string& flag);
-/// The same, and every one must end with /p2p/<id>.
+/// Those of --announce-maddrs, of which each must be one that peers can dial: p2p/announce.hpp.
+/// \param identity_path  of the peer; a key file that is there already says which id an address may end with
+std::vector<Multiaddr> parse_announced(const std::vector<std::string>& texts, const std::string& identity_path);
+/// The same as parse_addresses, and every one must end with /p2p/<id>.
 std::vector<Multiaddr> parse_initial_peers(const std::vector<std::string>& texts);
 /// From --initial-peers, else INITIAL_PEERS, else PL_INITIAL_PEERS; split at spaces and commas.
 std::vector<std::string> initial_peers(const std::vector<std::string>& given);

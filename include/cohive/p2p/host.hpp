@@ -27,7 +27,9 @@ namespace cohive::p2p {
 /// Bounds and times of a host; the values are p2pd's unless noted.
 struct HostOptions {
   std::vector<Multiaddr> listen;    ///< empty: dial only
-  std::vector<Multiaddr> announce;  ///< replaces the advertised addresses entirely when not empty
+  /// Replaces the advertised addresses entirely when not empty; what nobody can dial is an error of start():
+  /// announce.hpp.
+  std::vector<Multiaddr> announce;
   bool routing_server = true;       ///< serve Kademlia peer routing (false for client-mode peers)
   std::string agent = "cohive/0.1";  ///< what identify tells other peers about this program
   transport::TransportOptions transport;  ///< of the transport that a host makes for a network
@@ -80,7 +82,7 @@ struct HostOptions {
 struct PeerInfo {
   PeerId id;  ///< identity, as the handshake has proven it
   std::vector<Multiaddr> addresses;    ///< where it can be dialled, without /p2p
-  std::vector<std::string> protocols;  ///< from identify; empty before
+  std::vector<std::string> protocols;  ///< from identify, as far as this host uses or serves them; empty before
   std::string agent;                   ///< peer-supplied text: quote before logging
   bool connected = false;  ///< false: known from the address book only
   bool outbound = false;  ///< this host has dialled the connection

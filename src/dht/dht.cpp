@@ -10,6 +10,7 @@
 #include "cohive/core/status.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/dht/errors.hpp"
+#include "core/said_once.hpp"
 #include "crowding.hpp"
 #include "dht_impl.hpp"
 #include "p2p/network_block.hpp"
@@ -100,7 +101,7 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   attempts.cancel();
   if (!joined) co_return Error(Errc::bootstrap_failed, failures.empty() ? "they did not answer in time" : failures);
   if (!failures.empty())
-    Failures::of(runtime).warn("dht", "join", "no_answer", "some initial peers did not answer: " + failures);
+    Failures::of(runtime).warn("dht", "join", "no_answer", "some initial peers did not answer: " + said_once(failures));
   co_await be_known(deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
   log::debug("dht", "joined the swarm: {} nodes known", protocol.table.size());
   co_return ok();

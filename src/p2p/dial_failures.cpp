@@ -7,6 +7,7 @@
 #include "cohive/core/status.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
+#include "core/said_once.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -52,7 +53,8 @@ void prepare_dial_failures(Runtime& runtime) {
 DialFailure note_dial_failure(Runtime& runtime, const PeerId& peer, const Multiaddr& address, const Error& error) {
   const DialFailure failure = cause_of_dial_failure(address, error);
   const auto cause = static_cast<std::size_t>(failure);
-  const std::string name = kDialFailures[cause], sentence = log::format("{} at {}: {}", peer, address.text(), error);
+  const std::string name = kDialFailures[cause], sentence = said_once(log::format("{} at {}: {}", peer, address.text(),
+                                                                                  Error(error.code(), error.detail())));
   runtime.local<DialFailureMetrics>().errors[cause].increment();
   Failures::of(runtime).note("dial", name, sentence);
   log::write(log::Level::debug, "p2p",

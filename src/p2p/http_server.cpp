@@ -1,10 +1,13 @@
 // HTTP/1.1 with Boost.Beast's parser and serialiser on our own connections.
 #include "http_server.hpp"
 
+#include <algorithm>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
+#include <optional>
 #include <sstream>
+#include <string_view>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
@@ -23,11 +26,48 @@ constexpr std::uint32_t kMaxHeader = 8 * 1024;
 constexpr std::uint64_t kMaxBody = 1024;   // a GET has none
 constexpr Duration kHttpTimeout = 10s;  // from accepting to the last byte of the answer
 
-HttpRequest read(const Request& request) {
-  const std::string target(request.target());
-  const auto mark = target.find('?');
-  return {target.substr(0, mark), mark == std::string::npos ? "" : target.substr(mark + 1),
-          std::string(request[http::field::host]), std::string(request[http::field::authorization])};
+std::optional<HttpRequest::Method> method_of(const Request& request) {
+  switch (request.method()) {
+    case http::verb::get:
+      return HttpRequest::Method::get;
+    case http::verb::head:
+      return HttpRequest::Method::head;
+    case http::verb::post:
+      return HttpRequest::Method::post;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// The length of "http://" or "https://" at the beginning of a target, as clients of a proxy write it; 0 for a path.
+std::size_t scheme_length(std::string_view target) {
+  for (const std::string_view scheme : {"http://", "https://"})
+    if (boost::beast::iequals(target.substr(0, scheme.size()), scheme)) return scheme.size();
+  return 0;
+}
+
+/// \param method  of the request
+HttpRequest read(const Request& request, HttpRequest::Method method) {
+  HttpRequest result{.method = method,
+                     .path = {},
+                     .query = {},
+                     .host = std::string(request[http::field::host]),
+                     .authorization = std::string(request[http::field::authorization]),
+                     .origin = std::string(request[http::field::origin]),
+                     .referer = std::string(request[http::field::referer]),
+                     .fetch_site = std::string(request["Sec-Fetch-Site"])};
+  std::string_view target(request.target());
+  if (const std::size_t scheme = scheme_length(target); scheme > 0) {
+    target.remove_prefix(scheme);
+    const auto end = std::min(target.find_first_of("/?"), target.size());
+    result.host = target.substr(0, end);  // it goes before the header field: RFC 9112, section 3.2.2
+    target.remove_prefix(end);
+  }
+  const auto mark = std::min(target.find('?'), target.size());
+  result.path = target.substr(0, mark);
+  if (result.path.empty()) result.path = "/";
+  result.query = target.substr(std::min(mark + 1, target.size()));
+  return result;
 }
 
 std::string bytes_of(HttpResponse answer, bool head_only) {
@@ -40,7 +80,7 @@ std::string bytes_of(HttpResponse answer, bool head_only) {
   response.set("Referrer-Policy", "no-referrer");
   response.set("Cross-Origin-Resource-Policy", "same-origin");
   if (!answer.authenticate.empty()) response.set(http::field::www_authenticate, answer.authenticate);
-  if (answer.status == 405) response.set(http::field::allow, "GET, HEAD");
+  if (answer.status == 405) response.set(http::field::allow, answer.allow);
   response.prepare_payload();
   if (head_only) response.body().clear();
   std::ostringstream text;
@@ -127,12 +167,10 @@ Task<Result<>> HttpServer::serve(HttpServer& self, transport::RawConnection& con
     if (error && error != http::error::need_more)
       co_return co_await send(connection, bytes_of(refusal(error == http::error::header_limit), false));
   }
-  const auto method = parser.get().method();
-  const bool head = method == http::verb::head;
-  if (!head && method != http::verb::get)
-    co_return co_await send(connection, bytes_of({.status = 405, .body = "only GET and HEAD\n"}, false));
-  auto answer = co_await self.answer_(read(parser.get()));
-  co_return co_await send(connection, bytes_of(std::move(answer), head));
+  const auto method = method_of(parser.get());
+  if (!method) co_return co_await send(connection, bytes_of({.status = 405, .body = "only GET and HEAD\n"}, false));
+  auto answer = co_await self.answer_(read(parser.get(), *method));
+  co_return co_await send(connection, bytes_of(std::move(answer), *method == HttpRequest::Method::head));
 }
 
 }  // namespace cohive::p2p

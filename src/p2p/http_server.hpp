@@ -1,7 +1,8 @@
-// HttpServer: HTTP/1.1 for a person's browser and for Prometheus. One GET or HEAD per connection, within ten seconds.
-// Of more than kMaxConnections at once, that of the network which has most of them goes that has been here longest:
-// clients that say nothing, or read nothing, keep no other client out. Each has kGrace to say what it wants, so that clients
-// that come back at once do not drive each other out; newcomers wait in the queue of the system. Loop thread only.
+// HttpServer: HTTP/1.1 for a person's browser and for Prometheus. One GET, HEAD or POST per connection, within ten
+// seconds. Of more than kMaxConnections at once, that of the network which has most of them goes that has been here
+// longest: clients that say nothing, or read nothing, keep no other client out. Each has kGrace to say what it wants,
+// so that clients that come back at once do not drive each other out; newcomers wait in the queue of the system. Loop
+// thread only.
 #pragma once
 
 #include <functional>
@@ -16,9 +17,11 @@
 namespace cohive::p2p {
 
 struct HttpRequest {
+  enum class Method { get, head, post };
+  Method method = Method::get;
   std::string path, query;  ///< of the target, as they came
-  std::string host;         ///< header fields; empty where there is none
-  std::string authorization;
+  std::string host;         ///< of a target that is a whole URL, else the header field
+  std::string authorization, origin, referer, fetch_site;  ///< header fields; empty where there is none
 };
 
 struct HttpResponse {
@@ -27,6 +30,7 @@ struct HttpResponse {
   std::string content_type = "text/plain; charset=utf-8";
   std::string policy = "default-src 'none'; frame-ancestors 'none'";  ///< Content-Security-Policy
   std::string authenticate;                                           ///< WWW-Authenticate, for 401
+  std::string allow = "GET, HEAD";                                    ///< for 405
 };
 
 class HttpServer {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -12,7 +11,9 @@
 #include "cohive/core/log_output.hpp"
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/status.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/core/version.hpp"
+#include "core/private_file.hpp"
 #include "core/process_metrics.hpp"
 #include "http_server.hpp"
 #include "page.hpp"
@@ -20,7 +21,7 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr std::size_t kMaxToken = 1024;
+constexpr std::size_t kMaxToken = 1024, kMaxTokenFile = 64 * 1024;
 constexpr const char* kJson = "application/json";
 
 /// In lower case; the brackets of an IPv6 address go, too.
@@ -48,6 +49,20 @@ bool is_ours(std::string_view host) {
   if (Multiaddr::from_text("/ip4/" + name) || Multiaddr::from_text("/ip6/" + name)) return true;
   const std::string machine = own_name();
   return !machine.empty() && (name == machine || name == machine.substr(0, machine.find('.')));
+}
+
+/// Whether a browser says that a page elsewhere has made the request: such a page cannot read the answer, but what the
+/// request does is done. Programs that are no browsers send none of these fields; old browsers lack the first one.
+bool is_of_another_site(const HttpRequest& request) {
+  if (!request.fetch_site.empty()) return request.fetch_site != "same-origin" && request.fetch_site != "none";
+  for (const std::string& url : {request.origin, request.referer}) {
+    if (url.empty()) continue;
+    const auto begin = url.find("://");
+    if (begin == std::string::npos) return true;  // "null"
+    const auto end = url.find('/', begin + 3);
+    if (url.substr(begin + 3, end == std::string::npos ? end : end - begin - 3) != request.host) return true;
+  }
+  return false;
 }
 
 /// In a time that does not tell how much of it is right.
@@ -96,10 +111,9 @@ Result<Multiaddr> parse_metrics_address(const std::string& address) {
 }
 
 Result<std::string> read_token(const std::string& path) {
-  std::ifstream file(path);
-  std::string token;
-  if (!file) return Error(cohive::Errc::invalid_argument, "cannot read the token file " + path);
-  std::getline(file, token);
+  TRY(const auto file, PrivateFile::open(path, "token file"));
+  TRY(auto token, file.read(kMaxTokenFile));
+  token.resize(std::min(token.find_first_of("\r\n"), token.size()));
   const auto printable = [](unsigned char c) { return c > 0x20 && c < 0x7f; };
   if (token.empty() || token.size() > kMaxToken || !std::ranges::all_of(token, printable))
     return Error(cohive::Errc::invalid_argument,
@@ -120,16 +134,36 @@ struct MetricsServer::Impl {
   }
 
   Task<HttpResponse> answer(HttpRequest request) {
+    const Path* further = find_path(request.path);
+    const bool acts = further && further->effects == Effects::some;
+    const auto unwanted = acts ? HttpRequest::Method::head : HttpRequest::Method::post;
+    if (request.method == unwanted)
+      co_return HttpResponse{.status = 405,
+                             .body = acts ? "only GET and POST\n" : "only GET and HEAD\n",
+                             .allow = acts ? "GET, POST" : "GET, HEAD"};
     auto refused = answer_without_token(request);
     if (refused) co_return std::move(*refused);
-    for (const auto& [path, further] : paths) {
-      const bool below = path.ends_with('/') && request.path.starts_with(path);
-      if (!below && request.path != path) continue;
-      auto made = co_await further(below ? request.path.substr(path.size()) : "");
+    if (acts && is_of_another_site(request))
+      co_return HttpResponse{.status = 403, .body = "asked for by a page of another site\n"};
+    if (further) {
+      const bool below = further->path.ends_with('/');
+      auto made = co_await further->answer(below ? request.path.substr(further->path.size()) : "");
       co_return HttpResponse{
           .status = made.status, .body = std::move(made.body), .content_type = std::move(made.content_type)};
     }
     co_return answer_with_token(request);
+  }
+
+  struct Path {
+    std::string path;
+    Answer answer;
+    Effects effects;
+  };
+  const Path* find_path(const std::string& path) const {
+    const auto found = std::ranges::find_if(paths, [&path](const Path& one) {
+      return one.path == path || (one.path.ends_with('/') && path.starts_with(one.path));
+    });
+    return found == paths.end() ? nullptr : &*found;
   }
 
   /// Nothing: the request may see the rest.
@@ -166,7 +200,7 @@ struct MetricsServer::Impl {
       return {.body = std::move(text)};
     }
     std::string known = "/, /status, /metrics, /healthz, /readyz, /debug/tasks";
-    for (const auto& [path, further] : paths) known += ", " + path;
+    for (const auto& further : paths) known += ", " + further.path;
     return {.status = 404, .body = "try " + known + " or /debug/log\n"};
   }
 
@@ -195,7 +229,7 @@ struct MetricsServer::Impl {
   ProcessMetrics process;
   TimePoint started;
   Subscription program;
-  std::vector<std::pair<std::string, Answer>> paths;
+  std::vector<Path> paths;
   std::vector<std::function<std::string()>> more_metrics;
   HttpServer http;
 };
@@ -215,8 +249,8 @@ Result<> MetricsServer::start(const std::string& address) {
   return ok();
 }
 
-void MetricsServer::add_path(std::string path, Answer answer) {
-  impl_->paths.emplace_back(std::move(path), std::move(answer));
+void MetricsServer::add_path(std::string path, Answer answer, Effects effects) {
+  impl_->paths.push_back({std::move(path), std::move(answer), effects});
 }
 void MetricsServer::add_metrics(std::function<std::string()> text) {
   impl_->more_metrics.push_back(std::move(text));

@@ -1,14 +1,24 @@
 #include "run_report.hpp"
 
+#include <regex>
+
 #include "cohive/proto/run_report.pb.h"
 
 namespace cohive::train {
 namespace {
 
-constexpr std::size_t kRounds = 32, kLinks = 128, kMessage = 200;
+constexpr std::size_t kRounds = 32, kLinks = 128, kMessage = 200, kLongestMessage = 2000;
 constexpr Duration kSending = 10s, kFresh = 1s;
 
 }  // namespace
+
+/// Strangers may ask for a report: where peers were dialled, on private networks perhaps, is not theirs to know.
+std::string without_addresses(const std::string& message) {
+  // A multiaddress; an IP address as a system writes it.
+  static const std::regex kAddress(R"re(/(ip4|ip6|ip6zone|dns|dns4|dns6|dnsaddr|unix)/[^\s,;()"']+)re"
+                                   R"re(|\b\d{1,3}(\.\d{1,3}){3}(:\d+)?|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\](:\d+)?)re");
+  return std::regex_replace(message.substr(0, kLongestMessage), kAddress, "(address)");
+}
 
 RunReports::RunReports(p2p::Host& host, const std::string& run_id, std::string schema_hash, const History& history)
     : host_(host), schema_hash_(std::move(schema_hash)), history_(history), server_(host) {
@@ -36,7 +46,7 @@ const std::string& RunReports::report() {
     round.set_matchmaking_seconds(static_cast<float>(rounds[i].matchmaking));
     round.set_allreduce_seconds(static_cast<float>(rounds[i].allreduce));
     round.set_outcome(rounds[i].outcome);
-    round.set_message(rounds[i].message.substr(0, kMessage));
+    round.set_message(without_addresses(rounds[i].message).substr(0, kMessage));
   }
   for (const auto& peer : host_.peers()) {
     if (peer.round_trip <= Duration::zero()) continue;

@@ -1,5 +1,6 @@
-// What a run tells monitors that ask: its last rounds, how far its peers are, and which model it trains. Between cohive
-// peers only. Protocol "<run_id>::Run.rpc_report":
+// What a run tells monitors that ask, in a swarm with members these alone: its last rounds, without the addresses of
+// peers, how far its peers are, and which model it trains. Between cohive peers only. Protocol
+// "<run_id>::Run.rpc_report":
 //   monitor -> END_OF_STREAM;  trainer -> RunReport, END_OF_STREAM
 #pragma once
 
@@ -7,6 +8,9 @@
 #include "history.hpp"
 
 namespace cohive::train {
+
+/// Replaces each address in a message by "(address)".
+std::string without_addresses(const std::string& message);
 
 class RunReports {
  public:

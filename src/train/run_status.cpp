@@ -7,10 +7,13 @@ namespace {
 
 using nlohmann::json;
 
+constexpr double kFarthestEnd = 7 * 86400;  // seconds: what is further is an end that cannot be foreseen
+
 }  // namespace
 
 std::string Run::Impl::status_json() const {
   const GlobalProgress global = tracker.snapshot();
+  const double left = std::max(0.0, global.eta - runtime.wall_time());
   json run{{"run_id", options.run_id},
            {"mode", options.auxiliary     ? "auxiliary"
                     : options.client_mode ? "client"
@@ -21,7 +24,7 @@ std::string Run::Impl::status_json() const {
            {"own_samples", finite(global.own_samples)},
            {"target_samples", options.target_batch_size},
            {"samples_per_second", finite(global.samples_per_second)},
-           {"eta_seconds", finite(std::max(0.0, global.eta - runtime.wall_time()))},
+           {"eta_seconds", left < kFarthestEnd ? finite(left) : json()},
            {"peers", global.peers},
            {"clients", global.clients},
            {"loss", finite(last_loss())}};

@@ -45,6 +45,14 @@ class ToldByTrainers : public ::testing::Test {
       [](Runtime& runtime, const train::RunOptions&) { return std::make_unique<SixtyFourValues>(runtime); }};
 };
 
+TEST(ToldToStrangers, FailuresAreToldWithoutTheAddressesOfPeers) {
+  EXPECT_EQ(train::without_addresses(
+                "12D3KooWa: /ip4/192.168.7.3/tcp/4001/p2p/12D3KooWb: connection refused; /ip6/fd00::7/tcp/1, "
+                "10.0.0.9:4001 and [fd00::7]:4001 (/dns4/host.lan/tcp/5): cannot connect"),
+            "12D3KooWa: (address) connection refused; (address), (address) and (address) ((address)): cannot connect");
+  EXPECT_EQ(train::without_addresses("3 of 4 members in 1.25 s"), "3 of 4 members in 1.25 s");
+}
+
 TEST_F(ToldByTrainers, RoundsAreThoseOfTheGroup) {
   std::map<PeerId, RunReport> reports;
   for (std::size_t i = 1; i < train::kTrainers; ++i) {

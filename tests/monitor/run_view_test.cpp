@@ -131,6 +131,46 @@ TEST(RunView, TheEpochEndsWhenTheTargetIsReached) {
   EXPECT_TRUE(estimated.target_estimated);
 }
 
+TEST(RunView, AnEndThatCannotBeForeseenIsNotTold) {
+  RunRecords records;
+  records.trainers = {trainer_at(1, 0, 0, 3.36e-6)};
+  const RunView view = make_view({.run_id = "run", .target = 336}, 1000, records, nullptr);
+  EXPECT_FALSE(view.eta) << "a trainer that has just begun";
+  EXPECT_TRUE(view_json(view, {})["eta_seconds"].is_null());
+}
+
+TEST(RunView, OfARunThatHasEndedIsKeptWhatWasSeenLast) {
+  RunRecords records;
+  records.trainers = {trainer_at(1, 7, 100, 10), trainer_at(2, 7, 50, 5)};
+  records.losses = {{.marker = "key 1", .step = 7, .samples = 300, .loss = 0.5}};
+  const RunView before = make_view({.run_id = "run", .target = 336}, 1000, records, nullptr);
+  const RunView ended = make_view({.run_id = "run", .target = 336}, 1060, {}, nullptr, &before);
+  EXPECT_EQ(ended.epoch, 7u);
+  EXPECT_EQ(ended.samples, 150);
+  EXPECT_EQ(ended.loss, 0.5);
+  EXPECT_EQ(ended.trainers, 0u);
+  EXPECT_EQ(ended.samples_per_second, 0);
+  EXPECT_FALSE(ended.eta);
+  EXPECT_EQ(ended.ended, 1000);
+  EXPECT_THAT(sentences(ended), ElementsAre(AllOf(HasSubstr("the run has ended"), HasSubstr("60 s ago"))));
+  const RunView later = make_view({.run_id = "run", .target = 336}, 1120, {}, nullptr, &ended);
+  EXPECT_EQ(later.epoch, 7u);
+  EXPECT_EQ(later.ended, 1000);
+  const RunView again = make_view({.run_id = "run", .target = 336}, 1130, records, nullptr, &later);
+  EXPECT_FALSE(again.ended);
+  EXPECT_THAT(sentences(again), IsEmpty());
+}
+
+TEST(RunView, WhoComesAfterTheEndOfARunSeesHowFarItCameByTheLossesThatAreLeft) {
+  RunRecords records = with_losses(3);
+  records.trainers.clear();
+  records.losses.push_back({.marker = "liar", .step = 900, .samples = 1, .loss = 1});
+  const RunView view = view_of(records);
+  EXPECT_EQ(view.epoch, 5u);
+  EXPECT_TRUE(view.ended);
+  EXPECT_TRUE(view.loss);
+}
+
 TEST(RunView, NonsenseIsLeftOut) {
   using namespace msgpack;
   const auto record = [](double rate, double time, std::uint64_t samples = 1) {
@@ -146,6 +186,9 @@ TEST(RunView, NonsenseIsLeftOut) {
   EXPECT_FALSE(progress_from("m", record(-1, 5), 6));
   EXPECT_FALSE(progress_from("m", record(1e300, 5), 6));
   EXPECT_FALSE(progress_from("m", record(1, 5, std::uint64_t{1} << 63), 6));
+  for (const double time : {1e300, -1e300, 8000.0, -8000.0})
+    EXPECT_FALSE(progress_from("m", record(1, time), 6)) << "a clock that is off by hours, " << time;
+  EXPECT_TRUE(progress_from("m", record(1, 7000), 6)) << "the other trainers believe it, too";
   EXPECT_FALSE(progress_from("m", Value(), 6)) << "a goodbye";
   const auto loss = [](double sum, std::uint64_t batches, std::uint64_t samples = 1) {
     return Value(Map{{{"step", std::uint64_t{1}},
@@ -158,6 +201,7 @@ TEST(RunView, NonsenseIsLeftOut) {
   EXPECT_FALSE(loss_from("m", loss(6, 0)));
   EXPECT_FALSE(loss_from("m", loss(std::nan(""), 3)));
   EXPECT_FALSE(loss_from("m", loss(-1e300, 3)));
+  for (const double lie : {9e14, -9e14, 1e12}) EXPECT_FALSE(loss_from("m", loss(lie, 1))) << lie;
   EXPECT_FALSE(loss_from("m", loss(6, 3, std::uint64_t{1} << 63)));
 }
 
@@ -399,6 +443,9 @@ TEST(LookHistory, IsTheSameAfterARestart) {
   const std::string svg = plot_svg(again.looks(), "run <b>");
   EXPECT_THAT(svg, AllOf(HasSubstr("loss of the trainers"), HasSubstr("run &#60;b&#62;"), Not(HasSubstr("nan"))));
   EXPECT_EQ(view_json(RunView(), again.looks())["epochs"].size(), 4u);
+  const RunView last = again.last_seen(), ended = make_view({.run_id = "run"}, 2000, {}, nullptr, &last);
+  EXPECT_EQ(ended.epoch, 4u) << "a monitor that was restarted after the end";
+  EXPECT_THAT(ended.ended, testing::Optional(testing::AllOf(testing::Ge(1008), testing::Le(1009))));
 }
 
 TEST(LookHistories, ValuesThatDifferByRoundingAloneAreDrawn) {

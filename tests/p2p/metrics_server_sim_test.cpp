@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -100,6 +101,51 @@ TEST_F(MetricsServerTest, SaysWhatItDoesNotServe) {
               AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("Allow: GET, HEAD")));
   EXPECT_THAT(exchange("POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody"),
               StartsWith("HTTP/1.1 405 "));
+}
+
+TEST_F(MetricsServerTest, ATargetMayBeAWholeUrlAsClientsOfAProxyWriteIt) {
+  EXPECT_THAT(get("http://10.0.0.1:9464/healthz"), EndsWith("\r\n\r\nok\n"));
+  EXPECT_THAT(get("HTTP://10.0.0.1:9464/debug/tasks?format=json"), HasSubstr("application/json"));
+  EXPECT_THAT(get("http://10.0.0.1:9464"), HasSubstr("text/html"));
+  EXPECT_THAT(get("http://10.0.0.1:9464?x"), HasSubstr("text/html"));
+  EXPECT_THAT(exchange("HEAD http://10.0.0.1/healthz HTTP/1.1\r\n\r\n"), HasSubstr("Content-Length: 3\r\n"));
+  EXPECT_THAT(get("http://10.0.0.1/nothing"), StartsWith("HTTP/1.1 404 "));
+  // What the target names goes before the header field.
+  EXPECT_THAT(get("http://evil.example/status"), StartsWith("HTTP/1.1 421 "));
+  EXPECT_THAT(get("http://user@10.0.0.1/status"), StartsWith("HTTP/1.1 421 "));
+  EXPECT_THAT(get("http://localhost/status", "Host: evil.example\r\n"), StartsWith("HTTP/1.1 200 "));
+}
+
+TEST_F(MetricsServerTest, WhatHasEffectsIsNotDoneForAPageOfAnotherSite) {
+  int done = 0;
+  MetricsServer acting(*machine, [] { return true; });
+  acting.add_path(
+      "/act/",
+      [&done](std::string) -> Task<MetricsAnswer> {
+        ++done;
+        co_return MetricsAnswer{.body = "done"};
+      },
+      Effects::some);
+  acting.start("0.0.0.0:9465").value();
+  const auto ask = [&](const std::string& method, const std::string& fields) {
+    auto dial = client->dial(Multiaddr::from_text("/ip4/10.0.0.1/tcp/9465").value(), runtime.after(5s));
+    auto connection = runtime.run(std::move(dial)).value();
+    runtime.run(write(*connection, method + " /act/it HTTP/1.1\r\nHost: 10.0.0.1:9465\r\n" + fields + "\r\n"));
+    return runtime.run(read_all(*connection)).substr(9, 3);
+  };
+  EXPECT_EQ(ask("GET", ""), "200") << "a program";
+  EXPECT_EQ(ask("POST", "Content-Length: 0\r\n"), "200");
+  EXPECT_EQ(ask("POST", "Content-Length: 0\r\nOrigin: http://10.0.0.1:9465\r\nSec-Fetch-Site: same-origin\r\n"), "200");
+  EXPECT_EQ(ask("GET", "Sec-Fetch-Site: none\r\n"), "200") << "typed by a person";
+  EXPECT_EQ(done, 4);
+  for (const char* fields :
+       {"Sec-Fetch-Site: cross-site\r\n", "Sec-Fetch-Site: same-site\r\n", "Origin: http://evil.example\r\n",
+        "Origin: null\r\n", "Origin: http://10.0.0.1:80\r\n", "Referer: https://evil.example/page\r\n"}) {
+    EXPECT_EQ(ask("GET", fields), "403") << fields;
+    EXPECT_EQ(ask("POST", std::string("Content-Length: 0\r\n") + fields), "403") << fields;
+  }
+  EXPECT_EQ(ask("HEAD", ""), "405");
+  EXPECT_EQ(done, 4);
 }
 
 TEST_F(MetricsServerTest, HeadAnswersWithTheLengthAndWithoutTheText) {
@@ -211,12 +257,18 @@ TEST(MetricsToken, IsTheFirstLineOfAFile) {
   const std::string path = testing::TempDir() + "cohive_token";
   const auto read = [&](const std::string& text) {
     std::ofstream(path) << text;
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
     return read_token(path);
   };
   EXPECT_EQ(read("s3cret-token=\nmore").value(), "s3cret-token=");
   for (const std::string& bad :
        {std::string(), std::string("\n"), std::string("two words"), std::string(2000, 'x'), std::string("\xc3\xa9")})
     EXPECT_FALSE(read(bad)) << bad;
+  ASSERT_TRUE(read("s3cret"));
+  for (const auto mode : {0644, 0666, 0602}) {
+    std::filesystem::permissions(path, static_cast<std::filesystem::perms>(mode));
+    EXPECT_THAT(read_token(path).error().message(), HasSubstr("chmod 400")) << "as other secrets";
+  }
   std::remove(path.c_str());
   EXPECT_THAT(read_token(path).error().message(), HasSubstr(path));
 }

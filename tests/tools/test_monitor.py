@@ -74,6 +74,10 @@ class Monitor(unittest.TestCase):
             self.assertIn("cannot connect", nobody["message"])
             with self.assertRaisesRegex(urllib.error.HTTPError, "400"):
                 reachable("nonsense")
+            for site in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Referer": "http://evil.example/"}):
+                request = urllib.request.Request(page + "api/v1/is_reachable/" + second["peer_id"], headers=site)
+                with self.assertRaisesRegex(urllib.error.HTTPError, "403"):  # an <img> of a page elsewhere
+                    urllib.request.urlopen(request, timeout=PATIENCE)
             metrics = read(page + "metrics")
             self.assertIn('cohive_swarm_nodes{reachable="yes",run_id="cohive_run"} 2', metrics)
             self.assertIn('cohive_swarm_warnings{kind="no_trainers",run_id="cohive_run"} 1', metrics)

@@ -235,6 +235,7 @@ class Page(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         token = Path(folder.name, "token")
         token.write_text("s3cret\n")
+        token.chmod(0o400)
         node = self.start("--metrics-token-file", str(token))
         with browser.Browser() as page:
             page.open(node["page"])

@@ -36,6 +36,7 @@ Collector::Collector(Dht& dht, CollectorOptions options)
   const auto nonsense = history_.load(options_.history_path);
   if (!nonsense) throw ErrorException(nonsense.error());
   if (*nonsense > 0) log::warn("monitor", "{}: {} lines are none of a history", options_.history_path, *nonsense);
+  last_seen_ = history_.last_seen();
 }
 
 Task<void> Collector::look_again_and_again(Collector& self) {
@@ -85,8 +86,14 @@ Task<bool> Collector::append(Runtime& runtime, std::string path, std::string lin
 }
 
 void Collector::refresh() {
-  view_ = make_view({.run_id = options_.run_id, .target = options_.target, .last_epoch_size = history_.last_epoch_size()},
-                    records_read_, records_, map_ ? &*map_ : nullptr);
+  view_ =
+      make_view({.run_id = options_.run_id, .target = options_.target, .last_epoch_size = history_.last_epoch_size()},
+                records_read_, records_, map_ ? &*map_ : nullptr, &last_seen_);
+  if (view_.trainers + view_.clients > 0) {
+    last_seen_ = view_;
+    last_seen_.peers.clear();
+    last_seen_.links.clear();
+  }
 }
 
 // ---- The swarm

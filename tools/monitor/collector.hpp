@@ -50,6 +50,7 @@ class Collector {
   double records_read_ = 0;  // when; 0: not yet
   std::optional<SwarmMap> map_;
   RunView view_;
+  RunView last_seen_;  ///< the latest view with trainers, or that of a run that has ended
   std::uint64_t failed_looks_ = 0;
   bool file_fails_ = false;
   Condition changed_;

@@ -1,5 +1,6 @@
 #include "monitor/history.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -106,6 +107,23 @@ Result<std::size_t> LookHistory::load(const std::string& path) {
     }
   }
   return nonsense;
+}
+
+RunView LookHistory::last_seen() const {
+  RunView view;
+  const auto last =
+      std::find_if(looks_.rbegin(), looks_.rend(), [](const Look& look) { return look.trainers + look.clients > 0; });
+  if (last == looks_.rend()) return view;
+  view.time = last->time;
+  view.epoch = view.claimed = last->epoch;
+  view.samples = last->samples;
+  view.trainers = last->trainers;
+  view.clients = last->clients;
+  view.target = epoch_size_;
+  view.loss = last->loss;
+  view.loss_step = last->loss_step;
+  view.epoch_samples = last->epoch_samples;
+  return view;
 }
 
 std::optional<double> LookHistory::last_epoch_size() const {

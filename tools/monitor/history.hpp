@@ -37,6 +37,8 @@ class LookHistory {
   Result<std::size_t> load(const std::string& path);
 
   const std::deque<Look>& looks() const { return looks_; }
+  /// The last look at which there were trainers; its time is 0 when there is none.
+  RunView last_seen() const;
   /// What the last whole epoch came to, as far as it can be told.
   std::optional<double> last_epoch_size() const;
 

@@ -8,7 +8,9 @@ namespace cohive::tools {
 namespace {
 
 // What is beyond is a lie.
-constexpr double kMostPlausible = 1e15;  // samples per second; a loss
+constexpr double kMostPlausible = 1e15;  // samples per second
+constexpr double kLargestLoss = 1e9;
+constexpr double kOldestReport = 7200;  // seconds that a trainer's clock may be off, either way, as trainers have it
 constexpr std::uint64_t kLastEpoch = std::uint64_t{1} << 48, kMostSamples = kLastEpoch;
 
 std::string marker_of(const msgpack::Value& subkey) {
@@ -35,7 +37,8 @@ std::optional<TrainerReport> progress_from(const std::string& marker, const msgp
                        .age = now - *time->as_number(),
                        .client = client->truthy()};
   const bool plausible = report.samples_per_second >= 0 && report.samples_per_second < kMostPlausible &&
-                         report.epoch < kLastEpoch && report.samples < kMostSamples && std::isfinite(report.age);
+                         report.epoch < kLastEpoch && report.samples < kMostSamples &&
+                         std::abs(report.age) <= kOldestReport;
   return report.peer && plausible ? std::optional(std::move(report)) : std::nullopt;
 }
 
@@ -47,7 +50,7 @@ std::optional<LossReport> loss_from(const std::string& marker, const msgpack::Va
   if (!step || !samples || !loss || !batches) return std::nullopt;
   if (!step->as_uint() || !samples->as_uint() || !loss->as_number() || !batches->as_uint()) return std::nullopt;
   const double mean = *loss->as_number() / static_cast<double>(*batches->as_uint());
-  if (*batches->as_uint() == 0 || !(std::abs(mean) < kMostPlausible)) return std::nullopt;
+  if (*batches->as_uint() == 0 || !(std::abs(mean) <= kLargestLoss)) return std::nullopt;
   if (*step->as_uint() >= kLastEpoch || *samples->as_uint() >= kMostSamples) return std::nullopt;
   return LossReport{.marker = marker, .step = *step->as_uint(), .samples = *samples->as_uint(), .loss = mean};
 }

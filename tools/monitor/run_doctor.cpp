@@ -30,16 +30,19 @@ std::vector<Step> steps_of(const RunView& view) {
   for (const std::string& agent : agents)
     if (software.size() < 120) software += (software.empty() ? "" : ", ") + agent;
   const std::size_t trainers = view.trainers + view.clients;
-  return {{"trainers", {"no_trainers"}, log::format("{} trainers report, {} of them clients", trainers, view.clients)},
-          {"progress",
-           {"claim", "behind", "stalled"},
-           log::format("epoch {}, {:.1f} samples/s", view.epoch, view.samples_per_second),
-           trainers > 0},
-          {"models", {"model"}, log::format("the {} trainers that tell have one model and optimizer", models), models > 0},
-          {"swarm", {"split", "initial_peer"}, log::format("{} nodes, which know each other", view.reachable)},
-          {"clocks", {"clock"}, log::format("those of {} peers agree with this one", clocks), clocks > 0},
-          {"reachable", {"unreachable"}, log::format("all of {} peers answer", asked), asked > 0},
-          {"versions", {"version"}, "the peers run " + software, !software.empty()}};
+  return {
+      {"trainers",
+       {"no_trainers", "ended"},
+       log::format("{} trainers report, {} of them clients", trainers, view.clients)},
+      {"progress",
+       {"claim", "behind", "stalled"},
+       log::format("epoch {}, {:.1f} samples/s", view.epoch, view.samples_per_second),
+       trainers > 0},
+      {"models", {"model"}, log::format("the {} trainers that tell have one model and optimizer", models), models > 0},
+      {"swarm", {"split", "initial_peer"}, log::format("{} nodes, which know each other", view.reachable)},
+      {"clocks", {"clock"}, log::format("those of {} peers agree with this one", clocks), clocks > 0},
+      {"reachable", {"unreachable"}, log::format("all of {} peers answer", asked), asked > 0},
+      {"versions", {"version"}, "the peers run " + software, !software.empty()}};
 }
 
 }  // namespace

@@ -12,6 +12,9 @@
 namespace cohive::tools {
 namespace {
 
+constexpr double kFarthestEnd =
+    7 * 86400;  // seconds: a speed that takes longer is that of a trainer that has just begun
+
 std::string software_of(const std::string& agent, bool answers) {
   if (agent.starts_with("cohive/")) return "cohive";
   // The daemon of Python hivemind says what go-libp2p says.
@@ -58,12 +61,24 @@ void add_losses(RunView& view, const std::vector<LossReport>& losses) {
   view.loss = middle_mean(std::move(values));
 }
 
+/// Losses outlive the reports of the trainers that told them, by minutes: of a run that has ended they still say how
+/// far it came. Two must tell of an epoch, as with reports.
+void recall(RunView& view, const std::vector<LossReport>& losses) {
+  if (view.trainers + view.clients > 0 || losses.empty()) return;
+  std::vector<std::uint64_t> steps;
+  for (const LossReport& report : losses) steps.push_back(report.step);
+  std::ranges::sort(steps, std::greater());
+  view.epoch = view.claimed = steps[std::min<std::size_t>(1, steps.size() - 1)];
+  view.ended = view.time;
+}
+
 void foresee(RunView& view, const ViewOptions& options) {
   view.target = options.target ? options.target : options.last_epoch_size;
   view.target_estimated = !options.target;
   if (!view.target && view.epoch_samples > 0) view.target = view.epoch_samples;
-  if (view.target && view.samples_per_second > 1e-9)
-    view.eta = std::max(0.0, *view.target - view.samples) / view.samples_per_second;
+  if (!view.target || !(view.samples_per_second > 0)) return;
+  const double eta = std::max(0.0, *view.target - view.samples) / view.samples_per_second;
+  if (eta < kFarthestEnd) view.eta = eta;
 }
 
 /// Sizes of the sets of nodes of which none is named by a node of another set.
@@ -177,13 +192,31 @@ std::optional<double> middle_mean(std::vector<double> values) {
   return std::accumulate(middle.begin(), middle.end(), 0.0) / static_cast<double>(middle.size());
 }
 
-RunView make_view(const ViewOptions& options, double now, const RunRecords& records, const SwarmMap* map) {
+void keep_what_was_seen(RunView& view, const RunView& before) {
+  if (view.trainers + view.clients > 0 || before.time == 0) return;
+  const bool trained = before.trainers + before.clients > 0;
+  if (!trained && !before.ended) return;
+  view.ended = trained ? before.time : before.ended;
+  if (view.epoch > before.epoch) return;
+  view.epoch = view.claimed = before.epoch;
+  view.samples = before.samples;
+  view.target = before.target;
+  view.target_estimated = before.target_estimated;
+  view.loss = before.loss;
+  view.loss_step = before.loss_step;
+  view.epoch_samples = before.epoch_samples;
+}
+
+RunView make_view(const ViewOptions& options, double now, const RunRecords& records, const SwarmMap* map,
+                  const RunView* before) {
   RunView view;
   view.run_id = options.run_id;
   view.time = now;
   add_up(view, records.trainers);
+  recall(view, records.losses);
   add_losses(view, records.losses);
   foresee(view, options);
+  if (before) keep_what_was_seen(view, *before);
   if (map) {
     add_map(view, records, *map, options.max_links);
   } else {

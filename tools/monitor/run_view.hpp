@@ -53,6 +53,7 @@ struct Warning {
 struct RunView {
   std::string run_id;
   double time = 0;  ///< when the trainers' reports were read; 0: not yet
+  std::optional<double> ended;  ///< when trainers were seen last, where none reports any more: what they told is kept
   std::uint64_t epoch = 0;    ///< that trainers agree on
   std::uint64_t claimed = 0;  ///< the largest that a single peer claims
   double samples = 0, samples_per_second = 0;
@@ -90,8 +91,13 @@ std::uint64_t agreed_epoch(const std::vector<TrainerReport>& trainers);
 /// The mean of the middle half, of three the middle one: a peer that lies moves it little.
 std::optional<double> middle_mean(std::vector<double> values);
 
+/// Of a run whose trainers have gone, keeps what `before` has seen of it: epoch, samples, target and loss.
+void keep_what_was_seen(RunView& view, const RunView& before);
+
 /// \param map  nullptr: not looked at yet
-RunView make_view(const ViewOptions& options, double now, const RunRecords& records, const SwarmMap* map);
+/// \param before  what was seen of the run last; nullptr: nothing
+RunView make_view(const ViewOptions& options, double now, const RunRecords& records, const SwarmMap* map,
+                  const RunView* before = nullptr);
 
 std::string_view to_text(PeerView::Role role);
 

@@ -110,7 +110,9 @@ Task<int> serve_run(Dht& dht, ServeOptions options) {
   const auto section = Status::of(runtime).add("swarm", [&shown] { return shown.text(); });
   p2p::MetricsServer server(*network, [&collector] { return collector.view().time > 0; }, {.token = options.token});
   server.add_path("/api/v1/state", [&shown](const std::string&) { return shown.answer(); });
-  server.add_path("/api/v1/is_reachable/", [&reacher](std::string peer) { return reacher.answer(std::move(peer)); });
+  server.add_path(
+      "/api/v1/is_reachable/", [&reacher](std::string peer) { return reacher.answer(std::move(peer)); },
+      p2p::Effects::some);
   server.add_metrics([&exporter] { return exporter.peer_text(); });
   if (auto serving = server.start(options.address); !serving) throw ErrorException(serving.error());
   announce_page(server, options.json);

@@ -1,7 +1,9 @@
 // cohive-monitor serve: the page of a whole run.
 //   /  /status            as every program has them (p2p/metrics_server.hpp), with the run under "swarm"
 //   /api/v1/state         the run alone, as JSON
-//   /api/v1/is_reachable/<peer id>   whether the peer can be reached from here, tried now
+//   /api/v1/is_reachable/<peer id>   whether the peer can be reached from here, tried now: GET or POST, and not for a
+//   page
+//                                    of another site
 //   /metrics              the run, for Prometheus
 #pragma once
 

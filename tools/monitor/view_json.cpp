@@ -72,6 +72,7 @@ json summary_json(const RunView& view) {
             {"peers", view.trainers + view.clients},
             {"clients", view.clients},
             {"epoch", view.epoch},
+            {"ended", maybe(view.ended)},
             {"samples_accumulated", static_cast<std::uint64_t>(view.samples)},
             {"samples_per_second", view.samples_per_second},
             {"loss", maybe(view.loss)},
@@ -91,6 +92,7 @@ json summary_json(const RunView& view) {
 json view_json(const RunView& view, const std::deque<Look>& looks) {
   json run{{"run_id", view.run_id},
            {"time", view.time},
+           {"ended", maybe(view.ended)},
            {"epoch", view.epoch},
            {"claimed_epoch", view.claimed},
            {"samples", view.samples},

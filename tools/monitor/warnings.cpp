@@ -37,6 +37,13 @@ std::string count(std::size_t number, const std::string& one, const std::string&
 // ---- The run
 
 void about_trainers(const RunView& view, std::vector<Warning>& warnings) {
+  if (view.ended) {
+    warnings.push_back(
+        {"ended", log::format("no trainer reports any more: the run has ended, or all its trainers are gone; what "
+                              "is shown is what was seen last, {:.0f} s ago",
+                              std::max(0.0, view.time - *view.ended))});
+    return;
+  }
   if (view.trainers + view.clients == 0) {
     warnings.push_back({"no_trainers", "no trainer reports: none trains run " + log::quoted(view.run_id, 60) +
                                            " now, or its trainers were given another --run-id"});

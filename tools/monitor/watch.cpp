@@ -28,16 +28,19 @@ void print_line(const RunView& view, bool as_json) {
   std::cout << view.run_id << ": " << view.trainers + view.clients << " peers (" << view.clients << " clients), epoch "
             << view.epoch << ", " << static_cast<std::uint64_t>(view.samples) << " samples accumulated, "
             << log::format("{:.1f}", view.samples_per_second) << " samples/s"
-            << (view.loss ? log::format(", loss {:.4f}", *view.loss) : "") << std::endl;
+            << (view.loss ? log::format(", loss {:.4f}", *view.loss) : "") << (view.ended ? ", ended" : "")
+            << std::endl;
 }
 
 Task<int> print_lines(Dht& dht, WatchOptions options) {
+  RunView seen;
   for (;;) {
     auto records = co_await read_records(dht, options.collector.run_id);
     if (!records) log::warn("monitor", "the progress of the run cannot be read: {}", records.error());
-    print_line(make_view({.run_id = options.collector.run_id, .target = options.collector.target}, dht.now(),
-                         records ? *records : RunRecords(), nullptr),
-               options.json);
+    const RunView view = make_view({.run_id = options.collector.run_id, .target = options.collector.target}, dht.now(),
+                                   records ? *records : RunRecords(), nullptr, &seen);
+    if (view.trainers + view.clients > 0) seen = view;
+    print_line(view, options.json);
     if (options.once || !std::cout) co_return 0;  // without a reader there is nothing to do
     co_await dht.runtime().sleep_for(options.collector.period);
   }
@@ -55,6 +58,7 @@ std::string head_of(const RunView& view) {
   if (view.clients > 0) text += log::format(" ({} clients)", view.clients);
   text += log::format("  {:.1f} samples/s", view.samples_per_second);
   if (view.loss) text += log::format("  loss {:.4f}", *view.loss);
+  if (view.ended) text += "  ended";
   return text + (view.mapped ? log::format("  {} of {} nodes answer", view.reachable, view.nodes)
                              : "  looking around ...");
 }

@@ -9,7 +9,8 @@
 ///   /debug/tasks    every coroutine and what it waits for; ?format=json
 ///   /debug/log      the last lines of the log, those of level debug included
 ///
-/// It only answers GET and HEAD, and changes nothing. A request whose Host is neither a numeric address nor a name of
+/// It only answers GET and HEAD, and changes nothing; a further path that has effects takes GET and POST, and no
+/// request that a page elsewhere makes in a browser. A request whose Host is neither a numeric address nor a name of
 /// this machine is refused, unless a token is asked for: it may come from a page that gives its own name our address.
 #pragma once
 
@@ -33,6 +34,9 @@ Result<Multiaddr> parse_metrics_address(const std::string& address);
 /// Reads a token from the first line of a file.
 Result<std::string> read_token(const std::string& path);
 
+/// Whether a request for a further path has effects.
+enum class Effects { none, some };
+
 /// What a further path answers.
 struct MetricsAnswer {
   unsigned status = 200;  ///< of HTTP
@@ -53,7 +57,7 @@ class MetricsServer {
   /// to `answer`, "" for other paths. It has ten seconds.
   using Answer = std::function<Task<MetricsAnswer>(std::string rest)>;
   /// Adds such a path, which begins with "/".
-  void add_path(std::string path, Answer answer);
+  void add_path(std::string path, Answer answer, Effects effects = Effects::none);
   /// Adds text to what /metrics says, in Prometheus' format, of metrics that are not in the registry.
   void add_metrics(std::function<std::string()> text);
   /// "http://host:port/metrics".

@@ -16,7 +16,7 @@ function progressOf(swarm) {
   const text = swarm.target_samples ? number(swarm.samples) + ' of ' + about + number(swarm.target_samples) + ' samples' :
     number(swarm.samples) + ' samples; how many an epoch takes is known after the first one';
   return [make('div', {className: 'bar'}, bar),
-    make('div', {textContent: text + (swarm.eta_seconds === null ? '' : ', the epoch ends in ' + seconds(swarm.eta_seconds))})];
+    make('div', {textContent: (swarm.ended ? 'ended; seen last at ' + clock(swarm.ended) + ': ' : '') + text + (swarm.eta_seconds === null ? '' : ', the epoch ends in ' + seconds(swarm.eta_seconds))})];
 }
 
 function curvesOf(swarm) {

@@ -75,6 +75,41 @@ class BillOfMaterials(unittest.TestCase):
             self.assertLessEqual(set(ends), set(components))
 
 
+class Wheels(unittest.TestCase):
+    def test_each_is_pinned_by_its_hashes(self):
+        lists = sorted((ROOT / "tools/wheels").glob("*.txt"))
+        self.assertEqual([path.stem for path in lists], ["cuda", "libp2p", "torch"])
+        for path in lists:
+            text = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
+            for requirement in filter(None, re.split(r"(?<!\\)\n", text)):
+                with self.subTest(requirement=requirement.split()[0]):
+                    self.assertRegex(requirement, r"^[\w.-]+==[\d.]+ (\\\n +--hash=sha256:[0-9a-f]{64} ?)+$")
+
+    def test_scripts_fetch_none_without_them(self):
+        for path in ("tools/install-deps.sh", "packaging/cohive-get-libtorch.in"):
+            commands = (ROOT / path).read_text().replace("\\\n", " ").splitlines()
+            fetching = [line for line in commands if "-m pip install" in line]
+            self.assertTrue(fetching)
+            for line in fetching:
+                self.assertIn("--require-hashes", line)
+
+    def test_the_script_for_libtorch_gives_pip_the_list(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script, python, seen = Path(folder, "bin", "get"), Path(folder, "python"), Path(folder, "seen")
+            script.parent.mkdir()
+            text = (ROOT / "packaging/cohive-get-libtorch.in").read_text()
+            for name, value in (("COHIVE_LIBTORCH_PLACE", "lib/libtorch"), ("LibTorch_VERSION", "2.11.0"),
+                                ("COHIVE_LIBTORCH_WHEELS", (ROOT / "tools/wheels/torch.txt").read_text())):
+                text = text.replace(f"@{name}@", value)
+            script.write_text(text)
+            python.write_text(f'#!/bin/sh\nfor last; do :; done\necho "$@" >{seen}\ncat "$last" >>{seen}\n')
+            python.chmod(0o755)
+            run = subprocess.run(["sh", script], env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)}, capture_output=True, text=True)
+            self.assertIn("there is no lib/libtorch_cpu.so", run.stderr)  # the pip here fetches nothing
+            self.assertIn("--require-hashes", seen.read_text())
+            self.assertIn((ROOT / "tools/wheels/torch.txt").read_text(), seen.read_text())
+
+
 if __name__ == "__main__":
     shell.BIN = Path(sys.argv.pop(1))
     unittest.main(verbosity=2)

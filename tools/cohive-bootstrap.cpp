@@ -53,6 +53,11 @@ struct Options {
   log::Options log;
 };
 
+/// Of the memory that peers may fill, a half is for records and the other for what is on its way.
+std::size_t memory_for_records(const Options& options) {
+  return (options.memory_budget << 20) / 2;
+}
+
 std::string joined(const std::vector<Multiaddr>& addresses, const char* separator) {
   std::string text;
   for (const auto& address : addresses) text += (text.empty() ? "" : separator) + address.text();
@@ -97,44 +102,61 @@ Task<void> report(Dht& dht, Duration period) {
 
 // ---- Coming back as before
 
-/// What an earlier run left, or a fresh state, which is written at once to see that it can be. A damaged file is put
-/// aside with one warning.
-dht::SavedState load_state(Runtime& runtime, const std::string& path, const PeerId& self) {
-  auto state = dht::read_state(path);
-  if (state && state->peer != self) {
-    log::warn("bootstrap", "{} is of another identity: its records are taken, its place in the DHT is not", path);
-    state->node_id = dht::DhtId::random(runtime);
+/// What an earlier run left.
+struct EarlierRun {
+  dht::SavedState state;
+  std::shared_ptr<dht::StateReader> records;  ///< null: none
+};
+
+/// A fresh state, where there is no earlier one, is written at once to see that it can be. A damaged file is put aside
+/// with one warning.
+EarlierRun load_state(Runtime& runtime, const std::string& path, const PeerId& self) {
+  auto reader = dht::StateReader::open(path);
+  if (reader) {
+    EarlierRun run{reader->state(), std::make_shared<dht::StateReader>(std::move(*reader))};
+    if (run.state.peer != self) {
+      log::warn("bootstrap", "{} is of another identity: its records are taken, its place in the DHT is not", path);
+      run.state.node_id = dht::DhtId::random(runtime);
+    }
+    return run;
   }
-  if (state) return std::move(*state);
-  if (state.error() == Errc::malformed) {
+  if (reader.error() == Errc::malformed) {
     const std::string aside = path + ".damaged";
     std::error_code ignored;
     std::filesystem::rename(path, aside, ignored);
-    log::warn("bootstrap", "{}; starting without it (kept as {})", state.error().detail(), aside);
-  } else if (state.error() != Errc::not_found) {
-    throw Exit{kBadInput, "--state-path: " + state.error().detail()};
+    log::warn("bootstrap", "{}; starting without it (kept as {})", reader.error().detail(), aside);
+  } else if (reader.error() != Errc::not_found) {
+    throw Exit{kBadInput, "--state-path: " + reader.error().detail()};
   }
-  dht::SavedState fresh{self, dht::DhtId::random(runtime), {}, {}};
+  dht::SavedState fresh{self, dht::DhtId::random(runtime), {}};
   if (auto written = dht::write_state(path, fresh); !written)
     throw Exit{kBadInput, "--state-path: " + written.error().detail()};
-  return fresh;
+  return {std::move(fresh), nullptr};
+}
+
+/// Takes the records of the earlier run back, piece by piece.
+Task<std::size_t> restore_records(Dht& dht, std::shared_ptr<dht::StateReader> reader, const std::string& path) {
+  std::size_t kept = 0;
+  while (reader) {
+    auto records = co_await dht.runtime().offload([reader] { return reader->next(); });
+    if (records.empty()) break;
+    kept += co_await dht.restore(std::move(records));
+  }
+  if (reader && reader->damaged())
+    log::warn("bootstrap", "state file {}: damaged in part; the records that could be read are kept", path);
+  co_return kept;
 }
 
 /// Writes the state now and then, and once more when `stopping` is set.
-/// \param peers    of an earlier run: the way back for as long as no other peer is known
-/// \param failing  whether the last write has failed
-Task<void> keep_state(Dht& dht, std::string path, Duration period, std::vector<dht::SavedPeer> peers, Event& stopping,
-                      bool& failing) {
+/// \param restored  set when the records of the earlier run are back: none of them shall miss in the file
+/// \param peers     of an earlier run: the way back for as long as no other peer is known
+/// \param failing   whether the last write has failed
+Task<void> keep_state(Dht& dht, std::string path, Duration period, std::vector<dht::SavedPeer> peers, Event& restored,
+                      Event& stopping, bool& failing) {
   for (bool last = false; !last;) {
     last = co_await stopping.wait(dht.runtime().after(period));
-    auto state = co_await dht.save();
-    if (state.peers.empty()) {
-      state.peers = peers;
-    } else {
-      peers = state.peers;
-    }
-    auto written =
-        co_await dht.runtime().offload([path, state = std::move(state)] { return dht::write_state(path, state); });
+    if (!restored.is_set()) continue;
+    auto written = co_await dht.save(path, peers);
     if (!written && !failing) log::warn("bootstrap", "the state is not saved: {}", written.error().detail());
     failing = !written;
   }
@@ -192,15 +214,17 @@ Task<void> show(Dht& dht, const Options& options, const Urls& urls, Event& tried
 
 /// Whatever an earlier run left comes first. Ends by an exception only.
 Task<void> serve(Dht& dht, Options options, Urls urls, std::vector<Multiaddr> initial,
-                 std::optional<dht::SavedState> state, bool& ready) {
+                 std::optional<EarlierRun> earlier, Event& restored, bool& ready) {
   const bool named = !initial.empty();
-  if (state) {
-    for (const auto& peer : state->peers) dht.host().learn_addresses(peer.peer, peer.addresses);
-    initial = with_saved_peers(std::move(initial), state->peers);
-    const std::size_t kept = co_await dht.restore(std::move(state->records));
-    if (kept + state->peers.size() > 0)
-      log::info("bootstrap", "{} records and {} peers of an earlier run", kept, state->peers.size());
+  if (earlier) {
+    const auto& peers = earlier->state.peers;
+    for (const auto& peer : peers) dht.host().learn_addresses(peer.peer, peer.addresses);
+    initial = with_saved_peers(std::move(initial), peers);
+    const std::size_t kept = co_await restore_records(dht, std::move(earlier->records), options.state_path);
+    if (kept + peers.size() > 0)
+      log::info("bootstrap", "{} records and {} peers of an earlier run", kept, peers.size());
   }
+  restored.set();
   Event tried(dht.runtime(), "the initial peers");
   (void)co_await race(dht.runtime(), join(dht, std::move(initial), named, options.wait_for_swarm, tried),
                       show(dht, options, urls, tried, ready));
@@ -218,8 +242,8 @@ Task<void> beside(Runtime& runtime, Task<void> first, Task<void> second) {
 
 Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_options, KeyPair identity,
                    std::vector<Multiaddr> initial) {
-  std::optional<dht::SavedState> state;
-  if (!options.state_path.empty()) state = load_state(runtime, options.state_path, identity.peer_id());
+  std::optional<EarlierRun> earlier;
+  if (!options.state_path.empty()) earlier = load_state(runtime, options.state_path, identity.peer_id());
   const auto network = transport::limit_bandwidth(transport::make_tcp_network(runtime), options.limits);
   if (!options.identity_path.empty()) {
     const Deadline deadline = runtime.after(kIdentityCheck);
@@ -249,19 +273,21 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   DhtOptions dht_options;
   const auto key = co_await member_key(runtime, options.members);
   dht_options.authorizer = dht::make_authorizer(runtime, options.members, identity, key).value();
-  if (state) dht_options.node_id = state->node_id;
+  if (earlier) dht_options.node_id = earlier->state.node_id;
+  dht_options.max_storage_bytes = memory_for_records(options);
   Dht dht(host, dht_options);
   const auto status = Status::of(runtime).add(
       "dht", [&dht] { return nlohmann::json{{"nodes", dht.table_size()}, {"records", dht.storage_size()}}.dump(); });
   runtime.background().spawn(write_diagnostics_at_signal(runtime), "SIGUSR1");
-  Event stopping(runtime, "the end of the program");
+  Event restored(runtime, "records of an earlier run"), stopping(runtime, "the end of the program");
   bool state_lost = false;
   Nursery keeping(runtime, "bootstrap");
   if (!options.state_path.empty())
-    keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), state->peers, stopping,
-                             state_lost),
+    keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), earlier->state.peers,
+                             restored, stopping, state_lost),
                   "keep state");
-  auto serving = serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(state), ready);
+  auto serving = serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(earlier), restored,
+                       ready);
   if (own_check) serving = beside(runtime, std::move(serving), watch_own_addresses(*own_check, own));
   // Signals are awaited from before the first line is printed: its reader may stop us at once.
   auto outcome = co_await race(runtime, wait_for_stop(runtime), std::move(serving));
@@ -320,7 +346,7 @@ int run(const Options& options) {
   host_options.announce = parse_announced(options.announce_maddrs, options.identity_path);
   host_options.force_reachability = options.force_reachability;
   host_options.nat_port_map = options.nat_port_map;
-  host_options.memory_budget = options.memory_budget << 20;
+  host_options.memory_budget = (options.memory_budget << 20) - memory_for_records(options);
   apply(options.relay_use, host_options);
   apply(options.relay_service, host_options);
   const auto initial = parse_initial_peers(initial_peers(options.initial_peers));

@@ -23,6 +23,13 @@ class CompositeValidator {
     for (const auto& validator : validators_) record.value = validator->sign_value(record);
     return std::move(record.value);
   }
+  /// Of all the records together, see RecordValidator::cost.
+  std::size_t cost(const std::vector<Record>& records) const {
+    std::size_t sum = 0;
+    for (const auto& validator : validators_)
+      for (const Record& record : records) sum += validator->cost(record);
+    return sum;
+  }
   bool validate(Record record) const {
     for (auto validator = validators_.rbegin(); validator != validators_.rend(); ++validator) {
       if (!(*validator)->validate(record)) return false;

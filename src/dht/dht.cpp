@@ -24,7 +24,8 @@ constexpr Duration kGraceForOthers = 3s;
 constexpr int kRefreshChecks = 4;
 // Work of one turn of the loop when records are saved or restored: well below a millisecond.
 constexpr std::size_t kLocalRecordsPerTurn = 128;
-constexpr std::size_t kBytesPerTurn = 1024 * 1024;
+constexpr std::size_t kLocalBytesPerTurn = 1024 * 1024;
+constexpr std::size_t kSavedKeysPerTurn = 2048;
 constexpr std::size_t kManyKeys = 1000;  // see DhtOptions::operation_timeout
 
 }  // namespace
@@ -279,31 +280,51 @@ Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key, std::o
   co_return nodes;
 }
 
-Task<SavedState> Dht::save(StateLimits limits) {
-  Protocol& protocol = impl_->protocol;
-  SavedState state{host().id(), node_id(), {}, {}};
-  std::size_t total = 0, turn = 0;
-  for (Storage* store : {&protocol.storage, &protocol.cache}) {
-    for (const DhtId& key : store->keys()) {
-      if (state.records.size() % kLocalRecordsPerTurn == 0 || turn >= kBytesPerTurn) {
-        turn = 0;
-        co_await runtime().yield();
-      }
-      const auto* record = store->get(key, now());
-      if (!record) continue;
-      auto out = outgoing(key, *record, store == &protocol.cache);
-      const std::size_t bytes = DhtId::kSize + out.tag.size() + out.value.size();
-      if (total + bytes > limits.max_bytes) break;
-      total += bytes;
-      turn += bytes;
-      state.records.push_back({key, std::move(out.tag), std::move(out.value), out.expiration, out.in_cache});
-    }
-  }
-  for (const auto& node : protocol.table.nearest(node_id(), limits.max_peers)) {
+Task<Result<>> Dht::save(std::filesystem::path path, std::vector<SavedPeer>& peers, StateLimits limits) {
+  std::vector<SavedPeer> known;
+  for (const auto& node : impl_->protocol.table.nearest(node_id(), limits.max_peers)) {
     const auto info = host().peer(node.peer);
-    if (info && !info->addresses.empty()) state.peers.push_back({node.id, node.peer, info->addresses});
+    if (info && !info->addresses.empty()) known.push_back({node.id, node.peer, info->addresses});
   }
-  co_return state;
+  if (!known.empty()) peers = std::move(known);
+  SavedState state{host().id(), node_id(), peers};
+  CO_TRY(auto created, co_await runtime().offload([path = std::move(path), state = std::move(state)] {
+    return StateWriter::create(path, state);
+  }));
+  const auto writer = std::make_shared<StateWriter>(std::move(created));
+  std::size_t left = limits.max_bytes;
+  CO_TRY(co_await impl_->save_records(impl_->protocol.storage, writer, left));
+  CO_TRY(co_await impl_->save_records(impl_->protocol.cache, writer, left));
+  co_return co_await runtime().offload([writer] { return writer->finish(); });
+}
+
+Task<Result<>> Dht::Impl::save_records(Storage& store, std::shared_ptr<StateWriter> writer, std::size_t& left) {
+  // All keys first: a record that is renewed meanwhile changes its place.
+  std::vector<DhtId> all;
+  Storage::Cursor at;
+  for (auto keys = store.keys(at, kSavedKeysPerTurn); !keys.empty(); keys = store.keys(at, kSavedKeysPerTurn)) {
+    all.insert(all.end(), keys.begin(), keys.end());
+    co_await runtime.yield();
+  }
+  for (std::size_t next = 0; next < all.size() && left > 0;) {
+    std::vector<SavedRecord> part;
+    std::size_t bytes = 0;
+    for (; next < all.size() && part.size() < kLocalRecordsPerTurn && bytes < kLocalBytesPerTurn; ++next) {
+      const auto* record = store.get(all[next], protocol.now());
+      if (!record) continue;
+      auto out = outgoing(all[next], *record, &store == &protocol.cache);
+      const std::size_t size = DhtId::kSize + out.tag.size() + out.value.size();
+      if (bytes + size > left) {
+        left = bytes;  // what is left out expires before all that is kept
+        break;
+      }
+      bytes += size;
+      part.push_back({out.key, std::move(out.tag), std::move(out.value), out.expiration, out.in_cache});
+    }
+    left -= bytes;
+    CO_TRY(co_await runtime.offload([writer, part = std::move(part)] { return writer->add(part); }));
+  }
+  co_return ok();
 }
 
 Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
@@ -311,13 +332,13 @@ Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
   for (std::size_t at = 0; at < records.size();) {
     std::vector<OutgoingRecord> part;
     std::size_t bytes = 0;
-    for (; at < records.size() && part.size() < kLocalRecordsPerTurn && bytes < kBytesPerTurn; ++at) {
+    for (; at < records.size() && part.size() < kLocalRecordsPerTurn && bytes < kLocalBytesPerTurn; ++at) {
       SavedRecord& record = records[at];
       bytes += record.value.size();
       part.push_back({record.key, std::move(record.tag), std::move(record.value), record.expiration, record.cached});
     }
     // Their senders are forgotten. Under one sender they would be the largest share, and the first to go.
-    const PeerId from = PeerId::of_public_key(as_bytes("restored up to " + std::to_string(at)));
+    const PeerId from = PeerId::of_public_key(as_bytes("restored part " + std::to_string(impl_->restored_parts++)));
     const auto stored = co_await impl_->protocol.store_locally(std::move(part), from);
     kept += static_cast<std::size_t>(std::count(stored.begin(), stored.end(), true));
     co_await runtime().yield();

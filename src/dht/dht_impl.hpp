@@ -112,6 +112,9 @@ struct Dht::Impl {
   Task<bool> meet(PeerId peer);
   Duration spread(Duration period) const;
 
+  /// \param left  bytes that may still be saved
+  Task<Result<>> save_records(Storage& store, std::shared_ptr<StateWriter> writer, std::size_t& left);
+
   /// When an operation on so many keys ends, if its caller does not say.
   Deadline deadline_for(std::size_t keys, std::optional<Deadline> given) const;
   /// What it means that no node answered: Errc::unreachable, unless there is none but us.
@@ -125,12 +128,17 @@ struct Dht::Impl {
   bool look_up_locally(Lookup& lookup, bool use_cache);
   bool agree(const Lookup& lookup, const std::vector<DhtId>& nodes) const;
   Task<void> consider(LookupPtr lookup, StoredRecord candidate, DhtId source);
+  Task<void> consider_value(LookupPtr lookup, StoredRecord candidate, DhtId source);
+  Task<void> consider_entries(LookupPtr lookup, StoredRecord candidate, DhtId source);
+  Task<std::vector<bool>> check(std::vector<Record> records);
   void remember(const Lookup& lookup, const std::vector<NodeEntry>& nearest);
   Task<void> cache_on(PeerId peer, OutgoingRecord record);
   void schedule_refresh(const DhtId& key, double at);
   Task<void> refresh_cache();
-  Result<GetResult> result_of(const Lookup& lookup) const;
-  std::optional<GetResult> decode(const Lookup& lookup) const;
+  Task<Result<GetResult>> result_of(LookupPtr lookup) const;
+  Task<std::optional<GetResult>> decode(LookupPtr lookup) const;
+  std::optional<msgpack::Value> value_of(const DhtId& key, const std::string& tag, const std::string& bytes,
+                                         double expiration) const;
 
   // storing.cpp
   Task<std::vector<Result<>>> store_many(std::vector<StoreItem> items, Deadline deadline);
@@ -152,6 +160,7 @@ struct Dht::Impl {
   std::unordered_map<DhtId, LookupPtr> pending;  // searches that further callers may join
   RefreshQueue refreshes;
   SampledRecords sampled;
+  std::size_t restored_parts = 0;
   Condition refreshes_changed;
   bool closed = false;
   TaskGroup tasks;

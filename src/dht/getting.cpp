@@ -27,6 +27,18 @@ void merge(StoredRecord& into, const Dictionary& more) {
   }
 }
 
+/// Entries that were checked, of what a node has.
+void take_entries(Lookup& lookup, Dictionary entries, const DhtId& source) {
+  if (entries.entries().empty()) return;
+  const double previous = lookup.best ? lookup.best->expiration : -kForever, found = entries.latest_expiration();
+  if (lookup.best && lookup.best->is_dictionary()) {
+    merge(*lookup.best, entries);
+  } else if (found > previous) {
+    lookup.best = StoredRecord{std::move(entries), found};
+  }
+  if (found > previous) lookup.source = source;
+}
+
 }  // namespace
 
 void Lookup::take(const StoredRecord& record) {
@@ -84,7 +96,7 @@ Task<std::vector<Result<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, 
   }
   if (!again.empty()) co_await look_up(std::move(again), deadline);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    results[i] = result_of(*by_index[i]);
+    results[i] = co_await result_of(by_index[i]);
     (results[i] ? metrics.gets_found : metrics.gets_missed).increment();
   }
   if (searched) metrics.get_seconds.observe(to_seconds(runtime.now() - start));
@@ -200,46 +212,61 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
 
 /// Takes a node's record, or the entries of its dictionary, if it is valid and newer than what we have.
 Task<void> Dht::Impl::consider(LookupPtr lookup, StoredRecord candidate, DhtId source) {
-  const std::string key = lookup->key.binary();
   const auto* best = lookup->best ? &*lookup->best : nullptr;
-  const auto* known = best ? best->dictionary() : nullptr;
-  const auto* dictionary = candidate.dictionary();
-  if (best && !(known && dictionary) && candidate.expiration <= best->expiration) co_return;
+  const bool both = best && best->is_dictionary() && candidate.is_dictionary();
+  if (best && !both && candidate.expiration <= best->expiration) co_return;
+  if (candidate.is_dictionary()) {
+    co_await consider_entries(std::move(lookup), std::move(candidate), source);
+  } else {
+    co_await consider_value(std::move(lookup), std::move(candidate), source);
+  }
+}
 
-  std::vector<Record> records;
-  std::vector<std::string> identities;
-  if (dictionary) {
+/// Which records are valid. What does not decode must not take the place of something that does.
+Task<std::vector<bool>> Dht::Impl::check(std::vector<Record> records) {
+  auto valid = co_await protocol.validate(records);
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    valid[i] = valid[i] && msgpack::decode(as_bytes(protocol.validators().strip(records[i])));
+    if (!valid[i]) metrics.records_invalid.increment();
+  }
+  co_return valid;
+}
+
+Task<void> Dht::Impl::consider_value(LookupPtr lookup, StoredRecord candidate, DhtId source) {
+  std::vector<Record> records{
+      {lookup->key.binary(), std::string(kRegularTag), *candidate.value(), candidate.expiration}};
+  const auto valid = co_await check(std::move(records));
+  // Other nodes may have answered meanwhile.
+  if (!valid.front() || (lookup->best && candidate.expiration <= lookup->best->expiration)) co_return;
+  lookup->best = std::move(candidate);
+  lookup->source = source;
+}
+
+/// A large dictionary is looked at in several turns of the loop, and other nodes may answer between them.
+Task<void> Dht::Impl::consider_entries(LookupPtr lookup, StoredRecord candidate, DhtId source) {
+  const std::string key = lookup->key.binary();
+  const auto& all = candidate.dictionary()->entries();
+  Dictionary accepted;  // that there was no dictionary to merge with so far
+  for (auto at = all.begin(); at != all.end();) {
     // Only entries that would change anything are checked: replicas mostly repeat each other.
-    for (const auto& [identity, entry] : dictionary->entries()) {
+    const auto* known = lookup->best ? lookup->best->dictionary() : nullptr;
+    std::vector<Record> records;
+    std::vector<std::string> identities;
+    for (std::size_t turn = 0; at != all.end() && turn < kEntriesPerTurn; ++at, ++turn) {
+      const auto& [identity, entry] = *at;
       if (known && !known->would_accept(identity, entry.expiration)) continue;
       records.push_back({key, entry.subkey, entry.value, entry.expiration});
       identities.push_back(identity);
     }
-  } else {
-    records.push_back({key, std::string(kRegularTag), *candidate.value(), candidate.expiration});
+    const auto valid = co_await check(records);
+    for (std::size_t i = 0; i < records.size(); ++i)
+      if (valid[i])
+        accepted.put({std::move(records[i].subkey), std::move(identities[i])}, std::move(records[i].value),
+                     records[i].expiration);
+    const bool merging = lookup->best && lookup->best->is_dictionary();
+    if (merging || at == all.end()) take_entries(*lookup, std::exchange(accepted, {}), source);
+    if (at != all.end()) co_await runtime.yield();
   }
-  auto valid = co_await protocol.validate(records);
-  Dictionary entries;
-  for (std::size_t i = 0; i < records.size(); ++i) {
-    // What does not decode must not take the place of something that does.
-    valid[i] = valid[i] && msgpack::decode(as_bytes(protocol.validators().strip(records[i])));
-    if (!valid[i]) metrics.records_invalid.increment();
-    if (valid[i] && dictionary)
-      entries.put({std::move(records[i].subkey), identities[i]}, std::move(records[i].value), records[i].expiration);
-  }
-  // Other nodes may have answered meanwhile.
-  const double previous = lookup->best ? lookup->best->expiration : -kForever;
-  const double found = dictionary ? entries.latest_expiration() : valid[0] ? candidate.expiration : -kForever;
-  if (dictionary && lookup->best && lookup->best->is_dictionary()) {
-    merge(*lookup->best, entries);
-  } else if (found > previous) {
-    if (dictionary) {
-      lookup->best = StoredRecord{std::move(entries), found};
-    } else {
-      lookup->best = std::move(candidate);
-    }
-  }
-  if (found > previous) lookup->source = source;
 }
 
 /// Keeps what was found: in our cache, and on the nearest nodes if they did not have it.
@@ -251,7 +278,10 @@ void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeEntry>& nea
   if (best.expiration < time || (held && held->expiration >= best.expiration)) return;
   if (best.expiration > time + to_seconds(options.max_record_lifetime)) return;
   if (options.cache_locally) {
-    if (const auto* dictionary = best.dictionary()) {
+    const auto* dictionary = best.dictionary();
+    if (dictionary && dictionary->entries().size() > kEntriesPerTurn) {
+      tasks.spawn(protocol.cache_dictionary(outgoing(lookup.key, best, true)), "cache a large record");
+    } else if (dictionary) {
       protocol.cache.store_dictionary(lookup.key, *dictionary, time);
     } else {
       protocol.cache.store(lookup.key, *best.value(), best.expiration, time);
@@ -307,45 +337,54 @@ Task<void> Dht::Impl::refresh_cache() {
   }
 }
 
-Result<GetResult> Dht::Impl::result_of(const Lookup& lookup) const {
-  if (auto found = decode(lookup)) return std::move(*found);
-  if (closed) return Error(Errc::closed);
-  if (lookup.cut_off || !lookup.done.is_set()) return Error(cohive::Errc::timeout, "looking up a DHT key");
-  if (!lookup.best && lookup.answers == 0 && should_know_nodes()) return Error(Errc::unreachable);
-  return Error(Errc::not_found);
+Task<Result<GetResult>> Dht::Impl::result_of(LookupPtr lookup) const {
+  if (auto found = co_await decode(lookup)) co_return std::move(*found);
+  if (closed) co_return Error(Errc::closed);
+  if (lookup->cut_off || !lookup->done.is_set()) co_return Error(cohive::Errc::timeout, "looking up a DHT key");
+  if (!lookup->best && lookup->answers == 0 && should_know_nodes()) co_return Error(Errc::unreachable);
+  co_return Error(Errc::not_found);
 }
 
-std::optional<GetResult> Dht::Impl::decode(const Lookup& lookup) const {
-  if (!lookup.best) return std::nullopt;
-  const StoredRecord& record = *lookup.best;
+std::optional<msgpack::Value> Dht::Impl::value_of(const DhtId& key, const std::string& tag, const std::string& bytes,
+                                                  double expiration) const {
+  auto value = msgpack::decode(as_bytes(protocol.validators().strip({key.binary(), tag, bytes, expiration})));
+  if (!value) return std::nullopt;
+  return std::move(*value);
+}
+
+Task<std::optional<GetResult>> Dht::Impl::decode(LookupPtr lookup) const {
+  if (!lookup->best) co_return std::nullopt;
   const double time = protocol.now();
-  const auto value_of = [&](const std::string& tag, const std::string& bytes, double expiration) {
-    return msgpack::decode(as_bytes(protocol.validators().strip({lookup.key.binary(), tag, bytes, expiration})));
-  };
   GetResult result;
-  result.expiration = record.expiration;
-  if (const std::string* bytes = record.value()) {
-    auto value = value_of(std::string(kRegularTag), *bytes, record.expiration);
-    if (!value || record.expiration < time) return std::nullopt;
+  result.expiration = lookup->best->expiration;
+  if (const std::string* bytes = lookup->best->value()) {
+    auto value = value_of(lookup->key, std::string(kRegularTag), *bytes, result.expiration);
+    if (!value || result.expiration < time) co_return std::nullopt;
     result.content = std::move(*value);
-    return result;
+    co_return result;
   }
   std::vector<std::pair<msgpack::Value, StoredValue>> entries;
-  for (const auto& [identity, entry] : record.dictionary()->entries()) {
-    if (entry.expiration < time) continue;
-    auto subkey = msgpack::decode(as_bytes(entry.subkey));
-    auto value = value_of(entry.subkey, entry.value, entry.expiration);
-    if (subkey && value) entries.emplace_back(std::move(*subkey), StoredValue{std::move(*value), entry.expiration});
+  std::string last;  // a node that answers late may change the dictionary between two turns
+  for (std::size_t done = 0; lookup->best->is_dictionary(); ++done) {
+    const auto& all = lookup->best->dictionary()->entries();
+    const auto at = done == 0 ? all.begin() : all.upper_bound(last);
+    if (at == all.end()) break;
+    const auto& [identity, entry] = *at;
+    last = identity;
+    auto subkey = entry.expiration < time ? std::nullopt : std::optional(msgpack::decode(as_bytes(entry.subkey)));
+    auto value = subkey ? value_of(lookup->key, entry.subkey, entry.value, entry.expiration) : std::nullopt;
+    if (value && *subkey) entries.emplace_back(std::move(**subkey), StoredValue{std::move(*value), entry.expiration});
+    if (done % kEntriesPerTurn == kEntriesPerTurn - 1) co_await runtime.yield();
   }
-  if (entries.empty()) return std::nullopt;
+  if (entries.empty()) co_return std::nullopt;
   result.held = entries.size();
-  if (auto counts = lookup.counts; !counts.empty()) {  // a single replica may say anything
+  if (auto counts = lookup->counts; !counts.empty()) {  // a single replica may say anything
     const auto middle = counts.begin() + static_cast<std::ptrdiff_t>((counts.size() - 1) / 2);
     std::ranges::nth_element(counts, middle);
     result.held = std::max(result.held, *middle);
   }
   result.content = std::move(entries);
-  return result;
+  co_return result;
 }
 
 }  // namespace cohive::dht

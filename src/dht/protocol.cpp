@@ -29,16 +29,26 @@ constexpr std::size_t kCallBackShare = 4;  // of the outgoing calls, one in so m
 // Before a busy node is asked again; the first is what a hundred keys take at the usual rate.
 constexpr Duration kFirstPause = 20ms;
 constexpr Duration kLongestPause = 500ms;
-constexpr std::size_t kChecksInline = 48;     // an RSA-2048 check takes about 30 microseconds
-constexpr std::size_t kUsualOwner = 512;      // a subkey with a larger key than RSA-2048 is longer: slow to check
+// Signatures of RSA-2048, of which a check takes about 30 microseconds. The loop checks so many itself at once, and so
+// many in a second for all peers together. Others wait for a thread that does nothing else.
+constexpr std::size_t kChecksInline = 48;
+constexpr double kChecksInlinePerSecond = 1500;
 constexpr std::size_t kSignaturesInline = 4;  // an RSA-2048 signature takes about 700 microseconds
 
-StorageLimits limits_of(const DhtOptions& options, std::size_t records) {
+// Of the memory for records: three quarters for those that this node has to keep, the rest for the cache.
+constexpr std::size_t kStoredShare = 3, kCachedShare = 1;
+// Of the host's memory budget that records may take beside it, where the options do not say: one part in so many.
+constexpr std::size_t kShareOfBudget = 2;
+constexpr std::size_t kMostMemory = 256 << 20;
+
+StorageLimits limits_of(const p2p::Host& host, const DhtOptions& options, std::size_t records, std::size_t share) {
+  const std::size_t usual = std::min(kMostMemory, host.memory().total() / kShareOfBudget);
+  const std::size_t memory = options.max_storage_bytes > 0 ? options.max_storage_bytes : usual;
   StorageLimits limits;
   limits.max_records = records;
   limits.max_subkeys = options.max_subkeys;
   limits.max_value_bytes = options.max_value_bytes;
-  limits.max_bytes = options.max_storage_bytes;
+  limits.max_bytes = memory / (kStoredShare + kCachedShare) * share;
   return limits;
 }
 
@@ -63,8 +73,8 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       table(id, opts.bucket_size, opts.depth_modulo,
             {.in_table = opts.max_nodes_per_block, .in_bucket = opts.max_nodes_per_block_in_bucket}),
       alone(runtime, "the loss of all DHT nodes"),
-      storage(limits_of(opts, opts.max_records)),
-      cache(limits_of(opts, opts.cache_size ? opts.cache_size : opts.max_records)),
+      storage(limits_of(h, opts, opts.max_records, kStoredShare)),
+      cache(limits_of(h, opts, opts.cache_size ? opts.cache_size : opts.max_records, kCachedShare)),
       hand_overs_(runtime, kHandOversAtOnce, "a turn to hand records over"),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
       call_backs_(runtime, std::max<std::size_t>(opts.parallel_rpc / kCallBackShare, 1), "a slot to call back"),
@@ -80,8 +90,9 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
           &size_of),
       finds_(
           runtime, {.items = std::max<std::size_t>(opts.chunk_size, 1), .bytes = 1024 * 1024, .in_flight = 8},
-          [this](PeerId peer, std::vector<DhtId> keys) { return send_find(peer, std::move(keys)); },
-          [](const DhtId&) { return DhtId::kSize; }) {
+          [this](PeerId peer, std::vector<DhtId> keys) { return send_joined_find(peer, std::move(keys)); },
+          [](const DhtId&) { return DhtId::kSize; }),
+      checks_(runtime) {
   if (options.authorizer) {
     signed_calls_.emplace(runtime, options.authorizer);
     members_only_ = host.serve_members_only([this](PeerId peer, bool calls_us, Deadline deadline) {
@@ -301,7 +312,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   heard_from(as_text(reply->node_id), peer);
   std::vector<Finding> findings;
   findings.reserve(keys.size());
-  for (auto& result : reply->results) findings.push_back(read_finding(std::move(result)));
+  for (auto& result : reply->results) findings.push_back(co_await read_finding(std::move(result)));
   if (keys.size() == 1 || bytes.size() < kLargeReply) co_return findings;
   // The node may have left out what did not fit.
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -312,7 +323,21 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   co_return findings;
 }
 
-Finding Protocol::read_finding(FindResultView result) const {
+Task<Result<std::vector<Finding>>> Protocol::send_joined_find(PeerId peer, std::vector<DhtId> keys) {
+  std::vector<DhtId> distinct;
+  std::unordered_map<DhtId, std::size_t> place;
+  for (const DhtId& key : keys)
+    if (place.try_emplace(key, distinct.size()).second) distinct.push_back(key);
+  const bool all = distinct.size() == keys.size();
+  CO_TRY(auto findings, co_await send_find(peer, std::move(distinct)));
+  if (all) co_return findings;
+  std::vector<Finding> joined;
+  joined.reserve(keys.size());
+  for (const DhtId& key : keys) joined.push_back(findings[place.at(key)]);
+  co_return joined;
+}
+
+Task<Finding> Protocol::read_finding(FindResultView result) const {
   Finding finding;
   finding.nearest = std::move(result.nearest);
   std::erase_if(finding.nearest,
@@ -322,19 +347,26 @@ Finding Protocol::read_finding(FindResultView result) const {
         result.value.size() <= options.max_value_bytes)
       finding.record = StoredRecord{to_string(result.value), result.expiration};
   } else if (result.type == FindType::dictionary) {
-    std::size_t dropped = 0;
-    auto dictionary = Dictionary::decode(result.value, storage.limits(), &dropped);
-    metrics.records_invalid.increment(static_cast<double>(dropped));
-    if (dictionary) dictionary->drop_expired(now());
+    auto reader = DictionaryReader::open(result.value, storage.limits());
+    Dictionary dictionary;
+    while (reader && reader->left() > 0) {
+      if (reader->left() % kEntriesPerTurn == 0) co_await runtime.yield();
+      auto entry = reader->next();
+      if (entry && *entry && (*entry)->expiration >= now()) {
+        dictionary.put(std::move((*entry)->subkey), to_string((*entry)->value), (*entry)->expiration);
+      } else if (!entry || !*entry) {
+        metrics.records_invalid.increment();
+      }
+    }
     // The claimed expiration of the whole counts for nothing: that of the entries does.
-    if (dictionary && !dictionary->entries().empty()) {
-      const double expiration = dictionary->latest_expiration();
+    if (!dictionary.entries().empty()) {
+      const double expiration = dictionary.latest_expiration();
       const auto told = static_cast<std::size_t>(std::min<std::uint64_t>(result.entries, storage.limits().max_subkeys));
-      finding.entries = std::max(dictionary->entries().size(), told);
-      finding.record = StoredRecord{std::move(*dictionary), expiration};
+      finding.entries = std::max(dictionary.entries().size(), told);
+      finding.record = StoredRecord{std::move(dictionary), expiration};
     }
   }
-  return finding;
+  co_return finding;
 }
 
 // ---- Validation
@@ -349,16 +381,19 @@ void Protocol::add_validator(std::shared_ptr<RecordValidator> validator) {
 
 Task<std::vector<bool>> Protocol::validate(std::vector<Record> records) {
   if (validators_->empty()) co_return std::vector<bool>(records.size(), true);
-  const auto usual = [](const Record& record) { return record.subkey.size() <= kUsualOwner; };
-  const bool few = records.size() <= kChecksInline && std::all_of(records.begin(), records.end(), usual);
+  const std::size_t count = records.size(), cost = validators_->cost(records);
   auto check = [validators = validators_, records = std::move(records)] {
     std::vector<bool> valid;
     valid.reserve(records.size());
     for (const Record& record : records) valid.push_back(validators->validate(record));
     return valid;
   };
-  if (few) co_return check();
-  co_return co_await runtime.offload(std::move(check));
+  checks_inline_.fill(runtime.now(), kChecksInlinePerSecond, kChecksInlinePerSecond);
+  if (count <= kEntriesPerTurn && (cost == 0 || (cost <= kChecksInline && checks_inline_.level > 0))) {
+    checks_inline_.level -= static_cast<double>(cost);
+    co_return check();
+  }
+  co_return co_await checks_.run(std::move(check));
 }
 
 Task<std::vector<std::string>> Protocol::sign(std::vector<Record> records) {
@@ -376,24 +411,27 @@ Task<std::vector<std::string>> Protocol::sign(std::vector<Record> records) {
 /// What was stored before a validator came may not please it.
 Task<void> Protocol::revalidate() {
   for (Storage* store : {&storage, &cache}) {
-    std::size_t looked_at = 0;
-    for (const DhtId& key : store->keys()) {
-      if (++looked_at % kRecordsPerTurn == 0) co_await runtime.yield();
-      const auto* record = store->get(key, now());
-      if (!record) continue;
-      std::vector<Record> records;
-      if (const auto* dictionary = record->dictionary()) {
-        for (const auto& [identity, entry] : dictionary->entries())
-          records.push_back({key.binary(), entry.subkey, entry.value, entry.expiration});
-      } else {
-        records.push_back({key.binary(), std::string(kRegularTag), *record->value(), record->expiration});
+    Storage::Cursor at;
+    for (auto keys = store->keys(at, kRecordsPerTurn); !keys.empty(); keys = store->keys(at, kRecordsPerTurn)) {
+      for (const DhtId& key : keys) {
+        const auto* record = store->get(key, now());
+        if (!record) continue;
+        std::vector<Record> records;
+        if (const auto* dictionary = record->dictionary()) {
+          for (const auto& [identity, entry] : dictionary->entries())
+            records.push_back({key.binary(), entry.subkey, entry.value, entry.expiration});
+        } else {
+          records.push_back({key.binary(), std::string(kRegularTag), *record->value(), record->expiration});
+        }
+        const auto valid = co_await validate(records);
+        for (std::size_t i = 0; i < valid.size(); ++i) {
+          if (valid[i]) continue;
+          metrics.records_invalid.increment();
+          store->erase(key, records[i].subkey, records[i].expiration);
+        }
+        if (valid.size() >= kEntriesPerTurn) co_await runtime.yield();
       }
-      const auto valid = co_await validate(records);
-      for (std::size_t i = 0; i < valid.size(); ++i) {
-        if (valid[i]) continue;
-        metrics.records_invalid.increment();
-        store->erase(key, records[i].subkey, records[i].expiration);
-      }
+      co_await runtime.yield();
     }
   }
   update_gauges();
@@ -458,9 +496,16 @@ Task<void> Protocol::hand_records_over() {
     const auto nodes = std::exchange(newcomers_, {});
     std::vector<std::shared_ptr<HandOver>> targets;
     for (const NodeEntry& node : nodes) targets.push_back(std::make_shared<HandOver>(HandOver{node}));
-    std::size_t looked_at = 0;
-    for (const DhtId& key : storage.keys()) {
-      if (++looked_at % kRecordsPerTurn == 0) co_await runtime.yield();
+    Storage::Cursor at;
+    std::vector<DhtId> keys;
+    for (std::size_t next = 0;; ++next) {
+      if (next == keys.size()) {
+        if (next > 0) co_await runtime.yield();
+        keys = storage.keys(at, kRecordsPerTurn);
+        if (keys.empty()) break;
+        next = 0;
+      }
+      const DhtId key = keys[next];
       const auto* record = storage.get(key, now());
       if (!record) continue;
       const auto nearest = table.nearest(key, options.num_replicas);

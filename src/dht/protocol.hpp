@@ -10,6 +10,7 @@
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "composite_validator.hpp"
+#include "core/low_priority_thread.hpp"
 #include "find_reply.hpp"
 #include "rate_limiter.hpp"
 #include "routing_table.hpp"
@@ -21,6 +22,9 @@ class NodeInfo;
 }  // namespace cohive::proto
 
 namespace cohive::dht {
+
+/// Entries of dictionaries that are decoded, stored or merged in one turn of the loop: about a millisecond.
+inline constexpr std::size_t kEntriesPerTurn = 512;
 
 /// What one node answers about one key. The record is well-formed but not validated.
 struct Finding {
@@ -56,12 +60,16 @@ class Protocol {
                                           std::size_t most_entries = 0);
   /// Stores here, validated as if another node had sent it.
   /// \param from  whose records they count as; empty: ours
-  Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records, PeerId from = {});
+  /// \param charged  whether `from` is a caller that owes for the work
+  Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records, PeerId from = {}, bool charged = false);
+  /// Keeps an encoded dictionary that was checked before in the cache.
+  Task<void> cache_dictionary(OutgoingRecord record);
   void close();
 
   void add_validator(std::shared_ptr<RecordValidator> validator);
   const CompositeValidator& validators() const { return *validators_; }
-  /// Many records leave the loop: a signature takes tens of microseconds to check.
+  /// Many records leave the loop, as a signature takes tens of microseconds to check; they never take the place of this
+  /// program's own work in the pool of the runtime.
   Task<std::vector<bool>> validate(std::vector<Record> records);
   /// The values with their signatures.
   Task<std::vector<std::string>> sign(std::vector<Record> records);
@@ -104,7 +112,24 @@ class Protocol {
   /// False when the caller has asked for too much lately.
   bool allows(const PeerId& caller, std::size_t cost);
   std::string network_of_caller(const PeerId& caller) const;
-  Task<void> store_chunk(std::vector<Incoming> incoming, PeerId from, std::vector<bool>& ok);
+  /// Takes what a request has turned out to cost from what the caller may ask for.
+  void charge(const PeerId& caller, std::size_t cost);
+  /// Records of one request, as far as they have been taken apart.
+  struct Storing {
+    PeerId from;
+    bool charged = false;
+    std::vector<bool> ok;
+    std::vector<Incoming> chunk = {};
+    std::size_t bytes = 0;  // of the chunk
+    bool begun = false;     // a chunk was stored
+  };
+  Task<void> take_apart(Storing& storing, OutgoingRecord record, std::size_t item);
+  Task<void> store_chunk(Storing& storing);
+  Task<std::vector<bool>> validate_for(PeerId caller, std::vector<Record> records);
+  /// Whether one more request of the caller that wants signatures checked can be taken on.
+  bool may_check(const PeerId& caller) const;
+  struct FindAnswer;
+  FindAnswer answer_about(const DhtId& key, std::size_t most_entries, std::size_t room);
 
   void fill(proto::NodeInfo& info) const;
   /// A busy node is asked again; one that fails is lost.
@@ -117,7 +142,9 @@ class Protocol {
   Task<Result<>> prove(PeerId peer, bool calls_us, Deadline deadline);
   Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<OutgoingRecord> records);
   Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys, std::size_t most_entries = 0);
-  Finding read_finding(FindResultView result) const;
+  /// The same for keys of several searches, which may be looking for the same ones.
+  Task<Result<std::vector<Finding>>> send_joined_find(PeerId peer, std::vector<DhtId> keys);
+  Task<Finding> read_finding(FindResultView result) const;
 
   /// A node made itself known by a request or a reply.
   void heard_from(std::string_view node_id, const PeerId& peer);
@@ -154,6 +181,9 @@ class Protocol {
   std::unordered_set<PeerId> proving_;      // right now
   Condition proven_;
   RateLimiter rates_;
+  TokenBucket checks_inline_;                              // signatures that the loop checks itself
+  std::unordered_map<std::string, std::size_t> checking_;  // by network: what checks for callers cost that wait
+  std::size_t checking_all_ = 0;
   std::optional<SignedCalls> signed_calls_;  // in a moderated swarm
   Subscription members_only_;                // the same
   std::optional<rpc::Server> server_;
@@ -161,6 +191,7 @@ class Protocol {
   const BatchLimits store_limits_;
   Batcher<OutgoingRecord, bool> stores_;
   Batcher<DhtId, Finding> finds_;
+  LowPriorityThread checks_;
 };
 
 }  // namespace cohive::dht

@@ -22,9 +22,14 @@ constexpr std::string_view kMarker = "[owner:";
 constexpr std::string_view kSignature = "[signature:";
 constexpr std::string_view kAlgorithm = "ssh-rsa";
 constexpr int kRsaBits = 2048;
-constexpr std::size_t kMaxOwner = 4096;
+// Larger keys than of 4,096 bits take too long to check; hivemind's have 2,048.
+constexpr std::size_t kLeastModulusBytes = 256, kMostModulusBytes = 512;
 constexpr std::size_t kCachedKeys = 4096;
 constexpr std::size_t kMaxExponentBytes = 4;  // 31 bits, as Go has it; larger ones make a check take milliseconds
+// What all keys with the usual exponent, 65537, begin with.
+constexpr std::string_view kUsualExponent = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB";
+constexpr std::size_t kCostOfALongExponent = 4;
+constexpr std::size_t kRememberedChecks = 4096;  // in each of two generations
 
 struct Deleter {
   void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
@@ -70,16 +75,24 @@ std::string openssh_of(EVP_PKEY* key) {
   return std::string(kAlgorithm) + " " + crypto::base64_encode(as_bytes(blob));
 }
 
+/// Characters of "ssh-rsa <base64>" for a modulus of so many bytes and the longest exponent.
+constexpr std::size_t owner_size(std::size_t modulus) {
+  return 8 + (3 * 4 + kAlgorithm.size() + kMaxExponentBytes + modulus + 1 + 2) / 3 * 4;
+}
+
 Pkey from_openssh(std::string_view text) {
-  if (!text.starts_with("ssh-rsa ") || text.size() > kMaxOwner) return nullptr;
+  if (!text.starts_with("ssh-rsa ")) return nullptr;
   text.remove_prefix(8);
-  const auto blob = crypto::base64_decode(text.substr(0, text.find(' ')));
+  const auto base64 = text.substr(0, text.find(' '));
+  if (8 + base64.size() > owner_size(kMostModulusBytes)) return nullptr;
+  const auto blob = crypto::base64_decode(base64);
   if (!blob) return nullptr;
   std::string_view rest = as_text(*blob);
-  const auto name = take_ssh(rest), e = take_ssh(rest), n = take_ssh(rest);
-  if (!name || *name != kAlgorithm || !e || !n || !rest.empty() || n->size() < 256 || n->size() > 1025 ||
-      e->size() > kMaxExponentBytes)
-    return nullptr;
+  const auto name = take_ssh(rest), e = take_ssh(rest);
+  auto n = take_ssh(rest);
+  if (!name || *name != kAlgorithm || !e || !n || !rest.empty() || e->size() > kMaxExponentBytes) return nullptr;
+  if (n->starts_with('\0')) n->remove_prefix(1);  // it is positive
+  if (n->size() < kLeastModulusBytes || n->size() > kMostModulusBytes) return nullptr;
   const auto number = [](std::string_view bytes) {
     return Number(
         BN_bin2bn(reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()), nullptr));
@@ -171,12 +184,45 @@ struct RsaSignatureValidator::Impl {
   }
 
   bool verify(std::string_view public_key, const std::string& bytes, ByteView signature) const {
+    const Pkey theirs = key_for(public_key, signature);
+    return theirs && is_signature(theirs.get(), bytes, signature);
+  }
+
+  /// Null where the signature cannot be one of that key.
+  Pkey key_for(std::string_view public_key, ByteView signature) const {
     const Pkey theirs = key_of(public_key);
+    return theirs && signature.size() == static_cast<std::size_t>(EVP_PKEY_get_size(theirs.get())) ? theirs : nullptr;
+  }
+
+  /// Whether a record is signed, which it remembers: nodes send each other the same ones again and again.
+  bool verify_once(std::string_view public_key, const std::string& bytes, ByteView signature) const {
+    const Pkey theirs = key_for(public_key, signature);
     if (!theirs) return false;
+    std::string all;
+    for (const std::string_view part : {public_key, std::string_view(bytes), as_text(signature)}) put_ssh(all, part);
+    const auto digest = crypto::sha256(as_bytes(all));
+    const std::string name(as_text(digest));
+    {
+      const std::lock_guard lock(mutex);
+      for (const auto* generation : {&checked, &checked_before})
+        if (const auto found = generation->find(name); found != generation->end()) return found->second;
+    }
+    const bool valid = is_signature(theirs.get(), bytes, signature);
+    const std::lock_guard lock(mutex);
+    if (checked.size() >= kRememberedChecks) {
+      checked_before = std::move(checked);
+      checked.clear();
+    }
+    checked.emplace(name, valid);
+    ++checks;
+    return valid;
+  }
+
+  static bool is_signature(EVP_PKEY* theirs, const std::string& bytes, ByteView signature) {
     std::unique_ptr<EVP_MD_CTX, Deleter> context(EVP_MD_CTX_new());
     EVP_PKEY_CTX* options = nullptr;
     const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
-    const bool valid = EVP_DigestVerifyInit(context.get(), &options, EVP_sha256(), nullptr, theirs.get()) > 0 &&
+    const bool valid = EVP_DigestVerifyInit(context.get(), &options, EVP_sha256(), nullptr, theirs) > 0 &&
                        set_pss(options, RSA_PSS_SALTLEN_AUTO) &&
                        EVP_DigestVerify(context.get(), signature.data(), signature.size(), data, bytes.size()) > 0;
     if (!valid) ERR_clear_error();
@@ -206,6 +252,8 @@ struct RsaSignatureValidator::Impl {
   mutable std::mutex mutex;  // validation also runs on worker threads
   mutable std::unordered_map<std::string, Pkey> known;
   mutable std::deque<std::string> order;  // oldest first
+  mutable std::unordered_map<std::string, bool> checked, checked_before;  // by digest of key, content and signature
+  mutable std::size_t checks = 0;
 };
 
 namespace {
@@ -252,7 +300,22 @@ bool RsaSignatureValidator::validate(const Record& record) const {
   const auto signatures = bracketed(record.value, kSignature);
   if (signatures.size() != 1) return false;
   const auto signature = crypto::base64_decode(signatures.front().content);
-  return signature && impl_->verify(*owner, signed_bytes(record, without(record.value, signatures)), *signature);
+  return signature && impl_->verify_once(*owner, signed_bytes(record, without(record.value, signatures)), *signature);
+}
+
+std::size_t RsaSignatureValidator::cost(const Record& record) const {
+  const auto owner = owner_of(record);
+  // Those of keys that are too large are refused without a check.
+  if (!owner || owner->empty() || owner->size() > owner_size(kMostModulusBytes)) return 0;
+  const std::size_t squares = owner->size() <= owner_size(kLeastModulusBytes)         ? 1
+                              : owner->size() <= owner_size(kMostModulusBytes * 3 / 4) ? 3
+                                                                                       : 4;
+  return squares * (owner->starts_with(kUsualExponent) ? 1 : kCostOfALongExponent) + RecordValidator::cost(record);
+}
+
+std::size_t RsaSignatureValidator::checks() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->checks;
 }
 
 std::string RsaSignatureValidator::sign_value(const Record& record) const {

@@ -54,7 +54,7 @@ const StoredRecord* SampledRecords::find(const DhtId& key) const {
 
 Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, std::size_t most_entries, Deadline deadline) {
   auto lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), std::numeric_limits<double>::infinity());
-  if (closed) co_return result_of(*lookup);
+  if (closed) co_return co_await result_of(lookup);
   const TimePoint start = runtime.now();
   const bool whole = most_entries == 0;
   const DhtId twin = lookup->key.twin();
@@ -82,7 +82,7 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, st
     if (auto* dictionary = std::get_if<Dictionary>(&lookup->best->content)) dictionary->drop_expired(protocol.now());
     if (whole) sampled.keep(lookup->key, *lookup->best);
   }
-  auto result = result_of(*lookup);
+  auto result = co_await result_of(lookup);
   (result ? metrics.gets_found : metrics.gets_missed).increment();
   metrics.get_seconds.observe(to_seconds(runtime.now() - start));
   co_return result;

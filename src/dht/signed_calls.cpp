@@ -4,7 +4,9 @@
 
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/varint.hpp"
+#include "cohive/dht/errors.hpp"
 #include "cohive/proto/auth.pb.h"
+#include "cohive/rpc/errors.hpp"
 #include "core/bounded_parse.hpp"
 
 namespace cohive::dht {
@@ -14,8 +16,6 @@ constexpr char kAuthField = 1 << 3 | 2;
 constexpr std::size_t kNonceBytes = 8;
 constexpr std::size_t kMaxNonceBytes = 64;
 constexpr double kMaxAge = 60;  // seconds between the clocks of caller and callee
-constexpr double kRemembered = 3 * kMaxAge;
-constexpr std::size_t kPruneAt = 65'536;  // nonces
 constexpr double kMemberSeconds = 600;    // after a token was shown
 constexpr double kKnownSeconds = 300;     // shorter: a peer that we think knows us still does
 constexpr std::size_t kMaxMembers = 16'384;
@@ -89,45 +89,47 @@ bool SignedCalls::check_reply(const PeerId& callee, ByteView reply, const std::s
   return true;
 }
 
-std::optional<std::string> SignedCalls::check_request(const PeerId& caller, ByteView request) {
+Result<std::string> SignedCalls::check_request(const PeerId& caller, ByteView request) {
+  const Error refused(Errc::unauthorized);
   const auto parts = split(request);
   proto::RequestAuthInfo auth;
-  if (!parts || !parse_bounded(auth, parts->auth)) return std::nullopt;
-  if (auth.nonce().empty() || auth.nonce().size() > kMaxNonceBytes) return std::nullopt;
+  if (!parts || !parse_bounded(auth, parts->auth)) return refused;
+  if (auth.nonce().empty() || auth.nonce().size() > kMaxNonceBytes) return refused;
   AccessToken token = token_of(auth.client_access_token());
-  if (!authorizer_->is_valid(token, caller)) return std::nullopt;
-  if (!is_signed(authorizer_->key(), auth.client_access_token(), auth, parts->rest)) return std::nullopt;
+  if (!authorizer_->is_valid(token, caller)) return refused;
+  if (!is_signed(authorizer_->key(), auth.client_access_token(), auth, parts->rest)) return refused;
   if (!auth.service_public_key().empty() && auth.service_public_key() != authorizer_->key().public_key())
-    return std::nullopt;  // made for another node, which may want to use it here
+    return refused;  // made for another node, which may want to use it here
   const double time = runtime_.wall_time();
-  if (!(std::abs(auth.time() - time) <= kMaxAge) || !remember(auth.nonce(), time)) return std::nullopt;
+  if (!(std::abs(auth.time() - time) <= kMaxAge)) return refused;
+  switch (nonces_.add(caller, auth.nonce(), auth.time() + kMaxAge, time, runtime_.now())) {
+    case SeenNonces::Outcome::fresh: break;
+    case SeenNonces::Outcome::seen: return refused;
+    case SeenNonces::Outcome::full: return Error(rpc::Errc::busy, "this member has called too often");
+  }
   seen(caller, std::move(token));
   return auth.nonce();
 }
 
-/// False when it was seen before.
-bool SignedCalls::remember(const std::string& nonce, double time) {
-  if (nonces_.size() >= kPruneAt) std::erase_if(nonces_, [time](const auto& item) { return item.second < time; });
-  const auto [at, fresh] = nonces_.try_emplace(nonce, time + kRemembered);
-  if (!fresh && at->second >= time) return false;
-  at->second = time + kRemembered;
-  return true;
-}
-
+/// Who has not been seen for longer than the latest thousands of others is forgotten.
 SignedCalls::Member& SignedCalls::seen(const PeerId& peer, AccessToken token) {
-  const double time = runtime_.wall_time();
-  if (members_.size() >= kMaxMembers)
-    std::erase_if(members_, [time](const auto& item) { return time - item.second.shown > kMemberSeconds; });
-  if (members_.size() >= kMaxMembers) members_.erase(members_.begin());
-  Member& member = members_[peer];
+  if (members_.size() >= kMaxMembers / 2 && !members_.contains(peer)) members_before_ = std::exchange(members_, {});
+  const auto [at, fresh] = members_.try_emplace(peer);
+  Member& member = at->second;
+  if (const auto before = members_before_.find(peer); fresh && before != members_before_.end()) {
+    member = std::move(before->second);
+    members_before_.erase(before);
+  }
   member.token = std::move(token);
-  member.shown = time;
+  member.shown = runtime_.wall_time();
   return member;
 }
 
 const SignedCalls::Member* SignedCalls::member(const PeerId& peer) const {
-  const auto at = members_.find(peer);
-  return at != members_.end() && authorizer_->is_valid(at->second.token, peer) ? &at->second : nullptr;
+  for (const auto* members : {&members_, &members_before_})
+    if (const auto at = members->find(peer); at != members->end())
+      return authorizer_->is_valid(at->second.token, peer) ? &at->second : nullptr;
+  return nullptr;
 }
 
 bool SignedCalls::is_member(const PeerId& peer) const {

@@ -9,6 +9,7 @@
 
 #include "cohive/core/runtime.hpp"
 #include "cohive/dht/authorization.hpp"
+#include "seen_nonces.hpp"
 
 namespace cohive::dht {
 
@@ -24,8 +25,9 @@ class SignedCalls {
   Request sign_request(const std::string& request);
   bool check_reply(const PeerId& callee, ByteView reply, const std::string& nonce);
 
-  /// The nonce to answer with; nullopt when the caller may not ask, or has asked this before.
-  std::optional<std::string> check_request(const PeerId& caller, ByteView request);
+  /// The nonce to answer with. Errors: Errc::unauthorized when the caller may not ask, or has asked this before;
+  /// rpc::Errc::busy when it has asked so often lately that its nonces would take the place of others'.
+  Result<std::string> check_request(const PeerId& caller, ByteView request);
   std::string sign_reply(const std::string& reply, const std::string& nonce);
 
   /// Whether the peer has shown a token lately that is still valid.
@@ -39,13 +41,12 @@ class SignedCalls {
     double shown = 0, answered = 0;  // when
   };
 
-  bool remember(const std::string& nonce, double time);
   Member& seen(const PeerId& peer, AccessToken token);
   const Member* member(const PeerId& peer) const;
   Runtime& runtime_;
   std::shared_ptr<Authorizer> authorizer_;
-  std::unordered_map<std::string, double> nonces_;  // seen, with the time until which they count
-  std::unordered_map<PeerId, Member> members_;
+  SeenNonces nonces_;
+  std::unordered_map<PeerId, Member> members_, members_before_;  // the latest, and those before them
 };
 
 }  // namespace cohive::dht

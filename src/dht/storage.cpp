@@ -1,52 +1,102 @@
 #include "storage.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <limits>
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
+#include "core/msgpack_reader.hpp"
 
 namespace cohive::dht {
 
 namespace {
 constexpr std::int8_t kDictionaryType = 0x50;
 constexpr std::size_t kEntryOverhead = 24;     // headers and expiration of an encoded entry, rounded up
-constexpr std::size_t kEntryMemory = 400;      // what an entry takes beside its bytes: the nodes of three trees
-constexpr std::size_t kMaxDropsAtOnce = 1024;  // keeps one call short when very many records expire together
+constexpr std::size_t kMaxDropsAtOnce = 1024;  // entries: keeps one call short when very many expire together
+// More objects than an entry can be made of: a subkey, a value and an expiration.
+constexpr std::size_t kMaxValuesOfAnEntry = Subkey::kMaxBytes + 8;
 
 std::size_t cost_of(const Dictionary::Entry& entry) {
   return entry.subkey.size() + entry.value.size() + kEntryOverhead;
 }
 
+void append_number(std::string& out, std::size_t number, std::size_t bytes) {
+  for (std::size_t i = bytes; i-- > 0;) out.push_back(static_cast<char>(number >> 8 * i));
+}
+
+std::size_t header_of_array(std::size_t size) { return size < 16 ? 1 : size <= 0xffff ? 3 : 5; }
+
 void append_array_header(std::string& out, std::size_t size) {
-  const bool wide = size > 0xffff;
   if (size < 16) {
     out.push_back(static_cast<char>(0x90 | size));
     return;
   }
-  out.push_back(static_cast<char>(wide ? 0xdd : 0xdc));
-  for (int shift = wide ? 24 : 8; shift >= 0; shift -= 8) out.push_back(static_cast<char>(size >> shift));
+  out.push_back(static_cast<char>(size <= 0xffff ? 0xdc : 0xdd));
+  append_number(out, size, header_of_array(size) - 1);
 }
 
-const std::vector<msgpack::Value>* sequence(const msgpack::Value& value) {
-  if (const auto* array = value.get_if<msgpack::Array>()) return &array->items;
-  if (const auto* tuple = value.get_if<msgpack::Tuple>()) return &tuple->items;
-  return nullptr;
+std::size_t header_of_bin(std::size_t size) { return size <= 0xff ? 2 : size <= 0xffff ? 3 : 5; }
+
+void append_bin(std::string& out, std::string_view bytes) {
+  const std::size_t width = header_of_bin(bytes.size()) - 1;
+  out.push_back(static_cast<char>(width == 1 ? 0xc4 : width == 2 ? 0xc5 : 0xc6));
+  append_number(out, bytes.size(), width);
+  out += bytes;
+}
+
+constexpr std::size_t kLongestExtHeader = 6;
+
+/// For more than sixteen bytes, as all dictionaries have.
+void append_ext_header(std::string& out, std::int8_t type, std::size_t size) {
+  const std::size_t width = header_of_bin(size) - 1;
+  out.push_back(static_cast<char>(width == 1 ? 0xc7 : width == 2 ? 0xc8 : 0xc9));
+  append_number(out, size, width);
+  out.push_back(static_cast<char>(type));
+}
+
+/// Python may write a list as a tuple.
+ByteView untupled(ByteView object) {
+  constexpr std::int8_t kTupleType = 0x40;
+  const auto ext = msgpack::extension_of(object);
+  return ext && ext->type == kTupleType ? ext->payload : object;
+}
+
+/// The items of a list of exactly `count`; false when it is none.
+bool take_items(ByteView list, std::span<ByteView> items) {
+  list = untupled(list);
+  const auto size = msgpack::take_array(list);
+  if (!size || *size != items.size()) return false;
+  for (ByteView& item : items) {
+    const auto taken = msgpack::take(list, list.size());
+    if (!taken) return false;
+    item = *taken;
+  }
+  return list.empty();
 }
 }  // namespace
 
 Dictionary::Dictionary(const Dictionary& other)
-    : entries_(other.entries_), latest_(other.latest_), bytes_(other.bytes_), encoded_(other.encoded_) {}
+    : entries_(other.entries_), latest_(other.latest_), bytes_(other.bytes_), identities_(other.identities_) {}
 
 void Dictionary::Index::add(const std::string& identity, const Entry& entry) {
-  by_expiration.emplace(entry.expiration, identity);
-  shares.add(entry.from, entry.expiration, identity, cost_of(entry));
+  by_expiration.emplace(entry.expiration, Name{&identity});
+  shares.add(entry.from, entry.expiration, Name{&identity}, cost_of(entry));
+  entry.place = all.size();
+  all.push_back(&entry);
 }
 
 void Dictionary::Index::remove(const std::string& identity, const Entry& entry) {
-  shares.remove(entry.from, entry.expiration, identity, cost_of(entry));
-  by_expiration.erase({entry.expiration, identity});
+  shares.remove(entry.from, entry.expiration, Name{&identity}, cost_of(entry));
+  by_expiration.erase({entry.expiration, Name{&identity}});
+  swap(entry.place, all.size() - 1);
+  all.pop_back();
+}
+
+void Dictionary::Index::swap(std::size_t a, std::size_t b) {
+  std::swap(all[a], all[b]);
+  all[a]->place = a;
+  all[b]->place = b;
 }
 
 Dictionary::Index& Dictionary::index() const {
@@ -75,9 +125,9 @@ bool Dictionary::put(Subkey subkey, std::string value, double expiration, const 
   const auto& [identity, entry] = *entries_.emplace_hint(
       at, std::move(subkey.identity), Entry{std::move(subkey.encoded), std::move(value), expiration, from});
   bytes_ += cost_of(entry);
+  identities_ += identity.size();
   if (index_) index_->add(identity, entry);
   latest_ = std::max(latest_, expiration);
-  encoded_.clear();
   return true;
 }
 
@@ -85,9 +135,9 @@ void Dictionary::erase(const std::string& identity) {
   const auto at = entries_.find(identity);
   if (at == entries_.end()) return;
   bytes_ -= cost_of(at->second);
-  if (index_) index_->remove(identity, at->second);
+  identities_ -= at->first.size();
+  if (index_) index_->remove(at->first, at->second);
   entries_.erase(at);
-  encoded_.clear();
 }
 
 bool Dictionary::has_expired(double now) const {
@@ -99,85 +149,115 @@ void Dictionary::drop_expired(double now) {
   if (index_) {
     const auto& by_expiration = index_->by_expiration;
     while (!by_expiration.empty() && by_expiration.begin()->first < now)
-      erase(std::string(by_expiration.begin()->second));
+      erase(*by_expiration.begin()->second.identity);
     return;
   }
   for (auto at = entries_.begin(); at != entries_.end();) {
     const auto next = std::next(at);
-    if (at->second.expiration < now) erase(std::string(at->first));
+    if (at->second.expiration < now) erase(at->first);
     at = next;
   }
 }
 
 bool Dictionary::shrink(const StorageLimits& limits, const Subkey& subkey) {
-  while (entries_.size() > limits.max_subkeys) erase(index().shares.first_by_count());
-  while (bytes_ > limits.max_dictionary_bytes) erase(index().shares.first_by_bytes());
+  while (entries_.size() > limits.max_subkeys) erase(*index().shares.first_by_count().identity);
+  while (bytes_ > limits.max_dictionary_bytes) erase(*index().shares.first_by_bytes().identity);
   return entries_.contains(subkey.identity);
 }
 
-void Dictionary::drop_of_largest(std::size_t bytes) {
+void Dictionary::drop_of_largest(std::size_t enough) {
   const PeerId largest = largest_sender();
-  const std::size_t before = bytes_;
+  const std::size_t before = memory();
   do {
-    erase(index().shares.first_by_bytes());
-  } while (largest_sender() == largest && before - bytes_ < bytes);
+    erase(*index().shares.first_by_bytes().identity);
+  } while (largest_sender() == largest && before - memory() < enough);
 }
 
-const std::string& Dictionary::encoded() const {
-  if (!encoded_.empty()) return encoded_;
-  return encoded_ = encode(all_entries());
+std::size_t Dictionary::memory() const {
+  return bytes_ + identities_ + entries_.size() * kEntryMemory + senders() * kSenderMemory;
 }
 
-std::vector<const Dictionary::Entry*> Dictionary::all_entries() const {
+std::string Dictionary::encoded() const {
   std::vector<const Entry*> all;
   all.reserve(entries_.size());
   for (const auto& [identity, entry] : entries_) all.push_back(&entry);
-  return all;
+  return encode(all);
 }
 
-std::string Dictionary::encode(const std::vector<const Entry*>& entries) const {
-  std::string payload, encoded;
-  payload.reserve(entries.size() == entries_.size() ? bytes_ + kEntryOverhead : 0);
-  append_array_header(payload, 3);
-  msgpack::encode_to(payload, std::numeric_limits<double>::infinity());  // the size limit, which no node sets
-  msgpack::encode_to(payload, latest_);
-  append_array_header(payload, entries.size());
+std::string Dictionary::encode(std::span<const Entry* const> entries) const {
+  constexpr std::size_t kDouble = 9;
+  std::size_t size = header_of_array(3) + 2 * kDouble + header_of_array(entries.size());
+  for (const Entry* entry : entries)
+    size += header_of_array(3) + entry->subkey.size() + header_of_bin(entry->value.size()) + entry->value.size() +
+            kDouble;
+  std::string out;
+  out.reserve(kLongestExtHeader + size);
+  append_ext_header(out, kDictionaryType, size);
+  append_array_header(out, 3);
+  msgpack::encode_to(out, std::numeric_limits<double>::infinity());  // the size limit, which no node sets
+  msgpack::encode_to(out, latest_);
+  append_array_header(out, entries.size());
   for (const Entry* entry : entries) {
-    append_array_header(payload, 3);
-    payload += entry->subkey;
-    msgpack::encode_to(payload, msgpack::Value::bin(as_bytes(entry->value)));
-    msgpack::encode_to(payload, entry->expiration);
+    append_array_header(out, 3);
+    out += entry->subkey;
+    append_bin(out, entry->value);
+    msgpack::encode_to(out, entry->expiration);
   }
-  msgpack::append_ext(encoded, kDictionaryType, payload);
-  return encoded;
+  return out;
 }
 
 Result<Dictionary> Dictionary::decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped) {
-  const Error bad(cohive::Errc::malformed, "dictionary record");
-  TRY(auto outer, msgpack::decode(bytes, 1));
-  const auto* ext = outer.get_if<msgpack::Ext>();
-  if (!ext || ext->type != kDictionaryType) return bad;
-  // An entry is four values, more when its subkey is a tuple.
-  TRY(auto inner, msgpack::decode(as_bytes(ext->data), 16 * (limits.max_subkeys + 1)));
-  const auto* fields = sequence(inner);
-  if (!fields || fields->size() != 3 || !(*fields)[1].as_number()) return bad;
-  const auto* list = sequence((*fields)[2]);
-  if (!list) return bad;
-  if (list->size() > limits.max_subkeys) return Error(cohive::Errc::limit_exceeded, "dictionary record");
+  TRY(auto reader, DictionaryReader::open(bytes, limits));
   Dictionary result;
-  for (const auto& item : *list) {
-    const auto* entry = sequence(item);
-    const auto* value = entry && entry->size() == 3 ? (*entry)[1].get_if<msgpack::Bin>() : nullptr;
-    const auto expiration = value ? (*entry)[2].as_number() : std::nullopt;
-    auto subkey = expiration ? Subkey::from_value((*entry)[0]) : std::nullopt;
-    if (!subkey || !std::isfinite(*expiration) || value->data.size() > limits.max_value_bytes ||
-        subkey->encoded.size() > Subkey::kMaxBytes) {
-      if (dropped) ++*dropped;
-      continue;
+  while (reader.left() > 0) {
+    TRY(auto item, reader.next());
+    if (item) {
+      result.put(std::move(item->subkey), to_string(item->value), item->expiration);
+    } else if (dropped) {
+      ++*dropped;
     }
-    result.put(std::move(*subkey), value->data, *expiration);
   }
   return result;
+}
+
+Result<DictionaryReader> DictionaryReader::open(ByteView bytes, const StorageLimits& limits) {
+  const Error bad(cohive::Errc::malformed, "dictionary record");
+  const auto ext = msgpack::extension_of(bytes);
+  if (!ext || ext->type != kDictionaryType) return bad;
+  ByteView rest = untupled(ext->payload);
+  const auto fields = msgpack::take_array(rest);
+  if (!fields || *fields != 3) return bad;
+  const auto most = msgpack::take(rest, 1), latest = msgpack::take(rest, 1);  // of which nothing is believed
+  if (!most || !latest) return bad;
+  const auto is_number = msgpack::decode(*latest, 1);
+  if (!is_number || !is_number->as_number()) return bad;
+  rest = untupled(rest);
+  const auto entries = msgpack::take_array(rest);
+  if (!entries) return bad;
+  if (*entries > limits.max_subkeys) return Error(cohive::Errc::limit_exceeded, "dictionary record");
+  if (*entries == 0 && !rest.empty()) return bad;
+  return DictionaryReader(rest, *entries, limits);
+}
+
+Result<std::optional<DictionaryReader::Item>> DictionaryReader::next() {
+  const auto entry = msgpack::take(rest_, kMaxValuesOfAnEntry);
+  --left_;
+  if (!entry || (left_ == 0 && !rest_.empty())) {
+    left_ = 0;
+    return Error(cohive::Errc::malformed, "dictionary record");
+  }
+  std::array<ByteView, 3> parts;
+  if (!take_items(*entry, parts)) return std::optional<Item>();
+  const auto [subkey, value, expiration] = parts;
+  const auto bytes = msgpack::bin_of(value);
+  if (!bytes || bytes->size() > limits_->max_value_bytes || subkey.size() > Subkey::kMaxBytes)
+    return std::optional<Item>();
+  const auto name = msgpack::decode(subkey), number = msgpack::decode(expiration, 1);
+  const auto until = number ? number->as_number() : std::nullopt;
+  auto parsed = name ? Subkey::from_value(*name) : std::nullopt;
+  if (!parsed || parsed->encoded.size() > Subkey::kMaxBytes || !until || !std::isfinite(*until))
+    return std::optional<Item>();
+  return std::optional(Item{std::move(*parsed), *bytes, *until});
 }
 
 std::size_t StoredRecord::fingerprint() const {
@@ -198,8 +278,7 @@ std::size_t StoredRecord::fingerprint() const {
 }
 
 std::size_t StoredRecord::memory() const {
-  const auto* entries = dictionary();
-  return bytes() + (entries ? entries->entries().size() * kEntryMemory : 0);
+  return kRecordMemory + (is_dictionary() ? dictionary()->memory() : value()->size());
 }
 
 void Storage::erase(const DhtId& key) {
@@ -216,13 +295,13 @@ PeerId Storage::payer(const StoredRecord& record) {
 }
 
 void Storage::count(const DhtId& key, const StoredRecord& record) {
-  bytes_ += record.memory();
+  memory_ += record.memory();
   by_expiration_.insert({record.expiration, key});
   shares_.add(payer(record), record.expiration, key, record.memory());
 }
 
 void Storage::uncount(const DhtId& key, const StoredRecord& record) {
-  bytes_ -= record.memory();
+  memory_ -= record.memory();
   by_expiration_.erase({record.expiration, key});
   shares_.remove(payer(record), record.expiration, key, record.memory());
 }
@@ -245,13 +324,19 @@ void Storage::erase(const DhtId& key, std::string_view tag, double expiration) {
 }
 
 void Storage::drop_expired(double now) {
-  for (std::size_t i = 0; i < kMaxDropsAtOnce && !by_expiration_.empty() && by_expiration_.begin()->first < now; ++i)
-    erase(DhtId(by_expiration_.begin()->second));
+  std::size_t dropped = 0;
+  while (dropped < kMaxDropsAtOnce && !by_expiration_.empty() && by_expiration_.begin()->first < now) {
+    const DhtId key = by_expiration_.begin()->second;
+    const auto* dictionary = records_.at(key).dictionary();
+    dropped += 1 + (dictionary ? dictionary->entries().size() : 0);
+    erase(key);
+  }
 }
 
 void Storage::make_room() {
   while (records_.size() > limits_.max_records) erase(shares_.first_by_count());
-  while (bytes_ > limits_.max_bytes && !records_.empty()) {
+  while (memory() > limits_.max_bytes && !records_.empty()) {
+    const std::size_t excess = memory() - limits_.max_bytes;
     const DhtId key = shares_.first_by_bytes();
     StoredRecord& record = records_.at(key);
     auto* dictionary = std::get_if<Dictionary>(&record.content);
@@ -260,7 +345,7 @@ void Storage::make_room() {
       continue;
     }
     uncount(key, record);  // entries of other senders stay
-    dictionary->drop_of_largest(bytes_ + record.memory() - limits_.max_bytes);
+    dictionary->drop_of_largest(excess);
     count(key, record);
   }
 }
@@ -348,10 +433,14 @@ std::size_t Storage::size(double now) {
   return records_.size();
 }
 
-std::vector<DhtId> Storage::keys() const {
+std::vector<DhtId> Storage::keys(Cursor& cursor, std::size_t count) const {
   std::vector<DhtId> result;
-  result.reserve(records_.size());
-  for (auto item = by_expiration_.rbegin(); item != by_expiration_.rend(); ++item) result.push_back(item->second);
+  result.reserve(std::min(count, records_.size()));
+  auto at = std::make_reverse_iterator(by_expiration_.lower_bound({cursor.expiration, cursor.key}));
+  for (; at != by_expiration_.rend() && result.size() < count; ++at) {
+    result.push_back(at->second);
+    cursor = {at->first, at->second};
+  }
   return result;
 }
 

@@ -3,12 +3,13 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <variant>
 #include <vector>
@@ -26,8 +27,13 @@ struct StorageLimits {
   std::size_t max_subkeys = 10'000;                    ///< per dictionary
   std::size_t max_value_bytes = 1 << 20;               ///< per value
   std::size_t max_dictionary_bytes = 3 * 1024 * 1024;  ///< so that a whole one fits into a 4 MiB frame
-  std::size_t max_bytes = 256 * 1024 * 1024;           ///< all values together, see StoredRecord::memory
+  std::size_t max_bytes = 256 * 1024 * 1024;           ///< of memory, all together: see Storage::memory
 };
+
+// What things take beside their bytes, measured with the allocator of glibc: the nodes of the trees that hold them.
+inline constexpr std::size_t kRecordMemory = 448;
+inline constexpr std::size_t kEntryMemory = 400;   ///< of a dictionary
+inline constexpr std::size_t kSenderMemory = 384;  ///< of a store, and of each dictionary
 
 /// subkey -> (value, expiration): the newer of two values with one subkey wins.
 class Dictionary {
@@ -36,7 +42,8 @@ class Dictionary {
     std::string subkey;  ///< msgpack
     std::string value;
     double expiration = 0;
-    PeerId from{};  ///< the peer that stored it; empty: this node
+    PeerId from{};                  ///< the peer that stored it; empty: this node
+    mutable std::size_t place = 0;  ///< among those that can be drawn, once there is an index
   };
 
   Dictionary() = default;
@@ -55,41 +62,53 @@ class Dictionary {
   bool has_expired(double now) const;
   /// Drops entries of the largest sender until the bounds hold. True if `subkey` is still there.
   bool shrink(const StorageLimits& limits, const Subkey& subkey);
-  /// Drops entries of the largest sender until `bytes` are free or another sender has as much.
-  void drop_of_largest(std::size_t bytes);
+  /// Drops entries of the largest sender until so much memory is free or another sender has as much.
+  void drop_of_largest(std::size_t memory);
   void erase(const std::string& identity);
 
   /// By identity of the subkey.
   const std::map<std::string, Entry>& entries() const noexcept { return entries_; }
   /// The latest expiration of any entry ever put; -inf when none was.
   double latest_expiration() const noexcept { return latest_; }
+  /// As encoded, rounded up.
   std::size_t bytes() const noexcept { return bytes_; }
+  /// All that it takes, which is far more for many small entries.
+  std::size_t memory() const;
   /// How many peers stored entries, and the one whose take up most room.
   std::size_t senders() const { return index().shares.senders(); }
   PeerId largest_sender() const { return index().shares.largest(); }
 
-  /// ext 0x50. Kept until the next change, as every find sends it.
-  const std::string& encoded() const;
-  /// The same with so many entries, drawn at random.
+  /// ext 0x50.
+  std::string encoded() const;
+  /// The same with so many entries, drawn at random: it costs what these cost, however many others there are.
   template <class Random>
   std::string encoded_sample(std::size_t count, Random& random) const {
-    std::vector<const Entry*> drawn;
-    std::ranges::sample(all_entries(), std::back_inserter(drawn), static_cast<std::ptrdiff_t>(count), random);
-    return encode(drawn);
+    auto& all = index().all;
+    count = std::min(count, all.size());
+    for (std::size_t i = 0; i < count; ++i)
+      index().swap(i, std::uniform_int_distribution<std::size_t>(i, all.size() - 1)(random));
+    return encode(std::span(all).first(count));
   }
   /// Decodes ext 0x50 within the bounds; keeps expired entries, as clocks may differ. Single malformed entries are left
   /// out and counted in `dropped`.
   static Result<Dictionary> decode(ByteView bytes, const StorageLimits& limits, std::size_t* dropped = nullptr);
 
  private:
-  std::vector<const Entry*> all_entries() const;
-  std::string encode(const std::vector<const Entry*>& entries) const;
-  /// What makes room and drops what has expired. Made when it is first asked: what a search merges needs none.
+  /// An entry by its subkey, which the tree of entries holds.
+  struct Name {
+    const std::string* identity;
+    friend auto operator<=>(const Name& a, const Name& b) { return *a.identity <=> *b.identity; }
+    friend bool operator==(const Name& a, const Name& b) { return *a.identity == *b.identity; }
+  };
+  std::string encode(std::span<const Entry* const> entries) const;
+  /// What makes room, drops what has expired and draws. Made when it is first asked: what a search merges needs none.
   struct Index {
-    std::set<std::pair<double, std::string>> by_expiration;
-    Shares<std::string> shares;
+    std::set<std::pair<double, Name>> by_expiration;
+    Shares<Name> shares;
+    std::vector<const Entry*> all;  // in any order
     void add(const std::string& identity, const Entry& entry);
     void remove(const std::string& identity, const Entry& entry);
+    void swap(std::size_t a, std::size_t b);
   };
   Index& index() const;
 
@@ -97,7 +116,33 @@ class Dictionary {
   double latest_ = -std::numeric_limits<double>::infinity();
   mutable std::unique_ptr<Index> index_;
   std::size_t bytes_ = 0;
-  mutable std::string encoded_;
+  std::size_t identities_ = 0;  // bytes of all keys of entries_
+};
+
+/// Reads an encoded dictionary entry by entry, so that a large one need not be decoded in one turn of the loop. A view:
+/// the bytes have to stay.
+class DictionaryReader {
+ public:
+  /// Errors: cohive::Errc::malformed; limit_exceeded where it says that it has more entries than the limits allow.
+  static Result<DictionaryReader> open(ByteView bytes, const StorageLimits& limits);
+
+  struct Item {
+    Subkey subkey;
+    ByteView value;
+    double expiration = 0;
+  };
+  /// How many entries are left.
+  std::size_t left() const noexcept { return left_; }
+  /// The next one, while any is left; nullopt where it is malformed by itself and the others may be good. An error
+  /// where nothing behind it can be read.
+  Result<std::optional<Item>> next();
+
+ private:
+  DictionaryReader(ByteView rest, std::size_t entries, const StorageLimits& limits)
+      : rest_(rest), left_(entries), limits_(&limits) {}
+  ByteView rest_;
+  std::size_t left_;
+  const StorageLimits* limits_;
 };
 
 struct StoredRecord {
@@ -107,8 +152,9 @@ struct StoredRecord {
   bool is_dictionary() const { return content.index() == 1; }
   const std::string* value() const { return std::get_if<std::string>(&content); }
   const Dictionary* dictionary() const { return std::get_if<Dictionary>(&content); }
+  /// As it is sent, rounded up.
   std::size_t bytes() const { return is_dictionary() ? dictionary()->bytes() : value()->size(); }
-  /// What of it counts as stored: many small entries take far more than their bytes.
+  /// All that it takes in a store.
   std::size_t memory() const;
   /// The same for equal content; of records that differ, almost never.
   std::size_t fingerprint() const;
@@ -143,9 +189,15 @@ class Storage {
 
   std::size_t size(double now);
   std::size_t size() const noexcept { return records_.size(); }
-  std::size_t bytes() const noexcept { return bytes_; }
-  /// What expires last comes first.
-  std::vector<DhtId> keys() const;
+  /// All that it takes, the accounts of senders included: never more than StorageLimits::max_bytes for long.
+  std::size_t memory() const noexcept { return memory_ + shares_.senders() * kSenderMemory; }
+  /// A place in the order of records, what expires last first; a new one is before the first.
+  struct Cursor {
+    double expiration = std::numeric_limits<double>::infinity();
+    DhtId key;
+  };
+  /// The keys that follow the cursor, so many at most, and moves it on. Records may come and go between two calls.
+  std::vector<DhtId> keys(Cursor& cursor, std::size_t count) const;
   const StorageLimits& limits() const noexcept { return limits_; }
 
  private:
@@ -162,7 +214,7 @@ class Storage {
   using ByExpiration = std::set<std::pair<double, DhtId>>;
   ByExpiration by_expiration_;
   Shares<DhtId> shares_;
-  std::size_t bytes_ = 0;
+  std::size_t memory_ = 0;  // of the records
 };
 
 }  // namespace cohive::dht

@@ -51,6 +51,12 @@ Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, 
       results[i] = Error(cohive::Errc::limit_exceeded, "a DHT value of " + std::to_string(value.size()) + " bytes");
       continue;
     }
+    // What is written can be read, too.
+    if (auto readable = msgpack::decode(as_bytes(value)); !readable) {
+      results[i] =
+          Error(cohive::Errc::limit_exceeded, "a DHT value that cannot be read back: " + readable.error().detail());
+      continue;
+    }
     records.push_back({DhtId::of(items[i].key).binary(), std::move(*tag), std::move(value), items[i].expiration});
     valid.push_back(i);
   }

@@ -81,7 +81,8 @@ TEST_F(SignedMessages, AnyChangedByteIsNoticed) {
   }
   EXPECT_FALSE(callee.check_request(peer, as_bytes(request.bytes + "more")));
   EXPECT_FALSE(callee.check_request(peer, {}));
-  ASSERT_EQ(callee.check_request(peer, as_bytes(request.bytes)), request.nonce) << "the failures used nothing up";
+  ASSERT_EQ(callee.check_request(peer, as_bytes(request.bytes)).value(), request.nonce)
+      << "the failures used nothing up";
   const std::string reply = callee.sign_reply("reply", request.nonce);
   EXPECT_TRUE(caller.check_reply(peer, as_bytes(reply), request.nonce));
   EXPECT_FALSE(caller.check_reply(peer, as_bytes(reply), "another")) << "the reply to another request";

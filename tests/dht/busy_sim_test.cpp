@@ -38,9 +38,10 @@ TEST_F(BusySwarm, ASearchInASwarmThatIsBusyForAMomentFindsWhatIsThere) {
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(store(*nodes[0], "key" + std::to_string(i), i, in(3600)));
   swarm.pass(1min);
   Dht& reader = add({.client_mode = true});
+  std::vector<DhtId> many;
+  for (int i = 0; i < 550; ++i) many.push_back(DhtId::of(i));
   for (std::size_t i = 0; i < 5; ++i)  // the reader has asked for more than it is due
-    for (int round = 0; round < 2; ++round)
-      (void)swarm.run(reader.ask(swarm.host(i).id(), std::vector<DhtId>(550, DhtId::of("x"))));
+    for (int round = 0; round < 2; ++round) (void)swarm.run(reader.ask(swarm.host(i).id(), many));
   std::vector<Key> keys;
   for (int i = 0; i < 20; ++i) keys.emplace_back("key" + std::to_string(i));
   const auto found = swarm.run(reader.get_many(keys, true));

@@ -1,9 +1,11 @@
 #include "dht/storage.hpp"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cmath>
 #include <cstring>
+#include <set>
 
 namespace cohive::dht {
 namespace {
@@ -67,7 +69,7 @@ TEST(Dictionary, EncodesAsHivemindDoesAndBack) {
   Dictionary dictionary;
   dictionary.put(sub("sub1"), "\x01", 2000000000.5);
   dictionary.put(sub(msgpack::Bin{"sub2"}), "\xa1v", 3000000000.25);
-  const std::string& encoded = dictionary.encoded();
+  const std::string encoded = dictionary.encoded();
   EXPECT_EQ(
       to_hex(as_bytes(encoded)),
       "c73a5093cb7ff0000000000000cb41e65a0bc00800009293a473756231c40101cb41ddcd650020000093c40473756232c402a176cb41e6"
@@ -141,9 +143,109 @@ TEST(Storage, SmallEntriesCountWithTheMemoryThatTheyTake) {
   for (int key = 0; key < 100; ++key)
     for (int i = 0; i < 10; ++i) storage.store_subkey(DhtId::of(key), *Subkey::from_value(i), "\x01", 100 + key, 1);
   std::size_t entries = 0;
-  for (const DhtId& key : storage.keys()) entries += storage.get(key, 1)->dictionary()->entries().size();
-  EXPECT_LT(entries, 250u) << "an entry takes four hundred bytes at least";
-  EXPECT_GT(entries, 150u);
+  Storage::Cursor all;
+  for (const DhtId& key : storage.keys(all, 100)) entries += storage.get(key, 1)->dictionary()->entries().size();
+  EXPECT_LT(entries, 230u) << "an entry takes four hundred bytes at least";
+  EXPECT_GT(entries, 120u);
+}
+
+/// What the allocator gives for so many things, at the end of a test that counts.
+struct Fill {
+  const char* what;
+  std::size_t value_bytes, senders;
+  bool dictionaries;
+};
+
+TEST(Storage, CountsAsMuchMemoryAsItsRecordsTake) {
+  for (const Fill& fill : {Fill{"small records", 1, 1, false}, Fill{"small records of many", 1, 5000, false},
+                           Fill{"larger ones", 300, 1, false}, Fill{"small entries", 1, 1, true},
+                           Fill{"small entries of many", 1, 2000, true}, Fill{"larger ones", 300, 10, true}}) {
+    const std::size_t before = ::mallinfo2().uordblks;
+    Storage storage({});
+    for (int i = 0; i < 20'000; ++i) {
+      const int sender = i % static_cast<int>(fill.senders);
+      Bytes key(36, 0);
+      std::memcpy(key.data(), &sender, sizeof sender);
+      const PeerId from = PeerId::of_public_key(key);
+      if (fill.dictionaries) {
+        const std::string name = "a subkey that allocates " + std::to_string(i / 10);
+        storage.store_subkey(DhtId::of(i % 10), sub(name), std::string(fill.value_bytes, 'x'), 100 + i, 1, from);
+      } else {
+        storage.store(DhtId::of(i), std::string(fill.value_bytes, 'x'), 100 + i, 1, from);
+      }
+    }
+    const std::size_t taken = ::mallinfo2().uordblks - before;
+    if (taken == 0) GTEST_SKIP() << "an allocator that does not tell";
+    EXPECT_GE(storage.memory() * 101 / 100, taken) << fill.what;
+    EXPECT_LE(storage.memory(), taken * 3 / 2) << fill.what;
+  }
+}
+
+TEST(Storage, OfADictionaryIsHeldNoSecondCopyForThoseWhoAskForIt) {
+  Storage storage({});
+  for (int i = 0; i < 1000; ++i) storage.store_subkey(kKey, sub(i), std::string(1000, 'x'), 100, 1);
+  const std::size_t before = ::mallinfo2().uordblks;
+  EXPECT_GT(dictionary_at(storage, 1).encoded().size(), 1'000'000u);
+  EXPECT_LT(::mallinfo2().uordblks - before, 1000u);
+}
+
+TEST(Dictionary, ASampleIsDrawnFromAllAndCostsWhatItYields) {
+  std::mt19937_64 random(7);
+  Dictionary dictionary;
+  for (int i = 0; i < 10'000; ++i) dictionary.put(sub(i), std::to_string(i), 100 + i % 7);
+  std::map<std::string, int> drawn;
+  for (int i = 0; i < 20'000; ++i) {  // ten seconds when each looks at all entries
+    const auto sample = Dictionary::decode(as_bytes(dictionary.encoded_sample(5, random)), {}).value();
+    ASSERT_EQ(sample.entries().size(), 5u);
+    for (const auto& [identity, entry] : sample.entries()) ++drawn[entry.value];
+    dictionary.erase(sample.entries().begin()->first);  // what is left can still be drawn
+    dictionary.put(sub(10'000 + i), std::to_string(10'000 + i), 100);
+  }
+  EXPECT_EQ(dictionary.entries().size(), 10'000u);
+  int most = 0;
+  for (const auto& [value, times] : drawn) most = std::max(most, times);
+  EXPECT_GT(drawn.size(), 20'000u);
+  EXPECT_LT(most, 60) << "one is drawn more often than chance would have it";
+  const std::string all = dictionary.encoded_sample(20'000, random);
+  EXPECT_EQ(Dictionary::decode(as_bytes(all), {}).value().entries().size(), 10'000u);
+}
+
+TEST(Dictionary, IsReadWhateverSubkeysItsNodeTook) {
+  Storage storage({.max_dictionary_bytes = 64 << 20});
+  std::size_t kept = 0;
+  for (int i = 0; i < 300; ++i) {
+    msgpack::Tuple many{{i}};
+    for (int part = 0; part < 4000; ++part) many.items.emplace_back(part % 100);
+    kept += storage.store_subkey(kKey, sub(many), "v", 100, 0);
+  }
+  EXPECT_EQ(kept, 300u) << "four thousand numbers each, in four kilobytes";
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("honest"), "v", 100, 0));
+  const auto read = Dictionary::decode(as_bytes(dictionary_at(storage, 0).encoded()), {});
+  ASSERT_TRUE(read) << "one stranger would hide all entries of others: " << read.error();
+  EXPECT_EQ(read->entries().size(), 301u);
+}
+
+TEST(Storage, ManyRecordsThatExpireTogetherGoBitByBit) {
+  Storage storage({});
+  for (int key = 0; key < 10; ++key)
+    for (int i = 0; i < 1000; ++i) storage.store_subkey(DhtId::of(key), sub(i), "v", 100, 0);
+  EXPECT_EQ(storage.size(0), 10u);
+  storage.store(kKey, "v", 300, 200);
+  EXPECT_GE(storage.size(), 9u) << "of ten thousand entries a tenth in one call";
+  for (int i = 0; i < 10; ++i) storage.store(DhtId::of(100 + i), "v", 300, 200);
+  EXPECT_EQ(storage.size(), 11u);
+}
+
+TEST(Storage, KeysAreWalkedInPiecesWhileRecordsComeAndGo) {
+  Storage storage({});
+  for (int i = 0; i < 100; ++i) storage.store(DhtId::of(i), "v", 100 + i / 2, 0);
+  Storage::Cursor at;
+  std::set<DhtId> seen;
+  for (auto keys = storage.keys(at, 7); !keys.empty(); keys = storage.keys(at, 7)) {
+    for (const DhtId& key : keys) EXPECT_TRUE(seen.insert(key).second);
+    storage.forget(keys.front());
+  }
+  EXPECT_EQ(seen.size(), 100u);
 }
 
 TEST(Storage, ANewerExpirationReplacesAndAnOlderOneIsRefused) {
@@ -220,13 +322,14 @@ TEST(Storage, WhatExpiresFirstMakesRoom) {
 }
 
 TEST(Storage, KeepsWithinItsBytes) {
-  Storage storage({.max_value_bytes = 1000, .max_bytes = 2500});
+  constexpr std::size_t kRecord = 1000 + kRecordMemory;
+  Storage storage({.max_value_bytes = 1000, .max_bytes = kSenderMemory + 2 * kRecord + 100});
   EXPECT_FALSE(storage.store(kKey, std::string(1001, 'x'), 100, 0));
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(storage.store(DhtId::of(i), std::string(1000, 'x'), 100 + i, 0));
-  EXPECT_LE(storage.bytes(), 2500u);
+  EXPECT_LE(storage.memory(), kSenderMemory + 2 * kRecord);
   EXPECT_EQ(storage.size(0), 2u);
   EXPECT_TRUE(storage.store(DhtId::of(9), "y", 200, 0)) << "a replaced value gives its bytes back";
-  EXPECT_EQ(storage.bytes(), 1001u);
+  EXPECT_EQ(storage.memory(), kSenderMemory + kRecord + 1 + kRecordMemory);
 }
 
 TEST(Storage, ADictionaryKeepsItsLatestSubkeysWithinItsBounds) {
@@ -285,7 +388,7 @@ TEST(Storage, AFloodOfEntriesPushesOutNoEntryOfOthers) {
     storage.store_subkey(kKey, sub(-1 - i), std::string(200'000, 'x'), 600'000 + i, 0, storer(201));
   EXPECT_EQ(held(), 51u) << "the same in bytes";
   EXPECT_EQ(storage.size(1e7), 0u);
-  EXPECT_EQ(storage.bytes(), 0u);
+  EXPECT_EQ(storage.memory(), 0u);
 }
 
 TEST(Storage, ACrowdOfLongLivedEntriesDoesNotPushOutShortLivedOnes) {
@@ -320,7 +423,7 @@ TEST(Storage, WhoFloodsADictionaryPaysForItsRoom) {
   for (int i = 0; i < 1000; ++i) storage.store_subkey(kKey, sub(i), std::string(100, 'x'), 600'000, 0, greedy);
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(storage.get(DhtId::of(i), 0)) << i;
   EXPECT_TRUE(dictionary_at(storage, 0).contains(sub("a"))) << "what others put there stays";
-  EXPECT_LE(storage.bytes(), 100'000u);
+  EXPECT_LE(storage.memory(), 100'000u);
 }
 
 TEST(Storage, SharesAreCountedInBytesToo) {
@@ -329,11 +432,11 @@ TEST(Storage, SharesAreCountedInBytesToo) {
   EXPECT_TRUE(storage.store(DhtId::of("small"), std::string(500, 'x'), 10, 0, modest));
   for (int i = 0; i < 50; ++i)
     storage.store_subkey(DhtId::of(i), *Subkey::from_value("subkey"), std::string(1000, 'x'), 1000 + i, 0, greedy);
-  EXPECT_LE(storage.bytes(), 10'000u);
+  EXPECT_LE(storage.memory(), 10'000u);
   EXPECT_TRUE(storage.get(DhtId::of("small"), 0));
   // All of it goes again: nothing is left in any account.
   EXPECT_EQ(storage.size(1e6), 0u);
-  EXPECT_EQ(storage.bytes(), 0u);
+  EXPECT_EQ(storage.memory(), 0u);
 }
 
 }  // namespace

@@ -19,6 +19,12 @@ void examine_dictionary(ByteView bytes) {
   expect(again && again->encoded() == dictionary->encoded(), "a dictionary survives its encoding");
   expect(again->bytes() == dictionary->bytes(), "a dictionary counts its bytes right");
   Storage storage(limits);
+  if (!dictionary->entries().empty()) {
+    std::mt19937_64 random(1);
+    const auto drawn = Dictionary::decode(as_bytes(dictionary->encoded_sample(3, random)), limits);
+    const auto count = std::min<std::size_t>(3, dictionary->entries().size());
+    expect(drawn && drawn->entries().size() == count, "a sample has as many entries as were asked for");
+  }
   storage.store_dictionary(DhtId::of("key"), *dictionary, 0);
   if (const auto* stored = storage.get(DhtId::of("key"), 0)) expect(stored->is_dictionary(), "it is stored as one");
   dictionary->drop_expired(std::numeric_limits<double>::infinity());

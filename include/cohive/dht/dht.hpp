@@ -47,13 +47,16 @@ struct DhtOptions {
   bool client_mode = false;                ///< serve nothing, never appear in tables
   bool validate_bootstrap = true;          ///< ask bootstrap peers to call back and compare clocks
   // Bounds against hostile peers (ours).
-  std::size_t max_records = 100'000;          ///< per store
-  std::size_t max_subkeys = 10'000;           ///< per dictionary
-  std::size_t max_value_bytes = 1 << 20;      ///< per value
-  std::size_t max_storage_bytes = 256 << 20;  ///< all values of one store; what expires first makes room
+  std::size_t max_records = 100'000;      ///< per store
+  std::size_t max_subkeys = 10'000;       ///< per dictionary
+  std::size_t max_value_bytes = 1 << 20;  ///< per value
+  /// Bytes of memory that all records together may take, a quarter of it those of the cache; what expires first makes
+  /// room. 0: half of HostOptions::memory_budget, 256 MiB at most.
+  std::size_t max_storage_bytes = 0;
   std::size_t max_keys_per_request = 1024;  ///< of one call to this node; more is refused
-  /// Of one peer, requests, their keys and the kilobytes of records that go either way together, ten seconds' worth at once; more
-  /// is refused. Peers of one network may have sixteen times as much. 0: any number. A
+  /// Of one peer: requests, their keys, the entries of dictionaries that it stores, a sixteenth of those that it reads,
+  /// the kilobytes of records that go either way, and four for each signature of RSA-2048 to check. They count together,
+  /// ten seconds' worth at once; more is refused. Peers of one network may have sixteen times as much. 0: any number. A
   /// refused Dht asks the node again a little later, one call after the other, for wait_timeout at most.
   double max_keys_per_second = 5000;
   // An attacker with many identities in few networks gets no table to himself. A block is an IPv4 /24 or IPv6 /48
@@ -162,8 +165,10 @@ class Dht {
   /// deadline, or after search_timeout, returns the nodes known by then.
   Task<std::vector<std::pair<DhtId, PeerId>>> nearest_nodes(DhtId key, std::optional<Deadline> deadline = {});
 
-  /// What write_state keeps; collected bit by bit, so that the loop goes on meanwhile.
-  Task<SavedState> save(StateLimits limits = {});
+  /// Writes the state of this node to a file, bit by bit, so that the loop goes on meanwhile and no second copy of the
+  /// records is made. Errors: cohive::Errc::io.
+  /// \param peers  nodes to name in it where this node knows none; becomes those that it knows, if any
+  Task<Result<>> save(std::filesystem::path path, std::vector<SavedPeer>& peers, StateLimits limits = {});
   /// Takes records of an earlier run back, checked as if another node had sent them. Returns how many were kept.
   Task<std::size_t> restore(std::vector<SavedRecord> records);
 

@@ -119,7 +119,8 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
   Error last(Errc::no_donor);
   PartialState partial;
   const auto is_liar = [&](const PeerId& peer) {
-    return std::ranges::find(report.liars, peer) != report.liars.end() || dht.host().reputation().is_shunned(peer);
+    return std::ranges::find(report.liars, peer) != report.liars.end() || dht.host().reputation().is_shunned(peer) ||
+           std::ranges::find(setup.without, peer) != setup.without.end();
   };
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min(kPassPause, deadline.remaining(runtime.now())));

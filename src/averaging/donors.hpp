@@ -12,6 +12,7 @@ struct DownloadSetup {
   std::string protocol;        ///< of rpc_download_state
   PieceSource pieces;          ///< the same among cohive peers
   double max_priority;         ///< that is believed
+  std::vector<PeerId> without;  ///< not asked
 };
 
 /// Lets the donors vote (donor_vote.hpp), and asks them in that order, else that of their priority; when all have failed,

@@ -73,6 +73,10 @@ struct DonorCall {
 Task<Result<DonorCall>> call_donor(p2p::Host& host, PeerId donor, std::string protocol, StateRoot wanted,
                                    Duration chunk_timeout, std::uint64_t max_bytes);
 
+/// See StateSharing::compare.
+Task<Result<StateComparison>> compare_with(p2p::Host& host, PeerId peer, std::string protocol, Duration chunk_timeout,
+                                           std::shared_ptr<const SharedState> ours, std::size_t tensors);
+
 /// What has arrived of a state, by content.
 class PartialState {
  public:

@@ -52,6 +52,7 @@ struct StateSharing::Impl {
   StateMetrics metrics;
   double priority = 0;
   Condition changed;  // provider or priority
+  std::uint64_t changes = 0;  // of these
   Uploads uploads;  // of either protocol
   Snapshots snapshots;
   rpc::Server server;
@@ -85,11 +86,13 @@ void StateSharing::set_provider(Provider provider) {
 
 void StateSharing::set_async_provider(AsyncProvider provider) {
   impl_->snapshots.set_provider(std::move(provider));
+  ++impl_->changes;
   impl_->changed.notify_all();
 }
 
 void StateSharing::set_priority(double priority) {
   impl_->priority = priority;
+  ++impl_->changes;
   impl_->changed.notify_all();
 }
 
@@ -97,10 +100,13 @@ void StateSharing::set_priority(double priority) {
 Task<void> StateSharing::Impl::declare(Impl& self) {
   const msgpack::Value own = msgpack::Value::bin(self.dht.host().id().bytes());
   for (;;) {
+    const std::uint64_t declared = self.changes;
     const double expiration = self.dht.now() + to_seconds(self.options.declare_period);
     const auto said = self.snapshots.sharing() ? msgpack::Value(self.priority) : msgpack::Value();
     (void)co_await self.dht.store(self.declared_under, own, said, expiration);
-    co_await self.changed.wait(self.runtime.after(self.options.declare_period * 2 / 3));
+    const Deadline again = self.runtime.after(self.options.declare_period * 2 / 3);
+    while (self.changes == declared)
+      if (!co_await self.changed.wait(again)) break;
   }
 }
 
@@ -133,8 +139,8 @@ void StateSharing::Impl::show(const DownloadProgress& progress) {
 Task<Result<DownloadedState>> StateSharing::download(DownloadOptions options) {
   Impl& self = *impl_;
   const PieceSource pieces{self.base + "rpc_download_pieces", kChunkTimeout, options.max_bytes, options.max_donors};
-  const DownloadSetup setup{self.declared_under, self.base + "rpc_download_state", pieces,
-                            options.max_priority};
+  const DownloadSetup setup{self.declared_under, self.base + "rpc_download_state", pieces, options.max_priority,
+                            std::move(options.without)};
   DownloadReport report;
   report.on_progress = [&self, &options](const DownloadProgress& progress) {
     self.show(progress);
@@ -148,6 +154,12 @@ Task<Result<DownloadedState>> StateSharing::download(DownloadOptions options) {
     self.metrics.bytes_received.increment(static_cast<double>(bytes));
   self.metrics.download_donors.set(0);
   co_return state;
+}
+
+Task<Result<StateComparison>> StateSharing::compare(PeerId peer, SharedState ours, std::size_t tensors) {
+  Impl& self = *impl_;
+  return compare_with(self.dht.host(), peer, self.base + "rpc_download_pieces", kChunkTimeout,
+                      std::make_shared<const SharedState>(std::move(ours)), tensors);
 }
 
 }  // namespace cohive::averaging

@@ -48,6 +48,7 @@ struct DownloadOptions {
   std::size_t max_donors = 4;                                     ///< at once
   /// Donors that claim more are asked when all other donors have failed.
   double max_priority = std::numeric_limits<double>::infinity();
+  std::vector<PeerId> without = {};  ///< peers that are not asked
   std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
 };
 
@@ -60,6 +61,12 @@ struct DownloadedState {
   std::map<PeerId, std::uint64_t> contributed;  ///< bytes received, by donor
   std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
   std::uint64_t resumed = 0;                    ///< bytes of tensors that were there when `donor` went on for another
+};
+
+/// What another peer's state is, beside one's own.
+struct StateComparison {
+  msgpack::Value metadata;  ///< of the other peer's
+  bool equal = false;       ///< the tensors that were compared
 };
 
 /// What is shared, and under which name.
@@ -99,6 +106,9 @@ class StateSharing {
   /// costs what it was about to send. Python donors are asked one at a time.
   /// Errors: Errc::no_donor, Errc::bad_state, and those of the last donor.
   Task<Result<DownloadedState>> download(DownloadOptions options = {});
+  /// Compares the first `tensors` tensors of `ours` with those that `peer` shares, by hashes: nothing is downloaded.
+  /// Errors: protocol_not_supported of the transport module for a peer that is not cohive, Errc::no_donor.
+  Task<Result<StateComparison>> compare(PeerId peer, SharedState ours, std::size_t tensors);
 
  private:
   struct Impl;

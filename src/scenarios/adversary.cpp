@@ -1,6 +1,7 @@
 #include "scenarios/adversary.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <ostream>
 #include <random>
@@ -67,6 +68,43 @@ Task<void> claim_batches(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> k
     const std::uint64_t epoch = co_await epoch_of_the_run(dht) + ahead;
     const Map report = progress_record(dht.host().id().bytes(), epoch, 100'000, 1000.0, dht.now());
     (void)co_await dht.store("simulated_progress", Bin{key->ownership_marker()}, report, dht.now() + 60);
+    co_await dht.runtime().sleep_for(1s);
+  }
+}
+
+constexpr std::size_t kFirstOfManyKeys = 200, kManyKeys = 200;  // of peers that have any number of them
+
+PeerId invented_peer(std::uint64_t number) {
+  Bytes seed(32, 0x77);
+  std::memcpy(seed.data(), &number, sizeof number);
+  return KeyPair::ed25519_from_seed(seed).peer_id();
+}
+
+Task<void> report_under_new_key(Dht& dht, std::uint64_t number, PeerId peer, std::uint64_t epoch) {
+  const auto key = std::make_shared<dht::RsaSignatureValidator>(cheap_key(kFirstOfManyKeys + number % kManyKeys));
+  auto report = progress_record(peer.bytes(), epoch, std::uint64_t{1}, 1.0, dht.now());
+  co_await store_under_key(dht, key, "simulated_progress", std::move(report), dht.now() + 60);
+}
+
+Task<void> claim_in_pairs(Dht& dht, std::uint64_t number) {
+  for (std::uint64_t key = number * 1000;; key += 2) {
+    for (std::uint64_t i = 0; i < 2; ++i)
+      co_await report_under_new_key(dht, key + i, invented_peer(key + i), kFarEpoch + key);
+    co_await dht.runtime().sleep_for(1500ms);
+  }
+}
+
+Task<void> report_as_ghosts(Dht& dht, std::uint64_t number) {
+  for (std::uint64_t key = number * 1000;; ++key) {
+    const std::uint64_t epoch = co_await epoch_of_the_run(dht);
+    const auto nodes = dht.known_nodes();
+    const auto victim = nodes.empty() ? dht.host().id() : nodes[key % nodes.size()].second;
+    co_await report_under_new_key(dht, 3 * key, victim, epoch);
+    co_await report_under_new_key(dht, 3 * key + 1, invented_peer(key), epoch);
+    const auto nobody = std::make_shared<dht::RsaSignatureValidator>(
+        cheap_key(kFirstOfManyKeys + (3 * key + 2) % kManyKeys));
+    auto report = progress_record(as_bytes("nobody"), epoch, std::uint64_t{1}, 1.0, dht.now());
+    co_await store_under_key(dht, nobody, "simulated_progress", std::move(report), dht.now() + 60);
     co_await dht.runtime().sleep_for(1s);
   }
 }
@@ -387,6 +425,10 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
       co_return co_await lead_and_forge(dht, 20);
     case AdversaryRole::wrong_reducer:
       co_return co_await reduce_wrongly(dht, sizes());
+    case AdversaryRole::claimants:
+      co_return co_await claim_in_pairs(dht, number);
+    case AdversaryRole::ghosts:
+      co_return co_await report_as_ghosts(dht, number);
     case AdversaryRole::changeling:
     case AdversaryRole::sybils:
       co_return;  // more than one peer, above
@@ -398,7 +440,7 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 const char* name_of(AdversaryRole role) {
   static constexpr std::array kNames = {"progress liar", "batch claimer",   "epoch pusher", "forging leader", "lying owner",
                                         "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader",
-                                        "inventing leader", "wrong reducer", "changeling", "sybils"};
+                                        "inventing leader", "wrong reducer", "changeling", "sybils", "claimants", "ghosts"};
   return kNames[static_cast<std::size_t>(role)];
 }
 

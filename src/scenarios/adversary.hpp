@@ -27,21 +27,24 @@ enum class AdversaryRole {
   inventing_leader,  ///< declares itself before all others, and fills its groups with members that do not exist
   wrong_reducer,     ///< passes for a trainer that clips and checks averages, and does not clip what it sends itself
   changeling,        ///< joins groups and sends nothing, under another identity each time
-  sybils             ///< is many nodes around the keys of the run: they name each other alone, and keep nothing
+  sybils,            ///< is many nodes around the keys of the run: they name each other alone, and keep nothing
+  claimants,         ///< claims one far epoch under two new keys at a time
+  ghosts             ///< reports as peers that cannot be waited for: no peers, other peers, and some that do not exist
 };
 inline constexpr std::array kAdversaryRoles = {
     AdversaryRole::progress_liar,    AdversaryRole::batch_claimer, AdversaryRole::epoch_pusher,
     AdversaryRole::forging_leader,   AdversaryRole::lying_owner,   AdversaryRole::bad_donor,
     AdversaryRole::plausible_donor,  AdversaryRole::flooder,       AdversaryRole::slot_holder,
     AdversaryRole::slow_reader,      AdversaryRole::inventing_leader, AdversaryRole::wrong_reducer,
-    AdversaryRole::changeling,       AdversaryRole::sybils};
+    AdversaryRole::changeling,       AdversaryRole::sybils,        AdversaryRole::claimants,
+    AdversaryRole::ghosts};
 const char* name_of(AdversaryRole role);
 std::optional<AdversaryRole> role_named(std::string_view name);
 
 /// A run among all that there are: so many for each seed, first every role alone, then three roles at a time, which
 /// are 30 % of the peers.
 struct AdversaryRun {
-  static constexpr std::uint64_t kRunsOfASeed = 25;
+  static constexpr std::uint64_t kRunsOfASeed = 27;
   explicit AdversaryRun(std::uint64_t number);
   AdversaryRun(std::uint64_t its_seed, std::vector<AdversaryRole> its_roles)
       : seed(its_seed), roles(std::move(its_roles)) {}

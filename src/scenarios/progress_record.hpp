@@ -1,10 +1,13 @@
 // What a trainer reports of its progress, for peers that lie about theirs and for tests. Source: docs/wire/hivemind.md, section 4.4.
 #pragma once
 
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "cohive/core/bytes.hpp"
 #include "cohive/core/msgpack.hpp"
+#include "cohive/dht/dht.hpp"
 
 namespace cohive::sim {
 
@@ -18,5 +21,10 @@ inline msgpack::Map progress_record(ByteView peer, msgpack::Value epoch, msgpack
            {"time", time},
            {"client_mode", false}}};
 }
+
+/// Stores a report under any key at all nodes that `dht` knows: of a node's own keys the first one signs all that it
+/// stores.
+Task<void> store_under_key(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, std::string name,
+                           msgpack::Map report, double expiration);
 
 }  // namespace cohive::sim

@@ -9,6 +9,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/p2p/metrics.hpp"
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "cohive/train/run.hpp"
@@ -99,6 +100,7 @@ struct Trainer : SimulatedNode {
   Random random;
   Duration batch{};
   bool standing = false;  // in the DHT
+  bool asleep = false;
   bool newcomer = false;
   std::optional<std::uint64_t> joined_at{};  // epoch of the run when it began
   std::optional<std::uint64_t> in_at{};      // epoch of its first gradient round
@@ -131,6 +133,7 @@ class SimulatedSwarm final : public TrainSwarm {
     report_.first_loss = problem_.loss(std::vector<float>(scenario_.features));
     tasks_.spawn(arrive(*this), "arrivals");
     tasks_.spawn(replace(*this), "replacements");
+    tasks_.spawn(put_to_sleep(*this), "sleep");
     for (double second = 0; second < to_seconds(scenario_.duration); ++second) {
       runtime_.run_for(1s);
       if (scenario_.each_second) scenario_.each_second(*this, second);
@@ -251,6 +254,37 @@ class SimulatedSwarm final : public TrainSwarm {
     }
   }
 
+  /// Machines that nothing reaches, and that compute nothing.
+  static Task<void> put_to_sleep(SimulatedSwarm& self) {
+    if (self.scenario_.asleep_per_minute <= 0) co_return;
+    const double per_second = self.scenario_.asleep_per_minute * static_cast<double>(self.scenario_.trainers) / 60;
+    co_await self.runtime_.sleep_for(self.scenario_.arrival * 2);
+    for (;;) {
+      co_await self.runtime_.sleep_for(from_seconds(-std::log(1 - self.runtime_.random_unit()) / per_second));
+      const auto sleeper = self.trainers_[self.below(self.trainers_.size())];
+      const auto time = from_seconds(self.runtime_.random_unit() * to_seconds(self.scenario_.longest_sleep));
+      if (sleeper->asleep) continue;
+      sleeper->asleep = true;
+      self.cut_off_sleepers();
+      self.tasks_.spawn(wake(self, sleeper, time), "sleeper");
+    }
+  }
+  static Task<void> wake(SimulatedSwarm& self, std::shared_ptr<Trainer> sleeper, Duration after) {
+    co_await self.runtime_.sleep_for(after);
+    sleeper->asleep = false;
+    self.cut_off_sleepers();
+  }
+  void cut_off_sleepers() {
+    fabric_.heal();
+    for (const auto& sleeper : trainers_) {
+      if (!sleeper->asleep) continue;
+      std::set<std::string> others;
+      for (const auto& other : trainers_)
+        if (other != sleeper) others.insert(other->ip);
+      fabric_.partition({sleeper->ip}, others);
+    }
+  }
+
   /// As a process is killed.
   void end(Trainer& trainer) {
     judge(trainer);
@@ -300,6 +334,7 @@ class SimulatedSwarm final : public TrainSwarm {
     std::vector<float> gradient(self.scenario_.features), ballast(self.scenario_.ballast);
     for (;;) {
       co_await self.runtime_.sleep_for(me->batch);
+      while (me->asleep) co_await self.runtime_.sleep_for(me->batch);
       self.problem_.gradient(me->replica->parameter(0), self.scenario_.batch_size, me->random, gradient);
       if (self.local_updates_)
         me->replica->step_locally({gradient, ballast});
@@ -347,6 +382,8 @@ class SimulatedSwarm final : public TrainSwarm {
     for (const auto& weights : last)
       report_.astray = std::max(report_.astray, distance(weights, one) / std::sqrt(report_.first_loss));
     end_all();
+    const p2p::HostMetrics metrics(runtime_.metrics());
+    for (const auto& reason : metrics.offences) report_.offences += reason.value();
     report_.waiting = lived_ > 0 ? waited_ / lived_ : 0;
     for (const MemoryBudget& budget : budgets_) {
       report_.most_held = std::max(report_.most_held, budget.highest());
@@ -401,11 +438,11 @@ class SimulatedSwarm final : public TrainSwarm {
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
   return out << log::format(
              "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer, waiting {:.2f} %, loss {:.3e} (one process {:.3e}, "
-             "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} bytes held "
+             "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} offences, {} bytes held "
              "({} hosts over budget), {:.1f} s",
              report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, 100 * report.waiting,
              report.last_loss, report.loss_of_one, report.first_loss, report.astray, report.spread, report.newcomers,
-             report.newcomers_late, report.downloads, report.followed, report.most_held, report.over_budget,
+             report.newcomers_late, report.downloads, report.followed, report.offences, report.most_held, report.over_budget,
              report.real_seconds);
 }
 

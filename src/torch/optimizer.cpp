@@ -240,6 +240,9 @@ void Optimizer::load(torch::serialize::InputArchive& archive) {
   if (epoch < local_epoch())
     throw std::invalid_argument("cohive::Optimizer: the archive is of epoch " + std::to_string(epoch) +
                                 ", and this training has come to epoch " + std::to_string(local_epoch()));
+  if (epoch > train::kMostEpochs)
+    throw std::invalid_argument("cohive::Optimizer: the archive is of epoch " + std::to_string(epoch) +
+                                ", to which no run comes");
   impl_->settle();
   const auto write = [this, &archive] {
     libtorch::load_training(archive, *impl_->optimizer, impl_->model->masters(), impl_->scheduler != nullptr);

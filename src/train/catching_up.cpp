@@ -1,8 +1,11 @@
 // Peers that are new, or behind: they download the state of a peer that is not.
 //
+// A newcomer takes the state of a run that others have begun, also where it is in the same epoch: until it has, it is
+// in no round, and shares no state. Of two trainers one is the first (ProgressTracker::others_began).
 // Where epochs are shorter than a download, a downloaded state is old when it comes, and so would be the next one. So
 // the peer joins the next round of the state with weight 0, and takes what its members have averaged.
-// An epoch that a single peer claims is proven by a state that can be downloaded, while training goes on.
+// Claims of strangers are proven by a state that can be downloaded, while training goes on. There is one pause for all
+// claims together, and it grows until one has been proven: claims cost nothing, downloads do.
 #include "checkpoint_content.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/log.hpp"
@@ -12,7 +15,13 @@ namespace cohive::train {
 namespace {
 
 constexpr Duration kLastRetry = 8s;  // of a failed download
-constexpr int kRoundsToFollow = 3;   // before another download is tried
+constexpr std::uint64_t kRoundsToFollow = 3;  // of the state, before another download is tried
+constexpr int kMostTries = 3;     // to join a run whose state nobody shares; it may have ended a moment ago
+constexpr int kMostFruitless = 5;  // downloads in a row that do not bring this peer to where others claim to be
+constexpr std::size_t kCompared = 3;  // peers that are asked whether they hold the same parameters
+constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 15min;  // pauses between downloads that are to prove claims
+constexpr std::uint64_t kLead = 2;  // epochs that a donor may be ahead of all reports
+constexpr Duration kBorneOutTime = 5s;  // that reports may be behind a donor whose epochs are short
 constexpr std::uint64_t kStateBytesPerValue = 32, kStateSlack = 64 << 20;
 
 /// A state beyond this is not of our model: parameters, and what an optimizer keeps for each of them.
@@ -30,7 +39,7 @@ std::uint64_t most_state_bytes(const Replica& replica) {
 /// delay the averaging of gradients announce the epoch before there is a group: then it is enough to look for one now.
 bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
   if (options.auxiliary || global.epoch <= local_epoch) return false;
-  if (!checked_start || global.epoch > local_epoch + 1) return true;
+  if (global.epoch > local_epoch + 1) return true;
   const bool together = gradients.has_group() || gradients.may_be_apart() || options.delay_grad_averaging;
   return !options.use_local_updates && !together;
 }
@@ -40,10 +49,10 @@ Task<bool> Run::Impl::catch_up_if_behind() {
   StepReport ignored;
   (void)co_await finish_update(ignored);
   co_await tracker.refresh();
-  const GlobalProgress global = tracker.snapshot();
-  if (!options.auxiliary && std::max(global.epoch, global.claimed) > local_epoch) co_return co_await catch_up();
-  checked_start = true;
-  co_return false;
+  if (options.auxiliary) co_return false;
+  if (!joined) co_return co_await join();
+  if (!proof && tracker.snapshot().epoch <= local_epoch) co_return false;
+  co_return co_await catch_up();
 }
 
 /// Loads the swarm's state; after a failure it makes the trainer wait, for its gradients would be of no use.
@@ -51,18 +60,123 @@ Task<bool> Run::Impl::catch_up() {
   wait_clock.turn_to(Wait::download);
   const RoundsBarred barred(*this);
   co_await abandon_rounds();
-  const bool loaded = co_await load_state();
+  const bool loaded = (co_await load_state()).has_value();
   co_await drop_batches();
-  if (!ended) tracker.report(local_epoch, 0);
-  if (loaded) {
-    checked_start = true;
-    retry = kFirstRetry;
-  } else {
-    wait_clock.turn_to(Wait::retry);
-    co_await runtime.sleep_for(retry);
-    retry = std::min(retry * 2, kLastRetry);
+  if (!ended) loaded ? tracker.begin_anew(local_epoch) : tracker.report(local_epoch, 0);
+  if (loaded && !out_of_sync(tracker.snapshot())) {
+    fruitless = 0;
+  } else if (++fruitless >= kMostFruitless) {
+    log::warn("train", "no state brings this peer to epoch {}, where others claim to be: training on at epoch {}",
+              tracker.snapshot().epoch, local_epoch);
+    fruitless = 0;
+    tracker.doubt_claims_above(local_epoch + 1);
   }
+  if (loaded)
+    retry = kFirstRetry;
+  else
+    co_await wait_after_failure();
   co_return loaded;
+}
+
+Task<void> Run::Impl::wait_after_failure() {
+  wait_clock.turn_to(Wait::retry);
+  co_await runtime.sleep_for(retry);
+  retry = std::min(retry * 2, kLastRetry);
+}
+
+// ---- Joining
+
+/// Takes the state of the run at the start of this peer, if others have begun it. One try, and a pause after a failure.
+Task<bool> Run::Impl::join() {
+  if (!tracker.looked()) co_return false;  // the DHT does not answer yet
+  wait_clock.turn_to(Wait::download);
+  std::uint64_t epoch = 0;
+  const auto others = tracker.trainers();
+  for (const auto& other : others) epoch = std::max(epoch, other.epoch);
+  const bool newcomer = tracker.others_began() && !others.empty() && epoch >= local_epoch;
+  std::optional<bool> same;
+  if (newcomer && epoch == local_epoch) same = co_await holds_what_others_hold();
+  if (!newcomer || same == true) {
+    has_joined();
+    co_return false;
+  }
+  const RoundsBarred barred(*this);
+  co_await abandon_rounds();
+  const auto loaded = co_await load_state();
+  if (loaded) {
+    log::info("train", "joined run {}, which others have begun: their state of epoch {} has taken the place of ours",
+              options.run_id, local_epoch);
+    co_await drop_batches();
+    has_joined();
+    founder = false;
+    tracker.begin_anew(local_epoch);
+    retry = kFirstRetry;
+    co_return true;
+  }
+  // Trainers that were killed a moment ago still report, and so may some that never were.
+  const bool none_shared = loaded.error() == averaging::Errc::no_donor;
+  const bool at_once = epoch == local_epoch && !same;  // nothing says that there is a state to wait for
+  if (none_shared && (at_once || ++fruitless >= kMostTries)) {
+    log::warn("train", "others report for run {}, and none of them shares a state: going on with our own of epoch {}",
+              options.run_id, local_epoch);
+    fruitless = 0;
+    has_joined();
+    co_return false;
+  }
+  co_await drop_batches();
+  co_await wait_after_failure();
+  co_return false;
+}
+
+/// From now on this peer has a state of the run.
+void Run::Impl::has_joined() {
+  joined = true;
+  began_at = local_epoch;
+  sharing.set_async_provider([this] { return copy_state(kCopyPatience); });
+  sharing.set_priority(static_cast<double>(local_epoch));
+}
+
+/// Equal epochs do not mean equal states.
+Task<std::optional<bool>> Run::Impl::holds_what_others_hold() {
+  const auto others = tracker.trainers();
+  for (std::size_t i = 0; i < std::min(others.size(), kCompared); ++i)
+    if (others[i].epoch == local_epoch)
+      if (const auto same = co_await holds_the_same(others[i].peer)) co_return same;
+  co_return std::nullopt;
+}
+
+/// Whether a peer has the same parameters; nothing when that cannot be told, or it is in another epoch.
+Task<std::optional<bool>> Run::Impl::holds_the_same(PeerId peer) {
+  auto ours = co_await copy_state(kCopyPatience);
+  if (!ours || options.use_local_updates) co_return std::nullopt;
+  const auto epoch = epoch_of(ours->metadata);
+  const auto compared = co_await sharing.compare(peer, std::move(*ours), replica.gradient_infos().size());
+  if (!compared) {
+    log::debug("train", "{} does not tell whether it has the same parameters: {}", peer, compared.error());
+    co_return std::nullopt;
+  }
+  co_return epoch_of(compared->metadata) == epoch ? std::optional(compared->equal) : std::nullopt;
+}
+
+/// Tells founders of one run that begin with different parameters. Each of them sees the other one.
+Task<void> Run::Impl::compare_with_founders(Impl& self) {
+  for (std::size_t tries = 0; tries < kCompared && !self.options.use_local_updates && !self.options.auxiliary;) {
+    co_await self.tracker.news();
+    if (!self.joined) continue;
+    if (!self.founder || self.local_epoch != self.began_at) co_return;
+    const auto others = self.tracker.trainers();
+    const auto other = std::ranges::find(others, self.local_epoch, &ProgressTracker::Trainer::epoch);
+    if (other == others.end()) continue;
+    ++tries;
+    const PeerId peer = other->peer;
+    const auto same = co_await self.holds_the_same(peer);
+    if (!same) continue;
+    if (!*same)
+      log::warn("train", "{} has begun run {} with other parameters than this peer, at the same time: they will be "
+                "averaged. Give all trainers the same checkpoint or seed, or start one of them first",
+                peer, self.options.run_id);
+    co_return;
+  }
 }
 
 /// The batches of this epoch began from parameters that are not ours any more.
@@ -79,38 +193,49 @@ void Run::Impl::take_epoch(std::uint64_t epoch) {
   sharing.set_priority(static_cast<double>(epoch));
 }
 
-/// A donor may be ahead of its report, by the epoch that it is about to end.
-std::uint64_t Run::Impl::plausible_epoch() const {
-  return std::max(tracker.snapshot().claimed, local_epoch) + 2;
+/// Strangers can claim any epoch, and share a state of it. What peers say that this one has averaged with is believed
+/// more; their reports may come later than a state.
+Task<bool> Run::Impl::is_borne_out(std::uint64_t epoch) {
+  const Deadline end = runtime.after(kBorneOutTime);
+  co_await tracker.refresh();
+  for (;;) {
+    const GlobalProgress global = tracker.snapshot();
+    if (global.met == 0 || epoch <= std::max(global.claimed, local_epoch) + kLead) co_return true;
+    if (runtime.now() >= end.at()) co_return false;
+    co_await tracker.news(end);
+  }
 }
 
 Task<Result<averaging::DownloadedState>> Run::Impl::download() {
+  const GlobalProgress global = tracker.snapshot();
   averaging::DownloadOptions how;
   how.limit = options.load_state_timeout;
   how.on_progress = options.on_download;
   how.max_bytes = most_state_bytes(replica);
-  how.max_priority = static_cast<double>(plausible_epoch());
+  how.without = std::exchange(useless_donors, {});
+  if (global.met > 0) how.max_priority = static_cast<double>(std::max(global.claimed, local_epoch) + kLead);
   auto state = co_await sharing.download(std::move(how));
   if (!state) co_return state.error();
   const auto epoch = epoch_of(state->metadata);
-  if (epoch && *epoch <= plausible_epoch()) co_return state;
-  dht.host().reputation().report(state->donor, p2p::Offence::lied);
-  const std::string what =
-      epoch ? "its epoch " + std::to_string(*epoch) + " is one that no trainer reports" : "no epoch in its metadata";
-  co_return Error(averaging::Errc::bad_state, state->donor, what);
+  if (!epoch || *epoch > kMostEpochs)
+    co_return Error(averaging::Errc::bad_state, state->donor, "no epoch of a run in its metadata");
+  if (co_await is_borne_out(*epoch)) co_return state;
+  useless_donors.push_back(state->donor);
+  const std::string what = "its epoch " + std::to_string(*epoch);
+  co_return Error(averaging::Errc::bad_state, state->donor,
+                  what + " is beyond that of all peers that this one has averaged with");
 }
 
-Task<bool> Run::Impl::load_state() {
+Task<Result<>> Run::Impl::load_state() {
   Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
-  const std::uint64_t wanted = tracker.snapshot().epoch;
-  if (proof && epoch_of(proof->metadata) >= wanted)
+  if (proof && epoch_of(proof->metadata) >= tracker.snapshot().epoch)
     downloaded = std::move(*proof);
   else
     downloaded = co_await download();
   proof.reset();
   if (!downloaded) {
     history.download_failed(downloaded.error());
-    co_return false;
+    co_return downloaded.error();
   }
   const PeerId donor = downloaded->donor;
   const std::uint64_t bytes = downloaded->bytes;
@@ -121,14 +246,15 @@ Task<bool> Run::Impl::load_state() {
     const auto loaded = co_await replica.load(std::move(*downloaded), model.epoch());
     if (!loaded) {
       history.download_failed(loaded.error().with_context("downloaded state refused"));
-      dht.host().reputation().report(donor, p2p::Offence::wasted);
-      co_return false;
+      useless_donors.push_back(donor);
+      co_return loaded.error();
     }
     epoch = *loaded;
     model.set_epoch(epoch);
   }
   gradient_averager->reset();
   co_await gradient_averager->load_state(runtime.after(options.load_state_timeout));
+  tracker.met({donor});
   co_await tracker.refresh();
   const GlobalProgress global = tracker.snapshot();
   // The donor may have been about to enter the epoch that other peers announced.
@@ -141,24 +267,27 @@ Task<bool> Run::Impl::load_state() {
   }
   metrics.downloads.increment();
   log::info("train", "downloaded the state of epoch {} from {} ({} bytes, {} donors)", epoch, donor, bytes, donors);
-  if (global.epoch <= local_epoch + 1) co_return true;
-  if (epoch + 1 < wanted) tracker.distrust_claims_above(epoch + 1);  // the best donor cannot show earlier claims
-  for (int round = 0; round < kRoundsToFollow; ++round)
+  co_await follow_the_run();
+  co_return ok();
+}
+
+/// A state that was on its way for some epochs is old: the next round of the state has the newest one.
+Task<void> Run::Impl::follow_the_run() {
+  const std::uint64_t patience = kRoundsToFollow * static_cast<std::uint64_t>(options.average_state_every);
+  const std::uint64_t last = tracker.snapshot().epoch + patience;
+  const Deadline end = runtime.after(options.load_state_timeout);
+  while (!ended && tracker.snapshot().epoch <= last && runtime.now() < end.at())
     if (co_await follow_state_round()) break;
-  co_return true;
 }
 
 /// Takes part in the next round of the state with weight 0, which makes our parameters those of its members.
 Task<bool> Run::Impl::follow_state_round() {
   const GlobalProgress global = tracker.snapshot();
-  if (global.peers < 2 || global.epoch <= local_epoch + 1) co_return true;
+  if (global.expected < 2 || global.epoch <= local_epoch + 1) co_return true;
   begin_round(state, msgpack::Value(local_epoch), global.expected, options.averaging_timeout);
   const Outcome outcome = co_await finish_state_round({.weight = 0, .patience = options.averaging_timeout});
   if (!outcome.result || outcome.result->parts_failed > 0) co_return false;
-  std::uint64_t epoch = local_epoch;
-  for (const auto& member : outcome.result->group)
-    if (const auto theirs = member.data.as_uint(); theirs && *theirs <= tracker.snapshot().claimed + 1)
-      epoch = std::max(epoch, *theirs);
+  const std::uint64_t epoch = epoch_of_group(*outcome.result);
   if (epoch == local_epoch) co_return false;  // peers that were behind, as this one
   model.set_epoch(epoch);
   take_epoch(epoch);
@@ -168,6 +297,16 @@ Task<bool> Run::Impl::follow_state_round() {
   }
   log::info("train", "took the parameters of epoch {} from a round of {} peers", epoch, outcome.group());
   co_return true;
+}
+
+/// That of most members which are ahead of this peer; its own if none is.
+std::uint64_t Run::Impl::epoch_of_group(const averaging::RoundResult& round) const {
+  std::vector<std::uint64_t> ahead;
+  for (const auto& member : round.group)
+    if (const auto theirs = member.data.as_uint(); theirs && *theirs > local_epoch && *theirs <= kMostEpochs)
+      ahead.push_back(*theirs);
+  std::ranges::sort(ahead);
+  return ahead.empty() ? local_epoch : ahead[(ahead.size() - 1) / 2];
 }
 
 Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) {
@@ -184,26 +323,32 @@ Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) 
   tracker.report(epoch, 0);
 }
 
-/// Downloads the state when a single peer claims to be ahead: if it is true, the trainer loads what has come.
+/// Downloads the state when others claim to be ahead, beside the training. If it is true, the trainer loads what has
+/// come.
 Task<void> Run::Impl::prove_claims(Impl& self) {
+  TimePoint next{};
+  Duration doubt = kFirstDoubt;
   for (;;) {
     co_await self.tracker.news();
     const GlobalProgress global = self.tracker.snapshot();
-    if (self.options.auxiliary || self.ended || self.proof || global.claimed <= global.epoch ||
-        global.claimed <= self.local_epoch + 1)
+    const std::uint64_t lead = global.met > 0 ? 1 : 0;  // of two that have averaged, one may end the epoch first
+    if (self.options.auxiliary || self.ended || !self.joined || self.proof || self.rounds_barred > 0 ||
+        global.claimed <= std::max(global.epoch, self.local_epoch) + lead || self.runtime.now() < next)
       continue;
-    log::info("train", "one peer claims epoch {}, others are at {}: downloading its state beside the training",
-              global.claimed, global.epoch);
+    log::info("train", "a peer claims epoch {}, and this one is at {}: downloading the state beside the training",
+              global.claimed, self.local_epoch);
     auto state = co_await self.download();
-    if (!state) self.history.download_failed(state.error());
-    const std::uint64_t proven = state ? *epoch_of(state->metadata) : 0;
-    if (proven <= self.local_epoch + 1) {
-      self.tracker.distrust_claims_above(std::max(self.local_epoch, proven) + 1);
+    if (state && *epoch_of(state->metadata) > self.local_epoch + lead) {
+      doubt = kFirstDoubt;
+      self.proof = std::move(*state);
+      const std::lock_guard lock(self.mutex);
+      self.demanded = true;
       continue;
     }
-    self.proof = std::move(*state);
-    const std::lock_guard lock(self.mutex);
-    self.demanded = true;
+    log::info("train", "no state proves epoch {}, which a peer claims: claims are not looked into for {:.0f} s",
+              global.claimed, to_seconds(doubt));
+    next = self.runtime.now() + doubt;
+    doubt = std::min(doubt * 2, kLongestDoubt);
   }
 }
 

@@ -154,6 +154,8 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
   const RoundsBarred barred(*this);
   co_await abandon_rounds();
   const std::uint64_t epoch = of_this_run ? origin_of(content.metadata).epoch : model.epoch();
+  if (epoch > kMostEpochs)
+    co_return Error(checkpoint::Errc::does_not_fit, file.string() + ": no run comes to epoch " + std::to_string(epoch));
   auto strings = of_this_run ? strings_of(content.metadata) : checkpoint::Metadata();
   auto of_averager = take_of_averager(content);
   auto tensors = to_tensors(std::move(content), options.checkpoints.parameter_names, replica.gradient_infos().size());

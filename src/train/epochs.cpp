@@ -23,11 +23,14 @@ Task<StepReport> Run::Impl::synchronise() {
     const std::lock_guard lock(mutex);
     demanded = false;
   }
-  if (missed || proof || out_of_sync(global)) {
+  if (!joined) report.loaded_state = co_await join();
+  if (joined && (missed || proof || out_of_sync(global)))
     report.loaded_state = co_await catch_up();
-  } else {
-    checked_start = true;
-    if (ready(global)) co_await end_epoch(report);
+  else if (joined && !report.loaded_state && ready(global))
+    co_await end_epoch(report);
+  if (report.loaded_state && !ended) {
+    caught_up = true;
+    consider_rounds();  // the next batch may be too late for a group that this peer is waited for in
   }
   report.epoch = local_epoch;
   const std::lock_guard lock(mutex);
@@ -46,7 +49,6 @@ void Run::Impl::note_progress() {
   if (ended) return;
   tracker.report(local_epoch, counted);
   const GlobalProgress global = tracker.snapshot();
-  if (tracker.looked() && global.epoch <= local_epoch) checked_start = true;
   metrics.global_epoch.set(static_cast<double>(global.epoch));
   metrics.peers.set(static_cast<double>(global.peers));
   metrics.global_rate.set(global.samples_per_second);
@@ -54,6 +56,7 @@ void Run::Impl::note_progress() {
 }
 
 double Run::Impl::take_samples() {
+  caught_up = false;
   const std::lock_guard lock(mutex);
   return std::exchange(samples, 0.0);
 }
@@ -128,7 +131,9 @@ Task<void> Run::Impl::step_together(Update& update) {
   if (place == Place::next) co_await replica.free_next();
   if (gradients.round) {
     wait_clock.turn_to(Wait::gradients);
-    update.missed = !co_await find_gradient_group(update.late) && !options.auxiliary;
+    const bool found = co_await find_gradient_group(update.late);
+    // Where it has averaged with nobody, there may be nobody: its own gradients are not lost.
+    update.missed = !found && !options.auxiliary && tracker.snapshot().met > 0;
     if (update.missed) {
       co_await replica.drop_gradients();
       co_return;

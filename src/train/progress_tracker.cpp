@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kNoRate = 1e-20;  // never zero: the schema wants a positive float
 constexpr double kMaxPlausible = 1e15;
-constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 48;
-constexpr double kLongestReport = 7200;   // seconds that one is believed, however late it expires; clocks may be set
+// Seconds that a report is believed, however late it expires, and that the clock of its peer may be ahead.
+constexpr double kLongestReport = 600, kMostAhead = 120;
 constexpr double kMinTime = 1e-12;        // seconds per sample; batches reported at one instant are not infinitely fast
 constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
@@ -23,16 +23,15 @@ constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
 constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsDrawn = 16;
 constexpr Duration kLongestHurry = 1s;  // between looks of all trainers of such a run at the same news
 constexpr double kFarAway = 1e9;        // seconds until an end that cannot be foreseen yet
-constexpr Duration kFirstDoubt = 30s;
+// That a stranger which does not come is not expected, four times as long each time: it may be a newcomer that is slow.
+constexpr Duration kFirstAbsence = 4s, kLongestAbsence = 10min;
+constexpr std::size_t kFewStrangers = 4;  // that are expected beside known trainers; as many as these, where more
+constexpr Duration kDialTime = 10s, kDialAgain = 60s;
+constexpr double kLater = 1e-3;  // seconds
 constexpr std::size_t kMaxSpeeds = 4096;  // remembered
 constexpr double kSlowest = 1e-9;         // samples per second; below, nothing was measured yet
 constexpr double kMuchFaster = 16;        // than the median trainer
 constexpr std::size_t kMaxBound = 20'000;
-
-/// The owner of a key, of which nothing else is known: no identity vouches for it.
-PeerId owner_of(const std::string& marker) {
-  return PeerId::of_public_key(as_bytes(marker));
-}
 
 }  // namespace
 
@@ -99,8 +98,7 @@ void ProgressTracker::set(const GlobalProgress& progress) {
       log::warn("train", "no other trainer of run {} is in sight any more; going on alone", options_.run_id);
     if (global_.expected > 1) company_left_ = runtime_.now();
     global_ = progress;
-    const bool own_is_on_its_way = progress.peers > 0 && !drawn_ && !reports_.contains(dht_.host().id());
-    global_.expected = progress.peers - std::min(progress.peers, absent_now()) + (own_is_on_its_way ? 1 : 0);
+    global_.expected = expected_of(progress);
   }
   seen_.notify_all();
 }
@@ -110,7 +108,11 @@ bool ProgressTracker::in_company(Duration grace) const {
 }
 
 Task<void> ProgressTracker::epoch_passed(std::uint64_t epoch) {
-  while (snapshot().epoch <= epoch) co_await seen_.wait();
+  for (;;) {
+    const GlobalProgress global = snapshot();
+    if (global.epoch > epoch || (global.met == 0 && heard_ > epoch)) co_return;
+    co_await seen_.wait();
+  }
 }
 
 Task<void> ProgressTracker::news(Deadline deadline) {
@@ -134,8 +136,13 @@ void ProgressTracker::report(std::uint64_t epoch, double samples) {
   }
   epoch_ = epoch;
   samples_ = samples;
-  if (samples > 0) active_epoch_ = global.epoch;
+  if (samples > 0) active_epoch_ = std::max(global.epoch, epoch);
   publish();
+}
+
+void ProgressTracker::begin_anew(std::uint64_t epoch) {
+  active_epoch_ = epoch;
+  report(epoch, 0);
 }
 
 void ProgressTracker::update_epoch(std::uint64_t epoch) {
@@ -176,6 +183,8 @@ void ProgressTracker::publish() {
 Task<void> ProgressTracker::store_record(bool goodbye) {
   using namespace msgpack;
   const double now = dht_.now();
+  // A clock that was ahead has left a report that lives as long: one that expires before is refused.
+  const double expiration = std::max(now + to_seconds(options_.metadata_expiration), newest_expiration_ + kLater);
   Value record;
   if (!goodbye)
     record = Map{{{"peer_id", Value::bin(dht_.host().id().bytes())},
@@ -185,20 +194,21 @@ Task<void> ProgressTracker::store_record(bool goodbye) {
                   {"time", now},
                   {"client_mode", options_.client_mode}}};
   const auto stored = co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()},
-                                          std::move(record), now + to_seconds(options_.metadata_expiration));
+                                          std::move(record), expiration);
+  newest_expiration_ = std::max(newest_expiration_, expiration);
   if (!stored && !goodbye) log::warn("train", "the swarm does not know our progress: {}", stored.error());
 }
 
+/// What was there before this peer has said anything tells whether it is the first one.
 Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
+  while (!self.looked_) co_await self.seen_.wait();
   for (;;) {
     const Deadline again = self.runtime_.after(self.options_.metadata_expiration / 2);
     while (!self.unpublished_)
       if (!co_await self.changed_.wait(again)) break;
     self.unpublished_ = false;
     // A peer that no longer trains is not to be counted: no more reports once the run has passed two epochs without it.
-    const GlobalProgress global = self.snapshot();
-    const std::uint64_t passed = global.peers > 2 ? global.epoch : global.claimed;
-    if (self.active_epoch_ && *self.active_epoch_ + 1 >= passed) {
+    if (self.active_epoch_ && *self.active_epoch_ + 1 >= self.snapshot().epoch) {
       const bool first = !std::exchange(self.stored_, true);
       co_await self.store_record(false);
       // Trainers that begin at the same time see each other at once, not after the period of a lonely peer.
@@ -210,28 +220,100 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
 
 // ---- What the swarm tells
 
+bool ProgressTracker::is_met(const PeerId& peer) const {
+  const auto met = met_.find(peer), bound = bound_.find(peer);
+  return met != met_.end() && bound != bound_.end() && met->second == bound->second;
+}
+
 /// Trainers that were not in the last round and have not reported since, and trainers whose process has ended.
-std::size_t ProgressTracker::absent_now() const {
-  return static_cast<std::size_t>(std::ranges::count_if(reports_, [this](const auto& report) {
-    return absent_.contains(report.first) || dht_.host().refuses(report.first);
-  }));
+bool ProgressTracker::is_absent(const PeerId& peer) const {
+  if (dht_.host().refuses(peer)) return true;
+  const auto absence = absent_.find(peer);
+  if (absence == absent_.end()) return false;
+  const auto report = reports_.find(peer);
+  const bool silent = report == reports_.end() || report->second.time <= absence->second.reported;
+  return silent || (!is_met(peer) && runtime_.now() < absence->second.until);
+}
+
+/// Each of them may hold a round up, so an invented one must not be among them. Where some trainers were drawn, their
+/// share counts.
+std::size_t ProgressTracker::expected_of(const GlobalProgress& progress) const {
+  if (progress.peers == 0) return 0;
+  const p2p::Host& host = dht_.host();
+  std::size_t known = 0, strangers = 0, absent = 0;
+  for (const auto& [peer, report] : reports_) {
+    if (peer == host.id()) continue;
+    if (is_absent(peer))
+      ++absent;
+    else if (is_met(peer))
+      ++known;
+    else if (host.connected(peer))
+      ++strangers;
+  }
+  if (drawn_) return progress.peers - std::min(progress.peers, absent);
+  return 1 + known + (known > 0 ? std::min(strangers, std::max(known, kFewStrangers)) : strangers);
+}
+
+/// A report may be all that there is of its peer: whether it can be reached is tried, one after another.
+void ProgressTracker::dial_strangers() {
+  if (dialling_ || drawn_) return;
+  const TimePoint now = runtime_.now();
+  std::erase_if(dialled_, [&](const auto& one) { return now >= one.second + kDialAgain; });
+  for (const auto& [peer, report] : reports_) {
+    if (report.client || peer == dht_.host().id() || is_met(peer) || dht_.host().connected(peer)) continue;
+    if (!dialled_.try_emplace(peer, now).second) continue;
+    dialling_ = true;
+    return tasks_.spawn(dial(*this, peer), "dial a trainer");
+  }
+}
+
+Task<void> ProgressTracker::dial(ProgressTracker& self, PeerId stranger) {
+  const bool reached = (co_await self.dht_.host().connect(stranger, self.runtime_.after(kDialTime))).has_value();
+  self.dialling_ = false;
+  if (reached) self.set(self.snapshot());
+}
+
+std::vector<ProgressTracker::Trainer> ProgressTracker::trainers() const {
+  std::vector<Trainer> all;
+  for (const auto& [peer, report] : reports_)
+    if (peer != dht_.host().id() && !report.client) all.push_back({peer, report.epoch});
+  std::ranges::partition(all, [this](const Trainer& one) { return dht_.host().connected(one.peer); });
+  return all;
+}
+
+bool ProgressTracker::someone_is_behind() const {
+  return std::ranges::any_of(reports_, [this](const auto& one) {
+    return one.second.epoch < epoch_ && one.first != dht_.host().id() && is_met(one.first) && !is_absent(one.first);
+  });
+}
+
+void ProgressTracker::met(const std::vector<PeerId>& peers) {
+  if (met_.size() + peers.size() > kMaxBound) met_.clear();
+  for (const PeerId& peer : peers) {
+    const auto bound = bound_.find(peer);
+    met_[peer] = bound == bound_.end() ? std::string() : bound->second;
+    absent_.erase(peer);
+  }
 }
 
 void ProgressTracker::took_part(const std::vector<PeerId>& members) {
-  for (const auto& [peer, time] : reports_)
-    if (peer != dht_.host().id() && std::find(members.begin(), members.end(), peer) == members.end())
-      absent_[peer] = time;
+  met(members);
+  for (const auto& [peer, report] : reports_) {
+    if (peer == dht_.host().id() || std::ranges::find(members, peer) != members.end()) continue;
+    Absence& absence = absent_[peer];
+    if (absence.rounds > 0 && report.time <= absence.reported) continue;
+    const int doublings = std::min(2 * absence.rounds++, 20);
+    absence.until = runtime_.now() + std::min<Duration>(kFirstAbsence * (1 << doublings), kLongestAbsence);
+    absence.reported = report.time;
+  }
   set(snapshot());
 }
 
-void ProgressTracker::distrust_claims_above(std::uint64_t proven) {
-  for (const auto& [marker, epoch] : claims_) {
-    if (epoch <= proven) continue;
-    const Duration time = dht_.host().reputation().report(owner_of(marker), p2p::Offence::lied, kFirstDoubt);
-    if (time > 0s)
-      log::warn("train", "no state proves epoch {} that a peer claims; not believed for {:.0f} s", epoch,
-                to_seconds(time));
-  }
+void ProgressTracker::doubt_claims_above(std::uint64_t proven) {
+  std::erase_if(met_, [&](const auto& one) {
+    const auto report = reports_.find(one.first);
+    return report != reports_.end() && report->second.epoch > proven;
+  });
   fetch_soon();
 }
 
@@ -249,9 +331,9 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
     const auto* time_value = time->get_if<double>();
     const auto* client_value = client->get_if<bool>();
     if (!epoch->as_uint() || !samples->as_uint() || !rate_value || !time_value || !client_value) continue;
-    if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || *epoch->as_uint() > kMaxEpoch) continue;
+    if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || *epoch->as_uint() > kMostEpochs) continue;
     const double age = dht_.now() - *time_value;
-    if (!(std::abs(age) <= kLongestReport)) continue;
+    if (marker->data != key_->ownership_marker() && !(age <= kLongestReport && age >= -kMostAhead)) continue;
     const auto* peer = map->find("peer_id");
     const auto* bytes = peer ? peer->get_if<msgpack::Bin>() : nullptr;
     const auto id = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
@@ -281,28 +363,42 @@ void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
   reports_.clear();
   for (const Entry& entry : entries) {
     if (!entry.peer) continue;
-    double& latest = reports_.try_emplace(*entry.peer, entry.time).first->second;
-    latest = std::max(latest, entry.time);
+    reports_[*entry.peer] = {entry.time, entry.epoch, entry.client};
+    const auto met = met_.find(*entry.peer);
+    if (met != met_.end() && met->second.empty()) met->second = entry.marker;
   }
-  std::erase_if(absent_, [this](const auto& absence) {
-    const auto report = reports_.find(absence.first);
-    return report == reports_.end() || report->second > absence.second;
+  std::erase_if(absent_, [this](const auto& one) {
+    return !reports_.contains(one.first) && (absent_.size() > kMaxBound || (!drawn_ && is_met(one.first)));
   });
 }
 
+namespace {
+
+/// The largest that most of them have reached.
+std::uint64_t reached_by_most(std::vector<std::uint64_t> epochs) {
+  std::ranges::sort(epochs, std::greater());
+  return epochs.empty() ? 0 : epochs[epochs.size() / 2];
+}
+
+}  // namespace
+
+/// The members of a round reach an epoch together.
 void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global) {
-  claims_.clear();
-  std::vector<std::uint64_t> epochs{epoch_};
+  std::vector<std::uint64_t> met, strangers, connected;
   for (const Entry& entry : entries) {
     if (entry.client || entry.marker == key_->ownership_marker()) continue;
-    claims_[entry.marker] = entry.epoch;
-    if (!dht_.host().reputation().is_shunned(owner_of(entry.marker))) epochs.push_back(entry.epoch);
+    if (!entry.peer || !is_met(*entry.peer)) {
+      strangers.push_back(entry.epoch);
+      if (entry.peer && dht_.host().connected(*entry.peer)) connected.push_back(entry.epoch);
+    } else if (!is_absent(*entry.peer)) {
+      met.push_back(entry.epoch);
+    }
   }
-  std::sort(epochs.rbegin(), epochs.rend());
-  // The members of a round reach an epoch together. Of two trainers, one may go on alone.
-  const bool supported = epochs.size() < 2 || (epochs.size() == 2 && epochs[0] <= epochs[1] + 1);
-  global.epoch = supported ? epochs[0] : std::max(epochs[1], epoch_);
-  global.claimed = epochs[0];
+  heard_ = reached_by_most(std::move(connected));
+  global.met = met.size();
+  global.epoch = std::max(epoch_, reached_by_most(met));
+  const auto& claims = met.empty() ? strangers : met;
+  global.claimed = claims.empty() ? global.epoch : std::max(global.epoch, std::ranges::max(claims));
 }
 
 /// A few trainers that were drawn may all be slow ones. So those of earlier draws are remembered, and the present ones
@@ -419,8 +515,9 @@ Task<void> ProgressTracker::refresh() {
   if (!looked_ && std::ranges::all_of(reports_, is_own))
     log::info("train", "no other trainer reports for run {} yet: this is the first one, or the run has another name",
               options_.run_id);
-  looked_ = true;
+  if (!std::exchange(looked_, true)) others_began_ = !std::ranges::all_of(reports_, is_own);
   set(global);
+  dial_strangers();
 }
 
 void ProgressTracker::fetch_soon() {

@@ -9,8 +9,6 @@
 namespace cohive::train {
 namespace {
 
-constexpr Duration kCopyPatience = 10s;  // a newcomer had better ask another donor then
-
 averaging::AveragerOptions averager_options(const RunOptions& options, const char* suffix, const char* class_name) {
   averaging::AveragerOptions result;
   result.prefix = options.run_id + suffix;
@@ -105,9 +103,10 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
 }
 
 void Run::Impl::start() {
-  sharing.set_async_provider([this] { return copy_state(kCopyPatience); });
+  joined = options.auxiliary;
   tasks.spawn(SharedModel::give_up_idle_copies(model), "idle copies of the state");
-  tasks.spawn(prove_claims(*this), "claims of single peers");
+  tasks.spawn(prove_claims(*this), "claims of others");
+  tasks.spawn(compare_with_founders(*this), "parameters of other founders");
   tasks.spawn(watch_progress(*this), "when to look for a group");
   if (!options.use_local_updates) tasks.spawn(watch_members(*this), "members that wait for gradients");
   metrics.target_samples.set(static_cast<double>(options.target_batch_size));
@@ -175,6 +174,7 @@ std::optional<StepReport> Run::Impl::publish() {
 // ---- Leaving
 
 Task<std::size_t> Run::Impl::finish() {
+  (void)co_await catch_up_if_behind();  // a peer that missed the last epoch must not pull the other ones back
   StepReport last;
   (void)co_await finish_update(last);
   ended = true;
@@ -185,13 +185,16 @@ Task<std::size_t> Run::Impl::finish() {
   const std::size_t expected = tracker.snapshot().expected;
   // Trainers that have just said goodbye may be looking for their last group still.
   const bool in_company = tracker.in_company(options.matchmaking_time);
-  co_await tracker.close();
+  // One that is behind hears from our report that it is, and is waited for.
+  if (!tracker.someone_is_behind()) co_await tracker.close();
   if (!in_company) {
     co_await abandon_rounds();
     co_return 0;
   }
   const Duration patience = expected > 1 ? options.averaging_timeout : options.matchmaking_time;
-  co_return co_await average_parameters(expected, options.averaging_timeout, patience);
+  const std::size_t group = co_await average_parameters(expected, options.averaging_timeout, patience);
+  co_await tracker.close();
+  co_return group;
 }
 
 Task<void> Run::Impl::close() {

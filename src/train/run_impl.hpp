@@ -28,6 +28,7 @@
 namespace cohive::train {
 
 inline constexpr Duration kFirstRetry = 500ms;  // of a failed download
+inline constexpr Duration kCopyPatience = 10s;  // for a copy of the state; a newcomer had better ask another donor then
 
 /// An averager with the round that begins before its tensors are ready, so that finding a group costs no training time.
 struct Scheduled {
@@ -120,6 +121,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Duration search_time(const GlobalProgress& global) const;
   std::size_t bits_of(const Scheduled& scheduled, std::size_t expected) const;
   void expect_members();
+  void begin_or_join();
   static Task<void> watch_progress(Impl& self);
   static Task<void> watch_members(Impl& self);
   void begin_rounds(const GlobalProgress& global);
@@ -140,10 +142,18 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   bool out_of_sync(const GlobalProgress& global) const;
   Task<bool> catch_up_if_behind();
   Task<bool> catch_up();
-  Task<bool> load_state();
+  Task<void> wait_after_failure();
+  Task<bool> join();
+  void has_joined();
+  Task<std::optional<bool>> holds_what_others_hold();
+  Task<std::optional<bool>> holds_the_same(PeerId peer);
+  static Task<void> compare_with_founders(Impl& self);
+  Task<Result<>> load_state();
+  Task<void> follow_the_run();
   Task<bool> follow_state_round();
+  std::uint64_t epoch_of_group(const averaging::RoundResult& round) const;
   static Task<void> prove_claims(Impl& self);
-  std::uint64_t plausible_epoch() const;
+  Task<bool> is_borne_out(std::uint64_t epoch);
   Task<Result<averaging::DownloadedState>> download();
 
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);
@@ -227,10 +237,15 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   };
   int rounds_barred = 0;
 
-  bool checked_start = false;  // the state of the swarm at our start is known
+  bool joined = false;   // this peer has a state of the run: the one that it began with, or that of others
+  bool founder = true;   // it is the one that it began with
+  std::uint64_t began_at = 0;  // the epoch in which it had joined
+  int fruitless = 0;     // downloads in a row
+  bool caught_up = false;  // in this epoch, between two batches
   bool ended = false;
   Duration retry;              // of a failed download
-  std::optional<averaging::DownloadedState> proof;  // of an epoch that a single peer claimed
+  std::vector<PeerId> useless_donors;  // whose last state was not taken
+  std::optional<averaging::DownloadedState> proof;  // of an epoch that others claimed
   RunReports reports;
   averaging::StateSharing sharing;  // its uploads use what is above
   Subscription status;

@@ -31,7 +31,7 @@ void Scheduled::forget_ended() {
 
 /// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
 void Run::Impl::consider_rounds() {
-  if (rounds_barred > 0 || (update && !update->done.is_set())) return;  // the present rounds are still in use
+  if (!joined || rounds_barred > 0 || (update && !update->done.is_set())) return;  // the present rounds are still in use
   gradients.forget_ended();
   state.forget_ended();
   const GlobalProgress global = tracker.snapshot();
@@ -60,15 +60,24 @@ Task<void> Run::Impl::watch_progress(Impl& self) {
     const Deadline begin =
         lead > 0 ? self.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
     co_await self.tracker.news(begin);
+    if (!self.joined) self.begin_or_join();
     self.expect_members();
     if (self.ended || self.tracker.snapshot().epoch > self.local_epoch) continue;
-    bool trains = self.options.auxiliary;
+    bool trains = self.options.auxiliary || self.caught_up;
     {
       const std::lock_guard lock(self.mutex);
       trains = trains || self.samples > 0;
     }
     if (trains) self.consider_rounds();
   }
+}
+
+/// The first trainer of a run begins it; one that is not joins it with its next batch.
+void Run::Impl::begin_or_join() {
+  if (!tracker.looked()) return;
+  if (!tracker.others_began()) return has_joined();
+  const std::lock_guard lock(mutex);
+  demanded = true;
 }
 
 /// A member that waits for our gradients has ended the epoch already, which the next look at the progress may tell us
@@ -83,8 +92,7 @@ Task<void> Run::Impl::watch_members(Impl& self) {
 
 /// Begins the rounds of this epoch's end that have not begun.
 void Run::Impl::begin_rounds(const GlobalProgress& global) {
-  // What the DHT says may have the other trainer in it, and not this one yet.
-  if (std::max(global.peers, global.expected) < 2 || ended) return;
+  if (global.expected < 2 || ended) return;
   const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
   if (!gradients.round && !state.round)
     log::debug("train", "looking for a group: epoch {} ends in {:.1f} s, {} of {} peers are expected", local_epoch,
@@ -259,18 +267,23 @@ Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, const
 
 void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
   std::vector<PeerId> members;
-  for (const auto& member : result.group) members.push_back(member.peer);
+  for (const auto& member : result.group)
+    if (std::ranges::count(result.lost_senders, member.peer) == 0) members.push_back(member.peer);
   Scheduled& scheduled = of_gradients ? gradients : state;
-  scheduled.count_group(members.size());
-  if (scheduled.group_bits == 0) tracker.took_part(members);  // trainers of other groups are no absentees
+  scheduled.count_group(result.group.size());
+  if (scheduled.group_bits == 0)
+    tracker.took_part(members);
+  else
+    tracker.met(members);  // trainers of other groups are no absentees
   const std::lock_guard lock(mutex);
   counters.bytes_sent += result.bytes_sent;
   counters.bytes_received += result.bytes_received;
   ++(of_gradients ? counters.grad_rounds : counters.state_rounds);
   if (!of_gradients) return;
   if (!result.agreed_codecs.empty()) ++counters.grad_rounds_agreed;
-  if (counters.rounds_by_group_size.size() <= members.size()) counters.rounds_by_group_size.resize(members.size() + 1);
-  ++counters.rounds_by_group_size[members.size()];
+  auto& by_size = counters.rounds_by_group_size;
+  if (by_size.size() <= result.group.size()) by_size.resize(result.group.size() + 1);
+  ++by_size[result.group.size()];
 }
 
 // ---- Rounds that will not be used
@@ -314,7 +327,14 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   const RoundsBarred barred(*this);
   co_await abandon_rounds();
   begin_round(state, msgpack::Value(local_epoch), expected < 2 ? 0 : expected, timeout);
-  co_return (co_await finish_state_round({.patience = patience})).group();
+  const Outcome outcome = co_await finish_state_round({.patience = patience});
+  if (ended && outcome.result) {
+    // Those that stop together end together, also where one has missed the last epoch.
+    const std::uint64_t epoch = epoch_of_group(*outcome.result);
+    model.set_epoch(epoch);
+    take_epoch(epoch);
+  }
+  co_return outcome.group();
 }
 
 }  // namespace cohive::train

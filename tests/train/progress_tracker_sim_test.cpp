@@ -33,6 +33,12 @@ class Progress : public dht::DhtSwarm {
     }
   }
   void TearDown() override { trackers.clear(); }
+  /// As after a round of all trainers.
+  void meet() {
+    std::vector<PeerId> all;
+    for (std::size_t i = 0; i < trackers.size(); ++i) all.push_back(swarm.host(i).id());
+    for (auto& tracker : trackers) tracker->took_part(all);
+  }
 
   std::vector<std::unique_ptr<ProgressTracker>> trackers;
   std::map<ProgressTracker*, double> samples;
@@ -241,6 +247,7 @@ TEST_F(Progress, WhoStopsTrainingIsNotCountedForLong) {
   }
   train(first, 1, 10, 20);
   EXPECT_EQ(first.snapshot().peers, 2u) << "it may be slow";
+  meet();
   first.update_epoch(2);
   train(first, 2, 10, 20);
   first.update_epoch(3);
@@ -374,15 +381,16 @@ TEST_F(ProgressLiars, OneClaimOfTheNextEpochMovesNobodyWhereThereAreSeveral) {
   auto& first = add_trainer();
   auto& second = add_trainer();
   for (auto* tracker : {&first, &second}) train(*tracker, 2, 10, 2);
+  meet();
   Dht& liar = add_liar();
   claim(liar, 3, 1, liar.now(), in(60));
   swarm.run(first.refresh());
   EXPECT_EQ(first.snapshot().epoch, 2u);
-  EXPECT_EQ(first.snapshot().claimed, 3u);
+  EXPECT_EQ(first.snapshot().claimed, 2u) << "it has averaged with somebody else";
   second.update_epoch(3);
   train(second, 3, 10, 5);
   swarm.run(first.refresh());
-  EXPECT_EQ(first.snapshot().epoch, 3u) << "two have reached it";
+  EXPECT_EQ(first.snapshot().epoch, 3u) << "one that it has averaged with has reached it";
 }
 
 TEST_F(ProgressLiars, NobodyReportsForAnotherPeer) {
@@ -395,18 +403,123 @@ TEST_F(ProgressLiars, NobodyReportsForAnotherPeer) {
   Dht& liar = add_liar();
   using namespace msgpack;
   const auto report_for = [&](const PeerId& peer, double expiration) {
-    const Map report = sim::progress_record(peer.bytes(), 0, 1, 1.0, liar.now() + 3600);
+    const Map report = sim::progress_record(peer.bytes(), 0, 1, 1.0, liar.now() + 60);
     EXPECT_TRUE(store(liar, "run_progress", Bin{key->ownership_marker()}, report, in(expiration)));
   };
   report_for(member, 60);
   swarm.pass(3s);
   swarm.run(first.refresh());
   first.took_part({swarm.host(0).id()});
-  EXPECT_EQ(first.snapshot().expected, 2u);
+  EXPECT_EQ(first.snapshot().expected, 1u);
   swarm.pass(1s);
   report_for(member, 61);
   swarm.run(first.refresh());
-  EXPECT_EQ(first.snapshot().expected, 2u) << "the member missed the round, whatever is reported in its name";
+  EXPECT_EQ(first.snapshot().expected, 1u) << "the member missed the round, whatever is reported in its name";
+}
+
+/// Keys cost nothing, and one peer can have any number of them.
+class ProgressCrowds : public ProgressLiars {
+ protected:
+  /// Reports under a new key.
+  void report_as(ByteView peer, std::uint64_t epoch, double ahead = 0) {
+    if (!stranger) stranger = &add();
+    const auto fresh = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(next_key++));
+    auto report = sim::progress_record(peer, epoch, 1, 1.0, stranger->now() + ahead);
+    swarm.run(sim::store_under_key(*stranger, fresh, "run_progress", std::move(report), in(60 + ahead)));
+  }
+  Dht* stranger = nullptr;
+  std::size_t next_key = 100;
+};
+
+TEST_F(ProgressCrowds, OfStrangersThatClaimAFarEpochMoveNobody) {
+  auto &first = add_trainer(), &second = add_trainer();
+  for (auto* tracker : {&first, &second}) train(*tracker, 2, 10, 2);
+  for (std::size_t i = 0; i < 6; ++i) report_as(swarm.host(0).id().bytes(), 1 << 20);
+  for (int i = 0; i < 4; ++i) report_as(add().host().id().bytes(), 1 << 20);
+  swarm.pass(2s);
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().epoch, 2u);
+  EXPECT_GT(first.snapshot().claimed, 2u) << "of strangers alone one may be right";
+  meet();
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().epoch, 2u);
+  EXPECT_EQ(first.snapshot().claimed, 2u) << "what the peer says that it has averaged with counts for more";
+}
+
+TEST_F(ProgressCrowds, AreNotWaitedFor) {
+  auto &first = add_trainer(), &second = add_trainer();
+  for (auto* tracker : {&first, &second}) train(*tracker, 0, 10, 2);
+  meet();
+  swarm.run(first.refresh());
+  ASSERT_EQ(first.snapshot().expected, 2u);
+  report_as(as_bytes("no peer id"), 0);
+  report_as(swarm.host(1).id().bytes(), 0);  // that of the other trainer, which has it
+  for (std::size_t i = 0; i < 8; ++i)        // of peers that are not there
+    report_as(KeyPair::ed25519_from_seed(Bytes(32, static_cast<std::uint8_t>(i + 100))).peer_id().bytes(), 0);
+  swarm.run(first.refresh());
+  swarm.pass(30s);
+  EXPECT_EQ(first.snapshot().expected, 2u);
+}
+
+TEST_F(ProgressCrowds, APeerThatNeverComesHoldsTwoRoundsUp) {
+  auto &first = add_trainer(), &second = add_trainer();
+  for (auto* tracker : {&first, &second}) train(*tracker, 0, 10, 2);
+  meet();
+  Dht& liar = add_liar();
+  for (int round = 0; round < 4; ++round) {
+    claim(liar, 0, 1, liar.now(), in(61 + round));  // its node is connected with the trainers
+    swarm.run(first.refresh());
+    EXPECT_EQ(first.snapshot().expected, round < 2 ? 3u : 2u) << round;
+    meet();
+    swarm.pass(1s);
+  }
+}
+
+TEST_F(ProgressCrowds, ReportsOfATimeThatIsToComeAreRefused) {
+  auto& first = add_trainer();
+  first.report(0, 10);
+  report_as(as_bytes("stranger"), 0, 600);
+  report_as(as_bytes("one whose clock is a little ahead"), 0, 60);
+  swarm.pass(3s);
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().peers, 2u);
+}
+
+TEST_F(Progress, AClockThatWasADayAheadHidesNobodyForADay) {
+  auto &first = add_trainer(), &second = add_trainer();
+  for (auto* tracker : {&first, &second}) train(*tracker, 0, 1, 3);
+  ASSERT_EQ(second.snapshot().peers, 2u);
+  swarm.runtime().shift_wall_clock(24h);
+  train(first, 0, 1, 30);  // stores reports of tomorrow
+  swarm.runtime().shift_wall_clock(-24h);
+  for (int i = 0; i < 5; ++i)
+    for (auto* tracker : {&first, &second}) train(*tracker, 0, 1, 1);
+  EXPECT_EQ(second.snapshot().peers, 2u);
+  EXPECT_EQ(first.snapshot().peers, 2u);
+  swarm.run(first.close());
+  swarm.run(second.refresh());
+  EXPECT_EQ(second.snapshot().peers, 1u) << "nor does its last one stay";
+}
+
+TEST_F(Progress, MostOfThoseThatItHasAveragedWithDecide) {
+  for (int i = 0; i < 5; ++i) add_trainer();
+  for (auto& tracker : trackers) train(*tracker, 1, 10, 1);
+  swarm.pass(3s);
+  meet();
+  const auto epoch_of_first = [&] {
+    swarm.pass(3s);
+    swarm.run(trackers[0]->refresh());
+    return trackers[0]->snapshot().epoch;
+  };
+  for (std::size_t i : {1u, 2u}) trackers[i]->report(30, 1);
+  EXPECT_EQ(epoch_of_first(), 1u);
+  EXPECT_EQ(trackers[0]->snapshot().claimed, 30u) << "worth a proof";
+  trackers[3]->report(30, 1);
+  EXPECT_EQ(epoch_of_first(), 30u);
+  trackers[0]->doubt_claims_above(1);
+  EXPECT_EQ(epoch_of_first(), 1u) << "no state has shown it";
+  trackers[0]->took_part({swarm.host(1).id(), swarm.host(2).id(), swarm.host(3).id(), swarm.host(4).id()});
+  EXPECT_EQ(epoch_of_first(), 30u);
 }
 
 TEST_F(ProgressLiars, OneClaimIsWorthABatchAtMostAndLastsNoWeek) {

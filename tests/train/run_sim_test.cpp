@@ -42,8 +42,30 @@ TEST(TrainingRun, AHundredTrainersLearnWhileATenthIsReplacedEveryMinute) {
   SCOPED_TRACE(::testing::PrintToString(report));
   EXPECT_EQ(report.epochs_alone, 0u);
   EXPECT_GT(report.mean_group, (kSanitized ? 0.8 : 0.9) * static_cast<double>(scenario.trainers));
+  EXPECT_EQ(report.offences, 0) << "all are honest";
   EXPECT_GE(report.newcomers, scenario.trainers / 10) << "too few to judge by";
   EXPECT_EQ(report.newcomers_late, 0u) << "of " << report.newcomers;
+}
+
+/// Late, behind, asleep and slow are no offences.
+TEST(TrainingRun, HonestTrainersThatComeAndGoAndSleepOnSlowLinesAreAccusedOfNothing) {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    SCOPED_TRACE(seed);
+    auto scenario = small_training();
+    scenario.seed = seed;
+    scenario.trainers = 6;
+    scenario.duration = 5min;
+    scenario.slowest_line = 100e3;
+    scenario.fastest_line = 1e6;
+    scenario.ballast = 20'000;
+    scenario.replaced_per_minute = 0.2;
+    scenario.asleep_per_minute = 0.3;
+    const auto report = run_training(scenario);
+    SCOPED_TRACE(::testing::PrintToString(report));
+    EXPECT_EQ(report.offences, 0);
+    EXPECT_GE(report.epochs, 10u);
+    EXPECT_LT(report.last_loss, report.first_loss / 5);
+  }
 }
 
 TEST(TrainingRun, LearnsInGroupsThatAreDrawnAnewForEveryRound) {
@@ -79,9 +101,8 @@ Task<void> invent_trainers(TrainSwarm& swarm, std::size_t count) {
   Dht* dht = co_await swarm.stranger();
   for (std::size_t i = 0; i < count; ++i) {
     const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(1000 + i));
-    const msgpack::Map record = sim::progress_record(as_bytes(std::to_string(i)), 0, 0, 1e-3, dht->now());
-    dht->add_validator(key);
-    (void)co_await dht->store("simulated_progress", msgpack::Bin{key->ownership_marker()}, record, dht->now() + 3600);
+    auto record = sim::progress_record(as_bytes(std::to_string(i)), 0, 0, 1e-3, dht->now());
+    co_await sim::store_under_key(*dht, key, "simulated_progress", std::move(record), dht->now() + 3600);
   }
 }
 

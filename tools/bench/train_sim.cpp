@@ -40,6 +40,7 @@ nlohmann::json train_sim(const Settings& settings) {
                     {"newcomers_late", report.newcomers_late},
                     {"downloads", report.downloads},
                     {"followed", report.followed},
+                    {"offences", report.offences},
                     {"spread", report.spread},
                     {"real_seconds", report.real_seconds}});
   }

@@ -24,6 +24,8 @@ struct TrainScenario {
   Duration duration = 10min;         ///< of virtual time, from the first trainer on
   Duration arrival = 30s;            ///< in which the trainers of the beginning come
   double replaced_per_minute = 0.1;  ///< of the trainers: killed without a word, and replaced by newcomers
+  double asleep_per_minute = 0;      ///< of the trainers: they are suspended with their machine for a while
+  Duration longest_sleep = 60s;      ///< of these
   double slowest_line = 10e6 / 8;  ///< of a trainer, in bytes per second each way
   double fastest_line = 1e9 / 8;   ///< the same; the others are spread evenly in between, by logarithm
   Duration shortest_way = 2ms;     ///< one way, between two trainers
@@ -63,6 +65,7 @@ struct TrainScenarioReport {
   /// Largest distance of parameters, in the last epoch, from those of one process that takes the same number of steps
   /// with the same batch size; 1 is that of the model at the beginning from the one that is to be learnt.
   double astray = 0;
+  double offences = 0;        ///< that hosts have reported of each other: none, where all of them are honest
   std::size_t most_held = 0;    ///< bytes that peers have filled of one host, at the worst moment (MemoryBudget)
   std::size_t over_budget = 0;  ///< hosts of which they have filled more than its budget, or that ended with some charged
   double real_seconds = 0;  ///< that the simulation took

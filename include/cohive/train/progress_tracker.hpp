@@ -3,10 +3,10 @@
 ///   trainer -> DHT: {RUN_progress: {marker of its key: {peer_id, epoch, samples, rate, time, client}, 60 s}}
 /// Source: docs/wire/hivemind.md, section 7.1. Loop thread only, except snapshot().
 ///
-/// What an epoch is worth: identities cost nothing, so the largest epoch that any record claims proves nothing. The
-/// epoch of the run is the largest one that two trainers have reached; where there are but two, that of the one that is
-/// ahead by one epoch. What a single peer claims beyond stays a claim (GlobalProgress::claimed) until a state proves it
-/// or another peer supports it.
+/// What a report is worth: identities cost nothing, so what strangers report proves nothing, however many they are. The
+/// epoch of the run is the largest one that most of those trainers have reached that this one has averaged with, or
+/// whose state it has taken. What others report beyond stays a claim (GlobalProgress::claimed) until a state proves it.
+/// The key that signs a report is bound to the peer id in it: of several keys the first one has it.
 #pragma once
 
 #include <limits>
@@ -21,6 +21,8 @@
 #include "cohive/dht/dht.hpp"
 
 namespace cohive::train {
+
+inline constexpr std::uint64_t kMostEpochs = std::uint64_t{1} << 48;  ///< of a run: larger numbers are refused
 
 /// Samples per second as an exponential average of the time per sample.
 class PerformanceEma {
@@ -56,14 +58,15 @@ struct TrackerOptions {
 
 /// The run as last seen.
 struct GlobalProgress {
-  std::uint64_t epoch = 0;    ///< the largest that trainers support, and at least that of this peer
-  std::uint64_t claimed = 0;  ///< the largest epoch that a single peer claims and nothing supports; else `epoch`
+  std::uint64_t epoch = 0;    ///< what this peer and most of those that it has averaged with have reached
+  std::uint64_t claimed = 0;  ///< the largest that one of these claims; that anybody does, where none is in sight
   double samples = 0;         ///< accumulated towards this epoch by all peers
   double own_samples = 0;     ///< of these, by this peer
   double samples_per_second = 0;  ///< of all peers together, by their own reports; 0 before the first look
   std::size_t peers = 0,  ///< trainers with a record, this one included; of large runs an estimate. 0: none found
       clients = 0;        ///< of these, peers that cannot be reached
-  std::size_t expected = 0;  ///< of these and this peer, in the next round: see took_part
+  std::size_t met = 0;       ///< others in sight that this peer has averaged with, or whose state it has taken
+  std::size_t expected = 0;  ///< of these, strangers with a connection and this peer, in the next round: see took_part
   /// Unix seconds when the target will be reached; infinite before the first look at the run.
   double eta = std::numeric_limits<double>::infinity();
 };
@@ -81,6 +84,8 @@ class ProgressTracker {
 
   /// Tells what this peer has accumulated in its current epoch.
   void report(std::uint64_t epoch, double samples);
+  /// Tells that this peer begins to train in an epoch whose state it has taken: it is expected in the next round.
+  void begin_anew(std::uint64_t epoch);
   /// Enters an epoch.
   void update_epoch(std::uint64_t epoch);
   /// The measured speed of this peer. Loop thread.
@@ -90,19 +95,34 @@ class ProgressTracker {
   /// Goes on after a round for which this trainer has waited, and the members with it: neither it nor they have made
   /// samples meanwhile.
   void training_resumes();
-  /// Notes the members of a round that has ended. A trainer that was not among them is not expected in the next round
-  /// until it reports again: what a peer reported before it vanished is kept for metadata_expiration.
+  /// Notes peers that this one has averaged with, or whose state it has taken: what they report counts.
+  void met(const std::vector<PeerId>& peers);
+  /// Notes the members of a round of the whole run that has ended, as met() does. A trainer that was not among them is
+  /// not expected in the next round until it reports again: what a peer reported before it vanished is kept for
+  /// metadata_expiration. A stranger is expected less and less often.
   void took_part(const std::vector<PeerId>& members);
-  /// Stops believing peers that claim more than `proven`, the epoch of the best state that could be had. The time for
-  /// which a peer is not believed doubles with every call that concerns it, from 30 s to an hour.
-  void distrust_claims_above(std::uint64_t proven);
+  /// Takes those that claim more than `proven`, the epoch of the best state that could be had, for strangers until this
+  /// peer averages with them again.
+  void doubt_claims_above(std::uint64_t proven);
   /// Reads the DHT now.
   Task<void> refresh();
   /// Tells whether the run has been looked at since the start.
   bool looked() const noexcept { return looked_; }
+  /// Tells whether others trained at the first look, which was before this peer reported: of two, one is the first.
+  bool others_began() const noexcept { return others_began_; }
+  /// A trainer in sight that shares its state.
+  struct Trainer {
+    PeerId peer;
+    std::uint64_t epoch;
+  };
+  /// Returns them, those that this peer is connected with first.
+  std::vector<Trainer> trainers() const;
+  /// Tells whether a trainer that this one has averaged with has not reached its epoch yet.
+  bool someone_is_behind() const;
   /// Tells whether other trainers average with this one, or did so until `grace` ago. The loop's thread.
   bool in_company(Duration grace) const;
-  /// Completes when the run is past `epoch`.
+  /// Completes when the run is past `epoch`: for a peer that has averaged with nobody, most of those that it is
+  /// connected with.
   Task<void> epoch_passed(std::uint64_t epoch);
   /// Completes with the next news of the run, or at the deadline.
   Task<void> news(Deadline deadline = Deadline::never());
@@ -121,7 +141,11 @@ class ProgressTracker {
   void fetch_soon();
   void set(const GlobalProgress& progress);
   std::vector<Entry> entries_of(const dht::GetResult& record) const;
-  std::size_t absent_now() const;
+  bool is_met(const PeerId& peer) const;
+  bool is_absent(const PeerId& peer) const;
+  std::size_t expected_of(const GlobalProgress& progress) const;
+  void dial_strangers();
+  static Task<void> dial(ProgressTracker& self, PeerId stranger);
   Task<Result<dht::GetResult>> read_record();
   void bind_peers(std::vector<Entry>& entries);
   void note_reports(const std::vector<Entry>& entries);
@@ -139,7 +163,7 @@ class ProgressTracker {
   void add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global);
   double until_target(const GlobalProgress& global) const;
   Duration least_period(std::size_t peers) const;
-  bool looked_ = false;
+  bool looked_ = false, others_began_ = false;
   bool drawn_ = false;  // the trainers in sight are some of them
   double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // whatever the clock is set to
 
@@ -158,14 +182,29 @@ class ProgressTracker {
   double resumed_ = 0;  // Unix seconds
   std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
   bool unpublished_ = false, fetch_now_ = false, stored_ = false;
+  std::uint64_t heard_ = 0;       // the epoch of most strangers with a connection
+  double newest_expiration_ = 0;  // of our own report, by whatever our clock was
   Condition changed_, fetch_wanted_, seen_;
   TimePoint started_{}, next_fetch_{};
   mutable std::mutex mutex_;
   GlobalProgress global_;
   std::optional<TimePoint> company_left_;  // when the last one of other trainers did
-  std::unordered_map<PeerId, double> reports_, absent_;  // when they reported last, by their own clocks
-  std::unordered_map<PeerId, std::string> bound_;           // peer ids to the markers of the keys that report for them
-  std::unordered_map<std::string, std::uint64_t> claims_;  // epochs by the marker of the claimant's key
+  struct Report {
+    double time;  // by the clock of its peer
+    std::uint64_t epoch;
+    bool client;
+  };
+  struct Absence {
+    double reported;  // the time of its last report then
+    int rounds = 0;     // that it has missed since it was met last, one for each report
+    TimePoint until{};  // a stranger is not expected before
+  };
+  std::unordered_map<PeerId, Report> reports_;  // the latest ones
+  std::unordered_map<PeerId, Absence> absent_;
+  std::unordered_map<PeerId, std::string> bound_,  // peer ids to the markers of the keys that report for them
+      met_;                                        // the same as it was then; empty: it had not reported yet
+  std::unordered_map<PeerId, TimePoint> dialled_;  // strangers without a connection
+  bool dialling_ = false;
   std::unordered_map<std::string, Speed> speeds_;          // of trainers that were drawn, by the same
   TaskGroup tasks_;
 };

@@ -1,0 +1,270 @@
+// Trainers that come to a run that others have begun, that are behind, or are told so by strangers.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "cohive/checkpoint/errors.hpp"
+#include "cohive/checkpoint/safetensors.hpp"
+#include "cohive/core/log.hpp"
+#include "scenarios/progress_record.hpp"
+#include "train/training_swarm.hpp"
+
+namespace cohive::train {
+namespace {
+
+using Trainer = TrainingSwarm::Trainer;
+
+/// Reports under new keys of peers that do not exist, `count` of them each `period`.
+Task<void> claim_under_new_keys(Dht& dht, std::uint64_t epoch, std::size_t count, Duration period) {
+  for (std::size_t number = 0;; ++number) {
+    const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(100 + number % 100));
+    const auto peer = KeyPair::ed25519_from_seed(Bytes(32, static_cast<std::uint8_t>(number))).peer_id();
+    auto report = sim::progress_record(peer.bytes(), epoch + number, 1, 1.0, dht.now());
+    co_await sim::store_under_key(dht, key, "run_progress", std::move(report), dht.now() + 60);
+    if (number % count == count - 1) co_await dht.runtime().sleep_for(period);
+  }
+}
+
+TEST(Joining, ANewcomerTakesTheStateOfARunInItsFirstEpoch) {
+  TrainingSwarm swarm;
+  swarm.options.target_batch_size = 10'000;  // the epoch goes on
+  auto& first = swarm.add({.value = 5});
+  swarm.pass(10s);
+  const std::size_t before = swarm.lines_with("which others have begun");
+  auto& second = swarm.add({.value = 1});
+  auto& third = swarm.add({.value = 2, .loads_at_once = false});
+  swarm.pass(10s);
+  EXPECT_EQ(second.value(), 5);
+  EXPECT_EQ(third.value(), 5) << "with its first batch";
+  EXPECT_EQ(first.value(), 5);
+  EXPECT_EQ(first.run->stats().state_downloads, 0u);
+  EXPECT_EQ(swarm.lines_with("which others have begun"), before + 2) << "it says so";
+  EXPECT_EQ(swarm.offences(), 0);
+}
+
+TEST(Joining, ANewcomerWithTheSameParametersDownloadsNothing) {
+  TrainingSwarm swarm;
+  swarm.options.target_batch_size = 10'000;
+  swarm.add({.value = 5});
+  swarm.pass(10s);
+  auto& second = swarm.add({.value = 5});
+  swarm.pass(10s);
+  EXPECT_EQ(second.run->stats().state_downloads, 0u);
+}
+
+TEST(Joining, FoundersWithDifferentParametersAreTold) {
+  for (const bool same : {true, false}) {
+    TrainingSwarm swarm;
+    const std::size_t before = swarm.lines_with("with other parameters than this peer");
+    auto& first = swarm.add({.value = 5, .batch = 3s});
+    auto& second = swarm.add({.value = same ? 5.0f : 1.0f, .batch = 3s});
+    ASSERT_TRUE(swarm.wait_for(60s, [&] { return first.rounds > 2 && second.rounds > 2; }));
+    EXPECT_EQ(swarm.lines_with("with other parameters than this peer"), before + (same ? 0 : 2));
+    EXPECT_EQ(first.run->stats().state_downloads + second.run->stats().state_downloads, 0u);
+    EXPECT_EQ(first.value(), second.value());
+  }
+}
+
+TEST(Joining, ThreeThatStartInOneSecondDoNotDownloadFromEachOtherForEver) {
+  for (const std::uint64_t seed : {1, 2, 3, 4}) {
+    TrainingSwarm swarm(64, seed);
+    for (int i = 0; i < 3; ++i) {
+      swarm.add({.value = static_cast<float>(i)});
+      swarm.pass(300ms);
+    }
+    ASSERT_TRUE(swarm.wait_for(30s, [&] {
+      return std::ranges::all_of(swarm.trainers, [](const auto& one) { return one->rounds >= 3; });
+    }));
+    for (const auto& trainer : swarm.trainers) EXPECT_LE(trainer->run->stats().state_downloads, 1u);
+    EXPECT_EQ(swarm.trainers[0]->value(), swarm.trainers[2]->value());
+    EXPECT_EQ(swarm.offences(), 0);
+  }
+}
+
+TEST(Joining, ANewcomerIsInARunOfManyEpochsAtOnce) {
+  TrainingSwarm swarm;
+  for (int i = 0; i < 3; ++i) swarm.add({.value = 5});
+  ASSERT_TRUE(swarm.wait_for(600s, [&] { return swarm.trainers[0]->epoch() >= 100; }));
+  auto& newcomer = swarm.add({.value = 1});
+  const std::uint64_t epoch = swarm.trainers[0]->epoch();
+  ASSERT_TRUE(swarm.wait_for(20s, [&] { return newcomer.rounds > 0; }));
+  EXPECT_LE(newcomer.first_in, epoch + 4);
+  EXPECT_EQ(newcomer.run->stats().state_downloads, 1u);
+  EXPECT_EQ(swarm.offences(), 0);
+}
+
+struct SlowDownload {
+  const char* name;
+  std::int64_t target;      // samples of an epoch; three trainers of 16 a second each
+  Duration batch;
+  std::size_t parameters;
+  double line;              // bytes a second of each trainer, up
+  bool short_rounds = false;  // a download is far longer than a round
+  std::uint64_t most_downloads = 2;
+};
+
+class SlowDownloads : public ::testing::TestWithParam<SlowDownload> {};
+
+TEST_P(SlowDownloads, EndInTheSwarm) {
+  const SlowDownload& how = GetParam();
+  TrainingSwarm swarm(how.parameters);
+  swarm.options.target_batch_size = how.target;
+  swarm.net.set_limits({how.line, 0});
+  if (how.short_rounds) {
+    swarm.options.grad_compression = swarm.options.state_averaging_compression = codec::Codec::uniform8;
+    swarm.options.average_state_every = 4;
+  }
+  for (int i = 0; i < 3; ++i) swarm.add({.value = 5, .batch = how.batch});
+  ASSERT_TRUE(swarm.wait_for(600s, [&] { return swarm.trainers[0]->epoch() >= 5; })) << swarm.trainers[0]->epoch();
+  const TimePoint began = swarm.net.runtime().now();
+  const std::uint64_t epoch = swarm.trainers[0]->epoch();
+  auto& newcomer = swarm.add({.value = 1, .batch = how.batch});
+  EXPECT_TRUE(swarm.wait_for(how.target > 1000 ? 600s : 120s, [&] { return newcomer.rounds > 3; })) << newcomer.rounds;
+  const double seconds = to_seconds(swarm.net.runtime().now() - began);
+  const auto stats = newcomer.run->stats();
+  SCOPED_TRACE(log::format("{} s, from epoch {} to {}, {} downloads, {} followed", seconds, epoch, newcomer.first_in,
+                           stats.state_downloads, stats.states_followed));
+  EXPECT_LE(stats.state_downloads, how.most_downloads);
+  EXPECT_EQ(swarm.offences(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ratios, SlowDownloads,
+    ::testing::Values(SlowDownload{"half_an_epoch", 192, 500ms, 50'000, 300e3},
+                      SlowDownload{"two_epochs", 192, 500ms, 200'000, 300e3},
+                      SlowDownload{"three_short_epochs", 48, 500ms, 100'000, 300e3},
+                      SlowDownload{"many_short_epochs", 24, 100ms, 50'000, 300e3, false, 10},
+                      SlowDownload{"four_epochs", 48, 500ms, 100'000, 300e3, true},
+                      SlowDownload{"tenths_and_large", 24, 100ms, 100'000, 3e6, true},
+                      SlowDownload{"epochs_of_a_tenth", 24, 100ms, 10'000, 3e6},
+                      SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST(Behind, ATrainerThatSleptComesBackAtOnce) {
+  TrainingSwarm swarm;
+  for (int i = 0; i < 3; ++i) swarm.add({.value = 5});
+  ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[2]->rounds >= 3; }));
+  swarm.net.fabric().partition({sim::Swarm::ip(4)},
+                               {sim::Swarm::ip(1), sim::Swarm::ip(2), sim::Swarm::ip(3)});
+  swarm.pass(90s);
+  swarm.net.fabric().heal();
+  auto& sleeper = *swarm.trainers[2];
+  const std::size_t rounds = sleeper.rounds;
+  EXPECT_TRUE(swarm.wait_for(120s, [&] { return sleeper.rounds > rounds + 1; }));
+  EXPECT_GE(sleeper.epoch() + 1, swarm.trainers[0]->epoch());
+  EXPECT_EQ(swarm.offences(), 0);
+}
+
+TEST(Behind, OfTwoTheOneThatIsAheadIsFollowed) {
+  TrainingSwarm swarm;
+  swarm.options.target_batch_size = 16;
+  for (int i = 0; i < 2; ++i) swarm.add({.value = 5});
+  ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[1]->rounds >= 3; }));
+  swarm.net.fabric().partition({sim::Swarm::ip(3)}, {sim::Swarm::ip(1), sim::Swarm::ip(2)});
+  swarm.trainers[1]->plan.batch = 30s;
+  swarm.pass(60s);
+  swarm.net.fabric().heal();
+  swarm.trainers[1]->plan.batch = 500ms;
+  const std::size_t rounds = swarm.trainers[1]->rounds;
+  EXPECT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[1]->rounds > rounds + 1; }));
+  EXPECT_GE(swarm.trainers[1]->epoch() + 1, swarm.trainers[0]->epoch());
+}
+
+/// Epochs in a minute.
+std::uint64_t pace(TrainingSwarm& swarm) {
+  const std::uint64_t before = swarm.trainers[0]->epoch();
+  swarm.pass(60s);
+  return swarm.trainers[0]->epoch() - before;
+}
+
+TEST(Claims, OfPairsOfNewKeysCostTheRunNothing) {
+  TrainingSwarm swarm(100'000);
+  swarm.net.set_limits({1e6, 0});
+  for (int i = 0; i < 3; ++i) swarm.add({.value = 5});
+  ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[2]->rounds >= 3; }));
+  const std::uint64_t calm = pace(swarm);
+  std::vector<std::uint64_t> downloads;
+  for (const auto& trainer : swarm.trainers) {
+    downloads.push_back(trainer->run->stats().state_downloads);
+    EXPECT_LE(downloads.back(), 3u) << "nobody is left behind at the start";
+  }
+  TaskGroup attack(swarm.net.runtime(), "attack");
+  attack.spawn(claim_under_new_keys(swarm.add_stranger(), std::uint64_t{1} << 40, 2, 1500ms), "claims");
+  swarm.pass(5s);
+  EXPECT_GE(static_cast<double>(pace(swarm)), 0.8 * static_cast<double>(calm));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(swarm.trainers[i]->run->stats().state_downloads, downloads[i]);
+  auto& newcomer = swarm.add({.value = 1});
+  EXPECT_TRUE(swarm.wait_for(10s, [&] { return newcomer.rounds > 0; })) << "a newcomer is in";
+  attack.cancel();
+}
+
+TEST(Claims, StopNobodyWhoTrainsAlone) {
+  TrainingSwarm swarm;
+  swarm.options.target_batch_size = 16;
+  TaskGroup attack(swarm.net.runtime(), "attack");
+  attack.spawn(claim_under_new_keys(swarm.add_stranger(), std::uint64_t{1} << 40, 2, 1500ms), "claims");
+  swarm.pass(3s);
+  swarm.add({.value = 5});
+  swarm.pass(20s);
+  EXPECT_GE(pace(swarm), 45u);
+  EXPECT_EQ(swarm.trainers[0]->value(), 5);
+  attack.cancel();
+}
+
+TEST(Claims, OfTheStateOfAStrangerAreProvenBesideTheTraining) {
+  TrainingSwarm swarm;
+  swarm.options.target_batch_size = 16;
+  auto& first = swarm.add({.value = 5});
+  ASSERT_TRUE(swarm.wait_for(60s, [&] { return first.epoch() >= 20; }));
+  swarm.net.fabric().partition({sim::Swarm::ip(2)}, {sim::Swarm::ip(1), sim::Swarm::ip(3)});
+  swarm.pass(70s);  // its reports are forgotten
+  auto& second = swarm.add({.value = 1});
+  swarm.pass(10s);
+  ASSERT_LT(second.epoch(), first.epoch());
+  swarm.net.fabric().heal();
+  EXPECT_TRUE(swarm.wait_for(60s, [&] { return second.rounds > 1 && first.rounds > 1; }));
+  EXPECT_EQ(second.value(), 5);
+  EXPECT_EQ(swarm.offences(), 0);
+}
+
+TEST(Ending, WhoIsBehindWhenAllStopEndsWithTheOthers) {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    TrainingSwarm swarm(64, seed);
+    for (int i = 0; i < 5; ++i)
+      swarm.add({.value = 5, .batch = i == 4 ? 700ms : 500ms, .until = 8});
+    ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[4]->epoch() >= 6; }));
+    swarm.net.fabric().partition({sim::Swarm::ip(6)}, {sim::Swarm::ip(1), sim::Swarm::ip(2), sim::Swarm::ip(3),
+                                                       sim::Swarm::ip(4), sim::Swarm::ip(5)});
+    swarm.wait_for(30s, [&] { return swarm.trainers[0]->epoch() >= 8; });
+    swarm.net.fabric().heal();
+    ASSERT_TRUE(swarm.wait_for(120s, [&] {
+      return std::ranges::all_of(swarm.trainers, [](const auto& one) { return one->finished; });
+    }));
+    for (const auto& trainer : swarm.trainers) EXPECT_EQ(trainer->epoch(), 8u) << trainer->number;
+    EXPECT_EQ(swarm.offences(), 0);
+  }
+}
+
+TEST(LargeEpochs, OfACheckpointAreRefused) {
+  const auto file = std::filesystem::path(::testing::TempDir()) / "large_epochs.safetensors";
+  for (const std::uint64_t epoch : {kMostEpochs, kMostEpochs + 1, std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
+    TrainingSwarm swarm;
+    auto& trainer = swarm.add({.value = 5, .batch = 1h});
+    ASSERT_TRUE(swarm.net.run(trainer.run->save_checkpoint(file)));
+    auto content = checkpoint::read_file(file).value();
+    content.metadata["cohive.epoch"] = std::to_string(epoch);
+    ASSERT_TRUE(checkpoint::write_file(file, content));
+    const auto loaded = swarm.net.run(trainer.run->load_checkpoint(file));
+    if (epoch == kMostEpochs) {
+      EXPECT_TRUE(loaded);
+      continue;
+    }
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error(), checkpoint::Errc::does_not_fit);
+    EXPECT_EQ(trainer.epoch(), 0u);
+  }
+  std::filesystem::remove(file);
+}
+
+}  // namespace
+}  // namespace cohive::train

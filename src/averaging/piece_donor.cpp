@@ -40,7 +40,7 @@ Task<Result<>> send_manifest(Runtime& runtime, rpc::ServerStream& stream, const 
 
 /// Until the client has what it wants. No client needs a piece more than twice.
 Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const Snapshot& snapshot,
-                              Counter sent_bytes) {
+                              Counter sent_bytes, bool& whole) {
   const std::size_t count = snapshot.pieces;
   ReaderPace pace(runtime);
   for (std::size_t served = 0;; ++served) {
@@ -59,6 +59,7 @@ Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const
     auto sent = co_await stream.send(std::span<const ByteView>(parts), runtime.after(kPieceSendTimeout));
     if (!sent) co_return sent;
     sent_bytes.increment(static_cast<double>(bytes->size()));
+    whole = served + 1 >= count;
     if (!pace.sent(bytes->size())) co_return Error(Errc::slow_reader, stream.peer());
   }
 }
@@ -140,7 +141,7 @@ Task<Result<Snapshot>> Snapshots::make() {
 // ---- One call
 
 Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Uploads& uploads,
-                            const StateMetrics& metrics) {
+                            const StateMetrics& metrics, bool& whole) {
   auto request = co_await stream.receive(runtime.after(kRequestTimeout));
   if (!request) co_return request.error();
   if (!*request) co_return Error(cohive::Errc::malformed, stream.peer(), "no request");
@@ -170,7 +171,7 @@ Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapsho
   metrics.uploads.increment();
   if (wanted->empty())
     if (auto sent = co_await send_manifest(runtime, stream, ours); !sent) co_return sent;
-  co_return co_await serve_requests(runtime, stream, ours, metrics.bytes_sent);
+  co_return co_await serve_requests(runtime, stream, ours, metrics.bytes_sent, whole);
 }
 
 }  // namespace cohive::averaging

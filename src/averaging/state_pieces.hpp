@@ -57,9 +57,9 @@ class Snapshots {
   TaskGroup tasks_;
 };
 
-/// Serves one call.
+/// Serves one call. \param whole  set when the client was sent as many pieces as there are
 Task<Result<>> serve_pieces(Runtime& runtime, rpc::ServerStream& stream, Snapshots& snapshots, Uploads& uploads,
-                            const StateMetrics& metrics);
+                            const StateMetrics& metrics, bool& whole);
 
 /// A call to a donor that has told its root.
 struct DonorCall {

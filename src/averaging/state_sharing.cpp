@@ -4,9 +4,12 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/core/names.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/dht/dht.hpp"
 #include "donors.hpp"
+#include "repeated_downloads.hpp"
 #include "uploads.hpp"
 
 namespace cohive::averaging {
@@ -35,6 +38,7 @@ struct StateSharing::Impl {
         metrics(runtime.metrics(), options.prefix),
         changed(runtime, "shared state"),
         uploads(d.host(), kMaxUploads),
+        repeated(runtime),
         snapshots(runtime, options.codec),
         server(d.host()),
         tasks(runtime, "state sharing") {}
@@ -54,6 +58,7 @@ struct StateSharing::Impl {
   Condition changed;  // provider or priority
   std::uint64_t changes = 0;  // of these
   Uploads uploads;  // of either protocol
+  RepeatedDownloads repeated;
   Snapshots snapshots;
   rpc::Server server;
   TaskGroup tasks;
@@ -122,12 +127,27 @@ Task<Result<>> StateSharing::Impl::serve_whole(rpc::ServerStream& stream) {
   const auto slot = co_await uploads.acquire(stream.peer(), runtime.after(kUploadTurn));
   if (!slot) co_return Error(cohive::Errc::limit_exceeded, "too many downloads at once");
   metrics.uploads.increment();
+  const double epoch = priority;
+  const bool refused = repeated.asks(stream.peer(), epoch);
   auto state = co_await snapshots.state();
-  co_return co_await send_state(runtime, stream, std::move(state), options.codec);
+  if (!state) co_return co_await send_state(runtime, stream, std::nullopt, options.codec);
+  if (refused && state->if_refused) {
+    log::info("averaging", "{} refuses our state: it is given that of {}", stream.peer(), state->if_refused->whose);
+    state->metadata = std::move(state->if_refused->metadata);
+  }
+  auto sent = co_await send_state(runtime, stream, std::move(state), options.codec);
+  if (sent) repeated.took(stream.peer(), epoch);
+  co_return sent;
 }
 
 Task<Result<>> StateSharing::Impl::serve_in_pieces(rpc::ServerStream& stream) {
-  co_return co_await serve_pieces(runtime, stream, snapshots, uploads, metrics);
+  bool whole = false;
+  const auto noted = on_exit([this, &whole, peer = stream.peer(), epoch = priority] {  // the client drops the call
+    if (!whole) return;
+    (void)repeated.asks(peer, epoch);
+    repeated.took(peer, epoch);
+  });
+  co_return co_await serve_pieces(runtime, stream, snapshots, uploads, metrics, whole);
 }
 
 void StateSharing::Impl::show(const DownloadProgress& progress) {

@@ -31,6 +31,12 @@ struct SharedState {
   std::vector<codec::Tensor> tensors;  ///< in the order in which newcomers get them
   std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
   std::vector<std::string> names = {};  ///< of the tensors, for checkpoints (train/checkpoints.hpp); does not travel
+  /// Other metadata, and in words whose they are.
+  struct Other {
+    msgpack::Value metadata;  ///< in place of the first ones
+    std::string whose;        ///< "a trainer with ..."
+  };
+  std::optional<Other> if_refused = {};  ///< for a peer that has refused the state with `metadata`; unset: the same
   std::uint64_t version = 0;  ///< not 0: states of one peer with one version are equal, and are hashed once
 };
 

@@ -108,6 +108,7 @@ void Run::Impl::start() {
   tasks.spawn(prove_claims(*this), "claims of others");
   tasks.spawn(compare_with_founders(*this), "parameters of other founders");
   tasks.spawn(watch_progress(*this), "when to look for a group");
+  tasks.spawn(watch_clients(*this), "trainers that are all clients");
   if (!options.use_local_updates) tasks.spawn(watch_members(*this), "members that wait for gradients");
   metrics.target_samples.set(static_cast<double>(options.target_batch_size));
   status = Status::of(runtime).add_to_list("runs", [this] { return status_json(); });

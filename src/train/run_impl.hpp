@@ -5,6 +5,7 @@
 //   catching_up.cpp  peers that are new or behind
 //   checkpoints.cpp  the state in files
 //   run_status.cpp   what it tells of itself
+//   all_clients.cpp  a run in which nobody can be dialled
 #pragma once
 
 #include <atomic>
@@ -124,6 +125,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   void begin_or_join();
   static Task<void> watch_progress(Impl& self);
   static Task<void> watch_members(Impl& self);
+  static Task<void> watch_clients(Impl& self);
   void begin_rounds(const GlobalProgress& global);
   void begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout);
   bool state_is_due(std::uint64_t epoch) const {

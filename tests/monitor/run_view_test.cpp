@@ -83,6 +83,17 @@ TEST(RunView, AddsUpWhatTrainersDid) {
   EXPECT_EQ(view.clients, 1u);
 }
 
+TEST(RunView, ThatAllTrainersAreClientsIsSaid) {
+  RunRecords records;
+  records.trainers = {trainer_at(1, 7), trainer_at(2, 7), trainer_at(3, 7)};
+  for (auto& trainer : records.trainers) trainer.client = true;
+  EXPECT_THAT(sentences(view_of(records)), ElementsAre(HasSubstr("all 3 trainers are clients")));
+  records.trainers[1].client = false;
+  EXPECT_THAT(sentences(view_of(records)), IsEmpty());
+  records.trainers = {records.trainers[0]};
+  EXPECT_THAT(sentences(view_of(records)), IsEmpty()) << "one alone misses nobody";
+}
+
 TEST(RunView, ASinglePeerSetsNoEpochHoweverHighItsClaim) {
   RunRecords records;
   records.trainers = {trainer_at(1, 7), trainer_at(2, 7), trainer_at(3, 1'000'000)};

@@ -12,7 +12,7 @@
 namespace cohive::tools {
 namespace {
 
-constexpr std::array kWarnings = {"no_trainers", "ended",        "claim",       "behind",  "stalled", "split",
+constexpr std::array kWarnings = {"no_trainers", "ended",        "clients",     "claim",   "behind", "stalled", "split",
                                   "clock",       "initial_peer", "unreachable", "version", "model"};
 constexpr std::array kSoftware = {"cohive", "hivemind", "other", "unknown"};
 

@@ -32,7 +32,7 @@ std::vector<Step> steps_of(const RunView& view) {
   const std::size_t trainers = view.trainers + view.clients;
   return {
       {"trainers",
-       {"no_trainers", "ended"},
+       {"no_trainers", "ended", "clients"},
        log::format("{} trainers report, {} of them clients", trainers, view.clients)},
       {"progress",
        {"claim", "behind", "stalled"},

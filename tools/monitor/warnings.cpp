@@ -64,6 +64,17 @@ void about_trainers(const RunView& view, std::vector<Warning>& warnings) {
     warnings.push_back({"stalled", log::format("no trainer has reported for {:.0f} s: the run stands still", kLongSilence)});
 }
 
+/// Clients cannot dial one another: somebody has to reduce for them.
+void about_clients(const RunView& view, std::vector<Warning>& warnings) {
+  const bool helped = std::ranges::any_of(view.peers, [](const PeerView& peer) {
+    return peer.role == PeerView::Role::node && !peer.schema_hash.empty();
+  });
+  if (view.ended || view.trainers > 0 || view.clients < 2 || helped) return;
+  warnings.push_back({"clients", log::format("all {} trainers are clients, and no group forms among clients: run one "
+                                             "without --client where it can be dialled, or an auxiliary peer",
+                                             view.clients)});
+}
+
 /// The model that most have counts as that of the run.
 void about_models(const RunView& view, std::vector<Warning>& warnings) {
   std::map<std::string, std::size_t> models;
@@ -168,7 +179,10 @@ void about_versions(const RunView& view, std::vector<Warning>& warnings) {
 
 std::vector<Warning> warnings_of(const RunView& view, const SwarmMap* map) {
   std::vector<Warning> warnings;
-  if (view.time > 0) about_trainers(view, warnings);
+  if (view.time > 0) {
+    about_trainers(view, warnings);
+    about_clients(view, warnings);
+  }
   about_clocks(view, warnings);
   if (!map) return warnings;
   about_models(view, warnings);

@@ -30,7 +30,8 @@ ForeignModel::ForeignModel(Runtime& runtime, std::shared_ptr<train::Backend> bac
       sums_(runtime, backend_, sizes_of(parts.parameters)),
       intake_(sums_, parts.parameters, device_, trainer_, options.reuse_grad_buffers),
       extras_(make_round_extras(parts, options)),
-      schedule_(parts.scheduler) {
+      schedule_(parts.scheduler, parts.optimizer),
+      layout_(schedule_.entries(), parts.extras.python) {
   for (const auto& parameter : parameters_) {
     averaging::TensorInfo info;
     for (auto size : parameter.sizes()) info.shape.push_back(static_cast<std::uint32_t>(size));
@@ -160,7 +161,9 @@ Task<std::optional<averaging::SharedState>> ForeignModel::snapshot(std::uint64_t
     const std::lock_guard lock(stepping_);
     const auto beside = trainer_->beside();
     return copy_unless_changed(parameters_,
-                               [&] { return describe_state(optimizer_, parameters_, epoch, extras_.tensors()); });
+                               [&] {
+                                 return describe_state(optimizer_, parameters_, epoch, extras_.tensors(), layout_);
+                               });
   });
 }
 
@@ -170,7 +173,7 @@ Task<Result<std::uint64_t>> ForeignModel::load(averaging::DownloadedState state,
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   co_return co_await runtime_.offload([this, shared, least_epoch, used = in_use_] {
     const auto turn = trainer_->in_turn();
-    return load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors());
+    return load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors(), layout_);
   });
 }
 

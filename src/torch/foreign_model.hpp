@@ -58,6 +58,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   GradientIntake intake_;
   RoundExtras extras_;
   Schedule schedule_;
+  OptimizerLayout layout_;  // loads change it, copies read it
   averaging::ResidualsPtr residuals_;
   /// The gradients of an epoch.
   struct Stepping {

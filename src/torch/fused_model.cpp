@@ -39,7 +39,8 @@ FusedModel::FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend
       intake_(sums(), parts.parameters, parameters_.front().device(), trainer_, options.reuse_grad_buffers,
               make_download(link_, parts, options)),
       extras_(make_round_extras(parts, options)),
-      schedule_(parts.scheduler) {
+      schedule_(parts.scheduler, parts.optimizer),
+      layout_(schedule_.entries(), parts.extras.python) {
   average_beside(extras_.infos());
 }
 
@@ -195,8 +196,9 @@ Task<std::optional<averaging::SharedState>> FusedModel::snapshot(std::uint64_t e
   co_return co_await runtime().offload([this, epoch, used = in_use()] {
     const std::lock_guard lock(stepping_);
     const auto beside = trainer_->beside();
-    return copy_unless_changed(
-        parameters_, [&] { return describe_state(optimizer_, newest_parameters(), epoch, extras_.tensors()); });
+    return copy_unless_changed(parameters_, [&] {
+      return describe_state(optimizer_, newest_parameters(), epoch, extras_.tensors(), layout_);
+    });
   });
 }
 
@@ -206,7 +208,7 @@ Task<Result<std::uint64_t>> FusedModel::load(averaging::DownloadedState state, s
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   auto loaded = co_await runtime().offload([this, shared, least_epoch, used = in_use()] {
     const auto turn = trainer_->in_turn();
-    auto loaded = load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors());
+    auto loaded = load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors(), layout_);
     backend().follow_caller();
     return loaded;
   });

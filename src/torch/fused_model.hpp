@@ -81,6 +81,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   GradientIntake intake_;
   RoundExtras extras_;
   Schedule schedule_;
+  OptimizerLayout layout_;  // loads change it, copies read it
   std::mutex stepping_;  // local steps and copies exclude one another
 };
 

@@ -214,6 +214,14 @@ torch::Tensor made_statistic(to::Optimizer& optimizer, to::OptimizerOptions& opt
   return steps;
 }
 
+torch::Tensor initial_statistic(to::OptimizerOptions& options, const torch::Tensor& parameter,
+                                const std::string& name) {
+  if (name == "step") return torch::tensor(0.0f);
+  const auto fields = optim::state_fields(*translate(options));
+  const auto field = std::ranges::find(fields, name, &optim::StateField::name);
+  return torch::full_like(parameter, field->initial, parameter.options().requires_grad(false));
+}
+
 void set_steps(to::Optimizer& optimizer, const torch::Tensor& parameter, double steps) {
   with_state(state_of(optimizer, parameter), [&](auto& state, const std::int64_t*) {
     if constexpr (!std::is_same_v<std::decay_t<decltype(state)>, to::SGDParamState>)

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "cohive/averaging/errors.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/optim/passes.hpp"
 #include "cohive/optim/step.hpp"
-#include "cohive/torch/lamb.hpp"
 #include "known_optimizer.hpp"
 
 namespace cohive::libtorch {
@@ -77,63 +77,8 @@ std::optional<torch::Tensor> from_wire(const codec::Tensor& wire) {
   return truth ? values.ne(0) : values;
 }
 
-Value leaf(Value value) {
-  return msgpack::Map{{{"type", "value"}, {"value", std::move(value)}}};
-}
 Value leaf_tensor(std::size_t index) {
   return msgpack::Map{{{"type", "tensor"}, {"index", static_cast<std::uint64_t>(index)}}};
-}
-
-/// The options of a group as torch's Python side flattens them: keys sorted, tuples in order, and in their midst, under "params", the
-/// parameters as their numbers.
-class GroupLayout {
- public:
-  GroupLayout(std::size_t first, std::size_t count, std::vector<Value>& out) : first_(first), count_(count), out_(out) {}
-  void add(std::initializer_list<Value> values) {
-    for (const auto& value : values) out_.push_back(leaf(value));
-  }
-  void add_parameters() {
-    for (std::size_t i = 0; i < count_; ++i) out_.push_back(leaf(static_cast<std::uint64_t>(first_ + i)));
-  }
-
- private:
-  std::size_t first_, count_;
-  std::vector<Value>& out_;
-};
-
-template <class Options>
-void describe_moments(const Options& o, bool decoupled, GroupLayout& out) {
-  const auto [beta1, beta2] = o.betas();
-  // amsgrad, betas, capturable, decoupled_weight_decay, differentiable, eps, foreach, fused, lr, maximize
-  out.add({o.amsgrad(), beta1, beta2, false, decoupled, false, o.eps(), Value(), Value(), o.lr(), false});
-  out.add_parameters();
-  out.add({o.weight_decay()});
-}
-
-void describe_group(torch::optim::OptimizerOptions& options, GroupLayout& out) {
-  if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options)) return describe_moments(*adamw, true, out);
-  if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options)) return describe_moments(*adam, false, out);
-  if (auto* o = dynamic_cast<torch::optim::SGDOptions*>(&options)) {
-    // dampening, differentiable, foreach, fused, lr, maximize, momentum, nesterov
-    out.add({o->dampening(), false, Value(), Value(), o->lr(), false, o->momentum(), o->nesterov()});
-    out.add_parameters();
-    out.add({o->weight_decay()});
-  } else if (auto* o = dynamic_cast<torch::optim::RMSpropOptions*>(&options)) {
-    // alpha, capturable, centered, differentiable, eps, foreach, lr, maximize, momentum
-    out.add({o->alpha(), false, o->centered(), false, o->eps(), Value(), o->lr(), false, o->momentum()});
-    out.add_parameters();
-    out.add({o->weight_decay()});
-  } else if (auto* o = dynamic_cast<torch::optim::AdagradOptions*>(&options)) {
-    // differentiable, eps, foreach, fused, initial_accumulator_value, lr, lr_decay, maximize
-    out.add({false, o->eps(), Value(), Value(), o->initial_accumulator_value(), o->lr(), o->lr_decay(), false});
-    out.add_parameters();
-    out.add({o->weight_decay()});
-  } else if (auto* o = dynamic_cast<LambOptions*>(&options)) {
-    const auto [beta1, beta2] = o->betas();
-    out.add({beta1, beta2, o->bias_correction(), o->eps(), o->lr()});
-    out.add_parameters();
-    out.add({o->weight_decay()});
-  }
 }
 
 /// Lossy codecs may have made the number a little larger or smaller.
@@ -142,17 +87,24 @@ bool counts_steps(const torch::Tensor& value) {
   return steps >= 0 && steps <= optim::kMostSteps;
 }
 
-/// A downloaded tensor that is to replace one of ours.
+/// A downloaded statistic that is to replace one of ours.
 struct Place {
   std::size_t parameter;
-  std::string statistic = {};  ///< empty: the parameter itself
+  std::string statistic;
 };
 
-/// How many tensors of its optimizer a donor says that it has sent; nothing where it says nothing.
-std::optional<std::size_t> statistics_sent(const msgpack::Map& metadata) {
-  const auto* layout = metadata.find("optimizer_metadata");
+/// What a donor says of its optimizer; null where it says nothing.
+const msgpack::Array* leaves_of(const averaging::DownloadedState& state) {
+  const auto* metadata = state.metadata.get_if<msgpack::Map>();
+  const auto* layout = metadata ? metadata->find("optimizer_metadata") : nullptr;
   const auto* leaves = layout ? layout->get_if<msgpack::Array>() : nullptr;
-  if (!leaves || leaves->items.empty()) return std::nullopt;
+  return leaves && !leaves->items.empty() ? leaves : nullptr;
+}
+
+/// How many tensors of its optimizer a donor says that it has sent; nothing where it says nothing.
+std::optional<std::size_t> statistics_sent(const averaging::DownloadedState& state) {
+  const auto* leaves = leaves_of(state);
+  if (!leaves) return std::nullopt;
   return static_cast<std::size_t>(std::ranges::count_if(leaves->items, [](const Value& leaf) {
     const auto* entry = leaf.get_if<msgpack::Map>();
     const auto* type = entry ? entry->find("type") : nullptr;
@@ -161,17 +113,44 @@ std::optional<std::size_t> statistics_sent(const msgpack::Map& metadata) {
   }));
 }
 
-/// \param tensors  but for extra ones
-std::vector<Place> places_of(torch::optim::Optimizer& optimizer, std::size_t parameters, std::size_t tensors) {
-  std::vector<Place> places, statistics;
-  for (std::size_t i = 0; i < parameters; ++i) places.push_back({i});
+/// All statistics that the optimizer keeps, once every parameter has been stepped.
+std::vector<Place> statistics_of_all(torch::optim::Optimizer& optimizer) {
+  std::vector<Place> statistics;
   std::size_t parameter = 0;
-  for (auto& group : optimizer.param_groups())
+  for (auto& group : optimizer.param_groups()) {
+    const auto names = statistics_kept(group.options());
     for (std::size_t i = 0; i < group.params().size(); ++i, ++parameter)
-      for (auto& name : statistics_kept(group.options())) statistics.push_back({parameter, std::move(name)});
-  if (places.size() + statistics.size() == tensors)
-    places.insert(places.end(), std::make_move_iterator(statistics.begin()), std::make_move_iterator(statistics.end()));
-  return places;
+      for (const auto& name : names) statistics.push_back({parameter, name});
+  }
+  return statistics;
+}
+
+/// Those of a parameter, with what they are before the first step where there are none yet. Of hivemind's optimizers
+/// all are there from the beginning, and a state that lacks some is refused.
+NamedStatistics all_statistics_of(torch::optim::Optimizer& optimizer, torch::optim::OptimizerOptions& options,
+                                  const torch::Tensor& parameter) {
+  NamedStatistics all, existing = statistics_of(optimizer, parameter);
+  for (auto& name : statistics_kept(options)) {
+    const auto found = std::ranges::find(existing, name, &NamedStatistics::value_type::first);
+    torch::Tensor value = found == existing.end() ? initial_statistic(options, parameter, name) : found->second;
+    all.emplace_back(std::move(name), std::move(value));
+  }
+  return all;
+}
+
+std::string size_text(const codec::Shape& shape) {
+  std::string text;
+  for (const auto size : shape) text += (text.empty() ? "" : " x ") + std::to_string(size);
+  return text.empty() ? "1" : text;
+}
+
+/// Why a tensor cannot replace one of ours.
+std::string misfit(const codec::Tensor& theirs, const torch::Tensor& ours) {
+  const codec::Shape here = shape_of(ours);
+  if (theirs.shape != here)
+    return " has another shape (" + size_text(theirs.shape) + " there, " + size_text(here) + " here)";
+  return " has another kind of numbers (" + std::string(codec::name_of(theirs.dtype)) +
+         ") or values that are not finite";
 }
 
 }  // namespace
@@ -188,15 +167,9 @@ std::optional<codec::DType> dtype_of(const torch::Tensor& tensor) {
 }
 
 StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
-                                std::uint64_t epoch, const std::vector<torch::Tensor>& extras) {
+                                std::uint64_t epoch, const std::vector<torch::Tensor>& extras,
+                                const OptimizerLayout& layout) {
   StateDescription state;
-  std::vector<Value> layout;
-  std::size_t first = 0;
-  for (auto& group : optimizer.param_groups()) {
-    GroupLayout out(first, group.params().size(), layout);
-    describe_group(group.options(), out);
-    first += group.params().size();
-  }
   const auto add = [&](const torch::Tensor& tensor, codec::Role role, std::string name) {
     state.names.push_back(std::move(name));
     state.infos.push_back(
@@ -204,26 +177,35 @@ StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::v
     state.tensors.push_back(tensor);
   };
   std::size_t number = 0;
-  for (const auto& parameter : parameters) add(parameter, codec::Role::parameter, "parameter." + std::to_string(number++));
+  for (const auto& parameter : parameters)
+    add(parameter, codec::Role::parameter, "parameter." + std::to_string(number++));
   number = 0;
   for (const auto& extra : extras) add(extra, codec::Role::unspecified, "extra." + std::to_string(number++));
   number = 0;
-  std::size_t index = 0;
-  for (const auto& parameter : parameters_of(optimizer)) {
-    const std::string of = "optimizer." + std::to_string(number++) + ".";
-    for (const auto& [name, statistic] : statistics_of(optimizer, parameter)) {
-      layout.push_back(leaf_tensor(index++));
-      add(statistic, codec::Role::optimizer, of + name);
+  std::vector<Value> statistics;
+  for (auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      const std::string of = "optimizer." + std::to_string(number++) + ".";
+      for (const auto& [name, statistic] : all_statistics_of(optimizer, group.options(), parameter)) {
+        statistics.push_back(leaf_tensor(statistics.size()));
+        add(statistic, codec::Role::optimizer, of + name);
+      }
     }
-  }
-  state.metadata = msgpack::Map{
-      {{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{std::move(layout)}}}};
+  const auto metadata = [&](std::vector<Value> leaves) {
+    leaves.insert(leaves.end(), statistics.begin(), statistics.end());
+    return Value(msgpack::Map{
+        {{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{std::move(leaves)}}}});
+  };
+  state.metadata = metadata(layout.leaves(optimizer));
+  if (auto leaves = layout.leaves_with_schedule(optimizer))
+    state.if_refused = {metadata(std::move(*leaves)), "a trainer with a scheduler"};
   return state;
 }
 
 averaging::SharedState copy_of(const StateDescription& description) {
   averaging::SharedState state;
   state.metadata = description.metadata;
+  state.if_refused = description.if_refused;
   state.infos = description.infos;
   state.names = description.names;
   for (const auto& tensor : description.tensors) state.tensors.push_back(to_wire(tensor));
@@ -236,56 +218,81 @@ namespace {
 Result<std::vector<torch::Tensor>> check_extras(const averaging::DownloadedState& state, std::size_t parameters,
                                                 const std::vector<torch::Tensor>& ours) {
   const auto bad = [&](const std::string& what) { return Error(Errc::bad_state, state.donor, what); };
-  if (state.tensors.size() < parameters + ours.size()) return bad("too few tensors");
-  const auto sent = statistics_sent(*state.metadata.get_if<msgpack::Map>());
-  if (sent && state.tensors.size() != parameters + ours.size() + *sent)
-    return bad("it has another number of extra tensors than our " + std::to_string(ours.size()));
+  const auto sent = statistics_sent(state);
+  const std::size_t expected = parameters + ours.size() + sent.value_or(0);
+  if (state.tensors.size() < expected || (sent && state.tensors.size() != expected))
+    return bad("it has " + std::to_string(state.tensors.size()) + " tensors" +
+               (sent ? ", " + std::to_string(*sent) + " of them of its optimizer" : "") + ", and this model has " +
+               std::to_string(parameters) + " parameters and " + std::to_string(ours.size()) + " extra tensors");
   std::vector<torch::Tensor> extras;
   for (std::size_t i = 0; i < ours.size(); ++i) {
     const auto& wire = state.tensors[parameters + i];
     const auto value = can_replace(wire, ours[i]) ? from_wire(wire) : std::nullopt;
-    if (!value)
-      return bad("extra tensor " + std::to_string(i) +
-                 " has another shape, another kind of numbers or values that are not finite");
+    if (!value) return bad("extra tensor " + std::to_string(i) + misfit(wire, ours[i]));
     extras.push_back(*value);
   }
   return extras;
 }
 
+/// The statistics that have come with the parameters, in the order of ours; empty where they are others, which is said.
+std::vector<Place> check_statistics(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
+                                    std::size_t sent, OptimizerLayout& layout, CheckedState& checked) {
+  auto places = statistics_of_all(optimizer);
+  OptimizerLayout::Comparison comparison;
+  if (const auto* leaves = leaves_of(state)) comparison = layout.compare(optimizer, *leaves);
+  std::string differences;
+  for (const auto& difference : comparison.differences) differences += (differences.empty() ? "" : "; ") + difference;
+  if (sent == places.size() && !comparison.other_class) {
+    if (!differences.empty()) checked.note = "was taken, but its optimizer is not set up as ours: " + differences;
+    return places;
+  }
+  std::string names;
+  for (const auto& name : statistics_kept(optimizer.param_groups().front().options()))
+    names += (names.empty() ? "" : ", ") + name;
+  checked.note = "was taken, but not the statistics of its optimizer: it has " + std::to_string(sent) +
+                 " and ours keeps " + std::to_string(places.size()) +
+                 (names.empty() ? "" : " (" + names + " of each parameter)") +
+                 (differences.empty() ? "" : "; " + differences);
+  return {};
+}
+
 }  // namespace
 
 Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
-                                 std::uint64_t least_epoch, const std::vector<torch::Tensor>& extras) {
+                                 std::uint64_t least_epoch, const std::vector<torch::Tensor>& extras,
+                                 OptimizerLayout& layout) {
   const auto* metadata = state.metadata.get_if<msgpack::Map>();
   const auto* epoch_value = metadata ? metadata->find("epoch") : nullptr;
   const auto epoch = epoch_value ? epoch_value->as_uint() : std::nullopt;
-  if (!epoch) return Error(Errc::bad_state, state.donor, "no epoch in its metadata");
-  if (*epoch < least_epoch)
-    return Error(Errc::bad_state, state.donor, "its epoch " + std::to_string(*epoch) + " is older than ours");
+  const auto bad = [&](const std::string& what) { return Error(Errc::bad_state, state.donor, what); };
+  if (!epoch) return bad("no epoch in its metadata");
+  if (*epoch < least_epoch) return bad("its epoch " + std::to_string(*epoch) + " is older than ours");
   const auto parameters = parameters_of(optimizer);
   auto checked_extras = check_extras(state, parameters.size(), extras);
   if (!checked_extras) return checked_extras.error();
   CheckedState checked;
   checked.epoch = *epoch;
   checked.extras = std::move(*checked_extras);
-  const std::size_t others = state.tensors.size() - extras.size();
-  const auto places = places_of(optimizer, parameters.size(), others);
-  if (places.size() == others) checked.statistics.resize(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& tensor = state.tensors[i];
+    const auto value = has_shape_of(tensor, parameters[i].sizes()) ? from_wire(tensor) : std::nullopt;
+    if (!value) return bad("parameter " + std::to_string(i) + misfit(tensor, parameters[i]));
+    checked.parameters.push_back(*value);
+  }
+  const std::size_t before = parameters.size() + extras.size();
+  const auto places = check_statistics(optimizer, state, state.tensors.size() - before, layout, checked);
+  if (!places.empty()) checked.statistics.resize(parameters.size());
   for (std::size_t at = 0; at < places.size(); ++at) {
     const Place& place = places[at];
-    const auto& tensor = state.tensors[at < parameters.size() ? at : at + extras.size()];
+    const auto& tensor = state.tensors[before + at];
     const bool step = place.statistic == "step";
     const auto sizes = step ? at::IntArrayRef() : parameters[place.parameter].sizes();
     const auto value = has_shape_of(tensor, sizes) ? from_wire(tensor) : std::nullopt;
     if (!value || (step && !counts_steps(*value))) {
-      const auto what = (place.statistic.empty() ? "parameter " : place.statistic + " of parameter ") +
-                        std::to_string(place.parameter);
-      return Error(Errc::bad_state, state.donor, what + " has another shape or values that are not finite");
+      const auto ours = step ? torch::tensor(0.0f) : parameters[place.parameter];
+      return bad(place.statistic + " of parameter " + std::to_string(place.parameter) + misfit(tensor, ours));
     }
-    if (place.statistic.empty())
-      checked.parameters.push_back(*value);
-    else
-      checked.statistics[place.parameter].emplace_back(place.statistic, *value);
+    checked.statistics[place.parameter].emplace_back(place.statistic, *value);
   }
   return checked;
 }
@@ -305,13 +312,17 @@ void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& sta
 
 Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
                                  const averaging::DownloadedState& state, std::uint64_t least_epoch,
-                                 const std::vector<torch::Tensor>& extras) {
+                                 const std::vector<torch::Tensor>& extras, OptimizerLayout& layout) {
   torch::NoGradGuard no_grad;
-  const auto checked = check_state(optimizer, state, least_epoch, extras);
+  const auto checked = check_state(optimizer, state, least_epoch, extras, layout);
   if (!checked) return checked.error();
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(checked->parameters[i]);
   for (std::size_t i = 0; i < extras.size(); ++i) extras[i].copy_(checked->extras[i]);
   load_statistics(optimizer, *checked);
+  if (!checked->note.empty()) {
+    const bool of_peer = state.donor != PeerId();
+    log::warn("torch", "{} {}", of_peer ? "the state of " + state.donor.text() : "the checkpoint", checked->note);
+  }
   return checked->epoch;
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "cohive/averaging/state_sharing.hpp"
+#include "optimizer_layout.hpp"
 
 namespace cohive::libtorch {
 
@@ -18,14 +19,18 @@ std::optional<codec::DType> wire_type_of(const torch::Tensor& tensor);
 /// A state by reference: metadata as it travels, and the tensors of parameters and statistics themselves.
 struct StateDescription {
   msgpack::Value metadata;
+  std::optional<averaging::SharedState::Other> if_refused;
   std::vector<torch::Tensor> tensors;
   std::vector<codec::CompressionInfo> infos;
   std::vector<std::string> names;  ///< as checkpoints have them: parameter.<i>, extra.<i>, optimizer.<i>.<statistic>
 };
 /// \param parameters  in place of those of the optimizer, where newer ones are not live yet; else the same
 /// \param extras  extra tensors, which come after them
+/// \param layout  of the optimizer's settings. Statistics of parameters that were never stepped are there, too, as they
+/// are before the first step.
 StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
-                                std::uint64_t epoch, const std::vector<torch::Tensor>& extras = {});
+                                std::uint64_t epoch, const std::vector<torch::Tensor>& extras = {},
+                                const OptimizerLayout& layout = {});
 
 /// Copies it to the host's memory, while the tensors do not change.
 averaging::SharedState copy_of(const StateDescription& state);
@@ -40,17 +45,19 @@ struct CheckedState {
   std::vector<torch::Tensor> parameters, extras;  ///< on the host, in the type they came in
   /// Of each parameter; empty where the layouts do not agree: a wrong guess would be worse than a fresh start.
   std::vector<std::vector<std::pair<std::string, torch::Tensor>>> statistics;
+  std::string note;  ///< a sentence without its subject: what else differs; empty: nothing
 };
 /// Errors: averaging::Errc::bad_state for another layout of parameters or extra tensors, values that are not finite, no
-/// epoch, or one below `least_epoch`. Tensors may go on living in the state's memory where nothing else shares it.
+/// epoch, or one below `least_epoch`. `layout` learns from the donor's. Tensors may go on living in the state's memory where nothing else shares it.
 Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
-                                 std::uint64_t least_epoch, const std::vector<torch::Tensor>& extras = {});
+                                 std::uint64_t least_epoch, const std::vector<torch::Tensor>& extras,
+                                 OptimizerLayout& layout);
 /// Writes the statistics into the optimizer.
 void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& state);
 /// Writes a state that check_state() takes into the optimizer, `parameters`, which are its own, and extra tensors.
-/// Returns the state's epoch.
+/// Returns the state's epoch. What differs without harm is logged.
 Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
                                  const averaging::DownloadedState& state, std::uint64_t least_epoch,
-                                 const std::vector<torch::Tensor>& extras = {});
+                                 const std::vector<torch::Tensor>& extras, OptimizerLayout& layout);
 
 }  // namespace cohive::libtorch

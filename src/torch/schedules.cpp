@@ -22,6 +22,27 @@ double share_of(std::uint64_t epoch, std::uint64_t epochs) {
   return std::min(1.0, static_cast<double>(epoch) / static_cast<double>(epochs));
 }
 
+/// A type of its own, by which FactorLR knows it again.
+class OneCycle {
+ public:
+  OneCycle(std::uint64_t epochs, const OneCycleOptions& o)
+      : first_(1 / o.div_factor),
+        last_(first_ / o.final_div_factor),
+        end_(static_cast<double>(epochs - 1)),
+        top_(std::max(0.0, o.share_of_rise * static_cast<double>(epochs) - 1)) {}
+  double operator()(std::uint64_t epoch) const {
+    const double at = std::min(static_cast<double>(epoch), end_);
+    if (at < top_) return half_wave(first_, 1, at / top_);
+    return top_ < end_ ? half_wave(1, last_, (at - top_) / (end_ - top_)) : 1.0;
+  }
+  double first() const { return first_; }
+  double last() const { return last_; }
+
+ private:
+  double first_, last_;  // factors
+  double end_, top_;     // epochs
+};
+
 }  // namespace
 
 EpochFactor exponential(double gamma) {
@@ -54,19 +75,18 @@ EpochFactor one_cycle(std::uint64_t epochs, OneCycleOptions o) {
   demand_of_schedule(o.share_of_rise >= 0 && o.share_of_rise <= 1,
          "the share of the rise in a one-cycle schedule is between 0 and 1");
   demand_of_schedule(o.div_factor > 0 && o.final_div_factor > 0, "the divisors of a one-cycle schedule must be above 0");
-  const double first = 1 / o.div_factor, last = first / o.final_div_factor;
-  const double end = static_cast<double>(epochs - 1);
-  const double top = std::max(0.0, o.share_of_rise * static_cast<double>(epochs) - 1);
-  return [=](std::uint64_t epoch) {
-    const double at = std::min(static_cast<double>(epoch), end);
-    if (at < top) return half_wave(first, 1, at / top);
-    return top < end ? half_wave(1, last, (at - top) / (end - top)) : 1.0;
-  };
+  return OneCycle(epochs, o);
 }
 
 FactorLR::FactorLR(torch::optim::Optimizer& optimizer, EpochFactor factor)
     : LRScheduler(optimizer), rates_(get_current_lrs()), factor_(std::move(factor)) {
   demand_of_schedule(factor_ != nullptr, "a schedule needs a function of the epoch");
+}
+
+std::vector<std::pair<std::string, double>> FactorLR::kept_in_group(double rate) const {
+  if (const auto* cycle = factor_.target<OneCycle>())
+    return {{"initial_lr", rate * cycle->first()}, {"max_lr", rate}, {"min_lr", rate * cycle->last()}};
+  return {{"initial_lr", rate}};
 }
 
 std::vector<double> FactorLR::get_lrs() {

@@ -15,6 +15,7 @@ hivemind = pytest.importorskip("hivemind")
 
 import torch  # noqa: E402
 from hivemind.dht import DHT  # noqa: E402
+from training_cases import Model, state_of  # noqa: E402
 
 PATIENCE = 120
 BATCH, PAUSE = 8, 0.05
@@ -51,28 +52,28 @@ class CohiveTrainer:
 
 
 class PythonTrainer:
-    def __init__(self, initial_peers, gradient, algorithm="sgd", mean=None, count=None, **options):
+    def __init__(self, initial_peers, gradient, mean=None, count=None, algorithm="sgd", schedule=None, groups=1, frozen=None,
+                 **options):
         self.dht = DHT(initial_peers=initial_peers, start=True)
         self.initial_peers = [str(address) for address in self.dht.get_visible_maddrs()]
-        self.weight, self.bias = torch.zeros(3, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
+        self.model = Model(algorithm, schedule, groups, frozen)
+        self.weight, self.bias = self.model.weight, self.model.bias
         self.mean = self.count = None  # extra tensors, if a test wants some
         if mean is not None:
             self.mean = torch.full((3,), float(mean))
         if count is not None:
             self.count = torch.tensor(count)
         extras = [tensor for tensor in (self.mean, self.count) if tensor is not None]
-        parameters = [self.weight, self.bias]
-        def local(of):
-            return torch.optim.Adam(of, RATE) if algorithm == "adam" else torch.optim.SGD(of, RATE, MOMENTUM)
-
         self.gradient = gradient
         self.held = []  # parameters after each step
-        self.optimizer = hivemind.Optimizer(dht=self.dht, optimizer=local, params=parameters, batch_size_per_step=BATCH, matchmaking_time=2,
-                                            averaging_timeout=30, load_state_timeout=30, verbose=True, extra_tensors=extras, **options)
+        self.optimizer = hivemind.Optimizer(
+            dht=self.dht, optimizer=self.model.make_optimizer, params=self.model.parameters, scheduler=self.model.make_scheduler,
+            batch_size_per_step=BATCH, matchmaking_time=2, averaging_timeout=30, load_state_timeout=30, verbose=True,
+            extra_tensors=extras, **options)
 
     def step(self):
         self.optimizer.zero_grad()
-        (self.weight.sum() * self.gradient + self.bias.sum() * 2 * self.gradient).backward()
+        self.model.backward(self.gradient, self.optimizer.local_epoch)
         self.optimizer.step()
         self.held.append(self.weight.detach().flatten().tolist())
         time.sleep(PAUSE)  # what a batch takes
@@ -129,6 +130,41 @@ def test_both_take_the_step_of_the_averaged_gradient(trainers):
             mean = -ours["weight"][0] / RATE
             assert 1 < mean < 3
             assert ours["bias"] == pytest.approx([-2 * mean * RATE] * 2)
+
+
+def expect_same_course(python, cohive, epochs=2):
+    """Both enter these epochs together, with the same parameters and learning rates. Parameters are averaged in each."""
+    for _ in range(epochs):
+        python.run_epoch()
+        theirs = state_of(python.model, python.optimizer)
+        while (ours := cohive.wait_for("epoch"))["epoch"] < theirs["epoch"]:
+            pass
+        assert (ours["epoch"], ours["group"], ours["state_group"]) == (theirs["epoch"], 2, 2)
+        for key in ("weight", "bias", "rates"):
+            assert theirs[key] == pytest.approx(ours[key], rel=1e-4, abs=1e-5), key
+
+
+def test_python_joins_a_run_of_cohive_and_both_follow_its_schedule(trainers):
+    common = {"algorithm": "adamw", "schedule": "half", "groups": 2, "run_id": "course", "target_batch_size": 2000}
+    cohive = trainers.cohive(1.0, **common)
+    cohive.begin()
+    cohive.wait_for("epoch")
+    python = trainers.python(cohive.initial_peers, 3.0, delay_state_averaging=False, **common)
+    python.run_epoch()  # the download
+    assert python.optimizer.local_epoch >= 1
+    python.run_epoch()
+    expect_same_course(python, cohive)
+
+
+def test_cohive_joins_a_run_of_python_and_both_follow_its_schedule(trainers):
+    common = {"algorithm": "sgd", "schedule": "one-cycle", "frozen": "before", "run_id": "course", "target_batch_size": 2000}
+    python = trainers.python([], 3.0, delay_state_averaging=False, **common)
+    python.run_epoch()
+    cohive = trainers.cohive(1.0, initial_peers=python.initial_peers, **common)
+    cohive.begin()
+    assert cohive.wait_for("downloaded")["epoch"] >= 1
+    python.run_epoch()
+    expect_same_course(python, cohive)
 
 
 DELAYS = {"delay_state_averaging": True, "delay_optimizer_step": True, "delay_grad_averaging": True, "offload_optimizer": True}

@@ -1,5 +1,6 @@
 #include "torch/model_state.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -33,7 +34,8 @@ averaging::SharedState pack_state(torch::optim::Optimizer& optimizer, std::uint6
 
 Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
                                  std::uint64_t least_epoch) {
-  return libtorch::load_state(optimizer, parameters_of(optimizer), state, least_epoch);
+  OptimizerLayout layout;
+  return libtorch::load_state(optimizer, parameters_of(optimizer), state, least_epoch, {}, layout);
 }
 
 averaging::DownloadedState downloaded(const averaging::SharedState& shared) {
@@ -139,7 +141,8 @@ struct WithExtras {
     return downloaded(copy_of(describe_state(model.adam, parameters_of(model.adam), 7, extras)));
   }
   Result<std::uint64_t> load(const averaging::DownloadedState& state) {
-    return libtorch::load_state(model.adam, parameters_of(model.adam), state, 0, extras);
+    OptimizerLayout layout;
+    return libtorch::load_state(model.adam, parameters_of(model.adam), state, 0, extras, layout);
   }
 };
 
@@ -189,6 +192,87 @@ TEST(ModelState, ExtraTensorsThatDoNotFitAreRefusedAndChangeNothing) {
   refused([](auto&, auto& receiver) { receiver.extras.pop_back(); });
   refused([](auto&, auto& receiver) { receiver.extras.clear(); });
   refused([](auto&, auto& receiver) { receiver.extras.push_back(torch::zeros({3})); });
+}
+
+TEST(ModelState, WhatWasNeverSteppedIsSentAsItIsBeforeTheFirstStep) {
+  Model donor, receiver;
+  donor.bias.set_requires_grad(false);
+  donor.take_steps(2);
+  const auto state = pack_state(donor.adam, 7);
+  ASSERT_EQ(state.tensors.size(), 2u + 6) << "hivemind refuses a state that lacks statistics";
+  ASSERT_TRUE(load_state(receiver.adam, downloaded(state), 0));
+  receiver.bias.set_requires_grad(false);
+  for (auto* model : {&donor, &receiver}) model->take_steps(1);
+  EXPECT_TRUE(torch::equal(donor.weight, receiver.weight));
+  for (auto* model : {&donor, &receiver}) {
+    model->bias.set_requires_grad(true);
+    model->take_steps(2);
+  }
+  EXPECT_TRUE(torch::equal(donor.bias, receiver.bias)) << "its first steps are first steps";
+}
+
+TEST(ModelState, AStateIsCompleteBeforeTheFirstStep) {
+  Model donor;
+  EXPECT_EQ(pack_state(donor.adam, 0).tensors.size(), 2u + 6);
+  EXPECT_TRUE(donor.adam.state().empty()) << "and the optimizer is left as it is";
+}
+
+TEST(ModelState, APeerThatRefusesTheStateIsGivenThatOfATrainerWithAScheduler) {
+  Model donor;
+  const auto state = pack_state(donor.adam, 7);
+  ASSERT_TRUE(state.if_refused);
+  const auto leaves = [](const msgpack::Value& metadata) {
+    return metadata.get_if<msgpack::Map>()->find("optimizer_metadata")->get_if<msgpack::Array>()->items.size();
+  };
+  EXPECT_EQ(leaves(state.if_refused->metadata), leaves(state.metadata) + 1);
+}
+
+TEST(ModelState, ARefusalSaysWhatDiffers) {
+  Model donor;
+  donor.take_steps(1);
+  const auto sentence_of = [&](auto spoil) {
+    Model receiver;
+    auto state = downloaded(pack_state(donor.adam, 7));
+    spoil(state);
+    const auto result = load_state(receiver.adam, state, 3);
+    return result ? std::string("taken") : result.error().message();
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(sentence_of([](auto& state) { state.tensors[1].shape = {1, 2}; }),
+              HasSubstr("parameter 1 has another shape (1 x 2 there, 2 here)"));
+  EXPECT_THAT(sentence_of([](auto& state) { state.tensors[0].dtype = codec::DType::int32; }),
+              HasSubstr("parameter 0 has another kind of numbers (int32) or values that are not finite"));
+  EXPECT_THAT(sentence_of([](auto& state) { state.tensors.resize(6); }),
+              HasSubstr("it has 6 tensors, 6 of them of its optimizer, and this model has 2 parameters"));
+  EXPECT_THAT(sentence_of([](auto& state) { state.tensors[3].shape = {6}; }),
+              HasSubstr("exp_avg_sq of parameter 0 has another shape (6 there, 3 x 2 here)"));
+}
+
+TEST(ModelState, WhatDiffersWithoutHarmIsSaid) {
+  Model donor, receiver;
+  donor.take_steps(2);
+  OptimizerLayout layout;
+  const auto note = [&](torch::optim::Optimizer& ours, const averaging::SharedState& state) {
+    return check_state(ours, downloaded(state), 0, {}, layout).value().note;
+  };
+  using ::testing::StartsWith;
+  EXPECT_EQ(note(receiver.adam, pack_state(donor.adam, 7)), "");
+  torch::optim::SGD sgd({receiver.weight, receiver.bias}, torch::optim::SGDOptions(0.1).momentum(0.9));
+  EXPECT_THAT(note(sgd, pack_state(donor.adam, 7)),
+              StartsWith("was taken, but not the statistics of its optimizer: it has 6 and ours keeps 2 "
+                         "(momentum_buffer of each parameter); it is Adam or AdamW"));
+  static_cast<AdamOptions&>(receiver.adam.param_groups()[0].options()).lr(0.5);
+  EXPECT_EQ(note(receiver.adam, pack_state(donor.adam, 7)),
+            "was taken, but its optimizer is not set up as ours: lr is 0.1 there and 0.5 here");
+}
+
+TEST(ModelState, AsManyStatisticsOfAnotherOptimizerAreNotTaken) {
+  Model donor, receiver;
+  donor.take_steps(2);
+  torch::optim::RMSprop rmsprop({receiver.weight, receiver.bias}, torch::optim::RMSpropOptions(0.1).momentum(0.9));
+  ASSERT_TRUE(load_state(rmsprop, downloaded(pack_state(donor.adam, 7)), 0));
+  EXPECT_TRUE(torch::equal(donor.weight, receiver.weight));
+  EXPECT_TRUE(rmsprop.state().empty());
 }
 
 TEST(ModelState, AnotherKindOfOptimizerTakesTheParametersAlone) {

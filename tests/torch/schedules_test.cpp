@@ -13,7 +13,7 @@ namespace {
 std::vector<double> rates(const SchedulerFn& make, std::uint64_t epochs) {
   torch::optim::SGD sgd({torch::zeros({1})}, 1.0);
   const auto scheduler = make(sgd);
-  libtorch::Schedule schedule(scheduler.get());
+  libtorch::Schedule schedule(scheduler.get(), sgd);
   std::vector<double> result;
   for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
     schedule.enter_epoch(epoch);
@@ -50,7 +50,7 @@ TEST(Schedules, AfterTheWarmUpAnotherOneBegins) {
 TEST(Schedules, APeerThatJoinsLateHasTheRateOfTheEpoch) {
   torch::optim::SGD sgd({torch::zeros({1})}, 0.5);
   const auto scheduler = schedule(cosine(10))(sgd);
-  libtorch::Schedule schedule(scheduler.get());
+  libtorch::Schedule schedule(scheduler.get(), sgd);
   schedule.enter_epoch(5);
   EXPECT_NEAR(sgd.param_groups()[0].options().get_lr(), 0.25, 1e-12);
 }
@@ -62,7 +62,7 @@ TEST(Schedules, EveryGroupKeepsItsOwnRate) {
                                                      {{torch::zeros({1})}, std::make_unique<SGDOptions>(0.2)}},
       SGDOptions(0.1));
   const auto scheduler = schedule(exponential(0.5))(sgd);
-  libtorch::Schedule(scheduler.get()).enter_epoch(1);
+  libtorch::Schedule(scheduler.get(), sgd).enter_epoch(1);
   EXPECT_DOUBLE_EQ(sgd.param_groups()[0].options().get_lr(), 0.4);
   EXPECT_DOUBLE_EQ(sgd.param_groups()[1].options().get_lr(), 0.1);
 }

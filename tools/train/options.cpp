@@ -242,6 +242,13 @@ void add_optimizer_options(CLI::App& app, TrainOptions& o) {
                  "statistics of the optimizer to average with the parameters, such as exp_avg,exp_avg_sq; all trainers "
                  "need the same")
       ->delimiter(',');
+  app.add_option_function<std::string>(
+         "--python-scheduler", [&o](const std::string& text) { o.extras.python.scheduler = text == "true"; },
+         "whether Python trainers of the run have a scheduler: they take over no state of another kind (default: as "
+         "this one)")
+      ->check(CLI::IsMember({"true", "false"}));
+  app.add_option("--python-torch", o.extras.python.torch,
+                 "release of PyTorch that Python trainers of the run have, as 2.6 (default: that of this LibTorch)");
 }
 
 void add_course_options(CLI::App& app, TrainOptions& o) {
@@ -335,6 +342,7 @@ void complete(TrainOptions& o) {
     throw Exit{kBadInput, "--resume needs --checkpoint-dir"};
   try {
     train::check(run);
+    check(o.extras.python);
   } catch (const std::invalid_argument& error) {
     throw Exit{kBadInput, error.what()};
   }

@@ -13,6 +13,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cohive/torch/optimizer.hpp"
 
@@ -39,7 +42,7 @@ struct OneCycleOptions {
   double div_factor = 25;         ///< 1 / the first factor
   double final_div_factor = 1e4;  ///< the first factor / the last one
 };
-/// As PyTorch's OneCycleLR with total_steps = epochs >= 2, whose max_lr is the optimizer's learning rate; keeps the
+/// As PyTorch's OneCycleLR with total_steps = epochs >= 2 and cycle_momentum = False, whose max_lr is the optimizer's learning rate; keeps the
 /// last factor.
 EpochFactor one_cycle(std::uint64_t epochs, OneCycleOptions options = {});
 
@@ -49,6 +52,9 @@ class FactorLR : public torch::optim::LRScheduler {
  public:
   /// Schedules all groups of `optimizer`, which outlives this object. Throws for a null factor.
   FactorLR(torch::optim::Optimizer& optimizer, EpochFactor factor);
+  /// Returns what PyTorch's scheduler keeps in a group of parameters whose learning rate was `rate` when it was made, by
+  /// its keys: {"initial_lr", rate}, and more of one_cycle(). Python trainers expect it in a state.
+  std::vector<std::pair<std::string, double>> kept_in_group(double rate) const;
 
  protected:
   /// Returns the learning rates of the groups in the epoch that begins.

@@ -13,13 +13,15 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/torch/optimizer.hpp"
+#include "model.hpp"
 
 namespace {
 
 struct Options {
   cohive::SwarmOptions swarm;
   cohive::OptimizerOptions optimizer;
-  std::string algorithm = "sgd";
+  std::string algorithm = "sgd", schedule, frozen;
+  std::size_t groups = 1;
   double gradient = 1, matchmaking_time = 2, averaging_timeout = 30, pause = 0.05;
   std::int64_t batch = 8;
   std::uint64_t max_epochs = 1000000;
@@ -27,25 +29,6 @@ struct Options {
   std::optional<std::int64_t> count;  // another one
   std::vector<std::string> statistics;
 };
-
-std::vector<double> values(const torch::Tensor& tensor) {
-  const auto flat = tensor.detach().to(torch::kFloat64).flatten().contiguous();
-  return {flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel()};
-}
-
-/// Of Adam; 0 before its first step, and for other optimizers.
-double second_moment(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter) {
-  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-  if (found == optimizer.state().end()) return 0;
-  const auto* state = dynamic_cast<torch::optim::AdamParamState*>(found->second.get());
-  return state && state->exp_avg_sq().defined() ? state->exp_avg_sq().flatten()[0].item<double>() : 0;
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, std::vector<torch::Tensor> parameters) {
-  if (options.algorithm == "adam")
-    return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(0.1));
-  return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1).momentum(0.9));
-}
 
 int train(const Options& options) {
   std::promise<void> begun;
@@ -57,34 +40,35 @@ int train(const Options& options) {
     while (!stopped) stopped = ::read(STDIN_FILENO, &byte, 1) <= 0;
   });
   input.detach();
-  auto weight = torch::zeros({3, 2}).requires_grad_(), bias = torch::zeros({2}).requires_grad_();
-  const auto optimizer = make_optimizer(options, {weight, bias});
+  TestModel model({{"algorithm", options.algorithm},
+                   {"schedule", options.schedule},
+                   {"frozen", options.frozen},
+                   {"groups", options.groups}});
   cohive::Swarm swarm(options.swarm);
   auto mean = torch::full({3}, options.mean.value_or(0)), count = torch::tensor(options.count.value_or(0));
   cohive::ModelExtras extras;
   extras.average_opt_statistics = options.statistics;
   if (options.mean) extras.extra_tensors.push_back(mean);
   if (options.count) extras.extra_tensors.push_back(count);
-  cohive::Optimizer collaborative(swarm, *optimizer, options.optimizer, nullptr, extras);
+  cohive::Optimizer collaborative(swarm, *model.optimizer, options.optimizer, model.scheduler, extras);
   const auto print = [&](const char* event, const cohive::StepReport& report) {
-    std::cout << nlohmann::json{{"event", event},
-                                {"epoch", collaborative.local_epoch()},
-                                {"group", report.grad_group},
-                                {"state_group", report.state_group},
-                                {"weight", values(weight)},
-                                {"bias", values(bias)},
-                                {"mean", values(mean)},
-                                {"count", count.item<std::int64_t>()},
-                                {"second_moment", second_moment(*optimizer, weight)}}
-                     .dump()
-              << std::endl;
+    auto state = model.state();
+    const auto second = state["statistics"].find("0.exp_avg_sq");
+    state.update({{"event", event},
+                  {"epoch", collaborative.local_epoch()},
+                  {"group", report.grad_group},
+                  {"state_group", report.state_group},
+                  {"mean", values_of(mean)},
+                  {"count", count.item<std::int64_t>()},
+                  {"second_moment", second == state["statistics"].end() ? 0.0 : second->front().get<double>()}});
+    std::cout << state.dump() << std::endl;
   };
   std::cout << nlohmann::json{{"event", "ready"}, {"initial_peers", swarm.visible_addresses()}}.dump() << std::endl;
   begun.get_future().wait();
   while (!stopped) {
     std::this_thread::sleep_for(std::chrono::duration<double>(options.pause));  // what a batch takes
     if (collaborative.local_epoch() >= options.max_epochs) continue;
-    (weight.sum() * options.gradient + bias.sum() * 2 * options.gradient).backward();
+    model.backward(options.gradient, collaborative.local_epoch());
     const auto report = collaborative.step(options.batch);
     if (report.loaded_state) print("downloaded", report);
     if (report.epoch_changed) print("epoch", report);
@@ -100,6 +84,9 @@ int main(int argc, char** argv) {
   app.add_option("--initial-peers", o.swarm.initial_peers);
   app.add_option("--run-id", o.optimizer.run_id);
   app.add_option("--algorithm", o.algorithm);
+  app.add_option("--schedule", o.schedule);
+  app.add_option("--frozen", o.frozen);
+  app.add_option("--groups", o.groups);
   app.add_option("--gradient", o.gradient);
   app.add_option("--batch-size", o.batch);
   app.add_option("--target-batch-size", o.optimizer.target_batch_size);

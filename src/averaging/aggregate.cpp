@@ -92,7 +92,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
       const TimePoint begin = self.runtime_.now();
       auto next = co_await receive_patiently(self.runtime_, stream, self.setup_.sender_timeout);
       if (!next) co_return next.error();
-      if (!*next) co_return Error(Errc::bad_partition, "parts are missing");
+      if (!*next) co_return Error(cohive::Errc::end_of_stream, "parts are missing");  // it has given its round up
       self.traffic(sender).waited_for_part(self.runtime_.now() - begin);
       record = std::move(**next);
     }
@@ -117,6 +117,9 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   if (index == 0 && message->code != proto::PART_FOR_AVERAGING)
     co_return Error(Errc::bad_partition, "code " + std::to_string(message->code));
   if (!is_weight(message->weight)) co_return Error(Errc::bad_partition, "bad weight");
+  // A member whose own values are not finite sends none: an honest one, whose training has gone wrong.
+  if (message->tensor && part.length > 0 && codec::element_count(message->tensor->shape) == 0)
+    co_return Error(Errc::not_finite, "a part without values");
   auto encoded = encoded_part(*message, std::move(record), part.length, setup_.group->agreed_codecs);
   if (!encoded) co_return encoded.error();
   count_received(sender, encoded->buffer.size());

@@ -11,30 +11,19 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "cohive/core/try.hpp"
-#include "cohive/p2p/errors.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "lease.hpp"
 #include "receive_patiently.hpp"
 #include "recomputation.hpp"
-#include "redial.hpp"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr Duration kDialLimit = 10s;      // for a call to a member; it was alive a moment ago
-constexpr Duration kWatchPeriod = 500ms;  // between two looks at the members that have gone
-constexpr Duration kLate = 1s;            // for a member that was never connected
-constexpr Duration kLostGrace = 3s;       // for a member to come back after its connection broke
-constexpr int kPatienceOfOthers = 75;  // percent of how long members wait for an answer, and for what comes before it
 constexpr double kFarTooLong = 30;     // times what was sent; batches differ, and with them the noise in gradients
+constexpr std::size_t kFewValues = 16; // of a part, below which chance makes it far shorter than it is usually
 constexpr double kFraming = 1.05;      // what headers and scales of codecs add to the values
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
-
-BanReason ban_reason(const std::error_code& code) {
-  if (code == Errc::not_finite) return BanReason::not_finite;
-  if (is_fault(code)) return BanReason::malformed;
-  return code == cohive::Errc::timeout ? BanReason::silent : BanReason::gone;
-}
 
 codec::CompressionInfo compression_info(const TensorInfo& tensor, std::size_t index) {
   return {tensor.key.value_or(index), tensor.shape, tensor.dtype, tensor.role};
@@ -124,7 +113,15 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       verification_(make_verification(host_, options_, metrics_, setup_)),
       answered_(runtime_, "replies that go first"),
       broken_(runtime_, "members that are lost"),
-      members_(setup_.group->members.size()) {}
+      members_(setup_.group->members.size()),
+      began_(runtime_.now()),
+      looked_(began_) {
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (member == setup_.own_index || !setup_.patience_with) continue;
+    members_[member].patience = setup_.patience_with(peer(member));
+    if (members_[member].patience) patience_ = std::max(patience_.value_or(0s), *members_[member].patience);
+  }
+}
 
 /// What a member gets of us at most: our values of its parts, and the results of ours.
 std::uint64_t AllReduce::bytes_to(std::size_t member) const {
@@ -147,114 +144,6 @@ codec::Codec AllReduce::answer_codec_of(const Part& part) const {
                           {static_cast<std::uint32_t>(part.length)});
 }
 
-// ---- Members that are lost
-
-void AllReduce::cancel() {
-  cancelled_ = true;
-  reducer_.cancel();
-}
-
-void AllReduce::member_left(const PeerId& who) {
-  const auto member = setup_.group->index_of(who);
-  if (!member || *member == setup_.own_index) return;
-  members_[*member].left = true;
-  ban(*member, Error(Errc::members_left, who));
-}
-
-/// Whoever leads may have seen nothing of what a member did to this peer: it is in the group, and not waited for.
-void AllReduce::leave_out_the_shunned() {
-  for (std::size_t member = 0; member < members_.size(); ++member) {
-    if (member == setup_.own_index || !host_.reputation().is_shunned(peer(member))) continue;
-    members_[member].left = true;
-    ban(member, Error(p2p::Errc::shunned, peer(member)));
-  }
-}
-
-void AllReduce::ban(std::size_t sender, const Error& why) {
-  const bool complete = members_[sender].stream == MemberState::Stream::complete;
-  if (cancelled_ || complete || reducer_.banned(sender) || reducer_.finished()) return;
-  const BanReason reason = ban_reason(why.code());
-  const auto text = log::format("leaving {} out of the round ({}): {}", peer(sender),
-                                kBanReasons[static_cast<std::size_t>(reason)], why);
-  log::write(is_fault(why.code()) ? log::Level::warn : log::Level::info, "averaging", text);
-  metrics_.senders_banned[static_cast<std::size_t>(reason)].increment();
-  lost_.push_back(peer(sender));
-  blame(sender, why);
-  reducer_.ban(sender);
-}
-
-/// For a failure that is the member's own.
-void AllReduce::blame(std::size_t member, const Error& why) {
-  if (member == setup_.own_index || (why.peer() && *why.peer() == host_.id())) return;
-  const BanReason reason = ban_reason(why.code());
-  if (reason != BanReason::gone) spoilers_.push_back(peer(member));
-  if (!is_fault(why.code())) return;
-  liars_.push_back(peer(member));
-  host_.reputation().report(peer(member), why == Errc::wrong_average ? p2p::Offence::lied : p2p::Offence::malformed);
-}
-
-/// Leaves members out that never begin to send, sooner when their connection broke, at once when they are gone.
-Task<void> AllReduce::watch_senders(AllReduce& self) {
-  const Deadline absent = limit_of(self.runtime_, self.setup_.sender_timeout);
-  const TimePoint late = self.runtime_.now() + kLate;
-  Nursery redials(self.runtime_, "redials");
-  for (;;) {
-    const TimePoint now = self.runtime_.now();
-    for (std::size_t i = 0; i < self.members_.size(); ++i) {
-      if (i == self.setup_.own_index || self.members_[i].stream != MemberState::Stream::none) continue;
-      self.ban_the_absent(i, absent, now);
-      if (!self.may_have_ended(i, now >= late)) continue;
-      self.members_[i].redialled = true;
-      redials.spawn(redial(self, i), "redial");
-    }
-    self.ban_the_slow(now);
-    co_await self.broken_.wait(self.runtime_.after(kWatchPeriod));
-  }
-}
-
-/// A sender may be slow as long as the round has time, and as long as the members that wait for a part with us do not
-/// take us for silent. A slower one would void the round for all, or have us blamed for it.
-void AllReduce::ban_the_slow(TimePoint now) {
-  const Reducer::Awaited before = std::exchange(awaited_, reducer_.awaited());
-  const Duration patience = setup_.reducer_timeout * kPatienceOfOthers / 100;
-  const bool others_wait = patience > 0s && awaited_.since && now - *awaited_.since >= patience;
-  const bool late = setup_.senders_end.passed(now) && awaited_.part == before.part;
-  if (!others_wait && !late) return;
-  for (std::size_t sender : awaited_.senders)
-    if (others_wait || before.senders.contains(sender))
-      ban(sender, Error(cohive::Errc::timeout, peer(sender), "its parts come too slowly for the others"));
-}
-
-void AllReduce::ban_the_absent(std::size_t sender, Deadline absent, TimePoint now) {
-  MemberState& member = members_[sender];
-  if (!absent.is_never() && now >= absent.at() && !setup_.is_arriving(peer(sender)))
-    ban(sender, Error(cohive::Errc::timeout, peer(sender), "it never sent a part"));
-  if (host_.connected(peer(sender))) {
-    member.seen = true;
-    member.redialled = false;
-    member.gone.reset();
-  } else if (member.seen || member.unreachable) {
-    if (!member.gone) member.gone = now;
-    if (now - *member.gone >= kLostGrace)
-      ban(sender, Error(cohive::Errc::reset, peer(sender), "its connection broke before it sent a part"));
-  }
-}
-
-/// Whether it is worth a redial: a reducer is called anyway, and a client cannot be. A member that reduces nothing and
-/// is late will send over the same connection.
-bool AllReduce::may_have_ended(std::size_t sender, bool late) const {
-  const MemberState& member = members_[sender];
-  const bool reachable = setup_.group->members[sender].mode != PeerMode::client;
-  const bool missed = member.gone || !parts_by_owner_[sender].empty() || late;
-  return reachable && missed && !member.redialled && !reducer_.banned(sender) && !host_.connected(peer(sender));
-}
-
-Task<void> AllReduce::redial(AllReduce& self, std::size_t sender) {
-  const bool refused = co_await is_refused(self.host_, self.peer(sender));
-  if (refused && self.members_[sender].stream == MemberState::Stream::none)
-    self.ban(sender, Error(cohive::Errc::reset, self.peer(sender), "connections to it are refused"));
-}
-
 // ---- Our side of each stream
 
 Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
@@ -269,15 +158,18 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
   });
   leave_out_the_shunned();
   Nursery watch(runtime_, "all-reduce watch");
-  Nursery tasks(runtime_, "all-reduce");
+  Nursery own(runtime_, "all-reduce"), punctual(runtime_, "all-reduce"), late(runtime_, "all-reduce");
   if (!own_parts().empty()) {
     watch.spawn(watch_senders(*this), "lost senders");
-    tasks.spawn(reduce_own(*this, tensors), "own parts");
+    own.spawn(reduce_own(*this, tensors), "own parts");
   }
   for (std::size_t member = 0; member < exchanges.size(); ++member)
     if (member != setup_.own_index && !parts_by_owner_[member].empty())
-      tasks.spawn(exchange_with(*this, tensors, member, exchanges[member]), "exchange with a reducer");
-  co_await tasks.join();
+      (members_[member].patience ? late : punctual)
+          .spawn(exchange_with(*this, tensors, member, exchanges[member]), "exchange with a reducer");
+  co_await punctual.join();
+  if (patience_) co_await await_late_reducers(late, exchanges);
+  co_await own.join();
   if (cancelled_) co_return Error(Errc::round_cancelled);
   if (verification_) co_await apply_held(tensors, exchanges);
 
@@ -295,7 +187,7 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
   if (nothing && !outcome.failed_reducers.empty() && setup_.reducers_end.passed(runtime_.now()))
     co_return Error(cohive::Errc::timeout, "no part was answered");
   outcome.liars = liars_;
-  outcome.spoilers = spoilers_;
+  outcome.stragglers = stragglers_;
   outcome.lost_senders = lost_;
   co_return outcome;
 }
@@ -515,11 +407,17 @@ bool AllReduce::looks_at_answers() const {
 }
 
 /// Where contributions are clipped or trimmed no average is many times as long as what a member has sent, if its own
-/// values are not far smaller than those of the others: that is no proof, and nobody is blamed.
+/// values are not far smaller than those of the others: that is no proof, and nobody is blamed. A few values may be
+/// small by chance, as of a bias alone: they count as no smaller than what this member has sent is usually.
 Task<Result<bool>> AllReduce::is_believed(std::size_t member, const AnsweredPart& reply) {
   if (!looks_at_answers() || !reply.answer || setup_.terms.weight == 0) co_return true;
-  CO_TRY(const double times, co_await offload_leased(runtime_, [reply] { return stretching(reply); }));
-  if (times <= kFarTooLong || std::isinf(times)) co_return true;
+  CO_TRY(const PartLengths squares, co_await offload_leased(runtime_, [reply] { return lengths_of(reply); }));
+  answered_squares_ += squares.sent;
+  answered_values_ += static_cast<double>(reply.length);
+  const double usual = reply.length < kFewValues
+                           ? answered_squares_ * static_cast<double>(reply.length) / answered_values_ : 0.0;
+  const double times = std::sqrt(squares.average / std::max(squares.sent, usual));
+  if (times <= kFarTooLong || squares.sent == 0) co_return true;
   log::warn("averaging", "{} averaged a part to {:.0f} times what it was sent: that part keeps local values",
             peer(member), times);
   co_return false;
@@ -554,7 +452,9 @@ Task<Result<>> AllReduce::hold(std::size_t member, AnsweredPart reply, std::stri
 /// Applies the answers of the reducers that are believed.
 Task<void> AllReduce::apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges) {
   co_await verification_->settle(
-      [this](std::size_t member) { return !members_[member].left && host_.connected(peer(member)); });
+      [this](std::size_t member) {
+        return !members_[member].left && !members_[member].patience && host_.connected(peer(member));
+      });
   std::vector<Task<void>> work;
   for (std::size_t member = 0; member < exchanges.size(); ++member)
     if (member != setup_.own_index && !parts_by_owner_[member].empty())

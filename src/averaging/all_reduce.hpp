@@ -40,6 +40,8 @@ class AllReduce {
     Duration sender_timeout{}, reducer_timeout{};         ///< zero: none
     std::shared_ptr<std::vector<MemberTraffic>> traffic;  ///< for each member
     std::function<bool(const PeerId&)> is_arriving;       ///< a first part of the member is on its way; of run()
+    /// How long this member waits when only that one is missing; nullopt: as long as for anybody. Of make()
+    std::function<std::optional<Duration>(const PeerId&)> patience_with;
     Deadline senders_end = Deadline::never();             ///< senders that hold the others up are left out from now on
     Deadline reducers_end = Deadline::never();            ///< parts that are not answered keep local values
   };
@@ -49,7 +51,7 @@ class AllReduce {
     std::size_t parts_checked = 0;  ///< that other members reduced and this one made again
     std::vector<PeerId> failed_reducers, lost_senders;
     std::vector<PeerId> liars;     ///< of these, the members that sent what cannot be
-    std::vector<PeerId> spoilers;  ///< these, and the members that this one has waited for until its patience ended
+    std::vector<PeerId> stragglers;  ///< of these, the members that this one has waited for until its patience ended
   };
 
   /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.
@@ -147,6 +149,8 @@ class AllReduce {
   std::uint64_t bytes_to(std::size_t member) const;
   void leave_out_the_shunned();
   void ban_the_slow(TimePoint now);
+  void ban_the_late_again(TimePoint now);
+  Task<void> await_late_reducers(TaskGroup& exchanging, std::vector<Exchange>& exchanges);
   void ban(std::size_t sender, const Error& why);
   void blame(std::size_t member, const Error& why);
   /// Whether answers are compared with what was sent.
@@ -176,11 +180,17 @@ class AllReduce {
     bool redialled = false;           // since it was connected
     std::size_t replies = 0;          // that it has got
     std::optional<TimePoint> gone{};  // when it was first found to be no longer
+    std::optional<Duration> patience{};  // with one that was late in earlier rounds
   };
   std::vector<MemberState> members_;
   std::vector<PeerId> lost_;              // senders left out of some of our parts
-  std::vector<PeerId> liars_, spoilers_;  // of these, for what they sent, or did not send
+  std::vector<PeerId> liars_, stragglers_;  // of these, for what they sent, or did not send
+  double answered_squares_ = 0, answered_values_ = 0;  // of what we sent in parts whose averages were looked at
   Reducer::Awaited awaited_;              // when last looked at
+  std::optional<Duration> patience_;      // with all that were late in earlier rounds, from the beginning
+  Duration held_up_{};                    // how long senders among them were the only ones that were missing
+  const TimePoint began_;
+  TimePoint looked_;                      // at the senders
   bool cancelled_ = false;
 };
 

@@ -25,7 +25,7 @@
 #include "round_state.hpp"
 #include "rounds.hpp"
 #include "running_round.hpp"
-#include "spoilers.hpp"
+#include "stragglers.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -84,10 +84,10 @@ std::string schema_hash_of(const std::vector<TensorInfo>& schema, const Averager
   return to_string(ByteView(digest).first(hash.size()));
 }
 
-std::string notice_of(const std::string& group_id, const std::vector<PeerId>& spoilers) {
+std::string notice_of(const std::string& group_id, const std::vector<PeerId>& stragglers) {
   proto::SpoilersNotice notice;
   notice.set_group_id(group_id);
-  for (const PeerId& peer : spoilers | std::views::take(Spoilers::kMostTold)) notice.add_peers(peer.binary());
+  for (const PeerId& peer : stragglers | std::views::take(Stragglers::kMostTold)) notice.add_peers(peer.binary());
   return notice.SerializeAsString();
 }
 
@@ -135,7 +135,7 @@ struct Averager::Impl {
   Task<Result<RoundResult>> average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry);
   void round_ended(const Group& group, const RoundEnd& end);
   Result<> hear_leaving(const PeerId& peer, ByteView record);
-  Result<> hear_spoilers(const PeerId& witness, ByteView record);
+  Result<> hear_of_stragglers(const PeerId& witness, ByteView record);
   RoundLimits limits_of(const Round::State& state) const;
   bool is_reached_by_parts();
 
@@ -173,7 +173,7 @@ void Averager::start() {
   self.leaving.serve(self.server,
                      [&self](const PeerId& peer, ByteView record) { return self.hear_leaving(peer, record); });
   self.naming.serve(self.server,
-                    [&self](const PeerId& witness, ByteView record) { return self.hear_spoilers(witness, record); });
+                    [&self](const PeerId& from, ByteView record) { return self.hear_of_stragglers(from, record); });
   if (self.options.mode == PeerMode::client) return;
   self.finder->serve(self.server);
   self.server.add_streaming(self.base + "rpc_aggregate_part",
@@ -297,7 +297,7 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   ended.end.took = result->allreduce;
   ended.end.lost = result->lost_senders;
   ended.end.lost.insert(ended.end.lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
-  std::ranges::copy_if(result->spoilers, std::back_inserter(ended.end.spoilers), connected);
+  ended.end.stragglers = result->stragglers;
   std::ranges::remove_copy_if(ended.end.lost, std::back_inserter(ended.end.absent), connected);
   ended.end.present = static_cast<std::size_t>(
       std::ranges::count_if(result->exchanged, [](const auto& member) { return member.bytes_received > 0; }));
@@ -311,14 +311,14 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
 /// Members that wait for a round that has failed here need not wait for long.
 void Averager::Impl::round_ended(const Group& group, const RoundEnd& end) {
   finder->round_ended(end);
-  if (left || (end.averaged && end.spoilers.empty())) return;
+  if (left || (end.averaged && end.stragglers.empty())) return;
   std::vector<PeerId> members;
   for (const Member& member : group.members) members.push_back(member.peer);
   const Deadline deadline = runtime.after(kNoticeTime);
   if (!end.averaged)
     background.spawn(leaving.tell(std::move(members), group.id, deadline), "a round that is given up");
   else
-    background.spawn(naming.tell(std::move(members), notice_of(group.id, end.spoilers), deadline), "members in vain");
+    background.spawn(naming.tell(std::move(members), notice_of(group.id, end.stragglers), deadline), "members in vain");
 }
 
 Result<> Averager::Impl::hear_leaving(const PeerId& peer, ByteView record) {
@@ -330,13 +330,13 @@ Result<> Averager::Impl::hear_leaving(const PeerId& peer, ByteView record) {
   return ok();
 }
 
-Result<> Averager::Impl::hear_spoilers(const PeerId& witness, ByteView record) {
+Result<> Averager::Impl::hear_of_stragglers(const PeerId& witness, ByteView record) {
   proto::SpoilersNotice notice;
   if (!parse_bounded(notice, record)) return Error(cohive::Errc::malformed, witness, "members in vain");
-  std::vector<PeerId> spoilers;
+  std::vector<PeerId> stragglers;
   for (const std::string& bytes : notice.peers())
-    if (const auto peer = PeerId::from_bytes(as_bytes(bytes))) spoilers.push_back(*peer);
-  finder->spoilers_named(witness, notice.group_id(), spoilers);
+    if (const auto peer = PeerId::from_bytes(as_bytes(bytes))) stragglers.push_back(*peer);
+  finder->stragglers_named(witness, notice.group_id(), stragglers);
   return ok();
 }
 
@@ -357,7 +357,8 @@ Task<Result<RoundResult>> Averager::Impl::average(Round::State& state, const Wor
   const Deadline end = limit_of(runtime, limits.allreduce.value_or(Duration::zero()));
   const auto tensors = state.tensors ? state.tensors : own_parts();
   const double weight = options.mode == PeerMode::auxiliary ? 0 : state.weight;
-  RunningRound running({dht.host(), options, metrics, base, schema, limits}, work,
+  RunningRound running({dht.host(), options, metrics, base, schema, limits,
+                        [this](const PeerId& member) { return finder->patience_with(member); }}, work,
                        {weight, options.averaging_alpha}, *tensors, entry);
   Nursery watching(runtime, "all-reduce watch");
   if (options.bandwidth.is_measured()) watching.spawn(LinkMeter::watch(meter), "link meter");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <set>
 #include <tuple>
@@ -21,6 +22,7 @@ constexpr std::size_t kVotersByRank = 3;
 constexpr std::size_t kIndependent = 3;   // voters of different networks are enough
 constexpr int kBatches = 2;               // of voters, where the first one has fewer
 constexpr Duration kVoteTime = 45s;       // for donors that hash a large state first
+constexpr Duration kMoreTime = 3s;        // for a donor after half of them have voted, beside as long again as that took
 constexpr Duration kReuse = 20s;      // donors hang up on clients that ask for nothing for longer
 constexpr std::size_t kSamples = 8;       // pieces
 // Unrelated models are 0.7 apart, a model and its negative 1; a model and itself an epoch later a hundredth.
@@ -134,6 +136,28 @@ Task<void> fetch_samples(Runtime& runtime, Voter& voter, std::vector<double> dra
   voter.samples = std::move(samples);
 }
 
+Task<void> count_when_ended(Task<void> task, std::size_t& ended, Condition& changed) {
+  co_await std::move(task);
+  ++ended;
+  changed.notify_all();
+}
+
+/// Waits for all tasks, but for those that are much later than a half of them was: a donor on a slow link does not hold
+/// the vote up.
+/// \param succeeded  how many have ended well
+Task<void> await_most(Runtime& runtime, std::vector<Task<void>> tasks, std::function<std::size_t()> succeeded) {
+  const std::size_t count = tasks.size();
+  const TimePoint began = runtime.now();
+  std::size_t ended = 0;
+  Condition changed(runtime, "votes of donors");
+  Nursery group(runtime, "votes of donors");
+  for (Task<void>& task : tasks) group.spawn(count_when_ended(std::move(task), ended, changed), "vote of a donor");
+  while (ended < count && 2 * succeeded() < count) co_await changed.wait();
+  const Deadline end = runtime.after(runtime.now() - began + kMoreTime);
+  while (ended < count)
+    if (!co_await changed.wait(end)) break;
+}
+
 std::size_t independent(const std::vector<Voter>& voters) {
   std::set<std::uint64_t> blocks;
   std::size_t alone = 0;
@@ -179,7 +203,8 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
     for (std::size_t i = 0; i < std::min(kVoters, candidates.size()); ++i)
       asked.push_back(ask(dht, candidates[i], source, end, voters));
     candidates.erase(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(asked.size()));
-    co_await when_all(runtime, std::move(asked));
+    const std::size_t before = voters.size();
+    co_await await_most(runtime, std::move(asked), [&] { return voters.size() - before; });
   }
   const bool all_equal = std::ranges::all_of(voters, [&](const Voter& v) { return v.call.root == voters[0].call.root; });
   if (!all_equal) {
@@ -187,7 +212,9 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
     for (double& draw : draws) draw = runtime.random_unit();
     std::vector<Task<void>> fetching;
     for (Voter& voter : voters) fetching.push_back(fetch_samples(runtime, voter, draws, end));
-    co_await when_all(runtime, std::move(fetching));
+    co_await await_most(runtime, std::move(fetching), [&] {
+      return static_cast<std::size_t>(std::ranges::count_if(voters, [](const Voter& v) { return !v.samples.empty(); }));
+    });
   }
   count_support(voters);
   if (voters.empty()) co_return result;
@@ -208,7 +235,7 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
         std::ranges::find(result.outvoted, peer) == result.outvoted.end())
       result.order.push_back(peer);
   for (const PeerId& peer : result.outvoted)
-    log::warn("averaging", "the state of {} is another one than that of donors that are believed more: left out", peer);
+    log::info("averaging", "the state of {} is not asked for: more donors agree on another one", peer);
   const bool answered = all_equal || !voters.front().samples.empty();
   if (answered && runtime.now() - began < kReuse) result.call = std::move(voters.front().call);
   co_return result;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <functional>
 #include <tuple>
 #include <utility>
 
@@ -11,6 +13,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/transport/errors.hpp"
 #include "donor_vote.hpp"
+#include "faster_donor.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -111,6 +114,50 @@ Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vec
   co_return state;
 }
 
+/// The same, until another donor turns out to be much faster: then `faster` is that one, and what has come stays in
+/// `partial`.
+Task<Result<DownloadedState>> download_unless_slow(Dht& dht, Task<Result<DownloadedState>> transfer,
+                                                   std::deque<PeerId> others, const PieceSource& source,
+                                                   const DownloadReport& report, Deadline deadline,
+                                                   std::optional<FasterDonor>& faster) {
+  auto ended = co_await race(dht.runtime(), std::move(transfer),
+                             await_faster_donor(dht, std::move(others), source, report, deadline));
+  if (ended.index() == 0) co_return std::get<0>(std::move(ended));
+  faster = std::get<1>(std::move(ended));
+  co_return Error(cohive::Errc::timeout, "another donor is faster");
+}
+
+/// The donors of one look at the DHT, in the order in which they are asked.
+class DonorQueue {
+ public:
+  explicit DonorQueue(std::vector<PeerId> donors) : all_(std::move(donors)), waiting_(all_.begin(), all_.end()) {}
+
+  bool empty() const { return waiting_.empty(); }
+  PeerId take() {
+    const PeerId next = waiting_.front();
+    waiting_.pop_front();
+    return next;
+  }
+  /// This one is asked next, and `slow` once more when all others have failed.
+  void prefer(const PeerId& faster, const PeerId& slow) {
+    std::erase(waiting_, faster);
+    waiting_.push_front(faster);
+    waiting_.push_back(slow);
+  }
+  const std::deque<PeerId>& waiting() const { return waiting_; }
+  /// Those that may hold the same bytes as `donor`.
+  std::vector<PeerId> helpers_of(const PeerId& donor, const std::function<bool(const PeerId&)>& is_out) const {
+    std::vector<PeerId> helpers;
+    for (const PeerId& other : all_)
+      if (helpers.size() < kMaxHelpers && other != donor && !is_out(other)) helpers.push_back(other);
+    return helpers;
+  }
+
+ private:
+  const std::vector<PeerId> all_;
+  std::deque<PeerId> waiting_;
+};
+
 }  // namespace
 
 Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup, DownloadReport& report,
@@ -128,23 +175,34 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     for (const auto& donor : co_await declared_donors(dht, setup.declared_under, setup.max_priority))
       if (!is_liar(donor.peer)) (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
     auto election = co_await elect_donor(dht, std::move(believed), setup.pieces, deadline);
-    std::vector<PeerId> donors = std::move(election.order);
-    donors.insert(donors.end(), others_last.begin(), others_last.end());
-    for (const PeerId& donor : donors) {
+    std::vector<PeerId> order = std::move(election.order);
+    order.insert(order.end(), others_last.begin(), others_last.end());
+    DonorQueue queue(std::move(order));
+    if (queue.empty() && election.outvoted.empty()) break;
+    std::optional<DonorCall> open = std::move(election.call);
+    while (!queue.empty()) {
       if (runtime.now() >= deadline.at()) co_return last;
+      const PeerId donor = queue.take();
+      auto call = std::exchange(open, std::nullopt);
       if (is_liar(donor)) continue;
-      std::vector<PeerId> others;
-      for (const PeerId& other : donors)
-        if (others.size() < kMaxHelpers && other != donor && !is_liar(other)) others.push_back(other);
-      auto transfer = download_state_of(dht, donor, std::move(others), std::exchange(election.call, std::nullopt), setup,
-                                        partial, report);
-      auto state = co_await within(runtime, deadline, std::move(transfer), "state download");
+      auto transfer = download_state_of(dht, donor, queue.helpers_of(donor, is_liar), std::move(call), setup, partial,
+                                        report);
+      std::optional<FasterDonor> faster;
+      auto state = co_await within(runtime, deadline,
+                                   download_unless_slow(dht, std::move(transfer), queue.waiting(), setup.pieces, report,
+                                                        deadline, faster),
+                                   "state download");
       if (state) {
         state->donor = donor;
         for (const auto& [peer, bytes] : report.contributed) state->bytes += bytes;
         state->contributed = report.contributed;
         state->liars = report.liars;
         co_return state;
+      }
+      if (faster) {
+        queue.prefer(faster->peer, donor);
+        open = std::move(faster->call);
+        continue;
       }
       last = state.error();
       const bool lied = shows_a_liar(last) && (!last.peer() || *last.peer() == donor);
@@ -155,7 +213,6 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
         log::info("averaging", "no state from {}: {}", donor, last);
       }
     }
-    if (donors.empty() && election.outvoted.empty()) break;
   }
   co_return last;
 }

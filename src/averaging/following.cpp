@@ -129,12 +129,15 @@ Task<std::optional<Group>> Search::await_group(rpc::ClientStream& call, double e
     note(outcome, peer, detail);
     return std::nullopt;
   };
-  if (!message) co_return failed(JoinOutcome::lost, message.error().message());
+  if (!message) {
+    if (message.error() == cohive::Errc::timeout) context_.stragglers.led_in_vain(peer);
+    co_return failed(JoinOutcome::lost, message.error().message());
+  }
   if (message->code() == proto::BEGIN_ALLREDUCE) {
     auto group = group_from(*message, peer);
     if (!group) {
       log::warn("averaging", "not joining a group: {}", group.error());
-      if (group.error() == cohive::Errc::malformed) context_.report_lie(peer);
+      if (group.error() == cohive::Errc::malformed) context_.reputation.report(peer, p2p::Offence::lied);
       co_return failed(JoinOutcome::lost, group.error().message());
     }
     context_.remember(*group, message->reforms());

@@ -65,8 +65,16 @@ std::vector<PeerId> KnownGroup::counterparts() const {
   return others;
 }
 
+void KnownGroup::searched() {
+  if (in_vain_.size() + newcomers_.size() > kMaxLeft) in_vain_.clear();
+  std::ranges::set_difference(newcomers_, came_, std::inserter(in_vain_, in_vain_.end()));
+  newcomers_.clear();
+  came_.clear();
+}
+
 void KnownGroup::met(const PeerId& peer) {
-  if (!reforming_ || peer == own_ || reforming_->members.contains(peer) || has_left(peer)) return;
+  if (!reforming_ || peer == own_ || reforming_->members.contains(peer)) return;
+  if (in_vain_.contains(peer) || has_left(peer)) return;
   if (is_full())
     forget();  // full groups mix
   else if (is_led_here() && newcomers_.size() < kMaxNewcomers)

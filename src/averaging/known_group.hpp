@@ -76,11 +76,15 @@ class KnownGroup {
   /// It averages no more. \param now  to know later how fresh that is
   void left(const PeerId& peer, TimePoint now);
   /// It is here again, or says so in the DHT, where what it said before it left may be found for a while.
-  void came(const PeerId& peer) { left_.erase(peer); }
+  void came(const PeerId& peer) {
+    left_.erase(peer);
+    in_vain_.erase(peer);
+    if (newcomers_.contains(peer)) came_.insert(peer);
+  }
   void declared(const PeerId& peer, TimePoint now);
-  /// A search is over: the newcomers so far were waited for once. Whoever comes a moment too late is waited for next
-  /// time.
-  void searched() { newcomers_.clear(); }
+  /// A search is over: the newcomers so far were waited for once. Those that have not come, and may not exist, are not
+  /// waited for again until they have.
+  void searched();
 
   bool knows(const PeerId& peer) const { return last_members_.contains(peer) || newcomers_.contains(peer); }
   bool was_lost(const PeerId& peer) const { return lost_.contains(peer); }
@@ -114,6 +118,7 @@ class KnownGroup {
   std::optional<PeerId> last_leader_;
   std::set<PeerId> workers_;  // members of the last round that have done their part, as far as was seen here
   std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
+  std::set<PeerId> came_, in_vain_;   // newcomers that have come in this search; that did not come in earlier ones
   std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
   std::map<PeerId, TimePoint> left_;  // when we heard of it
 };

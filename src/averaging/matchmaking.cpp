@@ -85,27 +85,21 @@ void Matchmaking::move_to(std::string bits) {
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {
-  context_.last_round = end;
-  if (context_.spoilers.told(context_.own(), end.group_id, end.spoilers)) keep_out_strangers_like(end.spoilers);
+  // In a divided run a stranger costs one group, and most peers are strangers.
+  context_.stragglers.round_ended(end, context_.bits.empty());
   if (const auto forger = context_.known.round_ended(end)) {
-    log::warn("averaging", "{} led a group of members that never came and cannot be reached: not following it",
+    // It made them up, or they have all been lost, and it tells nobody which.
+    log::info("averaging", "{} led a group of members that never came and cannot be reached: not following it",
               *forger);
-    context_.report_lie(*forger);
+    context_.stragglers.led_in_vain(*forger);
     context_.wary_until = context_.runtime.now() + kWary;
   }
   context_.look_around();
 }
 
-void Matchmaking::spoilers_named(const PeerId& witness, const std::string& group_id,
-                                 const std::vector<PeerId>& spoilers) {
-  if (context_.spoilers.told(witness, group_id, spoilers) && group_id == context_.last_round.group_id)
-    keep_out_strangers_like(spoilers);
-}
-
-/// A liar among the members may say so, too: newcomers then wait for a time that the last round measures.
-void Matchmaking::keep_out_strangers_like(const std::vector<PeerId>& spoilers) {
-  const auto is_stranger = [this](const PeerId& peer) { return context_.is_stranger(peer); };
-  if (std::ranges::any_of(spoilers, is_stranger)) context_.close_to_strangers(context_.last_round.took);
+void Matchmaking::stragglers_named(const PeerId& witness, const std::string& group_id,
+                                   const std::vector<PeerId>& stragglers) {
+  context_.stragglers.told(witness, group_id, stragglers);
 }
 
 // ---- Peers that leave

@@ -18,8 +18,11 @@ class Matchmaking final : public GroupFinder {
   void serve(rpc::Server& server) override;
   Task<Result<Group>> find(Member self, const SearchPlan& plan, Deadline deadline) override;
   void round_ended(const RoundEnd& end) override;
-  void spoilers_named(const PeerId& witness, const std::string& group_id,
-                      const std::vector<PeerId>& spoilers) override;
+  void stragglers_named(const PeerId& witness, const std::string& group_id,
+                        const std::vector<PeerId>& stragglers) override;
+  std::optional<Duration> patience_with(const PeerId& member) const override {
+    return context_.stragglers.patience(member);
+  }
   std::vector<PeerId> partners() const override;
   void peer_left(const PeerId& peer) override;
   void leave() override;
@@ -27,7 +30,6 @@ class Matchmaking final : public GroupFinder {
 
  private:
   std::string random_bits(std::size_t count) const;
-  void keep_out_strangers_like(const std::vector<PeerId>& spoilers);
   /// Forgets the known group where the bits change.
   void move_to(std::string bits);
   Task<Result<>> serve_join(rpc::ServerStream& stream);

@@ -3,7 +3,7 @@
 //   teller -> the record, or nothing, END_OF_STREAM;  hearer -> END_OF_STREAM
 // The teller is known by its connection: it can speak for itself only.
 //   rpc_leave     the group's id: it gives up the round of this group; nothing: it averages no more
-//   rpc_spoilers  SpoilersNotice: members that the round of a group had for nothing
+//   rpc_spoilers  SpoilersNotice: members that the round of a group has waited for in vain
 // Source: docs/wire/extensions.md, sections 5 and 13.
 #pragma once
 

@@ -39,7 +39,8 @@ Task<Result<ManifestHead>> receive_head(Runtime& runtime, rpc::ClientStream& cal
 /// Memory grows with what has arrived, not with what was announced.
 Task<Result<Manifest>> receive_manifest(Runtime& runtime, rpc::ClientStream& call, ManifestHead head, Duration timeout,
                                         std::uint64_t max_bytes) {
-  if (head.size > kMaxManifestBytes) co_return Error(cohive::Errc::limit_exceeded, "manifest of a state");
+  // One that has more to say sends none.
+  if (head.size > kMaxManifestBytes) co_return Error(cohive::Errc::malformed, "a manifest of too many bytes");
   auto bytes = std::make_shared<Bytes>();
   while (bytes->size() < head.size) {
     auto record = co_await call.receive(runtime.after(timeout));
@@ -88,7 +89,7 @@ struct Arrival {
 }  // namespace
 
 bool shows_a_liar(const Error& error) {
-  return error == cohive::Errc::malformed || error == cohive::Errc::limit_exceeded || error == Errc::bad_state;
+  return error == cohive::Errc::malformed || error == Errc::bad_state;
 }
 
 Task<Result<DonorCall>> call_donor(p2p::Host& host, PeerId donor, std::string protocol, StateRoot wanted,

@@ -40,18 +40,23 @@ EncodedPart sent_part(const AnsweredPart& part) {
 
 }  // namespace
 
-Result<double> stretching(const AnsweredPart& part) {
+Result<PartLengths> lengths_of(const AnsweredPart& part) {
   TRY(const auto sent, values_of(sent_part(part), part.length));
   TRY(const auto average, values_of(*part.answer, part.length));
-  double sent_squares = 0, squares = 0;
+  PartLengths squares;
   for (std::size_t i = 0; i < part.length; ++i) {
     const double own = static_cast<double>(sent[i]);
     const double value = static_cast<double>(average[i]) + (part.form == Answer::Form::difference ? own : 0);
-    sent_squares += own * own;
-    squares += value * value;
+    squares.sent += own * own;
+    squares.average += value * value;
   }
-  if (squares == 0) return 0.0;
-  return sent_squares > 0 ? std::sqrt(squares / sent_squares) : std::numeric_limits<double>::infinity();
+  return squares;
+}
+
+Result<double> stretching(const AnsweredPart& part) {
+  TRY(const PartLengths squares, lengths_of(part));
+  if (squares.average == 0) return 0.0;
+  return squares.sent > 0 ? std::sqrt(squares.average / squares.sent) : std::numeric_limits<double>::infinity();
 }
 
 Recomputation::Recomputation(Aggregation how, Transcript transcript, std::size_t length)

@@ -19,6 +19,12 @@ struct AnsweredPart {
   Answer::Form form = Answer::Form::difference;
 };
 
+/// Squared lengths of what this member sent of a part, and of the average that it was answered.
+struct PartLengths {
+  double sent = 0, average = 0;
+};
+/// Errors: as of decoding.
+Result<PartLengths> lengths_of(const AnsweredPart& part);
 /// How many times as long as what this member sent the average is; infinity where it sent nothing but zeros. Errors: as
 /// of decoding.
 Result<double> stretching(const AnsweredPart& part);

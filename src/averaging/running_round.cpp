@@ -73,6 +73,7 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
                          setup_.limits.reducer.value_or(Duration::zero()),
                          traffic_,
                          [this](const PeerId& peer) { return entry_.is_arriving(peer); },
+                         setup_.patience_with,
                          after(kForSenders),
                          after(kForReducers)};
   auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);
@@ -91,7 +92,7 @@ void RunningRound::add(const AllReduce::Outcome& outcome) {
   add_new(outcome_.failed_reducers, outcome.failed_reducers);
   add_new(outcome_.lost_senders, outcome.lost_senders);
   add_new(outcome_.liars, outcome.liars);
-  add_new(outcome_.spoilers, outcome.spoilers);
+  add_new(outcome_.stragglers, outcome.stragglers);
 }
 
 RoundResult RunningRound::result(TimePoint trigger) const {
@@ -107,7 +108,7 @@ RoundResult RunningRound::result(TimePoint trigger) const {
   result.failed_reducers = outcome_.failed_reducers;
   result.lost_senders = outcome_.lost_senders;
   result.liars = outcome_.liars;
-  result.spoilers = outcome_.spoilers;
+  result.stragglers = outcome_.stragglers;
   for (const MemberTraffic& member : *traffic_) {
     result.exchanged.push_back(member.summary(trigger));
     result.bytes_sent += result.exchanged.back().bytes_sent;

@@ -25,6 +25,7 @@ class RunningRound final : public RoundContext {
     std::string prefix;  ///< of protocols: "<prefix>::<class>."
     const std::vector<TensorInfo>& schema;
     RoundLimits limits;  ///< unset: none
+    std::function<std::optional<Duration>(const PeerId&)> patience_with;  ///< see AllReduce::Setup
   };
   RunningRound(Setup setup, WorkDivision work, Terms terms, TensorParts& tensors, Rounds::Entry& entry);
 

@@ -8,6 +8,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "redial.hpp"
@@ -15,9 +16,24 @@
 namespace cohive::averaging {
 namespace {
 
-// Strangers that make rounds wait are a new one each time: they cost a run a seventeenth of its time at most.
-constexpr int kClosedFor = 16;  // times as long as the round with them took
-constexpr Duration kLongestClosed = 10min;
+constexpr int kShareOfSender = 4;  // of the patience with a sender: that with a straggler, before any round is known
+constexpr Duration kFirstPatience = 5s;  // the same, where senders have all the time
+
+constexpr std::size_t kManyDeclared = 256;  // peers under one key: more than a group has members, and some
+constexpr std::size_t kDeclaredReplicas = 3;
+constexpr int kLooks = 8;               // for newcomers, between two searches, where many are declared
+constexpr Duration kLookPause = 250ms;  // between these
+constexpr std::size_t kMostQueued = 4 * kManyDeclared;
+constexpr std::size_t kFewUnreachable = 3;  // leaders, after which those go first that this peer is in contact with
+
+std::optional<PeerId> declared_peer(const msgpack::Value& subkey) {
+  const auto* bytes = subkey.get_if<msgpack::Bin>();
+  return bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
+}
+
+Duration first_patience(const AveragerOptions& options) {
+  return options.sender_timeout > 0s ? options.sender_timeout / kShareOfSender : kFirstPatience;
+}
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr double kClockTolerance = 3.0;          // seconds between peers' clocks
@@ -36,7 +52,7 @@ SearchContext::SearchContext(FinderContext context)
       bits(finder.options.initial_group_bits),
       reputation(finder.dht.host().reputation()),
       known(finder.dht.host().id(), finder.options.target_group_size, reputation),
-      spoilers(runtime, reputation, finder.dht.host().id()),
+      stragglers(runtime, reputation, finder.dht.host().id(), first_patience(finder.options)),
       lock(runtime, "join requests"),
       changed(runtime, "matchmaking"),
       background(runtime, "matchmaking") {}
@@ -45,25 +61,14 @@ void SearchContext::remember(const Group& group, bool reforms) {
   known.found(group, reforms && bits.empty());  // a peer that draws new bits after every round is meant to meet others
   std::set<PeerId> members;
   for (const Member& member : group.members) members.insert(member.peer);
-  spoilers.group_began(group.id, std::move(members));
+  stragglers.group_began(group.id, std::move(members));
   look_around();
 }
 
 void SearchContext::begin_search() {
-  // Other members may tell of a round a moment after its end.
-  for (const PeerId& peer : known.take_workers())
-    if (spoilers.worked(peer, last_round.group_id)) reputation.worked(peer);
+  for (const PeerId& peer : known.take_workers()) reputation.worked(peer);
   known.drop_members([this](const PeerId& peer) { return !admits(peer); });
   if (const auto leader = known.leader(); leader && *leader != own() && !may_lead(*leader)) known.forget();
-}
-
-void SearchContext::close_to_strangers(Duration lost) {
-  if (!bits.empty()) return;  // in a divided run they cost one group, and most peers are strangers
-  const Duration time = std::min<Duration>(lost * kClosedFor, kLongestClosed);
-  if (!is_closed())
-    log::info("averaging", "newcomers are kept out of groups for {:.0f} s: one of them spoilt a round of {:.1f} s",
-              to_seconds(time), to_seconds(lost));
-  closed_until = std::max(closed_until, runtime.now() + time);
 }
 
 void SearchContext::look_around() {
@@ -74,14 +79,24 @@ void SearchContext::look_around() {
 
 /// Counts also peers that have stopped looking for a moment: other groups re-form like ours.
 Task<void> SearchContext::look_for_newcomers(SearchContext& self) {
-  auto declared = co_await self.finder.dht.get(self.key(), true);
-  self.looking_around_ = false;
-  if (!declared) co_return;
-  for (const auto& [subkey, entry] : declared->entries()) {
-    const auto* bytes = subkey.get_if<msgpack::Bin>();
-    const auto peer = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
-    if (peer && !self.known.was_lost(*peer)) self.met(*peer);
+  const auto done = on_exit([&self] { self.looking_around_ = false; });
+  for (int look = 0; look < kLooks; ++look) {
+    if (look > 0) co_await self.runtime.sleep_for(kLookPause);
+    const auto declared = co_await self.find_declared();
+    if (!declared) co_return;
+    for (const auto& [subkey, entry] : declared->entries())
+      if (const auto peer = declared_peer(subkey)) self.heard_of(*peer);
+    if (!self.is_crowded()) co_return;  // else a newcomer is among many that may not exist
   }
+}
+
+/// All that have declared themselves under our key; of very many, some that are drawn anew each time, so that no number
+/// of peers that do not exist makes a look at them costly.
+Task<Result<dht::GetResult>> SearchContext::find_declared() {
+  auto found = crowded_ ? co_await finder.dht.get_sampled(key(), kDeclaredReplicas, kManyDeclared)
+                        : co_await finder.dht.get(key(), true);
+  if (found) crowded_ = std::max(found->held, found->entries().size()) > kManyDeclared;
+  co_return found;
 }
 
 /// Behind slow links, one slow node of the DHT is enough, a declaration would be over before peers have found it: a
@@ -268,8 +283,8 @@ Task<void> Search::undeclare(SearchContext& context, Declaration declaration) {
 Task<void> Search::refresh_queue(Search& self) {
   for (;;) {
     const double start = self.context_.now();
-    auto declared = co_await self.context_.finder.dht.get(self.context_.key(), true);
-    self.queue_.clear();
+    auto declared = co_await self.context_.find_declared();
+    if (!self.context_.is_crowded()) self.queue_.clear();
     self.max_assured_ = start + to_seconds(self.options_.min_matchmaking_time) - kClockTolerance;
     if (declared) self.take_declared(*declared);
     self.want_refresh_ = false;
@@ -281,14 +296,23 @@ Task<void> Search::refresh_queue(Search& self) {
 }
 
 void Search::take_declared(const dht::GetResult& declared) {
+  std::set<PeerId> drawn;  // anew: what was known of them is older
+  if (context_.is_crowded())
+    for (const auto& [subkey, entry] : declared.entries())
+      if (const auto peer = declared_peer(subkey)) drawn.insert(*peer);
+  std::erase_if(queue_, [&, now = context_.now()](const Candidate& one) {
+    return one.expiration < now || drawn.contains(one.peer);
+  });
   for (const auto& [subkey, entry] : declared.entries()) {
-    const auto* bytes = subkey.get_if<msgpack::Bin>();
-    const auto peer = bytes && entry.value.truthy() ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
+    const auto peer = declared_peer(subkey);
     if (!peer || *peer == context_.own()) continue;
+    if (!entry.value.truthy()) continue;
+    if (context_.is_crowded() && entry.expiration > end_) continue;  // it would never be asked
+    if (queue_.size() >= kMostQueued && !context_.is_in_contact(*peer)) continue;
     context_.known.declared(*peer, runtime_.now());
     max_assured_ = std::max(max_assured_, entry.expiration - kClockTolerance);
-    report_.candidates.insert(*peer);
-    if (!context_.known.was_lost(*peer)) context_.met(*peer);
+    if (report_.candidates.size() < kMostQueued) report_.candidates.insert(*peer);
+    context_.heard_of(*peer);
     const Candidate candidate{entry.expiration, *peer};
     if (!tried_.contains(candidate)) queue_.insert(candidate);
   }
@@ -299,12 +323,19 @@ void Search::take_declared(const dht::GetResult& declared) {
 /// The first in the queue that may lead us: not a member of the known group, which comes to us by itself.
 std::optional<Search::Candidate> Search::first_candidate() {
   std::erase_if(queue_, [&](const Candidate& one) { return one.expiration < context_.now(); });
-  const auto may_lead = [&](const Candidate& one) {
+  const auto may_be_asked = [&](const Candidate& one) {
     const bool comes =
         followers_.contains(one.peer) || (context_.known.expects(one.peer) && runtime_.now() < grace_end_);
-    return !comes && !context_.known.has_left(one.peer) && context_.may_lead(one.peer);
+    return !comes && !context_.known.has_left(one.peer) && context_.admits(one.peer);
   };
-  const auto first = std::ranges::find_if(queue_, may_lead);
+  const auto may_lead = [&](const Candidate& one) { return may_be_asked(one) && context_.may_lead(one.peer); };
+  auto first = queue_.end();
+  if (context_.is_crowded() || report_.unreachable >= kFewUnreachable)
+    first = std::ranges::find_if(
+        queue_, [&](const Candidate& one) { return may_lead(one) && context_.is_in_contact(one.peer); });
+  if (first == queue_.end()) first = std::ranges::find_if(queue_, may_lead);
+  // A peer that cannot lead itself has no choice.
+  if (first == queue_.end() && options_.mode == PeerMode::client) first = std::ranges::find_if(queue_, may_be_asked);
   return first == queue_.end() ? std::nullopt : std::optional(*first);
 }
 
@@ -314,7 +345,7 @@ Task<Result<Search::Next>> Search::next_step() {
     if (found_) co_return Next{Next::Kind::found};
     if (const auto leader = unasked_leader()) co_return Next{Next::Kind::known_leader, {0, *leader}};
     const auto head = first_candidate();
-    if (!head || (max_assured_ <= head->expiration && head->expiration <= end_)) {
+    if (!head || context_.is_crowded() || (max_assured_ <= head->expiration && head->expiration <= end_)) {
       want_refresh_ = true;
       refresh_wanted_.notify_all();
     }
@@ -427,8 +458,7 @@ std::optional<proto::MessageFromLeader> Search::refusal(const PeerId& peer, cons
     message.set_code(code);
     return message;
   };
-  if (context_.is_shunned(peer)) return because(proto::PROTOCOL_VIOLATION);
-  if (!context_.admits(peer)) return because(proto::GROUP_IS_FULL);
+  if (!context_.admits(peer)) return because(proto::PROTOCOL_VIOLATION);
   if (!looking()) return because(proto::NOT_LOOKING_FOR_GROUP);
   if (request.schema_hash().empty() || !std::isfinite(request.expiration()) || options_.mode == PeerMode::client)
     return because(proto::PROTOCOL_VIOLATION);

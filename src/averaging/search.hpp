@@ -8,9 +8,10 @@
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/p2p/host.hpp"
 #include "known_group.hpp"
 #include "leadership.hpp"
-#include "spoilers.hpp"
+#include "stragglers.hpp"
 
 namespace cohive::averaging {
 
@@ -24,24 +25,31 @@ struct SearchContext {
   /// Remembers a group, and looks for newcomers that it does not have.
   void remember(const Group& group, bool reforms);
   void look_around();
-  /// Whether the peer may be in a group of ours: it has not misbehaved, and is no stranger while strangers are kept out.
-  bool admits(const PeerId& peer) const { return !is_shunned(peer) && !(is_closed() && is_stranger(peer)); }
-  /// Whether this peer may follow it.
+  /// Whether the peer may be in a group of ours: it has done nothing that an honest one does not do.
+  bool admits(const PeerId& peer) const { return !reputation.is_shunned(peer); }
+  /// Whether this peer follows it where others may lead as well.
   bool may_lead(const PeerId& peer) const {
-    const bool wary = runtime.now() < wary_until && reputation.knows_anyone();
-    return admits(peer) && !spoilers.has_spoilt(peer) && !(wary && is_stranger(peer));
+    const bool wary = (runtime.now() < wary_until && reputation.knows_anyone()) || stragglers.is_wary();
+    return admits(peer) && !stragglers.leads_in_vain(peer) && !(wary && !reputation.is_acquainted(peer));
   }
   /// Begins anew with what was heard of the last round.
   void begin_search();
-  /// Keeps strangers out for a while in which they can make rounds wait no more.
-  void close_to_strangers(Duration lost);
-  bool is_stranger(const PeerId& peer) const { return !reputation.is_acquainted(peer); }
-  bool is_shunned(const PeerId& peer) const { return reputation.is_shunned(peer); }
-  void report_lie(const PeerId& peer) { reputation.report(peer, p2p::Offence::lied); }
   /// Another peer averages under our key.
   void met(const PeerId& peer) {
     if (admits(peer)) known.met(peer);
   }
+  /// The same is told of it in the DHT: it may not exist, where this peer has never been in contact with it.
+  void heard_of(const PeerId& peer) {
+    if (is_in_contact(peer) && !known.was_lost(peer)) met(peer);
+  }
+  /// Whether the peer exists, as far as this one has seen.
+  bool is_in_contact(const PeerId& peer) const {
+    return finder.dht.host().connected(peer) || reputation.is_acquainted(peer);
+  }
+  /// The peers that have declared themselves under our key.
+  Task<Result<dht::GetResult>> find_declared();
+  /// Whether these are so many that some are drawn.
+  bool is_crowded() const { return crowded_; }
   /// How long we declare ourselves, beyond min_matchmaking_time.
   Duration stretch() const { return stretch_; }
   /// A declaration has been stored in the DHT.
@@ -53,21 +61,17 @@ struct SearchContext {
   std::string bits;
   p2p::Reputation& reputation;
   KnownGroup known;
-  Spoilers spoilers;
-  // Of peers that have averaged with us, where there are such, others are strangers.
-  TimePoint wary_until = TimePoint::min();    // follows no stranger
-  TimePoint closed_until = TimePoint::min();  // neither follows nor admits a stranger
-  RoundEnd last_round;
+  Stragglers stragglers;
+  TimePoint wary_until = TimePoint::min();  // follows no stranger, where there are peers that have averaged with us
   Mutex lock;         // one of: asking a leader, accepting a follower
   Condition changed;  // of anything about the search
   TaskGroup background;
 
  private:
   static Task<void> look_for_newcomers(SearchContext& self);
-  bool is_closed() const { return runtime.now() < closed_until && reputation.knows_anyone(); }
 
   Duration last_storing_{}, stretch_{};
-  bool looking_around_ = false;
+  bool looking_around_ = false, crowded_ = false;
 };
 
 /// What one search has met, for its error.

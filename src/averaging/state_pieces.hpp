@@ -131,7 +131,8 @@ struct PieceSource {
 Task<Result<>> fetch_pieces(p2p::Host& host, DonorCall first, std::vector<PeerId> others, const PieceSource& source,
                             PartialState& partial, DownloadReport& report);
 
-/// Whether the error shows that the peer broke the rules, rather than that it could not be reached.
+/// Whether the error shows what no honest donor sends, however slow, late or cut off it is: bytes that do not parse, or
+/// that its own hashes refute. A state of another size than ours is none: it may be of another model.
 bool shows_a_liar(const Error& error);
 
 }  // namespace cohive::averaging

@@ -44,7 +44,6 @@ struct StateSharing::Impl {
         tasks(runtime, "state sharing") {}
 
   static Task<void> declare(Impl& self);
-  Task<Result<>> serve(rpc::ServerStream& stream, Task<Result<>> transfer);
   Task<Result<>> serve_whole(rpc::ServerStream& stream);
   Task<Result<>> serve_in_pieces(rpc::ServerStream& stream);
   void show(const DownloadProgress& progress);
@@ -72,10 +71,10 @@ void StateSharing::start() {
   Impl& self = *impl_;
   if (!self.options.share) return;
   self.server.add_streaming(self.base + "rpc_download_state", [&self](rpc::ServerStream& stream) {
-    return self.serve(stream, self.serve_whole(stream));
+    return self.serve_whole(stream);
   });
   self.server.add_streaming(self.base + "rpc_download_pieces", [&self](rpc::ServerStream& stream) {
-    return self.serve(stream, self.serve_in_pieces(stream));
+    return self.serve_in_pieces(stream);
   });
   self.tasks.spawn(Impl::declare(self), "declare state");
 }
@@ -113,13 +112,6 @@ Task<void> StateSharing::Impl::declare(Impl& self) {
     while (self.changes == declared)
       if (!co_await self.changed.wait(again)) break;
   }
-}
-
-Task<Result<>> StateSharing::Impl::serve(rpc::ServerStream& stream, Task<Result<>> transfer) {
-  auto done = co_await std::move(transfer);
-  if (!done && done.error() == Errc::slow_reader)
-    dht.host().reputation().report(stream.peer(), p2p::Offence::wasted);
-  co_return done;
 }
 
 Task<Result<>> StateSharing::Impl::serve_whole(rpc::ServerStream& stream) {

@@ -131,7 +131,7 @@ struct Assembly {
     if (encoding.width == 0)
       return codec::decode_tensor(encoding.codec, tensor.dtype, tensor.shape, tensor.requires_grad, held);
     if (begun != count || !held.empty())
-      return Error(cohive::Errc::malformed, "a tensor of fewer bytes than its shape needs");
+      return Error(cohive::Errc::end_of_stream, "a tensor of fewer bytes than its shape needs");  // its donor has ended
     return std::move(tensor);
   }
 };
@@ -184,7 +184,7 @@ class StateReceiver {
     const auto dtype = codec::dtype_from_name(is.dtype);
     const auto count = codec::element_count(is.shape);
     const auto codec = codec::codec_from_wire(is.compression);
-    if (!dtype || !count || !codec) return Error(Errc::bad_state, "unknown codec, dtype or shape");
+    if (!dtype || !count || !codec) return Error(Errc::no_donor, "unknown codec, dtype or shape");  // of later versions
     if (tensors_.size() >= kMaxTensors) return Error(cohive::Errc::limit_exceeded, "tensors of a state");
     const std::uint64_t bytes = *count * codec::size_of(*dtype);
     if (bytes > max_bytes_ - std::min(max_bytes_, finished_bytes_))

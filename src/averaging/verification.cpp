@@ -30,8 +30,7 @@ Digest secret_of(const KeyPair& key, const std::string& round) {
 }  // namespace
 
 bool is_fault(const std::error_code& code) {
-  return code == Errc::wrong_average || code == Errc::bad_partition || code == Errc::not_finite ||
-         code == cohive::Errc::malformed;
+  return code == Errc::wrong_average || code == Errc::bad_partition || code == cohive::Errc::malformed;
 }
 
 Verification::Verification(p2p::Host& host, const AveragingMetrics& metrics, Setup setup)
@@ -147,8 +146,8 @@ Result<Transcript> Verification::accept_transcript(ByteView bytes, Place place) 
     return Error(Errc::wrong_average, "without what this peer has sent");
   if (!std::ranges::all_of(transcript, is_weight, &TranscriptEntry::weight))
     return Error(Errc::wrong_average, "with a weight that cannot be");
-  // Connections between two members break now and then; those of one to half of a group do not.
-  if (2 * transcript.size() < members.size()) return Error(Errc::wrong_average, "most members are left out");
+  // It may have been cut off from them: that is no lie, and no average of the group either.
+  if (2 * transcript.size() < members.size()) return Error(cohive::Errc::timeout, "most members are left out");
   return transcript;
 }
 
@@ -164,7 +163,9 @@ Task<Result<>> Verification::add_contribution(std::shared_ptr<Recomputation> aga
   auto work = [again, encoded = std::move(encoded), is_signed, commitment = std::move(commitment),
                seal = message.commitment, sender = peer(told.sender)]() mutable -> Result<> {
     if (is_signed) TRY(check_commitment(as_bytes(seal), sender, commitment));
-    return again->add(std::move(encoded));
+    const auto added = again->add(std::move(encoded));
+    if (!added && added.error() == Errc::not_finite) return Error(Errc::wrong_average, "made of what is not finite");
+    return added;
   };
   co_return co_await runtime_.offload(std::move(work));
 }

@@ -24,7 +24,8 @@ class Verdict;
 
 namespace cohive::averaging {
 
-/// Whether an error means that a member sent what cannot be: it is kept out for a while.
+/// Whether an error means that a member sent what no honest one does, however late or cut off it is: it is kept out for
+/// a while. An honest one may send values that are not finite.
 bool is_fault(const std::error_code& code);
 
 class Verification {
@@ -54,8 +55,8 @@ class Verification {
   /// Waits for the checks, tells the other members of them, and hears theirs, for a while.
   /// \param is_expected  whether a member can still be waited for
   Task<void> settle(std::function<bool(std::size_t member)> is_expected);
-  /// Why the answers of a reducer cannot be used, after settle(). Errc::wrong_average, malformed, not_finite and
-  /// bad_partition are its fault; others are of members that could not show what they had.
+  /// Why the answers of a reducer cannot be used, after settle(). Errc::wrong_average, malformed and bad_partition are
+  /// its fault; others are of members that could not show what they had.
   std::optional<Error> objection(std::size_t reducer) const;
   /// Averages that were made again.
   std::size_t checked() const { return begun_.size(); }

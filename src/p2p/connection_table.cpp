@@ -203,7 +203,6 @@ void ConnectionTable::disconnect(const PeerId& peer) {
 
 void ConnectionTable::cut_off(const PeerId& peer) {
   if (self_.closed || !cutting_.insert(peer).second) return;
-  self_.reputation.report(peer, Offence::wasted);
   Failures::of(self_.runtime)
       .warn("p2p", "memory", "over_budget",
             log::format("cutting {} off: it fills most of the memory that peers may fill", peer));

@@ -278,6 +278,7 @@ TEST_P(WrongParts, CostTheirSenderItsPlaceInTheRound) {
   for (int i = 0; i < 3; ++i) add(options, kSize);
   options.prefix = "test";
   peers[2]->averager.reset();
+  has_hostile_peers = true;
   HostilePeer hostile(*peers[2]->dht, options, {kSize, 7}, 1);
   TaskGroup hostilities(swarm.runtime());
   hostilities.spawn(hostile.send_part(wrong.compression, Slice::copy_of(wrong.buffer), 128));

@@ -261,6 +261,7 @@ TEST_F(Averaging, APeerWithNanIsLeftOutAndNamed) {
 }
 
 TEST_F(Averaging, PartsThatAreCutDifferentlyAreRefusedOnBothSides) {
+  has_hostile_peers = true;
   add(quick());
   auto other = quick();
   other.part_size_bytes = 400;

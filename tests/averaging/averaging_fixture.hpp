@@ -11,6 +11,7 @@
 #include "cohive/averaging/averager.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/testing/offences.hpp"
 #include "cohive/testing/swarm.hpp"
 
 namespace cohive::averaging {
@@ -24,6 +25,9 @@ struct Peer {
 
 class Averaging : public ::testing::Test {
  protected:
+  void TearDown() override {
+    if (!has_hostile_peers) EXPECT_EQ(sim::offences(swarm.runtime()), 0) << "among honest peers";
+  }
   /// A peer without an averager.
   Peer& join(bool client = false) {
     p2p::HostOptions host_options;
@@ -88,6 +92,7 @@ class Averaging : public ::testing::Test {
   sim::Swarm swarm{{.seed = 21}};
   std::function<std::shared_ptr<dht::Authorizer>(p2p::Host&)> authorizer_of;  // of peers that join from now on
   bool may_fail_to_join = false;
+  bool has_hostile_peers = false;  // which some peer is to notice
   std::vector<std::unique_ptr<Peer>> peers;
 };
 

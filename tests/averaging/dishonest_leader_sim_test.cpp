@@ -60,6 +60,7 @@ class ForgingLeader {
 };
 
 TEST_F(Averaging, ALeaderThatChangesWhatAMemberSaidHasNoGroup) {
+  has_hostile_peers = true;
   for (int i = 0; i < 3; ++i) add(quick());
   ForgingLeader liar(*join().dht);
   swarm.run(liar.declare());
@@ -75,6 +76,7 @@ TEST_F(Averaging, ALeaderThatChangesWhatAMemberSaidHasNoGroup) {
 }
 
 TEST_F(Averaging, ALeaderThatForgesIsAskedOnceByEachMemberForAWhile) {
+  has_hostile_peers = true;
   for (int i = 0; i < 3; ++i) add(quick());
   ForgingLeader liar(*join().dht);
   TaskGroup lying(swarm.runtime(), "liar");
@@ -88,6 +90,51 @@ TEST_F(Averaging, ALeaderThatForgesIsAskedOnceByEachMemberForAWhile) {
   }
   EXPECT_GT(liar.forged, 0);
   EXPECT_LE(liar.forged, 3);
+}
+
+/// Declares itself before anybody else, accepts everybody, and never begins.
+class StallingLeader {
+ public:
+  explicit StallingLeader(Dht& dht) : dht_(dht), server_(dht.host()) {
+    server_.add_streaming("test::DecentralizedAverager.rpc_join_group",
+                          [this](rpc::ServerStream& stream) { return lead(*this, stream); });
+  }
+  static Task<void> declare(StallingLeader& self) {
+    for (;;) {
+      (void)co_await self.dht_.store("test.0b", msgpack::Value::bin(self.dht_.host().id().bytes()), true,
+                                     self.dht_.now() + 1.5);
+      co_await self.dht_.runtime().sleep_for(500ms);
+    }
+  }
+  int accepted = 0;
+
+ private:
+  static Task<Result<>> lead(StallingLeader& self, rpc::ServerStream& stream) {
+    ++self.accepted;
+    CO_TRY(auto joiner, co_await accept_joiner(self.dht_, stream, std::string(20, 's')));
+    co_await self.dht_.runtime().sleep_for(1h);
+    co_return ok();
+  }
+  Dht& dht_;
+  rpc::Server server_;
+};
+
+TEST_F(Averaging, ALeaderThatNeverBeginsCostsEachMemberOneSearchAndNothingIsHeldAgainstIt) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  StallingLeader stalling(*join().dht);
+  TaskGroup leading(swarm.runtime(), "staller");
+  leading.spawn(StallingLeader::declare(stalling), "staller");
+  swarm.pass(1s);
+  for (int round = 0; round < 4; ++round) {
+    const TimePoint start = swarm.runtime().now();
+    std::vector<Task<Result<RoundResult>>> rounds;
+    for (std::size_t i = 0; i < 3; ++i) rounds.push_back(peers[i]->averager->step({.timeout = 60s}));
+    for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds))))
+      EXPECT_TRUE(result) << result.error();
+    if (round > 0) EXPECT_LT(swarm.runtime().now() - start, 3s);
+  }
+  EXPECT_GT(stalling.accepted, 0);
+  EXPECT_LE(stalling.accepted, 3);
 }
 
 /// Declares itself before anybody else, and fills its groups with members that do not exist.
@@ -214,6 +261,7 @@ TEST_F(Averaging, AMemberThatClaimsAFastLinkDoesNotReduceEverythingWhereLiarsAre
 }
 
 TEST_F(Averaging, AWeightThatOverflowsASumVoidsNoRound) {
+  has_hostile_peers = true;
   for (int i = 0; i < 3; ++i) add(quick());
   auto steps = same();
   steps[2].weight = 1e308;

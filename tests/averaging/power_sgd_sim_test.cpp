@@ -414,6 +414,7 @@ TEST_F(PowerSgdRounds, AGradientThatIsNotFiniteFailsItsOwnRoundAndNothingIsOwed)
 }
 
 TEST_F(PowerSgdRounds, AMemberOfAnotherRankIsLeftOut) {
+  has_hostile_peers = true;
   for (int i = 0; i < 2; ++i) add({{60, 50}}, {2, 0.2});
   add({{60, 50}}, {5, 0.2});
   draw_gradients();

@@ -210,6 +210,7 @@ TEST_P(BadParts, TheirSenderIsLeftOutNamedAndCounted) {
   for (int i = 0; i < 3; ++i) add(options, kSize);
   options.prefix = "test";
   peers[2]->averager.reset();
+  has_hostile_peers = true;
   HostilePeer hostile(*peers[2]->dht, options, {kSize, 7}, 1);
   std::vector<float> values(options.part_size_bytes / 4 *
                             static_cast<std::size_t>(1 / codec::compression_ratio(bad.codec, codec::DType::float32)));

@@ -26,10 +26,10 @@ std::vector<float> result(const Aggregation& how, std::vector<Vote> votes, std::
 }
 
 /// A group whose last members lie.
-struct Group {
+struct VotingGroup {
   std::vector<Vote> votes;
   std::vector<float> low, high;  ///< of the honest ones
-  Group(std::size_t honest, std::size_t liars, std::size_t size, unsigned seed) : low(size, kHuge), high(size, -kHuge) {
+  VotingGroup(std::size_t honest, std::size_t liars, std::size_t size, unsigned seed) : low(size, kHuge), high(size, -kHuge) {
     std::mt19937 random(seed);
     std::normal_distribution<float> values(0.5f, 2);
     std::uniform_real_distribution<double> weights(0.1, 10);
@@ -52,7 +52,7 @@ class Minority : public ::testing::TestWithParam<std::pair<std::size_t, std::siz
  protected:
   static constexpr std::size_t kSize = 2500;  // several blocks, the last one short
   std::size_t senders = GetParam().first, liars = GetParam().second;
-  Group group{senders - liars, liars, kSize, 5};
+  VotingGroup group{senders - liars, liars, kSize, 5};
 };
 INSTANTIATE_TEST_SUITE_P(Groups, Minority,
                          ::testing::Values(std::pair(3, 1), std::pair(4, 1), std::pair(5, 2), std::pair(8, 3),

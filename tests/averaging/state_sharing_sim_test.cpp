@@ -84,6 +84,34 @@ TEST_F(SharedStates, ASlowDonorDoesNotHoldUpTheEnd) {
   EXPECT_LT(swarm.runtime().now() - start, 13s) << "ten megabytes at the faster one's megabyte a second";
 }
 
+TEST_F(SharedStates, ADonorThatTricklesIsLeftForAFasterOneWithAnotherState) {
+  donor(state_with(8, 100), 9);  // the best, and the slow one
+  const auto other = state_with(7, 1);
+  StateSharer& fast = donor(other, 5);
+  StateSharer& late = newcomer();
+  swarm.fabric().set_link(sim::Swarm::ip(1), sim::Swarm::ip(3), {.latency = 10ms, .bandwidth = 4e4});
+  const auto start = swarm.runtime().now();
+  const auto found = download(late, {.limit = 60s});
+  ASSERT_TRUE(found) << found.error();
+  EXPECT_EQ(found->donor, fast.id());
+  expect_same(*found, other);
+  EXPECT_LT(swarm.runtime().now() - start, 30s);
+}
+
+TEST_F(SharedStates, DonorsThatAreSlowAlikeAreNotLeftForEachOther) {
+  const auto best = state_with(8, 100);
+  donor(best, 9);
+  donor(state_with(7, 1), 5);
+  StateSharer& late = newcomer();
+  for (int i : {1, 2})
+    swarm.fabric().set_link(sim::Swarm::ip(static_cast<std::size_t>(i)), sim::Swarm::ip(3),
+                            {.latency = 10ms, .bandwidth = 1e5});
+  const auto found = download(late);
+  ASSERT_TRUE(found) << found.error();
+  expect_same(*found, best);
+  EXPECT_EQ(found->bytes, kTensors * kTensorBytes) << "nothing came twice";
+}
+
 TEST_F(SharedStates, ALiarIsFoundAndNamedAndTheStateIsRight) {
   const auto state = state_with(7, 1);
   for (int i = 0; i < 2; ++i) donor(state, 9);
@@ -336,8 +364,7 @@ TEST_F(SharedStates, OnlySoManyDownloadAtOnceAndTheOthersAskElsewhere) {
     ASSERT_TRUE(state && *state);
     ++served[(*state)->donor];
   }
-  EXPECT_EQ(served[peers[0]->id()], 4);
-  EXPECT_EQ(served[peers[1]->id()], 2);
+  for (std::size_t i : {0u, 1u}) EXPECT_GE(served[peers[i]->id()], 2) << "and four at most at a time";
 }
 
 TEST_F(SharedStates, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
@@ -365,6 +392,7 @@ TEST_F(SharedStates, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
   const std::string small = encode_manifest(claims);
   const StateRoot wrong(kRootSize, 'r');
   std::vector<PeerId> hostile;
+  std::optional<PeerId> too_large;  // may be a donor of another model
   double priority = 99;
   for (const std::vector<std::string>& messages :
        std::vector<std::vector<std::string>>{{"\xff\xff\xff"},
@@ -374,7 +402,10 @@ TEST_F(SharedStates, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
                                              {encode_manifest_head({root_of(as_bytes("junk")), 4}), "junk"},
                                              {encode_manifest_head({root_of(as_bytes(large)), large.size()}), large},
                                              {encode_manifest_head({root_of(as_bytes(small)), small.size()}), small}})
-    hostile.push_back(foreign_donor(priority--, "rpc_download_pieces", reply(messages)).id());
+    if (messages.back() == large)
+      too_large = foreign_donor(priority--, "rpc_download_pieces", reply(messages)).id();
+    else
+      hostile.push_back(foreign_donor(priority--, "rpc_download_pieces", reply(messages)).id());
   StateSharer& honest = donor(state, 1);
   StateSharer& late = newcomer();
   DownloadOptions options;
@@ -383,6 +414,7 @@ TEST_F(SharedStates, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
   ASSERT_TRUE(found) << found.error();
   EXPECT_EQ(found->donor, honest.id());
   EXPECT_THAT(found->liars, ::testing::UnorderedElementsAreArray(hostile));
+  EXPECT_FALSE(late.dht->host().reputation().is_shunned(*too_large));
   expect_same(*found, state);
 }
 
@@ -496,8 +528,6 @@ TEST_F(SharedStates, AStateLargerThanTheModelIsNotDownloaded) {
   donor(state_with(5, 1), 5);
   auto& peer = newcomer();
   EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes - 1}).error(), cohive::Errc::limit_exceeded);
-  EXPECT_EQ(download(peer, {.max_bytes = kTensors * kTensorBytes}).error(), Errc::no_donor) << "it is shunned";
-  swarm.pass(p2p::Reputation::kFirstTime);
   EXPECT_TRUE(download(peer, {.max_bytes = kTensors * kTensorBytes}));
 }
 

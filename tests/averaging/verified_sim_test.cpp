@@ -22,6 +22,7 @@ class Verified : public Averaging {
   }
   /// Of a peer that passes for one that checks averages, whatever it does.
   AveragerOptions pretending(AveragerOptions options) {
+    has_hostile_peers = true;
     options.group_finder = [this](FinderContext context) {
       context.schema_hash = honest_schema;
       return make_matchmaking(std::move(context));

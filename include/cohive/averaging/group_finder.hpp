@@ -40,8 +40,7 @@ struct RoundEnd {
   bool averaged = false;  ///< the round has succeeded
   Duration took{};        ///< the exchange of values
   std::vector<PeerId> lost;  ///< members that were lost on the way: they need not be waited for the next time
-  /// Of these, the members that were connected and were waited for in vain, or broke the rules.
-  std::vector<PeerId> spoilers = {};
+  std::vector<PeerId> stragglers = {};  ///< of these, the members that were waited for in vain
   std::vector<PeerId> absent = {};  ///< of these, the members that there is no connection to
   std::size_t present = 0;          ///< other members that something was received of
 };
@@ -60,9 +59,12 @@ class GroupFinder {
   virtual Task<Result<Group>> find(Member self, const SearchPlan& plan, Deadline deadline) = 0;
   /// Called once for every group that was found, when its round has ended.
   virtual void round_ended(const RoundEnd& end) = 0;
-  /// Called when a peer names members that have spoilt the round of a group for it. Any peer may say so of any group.
-  virtual void spoilers_named(const PeerId& /*witness*/, const std::string& /*group_id*/,
-                              const std::vector<PeerId>& /*spoilers*/) {}
+  /// Called when a peer names members that it has waited for in vain in the round of a group. Any peer may say so of
+  /// any group.
+  virtual void stragglers_named(const PeerId& /*witness*/, const std::string& /*group_id*/,
+                                const std::vector<PeerId>& /*stragglers*/) {}
+  /// How long a round is to wait when only this member is missing; nullopt: as long as for anybody.
+  virtual std::optional<Duration> patience_with(const PeerId& /*member*/) const { return std::nullopt; }
 
   /// Lists the peers that may be waiting for this one, or will: those that are told when it leaves.
   virtual std::vector<PeerId> partners() const = 0;

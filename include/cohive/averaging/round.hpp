@@ -66,7 +66,7 @@ struct RoundResult {
   std::vector<PeerId> failed_reducers;  ///< the owners of those parts
   std::vector<PeerId> lost_senders;     ///< left out of a part that this peer reduced: silent, gone, or malformed
   std::vector<PeerId> liars;            ///< of both, the members that sent what cannot be: they are kept out for a while
-  std::vector<PeerId> spoilers;         ///< of both, the liars and the members that were waited for in vain
+  std::vector<PeerId> stragglers;       ///< of both, the members that were waited for in vain
   std::uint64_t bytes_sent = 0,         ///< payload for all other members
       bytes_received = 0;               ///< payload of all other members
   Duration matchmaking{};                            ///< until the group was found

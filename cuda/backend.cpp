@@ -42,16 +42,11 @@ class DeviceGradientRound final : public train::GradientRound {
 
   std::shared_ptr<averaging::TensorParts> parts() override { return parts_; }
 
-  Task<void> finish_step() override {
-    if (shared_->steps.empty()) co_return;
+  Task<std::vector<bool>> finish_step() override {
+    if (shared_->steps.empty()) co_return std::vector<bool>();
     const Lanes::Taken lane(*lanes_, co_await lanes_->turn());
-    if (!steps_in_round()) {
-      Queued queued(lane->stream);
-      co_await clip(*lane);
-      shared_->steps.queue_all(lane->stream).value();
-      (co_await queued.done(lanes_->runtime())).value();
-    }
-    (co_await shared_->steps.finish(*lanes_, *lane)).value();
+    if (!steps_in_round()) co_await clip(*lane);
+    co_return (co_await shared_->steps.finish(*lanes_, *lane, !steps_in_round())).value();
   }
 
  private:
@@ -64,11 +59,16 @@ class DeviceGradientRound final : public train::GradientRound {
   bool steps_in_round() const { return !shared_->steps.empty() && !shared_->work.max_norm; }
 
   Task<void> clip(Lane& lane) {
-    const auto& sums = shared_->work.sums;
-    const double squares = (co_await square_sum(*lanes_, lane, sums)).value();
+    std::vector<std::span<const float>> sums;
+    for (const auto& sum : shared_->work.sums) sums.emplace_back(sum.values);
+    double squares = 0;  // tensor by tensor, as the host adds them up
+    for (const double one : (co_await square_sums(*lanes_, lane, std::move(sums))).value()) squares += one;
     const double factor = optim::clip_coefficient(squares, *shared_->work.max_norm);
     if (factor >= 1) co_return;
-    for (const auto& sum : sums) scale_async(lane.stream, sum.values, static_cast<float>(factor)).value();
+    Queued queued(lane.stream);
+    for (const auto& sum : shared_->work.sums)
+      scale_async(lane.stream, sum.values, static_cast<float>(factor)).value();
+    (co_await queued.done(lanes_->runtime())).value();
   }
 
   const std::shared_ptr<Lanes> lanes_;

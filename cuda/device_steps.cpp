@@ -50,7 +50,7 @@ struct BlockSums {
 }  // namespace
 
 DeviceSteps::DeviceSteps(std::vector<train::ParameterStep> steps) : steps_(std::move(steps)) {
-  for (const auto& [options, memory, settings] : steps_) {
+  for (const auto& [options, memory, settings, has_gradient] : steps_) {
     (void)optim::TensorStep(options, memory, settings);  // checks all
     if (memory.parameters.dtype() != optim::DType::float32 || memory.gradient.dtype() != optim::DType::float32 ||
         !memory.copy.empty() || settings.clear_gradient)
@@ -59,7 +59,11 @@ DeviceSteps::DeviceSteps(std::vector<train::ParameterStep> steps) : steps_(std::
 }
 
 Result<> DeviceSteps::queue(const averaging::Stretch& stretch, Stream& stream) {
-  const auto& [options, memory, settings] = steps_[stretch.tensor];
+  return steps_[stretch.tensor].has_gradient ? queue_step(stretch, stream) : ok();
+}
+
+Result<> DeviceSteps::queue_step(const averaging::Stretch& stretch, Stream& stream) {
+  const auto& [options, memory, settings, has_gradient] = steps_[stretch.tensor];
   const auto arrays = arrays_of(memory, stretch.offset);
   return on(stream, [&](CUstream_st* queue) {
     return std::visit(
@@ -74,13 +78,47 @@ Result<> DeviceSteps::queue(const averaging::Stretch& stretch, Stream& stream) {
   });
 }
 
-Result<> DeviceSteps::queue_all(Stream& stream) {
-  for (std::size_t i = 0; i < steps_.size(); ++i)
-    if (auto queued = queue({i, 0, steps_[i].memory.parameters.size()}, stream); !queued) return queued;
-  return ok();
+/// Without a gradient of this peer, a parameter steps where the average shows that another member had one.
+Task<Result<std::vector<bool>>> DeviceSteps::find_steps(Lanes& lanes, Lane& lane) const {
+  std::vector<bool> steps;
+  std::vector<std::span<const float>> unsure;
+  for (const auto& step : steps_) {
+    steps.push_back(step.has_gradient);
+    const auto& gradient = step.memory.gradient;
+    if (!step.has_gradient && !gradient.empty())
+      unsure.emplace_back(static_cast<const float*>(gradient.data()), gradient.size());
+  }
+  if (unsure.empty()) co_return steps;
+  const auto squares = co_await square_sums(lanes, lane, std::move(unsure));
+  if (!squares) co_return squares.error();
+  for (std::size_t i = 0, number = 0; i < steps_.size(); ++i)
+    if (!steps_[i].has_gradient && !steps_[i].memory.gradient.empty()) steps[i] = (*squares)[number++] != 0;
+  co_return steps;
 }
 
-Task<Result<>> DeviceSteps::finish(Lanes& lanes, Lane& lane) {
+Task<Result<std::vector<bool>>> DeviceSteps::finish(Lanes& lanes, Lane& lane, bool all) {
+  auto steps = co_await find_steps(lanes, lane);
+  if (!steps) co_return steps.error();
+  Queued queued(lane.stream);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const auto& memory = steps_[i].memory;
+    const std::size_t size = memory.parameters.size();
+    Result<> done = ok();
+    if ((*steps)[i]) {
+      if (all || !steps_[i].has_gradient) done = queue_step({i, 0, size}, lane.stream);
+    } else if (memory.result.data() != memory.parameters.data()) {
+      done = copy_async(lane.stream, {static_cast<const float*>(memory.parameters.data()), size},
+                        {values(memory.result), size});
+    }
+    if (!done) co_return done.error();
+  }
+  if (auto done = co_await queued.done(lanes.runtime()); !done) co_return done.error();
+  if (auto done = co_await finish_lamb(lanes, lane, *steps); !done) co_return done.error();
+  co_return steps;
+}
+
+/// Makes what needs norms of whole tensors.
+Task<Result<>> DeviceSteps::finish_lamb(Lanes& lanes, Lane& lane, std::vector<bool> steps) {
   struct Work {
     const train::ParameterStep& step;
     optim::LambNumbers<float> numbers;
@@ -89,9 +127,10 @@ Task<Result<>> DeviceSteps::finish(Lanes& lanes, Lane& lane) {
   };
   std::vector<Work> all;
   std::size_t count_of_blocks = 0;
-  for (const auto& step : steps_) {
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const auto& step = steps_[i];
     const std::size_t count = step.memory.parameters.size();
-    if (!lamb(step) || count == 0) continue;
+    if (!steps[i] || !lamb(step) || count == 0) continue;
     all.push_back(
         {step, optim::numbers<float>(*lamb(step), step.settings), arrays_of(step.memory, 0), count, count_of_blocks});
     count_of_blocks += optim::norm_blocks(count);
@@ -123,14 +162,14 @@ Task<Result<>> DeviceSteps::finish(Lanes& lanes, Lane& lane) {
   co_return co_await queued.done(lanes.runtime());
 }
 
-Task<Result<double>> square_sum(Lanes& lanes, Lane& lane, std::vector<train::Buffer> tensors) {
+Task<Result<std::vector<double>>> square_sums(Lanes& lanes, Lane& lane, std::vector<std::span<const float>> tensors) {
   std::size_t count_of_blocks = 0;
-  for (const auto& tensor : tensors) count_of_blocks += optim::norm_blocks(tensor.values.size());
+  for (const auto& tensor : tensors) count_of_blocks += optim::norm_blocks(tensor.size());
   const auto blocks = co_await BlockSums<double>::take(lanes, lane, count_of_blocks);
   if (!blocks) co_return blocks.error();
   Queued queued(lane.stream);
   std::size_t first = 0;
-  for (const auto& [owner, values] : tensors) {
+  for (const auto& values : tensors) {
     const auto of_tensor = blocks->there.subspan(first, optim::norm_blocks(values.size()));
     auto summed = on(lane.stream, [&](CUstream_st* queue) {
       return kernels::square_sums(queue, values.data(), values.size(), of_tensor.data());
@@ -140,15 +179,14 @@ Task<Result<double>> square_sum(Lanes& lanes, Lane& lane, std::vector<train::Buf
   }
   if (auto read = blocks->read(lane.stream); !read) co_return read.error();
   if (auto done = co_await queued.done(lanes.runtime()); !done) co_return done.error();
-  // Tensor by tensor, as the host adds them up.
-  double result = 0;
+  std::vector<double> sums;
   first = 0;
   for (const auto& tensor : tensors) {
-    const std::size_t count = optim::norm_blocks(tensor.values.size());
-    result += optim::total(blocks->here.subspan(first, count));
+    const std::size_t count = optim::norm_blocks(tensor.size());
+    sums.push_back(optim::total(blocks->here.subspan(first, count)));
     first += count;
   }
-  co_return result;
+  co_return sums;
 }
 
 }  // namespace cohive::cuda

@@ -15,18 +15,23 @@ class DeviceSteps {
   explicit DeviceSteps(std::vector<train::ParameterStep> steps);
 
   bool empty() const noexcept { return steps_.empty(); }
-  /// Queues the step of a stretch; of LAMB the part that looks at every value by itself.
+  /// Queues the step of a stretch of a parameter that this peer has a gradient of; of LAMB the part that looks at every
+  /// value by itself.
   Result<> queue(const averaging::Stretch& stretch, Stream& stream);
-  /// Queues the steps of whole tensors.
-  Result<> queue_all(Stream& stream);
-  /// Makes what needs norms of whole tensors, once all stretches were queued and done.
-  Task<Result<>> finish(Lanes& lanes, Lane& lane);
+  /// Makes the rest of the steps, once the averages are there and nothing is queued: whole tensors where `all` is set,
+  /// else those of parameters that only other members have a gradient of, and what needs norms of whole tensors. Returns
+  /// which parameters have taken a step.
+  Task<Result<std::vector<bool>>> finish(Lanes& lanes, Lane& lane, bool all);
 
  private:
+  Task<Result<std::vector<bool>>> find_steps(Lanes& lanes, Lane& lane) const;
+  Result<> queue_step(const averaging::Stretch& stretch, Stream& stream);
+  Task<Result<>> finish_lamb(Lanes& lanes, Lane& lane, std::vector<bool> steps);
+
   std::vector<train::ParameterStep> steps_;
 };
 
-/// Returns the sum of the squares of all values, added up as the host does. The lane must have nothing queued.
-Task<Result<double>> square_sum(Lanes& lanes, Lane& lane, std::vector<train::Buffer> tensors);
+/// Returns the sum of the squares of each tensor's values, added up as the host does. The lane must have nothing queued.
+Task<Result<std::vector<double>>> square_sums(Lanes& lanes, Lane& lane, std::vector<std::span<const float>> tensors);
 
 }  // namespace cohive::cuda

@@ -73,7 +73,8 @@ Task<train::Replica::Gradients> ForeignModel::take_gradients(std::optional<train
   work.sums = taken.sums;
   work.factor = taken.factor;
   work.residuals = residuals_;
-  stepping_with_ = std::make_shared<Stepping>(std::move(taken.sums), backend_->gradient_round(std::move(work)));
+  stepping_with_ = std::make_shared<Stepping>(std::move(taken.sums), std::move(taken.present),
+                                              backend_->gradient_round(std::move(work)));
   co_return Gradients{stepping_with_->round->parts(), taken.finite};
 }
 
@@ -85,16 +86,19 @@ Task<void> ForeignModel::drop_gradients() {
 
 Task<void> ForeignModel::finish_step(std::uint64_t epoch, bool step) {
   const auto stepping = std::exchange(stepping_with_, nullptr);
-  if (step && stepping) co_await runtime_.offload([this, stepping, used = in_use_] { step_with(stepping->means); });
+  if (step && stepping) co_await runtime_.offload([this, stepping, used = in_use_] { step_with(*stepping); });
   enter_epoch(epoch);
 }
 
-/// LibTorch's step with averaged gradients.
-void ForeignModel::step_with(const std::vector<Buffer>& means) {
+/// LibTorch's step with averaged gradients. A parameter of which no member had one is left alone: it has no gradient.
+void ForeignModel::step_with(const Stepping& gradients) {
+  torch::NoGradGuard no_grad;
   const auto turn = trainer_->in_turn();
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i].requires_grad())
-      parameters_[i].mutable_grad() = as_tensor(means[i], parameters_[i].sizes()).to(parameters_[i].options());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto mean = as_tensor(gradients.means[i], parameters_[i].sizes());
+    if (gradients.present[i] || mean.any().item<bool>())
+      parameters_[i].mutable_grad() = mean.to(parameters_[i].options().requires_grad(false));
+  }
   if (max_norm_ > 0) torch::nn::utils::clip_grad_norm_(parameters_, max_norm_);
   optimizer_.step();
   for (auto& parameter : parameters_) parameter.mutable_grad().reset();

@@ -44,7 +44,13 @@ class ForeignModel final : public TorchReplica, public train::Replica {
 
  private:
   torch::Tensor as_tensor(const train::Buffer& buffer, at::IntArrayRef sizes) const;
-  void step_with(const std::vector<train::Buffer>& means);
+  /// The gradients of an epoch.
+  struct Stepping {
+    std::vector<train::Buffer> means;
+    std::vector<bool> present;  // this peer has some of the parameter
+    std::shared_ptr<train::GradientRound> round;
+  };
+  void step_with(const Stepping& gradients);
   void write_parameters();
 
   Runtime& runtime_;
@@ -60,11 +66,6 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   Schedule schedule_;
   OptimizerLayout layout_;  // loads change it, copies read it
   averaging::ResidualsPtr residuals_;
-  /// The gradients of an epoch.
-  struct Stepping {
-    std::vector<train::Buffer> means;
-    std::shared_ptr<train::GradientRound> round;
-  };
   std::shared_ptr<Stepping> stepping_with_;  // from take_gradients to finish_step
   std::vector<train::Buffer> copies_;  // of the parameters, in state rounds
   std::optional<train::StateRound> state_round_;

@@ -90,6 +90,14 @@ void FusedModel::step_locally(double scale) {
   }
 }
 
+/// A trainer that gives a parameter other memory, as model->to() does, is told of it in its next call: until then the
+/// memory that is in use stays.
+void FusedModel::hold_memory() {
+  held_.clear();
+  for (const auto* tensors : {&parameters_, &mirrors_})
+    for (const auto& tensor : *tensors) held_.push_back(tensor.detach());
+}
+
 // ---- Mirrors
 
 Task<void> FusedModel::show_in_mirrors() {
@@ -173,10 +181,6 @@ Task<std::vector<averaging::TensorSpan>> FusedModel::parts_beside(train::StateRo
   co_return co_await runtime().offload([this, how, used = in_use()] { return extras_.begin(how, *trainer_); });
 }
 
-bool FusedModel::frozen(std::size_t parameter) {
-  return !(mirrors_.empty() ? parameters_ : mirrors_)[parameter].requires_grad();
-}
-
 // ---- The state as a whole
 
 std::vector<torch::Tensor> FusedModel::newest_parameters() {
@@ -192,9 +196,19 @@ std::vector<torch::Tensor> FusedModel::newest_parameters() {
   return result;
 }
 
+/// False once a trainer has changed the model, of which its next call will tell it.
+bool FusedModel::is_as_described() const {
+  std::size_t number = 0;
+  return std::ranges::all_of(parameters_, [&](const torch::Tensor& parameter) {
+    return parameter.scalar_type() == torch::kFloat32 && parameter.is_contiguous() &&
+           static_cast<std::size_t>(parameter.numel()) == gradient_infos()[number++].elements();
+  });
+}
+
 Task<std::optional<averaging::SharedState>> FusedModel::snapshot(std::uint64_t epoch) {
-  co_return co_await runtime().offload([this, epoch, used = in_use()] {
+  co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
     const std::lock_guard lock(stepping_);
+    if (!is_as_described()) return std::nullopt;
     const auto beside = trainer_->beside();
     return copy_unless_changed(parameters_, [&] {
       return describe_state(optimizer_, newest_parameters(), epoch, extras_.tensors(), layout_);
@@ -209,10 +223,10 @@ Task<Result<std::uint64_t>> FusedModel::load(averaging::DownloadedState state, s
   auto loaded = co_await runtime().offload([this, shared, least_epoch, used = in_use()] {
     const auto turn = trainer_->in_turn();
     auto loaded = load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors(), layout_);
+    known_.look_at_state();
     backend().follow_caller();
     return loaded;
   });
-  known_.look_at_state();
   if (loaded) co_await show_in_mirrors();
   co_return loaded;
 }

@@ -37,9 +37,16 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
     if (link_) link_->note_trainer();
   }
 
-  void cut_gradients() override { intake_.cut(); }
+  void cut_gradients() override {
+    hold_memory();
+    intake_.cut();
+  }
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
   Task<void> hold_state() override;
+  Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::StateRound how) override {
+    hold_memory();
+    return FusedReplica::state_parts(how);
+  }
   Task<bool> finish_state(bool averaged) override;
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
@@ -58,7 +65,6 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   }
   std::int64_t steps_taken(std::size_t parameter) override { return known_.steps_taken(parameter); }
   void count_step(std::size_t parameter) override { known_.count_step(parameter); }
-  bool frozen(std::size_t parameter) override;
   std::function<void(const averaging::Stretch&)> watch_step(train::Place place,
                                                             std::vector<std::span<const float>> results) override;
   Task<std::vector<averaging::TensorSpan>> parts_beside(train::StateRound how) override;
@@ -66,6 +72,8 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   Task<void> drop_sums() override { return intake_.drop(); }
 
  private:
+  void hold_memory();
+  bool is_as_described() const;
   Task<void> show_in_mirrors();
   void copy_to_mirrors();
   Task<void> stage_next();
@@ -75,6 +83,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   KnownOptimizer known_;
   std::vector<torch::Tensor> parameters_;  // of the optimizer
   std::vector<torch::Tensor> mirrors_;     // of the trainer, where they are other tensors
+  std::vector<torch::Tensor> held_;        // the memory of both, which work in the background uses
   const std::shared_ptr<train::DeviceLink> link_;
   const std::shared_ptr<TrainerStream> trainer_;
   std::unique_ptr<ParameterUpload> upload_;  // to mirrors, where there is a link

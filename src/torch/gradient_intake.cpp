@@ -1,6 +1,7 @@
 #include "gradient_intake.hpp"
 
 #include "averaging/lease.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/optim/passes.hpp"
 #include "model_state.hpp"
 
@@ -56,6 +57,12 @@ void GradientIntake::take_batch(double samples, double scale) {
           "cohive::Optimizer: with reuse_grad_buffers all gradients of an epoch have one loss scale; change it where "
           "an epoch has ended only");
     filled_.scale = scale;
+    if (filled_.times > 0 && filled_.samples != samples && !std::exchange(told_of_sizes_, true))
+      log::warn("torch",
+                "with reuse_grad_buffers batches of {} and of {} samples weigh the same: gradients add up in the model. "
+                "Leave the option out where batches differ in size",
+                filled_.samples, samples);
+    filled_.samples = samples;
     if (witness_ && !parameters_[*witness_].grad().defined())
       throw std::logic_error(
           "cohive::Optimizer: with reuse_grad_buffers gradients add up in the model until the epoch ends, but "
@@ -131,7 +138,7 @@ Task<GradientDownload::Batch> GradientIntake::move_to_sums(std::vector<torch::Te
 }
 
 Task<GradientSums::Taken> GradientIntake::take_reused() {
-  auto [gradients, times, scale] = std::move(cut_.front());
+  auto [gradients, samples, times, scale] = std::move(cut_.front());
   cut_.pop_front();
   struct Owners {
     std::vector<torch::Tensor> tensors;
@@ -140,6 +147,7 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
   auto owners = std::make_shared<Owners>();
   GradientSums::Taken taken;
   taken.factor = times > 0 ? 1 / (static_cast<double>(times) * scale) : 0;
+  for (const auto& gradient : gradients) taken.present.push_back(gradient.defined());
   train::Backend& backend = sums_.backend();
   std::vector<Buffer> without;
   std::vector<optim::ConstView> unread;
@@ -175,7 +183,10 @@ Task<GradientSums::Taken> GradientIntake::take_reused() {
   if (!unread.empty()) taken.finite &= co_await backend.all_finite(std::move(unread), owners);
   if (!converted.empty())
     taken.finite &= co_await backend.accumulate(std::move(converted), {.factor = 1, .first = true}, owners);
-  if (!taken.finite) without = taken.sums;
+  if (!taken.finite) {
+    without = taken.sums;
+    taken.present.assign(taken.present.size(), false);
+  }
   if (!without.empty()) co_await backend.clear(std::move(without));
   co_return taken;
 }

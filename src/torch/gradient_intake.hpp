@@ -52,11 +52,13 @@ class GradientIntake {
   /// What is in the model's buffers.
   struct Reused {
     std::vector<torch::Tensor> gradients;  // where they were cut off
+    double samples = 0;                    // of the last batch
     std::size_t times = 0;                 // batches
     double scale = 1;
   };
   Reused filled_;                       // the trainer's thread
   std::optional<std::size_t> witness_;  // a parameter that has a gradient since the first batch
+  bool told_of_sizes_ = false;          // that batches of several sizes weigh the same
   std::deque<Reused> cut_;              // that wait to be taken
 };
 

@@ -141,9 +141,13 @@ KnownOptimizer::KnownOptimizer(to::Optimizer& optimizer) : optimizer_(&optimizer
   look_at_state();
 }
 
+/// Momentum begins with the first step, and what others sent of a parameter that has taken none is zeros.
 void KnownOptimizer::look_at_state() {
   stepped_.clear();
-  for (const auto& parameter : parameters_) stepped_.push_back(!statistics_of(*optimizer_, parameter).empty());
+  for (const auto& parameter : parameters_) {
+    auto* const sgd = dynamic_cast<to::SGDParamState*>(state_of(*optimizer_, parameter));
+    stepped_.push_back(sgd && sgd->momentum_buffer().defined() && sgd->momentum_buffer().any().item<bool>());
+  }
 }
 
 optim::Options KnownOptimizer::options(std::size_t parameter) const {

@@ -1,6 +1,7 @@
 // The ranks of a LocalGroup around one Optimizer.
 #include <torch/torch.h>
 
+#include <array>
 #include <stdexcept>
 
 #include "cohive/torch/local_group.hpp"
@@ -39,7 +40,8 @@ struct LocalOptimizer::Impl {
   Optimizer* optimizer;
   std::vector<torch::Tensor> parameters;
   std::int64_t values = 0;
-  torch::Tensor sums;  ///< gradients times samples of all parameters, and in the last place the samples
+  /// Gradients times samples of all parameters, then for each how many ranks have one, and in the last place the samples.
+  torch::Tensor sums;
 };
 
 LocalOptimizer::Impl::Impl(LocalGroup& g, Optimizer* o, std::vector<torch::Tensor> p)
@@ -52,22 +54,23 @@ LocalOptimizer::Impl::Impl(LocalGroup& g, Optimizer* o, std::vector<torch::Tenso
   }
   for (const auto& parameter : parameters) values += parameter.numel();
   check_same_model();
-  sums = torch::zeros({values + 1}, torch::kFloat32);
+  sums = torch::zeros({values + static_cast<std::int64_t>(parameters.size()) + 1}, torch::kFloat32);
   share_parameters();
 }
 
 void LocalOptimizer::Impl::check_same_model() {
-  const auto of_rank_0 = of_leader(values);
-  float differs = of_rank_0 == values ? 0 : 1;
+  const std::array<std::int64_t, 2> sizes{values, static_cast<std::int64_t>(parameters.size())};
+  float differs = of_leader(sizes) == sizes ? 0 : 1;
   group.sum(&differs, 1);
   if (of_leader(differs) > 0) refuse_rank("the ranks have models of different sizes");
 }
 
 void LocalOptimizer::Impl::collect(double samples) {
-  std::int64_t at = 0;
+  std::int64_t at = 0, counts = values;
   for (auto& parameter : parameters) {
     auto place = sums.narrow(0, at, parameter.numel());
     at += parameter.numel();
+    sums[counts++] = parameter.grad().defined() ? 1 : 0;
     if (parameter.grad().defined()) {
       place.copy_(parameter.grad().reshape({-1})).mul_(samples);
     } else {
@@ -75,20 +78,21 @@ void LocalOptimizer::Impl::collect(double samples) {
     }
     parameter.mutable_grad().reset();
   }
-  sums[values] = samples;
+  sums[-1] = samples;
 }
 
 double LocalOptimizer::Impl::sum_over_ranks() {
-  group.sum(sums.data_ptr<float>(), static_cast<std::size_t>(values) + 1);
-  return sums[values].item<double>();
+  group.sum(sums.data_ptr<float>(), static_cast<std::size_t>(sums.numel()));
+  return sums[-1].item<double>();
 }
 
 void LocalOptimizer::Impl::hand_over(double samples) {
-  std::int64_t at = 0;
+  std::int64_t at = 0, counts = values;
   for (auto& parameter : parameters) {
+    const bool present = sums[counts++].item<float>() > 0;
     const auto mean = sums.narrow(0, at, parameter.numel()).div(samples).view(parameter.sizes());
     at += parameter.numel();
-    parameter.mutable_grad() = mean.to(parameter.options());
+    if (present) parameter.mutable_grad() = mean.to(parameter.options().requires_grad(false));
   }
 }
 

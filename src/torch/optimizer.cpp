@@ -2,8 +2,11 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+
 #include "cohive/core/log.hpp"
 #include "cohive/torch/grad_scaler.hpp"
+#include "described_tensors.hpp"
 #include "known_optimizer.hpp"
 #include "saved_training.hpp"
 #include "torch_replica.hpp"
@@ -35,19 +38,26 @@ struct Optimizer::Impl {
   };
   StepReport step(std::int64_t batch, Scaled gradients);
   std::int64_t take_batch(std::int64_t batch, Scaled gradients);
-  void check_groups() const;
+  void check_model() const;
   void settle();
   template <class F>
   auto wait_for(F make) {
     if (model) model->note_trainer();
     return membership.runtime().submit(std::move(make)).get();
   }
+  /// The same for what uses the model.
+  template <class F>
+  auto use_model(F make) {
+    check_model();
+    return wait_for(std::move(make));
+  }
 
   train::Membership& membership;
   OptimizerOptions options;
   std::unique_ptr<torch::optim::Optimizer> made;
   torch::optim::Optimizer* optimizer = nullptr;
-  std::size_t parameters = 0;  // in its groups
+  std::vector<torch::Tensor> stepped;  // in its groups
+  libtorch::DescribedTensors described;
   std::unique_ptr<torch::optim::LRScheduler> scheduler;
   std::unique_ptr<libtorch::TorchReplica> model;
   std::unique_ptr<train::Run> run;
@@ -67,17 +77,26 @@ void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerPara
 void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Optimizer& of,
                            const SchedulerFn& make_scheduler, ModelExtras extras) {
   optimizer = &of;
-  parameters = tensors.size();
+  stepped = libtorch::parameters_of(of);
   if (make_scheduler) scheduler = make_scheduler(of);
   libtorch::check_parameters(tensors);
+  described.add("parameter", tensors);
+  if (made) described.add("the optimizer's parameter", stepped);
+  const auto extra_tensors = extras.extra_tensors;
   auto trainer = libtorch::trainer_stream_of(tensors.front().device());  // of this thread
   // What lives on the loop's thread is made and destroyed there.
-  membership.on_loop([&] {
-    model = libtorch::make_replica(membership.runtime(),
-                                   {std::move(tensors), of, scheduler.get(), std::move(extras), std::move(trainer)},
-                                   options);
-    run = std::make_unique<train::Run>(*membership.dht, membership.key, model->replica(), options);
-  });
+  try {
+    membership.on_loop([&] {
+      model = libtorch::make_replica(membership.runtime(),
+                                     {std::move(tensors), of, scheduler.get(), std::move(extras), std::move(trainer)},
+                                     options);
+      run = std::make_unique<train::Run>(*membership.dht, membership.key, model->replica(), options);
+    });
+  } catch (...) {
+    destroy();
+    throw;
+  }
+  described.add("extra tensor", extra_tensors);
   if (auto opened = wait_for([this] { return run->open_checkpoints(); }); !opened) {
     destroy();
     throw ErrorException(opened.error());
@@ -98,10 +117,11 @@ Optimizer::Impl::~Impl() {
   destroy();
 }
 
-void Optimizer::Impl::check_groups() const {
-  std::size_t now = 0;
-  for (const auto& group : optimizer->param_groups()) now += group.params().size();
-  if (now != parameters)
+/// Before anything uses the model.
+void Optimizer::Impl::check_model() const {
+  described.check();
+  const auto same = [](const torch::Tensor& now, const torch::Tensor& then) { return now.is_same(then); };
+  if (!std::ranges::equal(libtorch::parameters_of(*optimizer), stepped, same))
     throw std::logic_error(
         "cohive::Optimizer: the optimizer's groups have other parameters than when it was made collaborative, and peers "
         "average those: make another cohive::Optimizer for a new list");
@@ -125,7 +145,7 @@ std::int64_t Optimizer::Impl::take_batch(std::int64_t batch, Scaled gradients) {
 StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
   if (batch < 1 && !options.auxiliary)
     throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
-  check_groups();
+  check_model();
   torch::NoGradGuard no_grad;
   StepReport report = std::exchange(settled, {});
   model->note_trainer();
@@ -145,7 +165,7 @@ StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
 
 /// Waits for delayed work and publishes it.
 void Optimizer::Impl::settle() {
-  const StepReport report = wait_for([this] { return run->settle(); });
+  const StepReport report = use_model([this] { return run->settle(); });
   if (report.updated) settled = report;
 }
 
@@ -200,23 +220,23 @@ void Optimizer::zero_grad() {
 }
 
 bool Optimizer::load_state_from_peers() {
-  return impl_->wait_for([this] { return impl_->run->catch_up(); });
+  return impl_->use_model([this] { return impl_->run->catch_up(); });
 }
 std::size_t Optimizer::average_parameters() {
-  return impl_->wait_for([this] { return impl_->run->average_parameters(); });
+  return impl_->use_model([this] { return impl_->run->average_parameters(); });
 }
 std::size_t Optimizer::finish() {
-  return impl_->wait_for([this] { return impl_->run->finish(); });
+  return impl_->use_model([this] { return impl_->run->finish(); });
 }
 
 Result<> Optimizer::save_checkpoint(const std::filesystem::path& path) {
-  return impl_->wait_for([this, &path] { return impl_->run->save_checkpoint(path); });
+  return impl_->use_model([this, &path] { return impl_->run->save_checkpoint(path); });
 }
 Result<std::uint64_t> Optimizer::load_checkpoint(const std::filesystem::path& path) {
-  return impl_->wait_for([this, &path] { return impl_->run->load_checkpoint(path); });
+  return impl_->use_model([this, &path] { return impl_->run->load_checkpoint(path); });
 }
 Result<std::filesystem::path> Optimizer::checkpoint_now() {
-  return impl_->wait_for([this] { return impl_->run->checkpoint_now(); });
+  return impl_->use_model([this] { return impl_->run->checkpoint_now(); });
 }
 checkpoint::Metadata Optimizer::loaded_strings() const {
   return impl_->run->loaded_strings();
@@ -248,7 +268,7 @@ void Optimizer::load(torch::serialize::InputArchive& archive) {
     libtorch::load_training(archive, *impl_->optimizer, impl_->model->masters(), impl_->scheduler != nullptr);
     impl_->model->look_at_state();
   };
-  impl_->wait_for([&] { return impl_->run->restore(epoch, write); });
+  impl_->use_model([&] { return impl_->run->restore(epoch, write); });
 }
 
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const Optimizer& optimizer) {

@@ -28,6 +28,7 @@ std::size_t size_of(const torch::Tensor& tensor) {
 ParameterUpload::ParameterUpload(std::shared_ptr<train::DeviceLink> link, std::vector<torch::Tensor> mirrors)
     : link_(std::move(link)), mirrors_(std::move(mirrors)), offsets_{0} {
   for (const auto& mirror : mirrors_) {
+    types_.push_back(*dtype_of(mirror));
     const std::size_t rounded = (mirror.nbytes() + kMirrorAlignment - 1) / kMirrorAlignment * kMirrorAlignment;
     offsets_.push_back(offsets_.back() + rounded);
   }
@@ -62,7 +63,9 @@ void ParameterUpload::prepare() {
 
 optim::View ParameterUpload::place(std::size_t parameter) const {
   const auto& mirror = mirrors_[parameter];
-  return {*dtype_of(mirror), transfer_->memory().subspan(offsets_[parameter]).data(), size_of(mirror)};
+  if (dtype_of(mirror) != types_[parameter])
+    throw std::logic_error("cohive::Optimizer: a parameter has another type than when the optimizer was made");
+  return {types_[parameter], transfer_->memory().subspan(offsets_[parameter]).data(), size_of(mirror)};
 }
 
 /// Queues the copy of what is staged.

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "averaging/stretch_set.hpp"
+#include "cohive/optim/view.hpp"
 #include "cohive/train/device_link.hpp"
 
 namespace cohive::libtorch {
@@ -48,6 +49,7 @@ class ParameterUpload {
 
   const std::shared_ptr<train::DeviceLink> link_;
   const std::vector<torch::Tensor> mirrors_;
+  std::vector<optim::DType> types_;   // of the mirrors
   std::vector<std::size_t> offsets_;  // of each mirror in the memory of the transfer, and of the end
   std::unique_ptr<train::Transfer> transfer_;
   std::mutex mutex_;

@@ -18,11 +18,6 @@ struct FusedReplica::Stepping {
 
 namespace {
 
-/// Leaves parameters as they are.
-optim::Options no_step() {
-  return optim::SgdOptions{.lr = 0};
-}
-
 std::vector<std::size_t> sizes_of(const std::vector<TensorInfo>& infos) {
   std::vector<std::size_t> sizes;
   for (const auto& info : infos) sizes.push_back(info.elements());
@@ -83,7 +78,7 @@ Task<Replica::Gradients> FusedReplica::take_gradients(std::optional<Place> step)
       const auto number = steps_taken(i) + 1;
       const optim::TensorMemory memory{std::span<const float>(from), *step == Place::next ? next_[i].values : from, {},
                                        taken.sums[i].values, statistics(i)};
-      work.steps.push_back({frozen(i) ? no_step() : options(i), memory, optim::StepSettings{number}});
+      work.steps.push_back({options(i), memory, optim::StepSettings{number}, taken.present[i]});
     }
     work.max_norm = max_norm_;
     std::vector<std::span<const float>> results;
@@ -116,8 +111,9 @@ Task<void> FusedReplica::drop_gradients() {
 Task<void> FusedReplica::finish_step(std::uint64_t epoch, bool step) {
   auto stepping = std::exchange(stepping_, nullptr);
   if (step && stepping && stepping->place) {
-    co_await stepping->round->finish_step();
-    for (std::size_t i = 0; i < size(); ++i) count_step(i);
+    const auto stepped = co_await stepping->round->finish_step();
+    for (std::size_t i = 0; i < size(); ++i)
+      if (stepped[i]) count_step(i);
     if (stepping->place == Place::next) next_is_newest_ = true;
   }
   enter_epoch(epoch);

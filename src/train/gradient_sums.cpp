@@ -1,7 +1,9 @@
 #include "cohive/train/gradient_sums.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <stdexcept>
 
 #include "discard.hpp"
 
@@ -29,6 +31,8 @@ GradientSums::~GradientSums() {
 }
 
 void GradientSums::add(std::vector<Gradient> batch, double samples, double scale, std::shared_ptr<Transfer> transfer) {
+  if (!(samples > 0) || !std::isfinite(samples))
+    throw std::invalid_argument("GradientSums: a batch has a positive number of samples");
   backend_->follow_caller();
   {
     std::unique_lock lock(mutex_);
@@ -89,11 +93,11 @@ Task<void> GradientSums::add_all() {
 Task<void> GradientSums::add_now(Batch batch) {
   if (batch.transfer) co_await batch.transfer->done();
   batch.transfer.reset();
-  if (sums_.times == 0) {
+  if (sums_.samples == 0) {
     sums_.anchor = batch.samples;
     sums_.scale = batch.scale;
   }
-  ++sums_.times;
+  sums_.samples += batch.samples;
   const double factor = batch.samples / sums_.anchor * (sums_.scale / batch.scale);
   for (std::size_t begin = 0; begin < sizes_.size();) {
     std::size_t end = begin, values = 0;
@@ -155,10 +159,12 @@ Task<GradientSums::Sums> GradientSums::take_cut() {
 
 Task<GradientSums::Taken> GradientSums::take() {
   auto sums = co_await take_cut();
-  Taken taken{std::move(sums.values), sums.times > 0 ? 1 / (sums.times * sums.scale) : 0, sums.finite};
+  const double factor = sums.samples > 0 ? sums.anchor / sums.samples / sums.scale : 0;
+  Taken taken{std::move(sums.values), {}, factor, sums.finite};
   std::vector<Buffer> empty;
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    if (taken.sums[i] && taken.finite) continue;
+    taken.present.push_back(taken.sums[i] && taken.finite);
+    if (taken.present.back()) continue;
     if (!taken.sums[i]) taken.sums[i] = backend_->allocate(sizes_[i]);
     empty.push_back(taken.sums[i]);
   }

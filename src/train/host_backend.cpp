@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 
 #include "cohive/train/backend.hpp"
 
@@ -19,6 +20,7 @@ class HostGradientRound final : public GradientRound {
     how.residuals = all.residuals;
     if (steps_in_round())
       how.on_result = [shared = shared_](const averaging::StretchResult& result) {
+        if (!shared->work.steps[result.stretch.tensor].has_gradient) return;
         auto& step = shared->steps[result.stretch.tensor];
         step.run(result.stretch.offset, result.stretch.length);
         if (shared->work.stepped && !step.has_second_phase()) shared->work.stepped(result.stretch);
@@ -30,26 +32,59 @@ class HostGradientRound final : public GradientRound {
 
   std::shared_ptr<averaging::TensorParts> parts() override { return parts_; }
 
-  Task<void> finish_step() override {
-    const std::shared_ptr<std::vector<optim::TensorStep>> steps(shared_, &shared_->steps);
-    if (steps->empty()) co_return;
-    if (!steps_in_round()) {
-      co_await clip();
-      co_await optim::run_steps(runtime_, steps, shared_);
-    } else if (std::ranges::any_of(*steps, &optim::TensorStep::has_second_phase)) {
-      co_await finish_second_phase(steps);
+  Task<std::vector<bool>> finish_step() override {
+    auto& steps = shared_->steps;
+    if (steps.empty()) co_return std::vector<bool>();
+    if (!steps_in_round()) co_await clip();
+    const auto taken = co_await find_steps();
+    std::vector<std::size_t> left, second;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const bool made = steps_in_round() && shared_->work.steps[i].has_gradient;
+      left.push_back(taken[i] && !made ? steps[i].size() : 0);
+      second.push_back(taken[i] && steps[i].has_second_phase() ? steps[i].size() : 0);
     }
+    co_await optim::for_stretches(runtime_, std::move(left), [shared = shared_](const optim::Stretch& stretch) {
+      shared->steps[stretch.tensor].run(stretch.offset, stretch.count);
+    });
+    for (std::size_t i = 0; i < steps.size(); ++i)
+      if (second[i] > 0) steps[i].settle();
+    co_await optim::for_stretches(runtime_, std::move(second), [shared = shared_](const optim::Stretch& stretch) {
+      shared->steps[stretch.tensor].finish(stretch.offset, stretch.count);
+    });
+    co_return taken;
   }
 
  private:
   /// With work on the pool.
   struct Shared {
     explicit Shared(GradientWork all) : work(std::move(all)) {
-      for (const auto& [options, memory, settings] : work.steps) steps.emplace_back(options, memory, settings);
+      for (const auto& step : work.steps) steps.emplace_back(step.options, step.memory, step.settings);
     }
     GradientWork work;
     std::vector<optim::TensorStep> steps;
   };
+
+  /// Finds the parameters that step: those without a gradient of this peer where the average shows that another member
+  /// had one. The others keep their values, wherever the step would have put them.
+  Task<std::vector<bool>> find_steps() {
+    const auto& work = shared_->work;
+    std::vector<std::size_t> unsure;
+    for (const auto& step : work.steps) unsure.push_back(step.has_gradient ? 0 : step.memory.parameters.size());
+    const auto nonzero = std::make_shared<std::vector<std::atomic<bool>>>(unsure.size());
+    co_await optim::for_stretches(runtime_, unsure, [shared = shared_, nonzero](const optim::Stretch& stretch) {
+      const auto values = shared->work.sums[stretch.tensor].values.subspan(stretch.offset, stretch.count);
+      if (std::ranges::any_of(values, [](float value) { return value != 0; })) (*nonzero)[stretch.tensor] = true;
+    });
+    std::vector<bool> steps;
+    std::vector<optim::Copying> kept;
+    for (std::size_t i = 0; i < work.steps.size(); ++i) {
+      const auto& [parameters, result, copy, gradient, state] = work.steps[i].memory;
+      steps.push_back(work.steps[i].has_gradient || (*nonzero)[i]);
+      if (!steps.back() && result.data() != parameters.data()) kept.push_back({parameters, result});
+    }
+    co_await optim::copy(runtime_, std::move(kept), shared_);
+    co_return steps;
+  }
 
   bool steps_in_round() const { return !shared_->steps.empty() && !shared_->work.max_norm; }
 
@@ -64,19 +99,6 @@ class HostGradientRound final : public GradientRound {
     const double squares = co_await optim::square_sum(runtime_, std::move(views), shared_);
     const double factor = optim::clip_coefficient(squares, *shared_->work.max_norm);
     if (factor < 1) co_await optim::scale(runtime_, std::move(gradients), factor, shared_);
-  }
-
-  /// What needs norms of whole tensors, when all their stretches have been read.
-  Task<void> finish_second_phase(std::shared_ptr<std::vector<optim::TensorStep>> steps) {
-    std::vector<std::size_t> sizes;
-    for (auto& step : *steps) {
-      const bool unfinished = step.has_second_phase();
-      if (unfinished) step.settle();
-      sizes.push_back(unfinished ? step.size() : 0);
-    }
-    co_await optim::for_stretches(runtime_, std::move(sizes), [steps](const optim::Stretch& stretch) {
-      (*steps)[stretch.tensor].finish(stretch.offset, stretch.count);
-    });
   }
 
   Runtime& runtime_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/optim/parallel.hpp"
@@ -34,6 +35,7 @@ Slice bytes_of(std::span<const float> values) {
 PlainReplica::PlainReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, optim::Options optimizer)
     : FusedReplica(runtime, infos_of(shapes)), options_(std::move(optimizer)) {
   optim::check(options_);
+  steps_.resize(size());
   for (const auto& info : gradient_infos()) {
     live_.push_back(filled(info.elements(), 0));
     statistics_.emplace_back();
@@ -44,7 +46,12 @@ PlainReplica::PlainReplica(Runtime& runtime, const std::vector<codec::Shape>& sh
 
 void PlainReplica::add_gradients(const std::vector<std::span<const float>>& gradients, double samples) {
   std::vector<GradientSums::Gradient> batch;
+  check_gradients(gradients);
   for (const auto& gradient : gradients) {
+    if (gradient.empty()) {
+      batch.emplace_back();
+      continue;
+    }
     auto copy = Buffer::on_host(gradient.size());
     std::ranges::copy(gradient, copy.values.begin());
     batch.push_back({copy.values, copy.owner, true});
@@ -53,18 +60,26 @@ void PlainReplica::add_gradients(const std::vector<std::span<const float>>& grad
 }
 
 void PlainReplica::step_locally(const std::vector<std::span<const float>>& gradients) {
+  check_gradients(gradients);
   const std::lock_guard lock(stepping_);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].empty()) continue;
     std::vector<float> gradient(gradients[i].begin(), gradients[i].end());
     const optim::TensorMemory memory{
         std::span<const float>(live_[i].values), live_[i].values, {}, std::span(gradient), statistics(i)};
-    optim::TensorStep step(options_, memory, {steps_ + 1});
+    optim::TensorStep step(options_, memory, {++steps_[i]});
     step.run(0, step.size());
     if (!step.has_second_phase()) continue;
     step.settle();
     step.finish(0, step.size());
   }
-  ++steps_;
+}
+
+void PlainReplica::check_gradients(const std::vector<std::span<const float>>& gradients) const {
+  bool fits = gradients.size() == size();
+  for (std::size_t i = 0; fits && i < size(); ++i)
+    fits = gradients[i].empty() || gradients[i].size() == gradient_infos()[i].elements();
+  if (!fits) throw std::invalid_argument("PlainReplica: a gradient has the size of its parameter, or is empty");
 }
 
 void PlainReplica::schedule(std::function<optim::Options(std::uint64_t epoch)> schedule) {
@@ -91,7 +106,7 @@ std::vector<std::size_t> PlainReplica::statistics_by_name() const {
   return order;
 }
 
-// Parameters, then the statistics of each, sorted by name, then the number of steps.
+// Parameters, then the statistics of each, sorted by name, then the numbers of their steps.
 
 Task<std::optional<averaging::SharedState>> PlainReplica::snapshot(std::uint64_t epoch) {
   co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
@@ -109,8 +124,8 @@ Task<std::optional<averaging::SharedState>> PlainReplica::snapshot(std::uint64_t
       for (const std::size_t k : statistics_by_name())
         add("optimizer." + std::to_string(i) + "." + std::string(fields[k].name), statistics_[i][k].values,
             gradient_infos()[i].shape);
-    const auto steps = static_cast<float>(steps_);
-    add("optimizer.step", {&steps, 1}, {});
+    const std::vector<float> steps(steps_.begin(), steps_.end());
+    add("optimizer.step", steps, {static_cast<std::uint32_t>(steps.size())});
     return state;
   });
 }
@@ -131,17 +146,18 @@ Task<Result<std::uint64_t>> PlainReplica::load(averaging::DownloadedState state,
   if (state.tensors.size() != places.size() + 1) co_return bad("another number of tensors");
   std::vector<std::span<const float>> values;
   for (const auto& tensor : state.tensors) {
-    const std::size_t size = values.size() < places.size() ? places[values.size()].size() : 1;
-    if (tensor.dtype != codec::DType::float32 || tensor.data.size() != size * sizeof(float))
+    const std::size_t wanted = values.size() < places.size() ? places[values.size()].size() : size();
+    if (tensor.dtype != codec::DType::float32 || tensor.data.size() != wanted * sizeof(float))
       co_return bad("tensor " + std::to_string(values.size()) + " has another shape");
-    values.emplace_back(reinterpret_cast<const float*>(tensor.data.data()), size);
+    values.emplace_back(reinterpret_cast<const float*>(tensor.data.data()), wanted);
     if (!optim::all_finite(values.back())) co_return bad("values that are not finite");
   }
-  const double steps = std::round(values.back()[0]);
-  if (steps < 0 || steps > optim::kMostSteps) co_return bad("a count of steps that is none");
+  const auto& counts = values.back();
+  if (!std::ranges::all_of(counts, [](float steps) { return std::round(steps) >= 0 && steps <= optim::kMostSteps; }))
+    co_return bad("a count of steps that is none");
   forget_next();
   for (std::size_t i = 0; i < places.size(); ++i) std::ranges::copy(values[i], places[i].begin());
-  steps_ = std::llround(steps);
+  for (std::size_t i = 0; i < size(); ++i) steps_[i] = std::llround(counts[i]);
   co_return *epoch;
 }
 

@@ -1,6 +1,7 @@
 #include "run_report.hpp"
 
 #include <regex>
+#include <stdexcept>
 
 #include "cohive/proto/run_report.pb.h"
 
@@ -22,8 +23,13 @@ std::string without_addresses(const std::string& message) {
 
 RunReports::RunReports(p2p::Host& host, const std::string& run_id, std::string schema_hash, const History& history)
     : host_(host), schema_hash_(std::move(schema_hash)), history_(history), server_(host) {
-  server_.add_streaming(run_id + "::Run.rpc_report",
-                        [this](rpc::ServerStream& stream) { return serve(*this, stream); });
+  try {
+    server_.add_streaming(run_id + "::Run.rpc_report",
+                          [this](rpc::ServerStream& stream) { return serve(*this, stream); });
+  } catch (const std::invalid_argument&) {  // a second one on this host
+    throw std::invalid_argument("cohive: run \"" + run_id +
+                                "\" has an optimizer in this Swarm already: give each a run_id of its own, or a Swarm");
+  }
 }
 
 Task<Result<>> RunReports::serve(RunReports& self, rpc::ServerStream& stream) {

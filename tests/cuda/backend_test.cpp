@@ -82,19 +82,22 @@ class OnBackends : public Gpu {
     return model;
   }
   /// Steps with gradients whose round was this peer's alone. \param place  live or next
-  void step(Backend& backend, Model& model, const optim::Options& options, std::int64_t number, bool to_next,
-            std::optional<double> max_norm) {
+  /// \param absent  this peer has no gradients: those of others are all that steps go by
+  std::vector<bool> step(Backend& backend, Model& model, const optim::Options& options, std::int64_t number,
+                         bool to_next, std::optional<double> max_norm, bool absent = false) {
     train::GradientWork work;
     for (std::size_t i = 0; i < std::size(kTensors); ++i) {
       work.infos.push_back({.shape = {static_cast<std::uint32_t>(kTensors[i])}});
-      work.sums.push_back(put(backend, some_values(kTensors[i], 100 * static_cast<std::uint32_t>(number + 1))));
+      auto gradient = some_values(kTensors[i], 100 * static_cast<std::uint32_t>(number + 1));
+      if (absent) std::ranges::fill(gradient, 0.0f);
+      work.sums.push_back(put(backend, gradient));
       optim::TensorMemory memory{std::span<const float>(model.live[i].values),
                                  to_next ? model.next[i].values : model.live[i].values,
                                  {},
                                  work.sums[i].values,
                                  {}};
       for (std::size_t k = 0; k < model.statistics[i].size(); ++k) memory.state[k] = model.statistics[i][k].values;
-      work.steps.push_back({options, memory, {number}});
+      work.steps.push_back({options, memory, {number}, !absent});
     }
     work.factor = 0.3;
     work.max_norm = max_norm;
@@ -108,7 +111,7 @@ class OnBackends : public Gpu {
       EXPECT_TRUE(runtime->run(round->parts()->apply(stretch, answer, {})));
     }
     runtime->run(round->parts()->finish());
-    runtime->run(round->finish_step());
+    return runtime->run(round->finish_step());
   }
   void expect_same_bits(const Model& ours, const Model& theirs, const char* what) {
     const auto same = [&](const Buffer& one, const Buffer& other) {
@@ -144,29 +147,53 @@ TEST_F(OnBackends, EveryOptimizerStepsAsOnTheHost) {
   };
   for (const auto& [name, options] : all) {
     Model here = model_on(*host, options), there = model_on(*device, options);
-    for (std::int64_t number = 1; number <= 3; ++number) {
-      const bool to_next = number == 2;
+    for (std::int64_t number = 1; number <= 4; ++number) {
+      const bool to_next = number == 2, absent = number == 4;
       const auto max_norm = number == 3 ? std::optional(0.5) : std::nullopt;
-      step(*host, here, options, number, to_next, max_norm);
-      step(*device, there, options, number, to_next, max_norm);
+      step(*host, here, options, number, to_next, max_norm, absent);
+      step(*device, there, options, number, to_next, max_norm, absent);
       expect_same_bits(here, there, name);
     }
   }
 }
 
-/// Its optimizer's statistics are another's than those of the step, which leaves it as it is.
-TEST_F(OnBackends, AFrozenParameterKeepsItsStatistics) {
-  for (auto* backend : {host.get(), device.get()}) {
-    Model model = model_on(*backend, optim::AdamOptions{});
-    for (auto& of_parameter : model.statistics)
-      for (auto& statistic : of_parameter) statistic = put(*backend, std::vector<float>(statistic.values.size(), 0.5f));
-    for (std::int64_t number = 1; number <= 2; ++number)
-      step(*backend, model, optim::SgdOptions{.lr = 0}, number, false, std::nullopt);
-    for (std::size_t i = 0; i < std::size(kTensors); ++i) {
-      EXPECT_EQ(get(*backend, model.live[i]), some_values(kTensors[i], static_cast<std::uint32_t>(i) + 1));
-      for (const auto& statistic : model.statistics[i])
-        EXPECT_EQ(get(*backend, statistic), std::vector<float>(kTensors[i], 0.5f));
+/// As LibTorch has it: no decay of weights, no momentum, nothing. The parameters of which averages come are stepped.
+TEST_F(OnBackends, AParameterOfWhichNobodyHasAGradientIsLeftAlone) {
+  constexpr std::size_t kAveraged[] = {0, 2};  // see step()
+  for (auto* backend : {host.get(), device.get()})
+    for (const bool to_next : {false, true})
+      for (const auto max_norm : {std::optional<double>(), std::optional(1e3)}) {
+        Model model = model_on(*backend, optim::LambOptions{});
+        for (auto& of_parameter : model.statistics)
+          for (auto& statistic : of_parameter)
+            statistic = put(*backend, std::vector<float>(statistic.values.size(), 0.5f));
+        const auto stepped = step(*backend, model, optim::LambOptions{}, 1, to_next, max_norm, true);
+        for (std::size_t i = 0; i < std::size(kTensors); ++i) {
+          const bool averaged = std::ranges::find(kAveraged, i) != std::end(kAveraged);
+          EXPECT_EQ(stepped[i], averaged);
+          const auto before = some_values(kTensors[i], static_cast<std::uint32_t>(i) + 1);
+          const auto& result = to_next ? model.next[i] : model.live[i];
+          EXPECT_EQ(get(*backend, result) == before, !averaged) << "parameter " << i;
+          for (const auto& statistic : model.statistics[i])
+            EXPECT_EQ(get(*backend, statistic) == std::vector<float>(kTensors[i], 0.5f), !averaged);
+        }
+      }
+}
+
+/// Batches of one, seven, three and five samples weigh 1/16, 7/16, 3/16 and 5/16.
+TEST_F(OnBackends, BatchesWeighByTheirSamples) {
+  for (const auto& backend : {host, device}) {
+    train::GradientSums sums(*runtime, backend, {100, 3});
+    for (const auto& [samples, gradient] : {std::pair(1, 1.0f), {7, 2.0f}, {3, 4.0f}, {5, 8.0f}}) {
+      const auto memory = put(*backend, std::vector<float>(100, gradient));
+      const auto add = [&, of = samples] { sums.add({{memory.values, memory.owner, true}, {}}, of); };
+      runtime->run([](Runtime& loop, auto work) -> Task<void> { co_await loop.offload(work); }(*runtime, add));
     }
+    sums.cut();
+    const auto taken = runtime->run(sums.take());
+    for (const float value : get(*backend, taken.sums[0]))
+      EXPECT_NEAR(double{value} * taken.factor, (1 + 14 + 12 + 40) / 16.0, 1e-6);
+    EXPECT_EQ(taken.present, (std::vector<bool>{true, false}));
   }
 }
 

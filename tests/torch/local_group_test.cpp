@@ -84,6 +84,36 @@ TEST_F(LocalRanks, TakeTheStepOfOneTrainerWithAllTheirBatches) {
   EXPECT_TRUE(torch::equal(first, second.get()));
 }
 
+/// A parameter that some rank has a gradient of is stepped, one that none has is left alone.
+TEST_F(LocalRanks, LeaveAParameterWithoutGradientsAlone) {
+  const auto train = [&](std::size_t number) {
+    LocalGroup group(rank(number, 2));
+    std::vector<torch::Tensor> all;
+    for (int i = 0; i < 3; ++i) all.push_back(torch::ones({2}).requires_grad_());
+    std::optional<Swarm> swarm;
+    std::optional<torch::optim::AdamW> adamw;
+    std::optional<Optimizer> optimizer;
+    if (group.leads()) {
+      swarm.emplace(alone());
+      adamw.emplace(all, torch::optim::AdamWOptions(0.1).weight_decay(0.1));
+      auto options = epochs_of_three_batches();
+      options.target_batch_size = 2 * kBatch;
+      optimizer.emplace(*swarm, *adamw, options);
+    }
+    LocalOptimizer node(group, optimizer ? &*optimizer : nullptr, all);
+    (number == 0 ? all[0] : all[0] + all[1]).sum().backward();
+    node.step(kBatch);
+    for (auto& parameter : all) parameter = parameter.detach().clone();
+    return all;
+  };
+  auto second = std::async(std::launch::async, train, 1);
+  const auto first = train(0), other = second.get();
+  for (std::size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(torch::equal(first[i], other[i]));
+  EXPECT_NE(first[0][0].item<float>(), 1);
+  EXPECT_NE(first[1][0].item<float>(), 1) << "the second rank has a gradient";
+  EXPECT_EQ(first[2][0].item<float>(), 1) << "no weight decay";
+}
+
 TEST_F(LocalRanks, OfTwoProcessesEndWithEqualParameters) {
   const pid_t child = ::fork();  // before there are threads
   ASSERT_GE(child, 0);

@@ -24,7 +24,12 @@ struct Network {
     adam = std::make_unique<torch::optim::AdamW>(model->parameters(), kRate);
     scheduler = std::make_unique<torch::optim::StepLR>(*adam, 1, kDecay);
   }
+  /// Some trainers train the last layer alone for a while, then all do.
+  static bool frozen(std::uint64_t epoch, std::size_t trainer) {
+    return epoch / 5 % 3 == 1 ? trainer < 2 : epoch / 5 % 3 == 2;
+  }
   void backward(std::uint64_t epoch, std::size_t trainer) {
+    model[0]->as<torch::nn::Linear>()->weight.requires_grad_(!(freezes && frozen(epoch, trainer)));
     auto generator = at::detail::createCPUGenerator(1000 * epoch + trainer);
     const auto x = torch::randn({kSamples, 12}, generator);
     torch::mse_loss(model->forward(x), torch::sin(x.sum(1, true))).backward();
@@ -37,6 +42,7 @@ struct Network {
     }
     return all;
   }
+  bool freezes = false;
   torch::nn::Sequential model;
   std::unique_ptr<torch::optim::AdamW> adam;
   std::unique_ptr<torch::optim::LRScheduler> scheduler;
@@ -44,9 +50,11 @@ struct Network {
 
 class TorchModel final : public train::TrainedModel {
  public:
-  TorchModel(Runtime& runtime, const train::RunOptions& options)
+  TorchModel(Runtime& runtime, const train::RunOptions& options, bool freezes)
       : replica_(libtorch::make_replica(
-            runtime, {network_.model->parameters(), *network_.adam, network_.scheduler.get()}, options)) {}
+            runtime, {network_.model->parameters(), *network_.adam, network_.scheduler.get()}, options)) {
+    network_.freezes = freezes;
+  }
   train::Replica& replica() override { return replica_->replica(); }
   void compute(std::uint64_t epoch, std::size_t trainer) override {
     network_.backward(epoch, trainer);
@@ -59,17 +67,21 @@ class TorchModel final : public train::TrainedModel {
   std::unique_ptr<libtorch::TorchReplica> replica_;
 };
 
-std::unique_ptr<train::TrainedModel> torch_model(Runtime& runtime, const train::RunOptions& options) {
-  return std::make_unique<TorchModel>(runtime, options);
+train::FourTrainers::MakeModel torch_model(bool freezes) {
+  return [freezes](Runtime& runtime, const train::RunOptions& options) {
+    return std::make_unique<TorchModel>(runtime, options, freezes);
+  };
 }
 
-std::vector<std::vector<float>> steps_of_torch(std::uint64_t epochs) {
+std::vector<std::vector<float>> steps_of_torch(std::uint64_t epochs, bool freezes) {
   Network one;
+  one.freezes = freezes;
   std::vector<std::vector<float>> history;
   for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
     one.adam->zero_grad();
     for (std::size_t trainer = 0; trainer < kTrainers; ++trainer) one.backward(epoch, trainer);
-    for (auto& parameter : one.model->parameters()) parameter.mutable_grad() /= static_cast<double>(kTrainers);
+    for (auto& parameter : one.model->parameters())
+      if (parameter.grad().defined()) parameter.mutable_grad() /= static_cast<double>(kTrainers);
     // LibTorch's schedulers let the rate be in their first step; PyTorch's do not, and neither do cohive's epochs.
     one.adam->param_groups()[0].options().set_lr(kRate * std::pow(kDecay, static_cast<double>(epoch)));
     one.adam->step();
@@ -80,9 +92,12 @@ std::vector<std::vector<float>> steps_of_torch(std::uint64_t epochs) {
 
 TEST(OneProcess, OfLibTorchTakesTheStepsOfFourTrainers) {
   constexpr std::uint64_t kEpochs = 50;
-  train::FourTrainers trainers(torch_model);
-  trainers.train(kEpochs);
-  train::expect_steps_of(steps_of_torch(kEpochs), trainers);
+  for (const bool freezes : {false, true}) {
+    SCOPED_TRACE(freezes ? "some freeze a layer, then all" : "all train all");
+    train::FourTrainers trainers(torch_model(freezes));
+    trainers.train(kEpochs);
+    train::expect_steps_of(steps_of_torch(kEpochs, freezes), trainers);
+  }
 }
 
 }  // namespace

@@ -53,8 +53,9 @@ using OptimizerFactory =
 using SchedulerFn = std::function<std::unique_ptr<torch::optim::LRScheduler>(torch::optim::Optimizer&)>;
 
 /// One thread calls it, the trainer's. Parameters may be float32, float64, float16 or bfloat16 on any device. Steps
-/// leave those as they are that have requires_grad off at the end of an epoch. The optimizer's groups are those of the
-/// constructor: adding groups later is an error with a sentence.
+/// leave those alone of which no peer of the group has a gradient in an epoch, as LibTorch's do. The optimizer's groups
+/// and the model are those of the constructor: every call throws std::logic_error with a sentence once groups were
+/// added, or a parameter has another type, shape or device.
 ///
 /// Speed: the classes of torch::optim (not LBFGS) and cohive::Lamb are stepped by cohive, several times faster, where
 /// the parameters are float32 in host memory or offload_optimizer copies them there; their options and statistics stay
@@ -80,7 +81,8 @@ class Optimizer {
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
 
-  /// Call after backward(): takes the gradients of a batch of `batch_size` samples. Returns at once, except when an
+  /// Call after backward() of the mean loss of a batch of `batch_size` samples: takes its gradients, which weigh as much
+  /// as the batch has samples (with reuse_grad_buffers all batches weigh the same). Returns at once, except when an
   /// epoch ends (the part of it that is not delayed) or this peer must catch up (the download). Gradients that hold NaN or
   /// infinity do not count: an epoch that has some goes by the gradients of the other peers.
   StepReport step(std::int64_t batch_size);

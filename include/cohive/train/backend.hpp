@@ -21,6 +21,9 @@ struct ParameterStep {
   optim::Options options;        ///< which optimizer, and how
   optim::TensorMemory memory;    ///< what it reads and writes
   optim::StepSettings settings;  ///< of this step
+  /// This peer has a gradient of the parameter. Otherwise the step waits for the whole average, and is not made where
+  /// that is zero: no member had a gradient then, and LibTorch's optimizers leave such a parameter alone.
+  bool has_gradient = true;
 };
 
 /// The gradients of an epoch, and what is made of them.
@@ -46,8 +49,8 @@ class GradientRound {
   /// Returns the gradients as tensors of the round.
   virtual std::shared_ptr<averaging::TensorParts> parts() = 0;
   /// Makes what is left of the step once the parts have finished: all of it with a bound of the norm, else what needs
-  /// whole tensors.
-  virtual Task<void> finish_step() = 0;
+  /// whole tensors. Returns which parameters have taken a step; the others have their values and statistics as before.
+  virtual Task<std::vector<bool>> finish_step() = 0;
 };
 
 /// Loop thread, unless said otherwise. Results do not depend on the backend: every operation rounds alike. What a

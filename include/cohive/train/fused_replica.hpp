@@ -65,11 +65,8 @@ class FusedReplica : public Replica {
   virtual std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) = 0;
   /// Returns how many steps a parameter has taken.
   virtual std::int64_t steps_taken(std::size_t parameter) = 0;
-  /// Counts a step that a parameter has taken; called for every parameter, in their order, after each optimizer step.
+  /// Counts a step that a parameter has taken.
   virtual void count_step(std::size_t parameter) = 0;
-  /// Tells whether steps leave a parameter as it is. Its gradient is averaged as those of other parameters: what peers
-  /// average must not depend on it.
-  virtual bool frozen(std::size_t) { return false; }
   /// Called before a step with the memory of its results. Returns what is told of stretches that are stepped while
   /// averages are still on their way (GradientWork::stepped); null: nobody asks.
   virtual std::function<void(const averaging::Stretch&)> watch_step(Place,

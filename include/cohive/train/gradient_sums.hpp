@@ -1,8 +1,8 @@
 /// \file
 /// GradientSums: adds up the gradients of batches where a backend has them, off the trainer's thread.
 ///
-/// hivemind's rule: gradients of batches of different size are weighted relative to the first batch of the epoch, and
-/// the sum is divided by the number of batches. Source: docs/wire/hivemind.md, section 7.2.
+/// What comes out is the mean over samples: the gradient of a batch weighs as much as the batch has samples. hivemind
+/// divides by the number of batches, which is the same where all have one size (docs/wire/hivemind.md, section 7.2).
 #pragma once
 
 #include <condition_variable>
@@ -35,18 +35,21 @@ class GradientSums {
     /// No other code uses the memory any more: where it is float32 it may become the sum itself.
     bool exclusive = false;
   };
-  /// Adds a batch of `samples` samples, in the background: the memory must not change until its owner is released. Any
-  /// thread. Waits while an earlier batch has not been added yet (of up to 64 MiB: two), so that memory stays bounded.
+  /// Adds the mean gradient of a batch of `samples` samples, in the background: the memory must not change until its
+  /// owner is released. Any thread. Waits while an earlier batch has not been added yet (of up to 64 MiB: two), so that
+  /// memory stays bounded.
   /// \param scale  of the loss, which the gradients have, too: sums and means are without it
   /// \param transfer  on which the gradients are still arriving; null: they are there
-  /// Throws what kept an earlier batch from being added, such as an error of the device; so does take().
+  /// Throws std::invalid_argument for a batch without samples, and what kept an earlier batch from being added, such as
+  /// an error of the device; so does take().
   void add(std::vector<Gradient> batch, double samples, double scale = 1, std::shared_ptr<Transfer> transfer = nullptr);
 
   /// The sums of an epoch.
   struct Taken {
     std::vector<Buffer> sums;  ///< one for each gradient; zeros where no batch had it
+    std::vector<bool> present;     ///< for each gradient: a batch had it
     double factor = 0;             ///< makes them means; 0: there was no batch
-    bool finite = true;            ///< else all sums are zero
+    bool finite = true;            ///< else all sums are zero, and none is present
   };
   /// Ends the sums: batches that are added from now on belong to the next ones. To be called once before take or drop.
   /// Any thread.
@@ -70,7 +73,8 @@ class GradientSums {
   /// What a number of batches add up to.
   struct Sums {
     std::vector<Buffer> values;
-    double anchor = 0, scale = 1, times = 0;  // samples and loss scale of the first batch
+    double anchor = 0, scale = 1;  // samples and loss scale of the first batch, which is added as it is
+    double samples = 0;
     bool finite = true;
   };
   static Task<void> work(GradientSums& self);

@@ -29,9 +29,10 @@ class PlainReplica final : public FusedReplica {
   /// Returns the number of parameters.
   std::size_t parameters() const noexcept { return live_.size(); }
 
-  /// Adds the gradients of a batch; the values are copied. The trainer's thread.
+  /// Adds the mean gradients of a batch, one for each parameter; an empty one where the batch has none: a parameter of
+  /// which no peer has a gradient in an epoch takes no step. The values are copied. The trainer's thread.
   void add_gradients(const std::vector<std::span<const float>>& gradients, double samples);
-  /// With local updates: steps with the gradients of one batch at once. The trainer's thread.
+  /// With local updates: steps with the gradients of one batch at once, which may be empty, too. The trainer's thread.
   void step_locally(const std::vector<std::span<const float>>& gradients);
   /// Sets the options of the steps from an epoch on; called with each new epoch on the loop's thread.
   void schedule(std::function<optim::Options(std::uint64_t epoch)> schedule);
@@ -45,15 +46,16 @@ class PlainReplica final : public FusedReplica {
   void exchange_live(std::size_t parameter, Buffer& next) override { std::swap(live_[parameter], next); }
   optim::Options options(std::size_t) override { return options_; }
   std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) override;
-  std::int64_t steps_taken(std::size_t) override { return steps_; }
-  void count_step(std::size_t parameter) override { steps_ += parameter == 0; }
+  std::int64_t steps_taken(std::size_t parameter) override { return steps_[parameter]; }
+  void count_step(std::size_t parameter) override { ++steps_[parameter]; }
 
  private:
   std::vector<std::size_t> statistics_by_name() const;
+  void check_gradients(const std::vector<std::span<const float>>& gradients) const;
   std::vector<Buffer> live_;
   std::vector<std::vector<Buffer>> statistics_;  // by parameter
   optim::Options options_;
-  std::int64_t steps_ = 0;
+  std::vector<std::int64_t> steps_;  // by parameter
   std::function<optim::Options(std::uint64_t)> schedule_;
   std::mutex stepping_;  // local steps and copies exclude one another
 };

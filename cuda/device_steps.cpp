@@ -1,5 +1,6 @@
 #include "device_steps.hpp"
 
+#include "cohive/cuda/codec.hpp"
 #include "failure.hpp"
 #include "optim/norms.hpp"
 #include "optim/numbers.hpp"

@@ -13,8 +13,9 @@ constexpr int kAtOnce = 2;  // dials of a host that has not answered yet
 // to.
 constexpr double kHostTries = 4, kHostRefill = 1.0 / 15;
 constexpr double kNetworkTries = 16, kNetworkRefill = 4.0 / 15;
-// A peer of a swarm that has just lost half of its members names as many that are gone.
-constexpr double kTellerTries = 32, kTellerRefill = 1;
+// A node of a large swarm names many peers, of which half may just have gone; what protects a machine or a network is
+// the bound of its own.
+constexpr double kTellerTries = 128, kTellerRefill = 1;
 constexpr double kWhenItAnswers = 8;  // times as many: many peers may be behind one address
 
 // The first letter of a key says what it is.
@@ -68,9 +69,12 @@ HearsayDials::Tries& HearsayDials::at(const std::string& key) {
   return tries;
 }
 
+/// A dial that is under way may give its try back: a node of a large swarm names many peers that are all there.
 bool HearsayDials::refuses(const KnownAddress& known) const {
   if (known.source != KnownAddress::Source::announced || known.address.is_circuit()) return false;
-  return std::ranges::any_of(keys_of(known), [this](const std::string& key) { return level(key) < 1; });
+  return std::ranges::any_of(keys_of(known), [this](const std::string& key) {
+    return level(key) < 1 && tries_.at(key).running == 0;
+  });
 }
 
 Task<Result<HearsayDials::Dial>> HearsayDials::begin(PeerId peer, KnownAddress known, Deadline deadline) {
@@ -78,18 +82,22 @@ Task<Result<HearsayDials::Dial>> HearsayDials::begin(PeerId peer, KnownAddress k
   const auto keys = keys_of(known);
   for (;;) {
     if (refuses(known)) co_return Error(Errc::dial_backoff, peer, known.address.text());
+    const bool spent = std::ranges::any_of(keys, [this](const std::string& key) { return level(key) < 1; });
     const Tries& host = at(keys.front());
-    if (host.answers || host.running < kAtOnce) break;
+    if (!spent && (host.answers || host.running < kAtOnce)) break;
     if (!co_await changed_.wait(deadline)) co_return Error(Errc::dial_backoff, peer, known.address.text());
   }
-  for (const auto& key : keys) --at(key).left.level;
-  ++at(keys.front()).running;
-  co_return Dial(*this, keys.front(), std::move(known));
+  for (const auto& key : keys) {
+    Tries& tries = at(key);
+    --tries.left.level;
+    ++tries.running;
+  }
+  co_return Dial(*this, std::move(known));
 }
 
 HearsayDials::Dial::~Dial() {
   if (!owner_) return;
-  --owner_->at(host_).running;
+  for (const auto& key : keys_of(known_)) --owner_->at(key).running;
   owner_->changed_.notify_all();
 }
 

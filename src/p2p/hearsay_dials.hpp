@@ -25,9 +25,7 @@ class HearsayDials {
    public:
     Dial() = default;
     Dial(Dial&& other) noexcept
-        : owner_(std::exchange(other.owner_, nullptr)),
-          host_(std::move(other.host_)),
-          known_(std::move(other.known_)) {}
+        : owner_(std::exchange(other.owner_, nullptr)), known_(std::move(other.known_)) {}
     Dial& operator=(Dial&&) = delete;
     ~Dial();
     /// The peer that was looked for is there.
@@ -35,15 +33,13 @@ class HearsayDials {
 
    private:
     friend class HearsayDials;
-    Dial(HearsayDials& owner, std::string host, KnownAddress known)
-        : owner_(&owner), host_(std::move(host)), known_(std::move(known)) {}
+    Dial(HearsayDials& owner, KnownAddress known) : owner_(&owner), known_(std::move(known)) {}
     HearsayDials* owner_ = nullptr;  ///< null: nothing is counted
-    std::string host_;
     KnownAddress known_;
   };
-  /// Waits while others are dialling the host that has yet to answer. Errc::dial_backoff when too many dials have
-  /// failed, or the deadline passes. Addresses that are not hearsay, and circuits, whose relay is dialled for itself,
-  /// are admitted at once. The result must not outlive this object.
+  /// Waits while others are dialling the host that has yet to answer, and while the last tries are in use.
+  /// Errc::dial_backoff when too many dials have failed, or the deadline passes. Addresses that are not hearsay, and
+  /// circuits, whose relay is dialled for itself, are admitted at once. The result must not outlive this object.
   Task<Result<Dial>> begin(PeerId peer, KnownAddress known, Deadline deadline);
   /// Whether begin() would fail now.
   bool refuses(const KnownAddress& known) const;

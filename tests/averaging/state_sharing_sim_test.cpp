@@ -164,8 +164,8 @@ TEST_F(SharedStates, ADonorThatIsCutOffForWantOfMemoryIsNoLiar) {
       (void)charge.add(bytes);
       return charge;
     };
-    const auto donors = charge(peers[0]->id(), "/ip4/5.0.0.1/tcp/4001", memory.total() / 8 * 7);
-    const auto others = charge(host.id(), "/ip4/6.0.0.1/tcp/4001", memory.total() / 8);
+    const auto donors = charge(peers[0]->id(), "/ip4/5.0.0.1/tcp/4001", memory.total() / 4 * 3);
+    const auto others = charge(host.id(), "/ip4/6.0.0.1/tcp/4001", memory.total() / 4);
     swarm.pass(1s);
   }
   swarm.pass(60s);

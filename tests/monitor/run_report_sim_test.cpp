@@ -8,6 +8,7 @@
 #include "cohive/transport/errors.hpp"
 #include "monitor/merged_rounds.hpp"
 #include "train/four_trainers.hpp"
+#include "train/run_report.hpp"
 
 namespace cohive::tools {
 namespace {

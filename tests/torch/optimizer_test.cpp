@@ -290,8 +290,15 @@ TEST(Training, WhoMissesTheGradientsDoesNotKeepOthersWaitingForItsParameters) {
   };
   step();
   while (optimizer.stats().peers < 2) std::this_thread::yield();
-  auto round = other.average_parameters();
+  // They have averaged before: of a stranger it would not know whether there is anybody to wait for.
+  auto parameters = other.average_parameters_after(0);
+  auto gradients = other.average_gradients();
   other.report(0, options.target_batch_size);
+  while (!step().epoch_changed) {}
+  ASSERT_TRUE(gradients.get());
+  ASSERT_TRUE(parameters.get());
+  auto round = other.average_parameters();
+  other.report(1, options.target_batch_size);
   const auto result = finish(
       std::move(round), [&] { EXPECT_FALSE(step().epoch_changed) << "the others have ended the epoch without it"; });
   EXPECT_EQ(result.group.size(), 2u);

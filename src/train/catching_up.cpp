@@ -195,12 +195,13 @@ void Run::Impl::take_epoch(std::uint64_t epoch) {
 
 /// Strangers can claim any epoch, and share a state of it. What peers say that this one has averaged with is believed
 /// more; their reports may come later than a state.
-Task<bool> Run::Impl::is_borne_out(std::uint64_t epoch) {
+/// \param by  what one of them claims, or what most of them have reached
+Task<bool> Run::Impl::is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by) {
   const Deadline end = runtime.after(kBorneOutTime);
   co_await tracker.refresh();
   for (;;) {
     const GlobalProgress global = tracker.snapshot();
-    if (global.met == 0 || epoch <= std::max(global.claimed, local_epoch) + kLead) co_return true;
+    if (global.met == 0 || epoch <= std::max(global.*by, local_epoch) + kLead) co_return true;
     if (runtime.now() >= end.at()) co_return false;
     co_await tracker.news(end);
   }
@@ -219,7 +220,7 @@ Task<Result<averaging::DownloadedState>> Run::Impl::download() {
   const auto epoch = epoch_of(state->metadata);
   if (!epoch || *epoch > kMostEpochs)
     co_return Error(averaging::Errc::bad_state, state->donor, "no epoch of a run in its metadata");
-  if (co_await is_borne_out(*epoch)) co_return state;
+  if (co_await is_borne_out(*epoch, &GlobalProgress::claimed)) co_return state;
   useless_donors.push_back(state->donor);
   const std::string what = "its epoch " + std::to_string(*epoch);
   co_return Error(averaging::Errc::bad_state, state->donor,
@@ -285,10 +286,23 @@ Task<bool> Run::Impl::follow_state_round() {
   const GlobalProgress global = tracker.snapshot();
   if (global.expected < 2 || global.epoch <= local_epoch + 1) co_return true;
   begin_round(state, msgpack::Value(local_epoch), global.expected, options.averaging_timeout);
-  const Outcome outcome = co_await finish_state_round({.weight = 0, .patience = options.averaging_timeout});
+  co_return co_await take_epoch_of(
+      co_await finish_state_round({.weight = 0, .patience = options.averaging_timeout}), 1);
+}
+
+/// The parameters are those of a round of the state: this peer takes the epoch of the members that are ahead of it, that
+/// of the middle one. A member can say any number; what most peers report that this one has averaged with bounds it.
+/// \param least  members that must be ahead
+Task<bool> Run::Impl::take_epoch_of(Outcome outcome, std::size_t least) {
   if (!outcome.result || outcome.result->parts_failed > 0) co_return false;
-  const std::uint64_t epoch = epoch_of_group(*outcome.result);
-  if (epoch == local_epoch) co_return false;  // peers that were behind, as this one
+  std::vector<std::uint64_t> ahead;
+  for (const auto& member : outcome.result->group)
+    if (const auto theirs = member.data.as_uint(); theirs && *theirs > local_epoch && *theirs <= kMostEpochs)
+      ahead.push_back(*theirs);
+  if (ahead.size() < least) co_return false;
+  std::ranges::sort(ahead);
+  const std::uint64_t epoch = ahead[(ahead.size() - 1) / 2];
+  if (!co_await is_borne_out(epoch, &GlobalProgress::epoch)) co_return false;
   model.set_epoch(epoch);
   take_epoch(epoch);
   {
@@ -297,16 +311,6 @@ Task<bool> Run::Impl::follow_state_round() {
   }
   log::info("train", "took the parameters of epoch {} from a round of {} peers", epoch, outcome.group());
   co_return true;
-}
-
-/// That of most members which are ahead of this peer; its own if none is.
-std::uint64_t Run::Impl::epoch_of_group(const averaging::RoundResult& round) const {
-  std::vector<std::uint64_t> ahead;
-  for (const auto& member : round.group)
-    if (const auto theirs = member.data.as_uint(); theirs && *theirs > local_epoch && *theirs <= kMostEpochs)
-      ahead.push_back(*theirs);
-  std::ranges::sort(ahead);
-  return ahead.empty() ? local_epoch : ahead[(ahead.size() - 1) / 2];
 }
 
 Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) {

@@ -153,9 +153,9 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<Result<>> load_state();
   Task<void> follow_the_run();
   Task<bool> follow_state_round();
-  std::uint64_t epoch_of_group(const averaging::RoundResult& round) const;
+  Task<bool> take_epoch_of(Outcome outcome, std::size_t least);
   static Task<void> prove_claims(Impl& self);
-  Task<bool> is_borne_out(std::uint64_t epoch);
+  Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
   Task<Result<averaging::DownloadedState>> download();
 
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);

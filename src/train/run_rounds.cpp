@@ -31,7 +31,8 @@ void Scheduled::forget_ended() {
 
 /// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
 void Run::Impl::consider_rounds() {
-  if (!joined || rounds_barred > 0 || (update && !update->done.is_set())) return;  // the present rounds are still in use
+  if (!joined || rounds_barred > 0) return;
+  if (update && !update->done.is_set()) return;  // the present rounds are still in use
   gradients.forget_ended();
   state.forget_ended();
   const GlobalProgress global = tracker.snapshot();
@@ -328,12 +329,8 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   co_await abandon_rounds();
   begin_round(state, msgpack::Value(local_epoch), expected < 2 ? 0 : expected, timeout);
   const Outcome outcome = co_await finish_state_round({.patience = patience});
-  if (ended && outcome.result) {
-    // Those that stop together end together, also where one has missed the last epoch.
-    const std::uint64_t epoch = epoch_of_group(*outcome.result);
-    model.set_epoch(epoch);
-    take_epoch(epoch);
-  }
+  // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
+  if (ended && outcome.result) (void)co_await take_epoch_of(outcome, (outcome.result->group.size() - 1) / 2 + 1);
   co_return outcome.group();
 }
 

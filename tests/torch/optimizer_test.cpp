@@ -228,14 +228,14 @@ class Counterpart {
       sharing_->set_priority(static_cast<double>(epoch));
     });
   }
-  std::future<Result<averaging::RoundResult>> average_parameters() {
-    return membership_.runtime().submit([this] { return state_->step(epoch_one()); });
+  std::future<Result<averaging::RoundResult>> average_parameters(std::uint64_t claimed = 1) {
+    return membership_.runtime().submit([this, claimed] { return state_->step(round_of(claimed)); });
   }
   /// Its parameters come only after it has heard that the epoch is over.
   std::future<Result<averaging::RoundResult>> average_parameters_after(std::uint64_t epoch) {
     return membership_.runtime().submit([this, epoch]() -> Task<Result<averaging::RoundResult>> {
       return [](Counterpart& self, std::uint64_t passed) -> Task<Result<averaging::RoundResult>> {
-        auto round = self.state_->begin(epoch_one());
+        auto round = self.state_->begin(round_of(1));
         co_await self.tracker_->epoch_passed(passed);
         round.trigger();
         co_return co_await round.result();
@@ -248,9 +248,9 @@ class Counterpart {
   std::vector<float> values;  ///< that it averages, either way
 
  private:
-  static averaging::RoundOptions epoch_one() {
+  static averaging::RoundOptions round_of(std::uint64_t epoch) {
     averaging::RoundOptions round;
-    round.gather = msgpack::Value(std::uint64_t{1});
+    round.gather = msgpack::Value(epoch);
     return round;
   }
   std::unique_ptr<averaging::Averager> make_averager(const averaging::AveragerOptions& options) {
@@ -305,6 +305,24 @@ TEST(Training, WhoMissesTheGradientsDoesNotKeepOthersWaitingForItsParameters) {
   EXPECT_TRUE(result.lost_senders.empty());
   EXPECT_EQ(result.parts_failed, 0u);
   EXPECT_EQ(optimizer.stats().grad_rounds_failed, 0u) << "it did not wait for a group until the last moment";
+}
+
+TEST(Training, TheWordOfOneMemberOfTheLastRoundMakesNobodysEpoch) {
+  const auto options = epoch_of(1'000'000 * kBatch);
+  Swarm swarm(joining({}));
+  Linear model;
+  torch::optim::SGD sgd({model.weight}, torch::optim::SGDOptions(kRate));
+  Optimizer optimizer(swarm, sgd, options);
+  Swarm other_swarm(joining(swarm.visible_addresses()));
+  Counterpart other(other_swarm, options, {4, 2});
+  model.backward(data(1, 4), data(2, 2));
+  optimizer.step(kBatch);
+  other.report(0, 1);
+  while (optimizer.stats().peers < 2) std::this_thread::yield();
+  auto parameters = other.average_parameters(std::uint64_t{1} << 40);
+  EXPECT_EQ(optimizer.finish(), 2u);
+  EXPECT_TRUE(parameters.get());
+  EXPECT_EQ(optimizer.stats().epoch, 0u);
 }
 
 // A client owns no part: nobody sends it anything by which it would notice that it is waited for.

@@ -228,7 +228,7 @@ TEST(Claims, OfTheStateOfAStrangerAreProvenBesideTheTraining) {
 }
 
 TEST(Ending, WhoIsBehindWhenAllStopEndsWithTheOthers) {
-  for (const std::uint64_t seed : {1, 3}) {
+  for (const std::uint64_t seed : {1, 2, 3}) {
     TrainingSwarm swarm(64, seed);
     for (int i = 0; i < 5; ++i)
       swarm.add({.value = 5, .batch = i == 4 ? 700ms : 500ms, .until = 8});

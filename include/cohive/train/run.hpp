@@ -51,7 +51,7 @@ struct TrainingStats {
       state_rounds_failed = 0;    ///< after which this peer kept its own parameters
   std::uint64_t grad_rounds_agreed = 0;  ///< of grad_rounds: in a codec of RunOptions::agreed_grad_compression
   std::uint64_t state_downloads = 0;  ///< states of other peers that were downloaded and taken over
-  std::uint64_t states_followed = 0;  ///< times that a newcomer took the state of a round instead of another download
+  std::uint64_t states_followed = 0;  ///< times that a peer behind took the epoch of a round of parameters with them
   std::vector<std::uint64_t> rounds_by_group_size;   ///< gradient rounds with n members at index n
   std::uint64_t bytes_sent = 0,                      ///< tensor payload of all successful rounds
       bytes_received = 0;                            ///< the same

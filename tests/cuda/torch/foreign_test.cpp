@@ -98,8 +98,8 @@ TEST(ForeignModels, OfDoublesStayWithTheHost) {
 /// Two trainers that step by themselves in each batch, and average parameters of 16 bits on the device.
 TEST(ForeignModels, LocalUpdatesAreAveragedThere) {
   struct Trainer {
-    explicit Trainer(const std::vector<std::string>& peers, float start)
-        : swarm(joining(peers)), weight(torch::full({700}, start, torch::kBFloat16).requires_grad_()) {
+    explicit Trainer(const std::vector<std::string>& peers, float own)
+        : swarm(joining(peers)), value(own), weight(torch::full({700}, own, torch::kBFloat16).requires_grad_()) {
       auto options = epochs_of_three_batches();
       options.use_local_updates = true;
       options.target_batch_size = 100 * kBatch;
@@ -109,11 +109,16 @@ TEST(ForeignModels, LocalUpdatesAreAveragedThere) {
       for (std::size_t batches = 0;;) {
         while (batches == 1 && optimizer->stats().peers < 2) std::this_thread::yield();
         ++batches;
+        {  // in each batch: the one that comes later takes the state of the other
+          const torch::NoGradGuard no_gradients;
+          weight.fill_(value);
+        }
         (weight * 0).sum().backward();
         if (const auto report = optimizer->step(kBatch); report.epoch_changed) return report.state_group;
       }
     }
     Swarm swarm;
+    const float value;
     torch::Tensor weight;
     torch::optim::SGD sgd{{weight}, 0.1};
     std::optional<Optimizer> optimizer;

@@ -11,12 +11,12 @@ namespace {
 
 constexpr int kMostDoublings = 20;
 constexpr std::size_t kRoom = Reputation::kMaxPeers / 8;  // that is made at once
-constexpr std::array kWhat = {"has lied", "broke a protocol", "was waited for in vain", "wasted what it was given"};
+constexpr std::array kWhat = {"has lied", "broke a protocol"};
 static_assert(kWhat.size() == kOffences.size());
 
 }  // namespace
 
-Duration Reputation::report(const PeerId& peer, Offence offence, Duration first_time) {
+Duration Reputation::report(const PeerId& peer, Offence offence) {
   const auto reason = static_cast<std::size_t>(offence);
   metrics_.offences[reason].increment();
   acquaintances_.erase(peer);
@@ -24,7 +24,7 @@ Duration Reputation::report(const PeerId& peer, Offence offence, Duration first_
   if (records_.size() >= kMaxPeers && !records_.contains(peer)) make_room();
   Record& record = records_[peer];
   const int before = remembered(record);
-  const Duration time = std::min<Duration>(first_time * (1 << std::min(before, kMostDoublings)), kLongestTime);
+  const Duration time = std::min<Duration>(kFirstTime * (1 << std::min(before, kMostDoublings)), kLongestTime);
   record = {runtime_.now() + time, before + 1};
   // Identities cost nothing: what each of many does once is told by the services, which know how often.
   log::write(before > 0 ? log::Level::info : log::Level::debug, "p2p",

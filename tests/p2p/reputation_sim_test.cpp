@@ -27,11 +27,11 @@ TEST_F(Reputations, EachOffenceHasAPeerShunnedTwiceAsLongAndAnHourAtMost) {
     EXPECT_EQ(reputation.report(peer, Offence::lied), time);
     runtime.run_for(time - 1s);
     EXPECT_TRUE(reputation.is_shunned(peer));
-    EXPECT_EQ(reputation.report(peer, Offence::stalled), 0s) << "shunned already";
+    EXPECT_EQ(reputation.report(peer, Offence::malformed), 0s) << "shunned already";
     runtime.run_for(1s);
     EXPECT_FALSE(reputation.is_shunned(peer));
   }
-  EXPECT_EQ(reputation.report(peer, Offence::wasted), Reputation::kLongestTime);
+  EXPECT_EQ(reputation.report(peer, Offence::malformed), Reputation::kLongestTime);
 }
 
 TEST_F(Reputations, OffencesAreForgottenOneByOne) {
@@ -48,7 +48,7 @@ TEST_F(Reputations, OffencesAreForgottenOneByOne) {
 TEST_F(Reputations, ManyThatOffendOnceDoNotMakeItForgetThoseThatDoItAgainAndAgain) {
   for (int i = 0; i < 6; ++i) runtime.run_for(reputation.report(peer, Offence::lied));
   reputation.report(peer, Offence::lied);
-  for (int i = 1; i <= 12'000; ++i) reputation.report(offender(i), Offence::wasted);
+  for (int i = 1; i <= 12'000; ++i) reputation.report(offender(i), Offence::malformed);
   EXPECT_TRUE(reputation.is_shunned(peer));
   EXPECT_LE(reputation.shunned(), Reputation::kMaxPeers);
   EXPECT_GE(reputation.shunned(), Reputation::kMaxPeers * 3 / 4);
@@ -69,11 +69,10 @@ TEST_F(Reputations, WhoHasWorkedIsAcquaintedForAnHourUnlessItOffends) {
 
 TEST_F(Reputations, OffencesAreCountedByReason) {
   reputation.report(peer, Offence::lied);
-  reputation.report(peer, Offence::stalled);
-  reputation.report(offender(1), Offence::stalled);
-  EXPECT_EQ(metrics.offences[static_cast<std::size_t>(Offence::stalled)].value(), 2);
+  reputation.report(peer, Offence::malformed);
+  reputation.report(offender(1), Offence::malformed);
+  EXPECT_EQ(metrics.offences[static_cast<std::size_t>(Offence::malformed)].value(), 2);
   EXPECT_EQ(metrics.offences[static_cast<std::size_t>(Offence::lied)].value(), 1);
-  EXPECT_EQ(metrics.offences[static_cast<std::size_t>(Offence::wasted)].value(), 0);
 }
 
 TEST(ShunnedPeers, AreNotDialledOnTheWordOfOthersAndConnectionsToThemServe) {
@@ -102,7 +101,7 @@ TEST(ShunnedPeers, GoFirstWhereAFullHostMakesRoom) {
     ASSERT_TRUE(swarm.run(guests.back()->connect(address_of(hub), swarm.after(5s))));
     swarm.pass(2s);
   }
-  hub.reputation().report(guests[5]->id(), Offence::wasted);
+  hub.reputation().report(guests[5]->id(), Offence::malformed);
   Host& newcomer = swarm.add_host({.routing_server = false});
   ASSERT_TRUE(swarm.run(newcomer.connect(address_of(hub), swarm.after(5s))));
   swarm.pass(1s);

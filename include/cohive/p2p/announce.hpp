@@ -9,9 +9,9 @@
 
 namespace cohive::p2p {
 
-/// Whether other peers can dial the address, as far as the address itself tells: by TCP, at a host that a machine can
-/// have, directly or through a relay that it names. Port 0 is that of a listener (fill_ports). Errc::invalid_argument,
-/// with a sentence, when they cannot.
+/// Tells whether other peers can dial the address, as far as the address itself tells: by TCP, at a host that a machine
+/// can have, directly or through a relay that it names. Port 0 is that of a listener (fill_ports).
+/// Errc::invalid_argument, with a sentence, when they cannot.
 /// \param self  of the peer that announces it, where it is known: an id at the end of the address must be that one
 Result<> check_announced(const Multiaddr& address, const std::optional<PeerId>& self);
 

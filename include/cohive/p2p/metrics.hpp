@@ -8,15 +8,13 @@
 
 namespace cohive::p2p {
 
-/// What a peer did that honest ones hardly do (Reputation).
+/// What a peer did that no honest one does, however late, lost or asleep it is (Reputation).
 enum class Offence {
   lied,       ///< said what is not true: forged data of a group, a state or an average that is not what it promised
-  malformed,  ///< sent what cannot be, against the rules of a protocol
-  stalled,    ///< was waited for in vain, though it was connected
-  wasted      ///< took work, memory or slots and made nothing of them
+  malformed   ///< sent what cannot be, against the rules of a protocol
 };
 /// Names of the offences, for metrics and logs.
-inline constexpr std::array kOffences = {"lied", "malformed", "stalled", "wasted"};
+inline constexpr std::array kOffences = {"lied", "malformed"};
 
 struct HostMetrics {
   explicit HostMetrics(Metrics& metrics)

@@ -1,5 +1,5 @@
 /// \file
-/// Reputation: what peers did to this host that honest peers hardly do, whichever service they did it to. Loop thread
+/// Reputation: what peers did to this host that no honest peer does, whichever service they did it to. Loop thread
 /// only.
 ///
 /// A service reports an offence where it has proof of its own: a connection cannot be made to look like another peer's,
@@ -33,8 +33,7 @@ class Reputation {
 
   /// Notes an offence, and returns for how long the peer is shunned now. One of a peer that is shunned already is
   /// counted, makes that no longer, and yields 0.
-  /// \param first_time  of the first offence, where it is not kFirstTime
-  Duration report(const PeerId& peer, Offence offence, Duration first_time = kFirstTime);
+  Duration report(const PeerId& peer, Offence offence);
   /// Whether the peer is to be kept away from.
   bool is_shunned(const PeerId& peer) const;
   /// Returns how many offences of the peer are not forgotten.

@@ -19,8 +19,8 @@ class DeviceSteps {
   /// value by itself.
   Result<> queue(const averaging::Stretch& stretch, Stream& stream);
   /// Makes the rest of the steps, once the averages are there and nothing is queued: whole tensors where `all` is set,
-  /// else those of parameters that only other members have a gradient of, and what needs norms of whole tensors. Returns
-  /// which parameters have taken a step.
+  /// else those of parameters that only other members have a gradient of, and what needs norms of whole tensors.
+  /// Returns which parameters have taken a step.
   Task<Result<std::vector<bool>>> finish(Lanes& lanes, Lane& lane, bool all);
 
  private:
@@ -31,7 +31,8 @@ class DeviceSteps {
   std::vector<train::ParameterStep> steps_;
 };
 
-/// Returns the sum of the squares of each tensor's values, added up as the host does. The lane must have nothing queued.
+/// Returns the sum of the squares of each tensor's values, added up as the host does. The lane must have nothing
+/// queued.
 Task<Result<std::vector<double>>> square_sums(Lanes& lanes, Lane& lane, std::vector<std::span<const float>> tensors);
 
 }  // namespace cohive::cuda

@@ -22,7 +22,7 @@ constexpr std::size_t kVotersByRank = 3;
 constexpr std::size_t kIndependent = 3;   // voters of different networks are enough
 constexpr int kBatches = 2;               // of voters, where the first one has fewer
 constexpr Duration kVoteTime = 45s;       // for donors that hash a large state first
-constexpr Duration kMoreTime = 3s;        // for a donor after half of them have voted, beside as long again as that took
+constexpr Duration kMoreTime = 3s;        // for a donor after half have voted, beside as long again as that took
 constexpr Duration kReuse = 20s;      // donors hang up on clients that ask for nothing for longer
 constexpr std::size_t kSamples = 8;       // pieces
 // Unrelated models are 0.7 apart, a model and its negative 1; a model and itself an epoch later a hundredth.

@@ -18,8 +18,8 @@ class RepeatedDownloads {
 
   explicit RepeatedDownloads(Runtime& runtime) : runtime_(runtime) {}
 
-  /// A peer asks for the state. Warns when it does so again and again. Returns whether it has refused what it was given:
-  /// it took all of it, and asks again at once, in the same epoch.
+  /// A peer asks for the state. Warns when it does so again and again. Returns whether it has refused what it was
+  /// given: it took all of it, and asks again at once, in the same epoch.
   /// \param epoch  of the state
   bool asks(const PeerId& peer, double epoch);
   /// It has been sent all of it.

@@ -80,8 +80,8 @@ bool is_regular_or_new(const std::string& path) {
   return ::stat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode);
 }
 
-/// spdlog renames files that are full. A disk that takes nothing loses lines, of which another line tells on stderr, and
-/// is no reason to end the process.
+/// spdlog renames files that are full. A disk that takes nothing loses lines, of which another line tells on stderr,
+/// and is no reason to end the process.
 void Configuration::open_file() {
   using Sink = spdlog::sinks::rotating_file_sink_st;
   std::shared_ptr<Sink> sink;

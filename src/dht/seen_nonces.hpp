@@ -1,6 +1,6 @@
-// Nonces of signed calls, each of which counts once. They are kept in two generations, of which the older one is dropped
-// as a whole when none of its nonces can be used any more: no call looks through those of others, and none is forgotten
-// early.
+// Nonces of signed calls, each of which counts once. They are kept in two generations, of which the older one is
+// dropped as a whole when none of its nonces can be used any more: no call looks through those of others, and none is
+// forgotten early.
 #pragma once
 
 #include <cstdint>

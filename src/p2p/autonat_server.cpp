@@ -78,7 +78,7 @@ bool AutoNatServer::is_blocked(const Multiaddr& observed) const {
   if (!is_public_host(observed)) return true;
   const auto own = own_.announced();
   const std::string subnet = networks_of(observed).subnet;  // a neighbour in the block is another machine
-  return std::any_of(own.begin(), own.end(), [&](const Multiaddr& address) { return networks_of(address).subnet == subnet; });
+  return std::ranges::any_of(own, [&](const Multiaddr& address) { return networks_of(address).subnet == subnet; });
 }
 
 transport::Transport* AutoNatServer::stranger_for(const Multiaddr& address) {

@@ -28,7 +28,8 @@ struct ConnectionEntry {
         tasks(runtime, "streams") {}
   /// Some stream is open that is not of a service every host offers.
   bool in_use() const { return connection->open_streams() > auxiliary; }
-  /// All of a request has come on such a stream: a slow peer may take long for it, but nobody else has to wait for that.
+  /// All of a request has come on such a stream: a slow peer may take long for it, but nobody else has to wait for
+  /// that.
   bool serves_a_call() const { return connection->open_streams() > auxiliary + *begun; }
   transport::ConnectionPtr connection;
   NestedShares::Share share;

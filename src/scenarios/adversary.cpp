@@ -440,7 +440,8 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 const char* name_of(AdversaryRole role) {
   static constexpr std::array kNames = {"progress liar", "batch claimer",   "epoch pusher", "forging leader", "lying owner",
                                         "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader",
-                                        "inventing leader", "wrong reducer", "changeling", "sybils", "claimants", "ghosts"};
+                                        "inventing leader", "wrong reducer", "changeling", "sybils", "claimants",
+                                         "ghosts"};
   return kNames[static_cast<std::size_t>(role)];
 }
 

@@ -438,11 +438,13 @@ class SimulatedSwarm final : public TrainSwarm {
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
   return out << log::format(
              "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer, waiting {:.2f} %, loss {:.3e} (one process {:.3e}, "
-             "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} offences, {} bytes held "
+             "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} offences, "
+             "{} bytes held "
              "({} hosts over budget), {:.1f} s",
              report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, 100 * report.waiting,
              report.last_loss, report.loss_of_one, report.first_loss, report.astray, report.spread, report.newcomers,
-             report.newcomers_late, report.downloads, report.followed, report.offences, report.most_held, report.over_budget,
+             report.newcomers_late, report.downloads, report.followed, report.offences, report.most_held,
+             report.over_budget,
              report.real_seconds);
 }
 

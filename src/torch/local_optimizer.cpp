@@ -40,7 +40,8 @@ struct LocalOptimizer::Impl {
   Optimizer* optimizer;
   std::vector<torch::Tensor> parameters;
   std::int64_t values = 0;
-  /// Gradients times samples of all parameters, then for each how many ranks have one, and in the last place the samples.
+  /// Gradients times samples of all parameters, then for each how many ranks have one, and in the last place the
+  /// samples.
   torch::Tensor sums;
 };
 

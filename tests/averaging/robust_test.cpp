@@ -29,7 +29,8 @@ std::vector<float> result(const Aggregation& how, std::vector<Vote> votes, std::
 struct VotingGroup {
   std::vector<Vote> votes;
   std::vector<float> low, high;  ///< of the honest ones
-  VotingGroup(std::size_t honest, std::size_t liars, std::size_t size, unsigned seed) : low(size, kHuge), high(size, -kHuge) {
+  VotingGroup(std::size_t honest, std::size_t liars, std::size_t size, unsigned seed)
+      : low(size, kHuge), high(size, -kHuge) {
     std::mt19937 random(seed);
     std::normal_distribution<float> values(0.5f, 2);
     std::uniform_real_distribution<double> weights(0.1, 10);

@@ -38,6 +38,16 @@ class Stalling : public Averaging {
       if (id(i) != leader) followers.push_back(i);
     return followers;
   }
+  /// A first round of four members and a client, which will stall: one of its followers.
+  std::size_t follower_of_a_first_round() {
+    for (int i = 0; i < 4; ++i) add(quick());
+    auto options = quick();
+    options.mode = PeerMode::client;
+    add(options);
+    const auto first = average(std::nullopt);
+    EXPECT_TRUE(first[0]) << first[0].error();
+    return first[0] ? followers_of(first[0]->leader).front() : 0;
+  }
 };
 
 constexpr Duration kFullPatience = 3s;  // with a sender
@@ -71,13 +81,7 @@ TEST_F(Stalling, AMemberThatIsSilentToAnotherOneEachTimeCostsARoundNowAndThen) {
 }
 
 TEST_F(Stalling, AMemberThatIsSilentToTheSameOneEachTimeIsSoonNotWaitedFor) {
-  for (int i = 0; i < 4; ++i) add(quick());
-  auto options = quick();
-  options.mode = PeerMode::client;
-  add(options);
-  const auto first = average(std::nullopt);
-  ASSERT_TRUE(first[0]) << first[0].error();
-  const std::size_t victim = followers_of(first[0]->leader).front();
+  const std::size_t victim = follower_of_a_first_round();
   int waited = 0;
   for (std::size_t round = 0; round < 8; ++round) {
     const auto results = average(victim);
@@ -89,13 +93,7 @@ TEST_F(Stalling, AMemberThatIsSilentToTheSameOneEachTimeIsSoonNotWaitedFor) {
 }
 
 TEST_F(Stalling, AMemberThatSlowsDownForAShortWhileInEachSecondRoundCostsLessAndLess) {
-  for (int i = 0; i < 4; ++i) add(quick());
-  auto options = quick();
-  options.mode = PeerMode::client;
-  add(options);
-  const auto first = average(std::nullopt);
-  ASSERT_TRUE(first[0]) << first[0].error();
-  const std::size_t victim = followers_of(first[0]->leader).front();
+  const std::size_t victim = follower_of_a_first_round();
   int waited = 0;
   for (std::size_t round = 0; round < 12; ++round) {
     const auto results = average(round % 2 == 0 ? std::optional(victim) : std::nullopt);

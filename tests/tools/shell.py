@@ -5,6 +5,8 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
+import unittest
 from pathlib import Path
 
 PATIENCE = 60  # seconds until a program that hangs is a failure
@@ -46,6 +48,17 @@ def taken_port():
 
 def programs(*names):
     return [name for name in names if (BIN / name).exists()]
+
+
+class TrainerTest(unittest.TestCase):
+    """Tests of cohive-train, with a folder of their own; skipped where it is not built."""
+
+    def setUp(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
 
 
 def small_trainer(folder, width=16, target=256):

@@ -9,26 +9,21 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
 import shell
-from shell import PATIENCE, environment, programs, small_trainer
+from shell import PATIENCE, environment, small_trainer
 
 LIBRARY = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), None)
 
 
-class Clocks(unittest.TestCase):
+class Clocks(shell.TrainerTest):
     def setUp(self):
-        if not programs("cohive-train"):
-            self.skipTest("built without LibTorch")
+        super().setUp()
         if not LIBRARY:
             self.skipTest("no libfaketime")
-        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
         self.offset = self.folder / "offset"
         self.set_clock("+0")
 

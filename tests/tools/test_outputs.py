@@ -9,22 +9,17 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import unittest
 from pathlib import Path
 
 import shell
-from shell import PATIENCE, bootstrap, environment, programs, run, small_trainer
+from shell import PATIENCE, bootstrap, environment, run, small_trainer
 
 
-class WithTrainer(unittest.TestCase):
+class WithTrainer(shell.TrainerTest):
     def setUp(self):
-        if not programs("cohive-train"):
-            self.skipTest("built without LibTorch")
-        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        super().setUp()
         self.small = small_trainer(self.folder)
 
     def bash(self, script, *arguments, **options):

@@ -20,18 +20,14 @@ import zipfile
 from pathlib import Path
 
 import shell
-from shell import PATIENCE, environment, programs, run, small_trainer
+from shell import PATIENCE, environment, run, small_trainer
 
 SENTENCE = b"In the beginning was the Word, and the Word was with others. "
 
 
-class WithFolder(unittest.TestCase):
+class WithFolder(shell.TrainerTest):
     def setUp(self):
-        if not programs("cohive-train"):
-            self.skipTest("built without LibTorch")
-        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        super().setUp()
         self.corpus = self.folder / "corpus"
         self.corpus.mkdir()
 

@@ -2,29 +2,15 @@
 #include <gtest/gtest.h>
 
 #include "cohive/core/status.hpp"
-#include "cohive/train/plain_replica.hpp"
 #include "train/four_trainers.hpp"
+#include "train/still_model.hpp"
 
 namespace cohive::train {
 namespace {
 
-class ClientsModel final : public TrainedModel {
- public:
-  explicit ClientsModel(Runtime& runtime) : replica_(runtime, {{64}}, optim::SgdOptions{.lr = 0}) {}
-  Replica& replica() override { return replica_; }
-  void compute(std::uint64_t, std::size_t) override {
-    const std::vector<float> none(64);
-    replica_.add_gradients({none}, double{kSamples});
-  }
-  std::vector<float> parameters() override { return {replica_.parameter(0).begin(), replica_.parameter(0).end()}; }
-
- private:
-  PlainReplica replica_;
-};
-
 /// How often it has been said until epoch 4. \param nodes  trainers that can be dialled
 std::size_t times_said(std::size_t nodes) {
-  FourTrainers trainers([](Runtime& runtime, const RunOptions&) { return std::make_unique<ClientsModel>(runtime); },
+  FourTrainers trainers([](Runtime& runtime, const RunOptions&) { return std::make_unique<StillModel>(runtime, 0.0f); },
                         [nodes](RunOptions& options, std::size_t i) { options.client_mode = i >= nodes; });
   trainers.train(4);
   const std::string status = Status::of(trainers[0].run->runtime()).json(), said = "no group forms among clients";

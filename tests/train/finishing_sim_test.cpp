@@ -1,30 +1,11 @@
 // Trainers that come to the end of their training, one a little later than another.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
-#include "cohive/train/plain_replica.hpp"
 #include "train/four_trainers.hpp"
+#include "train/still_model.hpp"
 
 namespace cohive::train {
 namespace {
-
-/// Parameters that differ between trainers, and do not change.
-class OwnValues final : public TrainedModel {
- public:
-  OwnValues(Runtime& runtime, float value) : replica_(runtime, {{64}}, optim::SgdOptions{.lr = 0}) {
-    std::ranges::fill(replica_.parameter(0), value);
-  }
-  Replica& replica() override { return replica_; }
-  void compute(std::uint64_t, std::size_t) override {
-    const std::vector<float> none(64);
-    replica_.add_gradients({none}, double{kSamples});
-  }
-  std::vector<float> parameters() override { return {replica_.parameter(0).begin(), replica_.parameter(0).end()}; }
-
- private:
-  PlainReplica replica_;
-};
 
 /// With the groups in which they averaged their parameters for the last time.
 std::vector<std::size_t> finish_one_after_another(FourTrainers& trainers, Duration pause) {
@@ -44,7 +25,7 @@ class Finishing : public ::testing::Test {
 
   float next_value = 1;
   FourTrainers trainers{[this](Runtime& runtime, const RunOptions&) {
-                          return std::make_unique<OwnValues>(runtime, next_value++);
+                          return std::make_unique<StillModel>(runtime, next_value++);
                         },
                         [](RunOptions& options, std::size_t) { options.average_state_every = 1000; }};
 };

@@ -69,7 +69,7 @@ struct DownloadedState {
   std::uint64_t resumed = 0;                    ///< bytes of tensors that were there when `donor` went on for another
 };
 
-/// What another peer's state is, beside one's own.
+/// Tells what another peer's state is, beside one's own.
 struct StateComparison {
   msgpack::Value metadata;  ///< of the other peer's
   bool equal = false;       ///< the tensors that were compared

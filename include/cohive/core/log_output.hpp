@@ -65,7 +65,7 @@ void write_always(std::string_view module, std::string_view message);
 std::vector<std::string> recent();
 /// Lines that were lost because an output took none for too long, since outputs were last set.
 std::uint64_t dropped_lines();
-/// Whether the log file took none of the last lines that were written to it, as on a disk that is full.
+/// Tells whether the log file took none of the last lines that were written to it, as on a disk that is full.
 bool file_failing();
 /// Waits until all lines are written, as long as `limit` for stderr and for a file each; false when they are not.
 /// Happens at the end of the process, too.

@@ -31,7 +31,7 @@ class Trace {
   static Trace& of(Runtime& runtime) { return runtime.local<Trace>(); }
   /// Whether any loop of this process traces: a cheap first question.
   static bool any() noexcept { return running_.load(std::memory_order_relaxed) > 0; }
-  /// Whether a file of this process is not whole because it could not be written.
+  /// Tells whether a file of this process is not whole because it could not be written.
   static bool any_failed() noexcept { return failed_; }
 
   /// Begins a file; what another trace has left there is replaced. Errors: Errc::io, Errc::in_use while one is written.

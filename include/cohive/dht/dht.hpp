@@ -55,9 +55,9 @@ struct DhtOptions {
   std::size_t max_storage_bytes = 0;
   std::size_t max_keys_per_request = 1024;  ///< of one call to this node; more is refused
   /// Of one peer: requests, their keys, the entries of dictionaries that it stores, a sixteenth of those that it reads,
-  /// the kilobytes of records that go either way, and four for each signature of RSA-2048 to check. They count together,
-  /// ten seconds' worth at once; more is refused. Peers of one network may have sixteen times as much. 0: any number. A
-  /// refused Dht asks the node again a little later, one call after the other, for wait_timeout at most.
+  /// the kilobytes of records that go either way, and four for each signature of RSA-2048 to check. They count
+  /// together, ten seconds' worth at once; more is refused. Peers of one network may have sixteen times as much. 0: any
+  /// number. A refused Dht asks the node again a little later, one call after the other, for wait_timeout at most.
   double max_keys_per_second = 5000;
   // An attacker with many identities in few networks gets no table to himself. A block is an IPv4 /24 or IPv6 /48
   // network of public addresses; private ones and this machine's are not counted. 0: any number.

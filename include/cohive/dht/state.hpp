@@ -1,5 +1,5 @@
 /// \file
-/// What a DHT node keeps over a restart: its node id, the peers it knew and its records, in one file. The file is
+/// The state file holds what a DHT node keeps over a restart: its node id, the peers it knew and its records. It is
 /// replaced as a whole, so that a crash at any moment leaves the last complete one. It is written and read piece by
 /// piece, whatever its size, and a damaged piece takes only the records in it along.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace cohive::dht {
 
-/// What of a node is kept.
+/// Bounds what is kept of a node.
 struct StateLimits {
   std::size_t max_bytes = 512 * 1024 * 1024;  ///< of keys and values; what expires first is left out
   std::size_t max_peers = 256;                ///< nodes of the routing table
@@ -39,7 +39,7 @@ struct SavedPeer {
   PeerId peer;                       ///< its identity
   std::vector<Multiaddr> addresses;  ///< where it was reached
 };
-/// What a node needs to come back as it was, beside its records.
+/// Holds what a node needs to come back as it was, beside its records.
 struct SavedState {
   PeerId peer;                   ///< of this node: another identity gets another node id
   DhtId node_id;                 ///< the records are those near it

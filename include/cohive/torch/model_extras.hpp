@@ -10,8 +10,8 @@
 
 namespace cohive {
 
-/// How the optimizers of Python trainers in the run differ from this one. hivemind refuses a state, or misreads it, whose
-/// settings are not those of its own optimizer: keys depend on the scheduler and on the release of PyTorch.
+/// How the optimizers of Python trainers in the run differ from this one. hivemind refuses a state, or misreads it,
+/// whose settings are not those of its own optimizer: keys depend on the scheduler and on the release of PyTorch.
 struct PythonPeers {
   /// Whether they have a scheduler; unset: as this trainer, or as a donor was found to have it. A peer that refuses the
   /// state without one is then tried with one.

@@ -42,8 +42,8 @@ struct OneCycleOptions {
   double div_factor = 25;         ///< 1 / the first factor
   double final_div_factor = 1e4;  ///< the first factor / the last one
 };
-/// As PyTorch's OneCycleLR with total_steps = epochs >= 2 and cycle_momentum = False, whose max_lr is the optimizer's learning rate; keeps the
-/// last factor.
+/// As PyTorch's OneCycleLR with total_steps = epochs >= 2 and cycle_momentum = False, whose max_lr is the optimizer's
+/// learning rate; keeps the last factor.
 EpochFactor one_cycle(std::uint64_t epochs, OneCycleOptions options = {});
 
 /// A LibTorch scheduler of a factor: PyTorch's LambdaLR. The learning rates are those that the groups have when it is
@@ -52,8 +52,8 @@ class FactorLR : public torch::optim::LRScheduler {
  public:
   /// Schedules all groups of `optimizer`, which outlives this object. Throws for a null factor.
   FactorLR(torch::optim::Optimizer& optimizer, EpochFactor factor);
-  /// Returns what PyTorch's scheduler keeps in a group of parameters whose learning rate was `rate` when it was made, by
-  /// its keys: {"initial_lr", rate}, and more of one_cycle(). Python trainers expect it in a state.
+  /// Returns what PyTorch's scheduler keeps in a group of parameters whose learning rate was `rate` when it was made,
+  /// by its keys: {"initial_lr", rate}, and more of one_cycle(). Python trainers expect it in a state.
   std::vector<std::pair<std::string, double>> kept_in_group(double rate) const;
 
  protected:

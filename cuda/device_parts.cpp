@@ -3,8 +3,8 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "averaging/lease.hpp"
-#include "averaging/part_math.hpp"
+#include "averaging/tensors/lease.hpp"
+#include "averaging/tensors/part_math.hpp"
 #include "cohive/cuda/codec.hpp"
 #include "device_factored.hpp"
 #include "failure.hpp"

@@ -6,6 +6,12 @@
 #include <ranges>
 #include <stdexcept>
 
+#include "averaging/groups/notices.hpp"
+#include "averaging/groups/stragglers.hpp"
+#include "averaging/rounds/link_meter.hpp"
+#include "averaging/rounds/round_state.hpp"
+#include "averaging/rounds/rounds.hpp"
+#include "averaging/rounds/running_round.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/group_finder.hpp"
 #include "cohive/averaging/host_parts.hpp"
@@ -20,12 +26,6 @@
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/transport/network.hpp"
 #include "core/bounded_parse.hpp"
-#include "link_meter.hpp"
-#include "notices.hpp"
-#include "round_state.hpp"
-#include "rounds.hpp"
-#include "running_round.hpp"
-#include "stragglers.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -2,7 +2,7 @@
 // called a liar.
 #include <algorithm>
 
-#include "averaging/state_pieces.hpp"
+#include "averaging/states/state_pieces.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "scenarios/fault_setting.hpp"
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <numeric>
 
-#include "averaging/partition.hpp"
+#include "averaging/rounds/partition.hpp"
 #include "scenarios/fault_setting.hpp"
 #include "scenarios/held_values.hpp"
 

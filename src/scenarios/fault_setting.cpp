@@ -1,6 +1,6 @@
 #include "scenarios/fault_setting.hpp"
 
-#include "averaging/leadership.hpp"
+#include "averaging/groups/leadership.hpp"
 #include "cohive/testing/offences.hpp"
 
 namespace cohive::averaging {

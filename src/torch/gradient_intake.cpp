@@ -1,6 +1,6 @@
 #include "gradient_intake.hpp"
 
-#include "averaging/lease.hpp"
+#include "averaging/tensors/lease.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/optim/passes.hpp"
 #include "model_state.hpp"

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "averaging/part_math.hpp"
-#include "averaging/stretch_set.hpp"
+#include "averaging/tensors/part_math.hpp"
+#include "averaging/tensors/stretch_set.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/sim_runtime.hpp"

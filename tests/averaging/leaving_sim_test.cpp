@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "averaging/averaging_fixture.hpp"
-#include "averaging/search.hpp"
+#include "averaging/groups/search.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/metrics.hpp"
 

@@ -1,4 +1,4 @@
-#include "averaging/low_rank.hpp"
+#include "averaging/schemes/low_rank.hpp"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "averaging/manifest.hpp"
+#include "averaging/states/manifest.hpp"
 
 #include <gtest/gtest.h>
 

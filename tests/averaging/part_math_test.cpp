@@ -1,4 +1,4 @@
-#include "averaging/part_math.hpp"
+#include "averaging/tensors/part_math.hpp"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "averaging/averaging_fixture.hpp"
-#include "averaging/low_rank.hpp"
+#include "averaging/schemes/low_rank.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/errors.hpp"

@@ -1,11 +1,11 @@
 // Averages that are made again: what counts as the same, and what members sign.
-#include "averaging/recomputation.hpp"
+#include "averaging/verification/recomputation.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "averaging/part_math.hpp"
+#include "averaging/tensors/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 

@@ -1,4 +1,4 @@
-#include "averaging/reducer.hpp"
+#include "averaging/rounds/reducer.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "averaging/averaging_fixture.hpp"
-#include "averaging/partition.hpp"
+#include "averaging/rounds/partition.hpp"
 #include "scenarios/held_values.hpp"
 #include "scenarios/hostile_peer.hpp"
 

@@ -1,4 +1,4 @@
-#include "averaging/robust.hpp"
+#include "averaging/schemes/robust.hpp"
 
 #include <gtest/gtest.h>
 

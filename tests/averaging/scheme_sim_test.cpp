@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "averaging/averaging_fixture.hpp"
-#include "averaging/rounds.hpp"
+#include "averaging/rounds/rounds.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/errors.hpp"

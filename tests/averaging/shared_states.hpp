@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "averaging/state_transfer.hpp"
+#include "averaging/states/state_transfer.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/testing/swarm.hpp"

@@ -1,8 +1,8 @@
 // Members that are connected and send nothing: what they cost a group that meets again and again.
 #include <algorithm>
 
-#include "averaging/notices.hpp"
-#include "averaging/stragglers.hpp"
+#include "averaging/groups/notices.hpp"
+#include "averaging/groups/stragglers.hpp"
 #include "averaging_fixture.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "scenarios/hostile_peer.hpp"

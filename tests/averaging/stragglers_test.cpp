@@ -1,4 +1,4 @@
-#include "averaging/stragglers.hpp"
+#include "averaging/groups/stragglers.hpp"
 
 #include <gtest/gtest.h>
 

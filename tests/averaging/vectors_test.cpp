@@ -4,9 +4,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "averaging/group_bits.hpp"
-#include "averaging/load_balancer.hpp"
-#include "averaging/partition.hpp"
+#include "averaging/groups/group_bits.hpp"
+#include "averaging/rounds/load_balancer.hpp"
+#include "averaging/rounds/partition.hpp"
 #include "averaging/wire.hpp"
 #include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/proto/averaging.pb.h"

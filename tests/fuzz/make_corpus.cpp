@@ -4,7 +4,7 @@
 #include <fstream>
 #include <iostream>
 
-#include "averaging/manifest.hpp"
+#include "averaging/states/manifest.hpp"
 #include "cohive/checkpoint/safetensors.hpp"
 #include "cohive/codec/codec.hpp"
 #include "cohive/core/crypto.hpp"

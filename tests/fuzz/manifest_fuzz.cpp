@@ -1,5 +1,5 @@
 // What a stranger says its state consists of.
-#include "averaging/manifest.hpp"
+#include "averaging/states/manifest.hpp"
 #include "fuzz.hpp"
 
 namespace cohive::fuzz {

@@ -6,7 +6,7 @@
 #include <csignal>
 #include <fstream>
 
-#include "averaging/state_transfer.hpp"
+#include "averaging/states/state_transfer.hpp"
 #include "bench/bench.hpp"
 #include "cohive/averaging/averager.hpp"
 #include "cohive/dht/dht.hpp"

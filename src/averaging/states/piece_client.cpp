@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <deque>
 
+#include "averaging/tensors/decode_into.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/transport/errors.hpp"
-#include "decode_into.hpp"
 #include "state_pieces.hpp"
 #include "state_transfer.hpp"
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "averaging/tensors/lease.hpp"
+#include "averaging/tensors/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
@@ -10,8 +12,6 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
-#include "lease.hpp"
-#include "part_math.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -10,15 +10,15 @@
 #include <deque>
 #include <set>
 
+#include "averaging/verification/part_ledger.hpp"
+#include "averaging/verification/verification.hpp"
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/rpc/rpc.hpp"
-#include "part_ledger.hpp"
 #include "partition.hpp"
 #include "reducer.hpp"
 #include "traffic.hpp"
-#include "verification.hpp"
 
 namespace cohive::averaging {
 

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <thread>
 
+#include "averaging/tensors/lease.hpp"
+#include "averaging/tensors/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/combine.hpp"
-#include "lease.hpp"
-#include "part_math.hpp"
 #include "power_sgd_state.hpp"
 
 namespace cohive::averaging {

@@ -10,8 +10,8 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
-#include "group_bits.hpp"
 #include "core/bounded_parse.hpp"
+#include "group_bits.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <mutex>
 
+#include "averaging/tensors/zeroed.hpp"
 #include "cohive/averaging/power_sgd.hpp"
 #include "cohive/codec/residuals.hpp"
 #include "low_rank.hpp"
-#include "zeroed.hpp"
 
 namespace cohive::averaging {
 

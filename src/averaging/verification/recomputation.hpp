@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "robust.hpp"
+#include "averaging/schemes/robust.hpp"
 #include "transcript.hpp"
 
 namespace cohive::averaging {

@@ -2,12 +2,12 @@
 #include <algorithm>
 
 #include "all_reduce.hpp"
+#include "averaging/groups/redial.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/p2p/errors.hpp"
-#include "redial.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include "averaging/tensors/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
-#include "part_math.hpp"
 
 namespace cohive::averaging {
 namespace {

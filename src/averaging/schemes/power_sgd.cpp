@@ -4,8 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "averaging/tensors/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
-#include "part_math.hpp"
 #include "power_sgd_state.hpp"
 
 namespace cohive::averaging {

@@ -6,9 +6,9 @@
 
 #include <memory>
 
+#include "averaging/wire.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/core/crypto.hpp"
-#include "wire.hpp"
 
 namespace cohive::averaging {
 

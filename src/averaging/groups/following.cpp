@@ -3,6 +3,7 @@
 // Source: docs/wire/hivemind.md, section 6.5.
 #include <algorithm>
 
+#include "averaging/wire.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
@@ -12,7 +13,6 @@
 #include "cohive/transport/errors.hpp"
 #include "core/bounded_parse.hpp"
 #include "search.hpp"
-#include "wire.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -7,11 +7,11 @@
 #include <set>
 #include <tuple>
 
+#include "averaging/tensors/decode_into.hpp"
 #include "codec/values.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
-#include "decode_into.hpp"
 #include "p2p/network_block.hpp"
 
 namespace cohive::averaging {

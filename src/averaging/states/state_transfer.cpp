@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "averaging/tensors/decode_into.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
-#include "decode_into.hpp"
 #include "uploads.hpp"
 
 namespace cohive::averaging {

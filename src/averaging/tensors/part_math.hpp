@@ -5,10 +5,10 @@
 #include <memory>
 #include <span>
 
+#include "averaging/wire.hpp"
 #include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/result.hpp"
-#include "wire.hpp"
 
 namespace cohive::averaging {
 

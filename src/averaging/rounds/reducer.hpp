@@ -10,11 +10,11 @@
 #include <span>
 #include <vector>
 
+#include "averaging/schemes/robust.hpp"
+#include "averaging/tensors/part_math.hpp"
 #include "cohive/core/result.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
-#include "part_math.hpp"
-#include "robust.hpp"
 
 namespace cohive::averaging {
 

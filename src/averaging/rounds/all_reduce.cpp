@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "averaging/tensors/lease.hpp"
+#include "averaging/verification/recomputation.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
@@ -12,9 +14,7 @@
 #include "cohive/core/trace.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
-#include "lease.hpp"
 #include "receive_patiently.hpp"
-#include "recomputation.hpp"
 
 namespace cohive::averaging {
 namespace {

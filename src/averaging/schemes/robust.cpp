@@ -7,9 +7,9 @@
 #include <limits>
 #include <utility>
 
+#include "averaging/tensors/part_math.hpp"
 #include "cohive/core/log.hpp"
 #include "core/wide.hpp"
-#include "part_math.hpp"
 
 namespace cohive::averaging {
 namespace {

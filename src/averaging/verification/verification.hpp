@@ -10,13 +10,13 @@
 #include <set>
 #include <vector>
 
+#include "averaging/wire.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "recomputation.hpp"
-#include "wire.hpp"
 
 namespace cohive::proto {
 class Verdict;

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "averaging/wire.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
-#include "wire.hpp"
 
 namespace cohive::averaging {
 namespace {

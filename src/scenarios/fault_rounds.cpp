@@ -238,7 +238,6 @@ class RoundFaults final : public FaultSetting {
       bad.options.part_size_bytes = bad.options.part_size_bytes * 3 / 2;
     } else {
       bad.options.mode = PeerMode::node;
-      want_caps_.erase(bad.dht->host().id());
       bad.hostile = std::make_unique<HostilePeer>(*bad.dht, bad.options, shapes_, random_());
       return;
     }

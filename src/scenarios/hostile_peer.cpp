@@ -105,9 +105,10 @@ std::string HostilePeer::nonsense(bool first, const std::string& group_id, int c
                                           buffer.size(), claimed, codec, weights[below(8)]);
   std::string message = envelope.head + to_string(buffer.view()) + envelope.tail;
   if (below(8) == 0) message.resize(below(message.size() + 1));
+  // Not in the values: one that is huge and still a number is taken by a plain mean, as docs/security.md says.
+  const std::size_t head = std::min({message.size(), envelope.head.size(), std::size_t{64}});
   if (below(8) == 0)
-    for (int i = 0; i < 8 && !message.empty(); ++i)
-      message[below(std::min<std::size_t>(message.size(), 64))] = static_cast<char>(below(256));
+    for (int i = 0; i < 8 && head > 0; ++i) message[below(head)] = static_cast<char>(below(256));
   return message;
 }
 

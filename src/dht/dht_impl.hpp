@@ -126,6 +126,7 @@ struct Dht::Impl {
   Task<void> look_up(std::vector<LookupPtr> lookups, Deadline deadline);
   Task<void> look_up_shared(std::vector<LookupPtr> lookups, Deadline deadline);
   bool look_up_locally(Lookup& lookup, bool use_cache);
+  void draw_locally(Lookup& lookup, std::size_t most_entries);
   bool agree(const Lookup& lookup, const std::vector<DhtId>& nodes) const;
   Task<void> consider(LookupPtr lookup, StoredRecord candidate, DhtId source);
   Task<void> consider_value(LookupPtr lookup, StoredRecord candidate, DhtId source);

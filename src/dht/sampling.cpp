@@ -52,6 +52,23 @@ const StoredRecord* SampledRecords::find(const DhtId& key) const {
   return found == records_.end() ? nullptr : &found->second;
 }
 
+/// What this node has stored itself. As other nodes do, it draws of a large dictionary: what strangers have put under a
+/// key must not be copied and decoded whole at each look. \param most_entries  0: all
+void Dht::Impl::draw_locally(Lookup& lookup, std::size_t most_entries) {
+  const auto* stored = protocol.storage.get(lookup.key, protocol.now());
+  if (!stored) return;
+  lookup.source = protocol.node_id;
+  const Dictionary* dictionary = stored->dictionary();
+  if (dictionary) lookup.counts.push_back(dictionary->entries().size());
+  if (!dictionary || most_entries == 0 || dictionary->entries().size() <= most_entries) {
+    lookup.take(*stored);
+    return;
+  }
+  const std::string drawn = dictionary->encoded_sample(most_entries, runtime.random());
+  if (auto decoded = Dictionary::decode(as_bytes(drawn), protocol.storage.limits()))
+    lookup.take({std::move(*decoded), stored->expiration});
+}
+
 Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, std::size_t most_entries, Deadline deadline) {
   auto lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), std::numeric_limits<double>::infinity());
   if (closed) co_return co_await result_of(lookup);
@@ -61,8 +78,7 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, st
   auto found = co_await explore({twin}, options.num_replicas, deadline, true);
   const bool crowded = found[twin].crowded;
   // A node that was a replica before nearer ones came still has what it was sent then: too much of a draw would be old.
-  if (whole || found[twin].nearest.size() < options.num_replicas) look_up_locally(*lookup, false);
-  if (lookup->best && lookup->best->is_dictionary()) lookup->counts.push_back(lookup->best->dictionary()->entries().size());
+  if (whole || found[twin].nearest.size() < options.num_replicas) draw_locally(*lookup, most_entries);
   if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now())
     lookup->take(*known);
   Sampling sampling{*this, lookup, std::move(found[twin].nearest), most_entries};

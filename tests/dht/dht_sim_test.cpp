@@ -84,6 +84,19 @@ TEST_F(DhtSwarm, AFewEntriesOfALargeDictionaryAreDrawnByEachReplica) {
   EXPECT_EQ(few(*reader, 0).held, 100u);
 }
 
+TEST_F(DhtSwarm, AReplicaDrawsOfItsOwnEntries) {
+  add_many(3);
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(store(*nodes[0], "dict", i, "value", in(100 + i)));
+  std::set<std::int64_t> seen;
+  for (int draw = 0; draw < 30; ++draw) {
+    const GetResult drawn = swarm.run(nodes[1]->get_sampled("dict", 2, 10)).value();
+    EXPECT_EQ(drawn.held, 200u);
+    EXPECT_LE(drawn.entries().size(), 30u) << "ten of each of three nodes";
+    for (const auto& [subkey, stored] : drawn.entries()) seen.insert(*subkey.as_int());
+  }
+  EXPECT_GT(seen.size(), 160u) << "others each time";
+}
+
 TEST_F(DhtSwarm, DrawsHaveNothingOfANodeThatIsNoReplicaAnyMore) {
   add_many(6);
   for (int i = 0; i < 40; ++i) ASSERT_TRUE(store(*nodes[0], "dict", i, "old", in(1000)));

@@ -159,7 +159,8 @@ int main(int argc, char** argv) {
     if (*train_sim) std::cout << bench::train_sim(of_training.in(settings)).dump() << std::endl;
     if (*allreduce) std::cout << bench::allreduce(settings).dump() << std::endl;
     if (*faults) {
-      log::configure({log::Level::off, log_options.format});  // what goes wrong here is meant to
+      // What goes wrong here is meant to; a single run is one that somebody looks into.
+      if (of_faults.runs != 1) log::configure({log::Level::off, log_options.format});
       const auto result = bench::faults(of_faults.in(settings));
       std::cout << result.dump() << std::endl;
       return result["failing_seeds"].empty() ? 0 : 1;

@@ -111,12 +111,19 @@ class DownloadFaults final : public FaultSetting {
     check_state(**state);
   }
 
-  /// More time where only donors on slow links may be left: those that lie or are lost do not count.
+  /// Whether more donors share another state, so that this one's may not be asked for (donor_vote.hpp).
+  bool may_be_outvoted(std::size_t donor) const {
+    std::vector<std::size_t> sharing(states_.size());
+    for (std::size_t i = 0; i + 1 < peers_.size(); ++i) ++sharing[peers_[i]->shares];
+    return sharing[peers_[donor]->shares] < std::ranges::max(sharing);
+  }
+
+  /// More time where only donors on slow links may be left: those that lie, are lost or outvoted do not count.
   Duration time_of_slow_donors() const {
     double slowest = 0;
     for (std::size_t i = 0; i + 1 < peers_.size(); ++i) {
       const bool is_victim = i == victim_ && fault_ != Fault::none && fault_ != Fault::resets;
-      if (is_victim || ids_[i] == liar_) continue;
+      if (is_victim || ids_[i] == liar_ || may_be_outvoted(i)) continue;
       if (i != slow_donor_) return 0s;
       slowest = slow_rate_;
     }

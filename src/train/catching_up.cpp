@@ -20,6 +20,7 @@ constexpr int kMostTries = 3;     // to join a run whose state nobody shares; it
 constexpr int kMostFruitless = 5;  // downloads in a row that do not bring this peer to where others claim to be
 constexpr std::size_t kCompared = 3;  // peers that are asked whether they hold the same parameters
 constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 15min;  // pauses between downloads that are to prove claims
+constexpr std::uint64_t kNearEpochs = 16, kNearShare = 16;  // apart: donors that may agree, at least and of all epochs
 constexpr std::uint64_t kLead = 2;  // epochs that a donor may be ahead of all reports
 constexpr Duration kBorneOutTime = 5s;  // that reports may be behind a donor whose epochs are short
 constexpr std::uint64_t kStateBytesPerValue = 32, kStateSlack = 64 << 20;
@@ -30,6 +31,14 @@ std::uint64_t most_state_bytes(const Replica& replica) {
   for (const auto* infos : {&replica.gradient_infos(), &replica.state_infos()})
     for (const auto& tensor : *infos) values += tensor.elements();
   return kStateBytesPerValue * values + kStateSlack;
+}
+
+/// Whether two states may be of one run at about one time. Epochs may be short, and some pass while donors are asked.
+bool are_near(const msgpack::Value& one, const msgpack::Value& other) {
+  const auto a = epoch_of(one), b = epoch_of(other);
+  if (!a || !b) return a.has_value() == b.has_value();
+  const auto [low, high] = std::minmax(*a, *b);
+  return high - low <= std::max<std::uint64_t>(kNearEpochs, high / kNearShare);
 }
 
 }  // namespace
@@ -214,6 +223,7 @@ Task<Result<averaging::DownloadedState>> Run::Impl::download() {
   how.on_progress = options.on_download;
   how.max_bytes = most_state_bytes(replica);
   how.without = std::exchange(useless_donors, {});
+  how.alike = are_near;
   if (global.met > 0) how.max_priority = static_cast<double>(std::max(global.claimed, local_epoch) + kLead);
   auto state = co_await sharing.download(std::move(how));
   if (!state) co_return state.error();

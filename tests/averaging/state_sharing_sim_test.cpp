@@ -464,6 +464,21 @@ TEST_F(SharedStates, ADonorWithAModelOfItsOwnIsOutvotedByThoseThatAgree) {
   }
 }
 
+TEST_F(SharedStates, ADonorOfTheRightModelAndAFarEpochIsOutvoted) {
+  add();
+  for (int i = 0; i < 3; ++i) donor(model(5 + i % 2, 10 + i, 0.01), 5 + i % 2);
+  StateSharer& liar = donor(model(1'000'000, 10, 0.01), 7);
+  const auto near = [](const msgpack::Value& a, const msgpack::Value& b) {
+    const auto epoch = [](const msgpack::Value& v) { return *v.get_if<msgpack::Map>()->find("epoch")->as_number(); };
+    return std::abs(epoch(a) - epoch(b)) <= 2;
+  };
+  auto& late = newcomer();
+  const auto state = download(late, {.alike = near});
+  ASSERT_TRUE(state) << state.error();
+  EXPECT_EQ(state->metadata, msgpack::Value(msgpack::Map{{{"epoch", 6}}}));
+  EXPECT_FALSE(state->contributed.contains(liar.id()));
+}
+
 TEST_F(SharedStates, APeerThatHasAveragedWithThisOneIsBelievedMoreThanStrangersThatAgree) {
   add();
   const SharedState honest = state_with(5, 1), poison = state_with(6, 99);

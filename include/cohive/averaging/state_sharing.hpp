@@ -55,6 +55,9 @@ struct DownloadOptions {
   /// Donors that claim more are asked when all other donors have failed.
   double max_priority = std::numeric_limits<double>::infinity();
   std::vector<PeerId> without = {};  ///< peers that are not asked
+  /// Tells by the metadata of two states whether they may be of one run at about one time: donors whose states are not
+  /// do not vote for each other. Called on threads of the pool; unset: they may.
+  std::function<bool(const msgpack::Value&, const msgpack::Value&)> alike = {};
   std::function<void(const DownloadProgress&)> on_progress = {};  ///< on the loop thread, often: return soon
 };
 

@@ -35,6 +35,7 @@ struct Voter {
   DonorCall call;
   std::optional<std::uint64_t> block;
   std::vector<std::optional<Sample>> samples = {};
+  std::vector<PeerId> others = {};  // whose metadata are of another time or run
   bool acquainted = false;
   std::size_t acquaintances = 0, networks = 0, peers = 0;  // that agree; of acquaintances it is one itself
 };
@@ -98,6 +99,7 @@ double distance(const Sample& a, const Sample& b) {
 
 bool agree(const Voter& a, const Voter& b) {
   if (a.call.root == b.call.root) return true;
+  if (std::ranges::find(a.others, b.peer) != a.others.end()) return false;
   if (a.call.manifest.tensors != b.call.manifest.tensors || a.samples.size() != b.samples.size()) return false;
   std::size_t near = 0;
   for (std::size_t i = 0; i < a.samples.size(); ++i)
@@ -116,7 +118,7 @@ Task<void> ask(Dht& dht, PeerId donor, const PieceSource& source, Deadline deadl
   }
   const auto address = dht.host().remote_address(donor);
   voters.push_back({donor, std::move(*call), address ? p2p::network_block(*address) : std::nullopt, {},
-                    dht.host().reputation().is_acquainted(donor)});
+                    {}, dht.host().reputation().is_acquainted(donor)});
 }
 
 Task<void> fetch_samples(Runtime& runtime, Voter& voter, std::vector<double> draws, Deadline deadline) {
@@ -134,6 +136,25 @@ Task<void> fetch_samples(Runtime& runtime, Voter& voter, std::vector<double> dra
     co_await runtime.yield();
   }
   voter.samples = std::move(samples);
+}
+
+/// Finds the voters whose parameters may be near and whose metadata are not: a state that claims a far epoch.
+Task<void> compare_metadata(Runtime& runtime, std::vector<Voter>& voters, const PieceSource& source) {
+  std::vector<std::string> encoded;
+  for (const Voter& voter : voters) encoded.push_back(voter.call.manifest.metadata);
+  auto differing = co_await runtime.offload([encoded = std::move(encoded), alike = source.alike] {
+    std::vector<msgpack::Value> metadata;
+    for (const std::string& text : encoded) {
+      auto decoded = msgpack::decode(as_bytes(text));
+      metadata.push_back(decoded ? std::move(*decoded) : msgpack::Value());
+    }
+    std::vector<std::pair<std::size_t, std::size_t>> pairs;
+    for (std::size_t i = 0; i < metadata.size(); ++i)
+      for (std::size_t k = 0; k < metadata.size(); ++k)
+        if (i != k && !alike(metadata[i], metadata[k])) pairs.emplace_back(i, k);
+    return pairs;
+  });
+  for (const auto& [one, other] : differing) voters[one].others.push_back(voters[other].peer);
 }
 
 Task<void> count_when_ended(Task<void> task, std::size_t& ended, Condition& changed) {
@@ -208,6 +229,7 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   }
   const bool all_equal = std::ranges::all_of(voters, [&](const Voter& v) { return v.call.root == voters[0].call.root; });
   if (!all_equal) {
+    if (source.alike) co_await compare_metadata(runtime, voters, source);
     std::vector<double> draws(kSamples);
     for (double& draw : draws) draw = runtime.random_unit();
     std::vector<Task<void>> fetching;

@@ -4,7 +4,7 @@
 //   client -> numbers of some pieces, drawn at random;  donor -> those pieces          unless all manifests are equal
 // Peers that have averaged with this one have more say than strangers, of which there may be any number.
 // Two donors agree when their roots are equal, or when most of these pieces nearly are: peers that average have nearly
-// the same parameters, also an epoch apart. A network of public addresses has one voice.
+// the same parameters, also an epoch apart. States whose metadata tell different times (DownloadOptions::alike) never do. A network of public addresses has one voice.
 #pragma once
 
 #include "cohive/dht/dht.hpp"

@@ -124,6 +124,7 @@ struct PieceSource {
   Duration chunk_timeout{};
   std::uint64_t max_bytes = 0;
   std::size_t max_donors = 1;  ///< at once
+  std::function<bool(const msgpack::Value&, const msgpack::Value&)> alike = {};  ///< see DownloadOptions
 };
 
 /// Fetches what is missing from `first` and from those of `others` that hold the same bytes. Ends when the state is

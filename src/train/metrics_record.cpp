@@ -9,6 +9,7 @@ namespace cohive::train {
 namespace {
 
 constexpr double kMetricsLifetime = 600;  // seconds: monitors look seldom
+constexpr double kLaterBy = 1e-3;         // seconds: a record is replaced by one that expires later
 
 }  // namespace
 
@@ -47,11 +48,14 @@ void MetricsRecord::publish(std::uint64_t step, double samples_per_second) {
                                        {"samples_accumulated", static_cast<std::uint64_t>(std::max(0.0, sums.samples))},
                                        {"loss", sums.loss},
                                        {"mini_steps", sums.losses}}};
-  tasks_.spawn(store(dht_, record_key_, msgpack::Bin{key_->ownership_marker()}, std::move(value)), "tell metrics");
+  // A clock that was ahead has left a record that lives as long: one that expires before is refused.
+  newest_expiration_ = std::max(dht_.now() + kMetricsLifetime, newest_expiration_ + kLaterBy);
+  tasks_.spawn(store(dht_, record_key_, msgpack::Bin{key_->ownership_marker()}, std::move(value), newest_expiration_),
+               "tell metrics");
 }
 
-Task<void> MetricsRecord::store(Dht& dht, std::string key, msgpack::Bin subkey, msgpack::Value value) {
-  const double expiration = dht.now() + kMetricsLifetime;
+Task<void> MetricsRecord::store(Dht& dht, std::string key, msgpack::Bin subkey, msgpack::Value value,
+                                double expiration) {
   const auto stored = co_await dht.store(std::move(key), std::move(subkey), std::move(value), expiration);
   if (!stored) log::debug("train", "monitors do not hear of this epoch: {}", stored.error());
 }

@@ -33,7 +33,8 @@ class MetricsRecord {
     double samples = 0, loss = 0;
     std::uint64_t losses = 0;
   };
-  static Task<void> store(Dht& dht, std::string key, msgpack::Bin subkey, msgpack::Value value);
+  static Task<void> store(Dht& dht, std::string key, msgpack::Bin subkey, msgpack::Value value,
+                          double expiration);
 
   Dht& dht_;
   std::shared_ptr<dht::RsaSignatureValidator> key_;
@@ -41,6 +42,7 @@ class MetricsRecord {
   std::mutex mutex_;
   Sums sums_;
   TaskGroup& tasks_;
+  double newest_expiration_ = 0;  // Unix seconds
 };
 
 }  // namespace cohive::train

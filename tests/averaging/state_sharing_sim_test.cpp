@@ -546,6 +546,19 @@ TEST_F(SharedStates, AStateLargerThanTheModelIsNotDownloaded) {
   EXPECT_TRUE(download(peer, {.max_bytes = kTensors * kTensorBytes}));
 }
 
+TEST_F(SharedStates, ADonorWhoseClockWasADayAheadIsHeardOfAgain) {
+  add();
+  swarm.runtime().shift_wall_clock(24h);
+  StateSharer& ahead = donor(state_with(5, 1), 5);
+  swarm.pass(60s);  // declares itself tomorrow
+  swarm.runtime().shift_wall_clock(-24h);
+  donor(state_with(6, 2), 6);
+  ahead.sharing->set_priority(7);
+  const auto state = download(newcomer());
+  ASSERT_TRUE(state) << state.error();
+  EXPECT_EQ(state->donor, ahead.id());
+}
+
 TEST_F(SharedStates, WhoSharesNothingIsNoDonor) {
   StateSharer& shy = add();
   shy.sharing->set_provider([]() -> std::optional<SharedState> { return std::nullopt; });

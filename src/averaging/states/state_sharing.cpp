@@ -18,6 +18,8 @@ namespace {
 constexpr Duration kChunkTimeout = 15s;
 constexpr std::size_t kMaxUploads = 4;
 
+constexpr double kLater = 1e-3;  // seconds: a declaration is replaced by one that expires later
+
 StateSharingOptions checked(StateSharingOptions options) {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
   if (const auto fault = fault_of_name(options.prefix, kMaxPrefix)) fail("the prefix of shared states " + *fault);
@@ -103,9 +105,12 @@ void StateSharing::set_priority(double priority) {
 /// Declared again in time, and at once when something changes.
 Task<void> StateSharing::Impl::declare(Impl& self) {
   const msgpack::Value own = msgpack::Value::bin(self.dht.host().id().bytes());
+  double newest = 0;
   for (;;) {
     const std::uint64_t declared = self.changes;
-    const double expiration = self.dht.now() + to_seconds(self.options.declare_period);
+    // A clock that was ahead has left a declaration that lives as long: one that expires before is refused.
+    const double expiration = std::max(self.dht.now() + to_seconds(self.options.declare_period), newest + kLater);
+    newest = expiration;
     const auto said = self.snapshots.sharing() ? msgpack::Value(self.priority) : msgpack::Value();
     (void)co_await self.dht.store(self.declared_under, own, said, expiration);
     const Deadline again = self.runtime.after(self.options.declare_period * 2 / 3);

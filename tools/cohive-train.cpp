@@ -9,7 +9,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/keys.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/dht/members.hpp"
+#include "cohive/p2p/metrics_server.hpp"
 #include "cohive/torch/tensor_memory.hpp"
 #include "common/output_file.hpp"
 #include "common/program.hpp"
@@ -72,6 +75,24 @@ Results try_outputs(const TrainOptions& o) {
   try_output("--trace", o.swarm.trace_file);
   try_output_folder("--checkpoint-dir", o.optimizer.checkpoints.directory);
   return results;
+}
+
+/// Tries the files that say who this peer is and who may speak to it: a text may be read for minutes before they are
+/// used. A key file that is missing is made when the peer starts.
+void try_membership(const SwarmOptions& o) {
+  const std::filesystem::path identity = o.identity_path;
+  if (!o.members_file.empty() && identity.empty())
+    throw Exit{kBadInput, "--members needs --identity-path: a peer that is listed keeps its identity"};
+  if (std::filesystem::exists(std::filesystem::symlink_status(identity))) {
+    load_or_create_identity(identity).value();
+  } else if (!identity.empty()) {
+    const auto folder = std::filesystem::absolute(identity).parent_path();
+    if (!std::filesystem::is_directory(folder))
+      throw Exit{kBadInput, "--identity-path: the directory " + folder.string() + " does not exist"};
+    try_output_folder("--identity-path", folder);
+  }
+  dht::check_members({o.secret_file, o.members_file}).value();
+  if (!o.metrics_token_file.empty()) p2p::read_token(o.metrics_token_file).value();
 }
 
 /// Prints how far the download of a state has come, about once a second.
@@ -140,6 +161,7 @@ int run(TrainOptions& options) {
   parse_announced(options.swarm.announce_maddrs, options.swarm.identity_path);
   parse_addresses(options.swarm.trusted_relays, "--trusted-relays");
   complete(options);
+  try_membership(options.swarm);
   const Results results = try_outputs(options);
   const auto ranks = ranks_of_environment(options);
   options.optimizer.on_download = DownloadPrinter(options.json);

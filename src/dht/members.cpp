@@ -228,6 +228,14 @@ Result<std::shared_ptr<Authorizer>> members_by_list(Runtime& runtime, std::files
   return std::shared_ptr<Authorizer>(std::move(members));
 }
 
+Result<> check_members(const MembersOptions& options) {
+  if (!options.secret_file.empty() && !options.members_file.empty())
+    return Error(cohive::Errc::invalid_argument, "members are those of a secret or those of a list, not both");
+  if (!options.members_file.empty()) TRY(read_list(options.members_file));
+  if (!options.secret_file.empty()) TRY(read_secret(options.secret_file));
+  return ok();
+}
+
 Result<std::shared_ptr<Authorizer>> make_authorizer(Runtime& runtime, const MembersOptions& options, KeyPair identity,
                                                     std::shared_ptr<const RsaSignatureValidator> key) {
   if (!options.secret_file.empty() && !options.members_file.empty())

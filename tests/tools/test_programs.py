@@ -158,6 +158,20 @@ class BadInput(unittest.TestCase):
             self.refused(2, str(junk), program, "--identity-path", str(junk))
         self.assertEqual(junk.read_text(), "not a key")
 
+    def test_files_of_a_trainer_are_tried_before_its_text_is_read(self):
+        at_once = ["--text", str(self.text), "--dry-run"]
+        missing, key = self.folder.name + "/missing", self.folder.name + "/key"
+        listed = Path(self.folder.name, "listed")
+        listed.write_text("nobody\n")
+        for options, says in ((["--identity-path", missing + "/key"], missing),
+                              (["--secret-file", missing], missing),
+                              (["--members", missing, "--identity-path", key], missing),
+                              (["--members", str(listed), "--identity-path", key], "line 1 begins with no peer id"),
+                              (["--members", str(listed)], "--identity-path"),
+                              (["--metrics-token-file", missing, "--metrics-address", "127.0.0.1:0"], missing)):
+            self.refused(2, says, "cohive-train", *at_once, *options)
+        self.assertFalse(Path(key).exists(), "a dry run makes no key")
+
 
 class Bootstrap(unittest.TestCase):
     def test_prints_the_line_that_others_join_with(self):

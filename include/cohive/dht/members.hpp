@@ -36,6 +36,9 @@ struct MembersOptions {
   std::string members_file;  ///< members are the peers whose ids are in this one
 };
 
+/// Tells whether the files that the options name can be read, before any work is begun. Errors: those of make_authorizer.
+Result<> check_members(const MembersOptions& options);
+
 /// Returns the authorizer that the options ask for; null for an open swarm.
 /// Errors: cohive::Errc::invalid_argument for both at once, and those above.
 Result<std::shared_ptr<Authorizer>> make_authorizer(Runtime& runtime, const MembersOptions& options, KeyPair identity,

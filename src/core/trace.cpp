@@ -14,6 +14,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/task_group.hpp"
 
 namespace cohive {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
+#include "core/detail/assertion.hpp"
 #include "core/msgpack_reader.hpp"
 
 namespace cohive::dht {
@@ -301,8 +302,10 @@ void Storage::count(const DhtId& key, const StoredRecord& record) {
 }
 
 void Storage::uncount(const DhtId& key, const StoredRecord& record) {
+  COHIVE_ASSERT(memory_ >= record.memory());
   memory_ -= record.memory();
-  by_expiration_.erase({record.expiration, key});
+  const bool counted = by_expiration_.erase({record.expiration, key}) == 1;
+  COHIVE_ASSERT(counted);
   shares_.remove(payer(record), record.expiration, key, record.memory());
 }
 
@@ -355,6 +358,7 @@ void Storage::replace(const DhtId& key, StoredRecord record) {
   count(key, record);
   records_.insert_or_assign(key, std::move(record));
   make_room();
+  COHIVE_ASSERT(by_expiration_.size() == records_.size() && (memory() <= limits_.max_bytes || records_.empty()));
 }
 
 const StoredRecord* Storage::get(const DhtId& key, double now) {

@@ -5,6 +5,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/rpc/errors.hpp"
+#include "core/detail/assertion.hpp"
 
 namespace cohive::rpc {
 
@@ -34,6 +35,7 @@ Task<Result<std::optional<RecordHeader>>> RecordReader::header(Deadline deadline
     std::memcpy(raw_header_.data() + raw_size_, buffered_.data(), count);
     buffered_.remove_prefix(count);
     raw_size_ += count;
+    COHIVE_ASSERT(raw_size_ <= kRecordHeader);
     if (raw_size_ < kRecordHeader) continue;
 
     const std::uint8_t marker = raw_header_[0];
@@ -59,6 +61,7 @@ bool RecordReader::make_room() {
 }
 
 Task<Result<Slice>> RecordReader::payload(Deadline deadline) {
+  COHIVE_ASSERT(header_);  // header() comes first
   const std::size_t size = header_->size;
   Slice result;
   while (assembled_ < size) {
@@ -75,6 +78,7 @@ Task<Result<Slice>> RecordReader::payload(Deadline deadline) {
     if (buffered_.data() != to) std::memcpy(to, buffered_.data(), count);  // else it was received there
     buffered_.remove_prefix(count);
     assembled_ += count;
+    COHIVE_ASSERT(assembled_ <= assembly_.size() && assembly_.size() <= size);
     if (!buffered_.empty()) continue;
     buffered_ = Slice();
     if (fresh) stream_.expect(assembly_.sub(assembled_, assembly_.size() - assembled_));
@@ -119,6 +123,7 @@ Result<> RecordWriter::begin(std::size_t size) {
 }
 
 void RecordWriter::end(std::size_t size) {
+  COHIVE_ASSERT(unfinished_);
   unfinished_ = false;
   bytes_ += kRecordHeader + size;
 }

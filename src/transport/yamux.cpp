@@ -142,11 +142,13 @@ void YamuxConnection::end_streams(Error reason) noexcept {
   auto streams = std::move(streams_);
   streams_.clear();
   for (auto& [id, stream] : streams) {
+    COHIVE_ASSERT(stream->connection == this && stream->id == id);
     stream->failure = lost;
     stream->leave();
     stream->readable.notify_all();
     stream->writable.notify_all();
   }
+  COHIVE_ASSERT(totals_.inbound == 0 && totals_.outbound == 0 && totals_.buffered == 0 && totals_.granted_extra == 0);
   acceptable_.notify_all();
   writable_.notify_all();
   openable_.notify_all();
@@ -194,7 +196,9 @@ bool YamuxConnection::may_widen(const YamuxStreamState& stream) const {
 }
 
 void YamuxConnection::widen(YamuxStreamState& stream, std::size_t window) {
+  COHIVE_ASSERT(window >= stream.window_limit);  // what was granted is not taken back
   stream.window_limit = std::min({window, options_->max_window, stream.most_window});
+  COHIVE_ASSERT(stream.window_limit >= options_->initial_window);
   stream.granted_extra.set(stream.window_limit - options_->initial_window);
   widest_ = std::max(widest_, stream.window_limit);
 }
@@ -231,6 +235,7 @@ void YamuxConnection::return_credit(YamuxStreamState& stream) {
   const std::size_t target = stream.window_limit - std::min(stream.window_limit, stream.buffered.amount());
   stream.consumed = 0;
   if (stream.receive_window >= target) return;
+  COHIVE_ASSERT(target <= stream.window_limit);
   const std::size_t delta = target - stream.receive_window;
   stream.receive_window = target;
   send_control(stream, 0, static_cast<std::uint32_t>(delta));
@@ -319,6 +324,7 @@ void YamuxConnection::forget(std::uint32_t id) {
   const auto found = streams_.find(id);
   if (found == streams_.end()) return;
   const State stream = std::move(found->second);
+  COHIVE_ASSERT(stream->connection == this);
   streams_.erase(found);
   const bool awaited = stream->unacknowledged.amount() > 0;
   stream->leave();
@@ -405,6 +411,7 @@ std::optional<Error> YamuxConnection::on_bytes(Slice bytes) {
     const std::size_t count = std::min(header_bytes_.size() - header_have_, bytes.size());
     std::memcpy(header_bytes_.data() + header_have_, bytes.data(), count);
     header_have_ += count;
+    COHIVE_ASSERT(header_have_ <= header_bytes_.size());
     bytes.remove_prefix(count);
     if (header_have_ < header_bytes_.size()) return std::nullopt;
     header_have_ = 0;

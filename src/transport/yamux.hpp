@@ -10,6 +10,7 @@
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/transport/upgrade.hpp"
+#include "core/detail/assertion.hpp"
 #include "core/token_bucket.hpp"
 #include "secure_channel.hpp"
 #include "yamux_frame.hpp"
@@ -27,11 +28,15 @@ class PartOf {
   ~PartOf() { leave(); }
   std::size_t amount() const noexcept { return amount_; }
   void set(std::size_t amount) noexcept {
+    COHIVE_ASSERT(!total_ || *total_ >= amount_);
     if (total_) *total_ += amount - amount_;
     amount_ = amount;
   }
   void add(std::size_t more) noexcept { set(amount_ + more); }
-  void subtract(std::size_t less) noexcept { set(amount_ - less); }
+  void subtract(std::size_t less) noexcept {
+    COHIVE_ASSERT(less <= amount_);
+    set(amount_ - less);
+  }
   void leave() noexcept {
     if (total_) *total_ -= amount_;
     total_ = nullptr;

@@ -186,6 +186,7 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
       continue;
     }
     const std::size_t size = std::min({left, state->send_window, kMaxPayload, connection.queue_limit_});
+    COHIVE_ASSERT(size > 0 && index < buffers.size());
     frame.clear();
     for (std::size_t need = size; need > 0;) {
       const std::size_t take = std::min(need, buffers[index].size() - offset);

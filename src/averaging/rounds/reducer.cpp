@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cohive/averaging/errors.hpp"
+#include "core/detail/assertion.hpp"
 
 namespace cohive::averaging {
 
@@ -81,6 +82,7 @@ Task<Result<PartSumPtr>> Reducer::contribute(std::size_t sender, std::size_t ind
                                              std::shared_ptr<Contribution> values) {
   while (index >= current_ + open_.size() && !finished() && !cancelled_ && !banned(sender)) co_await changed_.wait();
   if (cancelled_ || banned(sender) || index < current_ || finished()) co_return Error(Errc::round_cancelled);
+  COHIVE_ASSERT(active_.contains(sender) && index - current_ < open_.size());
   const OpenPtr part = open_[index - current_];
   if (part->contributed.contains(sender)) co_return Error(Errc::bad_partition, "a part that came twice");
   const auto ticket = std::make_shared<Ticket>(runtime_);
@@ -152,11 +154,13 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
     const std::size_t cost = part->votes ? kRobustCost * expected.size() : std::max<std::size_t>(batch.size(), 1);
     auto outcome =
         part->sum->length() * cost > inline_values() ? co_await self.runtime_.offload(std::move(job)) : job();
+    COHIVE_ASSERT(outcome.added.size() == batch.size() && outcome.weight >= part->sum->weight && !part->averaged);
     part->sum->weight = outcome.weight;
     part->empty = outcome.empty;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       if (outcome.added[i]) {
-        part->contributed.insert(batch[i].sender);
+        const bool first = part->contributed.insert(batch[i].sender).second;
+        COHIVE_ASSERT(first);  // nobody counts twice
         part->sum->senders.push_back(batch[i].sender);
       }
       batch[i].ticket->outcome = outcome.added[i];
@@ -174,6 +178,7 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
 
 /// The window moves on behind averaged parts.
 void Reducer::close_parts() {
+  COHIVE_ASSERT(open_.size() <= most_open_ && current_ + open_.size() <= lengths_.size());
   while (!open_.empty() && open_.front()->averaged) {
     open_.pop_front();
     ++current_;

@@ -92,8 +92,10 @@ Task<bool> Run::Impl::finish_update(StepReport& report) {
   co_await last->done.wait();
   if (update == last) update.reset();
   if (last->failure) std::rethrow_exception(std::exchange(last->failure, nullptr));
-  while (publication.load() == Publication::held) co_await runtime.sleep_for(1ms);
-  if (auto done = publish()) report = *done;
+  if (const auto publication = co_await gate.publish(runtime)) {
+    replica.publish();
+    report = publication->report();
+  }
   co_return last->missed;
 }
 
@@ -201,9 +203,9 @@ void Run::Impl::finished(Update& update) {
   update.report.epoch = local_epoch;
   if (update.missed || update.failure) demanded = true;
   if (!update.publishable || update.missed || update.failure) return;
-  published = update.report;
-  published->updated = true;
-  publication.store(copying ? Publication::held : Publication::ready);
+  StepReport report = update.report;
+  report.updated = true;
+  gate.offer(report);
 }
 
 }  // namespace cohive::train

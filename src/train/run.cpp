@@ -3,7 +3,6 @@
 #include "cohive/core/combine.hpp"
 #include "checkpoint_content.hpp"
 #include "cohive/core/log.hpp"
-#include "cohive/core/on_exit.hpp"
 #include "run_impl.hpp"
 
 namespace cohive::train {
@@ -120,16 +119,7 @@ void Run::Impl::start() {
 
 /// The trainer's thread must not exchange the parameters meanwhile.
 Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration patience, SharedModel::Beside beside) {
-  for (auto state = Publication::ready; !publication.compare_exchange_strong(state, Publication::held);
-       state = Publication::ready) {
-    if (state != Publication::publishing) break;
-    co_await runtime.sleep_for(1ms);
-  }
-  ++copying;
-  const auto copied = on_exit([this] {
-    auto held = Publication::held;
-    if (--copying == 0) publication.compare_exchange_strong(held, Publication::ready);
-  });
+  const auto held = co_await gate.hold(runtime);
   co_return co_await model.copy(runtime.after(patience), std::move(beside));
 }
 
@@ -160,16 +150,10 @@ bool Run::Impl::ready(const GlobalProgress& global) const {
 }
 
 std::optional<StepReport> Run::Impl::publish() {
-  auto expected = Publication::ready;
-  if (!publication.compare_exchange_strong(expected, Publication::publishing)) return std::nullopt;
+  const auto publication = gate.publish();
+  if (!publication) return std::nullopt;
   replica.publish();
-  std::optional<StepReport> report;
-  {
-    const std::lock_guard lock(mutex);
-    report = std::exchange(published, std::nullopt);
-  }
-  publication.store(Publication::none);
-  return report;
+  return publication->report();
 }
 
 // ---- Leaving
@@ -232,9 +216,6 @@ void Run::start() {
 }
 Run::Next Run::count(std::int64_t samples) {
   return impl_->count(samples);
-}
-bool Run::update_ready() const noexcept {
-  return impl_->publication.load(std::memory_order_relaxed) == Impl::Publication::ready;
 }
 std::optional<StepReport> Run::publish() {
   return impl_->publish();

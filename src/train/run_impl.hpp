@@ -21,6 +21,7 @@
 #include "cohive/train/run.hpp"
 #include "history.hpp"
 #include "metrics_record.hpp"
+#include "parameter_gate.hpp"
 #include "run_report.hpp"
 #include "round_pace.hpp"
 #include "shared_model.hpp"
@@ -219,16 +220,12 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   bool progress_posted = false;  // note_progress is on its way
   bool demanded = false;         // synchronise() is to be called whatever the progress
   TrainingStats counters;
-  std::optional<StepReport> published;  // of the update that is ready
   bool checkpointing = false;           // one is being written in the background
   std::uint64_t checkpoint_epoch = 0;   // when the last one was begun, or loaded
   TimePoint checkpoint_time{};          // the same
   checkpoint::Metadata loaded;          // the strings of the one that was loaded
-  /// The next parameters, as the trainer's thread and copies of the state take turns with them.
-  enum class Publication { none, ready, publishing, held };
-  std::atomic<Publication> publication{Publication::none};
   std::atomic<bool> loss_reported{false};
-  int copying = 0;  // copies of the state in progress: they keep the next parameters from being published
+  ParameterGate gate;
 
   /// While one exists no round begins by itself: rounds of an epoch given up come to an end, or the state is replaced.
   struct RoundsBarred {

@@ -7,6 +7,10 @@ set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/cohive")
 # What the package file has to know of each component, as CMake code.
 get_property(components GLOBAL PROPERTY COHIVE_COMPONENTS)
 set(COHIVE_COMPONENT_FACTS "set(_cohive_components ${components})\n")
+set(libraries_package libraries)
+if(NOT BUILD_SHARED_LIBS)  # libcohive.so is the only one
+  set(libraries_package development)
+endif()
 foreach(component IN LISTS components)
   get_property(targets GLOBAL PROPERTY COHIVE_TARGETS_${component})
   get_property(needs GLOBAL PROPERTY COHIVE_NEEDS_${component})
@@ -15,7 +19,7 @@ foreach(component IN LISTS components)
                                        "set(_cohive_packages_${component} \"${packages}\")\n")
   install(TARGETS ${targets} EXPORT cohive-${component}
           ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development
-          LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT libraries NAMELINK_COMPONENT development
+          LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT ${libraries_package} NAMELINK_COMPONENT development
           INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
   install(EXPORT cohive-${component} NAMESPACE cohive:: DESTINATION "${package_dir}" COMPONENT development)
 endforeach()
@@ -24,6 +28,8 @@ get_property(modules GLOBAL PROPERTY COHIVE_MODULES)
 foreach(module IN LISTS modules)
   install(DIRECTORY include/cohive/${module} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/cohive" COMPONENT development)
 endforeach()
+
+install(FILES include/cohive/cohive.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/cohive" COMPONENT development)
 
 configure_package_config_file(cmake/cohiveConfig.cmake.in cohiveConfig.cmake INSTALL_DESTINATION "${package_dir}"
                               NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)

@@ -15,6 +15,8 @@
 #   The same for a target that was made otherwise.
 # cohive_proto_library(COMPONENT)
 #   proto/*.proto becomes cohive_proto.
+# cohive_c_library()
+#   libcohive.so of src/c, which shows the names of cohive.h alone.
 # cohive_of_found(OUT "PACKAGE WORD"...)
 #   The words of those optional packages that were found.
 # cohive_embed_page(TARGET FOLDER)
@@ -99,6 +101,24 @@ function(cohive_proto_library component)
   target_link_libraries(cohive_proto PUBLIC protobuf::libprotobuf-lite)
   cohive_library(cohive_proto)
   cohive_in_component(${component} cohive_proto proto)
+endfunction()
+
+function(cohive_c_library)
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/c/*.cpp")
+  set(map "${CMAKE_CURRENT_SOURCE_DIR}/src/c/cohive.map")
+  if(COHIVE_SELF_CONTAINED)
+    list(APPEND sources "${CMAKE_CURRENT_SOURCE_DIR}/src/c/older_glibc.c")
+  endif()
+  add_library(cohive_c SHARED ${sources})
+  set_target_properties(cohive_c PROPERTIES OUTPUT_NAME cohive LINK_DEPENDS "${map}" CXX_VISIBILITY_PRESET hidden
+                        VISIBILITY_INLINES_HIDDEN ON VERSION ${PROJECT_VERSION}
+                        SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  target_include_directories(cohive_c PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>"
+                                      PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+  target_link_libraries(cohive_c PRIVATE $<BUILD_INTERFACE:cohive_train> OpenSSL::Crypto nlohmann_json::nlohmann_json
+                                         $<BUILD_INTERFACE:cohive_flags>)
+  target_link_options(cohive_c PRIVATE "LINKER:--version-script=${map}" LINKER:--gc-sections)
+  cohive_in_component(c cohive_c c)
 endfunction()
 
 function(cohive_of_found out)

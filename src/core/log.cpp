@@ -113,9 +113,12 @@ void Configuration::open_file() {
 /// Never destroyed: other objects log while the process ends.
 class Log {
  public:
-  static Log& get() {
-    static Log& log = *new Log;
-    return log;
+  static Log& get() { return *current(); }
+
+  /// The one before stays as it is, with locks that nobody will ever let go.
+  static void restart() {
+    const Configuration& before = get().configuration();
+    current() = new Log(before.options, before.output);
   }
 
   const Configuration& configuration() const noexcept { return *current_.load(std::memory_order_acquire); }
@@ -137,7 +140,10 @@ class Log {
 
   void put_out(const Line& line) {
     const Configuration& now = configuration();
-    stderr_.push(formatted(line, now.options.format, now.style));
+    if (now.output.sink)
+      now.output.sink(line.level, line.module, line.message);
+    else
+      stderr_.push(formatted(line, now.options.format, now.style));
     if (now.file) now.file->push(formatted(line, now.options.format, Style::plain));
   }
 
@@ -160,16 +166,23 @@ class Log {
   }
 
  private:
-  Log()
+  Log(const Options& options, const Output& output)
       : stderr_(write_to_stderr, [this](std::uint64_t count) {
           return drop_report(count, configuration().options.format, configuration().style);
         }) {
-    Options options;
-    Output output;
-    if (const char* text = std::getenv("COHIVE_LOG_LEVEL")) set_levels(options, output, text);
-    configurations_.push_back(std::make_unique<Configuration>(options, std::move(output)));
+    configurations_.push_back(std::make_unique<Configuration>(options, output));
     current_ = configurations_.back().get();
-    std::atexit([] { Log::get().flush(kLastFlush); });
+  }
+
+  static std::atomic<Log*>& current() {
+    static std::atomic<Log*> log = [] {
+      Options options;
+      Output output;
+      if (const char* text = std::getenv("COHIVE_LOG_LEVEL")) set_levels(options, output, text);
+      std::atexit([] { Log::get().flush(kLastFlush); });
+      return new Log(options, output);
+    }();
+    return log;
   }
 
   void remember(const Line& line, std::size_t most) {
@@ -196,6 +209,10 @@ void configure(const Options& options) {
 
 void set_output(const Output& output) {
   Log::get().configure(Log::get().configuration().options, output);
+}
+
+void restart_after_fork() {
+  Log::restart();
 }
 
 bool enabled(Level level) noexcept {

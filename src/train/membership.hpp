@@ -6,6 +6,7 @@
 #include "cohive/core/keys.hpp"
 #include "cohive/core/runtime.hpp"
 #include "cohive/core/signal.hpp"
+#include "cohive/core/sync.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/metrics_server.hpp"
@@ -46,6 +47,7 @@ struct Membership {
   std::shared_ptr<dht::Authorizer> authorizer;  ///< of a swarm with members
   std::unique_ptr<p2p::MetricsServer> metrics_server;
   Subscription status;  ///< of the DHT
+  std::unique_ptr<Event> giving_up;  ///< of the attempt to join that goes on
   bool ready = false;
 
  private:
@@ -55,6 +57,7 @@ struct Membership {
   void open_network();
   Result<> check_own_addresses(const std::vector<Multiaddr>& own);
   Result<> check_identity(const std::vector<Multiaddr>& initial, const p2p::HostOptions& host_options);
+  Task<Result<>> attempt(std::vector<Multiaddr> initial);
   Result<> join(const std::vector<Multiaddr>& initial);
   Task<void> close();
 };

@@ -1,5 +1,6 @@
 #include "cohive/train/swarm.hpp"
 
+#include "cohive/core/combine.hpp"
 #include "cohive/core/diagnostics.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
@@ -24,6 +25,10 @@ std::vector<Multiaddr> parse_all(const std::vector<std::string>& texts) {
   return result;
 }
 
+Task<void> until(Event& event) {
+  co_await event.wait();
+}
+
 Error given_up() {
   return Error(Errc::closed, "joining the swarm was given up");
 }
@@ -33,9 +38,10 @@ Error given_up() {
 namespace train {
 
 Membership::Membership(SwarmOptions opts) : options(std::move(opts)) {
-  if (options.initial_peers.empty()) options.initial_peers = initial_peers_from_environment();
+  if (options.initial_peers.empty() && options.peers_from_environment)
+    options.initial_peers = initial_peers_from_environment();
   // The key that signs our progress takes tenths of a second to make: not on the loop.
-  key = std::make_shared<dht::RsaSignatureValidator>();
+  key = options.key ? options.key : std::make_shared<dht::RsaSignatureValidator>();
   thread = std::make_unique<RuntimeThread>();
   if (auto opened = open(); !opened) {
     call([this] { return close(); });
@@ -128,6 +134,12 @@ Result<> Membership::check_identity(const std::vector<Multiaddr>& initial, const
   });
 }
 
+/// Joins, or gives it up when the event says so.
+Task<Result<>> Membership::attempt(std::vector<Multiaddr> initial) {
+  auto outcome = co_await race(runtime(), dht->start(std::move(initial)), until(*giving_up));
+  co_return outcome.index() == 0 ? std::get<0>(std::move(outcome)) : Result<>(given_up());
+}
+
 /// Tries until a swarm is there, the time is over or the caller gives up.
 Result<> Membership::join(const std::vector<Multiaddr>& initial) {
   const auto begin = std::chrono::steady_clock::now();
@@ -139,17 +151,27 @@ Result<> Membership::join(const std::vector<Multiaddr>& initial) {
   Duration pause = kFirstPause;
   for (int attempt = 1;; ++attempt, pause = std::min(pause * 2, kLongestPause)) {
     auto joining = runtime().submit([&]() -> Task<Result<>> {
-      DhtOptions dht_options;
+      DhtOptions dht_options = options.dht;
       dht_options.client_mode = options.client_mode;
       dht_options.authorizer = authorizer;
       dht_options.bootstrap_timeout = options.bootstrap_timeout;
       dht = std::make_unique<Dht>(*host, dht_options);
-      dht->add_validator(key);
-      return dht->start(initial);
+      if (options.check_owners) dht->add_validator(key);
+      for (const auto& validator : options.validators) dht->add_validator(validator);
+      giving_up = std::make_unique<Event>(runtime(), "giving up");
+      return this->attempt(initial);
     });
-    joining.wait();  // an attempt lasts bootstrap_timeout at most
+    bool dropped = false;  // an attempt lasts bootstrap_timeout at most
+    while (!dropped && joining.wait_for(kLook) != std::future_status::ready)
+      if ((dropped = !wanted())) on_loop([this] { giving_up->set(); });
     auto joined = joining.get();
     if (joined) break;
+    if (dropped) return given_up();
+    if (!options.ensure_bootstrap_success && !names_wrong_peer(joined.error())) {
+      log::warn("train", "no initial peer answers: alone for now, and trying again until one does: {}",
+                said_once(joined.error().message()));
+      break;
+    }
     call([this] { return dht->close(); });
     if (left() <= 0s || names_wrong_peer(joined.error())) return joined;
     if (!wanted()) return given_up();
@@ -177,6 +199,7 @@ Task<void> Membership::close() {
   own_addresses.reset();
   if (host) co_await host->close();
   host.reset();
+  giving_up.reset();
   network.reset();
   Trace::of(runtime()).stop();
 }

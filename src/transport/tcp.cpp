@@ -17,6 +17,7 @@
 #include <stdexcept>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/fork.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/network.hpp"
 #include "flight_limit.hpp"
@@ -290,6 +291,7 @@ class TcpListener final : public Listener {
       remote.size = sizeof remote.storage;
       const int fd = ::accept4(descriptor_.native_handle(), remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (fd >= 0) {
+        note_socket(fd);
         auto connection = std::make_unique<TcpConnection>(
             runtime_, Descriptor(runtime_.io_context().get_executor(), fd), to_multiaddr(remote));
         co_await runtime_.yield();  // a flood of connections does not starve other tasks
@@ -353,6 +355,7 @@ class TcpNetwork final : public Network {
     if (!target) return Error(Errc::address_unsupported, address.text());
     const int fd = ::socket(target->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return listen_error(address, errno);
+    note_socket(fd);
     Descriptor descriptor(runtime_.io_context().get_executor(), fd);
     const int on = 1;
     begin_unpaced(fd);
@@ -397,6 +400,7 @@ class TcpNetwork final : public Network {
                                                        std::optional<SocketAddress> source) {
     const int fd = ::socket(target.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) co_return system_error(Errc::dial_failed, address, errno);
+    note_socket(fd);
     Descriptor descriptor(runtime_.io_context().get_executor(), fd);
     begin_unpaced(fd);
     if (source) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -32,6 +33,9 @@ struct Output {
   std::size_t file_bytes = 10 << 20;  ///< of one file; then it is renamed (run.log to run.1.log) and a new one begun
   std::size_t old_files = 3;          ///< that are kept
   std::size_t recent_lines = 1000;    ///< kept in memory, whatever the levels; 0: none
+  /// Takes messages in place of stderr: those of a program that has a log of its own. Called on any thread, at once: it
+  /// must neither wait nor log.
+  std::function<void(Level level, std::string_view module, std::string_view message)> sink = {};
 };
 /// Sets this for the process, beside configure(); call before threads start. Throws ErrorException when the file cannot
 /// be opened. Lines for systemd's journal ($JOURNAL_STREAM) begin with their priority.
@@ -70,5 +74,9 @@ bool file_failing();
 /// Waits until all lines are written, as long as `limit` for stderr and for a file each; false when they are not.
 /// Happens at the end of the process, too.
 bool flush(std::chrono::milliseconds limit = std::chrono::seconds(1));
+
+/// Begins the log anew, as it was set: for the child of a fork(), where no thread writes lines and a lock may be held
+/// by one that is not there.
+void restart_after_fork();
 
 }  // namespace cohive::log

@@ -14,12 +14,10 @@
 #include <vector>
 
 #include "cohive/core/time.hpp"
+#include "cohive/dht/dht.hpp"
 
 namespace cohive {
 
-namespace dht {
-class Authorizer;
-}
 namespace train {
 struct Membership;
 }
@@ -27,6 +25,7 @@ struct Membership;
 /// Names and defaults are those of hivemind.DHT and HivemindStrategy.
 struct SwarmOptions {
   std::vector<std::string> initial_peers;  ///< multiaddrs with /p2p; empty: $INITIAL_PEERS, then $PL_INITIAL_PEERS
+  bool peers_from_environment = true;      ///< false: an empty list of initial peers begins a swarm
   std::vector<std::string> host_maddrs = {"/ip4/0.0.0.0/tcp/0"};  ///< to listen on
   std::vector<std::string> announce_maddrs;                       ///< to tell other peers instead
   std::string identity_path;                                      ///< key file, made when missing; empty: a fresh key
@@ -46,6 +45,15 @@ struct SwarmOptions {
   /// How long to go on trying when no initial peer answers, with growing pauses and one line in the log for each
   /// attempt; 0: one attempt. Duration::max(): until it succeeds.
   Duration wait_for_swarm = 0s;
+  /// False: when no initial peer answers, be there alone with a warning; the DHT goes on trying by itself.
+  bool ensure_bootstrap_success = true;
+  /// Of the DHT. What has a name here, too (client_mode, authorizer, bootstrap_timeout), is taken from here.
+  DhtOptions dht = {};
+  std::vector<std::shared_ptr<dht::RecordValidator>> validators = {};  ///< that the DHT begins with
+  std::shared_ptr<dht::RsaSignatureValidator> key = {};  ///< signs this peer's records; null: a fresh one
+  /// False: records that name an owner are neither signed nor checked, as a hivemind DHT without validators has it, until
+  /// a validator of that kind is added. Runs need it.
+  bool check_owners = true;
   /// Gives this peer its token in a moderated swarm and judges the tokens of other peers; null: an open swarm. It is
   /// called on the loop's thread.
   std::shared_ptr<dht::Authorizer> authorizer;

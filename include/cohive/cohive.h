@@ -1,0 +1,217 @@
+/** \file
+ * The C interface of cohive: for C, and for every language that can call C. `libcohive.so` exports these names only.
+ *
+ * How to call:
+ *  - Every function may be called on any thread. None calls back: what needs the caller is an event to be fetched.
+ *  - A function that can fail returns a code; COHIVE_OK is 0. cohive_last_error() is the sentence for people.
+ *  - What takes time gives a ticket at once, on which one waits, with a time limit, or which one cancels.
+ *  - Options are a JSON object; null is {}. An option that does not exist is an error that names the nearest one.
+ *  - Keys and values are msgpack, as Python hivemind writes it: a tuple is extension 0x40 around an array.
+ *  - After a fork(), handles are dead in the child: functions answer COHIVE_FORKED there, and freeing does nothing. The
+ *    child's copies of cohive's sockets are closed. It may open a swarm of its own.
+ */
+#ifndef COHIVE_COHIVE_H
+#define COHIVE_COHIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Grows with every change that an older caller would not survive. */
+#define COHIVE_ABI_VERSION 1
+
+#if defined(__GNUC__)
+#define COHIVE_API __attribute__((visibility("default")))
+#else
+#define COHIVE_API
+#endif
+
+/** What a function returns. */
+enum cohive_code {
+  COHIVE_OK = 0,
+  COHIVE_PENDING = 1,          /**< the time is over, and what was waited for goes on */
+  COHIVE_INVALID_ARGUMENT = 2, /**< an option, address, key or value that cannot be meant */
+  COHIVE_TIMEOUT = 3,          /**< a deadline has passed, and what was going on has ended */
+  COHIVE_CANCELLED = 4,        /**< by cohive_ticket_cancel() */
+  COHIVE_CLOSED = 5,           /**< the swarm is closed, or not there yet */
+  COHIVE_NOT_FOUND = 6,        /**< no node that answered has such a record, or a file does not exist */
+  COHIVE_UNREACHABLE = 7,      /**< nobody answered */
+  COHIVE_REFUSED = 8,          /**< nodes keep a newer record, or do not take this one */
+  COHIVE_INVALID_RECORD = 9,   /**< a validator does not accept the record */
+  COHIVE_LIMIT_EXCEEDED = 10,  /**< larger or more than allowed */
+  COHIVE_IN_USE = 11,          /**< another process has the address or the identity */
+  COHIVE_IO = 12,              /**< the operating system reported a failure */
+  COHIVE_UNAUTHORIZED = 13,    /**< not a member of a swarm that has members */
+  COHIVE_FORKED = 14,          /**< the handle belongs to the process that this one was forked from */
+  COHIVE_FAILED = 15,          /**< anything else that another machine did */
+  COHIVE_INTERNAL = 16         /**< a defect of cohive */
+};
+
+/** A membership in a swarm: a libp2p host, and a node of hivemind's DHT on it. */
+typedef struct cohive_swarm cohive_swarm;
+/** Something that was begun. */
+typedef struct cohive_ticket cohive_ticket;
+/** Says which records a node holds, and signs them. */
+typedef struct cohive_validator cohive_validator;
+
+/** Bytes that the library has made: give them back to cohive_bytes_free(). */
+typedef struct cohive_bytes {
+  uint8_t* data; /**< null where there are none */
+  size_t size;   /**< bytes */
+} cohive_bytes;
+
+/* ---- The library */
+
+/** COHIVE_ABI_VERSION of the library that is loaded. */
+COHIVE_API int32_t cohive_abi_version(void);
+/** "0.1.0". */
+COHIVE_API const char* cohive_version(void);
+/** The commit that the library was built from. */
+COHIVE_API const char* cohive_revision(void);
+/** What went wrong in the last call of this thread that did not return COHIVE_OK or COHIVE_PENDING: one sentence. It
+ * lives until the thread's next call. */
+COHIVE_API const char* cohive_last_error(void);
+/** The name of a code: "timeout"; "unknown" for other numbers. */
+COHIVE_API const char* cohive_code_name(int32_t code);
+/** Frees the bytes and empties the struct; null and empty ones are nothing to do. */
+COHIVE_API void cohive_bytes_free(cohive_bytes* bytes);
+
+/* ---- Events */
+
+/** What an event tells. */
+enum cohive_event_kind {
+  COHIVE_EVENT_TICKET = 1,  /**< the ticket of cohive_ticket_notify(ticket, tag) has ended */
+  COHIVE_EVENT_LOG = 2,     /**< a line of the log: level, module, and the message as text */
+  COHIVE_EVENT_VALIDATE = 3 /**< cohive_event_answer(tag, ...) is awaited; see cohive_validator_custom() */
+};
+
+/** One event. Its texts live until the thread's next call of cohive_event_next(). */
+typedef struct cohive_event {
+  int32_t kind;       /**< cohive_event_kind */
+  int32_t level;      /**< of a line: 0 trace, 1 debug, 2 info, 3 warn, 4 error */
+  uint64_t tag;       /**< of the ticket or of the question */
+  const char* module; /**< of a line: "dht"; it ends with a zero */
+  const char* text;   /**< bytes; a zero follows them */
+  size_t size;        /**< of text, in bytes */
+} cohive_event;
+
+/** Takes the next event of the process, oldest first. Waits for one as long as `timeout_ms`, negative: any time.
+ * COHIVE_PENDING: there was none, or cohive_event_wake() was called. Beyond 16,384 that wait, lines are dropped, and a
+ * line tells how many. */
+COHIVE_API int32_t cohive_event_next(int64_t timeout_ms, cohive_event* event);
+/** Has one waiting cohive_event_next() return COHIVE_PENDING; if none waits, the next one. */
+COHIVE_API void cohive_event_wake(void);
+/** Answers a question. COHIVE_NOT_FOUND: nobody waits for the answer any more. */
+COHIVE_API int32_t cohive_event_answer(uint64_t tag, int32_t accepted);
+
+/** Sets the log of the process. Options: "level": "info" or "info,averaging=debug,dht=off"; "format": "text" or "json";
+ * "to": "stderr" (default) or "events". */
+COHIVE_API int32_t cohive_log_configure(const char* options);
+
+/* ---- Tickets */
+
+/** Waits until it has ended, as long as `timeout_ms`, negative: any time. COHIVE_PENDING: it has not. Else how it
+ * ended. */
+COHIVE_API int32_t cohive_ticket_wait(cohive_ticket* ticket, int64_t timeout_ms);
+/** What it has brought, when it has ended with COHIVE_OK: msgpack, as the function that began it says. The bytes live
+ * as long as the ticket. COHIVE_PENDING before. */
+COHIVE_API int32_t cohive_ticket_result(cohive_ticket* ticket, const uint8_t** data, size_t* size);
+/** Has an event with this tag tell when it ends; at once, if it has. One tag for a ticket. */
+COHIVE_API int32_t cohive_ticket_notify(cohive_ticket* ticket, uint64_t tag);
+/** Gives it up: it ends soon, with COHIVE_CANCELLED unless it has ended before. */
+COHIVE_API int32_t cohive_ticket_cancel(cohive_ticket* ticket);
+/** Forgets it, without cancelling it. Null is nothing to do. */
+COHIVE_API void cohive_ticket_free(cohive_ticket* ticket);
+
+/* ---- Validators */
+
+/** Protects records whose key or subkey names an owner, by RSA-PSS signatures of this private key.
+ * \param pkcs1_der  a private key; null: a fresh one of 2,048 bits, which takes some tens of milliseconds */
+COHIVE_API int32_t cohive_validator_rsa(const uint8_t* pkcs1_der, size_t size, cohive_validator** validator);
+/** Asks the process itself, by an event COHIVE_EVENT_VALIDATE, whether a record may be held. Its text is a msgpack
+ * array: the tag, the key's id (20 bytes), the subkey's msgpack (nil: none), the value's msgpack, and the expiration in
+ * Unix seconds. Without an answer within `timeout` seconds the record is refused. Validators with a lower priority sign
+ * earlier and check later; that of RSA has 10. */
+COHIVE_API int32_t cohive_validator_custom(uint64_t tag, int32_t priority, double timeout,
+                                           cohive_validator** validator);
+/** Forgets it; swarms that have it keep it. */
+COHIVE_API void cohive_validator_free(cohive_validator* validator);
+/** Of an RSA validator, a msgpack map: "public_key" ("ssh-rsa AAAA..."), "marker" ("[owner:ssh-rsa AAAA...]", to be put
+ * into keys or subkeys) and "private_key" (PKCS#1 DER). */
+COHIVE_API int32_t cohive_validator_describe(cohive_validator* validator, cohive_bytes* description);
+/** The base64 RSA-PSS signature of these bytes by an RSA validator's key. */
+COHIVE_API int32_t cohive_rsa_sign(cohive_validator* validator, const uint8_t* data, size_t size,
+                                   cohive_bytes* signature);
+/** Whether a base64 signature is that of the owner of "ssh-rsa AAAA...": COHIVE_OK, or COHIVE_INVALID_RECORD. */
+COHIVE_API int32_t cohive_rsa_verify(const char* public_key, const uint8_t* data, size_t size, const uint8_t* signature,
+                                     size_t signature_size);
+
+/* ---- Swarms */
+
+/** Joins a swarm, or begins one. The handle is there at once; the ticket ends when the swarm has been joined, with what
+ * cohive_swarm_status() gives. Cancelling it gives the joining up.
+ *
+ * Options, with the names of hivemind.DHT; times in seconds:
+ *  - initial_peers, host_maddrs, announce_maddrs, trusted_relays: arrays of multiaddrs; host_maddrs is by default all
+ *    interfaces, ["/ip4/0.0.0.0/tcp/0"]
+ *  - peers_from_environment (default true): no initial_peers means $INITIAL_PEERS
+ *  - bootstrap (default false): be the first node of a swarm, or one of its first: the environment is not asked, and
+ * where no initial peer answers the node is there alone, and goes on trying
+ *  - identity_path, secret_file, members_file, metrics_address, metrics_token_file, trace_file: text
+ *  - client_mode, use_relay, nat_port_map, ensure_bootstrap_success: booleans
+ *  - check_owners (default true): records whose key or subkey names an owner are signed with the key of this peer, and
+ *    refused where others have not signed theirs; hivemind.DHT has it only with an RSASignatureValidator
+ *  - force_reachability: "public" or "private"
+ *  - max_upload, max_download: bytes per second
+ *  - bootstrap_timeout, wait_for_swarm
+ *  - of the DHT: bucket_size, num_replicas, beam_size, depth_modulo, wait_timeout, refresh_timeout, cache_locally,
+ *    cache_nearest, cache_size, cache_refresh_before_expiry, cache_on_store, reuse_get_requests, num_workers,
+ * chunk_size, parallel_rpc, blacklist_time, backoff_rate, max_records, max_value_bytes, search_timeout,
+ * operation_timeout
+ * \param validators  `count` of them, of which one that signs has its key used for all records of this peer; may be
+ * null */
+COHIVE_API int32_t cohive_swarm_open(const char* options, cohive_validator* const* validators, size_t count,
+                                     cohive_swarm** swarm, cohive_ticket** joined);
+/** The ticket brings a msgpack map: "peer_id", "visible_maddrs" (by which others join), "client_mode", "nodes" (known
+ * to the DHT, without this one), "records" (held for others), "metrics_url", "page_url". */
+COHIVE_API int32_t cohive_swarm_status(cohive_swarm* swarm, cohive_ticket** status);
+/** Leaves the swarm. Whatever goes on there ends with COHIVE_CLOSED. The ticket ends when all is gone. */
+COHIVE_API int32_t cohive_swarm_close(cohive_swarm* swarm, cohive_ticket** closed);
+/** Forgets the handle, and leaves the swarm if that has not been done, in the background. Null is nothing to do. */
+COHIVE_API void cohive_swarm_free(cohive_swarm* swarm);
+
+/* ---- The DHT */
+
+/** Stores records.
+ * \param records  a msgpack array of arrays [key, value, expiration in Unix seconds] or [key, value, expiration,
+ * subkey]
+ * \param options  "timeout": seconds in all, by default those of the DHT
+ * The ticket brings an array with nil for each record that was stored, else [code, sentence]. */
+COHIVE_API int32_t cohive_dht_store(cohive_swarm* swarm, const uint8_t* records, size_t size, const char* options,
+                                    cohive_ticket** stored);
+/** Looks records up.
+ * \param keys     a msgpack array
+ * \param options  "latest": finish the search and take the newest record (default false: the first one found);
+ *                 "timeout": seconds in all
+ * The ticket brings an array with nil for each key that has no record, [value, expiration] for a plain one, [nil,
+ * expiration, entries] for a dictionary, whose entries are arrays [subkey, value, expiration], and [nil, nil, nil,
+ * code, sentence] where it could not be looked up. */
+COHIVE_API int32_t cohive_dht_get(cohive_swarm* swarm, const uint8_t* keys, size_t size, const char* options,
+                                  cohive_ticket** found);
+/** Asks another peer for its place in the DHT. \param peer_id  base58. The ticket brings 20 bytes, or nil of a peer
+ * that serves nothing; it fails where the peer does not answer. Option: "timeout". */
+COHIVE_API int32_t cohive_dht_ping(cohive_swarm* swarm, const char* peer_id, const char* options,
+                                   cohive_ticket** answered);
+/** Adds a validator; it applies to records from now on. Null: the one that signs with the key of this peer. */
+COHIVE_API int32_t cohive_dht_add_validator(cohive_swarm* swarm, cohive_validator* validator);
+/** The id of a key, 20 bytes: where its record is held. \param key  msgpack */
+COHIVE_API int32_t cohive_dht_key_id(const uint8_t* key, size_t size, uint8_t id[20]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,55 @@
+// A swarm as the caller holds it: there from the beginning, joined on a thread of its own.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "cohive/core/sync.hpp"
+#include "cohive/core/task_group.hpp"
+#include "cohive/train/swarm.hpp"
+#include "ticket.hpp"
+#include "train/membership.hpp"
+
+namespace cohive::c {
+
+/// Any thread, but for what says otherwise.
+class SwarmState : public std::enable_shared_from_this<SwarmState> {
+ public:
+  ~SwarmState();
+  /// Joins, in the background; `joined` ends with what status() gives.
+  void open(SwarmOptions options, TicketPtr joined);
+  /// Leaves, in the background: what goes on is dropped.
+  void close(TicketPtr closed);
+  /// Starts the task made by `make(membership)` on the loop, whose end is that of the ticket.
+  void begin(TicketPtr ticket, std::function<Task<Result<std::string>>(train::Membership&)> make);
+  /// Runs it on the loop, and waits for it.
+  void on_loop(const std::function<void(train::Membership&)>& work);
+
+ private:
+  enum class Stage { opening, open, closed };
+  void run_open(SwarmOptions options, TicketPtr joined);
+  void run_close();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Stage stage_ = Stage::opening;
+  bool unwanted_ = false;  ///< close() was called
+  std::unique_ptr<Swarm> swarm_;
+  std::unique_ptr<TaskGroup> tasks_;  ///< loop thread
+};
+
+/// Loop thread: what cohive_swarm_status() tells.
+std::string status_of(train::Membership& membership);
+
+}  // namespace cohive::c
+
+struct cohive_swarm {
+  std::shared_ptr<cohive::c::SwarmState> state;
+  cohive::c::Origin origin;
+};
+
+namespace cohive::c {
+/// The state of a handle that is alive; throws else.
+std::int32_t with_swarm(cohive_swarm* swarm, const std::function<void(SwarmState&)>& body) noexcept;
+}  // namespace cohive::c

@@ -1,0 +1,141 @@
+#include "ticket.hpp"
+
+#include <utility>
+
+#include "cohive/core/errors.hpp"
+#include "errors.hpp"
+#include "events.hpp"
+
+namespace cohive::c {
+
+void Ticket::end(Result<std::string> outcome) {
+  if (outcome)
+    end(COHIVE_OK, std::move(*outcome));
+  else
+    end(code_of(outcome.error()), outcome.error().message());
+}
+
+void Ticket::end_by_exception() {
+  const std::int32_t code = fail_by_exception();
+  end(code, cohive_last_error());
+}
+
+void Ticket::end(std::int32_t code, std::string text) {
+  std::function<void()> unused;
+  std::optional<std::uint64_t> tag;
+  {
+    const std::lock_guard lock(mutex_);
+    if (code_ != COHIVE_PENDING) return;
+    code_ = code;
+    text_ = std::move(text);
+    unused = std::exchange(give_up_, nullptr);
+    tag = tag_;
+    ended_.notify_all();
+  }
+  if (tag) push_event({COHIVE_EVENT_TICKET, 0, *tag, {}, {}});
+}
+
+void Ticket::on_cancel(std::function<void()> give_up) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (code_ != COHIVE_PENDING) return;
+    if (!cancelled_) {
+      give_up_ = std::move(give_up);
+      return;
+    }
+  }
+  give_up();
+}
+
+void Ticket::cancel() {
+  std::function<void()> give_up;
+  {
+    const std::lock_guard lock(mutex_);
+    if (code_ != COHIVE_PENDING) return;
+    cancelled_ = true;
+    give_up = std::exchange(give_up_, nullptr);
+  }
+  if (give_up) give_up();
+}
+
+bool Ticket::cancelled() const {
+  const std::lock_guard lock(mutex_);
+  return cancelled_;
+}
+
+std::int32_t Ticket::wait(std::int64_t timeout_ms) {
+  std::unique_lock lock(mutex_);
+  const auto over = [this] { return code_ != COHIVE_PENDING; };
+  if (timeout_ms < 0)
+    ended_.wait(lock, over);
+  else
+    ended_.wait_for(lock, std::chrono::milliseconds(timeout_ms), over);
+  return code_ == COHIVE_OK || code_ == COHIVE_PENDING ? code_ : fail(code_, text_);
+}
+
+void Ticket::notify(std::uint64_t tag) {
+  {
+    const std::lock_guard lock(mutex_);
+    tag_ = tag;
+    if (code_ == COHIVE_PENDING) return;
+  }
+  push_event({COHIVE_EVENT_TICKET, 0, tag, {}, {}});
+}
+
+std::int32_t Ticket::result(const std::uint8_t** data, std::size_t* size) {
+  const std::lock_guard lock(mutex_);
+  there(data, "data") = nullptr;
+  there(size, "size") = 0;
+  if (code_ == COHIVE_PENDING) return code_;
+  if (code_ != COHIVE_OK) return fail(code_, text_);
+  *data = reinterpret_cast<const std::uint8_t*>(text_.data());
+  *size = text_.size();
+  return COHIVE_OK;
+}
+
+EndGuard::~EndGuard() {
+  if (ticket_) ticket_->end(Error(cohive::Errc::closed, "the swarm was left meanwhile"));
+}
+
+cohive_ticket* handle_of(TicketPtr ticket) {
+  return new cohive_ticket{std::move(ticket), {}};
+}
+
+/// Runs `body(ticket)` where the handle is alive.
+template <class F>
+std::int32_t with_ticket(cohive_ticket* ticket, F body) noexcept {
+  return guarded([&] {
+    if (there(ticket, "ticket").origin.elsewhere()) return fail_elsewhere(ticket->origin);
+    return static_cast<std::int32_t>(body(*ticket->state));
+  });
+}
+
+}  // namespace cohive::c
+
+using namespace cohive::c;
+
+std::int32_t cohive_ticket_wait(cohive_ticket* ticket, std::int64_t timeout_ms) {
+  return with_ticket(ticket, [&](Ticket& state) { return state.wait(timeout_ms); });
+}
+
+std::int32_t cohive_ticket_result(cohive_ticket* ticket, const std::uint8_t** data, std::size_t* size) {
+  return with_ticket(ticket, [&](Ticket& state) { return state.result(data, size); });
+}
+
+std::int32_t cohive_ticket_notify(cohive_ticket* ticket, std::uint64_t tag) {
+  return with_ticket(ticket, [&](Ticket& state) {
+    state.notify(tag);
+    return COHIVE_OK;
+  });
+}
+
+std::int32_t cohive_ticket_cancel(cohive_ticket* ticket) {
+  return with_ticket(ticket, [](Ticket& state) {
+    state.cancel();
+    return COHIVE_OK;
+  });
+}
+
+void cohive_ticket_free(cohive_ticket* ticket) {
+  if (ticket && !ticket->origin.elsewhere()) delete ticket;
+}

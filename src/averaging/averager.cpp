@@ -30,6 +30,8 @@
 namespace cohive::averaging {
 namespace {
 
+constexpr int kShareOfSender = 4;  // the sender's timeout is so many times that of a straggler, before any round is known
+constexpr Duration kStragglerTimeout = 5s;                   // where senders have all the time
 constexpr Duration kNoticeTime = 5s;                         // for members to hear that a round is given up
 constexpr Duration kFirstPause = 100ms, kLongestPause = 2s;  // between attempts of one round, doubling
 
@@ -101,6 +103,22 @@ codec::CodecSet offered_by(const AveragerOptions& options) {
 
 }  // namespace
 
+/// A mean trusts the owner of a part as it trusts each sender, but an aggregate that bears liars is worth what its owner
+/// is; and where averages are checked, an owner keeps what all have sent it.
+GroupOptions group_options(const AveragerOptions& options) {
+  GroupOptions result;
+  result.prefix = options.prefix;
+  result.initial_group_bits = options.initial_group_bits;
+  result.target_group_size = options.target_group_size;
+  result.min_group_size = options.min_group_size;
+  result.min_matchmaking_time = options.min_matchmaking_time;
+  result.request_timeout = options.request_timeout;
+  result.straggler_timeout = options.sender_timeout > 0s ? options.sender_timeout / kShareOfSender : kStragglerTimeout;
+  result.mode = options.mode;
+  result.caps_shares = !std::holds_alternative<Mean>(options.aggregation) || options.verified_share > 0;
+  return result;
+}
+
 struct Averager::Impl {
   Impl(Dht& d, std::vector<TensorInfo> infos, std::optional<std::vector<TensorSpan>> memory, AveragerOptions o)
       : dht(d),
@@ -115,7 +133,7 @@ struct Averager::Impl {
         naming(d.host(), base + "rpc_spoilers"),
         rounds(d.host()),
         finder((options.group_finder ? options.group_finder : make_matchmaking)(
-            {dht, options, metrics, base, schema_hash_of(schema, options), offered_by(options)})),
+            {dht, group_options(options), metrics, base, schema_hash_of(schema, options), offered_by(options)})),
         server(d.host()),
         background(runtime, "averager") {
     if (!options.scheme) options.scheme = plain_all_reduce();

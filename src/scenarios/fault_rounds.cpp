@@ -11,7 +11,7 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kStepTimeout = 20s, kRoundTimeout = 15s;
+constexpr Duration kStepTimeout = 20s;
 constexpr float kTolerance = 4e-3f;  // of halves that stand for differences up to 2
 
 class RoundFaults final : public FaultSetting {

@@ -1,6 +1,6 @@
 #include "scenarios/fault_setting.hpp"
 
-#include "averaging/groups/leadership.hpp"
+#include "cohive/averaging/group_finder.hpp"
 #include "cohive/testing/offences.hpp"
 
 namespace cohive::averaging {
@@ -88,7 +88,7 @@ void FaultSetting::add_peer(AveragerOptions options) {
   host_options.routing_server = !client;
   auto& host = swarm_.add_host(host_options, !client);
   ids_.push_back(host.id());
-  if (wants_caps(options)) want_caps_.insert(host.id());
+  if (group_options(options).caps_shares) want_caps_.insert(host.id());
   auto peer = std::make_unique<Participant>();
   peer->options = options;
   peer->weight = options.mode == PeerMode::auxiliary ? 0 : double(1 + below(3));

@@ -31,6 +31,7 @@ namespace cohive::averaging {
 
 class GroupFinder;
 struct FinderContext;
+struct GroupOptions;
 
 /// hivemind's defaults; a zero timeout means none.
 struct AveragerOptions {
@@ -68,6 +69,9 @@ struct AveragerOptions {
   /// Null: make_matchmaking.
   std::function<std::unique_ptr<GroupFinder>(FinderContext)> group_finder = nullptr;
 };
+
+/// Returns what an averager with these options wants of its groups.
+GroupOptions group_options(const AveragerOptions& options);
 
 /// A float32 tensor to average in place. The memory belongs to the caller and must stay put; between the trigger of a
 /// round and its end no other code may touch it.

@@ -21,8 +21,20 @@ using dht::Dht;
 
 namespace cohive::averaging {
 
-struct AveragerOptions;
 struct AveragingMetrics;
+
+/// What an averager wants of its groups; each is described at AveragerOptions.
+struct GroupOptions {
+  std::string prefix;                  ///< names the group of groups
+  std::string initial_group_bits;      ///< of '0' and '1'
+  std::size_t target_group_size = 0;   ///< 0: unbounded
+  std::size_t min_group_size = 2;      ///< members, this peer included
+  Duration min_matchmaking_time = 5s;  ///< how long a leader waits for followers
+  Duration request_timeout = 3s;       ///< below min_matchmaking_time
+  Duration straggler_timeout = 5s;     ///< for a member that was waited for in vain, before any round is known
+  PeerMode mode = PeerMode::node;      ///< how this peer takes part
+  bool caps_shares = false;            ///< no member is to reduce much more than its share (see Group)
+};
 
 /// What the owner of a round wishes of a search; it may change while the search goes on.
 struct SearchPlan {
@@ -81,7 +93,7 @@ class GroupFinder {
 /// What a finder is made of; all of it outlives the finder.
 struct FinderContext {
   Dht& dht;  ///< where groups are announced and found
-  const AveragerOptions& options;  ///< of the averager
+  GroupOptions options;  ///< of the averager
   const AveragingMetrics& metrics;  ///< where searches are counted
   std::string protocol_prefix;  ///< of the protocol ids it serves: "<prefix>::<class>."
   std::string schema_hash;      ///< peers with another one do not fit

@@ -158,7 +158,7 @@ proto::JoinRequest Search::join_request(double expiration, Duration hold) const 
   request.set_group_key(context_.key());
   request.set_codec_extensions(context_.finder.offered.text());
   request.set_reforms(context_.bits.empty());
-  request.set_caps_shares(wants_caps(options_));
+  request.set_caps_shares(options_.caps_shares);
   request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
   return request;
 }
@@ -172,7 +172,7 @@ Result<Group> Search::group_from(const proto::MessageFromLeader& message, const 
     return Error(cohive::Errc::limit_exceeded, leader, "many more members than the run has");  // as far as we know
   if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
   Group group{message.group_id(), {}, leader, codec::CodecSet::from_text(message.codec_extension())};
-  group.caps_shares = wants_caps(options_) && message.caps_shares();
+  group.caps_shares = options_.caps_shares && message.caps_shares();
   const std::string own = encode_gathered(own_);
   std::size_t values = kMaxGroupValues;
   std::set<PeerId> members;

@@ -6,7 +6,6 @@
 #include <memory>
 #include <variant>
 
-#include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/group_finder.hpp"
 
 namespace cohive::proto {
@@ -44,13 +43,6 @@ Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& re
 double patience_of(const proto::JoinRequest& request);
 /// What a follower is told in the end. \param other_leader  the peer to ask instead, where we follow one
 proto::MessageFromLeader last_word(const Follower& follower, const std::optional<PeerId>& other_leader);
-
-/// Whether a member with these options wants that no member reduces much more than its share: a mean trusts the owner
-/// of a part as it trusts each sender, but an aggregate that bears liars is worth what its owner is. Where averages are
-/// checked, an owner keeps what all have sent it.
-inline bool wants_caps(const AveragerOptions& options) {
-  return !std::holds_alternative<Mean>(options.aggregation) || options.verified_share > 0;
-}
 
 class Leadership {
  public:

@@ -16,9 +16,6 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr int kShareOfSender = 4;  // of the patience with a sender: that with a straggler, before any round is known
-constexpr Duration kFirstPatience = 5s;  // the same, where senders have all the time
-
 constexpr std::size_t kManyDeclared = 256;  // peers under one key: more than a group has members, and some
 constexpr std::size_t kDeclaredReplicas = 3;
 constexpr int kLooks = 8;               // for newcomers, between two searches, where many are declared
@@ -29,10 +26,6 @@ constexpr std::size_t kFewUnreachable = 3;  // leaders, after which those go fir
 std::optional<PeerId> declared_peer(const msgpack::Value& subkey) {
   const auto* bytes = subkey.get_if<msgpack::Bin>();
   return bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
-}
-
-Duration first_patience(const AveragerOptions& options) {
-  return options.sender_timeout > 0s ? options.sender_timeout / kShareOfSender : kFirstPatience;
 }
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
@@ -52,7 +45,7 @@ SearchContext::SearchContext(FinderContext context)
       bits(finder.options.initial_group_bits),
       reputation(finder.dht.host().reputation()),
       known(finder.dht.host().id(), finder.options.target_group_size, reputation),
-      stragglers(runtime, reputation, finder.dht.host().id(), first_patience(finder.options)),
+      stragglers(runtime, reputation, finder.dht.host().id(), finder.options.straggler_timeout),
       lock(runtime, "join requests"),
       changed(runtime, "matchmaking"),
       background(runtime, "matchmaking") {}
@@ -426,7 +419,7 @@ bool Search::complete() const {
 
 void Search::assemble() {
   const auto assembled =
-      followers_.assemble(runtime_, own_, context_.finder.offered, context_.bits.empty(), wants_caps(options_));
+      followers_.assemble(runtime_, own_, context_.finder.offered, context_.bits.empty(), options_.caps_shares);
   context_.remember(assembled->group, assembled->reforms);
   found_ = assembled->group;
   context_.changed.notify_all();

@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "cohive/averaging/averager.hpp"
+#include "cohive/averaging/group_finder.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/host.hpp"
@@ -167,7 +167,7 @@ class Search {
   Result<Group> group_from(const proto::MessageFromLeader& message, const PeerId& leader) const;
 
   SearchContext& context_;
-  const AveragerOptions& options_;
+  const GroupOptions& options_;
   Runtime& runtime_;
   const Member own_;
   const SearchPlan& plan_;

@@ -19,7 +19,12 @@ class Help:
     """The text of --help in its parts."""
 
     def __init__(self, program, *subcommand):
-        text = subprocess.run([program, *subcommand, "--help"], check=True, capture_output=True, text=True).stdout
+        def shown(flag):
+            return subprocess.run([program, *subcommand, flag], check=True, capture_output=True, text=True).stdout
+
+        text = shown("--help")
+        if "--help-all" in text:
+            text = shown("--help-all")
         self.about = text.partition("\n")[0]
         self.usage = re.search(r"^Usage: (.*)$", text, flags=re.MULTILINE)[1]
         self.groups = []  # (heading, [(names and value, explanation)])

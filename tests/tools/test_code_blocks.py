@@ -154,7 +154,7 @@ class CodeBlocks(unittest.TestCase):
         for block in blocks("ini"):
             if not block.mark.endswith(".env") or not programs("cohive-train"):
                 continue
-            known = run("cohive-train", "--help").stdout
+            known = run("cohive-train", "--help-all").stdout
             for line in block.text.splitlines():
                 if line and not line.startswith("#"):
                     self.assertIn(f"Env:{line.split('=')[0]})", known)

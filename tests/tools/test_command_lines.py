@@ -55,6 +55,27 @@ class CommandLines(unittest.TestCase):
             self.assertGreaterEqual(len(re.findall(r"^\S.*:$", text, flags=re.MULTILINE)), 3, text)
             self.assertRegex(text, rf"(?m)^Examples:\n  {program} ")
 
+    def test_help_of_the_trainer_is_what_a_user_chooses_from(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        short, whole = (set(re.findall(r"(?m)^  (--[\w-]+)", run("cohive-train", flag).stdout))
+                        for flag in ("--help", "--help-all"))
+        self.assertLess(short, whole)
+        self.assertLessEqual(len(short), 75)
+        self.assertIn("--verified-share", whole - short)
+        self.assertIn("--help-all", short)
+
+    def test_any_option_of_the_trainer_can_be_set_by_its_name(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        dry = ["--model", "cnn", "--dry-run", "--json"]
+        plan = json.loads(run("cohive-train", *dry, "--set", "target_batch_size=96", "--set=batch-size=8").stdout)
+        self.assertEqual((plan["target_batch_size"], plan["batch_size"]), (96, 8))
+        for setting, says in (("clip-factr=3", "clip-factor"), ("clip-factor", "name=value"), ("=3", "name=value"),
+                              ("clip-factor=0.5", "--clip-factor"), ("config=x", "name=value")):
+            self.refused(says, "cohive-train", *dry, "--set", setting)
+        self.refused("--set", "cohive-train", *dry, "--set")
+
     def test_manual_pages_and_completions_are_made(self):
         """What they hold is tested where they are installed: tests/package/test_debian.py."""
         for program in programs(*ALL):

@@ -118,6 +118,8 @@ class References(unittest.TestCase):
 def flags_of(*command):
     """Flags that a program, or a subcommand of it, names in its --help."""
     shown = run(*command, "--help")
+    if "--help-all" in shown.stdout:
+        shown = run(*command, "--help-all")
     assert shown.returncode == 0, shown.stderr
     return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", shown.stdout.partition("\nExamples:")[0]))
 

@@ -47,8 +47,9 @@ int with_outputs(int code) {
 }
 
 /// The arguments in the order that CLI11 wants, the last one first.
-std::vector<std::string> dashed_arguments(int argc, char** argv) {
+std::vector<std::string> dashed_arguments(int argc, char** argv, const CLI::App& app) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
+  apply_set(app, arguments);
   for (auto& text : arguments) {
     if (text == "--") break;
     if (!text.starts_with("--")) continue;
@@ -76,10 +77,11 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
         return log::format("{} {} ({}, {})", program_name, cohive::version(), cohive::revision(), cohive::compiler());
       },
       "say which version this is, and exit");
+  add_help(app);
   add_settings(app);
   app.footer(app.get_footer() + "\n" + kSettings);
   try {
-    app.parse(dashed_arguments(argc, argv));
+    app.parse(dashed_arguments(argc, argv, app));
     check_variables(app);
     return with_outputs(body());
   } catch (const CLI::ParseError& error) {

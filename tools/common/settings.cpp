@@ -60,6 +60,68 @@ CLI::Option* names_run(CLI::Option* option) {
   return option->check(check);
 }
 
+namespace {
+
+constexpr const char* kAdvanced = "Advanced";
+constexpr const char kSet[] = "--set";
+
+/// What a user chooses from. All the rest is there for --help-all.
+class ShortHelp final : public CLI::Formatter {
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    const std::string all = CLI::Formatter::make_help(app, std::move(name), mode);
+    if (mode == CLI::AppFormatMode::All) return all;
+    const auto begin = all.find("\n" + std::string(kAdvanced) + ":\n");
+    if (begin == std::string::npos) return all;
+    const auto next = all.find("\n\n", begin + 1);
+    return all.substr(0, begin) + (next == std::string::npos ? "\n" : all.substr(next + 1));
+  }
+};
+
+bool has_advanced(const CLI::App& app) {
+  return !app.get_options([](const CLI::Option* option) { return option->get_group() == kAdvanced; }).empty();
+}
+
+}  // namespace
+
+void make_advanced(CLI::App& app, std::initializer_list<const char*> names) {
+  for (const char* name : names) app.get_option(name)->group(kAdvanced);
+}
+
+void add_help(CLI::App& app) {
+  if (!has_advanced(app)) return;
+  app.set_help_all_flag("--help-all", "Print this help message with the advanced options, too, and exit");
+  app.add_option(kSet, "sets any option: --set name=value")->type_name("NAME=VALUE")->configurable(false);
+  app.formatter(std::make_shared<ShortHelp>());
+}
+
+void apply_set(const CLI::App& app, std::vector<std::string>& arguments) {
+  if (!has_advanced(app)) return;
+  const std::string with_value = std::string(kSet) + "=";
+  for (std::size_t i = 0; i < arguments.size() && arguments[i] != "--"; ++i) {
+    if (arguments[i] != kSet && !arguments[i].starts_with(with_value)) continue;
+    if (arguments[i] != kSet) {
+      arguments[i].erase(0, with_value.size());
+    } else if (i + 1 < arguments.size()) {
+      arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      return;  // the parser says what is missing
+    }
+    std::string& setting = arguments[i];
+    const auto equals = setting.find('=');
+    std::string name = setting.substr(0, equals);
+    std::ranges::replace(name, '_', '-');
+    const auto* option = name.empty() || equals == std::string::npos ? nullptr : app.get_option_no_throw("--" + name);
+    if (!option || !option->get_configurable()) {
+      std::vector<std::string> names;
+      for (const auto* one : app.get_options())
+        for (const auto& known : one->get_lnames()) names.push_back(known);
+      throw Exit{kBadInput, "--set takes name=value with the name of an option, not " + shown(setting) +
+                                (equals == std::string::npos ? "" : did_you_mean(name, names))};
+    }
+    setting = "--" + name + setting.substr(equals);
+  }
+}
+
 void add_settings(CLI::App& app) {
   app.set_config("--config", "", "a TOML file with options by their names, as log-level = \"debug\"")
       ->type_name("FILE");

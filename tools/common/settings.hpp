@@ -25,6 +25,15 @@ class OptionGroup {
   std::string before_;
 };
 
+/// Moves options to the heading "Advanced", which is for experiments and for what hardly anybody has to choose: --help
+/// leaves them out, --help-all has them, and `--set name=value` sets them as their flags do. \param names  "--name"
+void make_advanced(CLI::App& app, std::initializer_list<const char*> names);
+/// Gives a program that has such options --help-all and --set. After the last option was added.
+void add_help(CLI::App& app);
+/// Replaces `--set name=value` by `--name=value`. Throws Exit with code 2 where there is no such option.
+/// \param arguments  as they were typed
+void apply_set(const CLI::App& app, std::vector<std::string>& arguments);
+
 /// Makes the option take the name of a run.
 CLI::Option* names_run(CLI::Option* option);
 

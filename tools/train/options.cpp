@@ -300,6 +300,14 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
   add_run_options(app, o);
   add_compression_options(app, o);
   add_checkpoint_options(app, o);
+  make_advanced(app, {"--layers", "--width", "--heads", "--context", "--channels", "--blocks", "--data-seed",
+                      "--lr-gamma", "--lr-least", "--average-opt-statistics", "--python-scheduler", "--python-torch",
+                      "--until", "--compare", "--trace", "--force-reachability", "--bootstrap-timeout",
+                      "--allreduce-timeout", "--next-chunk-timeout", "--load-state-timeout", "--shutdown-timeout",
+                      "--average-state-every", "--delay-state-averaging", "--offload-gradients-early",
+                      "--no-share-loss", "--performance-ema-alpha", "--min-refresh-period", "--max-refresh-period",
+                      "--load-state-compression", "--density", "--min-compression-ratio", "--trim", "--clip-radius",
+                      "--clip-iterations", "--clip-factor", "--verified-share", "--bandwidth"});
 }
 
 namespace {

@@ -162,6 +162,7 @@ COHIVE_API int32_t cohive_rsa_verify(const char* public_key, const uint8_t* data
  * where no initial peer answers the node is there alone, and goes on trying
  *  - identity_path, secret_file, members_file, metrics_address, metrics_token_file, trace_file: text
  *  - client_mode, use_relay, nat_port_map, ensure_bootstrap_success: booleans
+ *  - relay_service (default false): relay other peers' connections
  *  - check_owners (default true): records whose key or subkey names an owner are signed with the key of this peer, and
  *    refused where others have not signed theirs; hivemind.DHT has it only with an RSASignatureValidator
  *  - force_reachability: "public" or "private"

@@ -118,7 +118,10 @@ void SwarmState::run_close() {
     swarm = std::move(swarm_);
   }
   if (!swarm) return;
-  swarm->membership().on_loop([this] { tasks_.reset(); });
+  swarm->membership().on_loop([this] {
+    tasks_.reset();
+    objects_.clear();
+  });
 }
 
 void SwarmState::begin(TicketPtr ticket, std::function<Task<Result<std::string>>(train::Membership&)> make) {
@@ -202,6 +205,7 @@ SwarmOptions read_swarm_options(const char* text) {
   reader.read("identity_path", options.identity_path);
   reader.read("client_mode", options.client_mode);
   reader.read("use_relay", options.use_relay);
+  reader.read("relay_service", options.relay_service);
   reader.read("trusted_relays", options.trusted_relays);
   reader.read("force_reachability", options.force_reachability);
   reader.read("nat_port_map", options.nat_port_map);

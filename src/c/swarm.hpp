@@ -2,10 +2,12 @@
 #pragma once
 
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 
+#include "cohive/core/errors.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/train/swarm.hpp"
@@ -24,6 +26,16 @@ class SwarmState : public std::enable_shared_from_this<SwarmState> {
   void close(TicketPtr closed);
   /// Starts the task made by `make(membership)` on the loop, whose end is that of the ticket.
   void begin(TicketPtr ticket, std::function<Task<Result<std::string>>(train::Membership&)> make);
+  /// Keeps what stands on the swarm's DHT until it is dropped or the swarm is left. Loop thread; see on_loop().
+  void keep(std::uint64_t id, std::shared_ptr<void> object) { objects_[id] = std::move(object); }
+  void drop(std::uint64_t id) { objects_.erase(id); }
+  /// Loop thread. Throws where it was dropped.
+  template <class T>
+  T& object(std::uint64_t id) {
+    const auto found = objects_.find(id);
+    if (found == objects_.end()) throw ErrorException(Error(cohive::Errc::closed, "it was shut down"));
+    return *static_cast<T*>(found->second.get());
+  }
   /// Runs it on the loop, and waits for it.
   void on_loop(const std::function<void(train::Membership&)>& work);
 
@@ -36,7 +48,8 @@ class SwarmState : public std::enable_shared_from_this<SwarmState> {
   Stage stage_ = Stage::opening;
   bool unwanted_ = false;  ///< close() was called
   std::unique_ptr<Swarm> swarm_;
-  std::unique_ptr<TaskGroup> tasks_;  ///< loop thread
+  std::unique_ptr<TaskGroup> tasks_;  ///< loop thread, as the next one
+  std::map<std::uint64_t, std::shared_ptr<void>> objects_;
 };
 
 /// Loop thread: what cohive_swarm_status() tells.

@@ -57,6 +57,7 @@ p2p::HostOptions Membership::host_options() const {
   result.nat_port_map = options.nat_port_map;
   result.use_relay = options.use_relay && !options.client_mode;
   result.trusted_relays = parse_all(options.trusted_relays);
+  if (options.relay_service && !options.client_mode) result.relay_service = p2p::RelayServiceOptions{};
   if (options.force_reachability.empty()) return result;
   result.force_reachability = p2p::reachability_from_text(options.force_reachability);
   if (!result.force_reachability || *result.force_reachability == p2p::Reachability::unknown)

@@ -32,6 +32,7 @@ struct SwarmOptions {
   bool client_mode = false;          ///< only dial out, as behind a strict firewall
   /// When peers outside cannot dial this one, be reached through relays, and punch holes from there (docs/relay.md).
   bool use_relay = true;
+  bool relay_service = false;               ///< relay other peers' connections (docs/relay.md)
   std::vector<std::string> trusted_relays;  ///< multiaddrs with /p2p; besides them, connected peers that relay
   std::string force_reachability;           ///< "public" or "private", where it is known; empty: find out
   bool nat_port_map = true;             ///< have the router forward the ports of host_maddrs (docs/connectivity.md)

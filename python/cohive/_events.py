@@ -1,0 +1,229 @@
+"""What the library tells this process: ends of tickets, lines of the log, questions of validators.
+
+One thread, `cohive-events`, waits for them without Python's global lock. Validators of users run on another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import ctypes
+import itertools
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from typing import Any, Callable, Dict, Optional
+
+from . import _msgpack, _native
+from ._native import Handle, check, lib
+from .futures import Future, settle
+
+_LEVELS = (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+_NAMES = (
+    (5, "trace"),
+    (logging.DEBUG, "debug"),
+    (logging.INFO, "info"),
+    (logging.WARNING, "warn"),
+    (logging.ERROR, "error"),
+)
+_LOOK = 1000  # milliseconds between two looks at the level that Python's loggers have
+_POLL = 50  # milliseconds between two looks for a signal
+
+#: (key id, subkey or None, value, expiration) -> whether the record may be held
+Check = Callable[[bytes, Optional[bytes], bytes, float], bool]
+
+
+def _level() -> str:
+    """The least level that the library has to tell of."""
+    given = os.environ.get("COHIVE_LOG_LEVEL") or os.environ.get("HIVEMIND_LOGLEVEL")
+    if given:
+        return given.lower().replace("warning", "warn").replace("critical", "error")
+    wanted = logging.getLogger("cohive").getEffectiveLevel()
+    return next((name for level, name in _NAMES if wanted <= level), "error")
+
+
+class Hub:
+    """The thread that waits for events; one for each process."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._tags = itertools.count(1)
+        self._done: Dict[int, Callable[[], None]] = {}
+        self._checks: Dict[int, Check] = {}
+        self._judge: Optional[concurrent.futures.ThreadPoolExecutor] = None
+        self._ending = False
+        self._level = ""
+        self._follow_level()
+        self._thread = threading.Thread(target=self._run, name="cohive-events", daemon=True)
+        self._thread.start()
+
+    def when_done(self, ticket: "Ticket", work: Callable[[], None]) -> None:
+        """Calls `work()` on the events' thread when the ticket has ended. It must not wait."""
+        tag = next(self._tags)
+        self._done[tag] = work
+        check(lib.cohive_ticket_notify(ticket.handle, tag))
+
+    def add_check(self, work: Check) -> int:
+        """Returns the tag under which validators ask it."""
+        tag = next(self._tags)
+        self._checks[tag] = work
+        return tag
+
+    def drop_check(self, tag: int) -> None:
+        self._checks.pop(tag, None)
+
+    def end(self) -> None:
+        """Ends the thread, when nothing of the library is left."""
+        self._ending = True
+        lib.cohive_event_wake()
+        self._thread.join(1.0)
+        if self._judge is not None:
+            self._judge.shutdown(wait=False)
+
+    def _follow_level(self) -> None:
+        level = _level()
+        if level == self._level:
+            return
+        self._level = level
+        if lib.cohive_log_configure(json.dumps({"to": "events", "level": level}).encode()) != _native.OK:
+            given, self._level = level, "info"
+            check(lib.cohive_log_configure(b'{"to": "events"}'))
+            logging.getLogger("cohive").warning("%r is no level of the log: using info", given)
+
+    def _run(self) -> None:
+        event = _native.Event()
+        while not self._ending:
+            if lib.cohive_event_next(_LOOK, ctypes.byref(event)) != _native.OK:
+                self._follow_level()
+                continue
+            try:
+                self._take(event)
+            except Exception:
+                logging.getLogger("cohive").exception("a callback of cohive failed")
+
+    def _take(self, event: _native.Event) -> None:
+        if event.kind == 1:
+            work = self._done.pop(event.tag, None)
+            if work is not None:
+                work()
+            return
+        text = ctypes.string_at(event.text, event.size)
+        if event.kind == 2:
+            level = _LEVELS[min(max(event.level, 0), 4)]
+            logger = logging.getLogger("cohive." + event.module.decode())
+            if logger.isEnabledFor(level):
+                logger.log(level, "%s", text.decode("utf-8", "replace"))
+        else:
+            if self._judge is None:
+                self._judge = concurrent.futures.ThreadPoolExecutor(1, "cohive-validators")
+            self._judge.submit(self._answer, event.tag, text)
+
+    def _answer(self, question: int, text: bytes) -> None:
+        accepted = False
+        try:
+            tag, *record = _msgpack.loads(text)
+            work = self._checks.get(tag)
+            accepted = work is not None and bool(work(*record))
+        except Exception:
+            logging.getLogger("cohive.dht").exception("a validator failed: the record is refused")
+        lib.cohive_event_answer(question, int(accepted))
+
+
+_hub: Optional[Hub] = None
+_lock = threading.Lock()
+_closers: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def hub() -> Hub:
+    """The hub of this process, which is made when it is needed."""
+    global _hub
+    if _hub is None or _hub.process != os.getpid():
+        with _lock:
+            if _hub is None or _hub.process != os.getpid():
+                _hub = Hub()
+    return _hub
+
+
+def close_at_exit(thing: Any) -> None:
+    """Has `thing.shutdown()` called before the interpreter ends."""
+    _closers.add(thing)
+
+
+def _at_exit() -> None:
+    for thing in list(_closers):
+        try:
+            thing.shutdown()
+        except Exception:
+            logging.getLogger("cohive").debug("at the end of the program", exc_info=True)
+    if _hub is not None and _hub.process == os.getpid():
+        _hub.end()
+
+
+def _after_fork() -> None:
+    global _hub, _lock
+    _hub, _lock = None, threading.Lock()
+    _closers.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Ticket:
+    """Something that the library has begun."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def __del__(self) -> None:
+        handle, self.handle = getattr(self, "handle", None), Handle()
+        if handle:
+            lib.cohive_ticket_free(handle)
+
+    def cancel(self) -> None:
+        lib.cohive_ticket_cancel(self.handle)
+
+    def take(self) -> bytes:
+        """What it has brought; raises where it failed."""
+        content, size = _native.Data(), ctypes.c_size_t()
+        check(lib.cohive_ticket_wait(self.handle, 0))
+        check(lib.cohive_ticket_result(self.handle, ctypes.byref(content), ctypes.byref(size)))
+        return ctypes.string_at(content, size.value)
+
+    def wait(self, timeout: Optional[float] = None) -> bytes:
+        """Blocks until it has ended. Signals are handled meanwhile: Ctrl+C gives it up and raises KeyboardInterrupt.
+        TimeoutError after `timeout` seconds; it goes on."""
+        limit = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                left = _POLL if limit is None else min(_POLL, max(0, int((limit - time.monotonic()) * 1000)))
+                if lib.cohive_ticket_wait(self.handle, left) != _native.PENDING:
+                    return self.take()
+                if limit is not None and time.monotonic() >= limit:
+                    raise _native.TimedOut("not done in time")
+        except KeyboardInterrupt:
+            self.cancel()
+            lib.cohive_ticket_wait(self.handle, 500)  # it lets go of what it holds
+            raise
+
+    def future(
+        self, convert: Callable[[bytes], Any], take: Optional[Callable[[Callable[["Ticket"], bytes]], bytes]] = None
+    ) -> "Future":
+        """A future of what it brings, which `take` may fetch with errors of its own."""
+        future = Future(self.cancel)
+
+        def made() -> Any:
+            return convert(self.take() if take is None else take(Ticket.take))
+
+        hub().when_done(self, lambda: settle(future, made))
+        return future
+
+
+def begun(call: Callable[[Any], int]) -> Ticket:
+    """The ticket that `call(pointer)` has put there."""
+    handle = Handle()
+    check(call(ctypes.byref(handle)))
+    return Ticket(Handle(handle.value))

@@ -1,0 +1,161 @@
+"""libcohive.so, by ctypes. Calls give Python's global lock back while they run, and no thread of the library takes it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint64, c_void_p
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ._version import __version__
+
+ABI_VERSION = 1
+
+
+class Bytes(ctypes.Structure):
+    """cohive_bytes"""
+
+    _fields_ = [("data", POINTER(c_uint8)), ("size", c_size_t)]
+
+
+class Event(ctypes.Structure):
+    """cohive_event"""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("level", c_int32),
+        ("tag", c_uint64),
+        ("module", c_char_p),
+        ("text", c_void_p),
+        ("size", c_size_t),
+    ]
+
+
+Handle = c_void_p
+Data = POINTER(c_uint8)
+
+# Every function of cohive.h; tests/test_native.py compares them with the header.
+PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
+    "cohive_abi_version": (c_int32, []),
+    "cohive_version": (c_char_p, []),
+    "cohive_revision": (c_char_p, []),
+    "cohive_last_error": (c_char_p, []),
+    "cohive_code_name": (c_char_p, [c_int32]),
+    "cohive_bytes_free": (None, [POINTER(Bytes)]),
+    "cohive_event_next": (c_int32, [c_int64, POINTER(Event)]),
+    "cohive_event_wake": (None, []),
+    "cohive_event_answer": (c_int32, [c_uint64, c_int32]),
+    "cohive_log_configure": (c_int32, [c_char_p]),
+    "cohive_ticket_wait": (c_int32, [Handle, c_int64]),
+    "cohive_ticket_result": (c_int32, [Handle, POINTER(Data), POINTER(c_size_t)]),
+    "cohive_ticket_notify": (c_int32, [Handle, c_uint64]),
+    "cohive_ticket_cancel": (c_int32, [Handle]),
+    "cohive_ticket_free": (None, [Handle]),
+    "cohive_validator_rsa": (c_int32, [Data, c_size_t, POINTER(Handle)]),
+    "cohive_validator_custom": (c_int32, [c_uint64, c_int32, c_double, POINTER(Handle)]),
+    "cohive_validator_free": (None, [Handle]),
+    "cohive_validator_describe": (c_int32, [Handle, POINTER(Bytes)]),
+    "cohive_rsa_sign": (c_int32, [Handle, Data, c_size_t, POINTER(Bytes)]),
+    "cohive_rsa_verify": (c_int32, [c_char_p, Data, c_size_t, Data, c_size_t]),
+    "cohive_swarm_open": (c_int32, [c_char_p, POINTER(Handle), c_size_t, POINTER(Handle), POINTER(Handle)]),
+    "cohive_swarm_status": (c_int32, [Handle, POINTER(Handle)]),
+    "cohive_swarm_close": (c_int32, [Handle, POINTER(Handle)]),
+    "cohive_swarm_free": (None, [Handle]),
+    "cohive_dht_store": (c_int32, [Handle, Data, c_size_t, c_char_p, POINTER(Handle)]),
+    "cohive_dht_get": (c_int32, [Handle, Data, c_size_t, c_char_p, POINTER(Handle)]),
+    "cohive_dht_ping": (c_int32, [Handle, c_char_p, c_char_p, POINTER(Handle)]),
+    "cohive_dht_add_validator": (c_int32, [Handle, Handle]),
+    "cohive_dht_key_id": (c_int32, [Data, c_size_t, Data]),
+}
+
+OK, PENDING, INVALID_ARGUMENT, TIMEOUT, CANCELLED, CLOSED, NOT_FOUND, UNREACHABLE, REFUSED, INVALID_RECORD = range(10)
+LIMIT_EXCEEDED, IN_USE, IO, UNAUTHORIZED, FORKED, FAILED, INTERNAL = range(10, 17)
+
+
+def library_path() -> str:
+    """Where the library is: $COHIVE_LIBRARY, or beside this file."""
+    given = os.environ.get("COHIVE_LIBRARY")
+    return given or str(pathlib.Path(__file__).resolve().parent / "_lib" / "libcohive.so")
+
+
+def _load() -> ctypes.CDLL:
+    path = library_path()
+    try:
+        loaded = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"cohive's library cannot be loaded: {error}") from None
+    for name, (result, arguments) in PROTOTYPES.items():
+        try:
+            function = getattr(loaded, name)
+        except AttributeError:
+            raise ImportError(
+                f"{path} has no {name}: it is not the library of cohive {__version__}; reinstall"
+            ) from None
+        function.restype, function.argtypes = result, arguments
+    if loaded.cohive_abi_version() != ABI_VERSION:
+        found = loaded.cohive_version().decode()
+        raise ImportError(f"libcohive is {found}, the package {__version__}: reinstall cohive")
+    return loaded
+
+
+lib = _load()
+
+
+class CohiveError(RuntimeError):
+    """What went wrong, in one sentence.
+
+    :ivar code: the name that cohive.h has for it: "timeout", "unreachable", "refused", ...
+    """
+
+    code = "failed"
+
+
+class InvalidArgument(CohiveError, ValueError):
+    """An option, address, key or value that cannot be meant."""
+
+
+class TimedOut(CohiveError, TimeoutError):
+    """A deadline has passed."""
+
+
+class Unreachable(CohiveError, ConnectionError):
+    """Nobody answered."""
+
+
+_CLASSES = {
+    INVALID_ARGUMENT: InvalidArgument,
+    LIMIT_EXCEEDED: InvalidArgument,
+    TIMEOUT: TimedOut,
+    UNREACHABLE: Unreachable,
+}
+
+
+def error_of(code: int, sentence: str) -> CohiveError:
+    """The exception for a code of cohive.h."""
+    error = _CLASSES.get(code, CohiveError)(sentence)
+    error.code = lib.cohive_code_name(code).decode()
+    return error
+
+
+def check(code: int) -> None:
+    """Raises for any code but OK."""
+    if code != OK:
+        raise error_of(code, lib.cohive_last_error().decode("utf-8", "replace"))
+
+
+def data(content: bytes) -> Any:
+    """Bytes as a parameter; they must live as long as the call."""
+    return ctypes.cast(ctypes.c_char_p(content), Data)
+
+
+def taken(result: Bytes) -> bytes:
+    """The content of bytes that the library has made, which are freed."""
+    content = ctypes.string_at(result.data, result.size)
+    lib.cohive_bytes_free(byref(result))
+    return content
+
+
+def handle_array(handles: Sequence[Optional[int]]) -> Any:
+    """An array of handles as a parameter."""
+    return (Handle * max(len(handles), 1))(*handles)

@@ -1,0 +1,105 @@
+"""`python -m cohive.as_hivemind script.py ...` or `-m module ...`: runs it where `import hivemind` means cohive.
+
+What cohive does not have (MoE, the daemon, hivemind's internals) is not there: importing it is an ImportError that says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import runpy
+import sys
+import types
+from typing import Any, Dict, List, Optional, Sequence
+
+_DHT = "DHT:dht DHTNode:node DHTID:node"
+_VALIDATION = "CompositeValidator:validation DHTRecord:validation RecordValidatorBase:validation"
+_TIMED = "DHTExpiration:timed ValueWithExpiration:timed get_dht_time:timed MAX_DHT_TIME_DISCREPANCY_SECONDS:timed"
+_LOGGING = "get_logger:_like_hivemind use_hivemind_log_handler:_like_hivemind"
+
+# module of hivemind -> NAME:MODULE of cohive
+_MODULES: Dict[str, str] = {
+    "hivemind": f"{_DHT} {_TIMED} get_logger:_like_hivemind",
+    "hivemind.dht": _DHT,
+    "hivemind.dht.dht": "DHT:dht",
+    "hivemind.dht.node": "DHTNode:node DHTID:node",
+    "hivemind.dht.protocol": "DHTProtocol:node",
+    "hivemind.dht.routing": "DHTID:node",
+    "hivemind.dht.crypto": "RSASignatureValidator:validation",
+    "hivemind.dht.schema": "SchemaValidator:schema BytesWithPublicKey:schema conbytes:schema",
+    "hivemind.dht.validation": _VALIDATION,
+    "hivemind.p2p": "PeerID:peer_id P2P:_like_hivemind P2PDaemonError:_like_hivemind",
+    "hivemind.utils": f"{_TIMED} {_LOGGING} MPFuture:_like_hivemind MSGPackSerializer:_like_hivemind",
+    "hivemind.utils.crypto": "RSAPrivateKey:crypto RSAPublicKey:crypto PrivateKey:crypto PublicKey:crypto",
+    "hivemind.utils.logging": _LOGGING,
+    "hivemind.utils.mpfuture": "MPFuture:_like_hivemind",
+    "hivemind.utils.multiaddr": "Multiaddr:multiaddr",
+    "hivemind.utils.serializer": "MSGPackSerializer:_like_hivemind",
+    "hivemind.utils.timed_storage": _TIMED,
+}
+
+
+class _Loader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[types.ModuleType]:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        names = dict(pair.split(":") for pair in _MODULES[module.__name__].split())
+
+        def find(name: str) -> Any:
+            if name in names:
+                value = getattr(importlib.import_module(f"cohive.{names[name]}"), name)
+            elif f"{module.__name__}.{name}" in _MODULES:
+                value = importlib.import_module(f"{module.__name__}.{name}")
+            elif name == "__version__":
+                value = "1.1.12"
+            elif name.startswith("__"):
+                raise AttributeError(name)
+            else:
+                raise AttributeError(f"cohive has no {module.__name__}.{name}")
+            setattr(module, name, value)
+            return value
+
+        module.__getattr__ = find  # type: ignore[method-assign]
+        module.__all__ = list(names)  # type: ignore[attr-defined]
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[types.ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        if name.split(".")[0] != "hivemind":
+            return None
+        if name not in _MODULES:
+            raise ModuleNotFoundError(f"cohive has no {name}", name=name)
+        return importlib.util.spec_from_loader(name, _Loader(), is_package=True)
+
+
+def install() -> None:
+    """Has `import hivemind` mean cohive in this process from now on, unless hivemind was imported before."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    if "hivemind" in sys.modules:
+        raise RuntimeError("hivemind was imported before")
+    sys.meta_path.insert(0, _Finder())
+    importlib.import_module("multiprocessing.connection")  # programs count on hivemind's having done so
+
+
+def main(arguments: List[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.exit("usage: python -m cohive.as_hivemind script.py [arguments], or -m module [arguments]")
+    install()
+    if arguments[0] == "-m":
+        if len(arguments) < 2:
+            sys.exit("-m needs a module")
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

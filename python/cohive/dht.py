@@ -1,0 +1,577 @@
+"""DHT: hivemind's distributed hash table, and the membership in a swarm that everything else stands on."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import difflib
+import json
+import logging
+import os
+import threading
+import warnings
+from functools import partial
+from typing import Any, Awaitable, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+
+from . import _events, _msgpack, _native
+from ._events import Ticket, begun
+from ._native import Handle, check, lib
+from .futures import Future
+from .multiaddr import Multiaddr
+from .node import DHTID, DHTNode
+from .peer_id import PeerID
+from .timed import DHTExpiration, ValueWithExpiration
+from .validation import CompositeValidator, DHTRecord, RecordValidatorBase, RSASignatureValidator
+
+logger = logging.getLogger("cohive.dht")
+
+DHTKey = Any
+DHTValue = Any
+Subkey = Any
+
+# Keywords of hivemind's DHT whose values go to the library under the same names.
+_PASSED = frozenset(
+    """bucket_size num_replicas depth_modulo parallel_rpc wait_timeout refresh_timeout bootstrap_timeout cache_locally
+    cache_nearest cache_size cache_refresh_before_expiry cache_on_store reuse_get_requests chunk_size blacklist_time
+    backoff_rate client_mode ensure_bootstrap_success host_maddrs announce_maddrs identity_path nat_port_map use_relay
+    trusted_relays force_reachability""".split()
+)
+# Ours.
+_OWN = frozenset(
+    "beam_size max_records max_value_bytes search_timeout operation_timeout wait_for_swarm metrics_address "
+    "metrics_token_file trace_file max_upload max_download secret_file members_file peers_from_environment "
+    "bootstrap relay_service".split()
+)
+# hivemind's that mean nothing here; with these values they ask for nothing.
+_IDLE: Dict[str, Tuple[Any, ...]] = {
+    "strict": (True,),
+    "check_if_identity_free": (True,),
+    "auto_nat": (True,),
+    "conn_manager": (True,),
+    "tls": (True,),
+    "relay_hop_limit": (0,),
+    "idle_timeout": (30,),
+    "startup_timeout": (15,),
+    "persistent_conn_max_msg_size": (),
+    "quic": (None, False),
+    "use_relay_hop": (None,),
+    "use_relay_discovery": (None,),
+    "use_auto_relay": (False, True),
+    "node_id": (None,),
+}
+_OTHER = frozenset(("no_listen", "dht_mode", "use_ipfs", "authorizer"))
+_POINTLESS: Set[str] = set()  # keywords that a warning has named
+
+_RETURN_SOON = 1.0  # seconds that shutdown() adds to its time-out
+
+
+def _options(initial_peers: Optional[Sequence[Any]], num_workers: int, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    """Options of the library for the keywords of DHT(); TypeError or ValueError for what cannot be meant."""
+    known = _PASSED | _OWN | _OTHER | set(_IDLE)
+    for name in kwargs:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            raise TypeError(
+                f"DHT() got an unexpected keyword argument {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+    if kwargs.get("use_ipfs"):
+        raise ValueError("cohive does not speak to IPFS: give initial_peers, the addresses of a peer of your swarm")
+    if kwargs.get("authorizer") is not None:
+        raise ValueError("cohive's swarms with members take secret_file or members_file in place of an authorizer")
+    for name, idle in _IDLE.items():
+        if name in kwargs and idle and kwargs[name] not in idle and name not in _POINTLESS:
+            _POINTLESS.add(name)
+            warnings.warn(f"{name}={kwargs[name]!r} has no meaning for cohive", UserWarning, stacklevel=4)
+    options: Dict[str, Any] = {
+        "peers_from_environment": False,
+        "host_maddrs": ["/ip4/127.0.0.1/tcp/0"],
+        "num_workers": num_workers,
+    }
+    for name in _PASSED | _OWN:
+        if kwargs.get(name) is not None:
+            value = kwargs[name]
+            options[name] = [str(one) for one in value] if name.endswith(("maddrs", "_relays")) else value
+            if name.endswith(("_path", "_file")):
+                options[name] = os.fspath(value)
+    options["initial_peers"] = [str(one) for one in initial_peers or ()]
+    if kwargs.get("force_reachability") == "public" and kwargs.get("use_relay", True):
+        options.setdefault("relay_service", True)  # as the daemon of hivemind has it
+    if kwargs.get("no_listen"):
+        options["host_maddrs"] = []
+    if kwargs.get("dht_mode", "server") == "client":
+        options["client_mode"] = True
+    for name in ("initial_peers", "host_maddrs", "announce_maddrs", "trusted_relays"):
+        for address in options.get(name, ()):
+            if {"quic", "quic-v1"} & set(Multiaddr(address)):
+                raise ValueError(f"{address}: cohive speaks TCP, not QUIC; use /ip4/.../tcp/PORT")
+    return options
+
+
+def _converted(parts: Any) -> Optional[ValueWithExpiration[Any]]:
+    """A record, as the library tells of it."""
+    if parts is None:
+        return None
+    if len(parts) == 2:
+        return ValueWithExpiration(parts[0], parts[1])
+    if len(parts) == 3:
+        return ValueWithExpiration(
+            {subkey: ValueWithExpiration(value, end) for subkey, value, end in parts[2]}, parts[1]
+        )
+    raise _native.error_of(parts[3], parts[4])
+
+
+def _stored(outcome: Optional[List[Any]]) -> bool:
+    """Whether a record was stored; ValueError for one that never could."""
+    if outcome is None:
+        return True
+    code, sentence = outcome
+    if code in (_native.INVALID_ARGUMENT, _native.LIMIT_EXCEEDED):
+        raise _native.error_of(code, sentence)
+    logger.debug("not stored: %s", sentence)
+    return False
+
+
+class _Replica:
+    """What a coroutine of run_coroutine() gets for the DHT: its own attributes, and those of the DHT."""
+
+    def __init__(self, dht: "DHT") -> None:
+        self.__dict__["_dht"] = dht
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_dht"], name)
+
+
+class DHT:
+    """A node of a swarm's distributed hash table, for any thread.
+
+    ::
+
+        first = cohive.DHT(start=True)
+        second = cohive.DHT(first.get_visible_maddrs(), start=True)
+        first.store("key", "value", expiration_time=cohive.get_dht_time() + 60)
+        assert second.get("key").value == "value"
+
+    Names, defaults and protocol are those of ``hivemind.DHT`` 1.1.12, and nodes of both are in one swarm. Without the
+    keyword ``host_maddrs`` it is reached from this machine only.
+
+    :param initial_peers: addresses of peers, with /p2p; none: begin a swarm
+    :param start: join at once; else ``run_in_background()`` does
+    :param num_workers: parallel calls of one search
+    :param record_validators: see RecordValidatorBase
+    :param shutdown_timeout: seconds that shutdown() may take
+    :param await_ready: return when the swarm was joined
+    :param kwargs: hivemind's, and: secret_file, members_file (a swarm with members),
+        metrics_address ("127.0.0.1:9464"),
+        wait_for_swarm (seconds to go on trying), max_upload, max_download (bytes per second), bootstrap=True (where no
+        initial peer answers, be there alone and go on trying), peers_from_environment=True ($INITIAL_PEERS)
+    :raises ValueError: an address or option that cannot be meant
+    :raises RuntimeError: nobody answers, or the address is in use
+    """
+
+    def __init__(
+        self,
+        initial_peers: Optional[Sequence[Union[Multiaddr, str]]] = None,
+        *,
+        start: bool,
+        p2p: Optional[Any] = None,
+        daemon: bool = True,
+        num_workers: int = 4,
+        record_validators: Iterable[RecordValidatorBase] = (),
+        shutdown_timeout: float = 3,
+        await_ready: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self._handle: Handle = Handle()
+        self._joining: Optional[Ticket] = None
+        if initial_peers is not None and (
+            isinstance(initial_peers, (str, bytes))
+            or not isinstance(initial_peers, Sequence)
+            or not all(isinstance(item, (Multiaddr, str)) for item in initial_peers)
+        ):
+            raise TypeError("initial_peers should be of type Optional[Sequence[Union[Multiaddr, str]]]")
+        if p2p is not None:
+            raise ValueError("p2p: cohive has no daemon to share; give its options to DHT()")
+        self.initial_peers, self.kwargs, self.num_workers = initial_peers, kwargs, num_workers
+        self.daemon, self.shutdown_timeout = daemon, shutdown_timeout
+        self._options = _options(initial_peers, num_workers, kwargs)
+        self._record_validator = CompositeValidator(record_validators)
+        for validator in self._record_validator._validators:
+            self._refuse_signers(validator)
+        self._custom: Optional[Handle] = None
+        self._check_tag: Optional[int] = None
+        self._ready: Optional[Future] = None
+        self._status: Dict[str, Any] = {}
+        self._closed: Optional[Ticket] = None
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._replica = _Replica(self)
+        self._lock = threading.Lock()
+        if start:
+            self.run_in_background(await_ready=await_ready)
+
+    # ---- Beginning and end
+
+    def run_in_background(self, await_ready: bool = True, timeout: Optional[float] = None) -> None:
+        """Joins the swarm; waits for that, `timeout` seconds at most, if `await_ready`."""
+        if self._joining is not None:
+            raise RuntimeError("this DHT was started before")
+        validators = [one for one in self._record_validator._validators if isinstance(one, RSASignatureValidator)]
+        options = dict(self._options, check_owners=bool(validators))
+        handles = [one._private_key._handle.value for one in validators]
+        if any(not isinstance(one, RSASignatureValidator) for one in self._record_validator._validators):
+            handles.append(self._custom_validator().value)
+        _events.hub()
+        joining = Handle()
+        given = _native.handle_array(handles)
+        text = json.dumps(options, allow_nan=False).encode()
+        check(lib.cohive_swarm_open(text, given, len(handles), ctypes.byref(self._handle), ctypes.byref(joining)))
+        self._joining = Ticket(Handle(joining.value))
+        self._ready = self._joining.future(self._joined, self._join)
+        _events.close_at_exit(self)
+        if await_ready:
+            try:
+                self.wait_until_ready(timeout)
+            except Exception:
+                self.shutdown()
+                raise
+            except BaseException:  # Ctrl+C: what is left ends in the background
+                self._begin_closing()
+                raise
+
+    start = run_in_background
+
+    def _joined(self, status: bytes) -> None:
+        self._status = _msgpack.loads(status)
+
+    def wait_until_ready(self, timeout: Optional[float] = None) -> None:
+        """Waits until the swarm was joined; raises what kept it from that, or TimeoutError."""
+        if self._joining is None:
+            raise RuntimeError("this DHT was not started: call run_in_background()")
+        self._joined(self._join(lambda joining: joining.wait(timeout)))
+
+    def _join(self, take: Callable[[Ticket], bytes]) -> bytes:
+        assert self._joining is not None
+        try:
+            return take(self._joining)
+        except _native.Unreachable as error:
+            told = _native.Unreachable(f"Failed to connect to bootstrap peers: {error}")
+            told.code = error.code
+            raise told from None
+
+    def _ready_future(self) -> Future:
+        assert self._ready is not None
+        return self._ready
+
+    def _open(self) -> Handle:
+        """The handle of a swarm that was joined."""
+        if not self._status:
+            self.wait_until_ready()
+        return self._handle
+
+    def is_alive(self) -> bool:
+        """Whether it was started, and neither failed nor was shut down."""
+        if self._joining is None or self._closed is not None:
+            return False
+        return not (
+            self._ready is not None and self._ready.done() and (self._ready.cancelled() or self._ready.exception())
+        )
+
+    def shutdown(self) -> None:
+        """Leaves the swarm; `shutdown_timeout` seconds at most, after which it goes on in the background."""
+        closing = self._begin_closing() or self._closed
+        if closing is None:
+            return
+        try:
+            closing.wait(self.shutdown_timeout + _RETURN_SOON)
+        except TimeoutError:
+            logger.warning("the DHT is not shut down after %s s: going on without waiting", self.shutdown_timeout)
+        except RuntimeError:
+            logger.debug("shutting down", exc_info=True)
+
+    def _begin_closing(self) -> Optional[Ticket]:
+        with self._lock:
+            if not self._handle or self._closed is not None:
+                return None
+            if self._joining is not None and not self._status:
+                self._joining.cancel()
+            try:
+                self._closed = begun(partial(lib.cohive_swarm_close, self._handle))
+            except RuntimeError:  # of another process
+                return None
+        if self._check_tag is not None:
+            _events.hub().drop_check(self._check_tag)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        return self._closed
+
+    async def _closing(self) -> None:
+        closing = self._begin_closing()
+        if closing is not None:
+            await closing.future(lambda _: None)
+
+    terminate = shutdown
+
+    def join(self, timeout: Optional[float] = None) -> None:
+        """Waits until it is shut down."""
+        if self._closed is not None:
+            self._closed.wait(timeout)
+
+    def __enter__(self) -> "DHT":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), Handle()
+        if handle:
+            lib.cohive_swarm_free(handle)
+        custom = getattr(self, "_custom", None)
+        if custom:
+            lib.cohive_validator_free(custom)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a cohive.DHT belongs to its process: make one in the other process, with get_visible_maddrs() of this one"
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else str(self._status["peer_id"]) if self._status else "not joined"
+        return f"<cohive.DHT {state}>"
+
+    # ---- Records
+
+    def get(self, key: DHTKey, latest: bool = False, return_future: bool = False, **kwargs: Any) -> Any:
+        """Finds the record of a key.
+
+        :param latest: finish the search and take the newest record; else the first one that is found
+        :param return_future: return a Future at once
+        :param kwargs: ``timeout``, seconds in all
+        :returns: ValueWithExpiration or None; of a key with subkeys the value is a dict of ValueWithExpiration
+        """
+        ticket = self._begin_get([key], latest, **kwargs)
+        if return_future:
+            return ticket.future(lambda found: _converted(_msgpack.loads(found)[0]))
+        return _converted(_msgpack.loads(ticket.wait())[0])
+
+    def _begin_get(self, keys: List[DHTKey], latest: bool, timeout: Optional[float] = None, **unknown: Any) -> Ticket:
+        handle, packed = self._open(), _msgpack.dumps(keys)
+        options = self._call_options(timeout, unknown, latest=bool(latest))
+        return begun(partial(lib.cohive_dht_get, handle, _native.data(packed), len(packed), options))
+
+    def _get_many(self, keys: List[DHTKey], latest: bool, **kwargs: Any) -> Future:
+        ticket = self._begin_get(keys, latest, **kwargs)
+        return ticket.future(lambda found: dict(zip(keys, map(_converted, _msgpack.loads(found)))))
+
+    def store(
+        self,
+        key: DHTKey,
+        value: DHTValue,
+        expiration_time: DHTExpiration,
+        subkey: Optional[Subkey] = None,
+        return_future: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Stores a record at the nodes nearest to its key.
+
+        :param key: text, bytes, or anything that msgpack knows, as are subkey and value
+        :param expiration_time: Unix seconds (get_dht_time()), in the future
+        :param subkey: store it under this part of the key's dictionary
+        :param kwargs: ``timeout``, seconds in all
+        :returns: whether it was stored: not where a newer one is held, a validator refuses it, or nobody answers
+        :raises TypeError, ValueError: a value that msgpack does not know or that is too large, a time in the past
+        """
+        ticket = self._begin_store([(key, value, expiration_time, subkey)], **kwargs)
+        if return_future:
+            return ticket.future(lambda stored: _stored(_msgpack.loads(stored)[0]))
+        return _stored(_msgpack.loads(ticket.wait())[0])
+
+    def _begin_store(
+        self, records: List[Tuple[Any, Any, float, Any]], timeout: Optional[float] = None, **unknown: Any
+    ) -> Ticket:
+        packed = []
+        for key, value, expiration, subkey in records:
+            if key is None:
+                raise TypeError("a key is a text, bytes, or another value, not None")
+            record = [key, value, float(expiration)]
+            packed.append(record if subkey is None else record + [subkey])
+        handle, data = self._open(), _msgpack.dumps(packed)
+        options = self._call_options(timeout, unknown)
+        return begun(partial(lib.cohive_dht_store, handle, _native.data(data), len(data), options))
+
+    def _store_many(self, records: List[Tuple[Any, Any, float, Any]], **kwargs: Any) -> Future:
+        ticket = self._begin_store(records, **kwargs)
+        return ticket.future(lambda stored: [_stored(one) for one in _msgpack.loads(stored)])
+
+    @staticmethod
+    def _call_options(timeout: Optional[float], unknown: Dict[str, Any], **options: Any) -> bytes:
+        # hivemind's keywords of a single search: it has no use for them here.
+        idle = {
+            "num_workers",
+            "beam_size",
+            "sufficient_expiration_time",
+            "return_futures",
+            "cache_nearest",
+            "exclude_self",
+        }
+        for name in unknown:
+            if name not in idle:
+                raise TypeError(f"unexpected keyword argument {name!r}")
+        if timeout is not None:
+            options["timeout"] = timeout
+        return json.dumps(options).encode()
+
+    # ---- Validators
+
+    @staticmethod
+    def _refuse_signers(validator: RecordValidatorBase) -> None:
+        kind = type(validator)
+        if isinstance(validator, (RSASignatureValidator, CompositeValidator)):
+            return
+        if (
+            kind.sign_value is not RecordValidatorBase.sign_value
+            or kind.strip_value is not RecordValidatorBase.strip_value
+        ):
+            raise TypeError(f"{kind.__name__} signs values: a cohive.DHT has RSASignatureValidator for that alone")
+
+    def _custom_validator(self) -> Handle:
+        """The validator that asks those written in Python."""
+        if self._custom is None:
+            self._check_tag = _events.hub().add_check(self._check)
+            custom = Handle()
+            check(lib.cohive_validator_custom(self._check_tag, 0, 2.0, ctypes.byref(custom)))
+            self._custom = custom
+        return self._custom
+
+    def _check(self, key: bytes, subkey: Optional[bytes], value: bytes, expiration: float) -> bool:
+        record = DHTRecord(key, b"\xc0" if subkey is None else subkey, value, expiration)
+        custom = [one for one in self._record_validator._validators if not isinstance(one, RSASignatureValidator)]
+        return all(one.validate(record) for one in custom)
+
+    def add_validators(self, record_validators: Iterable[RecordValidatorBase]) -> None:
+        """Adds validators, which apply to records from now on."""
+        if not self._status and (self._ready is None or not self._ready.done()):
+            raise RuntimeError(
+                "Can't append new validators before the DHT process has started. "
+                "Consider adding them to the initial list via DHT.__init__(record_validators=...)"
+            )
+        added = list(record_validators)
+        for validator in added:
+            self._refuse_signers(validator)
+        before = list(self._record_validator._validators)
+        self._record_validator.extend(added)
+        for validator in self._record_validator._validators:
+            if isinstance(validator, RSASignatureValidator) and validator not in before:
+                check(lib.cohive_dht_add_validator(self._open(), validator._private_key._handle))
+        if self._custom is None and any(
+            not isinstance(one, RSASignatureValidator) for one in self._record_validator._validators
+        ):
+            check(lib.cohive_dht_add_validator(self._open(), self._custom_validator()))
+
+    def _record_validator_of_node(self) -> RecordValidatorBase:
+        validators = self._record_validator._validators
+        return validators[0] if len(validators) == 1 else self._record_validator
+
+    # ---- The node
+
+    def _current(self) -> Ticket:
+        return begun(partial(lib.cohive_swarm_status, self._open()))
+
+    @property
+    def peer_id(self) -> PeerID:
+        """Who this peer is."""
+        self._open()
+        return PeerID.from_base58(self._status["peer_id"])
+
+    @property
+    def client_mode(self) -> bool:
+        """Whether it only dials out and serves nothing."""
+        self._open()
+        return bool(self._status["client_mode"])
+
+    def get_visible_maddrs(self, latest: bool = False) -> List[Multiaddr]:
+        """The addresses by which other peers join, with /p2p."""
+        return [Multiaddr(text) for text in _msgpack.loads(self._current().wait())["visible_maddrs"]]
+
+    def _visible_maddrs(self) -> Future:
+        return self._current().future(
+            lambda status: [Multiaddr(text) for text in _msgpack.loads(status)["visible_maddrs"]]
+        )
+
+    def stats(self) -> Dict[str, Any]:
+        """What is known now: peer_id, visible_maddrs, client_mode, nodes (known to the DHT), records (held for others),
+        metrics_url, page_url."""
+        facts: Dict[str, Any] = _msgpack.loads(self._current().wait())
+        return facts
+
+    async def _ping(self, peer: PeerID) -> Any:
+        """Where in the DHT a peer is, if it answers and serves."""
+        ticket = begun(partial(lib.cohive_dht_ping, self._open(), str(peer).encode(), None))
+        try:
+            place = await ticket.future(_msgpack.loads)
+        except _native.CohiveError as error:
+            logger.debug("%s does not answer: %s", peer, error)
+            return None
+        return None if place is None else DHTID.from_bytes(place)
+
+    # ---- Coroutines beside it
+
+    def run_coroutine(self, coro: Callable[[Any, DHTNode], Awaitable[Any]], return_future: bool = False) -> Any:
+        """Runs ``coro(dht, node)`` on an asyncio loop that this DHT has in a thread of its own.
+
+        Attributes that it sets on its first argument stay there, for the next coroutine, and are not those of this DHT.
+        """
+        loop = self._own_loop()
+        self._open()
+
+        async def run() -> Any:
+            return await coro(self._replica, DHTNode(self))
+
+        task = asyncio.run_coroutine_threadsafe(run(), loop)
+        if return_future:
+            future = Future(task.cancel)  # type: ignore[arg-type]
+            task.add_done_callback(lambda done: _copy_outcome(done, future))
+            return future
+        try:
+            return task.result()
+        except KeyboardInterrupt:
+            task.cancel()
+            raise
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._run_loop, args=(self._loop,), name="cohive-asyncio", daemon=True).start()
+            return self._loop
+
+    @staticmethod
+    def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        loop.close()
+
+
+def _copy_outcome(done: Any, future: Future) -> None:
+    if future.cancelled() or not future.set_running_or_notify_cancel():
+        return
+    if done.cancelled():
+        future.set_exception(asyncio.CancelledError())
+    elif done.exception() is not None:
+        future.set_exception(done.exception())
+    else:
+        future.set_result(done.result())
+
+
+def start_bootstrap(*, host_maddrs: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",), **kwargs: Any) -> DHT:
+    """Begins a swarm in this process, for tests and notebooks. Its ``get_visible_maddrs()`` are the initial_peers of
+    the others; it must live as long as they join. For one that stays, run the program ``cohive-bootstrap``.
+
+    :param host_maddrs: to listen on; "/ip4/0.0.0.0/tcp/31337" is reached from other machines
+    """
+    return DHT(start=True, host_maddrs=list(host_maddrs), bootstrap=True, **kwargs)
+
+
+if __name__ == "__main__":  # python -m cohive.dht
+    from ._programs import become
+
+    become("cohive-dht")

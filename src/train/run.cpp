@@ -99,6 +99,10 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       tasks(runtime, "training run") {
   if (options.share_loss) metrics_record.emplace(d, std::move(key), options.run_id, tasks);
   check_names(options.checkpoints.parameter_names, replica.gradient_infos().size());
+  if (options.delay_optimizer_step && !replica.can_step_beside())
+    throw std::invalid_argument(
+        "cohive: delay_optimizer_step makes the next parameters beside the live ones, which this optimizer changes: "
+        "leave it and delay_grad_averaging out");
 }
 
 void Run::Impl::start() {
@@ -269,6 +273,18 @@ checkpoint::Metadata Run::loaded_strings() const {
 
 Task<StepReport> Run::synchronise() {
   return impl_->synchronise();
+}
+
+Task<StepReport> Run::step(std::int64_t samples) {
+  StepReport report = publish().value_or(StepReport());
+  if (count(samples) == Next::synchronise) {
+    const StepReport published = report;
+    report = co_await synchronise();
+    report.include(published);
+  }
+  report.epoch = epoch();
+  checkpoint_if_due();
+  co_return report;
 }
 
 Task<bool> Run::catch_up() {

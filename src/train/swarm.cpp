@@ -228,6 +228,13 @@ std::string Swarm::join_line() const {
   return line;
 }
 
+Runtime& Swarm::runtime() const noexcept {
+  return membership_->runtime();
+}
+Dht& Swarm::dht() const noexcept {
+  return *membership_->dht;
+}
+
 std::string Swarm::peer_id() const {
   return membership_->host->id().text();
 }

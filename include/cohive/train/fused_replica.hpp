@@ -50,6 +50,8 @@ class FusedReplica : public Replica {
   Runtime& runtime() const noexcept { return runtime_; }
   /// Returns where the parameters are.
   Backend& backend() const noexcept { return *backend_; }
+  /// Returns the bound of clip_gradients().
+  std::optional<double> max_norm() const noexcept { return max_norm_; }
   /// Returns the number of parameters.
   std::size_t size() const noexcept { return gradient_infos_.size(); }
 

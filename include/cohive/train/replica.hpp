@@ -66,6 +66,8 @@ class Replica {
 
   // ---- Optimizer
 
+  /// Tells whether a step can write the next parameters (Place::next): a run that delays steps needs it.
+  virtual bool can_step_beside() const { return true; }
   /// Completes the optimizer step with the gradients taken last, whose parts have finished, and advances the schedules
   /// of the learning rate to `epoch`.
   /// \param step  false: there are no gradients to go by; only the epoch advances

@@ -76,6 +76,9 @@ class Run {
 
   /// Ends the epoch when it is time, or catches up, as far as count() asked for it.
   Task<StepReport> synchronise();
+  /// All that a trainer does after a batch, where trainer and loop are one thread: publishes, counts, synchronises, and
+  /// writes a checkpoint when one is due.
+  Task<StepReport> step(std::int64_t samples);
   /// Downloads the state if the swarm is ahead. True if it did.
   Task<bool> catch_up();
   /// Waits for delayed work and publishes it. Returns what it has done; StepReport::updated is false when there was

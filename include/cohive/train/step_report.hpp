@@ -18,6 +18,15 @@ struct StepReport {
   std::size_t grad_group = 0;  ///< peers whose gradients were averaged; 0: local gradients only, or not known yet
   std::size_t state_group = 0;  ///< the same for the parameters; 0 in epochs without such a round, too
   std::uint64_t bytes_sent = 0;  ///< tensor payload of the rounds that this report is about
+
+  /// Adds what an earlier call has done that nobody was told of.
+  void include(const StepReport& earlier) {
+    updated |= earlier.updated;
+    epoch_changed |= earlier.epoch_changed;
+    bytes_sent += earlier.bytes_sent;
+    if (grad_group == 0) grad_group = earlier.grad_group;
+    if (state_group == 0) state_group = earlier.state_group;
+  }
 };
 
 /// Counters since construction.

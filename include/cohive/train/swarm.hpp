@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cohive/core/runtime.hpp"
 #include "cohive/core/time.hpp"
 #include "cohive/dht/dht.hpp"
 
@@ -88,6 +89,17 @@ class Swarm {
   std::string metrics_url() const;
   /// Where a browser on this machine finds the page about this peer, "http://host:port/"; empty when it is not served.
   std::string page_url() const;
+
+  /// Returns the loop; its functions but post() and submit() are for its own thread.
+  Runtime& runtime() const noexcept;
+  /// Returns the node of the DHT, which lives on the loop's thread.
+  Dht& dht() const noexcept;
+  /// Runs the task made by `make()` on the loop, blocks the calling thread, which is not the loop's, and returns its
+  /// result; an exception of it comes through: `swarm.call([&] { return swarm.dht().get(key); })`.
+  template <class F>
+  auto call(F make) const {
+    return runtime().submit(std::move(make)).get();
+  }
 
   /// For runs and for tests: what lives on the loop's thread.
   train::Membership& membership() noexcept { return *membership_; }

@@ -11,7 +11,8 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kLookPeriod = 5s;      // over which the pace of the download is measured
+constexpr Duration kLookPeriod = 5s;      // over which the pace of the download is measured, at least
+constexpr Duration kSilence = 20s;        // without a piece: that is no pace any more. On a slow link one takes seconds
 constexpr double kNotWorthwhile = 10;     // seconds: a download that is nearly through goes on as it is
 constexpr std::size_t kTrialPieces = 4;   // half a megabyte
 constexpr Duration kTrialTime = 20s;      // a donor that takes longer, if only to hash its state, is no faster one
@@ -53,12 +54,21 @@ bool is_liar(const DownloadReport& report, const PeerId& peer) {
   return std::ranges::find(report.liars, peer) != report.liars.end();
 }
 
-/// Seconds until a download is through that has come from `before` to where it is now in a period. One that does not
+/// Seconds until a download is through that has come from `before` to where it is now in this time. One that does not
 /// say how much there is has as much before it as behind.
-double seconds_left(std::uint64_t before, const DownloadProgress& now) {
+double seconds_left(std::uint64_t before, const DownloadProgress& now, Duration took) {
   const std::uint64_t done = now.bytes_done, left = now.bytes_total > done ? now.bytes_total - done : done;
   if (done <= before) return std::numeric_limits<double>::infinity();
-  return static_cast<double>(left) / static_cast<double>(done - before) * to_seconds(kLookPeriod);
+  return static_cast<double>(left) / static_cast<double>(done - before) * to_seconds(took);
+}
+
+/// Measures the pace of a download, and returns how long it will take yet.
+Task<double> look_at_pace(Runtime& runtime, const DownloadReport& report) {
+  const std::uint64_t before = report.progress.bytes_done;
+  const TimePoint begin = runtime.now();
+  do co_await runtime.sleep_for(kLookPeriod);
+  while (report.progress.bytes_done == before && runtime.now() - begin < kSilence);
+  co_return seconds_left(before, report.progress, runtime.now() - begin);
 }
 
 }  // namespace
@@ -67,9 +77,7 @@ Task<FasterDonor> await_faster_donor(Dht& dht, std::deque<PeerId> others, PieceS
                                      const DownloadReport& report, Deadline deadline) {
   Runtime& runtime = dht.runtime();
   while (!others.empty()) {
-    const std::uint64_t before = report.progress.bytes_done;
-    co_await runtime.sleep_for(kLookPeriod);
-    const double left = seconds_left(before, report.progress);
+    const double left = co_await look_at_pace(runtime, report);
     if (left <= kNotWorthwhile) continue;
     const PeerId peer = others.front();
     others.pop_front();

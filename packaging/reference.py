@@ -27,7 +27,8 @@ NOTE = "<!-- Written by packaging/reference.py: change the sources, and run it a
 # ---- Options
 
 KINDS = {"TEXT": "text", "INT": "whole number", "UINT": "whole number", "FLOAT": "number", "TIME": "time", "FILE": "file",
-         "RATE": "bytes per second", "PERIOD": "time or epochs", "JSON": "JSON"}
+         "RATE": "bytes per second", "PERIOD": "time or epochs", "JSON": "JSON",
+         "NAME=VALUE": "name and value"}
 CHECKS = {"POSITIVE": "above 0", "NONNEGATIVE": "0 or more"}
 
 

@@ -73,7 +73,7 @@ class ShortHelp final : public CLI::Formatter {
     const auto begin = all.find("\n" + std::string(kAdvanced) + ":\n");
     if (begin == std::string::npos) return all;
     const auto next = all.find("\n\n", begin + 1);
-    return all.substr(0, begin) + (next == std::string::npos ? "\n" : all.substr(next + 1));
+    return all.substr(0, begin) + (next == std::string::npos ? "\n" : all.substr(next + 2));
   }
 };
 

@@ -48,7 +48,9 @@ void add_workload_options(CLI::App& app, WorkloadOptions& o) {
                  "where the model computes: cpu, cuda, or cuda:N, the GPU number N (default cpu; with several ranks cuda is "
                  "the GPU of a rank's number)");
   app.add_option("--text", o.text, "of gpt: a text file, a folder of them, or a pipe as /dev/stdin");
-  app.add_option("--size", o.size, "of gpt: " + gpt_preset_help() + " (default tiny); what follows changes parts of it")
+  app.add_option("--size", o.size,
+                 "of gpt: " + gpt_preset_help() +
+                     " (default tiny); --layers, --width, --heads and --context change parts of it")
       ->check([](const std::string& name) {
         return gpt_preset(name) ? std::string() : "one of " + gpt_preset_help() + ", not '" + name + "'";
       });

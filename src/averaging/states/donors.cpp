@@ -141,10 +141,18 @@ class DonorQueue {
   /// This one is asked next, and `slow` once more when all others have failed.
   void prefer(const PeerId& faster, const PeerId& slow) {
     std::erase(waiting_, faster);
+    std::erase(lost_, faster);
     waiting_.push_front(faster);
     waiting_.push_back(slow);
   }
-  const std::deque<PeerId>& waiting() const { return waiting_; }
+  /// The connection to this one ended: it is not asked again by itself, but may have come back meanwhile.
+  void lose(const PeerId& donor) { lost_.push_back(donor); }
+  /// Those that may be faster than the one that is asked.
+  std::deque<PeerId> others() const {
+    std::deque<PeerId> others = waiting_;
+    others.insert(others.end(), lost_.begin(), lost_.end());
+    return others;
+  }
   /// Those that may hold the same bytes as `donor`.
   std::vector<PeerId> helpers_of(const PeerId& donor, const std::function<bool(const PeerId&)>& is_out) const {
     std::vector<PeerId> helpers;
@@ -155,7 +163,7 @@ class DonorQueue {
 
  private:
   const std::vector<PeerId> all_;
-  std::deque<PeerId> waiting_;
+  std::deque<PeerId> waiting_, lost_;
 };
 
 }  // namespace
@@ -171,6 +179,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
   };
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min(kPassPause, deadline.remaining(runtime.now())));
+    if (deadline.passed(runtime.now())) break;
     std::vector<PeerId> believed, others_last;
     for (const auto& donor : co_await declared_donors(dht, setup.declared_under, setup.max_priority))
       if (!is_liar(donor.peer)) (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
@@ -189,7 +198,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
                                         report);
       std::optional<FasterDonor> faster;
       auto state = co_await within(runtime, deadline,
-                                   download_unless_slow(dht, std::move(transfer), queue.waiting(), setup.pieces, report,
+                                   download_unless_slow(dht, std::move(transfer), queue.others(), setup.pieces, report,
                                                         deadline, faster),
                                    "state download");
       if (state) {
@@ -211,6 +220,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
         report.liars.push_back(donor);
       } else {
         log::info("averaging", "no state from {}: {}", donor, last);
+        queue.lose(donor);
       }
     }
   }

@@ -138,7 +138,7 @@ EarlierRun load_state(Runtime& runtime, const std::string& path, const PeerId& s
 Task<std::size_t> restore_records(Dht& dht, std::shared_ptr<dht::StateReader> reader, const std::string& path) {
   std::size_t kept = 0;
   while (reader) {
-    auto records = co_await dht.runtime().offload([reader] { return reader->next(); });
+    auto records = co_await dht.runtime().offload_io([reader] { return reader->next(); });
     if (records.empty()) break;
     kept += co_await dht.restore(std::move(records));
   }
@@ -178,7 +178,7 @@ bool is_final(const Error& error) {
   static constexpr dht::Errc kRefusals[] = {dht::Errc::clock_differs, dht::Errc::not_reachable,
                                             dht::Errc::unauthorized};
   return names_wrong_peer(error) || std::ranges::any_of(kRefusals, [&error](dht::Errc code) {
-           return error.message().find(dht::make_error_code(code).message()) != std::string::npos;
+           return error.caused_by(code);
          });
 }
 

@@ -15,8 +15,9 @@ namespace cohive::checkpoint {
 /// Of a name that is being written: <name>.tmp-<hexadecimal digits>.
 inline constexpr std::string_view kTemporary = ".tmp-";
 
-inline Error system_error(const std::filesystem::path& path, int code, const std::string& what = "") {
-  return Error(cohive::Errc::io, path.string() + ": " + what + std::strerror(code));
+/// \param what  was to be done, as "cannot be written"
+inline Error file_error(const std::filesystem::path& path, int number, const std::string& what = "") {
+  return system_error(cohive::Errc::io, number, path.string() + (what.empty() ? "" : ": " + what));
 }
 
 /// A file descriptor.

@@ -48,7 +48,7 @@ Result<> for_each_file(const fs::path& folder, F take) {
     std::error_code ignored;
     if (fs::is_regular_file(at->symlink_status(ignored))) take(at->path().filename().string());
   }
-  return error ? Result<>(system_error(folder, error.value())) : ok();
+  return error ? Result<>(file_error(folder, error.value())) : ok();
 }
 
 Result<> lock(int directory, const fs::path& path) {
@@ -69,11 +69,11 @@ Folder::~Folder() {
 Result<Folder> Folder::open(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) return system_error(path, error.value(), "no folder for checkpoints: ");
+  if (error) return file_error(path, error.value(), "no folder for checkpoints");
   Folder folder(path, ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat facts;
   if (folder.directory_ < 0 || ::fstat(folder.directory_, &facts) != 0 || ::access(path.c_str(), W_OK | X_OK) != 0)
-    return system_error(path, errno, "no folder for checkpoints: ");
+    return file_error(path, errno, "no folder for checkpoints");
   if ((facts.st_mode & S_IWOTH) != 0 && (facts.st_mode & S_ISVTX) == 0)
     log::warn("checkpoint", "every user of this machine may replace the checkpoints in {}", path.string());
   TRY(lock(folder.directory_, path));
@@ -112,14 +112,23 @@ Result<std::optional<Folder::Checkpoint>> Folder::newest_whole() {
   return std::optional<Checkpoint>();
 }
 
+fs::path Folder::path_of(std::uint64_t epoch) const {
+  return path_ / name_of(epoch);
+}
+
 Result<fs::path> Folder::write(std::uint64_t epoch, const TensorFile& content, std::size_t keep) {
-  const fs::path path = path_ / name_of(epoch);
+  const fs::path path = path_of(epoch);
   TRY(write_file(path, content));
+  TRY(keep_newest(epoch, keep));
+  return path;
+}
+
+Result<> Folder::keep_newest(std::uint64_t epoch, std::size_t keep) const {
   TRY(const auto entries, list());
   std::size_t others = 0;
   for (const auto& entry : entries)
     if (entry.epoch != epoch && ++others >= std::max<std::size_t>(keep, 1)) ::unlink(entry.path.c_str());
-  return path;
+  return ok();
 }
 
 }  // namespace cohive::checkpoint

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "cohive/checkpoint/errors.hpp"
-#include "cohive/core/on_exit.hpp"
 #include "cohive/core/sha256.hpp"
 #include "cohive/core/try.hpp"
 #include "files.hpp"
@@ -21,7 +20,7 @@ File::~File() {
 Result<> sync_folder(const std::filesystem::path& folder) {
   const File directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems do not sync folders: their renames are as safe as they get.
-  if (!directory || (::fsync(directory.get()) != 0 && errno != EINVAL)) return system_error(folder, errno);
+  if (!directory || (::fsync(directory.get()) != 0 && errno != EINVAL)) return file_error(folder, errno);
   return ok();
 }
 
@@ -39,7 +38,7 @@ Result<> write_all(int file, ByteView bytes, const std::filesystem::path& path) 
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return system_error(path, errno, "cannot be written: ");
+    if (written < 0) return file_error(path, errno, "cannot be written");
     bytes = bytes.subspan(static_cast<std::size_t>(written));
   }
   return ok();
@@ -51,7 +50,7 @@ Result<> read_all(int file, MutableBytes out, crypto::Sha256& hash) {
   while (!out.empty()) {
     const ssize_t read = ::read(file, out.data(), out.size());
     if (read < 0 && errno == EINTR) continue;
-    if (read < 0) return Error(cohive::Errc::io, std::strerror(errno));
+    if (read < 0) return system_error(cohive::Errc::io, errno, "cannot be read");
     if (read == 0) return Error(Errc::damaged, "it has been cut short");
     out = out.subspan(static_cast<std::size_t>(read));
   }
@@ -76,10 +75,10 @@ Result<OpenFile> open_to_read(const std::filesystem::path& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (file < 0 && errno == ELOOP)
     return Error(cohive::Errc::io, path.string() + ": is a symbolic link; name the file itself");
-  if (file < 0) return system_error(path, errno);
+  if (file < 0) return file_error(path, errno);
   OpenFile opened{File(file)};
   struct stat facts;
-  if (::fstat(file, &facts) != 0) return system_error(path, errno);
+  if (::fstat(file, &facts) != 0) return file_error(path, errno);
   if (!S_ISREG(facts.st_mode)) return Error(cohive::Errc::io, path.string() + ": is not a file");
   opened.size = static_cast<std::uint64_t>(facts.st_size);
   return opened;
@@ -131,8 +130,8 @@ std::vector<const NamedTensor*> in_file_order(const TensorFile& content) {
   return order;
 }
 
-/// The head of a file with its hash.
-Result<std::string> head_of(const TensorFile& content, const std::vector<const NamedTensor*>& tensors) {
+/// The header of a file, without its hash yet.
+Header header_of(const TensorFile& content, const std::vector<const NamedTensor*>& tensors) {
   Header header{content.metadata, {}};
   header.metadata.insert_or_assign(std::string(kHashKey), kNoHash);
   std::uint64_t at = 0;
@@ -141,14 +140,7 @@ Result<std::string> head_of(const TensorFile& content, const std::vector<const N
     header.tensors.push_back({one->name, one->tensor.dtype, one->tensor.shape, at, end});
     at = end;
   }
-  TRY(std::string blank, encode_header(header));
-  // No file that cannot be read again.
-  TRY(parse_header(as_bytes(blank).subspan(kSizeBytes), at));
-  crypto::Sha256 hash;
-  hash.add(as_bytes(blank));
-  for (const auto* one : tensors) hash.add(one->tensor.data);
-  header.metadata[std::string(kHashKey)] = to_hex(hash.finish());
-  return encode_header(header);
+  return header;
 }
 
 }  // namespace
@@ -161,21 +153,87 @@ Result<TensorFile> read_file(const std::filesystem::path& path, ReadOptions opti
 }
 
 Result<> write_file(const std::filesystem::path& path, const TensorFile& content) {
-  const auto tensors = in_file_order(content);
-  TRY(const std::string head, head_of(content, tensors));
+  const std::shared_ptr<const TensorFile> borrowed(std::shared_ptr<void>(), &content);
+  TRY(auto writer, FileWriter::create(path, borrowed));
+  for (bool more = true; more;) {
+    TRY(more, writer.write_piece());
+  }
+  return writer.finish();
+}
+
+// ---- Piece by piece
+
+/// The head is written twice, as it is known only at the end, and as long both times.
+struct FileWriter::State {
+  std::filesystem::path path;
+  std::string temporary;
+  std::shared_ptr<const TensorFile> content;
+  std::vector<const NamedTensor*> tensors;
+  Header header;
+  File file;
+  crypto::Sha256 hash;
+  std::size_t tensor = 0, offset = 0;  // of what is written next
+  bool named = false;
+
+  ~State() {
+    if (file && !named) ::unlink(temporary.c_str());
+  }
+  Error failed() const { return file_error(path, errno, "cannot be written"); }
+};
+
+FileWriter::FileWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+FileWriter::FileWriter(FileWriter&&) noexcept = default;
+FileWriter::~FileWriter() = default;
+
+Result<FileWriter> FileWriter::create(std::filesystem::path path, std::shared_ptr<const TensorFile> content) {
+  auto state = std::make_unique<State>();
+  state->path = std::move(path);
+  state->content = std::move(content);
+  state->tensors = in_file_order(*state->content);
+  state->header = header_of(*state->content, state->tensors);
+  TRY(const std::string blank, encode_header(state->header));
+  // No file that cannot be read again.
+  const auto& entries = state->header.tensors;
+  TRY(parse_header(as_bytes(blank).subspan(kSizeBytes), entries.empty() ? 0 : entries.back().end));
+  state->hash.add(as_bytes(blank));
   // Not the process id: in a container it is the same after every crash.
   std::uint8_t unique[4];
   crypto::random_bytes(unique);
-  const std::string temporary = path.string() + std::string(kTemporary) + to_hex(unique);
-  const File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-  if (!file) return system_error(path, errno, "cannot be written: ");
-  auto cleanup = on_exit([&] { ::unlink(temporary.c_str()); });
-  TRY(write_all(file.get(), as_bytes(head), path));
-  for (const auto* one : tensors) TRY(write_all(file.get(), one->tensor.data, path));
-  if (::fsync(file.get()) != 0 || ::rename(temporary.c_str(), path.c_str()) != 0)
-    return system_error(path, errno, "cannot be written: ");
-  cleanup.cancel();
-  return sync_folder(folder_of(path));
+  state->temporary = state->path.string() + std::string(kTemporary) + to_hex(unique);
+  state->file = File(::open(state->temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (!state->file) return state->failed();
+  TRY(write_all(state->file.get(), as_bytes(blank), state->path));
+  return FileWriter(std::move(state));
+}
+
+Result<bool> FileWriter::write_piece() {
+  State& at = *state_;
+  std::size_t room = kPiece;
+  while (room > 0 && at.tensor < at.tensors.size()) {
+    const ByteView left = ByteView(at.tensors[at.tensor]->tensor.data).subspan(at.offset);
+    const ByteView piece = left.first(std::min(room, left.size()));
+    at.hash.add(piece);
+    TRY(write_all(at.file.get(), piece, at.path));
+    room -= piece.size();
+    at.offset += piece.size();
+    if (piece.size() == left.size()) {
+      ++at.tensor;
+      at.offset = 0;
+    }
+  }
+  if (room == 0 && ::fdatasync(at.file.get()) != 0) return at.failed();  // else the last call waits for all of it
+  return at.tensor < at.tensors.size();
+}
+
+Result<> FileWriter::finish() {
+  State& at = *state_;
+  at.header.metadata[std::string(kHashKey)] = to_hex(at.hash.finish());
+  TRY(const std::string head, encode_header(at.header));
+  if (::lseek(at.file.get(), 0, SEEK_SET) != 0) return at.failed();
+  TRY(write_all(at.file.get(), as_bytes(head), at.path));
+  if (::fsync(at.file.get()) != 0 || ::rename(at.temporary.c_str(), at.path.c_str()) != 0) return at.failed();
+  at.named = true;
+  return sync_folder(folder_of(at.path));
 }
 
 }  // namespace cohive::checkpoint

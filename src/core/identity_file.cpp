@@ -37,7 +37,7 @@ Result<> save(const std::filesystem::path& path, const std::string& content) {
   crypto::random_bytes(unique);
   const std::string temporary = path.string() + ".new." + to_hex(unique);
   const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0400);
-  if (file < 0) return file_error(path, std::strerror(errno));
+  if (file < 0) return system_error(Errc::io, errno, kName + " " + path.string());
   const bool written =
       ::write(file, content.data(), content.size()) == static_cast<ssize_t>(content.size()) && ::fsync(file) == 0;
   const int write_error = errno;
@@ -45,8 +45,8 @@ Result<> save(const std::filesystem::path& path, const std::string& content) {
   const bool linked = written && ::link(temporary.c_str(), path.c_str()) == 0;
   const int link_error = errno;
   ::unlink(temporary.c_str());
-  if (!written) return file_error(path, std::strerror(write_error));
-  if (!linked && link_error != EEXIST) return file_error(path, std::strerror(link_error));
+  if (!written) return system_error(Errc::io, write_error, kName + " " + path.string());
+  if (!linked && link_error != EEXIST) return system_error(Errc::io, link_error, kName + " " + path.string());
   return ok();
 }
 

@@ -32,7 +32,10 @@ class LowPriorityThread {
   /// Runtime::offload. Under simulation it runs at once, in place.
   template <class F>
   Task<std::invoke_result_t<F&>> run(F work) {
-    if (runtime_.simulated()) co_return work();
+    if (runtime_.simulated()) {
+      const Runtime::OffLoop elsewhere(runtime_);
+      co_return work();
+    }
     auto job = std::make_shared<Job<F>>(runtime_, std::move(work));
     const auto given_up = on_exit([job] { job->abandoned = true; });
     post([job, &runtime = runtime_] {

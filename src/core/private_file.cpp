@@ -32,10 +32,10 @@ Result<PrivateFile> PrivateFile::open(const std::filesystem::path& path, const s
   // Without O_NONBLOCK a pipe would keep us until somebody writes to it.
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   if (file < 0 && errno == ELOOP) return Error(Errc::io, named + ": is a symbolic link: name the file itself");
-  if (file < 0) return Error(Errc::io, named + ": " + std::strerror(errno));
+  if (file < 0) return system_error(Errc::io, errno, named);
   PrivateFile opened(file, named);
   struct stat status{};
-  if (::fstat(file, &status) != 0) return Error(Errc::io, named + ": " + std::strerror(errno));
+  if (::fstat(file, &status) != 0) return system_error(Errc::io, errno, named);
   if (const auto objection = objection_to(status); !objection.empty()) return Error(Errc::io, named + ": " + objection);
   return opened;
 }
@@ -53,7 +53,7 @@ Result<std::string> PrivateFile::read(std::size_t most) const {
   while (size < content.size()) {
     const auto count = ::pread(file_, content.data() + size, content.size() - size, static_cast<off_t>(size));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return Error(Errc::io, name_ + ": " + std::strerror(errno));
+    if (count < 0) return system_error(Errc::io, errno, name_);
     if (count == 0) break;
     size += static_cast<std::size_t>(count);
   }

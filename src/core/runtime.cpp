@@ -1,6 +1,7 @@
 #include "cohive/core/runtime.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <stdexcept>
 
 #include "cohive/core/metrics.hpp"
@@ -93,16 +94,26 @@ void Runtime::make_ready(Waiter& waiter) noexcept {
   if (was_empty) on_ready();
 }
 
-bool Runtime::drain_ready(std::size_t budget) {
-  while (budget-- > 0) {
-    Waiter* waiter = ready_.pop_front();
-    if (!waiter) return false;
-    current_ = waiter->root_;
-    waiter->handle_.resume();
-    current_ = nullptr;
-    drop_doomed();
+Runtime::Resumed Runtime::resume_next() {
+  Waiter* waiter = ready_.pop_front();
+  assert(waiter);
+  Resumed resumed;
+  resumed.waited_for = waiter->what_;
+  resumed.code = *static_cast<void* const*>(waiter->handle_.address());  // where every compiler's frames have it
+  if (const TaskRoot* root = waiter->root_) {
+    resumed.task = root->name_;
+    if (root->group_) resumed.group = root->group_->name();
   }
-  return !ready_.empty();
+  current_ = waiter->root_;
+  waiter->handle_.resume();
+  current_ = nullptr;
+  drop_doomed();
+  return resumed;
+}
+
+std::string Runtime::Resumed::text() const {
+  const auto or_none = [](const char* name) { return std::string(name ? name : "?"); };
+  return or_none(group) + "/" + or_none(task) + ", which waited for " + or_none(waited_for);
 }
 
 /// A task that cancelled its own group, or that of a task it works for, goes here, now that it is suspended.

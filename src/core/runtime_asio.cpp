@@ -6,23 +6,33 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
+#include <array>
+#include <optional>
 #include <thread>
 
 #include "cohive/core/asio.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/runtime.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
+#include "turn_meter.hpp"
 
 namespace cohive {
 namespace {
 
 namespace asio = boost::asio;
 
-/// Resumptions between two looks at the sockets.
-constexpr std::size_t kBudget = 256;
+/// For resumptions, between two looks at the sockets; and how many of these go between two looks at the clock.
+constexpr Duration kQuota = 1ms;
+constexpr std::size_t kResumptions = 16;
 constexpr Duration kLagPeriod = 100ms;
+/// A turn that takes so long is counted: no peer was served meanwhile. The log names one in so much time.
+constexpr Duration kStall = 50ms, kStallsToldEvery = 10s;
+constexpr Duration kProcessorTimeEvery = 10ms;  // of what is told of a stall
+/// A slow disk and a silent router at a time, and one of each besides.
+constexpr std::size_t kIoThreads = 4;
 
 class AsioRuntime final : public Runtime {
  public:
@@ -36,10 +46,13 @@ class AsioRuntime final : public Runtime {
         lag_timer_(*this, &AsioRuntime::measure_lag, this),
         lag_(metrics().histogram("cohive_core_loop_lag_seconds", "How late the loop runs its timers.",
                                  {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1})),
+        stalls_(metrics().counter("cohive_core_loop_stalls_total",
+                                  "Turns of the loop that took longer than 50 ms, in which nothing else was served.")),
         tasks_(metrics().gauge("cohive_core_tasks", "Tasks alive.")) {}
   ~AsioRuntime() override {
+    shut_down();  // first: jobs that have not begun need not run any more
     pool_.join();
-    shut_down();
+    if (io_pool_) io_pool_->join();
     *self_ = nullptr;
   }
 
@@ -48,7 +61,11 @@ class AsioRuntime final : public Runtime {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   }
   void post(std::function<void()> function) override {
-    post_turn([function = std::move(function)](AsioRuntime&) { function(); });
+    post_turn([function = std::move(function)](AsioRuntime& self) {
+      self.meter_.begin();
+      function();
+      self.end_turn([] { return std::string("a posted function"); });
+    });
   }
   asio::io_context& io_context() override { return context_; }
   bool simulated() const noexcept override { return false; }
@@ -85,7 +102,8 @@ class AsioRuntime final : public Runtime {
   }
 
   void start_job(std::shared_ptr<detail::OffloadJob> job) override {
-    asio::post(pool_, [this, job = std::move(job)]() mutable {
+    if (job->waits && !io_pool_) io_pool_.emplace(kIoThreads);
+    asio::post(job->waits ? *io_pool_ : pool_, [this, job = std::move(job)]() mutable {
       if (!job->abandoned.load(std::memory_order_relaxed)) job->run();
       post_turn([job = std::move(job)](AsioRuntime&) {
         if (job->waiter) job->waiter->wake();
@@ -128,7 +146,14 @@ class AsioRuntime final : public Runtime {
 
   void drain() {
     drain_posted_ = false;
-    const bool more = drain_ready(kBudget);
+    meter_.begin();
+    for (const TimePoint end = meter_.ended() + kQuota; has_ready() && meter_.ended() < end;) {
+      std::array<Resumed, kResumptions> resumed;
+      std::size_t count = 0;
+      while (count < resumed.size() && has_ready()) resumed[count++] = resume_next();
+      end_turn([&] { return names_of({resumed.data(), count}); });
+    }
+    const bool more = has_ready();
     // No timer of our own keeps the caller's context running when no task is left.
     if (task_count() == 0) {
       lag_timer_.disarm();
@@ -144,6 +169,26 @@ class AsioRuntime final : public Runtime {
     }
   }
 
+  template <class Name>
+  void end_turn(Name name) {
+    const auto turn = meter_.end();
+    if (!turn) [[likely]] return;
+    stalls_.increment();
+    if (meter_.ended() < stall_told_ + kStallsToldEvery) return;
+    stall_told_ = meter_.ended();
+    log::info("core", "the loop served nothing else for {:.0f} ms, in which it computed for {:.0f} ms: {}",
+              to_seconds(turn->wall) * 1000, to_seconds(turn->processor) * 1000, name());
+  }
+
+  static std::string names_of(std::span<const Resumed> resumed) {
+    std::vector<std::string> names;
+    for (const Resumed& one : resumed)
+      if (auto text = one.text(); std::ranges::find(names, text) == names.end()) names.push_back(std::move(text));
+    std::string all;
+    for (const auto& name : names) all += (all.empty() ? "" : "; or ") + name;
+    return all;
+  }
+
   void arm_system_timer() {
     system_timer_armed_ = true;
     system_timer_at_ = next_timer();
@@ -157,7 +202,9 @@ class AsioRuntime final : public Runtime {
 
   void on_system_timer() {
     system_timer_armed_ = false;
+    meter_.begin();
     fire_timers(now());
+    end_turn([] { return std::string("timers"); });
     if (has_timers() && !system_timer_armed_) arm_system_timer();
   }
 
@@ -181,9 +228,13 @@ class AsioRuntime final : public Runtime {
   TimePoint system_timer_at_;
   bool drain_posted_ = false;
   asio::thread_pool pool_;
+  std::optional<asio::thread_pool> io_pool_;  // from the first job on that waits
   Timer lag_timer_;
   TimePoint lag_due_;
   Histogram lag_;
+  TurnMeter meter_{kStall, kProcessorTimeEvery};
+  Counter stalls_;
+  TimePoint stall_told_ = TimePoint::min();
   Gauge tasks_;
 };
 

@@ -1,6 +1,11 @@
 #include "cohive/core/sim_runtime.hpp"
 
+#include <dlfcn.h>
+
 #include <stdexcept>
+
+#include "cohive/core/log.hpp"
+#include "turn_meter.hpp"
 
 namespace cohive {
 
@@ -8,9 +13,31 @@ namespace {
 constexpr TimePoint kStart{std::chrono::hours(1)};
 constexpr double kWallStart = 1'700'000'000.0;
 constexpr std::size_t kShownTasks = 20;
+constexpr Duration kSimulatedLook = 1ms;  // how far the lower bound of a turn may lie below the truth
+
+struct Watch {
+  std::function<void(const SimRuntime::LongTurn&)> report;
+  Duration limit{};
+};
+Watch& watch() {
+  static Watch of_process;
+  return of_process;
+}
+std::unique_ptr<TurnMeter> wanted_meter() {
+  return watch().report ? std::make_unique<TurnMeter>(watch().limit, kSimulatedLook) : nullptr;
+}
+
+/// Returns ", at PROGRAM+ADDRESS" for code of this process.
+std::string place_of(const void* code) {
+  Dl_info info{};
+  if (::dladdr(code, &info) == 0 || !info.dli_fname) return "";
+  const auto offset = reinterpret_cast<std::uintptr_t>(code) - reinterpret_cast<std::uintptr_t>(info.dli_fbase);
+  return log::format(", at {}+{:#x}", info.dli_fname, offset);
+}
+
 }  // namespace
 
-SimRuntime::SimRuntime(std::uint64_t seed) : Runtime(seed), now_(kStart) {}
+SimRuntime::SimRuntime(std::uint64_t seed) : Runtime(seed), now_(kStart), meter_(wanted_meter()) {}
 SimRuntime::~SimRuntime() {
   shut_down();
 }
@@ -27,27 +54,58 @@ boost::asio::io_context& SimRuntime::io_context() {
   throw std::logic_error("a simulated runtime has no io_context");
 }
 
+void SimRuntime::watch_turns(std::function<void(const LongTurn&)> report, Duration limit) {
+  watch() = {std::move(report), limit};
+}
+void SimRuntime::end_turn(const Resumed* resumed, const char* what) {
+  const auto turn = meter_ ? meter_->end() : std::nullopt;
+  if (!turn) return;
+  const Watch watching = watch();
+  if (turn->processor > watching.limit && watching.report)
+    watching.report({resumed ? resumed->text() + place_of(resumed->code) : what, turn->processor});
+  meter_->begin();
+}
+void SimRuntime::leave_loop() noexcept {
+  if (meter_) meter_->pause();
+}
+void SimRuntime::enter_loop() noexcept {
+  if (meter_) meter_->go_on();
+}
+
 void SimRuntime::start_job(std::shared_ptr<detail::OffloadJob> job) {
-  job->run();
+  {
+    const OffLoop elsewhere(*this);
+    job->run();
+  }
   if (job->waiter) job->waiter->wake();
 }
 
 void SimRuntime::step_ready() {
-  drain_ready(1);
+  if (has_ready()) {
+    const Resumed resumed = resume_next();
+    end_turn(&resumed);
+  }
   while (!posted_.empty()) {
     auto function = std::move(posted_.front());
     posted_.pop_front();
     function();
+    end_turn(nullptr, "a posted function");
   }
 }
 
+void SimRuntime::fire_due() {
+  fire_timers(now_);
+  end_turn(nullptr, "timers");
+}
+
 void SimRuntime::run_until(const bool& done) {
+  if (meter_) meter_->begin();
   while (!done) {
     if (has_ready() || !posted_.empty()) {
       step_ready();
     } else if (has_timers()) {
       now_ = std::max(now_, next_timer());
-      fire_timers(now_);
+      fire_due();
     } else {
       std::string message = "nothing left to happen, yet the task has not ended; waiting:";
       auto waiting = tasks();
@@ -60,16 +118,18 @@ void SimRuntime::run_until(const bool& done) {
 }
 
 void SimRuntime::run_ready() {
+  if (meter_) meter_->begin();
   while (has_ready() || !posted_.empty()) step_ready();
 }
 
 void SimRuntime::run_for(Duration duration) {
+  if (meter_) meter_->begin();
   const TimePoint end = now_ + duration;
   for (;;) {
     run_ready();
     if (!has_timers() || next_timer() > end) break;
     now_ = std::max(now_, next_timer());
-    fire_timers(now_);
+    fire_due();
   }
   now_ = end;
 }

@@ -71,7 +71,7 @@ Trace::~Trace() {
 Result<> Trace::start(const std::string& path, const std::string& process, std::size_t most_bytes) {
   if (on()) return Error(Errc::in_use, "a trace is being written");
   std::FILE* stream = std::fopen(path.c_str(), "we");
-  if (!stream) return Error(Errc::io, "the trace " + path + " cannot be written: " + std::strerror(errno));
+  if (!stream) return system_error(Errc::io, errno, "the trace " + path + " cannot be written");
   file_ = std::make_shared<File>(stream, path);
   most_bytes_ = most_bytes;
   bytes_ = spans_ = 0;
@@ -108,7 +108,7 @@ Task<void> Trace::keep_writing(Trace& self, std::weak_ptr<File> file) {
     co_await self.runtime_.sleep_for(kTraceWriting);
     const auto open = file.lock();
     if (!open || self.file_ != open) co_return;
-    co_await self.runtime_.offload([open] { open->write(); });
+    co_await self.runtime_.offload_io([open] { open->write(); });
     if (open->failure == 0) continue;
     warn_of_failure(*open);
     if (self.file_ == open) (void)self.take_file();
@@ -117,7 +117,7 @@ Task<void> Trace::keep_writing(Trace& self, std::weak_ptr<File> file) {
 }
 
 Task<void> Trace::write_rest(Runtime& runtime, std::shared_ptr<File> file) {
-  co_await runtime.offload([file] { file->write(); });
+  co_await runtime.offload_io([file] { file->write(); });
   warn_of_failure(*file);
 }
 

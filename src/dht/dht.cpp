@@ -81,18 +81,23 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
   Condition changed(runtime, "initial peers");
   std::size_t waiting = initial_peers.size();
   bool joined = false;
-  std::string failures;
+  std::optional<Error> failed;  // all that have
   Nursery attempts(runtime, "dht bootstrap");
   auto attempt = [](Impl& self, Multiaddr address, Deadline limit, std::size_t& left, bool& success,
-                    std::string& reasons, Condition& done) -> Task<void> {
+                    std::optional<Error>& failures, Condition& done) -> Task<void> {
     auto result = co_await self.join_through(address, limit, self.options.validate_bootstrap);
     success = success || result;
-    if (!result) reasons += (reasons.empty() ? "" : "; ") + address.text() + ": " + result.error().message();
+    if (!result) {
+      const std::string before = failures ? failures->detail() + "; " : std::string();
+      Error all(Errc::bootstrap_failed, before + address.text() + ": " + result.error().message());
+      if (failures) all = all.with_cause(*failures);
+      failures = all.with_cause(result.error());
+    }
     --left;
     done.notify_all();
   };
   for (const auto& address : initial_peers)
-    attempts.spawn(attempt(*this, address, deadline, waiting, joined, failures, changed), "join through initial peer");
+    attempts.spawn(attempt(*this, address, deadline, waiting, joined, failed, changed), "join through initial peer");
   Deadline patience = deadline.min(Deadline(deadline.at() + options.wait_timeout));
   while (waiting > 0) {
     const bool before = joined;
@@ -100,9 +105,10 @@ Task<Result<>> Dht::Impl::join(std::vector<Multiaddr> initial_peers) {
     if (joined && !before) patience = patience.min(runtime.after(kGraceForOthers));
   }
   attempts.cancel();
-  if (!joined) co_return Error(Errc::bootstrap_failed, failures.empty() ? "they did not answer in time" : failures);
-  if (!failures.empty())
-    Failures::of(runtime).warn("dht", "join", "no_answer", "some initial peers did not answer: " + said_once(failures));
+  if (!joined) co_return failed ? *failed : Error(Errc::bootstrap_failed, "they did not answer in time");
+  if (failed)
+    Failures::of(runtime).warn("dht", "join", "no_answer",
+                               "some initial peers did not answer: " + said_once(failed->detail()));
   co_await be_known(deadline.passed(runtime.now()) ? runtime.after(options.wait_timeout) : deadline);
   log::debug("dht", "joined the swarm: {} nodes known", protocol.table.size());
   co_return ok();
@@ -288,14 +294,14 @@ Task<Result<>> Dht::save(std::filesystem::path path, std::vector<SavedPeer>& pee
   }
   if (!known.empty()) peers = std::move(known);
   SavedState state{host().id(), node_id(), peers};
-  CO_TRY(auto created, co_await runtime().offload([path = std::move(path), state = std::move(state)] {
+  CO_TRY(auto created, co_await runtime().offload_io([path = std::move(path), state = std::move(state)] {
     return StateWriter::create(path, state);
   }));
   const auto writer = std::make_shared<StateWriter>(std::move(created));
   std::size_t left = limits.max_bytes;
   CO_TRY(co_await impl_->save_records(impl_->protocol.storage, writer, left));
   CO_TRY(co_await impl_->save_records(impl_->protocol.cache, writer, left));
-  co_return co_await runtime().offload([writer] { return writer->finish(); });
+  co_return co_await runtime().offload_io([writer] { return writer->finish(); });
 }
 
 Task<Result<>> Dht::Impl::save_records(Storage& store, std::shared_ptr<StateWriter> writer, std::size_t& left) {
@@ -322,7 +328,7 @@ Task<Result<>> Dht::Impl::save_records(Storage& store, std::shared_ptr<StateWrit
       part.push_back({out.key, std::move(out.tag), std::move(out.value), out.expiration, out.in_cache});
     }
     left -= bytes;
-    CO_TRY(co_await runtime.offload([writer, part = std::move(part)] { return writer->add(part); }));
+    CO_TRY(co_await runtime.offload_io([writer, part = std::move(part)] { return writer->add(part); }));
   }
   co_return ok();
 }
@@ -343,6 +349,8 @@ Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
     kept += static_cast<std::size_t>(std::count(stored.begin(), stored.end(), true));
     co_await runtime().yield();
   }
+  if (records.size() > kLocalRecordsPerTurn)  // what is left of so many takes long to give back
+    co_await runtime().offload([rest = std::move(records)]() mutable { std::vector<SavedRecord>().swap(rest); });
   co_return kept;
 }
 

@@ -94,7 +94,8 @@ Error list_error(cohive::Errc code, const std::filesystem::path& path, std::stri
 Result<Peers> read_list(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::file_size(path, error) > kMaxListBytes || error)
-    return list_error(cohive::Errc::io, path, error ? error.message() : "too large");
+    return error ? system_error(cohive::Errc::io, error.value(), "list of members " + path.string())
+                 : list_error(cohive::Errc::io, path, "too large");
   std::ifstream file(path);
   Peers peers;
   std::string line;
@@ -140,7 +141,7 @@ Reading read_if_changed(const std::filesystem::path& path, const Version& known)
   return reading;
 }
 
-/// Looks at the file again and again, as long as the list is used. A file system may be slow: the pool reads.
+/// Looks at the file again and again, as long as the list is used. A file system may be slow: not on the loop.
 Task<void> follow(Runtime& runtime, std::weak_ptr<MemberList> followed) {
   for (;;) {
     co_await runtime.sleep_for(kLookAgain);
@@ -152,7 +153,7 @@ Task<void> follow(Runtime& runtime, std::weak_ptr<MemberList> followed) {
     } else {
       co_return;
     }
-    Reading reading = co_await runtime.offload(
+    Reading reading = co_await runtime.offload_io(
         [path = std::move(path), known] { return read_if_changed(path, known); });
     const auto list = followed.lock();
     if (!list) co_return;

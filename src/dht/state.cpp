@@ -29,6 +29,9 @@ constexpr std::size_t kMaxAddresses = 32;  // of one peer
 Error file_error(cohive::Errc code, const std::filesystem::path& path, std::string_view what) {
   return Error(code, "state file " + path.string() + ": " + std::string(what));
 }
+Error file_error(const std::filesystem::path& path, int number) {
+  return system_error(cohive::Errc::io, number, "state file " + path.string());
+}
 
 msgpack::Value value_of(const SavedRecord& record) {
   return msgpack::Array{{msgpack::Value::bin(record.key.bytes), msgpack::Bin{record.tag}, msgpack::Bin{record.value},
@@ -147,7 +150,7 @@ Result<StateWriter> StateWriter::create(std::filesystem::path path, const SavedS
   // What an earlier crash left, or a link that was put there, goes: it is not ours to write through.
   ::unlink(temporary.c_str());
   const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (file < 0) return file_error(cohive::Errc::io, path, std::strerror(errno));
+  if (file < 0) return file_error(path, errno);
   StateWriter writer(std::move(path), file);
   if (!write_all(file, kMagic)) return writer.failed(errno);
   TRY(writer.append(msgpack::encode(msgpack::Map{{{"peer", msgpack::Value::bin(state.peer.bytes())},
@@ -165,7 +168,7 @@ StateWriter::~StateWriter() {
   ::unlink(temporary_of(path_).c_str());
 }
 
-Error StateWriter::failed(int error) { return file_error(cohive::Errc::io, path_, std::strerror(error)); }
+Error StateWriter::failed(int error) { return file_error(path_, error); }
 
 Result<> StateWriter::append(std::string_view payload) {
   std::string piece;
@@ -201,7 +204,7 @@ Result<StateReader> StateReader::open(const std::filesystem::path& path, StateLi
   if (!std::filesystem::exists(path, error) && !error)
     return file_error(cohive::Errc::not_found, path, "is not there yet");
   const auto size = std::filesystem::file_size(path, error);
-  if (error) return file_error(cohive::Errc::io, path, error.message());
+  if (error) return file_error(path, error.value());
   StateReader reader(std::ifstream(path, std::ios::binary), size);
   std::string magic(kMagic.size(), '\0');
   const bool read = !!reader.file_.read(magic.data(), static_cast<std::streamsize>(magic.size()));

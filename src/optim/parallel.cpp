@@ -64,7 +64,13 @@ Task<void> for_stretches(Runtime& runtime, std::vector<std::size_t> sizes, std::
   std::size_t values = 0;
   for (std::size_t size : sizes) values += size;
   const auto stretches = std::make_shared<Stretches>(std::move(sizes), std::move(work));
-  if (values <= kInPlace || runtime.simulated()) {
+  if (values <= kInPlace) {
+    while (stretches->work_on_some()) {
+    }
+    co_return;
+  }
+  if (runtime.simulated()) {
+    const Runtime::OffLoop threads_of_real_loops(runtime);
     while (stretches->work_on_some()) {
     }
     co_return;

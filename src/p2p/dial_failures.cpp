@@ -1,7 +1,5 @@
 #include "dial_failures.hpp"
 
-#include <cerrno>
-
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log_output.hpp"
 #include "cohive/core/status.hpp"
@@ -21,24 +19,16 @@ struct DialFailureMetrics {
   std::array<Counter, kDialFailures.size()> errors;
 };
 
-/// What the system said is in the text of the error alone.
-bool says(const Error& error, int system_error) {
-  return error.detail().find(std::generic_category().message(system_error)) != std::string::npos;
-}
-
 }  // namespace
 
 DialFailure cause_of_dial_failure(const Multiaddr& address, const Error& error) {
   if (error == transport::Errc::peer_mismatch) return DialFailure::peer_mismatch;
   if (address.is_circuit()) return DialFailure::relay;
   if (error == cohive::Errc::timeout) return DialFailure::timeout;
-  if (error == transport::Errc::dial_failed) {
-    if (says(error, ETIMEDOUT)) return DialFailure::timeout;
-    return says(error, ECONNREFUSED) || error.detail().ends_with("connection refused") ? DialFailure::refused
-                                                                                       : DialFailure::unreachable;
-  }
-  if (error == transport::Errc::address_unsupported || error == Errc::too_many_connections ||
-      error == Errc::host_closed)
+  if (error == transport::Errc::refused) return DialFailure::refused;
+  if (error == transport::Errc::unreachable) return DialFailure::unreachable;
+  if (error == transport::Errc::dial_failed || error == transport::Errc::address_unsupported ||
+      error == Errc::too_many_connections || error == Errc::host_closed)
     return DialFailure::other;
   const bool ended = error == cohive::Errc::end_of_stream || error == cohive::Errc::reset ||
                      error == cohive::Errc::closed || error == cohive::Errc::malformed;

@@ -76,7 +76,9 @@ Error DialRace::failure() const {
   if (!failures_.empty()) {
     std::string text;
     for (const auto& failure : failures_) text += (text.empty() ? "" : "; ") + failure.message();
-    return Error(Errc::all_dials_failed, peer_, text);
+    Error all(Errc::all_dials_failed, peer_, text);
+    for (const auto& failure : failures_) all = all.with_cause(failure);
+    return all;
   }
   return Error(blocked_ > 0 ? Errc::dial_backoff : Errc::no_addresses, peer_);
 }

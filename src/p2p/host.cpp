@@ -368,7 +368,11 @@ Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadli
     if (!results[i])
       failures += (failures.empty() ? "" : "; ") + addresses[i].text() + ": " + results[i].error().message();
   }
-  if (!connected) co_return Error(Errc::bootstrap_failed, failures);
+  if (!connected) {
+    Error none(Errc::bootstrap_failed, failures);
+    for (const auto& result : results) none = none.with_cause(result.error());
+    co_return none;
+  }
   for (const auto& address : addresses)  // peers that did not answer may be the ones that help later
     if (address.peer() && *address.peer() != id()) impl_->book.add_configured(*address.peer(), address);
   impl_->routing.look_up_self();

@@ -24,7 +24,7 @@ std::vector<std::string> initial_peers_from_environment() {
 }
 
 bool names_wrong_peer(const Error& error) {
-  return error.message().find(make_error_code(transport::Errc::peer_mismatch).message()) != std::string::npos;
+  return error.caused_by(transport::Errc::peer_mismatch);
 }
 
 }  // namespace cohive

@@ -94,10 +94,10 @@ class NatPmpMapper final : public PortMapper {
   explicit NatPmpMapper(Runtime& runtime) : runtime_(runtime) {}
   std::string_view protocol() const override { return kNatPmp; }
   Task<Result<PortMapping>> map(std::uint16_t inside, std::uint16_t wanted, Duration lifetime) override {
-    co_return co_await runtime_.offload([=] { return ask_nat_pmp(inside, wanted, lifetime); });
+    co_return co_await runtime_.offload_io([=] { return ask_nat_pmp(inside, wanted, lifetime); });
   }
   Task<Result<>> unmap(PortMapping mapping) override {
-    auto gone = co_await runtime_.offload([inside = mapping.inside] {
+    auto gone = co_await runtime_.offload_io([inside = mapping.inside] {
       Session session;
       return session.map(inside, 0, 0);
     });

@@ -135,7 +135,7 @@ class PcpMapper final : public PortMapper {
 
  private:
   Task<Result<PortMapping>> request(MapRequest request) {
-    co_return co_await runtime_.offload(
+    co_return co_await runtime_.offload_io(
         [find_gateway = find_gateway_, port = port_, request] { return ask_pcp(find_gateway, port, request); });
   }
   const Nonce& nonce_of(std::uint16_t inside) {

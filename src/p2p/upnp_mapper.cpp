@@ -122,12 +122,12 @@ class UpnpMapper final : public PortMapper {
   explicit UpnpMapper(Runtime& runtime) : runtime_(runtime) {}
   std::string_view protocol() const override { return kUpnp; }
   Task<Result<PortMapping>> map(std::uint16_t inside, std::uint16_t wanted, Duration lifetime) override {
-    co_return co_await runtime_.offload([known = known_, inside, wanted, lifetime] {
+    co_return co_await runtime_.offload_io([known = known_, inside, wanted, lifetime] {
       return known->with_gateway([&](Gateway& gateway) { return gateway.map(inside, wanted, lifetime); });
     });
   }
   Task<Result<>> unmap(PortMapping mapping) override {
-    co_return co_await runtime_.offload([known = known_, mapping = std::move(mapping)] {
+    co_return co_await runtime_.offload_io([known = known_, mapping = std::move(mapping)] {
       return known->with_gateway([&](Gateway& gateway) { return gateway.unmap(mapping); });
     });
   }

@@ -21,7 +21,7 @@ using std::filesystem::path;
 Task<Result<>> Run::Impl::open_checkpoints() {
   const CheckpointOptions& how = options.checkpoints;
   if (how.directory.empty()) co_return ok();
-  CO_TRY(auto opened, co_await runtime.offload([directory = how.directory] {
+  CO_TRY(auto opened, co_await runtime.offload_io([directory = how.directory] {
     auto result = checkpoint::Folder::open(directory);
     using Shared = std::shared_ptr<checkpoint::Folder>;
     return result ? Result<Shared>(std::make_shared<checkpoint::Folder>(std::move(*result)))
@@ -29,11 +29,11 @@ Task<Result<>> Run::Impl::open_checkpoints() {
   }));
   folder = std::move(opened);
   if (!how.resume) {
-    CO_TRY(const auto entries, folder->list());
+    CO_TRY(const auto entries, co_await runtime.offload_io([from = folder] { return from->list(); }));
     if (entries.empty()) co_return ok();
     co_return Error(checkpoint::Errc::not_empty, how.directory);
   }
-  CO_TRY(auto newest, co_await runtime.offload([from = folder] { return from->newest_whole(); }));
+  CO_TRY(auto newest, co_await runtime.offload_io([from = folder] { return from->newest_whole(); }));
   if (!newest) co_return ok();
   const Origin origin = origin_of(newest->content.metadata);
   if (origin.run_id != options.run_id)
@@ -98,6 +98,23 @@ Task<void> Run::Impl::save_averager(std::vector<checkpoint::NamedTensor>& into) 
   std::ranges::move(owed, std::back_inserter(into));
 }
 
+/// Dropped, it leaves nothing behind, and the disk has one piece at most still to write.
+static Task<Result<>> write_in_pieces(Runtime& runtime, path file, TensorFile content) {
+  auto shared = std::make_shared<const TensorFile>(std::move(content));
+  CO_TRY(auto created, co_await runtime.offload_io([file = std::move(file), shared = std::move(shared)] {
+    return checkpoint::FileWriter::create(file, shared);
+  }));
+  auto writer = std::make_shared<checkpoint::FileWriter>(std::move(created));
+  for (bool more = true; more;) {
+    CO_TRY(more, co_await runtime.offload_io([writer] { return writer->write_piece(); }));
+  }
+  // The job drops the content, too, whose memory takes long to give back.
+  co_return co_await runtime.offload_io([writer = std::move(writer)]() mutable {
+    const auto last = std::move(writer);
+    return last->finish();
+  });
+}
+
 Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Duration patience) {
   if (!folder) co_return Error(cohive::Errc::invalid_argument, "no folder for checkpoints: set checkpoints.directory");
   const auto units = co_await saving.lock();
@@ -120,10 +137,10 @@ Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Dur
   CO_TRY(auto content,
          to_file(state, std::move(of_averager), options.run_id, options.checkpoints.parameter_names, strings));
   const std::uint64_t epoch = epoch_of(state.metadata).value_or(0);
-  CO_TRY(path file,
-         co_await runtime.offload([to = folder, epoch, content = std::move(content), keep = options.checkpoints.keep] {
-           return to->write(epoch, content, keep);
-         }));
+  path file = folder->path_of(epoch);
+  CO_TRY(co_await write_in_pieces(runtime, file, std::move(content)));
+  CO_TRY(co_await runtime.offload_io(
+      [to = folder, epoch, keep = options.checkpoints.keep] { return to->keep_newest(epoch, keep); }));
   failed = false;
   saved = Saved{file, state.version, std::move(strings)};
   metrics.checkpoint_epoch.set(static_cast<double>(epoch));
@@ -136,14 +153,13 @@ Task<Result<>> Run::Impl::save_checkpoint(path file) {
   CO_TRY(auto to_save, co_await state_to_save(options.averaging_timeout));
   CO_TRY(auto content, to_file(to_save.state, std::move(to_save.of_averager), options.run_id,
                                options.checkpoints.parameter_names, own_strings()));
-  co_return co_await runtime.offload(
-      [file = std::move(file), content = std::move(content)] { return checkpoint::write_file(file, content); });
+  co_return co_await write_in_pieces(runtime, std::move(file), std::move(content));
 }
 
 // ---- Reading
 
 Task<Result<std::uint64_t>> Run::Impl::load_checkpoint(path file) {
-  CO_TRY(auto content, co_await runtime.offload([file] { return checkpoint::read_file(file); }));
+  CO_TRY(auto content, co_await runtime.offload_io([file] { return checkpoint::read_file(file); }));
   const bool of_this_run = origin_of(content.metadata).run_id == options.run_id;
   co_return co_await restore(std::move(file), std::move(content), of_this_run);
 }
@@ -185,8 +201,12 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
 /// Without it the next averages are coarser, and nothing worse.
 Task<void> Run::Impl::restore_averager(const path& file, std::vector<checkpoint::NamedTensor> saved) {
   if (saved.empty()) co_return;
-  auto restored = take_owed(saved, replica.residuals(), replica.gradient_infos());
-  if (restored) restored = co_await gradient_averager->restore(std::move(saved));
+  const auto rest = std::make_shared<std::vector<checkpoint::NamedTensor>>(std::move(saved));
+  auto restored =
+      co_await runtime.offload([rest, residuals = replica.residuals(), infos = replica.gradient_infos()] {
+        return take_owed(*rest, residuals, infos);
+      });
+  if (restored) restored = co_await gradient_averager->restore(std::move(*rest));
   if (!restored)
     log::warn("train", "going on without what the averaging of gradients saved in {}: {}", file.string(),
               restored.error().detail());

@@ -19,6 +19,8 @@ constexpr ErrorSentence<Errc> kSentences[] = {
     {Errc::too_many_streams, "too many streams"},
     {Errc::both_began, "both sides dialled at the same moment"},
     {Errc::decryption_failed, "an encrypted record is damaged or forged"},
+    {Errc::refused, "nothing listens there"},
+    {Errc::unreachable, "there is no way to it from here"},
 };
 
 }  // namespace

@@ -225,7 +225,7 @@ class SimMachine final : public Network {
     SimRuntime& runtime = fabric->runtime;
     const auto endpoint = address.tcp_endpoint();
     if (!endpoint) co_return Error(Errc::address_unsupported, address.text());
-    if (from == 0) co_return Error(Errc::dial_failed, address.text() + ": network unreachable");
+    if (from == 0) co_return system_error(Errc::unreachable, ENETUNREACH, address.text());
     fabric->open_hole(from, fabric->number_of(endpoint->host));
     const Machine to = fabric->reached_at(from, fabric->number_of(endpoint->host));
     const SimLink link = fabric->link(from, to);
@@ -241,7 +241,7 @@ class SimMachine final : public Network {
     const auto found = fabric->listeners.find({to, endpoint->port});
     if (fails || found == fabric->listeners.end() || found->second->full()) {
       co_await runtime.sleep_for(back);
-      co_return Error(Errc::dial_failed, address.text() + ": connection refused");
+      co_return system_error(Errc::refused, ECONNREFUSED, address.text());
     }
     if (port == 0) port = fabric->new_port(from);
     const Multiaddr local = fabric->address_of(from, port);

@@ -163,8 +163,25 @@ void tune(int fd, bool same_machine) {
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-Error system_error(Errc code, const Multiaddr& address, int number) {
-  return Error(code, address.text() + ": " + std::strerror(number));
+std::error_code code_of_dial(int number) {
+  switch (number) {
+    case ECONNREFUSED:
+      return Errc::refused;
+    case ENETUNREACH:
+    case EHOSTUNREACH:
+    case ENETDOWN:
+    case EHOSTDOWN:
+    case EADDRNOTAVAIL:  // this machine has no address of that kind to send from
+      return Errc::unreachable;
+    case ETIMEDOUT:
+      return cohive::Errc::timeout;
+    default:
+      return Errc::dial_failed;
+  }
+}
+
+Error dial_error(const Multiaddr& address, int number) {
+  return system_error(code_of_dial(number), number, address.text());
 }
 
 class TcpConnection final : public RawConnection {
@@ -265,7 +282,7 @@ class TcpConnection final : public RawConnection {
   }
   Error failure() const {
     const auto code = errno == ECONNRESET || errno == EPIPE ? cohive::Errc::closed : cohive::Errc::io;
-    return Error(code, remote_.text() + ": " + std::strerror(errno));
+    return system_error(code, errno, remote_.text());
   }
   Runtime& runtime_;
   Descriptor descriptor_;
@@ -382,7 +399,7 @@ class TcpNetwork final : public Network {
       if (connection || deadline.passed(runtime_.now())) co_return connection;
     }
     auto connection = co_await within(runtime_, deadline, connect(address, *target, std::nullopt), "connecting");
-    if (!connection && connection.error() == cohive::Errc::timeout)
+    if (!connection && connection.error() == cohive::Errc::timeout && !connection.error().system())
       co_return connection.error().with_context(address.text());
     co_return connection;
   }
@@ -392,14 +409,14 @@ class TcpNetwork final : public Network {
   static Error listen_error(const Multiaddr& address, int number) {
     if (number == EADDRINUSE) return Error(Errc::address_in_use, address.text());
     const bool lacking = number == EAFNOSUPPORT || (number == EADDRNOTAVAIL && address.is_unspecified());
-    if (lacking) return system_error(Errc::address_unsupported, address, number);
-    return Error(cohive::Errc::io, "cannot listen on " + address.text() + ": " + std::strerror(number));
+    if (lacking) return system_error(Errc::address_unsupported, number, address.text());
+    return system_error(cohive::Errc::io, number, "cannot listen on " + address.text());
   }
 
   Task<Result<std::unique_ptr<RawConnection>>> connect(Multiaddr address, SocketAddress target,
                                                        std::optional<SocketAddress> source) {
     const int fd = ::socket(target.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) co_return system_error(Errc::dial_failed, address, errno);
+    if (fd < 0) co_return dial_error(address, errno);
     note_socket(fd);
     Descriptor descriptor(runtime_.io_context().get_executor(), fd);
     begin_unpaced(fd);
@@ -407,20 +424,20 @@ class TcpNetwork final : public Network {
       const int on = 1;
       setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
       setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
-      if (::bind(fd, source->get(), source->size) != 0) co_return system_error(Errc::dial_failed, address, errno);
+      if (::bind(fd, source->get(), source->size) != 0) co_return dial_error(address, errno);
     }
     if (::connect(fd, target.get(), target.size) != 0) {
-      if (errno != EINPROGRESS) co_return system_error(Errc::dial_failed, address, errno);
+      if (errno != EINPROGRESS) co_return dial_error(address, errno);
       co_await Readiness(runtime_, descriptor, Descriptor::wait_write);
       int problem = 0;
       socklen_t size = sizeof problem;
       getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &size);
-      if (problem != 0) co_return system_error(Errc::dial_failed, address, problem);
+      if (problem != 0) co_return dial_error(address, problem);
     }
     auto connection = std::make_unique<TcpConnection>(runtime_, std::move(descriptor), std::move(address));
     // The system may pick the very port we dial, on this machine, if no program listens there.
     if (connection->local_address() == connection->remote_address())
-      co_return system_error(Errc::dial_failed, connection->remote_address(), ECONNREFUSED);
+      co_return dial_error(connection->remote_address(), ECONNREFUSED);
     co_return std::unique_ptr<RawConnection>(std::move(connection));
   }
 

@@ -239,5 +239,30 @@ TEST_F(Safetensors, WhatTheFormatCannotSayIsNotWritten) {
   EXPECT_EQ(folder.names().size(), 0u);
 }
 
+TEST_F(Safetensors, AFileIsWrittenInPiecesAndLeavesNothingBehindUntilItIsWhole) {
+  const std::size_t large = FileWriter::kPiece / 4 * 5 / 4;  // floats: one piece and a quarter
+  auto values = std::make_shared<TensorFile>();
+  values->tensors = {{"a", tensor(codec::DType::float32, {static_cast<std::uint32_t>(large)}, 1)},
+                     {"b", tensor(codec::DType::uint8, {3}, 2)}};
+  const auto files = [this] { return folder.names().size(); };
+  {
+    auto dropped = FileWriter::create(path, values).value();
+    EXPECT_TRUE(dropped.write_piece().value()) << "more is left";
+    EXPECT_EQ(files(), 1u) << "under another name";
+    EXPECT_FALSE(std::filesystem::exists(path));
+  }
+  EXPECT_EQ(files(), 0u);
+  auto writer = FileWriter::create(path, values).value();
+  EXPECT_TRUE(writer.write_piece().value());
+  EXPECT_FALSE(writer.write_piece().value());
+  ASSERT_TRUE(writer.finish());
+  EXPECT_EQ(files(), 1u);
+  ASSERT_TRUE(write_file(folder / "at once", *values));
+  const auto content = read_file(path);
+  ASSERT_TRUE(content) << content.error();
+  EXPECT_EQ(content->metadata, read_file(folder / "at once").value().metadata) << "the same hash";
+  EXPECT_EQ(FileWriter::create(folder / "none/file", values).error().system(), std::errc::no_such_file_or_directory);
+}
+
 }  // namespace
 }  // namespace cohive::checkpoint

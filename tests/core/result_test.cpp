@@ -50,6 +50,27 @@ TEST(ErrorCategoryTest, SpeaksFromItsTable) {
   for (const int unknown : {0, 3, -1}) EXPECT_EQ(category.message(unknown).find("unknown error"), 0u) << unknown;
 }
 
+TEST(ErrorTest, KeepsWhatTheSystemSaidWhateverIsPutBeforeIt) {
+  const Error refused = system_error(Errc::io, ECONNREFUSED, "10.0.0.1");
+  EXPECT_EQ(refused.system(), std::errc::connection_refused);
+  EXPECT_EQ(refused.detail(), "10.0.0.1: Connection refused");
+  const Error changed = refused.with_context("while joining").with_peer(PeerId());
+  EXPECT_EQ(changed.system(), std::errc::connection_refused);
+  EXPECT_EQ(changed, Errc::io);
+  EXPECT_EQ(changed.detail(), "while joining: 10.0.0.1: Connection refused");
+  EXPECT_FALSE(Error(Errc::io, "Connection refused").system()) << "a text says nothing";
+}
+
+TEST(ErrorTest, KnowsTheErrorsThatItSumsUp) {
+  const Error inner = Error(Errc::closed, "all").with_cause(Error(Errc::timeout)).with_cause(Error(Errc::reset));
+  const Error outer = Error(Errc::not_found, "any").with_cause(inner).with_context("key").with_peer(PeerId());
+  for (const Errc code : {Errc::not_found, Errc::closed, Errc::timeout, Errc::reset})
+    EXPECT_TRUE(outer.caused_by(code)) << make_error_code(code).message();
+  EXPECT_FALSE(outer.caused_by(Errc::malformed));
+  EXPECT_FALSE(Error(Errc::io, make_error_code(Errc::malformed).message()).caused_by(Errc::malformed));
+  EXPECT_EQ(outer.detail(), "key: any");
+}
+
 TEST(ResultTest, AskingAFailureForItsValueThrowsTheError) {
   const Result<int> failed = Error(Errc::not_found, "key");
   EXPECT_FALSE(failed);

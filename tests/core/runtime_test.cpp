@@ -231,6 +231,72 @@ TEST(Offload, WorkThatHasNotBegunIsDroppedWithItsTask) {
   EXPECT_EQ(ran, 0);
 }
 
+TEST(Offload, WorkThatWaitsForADiskHoldsNoThreadOfThePool) {
+  auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
+  std::latch slow_disk(1);
+  TaskGroup writing(*runtime);
+  for (int i = 0; i < 3; ++i)
+    writing.spawn([](Runtime& r, std::latch& disk) -> Task<void> {
+      co_await r.offload_io([&disk] { disk.wait(); });
+    }(*runtime, slow_disk));
+  for (int i = 0; i < 10; ++i) runtime->run(where(*runtime));  // would wait for the disk for ever
+  EXPECT_EQ(writing.size(), 3u);
+  slow_disk.count_down();
+  runtime->run(writing.join());
+}
+
+TEST(Offload, BringsResultsOfWorkThatWaitsBack) {
+  auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
+  auto read = [](Runtime& r) -> Task<int> {
+    co_return co_await r.offload_io([box = std::make_unique<int>(4)] { return *box; });
+  };
+  EXPECT_EQ(runtime->run(read(*runtime)), 4);
+  auto failing = [](Runtime& r) -> Task<void> { co_await r.offload_io([] { throw std::runtime_error("disk"); }); };
+  EXPECT_THROW(runtime->run(failing(*runtime)), std::runtime_error);
+}
+
+void spin_for(Duration time) {
+  for (const auto end = std::chrono::steady_clock::now() + time; std::chrono::steady_clock::now() < end;) {
+  }
+}
+
+TEST(Runtime, ManyTasksThatTakeTheirTimeKeepNoTimerWaiting) {
+  auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
+  struct Seen {
+    int ran = 0, at_timer = -1;
+  } seen;
+  Timer timer(*runtime, [](void* s) { static_cast<Seen*>(s)->at_timer = static_cast<Seen*>(s)->ran; }, &seen);
+  timer.arm(runtime->now() + 1ms);
+  TaskGroup group(*runtime);
+  for (int i = 0; i < 200; ++i)
+    group.spawn([](int& count) -> Task<void> {
+      spin_for(1ms);
+      ++count;
+      co_return;
+    }(seen.ran));
+  runtime->run(group.join());
+  EXPECT_EQ(seen.ran, 200);
+  EXPECT_GE(seen.at_timer, 0);
+  EXPECT_LT(seen.at_timer, 50) << "what was ready ran before a timer that was due";
+}
+
+TEST(Runtime, CountsTurnsInWhichNothingElseIsServedAndNamesOne) {
+  auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
+  const auto stalls = runtime->metrics().counter("cohive_core_loop_stalls_total", "");
+  TaskGroup group(*runtime, "workers");
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 40; ++i)
+    group.spawn([]() -> Task<void> {
+      spin_for(10ms);
+      co_return;
+    }(), "a hog");
+  runtime->run(group.join());
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_GE(stalls.value(), 1);
+  EXPECT_NE(said.find("workers/a hog"), std::string::npos) << said;
+  EXPECT_EQ(said.find("workers/a hog"), said.rfind("workers/a hog")) << "one in ten seconds: " << said;
+}
+
 TEST(RuntimeThread, RunsTasksForOtherThreadsAndStopsCleanly) {
   RuntimeThread loop;
   EXPECT_EQ(loop.run([&] { return add_later(loop.runtime(), 2, 3, 1ms); }), 5);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
+
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "core/helpers.hpp"
@@ -78,6 +80,57 @@ TEST(SimRuntime, OffloadedWorkTakesNoVirtualTime) {
   auto failing = [](Runtime& r) -> Task<void> { co_await r.offload([] { throw std::runtime_error("work"); }); };
   EXPECT_THROW(runtime.run(failing(runtime)), std::runtime_error);
   EXPECT_EQ(runtime.now(), start);
+}
+
+/// Tells which turns of simulated loops are long, while it lives.
+struct Watched {
+  Watched() {
+    SimRuntime::watch_turns([this](const SimRuntime::LongTurn& turn) { turns.push_back(turn); }, 20ms);
+  }
+  ~Watched() { SimRuntime::watch_turns(nullptr); }
+  std::vector<SimRuntime::LongTurn> turns;
+};
+
+void compute_for(Duration time) {
+  const auto used = [] { return Duration(std::chrono::seconds(1)) * std::clock() / CLOCKS_PER_SEC; };
+  for (const Duration end = used() + time; used() < end;) {
+  }
+}
+
+TEST(SimRuntime, NamesTasksThatKeepTheLoopForLong) {
+  Watched watched;
+  SimRuntime runtime;
+  TaskGroup group(runtime, "workers");
+  auto hog = [](Runtime& r) -> Task<void> {
+    for (int i = 0; i < 100; ++i) co_await r.yield();
+    compute_for(40ms);
+  };
+  group.spawn(hog(runtime), "a hog");
+  group.spawn([](Runtime& r) -> Task<void> {
+    for (int i = 0; i < 100; ++i) co_await r.yield();
+  }(runtime), "a polite one");
+  runtime.run_ready();
+  ASSERT_EQ(watched.turns.size(), 1u);
+  EXPECT_EQ(watched.turns[0].what.find("workers/a hog, which waited for yield"), 0u) << watched.turns[0].what;
+  EXPECT_GT(watched.turns[0].processor_time, 30ms);
+
+  runtime.post([] { compute_for(40ms); });
+  runtime.run_ready();
+  ASSERT_EQ(watched.turns.size(), 2u);
+  EXPECT_EQ(watched.turns[1].what, "a posted function");
+}
+
+TEST(SimRuntime, TakesNothingForTheLoopsThatOtherThreadsDoOnARealOne) {
+  Watched watched;
+  SimRuntime runtime;
+  auto work = [](Runtime& r) -> Task<void> {
+    co_await r.offload([] { compute_for(40ms); });
+    co_await r.offload_io([] { compute_for(40ms); });
+    const Runtime::OffLoop elsewhere(r);
+    compute_for(40ms);
+  };
+  runtime.run(work(runtime));
+  EXPECT_TRUE(watched.turns.empty()) << watched.turns[0].what;
 }
 
 }  // namespace

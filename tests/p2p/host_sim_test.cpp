@@ -156,7 +156,7 @@ TEST(Host, AFailedAddressIsNotDialledAgainAtOnce) {
   const auto ghost = KeyPair::ed25519_from_seed(Bytes(32, 98)).peer_id();
   alice.learn_addresses(ghost, {Multiaddr::from_text("/ip4/10.9.9.9/tcp/1").value()});
   EXPECT_EQ(swarm.run(alice.connect(ghost, swarm.after(20s))).error().code(),
-            transport::make_error_code(transport::Errc::dial_failed));
+            transport::make_error_code(transport::Errc::refused));
   EXPECT_EQ(swarm.run(alice.connect(ghost, swarm.after(20s))).error().code(), make_error_code(Errc::dial_backoff));
 }
 

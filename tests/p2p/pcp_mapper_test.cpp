@@ -1,6 +1,7 @@
 // Asking a router for ports by PCP, on real sockets: a thread plays the router.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/udp.hpp>
 #include <functional>
@@ -8,6 +9,7 @@
 #include <thread>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/task_group.hpp"
 #include "p2p/port_mappers.hpp"
 
 namespace cohive::p2p {
@@ -115,6 +117,22 @@ TEST_F(PcpMapper, ALostDatagramIsSentAgain) {
   auto mapper = asking(gateway);
   EXPECT_TRUE(map(*mapper));
   EXPECT_EQ(gateway.requests().size(), 2U);
+}
+
+/// The only thread of the pool would be taken by the wait for its answer, and codecs and signatures wait behind it.
+TEST_F(PcpMapper, ASilentRouterDelaysNoWorkOfThePool) {
+  std::atomic<bool> computed = false;
+  FakeGateway gateway(
+      [&computed](std::size_t, Bytes request) { return computed ? granted(std::move(request)) : Bytes(); });
+  auto mapper = asking(gateway);
+  const auto compute_meanwhile = [](Runtime& loop, FakeGateway& router, std::atomic<bool>& done) -> Task<void> {
+    while (router.requests().empty()) co_await loop.sleep_for(1ms);
+    co_await loop.offload([] {});
+    done = true;
+  };
+  TaskGroup other(*runtime);
+  other.spawn(compute_meanwhile(*runtime, gateway, computed));
+  EXPECT_TRUE(map(*mapper)) << "the router answers only when something was computed";
 }
 
 TEST_F(PcpMapper, ARefusalIsAnError) {

@@ -86,11 +86,12 @@ TEST_F(SimNetwork, ListensOnlyOnItsOwnAddressAndFreePorts) {
 }
 
 TEST_F(SimNetwork, WhereNobodyListensADialIsRefused) {
-  EXPECT_EQ(dial("/ip4/10.0.0.2/tcp/4002").error().code(), make_error_code(Errc::dial_failed));
-  EXPECT_EQ(dial("/ip4/10.0.0.9/tcp/4001").error().code(), make_error_code(Errc::dial_failed));
+  EXPECT_EQ(dial("/ip4/10.0.0.2/tcp/4002").error().system(), std::errc::connection_refused) << "as a real one";
+  EXPECT_EQ(dial("/ip4/10.0.0.2/tcp/4002").error().code(), make_error_code(Errc::refused));
+  EXPECT_EQ(dial("/ip4/10.0.0.9/tcp/4001").error().code(), make_error_code(Errc::refused));
   EXPECT_EQ(dial("/ip4/10.0.0.2/udp/1/quic-v1").error().code(), make_error_code(Errc::address_unsupported));
   listener->close();
-  EXPECT_EQ(dial("/ip4/10.0.0.2/tcp/4001").error().code(), make_error_code(Errc::dial_failed));
+  EXPECT_EQ(dial("/ip4/10.0.0.2/tcp/4001").error().code(), make_error_code(Errc::refused));
   EXPECT_EQ(runtime.run(listener->accept()).error(), cohive::Errc::closed);
   EXPECT_EQ(fabric.open_connections(), 0u);
 }
@@ -255,7 +256,7 @@ TEST_F(SimNetwork, ACrashedMachineIsSilentAKilledOneResets) {
   fabric.kill("10.0.0.3");
   EXPECT_EQ(runtime.run(receive(*connection)).error(), cohive::Errc::closed);
   EXPECT_EQ(runtime.now(), start);
-  EXPECT_EQ(dial("/ip4/10.0.0.3/tcp/1").error().code(), make_error_code(Errc::dial_failed));
+  EXPECT_EQ(dial("/ip4/10.0.0.3/tcp/1").error().code(), make_error_code(Errc::refused));
 }
 
 TEST_F(SimNetwork, AFailingLinkFailsDialsInItsShare) {

@@ -143,10 +143,19 @@ TEST_F(Tcp, RefusedAndForeignAddressesFail) {
   listener.reset();
   auto refused = dial(where);
   ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error(), Errc::dial_failed);
+  EXPECT_EQ(refused.error(), Errc::refused);
+  EXPECT_EQ(refused.error().system(), std::errc::connection_refused);
   EXPECT_NE(refused.error().message().find(where.text()), std::string::npos);
   EXPECT_EQ(dial(address("/ip4/127.0.0.1/udp/1/quic-v1")).error(), Errc::address_unsupported);
   EXPECT_EQ(dial(address("/dns4/localhost/tcp/1")).error(), Errc::address_unsupported) << "names are resolved first";
+}
+
+/// No program connects to the broadcast address.
+TEST_F(Tcp, AnAddressWithoutAWayToItIsUnreachable) {
+  const auto reserved = dial(address("/ip4/255.255.255.255/tcp/1"));
+  ASSERT_FALSE(reserved);
+  EXPECT_TRUE(reserved.error() == Errc::unreachable || reserved.error() == Errc::dial_failed) << reserved.error();
+  EXPECT_TRUE(reserved.error().system()) << "whatever the system says is kept";
 }
 
 TEST_F(Tcp, PeerIdInTheAddressIsIgnored) {

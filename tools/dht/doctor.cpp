@@ -49,20 +49,15 @@ std::string host_of(const Multiaddr& address) {
 
 // ---- What to do
 
-/// The system's errors reach us as text.
-bool says(const Error& error, int number) {
-  return error.detail().find(std::strerror(number)) != std::string::npos;
-}
-
 std::string advice_for_tcp(const Error& error, const Multiaddr& address) {
   if (error == transport::Errc::address_unsupported) return "use an address with /tcp/: no other kind is supported";
   if (error == cohive::Errc::timeout)
     return "a firewall drops what is sent there, or the machine is off: open TCP port " + port_of(address) +
            " in its firewall or security group, or forward it in its router";
-  if (says(error, ECONNREFUSED))
+  if (error == transport::Errc::refused)
     return "nothing listens at that port: check that the node runs there and that " + port_of(address) +
            " is its port; inside a container, publish the port";
-  if (says(error, ENETUNREACH) || says(error, EHOSTUNREACH) || says(error, EADDRNOTAVAIL))
+  if (error == transport::Errc::unreachable)
     return "this machine has no way to that network: check its connection" +
            std::string(address.first_code() == Multiaddr::ip6 ? ", or use the peer's IPv4 address" : "");
   return "check that the node runs and can be reached from here";

@@ -74,7 +74,7 @@ Task<void> Collector::look() {
 }
 
 Task<bool> Collector::append(Runtime& runtime, std::string path, std::string line) {
-  co_return co_await runtime.offload([path = std::move(path), line = std::move(line)] {
+  co_return co_await runtime.offload_io([path = std::move(path), line = std::move(line)] {
     // What a process left that was killed while it wrote must not swallow this line.
     std::ifstream before(path, std::ios::binary | std::ios::ate);
     const bool cut = before && before.tellg() > 0 && before.seekg(-1, std::ios::end).get() != '\n';

@@ -95,7 +95,7 @@ Result<std::size_t> LookHistory::load(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return 0;
   std::ifstream file(path);
-  if (!file) return Error(Errc::io, path + ": " + std::strerror(errno));
+  if (!file) return system_error(Errc::io, errno, path);
   std::size_t nonsense = 0;
   for (std::string line; std::getline(file, line);) {
     if (line.empty()) continue;

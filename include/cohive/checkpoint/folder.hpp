@@ -38,6 +38,11 @@ class Folder {
   /// Writes a checkpoint; then, and only then, removes all checkpoints but it and the newest `keep` - 1 of the rest.
   Result<std::filesystem::path> write(std::uint64_t epoch, const TensorFile& content, std::size_t keep);
 
+  /// Returns where the checkpoint of an epoch is, or would be.
+  std::filesystem::path path_of(std::uint64_t epoch) const;
+  /// Removes all checkpoints but that of `epoch` and the newest `keep` - 1 of the rest: the second half of write().
+  Result<> keep_newest(std::uint64_t epoch, std::size_t keep) const;
+
   /// Returns the path of the folder.
   const std::filesystem::path& path() const noexcept { return path_; }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -74,5 +75,27 @@ Result<TensorFile> read_file(const std::filesystem::path& path, ReadOptions opti
 /// name beside it first, from the disk up. A file of that name is replaced. Blocks for as long as the disk needs.
 /// Errors: cohive::Errc::io with the reason (such as a full disk), cohive::Errc::invalid_argument.
 Result<> write_file(const std::filesystem::path& path, const TensorFile& content);
+
+/// Writes such a file piece by piece, so that a task may give each piece to a thread that waits for the disk, and may
+/// be dropped between two: what was written is removed then. Each call blocks as long as the disk needs for a piece.
+class FileWriter {
+ public:
+  static constexpr std::size_t kPiece = std::size_t{16} << 20;  ///< bytes that one call of write_piece() writes at most
+
+  /// Begins the file. Errors of this call and the other ones: those of write_file().
+  static Result<FileWriter> create(std::filesystem::path path, std::shared_ptr<const TensorFile> content);
+  /// Writes the next piece, on the disk and not into its cache alone. Returns whether more is left.
+  Result<bool> write_piece();
+  /// Ends the file, whose pieces are all written, and gives it its name.
+  Result<> finish();
+
+  FileWriter(FileWriter&&) noexcept;
+  ~FileWriter();
+
+ private:
+  struct State;
+  explicit FileWriter(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace cohive::checkpoint

@@ -8,12 +8,14 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "cohive/core/peer_id.hpp"
 
 namespace cohive {
 
 /// An expected failure: a code (each module has its own in errors.hpp), the peer it concerns and what was being done.
+/// Programs decide by codes alone: texts are for people.
 class Error {
  public:
   Error() = default;
@@ -28,23 +30,39 @@ class Error {
   const std::string& detail() const noexcept;
   /// The peer concerned, or null.
   const PeerId* peer() const noexcept;
+  /// Returns what the operating system said, which compares with std::errc; no error where it was not asked.
+  std::error_code system() const noexcept;
+  /// Tells whether this is such an error, or sums up one.
+  bool caused_by(std::error_code code) const noexcept;
   /// The same error with the peer named, or with `what` put in front of the detail.
   Error with_peer(const PeerId& peer) const;
   /// Returns the same error with `what` before its detail.
   Error with_context(std::string_view what) const;
+  /// Returns the same error that sums `cause` up, too: for caused_by(). A few different codes are kept.
+  Error with_cause(const Error& cause) const;
   /// One sentence: "<context>: <code's message> (peer <id>)".
   std::string message() const;
 
   friend bool operator==(const Error& error, std::error_code code) { return error.code_ == code; }
 
  private:
+  friend Error system_error(std::error_code code, int number, std::string what);
   struct Info {
-    std::string detail;
-    std::optional<PeerId> peer;
+    std::string detail = {};
+    std::optional<PeerId> peer = std::nullopt;
+    std::error_code system = {};
+    std::vector<std::error_code> causes = {};
   };
+  Error(std::error_code code, Info info) : code_(code), info_(std::make_shared<const Info>(std::move(info))) {}
+  Info info() const { return info_ ? *info_ : Info(); }
   std::error_code code_;
   std::shared_ptr<const Info> info_;
 };
+
+/// Returns the error of a failed call of the operating system: its detail is "<what>: <the system's sentence>", and
+/// Error::system() has the number.
+/// \param number  errno, or what stands for it
+Error system_error(std::error_code code, int number, std::string what);
 
 /// Prints the message.
 std::ostream& operator<<(std::ostream& out, const Error& error);

@@ -142,7 +142,8 @@ class OffloadJob {
  public:
   virtual ~OffloadJob() = default;
   virtual void run() noexcept = 0;  // on a worker thread
-  Waiter* waiter = nullptr;         // loop thread only; null once the awaiting coroutine is gone
+  bool waits = false;        // it waits for a disk or a router more than it computes
+  Waiter* waiter = nullptr;  // loop thread only; null once the awaiting coroutine is gone
   std::atomic<bool> abandoned = false;  // the same for workers: what has not begun need not run
 };
 
@@ -205,6 +206,13 @@ class Runtime {
   /// Under simulation it runs at once, in place.
   template <class F>
   detail::Offload<F> offload(F work);
+  /// The same for work that waits for a disk, a router or another process: a few threads of its own do it, so that no
+  /// codec, reduction or signature waits behind it.
+  template <class F>
+  detail::Offload<F> offload_io(F work);
+  /// Marks work that is done in place under simulation and by other threads elsewhere: while it lives, the time is not
+  /// taken for the loop's (see SimRuntime::watch_turns).
+  class OffLoop;
 
   /// Drives the loop on this thread until `task` ends; returns its result or rethrows. Not reentrant: throws
   /// std::logic_error when called from inside the loop. See make_runtime() about an io_context that the program uses, too.
@@ -234,8 +242,17 @@ class Runtime {
   /// Makes a loop without a clock. \param seed  of random()
   explicit Runtime(std::uint64_t seed);
 
-  /// Runs what is ready, at most `budget` resumptions. True if more is ready.
-  bool drain_ready(std::size_t budget);
+  /// What was resumed, for finding what keeps the loop busy. The names are string literals, null where nothing has one.
+  struct Resumed {
+    const char* group = nullptr;       ///< of the task
+    const char* task = nullptr;        ///< as it was spawned
+    const char* waited_for = nullptr;  ///< as its awaitable says
+    const void* code = nullptr;        ///< of the innermost coroutine, for a debugger
+    /// Returns "<group>/<task>, which waited for <what>".
+    std::string text() const;
+  };
+  /// Resumes the coroutine that has been ready for longest; there must be one.
+  Resumed resume_next();
   /// Tells whether a coroutine can go on.
   bool has_ready() const noexcept { return !ready_.empty(); }
   /// Fires every timer due at `now`.
@@ -255,6 +272,9 @@ class Runtime {
   virtual void run_until(const bool& done) = 0;
   /// Has a worker run the job, and wakes its waiter on the loop.
   virtual void start_job(std::shared_ptr<detail::OffloadJob> job) = 0;
+  /// Called where work begins that is not the loop's, and where it ends.
+  virtual void leave_loop() noexcept {}
+  virtual void enter_loop() noexcept {}
 
  private:
   friend class Waiter;
@@ -290,6 +310,17 @@ class Runtime {
   bool running_ = false;
   std::unordered_map<std::type_index, std::shared_ptr<void>> locals_;
   std::unique_ptr<TaskGroup> background_;
+};
+
+class Runtime::OffLoop {
+ public:
+  explicit OffLoop(Runtime& runtime) noexcept : runtime_(runtime) { runtime_.leave_loop(); }
+  ~OffLoop() { runtime_.enter_loop(); }
+  OffLoop(const OffLoop&) = delete;
+  OffLoop& operator=(const OffLoop&) = delete;
+
+ private:
+  Runtime& runtime_;
 };
 
 /// What sleep_until() and yield() wait for.

@@ -37,8 +37,11 @@ class OffloadJobOf final : public OffloadJob {
 template <class F>
 class Offload : public Waiter {
  public:
-  Offload(Runtime& runtime, F work)
-      : Waiter(runtime, "offloaded work"), job_(std::make_shared<OffloadJobOf<F>>(std::move(work))) {}
+  Offload(Runtime& runtime, F work, bool waits)
+      : Waiter(runtime, waits ? "a disk or a router" : "offloaded work"),
+        job_(std::make_shared<OffloadJobOf<F>>(std::move(work))) {
+    job_->waits = waits;
+  }
   ~Offload() {
     job_->waiter = nullptr;
     job_->abandoned.store(true, std::memory_order_relaxed);
@@ -129,7 +132,12 @@ T& Runtime::local() {
 
 template <class F>
 detail::Offload<F> Runtime::offload(F work) {
-  return detail::Offload<F>(*this, std::move(work));
+  return detail::Offload<F>(*this, std::move(work), false);
+}
+
+template <class F>
+detail::Offload<F> Runtime::offload_io(F work) {
+  return detail::Offload<F>(*this, std::move(work), true);
 }
 
 template <class T>

@@ -30,16 +30,32 @@ class SimRuntime final : public Runtime {
   /// Changes the wall clock, as a user who sets the computer's clock does; virtual time goes on as ever.
   void shift_wall_clock(Duration by) { wall_shift_ += by; }
 
+  /// The longest turn of a loop that serves peers: all of them wait meanwhile.
+  static constexpr Duration kLongestTurn = 5ms;
+  /// A resumption, a posted function or timers that took long.
+  struct LongTurn {
+    std::string what;         ///< task and wait, and where its code is in the program: `addr2line -Cfe PROGRAM ADDRESS`
+    Duration processor_time;  ///< at least; what belongs to other threads (Runtime::offload) does not count
+  };
+  /// Measures every turn of the runtimes that are made from now on in this process, and tells of those that take more
+  /// processor time than `limit`; null: nothing is measured. On the thread of the runtime.
+  static void watch_turns(std::function<void(const LongTurn&)> report, Duration limit = kLongestTurn);
+
  protected:
   void on_ready() noexcept override {}
   void on_timers_changed() noexcept override {}
   void run_until(const bool& done) override;
   void start_job(std::shared_ptr<detail::OffloadJob> job) override;
+  void leave_loop() noexcept override;
+  void enter_loop() noexcept override;
 
  private:
   void step_ready();
+  void fire_due();
+  void end_turn(const Resumed* resumed, const char* what = "");
   TimePoint now_;
   Duration wall_shift_{};
+  std::unique_ptr<class TurnMeter> meter_;  // null: nobody asks
   std::deque<std::function<void()>> posted_;
 };
 

@@ -8,7 +8,7 @@ namespace cohive::transport {
 
 /// What may go wrong in the transport module.
 enum class Errc {
-  dial_failed = 1,      ///< the address did not answer or refused
+  dial_failed = 1,      ///< the system would not connect: Error::system() says why
   address_unsupported,  ///< not a TCP address
   address_in_use,
   resolve_failed,
@@ -21,6 +21,8 @@ enum class Errc {
   too_many_streams,
   both_began,         ///< both sides opened one connection, and neither would respond
   decryption_failed,  ///< an encrypted record was forged or damaged; the connection is closed
+  refused,            ///< the machine of the address is there, and no program listens
+  unreachable,        ///< the network says that there is no way to the address
 };
 
 /// Returns the category of these codes, which has their sentences.

@@ -13,8 +13,10 @@ constexpr Duration kRefusalTime = 1s;  // a machine says no in a round trip; a r
 Task<bool> is_refused(p2p::Host& host, PeerId peer) {
   if (host.refuses(peer)) co_return true;
   const auto reached = co_await host.connect_via(peer, PeerId(), host.runtime().after(kRefusalTime));
-  co_return !reached && (host.refuses(peer) || reached.error() == transport::Errc::dial_failed ||
-                         reached.error() == p2p::Errc::all_dials_failed);
+  if (reached) co_return false;
+  const auto is = [error = reached.error()](std::error_code code) { return error == code; };
+  co_return host.refuses(peer) || is(transport::Errc::refused) || is(transport::Errc::unreachable) ||
+      is(transport::Errc::dial_failed) || is(p2p::Errc::all_dials_failed);
 }
 
 }  // namespace cohive::averaging

@@ -14,6 +14,7 @@ namespace cohive::dht {
 
 /// Keys that one traversal looks for: choosing what to ask next looks at each of them.
 inline constexpr std::size_t kKeysPerSearch = 1024;
+inline constexpr std::size_t kQueriesPerTurn = 128;  // prepared in one turn of the loop
 
 /// One key being looked up.
 struct Lookup {
@@ -145,6 +146,7 @@ struct Dht::Impl {
   Task<std::vector<Result<>>> store_many(std::vector<StoreItem> items, Deadline deadline);
   struct StorePlan;
   Result<std::string> tag_for(const StoreItem& item) const;
+  Task<Result<msgpack::Value>> read_back(const std::string& value) const;
   Task<void> search_and_store(std::vector<StorePlan>& plans, Deadline deadline);
   Task<void> store_on_replicas(StorePlan& plan, std::vector<NodeEntry> candidates);
   Task<void> store_on(StorePlan& plan, NodeEntry node, std::size_t& pending, Condition& changed);

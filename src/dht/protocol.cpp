@@ -135,7 +135,15 @@ Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::s
                                          const CallMetrics& counters) {
   Result<std::string> reply = Error(rpc::Errc::busy, peer, method);
   // Calls that wait already go first: else small calls would take all that a busy node grants.
-  if (!busy_.contains(peer)) reply = co_await call_once(peer, method, request, counters);
+  if (!busy_.contains(peer)) {
+    auto slot = co_await slots_.acquire(1, runtime.after(options.wait_timeout));
+    if (!slot) {  // which says nothing about the peer
+      counters.failed.increment();
+      const auto what = log::format("{}, which waits for {} others", method, options.parallel_rpc);
+      co_return Error(rpc::Errc::busy, peer, what);
+    }
+    reply = co_await call_once(std::move(slot), peer, method, request, counters);
+  }
   if (!reply && reply.error() == rpc::Errc::busy && !overloaded_.contains(peer, runtime.now()))
     reply = co_await call_in_turn(peer, method, std::move(request), counters);
   (reply ? counters.ok : counters.failed).increment();
@@ -149,9 +157,8 @@ Task<Result<std::string>> Protocol::call(PeerId peer, const char* method, std::s
   co_return reply;
 }
 
-Task<Result<std::string>> Protocol::call_once(PeerId peer, const char* method, std::string request,
-                                              const CallMetrics& counters) {
-  const auto slot = co_await slots_.acquire();
+Task<Result<std::string>> Protocol::call_once(Semaphore::Units /*slot*/, PeerId peer, const char* method,
+                                              std::string request, const CallMetrics& counters) {
   const bool was_connected = host.connected(peer);
   if (!was_connected) {
     CO_TRY(co_await host.connect_via(peer, {}, runtime.after(options.wait_timeout)));
@@ -189,7 +196,9 @@ Task<Result<std::string>> Protocol::call_in_turn(PeerId peer, const char* method
   Result<std::string> reply = Error(rpc::Errc::busy, peer, method);
   for (Duration pause = kFirstPause; turn && !patience.passed(runtime.now());
        pause = std::min(2 * pause, kLongestPause)) {
-    reply = co_await call_once(peer, method, request, counters);
+    auto slot = co_await slots_.acquire(1, patience);
+    if (!slot) break;
+    reply = co_await call_once(std::move(slot), peer, method, request, counters);
     if (reply || reply.error() != rpc::Errc::busy) break;
     co_await runtime.sleep_for(pause);
   }
@@ -396,13 +405,12 @@ Task<std::vector<bool>> Protocol::validate(std::vector<Record> records) {
   co_return co_await checks_.run(std::move(check));
 }
 
-Task<std::vector<std::string>> Protocol::sign(std::vector<Record> records) {
-  const bool few = records.size() <= kSignaturesInline || validators_->empty();
-  auto work = [validators = validators_, records = std::move(records)] {
-    std::vector<std::string> values;
-    values.reserve(records.size());
-    for (const Record& record : records) values.push_back(validators->sign(record));
-    return values;
+Task<std::vector<Record>> Protocol::sign(std::vector<Record> records) {
+  if (validators_->empty()) co_return std::move(records);
+  const bool few = records.size() <= kSignaturesInline;
+  auto work = [validators = validators_, records = std::move(records)]() mutable {
+    for (Record& record : records) record.value = validators->sign(record);
+    return std::move(records);
   };
   if (few) co_return work();
   co_return co_await runtime.offload(std::move(work));

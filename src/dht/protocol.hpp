@@ -71,8 +71,8 @@ class Protocol {
   /// Many records leave the loop, as a signature takes tens of microseconds to check; they never take the place of this
   /// program's own work in the pool of the runtime.
   Task<std::vector<bool>> validate(std::vector<Record> records);
-  /// The values with their signatures.
-  Task<std::vector<std::string>> sign(std::vector<Record> records);
+  /// Returns the records with signatures in their values.
+  Task<std::vector<Record>> sign(std::vector<Record> records);
 
   double now() const { return runtime.wall_time(); }
   /// The newer of what storage and cache hold; null when neither does.
@@ -134,7 +134,7 @@ class Protocol {
   void fill(proto::NodeInfo& info) const;
   /// A busy node is asked again; one that fails is lost.
   Task<Result<std::string>> call(PeerId peer, const char* method, std::string request, const CallMetrics& counters);
-  Task<Result<std::string>> call_once(PeerId peer, const char* method, std::string request,
+  Task<Result<std::string>> call_once(Semaphore::Units slot, PeerId peer, const char* method, std::string request,
                                       const CallMetrics& counters);
   Task<Result<std::string>> call_in_turn(PeerId peer, const char* method, std::string request,
                                          const CallMetrics& counters);

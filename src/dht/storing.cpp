@@ -9,6 +9,13 @@
 #include "dht_impl.hpp"
 
 namespace cohive::dht {
+namespace {
+
+constexpr std::size_t kItemsPerTurn = 256;      // prepared in one turn of the loop
+constexpr std::size_t kBytesOfAnItem = 4096;    // that cost as much as an item
+constexpr std::size_t kLargeValue = 16 * 1024;  // whose values, when there are many, take long to read
+
+}  // namespace
 
 /// All that is to be stored under one key, and how that went.
 struct Dht::Impl::StorePlan {
@@ -20,6 +27,12 @@ struct Dht::Impl::StorePlan {
   std::size_t answered = 0;          ///< replicas, ourselves included
   bool cut_off = false;              ///< a deadline ended the search or the storing
 };
+
+/// On the pool where it takes milliseconds.
+Task<Result<msgpack::Value>> Dht::Impl::read_back(const std::string& value) const {
+  if (value.size() <= kLargeValue) co_return msgpack::decode(as_bytes(value));
+  co_return co_await runtime.offload([value] { return msgpack::decode(as_bytes(value)); });
+}
 
 /// The tag of an item's record; an error when the item cannot be stored anywhere.
 Result<std::string> Dht::Impl::tag_for(const StoreItem& item) const {
@@ -40,7 +53,10 @@ Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, 
 
   std::vector<Record> records;
   std::vector<std::size_t> valid;
+  std::size_t work = 0;  // in this turn of the loop, in items of few bytes
   for (std::size_t i = 0; i < items.size(); ++i) {
+    if (work >= kItemsPerTurn) co_await runtime.yield();
+    if (work >= kItemsPerTurn) work = 0;
     auto tag = tag_for(items[i]);
     if (!tag) {
       results[i] = tag.error();
@@ -51,8 +67,10 @@ Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, 
       results[i] = Error(cohive::Errc::limit_exceeded, "a DHT value of " + std::to_string(value.size()) + " bytes");
       continue;
     }
+    work += 1 + value.size() / kBytesOfAnItem;
     // What is written can be read, too.
-    if (auto readable = msgpack::decode(as_bytes(value)); !readable) {
+    const auto readable = co_await read_back(value);
+    if (!readable) {
       results[i] =
           Error(cohive::Errc::limit_exceeded, "a DHT value that cannot be read back: " + readable.error().detail());
       continue;
@@ -60,16 +78,17 @@ Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, 
     records.push_back({DhtId::of(items[i].key).binary(), std::move(*tag), std::move(value), items[i].expiration});
     valid.push_back(i);
   }
-  auto values = co_await protocol.sign(records);
+  records = co_await protocol.sign(std::move(records));
 
   std::vector<StorePlan> plans;
   std::unordered_map<DhtId, std::size_t> plan_of;
   for (std::size_t i = 0; i < records.size(); ++i) {
+    if (i % kItemsPerTurn == kItemsPerTurn - 1) co_await runtime.yield();
     const DhtId key = *DhtId::from_bytes(as_bytes(records[i].key));
     const auto [at, first] = plan_of.try_emplace(key, plans.size());
     if (first) plans.push_back({.key = key});
     StorePlan& plan = plans[at->second];
-    plan.records.push_back({key, std::move(records[i].subkey), std::move(values[i]), records[i].expiration, false});
+    plan.records.push_back({key, std::move(records[i].subkey), std::move(records[i].value), records[i].expiration, false});
     plan.items.push_back(valid[i]);
     plan.accepted.push_back(false);
   }
@@ -131,6 +150,7 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
     for (std::size_t i = first; i < first + count; ++i) {
       // Nodes that are asked for the key itself send the record that they have, which may be large.
       const DhtId twin = plans[i].key.twin();
+      if ((i - first) % kQueriesPerTurn == kQueriesPerTurn - 1) co_await runtime.yield();
       guide.wanted[twin] = &plans[i];
       traversal.add_query(twin, protocol.table.nearest(twin, seeds));
     }

@@ -1,7 +1,5 @@
 #include "foreign_model.hpp"
 
-#include <thread>
-
 #include "known_optimizer.hpp"
 #include "train/state_parts.hpp"
 
@@ -46,7 +44,7 @@ ForeignModel::ForeignModel(Runtime& runtime, std::shared_ptr<train::Backend> bac
 }
 
 ForeignModel::~ForeignModel() {
-  while (in_use_.use_count() > 1) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  work_.wait();
 }
 
 torch::Tensor ForeignModel::as_tensor(const Buffer& buffer, at::IntArrayRef sizes) const {
@@ -86,7 +84,7 @@ Task<void> ForeignModel::drop_gradients() {
 
 Task<void> ForeignModel::finish_step(std::uint64_t epoch, bool step) {
   const auto stepping = std::exchange(stepping_with_, nullptr);
-  if (step && stepping) co_await runtime_.offload([this, stepping, used = in_use_] { step_with(*stepping); });
+  if (step && stepping) co_await runtime_.offload([this, stepping, used = in_use()] { step_with(*stepping); });
   enter_epoch(epoch);
 }
 
@@ -112,7 +110,7 @@ Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(StateRou
     for (std::size_t size : sizes_of(parameters_)) copies_.push_back(backend_->allocate(size));
   std::vector<averaging::TensorSpan> memory;
   for (const auto& copy : copies_) memory.emplace_back(copy.values);
-  auto beside = co_await runtime_.offload([this, how, used = in_use_] {
+  auto beside = co_await runtime_.offload([this, how, used = in_use()] {
     torch::NoGradGuard no_grad;
     {
       const auto turn = trainer_->in_turn();
@@ -130,11 +128,11 @@ Task<bool> ForeignModel::finish_state(bool averaged) {
   const StateRound how = *std::exchange(state_round_, std::nullopt);
   extras_.end(averaged);
   if (!averaged) co_return false;
-  if (!extras_.empty()) co_await runtime_.offload([this, used = in_use_] { extras_.stage(*trainer_); });
+  if (!extras_.empty()) co_await runtime_.offload([this, used = in_use()] { extras_.stage(*trainer_); });
   difference_ = how == StateRound::difference;
   publishable_ = true;
   if (how != StateRound::live) co_return true;
-  co_await runtime_.offload([this, used = in_use_] {
+  co_await runtime_.offload([this, used = in_use()] {
     const auto turn = trainer_->in_turn();
     write_parameters();
   });
@@ -161,7 +159,7 @@ void ForeignModel::publish() {
 // ---- The state as a whole
 
 Task<std::optional<averaging::SharedState>> ForeignModel::snapshot(std::uint64_t epoch) {
-  co_return co_await runtime_.offload([this, epoch, used = in_use_] {
+  co_return co_await runtime_.offload([this, epoch, used = in_use()] {
     const std::lock_guard lock(stepping_);
     const auto beside = trainer_->beside();
     return copy_unless_changed(parameters_,
@@ -175,7 +173,7 @@ Task<Result<std::uint64_t>> ForeignModel::load(averaging::DownloadedState state,
   publishable_ = false;
   extras_.forget();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
-  co_return co_await runtime_.offload([this, shared, least_epoch, used = in_use_] {
+  co_return co_await runtime_.offload([this, shared, least_epoch, used = in_use()] {
     const auto turn = trainer_->in_turn();
     return load_state(optimizer_, parameters_, *shared, least_epoch, extras_.tensors(), layout_);
   });

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "cohive/averaging/host_parts.hpp"
+#include "cohive/train/work_count.hpp"
 #include "device_backend.hpp"
 #include "gradient_intake.hpp"
 #include "model_state.hpp"
@@ -39,6 +40,8 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
+  std::shared_ptr<const void> in_use() const override { return work_.begin(); }
+  Task<void> close() override { return work_.finished(runtime_); }
   void enter_epoch(std::uint64_t epoch) override { schedule_.enter_epoch(epoch); }
   void look_at_state() override { extras_.forget(); }
 
@@ -72,7 +75,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   bool publishable_ = false, difference_ = false;
   double max_norm_ = 0;
   std::mutex stepping_;  // local steps and copies exclude one another
-  std::shared_ptr<const void> in_use_ = std::make_shared<int>();
+  train::WorkCount work_;  // on the model and the copies
 };
 
 }  // namespace cohive::libtorch

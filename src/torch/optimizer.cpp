@@ -105,10 +105,9 @@ void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Opt
 }
 
 void Optimizer::Impl::destroy() {
-  membership.on_loop([this] {
-    run.reset();
-    model.reset();
-  });
+  membership.on_loop([this] { run.reset(); });
+  if (model) wait_for([this] { return model->replica().close(); });
+  membership.on_loop([this] { model.reset(); });
 }
 
 Optimizer::Impl::~Impl() {

@@ -1,7 +1,5 @@
 #include "cohive/train/fused_replica.hpp"
 
-#include <thread>
-
 #include "discard.hpp"
 #include "state_parts.hpp"
 
@@ -50,7 +48,12 @@ Task<std::vector<TensorSpan>> FusedReplica::parts_beside(StateRound) {
 
 void FusedReplica::wait_until_unused() noexcept {
   stepping_.reset();
-  while (in_use_.use_count() > 1) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  work_.wait();
+}
+
+Task<void> FusedReplica::close() {
+  stepping_.reset();
+  co_await work_.finished(runtime_);
 }
 
 // ---- Gradients and step

@@ -1,6 +1,7 @@
 // The loop side of a Swarm: host, DHT and signing key. Everything in it but `thread` lives on the loop's thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "cohive/core/keys.hpp"
@@ -47,17 +48,17 @@ struct Membership {
   std::shared_ptr<dht::Authorizer> authorizer;  ///< of a swarm with members
   std::unique_ptr<p2p::MetricsServer> metrics_server;
   Subscription status;  ///< of the DHT
-  std::unique_ptr<Event> giving_up;  ///< of the attempt to join that goes on
   bool ready = false;
 
  private:
   Result<> open();
+  bool wanted() const;
+  Result<> call_patiently(std::function<Task<Result<>>()> make);
   p2p::HostOptions host_options() const;
   Result<> know_members();
   void open_network();
   Result<> check_own_addresses(const std::vector<Multiaddr>& own);
   Result<> check_identity(const std::vector<Multiaddr>& initial, const p2p::HostOptions& host_options);
-  Task<Result<>> attempt(std::vector<Multiaddr> initial);
   Result<> join(const std::vector<Multiaddr>& initial);
   Task<void> close();
 };

@@ -80,10 +80,10 @@ void ProgressTracker::start() {
   tasks_.spawn(fetch_loop(*this), "fetch progress");
 }
 
-Task<void> ProgressTracker::close() {
+Task<void> ProgressTracker::close(Deadline deadline) {
   tasks_.cancel();
   if (!std::exchange(stored_, false)) co_return;
-  co_await store_record(true);
+  co_await store_record(true, deadline);
 }
 
 GlobalProgress ProgressTracker::snapshot() const {
@@ -180,7 +180,7 @@ void ProgressTracker::publish() {
   changed_.notify_all();
 }
 
-Task<void> ProgressTracker::store_record(bool goodbye) {
+Task<void> ProgressTracker::store_record(bool goodbye, std::optional<Deadline> deadline) {
   using namespace msgpack;
   const double now = dht_.now();
   // A clock that was ahead has left a report that lives as long: one that expires before is refused.
@@ -194,7 +194,7 @@ Task<void> ProgressTracker::store_record(bool goodbye) {
                   {"time", now},
                   {"client_mode", options_.client_mode}}};
   const auto stored = co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()},
-                                          std::move(record), expiration);
+                                          std::move(record), expiration, deadline);
   newest_expiration_ = std::max(newest_expiration_, expiration);
   if (!stored && !goodbye) log::warn("train", "the swarm does not know our progress: {}", stored.error());
 }

@@ -170,36 +170,35 @@ Task<std::size_t> Run::Impl::finish() {
   // Peers that are about to average their gradients need not wait for ours.
   gradients.round.reset();
   if (!options.use_local_updates) co_await gradients.averager.leave(runtime.after(options.shutdown_timeout));
-  co_await tracker.refresh();
+  (void)co_await within(runtime, runtime.after(options.shutdown_timeout), tracker.refresh(), "a last look at the run");
   const std::size_t expected = tracker.snapshot().expected;
   // Trainers that have just said goodbye may be looking for their last group still.
   const bool in_company = tracker.in_company(options.matchmaking_time);
   // One that is behind hears from our report that it is, and is waited for.
-  if (!tracker.someone_is_behind()) co_await tracker.close();
+  if (!tracker.someone_is_behind()) co_await tracker.close(runtime.after(options.shutdown_timeout));
   if (!in_company) {
     co_await abandon_rounds();
     co_return 0;
   }
   const Duration patience = expected > 1 ? options.averaging_timeout : options.matchmaking_time;
   const std::size_t group = co_await average_parameters(expected, options.averaging_timeout, patience);
-  co_await tracker.close();
+  co_await tracker.close(runtime.after(options.shutdown_timeout));
   co_return group;
 }
 
 Task<void> Run::Impl::close() {
   const Deadline limit = runtime.after(options.shutdown_timeout);
   ended = true;
-  co_await tracker.close();
-  auto abandon = [](Impl& self) -> Task<Result<>> {
-    co_await self.abandon_rounds();
-    co_return ok();
-  };
-  (void)co_await within(runtime, limit, abandon(*this), "rounds to be left");
+  // Beside the rest: a swarm that cannot be reached takes all of the time and the rounds still end in order.
+  Nursery goodbye(runtime, "goodbye");
+  goodbye.spawn(tracker.close(limit), "withdraw the report");
+  (void)co_await within(runtime, limit, abandon_rounds(), "rounds to be left");
   co_await gradients.averager.drain(limit);
   co_await state_averager.drain(limit);
   co_await gradients.averager.leave(limit);
   co_await state_averager.leave(limit);
   (void)co_await saving.lock(limit);  // a checkpoint that is being written
+  co_await goodbye.join();
   tasks.cancel();
 }
 

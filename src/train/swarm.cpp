@@ -6,6 +6,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/status.hpp"
 #include "cohive/core/trace.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/dht/members.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/initial_peers.hpp"
@@ -17,7 +18,7 @@ namespace {
 
 constexpr Duration kFirstPause = 1s, kLongestPause = 30s;  // between attempts to join
 constexpr Duration kIdentityCheck = 5s;
-constexpr Duration kLook = 200ms;                          // between two questions whether to give up
+constexpr Duration kLook = 100ms;                          // between two questions whether to give up
 
 std::vector<Multiaddr> parse_all(const std::vector<std::string>& texts) {
   std::vector<Multiaddr> result;
@@ -25,12 +26,18 @@ std::vector<Multiaddr> parse_all(const std::vector<std::string>& texts) {
   return result;
 }
 
-Task<void> until(Event& event) {
-  co_await event.wait();
-}
-
 Error given_up() {
   return Error(Errc::closed, "joining the swarm was given up");
+}
+
+Task<void> until_set(std::shared_ptr<Event> event) {
+  co_await event->wait();
+}
+
+/// Drops the task when `give_up` is set.
+Task<Result<>> unless(Runtime& runtime, std::shared_ptr<Event> give_up, Task<Result<>> task) {
+  auto ended = co_await race(runtime, std::move(task), until_set(std::move(give_up)));
+  co_return ended.index() == 0 ? std::get<0>(std::move(ended)) : Result<>(given_up());
 }
 
 }  // namespace
@@ -101,10 +108,31 @@ Result<> Membership::open() {
 /// which nobody answers it cannot be told: it may be that of our router.
 Result<> Membership::check_own_addresses(const std::vector<Multiaddr>& own) {
   for (const auto& address : own) {
-    const auto led = call([&] { return own_addresses->leads_here(address, runtime().after(kIdentityCheck)); });
-    if (!led) return led.error();
+    const auto led = call_patiently([&]() -> Task<Result<>> {
+      return [](p2p::OwnAddressCheck& check, Multiaddr at, Deadline deadline) -> Task<Result<>> {
+        CO_TRY(co_await check.leads_here(std::move(at), deadline));
+        co_return ok();
+      }(*own_addresses, address, runtime().after(kIdentityCheck));
+    });
+    if (!led) return led;
   }
   return ok();
+}
+
+bool Membership::wanted() const {
+  return !options.give_up || !options.give_up();
+}
+
+/// As call(), and asks meanwhile whether to give up: what other peers are to answer may take long.
+Result<> Membership::call_patiently(std::function<Task<Result<>>()> make) {
+  const auto give_up = std::make_shared<Event>(runtime(), "a user who gives up");
+  auto ending = runtime().submit([&] { return unless(runtime(), give_up, make()); });
+  while (ending.wait_for(kLook) != std::future_status::ready) {
+    if (wanted()) continue;
+    runtime().post([give_up] { give_up->set(); });
+    break;
+  }
+  return ending.get();
 }
 
 /// Reads which peers are members, in a swarm that has them.
@@ -129,16 +157,10 @@ void Membership::open_network() {
 /// Two processes of one identity take each other's connections away.
 Result<> Membership::check_identity(const std::vector<Multiaddr>& initial, const p2p::HostOptions& host_options) {
   on_loop([this] { open_network(); });
-  return call([&] {
+  return call_patiently([&] {
     return p2p::check_identity_is_free(*network, identity.key.peer_id(), initial, host_options.transport,
                                        runtime().after(kIdentityCheck));
   });
-}
-
-/// Joins, or gives it up when the event says so.
-Task<Result<>> Membership::attempt(std::vector<Multiaddr> initial) {
-  auto outcome = co_await race(runtime(), dht->start(std::move(initial)), until(*giving_up));
-  co_return outcome.index() == 0 ? std::get<0>(std::move(outcome)) : Result<>(given_up());
 }
 
 /// Tries until a swarm is there, the time is over or the caller gives up.
@@ -148,10 +170,9 @@ Result<> Membership::join(const std::vector<Multiaddr>& initial) {
     if (options.wait_for_swarm == Duration::max()) return Duration::max();
     return options.wait_for_swarm - std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now() - begin);
   };
-  const auto wanted = [&] { return !options.give_up || !options.give_up(); };
   Duration pause = kFirstPause;
   for (int attempt = 1;; ++attempt, pause = std::min(pause * 2, kLongestPause)) {
-    auto joining = runtime().submit([&]() -> Task<Result<>> {
+    const auto joined = call_patiently([&]() -> Task<Result<>> {
       DhtOptions dht_options = options.dht;
       dht_options.client_mode = options.client_mode;
       dht_options.authorizer = authorizer;
@@ -159,15 +180,10 @@ Result<> Membership::join(const std::vector<Multiaddr>& initial) {
       dht = std::make_unique<Dht>(*host, dht_options);
       if (options.check_owners) dht->add_validator(key);
       for (const auto& validator : options.validators) dht->add_validator(validator);
-      giving_up = std::make_unique<Event>(runtime(), "giving up");
-      return this->attempt(initial);
+      return dht->start(initial);
     });
-    bool dropped = false;  // an attempt lasts bootstrap_timeout at most
-    while (!dropped && joining.wait_for(kLook) != std::future_status::ready)
-      if ((dropped = !wanted())) on_loop([this] { giving_up->set(); });
-    auto joined = joining.get();
     if (joined) break;
-    if (dropped) return given_up();
+    if (!wanted()) return given_up();
     if (!options.ensure_bootstrap_success && !names_wrong_peer(joined.error())) {
       log::warn("train", "no initial peer answers: alone for now, and trying again until one does: {}",
                 said_once(joined.error().message()));
@@ -200,7 +216,6 @@ Task<void> Membership::close() {
   own_addresses.reset();
   if (host) co_await host->close();
   host.reset();
-  giving_up.reset();
   network.reset();
   Trace::of(runtime()).stop();
 }

@@ -170,10 +170,10 @@ void Trainer::Impl::open(const MakeReplica& make) {
 }
 
 void Trainer::Impl::destroy() {
-  swarm.membership().on_loop([this] {
-    run.reset();
-    replica.reset();
-  });
+  Membership& membership = swarm.membership();
+  membership.on_loop([this] { run.reset(); });
+  if (replica) membership.call([this] { return replica->close(); });
+  membership.on_loop([this] { replica.reset(); });
 }
 
 void Trainer::Impl::close() {

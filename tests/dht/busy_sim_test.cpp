@@ -76,5 +76,34 @@ TEST_F(BusySwarm, ANodeThatIsAlwaysBusyStaysKnownAndDelaysOnlyOnce) {
   EXPECT_EQ(node.table_size(), 1u);
 }
 
+TEST_F(BusySwarm, CallsToNodesThatHangKeepNoOtherCallForLonger) {
+  Dht& node = add({.parallel_rpc = 1});
+  Dht& good = add();
+  std::vector<std::unique_ptr<rpc::Server>> silent;
+  std::vector<PeerId> peers;
+  for (int i = 0; i < 5; ++i) {
+    auto& host = swarm.add_host();
+    silent.push_back(std::make_unique<rpc::Server>(host));
+    silent.back()->add_unary("DHTProtocol.rpc_ping", [this](PeerId, std::string) -> Task<Result<std::string>> {
+      return [](Runtime& runtime) -> Task<Result<std::string>> {
+        co_await runtime.sleep_for(std::chrono::hours(1));
+        co_return std::string();
+      }(swarm.runtime());
+    });
+    peers.push_back(host.id());
+    swarm.host(0).learn_addresses(host.id(), host.addresses());
+    ASSERT_TRUE(swarm.run(swarm.host(0).connect(host.id(), swarm.after(5s))));
+  }
+  const TimePoint start = swarm.runtime().now();
+  Nursery pings(swarm.runtime());
+  for (const PeerId& peer : peers)
+    pings.spawn([](Dht& from, PeerId to) -> Task<void> { EXPECT_FALSE(co_await from.ping(to)); }(node, peer));
+  pings.spawn([](Dht& from, PeerId to) -> Task<void> { (void)co_await from.ping(to); }(node, good.host().id()));
+  swarm.run(pings.join());
+  EXPECT_LE(swarm.runtime().now() - start, 2 * node.options().wait_timeout + 1s);
+  EXPECT_EQ(node.table_size(), 1u) << "a call that was not made is no sign that a node is gone";
+  EXPECT_TRUE(swarm.run(node.ping(good.host().id())));
+}
+
 }  // namespace
 }  // namespace cohive::dht

@@ -159,6 +159,19 @@ class SignalsOfTrainers(WithPrograms):
         self.assertEqual(process.wait(PATIENCE), 0)
         self.assertIn("told to stop before the work began", process.stderr.read())
 
+    def test_a_signal_while_an_attempt_to_join_goes_on(self):
+        """What accepts connections and says nothing holds an attempt for as long as it may last."""
+        with taken_port() as port:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                process = self.train("--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}")
+                connection = f" 0100007F:{port:04X} "  # its side of it, in the table of the kernel
+                self.until(lambda: any(connection in line and line.split()[3] == "01"
+                                       for line in Path("/proc/net/tcp").read_text().splitlines()))
+                process.send_signal(number)
+                sent = time.monotonic()
+                process.communicate(timeout=PATIENCE)
+                self.assertLess(time.monotonic() - sent, 3, "it has to give back a network and a model, too")
+
     def test_a_request_for_diagnostics_while_it_starts(self):
         process = self.train("--max-epochs", "1")
         self.until(lambda: catches(process, signal.SIGTERM))

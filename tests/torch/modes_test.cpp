@@ -1,4 +1,5 @@
 // What each option and each optimizer makes of a model's parameters: the same as LibTorch alone, where that can be said.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -10,6 +11,7 @@
 namespace cohive {
 namespace {
 
+using ::testing::HasSubstr;
 using torch::optim::OptimizerParamGroup;
 
 torch::Tensor batch(std::int64_t seed, torch::ScalarType type) {
@@ -265,6 +267,47 @@ TEST(TrainingModes, ParametersThatCannotBeTrainedTogetherAreRefused) {
   sgd.add_param_group(OptimizerParamGroup({model.weight}));
   model.backward(1);
   EXPECT_THROW(optimizer.step(kBatch), std::logic_error) << "peers average what there was at the beginning";
+}
+
+TEST(StrategyOptionsTest, WhatIsSetInANestedFieldCounts) {
+  const StrategyOptions options{
+      .swarm = {.initial_peers = {"/ip4/10.0.0.1/tcp/1"}, .client_mode = true},
+      .optimizer = {.run_id = "nested", .target_batch_size = 7, .delay_grad_averaging = true}};
+  EXPECT_EQ(options.swarm_options().initial_peers, options.swarm.initial_peers);
+  EXPECT_EQ(options.swarm_options().host_maddrs, options.host_maddrs);
+  const OptimizerOptions run = options.optimizer_options();
+  EXPECT_EQ(run.run_id, "nested");
+  EXPECT_EQ(run.target_batch_size, 7);
+  EXPECT_EQ(run.matchmaking_time, 5s) << "HivemindStrategy's";
+  EXPECT_FALSE(run.delay_state_averaging) << "HivemindStrategy's";
+  EXPECT_TRUE(run.delay_optimizer_step) << "goes with delay_grad_averaging";
+  EXPECT_TRUE(run.client_mode) << "one option, wherever it is set";
+  EXPECT_TRUE(StrategyOptions{.optimizer = {.delay_optimizer_step = true}}.optimizer_options().offload_optimizer);
+  EXPECT_EQ((StrategyOptions{.run_id = "same", .optimizer = {.run_id = "same"}}.optimizer_options().run_id), "same");
+}
+
+TEST(StrategyOptionsTest, TwoValuesOfOneOptionAreRefusedBeforeASwarmIsJoined) {
+  const auto refusal = [](StrategyOptions options) {
+    options.bootstrap_timeout = std::chrono::hours(1);  // it would wait
+    try {
+      Strategy strategy(std::move(options));
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::vector<std::string> one{"/ip4/127.0.0.1/tcp/1"}, other{"/ip4/127.0.0.1/tcp/2"};
+  EXPECT_EQ(refusal({.initial_peers = one, .swarm = {.initial_peers = other}}),
+            "StrategyOptions: initial_peers and swarm.initial_peers are set to different values; set one of them");
+  EXPECT_THAT(refusal({.host_maddrs = one, .swarm = {.host_maddrs = other}}), HasSubstr("swarm.host_maddrs"));
+  EXPECT_THAT(refusal({.wait_for_swarm = 1s, .swarm = {.wait_for_swarm = 2s}}), HasSubstr("wait_for_swarm"));
+  EXPECT_THAT(refusal({.run_id = "a", .optimizer = {.run_id = "b"}}), HasSubstr("optimizer.run_id"));
+  EXPECT_THAT(refusal({.batch_size = 1, .optimizer = {.batch_size = 2}}), HasSubstr("optimizer.batch_size"));
+  EXPECT_THAT(refusal({.matchmaking_time = 1s, .optimizer = {.matchmaking_time = 2s}}), HasSubstr("matchmaking_time"));
+  EXPECT_THAT(refusal({.delay_optimizer_step = false, .optimizer = {.delay_optimizer_step = true}}),
+              HasSubstr("delay_optimizer_step"));
+  const auto tune = [](averaging::AveragerOptions&) {};
+  EXPECT_THAT(refusal({.averager_opts = tune, .optimizer = {.averager_options = tune}}), HasSubstr("averager_opts"));
 }
 
 TEST(TrainingModes, AStrategyHasTheDefaultsOfHivemindStrategy) {

@@ -222,7 +222,7 @@ TEST_F(Progress, WhoLeavesIsNotCountedAnyMore) {
   second.report(0, 10);
   swarm.pass(5s);
   ASSERT_EQ(first.snapshot().peers, 2u);
-  swarm.run(second.close());
+  swarm.run(second.close(Deadline::never()));
   swarm.run(first.refresh());
   EXPECT_EQ(first.snapshot().peers, 1u);
 }
@@ -496,7 +496,7 @@ TEST_F(Progress, AClockThatWasADayAheadHidesNobodyForADay) {
     for (auto* tracker : {&first, &second}) train(*tracker, 0, 1, 1);
   EXPECT_EQ(second.snapshot().peers, 2u);
   EXPECT_EQ(first.snapshot().peers, 2u);
-  swarm.run(first.close());
+  swarm.run(first.close(Deadline::never()));
   swarm.run(second.refresh());
   EXPECT_EQ(second.snapshot().peers, 1u) << "nor does its last one stay";
 }

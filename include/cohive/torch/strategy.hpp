@@ -38,13 +38,14 @@ struct StrategyOptions {
   std::string identity_path;  ///< key file; made when missing. Empty: a new identity
   bool client_mode = false;  ///< do not listen
   std::string metrics_address;  ///< host:port for page and metrics; empty: none
-  /// What the fields above do not name; theirs win.
+  /// What the fields above do not name. What they do name may be set here instead: of two fields for one option the one
+  /// that is not at its default counts, and two different ones are refused. The defaults are those above.
   SwarmOptions swarm;
   OptimizerOptions optimizer;  ///< the same for the options of the run
 
-  /// Returns what these options are for Swarm.
+  /// Returns what these options are for Swarm. Throws std::invalid_argument where two fields contradict one another.
   SwarmOptions swarm_options() const;
-  /// Returns what these options are for Optimizer.
+  /// Returns what these options are for Optimizer; throws likewise.
   OptimizerOptions optimizer_options() const;
 };
 

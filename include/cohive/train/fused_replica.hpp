@@ -16,6 +16,7 @@
 
 #include "cohive/train/gradient_sums.hpp"
 #include "cohive/train/replica.hpp"
+#include "cohive/train/work_count.hpp"
 
 namespace cohive::train {
 
@@ -38,6 +39,8 @@ class FusedReplica : public Replica {
   Task<std::shared_ptr<averaging::TensorParts>> state_parts(StateRound how) override;
   Task<bool> finish_state(bool averaged) override;
   void publish() override;
+  std::shared_ptr<const void> in_use() const override { return work_.begin(); }
+  Task<void> close() override;
 
  protected:
   /// \param parameters  float32; as the group names them
@@ -83,10 +86,8 @@ class FusedReplica : public Replica {
   /// Throws away what has been added up before the cut; overridden together with take_sums().
   virtual Task<void> drop_sums();
 
-  /// Returns what work on the pool holds as long as it uses the memory.
-  std::shared_ptr<const void> in_use() const noexcept { return in_use_; }
-  /// Waits until no work on the pool uses the memory any more. The destructors of derived classes begin with it; the
-  /// run is gone by then, so this takes as long as one stretch does.
+  /// Waits until no work on the pool uses the memory any more. The destructors of derived classes begin with it; after
+  /// close() there is nothing to wait for.
   void wait_until_unused() noexcept;
 
   /// Returns the newest complete parameters: the next ones where a step or a round has made them, else the live ones.
@@ -115,7 +116,7 @@ class FusedReplica : public Replica {
   std::optional<StateRound> state_round_;
   bool next_is_difference_ = false;
   bool statistics_made_ = false;
-  std::shared_ptr<const void> in_use_ = std::make_shared<int>();
+  WorkCount work_;  // on the memory
 };
 
 }  // namespace cohive::train

@@ -79,8 +79,9 @@ class ProgressTracker {
   ~ProgressTracker();
   /// Begins to report and to read the DHT, in the background, until close().
   void start();
-  /// Stops reporting and withdraws the record of this peer, so that no member waits for it. Idempotent.
-  Task<void> close();
+  /// Stops reporting and withdraws the record of this peer, so that no member waits for it; should the DHT not answer
+  /// until the deadline, the record stays until it expires. Idempotent.
+  Task<void> close(Deadline deadline);
 
   /// Tells what this peer has accumulated in its current epoch.
   void report(std::uint64_t epoch, double samples);
@@ -136,7 +137,7 @@ class ProgressTracker {
   struct Entry;
   static Task<void> report_loop(ProgressTracker& self);
   static Task<void> fetch_loop(ProgressTracker& self);
-  Task<void> store_record(bool goodbye);
+  Task<void> store_record(bool goodbye, std::optional<Deadline> deadline = std::nullopt);
   void publish();
   void fetch_soon();
   void set(const GlobalProgress& progress);

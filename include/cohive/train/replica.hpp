@@ -100,6 +100,12 @@ class Replica {
   virtual Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) = 0;
   /// Tells that a state has been loaded, and which epoch it is taken for: schedules follow it.
   virtual void enter_epoch(std::uint64_t epoch) = 0;
+
+  /// Returns what work on the pool holds as long as it uses the model: close() waits for it.
+  virtual std::shared_ptr<const void> in_use() const { return nullptr; }
+  /// Waits for work on the pool that still uses the model, such as a copy of it that nobody wants any more. Awaited
+  /// between the end of the run and that of the replica, whose destructor would have to wait on the loop's thread.
+  virtual Task<void> close() { co_return; }
 };
 
 }  // namespace cohive::train

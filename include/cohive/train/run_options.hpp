@@ -35,7 +35,8 @@ struct RunOptions {
   std::optional<Duration> allreduce_timeout = std::nullopt;   ///< one all-reduce; unset: averaging_timeout
   std::optional<Duration> next_chunk_timeout = std::nullopt;  ///< between two parts of a peer; unset: matchmaking_time
   Duration load_state_timeout = 600s;  ///< for one download of the state
-  Duration shutdown_timeout = 5s;  ///< that close() waits for members that need this peer
+  /// That close() takes at most: for members that need this peer, and for the swarm to hear of its end.
+  Duration shutdown_timeout = 5s;
 
   /// Parameters are averaged in the background; the result is applied in a later call.
   bool delay_state_averaging = true;

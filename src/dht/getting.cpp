@@ -98,6 +98,7 @@ Task<std::vector<Result<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, 
   for (std::size_t i = 0; i < keys.size(); ++i) {
     results[i] = co_await result_of(by_index[i]);
     (results[i] ? metrics.gets_found : metrics.gets_missed).increment();
+    if (i + 1 < keys.size()) co_await runtime.yield();  // values may be large
   }
   if (searched) metrics.get_seconds.observe(to_seconds(runtime.now() - start));
   co_return results;
@@ -202,6 +203,7 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
     const std::size_t seeds = seeds_for(search);
     Traversal traversal(runtime, protocol.node_id, search, guide);
     for (std::size_t i = first; i < first + count; ++i) {
+      if ((i - first) % kQueriesPerTurn == kQueriesPerTurn - 1) co_await runtime.yield();
       guide.wanted[lookups[i]->key] = lookups[i];
       traversal.add_query(lookups[i]->key, protocol.table.nearest(lookups[i]->key, seeds));
     }

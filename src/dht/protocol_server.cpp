@@ -19,7 +19,7 @@ constexpr std::size_t kReplyOverhead = 64 * 1024;
 constexpr std::size_t kNeighbourBytes = 22 + 2 + PeerId::kMaxSize;
 constexpr std::size_t kKeysPerTurn = 128;      // looked up in one turn of the loop: about a millisecond
 constexpr std::size_t kEncodedPerTurn = 8192;  // entries that are encoded in one: the same
-constexpr std::size_t kBytesPerTurn = 512 * 1024;
+constexpr std::size_t kBytesPerTurn = 128 * 1024;
 constexpr std::size_t kBytesOfAKey = 1024;    // of requests and replies, that cost as much as a key
 constexpr std::size_t kEncodedOfAKey = 16;    // entries that are encoded at the cost of a key
 constexpr std::size_t kKeysOfACheck = 4;      // that cost as much as checking one signature of RSA-2048
@@ -142,6 +142,7 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
   if (!allows(caller, cost) || !may_check(caller)) co_return refuse_busy(metrics.store);
   metrics.store.served.increment();
   heard_from(request.peer().node_id(), caller);
+  if (bytes.size() > kBytesPerTurn) co_await runtime.yield();  // the request was read in this one
   const auto stored = co_await store_locally(std::move(records), caller, true);
   proto::StoreResponse reply;
   fill(*reply.mutable_peer());

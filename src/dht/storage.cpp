@@ -14,6 +14,8 @@ namespace cohive::dht {
 namespace {
 constexpr std::int8_t kDictionaryType = 0x50;
 constexpr std::size_t kEntryOverhead = 24;     // headers and expiration of an encoded entry, rounded up
+// A table that holds so many has room for this many at once: moving a hundred thousand to a larger one takes long.
+constexpr std::size_t kFewRecords = 4096, kMostReserved = 1 << 17;
 constexpr std::size_t kMaxDropsAtOnce = 1024;  // entries: keeps one call short when very many expire together
 // More objects than an entry can be made of: a subkey, a value and an expiration.
 constexpr std::size_t kMaxValuesOfAnEntry = Subkey::kMaxBytes + 8;
@@ -356,6 +358,7 @@ void Storage::make_room() {
 void Storage::replace(const DhtId& key, StoredRecord record) {
   erase(key);
   count(key, record);
+  if (records_.size() == kFewRecords) records_.reserve(std::min(limits_.max_records, kMostReserved));
   records_.insert_or_assign(key, std::move(record));
   make_room();
   COHIVE_ASSERT(by_expiration_.size() == records_.size() && (memory() <= limits_.max_bytes || records_.empty()));

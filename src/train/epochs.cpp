@@ -92,9 +92,12 @@ Task<bool> Run::Impl::finish_update(StepReport& report) {
   co_await last->done.wait();
   if (update == last) update.reset();
   if (last->failure) std::rethrow_exception(std::exchange(last->failure, nullptr));
-  if (const auto publication = co_await gate.publish(runtime)) {
-    replica.publish();
+  if (auto publication = co_await gate.publish(runtime)) {
     report = publication->report();
+    // All parameters of some models are copied: not on the loop.
+    const auto right = std::make_shared<ParameterGate::Publication>(std::move(*publication));
+    co_await runtime.offload(
+        [self = shared_from_this(), used = replica.in_use(), right] { self->replica.publish(); });
   }
   co_return last->missed;
 }

@@ -186,8 +186,10 @@ std::size_t independent(const std::vector<Voter>& voters) {
   return blocks.size() + alone;
 }
 
-void count_support(std::vector<Voter>& voters) {
+/// Compares the samples of all with those of all others, in a turn of the loop for each.
+Task<void> count_support(Runtime& runtime, std::vector<Voter>& voters) {
   for (Voter& voter : voters) {
+    co_await runtime.yield();
     std::set<std::uint64_t> blocks;
     voter.acquaintances = voter.acquainted;
     for (const Voter& other : voters) {
@@ -238,7 +240,7 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
       return static_cast<std::size_t>(std::ranges::count_if(voters, [](const Voter& v) { return !v.samples.empty(); }));
     });
   }
-  count_support(voters);
+  co_await count_support(runtime, voters);
   if (voters.empty()) co_return result;
   const auto rank = [&](const PeerId& peer) { return std::ranges::find(donors, peer) - donors.begin(); };
   const auto support = [](const Voter& voter) { return std::tuple(voter.acquaintances, voter.networks, voter.peers); };

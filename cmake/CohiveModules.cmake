@@ -106,10 +106,11 @@ endfunction()
 function(cohive_c_library)
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/c/*.cpp")
   set(map "${CMAKE_CURRENT_SOURCE_DIR}/src/c/cohive.map")
-  if(COHIVE_SELF_CONTAINED)
-    list(APPEND sources "${CMAKE_CURRENT_SOURCE_DIR}/src/c/older_glibc.c")
-  endif()
   add_library(cohive_c SHARED ${sources})
+  if(COHIVE_STATIC)  # with archives of all but the C library, and that may be older
+    target_sources(cohive_c PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src/c/older_glibc.c")
+    target_link_options(cohive_c PRIVATE -static-libstdc++)
+  endif()
   set_target_properties(cohive_c PROPERTIES OUTPUT_NAME cohive LINK_DEPENDS "${map}" CXX_VISIBILITY_PRESET hidden
                         VISIBILITY_INLINES_HIDDEN ON VERSION ${PROJECT_VERSION}
                         SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})

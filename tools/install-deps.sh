@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--docs] [--static] [--aarch64]
-#                       [--gcc] [--help]
+# tools/install-deps.sh [--no-apt] [--no-torch] [--cuda] [--interop] [--libp2p] [--nat] [--asan] [--browser] [--docs] [--static] [--wheel]
+#                       [--aarch64] [--gcc] [--help]
 #
 # Installs what cohive builds and runs with on Debian 12 or 13. Run it as often as you like: it does nothing where
 # nothing is missing, and needs root (or sudo) only for packages that are.
@@ -20,6 +20,7 @@
 #   --docs      also what reads the documents and the comments of the headers (102 MB of disk): the tests of both are
 #               skipped without it
 #   --static    also a prometheus-cpp that can be linked statically, in .deps/static, for the preset `static`
+#   --wheel     also what --static does, and a protobuf-lite that a shared library can hold, in .deps/wheel, for tools/wheel.sh
 #   --aarch64   also Debian's libraries for aarch64 in .deps/aarch64 (360 MB of disk) and qemu, for the preset `aarch64`
 #   --gcc       also a root directory of Debian 13 with its GCC 14 in .deps/debian13 (1.2 GB of disk), for the preset `gcc`
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
@@ -54,7 +55,7 @@ torch_needs='about 600 MB to download and 1.2 GB of disk'
 # The toolchains of the libp2p peers, whose own versions tests/interop/libp2p pins.
 mapfile -t libp2p_wheels < <(pins libp2p)
 
-with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0 with_static=0 with_aarch64=0 with_gcc=0
+with_apt=1 with_torch=1 with_cuda=0 with_interop=0 with_libp2p=0 with_nat=0 with_static=0 with_wheel=0 with_aarch64=0 with_gcc=0
 for option in "$@"; do
   case $option in
     --no-apt) with_apt=0 ;;
@@ -72,6 +73,10 @@ for option in "$@"; do
     --asan) apt_packages+=("${asan_packages[@]}") ;;
     --static)
       with_static=1
+      apt_packages+=("${static_packages[@]}")
+      ;;
+    --wheel)
+      with_static=1 with_wheel=1
       apt_packages+=("${static_packages[@]}")
       ;;
     --gcc) with_gcc=1 ;;
@@ -224,20 +229,45 @@ foreign_apt() {
   quietly "$folder/update" apt-get "${apt_options[@]}" update || die "apt's lists cannot be fetched (see above)"
 }
 
+# fetch_source PACKAGE: unpacks Debian's source of it, and sets `source` to the folder.
+fetch_source() {
+  local work="$scratch/source" apt_options
+  foreign_apt "$work" deb-src "$codename"
+  (cd "$work" && quietly source.log apt-get "${apt_options[@]}" source "$1") ||
+    die "$1's source cannot be fetched (see above)"
+  source=$(find "$work" -mindepth 1 -maxdepth 1 -type d -name "$1-*")
+}
+
 # Debian has this library to be linked dynamically only.
 install_static() {
-  local folder="$deps/static" work="$scratch/static" source apt_options
+  local folder="$deps/static" work="$scratch/static" source
   [[ -f $folder/.stamp ]] && return
   say 'building prometheus-cpp into .deps/static'
-  foreign_apt "$work" deb-src "$codename"
-  (cd "$work" && quietly source.log apt-get "${apt_options[@]}" source prometheus-cpp) ||
-    die "prometheus-cpp's source cannot be fetched (see above)"
-  source=$(find "$work" -mindepth 1 -maxdepth 1 -type d -name 'prometheus-cpp-*')
+  fetch_source prometheus-cpp
+  mkdir -p "$work"
   rm -rf "$folder"
   (quietly "$work/configure" cmake -S "$source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
     -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_CXX_COMPILER=clang++-19 -DENABLE_PULL=OFF -DENABLE_PUSH=OFF -DENABLE_TESTING=OFF \
     "-DCMAKE_INSTALL_PREFIX=$folder" && quietly "$work/build.log" cmake --build "$work/build" --target install) ||
     die 'prometheus-cpp could not be built (see above)'
+  touch "$folder/.stamp"
+}
+
+# Debian's archive is for programs only.
+install_wheel() {
+  local folder="$deps/wheel" work="$scratch/wheel" source
+  [[ -f $folder/.stamp ]] && return
+  say 'building protobuf-lite into .deps/wheel'
+  fetch_source protobuf
+  mkdir -p "$work"
+  rm -rf "$folder"
+  (quietly "$work/configure" cmake -S "$source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+    -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_CXX_VISIBILITY_PRESET=hidden \
+    -Dprotobuf_BUILD_TESTS=OFF -Dprotobuf_BUILD_PROTOC_BINARIES=OFF -Dprotobuf_WITH_ZLIB=OFF &&
+    quietly "$work/build.log" cmake --build "$work/build" --target libprotobuf-lite) ||
+    die 'protobuf-lite could not be built (see above)'
+  mkdir -p "$folder"
+  cp "$work/build/libprotobuf-lite.a" "$folder"
   touch "$folder/.stamp"
 }
 
@@ -331,13 +361,14 @@ codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 ((with_apt)) && install_apt_packages
-if ((with_torch || with_cuda || with_libp2p || with_nat || with_static || with_aarch64 || with_gcc)); then mkdir -p "$deps"; fi
+if ((with_torch || with_cuda || with_libp2p || with_nat || with_static || with_wheel || with_aarch64 || with_gcc)); then mkdir -p "$deps"; fi
 if ((with_torch || with_cuda || with_libp2p)); then
   pick_python
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
 fi
 if ((with_cuda)); then install_cuda; fi
 if ((with_static)); then install_static; fi
+if ((with_wheel)); then install_wheel; fi
 if ((with_aarch64)); then install_aarch64; fi
 if ((with_gcc)); then install_gcc; fi
 if ((with_libp2p)); then

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Packs the Python package into a wheel: python/cohive, the library, the programs. Prints the path of the wheel.
+
+The tag is manylinux, where the library needs nothing but what that promises, which is looked up in the library itself.
+"""
+
+import argparse
+import base64
+import hashlib
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PROGRAMS = ("bootstrap", "monitor", "dht")
+# What pip puts into PATH: all of them are one program, since a wheel holds no links.
+SCRIPT = """#!/bin/sh
+exec "$(dirname -- "$(readlink -f -- "$0")")/cohive" {name} "$@"
+"""
+# What every Linux with such a glibc has, by PEP 600.
+LIBRARIES = {"libc.so.6", "libm.so.6", "libresolv.so.2", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libgcc_s.so.1"}
+NEWEST_GLIBC = (2, 34)
+TIME = (2020, 1, 1, 0, 0, 0)  # of every file: the same sources make the same wheel
+
+
+def run(*command: object) -> str:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
+
+
+def check_library(library: pathlib.Path) -> None:
+    """Ends the program where the library would not load on every Linux of the tag, or shows names that are not its own."""
+    needed = set(re.findall(r"NEEDED\s+(\S+)", run("objdump", "-p", library)))
+    if other := {name for name in needed - LIBRARIES if not name.startswith("ld-linux")}:
+        sys.exit(f"{library} needs {', '.join(sorted(other))}, which not every Linux has")
+    symbols = run("objdump", "-T", library)
+    newest = max(tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([\d.]+)", symbols))
+    if newest[:2] > NEWEST_GLIBC:
+        names = re.findall(rf"GLIBC_{'.'.join(map(str, newest))}\)?\s+(\w+)", symbols)
+        sys.exit(f"{library} needs glibc {'.'.join(map(str, newest))} for {', '.join(names)}")
+    shown = {line.split()[2] for line in run("nm", "-D", "--defined-only", library).splitlines()}
+    if foreign := {name for name in shown if not name.startswith("cohive_")}:
+        sys.exit(f"{library} shows {', '.join(sorted(foreign)[:5])}")
+
+
+def stripped(binary: pathlib.Path, folder: pathlib.Path) -> bytes:
+    copy = folder / binary.name
+    run("strip", "-o", copy, binary)
+    return copy.read_bytes()
+
+
+def metadata(project: dict, version: str) -> str:
+    lines = ["Metadata-Version: 2.4", f"Name: {project['name']}", f"Version: {version}",
+             f"Summary: {project['description']}", f"License-Expression: {project['license']}",
+             "License-File: LICENSE", f"Requires-Python: {project['requires-python']}"]
+    lines += [f"Classifier: {name}" for name in project["classifiers"]]
+    for extra, requirements in project["optional-dependencies"].items():
+        lines.append(f"Provides-Extra: {extra}")
+        lines += [f'Requires-Dist: {requirement}; extra == "{extra}"' for requirement in requirements]
+    lines += ["Description-Content-Type: text/markdown", "", (ROOT / "python" / project["readme"]).read_text()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", type=pathlib.Path, required=True, help="libcohive.so, built by the preset wheel")
+    parser.add_argument("--program", type=pathlib.Path, required=True, help="the programs in one, of the same preset")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="the folder for the wheel")
+    options = parser.parse_args()
+
+    check_library(options.library)
+    project = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "python/cohive/_version.py").read_text())[1]
+    if version != re.search(r"project\(cohive VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]:
+        sys.exit("python/cohive/_version.py and CMakeLists.txt have different versions")
+    tag = f"py3-none-manylinux_{NEWEST_GLIBC[0]}_{NEWEST_GLIBC[1]}_{platform.machine()}"
+    info, scripts = f"cohive-{version}.dist-info", f"cohive-{version}.data/scripts"
+
+    files: dict[str, tuple[bytes, int]] = {}
+    for path in sorted((ROOT / "python/cohive").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and "_lib" not in path.parts:
+            files[str(path.relative_to(ROOT / "python"))] = (path.read_bytes(), 0o644)
+    with tempfile.TemporaryDirectory() as folder:
+        files["cohive/_lib/libcohive.so"] = (stripped(options.library.resolve(), pathlib.Path(folder)), 0o755)
+        files[f"{scripts}/cohive"] = (stripped(options.program, pathlib.Path(folder)), 0o755)
+    for name in PROGRAMS:
+        files[f"{scripts}/cohive-{name}"] = (SCRIPT.format(name=name).encode(), 0o755)
+    files[f"{info}/licenses/LICENSE"] = ((ROOT / "LICENSE").read_bytes(), 0o644)
+    files[f"{info}/METADATA"] = (metadata(project, version).encode(), 0o644)
+    wheel_file = f"Wheel-Version: 1.0\nGenerator: cohive\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    files[f"{info}/WHEEL"] = (wheel_file.encode(), 0o644)
+    record = ""
+    for name, (content, _) in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(content)}\n"
+    files[f"{info}/RECORD"] = ((record + f"{info}/RECORD,,\n").encode(), 0o644)
+
+    path = options.out / f"cohive-{version}-{tag}.whl"
+    part = path.with_suffix(".part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, (content, mode) in files.items():
+            entry = zipfile.ZipInfo(name, TIME)
+            entry.external_attr = (0o100000 | mode) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content, compresslevel=9)
+    os.replace(part, path)
+    if auditwheel := shutil.which("auditwheel"):
+        told = re.sub(r"\s+", " ", run(auditwheel, "show", path))
+        if f'"manylinux_{NEWEST_GLIBC[0]}_{NEWEST_GLIBC[1]}_' not in told:
+            sys.exit(f"auditwheel is of another opinion: {told}")
+    print(path)
+
+
+main()

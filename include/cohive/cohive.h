@@ -63,6 +63,18 @@ typedef struct cohive_bytes {
   size_t size;   /**< bytes */
 } cohive_bytes;
 
+/** Values in host memory, row-major and little-endian, with what travels beside them. */
+typedef struct cohive_tensor {
+  const void* data;      /**< the values; never null, unless there are none */
+  const uint32_t* shape; /**< `rank` numbers, outermost first; may be null for a scalar */
+  const char* dtype;     /**< as PyTorch names it: "float32", "bool", ... */
+  const char*
+      codec;   /**< "NONE", "FLOAT16", "MEANSTD_16BIT", "QUANTILE_8BIT", "UNIFORM_8BIT", "BLOCKWISE_8BIT"; null: NONE */
+  size_t size; /**< bytes of the values */
+  int32_t rank;          /**< dimensions */
+  int32_t requires_grad; /**< 0 or 1; named in schemas, and travels with states */
+} cohive_tensor;
+
 /* ---- The library */
 
 /** COHIVE_ABI_VERSION of the library that is loaded. */
@@ -85,6 +97,7 @@ COHIVE_API void cohive_bytes_free(cohive_bytes* bytes);
 enum cohive_event_kind {
   COHIVE_EVENT_TICKET = 1,  /**< the ticket of cohive_ticket_notify(ticket, tag) has ended */
   COHIVE_EVENT_LOG = 2,     /**< a line of the log: level, module, and the message as text */
+  COHIVE_EVENT_STATE = 4,   /**< cohive_state_answer(tag, ...) is awaited; text: the tag of the averager, in digits */
   COHIVE_EVENT_VALIDATE = 3 /**< cohive_event_answer(tag, ...) is awaited; see cohive_validator_custom() */
 };
 
@@ -210,6 +223,98 @@ COHIVE_API int32_t cohive_dht_ping(cohive_swarm* swarm, const char* peer_id, con
 COHIVE_API int32_t cohive_dht_add_validator(cohive_swarm* swarm, cohive_validator* validator);
 /** The id of a key, 20 bytes: where its record is held. \param key  msgpack */
 COHIVE_API int32_t cohive_dht_key_id(const uint8_t* key, size_t size, uint8_t id[20]);
+
+/* ---- Codecs */
+
+/** Encodes a tensor by its codec; where that cannot encode its dtype or shape, by none. \param used  the codec's number
+ * on the wire; may be null */
+COHIVE_API int32_t cohive_codec_encode(const cohive_tensor* tensor, cohive_bytes* encoded, int32_t* used);
+/** The reverse. \param tensor  dtype, shape and codec; `data` and `size` are the encoded bytes */
+COHIVE_API int32_t cohive_codec_decode(const cohive_tensor* tensor, cohive_bytes* values);
+
+/* ---- Averagers */
+
+/** Averages tensors with the peers of one prefix, in rounds, and shares states. */
+typedef struct cohive_averager cohive_averager;
+/** One round. */
+typedef struct cohive_round cohive_round;
+
+/** Begins to average under a name. Options, with the names of hivemind.DecentralizedAverager: prefix (required),
+ * class_name (part of the protocol; that of the Python class), target_group_size (0: unbounded), min_group_size,
+ * initial_group_bits, min_matchmaking_time, request_timeout, part_size_bytes, allreduce_timeout, sender_timeout,
+ * reducer_timeout (seconds; 0: none; by default none, 15 and 30), bandwidth, min_vector_size, mode ("node", "client" or
+ * "auxiliary"), declare_state_period; and averager_rank with min_compression_ratio for hivemind's
+ * PowerSGDGradientAverager, which averages by low-rank factors.
+ * \param tag      tells whose state an event COHIVE_EVENT_STATE asks for
+ * \param tensors  `count` of them, whose shapes, dtypes, requires_grad and codecs are the schema; no data. Values
+ * travel, and are averaged, as float32 */
+COHIVE_API int32_t cohive_averager_open(cohive_swarm* swarm, const char* options, uint64_t tag,
+                                        const cohive_tensor* tensors, size_t count, cohive_averager** averager);
+/** The memory of a tensor, as float32: a round reads and writes it from its trigger to its end, and nothing else does.
+ * It lives as long as the handle. */
+COHIVE_API int32_t cohive_averager_buffer(cohive_averager* averager, size_t tensor, float** values, size_t* count);
+/** Begins a round: a group is looked for at once. COHIVE_REFUSED while another round goes on.
+ * \param gather   msgpack, which all members get
+ * \param options  "timeout" (seconds to find a group; default 60), "scheduled_time" (Unix seconds), "allow_retries"
+ * The ticket brings a map: "gathered", an array of [peer id as bytes, what it gave], "group_id", and what the round
+ * was: "parts_total", "parts_failed", "bytes_sent", "bytes_received", "matchmaking" and "allreduce" (seconds). */
+COHIVE_API int32_t cohive_averager_begin(cohive_averager* averager, const uint8_t* gather, size_t size,
+                                         const char* options, cohive_round** round, cohive_ticket** ended);
+/** The group's bits, text. */
+COHIVE_API int32_t cohive_averager_group_bits(cohive_averager* averager, cohive_bytes* bits);
+/** Sets them, between rounds. */
+COHIVE_API int32_t cohive_averager_set_group_bits(cohive_averager* averager, const char* bits);
+/** Whether others may download a state from here, and how recommendable it is. */
+COHIVE_API int32_t cohive_averager_share(cohive_averager* averager, int32_t allowed, double priority);
+/** Downloads the state of the best donor. Options: "timeout" (seconds), "max_bytes". The ticket brings a map:
+ * "metadata", "donor" (bytes), "tensors" (how many); see cohive_ticket_tensor(). An averager with averager_rank
+ * shares and takes over its factors by itself. */
+COHIVE_API int32_t cohive_averager_download(cohive_averager* averager, const char* options, cohive_ticket** downloaded);
+/** Ends it: the round that goes on is cancelled, other members are told, and are served for `seconds` at most. */
+COHIVE_API int32_t cohive_averager_close(cohive_averager* averager, double seconds, cohive_ticket** closed);
+/** Forgets the handle and its memory; closes it first, without telling anybody. */
+COHIVE_API void cohive_averager_free(cohive_averager* averager);
+
+/** Hands the tensors over, once: they are averaged as soon as there is a group. */
+COHIVE_API int32_t cohive_round_trigger(cohive_round* round, double weight);
+/** Changes the time when the group should form (Unix seconds). */
+COHIVE_API int32_t cohive_round_reschedule(cohive_round* round, double unix_time);
+/** 1 looking for a group, 2 awaiting the trigger, 3 running, 4 finished. */
+COHIVE_API int32_t cohive_round_stage(cohive_round* round, int32_t* stage);
+/** Forgets it, without cancelling it. */
+COHIVE_API void cohive_round_free(cohive_round* round);
+
+/** Answers COHIVE_EVENT_STATE: the state as it is now, which is copied. \param metadata  msgpack of a map that is not
+ * empty; null: nothing is shared */
+COHIVE_API int32_t cohive_state_answer(uint64_t tag, const uint8_t* metadata, size_t size, const cohive_tensor* tensors,
+                                       size_t count);
+/** A tensor of a state that was downloaded; it lives as long as the ticket. */
+COHIVE_API int32_t cohive_ticket_tensor(cohive_ticket* ticket, size_t index, cohive_tensor* tensor);
+
+/* ---- Progress of a run */
+
+/** Tells the trainers of a run how far this one is, and reads how far they are. */
+typedef struct cohive_tracker cohive_tracker;
+
+/** Begins to report and to read. Options, with the names of hivemind's tracker_opts: run_id and target_batch_size
+ * (required), client_mode, min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration
+ * (seconds), expected_drift_peers, expected_drift_rate, performance_ema_alpha. Adds the validators of such records to
+ * the DHT. */
+COHIVE_API int32_t cohive_tracker_open(cohive_swarm* swarm, const char* options, cohive_tracker** tracker);
+/** Tells what this peer has accumulated in its epoch. */
+COHIVE_API int32_t cohive_tracker_report(cohive_tracker* tracker, uint64_t epoch, double samples);
+/** Enters an epoch, with no samples. */
+COHIVE_API int32_t cohive_tracker_enter(cohive_tracker* tracker, uint64_t epoch);
+/** Goes on after a pause, such as a round, which counts for nobody's speed. */
+COHIVE_API int32_t cohive_tracker_resume(cohive_tracker* tracker);
+/** The run as it was seen last, a msgpack map: "epoch", "claimed" (the largest epoch that anybody claims), "samples"
+ * and "own_samples" towards the epoch, "samples_per_second" and "own_samples_per_second", "peers", "clients" (among
+ * them) and "eta", when the target will be reached (Unix seconds; infinite before the first look). */
+COHIVE_API int32_t cohive_tracker_snapshot(cohive_tracker* tracker, cohive_bytes* progress);
+/** Withdraws the report of this peer, and ends it. */
+COHIVE_API int32_t cohive_tracker_close(cohive_tracker* tracker, cohive_ticket** closed);
+/** Forgets the handle; ends it first, without withdrawing anything. */
+COHIVE_API void cohive_tracker_free(cohive_tracker* tracker);
 
 #ifdef __cplusplus
 }

@@ -12,6 +12,25 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from ._native import CohiveError as CohiveError
+    from .averaging import AllreduceException as AllreduceException
+    from .averaging import AveragingMode as AveragingMode
+    from .averaging import AveragingStage as AveragingStage
+    from .averaging import DecentralizedAverager as DecentralizedAverager
+    from .averaging import StepControl as StepControl
+    from .compression import BlockwiseQuantization as BlockwiseQuantization
+    from .compression import CompressionBase as CompressionBase
+    from .compression import CompressionInfo as CompressionInfo
+    from .compression import Float16Compression as Float16Compression
+    from .compression import NoCompression as NoCompression
+    from .compression import PerTensorCompression as PerTensorCompression
+    from .compression import Quantile8BitQuantization as Quantile8BitQuantization
+    from .compression import RoleAdaptiveCompression as RoleAdaptiveCompression
+    from .compression import ScaledFloat16Compression as ScaledFloat16Compression
+    from .compression import SizeAdaptiveCompression as SizeAdaptiveCompression
+    from .compression import TensorRole as TensorRole
+    from .compression import Uniform8BitQuantization as Uniform8BitQuantization
+    from .compression import deserialize_torch_tensor as deserialize_torch_tensor
+    from .compression import serialize_torch_tensor as serialize_torch_tensor
     from .crypto import RSAPrivateKey as RSAPrivateKey
     from .crypto import RSAPublicKey as RSAPublicKey
     from .dht import DHT as DHT
@@ -20,9 +39,14 @@ if TYPE_CHECKING:
     from .multiaddr import Multiaddr as Multiaddr
     from .node import DHTID as DHTID
     from .node import DHTNode as DHTNode
+    from .optim import GradientAverager as GradientAverager
+    from .optim import PowerSGDGradientAverager as PowerSGDGradientAverager
+    from .optim import TrainingAverager as TrainingAverager
     from .peer_id import PeerID as PeerID
+    from .progress import ProgressTracker as ProgressTracker
     from .schema import BytesWithPublicKey as BytesWithPublicKey
     from .schema import SchemaValidator as SchemaValidator
+    from .state_averager import TrainingStateAverager as TrainingStateAverager
     from .timed import DHTExpiration as DHTExpiration
     from .timed import ValueWithExpiration as ValueWithExpiration
     from .timed import get_dht_time as get_dht_time
@@ -33,17 +57,41 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "CohiveError": "_native",
+    "DecentralizedAverager": "averaging",
+    "StepControl": "averaging",
+    "AveragingStage": "averaging",
+    "AveragingMode": "averaging",
+    "AllreduceException": "averaging",
+    "CompressionBase": "compression",
+    "CompressionInfo": "compression",
+    "TensorRole": "compression",
+    "NoCompression": "compression",
+    "Float16Compression": "compression",
+    "ScaledFloat16Compression": "compression",
+    "Uniform8BitQuantization": "compression",
+    "Quantile8BitQuantization": "compression",
+    "BlockwiseQuantization": "compression",
+    "SizeAdaptiveCompression": "compression",
+    "RoleAdaptiveCompression": "compression",
+    "PerTensorCompression": "compression",
+    "serialize_torch_tensor": "compression",
+    "deserialize_torch_tensor": "compression",
     "RSAPrivateKey": "crypto",
     "RSAPublicKey": "crypto",
     "DHT": "dht",
     "start_bootstrap": "dht",
     "Future": "futures",
+    "GradientAverager": "optim",
+    "PowerSGDGradientAverager": "optim",
+    "TrainingAverager": "optim",
     "Multiaddr": "multiaddr",
     "DHTID": "node",
     "DHTNode": "node",
     "PeerID": "peer_id",
     "BytesWithPublicKey": "schema",
     "SchemaValidator": "schema",
+    "ProgressTracker": "progress",
+    "TrainingStateAverager": "state_averager",
     "DHTExpiration": "timed",
     "ValueWithExpiration": "timed",
     "get_dht_time": "timed",

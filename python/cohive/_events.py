@@ -6,16 +6,16 @@ One thread, `cohive-events`, waits for them without Python's global lock. Valida
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import ctypes
 import itertools
 import json
 import logging
 import os
+import queue
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import _msgpack, _native
 from ._native import Handle, check, lib
@@ -45,43 +45,87 @@ def _level() -> str:
     return next((name for level, name in _NAMES if wanted <= level), "error")
 
 
+class Worker:
+    """Threads that work beside the events' one. They may be given work while the interpreter ends, when no executor of
+    concurrent.futures takes any."""
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        self._name, self._most = name, threads
+        self._threads = 0
+        self._work: "queue.SimpleQueue[Optional[Tuple[Callable[..., Any], Tuple[Any, ...]]]]" = queue.SimpleQueue()
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """Has `work(*arguments)` called; what it raises is logged."""
+        self._work.put((work, arguments))
+        if self._threads < self._most:
+            self._threads += 1
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def end(self) -> None:
+        """Ends the threads after the work that waits."""
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while True:
+            item = self._work.get()
+            if item is None:
+                return
+            try:
+                item[0](*item[1])
+            except Exception:
+                logging.getLogger("cohive").exception("work in the background failed")
+            del item
+
+
 class Hub:
     """The thread that waits for events; one for each process."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self._tags = itertools.count(1)
-        self._done: Dict[int, Callable[[], None]] = {}
-        self._checks: Dict[int, Check] = {}
-        self._judge: Optional[concurrent.futures.ThreadPoolExecutor] = None
+        self._done: Dict[int, Callable[[], Any]] = {}
+        self._checks: Dict[int, weakref.WeakMethod[Check]] = {}
+        self._states: Dict[int, weakref.WeakMethod[Callable[[int], None]]] = {}
+        self._teller = Worker("cohive-states", 4)
+        self._judge = Worker("cohive-validators")
         self._ending = False
         self._level = ""
         self._follow_level()
         self._thread = threading.Thread(target=self._run, name="cohive-events", daemon=True)
         self._thread.start()
 
-    def when_done(self, ticket: "Ticket", work: Callable[[], None]) -> None:
+    def when_done(self, ticket: "Ticket", work: Callable[[], Any]) -> None:
         """Calls `work()` on the events' thread when the ticket has ended. It must not wait."""
         tag = next(self._tags)
         self._done[tag] = work
         check(lib.cohive_ticket_notify(ticket.handle, tag))
 
     def add_check(self, work: Check) -> int:
-        """Returns the tag under which validators ask it."""
+        """Returns the tag under which validators ask a method, whose object is not kept."""
         tag = next(self._tags)
-        self._checks[tag] = work
+        self._checks[tag] = weakref.WeakMethod(work)
         return tag
 
     def drop_check(self, tag: int) -> None:
         self._checks.pop(tag, None)
+
+    def add_state(self, work: Callable[[int], None]) -> int:
+        """Returns the tag under which states are asked for: a method, whose object is not kept, answers."""
+        tag = next(self._tags)
+        self._states[tag] = weakref.WeakMethod(work)
+        return tag
+
+    def drop_state(self, tag: int) -> None:
+        self._states.pop(tag, None)
 
     def end(self) -> None:
         """Ends the thread, when nothing of the library is left."""
         self._ending = True
         lib.cohive_event_wake()
         self._thread.join(1.0)
-        if self._judge is not None:
-            self._judge.shutdown(wait=False)
+        self._judge.end()
+        self._teller.end()
 
     def _follow_level(self) -> None:
         level = _level()
@@ -116,16 +160,22 @@ class Hub:
             logger = logging.getLogger("cohive." + event.module.decode())
             if logger.isEnabledFor(level):
                 logger.log(level, "%s", text.decode("utf-8", "replace"))
+        elif event.kind == 4:
+            method = self._states.get(int(text))
+            work_of = None if method is None else method()
+            if work_of is None:
+                lib.cohive_state_answer(event.tag, None, 0, None, 0)
+            else:
+                self._teller.submit(work_of, event.tag)
         else:
-            if self._judge is None:
-                self._judge = concurrent.futures.ThreadPoolExecutor(1, "cohive-validators")
             self._judge.submit(self._answer, event.tag, text)
 
     def _answer(self, question: int, text: bytes) -> None:
         accepted = False
         try:
             tag, *record = _msgpack.loads(text)
-            work = self._checks.get(tag)
+            method = self._checks.get(tag)
+            work = None if method is None else method()
             accepted = work is not None and bool(work(*record))
         except Exception:
             logging.getLogger("cohive.dht").exception("a validator failed: the record is refused")

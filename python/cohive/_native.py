@@ -1,11 +1,24 @@
-"""libcohive.so, by ctypes. Calls give Python's global lock back while they run, and no thread of the library takes it."""
+"""libcohive.so, by ctypes. Calls give Python's global lock back while they run; no thread of the library takes it."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import pathlib
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ._version import __version__
@@ -17,6 +30,20 @@ class Bytes(ctypes.Structure):
     """cohive_bytes"""
 
     _fields_ = [("data", POINTER(c_uint8)), ("size", c_size_t)]
+
+
+class Tensor(ctypes.Structure):
+    """cohive_tensor"""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("shape", POINTER(c_uint32)),
+        ("dtype", c_char_p),
+        ("codec", c_char_p),
+        ("size", c_size_t),
+        ("rank", c_int32),
+        ("requires_grad", c_int32),
+    ]
 
 
 class Event(ctypes.Structure):
@@ -66,6 +93,30 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "cohive_dht_get": (c_int32, [Handle, Data, c_size_t, c_char_p, POINTER(Handle)]),
     "cohive_dht_ping": (c_int32, [Handle, c_char_p, c_char_p, POINTER(Handle)]),
     "cohive_dht_add_validator": (c_int32, [Handle, Handle]),
+    "cohive_codec_encode": (c_int32, [POINTER(Tensor), POINTER(Bytes), POINTER(c_int32)]),
+    "cohive_codec_decode": (c_int32, [POINTER(Tensor), POINTER(Bytes)]),
+    "cohive_averager_open": (c_int32, [Handle, c_char_p, c_uint64, POINTER(Tensor), c_size_t, POINTER(Handle)]),
+    "cohive_averager_buffer": (c_int32, [Handle, c_size_t, POINTER(POINTER(c_float)), POINTER(c_size_t)]),
+    "cohive_averager_begin": (c_int32, [Handle, Data, c_size_t, c_char_p, POINTER(Handle), POINTER(Handle)]),
+    "cohive_averager_group_bits": (c_int32, [Handle, POINTER(Bytes)]),
+    "cohive_averager_set_group_bits": (c_int32, [Handle, c_char_p]),
+    "cohive_averager_share": (c_int32, [Handle, c_int32, c_double]),
+    "cohive_averager_download": (c_int32, [Handle, c_char_p, POINTER(Handle)]),
+    "cohive_averager_close": (c_int32, [Handle, c_double, POINTER(Handle)]),
+    "cohive_averager_free": (None, [Handle]),
+    "cohive_round_trigger": (c_int32, [Handle, c_double]),
+    "cohive_round_reschedule": (c_int32, [Handle, c_double]),
+    "cohive_round_stage": (c_int32, [Handle, POINTER(c_int32)]),
+    "cohive_round_free": (None, [Handle]),
+    "cohive_state_answer": (c_int32, [c_uint64, Data, c_size_t, POINTER(Tensor), c_size_t]),
+    "cohive_tracker_open": (c_int32, [Handle, c_char_p, POINTER(Handle)]),
+    "cohive_tracker_report": (c_int32, [Handle, c_uint64, c_double]),
+    "cohive_tracker_enter": (c_int32, [Handle, c_uint64]),
+    "cohive_tracker_resume": (c_int32, [Handle]),
+    "cohive_tracker_snapshot": (c_int32, [Handle, POINTER(Bytes)]),
+    "cohive_tracker_close": (c_int32, [Handle, POINTER(Handle)]),
+    "cohive_tracker_free": (None, [Handle]),
+    "cohive_ticket_tensor": (c_int32, [Handle, c_size_t, POINTER(Tensor)]),
     "cohive_dht_key_id": (c_int32, [Data, c_size_t, Data]),
 }
 

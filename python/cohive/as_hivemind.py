@@ -1,6 +1,6 @@
 """`python -m cohive.as_hivemind script.py ...` or `-m module ...`: runs it where `import hivemind` means cohive.
 
-What cohive does not have (MoE, the daemon, hivemind's internals) is not there: importing it is an ImportError that says so.
+What cohive does not have (MoE, the daemon, hivemind's internals) is not there: importing it is an ImportError.
 """
 
 from __future__ import annotations
@@ -17,11 +17,44 @@ from typing import Any, Dict, List, Optional, Sequence
 _DHT = "DHT:dht DHTNode:node DHTID:node"
 _VALIDATION = "CompositeValidator:validation DHTRecord:validation RecordValidatorBase:validation"
 _TIMED = "DHTExpiration:timed ValueWithExpiration:timed get_dht_time:timed MAX_DHT_TIME_DISCREPANCY_SECONDS:timed"
+_COMPRESSIONS = " ".join(
+    f"{name}:compression"
+    for name in """CompressionBase CompressionInfo TensorRole CompressionType NoCompression Float16Compression
+    ScaledFloat16Compression Uniform8BitQuantization Quantile8BitQuantization BlockwiseQuantization
+    SizeAdaptiveCompression RoleAdaptiveCompression PerTensorCompression serialize_torch_tensor
+    deserialize_torch_tensor""".split()
+)
+_AVERAGING = "DecentralizedAverager:averaging StepControl:averaging"
+_OPTIM = "GradientAverager:optim PowerSGDGradientAverager:optim TrainingAverager:optim"
 _LOGGING = "get_logger:_like_hivemind use_hivemind_log_handler:_like_hivemind"
 
 # module of hivemind -> NAME:MODULE of cohive
 _MODULES: Dict[str, str] = {
-    "hivemind": f"{_DHT} {_TIMED} get_logger:_like_hivemind",
+    "hivemind": f"{_DHT} {_TIMED} get_logger:_like_hivemind {_COMPRESSIONS} {_AVERAGING} {_OPTIM}",
+    "hivemind.averaging": _AVERAGING,
+    "hivemind.averaging.averager": _AVERAGING,
+    "hivemind.averaging.control": "AveragingStage:averaging StepControl:averaging",
+    "hivemind.averaging.allreduce": "AveragingMode:averaging AllreduceException:averaging",
+    "hivemind.averaging.matchmaking": "MatchmakingException:averaging",
+    "hivemind.averaging.partition": "AllreduceException:averaging DEFAULT_PART_SIZE_BYTES:averaging",
+    "hivemind.averaging.key_manager": "GroupKeyManager:_like_hivemind",
+    "hivemind.averaging.load_balancing": "load_balance_peers:_like_hivemind",
+    "hivemind.compression": _COMPRESSIONS,
+    "hivemind.compression.base": _COMPRESSIONS,
+    "hivemind.compression.adaptive": f"{_COMPRESSIONS} AdaptiveCompressionBase:compression",
+    "hivemind.compression.floating": _COMPRESSIONS,
+    "hivemind.compression.quantization": _COMPRESSIONS,
+    "hivemind.compression.serialization": _COMPRESSIONS,
+    "hivemind.proto": "",
+    "hivemind.proto.runtime_pb2": "CompressionType:compression",
+    "hivemind.optim": _OPTIM,
+    "hivemind.optim.grad_averager": "GradientAverager:optim GradientAveragerFactory:optim",
+    "hivemind.optim.power_sgd_averager": "PowerSGDGradientAverager:optim",
+    "hivemind.optim.optimizer": "Optimizer:_like_hivemind",
+    "hivemind.optim.progress_tracker": "ProgressTracker:progress",
+    "hivemind.optim.state_averager": "TrainingStateAverager:state_averager "
+    "ZERO_GRAD_SET_TO_NONE_DEFAULT:state_averager",
+    "hivemind.optim.training_averager": "TrainingAverager:optim",
     "hivemind.dht": _DHT,
     "hivemind.dht.dht": "DHT:dht",
     "hivemind.dht.node": "DHTNode:node DHTID:node",
@@ -37,6 +70,7 @@ _MODULES: Dict[str, str] = {
     "hivemind.utils.mpfuture": "MPFuture:_like_hivemind",
     "hivemind.utils.multiaddr": "Multiaddr:multiaddr",
     "hivemind.utils.serializer": "MSGPackSerializer:_like_hivemind",
+    "hivemind.utils.streaming": "split_for_streaming:compression combine_from_streaming:compression",
     "hivemind.utils.timed_storage": _TIMED,
 }
 

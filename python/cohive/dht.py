@@ -100,6 +100,8 @@ def _options(initial_peers: Optional[Sequence[Any]], num_workers: int, kwargs: D
         options["host_maddrs"] = []
     if kwargs.get("dht_mode", "server") == "client":
         options["client_mode"] = True
+    if not options["host_maddrs"] and not options.get("client_mode"):
+        options.setdefault("force_reachability", "private")  # others reach it through a relay
     for name in ("initial_peers", "host_maddrs", "announce_maddrs", "trusted_relays"):
         for address in options.get(name, ()):
             if {"quic", "quic-v1"} & set(Multiaddr(address)):
@@ -183,6 +185,7 @@ class DHT:
     ) -> None:
         self._handle: Handle = Handle()
         self._joining: Optional[Ticket] = None
+        self._process = os.getpid()
         if initial_peers is not None and (
             isinstance(initial_peers, (str, bytes))
             or not isinstance(initial_peers, Sequence)
@@ -489,8 +492,12 @@ class DHT:
         return bool(self._status["client_mode"])
 
     def get_visible_maddrs(self, latest: bool = False) -> List[Multiaddr]:
-        """The addresses by which other peers join, with /p2p."""
-        return [Multiaddr(text) for text in _msgpack.loads(self._current().wait())["visible_maddrs"]]
+        """The addresses by which other peers join, with /p2p. In a child of fork() they are those that were known at
+        first: a DHT of the child's own joins by them."""
+        status = self._status
+        if not status or os.getpid() == self._process:
+            status = _msgpack.loads(self._current().wait())
+        return [Multiaddr(text) for text in status["visible_maddrs"]]
 
     def _visible_maddrs(self) -> Future:
         return self._current().future(

@@ -25,6 +25,10 @@ TYPES = {
     "int64_t*": ctypes.POINTER(ctypes.c_int64),
     "double*": ctypes.POINTER(ctypes.c_double),
     "cohive_bytes*": ctypes.POINTER(_native.Bytes),
+    "const uint32_t*": ctypes.POINTER(ctypes.c_uint32),
+    "float**": ctypes.POINTER(ctypes.POINTER(ctypes.c_float)),
+    "const cohive_tensor*": ctypes.POINTER(_native.Tensor),
+    "cohive_tensor*": ctypes.POINTER(_native.Tensor),
     "cohive_event*": ctypes.POINTER(_native.Event),
     "cohive_validator* const*": ctypes.POINTER(_native.Handle),
 }

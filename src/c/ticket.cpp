@@ -5,6 +5,7 @@
 #include "cohive/core/errors.hpp"
 #include "errors.hpp"
 #include "events.hpp"
+#include "tensors.hpp"
 
 namespace cohive::c {
 
@@ -13,6 +14,14 @@ void Ticket::end(Result<std::string> outcome) {
     end(COHIVE_OK, std::move(*outcome));
   else
     end(code_of(outcome.error()), outcome.error().message());
+}
+
+void Ticket::end(std::string bytes, std::vector<codec::Tensor> tensors) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (code_ == COHIVE_PENDING) tensors_ = std::move(tensors);
+  }
+  end(COHIVE_OK, std::move(bytes));
 }
 
 void Ticket::end_by_exception() {
@@ -93,6 +102,15 @@ std::int32_t Ticket::result(const std::uint8_t** data, std::size_t* size) {
   return COHIVE_OK;
 }
 
+std::int32_t Ticket::tensor(std::size_t index, cohive_tensor* out) {
+  const std::lock_guard lock(mutex_);
+  there(out, "tensor") = {};
+  if (code_ != COHIVE_OK) return code_ == COHIVE_PENDING ? code_ : fail(code_, text_);
+  if (index >= tensors_.size()) return fail(COHIVE_NOT_FOUND, "there is no such tensor");
+  *out = view_of(tensors_[index]);
+  return COHIVE_OK;
+}
+
 EndGuard::~EndGuard() {
   if (ticket_) ticket_->end(Error(cohive::Errc::closed, "the swarm was left meanwhile"));
 }
@@ -134,6 +152,10 @@ std::int32_t cohive_ticket_cancel(cohive_ticket* ticket) {
     state.cancel();
     return COHIVE_OK;
   });
+}
+
+std::int32_t cohive_ticket_tensor(cohive_ticket* ticket, std::size_t index, cohive_tensor* tensor) {
+  return with_ticket(ticket, [&](Ticket& state) { return state.tensor(index, tensor); });
 }
 
 void cohive_ticket_free(cohive_ticket* ticket) {

@@ -7,7 +7,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "cohive/codec/tensor.hpp"
 #include "cohive/cohive.h"
 #include "cohive/core/result.hpp"
 #include "fork.hpp"
@@ -19,6 +21,8 @@ class Ticket {
  public:
   /// Ends it with bytes for the caller, or with an error.
   void end(Result<std::string> outcome);
+  /// Ends it with tensors beside the bytes.
+  void end(std::string bytes, std::vector<codec::Tensor> tensors);
   /// Ends it by the exception that is being handled.
   void end_by_exception();
 
@@ -31,6 +35,7 @@ class Ticket {
   std::int32_t wait(std::int64_t timeout_ms);
   void notify(std::uint64_t tag);
   std::int32_t result(const std::uint8_t** data, std::size_t* size);
+  std::int32_t tensor(std::size_t index, cohive_tensor* out);
 
  private:
   void end(std::int32_t code, std::string text);
@@ -40,6 +45,7 @@ class Ticket {
   std::optional<std::uint64_t> tag_;
   std::int32_t code_ = COHIVE_PENDING;
   std::string text_;  ///< the result, or the sentence
+  std::vector<codec::Tensor> tensors_;
   bool cancelled_ = false;
 };
 

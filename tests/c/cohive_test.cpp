@@ -14,60 +14,13 @@
 #include <string>
 #include <thread>
 
+#include "handles.hpp"
 #include "support/sanitizers.hpp"
 
 namespace {
 
+using namespace c_tests;
 using testing::HasSubstr;
-using Clock = std::chrono::steady_clock;
-constexpr int kLong = 30'000;  // milliseconds
-
-struct TicketOwner {
-  cohive_ticket* handle = nullptr;
-  ~TicketOwner() { cohive_ticket_free(handle); }
-};
-
-std::string bytes_of(cohive_ticket* ticket) {
-  const std::uint8_t* data = nullptr;
-  std::size_t size = 0;
-  EXPECT_EQ(cohive_ticket_result(ticket, &data, &size), COHIVE_OK);
-  return {reinterpret_cast<const char*>(data), size};
-}
-
-/// A swarm that is left and freed at the end of the test.
-struct SwarmOwner {
-  explicit SwarmOwner(const std::string& options, cohive_validator* validator = nullptr) {
-    TicketOwner joined;
-    EXPECT_EQ(cohive_swarm_open(options.c_str(), &validator, validator ? 1 : 0, &handle, &joined.handle), COHIVE_OK)
-        << cohive_last_error();
-    EXPECT_EQ(cohive_ticket_wait(joined.handle, kLong), COHIVE_OK) << cohive_last_error();
-    status = bytes_of(joined.handle);
-  }
-  ~SwarmOwner() {
-    TicketOwner closed;
-    EXPECT_EQ(cohive_swarm_close(handle, &closed.handle), COHIVE_OK);
-    EXPECT_EQ(cohive_ticket_wait(closed.handle, kLong), COHIVE_OK);
-    cohive_swarm_free(handle);
-  }
-  std::string address() const {
-    const std::size_t begin = status.find("/ip4/127.0.0.1/");
-    std::size_t end = begin;
-    while (end < status.size() && status[end] > ' ' && status[end] < 127) ++end;
-    return status.substr(begin, end - begin);
-  }
-  cohive_swarm* handle = nullptr;
-  std::string status;
-};
-
-constexpr const char* kAlone = R"({"bootstrap": true, "host_maddrs": ["/ip4/127.0.0.1/tcp/0"]})";
-
-std::string joining(const std::string& address, const std::string& more = {}) {
-  return R"({"initial_peers": [")" + address + R"("], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"])" + more + "}";
-}
-
-const std::uint8_t* raw(const std::string& bytes) {
-  return reinterpret_cast<const std::uint8_t*>(bytes.data());
-}
 
 /// [[key, value, in a minute]]; the texts have fewer than 32 bytes.
 std::string record(const std::string& key, const std::string& packed_value) {
@@ -204,10 +157,10 @@ TEST(C, TellsOfTheEndOfTicketsAndOfTheLogByEvents) {
   std::int32_t last = COHIVE_OK;
   while (last == COHIVE_OK) last = cohive_event_next(-1, &event);
   EXPECT_EQ(last, COHIVE_PENDING);
-  TicketOwner closed;
+  TicketOwner closed, none;
   ASSERT_EQ(cohive_swarm_close(swarm, &closed.handle), COHIVE_OK);
   EXPECT_EQ(cohive_ticket_wait(closed.handle, kLong), COHIVE_OK);
-  EXPECT_EQ(cohive_swarm_status(swarm, &joined.handle), COHIVE_CLOSED);
+  EXPECT_EQ(cohive_swarm_status(swarm, &none.handle), COHIVE_CLOSED);
   cohive_swarm_free(swarm);
   EXPECT_EQ(cohive_log_configure("{}"), COHIVE_OK);
 }

@@ -1,0 +1,512 @@
+"""DecentralizedAverager: averages tensors with other peers, in rounds. Needs torch.
+
+The library never touches a caller's tensors: values go into its own memory when a round is triggered, and what came
+of them is added to the tensors when it has ended, under the lock of get_tensors(). A round that is cancelled leaves no
+trace.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import json
+import logging
+import math
+import threading
+from functools import partial
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from . import _events, _msgpack, _native
+from ._events import Ticket, begun
+from ._native import Handle, check, lib
+from ._torch import torch
+from .compression import (
+    CompressionBase,
+    CompressionInfo,
+    NoCompression,
+    _described,
+    tensor_from_bytes,
+)
+from .control import AllreduceException, AveragingMode, AveragingStage, MatchmakingException, StepControl
+from .dht import DHT
+from .futures import Future
+from .peer_id import PeerID
+from .timed import DHTExpiration, get_dht_time
+
+logger = logging.getLogger("cohive.averaging")
+
+__all__ = [
+    "AllreduceException",
+    "AveragingMode",
+    "AveragingStage",
+    "DecentralizedAverager",
+    "MatchmakingException",
+    "StepControl",
+]
+
+DEFAULT_PART_SIZE_BYTES = 2**19
+GatheredData = Any
+_NO_LIMIT = 365 * 86400.0
+
+
+class DecentralizedAverager:
+    """Averages tensors with the peers that have the same prefix, class and schema, of C++ and Python hivemind, too.
+
+    Names, defaults and protocol are those of ``hivemind.DecentralizedAverager`` 1.1.12.
+
+    :param averaged_tensors: leaf tensors of any floating-point dtype and device; values travel as float32
+    :param dht: a DHT that was started
+    :param start: begin at once; else run_in_background() does
+    :param prefix: names the group of groups; no "."
+    :param target_group_size: peers in a group at most; None: unbounded
+    :param averaging_alpha: how far tensors move: 1 is to the average
+    :param compression: of what travels; the same in the whole group
+    :param bandwidth: of this peer's link, in any unit that the group has in common
+    :param auxiliary: help others, without tensors that count
+    :param client_mode: do not serve; default: as the DHT
+    """
+
+    def __init__(
+        self,
+        averaged_tensors: Sequence[Any],
+        dht: DHT,
+        *,
+        start: bool,
+        prefix: str,
+        target_group_size: Optional[int] = None,
+        min_group_size: int = 2,
+        initial_group_bits: str = "",
+        min_matchmaking_time: float = 5.0,
+        request_timeout: float = 3.0,
+        averaging_alpha: float = 1.0,
+        part_size_bytes: int = DEFAULT_PART_SIZE_BYTES,
+        allreduce_timeout: Optional[float] = None,
+        next_chunk_timeout: Optional[float] = None,
+        sender_timeout: Optional[float] = None,
+        reducer_timeout: Optional[float] = None,
+        compression: Optional[CompressionBase] = None,
+        state_compression: Optional[CompressionBase] = None,
+        tensor_infos: Optional[Sequence[CompressionInfo]] = None,
+        bandwidth: Optional[float] = None,
+        min_vector_size: int = 0,
+        auxiliary: bool = False,
+        allow_state_sharing: Optional[bool] = None,
+        declare_state_period: float = 30,
+        client_mode: Optional[bool] = None,
+        daemon: bool = True,
+        shutdown_timeout: float = 5,
+    ) -> None:
+        self._handle: Optional[Handle] = None
+        if not isinstance(dht, DHT):
+            raise TypeError(f"dht must be a cohive.DHT, not {type(dht).__name__}")
+        self.dht, self.prefix, self.daemon, self.shutdown_timeout = dht, prefix, daemon, shutdown_timeout
+        self.client_mode = dht.client_mode if client_mode is None else client_mode
+        if self.client_mode and auxiliary:
+            raise ValueError("auxiliary peers must accept incoming connections")
+        if bandwidth is not None and not (bandwidth >= 0 and math.isfinite(bandwidth)):
+            raise ValueError("bandwidth must be a non-negative float32")
+        if set(initial_group_bits) - set("01"):
+            raise ValueError("initial_group_bits is a text of 0 and 1")
+        self.mode = AveragingMode.CLIENT if self.client_mode else AveragingMode.AUX if auxiliary else AveragingMode.NODE
+        self._averaged_tensors = tuple(averaged_tensors)
+        for tensor in self._averaged_tensors:
+            if tensor.grad_fn is not None:
+                raise ValueError("averaged_tensors must be either parameters or leaf tensors")
+            if not tensor.is_floating_point():
+                raise TypeError(f"tensors of {tensor.dtype} cannot be averaged")
+        self.lock_averaged_tensors = threading.Lock()
+        self.total_size = sum(tensor.numel() for tensor in self._averaged_tensors)
+        self.bandwidth, self._averaging_alpha = bandwidth, averaging_alpha
+        self.compression = compression or NoCompression()
+        self.state_compression = state_compression or NoCompression()
+        self.tensor_infos = tensor_infos
+        self.next_chunk_timeout, self._allreduce_timeout = next_chunk_timeout, allreduce_timeout
+        sender_timeout = next_chunk_timeout if sender_timeout is None else sender_timeout
+        if reducer_timeout is None and sender_timeout is not None:
+            reducer_timeout = 2 * sender_timeout
+        self._min_matchmaking_time = min_matchmaking_time
+        self._allow_state_sharing = False
+        self._wanted_state_sharing = (
+            self.mode == AveragingMode.NODE if allow_state_sharing is None else allow_state_sharing
+        )
+        if self._wanted_state_sharing and self.client_mode:
+            raise ValueError("Cannot allow state sharing: averager in client mode cannot share its state")
+        self._state_sharing_priority = 0.0
+        self._options = {
+            "prefix": prefix,
+            "class_name": type(self).__name__,
+            "target_group_size": target_group_size or 0,
+            "min_group_size": min_group_size,
+            "initial_group_bits": initial_group_bits,
+            "min_matchmaking_time": min_matchmaking_time,
+            "request_timeout": request_timeout,
+            "part_size_bytes": part_size_bytes,
+            "allreduce_timeout": allreduce_timeout,
+            "sender_timeout": sender_timeout,
+            "reducer_timeout": reducer_timeout,
+            "bandwidth": bandwidth,
+            "min_vector_size": min_vector_size,
+            "declare_state_period": declare_state_period,
+            "mode": {"NODE": "node", "CLIENT": "client", "AUX": "auxiliary"}[self.mode.name],
+        }
+        self._options.update(self._more_options())
+        self._buffers: List[Any] = []
+        self._tag: Optional[int] = None
+        self._lock = threading.RLock()
+        self._steps: Deque[StepControl] = collections.deque()
+        self._worker = _events.Worker("cohive-averager")
+        self._closed = False
+        if start:
+            self.run_in_background()
+
+    def _more_options(self) -> Dict[str, Any]:
+        return {}
+
+    # ---- Beginning and end
+
+    def run_in_background(self, await_ready: bool = True, timeout: Optional[float] = None) -> None:
+        """Begins to average and to share."""
+        if self._handle is not None:
+            raise RuntimeError("this averager was started before")
+        described = [
+            _described(tensor, self._codec(index), False) for index, tensor in enumerate(self._averaged_tensors)
+        ]
+        schema = (_native.Tensor * max(len(described), 1))(*[one.tensor for one in described])
+        handle, hub = Handle(), _events.hub()
+        self._tag = hub.add_state(self._answer_state)
+        options = json.dumps(self._options, allow_nan=False).encode()
+        check(
+            lib.cohive_averager_open(self.dht._open(), options, self._tag, schema, len(described), ctypes.byref(handle))
+        )
+        self._handle = Handle(handle.value)
+        for index, tensor in enumerate(self._averaged_tensors):
+            values, count = ctypes.POINTER(ctypes.c_float)(), ctypes.c_size_t()
+            check(lib.cohive_averager_buffer(self._handle, index, ctypes.byref(values), ctypes.byref(count)))
+            if count.value == 0:
+                self._buffers.append(torch.empty(tensor.shape, dtype=torch.float32))
+                continue
+            memory = (ctypes.c_float * count.value).from_address(ctypes.addressof(values.contents))
+            self._buffers.append(torch.frombuffer(memory, dtype=torch.float32).reshape(tensor.shape))
+        _events.close_at_exit(self)
+        self.allow_state_sharing = self._wanted_state_sharing
+
+    start = run_in_background
+
+    def wait_until_ready(self, timeout: Optional[float] = None) -> None:
+        """It is ready when it was started."""
+
+    def is_alive(self) -> bool:
+        """Whether it was started and not shut down."""
+        return self._handle is not None and not self._closed
+
+    def shutdown(self) -> None:
+        """Ends it: steps that go on fail, and members that wait for this peer are served, shutdown_timeout at most."""
+        with self._lock:
+            if self._handle is None or self._closed:
+                return
+            self._closed = True
+            steps = list(self._steps)
+        for step in steps:
+            if step._ticket is None:
+                step.cancel()
+        try:
+            closing = begun(partial(lib.cohive_averager_close, self._handle, float(self.shutdown_timeout)))
+            closing.wait(self.shutdown_timeout + 1.0)
+        except (RuntimeError, TimeoutError):
+            logger.debug("shutting an averager down", exc_info=True)
+        if self._tag is not None:
+            _events.hub().drop_state(self._tag)
+        self._worker.end()
+        for step in steps:  # whose end nobody takes over any more
+            step.cancel()
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            self._buffers.clear()
+            lib.cohive_averager_free(handle)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an averager belongs to its process")
+
+    # ---- Tensors
+
+    @contextlib.contextmanager
+    def get_tensors(self) -> Iterator[Sequence[Any]]:
+        """The tensors, which no round changes while the context lasts."""
+        with self.lock_averaged_tensors:
+            yield self._averaged_tensors
+
+    def _info(self, index: int) -> CompressionInfo:
+        if self.tensor_infos is not None:
+            return self.tensor_infos[index]
+        return CompressionInfo.from_tensor(self._averaged_tensors[index], key=index)
+
+    def _codec(self, index: int) -> str:
+        return self.compression.codec(self._info(index)).name
+
+    @property
+    def peer_id(self) -> PeerID:
+        """Who this peer is."""
+        return self.dht.peer_id
+
+    @property
+    def schema_hash(self) -> bytes:
+        """By which peers see that they average the same tensors."""
+        from .node import DHTID
+
+        fields = ("size", "dtype", "layout", "device", "requires_grad", "pin_memory", "compression")
+        schema = []
+        for tensor in self._averaged_tensors:
+            values = (tensor.shape, tensor.dtype, tensor.layout, "cpu", tensor.requires_grad, False, 0)
+            schema.append({name: str(value) for name, value in zip(fields, values)})
+        return DHTID.generate(source=schema).to_bytes()
+
+    # ---- Steps
+
+    def step(
+        self,
+        gather: Optional[GatheredData] = None,
+        scheduled_time: Optional[DHTExpiration] = None,
+        weight: Optional[float] = None,
+        timeout: Optional[float] = None,
+        allow_retries: bool = True,
+        require_trigger: bool = False,
+        wait: bool = True,
+    ) -> Any:
+        """Finds a group and averages the tensors with it, in place.
+
+        :param gather: what all members get from this one
+        :param scheduled_time: when the group should form, Unix seconds; default: in min_matchmaking_time
+        :param weight: of this peer, from 0 on
+        :param timeout: seconds to find a group in
+        :param require_trigger: wait for StepControl.allow_allreduce() (wait=False)
+        :param wait: return {PeerID: what it gave}; else a StepControl at once
+        :raises AllreduceException: no group, or none of its members could average
+        """
+        if self.mode == AveragingMode.AUX and weight is not None:
+            logger.warning("Averager is running in auxiliary mode, weight is unused")
+        now = get_dht_time()
+        deadline = now + timeout if timeout is not None else float("inf")
+        scheduled_time = now + self._min_matchmaking_time if scheduled_time is None else scheduled_time
+        weight = float(self.mode != AveragingMode.AUX) if weight is None else weight
+        if not (isinstance(weight, (int, float)) and weight >= 0 and math.isfinite(weight)):
+            raise ValueError(f"Expected a positive int/float, got {weight!r}")
+        if wait and require_trigger:
+            raise ValueError("Non-asynchronous step cannot wait for trigger (use wait=False)")
+        if scheduled_time >= deadline:
+            raise ValueError("Scheduled start time does not fit within timeout")
+        if not self.is_alive():
+            raise RuntimeError("this averager is not started, or was shut down")
+        step = StepControl(scheduled_time, deadline, allow_retries, weight, _msgpack.dumps(gather))
+        step._triggered = not require_trigger
+        step._averager = self
+        with self._lock:
+            self._steps.append(step)
+            if len(self._steps) == 1:
+                self._begin(step)
+        if not wait:
+            return step
+        try:
+            return step.result()
+        except BaseException:
+            step.cancel()
+            raise
+
+    def _begin(self, step: StepControl) -> None:
+        """Has the library look for a group. With the lock."""
+        limit = min(step.get_timeout(), _NO_LIMIT)
+        options = {"timeout": limit, "scheduled_time": step.scheduled_time, "allow_retries": step.allow_retries}
+        round_, ticket = Handle(), Handle()
+        data = step.data_for_gather
+        try:
+            check(
+                lib.cohive_averager_begin(
+                    self._handle,
+                    _native.data(data),
+                    len(data),
+                    json.dumps(options).encode(),
+                    ctypes.byref(round_),
+                    ctypes.byref(ticket),
+                )
+            )
+        except Exception as error:
+            self._steps.popleft()
+            step.set_exception(error)
+            return
+        step._round, step._ticket = Handle(round_.value), Ticket(Handle(ticket.value))
+        if step._triggered:
+            self._hand_over(step)
+        _events.hub().when_done(step._ticket, partial(self._worker.submit, self._ended, step))
+
+    def _trigger(self, step: StepControl) -> None:
+        with self._lock:
+            if step._round is not None and not step.done():
+                self._hand_over(step)
+
+    def _hand_over(self, step: StepControl) -> None:
+        """Copies the tensors into the library's memory. With the lock."""
+        with self.lock_averaged_tensors, torch.no_grad():
+            for buffer, tensor in zip(self._buffers, self._averaged_tensors):
+                buffer.copy_(tensor)
+        if self.mode != AveragingMode.AUX:
+            step._before = [buffer.clone() for buffer in self._buffers]
+        check(lib.cohive_round_trigger(step._round, step.weight))
+
+    def _ended(self, step: StepControl) -> None:
+        """Adds what came of a round to the tensors, and begins the next one. The worker's thread."""
+        try:
+            assert step._ticket is not None
+            told = _msgpack.loads(step._ticket.take())
+            gathered = {PeerID(peer): value for peer, value in told["gathered"]}
+            if step._before is not None and not step.cancelled():
+                self._apply(step._before)
+            outcome: Tuple[Optional[Dict[PeerID, Any]], Optional[Exception]] = (gathered, None)
+        except Exception as error:
+            kind = AllreduceException if isinstance(error, _native.CohiveError) else None
+            failure = kind(f"Averaging step failed: {error}") if kind else error
+            outcome = (None, failure)
+        step._before = None
+        with self._lock:
+            if step in self._steps:
+                self._steps.remove(step)
+            # Whoever waits for this step may begin the next one at once.
+            if not step.cancelled() and step.set_running_or_notify_cancel():
+                if outcome[1] is None:
+                    step.set_result(outcome[0])
+                else:
+                    step.set_exception(outcome[1])
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        while self._steps and self._steps[0]._ticket is None and not self._closed:
+            if self._steps[0].cancelled():
+                self._steps.popleft()
+            else:
+                self._begin(self._steps[0])
+
+    def _forget(self, step: StepControl) -> None:
+        with self._lock:
+            if step._ticket is None and step in self._steps:
+                self._steps.remove(step)
+
+    def _apply(self, before: List[Any]) -> None:
+        with self.lock_averaged_tensors, torch.no_grad():
+            for tensor, average, old in zip(self._averaged_tensors, self._buffers, before):
+                update = average.sub(old).mul_(self._averaging_alpha)
+                tensor.add_(update.to(device=tensor.device, dtype=tensor.dtype))
+
+    # ---- Group bits
+
+    def get_group_bits(self, wait: bool = True) -> Any:
+        """The bits of this peer's group."""
+        bits = _native.Bytes()
+        check(lib.cohive_averager_group_bits(self._handle, ctypes.byref(bits)))
+        return self._answer(_native.taken(bits).decode(), wait)
+
+    def set_group_bits(self, group_bits: str, wait: bool = True) -> Any:
+        """Sets them, between steps."""
+        check(lib.cohive_averager_set_group_bits(self._handle, group_bits.encode()))
+        return self._answer(None, wait)
+
+    @staticmethod
+    def _answer(value: Any, wait: bool) -> Any:
+        if wait:
+            return value
+        future = Future()
+        future.set_result(value)
+        return future
+
+    # ---- States
+
+    @property
+    def allow_state_sharing(self) -> bool:
+        """Whether others may download a state from here."""
+        return self._allow_state_sharing
+
+    @allow_state_sharing.setter
+    def allow_state_sharing(self, value: bool) -> None:
+        if value and self.client_mode:
+            raise ValueError("Cannot allow state sharing: averager in client mode cannot share its state")
+        self._allow_state_sharing = bool(value)
+        self._share()
+
+    @property
+    def state_sharing_priority(self) -> float:
+        """Others prefer the highest."""
+        return self._state_sharing_priority
+
+    @state_sharing_priority.setter
+    def state_sharing_priority(self, value: float) -> None:
+        if value and self.client_mode:
+            raise ValueError("State sharing priority is unused: averager in client mode cannot share its state")
+        self._state_sharing_priority = float(value)
+        self._share()
+
+    def _share(self) -> None:
+        if self.is_alive() and not self.client_mode:
+            check(lib.cohive_averager_share(self._handle, int(self._allow_state_sharing), self._state_sharing_priority))
+
+    def get_current_state(self) -> Tuple[Any, ...]:
+        """What others download: small metadata, tensors, and their CompressionInfo or None. Meant to be overridden;
+        called on a thread of its own."""
+        with self.get_tensors() as tensors:
+            return dict(group_key=self.get_group_bits()), tensors, self.tensor_infos
+
+    def _answer_state(self, question: int) -> None:
+        metadata, described = None, []
+        try:
+            if self._allow_state_sharing:
+                state = tuple(self.get_current_state())
+                infos = state[2] if len(state) > 2 else None
+                for index, tensor in enumerate(state[1]):
+                    info = CompressionInfo.from_tensor(tensor, key=index) if infos is None else infos[index]
+                    described.append(_described(tensor, self.state_compression.codec(info).name))
+                metadata = _msgpack.dumps(state[0])
+        except Exception:
+            logger.exception("the state cannot be shared")
+            metadata = None
+        tensors = (_native.Tensor * max(len(described), 1))(*[one.tensor for one in described])
+        size = 0 if metadata is None else len(metadata)
+        given = None if metadata is None else _native.data(metadata)
+        answered = lib.cohive_state_answer(question, given, size, tensors, len(described))
+        if answered not in (_native.OK, _native.NOT_FOUND):
+            logger.warning("the state cannot be shared: %s", lib.cohive_last_error().decode("utf-8", "replace"))
+
+    def load_state_from_peers(self, wait: bool = True, timeout: Optional[float] = None) -> Any:
+        """Downloads the state of the best peer that shares one.
+
+        :param timeout: seconds in all
+        :returns: (metadata, tensors), or None where nobody shares a state
+        """
+        if not self.is_alive():
+            raise RuntimeError("this averager is not started, or was shut down")
+        options = {} if timeout is None else {"timeout": timeout}
+        ticket = begun(partial(lib.cohive_averager_download, self._handle, json.dumps(options).encode()))
+        if not wait:
+            return ticket.future(lambda _: self._loaded(_or_none(ticket.take), ticket), lambda _: b"")
+        return self._loaded(_or_none(ticket.wait), ticket)
+
+    @staticmethod
+    def _loaded(told: Optional[bytes], ticket: Ticket) -> Optional[Tuple[Any, List[Any]]]:
+        if told is None:
+            return None
+        facts = _msgpack.loads(told)
+        tensors = []
+        for index in range(facts["tensors"]):
+            found = _native.Tensor()
+            check(lib.cohive_ticket_tensor(ticket.handle, index, ctypes.byref(found)))
+            content = bytearray(ctypes.string_at(found.data, found.size) if found.size else b"")
+            shape = [found.shape[axis] for axis in range(found.rank)]
+            tensors.append(tensor_from_bytes(content, found.dtype.decode(), shape, bool(found.requires_grad)))
+        return facts["metadata"], tensors
+
+
+def _or_none(take: Callable[[], bytes]) -> Optional[bytes]:
+    """What a download has brought; None where nobody had anything."""
+    try:
+        return take()
+    except _native.CohiveError as error:
+        logger.info("no state was downloaded: %s", error)
+        return None

@@ -1,0 +1,63 @@
+"""`python -m cohive.as_hivemind`: scripts of hivemind run with cohive in its place."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys
+import hivemind
+from hivemind import DHT, get_dht_time
+from hivemind.dht.routing import DHTID
+from hivemind.utils.multiaddr import Multiaddr
+
+assert hivemind.__version__ == "1.1.12" and DHT.__module__ == "cohive.dht", DHT
+with DHT(start=True) as first, hivemind.DHT(initial_peers=first.get_visible_maddrs(), start=True) as second:
+    assert all(isinstance(one, Multiaddr) for one in first.get_visible_maddrs())
+    first.store("key", "value", get_dht_time() + 60)
+    assert second.get("key").value == "value"
+for name in ("hivemind.moe", "hivemind.nothing"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        assert f"cohive has no {name}" in str(error)
+    else:
+        sys.exit("imported " + name)
+try:
+    from hivemind import RemoteExpert
+except ImportError:
+    pass
+else:
+    sys.exit("imported RemoteExpert")
+print("done", *sys.argv)
+"""
+
+
+def run(*arguments, **how):
+    command = [sys.executable, "-m", "cohive.as_hivemind", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **how)
+
+
+def test_a_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    result = run(str(script), "--flag", "1")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"done {script} --flag 1\n"
+
+
+def test_a_module(tmp_path, monkeypatch):
+    import os
+
+    (tmp_path / "trains.py").write_text(SCRIPT)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = run("-m", "trains", "more", env={**os.environ, "PYTHONPATH": path})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split()[0] == "done" and result.stdout.split()[-1] == "more"
+
+
+def test_what_it_is_called_with():
+    for arguments, says in (((), "usage"), (("-m",), "-m needs a module")):
+        result = run(*arguments)
+        assert result.returncode == 1 and says in result.stderr
+    result = run("/nowhere/script.py")
+    assert result.returncode == 1 and "/nowhere/script.py" in result.stderr

@@ -1,0 +1,350 @@
+"""Averagers: rounds, states, and what bad input gets."""
+
+import concurrent.futures
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here")
+
+from cohive import (  # noqa: E402
+    DHT,
+    AllreduceException,
+    AveragingStage,
+    CompressionInfo,
+    DecentralizedAverager,
+    Float16Compression,
+    GradientAverager,
+    ProgressTracker,
+    SizeAdaptiveCompression,
+    TrainingAverager,
+    Uniform8BitQuantization,
+    get_dht_time,
+)
+
+QUICK = dict(min_matchmaking_time=1.0, request_timeout=0.8, prefix="run", start=True)
+
+
+@pytest.fixture
+def averagers(swarm):
+    """averagers(TENSORS OF EACH, **options): one for each, in one swarm."""
+    made = []
+
+    def make(*tensors, kind=DecentralizedAverager, **options):
+        peers = swarm(len(tensors))
+        made.extend(kind(one, dht, **{**QUICK, **options}) for one, dht in zip(tensors, peers))
+        return made
+
+    yield make
+    for one in made:
+        one.shutdown()
+
+
+def together(*calls):
+    """Results of calls that run at once."""
+    results = [None] * len(calls)
+
+    def run(at):
+        results[at] = calls[at]()
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_tensors_of_any_floating_type_are_averaged_in_place(averagers):
+    kinds = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    tensors = [[torch.full((3, 2), float(value)).to(kind) for kind in kinds] for value in (1, 3)]
+    tensors[0].append(torch.arange(6.0).reshape(2, 3).T)  # not in a row
+    tensors[1].append(torch.zeros(3, 2))
+    tensors[0].append(torch.empty(0))
+    tensors[1].append(torch.empty(0))
+    expected = tensors[0][4] / 2
+    first, second = averagers(*tensors)
+    gathered = together(lambda: first.step(gather={"a": 1}), lambda: second.step(gather=(2,)))
+    assert gathered[0] == gathered[1] == {first.peer_id: {"a": 1}, second.peer_id: (2,)}
+    for averager in (first, second):
+        with averager.get_tensors() as averaged:
+            for tensor, kind in zip(averaged, kinds):
+                assert tensor.dtype == kind and torch.equal(tensor, torch.full((3, 2), 2.0, dtype=kind))
+            assert torch.allclose(averaged[4], expected)
+    assert tensors[0][0] is first._averaged_tensors[0]
+
+
+def test_weights_alpha_and_changes_meanwhile(averagers):
+    first, second = averagers([torch.zeros(4)], [torch.full((4,), 4.0)], averaging_alpha=0.5)
+    controls = [one.step(wait=False, require_trigger=True) for one in (first, second)]
+    controls[0].weight = 3.0
+    for control in controls:
+        control.allow_allreduce()
+    with first.get_tensors() as tensors:
+        tensors[0][0] += 10  # after the trigger: kept
+    for control in controls:
+        control.result(30)
+    with first.get_tensors() as tensors:
+        assert torch.allclose(tensors[0], torch.tensor([10.5, 0.5, 0.5, 0.5]))
+    with second.get_tensors() as tensors:
+        assert torch.allclose(tensors[0], torch.full((4,), 2.5))
+
+
+def test_steps_wait_for_each_other(averagers):
+    first, second = averagers([torch.zeros(4)], [torch.ones(4)])
+    steps = [[one.step(wait=False) for _ in range(3)] for one in (first, second)]
+    for control in steps[0] + steps[1]:
+        assert len(control.result(60)) == 2
+        assert control.stage == AveragingStage.FINISHED
+
+
+def test_stages_and_cancelling(averagers):
+    first, second = averagers([torch.zeros(4)], [torch.ones(4)])
+    controls = [one.step(wait=False, require_trigger=True) for one in (first, second)]
+    limit = time.monotonic() + 20
+    while controls[0].stage != AveragingStage.AWAITING_TRIGGER and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert controls[0].stage == AveragingStage.AWAITING_TRIGGER and not controls[0].began_allreduce
+    assert controls[0].cancel() and controls[0].cancelled()
+    with first.get_tensors() as tensors:
+        assert torch.equal(tensors[0], torch.zeros(4))
+    controls[1].cancel()
+    again = together(lambda: first.step(timeout=30), lambda: second.step(timeout=30))
+    assert len(again[0]) == 2
+
+
+def test_nobody_is_there(averagers):
+    (alone,) = averagers([torch.zeros(4)])
+    begin = time.monotonic()
+    with pytest.raises(AllreduceException, match="Averaging step failed"):
+        alone.step(timeout=2.0)
+    assert time.monotonic() - begin < 20
+    step = alone.step(wait=False, timeout=60)
+    alone.shutdown()
+    with pytest.raises((AllreduceException, concurrent.futures.CancelledError)):
+        step.result(10)
+    with pytest.raises(RuntimeError, match="shut down"):
+        alone.step()
+
+
+def test_states_go_from_one_to_the_other(swarm):
+    metadata, state = {"x": 123}, (torch.randn(3), torch.randint(0, 5, (3,)), torch.tensor(True))
+
+    class Shares(DecentralizedAverager):
+        def get_current_state(self):
+            return metadata, state
+
+    dhts = swarm(2)
+    first, second = (Shares([torch.zeros(3)], dht, **QUICK) for dht in dhts)
+    limit = time.monotonic() + 20
+    got = None
+    while got is None and time.monotonic() < limit:
+        got = second.load_state_from_peers(timeout=10)
+    assert got[0] == metadata and all(torch.equal(ours, theirs) for ours, theirs in zip(got[1], state))
+    assert [one.dtype for one in got[1]] == [one.dtype for one in state]
+    assert second.load_state_from_peers(wait=False).result(20)[0] == metadata
+    first.allow_state_sharing = False
+    assert second.load_state_from_peers(timeout=5) is None
+    for one in (first, second):
+        one.shutdown()
+
+
+def test_a_failing_state_is_no_state(swarm):
+    class Fails(DecentralizedAverager):
+        def get_current_state(self):
+            raise RuntimeError("no state today")
+
+    first, second = (Fails([torch.zeros(3)], dht, **QUICK) for dht in swarm(2))
+    assert second.load_state_from_peers(timeout=5) is None
+    for one in (first, second):
+        one.shutdown()
+
+
+def test_group_bits(averagers):
+    (alone,) = averagers([torch.zeros(3)], initial_group_bits="01")
+    assert alone.get_group_bits() == "01"
+    alone.set_group_bits("1101")
+    assert alone.get_group_bits() == "1101" and alone.get_group_bits(wait=False).result() == "1101"
+    with pytest.raises(ValueError):
+        alone.set_group_bits("12")
+
+
+@pytest.mark.parametrize(
+    "options, kind, sentence",
+    [
+        (dict(prefix="a.b"), ValueError, "prefix"),
+        (dict(prefix=""), ValueError, "prefix"),
+        (dict(min_group_size=1), ValueError, "min_group_size must be an integer from 2 on"),
+        (dict(initial_group_bits="012"), ValueError, "0 and 1"),
+        (dict(request_timeout=5.0), ValueError, "request_timeout"),
+        (dict(bandwidth=-1.0), ValueError, "bandwidth"),
+        (dict(part_size_bytes=0), ValueError, "part_size_bytes"),
+        (dict(client_mode=True, auxiliary=True), ValueError, "auxiliary peers"),
+        (dict(client_mode=True, allow_state_sharing=True), ValueError, "client mode"),
+        (dict(target_group_sise=4), TypeError, "target_group_sise"),
+    ],
+)
+def test_options_that_cannot_be_meant(swarm, options, kind, sentence):
+    (dht,) = swarm(1)
+    with pytest.raises(kind, match=sentence):
+        DecentralizedAverager([torch.zeros(3)], dht, **{**QUICK, **options})
+
+
+def test_tensors_and_steps_that_cannot_be_meant(averagers, swarm):
+    (dht,) = swarm(1)
+    with pytest.raises(TypeError, match="int64"):
+        DecentralizedAverager([torch.zeros(3, dtype=torch.int64)], dht, **QUICK)
+    with pytest.raises(ValueError, match="leaf"):
+        DecentralizedAverager([torch.zeros(3, requires_grad=True) * 2], dht, **QUICK)
+    with pytest.raises(ValueError, match="needs tensors"):
+        DecentralizedAverager([], dht, **QUICK)
+    with pytest.raises(TypeError, match="cohive.DHT"):
+        DecentralizedAverager([torch.zeros(3)], object(), **QUICK)
+    alone = DecentralizedAverager([torch.zeros(3)], dht, **QUICK)
+    for wrong in (dict(weight=-1), dict(weight=float("nan")), dict(scheduled_time=get_dht_time() + 9, timeout=5)):
+        with pytest.raises(ValueError):
+            alone.step(**wrong)
+    with pytest.raises(ValueError):
+        alone.step(require_trigger=True)
+    with pytest.raises(TypeError):
+        alone.step(gather=object())
+    alone.shutdown()
+
+
+def test_gradients_weigh_by_their_samples(swarm):
+    models = [torch.nn.Linear(2, 1, bias=False) for _ in range(2)]
+    averagers = [GradientAverager(model.parameters(), dht=dht, **QUICK) for model, dht in zip(models, swarm(2))]
+    for model, averager, samples in zip(models, averagers, (1, 3)):
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((1, 2), float(samples))).sum().backward()
+            averager.accumulate_grads_(batch_size=samples)
+        assert averager.local_samples_accumulated == 2 * samples and averager.local_times_accumulated == 2
+    together(*(averager.step for averager in averagers))
+    for model, averager in zip(models, averagers):
+        own = model.weight.grad
+        with averager.use_averaged_gradients():
+            assert torch.allclose(model.weight.grad, torch.full((1, 2), (1 * 2 + 3 * 6) / 8))
+        assert model.weight.grad is own and averager.local_samples_accumulated == 0
+        with pytest.raises(ValueError):
+            averager.accumulate_grads_(batch_size=0)
+        averager.shutdown()
+
+
+def test_a_training_averager_averages_and_hands_its_state_over(swarm):
+    torch.manual_seed(1)
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.1) for model in models]
+    options = dict(average_parameters=True, average_gradients=False, average_opt_statistics=["exp_avg"], **QUICK)
+    averagers = [TrainingAverager(one, dht=dht, **options) for one, dht in zip(optimizers, swarm(2))]
+    mean = (models[0].weight + models[1].weight) / 2
+    together(*(averager.step for averager in averagers))
+    assert torch.allclose(models[0].weight, mean) and torch.allclose(models[1].weight, mean)
+    optimizers[0].param_groups[0]["lr"] = 0.5
+    averagers[0].local_step = 7
+    with torch.no_grad():
+        models[0].weight.fill_(4.0)
+    averagers[0].state_sharing_priority = 5
+    assert averagers[1].load_state_from_peers(timeout=20) is not None
+    assert averagers[1].local_step == 7 and torch.equal(models[1].weight, models[0].weight)
+    assert optimizers[1].param_groups[0]["lr"] == 0.5
+    for averager in averagers:
+        averager.shutdown()
+
+
+def test_compressions_choose_by_size():
+    choice = SizeAdaptiveCompression(10, less=Float16Compression(), greater_equal=Uniform8BitQuantization())
+    small, large = (CompressionInfo.from_tensor(torch.zeros(size)) for size in (9, 10))
+    assert choice.codec(small).name == "FLOAT16" and choice.codec(large).name == "UNIFORM_8BIT"
+    assert choice.estimate_compression_ratio(small) == 0.5 and choice.estimate_compression_ratio(large) == 0.25
+
+
+def test_a_client_averages_with_a_server(swarm):
+    (server,) = swarm(1)
+    client = DHT(server.get_visible_maddrs(), start=True, client_mode=True)
+    first = DecentralizedAverager([torch.zeros(4)], server, **QUICK)
+    second = DecentralizedAverager([torch.ones(4)], client, **QUICK)
+    assert second.client_mode and not second.allow_state_sharing
+    together(first.step, second.step)
+    with second.get_tensors() as tensors:
+        assert torch.allclose(tensors[0], torch.full((4,), 0.5))
+    with pytest.raises(ValueError):
+        second.allow_state_sharing = True
+    for one in (first, second, client):
+        one.shutdown()
+
+
+def test_a_run_that_several_trainers_fill(swarm):
+    options = dict(min_refresh_period=0.1, default_refresh_period=0.2, max_refresh_period=0.5, start=True)
+    trackers = [ProgressTracker(dht, "run", 100, **options) for dht in swarm(2)]
+    assert not trackers[0].ready_to_update_epoch and trackers[0].global_epoch == 0
+    for samples in range(10, 60, 10):
+        for tracker in trackers:
+            tracker.report_local_progress(0, samples)
+        time.sleep(0.1)
+    limit = time.monotonic() + 20
+    while not all(tracker.ready_to_update_epoch for tracker in trackers) and time.monotonic() < limit:
+        time.sleep(0.1)
+    seen = trackers[1].global_progress
+    assert seen.num_peers == 2 and seen.num_clients == 0 and seen.samples_accumulated >= 50
+    assert trackers[0].local_progress.samples_accumulated == 50 and trackers[0].performance_ema.samples_per_second > 1
+    for tracker in trackers:
+        with tracker.pause_updates():
+            assert tracker.update_epoch() == 1
+    assert trackers[0].local_progress.samples_accumulated == 0 and trackers[0].local_progress.epoch == 1
+    for tracker in trackers:
+        tracker.shutdown()
+        assert not tracker.is_alive()
+
+
+@pytest.mark.parametrize("options", [dict(prefix="a.b"), dict(target_batch_size=0), dict(performance_ema_alpha=0)])
+def test_trackers_that_cannot_be_meant(swarm, options):
+    (dht,) = swarm(1)
+    with pytest.raises(ValueError):
+        ProgressTracker(dht, start=True, **{**dict(prefix="run", target_batch_size=10), **options})
+
+
+@pytest.mark.parametrize("call", ["averager.step()", "while True: averager.load_state_from_peers()"])
+def test_ctrl_c_ends_what_goes_on(call):
+    # The other peer shares a state, and takes its time.
+    code = f"""
+import os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import cohive, torch
+
+sent = []
+
+def interrupt():
+    sent.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Slow(cohive.DecentralizedAverager):
+    def get_current_state(self):
+        threading.Timer(0.5, interrupt).start()
+        time.sleep(5)
+        return super().get_current_state()
+
+options = dict(prefix="run", min_matchmaking_time=5.0, start=True)
+first = cohive.DHT(start=True)
+second = cohive.DHT(first.get_visible_maddrs(), start=True)
+donor = Slow([torch.zeros(3)], first, **options)
+averager = Slow([torch.ones(3)], second, **options)
+time.sleep(0.5)
+if "step" in {call!r}:
+    threading.Timer(1.0, interrupt).start()
+try:
+    {call}
+    print("not interrupted")
+except KeyboardInterrupt:
+    assert time.monotonic() - sent[0] < 1, time.monotonic() - sent[0]
+    assert torch.equal(averager._averaged_tensors[0], torch.ones(3))
+    print("interrupted", flush=True)
+    raise
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "interrupted\n", result.stderr
+    assert result.returncode == -signal.SIGINT and result.stderr.count("Traceback") == 1, result.stderr

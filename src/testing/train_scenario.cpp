@@ -340,10 +340,8 @@ class SimulatedSwarm final : public TrainSwarm {
         me->replica->step_locally({gradient, ballast});
       else
         me->replica->add_gradients({gradient, ballast}, static_cast<double>(self.scenario_.batch_size));
-      if (auto report = me->run->publish()) self.note(*me, *report);
-      if (me->run->count(self.scenario_.batch_size) == train::Run::Next::go_on) continue;
       const TimePoint begin = self.runtime_.now();
-      const auto report = co_await me->run->synchronise();
+      const auto report = co_await me->run->step(self.scenario_.batch_size);
       me->waited += self.runtime_.now() - begin;
       self.note(*me, report);
     }

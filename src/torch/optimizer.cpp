@@ -6,31 +6,23 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/torch/grad_scaler.hpp"
+#include "cohive/train/trainer.hpp"
 #include "described_tensors.hpp"
 #include "known_optimizer.hpp"
 #include "saved_training.hpp"
 #include "torch_replica.hpp"
-#include "train/membership.hpp"
 
 namespace cohive {
-namespace {
-
-OptimizerOptions completed(OptimizerOptions options, const Swarm& swarm) {
-  options.client_mode = options.client_mode || swarm.options().client_mode;
-  train::check(options);
-  return options;
-}
-
-}  // namespace
 
 struct Optimizer::Impl {
-  Impl(Swarm& s, OptimizerOptions opts) : membership(s.membership()), options(completed(std::move(opts), s)) {}
-  ~Impl();
+  Impl(Swarm& s, OptimizerOptions opts) : swarm(s), given(std::move(opts)) { train::check(given); }
+  ~Impl() {
+    if (trainer) model->note_trainer();  // closing may write parameters
+  }
 
   void make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerFactory& make);
   void open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer,
             const SchedulerFn& make_scheduler, ModelExtras extras);
-  void destroy();
   /// How the gradients of a batch come.
   struct Scaled {
     double scale = 1;
@@ -39,29 +31,22 @@ struct Optimizer::Impl {
   StepReport step(std::int64_t batch, Scaled gradients);
   std::int64_t take_batch(std::int64_t batch, Scaled gradients);
   void check_model() const;
-  void settle();
-  template <class F>
-  auto wait_for(F make) {
-    if (model) model->note_trainer();
-    return membership.runtime().submit(std::move(make)).get();
-  }
-  /// The same for what uses the model.
-  template <class F>
-  auto use_model(F make) {
+  /// The run, for a call that uses the model and waits.
+  train::Trainer& use_model() {
     check_model();
-    return wait_for(std::move(make));
+    model->note_trainer();
+    return *trainer;
   }
 
-  train::Membership& membership;
-  OptimizerOptions options;
+  Swarm& swarm;
+  const OptimizerOptions given;
   std::unique_ptr<torch::optim::Optimizer> made;
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<torch::Tensor> stepped;  // in its groups
   libtorch::DescribedTensors described;
   std::unique_ptr<torch::optim::LRScheduler> scheduler;
-  std::unique_ptr<libtorch::TorchReplica> model;
-  std::unique_ptr<train::Run> run;
-  StepReport settled;  // of work that was awaited between two steps: the next one reports it
+  libtorch::TorchReplica* model = nullptr;  // the trainer's
+  std::unique_ptr<train::Trainer> trainer;
 };
 
 void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups,
@@ -69,7 +54,8 @@ void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerPara
   std::vector<torch::Tensor> parameters;
   for (const auto& group : groups) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   libtorch::check_parameters(parameters);
-  const bool copies = options.offload_optimizer && !(parameters.front().is_cpu() && libtorch::fit_for_fused_steps(parameters));
+  const bool copies =
+      given.offload_optimizer && !(parameters.front().is_cpu() && libtorch::fit_for_fused_steps(parameters));
   made = make(copies ? libtorch::make_masters(groups) : std::move(groups));
   if (!made) throw std::invalid_argument("cohive::Optimizer: the function that makes the optimizer returned null");
 }
@@ -83,37 +69,16 @@ void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Opt
   described.add("parameter", tensors);
   if (made) described.add("the optimizer's parameter", stepped);
   const auto extra_tensors = extras.extra_tensors;
-  auto trainer = libtorch::trainer_stream_of(tensors.front().device());  // of this thread
-  // What lives on the loop's thread is made and destroyed there.
-  try {
-    membership.on_loop([&] {
-      model = libtorch::make_replica(membership.runtime(),
-                                     {std::move(tensors), of, scheduler.get(), std::move(extras), std::move(trainer)},
-                                     options);
-      run = std::make_unique<train::Run>(*membership.dht, membership.key, model->replica(), options);
-    });
-  } catch (...) {
-    destroy();
-    throw;
-  }
+  auto stream = libtorch::trainer_stream_of(tensors.front().device());  // of this thread
+  stream->note();
+  const auto make = [&](Runtime& runtime, train::TrainerThread&) {
+    std::shared_ptr<libtorch::TorchReplica> replica = libtorch::make_replica(
+        runtime, {std::move(tensors), of, scheduler.get(), std::move(extras), std::move(stream)}, given);
+    model = replica.get();
+    return std::shared_ptr<train::Replica>(replica, &model->replica());
+  };
+  trainer = std::make_unique<train::Trainer>(swarm, given, make);
   described.add("extra tensor", extra_tensors);
-  if (auto opened = wait_for([this] { return run->open_checkpoints(); }); !opened) {
-    destroy();
-    throw ErrorException(opened.error());
-  }
-  membership.on_loop([this] { run->start(); });
-}
-
-void Optimizer::Impl::destroy() {
-  membership.on_loop([this] { run.reset(); });
-  if (model) wait_for([this] { return model->replica().close(); });
-  membership.on_loop([this] { model.reset(); });
-}
-
-Optimizer::Impl::~Impl() {
-  if (!run) return;
-  wait_for([this] { return run->close(); });
-  destroy();
 }
 
 /// Before anything uses the model.
@@ -128,13 +93,13 @@ void Optimizer::Impl::check_model() const {
 
 /// Returns the samples that count.
 std::int64_t Optimizer::Impl::take_batch(std::int64_t batch, Scaled gradients) {
-  if (options.auxiliary) return 0;
+  if (given.auxiliary) return 0;
   if (!gradients.finite) {
     model->intake().drop_batch();
-    if (options.reuse_grad_buffers) run->forget_samples();
+    if (given.reuse_grad_buffers) trainer->forget_samples();
     return 0;
   }
-  if (options.use_local_updates)
+  if (given.use_local_updates)
     model->step_locally(gradients.scale);
   else
     model->intake().take_batch(static_cast<double>(batch), gradients.scale);
@@ -142,30 +107,16 @@ std::int64_t Optimizer::Impl::take_batch(std::int64_t batch, Scaled gradients) {
 }
 
 StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
-  if (batch < 1 && !options.auxiliary)
+  if (batch < 1 && !given.auxiliary)
     throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
   check_model();
   torch::NoGradGuard no_grad;
-  StepReport report = std::exchange(settled, {});
   model->note_trainer();
-  if (auto update = run->publish()) report = *update;
-  if (run->count(take_batch(batch, gradients)) == train::Run::Next::synchronise) {
-    const StepReport update = report;
-    report = wait_for([this] { return run->synchronise(); });
-    report.updated |= update.updated;
-    report.bytes_sent += update.bytes_sent;
-    if (report.grad_group == 0) report.grad_group = update.grad_group;
-    if (report.state_group == 0) report.state_group = update.state_group;
-  }
-  report.epoch = run->epoch();
-  run->checkpoint_if_due();
-  return report;
-}
-
-/// Waits for delayed work and publishes it.
-void Optimizer::Impl::settle() {
-  const StepReport report = use_model([this] { return run->settle(); });
-  if (report.updated) settled = report;
+  return trainer->step([&] {
+    const auto counted = take_batch(batch, gradients);
+    model->note_trainer();
+    return counted;
+  });
 }
 
 Optimizer::Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options, SchedulerFn scheduler,
@@ -203,10 +154,10 @@ bool Optimizer::has_finite_gradients() const {
 }
 
 StepReport Optimizer::step() {
-  if (!impl_->options.batch_size && !impl_->options.auxiliary)
+  if (!impl_->given.batch_size && !impl_->given.auxiliary)
     throw std::logic_error(
         "cohive::Optimizer: how many samples has the batch? Set batch_size in the options, or use step(batch_size)");
-  return impl_->step(impl_->options.batch_size.value_or(0), {});
+  return impl_->step(impl_->given.batch_size.value_or(0), {});
 }
 
 StepReport Optimizer::step(const at::Tensor& batch) {
@@ -215,43 +166,43 @@ StepReport Optimizer::step(const at::Tensor& batch) {
 }
 
 void Optimizer::zero_grad() {
-  if (!impl_->options.reuse_grad_buffers) impl_->optimizer->zero_grad();
+  if (!impl_->given.reuse_grad_buffers) impl_->optimizer->zero_grad();
 }
 
 bool Optimizer::load_state_from_peers() {
-  return impl_->use_model([this] { return impl_->run->catch_up(); });
+  return impl_->use_model().load_state_from_peers();
 }
 std::size_t Optimizer::average_parameters() {
-  return impl_->use_model([this] { return impl_->run->average_parameters(); });
+  return impl_->use_model().average_parameters();
 }
 std::size_t Optimizer::finish() {
-  return impl_->use_model([this] { return impl_->run->finish(); });
+  return impl_->use_model().finish();
 }
 
 Result<> Optimizer::save_checkpoint(const std::filesystem::path& path) {
-  return impl_->use_model([this, &path] { return impl_->run->save_checkpoint(path); });
+  return impl_->use_model().save_checkpoint(path);
 }
 Result<std::uint64_t> Optimizer::load_checkpoint(const std::filesystem::path& path) {
-  return impl_->use_model([this, &path] { return impl_->run->load_checkpoint(path); });
+  return impl_->use_model().load_checkpoint(path);
 }
 Result<std::filesystem::path> Optimizer::checkpoint_now() {
-  return impl_->use_model([this] { return impl_->run->checkpoint_now(); });
+  return impl_->use_model().checkpoint_now();
 }
 checkpoint::Metadata Optimizer::loaded_strings() const {
-  return impl_->run->loaded_strings();
+  return impl_->trainer->loaded_strings();
 }
 
 void Optimizer::clip_grad_norm(double max_norm) {
-  impl_->membership.on_loop([&] { impl_->model->clip_grad_norm(max_norm); });
+  impl_->trainer->on_loop([&] { impl_->model->clip_grad_norm(max_norm); });
 }
 
 void Optimizer::report_loss(double loss) {
-  impl_->run->report_loss(loss);
+  impl_->trainer->report_loss(loss);
 }
 
 void Optimizer::save(torch::serialize::OutputArchive& archive) const {
-  impl_->settle();
-  libtorch::save_training(archive, *impl_->optimizer, impl_->run->epoch(), impl_->model->masters());
+  impl_->use_model().settle();
+  libtorch::save_training(archive, *impl_->optimizer, local_epoch(), impl_->model->masters());
 }
 
 void Optimizer::load(torch::serialize::InputArchive& archive) {
@@ -262,12 +213,12 @@ void Optimizer::load(torch::serialize::InputArchive& archive) {
   if (epoch > train::kMostEpochs)
     throw std::invalid_argument("cohive::Optimizer: the archive is of epoch " + std::to_string(epoch) +
                                 ", to which no run comes");
-  impl_->settle();
+  impl_->use_model().settle();
   const auto write = [this, &archive] {
     libtorch::load_training(archive, *impl_->optimizer, impl_->model->masters(), impl_->scheduler != nullptr);
     impl_->model->look_at_state();
   };
-  impl_->use_model([&] { return impl_->run->restore(epoch, write); });
+  impl_->use_model().restore(epoch, write);
 }
 
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const Optimizer& optimizer) {
@@ -283,13 +234,13 @@ torch::optim::Optimizer& Optimizer::optimizer() noexcept {
   return *impl_->optimizer;
 }
 std::uint64_t Optimizer::local_epoch() const {
-  return impl_->run->epoch();
+  return impl_->trainer->epoch();
 }
 TrainingStats Optimizer::stats() const {
-  return impl_->run->stats();
+  return impl_->trainer->stats();
 }
 const OptimizerOptions& Optimizer::options() const noexcept {
-  return impl_->options;
+  return impl_->trainer->options();
 }
 
 }  // namespace cohive

@@ -102,6 +102,65 @@ std::unique_ptr<TrainedModel> plain_model(Runtime& runtime, const RunOptions&) {
   return std::make_unique<PlainModel>(runtime);
 }
 
+/// Whose optimizer steps arrays that somebody else owns.
+enum class Owner { cohive, caller };
+
+/// The same network in arrays of the test's own.
+class ArrayModel final : public TrainedModel {
+ public:
+  ArrayModel(Runtime& runtime, Owner owner)
+      : weights_(Network::draw(1)),
+        statistics_{{Values(kInputs * kHidden), Values(kHidden)}, {Values(kInputs * kHidden), Values(kHidden)}} {
+    const auto parameters = arrays(weights_);
+    if (owner == Owner::cohive) {
+      replica_ = std::make_unique<BufferReplica>(runtime, parameters, adam_of(0));
+      replica_->schedule([](std::uint64_t epoch) { return optim::Options(adam_of(epoch)); });
+      return;
+    }
+    CallersOptimizer optimizer;
+    optimizer.step = [this](const std::vector<std::span<float>>& gradients, std::uint64_t epoch) {
+      for (std::size_t p = 0; p < weights_.size(); ++p) step(p, gradients[p], epoch);
+    };
+    optimizer.where = StepThread::worker;
+    for (auto& of : statistics_)
+      for (const auto& array : arrays(of)) optimizer.statistics.push_back(array);
+    replica_ = std::make_unique<BufferReplica>(runtime, parameters, optimizer);
+  }
+  Replica& replica() override { return *replica_; }
+  void compute(std::uint64_t epoch, std::size_t trainer) override {
+    auto gradient = std::make_shared<Weights>(Network::gradient(weights_, epoch, trainer));
+    auto given = arrays(*gradient);
+    for (auto& one : given) one.owner = gradient;
+    replica_->give_gradients(given, double{kSamples});
+  }
+  Values parameters() override {
+    Values all = weights_[0];
+    all.insert(all.end(), weights_[1].begin(), weights_[1].end());
+    return all;
+  }
+
+ private:
+  static std::vector<BufferTensor> arrays(Weights& of) {
+    return {{.name = "a", .data = of[0].data(), .shape = {kInputs, kHidden}, .strides = {kHidden, 1}},
+            {.name = "b", .data = of[1].data(), .shape = {kHidden}}};
+  }
+  void step(std::size_t p, std::span<float> gradient, std::uint64_t epoch) {
+    const std::span<float> values(weights_[p]);
+    const optim::TensorMemory memory{std::span<const float>(values), values, {}, gradient,
+                                     {std::span(statistics_[0][p]), std::span(statistics_[1][p])}};
+    optim::TensorStep step(adam_of(epoch - 1), memory, {static_cast<std::int64_t>(epoch)});
+    step.run(0, step.size());
+  }
+
+  Weights weights_;
+  std::vector<Weights> statistics_;
+  std::unique_ptr<BufferReplica> replica_;
+};
+
+FourTrainers::MakeModel array_model(Owner owner) {
+  return [owner](Runtime& runtime, const RunOptions&) { return std::make_unique<ArrayModel>(runtime, owner); };
+}
+
 /// What one process does, with one optimizer step for the batches of all.
 /// \param late  epochs that a step comes late: gradients are those of parameters without it
 std::vector<Values> one_process(std::uint64_t epochs, std::size_t late = 0) {
@@ -139,9 +198,23 @@ TEST(OneProcess, TakesTheStepsOfFourTrainers) {
   expect_steps_of(one_process(kEpochs), trainers);
 }
 
-TEST(OneProcess, WhoseStepsAreAnEpochLateTakesThoseOfTrainersThatDelayAll) {
+TEST(OneProcess, TakesTheStepsOfFourTrainersWithArraysOfTheirOwn) {
+  constexpr std::uint64_t kEpochs = 10;
+  for (const Owner owner : {Owner::cohive, Owner::caller}) {
+    SCOPED_TRACE(owner == Owner::cohive ? "stepped by cohive" : "stepped by the caller");
+    FourTrainers trainers(array_model(owner));
+    trainers.train(kEpochs);
+    expect_steps_of(one_process(kEpochs), trainers);
+  }
+}
+
+class TrainersThatDelayAll : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Models, TrainersThatDelayAll, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "Arrays" : "Plain"; });
+
+TEST_P(TrainersThatDelayAll, TakeTheStepsOfOneProcessWhoseStepsAreAnEpochLate) {
   constexpr std::uint64_t kEpochs = 50;
-  FourTrainers trainers(plain_model, [](RunOptions& options, std::size_t) {
+  FourTrainers trainers(GetParam() ? array_model(Owner::cohive) : FourTrainers::MakeModel(plain_model), [](RunOptions& options, std::size_t) {
     options.delay_state_averaging = options.offload_optimizer = true;
     options.delay_optimizer_step = options.delay_grad_averaging = true;
   });

@@ -6,8 +6,7 @@
 #include <thread>
 
 #include "cohive/train/plain_replica.hpp"
-#include "cohive/train/run.hpp"
-#include "train/membership.hpp"
+#include "cohive/train/trainer.hpp"
 
 namespace cohive::train {
 namespace {
@@ -24,51 +23,46 @@ void PrintTo(const Mode& mode, std::ostream* out) {
   *out << mode.name;
 }
 
+RunOptions options_of(const Mode& mode) {
+  RunOptions options;
+  options.run_id = "threads";
+  options.target_batch_size = 1200;
+  options.matchmaking_time = 2s;
+  options.tracker_options.default_refresh_period = 500ms;
+  options.averaging_timeout = 30s;
+  options.delay_state_averaging = mode.delay_state;
+  options.delay_grad_averaging = mode.delay_grad;
+  options.delay_optimizer_step = mode.delay_step;
+  options.offload_optimizer = mode.offload;
+  return options;
+}
+
 /// A process's part of the run.
-class Trainer {
+class Process {
  public:
-  Trainer(const Mode& mode, std::vector<std::string> initial_peers)
+  Process(const Mode& mode, std::vector<std::string> initial_peers)
       : swarm_({.initial_peers = std::move(initial_peers),
                 .host_maddrs = {"/ip4/127.0.0.1/tcp/0"},
-                .nat_port_map = false}) {
-    RunOptions options;
-    options.run_id = "threads";
-    options.target_batch_size = 1200;
-    options.matchmaking_time = 2s;
-    options.tracker_options.default_refresh_period = 500ms;
-    options.averaging_timeout = 30s;
-    options.delay_state_averaging = mode.delay_state;
-    options.delay_grad_averaging = mode.delay_grad;
-    options.delay_optimizer_step = mode.delay_step;
-    options.offload_optimizer = mode.offload;
-    member().on_loop([&] {
-      model_ = std::make_unique<PlainReplica>(member().runtime(), std::vector<codec::Shape>{{64, 64}, {1000}},
-                                              optim::AdamOptions{.lr = 0.05});
-      run_ = std::make_unique<Run>(*member().dht, member().key, *model_, options);
-      run_->start();
-    });
-  }
-  ~Trainer() {
-    member().call([this] { return run_->close(); });
-    member().on_loop([this] {
-      run_.reset();
-      model_.reset();
-    });
-  }
+                .nat_port_map = false}),
+        trainer_(swarm_, options_of(mode), [this](Runtime& loop, TrainerThread&) {
+          auto made = std::make_shared<PlainReplica>(loop, std::vector<codec::Shape>{{64, 64}, {1000}},
+                                                     optim::AdamOptions{.lr = 0.05});
+          model_ = made.get();
+          return made;
+        }) {}
 
   /// Trains until the last epoch and ends the run together with the other trainers.
   void train() {
-    while (run_->epoch() < kEpochs) {
-      run_->publish();
+    while (trainer_.epoch() < kEpochs) {
+      (void)trainer_.publish();
       compute();
       std::this_thread::sleep_for(kPause);
-      if (run_->count(kBatch) == Run::Next::synchronise) member().call([this] { return run_->synchronise(); });
+      (void)trainer_.step(kBatch);
     }
-    together_ = member().call([this] { return run_->finish(); });
+    together_ = trainer_.finish();
   }
 
   std::vector<std::string> addresses() const { return swarm_.visible_addresses(); }
-  TrainingStats stats() const { return run_->stats(); }
   std::size_t together() const { return together_; }
   std::vector<float> parameters() {
     std::vector<float> all;
@@ -80,7 +74,6 @@ class Trainer {
   }
 
  private:
-  Membership& member() { return swarm_.membership(); }
   /// The gradients of half the squared distance from 1.
   void compute() {
     std::vector<std::vector<float>> gradients;
@@ -92,22 +85,22 @@ class Trainer {
   }
 
   Swarm swarm_;
-  std::unique_ptr<PlainReplica> model_;
-  std::unique_ptr<Run> run_;
+  PlainReplica* model_ = nullptr;
+  Trainer trainer_;
   std::size_t together_ = 0;
 };
 
 class OnThreads : public ::testing::TestWithParam<Mode> {};
 
 TEST_P(OnThreads, TrainersLearnAndEndWithTheSameParameters) {
-  Trainer first(GetParam(), {});
-  Trainer second(GetParam(), first.addresses()), third(GetParam(), first.addresses());
+  Process first(GetParam(), {});
+  Process second(GetParam(), first.addresses()), third(GetParam(), first.addresses());
   {
     std::vector<std::jthread> threads;
-    for (Trainer* trainer : {&first, &second, &third}) threads.emplace_back([trainer] { trainer->train(); });
+    for (Process* trainer : {&first, &second, &third}) threads.emplace_back([trainer] { trainer->train(); });
   }
   const auto parameters = first.parameters();
-  for (Trainer* trainer : {&first, &second, &third}) {
+  for (Process* trainer : {&first, &second, &third}) {
     EXPECT_EQ(trainer->together(), 3u);
     EXPECT_EQ(trainer->parameters(), parameters);
   }

@@ -127,9 +127,7 @@ class TrainingSwarm {
     while (me.run->epoch() < me.plan.until) {
       co_await runtime.sleep_for(me.plan.batch);
       me.replica->add_gradients({nothing}, static_cast<double>(me.plan.samples));
-      (void)me.run->publish();
-      if (me.run->count(me.plan.samples) == Run::Next::go_on) continue;
-      const StepReport report = co_await me.run->synchronise();
+      const StepReport report = co_await me.run->step(me.plan.samples);
       if (report.grad_group < 2) continue;
       if (me.rounds++ == 0) me.first_in = report.epoch;
       me.largest = std::max(me.largest, report.grad_group);

@@ -66,8 +66,7 @@ class DeviceGradientRound final : public train::GradientRound {
     const double factor = optim::clip_coefficient(squares, *shared_->work.max_norm);
     if (factor >= 1) co_return;
     Queued queued(lane.stream);
-    for (const auto& sum : shared_->work.sums)
-      scale_async(lane.stream, sum.values, static_cast<float>(factor)).value();
+    for (const auto& sum : shared_->work.sums) scale_async(lane.stream, sum.values, static_cast<float>(factor)).value();
     (co_await queued.done(lanes_->runtime())).value();
   }
 

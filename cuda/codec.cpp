@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include "codec/dynamic_map.hpp"
+#include "codec/detail/dynamic_map.hpp"
 #include "codec_kernels.hpp"
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"

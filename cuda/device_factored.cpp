@@ -1,6 +1,6 @@
 #include "device_factored.hpp"
 
-#include "averaging/tensors/lease.hpp"
+#include "averaging/detail/lease.hpp"
 #include "work_log.hpp"
 
 namespace cohive::cuda {

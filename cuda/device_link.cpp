@@ -87,7 +87,7 @@ class StreamLink final : public train::DeviceLink {
     return std::make_unique<StreamTransfer>(runtime_, trainer_, std::move(memory), std::move(copied),
                                             Stream::create(device_).value());
   }
-  void note_trainer() override { trainer_->note(); }
+  void sync_with_caller_stream() override { trainer_->note(); }
 
  private:
   Runtime& runtime_;

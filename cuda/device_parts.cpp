@@ -3,8 +3,8 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "averaging/tensors/lease.hpp"
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/lease.hpp"
+#include "averaging/detail/part_math.hpp"
 #include "cohive/cuda/codec.hpp"
 #include "device_factored.hpp"
 #include "failure.hpp"

@@ -1,7 +1,7 @@
 // What DeviceParts has, for its sources alone.
 #pragma once
 
-#include "averaging/tensors/stretch_set.hpp"
+#include "averaging/detail/stretch_set.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/cuda/device_parts.hpp"
 #include "device_residuals.hpp"

@@ -2,8 +2,8 @@
 
 #include "cohive/cuda/codec.hpp"
 #include "failure.hpp"
-#include "optim/norms.hpp"
-#include "optim/numbers.hpp"
+#include "optim/detail/norms.hpp"
+#include "optim/detail/numbers.hpp"
 #include "step_kernels.hpp"
 
 namespace cohive::cuda {

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "optim/kernels.hpp"
+#include "optim/detail/kernels.hpp"
 
 struct CUstream_st;
 

@@ -8,8 +8,8 @@
 #include <iostream>
 
 #include "bench/bench.hpp"
-#include "common/program.hpp"
 #include "common/numbers.hpp"
+#include "common/program.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
 
@@ -95,7 +95,8 @@ int main(int argc, char** argv) {
   CLI::App app("Measures transport, DHT, all-reduce, codecs, optimizers and memory; prints JSON.", "cohive-bench");
   app.require_subcommand(1);
   app.fallthrough();
-  tools::in_seconds(app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)"), 0.1, 3600);
+  tools::in_seconds(app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)"), 0.1,
+                    3600);
   app.add_option("--peers", settings.peers, "of dht and allreduce (default 4)")->transform(tools::whole(1, 1000));
   app.add_option("--megabytes", settings.megabytes, "of allreduce, codec and cuda (default 64)")
       ->transform(tools::whole(1, 16384));
@@ -109,7 +110,8 @@ int main(int argc, char** argv) {
   dht_sim->add_option("--gets-per-minute", settings.gets_per_minute, "of the whole swarm (default 1200)")
       ->transform(tools::real(1, 1e6));
   dht_sim->add_option("--seed", of_dht.seed, "another seed is another swarm (default 1)")->transform(tools::whole());
-  auto* train_sim = app.add_subcommand("train-sim", "simulated training runs whose trainers come and go; a table on stderr");
+  auto* train_sim =
+      app.add_subcommand("train-sim", "simulated training runs whose trainers come and go; a table on stderr");
   train_sim->add_option("--trainers", settings.trainers, "size of each run (default 100)")
       ->transform(tools::whole(2, 10000));
   of_training.add_minutes(train_sim);
@@ -129,9 +131,10 @@ int main(int argc, char** argv) {
   of_adversaries.add_runs(adversary);
   adversary->add_option("--seed", of_adversaries.seed, "number of the first run, or with --roles its seed (default 1)")
       ->transform(tools::whole());
-  adversary->add_option("--roles", settings.roles,
-                        "of the hostile peers, one of each in every run (default: each role alone and three at a time, "
-                        "25 runs of each seed)")
+  adversary
+      ->add_option("--roles", settings.roles,
+                   "of the hostile peers, one of each in every run (default: each role alone and three at a time, "
+                   "25 runs of each seed)")
       ->delimiter(',');
   auto* codec = app.add_subcommand("codec", "encoding and decoding on one core");
   auto* cuda = app.add_subcommand("cuda", "kernels, copies and steps on a GPU, beside their goals");

@@ -24,7 +24,7 @@
 #include "common/program.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
-#include "core/said_once.hpp"
+#include "core/detail/said_once.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -177,9 +177,8 @@ std::vector<Multiaddr> with_saved_peers(std::vector<Multiaddr> initial, const st
 bool is_final(const Error& error) {
   static constexpr dht::Errc kRefusals[] = {dht::Errc::clock_differs, dht::Errc::not_reachable,
                                             dht::Errc::unauthorized};
-  return names_wrong_peer(error) || std::ranges::any_of(kRefusals, [&error](dht::Errc code) {
-           return error.caused_by(code);
-         });
+  return names_wrong_peer(error) ||
+         std::ranges::any_of(kRefusals, [&error](dht::Errc code) { return error.caused_by(code); });
 }
 
 /// Joins the swarm. When no initial peer answers, the node is there for others meanwhile: two that name each other
@@ -286,8 +285,8 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
     keeping.spawn(keep_state(dht, options.state_path, from_seconds(options.state_period), earlier->state.peers,
                              restored, stopping, state_lost),
                   "keep state");
-  auto serving = serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(earlier), restored,
-                       ready);
+  auto serving =
+      serve(dht, std::move(options), std::move(urls), std::move(initial), std::move(earlier), restored, ready);
   if (own_check) serving = beside(runtime, std::move(serving), watch_own_addresses(*own_check, own));
   // Signals are awaited from before the first line is printed: its reader may stop us at once.
   auto outcome = co_await race(runtime, wait_for_stop(runtime), std::move(serving));
@@ -372,8 +371,8 @@ void add_swarm_options(CLI::App& app, Options& options) {
                  "key file; made when missing, keeps the peer id across restarts");
   app.add_option("--state-path", options.state_path,
                  "file that keeps records and known peers across restarts; use it with --identity-path");
-  in_seconds(app.add_option("--state-period", options.state_period, "seconds between two writes of it (default 30)"), 0.1,
-             86400);
+  in_seconds(app.add_option("--state-period", options.state_period, "seconds between two writes of it (default 30)"),
+             0.1, 86400);
   app.add_option("--memory-budget", options.memory_budget,
                  "MiB that peers together may fill of this node's memory (default 128)")
       ->transform(whole(16, 1 << 20));

@@ -10,13 +10,13 @@
 #include "cohive/dht/errors.hpp"
 #include "cohive/transport/errors.hpp"
 #include "common/client.hpp"
-#include "common/program.hpp"
 #include "common/numbers.hpp"
+#include "common/program.hpp"
 #include "common/settings.hpp"
 #include "dht/crawl.hpp"
-#include "monitor/doctor_command.hpp"
 #include "dht/milliseconds.hpp"
 #include "dht/values.hpp"
+#include "monitor/doctor_command.hpp"
 
 namespace cohive::tools {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "cohive/core/log.hpp"
 #include "common/client.hpp"
+#include "common/numbers.hpp"
 #include "common/output_file.hpp"
 #include "common/program.hpp"
-#include "common/numbers.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
 #include "monitor/doctor_command.hpp"
@@ -71,7 +71,8 @@ int plot(const Options& options) {
   if (!file) throw Exit{kBadInput, "cannot read " + options.plot_file};
   if (auto loaded = history.load(options.plot_file); !loaded) throw ErrorException(loaded.error());
   if (history.looks().empty())
-    throw Exit{kBadInput, options.plot_file + " has no look at run " + options.run_id + " (--run-id names another one)"};
+    throw Exit{kBadInput,
+               options.plot_file + " has no look at run " + options.run_id + " (--run-id names another one)"};
   output.write(plot_svg(history.looks(), "run " + options.run_id));
   return 0;
 }
@@ -107,7 +108,9 @@ void add_serve(CLI::App& app, Options& options) {
   serve->add_option("--metrics-token-file", options.token_file,
                     "ask for the token in this file before showing anything there");
   serve->add_option("--history", options.history, "file of JSON lines that keeps what was seen across restarts");
-  serve->add_option("--peer-series", options.peer_series, "trainers that /metrics tells one by one, at most (default 100)")
+  serve
+      ->add_option("--peer-series", options.peer_series,
+                   "trainers that /metrics tells one by one, at most (default 100)")
       ->transform(whole(0, 10000));
 }
 
@@ -139,11 +142,13 @@ int main(int argc, char** argv) {
   names_run(app.add_option("--run-id", options.run_id,
                            "the run to watch (default cohive_run; doctor looks at no run unless it is given)"))
       ->each([&options](const std::string&) { options.run_id_given = true; });
-  in_seconds(app.add_option("--interval", options.interval, "seconds between two looks at the trainers (default 5)"), 0.1,
-             86400);
-  in_seconds(app.add_option("--crawl-interval", options.crawl_interval, "seconds between two looks at the swarm (default 60)"),
-             1, 86400);
-  app.add_option("--target-batch-size", options.target, "samples of an epoch (default: estimated from the epochs that end)")
+  in_seconds(app.add_option("--interval", options.interval, "seconds between two looks at the trainers (default 5)"),
+             0.1, 86400);
+  in_seconds(
+      app.add_option("--crawl-interval", options.crawl_interval, "seconds between two looks at the swarm (default 60)"),
+      1, 86400);
+  app.add_option("--target-batch-size", options.target,
+                 "samples of an epoch (default: estimated from the epochs that end)")
       ->transform(real(1e-6, 1e15));
   app.add_flag("--once", options.once, "print one line and exit");
   app.add_flag("--json", options.json, "one JSON object per line");

@@ -1,5 +1,5 @@
-// cohive-train: trains a model, a transformer over text or a network for images, together with the peers that join the same
-// run.
+// cohive-train: trains a model, a transformer over text or a network for images, together with the peers that join the
+// same run.
 #include <torch/torch.h>
 
 #include <chrono>
@@ -61,16 +61,14 @@ int compare(const std::vector<std::string>& files) {
 
 /// What a run has learned must not be lost at its end: tries all that it is to write.
 Results try_outputs(const TrainOptions& o) {
-  refuse_same_files({{"--save", o.save},
-                     {"--summary", o.summary},
-                     {"--trace", o.swarm.trace_file},
-                     {"--log-file", log_file()}},
-                    {{"--text", o.workload.text.value_or("")},
-                     {"--load-checkpoint", o.load_checkpoint},
-                     {"--identity-path", o.swarm.identity_path},
-                     {"--secret-file", o.swarm.secret_file},
-                     {"--members", o.swarm.members_file},
-                     {"--metrics-token-file", o.swarm.metrics_token_file}});
+  refuse_same_files(
+      {{"--save", o.save}, {"--summary", o.summary}, {"--trace", o.swarm.trace_file}, {"--log-file", log_file()}},
+      {{"--text", o.workload.text.value_or("")},
+       {"--load-checkpoint", o.load_checkpoint},
+       {"--identity-path", o.swarm.identity_path},
+       {"--secret-file", o.swarm.secret_file},
+       {"--members", o.swarm.members_file},
+       {"--metrics-token-file", o.swarm.metrics_token_file}});
   Results results{OutputFile("--save", o.save), OutputFile("--summary", o.summary)};
   try_output("--trace", o.swarm.trace_file);
   try_output_folder("--checkpoint-dir", o.optimizer.checkpoints.directory);
@@ -170,8 +168,7 @@ int run(TrainOptions& options) {
   options.swarm.diagnostics_at_signal = true;
   torch::set_num_threads(options.threads);
   const bool rank_chooses = options.workload.device == "cuda" && ranks.size > 1;
-  const auto device =
-      device_from_text(rank_chooses ? "cuda:" + std::to_string(ranks.rank) : options.workload.device);
+  const auto device = device_from_text(rank_chooses ? "cuda:" + std::to_string(ranks.rank) : options.workload.device);
   auto workload = make_workload(options.workload);
   workload->move_to(device);
   if (options.dry_run) return dry_run(options, *workload);
@@ -198,7 +195,8 @@ int main(int argc, char** argv) {
   app.footer(
       "Examples:\n"
       "  cohive-train --text corpus.txt --size 25m --run-id my_run\n"
-      "  cohive-train --text corpus.txt --size 25m --run-id my_run --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm...\n"
+      "  cohive-train --text corpus.txt --size 25m --run-id my_run --initial-peers "
+      "/ip4/203.0.113.7/tcp/31337/p2p/Qm...\n"
       "  cohive-train --model cnn --dry-run\n"
       "  cohive-train --config run.toml --checkpoint-dir checkpoints --checkpoint-every 10m --resume\n");
   return run_program(argc, argv, app, [&] {

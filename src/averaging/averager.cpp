@@ -25,12 +25,13 @@
 #include "cohive/dht/dht.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/transport/network.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-constexpr int kShareOfSender = 4;  // the sender's timeout is so many times that of a straggler, before any round is known
+constexpr int kShareOfSenderTimeout =
+    4;  // the sender's timeout is so many times that of a straggler, before any round is known
 constexpr Duration kStragglerTimeout = 5s;                   // where senders have all the time
 constexpr Duration kNoticeTime = 5s;                         // for members to hear that a round is given up
 constexpr Duration kFirstPause = 100ms, kLongestPause = 2s;  // between attempts of one round, doubling
@@ -103,8 +104,8 @@ codec::CodecSet offered_by(const AveragerOptions& options) {
 
 }  // namespace
 
-/// A mean trusts the owner of a part as it trusts each sender, but an aggregate that bears liars is worth what its owner
-/// is; and where averages are checked, an owner keeps what all have sent it.
+/// A mean trusts the owner of a part as it trusts each sender, but an aggregate that bears liars is worth what its
+/// owner is; and where averages are checked, an owner keeps what all have sent it.
 GroupOptions group_options(const AveragerOptions& options) {
   GroupOptions result;
   result.prefix = options.prefix;
@@ -113,7 +114,8 @@ GroupOptions group_options(const AveragerOptions& options) {
   result.min_group_size = options.min_group_size;
   result.min_matchmaking_time = options.min_matchmaking_time;
   result.request_timeout = options.request_timeout;
-  result.straggler_timeout = options.sender_timeout > 0s ? options.sender_timeout / kShareOfSender : kStragglerTimeout;
+  result.straggler_timeout =
+      options.sender_timeout > 0s ? options.sender_timeout / kShareOfSenderTimeout : kStragglerTimeout;
   result.mode = options.mode;
   result.caps_shares = !std::holds_alternative<Mean>(options.aggregation) || options.verified_share > 0;
   return result;
@@ -373,12 +375,12 @@ Task<Result<RoundResult>> Averager::Impl::average(Round::State& state, const Wor
   entry.triggered();
   const TimePoint triggered = runtime.now();
   const RoundLimits limits = limits_of(state);
-  const Deadline end = limit_of(runtime, limits.allreduce.value_or(Duration::zero()));
+  const Deadline end = timeout_after(runtime, limits.allreduce.value_or(Duration::zero()));
   const auto tensors = state.tensors ? state.tensors : own_parts();
   const double weight = options.mode == PeerMode::auxiliary ? 0 : state.weight;
   RunningRound running({dht.host(), options, metrics, base, schema, limits,
-                        [this](const PeerId& member) { return finder->patience_with(member); }}, work,
-                       {weight, options.averaging_alpha}, *tensors, entry);
+                        [this](const PeerId& member) { return finder->timeout_for(member); }},
+                       work, {weight, options.averaging_alpha}, *tensors, entry);
   Nursery watching(runtime, "all-reduce watch");
   if (options.bandwidth.is_measured()) watching.spawn(LinkMeter::watch(meter), "link meter");
   auto averaged = co_await within(runtime, end, running.run(), "all-reduce");
@@ -403,8 +405,8 @@ RoundLimits Averager::Impl::limits_of(const Round::State& state) const {
 
 // ---- Waiting for other members, and leaving them
 
-Task<void> Averager::someone_waits() {
-  return impl_->rounds.someone_waits();
+Task<void> Averager::member_waiting() {
+  return impl_->rounds.member_waiting();
 }
 
 Task<void> Averager::drain(Deadline deadline) {

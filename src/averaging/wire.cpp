@@ -4,7 +4,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/varint.hpp"
-#include "core/proto_fields.hpp"
+#include "core/detail/proto_fields.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -127,7 +127,8 @@ Result<PartMessage> parse_part(ByteView rest) {
       case kCommitment:
       case kMadeOf:
         good = field.type == kBytes && field.bytes.size() <= kMaxCommitment;
-        if (good) (field.number == kCommitment ? message.commitment : message.made_of) = to_string(field.bytes);
+        if (good)
+          (field.number == kCommitment ? message.commitment : message.transcript_digest) = to_string(field.bytes);
         break;
       default:
         break;
@@ -242,7 +243,7 @@ Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_s
 void append_commitment(Envelope& part, std::string_view commitment) {
   put_bytes(part.tail, kCommitment, commitment);
 }
-void append_made_of(Envelope& part, std::string_view digest) {
+void append_transcript_digest(Envelope& part, std::string_view digest) {
   put_bytes(part.tail, kMadeOf, digest);
 }
 

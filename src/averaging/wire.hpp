@@ -35,7 +35,7 @@ struct PartMessage {
   std::string group_id;
   std::optional<TensorView> tensor;
   double weight = 0;
-  std::string commitment, made_of;  ///< where averages are checked (transcript.hpp)
+  std::string commitment, transcript_digest;  ///< where averages are checked (transcript.hpp)
 };
 Result<PartMessage> parse_part(ByteView bytes);
 
@@ -79,7 +79,7 @@ Envelope envelope_part(int code, std::string_view group_id, std::size_t buffer_s
                        int compression, double weight);
 /// Adds what the sender of a part signs; what a reducer binds itself to.
 void append_commitment(Envelope& part, std::string_view commitment);
-void append_made_of(Envelope& part, std::string_view digest);
+void append_transcript_digest(Envelope& part, std::string_view digest);
 /// A message that is only a code.
 Envelope envelope_code(int code);
 /// \param first  the first chunk of a tensor carries its description, later ones only bytes

@@ -51,6 +51,8 @@ std::int32_t code_of(const Error& error) noexcept {
       {p2p::Errc::host_closed, COHIVE_CLOSED},
       {p2p::Errc::identity_in_use, COHIVE_IN_USE},
       {transport::Errc::address_in_use, COHIVE_IN_USE},
+      {transport::Errc::refused, COHIVE_UNREACHABLE},
+      {transport::Errc::unreachable, COHIVE_UNREACHABLE},
       {transport::Errc::address_unsupported, COHIVE_INVALID_ARGUMENT},
   };
   for (const auto& [code, ours] : kCodes)

@@ -12,7 +12,7 @@
 #include "cohive/core/task_group.hpp"
 #include "cohive/train/swarm.hpp"
 #include "ticket.hpp"
-#include "train/membership.hpp"
+#include "train/detail/membership.hpp"
 
 namespace cohive::c {
 

@@ -13,6 +13,8 @@
 namespace cohive::c {
 namespace {
 
+constexpr Duration kGoodbyeTime = 5s;  // for the withdrawal of the record
+
 std::atomic<std::uint64_t> next_tracker{std::uint64_t{1} << 63};  // beside the ids of averagers
 
 train::TrackerOptions read_tracker_options(const char* text) {
@@ -52,7 +54,8 @@ std::string described(const train::ProgressTracker& tracker) {
 }
 
 Task<Result<std::string>> close_tracker(SwarmState& swarm, std::uint64_t id) {
-  co_await swarm.object<train::ProgressTracker>(id).close();
+  auto& tracker = swarm.object<train::ProgressTracker>(id);
+  co_await tracker.close(tracker.runtime().after(kGoodbyeTime));
   swarm.drop(id);
   co_return std::string("\xc0");  // nil
 }

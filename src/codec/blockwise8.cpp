@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "code_book.hpp"
-#include "dynamic_map.hpp"
+#include "codec/detail/dynamic_map.hpp"
 #include "kernels.hpp"
 
 namespace cohive::codec {

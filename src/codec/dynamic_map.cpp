@@ -1,4 +1,4 @@
-#include "dynamic_map.hpp"
+#include "codec/detail/dynamic_map.hpp"
 
 #include <algorithm>
 #include <bit>

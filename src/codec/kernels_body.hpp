@@ -151,8 +151,8 @@ void divide(const float* in, float divisor, float* out, std::size_t count) {
       [&](std::size_t i, std::size_t n) { V::store_n(out + i, V::div(V::load_n(in + i, n), d), n); });
 }
 
-/// Lane k adds up every sixteenth value from the k-th on, the upper half of the lanes is added to the lower one until one
-/// is left, and what makes no sixteen comes last: so for all families, and for the GPU.
+/// Lane k adds up every sixteenth value from the k-th on, the upper half of the lanes is added to the lower one until
+/// one is left, and what makes no sixteen comes last: so for all families, and for the GPU.
 Moments moments(const float* in, float pilot, std::size_t count) {
   constexpr std::size_t kSums = 16;
   V::Sums lanes(pilot);

@@ -29,11 +29,12 @@ Spread spread_of(const Values& values, std::size_t first, std::size_t count) {
   spread.pilot = static_cast<double>(pilot);
   for (std::size_t at = 0; at < count; at += kSpreadRun) {
     Moments run;
-    for_blocks(values, first + at, std::min(kSpreadRun, count - at), [&](const float* block, std::size_t, std::size_t here) {
-      const Moments part = kernels().moments(block, pilot, here);
-      run.sum += part.sum;
-      run.squares += part.squares;
-    });
+    for_blocks(values, first + at, std::min(kSpreadRun, count - at),
+               [&](const float* block, std::size_t, std::size_t here) {
+                 const Moments part = kernels().moments(block, pilot, here);
+                 run.sum += part.sum;
+                 run.squares += part.squares;
+               });
     spread.moments.sum += run.sum;
     spread.moments.squares += run.squares;
   }

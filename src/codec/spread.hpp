@@ -1,8 +1,8 @@
 // Mean and deviation of values, in one pass over them.
 #pragma once
 
+#include "codec/detail/values.hpp"
 #include "kernels.hpp"
-#include "values.hpp"
 
 namespace cohive::codec {
 

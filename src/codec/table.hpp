@@ -4,8 +4,8 @@
 #include <cstring>
 #include <optional>
 
+#include "codec/detail/values.hpp"
 #include "cohive/codec/decoder.hpp"
-#include "values.hpp"
 
 namespace cohive::codec {
 

@@ -1,9 +1,9 @@
-#include "values.hpp"
+#include "codec/detail/values.hpp"
 
 #include <cstring>
 
 #include "cohive/codec/decoder.hpp"
-#include "core/wide.hpp"
+#include "core/detail/wide.hpp"
 #include "half.hpp"
 #include "kernels.hpp"
 

@@ -54,10 +54,18 @@ std::optional<Bytes> decode_big(std::string_view text, std::string_view alphabet
 
 }  // namespace
 
-std::string base58_encode(ByteView data) { return encode_big(data, kBase58); }
-std::optional<Bytes> base58_decode(std::string_view text) { return decode_big(text, kBase58); }
-std::string base36_encode(ByteView data) { return encode_big(data, kBase36); }
-std::optional<Bytes> base36_decode(std::string_view text) { return decode_big(text, kBase36); }
+std::string base58_encode(ByteView data) {
+  return encode_big(data, kBase58);
+}
+std::optional<Bytes> base58_decode(std::string_view text) {
+  return decode_big(text, kBase58);
+}
+std::string base36_encode(ByteView data) {
+  return encode_big(data, kBase36);
+}
+std::optional<Bytes> base36_decode(std::string_view text) {
+  return decode_big(text, kBase36);
+}
 
 std::string base32_encode(ByteView data) {
   std::string text;

@@ -1,14 +1,14 @@
-#include "bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 #include <climits>
 
-#include "core/proto_fields.hpp"
+#include "core/detail/proto_fields.hpp"
 
 namespace cohive {
 namespace {
 
-// Which fields of proto/*.proto are messages themselves. On the wire they look like bytes, and messages that are generated
-// for the lite runtime cannot be asked.
+// Which fields of proto/*.proto are messages themselves. On the wire they look like bytes, and messages that are
+// generated for the lite runtime cannot be asked.
 struct MessageType;
 struct MessageField {
   std::uint32_t number = 0;
@@ -22,13 +22,15 @@ constexpr MessageType kPlain{};  // no messages in it
 constexpr MessageType kHasOneAt1{{{1, &kPlain}}}, kHasOneAt2{{{2, &kPlain}}}, kHasOneAt3{{{3, &kPlain}}},
     kHasOneAt4{{{4, &kPlain}}};
 constexpr const MessageType &kAuthInfo = kHasOneAt1, &kDial = kHasOneAt1;
-constexpr MessageType kAuthAndPeerAt2{{{1, &kAuthInfo}, {2, &kPlain}}}, kAuthAndPeerAt3{{{1, &kAuthInfo}, {3, &kPlain}}};
+constexpr MessageType kAuthAndPeerAt2{{{1, &kAuthInfo}, {2, &kPlain}}},
+    kAuthAndPeerAt3{{{1, &kAuthInfo}, {3, &kPlain}}};
 
 constexpr MessageType kAutoNat{{{2, &kDial}, {3, &kPlain}}};
 constexpr MessageType kFindResponse{{{1, &kAuthInfo}, {2, &kPlain}, {3, &kPlain}}};
 constexpr MessageType kHop{{{2, &kPlain}, {3, &kPlain}, {4, &kPlain}}};
 constexpr MessageType kKadMessage{{{3, &kPlain}, {8, &kPlain}, {9, &kPlain}}};
-constexpr MessageType kPersistentConnectionRequest{{{2, &kPlain}, {3, &kPlain}, {4, &kPlain}, {5, &kPlain}, {6, &kPlain}}};
+constexpr MessageType kPersistentConnectionRequest{
+    {{2, &kPlain}, {3, &kPlain}, {4, &kPlain}, {5, &kPlain}, {6, &kPlain}}};
 constexpr MessageType kRunReport{{{2, &kPlain}, {3, &kPlain}}};
 constexpr MessageType kStop{{{2, &kPlain}, {3, &kPlain}}};
 constexpr MessageType kStoreRequest{{{1, &kAuthInfo}, {7, &kPlain}}};
@@ -95,7 +97,8 @@ bool holds_at_most(ByteView bytes, std::string_view type, std::size_t max_fields
 
 bool parse_bounded(google::protobuf::MessageLite& message, ByteView bytes, std::size_t max_fields) {
   constexpr std::size_t kPackage = std::string_view("cohive.proto.").size();
-  return bytes.size() <= INT_MAX && holds_at_most(bytes, std::string_view(message.GetTypeName()).substr(kPackage), max_fields) &&
+  return bytes.size() <= INT_MAX &&
+         holds_at_most(bytes, std::string_view(message.GetTypeName()).substr(kPackage), max_fields) &&
          message.ParsePartialFromArray(bytes.data(), static_cast<int>(bytes.size())) && message.IsInitialized();
 }
 

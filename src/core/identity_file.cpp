@@ -10,7 +10,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/keys.hpp"
 #include "cohive/core/try.hpp"
-#include "private_file.hpp"
+#include "core/detail/private_file.hpp"
 
 namespace cohive {
 namespace {

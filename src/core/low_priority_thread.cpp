@@ -1,4 +1,4 @@
-#include "low_priority_thread.hpp"
+#include "core/detail/low_priority_thread.hpp"
 
 #include <sys/resource.h>
 #include <sys/syscall.h>

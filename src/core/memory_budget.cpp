@@ -25,8 +25,8 @@ std::size_t limit_in(const char* path) {
 std::size_t default_memory_budget() {
   const auto pages = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
   const auto page = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
-  const std::size_t allowed = std::min({pages * page, limit_in("/sys/fs/cgroup/memory.max"),
-                                        limit_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
+  const std::size_t allowed = std::min(
+      {pages * page, limit_in("/sys/fs/cgroup/memory.max"), limit_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
   return std::max(kLeastBudget, allowed / kBudgetShare);
 }
 

@@ -23,14 +23,18 @@ MetricLabels readable(MetricLabels labels) {
 void Counter::increment(double by) const {
   if (counter_) counter_->Increment(by);
 }
-double Counter::value() const { return counter_ ? counter_->Value() : 0; }
+double Counter::value() const {
+  return counter_ ? counter_->Value() : 0;
+}
 void Gauge::set(double value) const {
   if (gauge_) gauge_->Set(value);
 }
 void Gauge::add(double by) const {
   if (gauge_) gauge_->Increment(by);
 }
-double Gauge::value() const { return gauge_ ? gauge_->Value() : 0; }
+double Gauge::value() const {
+  return gauge_ ? gauge_->Value() : 0;
+}
 void Histogram::observe(double value) const {
   if (histogram_) histogram_->Observe(value);
 }
@@ -57,6 +61,8 @@ Histogram Metrics::histogram(const std::string& name, const std::string& help, c
   return Histogram(&family.Add(readable(labels), bounds));
 }
 
-std::string Metrics::text() const { return prometheus::TextSerializer().Serialize(impl_->registry.Collect()); }
+std::string Metrics::text() const {
+  return prometheus::TextSerializer().Serialize(impl_->registry.Collect());
+}
 
 }  // namespace cohive

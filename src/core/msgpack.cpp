@@ -14,14 +14,18 @@ constexpr std::int8_t kTupleType = 0x40;
 constexpr int kMaxDepth = 64;
 constexpr std::size_t kFreeValues = 64 * 1024, kBytesPerValue = 32;
 
-void put(std::string& out, std::uint8_t byte) { out.push_back(static_cast<char>(byte)); }
+void put(std::string& out, std::uint8_t byte) {
+  out.push_back(static_cast<char>(byte));
+}
 template <class Number>
 void put_big_endian(std::string& out, Number value) {
-  for (int shift = (static_cast<int>(sizeof value) - 1) * 8; shift >= 0; shift -= 8) put(out, static_cast<std::uint8_t>(value >> shift));
+  for (int shift = (static_cast<int>(sizeof value) - 1) * 8; shift >= 0; shift -= 8)
+    put(out, static_cast<std::uint8_t>(value >> shift));
 }
 
 /// One-byte, two-byte and four-byte length forms; `fix` is the form with the length in the tag, if it has one.
-void put_length(std::string& out, std::size_t size, int fix, std::size_t fix_limit, int tag8, std::uint8_t tag16, std::uint8_t tag32) {
+void put_length(std::string& out, std::size_t size, int fix, std::size_t fix_limit, int tag8, std::uint8_t tag16,
+                std::uint8_t tag32) {
   if (fix >= 0 && size < fix_limit) {
     put(out, static_cast<std::uint8_t>(static_cast<std::size_t>(fix) | size));
   } else if (tag8 >= 0 && size <= 0xff) {
@@ -208,15 +212,24 @@ Result<Value> Decoder::value(int depth) {
   if (t < 0xc0) return string(t & 31);
   if (t >= 0xe0) return Value(static_cast<std::int64_t>(static_cast<std::int8_t>(t)));
   switch (t) {
-    case 0xc0: return Value();
-    case 0xc2: return Value(false);
-    case 0xc3: return Value(true);
-    case 0xc4: return binary(number(1));
-    case 0xc5: return binary(number(2));
-    case 0xc6: return binary(number(4));
-    case 0xc7: return extension(number(1), depth);
-    case 0xc8: return extension(number(2), depth);
-    case 0xc9: return extension(number(4), depth);
+    case 0xc0:
+      return Value();
+    case 0xc2:
+      return Value(false);
+    case 0xc3:
+      return Value(true);
+    case 0xc4:
+      return binary(number(1));
+    case 0xc5:
+      return binary(number(2));
+    case 0xc6:
+      return binary(number(4));
+    case 0xc7:
+      return extension(number(1), depth);
+    case 0xc8:
+      return extension(number(2), depth);
+    case 0xc9:
+      return extension(number(4), depth);
     case 0xca: {
       const auto bits = number(4);
       if (!bits) return broken("truncated float");
@@ -227,35 +240,58 @@ Result<Value> Decoder::value(int depth) {
       if (!bits) return broken("truncated float");
       return Value(std::bit_cast<double>(*bits));
     }
-    case 0xcc: return unsigned_of(1);
-    case 0xcd: return unsigned_of(2);
-    case 0xce: return unsigned_of(4);
-    case 0xcf: return unsigned_of(8);
-    case 0xd0: return signed_of(1);
-    case 0xd1: return signed_of(2);
-    case 0xd2: return signed_of(4);
-    case 0xd3: return signed_of(8);
+    case 0xcc:
+      return unsigned_of(1);
+    case 0xcd:
+      return unsigned_of(2);
+    case 0xce:
+      return unsigned_of(4);
+    case 0xcf:
+      return unsigned_of(8);
+    case 0xd0:
+      return signed_of(1);
+    case 0xd1:
+      return signed_of(2);
+    case 0xd2:
+      return signed_of(4);
+    case 0xd3:
+      return signed_of(8);
     case 0xd4:
     case 0xd5:
     case 0xd6:
     case 0xd7:
-    case 0xd8: return extension(std::uint64_t{1} << (t - 0xd4), depth);
-    case 0xd9: return string(number(1));
-    case 0xda: return string(number(2));
-    case 0xdb: return string(number(4));
-    case 0xdc: return array(number(2), depth);
-    case 0xdd: return array(number(4), depth);
-    case 0xde: return map(number(2), depth);
-    case 0xdf: return map(number(4), depth);
-    default: return broken("unknown type");
+    case 0xd8:
+      return extension(std::uint64_t{1} << (t - 0xd4), depth);
+    case 0xd9:
+      return string(number(1));
+    case 0xda:
+      return string(number(2));
+    case 0xdb:
+      return string(number(4));
+    case 0xdc:
+      return array(number(2), depth);
+    case 0xdd:
+      return array(number(4), depth);
+    case 0xde:
+      return map(number(2), depth);
+    case 0xdf:
+      return map(number(4), depth);
+    default:
+      return broken("unknown type");
   }
 }
 
 }  // namespace
 
-bool operator==(const Array& a, const Array& b) { return a.items == b.items; }
-bool operator==(const Tuple& a, const Tuple& b) { return a.items == b.items; }
-bool operator==(const Map& a, const Map& b) { return a.entries == b.entries; }
+bool operator==(const Array& a, const Array& b) {
+  return a.items == b.items;
+}
+bool operator==(const Tuple& a, const Tuple& b) {
+  return a.items == b.items;
+}
+bool operator==(const Map& a, const Map& b) {
+  return a.entries == b.entries;
+}
 
 const Value* Map::find(std::string_view key) const {
   for (const auto& [name, value] : entries)
@@ -309,7 +345,9 @@ void append_ext(std::string& out, std::int8_t type, std::string_view payload) {
   out += payload;
 }
 
-void encode_to(std::string& out, const Value& value) { std::visit(Encoder{out}, value.storage()); }
+void encode_to(std::string& out, const Value& value) {
+  std::visit(Encoder{out}, value.storage());
+}
 
 std::string encode(const Value& value) {
   std::string out;

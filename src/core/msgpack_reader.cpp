@@ -1,4 +1,4 @@
-#include "msgpack_reader.hpp"
+#include "core/detail/msgpack_reader.hpp"
 
 namespace cohive::msgpack {
 namespace {
@@ -34,42 +34,60 @@ std::optional<Head> head_of(ByteView bytes) {
   switch (tag) {
     case 0xc0:
     case 0xc2:
-    case 0xc3: return Head{};
+    case 0xc3:
+      return Head{};
     case 0xc4:
     case 0xc5:
-    case 0xc6: return with_length(bytes, std::size_t{1} << (tag - 0xc4), 1, 0);
+    case 0xc6:
+      return with_length(bytes, std::size_t{1} << (tag - 0xc4), 1, 0);
     case 0xc7:
     case 0xc8:
-    case 0xc9: return with_length(bytes, std::size_t{1} << (tag - 0xc7), 1, 0, 1);  // the type comes first
-    case 0xca: return Head{1, 4, 0};
-    case 0xcb: return Head{1, 8, 0};
+    case 0xc9:
+      return with_length(bytes, std::size_t{1} << (tag - 0xc7), 1, 0, 1);  // the type comes first
+    case 0xca:
+      return Head{1, 4, 0};
+    case 0xcb:
+      return Head{1, 8, 0};
     case 0xcc:
     case 0xcd:
     case 0xce:
-    case 0xcf: return Head{1, std::uint64_t{1} << (tag - 0xcc), 0};
+    case 0xcf:
+      return Head{1, std::uint64_t{1} << (tag - 0xcc), 0};
     case 0xd0:
     case 0xd1:
     case 0xd2:
-    case 0xd3: return Head{1, std::uint64_t{1} << (tag - 0xd0), 0};
+    case 0xd3:
+      return Head{1, std::uint64_t{1} << (tag - 0xd0), 0};
     case 0xd4:
     case 0xd5:
     case 0xd6:
     case 0xd7:
-    case 0xd8: return Head{1, 1 + (std::uint64_t{1} << (tag - 0xd4)), 0};
+    case 0xd8:
+      return Head{1, 1 + (std::uint64_t{1} << (tag - 0xd4)), 0};
     case 0xd9:
     case 0xda:
-    case 0xdb: return with_length(bytes, std::size_t{1} << (tag - 0xd9), 1, 0);
+    case 0xdb:
+      return with_length(bytes, std::size_t{1} << (tag - 0xd9), 1, 0);
     case 0xdc:
-    case 0xdd: return with_length(bytes, std::size_t{2} << (tag - 0xdc), 0, 1);
+    case 0xdd:
+      return with_length(bytes, std::size_t{2} << (tag - 0xdc), 0, 1);
     case 0xde:
-    case 0xdf: return with_length(bytes, std::size_t{2} << (tag - 0xde), 0, 2);
-    default: return std::nullopt;
+    case 0xdf:
+      return with_length(bytes, std::size_t{2} << (tag - 0xde), 0, 2);
+    default:
+      return std::nullopt;
   }
 }
 
-bool is_array(std::uint8_t tag) { return (tag >= 0x90 && tag < 0xa0) || tag == 0xdc || tag == 0xdd; }
-bool is_bin(std::uint8_t tag) { return tag >= 0xc4 && tag <= 0xc6; }
-bool is_extension(std::uint8_t tag) { return (tag >= 0xc7 && tag <= 0xc9) || (tag >= 0xd4 && tag <= 0xd8); }
+bool is_array(std::uint8_t tag) {
+  return (tag >= 0x90 && tag < 0xa0) || tag == 0xdc || tag == 0xdd;
+}
+bool is_bin(std::uint8_t tag) {
+  return tag >= 0xc4 && tag <= 0xc6;
+}
+bool is_extension(std::uint8_t tag) {
+  return (tag >= 0xc7 && tag <= 0xc9) || (tag >= 0xd4 && tag <= 0xd8);
+}
 
 /// What an object holds behind its head, where that is all of it.
 std::optional<ByteView> payload_of(ByteView object) {

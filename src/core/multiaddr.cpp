@@ -275,7 +275,8 @@ Result<Multiaddr> Multiaddr::from_bytes(ByteView binary) {
 }
 
 Result<Multiaddr> Multiaddr::from_ip_tcp(std::string_view host, std::uint16_t port) {
-  if (host.find('/') != std::string_view::npos) return malformed_address("IP address " + log::quoted(host) + ": is not one");
+  if (host.find('/') != std::string_view::npos)
+    return malformed_address("IP address " + log::quoted(host) + ": is not one");
   const bool v6 = host.find(':') != std::string_view::npos;
   return from_text((v6 ? "/ip6/" : "/ip4/") + std::string(host) + "/tcp/" + std::to_string(port));
 }

@@ -43,10 +43,14 @@ std::optional<PeerId> PeerId::from_text(std::string_view text) {
     return bytes ? from_bytes(*bytes) : std::nullopt;
   }
   switch (text[0]) {
-    case 'b': return from_cid(base32_decode(text.substr(1)));
-    case 'z': return from_cid(base58_decode(text.substr(1)));
-    case 'k': return from_cid(base36_decode(text.substr(1)));
-    default: return std::nullopt;
+    case 'b':
+      return from_cid(base32_decode(text.substr(1)));
+    case 'z':
+      return from_cid(base58_decode(text.substr(1)));
+    case 'k':
+      return from_cid(base36_decode(text.substr(1)));
+    default:
+      return std::nullopt;
   }
 }
 
@@ -67,18 +71,12 @@ PeerId PeerId::of_public_key(ByteView serialised) {
   return id;
 }
 
-std::string PeerId::text() const { return base58_encode(bytes()); }
-
-std::string PeerId::short_text() const {
-  const std::string all = text();
-  return all.size() > 8 ? all.substr(all.size() - 8) : all;
+std::string PeerId::text() const {
+  return base58_encode(bytes());
 }
 
-std::optional<Bytes> PeerId::embedded_public_key() const {
-  if (empty() || data_[0] != kIdentity) return std::nullopt;
-  return to_bytes(bytes().subspan(2));
+std::ostream& operator<<(std::ostream& out, const PeerId& peer) {
+  return out << peer.text();
 }
-
-std::ostream& operator<<(std::ostream& out, const PeerId& peer) { return out << peer.text(); }
 
 }  // namespace cohive

@@ -1,4 +1,4 @@
-#include "private_file.hpp"
+#include "core/detail/private_file.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>

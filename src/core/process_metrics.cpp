@@ -1,4 +1,4 @@
-#include "process_metrics.hpp"
+#include "core/detail/process_metrics.hpp"
 
 #include <sys/resource.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "core/proto_fields.hpp"
+#include "core/detail/proto_fields.hpp"
 
 #include <cstring>
 

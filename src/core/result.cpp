@@ -20,9 +20,13 @@ const std::string& Error::detail() const noexcept {
   return info_ ? info_->detail : none;
 }
 
-const PeerId* Error::peer() const noexcept { return info_ && info_->peer ? &*info_->peer : nullptr; }
+const PeerId* Error::peer() const noexcept {
+  return info_ && info_->peer ? &*info_->peer : nullptr;
+}
 
-std::error_code Error::system() const noexcept { return info_ ? info_->system : std::error_code(); }
+std::error_code Error::system() const noexcept {
+  return info_ ? info_->system : std::error_code();
+}
 
 bool Error::caused_by(std::error_code code) const noexcept {
   return code_ == code || (info_ && std::ranges::find(info_->causes, code) != info_->causes.end());
@@ -64,10 +68,14 @@ std::string Error::message() const {
   return text;
 }
 
-std::ostream& operator<<(std::ostream& out, const Error& error) { return out << error.message(); }
+std::ostream& operator<<(std::ostream& out, const Error& error) {
+  return out << error.message();
+}
 
 ErrorException::ErrorException(Error error) : std::runtime_error(error.message()), error_(std::move(error)) {}
 
-void throw_exception_from_error(const Error& error, const boost::source_location&) { throw ErrorException(error); }
+void throw_exception_from_error(const Error& error, const boost::source_location&) {
+  throw ErrorException(error);
+}
 
 }  // namespace cohive

@@ -1,4 +1,5 @@
 // The loop on real time: one io_context, one timer of the system for all our timers, a thread pool for offloaded work.
+#include <array>
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -6,7 +7,6 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
-#include <array>
 #include <optional>
 #include <thread>
 
@@ -172,7 +172,8 @@ class AsioRuntime final : public Runtime {
   template <class Name>
   void end_turn(Name name) {
     const auto turn = meter_.end();
-    if (!turn) [[likely]] return;
+    if (!turn) [[likely]]
+      return;
     stalls_.increment();
     if (meter_.ended() < stall_told_ + kStallsToldEvery) return;
     stall_told_ = meter_.ended();

@@ -3,7 +3,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/varint.hpp"
 #include "cohive/proto/crypto.pb.h"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive {
 namespace {
@@ -35,8 +35,7 @@ Result<OpenedEnvelope> open_envelope(ByteView bytes, std::string_view domain, st
   const std::string what(domain);
   if (bytes.size() > kMaxEnvelope) return Error(Errc::limit_exceeded, what);
   proto::Envelope envelope;
-  if (!parse_bounded(envelope, bytes) || envelope.payload_type() != type)
-    return Error(Errc::malformed, what);
+  if (!parse_bounded(envelope, bytes) || envelope.payload_type() != type) return Error(Errc::malformed, what);
   auto key = PublicKey::from_protobuf(as_bytes(envelope.public_key()));
   if (!key) return key.error().with_context(what);
   if (!key->verify(as_bytes(signed_text(domain, type, envelope.payload())), as_bytes(envelope.signature())))

@@ -3,7 +3,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/signed_envelope.hpp"
 #include "cohive/proto/crypto.pb.h"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive {
 namespace {

@@ -67,7 +67,8 @@ void Failures::note(const std::string& kind, std::string_view cause, std::string
   failures.push_back({runtime_.wall_time(), std::string(cause), std::string(sentence.substr(0, kMaxSentence))});
 }
 
-void Failures::warn(std::string_view module, const std::string& kind, std::string_view cause, std::string_view sentence) {
+void Failures::warn(std::string_view module, const std::string& kind, std::string_view cause,
+                    std::string_view sentence) {
   log::write(log::Level::warn, module, sentence);
   note(kind, cause, sentence);
 }

@@ -17,7 +17,7 @@ namespace {
 
 #ifndef COHIVE_PLAIN_FRAMES
 constexpr std::size_t kFrameStep = 64;
-constexpr std::size_t kClasses = 32;  // frames up to 2 KiB are recycled
+constexpr std::size_t kClasses = 32;       // frames up to 2 KiB are recycled
 constexpr std::size_t kKeptFrames = 1024;  // per class
 
 struct Free {

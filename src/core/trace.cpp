@@ -54,7 +54,8 @@ struct Trace::File {
     }
     if (failure != 0) return;
     errno = 0;
-    if (std::fwrite(text.data(), 1, text.size(), stream) < text.size() || std::fflush(stream) != 0) failure = errno ? errno : EIO;
+    if (std::fwrite(text.data(), 1, text.size(), stream) < text.size() || std::fflush(stream) != 0)
+      failure = errno ? errno : EIO;
   }
   std::mutex writing, mutex;
   const std::string path;
@@ -123,10 +124,11 @@ Task<void> Trace::write_rest(Runtime& runtime, std::shared_ptr<File> file) {
 
 void Trace::add(const char* category, const char* name, TimePoint begin, TimePoint end, std::string_view args) {
   if (!on()) return;
-  const std::string common = log::format("\"cat\":\"{}\",\"name\":\"{}\",\"id\":{},\"pid\":{},\"tid\":1", category, name,
-                                         ++spans_, static_cast<long>(::getpid()));
-  const std::string text = log::format(",\n{{\"ph\":\"b\",{},\"ts\":{:.1f},\"args\":{{{}}}}},\n{{\"ph\":\"e\",{},\"ts\":{:.1f}}}",
-                                       common, microseconds(begin) + offset_, args, common, microseconds(end) + offset_);
+  const std::string common = log::format("\"cat\":\"{}\",\"name\":\"{}\",\"id\":{},\"pid\":{},\"tid\":1", category,
+                                         name, ++spans_, static_cast<long>(::getpid()));
+  const std::string text =
+      log::format(",\n{{\"ph\":\"b\",{},\"ts\":{:.1f},\"args\":{{{}}}}},\n{{\"ph\":\"e\",{},\"ts\":{:.1f}}}", common,
+                  microseconds(begin) + offset_, args, common, microseconds(end) + offset_);
   if (!file_->append(text, kMostWaiting)) return;
   bytes_ += text.size();
   if (bytes_ < most_bytes_) return;
@@ -136,8 +138,8 @@ void Trace::add(const char* category, const char* name, TimePoint begin, TimePoi
 
 void TraceSpan::note(const char* key, std::string_view text) {
   if (!runtime_) return;
-  args_ += (args_.empty() ? "\"" : ",\"") + std::string(key) + "\":" +
-           nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  args_ += (args_.empty() ? "\"" : ",\"") + std::string(key) +
+           "\":" + nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 void TraceSpan::note(const char* key, double number) {

@@ -10,8 +10,12 @@ Duration clock_time(clockid_t clock) noexcept {
   ::clock_gettime(clock, &time);
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
-Duration wall_clock() noexcept { return clock_time(CLOCK_MONOTONIC); }  // std::chrono::steady_clock's
-Duration processor_time() noexcept { return clock_time(CLOCK_THREAD_CPUTIME_ID); }
+Duration wall_clock() noexcept {
+  return clock_time(CLOCK_MONOTONIC);
+}  // std::chrono::steady_clock's
+Duration processor_time() noexcept {
+  return clock_time(CLOCK_THREAD_CPUTIME_ID);
+}
 
 }  // namespace
 

@@ -19,7 +19,11 @@ Varint read(ByteView bytes, std::size_t longest, bool minimal) noexcept {
 
 }  // namespace
 
-Varint read_strict_varint(ByteView bytes) noexcept { return read(bytes, 9, true); }
-Varint read_varint(ByteView bytes) noexcept { return read(bytes, kMaxVarintSize, false); }
+Varint read_strict_varint(ByteView bytes) noexcept {
+  return read(bytes, 9, true);
+}
+Varint read_varint(ByteView bytes) noexcept {
+  return read(bytes, kMaxVarintSize, false);
+}
 
 }  // namespace cohive

@@ -13,8 +13,9 @@ namespace cohive {
   "GCC " COHIVE_TEXT(__GNUC__) "." COHIVE_TEXT(__GNUC_MINOR__) "." COHIVE_TEXT(__GNUC_PATCHLEVEL__)
 #endif
 
-static_assert(std::string_view(COHIVE_VERSION) == COHIVE_TEXT(COHIVE_VERSION_MAJOR) "." COHIVE_TEXT(COHIVE_VERSION_MINOR) "."
-                                                  COHIVE_TEXT(COHIVE_VERSION_PATCH), "version.hpp and CMakeLists.txt differ");
+static_assert(std::string_view(COHIVE_VERSION) == COHIVE_TEXT(COHIVE_VERSION_MAJOR) "." COHIVE_TEXT(
+                                                      COHIVE_VERSION_MINOR) "." COHIVE_TEXT(COHIVE_VERSION_PATCH),
+              "version.hpp and CMakeLists.txt differ");
 
 std::string_view version() noexcept {
   return COHIVE_VERSION;

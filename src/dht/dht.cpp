@@ -10,10 +10,10 @@
 #include "cohive/core/status.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/dht/errors.hpp"
-#include "core/said_once.hpp"
+#include "core/detail/said_once.hpp"
 #include "crowding.hpp"
 #include "dht_impl.hpp"
-#include "p2p/network_block.hpp"
+#include "p2p/detail/network_block.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -149,7 +149,8 @@ std::optional<std::uint64_t> Dht::Impl::block_of(const PeerId& peer) const {
   return address ? p2p::network_block(*address) : std::nullopt;
 }
 
-Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys, std::size_t most_entries) {
+Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys,
+                                                         std::size_t most_entries) {
   const NodeEntry& node = contact.node;
   if (blacklist.contains(node.peer, runtime.now())) co_return std::nullopt;
   auto findings = co_await protocol.find(node.peer, std::move(keys), contact.referrer, most_entries);

@@ -32,7 +32,7 @@ struct FindResultView {
   FindType type = FindType::not_found;
   ByteView value;
   double expiration = 0;
-  std::uint64_t entries = 0;  ///< that the node says it drew from; 0: it sent all
+  std::uint64_t entries = 0;       ///< that the node says it drew from; 0: it sent all
   std::vector<NodeEntry> nearest;  ///< malformed ids left out, at most `max_nearest`
 };
 struct FindReplyView {

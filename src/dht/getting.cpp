@@ -13,7 +13,7 @@
 namespace cohive::dht {
 namespace {
 
-constexpr double kForever = std::numeric_limits<double>::infinity();
+constexpr double kNoExpiration = std::numeric_limits<double>::infinity();
 // How much later than the cached record a refreshed one must expire, beyond the refresh interval, in seconds.
 constexpr double kRefreshMargin = 1.0;
 
@@ -30,7 +30,7 @@ void merge(StoredRecord& into, const Dictionary& more) {
 /// Entries that were checked, of what a node has.
 void take_entries(Lookup& lookup, Dictionary entries, const DhtId& source) {
   if (entries.entries().empty()) return;
-  const double previous = lookup.best ? lookup.best->expiration : -kForever, found = entries.latest_expiration();
+  const double previous = lookup.best ? lookup.best->expiration : -kNoExpiration, found = entries.latest_expiration();
   if (lookup.best && lookup.best->is_dictionary()) {
     merge(*lookup.best, entries);
   } else if (found > previous) {
@@ -58,7 +58,7 @@ Task<std::vector<Result<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, 
   std::vector<Result<GetResult>> results(keys.size(), Error(Errc::closed));
   if (closed) co_return results;
   const TimePoint start = runtime.now();
-  const double sufficient = latest ? kForever : protocol.now();
+  const double sufficient = latest ? kNoExpiration : protocol.now();
   const bool sharing = options.reuse_get_requests && !latest;
   std::vector<LookupPtr> by_index, to_search, joined;
   std::unordered_map<DhtId, LookupPtr> distinct;

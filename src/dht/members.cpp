@@ -12,14 +12,14 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/try.hpp"
-#include "core/private_file.hpp"
+#include "core/detail/private_file.hpp"
 
 namespace cohive::dht {
 namespace {
 
 constexpr double kTokenSeconds = 3600;
 constexpr double kClockSeconds = 120;   // between the clocks of two members
-constexpr Duration kLookAgain = 2s;     // at the file
+constexpr Duration kPollInterval = 2s;  // at the file
 constexpr std::uintmax_t kMaxListBytes = 16 << 20;
 constexpr int kStretching = 200'000;
 constexpr std::string_view kSalt = "cohive members";
@@ -47,7 +47,8 @@ class NamedMembers : public Authorizer {
     const char* const last = token.expiration_time.data() + token.expiration_time.size();
     const auto [end, error] = std::from_chars(token.expiration_time.data(), last, expires);
     const double left = static_cast<double>(expires) - runtime_.wall_time();
-    if (error != std::errc() || end != last || left < -kClockSeconds || left > kTokenSeconds + kClockSeconds) return false;
+    if (error != std::errc() || end != last || left < -kClockSeconds || left > kTokenSeconds + kClockSeconds)
+      return false;
     return proves(sender, text_of(token), token.signature);
   }
 
@@ -69,7 +70,8 @@ class NamedMembers : public Authorizer {
 
 class SecretMembers final : public NamedMembers {
  public:
-  SecretMembers(Runtime& runtime, std::string_view secret, PeerId self, std::shared_ptr<const RsaSignatureValidator> key)
+  SecretMembers(Runtime& runtime, std::string_view secret, PeerId self,
+                std::shared_ptr<const RsaSignatureValidator> key)
       : NamedMembers(runtime, self, std::move(key)),
         stretched_(crypto::stretched(as_bytes(secret), as_bytes(kSalt), kStretching)) {}
 
@@ -144,7 +146,7 @@ Reading read_if_changed(const std::filesystem::path& path, const Version& known)
 /// Looks at the file again and again, as long as the list is used. A file system may be slow: not on the loop.
 Task<void> follow(Runtime& runtime, std::weak_ptr<MemberList> followed) {
   for (;;) {
-    co_await runtime.sleep_for(kLookAgain);
+    co_await runtime.sleep_for(kPollInterval);
     std::filesystem::path path;
     Version known;
     if (const auto list = followed.lock()) {
@@ -153,8 +155,8 @@ Task<void> follow(Runtime& runtime, std::weak_ptr<MemberList> followed) {
     } else {
       co_return;
     }
-    Reading reading = co_await runtime.offload_io(
-        [path = std::move(path), known] { return read_if_changed(path, known); });
+    Reading reading =
+        co_await runtime.offload_io([path = std::move(path), known] { return read_if_changed(path, known); });
     const auto list = followed.lock();
     if (!list) co_return;
     list->version = reading.version;

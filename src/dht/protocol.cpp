@@ -7,8 +7,8 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/dht.pb.h"
-#include "core/bounded_parse.hpp"
-#include "p2p/network_block.hpp"
+#include "core/detail/bounded_parse.hpp"
+#include "p2p/detail/network_block.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -21,11 +21,11 @@ constexpr std::size_t kRecordsPerTurn = 256;     // looked at in one turn of the
 constexpr std::size_t kHandOverBatch = 64, kHandOverBytes = 1024 * 1024, kHandOversAtOnce = 4;
 constexpr std::size_t kMaxNewcomers = 256;
 constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
-constexpr Duration kNewFor = 2min;          // a newcomer may still lack what other nodes give it
+constexpr Duration kNewcomerPeriod = 2min;  // a newcomer may still lack what other nodes give it
 constexpr std::size_t kMaxHandedOver = 4096;
 constexpr std::size_t kMaxFormer = 16;
-constexpr Duration kStranger = 10s;        // that a peer without a valid token is refused unheard
-constexpr std::size_t kCallBackShare = 4;  // of the outgoing calls, one in so many
+constexpr Duration kTokenlessBackoff = 10s;  // that a peer without a valid token is refused unheard
+constexpr std::size_t kCallBackShare = 4;    // of the outgoing calls, one in so many
 // Before a busy node is asked again; the first is what a hundred keys take at the usual rate.
 constexpr Duration kFirstPause = 20ms;
 constexpr Duration kLongestPause = 500ms;
@@ -79,7 +79,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
       call_backs_(runtime, std::max<std::size_t>(opts.parallel_rpc / kCallBackShare, 1), "a slot to call back"),
       overloaded_(opts.blacklist_time, opts.backoff_rate),
-      strangers_(kStranger, opts.backoff_rate),
+      strangers_(kTokenlessBackoff, opts.backoff_rate),
       proven_(runtime, "the proof of a member"),
       rates_(opts.max_keys_per_second, opts.max_keys_per_second * kBurstSeconds),
       tasks_(runtime, "dht protocol"),
@@ -95,9 +95,8 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       checks_(runtime) {
   if (options.authorizer) {
     signed_calls_.emplace(runtime, options.authorizer);
-    members_only_ = host.serve_members_only([this](PeerId peer, bool calls_us, Deadline deadline) {
-      return prove(peer, calls_us, deadline);
-    });
+    members_only_ = host.serve_members_only(
+        [this](PeerId peer, bool calls_us, Deadline deadline) { return prove(peer, calls_us, deadline); });
   }
   if (!options.client_mode) serve();
 }
@@ -293,7 +292,7 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Ou
 }
 
 Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId referrer,
-                                                     std::size_t most_entries) {
+                                                  std::size_t most_entries) {
   if (!host.connected(peer)) {
     auto reached = co_await host.connect_via(peer, referrer, runtime.after(options.wait_timeout));
     if (!reached) {
@@ -498,7 +497,8 @@ struct Protocol::HandOver {
 };
 
 /// Newcomers near a key for which we are responsible get the record, so that a growing swarm keeps finding it. One pass
-/// over the records serves all nodes that came since the last one. Few batches exist at a time: anybody may be a newcomer.
+/// over the records serves all nodes that came since the last one. Few batches exist at a time: anybody may be a
+/// newcomer.
 Task<void> Protocol::hand_records_over() {
   while (!newcomers_.empty()) {
     const auto nodes = std::exchange(newcomers_, {});
@@ -529,8 +529,7 @@ Task<void> Protocol::hand_records_over() {
         targets[i]->bytes += size_of(targets[i]->batch.back());
       }
       for (const auto& target : targets)
-        if (target->batch.size() >= kHandOverBatch || target->bytes >= kHandOverBytes)
-          co_await hand_over_batch(target);
+        if (target->batch.size() >= kHandOverBatch || target->bytes >= kHandOverBytes) co_await hand_over_batch(target);
     }
     for (const auto& target : targets)
       if (!target->batch.empty()) co_await hand_over_batch(target);
@@ -547,7 +546,7 @@ Task<void> Protocol::hand_over_batch(std::shared_ptr<HandOver> to) {
 
 bool Protocol::is_new(const PeerId& peer) const {
   const auto at = handed_over_.find(peer);
-  return at != handed_over_.end() && runtime.now() - at->second < kNewFor;
+  return at != handed_over_.end() && runtime.now() - at->second < kNewcomerPeriod;
 }
 
 Task<void> Protocol::send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<OutgoingRecord> records,

@@ -10,7 +10,7 @@
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "composite_validator.hpp"
-#include "core/low_priority_thread.hpp"
+#include "core/detail/low_priority_thread.hpp"
 #include "find_reply.hpp"
 #include "rate_limiter.hpp"
 #include "routing_table.hpp"

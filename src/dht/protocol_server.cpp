@@ -7,7 +7,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/dht.pb.h"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 #include "protocol.hpp"
 
 namespace cohive::dht {
@@ -20,10 +20,10 @@ constexpr std::size_t kNeighbourBytes = 22 + 2 + PeerId::kMaxSize;
 constexpr std::size_t kKeysPerTurn = 128;      // looked up in one turn of the loop: about a millisecond
 constexpr std::size_t kEncodedPerTurn = 8192;  // entries that are encoded in one: the same
 constexpr std::size_t kBytesPerTurn = 128 * 1024;
-constexpr std::size_t kBytesOfAKey = 1024;    // of requests and replies, that cost as much as a key
-constexpr std::size_t kEncodedOfAKey = 16;    // entries that are encoded at the cost of a key
-constexpr std::size_t kKeysOfACheck = 4;      // that cost as much as checking one signature of RSA-2048
-constexpr std::size_t kStoreLists = 5;        // of a store request, each with an item per record
+constexpr std::size_t kBytesOfAKey = 1024;  // of requests and replies, that cost as much as a key
+constexpr std::size_t kEncodedOfAKey = 16;  // entries that are encoded at the cost of a key
+constexpr std::size_t kKeysOfACheck = 4;    // that cost as much as checking one signature of RSA-2048
+constexpr std::size_t kStoreLists = 5;      // of a store request, each with an item per record
 // Keys that a request may name again: earlier versions join searches for one key into a request of sixteen keys.
 constexpr std::size_t kMostRepeated = 16;
 // Checks for callers that wait for the thread which does them, counted in signatures of RSA-2048: half a second's work,
@@ -261,11 +261,11 @@ Task<void> Protocol::cache_dictionary(OutgoingRecord record) {
 /// What a find says about one key.
 struct Protocol::FindAnswer {
   FindType type = FindType::not_found;
-  std::string encoded;              // of a dictionary
+  std::string encoded;  // of a dictionary
   const std::string* plain = nullptr;
   double expiration = 0;
-  std::size_t drawn_from = 0;       // entries; 0: it is whole
-  std::size_t entries = 0;          // that were encoded
+  std::size_t drawn_from = 0;  // entries; 0: it is whole
+  std::size_t entries = 0;     // that were encoded
   std::string_view value() const { return plain ? std::string_view(*plain) : std::string_view(encoded); }
 };
 

@@ -9,7 +9,7 @@
 
 #include "cohive/core/peer_id.hpp"
 #include "cohive/core/time.hpp"
-#include "core/token_bucket.hpp"
+#include "core/detail/token_bucket.hpp"
 
 namespace cohive::dht {
 
@@ -50,20 +50,19 @@ class RateLimiter {
     std::unordered_map<Key, TokenBucket> buckets;
 
     TokenBucket& filled(const Key& key, TimePoint now) {
-      if (buckets.size() >= kMaxBuckets && !buckets.contains(key)) make_room(now);
+      if (buckets.size() >= kMaxBuckets && !buckets.contains(key)) evict(now);
       TokenBucket& bucket = buckets[key];
       bucket.fill(now, per_second, burst);
       return bucket;
     }
     /// A full bucket is that of a stranger. When too few are, the half goes that owes least.
-    void make_room(TimePoint now) {
+    void evict(TimePoint now) {
       std::vector<double> levels;
       for (const auto& [key, bucket] : buckets) levels.push_back(bucket.level_at(now, per_second, burst));
       const auto middle = levels.begin() + static_cast<std::ptrdiff_t>(levels.size() / 2);
       std::ranges::nth_element(levels, middle);
       const double least = std::min(*middle, burst);
-      std::erase_if(buckets,
-                    [&](const auto& item) { return item.second.level_at(now, per_second, burst) >= least; });
+      std::erase_if(buckets, [&](const auto& item) { return item.second.level_at(now, per_second, burst) >= least; });
     }
   };
   Buckets<PeerId> peers_;

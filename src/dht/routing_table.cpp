@@ -85,7 +85,7 @@ std::size_t RoutingTable::count(const Bucket& bucket, Block block) const {
 }
 
 /// False when the block of a new node has its share already.
-bool RoutingTable::make_room(const DhtId& id, Block block, std::optional<NodeEntry>& doubtful) {
+bool RoutingTable::evict(const DhtId& id, Block block, std::optional<NodeEntry>& doubtful) {
   const auto all = of_block_.find(block);
   if (all == of_block_.end()) return true;
   // A swarm within one block must know itself well: buckets near us split, and each half has room again.
@@ -139,7 +139,7 @@ std::optional<NodeEntry> RoutingTable::add_or_update(const DhtId& id, const Peer
   if (const auto old = peers_.find(id); old != peers_.end() && old->second != peer) return std::nullopt;
   if (block && !peers_.contains(id)) {
     std::optional<NodeEntry> doubtful;
-    if (!make_room(id, *block, doubtful)) return doubtful;
+    if (!evict(id, *block, doubtful)) return doubtful;
     blocks_.emplace(id, *block);
     ++of_block_[*block];
   }

@@ -66,7 +66,7 @@ class RoutingTable {
   bool may_split(const Bucket& bucket) const { return bucket.holds(self_) || bucket.depth % depth_modulo_ != 0; }
   bool is_of(const DhtId& id, Block block) const;
   std::size_t count(const Bucket& bucket, Block block) const;
-  bool make_room(const DhtId& id, Block block, std::optional<NodeEntry>& doubtful);
+  bool evict(const DhtId& id, Block block, std::optional<NodeEntry>& doubtful);
   bool thin_out(const DhtId& id, Block block);
   void forget(std::unordered_map<DhtId, PeerId>::iterator node);
   std::size_t index_of(const DhtId& id) const;

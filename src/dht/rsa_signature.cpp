@@ -251,7 +251,7 @@ struct RsaSignatureValidator::Impl {
   std::string owner, marker;
   mutable std::mutex mutex;  // validation also runs on worker threads
   mutable std::unordered_map<std::string, Pkey> known;
-  mutable std::deque<std::string> order;  // oldest first
+  mutable std::deque<std::string> order;                                  // oldest first
   mutable std::unordered_map<std::string, bool> checked, checked_before;  // by digest of key, content and signature
   mutable std::size_t checks = 0;
 };
@@ -307,7 +307,7 @@ std::size_t RsaSignatureValidator::cost(const Record& record) const {
   const auto owner = owner_of(record);
   // Those of keys that are too large are refused without a check.
   if (!owner || owner->empty() || owner->size() > owner_size(kMostModulusBytes)) return 0;
-  const std::size_t squares = owner->size() <= owner_size(kLeastModulusBytes)         ? 1
+  const std::size_t squares = owner->size() <= owner_size(kLeastModulusBytes)          ? 1
                               : owner->size() <= owner_size(kMostModulusBytes * 3 / 4) ? 3
                                                                                        : 4;
   return squares * (owner->starts_with(kUsualExponent) ? 1 : kCostOfALongExponent) + RecordValidator::cost(record);

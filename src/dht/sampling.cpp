@@ -27,8 +27,7 @@ struct Sampling {
       if (!findings || findings->empty()) continue;
       ++of.lookup->answers;
       if (findings->front().entries > 0) of.lookup->counts.push_back(findings->front().entries);
-      if (findings->front().record)
-        co_await of.self.consider(of.lookup, std::move(*findings->front().record), node.id);
+      if (findings->front().record) co_await of.self.consider(of.lookup, std::move(*findings->front().record), node.id);
       co_return;
     }
   }
@@ -69,19 +68,20 @@ void Dht::Impl::draw_locally(Lookup& lookup, std::size_t most_entries) {
     lookup.take({std::move(*decoded), stored->expiration});
 }
 
-Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, std::size_t most_entries, Deadline deadline) {
+Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, std::size_t most_entries,
+                                               Deadline deadline) {
   auto lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), std::numeric_limits<double>::infinity());
   if (closed) co_return co_await result_of(lookup);
   const TimePoint start = runtime.now();
   const bool whole = most_entries == 0;
-  const DhtId twin = lookup->key.twin();
-  auto found = co_await explore({twin}, options.num_replicas, deadline, true);
-  const bool crowded = found[twin].crowded;
+  const DhtId sibling = lookup->key.sibling();
+  auto found = co_await explore({sibling}, options.num_replicas, deadline, true);
+  const bool crowded = found[sibling].crowded;
   // A node that was a replica before nearer ones came still has what it was sent then: too much of a draw would be old.
-  if (whole || found[twin].nearest.size() < options.num_replicas) draw_locally(*lookup, most_entries);
+  if (whole || found[sibling].nearest.size() < options.num_replicas) draw_locally(*lookup, most_entries);
   if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now())
     lookup->take(*known);
-  Sampling sampling{*this, lookup, std::move(found[twin].nearest), most_entries};
+  Sampling sampling{*this, lookup, std::move(found[sibling].nearest), most_entries};
   auto& candidates = sampling.candidates;
   const std::size_t count = std::min(candidates.size(), replicas_of(options.num_replicas, crowded));
   const auto holders = candidates.begin() + static_cast<std::ptrdiff_t>(count);

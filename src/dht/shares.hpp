@@ -60,9 +60,7 @@ class Shares {
     by_count_.erase({share.items.size(), latest, from});
     by_bytes_.erase({share.bytes, latest, from});
   }
-  Id first_of(const Order& order) const {
-    return shares_.at(std::get<2>(*order.rbegin())).items.begin()->second;
-  }
+  Id first_of(const Order& order) const { return shares_.at(std::get<2>(*order.rbegin())).items.begin()->second; }
 
   std::unordered_map<PeerId, Share> shares_;
   Order by_count_, by_bytes_;

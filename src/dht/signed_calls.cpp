@@ -7,7 +7,7 @@
 #include "cohive/dht/errors.hpp"
 #include "cohive/proto/auth.pb.h"
 #include "cohive/rpc/errors.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -15,9 +15,9 @@ namespace {
 constexpr char kAuthField = 1 << 3 | 2;
 constexpr std::size_t kNonceBytes = 8;
 constexpr std::size_t kMaxNonceBytes = 64;
-constexpr double kMaxAge = 60;  // seconds between the clocks of caller and callee
-constexpr double kMemberSeconds = 600;    // after a token was shown
-constexpr double kKnownSeconds = 300;     // shorter: a peer that we think knows us still does
+constexpr double kMaxAge = 60;          // seconds between the clocks of caller and callee
+constexpr double kMemberSeconds = 600;  // after a token was shown
+constexpr double kKnownSeconds = 300;   // shorter: a peer that we think knows us still does
 constexpr std::size_t kMaxMembers = 16'384;
 
 /// A message whose first field is `auth`, taken apart.
@@ -103,9 +103,12 @@ Result<std::string> SignedCalls::check_request(const PeerId& caller, ByteView re
   const double time = runtime_.wall_time();
   if (!(std::abs(auth.time() - time) <= kMaxAge)) return refused;
   switch (nonces_.add(caller, auth.nonce(), auth.time() + kMaxAge, time, runtime_.now())) {
-    case SeenNonces::Outcome::fresh: break;
-    case SeenNonces::Outcome::seen: return refused;
-    case SeenNonces::Outcome::full: return Error(rpc::Errc::busy, "this member has called too often");
+    case SeenNonces::Outcome::fresh:
+      break;
+    case SeenNonces::Outcome::seen:
+      return refused;
+    case SeenNonces::Outcome::full:
+      return Error(rpc::Errc::busy, "this member has called too often");
   }
   seen(caller, std::move(token));
   return auth.nonce();

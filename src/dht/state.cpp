@@ -95,7 +95,9 @@ std::optional<SavedPeer> read_peer(const msgpack::Value& value) {
 }
 
 /// A value takes a byte at least: whatever was written is within this bound.
-Result<msgpack::Value> decode_own(std::string_view bytes) { return msgpack::decode(as_bytes(bytes), bytes.size()); }
+Result<msgpack::Value> decode_own(std::string_view bytes) {
+  return msgpack::decode(as_bytes(bytes), bytes.size());
+}
 
 template <class Item, class Read>
 std::optional<std::vector<Item>> read_list(const msgpack::Value* value, Read read) {
@@ -168,7 +170,9 @@ StateWriter::~StateWriter() {
   ::unlink(temporary_of(path_).c_str());
 }
 
-Error StateWriter::failed(int error) { return file_error(path_, error); }
+Error StateWriter::failed(int error) {
+  return file_error(path_, error);
+}
 
 Result<> StateWriter::append(std::string_view payload) {
   std::string piece;

@@ -7,13 +7,13 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
 #include "core/detail/assertion.hpp"
-#include "core/msgpack_reader.hpp"
+#include "core/detail/msgpack_reader.hpp"
 
 namespace cohive::dht {
 
 namespace {
 constexpr std::int8_t kDictionaryType = 0x50;
-constexpr std::size_t kEntryOverhead = 24;     // headers and expiration of an encoded entry, rounded up
+constexpr std::size_t kEntryOverhead = 24;  // headers and expiration of an encoded entry, rounded up
 // A table that holds so many has room for this many at once: moving a hundred thousand to a larger one takes long.
 constexpr std::size_t kFewRecords = 4096, kMostReserved = 1 << 17;
 constexpr std::size_t kMaxDropsAtOnce = 1024;  // entries: keeps one call short when very many expire together
@@ -28,7 +28,9 @@ void append_number(std::string& out, std::size_t number, std::size_t bytes) {
   for (std::size_t i = bytes; i-- > 0;) out.push_back(static_cast<char>(number >> 8 * i));
 }
 
-std::size_t header_of_array(std::size_t size) { return size < 16 ? 1 : size <= 0xffff ? 3 : 5; }
+std::size_t header_of_array(std::size_t size) {
+  return size < 16 ? 1 : size <= 0xffff ? 3 : 5;
+}
 
 void append_array_header(std::string& out, std::size_t size) {
   if (size < 16) {
@@ -39,7 +41,9 @@ void append_array_header(std::string& out, std::size_t size) {
   append_number(out, size, header_of_array(size) - 1);
 }
 
-std::size_t header_of_bin(std::size_t size) { return size <= 0xff ? 2 : size <= 0xffff ? 3 : 5; }
+std::size_t header_of_bin(std::size_t size) {
+  return size <= 0xff ? 2 : size <= 0xffff ? 3 : 5;
+}
 
 void append_bin(std::string& out, std::string_view bytes) {
   const std::size_t width = header_of_bin(bytes.size()) - 1;
@@ -151,8 +155,7 @@ bool Dictionary::has_expired(double now) const {
 void Dictionary::drop_expired(double now) {
   if (index_) {
     const auto& by_expiration = index_->by_expiration;
-    while (!by_expiration.empty() && by_expiration.begin()->first < now)
-      erase(*by_expiration.begin()->second.identity);
+    while (!by_expiration.empty() && by_expiration.begin()->first < now) erase(*by_expiration.begin()->second.identity);
     return;
   }
   for (auto at = entries_.begin(); at != entries_.end();) {
@@ -191,8 +194,8 @@ std::string Dictionary::encode(std::span<const Entry* const> entries) const {
   constexpr std::size_t kDouble = 9;
   std::size_t size = header_of_array(3) + 2 * kDouble + header_of_array(entries.size());
   for (const Entry* entry : entries)
-    size += header_of_array(3) + entry->subkey.size() + header_of_bin(entry->value.size()) + entry->value.size() +
-            kDouble;
+    size +=
+        header_of_array(3) + entry->subkey.size() + header_of_bin(entry->value.size()) + entry->value.size() + kDouble;
   std::string out;
   out.reserve(kLongestExtHeader + size);
   append_ext_header(out, kDictionaryType, size);
@@ -338,7 +341,7 @@ void Storage::drop_expired(double now) {
   }
 }
 
-void Storage::make_room() {
+void Storage::evict() {
   while (records_.size() > limits_.max_records) erase(shares_.first_by_count());
   while (memory() > limits_.max_bytes && !records_.empty()) {
     const std::size_t excess = memory() - limits_.max_bytes;
@@ -360,7 +363,7 @@ void Storage::replace(const DhtId& key, StoredRecord record) {
   count(key, record);
   if (records_.size() == kFewRecords) records_.reserve(std::min(limits_.max_records, kMostReserved));
   records_.insert_or_assign(key, std::move(record));
-  make_room();
+  evict();
   COHIVE_ASSERT(by_expiration_.size() == records_.size() && (memory() <= limits_.max_bytes || records_.empty()));
 }
 
@@ -422,7 +425,7 @@ bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, d
     erase(key);
     return false;
   }
-  make_room();
+  evict();
   return kept && records_.contains(key);
 }
 

@@ -205,7 +205,7 @@ class Storage {
   void replace(const DhtId& key, StoredRecord record);
   void count(const DhtId& key, const StoredRecord& record);
   void uncount(const DhtId& key, const StoredRecord& record);
-  void make_room();
+  void evict();
   void drop_expired(double now);
   static PeerId payer(const StoredRecord& record);
 

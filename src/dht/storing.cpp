@@ -88,7 +88,8 @@ Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, 
     const auto [at, first] = plan_of.try_emplace(key, plans.size());
     if (first) plans.push_back({.key = key});
     StorePlan& plan = plans[at->second];
-    plan.records.push_back({key, std::move(records[i].subkey), std::move(records[i].value), records[i].expiration, false});
+    plan.records.push_back(
+        {key, std::move(records[i].subkey), std::move(records[i].value), records[i].expiration, false});
     plan.items.push_back(valid[i]);
     plan.accepted.push_back(false);
   }
@@ -149,10 +150,10 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
     Traversal traversal(runtime, protocol.node_id, search, guide);
     for (std::size_t i = first; i < first + count; ++i) {
       // Nodes that are asked for the key itself send the record that they have, which may be large.
-      const DhtId twin = plans[i].key.twin();
+      const DhtId sibling = plans[i].key.sibling();
       if ((i - first) % kQueriesPerTurn == kQueriesPerTurn - 1) co_await runtime.yield();
-      guide.wanted[twin] = &plans[i];
-      traversal.add_query(twin, protocol.table.nearest(twin, seeds));
+      guide.wanted[sibling] = &plans[i];
+      traversal.add_query(sibling, protocol.table.nearest(sibling, seeds));
     }
     const bool complete = co_await traversal.run();
     if (!complete) metrics.searches_timed_out.increment();
@@ -215,8 +216,9 @@ void Dht::Impl::cache_stored(const StorePlan& plan) {
         if (cached && cached->expiration <= record.expiration) schedule_refresh(plan.key, time);
       }
     } else {
-      // With our entry the dictionary would look as new as that one, while its other entries are as old as before. The next
-      // reader looks it up; a writer that never reads, such as a trainer that reports its progress, causes no traffic.
+      // With our entry the dictionary would look as new as that one, while its other entries are as old as before. The
+      // next reader looks it up; a writer that never reads, such as a trainer that reports its progress, causes no
+      // traffic.
       protocol.cache.forget(plan.key);
     }
   }

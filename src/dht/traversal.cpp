@@ -22,7 +22,7 @@ constexpr std::size_t kCallsOfLane = 6;
 
 }  // namespace
 
-bool Traversal::Named::invents() const {
+bool Traversal::Named::is_fabricating() const {
   return failed >= kMaxFailed && failed > 2 * answered;
 }
 
@@ -56,7 +56,8 @@ void Traversal::learn_seeds(Query& query) const {
 void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, Paths paths, bool asked) const {
   const NodeEntry& node = contact.node;
   if (node.id == self_) return;
-  if (const auto by = named_.find(contact.referrer); !asked && by != named_.end() && by->second.invents()) return;
+  if (const auto by = named_.find(contact.referrer); !asked && by != named_.end() && by->second.is_fabricating())
+    return;
   const DhtId distance = node.id.distance(query.id);
   auto& beam = query.beam;
   const auto at =
@@ -69,14 +70,14 @@ void Traversal::learn(Query& query, const Contact& contact, std::size_t hops, Pa
   }
   // A peer has one place, under however many node ids it is announced: the nearest until it is asked, and then that.
   if (!asked && was_asked(node.peer, query)) return;
-  const auto twin =
+  const auto sibling =
       std::find_if(beam.begin(), beam.end(), [&](const Candidate& one) { return one.node.peer == node.peer; });
-  if (twin < at) {
-    twin->asked |= asked;
+  if (sibling < at) {
+    sibling->asked |= asked;
     return;
   }
   const auto place = at - beam.begin();
-  if (twin != beam.end()) beam.erase(twin);
+  if (sibling != beam.end()) beam.erase(sibling);
   beam.insert(beam.begin() + place, {distance, node, contact.referrer, hops, paths, asked, false});
   if (beam.size() > options_.result_size * (1 + kReserve) * (query.wide ? 2 : 1)) drop_farthest(query);
 }
@@ -159,7 +160,7 @@ std::size_t Traversal::quorum_of(const Query& query) const {
 }
 
 /// Ends the search, or goes on to the rest of the beam, once the quorum has answered.
-void Traversal::settle(Query& query) {
+void Traversal::finish_query(Query& query) {
   if (!query.settling || query.finished) return;
   const std::size_t size = quorum_of(query);
   std::vector<DhtId> quorum;
@@ -280,7 +281,7 @@ bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
   for (std::size_t i = 0; i < unfinished_.size();) {
     Query* query = unfinished_[i];
     if (query->next == kNone && query->active == 0) {
-      settle(*query);
+      finish_query(*query);
       if (query->next == kNone) widen(*query);
       if (query->next == kNone) finish(*query);
       if (query->finished) continue;  // it left the list
@@ -329,7 +330,7 @@ void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
     const PeerId referrer = at->referrer;
     Named& named = named_[referrer];
     ++(step ? named.answered : named.failed);
-    if (named.invents())
+    if (named.is_fabricating())
       std::erase_if(query.beam, [&](const Candidate& one) { return one.referrer == referrer && !one.asked; });
   }
   if (!step) {
@@ -349,7 +350,7 @@ void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
     }
   }
   update_next(query);
-  settle(query);
+  finish_query(query);
 }
 
 /// An id anywhere in the region around a crowded key.

@@ -2,12 +2,12 @@
 // explored or the guide has what it wants. Source: docs/wire/hivemind.md, section 3.9.
 // Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and a search for the
 // newest copy of a record ends when the nodes that are to hold it, the nearest, all hold the same. Node ids are free:
-// of one network block two nodes count as near, so that a machine with many ids does not surround a key; and a node that
-// names mostly nodes that do not answer is not followed further.
-// Where ids crowd a key (crowding.hpp), the search goes on in disjoint paths, as in S/Kademlia: a node is asked on one
-// of the paths that named it, all paths get as many calls, and they go through the whole region in which the wanted
-// nodes would be without the crowd, from outside it. Liars that name each other fill the paths that lead to them alone;
-// a crowd next to the key fills the part of the region that is next to it.
+// of one network block two nodes count as near, so that a machine with many ids does not surround a key; and a node
+// that names mostly nodes that do not answer is not followed further. Where ids crowd a key (crowding.hpp), the search
+// goes on in disjoint paths, as in S/Kademlia: a node is asked on one of the paths that named it, all paths get as many
+// calls, and they go through the whole region in which the wanted nodes would be without the crowd, from outside it.
+// Liars that name each other fill the paths that lead to them alone; a crowd next to the key fills the part of the
+// region that is next to it.
 #pragma once
 
 #include <array>
@@ -102,7 +102,7 @@ class Traversal {
   /// What became of the nodes that one node has named.
   struct Named {
     std::size_t failed = 0, answered = 0;
-    bool invents() const;
+    bool is_fabricating() const;
   };
   struct Query {
     DhtId id;
@@ -135,7 +135,7 @@ class Traversal {
   std::size_t quorum_of(const Query& query) const;
   static std::size_t nth(const Query& query, std::size_t number);
   static void find_crowds(Query& query);
-  void settle(Query& query);
+  void finish_query(Query& query);
   bool choose(Contact& contact, std::vector<Query*>& batch);
   void apply(Query& query, const PeerId& peer, TraversalStep* step);
   std::vector<NodeEntry> result_of(const Query& query) const;

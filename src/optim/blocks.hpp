@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec/values.hpp"
+#include "codec/detail/values.hpp"
 #include "cohive/optim/passes.hpp"
 
 namespace cohive::optim {

@@ -1,4 +1,4 @@
-#include "kernels.hpp"
+#include "optim/detail/kernels.hpp"
 
 #include <atomic>
 #include <vector>

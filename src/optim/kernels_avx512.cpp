@@ -1,5 +1,5 @@
 // AVX-512 (F, BW, DQ, VL).
-#include "kernels.hpp"
+#include "optim/detail/kernels.hpp"
 
 #if defined(__x86_64__)
 // Only what follows may use these instructions.

@@ -1,6 +1,5 @@
 // For every processor: SSE2 on x86-64, NEON on aarch64.
-#include "kernels.hpp"
-
+#include "optim/detail/kernels.hpp"
 
 namespace cohive::optim {
 namespace {

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "numbers.hpp"
+#include "optim/detail/numbers.hpp"
 #include "step_impl.hpp"
 
 namespace cohive::optim {

@@ -6,7 +6,7 @@
 
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/task_group.hpp"
-#include "norms.hpp"
+#include "optim/detail/norms.hpp"
 
 namespace cohive::optim {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "blocks.hpp"
-#include "kernels.hpp"
-#include "norms.hpp"
+#include "optim/detail/kernels.hpp"
+#include "optim/detail/norms.hpp"
 
 namespace cohive::optim {
 namespace {

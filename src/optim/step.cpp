@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "numbers.hpp"
+#include "optim/detail/numbers.hpp"
 #include "step_impl.hpp"
 
 namespace cohive::optim {

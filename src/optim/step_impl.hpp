@@ -5,7 +5,7 @@
 
 #include "blocks.hpp"
 #include "cohive/optim/step.hpp"
-#include "kernels.hpp"
+#include "optim/detail/kernels.hpp"
 
 namespace cohive::optim {
 

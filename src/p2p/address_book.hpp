@@ -1,7 +1,7 @@
 // Where peers can be dialled, and for how long we believe it. Source: docs/wire/libp2p.md, sections 5.1 and 9.5.
 //
-// Unknown peers fill this book, so everything in it is bounded: addresses by length and per peer, peers by number (those
-// heard of longest ago go first), and all of it ends by itself.
+// Unknown peers fill this book, so everything in it is bounded: addresses by length and per peer, peers by number
+// (those heard of longest ago go first), and all of it ends by itself.
 #pragma once
 
 #include <list>

@@ -6,7 +6,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/multistream.hpp"
-#include "network_block.hpp"
+#include "p2p/detail/network_block.hpp"
 
 namespace cohive::p2p {
 namespace {

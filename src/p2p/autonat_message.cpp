@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cohive/core/errors.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive::p2p {
 
@@ -34,8 +34,7 @@ std::string encode(const DialBackResponse& response) {
 
 Result<DialBackRequest> parse_dial_back_request(ByteView bytes) {
   AutoNat message;
-  if (!parse_bounded(message, bytes, kMaxFields) || message.type() != AutoNat::DIAL ||
-      !message.dial().has_peer())
+  if (!parse_bounded(message, bytes, kMaxFields) || message.type() != AutoNat::DIAL || !message.dial().has_peer())
     return Error(cohive::Errc::malformed, "dial-back request");
   DialBackRequest request;
   const auto& peer = message.dial().peer();
@@ -53,8 +52,8 @@ Result<DialBackRequest> parse_dial_back_request(ByteView bytes) {
 
 Result<DialBackResponse> parse_dial_back_response(ByteView bytes) {
   AutoNat message;
-  if (!parse_bounded(message, bytes, kMaxFields) ||
-      message.type() != AutoNat::DIAL_RESPONSE || !message.dial_response().has_status())
+  if (!parse_bounded(message, bytes, kMaxFields) || message.type() != AutoNat::DIAL_RESPONSE ||
+      !message.dial_response().has_status())
     return Error(cohive::Errc::malformed, "dial-back response");
   const auto& answer = message.dial_response();
   DialBackResponse response{answer.status(), answer.status_text(), std::nullopt};

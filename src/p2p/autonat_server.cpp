@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::size_t kMaxAutoNatStreams = 2;  // of one peer, as go-libp2p
 constexpr Duration kRequestTimeout = 10s;
-// p2pd dials for 15 s. A peer behind a router announces its relays once it knows that no peer outside reaches it, and it
-// is to be found within ten seconds; a second and a third attempt of TCP fall into five.
+// p2pd dials for 15 s. A peer behind a router announces its relays once it knows that no peer outside reaches it, and
+// it is to be found within ten seconds; a second and a third attempt of TCP fall into five.
 constexpr Duration kDialTimeout = 5s;
 constexpr AttemptLimits::Limits kLimits{.window = 60s, .per_peer = 3, .per_network = 10, .in_all = 30};
 

@@ -20,8 +20,8 @@ class CircuitConnection final : public transport::RawConnection {
   void close() noexcept override;
   const Multiaddr& local_address() const override { return local_; }
   const Multiaddr& remote_address() const override { return remote_; }
-  std::uint64_t carries() const override { return left_; }
-  std::uint64_t delivers() const override { return to_come_; }
+  std::uint64_t send_quota() const override { return left_; }
+  std::uint64_t receive_quota() const override { return to_come_; }
 
  private:
   transport::StreamPtr stream_;

@@ -11,7 +11,7 @@
 #include "cohive/p2p/relay.hpp"
 #include "cohive/proto/relay.pb.h"
 #include "cohive/transport/stream.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive::p2p {
 
@@ -24,8 +24,7 @@ inline constexpr std::size_t kMaxRelayFields = 256;  // a reservation names the 
 template <class Message>
 Result<Message> parse_relay_message(ByteView bytes) {
   Message message;
-  if (bytes.size() > kMaxRelayMessage || !parse_bounded(message, bytes, kMaxRelayFields) ||
-      !message.has_type())
+  if (bytes.size() > kMaxRelayMessage || !parse_bounded(message, bytes, kMaxRelayFields) || !message.has_type())
     return Error(cohive::Errc::malformed, "relay message");
   return message;
 }

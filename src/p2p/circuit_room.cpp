@@ -11,7 +11,7 @@ constexpr Duration kPunchingTime = 10s;  // from the beginning of a circuit, unt
 std::uint64_t room(const ConnectionTable& table, const PeerId& peer, Transfer transfer) {
   const ConnectionEntryPtr entry = table.best(peer);
   if (!entry) return 0;
-  return transfer == Transfer::to_peer ? entry->connection->carries() : entry->connection->delivers();
+  return transfer == Transfer::to_peer ? entry->connection->send_quota() : entry->connection->receive_quota();
 }
 
 /// Waits for hole punching to replace a circuit that was opened a moment ago.
@@ -27,7 +27,8 @@ Task<void> wait_for_direct(CircuitRoom where, PeerId peer, Deadline deadline) {
 
 }  // namespace
 
-Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline) {
+Task<Result<>> ensure_capacity(CircuitRoom where, PeerId peer, std::uint64_t bytes, Transfer transfer,
+                               Deadline deadline) {
   if (room(where.table, peer, transfer) >= bytes) co_return ok();
   co_await wait_for_direct(where, peer, deadline);
   // What earlier transfers have taken of a circuit is back with the next one.
@@ -35,7 +36,7 @@ Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, Tr
     if (room(where.table, peer, transfer) >= bytes) co_return ok();
     if (!address.is_circuit()) continue;
     auto opened =
-        co_await where.dialler.dial_beside(peer, address, transport::Role::initiator, SourcePort::any, deadline);
+        co_await where.dialler.dial_in_parallel(peer, address, transport::Role::initiator, SourcePort::any, deadline);
     if (!opened) log::debug("relay", "no further circuit: {}", opened.error());
   }
   const std::uint64_t most = room(where.table, peer, transfer);

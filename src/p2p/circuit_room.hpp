@@ -13,7 +13,8 @@ struct CircuitRoom {
   Dialler& dialler;
 };
 
-/// See Host::make_room; the peer is connected.
-Task<Result<>> make_room(CircuitRoom where, PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline);
+/// See Host::ensure_capacity; the peer is connected.
+Task<Result<>> ensure_capacity(CircuitRoom where, PeerId peer, std::uint64_t bytes, Transfer transfer,
+                               Deadline deadline);
 
 }  // namespace cohive::p2p

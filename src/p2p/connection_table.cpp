@@ -52,8 +52,7 @@ Result<> ConnectionTable::add(transport::ConnectionPtr connection, Networks netw
   if (peer_id == self_.id) return Error(Errc::dial_to_self);
   const auto known = peers_.find(peer_id);
   if ((known != peers_.end() && known->second.connections.size() >= self_.options.max_connections_per_peer) ||
-      !shares_.has_room(networks, self_.options.max_connections_per_ip) ||
-      !make_room(!connection->outbound(), networks))
+      !shares_.has_room(networks, self_.options.max_connections_per_ip) || !trim(!connection->outbound(), networks))
     return Error(Errc::too_many_connections, peer_id);
   const auto entry =
       std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(networks)));
@@ -108,7 +107,8 @@ const PeerId& ConnectionTable::dialler(const ConnectionEntry& entry) const {
 }
 
 /// A direct connection rather than a circuit. Both sides choose the same one: when they dialled each other at the same
-/// time, the one that the smaller PeerID dialled; otherwise the newest, since a peer that dials has lost the one before.
+/// time, the one that the smaller PeerID dialled; otherwise the newest, since a peer that dials has lost the one
+/// before.
 ConnectionEntryPtr ConnectionTable::best(const PeerId& peer) const {
   const ConnectedPeer* found = find(peer);
   if (!found) return nullptr;

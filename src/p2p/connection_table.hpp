@@ -9,9 +9,9 @@
 #include "address_book.hpp"
 #include "cohive/core/signal.hpp"
 #include "cohive/core/task_group.hpp"
-#include "core/token_bucket.hpp"
+#include "core/detail/token_bucket.hpp"
 #include "handlers.hpp"
-#include "network_shares.hpp"
+#include "p2p/detail/network_shares.hpp"
 #include "self.hpp"
 
 namespace cohive::p2p {
@@ -33,7 +33,7 @@ struct ConnectionEntry {
   bool serves_a_call() const { return connection->open_streams() > auxiliary + *begun; }
   transport::ConnectionPtr connection;
   NestedShares::Share share;
-  std::size_t auxiliary = 0;                      ///< open streams of limited services, see Handlers::serve
+  std::size_t auxiliary = 0;  ///< open streams of limited services, see Handlers::serve
   /// Open streams on which no whole request has come yet: transport::Stream::set_begun.
   std::shared_ptr<std::size_t> begun = std::make_shared<std::size_t>(0);
   std::uint64_t counted_in = 0, counted_out = 0;  ///< bytes that the metrics have
@@ -121,11 +121,11 @@ class ConnectionTable {
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
   ConnectionEntryPtr replaceable(const Networks& networks) const;
-  ConnectionEntryPtr of_a_shunned_peer() const;
+  ConnectionEntryPtr of_a_banned_peer() const;
   Networks crowd_beside(const Networks& networks) const;
   std::unordered_map<std::string, std::size_t> counts_within(const Networks& outer,
                                                              std::string Networks::* level) const;
-  bool make_room(bool inbound, const Networks& networks);
+  bool trim(bool inbound, const Networks& networks);
   static Task<void> trim(ConnectionTable& table);
   void trim_once();
   static Task<void> close_surplus(ConnectionTable& table);

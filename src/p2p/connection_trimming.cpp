@@ -13,7 +13,7 @@ constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept
 // Connections used this lately are not closed to make room: a newcomer gets a few round trips for its first stream. Not
 // longer: a peer that is turned away takes us for gone and bans us, one that loses an idle connection dials again.
 constexpr Duration kJustUsed = 1s;
-constexpr Duration kTrimPeriod = 10s;  // as p2pd
+constexpr Duration kTrimPeriod = 10s;               // as p2pd
 constexpr std::size_t kCrowd = 8, kCrowdRatio = 4;  // connections of one network that may have to go for another's
 
 /// \param outer  has the larger networks alone, or all of them
@@ -53,7 +53,7 @@ bool ConnectionTable::is_protected(const PeerId& peer) const {
 /// in use. Of several the one that was idle longest. A newcomer of the block that has most, and many, takes the place
 /// of one of that block. Null when all are in use and there is no crowd.
 ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const {
-  if (auto shunned = of_a_shunned_peer()) return shunned;
+  if (auto banned = of_a_banned_peer()) return banned;
   const TimePoint limit = self_.runtime.now() - kJustUsed;
   const Networks crowd = crowd_beside(networks);
   const auto [largest, count] = shares_.blocks.most();
@@ -76,10 +76,10 @@ ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const 
   return result;
 }
 
-ConnectionEntryPtr ConnectionTable::of_a_shunned_peer() const {
+ConnectionEntryPtr ConnectionTable::of_a_banned_peer() const {
   ConnectionEntryPtr result;
   for (const auto& [id, peer] : peers_) {
-    if (!self_.reputation.is_shunned(id) || is_protected(id)) continue;
+    if (!self_.reputation.is_banned(id) || is_protected(id)) continue;
     for (const auto& entry : peer.connections)
       if (!result || entry->used < result->used) result = entry;
   }
@@ -119,7 +119,7 @@ Networks ConnectionTable::crowd_beside(const Networks& newcomer) const {
   return {};
 }
 
-bool ConnectionTable::make_room(bool inbound, const Networks& networks) {
+bool ConnectionTable::trim(bool inbound, const Networks& networks) {
   if (below_limit(inbound)) return true;
   const ConnectionEntryPtr victim = replaceable(networks);
   if (!victim) return false;
@@ -159,7 +159,8 @@ void ConnectionTable::trim_once() {
 
 // ---- Several connections to one peer
 
-/// A circuit that a direct connection has replaced goes by either side. Of two connections that the same side dialled, only that side knows which one it prefers.
+/// A circuit that a direct connection has replaced goes by either side. Of two connections that the same side dialled,
+/// only that side knows which one it prefers.
 bool ConnectionTable::may_close(const ConnectionEntry& entry, const ConnectionEntry& kept) const {
   if (entry.used + kSurplusGrace > self_.runtime.now() || entry.in_use()) return false;
   if (is_relayed(entry) && !is_relayed(kept)) return true;

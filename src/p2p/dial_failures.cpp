@@ -5,7 +5,7 @@
 #include "cohive/core/status.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
-#include "core/said_once.hpp"
+#include "core/detail/said_once.hpp"
 
 namespace cohive::p2p {
 namespace {

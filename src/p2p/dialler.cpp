@@ -33,7 +33,7 @@ Dialler::Dialler(Self& self, Connectivity& ways, ConnectionTable& table, Address
       book_dials_(self.runtime, "dialling"),
       configured_dials_(self.runtime, "connecting"),
       added_(table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
-        if (is_relayed(*entry)) go_on_beside(*entry);
+        if (is_relayed(*entry)) keep_dialling_direct(*entry);
       })),
       held_(self.runtime, "dials beside circuits") {
   prepare_dial_failures(self.runtime);
@@ -42,14 +42,16 @@ Dialler::Dialler(Self& self, Connectivity& ways, ConnectionTable& table, Address
 /// A dial from the listening port that the peer's firewall drops is half of a hole: ours lets in what the peer sends
 /// back when it punches. Given up, it would leave an entry in our router that lets the peer's dial in and drops the
 /// answer, and so spoils the pair of ports.
-void Dialler::go_on_beside(const ConnectionEntry& circuit) {
+void Dialler::keep_dialling_direct(const ConnectionEntry& circuit) {
   auto dials = address_dials_.hold([&peer = circuit.connection->peer()](const auto& key) {
     return key.first == peer && is_public_host(key.second);
   });
   if (dials.empty() || self_.closed) return;
-  held_.spawn([](Runtime& runtime, Duration limit, std::vector<std::shared_ptr<const void>>) -> Task<void> {
-    co_await runtime.sleep_for(limit);
-  }(self_.runtime, self_.options.dial_timeout, std::move(dials)), "dials beside a circuit");
+  held_.spawn(
+      [](Runtime& runtime, Duration limit, std::vector<std::shared_ptr<const void>>) -> Task<void> {
+        co_await runtime.sleep_for(limit);
+      }(self_.runtime, self_.options.dial_timeout, std::move(dials)),
+      "dials beside a circuit");
 }
 
 void Dialler::close(const Error& reason) {
@@ -173,8 +175,8 @@ Task<Result<>> Dialler::connect_by(PeerId peer, KnownAddress address, Deadline d
   co_return co_await race.run(deadline);
 }
 
-Task<Result<>> Dialler::dial_beside(PeerId peer, Multiaddr address, transport::Role role, SourcePort from,
-                                    Deadline deadline) {
+Task<Result<>> Dialler::dial_in_parallel(PeerId peer, Multiaddr address, transport::Role role, SourcePort from,
+                                         Deadline deadline) {
   const auto slot = co_await slots_.acquire(1, deadline);
   if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial");
   transport::Transport* transport = transport_for(address);

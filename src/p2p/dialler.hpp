@@ -22,7 +22,8 @@ class Dialler {
   /// Connects by one address of our choice, while nothing else connects the peer.
   Task<Result<>> connect_by(PeerId peer, KnownAddress address, Deadline deadline);
   /// Dials an address whether or not the peer is connected, as a circuit's replacement.
-  Task<Result<>> dial_beside(PeerId peer, Multiaddr address, transport::Role role, SourcePort from, Deadline deadline);
+  Task<Result<>> dial_in_parallel(PeerId peer, Multiaddr address, transport::Role role, SourcePort from,
+                                  Deadline deadline);
   /// Opens a stream, connecting first by the addresses that are known now.
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);
   /// Returns whether nothing can be done before any dial: the host is closed, the peer is ourselves, or it is
@@ -52,7 +53,7 @@ class Dialler {
   static Task<Result<>> dial_book(Dialler& dialler, PeerId peer);
   static Task<Result<PeerId>> dial_configured(Dialler& dialler, Multiaddr address);
   bool may_resolve(const KnownAddress& known) const;
-  void go_on_beside(const ConnectionEntry& circuit);
+  void keep_dialling_direct(const ConnectionEntry& circuit);
 
   Self& self_;
   Connectivity& ways_;

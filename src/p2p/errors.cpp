@@ -18,7 +18,7 @@ constexpr ErrorSentence<Errc> kSentences[] = {
     {Errc::host_closed, "the host is closed"},
     {Errc::relay_refused, "the relay refused"},
     {Errc::identity_in_use, "another process takes part in the swarm under this identity"},
-    {Errc::shunned, "the peer has misbehaved lately"},
+    {Errc::banned, "the peer has misbehaved lately"},
 };
 
 }  // namespace

@@ -72,9 +72,8 @@ HearsayDials::Tries& HearsayDials::at(const std::string& key) {
 /// A dial that is under way may give its try back: a node of a large swarm names many peers that are all there.
 bool HearsayDials::refuses(const KnownAddress& known) const {
   if (known.source != KnownAddress::Source::announced || known.address.is_circuit()) return false;
-  return std::ranges::any_of(keys_of(known), [this](const std::string& key) {
-    return level(key) < 1 && tries_.at(key).running == 0;
-  });
+  return std::ranges::any_of(keys_of(known),
+                             [this](const std::string& key) { return level(key) < 1 && tries_.at(key).running == 0; });
 }
 
 Task<Result<HearsayDials::Dial>> HearsayDials::begin(PeerId peer, KnownAddress known, Deadline deadline) {

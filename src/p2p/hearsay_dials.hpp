@@ -9,7 +9,7 @@
 
 #include "address_book.hpp"
 #include "cohive/core/sync.hpp"
-#include "core/token_bucket.hpp"
+#include "core/detail/token_bucket.hpp"
 
 namespace cohive::p2p {
 
@@ -24,8 +24,7 @@ class HearsayDials {
   class Dial {
    public:
     Dial() = default;
-    Dial(Dial&& other) noexcept
-        : owner_(std::exchange(other.owner_, nullptr)), known_(std::move(other.known_)) {}
+    Dial(Dial&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), known_(std::move(other.known_)) {}
     Dial& operator=(Dial&&) = delete;
     ~Dial();
     /// The peer that was looked for is there.

@@ -70,7 +70,8 @@ void HolePunching::start() {
   // Without a port to dial from there is no hole to be had.
   if (inbound_.listening())
     handlers_.add(
-        kHolePunchProtocol, [this](transport::StreamPtr stream) { return answer(std::move(stream)); }, kMaxPunchStreams);
+        kHolePunchProtocol, [this](transport::StreamPtr stream) { return answer(std::move(stream)); },
+        kMaxPunchStreams);
 }
 
 std::vector<Multiaddr> HolePunching::own_addresses() const {
@@ -117,7 +118,7 @@ Task<bool> HolePunching::dial_all(HolePunching& punching, PeerId peer, std::vect
   });
   auto one = [](Dialler& dialler, PeerId to, Multiaddr address, transport::Role as, SourcePort port, Deadline limit,
                 Dials& state) -> Task<void> {
-    (void)co_await dialler.dial_beside(to, std::move(address), as, port, limit);
+    (void)co_await dialler.dial_in_parallel(to, std::move(address), as, port, limit);
     if (--state.running == 0) state.done.set();
   };
   const Deadline deadline = punching.self_.runtime.after(kPunchTimeout);

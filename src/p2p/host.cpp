@@ -82,8 +82,7 @@ struct Host::Impl {
     if (self.options.hole_punching)
       punching.emplace(self, handlers, table, book, dialler, identify, inbound, own,
                        [this] { return reachability.observed(); });
-    if (self.options.relay_service)
-      relay_server.emplace(self, *self.options.relay_service, handlers, table, book, own);
+    if (self.options.relay_service) relay_server.emplace(self, *self.options.relay_service, handlers, table, book, own);
     private_or_not = reachability.changed().subscribe([this](Reachability) { seek_relays(); });
     mapped = port_mappings.changed().subscribe([this] {
       reachability.ask_again();
@@ -107,8 +106,9 @@ struct Host::Impl {
     const bool wanted = inbound.listening() || self.options.force_reachability;
     if (!self.options.use_relay || !wanted) return {};
     const bool doubtful = reachability.translated() && port_mappings.current().empty();
-    const bool reached = reachability.current() == Reachability::public_ ? !doubtful
-                         : reachability.current() != Reachability::private_ && !reachability.suspected();
+    const bool reached = reachability.current() == Reachability::public_
+                             ? !doubtful
+                             : reachability.current() != Reachability::private_ && !reachability.suspected();
     if (!reached) return {.count = self.options.wanted_relays};
     const auto lacking = lacking_family();
     if (!lacking) return {};
@@ -150,7 +150,7 @@ struct Host::Impl {
       impl.self.metrics.memory_highest.set(static_cast<double>(memory.highest()));
       impl.self.metrics.memory_refused.set(static_cast<double>(memory.refused()));
       impl.self.metrics.memory_cut_off.set(static_cast<double>(memory.cut_off()));
-      impl.self.metrics.shunned.set(static_cast<double>(impl.self.reputation.shunned()));
+      impl.self.metrics.banned.set(static_cast<double>(impl.self.reputation.banned()));
     }
   }
 
@@ -381,10 +381,10 @@ Task<Result<>> Host::bootstrap(std::vector<Multiaddr> addresses, Deadline deadli
 
 // ---- Streams
 
-Task<Result<>> Host::make_room(PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline) {
+Task<Result<>> Host::ensure_capacity(PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline) {
   CO_TRY(co_await connect(peer, deadline));
   const CircuitRoom where{impl_->self, impl_->table, impl_->book, impl_->dialler};
-  co_return co_await p2p::make_room(where, peer, bytes, transfer, deadline);
+  co_return co_await p2p::ensure_capacity(where, peer, bytes, transfer, deadline);
 }
 Task<Result<transport::StreamPtr>> Host::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
   return impl_->routing.open_stream(peer, std::move(protocol), deadline);

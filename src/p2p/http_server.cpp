@@ -12,7 +12,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
-#include "network_shares.hpp"
+#include "p2p/detail/network_shares.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -23,8 +23,8 @@ using Request = http::request<http::string_body>;
 using Response = http::response<http::string_body>;
 
 constexpr std::uint32_t kMaxHeader = 8 * 1024;
-constexpr std::uint64_t kMaxBody = 1024;   // a GET has none
-constexpr Duration kHttpTimeout = 10s;  // from accepting to the last byte of the answer
+constexpr std::uint64_t kMaxBody = 1024;  // a GET has none
+constexpr Duration kHttpTimeout = 10s;    // from accepting to the last byte of the answer
 
 std::optional<HttpRequest::Method> method_of(const Request& request) {
   switch (request.method()) {
@@ -119,13 +119,13 @@ Task<void> HttpServer::accept(HttpServer& self) {
   for (;;) {
     auto connection = co_await self.listener_->accept();
     if (!connection) co_return;
-    co_await self.make_room();
+    co_await self.wait_for_slot();
     self.open_.push_back({connection->get(), networks_of((*connection)->remote_address()), self.runtime_.now()});
     self.tasks_.spawn(handle(self, std::move(*connection)), "HTTP request");
   }
 }
 
-Task<void> HttpServer::make_room() {
+Task<void> HttpServer::wait_for_slot() {
   while (open_.size() >= kMaxConnections) {
     const auto oldest = oldest_of_the_largest(open_, [](const Open& one) -> const Networks& { return one.networks; });
     const TimePoint may_go = oldest->since + kGrace;

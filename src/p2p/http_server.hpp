@@ -19,8 +19,8 @@ namespace cohive::p2p {
 struct HttpRequest {
   enum class Method { get, head, post };
   Method method = Method::get;
-  std::string path, query;  ///< of the target, as they came
-  std::string host;         ///< of a target that is a whole URL, else the header field
+  std::string path, query;                                 ///< of the target, as they came
+  std::string host;                                        ///< of a target that is a whole URL, else the header field
   std::string authorization, origin, referer, fetch_site;  ///< header fields; empty where there is none
 };
 
@@ -52,7 +52,7 @@ class HttpServer {
   };
   using Connections = std::list<Open>;
   static Task<void> accept(HttpServer& self);
-  Task<void> make_room();
+  Task<void> wait_for_slot();
   static Task<void> handle(HttpServer& self, std::unique_ptr<transport::RawConnection> connection);
   static Task<Result<>> serve(HttpServer& self, transport::RawConnection& connection);
 

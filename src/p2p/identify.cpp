@@ -8,7 +8,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/multistream.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::size_t kMaxAgent = 256;
 constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
 constexpr std::size_t kMaxOwnMessage = 4096;
 constexpr std::size_t kMaxIdentifyStreams = 16, kMaxPushStreams = 4;  // of one peer
-constexpr Duration kPushDelay = 100ms;                        // joins bursts of handler registrations
+constexpr Duration kPushDelay = 100ms;                                // joins bursts of handler registrations
 constexpr Duration kPushTimeout = 5s;
 constexpr double kPushBurst = 32;  // a peer that registers its handlers one by one
 constexpr double kPushesPerSecond = 1;
@@ -45,8 +45,7 @@ Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
 Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline deadline) {
   CO_TRY(const auto bytes, co_await read_parts(stream, deadline));
   proto::Identify message;
-  if (!parse_bounded(message, bytes, kMaxFields))
-    co_return Error(cohive::Errc::malformed, stream.peer(), "identify");
+  if (!parse_bounded(message, bytes, kMaxFields)) co_return Error(cohive::Errc::malformed, stream.peer(), "identify");
   co_return message;
 }
 

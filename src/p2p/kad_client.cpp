@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "cohive/core/errors.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive::p2p {
 namespace {
 
-constexpr int kMaxPeersHeard = 32;      // per reply; k and the target are 21
-constexpr int kMaxAddressesHeard = 16;  // per peer in a reply
+constexpr int kMaxPeersHeard = 32;             // per reply; k and the target are 21
+constexpr int kMaxAddressesHeard = 16;         // per peer in a reply
 constexpr std::size_t kMaxReplyFields = 4096;  // 21 peers, of which some tell more addresses than we hear
 
 }  // namespace

@@ -1,7 +1,8 @@
 // A walk through the peer routing of other peers towards one PeerID, asking ever nearer peers.
 // Source: docs/wire/libp2p.md, section 9.4.
 //
-// Every answer comes from an unknown peer, so a walk is bounded: queries, dials, candidates, and addresses of the target.
+// Every answer comes from an unknown peer, so a walk is bounded: queries, dials, candidates, and addresses of the
+// target.
 #pragma once
 
 #include <map>

@@ -13,8 +13,8 @@
 #include "cohive/core/status.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/core/version.hpp"
-#include "core/private_file.hpp"
-#include "core/process_metrics.hpp"
+#include "core/detail/private_file.hpp"
+#include "core/detail/process_metrics.hpp"
 #include "http_server.hpp"
 #include "page.hpp"
 

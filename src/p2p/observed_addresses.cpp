@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "network_block.hpp"
+#include "p2p/detail/network_block.hpp"
 
 namespace cohive::p2p {
 namespace {

@@ -69,8 +69,8 @@ std::optional<Result<PortMapping>> decode_map(ByteView bytes, const MapRequest& 
       result == kUnsupportedProtocol)
     return Error(cohive::Errc::not_found, "the gateway does not speak it");
   if (bytes[1] != (kMapOpcode | kResponse) || bytes.size() < kMapSize) return std::nullopt;
-  if (!std::ranges::equal(request.nonce, bytes.subspan(kNonceAt, request.nonce.size())) ||
-      bytes[kProtocolAt] != kTcp || endian::load_big_u16(&bytes[kInsideAt]) != request.inside)
+  if (!std::ranges::equal(request.nonce, bytes.subspan(kNonceAt, request.nonce.size())) || bytes[kProtocolAt] != kTcp ||
+      endian::load_big_u16(&bytes[kInsideAt]) != request.inside)
     return std::nullopt;
   if (result != kSuccess)
     return Error(cohive::Errc::cancelled, "the router refuses, by code " + std::to_string(result));

@@ -6,8 +6,8 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/errors.hpp"
-#include "core/bounded_parse.hpp"
-#include "network_block.hpp"
+#include "core/detail/bounded_parse.hpp"
+#include "p2p/detail/network_block.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -15,11 +15,11 @@ namespace {
 constexpr std::size_t kMaxReply = 16 * 1024;  // what rust-libp2p reads
 constexpr std::size_t kMaxKey = 1024;
 constexpr std::size_t kMaxRoutingStreams = 32;  // of one peer
-constexpr int kMaxAddressesTold = 8;
+constexpr int kMaxAddressesPerReply = 8;
 constexpr Duration kRoutingTimeout = 10s;
 constexpr Duration kIdle = 60s;
-constexpr Duration kPatience = 3s;  // with the addresses a lookup found, before it goes on
-constexpr Duration kLookAgain = 3s;  // after that, while a dial hangs; a peer that needs relays has some in 4 s
+constexpr Duration kPatience = 3s;      // with the addresses a lookup found, before it goes on
+constexpr Duration kPollInterval = 3s;  // after that, while a dial hangs; a peer that needs relays has some in 4 s
 constexpr Duration kSelfLookupPeriod = 10min;
 constexpr Duration kAlonePeriod = 1min;  // between attempts to come back when no connection is left
 constexpr std::size_t kMaxRejoinDials = 8;
@@ -142,7 +142,7 @@ Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
 Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Deadline deadline) {
   Runtime& runtime = routing.self_.runtime;
   for (bool again : {false, true}) {
-    if (again) co_await race.wait_idle(deadline.min(runtime.after(kLookAgain)));
+    if (again) co_await race.wait_idle(deadline.min(runtime.after(kPollInterval)));
     if (again && race.idle()) break;
     Lookup lookup(routing.context_, race.peer(), deadline);
     for (;;) {
@@ -161,7 +161,7 @@ Task<Result<transport::StreamPtr>> PeerRouting::open_stream(PeerId peer, std::st
 }
 
 Task<Result<>> PeerRouting::connect_via(PeerId peer, PeerId referrer, Deadline deadline) {
-  if (self_.reputation.is_shunned(peer) && !table_.connected(peer)) co_return Error(Errc::shunned, peer);
+  if (self_.reputation.is_banned(peer) && !table_.connected(peer)) co_return Error(Errc::banned, peer);
   auto connected = co_await dialler_.connect(peer, deadline);
   if (connected || self_.closed || peer == self_.id) co_return connected;
   if (!referrer.empty() && referrer != peer && !deadline.passed(self_.runtime.now())) {
@@ -217,7 +217,7 @@ Task<void> PeerRouting::walk_to_self(PeerRouting& routing) {
   routing.walk_ = Walk::none;
 }
 
-Task<void> PeerRouting::meet_strangers() {
+Task<void> PeerRouting::refresh_random_bucket() {
   Bytes nobody{0x12, 0x20};  // the id of a peer with a large key: a SHA-256 hash
   nobody.resize(2 + 32);
   self_.runtime.random_bytes(MutableBytes(nobody).subspan(2));
@@ -279,7 +279,7 @@ proto::KadMessage PeerRouting::answer(const proto::KadMessage& request, const Pe
     proto::KadPeer entry;
     entry.set_id(peer.binary());
     for (const auto& address : tellable(peer, asker_scope))
-      if (entry.addrs_size() < kMaxAddressesTold) entry.add_addrs(address.binary());
+      if (entry.addrs_size() < kMaxAddressesPerReply) entry.add_addrs(address.binary());
     const std::size_t taken = entry.ByteSizeLong() + 4;  // tag and length
     if (entry.addrs_size() == 0 || size + taken > kMaxReply) return;
     size += taken;

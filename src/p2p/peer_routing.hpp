@@ -31,7 +31,7 @@ class PeerRouting {
   /// Walks towards ourselves in the background, so that the peers near us know us.
   void look_up_self();
   /// Walks towards a random place, and so connects to peers that were not met before.
-  Task<void> meet_strangers();
+  Task<void> refresh_random_bucket();
   std::size_t table_size() const noexcept { return routes_.size(); }
 
  private:

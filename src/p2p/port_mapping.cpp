@@ -12,7 +12,7 @@ namespace {
 
 constexpr Duration kLifetime = 10min;      // a port of a peer that crashed is soon its router's again
 constexpr Duration kShortestPause = 5s;    // whatever lifetime a router grants
-constexpr Duration kMappingRetry = 1min;      // after a failure; doubled with each
+constexpr Duration kMappingRetry = 1min;   // after a failure; doubled with each
 constexpr Duration kLongestRetry = 30min;  // the machine may come to another network
 constexpr std::size_t kMaxPorts = 4;
 

@@ -8,7 +8,7 @@ namespace cohive::p2p {
 namespace {
 
 constexpr Duration kSuspectAfter = 4s;  // a dial-back that succeeds takes less, one that fails takes longer
-constexpr Duration kWarnAfter = 1min;  // by then a peer that dials back has answered, if there is one
+constexpr Duration kWarnAfter = 1min;   // by then a peer that dials back has answered, if there is one
 
 }  // namespace
 

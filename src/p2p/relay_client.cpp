@@ -21,7 +21,7 @@ constexpr Duration kBrokenPause = 10s;    // before one that did not answer is
 constexpr Duration kRenewBefore = 2min;   // as p2pd
 constexpr Duration kRenewAtLatest = 30min;
 constexpr Duration kShortestLife = 1min;  // of a reservation: the relay's clock may differ from ours
-constexpr Duration kWalkPause = 30s;  // between walks through peer routing for more relays, at first and at last
+constexpr Duration kWalkPause = 30s;      // between walks through peer routing for more relays, at first and at last
 constexpr Duration kLongestWalkPause = 10min;
 constexpr std::size_t kMaxRefused = 256;
 constexpr std::size_t kMaxCircuitAddresses = 4;  // through one relay
@@ -172,7 +172,7 @@ Task<void> RelayClient::fill(RelayClient& client) {
 /// Peers that a walk connects to say what they serve; relays among them are candidates from then on.
 Task<void> RelayClient::look_for_more(RelayClient& client) {
   log::debug("relay", "looking for relays among peers that are not connected yet");
-  co_await client.routing_.meet_strangers();
+  co_await client.routing_.refresh_random_bucket();
   client.news_.notify_all();
 }
 
@@ -251,8 +251,7 @@ Task<Result<RelayClient::Reservation>> RelayClient::reserve(RelayClient& client,
 Result<RelayClient::Reservation> RelayClient::take(const ConnectionEntry& relay, const proto::Hop& reply) const {
   const PeerId& id = relay.connection->peer();
   // Peers that dial us may ask for the voucher one day; relays need not give one.
-  if (reply.reservation().has_voucher())
-    TRY(check_voucher(as_bytes(reply.reservation().voucher()), id, self_.id));
+  if (reply.reservation().has_voucher()) TRY(check_voucher(as_bytes(reply.reservation().voucher()), id, self_.id));
   const double seconds = static_cast<double>(reply.reservation().expire()) - self_.runtime.wall_time();
   const Duration life = from_seconds(std::clamp(seconds, to_seconds(kShortestLife), to_seconds(24h)));
   Reservation result;

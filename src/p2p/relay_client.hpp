@@ -69,7 +69,7 @@ class RelayClient {
   RelayNeed need_;
   std::map<PeerId, Reservation> reservations_;
   std::map<PeerId, TimePoint> refused_;  ///< relays that were no help, and until when they are left alone
-  Duration walk_pause_;   ///< after the next walk through peer routing for relays; doubled with each
+  Duration walk_pause_;                  ///< after the next walk through peer routing for relays; doubled with each
   TimePoint next_walk_;
   std::vector<Subscription> subscriptions_;
   Condition news_;  ///< a relay has come or gone

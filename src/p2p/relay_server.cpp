@@ -54,8 +54,8 @@ Task<void> RelayServer::refuse(transport::Stream& stream, Status status) {
   proto::Hop reply;
   reply.set_type(proto::Hop::STATUS);
   reply.set_status(status);
-  auto sent = co_await transport::write_message(stream, as_bytes(reply.SerializeAsString()),
-                                                self_.runtime.after(kHopTimeout));
+  auto sent =
+      co_await transport::write_message(stream, as_bytes(reply.SerializeAsString()), self_.runtime.after(kHopTimeout));
   if (sent) stream.close_write();
 }
 
@@ -108,8 +108,8 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
   reply.set_type(proto::Hop::STATUS);
   reply.set_status(Status::RELAY_OK);
   set_limit(reply, options_.circuit);
-  auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()),
-                                                self_.runtime.after(kHopTimeout));
+  auto sent =
+      co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()), self_.runtime.after(kHopTimeout));
   if (!sent) co_return;
   self_.metrics.relay_connected.increment();
   asking.reset();
@@ -159,8 +159,8 @@ Task<void> RelayServer::reserve(transport::Stream& stream) {
   reservation->set_voucher(make_voucher(self_.identity, stream.peer(), expire));
   set_limit(reply, options_.circuit);
   reply.set_status(Status::RELAY_OK);
-  auto sent = co_await transport::write_message(stream, as_bytes(reply.SerializeAsString()),
-                                                self_.runtime.after(kHopTimeout));
+  auto sent =
+      co_await transport::write_message(stream, as_bytes(reply.SerializeAsString()), self_.runtime.after(kHopTimeout));
   if (sent) stream.close_write();
 }
 
@@ -211,8 +211,8 @@ struct RelayServer::Circuit {
 };
 
 Task<void> RelayServer::carry(transport::Stream& dialler, transport::Stream& target) {
-  const Deadline end = options_.circuit.duration > 0s ? self_.runtime.after(options_.circuit.duration)
-                                                      : Deadline::never();
+  const Deadline end =
+      options_.circuit.duration > 0s ? self_.runtime.after(options_.circuit.duration) : Deadline::never();
   Circuit circuit{dialler, target, end};
   for (transport::Stream* stream : {&dialler, &target}) stream->limit_window(options_.buffer);
   std::vector<Task<void>> directions;

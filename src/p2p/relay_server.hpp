@@ -1,6 +1,7 @@
 // Circuit relay v2, the relay: carries bytes between peers of which one cannot be dialled.
 //   reserve:  peer -> RESERVE;  relay -> STATUS with expiry, our addresses, a voucher and the limit of its circuits.
-//   connect:  dialler -> CONNECT(target);  relay -> target, on a stream of its own: CONNECT(dialler);  target -> STATUS;
+//   connect:  dialler -> CONNECT(target);  relay -> target, on a stream of its own: CONNECT(dialler);  target ->
+//   STATUS;
 //             relay -> dialler: STATUS;  from then on both streams are one circuit.
 // Source: docs/wire/libp2p.md, sections 6.3 and 13.
 #pragma once

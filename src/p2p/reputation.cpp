@@ -20,19 +20,19 @@ Duration Reputation::report(const PeerId& peer, Offence offence) {
   const auto reason = static_cast<std::size_t>(offence);
   metrics_.offences[reason].increment();
   acquaintances_.erase(peer);
-  if (is_shunned(peer)) return 0s;
-  if (records_.size() >= kMaxPeers && !records_.contains(peer)) make_room();
+  if (is_banned(peer)) return 0s;
+  if (records_.size() >= kMaxPeers && !records_.contains(peer)) evict();
   Record& record = records_[peer];
   const int before = remembered(record);
   const Duration time = std::min<Duration>(kFirstTime * (1 << std::min(before, kMostDoublings)), kLongestTime);
   record = {runtime_.now() + time, before + 1};
   // Identities cost nothing: what each of many does once is told by the services, which know how often.
   log::write(before > 0 ? log::Level::info : log::Level::debug, "p2p",
-             log::format("{} is shunned for {:.0f} s: it {}", peer, to_seconds(time), kWhat[reason]));
+             log::format("{} is banned for {:.0f} s: it {}", peer, to_seconds(time), kWhat[reason]));
   return time;
 }
 
-bool Reputation::is_shunned(const PeerId& peer) const {
+bool Reputation::is_banned(const PeerId& peer) const {
   const auto found = records_.find(peer);
   return found != records_.end() && runtime_.now() < found->second.until;
 }
@@ -48,23 +48,23 @@ int Reputation::offences(const PeerId& peer) const {
   return found == records_.end() ? 0 : remembered(found->second);
 }
 
-void Reputation::worked(const PeerId& peer) {
+void Reputation::record_success(const PeerId& peer) {
   acquaintances_[peer] = runtime_.now();
   if (acquaintances_.size() <= kMaxPeers) return;
   acquaintances_.erase(std::ranges::min_element(acquaintances_, {}, [](const auto& item) { return item.second; }));
 }
 
-bool Reputation::is_acquainted(const PeerId& peer) const {
+bool Reputation::has_history(const PeerId& peer) const {
   const auto found = acquaintances_.find(peer);
   return found != acquaintances_.end() && runtime_.now() - found->second < kAcquainted;
 }
 
-bool Reputation::knows_anyone() const {
+bool Reputation::has_any_history() const {
   const TimePoint now = runtime_.now();
   return std::ranges::any_of(acquaintances_, [now](const auto& item) { return now - item.second < kAcquainted; });
 }
 
-std::size_t Reputation::shunned() const {
+std::size_t Reputation::banned() const {
   const TimePoint now = runtime_.now();
   return static_cast<std::size_t>(
       std::ranges::count_if(records_, [now](const auto& item) { return now < item.second.until; }));
@@ -72,7 +72,7 @@ std::size_t Reputation::shunned() const {
 
 /// Many identities that offend once each do not make us forget those that do it again and again. Room is made for many:
 /// one look at all records for each new identity would be work that an attacker multiplies.
-void Reputation::make_room() {
+void Reputation::evict() {
   std::erase_if(records_, [this](const auto& item) { return remembered(item.second) == 0; });
   if (records_.size() + kRoom <= kMaxPeers) return;
   std::vector<std::pair<TimePoint, PeerId>> ends;

@@ -61,7 +61,7 @@ void RoutingTable::insert(const PeerId& peer, std::optional<std::uint64_t> block
   if (peer == self_ || entries_.contains(peer)) return;
   const Key key = key_of(peer);
   const std::size_t bucket = bucket_of(key);
-  if (block && !make_room(bucket, *block)) return;
+  if (block && !evict(bucket, *block)) return;
   if (is_full(bucket)) {
     const auto gone = replaceable(bucket, {});
     if (!gone) return;
@@ -72,7 +72,7 @@ void RoutingTable::insert(const PeerId& peer, std::optional<std::uint64_t> block
 }
 
 /// Keeps a block to its share of the table and of the bucket. False when all of its places are in use.
-bool RoutingTable::make_room(std::size_t bucket, std::uint64_t block) {
+bool RoutingTable::evict(std::size_t bucket, std::uint64_t block) {
   std::size_t in_table = 0, in_bucket = 0;
   for (const auto& [peer, entry] : entries_) {
     if (entry.block != block) continue;

@@ -47,7 +47,7 @@ class RoutingTable {
   std::size_t bucket_of(const Key& key) const;
   bool is_full(std::size_t bucket) const { return bucket_sizes_[bucket] >= kBucketSize; }
   std::optional<PeerId> replaceable(std::optional<std::size_t> bucket, std::optional<std::uint64_t> block) const;
-  bool make_room(std::size_t bucket, std::uint64_t block);
+  bool evict(std::size_t bucket, std::uint64_t block);
 
   PeerId self_;
   Key self_key_;

@@ -9,7 +9,7 @@
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 #include "records.hpp"
 
 namespace cohive::rpc {
@@ -91,9 +91,9 @@ class ClientStreamOverHost final : public ClientStream {
     if (!sent) record_.outcome = outcome_of(sent.error());
     co_return sent;
   }
-  Task<Result<>> send_patiently(std::span<const ByteView> parts, Duration patience) override {
+  Task<Result<>> send_while_moving(std::span<const ByteView> parts, Duration timeout) override {
     if (finished_) co_return Error(Errc::message_after_end, peer_);
-    auto sent = co_await writer_.write_patiently(Marker::message, parts, patience);
+    auto sent = co_await writer_.write_while_moving(Marker::message, parts, timeout);
     if (!sent) record_.outcome = outcome_of(sent.error());
     co_return sent;
   }
@@ -115,10 +115,10 @@ class ClientStreamOverHost final : public ClientStream {
     if (!parse_bounded(error, payload)) co_return failed(Error(Errc::malformed_frame, peer_, "error record"));
     co_return failed(handler_error(peer_, error.message()));
   }
-  void expect_much() override { stream_->expect_much(); }
+  void hint_bulk_receive() override { stream_->hint_bulk_receive(); }
   std::uint64_t received() const override { return reader_.bytes(); }
   const PeerId& peer() const override { return peer_; }
-  std::uint64_t delivers() const override { return stream_->delivers(); }
+  std::uint64_t receive_quota() const override { return stream_->receive_quota(); }
 
  private:
   Error failed(Error error) {

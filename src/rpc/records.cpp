@@ -50,7 +50,7 @@ Task<Result<std::optional<RecordHeader>>> RecordReader::header(Deadline deadline
 }
 
 /// True when the room is new.
-bool RecordReader::make_room() {
+bool RecordReader::reserve() {
   if (assembled_ < assembly_.size()) return false;
   const std::size_t arrived = assembled_ + buffered_.size();
   const std::size_t first = std::clamp(kRoomForArrived * arrived, kLeastRoom, kMostRoom);
@@ -72,7 +72,7 @@ Task<Result<Slice>> RecordReader::payload(Deadline deadline) {
       buffered_.remove_prefix(size);
       break;
     }
-    const bool fresh = make_room();
+    const bool fresh = reserve();
     const std::size_t count = std::min(assembly_.size() - assembled_, buffered_.size());
     std::uint8_t* const to = assembly_.mutable_data() + assembled_;
     if (buffered_.data() != to) std::memcpy(to, buffered_.data(), count);  // else it was received there
@@ -139,7 +139,7 @@ Task<Result<>> RecordWriter::write(Marker marker, std::span<const ByteView> part
   co_return ok();
 }
 
-Task<Result<>> RecordWriter::write_patiently(Marker marker, std::span<const ByteView> parts, Duration patience) {
+Task<Result<>> RecordWriter::write_while_moving(Marker marker, std::span<const ByteView> parts, Duration timeout) {
   const std::size_t size = size_of(parts);
   CO_TRY(begin(size));
   const auto header = header_of(marker, size);
@@ -155,7 +155,7 @@ Task<Result<>> RecordWriter::write_patiently(Marker marker, std::span<const Byte
       next = next.subspan(stretch.back().size());
       if (next.empty()) left.pop_back();
     }
-    const Deadline deadline = patience > Duration::zero() ? stream_.runtime().after(patience) : Deadline::never();
+    const Deadline deadline = timeout > Duration::zero() ? stream_.runtime().after(timeout) : Deadline::never();
     CO_TRY(co_await stream_.write(stretch, deadline));
   }
   end(size);

@@ -42,7 +42,7 @@ class RecordReader {
 
  private:
   Task<Result<bool>> fill(Deadline deadline);
-  bool make_room();
+  bool reserve();
 
   transport::Stream& stream_;
   Slice buffered_;
@@ -62,7 +62,7 @@ class RecordWriter {
   explicit RecordWriter(transport::Stream& stream) : stream_(stream) {}
   Task<Result<>> write(Marker marker, std::span<const ByteView> parts, Deadline deadline);
   /// The same with a limit for each stretch of kStretch bytes; zero: none.
-  Task<Result<>> write_patiently(Marker marker, std::span<const ByteView> parts, Duration patience);
+  Task<Result<>> write_while_moving(Marker marker, std::span<const ByteView> parts, Duration timeout);
   bool unfinished() const noexcept { return unfinished_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
 

@@ -12,7 +12,7 @@
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 #include "records.hpp"
 
 namespace cohive::rpc {
@@ -84,10 +84,10 @@ class ServerStreamOverStream final : public ServerStream {
   Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) override {
     co_return co_await writer_.write(Marker::message, parts, deadline);
   }
-  Task<Result<>> send_patiently(std::span<const ByteView> parts, Duration patience) override {
-    co_return co_await writer_.write_patiently(Marker::message, parts, patience);
+  Task<Result<>> send_while_moving(std::span<const ByteView> parts, Duration timeout) override {
+    co_return co_await writer_.write_while_moving(Marker::message, parts, timeout);
   }
-  void expect_much() override { stream_.expect_much(); }
+  void hint_bulk_receive() override { stream_.hint_bulk_receive(); }
   std::uint64_t received() const override { return reader_.bytes(); }
   const PeerId& peer() const override { return stream_.peer(); }
 
@@ -296,9 +296,7 @@ struct Server::Impl {
     Running(const Impl& server, const transport::Stream& stream)
         : callers(server.callers),
           peer(stream.peer()),
-          caller(callers
-                     ->try_emplace(peer, server.runtime,
-                                   server.host.memory().account(peer, stream.remote_address()))
+          caller(callers->try_emplace(peer, server.runtime, server.host.memory().account(peer, stream.remote_address()))
                      .first->second) {
       ++caller.calls;
     }
@@ -330,7 +328,8 @@ struct Server::Impl {
     const auto method = std::move(call_method);
     const auto stream = std::move(call_stream);
     Runtime& runtime = host.runtime();
-    // What a peer that is no member sends to a swarm with members is not read. Unary calls carry their proof themselves.
+    // What a peer that is no member sends to a swarm with members is not read. Unary calls carry their proof
+    // themselves.
     if (!method->unary) {
       const auto member = co_await host.check_member(stream->peer(), true, runtime.after(kRequestReadTimeout));
       if (!member) {

@@ -31,7 +31,7 @@ constexpr std::uint64_t kFarEpoch = std::uint64_t{1} << 40;
 constexpr double kWeek = 6 * 86400;
 const std::string kGradients = "simulated_grad_averager", kStates = "simulated_state_averager";
 constexpr Duration kPatience = 5s;
-constexpr std::size_t kRolesAtOnce = 3;  // beside seven trainers 30 % of the peers
+constexpr std::size_t kRolesAtOnce = 3;      // beside seven trainers 30 % of the peers
 constexpr std::size_t kBudget = 32 << 20;    // of each host
 constexpr std::size_t kMostEntries = 2'000;  // of a dictionary: a fifth of the usual, which a flooder fills as well
 // What honest trainers keep: of their speed, and of their way, as TrainScenarioReport::astray counts.
@@ -101,8 +101,8 @@ Task<void> report_as_ghosts(Dht& dht, std::uint64_t number) {
     const auto victim = nodes.empty() ? dht.host().id() : nodes[key % nodes.size()].second;
     co_await report_under_new_key(dht, 3 * key, victim, epoch);
     co_await report_under_new_key(dht, 3 * key + 1, invented_peer(key), epoch);
-    const auto nobody = std::make_shared<dht::RsaSignatureValidator>(
-        cheap_key(kFirstOfManyKeys + (3 * key + 2) % kManyKeys));
+    const auto nobody =
+        std::make_shared<dht::RsaSignatureValidator>(cheap_key(kFirstOfManyKeys + (3 * key + 2) % kManyKeys));
     auto report = progress_record(as_bytes("nobody"), epoch, std::uint64_t{1}, 1.0, dht.now());
     co_await store_under_key(dht, nobody, "simulated_progress", std::move(report), dht.now() + 60);
     co_await dht.runtime().sleep_for(1s);
@@ -228,7 +228,8 @@ Task<void> share_a_bad_state(Dht& dht, std::uint32_t features) {
   co_await dht.runtime().sleep_for(24h);
 }
 
-/// Turns what an honest donor shares around: the same epoch, names and shapes, and a model that has learnt the opposite.
+/// Turns what an honest donor shares around: the same epoch, names and shapes, and a model that has learnt the
+/// opposite.
 Task<void> share_the_opposite(Dht& dht) {
   averaging::StateSharingOptions options;
   options.prefix = kStates;
@@ -344,9 +345,8 @@ class Sybils {
   }
   void serve(Node& node) {
     node.server->add_unary("DHTProtocol.rpc_ping", [&node](PeerId, std::string) { return answer_ping(node); });
-    node.server->add_unary("DHTProtocol.rpc_store", [&node](PeerId, std::string request) {
-      return swallow(node, std::move(request));
-    });
+    node.server->add_unary("DHTProtocol.rpc_store",
+                           [&node](PeerId, std::string request) { return swallow(node, std::move(request)); });
     node.server->add_unary("DHTProtocol.rpc_find", [this, &node](PeerId, std::string request) {
       return find(*this, node, std::move(request));
     });
@@ -438,10 +438,10 @@ Task<void> play(TrainSwarm& swarm, AdversaryRole role, const TrainScenario& scen
 }  // namespace
 
 const char* name_of(AdversaryRole role) {
-  static constexpr std::array kNames = {"progress liar", "batch claimer",   "epoch pusher", "forging leader", "lying owner",
-                                        "bad donor",     "plausible donor", "flooder",      "slot holder",    "slow reader",
-                                        "inventing leader", "wrong reducer", "changeling", "sybils", "claimants",
-                                         "ghosts"};
+  static constexpr std::array kNames = {"progress liar", "batch claimer", "epoch pusher",     "forging leader",
+                                        "lying owner",   "bad donor",     "plausible donor",  "flooder",
+                                        "slot holder",   "slow reader",   "inventing leader", "wrong reducer",
+                                        "changeling",    "sybils",        "claimants",        "ghosts"};
   return kNames[static_cast<std::size_t>(role)];
 }
 

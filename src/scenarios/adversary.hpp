@@ -1,5 +1,5 @@
-// Hostile peers beside a simulated training run: what each role does, alone or with others, and what it costs the honest
-// trainers. For cohive-bench adversary and for the tests. The same number gives the same run.
+// Hostile peers beside a simulated training run: what each role does, alone or with others, and what it costs the
+// honest trainers. For cohive-bench adversary and for the tests. The same number gives the same run.
 #pragma once
 
 #include <array>
@@ -32,11 +32,11 @@ enum class AdversaryRole {
   ghosts             ///< reports as peers that cannot be waited for: no peers, other peers, and some that do not exist
 };
 inline constexpr std::array kAdversaryRoles = {
-    AdversaryRole::progress_liar,    AdversaryRole::batch_claimer, AdversaryRole::epoch_pusher,
-    AdversaryRole::forging_leader,   AdversaryRole::lying_owner,   AdversaryRole::bad_donor,
-    AdversaryRole::plausible_donor,  AdversaryRole::flooder,       AdversaryRole::slot_holder,
-    AdversaryRole::slow_reader,      AdversaryRole::inventing_leader, AdversaryRole::wrong_reducer,
-    AdversaryRole::changeling,       AdversaryRole::sybils,        AdversaryRole::claimants,
+    AdversaryRole::progress_liar,   AdversaryRole::batch_claimer,    AdversaryRole::epoch_pusher,
+    AdversaryRole::forging_leader,  AdversaryRole::lying_owner,      AdversaryRole::bad_donor,
+    AdversaryRole::plausible_donor, AdversaryRole::flooder,          AdversaryRole::slot_holder,
+    AdversaryRole::slow_reader,     AdversaryRole::inventing_leader, AdversaryRole::wrong_reducer,
+    AdversaryRole::changeling,      AdversaryRole::sybils,           AdversaryRole::claimants,
     AdversaryRole::ghosts};
 const char* name_of(AdversaryRole role);
 std::optional<AdversaryRole> role_named(std::string_view name);

@@ -42,8 +42,7 @@ void FaultSetting::arrange() {
   options.sender_timeout = 3s;
   options.reducer_timeout = 6s;
   options.allreduce_timeout = kRoundTimeout;
-  const codec::Codec codecs[] = {codec::Codec::none, codec::Codec::none, codec::Codec::float16,
-                                 codec::Codec::uniform8};
+  const codec::Codec codecs[] = {codec::Codec::none, codec::Codec::none, codec::Codec::float16, codec::Codec::uniform8};
   options.codec = codecs[below(4)];
   options.target_group_size = below(2) ? count : 0;
   const bool measured = !download && below(5) == 0;

@@ -23,7 +23,7 @@ namespace cohive::averaging {
 enum class Fault { none, crash, death, stall, partition, resets, slow, leave, not_a_number, other_parts, hostile };
 inline constexpr std::array kFaults = {"nothing",    "crash", "death", "stall",       "partition",   "resets",
                                        "slow links", "leave", "NaN",   "other parts", "hostile peer"};
-inline constexpr double kSaid = 1e6;     // bandwidth of a peer that says one
+inline constexpr double kSaid = 1e6;  // bandwidth of a peer that says one
 inline constexpr Duration kRoundTimeout = 15s;
 inline constexpr Duration kSlack = 3s;  // after which what was to end has not
 

@@ -31,8 +31,8 @@ HostilePeer::HostilePeer(Dht& dht, AveragerOptions options, std::vector<std::uin
       malice_(malice),
       metrics_(dht.runtime().metrics(), "hostile"),
       offered_(options_.agreed_codec ? codec::CodecSet{options_.agreed_codec->fixed()->codec} : codec::CodecSet()),
-      finder_(make_matchmaking(
-          {dht, group_options(options_), metrics_, options_.prefix + "::" + options_.class_name + ".", schema_of(sizes_), offered_})),
+      finder_(make_matchmaking({dht, group_options(options_), metrics_,
+                                options_.prefix + "::" + options_.class_name + ".", schema_of(sizes_), offered_})),
       server_(dht.host()) {
   finder_->serve(server_);
   server_.add_streaming(protocol(options_, "rpc_aggregate_part"),

@@ -1,4 +1,5 @@
-// What a trainer reports of its progress, for peers that lie about theirs and for tests. Source: docs/wire/hivemind.md, section 4.4.
+// What a trainer reports of its progress, for peers that lie about theirs and for tests. Source: docs/wire/hivemind.md,
+// section 4.4.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,8 @@ namespace cohive::sim {
 
 /// \param peer  bytes of a peer id, or what claims to be
 /// \param time  Unix seconds
-inline msgpack::Map progress_record(ByteView peer, msgpack::Value epoch, msgpack::Value samples, msgpack::Value rate, double time) {
+inline msgpack::Map progress_record(ByteView peer, msgpack::Value epoch, msgpack::Value samples, msgpack::Value rate,
+                                    double time) {
   return {{{"peer_id", msgpack::Value::bin(peer)},
            {"epoch", std::move(epoch)},
            {"samples_accumulated", std::move(samples)},

@@ -66,9 +66,10 @@ Bytes cheap_key(std::size_t number) {
   const std::unique_ptr<OSSL_PARAM_BLD, decltype(&OSSL_PARAM_BLD_free)> parts(demand(OSSL_PARAM_BLD_new()),
                                                                               &OSSL_PARAM_BLD_free);
   const std::pair<const char*, const BIGNUM*> named[] = {
-      {OSSL_PKEY_PARAM_RSA_N, n},           {OSSL_PKEY_PARAM_RSA_E, e},           {OSSL_PKEY_PARAM_RSA_D, d},
-      {OSSL_PKEY_PARAM_RSA_FACTOR1, p},     {OSSL_PKEY_PARAM_RSA_FACTOR2, q},     {OSSL_PKEY_PARAM_RSA_EXPONENT1, dp},
-      {OSSL_PKEY_PARAM_RSA_EXPONENT2, dq},  {OSSL_PKEY_PARAM_RSA_COEFFICIENT1, qi}};
+      {OSSL_PKEY_PARAM_RSA_N, n},          {OSSL_PKEY_PARAM_RSA_E, e},
+      {OSSL_PKEY_PARAM_RSA_D, d},          {OSSL_PKEY_PARAM_RSA_FACTOR1, p},
+      {OSSL_PKEY_PARAM_RSA_FACTOR2, q},    {OSSL_PKEY_PARAM_RSA_EXPONENT1, dp},
+      {OSSL_PKEY_PARAM_RSA_EXPONENT2, dq}, {OSSL_PKEY_PARAM_RSA_COEFFICIENT1, qi}};
   for (const auto& [name, value] : named) OSSL_PARAM_BLD_push_BN(parts.get(), name, value);
   const std::unique_ptr<OSSL_PARAM, decltype(&OSSL_PARAM_free)> parameters(demand(OSSL_PARAM_BLD_to_param(parts.get())),
                                                                            &OSSL_PARAM_free);

@@ -28,7 +28,8 @@ double uniform(Random& random, double from, double to) {
   return std::uniform_real_distribution<double>(from, to)(random);
 }
 
-/// Standard normal numbers, those of std::normal_distribution, which takes logarithms of the generator's range for each.
+/// Standard normal numbers, those of std::normal_distribution, which takes logarithms of the generator's range for
+/// each.
 class Normal {
  public:
   double operator()(Random& random) {
@@ -122,9 +123,9 @@ class SimulatedSwarm final : public TrainSwarm {
     const double each = std::log(to_seconds(scenario.longest_batch) / to_seconds(scenario.shortest_batch)) /
                         std::max(1e-9, to_seconds(scenario.longest_batch - scenario.shortest_batch));
     const double rate = scenario.longest_batch > scenario.shortest_batch ? each : 1 / middling;  // mean of 1 / seconds
-    target_ = static_cast<std::int64_t>(static_cast<double>(scenario.trainers) *
-                                        static_cast<double>(scenario.batch_size) * scenario.batches_per_epoch *
-                                        middling * rate);
+    target_ =
+        static_cast<std::int64_t>(static_cast<double>(scenario.trainers) * static_cast<double>(scenario.batch_size) *
+                                  scenario.batches_per_epoch * middling * rate);
   }
   ~SimulatedSwarm() override { end_all(); }
 
@@ -206,11 +207,10 @@ class SimulatedSwarm final : public TrainSwarm {
     trainer->number = made_;
     static_cast<SimulatedNode&>(*trainer) = make_node();
     trainer->random.seed(scenario_.seed * 1'000'003 + made_);
-    trainer->batch = from_seconds(
-        uniform(random_, to_seconds(scenario_.shortest_batch), to_seconds(scenario_.longest_batch)));
+    trainer->batch =
+        from_seconds(uniform(random_, to_seconds(scenario_.shortest_batch), to_seconds(scenario_.longest_batch)));
     trainer->replica = std::make_unique<train::PlainReplica>(
-        runtime_,
-        std::vector<codec::Shape>{model_shape(), {static_cast<std::uint32_t>(scenario_.ballast)}},
+        runtime_, std::vector<codec::Shape>{model_shape(), {static_cast<std::uint32_t>(scenario_.ballast)}},
         optim::SgdOptions{.lr = scenario_.learning_rate});
     train::RunOptions options;
     options.run_id = "simulated";
@@ -240,8 +240,7 @@ class SimulatedSwarm final : public TrainSwarm {
 
   static Task<void> replace(SimulatedSwarm& self) {
     if (self.scenario_.replaced_per_minute <= 0) co_return;
-    const double per_second =
-        self.scenario_.replaced_per_minute * static_cast<double>(self.scenario_.trainers) / 60;
+    const double per_second = self.scenario_.replaced_per_minute * static_cast<double>(self.scenario_.trainers) / 60;
     co_await self.runtime_.sleep_for(self.scenario_.arrival * 2);
     for (;;) {
       co_await self.runtime_.sleep_for(from_seconds(-std::log(1 - self.runtime_.random_unit()) / per_second));
@@ -423,7 +422,7 @@ class SimulatedSwarm final : public TrainSwarm {
   std::uint64_t made_ = 0;
   std::vector<std::shared_ptr<Trainer>> trainers_;
   std::vector<SimulatedNode> strangers_;
-  std::vector<MemoryBudget> budgets_;  // of all hosts there ever were
+  std::vector<MemoryBudget> budgets_;            // of all hosts there ever were
   std::map<std::uint64_t, std::size_t> groups_;  // the largest of each epoch
   std::size_t rounds_ = 0, members_ = 0;
   double waited_ = 0, lived_ = 0;
@@ -435,15 +434,16 @@ class SimulatedSwarm final : public TrainSwarm {
 
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
   return out << log::format(
-             "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer, waiting {:.2f} %, loss {:.3e} (one process {:.3e}, "
-             "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} offences, "
+             "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer, waiting {:.2f} %, loss {:.3e} (one process "
+             "{:.3e}, "
+             "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} "
+             "offences, "
              "{} bytes held "
              "({} hosts over budget), {:.1f} s",
              report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, 100 * report.waiting,
              report.last_loss, report.loss_of_one, report.first_loss, report.astray, report.spread, report.newcomers,
              report.newcomers_late, report.downloads, report.followed, report.offences, report.most_held,
-             report.over_budget,
-             report.real_seconds);
+             report.over_budget, report.real_seconds);
 }
 
 TrainScenario small_training() {

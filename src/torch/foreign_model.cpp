@@ -1,7 +1,7 @@
 #include "foreign_model.hpp"
 
 #include "known_optimizer.hpp"
-#include "train/state_parts.hpp"
+#include "train/detail/state_parts.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -162,10 +162,8 @@ Task<std::optional<averaging::SharedState>> ForeignModel::snapshot(std::uint64_t
   co_return co_await runtime_.offload([this, epoch, used = in_use()] {
     const std::lock_guard lock(stepping_);
     const auto beside = trainer_->beside();
-    return copy_unless_changed(parameters_,
-                               [&] {
-                                 return describe_state(optimizer_, parameters_, epoch, extras_.tensors(), layout_);
-                               });
+    return copy_unless_changed(
+        parameters_, [&] { return describe_state(optimizer_, parameters_, epoch, extras_.tensors(), layout_); });
   });
 }
 

@@ -25,7 +25,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   train::Replica& replica() override { return *this; }
   GradientIntake& intake() override { return intake_; }
   void step_locally(double scale) override;
-  void note_trainer() override { trainer_->note(); }
+  void sync_with_caller_stream() override { trainer_->note(); }
   void clip_grad_norm(double max_norm) override { max_norm_ = max_norm; }
 
   const std::vector<averaging::TensorInfo>& gradient_infos() const override { return gradient_infos_; }
@@ -70,11 +70,11 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   OptimizerLayout layout_;  // loads change it, copies read it
   averaging::ResidualsPtr residuals_;
   std::shared_ptr<Stepping> stepping_with_;  // from take_gradients to finish_step
-  std::vector<train::Buffer> copies_;  // of the parameters, in state rounds
+  std::vector<train::Buffer> copies_;        // of the parameters, in state rounds
   std::optional<train::StateRound> state_round_;
   bool publishable_ = false, difference_ = false;
   double max_norm_ = 0;
-  std::mutex stepping_;  // local steps and copies exclude one another
+  std::mutex stepping_;    // local steps and copies exclude one another
   train::WorkCount work_;  // on the model and the copies
 };
 

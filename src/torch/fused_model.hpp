@@ -32,9 +32,9 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
     clip_gradients(max_norm > 0 ? std::optional(max_norm) : std::nullopt);
   }
 
-  void note_trainer() override {
+  void sync_with_caller_stream() override {
     trainer_->note();
-    if (link_) link_->note_trainer();
+    if (link_) link_->sync_with_caller_stream();
   }
 
   void cut_gradients() override {
@@ -67,7 +67,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   void count_step(std::size_t parameter) override { known_.count_step(parameter); }
   std::function<void(const averaging::Stretch&)> watch_step(train::Place place,
                                                             std::vector<std::span<const float>> results) override;
-  Task<std::vector<averaging::TensorSpan>> parts_beside(train::StateRound how) override;
+  Task<std::vector<averaging::TensorSpan>> extra_parts(train::StateRound how) override;
   Task<train::GradientSums::Taken> take_sums() override { return intake_.take(); }
   Task<void> drop_sums() override { return intake_.drop(); }
 
@@ -91,7 +91,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   RoundExtras extras_;
   Schedule schedule_;
   OptimizerLayout layout_;  // loads change it, copies read it
-  std::mutex stepping_;  // local steps and copies exclude one another
+  std::mutex stepping_;     // local steps and copies exclude one another
 };
 
 }  // namespace cohive::libtorch

@@ -132,7 +132,7 @@ void GradientDownload::complete(std::size_t parameter) {
 void GradientDownload::start_bucket() {
   const auto parameters = std::exchange(bucket_, {});
   bucket_bytes_ = 0;
-  link_->note_trainer();
+  link_->sync_with_caller_stream();
   transfer().follow_trainer();
   for (const std::size_t i : parameters) {
     const torch::Tensor& gradient = parameters_[i].grad();
@@ -177,7 +177,7 @@ GradientDownload::Batch GradientDownload::take() {
     }
     owners.push_back(std::exchange(early_[i], {}).gradient);
   }
-  if (!late.empty()) link_->note_trainer();
+  if (!late.empty()) link_->sync_with_caller_stream();
   return leave(std::move(gradients), late, std::move(owners));
 }
 

@@ -1,6 +1,6 @@
 #include "gradient_intake.hpp"
 
-#include "averaging/tensors/lease.hpp"
+#include "averaging/detail/lease.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/optim/passes.hpp"
 #include "model_state.hpp"
@@ -58,10 +58,11 @@ void GradientIntake::take_batch(double samples, double scale) {
           "an epoch has ended only");
     filled_.scale = scale;
     if (filled_.times > 0 && filled_.samples != samples && !std::exchange(told_of_sizes_, true))
-      log::warn("torch",
-                "with reuse_grad_buffers batches of {} and of {} samples weigh the same: gradients add up in the model. "
-                "Leave the option out where batches differ in size",
-                filled_.samples, samples);
+      log::warn(
+          "torch",
+          "with reuse_grad_buffers batches of {} and of {} samples weigh the same: gradients add up in the model. "
+          "Leave the option out where batches differ in size",
+          filled_.samples, samples);
     filled_.samples = samples;
     if (witness_ && !parameters_[*witness_].grad().defined())
       throw std::logic_error(

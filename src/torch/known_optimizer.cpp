@@ -135,7 +135,8 @@ std::optional<KnownOptimizer> KnownOptimizer::of(to::Optimizer& optimizer) {
   return KnownOptimizer(optimizer);
 }
 
-KnownOptimizer::KnownOptimizer(to::Optimizer& optimizer) : optimizer_(&optimizer), parameters_(parameters_of(optimizer)) {
+KnownOptimizer::KnownOptimizer(to::Optimizer& optimizer)
+    : optimizer_(&optimizer), parameters_(parameters_of(optimizer)) {
   const auto& groups = optimizer.param_groups();
   for (std::size_t i = 0; i < groups.size(); ++i) groups_.insert(groups_.end(), groups[i].params().size(), i);
   look_at_state();

@@ -1,5 +1,5 @@
-// The optimizers of LibTorch that cohive steps by itself: their options, and their statistics where LibTorch keeps them.
-// A user's checkpoints, and whatever else reads an optimizer's state, see what LibTorch would have left there.
+// The optimizers of LibTorch that cohive steps by itself: their options, and their statistics where LibTorch keeps
+// them. A user's checkpoints, and whatever else reads an optimizer's state, see what LibTorch would have left there.
 #pragma once
 
 #include <torch/torch.h>
@@ -19,7 +19,8 @@ std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer);
 
 class KnownOptimizer {
  public:
-  /// Returns nothing for a class that is none of LibTorch's or cohive's own: a class derived from one may step otherwise.
+  /// Returns nothing for a class that is none of LibTorch's or cohive's own: a class derived from one may step
+  /// otherwise.
   static std::optional<KnownOptimizer> of(torch::optim::Optimizer& optimizer);
 
   /// Returns the options of a parameter's step, as they are now.

@@ -31,8 +31,11 @@ torch::Tensor Lamb::step(LossClosure closure) {
     const torch::Tensor gradient = parameters[i].grad().to(torch::kFloat32).contiguous();
     const auto size = static_cast<std::size_t>(parameters[i].numel());
     const std::span<float> values(parameters[i].data_ptr<float>(), size);
-    const optim::TensorMemory memory{std::span<const float>(values), values, {},
-                                     std::span<float>(gradient.data_ptr<float>(), size), known.statistics(i)};
+    const optim::TensorMemory memory{std::span<const float>(values),
+                                     values,
+                                     {},
+                                     std::span<float>(gradient.data_ptr<float>(), size),
+                                     known.statistics(i)};
     optim::TensorStep one(known.options(i), memory, {known.steps_taken(i) + 1});
     one.run(0, size);
     one.settle();

@@ -1,5 +1,5 @@
-// The state of a model as tensors and metadata, in the layout of hivemind's TrainingStateAverager: parameters, extra tensors, then what
-// the optimizer keeps. Source: docs/wire/hivemind.md, section 7.4.
+// The state of a model as tensors and metadata, in the layout of hivemind's TrainingStateAverager: parameters, extra
+// tensors, then what the optimizer keeps. Source: docs/wire/hivemind.md, section 7.4.
 #pragma once
 
 #include <torch/torch.h>
@@ -34,8 +34,8 @@ StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::v
 
 /// Copies it to the host's memory, while the tensors do not change.
 averaging::SharedState copy_of(const StateDescription& state);
-/// Copies what `describe` returns while a trainer may write to `parameters` by itself: their version counters tell. nullopt
-/// when they change too often.
+/// Copies what `describe` returns while a trainer may write to `parameters` by itself: their version counters tell.
+/// nullopt when they change too often.
 std::optional<averaging::SharedState> copy_unless_changed(const std::vector<torch::Tensor>& parameters,
                                                           const std::function<StateDescription()>& describe);
 

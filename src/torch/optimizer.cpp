@@ -17,7 +17,7 @@ namespace cohive {
 struct Optimizer::Impl {
   Impl(Swarm& s, OptimizerOptions opts) : swarm(s), given(std::move(opts)) { train::check(given); }
   ~Impl() {
-    if (trainer) model->note_trainer();  // closing may write parameters
+    if (trainer) model->sync_with_caller_stream();  // closing may write parameters
   }
 
   void make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerFactory& make);
@@ -34,7 +34,7 @@ struct Optimizer::Impl {
   /// The run, for a call that uses the model and waits.
   train::Trainer& use_model() {
     check_model();
-    model->note_trainer();
+    model->sync_with_caller_stream();
     return *trainer;
   }
 
@@ -87,7 +87,8 @@ void Optimizer::Impl::check_model() const {
   const auto same = [](const torch::Tensor& now, const torch::Tensor& then) { return now.is_same(then); };
   if (!std::ranges::equal(libtorch::parameters_of(*optimizer), stepped, same))
     throw std::logic_error(
-        "cohive::Optimizer: the optimizer's groups have other parameters than when it was made collaborative, and peers "
+        "cohive::Optimizer: the optimizer's groups have other parameters than when it was made collaborative, and "
+        "peers "
         "average those: make another cohive::Optimizer for a new list");
 }
 
@@ -107,14 +108,13 @@ std::int64_t Optimizer::Impl::take_batch(std::int64_t batch, Scaled gradients) {
 }
 
 StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
-  if (batch < 1 && !given.auxiliary)
-    throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
+  if (batch < 1 && !given.auxiliary) throw std::invalid_argument("cohive::Optimizer: a batch has at least one sample");
   check_model();
   torch::NoGradGuard no_grad;
-  model->note_trainer();
+  model->sync_with_caller_stream();
   return trainer->step([&] {
     const auto counted = take_batch(batch, gradients);
-    model->note_trainer();
+    model->sync_with_caller_stream();
     return counted;
   });
 }

@@ -58,8 +58,11 @@ std::optional<Settings> settings_of_class(to::OptimizerOptions& options, int rel
   if (auto* o = dynamic_cast<to::AdamOptions*>(&options)) return settings_of_adam(*o, false, release);
   Settings settings;
   if (auto* o = dynamic_cast<to::SGDOptions*>(&options)) {
-    settings = {{"dampening", {o->dampening()}}, {"lr", {o->lr()}}, {"momentum", {o->momentum()}},
-                {"nesterov", {o->nesterov()}},   {"weight_decay", {o->weight_decay()}}};
+    settings = {{"dampening", {o->dampening()}},
+                {"lr", {o->lr()}},
+                {"momentum", {o->momentum()}},
+                {"nesterov", {o->nesterov()}},
+                {"weight_decay", {o->weight_decay()}}};
     add_flags(settings, {"differentiable"}, {"foreach", "fused"});
   } else if (auto* o = dynamic_cast<to::RMSpropOptions*>(&options)) {
     settings = {{"alpha", {o->alpha()}}, {"centered", {o->centered()}}, {"eps", {o->eps()}},
@@ -74,8 +77,11 @@ std::optional<Settings> settings_of_class(to::OptimizerOptions& options, int rel
     add_flags(settings, {"differentiable"}, {"foreach", "fused"});
   } else if (auto* o = dynamic_cast<LambOptions*>(&options)) {
     const auto [beta1, beta2] = o->betas();
-    settings = {{"betas", {beta1, beta2}}, {"bias_correction", {o->bias_correction()}}, {"eps", {o->eps()}},
-                {"lr", {o->lr()}},         {"weight_decay", {o->weight_decay()}}};
+    settings = {{"betas", {beta1, beta2}},
+                {"bias_correction", {o->bias_correction()}},
+                {"eps", {o->eps()}},
+                {"lr", {o->lr()}},
+                {"weight_decay", {o->weight_decay()}}};
   } else {
     return std::nullopt;
   }
@@ -172,8 +178,8 @@ std::optional<std::vector<TheirGroup>> read_groups(const std::vector<Value>& lea
 
 struct Recognised {
   int release;
-  ScheduleEntries schedule;         // its keys
-  std::vector<Expected> expected{}; // our groups, with the donor's keys
+  ScheduleEntries schedule;          // its keys
+  std::vector<Expected> expected{};  // our groups, with the donor's keys
   std::vector<TheirGroup> groups{};
   bool of_our_sizes = true;
 };

@@ -47,8 +47,8 @@ class OptimizerLayout {
   std::vector<msgpack::Value> leaves(torch::optim::Optimizer& optimizer,
                                      const std::vector<ScheduleEntries>& entries) const;
 
-  std::vector<ScheduleEntries> entries_;  // of our scheduler, or of a donor's
-  bool scheduled_ = false;                // the former
+  std::vector<ScheduleEntries> entries_;                 // of our scheduler, or of a donor's
+  bool scheduled_ = false;                               // the former
   bool schedule_known_ = false, release_known_ = false;  // to the user
   bool schedule_shown_ = false;
   int release_ = kOwnRelease;

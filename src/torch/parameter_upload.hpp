@@ -9,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-#include "averaging/tensors/stretch_set.hpp"
+#include "averaging/detail/stretch_set.hpp"
 #include "cohive/optim/view.hpp"
 #include "cohive/train/device_link.hpp"
 

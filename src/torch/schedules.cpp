@@ -73,8 +73,9 @@ EpochFactor linear_warmup(std::uint64_t epochs, EpochFactor then, double first) 
 EpochFactor one_cycle(std::uint64_t epochs, OneCycleOptions o) {
   demand_of_schedule(epochs >= 2, "a one-cycle schedule needs the number of epochs that it takes, 2 at least");
   demand_of_schedule(o.share_of_rise >= 0 && o.share_of_rise <= 1,
-         "the share of the rise in a one-cycle schedule is between 0 and 1");
-  demand_of_schedule(o.div_factor > 0 && o.final_div_factor > 0, "the divisors of a one-cycle schedule must be above 0");
+                     "the share of the rise in a one-cycle schedule is between 0 and 1");
+  demand_of_schedule(o.div_factor > 0 && o.final_div_factor > 0,
+                     "the divisors of a one-cycle schedule must be above 0");
   return OneCycle(epochs, o);
 }
 

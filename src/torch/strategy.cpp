@@ -15,7 +15,7 @@ namespace {
 
 /// What one option is that two fields name: the one that is not at its default. `options` holds the nested one.
 template <class Nested, class T>
-void settle(Nested& options, T Nested::*field, const StrategyOptions& given, T StrategyOptions::*own,
+void settle(Nested& options, T Nested::* field, const StrategyOptions& given, T StrategyOptions::* own,
             const std::string& own_name, const std::string& nested_name) {
   static const StrategyOptions usual;
   static const Nested usually_nested;
@@ -62,8 +62,8 @@ OptimizerOptions StrategyOptions::optimizer_options() const {
     if (own && nested && !*own) contradict(name, "optimizer." + name);
     return own.value_or(nested || unset);
   };
-  result.delay_optimizer_step = choose(delay_optimizer_step, optimizer.delay_optimizer_step,
-                                       result.delay_grad_averaging, "delay_optimizer_step");
+  result.delay_optimizer_step =
+      choose(delay_optimizer_step, optimizer.delay_optimizer_step, result.delay_grad_averaging, "delay_optimizer_step");
   result.offload_optimizer =
       choose(offload_optimizer, optimizer.offload_optimizer, result.delay_optimizer_step, "offload_optimizer");
   if (averager_opts && optimizer.averager_options) contradict("averager_opts", "optimizer.averager_options");

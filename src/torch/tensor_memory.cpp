@@ -15,7 +15,7 @@ namespace {
 
 using train::MappedPages;
 
-constexpr std::size_t kLarge = std::size_t{4} << 20;       // bytes; smaller tensors are the C library's
+constexpr std::size_t kLarge = std::size_t{4} << 20;        // bytes; smaller tensors are the C library's
 constexpr std::size_t kAlwaysKept = std::size_t{64} << 20;  // bytes of released memory
 constexpr std::size_t kKeptShare = 4;                       // of what is in use, one part in so many
 
@@ -64,7 +64,7 @@ class Blocks {
 
   std::mutex mutex_;
   std::unordered_map<void*, MappedPages> in_use_;
-  Released released_;  // by size; no entry is empty
+  Released released_;                // by size; no entry is empty
   std::size_t used_ = 0, kept_ = 0;  // bytes
 };
 

@@ -30,7 +30,7 @@ class TorchReplica {
   virtual void step_locally(double scale) = 0;
   /// Notes what the trainer has given its device to do. Its thread calls it before parameters may be written: by
   /// itself, or by the loop while it waits.
-  virtual void note_trainer() {}
+  virtual void sync_with_caller_stream() {}
   /// Bounds the norm of averaged gradients; 0: no bound. The loop's thread.
   virtual void clip_grad_norm(double max_norm) = 0;
   /// Returns the optimizer's own copies of the parameters; none where it steps those of the trainer.

@@ -16,17 +16,17 @@
 namespace cohive::train {
 namespace {
 
-constexpr Duration kLastRetry = 8s;  // of a failed download
+constexpr Duration kLastRetry = 8s;           // of a failed download
 constexpr std::uint64_t kRoundsToFollow = 4;  // of the state, before another download is tried
-constexpr double kDownloadsInVain = 4;  // that following may take as long as
-constexpr double kSlowest = 1e-9;       // samples a second
-constexpr int kMostTries = 3;     // to join a run whose state nobody shares; it may have ended a moment ago
-constexpr int kMostFruitless = 5;  // downloads in a row that do not bring this peer to where others claim to be
+constexpr double kDownloadsInVain = 4;        // that following may take as long as
+constexpr double kSlowest = 1e-9;             // samples a second
+constexpr int kMostTries = 3;                 // to join a run whose state nobody shares; it may have ended a moment ago
+constexpr int kMostFruitless = 5;     // downloads in a row that do not bring this peer to where others claim to be
 constexpr std::size_t kCompared = 3;  // peers that are asked whether they hold the same parameters
 constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 15min;  // pauses between downloads that are to prove claims
 constexpr std::uint64_t kNearEpochs = 16, kNearShare = 16;  // apart: donors that may agree, at least and of all epochs
-constexpr std::uint64_t kLead = 2;  // epochs that a donor may be ahead of all reports
-constexpr Duration kBorneOutTime = 5s;  // that reports may be behind a donor whose epochs are short
+constexpr std::uint64_t kLead = 2;                          // epochs that a donor may be ahead of all reports
+constexpr Duration kBorneOutTime = 5s;                      // that reports may be behind a donor whose epochs are short
 constexpr std::uint64_t kStateBytesPerValue = 32, kStateSlack = 64 << 20;
 
 /// A state beyond this is not of our model: parameters, and what an optimizer keeps for each of them.
@@ -71,7 +71,7 @@ Task<bool> Run::Impl::catch_up_if_behind() {
 /// Loads the swarm's state; after a failure it makes the trainer wait, for its gradients would be of no use.
 Task<bool> Run::Impl::catch_up() {
   wait_clock.turn_to(Wait::download);
-  const RoundsBarred barred(*this);
+  const RoundsSuspended barred(*this);
   const bool follow = !proof && follows();
   std::optional<averaging::Round> begun;  // of the state, which the others may be about to average
   if (follow && !gradients.has_group()) begun = std::exchange(state.round, std::nullopt);
@@ -117,7 +117,7 @@ Task<bool> Run::Impl::join() {
     has_joined();
     co_return false;
   }
-  const RoundsBarred barred(*this);
+  const RoundsSuspended barred(*this);
   co_await abandon_rounds();
   const auto loaded = co_await load_state();
   if (loaded) {
@@ -189,7 +189,8 @@ Task<void> Run::Impl::compare_with_founders(Impl& self) {
     const auto same = co_await self.holds_the_same(peer);
     if (!same) continue;
     if (!*same)
-      log::warn("train", "{} has begun run {} with other parameters than this peer, at the same time: they will be "
+      log::warn("train",
+                "{} has begun run {} with other parameters than this peer, at the same time: they will be "
                 "averaged. Give all trainers the same checkpoint or seed, or start one of them first",
                 peer, self.options.run_id);
     co_return;
@@ -329,7 +330,8 @@ Task<bool> Run::Impl::follow_the_run() {
 /// Takes part in a round of the state with weight 0, which makes our parameters those of its members. Where lines are
 /// slow they may be averaging gradients still: this peer must not give them up as silent.
 Task<bool> Run::Impl::follow_state_round() {
-  const Duration longest = std::max(download_took, gradients.pace.limits().allreduce.value_or(options.averaging_timeout));
+  const Duration longest =
+      std::max(download_took, gradients.pace.limits().allreduce.value_or(options.averaging_timeout));
   const bool begun = state.round.has_value(), slow = longest > options.matchmaking_time;
   const Duration patience = round_comes_sooner() ? options.averaging_timeout : options.matchmaking_time;
   if (!begun)
@@ -338,8 +340,9 @@ Task<bool> Run::Impl::follow_state_round() {
       co_await finish_state_round({.weight = 0, .patience = patience, .when_awaited = begun && slow}), 1);
 }
 
-/// The parameters are those of a round of the state: this peer takes the epoch of the members that are ahead of it, that
-/// of the middle one. A member can say any number; what most peers report that this one has averaged with bounds it.
+/// The parameters are those of a round of the state: this peer takes the epoch of the members that are ahead of it,
+/// that of the middle one. A member can say any number; what most peers report that this one has averaged with bounds
+/// it.
 /// \param least  members that must be ahead
 Task<bool> Run::Impl::take_epoch_of(Outcome outcome, std::size_t least) {
   if (!outcome.result || outcome.result->parts_failed > 0) co_return false;
@@ -362,7 +365,7 @@ Task<bool> Run::Impl::take_epoch_of(Outcome outcome, std::size_t least) {
 }
 
 Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) {
-  const RoundsBarred barred(*this);
+  const RoundsSuspended barred(*this);
   co_await abandon_rounds();
   {
     auto change = co_await model.change();

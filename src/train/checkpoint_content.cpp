@@ -138,8 +138,8 @@ std::vector<checkpoint::NamedTensor> owed_tensors(const averaging::ResidualsPtr&
   return tensors;
 }
 
-Result<> take_owed(std::vector<checkpoint::NamedTensor>& saved, const averaging::ResidualsPtr& residuals,
-                   const std::vector<averaging::TensorInfo>& gradients) {
+Result<> take_residuals(std::vector<checkpoint::NamedTensor>& saved, const averaging::ResidualsPtr& residuals,
+                        const std::vector<averaging::TensorInfo>& gradients) {
   std::vector<std::pair<std::size_t, codec::Tensor>> owed;
   std::vector<checkpoint::NamedTensor> rest;
   for (auto& one : saved) {

@@ -42,8 +42,8 @@ std::vector<checkpoint::NamedTensor> take_of_averager(checkpoint::TensorFile& co
 std::vector<checkpoint::NamedTensor> owed_tensors(const averaging::ResidualsPtr& residuals,
                                                   const std::vector<averaging::TensorInfo>& gradients);
 /// Moves it from what take_of_averager returned into residuals. Errors: Errc::does_not_fit; nothing is changed then.
-Result<> take_owed(std::vector<checkpoint::NamedTensor>& saved, const averaging::ResidualsPtr& residuals,
-                   const std::vector<averaging::TensorInfo>& gradients);
+Result<> take_residuals(std::vector<checkpoint::NamedTensor>& saved, const averaging::ResidualsPtr& residuals,
+                        const std::vector<averaging::TensorInfo>& gradients);
 /// Returns the caller's strings.
 checkpoint::Metadata strings_of(const checkpoint::Metadata& metadata);
 /// Returns the tensors in the order of a state. Errors: Errc::does_not_fit of the checkpoint module.

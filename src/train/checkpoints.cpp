@@ -83,9 +83,9 @@ Task<void> Run::Impl::write_in_background(Impl& self, checkpoint::Metadata strin
   Failures::of(self.runtime).warn("train", "checkpoint", "not_written", "no checkpoint: " + written.error().message());
 }
 
-Task<Result<Run::Impl::StateToSave>> Run::Impl::state_to_save(Duration patience) {
+Task<Result<Run::Impl::StateToSave>> Run::Impl::state_to_save(Duration timeout) {
   std::vector<checkpoint::NamedTensor> of_averager;
-  auto state = co_await copy_state(patience, [this, &of_averager] { return save_averager(of_averager); });
+  auto state = co_await copy_state(timeout, [this, &of_averager] { return save_averager(of_averager); });
   if (!state) co_return Error(checkpoint::Errc::nothing_to_save, "it changes all the time");
   co_return StateToSave{std::move(*state), std::move(of_averager)};
 }
@@ -115,7 +115,7 @@ static Task<Result<>> write_in_pieces(Runtime& runtime, path file, TensorFile co
   });
 }
 
-Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Duration patience) {
+Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Duration timeout) {
   if (!folder) co_return Error(cohive::Errc::invalid_argument, "no folder for checkpoints: set checkpoints.directory");
   const auto units = co_await saving.lock();
   bool failed = true;
@@ -125,7 +125,7 @@ Task<Result<path>> Run::Impl::write_checkpoint(checkpoint::Metadata strings, Dur
     (failed ? metrics.checkpoints_failed : metrics.checkpoints_ok).increment();
   });
   const TimePoint begin = runtime.now();
-  CO_TRY(auto to_save, co_await state_to_save(patience));
+  CO_TRY(auto to_save, co_await state_to_save(timeout));
   auto& [state, of_averager] = to_save;
   // With local updates the trainer changes the parameters beside the versions.
   const bool changed =
@@ -167,7 +167,7 @@ Task<Result<std::uint64_t>> Run::Impl::load_checkpoint(path file) {
 Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bool of_this_run) {
   StepReport ignored;
   (void)co_await finish_update(ignored);
-  const RoundsBarred barred(*this);
+  const RoundsSuspended barred(*this);
   co_await abandon_rounds();
   const std::uint64_t epoch = of_this_run ? origin_of(content.metadata).epoch : model.epoch();
   if (epoch > kMostEpochs)
@@ -202,10 +202,9 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
 Task<void> Run::Impl::restore_averager(const path& file, std::vector<checkpoint::NamedTensor> saved) {
   if (saved.empty()) co_return;
   const auto rest = std::make_shared<std::vector<checkpoint::NamedTensor>>(std::move(saved));
-  auto restored =
-      co_await runtime.offload([rest, residuals = replica.residuals(), infos = replica.gradient_infos()] {
-        return take_owed(*rest, residuals, infos);
-      });
+  auto restored = co_await runtime.offload([rest, residuals = replica.residuals(), infos = replica.gradient_infos()] {
+    return take_residuals(*rest, residuals, infos);
+  });
   if (restored) restored = co_await gradient_averager->restore(std::move(*rest));
   if (!restored)
     log::warn("train", "going on without what the averaging of gradients saved in {}: {}", file.string(),

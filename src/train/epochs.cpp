@@ -96,8 +96,7 @@ Task<bool> Run::Impl::finish_update(StepReport& report) {
     report = publication->report();
     // All parameters of some models are copied: not on the loop.
     const auto right = std::make_shared<ParameterGate::Publication>(std::move(*publication));
-    co_await runtime.offload(
-        [self = shared_from_this(), used = replica.in_use(), right] { self->replica.publish(); });
+    co_await runtime.offload([self = shared_from_this(), used = replica.in_use(), right] { self->replica.publish(); });
   }
   co_return last->missed;
 }
@@ -175,9 +174,9 @@ Task<void> Run::Impl::step_together(Update& update) {
 
 Task<void> Run::Impl::average_state(Update& update) {
   const StateRound how = options.use_local_updates && options.delay_state_averaging ? StateRound::difference
-                         : options.delay_optimizer_step                            ? StateRound::next
-                         : options.delay_state_averaging && !options.auxiliary     ? StateRound::live_to_next
-                                                                                   : StateRound::live;
+                         : options.delay_optimizer_step                             ? StateRound::next
+                         : options.delay_state_averaging && !options.auxiliary      ? StateRound::live_to_next
+                                                                                    : StateRound::live;
   wait_clock.turn_to(Wait::parameters);
   const Outcome outcome = co_await finish_state_round({.how = how,
                                                        .epoch = update.epoch,

@@ -1,12 +1,12 @@
 #include "cohive/train/fused_replica.hpp"
 
 #include "discard.hpp"
-#include "state_parts.hpp"
+#include "train/detail/state_parts.hpp"
 
 namespace cohive::train {
 
-using averaging::TensorSpan;
 using averaging::TensorInfo;
+using averaging::TensorSpan;
 
 /// The gradients of one epoch and the step that they make.
 struct FusedReplica::Stepping {
@@ -42,7 +42,7 @@ void FusedReplica::average_beside(const std::vector<TensorInfo>& infos) {
   state_infos_.insert(state_infos_.end(), infos.begin(), infos.end());
 }
 
-Task<std::vector<TensorSpan>> FusedReplica::parts_beside(StateRound) {
+Task<std::vector<TensorSpan>> FusedReplica::extra_parts(StateRound) {
   co_return std::vector<TensorSpan>();
 }
 
@@ -79,8 +79,11 @@ Task<Replica::Gradients> FusedReplica::take_gradients(std::optional<Place> step)
     for (std::size_t i = 0; i < size(); ++i) {
       const auto from = live(i);
       const auto number = steps_taken(i) + 1;
-      const optim::TensorMemory memory{std::span<const float>(from), *step == Place::next ? next_[i].values : from, {},
-                                       taken.sums[i].values, statistics(i)};
+      const optim::TensorMemory memory{std::span<const float>(from),
+                                       *step == Place::next ? next_[i].values : from,
+                                       {},
+                                       taken.sums[i].values,
+                                       statistics(i)};
       work.steps.push_back({options(i), memory, optim::StepSettings{number}, taken.present[i]});
     }
     work.max_norm = max_norm_;
@@ -163,7 +166,7 @@ Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(StateRou
         break;
     }
   }
-  auto beside = co_await parts_beside(how);
+  auto beside = co_await extra_parts(how);
   co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside), differences);
 }
 

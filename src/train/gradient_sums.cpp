@@ -78,8 +78,7 @@ Task<void> GradientSums::add_all() {
       queue_.pop_front();
     }
     const std::uint64_t generation = batch->generation;
-    if (generation != std::exchange(sums_generation_, generation) && !cut_)
-      cut_ = std::exchange(sums_, no_sums());
+    if (generation != std::exchange(sums_generation_, generation) && !cut_) cut_ = std::exchange(sums_, no_sums());
     co_await add_now(std::move(*batch));
     {
       const std::lock_guard lock(mutex_);

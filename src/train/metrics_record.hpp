@@ -33,8 +33,7 @@ class MetricsRecord {
     double samples = 0, loss = 0;
     std::uint64_t losses = 0;
   };
-  static Task<void> store(Dht& dht, std::string key, msgpack::Bin subkey, msgpack::Value value,
-                          double expiration);
+  static Task<void> store(Dht& dht, std::string key, msgpack::Bin subkey, msgpack::Value value, double expiration);
 
   Dht& dht_;
   std::shared_ptr<dht::RsaSignatureValidator> key_;

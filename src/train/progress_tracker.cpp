@@ -20,14 +20,14 @@ constexpr double kMinTime = 1e-12;        // seconds per sample; batches reporte
 constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
 // Of larger runs each replica draws some records, of nearly 1 kB each, and the rest is taken to be like them.
-constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsDrawn = 16;
+constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsSampled = 16;
 constexpr Duration kLongestHurry = 1s;  // between looks of all trainers of such a run at the same news
 constexpr double kFarAway = 1e9;        // seconds until an end that cannot be foreseen yet
 // That a stranger which does not come is not expected, four times as long each time: it may be a newcomer that is slow.
 constexpr Duration kFirstAbsence = 4s, kLongestAbsence = 10min;
 constexpr std::size_t kFewStrangers = 4;  // that are expected beside known trainers; as many as these, where more
 constexpr Duration kDialTime = 10s, kDialAgain = 60s;
-constexpr double kLater = 1e-3;  // seconds
+constexpr double kLater = 1e-3;           // seconds
 constexpr std::size_t kMaxSpeeds = 4096;  // remembered
 constexpr double kSlowest = 1e-9;         // samples per second; below, nothing was measured yet
 constexpr double kMuchFaster = 16;        // than the median trainer
@@ -482,8 +482,8 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
   const std::string key = options_.run_id + "_progress";
   const std::size_t peers = snapshot().peers;
   if (!looked_ || peers > kTooManyPeers) {
-    auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, kRecordsDrawn);
-    if (!drawn || !drawn->is_drawn() || drawn->held > kTooManyPeers) co_return drawn;
+    auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, kRecordsSampled);
+    if (!drawn || !drawn->is_sampled() || drawn->held > kTooManyPeers) co_return drawn;
   }
   if (!looked_ || peers > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
   co_return co_await dht_.get(key, true);
@@ -497,7 +497,7 @@ Task<void> ProgressTracker::refresh() {
   }
   std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
   others_.clear();
-  drawn_ = found && found->is_drawn();
+  drawn_ = found && found->is_sampled();
   bind_peers(entries);
   GlobalProgress global;
   global.samples_per_second = kNoRate;

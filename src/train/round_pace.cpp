@@ -31,8 +31,8 @@ double bound(const std::vector<double>& values) {
 void RoundPace::observe(const averaging::RoundResult& round) {
   Sample sample{to_seconds(round.allreduce), to_seconds(round.arrival_spread())};
   for (const auto& member : round.exchanged)
-    sample.longest = std::max({sample.longest, to_seconds(member.longest_part_wait),
-                               to_seconds(member.longest_result_wait)});
+    sample.longest =
+        std::max({sample.longest, to_seconds(member.longest_part_wait), to_seconds(member.longest_result_wait)});
   samples_.push_back(sample);
   if (samples_.size() > kMemory) samples_.pop_front();
   slack_ = 1;
@@ -49,9 +49,7 @@ averaging::RoundLimits RoundPace::limits() const {
     seconds.push_back(sample.seconds);
     longest.push_back(sample.longest);
   }
-  const auto limit = [this](double wanted, Duration most) {
-    return std::min(from_seconds(wanted * slack_), most);
-  };
+  const auto limit = [this](double wanted, Duration most) { return std::min(from_seconds(wanted * slack_), most); };
   averaging::RoundLimits limits;
   const double wait = bound(longest);
   limits.sender = limit(wait, bounds_.sender);

@@ -26,8 +26,8 @@ class RoundPace {
 
  private:
   struct Sample {
-    double seconds;   ///< of the all-reduce
-    double longest;   ///< wait for a member: its first part, its next one, a result
+    double seconds;  ///< of the all-reduce
+    double longest;  ///< wait for a member: its first part, its next one, a result
   };
   Bounds bounds_;
   std::deque<Sample> samples_;

@@ -1,7 +1,7 @@
 #include "cohive/train/run.hpp"
 
-#include "cohive/core/combine.hpp"
 #include "checkpoint_content.hpp"
+#include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "run_impl.hpp"
 
@@ -122,9 +122,9 @@ void Run::Impl::start() {
 }
 
 /// The trainer's thread must not exchange the parameters meanwhile.
-Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration patience, SharedModel::Beside beside) {
+Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration timeout, SharedModel::Beside beside) {
   const auto held = co_await gate.hold(runtime);
-  co_return co_await model.copy(runtime.after(patience), std::move(beside));
+  co_return co_await model.copy(runtime.after(timeout), std::move(beside));
 }
 
 // ---- The trainer's face
@@ -180,8 +180,8 @@ Task<std::size_t> Run::Impl::finish() {
     co_await abandon_rounds();
     co_return 0;
   }
-  const Duration patience = expected > 1 ? options.averaging_timeout : options.matchmaking_time;
-  const std::size_t group = co_await average_parameters(expected, options.averaging_timeout, patience);
+  const Duration timeout = expected > 1 ? options.averaging_timeout : options.matchmaking_time;
+  const std::size_t group = co_await average_parameters(expected, options.averaging_timeout, timeout);
   co_await tracker.close(runtime.after(options.shutdown_timeout));
   co_return group;
 }

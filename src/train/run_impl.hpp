@@ -13,8 +13,8 @@
 #include <mutex>
 
 #include "cohive/checkpoint/folder.hpp"
-#include "cohive/core/sync.hpp"
 #include "cohive/core/status.hpp"
+#include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/train/gradient_averager.hpp"
 #include "cohive/train/metrics.hpp"
@@ -22,8 +22,8 @@
 #include "history.hpp"
 #include "metrics_record.hpp"
 #include "parameter_gate.hpp"
-#include "run_report.hpp"
 #include "round_pace.hpp"
+#include "run_report.hpp"
 #include "shared_model.hpp"
 #include "wait_clock.hpp"
 
@@ -75,8 +75,8 @@ struct StateRoundPlan {
   StateRound how = StateRound::live;
   std::uint64_t epoch = std::numeric_limits<std::uint64_t>::max();  ///< searching ends when the run has passed it
   double weight = 1;
-  Duration patience{};         ///< for the group
-  bool when_awaited = false;   ///< begins when another member waits: they may still average gradients
+  Duration patience{};        ///< for the group
+  bool when_awaited = false;  ///< begins when another member waits: they may still average gradients
   Event* released = nullptr;  ///< set when the trainer may go on
 };
 
@@ -88,10 +88,10 @@ struct Update {
   const double samples;       ///< of this peer
   Event released;             ///< the trainer may go on
   Event done;
-  bool late = false;          ///< other peers ended the epoch before we looked for a group
-  bool missed = false;        ///< the other peers have averaged without us
-  bool publishable = false;   ///< the next parameters are ready
-  StepReport report;          ///< complete when done
+  bool late = false;         ///< other peers ended the epoch before we looked for a group
+  bool missed = false;       ///< the other peers have averaged without us
+  bool publishable = false;  ///< the next parameters are ready
+  StepReport report;         ///< complete when done
   /// What has ended it early, such as an error of a device: thrown once to the trainer.
   std::exception_ptr failure = nullptr;
 };
@@ -226,33 +226,33 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   bool progress_posted = false;  // note_progress is on its way
   bool demanded = false;         // synchronise() is to be called whatever the progress
   TrainingStats counters;
-  bool checkpointing = false;           // one is being written in the background
-  std::uint64_t checkpoint_epoch = 0;   // when the last one was begun, or loaded
-  TimePoint checkpoint_time{};          // the same
-  checkpoint::Metadata loaded;          // the strings of the one that was loaded
+  bool checkpointing = false;          // one is being written in the background
+  std::uint64_t checkpoint_epoch = 0;  // when the last one was begun, or loaded
+  TimePoint checkpoint_time{};         // the same
+  checkpoint::Metadata loaded;         // the strings of the one that was loaded
   std::atomic<bool> loss_reported{false};
   ParameterGate gate;
 
   /// While one exists no round begins by itself: rounds of an epoch given up come to an end, or the state is replaced.
-  struct RoundsBarred {
-    explicit RoundsBarred(Impl& of) : run(of) { ++run.rounds_barred; }
-    ~RoundsBarred() { --run.rounds_barred; }
-    RoundsBarred(const RoundsBarred&) = delete;
+  struct RoundsSuspended {
+    explicit RoundsSuspended(Impl& of) : run(of) { ++run.rounds_barred; }
+    ~RoundsSuspended() { --run.rounds_barred; }
+    RoundsSuspended(const RoundsSuspended&) = delete;
     Impl& run;
   };
   int rounds_barred = 0;
 
-  bool joined = false;   // this peer has a state of the run: the one that it began with, or that of others
-  bool founder = true;   // it is the one that it began with
-  std::uint64_t began_at = 0;  // the epoch in which it had joined
-  int fruitless = 0;     // downloads in a row
-  bool caught_up = false;  // in this epoch, between two batches
+  bool joined = false;                // this peer has a state of the run: the one that it began with, or that of others
+  bool founder = true;                // it is the one that it began with
+  std::uint64_t began_at = 0;         // the epoch in which it had joined
+  int fruitless = 0;                  // downloads in a row
+  bool caught_up = false;             // in this epoch, between two batches
   std::uint64_t download_epochs = 0;  // that the last downloaded state was old when it came
   Duration download_took{};           // the last download
   std::uint64_t rounds_missed = 0;    // of the state in a row, which were to bring this peer to where the run is
   bool ended = false;
-  Duration retry;              // of a failed download
-  std::vector<PeerId> useless_donors;  // whose last state was not taken
+  Duration retry;                                   // of a failed download
+  std::vector<PeerId> useless_donors;               // whose last state was not taken
   std::optional<averaging::DownloadedState> proof;  // of an epoch that others claimed
   RunReports reports;
   averaging::StateSharing sharing;  // its uploads use what is above

@@ -14,10 +14,10 @@ using averaging::Round;
 using averaging::RoundResult;
 
 namespace {
-constexpr double kLongestLead = 3600;  // seconds; ends that cannot be foreseen are far away
-constexpr int kDividedLead = 2;        // times the matchmaking time
-constexpr Duration kLookAgain = 1s;    // at the progress of the run, while a member waits
-}
+constexpr double kLongestLead = 3600;   // seconds; ends that cannot be foreseen are far away
+constexpr int kDividedLead = 2;         // times the matchmaking time
+constexpr Duration kPollInterval = 1s;  // at the progress of the run, while a member waits
+}  // namespace
 
 bool Scheduled::has_group() const {
   return round && (round->stage() == Round::Stage::awaiting_trigger || round->stage() == Round::Stage::running);
@@ -85,9 +85,9 @@ void Run::Impl::begin_or_join() {
 /// only after it has stopped waiting.
 Task<void> Run::Impl::watch_members(Impl& self) {
   for (;;) {
-    co_await self.gradients.averager.someone_waits();
+    co_await self.gradients.averager.member_waiting();
     if (!self.ended) co_await self.tracker.refresh();
-    co_await self.runtime.sleep_for(kLookAgain);
+    co_await self.runtime.sleep_for(kPollInterval);
   }
 }
 
@@ -167,7 +167,7 @@ Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration othe
     co_await run.runtime().sleep_for(time);
   };
   auto late = [](Runtime& runtime, averaging::Averager* waiting, Duration time) -> Task<void> {
-    if (waiting) co_await waiting->someone_waits();
+    if (waiting) co_await waiting->member_waiting();
     co_await runtime.sleep_for(time);
   };
   (void)co_await race(tracker.runtime(), passed(tracker, epoch, others), late(tracker.runtime(), next, grace));
@@ -224,7 +224,7 @@ Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
   const bool found = co_await finds_group(runtime, round, std::move(pointless));
   if (found && plan.when_awaited) {  // nobody waits for parts of one that owns none, but for its own ones
     const Duration patience = options.next_chunk_timeout.value_or(options.matchmaking_time) / 2;
-    (void)co_await race(runtime, state.averager.someone_waits(), pause(runtime, patience));
+    (void)co_await race(runtime, state.averager.member_waiting(), pause(runtime, patience));
   }
   std::optional<SharedModel::Change> change;
   if (exclusive && found) {
@@ -302,7 +302,7 @@ void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
 /// Where a group has formed, its members must not wait: gradients take part with weight 0, parameters as they are. Both
 /// are told before either is waited for, as its members may be waiting in the other one.
 Task<void> Run::Impl::abandon_rounds() {
-  const RoundsBarred barred(*this);
+  const RoundsSuspended barred(*this);
   std::optional<Round> grad_round, state_round;
   if (gradients.has_group()) grad_round = std::exchange(gradients.round, std::nullopt);
   if (state.has_group()) state_round = std::exchange(state.round, std::nullopt);
@@ -335,7 +335,7 @@ Task<void> Run::Impl::abandon_rounds() {
 Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout, Duration patience) {
   StepReport ignored;
   (void)co_await finish_update(ignored);
-  const RoundsBarred barred(*this);
+  const RoundsSuspended barred(*this);
   co_await abandon_rounds();
   begin_round(state, msgpack::Value(local_epoch), expected < 2 ? 0 : expected, timeout);
   const Outcome outcome = co_await finish_state_round({.patience = patience});

@@ -44,12 +44,14 @@ bool SharedModel::copy_in_use() const {
 /// Freeing much memory takes its time: not on the loop.
 void SharedModel::give_up_copy() {
   if (!copy_) return;
-  freeing_.spawn([](Runtime& runtime, averaging::SharedState state) -> Task<void> {
-    co_await runtime.offload([owned = std::make_shared<averaging::SharedState>(std::move(state))]() mutable {
-      owned.reset();
-      return true;
-    });
-  }(runtime_, std::move(*std::exchange(copy_, std::nullopt))), "free a copy of the state");
+  freeing_.spawn(
+      [](Runtime& runtime, averaging::SharedState state) -> Task<void> {
+        co_await runtime.offload([owned = std::make_shared<averaging::SharedState>(std::move(state))]() mutable {
+          owned.reset();
+          return true;
+        });
+      }(runtime_, std::move(*std::exchange(copy_, std::nullopt))),
+      "free a copy of the state");
 }
 
 Task<void> SharedModel::give_up_idle_copies(SharedModel& model, Duration idle) {

@@ -10,15 +10,15 @@
 #include "cohive/dht/members.hpp"
 #include "cohive/p2p/identity_check.hpp"
 #include "cohive/p2p/initial_peers.hpp"
-#include "core/said_once.hpp"
-#include "membership.hpp"
+#include "core/detail/said_once.hpp"
+#include "train/detail/membership.hpp"
 
 namespace cohive {
 namespace {
 
 constexpr Duration kFirstPause = 1s, kLongestPause = 30s;  // between attempts to join
 constexpr Duration kIdentityCheck = 5s;
-constexpr Duration kLook = 100ms;                          // between two questions whether to give up
+constexpr Duration kLook = 100ms;  // between two questions whether to give up
 
 std::vector<Multiaddr> parse_all(const std::vector<std::string>& texts) {
   std::vector<Multiaddr> result;
@@ -150,8 +150,8 @@ Result<> Membership::know_members() {
 
 void Membership::open_network() {
   if (!network)
-    network = transport::limit_bandwidth(transport::make_tcp_network(runtime()),
-                                         {options.max_upload, options.max_download});
+    network =
+        transport::limit_bandwidth(transport::make_tcp_network(runtime()), {options.max_upload, options.max_download});
 }
 
 /// Two processes of one identity take each other's connections away.

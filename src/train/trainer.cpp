@@ -10,7 +10,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/on_exit.hpp"
-#include "membership.hpp"
+#include "train/detail/membership.hpp"
 
 namespace cohive::train {
 namespace {

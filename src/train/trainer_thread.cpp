@@ -8,7 +8,8 @@
 namespace cohive::train {
 
 struct TrainerThread::Job {
-  Job(Runtime& loop, std::function<void()> of) : runtime(loop), function(std::move(of)), done(loop, "the trainer's thread") {}
+  Job(Runtime& loop, std::function<void()> of)
+      : runtime(loop), function(std::move(of)), done(loop, "the trainer's thread") {}
   Runtime& runtime;
   std::function<void()> function;
   std::exception_ptr failure;  // written before `done` is set

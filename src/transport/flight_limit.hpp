@@ -1,12 +1,13 @@
 // FlightLimit: how many bytes a connection may have on their way, from what its network has shown so far.
 //
-// A kernel sends as much as the peer's window allows, whatever the path carries: what does not fit waits in the queue of
-// the thinnest link, delays all that shares it, and is dropped when the queue is full. (BBR does so in particular where
-// the peer's window, not the link, bounds it: it takes that for an application that has little to send, and goes on as at
-// its start, at 2.9 times the rate of the link.) A path is full with its rate times its round trip; half as much more
-// bridges what varies. The rate is what arrives per second. Acknowledgements that share a full queue on their way back
-// come in bursts, so it is counted over several round trips. The round trip is the shortest of the last half minute, so
-// that beside connections that fill the queue this one does not starve; now and then the queue is let run empty for it.
+// A kernel sends as much as the peer's window allows, whatever the path carries: what does not fit waits in the queue
+// of the thinnest link, delays all that shares it, and is dropped when the queue is full. (BBR does so in particular
+// where the peer's window, not the link, bounds it: it takes that for an application that has little to send, and goes
+// on as at its start, at 2.9 times the rate of the link.) A path is full with its rate times its round trip; half as
+// much more bridges what varies. The rate is what arrives per second. Acknowledgements that share a full queue on their
+// way back come in bursts, so it is counted over several round trips. The round trip is the shortest of the last half
+// minute, so that beside connections that fill the queue this one does not starve; now and then the queue is let run
+// empty for it.
 #pragma once
 
 #include <algorithm>
@@ -60,12 +61,12 @@ class FlightLimit {
   std::size_t count_ = 0;                    // of windows since a pause
   bool full_ = true;                         // in the newest one there was always enough to send
   Duration shortest_ = Duration::max(), shortest_before_ = Duration::max();  // of this period, and of the last one
-  TimePoint period_ = TimePoint::min();      // when this one began
-  bool busy_ = true;                         // all of this period
-  bool draining_ = false;                    // the queue, at the beginning of a period
-  bool beginning_ = true;                    // the rate still grows
-  int level_ = 0;                            // windows of the beginning without growth
-  std::array<double, kRates> rates_{};       // bytes per second
+  TimePoint period_ = TimePoint::min();                                      // when this one began
+  bool busy_ = true;                                                         // all of this period
+  bool draining_ = false;                                                    // the queue, at the beginning of a period
+  bool beginning_ = true;                                                    // the rate still grows
+  int level_ = 0;                                                            // windows of the beginning without growth
+  std::array<double, kRates> rates_{};                                       // bytes per second
   std::size_t next_rate_ = 0;
   double fastest_ = 0;  // of these
   std::uint64_t limit_ = kNone;

@@ -65,7 +65,7 @@ class LimitedConnection final : public RawConnection {
   const Multiaddr& local_address() const override { return inner_->local_address(); }
   const Multiaddr& remote_address() const override { return inner_->remote_address(); }
   Task<void> wait_readable() override { return inner_->wait_readable(); }
-  bool times_writes() const override { return upload_.has_value(); }
+  bool has_own_write_timeout() const override { return upload_.has_value(); }
   std::size_t undelivered() const override { return inner_->undelivered(); }
 
  private:

@@ -84,13 +84,13 @@ class LazyStream final : public Stream {
     }
   }
   void limit_window(std::size_t most) override { inner_->limit_window(most); }
-  void expect_much() override { inner_->expect_much(); }
+  void hint_bulk_receive() override { inner_->hint_bulk_receive(); }
   void reset() noexcept override { inner_->reset(); }
   const PeerId& peer() const override { return inner_->peer(); }
   const Multiaddr& remote_address() const override { return inner_->remote_address(); }
   Runtime& runtime() const override { return inner_->runtime(); }
   bool readable() const override { return failure_ || (answered_ && inner_->readable()); }
-  std::uint64_t delivers() const override { return inner_->delivers(); }
+  std::uint64_t receive_quota() const override { return inner_->receive_quota(); }
 
  private:
   enum class State { fresh, proposing, proposed };

@@ -5,7 +5,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/proto/crypto.pb.h"
 #include "cohive/transport/errors.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 #include "noise_state.hpp"
 
 namespace cohive::transport {
@@ -182,8 +182,7 @@ class Handshake {
     const auto plain = state_.decrypt_and_hash(sealed);
     if (!plain) return failed("payload does not decrypt");
     proto::NoiseHandshakePayload message;
-    if (!parse_bounded(message, *plain, kMaxPayloadFields))
-      return failed("payload does not parse");
+    if (!parse_bounded(message, *plain, kMaxPayloadFields)) return failed("payload does not parse");
     auto key = PublicKey::from_protobuf(as_bytes(message.identity_key()));
     if (!key) return failed("identity key: " + key.error().message());
     if (!key->verify(signed_text(remote_static), as_bytes(message.identity_sig())))

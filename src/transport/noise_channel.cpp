@@ -28,7 +28,7 @@ NoiseChannel::NoiseChannel(Runtime& runtime, std::unique_ptr<RawConnection> raw,
     open_.emplace(keys->receive, keys->cipher);
   }
   if (!early.empty()) {
-    make_room(early.size());
+    reserve(early.size());
     std::copy(early.begin(), early.end(), input_.mutable_data());
     end_ = early.size();
   }
@@ -36,7 +36,7 @@ NoiseChannel::NoiseChannel(Runtime& runtime, std::unique_ptr<RawConnection> raw,
 
 /// Puts the current block aside and takes a block with `needed` bytes in all from begin_ that no slice given out
 /// shares.
-void NoiseChannel::make_room(std::size_t needed) {
+void NoiseChannel::reserve(std::size_t needed) {
   const std::size_t kept = end_ - begin_;
   const std::size_t wanted = std::max(needed, read_size_);
   Slice fresh;
@@ -135,7 +135,7 @@ Task<Result<bool>> NoiseChannel::read_more() {
   if (begin_ == end_ && input_.unique() && input_.size() >= wanted && input_.size() <= 4 * read_size_) {
     begin_ = end_ = 0;  // no reader holds a slice of the block any more
   } else if (begin_ == end_ || !fits) {
-    make_room(wanted);
+    reserve(wanted);
   }
   const std::size_t room = input_.size() - end_;
   auto count = co_await raw_->read_some({input_.mutable_data() + end_, room});

@@ -29,7 +29,7 @@ class NoiseChannel final : public SecureChannel {
   std::optional<Result<Slice>> next_record();
   std::optional<Slice> open_record(MutableBytes sealed);
   Task<Result<bool>> read_more();
-  void make_room(std::size_t needed);
+  void reserve(std::size_t needed);
   void retire_input();
   void release_input();
 

@@ -1,6 +1,7 @@
-// A token bucket that the connections of a process share. A connection that wants to pass more bytes than are left waits
-// in a fair queue (self-clocked fair queueing: by the virtual time at which its bytes would have passed if all that wait
-// had equal shares), so busy connections get equal rates and the few bytes of a quiet one pass before their next turn.
+// A token bucket that the connections of a process share. A connection that wants to pass more bytes than are left
+// waits in a fair queue (self-clocked fair queueing: by the virtual time at which its bytes would have passed if all
+// that wait had equal shares), so busy connections get equal rates and the few bytes of a quiet one pass before their
+// next turn.
 #pragma once
 
 #include <set>

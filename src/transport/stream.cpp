@@ -24,18 +24,6 @@ Task<Result<bool>> StreamReader::fill(Deadline deadline) {
   co_return !buffered_.empty();
 }
 
-Task<Result<>> StreamReader::read_into(MutableBytes into, Deadline deadline) {
-  while (!into.empty()) {
-    CO_TRY(auto more, co_await fill(deadline));
-    if (!more) co_return Error(cohive::Errc::end_of_stream, stream_.peer());
-    const std::size_t count = std::min(into.size(), buffered_.size());
-    std::memcpy(into.data(), buffered_.data(), count);
-    buffered_.remove_prefix(count);
-    into = into.subspan(count);
-  }
-  co_return ok();
-}
-
 /// Grows with what arrives: an announced length alone takes no memory.
 Task<Result<>> StreamReader::append_until(Bytes& bytes, std::size_t size, Deadline deadline) {
   while (bytes.size() < size) {

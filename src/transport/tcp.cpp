@@ -35,7 +35,7 @@ constexpr int kAnswersRepeated = 1;
 constexpr std::size_t kMaxGather = 64;
 constexpr Duration kOutOfDescriptors = 100ms;
 constexpr int kUnsent = 64 * 1024;
-constexpr double kPacing = 1.25;  // of what the path has carried, so that more is found out
+constexpr double kPacing = 1.25;               // of what the path has carried, so that more is found out
 constexpr std::size_t kOpenFiles = 64 * 1024;  // at most
 constexpr std::size_t kOtherFiles = 64;        // files of the program, metrics being read, names being resolved
 

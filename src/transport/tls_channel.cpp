@@ -71,7 +71,7 @@ struct TlsCallbacks {
     static const BIO_METHOD* const method = [] {
       BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "cohive connection");
       require_tls(made && BIO_meth_set_write(made, write) && BIO_meth_set_read(made, read) &&
-              BIO_meth_set_ctrl(made, control) && BIO_meth_set_create(made, create));
+                  BIO_meth_set_ctrl(made, control) && BIO_meth_set_create(made, create));
       return made;
     }();
     return method;
@@ -122,11 +122,11 @@ struct TlsCallbacks {
 TlsIdentity::TlsIdentity(TlsCertificate certificate) : context_(SSL_CTX_new(TLS_method())) {
   SSL_CTX* context = context_.get();
   require_tls(context && SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) &&
-          SSL_CTX_use_certificate(context, certificate.x509.get()) &&
-          SSL_CTX_use_PrivateKey(context, certificate.key.get()) && SSL_CTX_set_num_tickets(context, 0));
+              SSL_CTX_use_certificate(context, certificate.x509.get()) &&
+              SSL_CTX_use_PrivateKey(context, certificate.key.get()) && SSL_CTX_set_num_tickets(context, 0));
   if (crypto::has_fast_aes())
     require_tls(SSL_CTX_set_ciphersuites(context,
-                                     "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384"));
+                                         "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384"));
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
   SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
@@ -159,7 +159,7 @@ Task<Result<TlsSession>> TlsChannel::handshake(std::optional<PeerId> expected, s
   const std::string offered = alpn_list(muxers_);
   // Returns 0 on success, unlike the other functions of OpenSSL.
   require_tls(SSL_set_alpn_protos(ssl_.get(), reinterpret_cast<const unsigned char*>(offered.data()),
-                              static_cast<unsigned>(offered.size())) == 0);
+                                  static_cast<unsigned>(offered.size())) == 0);
   auto done = co_await within(runtime_, deadline, shake_hands(), "tls handshake");
   if (!done) co_return done.error();
   if (!remote_key_ || !*remote_key_) co_return Error(Errc::handshake_failed, "tls: the peer showed no certificate");

@@ -18,10 +18,10 @@ using Holder = YamuxStreamState::Holder;
 constexpr std::size_t kMaxUnacknowledged = 256;  // go-yamux's backlog
 constexpr std::size_t kMaxControlQueue = 256 * 1024;
 constexpr std::size_t kMinQueue = 8 * 1024, kFirstQueue = 64 * 1024;
-constexpr std::size_t kBulkFrame = 16 * 1024;  // from here on a stream is no short question or answer
+constexpr std::size_t kBulkFrame = 16 * 1024;     // from here on a stream is no short question or answer
 constexpr std::size_t kBulkWindow = 1024 * 1024;  // at least, for a stream that is known to carry much
 constexpr std::size_t kFewBytes = 2 * 1024;
-constexpr std::size_t kReserve = 512;  // of what a relay carries, for pings and the ends of streams
+constexpr std::size_t kReserve = 512;   // of what a relay carries, for pings and the ends of streams
 constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays the next stream by as much
 constexpr int kProbeEvery = 4;          // intervals between pings on a busy connection, for the round trip
 constexpr double kResetBurst = 16;      // seconds
@@ -209,7 +209,7 @@ void YamuxConnection::widen_early(YamuxStreamState& stream, std::size_t frame) {
   if (frame >= kBulkFrame && stream.holder == Holder::application) grant(stream, widest_);
 }
 
-void YamuxConnection::expect_much(YamuxStreamState& stream) {
+void YamuxConnection::hint_bulk_receive(YamuxStreamState& stream) {
   if (stream.opening == Opening::unsent && !may_announce()) return;
   grant(stream, std::max(widest_, kBulkWindow));
 }
@@ -244,7 +244,8 @@ void YamuxConnection::return_credit(YamuxStreamState& stream) {
 /// Runs while there is something to write: idle connections have no task for it.
 Task<void> YamuxConnection::flush_output() {
   while (channel_->queued() > 0) {
-    const Deadline limit = channel_->raw().times_writes() ? Deadline::never() : runtime_.after(options_->write_timeout);
+    const Deadline limit =
+        channel_->raw().has_own_write_timeout() ? Deadline::never() : runtime_.after(options_->write_timeout);
     const TimePoint begun = runtime_.now();
     const std::uint64_t sent = channel_->bytes_out();
     auto flushed = co_await within(runtime_, limit, channel_->flush(), "writing to the connection");
@@ -269,18 +270,18 @@ void YamuxConnection::adapt_queue(std::size_t bytes, Duration took) {
   queue_limit_ = std::max(queue_limit_, std::min(kMinQueue, options_->send_buffer));
 }
 
-/// Whether a stream with so much left to write may append now. A few bytes, a request or its answer, do not wait for the
-/// turns of streams that transfer much.
+/// Whether a stream with so much left to write may append now. A few bytes, a request or its answer, do not wait for
+/// the turns of streams that transfer much.
 bool YamuxConnection::may_queue(std::size_t left) const noexcept {
   return channel_->queued() < (left <= kFewBytes ? 2 * queue_limit_ : queue_limit_);
 }
 
-std::uint64_t YamuxConnection::carries() const {
-  return for_streams(channel_->raw().carries(), kReserve + channel_->queued());
+std::uint64_t YamuxConnection::send_quota() const {
+  return for_streams(channel_->raw().send_quota(), kReserve + channel_->queued());
 }
 
-std::uint64_t YamuxConnection::delivers() const {
-  return for_streams(channel_->raw().delivers(), kReserve);
+std::uint64_t YamuxConnection::receive_quota() const {
+  return for_streams(channel_->raw().receive_quota(), kReserve);
 }
 
 /// A connection that ends early, while no stream is open, disturbs no caller.
@@ -301,8 +302,9 @@ void YamuxConnection::check_alive() {
   const TimePoint now = runtime_.now();
   if (keys_are_worn()) return close(Error(cohive::Errc::closed, peer_, "a new connection gets new keys"));
   if (std::exchange(probing_, false)) {
-    // Behind much data a pong may take longer; a peer that sends anything is alive. Under a cap the ping may not have left.
-    const bool may_wait = channel_->raw().times_writes() && channel_->queued() > 0;
+    // Behind much data a pong may take longer; a peer that sends anything is alive. Under a cap the ping may not have
+    // left.
+    const bool may_wait = channel_->raw().has_own_write_timeout() && channel_->queued() > 0;
     if (ping_open_ && last_received_ <= ping_sent_ && !may_wait) return close(Error(Errc::keepalive_timeout, peer_));
   } else {
     sweep_orphans();

@@ -11,7 +11,7 @@
 #include "cohive/core/task_group.hpp"
 #include "cohive/transport/upgrade.hpp"
 #include "core/detail/assertion.hpp"
-#include "core/token_bucket.hpp"
+#include "core/detail/token_bucket.hpp"
 #include "secure_channel.hpp"
 #include "yamux_frame.hpp"
 
@@ -75,16 +75,16 @@ struct YamuxStreamState {
   Holder holder;
   TimePoint orphaned_at{};  // when the handle went
   std::size_t send_window;
-  std::size_t receive_window;  // what the peer may still send
-  std::size_t window_limit;    // what receive_window is refilled to
+  std::size_t receive_window;                                         // what the peer may still send
+  std::size_t window_limit;                                           // what receive_window is refilled to
   std::size_t most_window = std::numeric_limits<std::size_t>::max();  // which window_limit does not outgrow
-  std::size_t consumed = 0;    // read by the application since the last window update
+  std::size_t consumed = 0;  // read by the application since the last window update
   TimePoint last_update{};
   std::list<Slice> received;  // most streams never hold more than one
   PartOf open, unacknowledged, buffered, granted_extra, writing;
   MemoryBudget::Charge memory;  // of what is buffered
-  Slice expected;  // where the next bytes belong, if the application has said so
-  Slice tail;      // where small payloads are collected; the last of `received` ends at tail_used
+  Slice expected;               // where the next bytes belong, if the application has said so
+  Slice tail;                   // where small payloads are collected; the last of `received` ends at tail_used
   std::size_t tail_used = 0;
   Condition readable, writable;
   std::optional<Error> failure;  // why the connection ended
@@ -120,8 +120,8 @@ class YamuxConnection final : public Connection {
   Task<void> finish(Error reason, Deadline deadline) override;
   void close(Error reason) noexcept override;
   ConnectionStats stats() const override;
-  std::uint64_t carries() const override;
-  std::uint64_t delivers() const override;
+  std::uint64_t send_quota() const override;
+  std::uint64_t receive_quota() const override;
   std::size_t open_streams() const override { return totals_.inbound + totals_.outbound; }
   Duration round_trip() const override { return round_trip_; }
 
@@ -157,7 +157,7 @@ class YamuxConnection final : public Connection {
   bool may_widen(const YamuxStreamState& stream) const;
   void widen(YamuxStreamState& stream, std::size_t window);
   void widen_early(YamuxStreamState& stream, std::size_t frame);
-  void expect_much(YamuxStreamState& stream);
+  void hint_bulk_receive(YamuxStreamState& stream);
   void grant(YamuxStreamState& stream, std::size_t window);
   void return_credit(YamuxStreamState& stream);
   void reset_stream(YamuxStreamState& stream);

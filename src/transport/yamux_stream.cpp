@@ -144,8 +144,8 @@ void YamuxStream::unread(Slice bytes) {
   state_->received.push_front(std::move(bytes));
 }
 
-std::uint64_t YamuxStream::delivers() const {
-  return state_->connection ? state_->connection->delivers() : 0;
+std::uint64_t YamuxStream::receive_quota() const {
+  return state_->connection ? state_->connection->receive_quota() : 0;
 }
 
 void YamuxStream::expect(Slice region) {
@@ -158,7 +158,7 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
   std::size_t left = 0;
   for (ByteView buffer : buffers) left += buffer.size();
   // Half of a message would take the rest of what a relay carries, and be of use to no peer.
-  if (state->connection && left > state->connection->carries())
+  if (state->connection && left > state->connection->send_quota())
     co_return Error(cohive::Errc::limit_exceeded, peer_, "the relay does not carry so much");
   std::size_t index = 0, offset = 0;  // where in `buffers` we are
   std::vector<ByteView> frame;
@@ -174,8 +174,8 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
       continue;
     }
     if (state->send_window == 0) {
-      // A responder that has finished and grants no credit gave up on our request. (The opener of the stream may well have
-      // finished and wait for our answer.)
+      // A responder that has finished and grants no credit gave up on our request. (The opener of the stream may well
+      // have finished and wait for our answer.)
       if (state->in == Half::ended && state->outbound)
         co_return Error(cohive::Errc::closed, peer_, "the peer stopped reading");
       if (!co_await state->writable.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");

@@ -16,14 +16,14 @@ class YamuxStream final : public Stream {
   void expect(Slice region) override;
   Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override;
   void limit_window(std::size_t most) override { state_->most_window = most; }
-  void expect_much() override {
-    if (state_->connection) state_->connection->expect_much(*state_);
+  void hint_bulk_receive() override {
+    if (state_->connection) state_->connection->hint_bulk_receive(*state_);
   }
   void close_write() noexcept override;
   void reset() noexcept override;
   const PeerId& peer() const override { return peer_; }
   const Multiaddr& remote_address() const override { return remote_; }
-  std::uint64_t delivers() const override;
+  std::uint64_t receive_quota() const override;
   Runtime& runtime() const override { return runtime_; }
   bool readable() const override {
     return !state_->received.empty() || state_->in != YamuxStreamState::Half::open || state_->failure;

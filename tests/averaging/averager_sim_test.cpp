@@ -243,7 +243,8 @@ TEST_F(Averaging, TheErrorSaysWhyThereIsNoGroup) {
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().code(), make_error_code(Errc::no_group));
     EXPECT_THAT(result.error().message(), ::testing::HasSubstr("met 1 peer that wanted to lead"));
-    refused |= result.error().message().find("refused us (BAD_SCHEMA_HASH: another model or optimizer than here)") != std::string::npos;
+    refused |= result.error().message().find("refused us (BAD_SCHEMA_HASH: another model or optimizer than here)") !=
+               std::string::npos;
   }
   EXPECT_TRUE(refused);
 }

@@ -13,8 +13,8 @@ class CrowdedKeys : public Averaging {
     std::vector<dht::StoreItem> items;
     for (std::size_t i = 0; i < peers_of_none; ++i) {
       const std::string key = "nobody " + std::to_string(i);
-      items.push_back({"test.0b", msgpack::Value::bin(PeerId::of_public_key(as_bytes(key)).bytes()), true,
-                       crowd.now() + 600});
+      items.push_back(
+          {"test.0b", msgpack::Value::bin(PeerId::of_public_key(as_bytes(key)).bytes()), true, crowd.now() + 600});
     }
     (void)swarm.run(crowd.store_many(std::move(items), swarm.after(60s)));
   }

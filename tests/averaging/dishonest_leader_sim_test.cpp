@@ -156,7 +156,8 @@ class InventingLeader {
 
  private:
   static Task<Result<>> lead(InventingLeader& self, rpc::ServerStream& stream) {
-    CO_TRY(auto joiner, co_await accept_joiner(self.dht_, stream, std::string(19, 'i') + static_cast<char>(++self.groups)));
+    CO_TRY(auto joiner,
+           co_await accept_joiner(self.dht_, stream, std::string(19, 'i') + static_cast<char>(++self.groups)));
     proto::MessageFromLeader& begin = joiner.begin;
     begin.add_gathered(encode_gathered({.peer = {}}));
     begin.add_ordered_peer_ids(stream.peer().binary());
@@ -254,7 +255,8 @@ TEST_F(Averaging, AMemberThatClaimsAFastLinkDoesNotReduceEverythingWhereLiarsAre
     std::size_t fast = 0;
     while (result->group[fast].peer != id(5)) ++fast;
     if (result->exchanged[fast].bytes_sent > 0)
-      EXPECT_LE(result->exchanged[fast].bytes_sent, result->bytes_sent / 2) << "a third of the values, of five reducers";
+      EXPECT_LE(result->exchanged[fast].bytes_sent, result->bytes_sent / 2)
+          << "a third of the values, of five reducers";
   }
   for (auto& peer : peers)
     for (float value : peer->a) ASSERT_NEAR(value, 2.5, 1e-5);

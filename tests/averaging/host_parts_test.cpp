@@ -7,8 +7,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "averaging/tensors/part_math.hpp"
-#include "averaging/tensors/stretch_set.hpp"
+#include "averaging/detail/part_math.hpp"
+#include "averaging/detail/stretch_set.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/sim_runtime.hpp"
@@ -241,13 +241,13 @@ TEST_F(HostMemoryOfARound, SchemesReadAndWriteThroughTheSameOperations) {
 
 TEST_F(HostMemoryOfARound, MemoryThatDoesNotFitIsRefused) {
   const TensorSpan large(read[0]), small(read[1]), empty(read[2]);
-  const auto made_of = [this](std::vector<TensorInfo> infos, std::vector<TensorSpan> memory) {
+  const auto transcript_digest = [this](std::vector<TensorInfo> infos, std::vector<TensorSpan> memory) {
     HostParts(runtime, std::move(infos), std::move(memory));
   };
-  EXPECT_NO_THROW(made_of(kInfos, {large, small, empty}));
-  EXPECT_THROW(made_of(kInfos, {large, small}), std::invalid_argument);
-  EXPECT_THROW(made_of(kInfos, {small, small, empty}), std::invalid_argument);
-  EXPECT_THROW(made_of({{{4}}}, {TensorSpan(read[1], read[2])}), std::invalid_argument);
+  EXPECT_NO_THROW(transcript_digest(kInfos, {large, small, empty}));
+  EXPECT_THROW(transcript_digest(kInfos, {large, small}), std::invalid_argument);
+  EXPECT_THROW(transcript_digest(kInfos, {small, small, empty}), std::invalid_argument);
+  EXPECT_THROW(transcript_digest({{{4}}}, {TensorSpan(read[1], read[2])}), std::invalid_argument);
 }
 
 TEST(StretchSets, CoverWhatWasClaimedInAnyOrder) {

@@ -17,9 +17,7 @@ class LimitedRelay : public Averaging {
            size);
   }
   /// \param open  its router lets in whom it has sent to, at any time
-  void add_hidden(std::size_t size, bool open = false) {
-    add_on(relay_.add_hidden(peers.size() + 1, open), size);
-  }
+  void add_hidden(std::size_t size, bool open = false) { add_on(relay_.add_hidden(peers.size() + 1, open), size); }
   /// A round of all peers, and how long it takes.
   std::vector<Result<RoundResult>> average() {
     swarm.pass(10s);  // until relays are found

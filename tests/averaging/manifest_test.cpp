@@ -4,7 +4,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
-#include "core/proto_fields.hpp"
+#include "core/detail/proto_fields.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -57,7 +57,8 @@ TEST_F(MeetingTimes, GroupsOfRandomBitsAreSmallerAndMixAllPeers) {
       if (std::ranges::count(results[0]->group, id(i), &Member::peer)) met.insert(i);
   }
   EXPECT_GT(met.size(), 8u);
-  const auto [least, most] = std::ranges::minmax(peers | std::views::transform([](const auto& peer) { return peer->a[0]; }));
+  const auto [least, most] =
+      std::ranges::minmax(peers | std::views::transform([](const auto& peer) { return peer->a[0]; }));
   EXPECT_LT(most - least, 1) << "11 before";
   for (const auto& result : step_all(same({.timeout = 20s})))
     EXPECT_EQ(result.value().group.size(), static_cast<std::size_t>(kPeers)) << "one group of all again";

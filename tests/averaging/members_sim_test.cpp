@@ -25,7 +25,8 @@ class RunWithMembers : public Averaging {
     return add(quick());
   }
   /// Calls a method at a member and says what comes back.
-  static Task<Result<std::optional<Slice>>> ask(p2p::Host& host, PeerId member, std::string method, std::string request) {
+  static Task<Result<std::optional<Slice>>> ask(p2p::Host& host, PeerId member, std::string method,
+                                                std::string request) {
     const Deadline deadline = host.runtime().after(10s);
     auto call = co_await rpc::open_call(host, member, "test::DecentralizedAverager." + method, deadline);
     if (!call) co_return call.error();
@@ -33,7 +34,8 @@ class RunWithMembers : public Averaging {
     co_return co_await (*call)->receive(deadline);
   }
   double refused(const char* method) {
-    auto& metrics = swarm.runtime().local<rpc::RpcMetrics>().server(std::string("test::DecentralizedAverager.") + method);
+    auto& metrics =
+        swarm.runtime().local<rpc::RpcMetrics>().server(std::string("test::DecentralizedAverager.") + method);
     return metrics.calls[static_cast<std::size_t>(rpc::Outcome::refused)].value();
   }
   std::string secret = "a secret of this run, which is long";

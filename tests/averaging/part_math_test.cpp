@@ -1,4 +1,4 @@
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/part_math.hpp"
 
 #include <gtest/gtest.h>
 

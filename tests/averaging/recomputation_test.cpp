@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 

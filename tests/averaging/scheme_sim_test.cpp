@@ -198,7 +198,7 @@ TEST_F(EarlyStreams, OfStrangersToAGroupAreRefusedAtOnceAndThoseOfMembersWait) {
   // Its members know the id of a group; here the test learns it from the finished round.
   bool waiting = false;
   senders.spawn([](Averager& averager, bool& flag) -> Task<void> {
-    co_await averager.someone_waits();
+    co_await averager.member_waiting();
     flag = true;
   }(*peers[0]->averager, waiting));
   auto& stranger = send(2, 0, "another group");

@@ -414,7 +414,7 @@ TEST_F(SharedStates, HostileDonorsAreRefusedAndTheHonestOneIsAsked) {
   ASSERT_TRUE(found) << found.error();
   EXPECT_EQ(found->donor, honest.id());
   EXPECT_THAT(found->liars, ::testing::UnorderedElementsAreArray(hostile));
-  EXPECT_FALSE(late.dht->host().reputation().is_shunned(*too_large));
+  EXPECT_FALSE(late.dht->host().reputation().is_banned(*too_large));
   expect_same(*found, state);
 }
 
@@ -487,7 +487,7 @@ TEST_F(SharedStates, APeerThatHasAveragedWithThisOneIsBelievedMoreThanStrangersT
   auto& stranger = newcomer();
   expect_same(download(stranger, {.max_priority = 7}).value(), poison);
   auto& late = newcomer();
-  late.dht->host().reputation().worked(acquaintance);
+  late.dht->host().reputation().record_success(acquaintance);
   expect_same(download(late, {.max_priority = 7}).value(), honest);
 }
 

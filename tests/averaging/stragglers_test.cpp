@@ -16,8 +16,8 @@ constexpr Duration kUnknownPatience = 4s;
 class StragglersOfAGroup : public ::testing::Test {
  protected:
   StragglersOfAGroup() {
-    for (int i = 1; i < 7; ++i) reputation.worked(peer_of(i));
-    reputation.worked(peer);
+    for (int i = 1; i < 7; ++i) reputation.record_success(peer_of(i));
+    reputation.record_success(peer);
   }
   ~StragglersOfAGroup() override { EXPECT_EQ(sim::offences(runtime), 0) << "late is not hostile"; }
 
@@ -57,7 +57,7 @@ TEST_F(StragglersOfAGroup, AreWaitedForAgainOnceTheyHaveBeenInTime) {
   EXPECT_FALSE(is_late());
   be_late();
   EXPECT_TRUE(is_late());
-  EXPECT_FALSE(reputation.is_shunned(peer));
+  EXPECT_FALSE(reputation.is_banned(peer));
   be_in_time();
   EXPECT_FALSE(is_late());
 }
@@ -149,7 +149,7 @@ TEST_F(StragglersOfAGroup, AreAllStrangersForAWhileAfterOneOfThemWasLate) {
   EXPECT_TRUE(stragglers.is_wary());
   EXPECT_EQ(stragglers.patience(peer_of(21)), 2s + Stragglers::kGrace) << "never seen";
   EXPECT_FALSE(stragglers.patience(peer_of(1)));
-  reputation.worked(peer_of(22));
+  reputation.record_success(peer_of(22));
   EXPECT_FALSE(stragglers.patience(peer_of(22)));
   runtime.run_for(161s);
   EXPECT_FALSE(stragglers.patience(peer_of(21)));

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "averaging/averaging_fixture.hpp"
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/errors.hpp"

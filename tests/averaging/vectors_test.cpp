@@ -83,8 +83,11 @@ TEST(Partition, ACappedMemberGetsTwiceAnEqualShareAtMost) {
     for (std::size_t i = 0; i < clients; ++i) members.push_back({.peer = {}, .mode = PeerMode::client});
     return capped_fractions(1'000'000, members).value();
   };
-  EXPECT_EQ(peer_fractions(1'000'000, std::vector<Member>{{.bandwidth = 1e12}, {.bandwidth = 1}, {.bandwidth = 1},
-                                                          {.bandwidth = 1}}).value()[0], 1'000'000u);
+  EXPECT_EQ(
+      peer_fractions(1'000'000,
+                     std::vector<Member>{{.bandwidth = 1e12}, {.bandwidth = 1}, {.bandwidth = 1}, {.bandwidth = 1}})
+          .value()[0],
+      1'000'000u);
   for (const auto& result : {shares({1e12, 1, 1, 1, 1, 1, 1, 1}, 0), shares({1e12, 1e12, 0, 0, 1, 1, 1, 1}, 0),
                              shares({1e12, 1, 1, 1}, 4), shares({1, 1, 1, 1, 1}, 3)}) {
     EXPECT_EQ(std::accumulate(result.begin(), result.end(), std::uint64_t{0}), 1'000'000u);

@@ -118,7 +118,8 @@ TEST_F(Safetensors, AFileOfAnotherProgramNeedsNoHash) {
   set_bytes(
       path,
       file_of(
-          R"({"b":{"dtype":"I8","shape":[2],"data_offsets":[4,6]},"a":{"data_offsets":[0,4],"shape":[1],"dtype":"F32"}}  )",
+          R"({"b":{"dtype":"I8","shape":[2],"data_offsets":[4,6]},)"
+          R"("a":{"data_offsets":[0,4],"shape":[1],"dtype":"F32"}}  )",
           "\1\2\3\4\5\6"));
   const auto read = read_file(path);
   ASSERT_TRUE(read) << read.error();

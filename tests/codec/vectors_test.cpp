@@ -8,8 +8,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "codec/dynamic_map.hpp"
-#include "codec/values.hpp"
+#include "codec/detail/dynamic_map.hpp"
+#include "codec/detail/values.hpp"
 #include "cohive/codec/codec.hpp"
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/crypto.hpp"

@@ -1,5 +1,5 @@
 // What a peer's protobuf may hold, and what it may take in memory.
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/proto/dht.pb.h"
 #include "cohive/proto/p2p.pb.h"
-#include "core/proto_fields.hpp"
+#include "core/detail/proto_fields.hpp"
 #include "support/memory_peak.hpp"
 
 namespace cohive {
@@ -78,7 +78,8 @@ TEST(BoundedParse, FieldsAreCountedInAllMessagesInMessages) {
     return bytes;
   };
   std::size_t nested = 0;
-  const std::function<void(const std::string&, const std::string&, std::size_t, const std::function<std::string(std::string)>&)>
+  const std::function<void(const std::string&, const std::string&, std::size_t,
+                           const std::function<std::string(std::string)>&)>
       look = [&](const std::string& top, const std::string& type, std::size_t depth, const auto& around) {
         for (const auto& [number, field] : messages.at(type)) {
           std::string scope = type + ".", name = scope + field;  // looked for from the inside outwards
@@ -89,20 +90,22 @@ TEST(BoundedParse, FieldsAreCountedInAllMessagesInMessages) {
           const auto here = [&, number = number](std::string content) { return around(in_field(number, content)); };
           const std::string bytes = here("\x78\x01");  // one field, in a message; else bytes
           EXPECT_TRUE(holds_at_most(as_bytes(bytes), top, depth + 1));
-          EXPECT_EQ(holds_at_most(as_bytes(bytes), top, depth), !messages.contains(name)) << top << " ... " << type << " " << number;
+          EXPECT_EQ(holds_at_most(as_bytes(bytes), top, depth), !messages.contains(name))
+              << top << " ... " << type << " " << number;
           if (!messages.contains(name)) continue;
           ++nested;
           look(top, name, depth + 1, here);
         }
       };
-  for (const auto& message : messages) look(message.first, message.first, 1, [](std::string content) { return content; });
+  for (const auto& message : messages)
+    look(message.first, message.first, 1, [](std::string content) { return content; });
   EXPECT_GE(nested, 40u);
 }
 
 TEST(BoundedParse, WhatIsCutOffOrNestedTooDeeplyIsRefused) {
   proto::PingRequest request;
   EXPECT_FALSE(parse_bounded(request, as_bytes(std::string_view("\x12\x05"))));
-  EXPECT_FALSE(parse_bounded(request, as_bytes(std::string_view("\x0b\x0c"))) ) << "a group";
+  EXPECT_FALSE(parse_bounded(request, as_bytes(std::string_view("\x0b\x0c")))) << "a group";
   EXPECT_TRUE(parse_bounded(request, {}));
 }
 

@@ -72,10 +72,8 @@ TEST_F(LogLines, TextStaysOneLineWithoutTerminalCodes) {
 }
 
 TEST_F(LogLines, TextHasNoControlCharactersBeyondAsciiAndNoBytesThatAreNoText) {
-  const std::string line =
-      written(Format::text, "\x9b 2J \xc2\x9b 2J \xff \xe2\x80 \xe2\x82\xac \xf0\x9f\x90\x9d");
-  EXPECT_NE(line.find("\\x9b 2J \\xc2\\x9b 2J \\xff \\xe2\\x80 \xe2\x82\xac \xf0\x9f\x90\x9d"),
-            std::string::npos)
+  const std::string line = written(Format::text, "\x9b 2J \xc2\x9b 2J \xff \xe2\x80 \xe2\x82\xac \xf0\x9f\x90\x9d");
+  EXPECT_NE(line.find("\\x9b 2J \\xc2\\x9b 2J \\xff \\xe2\\x80 \xe2\x82\xac \xf0\x9f\x90\x9d"), std::string::npos)
       << line;
 }
 

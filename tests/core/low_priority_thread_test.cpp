@@ -1,5 +1,5 @@
 // Work that strangers cause does not stand in the way of this program's own.
-#include "core/low_priority_thread.hpp"
+#include "core/detail/low_priority_thread.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -22,7 +22,8 @@ TEST(LowPriorityThread, OwnWorkGoesOnInAPoolOfOneThreadWhileManyJobsOfStrangersW
     EXPECT_EQ(co_await low.run([own_work_is_done, number] {
       own_work_is_done->wait();  // for ever, if our own work had to wait for this
       return number;
-    }), number);
+    }),
+              number);
     ++finished;
   };
   const auto all = [&]() -> Task<void> {

@@ -1,5 +1,5 @@
 // Encoded objects, walked over without decoding them.
-#include "core/msgpack_reader.hpp"
+#include "core/detail/msgpack_reader.hpp"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,9 @@
 namespace cohive::msgpack {
 namespace {
 
-std::string hex(const Value& value) { return to_hex(as_bytes(encode(value))); }
+std::string hex(const Value& value) {
+  return to_hex(as_bytes(encode(value)));
+}
 
 TEST(Msgpack, EncodesAsPythonHivemindDoes) {
   EXPECT_EQ(hex(Tuple{{1, "a", Tuple{{2}}}}), "d7409301a161d5409102");
@@ -50,8 +52,8 @@ TEST(Msgpack, DecodesNoMoreValuesThanItMay) {
 }
 
 TEST(Msgpack, RefusesMalformedInput) {
-  for (const char* bad : {"", "c1", "d9", "a561", "92c0", "c0c0", "81c0c0", "ddffffffff", "c9ffffffff40", "dfffffffff", "d54093", "cb00",
-                          "d440c0", "d54090c0", "d440dc", "c70540dd00000001"})
+  for (const char* bad : {"", "c1", "d9", "a561", "92c0", "c0c0", "81c0c0", "ddffffffff", "c9ffffffff40", "dfffffffff",
+                          "d54093", "cb00", "d440c0", "d54090c0", "d440dc", "c70540dd00000001"})
     EXPECT_FALSE(decode(from_hex(bad))) << bad;
   EXPECT_FALSE(decode(Bytes(1000, 0x91))) << "endless nesting";
 }

@@ -236,9 +236,8 @@ TEST(Offload, WorkThatWaitsForADiskHoldsNoThreadOfThePool) {
   std::latch slow_disk(1);
   TaskGroup writing(*runtime);
   for (int i = 0; i < 3; ++i)
-    writing.spawn([](Runtime& r, std::latch& disk) -> Task<void> {
-      co_await r.offload_io([&disk] { disk.wait(); });
-    }(*runtime, slow_disk));
+    writing.spawn([](Runtime& r, std::latch& disk) -> Task<void> { co_await r.offload_io([&disk] { disk.wait(); }); }(
+                                                       *runtime, slow_disk));
   for (int i = 0; i < 10; ++i) runtime->run(where(*runtime));  // would wait for the disk for ever
   EXPECT_EQ(writing.size(), 3u);
   slow_disk.count_down();
@@ -286,10 +285,12 @@ TEST(Runtime, CountsTurnsInWhichNothingElseIsServedAndNamesOne) {
   TaskGroup group(*runtime, "workers");
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < 40; ++i)
-    group.spawn([]() -> Task<void> {
-      spin_for(10ms);
-      co_return;
-    }(), "a hog");
+    group.spawn(
+        []() -> Task<void> {
+          spin_for(10ms);
+          co_return;
+        }(),
+        "a hog");
   runtime->run(group.join());
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_GE(stalls.value(), 1);

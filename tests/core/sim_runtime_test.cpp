@@ -106,9 +106,11 @@ TEST(SimRuntime, NamesTasksThatKeepTheLoopForLong) {
     compute_for(40ms);
   };
   group.spawn(hog(runtime), "a hog");
-  group.spawn([](Runtime& r) -> Task<void> {
-    for (int i = 0; i < 100; ++i) co_await r.yield();
-  }(runtime), "a polite one");
+  group.spawn(
+      [](Runtime& r) -> Task<void> {
+        for (int i = 0; i < 100; ++i) co_await r.yield();
+      }(runtime),
+      "a polite one");
   runtime.run_ready();
   ASSERT_EQ(watched.turns.size(), 1u);
   EXPECT_EQ(watched.turns[0].what.find("workers/a hog, which waited for yield"), 0u) << watched.turns[0].what;

@@ -58,8 +58,9 @@ TEST_F(TraceFileTest, ADiskThatIsFullEndsItWithASentence) {
   ::testing::internal::CaptureStderr();
   runtime.run(work(runtime, "a"));
   EXPECT_TRUE(log::flush());
-  EXPECT_NE(::testing::internal::GetCapturedStderr().find("the trace /dev/full cannot be written: No space left on device"),
-            std::string::npos);
+  EXPECT_NE(
+      ::testing::internal::GetCapturedStderr().find("the trace /dev/full cannot be written: No space left on device"),
+      std::string::npos);
   EXPECT_FALSE(Trace::of(runtime).on());
 }
 

@@ -24,7 +24,9 @@ inline const nlohmann::json& libp2p_vectors() {
 inline constexpr const char* kPeerText = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq";
 inline const PeerId kPeer = *PeerId::from_text(kPeerText);
 
-inline std::string text_of(const nlohmann::json& value) { return value.get<std::string>(); }
+inline std::string text_of(const nlohmann::json& value) {
+  return value.get<std::string>();
+}
 /// The bytes of a hexadecimal string in the vectors.
 inline Bytes hex_of(const nlohmann::json& value) {
   return from_hex(value.get<std::string>());

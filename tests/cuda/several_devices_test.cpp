@@ -133,7 +133,7 @@ TEST_F(SeveralDevices, AreLinkedToTheHostEachByItself) {
     const auto transfer = link->open(4000);
     emulated::hold_streams();
     clear_async(trainer, gradient.floats()).value();
-    link->note_trainer();
+    link->sync_with_caller_stream();
     transfer->follow_trainer();
     transfer->download(gradient.bytes().data(), transfer->memory());
     emulated::release_streams();

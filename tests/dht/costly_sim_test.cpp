@@ -179,8 +179,7 @@ std::string invented_owner(std::size_t bits, unsigned number) {
 
 proto::StoreRequest garbage_of(std::size_t bits, std::size_t records, double expiration) {
   proto::StoreRequest request;
-  const std::string signature =
-      "[signature:" + crypto::base64_encode(as_bytes(std::string(bits / 8, 's'))) + "]";
+  const std::string signature = "[signature:" + crypto::base64_encode(as_bytes(std::string(bits / 8, 's'))) + "]";
   for (unsigned i = 0; i < records; ++i) {
     request.add_keys(DhtId::of("run_progress").binary());
     request.add_subkeys(msgpack::encode(msgpack::Bin{invented_owner(bits, i)}));

@@ -65,8 +65,11 @@ TEST_F(DhtSwarm, AnOlderRecordDoesNotReplaceANewerOne) {
 
 TEST_F(DhtSwarm, AFewEntriesOfALargeDictionaryAreDrawnByEachReplica) {
   add_many(12);
-  for (int i = 0; i < 100; ++i) ASSERT_TRUE(store(*nodes[static_cast<std::size_t>(i % 12)], "dict", i, "value", in(100 + i)));
-  const auto few = [&](Dht& reader, std::size_t most) { return swarm.run(reader.get_sampled("dict", 2, most)).value(); };
+  for (int i = 0; i < 100; ++i)
+    ASSERT_TRUE(store(*nodes[static_cast<std::size_t>(i % 12)], "dict", i, "value", in(100 + i)));
+  const auto few = [&](Dht& reader, std::size_t most) {
+    return swarm.run(reader.get_sampled("dict", 2, most)).value();
+  };
   Dht* reader = nullptr;
   for (auto& node : nodes)
     if (node->storage_size() == 0) reader = node.get();

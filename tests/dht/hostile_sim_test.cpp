@@ -188,8 +188,8 @@ TEST_F(HostileSwarm, NewcomersThatTakeNoRecordsAreGivenFewAtATime) {
     hello.mutable_peer()->set_node_id(std::string(20, static_cast<char>('a' + i)));
     auto& host = newcomers[i].host();
     ASSERT_TRUE(swarm.run(host.connect(holder.host().visible_addresses().front(), swarm.after(5s))));
-    ASSERT_TRUE(swarm.run(rpc::call_unary(host, holder.host().id(), "DHTProtocol.rpc_find", hello.SerializeAsString(),
-                                          swarm.after(5s))));
+    ASSERT_TRUE(swarm.run(
+        rpc::call_unary(host, holder.host().id(), "DHTProtocol.rpc_find", hello.SerializeAsString(), swarm.after(5s))));
   }
   swarm.pass(10s);
   EXPECT_GE(offered, 5);
@@ -487,7 +487,8 @@ TEST_F(HostileSwarm, AnInitialPeerWithAnotherClockIsNamed) {
   Dht node(swarm.add_host());
   auto started = swarm.run(node.start({host.visible_addresses().front()}));
   ASSERT_FALSE(started);
-  EXPECT_NE(started.error().message().find("the clocks of this machine and of the initial peer differ by more than 3 seconds"),
+  EXPECT_NE(started.error().message().find(
+                "the clocks of this machine and of the initial peer differ by more than 3 seconds"),
             std::string::npos)
       << started.error();
   EXPECT_NE(started.error().message().find(host.id().text()), std::string::npos);

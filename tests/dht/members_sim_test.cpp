@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/temporary_folder.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/dht/errors.hpp"
-#include "checkpoint/temporary_folder.hpp"
 #include "dht_swarm.hpp"
 
 namespace cohive::dht {

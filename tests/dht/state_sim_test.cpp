@@ -106,8 +106,7 @@ TEST_F(DhtSwarm, TheMemoryForRecordsFollowsTheBudgetOfTheHost) {
   nodes.push_back(std::make_unique<Dht>(host, DhtOptions{}));
   const auto fill = [&](bool cached) {
     std::vector<SavedRecord> records;
-    for (int i = 0; i < 40'000; ++i)
-      records.push_back({DhtId::of(i), std::string(1, '\xc0'), "\x01", in(100), cached});
+    for (int i = 0; i < 40'000; ++i) records.push_back({DhtId::of(i), std::string(1, '\xc0'), "\x01", in(100), cached});
     swarm.run(nodes[0]->restore(std::move(records)));
   };
   const std::size_t before = ::mallinfo2().uordblks;

@@ -17,10 +17,10 @@ constexpr std::size_t kMaxWire = 18 << 20;  // a frame of 16 MiB, and what belon
 // Of memory for each byte of the wire, and once: streams, tasks, tables, buffers of fixed size.
 constexpr std::size_t kBytesPerWireByte = 16, kBytesOfAConnection = 1 << 20;
 
-const std::string kConnectionProtocols[] = {
-    "DHTProtocol.rpc_ping", "DHTProtocol.rpc_store", "DHTProtocol.rpc_find", "Test.rpc_unary",
-    "Test.rpc_stream",      "/ipfs/kad/1.0.0",       "/ipfs/id/1.0.0",       "/ipfs/id/push/1.0.0",
-    "/ipfs/ping/1.0.0",     "/libp2p/autonat/1.0.0", "/libp2p/dcutr",        "unknown to the peer"};
+const std::string kConnectionProtocols[] = {"DHTProtocol.rpc_ping",  "DHTProtocol.rpc_store", "DHTProtocol.rpc_find",
+                                            "Test.rpc_unary",        "Test.rpc_stream",       "/ipfs/kad/1.0.0",
+                                            "/ipfs/id/1.0.0",        "/ipfs/id/push/1.0.0",   "/ipfs/ping/1.0.0",
+                                            "/libp2p/autonat/1.0.0", "/libp2p/dcutr",         "unknown to the peer"};
 
 Task<Result<std::string>> say_again(PeerId, std::string request) {
   co_return request;
@@ -66,7 +66,8 @@ void take_step(Input& input, sim::Swarm& swarm, ConnectionStranger& stranger) {
   const auto protocol = [&] { return kConnectionProtocols[input.byte() % std::size(kConnectionProtocols)]; };
   const auto bytes = [&](int digits) { return as_text(input.take(number(input, digits))); };
   switch (input.byte() % 10) {
-    case 0: return stranger.open(protocol());
+    case 0:
+      return stranger.open(protocol());
     case 1: {  // stream, bytes
       const std::size_t stream = input.byte();
       return stranger.data(stream, as_bytes(bytes(2)));
@@ -92,10 +93,14 @@ void take_step(Input& input, sim::Swarm& swarm, ConnectionStranger& stranger) {
       const std::size_t times = number(input, 3);
       return stranger.data(stream, as_bytes(again), again.empty() ? 0 : std::min(times, kMaxWire / again.size()));
     }
-    case 6: return stranger.end(input.byte(), yamux::kFin);
-    case 7: return stranger.end(input.byte(), yamux::kRst);
-    case 8: return stranger.write(as_bytes(bytes(1)));  // frames of any kind, or parts of them
-    default: return swarm.pass(100ms * input.byte());
+    case 6:
+      return stranger.end(input.byte(), yamux::kFin);
+    case 7:
+      return stranger.end(input.byte(), yamux::kRst);
+    case 8:
+      return stranger.write(as_bytes(bytes(1)));  // frames of any kind, or parts of them
+    default:
+      return swarm.pass(100ms * input.byte());
   }
 }
 

@@ -35,7 +35,9 @@ inline std::size_t& stretched() {
   static std::size_t bytes = 0;
   return bytes;
 }
-inline void stretch(std::size_t bytes) { stretched() = bytes; }
+inline void stretch(std::size_t bytes) {
+  stretched() = bytes;
+}
 
 /// A promise of the code under test: ends the process when broken, which is what a fuzzer looks for.
 inline void expect(bool holds, const char* promise) {

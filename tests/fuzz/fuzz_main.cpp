@@ -24,7 +24,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);
 
 /// Frames may have 16 MiB, which single mutations never reach: now and then a part of an input fills a long one.
-extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size, unsigned seed) {
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size,
+                                               unsigned seed) {
   std::minstd_rand random(seed);
   if (size == 0 || random() % kRepeatOneIn != 0) return LLVMFuzzerMutate(data, size, max_size);
   const std::size_t from = random() % size, length = 1 + random() % kLongestPart;

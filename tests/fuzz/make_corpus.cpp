@@ -91,7 +91,8 @@ void core(const Corpus& corpus) {
   std::string ext;
   append_ext(ext, 0x50, encode(nested));
   corpus.add("msgpack", "ext", ext);
-  corpus.add("msgpack", "nothings", std::string_view("\xdd\x00\x03\xff\xf0\xc0", 6));  // promises 256 Ki of the last byte
+  corpus.add("msgpack", "nothings",
+             std::string_view("\xdd\x00\x03\xff\xf0\xc0", 6));  // promises 256 Ki of the last byte
 }
 
 void transport(const Corpus& corpus) {
@@ -300,15 +301,15 @@ std::string head_of_call(const std::string& protocol, std::size_t size, std::str
 void connections(const Corpus& corpus, const std::string& ping, const std::string& store, const std::string& find) {
   using namespace steps;
   corpus.add("connection", "calls",
-             call(steps::ping, 0, ping) + pass(5) + call(steps::store, 1, store) + pass(5) + call(steps::find, 2, find) +
-                 end(0) + pass(20) + reset(1));
+             call(steps::ping, 0, ping) + pass(5) + call(steps::store, 1, store) + pass(5) +
+                 call(steps::find, 2, find) + end(0) + pass(20) + reset(1));
   corpus.add("connection", "stream",
              open(stream) + record(0, 0, "one") + record(0, 0, "two") + record(0, 1, "") + end(0));
-  corpus.add("connection", "kad",
-             open(kad) + message(0, std::string_view("\x08\x04\x12\x03key", 7)) + pass(3));
+  corpus.add("connection", "kad", open(kad) + message(0, std::string_view("\x08\x04\x12\x03key", 7)) + pass(3));
   // The peer asks who we are.
-  corpus.add("connection", "answered", message(128, "/multistream/1.0.0\n") + message(128, "/ipfs/id/1.0.0\n") +
-                                           message(128, std::string_view("\x2a\x01x", 3)) + end(128) + pass(10));
+  corpus.add("connection", "answered",
+             message(128, "/multistream/1.0.0\n") + message(128, "/ipfs/id/1.0.0\n") +
+                 message(128, std::string_view("\x2a\x01x", 3)) + end(128) + pass(10));
   // As long as frames may be, nearly: empty keys, a request that hardly begins, records.
   constexpr std::size_t kLongCall = 4'000'000, kLongRecord = 0xf00000;
   const auto long_call = [](const char* method, std::string_view again, std::size_t times) {

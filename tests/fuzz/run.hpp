@@ -5,8 +5,9 @@
 
 namespace cohive::fuzz {
 
-inline constexpr std::size_t kBytesPerByte = 16;     ///< of memory, for each byte of the input
-inline constexpr std::size_t kBytesOnce = 8 << 20;  ///< hosts, buffers, 64 Ki msgpack values, what a target keeps itself
+inline constexpr std::size_t kBytesPerByte = 16;  ///< of memory, for each byte of the input
+inline constexpr std::size_t kBytesOnce = 8
+                                          << 20;  ///< hosts, buffers, 64 Ki msgpack values, what a target keeps itself
 
 /// Ends the process when a promise is broken. Needs memory_peak.cpp.
 void run(Target target, ByteView input);

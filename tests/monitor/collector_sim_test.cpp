@@ -63,7 +63,6 @@ class WatchedRun : public dht::DhtSwarm {
     for (const Warning& warning : view.warnings) texts.push_back(warning.message);
     return texts;
   }
-
 };
 
 TEST_F(WatchedRun, ShowsTrainersNodesAndWhoKnowsWhom) {
@@ -95,7 +94,8 @@ TEST_F(WatchedRun, TwoSwarmsUnderTheNameOfOneRunAreSeenToBeTwo) {
   auto& watcher = swarm.add_host({.routing_server = false}, false);
   Dht monitor(watcher, {.client_mode = true});
   monitor.add_validator(std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(0)));
-  const std::vector<Multiaddr> initial = {swarm.host(0).visible_addresses().front(), stranger.visible_addresses().front()};
+  const std::vector<Multiaddr> initial = {swarm.host(0).visible_addresses().front(),
+                                          stranger.visible_addresses().front()};
   swarm.run(monitor.start(initial)).value();
   report(*nodes[1], *key_of(*nodes[1], 1), swarm.host(1).id(), 5, 2);
   std::vector<std::string> failed;
@@ -103,7 +103,8 @@ TEST_F(WatchedRun, TwoSwarmsUnderTheNameOfOneRunAreSeenToBeTwo) {
     if (finding.status == Finding::Status::failed) failed.push_back(finding.step + ": " + finding.text);
   };
   EXPECT_EQ(swarm.run(diagnose_run(monitor, "run", initial, note)), 1);
-  EXPECT_THAT(failed, ElementsAre(HasSubstr("swarm: the swarm is split: parts of 3 and 1 nodes do not know each other")));
+  EXPECT_THAT(failed,
+              ElementsAre(HasSubstr("swarm: the swarm is split: parts of 3 and 1 nodes do not know each other")));
   swarm.run(other.close());
 }
 
@@ -116,8 +117,9 @@ TEST_F(WatchedRun, APeerThatIsGoneAndAnInitialPeerThatIsGoneAreNamed) {
   Collector collector(monitor, {.run_id = "run", .initial_peers = {gone.without_peer().with_peer(other)}});
   swarm.run(collector.look());
   swarm.run(collector.crawl());
-  EXPECT_THAT(said(collector.view()), ElementsAre(HasSubstr("the initial peer /ip4/10.9.9.9/tcp/4001/p2p/" + other.text()),
-                                                  HasSubstr("1 of 4 peers cannot be reached from here")));
+  EXPECT_THAT(said(collector.view()),
+              ElementsAre(HasSubstr("the initial peer /ip4/10.9.9.9/tcp/4001/p2p/" + other.text()),
+                          HasSubstr("1 of 4 peers cannot be reached from here")));
 }
 
 TEST_F(WatchedRun, ALookThatFailsIsToldAndACrawlMakesUpForNone) {
@@ -147,7 +149,8 @@ TEST_F(WatchedRun, StandsStillWhereNobodyReportsAnyMore) {
   add_many(3);
   const auto owner = msgpack::Bin{key_of(*nodes[1], 1)->ownership_marker()};
   // As long as trainers' reports live.
-  ASSERT_TRUE(store(*nodes[1], "run_progress", owner, progress_record(*nodes[1], swarm.host(1).id(), 5, false), in(60)));
+  ASSERT_TRUE(
+      store(*nodes[1], "run_progress", owner, progress_record(*nodes[1], swarm.host(1).id(), 5, false), in(60)));
   Collector collector(add_monitor(), {.run_id = "run"});
   swarm.pass(40s);
   swarm.run(collector.look());

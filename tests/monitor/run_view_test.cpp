@@ -99,7 +99,8 @@ TEST(RunView, ASinglePeerSetsNoEpochHoweverHighItsClaim) {
   records.trainers = {trainer_at(1, 7), trainer_at(2, 7), trainer_at(3, 1'000'000)};
   const RunView view = view_of(records);
   EXPECT_EQ(view.epoch, 7u);
-  EXPECT_THAT(sentences(view), ElementsAre(HasSubstr("a peer claims epoch 1000000, which no other trainer has reached")));
+  EXPECT_THAT(sentences(view),
+              ElementsAre(HasSubstr("a peer claims epoch 1000000, which no other trainer has reached")));
 }
 
 /// Trainers at epoch 5, with losses of 2, 2.01 and so on.
@@ -219,7 +220,13 @@ TEST(RunView, NonsenseIsLeftOut) {
 // ---- What trainers tell of their rounds
 
 RunReport::Round round_of(const std::string& group, double time, double seconds = 1) {
-  return {.time = time, .averager = "gradients", .group_id = group, .members = 3, .matchmaking = 0, .allreduce = seconds, .message = {}};
+  return {.time = time,
+          .averager = "gradients",
+          .group_id = group,
+          .members = 3,
+          .matchmaking = 0,
+          .allreduce = seconds,
+          .message = {}};
 }
 
 TEST(MergedRounds, AreOneForEachGroup) {
@@ -232,7 +239,8 @@ TEST(MergedRounds, AreOneForEachGroup) {
   const auto rounds = merge_rounds(reports, 1000);
   std::vector<std::size_t> tellers;
   for (const auto& merged : rounds) tellers.push_back(merged.told_by.size());
-  EXPECT_THAT(tellers, ElementsAre(2, 1, 1, 1)) << "what has no group is of one peer each; a round of another age is a lie";
+  EXPECT_THAT(tellers, ElementsAre(2, 1, 1, 1))
+      << "what has no group is of one peer each; a round of another age is a lie";
   EXPECT_EQ(rounds[0].round.allreduce, 2);
   EXPECT_EQ(rounds[0].round.outcome, RunReport::Round::Outcome::partial);
   EXPECT_THAT(merge_rounds(reports, 1000, 2), SizeIs(2));
@@ -241,7 +249,8 @@ TEST(MergedRounds, AreOneForEachGroup) {
 TEST(MergedRounds, OfManyTrainersAreNotCrowdedOutByInventedOnes) {
   std::map<PeerId, RunReport> reports;
   for (int liar : {8, 9})
-    for (int i = 0; i < 64; ++i) reports[peer_number(liar)].rounds.push_back(round_of(std::to_string(100 * liar + i), 999));
+    for (int i = 0; i < 64; ++i)
+      reports[peer_number(liar)].rounds.push_back(round_of(std::to_string(100 * liar + i), 999));
   for (int honest : {1, 2, 3}) reports[peer_number(honest)].rounds = {round_of("aa", 990), round_of("bb", 995)};
   const auto rounds = merge_rounds(reports, 1000, 10);
   ASSERT_THAT(rounds, SizeIs(10));
@@ -257,8 +266,10 @@ TEST(RoundTrips, HaveAShareForEachTrainerThatTellsThem) {
   for (std::uint32_t i = 0; i < 4; ++i) {
     records.trainers.push_back(trainer_at(i, 1));
     auto& links = map.reports[peer_number(i)].links;
-    if (i < 3) links.assign(200, {peer_number((i + 1) % 4), 1});  // the same again and again
-    else links = {{peer_number(0), .5}, {peer_number(1), .5}};
+    if (i < 3)
+      links.assign(200, {peer_number((i + 1) % 4), 1});  // the same again and again
+    else
+      links = {{peer_number(0), .5}, {peer_number(1), .5}};
   }
   const RunView view = make_view({.run_id = "run", .max_links = 8}, 1000, records, &map);
   std::map<std::size_t, int> told;
@@ -319,7 +330,8 @@ TEST(RunWarnings, AHealthyRunHasNone) {
 }
 
 TEST(RunWarnings, ARunThatNobodyTrains) {
-  EXPECT_THAT(sentences(view_of({})), ElementsAre(AllOf(HasSubstr("no trainer reports"), HasSubstr("another --run-id"))));
+  EXPECT_THAT(sentences(view_of({})),
+              ElementsAre(AllOf(HasSubstr("no trainer reports"), HasSubstr("another --run-id"))));
 }
 
 TEST(RunWarnings, ASplitSwarm) {
@@ -330,7 +342,8 @@ TEST(RunWarnings, ASplitSwarm) {
   for (std::uint32_t i = 3; i < 8; ++i) map.nodes.push_back(node_number(i, {3, 4, 5, 6, 7}));
   const RunView view = view_of(records, &map);
   EXPECT_EQ(view.parts, (std::vector<std::size_t>{5, 3}));
-  EXPECT_THAT(sentences(view), ElementsAre(HasSubstr("the swarm is split: parts of 5 and 3 nodes do not know each other")));
+  EXPECT_THAT(sentences(view),
+              ElementsAre(HasSubstr("the swarm is split: parts of 5 and 3 nodes do not know each other")));
   // A node that both parts remember and that is gone joins nothing.
   map.nodes.push_back(node_number(8, {}));
   map.nodes.back().reachable = false;
@@ -343,8 +356,8 @@ TEST(RunWarnings, AClockThatIsOff) {
   for (std::uint32_t i = 0; i < 4; ++i) records.trainers.push_back(trainer_at(i, 3));
   SwarmMap map = whole_swarm(4);
   map.nodes[2].clock_ahead = 10;
-  EXPECT_THAT(sentences(view_of(records, &map)),
-              ElementsAre(HasSubstr("the clock of " + peer_number(2).text() + " is 10.0 s ahead of this one: set it by NTP")));
+  EXPECT_THAT(sentences(view_of(records, &map)), ElementsAre(HasSubstr("the clock of " + peer_number(2).text() +
+                                                                       " is 10.0 s ahead of this one: set it by NTP")));
   for (auto& node : map.nodes) node.clock_ahead = 10;
   EXPECT_THAT(sentences(view_of(records, &map)),
               ElementsAre(HasSubstr("the clock of this machine is 10.0 s behind those of most nodes")));
@@ -363,9 +376,9 @@ TEST(RunWarnings, PeersThatCannotBeReached) {
   map.trainers[peer_number(3)] = {};
   map.silent = {Multiaddr::from_text("/ip4/10.0.0.9/tcp/1").value()};
   const RunView view = view_of(records, &map);
-  EXPECT_THAT(sentences(view),
-              ElementsAre(HasSubstr("the initial peer /ip4/10.0.0.9/tcp/1 does not answer"),
-                          AllOf(HasSubstr("1 of 4 peers cannot be reached from here"), HasSubstr(peer_number(3).text()))));
+  EXPECT_THAT(sentences(view), ElementsAre(HasSubstr("the initial peer /ip4/10.0.0.9/tcp/1 does not answer"),
+                                           AllOf(HasSubstr("1 of 4 peers cannot be reached from here"),
+                                                 HasSubstr(peer_number(3).text()))));
 }
 
 TEST(RunWarnings, TrainersOfAnotherModel) {
@@ -386,9 +399,10 @@ TEST(RunWarnings, OldVersionsAndTrainersThatAreBehind) {
   records.trainers[3].epoch = 12;
   SwarmMap map = whole_swarm(4);
   map.nodes[1].agent = "cohive/0.0.9";
-  EXPECT_THAT(sentences(view_of(records, &map)),
-              ElementsAre(AllOf(HasSubstr("1 trainer is 2 epochs or more behind epoch 30"), HasSubstr(peer_number(3).text())),
-                          AllOf(HasSubstr("1 peer runs an older cohive than 0.1"), HasSubstr(peer_number(1).text()))));
+  EXPECT_THAT(
+      sentences(view_of(records, &map)),
+      ElementsAre(AllOf(HasSubstr("1 trainer is 2 epochs or more behind epoch 30"), HasSubstr(peer_number(3).text())),
+                  AllOf(HasSubstr("1 peer runs an older cohive than 0.1"), HasSubstr(peer_number(1).text()))));
   for (auto& node : map.nodes) node.agent = "cohive/0.1";
   map.nodes[1].agent = "cohive/99999999999999999999";
   map.nodes[2].agent = "cohive/9";
@@ -422,8 +436,8 @@ TEST(RunOutput, MetricsOfSinglePeersAreBoundedAndComeAndGo) {
     return exporter.peer_text();
   };
   const std::string line = "cohive_swarm_trainer_epoch{run_id=\"run \\\"a\\\"\",peer=\"";
-  EXPECT_THAT(text_with(), AllOf(HasSubstr(line + peer_number(0).text() + "\"} 3"), HasSubstr(line + peer_number(1).text()),
-                                 Not(HasSubstr(peer_number(2).text()))));
+  EXPECT_THAT(text_with(), AllOf(HasSubstr(line + peer_number(0).text() + "\"} 3"),
+                                 HasSubstr(line + peer_number(1).text()), Not(HasSubstr(peer_number(2).text()))));
   records.trainers.erase(records.trainers.begin());
   EXPECT_THAT(text_with(), AllOf(Not(HasSubstr(peer_number(0).text())), HasSubstr(line + peer_number(1).text()),
                                  HasSubstr(line + peer_number(2).text())));

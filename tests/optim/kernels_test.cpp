@@ -1,5 +1,5 @@
 // Every family of processors gives the bits of plain arithmetic.
-#include "optim/kernels.hpp"
+#include "optim/detail/kernels.hpp"
 
 #include "optim/optimized.hpp"
 #include "optim/reference.hpp"

@@ -95,8 +95,8 @@ TEST_F(PcpMapper, AsksInTheWordsOfTheStandard) {
   const Bytes nonce(requests[0].begin() + 24, requests[0].begin() + 36);
   Bytes expected{2, 1, 0, 0, 0, 0, 2, 88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1};
   expected.insert(expected.end(), nonce.begin(), nonce.end());
-  const Bytes rest{6, 0, 0, 0, 4001 >> 8, 4001 & 255, 4002 >> 8, 4002 & 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff,
-                   0, 0, 0, 0};
+  const Bytes rest{6, 0, 0, 0, 4001 >> 8, 4001 & 255, 4002 >> 8, 4002 & 255, 0, 0, 0, 0,
+                   0, 0, 0, 0, 0,         0,          0xff,      0xff,       0, 0, 0, 0};
   expected.insert(expected.end(), rest.begin(), rest.end());
   EXPECT_EQ(requests[0], expected);
   EXPECT_EQ(Bytes(requests[1].begin() + 4, requests[1].begin() + 8), Bytes(4, 0)) << "no lifetime: taken back";

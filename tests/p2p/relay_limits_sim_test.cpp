@@ -111,8 +111,8 @@ TEST_F(Relay, BadMessagesAreAnsweredAsSuch) {
   Host& relay = add_relay("3.0.0.1");
   Host& peer = swarm.add_host_at("4.0.0.1");
   ASSERT_TRUE(swarm.run(peer.connect(address_of(relay), swarm.after(5s))));
-  for (const Bytes& message : {Bytes{0x08, 0x02}, Bytes{0x08, 0x09}, Bytes{0xff, 0xff, 0xff}, Bytes{0x08, 0x01},
-                               Bytes(5000, 0x00)}) {
+  for (const Bytes& message :
+       {Bytes{0x08, 0x02}, Bytes{0x08, 0x09}, Bytes{0xff, 0xff, 0xff}, Bytes{0x08, 0x01}, Bytes(5000, 0x00)}) {
     const auto reply = ask(peer, relay, message);
     ASSERT_TRUE(reply) << reply.error().message();
     EXPECT_EQ(reply->status(), proto::MALFORMED_MESSAGE);
@@ -134,9 +134,8 @@ TEST_F(Relay, ASilentTargetCostsNothing) {
   Host& target = swarm.add_host_at("4.0.0.1", {.use_relay = false});
   Host& dialler = swarm.add_host_at("4.0.0.2");
   target.remove_handler(kStopProtocol);
-  target.set_handler(kStopProtocol, [](StreamPtr stream) -> Task<void> {
-    co_await stream->runtime().sleep_for(10min);
-  });
+  target.set_handler(kStopProtocol,
+                     [](StreamPtr stream) -> Task<void> { co_await stream->runtime().sleep_for(10min); });
   for (Host* host : {&target, &dialler}) ASSERT_TRUE(swarm.run(host->connect(address_of(relay), swarm.after(5s))));
   ASSERT_EQ(ask(target, relay, kReserve)->status(), proto::RELAY_OK);
   const auto begun = swarm.runtime().now();

@@ -116,8 +116,8 @@ TEST_F(Relay, ReservationsAreRenewed) {
 
 TEST_F(Relay, APublicPeerKeepsNoReservation) {
   Host& relay = add_relay("3.0.0.1");
-  Host& open = swarm.add_host_at("4.0.0.1", {.force_reachability = Reachability::public_,
-                                             .trusted_relays = {address_of(relay)}});
+  Host& open = swarm.add_host_at("4.0.0.1",
+                                 {.force_reachability = Reachability::public_, .trusted_relays = {address_of(relay)}});
   swarm.pass(1min);
   EXPECT_TRUE(open.relays().empty());
 }
@@ -267,7 +267,7 @@ TEST_F(Relay, AUsedCircuitIsFollowedByAnotherThatCarriesMore) {
   swarm.pass(5s);
   ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
   for (int i = 0; i < 3; ++i) {  // more than one circuit carries
-    const auto room = swarm.run(dialler.make_room(hidden.id(), 80'000, Transfer::to_peer, swarm.after(10s)));
+    const auto room = swarm.run(dialler.ensure_capacity(hidden.id(), 80'000, Transfer::to_peer, swarm.after(10s)));
     ASSERT_TRUE(room) << room.error();
     const auto answer = swarm.run(call(dialler, hidden.id(), 80'000));
     EXPECT_TRUE(answer) << answer.error();
@@ -275,7 +275,7 @@ TEST_F(Relay, AUsedCircuitIsFollowedByAnotherThatCarriesMore) {
   }
   swarm.pass(10s);  // a direct connection is no longer to be hoped for
   const auto begun = swarm.runtime().now();
-  const auto too_much = swarm.run(dialler.make_room(hidden.id(), 1'000'000, Transfer::to_peer, swarm.after(10s)));
+  const auto too_much = swarm.run(dialler.ensure_capacity(hidden.id(), 1'000'000, Transfer::to_peer, swarm.after(10s)));
   ASSERT_FALSE(too_much);
   EXPECT_EQ(too_much.error(), cohive::Errc::limit_exceeded);
   EXPECT_THAT(too_much.error().message(), testing::HasSubstr("1000000 are to be sent"));
@@ -290,7 +290,7 @@ TEST_F(Relay, ALargeTransferWaitsForTheDirectConnection) {
   swarm.pass(5s);
   ASSERT_TRUE(swarm.run(dialler.connect(through(relay, called), swarm.after(10s))));
   ASSERT_TRUE(dialler.remote_address(called.id())->is_circuit());
-  const auto room = swarm.run(dialler.make_room(called.id(), 1'000'000, Transfer::to_peer, swarm.after(15s)));
+  const auto room = swarm.run(dialler.ensure_capacity(called.id(), 1'000'000, Transfer::to_peer, swarm.after(15s)));
   ASSERT_TRUE(room) << room.error();
   EXPECT_TRUE(swarm.run(call(dialler, called.id(), 1'000'000)));
 }

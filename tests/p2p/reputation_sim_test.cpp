@@ -22,14 +22,14 @@ class Reputations : public ::testing::Test {
   const PeerId peer = offender(0);
 };
 
-TEST_F(Reputations, EachOffenceHasAPeerShunnedTwiceAsLongAndAnHourAtMost) {
+TEST_F(Reputations, EachOffenceHasAPeerBannedTwiceAsLongAndAnHourAtMost) {
   for (Duration time = Reputation::kFirstTime; time <= Reputation::kLongestTime; time *= 2) {
     EXPECT_EQ(reputation.report(peer, Offence::lied), time);
     runtime.run_for(time - 1s);
-    EXPECT_TRUE(reputation.is_shunned(peer));
-    EXPECT_EQ(reputation.report(peer, Offence::malformed), 0s) << "shunned already";
+    EXPECT_TRUE(reputation.is_banned(peer));
+    EXPECT_EQ(reputation.report(peer, Offence::malformed), 0s) << "banned already";
     runtime.run_for(1s);
-    EXPECT_FALSE(reputation.is_shunned(peer));
+    EXPECT_FALSE(reputation.is_banned(peer));
   }
   EXPECT_EQ(reputation.report(peer, Offence::malformed), Reputation::kLongestTime);
 }
@@ -49,22 +49,22 @@ TEST_F(Reputations, ManyThatOffendOnceDoNotMakeItForgetThoseThatDoItAgainAndAgai
   for (int i = 0; i < 6; ++i) runtime.run_for(reputation.report(peer, Offence::lied));
   reputation.report(peer, Offence::lied);
   for (int i = 1; i <= 12'000; ++i) reputation.report(offender(i), Offence::malformed);
-  EXPECT_TRUE(reputation.is_shunned(peer));
-  EXPECT_LE(reputation.shunned(), Reputation::kMaxPeers);
-  EXPECT_GE(reputation.shunned(), Reputation::kMaxPeers * 3 / 4);
+  EXPECT_TRUE(reputation.is_banned(peer));
+  EXPECT_LE(reputation.banned(), Reputation::kMaxPeers);
+  EXPECT_GE(reputation.banned(), Reputation::kMaxPeers * 3 / 4);
 }
 
 TEST_F(Reputations, WhoHasWorkedIsAcquaintedForAnHourUnlessItOffends) {
-  EXPECT_FALSE(reputation.is_acquainted(peer));
-  reputation.worked(peer);
-  EXPECT_TRUE(reputation.is_acquainted(peer));
+  EXPECT_FALSE(reputation.has_history(peer));
+  reputation.record_success(peer);
+  EXPECT_TRUE(reputation.has_history(peer));
   runtime.run_for(Reputation::kAcquainted - 1s);
-  EXPECT_TRUE(reputation.is_acquainted(peer));
+  EXPECT_TRUE(reputation.has_history(peer));
   runtime.run_for(2s);
-  EXPECT_FALSE(reputation.is_acquainted(peer));
-  reputation.worked(peer);
+  EXPECT_FALSE(reputation.has_history(peer));
+  reputation.record_success(peer);
   reputation.report(peer, Offence::lied);
-  EXPECT_FALSE(reputation.is_acquainted(peer));
+  EXPECT_FALSE(reputation.has_history(peer));
 }
 
 TEST_F(Reputations, OffencesAreCountedByReason) {
@@ -75,24 +75,24 @@ TEST_F(Reputations, OffencesAreCountedByReason) {
   EXPECT_EQ(metrics.offences[static_cast<std::size_t>(Offence::lied)].value(), 1);
 }
 
-TEST(ShunnedPeers, AreNotDialledOnTheWordOfOthersAndConnectionsToThemServe) {
+TEST(BannedPeers, AreNotDialledOnTheWordOfOthersAndConnectionsToThemServe) {
   sim::Swarm swarm;
-  Host &host = swarm.add_host(), &shunned = swarm.add_host(), &referrer = swarm.add_host();
-  host.learn_addresses(shunned.id(), shunned.addresses());
-  host.reputation().report(shunned.id(), Offence::lied);
-  const auto refused = swarm.run(host.connect_via(shunned.id(), referrer.id(), swarm.after(5s)));
+  Host &host = swarm.add_host(), &banned = swarm.add_host(), &referrer = swarm.add_host();
+  host.learn_addresses(banned.id(), banned.addresses());
+  host.reputation().report(banned.id(), Offence::lied);
+  const auto refused = swarm.run(host.connect_via(banned.id(), referrer.id(), swarm.after(5s)));
   ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error(), Errc::shunned);
-  ASSERT_TRUE(swarm.run(shunned.connect(address_of(host), swarm.after(5s)))) << "it may come by itself";
+  EXPECT_EQ(refused.error(), Errc::banned);
+  ASSERT_TRUE(swarm.run(banned.connect(address_of(host), swarm.after(5s)))) << "it may come by itself";
   swarm.pass(1s);
-  EXPECT_TRUE(swarm.run(host.connect_via(shunned.id(), referrer.id(), swarm.after(5s))));
-  shunned.disconnect(host.id());
+  EXPECT_TRUE(swarm.run(host.connect_via(banned.id(), referrer.id(), swarm.after(5s))));
+  banned.disconnect(host.id());
   swarm.pass(Reputation::kFirstTime);
-  const auto connected = swarm.run(host.connect_via(shunned.id(), referrer.id(), swarm.after(5s)));
+  const auto connected = swarm.run(host.connect_via(banned.id(), referrer.id(), swarm.after(5s)));
   EXPECT_TRUE(connected) << connected.error();
 }
 
-TEST(ShunnedPeers, GoFirstWhereAFullHostMakesRoom) {
+TEST(BannedPeers, GoFirstWhereAFullHostMakesRoom) {
   sim::Swarm swarm;
   Host& hub = swarm.add_host({.max_connections = 8});
   std::vector<Host*> guests;

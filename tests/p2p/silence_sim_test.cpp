@@ -42,9 +42,11 @@ class Silences : public Relay, public testing::WithParamInterface<Silence> {
     for (int i = 0; i < 20; ++i) waiting.push_back(say_no_more(silent, victim.id(), GetParam()));
     TaskGroup group(swarm.runtime(), "silent peer");
     std::vector<Duration> ended;
-    group.spawn([](Runtime& runtime, std::vector<Task<Duration>> all, std::vector<Duration>& out) -> Task<void> {
-      out = co_await when_all(runtime, std::move(all));
-    }(swarm.runtime(), std::move(waiting), ended), "silent peer");
+    group.spawn(
+        [](Runtime& runtime, std::vector<Task<Duration>> all, std::vector<Duration>& out) -> Task<void> {
+          out = co_await when_all(runtime, std::move(all));
+        }(swarm.runtime(), std::move(waiting), ended),
+        "silent peer");
     swarm.pass(1s);
     const auto answered = swarm.run(ping(other, victim.id(), swarm.after(5s)));
     EXPECT_TRUE(answered) << answered.error();

@@ -32,7 +32,8 @@ struct SharedMemory : ::testing::Test {
   static Task<void> ask_and_wait(p2p::Host& host, PeerId node) {
     auto stream = co_await host.open_stream(node, "Test.rpc_big", host.runtime().after(10s));
     if (!stream) co_return;
-    std::string body = std::string("\x0a\x10") + std::string(16, 'i') + "\x1a\x07" + std::string("\x0a\x00\x12\x00\x1a\x01x", 7);
+    std::string body =
+        std::string("\x0a\x10") + std::string(16, 'i') + "\x1a\x07" + std::string("\x0a\x00\x12\x00\x1a\x01x", 7);
     std::string frame;
     append_varint(frame, body.size());
     (void)co_await (*stream)->write(as_bytes(frame + body), host.runtime().after(10s));

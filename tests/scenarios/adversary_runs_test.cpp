@@ -1,5 +1,5 @@
-// A hundred training runs beside hostile peers: of each seed every role alone, and three at a time as 30 % of the peers.
-// Runs of a seed share what they are compared with, so they are one test.
+// A hundred training runs beside hostile peers: of each seed every role alone, and three at a time as 30 % of the
+// peers. Runs of a seed share what they are compared with, so they are one test.
 #include <gtest/gtest.h>
 
 #include "scenarios/adversary.hpp"

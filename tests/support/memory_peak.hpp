@@ -1,6 +1,6 @@
-// How much memory a piece of work takes at its worst: what operator new hands out, in programs that link memory_peak.cpp.
-// Sanitizers have an operator new of their own; under them all that their allocator hands out counts, blocks of slices
-// included.
+// How much memory a piece of work takes at its worst: what operator new hands out, in programs that link
+// memory_peak.cpp. Sanitizers have an operator new of their own; under them all that their allocator hands out counts,
+// blocks of slices included.
 #pragma once
 
 #include <cstddef>

@@ -119,6 +119,33 @@ class Coroutines(unittest.TestCase):
             self.assertNotIn(True, self.awaits("{ a(); " + right), right)
 
 
+class Layout(unittest.TestCase):
+    """What clang-format and the layers of the modules (docs/architecture.md) leave to be looked at."""
+
+    SOURCES = [path for folder in ("src", "include", "cuda", "tools", "tests", "examples")
+               for path in sorted((ROOT / folder).rglob("*"))
+               if path.suffix in (".cpp", ".hpp", ".cu", ".cuh", ".h", ".c")]
+
+    def test_lines_have_120_columns(self):
+        for path in self.SOURCES:
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                self.assertLessEqual(len(line), 120, f"{path.relative_to(ROOT)}:{number}")
+
+    def test_modules_include_what_others_offer(self):
+        """A module's own headers lie in src/MODULE; other modules include those in src/MODULE/detail alone. Scenarios
+        look into what they break."""
+        modules = {path.name for path in (ROOT / "src").iterdir() if path.is_dir()} - {"scenarios"}
+        for path in self.SOURCES:
+            place = path.relative_to(ROOT).parts
+            own = place[1] if place[0] == "src" else place[0]
+            if place[0] not in ("src", "cuda") or own == "scenarios":
+                continue
+            for included in re.findall(r'#include "([^"]+)"', path.read_text()):
+                module, _, rest = included.partition("/")
+                if module in modules and module != own:
+                    self.assertTrue(rest.startswith("detail/"), f"{path.relative_to(ROOT)} includes {included}")
+
+
 class Json(unittest.TestCase):
     """nlohmann::json throws for text that is not UTF-8, unless it is told to replace it: a peer's text would end the program."""
 

@@ -60,9 +60,7 @@ std::vector<DecayingKind> decaying_kinds() {
   using namespace torch::optim;
   return {
       {"SGD",
-       [](auto p) {
-         return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(0.1));
-       }},
+       [](auto p) { return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(0.1)); }},
       {"Adam", [](auto p) { return std::make_unique<Adam>(p, AdamOptions(0.05).weight_decay(0.1)); }},
       {"amsgrad", [](auto p) { return std::make_unique<Adam>(p, AdamOptions(0.05).amsgrad(true).weight_decay(0.1)); }},
       {"AdamW", [](auto p) { return std::make_unique<AdamW>(p, AdamWOptions(0.05).weight_decay(0.1)); }},
@@ -86,12 +84,11 @@ double steps_of(torch::optim::Optimizer& optimizer, const torch::Tensor& paramet
 }
 
 TEST(AbsentGradients, LeaveAParameterAsLibTorchDoes) {
-  for (const auto& way :
-       {AbsentWay{"in place"}, AbsentWay{.name = "float64, by LibTorch", .type = torch::kFloat64},
-        AbsentWay{.name = "bfloat16, offloaded", .type = torch::kBFloat16, .offload = true},
-        AbsentWay{.name = "delayed", .offload = true, .delay = true},
-        AbsentWay{.name = "reused buffers", .reuse = true},
-        AbsentWay{.name = "with a bound of the norm", .bound = true}})
+  for (const auto& way : {AbsentWay{"in place"}, AbsentWay{.name = "float64, by LibTorch", .type = torch::kFloat64},
+                          AbsentWay{.name = "bfloat16, offloaded", .type = torch::kBFloat16, .offload = true},
+                          AbsentWay{.name = "delayed", .offload = true, .delay = true},
+                          AbsentWay{.name = "reused buffers", .reuse = true},
+                          AbsentWay{.name = "with a bound of the norm", .bound = true}})
     for (const auto& kind : decaying_kinds()) {
       if (kind.float32_only && way.type == torch::kFloat64) continue;
       SCOPED_TRACE(std::string(kind.name) + ", " + way.name);

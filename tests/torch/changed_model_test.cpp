@@ -35,9 +35,9 @@ struct ChangedWay {
 };
 
 const ChangedWay kChangedWays[] = {{"in place"},
-                     {.name = "delayed", .delay = true},
-                     {.name = "offloaded", .type = torch::kBFloat16, .offload = true},
-                     {.name = "by LibTorch", .type = torch::kFloat64}};
+                                   {.name = "delayed", .delay = true},
+                                   {.name = "offloaded", .type = torch::kBFloat16, .offload = true},
+                                   {.name = "by LibTorch", .type = torch::kFloat64}};
 
 struct Trained {
   explicit Trained(const ChangedWay& way, const std::vector<std::string>& peers = {})
@@ -136,9 +136,8 @@ TEST(ChangedModel, OptimizersOfOneRunInOneSwarmAreRefused) {
   auto options = epochs_of_three_batches();
   auto weight = torch::zeros({2}).requires_grad_();
   for (int i = 0; i < 2; ++i) {
-    const auto sentence = refusal_of<std::invalid_argument>([&] {
-      Optimizer second(first.swarm, std::vector{OptimizerParamGroup({weight})}, &make_adam, options);
-    });
+    const auto sentence = refusal_of<std::invalid_argument>(
+        [&] { Optimizer second(first.swarm, std::vector{OptimizerParamGroup({weight})}, &make_adam, options); });
     EXPECT_NE(sentence.find("run \"test\" has an optimizer in this Swarm already"), std::string::npos) << sentence;
   }
   for (int i = 0; i < kBatches; ++i) first.step();

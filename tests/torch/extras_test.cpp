@@ -164,7 +164,7 @@ OptimizerOptions epochs_of(std::int64_t batches) {
 /// A parameter, and extra tensors that nothing but rounds changes.
 struct TrainerWithExtras {
   TrainerWithExtras(const std::vector<std::string>& peers, const OptimizerOptions& options, float value,
-          torch::ScalarType type = torch::kFloat32)
+                    torch::ScalarType type = torch::kFloat32)
       : weight(torch::zeros({4}, type).requires_grad_()),
         mean(torch::zeros({3})),
         count(torch::tensor(std::int64_t{0})),

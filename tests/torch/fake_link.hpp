@@ -59,7 +59,7 @@ struct FakeLink final : train::DeviceLink {
     ++opened;
     return std::make_unique<FakeTransfer>(*this, bytes);
   }
-  void note_trainer() override { log.push_back({"noted"}); }
+  void sync_with_caller_stream() override { log.push_back({"noted"}); }
 
   std::vector<Entry> log;
   int opened = 0;

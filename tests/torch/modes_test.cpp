@@ -1,4 +1,5 @@
-// What each option and each optimizer makes of a model's parameters: the same as LibTorch alone, where that can be said.
+// What each option and each optimizer makes of a model's parameters: the same as LibTorch alone, where that can be
+// said.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -180,9 +181,8 @@ TEST(TrainingModes, SchedulersFollowTheEpochs) {
   Model model;
   Swarm swarm(alone());
   torch::optim::SGD sgd(model.parameters(), 0.8);
-  Optimizer optimizer(swarm, sgd, epochs_of_three_batches(), [](torch::optim::Optimizer& of) {
-    return std::make_unique<torch::optim::StepLR>(of, 1, 0.5);
-  });
+  Optimizer optimizer(swarm, sgd, epochs_of_three_batches(),
+                      [](torch::optim::Optimizer& of) { return std::make_unique<torch::optim::StepLR>(of, 1, 0.5); });
   train_together(model, optimizer, 3);
   EXPECT_DOUBLE_EQ(sgd.param_groups()[0].options().get_lr(), 0.1) << "one step for each epoch that has ended";
 }

@@ -1,5 +1,5 @@
-// Four trainers of a model of LibTorch beside one process with torch::optim that computes with all their batches: step by
-// step the same parameters, to the rounding of float32.
+// Four trainers of a model of LibTorch beside one process with torch::optim that computes with all their batches: step
+// by step the same parameters, to the rounding of float32.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

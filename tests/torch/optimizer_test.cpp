@@ -12,7 +12,7 @@
 #include "cohive/train/progress_tracker.hpp"
 #include "torch/model_state.hpp"
 #include "torch/training.hpp"
-#include "train/membership.hpp"
+#include "train/detail/membership.hpp"
 
 namespace cohive {
 namespace {
@@ -40,8 +40,7 @@ OptimizerOptions epoch_of(std::int64_t samples) {
 
 /// A trainer with a model of its own.
 struct Trainer {
-  Trainer(const std::vector<std::string>& peers, std::int64_t target)
-      : Trainer(peers, epoch_of(target)) {}
+  Trainer(const std::vector<std::string>& peers, std::int64_t target) : Trainer(peers, epoch_of(target)) {}
   Trainer(const std::vector<std::string>& peers, const OptimizerOptions& options)
       : swarm(joining(peers)), sgd({model.weight}, torch::optim::SGDOptions(kRate)), optimizer(swarm, sgd, options) {}
   StepReport step(std::int64_t seed) {
@@ -211,7 +210,7 @@ class Counterpart {
     });
   }
   ~Counterpart() {
-    membership_.call([this] { return tracker_->close(); });
+    membership_.call([this] { return tracker_->close(membership_.runtime().after(5s)); });
     membership_.on_loop([this] {
       state_.reset();
       sharing_.reset();
@@ -294,7 +293,8 @@ TEST(Training, WhoMissesTheGradientsDoesNotKeepOthersWaitingForItsParameters) {
   auto parameters = other.average_parameters_after(0);
   auto gradients = other.average_gradients();
   other.report(0, options.target_batch_size);
-  while (!step().epoch_changed) {}
+  while (!step().epoch_changed) {
+  }
   ASSERT_TRUE(gradients.get());
   ASSERT_TRUE(parameters.get());
   auto round = other.average_parameters();

@@ -32,7 +32,8 @@ OptimizerFactory adam() {
 
 struct SavedTrainer {
   explicit SavedTrainer(OptimizerOptions options = epochs_of_one_batch(), const OptimizerFactory& make = adam(),
-                   torch::ScalarType type = torch::kFloat32, SchedulerFn scheduler = nullptr, std::int64_t size = 4)
+                        torch::ScalarType type = torch::kFloat32, SchedulerFn scheduler = nullptr,
+                        std::int64_t size = 4)
       : weight(torch::full({size}, 0.5, type).requires_grad_()),
         swarm(alone()),
         optimizer(swarm, {OptimizerParamGroup({weight})}, make, options, std::move(scheduler)) {}

@@ -17,7 +17,9 @@ inline SwarmOptions joining(const std::vector<std::string>& peers) {
   options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
   return options;
 }
-inline SwarmOptions alone() { return joining({}); }
+inline SwarmOptions alone() {
+  return joining({});
+}
 
 inline OptimizerOptions epochs_of_three_batches() {
   OptimizerOptions options;

@@ -73,8 +73,8 @@ std::vector<Values> one_process(const optim::Options& optimizer, const Frozen& f
         for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += gradient[i] / float{kTrainers};
       }
       if (!present) continue;
-      optim::TensorMemory memory{std::span<const float>(parameters[p]), std::span(parameters[p]), {}, std::span(mean),
-                                 {}};
+      optim::TensorMemory memory{
+          std::span<const float>(parameters[p]), std::span(parameters[p]), {}, std::span(mean), {}};
       for (std::size_t k = 0; k < fields.size(); ++k) memory.state[k] = std::span(statistics[p][k]);
       optim::TensorStep step(optimizer, memory, {++steps[p]});
       step.run(0, step.size());

@@ -24,10 +24,9 @@ class Finishing : public ::testing::Test {
   Finishing() { trainers.train(2); }
 
   float next_value = 1;
-  FourTrainers trainers{[this](Runtime& runtime, const RunOptions&) {
-                          return std::make_unique<StillModel>(runtime, next_value++);
-                        },
-                        [](RunOptions& options, std::size_t) { options.average_state_every = 1000; }};
+  FourTrainers trainers{
+      [this](Runtime& runtime, const RunOptions&) { return std::make_unique<StillModel>(runtime, next_value++); },
+      [](RunOptions& options, std::size_t) { options.average_state_every = 1000; }};
 };
 
 TEST_F(Finishing, TheLastTrainerIsWaitedForThoughTheOthersHaveSaidGoodbye) {

@@ -128,7 +128,8 @@ inline void expect_steps_of(const std::vector<std::vector<float>>& expected, Fou
     EXPECT_EQ(trainers[i].groups, std::vector<std::size_t>(expected.size(), kTrainers));
     ASSERT_EQ(trainers[i].history.size(), expected.size());
     for (std::size_t epoch = 0; epoch < expected.size(); ++epoch)
-      ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch]), 1e-5) << "trainer " << i << ", epoch " << epoch + 1;
+      ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch]), 1e-5)
+          << "trainer " << i << ", epoch " << epoch + 1;
   }
   EXPECT_GT(distance(expected.front(), expected.back()), 0.1) << "they have moved";
 }

@@ -66,7 +66,8 @@ TEST(History, ARoundTellsItsMembersAndWhomItLost) {
   const auto a = KeyPair::generate_ed25519().peer_id(), b = KeyPair::generate_ed25519().peer_id();
   averaging::RoundResult result;
   result.group_id = "\x01\xff";
-  result.group = {averaging::Member{.peer = a, .bandwidth = {}, .data = {}}, averaging::Member{.peer = b, .bandwidth = {}, .data = {}}};
+  result.group = {averaging::Member{.peer = a, .bandwidth = {}, .data = {}},
+                  averaging::Member{.peer = b, .bandwidth = {}, .data = {}}};
   result.matchmaking = 2s;
   result.allreduce = 500ms;
   result.parts_total = 4;

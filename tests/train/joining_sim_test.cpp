@@ -72,9 +72,8 @@ TEST(Joining, ThreeThatStartInOneSecondDoNotDownloadFromEachOtherForEver) {
       swarm.add({.value = static_cast<float>(i)});
       swarm.pass(300ms);
     }
-    ASSERT_TRUE(swarm.wait_for(30s, [&] {
-      return std::ranges::all_of(swarm.trainers, [](const auto& one) { return one->rounds >= 3; });
-    }));
+    ASSERT_TRUE(swarm.wait_for(
+        30s, [&] { return std::ranges::all_of(swarm.trainers, [](const auto& one) { return one->rounds >= 3; }); }));
     for (const auto& trainer : swarm.trainers) EXPECT_LE(trainer->run->stats().state_downloads, 1u);
     EXPECT_EQ(swarm.trainers[0]->value(), swarm.trainers[2]->value());
     EXPECT_EQ(swarm.offences(), 0);
@@ -95,10 +94,10 @@ TEST(Joining, ANewcomerIsInARunOfManyEpochsAtOnce) {
 
 struct SlowDownload {
   const char* name;
-  std::int64_t target;      // samples of an epoch; three trainers of 16 a second each
+  std::int64_t target;  // samples of an epoch; three trainers of 16 a second each
   Duration batch;
   std::size_t parameters;
-  double line;              // bytes a second of each trainer, up
+  double line;                // bytes a second of each trainer, up
   bool short_rounds = false;  // a download is far longer than a round
 };
 
@@ -128,25 +127,23 @@ TEST_P(SlowDownloads, EndInTheSwarm) {
   EXPECT_EQ(swarm.offences(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ratios, SlowDownloads,
-    ::testing::Values(SlowDownload{"half_an_epoch", 192, 500ms, 50'000, 300e3},
-                      SlowDownload{"two_epochs", 192, 500ms, 200'000, 300e3},
-                      SlowDownload{"three_short_epochs", 48, 500ms, 100'000, 300e3},
-                      SlowDownload{"many_short_epochs", 24, 100ms, 50'000, 300e3},
-                      SlowDownload{"four_epochs", 48, 500ms, 100'000, 300e3, true},
-                      SlowDownload{"sixteen_epochs", 24, 100ms, 50'000, 100e3, true},
-                      SlowDownload{"tenths_and_large", 24, 100ms, 100'000, 3e6, true},
-                      SlowDownload{"epochs_of_a_tenth", 24, 100ms, 10'000, 3e6},
-                      SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true}),
-    [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(Ratios, SlowDownloads,
+                         ::testing::Values(SlowDownload{"half_an_epoch", 192, 500ms, 50'000, 300e3},
+                                           SlowDownload{"two_epochs", 192, 500ms, 200'000, 300e3},
+                                           SlowDownload{"three_short_epochs", 48, 500ms, 100'000, 300e3},
+                                           SlowDownload{"many_short_epochs", 24, 100ms, 50'000, 300e3},
+                                           SlowDownload{"four_epochs", 48, 500ms, 100'000, 300e3, true},
+                                           SlowDownload{"sixteen_epochs", 24, 100ms, 50'000, 100e3, true},
+                                           SlowDownload{"tenths_and_large", 24, 100ms, 100'000, 3e6, true},
+                                           SlowDownload{"epochs_of_a_tenth", 24, 100ms, 10'000, 3e6},
+                                           SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST(Behind, ATrainerThatSleptComesBackAtOnce) {
   TrainingSwarm swarm;
   for (int i = 0; i < 3; ++i) swarm.add({.value = 5});
   ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[2]->rounds >= 3; }));
-  swarm.net.fabric().partition({sim::Swarm::ip(4)},
-                               {sim::Swarm::ip(1), sim::Swarm::ip(2), sim::Swarm::ip(3)});
+  swarm.net.fabric().partition({sim::Swarm::ip(4)}, {sim::Swarm::ip(1), sim::Swarm::ip(2), sim::Swarm::ip(3)});
   swarm.pass(90s);
   swarm.net.fabric().heal();
   auto& sleeper = *swarm.trainers[2];
@@ -235,16 +232,14 @@ TEST(Claims, OfTheStateOfAStrangerAreProvenBesideTheTraining) {
 TEST(Ending, WhoIsBehindWhenAllStopEndsWithTheOthers) {
   for (const std::uint64_t seed : {1, 2, 3}) {
     TrainingSwarm swarm(64, seed);
-    for (int i = 0; i < 5; ++i)
-      swarm.add({.value = 5, .batch = i == 4 ? 700ms : 500ms, .until = 8});
+    for (int i = 0; i < 5; ++i) swarm.add({.value = 5, .batch = i == 4 ? 700ms : 500ms, .until = 8});
     ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[4]->epoch() >= 6; }));
     swarm.net.fabric().partition({sim::Swarm::ip(6)}, {sim::Swarm::ip(1), sim::Swarm::ip(2), sim::Swarm::ip(3),
                                                        sim::Swarm::ip(4), sim::Swarm::ip(5)});
     swarm.wait_for(30s, [&] { return swarm.trainers[0]->epoch() >= 8; });
     swarm.net.fabric().heal();
-    ASSERT_TRUE(swarm.wait_for(120s, [&] {
-      return std::ranges::all_of(swarm.trainers, [](const auto& one) { return one->finished; });
-    }));
+    ASSERT_TRUE(swarm.wait_for(
+        120s, [&] { return std::ranges::all_of(swarm.trainers, [](const auto& one) { return one->finished; }); }));
     for (const auto& trainer : swarm.trainers) EXPECT_EQ(trainer->epoch(), 8u) << trainer->number;
     EXPECT_EQ(swarm.offences(), 0);
   }

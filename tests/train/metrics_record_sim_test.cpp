@@ -49,8 +49,10 @@ TEST_F(LossRecord, TellsTheSumOfTheLossesOfAnEpoch) {
   }
   record->publish(1, 12.5);
   swarm.pass(5s);
-  EXPECT_EQ(told(), (std::map<std::string, double>{
-                        {"step", 1}, {"samples_per_second", 12.5}, {"samples_accumulated", 32}, {"loss", 9}, {"mini_steps", 3}}));
+  EXPECT_EQ(
+      told(),
+      (std::map<std::string, double>{
+          {"step", 1}, {"samples_per_second", 12.5}, {"samples_accumulated", 32}, {"loss", 9}, {"mini_steps", 3}}));
   record->add_samples(8);
   record->add_loss(1);
   record->publish(2, 12.5);

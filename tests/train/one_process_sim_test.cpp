@@ -146,7 +146,10 @@ class ArrayModel final : public TrainedModel {
   }
   void step(std::size_t p, std::span<float> gradient, std::uint64_t epoch) {
     const std::span<float> values(weights_[p]);
-    const optim::TensorMemory memory{std::span<const float>(values), values, {}, gradient,
+    const optim::TensorMemory memory{std::span<const float>(values),
+                                     values,
+                                     {},
+                                     gradient,
                                      {std::span(statistics_[0][p]), std::span(statistics_[1][p])}};
     optim::TensorStep step(adam_of(epoch - 1), memory, {static_cast<std::int64_t>(epoch)});
     step.run(0, step.size());
@@ -180,7 +183,10 @@ std::vector<Values> one_process(std::uint64_t epochs, std::size_t late = 0) {
     history.emplace_back();
     for (std::size_t p = 0; p < mean.size(); ++p) {
       const std::span<float> values(weights[p]);
-      const optim::TensorMemory memory{std::span<const float>(values), values, {}, std::span(mean[p]),
+      const optim::TensorMemory memory{std::span<const float>(values),
+                                       values,
+                                       {},
+                                       std::span(mean[p]),
                                        {std::span(statistics[0][p]), std::span(statistics[1][p])}};
       optim::TensorStep step(adam_of(epoch), memory, {static_cast<std::int64_t>(epoch) + 1});
       step.run(0, step.size());
@@ -214,24 +220,26 @@ INSTANTIATE_TEST_SUITE_P(Models, TrainersThatDelayAll, ::testing::Bool(),
 
 TEST_P(TrainersThatDelayAll, TakeTheStepsOfOneProcessWhoseStepsAreAnEpochLate) {
   constexpr std::uint64_t kEpochs = 50;
-  FourTrainers trainers(GetParam() ? array_model(Owner::cohive) : FourTrainers::MakeModel(plain_model), [](RunOptions& options, std::size_t) {
-    options.delay_state_averaging = options.offload_optimizer = true;
-    options.delay_optimizer_step = options.delay_grad_averaging = true;
-  });
+  FourTrainers trainers(GetParam() ? array_model(Owner::cohive) : FourTrainers::MakeModel(plain_model),
+                        [](RunOptions& options, std::size_t) {
+                          options.delay_state_averaging = options.offload_optimizer = true;
+                          options.delay_optimizer_step = options.delay_grad_averaging = true;
+                        });
   trainers.train(kEpochs);
   const auto expected = one_process(kEpochs, 1);
   for (std::size_t i = 0; i < kTrainers; ++i) {
     ASSERT_EQ(trainers[i].history.size(), kEpochs);
     for (std::size_t epoch = 1; epoch < kEpochs; ++epoch)
-      ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch - 1]), 1e-5) << "trainer " << i << ", epoch " << epoch;
+      ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch - 1]), 1e-5)
+          << "trainer " << i << ", epoch " << epoch;
   }
 }
 
 struct Compressed {
   const char* name;
   std::function<void(RunOptions&)> set;
-  const char* owed;    ///< how names of what is not delivered yet end in checkpoints
-  bool repeats = true; ///< steps do not depend on which member averages which part
+  const char* owed;     ///< how names of what is not delivered yet end in checkpoints
+  bool repeats = true;  ///< steps do not depend on which member averages which part
 };
 std::map<std::string, Bytes> tensors_in(const std::filesystem::path& file) {
   std::map<std::string, Bytes> tensors;
@@ -241,8 +249,8 @@ std::map<std::string, Bytes> tensors_in(const std::filesystem::path& file) {
 }
 class FourTrainersThatCompress : public ::testing::TestWithParam<Compressed> {};
 
-/// All are stopped at once and begin anew from their checkpoints; nothing else is left of the swarm. What compression has
-/// not delivered yet would be missing in the steps that follow.
+/// All are stopped at once and begin anew from their checkpoints; nothing else is left of the swarm. What compression
+/// has not delivered yet would be missing in the steps that follow.
 TEST_P(FourTrainersThatCompress, GoOnFromTheirCheckpointsAsIfNothingHadHappened) {
   constexpr std::uint64_t kPause = 4, kEpochs = 8;
   const TemporaryFolder files;
@@ -259,7 +267,8 @@ TEST_P(FourTrainersThatCompress, GoOnFromTheirCheckpointsAsIfNothingHadHappened)
       const auto written = swarm.run(swarm[i].run->checkpoint_now());
       ASSERT_TRUE(written) << written.error();
       before.push_back(tensors_in(*written));
-      EXPECT_TRUE(std::ranges::any_of(before.back(), [](const auto& one) { return one.first.ends_with(GetParam().owed); }));
+      EXPECT_TRUE(
+          std::ranges::any_of(before.back(), [](const auto& one) { return one.first.ends_with(GetParam().owed); }));
     }
   }
   FourTrainers swarm(plain_model, tune);
@@ -276,20 +285,20 @@ TEST_P(FourTrainersThatCompress, GoOnFromTheirCheckpointsAsIfNothingHadHappened)
     EXPECT_LT(distance(swarm[i].history.back(), undisturbed[i].history.back()), 1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Schemes, FourTrainersThatCompress,
-    ::testing::Values(Compressed{"PowerSgd",
-                                 [](RunOptions& options) {
-                                   options.grad_averager_factory =
-                                       power_sgd_averager({.averager_rank = 2, .min_compression_ratio = 0.2});
-                                 },
-                                 ".residual"},
-                      Compressed{"TopK",
-                                 [](RunOptions& options) {
-                                   options.agreed_grad_compression = codec::CodecSpec{codec::Codec::top_k, 0.1};
-                                 },
-                                 ".owed", false}),
-    [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Schemes, FourTrainersThatCompress,
+                         ::testing::Values(Compressed{"PowerSgd",
+                                                      [](RunOptions& options) {
+                                                        options.grad_averager_factory = power_sgd_averager(
+                                                            {.averager_rank = 2, .min_compression_ratio = 0.2});
+                                                      },
+                                                      ".residual"},
+                                           Compressed{"TopK",
+                                                      [](RunOptions& options) {
+                                                        options.agreed_grad_compression =
+                                                            codec::CodecSpec{codec::Codec::top_k, 0.1};
+                                                      },
+                                                      ".owed", false}),
+                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace cohive::train

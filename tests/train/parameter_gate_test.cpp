@@ -30,7 +30,7 @@ struct World {
   std::vector<ParameterGate::Hold> holds;
   std::optional<ParameterGate::Publication> publication;
   bool offered = false;
-  std::uint64_t epoch = 0;                      // of the last offer
+  std::uint64_t epoch = 0;  // of the last offer
   std::size_t told_to_wait = 0, woken = 0;
 
   bool possible(Act act) const {
@@ -85,7 +85,9 @@ struct World {
     EXPECT_EQ(gate.offered(), offered);
     EXPECT_TRUE(!publication || holds.empty()) << "parameters change while they are copied";
   }
-  void expect_all_woken() const { EXPECT_EQ(woken, told_to_wait) << "nobody waits for what is free, nobody is woken twice"; }
+  void expect_all_woken() const {
+    EXPECT_EQ(woken, told_to_wait) << "nobody waits for what is free, nobody is woken twice";
+  }
 };
 
 /// Goes through all continuations of a history. A gate has no copy, so that each history begins anew.
@@ -175,10 +177,12 @@ TEST(ParameterGate, CoroutinesWaitWithoutPolls) {
   std::vector<std::string> seen;
   {
     const auto held = gate.hold();
-    tasks.spawn([](Runtime& loop, ParameterGate& of, std::vector<std::string>& events) -> Task<void> {
-      const auto publication = co_await of.publish(loop);
-      events.push_back("published " + std::to_string(publication->report().epoch));
-    }(runtime, gate, seen), "publication");
+    tasks.spawn(
+        [](Runtime& loop, ParameterGate& of, std::vector<std::string>& events) -> Task<void> {
+          const auto publication = co_await of.publish(loop);
+          events.push_back("published " + std::to_string(publication->report().epoch));
+        }(runtime, gate, seen),
+        "publication");
     runtime.run_for(1s);
     EXPECT_TRUE(seen.empty());
     seen.push_back("copied");
@@ -190,10 +194,12 @@ TEST(ParameterGate, CoroutinesWaitWithoutPolls) {
   {
     const auto publication = gate.publish();
     ASSERT_TRUE(publication);
-    tasks.spawn([](Runtime& loop, ParameterGate& of, std::vector<std::string>& events) -> Task<void> {
-      const auto held = co_await of.hold(loop);
-      events.push_back("held");
-    }(runtime, gate, seen), "copy");
+    tasks.spawn(
+        [](Runtime& loop, ParameterGate& of, std::vector<std::string>& events) -> Task<void> {
+          const auto held = co_await of.hold(loop);
+          events.push_back("held");
+        }(runtime, gate, seen),
+        "copy");
     runtime.run_for(1s);
     EXPECT_EQ(seen.size(), 2u);
   }
@@ -209,9 +215,8 @@ TEST(ParameterGate, ADroppedWaitLeavesTheGateAsItIs) {
   {
     const auto held = gate.hold();
     TaskGroup tasks(runtime, "test");
-    tasks.spawn([](Runtime& loop, ParameterGate& of) -> Task<void> {
-      (void)co_await of.publish(loop);
-    }(runtime, gate), "publication");
+    tasks.spawn([](Runtime& loop, ParameterGate& of) -> Task<void> { (void)co_await of.publish(loop); }(runtime, gate),
+                "publication");
     runtime.run_ready();
     tasks.cancel();
   }

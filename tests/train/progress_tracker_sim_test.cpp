@@ -87,7 +87,8 @@ TEST_F(Progress, OfAVeryLargeRunIsReckonedFromSomeOfItsRecords) {
     const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(static_cast<std::size_t>(i)));
     node.add_validator(key);
     const msgpack::Map record = sim::progress_record(node.host().id().bytes(), 0, i % 5, .5, node.now());
-    ASSERT_TRUE(swarm.run(node.store("run_progress", msgpack::Bin{key->ownership_marker()}, record, node.now() + 3600)));
+    ASSERT_TRUE(
+        swarm.run(node.store("run_progress", msgpack::Bin{key->ownership_marker()}, record, node.now() + 3600)));
   }
   tracker.report(0, 10);
   swarm.pass(10s);
@@ -312,7 +313,8 @@ TEST_F(Progress, RecordsThatMakeNoSenseAreLeftOut) {
   tracker.report(2, 10);
   Dht& liar = add();
   const auto record = [&](Value epoch, Value samples, Value rate) {
-    return sim::progress_record(liar.host().id().bytes(), std::move(epoch), std::move(samples), std::move(rate), liar.now());
+    return sim::progress_record(liar.host().id().bytes(), std::move(epoch), std::move(samples), std::move(rate),
+                                liar.now());
   };
   const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
   int number = 0;

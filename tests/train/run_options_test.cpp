@@ -20,7 +20,8 @@ std::string refusal(auto change) {
 
 TEST(RunOptions, DefaultsAreFine) {
   EXPECT_EQ(refusal([](RunOptions&) {}), "");
-  EXPECT_EQ(refusal([](RunOptions& o) { o.delay_grad_averaging = o.delay_optimizer_step = o.offload_optimizer = true; }), "");
+  EXPECT_EQ(
+      refusal([](RunOptions& o) { o.delay_grad_averaging = o.delay_optimizer_step = o.offload_optimizer = true; }), "");
 }
 
 TEST(RunOptions, ContradictionsSayWhatToChange) {
@@ -40,7 +41,8 @@ TEST(RunOptions, ContradictionsSayWhatToChange) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.use_local_updates = o.delay_optimizer_step = o.offload_optimizer = true; }),
               HasSubstr("leave delay_optimizer_step out"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.client_mode = o.auxiliary = true; }), HasSubstr("must be reachable"));
-  EXPECT_THAT(refusal([](RunOptions& o) { o.use_local_updates = o.auxiliary = true; }), HasSubstr("leave one of the two"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.use_local_updates = o.auxiliary = true; }),
+              HasSubstr("leave one of the two"));
   EXPECT_THAT(refusal([](RunOptions& o) {
                 o.auxiliary = true;
                 o.batch_size = 4;

@@ -5,8 +5,8 @@
 
 #include "cohive/dht/dht.hpp"
 #include "cohive/testing/cheap_keys.hpp"
-#include "cohive/testing/train_scenario.hpp"
 #include "cohive/testing/swarm.hpp"
+#include "cohive/testing/train_scenario.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
 #include "scenarios/progress_record.hpp"
@@ -26,7 +26,8 @@ void expect_learnt(const TrainScenarioReport& report, std::uint64_t epochs = 10)
   EXPECT_GE(report.epochs, epochs);
   EXPECT_LT(report.last_loss, report.first_loss / 10);
   EXPECT_EQ(report.over_budget, 0u) << "hosts of which peers filled more than their memory budget";
-  EXPECT_LT(report.last_loss, 3 * report.loss_of_one + 0.02 * report.first_loss) << "one process has " << report.loss_of_one;
+  EXPECT_LT(report.last_loss, 3 * report.loss_of_one + 0.02 * report.first_loss)
+      << "one process has " << report.loss_of_one;
 }
 
 TEST(TrainingRun, AHundredTrainersLearnWhileATenthIsReplacedEveryMinute) {
@@ -146,8 +147,8 @@ TEST(TrainingRun, LearnsWhateverIsDelayed) {
 Task<void> report_nearly_an_epoch(Dht& dht, const std::string& run_id, double samples) {
   const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(7));
   dht.add_validator(key);
-  const msgpack::Map record = sim::progress_record(dht.host().id().bytes(), 0, static_cast<std::uint64_t>(samples),
-                                                   samples, dht.now());
+  const msgpack::Map record =
+      sim::progress_record(dht.host().id().bytes(), 0, static_cast<std::uint64_t>(samples), samples, dht.now());
   (void)co_await dht.store(run_id + "_progress", msgpack::Bin{key->ownership_marker()}, record, dht.now() + 60);
 }
 
@@ -290,7 +291,8 @@ Task<void> lie(TrainSwarm& swarm, std::shared_ptr<dht::RsaSignatureValidator> ke
     co_return;
   }
   dht.add_validator(key);
-  EXPECT_TRUE(co_await dht.store("simulated_progress", msgpack::Bin{key->ownership_marker()}, std::move(record), expiration));
+  EXPECT_TRUE(
+      co_await dht.store("simulated_progress", msgpack::Bin{key->ownership_marker()}, std::move(record), expiration));
 }
 
 TEST(TrainingRun, OneRecordOfAFarEpochMakesNobodyDropBatches) {
@@ -301,7 +303,8 @@ TEST(TrainingRun, OneRecordOfAFarEpochMakesNobodyDropBatches) {
     if (second != 20) return;
     const std::string stranger(38, 'x');
     const double now = to_seconds(20s);
-    swarm.spawn(lie(swarm, key, sim::progress_record(as_bytes(stranger), std::uint64_t{1} << 40, std::uint64_t{1}, 1.0, now)));
+    swarm.spawn(
+        lie(swarm, key, sim::progress_record(as_bytes(stranger), std::uint64_t{1} << 40, std::uint64_t{1}, 1.0, now)));
   };
   const auto report = run_training(scenario);
   expect_learnt(report);

@@ -1,5 +1,5 @@
-// A run as a program uses it: calls that wait, on threads of the program; arrays and an optimizer that are its own. Each
-// trainer is alone in its swarm, so that an epoch ends with its own batches.
+// A run as a program uses it: calls that wait, on threads of the program; arrays and an optimizer that are its own.
+// Each trainer is alone in its swarm, so that an epoch ends with its own batches.
 #include "cohive/train/trainer.hpp"
 
 #include <gmock/gmock.h>
@@ -208,7 +208,10 @@ TEST(Swarm, CallsRunOnItsLoop) {
   Alone alone;
   EXPECT_EQ(alone.swarm.call([&]() -> Task<std::string> { co_return alone.swarm.dht().host().id().text(); }),
             alone.swarm.peer_id());
-  EXPECT_THROW(alone.swarm.call([]() -> Task<void> { throw std::domain_error("on the loop"); co_return; }),
+  EXPECT_THROW(alone.swarm.call([]() -> Task<void> {
+    throw std::domain_error("on the loop");
+    co_return;
+  }),
                std::domain_error);
 }
 

@@ -21,11 +21,11 @@ namespace cohive::train {
 
 /// What a trainer of a TrainingSwarm is like.
 struct TrainerPlan {
-  float value = 0;              ///< of all parameters at its start
-  Duration batch = 500ms;       ///< the time that one takes
-  std::int64_t samples = 8;     ///< of a batch
+  float value = 0;                                                  ///< of all parameters at its start
+  Duration batch = 500ms;                                           ///< the time that one takes
+  std::int64_t samples = 8;                                         ///< of a batch
   std::uint64_t until = std::numeric_limits<std::uint64_t>::max();  ///< the epoch at which it finishes
-  bool loads_at_once = true;    ///< calls catch_up() first, as the trainers of the programs do
+  bool loads_at_once = true;  ///< calls catch_up() first, as the trainers of the programs do
 };
 
 class TrainingSwarm {
@@ -70,9 +70,9 @@ class TrainingSwarm {
     trainer->replica =
         std::make_unique<PlainReplica>(net.runtime(), std::vector<codec::Shape>{{size_}}, optim::AdamOptions{.lr = 0});
     std::ranges::fill(trainer->replica->parameter(0), plan.value);
-    trainer->run = std::make_unique<Run>(
-        *trainer->dht, std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(next_key_++)), *trainer->replica,
-        options);
+    trainer->run =
+        std::make_unique<Run>(*trainer->dht, std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(next_key_++)),
+                              *trainer->replica, options);
     trainer->run->start();
     trainer->tasks = std::make_unique<TaskGroup>(net.runtime(), "trainer");
     trainer->tasks->spawn(train(*this, *trainer), "trainer");

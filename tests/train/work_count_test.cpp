@@ -48,9 +48,8 @@ TEST(WorkCount, TheLoopGoesOnWhileAReplicaIsClosed) {
   auto replica = std::make_unique<PlainReplica>(*runtime, std::vector<codec::Shape>{{8}}, optim::SgdOptions{});
   std::latch busy(1);  // the only worker is, so that the copy below is used until it is not
   TaskGroup others(*runtime);
-  others.spawn([](Runtime& r, std::latch& until) -> Task<void> {
-    co_await r.offload([&until] { until.wait(); });
-  }(*runtime, busy));
+  others.spawn([](Runtime& r, std::latch& until) -> Task<void> { co_await r.offload([&until] { until.wait(); }); }(
+                                                     *runtime, busy));
   const auto turns = [&] {
     runtime->run([](Runtime& r) -> Task<void> {
       for (int i = 0; i < 10; ++i) co_await r.yield();

@@ -223,14 +223,14 @@ TEST_F(Yamux, StreamThatWillReceiveMuchGrantsRoomBeforeTheFirstByte) {
   start(Role::responder);
   send(kWindow, kSyn, 1, 0);
   auto bulk = accept();
-  bulk->expect_much();
+  bulk->hint_bulk_receive();
   EXPECT_EQ(granted(1), 1024u * 1024u - kWindowSize);
-  bulk->expect_much();
+  bulk->hint_bulk_receive();
   EXPECT_EQ(granted(1), 0u) << "only once";
   send(kWindow, kSyn, 3, 0);
   auto limited = accept();
   limited->limit_window(kWindowSize);
-  limited->expect_much();
+  limited->hint_bulk_receive();
   EXPECT_EQ(granted(3), 0u);
 }
 
@@ -238,7 +238,7 @@ TEST_F(Yamux, StreamThatWillReceiveMuchGrantsRoomAsItOpens) {
   start(Role::initiator);
   auto stream = select_lazily(open(), "/bulk/1");
   frames();
-  stream->expect_much();
+  stream->hint_bulk_receive();
   const auto sent = frames();
   ASSERT_EQ(sent.size(), 1u);
   EXPECT_EQ(sent[0].type, kWindow);

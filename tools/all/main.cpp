@@ -1,5 +1,5 @@
-// cohive: the programs that need no LibTorch in one, a third of their size. `cohive dht ...` is `cohive-dht ...`. The wheel of
-// the Python package has it.
+// cohive: the programs that need no LibTorch in one, a third of their size. `cohive dht ...` is `cohive-dht ...`. The
+// wheel of the Python package has it.
 #include <cstdio>
 #include <cstring>
 

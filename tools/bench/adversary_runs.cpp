@@ -14,8 +14,8 @@ namespace {
 struct AdversaryTally {
   std::uint64_t runs = 0;
   double slowest = 1e9, fastest = 0, sum = 0;
-  double astray = 0;       ///< of the worst run
-  std::size_t held = 0;    ///< bytes, of the host that held most
+  double astray = 0;     ///< of the worst run
+  std::size_t held = 0;  ///< bytes, of the host that held most
   std::vector<std::string> failing;
 
   void add(const std::string& name, const sim::AdversaryReport& report) {
@@ -29,10 +29,9 @@ struct AdversaryTally {
   }
 
   nlohmann::json json() const {
-    return {{"runs", runs},      {"slowest", slowest},
-            {"fastest", fastest}, {"mean_speed", sum / static_cast<double>(runs)},
-            {"astray", astray},  {"bytes_held", held},
-            {"failing", failing}};
+    return {
+        {"runs", runs},     {"slowest", slowest}, {"fastest", fastest}, {"mean_speed", sum / static_cast<double>(runs)},
+        {"astray", astray}, {"bytes_held", held}, {"failing", failing}};
   }
 };
 

@@ -8,9 +8,7 @@
 #include "cohive/codec/codec.hpp"
 
 namespace cohive::bench {
-namespace {
-
-}  // namespace
+namespace {}  // namespace
 
 nlohmann::json codec(const Settings& settings) {
   const std::size_t count = settings.megabytes * 1'000'000 / 4, bytes = count * 4;

@@ -261,7 +261,7 @@ class Offloading {
     }
   }
   void leave(std::size_t at, std::size_t size) {
-    link_->note_trainer();
+    link_->sync_with_caller_stream();
     transfer_->follow_trainer();
     transfer_->download(gradients_.bytes().data() + at, transfer_->memory().subspan(at, size));
   }

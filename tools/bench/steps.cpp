@@ -143,12 +143,12 @@ class ByCohive final : public Way {
   }
 
   void after_batch(Layers&) override {
-    replica_->note_trainer();
+    replica_->sync_with_caller_stream();
     replica_->intake().take_batch(1, 1);
   }
   void step(Layers&) override {
     finish();
-    replica_->note_trainer();
+    replica_->sync_with_caller_stream();
     replica_->intake().cut();
     const Place place = how_.delayed ? Place::next : Place::live;
     going_on_ = loop_.runtime().submit([this, place] { return step_on_loop(replica_->replica(), place); });
@@ -157,7 +157,7 @@ class ByCohive final : public Way {
   void finish() override {
     if (!going_on_.valid()) return;
     going_on_.get();
-    replica_->note_trainer();
+    replica_->sync_with_caller_stream();
     replica_->replica().publish();
   }
 

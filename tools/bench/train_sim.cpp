@@ -10,9 +10,9 @@ namespace cohive::bench {
 
 nlohmann::json train_sim(const Settings& settings) {
   nlohmann::json rows = nlohmann::json::array();
-  std::cerr << log::format("{:>8} {:>7} {:>9} {:>6} {:>7} {:>11} {:>8} {:>10} {:>10} {:>10} {:>6} {:>9} {:>8}\n", "trainers", "epochs",
-                           "epochs/h", "alone", "group", "B/s/peer", "waiting", "loss", "one's loss", "newcomers", "late", "downloads",
-                           "real s");
+  std::cerr << log::format("{:>8} {:>7} {:>9} {:>6} {:>7} {:>11} {:>8} {:>10} {:>10} {:>10} {:>6} {:>9} {:>8}\n",
+                           "trainers", "epochs", "epochs/h", "alone", "group", "B/s/peer", "waiting", "loss",
+                           "one's loss", "newcomers", "late", "downloads", "real s");
   for (const std::size_t trainers : settings.trainers) {
     sim::TrainScenario scenario;
     scenario.trainers = trainers;
@@ -21,10 +21,10 @@ nlohmann::json train_sim(const Settings& settings) {
     scenario.duration = from_seconds(settings.minutes * 60);
     const sim::TrainScenarioReport report = sim::run_training(scenario);
     std::cerr << log::format(
-        "{:>8} {:>7} {:>9.0f} {:>6} {:>7.1f} {:>11.0f} {:>7.2f}% {:>10.2e} {:>10.2e} {:>10} {:>6} {:>9} {:>8.1f}\n", trainers,
-        report.epochs, report.epochs_per_hour, report.epochs_alone, report.mean_group, report.bytes_per_peer_second,
-        100 * report.waiting, report.last_loss, report.loss_of_one, report.newcomers, report.newcomers_late, report.downloads,
-        report.real_seconds);
+        "{:>8} {:>7} {:>9.0f} {:>6} {:>7.1f} {:>11.0f} {:>7.2f}% {:>10.2e} {:>10.2e} {:>10} {:>6} {:>9} {:>8.1f}\n",
+        trainers, report.epochs, report.epochs_per_hour, report.epochs_alone, report.mean_group,
+        report.bytes_per_peer_second, 100 * report.waiting, report.last_loss, report.loss_of_one, report.newcomers,
+        report.newcomers_late, report.downloads, report.real_seconds);
     rows.push_back({{"trainers", trainers},
                     {"minutes", settings.minutes},
                     {"epochs", report.epochs},

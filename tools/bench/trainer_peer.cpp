@@ -1,7 +1,7 @@
-// cohive-bench-trainer: one peer of tools/bench/optimizer_vs_hivemind.py. A training loop whose model is nothing but memory:
-// gradients that cost little, other work that is a pause (what a GPU would do), and the calls that are measured. Begins
-// with the first line of its standard input, or with its end; prints its address, then its numbers. With --until-killed it
-// trains on and prints each epoch, as tools/bench/killed_trainers.py wants it.
+// cohive-bench-trainer: one peer of tools/bench/optimizer_vs_hivemind.py. A training loop whose model is nothing but
+// memory: gradients that cost little, other work that is a pause (what a GPU would do), and the calls that are
+// measured. Begins with the first line of its standard input, or with its end; prints its address, then its numbers.
+// With --until-killed it trains on and prints each epoch, as tools/bench/killed_trainers.py wants it.
 #include <sys/resource.h>
 #include <torch/torch.h>
 
@@ -78,8 +78,9 @@ int run(const Options& options) {
   const double alone = loop_alone(options, parameters, 1);
 
   cohive::Swarm swarm(options.swarm);
-  cohive::Optimizer optimizer(swarm, {torch::optim::OptimizerParamGroup(parameters)}, [&](auto groups) { return make_optimizer(options, std::move(groups)); },
-                              options.optimizer);
+  cohive::Optimizer optimizer(
+      swarm, {torch::optim::OptimizerParamGroup(parameters)},
+      [&](auto groups) { return make_optimizer(options, std::move(groups)); }, options.optimizer);
   std::cout << nlohmann::json{{"initial_peers", swarm.visible_addresses()}}.dump() << std::endl;
   std::cin.get();
 

@@ -34,8 +34,7 @@ Task<std::shared_ptr<dht::RsaSignatureValidator>> member_key(Runtime& runtime, c
 }
 
 Task<std::optional<int>> run_as_client(Runtime& runtime, std::vector<Multiaddr> initial, ClientMember member,
-                                       bool signed_records,
-                                       std::function<Task<int>(Dht&)> work) {
+                                       bool signed_records, std::function<Task<int>(Dht&)> work) {
   const auto network = transport::make_tcp_network(runtime);
   p2p::HostOptions host_options;
   host_options.routing_server = false;

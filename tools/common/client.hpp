@@ -25,8 +25,7 @@ Task<std::shared_ptr<dht::RsaSignatureValidator>> member_key(Runtime& runtime, c
 /// Joins the swarm and runs `work` until it ends or a signal comes: nothing then. A node that cannot join throws.
 /// \param signed_records  whether `work` is to read records under signatures
 Task<std::optional<int>> run_as_client(Runtime& runtime, std::vector<Multiaddr> initial, ClientMember member,
-                                       bool signed_records,
-                                       std::function<Task<int>(Dht&)> work);
+                                       bool signed_records, std::function<Task<int>(Dht&)> work);
 
 /// parse_initial_peers of --initial-peers or the environment; Exit with code 2 when there are none.
 std::vector<Multiaddr> swarm_addresses(const std::vector<std::string>& given);

@@ -93,8 +93,8 @@ class Reader {
     }
     if (find(key, app)) refuse(section.source(), key + " is an option, which takes no table");
     const std::string none_known = ": " + app.get_name() + " has no subcommands, its options stand above all sections";
-    refuse(section.source(), "there is no section [" + key + "]" +
-                                 (known.empty() ? none_known : did_you_mean(dashed(key), known)));
+    refuse(section.source(),
+           "there is no section [" + key + "]" + (known.empty() ? none_known : did_you_mean(dashed(key), known)));
   }
 
   static CLI::Option* find(const std::string& key, CLI::App& app) {

@@ -20,7 +20,7 @@
 #include "common/settings.hpp"
 #include "common/signals.hpp"
 #include "common/standard_output.hpp"
-#include "core/said_once.hpp"
+#include "core/detail/said_once.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -174,11 +174,13 @@ std::string metrics_token(const std::string& path) {
 
 void add_member_options(CLI::App& app, std::string& secret_file, std::string& members_file) {
   const OptionGroup group(app, kMembers);
-  auto* secret = app.add_option("--secret-file", secret_file,
-                                "members of the swarm are those that know the secret in this file; strangers get nothing");
-  app.add_option("--members", members_file,
-                 "members of the swarm are those whose peer ids are in this file, one a line, read again when it changes; "
-                 "needs --identity-path")
+  auto* secret =
+      app.add_option("--secret-file", secret_file,
+                     "members of the swarm are those that know the secret in this file; strangers get nothing");
+  app.add_option(
+         "--members", members_file,
+         "members of the swarm are those whose peer ids are in this file, one a line, read again when it changes; "
+         "needs --identity-path")
       ->excludes(secret);
 }
 
@@ -186,13 +188,14 @@ void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
   const OptionGroup group(app, "Bandwidth");
   const auto add = [&app](const std::string& flag, double& limit, const std::string& what) {
     app.add_option_function<std::string>(
-        flag,
-        [&limit, flag](const std::string& text) {
-          const auto rate = read_rate(text);
-          if (!rate) throw CLI::ValidationError(flag, "bytes per second, for example 500K or 10M, not " + shown(text));
-          limit = *rate;
-        },
-        what)
+           flag,
+           [&limit, flag](const std::string& text) {
+             const auto rate = read_rate(text);
+             if (!rate)
+               throw CLI::ValidationError(flag, "bytes per second, for example 500K or 10M, not " + shown(text));
+             limit = *rate;
+           },
+           what)
         ->type_name("RATE");
   };
   add("--max-upload", limits.upload, "bytes per second to send at most, for example 500K or 10M (default: no limit)");
@@ -202,8 +205,7 @@ void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
 void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced) {
   const OptionGroup group(app, kRouters);
   app.add_option_function<std::string>(
-         "--force-reachability",
-         [&forced](const std::string& text) { forced = p2p::reachability_from_text(text); },
+         "--force-reachability", [&forced](const std::string& text) { forced = p2p::reachability_from_text(text); },
          "public or private: whether peers outside can connect, when that is known (default: peers are asked)")
       ->check(CLI::IsMember({"public", "private"}));
 }
@@ -211,7 +213,8 @@ void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& fo
 void add_port_mapping_option(CLI::App& app, bool& nat_port_map) {
   const OptionGroup group(app, kRouters);
   app.add_flag_callback(
-      "--no-nat-port-map", [&nat_port_map] { nat_port_map = false; }, "do not ask the router to forward the ports listened on");
+      "--no-nat-port-map", [&nat_port_map] { nat_port_map = false; },
+      "do not ask the router to forward the ports listened on");
 }
 
 void add_relay_use_options(CLI::App& app, RelayUse& use) {

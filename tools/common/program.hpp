@@ -24,8 +24,8 @@ struct Exit {
   std::string message;
 };
 
-/// Parses the arguments, "_" and "-" being alike in the names of flags, and runs `body`, turning Exit, ErrorException and
-/// parse errors into one line on stderr and an exit code. Adds --version, --config and a variable for each option
+/// Parses the arguments, "_" and "-" being alike in the names of flags, and runs `body`, turning Exit, ErrorException
+/// and parse errors into one line on stderr and an exit code. Adds --version, --config and a variable for each option
 /// (settings.hpp). `app` has all its options by then, and a footer with examples.
 /// Signals are caught (signals.hpp); the exit code tells of output that was lost, too.
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body);

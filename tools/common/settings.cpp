@@ -32,7 +32,8 @@ void name_variables(CLI::App& app, const std::string& prefix) {
     // A variable holds one text: the values of a list are separated by commas there.
     if (option->get_items_expected_max() > 1) option->delimiter(',');
   }
-  for (auto* command : app.get_subcommands({})) name_variables(*command, prefix + variable_word(command->get_name()) + "_");
+  for (auto* command : app.get_subcommands({}))
+    name_variables(*command, prefix + variable_word(command->get_name()) + "_");
 }
 
 /// Options of the program and of its subcommands, by their variables.
@@ -45,8 +46,9 @@ void gather(const CLI::App& app, std::map<std::string, const CLI::Option*>& vari
 /// Kubernetes puts the addresses of its services into every container. Those of a service "cohive-bootstrap" look like
 /// options: COHIVE_BOOTSTRAP_SERVICE_HOST=10.0.0.1, COHIVE_BOOTSTRAP_PORT=tcp://10.0.0.1:31337.
 bool is_service_link(const std::string& entry) {
-  static const std::regex kLink("[^=]*_(SERVICE_HOST|SERVICE_PORT(_[^=]*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_[^=]*)?)=.*|"
-                                "[^=]*_PORT=(tcp|udp|sctp)://.*");
+  static const std::regex kLink(
+      "[^=]*_(SERVICE_HOST|SERVICE_PORT(_[^=]*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_[^=]*)?)=.*|"
+      "[^=]*_PORT=(tcp|udp|sctp)://.*");
   return std::regex_match(entry, kLink);
 }
 

@@ -21,7 +21,7 @@ constexpr int kGraceMilliseconds = 1000;
 
 // Lock-free, constant-initialised: they are used in a handler, and before constructors have run.
 std::atomic<int> first_signal{0};
-std::atomic<int> stop_event{-1};  // readable from the first signal on
+std::atomic<int> stop_event{-1};   // readable from the first signal on
 std::atomic<bool> awaited{false};  // by a loop, which closes what is open
 static_assert(std::atomic<int>::is_always_lock_free);
 

@@ -28,7 +28,10 @@ std::vector<dht::DhtId> questions(const dht::DhtId& id) {
 class Crawler {
  public:
   Crawler(Dht& dht, CrawlOptions options)
-      : dht_(dht), options_(options), end_(dht.runtime().now() + options.patience), changed_(dht.runtime(), "crawled nodes") {}
+      : dht_(dht),
+        options_(options),
+        end_(dht.runtime().now() + options.patience),
+        changed_(dht.runtime(), "crawled nodes") {}
 
   Task<std::vector<CrawledNode>> run() {
     for (const auto& [id, peer] : dht_.known_nodes()) add(id, peer);
@@ -43,7 +46,8 @@ class Crawler {
 
  private:
   void add(const dht::DhtId& id, const PeerId& peer) {
-    if (nodes_.size() >= options_.max_nodes || !nodes_.try_emplace(id, CrawledNode{.id = id, .peer = peer}).second) return;
+    if (nodes_.size() >= options_.max_nodes || !nodes_.try_emplace(id, CrawledNode{.id = id, .peer = peer}).second)
+      return;
     waiting_.push_back(id);
     changed_.notify_one();
   }

@@ -12,18 +12,18 @@ struct CrawledNode {
   dht::DhtId id;
   PeerId peer;
   bool reachable = false;
-  Duration latency{};          ///< of one rpc_find on an open connection
-  std::size_t neighbours = 0;  ///< distinct nodes it named
-  std::vector<dht::DhtId> named;  ///< these, where CrawlOptions::details asks for them
+  Duration latency{};                 ///< of one rpc_find on an open connection
+  std::size_t neighbours = 0;         ///< distinct nodes it named
+  std::vector<dht::DhtId> named;      ///< these, where CrawlOptions::details asks for them
   std::optional<double> clock_ahead;  ///< seconds, of ours; where asked for, and told
-  std::string agent;           ///< peer-supplied text
+  std::string agent;                  ///< peer-supplied text
   std::vector<Multiaddr> addresses;
 };
 
 struct CrawlOptions {
   std::size_t parallel = 64;
   std::size_t max_nodes = 100'000;
-  bool details = false;  ///< which node names which, and what time it is there
+  bool details = false;                       ///< which node names which, and what time it is there
   Duration patience = std::chrono::hours(1);  ///< after which nodes not yet asked are left out
 };
 

@@ -29,7 +29,7 @@ constexpr Duration kStep = 10s;  // one question to a peer
 constexpr Duration kConnecting = 5s;
 constexpr Duration kDialBack = 40s;  // a peer may try several addresses
 constexpr Duration kPortMapping = 4s, kLook = 100ms;
-constexpr Duration kLookAround = 5s;   // for peers of other networks
+constexpr Duration kLookAround = 5s;  // for peers of other networks
 constexpr std::size_t kMaxWitnesses = 12;
 constexpr std::size_t kMaxAgent = 60, kMaxPeerText = 120;  // characters of a peer that are printed
 

@@ -13,7 +13,8 @@ Task<Result<NodePing>> ping_node(p2p::Host& host, PeerId peer, Deadline deadline
   const double sent = runtime.wall_time();
   proto::PingRequest request;
   request.mutable_peer();
-  const auto bytes = co_await rpc::call_unary(host, peer, "DHTProtocol.rpc_ping", request.SerializeAsString(), deadline);
+  const auto bytes =
+      co_await rpc::call_unary(host, peer, "DHTProtocol.rpc_ping", request.SerializeAsString(), deadline);
   const double received = runtime.wall_time();
   if (!bytes) co_return bytes.error();
   proto::PingResponse reply;

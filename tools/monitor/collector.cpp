@@ -13,11 +13,11 @@
 namespace cohive::tools {
 namespace {
 
-constexpr Duration kCall = 5s;            // to one peer
+constexpr Duration kCall = 5s;  // to one peer
 // Trainers may claim any peer id, each of which is searched for.
 constexpr std::size_t kCallsAtOnce = 32, kMostCalls = 512;
 constexpr Duration kFirstLook = 10s;
-constexpr Duration kCrawl = 2min;         // a swarm may hold thousands of nodes that answer slowly
+constexpr Duration kCrawl = 2min;  // a swarm may hold thousands of nodes that answer slowly
 
 /// All of them, a few at a time.
 Task<void> some_at_once(Runtime& runtime, std::vector<Task<void>> calls) {
@@ -47,7 +47,8 @@ Task<void> Collector::look_again_and_again(Collector& self) {
 }
 
 Task<void> Collector::crawl_again_and_again(Collector& self) {
-  if (self.view_.time == 0) co_await self.changed_.wait(self.dht_.runtime().after(kFirstLook));  // trainers are called, too
+  if (self.view_.time == 0)
+    co_await self.changed_.wait(self.dht_.runtime().after(kFirstLook));  // trainers are called, too
   for (;;) {
     co_await self.crawl();
     co_await self.dht_.runtime().sleep_for(self.options_.crawl_period);

@@ -23,7 +23,8 @@ void print_finding(bool as_json, const std::string& target, const Finding& findi
     std::cout << line_of(line) << std::endl;
     return;
   }
-  const std::string status = finding.status == Finding::Status::failed ? "FAILED" : std::string(to_text(finding.status));
+  const std::string status =
+      finding.status == Finding::Status::failed ? "FAILED" : std::string(to_text(finding.status));
   std::cout << log::format("  {:<8} {:<12} {}", status, finding.step, finding.text) << std::endl;
   if (!finding.advice.empty()) std::cout << std::string(24, ' ') << "-> " << finding.advice << std::endl;
 }

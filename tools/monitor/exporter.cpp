@@ -12,8 +12,8 @@
 namespace cohive::tools {
 namespace {
 
-constexpr std::array kWarnings = {"no_trainers", "ended",        "clients",     "claim",   "behind", "stalled", "split",
-                                  "clock",       "initial_peer", "unreachable", "version", "model"};
+constexpr std::array kWarnings = {"no_trainers", "ended", "clients",      "claim",       "behind",  "stalled",
+                                  "split",       "clock", "initial_peer", "unreachable", "version", "model"};
 constexpr std::array kSoftware = {"cohive", "hivemind", "other", "unknown"};
 
 double or_nan(const std::optional<double>& value) {
@@ -39,7 +39,8 @@ std::optional<double> as_double(const std::optional<T>& value) {
   return value ? std::optional(static_cast<double>(*value)) : std::nullopt;
 }
 constexpr std::array kSeries = {
-    Series{"cohive_swarm_trainer_epoch", "Epoch of a trainer.", [](const PeerView& peer) { return as_double(peer.epoch); }},
+    Series{"cohive_swarm_trainer_epoch", "Epoch of a trainer.",
+           [](const PeerView& peer) { return as_double(peer.epoch); }},
     Series{"cohive_swarm_trainer_samples_per_second", "Speed of a trainer.",
            [](const PeerView& peer) { return peer.samples_per_second; }},
     Series{"cohive_swarm_trainer_loss", "Mean loss of a trainer in its last epoch.",
@@ -71,8 +72,8 @@ RunExporter::RunExporter(Metrics& metrics, std::string run_id, std::size_t peers
       unreachable_(gauge("cohive_swarm_nodes", "Nodes of the DHT.", {{"reachable", "no"}})),
       parts_(gauge("cohive_swarm_parts", "Parts of the DHT that do not know each other; 1 is right.")),
       last_look_(gauge("cohive_swarm_last_look_timestamp_seconds", "When the run was looked at last.")),
-      failed_looks_(metrics.counter("cohive_swarm_failed_looks_total", "Looks at the run that the swarm did not answer.",
-                                    {{"run_id", run_id_}})) {
+      failed_looks_(metrics.counter("cohive_swarm_failed_looks_total",
+                                    "Looks at the run that the swarm did not answer.", {{"run_id", run_id_}})) {
   for (const char* kind : kWarnings)
     warnings_.emplace(kind, gauge("cohive_swarm_warnings", "Sentences of warning, by kind.", {{"kind", kind}}));
   for (const char* name : kSoftware)

@@ -12,8 +12,8 @@ class RunExporter {
   RunExporter(Metrics& metrics, std::string run_id, std::size_t peers);
   void update(const RunView& view);
   void look_failed() { failed_looks_.increment(); }
-  /// The series of single peers, in Prometheus' text format: they come and go, and the registry keeps all for good. A peer
-  /// that was told stays until it leaves the run; newcomers follow in the order of the view.
+  /// The series of single peers, in Prometheus' text format: they come and go, and the registry keeps all for good. A
+  /// peer that was told stays until it leaves the run; newcomers follow in the order of the view.
   const std::string& peer_text() const { return peer_text_; }
 
  private:
@@ -23,7 +23,8 @@ class RunExporter {
   Metrics& metrics_;
   const std::string run_id_;
   const std::size_t most_peers_;
-  Gauge epoch_, samples_, target_, rate_, loss_, eta_, trainers_, clients_, reachable_, unreachable_, parts_, last_look_;
+  Gauge epoch_, samples_, target_, rate_, loss_, eta_, trainers_, clients_, reachable_, unreachable_, parts_,
+      last_look_;
   Counter failed_looks_;
   std::map<std::string, Gauge> warnings_, software_;
   std::vector<std::string> told_;

@@ -87,9 +87,9 @@ std::vector<std::string> merge_traces(const std::vector<std::string>& paths, con
       text += (written++ ? ",\n" : "") + event.dump(-1, ' ', false, json::error_handler_t::replace);
     }
     said.push_back(log::format("{}: {} events, {} rounds", trace.path, trace.events.size(), trace.rounds.size()) +
-                   (!trace.shift         ? ", none of them with another file: its clock is taken as it is"
-                    : *trace.shift != 0  ? log::format(", its clock moved by {:.1f} s", *trace.shift / 1e6)
-                                         : std::string()));
+                   (!trace.shift        ? ", none of them with another file: its clock is taken as it is"
+                    : *trace.shift != 0 ? log::format(", its clock moved by {:.1f} s", *trace.shift / 1e6)
+                                        : std::string()));
   }
   file.write(text + "\n]\n");
   return said;

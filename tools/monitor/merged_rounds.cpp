@@ -25,7 +25,8 @@ void merge(MergedRound& merged, const RunReport::Round& told) {
 void choose(std::vector<MergedRound>& rounds, std::size_t most) {
   if (rounds.size() <= most) return;
   const auto time = [](const MergedRound& one) { return one.round.time; };
-  std::ranges::sort(rounds, std::greater(), [&](const MergedRound& one) { return std::pair(one.told_by.size(), time(one)); });
+  std::ranges::sort(rounds, std::greater(),
+                    [&](const MergedRound& one) { return std::pair(one.told_by.size(), time(one)); });
   std::ranges::sort(rounds.begin() + static_cast<std::ptrdiff_t>(most / 2), rounds.end(), std::greater(), time);
   rounds.resize(most);
 }

@@ -11,8 +11,8 @@ namespace cohive::tools {
 
 /// A round of one group, or one that failed before a group was found.
 struct MergedRound {
-  RunReport::Round round;             ///< the longest times, the worst outcome
-  std::vector<std::string> told_by;   ///< peer ids; a single one may say anything
+  RunReport::Round round;            ///< the longest times, the worst outcome
+  std::vector<std::string> told_by;  ///< peer ids; a single one may say anything
 };
 
 /// The last rounds, oldest first, and rounds that most peers tell of. \param now  Unix time: rounds of another day and

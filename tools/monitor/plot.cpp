@@ -8,7 +8,7 @@
 namespace cohive::tools {
 namespace {
 
-constexpr double kWidth = 860, kPanel = 220, kTop = 44;             // of the picture, in pixels
+constexpr double kWidth = 860, kPanel = 220, kTop = 44;              // of the picture, in pixels
 constexpr double kLeft = 70, kRight = 20, kAbove = 26, kBelow = 34;  // around the curve of a panel
 constexpr std::size_t kPoints = 1000;
 
@@ -82,7 +82,8 @@ std::string drawn(const Panel& panel, double top) {
     const double value = axis.low + line * axis.step;
     svg += log::format("<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#d8dce2\"/>\n", kLeft,
                        kWidth - kRight, to_y(value), to_y(value));
-    svg += label(kLeft - 6, to_y(value) + 4, "end", log::format("{:.4g}", std::abs(value) < axis.step / 1e6 ? 0.0 : value));
+    svg += label(kLeft - 6, to_y(value) + 4, "end",
+                 log::format("{:.4g}", std::abs(value) < axis.step / 1e6 ? 0.0 : value));
   }
   svg += label(kLeft, bottom + 16, "start", log::format("{:.4g}", first));
   svg += label(kWidth - kRight, bottom + 16, "end", log::format("{:.4g} {}", last, panel.unit));
@@ -108,9 +109,11 @@ std::string plot_svg(const std::deque<Look>& looks, const std::string& title) {
   const double height = kTop + kPanel * std::size(panels);
   std::string svg = log::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" "
-      "font-family=\"sans-serif\" font-size=\"12\" fill=\"#555\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
+      "font-family=\"sans-serif\" font-size=\"12\" fill=\"#555\">\n<rect width=\"100%\" height=\"100%\" "
+      "fill=\"#fff\"/>\n",
       kWidth, height, kWidth, height);
-  svg += log::format("<text x=\"{:.1f}\" y=\"26\" font-size=\"16\" fill=\"#1b1f24\">{}</text>\n", kLeft, escaped(title));
+  svg +=
+      log::format("<text x=\"{:.1f}\" y=\"26\" font-size=\"16\" fill=\"#1b1f24\">{}</text>\n", kLeft, escaped(title));
   double top = kTop;
   for (const Panel& panel : panels) {
     svg += drawn(panel, top);

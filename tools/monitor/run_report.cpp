@@ -7,7 +7,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/proto/run_report.pb.h"
 #include "cohive/rpc/rpc.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -20,19 +20,22 @@ constexpr double kLongestRound = 86400;  // seconds
 constexpr double kFarthest = 600;        // seconds there and back
 using Round = RunReport::Round;
 constexpr std::array kOutcomes = {std::pair{Round::Outcome::ok, "ok"}, std::pair{Round::Outcome::partial, "partial"},
-                                  std::pair{Round::Outcome::failed, "failed"}, std::pair{Round::Outcome::missed, "missed"}};
+                                  std::pair{Round::Outcome::failed, "failed"},
+                                  std::pair{Round::Outcome::missed, "missed"}};
 
 bool within(double value, double most) {
   return value >= 0 && value <= most;  // false for what is no number
 }
 
 std::optional<Round> round_from(const proto::RunReport::Round& told) {
-  const auto outcome = std::ranges::find(kOutcomes, told.outcome(), [](const auto& pair) { return std::string(pair.second); });
+  const auto outcome =
+      std::ranges::find(kOutcomes, told.outcome(), [](const auto& pair) { return std::string(pair.second); });
   const bool known = told.averager() == "gradients" || told.averager() == "parameters";
   const bool digits = std::ranges::all_of(told.group_id(), [](unsigned char c) { return std::isxdigit(c) != 0; });
   if (outcome == kOutcomes.end() || !known || !digits || told.group_id().size() > 2 * kLongestHash) return std::nullopt;
   if (!std::isfinite(told.time()) || told.members() > kMostMembers) return std::nullopt;
-  if (!within(told.matchmaking_seconds(), kLongestRound) || !within(told.allreduce_seconds(), kLongestRound)) return std::nullopt;
+  if (!within(told.matchmaking_seconds(), kLongestRound) || !within(told.allreduce_seconds(), kLongestRound))
+    return std::nullopt;
   return Round{.time = told.time(),
                .averager = told.averager(),
                .group_id = told.group_id(),

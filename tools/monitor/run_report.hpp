@@ -13,7 +13,7 @@ namespace cohive::tools {
 struct RunReport {
   struct Round {
     enum class Outcome { ok, partial, failed, missed };
-    double time = 0;  ///< of its end, by the clock of the peer
+    double time = 0;       ///< of its end, by the clock of the peer
     std::string averager;  ///< "gradients" or "parameters"
     std::string group_id;  ///< hexadecimal digits; empty: no group was found
     std::size_t members = 0;

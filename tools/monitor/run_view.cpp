@@ -134,7 +134,8 @@ std::unordered_map<PeerId, std::size_t> add_trainers(RunView& view, const RunRec
   return places;
 }
 
-void add_reports(RunView& view, const SwarmMap& map, const std::unordered_map<PeerId, std::size_t>& places, std::size_t most) {
+void add_reports(RunView& view, const SwarmMap& map, const std::unordered_map<PeerId, std::size_t>& places,
+                 std::size_t most) {
   const std::size_t share = most / std::max<std::size_t>(1, map.reports.size());
   for (const auto& [peer, report] : map.reports) {
     const auto from = places.find(peer);
@@ -142,7 +143,8 @@ void add_reports(RunView& view, const SwarmMap& map, const std::unordered_map<Pe
     view.peers[from->second].schema_hash = report.schema_hash;
     std::unordered_set<std::size_t> told;
     for (const RunReport::Link& link : report.links)
-      if (const auto to = places.find(link.peer); to != places.end() && told.size() < share && told.insert(to->second).second)
+      if (const auto to = places.find(link.peer);
+          to != places.end() && told.size() < share && told.insert(to->second).second)
         view.round_trips.push_back({from->second, to->second, link.round_trip});
   }
   view.rounds = merge_rounds(map.reports, view.time);

@@ -26,8 +26,8 @@ struct Contact {
 /// What is known of the swarm.
 struct SwarmMap {
   std::vector<CrawledNode> nodes;
-  std::map<PeerId, Contact> trainers;  ///< trainers that are in no routing table
-  std::vector<Multiaddr> silent;       ///< initial peers that do not answer
+  std::map<PeerId, Contact> trainers;   ///< trainers that are in no routing table
+  std::vector<Multiaddr> silent;        ///< initial peers that do not answer
   std::map<PeerId, RunReport> reports;  ///< of trainers that tell of their run
 };
 
@@ -52,10 +52,10 @@ struct Warning {
 
 struct RunView {
   std::string run_id;
-  double time = 0;  ///< when the trainers' reports were read; 0: not yet
+  double time = 0;              ///< when the trainers' reports were read; 0: not yet
   std::optional<double> ended;  ///< when trainers were seen last, where none reports any more: what they told is kept
-  std::uint64_t epoch = 0;    ///< that trainers agree on
-  std::uint64_t claimed = 0;  ///< the largest that a single peer claims
+  std::uint64_t epoch = 0;      ///< that trainers agree on
+  std::uint64_t claimed = 0;    ///< the largest that a single peer claims
   double samples = 0, samples_per_second = 0;
   std::optional<double> target;
   bool target_estimated = true;
@@ -80,7 +80,7 @@ struct RunView {
 
 struct ViewOptions {
   std::string run_id;
-  std::optional<double> target;         ///< samples of an epoch, where it is known
+  std::optional<double> target;           ///< samples of an epoch, where it is known
   std::optional<double> last_epoch_size;  ///< else what the last epoch came to
   std::size_t max_links = 4000;
 };

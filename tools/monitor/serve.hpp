@@ -21,7 +21,8 @@ struct ServeOptions {
   bool json = false;              ///< print the addresses as JSON
 };
 
-/// Serves until it is dropped. Throws ErrorException for an address that cannot be had or a history that cannot be read.
+/// Serves until it is dropped. Throws ErrorException for an address that cannot be had or a history that cannot be
+/// read.
 Task<int> serve_run(Dht& dht, ServeOptions options);
 
 }  // namespace cohive::tools

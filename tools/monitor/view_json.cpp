@@ -43,7 +43,8 @@ json links_json(const RunView& view) {
 json rounds_json(const RunView& view) {
   auto rounds = json::array();
   for (const auto& [round, told_by] : view.rounds) {
-    const std::vector<std::string> some(told_by.begin(), told_by.begin() + static_cast<std::ptrdiff_t>(std::min(told_by.size(), kIdsShown)));
+    const std::vector<std::string> some(
+        told_by.begin(), told_by.begin() + static_cast<std::ptrdiff_t>(std::min(told_by.size(), kIdsShown)));
     rounds.push_back({{"time", round.time},
                       {"what", round.averager},
                       {"outcome", to_text(round.outcome)},
@@ -113,7 +114,8 @@ json view_json(const RunView& view, const std::deque<Look>& looks) {
            {"round_trips", round_trips_json(view)},
            {"rounds", rounds_json(view)}};
   run["peers"] = json::array();
-  for (std::size_t i = 0; i < std::min(view.peers.size(), kPeersShown); ++i) run["peers"].push_back(json_of(view.peers[i]));
+  for (std::size_t i = 0; i < std::min(view.peers.size(), kPeersShown); ++i)
+    run["peers"].push_back(json_of(view.peers[i]));
   run["warnings"] = json::array();
   for (const Warning& warning : view.warnings)
     run["warnings"].push_back({{"kind", warning.kind}, {"message", warning.message}});
@@ -130,10 +132,11 @@ json view_json(const RunView& view, const std::deque<Look>& looks) {
   std::optional<Look> before;
   for (const Look& look : looks) {
     if (before && look.epoch > before->epoch)
-      run["epochs"].push_back({{"epoch", look.epoch - 1},
-                               {"time", look.time},
-                               {"seconds", (look.time - before->time) / static_cast<double>(look.epoch - before->epoch)},
-                               {"peers", look.trainers + look.clients}});
+      run["epochs"].push_back(
+          {{"epoch", look.epoch - 1},
+           {"time", look.time},
+           {"seconds", (look.time - before->time) / static_cast<double>(look.epoch - before->epoch)},
+           {"peers", look.trainers + look.clients}});
     if (!before || look.epoch != before->epoch) before = look;
   }
   auto& epochs = run["epochs"].get_ref<json::array_t&>();

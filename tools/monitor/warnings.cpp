@@ -9,9 +9,9 @@
 namespace cohive::tools {
 namespace {
 
-constexpr std::size_t kNamed = 3;          // peers of a sentence
-constexpr std::uint64_t kFarBehind = 2;    // epochs: one is usual at the end of an epoch
-constexpr double kLongSilence = 45;        // seconds without a report of any trainer: each reports every 30 s, for 60 s
+constexpr std::size_t kNamed = 3;        // peers of a sentence
+constexpr std::uint64_t kFarBehind = 2;  // epochs: one is usual at the end of an epoch
+constexpr double kLongSilence = 45;      // seconds without a report of any trainer: each reports every 30 s, for 60 s
 
 using Peers = std::vector<const PeerView*>;
 
@@ -51,24 +51,26 @@ void about_trainers(const RunView& view, std::vector<Warning>& warnings) {
   }
   if (view.claimed > view.epoch)
     warnings.push_back(
-        {"claim", log::format("a peer claims epoch {}, which no other trainer has reached: it is not believed", view.claimed)});
+        {"claim",
+         log::format("a peer claims epoch {}, which no other trainer has reached: it is not believed", view.claimed)});
   const Peers behind =
       peers_that(view, [&](const PeerView& peer) { return peer.epoch && *peer.epoch + kFarBehind <= view.epoch; });
   if (!behind.empty())
     warnings.push_back(
-        {"behind", log::format("{} 2 epochs or more behind epoch {}: they download the state, or are in another part of "
-                               "the swarm: {}",
-                               count(behind.size(), "trainer is", "trainers are"), view.epoch, names(behind))});
+        {"behind",
+         log::format("{} 2 epochs or more behind epoch {}: they download the state, or are in another part of "
+                     "the swarm: {}",
+                     count(behind.size(), "trainer is", "trainers are"), view.epoch, names(behind))});
   const Peers old = peers_that(view, [](const PeerView& peer) { return peer.age && *peer.age > kLongSilence; });
   if (!old.empty() && old.size() == view.trainers + view.clients)
-    warnings.push_back({"stalled", log::format("no trainer has reported for {:.0f} s: the run stands still", kLongSilence)});
+    warnings.push_back(
+        {"stalled", log::format("no trainer has reported for {:.0f} s: the run stands still", kLongSilence)});
 }
 
 /// Clients cannot dial one another: somebody has to reduce for them.
 void about_clients(const RunView& view, std::vector<Warning>& warnings) {
-  const bool helped = std::ranges::any_of(view.peers, [](const PeerView& peer) {
-    return peer.role == PeerView::Role::node && !peer.schema_hash.empty();
-  });
+  const bool helped = std::ranges::any_of(
+      view.peers, [](const PeerView& peer) { return peer.role == PeerView::Role::node && !peer.schema_hash.empty(); });
   if (view.ended || view.trainers > 0 || view.clients < 2 || helped) return;
   warnings.push_back({"clients", log::format("all {} trainers are clients, and no group forms among clients: run one "
                                              "without --client where it can be dialled, or an auxiliary peer",
@@ -113,16 +115,18 @@ void about_clocks(const RunView& view, std::vector<Warning>& warnings) {
   std::ranges::nth_element(known, known.begin() + static_cast<std::ptrdiff_t>(known.size() / 2));
   const double middle = known[known.size() / 2];
   if (known.size() > 2 && std::abs(middle) > kClockTolerance) {
-    warnings.push_back({"clock", log::format("the clock of this machine is {:.1f} s {} those of most nodes: set it by NTP "
-                                             "(timedatectl set-ntp true)",
-                                             std::abs(middle), middle > 0 ? "behind" : "ahead of")});
+    warnings.push_back(
+        {"clock", log::format("the clock of this machine is {:.1f} s {} those of most nodes: set it by NTP "
+                              "(timedatectl set-ntp true)",
+                              std::abs(middle), middle > 0 ? "behind" : "ahead of")});
     return;
   }
   for (std::size_t i = 0; i < std::min(off.size(), kNamed); ++i)
-    warnings.push_back({"clock", log::format("the clock of {} is {:.1f} s {} this one: set it by NTP (timedatectl set-ntp "
-                                             "true), records expire by it",
-                                             off[i]->id, std::abs(*off[i]->clock_ahead),
-                                             *off[i]->clock_ahead > 0 ? "ahead of" : "behind")});
+    warnings.push_back(
+        {"clock",
+         log::format("the clock of {} is {:.1f} s {} this one: set it by NTP (timedatectl set-ntp "
+                     "true), records expire by it",
+                     off[i]->id, std::abs(*off[i]->clock_ahead), *off[i]->clock_ahead > 0 ? "ahead of" : "behind")});
   if (off.size() > kNamed)
     warnings.push_back({"clock", log::format("the clocks of {} more peers are off", off.size() - kNamed)});
 }
@@ -133,8 +137,7 @@ void about_reachability(const RunView& view, const SwarmMap& map, std::vector<Wa
                                             " does not answer: newcomers that know only this one cannot join"});
   const Peers unreachable = peers_that(view, [](const PeerView& peer) { return peer.reachable == false; });
   if (unreachable.empty()) return;
-  const std::size_t asked =
-      peers_that(view, [](const PeerView& peer) { return peer.reachable.has_value(); }).size();
+  const std::size_t asked = peers_that(view, [](const PeerView& peer) { return peer.reachable.has_value(); }).size();
   warnings.push_back(
       {"unreachable",
        log::format("{} of {} peers cannot be reached from here: closed ports, or peers that have just left: {}",
@@ -171,8 +174,8 @@ void about_versions(const RunView& view, std::vector<Warning>& warnings) {
   if (old.empty()) return;
   std::string text;
   for (const int number : newest->first) text += (text.empty() ? "" : ".") + std::to_string(number);
-  warnings.push_back({"version", log::format("{} an older cohive than {}: {}", count(old.size(), "peer runs", "peers run"),
-                                             text, names(old))});
+  warnings.push_back({"version", log::format("{} an older cohive than {}: {}",
+                                             count(old.size(), "peer runs", "peers run"), text, names(old))});
 }
 
 }  // namespace

@@ -59,8 +59,8 @@ std::string head_of(const RunView& view) {
   text += log::format("  {:.1f} samples/s", view.samples_per_second);
   if (view.loss) text += log::format("  loss {:.4f}", *view.loss);
   if (view.ended) text += "  ended";
-  return text + (view.mapped ? log::format("  {} of {} nodes answer", view.reachable, view.nodes)
-                             : "  looking around ...");
+  return text +
+         (view.mapped ? log::format("  {} of {} nodes answer", view.reachable, view.nodes) : "  looking around ...");
 }
 
 std::string bar_of(const RunView& view) {
@@ -120,8 +120,8 @@ std::vector<std::string> table_of(const RunView& view, std::size_t columns, std:
   std::vector<std::string> lines{head_of(view), bar_of(view)};
   for (const Warning& warning : view.warnings) lines.push_back("! " + warning.message);
   lines.push_back("");
-  lines.push_back(log::format("{:<15}{:<9}{:<10}{:>7}{:>10}{:>11}{:>9}{:>6}{:>10}  {}", "peer", "role", "software", "epoch",
-                              "samples", "samples/s", "loss", "age", "rtt", "address"));
+  lines.push_back(log::format("{:<15}{:<9}{:<10}{:>7}{:>10}{:>11}{:>9}{:>6}{:>10}  {}", "peer", "role", "software",
+                              "epoch", "samples", "samples/s", "loss", "age", "rtt", "address"));
   for (const PeerView& peer : view.peers) lines.push_back(row_of(peer));
   if (lines.size() > rows && rows > 1) {
     const std::size_t hidden = lines.size() - rows + 1;

@@ -4,8 +4,8 @@
 
 #include "cohive/torch/schedules.hpp"
 #include "cohive/train/power_sgd_averager.hpp"
-#include "common/program.hpp"
 #include "common/numbers.hpp"
+#include "common/program.hpp"
 #include "common/settings.hpp"
 
 namespace cohive::tools {
@@ -38,7 +38,8 @@ void add_compression(CLI::App& app, const std::string& flag, codec::Compression&
       [flag, &compression](const std::string& text) {
         const auto chosen = compression_from_text(text);
         if (!chosen)
-          throw CLI::ValidationError(flag, "one of " + codec_names() + ", or N:LESS:MORE with two of them, not '" + text + "'");
+          throw CLI::ValidationError(
+              flag, "one of " + codec_names() + ", or N:LESS:MORE with two of them, not '" + text + "'");
         compression = *chosen;
       },
       "codec of " + of + ": " + codec_names() + ", or N:LESS:MORE by the number of values (default none)");
@@ -46,12 +47,14 @@ void add_compression(CLI::App& app, const std::string& flag, codec::Compression&
 
 void add_seconds(CLI::App& app, const std::string& flag, Duration& duration, const std::string& help, double least,
                  double most) {
-  in_seconds(app.add_option_function<double>(flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help),
+  in_seconds(app.add_option_function<double>(
+                 flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help),
              least, most);
 }
 void add_seconds(CLI::App& app, const std::string& flag, std::optional<Duration>& duration, const std::string& help,
                  double least, double most) {
-  in_seconds(app.add_option_function<double>(flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help),
+  in_seconds(app.add_option_function<double>(
+                 flag, [&duration](double seconds) { duration = from_seconds(seconds); }, help),
              least, most);
 }
 
@@ -70,13 +73,16 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--trace", o.swarm.trace_file,
                  "write what this peer does when to this file, for ui.perfetto.dev (256 MiB at most)");
   app.add_flag("--client,--client-mode", o.swarm.client_mode, "do not listen: for peers that cannot be reached");
-  app.add_flag("--use-relay,!--no-relay", o.swarm.use_relay, "be reached through relays when peers cannot dial this one (the default)");
+  app.add_flag("--use-relay,!--no-relay", o.swarm.use_relay,
+               "be reached through relays when peers cannot dial this one (the default)");
   app.add_option("--trusted-relays", o.swarm.trusted_relays, "multiaddrs of relays to use before those that are met")
       ->delimiter(',');
   add_port_mapping_option(app, o.swarm.nat_port_map);
-  app.add_option("--force-reachability", o.swarm.force_reachability, "public or private, where it is known; else it is found out")
+  app.add_option("--force-reachability", o.swarm.force_reachability,
+                 "public or private, where it is known; else it is found out")
       ->check(CLI::IsMember({"public", "private"}));
-  add_seconds(app, "--bootstrap-timeout", o.swarm.bootstrap_timeout, "seconds of one attempt to join (default 15)", 1, 600);
+  add_seconds(app, "--bootstrap-timeout", o.swarm.bootstrap_timeout, "seconds of one attempt to join (default 15)", 1,
+              600);
   const auto wait = [&o](double seconds) {
     o.swarm.wait_for_swarm = seconds < 0 ? Duration::max() : from_seconds(seconds);
   };
@@ -89,19 +95,19 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
 void add_run_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Run");
   auto& run = o.optimizer;
-  names_run(app.add_option("--run-id", run.run_id,
-                           "name of the run; all its trainers use the same (default cohive_run)"));
+  names_run(
+      app.add_option("--run-id", run.run_id, "name of the run; all its trainers use the same (default cohive_run)"));
   app.add_option("--target-batch-size", run.target_batch_size, "samples per epoch of all peers together")
       ->transform(whole(1, kMostEpochs));
   app.add_option("--batch-size", o.batch, "samples per local step")->transform(whole(1, 65536));
   add_seconds(app, "--matchmaking-time", run.matchmaking_time, "seconds to gather a group (default 5)", 0.5, 600);
   add_seconds(app, "--averaging-timeout", run.averaging_timeout, "seconds for one round (default 30)", 1, 3600);
-  add_seconds(app, "--allreduce-timeout", run.allreduce_timeout, "seconds for one all-reduce (default: averaging-timeout)",
-              1, 3600);
+  add_seconds(app, "--allreduce-timeout", run.allreduce_timeout,
+              "seconds for one all-reduce (default: averaging-timeout)", 1, 3600);
   add_seconds(app, "--next-chunk-timeout", run.next_chunk_timeout,
               "seconds between two parts of a peer (default: matchmaking-time)", 0.5, 600);
-  add_seconds(app, "--load-state-timeout", run.load_state_timeout, "seconds for a download of the state (default 600)", 1,
-              86400);
+  add_seconds(app, "--load-state-timeout", run.load_state_timeout, "seconds for a download of the state (default 600)",
+              1, 86400);
   add_seconds(app, "--shutdown-timeout", run.shutdown_timeout, "seconds for leaving (default 5)", 0, 600);
   app.add_option("--average-state-every", run.average_state_every, "epochs between rounds that average the parameters")
       ->transform(whole(1, 1000000));
@@ -123,11 +129,13 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   app.add_flag_callback(
       "--no-share-loss", [&run] { run.share_loss = false; }, "do not tell monitors of the run this trainer's loss");
   app.add_flag("--verbose", run.verbose, "log what the run does");
-  app.add_option("--performance-ema-alpha", run.performance_ema_alpha, "how fast the measured speed follows (default 0.1)")
+  app.add_option("--performance-ema-alpha", run.performance_ema_alpha,
+                 "how fast the measured speed follows (default 0.1)")
       ->transform(real(1e-6, 1));
   add_seconds(app, "--min-refresh-period", run.tracker_options.min_refresh_period,
               "seconds between two looks at the run's progress, at least (default 0.5)", 0.05, 600);
-  add_seconds(app, "--max-refresh-period", run.tracker_options.max_refresh_period, "and at most (default 10)", 0.05, 600);
+  add_seconds(app, "--max-refresh-period", run.tracker_options.max_refresh_period, "and at most (default 10)", 0.05,
+              600);
 }
 
 void add_compression_options(CLI::App& app, TrainOptions& o) {
@@ -162,20 +170,21 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--clip-factor", o.clipped_mean.factor,
                  "clipped-mean: how many times the median norm of a part the norm of one may be (default 3)")
       ->transform(real(1, 1e6));
-  app.add_option("--verified-share", run.verified_share,
-                 "the share of averages of other trainers that this one makes again, to find liars; all trainers of the "
-                 "run need one above 0, and the same aggregation (default 0: none)")
+  app.add_option(
+         "--verified-share", run.verified_share,
+         "the share of averages of other trainers that this one makes again, to find liars; all trainers of the "
+         "run need one above 0, and the same aggregation (default 0: none)")
       ->transform(real(0, 1));
   app.add_option_function<std::string>(
-      "--bandwidth",
-      [&run](const std::string& text) {
-        const auto rate = read_rate(text);
-        if (text != "measured" && !rate)
-          throw CLI::ValidationError("--bandwidth",
-                                     "'measured', or bytes per second as 500K or 10M, not " + shown(text));
-        run.bandwidth = rate ? averaging::Bandwidth(*rate) : averaging::Bandwidth::measured();
-      },
-      "of the link, by which trainers divide the averaging: 'measured', or bytes per second as 500K or 10M")
+         "--bandwidth",
+         [&run](const std::string& text) {
+           const auto rate = read_rate(text);
+           if (text != "measured" && !rate)
+             throw CLI::ValidationError("--bandwidth",
+                                        "'measured', or bytes per second as 500K or 10M, not " + shown(text));
+           run.bandwidth = rate ? averaging::Bandwidth(*rate) : averaging::Bandwidth::measured();
+         },
+         "of the link, by which trainers divide the averaging: 'measured', or bytes per second as 500K or 10M")
       ->type_name("RATE");
 }
 
@@ -214,7 +223,8 @@ void add_checkpoint_options(CLI::App& app, TrainOptions& o) {
       ->needs(folder);
   app.add_flag("--resume", checkpoints.resume,
                "go on from the newest whole checkpoint in the folder, if there is one; with --checkpoint-dir");
-  app.add_option("--load-checkpoint", o.load_checkpoint, "begin with this file, unless --resume has found a checkpoint");
+  app.add_option("--load-checkpoint", o.load_checkpoint,
+                 "begin with this file, unless --resume has found a checkpoint");
 }
 
 void add_optimizer_options(CLI::App& app, TrainOptions& o) {
@@ -236,8 +246,7 @@ void add_optimizer_options(CLI::App& app, TrainOptions& o) {
       ->transform(whole(2, kMostEpochs));
   app.add_option("--lr-gamma", o.lr_gamma, "factor of each epoch, of exponential (default 0.999)")
       ->transform(real(1e-6, 1));
-  app.add_option("--lr-least", o.lr_least, "factor at the end of linear and cosine (default 0)")
-      ->transform(real(0, 1));
+  app.add_option("--lr-least", o.lr_least, "factor at the end of linear and cosine (default 0)")->transform(real(0, 1));
   app.add_option("--average-opt-statistics", o.extras.average_opt_statistics,
                  "statistics of the optimizer to average with the parameters, such as exp_avg,exp_avg_sq; all trainers "
                  "need the same")
@@ -254,12 +263,12 @@ void add_optimizer_options(CLI::App& app, TrainOptions& o) {
 void add_course_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Course and output");
   in_seconds(app.add_option("--seconds", o.seconds, "stop after this long"), 0, 1e9);
-  app.add_option("--until", o.until, "stop at this Unix time, together with the others")
-      ->transform(real(0, 1e11));
+  app.add_option("--until", o.until, "stop at this Unix time, together with the others")->transform(real(0, 1e11));
   app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs; 0: never")
       ->transform(whole(0, kMostEpochs));
-  app.add_option("--mixed-precision", o.mixed_precision,
-                 "compute batches in float16 (with a scaled loss) or bfloat16 where that is safe; parameters stay float32")
+  app.add_option(
+         "--mixed-precision", o.mixed_precision,
+         "compute batches in float16 (with a scaled loss) or bfloat16 where that is safe; parameters stay float32")
       ->check(CLI::IsMember({"float16", "bfloat16"}));
   app.add_option("--eval-every", o.eval_every, "epochs between two looks at the held-out data; 0: at the end alone")
       ->transform(whole(0, kMostEpochs));
@@ -300,14 +309,43 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
   add_run_options(app, o);
   add_compression_options(app, o);
   add_checkpoint_options(app, o);
-  make_advanced(app, {"--layers", "--width", "--heads", "--context", "--channels", "--blocks", "--data-seed",
-                      "--lr-gamma", "--lr-least", "--average-opt-statistics", "--python-scheduler", "--python-torch",
-                      "--until", "--compare", "--trace", "--force-reachability", "--bootstrap-timeout",
-                      "--allreduce-timeout", "--next-chunk-timeout", "--load-state-timeout", "--shutdown-timeout",
-                      "--average-state-every", "--delay-state-averaging", "--offload-gradients-early",
-                      "--no-share-loss", "--performance-ema-alpha", "--min-refresh-period", "--max-refresh-period",
-                      "--load-state-compression", "--density", "--min-compression-ratio", "--trim", "--clip-radius",
-                      "--clip-iterations", "--clip-factor", "--verified-share", "--bandwidth"});
+  make_advanced(app, {"--layers",
+                      "--width",
+                      "--heads",
+                      "--context",
+                      "--channels",
+                      "--blocks",
+                      "--data-seed",
+                      "--lr-gamma",
+                      "--lr-least",
+                      "--average-opt-statistics",
+                      "--python-scheduler",
+                      "--python-torch",
+                      "--until",
+                      "--compare",
+                      "--trace",
+                      "--force-reachability",
+                      "--bootstrap-timeout",
+                      "--allreduce-timeout",
+                      "--next-chunk-timeout",
+                      "--load-state-timeout",
+                      "--shutdown-timeout",
+                      "--average-state-every",
+                      "--delay-state-averaging",
+                      "--offload-gradients-early",
+                      "--no-share-loss",
+                      "--performance-ema-alpha",
+                      "--min-refresh-period",
+                      "--max-refresh-period",
+                      "--load-state-compression",
+                      "--density",
+                      "--min-compression-ratio",
+                      "--trim",
+                      "--clip-radius",
+                      "--clip-iterations",
+                      "--clip-factor",
+                      "--verified-share",
+                      "--bandwidth"});
 }
 
 namespace {

@@ -45,8 +45,8 @@ void add_train_options(CLI::App& app, TrainOptions& options);
 /// Completes what several flags say together. Throws Exit with code 2.
 void complete(TrainOptions& options);
 
-/// Reads a compression: a codec by hivemind's name in any case ("float16"), or "N:LESS:MORE", which takes the codec MORE for
-/// tensors of at least N values and LESS for smaller ones.
+/// Reads a compression: a codec by hivemind's name in any case ("float16"), or "N:LESS:MORE", which takes the codec
+/// MORE for tensors of at least N values and LESS for smaller ones.
 std::optional<codec::Compression> compression_from_text(const std::string& text);
 
 }  // namespace cohive::tools

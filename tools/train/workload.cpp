@@ -1,7 +1,7 @@
 #include "train/workload.hpp"
 
-#include "common/program.hpp"
 #include "common/numbers.hpp"
+#include "common/program.hpp"
 #include "common/settings.hpp"
 #include "train/models/workloads.hpp"
 
@@ -44,9 +44,10 @@ void add_workload_options(CLI::App& app, WorkloadOptions& o) {
   app.add_option("--model", o.model,
                  "gpt (a transformer over the bytes of a text) or cnn (a residual network over images); default gpt")
       ->check(CLI::IsMember(models));
-  app.add_option("--device", o.device,
-                 "where the model computes: cpu, cuda, or cuda:N, the GPU number N (default cpu; with several ranks cuda is "
-                 "the GPU of a rank's number)");
+  app.add_option(
+      "--device", o.device,
+      "where the model computes: cpu, cuda, or cuda:N, the GPU number N (default cpu; with several ranks cuda is "
+      "the GPU of a rank's number)");
   app.add_option("--text", o.text, "of gpt: a text file, a folder of them, or a pipe as /dev/stdin");
   app.add_option("--size", o.size,
                  "of gpt: " + gpt_preset_help() +

@@ -38,15 +38,15 @@ struct AveragerOptions {
   std::string prefix;                                ///< names the group of groups; see fault_of_name
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
   std::size_t target_group_size = 0;                 ///< 0: unbounded
-  std::size_t min_group_size = 2;  ///< members, this peer included, without which no round begins; at least 2
-  std::string initial_group_bits;      ///< of '0' and '1'
-  Duration min_matchmaking_time = 5s;  ///< how long a leader waits for followers
-  Duration request_timeout = 3s;       ///< must be below min_matchmaking_time
-  double averaging_alpha = 1.0;  ///< how far values move in a round: 1 is to the average
+  std::size_t min_group_size = 2;         ///< members, this peer included, without which no round begins; at least 2
+  std::string initial_group_bits;         ///< of '0' and '1'
+  Duration min_matchmaking_time = 5s;     ///< how long a leader waits for followers
+  Duration request_timeout = 3s;          ///< must be below min_matchmaking_time
+  double averaging_alpha = 1.0;           ///< how far values move in a round: 1 is to the average
   std::size_t part_size_bytes = 1 << 19;  ///< of the parts that tensors are cut into, as they travel
-  Duration allreduce_timeout = 60s;  ///< a whole round; this and the next two are upper bounds of RoundLimits
-  Duration sender_timeout = 15s;     ///< between two parts of one sender; then it is left out
-  Duration reducer_timeout = 30s;    ///< between two results of one reducer; then local values stay
+  Duration allreduce_timeout = 60s;       ///< a whole round; this and the next two are upper bounds of RoundLimits
+  Duration sender_timeout = 15s;          ///< between two parts of one sender; then it is left out
+  Duration reducer_timeout = 30s;         ///< between two results of one reducer; then local values stay
   /// Of parts; the same in the whole group. Only codecs that need no agreement (see codec::info).
   codec::Compression codec;
   /// Where it chooses a codec that needs agreement, the codec is offered to the group, and used for what this peer
@@ -54,7 +54,7 @@ struct AveragerOptions {
   /// not for parameters. What a round loses is sent with the next one that uses the codec; a part counts as sent when
   /// its average has come back. Averages come back in `codec`: float16 goes well with it.
   std::optional<codec::Compression> agreed_codec;
-  Aggregation aggregation;            ///< of the parts that this peer reduces; each member's own choice
+  Aggregation aggregation;  ///< of the parts that this peer reduces; each member's own choice
   /// Of the parts that other members reduce, the share that this peer makes again from what the senders sent, drawn
   /// after the answers; then the members tell each other which were wrong. A reducer that answers anything else is left
   /// out of the round before its values are used, and is kept out for a while. 0: none is. Where it is above 0, a group
@@ -64,8 +64,8 @@ struct AveragerOptions {
   double verified_share = 0;
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: a member that would get fewer gets none
   Bandwidth bandwidth;                ///< of no member: equal shares
-  PeerMode mode = PeerMode::node;  ///< how this peer takes part
-  Scheme scheme = nullptr;  ///< null: plain_all_reduce()
+  PeerMode mode = PeerMode::node;     ///< how this peer takes part
+  Scheme scheme = nullptr;            ///< null: plain_all_reduce()
   /// Null: make_matchmaking.
   std::function<std::unique_ptr<GroupFinder>(FinderContext)> group_finder = nullptr;
 };
@@ -76,9 +76,9 @@ GroupOptions group_options(const AveragerOptions& options);
 /// A float32 tensor to average in place. The memory belongs to the caller and must stay put; between the trigger of a
 /// round and its end no other code may touch it.
 struct AveragedTensor {
-  std::span<float> values;  ///< as many as the shape has, in row-major order
-  codec::Shape shape;  ///< named in the schema hash
-  bool requires_grad = false;  ///< named in the schema; a round averages the tensor either way
+  std::span<float> values;                             ///< as many as the shape has, in row-major order
+  codec::Shape shape;                                  ///< named in the schema hash
+  bool requires_grad = false;                          ///< named in the schema; a round averages the tensor either way
   codec::DType schema_dtype = codec::DType::float32;   ///< dtype named in the schema hash
   codec::Role role = codec::Role::unspecified;         ///< what compression strategies look at
   std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: its place in the list
@@ -108,7 +108,7 @@ class Averager {
 
   /// Completes when another member has sent a part of the current or a later round before that round's trigger, i.e.
   /// when a member waits for this peer.
-  Task<void> someone_waits();
+  Task<void> member_waiting();
 
   /// Serves other members until they have the results that they wait for, or until the deadline. To be awaited before a
   /// process ends: members with slow links are served longer than a round lasts.

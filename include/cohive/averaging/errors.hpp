@@ -15,10 +15,10 @@ enum class Errc {
   bad_state,       ///< a donor's state does not fit
   narrow_path,     ///< the relay between us and a donor carries less than its state
   round_cancelled,
-  refused,       ///< a member of the group refused to average our parts
-  not_finite,    ///< a part holds NaN or infinity
-  members_left,  ///< all members that were expected have said that they average no more
-  left,          ///< this peer has left and averages no more
+  refused,        ///< a member of the group refused to average our parts
+  not_finite,     ///< a part holds NaN or infinity
+  members_left,   ///< all members that were expected have said that they average no more
+  left,           ///< this peer has left and averages no more
   wrong_average,  ///< a reducer answered what its contributions do not make
   slow_reader,    ///< a client reads a state more slowly than it may
 };

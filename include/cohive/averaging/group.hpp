@@ -49,10 +49,10 @@ class Bandwidth {
 
 /// One peer of a group.
 struct Member {
-  PeerId peer;  ///< identity of the member
-  PeerMode mode = PeerMode::node;  ///< as the member says
+  PeerId peer;                      ///< identity of the member
+  PeerMode mode = PeerMode::node;   ///< as the member says
   std::optional<double> bandwidth;  ///< as the member says; unset: it said nothing
-  msgpack::Value data;  ///< what the peer put into its round: RoundOptions::gather
+  msgpack::Value data;              ///< what the peer put into its round: RoundOptions::gather
 };
 
 /// No link is faster, in bits or bytes a second: what a member claims beyond it counts as this.
@@ -85,7 +85,7 @@ struct Group {
 };
 
 /// Returns the deadline of a wait that begins now. A timeout of zero is none.
-inline Deadline limit_of(Runtime& runtime, Duration timeout) {
+inline Deadline timeout_after(Runtime& runtime, Duration timeout) {
   return timeout > Duration::zero() ? runtime.after(timeout) : Deadline::never();
 }
 

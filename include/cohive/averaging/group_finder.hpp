@@ -41,20 +41,20 @@ struct SearchPlan {
   /// Makes a plan without wishes.
   explicit SearchPlan(Runtime& runtime) : changed(runtime, "wishes for a group") {}
   std::optional<double> scheduled_time;  ///< Unix seconds; see RoundOptions
-  std::size_t expected_members = 0;  ///< see RoundOptions
-  std::size_t random_bits = 0;  ///< see RoundOptions
-  mutable Condition changed;  ///< to be notified by the owner after a change of the wishes
+  std::size_t expected_members = 0;      ///< see RoundOptions
+  std::size_t random_bits = 0;           ///< see RoundOptions
+  mutable Condition changed;             ///< to be notified by the owner after a change of the wishes
 };
 
 /// How the round of a group went.
 struct RoundEnd {
-  std::string group_id;   ///< of the group
-  bool averaged = false;  ///< the round has succeeded
-  Duration took{};        ///< the exchange of values
+  std::string group_id;      ///< of the group
+  bool averaged = false;     ///< the round has succeeded
+  Duration took{};           ///< the exchange of values
   std::vector<PeerId> lost;  ///< members that were lost on the way: they need not be waited for the next time
   std::vector<PeerId> stragglers = {};  ///< of these, the members that were waited for in vain
-  std::vector<PeerId> absent = {};  ///< of these, the members that there is no connection to
-  std::size_t present = 0;          ///< other members that something was received of
+  std::vector<PeerId> absent = {};      ///< of these, the members that there is no connection to
+  std::size_t present = 0;              ///< other members that something was received of
 };
 
 /// Finds groups for one averager. Loop thread only. Its destructor drops what it is doing.
@@ -76,7 +76,7 @@ class GroupFinder {
   virtual void stragglers_named(const PeerId& /*witness*/, const std::string& /*group_id*/,
                                 const std::vector<PeerId>& /*stragglers*/) {}
   /// How long a round is to wait when only this member is missing; nullopt: as long as for anybody.
-  virtual std::optional<Duration> patience_with(const PeerId& /*member*/) const { return std::nullopt; }
+  virtual std::optional<Duration> timeout_for(const PeerId& /*member*/) const { return std::nullopt; }
 
   /// Lists the peers that may be waiting for this one, or will: those that are told when it leaves.
   virtual std::vector<PeerId> partners() const = 0;
@@ -92,12 +92,12 @@ class GroupFinder {
 
 /// What a finder is made of; all of it outlives the finder.
 struct FinderContext {
-  Dht& dht;  ///< where groups are announced and found
-  GroupOptions options;  ///< of the averager
+  Dht& dht;                         ///< where groups are announced and found
+  GroupOptions options;             ///< of the averager
   const AveragingMetrics& metrics;  ///< where searches are counted
-  std::string protocol_prefix;  ///< of the protocol ids it serves: "<prefix>::<class>."
-  std::string schema_hash;      ///< peers with another one do not fit
-  codec::CodecSet offered;      ///< the codecs that this peer offers, of those that need agreement
+  std::string protocol_prefix;      ///< of the protocol ids it serves: "<prefix>::<class>."
+  std::string schema_hash;          ///< peers with another one do not fit
+  codec::CodecSet offered;          ///< the codecs that this peer offers, of those that need agreement
 };
 
 /// Makes hivemind's matchmaking.

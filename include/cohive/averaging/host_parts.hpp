@@ -61,14 +61,14 @@ class HostParts final : public TensorParts {
   std::shared_ptr<HostMemory> memory_;  // shared with work on other threads
 };
 
-/// Tensors of several TensorParts as one list: for a scheme that averages some of its own and some of the round's, or for
-/// tensors in several kinds of memory.
+/// Tensors of several TensorParts as one list: for a scheme that averages some of its own and some of the round's, or
+/// for tensors in several kinds of memory.
 class JoinedParts final : public TensorParts {
  public:
   /// One of the tensors that are joined.
   struct Source {
     TensorParts* parts = nullptr;  ///< what the tensor belongs to; not null
-    std::size_t tensor = 0;  ///< its place among the tensors of `parts`
+    std::size_t tensor = 0;        ///< its place among the tensors of `parts`
   };
   /// Joins tensors; they are in the list in the order of `sources`, whose parts must outlive this object. finish() does
   /// nothing: it is up to those.

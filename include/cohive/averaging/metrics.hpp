@@ -58,8 +58,7 @@ struct AveragingMetrics {
                                           {{"averager", averager}, {"reason", kBanReasons[i]}});
   }
   static Counter checked(Metrics& metrics, const std::string& averager, const char* outcome) {
-    return metrics.counter("cohive_averaging_checked_averages_total",
-                           "Averages of other members that were made again.",
+    return metrics.counter("cohive_averaging_checked_averages_total", "Averages of other members that were made again.",
                            {{"averager", averager}, {"outcome", outcome}});
   }
   static std::vector<double> bounds() { return {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60}; }

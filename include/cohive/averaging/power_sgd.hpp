@@ -61,8 +61,8 @@ class PowerSgd {
   /// then nothing is changed.
   Task<Result<>> load(Runtime& runtime, DownloadedState state);
 
-  /// What a peer goes on with after a pause: of each compressed tensor the factor Q, as it travels, and what is owed, as
-  /// the matrix that the scheme sees. No residuals: nothing is owed.
+  /// What a peer goes on with after a pause: of each compressed tensor the factor Q, as it travels, and what is owed,
+  /// as the matrix that the scheme sees. No residuals: nothing is owed.
   struct Saved {
     std::vector<codec::Tensor> factors,  ///< Q of each compressed tensor
         residuals;                       ///< what is owed of each of them; or none at all

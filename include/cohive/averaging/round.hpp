@@ -27,12 +27,12 @@ struct RoundOptions {
   Duration timeout = 60s;      ///< for finding a group (retries included)
   /// Unix seconds when the group should form; unset: now + AveragerOptions::min_matchmaking_time.
   std::optional<double> scheduled_time = std::nullopt;
-  /// How many members there will be as far as the caller knows; 0: no idea. A group that has so many begins at once; one
-  /// that has fewer waits for more until the scheduled time. A search ends when all expected members have left.
-  /// A group far larger than this is not joined: its leader may have invented most of it.
+  /// How many members there will be as far as the caller knows; 0: no idea. A group that has so many begins at once;
+  /// one that has fewer waits for more until the scheduled time. A search ends when all expected members have left. A
+  /// group far larger than this is not joined: its leader may have invented most of it.
   std::size_t expected_members = 0;
-  /// Looks only for members that drew the same bits, so many, for this round: 2^n groups, of other members each time. Without
-  /// effect where AveragerOptions::initial_group_bits are set.
+  /// Looks only for members that drew the same bits, so many, for this round: 2^n groups, of other members each time.
+  /// Without effect where AveragerOptions::initial_group_bits are set.
   std::size_t random_group_bits = 0;
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.
@@ -50,8 +50,8 @@ struct Exchanged {
   std::optional<Duration> arrival;
   Duration longest_part_wait{};    ///< the longest wait for one of its parts, its first one excepted
   Duration longest_result_wait{};  ///< the longest wait for one of its results, from the moment the part was sent on
-  std::uint64_t bytes_sent = 0,  ///< payload for the other member, as bytes_received
-      bytes_received = 0;        ///< payload, until this member's own end of the round
+  std::uint64_t bytes_sent = 0,    ///< payload for the other member, as bytes_received
+      bytes_received = 0;          ///< payload, until this member's own end of the round
   /// Bytes per second of payload, over the time in which parts or results came or went; unset: too little to tell.
   std::optional<double> send_rate,  ///< to the other member
       receive_rate;                 ///< from it
@@ -68,13 +68,13 @@ struct RoundResult {
   std::size_t parts_checked = 0;        ///< reduced by other members, made again here: AveragerOptions::verified_share
   std::vector<PeerId> failed_reducers;  ///< the owners of those parts
   std::vector<PeerId> lost_senders;     ///< left out of a part that this peer reduced: silent, gone, or malformed
-  std::vector<PeerId> liars;            ///< of both, the members that sent what cannot be: they are kept out for a while
-  std::vector<PeerId> stragglers;       ///< of both, the members that were waited for in vain
-  std::uint64_t bytes_sent = 0,         ///< payload for all other members
-      bytes_received = 0;               ///< payload of all other members
-  Duration matchmaking{};                            ///< until the group was found
-  Duration allreduce{};                              ///< from the trigger to the end
-  std::vector<Exchanged> exchanged;                  ///< in group order; empty for this peer itself
+  std::vector<PeerId> liars;         ///< of both, the members that sent what cannot be: they are kept out for a while
+  std::vector<PeerId> stragglers;    ///< of both, the members that were waited for in vain
+  std::uint64_t bytes_sent = 0,      ///< payload for all other members
+      bytes_received = 0;            ///< payload of all other members
+  Duration matchmaking{};            ///< until the group was found
+  Duration allreduce{};              ///< from the trigger to the end
+  std::vector<Exchanged> exchanged;  ///< in group order; empty for this peer itself
 
   /// Returns the time between the first and the last member to come, the own trigger included; zero when no arrival is
   /// known.

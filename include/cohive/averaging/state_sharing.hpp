@@ -27,8 +27,8 @@ namespace cohive::averaging {
 
 /// What is handed to peers that ask for a state. The tensors' memory is shared, not copied: it must not change.
 struct SharedState {
-  msgpack::Value metadata;  ///< a non-empty map
-  std::vector<codec::Tensor> tensors;  ///< in the order in which newcomers get them
+  msgpack::Value metadata;                         ///< a non-empty map
+  std::vector<codec::Tensor> tensors;              ///< in the order in which newcomers get them
   std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
   std::vector<std::string> names = {};  ///< of the tensors, for checkpoints (train/checkpoints.hpp); does not travel
   /// Other metadata, and in words whose they are.
@@ -37,7 +37,7 @@ struct SharedState {
     std::string whose;        ///< "a trainer with ..."
   };
   std::optional<Other> if_refused = {};  ///< for a peer that has refused the state with `metadata`; unset: the same
-  std::uint64_t version = 0;  ///< not 0: states of one peer with one version are equal, and are hashed once
+  std::uint64_t version = 0;             ///< not 0: states of one peer with one version are equal, and are hashed once
 };
 
 /// How far a download has come.
@@ -49,9 +49,9 @@ struct DownloadProgress {
 
 /// Bounds of a download.
 struct DownloadOptions {
-  Duration limit = 600s;                                          ///< for the whole download
-  std::uint64_t max_bytes = std::uint64_t{64} << 30;              ///< of tensors; more is refused
-  std::size_t max_donors = 4;                                     ///< at once
+  Duration limit = 600s;                              ///< for the whole download
+  std::uint64_t max_bytes = std::uint64_t{64} << 30;  ///< of tensors; more is refused
+  std::size_t max_donors = 4;                         ///< at once
   /// Donors that claim more are asked when all other donors have failed.
   double max_priority = std::numeric_limits<double>::infinity();
   std::vector<PeerId> without = {};  ///< peers that are not asked
@@ -63,9 +63,9 @@ struct DownloadOptions {
 
 /// A state that was downloaded, and its donor.
 struct DownloadedState {
-  PeerId donor;  ///< the peer whose state it is
-  msgpack::Value metadata;             ///< see SharedState
-  std::vector<codec::Tensor> tensors;  ///< in the donor's order
+  PeerId donor;                                 ///< the peer whose state it is
+  msgpack::Value metadata;                      ///< see SharedState
+  std::vector<codec::Tensor> tensors;           ///< in the donor's order
   std::uint64_t bytes = 0;                      ///< received
   std::map<PeerId, std::uint64_t> contributed;  ///< bytes received, by donor
   std::vector<PeerId> liars;                    ///< donors that sent what their own hashes refute, or broke other rules
@@ -84,7 +84,7 @@ struct StateSharingOptions {
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
   codec::Compression codec = {};                     ///< of the state that is shared; codecs that need no agreement
   bool share = true;                                 ///< false: downloads only. Client-mode peers cannot share
-  Duration declare_period = 30s;  ///< between two declarations in the DHT that a state is shared
+  Duration declare_period = 30s;                     ///< between two declarations in the DHT that a state is shared
 };
 
 /// Loop thread only.

@@ -21,10 +21,10 @@ namespace cohive::averaging {
 
 /// What the members of a group agree on about one tensor.
 struct TensorInfo {
-  codec::Shape shape;  ///< named in the schema, too
-  codec::DType dtype = codec::DType::float32;  ///< named in the schema, and for codecs; values travel as float32 says
-  bool requires_grad = false;  ///< the same
-  codec::Role role = codec::Role::unspecified;         ///< what compression strategies look at
+  codec::Shape shape;                           ///< named in the schema, too
+  codec::DType dtype = codec::DType::float32;   ///< named in the schema, and for codecs; values travel as float32 says
+  bool requires_grad = false;                   ///< the same
+  codec::Role role = codec::Role::unspecified;  ///< what compression strategies look at
   std::optional<codec::TensorKey> key = std::nullopt;  ///< the same; unset: the place in the list of tensors
 
   /// Returns the product of the shape. Throws std::invalid_argument for more than 2^40 values.
@@ -34,8 +34,8 @@ struct TensorInfo {
 /// Returns the 20 bytes by which peers see that they average the same tensors (docs/wire/hivemind.md, section 6.3).
 std::string schema_hash(std::span<const TensorInfo> tensors);
 
-/// The memory of one tensor, of the host or of a device. It belongs to the caller and must stay put while a TensorParts uses
-/// it.
+/// The memory of one tensor, of the host or of a device. It belongs to the caller and must stay put while a TensorParts
+/// uses it.
 struct TensorSpan {
   /// Reads and writes in one place.
   TensorSpan(std::span<float> values) : read(values), write(values) {}
@@ -61,16 +61,16 @@ struct Terms {
 
 /// An encoded stretch. The bytes stay as they are until the stretch is applied or the round ends.
 struct EncodedStretch {
-  ByteView bytes;  ///< as they travel
+  ByteView bytes;                               ///< as they travel
   std::shared_ptr<const void> owner = nullptr;  ///< keeps the bytes; null when they are the tensor's own memory
 };
 
 /// Values as they came over the network: the buffer is a view into the record.
 struct EncodedPart {
-  codec::Codec codec = codec::Codec::none;  ///< of `buffer`
+  codec::Codec codec = codec::Codec::none;     ///< of `buffer`
   codec::DType dtype = codec::DType::float32;  ///< that the sender names for the values
-  Slice record;  ///< keeps the memory of `buffer`
-  ByteView buffer;  ///< the encoded values
+  Slice record;                                ///< keeps the memory of `buffer`
+  ByteView buffer;                             ///< the encoded values
 };
 
 /// What came of a stretch.
@@ -80,20 +80,20 @@ struct Answer {
     difference,  ///< average - what this member sent, as its codec had it
     average      ///< the average itself
   };
-  Form form = Form::difference;  ///< of `part`
+  Form form = Form::difference;             ///< of `part`
   std::shared_ptr<const EncodedPart> part;  ///< the answer as its reducer has encoded it
   /// What this member had sent, where its codec feeds errors back: what it lost is owed from now on. Codec::none: the
   /// stretch was reduced here, without any loss.
   struct Sent {
     codec::Codec codec = codec::Codec::none;  ///< that `encoded` is in
-    EncodedStretch encoded;  ///< the bytes that were sent
+    EncodedStretch encoded;                   ///< the bytes that were sent
   };
   std::optional<Sent> sent;  ///< unset: the codec feeds nothing back
 };
 
 /// A stretch whose values in `write` are final.
 struct StretchResult {
-  Stretch stretch;  ///< which values
+  Stretch stretch;        ///< which values
   bool averaged = false;  ///< false: no average came, and the stretch holds this member's own values (differences: 0)
 };
 

@@ -19,7 +19,7 @@ class Folder {
 
   /// A checkpoint in the folder, by its name.
   struct Entry {
-    std::uint64_t epoch = 0;  ///< by its name
+    std::uint64_t epoch = 0;     ///< by its name
     std::filesystem::path path;  ///< of the file
   };
   /// Returns the checkpoints that are there, newest first. Nothing has looked into them.
@@ -27,7 +27,7 @@ class Folder {
 
   /// A checkpoint that was read.
   struct Checkpoint {
-    Entry entry;  ///< where it was
+    Entry entry;         ///< where it was
     TensorFile content;  ///< all of the file
   };
   /// Reads the newest checkpoint that is whole; nullopt in an empty folder. Newer ones that are damaged get another

@@ -31,29 +31,29 @@ using Metadata = std::map<std::string, std::string, std::less<>>;
 
 /// A tensor of a file.
 struct NamedTensor {
-  std::string name;  ///< UTF-8
+  std::string name;      ///< UTF-8
   codec::Tensor tensor;  ///< with its values
 };
 
 /// The content of a file.
 struct TensorFile {
-  Metadata metadata;  ///< of the whole file
+  Metadata metadata;                 ///< of the whole file
   std::vector<NamedTensor> tensors;  ///< no two of one name; complex128 is not a type of the format
 };
 
 /// Where the data of a tensor are, from the end of the header on.
 struct TensorEntry {
-  std::string name;  ///< of the tensor
+  std::string name;                            ///< of the tensor
   codec::DType dtype = codec::DType::float32;  ///< of the values
-  codec::Shape shape;  ///< empty: a scalar
-  std::uint64_t begin = 0,  ///< offset of the first byte
-      end = 0;              ///< offset behind the last one
+  codec::Shape shape;                          ///< empty: a scalar
+  std::uint64_t begin = 0,                     ///< offset of the first byte
+      end = 0;                                 ///< offset behind the last one
   friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
 };
 
 /// The header of a file.
 struct Header {
-  Metadata metadata;  ///< of the whole file
+  Metadata metadata;                 ///< of the whole file
   std::vector<TensorEntry> tensors;  ///< in the order of their data
 };
 

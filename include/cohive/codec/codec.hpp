@@ -39,7 +39,7 @@ enum class Codec : std::uint8_t {
 struct CodecSpec {
   /// Takes a codec and, for top_k, its density.
   CodecSpec(Codec kind = Codec::none, double share = 0.01) : codec(kind), density(share) {}
-  Codec codec;  ///< the kind of encoding
+  Codec codec;     ///< the kind of encoding
   double density;  ///< of top_k: the share of values sent, above 0 and at most 1; at least one value is
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };
@@ -47,7 +47,7 @@ struct CodecSpec {
 /// What is known about a codec.
 struct CodecInfo {
   Codec codec = Codec::none;  ///< the codec that this entry is about
-  std::string_view name;  ///< as hivemind names it ("FLOAT16"); in lower case the two of ours
+  std::string_view name;      ///< as hivemind names it ("FLOAT16"); in lower case the two of ours
   /// Per value on the wire, without scales and code books; of top_k, per value that is sent. 0: as many as the dtype
   /// has.
   double bits = 0;

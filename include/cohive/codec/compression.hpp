@@ -22,9 +22,9 @@ using TensorKey = std::variant<std::uint64_t, std::string, std::pair<std::string
 
 /// What strategies look at. Of a part, this still describes the whole tensor.
 struct CompressionInfo {
-  TensorKey key;  ///< what per-tensor strategies look up
-  Shape shape;  ///< what size-adaptive ones look at
-  DType dtype = DType::float32;  ///< of the tensor itself, whatever type it travels in
+  TensorKey key;                  ///< what per-tensor strategies look up
+  Shape shape;                    ///< what size-adaptive ones look at
+  DType dtype = DType::float32;   ///< of the tensor itself, whatever type it travels in
   Role role = Role::unspecified;  ///< what role-adaptive ones look at
 };
 

@@ -48,9 +48,9 @@ std::optional<std::uint64_t> element_count(const Shape& shape);
 /// A tensor that owns its bytes (shared, not copied).
 struct Tensor {
   DType dtype = DType::float32;  ///< of the values in `data`
-  Shape shape;  ///< empty: a scalar
-  bool requires_grad = false;  ///< travels with the tensor; codecs do not look at it
-  Slice data;  ///< row-major
+  Shape shape;                   ///< empty: a scalar
+  bool requires_grad = false;    ///< travels with the tensor; codecs do not look at it
+  Slice data;                    ///< row-major
 };
 
 }  // namespace cohive::codec

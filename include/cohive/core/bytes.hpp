@@ -31,11 +31,17 @@ inline std::string_view as_text(ByteView bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 /// Returns a copy of the bytes as a string.
-inline std::string to_string(ByteView bytes) { return std::string(as_text(bytes)); }
+inline std::string to_string(ByteView bytes) {
+  return std::string(as_text(bytes));
+}
 /// Returns a copy of the bytes of a string.
-inline Bytes to_bytes(std::string_view text) { return {as_bytes(text).begin(), as_bytes(text).end()}; }
+inline Bytes to_bytes(std::string_view text) {
+  return {as_bytes(text).begin(), as_bytes(text).end()};
+}
 /// Returns a copy of the bytes.
-inline Bytes to_bytes(ByteView bytes) { return {bytes.begin(), bytes.end()}; }
+inline Bytes to_bytes(ByteView bytes) {
+  return {bytes.begin(), bytes.end()};
+}
 
 /// Lower-case hexadecimal; from_hex returns an empty vector for anything malformed.
 std::string to_hex(ByteView bytes);

@@ -40,7 +40,7 @@ void random_bytes(MutableBytes out);
 
 /// A key pair for a key agreement.
 struct X25519KeyPair {
-  Key32 secret;  ///< what its owner keeps to itself
+  Key32 secret;   ///< what its owner keeps to itself
   Key32 public_;  ///< what the other side is told
   /// Makes a pair of random bytes.
   static X25519KeyPair generate();

@@ -17,7 +17,7 @@ namespace cohive {
 /// A code and what is printed for it.
 template <class Code>
 struct ErrorSentence {
-  Code code;  ///< an enumerator
+  Code code;              ///< an enumerator
   std::string_view text;  ///< its sentence, without a full stop
 };
 

@@ -18,14 +18,16 @@ enum class Errc {
   invalid_argument,  ///< bad configuration or user input
   io,                ///< the operating system reported a failure
   not_found,
-  internal,          ///< a defect; never sent by a peer
-  in_use,            ///< another process has it
+  internal,  ///< a defect; never sent by a peer
+  in_use,    ///< another process has it
 };
 
 /// Returns the category of these codes, which has their sentences.
 const std::error_category& core_category() noexcept;
 /// Makes a std::error_code of one of them, for the standard library.
-inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), core_category()}; }
+inline std::error_code make_error_code(Errc code) noexcept {
+  return {static_cast<int>(code), core_category()};
+}
 
 }  // namespace cohive
 

@@ -67,7 +67,7 @@ Result<KeyPair> load_or_create_identity(const std::filesystem::path& path, KeyTy
 
 /// An identity and the lock on its file, which no other process of this machine gets while a copy of this lives.
 struct HeldIdentity {
-  KeyPair key;  ///< of the file
+  KeyPair key;                 ///< of the file
   std::shared_ptr<void> lock;  ///< on a file system without locks it keeps nobody out
 };
 /// The same for a peer that joins a swarm: two processes with one identity take each other's connections away.

@@ -40,7 +40,7 @@ enum class Format { text, json };
 
 /// What is printed, and how.
 struct Options {
-  Level level = Level::info;  ///< lines below it are left out; levels of single modules come first
+  Level level = Level::info;     ///< lines below it are left out; levels of single modules come first
   Format format = Format::text;  ///< of the lines
 };
 /// Sets level and format for the process; call before threads start. Default: text, info, or $COHIVE_LOG_LEVEL.

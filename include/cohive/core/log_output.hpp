@@ -1,7 +1,7 @@
 /// \file
 /// Where the lines of log.hpp go, and lines with fields. A thread of its own writes them, so that callers never wait
-/// for the reader of the output; when 4 MiB of lines wait, the oldest are dropped, and a line says how many. The last lines,
-/// those of level debug included, are kept in memory for a user who asks what the process has been doing.
+/// for the reader of the output; when 4 MiB of lines wait, the oldest are dropped, and a line says how many. The last
+/// lines, those of level debug included, are kept in memory for a user who asks what the process has been doing.
 ///
 ///   log::write(Level::warn, "train", {{"peer", donor}, {"cause", "timeout"}}, log::format("no state from {}", donor));
 #pragma once
@@ -28,8 +28,8 @@ enum class Color {
 /// Where lines go.
 struct Output {
   std::vector<std::pair<std::string, Level>> modules = {};  ///< levels of single modules, in place of Options::level
-  Color color = Color::automatic;  ///< of lines on stderr
-  std::string file = {};              ///< lines go to this file, too
+  Color color = Color::automatic;                           ///< of lines on stderr
+  std::string file = {};                                    ///< lines go to this file, too
   std::size_t file_bytes = 10 << 20;  ///< of one file; then it is renamed (run.log to run.1.log) and a new one begun
   std::size_t old_files = 3;          ///< that are kept
   std::size_t recent_lines = 1000;    ///< kept in memory, whatever the levels; 0: none

@@ -2,9 +2,9 @@
 /// MemoryBudget: how much memory peers may fill, all of them together. Loop thread only.
 ///
 /// Every buffer that a peer fills is charged to the peer, and to the network that it comes from: received bytes that
-/// no reader has taken, requests, replies that are on their way. Above seven eighths of the budget the network that holds
-/// most gets no more, and the peer of it that holds most is cut off, so that other peers find room. Identities cost nothing,
-/// networks do: an attacker with many identities in one network has the share of one network.
+/// no reader has taken, requests, replies that are on their way. Above seven eighths of the budget the network that
+/// holds most gets no more, and the peer of it that holds most is cut off, so that other peers find room. Identities
+/// cost nothing, networks do: an attacker with many identities in one network has the share of one network.
 #pragma once
 
 #include <cstddef>

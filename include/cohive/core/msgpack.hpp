@@ -1,6 +1,6 @@
 /// \file
-/// MSGPack as Python hivemind writes it: shortest integers, float64 only, tuples as ext 0x40, DHT dictionaries as ext 0x50.
-/// Source: docs/wire/hivemind.md, section 3.1.
+/// MSGPack as Python hivemind writes it: shortest integers, float64 only, tuples as ext 0x40, DHT dictionaries as ext
+/// 0x50. Source: docs/wire/hivemind.md, section 3.1.
 #pragma once
 
 #include <cstdint>
@@ -26,19 +26,19 @@ struct Array {
   friend bool operator==(const Array&, const Array&);
 };
 /// A Python tuple, which hivemind writes as an extension.
-struct Tuple {  ///< ext 0x40
+struct Tuple {               ///< ext 0x40
   std::vector<Value> items;  ///< in order
   friend bool operator==(const Tuple&, const Tuple&);
 };
 /// A value of type map, Python's dict.
-struct Map {  ///< insertion order is kept; keys are str or bin
+struct Map {                                     ///< insertion order is kept; keys are str or bin
   std::vector<std::pair<Value, Value>> entries;  ///< key and value
   /// Returns the value of the first entry whose key is this str; null when there is none.
   const Value* find(std::string_view key) const;
   friend bool operator==(const Map&, const Map&);
 };
 /// A value of another extension type.
-struct Ext {  ///< any other extension type, payload as received
+struct Ext {         ///< any other extension type, payload as received
   std::int8_t type;  ///< of the extension
   std::string data;  ///< its payload
   friend bool operator==(const Ext&, const Ext&) = default;
@@ -48,7 +48,8 @@ struct Ext {  ///< any other extension type, payload as received
 class Value {
  public:
   /// What a value may be; std::monostate is nil.
-  using Storage = std::variant<std::monostate, bool, std::int64_t, std::uint64_t, double, std::string, Bin, Array, Tuple, Map, Ext>;
+  using Storage =
+      std::variant<std::monostate, bool, std::int64_t, std::uint64_t, double, std::string, Bin, Array, Tuple, Map, Ext>;
 
   Value() = default;
   /// @{

@@ -20,14 +20,37 @@ class Multiaddr {
  public:
   /// Codes of protocols, by the table of multiformats.
   enum Code : std::uint32_t {
-    ip4 = 4, tcp = 6, ip6 = 41, ip6zone = 42, ipcidr = 43, dns = 53, dns4 = 54, dns6 = 55, dnsaddr = 56, udp = 273,
-    webrtc_direct = 280, webrtc = 281, p2p_circuit = 290, unix_ = 400, p2p = 421, https = 443, tls = 448, sni = 449,
-    noise = 454, quic = 460, quic_v1 = 461, webtransport = 465, certhash = 466, ws = 477, wss = 478, http = 480
+    ip4 = 4,
+    tcp = 6,
+    ip6 = 41,
+    ip6zone = 42,
+    ipcidr = 43,
+    dns = 53,
+    dns4 = 54,
+    dns6 = 55,
+    dnsaddr = 56,
+    udp = 273,
+    webrtc_direct = 280,
+    webrtc = 281,
+    p2p_circuit = 290,
+    unix_ = 400,
+    p2p = 421,
+    https = 443,
+    tls = 448,
+    sni = 449,
+    noise = 454,
+    quic = 460,
+    quic_v1 = 461,
+    webtransport = 465,
+    certhash = 466,
+    ws = 477,
+    wss = 478,
+    http = 480
   };
   /// One part of an address: its protocol, by the code of multiformats, and its value as on the wire.
   struct Component {
     std::uint32_t code;  ///< of the protocol
-    Bytes value;  ///< as on the wire, without its length
+    Bytes value;         ///< as on the wire, without its length
   };
 
   Multiaddr() = default;
@@ -68,8 +91,8 @@ class Multiaddr {
 
   /// Host ("127.0.0.1", "::1", "example.com") and port when this is ip4/ip6/dns*+tcp and nothing follows but /p2p.
   struct TcpEndpoint {
-    std::string host;  ///< as text
-    std::uint16_t port;  ///< of TCP
+    std::string host;         ///< as text
+    std::uint16_t port;       ///< of TCP
     std::uint32_t host_code;  ///< ip4, ip6, dns, dns4 or dns6
   };
   /// Returns where TCP connects to; nullopt for addresses of other kinds.

@@ -36,10 +36,6 @@ class PeerId {
   bool empty() const noexcept { return size_ == 0; }
   /// base58btc, the form to print.
   std::string text() const;
-  /// The last eight characters of text(): for progress lines.
-  std::string short_text() const;
-  /// The serialised PublicKey inside an identity multihash, if this is one.
-  std::optional<Bytes> embedded_public_key() const;
 
   friend bool operator==(const PeerId& a, const PeerId& b) noexcept { return as_text(a.bytes()) == as_text(b.bytes()); }
   friend std::strong_ordering operator<=>(const PeerId& a, const PeerId& b) noexcept {

@@ -86,6 +86,8 @@ template <class T = void>
 using Result = boost::system::result<T, Error>;
 
 /// A successful Result<void>.
-inline Result<> ok() { return {}; }
+inline Result<> ok() {
+  return {};
+}
 
 }  // namespace cohive

@@ -141,9 +141,9 @@ namespace detail {
 class OffloadJob {
  public:
   virtual ~OffloadJob() = default;
-  virtual void run() noexcept = 0;  // on a worker thread
-  bool waits = false;        // it waits for a disk or a router more than it computes
-  Waiter* waiter = nullptr;  // loop thread only; null once the awaiting coroutine is gone
+  virtual void run() noexcept = 0;      // on a worker thread
+  bool waits = false;                   // it waits for a disk or a router more than it computes
+  Waiter* waiter = nullptr;             // loop thread only; null once the awaiting coroutine is gone
   std::atomic<bool> abandoned = false;  // the same for workers: what has not begun need not run
 };
 
@@ -154,10 +154,10 @@ class Offload;
 
 /// What a live task is doing: for diagnosing hangs.
 struct TaskInfo {
-  std::string group;  ///< of the task
-  std::string name;  ///< as it was spawned
+  std::string group;        ///< of the task
+  std::string name;         ///< as it was spawned
   std::string waiting_for;  ///< as its awaitable says
-  Duration age;  ///< since it was spawned
+  Duration age;             ///< since it was spawned
 };
 
 /// How a task is linked into its group and into the runtime's list of all tasks.
@@ -215,7 +215,8 @@ class Runtime {
   class OffLoop;
 
   /// Drives the loop on this thread until `task` ends; returns its result or rethrows. Not reentrant: throws
-  /// std::logic_error when called from inside the loop. See make_runtime() about an io_context that the program uses, too.
+  /// std::logic_error when called from inside the loop. See make_runtime() about an io_context that the program uses,
+  /// too.
   template <class T>
   T run(Task<T> task);
 

@@ -13,7 +13,7 @@ namespace cohive {
 
 /// What an envelope holds, and the key that signed it.
 struct OpenedEnvelope {
-  PublicKey signer;  ///< whose signature holds
+  PublicKey signer;     ///< whose signature holds
   std::string payload;  ///< what was signed
 };
 

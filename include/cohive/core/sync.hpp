@@ -87,8 +87,8 @@ class Event {
   bool set_ = false;
 };
 
-/// Wakes the tasks that wait now; check the condition again after waking. A task that is dropped after notify_one() chose it
-/// passes the notification on.
+/// Wakes the tasks that wait now; check the condition again after waking. A task that is dropped after notify_one()
+/// chose it passes the notification on.
 class Condition {
  public:
   /// Makes a condition that nothing waits for. \param what  a string literal, as of an Event

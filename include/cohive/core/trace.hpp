@@ -1,5 +1,6 @@
 /// \file
-/// Trace: what a process did when, in a file of Chrome trace events, which https://ui.perfetto.dev shows. Loop thread only.
+/// Trace: what a process did when, in a file of Chrome trace events, which https://ui.perfetto.dev shows. Loop thread
+/// only.
 ///
 ///   TraceSpan span(runtime, "dial", "dial");       // until it dies
 ///   if (span) span.note("peer", peer.text());

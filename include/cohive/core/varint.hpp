@@ -25,9 +25,9 @@ void append_varint(Container& out, std::uint64_t value) {
 enum class VarintStatus { ok, incomplete, invalid };
 /// What decoding a number found.
 struct Varint {
-  VarintStatus status;  ///< whether the other two mean something
+  VarintStatus status;      ///< whether the other two mean something
   std::uint64_t value = 0;  ///< of the varint
-  std::size_t size = 0;  ///< bytes consumed when ok
+  std::size_t size = 0;     ///< bytes consumed when ok
 };
 /// Multiformats rule: at most 9 bytes, minimal. Used for multiaddr, multihash, multistream.
 Varint read_strict_varint(ByteView bytes) noexcept;

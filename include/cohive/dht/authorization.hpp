@@ -14,10 +14,10 @@ namespace cohive::dht {
 
 /// What it says is the application's business; on the wire it is hivemind's AccessToken.
 struct AccessToken {
-  std::string username;  ///< whom the token was given to
-  std::string public_key;  ///< "ssh-rsa AAAA...": whose signatures the token stands for
+  std::string username;         ///< whom the token was given to
+  std::string public_key;       ///< "ssh-rsa AAAA...": whose signatures the token stands for
   std::string expiration_time;  ///< text, in the format of the authority that gives tokens
-  std::string signature;  ///< of that authority
+  std::string signature;        ///< of that authority
 };
 
 /// Gives this node its token and judges the tokens of other nodes. An application derives from it.
@@ -28,7 +28,8 @@ class Authorizer {
   virtual ~Authorizer() = default;
   /// The token of this node, with the public key of key(). Asked for each message: keep it and renew it in time.
   virtual AccessToken token() = 0;
-  /// \param sender  showed the token. A token that names no peer is good for whichever peer its requests are passed on by
+  /// \param sender  showed the token. A token that names no peer is good for whichever peer its requests are passed on
+  /// by
   virtual bool is_valid(const AccessToken& token, const PeerId& sender) const = 0;
 
   /// Returns the key that signs what this node sends.

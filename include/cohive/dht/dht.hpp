@@ -27,21 +27,21 @@ struct DhtOptions {
   /// have the same: what is stored goes there. A store asks num_replicas. hivemind asks bucket_size of them each time,
   /// for several times the work.
   std::size_t beam_size = 10;
-  std::size_t depth_modulo = 5;  ///< buckets are split where their depth is no multiple of it, too
-  Duration wait_timeout = 3s;  ///< one RPC
+  std::size_t depth_modulo = 5;      ///< buckets are split where their depth is no multiple of it, too
+  Duration wait_timeout = 3s;        ///< one RPC
   Duration bootstrap_timeout = 15s;  ///< to hear of the initial peers when the node starts
-  Duration refresh_timeout = 0s;  ///< refresh buckets idle for this long; 0: never
-  bool cache_locally = true;  ///< keep what a get has found, until it expires
+  Duration refresh_timeout = 0s;     ///< refresh buckets idle for this long; 0: never
+  bool cache_locally = true;         ///< keep what a get has found, until it expires
   std::size_t cache_nearest = 1;  ///< of the nodes nearest to a key, those without what a get found: so many get a copy
-  std::size_t cache_size = 0;  ///< records; 0: bounded by max_records only
+  std::size_t cache_size = 0;     ///< records; 0: bounded by max_records only
   Duration cache_refresh_before_expiry = 5s;  ///< when cached keys in use are looked up again; 0: never
-  bool cache_on_store = true;  ///< keep a copy of what this node stores at other nodes
+  bool cache_on_store = true;                 ///< keep a copy of what this node stores at other nodes
   bool reuse_get_requests = true;  ///< gets of one key at a time share a search, except those of the latest record
   std::size_t num_workers = 4;     ///< parallel calls of one search
   std::size_t chunk_size = 16;     ///< keys per refresh batch, and per find call at most
   std::size_t parallel_rpc = 256;  ///< outgoing calls at once
-  Duration blacklist_time = 5s;  ///< for which a node that failed is left alone
-  double backoff_rate = 2.0;  ///< by which that time grows with every failure in a row
+  Duration blacklist_time = 5s;    ///< for which a node that failed is left alone
+  double backoff_rate = 2.0;       ///< by which that time grows with every failure in a row
   std::shared_ptr<Authorizer> authorizer;  ///< of a moderated swarm: outsiders are neither served nor believed
   std::optional<DhtId> node_id;            ///< of an earlier run with the same identity; nullopt: a random one
   bool client_mode = false;                ///< serve nothing, never appear in tables
@@ -61,8 +61,8 @@ struct DhtOptions {
   double max_keys_per_second = 5000;
   // An attacker with many identities in few networks gets no table to himself. A block is an IPv4 /24 or IPv6 /48
   // network of public addresses; private ones and this machine's are not counted. 0: any number.
-  std::size_t max_nodes_per_block = 100;                      ///< in the routing table
-  std::size_t max_nodes_per_block_in_bucket = 10;             ///< half of a bucket: nodes of other blocks are always known, too
+  std::size_t max_nodes_per_block = 100;           ///< in the routing table
+  std::size_t max_nodes_per_block_in_bucket = 10;  ///< half of a bucket: nodes of other blocks are always known, too
   Duration max_record_lifetime = std::chrono::hours(24 * 7);  ///< later expirations are refused from peers
   Duration search_timeout = 60s;                              ///< a search ends then with what it knows
   /// Of a get or a store that is given no deadline, for every thousand keys.
@@ -74,17 +74,18 @@ using Key = msgpack::Value;
 
 /// A value, and when it ends.
 struct StoredValue {
-  msgpack::Value value;    ///< decoded, without signatures
-  double expiration = 0;   ///< Unix seconds
+  msgpack::Value value;   ///< decoded, without signatures
+  double expiration = 0;  ///< Unix seconds
 };
 /// What a get returns: a plain value, or a dictionary of subkey -> value.
 struct GetResult {
   /// See value() and entries().
   std::variant<msgpack::Value, std::vector<std::pair<msgpack::Value, StoredValue>>> content;
   double expiration = 0;  ///< Unix seconds; of a dictionary that of its last entry
-  std::size_t held = 0;  ///< entries of the whole dictionary; more than entries() has only where get_sampled() drew some
+  std::size_t held =
+      0;  ///< entries of the whole dictionary; more than entries() has only where get_sampled() drew some
   /// Whether entries() are some of those that there are.
-  bool is_drawn() const { return held > entries().size(); }
+  bool is_sampled() const { return held > entries().size(); }
   /// Whether the key holds subkeys.
   bool is_dictionary() const { return content.index() == 1; }
   /// Returns the plain value; null for a dictionary.
@@ -95,10 +96,10 @@ struct GetResult {
 
 /// A record to store.
 struct StoreItem {
-  Key key;  ///< hashed as DhtId::of() does
+  Key key;                               ///< hashed as DhtId::of() does
   std::optional<msgpack::Value> subkey;  ///< unset: a plain value
-  msgpack::Value value;   ///< max_value_bytes at most
-  double expiration = 0;  ///< absolute, Unix seconds
+  msgpack::Value value;                  ///< max_value_bytes at most
+  double expiration = 0;                 ///< absolute, Unix seconds
 };
 
 /// What one node says about one key.
@@ -117,8 +118,8 @@ class Dht {
 
   /// Joins the swarm through peers the host is or can get connected to: pings all, then looks its own id up.
   /// Addresses need /p2p. An empty list starts a new swarm. Error when none answers.
-  /// From then on the node finds its way back by itself, through these peers or the nodes it knew, when it lost all other nodes
-  /// or when an initial peer is missing: after a sleep of its machine, or a partition of the network.
+  /// From then on the node finds its way back by itself, through these peers or the nodes it knew, when it lost all
+  /// other nodes or when an initial peer is missing: after a sleep of its machine, or a partition of the network.
   Task<Result<>> start(std::vector<Multiaddr> initial_peers);
   /// Leaves: ends all that goes on, and waits for it. Idempotent.
   Task<void> close();
@@ -140,9 +141,10 @@ class Dht {
   /// search. At the deadline (as for a store) the best record found so far is the result.
   /// Errors: Errc::not_found, Errc::unreachable, Errc::closed, cohive::Errc::timeout.
   Task<Result<GetResult>> get(Key key, bool latest = false, std::optional<Deadline> deadline = {});
-  /// Finds the record of a key on `replicas` of the nodes that are to hold it, another choice each time: for large records that
-  /// many peers read again and again, where each of them asking all replicas would fill the replicas' lines. Entries
-  /// of earlier calls that have not expired are kept, so that no single replica can hide one. Errors as of get().
+  /// Finds the record of a key on `replicas` of the nodes that are to hold it, another choice each time: for large
+  /// records that many peers read again and again, where each of them asking all replicas would fill the replicas'
+  /// lines. Entries of earlier calls that have not expired are kept, so that no single replica can hide one. Errors as
+  /// of get().
   /// \param most_entries  0: all. Else each replica draws so many of its entries for this call (Python nodes send all),
   ///                      those of earlier calls do not count, and GetResult::held says how many there are.
   Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, std::size_t most_entries = 0,

@@ -2,15 +2,15 @@
 /// DHTID: a 160-bit number, the name of nodes and keys in hivemind's DHT. Source: docs/wire/hivemind.md, section 3.2.
 ///
 /// Which id a node takes, and what that means for security: hivemind's nodes choose random ids that nothing ties to
-/// their PeerID, and no check of an id would be passed by them. So an attacker can place nodes next to a key and hide or
-/// drop its records (an eclipse). What compatibility leaves room for, and this module does:
+/// their PeerID, and no check of an id would be passed by them. So an attacker can place nodes next to a key and hide
+/// or drop its records (an eclipse). What compatibility leaves room for, and this module does:
 ///  - one PeerID has one place in a table, and is asked once per search under however many ids it is announced;
 ///  - an id belongs to the PeerID that had it first, and a full bucket keeps nodes that still answer, so that nodes
 ///    which were there before an attack stay in the tables;
 ///  - nodes of one network block (IPv4 /24, IPv6 /48) get half of a bucket and a hundred places in a table, by the
-///    address that their connection comes from: an attacker with one block has a voice in a table, and not the table. Where
-///    a whole swarm lives in one block, buckets split sooner instead, so that near nodes know each other all the same.
-///    DhtOptions::max_nodes_per_block. The table of libp2p's peer routing does the same, HostOptions;
+///    address that their connection comes from: an attacker with one block has a voice in a table, and not the table.
+///    Where a whole swarm lives in one block, buckets split sooner instead, so that near nodes know each other all the
+///    same. DhtOptions::max_nodes_per_block. The table of libp2p's peer routing does the same, HostOptions;
 ///  - a search goes on past nodes that do not answer, merges what all nodes near the key tell, and looks at records on
 ///    ten nodes, twice the number that hold them: an attacker must take all of those places;
 ///  - what is stored under an owner's subkey carries the owner's signature, so a record can be hidden but not forged.
@@ -51,7 +51,7 @@ struct DhtId {
 
   DhtId distance(const DhtId& other) const;  ///< XOR
   /// Returns the id that differs in the last bit alone: it has the same nearest nodes.
-  DhtId twin() const {
+  DhtId sibling() const {
     DhtId result = *this;
     result.bytes.back() ^= 1;
     return result;

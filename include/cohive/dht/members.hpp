@@ -1,6 +1,6 @@
 /// \file
-/// Two ready authorizers: of peers that share a secret, and of peers that a file lists. Either binds a token to the peer
-/// that shows it. Source: docs/wire/extensions.md, section 9. Loop thread only.
+/// Two ready authorizers: of peers that share a secret, and of peers that a file lists. Either binds a token to the
+/// peer that shows it. Source: docs/wire/extensions.md, section 9. Loop thread only.
 #pragma once
 
 #include <filesystem>
@@ -19,10 +19,9 @@ inline constexpr std::size_t kLeastSecret = 16;  ///< characters
 Result<std::shared_ptr<Authorizer>> members_by_secret(Runtime& runtime, std::string_view secret, PeerId self,
                                                       std::shared_ptr<const RsaSignatureValidator> key);
 
-/// Returns the authorizer of a swarm whose members are listed in a file: a peer id on each line, and whatever text behind it;
-/// lines that begin with # do not count. The file is read again when it has changed; while it cannot be read, or a line
-/// of it is no peer id, the last good list counts.
-/// Errors: cohive::Errc::io, cohive::Errc::malformed.
+/// Returns the authorizer of a swarm whose members are listed in a file: a peer id on each line, and whatever text
+/// behind it; lines that begin with # do not count. The file is read again when it has changed; while it cannot be
+/// read, or a line of it is no peer id, the last good list counts. Errors: cohive::Errc::io, cohive::Errc::malformed.
 Result<std::shared_ptr<Authorizer>> members_by_list(Runtime& runtime, std::filesystem::path list, KeyPair identity,
                                                     std::shared_ptr<const RsaSignatureValidator> key);
 
@@ -36,7 +35,8 @@ struct MembersOptions {
   std::string members_file;  ///< members are the peers whose ids are in this one
 };
 
-/// Tells whether the files that the options name can be read, before any work is begun. Errors: those of make_authorizer.
+/// Tells whether the files that the options name can be read, before any work is begun. Errors: those of
+/// make_authorizer.
 Result<> check_members(const MembersOptions& options);
 
 /// Returns the authorizer that the options ask for; null for an open swarm.

@@ -18,7 +18,7 @@ namespace cohive::optim {
 struct Stretch {
   std::size_t tensor = 0;  ///< place in the list of tensors
   std::size_t offset = 0;  ///< of the first value
-  std::size_t count = 0;  ///< number of values
+  std::size_t count = 0;   ///< number of values
 };
 
 /// The size of stretches: a multiple of kNormBlock; all that a step reads and writes of one fits in the second-level
@@ -38,7 +38,7 @@ Task<void> run_steps(Runtime& runtime, std::shared_ptr<std::vector<TensorStep>> 
 
 /// A gradient and the sum that it is added to.
 struct Addition {
-  View gradient;  ///< only read; any floating dtype
+  View gradient;         ///< only read; any floating dtype
   std::span<float> sum;  ///< as many values as the gradient
 };
 /// As the functions of passes.hpp with these names, over all tensors together.
@@ -57,7 +57,7 @@ Task<double> square_sum(Runtime& runtime, std::vector<ConstView> tensors, std::s
 /// One copy, between buffers of the same size whose types may differ.
 struct Copying {
   ConstView from;  ///< read
-  View to;  ///< written
+  View to;         ///< written
 };
 /// Makes the copies, converting values where types differ.
 Task<void> copy(Runtime& runtime, std::vector<Copying> copies, std::shared_ptr<const void> owner,

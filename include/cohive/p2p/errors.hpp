@@ -20,7 +20,7 @@ enum class Errc {
   host_closed,
   relay_refused,    ///< no reservation of the peer there, or too much asked
   identity_in_use,  ///< a peer of the swarm has proven the same identity
-  shunned,          ///< it has misbehaved: not dialled on the word of others (Reputation)
+  banned,          ///< it has misbehaved: not dialled on the word of others (Reputation)
 };
 
 /// Returns the category of these codes, which has their sentences.

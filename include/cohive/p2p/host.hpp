@@ -26,30 +26,30 @@ namespace cohive::p2p {
 
 /// Bounds and times of a host; the values are p2pd's unless noted.
 struct HostOptions {
-  std::vector<Multiaddr> listen;    ///< empty: dial only
+  std::vector<Multiaddr> listen;  ///< empty: dial only
   /// Replaces the advertised addresses entirely when not empty; what nobody can dial is an error of start():
   /// announce.hpp.
   std::vector<Multiaddr> announce;
-  bool routing_server = true;       ///< serve Kademlia peer routing (false for client-mode peers)
-  std::string agent = "cohive/0.1";  ///< what identify tells other peers about this program
+  bool routing_server = true;             ///< serve Kademlia peer routing (false for client-mode peers)
+  std::string agent = "cohive/0.1";       ///< what identify tells other peers about this program
   transport::TransportOptions transport;  ///< of the transport that a host makes for a network
   Duration dial_timeout = 15s;            ///< one address
   Duration connect_timeout = 60s;         ///< one peer, all addresses
   Duration negotiation_timeout = 10s;     ///< protocol of one stream
-  Duration identify_timeout = 10s;  ///< for a peer to describe itself
-  Duration backoff_base = 5s;  ///< after a failed dial; grows, at most 5 min
+  Duration identify_timeout = 10s;        ///< for a peer to describe itself
+  Duration backoff_base = 5s;             ///< after a failed dial; grows, at most 5 min
   /// At it, an idle connection makes room for each new one. An eighth is kept for connections that we open. This, the
   /// inbound ones pending and the dials shrink together where the machine allows fewer connections.
   std::size_t max_connections = 1024;
   /// Above the high one, idle connections are closed down to the low one: the longest unused first, none that is
   /// younger than the grace, and none of protected peers or of the routing table's.
-  std::size_t high_water = 512,  ///< connections above which trimming begins
-      low_water = 384;           ///< connections at which it ends
-  Duration trim_grace = 2min;  ///< age below which trimming leaves a connection alone
+  std::size_t high_water = 512,           ///< connections above which trimming begins
+      low_water = 384;                    ///< connections at which it ends
+  Duration trim_grace = 2min;             ///< age below which trimming leaves a connection alone
   std::size_t max_pending_inbound = 256;  ///< inbound connections before the handshake is done
   /// The same from one IPv4 address or IPv6 /64 network; this machine itself may take all of them.
   std::size_t max_pending_per_ip = 64;
-  std::size_t max_addresses_per_peer = 32;  ///< kept in the address book
+  std::size_t max_addresses_per_peer = 32;   ///< kept in the address book
   std::size_t max_connections_per_peer = 4;  ///< open at once
   std::size_t max_connections_per_ip = 256;  ///< inbound; large networks hide behind one address. Not for this machine
   std::size_t max_dials = 160;               ///< at once, as p2pd
@@ -64,11 +64,12 @@ struct HostOptions {
   std::size_t observed_confirmations = 4;
   /// Relay other peers' connections within these bounds; nullopt: do not.
   std::optional<RelayServiceOptions> relay_service;
-  /// When peers outside cannot reach us, be reached through relays: the ones named here, and connected peers that relay.
+  /// When peers outside cannot reach us, be reached through relays: the ones named here, and connected peers that
+  /// relay.
   bool use_relay = true;
   std::vector<Multiaddr> trusted_relays;  ///< with /p2p; see use_relay
-  std::size_t wanted_relays = 2;  ///< reservations to hold
-  bool hole_punching = true;      ///< replace circuits by direct connections where address translators allow it (DCUtR)
+  std::size_t wanted_relays = 2;          ///< reservations to hold
+  bool hole_punching = true;  ///< replace circuits by direct connections where address translators allow it (DCUtR)
   /// Bytes of all buffers together that peers fill (MemoryBudget); 0: from the machine's memory.
   std::size_t memory_budget = 0;
   std::size_t max_known_peers = 4096;  ///< peers only heard of, and peers connected lately, whose addresses are kept
@@ -80,14 +81,14 @@ struct HostOptions {
 
 /// What is known about a connected peer.
 struct PeerInfo {
-  PeerId id;  ///< identity, as the handshake has proven it
+  PeerId id;                           ///< identity, as the handshake has proven it
   std::vector<Multiaddr> addresses;    ///< where it can be dialled, without /p2p
   std::vector<std::string> protocols;  ///< from identify, as far as this host uses or serves them; empty before
   std::string agent;                   ///< peer-supplied text: quote before logging
-  bool connected = false;  ///< false: known from the address book only
-  bool outbound = false;  ///< this host has dialled the connection
-  std::string security;  ///< of the connection, "/noise" or "/tls/1.0.0"
-  Duration round_trip{};  ///< of the connection; zero: not measured
+  bool connected = false;              ///< false: known from the address book only
+  bool outbound = false;               ///< this host has dialled the connection
+  std::string security;                ///< of the connection, "/noise" or "/tls/1.0.0"
+  Duration round_trip{};               ///< of the connection; zero: not measured
 };
 
 /// The direction of a large transfer.
@@ -95,7 +96,7 @@ enum class Transfer { to_peer, from_peer };
 
 /// Bytes on the wire of all connections, ended ones included.
 struct Traffic {
-  std::uint64_t bytes_in = 0;  ///< received
+  std::uint64_t bytes_in = 0;         ///< received
   std::uint64_t bytes_delivered = 0;  ///< sent, and acknowledged by the other machines
 };
 
@@ -180,7 +181,7 @@ class Host {
   /// Connects to a peer, and makes sure that a new stream carries so many bytes in one direction. Where a limited relay
   /// lies between, waits for a direct connection to take its place, or opens another circuit. Errc::limit_exceeded:
   /// neither helps.
-  Task<Result<>> make_room(PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline);
+  Task<Result<>> ensure_capacity(PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline);
   /// A stream on which `protocol` has been proposed: lazily when identify listed it, else after the peer's answer.
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);
   /// Serves a protocol. The handler's tasks belong to the host. Peers are told by identify push (coalesced).

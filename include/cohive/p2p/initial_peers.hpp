@@ -14,8 +14,8 @@ namespace cohive {
 std::vector<std::string> split_addresses(std::string_view text);
 /// From INITIAL_PEERS, else PL_INITIAL_PEERS, the name Python Lightning uses; empty when neither holds anything.
 std::vector<std::string> initial_peers_from_environment();
-/// Tells whether joining failed because another peer answered than an address names: trying again does not help. Joining fails
-/// with one error that quotes those of all addresses.
+/// Tells whether joining failed because another peer answered than an address names: trying again does not help.
+/// Joining fails with one error that quotes those of all addresses.
 bool names_wrong_peer(const Error& error);
 
 }  // namespace cohive

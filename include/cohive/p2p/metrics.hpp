@@ -10,8 +10,8 @@ namespace cohive::p2p {
 
 /// What a peer did that no honest one does, however late, lost or asleep it is (Reputation).
 enum class Offence {
-  lied,       ///< said what is not true: forged data of a group, a state or an average that is not what it promised
-  malformed   ///< sent what cannot be, against the rules of a protocol
+  lied,      ///< said what is not true: forged data of a group, a state or an average that is not what it promised
+  malformed  ///< sent what cannot be, against the rules of a protocol
 };
 /// Names of the offences, for metrics and logs.
 inline constexpr std::array kOffences = {"lied", "malformed"};
@@ -69,10 +69,10 @@ struct HostMetrics {
         memory_highest(metrics.gauge("cohive_p2p_memory_highest_bytes", "The most of them so far.")),
         memory_refused(metrics.gauge("cohive_p2p_memory_refusals", "How often there was no room in their budget.")),
         memory_cut_off(metrics.gauge("cohive_p2p_memory_cut_off_peers", "Peers cut off to make room in it.")),
-        shunned(metrics.gauge("cohive_p2p_shunned_peers", "Peers that are kept away from for what they did.")) {
+        banned(metrics.gauge("cohive_p2p_banned_peers", "Peers that are kept away from for what they did.")) {
     for (std::size_t i = 0; i < offences.size(); ++i)
-      offences[i] = metrics.counter("cohive_p2p_offences_total", "What peers did against the rules.",
-                                    {{"reason", kOffences[i]}});
+      offences[i] =
+          metrics.counter("cohive_p2p_offences_total", "What peers did against the rules.", {{"reason", kOffences[i]}});
   }
   Gauge connections, peers, known_peers, routing_peers, dials_active, lookups_active;
   /// held_back: known addresses that were not dialled because they have just failed.
@@ -84,7 +84,7 @@ struct HostMetrics {
   Counter probes_reached, probes_failed, probes_unanswered, dial_backs_ok, dial_backs_failed, dial_backs_refused;
   Gauge relay_reservations, relay_circuits, relays_held;
   Counter relay_reserved, relay_connected, relay_refused, relay_bytes, punches_ok, punches_failed;
-  Gauge memory_held, memory_highest, memory_refused, memory_cut_off, shunned;
+  Gauge memory_held, memory_highest, memory_refused, memory_cut_off, banned;
   std::array<Counter, kOffences.size()> offences;
 
  private:

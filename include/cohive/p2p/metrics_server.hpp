@@ -39,8 +39,8 @@ enum class Effects { none, some };
 
 /// What a further path answers.
 struct MetricsAnswer {
-  unsigned status = 200;  ///< of HTTP
-  std::string body;  ///< sent as it is
+  unsigned status = 200;                          ///< of HTTP
+  std::string body;                               ///< sent as it is
   std::string content_type = "application/json";  ///< of the body
 };
 
@@ -53,8 +53,8 @@ class MetricsServer {
   /// \param address  "host:port" with a numeric host ("127.0.0.1:9464", "[::1]:0"); no host is 127.0.0.1; port 0 takes
   /// any
   Result<> start(const std::string& address);
-  /// Answers further paths, behind the token where there is one; before start(). What follows a path that ends in "/" is given
-  /// to `answer`, "" for other paths. It has ten seconds.
+  /// Answers further paths, behind the token where there is one; before start(). What follows a path that ends in "/"
+  /// is given to `answer`, "" for other paths. It has ten seconds.
   using Answer = std::function<Task<MetricsAnswer>(std::string rest)>;
   /// Adds such a path, which begins with "/".
   void add_path(std::string path, Answer answer, Effects effects = Effects::none);

@@ -16,8 +16,8 @@ namespace cohive::p2p {
 /// A TCP port of a router that is forwarded to one of this machine.
 struct PortMapping {
   std::uint16_t inside = 0;  ///< the port of this machine
-  Multiaddr outside;    ///< "/ip4/<router>/tcp/<port>"
-  Duration lifetime{};  ///< until the router forgets it, unless it is renewed
+  Multiaddr outside;         ///< "/ip4/<router>/tcp/<port>"
+  Duration lifetime{};       ///< until the router forgets it, unless it is renewed
 
   friend bool operator==(const PortMapping&, const PortMapping&) = default;
 };

@@ -13,10 +13,10 @@ namespace cohive::p2p {
 
 /// What a peer says of itself and of us (identify). All texts are the peer's: quote them before printing.
 struct PeerDescription {
-  std::string agent;  ///< its program
+  std::string agent;                   ///< its program
   std::vector<std::string> protocols;  ///< that it serves
-  std::vector<Multiaddr> addresses;   ///< at which it says that it can be dialled
-  std::optional<Multiaddr> observed;  ///< where our connection comes from, as it sees it
+  std::vector<Multiaddr> addresses;    ///< at which it says that it can be dialled
+  std::optional<Multiaddr> observed;   ///< where our connection comes from, as it sees it
 };
 /// Asks a peer for its description. Errors: those of opening a stream, Errc::timeout, Errc::malformed.
 Task<Result<PeerDescription>> describe(Host& host, PeerId peer, Deadline deadline);
@@ -29,9 +29,9 @@ struct DialBack {
     failed,   ///< the peer tried and could not connect
     refused,  ///< the peer did not try
   };
-  Outcome outcome;  ///< how the peer answered
+  Outcome outcome;                   ///< how the peer answered
   std::optional<Multiaddr> address;  ///< where it has reached us, as it says
-  std::string text;  ///< of the peer
+  std::string text;                  ///< of the peer
 };
 /// \param addresses  where to dial; the peer replaces their host by the one at which it sees us
 Task<Result<DialBack>> ask_dial_back(Host& host, PeerId peer, std::vector<Multiaddr> addresses, Deadline deadline);

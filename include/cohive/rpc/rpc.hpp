@@ -40,21 +40,21 @@ class ClientStream {
   virtual Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) = 0;
   /// The same for a message in one buffer, which the caller keeps until then.
   Task<Result<>> send(ByteView message, Deadline deadline);
-  /// The same for a long message to a peer whose link may be slow: each 128 KiB of it have `patience`; zero: no limit.
-  virtual Task<Result<>> send_patiently(std::span<const ByteView> parts, Duration patience) = 0;
+  /// The same for a long message to a peer whose link may be slow: each 128 KiB of it have `timeout`; zero: no limit.
+  virtual Task<Result<>> send_while_moving(std::span<const ByteView> parts, Duration timeout) = 0;
   /// END_OF_STREAM: no more requests. The stream stays open for replies.
   virtual Task<Result<>> finish(Deadline deadline) = 0;
   /// The next reply; nullopt when the callee ended. A reset is an error, an error record is handler_failed. After a
   /// timeout it may be called again. Since a callee that died may look as if it ended, count what must be complete.
   virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
-  /// Replies of many bytes will come: transport::Stream::expect_much().
-  virtual void expect_much() = 0;
+  /// Replies of many bytes will come: transport::Stream::hint_bulk_receive().
+  virtual void hint_bulk_receive() = 0;
   /// Returns how many bytes have come, those of a message that is not complete yet included.
   virtual std::uint64_t received() const = 0;
   /// Returns the callee.
   virtual const PeerId& peer() const = 0;
   /// How many more bytes the callee can send on the connection of this call: a relay may grant so many only.
-  virtual std::uint64_t delivers() const = 0;
+  virtual std::uint64_t receive_quota() const = 0;
 };
 /// A call that is owned.
 using ClientStreamPtr = std::unique_ptr<ClientStream>;
@@ -66,17 +66,17 @@ Task<Result<ClientStreamPtr>> open_call(p2p::Host& host, PeerId peer, std::strin
 class ServerStream {
  public:
   virtual ~ServerStream() = default;
-  /// The next request; nullopt after END_OF_STREAM. An error when the caller went away. After a timeout it may be called
-  /// again.
+  /// The next request; nullopt after END_OF_STREAM. An error when the caller went away. After a timeout it may be
+  /// called again.
   virtual Task<Result<std::optional<Slice>>> receive(Deadline deadline) = 0;
   /// Sends one reply made of several buffers. An error when the caller went away.
   virtual Task<Result<>> send(std::span<const ByteView> parts, Deadline deadline) = 0;
   /// The same for a message in one buffer, which the caller keeps until then.
   Task<Result<>> send(ByteView message, Deadline deadline);
-  /// See ClientStream::send_patiently.
-  virtual Task<Result<>> send_patiently(std::span<const ByteView> parts, Duration patience) = 0;
-  /// Requests of many bytes will come: transport::Stream::expect_much().
-  virtual void expect_much() = 0;
+  /// See ClientStream::send_while_moving.
+  virtual Task<Result<>> send_while_moving(std::span<const ByteView> parts, Duration timeout) = 0;
+  /// Requests of many bytes will come: transport::Stream::hint_bulk_receive().
+  virtual void hint_bulk_receive() = 0;
   /// Returns how many bytes have come, those of a message that is not complete yet included.
   virtual std::uint64_t received() const = 0;
   /// Returns the caller, whom the connection has authenticated.

@@ -1,6 +1,6 @@
 /// \file
-/// RSA keys for simulations of many trainers: any two of a few primes make a key, so that hundreds of keys cost no more than a few
-/// dozen primes. They protect nothing.
+/// RSA keys for simulations of many trainers: any two of a few primes make a key, so that hundreds of keys cost no more
+/// than a few dozen primes. They protect nothing.
 #pragma once
 
 #include <cstddef>

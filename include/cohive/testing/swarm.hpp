@@ -22,7 +22,7 @@ namespace cohive::sim {
 
 /// What a simulated swarm is like. The same options give the same events in the same order.
 struct SwarmOptions {
-  std::uint64_t seed = 1;  ///< of all that is random
+  std::uint64_t seed = 1;   ///< of all that is random
   Duration latency = 10ms;  ///< one way, of every link
   bool plaintext = true;    ///< connections are neither encrypted nor authenticated, which saves time
   std::optional<transport::SimLink> link = std::nullopt;  ///< in place of latency alone
@@ -36,8 +36,8 @@ class Swarm {
       : runtime_(options.seed),
         fabric_(runtime_, options.link.value_or(transport::SimLink{.latency = options.latency})),
         options_(options) {}
-  /// Ends the hosts. Ends the process with a sentence when peers have filled more of one than its memory budget, or when
-  /// what they had filled is not given back.
+  /// Ends the hosts. Ends the process with a sentence when peers have filled more of one than its memory budget, or
+  /// when what they had filled is not given back.
   ~Swarm() {
     hosts_.clear();
     runtime_.run_ready();
@@ -53,7 +53,8 @@ class Swarm {
   p2p::Host& add_host(p2p::HostOptions options = {}, bool listening = true) {
     return add_host_on(fabric_.add_machine(), std::move(options), listening);
   }
-  /// Adds one with an address of the caller's choice, or one of each family; those of add_host() are private ones of IPv4.
+  /// Adds one with an address of the caller's choice, or one of each family; those of add_host() are private ones of
+  /// IPv4.
   p2p::Host& add_host_at(const std::string& ip, p2p::HostOptions options = {}, const std::string& other = {}) {
     if (options.listen.empty())
       for (const auto& one : {ip, other})

@@ -18,18 +18,18 @@ namespace cohive {
 
 /// The arguments of torch.amp.GradScaler, with its names and defaults.
 struct GradScalerOptions {
-  double init_scale = 65536;  ///< the first scale, above 0
-  double growth_factor = 2;  ///< what the scale is multiplied by when it grows; above 1
-  double backoff_factor = 0.5;  ///< the same after an overflow; between 0 and 1
+  double init_scale = 65536;            ///< the first scale, above 0
+  double growth_factor = 2;             ///< what the scale is multiplied by when it grows; above 1
+  double backoff_factor = 0.5;          ///< the same after an overflow; between 0 and 1
   std::int64_t growth_interval = 2000;  ///< epochs in a row without an overflow, after which the scale grows
   bool enabled = true;                  ///< false: losses are not scaled, and no gradient is looked at
 };
 
 /// What state_dict() returns, under the names of torch.amp.GradScaler's.
 struct GradScalerState {
-  double scale = 65536,      ///< what losses are multiplied by; above 0
-      growth_factor = 2,     ///< see GradScalerOptions
-      backoff_factor = 0.5;  ///< the same
+  double scale = 65536,                 ///< what losses are multiplied by; above 0
+      growth_factor = 2,                ///< see GradScalerOptions
+      backoff_factor = 0.5;             ///< the same
   std::int64_t growth_interval = 2000,  ///< the same, in epochs
       growth_tracker = 0;               ///< epochs in a row without an overflow, so far
 };

@@ -1,5 +1,6 @@
 /// \file
-/// Lamb: layer-wise adaptive moments (You et al. 2020), which LibTorch lacks, as one of its optimizers. See docs/optimizer-steps.md.
+/// Lamb: layer-wise adaptive moments (You et al. 2020), which LibTorch lacks, as one of its optimizers. See
+/// docs/optimizer-steps.md.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -15,8 +16,8 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
   using betas_t = std::tuple<double, double>;
   /// Decay of the averages of gradients and of their squares, per step.
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
-  TORCH_ARG(double, eps) = 1e-6;  ///< added to the root of the mean square
-  TORCH_ARG(double, weight_decay) = 1e-2;  ///< times the parameters, added to the update before the trust ratio
+  TORCH_ARG(double, eps) = 1e-6;            ///< added to the root of the mean square
+  TORCH_ARG(double, weight_decay) = 1e-2;   ///< times the parameters, added to the update before the trust ratio
   TORCH_ARG(bool, bias_correction) = true;  ///< divide the averages by what they lack in the first steps
 
  public:
@@ -32,8 +33,8 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
 
 /// What LAMB keeps of a parameter.
 struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambParamState> {
-  TORCH_ARG(int64_t, step) = 0;  ///< steps that the parameter has taken
-  TORCH_ARG(torch::Tensor, exp_avg);  ///< average of the gradients, in the shape of the parameter
+  TORCH_ARG(int64_t, step) = 0;          ///< steps that the parameter has taken
+  TORCH_ARG(torch::Tensor, exp_avg);     ///< average of the gradients, in the shape of the parameter
   TORCH_ARG(torch::Tensor, exp_avg_sq);  ///< average of their squares, in the same shape
 
  public:
@@ -43,7 +44,8 @@ struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Parameters are float32 tensors in host memory. Throws std::invalid_argument for other tensors, and for options out of range.
+/// Parameters are float32 tensors in host memory. Throws std::invalid_argument for other tensors, and for options out
+/// of range.
 class Lamb : public torch::optim::Optimizer {
  public:
   /// Steps the parameters of several groups; a group without options of its own has `defaults`.

@@ -31,8 +31,8 @@ namespace cohive {
 
 /// Which rank a process is, of how many, and where they meet.
 struct LocalGroupOptions {
-  std::size_t rank = 0,  ///< of this process, from 0
-      size = 1;          ///< number of ranks
+  std::size_t rank = 0,     ///< of this process, from 0
+      size = 1;             ///< number of ranks
   std::string socket_path;  ///< where rank 0 awaits the other ranks; a socket of this name is made and removed
   Duration timeout = 300s;  ///< for all ranks to arrive
 

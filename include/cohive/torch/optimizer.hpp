@@ -45,7 +45,8 @@ using train::StepReport;
 using train::TrainingStats;
 
 /// Makes an optimizer of parameter groups, such as
-/// `[](auto groups) { return std::make_unique<torch::optim::AdamW>(std::move(groups), torch::optim::AdamWOptions(1e-3)); }`
+/// `[](auto groups) { return std::make_unique<torch::optim::AdamW>(std::move(groups),
+/// torch::optim::AdamWOptions(1e-3)); }`
 using OptimizerFactory =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup>)>;
 /// Makes the scheduler of an optimizer, which is stepped once for every epoch: the learning rate of epoch n is that of
@@ -68,12 +69,13 @@ using SchedulerFn = std::function<std::unique_ptr<torch::optim::LRScheduler>(tor
 class Optimizer {
  public:
   /// Makes an existing optimizer collaborative. \param optimizer  outlives this object, and is stepped by it alone
-  /// Throws std::invalid_argument with a sentence: options that contradict one another (train::check), a model that they do not
-  /// go with. Throws ErrorException for checkpoints that cannot be gone on from, or a folder for them that cannot be used.
+  /// Throws std::invalid_argument with a sentence: options that contradict one another (train::check), a model that
+  /// they do not go with. Throws ErrorException for checkpoints that cannot be gone on from, or a folder for them that
+  /// cannot be used.
   Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options = {},
             SchedulerFn scheduler = nullptr, ModelExtras extras = {});
-  /// Makes the optimizer itself, which offloading needs where parameters are not float32 in host memory: it then works on float32
-  /// copies.
+  /// Makes the optimizer itself, which offloading needs where parameters are not float32 in host memory: it then works
+  /// on float32 copies.
   Optimizer(Swarm& swarm, std::vector<torch::optim::OptimizerParamGroup> parameters,
             const OptimizerFactory& make_optimizer, OptimizerOptions options = {}, SchedulerFn scheduler = nullptr,
             ModelExtras extras = {});
@@ -103,17 +105,18 @@ class Optimizer {
   bool load_state_from_peers();
   /// Averages the parameters once more with the peers that do the same. Returns the size of the group; 0: no group.
   std::size_t average_parameters();
-  /// Ends the training together with the peers that end theirs now; see train::Run::finish. Returns the size of the last group.
-  /// Only stats() and the destructor may follow.
+  /// Ends the training together with the peers that end theirs now; see train::Run::finish. Returns the size of the
+  /// last group. Only stats() and the destructor may follow.
   std::size_t finish();
-  /// Writes the state into a file, and reads one: parameters, statistics, epoch; schedulers follow. Files are in the safetensors
-  /// format (docs/checkpoints.md). Loading one of another run, or that no run wrote, leaves the epoch as it is; it returns the epoch.
-  /// Errors are for the user's eyes: a disk that is full, a file that is damaged or of another model, which changes nothing.
+  /// Writes the state into a file, and reads one: parameters, statistics, epoch; schedulers follow. Files are in the
+  /// safetensors format (docs/checkpoints.md). Loading one of another run, or that no run wrote, leaves the epoch as it
+  /// is; it returns the epoch. Errors are for the user's eyes: a disk that is full, a file that is damaged or of
+  /// another model, which changes nothing.
   Result<> save_checkpoint(const std::filesystem::path& path);
   /// Goes on from a file. Returns its epoch. Errors: see train::Run::load_checkpoint.
   Result<std::uint64_t> load_checkpoint(const std::filesystem::path& path);
-  /// Writes a checkpoint into CheckpointOptions::directory and returns when it is on the disk, as for a machine that is about to be
-  /// taken away. A round in progress is waited for, averaging_timeout at most.
+  /// Writes a checkpoint into CheckpointOptions::directory and returns when it is on the disk, as for a machine that is
+  /// about to be taken away. A round in progress is waited for, averaging_timeout at most.
   Result<std::filesystem::path> checkpoint_now();
   /// Returns what CheckpointOptions::strings returned for the checkpoint that was loaded; empty when none was.
   checkpoint::Metadata loaded_strings() const;

@@ -11,7 +11,7 @@ namespace cohive::train {
 /// Shares its memory with its copies.
 struct Buffer {
   std::shared_ptr<void> owner;  ///< of the memory; null for none
-  std::span<float> values;  ///< what the buffer holds; valid as long as `owner` or a copy of it
+  std::span<float> values;      ///< what the buffer holds; valid as long as `owner` or a copy of it
 
   /// Returns host memory for `size` values, which are undefined; of large buffers MappedPages.
   static Buffer on_host(std::size_t size);

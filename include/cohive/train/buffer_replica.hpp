@@ -1,9 +1,9 @@
 /// \file
-/// BufferReplica: a model of float32 arrays in memory that somebody else owns, such as numpy's or a DLPack tensor of the
-/// host, with an optimizer of cohive or one of the caller's.
+/// BufferReplica: a model of float32 arrays in memory that somebody else owns, such as numpy's or a DLPack tensor of
+/// the host, with an optimizer of cohive or one of the caller's.
 ///
-///   std::vector<BufferTensor> parameters{{.name = "w", .data = w, .shape = {784, 10}}, {.name = "b", .data = b, .shape = {10}}};
-///   auto model = std::make_shared<BufferReplica>(loop, parameters, optim::AdamWOptions{.lr = 1e-3});
+///   std::vector<BufferTensor> parameters{{.name = "w", .data = w, .shape = {784, 10}}, {.name = "b", .data = b, .shape
+///   = {10}}}; auto model = std::make_shared<BufferReplica>(loop, parameters, optim::AdamWOptions{.lr = 1e-3});
 ///
 /// The parameters stay where they are: training changes them in place, inside the calls of a Trainer. In between other
 /// code reads them as it likes, and does not write to them; newcomers and checkpoints copy them at any time.
@@ -24,12 +24,12 @@ namespace cohive::train {
 
 /// An array of somebody else's, as DLPack and Python's buffer protocol describe one.
 struct BufferTensor {
-  std::string name;                               ///< for messages; empty: its number
-  void* data = nullptr;                           ///< of the first element; aligned for the type
-  codec::DType dtype = codec::DType::float32;     ///< float32 is the only one that is taken
-  std::vector<std::int64_t> shape = {};           ///< in elements; empty: one value
-  std::vector<std::int64_t> strides = {};         ///< in elements; empty: the array is contiguous, as it has to be
-  std::shared_ptr<void> owner = nullptr;          ///< keeps the memory; null: it outlives its user
+  std::string name;                            ///< for messages; empty: its number
+  void* data = nullptr;                        ///< of the first element; aligned for the type
+  codec::DType dtype = codec::DType::float32;  ///< float32 is the only one that is taken
+  std::vector<std::int64_t> shape = {};        ///< in elements; empty: one value
+  std::vector<std::int64_t> strides = {};      ///< in elements; empty: the array is contiguous, as it has to be
+  std::shared_ptr<void> owner = nullptr;       ///< keeps the memory; null: it outlives its user
 };
 
 /// Returns the values of an array. \param what  begins the sentence: "parameter"
@@ -38,7 +38,8 @@ struct BufferTensor {
 std::span<float> values_of(const BufferTensor& tensor, const std::string& what);
 
 /// An optimizer step of the caller's: changes the parameters, which it knows, by averaged gradients.
-/// \param gradients  the means over all samples of all peers, one for each parameter; an empty one where no peer has had
+/// \param gradients  the means over all samples of all peers, one for each parameter; an empty one where no peer has
+/// had
 ///                   a gradient. The memory may be written to, and lives until the function returns
 /// \param epoch  that the step leads to
 using StepFunction = std::function<void(const std::vector<std::span<float>>& gradients, std::uint64_t epoch)>;
@@ -51,10 +52,10 @@ enum class StepThread {
 
 /// A StepFunction with what belongs to it.
 struct CallersOptimizer {
-  StepFunction step;                              ///< an exception of it ends the call of the Trainer that waits
-  StepThread where = StepThread::trainer;         ///< that it runs on
-  TrainerThread* thread = nullptr;                ///< of the Trainer (Trainer::MakeReplica); StepThread::trainer needs it
-  std::vector<BufferTensor> statistics = {};      ///< that the step changes: they go into checkpoints and to newcomers
+  StepFunction step;                          ///< an exception of it ends the call of the Trainer that waits
+  StepThread where = StepThread::trainer;     ///< that it runs on
+  TrainerThread* thread = nullptr;            ///< of the Trainer (Trainer::MakeReplica); StepThread::trainer needs it
+  std::vector<BufferTensor> statistics = {};  ///< that the step changes: they go into checkpoints and to newcomers
   std::function<void(std::uint64_t epoch)> enter_epoch = nullptr;  ///< schedules follow it; on the loop: return soon
 };
 
@@ -62,7 +63,8 @@ struct CallersOptimizer {
 class BufferReplica : public FusedReplica {
  public:
   /// With an optimizer of cohive, whose statistics are in memory of its own.
-  /// Throws std::invalid_argument with a sentence: arrays as values_of() refuses them, none at all, options out of range.
+  /// Throws std::invalid_argument with a sentence: arrays as values_of() refuses them, none at all, options out of
+  /// range.
   BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& parameters, optim::Options optimizer);
   /// With one of the caller's, which a run with delay_optimizer_step refuses: such steps must not touch the live
   /// parameters.
@@ -81,8 +83,8 @@ class BufferReplica : public FusedReplica {
   /// The same for arrays, whose memory is used until their owners are released, and may become the sum itself: they are
   /// given away. Those without data have no gradient; all others have an owner.
   void give_gradients(const std::vector<BufferTensor>& gradients, double samples);
-  /// With local updates: steps with the gradients of one batch at once. Throws std::logic_error with an optimizer of the
-  /// caller's: that steps by itself, in change().
+  /// With local updates: steps with the gradients of one batch at once. Throws std::logic_error with an optimizer of
+  /// the caller's: that steps by itself, in change().
   void step_locally(const std::vector<std::span<const float>>& gradients);
   /// Changes parameters and statistics between two calls of the Trainer, while no copy reads them: a local step of the
   /// caller's optimizer.
@@ -100,7 +102,8 @@ class BufferReplica : public FusedReplica {
 
  protected:
   /// Over memory of a derived class. \param shapes  of the parameters, one for each buffer
-  BufferReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, std::vector<Buffer> live, optim::Options optimizer);
+  BufferReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, std::vector<Buffer> live,
+                optim::Options optimizer);
 
   std::span<float> live(std::size_t parameter) override { return live_[parameter].values; }
   void exchange_live(std::size_t parameter, Buffer& next) override;
@@ -129,9 +132,9 @@ class BufferReplica : public FusedReplica {
   CallersOptimizer callers_;
   std::vector<Buffer> callers_statistics_;
   std::vector<codec::Shape> callers_shapes_;
-  std::vector<std::int64_t> steps_;              // by parameter
-  std::optional<GradientSums::Taken> means_;     // for the caller's step; until then their sums
-  bool callers_step_ = false;                    // the gradients that are taken now are for it
+  std::vector<std::int64_t> steps_;           // by parameter
+  std::optional<GradientSums::Taken> means_;  // for the caller's step; until then their sums
+  bool callers_step_ = false;                 // the gradients that are taken now are for it
   std::function<optim::Options(std::uint64_t)> schedule_;
   std::mutex stepping_;  // local steps, loads and copies exclude one another
 };

@@ -20,7 +20,7 @@ struct CheckpointOptions {
   /// A checkpoint is due in a new epoch when the last one is so old, or so many epochs old; 0: it does not count.
   Duration every = 10min;
   std::uint64_t every_epochs = 0;  ///< epochs after which one is due; 0: age alone counts
-  std::size_t keep = 3;  ///< that stay; older ones are removed when a new one is on the disk
+  std::size_t keep = 3;            ///< that stay; older ones are removed when a new one is on the disk
   /// Goes on from the newest whole checkpoint in the directory, if there is one. Without it, a directory that holds
   /// checkpoints is refused.
   bool resume = false;

@@ -44,7 +44,7 @@ class DeviceLink {
   virtual std::unique_ptr<Transfer> open(std::size_t bytes) = 0;
   /// Notes what the calling thread, a trainer's, has queued so far, and where it queues its work. An error of the
   /// device comes with the copies.
-  virtual void note_trainer() = 0;
+  virtual void sync_with_caller_stream() = 0;
 };
 
 }  // namespace cohive::train

@@ -1,7 +1,8 @@
 /// \file
-/// FusedReplica: a Replica of float32 parameters and statistics in host memory, or where another backend has them. It adds
-/// up gradients, steps with cohive's fused optimizers and keeps a second copy of the parameters where work is delayed; the
-/// memory itself belongs to a derived class: a machine-learning library's tensors, or plain buffers (PlainReplica).
+/// FusedReplica: a Replica of float32 parameters and statistics in host memory, or where another backend has them. It
+/// adds up gradients, steps with cohive's fused optimizers and keeps a second copy of the parameters where work is
+/// delayed; the memory itself belongs to a derived class: a machine-learning library's tensors, or plain buffers
+/// (PlainReplica).
 ///
 /// Passes over memory are what training costs beside the model: the first batch of an epoch becomes the sum of
 /// gradients as it is, sums are averaged in place, the optimizer steps stretch by stretch while averages arrive, and
@@ -45,7 +46,8 @@ class FusedReplica : public Replica {
  protected:
   /// \param parameters  float32; as the group names them
   /// \param backend  where they are; null: host memory
-  FusedReplica(Runtime& runtime, std::vector<averaging::TensorInfo> parameters, std::shared_ptr<Backend> backend = nullptr);
+  FusedReplica(Runtime& runtime, std::vector<averaging::TensorInfo> parameters,
+               std::shared_ptr<Backend> backend = nullptr);
   /// Describes what rounds of the state average after the parameters. In the constructor.
   void average_beside(const std::vector<averaging::TensorInfo>& infos);
 
@@ -80,7 +82,7 @@ class FusedReplica : public Replica {
   }
   /// Returns the memory of what a round of the state averages after the parameters, as average_beside() has described
   /// it: host memory.
-  virtual Task<std::vector<averaging::TensorSpan>> parts_beside(StateRound how);
+  virtual Task<std::vector<averaging::TensorSpan>> extra_parts(StateRound how);
   /// Takes the sums before the cut; overridden where the trainer's library adds them up by itself (reuse_grad_buffers).
   virtual Task<GradientSums::Taken> take_sums();
   /// Throws away what has been added up before the cut; overridden together with take_sums().
@@ -111,7 +113,7 @@ class FusedReplica : public Replica {
   averaging::ResidualsPtr residuals_;
   std::optional<double> max_norm_;
   std::shared_ptr<Stepping> stepping_;  // from take_gradients to finish_step
-  std::vector<Buffer> next_;        // from the first delayed work on; kept, as new memory costs time
+  std::vector<Buffer> next_;            // from the first delayed work on; kept, as new memory costs time
   bool next_is_newest_ = false;         // complete, and not published yet
   std::optional<StateRound> state_round_;
   bool next_is_difference_ = false;

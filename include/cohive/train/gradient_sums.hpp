@@ -46,10 +46,10 @@ class GradientSums {
 
   /// The sums of an epoch.
   struct Taken {
-    std::vector<Buffer> sums;  ///< one for each gradient; zeros where no batch had it
-    std::vector<bool> present;     ///< for each gradient: a batch had it
-    double factor = 0;             ///< makes them means; 0: there was no batch
-    bool finite = true;            ///< else all sums are zero, and none is present
+    std::vector<Buffer> sums;   ///< one for each gradient; zeros where no batch had it
+    std::vector<bool> present;  ///< for each gradient: a batch had it
+    double factor = 0;          ///< makes them means; 0: there was no batch
+    bool finite = true;         ///< else all sums are zero, and none is present
   };
   /// Ends the sums: batches that are added from now on belong to the next ones. To be called once before take or drop.
   /// Any thread.
@@ -92,7 +92,7 @@ class GradientSums {
   std::mutex mutex_;
   std::condition_variable added_;
   std::deque<Batch> queue_;
-  std::uint64_t generation_ = 0;                  // of batches that come now
+  std::uint64_t generation_ = 0;                     // of batches that come now
   std::size_t unfinished_ = 0, cut_unfinished_ = 0;  // batches not added yet: of this generation, of earlier ones
   // Of the loop.
   Sums sums_;

@@ -25,8 +25,8 @@ struct TrainMetrics {
         state_failed(metrics.counter("cohive_train_state_rounds_total", "Parameter averaging by outcome.",
                                      {{"outcome", "failed"}})),
         downloads(metrics.counter("cohive_train_state_downloads_total", "States downloaded to catch up.")),
-        checkpoints_ok(metrics.counter("cohive_train_checkpoints_total", "Checkpoints written, by outcome.",
-                                       {{"outcome", "ok"}})),
+        checkpoints_ok(
+            metrics.counter("cohive_train_checkpoints_total", "Checkpoints written, by outcome.", {{"outcome", "ok"}})),
         checkpoints_failed(metrics.counter("cohive_train_checkpoints_total", "Checkpoints written, by outcome.",
                                            {{"outcome", "failed"}})),
         checkpoint_epoch(metrics.gauge("cohive_train_checkpoint_epoch", "The epoch of the newest checkpoint.")),

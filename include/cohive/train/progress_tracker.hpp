@@ -44,27 +44,27 @@ class PerformanceEma {
 
 /// hivemind's defaults; the names of its tracker_opts.
 struct TrackerOptions {
-  std::string run_id;  ///< the record in the DHT is run_id + "_progress"; see fault_of_name
-  double target_batch_size = 0;  ///< samples per epoch of all peers; a record that claims more counts as so many
-  bool client_mode = false;  ///< told to the swarm: this peer cannot be reached
+  std::string run_id;                   ///< the record in the DHT is run_id + "_progress"; see fault_of_name
+  double target_batch_size = 0;         ///< samples per epoch of all peers; a record that claims more counts as so many
+  bool client_mode = false;             ///< told to the swarm: this peer cannot be reached
   Duration min_refresh_period = 500ms,  ///< shortest time between two looks at the run; more for many peers
       max_refresh_period = 10s,         ///< longest time between them
       default_refresh_period = 3s;      ///< the time while no record is found, or the DHT does not answer
-  double expected_drift_peers = 3,  ///< peers that may join before the epoch ends: looks come earlier by their share
-      expected_drift_rate = 0.2;    ///< the same as a fraction of the peers; the larger of the two counts
+  double expected_drift_peers = 3,     ///< peers that may join before the epoch ends: looks come earlier by their share
+      expected_drift_rate = 0.2;       ///< the same as a fraction of the peers; the larger of the two counts
   double performance_ema_alpha = 0.1;  ///< of the measured speed, see PerformanceEma
   Duration metadata_expiration = 60s;  ///< after which a report is forgotten; reports are renewed twice as often
 };
 
 /// The run as last seen.
 struct GlobalProgress {
-  std::uint64_t epoch = 0;    ///< what this peer and most of those that it has averaged with have reached
-  std::uint64_t claimed = 0;  ///< the largest that one of these claims; that anybody does, where none is in sight
-  double samples = 0;         ///< accumulated towards this epoch by all peers
-  double own_samples = 0;     ///< of these, by this peer
+  std::uint64_t epoch = 0;        ///< what this peer and most of those that it has averaged with have reached
+  std::uint64_t claimed = 0;      ///< the largest that one of these claims; that anybody does, where none is in sight
+  double samples = 0;             ///< accumulated towards this epoch by all peers
+  double own_samples = 0;         ///< of these, by this peer
   double samples_per_second = 0;  ///< of all peers together, by their own reports; 0 before the first look
-  std::size_t peers = 0,  ///< trainers with a record, this one included; of large runs an estimate. 0: none found
-      clients = 0;        ///< of these, peers that cannot be reached
+  std::size_t peers = 0,     ///< trainers with a record, this one included; of large runs an estimate. 0: none found
+      clients = 0;           ///< of these, peers that cannot be reached
   std::size_t met = 0;       ///< others in sight that this peer has averaged with, or whose state it has taken
   std::size_t expected = 0;  ///< of these, strangers with a connection and this peer, in the next round: see took_part
   /// Unix seconds when the target will be reached; infinite before the first look at the run.
@@ -180,7 +180,7 @@ class ProgressTracker {
     double samples, samples_per_second, time;  // when, by its own clock
   };
   std::vector<Other> others_;
-  double resumed_ = 0;  // Unix seconds
+  double resumed_ = 0;                         // Unix seconds
   std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
   bool unpublished_ = false, fetch_now_ = false, stored_ = false;
   std::uint64_t heard_ = 0;       // the epoch of most strangers with a connection
@@ -196,7 +196,7 @@ class ProgressTracker {
     bool client;
   };
   struct Absence {
-    double reported;  // the time of its last report then
+    double reported;    // the time of its last report then
     int rounds = 0;     // that it has missed since it was met last, one for each report
     TimePoint until{};  // a stranger is not expected before
   };
@@ -206,7 +206,7 @@ class ProgressTracker {
       met_;                                        // the same as it was then; empty: it had not reported yet
   std::unordered_map<PeerId, TimePoint> dialled_;  // strangers without a connection
   bool dialling_ = false;
-  std::unordered_map<std::string, Speed> speeds_;          // of trainers that were drawn, by the same
+  std::unordered_map<std::string, Speed> speeds_;  // of trainers that were drawn, by the same
   TaskGroup tasks_;
 };
 

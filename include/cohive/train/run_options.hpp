@@ -30,11 +30,11 @@ struct RunOptions {
   /// Samples of a batch, where a step does not say how many; unset: the leading dimension of the first batch.
   std::optional<std::int64_t> batch_size = std::nullopt;
 
-  Duration matchmaking_time = 15s;   ///< 3 to 5 s in one building, 10 to 15 s over the internet
-  Duration averaging_timeout = 60s;  ///< finding a group and averaging with it
-  std::optional<Duration> allreduce_timeout = std::nullopt;   ///< one all-reduce; unset: averaging_timeout
+  Duration matchmaking_time = 15s;                           ///< 3 to 5 s in one building, 10 to 15 s over the internet
+  Duration averaging_timeout = 60s;                          ///< finding a group and averaging with it
+  std::optional<Duration> allreduce_timeout = std::nullopt;  ///< one all-reduce; unset: averaging_timeout
   std::optional<Duration> next_chunk_timeout = std::nullopt;  ///< between two parts of a peer; unset: matchmaking_time
-  Duration load_state_timeout = 600s;  ///< for one download of the state
+  Duration load_state_timeout = 600s;                         ///< for one download of the state
   /// That close() takes at most: for members that need this peer, and for the swarm to hear of its end.
   Duration shutdown_timeout = 5s;
 
@@ -63,15 +63,15 @@ struct RunOptions {
   /// not divided.
   std::size_t target_group_size = 128;
 
-  codec::Compression grad_compression;  ///< of gradients on their way to be averaged; by default none
+  codec::Compression grad_compression;             ///< of gradients on their way to be averaged; by default none
   codec::Compression state_averaging_compression;  ///< the same of parameters
-  codec::Compression load_state_compression;  ///< of the state that newcomers download from this peer
+  codec::Compression load_state_compression;       ///< of the state that newcomers download from this peer
   /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::agreed_codec.
   std::optional<codec::Compression> agreed_grad_compression = std::nullopt;
   averaging::Aggregation grad_aggregation,  ///< of the parts of gradients that this peer reduces
       state_aggregation;                    ///< of the parts of parameters that it reduces
   double verified_share = 0;  ///< of averages, made again: AveragerOptions::verified_share; the same for all trainers
-  averaging::Bandwidth bandwidth;                              ///< divides the averaging among the peers
+  averaging::Bandwidth bandwidth;  ///< divides the averaging among the peers
 
   bool auxiliary = false;    ///< helps averaging without data of its own
   bool client_mode = false;  ///< cannot be reached; set by the membership
@@ -80,9 +80,9 @@ struct RunOptions {
   GradAveragerFactory grad_averager_factory = nullptr;
   /// Changes what this structure does not name; applied last. hivemind's averager_opts: of the state averager alone.
   std::function<void(averaging::AveragerOptions&)> averager_options = nullptr;
-  TrackerOptions tracker_options;  ///< run_id, target_batch_size and client_mode are taken from above
+  TrackerOptions tracker_options;      ///< run_id, target_batch_size and client_mode are taken from above
   double performance_ema_alpha = 0.1;  ///< of the measured speed: weight of the newest batch, above 0 and at most 1
-  CheckpointOptions checkpoints;  ///< that this peer writes and goes on from; by default none
+  CheckpointOptions checkpoints;       ///< that this peer writes and goes on from; by default none
   /// What report_loss() is told, the swarm is told, too: once an epoch, in the record that monitors read. Trainers of
   /// hivemind's examples do the same.
   bool share_loss = true;

@@ -30,20 +30,20 @@ struct SwarmOptions {
   std::vector<std::string> host_maddrs = {"/ip4/0.0.0.0/tcp/0"};  ///< to listen on
   std::vector<std::string> announce_maddrs;                       ///< to tell other peers instead
   std::string identity_path;                                      ///< key file, made when missing; empty: a fresh key
-  bool client_mode = false;          ///< only dial out, as behind a strict firewall
+  bool client_mode = false;                                       ///< only dial out, as behind a strict firewall
   /// When peers outside cannot dial this one, be reached through relays, and punch holes from there (docs/relay.md).
   bool use_relay = true;
   bool relay_service = false;               ///< relay other peers' connections (docs/relay.md)
   std::vector<std::string> trusted_relays;  ///< multiaddrs with /p2p; besides them, connected peers that relay
   std::string force_reachability;           ///< "public" or "private", where it is known; empty: find out
-  bool nat_port_map = true;             ///< have the router forward the ports of host_maddrs (docs/connectivity.md)
-  std::string metrics_address;          ///< "host:port" of a page, /status, /metrics (metrics_server.hpp); empty: none
-  std::string trace_file;               ///< for a trace of what this peer does (core/trace.hpp); empty: none
+  bool nat_port_map = true;                 ///< have the router forward the ports of host_maddrs (docs/connectivity.md)
+  std::string metrics_address;         ///< "host:port" of a page, /status, /metrics (metrics_server.hpp); empty: none
+  std::string trace_file;              ///< for a trace of what this peer does (core/trace.hpp); empty: none
   std::string metrics_token_file;      ///< with a token to ask for before anything is shown there; empty: none
   bool diagnostics_at_signal = false;  ///< at each SIGUSR1 the tasks and the last lines of the log are logged
-  double max_upload = 0;             ///< bytes per second of all connections together; 0: no limit
-  double max_download = 0;           ///< the same
-  Duration bootstrap_timeout = 15s;  ///< one attempt to join through the initial peers
+  double max_upload = 0;               ///< bytes per second of all connections together; 0: no limit
+  double max_download = 0;             ///< the same
+  Duration bootstrap_timeout = 15s;    ///< one attempt to join through the initial peers
   /// How long to go on trying when no initial peer answers, with growing pauses and one line in the log for each
   /// attempt; 0: one attempt. Duration::max(): until it succeeds.
   Duration wait_for_swarm = 0s;
@@ -52,9 +52,9 @@ struct SwarmOptions {
   /// Of the DHT. What has a name here, too (client_mode, authorizer, bootstrap_timeout), is taken from here.
   DhtOptions dht = {};
   std::vector<std::shared_ptr<dht::RecordValidator>> validators = {};  ///< that the DHT begins with
-  std::shared_ptr<dht::RsaSignatureValidator> key = {};  ///< signs this peer's records; null: a fresh one
-  /// False: records that name an owner are neither signed nor checked, as a hivemind DHT without validators has it, until
-  /// a validator of that kind is added. Runs need it.
+  std::shared_ptr<dht::RsaSignatureValidator> key = {};                ///< signs this peer's records; null: a fresh one
+  /// False: records that name an owner are neither signed nor checked, as a hivemind DHT without validators has it,
+  /// until a validator of that kind is added. Runs need it.
   bool check_owners = true;
   /// Gives this peer its token in a moderated swarm and judges the tokens of other peers; null: an open swarm. It is
   /// called on the loop's thread.

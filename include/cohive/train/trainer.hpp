@@ -68,8 +68,8 @@ class Trainer {
   bool load_state_from_peers();
   /// Averages the parameters once more with the peers that do the same. Returns the size of the group; 0: no group.
   std::size_t average_parameters();
-  /// Ends the training together with the peers that end theirs now; see Run::finish. Returns the size of the last group.
-  /// Only close(), stats() and the destructor may follow.
+  /// Ends the training together with the peers that end theirs now; see Run::finish. Returns the size of the last
+  /// group. Only close(), stats() and the destructor may follow.
   std::size_t finish();
 
   // ---- States

@@ -37,13 +37,13 @@ class RawConnection {
   virtual const Multiaddr& remote_address() const = 0;
   /// True when writes wait for their turn under a bandwidth cap, for as long as it takes, and notice by themselves
   /// when the network takes nothing.
-  virtual bool times_writes() const { return false; }
+  virtual bool has_own_write_timeout() const { return false; }
   /// Bytes written that the other machine has not acknowledged yet.
   virtual std::size_t undelivered() const { return 0; }
   /// How many more bytes it carries from us: a relay may grant so many only.
-  virtual std::uint64_t carries() const { return kUnlimited; }
+  virtual std::uint64_t send_quota() const { return kUnlimited; }
   /// How many more bytes it carries to us.
-  virtual std::uint64_t delivers() const { return kUnlimited; }
+  virtual std::uint64_t receive_quota() const { return kUnlimited; }
   /// Says that nothing bounds the bytes.
   static constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 };
@@ -64,7 +64,7 @@ class Listener {
 
 /// Bytes per second of all connections together, handshakes and encryption included; 0: no limit.
 struct BandwidthLimits {
-  double upload = 0;  ///< bytes per second to other machines
+  double upload = 0;    ///< bytes per second to other machines
   double download = 0;  ///< bytes per second from them
 };
 

@@ -42,7 +42,7 @@ class Stream {
   virtual void limit_window(std::size_t /*most*/) {}
   /// A hint that the peer is about to send much: it gets room for it now, instead of after the round trips in which the
   /// window would grow. The room is what earlier streams of the connection have needed, and 1 MiB at least.
-  virtual void expect_much() {}
+  virtual void hint_bulk_receive() {}
   /// Half-close: no more bytes from us. Idempotent.
   virtual void close_write() noexcept = 0;
   /// Ends both directions at once.
@@ -57,7 +57,7 @@ class Stream {
   /// True while bytes wait to be read, or the end is known.
   virtual bool readable() const = 0;
   /// How many more bytes the connection below carries to us, as far as it is known: a relay may grant so many only.
-  virtual std::uint64_t delivers() const { return std::numeric_limits<std::uint64_t>::max(); }
+  virtual std::uint64_t receive_quota() const { return std::numeric_limits<std::uint64_t>::max(); }
 
   /// The protocol negotiated on this stream.
   const std::string& protocol() const noexcept { return protocol_; }
@@ -96,8 +96,6 @@ class StreamReader {
   ~StreamReader();
   /// Errc::end_of_stream when the stream ends inside; never reads ahead more than one slice.
   Task<Result<Bytes>> read_exactly(std::size_t size, Deadline deadline);
-  /// Fills `into` completely.
-  Task<Result<>> read_into(MutableBytes into, Deadline deadline);
   /// A varint-length-prefixed message; Errc::limit_exceeded before any memory is taken when longer than `limit`.
   /// Memory grows with received bytes, not with the announced length. nullopt: clean end before a message. After a
   /// timeout it goes on where it was.
@@ -119,9 +117,9 @@ Task<Result<>> write_message(Stream& stream, ByteView message, Deadline deadline
 
 /// What a connection has carried, and carries now.
 struct ConnectionStats {
-  std::uint64_t bytes_in = 0;  ///< on the wire
+  std::uint64_t bytes_in = 0;   ///< on the wire
   std::uint64_t bytes_out = 0;  ///< on the wire
-  std::size_t streams_in = 0;  ///< open now
+  std::size_t streams_in = 0;   ///< open now
   std::size_t streams_out = 0;  ///< the same; opened by this side
   std::size_t undelivered = 0;  ///< of bytes_out: not yet acknowledged by the other machine
 };
@@ -161,9 +159,9 @@ class Connection {
   /// Streams open now, in both directions: what stats() says, at no cost.
   virtual std::size_t open_streams() const = 0;
   /// How many more bytes streams can send, as far as it is known: a relay may carry so many only.
-  virtual std::uint64_t carries() const = 0;
+  virtual std::uint64_t send_quota() const = 0;
   /// How many more bytes the peer's streams can send to us.
-  virtual std::uint64_t delivers() const = 0;
+  virtual std::uint64_t receive_quota() const = 0;
   /// Last measured round trip, zero when none yet.
   virtual Duration round_trip() const = 0;
 };

@@ -48,7 +48,7 @@ class ConnectionListener {
 
 /// How an address is dialled.
 struct DialOptions {
-  std::optional<PeerId> expected;  ///< the peer that must answer; nullopt accepts any
+  std::optional<PeerId> expected;         ///< the peer that must answer; nullopt accepts any
   Deadline deadline = Deadline::never();  ///< of the dial and its handshakes
   /// From a port that we listen on, if the transport does that: behind a NAT, peers then see the address at which other
   /// peers may reach us, and hole punching works.

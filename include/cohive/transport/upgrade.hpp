@@ -22,17 +22,18 @@ struct TransportOptions {
   /// Peers only claim their ids and nothing is encrypted: for simulations of thousands of peers.
   bool plaintext = false;
   /// Dial from a port that we listen on, see DialOptions. When both sides dial at the same moment they get one
-  /// connection that both opened: Noise then settles which side responds, and with peers that cannot it is dialled once more.
+  /// connection that both opened: Noise then settles which side responds, and with peers that cannot it is dialled once
+  /// more.
   bool dial_from_listen_port = true;
-  Duration upgrade_timeout = 15s;               ///< security and muxer together, as p2pd
-  bool aes = true;                              ///< Noise: offer AES-256-GCM to cohive peers if the processor has it
-  Duration keepalive_interval = 30s;            ///< yamux ping after this much silence
-  Duration keepalive_timeout = 10s;             ///< no pong within: the connection is dead
-  Duration write_timeout = 10s;                 ///< one flush to the socket
-  std::size_t max_inbound_streams = 1024;       ///< open at once, per connection
-  double max_resets_per_second = 256;           ///< of streams that the peer opened, 16 s' worth at once; more end it
-  /// Bytes in one direction after which a connection ends, to be opened anew with new keys: AES-GCM protects 390 GB. From
-  /// half of it on it ends when no stream is open.
+  Duration upgrade_timeout = 15s;          ///< security and muxer together, as p2pd
+  bool aes = true;                         ///< Noise: offer AES-256-GCM to cohive peers if the processor has it
+  Duration keepalive_interval = 30s;       ///< yamux ping after this much silence
+  Duration keepalive_timeout = 10s;        ///< no pong within: the connection is dead
+  Duration write_timeout = 10s;            ///< one flush to the socket
+  std::size_t max_inbound_streams = 1024;  ///< open at once, per connection
+  double max_resets_per_second = 256;      ///< of streams that the peer opened, 16 s' worth at once; more end it
+  /// Bytes in one direction after which a connection ends, to be opened anew with new keys: AES-GCM protects 390 GB.
+  /// From half of it on it ends when no stream is open.
   std::uint64_t max_key_bytes = std::uint64_t{256} << 30;
   std::size_t max_pending_streams = 256;        ///< opened by the peer and not yet accepted; more are reset
   std::size_t initial_window = 256 * 1024;      ///< fixed by yamux

@@ -11,7 +11,7 @@
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/transport/errors.hpp"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 #include "search.hpp"
 
 namespace cohive::averaging {

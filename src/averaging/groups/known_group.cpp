@@ -34,7 +34,7 @@ bool KnownGroup::is_forged(const RoundEnd& end) const {
   if (!last_leader_ || *last_leader_ == own_) return false;
   const std::set<PeerId> absent(end.absent.begin(), end.absent.end());
   const auto strangers = static_cast<std::size_t>(std::ranges::count_if(
-      absent, [this](const PeerId& peer) { return peer != *last_leader_ && !reputation_.is_acquainted(peer); }));
+      absent, [this](const PeerId& peer) { return peer != *last_leader_ && !reputation_.has_history(peer); }));
   return strangers >= kFewestForged && strangers > end.present;
 }
 
@@ -93,8 +93,8 @@ void KnownGroup::left(const PeerId& peer, TimePoint now) {
 }
 
 std::optional<PeerId> KnownGroup::successor() const {
-  const auto next = std::ranges::find_if(reforming_->may_lead,
-                                         [this](const PeerId& one) { return one != reforming_->leader; });
+  const auto next =
+      std::ranges::find_if(reforming_->may_lead, [this](const PeerId& one) { return one != reforming_->leader; });
   return next == reforming_->may_lead.end() ? std::nullopt : std::optional(*next);
 }
 

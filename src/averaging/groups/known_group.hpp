@@ -35,9 +35,9 @@ class KnownGroup {
   /// part were never in a round with us, did not come, and cannot be reached. Such a group is forgotten.
   std::optional<PeerId> round_ended(const RoundEnd& end);
   /// The members of the last round that have done their part, as far as was seen here. Once.
-  std::set<PeerId> take_workers() { return std::exchange(workers_, {}); }
-  /// Members of the known group that `is_unwanted` are not waited for. Without its leader there is no such group: it may
-  /// be there again, so that all look for a new one.
+  std::set<PeerId> take_contributors() { return std::exchange(workers_, {}); }
+  /// Members of the known group that `is_unwanted` are not waited for. Without its leader there is no such group: it
+  /// may be there again, so that all look for a new one.
   template <class IsUnwanted>
   void drop_members(IsUnwanted is_unwanted) {
     if (!reforming_) return;
@@ -116,7 +116,7 @@ class KnownGroup {
   std::optional<Reforming> reforming_;
   std::set<PeerId> last_members_;
   std::optional<PeerId> last_leader_;
-  std::set<PeerId> workers_;  // members of the last round that have done their part, as far as was seen here
+  std::set<PeerId> workers_;          // members of the last round that have done their part, as far as was seen here
   std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
   std::set<PeerId> came_, in_vain_;   // newcomers that have come in this search; that did not come in earlier ones
   std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing

@@ -31,11 +31,11 @@ Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& re
   return follower;
 }
 
-proto::MessageFromLeader last_word(const Follower& follower, const std::optional<PeerId>& other_leader) {
+proto::MessageFromLeader final_response(const Follower& follower, const std::optional<PeerId>& other_leader) {
   proto::MessageFromLeader last;
   last.set_code(proto::GROUP_DISBANDED);
   if (follower.fate == Follower::Fate::grouped) {
-    const Assembled& assembled = *follower.group;
+    const GroupAnnouncement& assembled = *follower.group;
     last.set_code(proto::BEGIN_ALLREDUCE);
     last.set_group_id(assembled.group.id);
     last.set_reforms(assembled.reforms);
@@ -75,10 +75,10 @@ double Leadership::earliest_expiration() const {
   return earliest;
 }
 
-std::shared_ptr<const Assembled> Leadership::assemble(Runtime& runtime, const Member& own,
-                                                      const codec::CodecSet& offered, bool reforms,
-                                                      bool caps_shares) {
-  auto assembled = std::make_shared<Assembled>();
+std::shared_ptr<const GroupAnnouncement> Leadership::assemble(Runtime& runtime, const Member& own,
+                                                              const codec::CodecSet& offered, bool reforms,
+                                                              bool caps_shares) {
+  auto assembled = std::make_shared<GroupAnnouncement>();
   Group& group = assembled->group;
   Bytes id(kGroupIdSize);
   runtime.random_bytes(id);

@@ -18,7 +18,7 @@ namespace cohive::averaging {
 inline constexpr std::size_t kMaxGroup = 1024;
 
 /// A group as its leader announces it.
-struct Assembled {
+struct GroupAnnouncement {
   Group group;
   std::vector<std::string> gathered;  ///< of the members, as it travels
   bool reforms = false;               ///< all members remember it
@@ -29,11 +29,11 @@ struct Follower {
   Member member;
   std::string gathered;  ///< the same as it travels
   codec::CodecSet offered;
-  double expiration = 0;  ///< until when it waits for us
-  bool reforms = false;   ///< it remembers groups
+  double expiration = 0;     ///< until when it waits for us
+  bool reforms = false;      ///< it remembers groups
   bool caps_shares = false;  ///< it wants that no member reduces much more than its share
   enum class Fate { waiting, grouped, disbanded } fate = Fate::waiting;
-  std::shared_ptr<const Assembled> group;
+  std::shared_ptr<const GroupAnnouncement> group;
 };
 using FollowerPtr = std::shared_ptr<Follower>;
 
@@ -42,7 +42,7 @@ Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& re
 /// When a follower gives up.
 double patience_of(const proto::JoinRequest& request);
 /// What a follower is told in the end. \param other_leader  the peer to ask instead, where we follow one
-proto::MessageFromLeader last_word(const Follower& follower, const std::optional<PeerId>& other_leader);
+proto::MessageFromLeader final_response(const Follower& follower, const std::optional<PeerId>& other_leader);
 
 class Leadership {
  public:
@@ -64,8 +64,8 @@ class Leadership {
 
   /// Makes a group of all and ourselves.
   /// \param offered  our codecs  \param reforms  whether we remember groups  \param caps_shares  see Group
-  std::shared_ptr<const Assembled> assemble(Runtime& runtime, const Member& own, const codec::CodecSet& offered,
-                                            bool reforms, bool caps_shares);
+  std::shared_ptr<const GroupAnnouncement> assemble(Runtime& runtime, const Member& own, const codec::CodecSet& offered,
+                                                    bool reforms, bool caps_shares);
   /// Gives all up.
   void disband();
 

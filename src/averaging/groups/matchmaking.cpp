@@ -10,7 +10,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 #include "group_bits.hpp"
 
 namespace cohive::averaging {
@@ -92,7 +92,7 @@ void Matchmaking::round_ended(const RoundEnd& end) {
     log::info("averaging", "{} led a group of members that never came and cannot be reached: not following it",
               *forger);
     context_.stragglers.led_in_vain(*forger);
-    context_.wary_until = context_.runtime.now() + kWary;
+    context_.distrust_until = context_.runtime.now() + kWary;
   }
   context_.look_around();
 }
@@ -147,7 +147,7 @@ Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
   auto admitted = co_await admit(stream, request, membership.search, membership.follower);
   if (!admitted || !membership.search) co_return admitted;
   co_await await_fate(*membership.search, membership.follower);
-  co_return co_await send(stream, last_word(*membership.follower, membership.search->leader()),
+  co_return co_await send(stream, final_response(*membership.follower, membership.search->leader()),
                           context_.runtime.after(context_.finder.options.request_timeout));
 }
 

@@ -20,7 +20,7 @@ class Matchmaking final : public GroupFinder {
   void round_ended(const RoundEnd& end) override;
   void stragglers_named(const PeerId& witness, const std::string& group_id,
                         const std::vector<PeerId>& stragglers) override;
-  std::optional<Duration> patience_with(const PeerId& member) const override {
+  std::optional<Duration> timeout_for(const PeerId& member) const override {
     return context_.stragglers.patience(member);
   }
   std::vector<PeerId> partners() const override;

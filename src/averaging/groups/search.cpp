@@ -28,7 +28,7 @@ std::optional<PeerId> declared_peer(const msgpack::Value& subkey) {
   return bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
 }
 
-constexpr double kForever = std::numeric_limits<double>::infinity();
+constexpr double kNoExpiration = std::numeric_limits<double>::infinity();
 constexpr double kClockTolerance = 3.0;          // seconds between peers' clocks
 constexpr Duration kRefreshPause = 100ms;        // between two looks at the DHT
 constexpr Duration kMembersWatchPeriod = 100ms;  // between two looks at the members that have gone
@@ -59,7 +59,7 @@ void SearchContext::remember(const Group& group, bool reforms) {
 }
 
 void SearchContext::begin_search() {
-  for (const PeerId& peer : known.take_workers()) reputation.worked(peer);
+  for (const PeerId& peer : known.take_contributors()) reputation.record_success(peer);
   known.drop_members([this](const PeerId& peer) { return !admits(peer); });
   if (const auto leader = known.leader(); leader && *leader != own() && !may_lead(*leader)) known.forget();
 }
@@ -215,7 +215,7 @@ double Search::expiration_from_now() const {
 /// When our group begins with the peers that are there: as we declared, or earlier for a follower that came straight to
 /// us.
 double Search::own_expiration() const {
-  return std::min(declared_ ? declared_->expiration : kForever, followers_.earliest_expiration());
+  return std::min(declared_ ? declared_->expiration : kNoExpiration, followers_.earliest_expiration());
 }
 
 void Search::note(JoinOutcome outcome, const PeerId& leader, const std::string& detail) {
@@ -269,7 +269,7 @@ Task<void> Search::declare(Search& self) {
 
 Task<void> Search::undeclare(SearchContext& context, Declaration declaration) {
   const msgpack::Value own = msgpack::Value::bin(context.own().bytes());
-  const double later = std::nextafter(declaration.expiration, kForever);
+  const double later = std::nextafter(declaration.expiration, kNoExpiration);
   (void)co_await context.finder.dht.store(std::move(declaration.key), own, false, later);
 }
 

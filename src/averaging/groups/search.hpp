@@ -26,11 +26,11 @@ struct SearchContext {
   void remember(const Group& group, bool reforms);
   void look_around();
   /// Whether the peer may be in a group of ours: it has done nothing that an honest one does not do.
-  bool admits(const PeerId& peer) const { return !reputation.is_shunned(peer); }
+  bool admits(const PeerId& peer) const { return !reputation.is_banned(peer); }
   /// Whether this peer follows it where others may lead as well.
   bool may_lead(const PeerId& peer) const {
-    const bool wary = (runtime.now() < wary_until && reputation.knows_anyone()) || stragglers.is_wary();
-    return admits(peer) && !stragglers.leads_in_vain(peer) && !(wary && !reputation.is_acquainted(peer));
+    const bool wary = (runtime.now() < distrust_until && reputation.has_any_history()) || stragglers.is_wary();
+    return admits(peer) && !stragglers.leads_in_vain(peer) && !(wary && !reputation.has_history(peer));
   }
   /// Begins anew with what was heard of the last round.
   void begin_search();
@@ -44,7 +44,7 @@ struct SearchContext {
   }
   /// Whether the peer exists, as far as this one has seen.
   bool is_in_contact(const PeerId& peer) const {
-    return finder.dht.host().connected(peer) || reputation.is_acquainted(peer);
+    return finder.dht.host().connected(peer) || reputation.has_history(peer);
   }
   /// The peers that have declared themselves under our key.
   Task<Result<dht::GetResult>> find_declared();
@@ -62,9 +62,9 @@ struct SearchContext {
   p2p::Reputation& reputation;
   KnownGroup known;
   Stragglers stragglers;
-  TimePoint wary_until = TimePoint::min();  // follows no stranger, where there are peers that have averaged with us
-  Mutex lock;         // one of: asking a leader, accepting a follower
-  Condition changed;  // of anything about the search
+  TimePoint distrust_until = TimePoint::min();  // follows no stranger, where there are peers that have averaged with us
+  Mutex lock;                                   // one of: asking a leader, accepting a follower
+  Condition changed;                            // of anything about the search
   TaskGroup background;
 
  private:

@@ -91,7 +91,7 @@ void Stragglers::round_ended(const RoundEnd& end, bool tells_strangers_apart) {
   if (!stranger || !tells_strangers_apart) return;
   if (!is_wary())
     log::info("averaging", "newcomers are not waited for as long as usual for a while: one of them was late");
-  wary_until_ = std::max(wary_until_, runtime_.now() + std::min<Duration>(end.took * kWaryFor, kLongestWary));
+  distrust_until_ = std::max(distrust_until_, runtime_.now() + std::min<Duration>(end.took * kWaryFor, kLongestWary));
 }
 
 bool Stragglers::told(const PeerId& witness, const std::string& id, const std::vector<PeerId>& stragglers) {

@@ -45,7 +45,7 @@ class Stragglers {
   /// Whether other leaders are better: it has led in vain, and was in no round in time since.
   bool leads_in_vain(const PeerId& peer) const;
   /// Whether strangers are stragglers, where peers are known that are none.
-  bool is_wary() const { return runtime_.now() < wary_until_ && reputation_.knows_anyone(); }
+  bool is_wary() const { return runtime_.now() < distrust_until_ && reputation_.has_any_history(); }
 
  private:
   struct Round {
@@ -60,12 +60,12 @@ class Stragglers {
     std::size_t late = 0;          // rounds, lately, in which it was waited for in full
     std::size_t owed = 0;          // rounds in which it is to be in time
     bool led_in_vain = false;
-    TimePoint last{};              // that something of this was noted
+    TimePoint last{};  // that something of this was noted
   };
   Round* find_round(const std::string& id);
   const Record* find(const PeerId& peer) const;
   Record& record_of(const PeerId& peer);
-  bool is_stranger(const PeerId& peer) const { return !reputation_.is_acquainted(peer); }
+  bool is_stranger(const PeerId& peer) const { return !reputation_.has_history(peer); }
 
   Runtime& runtime_;
   p2p::Reputation& reputation_;
@@ -74,7 +74,7 @@ class Stragglers {
   std::deque<Round> rounds_;  // the last ones
   std::map<PeerId, Record> records_;
   std::optional<Duration> last_took_;  // the last round in which nobody was late
-  TimePoint wary_until_ = TimePoint::min();
+  TimePoint distrust_until_ = TimePoint::min();
 };
 
 }  // namespace cohive::averaging

@@ -7,7 +7,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/proto/averaging.pb.h"
-#include "receive_patiently.hpp"
+#include "receive_while_moving.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -90,7 +90,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
   for (std::size_t i = 0; i < self.own_parts().size(); ++i) {
     if (i > 0) {
       const TimePoint begin = self.runtime_.now();
-      auto next = co_await receive_patiently(self.runtime_, stream, self.setup_.sender_timeout);
+      auto next = co_await receive_while_moving(self.runtime_, stream, self.setup_.sender_timeout);
       if (!next) co_return next.error();
       if (!*next) co_return Error(cohive::Errc::end_of_stream, "parts are missing");  // it has given its round up
       self.traffic(sender).waited_for_part(self.runtime_.now() - begin);
@@ -100,7 +100,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
     if (!reply) co_return reply.error();
     if (!co_await replies.send(std::move(*reply))) co_return Error(cohive::Errc::closed, "it reads no replies");
   }
-  auto end = co_await stream.receive(limit_of(self.runtime_, self.setup_.sender_timeout));
+  auto end = co_await stream.receive(timeout_after(self.runtime_, self.setup_.sender_timeout));
   if (!end) co_return end.error();
   if (*end) co_return Error(Errc::bad_partition, "more parts than expected");
   co_return ok();
@@ -124,7 +124,7 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   if (!encoded) co_return encoded.error();
   count_received(sender, encoded->buffer.size());
   auto sent = std::make_shared<EncodedPart>(std::move(*encoded));
-  if (ledger_)
+  if (audit_log_)
     if (auto kept = co_await keep_for_checks(sender, index, *message, *sent); !kept) co_return kept.error();
   auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
   auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));
@@ -146,7 +146,7 @@ Task<Result<>> AllReduce::keep_for_checks(std::size_t sender, std::size_t index,
   };
   const auto digest = co_await runtime_.offload(std::move(work));
   if (!digest) co_return digest.error();
-  ledger_->add(index, sender, {message.weight, std::move(part), *digest, message.commitment});
+  audit_log_->add(index, sender, {message.weight, std::move(part), *digest, message.commitment});
   co_return ok();
 }
 
@@ -169,7 +169,7 @@ Task<Result<std::shared_ptr<Contribution>>> AllReduce::keep_own(std::size_t inde
   if (!kept) co_return kept.error();
   auto& [copy, digest] = *kept;
   const double weight = setup_.terms.weight;
-  ledger_->add(index, setup_.own_index, {weight, copy, digest, {}});
+  audit_log_->add(index, setup_.own_index, {weight, copy, digest, {}});
   co_return std::make_shared<SentPart>(std::make_shared<const EncodedPart>(std::move(copy)), length, weight);
 }
 
@@ -198,8 +198,9 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
 
 Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply) {
   const codec::Codec codec = reply.codec;
-  const auto made_of =
-      ledger_ && reply.sum->has_average ? std::optional(ledger_->close(reply.index, reply.sum->senders)) : std::nullopt;
+  const auto transcript_digest = audit_log_ && reply.sum->has_average
+                                     ? std::optional(audit_log_->close(reply.index, reply.sum->senders))
+                                     : std::nullopt;
   // No average: no change, which as an average is an empty part.
   const std::size_t length = reply.sum->length(), sent = reply.part || reply.sum->has_average ? length : 0;
   auto work = [reply = std::move(reply), length]() -> Result<Slice> {
@@ -210,10 +211,10 @@ Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t send
   auto buffer = length > inline_values() ? co_await runtime_.offload(std::move(work)) : work();
   if (!buffer) co_return buffer.error();
   Envelope envelope = envelope_part(proto::AVERAGED_PART, {}, buffer->size(), sent, static_cast<int>(codec), 0);
-  if (made_of) append_made_of(envelope, as_text(*made_of));
+  if (transcript_digest) append_transcript_digest(envelope, as_text(*transcript_digest));
   const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
   const TimePoint begin = runtime_.now();
-  auto done = co_await stream.send_patiently(pieces, setup_.reducer_timeout);
+  auto done = co_await stream.send_while_moving(pieces, setup_.reducer_timeout);
   if (done) count_sent(sender, buffer->size(), begin);
   co_return done;
 }

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "averaging/tensors/lease.hpp"
+#include "averaging/detail/lease.hpp"
 #include "averaging/verification/recomputation.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
@@ -14,15 +14,15 @@
 #include "cohive/core/trace.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
-#include "receive_patiently.hpp"
+#include "receive_while_moving.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kDialLimit = 10s;      // for a call to a member; it was alive a moment ago
-constexpr double kFarTooLong = 30;     // times what was sent; batches differ, and with them the noise in gradients
-constexpr std::size_t kFewValues = 16; // of a part, below which chance makes it far shorter than it is usually
-constexpr double kFraming = 1.05;      // what headers and scales of codecs add to the values
+constexpr Duration kDialLimit = 10s;       // for a call to a member; it was alive a moment ago
+constexpr double kMaxNormRatio = 30;       // times what was sent; batches differ, and with them the noise in gradients
+constexpr std::size_t kFewValues = 16;     // of a part, below which chance makes it far shorter than it is usually
+constexpr double kFraming = 1.05;          // what headers and scales of codecs add to the values
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
 
 codec::CompressionInfo compression_info(const TensorInfo& tensor, std::size_t index) {
@@ -106,9 +106,9 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       codecs_(std::move(codecs)),
       parts_by_owner_(std::move(parts_by_owner)),
       reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation),
-      ledger_(
+      audit_log_(
           options_.verified_share > 0
-              ? std::make_shared<PartLedger>(runtime_, setup_.group, lengths_of(own_parts()), options_.verified_share)
+              ? std::make_shared<AuditLog>(runtime_, setup_.group, lengths_of(own_parts()), options_.verified_share)
               : nullptr),
       verification_(make_verification(host_, options_, metrics_, setup_)),
       answered_(runtime_, "replies that go first"),
@@ -117,8 +117,8 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       began_(runtime_.now()),
       looked_(began_) {
   for (std::size_t member = 0; member < members_.size(); ++member) {
-    if (member == setup_.own_index || !setup_.patience_with) continue;
-    members_[member].patience = setup_.patience_with(peer(member));
+    if (member == setup_.own_index || !setup_.timeout_for) continue;
+    members_[member].patience = setup_.timeout_for(peer(member));
     if (members_[member].patience) patience_ = std::max(patience_.value_or(0s), *members_[member].patience);
   }
 }
@@ -156,7 +156,7 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
     metrics_.round_parts.set(0);
     metrics_.round_parts_done.set(0);
   });
-  leave_out_the_shunned();
+  leave_out_the_banned();
   Nursery watch(runtime_, "all-reduce watch");
   Nursery own(runtime_, "all-reduce"), punctual(runtime_, "all-reduce"), late(runtime_, "all-reduce");
   if (!own_parts().empty()) {
@@ -224,7 +224,7 @@ Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t inde
   const auto revoke = on_exit([&own] { own->revoke(); });
   const Part& part = own_parts()[index];
   std::shared_ptr<Contribution> contribution = own;
-  if (ledger_) {
+  if (audit_log_) {
     auto kept = co_await keep_own(index, own);
     if (!kept) co_return kept.error();
     contribution = std::move(*kept);
@@ -262,7 +262,7 @@ Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member,
   const Duration patience = setup_.reducer_timeout;
   const Deadline dialled = runtime_.after(patience > 0s ? std::min(kDialLimit, patience) : kDialLimit);
   // A relay that would end the connection half way costs more than it brings.
-  const auto room = co_await host_.make_room(peer(member), bytes_to(member), p2p::Transfer::to_peer, dialled);
+  const auto room = co_await host_.ensure_capacity(peer(member), bytes_to(member), p2p::Transfer::to_peer, dialled);
   if (!room) {
     members_[member].unreachable = room.error() != cohive::Errc::limit_exceeded;
     co_return room.error();
@@ -272,7 +272,7 @@ Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member,
     members_[member].unreachable = true;
     co_return call.error();
   }
-  (*call)->expect_much();
+  (*call)->hint_bulk_receive();
   Nursery sender(runtime_, "parts to a reducer");
   sender.spawn(send_parts(*this, tensors, **call, member, exchange), "parts to a reducer");
   auto received = co_await receive_replies(tensors, **call, member, exchange);
@@ -312,7 +312,7 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
   encoder.spawn(encode_parts(self, tensors, member, encoded), "encoder");
   Result<> sent = ok();
   for (std::size_t i = 0; i < self.parts_by_owner_[member].size() && sent; ++i) {
-    co_await self.let_a_reply_go_first(member);
+    co_await self.yield_to_reply(member);
     const auto next = co_await encoded.receive();
     // Not every implementation would notice a NaN: an empty part, which all of them refuse, goes in its place.
     const bool usable = next && *next;
@@ -323,14 +323,14 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
     exchange.unanswered.push_back(fed_back || self.looks_at_answers() ? (*next)->stretch : EncodedStretch());
   }
   if (exchange.failure) co_return;
-  if (sent) sent = co_await call.finish(limit_of(self.runtime_, self.setup_.reducer_timeout));
+  if (sent) sent = co_await call.finish(timeout_after(self.runtime_, self.setup_.reducer_timeout));
   // The replies tell more about a failure than the sending does.
   if (!sent) log::debug("averaging", "sending parts: {}", sent.error().with_peer(self.peer(member)));
 }
 
 /// A member that waits for a reply holds its part and its sum in memory. It gets one reply for each part: on a slow
 /// link a member that got replies alone would take us for silent.
-Task<void> AllReduce::let_a_reply_go_first(std::size_t member) {
+Task<void> AllReduce::yield_to_reply(std::size_t member) {
   const std::size_t before = members_[member].replies;
   while (answering_.contains(member) && members_[member].replies == before) co_await answered_.wait();
 }
@@ -346,7 +346,7 @@ Task<Result<>> AllReduce::send_part(rpc::ClientStream& call, std::size_t member,
   if (outgoing) append_commitment(envelope, outgoing->commitment);
   const ByteView pieces[] = {as_bytes(envelope.head), bytes, as_bytes(envelope.tail)};
   const TimePoint begin = runtime_.now();
-  auto sent = co_await call.send_patiently(pieces, setup_.reducer_timeout);
+  auto sent = co_await call.send_while_moving(pieces, setup_.reducer_timeout);
   if (sent && outgoing) count_sent(member, bytes.size(), begin);
   co_return sent;
 }
@@ -356,7 +356,7 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
   const auto& parts = parts_by_owner_[member];
   for (std::size_t& i = exchange.applied; i < parts.size(); ++i) {
     const TimePoint begin = runtime_.now();
-    auto reply = co_await receive_patiently(
+    auto reply = co_await receive_while_moving(
         runtime_, call, setup_.reducer_timeout, [&exchange] { return exchange.unanswered.empty() && exchange.sending; },
         setup_.reducers_end);
     // It may have waited for others itself: nobody is blamed.
@@ -377,7 +377,7 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
     if (message->tensor) count_received(member, message->tensor->buffer.size());
     CO_TRY(auto answered, read_reply(parts[i], std::move(sent), *message, std::move(**reply)));
     if (verification_) {
-      CO_TRY(co_await hold(member, std::move(answered), std::move(message->made_of)));
+      CO_TRY(co_await hold(member, std::move(answered), std::move(message->transcript_digest)));
     } else {
       CO_TRY(const bool believed, co_await is_believed(member, answered));
       if (believed) CO_TRY(co_await apply(tensors, parts[i], std::move(answered)));
@@ -414,10 +414,10 @@ Task<Result<bool>> AllReduce::is_believed(std::size_t member, const AnsweredPart
   CO_TRY(const PartLengths squares, co_await offload_leased(runtime_, [reply] { return lengths_of(reply); }));
   answered_squares_ += squares.sent;
   answered_values_ += static_cast<double>(reply.length);
-  const double usual = reply.length < kFewValues
-                           ? answered_squares_ * static_cast<double>(reply.length) / answered_values_ : 0.0;
+  const double usual =
+      reply.length < kFewValues ? answered_squares_ * static_cast<double>(reply.length) / answered_values_ : 0.0;
   const double times = std::sqrt(squares.average / std::max(squares.sent, usual));
-  if (times <= kFarTooLong || squares.sent == 0) co_return true;
+  if (times <= kMaxNormRatio || squares.sent == 0) co_return true;
   log::warn("averaging", "{} averaged a part to {:.0f} times what it was sent: that part keeps local values",
             peer(member), times);
   co_return false;
@@ -438,12 +438,12 @@ Result<> AllReduce::hear(const PeerId& from, const proto::Verdict& verdict) {
 }
 
 /// An answer without a transcript says that there is no average.
-Task<Result<>> AllReduce::hold(std::size_t member, AnsweredPart reply, std::string made_of) {
+Task<Result<>> AllReduce::hold(std::size_t member, AnsweredPart reply, std::string transcript_digest) {
   Digest digest{};
-  if (made_of.empty())
+  if (transcript_digest.empty())
     reply.answer = nullptr;
-  else if (made_of.size() == digest.size())
-    std::ranges::copy(as_bytes(made_of), digest.begin());
+  else if (transcript_digest.size() == digest.size())
+    std::ranges::copy(as_bytes(transcript_digest), digest.begin());
   else
     co_return Error(cohive::Errc::malformed, "the hash of a transcript");
   co_return co_await verification_->hold(member, std::move(reply), digest);
@@ -451,10 +451,9 @@ Task<Result<>> AllReduce::hold(std::size_t member, AnsweredPart reply, std::stri
 
 /// Applies the answers of the reducers that are believed.
 Task<void> AllReduce::apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges) {
-  co_await verification_->settle(
-      [this](std::size_t member) {
-        return !members_[member].left && !members_[member].patience && host_.connected(peer(member));
-      });
+  co_await verification_->await_verdicts([this](std::size_t member) {
+    return !members_[member].left && !members_[member].patience && host_.connected(peer(member));
+  });
   std::vector<Task<void>> work;
   for (std::size_t member = 0; member < exchanges.size(); ++member)
     if (member != setup_.own_index && !parts_by_owner_[member].empty())

@@ -41,16 +41,16 @@ class AllReduce {
     std::shared_ptr<std::vector<MemberTraffic>> traffic;  ///< for each member
     std::function<bool(const PeerId&)> is_arriving;       ///< a first part of the member is on its way; of run()
     /// How long this member waits when only that one is missing; nullopt: as long as for anybody. Of make()
-    std::function<std::optional<Duration>(const PeerId&)> patience_with;
-    Deadline senders_end = Deadline::never();             ///< senders that hold the others up are left out from now on
-    Deadline reducers_end = Deadline::never();            ///< parts that are not answered keep local values
+    std::function<std::optional<Duration>(const PeerId&)> timeout_for;
+    Deadline senders_end = Deadline::never();   ///< senders that hold the others up are left out from now on
+    Deadline reducers_end = Deadline::never();  ///< parts that are not answered keep local values
   };
   /// What became of the parts.
   struct Outcome {
     std::size_t parts_total = 0, parts_failed = 0;
     std::size_t parts_checked = 0;  ///< that other members reduced and this one made again
     std::vector<PeerId> failed_reducers, lost_senders;
-    std::vector<PeerId> liars;     ///< of these, the members that sent what cannot be
+    std::vector<PeerId> liars;       ///< of these, the members that sent what cannot be
     std::vector<PeerId> stragglers;  ///< of these, the members that this one has waited for until its patience ended
   };
 
@@ -69,7 +69,7 @@ class AllReduce {
   /// A member averages no more: it is not waited for.
   void member_left(const PeerId& peer);
   /// What may be shown to members, also when this has ended; null where averages are not checked.
-  std::shared_ptr<PartLedger> ledger() const { return ledger_; }
+  std::shared_ptr<AuditLog> ledger() const { return audit_log_; }
   /// A member has told what it has checked.
   Result<> hear(const PeerId& from, const proto::Verdict& verdict);
 
@@ -114,14 +114,14 @@ class AllReduce {
   static Task<void> encode_parts(AllReduce& self, TensorParts& tensors, std::size_t member, EncodedParts& encoded);
   static Task<void> send_parts(AllReduce& self, TensorParts& tensors, rpc::ClientStream& call, std::size_t member,
                                Exchange& exchange);
-  Task<void> let_a_reply_go_first(std::size_t member);
+  Task<void> yield_to_reply(std::size_t member);
   Task<Result<>> send_part(rpc::ClientStream& call, std::size_t member, std::size_t index, const Outgoing* outgoing);
   Task<Result<>> receive_replies(TensorParts& tensors, rpc::ClientStream& call, std::size_t member, Exchange& exchange);
   Result<AnsweredPart> read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
                                   Slice record) const;
   Task<Result<>> apply(TensorParts& tensors, const Part& part, AnsweredPart reply);
   Task<Result<bool>> is_believed(std::size_t member, const AnsweredPart& reply);
-  Task<Result<>> hold(std::size_t member, AnsweredPart reply, std::string made_of);
+  Task<Result<>> hold(std::size_t member, AnsweredPart reply, std::string transcript_digest);
   Task<void> apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges);
   static Task<void> apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
   static Task<void> watch_senders(AllReduce& self);
@@ -147,7 +147,7 @@ class AllReduce {
   codec::Codec answer_codec_of(const Part& part) const;
   std::size_t replies_in_flight(std::size_t sender) const;
   std::uint64_t bytes_to(std::size_t member) const;
-  void leave_out_the_shunned();
+  void leave_out_the_banned();
   void ban_the_slow(TimePoint now);
   void ban_the_late_again(TimePoint now);
   Task<void> await_late_reducers(TaskGroup& exchanging, std::vector<Exchange>& exchanges);
@@ -166,7 +166,7 @@ class AllReduce {
   const std::vector<TensorCodecs> codecs_;
   const std::vector<std::vector<Part>> parts_by_owner_;
   Reducer reducer_;
-  const std::shared_ptr<PartLedger> ledger_;  // where averages are checked, as the next one
+  const std::shared_ptr<AuditLog> audit_log_;  // where averages are checked, as the next one
   const std::unique_ptr<Verification> verification_;
   std::set<std::size_t> answering_;  // senders that a reply is being sent to
   Condition answered_;
@@ -176,21 +176,21 @@ class AllReduce {
     enum class Stream { none, open, complete } stream = Stream::none;  // that it sends its parts on
     bool unreachable = false;                                          // when we called it
     bool left = false;
-    bool seen = false;                // connected, since we began
-    bool redialled = false;           // since it was connected
-    std::size_t replies = 0;          // that it has got
-    std::optional<TimePoint> gone{};  // when it was first found to be no longer
+    bool seen = false;                   // connected, since we began
+    bool redialled = false;              // since it was connected
+    std::size_t replies = 0;             // that it has got
+    std::optional<TimePoint> gone{};     // when it was first found to be no longer
     std::optional<Duration> patience{};  // with one that was late in earlier rounds
   };
   std::vector<MemberState> members_;
-  std::vector<PeerId> lost_;              // senders left out of some of our parts
-  std::vector<PeerId> liars_, stragglers_;  // of these, for what they sent, or did not send
+  std::vector<PeerId> lost_;                           // senders left out of some of our parts
+  std::vector<PeerId> liars_, stragglers_;             // of these, for what they sent, or did not send
   double answered_squares_ = 0, answered_values_ = 0;  // of what we sent in parts whose averages were looked at
-  Reducer::Awaited awaited_;              // when last looked at
-  std::optional<Duration> patience_;      // with all that were late in earlier rounds, from the beginning
-  Duration held_up_{};                    // how long senders among them were the only ones that were missing
+  Reducer::Awaited awaited_;                           // when last looked at
+  std::optional<Duration> patience_;                   // with all that were late in earlier rounds, from the beginning
+  Duration held_up_{};  // how long senders among them were the only ones that were missing
   const TimePoint began_;
-  TimePoint looked_;                      // at the senders
+  TimePoint looked_;  // at the senders
   bool cancelled_ = false;
 };
 

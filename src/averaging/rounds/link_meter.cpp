@@ -5,9 +5,9 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr std::size_t kRounds = 8;            // after which a maximum is forgotten
-constexpr Duration kPeriod = 50ms;            // of samples; shorter ones would measure bursts
-constexpr Duration kShortest = 10ms;          // of the last one of a round
+constexpr std::size_t kRounds = 8;                  // after which a maximum is forgotten
+constexpr Duration kPeriod = 50ms;                  // of samples; shorter ones would measure bursts
+constexpr Duration kShortest = 10ms;                // of the last one of a round
 constexpr std::uint64_t kTellingBytes = 64 * 1024;  // bytes; less says more about latency than about the link
 
 }  // namespace

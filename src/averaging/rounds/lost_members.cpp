@@ -15,7 +15,7 @@ namespace {
 constexpr Duration kWatchPeriod = 500ms;  // between two looks at the members that have gone
 constexpr Duration kCloseWatch = 100ms;   // the same, where some were late in earlier rounds
 constexpr Duration kAlone = 500ms;        // for these, when all others are there
-constexpr Duration kLate = 1s;            // for a member that was never connected
+constexpr Duration kRedialAfter = 1s;     // for a member that was never connected
 constexpr Duration kLostGrace = 3s;       // for a member to come back after its connection broke
 constexpr int kPatienceOfOthers = 75;  // percent of how long members wait for an answer, and for what comes before it
 
@@ -40,11 +40,11 @@ void AllReduce::member_left(const PeerId& who) {
 }
 
 /// Whoever leads may have seen nothing of what a member did to this peer: it is in the group, and not waited for.
-void AllReduce::leave_out_the_shunned() {
+void AllReduce::leave_out_the_banned() {
   for (std::size_t member = 0; member < members_.size(); ++member) {
-    if (member == setup_.own_index || !host_.reputation().is_shunned(peer(member))) continue;
+    if (member == setup_.own_index || !host_.reputation().is_banned(peer(member))) continue;
     members_[member].left = true;
-    ban(member, Error(p2p::Errc::shunned, peer(member)));
+    ban(member, Error(p2p::Errc::banned, peer(member)));
   }
 }
 
@@ -72,8 +72,8 @@ void AllReduce::blame(std::size_t member, const Error& why) {
 
 /// Leaves members out that never begin to send, sooner when their connection broke, at once when they are gone.
 Task<void> AllReduce::watch_senders(AllReduce& self) {
-  const Deadline absent = limit_of(self.runtime_, self.setup_.sender_timeout);
-  const TimePoint late = self.runtime_.now() + kLate;
+  const Deadline absent = timeout_after(self.runtime_, self.setup_.sender_timeout);
+  const TimePoint late = self.runtime_.now() + kRedialAfter;
   Nursery redials(self.runtime_, "redials");
   for (;;) {
     const TimePoint now = self.runtime_.now();

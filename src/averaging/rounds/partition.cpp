@@ -57,7 +57,9 @@ Result<std::vector<std::uint64_t>> capped_fractions(std::uint64_t total, const s
   const auto reduces = [&](std::size_t i) { return any_offers ? offers(peers[i]) : peers[i].mode != PeerMode::client; };
   std::size_t reducers = 0;
   for (std::size_t i = 0; i < peers.size(); ++i) reducers += reduces(i);
-  const auto shares_up = [total](std::size_t shares) { return (total + shares - 1) / std::max<std::size_t>(shares, 1); };
+  const auto shares_up = [total](std::size_t shares) {
+    return (total + shares - 1) / std::max<std::size_t>(shares, 1);
+  };
   const std::uint64_t cap = std::max(2 * shares_up(peers.size()), shares_up(reducers));
   std::uint64_t excess = 0;
   for (auto& fraction : *fractions) {

@@ -1,5 +1,5 @@
-// Which member averages what. All members compute the same from the gathered blobs: the fraction of each peer, the parts
-// that tensors are cut into, and the owner (reducer) of each part. Source: docs/wire/hivemind.md, section 6.6.
+// Which member averages what. All members compute the same from the gathered blobs: the fraction of each peer, the
+// parts that tensors are cut into, and the owner (reducer) of each part. Source: docs/wire/hivemind.md, section 6.6.
 #pragma once
 
 #include <optional>
@@ -17,9 +17,9 @@ namespace cohive::averaging {
 Result<std::vector<std::uint64_t>> peer_fractions(std::uint64_t total, const std::vector<Member>& peers,
                                                   std::uint64_t min_size = 0, const std::stop_token& stop = {});
 
-/// The same where no member gets more than twice an equal share of all members, so that a member that claims a fast link
-/// reduces little more than the others; the rest goes to those that can reduce and have less, in equal shares. Where
-/// few can reduce they get as little as is possible.
+/// The same where no member gets more than twice an equal share of all members, so that a member that claims a fast
+/// link reduces little more than the others; the rest goes to those that can reduce and have less, in equal shares.
+/// Where few can reduce they get as little as is possible.
 Result<std::vector<std::uint64_t>> capped_fractions(std::uint64_t total, const std::vector<Member>& peers,
                                                     std::uint64_t min_size = 0, const std::stop_token& stop = {});
 

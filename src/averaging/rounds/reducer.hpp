@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "averaging/detail/part_math.hpp"
 #include "averaging/schemes/robust.hpp"
-#include "averaging/tensors/part_math.hpp"
 #include "cohive/core/result.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"

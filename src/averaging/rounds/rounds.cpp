@@ -8,8 +8,8 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
-#include "core/bounded_parse.hpp"
-#include "receive_patiently.hpp"
+#include "core/detail/bounded_parse.hpp"
+#include "receive_while_moving.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -108,7 +108,7 @@ MemoryBudget::Charge Rounds::charge_for(const PeerId& peer) const {
 }
 
 /// Refuses streams of the greediest peer until there is room for those of the others.
-void Rounds::make_room() {
+void Rounds::evict() {
   std::size_t total = 0;
   std::map<PeerId, std::size_t> by_peer;
   for (const Held& held : held_) {
@@ -141,11 +141,11 @@ bool Rounds::is_arriving(const PeerId& peer) const {
 Task<Result<std::optional<Slice>>> Rounds::receive_first(rpc::ServerStream& stream) {
   const auto place = arriving_.insert(arriving_.end(), &stream);
   const auto arrived = on_exit([this, place] { arriving_.erase(place); });
-  co_return co_await receive_patiently(runtime_, stream, kFirstMessage);
+  co_return co_await receive_while_moving(runtime_, stream, kFirstMessage);
 }
 
 Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
-  stream.expect_much();
+  stream.hint_bulk_receive();
   auto first = co_await receive_first(stream);
   if (!first) co_return first.error();
   if (!*first) co_return Error(Errc::bad_partition, stream.peer(), "no part");
@@ -161,8 +161,8 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
   Verdict verdict = Verdict::wait;
   {
     const auto release = on_exit([this, held] { held_.erase(held); });
-    make_room();
-    changed_.notify_all();  // someone_waits
+    evict();
+    changed_.notify_all();  // member_waiting
     const Deadline end(arrival + limits_.time);
     while (!(all_reduce = find(held->id)) && (verdict = look_at(*held)) == Verdict::wait)
       if (!co_await changed_.wait(end)) break;
@@ -193,7 +193,7 @@ Task<void> Rounds::forget_first(Rounds& rounds) {
   rounds.kept_.pop_front();
 }
 
-std::shared_ptr<PartLedger> Rounds::find_ledger(const std::string& id) const {
+std::shared_ptr<AuditLog> Rounds::find_ledger(const std::string& id) const {
   if (const auto running = find(id)) return running->ledger();
   const auto at = std::ranges::find(kept_, id, &KeptLedger::id);
   return at == kept_.end() ? nullptr : at->ledger;
@@ -206,7 +206,7 @@ Task<Result<>> Rounds::show(rpc::ServerStream& stream) {
     co_return Error(cohive::Errc::malformed, stream.peer(), "a request for what an average was made of");
   auto ledger = find_ledger(message.round());
   if (!ledger) co_return Error(Errc::bad_partition, stream.peer(), "a round that is over");
-  co_return co_await PartLedger::show(std::move(ledger), stream, message.part());
+  co_return co_await AuditLog::show(std::move(ledger), stream, message.part());
 }
 
 Task<Result<std::string>> Rounds::hear(PeerId caller, std::string request) {
@@ -219,7 +219,7 @@ Task<Result<std::string>> Rounds::hear(PeerId caller, std::string request) {
   co_return std::string();
 }
 
-Task<void> Rounds::someone_waits() {
+Task<void> Rounds::member_waiting() {
   while (std::ranges::none_of(held_, [this](const Held& held) { return is_awaited(held); })) co_await changed_.wait();
 }
 

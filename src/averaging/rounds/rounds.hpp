@@ -72,7 +72,7 @@ class Rounds {
   void member_left(const PeerId& peer, const std::string& group_id);
 
   /// Completes when a member has sent us a part of a round whose trigger is not set.
-  Task<void> someone_waits();
+  Task<void> member_waiting();
   /// Waits until all members have the results that they wait for.
   Task<void> drain(Deadline deadline);
 
@@ -91,18 +91,18 @@ class Rounds {
   /// What may still be shown of a round that has ended.
   struct KeptLedger {
     std::string id;
-    std::shared_ptr<PartLedger> ledger;
+    std::shared_ptr<AuditLog> ledger;
   };
   void keep(KeptLedger kept);
   static Task<void> forget_first(Rounds& rounds);
-  std::shared_ptr<PartLedger> find_ledger(const std::string& id) const;
+  std::shared_ptr<AuditLog> find_ledger(const std::string& id) const;
 
   Task<Result<std::optional<Slice>>> receive_first(rpc::ServerStream& stream);
   Entry* entry_of(const std::string& id) const;
   std::shared_ptr<AllReduce> find(const std::string& id) const;
   Verdict look_at(const Held& held) const;
   bool may_hold(const PeerId& peer) const;
-  void make_room();
+  void evict();
   bool is_awaited(const Held& held) const;
   bool is_arriving(const PeerId& peer) const;
 
@@ -112,7 +112,7 @@ class Rounds {
   mutable Condition changed_;
   std::size_t searches_ = 0;
   std::vector<Entry*> entries_;
-  std::deque<std::string> ended_;  // groups of the last rounds
+  std::deque<std::string> ended_;                 // groups of the last rounds
   std::list<const rpc::ServerStream*> arriving_;  // whose first message is being received
   std::list<Held> held_;
   std::deque<KeptLedger> kept_;  // the oldest first

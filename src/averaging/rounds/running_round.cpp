@@ -73,7 +73,7 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
                          setup_.limits.reducer.value_or(Duration::zero()),
                          traffic_,
                          [this](const PeerId& peer) { return entry_.is_arriving(peer); },
-                         setup_.patience_with,
+                         setup_.timeout_for,
                          after(kForSenders),
                          after(kForReducers)};
   auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);

@@ -24,8 +24,8 @@ class RunningRound final : public RoundContext {
     const AveragingMetrics& metrics;
     std::string prefix;  ///< of protocols: "<prefix>::<class>."
     const std::vector<TensorInfo>& schema;
-    RoundLimits limits;  ///< unset: none
-    std::function<std::optional<Duration>(const PeerId&)> patience_with;  ///< see AllReduce::Setup
+    RoundLimits limits;                                                 ///< unset: none
+    std::function<std::optional<Duration>(const PeerId&)> timeout_for;  ///< see AllReduce::Setup
   };
   RunningRound(Setup setup, WorkDivision work, Terms terms, TensorParts& tensors, Rounds::Entry& entry);
 

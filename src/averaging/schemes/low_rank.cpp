@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "core/wide.hpp"
+#include "core/detail/wide.hpp"
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors stay within this file

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "power_sgd_state.hpp"
 
@@ -143,7 +143,8 @@ Error does_not_fit(std::string what) {
 }
 
 /// The values of a tensor that a peer or a file brings.
-Result<> values_from(const codec::Tensor& tensor, const codec::Shape& shape, std::span<float> values, const char* what) {
+Result<> values_from(const codec::Tensor& tensor, const codec::Shape& shape, std::span<float> values,
+                     const char* what) {
   if (tensor.dtype != codec::DType::float32 || tensor.shape != shape || tensor.data.size() != values.size_bytes())
     return does_not_fit(std::string(what) + " of another shape: has it the same averager_rank?");
   if (!values.empty()) std::memcpy(values.data(), tensor.data.data(), values.size_bytes());
@@ -210,12 +211,13 @@ Task<Result<>> PowerSgd::load(Runtime& runtime, DownloadedState downloaded) {
 // ---- A pause of this peer
 
 Task<PowerSgd::Saved> PowerSgd::save(Runtime& runtime) const {
-  co_return co_await runtime.offload([state = state_, residuals = std::shared_ptr<const ResidualSet>(state_->residuals)] {
-    Saved saved{tensors_of(*state, *state->factors()), {}};
-    for (std::size_t i = 0; residuals && i < residuals->size(); ++i)
-      saved.residuals.push_back(matrix_of_values(state->shape_of_residual(i), all_values((*residuals)[i])));
-    return saved;
-  });
+  co_return co_await runtime.offload(
+      [state = state_, residuals = std::shared_ptr<const ResidualSet>(state_->residuals)] {
+        Saved saved{tensors_of(*state, *state->factors()), {}};
+        for (std::size_t i = 0; residuals && i < residuals->size(); ++i)
+          saved.residuals.push_back(matrix_of_values(state->shape_of_residual(i), all_values((*residuals)[i])));
+        return saved;
+      });
 }
 
 Task<Result<>> PowerSgd::restore(Runtime& runtime, Saved saved) {

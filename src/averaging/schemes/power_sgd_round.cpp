@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "averaging/tensors/lease.hpp"
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/lease.hpp"
+#include "averaging/detail/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/combine.hpp"
@@ -42,9 +42,9 @@ struct Factored {
   std::size_t index = 0;  ///< in the schema
   MatrixShape shape;
   std::vector<Sum> sums;
-  ZeroedFloats p;       ///< rows x rank, as it travels
-  ZeroedFloats q_sent;  ///< columns x rank, as it travels
-  ZeroedFloats q;       ///< the average, as rank rows
+  ZeroedFloats p;                         ///< rows x rank, as it travels
+  ZeroedFloats q_sent;                    ///< columns x rank, as it travels
+  ZeroedFloats q;                         ///< the average, as rank rows
   std::unique_ptr<FactoredTensor> there;  ///< where the tensor's own memory computes; null: blocks of it are read here
 };
 

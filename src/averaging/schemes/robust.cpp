@@ -7,9 +7,9 @@
 #include <limits>
 #include <utility>
 
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/part_math.hpp"
 #include "cohive/core/log.hpp"
-#include "core/wide.hpp"
+#include "core/detail/wide.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -224,8 +224,8 @@ bool clipped_mean(const ClippedMean& how, const std::vector<Vote>& votes, std::s
   const double longest = how.factor * *median;
   std::vector<float> factors;
   for (std::size_t i = 0; i < votes.size(); ++i)
-    factors.push_back(static_cast<float>(static_cast<double>(weights[i]) / total *
-                                         (norms[i] > longest ? longest / norms[i] : 1.0)));
+    factors.push_back(
+        static_cast<float>(static_cast<double>(weights[i]) / total * (norms[i] > longest ? longest / norms[i] : 1.0)));
   std::ranges::fill(out, 0.0f);
   for (std::size_t first = 0; first < out.size(); first += matrix.stride()) {
     const std::size_t columns = std::min(matrix.stride(), out.size() - first);

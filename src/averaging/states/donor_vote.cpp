@@ -8,23 +8,23 @@
 #include <tuple>
 
 #include "averaging/tensors/decode_into.hpp"
-#include "codec/values.hpp"
+#include "codec/detail/values.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
-#include "p2p/network_block.hpp"
+#include "p2p/detail/network_block.hpp"
 
 namespace cohive::averaging {
 namespace {
 
-constexpr std::size_t kVoters = 5;        // at once; the first ones by rank, the others drawn
+constexpr std::size_t kVoters = 5;  // at once; the first ones by rank, the others drawn
 constexpr std::size_t kVotersByRank = 3;
-constexpr std::size_t kIndependent = 3;   // voters of different networks are enough
-constexpr int kBatches = 2;               // of voters, where the first one has fewer
-constexpr Duration kVoteTime = 45s;       // for donors that hash a large state first
-constexpr Duration kMoreTime = 3s;        // for a donor after half have voted, beside as long again as that took
-constexpr Duration kReuse = 20s;      // donors hang up on clients that ask for nothing for longer
-constexpr std::size_t kSamples = 8;       // pieces
+constexpr std::size_t kIndependent = 3;  // voters of different networks are enough
+constexpr int kBatches = 2;              // of voters, where the first one has fewer
+constexpr Duration kVoteTime = 45s;      // for donors that hash a large state first
+constexpr Duration kMoreTime = 3s;       // for a donor after half have voted, beside as long again as that took
+constexpr Duration kReuse = 20s;         // donors hang up on clients that ask for nothing for longer
+constexpr std::size_t kSamples = 8;      // pieces
 // Unrelated models are 0.7 apart, a model and its negative 1; a model and itself an epoch later a hundredth.
 constexpr double kNear = 0.1;
 
@@ -40,7 +40,8 @@ struct Voter {
   std::size_t acquaintances = 0, networks = 0, peers = 0;  // that agree; of acquaintances it is one itself
 };
 
-/// Same places for all voters of one structure: numbers of pieces, drawn by their values, of parameters where there are any.
+/// Same places for all voters of one structure: numbers of pieces, drawn by their values, of parameters where there are
+/// any.
 std::vector<std::uint32_t> pieces_to_compare(const Manifest& manifest, const std::vector<double>& draws) {
   const auto chosen = [&](auto fits) {
     std::vector<std::pair<std::uint64_t, std::size_t>> ends;  // of the values of each tensor, counted on
@@ -117,8 +118,12 @@ Task<void> ask(Dht& dht, PeerId donor, const PieceSource& source, Deadline deadl
     co_return;
   }
   const auto address = dht.host().remote_address(donor);
-  voters.push_back({donor, std::move(*call), address ? p2p::network_block(*address) : std::nullopt, {},
-                    {}, dht.host().reputation().is_acquainted(donor)});
+  voters.push_back({donor,
+                    std::move(*call),
+                    address ? p2p::network_block(*address) : std::nullopt,
+                    {},
+                    {},
+                    dht.host().reputation().has_history(donor)});
 }
 
 Task<void> fetch_samples(Runtime& runtime, Voter& voter, std::vector<double> draws, Deadline deadline) {
@@ -215,9 +220,8 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   const Deadline end = deadline.min(runtime.after(kVoteTime));
   std::vector<PeerId> candidates;
   for (const bool acquainted : {true, false})
-    std::ranges::copy_if(donors, std::back_inserter(candidates), [&](const PeerId& peer) {
-      return dht.host().reputation().is_acquainted(peer) == acquainted;
-    });
+    std::ranges::copy_if(donors, std::back_inserter(candidates),
+                         [&](const PeerId& peer) { return dht.host().reputation().has_history(peer) == acquainted; });
   for (std::size_t i = kVotersByRank; i < candidates.size(); ++i)
     std::swap(candidates[i], candidates[i + runtime.random()() % (candidates.size() - i)]);
   std::vector<Voter> voters;
@@ -229,7 +233,8 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
     const std::size_t before = voters.size();
     co_await await_most(runtime, std::move(asked), [&] { return voters.size() - before; });
   }
-  const bool all_equal = std::ranges::all_of(voters, [&](const Voter& v) { return v.call.root == voters[0].call.root; });
+  const bool all_equal =
+      std::ranges::all_of(voters, [&](const Voter& v) { return v.call.root == voters[0].call.root; });
   if (!all_equal) {
     if (source.alike) co_await compare_metadata(runtime, voters, source);
     std::vector<double> draws(kSamples);

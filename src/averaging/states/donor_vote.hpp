@@ -4,7 +4,8 @@
 //   client -> numbers of some pieces, drawn at random;  donor -> those pieces          unless all manifests are equal
 // Peers that have averaged with this one have more say than strangers, of which there may be any number.
 // Two donors agree when their roots are equal, or when most of these pieces nearly are: peers that average have nearly
-// the same parameters, also an epoch apart. States whose metadata tell different times (DownloadOptions::alike) never do. A network of public addresses has one voice.
+// the same parameters, also an epoch apart. States whose metadata tell different times (DownloadOptions::alike) never
+// do. A network of public addresses has one voice.
 #pragma once
 
 #include "cohive/dht/dht.hpp"
@@ -13,9 +14,9 @@
 namespace cohive::averaging {
 
 struct Election {
-  std::vector<PeerId> order;               ///< donors to ask: the elected one, those that agree with it, the others
-  std::optional<DonorCall> call;           ///< to the first of `order`
-  std::vector<PeerId> outvoted;            ///< not in `order`: they agree with no other donor, while some donors agree
+  std::vector<PeerId> order;      ///< donors to ask: the elected one, those that agree with it, the others
+  std::optional<DonorCall> call;  ///< to the first of `order`
+  std::vector<PeerId> outvoted;   ///< not in `order`: they agree with no other donor, while some donors agree
 };
 
 /// Asks some of the donors, which are in the order of their rank. Where no two agree, the rank decides. Python donors

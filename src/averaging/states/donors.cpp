@@ -66,12 +66,12 @@ Task<Result<DownloadedState>> download_whole(Dht& dht, PeerId donor, const Downl
                                    setup.pieces.max_bytes, report);
 }
 
-/// A call to the donor whose manifest is there, on a path that carries what we do not have of its state. A new one where
-/// a relay carries less.
+/// A call to the donor whose manifest is there, on a path that carries what we do not have of its state. A new one
+/// where a relay carries less.
 Task<Result<DonorCall>> call_with_room(Dht& dht, DonorCall call, const PieceSource& pieces,
                                        const PartialState& partial) {
   const std::uint64_t missing = call.manifest.bytes - (call.root == partial.root() ? partial.bytes() : 0);
-  if (call.call->delivers() >= missing) co_return call;
+  if (call.call->receive_quota() >= missing) co_return call;
   const PeerId donor = call.call->peer();
   call.call.reset();
   if (auto room = co_await find_room(dht.host(), donor, missing); !room) co_return room.error();
@@ -81,9 +81,8 @@ Task<Result<DonorCall>> call_with_room(Dht& dht, DonorCall call, const PieceSour
 /// The state of `donor`, with the help of `others`.
 /// \param open  a call to the donor, if there is one already
 Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vector<PeerId> others,
-                                                std::optional<DonorCall> open,
-                                                const DownloadSetup& setup, PartialState& partial,
-                                                DownloadReport& report) {
+                                                std::optional<DonorCall> open, const DownloadSetup& setup,
+                                                PartialState& partial, DownloadReport& report) {
   co_await partial.verify(dht.runtime());
   Result<DonorCall> call = Error(Errc::no_donor);
   if (open)
@@ -174,7 +173,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
   Error last(Errc::no_donor);
   PartialState partial;
   const auto is_liar = [&](const PeerId& peer) {
-    return std::ranges::find(report.liars, peer) != report.liars.end() || dht.host().reputation().is_shunned(peer) ||
+    return std::ranges::find(report.liars, peer) != report.liars.end() || dht.host().reputation().is_banned(peer) ||
            std::ranges::find(setup.without, peer) != setup.without.end();
   };
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -194,13 +193,13 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
       const PeerId donor = queue.take();
       auto call = std::exchange(open, std::nullopt);
       if (is_liar(donor)) continue;
-      auto transfer = download_state_of(dht, donor, queue.helpers_of(donor, is_liar), std::move(call), setup, partial,
-                                        report);
+      auto transfer =
+          download_state_of(dht, donor, queue.helpers_of(donor, is_liar), std::move(call), setup, partial, report);
       std::optional<FasterDonor> faster;
-      auto state = co_await within(runtime, deadline,
-                                   download_unless_slow(dht, std::move(transfer), queue.others(), setup.pieces, report,
-                                                        deadline, faster),
-                                   "state download");
+      auto state = co_await within(
+          runtime, deadline,
+          download_unless_slow(dht, std::move(transfer), queue.others(), setup.pieces, report, deadline, faster),
+          "state download");
       if (state) {
         state->donor = donor;
         for (const auto& [peer, bytes] : report.contributed) state->bytes += bytes;

@@ -8,17 +8,17 @@
 namespace cohive::averaging {
 
 struct DownloadSetup {
-  std::string declared_under;  ///< DHT key
-  std::string protocol;        ///< of rpc_download_state
-  PieceSource pieces;          ///< the same among cohive peers
-  double max_priority;         ///< that is believed
+  std::string declared_under;   ///< DHT key
+  std::string protocol;         ///< of rpc_download_state
+  PieceSource pieces;           ///< the same among cohive peers
+  double max_priority;          ///< that is believed
   std::vector<PeerId> without;  ///< not asked
 };
 
-/// Lets the donors vote (donor_vote.hpp), and asks them in that order, else that of their priority; when all have failed,
-/// those declared by then once more. The state is always that of one donor: a donor of the same bytes may help it or go
-/// on where it stopped, any other begins anew.
-/// The error is that of the last donor; no_donor at once when no peer shares a state.
+/// Lets the donors vote (donor_vote.hpp), and asks them in that order, else that of their priority; when all have
+/// failed, those declared by then once more. The state is always that of one donor: a donor of the same bytes may help
+/// it or go on where it stopped, any other begins anew. The error is that of the last donor; no_donor at once when no
+/// peer shares a state.
 Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup, DownloadReport& report,
                                                    Deadline deadline);
 

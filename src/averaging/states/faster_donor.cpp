@@ -11,12 +11,12 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr Duration kLookPeriod = 5s;      // over which the pace of the download is measured, at least
-constexpr Duration kSilence = 20s;        // without a piece: that is no pace any more. On a slow link one takes seconds
-constexpr double kNotWorthwhile = 10;     // seconds: a download that is nearly through goes on as it is
-constexpr std::size_t kTrialPieces = 4;   // half a megabyte
-constexpr Duration kTrialTime = 20s;      // a donor that takes longer, if only to hash its state, is no faster one
-constexpr double kMuchSooner = 2;         // times: what has come of another state is given up
+constexpr Duration kLookPeriod = 5s;     // over which the pace of the download is measured, at least
+constexpr Duration kSilence = 20s;       // without a piece: that is no pace any more. On a slow link one takes seconds
+constexpr double kNotWorthwhile = 10;    // seconds: a download that is nearly through goes on as it is
+constexpr std::size_t kTrialPieces = 4;  // half a megabyte
+constexpr Duration kTrialTime = 20s;     // a donor that takes longer, if only to hash its state, is no faster one
+constexpr double kMuchSooner = 2;        // times: what has come of another state is given up
 
 struct Trial {
   DonorCall call;

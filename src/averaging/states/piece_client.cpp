@@ -192,8 +192,8 @@ std::vector<codec::Tensor> PartialState::take() {
 
 namespace {
 
-/// Shares the missing pieces out among the donors. A donor with nothing left to send is asked again for what a slower one is
-/// still to send, so that the last pieces come at the pace of the fastest.
+/// Shares the missing pieces out among the donors. A donor with nothing left to send is asked again for what a slower
+/// one is still to send, so that the last pieces come at the pace of the fastest.
 class PieceFetch {
  public:
   PieceFetch(p2p::Host& host, const PieceSource& source, PartialState& partial, DownloadReport& report)

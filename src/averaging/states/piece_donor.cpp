@@ -39,8 +39,8 @@ Task<Result<>> send_manifest(Runtime& runtime, rpc::ServerStream& stream, const 
 }
 
 /// Until the client has what it wants. No client needs a piece more than twice.
-Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const Snapshot& snapshot,
-                              Counter sent_bytes, bool& whole) {
+Task<Result<>> serve_requests(Runtime& runtime, rpc::ServerStream& stream, const Snapshot& snapshot, Counter sent_bytes,
+                              bool& whole) {
   const std::size_t count = snapshot.pieces;
   ReaderPace pace(runtime);
   for (std::size_t served = 0;; ++served) {

@@ -27,8 +27,8 @@ class RepeatedDownloads {
 
  private:
   struct Record {
-    double epoch = 0;                         // of the first one that counts in `in_vain`
-    std::size_t taken = 0, in_vain = 0;       // whole states; those of about one epoch
+    double epoch = 0;                    // of the first one that counts in `in_vain`
+    std::size_t taken = 0, in_vain = 0;  // whole states; those of about one epoch
     bool refused = false;
     TimePoint first{}, last{}, warned{};
   };

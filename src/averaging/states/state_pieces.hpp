@@ -123,7 +123,7 @@ struct PieceSource {
   std::string protocol;
   Duration chunk_timeout{};
   std::uint64_t max_bytes = 0;
-  std::size_t max_donors = 1;  ///< at once
+  std::size_t max_donors = 1;                                                    ///< at once
   std::function<bool(const msgpack::Value&, const msgpack::Value&)> alike = {};  ///< see DownloadOptions
 };
 

@@ -56,9 +56,9 @@ struct StateSharing::Impl {
   const std::string base, declared_under;
   StateMetrics metrics;
   double priority = 0;
-  Condition changed;  // provider or priority
+  Condition changed;          // provider or priority
   std::uint64_t changes = 0;  // of these
-  Uploads uploads;  // of either protocol
+  Uploads uploads;            // of either protocol
   RepeatedDownloads repeated;
   Snapshots snapshots;
   rpc::Server server;
@@ -72,12 +72,10 @@ StateSharing::~StateSharing() = default;
 void StateSharing::start() {
   Impl& self = *impl_;
   if (!self.options.share) return;
-  self.server.add_streaming(self.base + "rpc_download_state", [&self](rpc::ServerStream& stream) {
-    return self.serve_whole(stream);
-  });
-  self.server.add_streaming(self.base + "rpc_download_pieces", [&self](rpc::ServerStream& stream) {
-    return self.serve_in_pieces(stream);
-  });
+  self.server.add_streaming(self.base + "rpc_download_state",
+                            [&self](rpc::ServerStream& stream) { return self.serve_whole(stream); });
+  self.server.add_streaming(self.base + "rpc_download_pieces",
+                            [&self](rpc::ServerStream& stream) { return self.serve_in_pieces(stream); });
   self.tasks.spawn(Impl::declare(self), "declare state");
 }
 

@@ -193,8 +193,7 @@ class StateReceiver {
     announced_ += encoding.width ? *count * encoding.width : is.buffer.size() * static_cast<std::uint64_t>(is.chunks);
     if (announced_ > room_)
       return Error(Errc::narrow_path, "it carries " + std::to_string(room_) + " bytes, and the state has more");
-    current_ = std::make_shared<Assembly>(
-        Assembly{{*dtype, is.shape, is.requires_grad, {}}, encoding, *count});
+    current_ = std::make_shared<Assembly>(Assembly{{*dtype, is.shape, is.requires_grad, {}}, encoding, *count});
     if (current_->encoding.width == 0) return ok();
     auto memory = memory_for(bytes);
     if (!memory) return memory.error();
@@ -251,7 +250,7 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
 }
 
 Task<Result<>> find_room(p2p::Host& host, PeerId donor, std::uint64_t bytes) {
-  auto room = co_await host.make_room(donor, bytes, p2p::Transfer::from_peer, host.runtime().after(kRoomTime));
+  auto room = co_await host.ensure_capacity(donor, bytes, p2p::Transfer::from_peer, host.runtime().after(kRoomTime));
   // The donor has done nothing wrong, as it would have by sending too much.
   if (!room && room.error() == cohive::Errc::limit_exceeded)
     co_return Error(Errc::narrow_path, donor, std::to_string(bytes) + " bytes are missing");
@@ -266,7 +265,7 @@ Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::
                                             std::uint64_t max_bytes, DownloadReport& report) {
   Runtime& runtime = host.runtime();
   auto call = co_await rpc::open_call(host, donor, protocol, runtime.after(chunk_timeout));
-  if (call && (*call)->delivers() < max_bytes) {
+  if (call && (*call)->receive_quota() < max_bytes) {
     call->reset();  // how much it is shows only as it comes: the best path there is has to do
     (void)co_await find_room(host, donor, max_bytes);
     call = co_await rpc::open_call(host, donor, std::move(protocol), runtime.after(chunk_timeout));
@@ -276,7 +275,7 @@ Task<Result<DownloadedState>> receive_state(p2p::Host& host, PeerId donor, std::
     co_return not_asked(sent.error());
   if (auto ended = co_await (*call)->finish(runtime.after(chunk_timeout)); !ended) co_return not_asked(ended.error());
 
-  StateReceiver receiver(runtime, donor, max_bytes, (*call)->delivers(), report);
+  StateReceiver receiver(runtime, donor, max_bytes, (*call)->receive_quota(), report);
   for (;;) {
     auto record = co_await (*call)->receive(runtime.after(chunk_timeout));
     if (!record) co_return record.error();

@@ -15,7 +15,9 @@ Uploads::Slot::Slot(Uploads& owner, const PeerId& peer, std::string network)
 }
 
 Uploads::Slot::Slot(Slot&& other) noexcept
-    : owner_(std::exchange(other.owner_, nullptr)), peer_(std::move(other.peer_)), network_(std::move(other.network_)) {}
+    : owner_(std::exchange(other.owner_, nullptr)),
+      peer_(std::move(other.peer_)),
+      network_(std::move(other.network_)) {}
 
 Uploads::Slot::~Slot() {
   if (!owner_) return;
@@ -25,8 +27,7 @@ Uploads::Slot::~Slot() {
 
 bool Uploads::has_room(const PeerId& peer, const std::string& network) const {
   const bool trusted = network.empty();  // this machine
-  return taken_ < slots_ &&
-         (trusted || (peers_.of(peer.binary()) == 0 && networks_.of(network) < (slots_ + 1) / 2));
+  return taken_ < slots_ && (trusted || (peers_.of(peer.binary()) == 0 && networks_.of(network) < (slots_ + 1) / 2));
 }
 
 Task<Uploads::Slot> Uploads::acquire(PeerId peer, Deadline deadline) {

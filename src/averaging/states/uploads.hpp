@@ -8,7 +8,7 @@
 #include "cohive/core/runtime.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/p2p/host.hpp"
-#include "p2p/network_shares.hpp"
+#include "p2p/detail/network_shares.hpp"
 
 namespace cohive::averaging {
 

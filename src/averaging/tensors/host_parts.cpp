@@ -6,11 +6,11 @@
 #include <thread>
 #include <utility>
 
+#include "averaging/detail/lease.hpp"
+#include "averaging/detail/part_math.hpp"
+#include "averaging/detail/stretch_set.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
-#include "lease.hpp"
-#include "part_math.hpp"
-#include "stretch_set.hpp"
 
 namespace cohive::averaging {
 namespace {

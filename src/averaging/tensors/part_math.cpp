@@ -1,4 +1,4 @@
-#include "part_math.hpp"
+#include "averaging/detail/part_math.hpp"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/codec/decoder.hpp"
 #include "cohive/core/errors.hpp"
-#include "core/wide.hpp"
+#include "core/detail/wide.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -1,4 +1,4 @@
-#include "stretch_set.hpp"
+#include "averaging/detail/stretch_set.hpp"
 
 #include <algorithm>
 #include <iterator>

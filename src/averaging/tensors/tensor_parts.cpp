@@ -2,10 +2,10 @@
 
 #include <stdexcept>
 
+#include "averaging/detail/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/msgpack.hpp"
 #include "cohive/dht/dht_id.hpp"
-#include "part_math.hpp"
 
 namespace cohive::averaging {
 

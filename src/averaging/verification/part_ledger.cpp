@@ -16,19 +16,18 @@ constexpr double kTimesShare = 8;         // of the parts, beyond them: members 
 
 }  // namespace
 
-PartLedger::PartLedger(Runtime& runtime, std::shared_ptr<const Group> group, std::vector<std::size_t> lengths,
-                       double share)
+AuditLog::AuditLog(Runtime& runtime, std::shared_ptr<const Group> group, std::vector<std::size_t> lengths, double share)
     : runtime_(runtime),
       group_(std::move(group)),
       lengths_(std::move(lengths)),
       most_shown_(kAlwaysShown + static_cast<std::size_t>(kTimesShare * share * static_cast<double>(lengths_.size()))),
       accounts_(lengths_.size()) {}
 
-void PartLedger::add(std::size_t part, std::size_t sender, Contribution contribution) {
+void AuditLog::add(std::size_t part, std::size_t sender, Contribution contribution) {
   accounts_[part].contributions.insert_or_assign(sender, std::move(contribution));
 }
 
-const Digest& PartLedger::close(std::size_t part, const std::vector<std::size_t>& order) {
+const Digest& AuditLog::close(std::size_t part, const std::vector<std::size_t>& order) {
   Account& account = accounts_[part];
   if (account.closed) return *account.closed;
   account.order = order;
@@ -43,7 +42,7 @@ const Digest& PartLedger::close(std::size_t part, const std::vector<std::size_t>
   return account.closed.emplace(crypto::sha256(as_bytes(account.transcript)));
 }
 
-Task<Result<>> PartLedger::show(std::shared_ptr<PartLedger> self, rpc::ServerStream& stream, std::size_t part) {
+Task<Result<>> AuditLog::show(std::shared_ptr<AuditLog> self, rpc::ServerStream& stream, std::size_t part) {
   const auto member = self->group_->index_of(stream.peer());
   if (!member || part >= self->accounts_.size() || !self->accounts_[part].closed)
     co_return Error(Errc::bad_partition, stream.peer(), "a part that there is nothing to show of");
@@ -57,7 +56,7 @@ Task<Result<>> PartLedger::show(std::shared_ptr<PartLedger> self, rpc::ServerStr
   co_return ok();
 }
 
-Task<Result<>> PartLedger::send(rpc::ServerStream& stream, const Contribution& contribution, std::size_t length) {
+Task<Result<>> AuditLog::send(rpc::ServerStream& stream, const Contribution& contribution, std::size_t length) {
   const EncodedPart& part = contribution.part;
   Envelope envelope = envelope_part(0, {}, part.buffer.size(), length, static_cast<int>(part.codec), 0);
   append_commitment(envelope, contribution.commitment);

@@ -15,7 +15,7 @@
 
 namespace cohive::averaging {
 
-class PartLedger {
+class AuditLog {
  public:
   /// What one member has contributed to a part.
   struct Contribution {
@@ -27,7 +27,7 @@ class PartLedger {
 
   /// \param lengths  of the parts
   /// \param share  of the parts that a member is thought to make again
-  PartLedger(Runtime& runtime, std::shared_ptr<const Group> group, std::vector<std::size_t> lengths, double share);
+  AuditLog(Runtime& runtime, std::shared_ptr<const Group> group, std::vector<std::size_t> lengths, double share);
 
   void add(std::size_t part, std::size_t sender, Contribution contribution);
   /// The part is averaged: gives up what did not count. Returns the SHA-256 of its transcript; the same each time.
@@ -35,7 +35,7 @@ class PartLedger {
   const Digest& close(std::size_t part, const std::vector<std::size_t>& order);
 
   /// Serves rpc_show_part to a member of the group, which gets each part once, and not many times its share of them.
-  static Task<Result<>> show(std::shared_ptr<PartLedger> self, rpc::ServerStream& stream, std::size_t part);
+  static Task<Result<>> show(std::shared_ptr<AuditLog> self, rpc::ServerStream& stream, std::size_t part);
 
  private:
   struct Account {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
@@ -53,7 +53,7 @@ Result<PartLengths> lengths_of(const AnsweredPart& part) {
   return squares;
 }
 
-Result<double> stretching(const AnsweredPart& part) {
+Result<double> norm_ratio(const AnsweredPart& part) {
   TRY(const PartLengths squares, lengths_of(part));
   if (squares.average == 0) return 0.0;
   return squares.sent > 0 ? std::sqrt(squares.average / squares.sent) : std::numeric_limits<double>::infinity();

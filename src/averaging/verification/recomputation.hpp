@@ -27,7 +27,7 @@ struct PartLengths {
 Result<PartLengths> lengths_of(const AnsweredPart& part);
 /// How many times as long as what this member sent the average is; infinity where it sent nothing but zeros. Errors: as
 /// of decoding.
-Result<double> stretching(const AnsweredPart& part);
+Result<double> norm_ratio(const AnsweredPart& part);
 
 class Recomputation {
  public:

@@ -7,7 +7,7 @@
 #include "cohive/core/signed_envelope.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
-#include "core/bounded_parse.hpp"
+#include "core/detail/bounded_parse.hpp"
 
 namespace cohive::averaging {
 namespace {

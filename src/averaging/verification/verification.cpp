@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "averaging/tensors/lease.hpp"
-#include "averaging/tensors/part_math.hpp"
+#include "averaging/detail/lease.hpp"
+#include "averaging/detail/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
@@ -17,7 +17,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kChecksAtOnce = 4;
-constexpr double kOdd = 3;                                  // times as long as what was sent: seldom by chance
+constexpr double kSuspiciousNormRatio = 3;                  // times as long as what was sent: seldom by chance
 constexpr std::size_t kMostOdd = 8;                         // parts of a reducer: a model may be such that many are
 constexpr Duration kTelling = 10s;                          // a verdict to a member
 constexpr Duration kLeastHearing = 1s, kMostHearing = 10s;  // of the other members' verdicts, after our own checks
@@ -46,22 +46,22 @@ Verification::Verification(p2p::Host& host, const AveragingMetrics& metrics, Set
 
 // ---- Answers
 
-Task<Result<>> Verification::hold(std::size_t reducer, AnsweredPart part, Digest made_of) {
+Task<Result<>> Verification::hold(std::size_t reducer, AnsweredPart part, Digest transcript_digest) {
   Held& held = held_[reducer];
   bool odd = false;
   if (part.answer && held.odd < kMostOdd) {
-    CO_TRY(const double times, co_await offload_leased(runtime_, [part] { return stretching(part); }));
-    odd = times > kOdd;
+    CO_TRY(const double times, co_await offload_leased(runtime_, [part] { return norm_ratio(part); }));
+    odd = times > kSuspiciousNormRatio;
     held.odd += odd;
   }
   held.parts.push_back(std::move(part));
-  held.made_of.push_back(made_of);
+  held.transcript_digest.push_back(transcript_digest);
   const Place place{reducer, held.parts.size() - 1};
-  if (held.parts.back().answer && (odd || is_drawn(place))) begin_check(place);
+  if (held.parts.back().answer && (odd || is_sampled(place))) begin_check(place);
   co_return ok();
 }
 
-bool Verification::is_drawn(Place place) const {
+bool Verification::is_sampled(Place place) const {
   const std::string what = std::to_string(place.first) + "/" + std::to_string(place.second);
   const Digest drawn = crypto::sha256({ByteView(secret_), as_bytes(what)});
   std::uint64_t number = 0;
@@ -108,9 +108,9 @@ std::optional<Error> Verification::objection(std::size_t reducer) const {
 // ---- A part made again
 
 Task<Result<>> Verification::examine(Place place) {
-  const Deadline end = limit_of(runtime_, setup_.patience);
+  const Deadline end = timeout_after(runtime_, setup_.patience);
   CO_TRY(auto call, co_await rpc::open_call(host_, peer(place.first), setup_.prefix + "rpc_show_part", end));
-  call->expect_much();
+  call->hint_bulk_receive();
   proto::ShowPart request;
   request.set_round(setup_.round);
   request.set_part(static_cast<std::uint32_t>(place.second));
@@ -123,7 +123,7 @@ Task<Result<>> Verification::examine(Place place) {
   const AnsweredPart& part = held_.at(place.first).parts[place.second];
   const auto again = std::make_shared<Recomputation>(setup_.aggregation, std::move(transcript), part.length);
   for (std::size_t entry = 0; entry < entries; ++entry) {
-    CO_TRY(auto record, co_await call->receive(limit_of(runtime_, setup_.patience)));
+    CO_TRY(auto record, co_await call->receive(timeout_after(runtime_, setup_.patience)));
     if (!record) co_return Error(cohive::Errc::end_of_stream, "not all contributions are shown");
     CO_TRY(co_await add_contribution(again, place, entry, std::move(*record)));
   }
@@ -136,7 +136,7 @@ Task<Result<>> Verification::examine(Place place) {
 Result<Transcript> Verification::accept_transcript(ByteView bytes, Place place) const {
   const Held& held = held_.at(place.first);
   const AnsweredPart& part = held.parts[place.second];
-  if (crypto::sha256(bytes) != held.made_of[place.second])
+  if (crypto::sha256(bytes) != held.transcript_digest[place.second])
     return Error(Errc::wrong_average, "another transcript than with the average");
   const auto& members = setup_.group->members;
   TRY(auto transcript, parse_transcript(bytes, members.size()));
@@ -172,7 +172,7 @@ Task<Result<>> Verification::add_contribution(std::shared_ptr<Recomputation> aga
 
 // ---- What members tell each other
 
-Task<void> Verification::settle(std::function<bool(std::size_t)> is_expected) {
+Task<void> Verification::await_verdicts(std::function<bool(std::size_t)> is_expected) {
   while (pending_ > 0) co_await changed_.wait();
   const std::string verdict = own_verdict();
   for (std::size_t member = 0; member < setup_.group->members.size(); ++member) {

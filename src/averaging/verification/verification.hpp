@@ -47,16 +47,16 @@ class Verification {
 
   /// Takes a reducer's next answer, and begins to check it when it is drawn, or odd: large lies are found by every
   /// member that is told them.
-  /// \param made_of  SHA-256 of its transcript
-  Task<Result<>> hold(std::size_t reducer, AnsweredPart part, Digest made_of = {});
+  /// \param transcript_digest  SHA-256 of its transcript
+  Task<Result<>> hold(std::size_t reducer, AnsweredPart part, Digest transcript_digest = {});
   /// The answers of a reducer, in order.
   const std::deque<AnsweredPart>& held(std::size_t reducer) { return held_[reducer].parts; }
 
   /// Waits for the checks, tells the other members of them, and hears theirs, for a while.
   /// \param is_expected  whether a member can still be waited for
-  Task<void> settle(std::function<bool(std::size_t member)> is_expected);
-  /// Why the answers of a reducer cannot be used, after settle(). Errc::wrong_average, malformed and bad_partition are
-  /// its fault; others are of members that could not show what they had.
+  Task<void> await_verdicts(std::function<bool(std::size_t member)> is_expected);
+  /// Why the answers of a reducer cannot be used, after await_verdicts(). Errc::wrong_average, malformed and
+  /// bad_partition are its fault; others are of members that could not show what they had.
   std::optional<Error> objection(std::size_t reducer) const;
   /// Averages that were made again.
   std::size_t checked() const { return begun_.size(); }
@@ -68,12 +68,12 @@ class Verification {
 
  private:
   struct Held {
-    std::deque<AnsweredPart> parts;  // whose places in memory stay
-    std::deque<Digest> made_of;      // of the same parts
-    std::size_t odd = 0;             // that were checked for that
+    std::deque<AnsweredPart> parts;        // whose places in memory stay
+    std::deque<Digest> transcript_digest;  // of the same parts
+    std::size_t odd = 0;                   // that were checked for that
   };
 
-  bool is_drawn(Place place) const;
+  bool is_sampled(Place place) const;
   void begin_check(Place place);
   static Task<void> check(Verification& self, Place place);
   Task<Result<>> examine(Place place);

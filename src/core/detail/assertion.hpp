@@ -12,7 +12,7 @@ namespace cohive::detail {
 
 }  // namespace cohive::detail
 
-#define COHIVE_ASSERT(condition)                                                                  \
-  (__builtin_expect(static_cast<bool>(condition), true)                                           \
-       ? static_cast<void>(0)                                                                     \
+#define COHIVE_ASSERT(condition)                        \
+  (__builtin_expect(static_cast<bool>(condition), true) \
+       ? static_cast<void>(0)                           \
        : ::cohive::detail::assertion_failed(#condition, std::source_location::current()))

@@ -31,7 +31,7 @@ class WaitingLink final : public train::DeviceLink {
   std::unique_ptr<train::Transfer> open(std::size_t bytes) override {
     return std::make_unique<WaitingTransfer>(link_->open(bytes));
   }
-  void note_trainer() override { link_->note_trainer(); }
+  void sync_with_caller_stream() override { link_->sync_with_caller_stream(); }
 
  private:
   const std::shared_ptr<train::DeviceLink> link_;

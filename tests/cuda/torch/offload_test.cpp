@@ -146,7 +146,7 @@ class LinkOfOneThread final : public train::DeviceLink {
     if (std::this_thread::get_id() != trainer_) throw ErrorException(Error(cuda::Errc::out_of_memory, "pinned memory"));
     return link_->open(bytes);
   }
-  void note_trainer() override { link_->note_trainer(); }
+  void sync_with_caller_stream() override { link_->sync_with_caller_stream(); }
 
  private:
   const std::shared_ptr<train::DeviceLink> link_;
@@ -183,7 +183,7 @@ class LinkWithoutMemory final : public train::DeviceLink {
   std::unique_ptr<train::Transfer> open(std::size_t) override {
     throw ErrorException(Error(cuda::Errc::out_of_memory, "pinned memory"));
   }
-  void note_trainer() override {}
+  void sync_with_caller_stream() override {}
 };
 
 TEST(ParameterUploads, WithoutPinnedMemoryAreAnError) {

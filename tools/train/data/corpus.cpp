@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kMostOpen = 64;  // files; more are closed and opened again
 constexpr std::uint64_t kMostPiped = std::uint64_t{16} << 30;
 constexpr std::size_t kPiece = std::size_t{1} << 20;  // of a pipe
-constexpr std::size_t kMostTold = 10;  // paths that are left out
+constexpr std::size_t kMostTold = 10;                 // paths that are left out
 
 [[noreturn]] void refuse_text(const fs::path& path, const std::string& why) {
   throw Exit{kBadInput, "--text: " + path.string() + ": " + why};
@@ -35,8 +35,7 @@ constexpr std::size_t kMostTold = 10;  // paths that are left out
 ssize_t read_at(int descriptor, std::uint64_t offset, std::span<std::uint8_t> out) {
   std::size_t done = 0;
   while (done < out.size()) {
-    const ssize_t count =
-        ::pread(descriptor, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+    const ssize_t count = ::pread(descriptor, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return -1;
     if (count == 0) break;
@@ -186,7 +185,7 @@ void Corpus::add_file(const fs::path& path, std::uint64_t bytes) {
   const Compression found = compression_of({reinterpret_cast<const char*>(head), static_cast<std::size_t>(count)});
   if (!found.name.empty())
     refuse_text(path, advice_on(found, log::format("{} {} | cohive-train --text /dev/stdin ... trains on what is in it",
-                                              found.tool, path.string())));
+                                                   found.tool, path.string())));
 }
 
 void Corpus::add_folder(const fs::path& path) {

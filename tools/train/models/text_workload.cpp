@@ -9,10 +9,10 @@
 namespace cohive::tools {
 namespace {
 
-constexpr std::uint64_t kHeldOutShare = 20;   // the last twentieth
+constexpr std::uint64_t kHeldOutShare = 20;  // the last twentieth
 constexpr std::int64_t kJudgedWindows = 64;  // of the held-out text at most
 constexpr std::int64_t kWindowsPerPiece = 16;
-constexpr std::uint64_t kLeastContexts = 8; // of text
+constexpr std::uint64_t kLeastContexts = 8;  // of text
 
 GptOptions gpt_options(const WorkloadOptions& o) {
   GptOptions gpt = *gpt_preset(o.size.value_or("tiny"));

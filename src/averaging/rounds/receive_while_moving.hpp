@@ -11,20 +11,20 @@
 
 namespace cohive::averaging {
 
-/// Bytes that have to come within each `patience`: a part of half a megabyte may take eight of them.
+/// Bytes that have to come within each `timeout`: a part of half a megabyte may take eight of them.
 inline constexpr std::uint64_t kLeastProgress = 64 * 1024;
 
 /// The next message of an rpc::ClientStream or rpc::ServerStream, which lives until then, as what `is_early` refers to.
-/// \param patience  for a message of which little comes; zero: no limit
+/// \param timeout  for a message of which little comes; zero: no limit
 /// \param is_early  tells that the peer cannot be expected to send it yet
-/// \param end  of all patience: Errc::timeout
+/// \param end  of the wait: Errc::timeout
 template <class Stream>
-Task<Result<std::optional<Slice>>> receive_patiently(Runtime& runtime, Stream& stream, Duration patience,
-                                                     std::function<bool()> is_early = nullptr,
-                                                     Deadline end = Deadline::never()) {
+Task<Result<std::optional<Slice>>> receive_while_moving(Runtime& runtime, Stream& stream, Duration timeout,
+                                                        std::function<bool()> is_early = nullptr,
+                                                        Deadline end = Deadline::never()) {
   for (;;) {
     const std::uint64_t before = stream.received();
-    auto message = co_await stream.receive(limit_of(runtime, patience).min(end));
+    auto message = co_await stream.receive(timeout_after(runtime, timeout).min(end));
     const bool late = !message && message.error() == cohive::Errc::timeout;
     if (!late || end.passed(runtime.now())) co_return message;
     const bool early = is_early && is_early();

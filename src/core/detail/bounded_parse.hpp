@@ -17,8 +17,8 @@ inline constexpr std::size_t kMaxPlainFields = 64;
 /// \param type the name of the message in proto/*.proto, without the package: "FindRequest"
 bool holds_at_most(ByteView bytes, std::string_view type, std::size_t max_fields);
 
-/// Parses a message of at most `max_fields` fields; false for a larger or malformed one. Unlike ParseFromArray it does not
-/// let a peer write lines to our stderr: libprotobuf reports missing required fields there.
+/// Parses a message of at most `max_fields` fields; false for a larger or malformed one. Unlike ParseFromArray it does
+/// not let a peer write lines to our stderr: libprotobuf reports missing required fields there.
 bool parse_bounded(google::protobuf::MessageLite& message, ByteView bytes, std::size_t max_fields = kMaxPlainFields);
 
 }  // namespace cohive

@@ -2,7 +2,7 @@
 // Source: docs/wire/hivemind.md, section 5.7.
 #pragma once
 
-#include "bins.hpp"
+#include "codec/bins.hpp"
 
 namespace cohive::codec {
 

@@ -239,19 +239,18 @@ TEST(Options, OutOfRangeAreNamed) {
 
 /// The code of docs/optimizer-steps.md, which tests/tools/test_code_blocks.py compares with this.
 TEST(OptimizerSteps, AreMadeAsTheDocumentSays) {
-  std::vector<float> parameters(kParameters, 1), gradient(kParameters, 8), exp_avg(kParameters),
-      exp_avg_sq(kParameters);
+  std::vector<float> parameters(kParameters, 1), gradient(kParameters, 8);
+  std::vector<float> exp_avg(kParameters), exp_avg_sq(kParameters);
   constexpr double samples = 4;
 
-  TensorMemory memory{.parameters = std::span<const float>(parameters),
-                      .result = std::span<float>(parameters),
+  TensorMemory memory{.parameters = std::span<const float>(parameters), .result = std::span<float>(parameters),
                       .gradient = std::span<float>(gradient)};
   memory.state = {std::span<float>(exp_avg), std::span<float>(exp_avg_sq)};
   TensorStep step(AdamWOptions{.lr = 1e-3}, memory, {.step = 1, .gradient_factor = 1.0 / samples});
   step.run(0, parameters.size());  // or stretch by stretch, on several threads
 
   EXPECT_NEAR(parameters.front(), 1 - 1e-3 - 1e-5, 1e-6);  // the first step of Adam is its rate, and weight decay
-  EXPECT_NEAR(exp_avg.back(), 0.2, 1e-6);                  // a tenth of the mean gradient
+  EXPECT_NEAR(exp_avg.back(), 0.2, 1e-6);                 // a tenth of the mean gradient
 }
 
 }  // namespace

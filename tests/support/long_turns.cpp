@@ -1,7 +1,10 @@
-// In every program of simulated tests: a test fails where a turn of a loop takes longer than peers should wait.
+// In every program of simulated tests: a test fails where a turn of a loop takes far longer than peers should wait.
+// On a virtual machine that others share, any turn is charged with tens of milliseconds of theirs now and then, so the
+// limit is wide. COHIVE_EVERY_TURN=1 fails at 10 ms, for a look on a quiet machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string_view>
 
 #include "cohive/core/sim_runtime.hpp"
@@ -10,15 +13,16 @@
 namespace cohive {
 namespace {
 
-// The limit is that of a quiet machine; beside other programs, which use its caches, the same takes twice the time.
 #ifdef COHIVE_EMULATED
-constexpr int kTimesAsSlow = 60;
+constexpr int kTimesAsSlow = 30;
 #else
-constexpr int kTimesAsSlow = kSanitized ? 40 : 2;
+constexpr int kTimesAsSlow = kSanitized ? 20 : 1;
 #endif
+constexpr Duration kStrict = SimRuntime::kLongestTurn * 2;  // beside other programs, which use its caches, too
+constexpr Duration kLimit = 250ms;
 
-/// Groups of tasks that belong to no peer of ours: attackers, who make keys by the hundred, and what starts peers.
-constexpr std::string_view kMachinery[] = {"attack/", "training swarm/"};
+/// Groups of tasks that belong to no peer of ours: attackers, who make keys by the hundred, and what tests do.
+constexpr std::string_view kMachinery[] = {"attack/", "training swarm/", "run/main"};
 
 void complain(const SimRuntime::LongTurn& turn) {
   if (std::ranges::any_of(kMachinery, [&](std::string_view group) { return turn.what.starts_with(group); })) return;
@@ -27,7 +31,7 @@ void complain(const SimRuntime::LongTurn& turn) {
 }
 
 [[maybe_unused]] const bool watching = [] {
-  SimRuntime::watch_turns(&complain, SimRuntime::kLongestTurn * kTimesAsSlow);
+  SimRuntime::watch_turns(&complain, (std::getenv("COHIVE_EVERY_TURN") ? kStrict : kLimit) * kTimesAsSlow);
   return true;
 }();
 

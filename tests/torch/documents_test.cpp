@@ -37,8 +37,7 @@ TEST(Documents, ATrainerOfTheReadmeEndsAnEpoch) {
   const torch::Tensor before = model->weight.clone();
   BatchLoader loader = batches_of_a_line();
 
-  cohive::Swarm swarm(
-      {.initial_peers = initial_peers});  // /ip4/203.0.113.7/tcp/31337/p2p/Qm...; none: a swarm of its own
+  cohive::Swarm swarm({.initial_peers = initial_peers});  // /ip4/203.0.113.7/tcp/31337/p2p/Qm...; none: a new swarm
   torch::optim::AdamW adam(model->parameters());
   cohive::Optimizer optimizer(swarm, adam, {.run_id = "my_run", .target_batch_size = 4096});
   for (auto& batch : loader) {
@@ -66,12 +65,12 @@ TEST(Documents, ATrainerGoesOnFromItsCheckpointWhereItWas) {
     cohive::OptimizerOptions options{.run_id = "my_run"};
     options.checkpoints.directory = "checkpoints";  // written here in the background
     options.checkpoints.every = 10min;
-    options.checkpoints.resume = true;            // goes on from the newest whole one, if there is one
-    options.checkpoints.parameter_names = names;  // those of model->named_parameters(), for instance
+    options.checkpoints.resume = true;              // goes on from the newest whole one, if there is one
+    options.checkpoints.parameter_names = names;    // those of model->named_parameters(), for instance
     options.checkpoints.strings = [&] { return cohive::checkpoint::Metadata{{"batch", std::to_string(batch)}}; };
     cohive::Optimizer optimizer(swarm, adam, options);
-    if (const auto strings = optimizer.loaded_strings(); strings.contains("batch"))
-      batch = std::stoull(strings.at("batch"));
+    const auto strings = optimizer.loaded_strings();
+    if (strings.contains("batch")) batch = std::stoull(strings.at("batch"));
 
     EXPECT_TRUE(optimizer.checkpoint_now());
     return batch;

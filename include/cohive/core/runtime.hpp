@@ -312,7 +312,7 @@ class Runtime {
   std::unordered_map<std::type_index, std::shared_ptr<void>> locals_;
   std::unique_ptr<TaskGroup> background_;
 };
-
+/// Marks work of other threads that the loop's thread does in place, as in a simulation: no turn is charged with it.
 class Runtime::OffLoop {
  public:
   explicit OffLoop(Runtime& runtime) noexcept : runtime_(runtime) { runtime_.leave_loop(); }

@@ -3,13 +3,11 @@
 // A newcomer takes the state of a run that others have begun, also where it is in the same epoch: until it has, it is
 // in no round, and shares no state. Of two trainers one is the first (ProgressTracker::others_began).
 // Where epochs are shorter than a download, a downloaded state is old when it comes, and so would be the next one. So
-// the peer joins the next round of the state with weight 0, and takes what its members have averaged. So does one that
-// has missed a round, where the next round of the state comes no later than a download would.
+// the peer joins the next round of the state with weight 0, and takes what its members have averaged.
 // Claims of strangers are proven by a state that can be downloaded, while training goes on. There is one pause for all
 // claims together, and it grows until one has been proven: claims cost nothing, downloads do.
 #include "checkpoint_content.hpp"
 #include "cohive/averaging/errors.hpp"
-#include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "run_impl.hpp"
 
@@ -17,9 +15,7 @@ namespace cohive::train {
 namespace {
 
 constexpr Duration kLastRetry = 8s;           // of a failed download
-constexpr std::uint64_t kRoundsToFollow = 4;  // of the state, before another download is tried
-constexpr double kDownloadsInVain = 4;        // that following may take as long as
-constexpr double kSlowest = 1e-9;             // samples a second
+constexpr std::uint64_t kRoundsToFollow = 3;  // of the state, before another download is tried
 constexpr int kMostTries = 3;                 // to join a run whose state nobody shares; it may have ended a moment ago
 constexpr int kMostFruitless = 5;     // downloads in a row that do not bring this peer to where others claim to be
 constexpr std::size_t kCompared = 3;  // peers that are asked whether they hold the same parameters
@@ -72,12 +68,8 @@ Task<bool> Run::Impl::catch_up_if_behind() {
 Task<bool> Run::Impl::catch_up() {
   wait_clock.turn_to(Wait::download);
   const RoundsSuspended barred(*this);
-  const bool follow = !proof && follows();
-  std::optional<averaging::Round> begun;  // of the state, which the others may be about to average
-  if (follow && !gradients.has_group()) begun = std::exchange(state.round, std::nullopt);
   co_await abandon_rounds();
-  state.round = std::move(begun);
-  const bool loaded = (follow && co_await follow_the_run()) || (co_await load_state()).has_value();
+  const bool loaded = (co_await load_state()).has_value();
   co_await drop_batches();
   if (!ended) loaded ? tracker.begin_anew(local_epoch) : tracker.report(local_epoch, 0);
   if (loaded && !out_of_sync(tracker.snapshot())) {
@@ -247,14 +239,12 @@ Task<Result<averaging::DownloadedState>> Run::Impl::download() {
 }
 
 Task<Result<>> Run::Impl::load_state() {
-  const TimePoint begin = runtime.now();
   Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
   if (proof && epoch_of(proof->metadata) >= tracker.snapshot().epoch)
     downloaded = std::move(*proof);
   else
     downloaded = co_await download();
   proof.reset();
-  download_took = runtime.now() - begin;
   if (!downloaded) {
     history.download_failed(downloaded.error());
     co_return downloaded.error();
@@ -289,55 +279,26 @@ Task<Result<>> Run::Impl::load_state() {
   }
   metrics.downloads.increment();
   log::info("train", "downloaded the state of epoch {} from {} ({} bytes, {} donors)", epoch, donor, bytes, donors);
-  download_epochs = global.epoch - std::min(global.epoch, epoch);
-  rounds_missed = 0;
-  if (local_epoch < global.epoch) (void)co_await follow_the_run();
+  co_await follow_the_run();
   co_return ok();
 }
 
-/// Whether the next round of the state brings this peer to where the run is sooner than a download, which takes as long
-/// as the last one. A state that is older than an epoch when it comes is of no use, and a younger one may be again.
-bool Run::Impl::round_comes_sooner() const {
-  const GlobalProgress global = tracker.snapshot();
-  const auto every = static_cast<std::uint64_t>(options.average_state_every);
-  const double epoch = static_cast<double>(options.target_batch_size) / std::max(global.samples_per_second, kSlowest);
-  const auto epochs = static_cast<double>(every - global.epoch % every);
-  return download_epochs > 1 || epochs * epoch <= kDownloadsInVain * to_seconds(download_took);
-}
-
-/// Whether to take part in a round of the state, one that has begun in any case, before a download is tried.
-bool Run::Impl::follows() const {
-  if (ended || tracker.snapshot().expected < 2 || rounds_missed >= kRoundsToFollow) return false;
-  return state.round || round_comes_sooner();
-}
-
-/// Takes part in the rounds of the state with weight 0 until one brings this peer to where the run is. False when a
-/// download had better be tried.
-Task<bool> Run::Impl::follow_the_run() {
-  const auto every = static_cast<std::uint64_t>(options.average_state_every);
+/// A state that was on its way for some epochs is old: the next round of the state has the newest one.
+Task<void> Run::Impl::follow_the_run() {
+  const std::uint64_t patience = kRoundsToFollow * static_cast<std::uint64_t>(options.average_state_every);
+  const std::uint64_t last = tracker.snapshot().epoch + patience;
   const Deadline end = runtime.after(options.load_state_timeout);
-  while (follows() && runtime.now() < end.at()) {
-    const std::uint64_t before = tracker.snapshot().epoch / every;
-    if (co_await follow_state_round()) {
-      rounds_missed = 0;
-      co_return true;
-    }
-    rounds_missed += tracker.snapshot().epoch / every - before;
-  }
-  co_return false;
+  while (!ended && tracker.snapshot().epoch <= last && runtime.now() < end.at())
+    if (co_await follow_state_round()) break;
 }
 
-/// Takes part in a round of the state with weight 0, which makes our parameters those of its members. Where lines are
-/// slow they may be averaging gradients still: this peer must not give them up as silent.
+/// Takes part in the next round of the state with weight 0, which makes our parameters those of its members.
 Task<bool> Run::Impl::follow_state_round() {
-  const Duration longest =
-      std::max(download_took, gradients.pace.limits().allreduce.value_or(options.averaging_timeout));
-  const bool begun = state.round.has_value(), slow = longest > options.matchmaking_time;
-  const Duration patience = round_comes_sooner() ? options.averaging_timeout : options.matchmaking_time;
-  if (!begun)
-    begin_round(state, msgpack::Value(local_epoch), tracker.snapshot().expected, options.averaging_timeout, false);
-  co_return co_await take_epoch_of(
-      co_await finish_state_round({.weight = 0, .patience = patience, .when_awaited = begun && slow}), 1);
+  const GlobalProgress global = tracker.snapshot();
+  if (global.expected < 2 || global.epoch <= local_epoch + 1) co_return true;
+  begin_round(state, msgpack::Value(local_epoch), global.expected, options.averaging_timeout);
+  co_return co_await take_epoch_of(co_await finish_state_round({.weight = 0, .patience = options.averaging_timeout}),
+                                   1);
 }
 
 /// The parameters are those of a round of the state: this peer takes the epoch of the members that are ahead of it,
@@ -378,42 +339,30 @@ Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) 
   tracker.report(epoch, 0);
 }
 
-/// Whether somebody claims more than this peer and most of those that it has averaged with have reached. Of two that
-/// have averaged, one may end the epoch first.
-bool Run::Impl::claims_are_open() const {
-  const GlobalProgress global = tracker.snapshot();
-  return !options.auxiliary && !ended && joined && rounds_barred == 0 &&
-         global.claimed > std::max(global.epoch, local_epoch) + (global.met > 0 ? 1 : 0);
-}
-
-Task<void> Run::Impl::claims_are_settled() {
-  while (claims_are_open()) co_await tracker.news();
-}
-
 /// Downloads the state when others claim to be ahead, beside the training. If it is true, the trainer loads what has
-/// come. Where the claim has come true by itself, the line is needed for the rounds.
+/// come.
 Task<void> Run::Impl::prove_claims(Impl& self) {
   TimePoint next{};
   Duration doubt = kFirstDoubt;
   for (;;) {
     co_await self.tracker.news();
-    if (self.proof || self.runtime.now() < next || !self.claims_are_open()) continue;
-    const std::uint64_t claimed = self.tracker.snapshot().claimed;
+    const GlobalProgress global = self.tracker.snapshot();
+    const std::uint64_t lead = global.met > 0 ? 1 : 0;  // of two that have averaged, one may end the epoch first
+    if (self.options.auxiliary || self.ended || !self.joined || self.proof || self.rounds_barred > 0 ||
+        global.claimed <= std::max(global.epoch, self.local_epoch) + lead || self.runtime.now() < next)
+      continue;
     log::info("train", "a peer claims epoch {}, and this one is at {}: downloading the state beside the training",
-              claimed, self.local_epoch);
-    auto ended = co_await race(self.runtime, self.download(), self.claims_are_settled());
-    auto* const state = std::get_if<0>(&ended);
-    const std::uint64_t lead = self.tracker.snapshot().met > 0 ? 1 : 0;
-    if (state && *state && *epoch_of((*state)->metadata) > self.local_epoch + lead) {
+              global.claimed, self.local_epoch);
+    auto state = co_await self.download();
+    if (state && *epoch_of(state->metadata) > self.local_epoch + lead) {
       doubt = kFirstDoubt;
-      self.proof = std::move(**state);
+      self.proof = std::move(*state);
       const std::lock_guard lock(self.mutex);
       self.demanded = true;
       continue;
     }
-    if (state)
-      log::info("train", "no state proves epoch {}, which a peer claims: claims are not looked into for {:.0f} s",
-                claimed, to_seconds(doubt));
+    log::info("train", "no state proves epoch {}, which a peer claims: claims are not looked into for {:.0f} s",
+              global.claimed, to_seconds(doubt));
     next = self.runtime.now() + doubt;
     doubt = std::min(doubt * 2, kLongestDoubt);
   }

@@ -76,7 +76,6 @@ struct StateRoundPlan {
   std::uint64_t epoch = std::numeric_limits<std::uint64_t>::max();  ///< searching ends when the run has passed it
   double weight = 1;
   Duration patience{};        ///< for the group
-  bool when_awaited = false;  ///< begins when another member waits: they may still average gradients
   Event* released = nullptr;  ///< set when the trainer may go on
 };
 
@@ -129,8 +128,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   static Task<void> watch_members(Impl& self);
   static Task<void> watch_clients(Impl& self);
   void begin_rounds(const GlobalProgress& global);
-  void begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout,
-                   bool reduces = true);
+  void begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout);
   bool state_is_due(std::uint64_t epoch) const {
     return epoch % static_cast<std::uint64_t>(options.average_state_every) == 0;
   }
@@ -154,13 +152,9 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<std::optional<bool>> holds_the_same(PeerId peer);
   static Task<void> compare_with_founders(Impl& self);
   Task<Result<>> load_state();
-  bool round_comes_sooner() const;
-  bool follows() const;
-  Task<bool> follow_the_run();
+  Task<void> follow_the_run();
   Task<bool> follow_state_round();
   Task<bool> take_epoch_of(Outcome outcome, std::size_t least);
-  bool claims_are_open() const;
-  Task<void> claims_are_settled();
   static Task<void> prove_claims(Impl& self);
   Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
   Task<Result<averaging::DownloadedState>> download();
@@ -242,14 +236,11 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   };
   int rounds_barred = 0;
 
-  bool joined = false;                // this peer has a state of the run: the one that it began with, or that of others
-  bool founder = true;                // it is the one that it began with
-  std::uint64_t began_at = 0;         // the epoch in which it had joined
-  int fruitless = 0;                  // downloads in a row
-  bool caught_up = false;             // in this epoch, between two batches
-  std::uint64_t download_epochs = 0;  // that the last downloaded state was old when it came
-  Duration download_took{};           // the last download
-  std::uint64_t rounds_missed = 0;    // of the state in a row, which were to bring this peer to where the run is
+  bool joined = false;         // this peer has a state of the run: the one that it began with, or that of others
+  bool founder = true;         // it is the one that it began with
+  std::uint64_t began_at = 0;  // the epoch in which it had joined
+  int fruitless = 0;           // downloads in a row
+  bool caught_up = false;      // in this epoch, between two batches
   bool ended = false;
   Duration retry;                                   // of a failed download
   std::vector<PeerId> useless_donors;               // whose last state was not taken

@@ -134,8 +134,7 @@ std::size_t Run::Impl::bits_of(const Scheduled& scheduled, std::size_t expected)
   return one_group ? 0 : scheduled.bits_for(expected, options.target_group_size);
 }
 
-void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout,
-                            bool reduces) {
+void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout) {
   averaging::RoundOptions round;
   round.gather = std::move(gather);
   round.timeout = timeout;
@@ -147,8 +146,7 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
     round.scheduled_time = std::clamp(tracker.snapshot().eta, now + least, now + kDividedLead * least);
   }
   round.allow_retries = false;
-  round.reduces = reduces;
-  if (reduces) round.limits = scheduled.pace.limits();
+  round.limits = scheduled.pace.limits();
   scheduled.round = scheduled.averager.begin(std::move(round));
 }
 
@@ -171,10 +169,6 @@ Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration othe
     co_await runtime.sleep_for(time);
   };
   (void)co_await race(tracker.runtime(), passed(tracker, epoch, others), late(tracker.runtime(), next, grace));
-}
-
-Task<void> pause(Runtime& runtime, Duration time) {
-  co_await runtime.sleep_for(time);
 }
 
 /// Waits for the group of a round; gives the round up, and yields false, when that has no point any more.
@@ -222,10 +216,6 @@ Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
   if (plan.released && plan.how != StateRound::live) plan.released->set();
   auto pointless = hopeless(tracker, plan.epoch, state.apart(options), nullptr, plan.patience);
   const bool found = co_await finds_group(runtime, round, std::move(pointless));
-  if (found && plan.when_awaited) {  // nobody waits for parts of one that owns none, but for its own ones
-    const Duration patience = options.next_chunk_timeout.value_or(options.matchmaking_time) / 2;
-    (void)co_await race(runtime, state.averager.member_waiting(), pause(runtime, patience));
-  }
   std::optional<SharedModel::Change> change;
   if (exclusive && found) {
     change.emplace(co_await model.change());

@@ -4,12 +4,12 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/dht/schema.hpp"
+#include "dht/detail/later_expiration.hpp"
 
 namespace cohive::train {
 namespace {
 
 constexpr double kMetricsLifetime = 600;  // seconds: monitors look seldom
-constexpr double kLaterBy = 1e-3;         // seconds: a record is replaced by one that expires later
 
 }  // namespace
 
@@ -48,9 +48,8 @@ void MetricsRecord::publish(std::uint64_t step, double samples_per_second) {
                                        {"samples_accumulated", static_cast<std::uint64_t>(std::max(0.0, sums.samples))},
                                        {"loss", sums.loss},
                                        {"mini_steps", sums.losses}}};
-  // A clock that was ahead has left a record that lives as long: one that expires before is refused.
-  newest_expiration_ = std::max(dht_.now() + kMetricsLifetime, newest_expiration_ + kLaterBy);
-  tasks_.spawn(store(dht_, record_key_, msgpack::Bin{key_->ownership_marker()}, std::move(value), newest_expiration_),
+  const double expiration = dht::later_expiration(dht_.now() + kMetricsLifetime, newest_expiration_);
+  tasks_.spawn(store(dht_, record_key_, msgpack::Bin{key_->ownership_marker()}, std::move(value), expiration),
                "tell metrics");
 }
 

@@ -8,6 +8,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/names.hpp"
 #include "cohive/dht/schema.hpp"
+#include "dht/detail/later_expiration.hpp"
 
 namespace cohive::train {
 namespace {
@@ -27,7 +28,6 @@ constexpr double kFarAway = 1e9;        // seconds until an end that cannot be f
 constexpr Duration kFirstAbsence = 4s, kLongestAbsence = 10min;
 constexpr std::size_t kFewStrangers = 4;  // that are expected beside known trainers; as many as these, where more
 constexpr Duration kDialTime = 10s, kDialAgain = 60s;
-constexpr double kLater = 1e-3;           // seconds
 constexpr std::size_t kMaxSpeeds = 4096;  // remembered
 constexpr double kSlowest = 1e-9;         // samples per second; below, nothing was measured yet
 constexpr double kMuchFaster = 16;        // than the median trainer
@@ -183,8 +183,7 @@ void ProgressTracker::publish() {
 Task<void> ProgressTracker::store_record(bool goodbye, std::optional<Deadline> deadline) {
   using namespace msgpack;
   const double now = dht_.now();
-  // A clock that was ahead has left a report that lives as long: one that expires before is refused.
-  const double expiration = std::max(now + to_seconds(options_.metadata_expiration), newest_expiration_ + kLater);
+  const double expiration = dht::later_expiration(now + to_seconds(options_.metadata_expiration), newest_expiration_);
   Value record;
   if (!goodbye)
     record = Map{{{"peer_id", Value::bin(dht_.host().id().bytes())},
@@ -195,7 +194,6 @@ Task<void> ProgressTracker::store_record(bool goodbye, std::optional<Deadline> d
                   {"client_mode", options_.client_mode}}};
   const auto stored = co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()},
                                           std::move(record), expiration, deadline);
-  newest_expiration_ = std::max(newest_expiration_, expiration);
   if (!stored && !goodbye) log::warn("train", "the swarm does not know our progress: {}", stored.error());
 }
 

@@ -8,6 +8,7 @@
 #include "cohive/core/names.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/dht/dht.hpp"
+#include "dht/detail/later_expiration.hpp"
 #include "donors.hpp"
 #include "repeated_downloads.hpp"
 #include "uploads.hpp"
@@ -17,8 +18,6 @@ namespace {
 
 constexpr Duration kChunkTimeout = 15s;
 constexpr std::size_t kMaxUploads = 4;
-
-constexpr double kLater = 1e-3;  // seconds: a declaration is replaced by one that expires later
 
 StateSharingOptions checked(StateSharingOptions options) {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
@@ -106,9 +105,7 @@ Task<void> StateSharing::Impl::declare(Impl& self) {
   double newest = 0;
   for (;;) {
     const std::uint64_t declared = self.changes;
-    // A clock that was ahead has left a declaration that lives as long: one that expires before is refused.
-    const double expiration = std::max(self.dht.now() + to_seconds(self.options.declare_period), newest + kLater);
-    newest = expiration;
+    const double expiration = dht::later_expiration(self.dht.now() + to_seconds(self.options.declare_period), newest);
     const auto said = self.snapshots.sharing() ? msgpack::Value(self.priority) : msgpack::Value();
     (void)co_await self.dht.store(self.declared_under, own, said, expiration);
     const Deadline again = self.runtime.after(self.options.declare_period * 2 / 3);

@@ -273,7 +273,6 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   auto bandwidth = options.bandwidth.is_measured() ? meter.bandwidth() : options.bandwidth.value();
   if (!is_reached_by_parts()) bandwidth = 0;
   metrics.bandwidth.set(bandwidth.value_or(0));
-  if (!state.options.reduces) bandwidth = 0;
   std::optional<Rounds::Search> search(std::in_place, rounds);
   Member own{dht.host().id(), options.mode, bandwidth, state.options.gather};
   if (own.bandwidth) own.bandwidth = std::min(*own.bandwidth, kMaxBandwidth);  // as the other members will take it
@@ -398,9 +397,8 @@ RoundLimits Averager::Impl::limits_of(const Round::State& state) const {
     if (most <= 0s) return wanted;
     return std::min(wanted.value_or(most), most);
   };
-  const auto allreduce = bounded(state.limits.allreduce, options.allreduce_timeout);
-  return {allreduce, bounded(state.limits.sender, options.sender_timeout),
-          state.options.reduces ? bounded(state.limits.reducer, options.reducer_timeout) : allreduce};
+  return {bounded(state.limits.allreduce, options.allreduce_timeout),
+          bounded(state.limits.sender, options.sender_timeout), bounded(state.limits.reducer, options.reducer_timeout)};
 }
 
 // ---- Waiting for other members, and leaving them

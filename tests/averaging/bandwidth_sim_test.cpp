@@ -103,26 +103,5 @@ TEST_F(MeasuredBandwidth, IsShownAsAMetric) {
             std::string::npos);
 }
 
-class MemberWithNothingToGive : public Averaging {};
-
-TEST_F(MemberWithNothingToGive, ReducesNothingAndWaitsForMembersThatComeMuchLater) {
-  for (int i = 0; i < 3; ++i) add(quick());
-  std::vector<Round> rounds;
-  for (auto& peer : peers)
-    rounds.push_back(peer->averager->begin({.expected_members = 3, .reduces = peer != peers.back()}));
-  rounds[2].trigger(0);
-  swarm.runtime().run_for(quick().reducer_timeout + 4s);
-  rounds[0].trigger(1);
-  rounds[1].trigger(1);
-  for (Round& round : rounds) {
-    const auto result = swarm.run(round.result());
-    ASSERT_TRUE(result) << result.error();
-    EXPECT_EQ(result->group.size(), 3u);
-    EXPECT_EQ(result->parts_failed, 0u);
-    EXPECT_TRUE(result->lost_senders.empty());
-  }
-  for (const auto& peer : peers) EXPECT_FLOAT_EQ(peer->a[0], 0.5f) << "the mean of the others";
-}
-
 }  // namespace
 }  // namespace cohive::averaging

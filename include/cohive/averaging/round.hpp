@@ -37,9 +37,6 @@ struct RoundOptions {
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.
   bool allow_retries = true;
-  /// False: this member offers no bandwidth, so that the others average its share too, as far as one of them can; it
-  /// waits for each of them as long as the whole exchange may take. For a member that has nothing to give.
-  bool reduces = true;
   RoundLimits limits = {};  ///< shorter time-outs than those of the averager; unset ones are the averager's
 };
 

@@ -72,6 +72,22 @@ def dump_optimizer_state(optimizer: Any) -> Tuple[List[Dict[str, Any]], List[Any
     return metadata, tensors
 
 
+def dump_training_state(
+    parameters: Sequence[Any], names: Sequence[Any], extras: Sequence[Any], optimizer: Any
+) -> Tuple[List[Dict[str, Any]], List[Any], List[CompressionInfo]]:
+    """The optimizer's metadata, all tensors of a state in the order in which newcomers get them, and what each is."""
+    metadata, statistics = dump_optimizer_state(optimizer)
+    infos = [
+        CompressionInfo.from_tensor(tensor, key=name, role=TensorRole.PARAMETER)
+        for tensor, name in zip(parameters, names)
+    ]
+    infos += [CompressionInfo.from_tensor(tensor, key=at) for at, tensor in enumerate(extras)]
+    infos += [
+        CompressionInfo.from_tensor(tensor, key=at, role=TensorRole.OPTIMIZER) for at, tensor in enumerate(statistics)
+    ]
+    return metadata, [*parameters, *extras, *statistics], infos
+
+
 def load_optimizer_state(optimizer: Any, metadata: Sequence[Dict[str, Any]], tensors: Sequence[Any]) -> None:
     """The reverse. ValueError for a state that is not one of this optimizer."""
     leaves = [tensors[leaf["index"]] if leaf.get("type") == "tensor" else leaf["value"] for leaf in metadata]
@@ -368,18 +384,9 @@ class TrainingAverager(DecentralizedAverager):
         with torch.no_grad():
             parameters = [parameter.detach().cpu() for parameter in self._parameters()]
             extras = [tensor.detach().cpu() for tensor in self.extra_tensors]
-            metadata, statistics = dump_optimizer_state(self.opt)
-        infos = [
-            CompressionInfo.from_tensor(tensor, key=key, role=TensorRole.PARAMETER)
-            for tensor, key in zip(parameters, self.parameter_names)
-        ]
-        infos += [CompressionInfo.from_tensor(tensor, key=at) for at, tensor in enumerate(extras)]
-        infos += [
-            CompressionInfo.from_tensor(tensor, key=at, role=TensorRole.OPTIMIZER)
-            for at, tensor in enumerate(statistics)
-        ]
+            metadata, tensors, infos = dump_training_state(parameters, self.parameter_names, extras, self.opt)
         told = dict(step=self.local_step, group_bits=self.get_group_bits(), optimizer_metadata=metadata)
-        return told, [*parameters, *extras, *statistics], infos
+        return told, tensors, infos
 
     def load_state_from_peers(self, wait: bool = True, timeout: Optional[float] = None) -> Any:
         """Downloads the newest state and takes it over; returns it, or None where there is none."""

@@ -12,7 +12,7 @@ from ._torch import torch
 from .averaging import DecentralizedAverager, StepControl
 from .compression import CompressionInfo, TensorRole
 from .dht import DHT
-from .optim import dump_optimizer_state, load_optimizer_state, nested_flatten
+from .optim import dump_training_state, load_optimizer_state, nested_flatten
 from .timed import DHTExpiration
 
 logger = logging.getLogger("cohive.averaging")
@@ -439,21 +439,12 @@ class TrainingStateAverager(DecentralizedAverager):
         """Parameters, extra tensors and the optimizer's state, as newcomers get them."""
         with torch.no_grad(), self.lock_averaged_tensors:
             # Copies: the library reads them while the training goes on.
-            parameters = [parameter.detach().cpu().clone() for parameter in self._opt_parameters()]
-            extras = [tensor.detach().cpu().clone() for tensor in self.extra_tensors]
-            metadata, statistics = dump_optimizer_state(self.optimizer)
-            statistics = [tensor.clone() for tensor in statistics]
-        infos = [
-            CompressionInfo.from_tensor(tensor, key=name, role=TensorRole.PARAMETER)
-            for tensor, name in zip(parameters, self.parameter_names)
-        ]
-        infos += [CompressionInfo.from_tensor(tensor, key=at) for at, tensor in enumerate(extras)]
-        infos += [
-            CompressionInfo.from_tensor(tensor, key=at, role=TensorRole.OPTIMIZER)
-            for at, tensor in enumerate(statistics)
-        ]
+            parameters = [parameter.detach().cpu() for parameter in self._opt_parameters()]
+            extras = [tensor.detach().cpu() for tensor in self.extra_tensors]
+            metadata, tensors, infos = dump_training_state(parameters, self.parameter_names, extras, self.optimizer)
+            tensors = [tensor.clone() for tensor in tensors]
         told = dict(epoch=self.local_epoch, group_bits=self.get_group_bits(), optimizer_metadata=metadata)
-        return told, [*parameters, *extras, *statistics], infos
+        return told, tensors, infos
 
     def load_state_from_peers(self, wait: bool = True, timeout: Optional[float] = None) -> Any:
         """Downloads the newest state and takes it over, unless it is older than this peer's.

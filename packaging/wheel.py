@@ -35,7 +35,7 @@ def run(*command: object) -> str:
 
 
 def check_library(library: pathlib.Path) -> None:
-    """Ends the program where the library would not load on every Linux of the tag, or shows names that are not its own."""
+    """Ends the program where the library would not load on every Linux of the tag, or shows names of others."""
     needed = set(re.findall(r"NEEDED\s+(\S+)", run("objdump", "-p", library)))
     if other := {name for name in needed - LIBRARIES if not name.startswith("ld-linux")}:
         sys.exit(f"{library} needs {', '.join(sorted(other))}, which not every Linux has")

@@ -1,9 +1,9 @@
 #include "parameter_gate.hpp"
 
-#include <cassert>
 #include <memory>
 
 #include "cohive/core/sync.hpp"
+#include "core/detail/assertion.hpp"
 
 namespace cohive::train {
 namespace {
@@ -24,12 +24,12 @@ void wake_all(std::vector<ParameterGate::Wake> waiting) {
 }  // namespace
 
 ParameterGate::~ParameterGate() {
-  assert(holds_ == 0 && state_ != State::publishing);
+  COHIVE_ASSERT(holds_ == 0 && state_ != State::publishing);
 }
 
 void ParameterGate::offer(StepReport report) {
   const std::lock_guard lock(mutex_);
-  assert(state_ == State::empty);  // an epoch ends after the parameters of the one before were published
+  COHIVE_ASSERT(state_ == State::empty);  // an epoch ends after the parameters of the one before were published
   state_ = State::offered;
   offer_ = std::move(report);
 }
@@ -64,7 +64,7 @@ void ParameterGate::release() {
   std::vector<Wake> waiting;
   {
     const std::lock_guard lock(mutex_);
-    assert(holds_ > 0 && state_ != State::publishing);
+    COHIVE_ASSERT(holds_ > 0 && state_ != State::publishing);
     if (--holds_ == 0) waiting.swap(waiting_);
   }
   wake_all(std::move(waiting));
@@ -74,7 +74,7 @@ void ParameterGate::end_publication() {
   std::vector<Wake> waiting;
   {
     const std::lock_guard lock(mutex_);
-    assert(holds_ == 0 && state_ == State::publishing);
+    COHIVE_ASSERT(holds_ == 0 && state_ == State::publishing);
     state_ = State::empty;
     waiting.swap(waiting_);
   }

@@ -58,12 +58,14 @@ def main(wheel, *pythons):
             for program in ("cohive-bootstrap", "cohive-monitor", "cohive-dht"):
                 version = run(bin_dir / program, "--version", env=environment)
                 assert version.startswith(program + " "), version
-                module = run(bin_dir / "python", "-m", program.replace("-", "."), "--version", env=environment, cwd=folder)
+                name = program.replace("-", ".")
+                module = run(bin_dir / "python", "-m", name, "--version", env=environment, cwd=folder)
                 assert module == version
             run(bin_dir / "pip", "uninstall", "-y", "cohive", env=environment)
             assert not list(pathlib.Path(folder).rglob("*cohive*")), "files are left"
             version = run(python, "--version").strip()
-            print(f"{version}: installed in {installing:.1f} s, imported in {importing * 1000:.0f} ms, {size / 1e6:.1f} MB")
+            took = f"installed in {installing:.1f} s, imported in {importing * 1000:.0f} ms"
+            print(f"{version}: {took}, {size / 1e6:.1f} MB")
 
 
 main(*sys.argv[1:])

@@ -23,7 +23,7 @@ namespace cohive::averaging {
 
 struct AveragingMetrics;
 
-/// What an averager wants of its groups; each is described at AveragerOptions.
+/// The wishes of an averager for its groups. AveragerOptions describes each field.
 struct GroupOptions {
   std::string prefix;                  ///< names the group of groups
   std::string initial_group_bits;      ///< of '0' and '1'

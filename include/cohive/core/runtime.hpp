@@ -243,7 +243,7 @@ class Runtime {
   /// Makes a loop without a clock. \param seed  of random()
   explicit Runtime(std::uint64_t seed);
 
-  /// What was resumed, for finding what keeps the loop busy. The names are string literals, null where nothing has one.
+  /// Names a resumption, to find what keeps the loop busy. Its texts are string literals, null where there is no name.
   struct Resumed {
     const char* group = nullptr;       ///< of the task
     const char* task = nullptr;        ///< as it was spawned

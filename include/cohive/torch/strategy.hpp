@@ -38,8 +38,8 @@ struct StrategyOptions {
   std::string identity_path;               ///< key file; made when missing. Empty: a new identity
   bool client_mode = false;                ///< do not listen
   std::string metrics_address;             ///< host:port for page and metrics; empty: none
-  /// What the fields above do not name. What they do name may be set here instead: of two fields for one option the one
-  /// that is not at its default counts, and two different ones are refused. The defaults are those above.
+  /// All options of the swarm. Those that have a field above may be set here instead: of two fields for one option the
+  /// one that is not at its default counts, and two different ones are refused. The defaults are those above.
   SwarmOptions swarm;
   OptimizerOptions optimizer;  ///< the same for the options of the run
 

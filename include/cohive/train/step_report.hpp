@@ -1,5 +1,5 @@
 /// \file
-/// What a trainer is told of its run: StepReport of one call, TrainingStats of all.
+/// StepReport tells a trainer what one call did, TrainingStats what all calls have done.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace cohive::train {
 
-/// What one call did.
+/// Tells what one call did.
 struct StepReport {
   std::uint64_t epoch = 0;     ///< after the call
   bool epoch_changed = false;  ///< an epoch has ended in this call

@@ -49,7 +49,7 @@ struct SwarmOptions {
   Duration wait_for_swarm = 0s;
   /// False: when no initial peer answers, be there alone with a warning; the DHT goes on trying by itself.
   bool ensure_bootstrap_success = true;
-  /// Of the DHT. What has a name here, too (client_mode, authorizer, bootstrap_timeout), is taken from here.
+  /// Options of the DHT. SwarmOptions decides those that it names itself: client_mode, authorizer, bootstrap_timeout.
   DhtOptions dht = {};
   std::vector<std::shared_ptr<dht::RecordValidator>> validators = {};  ///< that the DHT begins with
   std::shared_ptr<dht::RsaSignatureValidator> key = {};                ///< signs this peer's records; null: a fresh one

@@ -33,7 +33,7 @@ namespace cohive::train {
 /// change only inside of them. Never call it on the loop's thread.
 ///
 /// Calls that wait throw ErrorException with Errc::cancelled after cancel_wait(), and with Errc::closed after close().
-/// What an exception of the model or of its optimizer ends comes through as it was thrown.
+/// An exception of the model or of its optimizer ends the call that waits, and comes through as it was thrown.
 class Trainer {
  public:
   /// Makes the model; called once, on the loop's thread. The Trainer has it destroyed there. \param thread  outlives it

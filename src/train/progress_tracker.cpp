@@ -99,6 +99,7 @@ void ProgressTracker::set(const GlobalProgress& progress) {
     if (global_.expected > 1) company_left_ = runtime_.now();
     global_ = progress;
     global_.expected = expected_of(progress);
+    global_.others_train = !others_.empty();
   }
   seen_.notify_all();
 }

@@ -150,7 +150,9 @@ Run::Next Run::Impl::count(std::int64_t batch) {
 bool Run::Impl::ready(const GlobalProgress& global) const {
   if (global.epoch > local_epoch) return true;
   const double all = global.samples - global.own_samples + samples;
-  return all >= static_cast<double>(options.target_batch_size) || runtime.wall_time() >= global.eta;
+  // Nobody waits for a trainer whose samples are the only ones of this epoch, and those are counted.
+  const bool is_due = global.others_train && runtime.wall_time() >= global.eta;
+  return all >= static_cast<double>(options.target_batch_size) || is_due;
 }
 
 std::optional<StepReport> Run::Impl::publish() {

@@ -176,6 +176,29 @@ TEST(TrainingRun, ATrainerLooksForAnotherOneThatReportsBeforeItself) {
   EXPECT_GE(net.runtime().now() - begin, options.matchmaking_time) << "it did not look for the other one";
 }
 
+/// Its next batch may take longer than the one before. Others would not wait; there are none.
+TEST(TrainingRun, ATrainerAloneEndsAnEpochWhenAllItsSamplesAreThere) {
+  sim::Swarm net;
+  Dht dht(net.add_host());
+  ASSERT_TRUE(net.run(dht.start({})));
+  RunOptions options;
+  options.run_id = "alone";
+  options.target_batch_size = 32;
+  PlainReplica replica(net.runtime(), {{4}}, optim::SgdOptions{.lr = 1});
+  train::Run run(dht, std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(1)), replica, options);
+  run.start();
+  const std::vector<float> gradient(4, 1.0f);
+  for (const Duration pause : {100ms, 100ms, 20'000ms}) {
+    net.runtime().run_for(pause);
+    replica.add_gradients({gradient}, 8);
+    EXPECT_EQ(run.count(8), train::Run::Next::go_on);
+  }
+  net.runtime().run_for(100ms);
+  replica.add_gradients({gradient}, 8);
+  EXPECT_EQ(run.count(8), train::Run::Next::synchronise);
+  EXPECT_TRUE(net.run(run.synchronise()).epoch_changed);
+}
+
 TEST(TrainingRun, ATrainerThatHearsOfTheNextEpochBeforeItsGroupIsThereIsNotLeftBehind) {
   for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     SCOPED_TRACE(seed);

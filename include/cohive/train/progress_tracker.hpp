@@ -67,6 +67,8 @@ struct GlobalProgress {
       clients = 0;           ///< of these, peers that cannot be reached
   std::size_t met = 0;       ///< others in sight that this peer has averaged with, or whose state it has taken
   std::size_t expected = 0;  ///< of these, strangers with a connection and this peer, in the next round: see took_part
+  /// Others report samples of this epoch: `samples` is an estimate. Those of this peer alone are counted.
+  bool others_train = false;
   /// Unix seconds when the target will be reached; infinite before the first look at the run.
   double eta = std::numeric_limits<double>::infinity();
 };

@@ -217,6 +217,7 @@ Round Averager::begin(RoundOptions options) {
       state->options.scheduled_time.value_or(self.dht.now() + to_seconds(self.options.min_matchmaking_time));
   state->plan.expected_members = state->options.expected_members;
   state->plan.random_bits = state->options.random_group_bits;
+  state->plan.lead_delay = state->options.lead_delay;
   self.current = state;
   state->tasks.spawn(Impl::run_round(self, *state), "averaging round");
   return Round(std::move(state));

@@ -145,6 +145,7 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
     const double now = runtime.wall_time(), least = to_seconds(options.matchmaking_time);
     round.scheduled_time = std::clamp(tracker.snapshot().eta, now + least, now + kDividedLead * least);
   }
+  if (scheduled.met.size() < 2 && tracker.others_began()) round.lead_delay = options.matchmaking_time / 2;
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
   scheduled.round = scheduled.averager.begin(std::move(round));

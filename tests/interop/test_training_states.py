@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -17,10 +18,16 @@ import pytest
 hivemind = pytest.importorskip("hivemind")
 
 from hivemind.dht import DHT  # noqa: E402
+from hivemind.utils.mpfuture import MPFuture, SharedBytes  # noqa: E402
 from training_cases import OPTIMIZERS, RATE, Model, state_of  # noqa: E402
 
 PATIENCE = 60
+LOCKED_AFTER = 10  # seconds
 BATCH, EPOCHS = 8, 3
+
+
+class LockLost(Exception):
+    pass
 
 
 class CohiveStates:
@@ -59,6 +66,7 @@ class CohiveStates:
 
 class PythonRun:
     def __init__(self, dht, run_id, found=False, **case):
+        self._dht, self._run_id = dht, run_id
         self.model = Model(**case)
         self.optimizer = hivemind.Optimizer(
             dht=dht, run_id=run_id, target_batch_size=4 * BATCH if found else 100000, batch_size_per_step=BATCH,
@@ -72,6 +80,13 @@ class PythonRun:
             self.optimizer.zero_grad()
             self.model.backward(1, self.optimizer.local_epoch)
             self.optimizer.step()
+        while not self._reports():  # which its tracker does in its own time
+            assert time.monotonic() < give_up, "hivemind does not report its epoch"
+            time.sleep(0.1)
+
+    def _reports(self):
+        found = self._dht.get(f"{self._run_id}_progress", latest=True)
+        return found is not None and any(entry.value["epoch"] == EPOCHS for entry in found.value.values())
 
     def state(self):
         return state_of(self.model, self.optimizer)
@@ -92,11 +107,43 @@ def cohive(bin_dir):
     states.close()
 
 
+class PythonDht:
+    """hivemind's processes share locks. One that ends while it holds one leaves all others waiting for ever."""
+
+    def __init__(self, initial_peers):
+        self._initial_peers = initial_peers
+        self.node = DHT(initial_peers=initial_peers, start=True)
+
+    def start_run(self, run_id, **case):
+        previous = signal.signal(signal.SIGALRM, self._look_at_locks)
+        signal.alarm(LOCKED_AFTER)
+        try:
+            return PythonRun(self.node, run_id, **case)
+        except LockLost:
+            print("a lock of hivemind was lost with a process: once more with new ones")
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, previous)
+        self.node.kill()
+        MPFuture.reset_backend()
+        self.node = DHT(initial_peers=self._initial_peers, start=True)
+        return PythonRun(self.node, run_id, **case)
+
+    def _look_at_locks(self, *_):
+        if not all(lock.acquire(timeout=1) and (lock.release() or True) for lock in (MPFuture._update_lock, SharedBytes._lock)):
+            raise LockLost
+        signal.alarm(LOCKED_AFTER)
+
+    @property
+    def peer_id(self):
+        return self.node.peer_id
+
+
 @pytest.fixture(scope="module")
 def dht(cohive):
-    node = DHT(initial_peers=cohive.initial_peers, start=True)
-    yield node
-    node.shutdown()
+    dht = PythonDht(cohive.initial_peers)
+    yield dht
+    dht.node.shutdown()
 
 
 @pytest.fixture
@@ -104,7 +151,7 @@ def python(dht):
     runs = []
 
     def start(run_id, **case):
-        runs.append(PythonRun(dht, run_id, **case))
+        runs.append(dht.start_run(run_id, **case))
         return runs[-1]
 
     yield start

@@ -43,6 +43,7 @@ struct SearchPlan {
   std::optional<double> scheduled_time;  ///< Unix seconds; see RoundOptions
   std::size_t expected_members = 0;      ///< see RoundOptions
   std::size_t random_bits = 0;           ///< see RoundOptions
+  Duration lead_delay{};                 ///< see RoundOptions
   mutable Condition changed;             ///< to be notified by the owner after a change of the wishes
 };
 

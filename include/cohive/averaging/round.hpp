@@ -34,6 +34,9 @@ struct RoundOptions {
   /// Looks only for members that drew the same bits, so many, for this round: 2^n groups, of other members each time.
   /// Without effect where AveragerOptions::initial_group_bits are set.
   std::size_t random_group_bits = 0;
+  /// Offers to lead so much later than others do, and so follows one of them where there is one: for a peer that knows
+  /// few of those that will come, and would begin with them alone.
+  Duration lead_delay{};
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.
   bool allow_retries = true;

@@ -209,7 +209,8 @@ Task<void> Search::until_deposed(Search& self, PeerId leader) {
 
 double Search::expiration_from_now() const {
   const double soonest = context_.now() + to_seconds(options_.min_matchmaking_time + context_.stretch());
-  return std::min(std::max(plan_.scheduled_time.value_or(soonest), soonest), end_);
+  const double due = std::max(plan_.scheduled_time.value_or(soonest), soonest);
+  return std::min(due + to_seconds(plan_.lead_delay), end_);
 }
 
 /// When our group begins with the peers that are there: as we declared, or earlier for a follower that came straight to

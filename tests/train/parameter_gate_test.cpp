@@ -137,9 +137,9 @@ TEST(ParameterGate, ThreadsNeverCopyWhatIsBeingWritten) {
   constexpr std::uint64_t kEpochs = 20'000;
   ParameterGate gate;
   std::uint64_t parameters[2] = {};
-  std::atomic<bool> ended = false;
+  std::atomic<bool> ended = false, copied = false;
   std::jthread trainer([&] {
-    for (std::uint64_t epoch = 1; epoch <= kEpochs;) {
+    for (std::uint64_t epoch = 1; epoch <= kEpochs || !copied;) {
       if (!gate.offered()) gate.offer(report_of(epoch));
       const auto publication = gate.publish();
       if (!publication) continue;
@@ -149,7 +149,7 @@ TEST(ParameterGate, ThreadsNeverCopyWhatIsBeingWritten) {
     }
     ended = true;
   });
-  std::uint64_t copies = 0, latest = 0;
+  std::uint64_t latest = 0;
   while (!ended) {
     std::atomic<bool> woken = false;
     const auto held = gate.hold([&woken] {
@@ -163,9 +163,8 @@ TEST(ParameterGate, ThreadsNeverCopyWhatIsBeingWritten) {
     ASSERT_EQ(parameters[0], parameters[1]);
     ASSERT_GE(parameters[0], latest);
     latest = parameters[0];
-    ++copies;
+    copied = true;
   }
-  EXPECT_GT(copies, 0u);
 }
 
 /// Coroutines wait for one another at the gate, and for no clock.

@@ -66,7 +66,7 @@ class Program:
 
     def epoch(self):
         with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - 20_000))
+            log.seek(max(0, self.log.stat().st_size - 200_000))
             found = re.findall(rb"^epoch\s+(\d+)", log.read(), re.M)
         return int(found[-1]) if found else -1
 

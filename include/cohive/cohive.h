@@ -316,6 +316,107 @@ COHIVE_API int32_t cohive_tracker_close(cohive_tracker* tracker, cohive_ticket**
 /** Forgets the handle; ends it first, without withdrawing anything. */
 COHIVE_API void cohive_tracker_free(cohive_tracker* tracker);
 
+/* ---- Trainers */
+
+/** A part in a training run: counts samples with its peers, and at the end of each epoch averages gradients with them,
+ * steps, and averages parameters. Calls of one trainer go one at a time; a second thread waits for the first. */
+typedef struct cohive_trainer cohive_trainer;
+
+/** Functions of the caller's, the only ones that the library calls: on the thread, and inside of the call, of
+ * cohive_trainer_open(), _step(), _load(), _average(), _finish(), _restore() or _settle(). They may call
+ * cohive_trainer_describe(), and nothing else of the same trainer. */
+typedef struct cohive_trainer_calls {
+  void* context; /**< that they are given */
+  /** Steps with the mean gradients of all samples of all peers: one pointer to float32 values for each parameter, null
+   * where no peer has a gradient; they live until it returns, and may be written to. `gradients` is null with local
+   * updates: step with the gradients of the batch. Not 0: it has failed, and the call with it, with COHIVE_CANCELLED. */
+  int32_t (*step)(void* context, float* const* gradients, uint64_t epoch);
+  /** Takes over the state of another peer: its metadata as msgpack, its tensors in their order. Nothing in it has been
+   * looked at, but that float32 values are finite. Not 0: it does not fit, and nothing was changed. */
+  int32_t (*load)(void* context, const uint8_t* metadata, size_t size, const cohive_tensor* tensors, size_t count,
+                  uint64_t epoch);
+  /** Asked about every 100 ms by a call that waits. Not 0: it ends with COHIVE_CANCELLED; what it began goes on, and the
+   * next call waits for it first. May be null. */
+  int32_t (*interrupted)(void* context);
+} cohive_trainer_calls;
+
+/** What a call has done. */
+typedef struct cohive_step_report {
+  uint64_t epoch;        /**< of this peer */
+  uint64_t grad_group;   /**< peers whose gradients were averaged; 0: none but this one's, or not known yet */
+  uint64_t state_group;  /**< the same for parameters */
+  uint64_t bytes_sent;   /**< tensors of the rounds that this report is about */
+  int32_t epoch_changed; /**< an epoch has ended in this call */
+  int32_t loaded_state;  /**< the state of another peer was taken over; the batch did not count */
+  int32_t updated;       /**< delayed work of an earlier epoch has come into place */
+  int32_t cleared;       /**< buffers that are used again were set to zero */
+} cohive_step_report;
+
+/** Joins a run. Waits where a checkpoint is gone on from.
+ *
+ * Options, with the names of hivemind.Optimizer; times in seconds: run_id and target_batch_size (required),
+ * matchmaking_time, averaging_timeout, allreduce_timeout, next_chunk_timeout, load_state_timeout, shutdown_timeout,
+ * delay_state_averaging, delay_optimizer_step, delay_grad_averaging, reuse_grad_buffers, use_local_updates,
+ * average_state_every, auxiliary, client_mode, performance_ema_alpha, verbose, share_loss; of its tracker_opts
+ * min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration, expected_drift_peers and
+ * expected_drift_rate; of its averager_opts request_timeout, part_size_bytes, min_group_size, sender_timeout,
+ * reducer_timeout and min_vector_size. And cohive's own: target_group_size, bandwidth,
+ * verified_share, clip_grad_norm, averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
+ * (names: one for all, or one for each tensor; the state is parameters, then what is beside them), native_steps (the
+ * library steps, as cohive_trainer_describe() says), checkpoint_dir, checkpoint_every, checkpoint_keep, resume.
+ * \param parameters  contiguous float32 values in host memory, which stay where they are until cohive_trainer_free()
+ * \param beside      the same of what is averaged after the parameters: `dtype` and `requires_grad` name it in the
+ *                    schema, its values are float32; `codec` "statistic": only steps change it */
+COHIVE_API int32_t cohive_trainer_open(cohive_swarm* swarm, const char* options, const cohive_tensor* parameters,
+                                       size_t count, const cohive_tensor* beside, size_t beside_count,
+                                       const cohive_trainer_calls* calls, cohive_trainer** trainer);
+/** Says what the state is, which newcomers download and checkpoints keep; before the first batch, and whenever it has
+ * changed. It is read at any time, by the library.
+ * \param metadata  msgpack of a map that is not empty, to which "epoch" is added
+ * \param state     its tensors in the order in which newcomers get them; where `data` is that of a parameter, its
+ *                  newest values
+ * \param steps     with native_steps: JSON, an array with an object for each parameter group: "name" ("sgd", "adam",
+ *                  "adamw", "rmsprop", "adagrad" or "lamb") and its settings as torch.optim names them, "parameters":
+ *                  how many; null without
+ * \param statistics  with native_steps: four pointers for each parameter: its statistics (float32, as many as the
+ *                  parameter has) in the order momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq; square_avg,
+ *                  momentum_buffer, grad_avg; or sum, null where there is none; and the number of its steps, one
+ *                  float32, or null */
+COHIVE_API int32_t cohive_trainer_describe(cohive_trainer* trainer, const uint8_t* metadata, size_t size,
+                                           const cohive_tensor* state, size_t count, const char* steps,
+                                           float* const* statistics);
+/** After each batch: takes its gradients, and ends the epoch when it is time.
+ * \param gradients  one pointer for each parameter to float32 values, the mean over the batch; null where it has none.
+ *                   They are read before it returns. Null: the batch does not count, or it is an auxiliary peer's
+ * \param samples    of the batch
+ * \param scale      of the loss, which the gradients have, too; 1: none */
+COHIVE_API int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gradients, int64_t samples,
+                                       double scale, cohive_step_report* report);
+/** Waits for delayed work, and publishes it. The next report tells of it. */
+COHIVE_API int32_t cohive_trainer_settle(cohive_trainer* trainer);
+/** Downloads the state of the swarm if it is ahead. `loaded`: 1 if it was. */
+COHIVE_API int32_t cohive_trainer_load(cohive_trainer* trainer, int32_t* loaded);
+/** Averages the parameters once more with the peers that do the same. `group`: its members; 0: no group. */
+COHIVE_API int32_t cohive_trainer_average(cohive_trainer* trainer, uint64_t* group);
+/** Ends the training together with the peers that end theirs now. Only _status(), _close() and _free() may follow. */
+COHIVE_API int32_t cohive_trainer_finish(cohive_trainer* trainer, uint64_t* group);
+/** Enters an epoch whose state the caller has put into the memory, between two calls; see cohive_trainer_settle(). */
+COHIVE_API int32_t cohive_trainer_restore(cohive_trainer* trainer, uint64_t epoch);
+/** Writes the state into a file, or goes on from one (`epoch`: its own). */
+COHIVE_API int32_t cohive_trainer_save(cohive_trainer* trainer, const char* path);
+COHIVE_API int32_t cohive_trainer_resume(cohive_trainer* trainer, const char* path, uint64_t* epoch);
+/** Shows the loss of a batch to monitors. */
+COHIVE_API int32_t cohive_trainer_loss(cohive_trainer* trainer, double loss);
+/** A msgpack map; waits for nothing: "epoch", the run as it was seen last ("global_epoch", "samples", "own_samples",
+ * "samples_per_second", "peers", "clients", "eta"), and counts since the beginning: "grad_rounds",
+ * "grad_rounds_failed", "state_rounds", "state_rounds_failed", "state_downloads", "bytes_sent", "bytes_received",
+ * "seconds_synchronised". */
+COHIVE_API int32_t cohive_trainer_status(cohive_trainer* trainer, cohive_bytes* status);
+/** Leaves the run within shutdown_timeout; a call that another thread waits in ends first, with COHIVE_CLOSED. Waits. */
+COHIVE_API int32_t cohive_trainer_close(cohive_trainer* trainer);
+/** Forgets the handle; closes it first. When it returns, nothing uses the caller's memory. */
+COHIVE_API void cohive_trainer_free(cohive_trainer* trainer);
+
 #ifdef __cplusplus
 }
 #endif

@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from .dht import DHT as DHT
     from .dht import start_bootstrap as start_bootstrap
     from .futures import Future as Future
+    from .grad_scaler import GradScaler as GradScaler
     from .multiaddr import Multiaddr as Multiaddr
     from .node import DHTID as DHTID
     from .node import DHTNode as DHTNode
     from .optim import GradientAverager as GradientAverager
     from .optim import PowerSGDGradientAverager as PowerSGDGradientAverager
     from .optim import TrainingAverager as TrainingAverager
+    from .optimizer import Optimizer as Optimizer
     from .peer_id import PeerID as PeerID
     from .progress import ProgressTracker as ProgressTracker
     from .schema import BytesWithPublicKey as BytesWithPublicKey
@@ -84,9 +86,11 @@ _WHERE = {
     "GradientAverager": "optim",
     "PowerSGDGradientAverager": "optim",
     "TrainingAverager": "optim",
+    "GradScaler": "grad_scaler",
     "Multiaddr": "multiaddr",
     "DHTID": "node",
     "DHTNode": "node",
+    "Optimizer": "optimizer",
     "PeerID": "peer_id",
     "BytesWithPublicKey": "schema",
     "SchemaValidator": "schema",

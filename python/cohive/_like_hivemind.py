@@ -54,13 +54,6 @@ class GroupKeyManager:
         raise NotImplementedError("cohive's library keeps the keys of groups by itself")
 
 
-class Optimizer:
-    """What cohive does not have in Python yet."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError(f"cohive has no {type(self).__name__} in Python yet")
-
-
 def load_balance_peers(*_: Any, **__: Any) -> Any:
     """A part of hivemind's averaging, which is the library's here."""
     raise NotImplementedError("cohive's library divides the work of a group by itself")

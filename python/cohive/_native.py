@@ -59,6 +59,38 @@ class Event(ctypes.Structure):
     ]
 
 
+FloatPointer = POINTER(c_float)
+STEP_CALL = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(FloatPointer), c_uint64)
+LOAD_CALL = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_uint8), c_size_t, POINTER(Tensor), c_size_t, c_uint64)
+INTERRUPTED_CALL = ctypes.CFUNCTYPE(c_int32, c_void_p)
+
+
+class TrainerCalls(ctypes.Structure):
+    """cohive_trainer_calls"""
+
+    _fields_ = [
+        ("context", c_void_p),
+        ("step", STEP_CALL),
+        ("load", LOAD_CALL),
+        ("interrupted", INTERRUPTED_CALL),
+    ]
+
+
+class StepReport(ctypes.Structure):
+    """cohive_step_report"""
+
+    _fields_ = [
+        ("epoch", c_uint64),
+        ("grad_group", c_uint64),
+        ("state_group", c_uint64),
+        ("bytes_sent", c_uint64),
+        ("epoch_changed", c_int32),
+        ("loaded_state", c_int32),
+        ("updated", c_int32),
+        ("cleared", c_int32),
+    ]
+
+
 Handle = c_void_p
 Data = POINTER(c_uint8)
 
@@ -117,6 +149,35 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "cohive_tracker_close": (c_int32, [Handle, POINTER(Handle)]),
     "cohive_tracker_free": (None, [Handle]),
     "cohive_ticket_tensor": (c_int32, [Handle, c_size_t, POINTER(Tensor)]),
+    "cohive_trainer_open": (
+        c_int32,
+        [
+            Handle,
+            c_char_p,
+            POINTER(Tensor),
+            c_size_t,
+            POINTER(Tensor),
+            c_size_t,
+            POINTER(TrainerCalls),
+            POINTER(Handle),
+        ],
+    ),
+    "cohive_trainer_describe": (
+        c_int32,
+        [Handle, Data, c_size_t, POINTER(Tensor), c_size_t, c_char_p, POINTER(FloatPointer)],
+    ),
+    "cohive_trainer_step": (c_int32, [Handle, POINTER(FloatPointer), c_int64, c_double, POINTER(StepReport)]),
+    "cohive_trainer_settle": (c_int32, [Handle]),
+    "cohive_trainer_load": (c_int32, [Handle, POINTER(c_int32)]),
+    "cohive_trainer_average": (c_int32, [Handle, POINTER(c_uint64)]),
+    "cohive_trainer_finish": (c_int32, [Handle, POINTER(c_uint64)]),
+    "cohive_trainer_restore": (c_int32, [Handle, c_uint64]),
+    "cohive_trainer_save": (c_int32, [Handle, c_char_p]),
+    "cohive_trainer_resume": (c_int32, [Handle, c_char_p, POINTER(c_uint64)]),
+    "cohive_trainer_loss": (c_int32, [Handle, c_double]),
+    "cohive_trainer_status": (c_int32, [Handle, POINTER(Bytes)]),
+    "cohive_trainer_close": (c_int32, [Handle]),
+    "cohive_trainer_free": (None, [Handle]),
     "cohive_dht_key_id": (c_int32, [Data, c_size_t, Data]),
 }
 
@@ -205,6 +266,11 @@ def taken(result: Bytes) -> bytes:
     content = ctypes.string_at(result.data, result.size)
     lib.cohive_bytes_free(byref(result))
     return content
+
+
+def tensor_array(described: Sequence[Any]) -> Any:
+    """An array of tensors, each of which has its struct as `tensor`, as a parameter."""
+    return (Tensor * max(len(described), 1))(*[one.tensor for one in described])
 
 
 def handle_array(handles: Sequence[Optional[int]]) -> Any:

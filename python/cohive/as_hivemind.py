@@ -25,7 +25,10 @@ _COMPRESSIONS = " ".join(
     deserialize_torch_tensor""".split()
 )
 _AVERAGING = "DecentralizedAverager:averaging StepControl:averaging"
-_OPTIM = "GradientAverager:optim PowerSGDGradientAverager:optim TrainingAverager:optim"
+_OPTIM = (
+    "GradientAverager:optim PowerSGDGradientAverager:optim TrainingAverager:optim TrainingStateAverager:state_averager "
+    "ProgressTracker:progress Optimizer:optimizer GradScaler:grad_scaler"
+)
 _LOGGING = "get_logger:_like_hivemind use_hivemind_log_handler:_like_hivemind"
 
 # module of hivemind -> NAME:MODULE of cohive
@@ -50,7 +53,8 @@ _MODULES: Dict[str, str] = {
     "hivemind.optim": _OPTIM,
     "hivemind.optim.grad_averager": "GradientAverager:optim GradientAveragerFactory:optim",
     "hivemind.optim.power_sgd_averager": "PowerSGDGradientAverager:optim",
-    "hivemind.optim.optimizer": "Optimizer:_like_hivemind",
+    "hivemind.optim.grad_scaler": "GradScaler:grad_scaler",
+    "hivemind.optim.optimizer": "Optimizer:optimizer",
     "hivemind.optim.progress_tracker": "ProgressTracker:progress",
     "hivemind.optim.state_averager": "TrainingStateAverager:state_averager "
     "ZERO_GRAD_SET_TO_NONE_DEFAULT:state_averager",

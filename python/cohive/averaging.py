@@ -172,7 +172,7 @@ class DecentralizedAverager:
         described = [
             _described(tensor, self._codec(index), False) for index, tensor in enumerate(self._averaged_tensors)
         ]
-        schema = (_native.Tensor * max(len(described), 1))(*[one.tensor for one in described])
+        schema = _native.tensor_array(described)
         handle, hub = Handle(), _events.hub()
         self._tag = hub.add_state(self._answer_state)
         options = json.dumps(self._options, allow_nan=False).encode()
@@ -467,7 +467,7 @@ class DecentralizedAverager:
         except Exception:
             logger.exception("the state cannot be shared")
             metadata = None
-        tensors = (_native.Tensor * max(len(described), 1))(*[one.tensor for one in described])
+        tensors = _native.tensor_array(described)
         size = 0 if metadata is None else len(metadata)
         given = None if metadata is None else _native.data(metadata)
         answered = lib.cohive_state_answer(question, given, size, tensors, len(described))

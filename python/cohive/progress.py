@@ -102,6 +102,7 @@ class ProgressTracker:
             "metadata_expiration": metadata_expiration,
         }
         self._epoch, self._samples, self._closed = 0, 0, False
+        self._last: Any = None  # what was seen last
         self._lock = threading.Lock()
         if start:
             self.start()
@@ -119,9 +120,12 @@ class ProgressTracker:
     def _seen(self) -> Any:
         if self._handle is None:
             raise RuntimeError("this tracker was not started")
+        if self._closed:
+            return self._last
         progress = _native.Bytes()
         check(lib.cohive_tracker_snapshot(self._handle, ctypes.byref(progress)))
-        return _msgpack.loads(_native.taken(progress))
+        self._last = _msgpack.loads(_native.taken(progress))
+        return self._last
 
     @property
     def global_progress(self) -> GlobalTrainingProgress:
@@ -199,6 +203,8 @@ class ProgressTracker:
         with self._lock:
             if self._handle is None or self._closed:
                 return
+            with contextlib.suppress(RuntimeError):  # the DHT may have been left before
+                self._seen()
             self._closed = True
         try:
             begun(partial(lib.cohive_tracker_close, self._handle)).wait(5.0 if timeout is None else timeout)

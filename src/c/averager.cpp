@@ -62,14 +62,6 @@ StateQuestions& state_questions() {
   return all;
 }
 
-/// Which codec each tensor of a state gets is its key.
-codec::Compression by_codec_name() {
-  std::map<codec::TensorKey, codec::Compression> codecs;
-  for (const auto& known : codec::all_codecs())
-    if (!known.needs_agreement) codecs.emplace(std::string(known.name), known.codec);
-  return codec::Compression::per_tensor(std::move(codecs));
-}
-
 Task<std::optional<averaging::SharedState>> ask_for_state(Runtime& runtime, std::uint64_t tag) {
   const auto question = std::make_shared<StateQuestion>(runtime);
   const std::uint64_t id = next_id++;

@@ -110,14 +110,17 @@ void SwarmState::close(TicketPtr closed) {
 
 void SwarmState::run_close() {
   std::unique_ptr<Swarm> swarm;
+  std::map<std::uint64_t, std::function<void()>> users;
   {
     std::unique_lock lock(mutex_);
     // No thread opens it any more when the destructor comes, which that thread has kept away.
     changed_.wait(lock, [this] { return stage_ != Stage::opening; });
     stage_ = Stage::closed;
     swarm = std::move(swarm_);
+    users = std::exchange(users_, {});
   }
   if (!swarm) return;
+  for (const auto& [id, end] : users) end();
   swarm->membership().on_loop([this] {
     tasks_.reset();
     objects_.clear();
@@ -134,6 +137,18 @@ void SwarmState::begin(TicketPtr ticket, std::function<Task<Result<std::string>>
     // What was posted before the end runs before it.
     tasks_->spawn(serve(membership.runtime(), ticket, make(membership)), "call of C");
   });
+}
+
+Swarm& SwarmState::use(std::uint64_t id, std::function<void()> end) {
+  const std::lock_guard lock(mutex_);
+  if (stage_ != Stage::open) throw ErrorException(Error(cohive::Errc::closed, "the swarm is not joined, or was left"));
+  users_[id] = std::move(end);
+  return *swarm_;
+}
+
+void SwarmState::used(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  users_.erase(id);
 }
 
 void SwarmState::on_loop(const std::function<void(train::Membership&)>& work) {

@@ -36,6 +36,11 @@ class SwarmState : public std::enable_shared_from_this<SwarmState> {
     if (found == objects_.end()) throw ErrorException(Error(cohive::Errc::closed, "it was shut down"));
     return *static_cast<T*>(found->second.get());
   }
+  /// The swarm, for what ends before it: `end` is called when the swarm is to be left, on another thread, and returns
+  /// when nothing of that uses it any more.
+  Swarm& use(std::uint64_t id, std::function<void()> end);
+  /// What used it has ended by itself.
+  void used(std::uint64_t id);
   /// Runs it on the loop, and waits for it.
   void on_loop(const std::function<void(train::Membership&)>& work);
 
@@ -50,6 +55,7 @@ class SwarmState : public std::enable_shared_from_this<SwarmState> {
   std::unique_ptr<Swarm> swarm_;
   std::unique_ptr<TaskGroup> tasks_;  ///< loop thread, as the next one
   std::map<std::uint64_t, std::shared_ptr<void>> objects_;
+  std::map<std::uint64_t, std::function<void()>> users_;  ///< under the mutex
 };
 
 /// Loop thread: what cohive_swarm_status() tells.

@@ -37,6 +37,13 @@ codec::Codec codec_of(const cohive_tensor& tensor) {
   return *codec;
 }
 
+codec::Compression by_codec_name() {
+  std::map<codec::TensorKey, codec::Compression> codecs;
+  for (const auto& known : codec::all_codecs())
+    if (!known.needs_agreement) codecs.emplace(std::string(known.name), known.codec);
+  return codec::Compression::per_tensor(std::move(codecs));
+}
+
 codec::Tensor copy_of(const cohive_tensor& tensor) {
   codec::Tensor copy{dtype_of(tensor), shape_of(tensor), tensor.requires_grad != 0, {}};
   const std::uint64_t wanted = *codec::element_count(copy.shape) * codec::size_of(copy.dtype);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cohive/codec/codec.hpp"
+#include "cohive/codec/compression.hpp"
 #include "cohive/cohive.h"
 
 namespace cohive::c {
@@ -12,6 +13,8 @@ cohive_tensor view_of(const codec::Tensor& tensor);
 codec::DType dtype_of(const cohive_tensor& tensor);
 codec::Shape shape_of(const cohive_tensor& tensor);
 codec::Codec codec_of(const cohive_tensor& tensor);
+/// Which codec a tensor gets is its key.
+codec::Compression by_codec_name();
 /// Copies the values, which must be as many as the shape says.
 codec::Tensor copy_of(const cohive_tensor& tensor);
 

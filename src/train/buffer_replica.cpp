@@ -107,7 +107,15 @@ BufferReplica::BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& 
     : BufferReplica(runtime, shapes_of(parameters), buffers_of(parameters, "parameter"), std::move(optimizer)) {}
 
 BufferReplica::BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& parameters, CallersOptimizer optimizer)
+    : BufferReplica(runtime, parameters, std::optional(std::move(optimizer))) {}
+
+BufferReplica::BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& parameters,
+                             std::optional<CallersOptimizer> optimizer)
     : BufferReplica(runtime, parameters, optim::SgdOptions()) {
+  if (optimizer) take_optimizer(std::move(*optimizer));
+}
+
+void BufferReplica::take_optimizer(CallersOptimizer optimizer) {
   if (!optimizer.step) throw std::invalid_argument("cohive: an optimizer of the caller's has a function that steps");
   if (optimizer.where == StepThread::trainer && !optimizer.thread)
     throw std::invalid_argument(

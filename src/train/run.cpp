@@ -231,6 +231,10 @@ std::uint64_t Run::epoch() const noexcept {
   return impl_->local_epoch;
 }
 
+GlobalProgress Run::progress() const {
+  return impl_->tracker.snapshot();
+}
+
 TrainingStats Run::stats() const {
   const GlobalProgress global = impl_->tracker.snapshot();
   const std::lock_guard lock(impl_->mutex);

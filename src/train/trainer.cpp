@@ -290,6 +290,9 @@ std::uint64_t Trainer::epoch() const noexcept {
 TrainingStats Trainer::stats() const {
   return impl_->run->stats();
 }
+GlobalProgress Trainer::progress() const {
+  return impl_->run->progress();
+}
 void Trainer::report_loss(double loss) {
   impl_->run->report_loss(loss);
 }

@@ -101,6 +101,9 @@ class BufferReplica : public FusedReplica {
   void enter_epoch(std::uint64_t epoch) override;
 
  protected:
+  /// With an optimizer of the caller's, or without: a derived class says then how cohive steps.
+  BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& parameters,
+                std::optional<CallersOptimizer> optimizer);
   /// Over memory of a derived class. \param shapes  of the parameters, one for each buffer
   BufferReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, std::vector<Buffer> live,
                 optim::Options optimizer);
@@ -121,6 +124,7 @@ class BufferReplica : public FusedReplica {
     codec::Shape shape;
     std::span<float> values;
   };
+  void take_optimizer(CallersOptimizer optimizer);
   std::vector<Named> kept_statistics();
   void check_gradients(const std::vector<std::span<const float>>& gradients) const;
   Task<void> step_with(GradientSums::Taken means, std::uint64_t epoch);

@@ -65,6 +65,8 @@ class Run {
   std::uint64_t epoch() const noexcept;
   /// Returns what the run has done so far.
   TrainingStats stats() const;
+  /// Returns the run as it was seen last. Any thread.
+  GlobalProgress progress() const;
   /// Shows the loss of a batch in the metrics of this peer; where RunOptions::share_loss is set, to monitors as well.
   void report_loss(double loss);
   /// Begins to write a checkpoint in the background when one is due and none is being written.

@@ -91,6 +91,8 @@ class Trainer {
   std::uint64_t epoch() const noexcept;
   /// Returns what the run has done since construction.
   TrainingStats stats() const;
+  /// Returns the run as it was seen last.
+  GlobalProgress progress() const;
   /// Shows the loss of a batch; see Run::report_loss.
   void report_loss(double loss);
   /// Ends the wait of the call that waits now, which throws; nothing where none does. What it began goes on, and the

@@ -1,0 +1,782 @@
+"""Optimizer: trains one model together with peers, as a torch.optim.Optimizer. Needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import logging
+import math
+import signal
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
+
+from . import _events, _model, _msgpack, _native
+from ._native import Handle, check, lib
+from ._torch import torch
+from .compression import CompressionBase, CompressionInfo, NoCompression
+from .dht import DHT
+from .optim import GradientAverager, PowerSGDGradientAverager, dump_training_state
+from .progress import GlobalTrainingProgress, LocalTrainingProgress, PerformanceEMA
+from .timed import DHTExpiration, get_dht_time
+
+logger = logging.getLogger("cohive.train")
+
+#: of averager_opts and tracker_opts: what hivemind's parts take, and this one has no use for
+_NOT_OURS = ("private_key", "client_mode", "start", "daemon", "status_loglevel", "allow_state_sharing")
+_TWO_WAYS = (
+    "Please initialize the optimizer in one of the following two ways:\n"
+    "(A) Optimizer(..., params=params, optimizer=lambda params: create_opt(params))\n"
+    "(B) Optimizer(..., optimizer=pre_initialized_optimizer)"
+)
+
+
+class _Group(MutableMapping[str, Any]):
+    """A parameter group of the optimizer, with the model's parameters in place of their copies."""
+
+    def __init__(self, group: Dict[str, Any], parameters: List[Any]) -> None:
+        self._group, self._parameters = group, parameters
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parameters if name == "params" else self._group[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "params":
+            raise ValueError("the parameters of a collaborative optimizer cannot be replaced: make another one")
+        self._group[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._group[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._group)
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+
+class _Part:
+    """What hivemind's optimizer has as an averager of its own."""
+
+    def __init__(self, of: "Optimizer") -> None:
+        self._of = of
+
+    def is_alive(self) -> bool:
+        """Whether the optimizer was not shut down."""
+        return self._of.is_alive()
+
+    @property
+    def optimizer(self) -> Any:
+        return self._of.opt
+
+    @property
+    def scheduler(self) -> Any:
+        return self._of.scheduler
+
+    @property
+    def local_epoch(self) -> int:
+        return self._of.local_epoch
+
+
+class _Tracker:
+    """How far the run is, as the optimizer has seen it last; see ProgressTracker."""
+
+    def __init__(self, of: "Optimizer") -> None:
+        self._of = of
+        self.speed = 0.0  #: samples per second of this peer
+
+    def is_alive(self) -> bool:
+        """Whether the optimizer was not shut down."""
+        return self._of.is_alive()
+
+    @property
+    def global_progress(self) -> GlobalTrainingProgress:
+        """The run as it was seen last."""
+        seen = self._of._status()
+        return GlobalTrainingProgress(
+            seen["global_epoch"],
+            int(seen["samples"]),
+            self._of.target_batch_size,
+            max(seen["peers"], 1),
+            seen["clients"],
+            seen["eta"],
+        )
+
+    @property
+    def local_progress(self) -> LocalTrainingProgress:
+        """What this peer has done in its epoch."""
+        of, seen = self._of, self._of._status()
+        peer, now = of.dht.peer_id.to_bytes(), get_dht_time()
+        return LocalTrainingProgress(peer, seen["epoch"], int(seen["own_samples"]), self.speed, now, of.client_mode)
+
+    @property
+    def performance_ema(self) -> PerformanceEMA:
+        """The measured speed of this peer."""
+        return PerformanceEMA(self.speed)
+
+    @property
+    def global_epoch(self) -> int:
+        """The epoch of the run."""
+        seen = self._of._status()
+        return int(max(seen["global_epoch"], seen["epoch"]))
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        """Whether the run has enough samples for its next epoch, or is past this peer's."""
+        seen = self._of._status()
+        enough = seen["samples"] >= self._of.target_batch_size or get_dht_time() >= seen["eta"]
+        return bool(seen["global_epoch"] > seen["epoch"] or (seen["global_epoch"] == seen["epoch"] and enough))
+
+    @property
+    def estimated_next_update_time(self) -> DHTExpiration:
+        """When the next epoch begins, Unix seconds."""
+        return get_dht_time() if self.ready_to_update_epoch else self._of._status()["eta"]
+
+
+class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """Steps once for every `target_batch_size` samples that all peers of a run have trained on together.
+
+    ::
+
+        optimizer = cohive.Optimizer(
+            dht=cohive.DHT(initial_peers=peers, start=True), run_id="my_run", target_batch_size=4096,
+            batch_size_per_step=32, params=model.parameters(), optimizer=torch.optim.Adam)
+        while optimizer.local_epoch < 100:
+            loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    The model's parameters change inside of step() alone. One thread trains; calls of another one wait for it.
+
+    :param dht: a DHT that was started
+    :param run_id: one name per training run
+    :param target_batch_size: samples of an epoch, of all peers together
+    :param batch_size_per_step: samples of a batch, where step() is not told
+    :param optimizer: an optimizer of torch, or what makes one of parameters
+    :param params: of the model, or groups of them; for an optimizer that is to be made
+    :param scheduler: of the optimizer, or what makes it: it follows the epochs of the run
+    :param matchmaking_time: seconds to find a group
+    :param averaging_timeout: seconds for a round, from the search for a group on
+    :param allreduce_timeout: seconds for the exchange; default: averaging_timeout
+    :param next_chunk_timeout: seconds between two parts of a peer; default: matchmaking_time
+    :param load_state_timeout: seconds for a download of the state
+    :param reuse_grad_buffers: gradients add up in the parameters' ``.grad`` until the epoch ends: no zero_grad()
+    :param offload_optimizer: statistics are in host memory, and so are float32 copies of parameters that are not;
+        default: where `params` are given, but with local updates
+    :param delay_optimizer_step: step in the background; default: delay_grad_averaging. Other optimizers than
+        torch's SGD, Adam, AdamW, RMSprop and Adagrad step at once
+    :param delay_grad_averaging: average gradients in the background, too; they are one epoch old then
+    :param delay_state_averaging: average parameters in the background
+    :param average_state_every: epochs between two rounds of the parameters
+    :param use_local_updates: step in every batch, and average parameters alone
+    :param client_mode: this peer cannot be reached; default: that of the DHT
+    :param auxiliary: help averaging without data
+    :param grad_compression: of gradients on their way
+    :param grad_averager_factory: GradientAverager, or PowerSGDGradientAverager, also in functools.partial
+    :param state_averaging_compression: of parameters on their way
+    :param load_state_compression: of the state that newcomers download
+    :param average_opt_statistics: names of the optimizer's tensors that are averaged with the parameters
+    :param extra_tensors: averaged with them, and shared
+    :param averager_opts: request_timeout, part_size_bytes, min_group_size, target_group_size, bandwidth, ...
+    :param tracker_opts: min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration, ...
+    :param performance_ema_alpha: weight of the newest batch in the measured speed
+    :param shutdown_timeout: seconds that shutdown() takes at most
+    :param verbose: internal events are logged as information
+    :param target_group_size: larger runs divide into groups of about this size
+    :param bandwidth: relative speed of this peer's line; default: all are alike
+    :param verified_share: of averages of others, made again
+    :param clip_grad_norm: the largest norm of the averaged gradients
+    :raises ValueError: options that contradict one another
+    """
+
+    def __init__(
+        self,
+        *,
+        dht: DHT,
+        run_id: str,
+        target_batch_size: int,
+        batch_size_per_step: Optional[int] = None,
+        optimizer: Any,
+        params: Optional[Any] = None,
+        scheduler: Optional[Any] = None,
+        matchmaking_time: Optional[float] = 15.0,
+        averaging_timeout: Optional[float] = 60.0,
+        allreduce_timeout: Optional[float] = None,
+        next_chunk_timeout: Optional[float] = None,
+        load_state_timeout: float = 600.0,
+        reuse_grad_buffers: bool = False,
+        offload_optimizer: Optional[bool] = None,
+        delay_optimizer_step: Optional[bool] = None,
+        delay_grad_averaging: bool = False,
+        delay_state_averaging: bool = True,
+        average_state_every: int = 1,
+        use_local_updates: bool = False,
+        client_mode: Optional[bool] = None,
+        auxiliary: bool = False,
+        grad_compression: Optional[CompressionBase] = None,
+        grad_averager_factory: Optional[Callable[..., Any]] = None,
+        state_averaging_compression: Optional[CompressionBase] = None,
+        load_state_compression: Optional[CompressionBase] = None,
+        average_opt_statistics: Sequence[str] = (),
+        extra_tensors: Sequence[Any] = (),
+        averager_opts: Optional[Mapping[str, Any]] = None,
+        tracker_opts: Optional[Mapping[str, Any]] = None,
+        performance_ema_alpha: float = 0.1,
+        shutdown_timeout: float = 5,
+        verbose: bool = False,
+        target_group_size: Optional[int] = None,
+        bandwidth: Optional[float] = None,
+        verified_share: float = 0.0,
+        clip_grad_norm: Optional[float] = None,
+    ) -> None:
+        self._handle: Optional[Handle] = None
+        self._closed = False
+        self._last_status: Dict[str, Any] = {}
+        client_mode = dht.client_mode if client_mode is None else client_mode
+        delay_optimizer_step = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
+        if offload_optimizer is None:
+            offload_optimizer = params is not None and not use_local_updates
+        if delay_grad_averaging and not delay_optimizer_step:
+            raise ValueError("delay_grad_averaging requires delay_optimizer_step")
+        if auxiliary and batch_size_per_step is not None:
+            raise ValueError("Auxiliary peers should not accumulate batches")
+        if use_local_updates and grad_averager_factory is not None:
+            raise ValueError("if local_updates is True, provided grad_averager_factory will not be used")
+        if not isinstance(target_batch_size, int) or target_batch_size < 1:
+            raise ValueError("target_batch_size is a number of samples, at least 1")
+        self.dht, self.run_id, self.client_mode, self.auxiliary = dht, run_id, client_mode, auxiliary
+        self.batch_size_per_step, self.target_batch_size = batch_size_per_step, target_batch_size
+        self.offload_optimizer, self.reuse_grad_buffers = offload_optimizer, reuse_grad_buffers
+        self.use_local_updates, self.delay_state_averaging = use_local_updates, delay_state_averaging
+        self.average_state_every, self._alpha = average_state_every, performance_ema_alpha
+        self.matchmaking_time, self.load_state_timeout = matchmaking_time, load_state_timeout
+        self.scheduled_grads = self.scheduled_state = None
+        #: what the last call of step() has done; see cohive_step_report in cohive.h
+        self.last_report: Optional[_native.StepReport] = None
+        self._model = _model.Model(
+            *self._make_optimizer(optimizer, params, offload_optimizer, delay_optimizer_step or delay_grad_averaging),
+            extra_tensors=extra_tensors,
+            statistics=average_opt_statistics,
+            reuse=reuse_grad_buffers,
+            local=use_local_updates,
+        )
+        self.opt = self._model.optimizer
+        self.scheduler = self._make_scheduler(scheduler, made=self.opt is not optimizer)
+        if delay_optimizer_step and not self._model.native:
+            logger.warning("%s is no optimizer that cohive knows the steps of: they are not delayed", _name(self.opt))
+            delay_optimizer_step = delay_grad_averaging = False
+        self.delay_optimizer_step, self.delay_grad_averaging = delay_optimizer_step, delay_grad_averaging
+        # As any optimizer of torch: defaults, hooks and profilers.
+        super().__init__([torch.zeros(1, requires_grad=True)], dict(self.opt.defaults))
+        self._load_compression = load_state_compression or NoCompression()
+        options = {
+            "run_id": run_id,
+            "target_batch_size": target_batch_size,
+            "matchmaking_time": matchmaking_time,
+            "averaging_timeout": averaging_timeout,
+            "allreduce_timeout": allreduce_timeout,
+            "next_chunk_timeout": next_chunk_timeout,
+            "load_state_timeout": load_state_timeout,
+            "shutdown_timeout": shutdown_timeout,
+            "delay_state_averaging": delay_state_averaging,
+            "delay_optimizer_step": delay_optimizer_step,
+            "delay_grad_averaging": delay_grad_averaging,
+            "reuse_grad_buffers": reuse_grad_buffers,
+            "use_local_updates": use_local_updates,
+            "average_state_every": average_state_every,
+            "auxiliary": auxiliary,
+            "client_mode": client_mode,
+            "performance_ema_alpha": performance_ema_alpha,
+            "verbose": verbose,
+            "target_group_size": target_group_size,
+            "bandwidth": bandwidth,
+            "verified_share": verified_share,
+            "clip_grad_norm": clip_grad_norm,
+            "native_steps": self._model.native,
+            **self._codecs(grad_compression or NoCompression(), state_averaging_compression or NoCompression()),
+            **_factory_options(grad_averager_factory),
+        }
+        for given in (averager_opts or {}, tracker_opts or {}):
+            options.update({name: value for name, value in given.items() if name not in _NOT_OURS})
+        self._open(options)
+        self.tracker = _Tracker(self)
+        self.state_averager = _Part(self)
+        self.grad_averager = None if use_local_updates else _Part(self)
+        self._last_step: Optional[float] = None
+
+    # ---- Making it
+
+    @staticmethod
+    def _make_optimizer(
+        optimizer: Any, params: Optional[Any], offload: bool, delayed: bool
+    ) -> Tuple[List[Any], Any, bool]:
+        """The model's parameters, the optimizer, and whether it steps copies of them."""
+        made = callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer)
+        if made and params is not None:
+            groups = _groups_of(params)
+            parameters = [parameter for group in groups for parameter in group["params"]]
+            copies = (offload or delayed) and not all(_model.is_plain(parameter) for parameter in parameters)
+            if copies:
+                groups = [dict(group, params=[_model.master_of(one) for one in group["params"]]) for group in groups]
+            return parameters, optimizer(groups), copies
+        if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
+            raise ValueError(_TWO_WAYS)
+        if offload or delayed:
+            raise ValueError(
+                "To enable offload_optimizer or delayed updates, please initialize Optimizer as "
+                "Optimizer(..., params=params, optimizer=lambda params: create_opt(params))"
+            )
+        _groups_of(optimizer.param_groups)
+        return [one for group in optimizer.param_groups for one in group["params"]], optimizer, False
+
+    def _make_scheduler(self, scheduler: Any, made: bool) -> Any:
+        if scheduler is None:
+            return None
+        ready = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
+        if ready and made:
+            raise ValueError("For this mode, please provide scheduler factory: callable(optimizer) -> scheduler")
+        scheduler = scheduler if ready else scheduler(self.opt)
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ValueError("ReduceLROnPlateau follows a loss that peers do not share: use a schedule of epochs")
+        return scheduler
+
+    def _codecs(self, gradients: CompressionBase, states: CompressionBase) -> Dict[str, List[str]]:
+        """The codec of each tensor that is averaged."""
+        of_gradients = [
+            gradients.codec(CompressionInfo.from_tensor(live, key=at)).name for at, live in enumerate(self._model.live)
+        ]
+        of_states = [states.codec(info).name for info in self._model.averaged_infos()]
+        return {"grad_codecs": of_gradients, "state_codecs": of_states}
+
+    def _open(self, options: Mapping[str, Any]) -> None:
+        text = json.dumps({name: value for name, value in options.items() if value is not None}, allow_nan=False)
+        handle = Handle()
+        self._raised: Optional[BaseException] = None
+        self._calls = _native.TrainerCalls(
+            None,
+            _native.STEP_CALL(self._on_step),
+            _native.LOAD_CALL(self._on_load),
+            _native.INTERRUPTED_CALL(self._on_wait),
+        )
+        parameters, beside = self._model.arrays()
+        self._checked(
+            lib.cohive_trainer_open,
+            self.dht._open(),
+            text.encode(),
+            _native.tensor_array(parameters),
+            len(parameters),
+            _native.tensor_array(beside),
+            len(beside),
+            ctypes.byref(self._calls),
+            ctypes.byref(handle),
+        )
+        self._handle = Handle(handle.value)
+        _events.close_at_exit(self)
+        self._describe()
+
+    # ---- What the library calls, on this thread
+
+    def _guarded(self, work: Callable[[], bool]) -> int:
+        """0 where it has worked. An exception is raised by the call that the library was in."""
+        try:
+            return 0 if work() else 1
+        except BaseException as error:  # also KeyboardInterrupt, which a C function would swallow
+            self._raised = error
+            return 1
+
+    def _on_step(self, _: Any, gradients: Any, epoch: int) -> int:
+        def work() -> bool:
+            self._model.step([gradients[at] for at in range(len(self._model.live))] if gradients else None)
+            return True
+
+        return self._guarded(work)
+
+    def _on_load(self, _: Any, metadata: Any, size: int, tensors: Any, count: int, epoch: int) -> int:
+        def work() -> bool:
+            told = _msgpack.loads(ctypes.string_at(metadata, size))
+            reason = self._model.load(told, [tensors[at] for at in range(count)])
+            if reason:
+                logger.warning("a state is not taken over: %s", reason)
+            return not reason
+
+        return self._guarded(work)
+
+    def _on_wait(self, _: Any) -> int:
+        return self._guarded(lambda: not self._interrupts)
+
+    def _checked(self, function: Any, *arguments: Any) -> None:
+        """Calls the library, which may call back; raises what was raised there."""
+        self._raised = None
+        with _interrupts() as interrupts:
+            self._interrupts = interrupts
+            code = function(*arguments)
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+        check(code)
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        if self._handle is None or self._closed:
+            raise RuntimeError("this optimizer was shut down")
+        self._checked(function, self._handle, *arguments)
+
+    # ---- Its state, as the library knows it
+
+    def _describe(self) -> None:
+        metadata, tensors, infos = dump_training_state(
+            self._model.live, range(len(self._model.live)), self._model.extras(), self.opt
+        )
+        codecs = [self._load_compression.codec(info).name for info in infos]
+        packed = _msgpack.dumps({"group_bits": "", "optimizer_metadata": metadata})
+        described = self._model.describe(tensors, codecs)
+        steps, statistics = self._model.native_steps()
+        self._described = (described, statistics)  # their memory is read until the next description
+        self._call(
+            lib.cohive_trainer_describe,
+            _native.data(packed),
+            len(packed),
+            _native.tensor_array(described),
+            len(described),
+            steps,
+            statistics,
+        )
+        self._settings = self._fingerprint()
+
+    def _fingerprint(self) -> List[Any]:
+        """What a user may have changed in the groups."""
+        return [[value for name, value in group.items() if name != "params"] for group in self.opt.param_groups]
+
+    def _take_over(self) -> None:
+        """After the parameters, or the epoch, have changed."""
+        self._model.publish()
+        if self.scheduler is not None:
+            self.opt._opt_called = True  # the library may have stepped, of which torch's scheduler knows nothing
+            while self.scheduler._step_count <= self.local_epoch:
+                self.scheduler.step()
+        self._describe()
+
+    def _status(self) -> Dict[str, Any]:
+        if self._handle is None or self._closed:
+            return self._last_status
+        status = _native.Bytes()
+        check(lib.cohive_trainer_status(self._handle, ctypes.byref(status)))
+        self._last_status = _msgpack.loads(_native.taken(status))
+        return self._last_status
+
+    # ---- Training
+
+    def step(
+        self,
+        closure: Optional[Callable[[], Any]] = None,
+        batch_size: Optional[int] = None,
+        grad_scaler: Optional[Any] = None,
+    ) -> Any:
+        """After each batch: counts its samples, and its gradients, which backward() has left in ``.grad``. Returns at
+        once, but at the end of an epoch, or where this peer has to catch up with the others.
+
+        :param closure: computes the loss and its gradients; its result is returned
+        :param batch_size: samples of this batch; default: batch_size_per_step
+        :param grad_scaler: whose scale the gradients have
+        """
+        if self.auxiliary and (closure is not None or batch_size is not None):
+            raise ValueError("auxiliary peers have no batches: call step() without closure and batch_size")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        samples = self.batch_size_per_step if batch_size is None else batch_size
+        if samples is None and not self.auxiliary:
+            raise ValueError("Please either set batch_size_per_step parameter at init or when calling .step")
+        if not self.auxiliary and (not isinstance(samples, int) or samples < 1):
+            raise ValueError("batch_size is a number of samples, at least 1")
+        scale, finite = _scale_of(grad_scaler, self)
+        if self._settings != self._fingerprint():
+            self._describe()
+        report = _native.StepReport()
+        with torch.no_grad():
+            counts = finite and not self.auxiliary
+            gradients = self._model.gradients(scale) if counts else None
+            self._call(
+                lib.cohive_trainer_step,
+                gradients,
+                samples if counts else 0,
+                1.0 if self._model.unscales else scale,
+                ctypes.byref(report),
+            )
+            if report.cleared or (self.reuse_grad_buffers and (report.loaded_state or not finite)):
+                self._model.clear_gradients()
+            self.last_report = report
+            if report.epoch_changed or report.loaded_state or report.updated:
+                self._take_over()
+            elif self.use_local_updates:
+                self._model.publish()
+        self._measure(samples or 0, bool(report.epoch_changed or report.loaded_state))
+        if grad_scaler is not None and hasattr(grad_scaler, "_stepped"):
+            grad_scaler._stepped(finite, bool(report.epoch_changed))
+        return loss
+
+    def _measure(self, samples: int, waited: bool) -> None:
+        """The speed of this peer, as hivemind's PerformanceEMA measures it, but for steps that have waited."""
+        now, before = time.monotonic(), self._last_step
+        self._last_step = now
+        if waited or before is None or now <= before or samples == 0:
+            return
+        speed = samples / (now - before)
+        tracker = self.tracker
+        tracker.speed = speed if tracker.speed == 0 else 1 / ((1 - self._alpha) / tracker.speed + self._alpha / speed)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients of the last batch. ValueError with reuse_grad_buffers, where they are still needed."""
+        if self.reuse_grad_buffers:
+            raise ValueError(
+                "When running Optimizer with reuse_grad_buffers=True, user should never call zero_grad manually. "
+                "Gradients will be refreshed internally"
+            )
+        for parameter in self._model.parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.detach_().zero_()
+
+    def load_state_from_peers(self, **_: Any) -> bool:
+        """Downloads the state of the run, if it is ahead of this peer. True if it was."""
+        loaded = ctypes.c_int32()
+        self._call(lib.cohive_trainer_load, ctypes.byref(loaded))
+        if loaded.value:
+            if self.reuse_grad_buffers:
+                self._model.clear_gradients()
+            self._take_over()
+        return bool(loaded.value)
+
+    def average_parameters(self) -> int:
+        """Averages the parameters once more with the peers that do the same. The size of the group; 0: no group."""
+        group = ctypes.c_uint64()
+        self._call(lib.cohive_trainer_average, ctypes.byref(group))
+        self._take_over()
+        return group.value
+
+    def finish(self) -> int:
+        """Ends the training together with the peers that end theirs now. The size of the last group. Only shutdown()
+        may follow."""
+        group = ctypes.c_uint64()
+        self._call(lib.cohive_trainer_finish, ctypes.byref(group))
+        self._model.publish()
+        return group.value
+
+    def report_loss(self, loss: float) -> None:
+        """Shows the loss of a batch to monitors."""
+        if not math.isfinite(loss):
+            return
+        self._call(lib.cohive_trainer_loss, float(loss))
+
+    # ---- States
+
+    @property
+    def state(self) -> Any:
+        return self.opt.state if hasattr(self, "opt") else {}
+
+    @state.setter
+    def state(self, _: Any) -> None:
+        """torch.optim.Optimizer makes an empty one."""
+
+    @property
+    def param_groups(self) -> List[Any]:
+        """The groups of the optimizer, with the model's parameters. What is set there, such as "lr", counts."""
+        if not hasattr(self, "opt"):
+            return self._made_groups
+        if not self._model.has_copies:
+            return list(self.opt.param_groups)
+        groups, at = [], 0
+        for group in self.opt.param_groups:
+            count = len(group["params"])
+            groups.append(_Group(group, self._model.parameters[at : at + count]))
+            at += count
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, _: Any) -> None:
+        """torch.optim.Optimizer makes some of its own."""
+        self._made_groups: List[Any] = []
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Of the optimizer that was made or given; a run has one list of parameters."""
+        if self._handle is not None:
+            raise ValueError("Optimizer does not support calling add_param_group after creation")
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The optimizer's, with "local_epoch" and, where it steps copies of the parameters, these as "masters"."""
+        self._call(lib.cohive_trainer_settle)
+        self._take_over()
+        state: Dict[str, Any] = self.opt.state_dict()
+        state["local_epoch"] = self.local_epoch
+        if self._model.has_copies:
+            state["masters"] = [live.clone() for live in self._model.live]
+        return state
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Goes on from what state_dict() gave, here or in hivemind. The model's own parameters are loaded before."""
+        state = dict(state_dict)
+        inner = dict(state.get("state", {}))
+        epoch = state.pop("local_epoch", inner.pop("local_epoch", 0))
+        masters = state.pop("masters", None)
+        if not isinstance(epoch, int) or epoch < 0:
+            raise ValueError("local_epoch is a number of epochs, from 0 on")
+        self._call(lib.cohive_trainer_settle)
+        self.opt.load_state_dict({**state, "state": inner})
+        self._model.take_parameters(masters)
+        self._describe()
+        self._call(lib.cohive_trainer_restore, epoch)
+        self._take_over()
+
+    def save_checkpoint(self, path: str) -> None:
+        """Writes the state as a safetensors file."""
+        self._call(lib.cohive_trainer_save, str(path).encode())
+
+    def load_checkpoint(self, path: str) -> int:
+        """Goes on from such a file; returns its epoch."""
+        epoch = ctypes.c_uint64()
+        self._call(lib.cohive_trainer_resume, str(path).encode(), ctypes.byref(epoch))
+        self._take_over()
+        return epoch.value
+
+    # ---- What it knows
+
+    @property
+    def local_epoch(self) -> int:
+        """The epoch of this peer."""
+        return int(self._status().get("epoch", 0))
+
+    @property
+    def local_progress(self) -> LocalTrainingProgress:
+        return self.tracker.local_progress
+
+    @property
+    def use_gradient_averaging(self) -> bool:
+        return not self.use_local_updates
+
+    def stats(self) -> Dict[str, Any]:
+        """Counts since the beginning; see cohive_trainer_status() in cohive.h."""
+        return dict(self._status())
+
+    def is_alive(self) -> bool:
+        """Whether it was not shut down."""
+        return self._handle is not None and not self._closed
+
+    def is_synchronized_with_peers(self) -> bool:
+        """Whether this peer is not behind the run."""
+        seen = self._status()
+        return bool(seen["epoch"] >= seen["global_epoch"] - 1)
+
+    def shutdown(self) -> None:
+        """Leaves the run, within shutdown_timeout. Idempotent."""
+        if self._handle is None or self._closed:
+            return
+        with contextlib.suppress(RuntimeError):  # its DHT may have been left before
+            self._status()
+        self._closed = True
+        check(lib.cohive_trainer_close(self._handle))
+
+    def __repr__(self) -> str:
+        return f"cohive.Optimizer({self.opt!r})"
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            lib.cohive_trainer_free(handle)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a collaborative optimizer belongs to its process: save its state_dict()")
+
+    def __getstate__(self) -> Any:
+        return self.__reduce__()
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[List[Any]]:
+    """What Ctrl+C brings meanwhile: its handler is called at the end. An exception inside of a callback would be lost, and
+    nowhere else does Python look at signals while the library waits."""
+    came: List[Any] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    signal.signal(signal.SIGINT, lambda *what: came.append(what))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
+
+
+def _name(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _groups_of(params: Any) -> List[Dict[str, Any]]:
+    """Parameter groups of parameters or groups."""
+    groups = list(params)
+    if all(isinstance(one, torch.Tensor) for one in groups):
+        groups = [dict(params=groups)]
+    made = []
+    for group in groups:
+        if not isinstance(group, dict) or "params" not in group:
+            raise TypeError("params are parameters, or groups with a list of them under 'params'")
+        own = group["params"]
+        made.append(dict(group, params=[own] if isinstance(own, torch.Tensor) else list(own)))
+    parameters = [parameter for group in made for parameter in group["params"]]
+    if not parameters:
+        raise ValueError("Optimizer got an empty parameter list")
+    if not all(isinstance(parameter, torch.Tensor) for parameter in parameters):
+        raise TypeError("params are parameters, or groups with a list of them under 'params'")
+    if len({id(parameter) for parameter in parameters}) != len(parameters):
+        raise ValueError("Found duplicate parameters in param_groups")
+    if not all(parameter.is_floating_point() for parameter in parameters):
+        raise TypeError("a parameter has floating-point values")
+    return made
+
+
+def _factory_options(factory: Optional[Callable[..., Any]]) -> Dict[str, Any]:
+    """The averager of gradients that a factory stands for: the library makes it by itself."""
+    keywords: Dict[str, Any] = {}
+    kind: Any = factory
+    while isinstance(kind, functools.partial):
+        if kind.args:
+            raise ValueError("a grad_averager_factory takes keywords alone")
+        keywords = {**kind.keywords, **keywords}
+        kind = kind.func
+    if kind is None or kind is GradientAverager:
+        if keywords:
+            raise ValueError(f"GradientAverager as a factory takes no {next(iter(keywords))} here: see averager_opts")
+        return {}
+    if kind is not PowerSGDGradientAverager:
+        raise ValueError(
+            "grad_averager_factory is GradientAverager or PowerSGDGradientAverager, also in functools.partial: the "
+            "library makes it by itself"
+        )
+    unknown = set(keywords) - {"averager_rank", "min_compression_ratio"}
+    if unknown:
+        raise ValueError(f"PowerSGDGradientAverager as a factory takes no {sorted(unknown)[0]} here")
+    if "averager_rank" not in keywords:
+        raise ValueError("PowerSGDGradientAverager needs averager_rank: functools.partial(..., averager_rank=4)")
+    return keywords
+
+
+def _scale_of(scaler: Optional[Any], optimizer: Optimizer) -> Tuple[float, bool]:
+    """The scale of the gradients, and whether they are finite, as far as a scaler knows."""
+    if scaler is None or not scaler.is_enabled():
+        return 1.0, True
+    if hasattr(scaler, "_finite_gradients_of"):
+        return float(scaler.get_scale()), bool(scaler._finite_gradients_of(optimizer))
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise ValueError("step takes a GradScaler of cohive or torch")
+    if optimizer.reuse_grad_buffers:
+        raise ValueError("with reuse_grad_buffers, gradients of several batches add up: use cohive.GradScaler")
+    known = scaler._per_optimizer_states[id(optimizer)]
+    found = sum(float(value.item()) for value in known["found_inf_per_device"].values())
+    if not known["found_inf_per_device"]:
+        found = float(not optimizer._model.gradients_are_finite())
+    unscaled = getattr(known["stage"], "name", "") == "UNSCALED"
+    return 1.0 if unscaled else float(scaler.get_scale()), found == 0

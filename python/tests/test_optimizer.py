@@ -1,0 +1,500 @@
+"""Optimizer and GradScaler: what a trainer sees alone, with a peer, and with bad input."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here")
+
+import cohive  # noqa: E402
+from cohive import GradScaler, Optimizer  # noqa: E402
+
+QUICK = dict(run_id="run", matchmaking_time=1.0, averaging_timeout=10.0, averager_opts=dict(request_timeout=0.8))
+PATIENCE = 60
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+@pytest.fixture
+def trainer(swarm):
+    """trainer(OPTIONS): one in a swarm of its own."""
+    made = []
+
+    def make(dht=None, **options):
+        options = {**QUICK, "target_batch_size": 16, "delay_state_averaging": False, **options}
+        made.append(Optimizer(dht=dht or swarm(1)[-1], **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.shutdown()
+
+
+def model_of(value=0.5, dtype=torch.float32):
+    parameter = torch.full((6,), value, dtype=dtype)
+    return torch.nn.Parameter(parameter)
+
+
+def samples_of(size):
+    return torch.randn(size, 6, generator=torch.Generator().manual_seed(size))
+
+
+SIZES = (1, 7, 3, 5)
+
+
+def loss_of(weight, size):
+    return samples_of(size).to(weight.dtype).matmul(weight).pow(2).mean()
+
+
+def stepped_by_torch(make, epochs=3, value=0.5):
+    """The parameter after epochs of 16 samples in one batch; the optimizer begins with a step without gradients."""
+    weight = model_of(value)
+    optimizer = make([weight])
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    with torch.no_grad():
+        weight.fill_(value)
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        torch.cat([samples_of(size) for size in SIZES]).matmul(weight).pow(2).mean().backward()
+        optimizer.step()
+    return weight.detach()
+
+
+def train_alone(optimizer, weight, epochs=3, zero=True):
+    for _ in range(epochs):
+        for size in SIZES:
+            loss_of(weight, size).backward()
+            optimizer.step(batch_size=size)
+            if zero:
+                optimizer.zero_grad()
+    assert optimizer.local_epoch == epochs
+
+
+class OwnAdam(torch.optim.Adam):
+    """One whose step the library does not know."""
+
+
+KINDS = {
+    "sgd": SGD,
+    "momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": functools.partial(torch.optim.Adam, lr=0.1),
+    "amsgrad": functools.partial(torch.optim.Adam, lr=0.1, amsgrad=True, weight_decay=0.1),
+    "adamw": functools.partial(torch.optim.AdamW, lr=0.1),
+    "rmsprop": functools.partial(torch.optim.RMSprop, lr=0.1, momentum=0.5, centered=True),
+    "centered": functools.partial(torch.optim.RMSprop, lr=0.1, centered=True),
+    "adagrad": functools.partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.1),
+    "a class of the user's": functools.partial(OwnAdam, lr=0.1),
+    "adamax": functools.partial(torch.optim.Adamax, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_is_a_step_with_the_mean_over_its_samples(trainer, kind):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS[kind])
+    train_alone(optimizer, weight)
+    assert torch.allclose(weight, stepped_by_torch(KINDS[kind]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["adam", "a class of the user's"])
+def test_an_optimizer_that_exists_steps_the_same(trainer, kind):
+    weight = model_of()
+    optimizer = trainer(optimizer=KINDS[kind]([weight]))
+    train_alone(optimizer, weight)
+    assert torch.allclose(weight, stepped_by_torch(KINDS[kind]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)])
+@pytest.mark.parametrize("offload", [True, False])
+def test_models_of_other_types_are_trained(trainer, dtype, tolerance, offload):
+    weight = model_of(dtype=dtype)
+    optimizer = trainer(params=[weight], optimizer=SGD, offload_optimizer=offload)
+    train_alone(optimizer, weight)
+    assert torch.allclose(weight.float(), stepped_by_torch(SGD), rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_add_up_in_reused_buffers(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, reuse_grad_buffers=True)
+    for _ in range(2):
+        for _ in range(4):  # batches of one size weigh the same
+            loss_of(weight, 4).backward()
+            optimizer.step(batch_size=4)
+        assert torch.equal(weight.grad, torch.zeros(6)), "a new epoch begins with none"
+    other = model_of()
+    for _ in range(2):
+        gradient = torch.autograd.grad(loss_of(other, 4), other)[0]
+        with torch.no_grad():
+            other -= 0.1 * gradient
+    assert torch.allclose(weight, other, atol=1e-6)
+    with pytest.raises(ValueError, match="never call zero_grad"):
+        optimizer.zero_grad()
+
+
+def test_a_parameter_without_gradients_stays(trainer):
+    used, unused = model_of(), model_of()
+    optimizer = trainer(params=[used, unused], optimizer=functools.partial(torch.optim.AdamW, lr=0.1))
+    train_alone(optimizer, used)
+    assert torch.equal(unused, torch.full((6,), 0.5)) and not torch.equal(used, unused)
+
+
+def test_schedules_follow_epochs_and_groups_can_be_written(trainer):
+    weight = model_of()
+    schedule = functools.partial(torch.optim.lr_scheduler.StepLR, gamma=0.5, step_size=1)
+    optimizer = trainer(params=[weight], optimizer=SGD, scheduler=schedule)
+    train_alone(optimizer, weight, epochs=2)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+    before = weight.detach().clone()
+    optimizer.param_groups[0]["lr"] = 0.0
+    loss_of(weight, 16).backward()
+    optimizer.step(batch_size=16)
+    assert torch.equal(weight, before), "a rate of 0 is a step of 0"
+
+
+def test_delayed_steps_arrive(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"], delay_optimizer_step=True, delay_state_averaging=True)
+    train_alone(optimizer, weight)
+    optimizer.state_dict()  # waits for what is under way
+    assert optimizer.last_report is not None and not torch.equal(weight, model_of())
+
+
+def test_an_optimizer_is_one_of_torch(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"])
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups[0]["params"][0] is weight and optimizer.defaults["lr"] == 0.1
+    assert torch.equal(optimizer.state[weight]["exp_avg"], torch.zeros(6))
+    with pytest.raises(TypeError, match="belongs to its process"):
+        __import__("pickle").dumps(optimizer)
+    with pytest.raises(ValueError, match="after creation"):
+        optimizer.add_param_group({"params": [model_of()]})
+
+
+def test_what_was_saved_goes_on(trainer, tmp_path):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"])
+    train_alone(optimizer, weight)
+    optimizer.save_checkpoint(tmp_path / "state.safetensors")
+    saved, values = optimizer.state_dict(), weight.detach().clone()
+    assert saved["local_epoch"] == 3 and saved["state"][0]["step"] == 4
+    other = model_of(value=9.0)
+    again = trainer(params=[other], optimizer=KINDS["adam"])
+    with torch.no_grad():
+        other.copy_(values)
+    again.load_state_dict(saved)
+    assert again.local_epoch == 3
+    from_file = model_of(value=9.0)
+    third = trainer(params=[from_file], optimizer=KINDS["adam"])
+    assert third.load_checkpoint(tmp_path / "state.safetensors") == 3
+    for one, model in ((again, other), (third, from_file)):
+        assert torch.equal(model, values)
+        assert torch.equal(one.state[model]["exp_avg"], saved["state"][0]["exp_avg"])
+        for size in SIZES:
+            loss_of(model, size).backward()
+            one.step(batch_size=size)
+            one.zero_grad()
+        assert one.local_epoch == 4
+    assert torch.equal(other, from_file) and not torch.equal(other, values)
+
+
+# ---- With a peer
+
+
+def run_both(*works):
+    failures = []
+
+    def guarded(work):
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not failures and not any(thread.is_alive() for thread in threads), failures
+
+
+MODES = {
+    "synchronous": dict(delay_state_averaging=False),
+    "state delayed": dict(),
+    "step delayed": dict(delay_optimizer_step=True),
+    "all delayed": dict(delay_optimizer_step=True, delay_grad_averaging=True),
+    "reused": dict(reuse_grad_buffers=True, delay_state_averaging=False),
+    "power sgd": dict(grad_averager_factory=functools.partial(cohive.PowerSGDGradientAverager, averager_rank=1)),
+    "8 bits": dict(grad_compression=cohive.Uniform8BitQuantization()),
+    "a class of the user's": dict(optimizer=functools.partial(OwnAdam, lr=0.05), delay_state_averaging=False),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_peers_step_together(swarm, mode):
+    peers, epochs, groups = swarm(2), 4, [[], []]
+    models = [model_of(), model_of()]
+    made = [
+        Optimizer(
+            dht=dht,
+            **{
+                **QUICK,
+                "target_batch_size": 64,
+                "batch_size_per_step": 4,
+                "params": [model],
+                "optimizer": functools.partial(torch.optim.Adam, lr=0.05),
+                "delay_state_averaging": True,
+                **MODES[mode],
+            },
+        )
+        for dht, model in zip(peers, models)
+    ]
+
+    def train(at):
+        optimizer, model = made[at], models[at]
+        optimizer.load_state_from_peers()
+        while optimizer.local_epoch < epochs:
+            loss_of(model, 4 + at).backward()
+            optimizer.step()
+            if not optimizer.reuse_grad_buffers:
+                optimizer.zero_grad()
+            report = optimizer.last_report
+            groups[at].append(max(report.grad_group, report.state_group))
+            time.sleep(0.02)
+        optimizer.finish()
+
+    run_both(lambda: train(0), lambda: train(1))
+    assert max(groups[0]) == max(groups[1]) == 2, groups
+    assert torch.allclose(models[0], models[1], atol=1e-5)
+    assert not torch.allclose(models[0], torch.full((6,), 0.5), atol=1e-2)
+    for one in made:
+        one.shutdown()
+        assert not one.is_alive() and not one.tracker.is_alive() and one.local_epoch >= epochs
+
+
+def test_a_newcomer_takes_the_state(swarm):
+    peers = swarm(2)
+    options = dict(QUICK, target_batch_size=16, optimizer=KINDS["adam"], delay_state_averaging=False)
+    schedule = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    old, new = model_of(), model_of(7.0)
+    extras = [torch.full((3,), 5.0), torch.zeros(3)]
+    first = Optimizer(dht=peers[0], params=[old], extra_tensors=extras[:1], scheduler=schedule, **options)
+    train_alone(first, old)
+    second = Optimizer(dht=peers[1], params=[new], extra_tensors=extras[1:], scheduler=schedule, **options)
+    end = time.monotonic() + PATIENCE
+    while second.local_epoch < 3 and time.monotonic() < end:
+        second.load_state_from_peers()
+        time.sleep(0.1)
+    assert second.local_epoch == 3 and torch.equal(new, old) and torch.equal(extras[1], extras[0])
+    assert torch.equal(second.state[new]["exp_avg_sq"], first.state[old]["exp_avg_sq"])
+    assert second.state[new]["step"] == first.state[old]["step"] == 4
+    assert second.param_groups[0]["lr"] == pytest.approx(0.0125)
+    first.shutdown()
+    second.shutdown()
+
+
+def test_extra_tensors_and_statistics_are_averaged(swarm):
+    peers = swarm(2)
+    models, extras = [model_of(), model_of()], [torch.full((3,), 1.0), torch.full((3,), 3.0)]
+    made = [
+        Optimizer(
+            dht=dht,
+            params=[model],
+            optimizer=KINDS["adam"],
+            extra_tensors=[extra],
+            average_opt_statistics=("exp_avg",),
+            target_batch_size=1000,
+            **QUICK,
+        )
+        for dht, model, extra in zip(peers, models, extras)
+    ]
+    for optimizer, model, value in zip(made, models, (2.0, 6.0)):
+        optimizer.state[model]["exp_avg"].fill_(value)
+    groups = [0, 0]
+
+    def average(at):
+        groups[at] = made[at].average_parameters()
+
+    run_both(lambda: average(0), lambda: average(1))
+    assert groups == [2, 2]
+    for optimizer, model, extra in zip(made, models, extras):
+        assert torch.allclose(extra, torch.full((3,), 2.0))
+        assert torch.allclose(optimizer.state[model]["exp_avg"], torch.full((6,), 4.0))
+        optimizer.shutdown()
+
+
+def test_local_updates_step_in_every_batch(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, use_local_updates=True, target_batch_size=8)
+    other = model_of()
+    local = SGD([other])
+    for _ in range(4):
+        for one, model in ((optimizer, weight), (local, other)):
+            one.zero_grad()
+            loss_of(model, 4).backward()
+        optimizer.step(batch_size=4)
+        local.step()
+        assert torch.allclose(weight, other)
+    assert optimizer.local_epoch == 2 and optimizer.grad_averager is None
+
+
+# ---- Scaled losses
+
+
+def test_a_scaled_loss_makes_the_same_step(trainer):
+    for reuse in (False, True):
+        weight, scaler = model_of(), GradScaler("cpu", init_scale=1024.0)
+        optimizer = trainer(params=[weight], optimizer=SGD, reuse_grad_buffers=reuse, batch_size_per_step=4)
+        for _ in range(4):
+            scaler.scale(loss_of(weight, 4)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            if not reuse:
+                optimizer.zero_grad()
+        other = model_of()
+        loss_of(other, 4).backward()
+        assert torch.allclose(weight, other - 0.1 * other.grad, atol=1e-6)
+
+
+def test_a_batch_that_overflows_does_not_count(trainer):
+    weight, scaler = model_of(), GradScaler("cpu", init_scale=1024.0)
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=4)
+    (weight * float("inf")).sum().backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 512.0 and optimizer.local_progress.samples_accumulated == 0
+    assert torch.equal(weight, model_of())
+
+
+def test_the_scaler_of_torch_is_taken(trainer):
+    weight, scaler = model_of(), torch.amp.GradScaler("cpu", init_scale=64.0)
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=16)
+    scaler.scale(loss_of(weight, 16)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    other = model_of()
+    loss_of(other, 16).backward()
+    assert torch.allclose(weight, other - 0.1 * other.grad, atol=1e-6)
+
+
+# ---- Faults
+
+
+def test_what_an_optimizer_raises_comes_out_of_step(trainer):
+    class Failing(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure=None):
+            if self.fails:
+                raise ArithmeticError("no step today")
+            return super().step(closure)
+
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=functools.partial(Failing, lr=0.1))
+    optimizer.opt.fails = True
+    loss_of(weight, 16).backward()
+    with pytest.raises(ArithmeticError, match="no step today"):
+        optimizer.step(batch_size=16)
+    optimizer.opt.fails = False
+    for _ in range(3):
+        optimizer.step(batch_size=16)
+    assert optimizer.local_epoch >= 2 and not torch.equal(weight, model_of())
+
+
+INTERRUPTED = """
+import sys, torch, cohive
+dht = cohive.DHT(sys.argv[1:], start=True)
+weight = torch.nn.Parameter(torch.zeros(3))
+optimizer = cohive.Optimizer(dht=dht, run_id="run", target_batch_size=10**6, params=[weight], optimizer=torch.optim.Adam,
+                             matchmaking_time=60, averaging_timeout=120, batch_size_per_step=1)
+print("waits", flush=True)
+try:
+    optimizer.average_parameters()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+optimizer.shutdown()
+dht.shutdown()
+"""
+
+
+def test_ctrl_c_ends_a_wait(swarm):
+    address = str(swarm(1)[0].get_visible_maddrs()[0])
+    command = [sys.executable, "-c", INTERRUPTED, address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        assert process.stdout.readline() == "waits\n"
+        time.sleep(1)  # it is in its call; there is nothing to await that would tell
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n" and time.monotonic() - begin < 1
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+
+
+BAD = {
+    "unknown in averager_opts": (dict(averager_opts=dict(request_timeot=1.0)), "did you mean request_timeout"),
+    "delays": (dict(delay_grad_averaging=True, delay_optimizer_step=False), "delay_grad_averaging requires"),
+    "target": (dict(target_batch_size=0), "at least 1"),
+    "target that is no number": (dict(target_batch_size="4k"), "at least 1"),
+    "local and reused": (dict(use_local_updates=True, reuse_grad_buffers=True), "reuse_grad_buffers"),
+    "auxiliary with batches": (dict(auxiliary=True, batch_size_per_step=1), "Auxiliary"),
+    "client and auxiliary": (dict(auxiliary=True, client_mode=True), "client_mode"),
+    "matchmaking": (dict(matchmaking_time=0), "matchmaking_time"),
+    "name": (dict(run_id="a/b\n"), "run_id"),
+    "factory": (dict(grad_averager_factory=lambda **_: None), "PowerSGDGradientAverager"),
+    "factory without rank": (dict(grad_averager_factory=cohive.PowerSGDGradientAverager), "averager_rank"),
+    "no optimizer": (dict(optimizer=5), "two ways"),
+    "duplicates": (dict(params="twice"), "duplicate"),
+    "no parameters": (dict(params=[]), "empty parameter list"),
+    "statistic": (dict(average_opt_statistics=("exp_avgg",)), "exp_avgg"),
+    "plateau": (dict(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau), "ReduceLROnPlateau"),
+    "not a number": (dict(matchmaking_time=float("nan")), ""),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_options_get_a_sentence(swarm, case):
+    given, sentence = BAD[case]
+    weight = model_of()
+    if given.get("params") == "twice":
+        given = dict(given, params=[weight, weight])
+    options = dict(QUICK, params=[weight], optimizer=torch.optim.Adam, target_batch_size=16)
+    with pytest.raises(ValueError, match=sentence) as raised:
+        Optimizer(dht=swarm(1)[0], **{**options, **given})
+    assert str(raised.value).strip()
+    assert torch.equal(weight, model_of()) and weight.grad is None
+
+
+def test_bad_calls_get_a_sentence(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD)
+    with pytest.raises(ValueError, match="batch_size_per_step"):
+        optimizer.step()
+    for size in (0, -1, 1.5, "4"):
+        with pytest.raises(ValueError, match="number of samples"):
+            optimizer.step(batch_size=size)
+    with pytest.raises(ValueError, match="local_epoch"):
+        optimizer.load_state_dict({**optimizer.opt.state_dict(), "local_epoch": -1})
+    optimizer.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        optimizer.step(batch_size=1)
+    optimizer.shutdown()
+
+
+def test_a_dht_that_is_left_ends_its_trainers(swarm):
+    dht = swarm(1)[0]
+    weight = model_of()
+    optimizer = Optimizer(dht=dht, params=[weight], optimizer=SGD, target_batch_size=16, **QUICK)
+    dht.shutdown()
+    loss_of(weight, 4).backward()
+    with pytest.raises(RuntimeError, match="shut down|left"):
+        optimizer.step(batch_size=4)
+    optimizer.shutdown()

@@ -1,0 +1,269 @@
+#include "caller_model.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/msgpack.hpp"
+#include "cohive/optim/parallel.hpp"
+#include "errors.hpp"
+#include "tensors.hpp"
+
+namespace cohive::c {
+
+using averaging::TensorSpan;
+using train::StateRound;
+
+namespace {
+
+constexpr std::size_t kStepCounter = optim::kMostStateFields;  // in Layout::statistics
+
+std::vector<averaging::TensorInfo> infos_of(const std::vector<CallerArrays::Beside>& beside) {
+  std::vector<averaging::TensorInfo> infos;
+  for (const auto& one : beside) infos.push_back(one.info);
+  return infos;
+}
+
+}  // namespace
+
+CallerModel::CallerModel(Runtime& runtime, train::TrainerThread& thread, CallerArrays arrays,
+                         cohive_trainer_calls calls, CallerWays ways)
+    : BufferReplica(runtime, arrays.parameters, optimizer_of(thread, ways)),
+      thread_(thread),
+      calls_(calls),
+      ways_(ways),
+      beside_(std::move(arrays.beside)) {
+  average_beside(infos_of(beside_));
+  for (const auto& one : beside_) copies_.push_back(train::Buffer::on_host(one.values.size()));
+}
+
+CallerModel::~CallerModel() {
+  wait_until_unused();
+}
+
+std::optional<train::CallersOptimizer> CallerModel::optimizer_of(train::TrainerThread& thread, const CallerWays& ways) {
+  if (ways.native_steps) return std::nullopt;
+  train::CallersOptimizer optimizer;
+  optimizer.step = [this](const std::vector<std::span<float>>& gradients, std::uint64_t epoch) {
+    call_step(gradients, epoch);
+  };
+  optimizer.thread = &thread;
+  return optimizer;
+}
+
+void CallerModel::call_step(const std::vector<std::span<float>>& gradients, std::uint64_t epoch) const {
+  std::vector<float*> pointers;
+  for (const auto& gradient : gradients) pointers.push_back(gradient.empty() ? nullptr : gradient.data());
+  if (calls_.step(calls_.context, gradients.empty() ? nullptr : pointers.data(), epoch) != 0)
+    throw std::runtime_error("the caller's optimizer has failed to step");
+}
+
+// ---- What the caller says
+
+void CallerModel::check(const Layout& layout) const {
+  if (layout.metadata.entries.empty()) refuse("metadata must be a map that is not empty");
+  if (!ways_.native_steps) return;
+  if (layout.step.size() != size() || layout.statistics.size() != size())
+    refuse("a layout has the step and the statistics of every parameter");
+  for (std::size_t i = 0; i < size(); ++i) {
+    optim::check(layout.step[i]);
+    if (layout.step[i].index() != layout.step[0].index()) refuse("one optimizer steps all parameters");
+    const auto fields = optim::state_fields(layout.step[i]).size();
+    for (std::size_t k = 0; k < fields; ++k)
+      if (!layout.statistics[i][k]) refuse("a statistic of the optimizer has no memory");
+  }
+}
+
+void CallerModel::describe(Layout layout) {
+  check(layout);
+  const std::lock_guard lock(described_);
+  layout_ = std::move(layout);
+  has_layout_ = true;
+}
+
+Layout CallerModel::layout() const {
+  const std::lock_guard lock(described_);
+  return layout_;
+}
+
+optim::Options CallerModel::options(std::size_t parameter) {
+  if (!ways_.native_steps) return BufferReplica::options(parameter);
+  const std::lock_guard lock(described_);
+  if (!has_layout_) throw std::logic_error("cohive: the caller has not described its optimizer");
+  return layout_.step[parameter];
+}
+
+std::array<optim::View, optim::kMostStateFields> CallerModel::statistics(std::size_t parameter) {
+  if (!ways_.native_steps) return BufferReplica::statistics(parameter);
+  const std::size_t values = gradient_infos()[parameter].elements();
+  const std::lock_guard lock(described_);
+  std::array<optim::View, optim::kMostStateFields> views;
+  for (std::size_t k = 0; k < views.size(); ++k)
+    if (auto* memory = layout_.statistics[parameter][k]) views[k] = std::span(memory, values);
+  return views;
+}
+
+std::int64_t CallerModel::steps_taken(std::size_t parameter) {
+  if (!ways_.native_steps) return BufferReplica::steps_taken(parameter);
+  const std::lock_guard lock(described_);
+  const auto* counter = layout_.statistics[parameter][kStepCounter];
+  return counter ? std::llround(*counter) : BufferReplica::steps_taken(parameter);
+}
+
+void CallerModel::count_step(std::size_t parameter) {
+  BufferReplica::count_step(parameter);
+  if (!ways_.native_steps) return;
+  const std::lock_guard lock(described_);
+  if (auto* counter = layout_.statistics[parameter][kStepCounter]) *counter += 1;
+}
+
+// ---- Gradients
+
+/// They are read on the pool; the future of unread_ is there when they are not read any more.
+void CallerModel::hand_over(const std::vector<const float*>& gradients, double samples, double scale) {
+  auto read = std::make_shared<std::promise<void>>();
+  unread_ = read->get_future();
+  const std::shared_ptr<void> owner(this, [read](void*) { read->set_value(); });
+  std::vector<train::GradientSums::Gradient> batch(size());
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (!gradients[i]) continue;
+    auto* values = const_cast<float*>(gradients[i]);  // which are not exclusive: they are only read
+    batch[i] = {std::span(values, gradient_infos()[i].elements()), owner, false};
+  }
+  sums().add(std::move(batch), samples, scale);
+}
+
+void CallerModel::take_batch(const float* const* gradients, double samples, double scale) {
+  if (ways_.local_steps) return change([this] { call_step({}, 0); });
+  std::vector<const float*> pointers(gradients, gradients + size());
+  if (ways_.reuse_buffers) {
+    buffers_ = std::move(pointers);
+    scale_ = scale;
+    ++batches_;
+    return;
+  }
+  hand_over(pointers, samples, scale);
+  unread_.get();
+}
+
+/// The sum of buffers that are used again is that of batches, whose mean it becomes.
+void CallerModel::cut_gradients() {
+  if (ways_.reuse_buffers && batches_ > 0) hand_over(buffers_, 1, scale_ * batches_);
+  batches_ = 0;
+  BufferReplica::cut_gradients();
+}
+
+bool CallerModel::clear_buffers() {
+  if (!unread_.valid()) return false;
+  unread_.get();
+  for (std::size_t i = 0; i < buffers_.size(); ++i)
+    if (buffers_[i]) std::fill_n(const_cast<float*>(buffers_[i]), gradient_infos()[i].elements(), 0.0f);
+  return true;
+}
+
+// ---- Beside the parameters
+
+Task<void> CallerModel::copy_beside() {
+  co_await runtime().offload([this, used = in_use()] {
+    for (std::size_t k = 0; k < beside_.size(); ++k) std::ranges::copy(beside_[k].values, copies_[k].values.begin());
+  });
+}
+
+Task<void> CallerModel::hold_state() {
+  if (beside_.empty()) co_return;
+  co_await copy_beside();
+  held_ = true;
+}
+
+Task<std::vector<TensorSpan>> CallerModel::extra_parts(StateRound how) {
+  round_ = how;
+  if (how != StateRound::live && !beside_.empty() && !std::exchange(held_, false)) co_await copy_beside();
+  std::vector<TensorSpan> parts;
+  for (std::size_t k = 0; k < beside_.size(); ++k) {
+    parts.emplace_back(is_in_place(beside_[k], how) ? beside_[k].values : copies_[k].values);
+  }
+  co_return parts;
+}
+
+Task<bool> CallerModel::finish_state(bool averaged) {
+  const auto how = std::exchange(round_, std::nullopt);
+  const bool publishable = co_await BufferReplica::finish_state(averaged);
+  if (averaged) publishable_ = how;
+  co_return publishable;
+}
+
+void CallerModel::publish() {
+  BufferReplica::publish();
+  const auto how = std::exchange(publishable_, std::nullopt);
+  if (!how) return;
+  for (std::size_t k = 0; k < beside_.size(); ++k) {
+    if (is_in_place(beside_[k], *how)) continue;
+    const auto to = beside_[k].values;
+    if (*how == StateRound::difference)
+      std::ranges::transform(to, copies_[k].values, to.begin(), std::plus());
+    else
+      std::ranges::copy(copies_[k].values, to.begin());
+  }
+}
+
+// ---- The state as a whole
+
+std::optional<averaging::SharedState> CallerModel::copy_state(std::uint64_t epoch) {
+  if (!has_layout_) return std::nullopt;
+  const auto described = layout();
+  averaging::SharedState state;
+  auto metadata = described.metadata;
+  metadata.entries.insert(metadata.entries.begin(), {"epoch", epoch});
+  state.metadata = std::move(metadata);
+  change([&] {
+    for (const auto& part : described.parts) {
+      const auto* from = part.data;
+      if (part.parameter) from = reinterpret_cast<const std::uint8_t*>(newest(*part.parameter).data());
+      auto tensor = part.described;
+      tensor.data = Slice::copy_of({from, part.size});
+      state.names.push_back(part.parameter ? "parameter." + std::to_string(*part.parameter)
+                                           : "state." + std::to_string(state.tensors.size()));
+      const auto role = part.parameter ? codec::Role::parameter : codec::Role::optimizer;
+      state.infos.push_back({part.codec, tensor.shape, tensor.dtype, role});
+      state.tensors.push_back(std::move(tensor));
+    }
+  });
+  return state;
+}
+
+Task<std::optional<averaging::SharedState>> CallerModel::snapshot(std::uint64_t epoch) {
+  co_return co_await runtime().offload([this, epoch, used = in_use()] { return copy_state(epoch); });
+}
+
+Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
+  const auto bad = [&state](const std::string& what) { return Error(averaging::Errc::bad_state, state.donor, what); };
+  const auto* metadata = state.metadata.get_if<msgpack::Map>();
+  const auto* found = metadata ? metadata->find("epoch") : nullptr;
+  const auto epoch = found ? found->as_uint() : std::nullopt;
+  if (!epoch) co_return bad("no epoch in its metadata");
+  if (*epoch < least_epoch) co_return bad("its epoch " + std::to_string(*epoch) + " is older than ours");
+  const auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
+  const bool finite = co_await runtime().offload([shared] {
+    return std::ranges::all_of(shared->tensors, [](const codec::Tensor& tensor) {
+      if (tensor.dtype != codec::DType::float32) return true;
+      return optim::all_finite(std::span(reinterpret_cast<const float*>(tensor.data.data()), tensor.data.size() / sizeof(float)));
+    });
+  });
+  if (!finite) co_return Error(averaging::Errc::bad_state, shared->donor, "values that are not finite");
+  const auto fits = std::make_shared<bool>(false);
+  co_await thread_.run(runtime(), [this, shared, fits, number = *epoch] {
+    const std::string text = msgpack::encode(shared->metadata);
+    std::vector<cohive_tensor> views;
+    for (const auto& tensor : shared->tensors) views.push_back(view_of(tensor));
+    change([&] {
+      *fits = calls_.load(calls_.context, reinterpret_cast<const std::uint8_t*>(text.data()), text.size(), views.data(),
+                          views.size(), number) == 0;
+    });
+  });
+  if (!*fits) co_return Error(averaging::Errc::bad_state, shared->donor, "it is of another model or optimizer");
+  forget_next();
+  publishable_.reset();
+  co_return *epoch;
+}
+
+}  // namespace cohive::c

@@ -1,0 +1,118 @@
+// A model in memory of the caller's, as a run sees it: float32 arrays that stay where they are, others that are averaged
+// beside them, and a state whose layout the caller describes.
+#pragma once
+
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cohive/cohive.h"
+#include "cohive/train/buffer_replica.hpp"
+
+namespace cohive::c {
+
+/// What the caller says about its state, anew whenever that has changed.
+struct Layout {
+  /// A tensor of the state, in memory that lives as long as the model.
+  struct Part {
+    codec::Tensor described;  ///< without values
+    const std::uint8_t* data = nullptr;
+    std::size_t size = 0;                  ///< bytes
+    std::optional<std::size_t> parameter;  ///< whose newest values it has
+    std::string codec;
+  };
+  msgpack::Map metadata;             ///< that newcomers get, but for the epoch
+  std::vector<Part> parts;           ///< in their order
+  std::vector<optim::Options> step;  ///< of each parameter, for steps of cohive; empty: the caller steps
+  /// Of each parameter, for steps of cohive: its statistics in the order of optim::state_fields, and the number of its
+  /// steps.
+  std::vector<std::array<float*, optim::kMostStateFields + 1>> statistics;
+};
+
+/// What the arrays are; they live as long as the model.
+struct CallerArrays {
+  std::vector<train::BufferTensor> parameters;
+  /// Averaged beside the parameters.
+  struct Beside {
+    std::span<float> values;
+    averaging::TensorInfo info;
+    bool statistic = false;  ///< only steps change it, never the caller meanwhile
+  };
+  std::vector<Beside> beside;
+};
+
+/// How the gradients of a batch come, and who steps.
+struct CallerWays {
+  bool native_steps = false;   ///< cohive steps, by Layout::step
+  bool reuse_buffers = false;  ///< gradients add up in the memory that they are handed over in
+  bool local_steps = false;    ///< the caller steps in each batch
+};
+
+/// Its functions of the caller's run on the trainer's thread, inside of calls of the Trainer.
+class CallerModel : public train::BufferReplica {
+ public:
+  CallerModel(Runtime& runtime, train::TrainerThread& thread, CallerArrays arrays, cohive_trainer_calls calls,
+              CallerWays ways);
+  ~CallerModel() override;
+
+  // ---- The trainer's thread
+
+  /// Takes over what was described. Throws what becomes COHIVE_INVALID_ARGUMENT for a layout that does not fit.
+  void describe(Layout layout);
+  /// Takes a batch: its mean gradients, one pointer for each parameter, null where it has none. When it returns nothing
+  /// reads them any more, but for buffers that are used again.
+  void take_batch(const float* const* gradients, double samples, double scale);
+  /// Forgets the batches in buffers that are used again.
+  void forget_batches() { batches_ = 0; }
+  /// Waits until nothing reads the buffers that are used again. True: they belong to an epoch that has ended, and were
+  /// set to zero.
+  bool clear_buffers();
+
+  bool can_step_beside() const override { return ways_.native_steps; }
+  void cut_gradients() override;
+  Task<void> hold_state() override;
+  Task<bool> finish_state(bool averaged) override;
+  void publish() override;
+  Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
+  Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
+
+ protected:
+  optim::Options options(std::size_t parameter) override;
+  std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) override;
+  std::int64_t steps_taken(std::size_t parameter) override;
+  void count_step(std::size_t parameter) override;
+  Task<std::vector<averaging::TensorSpan>> extra_parts(train::StateRound how) override;
+
+ private:
+  std::optional<train::CallersOptimizer> optimizer_of(train::TrainerThread& thread, const CallerWays& ways);
+  void call_step(const std::vector<std::span<float>>& gradients, std::uint64_t epoch) const;
+  void hand_over(const std::vector<const float*>& gradients, double samples, double scale);
+  void check(const Layout& layout) const;
+  Layout layout() const;
+  std::optional<averaging::SharedState> copy_state(std::uint64_t epoch);
+  Task<void> copy_beside();
+  bool is_in_place(const CallerArrays::Beside& one, train::StateRound how) const {
+    return how == train::StateRound::live || (how == train::StateRound::next && one.statistic);
+  }
+
+  train::TrainerThread& thread_;
+  const cohive_trainer_calls calls_;
+  const CallerWays ways_;
+  std::vector<CallerArrays::Beside> beside_;
+  mutable std::mutex described_;
+  Layout layout_;
+  bool has_layout_ = false;
+  // Copies of what the trainer may change while it is averaged.
+  std::vector<train::Buffer> copies_;
+  bool held_ = false;  // they were made for the next round
+  std::optional<train::StateRound> round_;
+  std::optional<train::StateRound> publishable_;  // the round whose results publish() takes from them
+  // Of buffers that are used again.
+  std::vector<const float*> buffers_;
+  double batches_ = 0, scale_ = 1;
+  std::future<void> unread_;  // of the last hand-over
+};
+
+}  // namespace cohive::c

@@ -1,0 +1,270 @@
+// Trainers over the caller's memory.
+#include "cohive/train/trainer.hpp"
+
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+
+#include "caller_model.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/msgpack.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "errors.hpp"
+#include "swarm.hpp"
+#include "trainer_options.hpp"
+
+namespace cohive::c {
+namespace {
+
+std::atomic<std::uint64_t> next_trainer{std::uint64_t{1} << 62};  // beside the ids of averagers and trackers
+
+/// A trainer, and how many calls use it: it ends with the swarm, with its handle, or when it is told to.
+class TrainerState {
+ public:
+  /// Makes it, on the caller's thread, which may be called back.
+  void open(Swarm& swarm, TrainerOptions options, CallerArrays arrays, const cohive_trainer_calls& calls);
+  /// Leaves the run, and waits until nothing uses the trainer. Idempotent.
+  void close();
+
+  template <class F>
+  auto use(F body) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!trainer_ || closing_) throw ErrorException(Error(cohive::Errc::closed, "the trainer was shut down"));
+      ++uses_;
+    }
+    const auto used = on_exit([this] {
+      const std::lock_guard lock(mutex_);
+      --uses_;
+      changed_.notify_all();
+    });
+    return body(*trainer_, *model_);
+  }
+
+  std::vector<const void*> parameters;  ///< their memory
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool opening_ = true, closing_ = false;
+  int uses_ = 0;
+  std::unique_ptr<train::Trainer> trainer_;
+  CallerModel* model_ = nullptr;  // the trainer's
+};
+
+void TrainerState::open(Swarm& swarm, TrainerOptions options, CallerArrays arrays, const cohive_trainer_calls& calls) {
+  const auto opened = on_exit([this] {
+    const std::lock_guard lock(mutex_);
+    opening_ = false;
+    changed_.notify_all();
+  });
+  CallerModel* made = nullptr;
+  const auto make = [&](Runtime& runtime, train::TrainerThread& thread) {
+    auto model = std::make_shared<CallerModel>(runtime, thread, std::move(arrays), calls, options.ways);
+    model->clip_gradients(options.clip_grad_norm);
+    made = model.get();
+    return model;
+  };
+  auto trainer = std::make_unique<train::Trainer>(swarm, options.run, make);
+  if (calls.interrupted) trainer->give_up_when([calls] { return calls.interrupted(calls.context) != 0; });
+  const std::lock_guard lock(mutex_);
+  trainer_ = std::move(trainer);
+  model_ = made;
+}
+
+void TrainerState::close() {
+  std::unique_ptr<train::Trainer> ended;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !opening_; });
+  closing_ = true;
+  if (!trainer_) return;
+  lock.unlock();
+  trainer_->close();  // which has calls end that wait
+  lock.lock();
+  changed_.wait(lock, [this] { return uses_ == 0; });
+  ended = std::move(trainer_);
+  lock.unlock();
+}
+
+std::string status_of(const train::Trainer& trainer) {
+  const auto seen = trainer.progress();
+  const auto stats = trainer.stats();
+  return msgpack::encode(msgpack::Map{{{"epoch", trainer.epoch()},
+                                       {"global_epoch", seen.epoch},
+                                       {"samples", seen.samples},
+                                       {"own_samples", seen.own_samples},
+                                       {"samples_per_second", seen.samples_per_second},
+                                       {"peers", std::uint64_t{seen.peers}},
+                                       {"clients", std::uint64_t{seen.clients}},
+                                       {"eta", seen.eta},
+                                       {"grad_rounds", stats.grad_rounds},
+                                       {"grad_rounds_failed", stats.grad_rounds_failed},
+                                       {"state_rounds", stats.state_rounds},
+                                       {"state_rounds_failed", stats.state_rounds_failed},
+                                       {"state_downloads", stats.state_downloads},
+                                       {"bytes_sent", stats.bytes_sent},
+                                       {"bytes_received", stats.bytes_received},
+                                       {"seconds_synchronised", stats.seconds_synchronised}}});
+}
+
+cohive_step_report told(const train::StepReport& report, bool cleared) {
+  return {report.epoch,         report.grad_group,   report.state_group, report.bytes_sent,
+          report.epoch_changed, report.loaded_state, report.updated,     cleared};
+}
+
+}  // namespace
+}  // namespace cohive::c
+
+using namespace cohive::c;
+using cohive::train::Trainer;
+
+struct cohive_trainer {
+  std::shared_ptr<SwarmState> swarm;
+  std::uint64_t id;
+  std::shared_ptr<TrainerState> state;
+  Origin origin;
+};
+
+namespace cohive::c {
+namespace {
+
+/// Runs `body(trainer, model)` on the calling thread.
+template <class F>
+std::int32_t with_trainer(cohive_trainer* handle, F body) noexcept {
+  return guarded([&] {
+    if (there(handle, "trainer").origin.elsewhere()) return fail_elsewhere(handle->origin);
+    handle->state->use(body);
+    return static_cast<std::int32_t>(COHIVE_OK);
+  });
+}
+
+}  // namespace
+}  // namespace cohive::c
+
+std::int32_t cohive_trainer_open(cohive_swarm* swarm, const char* options, const cohive_tensor* parameters,
+                                 std::size_t count, const cohive_tensor* beside, std::size_t beside_count,
+                                 const cohive_trainer_calls* calls, cohive_trainer** trainer) {
+  return with_swarm(swarm, [&](SwarmState& state) {
+    there(trainer, "trainer") = nullptr;
+    if (!there(calls, "calls").step || !calls->load) refuse("calls must have step and load");
+    auto arrays = read_arrays(parameters, count, beside, beside_count);
+    auto wanted = read_trainer_options(options, count, beside_count);
+    auto handle =
+        std::make_unique<cohive_trainer>(swarm->state, next_trainer++, std::make_shared<TrainerState>(), Origin());
+    for (std::size_t i = 0; i < count; ++i) handle->state->parameters.push_back(parameters[i].data);
+    auto& used = state.use(handle->id, [held = handle->state] { held->close(); });
+    try {
+      handle->state->open(used, std::move(wanted), std::move(arrays), *calls);
+    } catch (...) {
+      state.used(handle->id);
+      throw;
+    }
+    *trainer = handle.release();
+  });
+}
+
+std::int32_t cohive_trainer_describe(cohive_trainer* trainer, const std::uint8_t* metadata, std::size_t size,
+                                     const cohive_tensor* state, std::size_t count, const char* steps,
+                                     float* const* statistics) {
+  return with_trainer(trainer, [&](Trainer&, CallerModel& model) {
+    const cohive::ByteView text(&there(metadata, "metadata"), size);
+    model.describe(read_layout(trainer->state->parameters, text, state, count, steps, statistics));
+  });
+}
+
+std::int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gradients, std::int64_t samples,
+                                 double scale, cohive_step_report* report) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
+    const bool counts = gradients != nullptr;
+    if (samples < (counts ? 1 : 0)) refuse("a batch has at least one sample");
+    if (!(scale > 0) || !std::isfinite(scale)) refuse("the scale of a loss must be above 0 and finite");
+    if (self.options().auxiliary && counts) refuse("an auxiliary peer has no batches");
+    const auto done = self.step([&]() -> std::int64_t {
+      if (counts) {
+        model.take_batch(gradients, static_cast<double>(samples), scale);
+        return samples;
+      }
+      if (self.options().reuse_grad_buffers) {
+        model.forget_batches();
+        self.forget_samples();
+      }
+      return 0;
+    });
+    if (done.loaded_state) model.forget_batches();
+    const bool cleared = model.clear_buffers();
+    if (report) *report = told(done, cleared);
+  });
+}
+
+std::int32_t cohive_trainer_settle(cohive_trainer* trainer) {
+  return with_trainer(trainer, [](Trainer& self, CallerModel&) { self.settle(); });
+}
+
+std::int32_t cohive_trainer_load(cohive_trainer* trainer, std::int32_t* loaded) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
+    const bool newer = self.load_state_from_peers();
+    if (newer) model.forget_batches();
+    if (loaded) *loaded = newer;
+  });
+}
+
+std::int32_t cohive_trainer_average(cohive_trainer* trainer, std::uint64_t* group) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel&) {
+    const auto members = self.average_parameters();
+    if (group) *group = members;
+  });
+}
+
+std::int32_t cohive_trainer_finish(cohive_trainer* trainer, std::uint64_t* group) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel&) {
+    const auto members = self.finish();
+    if (group) *group = members;
+  });
+}
+
+std::int32_t cohive_trainer_restore(cohive_trainer* trainer, std::uint64_t epoch) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
+    if (epoch > cohive::train::kMostEpochs) refuse("no run comes to that epoch");
+    self.restore(epoch, [] {});
+    model.forget_batches();
+  });
+}
+
+std::int32_t cohive_trainer_save(cohive_trainer* trainer, const char* path) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel&) {
+    if (const auto saved = self.save_checkpoint(&there(path, "path")); !saved)
+      throw cohive::ErrorException(saved.error());
+  });
+}
+
+std::int32_t cohive_trainer_resume(cohive_trainer* trainer, const char* path, std::uint64_t* epoch) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
+    const auto loaded = self.load_checkpoint(&there(path, "path"));
+    if (!loaded) throw cohive::ErrorException(loaded.error());
+    model.forget_batches();
+    if (epoch) *epoch = *loaded;
+  });
+}
+
+std::int32_t cohive_trainer_loss(cohive_trainer* trainer, double loss) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel&) { self.report_loss(loss); });
+}
+
+std::int32_t cohive_trainer_status(cohive_trainer* trainer, cohive_bytes* status) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel&) { give(status, status_of(self)); });
+}
+
+std::int32_t cohive_trainer_close(cohive_trainer* trainer) {
+  return guarded([&] {
+    if (there(trainer, "trainer").origin.elsewhere()) return fail_elsewhere(trainer->origin);
+    trainer->state->close();
+    trainer->swarm->used(trainer->id);
+    return static_cast<std::int32_t>(COHIVE_OK);
+  });
+}
+
+void cohive_trainer_free(cohive_trainer* trainer) {
+  if (!trainer || trainer->origin.elsewhere()) return;
+  (void)cohive_trainer_close(trainer);
+  delete trainer;
+}

@@ -1,0 +1,303 @@
+#include "trainer_options.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cohive/core/log.hpp"
+#include "cohive/core/msgpack.hpp"
+#include "cohive/train/power_sgd_averager.hpp"
+#include "errors.hpp"
+#include "options.hpp"
+#include "tensors.hpp"
+
+namespace cohive::c {
+namespace {
+
+using nlohmann::json;
+
+/// One codec for all tensors, or one for each.
+void read_codecs(OptionReader& reader, const char* name, std::size_t tensors, codec::Compression& compression) {
+  std::vector<std::string> names;
+  if (!reader.read(name, names)) return;
+  if (names.size() != 1 && names.size() != tensors)
+    refuse(std::string(name) + " has one codec, or one for each tensor");
+  std::vector<codec::Compression> codecs;
+  for (const auto& one : names) {
+    cohive_tensor named{};
+    named.codec = one.c_str();
+    codecs.emplace_back(codec_of(named));
+  }
+  compression = codecs.size() == 1 ? codecs[0] : codec::Compression::per_tensor(std::move(codecs));
+}
+
+void read_times(OptionReader& reader, train::RunOptions& run) {
+  reader.read("matchmaking_time", run.matchmaking_time);
+  reader.read("averaging_timeout", run.averaging_timeout);
+  reader.read("load_state_timeout", run.load_state_timeout);
+  reader.read("shutdown_timeout", run.shutdown_timeout);
+  Duration time{};
+  if (reader.read("allreduce_timeout", time)) run.allreduce_timeout = time;
+  if (reader.read("next_chunk_timeout", time)) run.next_chunk_timeout = time;
+}
+
+void read_ways(OptionReader& reader, TrainerOptions& options) {
+  auto& run = options.run;
+  reader.read("delay_state_averaging", run.delay_state_averaging);
+  reader.read("delay_optimizer_step", run.delay_optimizer_step);
+  reader.read("delay_grad_averaging", run.delay_grad_averaging);
+  reader.read("reuse_grad_buffers", run.reuse_grad_buffers);
+  reader.read("use_local_updates", run.use_local_updates);
+  reader.read("auxiliary", run.auxiliary);
+  reader.read("client_mode", run.client_mode);
+  reader.read("native_steps", options.ways.native_steps);
+  options.ways.reuse_buffers = run.reuse_grad_buffers;
+  options.ways.local_steps = run.use_local_updates;
+  if (run.delay_optimizer_step && !options.ways.native_steps)
+    refuse("delay_optimizer_step needs native_steps: a step of the caller's changes the live parameters");
+}
+
+void read_tracker(OptionReader& reader, train::TrackerOptions& tracker) {
+  reader.read("min_refresh_period", tracker.min_refresh_period);
+  reader.read("max_refresh_period", tracker.max_refresh_period);
+  reader.read("default_refresh_period", tracker.default_refresh_period);
+  reader.read("metadata_expiration", tracker.metadata_expiration);
+  reader.read("expected_drift_peers", tracker.expected_drift_peers);
+  reader.read("expected_drift_rate", tracker.expected_drift_rate);
+  if (tracker.min_refresh_period <= 0s || tracker.max_refresh_period < tracker.min_refresh_period)
+    refuse("refresh periods must be above 0, and the longest one not below the shortest");
+  if (tracker.default_refresh_period <= 0s || tracker.metadata_expiration <= 0s)
+    refuse("default_refresh_period and metadata_expiration must be above 0");
+}
+
+/// hivemind gives them to its averager of the state alone.
+void read_averager(OptionReader& reader, train::RunOptions& run) {
+  std::optional<Duration> request, sender, reducer;
+  std::optional<std::size_t> part, members, vector;
+  const auto optional = [&reader](const char* name, auto& value, auto... least) {
+    typename std::remove_reference_t<decltype(value)>::value_type read{};
+    if (reader.read(name, read, least...)) value = read;
+  };
+  optional("request_timeout", request);
+  optional("sender_timeout", sender);
+  optional("reducer_timeout", reducer);
+  optional("part_size_bytes", part, std::size_t{1});
+  optional("min_group_size", members, std::size_t{2});
+  optional("min_vector_size", vector);
+  run.averager_options = [=](averaging::AveragerOptions& averager) {
+    if (request) averager.request_timeout = *request;
+    if (sender) averager.sender_timeout = *sender;
+    if (reducer) averager.reducer_timeout = *reducer;
+    if (part) averager.part_size_bytes = *part;
+    if (members) averager.min_group_size = *members;
+    if (vector) averager.min_vector_size = *vector;
+  };
+}
+
+void read_checkpoints(OptionReader& reader, train::CheckpointOptions& checkpoints) {
+  reader.read("checkpoint_dir", checkpoints.directory);
+  reader.read("checkpoint_every", checkpoints.every);
+  reader.read("checkpoint_keep", checkpoints.keep, 1);
+  reader.read("resume", checkpoints.resume);
+}
+
+// ---- Steps
+
+void take(const json& group, const char* name, double& value) {
+  const auto found = group.find(name);
+  if (found == group.end()) return;
+  if (!found->is_number() || !std::isfinite(found->get<double>()))
+    refuse(std::string(name) + " of a parameter group must be a finite number");
+  value = found->get<double>();
+}
+
+void take(const json& group, const char* name, bool& value) {
+  const auto found = group.find(name);
+  if (found == group.end()) return;
+  if (!found->is_boolean()) refuse(std::string(name) + " of a parameter group must be true or false");
+  value = found->get<bool>();
+}
+
+template <class Options>
+void take_betas(const json& group, Options& options) {
+  const auto found = group.find("betas");
+  if (found == group.end()) return;
+  if (!found->is_array() || found->size() != 2 || !(*found)[0].is_number() || !(*found)[1].is_number())
+    refuse("betas of a parameter group must be two numbers");
+  options.beta1 = (*found)[0];
+  options.beta2 = (*found)[1];
+}
+
+template <class Options>
+optim::Options adam_like(const json& group) {
+  Options options;
+  take(group, "lr", options.lr);
+  take_betas(group, options);
+  take(group, "eps", options.eps);
+  take(group, "weight_decay", options.weight_decay);
+  if constexpr (requires { options.amsgrad; }) take(group, "amsgrad", options.amsgrad);
+  return options;
+}
+
+optim::Options step_of(const json& group) {
+  const auto name = group.is_object() ? group.value("name", json()) : json();
+  if (name == "adam") return adam_like<optim::AdamOptions>(group);
+  if (name == "adamw") return adam_like<optim::AdamWOptions>(group);
+  if (name == "lamb") return adam_like<optim::LambOptions>(group);
+  if (name == "sgd") {
+    optim::SgdOptions options;
+    take(group, "lr", options.lr);
+    take(group, "momentum", options.momentum);
+    take(group, "dampening", options.dampening);
+    take(group, "weight_decay", options.weight_decay);
+    take(group, "nesterov", options.nesterov);
+    return options;
+  }
+  if (name == "rmsprop") {
+    optim::RmspropOptions options;
+    take(group, "lr", options.lr);
+    take(group, "alpha", options.alpha);
+    take(group, "eps", options.eps);
+    take(group, "weight_decay", options.weight_decay);
+    take(group, "momentum", options.momentum);
+    take(group, "centered", options.centered);
+    return options;
+  }
+  if (name == "adagrad") {
+    optim::AdagradOptions options;
+    take(group, "lr", options.lr);
+    take(group, "lr_decay", options.lr_decay);
+    take(group, "weight_decay", options.weight_decay);
+    take(group, "initial_accumulator_value", options.initial_accumulator_value);
+    take(group, "eps", options.eps);
+    return options;
+  }
+  refuse("a parameter group has a \"name\": \"sgd\", \"adam\", \"adamw\", \"rmsprop\", \"adagrad\" or \"lamb\"");
+}
+
+/// One for each parameter.
+std::vector<optim::Options> steps_of(const char* text, std::size_t parameters) {
+  const auto groups = json::parse(text, nullptr, false);
+  if (!groups.is_array()) refuse("steps must be a JSON array");
+  std::vector<optim::Options> steps;
+  for (const auto& group : groups) {
+    const auto options = step_of(group);
+    const auto count = group.value("parameters", json());
+    if (!count.is_number_unsigned() || count.get<std::size_t>() > parameters - steps.size())
+      refuse("\"parameters\" of a parameter group is how many of the model's it has");
+    steps.insert(steps.end(), count.get<std::size_t>(), options);
+  }
+  if (steps.size() != parameters) refuse("the parameter groups have fewer parameters than the model");
+  return steps;
+}
+
+train::BufferTensor buffer_of(const cohive_tensor& tensor, const std::string& name) {
+  train::BufferTensor buffer{.name = name, .data = const_cast<void*>(tensor.data)};
+  for (const auto size : shape_of(tensor)) buffer.shape.push_back(size);
+  return buffer;
+}
+
+void check_size(const cohive_tensor& tensor, std::size_t of_a_value, const std::string& what) {
+  if (tensor.size != *codec::element_count(shape_of(tensor)) * of_a_value)
+    refuse(what + " has another size than its shape says");
+}
+
+}  // namespace
+
+TrainerOptions read_trainer_options(const char* text, std::size_t parameters, std::size_t beside) {
+  OptionReader reader(text);
+  TrainerOptions options;
+  auto& run = options.run;
+  if (!reader.read("run_id", run.run_id)) refuse("run_id is missing: the name of the training run");
+  std::size_t target = 0;
+  if (!reader.read("target_batch_size", target, 1)) refuse("target_batch_size is missing: samples per epoch");
+  if (target > std::size_t{1} << 62) refuse("target_batch_size must be at most 2^62");
+  run.target_batch_size = static_cast<std::int64_t>(target);
+  read_times(reader, run);
+  read_ways(reader, options);
+  read_tracker(reader, run.tracker_options);
+  read_averager(reader, run);
+  read_checkpoints(reader, run.checkpoints);
+  std::size_t every = 1;
+  if (reader.read("average_state_every", every, 1)) {
+    if (every > 1'000'000'000) refuse("average_state_every must be at most 10^9");
+    run.average_state_every = static_cast<int>(every);
+  }
+  reader.read("performance_ema_alpha", run.performance_ema_alpha);
+  reader.read("verbose", run.verbose);
+  reader.read("share_loss", run.share_loss);
+  reader.read("target_group_size", run.target_group_size);
+  reader.read("verified_share", run.verified_share);
+  double number = 0;
+  if (reader.read("bandwidth", number)) run.bandwidth = number;
+  if (reader.read("clip_grad_norm", number)) options.clip_grad_norm = number;
+  averaging::PowerSgdOptions factors;
+  const bool low_rank = reader.read("averager_rank", factors.averager_rank, 1);
+  reader.read("min_compression_ratio", factors.min_compression_ratio);
+  if (low_rank) run.grad_averager_factory = train::power_sgd_averager(factors);
+  read_codecs(reader, "grad_codecs", parameters, run.grad_compression);
+  read_codecs(reader, "state_codecs", parameters + beside, run.state_averaging_compression);
+  run.load_state_compression = by_codec_name();
+  reader.finish();
+  train::check(run);
+  return options;
+}
+
+CallerArrays read_arrays(const cohive_tensor* parameters, std::size_t count, const cohive_tensor* beside,
+                         std::size_t beside_count) {
+  if (count == 0) refuse("a model has at least one parameter");
+  there(parameters, "parameters");
+  CallerArrays arrays;
+  for (std::size_t i = 0; i < count; ++i) {
+    check_size(parameters[i], sizeof(float), "parameter " + std::to_string(i));
+    if (dtype_of(parameters[i]) != codec::DType::float32) refuse("a parameter has values of float32");
+    arrays.parameters.push_back(buffer_of(parameters[i], std::to_string(i)));
+  }
+  if (beside_count > 0) there(beside, "beside");
+  for (std::size_t k = 0; k < beside_count; ++k) {
+    const std::string name = "what is averaged beside the parameters, " + std::to_string(k) + ",";
+    check_size(beside[k], sizeof(float), name);
+    CallerArrays::Beside one;
+    one.statistic = beside[k].codec && std::string_view(beside[k].codec) == "statistic";
+    one.values = train::values_of(buffer_of(beside[k], std::to_string(k)), name);
+    one.info.shape = shape_of(beside[k]);
+    one.info.dtype = dtype_of(beside[k]);
+    one.info.requires_grad = beside[k].requires_grad != 0;
+    one.info.role = one.statistic ? codec::Role::optimizer : codec::Role::unspecified;
+    arrays.beside.push_back(std::move(one));
+  }
+  return arrays;
+}
+
+Layout read_layout(const std::vector<const void*>& parameters, ByteView metadata, const cohive_tensor* state,
+                   std::size_t count, const char* steps, float* const* statistics) {
+  Layout layout;
+  const auto decoded = msgpack::decode(metadata);
+  const auto* map = decoded ? decoded->get_if<msgpack::Map>() : nullptr;
+  if (!map) refuse("metadata must be msgpack of a map");
+  layout.metadata = *map;
+  if (count > 0) there(state, "state");
+  for (std::size_t k = 0; k < count; ++k) {
+    Layout::Part part;
+    part.described = {dtype_of(state[k]), shape_of(state[k]), state[k].requires_grad != 0, {}};
+    check_size(state[k], codec::size_of(part.described.dtype), "tensor " + std::to_string(k) + " of the state");
+    part.data = static_cast<const std::uint8_t*>(state[k].data);
+    part.size = state[k].size;
+    if (part.size > 0 && !part.data) refuse("data must not be null");
+    const auto found = std::ranges::find(parameters, state[k].data);
+    if (found != parameters.end() && part.size > 0)
+      part.parameter = static_cast<std::size_t>(found - parameters.begin());
+    part.codec = codec::info(codec_of(state[k])).name;
+    layout.parts.push_back(std::move(part));
+  }
+  if (!steps) return layout;
+  layout.step = steps_of(steps, parameters.size());
+  there(statistics, "statistics");
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto& own = layout.statistics.emplace_back();
+    std::copy_n(statistics + i * own.size(), own.size(), own.begin());
+  }
+  return layout;
+}
+
+}  // namespace cohive::c

@@ -375,6 +375,8 @@ COHIVE_API int32_t cohive_trainer_open(cohive_swarm* swarm, const char* options,
  * \param metadata  msgpack of a map that is not empty, to which "epoch" is added
  * \param state     its tensors in the order in which newcomers get them; where `data` is that of a parameter, its
  *                  newest values
+ * \param names     of these tensors in checkpoints: "parameter.N", then "extra.N", then "optimizer.N.STATISTIC", by number
+ *                  and name
  * \param steps     with native_steps: JSON, an array with an object for each parameter group: "name" ("sgd", "adam",
  *                  "adamw", "rmsprop", "adagrad" or "lamb") and its settings as torch.optim names them, "parameters":
  *                  how many; null without
@@ -383,8 +385,8 @@ COHIVE_API int32_t cohive_trainer_open(cohive_swarm* swarm, const char* options,
  *                  momentum_buffer, grad_avg; or sum, null where there is none; and the number of its steps, one
  *                  float32, or null */
 COHIVE_API int32_t cohive_trainer_describe(cohive_trainer* trainer, const uint8_t* metadata, size_t size,
-                                           const cohive_tensor* state, size_t count, const char* steps,
-                                           float* const* statistics);
+                                           const cohive_tensor* state, const char* const* names, size_t count,
+                                           const char* steps, float* const* statistics);
 /** After each batch: takes its gradients, and ends the epoch when it is time.
  * \param gradients  one pointer for each parameter to float32 values, the mean over the batch; null where it has none.
  *                   They are read before it returns. Null: the batch does not count, or it is an auxiliary peer's

@@ -186,6 +186,19 @@ class Model:
         """The tensors of a state, whose memory the result keeps."""
         return [_described(tensor, codec) for tensor, codec in zip(tensors, codecs)]
 
+    def names(self) -> Any:
+        """Those of the tensors of a state in checkpoints."""
+        names = [f"parameter.{at}" for at in range(len(self.live))]
+        names += [f"extra.{at}" for at in range(len(self._extra_tensors))]
+        state = self.optimizer.state_dict()
+        # Settings that are tensors come first, and no checkpoint is gone on from that has some.
+        leaves = nested_flatten(state["param_groups"])
+        names += [f"setting.{at}" for at, _ in enumerate(one for one in leaves if isinstance(one, torch.Tensor))]
+        for at in sorted(state["state"]):
+            kept = state["state"][at]
+            names += [f"optimizer.{at}.{name}" for name in sorted(kept) if isinstance(kept[name], torch.Tensor)]
+        return (ctypes.c_char_p * max(len(names), 1))(*[name.encode() for name in names])
+
     def native_steps(self) -> Tuple[Optional[bytes], Any]:
         """The settings of the library's steps, and the memory of their statistics."""
         if not self.native:

@@ -164,7 +164,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     ),
     "cohive_trainer_describe": (
         c_int32,
-        [Handle, Data, c_size_t, POINTER(Tensor), c_size_t, c_char_p, POINTER(FloatPointer)],
+        [Handle, Data, c_size_t, POINTER(Tensor), POINTER(c_char_p), c_size_t, c_char_p, POINTER(FloatPointer)],
     ),
     "cohive_trainer_step": (c_int32, [Handle, POINTER(FloatPointer), c_int64, c_double, POINTER(StepReport)]),
     "cohive_trainer_settle": (c_int32, [Handle]),

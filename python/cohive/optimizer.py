@@ -438,6 +438,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             _native.data(packed),
             len(packed),
             _native.tensor_array(described),
+            self._model.names(),
             len(described),
             steps,
             statistics,

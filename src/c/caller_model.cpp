@@ -107,7 +107,8 @@ std::int64_t CallerModel::steps_taken(std::size_t parameter) {
   if (!ways_.native_steps) return BufferReplica::steps_taken(parameter);
   const std::lock_guard lock(described_);
   const auto* counter = layout_.statistics[parameter][kStepCounter];
-  return counter ? std::llround(*counter) : BufferReplica::steps_taken(parameter);
+  // Statistics that nobody counts the steps of were made by one, as torch makes them.
+  return counter ? std::llround(*counter) : BufferReplica::steps_taken(parameter) + 1;
 }
 
 void CallerModel::count_step(std::size_t parameter) {
@@ -221,8 +222,7 @@ std::optional<averaging::SharedState> CallerModel::copy_state(std::uint64_t epoc
       if (part.parameter) from = reinterpret_cast<const std::uint8_t*>(newest(*part.parameter).data());
       auto tensor = part.described;
       tensor.data = Slice::copy_of({from, part.size});
-      state.names.push_back(part.parameter ? "parameter." + std::to_string(*part.parameter)
-                                           : "state." + std::to_string(state.tensors.size()));
+      state.names.push_back(part.name);
       const auto role = part.parameter ? codec::Role::parameter : codec::Role::optimizer;
       state.infos.push_back({part.codec, tensor.shape, tensor.dtype, role});
       state.tensors.push_back(std::move(tensor));

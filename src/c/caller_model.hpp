@@ -21,7 +21,7 @@ struct Layout {
     const std::uint8_t* data = nullptr;
     std::size_t size = 0;                  ///< bytes
     std::optional<std::size_t> parameter;  ///< whose newest values it has
-    std::string codec;
+    std::string codec, name;
   };
   msgpack::Map metadata;             ///< that newcomers get, but for the epoch
   std::vector<Part> parts;           ///< in their order

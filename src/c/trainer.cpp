@@ -164,11 +164,11 @@ std::int32_t cohive_trainer_open(cohive_swarm* swarm, const char* options, const
 }
 
 std::int32_t cohive_trainer_describe(cohive_trainer* trainer, const std::uint8_t* metadata, std::size_t size,
-                                     const cohive_tensor* state, std::size_t count, const char* steps,
-                                     float* const* statistics) {
+                                     const cohive_tensor* state, const char* const* names, std::size_t count,
+                                     const char* steps, float* const* statistics) {
   return with_trainer(trainer, [&](Trainer&, CallerModel& model) {
     const cohive::ByteView text(&there(metadata, "metadata"), size);
-    model.describe(read_layout(trainer->state->parameters, text, state, count, steps, statistics));
+    model.describe(read_layout(trainer->state->parameters, text, state, names, count, steps, statistics));
   });
 }
 

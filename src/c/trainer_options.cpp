@@ -270,13 +270,16 @@ CallerArrays read_arrays(const cohive_tensor* parameters, std::size_t count, con
 }
 
 Layout read_layout(const std::vector<const void*>& parameters, ByteView metadata, const cohive_tensor* state,
-                   std::size_t count, const char* steps, float* const* statistics) {
+                   const char* const* names, std::size_t count, const char* steps, float* const* statistics) {
   Layout layout;
   const auto decoded = msgpack::decode(metadata);
   const auto* map = decoded ? decoded->get_if<msgpack::Map>() : nullptr;
   if (!map) refuse("metadata must be msgpack of a map");
   layout.metadata = *map;
-  if (count > 0) there(state, "state");
+  if (count > 0) {
+    there(state, "state");
+    there(names, "names");
+  }
   for (std::size_t k = 0; k < count; ++k) {
     Layout::Part part;
     part.described = {dtype_of(state[k]), shape_of(state[k]), state[k].requires_grad != 0, {}};
@@ -287,6 +290,7 @@ Layout read_layout(const std::vector<const void*>& parameters, ByteView metadata
     const auto found = std::ranges::find(parameters, state[k].data);
     if (found != parameters.end() && part.size > 0)
       part.parameter = static_cast<std::size_t>(found - parameters.begin());
+    part.name = &there(names[k], "a name");
     part.codec = codec::info(codec_of(state[k])).name;
     layout.parts.push_back(std::move(part));
   }

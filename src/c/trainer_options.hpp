@@ -22,6 +22,6 @@ CallerArrays read_arrays(const cohive_tensor* parameters, std::size_t count, con
 
 /// The layout of cohive_trainer_describe(). \param parameters  the memory of the parameters
 Layout read_layout(const std::vector<const void*>& parameters, ByteView metadata, const cohive_tensor* state,
-                   std::size_t count, const char* steps, float* const* statistics);
+                   const char* const* names, std::size_t count, const char* steps, float* const* statistics);
 
 }  // namespace cohive::c

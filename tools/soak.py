@@ -115,7 +115,8 @@ class Soak:
         what = self.random.choices(["kill", "stop", "sleep", "kill the bootstrap node"], [35, 20, 30, 15])[0]
         self.counts[what] = self.counts.get(what, 0) + 1
         if what == "sleep":
-            seconds = self.random.choice([3, 10, 30, 90])
+            # Awake in time to end with the others.
+            seconds = min(self.random.choice([3, 10, 30, 90]), int(self.end - time.monotonic()) - PATIENCE)
             say(f"{victim.name} sleeps for {seconds} s")
             victim.asleep_until = time.monotonic() + seconds
             victim.sends(signal.SIGSTOP)

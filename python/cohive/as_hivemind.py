@@ -76,6 +76,8 @@ _MODULES: Dict[str, str] = {
     "hivemind.utils.serializer": "MSGPackSerializer:_like_hivemind",
     "hivemind.utils.streaming": "split_for_streaming:compression combine_from_streaming:compression",
     "hivemind.utils.timed_storage": _TIMED,
+    "lightning_hivemind": "",
+    "lightning_hivemind.strategy": "HivemindStrategy:lightning HiveMindScheduler:lightning",
 }
 
 
@@ -108,16 +110,21 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Optional[types.ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        if name.split(".")[0] != "hivemind":
+        if name.split(".")[0] not in ("hivemind", "lightning_hivemind"):
             return None
         if name not in _MODULES:
             raise ModuleNotFoundError(f"cohive has no {name}", name=name)
         return importlib.util.spec_from_loader(name, _Loader(), is_package=True)
 
 
+def is_installed() -> bool:
+    """Whether `import hivemind` means cohive."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+
+
 def install() -> None:
     """Has `import hivemind` mean cohive in this process from now on, unless hivemind was imported before."""
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if is_installed():
         return
     if "hivemind" in sys.modules:
         raise RuntimeError("hivemind was imported before")
@@ -140,4 +147,4 @@ def main(arguments: List[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    importlib.import_module("cohive.as_hivemind").main(sys.argv[1:])  # the module that others import

@@ -103,9 +103,13 @@ def _options(initial_peers: Optional[Sequence[Any]], num_workers: int, kwargs: D
     if not options["host_maddrs"] and not options.get("client_mode"):
         options.setdefault("force_reachability", "private")  # others reach it through a relay
     for name in ("initial_peers", "host_maddrs", "announce_maddrs", "trusted_relays"):
-        for address in options.get(name, ()):
-            if {"quic", "quic-v1"} & set(Multiaddr(address)):
-                raise ValueError(f"{address}: cohive speaks TCP, not QUIC; use /ip4/.../tcp/PORT")
+        given = options.get(name, ())
+        of_quic = [address for address in given if {"quic", "quic-v1"} & set(Multiaddr(address))]
+        if of_quic and len(of_quic) == len(given):
+            raise ValueError(f"{of_quic[0]}: cohive speaks TCP, not QUIC; use /ip4/.../tcp/PORT")
+        if of_quic:  # as examples of hivemind have it: both
+            options[name] = [address for address in given if address not in of_quic]
+            logger.debug("%s: cohive speaks TCP, not QUIC: used without %s", name, ", ".join(of_quic))
     return options
 
 

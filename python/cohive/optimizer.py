@@ -191,6 +191,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :raises ValueError: options that contradict one another
     """
 
+    #: for scalers of torch: the scale leaves the gradients here, with their sum
+    _step_supports_amp_scaling = True
+
     def __init__(
         self,
         *,

@@ -9,6 +9,7 @@ The programs must have been built (tools/demo.sh or tools/test.sh does). Logs st
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORK = ROOT / "build/soak"
 PATIENCE = 45  # seconds after a start, a sleep or a restart of the bootstrap node until a trainer has to keep up
 MOST_BEHIND = 30  # epochs
+BETWEEN_LINES = 5  # seconds at most between two lines of a trainer, which tell its epoch
 STALLED = 90  # seconds without an epoch of any trainer
 QUIET_END = 75  # seconds without trouble before the end
 RUN = ["--run-id", "soak", "--target-batch-size", "96", "--batch-size", "4", "--width", "32", "--layers", "1", "--context", "32",
@@ -78,6 +80,7 @@ class Soak:
         self.end = time.monotonic() + 60 * options.minutes
         self.until = time.time() + 60 * options.minutes  # the same moment, as trainers are told it
         self.faults, self.counts = [], {}
+        self.newest_at = collections.deque()  # the newest epoch of a trainer, in the last seconds
         self.bootstrap = None
         self.trainers = []
 
@@ -150,6 +153,9 @@ class Soak:
         awake = [trainer for trainer in self.trainers if not trainer.asleep_until]
         epochs = {trainer.name: trainer.epoch() for trainer in awake}
         newest = max(epochs.values(), default=-1)
+        self.newest_at.append((now, newest))
+        while now - self.newest_at[0][0] > BETWEEN_LINES:
+            self.newest_at.popleft()
         if newest > self.newest or not awake:
             self.last_epoch = now
         elif now - self.last_epoch > STALLED:
@@ -157,7 +163,7 @@ class Soak:
             self.last_epoch = now
         self.newest = newest
         for trainer in awake:
-            if now - trainer.since > PATIENCE and epochs[trainer.name] < newest - MOST_BEHIND:
+            if now - trainer.since > PATIENCE and epochs[trainer.name] < self.newest_at[0][1] - MOST_BEHIND:
                 self.fault(f"{trainer.name} does not keep up: {epochs}, see {trainer.log}")
                 trainer.since = now
         return epochs

@@ -102,7 +102,7 @@ def make_strategy(package: str) -> type:
     warn = parts["rank_zero"].rank_zero_warn
     accelerators = parts["accelerators"]
 
-    class HivemindStrategy(parts["strategies"].Strategy):  # type: ignore[misc,name-defined]
+    class HivemindStrategy(parts["strategies"].Strategy):  # type: ignore[misc]
         """Trains one model together with other machines, which run the same command; see cohive.Optimizer.
 
         :param target_batch_size: samples of a step of the optimizer, of all peers together
@@ -118,6 +118,7 @@ def make_strategy(package: str) -> type:
         """
 
         strategy_name = "hivemind"
+        optimizers: List[Any]
         INITIAL_PEERS_ENV = "PL_INITIAL_PEERS"
 
         def __init__(

@@ -57,6 +57,23 @@ class _Group(MutableMapping[str, Any]):
         return len(self._group)
 
 
+class _Run:
+    """The library's side of an optimizer. Wrappers such as Lightning's copy all attributes of an optimizer: this object is
+    one for all copies, and ends with the last."""
+
+    def __init__(self) -> None:
+        self.handle: Optional[Handle] = None
+        self.calls: Any = None
+        self.closed = False
+        self.raised: Optional[BaseException] = None  # inside of a callback
+        self.interrupts: List[Any] = []
+
+    def __del__(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle:
+            lib.cohive_trainer_free(handle)
+
+
 class _Part:
     """What hivemind's optimizer has as an averager of its own."""
 
@@ -234,8 +251,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         verified_share: float = 0.0,
         clip_grad_norm: Optional[float] = None,
     ) -> None:
-        self._handle: Optional[Handle] = None
-        self._closed = False
+        self._run = _Run()
         self._last_status: Dict[str, Any] = {}
         client_mode = dht.client_mode if client_mode is None else client_mode
         delay_optimizer_step = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
@@ -303,6 +319,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         }
         for given in (averager_opts or {}, tracker_opts or {}):
             options.update({name: value for name, value in given.items() if name not in _NOT_OURS})
+        self._check_request_timeout(options)
         self._open(options)
         self.tracker = _Tracker(self)
         self.state_averager = _Part(self)
@@ -345,6 +362,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError("ReduceLROnPlateau follows a loss that peers do not share: use a schedule of epochs")
         return scheduler
 
+    @staticmethod
+    def _check_request_timeout(options: Dict[str, Any]) -> None:
+        """hivemind only warns of one that leaves no time for a second request."""
+        limit, given = options["matchmaking_time"], options.get("request_timeout")
+        numbers = all(isinstance(one, (int, float)) for one in (limit, given))
+        if numbers and given >= limit > 0:
+            options["request_timeout"] = 0.8 * limit
+            logger.warning("request_timeout=%s is not below matchmaking_time: it is %s", given, 0.8 * limit)
+
     def _codecs(self, gradients: CompressionBase, states: CompressionBase) -> Dict[str, List[str]]:
         """The codec of each tensor that is averaged."""
         of_gradients = [
@@ -356,8 +382,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _open(self, options: Mapping[str, Any]) -> None:
         text = json.dumps({name: value for name, value in options.items() if value is not None}, allow_nan=False)
         handle = Handle()
-        self._raised: Optional[BaseException] = None
-        self._calls = _native.TrainerCalls(
+        self._run.calls = _native.TrainerCalls(
             None,
             _native.STEP_CALL(self._on_step),
             _native.LOAD_CALL(self._on_load),
@@ -372,10 +397,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             len(parameters),
             _native.tensor_array(beside),
             len(beside),
-            ctypes.byref(self._calls),
+            ctypes.byref(self._run.calls),
             ctypes.byref(handle),
         )
-        self._handle = Handle(handle.value)
+        self._run.handle = Handle(handle.value)
         _events.close_at_exit(self)
         self._describe()
 
@@ -386,7 +411,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         try:
             return 0 if work() else 1
         except BaseException as error:  # also KeyboardInterrupt, which a C function would swallow
-            self._raised = error
+            self._run.raised = error
             return 1
 
     def _on_step(self, _: Any, gradients: Any, epoch: int) -> int:
@@ -407,23 +432,23 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return self._guarded(work)
 
     def _on_wait(self, _: Any) -> int:
-        return self._guarded(lambda: not self._interrupts)
+        return self._guarded(lambda: not self._run.interrupts)
 
     def _checked(self, function: Any, *arguments: Any) -> None:
         """Calls the library, which may call back; raises what was raised there."""
-        self._raised = None
+        self._run.raised = None
         with _interrupts() as interrupts:
-            self._interrupts = interrupts
+            self._run.interrupts = interrupts
             code = function(*arguments)
-        raised, self._raised = self._raised, None
+        raised, self._run.raised = self._run.raised, None
         if raised is not None:
             raise raised
         check(code)
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        if self._handle is None or self._closed:
+        if self._run.handle is None or self._run.closed:
             raise RuntimeError("this optimizer was shut down")
-        self._checked(function, self._handle, *arguments)
+        self._checked(function, self._run.handle, *arguments)
 
     # ---- Its state, as the library knows it
 
@@ -462,10 +487,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._describe()
 
     def _status(self) -> Dict[str, Any]:
-        if self._handle is None or self._closed:
+        if self._run.handle is None or self._run.closed:
             return self._last_status
         status = _native.Bytes()
-        check(lib.cohive_trainer_status(self._handle, ctypes.byref(status)))
+        check(lib.cohive_trainer_status(self._run.handle, ctypes.byref(status)))
         self._last_status = _msgpack.loads(_native.taken(status))
         return self._last_status
 
@@ -606,13 +631,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Of the optimizer that was made or given; a run has one list of parameters."""
-        if self._handle is not None:
+        if self._run.handle is not None:
             raise ValueError("Optimizer does not support calling add_param_group after creation")
 
     def state_dict(self) -> Dict[str, Any]:
-        """The optimizer's, with "local_epoch" and, where it steps copies of the parameters, these as "masters"."""
-        self._call(lib.cohive_trainer_settle)
-        self._take_over()
+        """The optimizer's, with "local_epoch" and, where it steps copies of the parameters, these as "masters". After
+        shutdown(), too."""
+        if self.is_alive():
+            self._call(lib.cohive_trainer_settle)
+            self._take_over()
         state: Dict[str, Any] = self.opt.state_dict()
         state["local_epoch"] = self.local_epoch
         if self._model.has_copies:
@@ -666,7 +693,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def is_alive(self) -> bool:
         """Whether it was not shut down."""
-        return self._handle is not None and not self._closed
+        return self._run.handle is not None and not self._run.closed
 
     def is_synchronized_with_peers(self) -> bool:
         """Whether this peer is not behind the run."""
@@ -675,20 +702,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leaves the run, within shutdown_timeout. Idempotent."""
-        if self._handle is None or self._closed:
+        if self._run.handle is None or self._run.closed:
             return
         with contextlib.suppress(RuntimeError):  # its DHT may have been left before
             self._status()
-        self._closed = True
-        check(lib.cohive_trainer_close(self._handle))
+        self._run.closed = True
+        check(lib.cohive_trainer_close(self._run.handle))
 
     def __repr__(self) -> str:
         return f"cohive.Optimizer({self.opt!r})"
-
-    def __del__(self) -> None:
-        handle, self._handle = getattr(self, "_handle", None), None
-        if handle:
-            lib.cohive_trainer_free(handle)
 
     def __reduce__(self) -> Any:
         raise TypeError("a collaborative optimizer belongs to its process: save its state_dict()")

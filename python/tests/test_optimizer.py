@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -178,6 +179,21 @@ def test_an_optimizer_is_one_of_torch(trainer):
         __import__("pickle").dumps(optimizer)
     with pytest.raises(ValueError, match="after creation"):
         optimizer.add_param_group({"params": [model_of()]})
+
+
+def test_wrappers_may_copy_its_attributes(trainer):
+    """As Lightning's do, which inherit from the optimizer's class as well."""
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=16)
+    wrapper = object.__new__(type("Wrapper", (type(optimizer),), {}))
+    wrapper.__dict__.update(optimizer.__dict__)
+    loss_of(weight, 16).backward()
+    wrapper.step()
+    del wrapper
+    gc.collect()
+    loss_of(weight, 16).backward()
+    optimizer.step()
+    assert optimizer.local_epoch == 2
 
 
 def test_what_was_saved_goes_on(trainer, tmp_path):

@@ -1,0 +1,201 @@
+"""HivemindStrategy in a Trainer of Lightning, in both of its packages."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here")
+
+PACKAGES = {"lightning.pytorch": "cohive.lightning", "pytorch_lightning": "cohive.pytorch_lightning"}
+LOCAL = dict(host_maddrs=["/ip4/127.0.0.1/tcp/0"], matchmaking_time=1.0, averaging_timeout=10.0)
+PATIENCE = 120
+
+
+@pytest.fixture(params=PACKAGES)
+def lightning(request):
+    """(the package, the strategy for it)"""
+    package = pytest.importorskip(request.param, reason=f"no {request.param} here", exc_type=ImportError)
+    return package, importlib.import_module(PACKAGES[request.param]).HivemindStrategy
+
+
+def trainer_of(package, strategy, **options):
+    options = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+        **options,
+    }
+    return package.Trainer(strategy=strategy, enable_progress_bar=False, max_epochs=1, **options)
+
+
+def model_of(package, batch_sizes=(4, 4, 4, 4), schedule=None, **more):
+    class Batches(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(batch_sizes)
+
+        def __getitem__(self, at):
+            return torch.randn(batch_sizes[at], 6, generator=torch.Generator().manual_seed(at))
+
+    class Model(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((6,), 0.5))
+            self.epochs, self.rates = [], []
+
+        def training_step(self, batch, batch_idx):
+            return batch.matmul(self.weight).pow(2).mean()
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            optimizer = self.trainer.strategy.optimizers[0]
+            self.epochs.append(optimizer.local_epoch)
+            self.rates.append(optimizer.param_groups[0]["lr"])
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return optimizer if schedule is None else ([optimizer], [schedule(optimizer)])
+
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(Batches(), batch_size=None)
+
+    for name, value in more.items():
+        setattr(Model, name, value)
+    return Model()
+
+
+def test_epochs_are_counted_in_samples_of_each_batch(lightning):
+    package, strategy = lightning
+    model = model_of(package, batch_sizes=(4, 4, 8, 2, 2, 12))
+    trainer_of(package, strategy(target_batch_size=16, **LOCAL)).fit(model)
+    assert model.epochs == [0, 0, 1, 1, 1, 2]
+    assert not torch.equal(model.weight, torch.full((6,), 0.5))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(delay_optimizer_step=True, delay_state_averaging=True)])
+def test_schedules_follow_the_epochs_of_the_run(lightning, options):
+    package, strategy = lightning
+    model = model_of(package, schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
+    trainer = trainer_of(package, strategy(target_batch_size=8, **options, **LOCAL))
+    trainer.fit(model)
+    assert model.epochs == [0, 1, 1, 2]
+    # Lightning steps schedules at the end of its own epoch.
+    assert trainer.lr_scheduler_configs[0].scheduler.get_last_lr() == [pytest.approx(0.025)]
+
+
+def test_zero_grad_is_taken_over_and_given_back(lightning):
+    package, strategy = lightning
+    model = model_of(package)
+    before = model.optimizer_zero_grad
+    trainer_of(package, strategy(target_batch_size=8, reuse_grad_buffers=True, **LOCAL)).fit(model)
+    assert model.epochs == [0, 1, 1, 2] and model.optimizer_zero_grad == before
+
+
+def test_training_goes_on_from_a_checkpoint(lightning, tmp_path):
+    package, strategy = lightning
+    adam = lambda self: torch.optim.Adam(self.parameters(), lr=0.01)
+    first = model_of(package, configure_optimizers=adam)
+    trainer = trainer_of(
+        package, strategy(target_batch_size=8, **LOCAL), enable_checkpointing=True, default_root_dir=tmp_path
+    )
+    trainer.fit(first)
+    trainer.save_checkpoint(path := tmp_path / "saved.ckpt")
+    saved = torch.load(path, weights_only=False)["optimizer_states"][0]
+    assert saved["local_epoch"] == 2 and saved["state"][0]["step"] == 3
+    second = model_of(package, configure_optimizers=adam)
+    again = package.Trainer(
+        strategy=strategy(target_batch_size=8, **LOCAL), accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_checkpointing=False, enable_model_summary=False, max_epochs=2,
+    )  # fmt: skip
+    again.fit(second, ckpt_path=path)
+    assert second.epochs == [2, 3, 3, 4]
+    assert again.optimizers[0].state[second.weight]["step"] == 5
+
+
+def test_what_cannot_be_meant_is_refused(lightning):
+    package, strategy = lightning
+    refused = importlib.import_module(package.__name__ + ".utilities.exceptions").MisconfigurationException
+    with pytest.raises(refused, match="target_batch_size"):
+        trainer_of(package, strategy(target_batch_size=8, **LOCAL), accumulate_grad_batches=2).fit(model_of(package))
+    two = lambda self: [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+    model = model_of(package, configure_optimizers=two)
+    model.automatic_optimization = False
+    with pytest.raises(refused, match="one optimizer"):
+        trainer_of(package, strategy(target_batch_size=8, **LOCAL)).fit(model)
+    plateau = lambda self: {
+        "optimizer": (optimizer := torch.optim.SGD(self.parameters(), lr=0.1)),
+        "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "loss"},
+    }
+    with pytest.raises(ValueError, match="ReduceLROnPlateau"):
+        trainer_of(package, strategy(target_batch_size=8, **LOCAL)).fit(model_of(package, configure_optimizers=plateau))
+    with pytest.raises(ValueError, match="not QUIC|multiaddr|address"):
+        strategy(target_batch_size=8, initial_peers="nonsense")
+
+
+def test_the_strategy_has_a_name(lightning):
+    package, strategy = lightning
+    model = model_of(package)
+    trainer = trainer_of(package, "hivemind")
+    assert isinstance(trainer.strategy, strategy)
+    trainer.strategy.dht.shutdown()
+    del model
+
+
+PEER = """
+import sys, torch
+package = __import__("importlib").import_module("PACKAGE")
+from STRATEGY import HivemindStrategy
+
+class Model(package.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((6,), float(sys.argv[1])))
+        self.seen = self.until = 0
+    def training_step(self, batch, batch_idx):
+        return batch.matmul(self.weight).pow(2).mean()
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        strategy = self.trainer.strategy
+        epoch = strategy.optimizers[0].local_epoch
+        if strategy.num_peers > self.seen:
+            self.seen, self.until = strategy.num_peers, epoch + 3
+        if self.seen == 2 and epoch >= self.until:
+            self.trainer.should_stop = True
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.randn(40000, 6), batch_size=8)
+
+strategy = HivemindStrategy(target_batch_size=256, matchmaking_time=2.0, averaging_timeout=10.0,
+                            host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+print("listens", flush=True)
+model = Model()
+class Slow(package.Callback):
+    def on_train_batch_start(self, *_):
+        __import__("time").sleep(0.03)
+package.Trainer(strategy=strategy, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                enable_model_summary=False, max_epochs=1, callbacks=[Slow()]).fit(model)
+print("seen", model.seen, flush=True)
+"""
+
+
+def test_the_line_that_is_printed_makes_two_peers_of_two_processes(lightning):
+    package, _ = lightning
+    code = PEER.replace("PACKAGE", package.__name__).replace("STRATEGY", PACKAGES[package.__name__])
+    how = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {name: value for name, value in os.environ.items() if "INITIAL_PEERS" not in name}
+    first = subprocess.Popen([sys.executable, "-c", code, "0.5"], env=environment, **how)
+    second = None
+    try:
+        lines = iter(first.stdout.readline, "")
+        joins = next(line for line in lines if line.startswith("INITIAL_PEERS="))
+        name, _, addresses = joins.split()[0].partition("=")
+        second = subprocess.Popen([sys.executable, "-c", code, "0.5"], env={**environment, name: addresses}, **how)
+        told = [process.communicate(timeout=PATIENCE) for process in (first, second)]
+        assert [process.returncode for process in (first, second)] == [0, 0], told
+        assert all("seen 2" in out for out, _ in told), told
+    finally:
+        for process in (first, second):
+            if process is not None:
+                process.kill()

@@ -801,8 +801,8 @@ def _scale_of(scaler: Optional[Any], optimizer: Optimizer) -> Tuple[float, bool]
     if optimizer.reuse_grad_buffers:
         raise ValueError("with reuse_grad_buffers, gradients of several batches add up: use cohive.GradScaler")
     known = scaler._per_optimizer_states[id(optimizer)]
-    found = sum(float(value.item()) for value in known["found_inf_per_device"].values())
     if not known["found_inf_per_device"]:
-        found = float(not optimizer._model.gradients_are_finite())
+        scaler._check_inf_per_device(optimizer)  # which its update() goes by
+    found = sum(float(value.item()) for value in known["found_inf_per_device"].values())
     unscaled = getattr(known["stage"], "name", "") == "UNSCALED"
     return 1.0 if unscaled else float(scaler.get_scale()), found == 0

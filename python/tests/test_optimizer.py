@@ -23,18 +23,19 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 @pytest.fixture
-def trainer(swarm):
+def trainer():
     """trainer(OPTIONS): one in a swarm of its own."""
     made = []
 
-    def make(dht=None, **options):
+    def make(**options):
         options = {**QUICK, "target_batch_size": 16, "delay_state_averaging": False, **options}
-        made.append(Optimizer(dht=dht or swarm(1)[-1], **options))
+        made.append(Optimizer(dht=cohive.DHT(start=True), **options))
         return made[-1]
 
     yield make
     for one in made:
         one.shutdown()
+        one.dht.shutdown()
 
 
 def model_of(value=0.5, dtype=torch.float32):

@@ -1,0 +1,241 @@
+// Trainers by the C interface: over the caller's memory, with steps of the library or of the caller.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "handles.hpp"
+
+namespace {
+
+using namespace c_tests;
+using testing::AllOf;
+using testing::Each;
+using testing::FloatNear;
+using testing::HasSubstr;
+
+constexpr float kRate = 0.5f;
+
+/// A model of one parameter, with the gradient descent of the caller, or that of the library.
+struct Model {
+  explicit Model(float value, bool native = false) : values(4, value), is_native(native) {
+    calls = {this, step, load, nullptr};
+  }
+  static std::int32_t step(void* context, float* const* gradients, std::uint64_t) {
+    auto& self = *static_cast<Model*>(context);
+    if (self.fails) return 1;
+    ++self.steps;
+    for (std::size_t i = 0; gradients && gradients[0] && i < self.values.size(); ++i)
+      self.values[i] -= kRate * gradients[0][i];
+    return 0;
+  }
+  static std::int32_t load(void* context, const std::uint8_t*, std::size_t, const cohive_tensor* tensors,
+                           std::size_t count, std::uint64_t epoch) {
+    auto& self = *static_cast<Model*>(context);
+    if (count != 1 || tensors[0].size != 4 * sizeof(float)) return 1;
+    std::copy_n(static_cast<const float*>(tensors[0].data), 4, self.values.begin());
+    self.loaded = epoch;
+    return 0;
+  }
+  cohive_tensor tensor() { return {values.data(), shape.data(), "float32", nullptr, 4 * sizeof(float), 1, 0}; }
+
+  std::vector<float> values;
+  const std::vector<std::uint32_t> shape{4};
+  bool is_native, fails = false;
+  std::atomic<int> steps = 0;
+  std::atomic<std::uint64_t> loaded = 0;
+  cohive_trainer_calls calls;
+};
+
+std::string options_of(const std::string& more = "") {
+  return R"({"run_id": "run", "target_batch_size": 16, "matchmaking_time": 1.0, "averaging_timeout": 10,
+             "request_timeout": 0.8, "delay_state_averaging": false)" +
+         more + "}";
+}
+
+struct TrainerOwner {
+  TrainerOwner(cohive_swarm* swarm, Model& of, const std::string& more = "") : model(of) {
+    const auto tensor = of.tensor();
+    const auto options = options_of(more + (of.is_native ? R"(, "native_steps": true)" : ""));
+    EXPECT_EQ(cohive_trainer_open(swarm, options.c_str(), &tensor, 1, nullptr, 0, &of.calls, &handle), COHIVE_OK)
+        << cohive_last_error();
+    EXPECT_EQ(describe(), COHIVE_OK) << cohive_last_error();
+  }
+  ~TrainerOwner() { cohive_trainer_free(handle); }
+  std::int32_t describe() {
+    const auto tensor = model.tensor();
+    const char* name = "parameter.0";
+    float* statistics[4] = {};
+    return cohive_trainer_describe(handle, raw("\x81\xa1x\x01"), 4, &tensor, &name, 1,
+                                   model.is_native ? R"([{"name": "sgd", "lr": 0.5, "parameters": 1}])" : nullptr,
+                                   model.is_native ? statistics : nullptr);
+  }
+  cohive_step_report step(float gradient, std::int64_t samples = 8) {
+    const std::vector<float> gradients(4, gradient);
+    const float* pointers[] = {gradients.data()};
+    cohive_step_report report{};
+    EXPECT_EQ(cohive_trainer_step(handle, pointers, samples, 1, &report), COHIVE_OK) << cohive_last_error();
+    return report;
+  }
+  Model& model;
+  cohive_trainer* handle = nullptr;
+};
+
+class CTrainer : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Steps, CTrainer, testing::Bool(),
+                         [](const auto& native) { return native.param ? "OfTheLibrary" : "OfTheCaller"; });
+
+TEST_P(CTrainer, StepsWithTheMeanOverTheSamplesOfAnEpoch) {
+  SwarmOwner swarm(kAlone);
+  Model model(1, GetParam());
+  TrainerOwner trainer(swarm.handle, model);
+  EXPECT_EQ(trainer.step(1, 4).epoch_changed, 0);
+  EXPECT_THAT(model.values, Each(1.0f)) << "the epoch goes on";
+  const auto report = trainer.step(2, 12);
+  EXPECT_EQ(report.epoch_changed, 1);
+  EXPECT_EQ(report.epoch, 1u);
+  EXPECT_THAT(model.values, Each(FloatNear(1 - kRate * (4 * 1 + 12 * 2) / 16.0f, 1e-6f)));
+  EXPECT_EQ(model.steps, GetParam() ? 0 : 1);
+}
+
+TEST_P(CTrainer, TwoPeersStepTogether) {
+  SwarmOwner first(kAlone), second(joining(first.address()));
+  Model ours(1, GetParam()), theirs(1, GetParam());
+  TrainerOwner our_trainer(first.handle, ours), their_trainer(second.handle, theirs);
+  const auto train = [](TrainerOwner& trainer, float gradient) {
+    const auto end = Clock::now() + std::chrono::milliseconds(kLong);
+    std::uint64_t members = 0;
+    while (members < 2 && Clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // that the batch takes
+      members = trainer.step(gradient, 4).grad_group;
+    }
+    EXPECT_EQ(members, 2u) << "they do not meet";
+    std::uint64_t group = 0;
+    EXPECT_EQ(cohive_trainer_finish(trainer.handle, &group), COHIVE_OK) << cohive_last_error();
+  };
+  std::thread other(train, std::ref(their_trainer), 3.0f);
+  train(our_trainer, 1.0f);
+  other.join();
+  EXPECT_EQ(ours.values, theirs.values);
+  EXPECT_LT(ours.values[0], 1.0f);
+}
+
+TEST_P(CTrainer, ANewcomerTakesTheState) {
+  SwarmOwner first(kAlone), second(joining(first.address()));
+  Model ours(1, GetParam()), theirs(9, GetParam());
+  TrainerOwner our_trainer(first.handle, ours);
+  EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
+  TrainerOwner their_trainer(second.handle, theirs);
+  std::int32_t loaded = 0;
+  for (int tries = 0; tries < 50 && loaded == 0; ++tries)
+    ASSERT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(theirs.loaded, 1u);
+  EXPECT_EQ(theirs.values, ours.values);
+}
+
+TEST(CTrainerFaults, AStepThatFailsIsTheErrorOfItsCall) {
+  SwarmOwner swarm(kAlone);
+  Model model(1);
+  TrainerOwner trainer(swarm.handle, model);
+  model.fails = true;
+  const std::vector<float> gradients(4, 1.0f);
+  const float* pointers[] = {gradients.data()};
+  EXPECT_NE(cohive_trainer_step(trainer.handle, pointers, 16, 1, nullptr), COHIVE_OK);
+  EXPECT_THAT(cohive_last_error(), HasSubstr("optimizer has failed to step"));
+  EXPECT_THAT(model.values, Each(1.0f));
+  model.fails = false;
+  (void)trainer.step(1, 16);
+  EXPECT_GE(model.steps, 1) << "it trains on";
+}
+
+TEST(CTrainerFaults, TheEndOfASwarmIsThatOfItsTrainers) {
+  SwarmOwner swarm(kAlone);
+  Model model(1);
+  TrainerOwner trainer(swarm.handle, model);
+  TicketOwner closed;
+  ASSERT_EQ(cohive_swarm_close(swarm.handle, &closed.handle), COHIVE_OK);
+  ASSERT_EQ(cohive_ticket_wait(closed.handle, kLong), COHIVE_OK);
+  const std::vector<float> gradients(4, 1.0f);
+  const float* pointers[] = {gradients.data()};
+  EXPECT_EQ(cohive_trainer_step(trainer.handle, pointers, 16, 1, nullptr), COHIVE_CLOSED);
+  EXPECT_EQ(cohive_trainer_close(trainer.handle), COHIVE_OK) << "nothing is left to do";
+}
+
+TEST(CTrainerFaults, ACallThatWaitsEndsWhenItIsInterrupted) {
+  SwarmOwner swarm(kAlone);
+  Model model(1);
+  model.calls.interrupted = [](void*) { return 1; };
+  TrainerOwner trainer(swarm.handle, model, R"(, "averaging_timeout": 60, "matchmaking_time": 50)");
+  std::uint64_t group = 0;
+  EXPECT_EQ(cohive_trainer_average(trainer.handle, &group), COHIVE_CANCELLED);
+}
+
+TEST(CTrainerFaults, WhatCannotBeMeantGetsASentence) {
+  SwarmOwner swarm(kAlone);
+  Model model(1);
+  const auto opened = [&](const std::string& options, std::function<void(cohive_tensor&)> change = nullptr) {
+    auto tensor = model.tensor();
+    if (change) change(tensor);
+    cohive_trainer* handle = nullptr;
+    const auto code =
+        cohive_trainer_open(swarm.handle, options.c_str(), &tensor, 1, nullptr, 0, &model.calls, &handle);
+    EXPECT_EQ(handle, nullptr);
+    EXPECT_EQ(code, COHIVE_INVALID_ARGUMENT);
+    return std::string(cohive_last_error());
+  };
+  EXPECT_THAT(opened("{}"), HasSubstr("run_id is missing"));
+  EXPECT_THAT(opened(R"({"run_id": "run"})"), HasSubstr("target_batch_size is missing"));
+  EXPECT_THAT(opened(options_of(R"(, "delay_grad_averagin": true)")), HasSubstr("did you mean delay_grad_averaging?"));
+  EXPECT_THAT(opened(options_of(R"(, "delay_optimizer_step": true)")), HasSubstr("native_steps"));
+  EXPECT_THAT(opened(options_of(R"(, "grad_codecs": ["FLOAT16", "NONE"])")), HasSubstr("one for each tensor"));
+  EXPECT_THAT(opened(options_of(R"(, "grad_codecs": ["FLOAT17"])")), HasSubstr("FLOAT17 is no codec"));
+  EXPECT_THAT(opened(options_of(R"(, "auxiliary": true, "use_local_updates": true)")), HasSubstr("auxiliary"));
+  EXPECT_THAT(opened(options_of(R"(, "averager_rank": 0)")), HasSubstr("averager_rank"));
+  const auto good = options_of();
+  EXPECT_THAT(opened(good, [](auto& tensor) { tensor.size = 12; }), HasSubstr("another size than its shape"));
+  EXPECT_THAT(opened(good, [](auto& tensor) { tensor.dtype = "int32"; }), HasSubstr("float32"));
+  EXPECT_THAT(opened(good, [](auto& tensor) { tensor.data = nullptr; }), HasSubstr("no memory"));
+  EXPECT_THAT(opened(good, [](auto& tensor) { tensor.data = static_cast<const char*>(tensor.data) + 1; }),
+              HasSubstr("aligned"));
+  TrainerOwner trainer(swarm.handle, model);
+  const std::vector<float> gradients(4, 1.0f);
+  const float* pointers[] = {gradients.data()};
+  for (const auto& [samples, scale] : {std::pair(0, 1.0), {-1, 1.0}, {4, 0.0}, {4, std::nan("")}})
+    EXPECT_EQ(cohive_trainer_step(trainer.handle, pointers, samples, scale, nullptr), COHIVE_INVALID_ARGUMENT);
+  const auto tensor = model.tensor();
+  const char* name = "parameter.0";
+  EXPECT_EQ(cohive_trainer_describe(trainer.handle, raw("\x80"), 1, &tensor, &name, 1, nullptr, nullptr),
+            COHIVE_INVALID_ARGUMENT);
+  EXPECT_EQ(cohive_trainer_describe(trainer.handle, raw("\x91"), 1, &tensor, &name, 1, nullptr, nullptr),
+            COHIVE_INVALID_ARGUMENT);
+  EXPECT_EQ(cohive_trainer_describe(trainer.handle, raw("\x81\xa1x\x01"), 4, &tensor, nullptr, 1, nullptr, nullptr),
+            COHIVE_INVALID_ARGUMENT);
+  EXPECT_THAT(model.values, Each(1.0f));
+}
+
+TEST(CTrainerFaults, StepsOfTheLibraryThatCannotBeMeant) {
+  SwarmOwner swarm(kAlone);
+  Model model(1, true);
+  TrainerOwner trainer(swarm.handle, model);
+  const auto tensor = model.tensor();
+  const char* name = "parameter.0";
+  float* statistics[4] = {};
+  for (const char* steps : {"", "{}", "[]", R"([{"name": "adan", "parameters": 1}])", R"([{"name": "sgd"}])",
+                            R"([{"name": "sgd", "parameters": 2}])", R"([{"name": "sgd", "lr": "x", "parameters": 1}])",
+                            R"([{"name": "sgd", "lr": -1, "parameters": 1}])",
+                            R"([{"name": "adam", "betas": [0.9], "parameters": 1}])",
+                            R"([{"name": "adam", "parameters": 1}])" /* without statistics */}) {
+    SCOPED_TRACE(steps);
+    EXPECT_EQ(cohive_trainer_describe(trainer.handle, raw("\x81\xa1x\x01"), 4, &tensor, &name, 1, steps, statistics),
+              COHIVE_INVALID_ARGUMENT);
+  }
+  (void)trainer.step(1, 16);
+  EXPECT_THAT(model.values, Each(FloatNear(0.5f, 1e-6f))) << "as described before";
+}
+
+}  // namespace

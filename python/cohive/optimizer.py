@@ -58,8 +58,8 @@ class _Group(MutableMapping[str, Any]):
 
 
 class _Run:
-    """The library's side of an optimizer. Wrappers such as Lightning's copy all attributes of an optimizer: this object is
-    one for all copies, and ends with the last."""
+    """The library's side of an optimizer. Wrappers such as Lightning's copy all attributes of an optimizer: this object
+    is one for all copies, and ends with the last."""
 
     def __init__(self) -> None:
         self.handle: Optional[Handle] = None
@@ -721,8 +721,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[List[Any]]:
-    """What Ctrl+C brings meanwhile: its handler is called at the end. An exception inside of a callback would be lost, and
-    nowhere else does Python look at signals while the library waits."""
+    """What Ctrl+C brings meanwhile: its handler is called at the end. An exception inside of a callback would be lost,
+    and nowhere else does Python look at signals while the library waits."""
     came: List[Any] = []
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

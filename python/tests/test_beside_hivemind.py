@@ -1,9 +1,15 @@
 """A cohive DHT and one of Python hivemind 1.1.12 in one swarm."""
 
+import importlib
+import threading
+import time
+from functools import partial
+
 import pytest
 
 hivemind = pytest.importorskip("hivemind", reason="no Python hivemind here")
 
+hivemind_compression = importlib.import_module("hivemind.compression")
 from pydantic.v1 import BaseModel, StrictInt  # noqa: E402
 
 import cohive  # noqa: E402
@@ -167,8 +173,6 @@ def test_gradients_of_both_are_averaged(pair, rank):
 
 
 def test_states_go_both_ways(pair):
-    from functools import partial
-
     from hivemind.optim.state_averager import TrainingStateAverager
 
     ours_dht, theirs_dht = pair
@@ -197,3 +201,141 @@ def test_states_go_both_ways(pair):
     assert theirs.local_epoch == 9 and torch.equal(models[1].weight, models[0].weight)
     theirs.shutdown()
     ours.shutdown()
+
+
+# ---- Training
+
+SCHEDULE = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+KINDS = {
+    "sgd": partial(torch.optim.SGD, lr=0.05),
+    "momentum": partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=0.05),
+    "adamw": partial(torch.optim.AdamW, lr=0.05),
+}
+
+
+def optimizers_of(pair, models, **options):
+    """A collaborative optimizer of each, in one run."""
+    ours_dht, theirs_dht = pair
+    options = dict(
+        run_id="mixed",
+        target_batch_size=64,
+        batch_size_per_step=4,
+        matchmaking_time=2.0,
+        averaging_timeout=15.0,
+        averager_opts=dict(request_timeout=1.0),
+        tracker_opts=dict(max_refresh_period=1.0),
+        delay_state_averaging=False,
+        **options,
+    )
+    ours = cohive.Optimizer(dht=ours_dht, params=models[0].parameters(), **_ours(options))
+    theirs = hivemind.Optimizer(dht=theirs_dht, params=models[1].parameters(), **options)
+    return ours, theirs
+
+
+def _ours(options):
+    """The options with cohive's classes in the place of hivemind's."""
+    return {name: OURS.get(type(value), lambda one: one)(value) for name, value in options.items()}
+
+
+OURS = {
+    hivemind_compression.Float16Compression: lambda _: cohive.Float16Compression(),
+    hivemind_compression.Uniform8BitQuantization: lambda _: cohive.Uniform8BitQuantization(),
+}
+
+
+def train_both(optimizers, models, epochs, together):
+    """Trains at a time like a person's; returns the sizes of our groups."""
+    groups, failures = [], []
+
+    def train(at):
+        try:
+            optimizer, model = optimizers[at], models[at]
+            generator = torch.Generator().manual_seed(at)
+            give_up = time.monotonic() + 120
+            while optimizer.local_epoch < epochs and time.monotonic() < give_up:
+                inputs = torch.randn(4, 3, generator=generator)
+                optimizer.zero_grad()
+                (model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean().backward()
+                optimizer.step()
+                if at == 0 and optimizer.last_report.epoch_changed:
+                    groups.append(optimizer.last_report.grad_group)
+                time.sleep(0.05)
+            assert optimizer.local_epoch >= epochs, "the epochs do not end"
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=train, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert groups.count(2) >= together, groups
+    return groups
+
+
+@pytest.mark.parametrize(
+    "kind, more",
+    [
+        ("sgd", {}),
+        ("adam", dict(scheduler=SCHEDULE)),
+        ("adamw", dict(grad_compression=hivemind_compression.Float16Compression())),
+        ("momentum", dict(grad_compression=hivemind_compression.Uniform8BitQuantization(), offload_optimizer=False)),
+    ],
+)
+def test_both_train_one_model(pair, kind, more):
+    torch.manual_seed(5)
+    models = [torch.nn.Linear(3, 1) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = optimizers_of(pair, models, optimizer=KINDS[kind], **more)
+    try:
+        train_both(optimizers, models, epochs=8, together=4)
+    finally:
+        for optimizer in optimizers:
+            optimizer.shutdown()
+    for one, other in zip(models[0].parameters(), models[1].parameters()):
+        assert torch.allclose(one, other, atol=0.15), "they have trained apart"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheduler", [None, SCHEDULE], ids=["no schedule", "schedule"])
+def test_a_newcomer_takes_the_state_of_the_other(kind, scheduler):
+    """Both ways, one after the other: who has trained gives, and the other one loads."""
+    for founder in (0, 1):
+        ours_dht = cohive.DHT(start=True)
+        theirs_dht = hivemind.DHT(initial_peers=[str(one) for one in ours_dht.get_visible_maddrs()], start=True)
+        models = [torch.nn.Linear(3, 1) for _ in range(2)]
+        more = dict(optimizer=KINDS[kind], **({} if scheduler is None else dict(scheduler=scheduler)))
+        options = dict(run_id="state", target_batch_size=8, batch_size_per_step=8, matchmaking_time=1.0, **more)
+        options.update(averaging_timeout=5.0, averager_opts=dict(request_timeout=0.5), delay_state_averaging=False)
+        kinds, dhts = (cohive.Optimizer, hivemind.Optimizer), (ours_dht, theirs_dht)
+        first = kinds[founder](dht=dhts[founder], params=models[founder].parameters(), **options)
+        while first.local_epoch < 3:
+            first.zero_grad()
+            models[founder](torch.ones(8, 3)).sum().backward()
+            first.step()
+        newcomer = 1 - founder
+        second = kinds[newcomer](dht=dhts[newcomer], params=models[newcomer].parameters(), **options)
+        give_up = time.monotonic() + 60
+        while second.local_epoch < 3 and time.monotonic() < give_up:
+            second.load_state_from_peers()
+            time.sleep(0.2)
+        assert second.local_epoch == 3, ("cohive" if newcomer == 0 else "hivemind") + " does not load"
+        for one, other in zip(models[0].parameters(), models[1].parameters()):
+            assert torch.allclose(one, other, atol=1e-6)
+        states = [
+            [leaf for leaf in flat_leaves(optimizer.opt.state_dict()["state"]) if isinstance(leaf, torch.Tensor)]
+            for optimizer in ((first, second) if founder == 0 else (second, first))
+        ]
+        assert len(states[0]) == len(states[1])
+        for one, other in zip(*states):
+            assert torch.allclose(one, other, atol=1e-6)
+        for thing in (second, first, theirs_dht, ours_dht):
+            thing.shutdown()
+
+
+def flat_leaves(structure):
+    from cohive.optim import nested_flatten
+
+    return list(nested_flatten(structure))

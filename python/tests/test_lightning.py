@@ -174,8 +174,8 @@ model = Model()
 class Slow(package.Callback):
     def on_train_batch_start(self, *_):
         __import__("time").sleep(0.03)
-package.Trainer(strategy=strategy, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                enable_model_summary=False, max_epochs=1, callbacks=[Slow()]).fit(model)
+package.Trainer(strategy=strategy, accelerator="cpu", logger=False, enable_checkpointing=False,
+                enable_progress_bar=False, enable_model_summary=False, max_epochs=1, callbacks=[Slow()]).fit(model)
 print("seen", model.seen, flush=True)
 """
 

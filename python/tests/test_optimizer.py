@@ -432,8 +432,9 @@ INTERRUPTED = """
 import sys, torch, cohive
 dht = cohive.DHT(sys.argv[1:], start=True)
 weight = torch.nn.Parameter(torch.zeros(3))
-optimizer = cohive.Optimizer(dht=dht, run_id="run", target_batch_size=10**6, params=[weight], optimizer=torch.optim.Adam,
-                             matchmaking_time=60, averaging_timeout=120, batch_size_per_step=1)
+optimizer = cohive.Optimizer(dht=dht, run_id="run", target_batch_size=10**6, params=[weight],
+                             optimizer=torch.optim.Adam, matchmaking_time=60, averaging_timeout=120,
+                             batch_size_per_step=1)
 print("waits", flush=True)
 try:
     optimizer.average_parameters()

@@ -217,7 +217,8 @@ Task<bool> Run::Impl::is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProg
   }
 }
 
-Task<Result<averaging::DownloadedState>> Run::Impl::download() {
+/// \param least_epoch  of the donors that are asked
+Task<Result<averaging::DownloadedState>> Run::Impl::download(std::uint64_t least_epoch) {
   const GlobalProgress global = tracker.snapshot();
   averaging::DownloadOptions how;
   how.limit = options.load_state_timeout;
@@ -226,6 +227,7 @@ Task<Result<averaging::DownloadedState>> Run::Impl::download() {
   how.without = std::exchange(useless_donors, {});
   how.alike = are_near;
   if (global.met > 0) how.max_priority = static_cast<double>(std::max(global.claimed, local_epoch) + kLead);
+  how.min_priority = static_cast<double>(least_epoch);
   auto state = co_await sharing.download(std::move(how));
   if (!state) co_return state.error();
   const auto epoch = epoch_of(state->metadata);
@@ -353,7 +355,8 @@ Task<void> Run::Impl::prove_claims(Impl& self) {
       continue;
     log::info("train", "a peer claims epoch {}, and this one is at {}: downloading the state beside the training",
               global.claimed, self.local_epoch);
-    auto state = co_await self.download();
+    // Most donors are where this peer is, and would be elected.
+    auto state = co_await self.download(self.local_epoch + lead + 1);
     if (state && *epoch_of(state->metadata) > self.local_epoch + lead) {
       doubt = kFirstDoubt;
       self.proof = std::move(*state);

@@ -157,7 +157,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<bool> take_epoch_of(Outcome outcome, std::size_t least);
   static Task<void> prove_claims(Impl& self);
   Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
-  Task<Result<averaging::DownloadedState>> download();
+  Task<Result<averaging::DownloadedState>> download(std::uint64_t least_epoch = 0);
 
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);
   Task<void> drop_batches();

@@ -240,6 +240,27 @@ TEST(Ending, WhoIsBehindWhenAllStopEndsWithTheOthers) {
   }
 }
 
+/// Its number may come from a state that was taken while others slept. Rounds go by samples and not by numbers, so that
+/// they would never agree again by themselves.
+TEST(Joining, TrainersThatAverageTogetherComeToOneEpoch) {
+  for (const bool ahead : {true, false}) {
+    SCOPED_TRACE(ahead ? "one ahead" : "three ahead");
+    TrainingSwarm swarm;
+    for (int i = 0; i < 4; ++i) swarm.add({.value = 1.0f});
+    swarm.net.runtime().run_for(60s);
+    const std::uint64_t jump = 100;
+    for (std::size_t i = 0; i < swarm.trainers.size(); ++i)
+      if ((i == 0) == ahead) swarm.net.run(swarm.trainers[i]->run->restore(swarm.trainers[i]->epoch() + jump, [] {}));
+    swarm.net.runtime().run_for(30s);
+    std::uint64_t least = swarm.trainers[0]->epoch(), most = least;
+    for (const auto& trainer : swarm.trainers) {
+      least = std::min(least, trainer->epoch());
+      most = std::max(most, trainer->epoch());
+    }
+    EXPECT_LE(most - least, 2u) << least << " and " << most;
+  }
+}
+
 TEST(LargeEpochs, OfACheckpointAreRefused) {
   const auto file = std::filesystem::path(::testing::TempDir()) / "large_epochs.safetensors";
   for (const std::uint64_t epoch : {kMostEpochs, kMostEpochs + 1, std::uint64_t{1} << 63, ~std::uint64_t{0}}) {

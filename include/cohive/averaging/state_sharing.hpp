@@ -54,6 +54,8 @@ struct DownloadOptions {
   std::size_t max_donors = 4;                         ///< at once
   /// Donors that claim more are asked when all other donors have failed.
   double max_priority = std::numeric_limits<double>::infinity();
+  /// Donors that claim less are not asked.
+  double min_priority = -std::numeric_limits<double>::infinity();
   std::vector<PeerId> without = {};  ///< peers that are not asked
   /// Tells by the metadata of two states whether they may be of one run at about one time: donors whose states are not
   /// do not vote for each other. Called on threads of the pool; unset: they may.

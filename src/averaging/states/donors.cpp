@@ -181,7 +181,8 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     if (deadline.passed(runtime.now())) break;
     std::vector<PeerId> believed, others_last;
     for (const auto& donor : co_await declared_donors(dht, setup.declared_under, setup.max_priority))
-      if (!is_liar(donor.peer)) (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
+      if (!is_liar(donor.peer) && donor.priority >= setup.min_priority)
+        (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
     auto election = co_await elect_donor(dht, std::move(believed), setup.pieces, deadline);
     std::vector<PeerId> order = std::move(election.order);
     order.insert(order.end(), others_last.begin(), others_last.end());

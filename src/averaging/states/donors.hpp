@@ -12,6 +12,7 @@ struct DownloadSetup {
   std::string protocol;         ///< of rpc_download_state
   PieceSource pieces;           ///< the same among cohive peers
   double max_priority;          ///< that is believed
+  double min_priority;          ///< of donors that are asked
   std::vector<PeerId> without;  ///< not asked
 };
 

@@ -17,6 +17,8 @@ namespace {
 constexpr double kLongestLead = 3600;   // seconds; ends that cannot be foreseen are far away
 constexpr int kDividedLead = 2;         // times the matchmaking time
 constexpr Duration kPollInterval = 1s;  // at the progress of the run, while a member waits
+constexpr std::size_t kRoundsOfNewcomer = 2;  // after which it knows the trainers of a large run
+constexpr std::size_t kFewTrainers = 32;      // all of whom a newcomer knows soon
 }  // namespace
 
 bool Scheduled::has_group() const {
@@ -145,7 +147,8 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
     const double now = runtime.wall_time(), least = to_seconds(options.matchmaking_time);
     round.scheduled_time = std::clamp(tracker.snapshot().eta, now + least, now + kDividedLead * least);
   }
-  if (scheduled.met.size() < 2 && tracker.others_began()) round.lead_delay = options.matchmaking_time / 2;
+  if (scheduled.met.size() < kRoundsOfNewcomer && tracker.others_began() && tracker.snapshot().peers > kFewTrainers)
+    round.lead_delay = options.matchmaking_time / 2;
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
   scheduled.round = scheduled.averager.begin(std::move(round));

@@ -300,7 +300,14 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   if (!work) co_return work.error();
   metrics.matchmaking_seconds.observe(to_seconds(grouped - start));
   state.enter(Round::Stage::awaiting_trigger);
-  if (auto triggered = co_await await_trigger(state, deadline); !triggered) co_return triggered.error();
+  if (state.options.allow_retries) {
+    // Members that give up before anything was exchanged leave time for another group.
+    auto first = co_await race(runtime, await_trigger(state, deadline), entry.until_alone());
+    if (first.index() == 1) co_return Error(Errc::no_group, "all other members of the group have given it up");
+    if (auto& triggered = std::get<0>(first); !triggered) co_return triggered.error();
+  } else if (auto triggered = co_await await_trigger(state, deadline); !triggered) {
+    co_return triggered.error();
+  }
   state.enter(Round::Stage::running);
   TraceSpan averaging(runtime, "round", "all-reduce");
   if (averaging) {

@@ -159,6 +159,35 @@ TEST_F(Leaving, AMemberThatGivesUpItsRoundIsNotWaitedForInThatRound) {
   }
 }
 
+TEST_F(Leaving, WhoeverIsLeftAloneBeforeItsTriggerFindsAnotherGroup) {
+  auto pairs = slow();
+  pairs.target_group_size = 2;
+  for (int i = 0; i < 3; ++i) add(pairs);
+  std::vector<Round> rounds;
+  for (std::size_t i = 0; i < 2; ++i) rounds.push_back(peers[i]->averager->begin({.timeout = 120s}));
+  while (rounds[1].stage() != Round::Stage::awaiting_trigger) swarm.pass(1s);
+  rounds[0].cancel();
+  swarm.pass(kAtOnce);
+  EXPECT_EQ(rounds[1].stage(), Round::Stage::looking_for_group);
+  rounds.push_back(peers[2]->averager->begin({.timeout = 120s}));
+  for (std::size_t i = 1; i < 3; ++i) rounds[i].trigger();
+  for (std::size_t i = 1; i < 3; ++i) {
+    const auto result = swarm.run(rounds[i].result());
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->group.size(), 2u);
+    EXPECT_EQ(result->parts_failed, 0u);
+  }
+  // Without retries it averages as before: its trainer counts on the round.
+  auto once = peers[1]->averager->begin({.timeout = 120s, .allow_retries = false});
+  auto other = peers[2]->averager->begin({.timeout = 120s});
+  while (once.stage() != Round::Stage::awaiting_trigger) swarm.pass(1s);
+  other.cancel();
+  swarm.pass(kAtOnce);
+  EXPECT_EQ(once.stage(), Round::Stage::awaiting_trigger);
+  once.trigger();
+  EXPECT_TRUE(swarm.run(once.result()));
+}
+
 TEST_F(Leaving, APeerThatComesBackIsWelcome) {
   for (int i = 0; i < 2; ++i) add(slow());
   leader_after_a_round();

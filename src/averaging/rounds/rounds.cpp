@@ -65,12 +65,18 @@ bool Rounds::Entry::add(const std::string& id, std::shared_ptr<AllReduce> all_re
   return true;
 }
 
+Task<void> Rounds::Entry::until_alone() {
+  while (!is_alone()) co_await rounds_.changed_.wait();
+}
+
 void Rounds::member_left(const PeerId& peer, const std::string& group_id) {
   for (Entry* entry : entries_) {
-    if (!entry->group_->index_of(peer) || (!group_id.empty() && entry->group_->id != group_id)) continue;
+    const bool meant = group_id.empty() || entry->group_->id == group_id;
+    if (!meant || !entry->group_->index_of(peer) || peer == host_.id()) continue;
     entry->left_.insert(peer);
     for (const auto& [id, all_reduce] : entry->running_) all_reduce->member_left(peer);
   }
+  changed_.notify_all();
 }
 
 Rounds::Entry* Rounds::entry_of(const std::string& id) const {

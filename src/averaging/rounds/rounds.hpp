@@ -52,9 +52,12 @@ class Rounds {
     void complete() { complete_ = true; }
     /// Whether a first part of the peer is on its way: which round it is for is known only when it is there.
     bool is_arriving(const PeerId& peer) const { return rounds_.is_arriving(peer); }
+    /// Completes when all other members have given the round up.
+    Task<void> until_alone();
 
    private:
     friend class Rounds;
+    bool is_alone() const { return !left_.empty() && left_.size() + 1 == group_->members.size(); }
     Rounds& rounds_;
     std::shared_ptr<const Group> group_;
     std::map<std::string, std::shared_ptr<AllReduce>> running_;  // by id

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from . import _native
 from ._torch import torch
@@ -64,6 +65,16 @@ def master_of(parameter: Any) -> Any:
     return copy.requires_grad_(parameter.requires_grad)
 
 
+def return_memory() -> None:
+    """Of tensors of some megabytes glibc keeps what they took when they are gone: here more than the model's size."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _place_of(tensor: Any) -> Any:
+    return tensor.data_ptr(), tensor.shape, tensor.dtype
+
+
 def _pointer(tensor: Any) -> Any:
     return ctypes.cast(tensor.data_ptr(), _native.FloatPointer)
 
@@ -100,6 +111,7 @@ class Model:
         #: the library is handed gradients without the scale of the loss
         self.unscales = local
         self._beside = self._find_beside()
+        self._places = [_place_of(one) for one in parameters]
         self._buffers: List[Any] = []
 
     def _initialize(self) -> None:
@@ -111,6 +123,8 @@ class Model:
         with torch.no_grad():
             for one, values in zip(self.stepped, before):
                 one.copy_(values)
+        del before, values
+        return_memory()
 
     def _is_known(self) -> bool:
         """Whether the library's steps are those of this optimizer, on its own tensors."""
@@ -235,7 +249,10 @@ class Model:
             if tuple(tensor.shape) != shape:
                 return f"its tensor {at} has the shape {shape}, and ours {tuple(tensor.shape)}"
             memory = (ctypes.c_uint8 * given.size).from_address(given.data) if given.size else b""
-            theirs.append(tensor_from_bytes(memory, given.dtype.decode(), shape, False))
+            values = tensor_from_bytes(memory, given.dtype.decode(), shape, False)
+            if values.is_floating_point() and not torch.isfinite(values).all():
+                return f"its tensor {at} has values that are not finite"
+            theirs.append(values)
         with torch.no_grad():
             for tensor, values in zip(own, theirs):
                 tensor.copy_(values)
@@ -253,10 +270,35 @@ class Model:
                 if source.data_ptr() != live.data_ptr():
                     live.copy_(source)
 
+    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Has the optimizer load its state_dict() into the tensors that it has: the library knows their memory."""
+        before = {one: dict(self.optimizer.state[one]) for one in self.stepped}
+        self.optimizer.load_state_dict(state)
+        with torch.no_grad():
+            for one, kept in before.items():
+                loaded = self.optimizer.state[one]
+                for name, tensor in kept.items():
+                    values = loaded.get(name)
+                    if not isinstance(tensor, torch.Tensor) or not isinstance(values, torch.Tensor):
+                        continue
+                    if tensor.shape == values.shape and tensor.dtype == values.dtype:
+                        loaded[name] = tensor.copy_(values)
+        self._find_statistics()
+
     # ---- Gradients
 
+    def check_places(self) -> None:
+        """Raises RuntimeError where a parameter has other memory than the library trains."""
+        for at, (parameter, place) in enumerate(zip(self.parameters, self._places)):
+            if place != _place_of(parameter):
+                raise RuntimeError(
+                    f"parameter {at} of the optimizer is in other memory than when the optimizer was made, as after "
+                    "model.to() or an assignment to its data: make the optimizer when the model is where it is trained"
+                )
+
     def gradients(self, scale: float) -> Any:
-        """Pointers to the gradients of a batch, null where a parameter has none. They live until the next call."""
+        """Pointers to the gradients of a batch, null where a parameter has none. They live until
+        release_gradients(), or the next call."""
         if self._local:
             for parameter in self.parameters if scale != 1 else ():
                 if parameter.grad is not None:
@@ -273,6 +315,12 @@ class Model:
             pointers[at] = _pointer(values)
         self._buffers = kept
         return pointers
+
+    def release_gradients(self) -> None:
+        """After the library has read them: those of the last batch need no memory while the next one is computed. It
+        reads buffers that are used again in later calls, too."""
+        if not self._reuse:
+            self._buffers = []
 
     @staticmethod
     def _on_host(grad: Any) -> Any:
@@ -332,8 +380,17 @@ class Model:
         memory = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float * size)).contents
         return torch.frombuffer(memory, dtype=torch.float32).reshape(live.shape).to(device=one.device, dtype=one.dtype)
 
+    def _find_statistics(self) -> None:
+        """Where the optimizer keeps them now: some replace their tensors."""
+        for at, (_, values, info, is_statistic) in enumerate(self._beside):
+            if is_statistic:
+                parameter, name = info.key
+                tensor = self.optimizer.state[self.stepped[parameter]][name]
+                self._beside[at] = (tensor, values, info, is_statistic)
+
     def _collect(self) -> None:
         """The library's memory has what the optimizer has stepped."""
+        self._find_statistics()
         with torch.no_grad():
             for one, live in zip(self.stepped, self.live):
                 if one.data_ptr() != live.data_ptr():

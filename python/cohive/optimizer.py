@@ -57,6 +57,11 @@ class _Group(MutableMapping[str, Any]):
         return len(self._group)
 
 
+class _OfThread(threading.local):
+    raised: Optional[BaseException] = None
+    interrupts: Sequence[Any] = ()
+
+
 class _Run:
     """The library's side of an optimizer. Wrappers such as Lightning's copy all attributes of an optimizer: this object
     is one for all copies, and ends with the last."""
@@ -65,8 +70,8 @@ class _Run:
         self.handle: Optional[Handle] = None
         self.calls: Any = None
         self.closed = False
-        self.raised: Optional[BaseException] = None  # inside of a callback
-        self.interrupts: List[Any] = []
+        #: of each thread: what was raised inside of a callback, and Ctrl+C that has come meanwhile
+        self.of_thread = _OfThread()
 
     def __del__(self) -> None:
         handle, self.handle = self.handle, None
@@ -340,7 +345,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             copies = (offload or delayed) and not all(_model.is_plain(parameter) for parameter in parameters)
             if copies:
                 groups = [dict(group, params=[_model.master_of(one) for one in group["params"]]) for group in groups]
-            return parameters, optimizer(groups), copies
+            return parameters, _without_closures(optimizer(groups)), copies
         if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
             raise ValueError(_TWO_WAYS)
         if offload or delayed:
@@ -349,7 +354,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 "Optimizer(..., params=params, optimizer=lambda params: create_opt(params))"
             )
         _groups_of(optimizer.param_groups)
-        return [one for group in optimizer.param_groups for one in group["params"]], optimizer, False
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        return parameters, _without_closures(optimizer), False
 
     def _make_scheduler(self, scheduler: Any, made: bool) -> Any:
         if scheduler is None:
@@ -411,7 +417,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         try:
             return 0 if work() else 1
         except BaseException as error:  # also KeyboardInterrupt, which a C function would swallow
-            self._run.raised = error
+            self._run.of_thread.raised = error
             return 1
 
     def _on_step(self, _: Any, gradients: Any, epoch: int) -> int:
@@ -432,15 +438,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return self._guarded(work)
 
     def _on_wait(self, _: Any) -> int:
-        return self._guarded(lambda: not self._run.interrupts)
+        return self._guarded(lambda: not self._run.of_thread.interrupts)
 
     def _checked(self, function: Any, *arguments: Any) -> None:
         """Calls the library, which may call back; raises what was raised there."""
-        self._run.raised = None
+        own = self._run.of_thread
+        own.raised = None
         with _interrupts() as interrupts:
-            self._run.interrupts = interrupts
+            own.interrupts = interrupts
             code = function(*arguments)
-        raised, self._run.raised = self._run.raised, None
+        raised, own.raised = own.raised, None
         if raised is not None:
             raise raised
         check(code)
@@ -520,6 +527,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError("Please either set batch_size_per_step parameter at init or when calling .step")
         if not self.auxiliary and (not isinstance(samples, int) or samples < 1):
             raise ValueError("batch_size is a number of samples, at least 1")
+        self._model.check_places()
         scale, finite = _scale_of(grad_scaler, self)
         if self._settings != self._fingerprint():
             self._describe()
@@ -534,6 +542,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 1.0 if self._model.unscales else scale,
                 ctypes.byref(report),
             )
+            self._model.release_gradients()
             if report.cleared or (self.reuse_grad_buffers and (report.loaded_state or not finite)):
                 self._model.clear_gradients()
             self.last_report = report
@@ -541,6 +550,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 self._take_over()
             elif self.use_local_updates:
                 self._model.publish()
+            if report.loaded_state:
+                _model.return_memory()
         self._measure(samples or 0, bool(report.epoch_changed or report.loaded_state))
         if grad_scaler is not None and hasattr(grad_scaler, "_stepped"):
             grad_scaler._stepped(finite, bool(report.epoch_changed))
@@ -577,6 +588,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if self.reuse_grad_buffers:
                 self._model.clear_gradients()
             self._take_over()
+            _model.return_memory()
         return bool(loaded.value)
 
     def average_parameters(self) -> int:
@@ -655,7 +667,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError("local_epoch is a number of epochs, from 0 on")
         self._call(lib.cohive_trainer_settle)
-        self.opt.load_state_dict({**state, "state": inner})
+        self._model.load_optimizer({**state, "state": inner})
         self._model.take_parameters(masters)
         self._describe()
         self._call(lib.cohive_trainer_restore, epoch)
@@ -761,7 +773,15 @@ def _groups_of(params: Any) -> List[Dict[str, Any]]:
         raise ValueError("Found duplicate parameters in param_groups")
     if not all(parameter.is_floating_point() for parameter in parameters):
         raise TypeError("a parameter has floating-point values")
+    if any(parameter.is_meta or hasattr(parameter, "to_local") for parameter in parameters):
+        raise TypeError("a parameter has all of its values in this process: none of the meta device, and no DTensor")
     return made
+
+
+def _without_closures(optimizer: Any) -> Any:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS computes the loss several times in a step, and the samples of peers are gone by then")
+    return optimizer
 
 
 def _factory_options(factory: Optional[Callable[..., Any]]) -> Dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What training together costs the trainer's thread: cohive beside Python hivemind, the same loop on both, in one go.
+"""What training together costs the trainer's thread: cohive in C++ and in Python beside Python hivemind, the same loop
+on all, in one go. The rows "python" are cohive's package: the very script of hivemind's rows, with another import.
 
     .deps/interop/bin/python tools/bench/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
         [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY] [--mixed] [--json]
@@ -11,6 +12,8 @@ for the work that a GPU would do. Printed per epoch (medians of all peers and ep
   end, step  the call that ends an epoch, and the median of the calls that do not
   peak       memory of the trainer beyond what its process needs empty, in sizes of the parameters
   link       with --link: what the two rounds of an epoch send one way, over what the link carries in the call that ends it (synchronous)
+The package comes from PYTHONPATH, by default python/ of this repository, with $COHIVE_LIBRARY, by default the library of
+build/release.
 With --mixed one peer of each kind trains in one run, too: hivemind+ and +cohive are what either of the two loses.
 The modes: `default` is hivemind.Optimizer's (parameters are averaged in the background); `synchronous` delays nothing; `delays` delays state
 averaging, optimizer step and gradient averaging, offloaded; `reuse` is the default with reuse_grad_buffers.
@@ -18,6 +21,8 @@ averaging, optimizer step and gradient averaging, offloaded; `reuse` is the defa
 
 import argparse
 import contextlib
+import functools
+import importlib
 import json
 import os
 import pathlib
@@ -45,12 +50,26 @@ def peak_bytes(pid):
     return 0
 
 
-def hivemind_peer(settings):
+def package_of(name):
+    """hivemind, or cohive, which has its names."""
+    if name == "hivemind":
+        import hivemind
+
+        return hivemind
+    root = pathlib.Path(__file__).parents[2]
+    os.environ.setdefault("COHIVE_LIBRARY", str(root / "build/release/libcohive.so"))
+    sys.path.append(str(root / "python"))
+    import cohive
+
+    return cohive
+
+
+def python_peer(settings):
     import torch
 
     torch.set_num_threads(1)
     empty = peak_bytes(os.getpid())
-    import hivemind
+    hivemind = package_of(settings["package"])
 
     parameters = [torch.zeros(2048, 2048, requires_grad=True) for _ in range(settings["tensors"])]
     size = sum(parameter.numel() * 4 for parameter in parameters)
@@ -74,7 +93,8 @@ def hivemind_peer(settings):
     mode.setdefault("offload_optimizer", False)
     mode.setdefault("delay_optimizer_step", False)
     if settings["float16"]:
-        mode["grad_compression"] = mode["state_averaging_compression"] = hivemind.Float16Compression()
+        half = importlib.import_module(settings["package"] + ".compression").Float16Compression()
+        mode["grad_compression"] = mode["state_averaging_compression"] = half
     dht = hivemind.DHT(initial_peers=settings["initial_peers"], host_maddrs=[settings["listen"]], start=True)
     make = lambda params: torch.optim.Adam(params, 1e-3)  # noqa: E731
     optimizer = hivemind.Optimizer(dht=dht, run_id="bench", target_batch_size=settings["batches"] * 2, batch_size_per_step=1,
@@ -212,13 +232,14 @@ def main():
     parser.add_argument("--matchmaking-time", type=float, default=2.0)
     parser.add_argument("--float16", action="store_true")
     parser.add_argument("--link")
-    parser.add_argument("--only", choices=["cohive", "hivemind", "mixed"])
+    parser.add_argument("--only", nargs="+", choices=["cohive", "python", "hivemind", "mixed"])
     parser.add_argument("--mixed", action="store_true", help="also one peer of each kind in one run")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--hivemind-peer", help=argparse.SUPPRESS)
+    parser.add_argument("--python-peer", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.hivemind_peer:
-        return hivemind_peer(json.loads(options.hivemind_peer))
+    if options.python_peer:
+        return python_peer(json.loads(options.python_peer))
+    wanted = options.only or ["hivemind", "python", "cohive", *(["mixed"] if options.mixed else [])]
 
     rows = []
     for millions in options.millions:
@@ -231,15 +252,17 @@ def main():
                            f"--listen={place.listen}", f"--matchmaking-time={options.matchmaking_time}", *flags]
                 return Peer(place.command(command + (["--initial-peers", *initial_peers] if initial_peers else [])))
 
-            def theirs(place, initial_peers):
+            def by_python(package, place, initial_peers):
                 settings = {"tensors": tensors, "batches": options.batches, "epochs": options.epochs, "work": options.work, "mode": mode,
                             "matchmaking_time": options.matchmaking_time, "initial_peers": initial_peers, "float16": options.float16,
-                            "listen": place.listen}
-                return Peer(place.command([sys.executable, __file__, "--hivemind-peer", json.dumps(settings)]))
+                            "listen": place.listen, "package": package}
+                return Peer(place.command([sys.executable, __file__, "--python-peer", json.dumps(settings)]))
 
-            pairs = {"hivemind": (theirs, theirs), "cohive": (ours, ours), "mixed": (theirs, ours)}
+            theirs, python = (functools.partial(by_python, package) for package in ("hivemind", "cohive"))
+            pairs = {"hivemind": (theirs, theirs), "python": (python, python), "cohive": (ours, ours),
+                     "mixed": (theirs, ours)}
             for name, makers in pairs.items():
-                if name != (options.only or name) or (name == "mixed" and not options.mixed and options.only != "mixed"):
+                if name not in wanted:
                     continue
                 try:
                     with places(options.link) as at:

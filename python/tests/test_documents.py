@@ -43,3 +43,15 @@ def test_averaging(swarm):
     for names in peers:
         assert torch.allclose(names["tensor"], torch.full((3,), 0.5)) and len(names["gathered"]) == 2
         names["averager"].shutdown()
+
+
+def test_training(swarm):
+    torch = pytest.importorskip("torch")
+    import cohive
+
+    (block,) = blocks("cohive.Optimizer(")
+    model = torch.nn.Linear(4, 1)
+    before = model.weight.detach().clone()
+    names = dict(cohive=cohive, torch=torch, model=model, dht=swarm(1)[0])
+    exec(block, names)
+    assert not torch.equal(model.weight, before) and names["optimizer"].local_epoch == 2

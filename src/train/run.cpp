@@ -170,7 +170,7 @@ Task<std::size_t> Run::Impl::finish() {
   (void)co_await finish_update(last);
   ended = true;
   // Peers that are about to average their gradients need not wait for ours.
-  gradients.round.reset();
+  gradients.give_up();
   if (!options.use_local_updates) co_await gradients.averager.leave(runtime.after(options.shutdown_timeout));
   (void)co_await within(runtime, runtime.after(options.shutdown_timeout), tracker.refresh(), "a last look at the run");
   const std::size_t expected = tracker.snapshot().expected;

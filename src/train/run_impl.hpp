@@ -36,7 +36,7 @@ inline constexpr Duration kCopyPatience = 10s;  // for a copy of the state; a ne
 struct Scheduled {
   averaging::Averager& averager;
   RoundPace pace;
-  std::optional<averaging::Round> round{};
+  std::shared_ptr<averaging::Round> round{};  ///< who waits for its group owns it, too: it may be given up meanwhile
   std::size_t group_bits = 0;     ///< of the last round that began: it was divided among 2^n groups
   std::deque<std::size_t> met{};  ///< trainers that each of the last groups lets expect
   std::size_t misses = 0;         ///< rounds without a group since then
@@ -55,6 +55,8 @@ struct Scheduled {
   bool has_group() const;
   /// Forgets a round that has ended without a group: another one may begin.
   void forget_ended();
+  /// Gives up the round, if there is one: whoever waits for its group goes on without.
+  void give_up();
 };
 
 /// How a round went.

@@ -29,6 +29,11 @@ void Scheduled::forget_ended() {
   if (round && round->stage() == Round::Stage::finished) round.reset();
 }
 
+void Scheduled::give_up() {
+  if (round) round->cancel();
+  round.reset();
+}
+
 // ---- Beginning
 
 /// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
@@ -151,7 +156,7 @@ void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::si
     round.lead_delay = options.matchmaking_time / 2;
   round.allow_retries = false;
   round.limits = scheduled.pace.limits();
-  scheduled.round = scheduled.averager.begin(std::move(round));
+  scheduled.round = std::make_shared<Round>(scheduled.averager.begin(std::move(round)));
 }
 
 // ---- Ending
@@ -185,13 +190,14 @@ Task<bool> finds_group(Runtime& runtime, Round& round, Task<void> pointless) {
 
 }  // namespace
 
-/// A peer that is late has a group only if its members are still looking for one.
+/// A peer that is late has a group only if its members are still looking for one. True without a round, too, where it
+/// was given up meanwhile: there is nothing that this peer has missed.
 Task<bool> Run::Impl::find_gradient_group(bool late) {
   averaging::Averager* const next = late ? nullptr : &state_averager;
   const Duration grace = late ? options.matchmaking_time : options.matchmaking_time / 4;
-  Round& round = *gradients.round;
+  const auto round = gradients.round;
   auto pointless = hopeless(tracker, local_epoch, gradients.apart(options), next, grace);
-  if (co_await finds_group(runtime, round, std::move(pointless))) co_return true;
+  if (co_await finds_group(runtime, *round, std::move(pointless)) || gradients.round != round) co_return true;
   gradients.round.reset();
   gradients.count_group(0);
   miss("gradients");
@@ -201,9 +207,9 @@ Task<bool> Run::Impl::find_gradient_group(bool late) {
 
 /// In the group that has been found.
 Task<Outcome> Run::Impl::finish_gradient_round(double weight, std::shared_ptr<averaging::TensorParts> parts) {
-  Round round = std::move(*std::exchange(gradients.round, std::nullopt));
-  round.trigger(weight, std::move(parts));
-  Outcome outcome = judge(gradients, co_await round.result(), "gradients");
+  const auto round = std::exchange(gradients.round, nullptr);
+  round->trigger(weight, std::move(parts));
+  Outcome outcome = judge(gradients, co_await round->result(), "gradients");
   if (outcome.result) count_round(*outcome.result, true);
   const std::lock_guard lock(mutex);
   if (outcome.kind == Outcome::Kind::local) ++counters.grad_rounds_failed;
@@ -213,13 +219,13 @@ Task<Outcome> Run::Impl::finish_gradient_round(double weight, std::shared_ptr<av
 
 /// While a group is being found, newcomers get copies of the model. What the trainer may change is copied first.
 Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
-  Round round = std::move(*std::exchange(state.round, std::nullopt));
+  const auto round = std::exchange(state.round, nullptr);
   const bool exclusive = plan.how == StateRound::live || plan.how == StateRound::next;
   std::shared_ptr<averaging::TensorParts> parts;
   if (!exclusive) parts = co_await replica.state_parts(plan.how);
   if (plan.released && plan.how != StateRound::live) plan.released->set();
   auto pointless = hopeless(tracker, plan.epoch, state.apart(options), nullptr, plan.patience);
-  const bool found = co_await finds_group(runtime, round, std::move(pointless));
+  const bool found = co_await finds_group(runtime, *round, std::move(pointless));
   std::optional<SharedModel::Change> change;
   if (exclusive && found) {
     change.emplace(co_await model.change());
@@ -227,8 +233,8 @@ Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
   }
   Outcome outcome{Outcome::Kind::missed};
   if (found) {
-    round.trigger(plan.weight, parts);
-    outcome = judge(state, co_await round.result(), "parameters");
+    round->trigger(plan.weight, parts);
+    outcome = judge(state, co_await round->result(), "parameters");
   } else {
     state.count_group(0);
     miss("parameters");
@@ -297,11 +303,11 @@ void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
 /// are told before either is waited for, as its members may be waiting in the other one.
 Task<void> Run::Impl::abandon_rounds() {
   const RoundsSuspended barred(*this);
-  std::optional<Round> grad_round, state_round;
-  if (gradients.has_group()) grad_round = std::exchange(gradients.round, std::nullopt);
-  if (state.has_group()) state_round = std::exchange(state.round, std::nullopt);
-  gradients.round.reset();
-  state.round.reset();
+  std::shared_ptr<Round> grad_round, state_round;
+  if (gradients.has_group()) grad_round = std::exchange(gradients.round, nullptr);
+  if (state.has_group()) state_round = std::exchange(state.round, nullptr);
+  gradients.give_up();
+  state.give_up();
   if (!grad_round && !state_round) co_return;
   auto change = co_await model.change();
   std::shared_ptr<averaging::TensorParts> sums, parameters;

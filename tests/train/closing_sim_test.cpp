@@ -51,5 +51,27 @@ TEST(Closing, TellsTheSwarmGoodbyeAtOnce) {
   EXPECT_TRUE(swarm.wait_for(15s, [&] { return first.run->stats().peers == 1; })) << "long before its report expires";
 }
 
+/// The end of an epoch goes on by itself: it looks for a group whose other member computes no more.
+TEST(Closing, GivesUpTheSearchForAGroupThatTheEndOfAnEpochWaitsFor) {
+  TrainingSwarm swarm;
+  auto& first = swarm.add();
+  auto& second = swarm.add();
+  ASSERT_TRUE(swarm.wait_for(5min, [&] { return first.rounds > 1; }));
+  second.tasks.reset();
+  const auto ends = [&] { return first.run->progress().own_samples >= swarm.options.target_batch_size; };
+  ASSERT_TRUE(swarm.wait_for(1min, ends));
+  swarm.pass(1s);
+  ASSERT_TRUE(ends()) << "it waits for its group";
+  const std::uint64_t failed = first.run->stats().grad_rounds_failed;
+  const std::uint64_t epoch = first.epoch();
+  first.tasks.reset();  // the trainer waits no longer
+  const TimePoint begin = swarm.net.runtime().now();
+  swarm.net.run(first.run->close());
+  EXPECT_LE(swarm.net.runtime().now() - begin, swarm.options.shutdown_timeout + 100ms);
+  swarm.pass(swarm.options.averaging_timeout);
+  EXPECT_LE(first.epoch(), epoch + 1);
+  EXPECT_EQ(first.run->stats().grad_rounds_failed, failed) << "the round was given up before it had a group";
+}
+
 }  // namespace
 }  // namespace cohive::train

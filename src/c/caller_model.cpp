@@ -12,7 +12,7 @@
 namespace cohive::c {
 
 using averaging::TensorSpan;
-using train::StateRound;
+using train::ParameterRound;
 
 namespace {
 
@@ -176,9 +176,9 @@ Task<void> CallerModel::hold_state() {
   held_ = true;
 }
 
-Task<std::vector<TensorSpan>> CallerModel::extra_parts(StateRound how) {
+Task<std::vector<TensorSpan>> CallerModel::extra_parts(ParameterRound how) {
   round_ = how;
-  if (how != StateRound::live && !beside_.empty() && !std::exchange(held_, false)) co_await copy_beside();
+  if (how.to != train::Place::live && !beside_.empty() && !std::exchange(held_, false)) co_await copy_beside();
   std::vector<TensorSpan> parts;
   for (std::size_t k = 0; k < beside_.size(); ++k) {
     parts.emplace_back(is_in_place(beside_[k], how) ? beside_[k].values : copies_[k].values);
@@ -200,7 +200,7 @@ void CallerModel::publish() {
   for (std::size_t k = 0; k < beside_.size(); ++k) {
     if (is_in_place(beside_[k], *how)) continue;
     const auto to = beside_[k].values;
-    if (*how == StateRound::difference)
+    if (how->changes)
       std::ranges::transform(to, copies_[k].values, to.begin(), std::plus());
     else
       std::ranges::copy(copies_[k].values, to.begin());

@@ -83,7 +83,7 @@ class CallerModel : public train::BufferReplica {
   std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) override;
   std::int64_t steps_taken(std::size_t parameter) override;
   void count_step(std::size_t parameter) override;
-  Task<std::vector<averaging::TensorSpan>> extra_parts(train::StateRound how) override;
+  Task<std::vector<averaging::TensorSpan>> extra_parts(train::ParameterRound how) override;
 
  private:
   std::optional<train::CallersOptimizer> optimizer_of(train::TrainerThread& thread, const CallerWays& ways);
@@ -93,8 +93,8 @@ class CallerModel : public train::BufferReplica {
   Layout layout() const;
   std::optional<averaging::SharedState> copy_state(std::uint64_t epoch);
   Task<void> copy_beside();
-  bool is_in_place(const CallerArrays::Beside& one, train::StateRound how) const {
-    return how == train::StateRound::live || (how == train::StateRound::next && one.statistic);
+  bool is_in_place(const CallerArrays::Beside& one, train::ParameterRound how) const {
+    return how.to == train::Place::live || (how.from == train::Place::next && one.statistic);
   }
 
   train::TrainerThread& thread_;
@@ -107,8 +107,8 @@ class CallerModel : public train::BufferReplica {
   // Copies of what the trainer may change while it is averaged.
   std::vector<train::Buffer> copies_;
   bool held_ = false;  // they were made for the next round
-  std::optional<train::StateRound> round_;
-  std::optional<train::StateRound> publishable_;  // the round whose results publish() takes from them
+  std::optional<train::ParameterRound> round_;
+  std::optional<train::ParameterRound> publishable_;  // the round whose results publish() takes from them
   // Of buffers that are used again.
   std::vector<const float*> buffers_;
   double batches_ = 0, scale_ = 1;

@@ -7,7 +7,8 @@ namespace cohive::libtorch {
 namespace {
 
 using train::Buffer;
-using train::StateRound;
+using train::ParameterRound;
+using train::Pending;
 
 std::vector<std::size_t> sizes_of(const std::vector<torch::Tensor>& tensors) {
   std::vector<std::size_t> sizes;
@@ -104,8 +105,8 @@ void ForeignModel::step_with(const Stepping& gradients) {
 
 // ---- State rounds
 
-Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(StateRound how) {
-  state_round_ = how;
+Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(ParameterRound how) {
+  round_ = how;
   if (copies_.empty())
     for (std::size_t size : sizes_of(parameters_)) copies_.push_back(backend_->allocate(size));
   std::vector<averaging::TensorSpan> memory;
@@ -121,22 +122,20 @@ Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(StateRou
     return extras_.begin(how, *trainer_);
   });
   co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside),
-                               how == StateRound::difference);
+                               how.changes);
 }
 
 Task<bool> ForeignModel::finish_state(bool averaged) {
-  const StateRound how = *std::exchange(state_round_, std::nullopt);
+  const ParameterRound how = *std::exchange(round_, std::nullopt);
   extras_.end(averaged);
   if (!averaged) co_return false;
   if (!extras_.empty()) co_await runtime_.offload([this, used = in_use()] { extras_.stage(*trainer_); });
-  difference_ = how == StateRound::difference;
-  publishable_ = true;
-  if (how != StateRound::live) co_return true;
+  pending_ = how.changes ? Pending::changes : Pending::values;
+  if (how.to != train::Place::live) co_return true;
   co_await runtime_.offload([this, used = in_use()] {
     const auto turn = trainer_->in_turn();
-    write_parameters();
+    publish();
   });
-  publishable_ = false;
   co_return false;
 }
 
@@ -144,7 +143,7 @@ void ForeignModel::write_parameters() {
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto values = as_tensor(copies_[i], parameters_[i].sizes());
-    if (difference_)
+    if (pending_ == Pending::changes)
       parameters_[i].add_(values.to(parameters_[i].options().requires_grad(false)));
     else
       parameters_[i].copy_(values);
@@ -153,7 +152,9 @@ void ForeignModel::write_parameters() {
 }
 
 void ForeignModel::publish() {
-  if (std::exchange(publishable_, false)) write_parameters();
+  if (pending_ == Pending::nothing) return;
+  write_parameters();
+  pending_ = Pending::nothing;
 }
 
 // ---- The state as a whole
@@ -168,7 +169,7 @@ Task<std::optional<averaging::SharedState>> ForeignModel::snapshot(std::uint64_t
 }
 
 Task<Result<std::uint64_t>> ForeignModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
-  publishable_ = false;
+  pending_ = Pending::nothing;
   extras_.forget();
   auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   co_return co_await runtime_.offload([this, shared, least_epoch, used = in_use()] {

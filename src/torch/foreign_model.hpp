@@ -35,7 +35,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   averaging::ResidualsPtr residuals() override { return residuals_; }
   Task<void> drop_gradients() override;
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
-  Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::StateRound how) override;
+  Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::ParameterRound how) override;
   Task<bool> finish_state(bool averaged) override;
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
@@ -71,8 +71,8 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   averaging::ResidualsPtr residuals_;
   std::shared_ptr<Stepping> stepping_with_;  // from take_gradients to finish_step
   std::vector<train::Buffer> copies_;        // of the parameters, in state rounds
-  std::optional<train::StateRound> state_round_;
-  bool publishable_ = false, difference_ = false;
+  std::optional<train::ParameterRound> round_;
+  train::Pending pending_ = train::Pending::nothing;  // what is in the copies
   double max_norm_ = 0;
   std::mutex stepping_;    // local steps and copies exclude one another
   train::WorkCount work_;  // on the model and the copies

@@ -176,7 +176,7 @@ Task<void> FusedModel::hold_state() {
   if (!extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.hold_tensors(*trainer_); });
 }
 
-Task<std::vector<averaging::TensorSpan>> FusedModel::extra_parts(train::StateRound how) {
+Task<std::vector<averaging::TensorSpan>> FusedModel::extra_parts(train::ParameterRound how) {
   if (extras_.empty()) co_return std::vector<averaging::TensorSpan>();
   co_return co_await runtime().offload([this, how, used = in_use()] { return extras_.begin(how, *trainer_); });
 }

@@ -43,11 +43,14 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   }
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
   Task<void> hold_state() override;
-  Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::StateRound how) override {
+  Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::ParameterRound how) override {
     hold_memory();
     return FusedReplica::state_parts(how);
   }
   Task<bool> finish_state(bool averaged) override;
+  std::vector<std::span<float>> host_values() override {
+    return mirrors_.empty() ? FusedReplica::host_values() : std::vector<std::span<float>>();
+  }
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
@@ -67,7 +70,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   void count_step(std::size_t parameter) override { known_.count_step(parameter); }
   std::function<void(const averaging::Stretch&)> watch_step(train::Place place,
                                                             std::vector<std::span<const float>> results) override;
-  Task<std::vector<averaging::TensorSpan>> extra_parts(train::StateRound how) override;
+  Task<std::vector<averaging::TensorSpan>> extra_parts(train::ParameterRound how) override;
   Task<train::GradientSums::Taken> take_sums() override { return intake_.take(); }
   Task<void> drop_sums() override { return intake_.drop(); }
 

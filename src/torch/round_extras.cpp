@@ -114,11 +114,11 @@ void RoundExtras::hold_tensors(TrainerStream& trainer) {
   for (const auto& tensor : extras_.extra_tensors) held_.push_back(copy_of(tensor));
 }
 
-std::vector<averaging::TensorSpan> RoundExtras::begin(train::StateRound how, TrainerStream& trainer) {
+std::vector<averaging::TensorSpan> RoundExtras::begin(train::ParameterRound how, TrainerStream& trainer) {
   torch::NoGradGuard no_grad;
-  if (how != train::StateRound::next || held_.empty()) hold_tensors(trainer);
+  if (how.from != train::Place::next || held_.empty()) hold_tensors(trainer);
   const auto beside = trainer.beside();
-  differences_ = how == train::StateRound::difference;
+  differences_ = how.changes;
   copies_.clear();
   for (const auto& statistic : statistics_) copies_.push_back(copy_of(read(statistic)));
   std::ranges::move(std::exchange(held_, {}), std::back_inserter(copies_));

@@ -33,7 +33,7 @@ class RoundExtras {
   void hold_tensors(TrainerStream& trainer);
   /// Copies what a round averages. The memory is good until the next call of end(false), publish() or forget().
   /// In a round of the next parameters, extra tensors are those that hold_tensors() has found.
-  std::vector<averaging::TensorSpan> begin(train::StateRound how, TrainerStream& trainer);
+  std::vector<averaging::TensorSpan> begin(train::ParameterRound how, TrainerStream& trainer);
   /// Ends the round. What was averaged waits for publish().
   void end(bool averaged);
   /// Copies what was averaged to the devices of the live values, so that publish() waits for none.

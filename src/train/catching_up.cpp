@@ -49,8 +49,9 @@ bool are_near(const msgpack::Value& one, const msgpack::Value& other) {
 bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
   if (options.auxiliary || global.epoch <= local_epoch) return false;
   if (global.epoch > local_epoch + 1) return true;
-  const bool together = gradients.has_group() || gradients.may_be_apart() || options.delay_grad_averaging;
-  return !options.use_local_updates && !together;
+  const auto* const step = of_step();
+  const bool together = step && (step->has_group() || step->may_be_apart() || options.delay_grad_averaging);
+  return step && !together;
 }
 
 Task<bool> Run::Impl::catch_up_if_behind() {
@@ -223,7 +224,7 @@ Task<Result<averaging::DownloadedState>> Run::Impl::download(std::uint64_t least
   averaging::DownloadOptions how;
   how.limit = options.load_state_timeout;
   how.on_progress = options.on_download;
-  how.max_bytes = most_state_bytes(replica);
+  how.max_bytes = most_state_bytes(replica) + kept.elements() * sizeof(float);
   how.without = std::exchange(useless_donors, {});
   how.alike = are_near;
   if (global.met > 0) how.max_priority = static_cast<double>(std::max(global.claimed, local_epoch) + kLead);
@@ -256,18 +257,18 @@ Task<Result<>> Run::Impl::load_state() {
   const std::size_t donors = downloaded->contributed.size();
   std::uint64_t epoch = 0;
   {
-    auto change = co_await model.change();
-    const auto loaded = co_await replica.load(std::move(*downloaded), model.epoch());
+    auto values = co_await kept.split(runtime, *downloaded);
+    const auto loaded = values ? co_await replace_model(std::move(*downloaded), std::move(*values))
+                               : Result<std::uint64_t>(values.error());
     if (!loaded) {
       history.download_failed(loaded.error().with_context("downloaded state refused"));
       useless_donors.push_back(donor);
       co_return loaded.error();
     }
     epoch = *loaded;
-    model.set_epoch(epoch);
   }
-  gradient_averager->reset();
-  co_await gradient_averager->load_state(runtime.after(options.load_state_timeout));
+  for (const auto& scheduled : exchanges)
+    co_await scheduled->exchange().download(runtime.after(options.load_state_timeout));
   tracker.met({donor});
   co_await tracker.refresh();
   const GlobalProgress global = tracker.snapshot();
@@ -285,32 +286,46 @@ Task<Result<>> Run::Impl::load_state() {
   co_return ok();
 }
 
-/// A state that was on its way for some epochs is old: the next round of the state has the newest one.
+/// Exchanges begin anew, or go on with the values that they keep. Nothing is changed on an error.
+Task<Result<std::uint64_t>> Run::Impl::replace_model(averaging::DownloadedState state,
+                                                     std::vector<codec::Tensor> values) {
+  auto change = co_await model.change();
+  const auto loaded = co_await replica.load(std::move(state), model.epoch());
+  if (!loaded) co_return loaded;
+  for (const auto& scheduled : exchanges) co_await scheduled->exchange().reset();
+  co_await kept.write(runtime, std::move(values));
+  model.set_epoch(*loaded);
+  co_return loaded;
+}
+
+/// A state that was on its way for some epochs is old: the next round of the parameters has the newest ones.
 Task<void> Run::Impl::follow_the_run() {
   const std::uint64_t patience = kRoundsToFollow * static_cast<std::uint64_t>(options.average_state_every);
   const std::uint64_t last = tracker.snapshot().epoch + patience;
   const Deadline end = runtime.after(options.load_state_timeout);
   while (!ended && tracker.snapshot().epoch <= last && runtime.now() < end.at())
-    if (co_await follow_state_round()) break;
+    if (co_await follow_round()) break;
 }
 
-/// Takes part in the next round of the state with weight 0, which makes our parameters those of its members.
-Task<bool> Run::Impl::follow_state_round() {
+/// Takes part in the next round of the parameters with weight 0, which makes ours those of its members.
+Task<bool> Run::Impl::follow_round() {
+  Scheduled* const parameters = of_parameters();
+  if (!parameters) co_return true;
   const GlobalProgress global = tracker.snapshot();
   if (global.expected < 2 || global.epoch <= local_epoch + 1) co_return true;
-  begin_round(state, msgpack::Value(local_epoch), global.expected, options.averaging_timeout);
-  co_return co_await take_epoch_of(co_await finish_state_round({.weight = 0, .patience = options.averaging_timeout}),
-                                   1);
+  begin_round(*parameters, local_epoch, global.expected, options.averaging_timeout);
+  co_return co_await take_epoch_of(
+      co_await exchange(*parameters, {Occasion::following, local_epoch}, {.patience = options.averaging_timeout}), 1);
 }
 
 /// The parameters are those of a round of the state: this peer takes the epoch of the members that are ahead of it,
 /// that of the middle one. A member can say any number; what most peers report that this one has averaged with bounds
 /// it.
 /// \param least  members that must be ahead
-Task<bool> Run::Impl::take_epoch_of(Outcome outcome, std::size_t least) {
-  if (!outcome.result || outcome.result->parts_failed > 0) co_return false;
+Task<bool> Run::Impl::take_epoch_of(const Exchanged& exchanged, std::size_t least) {
+  if (!exchanged.round || exchanged.round->parts_failed > 0) co_return false;
   std::vector<std::uint64_t> ahead;
-  for (const auto& member : outcome.result->group)
+  for (const auto& member : exchanged.round->group)
     if (const auto theirs = member.data.as_uint(); theirs && *theirs > local_epoch && *theirs <= kMostEpochs)
       ahead.push_back(*theirs);
   if (ahead.size() < least) co_return false;
@@ -323,7 +338,7 @@ Task<bool> Run::Impl::take_epoch_of(Outcome outcome, std::size_t least) {
     const std::lock_guard lock(mutex);
     ++counters.states_followed;
   }
-  log::info("train", "took the parameters of epoch {} from a round of {} peers", epoch, outcome.group());
+  log::info("train", "took the parameters of epoch {} from a round of {} peers", epoch, exchanged.group());
   co_return true;
 }
 
@@ -333,10 +348,10 @@ Task<void> Run::Impl::restore(std::uint64_t epoch, std::function<void()> write) 
   {
     auto change = co_await model.change();
     co_await runtime.offload(std::move(write));
+    for (const auto& scheduled : exchanges) co_await scheduled->exchange().reset();
     model.set_epoch(epoch);
   }
   co_await drop_batches();
-  gradient_averager->reset();
   take_epoch(epoch);
   tracker.report(epoch, 0);
 }

@@ -11,6 +11,7 @@
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "kept_values.hpp"
 
 namespace cohive::train {
 namespace {
@@ -69,7 +70,8 @@ void check_names(const std::vector<std::string>& names, std::size_t parameters) 
     refuse("has " + std::to_string(names.size()) + " names for " + std::to_string(parameters) + " parameters");
   std::set<std::string_view> seen;
   for (const auto& name : names) {
-    if (name.empty() || name == "__metadata__" || name.starts_with(kAverager) || slot_of(name))
+    if (name.empty() || name == "__metadata__" || name.starts_with(kAverager) || name.starts_with(kExchangePrefix) ||
+        slot_of(name))
       refuse("must not hold " + log::quoted(name));
     if (!seen.insert(name).second) refuse("holds " + log::quoted(name) + " twice");
   }

@@ -3,7 +3,9 @@
 //   extra.<i>                               extra tensors
 //   optimizer.<i>.<statistic>               what the optimizer keeps of parameter i
 //   optimizer.<statistic>                   and of all together
-//   averager.<name>                         what the averaging of gradients keeps from round to round
+//   exchange.<exchange>.<name>              what an exchange keeps, see kept_values.hpp
+//   averager.<name>                         what the averaging of gradients keeps from round to round; of another
+//                                           exchange averager.<exchange>.<name>
 // In a state they stand in this order, statistics of a parameter sorted by name; the last are no part of it.
 #pragma once
 

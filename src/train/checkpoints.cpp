@@ -2,9 +2,6 @@
 //   due, on the trainer's thread > copy of the state, as for a newcomer > written on the pool
 // The trainer goes on meanwhile. One is written at a time; when the next one is due before, it begins as soon as this
 // one has ended.
-#include <algorithm>
-#include <iterator>
-
 #include "checkpoint_content.hpp"
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/core/errors.hpp"
@@ -85,17 +82,21 @@ Task<void> Run::Impl::write_in_background(Impl& self, checkpoint::Metadata strin
 
 Task<Result<Run::Impl::StateToSave>> Run::Impl::state_to_save(Duration timeout) {
   std::vector<checkpoint::NamedTensor> of_averager;
-  auto state = co_await copy_state(timeout, [this, &of_averager] { return save_averager(of_averager); });
+  auto state = co_await copy_state(timeout, [this, &of_averager] { return save_exchanges(of_averager); });
   if (!state) co_return Error(checkpoint::Errc::nothing_to_save, "it changes all the time");
   co_return StateToSave{std::move(*state), std::move(of_averager)};
 }
 
-/// Rounds of gradients are changes of the model: none goes on.
-Task<void> Run::Impl::save_averager(std::vector<checkpoint::NamedTensor>& into) {
-  into = co_await gradient_averager->save();
-  auto owed = co_await runtime.offload(
-      [residuals = replica.residuals(), infos = replica.gradient_infos()] { return owed_tensors(residuals, infos); });
-  std::ranges::move(owed, std::back_inserter(into));
+/// Names are those of the exchange, without a prefix for the one that the optimizer steps with.
+static std::string prefix_of(const Exchange& exchange) {
+  return exchange.makes_step() ? "" : exchange.name() + ".";
+}
+
+/// Rounds that change what is saved are changes of the model: none goes on.
+Task<void> Run::Impl::save_exchanges(std::vector<checkpoint::NamedTensor>& into) {
+  for (const auto& scheduled : exchanges)
+    for (auto& saved : co_await scheduled->exchange().save())
+      into.push_back({prefix_of(scheduled->exchange()) + saved.name, std::move(saved.tensor)});
 }
 
 /// Dropped, it leaves nothing behind, and the disk has one piece at most still to write.
@@ -174,21 +175,18 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
     co_return Error(checkpoint::Errc::does_not_fit, file.string() + ": no run comes to epoch " + std::to_string(epoch));
   auto strings = of_this_run ? strings_of(content.metadata) : checkpoint::Metadata();
   auto of_averager = take_of_averager(content);
+  auto values = kept.take_from(content);
   auto tensors = to_tensors(std::move(content), options.checkpoints.parameter_names, replica.gradient_infos().size());
   if (!tensors) co_return tensors.error().with_context(file.string());
   averaging::DownloadedState state;
   state.donor = dht.host().id();
   state.metadata = msgpack::Map{{{"epoch", epoch}}};
   state.tensors = std::move(*tensors);
-  {
-    auto change = co_await model.change();
-    const auto restored = co_await replica.load(std::move(state), model.epoch());
-    if (!restored) co_return Error(checkpoint::Errc::does_not_fit, file.string() + ": " + restored.error().detail());
-    model.set_epoch(epoch);
-  }
-  gradient_averager->reset();
+  if (!of_this_run) values.clear();
+  const auto restored = co_await replace_model(std::move(state), std::move(values));
+  if (!restored) co_return Error(checkpoint::Errc::does_not_fit, file.string() + ": " + restored.error().detail());
   co_await drop_batches();
-  if (of_this_run) co_await restore_averager(file, std::move(of_averager));
+  if (of_this_run) co_await restore_exchanges(file, std::move(of_averager));
   proof.reset();
   take_epoch(epoch);
   const std::lock_guard lock(mutex);
@@ -199,16 +197,22 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
 }
 
 /// Without it the next averages are coarser, and nothing worse.
-Task<void> Run::Impl::restore_averager(const path& file, std::vector<checkpoint::NamedTensor> saved) {
-  if (saved.empty()) co_return;
-  const auto rest = std::make_shared<std::vector<checkpoint::NamedTensor>>(std::move(saved));
-  auto restored = co_await runtime.offload([rest, residuals = replica.residuals(), infos = replica.gradient_infos()] {
-    return take_residuals(*rest, residuals, infos);
-  });
-  if (restored) restored = co_await gradient_averager->restore(std::move(*rest));
-  if (!restored)
-    log::warn("train", "going on without what the averaging of gradients saved in {}: {}", file.string(),
-              restored.error().detail());
+Task<void> Run::Impl::restore_exchanges(const path& file, std::vector<checkpoint::NamedTensor> saved) {
+  // The one without a prefix is the first, and gets what is left by the others.
+  for (std::size_t i = exchanges.size(); i-- > 0 && !saved.empty();) {
+    Exchange& exchange = exchanges[i]->exchange();
+    const std::string prefix = prefix_of(exchange);
+    std::vector<checkpoint::NamedTensor> own;
+    std::erase_if(saved, [&](checkpoint::NamedTensor& one) {
+      if (!one.name.starts_with(prefix)) return false;
+      own.push_back({one.name.substr(prefix.size()), std::move(one.tensor)});
+      return true;
+    });
+    const auto restored = own.empty() ? Result<>(ok()) : co_await exchange.restore(std::move(own));
+    if (!restored)
+      log::warn("train", "going on without what the averaging of {} saved in {}: {}", exchange.name(), file.string(),
+                restored.error().detail());
+  }
 }
 
 }  // namespace cohive::train

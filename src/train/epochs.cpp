@@ -1,5 +1,6 @@
 // The end of an epoch.
 //   gradients of the group, weighted by samples > optimizer step > now and then the parameters of the group
+// or whatever else the run exchanges, in the order of its list.
 // All of it is one coroutine. The trainer goes on after it, or before the part of it that the options delay.
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
@@ -64,11 +65,13 @@ double Run::Impl::take_samples() {
 Task<void> Run::Impl::end_epoch(StepReport& report) {
   const GlobalProgress global = tracker.snapshot();
   begin_rounds(global);
+  for (const auto& scheduled : exchanges)
+    if (scheduled->round()) co_await scheduled->exchange().hold();
   const auto current = std::make_shared<Update>(runtime, std::max(local_epoch + 1, global.epoch), take_samples());
-  current->late = global.epoch > local_epoch && !gradients.has_group();
+  const auto* const step = of_step();
+  current->late = global.epoch > local_epoch && !(step && step->has_group());
   update = current;
   replica.cut_gradients();
-  if (state.round && options.delay_optimizer_step) co_await replica.hold_state();
   tasks.spawn(advance(*this, current), "end of an epoch");
   co_await current->released.wait();
   if (current->failure) std::rethrow_exception(std::exchange(current->failure, nullptr));
@@ -91,13 +94,14 @@ Task<bool> Run::Impl::finish_update(StepReport& report) {
   if (!last->done.is_set()) wait_clock.turn_to(Wait::delayed_work);
   co_await last->done.wait();
   if (update == last) update.reset();
-  if (last->failure) std::rethrow_exception(std::exchange(last->failure, nullptr));
   if (auto publication = co_await gate.publish(runtime)) {
     report = publication->report();
     // All parameters of some models are copied: not on the loop.
     const auto right = std::make_shared<ParameterGate::Publication>(std::move(*publication));
     co_await runtime.offload([self = shared_from_this(), used = replica.in_use(), right] { self->replica.publish(); });
   }
+  // A step that was made before something else failed is not lost.
+  if (last->failure) std::rethrow_exception(std::exchange(last->failure, nullptr));
   co_return last->missed;
 }
 
@@ -112,81 +116,50 @@ Task<void> Run::Impl::advance(Impl& self, std::shared_ptr<Update> update) {
   } catch (const std::exception& error) {
     log::error("train", "the end of epoch {} failed: {}", update->epoch - 1, log::quoted(error.what()));
     update->failure = std::current_exception();
+    // Their groups have heard of it, or will now.
+    for (const auto& scheduled : self.exchanges) scheduled->give_up();
   }
 }
 
+/// The exchanges, one after another: those that the optimizer steps with end the epoch.
 Task<void> Run::Impl::make(Update& update) {
-  if (options.delay_grad_averaging) {
-    enter_epoch(update.epoch);
-    update.released.set();
+  if (options.delay_grad_averaging) release(update);
+  std::size_t next = 0;
+  for (; next < exchanges.size() && exchanges[next]->exchange().makes_step(); ++next) {
+    co_await take_part(update, next);
+    if (update.missed) co_return;
   }
-  if (!options.use_local_updates) co_await step_together(update);
-  if (update.missed) co_return;
   if (options.use_local_updates) model.set_epoch(update.epoch);
-  if (!options.delay_optimizer_step) enter_epoch(update.epoch);
+  enter_epoch(update.epoch);
   sharing.set_priority(static_cast<double>(update.epoch));
-  if (state.round) co_await average_state(update);
+  for (; next < exchanges.size(); ++next) {
+    if (!exchanges[next]->round()) continue;
+    co_await take_part(update, next);
+    update.released.is_set() ? tracker.restart_timer() : tracker.training_resumes();
+  }
 }
 
-/// Averages the gradients and steps with them. A peer that has missed the gradients learns it from the epoch that it
-/// hears of, or from members that wait for it in the next round.
-Task<void> Run::Impl::step_together(Update& update) {
-  const Place place = options.delay_optimizer_step ? Place::next : Place::live;
-  if (place == Place::next) co_await replica.free_next();
-  if (gradients.round) {
-    wait_clock.turn_to(Wait::gradients);
-    const bool found = co_await find_gradient_group(update.late);
-    // Where it has averaged with nobody, there may be nobody: its own gradients are not lost.
-    update.missed = !found && !options.auxiliary && tracker.snapshot().met > 0;
-    if (update.missed) {
-      co_await replica.drop_gradients();
-      co_return;
+void Run::Impl::release(Update& update) {
+  enter_epoch(update.epoch);
+  update.released.set();
+}
+
+/// A peer that has missed the group of its step learns it from the epoch that it hears of, or from members that wait
+/// for it in the next round. One that is late has a group only if its members are still looking for one.
+Task<void> Run::Impl::take_part(Update& update, std::size_t number) {
+  Scheduled& scheduled = *exchanges[number];
+  Search search{.epoch = update.epoch, .patience = options.matchmaking_time * 2};
+  if (scheduled.exchange().makes_step()) {
+    search = {.epoch = local_epoch, .patience = options.matchmaking_time};
+    if (!update.late && number + 1 < exchanges.size()) {
+      search.next = &exchanges[number + 1]->averager();
+      search.patience /= 4;
     }
   }
-  wait_clock.turn_to(Wait::step);
-  auto change = co_await model.change();
-  auto taken = co_await replica.take_gradients(options.auxiliary ? std::nullopt : std::optional(place));
-  if (!taken.usable)
-    log::warn("train", "gradients of epoch {} hold NaN or infinity, and do not count", update.epoch - 1);
-  Outcome outcome;
-  if (gradients.round) {
-    wait_clock.turn_to(Wait::gradients);
-    outcome = co_await finish_gradient_round(taken.usable ? update.samples : 0, taken.parts);
-    wait_clock.turn_to(Wait::step);
-  }
-  update.report.grad_group = outcome.group();
-  if (outcome.result) update.report.bytes_sent += outcome.result->bytes_sent;
-  if (options.auxiliary) co_return;
-  if (options.delay_optimizer_step && !options.delay_grad_averaging) {
-    enter_epoch(update.epoch);
-    update.released.set();
-  }
-  {
-    TraceSpan span(runtime, "train", "optimizer step");
-    span.note("epoch", static_cast<double>(update.epoch));
-    co_await taken.parts->finish();
-    taken.parts.reset();
-    co_await replica.finish_step(update.epoch, taken.usable || outcome.group() > 1);
-  }
-  model.set_epoch(update.epoch);
-  update.publishable = place == Place::next;
-}
-
-Task<void> Run::Impl::average_state(Update& update) {
-  const StateRound how = options.use_local_updates && options.delay_state_averaging ? StateRound::difference
-                         : options.delay_optimizer_step                             ? StateRound::next
-                         : options.delay_state_averaging && !options.auxiliary      ? StateRound::live_to_next
-                                                                                    : StateRound::live;
-  wait_clock.turn_to(Wait::parameters);
-  const Outcome outcome = co_await finish_state_round({.how = how,
-                                                       .epoch = update.epoch,
-                                                       .weight = options.auxiliary ? 0.0 : 1.0,
-                                                       .patience = options.matchmaking_time * 2,
-                                                       .released = &update.released});
-  if (outcome.publishable) update.publishable = true;
-  update.report.state_group = outcome.group();
-  if (outcome.result) update.report.bytes_sent += outcome.result->bytes_sent;
-  update.released.is_set() ? tracker.restart_timer() : tracker.training_resumes();
+  const Moment moment{Occasion::epoch_end, update.epoch, update.samples};
+  const Exchanged done = co_await exchange(scheduled, moment, search, &update);
+  if (done.effect == Effect::publishable) update.publishable = true;
+  if (done.effect == Effect::behind) update.missed = true;
 }
 
 /// As in hivemind: a peer that has missed the gradients learns it now, instead of being waited for in the next round.
@@ -204,7 +177,7 @@ void Run::Impl::finished(Update& update) {
   const std::lock_guard lock(mutex);
   update.report.epoch = local_epoch;
   if (update.missed || update.failure) demanded = true;
-  if (!update.publishable || update.missed || update.failure) return;
+  if (!update.publishable || update.missed) return;
   StepReport report = update.report;
   report.updated = true;
   gate.offer(report);

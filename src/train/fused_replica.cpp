@@ -42,7 +42,7 @@ void FusedReplica::average_beside(const std::vector<TensorInfo>& infos) {
   state_infos_.insert(state_infos_.end(), infos.begin(), infos.end());
 }
 
-Task<std::vector<TensorSpan>> FusedReplica::extra_parts(StateRound) {
+Task<std::vector<TensorSpan>> FusedReplica::extra_parts(ParameterRound) {
   co_return std::vector<TensorSpan>();
 }
 
@@ -66,7 +66,7 @@ Task<void> FusedReplica::drop_sums() {
 }
 
 Task<void> FusedReplica::free_next() {
-  if (!next_is_newest_ && !next_is_difference_) co_await discard(runtime_, std::exchange(next_, {}));
+  if (pending_ == Pending::nothing) co_await discard(runtime_, std::exchange(next_, {}));
 }
 
 Task<Replica::Gradients> FusedReplica::take_gradients(std::optional<Place> step) {
@@ -120,7 +120,7 @@ Task<void> FusedReplica::finish_step(std::uint64_t epoch, bool step) {
     const auto stepped = co_await stepping->round->finish_step();
     for (std::size_t i = 0; i < size(); ++i)
       if (stepped[i]) count_step(i);
-    if (stepping->place == Place::next) next_is_newest_ = true;
+    if (stepping->place == Place::next) pending_ = Pending::values;
   }
   enter_epoch(epoch);
   co_await discard(runtime_, std::move(stepping));
@@ -138,52 +138,55 @@ bool FusedReplica::steps_into_live() const noexcept {
 }
 
 std::span<const float> FusedReplica::newest(std::size_t parameter) {
-  return next_is_newest_ ? std::span<const float>(next_[parameter].values) : live(parameter);
+  return has_next() ? std::span<const float>(next_[parameter].values) : live(parameter);
 }
 
-Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(StateRound how) {
-  state_round_ = how;
-  if (how != StateRound::live) make_next();
-  const bool differences = how == StateRound::difference;
-  const bool without_step = how == StateRound::next && !next_is_newest_;
-  if (differences || without_step) {
+std::vector<std::span<float>> FusedReplica::host_values() {
+  std::vector<std::span<float>> values;
+  if (!backend_->is_host()) return values;
+  for (std::size_t i = 0; i < size(); ++i) values.push_back(live(i));
+  return values;
+}
+
+Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(ParameterRound how) {
+  round_ = how;
+  if (how.to == Place::next) make_next();
+  const bool without_step = how.from == Place::next && !has_next();
+  if (how.changes || without_step) {
     std::vector<TensorSpan> copies;
     for (std::size_t i = 0; i < size(); ++i) copies.emplace_back(live(i), next_[i].values);
     co_await backend_->copy(std::move(copies), in_use());
   }
   std::vector<TensorSpan> memory;
   for (std::size_t i = 0; i < size(); ++i) {
-    switch (how) {
-      case StateRound::live:
-        memory.emplace_back(live(i));
-        break;
-      case StateRound::live_to_next:
-        memory.emplace_back(live(i), next_[i].values);
-        break;
-      case StateRound::next:
-      case StateRound::difference:
-        memory.emplace_back(next_[i].values);
-        break;
-    }
+    if (how.to == Place::live)
+      memory.emplace_back(live(i));
+    else if (how.from == Place::live && !how.changes)
+      memory.emplace_back(live(i), next_[i].values);
+    else
+      memory.emplace_back(next_[i].values);
   }
   auto beside = co_await extra_parts(how);
-  co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside), differences);
+  co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside), how.changes);
 }
 
 Task<bool> FusedReplica::finish_state(bool averaged) {
-  const StateRound how = *std::exchange(state_round_, std::nullopt);
-  if (how == StateRound::live) co_return false;
-  if (how == StateRound::next) co_return next_is_newest_ = next_is_newest_ || averaged;
-  next_is_difference_ = averaged && how == StateRound::difference;
-  next_is_newest_ = averaged && how == StateRound::live_to_next;
-  co_return averaged;
+  const ParameterRound how = *std::exchange(round_, std::nullopt);
+  if (how.to == Place::live) co_return false;
+  if (averaged)
+    pending_ = how.changes ? Pending::changes : Pending::values;
+  else if (how.from == Place::live)
+    pending_ = Pending::nothing;
+  co_return pending_ != Pending::nothing;
 }
 
 void FusedReplica::publish() {
-  if (std::exchange(next_is_difference_, false)) {
-    for (std::size_t i = 0; i < size(); ++i) backend_->add_to_live(next_[i].values, live(i));
-  } else if (std::exchange(next_is_newest_, false)) {
-    for (std::size_t i = 0; i < size(); ++i) exchange_live(i, next_[i]);
+  const Pending pending = std::exchange(pending_, Pending::nothing);
+  for (std::size_t i = 0; i < size() && pending != Pending::nothing; ++i) {
+    if (pending == Pending::changes)
+      backend_->add_to_live(next_[i].values, live(i));
+    else
+      exchange_live(i, next_[i]);
   }
   backend_->follow_caller();  // what the trainer has queued uses these values, and the memory of those before
 }

@@ -72,21 +72,14 @@ History::History(Runtime& runtime) : runtime_(runtime), epoch_begin_(runtime.now
   for (const char* cause : kDownloadCauses) failed_downloads(runtime.metrics(), cause);
 }
 
-void History::round_averaged(const std::string& what, const averaging::RoundResult& result) {
+void History::round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundResult> report) {
+  const auto& result = *report;
   const bool whole = result.failed_reducers.empty() && result.lost_senders.empty();
-  Round round{.time = runtime_.wall_time(), .what = what, .outcome = whole ? "ok" : "partial"};
-  round.group_id = to_hex(as_bytes(result.group_id));
-  for (const auto& member : result.group) round.members.push_back(member.peer.text());
-  round.lost = texts_of(result.failed_reducers);
-  for (const std::string& sender : texts_of(result.lost_senders))
-    if (std::ranges::find(round.lost, sender) == round.lost.end()) round.lost.push_back(sender);
+  Round round{.time = runtime_.wall_time(), .what = what, .outcome = whole ? "ok" : "partial", .cause = {}};
   if (!whole)
     round.message = log::format("{} of {} parts kept their local values, {} senders were left out", result.parts_failed,
                                 result.parts_total, result.lost_senders.size());
-  round.matchmaking = to_seconds(result.matchmaking);
-  round.allreduce = to_seconds(result.allreduce);
-  round.bytes_sent = result.bytes_sent;
-  round.bytes_received = result.bytes_received;
+  round.report = std::move(report);
   keep(std::move(round));
 }
 
@@ -94,6 +87,7 @@ void History::round_failed(const std::string& what, const std::string& cause, co
   Round round{.time = runtime_.wall_time(), .what = what, .outcome = cause == "missed" ? "missed" : "failed"};
   round.cause = cause;
   round.message = sentence;
+  round.report = std::make_shared<const averaging::RoundResult>();
   keep(std::move(round));
   failed_rounds(runtime_.metrics(), what, cause).increment();
   Failures::of(runtime_).note("round", cause, what + ": " + sentence);
@@ -115,19 +109,25 @@ void History::keep(Round round) {
 
 std::string History::rounds() const {
   auto list = json::array();
-  for (const Round& round : rounds_)
+  for (const Round& round : rounds_) {
+    const auto& report = *round.report;
+    std::vector<std::string> members, lost = texts_of(report.failed_reducers);
+    for (const auto& member : report.group) members.push_back(member.peer.text());
+    for (const std::string& sender : texts_of(report.lost_senders))
+      if (std::ranges::find(lost, sender) == lost.end()) lost.push_back(sender);
     list.push_back({{"time", round.time},
                     {"what", round.what},
                     {"outcome", round.outcome},
                     {"cause", round.cause},
                     {"message", round.message},
-                    {"group_id", round.group_id},
-                    {"members", round.members},
-                    {"lost", round.lost},
-                    {"matchmaking_seconds", round.matchmaking},
-                    {"allreduce_seconds", round.allreduce},
-                    {"bytes_sent", round.bytes_sent},
-                    {"bytes_received", round.bytes_received}});
+                    {"group_id", to_hex(as_bytes(report.group_id))},
+                    {"members", members},
+                    {"lost", lost},
+                    {"matchmaking_seconds", to_seconds(report.matchmaking)},
+                    {"allreduce_seconds", to_seconds(report.allreduce)},
+                    {"bytes_sent", report.bytes_sent},
+                    {"bytes_received", report.bytes_received}});
+  }
   return list.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

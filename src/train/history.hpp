@@ -19,8 +19,8 @@ class History {
 
   explicit History(Runtime& runtime);
 
-  /// \param what  "gradients" or "parameters"
-  void round_averaged(const std::string& what, const averaging::RoundResult& result);
+  /// \param what  name of the exchange: "gradients"
+  void round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundResult> report);
   /// Counts, remembers and logs. \param cause  see above; "missed" when the other peers went on without us
   void round_failed(const std::string& what, const std::string& cause, const std::string& sentence);
   void download_failed(const Error& error);
@@ -37,10 +37,8 @@ class History {
 
   struct Round {
     double time;
-    std::string what, outcome, cause, message, group_id;
-    std::vector<std::string> members, lost;
-    double matchmaking = 0, allreduce = 0;
-    std::uint64_t bytes_sent = 0, bytes_received = 0;
+    std::string what, outcome, cause, message;
+    std::shared_ptr<const averaging::RoundResult> report;  ///< of one that averaged; never null
   };
   /// Oldest first.
   const std::deque<Round>& kept_rounds() const noexcept { return rounds_; }

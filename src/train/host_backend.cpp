@@ -110,6 +110,7 @@ class HostBackend final : public Backend {
  public:
   explicit HostBackend(Runtime& runtime) : runtime_(runtime) {}
 
+  bool is_host() const noexcept override { return true; }
   Buffer allocate(std::size_t size) override { return Buffer::on_host(size); }
 
   Task<bool> all_finite(std::vector<optim::ConstView> values, std::shared_ptr<const void> owner) override {

@@ -3,43 +3,11 @@
 #include "checkpoint_content.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "exchanges/exchanges.hpp"
 #include "run_impl.hpp"
 
 namespace cohive::train {
 namespace {
-
-averaging::AveragerOptions averager_options(const RunOptions& options, const char* suffix, const char* class_name) {
-  averaging::AveragerOptions result;
-  result.prefix = options.run_id + suffix;
-  result.class_name = class_name;
-  result.min_matchmaking_time = options.matchmaking_time;
-  result.request_timeout = std::min<Duration>(result.request_timeout, options.matchmaking_time / 2);
-  result.allreduce_timeout = options.allreduce_timeout.value_or(options.averaging_timeout);
-  result.sender_timeout = options.next_chunk_timeout.value_or(options.matchmaking_time);
-  result.reducer_timeout = result.sender_timeout * 2;
-  result.verified_share = options.verified_share;
-  result.bandwidth = options.bandwidth;
-  result.mode = options.client_mode ? averaging::PeerMode::client
-                : options.auxiliary ? averaging::PeerMode::auxiliary
-                                    : averaging::PeerMode::node;
-  return result;
-}
-
-averaging::AveragerOptions gradient_options(const RunOptions& options) {
-  auto result = averager_options(options, "_grad_averager", "GradientAverager");
-  result.codec = options.grad_compression;
-  result.agreed_codec = options.agreed_grad_compression;
-  result.aggregation = options.grad_aggregation;
-  return result;
-}
-
-averaging::AveragerOptions state_options(const RunOptions& options) {
-  auto result = averager_options(options, "_state_averager", "TrainingStateAverager");
-  result.codec = options.state_averaging_compression;
-  result.aggregation = options.state_aggregation;
-  if (options.averager_options) options.averager_options(result);
-  return result;
-}
 
 averaging::StateSharingOptions state_sharing_options(const RunOptions& options) {
   averaging::StateSharingOptions result;
@@ -59,15 +27,11 @@ TrackerOptions tracker_options(const RunOptions& options) {
   return result;
 }
 
-RoundPace pace_of(const averaging::Averager& averager) {
-  const auto& options = averager.options();
-  return RoundPace({options.allreduce_timeout, options.sender_timeout, options.reducer_timeout});
-}
-
-std::unique_ptr<GradientAverager> make_gradient_averager(Dht& dht, Replica& replica, const RunOptions& options) {
-  if (options.grad_averager_factory)
-    return options.grad_averager_factory(dht, replica.gradient_infos(), gradient_options(options));
-  return std::make_unique<GradientAverager>(dht, replica.gradient_infos(), gradient_options(options));
+std::vector<std::unique_ptr<Scheduled>> schedule(Dht& dht, Replica& replica, const RunOptions& options) {
+  std::vector<std::unique_ptr<Scheduled>> scheduled;
+  for (auto& exchange : make_exchanges({dht, replica, options}))
+    scheduled.push_back(std::make_unique<Scheduled>(std::move(exchange)));
+  return scheduled;
 }
 
 const RunOptions& checked(const RunOptions& options) {
@@ -86,17 +50,16 @@ Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica
       wait_clock(runtime),
       history(runtime),
       tracker(d, key, tracker_options(options)),
-      gradient_averager(make_gradient_averager(d, r, options)),
-      state_averager(d, r.state_infos(), state_options(options)),
+      exchanges(schedule(d, r, options)),
+      kept(exchanges),
       model(runtime, r),
-      gradients{gradient_averager->averager(), pace_of(gradient_averager->averager())},
-      state{state_averager, pace_of(state_averager)},
       saving(runtime, "a checkpoint"),
       checkpoint_time(runtime.now()),
       retry(kFirstRetry),
-      reports(d.host(), options.run_id, averaging::schema_hash(state_averager.schema()), history),
+      reports(d.host(), options.run_id, averaging::schema_hash(r.state_infos()), history),
       sharing(d, state_sharing_options(options)),
       tasks(runtime, "training run") {
+  model.complete_with([this](averaging::SharedState& state) { return kept.append(runtime, state); });
   if (options.share_loss) metrics_record.emplace(d, std::move(key), options.run_id, tasks);
   check_names(options.checkpoints.parameter_names, replica.gradient_infos().size());
   if (options.delay_optimizer_step && !replica.can_step_beside())
@@ -112,12 +75,11 @@ void Run::Impl::start() {
   tasks.spawn(compare_with_founders(*this), "parameters of other founders");
   tasks.spawn(watch_progress(*this), "when to look for a group");
   tasks.spawn(watch_clients(*this), "trainers that are all clients");
-  if (!options.use_local_updates) tasks.spawn(watch_members(*this), "members that wait for gradients");
+  if (auto* const step = of_step()) tasks.spawn(watch_members(*this, *step), "members that wait for gradients");
   metrics.target_samples.set(static_cast<double>(options.target_batch_size));
   status = Status::of(runtime).add_to_list("runs", [this] { return status_json(); });
   tracker.start();
-  if (!options.use_local_updates) gradient_averager->start();
-  state_averager.start();
+  for (const auto& scheduled : exchanges) scheduled->exchange().start();
   sharing.start();
 }
 
@@ -170,8 +132,10 @@ Task<std::size_t> Run::Impl::finish() {
   (void)co_await finish_update(last);
   ended = true;
   // Peers that are about to average their gradients need not wait for ours.
-  gradients.give_up();
-  if (!options.use_local_updates) co_await gradients.averager.leave(runtime.after(options.shutdown_timeout));
+  if (auto* const step = of_step()) {
+    step->give_up();
+    co_await step->averager().leave(runtime.after(options.shutdown_timeout));
+  }
   (void)co_await within(runtime, runtime.after(options.shutdown_timeout), tracker.refresh(), "a last look at the run");
   const std::size_t expected = tracker.snapshot().expected;
   // Trainers that have just said goodbye may be looking for their last group still.
@@ -195,10 +159,8 @@ Task<void> Run::Impl::close() {
   Nursery goodbye(runtime, "goodbye");
   goodbye.spawn(tracker.close(limit), "withdraw the report");
   (void)co_await within(runtime, limit, abandon_rounds(), "rounds to be left");
-  co_await gradients.averager.drain(limit);
-  co_await state_averager.drain(limit);
-  co_await gradients.averager.leave(limit);
-  co_await state_averager.leave(limit);
+  for (const auto& scheduled : exchanges) co_await scheduled->averager().drain(limit);
+  for (const auto& scheduled : exchanges) co_await scheduled->averager().leave(limit);
   (void)co_await saving.lock(limit);  // a checkpoint that is being written
   co_await goodbye.join();
   tasks.cancel();

@@ -2,6 +2,7 @@
 //   run.cpp          the trainer's face, opening and leaving
 //   epochs.cpp       the end of an epoch: gradients, step, state, as far as delayed in the background
 //   run_rounds.cpp   when rounds begin, how long they are waited for, what they yield
+//                    (scheduled.hpp: the rounds of one exchange; exchanges/: what is averaged)
 //   catching_up.cpp  peers that are new or behind
 //   checkpoints.cpp  the state in files
 //   run_status.cpp   what it tells of itself
@@ -9,21 +10,20 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <mutex>
 
 #include "cohive/checkpoint/folder.hpp"
 #include "cohive/core/status.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
-#include "cohive/train/gradient_averager.hpp"
 #include "cohive/train/metrics.hpp"
 #include "cohive/train/run.hpp"
 #include "history.hpp"
+#include "kept_values.hpp"
 #include "metrics_record.hpp"
 #include "parameter_gate.hpp"
-#include "round_pace.hpp"
 #include "run_report.hpp"
+#include "scheduled.hpp"
 #include "shared_model.hpp"
 #include "wait_clock.hpp"
 
@@ -32,53 +32,18 @@ namespace cohive::train {
 inline constexpr Duration kFirstRetry = 500ms;  // of a failed download
 inline constexpr Duration kCopyPatience = 10s;  // for a copy of the state; a newcomer had better ask another donor then
 
-/// An averager with the round that begins before its tensors are ready, so that finding a group costs no training time.
-struct Scheduled {
-  averaging::Averager& averager;
-  RoundPace pace;
-  std::shared_ptr<averaging::Round> round{};  ///< who waits for its group owns it, too: it may be given up meanwhile
-  std::size_t group_bits = 0;     ///< of the last round that began: it was divided among 2^n groups
-  std::deque<std::size_t> met{};  ///< trainers that each of the last groups lets expect
-  std::size_t misses = 0;         ///< rounds without a group since then
-
-  /// The bits of a round among so many trainers. \param group  wanted size of a group; 0: all
-  std::size_t bits_for(std::size_t expected, std::size_t group) const;
-  /// Counts a group that was found, or with 0 that none was.
-  void count_group(std::size_t members);
-  /// Whether a group is still being looked for in a round that other groups may have ended.
-  bool may_be_apart() const {
-    return round && group_bits > 0 && round->stage() == averaging::Round::Stage::looking_for_group;
-  }
-  /// How much later other groups may end the same round.
-  Duration apart(const RunOptions& options) const { return group_bits > 0 ? options.matchmaking_time : 0s; }
-  /// Whether a group has been found that waits for our tensors.
-  bool has_group() const;
-  /// Forgets a round that has ended without a group: another one may begin.
-  void forget_ended();
-  /// Gives up the round, if there is one: whoever waits for its group goes on without.
-  void give_up();
+/// How long a group is waited for.
+struct Search {
+  std::uint64_t epoch = std::numeric_limits<std::uint64_t>::max();  ///< until the run has passed it
+  averaging::Averager* next = nullptr;  ///< until `patience` has gone by since a member waits for us in a round of it
+  Duration patience{};                  ///< without `next`: from the beginning of the search on
 };
 
-/// How a round went.
-struct Outcome {
-  enum class Kind {
-    averaged,
-    local,  ///< no group, or the round failed: go on with what is there
-    missed  ///< the other peers have averaged without us
-  };
-  Kind kind = Kind::local;
-  std::optional<averaging::RoundResult> result{};
-  bool publishable = false;  ///< the next parameters are ready
-  std::size_t group() const { return result ? result->group.size() : 0; }
-};
-
-/// How the parameters are averaged in the round of the state that has begun.
-struct StateRoundPlan {
-  StateRound how = StateRound::live;
-  std::uint64_t epoch = std::numeric_limits<std::uint64_t>::max();  ///< searching ends when the run has passed it
-  double weight = 1;
-  Duration patience{};        ///< for the group
-  Event* released = nullptr;  ///< set when the trainer may go on
+/// What one exchange came to.
+struct Exchanged {
+  std::shared_ptr<const averaging::RoundResult> round;  ///< null: nothing was averaged
+  Effect effect = Effect::none;
+  std::size_t group() const { return round ? round->group.size() : 0; }
 };
 
 /// The work at the end of one epoch.
@@ -115,31 +80,29 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<bool> finish_update(StepReport& report);
   static Task<void> advance(Impl& self, std::shared_ptr<Update> update);
   Task<void> make(Update& update);
-  Task<void> step_together(Update& update);
-  Task<void> average_state(Update& update);
+  Task<void> take_part(Update& update, std::size_t exchange);
+  void release(Update& update);
   void enter_epoch(std::uint64_t epoch);
   void finished(Update& update);
 
   // Rounds.
+  using Scheduling = std::unique_ptr<Scheduled>;
   void consider_rounds();
   Duration search_time(const GlobalProgress& global) const;
-  std::size_t bits_of(const Scheduled& scheduled, std::size_t expected) const;
   void expect_members();
   void begin_or_join();
   static Task<void> watch_progress(Impl& self);
-  static Task<void> watch_members(Impl& self);
+  static Task<void> watch_members(Impl& self, Scheduled& scheduled);
   static Task<void> watch_clients(Impl& self);
   void begin_rounds(const GlobalProgress& global);
-  void begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout);
-  bool state_is_due(std::uint64_t epoch) const {
-    return epoch % static_cast<std::uint64_t>(options.average_state_every) == 0;
-  }
-  Task<bool> find_gradient_group(bool late);
-  Task<Outcome> finish_gradient_round(double weight, std::shared_ptr<averaging::TensorParts> parts);
-  Task<Outcome> finish_state_round(const StateRoundPlan& plan);
-  Outcome judge(Scheduled& scheduled, Result<averaging::RoundResult> result, const char* what);
-  void miss(const char* what);
-  void count_round(const averaging::RoundResult& result, bool of_gradients);
+  void begin_round(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout);
+  Scheduled* of_step() const;
+  Scheduled* of_parameters() const;
+  Task<Exchanged> exchange(Scheduled& scheduled, Moment moment, Search search, Update* update = nullptr);
+  Task<bool> find_group(Scheduled& scheduled, averaging::Round& round, Search search);
+  std::shared_ptr<const averaging::RoundResult> judge(Scheduled& scheduled, Result<averaging::RoundResult> result);
+  void miss(Scheduled& scheduled);
+  void count_round(Scheduled& scheduled, const averaging::RoundResult& result);
   Task<void> abandon_rounds();
   Task<std::size_t> average_parameters(std::size_t expected, Duration timeout, Duration patience);
 
@@ -155,8 +118,9 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   static Task<void> compare_with_founders(Impl& self);
   Task<Result<>> load_state();
   Task<void> follow_the_run();
-  Task<bool> follow_state_round();
-  Task<bool> take_epoch_of(Outcome outcome, std::size_t least);
+  Task<bool> follow_round();
+  Task<bool> take_epoch_of(const Exchanged& exchanged, std::size_t least);
+  Task<Result<std::uint64_t>> replace_model(averaging::DownloadedState state, std::vector<codec::Tensor> kept);
   static Task<void> prove_claims(Impl& self);
   Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
   Task<Result<averaging::DownloadedState>> download(std::uint64_t least_epoch = 0);
@@ -176,8 +140,8 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
     std::vector<checkpoint::NamedTensor> of_averager;
   };
   Task<Result<StateToSave>> state_to_save(Duration patience);
-  Task<void> save_averager(std::vector<checkpoint::NamedTensor>& into);
-  Task<void> restore_averager(const std::filesystem::path& file, std::vector<checkpoint::NamedTensor> saved);
+  Task<void> save_exchanges(std::vector<checkpoint::NamedTensor>& into);
+  Task<void> restore_exchanges(const std::filesystem::path& file, std::vector<checkpoint::NamedTensor> saved);
   Task<Result<>> save_checkpoint(std::filesystem::path path);
   Task<Result<std::uint64_t>> load_checkpoint(std::filesystem::path path);
   Task<Result<std::uint64_t>> restore(std::filesystem::path path, checkpoint::TensorFile content, bool of_this_run);
@@ -199,10 +163,9 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   History history;
   ProgressTracker tracker;
   std::optional<MetricsRecord> metrics_record;  // where the loss is shared
-  std::unique_ptr<GradientAverager> gradient_averager;
-  averaging::Averager state_averager;
+  std::vector<Scheduling> exchanges;  // in the order in which they take place
+  KeptValues kept;
   SharedModel model;
-  Scheduled gradients, state;
   std::shared_ptr<Update> update;  // the last one, until the trainer has seen its end
 
   /// The last checkpoint in the folder.

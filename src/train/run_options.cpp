@@ -59,6 +59,8 @@ void check(const RunOptions& options) {
     refuse("with use_local_updates the trainer steps by itself: leave delay_optimizer_step out");
   if (options.client_mode && options.auxiliary)
     refuse("an auxiliary peer averages for other peers and must be reachable: leave client_mode or auxiliary out");
+  if (options.parameter_exchange && options.auxiliary)
+    refuse("an auxiliary peer helps to average gradients and parameters: leave parameter_exchange or auxiliary out");
   if (options.use_local_updates && options.auxiliary)
     refuse("use_local_updates leaves an auxiliary peer nothing to help with: leave one of the two out");
 }

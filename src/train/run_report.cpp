@@ -47,10 +47,10 @@ const std::string& RunReports::report() {
     auto& round = *report.add_rounds();
     round.set_time(rounds[i].time);
     round.set_averager(rounds[i].what);
-    round.set_group_id(rounds[i].group_id);
-    round.set_members(static_cast<std::uint32_t>(rounds[i].members.size()));
-    round.set_matchmaking_seconds(static_cast<float>(rounds[i].matchmaking));
-    round.set_allreduce_seconds(static_cast<float>(rounds[i].allreduce));
+    round.set_group_id(to_hex(as_bytes(rounds[i].report->group_id)));
+    round.set_members(static_cast<std::uint32_t>(rounds[i].report->group.size()));
+    round.set_matchmaking_seconds(static_cast<float>(to_seconds(rounds[i].report->matchmaking)));
+    round.set_allreduce_seconds(static_cast<float>(to_seconds(rounds[i].report->allreduce)));
     round.set_outcome(rounds[i].outcome);
     round.set_message(without_addresses(rounds[i].message).substr(0, kMessage));
   }

@@ -1,7 +1,5 @@
 // When the rounds of a run begin, how long they are waited for, and what they yield.
 #include <algorithm>
-#include <bit>
-#include <cmath>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
@@ -17,22 +15,8 @@ namespace {
 constexpr double kLongestLead = 3600;   // seconds; ends that cannot be foreseen are far away
 constexpr int kDividedLead = 2;         // times the matchmaking time
 constexpr Duration kPollInterval = 1s;  // at the progress of the run, while a member waits
-constexpr std::size_t kRoundsOfNewcomer = 2;  // after which it knows the trainers of a large run
 constexpr std::size_t kFewTrainers = 32;      // all of whom a newcomer knows soon
 }  // namespace
-
-bool Scheduled::has_group() const {
-  return round && (round->stage() == Round::Stage::awaiting_trigger || round->stage() == Round::Stage::running);
-}
-
-void Scheduled::forget_ended() {
-  if (round && round->stage() == Round::Stage::finished) round.reset();
-}
-
-void Scheduled::give_up() {
-  if (round) round->cancel();
-  round.reset();
-}
 
 // ---- Beginning
 
@@ -40,8 +24,7 @@ void Scheduled::give_up() {
 void Run::Impl::consider_rounds() {
   if (!joined || rounds_barred > 0) return;
   if (update && !update->done.is_set()) return;  // the present rounds are still in use
-  gradients.forget_ended();
-  state.forget_ended();
+  for (const auto& scheduled : exchanges) scheduled->forget_ended();
   const GlobalProgress global = tracker.snapshot();
   if (global.eta - runtime.wall_time() <= to_seconds(search_time(global))) begin_rounds(global);
 }
@@ -49,15 +32,15 @@ void Run::Impl::consider_rounds() {
 /// How long before the end of the epoch a group is looked for. A divided run does not know how many come to a group: it
 /// begins when the epoch ends by the estimate of its leader. Members whose estimates differ must be there by then.
 Duration Run::Impl::search_time(const GlobalProgress& global) const {
-  const bool divided = bits_of(options.use_local_updates ? state : gradients, global.expected) > 0;
+  const bool divided = exchanges.front()->bits_for(global.expected, options.target_group_size) > 0;
   return options.matchmaking_time * (divided ? kDividedLead : 1);
 }
 
 /// A group that expects no more than came before a newcomer would begin without it.
 void Run::Impl::expect_members() {
   const std::size_t expected = tracker.snapshot().expected;
-  for (Scheduled* scheduled : {&gradients, &state})
-    if (scheduled->round && expected > 1) scheduled->round->expect(expected);
+  for (const auto& scheduled : exchanges)
+    if (scheduled->round() && expected > 1) scheduled->round()->expect(expected);
 }
 
 /// Peers find each other when all of them look at the same time: not only after a batch, which may take seconds.
@@ -90,9 +73,9 @@ void Run::Impl::begin_or_join() {
 
 /// A member that waits for our gradients has ended the epoch already, which the next look at the progress may tell us
 /// only after it has stopped waiting.
-Task<void> Run::Impl::watch_members(Impl& self) {
+Task<void> Run::Impl::watch_members(Impl& self, Scheduled& scheduled) {
   for (;;) {
-    co_await self.gradients.averager.member_waiting();
+    co_await scheduled.averager().member_waiting();
     if (!self.ended) co_await self.tracker.refresh();
     co_await self.runtime.sleep_for(kPollInterval);
   }
@@ -102,61 +85,41 @@ Task<void> Run::Impl::watch_members(Impl& self) {
 void Run::Impl::begin_rounds(const GlobalProgress& global) {
   if (global.expected < 2 || ended) return;
   const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
-  if (!gradients.round && !state.round)
+  if (std::ranges::none_of(exchanges, [](const auto& scheduled) { return scheduled->round() != nullptr; }))
     log::debug("train", "looking for a group: epoch {} ends in {:.1f} s, {} of {} peers are expected", local_epoch,
                global.eta - runtime.wall_time(), global.expected, global.peers);
   // A newcomer has reported its progress by now, so that it is expected, too.
-  if (!gradients.round && !options.use_local_updates)
-    begin_round(gradients, msgpack::Value(), global.expected, options.averaging_timeout);
-  if (!state.round && state_is_due(next))
-    begin_round(state, msgpack::Value(next), global.expected, options.averaging_timeout);
+  for (const auto& scheduled : exchanges)
+    if (!scheduled->round() && scheduled->exchange().due(next))
+      begin_round(*scheduled, next, global.expected, options.averaging_timeout);
 }
 
-/// One peer can report as a thousand trainers, which would divide a run into groups of one. So no more groups are made
-/// than one of the last few filled to a part, and fewer with each round after the first that found none. A member of a
-/// group that is small by chance does not make fewer: it would look for groups where few others do, and stay there.
-std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
-  constexpr std::size_t kFewestMet = 2;    // groups that say anything
-  constexpr std::size_t kLostMembers = 2;  // times as many as were met, for trainers that missed the round
-  if (met.size() >= kFewestMet) expected = std::min(expected, kLostMembers * *std::ranges::max_element(met));
-  if (group == 0 || expected <= group) return 0;
-  // The nearest power of two: peers whose counts differ a little agree, but near the odd sizes in between.
-  const double groups = static_cast<double>(expected) / static_cast<double>(group);
-  const auto bits = static_cast<std::size_t>(std::lround(std::log2(groups)));
-  const auto widths = static_cast<std::size_t>(std::bit_width(bits)) + 1;  // bits, half of them, and so on, and none
-  return bits >> (misses > 0 ? (misses - 1) % widths : 0);
-}
-
-void Scheduled::count_group(std::size_t members) {
-  constexpr std::size_t kMet = 4;
-  misses = members > 0 ? 0 : misses + 1;
-  if (members == 0) return;
-  met.push_back(members << group_bits);
-  if (met.size() > kMet) met.pop_front();
-}
-
-/// Members of a scheme such as PowerSGD go on from factors that they share: they meet the same members again.
-std::size_t Run::Impl::bits_of(const Scheduled& scheduled, std::size_t expected) const {
-  const bool one_group = &scheduled == &gradients && options.grad_averager_factory;
-  return one_group ? 0 : scheduled.bits_for(expected, options.target_group_size);
-}
-
-void Run::Impl::begin_round(Scheduled& scheduled, msgpack::Value gather, std::size_t expected, Duration timeout) {
+void Run::Impl::begin_round(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout) {
   averaging::RoundOptions round;
-  round.gather = std::move(gather);
+  round.gather = scheduled.exchange().greeting(epoch);
   round.timeout = timeout;
   round.expected_members = expected;
-  scheduled.group_bits = bits_of(scheduled, expected);
-  round.random_group_bits = scheduled.group_bits;
-  if (scheduled.group_bits > 0) {
+  if (scheduled.is_new() && tracker.others_began() && tracker.snapshot().peers > kFewTrainers)
+    round.lead_delay = options.matchmaking_time / 2;
+  if (scheduled.bits_for(expected, options.target_group_size) > 0) {
     const double now = runtime.wall_time(), least = to_seconds(options.matchmaking_time);
     round.scheduled_time = std::clamp(tracker.snapshot().eta, now + least, now + kDividedLead * least);
   }
-  if (scheduled.met.size() < kRoundsOfNewcomer && tracker.others_began() && tracker.snapshot().peers > kFewTrainers)
-    round.lead_delay = options.matchmaking_time / 2;
-  round.allow_retries = false;
-  round.limits = scheduled.pace.limits();
-  scheduled.round = std::make_shared<Round>(scheduled.averager.begin(std::move(round)));
+  scheduled.begin(std::move(round), options.target_group_size);
+}
+
+/// The exchange that the optimizer steps with; null with local updates.
+Scheduled* Run::Impl::of_step() const {
+  const auto found =
+      std::ranges::find_if(exchanges, [](const auto& scheduled) { return scheduled->exchange().makes_step(); });
+  return found == exchanges.end() ? nullptr : found->get();
+}
+
+/// The exchange that makes our parameters those of others; null where there is none.
+Scheduled* Run::Impl::of_parameters() const {
+  const auto found =
+      std::ranges::find_if(exchanges, [](const auto& scheduled) { return scheduled->exchange().yields_parameters(); });
+  return found == exchanges.end() ? nullptr : found->get();
 }
 
 // ---- Ending
@@ -180,117 +143,123 @@ Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration othe
   (void)co_await race(tracker.runtime(), passed(tracker, epoch, others), late(tracker.runtime(), next, grace));
 }
 
-/// Waits for the group of a round; gives the round up, and yields false, when that has no point any more.
-Task<bool> finds_group(Runtime& runtime, Round& round, Task<void> pointless) {
-  (void)co_await race(runtime, round.grouped(), std::move(pointless));
-  if (round.stage() != Round::Stage::looking_for_group) co_return true;
-  round.cancel();
-  co_return false;
-}
-
 }  // namespace
 
-/// A peer that is late has a group only if its members are still looking for one. True without a round, too, where it
-/// was given up meanwhile: there is nothing that this peer has missed.
-Task<bool> Run::Impl::find_gradient_group(bool late) {
-  averaging::Averager* const next = late ? nullptr : &state_averager;
-  const Duration grace = late ? options.matchmaking_time : options.matchmaking_time / 4;
-  const auto round = gradients.round;
-  auto pointless = hopeless(tracker, local_epoch, gradients.apart(options), next, grace);
-  if (co_await finds_group(runtime, *round, std::move(pointless)) || gradients.round != round) co_return true;
-  gradients.round.reset();
-  gradients.count_group(0);
-  miss("gradients");
-  metrics.grad_missed.increment();
-  co_return false;
+/// Waits for the group of a round; gives the round up, and yields false, when that has no point any more.
+Task<bool> Run::Impl::find_group(Scheduled& scheduled, Round& round, Search search) {
+  const Duration apart = scheduled.is_divided() ? options.matchmaking_time : 0s;  // other groups may end it later
+  (void)co_await race(runtime, round.grouped(), hopeless(tracker, search.epoch, apart, search.next, search.patience));
+  co_return round.stage() != Round::Stage::looking_for_group;
 }
 
-/// In the group that has been found.
-Task<Outcome> Run::Impl::finish_gradient_round(double weight, std::shared_ptr<averaging::TensorParts> parts) {
-  const auto round = std::exchange(gradients.round, nullptr);
-  round->trigger(weight, std::move(parts));
-  Outcome outcome = judge(gradients, co_await round->result(), "gradients");
-  if (outcome.result) count_round(*outcome.result, true);
-  const std::lock_guard lock(mutex);
-  if (outcome.kind == Outcome::Kind::local) ++counters.grad_rounds_failed;
-  (outcome.kind == Outcome::Kind::averaged ? metrics.grad_ok : metrics.grad_local).increment();
-  co_return outcome;
-}
+/// One exchange, from the search for its group to what is done with the answer. While a group is being found, newcomers
+/// get copies of the model. A step is made without a group, too.
+Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search search, Update* update) {
+  Exchange& what = scheduled.exchange();
+  const bool steps = what.makes_step();
+  const auto trainer_waits_for = [&](Wait reason) {
+    if (update) wait_clock.turn_to(reason);
+  };
+  const Wait of_round = steps ? Wait::gradients : Wait::parameters;
+  const Wait of_work = steps ? Wait::step : Wait::parameters;
+  const Release release_at = what.release(moment);
+  // Until a step takes its round, others see that there is one (out_of_sync), and it may be given up.
+  auto round = steps ? scheduled.round() : scheduled.take();
+  std::optional<Exchange::Offer> offer;
+  Exchanged done;
 
-/// While a group is being found, newcomers get copies of the model. What the trainer may change is copied first.
-Task<Outcome> Run::Impl::finish_state_round(const StateRoundPlan& plan) {
-  const auto round = std::exchange(state.round, nullptr);
-  const bool exclusive = plan.how == StateRound::live || plan.how == StateRound::next;
-  std::shared_ptr<averaging::TensorParts> parts;
-  if (!exclusive) parts = co_await replica.state_parts(plan.how);
-  if (plan.released && plan.how != StateRound::live) plan.released->set();
-  auto pointless = hopeless(tracker, plan.epoch, state.apart(options), nullptr, plan.patience);
-  const bool found = co_await finds_group(runtime, *round, std::move(pointless));
+  co_await what.prepare(moment);
+  if (release_at == Release::offered) {
+    offer = co_await what.offer(moment);
+    if (update) update->released.set();
+  }
+  if (round) {
+    trainer_waits_for(of_round);
+    const bool found = co_await find_group(scheduled, *round, search);
+    const bool given_up = steps && scheduled.round() != round;
+    if (!found) round->cancel();
+    if (!found && !given_up) miss(scheduled);
+    if (!found || given_up) round.reset();
+    // Where this peer has averaged with nobody, there may be nobody: what it has of its own is not lost.
+    if (!found && !given_up && update && what.needs_every_round() && !options.auxiliary && tracker.snapshot().met > 0) {
+      co_await what.drop();
+      co_return Exchanged{.effect = Effect::behind};
+    }
+  }
+  if (!round && !offer && !steps) co_return done;
+
+  trainer_waits_for(of_work);
   std::optional<SharedModel::Change> change;
-  if (exclusive && found) {
+  if (!offer) {
     change.emplace(co_await model.change());
-    parts = co_await replica.state_parts(plan.how);
+    offer = co_await what.offer(moment);
   }
-  Outcome outcome{Outcome::Kind::missed};
-  if (found) {
-    round->trigger(plan.weight, parts);
-    outcome = judge(state, co_await round->result(), "parameters");
-  } else {
-    state.count_group(0);
-    miss("parameters");
+  if (steps) round = scheduled.take();
+  if (round) {
+    trainer_waits_for(of_round);
+    round->trigger(offer->weight, std::move(offer->parts));
+    done.round = judge(scheduled, co_await round->result());
+    trainer_waits_for(of_work);
   }
-  if (outcome.result) count_round(*outcome.result, false);
-  const bool averaged = outcome.kind == Outcome::Kind::averaged;
-  if (parts) {
-    if (!averaged) co_await parts->finish();
-    parts.reset();
-    outcome.publishable = co_await replica.finish_state(averaged);
-    if (!change) model.changed();
+  offer.reset();
+  if (update) {
+    (steps ? update->report.grad_group : update->report.state_group) = done.group();
+    if (done.round) update->report.bytes_sent += done.round->bytes_sent;
+    if (release_at == Release::averaged) release(*update);
   }
-  const std::lock_guard lock(mutex);
-  if (outcome.kind == Outcome::Kind::local) ++counters.state_rounds_failed;
-  (averaged ? metrics.state_ok : metrics.state_failed).increment();
-  co_return outcome;
+  done.effect = co_await what.take(moment, done.round.get());
+  if (!change) model.changed();
+  if (steps) model.set_epoch(moment.epoch);
+  co_return done;
 }
 
-void Run::Impl::miss(const char* what) {
-  history.round_failed(what, "missed", "no group in time: the other peers went on without us, or do not average");
+void Run::Impl::miss(Scheduled& scheduled) {
+  const bool steps = scheduled.exchange().makes_step();
+  if (steps) (void)scheduled.take();
+  scheduled.ended(nullptr, false);
+  history.round_failed(scheduled.exchange().name(), "missed",
+                       "no group in time: the other peers went on without us, or do not average");
+  (steps ? metrics.grad_missed : metrics.state_failed).increment();
 }
 
-Outcome Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result, const char* what) {
+/// Counts and tells how a round went. Null: it averaged nothing.
+std::shared_ptr<const RoundResult> Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result) {
+  const std::string& what = scheduled.exchange().name();
+  const bool steps = scheduled.exchange().makes_step();
   if (!result) {
-    scheduled.pace.missed();
+    scheduled.ended(nullptr, true);
     history.round_failed(what, cause_of_round_failure(result.error()),
                          log::format("failed, proceeding with local values: {}", result.error()));
-    return {Outcome::Kind::local};
+    (steps ? metrics.grad_local : metrics.state_failed).increment();
+    const std::lock_guard lock(mutex);
+    ++(steps ? counters.grad_rounds_failed : counters.state_rounds_failed);
+    return nullptr;
   }
-  history.round_averaged(what, *result);
-  if (result->lost_senders.empty() && result->failed_reducers.empty()) {
-    scheduled.pace.observe(*result);
-  } else {
-    scheduled.pace.missed();
-  }
+  const auto report = std::make_shared<const RoundResult>(std::move(*result));
+  history.round_averaged(what, report);
+  scheduled.ended(report.get(), true);
   log::write(options.verbose ? log::Level::info : log::Level::debug, "train",
-             log::format("averaged {} with {} peers in {:.3f} s (group found in {:.3f} s)", what, result->group.size(),
-                         to_seconds(result->allreduce), to_seconds(result->matchmaking)));
-  return {Outcome::Kind::averaged, std::move(*result)};
+             log::format("averaged {} with {} peers in {:.3f} s (group found in {:.3f} s)", what, report->group.size(),
+                         to_seconds(report->allreduce), to_seconds(report->matchmaking)));
+  count_round(scheduled, *report);
+  (steps ? metrics.grad_ok : metrics.state_ok).increment();
+  return report;
 }
 
-void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
+void Run::Impl::count_round(Scheduled& scheduled, const RoundResult& result) {
+  const bool steps = scheduled.exchange().makes_step();
   std::vector<PeerId> members;
   for (const auto& member : result.group)
     if (std::ranges::count(result.lost_senders, member.peer) == 0) members.push_back(member.peer);
-  Scheduled& scheduled = of_gradients ? gradients : state;
-  scheduled.count_group(result.group.size());
-  if (scheduled.group_bits == 0)
-    tracker.took_part(members);
-  else
+  if (scheduled.is_divided())
     tracker.met(members);  // trainers of other groups are no absentees
+  else
+    tracker.took_part(members);
   const std::lock_guard lock(mutex);
   counters.bytes_sent += result.bytes_sent;
   counters.bytes_received += result.bytes_received;
-  ++(of_gradients ? counters.grad_rounds : counters.state_rounds);
-  if (!of_gradients) return;
+  ++(steps ? counters.grad_rounds : counters.state_rounds);
+  if (!steps) return;
   if (!result.agreed_codecs.empty()) ++counters.grad_rounds_agreed;
   auto& by_size = counters.rounds_by_group_size;
   if (by_size.size() <= result.group.size()) by_size.resize(result.group.size() + 1);
@@ -299,34 +268,26 @@ void Run::Impl::count_round(const RoundResult& result, bool of_gradients) {
 
 // ---- Rounds that will not be used
 
-/// Where a group has formed, its members must not wait: gradients take part with weight 0, parameters as they are. Both
-/// are told before either is waited for, as its members may be waiting in the other one.
+/// Where a group has formed, its members must not wait. All of them hear from us before any is waited for, as they may
+/// be waiting in another round.
 Task<void> Run::Impl::abandon_rounds() {
   const RoundsSuspended barred(*this);
-  std::shared_ptr<Round> grad_round, state_round;
-  if (gradients.has_group()) grad_round = std::exchange(gradients.round, nullptr);
-  if (state.has_group()) state_round = std::exchange(state.round, nullptr);
-  gradients.give_up();
-  state.give_up();
-  if (!grad_round && !state_round) co_return;
+  std::vector<std::pair<Exchange*, std::shared_ptr<Round>>> grouped;
+  for (const auto& scheduled : exchanges) {
+    if (scheduled->has_group()) grouped.emplace_back(&scheduled->exchange(), scheduled->take());
+    scheduled->give_up();
+  }
+  if (grouped.empty()) co_return;
+  const Moment moment{Occasion::given_up, local_epoch};
   auto change = co_await model.change();
-  std::shared_ptr<averaging::TensorParts> sums, parameters;
-  if (grad_round) {
-    replica.cut_gradients();
-    sums = (co_await replica.take_gradients(std::nullopt)).parts;
-    grad_round->trigger(0, sums);
+  for (const auto& [what, round] : grouped) {
+    auto offer = co_await what->offer(moment);
+    round->trigger(offer.weight, std::move(offer.parts));
   }
-  if (state_round) {
-    parameters = co_await replica.state_parts(StateRound::live);
-    state_round->trigger(options.auxiliary ? 0 : 1, parameters);
+  for (const auto& [what, round] : grouped) {
+    const auto result = co_await round->result();
+    (void)co_await what->take(moment, result ? &*result : nullptr);
   }
-  if (grad_round) (void)co_await grad_round->result();
-  sums.reset();
-  if (!state_round) co_return;
-  const auto result = co_await state_round->result();
-  if (!result) co_await parameters->finish();
-  parameters.reset();
-  co_await replica.finish_state(result.has_value());
 }
 
 /// \param expected  how many peers average, as far as is known; below 2: peers may, of which nothing is known
@@ -337,11 +298,13 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   (void)co_await finish_update(ignored);
   const RoundsSuspended barred(*this);
   co_await abandon_rounds();
-  begin_round(state, msgpack::Value(local_epoch), expected < 2 ? 0 : expected, timeout);
-  const Outcome outcome = co_await finish_state_round({.patience = patience});
+  Scheduled& last = *exchanges.back();
+  begin_round(last, local_epoch, expected < 2 ? 0 : expected, timeout);
+  const Exchanged done = co_await exchange(last, {Occasion::extra, local_epoch}, {.patience = patience});
   // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
-  if (ended && outcome.result) (void)co_await take_epoch_of(outcome, (outcome.result->group.size() - 1) / 2 + 1);
-  co_return outcome.group();
+  if (ended && done.round && last.exchange().yields_parameters())
+    (void)co_await take_epoch_of(done, (done.round->group.size() - 1) / 2 + 1);
+  co_return done.group();
 }
 
 }  // namespace cohive::train

@@ -32,6 +32,7 @@ Task<std::optional<averaging::SharedState>> SharedModel::copy(Deadline deadline,
   auto made = co_await replica_.snapshot(epoch_);
   span.end();
   if (!made) co_return std::nullopt;
+  if (complete_) co_await complete_(*made);
   made->version = version;
   if (version == version_) copy_ = made;
   co_return made;

@@ -40,6 +40,8 @@ class SharedModel {
   void changed();
 
   using Beside = std::function<Task<void>()>;
+  /// Sets what adds to each copy of the state before it is used, while there is no change.
+  void complete_with(std::function<Task<void>(averaging::SharedState&)> complete) { complete_ = std::move(complete); }
   /// Returns the state; nullopt when it cannot be copied until the deadline.
   /// \param beside  copies what belongs to this state, while there is no change
   Task<std::optional<averaging::SharedState>> copy(Deadline deadline, Beside beside = nullptr);
@@ -52,6 +54,7 @@ class SharedModel {
 
   Runtime& runtime_;
   Replica& replica_;
+  std::function<Task<void>(averaging::SharedState&)> complete_;
   Mutex lock_;
   std::optional<averaging::SharedState> copy_;  // of the present version
   std::uint64_t epoch_ = 0, version_ = 1;

@@ -18,7 +18,8 @@ namespace {
 using torch::optim::Adam;
 using torch::optim::AdamOptions;
 using torch::optim::OptimizerParamGroup;
-using train::StateRound;
+using train::ParameterRound;
+using train::Place;
 constexpr auto kPatience = std::chrono::seconds(120);
 
 // ---- One round
@@ -62,7 +63,7 @@ TEST(RoundExtras, BecomeTheAverage) {
   Adam adam({weight}, AdamOptions(0.1));
   auto mean = torch::tensor({1.0f, 0.1f}), count = torch::tensor(10), flag = torch::tensor(false);
   libtorch::RoundExtras extras(adam, {{mean, count, flag}, {"exp_avg"}}, false);
-  const auto memory = extras.begin(StateRound::live, trainer);
+  const auto memory = extras.begin(ParameterRound{}, trainer);
   EXPECT_EQ(memory[1].read[1], 0.1f);
   end_round(extras, memory, {{0.5f, 0.25f}, {3.0f, 1e-3f}, {11.6f}, {0.7f}});
   EXPECT_EQ(floats(mean), (std::vector<float>{3.0f, 1e-3f}));
@@ -75,13 +76,13 @@ TEST(RoundExtras, BecomeTheAverage) {
 TEST(RoundExtras, WhatTheModelChangesMeanwhileStays) {
   auto weight = torch::zeros({1}).requires_grad_();
   Adam adam({weight}, AdamOptions(0.1));
-  for (const auto how : {StateRound::live_to_next, StateRound::difference}) {
+  for (const auto how : {ParameterRound{.to = Place::next}, ParameterRound{.to = Place::next, .changes = true}}) {
     auto mean = torch::tensor({1.0f, 4.0f}), count = torch::tensor(10);
     libtorch::RoundExtras extras(adam, {{mean, count}, {}}, false);
     const auto memory = extras.begin(how, trainer);
     mean[1] += 2;
     count += 3;
-    const float own = how == StateRound::difference ? 1 : 0;  // rounds of differences yield these
+    const float own = how.changes ? 1 : 0;  // rounds of differences yield these
     end_round(extras, memory, {{2.0f - own, 8.0f - 4 * own}, {20.0f - 10 * own}});
     EXPECT_EQ(floats(mean), (std::vector<float>{2, 10}));
     EXPECT_EQ(count.item<std::int64_t>(), 23);
@@ -95,8 +96,8 @@ TEST(RoundExtras, ARoundOfNextParametersHasWhatWasThereWhenTheTrainerWaited) {
   libtorch::RoundExtras extras(adam, {{mean}, {}}, false);
   extras.hold_tensors(trainer);
   mean += 1;
-  EXPECT_EQ(extras.begin(StateRound::next, trainer)[0].read[0], 1.0f);
-  EXPECT_EQ(extras.begin(StateRound::live, trainer)[0].read[0], 2.0f);
+  EXPECT_EQ(extras.begin(ParameterRound{.from = Place::next, .to = Place::next}, trainer)[0].read[0], 1.0f);
+  EXPECT_EQ(extras.begin(ParameterRound{}, trainer)[0].read[0], 2.0f);
 }
 
 TEST(RoundExtras, ARoundWithoutAverageChangesNothing) {
@@ -104,7 +105,7 @@ TEST(RoundExtras, ARoundWithoutAverageChangesNothing) {
   Adam adam({weight}, AdamOptions(0.1));
   auto mean = torch::tensor({1.0f});
   libtorch::RoundExtras extras(adam, {{mean}, {}}, false);
-  extras.begin(StateRound::live, trainer)[0].write[0] = 9;
+  extras.begin(ParameterRound{}, trainer)[0].write[0] = 9;
   extras.end(false);
   extras.publish();
   EXPECT_EQ(mean.item<float>(), 1.0f);
@@ -116,7 +117,7 @@ TEST(RoundExtras, WhatPeersSendCannotBecomeNumbersThatAStepCannotUse) {
   Adam adam({weight}, AdamOptions(0.1));
   auto half = torch::zeros({1}, torch::kFloat16), large = torch::tensor(5), small = torch::zeros({1}, torch::kUInt8);
   libtorch::RoundExtras extras(adam, {{half, large, small}, {"exp_avg", "exp_avg_sq", "step"}}, false);
-  end_round(extras, extras.begin(StateRound::live, trainer),
+  end_round(extras, extras.begin(ParameterRound{}, trainer),
             {{kHuge, -kHuge}, {-1, -kHuge}, {-kHuge}, {kHuge}, {kHuge}, {-1}});
   EXPECT_TRUE(torch::isfinite(half).all().item<bool>());
   EXPECT_GT(large.item<std::int64_t>(), 0);
@@ -128,7 +129,7 @@ TEST(RoundExtras, WhatPeersSendCannotBecomeNumbersThatAStepCannotUse) {
   auto centred = torch::full({1}, 0.5f).requires_grad_();
   torch::optim::RMSprop rmsprop({centred}, torch::optim::RMSpropOptions(0.1).centered(true));
   libtorch::RoundExtras moments(rmsprop, {{}, {"grad_avg", "square_avg"}}, false);
-  end_round(moments, moments.begin(StateRound::live, trainer), {{5}, {4}});
+  end_round(moments, moments.begin(ParameterRound{}, trainer), {{5}, {4}});
   centred.mutable_grad() = torch::zeros({1});
   rmsprop.step();
   EXPECT_TRUE(torch::isfinite(centred).all().item<bool>());

@@ -71,10 +71,10 @@ TEST(History, ARoundTellsItsMembersAndWhomItLost) {
   result.matchmaking = 2s;
   result.allreduce = 500ms;
   result.parts_total = 4;
-  history.round_averaged("parameters", result);
+  history.round_averaged("parameters", std::make_shared<const averaging::RoundResult>(result));
   result.lost_senders = result.failed_reducers = {b};
   result.parts_failed = 2;
-  history.round_averaged("parameters", result);
+  history.round_averaged("parameters", std::make_shared<const averaging::RoundResult>(result));
   const json rounds = json::parse(history.rounds());
   EXPECT_EQ(rounds[0]["outcome"], "ok");
   EXPECT_EQ(rounds[0]["group_id"], "01ff");

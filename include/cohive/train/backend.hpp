@@ -61,6 +61,8 @@ class Backend {
 
   /// Returns memory for `size` values, which are undefined. Any thread.
   virtual Buffer allocate(std::size_t size) = 0;
+  /// Tells whether the memory is the host's.
+  virtual bool is_host() const noexcept { return false; }
   /// Makes work that is asked for from now on begin after what the calling thread has given its device to do: the
   /// trainer's gradients, or values that a thread of the pool has written. At once. Any thread.
   virtual void follow_caller() {}

@@ -37,8 +37,9 @@ class FusedReplica : public Replica {
   averaging::ResidualsPtr residuals() override { return residuals_; }
   Task<void> drop_gradients() override;
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
-  Task<std::shared_ptr<averaging::TensorParts>> state_parts(StateRound how) override;
+  Task<std::shared_ptr<averaging::TensorParts>> state_parts(ParameterRound how) override;
   Task<bool> finish_state(bool averaged) override;
+  std::vector<std::span<float>> host_values() override;
   void publish() override;
   std::shared_ptr<const void> in_use() const override { return work_.begin(); }
   Task<void> close() override;
@@ -82,7 +83,7 @@ class FusedReplica : public Replica {
   }
   /// Returns the memory of what a round of the state averages after the parameters, as average_beside() has described
   /// it: host memory.
-  virtual Task<std::vector<averaging::TensorSpan>> extra_parts(StateRound how);
+  virtual Task<std::vector<averaging::TensorSpan>> extra_parts(ParameterRound how);
   /// Takes the sums before the cut; overridden where the trainer's library adds them up by itself (reuse_grad_buffers).
   virtual Task<GradientSums::Taken> take_sums();
   /// Throws away what has been added up before the cut; overridden together with take_sums().
@@ -97,9 +98,9 @@ class FusedReplica : public Replica {
   /// Tells whether the step in progress writes the live parameters.
   bool steps_into_live() const noexcept;
   /// Tells whether there are next parameters, complete and not published yet.
-  bool has_next() const noexcept { return next_is_newest_; }
+  bool has_next() const noexcept { return pending_ == Pending::values; }
   /// Forgets the next parameters: the live ones were replaced.
-  void forget_next() noexcept { next_is_newest_ = false; }
+  void forget_next() noexcept { pending_ = Pending::nothing; }
 
  private:
   struct Stepping;
@@ -114,9 +115,8 @@ class FusedReplica : public Replica {
   std::optional<double> max_norm_;
   std::shared_ptr<Stepping> stepping_;  // from take_gradients to finish_step
   std::vector<Buffer> next_;            // from the first delayed work on; kept, as new memory costs time
-  bool next_is_newest_ = false;         // complete, and not published yet
-  std::optional<StateRound> state_round_;
-  bool next_is_difference_ = false;
+  Pending pending_ = Pending::nothing;  // what is in them, and not published yet
+  std::optional<ParameterRound> round_;
   bool statistics_made_ = false;
   WorkCount work_;  // on the memory
 };

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "cohive/averaging/host_parts.hpp"
@@ -24,12 +25,20 @@ namespace cohive::train {
 /// Where an optimizer step puts the parameters.
 enum class Place { live, next };
 
-/// Which parameters a round of the state reads, and where its averages go.
-enum class StateRound {
-  live,          ///< reads and writes the live ones: the trainer waits
-  live_to_next,  ///< reads the live ones, which do not change meanwhile, and writes the next ones
-  next,          ///< reads and writes the next ones: a delayed optimizer step has made them
-  difference     ///< averages a copy of the live ones, which go on changing; publish() adds what the round changed
+/// Which parameters a round averages, and where the averages go.
+struct ParameterRound {
+  Place from = Place::live;  ///< whose values go out; next: those that a delayed optimizer step has made
+  Place to = Place::live;    ///< live: the trainer waits; next: publish() makes the averages live
+  /// Averages a copy of the live ones, which go on changing: publish() adds what the round has changed.
+  bool changes = false;
+  friend bool operator==(const ParameterRound&, const ParameterRound&) = default;
+};
+
+/// What publish() has to do.
+enum class Pending {
+  nothing,  ///< there are no next parameters
+  values,   ///< the next parameters take the place of the live ones
+  changes   ///< they are added to the live ones
 };
 
 /// What a run asks of a model, whatever it is made with. Its calls come from the loop, one at a time.
@@ -73,17 +82,21 @@ class Replica {
   /// \param step  false: there are no gradients to go by; only the epoch advances
   virtual Task<void> finish_step(std::uint64_t epoch, bool step) = 0;
 
-  // ---- State rounds
+  // ---- Rounds of parameters
 
   /// Takes what the trainer may change beside parameters for a round of the next parameters, which will begin while it
   /// computes. The trainer does not compute yet.
   virtual Task<void> hold_state() { co_return; }
   /// Returns the tensors of state_infos() for one round.
-  virtual Task<std::shared_ptr<averaging::TensorParts>> state_parts(StateRound how) = 0;
+  virtual Task<std::shared_ptr<averaging::TensorParts>> state_parts(ParameterRound how) = 0;
   /// Ends the round begun with state_parts.
   /// \param averaged  false: the values are what they were
   /// Returns true when publish() has something to do.
   virtual Task<bool> finish_state(bool averaged) = 0;
+
+  /// Returns the memory of the live parameters, where it is the host's, for an exchange that computes with them by
+  /// itself while nothing else changes them; empty: it is not.
+  virtual std::vector<std::span<float>> host_values() { return {}; }
 
   /// Makes the next parameters live. Called while the trainer does not compute, on any thread.
   virtual void publish() = 0;

@@ -12,6 +12,7 @@
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/train/checkpoints.hpp"
+#include "cohive/train/exchange.hpp"
 #include "cohive/train/progress_tracker.hpp"
 
 namespace cohive::train {
@@ -78,6 +79,8 @@ struct RunOptions {
 
   /// Makes another averager of gradients, such as PowerSGD's; null: GradientAverager.
   GradAveragerFactory grad_averager_factory = nullptr;
+  /// Makes what is averaged in place of the parameters, such as steps of an outer optimizer; null: the parameters.
+  ExchangeFactory parameter_exchange = nullptr;
   /// Changes what this structure does not name; applied last. hivemind's averager_opts: of the state averager alone.
   std::function<void(averaging::AveragerOptions&)> averager_options = nullptr;
   TrackerOptions tracker_options;      ///< run_id, target_batch_size and client_mode are taken from above

@@ -1,0 +1,50 @@
+#include "exchanges.hpp"
+
+#include <set>
+#include <stdexcept>
+
+#include "cohive/core/log.hpp"
+#include "cohive/train/run_options.hpp"
+
+namespace cohive::train {
+
+averaging::AveragerOptions averager_options(const RunOptions& options, const std::string& suffix,
+                                            const std::string& class_name) {
+  averaging::AveragerOptions result;
+  result.prefix = options.run_id + suffix;
+  result.class_name = class_name;
+  result.min_matchmaking_time = options.matchmaking_time;
+  result.request_timeout = std::min<Duration>(result.request_timeout, options.matchmaking_time / 2);
+  result.allreduce_timeout = options.allreduce_timeout.value_or(options.averaging_timeout);
+  result.sender_timeout = options.next_chunk_timeout.value_or(options.matchmaking_time);
+  result.reducer_timeout = result.sender_timeout * 2;
+  result.verified_share = options.verified_share;
+  result.bandwidth = options.bandwidth;
+  result.mode = options.client_mode ? averaging::PeerMode::client
+                : options.auxiliary ? averaging::PeerMode::auxiliary
+                                    : averaging::PeerMode::node;
+  return result;
+}
+
+std::vector<std::unique_ptr<Exchange>> make_exchanges(const ExchangeContext& context) {
+  std::vector<ExchangeFactory> factories;
+  if (!context.options.use_local_updates) factories.emplace_back(gradient_exchange);
+  factories.push_back(context.options.parameter_exchange ? context.options.parameter_exchange
+                                                         : ExchangeFactory(parameter_exchange));
+  std::vector<std::unique_ptr<Exchange>> exchanges;
+  std::set<std::string> names;
+  for (const auto& make : factories) {
+    auto made = make(context);
+    if (!made) throw std::invalid_argument("cohive: parameter_exchange has made no exchange");
+    if (!names.insert(made->name()).second)
+      throw std::invalid_argument("cohive: a run has two exchanges of " + log::quoted(made->name()) +
+                                  ": give parameter_exchange's another name");
+    if (made->makes_step() && !exchanges.empty())
+      throw std::invalid_argument("cohive: the exchange of " + log::quoted(made->name()) +
+                                  " steps the optimizer, and so do the gradients: set use_local_updates");
+    exchanges.push_back(std::move(made));
+  }
+  return exchanges;
+}
+
+}  // namespace cohive::train

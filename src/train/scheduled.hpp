@@ -1,0 +1,61 @@
+// Scheduled: the rounds of one exchange. One begins before its tensors are ready, so that finding a group costs no
+// training time; its limits follow those before it, and so does the number of groups that a large run divides into.
+// Loop thread only.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "cohive/train/exchange.hpp"
+#include "round_pace.hpp"
+
+namespace cohive::train {
+
+class Scheduled {
+ public:
+  explicit Scheduled(std::unique_ptr<Exchange> of);
+
+  Exchange& exchange() const noexcept { return *exchange_; }
+  averaging::Averager& averager() const noexcept { return exchange_->averager(); }
+
+  // ---- The round
+
+  /// Begins one among so many trainers. None is in progress. \param group  wanted size of a group; 0: all
+  void begin(averaging::RoundOptions options, std::size_t group);
+  /// Returns the round that has begun, until take(); null: none has. Who waits for its group owns it, too: it may be
+  /// given up meanwhile.
+  const std::shared_ptr<averaging::Round>& round() const noexcept { return round_; }
+  /// Hands the round over.
+  std::shared_ptr<averaging::Round> take() { return std::exchange(round_, nullptr); }
+  /// Tells whether a group has been found that waits for our tensors.
+  bool has_group() const;
+  /// Tells whether a group is still being looked for in a round that other groups may have ended.
+  bool may_be_apart() const;
+  /// Forgets a round that has ended without a group: another one may begin.
+  void forget_ended();
+  /// Gives up the round, if there is one: whoever waits for its group goes on without.
+  void give_up();
+
+  // ---- Groups
+
+  /// Returns the bits of a round among so many trainers, which is divided among 2^n groups.
+  std::size_t bits_for(std::size_t expected, std::size_t group) const;
+  /// Tells whether the last round that began was divided.
+  bool is_divided() const noexcept { return group_bits_ > 0; }
+  /// Tells whether too few groups were met to know the trainers.
+  bool is_new() const noexcept { return met_.size() < 2; }
+  /// Notes how a round went; null: it found no group, or failed. \param found  a group
+  void ended(const averaging::RoundResult* report, bool found);
+
+ private:
+  void count_group(std::size_t members);
+
+  std::unique_ptr<Exchange> exchange_;
+  RoundPace pace_;
+  std::shared_ptr<averaging::Round> round_;
+  std::size_t group_bits_ = 0;   // of the last round that began
+  std::deque<std::size_t> met_;  // trainers that each of the last groups lets expect
+  std::size_t misses_ = 0;       // rounds without a group since then
+};
+
+}  // namespace cohive::train

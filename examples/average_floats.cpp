@@ -28,7 +28,7 @@ struct Peer {
 Task<Result<>> average(Peer& first, Peer& second) {
   CO_TRY(co_await first.dht.start({}));  // the first of a new swarm
   CO_TRY(co_await second.dht.start(first.host.visible_addresses()));
-  std::vector<Task<Result<averaging::RoundResult>>> steps;
+  std::vector<Task<Result<averaging::RoundReport>>> steps;
   for (Peer* peer : {&first, &second}) steps.push_back(peer->averager.step());
   for (const auto& round : co_await when_all(first.dht.runtime(), std::move(steps))) {
     if (!round) co_return round.error();

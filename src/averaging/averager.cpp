@@ -149,10 +149,11 @@ struct Averager::Impl {
     return std::make_shared<HostParts>(runtime, schema, *own_tensors, HostPartsOptions{.residuals = residuals});
   }
   static Task<void> run_round(Impl& self, Round::State& state);
-  Task<Result<RoundResult>> try_until(Round::State& state, Deadline deadline);
-  Task<Result<RoundResult>> attempt(Round::State& state, Deadline deadline);
+  using Reported = Result<std::shared_ptr<const RoundReport>>;
+  Task<Reported> try_until(Round::State& state, Deadline deadline);
+  Task<Reported> attempt(Round::State& state, Deadline deadline);
   Task<Result<>> await_trigger(Round::State& state, Deadline deadline);
-  Task<Result<RoundResult>> average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry);
+  Task<Result<RoundReport>> average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry);
   void round_ended(const Group& group, const RoundEnd& end);
   Result<> hear_leaving(const PeerId& peer, ByteView record);
   Result<> hear_of_stragglers(const PeerId& witness, ByteView record);
@@ -223,7 +224,7 @@ Round Averager::begin(RoundOptions options) {
   return Round(std::move(state));
 }
 
-Task<Result<RoundResult>> Averager::step(RoundOptions options, double weight) {
+Task<Result<RoundReport>> Averager::step(RoundOptions options, double weight) {
   Round round = begin(std::move(options));
   round.trigger(weight);
   co_return co_await round.result();
@@ -237,7 +238,7 @@ Task<void> Averager::Impl::run_round(Impl& self, Round::State& state) {
   state.result = co_await self.try_until(state, self.runtime.after(state.options.timeout));
 }
 
-Task<Result<RoundResult>> Averager::Impl::try_until(Round::State& state, Deadline deadline) {
+Task<Averager::Impl::Reported> Averager::Impl::try_until(Round::State& state, Deadline deadline) {
   for (Duration pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     if (left) co_return Error(Errc::left);
     state.enter(Round::Stage::looking_for_group);
@@ -269,7 +270,7 @@ bool Averager::Impl::is_reached_by_parts() {
   return reached;
 }
 
-Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline deadline) {
+Task<Averager::Impl::Reported> Averager::Impl::attempt(Round::State& state, Deadline deadline) {
   const TimePoint start = runtime.now();
   auto bandwidth = options.bandwidth.is_measured() ? meter.bandwidth() : options.bandwidth.value();
   if (!is_reached_by_parts()) bandwidth = 0;
@@ -318,35 +319,31 @@ Task<Result<RoundResult>> Averager::Impl::attempt(Round::State& state, Deadline 
   auto result = co_await average(state, *work, entry);
   if (!result) averaging.note("error", result.error().message());
   averaging.end();
-  if (!result) co_return result;
+  if (!result) co_return result.error();
   entry.complete();
-  const auto connected = [this](const PeerId& peer) { return dht.host().connected(peer); };
-  ended.end.averaged = true;
-  ended.end.took = result->allreduce;
-  ended.end.lost = result->lost_senders;
-  ended.end.lost.insert(ended.end.lost.end(), result->failed_reducers.begin(), result->failed_reducers.end());
-  ended.end.stragglers = result->stragglers;
-  std::ranges::remove_copy_if(ended.end.lost, std::back_inserter(ended.end.absent), connected);
-  ended.end.present = static_cast<std::size_t>(
-      std::ranges::count_if(result->exchanged, [](const auto& member) { return member.bytes_received > 0; }));
   result->matchmaking = grouped - start;
-  metrics.allreduce_seconds.observe(to_seconds(result->allreduce));
+  const auto report = std::make_shared<const RoundReport>(std::move(*result));
+  ended.end.report = report;
+  for (const PeerId& peer : report->lost())
+    if (!dht.host().connected(peer)) ended.end.absent.push_back(peer);
+  metrics.allreduce_seconds.observe(to_seconds(report->allreduce));
   metrics.group_size.set(static_cast<double>(group->members.size()));
-  (result->parts_failed ? metrics.rounds_partial : metrics.rounds_ok).increment();
-  co_return result;
+  (report->parts_failed ? metrics.rounds_partial : metrics.rounds_ok).increment();
+  co_return report;
 }
 
 /// Members that wait for a round that has failed here need not wait for long.
 void Averager::Impl::round_ended(const Group& group, const RoundEnd& end) {
   finder->round_ended(end);
-  if (left || (end.averaged && end.stragglers.empty())) return;
+  if (left || (end.report && end.report->stragglers.empty())) return;
   std::vector<PeerId> members;
   for (const Member& member : group.members) members.push_back(member.peer);
   const Deadline deadline = runtime.after(kNoticeTime);
-  if (!end.averaged)
+  if (!end.report)
     background.spawn(leaving.tell(std::move(members), group.id, deadline), "a round that is given up");
   else
-    background.spawn(naming.tell(std::move(members), notice_of(group.id, end.stragglers), deadline), "members in vain");
+    background.spawn(naming.tell(std::move(members), notice_of(group.id, end.report->stragglers), deadline),
+                     "members in vain");
 }
 
 Result<> Averager::Impl::hear_leaving(const PeerId& peer, ByteView record) {
@@ -378,7 +375,7 @@ Task<Result<>> Averager::Impl::await_trigger(Round::State& state, Deadline deadl
   co_return ok();
 }
 
-Task<Result<RoundResult>> Averager::Impl::average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry) {
+Task<Result<RoundReport>> Averager::Impl::average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry) {
   entry.triggered();
   const TimePoint triggered = runtime.now();
   const RoundLimits limits = limits_of(state);
@@ -394,7 +391,7 @@ Task<Result<RoundResult>> Averager::Impl::average(Round::State& state, const Wor
   watching.cancel();
   if (!averaged) co_return averaged.error();
   co_await tensors->finish();
-  auto result = running.result(triggered);
+  auto result = std::move(running).report(triggered);
   result.allreduce = runtime.now() - triggered;
   co_return result;
 }

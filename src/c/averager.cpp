@@ -136,7 +136,7 @@ struct LoopAverager {
   TaskGroup tasks;
 };
 
-std::string described(const averaging::RoundResult& result) {
+std::string described(const averaging::RoundReport& result) {
   Array gathered;
   for (const auto& member : result.group)
     gathered.items.emplace_back(Array{{Bin{std::string(as_text(member.peer.bytes()))}, member.data}});

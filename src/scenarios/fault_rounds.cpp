@@ -103,7 +103,7 @@ class RoundFaults final : public FaultSetting {
     observe(static_cast<std::uint64_t>((peer.ended - start).count()));
     ++(*peer.result ? report_.rounds : report_.failed);
     if (!*peer.result) return;
-    const RoundResult& result = **peer.result;
+    const RoundReport& result = **peer.result;
     for (const auto& member : result.group) observe(std::bit_cast<std::uint64_t>(member.bandwidth.value_or(0)));
     report_.measured += rounds_ > 1 && std::ranges::any_of(result.group, [](const auto& member) {
                           return member.bandwidth && *member.bandwidth != kSaid;

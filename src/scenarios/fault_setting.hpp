@@ -47,7 +47,7 @@ class FaultSetting {
     std::unique_ptr<StateSharing> sharing;
     std::unique_ptr<HostilePeer> hostile;
     std::unique_ptr<TaskGroup> step;
-    std::optional<Result<RoundResult>> result;
+    std::optional<Result<RoundReport>> result;
     TimePoint ended{};
     std::size_t shares = 0;  // a donor: which of the states
     bool lost = false;       // crashed, dead or hostile: nothing is asked of it

@@ -121,8 +121,7 @@ Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(Paramete
     backend_->follow_caller();
     return extras_.begin(how, *trainer_);
   });
-  co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside),
-                               how.changes);
+  co_return train::state_parts(runtime_, *backend_, state_infos_, std::move(memory), std::move(beside), how.changes);
 }
 
 Task<bool> ForeignModel::finish_state(bool averaged) {

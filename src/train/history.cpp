@@ -72,7 +72,7 @@ History::History(Runtime& runtime) : runtime_(runtime), epoch_begin_(runtime.now
   for (const char* cause : kDownloadCauses) failed_downloads(runtime.metrics(), cause);
 }
 
-void History::round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundResult> report) {
+void History::round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundReport> report) {
   const auto& result = *report;
   const bool whole = result.failed_reducers.empty() && result.lost_senders.empty();
   Round round{.time = runtime_.wall_time(), .what = what, .outcome = whole ? "ok" : "partial", .cause = {}};
@@ -87,7 +87,7 @@ void History::round_failed(const std::string& what, const std::string& cause, co
   Round round{.time = runtime_.wall_time(), .what = what, .outcome = cause == "missed" ? "missed" : "failed"};
   round.cause = cause;
   round.message = sentence;
-  round.report = std::make_shared<const averaging::RoundResult>();
+  round.report = std::make_shared<const averaging::RoundReport>();
   keep(std::move(round));
   failed_rounds(runtime_.metrics(), what, cause).increment();
   Failures::of(runtime_).note("round", cause, what + ": " + sentence);
@@ -111,10 +111,8 @@ std::string History::rounds() const {
   auto list = json::array();
   for (const Round& round : rounds_) {
     const auto& report = *round.report;
-    std::vector<std::string> members, lost = texts_of(report.failed_reducers);
+    std::vector<std::string> members;
     for (const auto& member : report.group) members.push_back(member.peer.text());
-    for (const std::string& sender : texts_of(report.lost_senders))
-      if (std::ranges::find(lost, sender) == lost.end()) lost.push_back(sender);
     list.push_back({{"time", round.time},
                     {"what", round.what},
                     {"outcome", round.outcome},
@@ -122,7 +120,7 @@ std::string History::rounds() const {
                     {"message", round.message},
                     {"group_id", to_hex(as_bytes(report.group_id))},
                     {"members", members},
-                    {"lost", lost},
+                    {"lost", texts_of(report.lost())},
                     {"matchmaking_seconds", to_seconds(report.matchmaking)},
                     {"allreduce_seconds", to_seconds(report.allreduce)},
                     {"bytes_sent", report.bytes_sent},

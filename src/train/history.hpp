@@ -20,7 +20,7 @@ class History {
   explicit History(Runtime& runtime);
 
   /// \param what  name of the exchange: "gradients"
-  void round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundResult> report);
+  void round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundReport> report);
   /// Counts, remembers and logs. \param cause  see above; "missed" when the other peers went on without us
   void round_failed(const std::string& what, const std::string& cause, const std::string& sentence);
   void download_failed(const Error& error);
@@ -38,7 +38,7 @@ class History {
   struct Round {
     double time;
     std::string what, outcome, cause, message;
-    std::shared_ptr<const averaging::RoundResult> report;  ///< of one that averaged; never null
+    std::shared_ptr<const averaging::RoundReport> report;  ///< of one that averaged; never null
   };
   /// Oldest first.
   const std::deque<Round>& kept_rounds() const noexcept { return rounds_; }

@@ -28,7 +28,7 @@ double bound(const std::vector<double>& values) {
 
 }  // namespace
 
-void RoundPace::observe(const averaging::RoundResult& round) {
+void RoundPace::observe(const averaging::RoundReport& round) {
   Sample sample{to_seconds(round.allreduce), to_seconds(round.arrival_spread())};
   for (const auto& member : round.exchanged)
     sample.longest =

@@ -18,7 +18,7 @@ class RoundPace {
   explicit RoundPace(Bounds bounds) : bounds_(bounds) {}
 
   /// Notes a round that has succeeded.
-  void observe(const averaging::RoundResult& round);
+  void observe(const averaging::RoundReport& round);
   /// Notes one that has not, or that lost members: the next one gets twice the time.
   void missed();
   /// Returns the limits of the next round; unset as long as too few rounds were seen.

@@ -39,9 +39,15 @@ struct Search {
   Duration patience{};                  ///< without `next`: from the beginning of the search on
 };
 
+/// What a search came to.
+struct Grouped {
+  std::shared_ptr<averaging::Round> round;  ///< with a group; null: it has none, or was given up
+  bool missed = false;                      ///< the others may have averaged without us
+};
+
 /// What one exchange came to.
 struct Exchanged {
-  std::shared_ptr<const averaging::RoundResult> round;  ///< null: nothing was averaged
+  std::shared_ptr<const averaging::RoundReport> round;  ///< null: nothing was averaged
   Effect effect = Effect::none;
   std::size_t group() const { return round ? round->group.size() : 0; }
 };
@@ -86,7 +92,6 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   void finished(Update& update);
 
   // Rounds.
-  using Scheduling = std::unique_ptr<Scheduled>;
   void consider_rounds();
   Duration search_time(const GlobalProgress& global) const;
   void expect_members();
@@ -99,10 +104,11 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Scheduled* of_step() const;
   Scheduled* of_parameters() const;
   Task<Exchanged> exchange(Scheduled& scheduled, Moment moment, Search search, Update* update = nullptr);
-  Task<bool> find_group(Scheduled& scheduled, averaging::Round& round, Search search);
-  std::shared_ptr<const averaging::RoundResult> judge(Scheduled& scheduled, Result<averaging::RoundResult> result);
+  Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search);
+  std::shared_ptr<const averaging::RoundReport> judge(Scheduled& scheduled,
+                                                      Result<std::shared_ptr<const averaging::RoundReport>> result);
   void miss(Scheduled& scheduled);
-  void count_round(Scheduled& scheduled, const averaging::RoundResult& result);
+  void count_round(Scheduled& scheduled, const averaging::RoundReport& result);
   Task<void> abandon_rounds();
   Task<std::size_t> average_parameters(std::size_t expected, Duration timeout, Duration patience);
 
@@ -162,8 +168,8 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   WaitClock wait_clock;
   History history;
   ProgressTracker tracker;
-  std::optional<MetricsRecord> metrics_record;  // where the loss is shared
-  std::vector<Scheduling> exchanges;  // in the order in which they take place
+  std::optional<MetricsRecord> metrics_record;        // where the loss is shared
+  std::vector<std::unique_ptr<Scheduled>> exchanges;  // in the order in which they take place
   KeptValues kept;
   SharedModel model;
   std::shared_ptr<Update> update;  // the last one, until the trainer has seen its end

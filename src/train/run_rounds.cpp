@@ -9,7 +9,7 @@
 namespace cohive::train {
 
 using averaging::Round;
-using averaging::RoundResult;
+using averaging::RoundReport;
 
 namespace {
 constexpr double kLongestLead = 3600;   // seconds; ends that cannot be foreseen are far away
@@ -145,11 +145,15 @@ Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration othe
 
 }  // namespace
 
-/// Waits for the group of a round; gives the round up, and yields false, when that has no point any more.
-Task<bool> Run::Impl::find_group(Scheduled& scheduled, Round& round, Search search) {
+/// Waits for the group of a round, and gives the round up when that has no point any more.
+Task<Grouped> Run::Impl::find_group(Scheduled& scheduled, std::shared_ptr<Round> round, Search search) {
   const Duration apart = scheduled.is_divided() ? options.matchmaking_time : 0s;  // other groups may end it later
-  (void)co_await race(runtime, round.grouped(), hopeless(tracker, search.epoch, apart, search.next, search.patience));
-  co_return round.stage() != Round::Stage::looking_for_group;
+  (void)co_await race(runtime, round->grouped(), hopeless(tracker, search.epoch, apart, search.next, search.patience));
+  if (scheduled.exchange().makes_step() && scheduled.round() != round) co_return Grouped{};  // given up meanwhile
+  if (round->stage() != Round::Stage::looking_for_group) co_return Grouped{std::move(round)};
+  round->cancel();
+  miss(scheduled);
+  co_return Grouped{.missed = true};
 }
 
 /// One exchange, from the search for its group to what is done with the answer. While a group is being found, newcomers
@@ -165,8 +169,8 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
   const Release release_at = what.release(moment);
   // Until a step takes its round, others see that there is one (out_of_sync), and it may be given up.
   auto round = steps ? scheduled.round() : scheduled.take();
+  bool missed = false;
   std::optional<Exchange::Offer> offer;
-  Exchanged done;
 
   co_await what.prepare(moment);
   if (release_at == Release::offered) {
@@ -175,18 +179,16 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
   }
   if (round) {
     trainer_waits_for(of_round);
-    const bool found = co_await find_group(scheduled, *round, search);
-    const bool given_up = steps && scheduled.round() != round;
-    if (!found) round->cancel();
-    if (!found && !given_up) miss(scheduled);
-    if (!found || given_up) round.reset();
-    // Where this peer has averaged with nobody, there may be nobody: what it has of its own is not lost.
-    if (!found && !given_up && update && what.needs_every_round() && !options.auxiliary && tracker.snapshot().met > 0) {
-      co_await what.drop();
-      co_return Exchanged{.effect = Effect::behind};
-    }
+    const auto grouped = co_await find_group(scheduled, std::move(round), search);
+    round = grouped.round;
+    missed = grouped.missed;
   }
-  if (!round && !offer && !steps) co_return done;
+  // Where this peer has averaged with nobody, there may be nobody: what it has of its own is not lost.
+  if (missed && update && what.needs_every_round() && !options.auxiliary && tracker.snapshot().met > 0) {
+    co_await what.drop();
+    co_return Exchanged{.effect = Effect::behind};
+  }
+  if (!round && !offer && !steps) co_return Exchanged();
 
   trainer_waits_for(of_work);
   std::optional<SharedModel::Change> change;
@@ -195,10 +197,11 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
     offer = co_await what.offer(moment);
   }
   if (steps) round = scheduled.take();
+  Exchanged done;
   if (round) {
     trainer_waits_for(of_round);
     round->trigger(offer->weight, std::move(offer->parts));
-    done.round = judge(scheduled, co_await round->result());
+    done.round = judge(scheduled, co_await round->report());
     trainer_waits_for(of_work);
   }
   offer.reset();
@@ -223,7 +226,8 @@ void Run::Impl::miss(Scheduled& scheduled) {
 }
 
 /// Counts and tells how a round went. Null: it averaged nothing.
-std::shared_ptr<const RoundResult> Run::Impl::judge(Scheduled& scheduled, Result<RoundResult> result) {
+std::shared_ptr<const RoundReport> Run::Impl::judge(Scheduled& scheduled,
+                                                    Result<std::shared_ptr<const RoundReport>> result) {
   const std::string& what = scheduled.exchange().name();
   const bool steps = scheduled.exchange().makes_step();
   if (!result) {
@@ -235,7 +239,7 @@ std::shared_ptr<const RoundResult> Run::Impl::judge(Scheduled& scheduled, Result
     ++(steps ? counters.grad_rounds_failed : counters.state_rounds_failed);
     return nullptr;
   }
-  const auto report = std::make_shared<const RoundResult>(std::move(*result));
+  const auto& report = *result;
   history.round_averaged(what, report);
   scheduled.ended(report.get(), true);
   log::write(options.verbose ? log::Level::info : log::Level::debug, "train",
@@ -246,7 +250,7 @@ std::shared_ptr<const RoundResult> Run::Impl::judge(Scheduled& scheduled, Result
   return report;
 }
 
-void Run::Impl::count_round(Scheduled& scheduled, const RoundResult& result) {
+void Run::Impl::count_round(Scheduled& scheduled, const RoundReport& result) {
   const bool steps = scheduled.exchange().makes_step();
   std::vector<PeerId> members;
   for (const auto& member : result.group)
@@ -285,8 +289,8 @@ Task<void> Run::Impl::abandon_rounds() {
     round->trigger(offer.weight, std::move(offer.parts));
   }
   for (const auto& [what, round] : grouped) {
-    const auto result = co_await round->result();
-    (void)co_await what->take(moment, result ? &*result : nullptr);
+    const auto result = co_await round->report();
+    (void)co_await what->take(moment, result ? result->get() : nullptr);
   }
 }
 

@@ -71,7 +71,7 @@ void Scheduled::count_group(std::size_t members) {
   if (met_.size() > kMet) met_.pop_front();
 }
 
-void Scheduled::ended(const averaging::RoundResult* report, bool found) {
+void Scheduled::ended(const averaging::RoundReport* report, bool found) {
   if (report) count_group(report->group.size());
   if (!found) return count_group(0);
   if (report && report->lost_senders.empty() && report->failed_reducers.empty())

@@ -45,7 +45,7 @@ class Scheduled {
   /// Tells whether too few groups were met to know the trainers.
   bool is_new() const noexcept { return met_.size() < 2; }
   /// Notes how a round went; null: it found no group, or failed. \param found  a group
-  void ended(const averaging::RoundResult* report, bool found);
+  void ended(const averaging::RoundReport* report, bool found);
 
  private:
   void count_group(std::size_t members);

@@ -200,9 +200,9 @@ TEST_F(AgreedCodecs, APartThatWasNotTakenIsNotOwed) {
   for (std::size_t i = 0; i < 3; ++i) std::ranges::copy(update_of(i, 0, 60'000), peers[i]->a.begin());
   const auto before = peers[0]->a;
   swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e5});
-  std::vector<Result<RoundResult>> results(3, Error(Errc::no_group));
+  std::vector<Result<RoundReport>> results(3, Error(Errc::no_group));
   TaskGroup group(swarm.runtime());
-  auto run = [](Averager& averager, Result<RoundResult>& out) -> Task<void> { out = co_await averager.step(); };
+  auto run = [](Averager& averager, Result<RoundReport>& out) -> Task<void> { out = co_await averager.step(); };
   for (std::size_t i = 0; i < 3; ++i) group.spawn(run(*peers[i]->averager, results[i]));
   swarm.pass(2200ms);  // past matchmaking, within the exchange
   swarm.fabric().crash(sim::Swarm::ip(3));
@@ -216,7 +216,7 @@ TEST_F(AgreedCodecs, APartThatWasNotTakenIsNotOwed) {
   for (std::size_t k = 0; k < kept.size(); ++k) kept[k] = peers[0]->a[k] == before[k];
 
   // The next round, with nothing new, pays what is owed.
-  std::vector<Task<Result<RoundResult>>> rounds;
+  std::vector<Task<Result<RoundReport>>> rounds;
   for (std::size_t i = 0; i < 2; ++i) {
     peers[i]->a.assign(60'000, 0.0f);
     rounds.push_back(peers[i]->averager->step());
@@ -282,7 +282,7 @@ TEST_P(WrongParts, CostTheirSenderItsPlaceInTheRound) {
   HostilePeer hostile(*peers[2]->dht, options, {kSize, 7}, 1);
   TaskGroup hostilities(swarm.runtime());
   hostilities.spawn(hostile.send_part(wrong.compression, Slice::copy_of(wrong.buffer), 128));
-  std::vector<Task<Result<RoundResult>>> rounds;
+  std::vector<Task<Result<RoundReport>>> rounds;
   for (std::size_t i = 0; i < 2; ++i) rounds.push_back(peers[i]->averager->step());
   for (auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
     ASSERT_TRUE(result) << result.error();

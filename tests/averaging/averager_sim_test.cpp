@@ -140,9 +140,9 @@ TEST_F(Averaging, AloneThereIsNoGroup) {
 TEST_F(Averaging, SurvivorsFinishWhenAPeerDiesInTheMiddle) {
   for (int i = 0; i < 4; ++i) add(quick(), 200'000);
   swarm.fabric().set_default_link({.latency = 10ms, .bandwidth = 1e6});
-  std::vector<Result<RoundResult>> results(4, Error(Errc::no_group));
+  std::vector<Result<RoundReport>> results(4, Error(Errc::no_group));
   TaskGroup group(swarm.runtime());
-  auto run = [](Averager& averager, Result<RoundResult>& out) -> Task<void> {
+  auto run = [](Averager& averager, Result<RoundReport>& out) -> Task<void> {
     RoundOptions once;
     once.allow_retries = false;
     out = co_await averager.step(once);
@@ -164,9 +164,9 @@ TEST_F(Averaging, WhoeverLosesItsLeaderLooksForAnotherAtOnce) {
   auto steps = same();
   steps[0].round.scheduled_time = swarm.runtime().wall_time() + 10;  // the first to expire: it leads
   steps[1].round.scheduled_time = steps[2].round.scheduled_time = swarm.runtime().wall_time() + 11;
-  std::vector<Result<RoundResult>> results(3, Error(Errc::no_group));
+  std::vector<Result<RoundReport>> results(3, Error(Errc::no_group));
   TaskGroup group(swarm.runtime());
-  auto run = [](Averager& averager, RoundOptions options, Result<RoundResult>& out) -> Task<void> {
+  auto run = [](Averager& averager, RoundOptions options, Result<RoundReport>& out) -> Task<void> {
     out = co_await averager.step(options);
   };
   auto leader = std::make_unique<TaskGroup>(swarm.runtime());
@@ -353,7 +353,7 @@ TEST_F(Averaging, WhoLeavesAfterItsRoundServesSlowerMembersFirst) {
   options.mode = PeerMode::client;
   Peer& slow = add(options, 200'000);
   swarm.fabric().set_line(sim::Swarm::ip(2), {.upload = 8e6, .download = 1e5});
-  const auto leave = [](Peer& peer, p2p::Host& host) -> Task<Result<RoundResult>> {
+  const auto leave = [](Peer& peer, p2p::Host& host) -> Task<Result<RoundReport>> {
     Runtime& runtime = host.runtime();
     auto result = co_await peer.averager->step();
     const TimePoint end = runtime.now();
@@ -363,7 +363,7 @@ TEST_F(Averaging, WhoLeavesAfterItsRoundServesSlowerMembersFirst) {
     co_await host.close();
     co_return result;
   };
-  std::vector<Task<Result<RoundResult>>> tasks;
+  std::vector<Task<Result<RoundReport>>> tasks;
   tasks.push_back(leave(*peers[0], swarm.host(0)));
   tasks.push_back(slow.averager->step());
   for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(tasks)))) {

@@ -71,8 +71,8 @@ class Averaging : public ::testing::Test {
     RoundOptions round = {};
     double weight = 1;
   };
-  std::vector<Result<RoundResult>> step_all(std::vector<Step> steps) {
-    std::vector<Task<Result<RoundResult>>> tasks;
+  std::vector<Result<RoundReport>> step_all(std::vector<Step> steps) {
+    std::vector<Task<Result<RoundReport>>> tasks;
     for (std::size_t i = 0; i < steps.size(); ++i)
       tasks.push_back(peers[i]->averager->step(steps[i].round, steps[i].weight));
     return swarm.run(when_all(swarm.runtime(), std::move(tasks)));
@@ -84,7 +84,7 @@ class Averaging : public ::testing::Test {
     for (auto& peer : peers) rounds.push_back(peer->averager->begin(options));
     return rounds;
   }
-  static Task<void> keep_result(Averager& averager, RoundOptions options, std::optional<Result<RoundResult>>& out) {
+  static Task<void> keep_result(Averager& averager, RoundOptions options, std::optional<Result<RoundReport>>& out) {
     out.emplace(co_await averager.step(options));
   }
   PeerId id(std::size_t peer) const { return peers[peer]->dht->host().id(); }

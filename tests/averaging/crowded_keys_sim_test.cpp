@@ -50,7 +50,7 @@ TEST_F(CrowdedKeys, KeepNobodyApartThatHasNotMet) {
   join();
   invent(3000);
   for (int i = 0; i < 4; ++i) add(quick());
-  std::vector<Task<Result<RoundResult>>> rounds;
+  std::vector<Task<Result<RoundReport>>> rounds;
   for (std::size_t i = 1; i < peers.size(); ++i) rounds.push_back(peers[i]->averager->step({.timeout = 60s}));
   std::size_t largest = 0;
   for (auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {

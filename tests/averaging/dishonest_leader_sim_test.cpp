@@ -64,7 +64,7 @@ TEST_F(Averaging, ALeaderThatChangesWhatAMemberSaidHasNoGroup) {
   for (int i = 0; i < 3; ++i) add(quick());
   ForgingLeader liar(*join().dht);
   swarm.run(liar.declare());
-  std::vector<Task<Result<RoundResult>>> rounds;
+  std::vector<Task<Result<RoundReport>>> rounds;
   for (std::size_t i = 0; i < 3; ++i) rounds.push_back(peers[i]->averager->step({.timeout = 30s}));
   const auto results = swarm.run(when_all(swarm.runtime(), std::move(rounds)));
   EXPECT_GT(liar.forged, 0);
@@ -83,7 +83,7 @@ TEST_F(Averaging, ALeaderThatForgesIsAskedOnceByEachMemberForAWhile) {
   lying.spawn(ForgingLeader::keep_declaring(liar), "liar");
   swarm.pass(1s);
   for (int round = 0; round < 3; ++round) {
-    std::vector<Task<Result<RoundResult>>> rounds;
+    std::vector<Task<Result<RoundReport>>> rounds;
     for (std::size_t i = 0; i < 3; ++i) rounds.push_back(peers[i]->averager->step({.timeout = 30s}));
     for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds))))
       EXPECT_TRUE(result) << result.error();
@@ -127,7 +127,7 @@ TEST_F(Averaging, ALeaderThatNeverBeginsCostsEachMemberOneSearchAndNothingIsHeld
   swarm.pass(1s);
   for (int round = 0; round < 4; ++round) {
     const TimePoint start = swarm.runtime().now();
-    std::vector<Task<Result<RoundResult>>> rounds;
+    std::vector<Task<Result<RoundReport>>> rounds;
     for (std::size_t i = 0; i < 3; ++i) rounds.push_back(peers[i]->averager->step({.timeout = 60s}));
     for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds))))
       EXPECT_TRUE(result) << result.error();
@@ -176,8 +176,8 @@ class InventingLeader {
 class InventedMembers : public Averaging {
  protected:
   /// A round of the first four peers.
-  std::vector<Result<RoundResult>> round(Duration limit) {
-    std::vector<Task<Result<RoundResult>>> rounds;
+  std::vector<Result<RoundReport>> round(Duration limit) {
+    std::vector<Task<Result<RoundReport>>> rounds;
     for (std::size_t i = 0; i < 4; ++i) rounds.push_back(peers[i]->averager->step({.timeout = limit}));
     return swarm.run(when_all(swarm.runtime(), std::move(rounds)));
   }
@@ -192,7 +192,7 @@ TEST_F(InventedMembers, AreNotBelievedToBeManyTimesTheRun) {
   for (int i = 0; i < 4; ++i) add(quick());
   InventingLeader liar(*join().dht, 300);
   lead(liar);
-  std::vector<Task<Result<RoundResult>>> rounds;
+  std::vector<Task<Result<RoundReport>>> rounds;
   for (std::size_t i = 0; i < 4; ++i)
     rounds.push_back(peers[i]->averager->step({.timeout = 60s, .expected_members = 4}));
   for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {

@@ -41,7 +41,7 @@ class EndedMembers : public Averaging {
     while (id(leader) != results[0]->leader) ++leader;
     return leader;
   }
-  Duration time_of(Result<RoundResult>& out, Round& round) {
+  Duration time_of(Result<RoundReport>& out, Round& round) {
     const auto start = swarm.runtime().now();
     out = swarm.run(round.result());
     return swarm.runtime().now() - start;
@@ -53,7 +53,7 @@ TEST_F(EndedMembers, AreNotWaitedForInARunningRound) {
   auto rounds = begin_without_trigger_of_the_third();
   kill(2);
   for (std::size_t i = 0; i < 2; ++i) {
-    Result<RoundResult> result = Error(Errc::no_group);
+    Result<RoundReport> result = Error(Errc::no_group);
     EXPECT_LE(time_of(result, rounds[i]), kAfterRedial);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
@@ -71,7 +71,7 @@ TEST_F(EndedMembers, AreNotWaitedForWhenTheyEndBeforeTheRoundRuns) {
   rounds[0].trigger();
   rounds[1].trigger();
   for (std::size_t i = 0; i < 2; ++i) {
-    Result<RoundResult> result = Error(Errc::no_group);
+    Result<RoundReport> result = Error(Errc::no_group);
     EXPECT_LE(time_of(result, rounds[i]), kAfterRedial);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
@@ -90,7 +90,7 @@ TEST_F(EndedMembers, AreNotWaitedForEvenIfTheyWouldReduceNothing) {
   rounds[0].trigger();
   rounds[1].trigger();
   for (std::size_t i = 0; i < 2; ++i) {
-    Result<RoundResult> result = Error(Errc::no_group);
+    Result<RoundReport> result = Error(Errc::no_group);
     EXPECT_LE(time_of(result, rounds[i]), 1s + kAfterRedial);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
@@ -106,7 +106,7 @@ TEST_F(EndedMembers, OnesBehindALostNetworkAreWaitedForAWhile) {
   swarm.pass(2s);
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(rounds[i].stage(), Round::Stage::running);
   for (std::size_t i = 0; i < 2; ++i) {
-    Result<RoundResult> result = Error(Errc::no_group);
+    Result<RoundReport> result = Error(Errc::no_group);
     EXPECT_LE(time_of(result, rounds[i]), 12s);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
@@ -147,7 +147,7 @@ TEST_P(Searching, FindAGroupWithoutTheOneThatHasEnded) {
     if (i != ended) rounds.push_back(peers[i]->averager->begin({.expected_members = expected}));
   for (auto& round : rounds) round.trigger();
   for (auto& round : rounds) {
-    Result<RoundResult> result = Error(Errc::no_group);
+    Result<RoundReport> result = Error(Errc::no_group);
     EXPECT_LE(time_of(result, round), kAfterRedial);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->group.size(), 2u);
@@ -163,7 +163,7 @@ TEST_P(Searching, EndsAtOnceWhenNoneOfThemIsLeft) {
   for (std::size_t i = 0; i < 3; ++i)
     if (i != stays) kill(i);
   auto round = peers[stays]->averager->begin({.expected_members = expected});
-  Result<RoundResult> result = Error(Errc::no_group);
+  Result<RoundReport> result = Error(Errc::no_group);
   EXPECT_LE(time_of(result, round), 5s) << "the DHT is asked, and its nodes are gone, too";
   EXPECT_EQ(result.error(), Errc::members_left);
 }

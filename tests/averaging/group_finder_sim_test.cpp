@@ -77,7 +77,7 @@ TEST_F(FixedGroups, AverageWithoutMatchmaking) {
   for (const auto& log : logs) {
     EXPECT_EQ(log->expected, (std::vector<std::size_t>{3, 3, 3}));
     ASSERT_EQ(log->ends.size(), 3u);
-    for (const auto& end : log->ends) EXPECT_TRUE(end.averaged && end.lost.empty());
+    for (const auto& end : log->ends) EXPECT_TRUE(end.report && end.report->lost().empty());
   }
 }
 
@@ -90,7 +90,7 @@ TEST_F(FixedGroups, AreToldHowTheirRoundsEnd) {
   ASSERT_EQ(round.stage(), Round::Stage::awaiting_trigger);
   round.cancel();
   ASSERT_EQ(logs[0]->ends.size(), 1u);
-  EXPECT_FALSE(logs[0]->ends[0].averaged);
+  EXPECT_FALSE(logs[0]->ends[0].report) << "it has averaged nothing";
 }
 
 TEST_F(FixedGroups, HearOfPeersThatLeave) {

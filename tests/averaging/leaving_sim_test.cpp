@@ -34,7 +34,7 @@ class Leaving : public Averaging {
       if (id(i) == results[0]->leader) return i;
     return peers.size();
   }
-  Duration time_of(Result<RoundResult>& out, Round& round) {
+  Duration time_of(Result<RoundReport>& out, Round& round) {
     const auto start = swarm.runtime().now();
     out = swarm.run(round.result());
     return swarm.runtime().now() - start;
@@ -58,7 +58,7 @@ TEST_P(LastOne, StopsSearchingWhenAllOthersHaveLeft) {
   swarm.pass(2s);
   for (std::size_t i = 0; i < 3; ++i)
     if (i != stays) leave(i);
-  Result<RoundResult> result = Error(Errc::no_group);
+  Result<RoundReport> result = Error(Errc::no_group);
   EXPECT_LE(time_of(result, round), kAtOnce);
   EXPECT_EQ(result.error(), Errc::members_left);
   // Also when they leave before the search begins.
@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Leaving, Remaining, ::testing::Bool(),
 TEST_P(Remaining, MembersAverageWithoutTheOneThatLeft) {
   for (int i = 0; i < 3; ++i) add(slow());
   const std::size_t leader = leader_after_a_round(), leaves = GetParam() ? leader : (leader + 1) % 3;
-  std::vector<std::optional<Result<RoundResult>>> results(3);
+  std::vector<std::optional<Result<RoundReport>>> results(3);
   TaskGroup group(swarm.runtime());
   for (std::size_t i = 0; i < 3; ++i)
     if (i != leaves) group.spawn(keep_result(*peers[i]->averager, {}, results[i]));
@@ -122,7 +122,7 @@ TEST_F(Leaving, AMemberOfAGroupThatLeavesBeforeItsTriggerIsNotWaitedFor) {
   EXPECT_EQ(rounds[0].stage(), Round::Stage::running);
   leave(2);
   for (std::size_t i = 0; i < 2; ++i) {
-    Result<RoundResult> result = Error(Errc::no_group);
+    Result<RoundReport> result = Error(Errc::no_group);
     EXPECT_LE(time_of(result, rounds[i]), kAtOnce);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
@@ -144,7 +144,7 @@ TEST_F(Leaving, AMemberThatGivesUpItsRoundIsNotWaitedForInThatRound) {
   swarm.pass(2s);
   rounds[2].cancel();
   for (std::size_t i = 0; i < 2; ++i) {
-    Result<RoundResult> result = Error(Errc::no_group);
+    Result<RoundReport> result = Error(Errc::no_group);
     EXPECT_LE(time_of(result, rounds[i]), kAtOnce);
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->lost_senders, std::vector{id(2)});
@@ -257,7 +257,7 @@ TEST_F(Leaving, AfterwardsNoGroupIsJoinedAndNoneFormed) {
   leader_after_a_round();
   leave(0);
   EXPECT_EQ(swarm.run(peers[0]->averager->step()).error(), Errc::left);
-  std::vector<Task<Result<RoundResult>>> tasks;
+  std::vector<Task<Result<RoundReport>>> tasks;
   for (std::size_t i = 1; i < 3; ++i) tasks.push_back(peers[i]->averager->step());
   for (auto& result : swarm.run(when_all(swarm.runtime(), std::move(tasks)))) {
     ASSERT_TRUE(result) << result.error();

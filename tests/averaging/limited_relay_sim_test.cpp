@@ -19,7 +19,7 @@ class LimitedRelay : public Averaging {
   /// \param open  its router lets in whom it has sent to, at any time
   void add_hidden(std::size_t size, bool open = false) { add_on(relay_.add_hidden(peers.size() + 1, open), size); }
   /// A round of all peers, and how long it takes.
-  std::vector<Result<RoundResult>> average() {
+  std::vector<Result<RoundReport>> average() {
     swarm.pass(10s);  // until relays are found
     const TimePoint start = swarm.runtime().now();
     auto results = step_all(same());
@@ -27,7 +27,7 @@ class LimitedRelay : public Averaging {
     return results;
   }
   /// What a member offered to average for the others.
-  std::optional<double> offered(const RoundResult& result, std::size_t peer) const {
+  std::optional<double> offered(const RoundReport& result, std::size_t peer) const {
     for (const Member& member : result.group)
       if (member.peer == id(peer)) return member.bandwidth;
     ADD_FAILURE() << "not in the group";

@@ -126,21 +126,21 @@ class PowerSgdRounds : public Averaging {
     }
     return std::make_shared<HostParts>(swarm.runtime(), std::move(infos), std::move(memory));
   }
-  static Task<Result<RoundResult>> average(Averager& averager, double weight, std::shared_ptr<TensorParts> parts) {
+  static Task<Result<RoundReport>> average(Averager& averager, double weight, std::shared_ptr<TensorParts> parts) {
     RoundOptions once;
     once.allow_retries = false;
     Round round = averager.begin(once);
     round.trigger(weight, std::move(parts));
     co_return co_await round.result();
   }
-  std::vector<Result<RoundResult>> average_all(Doubles weights = {}) {
+  std::vector<Result<RoundReport>> average_all(Doubles weights = {}) {
     weights.resize(trainers.size(), 1);
-    std::vector<Task<Result<RoundResult>>> tasks;
+    std::vector<Task<Result<RoundReport>>> tasks;
     for (std::size_t i = 0; i < trainers.size(); ++i)
       tasks.push_back(average(*trainers[i]->averager, weights[i], parts_of(*trainers[i])));
     return swarm.run(when_all(swarm.runtime(), std::move(tasks)));
   }
-  void expect_success(const std::vector<Result<RoundResult>>& results) {
+  void expect_success(const std::vector<Result<RoundReport>>& results) {
     for (const auto& result : results) {
       ASSERT_TRUE(result) << result.error();
       EXPECT_EQ(result->group.size(), trainers.size());
@@ -387,7 +387,7 @@ TEST_F(PowerSgdRounds, WriteElsewhereAndScaleOnTheWay) {
   std::vector<TensorSpan> memory{{trainers[0]->gradients[0], written[0]}, {trainers[0]->gradients[1], written[1]}};
   auto scaled =
       std::make_shared<HostParts>(swarm.runtime(), std::vector<TensorInfo>{{shapes[0]}, {shapes[1]}}, memory, options);
-  std::vector<Task<Result<RoundResult>>> tasks;
+  std::vector<Task<Result<RoundReport>>> tasks;
   tasks.push_back(PowerSgdRounds::average(*trainers[0]->averager, 1, scaled));
   tasks.push_back(PowerSgdRounds::average(*trainers[1]->averager, 1, parts_of(*trainers[1])));
   expect_success(swarm.run(when_all(swarm.runtime(), std::move(tasks))));
@@ -482,12 +482,12 @@ TEST_P(LostMember, CostsTheRestNothingThatTheyDoNotKeep) {
       before.push_back(sum_of(*trainers[i], 0));
       before.push_back(sum_of(*trainers[i], 2));
     }
-    std::vector<std::optional<Result<RoundResult>>> results(members);
+    std::vector<std::optional<Result<RoundReport>>> results(members);
     TaskGroup group(swarm.runtime());
     const std::size_t taking_part = round == 0 ? members : members - 1;
     for (std::size_t i = 0; i < taking_part; ++i)
       group.spawn([](Averager& averager, std::shared_ptr<TensorParts> parts,
-                     std::optional<Result<RoundResult>>& out) -> Task<void> {
+                     std::optional<Result<RoundReport>>& out) -> Task<void> {
         out.emplace(co_await PowerSgdRounds::average(averager, 1, std::move(parts)));
       }(*trainers[i]->averager, parts_of(*trainers[i]), results[i]));
     swarm.pass(3s);

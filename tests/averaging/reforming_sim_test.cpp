@@ -12,7 +12,7 @@ constexpr Duration kTwoRoundTrips = kLatency * 4;
 class Reforming : public Averaging {
  protected:
   struct Meeting {
-    std::vector<Result<RoundResult>> results;
+    std::vector<Result<RoundReport>> results;
     Duration wait{};  ///< from the moment the last member came until the last one knew its group
     std::size_t largest() const {
       std::size_t size = 0;
@@ -29,12 +29,12 @@ class Reforming : public Averaging {
 
   void SetUp() override { swarm.fabric().set_default_link({.latency = kLatency}); }
 
-  static Task<Result<RoundResult>> step_later(Runtime& runtime, Averager& averager, Start start) {
+  static Task<Result<RoundReport>> step_later(Runtime& runtime, Averager& averager, Start start) {
     co_await runtime.sleep_for(start.delay);
     co_return co_await averager.step(start.options);
   }
   Meeting average(const std::vector<Start>& starts) {
-    std::vector<Task<Result<RoundResult>>> tasks;
+    std::vector<Task<Result<RoundReport>>> tasks;
     Duration last{};
     for (const auto& start : starts) {
       tasks.push_back(step_later(swarm.runtime(), *peers[start.peer]->averager, start));
@@ -64,7 +64,7 @@ class Reforming : public Averaging {
   }
 };
 
-void expect_group_of(const std::vector<Result<RoundResult>>& results, std::size_t size) {
+void expect_group_of(const std::vector<Result<RoundReport>>& results, std::size_t size) {
   for (const auto& result : results) {
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->group.size(), size);
@@ -149,9 +149,9 @@ TEST_P(Newcomers, GetInWithinAFewRounds) {
   expect_group_of(average_all().results, 3);
   add(quick());
   // It looks by itself, in step with nobody, while the others go on.
-  std::optional<Result<RoundResult>> joined;
+  std::optional<Result<RoundReport>> joined;
   TaskGroup group(swarm.runtime());
-  auto run = [](Averager& averager, std::optional<Result<RoundResult>>& out) -> Task<void> {
+  auto run = [](Averager& averager, std::optional<Result<RoundReport>>& out) -> Task<void> {
     out = co_await averager.step();
   };
   group.spawn(run(*peers[3]->averager, joined));

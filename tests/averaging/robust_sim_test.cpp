@@ -219,7 +219,7 @@ TEST_P(BadParts, TheirSenderIsLeftOutNamedAndCounted) {
   std::memcpy(buffer.mutable_data() + bad.at, &bad.bits, sizeof bad.bits);
   TaskGroup hostilities(swarm.runtime());
   hostilities.spawn(hostile.send_part(static_cast<int>(bad.codec), buffer, values.size()));
-  std::vector<Task<Result<RoundResult>>> rounds;
+  std::vector<Task<Result<RoundReport>>> rounds;
   for (std::size_t i = 0; i < 2; ++i) rounds.push_back(peers[i]->averager->step());
   for (auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
     ASSERT_TRUE(result) << result.error();

@@ -88,7 +88,7 @@ TEST_F(AveragingRounds, TellWhenMembersCameAndWhatTheyExchanged) {
   rounds[1].trigger();
   swarm.pass(2s);
   rounds[2].trigger();
-  std::vector<RoundResult> results;
+  std::vector<RoundReport> results;
   for (auto& round : rounds) results.push_back(swarm.run(round.result()).value());
   for (std::size_t i = 0; i < 3; ++i) {
     const auto& result = results[i];
@@ -143,9 +143,9 @@ TEST_F(AveragingRounds, DroppingTheHandleCancelsAndOthersGoOn) {
 TEST_F(AveragingRounds, OutliveTheirAverager) {
   add(quick());
   auto round = peers[0]->averager->begin();
-  std::optional<Result<RoundResult>> result;
+  std::optional<Result<RoundReport>> result;
   TaskGroup waiting(swarm.runtime());
-  waiting.spawn([](Round& handle, std::optional<Result<RoundResult>>& out) -> Task<void> {
+  waiting.spawn([](Round& handle, std::optional<Result<RoundReport>>& out) -> Task<void> {
     out.emplace(co_await handle.result());
   }(round, result));
   swarm.pass(1s);

@@ -113,7 +113,7 @@ TEST_F(Schemes, WeightsCountInEveryPhase) {
 
 TEST_F(Schemes, AMemberThatIsLostBetweenThePhasesCostsTheRestLittle) {
   for (int i = 0; i < 3; ++i) add_matrix(RankOne(i == 2 ? 60s : 500ms), quick());
-  std::vector<std::optional<Result<RoundResult>>> results(3);
+  std::vector<std::optional<Result<RoundReport>>> results(3);
   TaskGroup group(swarm.runtime());
   for (std::size_t i = 0; i < 3; ++i) group.spawn(keep_result(*peers[i]->averager, {}, results[i]));
   swarm.pass(2500ms);

@@ -23,17 +23,17 @@ class SlowLinks : public Averaging {
   }
   void set_line(std::size_t number, double rate) { swarm.fabric().set_line(sim::Swarm::ip(number), {rate, rate}); }
   /// Both have a group; the second one is ready a little later.
-  std::vector<Result<RoundResult>> average_one_after_another() {
+  std::vector<Result<RoundReport>> average_one_after_another() {
     auto rounds = begin_all();
     swarm.pass(4s);
     rounds[0].trigger();
     swarm.pass(300ms);
     rounds[1].trigger();
-    std::vector<Result<RoundResult>> results;
+    std::vector<Result<RoundReport>> results;
     for (auto& round : rounds) results.push_back(swarm.run(round.result()));
     return results;
   }
-  void expect_averaged(const std::vector<Result<RoundResult>>& results) {
+  void expect_averaged(const std::vector<Result<RoundReport>>& results) {
     for (const auto& result : results) {
       ASSERT_TRUE(result) << result.error();
       EXPECT_EQ(result->parts_failed, 0u);

@@ -13,7 +13,7 @@ namespace {
 class Stalling : public Averaging {
  protected:
   /// Everybody's round, with a link of the last peer as slow as silence while values are exchanged, where one is given.
-  std::vector<Result<RoundResult>> average(std::optional<std::size_t> silent_to) {
+  std::vector<Result<RoundReport>> average(std::optional<std::size_t> silent_to) {
     auto rounds = begin_all({.allow_retries = false});
     swarm.pass(4s);
     const std::size_t staller = peers.size() - 1;
@@ -22,13 +22,13 @@ class Stalling : public Averaging {
     };
     slow_down(15s);
     for (auto& round : rounds) round.trigger();
-    std::vector<Result<RoundResult>> results;
+    std::vector<Result<RoundReport>> results;
     for (auto& round : rounds) results.push_back(swarm.run(round.result()));
     slow_down(10ms);
     swarm.pass(15s);
     return results;
   }
-  bool was_there(const Result<RoundResult>& result, std::size_t peer) const {
+  bool was_there(const Result<RoundReport>& result, std::size_t peer) const {
     return result && std::ranges::count(result->group, id(peer), &Member::peer) > 0;
   }
   /// Members that neither lead the group nor stall.
@@ -140,7 +140,7 @@ class SilentStrangers : public Averaging {
       joining.spawn(stranger->misbehave(), "stranger");
       swarm.pass(500ms);
     }
-    std::vector<Task<Result<RoundResult>>> rounds;
+    std::vector<Task<Result<RoundReport>>> rounds;
     for (auto& peer : peers) rounds.push_back(peer->averager->step({.timeout = 60s}));
     Duration longest{};
     stranger_was_there = false;
@@ -195,7 +195,7 @@ TEST_F(SilentStrangers, ThatStallOneAfterAnotherAreSoonNotWaitedForAndNobodyIsKe
 /// A member that does its part, and tells the others after each round that some of them have not.
 class Slander : public Averaging {
  protected:
-  std::vector<Result<RoundResult>> average(std::size_t slanderer) {
+  std::vector<Result<RoundReport>> average(std::size_t slanderer) {
     auto results = step_all(same({.timeout = 30s, .expected_members = peers.size()}));
     if (const auto& own = results[slanderer]) slander(slanderer, *own);
     swarm.pass(3s);
@@ -204,7 +204,7 @@ class Slander : public Averaging {
 
  private:
   /// To each member it names others, as many as one may name.
-  void slander(std::size_t slanderer, const RoundResult& round) {
+  void slander(std::size_t slanderer, const RoundReport& round) {
     std::vector<PeerId> members;
     for (const Member& member : round.group)
       if (member.peer != id(slanderer)) members.push_back(member.peer);

@@ -29,9 +29,10 @@ class StragglersOfAGroup : public ::testing::Test {
     return id;
   }
   void end(std::vector<PeerId> late, Duration took = 2s, bool tells_apart = true) {
-    RoundEnd round{.group_id = id, .averaged = true, .took = took};
-    round.lost = round.stragglers = std::move(late);
-    stragglers.round_ended(round, tells_apart);
+    auto report = std::make_shared<RoundReport>();
+    report->allreduce = took;
+    report->lost_senders = report->stragglers = std::move(late);
+    stragglers.round_ended({.group_id = id, .report = std::move(report)}, tells_apart);
   }
   void be_late() {
     begin();

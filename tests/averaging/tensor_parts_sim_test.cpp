@@ -54,10 +54,10 @@ class HandedOver : public Averaging {
     made.parts = std::make_shared<HostParts>(swarm.runtime(), kInfos, memory, std::move(options));
     return made;
   }
-  std::vector<Result<RoundResult>> average_handed() {
+  std::vector<Result<RoundReport>> average_handed() {
     auto rounds = begin_all();
     for (std::size_t i = 0; i < rounds.size(); ++i) rounds[i].trigger(1, handed[i]->parts);
-    std::vector<Result<RoundResult>> results;
+    std::vector<Result<RoundReport>> results;
     for (auto& round : rounds) results.push_back(swarm.run(round.result()));
     return results;
   }

@@ -91,7 +91,7 @@ TEST_P(Threads, TwoPeersAgreeOnTheMean) {
     for (std::size_t i = 0; i < kValues; ++i) second.values[i] = 4 + static_cast<float>(i % 3);
     co_await first.start({}, way);
     co_await second.start({first.host.visible_addresses().front()}, way);
-    std::vector<Task<Result<RoundResult>>> steps;
+    std::vector<Task<Result<RoundReport>>> steps;
     steps.push_back(first.averager->step({}, 1));
     steps.push_back(second.averager->step({}, 3));
     for (const auto& result : co_await when_all(loop, std::move(steps))) {
@@ -119,13 +119,13 @@ TEST_P(Threads, NothingTouchesTheTensorsOfACancelledRound) {
     co_await second.start({first.host.visible_addresses().front()}, way, 2s);
     Round cancelled = first.averager->begin();
     cancelled.trigger();
-    auto cancelling = [](Runtime& turns, Round& round) -> Task<Result<RoundResult>> {
+    auto cancelling = [](Runtime& turns, Round& round) -> Task<Result<RoundReport>> {
       while (round.stage() != Round::Stage::running) co_await turns.yield();
       for (int turn = 0; turn < 30; ++turn) co_await turns.yield();
       round.cancel();
       co_return Error(Errc::round_cancelled);
     };
-    std::vector<Task<Result<RoundResult>>> steps;
+    std::vector<Task<Result<RoundReport>>> steps;
     RoundOptions once;
     once.allow_retries = false;
     steps.push_back(cancelled.result());
@@ -183,7 +183,7 @@ TEST_P(Threads, MemoryThatWasHandedOverIsFreeWhenTheRoundEnds) {
       co_await other.join();
     }
     auto handed = std::make_unique<Handed>();
-    std::vector<Task<Result<RoundResult>>> steps;
+    std::vector<Task<Result<RoundReport>>> steps;
     Round last = first.averager->begin();
     last.trigger(1, handed->hand_over(loop, *first.averager));
     steps.push_back(last.result());

@@ -58,7 +58,7 @@ TEST_P(VerifiedAverages, AreThoseOfARoundWithoutChecks) {
     const std::size_t first = peers.size();
     for (int i = 0; i < 4; ++i)
       for (float& value : add(options, 3000).a) value = static_cast<float>(random() % 2001) / 1000 - 1;
-    std::vector<Task<Result<RoundResult>>> rounds;
+    std::vector<Task<Result<RoundReport>>> rounds;
     for (std::size_t i = first; i < peers.size(); ++i) rounds.push_back(peers[i]->averager->step());
     for (const auto& result : swarm.run(when_all(swarm.runtime(), std::move(rounds)))) {
       EXPECT_TRUE(result) << result.error();

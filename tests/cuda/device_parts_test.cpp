@@ -69,18 +69,18 @@ class OnDevice : public Gpu {
     return DeviceParts::create(*runtime, {{.shape = {kValues}}}, {memory.floats()}).value();
   }
   /// Runs a step of two peers, one with these values on the device.
-  std::vector<Result<averaging::RoundResult>> average(codec::Codec codec, std::vector<float>& on_host,
+  std::vector<Result<averaging::RoundReport>> average(codec::Codec codec, std::vector<float>& on_host,
                                                       const DeviceBuffer& memory) {
     auto step = [](Peer& peer,
-                   std::shared_ptr<averaging::TensorParts> tensors) -> Task<Result<averaging::RoundResult>> {
+                   std::shared_ptr<averaging::TensorParts> tensors) -> Task<Result<averaging::RoundReport>> {
       auto round = peer.averager->begin();
       round.trigger(1, std::move(tensors));
       co_return co_await round.result();
     };
-    auto all = [&](Peer& one, Peer& other) -> Task<std::vector<Result<averaging::RoundResult>>> {
+    auto all = [&](Peer& one, Peer& other) -> Task<std::vector<Result<averaging::RoundReport>>> {
       co_await one.start({}, codec);
       co_await other.start({one.host.visible_addresses().front()}, codec);
-      std::vector<Task<Result<averaging::RoundResult>>> steps;
+      std::vector<Task<Result<averaging::RoundReport>>> steps;
       steps.push_back(step(one, std::make_shared<averaging::HostParts>(
                                     *runtime, std::vector<averaging::TensorInfo>{{.shape = {kValues}}},
                                     std::vector<averaging::TensorSpan>{std::span(on_host)})));

@@ -227,13 +227,13 @@ class Counterpart {
       sharing_->set_priority(static_cast<double>(epoch));
     });
   }
-  std::future<Result<averaging::RoundResult>> average_parameters(std::uint64_t claimed = 1) {
+  std::future<Result<averaging::RoundReport>> average_parameters(std::uint64_t claimed = 1) {
     return membership_.runtime().submit([this, claimed] { return state_->step(round_of(claimed)); });
   }
   /// Its parameters come only after it has heard that the epoch is over.
-  std::future<Result<averaging::RoundResult>> average_parameters_after(std::uint64_t epoch) {
-    return membership_.runtime().submit([this, epoch]() -> Task<Result<averaging::RoundResult>> {
-      return [](Counterpart& self, std::uint64_t passed) -> Task<Result<averaging::RoundResult>> {
+  std::future<Result<averaging::RoundReport>> average_parameters_after(std::uint64_t epoch) {
+    return membership_.runtime().submit([this, epoch]() -> Task<Result<averaging::RoundReport>> {
+      return [](Counterpart& self, std::uint64_t passed) -> Task<Result<averaging::RoundReport>> {
         auto round = self.state_->begin(round_of(1));
         co_await self.tracker_->epoch_passed(passed);
         round.trigger();
@@ -241,7 +241,7 @@ class Counterpart {
       }(*this, epoch);
     });
   }
-  std::future<Result<averaging::RoundResult>> average_gradients() {
+  std::future<Result<averaging::RoundReport>> average_gradients() {
     return membership_.runtime().submit([this] { return gradients_->step(); });
   }
   std::vector<float> values;  ///< that it averages, either way
@@ -268,11 +268,11 @@ class Counterpart {
 
 /// Steps until the round is over.
 template <class Step>
-averaging::RoundResult finish(std::future<Result<averaging::RoundResult>> round, Step step) {
+averaging::RoundReport finish(std::future<Result<averaging::RoundReport>> round, Step step) {
   while (round.wait_for(std::chrono::seconds(0)) != std::future_status::ready) step();
   auto result = round.get();
   EXPECT_TRUE(result) << result.error();
-  return result ? *result : averaging::RoundResult();
+  return result ? *result : averaging::RoundReport();
 }
 
 TEST(Training, WhoMissesTheGradientsDoesNotKeepOthersWaitingForItsParameters) {

@@ -64,17 +64,17 @@ TEST(History, ARoundTellsItsMembersAndWhomItLost) {
   SimRuntime runtime(1);
   History history(runtime);
   const auto a = KeyPair::generate_ed25519().peer_id(), b = KeyPair::generate_ed25519().peer_id();
-  averaging::RoundResult result;
+  averaging::RoundReport result;
   result.group_id = "\x01\xff";
   result.group = {averaging::Member{.peer = a, .bandwidth = {}, .data = {}},
                   averaging::Member{.peer = b, .bandwidth = {}, .data = {}}};
   result.matchmaking = 2s;
   result.allreduce = 500ms;
   result.parts_total = 4;
-  history.round_averaged("parameters", std::make_shared<const averaging::RoundResult>(result));
+  history.round_averaged("parameters", std::make_shared<const averaging::RoundReport>(result));
   result.lost_senders = result.failed_reducers = {b};
   result.parts_failed = 2;
-  history.round_averaged("parameters", std::make_shared<const averaging::RoundResult>(result));
+  history.round_averaged("parameters", std::make_shared<const averaging::RoundReport>(result));
   const json rounds = json::parse(history.rounds());
   EXPECT_EQ(rounds[0]["outcome"], "ok");
   EXPECT_EQ(rounds[0]["group_id"], "01ff");

@@ -59,19 +59,18 @@ class OuterStep final : public Exchange {
                                                            std::move(options))};
   }
 
-  Task<Effect> take(const Moment&, const averaging::RoundResult* round) override {
+  Task<Effect> take(const Moment&, const averaging::RoundReport* round) override {
     if (!round) co_return Effect::behind;
-    co_await runtime_.offload(
-        [memory = memory_, sgd = sgd_, live = replica_.host_values(), used = replica_.in_use()] {
-          auto& [anchor, momentum, difference] = *memory;
-          for (std::size_t i = 0; i < live.size(); ++i) {
-            const std::span<float> from(anchor[i]);
-            const optim::TensorMemory step{std::span<const float>(from), from, {}, std::span(difference[i]),
-                                           {std::span(momentum[i])}};
-            optim::TensorStep(sgd, step, {.step = 2}).run(0, from.size());  // a momentum of zero is one
-            std::ranges::copy(from, live[i].begin());
-          }
-        });
+    co_await runtime_.offload([memory = memory_, sgd = sgd_, live = replica_.host_values(), used = replica_.in_use()] {
+      auto& [anchor, momentum, difference] = *memory;
+      for (std::size_t i = 0; i < live.size(); ++i) {
+        const std::span<float> from(anchor[i]);
+        const optim::TensorMemory step{
+            std::span<const float>(from), from, {}, std::span(difference[i]), {std::span(momentum[i])}};
+        optim::TensorStep(sgd, step, {.step = 2}).run(0, from.size());  // a momentum of zero is one
+        std::ranges::copy(from, live[i].begin());
+      }
+    });
     co_return Effect::none;
   }
 

@@ -1,5 +1,5 @@
-// Runs that exchange steps of an outer optimizer in place of parameters: the seam of exchanges with something on it that
-// hivemind does not have.
+// Runs that exchange steps of an outer optimizer in place of parameters: the seam of exchanges with something on it
+// that hivemind does not have.
 #include "train/outer_step.hpp"
 
 #include <gtest/gtest.h>
@@ -83,8 +83,8 @@ class OuterSteps : public ::testing::Test {
     trainer->number = trainers_.size();
     trainer->dht = std::make_unique<Dht>(net_.add_host());
     EXPECT_TRUE(net_.run(trainer->dht->start({net_.host(0).visible_addresses().front()})));
-    trainer->replica = std::make_unique<PlainReplica>(net_.runtime(), std::vector<codec::Shape>{{4}},
-                                                      optim::SgdOptions{.lr = 0.01});
+    trainer->replica =
+        std::make_unique<PlainReplica>(net_.runtime(), std::vector<codec::Shape>{{4}}, optim::SgdOptions{.lr = 0.01});
     auto options = options_;
     const auto with_outer_step = [&made_for = *trainer](const ExchangeContext& context) {
       auto made = std::make_unique<OuterStep>(context, kOuterSgd, 1);
@@ -253,7 +253,7 @@ class FailingExchange final : public Exchange {
     fail(Where::offer);
     co_return Offer{co_await replica_.state_parts({})};
   }
-  Task<Effect> take(const Moment&, const averaging::RoundResult* round) override {
+  Task<Effect> take(const Moment&, const averaging::RoundReport* round) override {
     (void)co_await replica_.finish_state(round != nullptr);
     fail(Where::take);
     co_return Effect::none;
@@ -298,7 +298,8 @@ TEST_F(FailingExchanges, ThrowOnceForEachEpochAndLoseNothing) {
       options_.delay_optimizer_step = delayed;
       Trainer* both[2];
       for (std::size_t i = 0; i < 2; ++i) {
-        both[i] = &make([&now](const ExchangeContext& context) { return std::make_unique<FailingExchange>(context, now); });
+        both[i] =
+            &make([&now](const ExchangeContext& context) { return std::make_unique<FailingExchange>(context, now); });
         auto& trainer = *both[i];
         trainer.run->start();
         trainer.tasks = std::make_unique<TaskGroup>(net_.runtime(), "trainer");

@@ -4,7 +4,7 @@
 ///
 ///   Round round = averager.begin({.scheduled_time = soon});      // a group is being looked for
 ///   round.trigger(weight, tensors);                              // the tensors are ready
-///   Result<RoundResult> result = co_await round.result();
+///   Result<RoundReport> result = co_await round.result();
 #pragma once
 
 #include <functional>
@@ -104,7 +104,7 @@ class Averager {
   /// Errc::left.
   Round begin(RoundOptions options = {});
   /// Averages the tensors of the constructor once: begin, trigger and result. Dropping the task cancels the round.
-  Task<Result<RoundResult>> step(RoundOptions options = {}, double weight = 1.0);
+  Task<Result<RoundReport>> step(RoundOptions options = {}, double weight = 1.0);
 
   /// Completes when another member has sent a part of the current or a later round before that round's trigger, i.e.
   /// when a member waits for this peer.

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cohive/averaging/group.hpp"
+#include "cohive/averaging/round.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/rpc/rpc.hpp"
 
@@ -49,13 +49,9 @@ struct SearchPlan {
 
 /// How the round of a group went.
 struct RoundEnd {
-  std::string group_id;      ///< of the group
-  bool averaged = false;     ///< the round has succeeded
-  Duration took{};           ///< the exchange of values
-  std::vector<PeerId> lost;  ///< members that were lost on the way: they need not be waited for the next time
-  std::vector<PeerId> stragglers = {};  ///< of these, the members that were waited for in vain
-  std::vector<PeerId> absent = {};      ///< of these, the members that there is no connection to
-  std::size_t present = 0;              ///< other members that something was received of
+  std::string group_id;                                 ///< of the group
+  std::shared_ptr<const RoundReport> report = nullptr;  ///< null: the round has failed
+  std::vector<PeerId> absent = {};                      ///< members that were lost, and that there is no connection to
 };
 
 /// Finds groups for one averager. Loop thread only. Its destructor drops what it is doing.

@@ -57,8 +57,9 @@ struct Exchanged {
       receive_rate;                 ///< from it
 };
 
-/// What one round was: its members, what they sent, what was averaged.
-struct RoundResult {
+/// How one round went: its members, what they sent, what was averaged. It does not change once the round has ended, and
+/// is shared by all that tell of it.
+struct RoundReport {
   std::string group_id;                 ///< the same for all members of the round
   std::vector<Member> group;            ///< in group order, this peer included
   PeerId leader;                        ///< the member that assembled the group
@@ -76,6 +77,10 @@ struct RoundResult {
   Duration allreduce{};              ///< from the trigger to the end
   std::vector<Exchanged> exchanged;  ///< in group order; empty for this peer itself
 
+  /// Returns the members that were lost on the way, each of them once: failed_reducers and lost_senders.
+  std::vector<PeerId> lost() const;
+  /// Returns how many other members something was received of.
+  std::size_t present() const;
   /// Returns the time between the first and the last member to come, the own trigger included; zero when no arrival is
   /// known.
   Duration arrival_spread() const;
@@ -121,7 +126,9 @@ class Round {
   /// Waits for the end; one waiter at a time, which gets the result once. After a success every value of the tensors is
   /// final. After a failure, stretches that were averaged before it are, and TensorParts::finish() completes the rest.
   /// Errors: Errc::no_group, Errc::members_left, Errc::round_cancelled, and those of groups that cannot average.
-  Task<Result<RoundResult>> result();
+  Task<Result<std::shared_ptr<const RoundReport>>> report();
+  /// Waits as report() does, and returns a copy.
+  Task<Result<RoundReport>> result();
 
  private:
   friend class Averager;

@@ -32,7 +32,7 @@ class RoundContext {
   /// a phase earlier are held until this call.
   /// \param phase  distinguishes the all-reduces of one round; on the wire it follows the group's id. hivemind's is
   ///               empty; its PowerSGD has "PHASE_P" and "PHASE_Q".
-  /// Succeeds when some members are lost: RoundResult tells which. Errors: bad_partition for a phase that this round
+  /// Succeeds when some members are lost: RoundReport tells which. Errors: bad_partition for a phase that this round
   /// has had; round_cancelled.
   virtual Task<Result<>> all_reduce(TensorParts& tensors, std::string phase) = 0;
 };

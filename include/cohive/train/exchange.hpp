@@ -98,13 +98,14 @@ class Exchange {
   virtual Task<void> hold() { co_return; }
   /// Called before a group is waited for.
   virtual Task<void> prepare(const Moment&) { co_return; }
-  /// Returns what goes out. Nothing else changes the model meanwhile, nor until take() has ended, unless it was released
+  /// Returns what goes out. Nothing else changes the model until take() has ended, unless the trainer was released
   /// before.
   virtual Task<Offer> offer(const Moment&) = 0;
   /// Takes what came of an offer, whose parts have been given back.
   /// \param round  how it went; null: nothing was averaged, and TensorParts::finish() is up to this function
-  virtual Task<Effect> take(const Moment&, const averaging::RoundResult* round) = 0;
-  /// Drops what would have gone out: this peer has missed the round, and downloads the state of the others.
+  virtual Task<Effect> take(const Moment&, const averaging::RoundReport* round) = 0;
+  /// Drops what would have gone out, or was offered: this peer has missed the round, and downloads the state of the
+  /// others.
   virtual Task<void> drop() { co_return; }
 
   // ---- What it keeps from round to round

@@ -35,15 +35,16 @@ bool KnownGroup::is_forged(const RoundEnd& end) const {
   const std::set<PeerId> absent(end.absent.begin(), end.absent.end());
   const auto strangers = static_cast<std::size_t>(std::ranges::count_if(
       absent, [this](const PeerId& peer) { return peer != *last_leader_ && !reputation_.has_history(peer); }));
-  return strangers >= kFewestForged && strangers > end.present;
+  return strangers >= kFewestForged && strangers > end.report->present();
 }
 
 std::optional<PeerId> KnownGroup::round_ended(const RoundEnd& end) {
-  if (!end.averaged) {
+  if (!end.report) {
     forget();
     return std::nullopt;
   }
-  lost_ = {end.lost.begin(), end.lost.end()};
+  const auto lost = end.report->lost();
+  lost_ = {lost.begin(), lost.end()};
   lost_.erase(own_);
   if (is_forged(end)) {
     forget();

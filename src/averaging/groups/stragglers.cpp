@@ -67,22 +67,26 @@ Stragglers::Record& Stragglers::record_of(const PeerId& peer) {
 
 void Stragglers::round_ended(const RoundEnd& end, bool tells_strangers_apart) {
   Round* round = find_round(end.group_id);
-  if (!round || !end.averaged || !is_plausible(end.stragglers.size(), round->members.size())) return;
+  if (!round || !end.report) return;
+  const auto& stragglers = end.report->stragglers;
+  const Duration took = end.report->allreduce;
+  const auto lost = end.report->lost();
+  if (!is_plausible(stragglers.size(), round->members.size())) return;
   const auto is_in = [](const std::vector<PeerId>& list, const PeerId& peer) {
     return std::ranges::find(list, peer) != list.end();
   };
   bool stranger = false;
-  for (const PeerId& peer : end.stragglers) {
+  for (const PeerId& peer : stragglers) {
     if (peer == own_ || !round->members.contains(peer)) continue;
     stranger |= is_stranger(peer);
     Record& record = record_of(peer);
     if (record.owed == 0) ++record.late;
     record.owed = std::max(record.owed, std::min(record.late, kMostOwed));
   }
-  round->took = end.took;
+  round->took = took;
   for (const PeerId& peer : round->members) {
-    if (peer == own_ || is_in(end.lost, peer) || is_in(end.stragglers, peer) || round->named.contains(peer)) continue;
-    if (end.stragglers.empty()) round->in_time.insert(peer);
+    if (peer == own_ || is_in(lost, peer) || is_in(stragglers, peer) || round->named.contains(peer)) continue;
+    if (stragglers.empty()) round->in_time.insert(peer);
     const auto found = records_.find(peer);
     if (found == records_.end()) continue;
     found->second.owed -= std::min<std::size_t>(found->second.owed, 1);
@@ -91,7 +95,7 @@ void Stragglers::round_ended(const RoundEnd& end, bool tells_strangers_apart) {
   if (!stranger || !tells_strangers_apart) return;
   if (!is_wary())
     log::info("averaging", "newcomers are not waited for as long as usual for a while: one of them was late");
-  distrust_until_ = std::max(distrust_until_, runtime_.now() + std::min<Duration>(end.took * kWaryFor, kLongestWary));
+  distrust_until_ = std::max(distrust_until_, runtime_.now() + std::min<Duration>(took * kWaryFor, kLongestWary));
 }
 
 bool Stragglers::told(const PeerId& witness, const std::string& id, const std::vector<PeerId>& stragglers) {

@@ -146,7 +146,7 @@ codec::Codec AllReduce::answer_codec_of(const Part& part) const {
 
 // ---- Our side of each stream
 
-Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
+Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
   std::vector<Exchange> exchanges(members_.size());
   std::size_t parts_total = 0;
   for (const auto& parts : parts_by_owner_) parts_total += parts.size();
@@ -173,23 +173,24 @@ Task<Result<AllReduce::Outcome>> AllReduce::run(TensorParts& tensors) {
   if (cancelled_) co_return Error(Errc::round_cancelled);
   if (verification_) co_await apply_held(tensors, exchanges);
 
-  Outcome outcome;
-  outcome.parts_total = parts_total;
-  if (verification_) outcome.parts_checked = verification_->checked();
+  report.parts_total += parts_total;
+  if (verification_) report.parts_checked += verification_->checked();
+  std::vector<PeerId> failed;
   for (std::size_t member = 0; member < exchanges.size(); ++member) {
-    outcome.parts_failed += exchanges[member].unused;
+    report.parts_failed += exchanges[member].unused;
     if (!exchanges[member].failure) continue;
-    outcome.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
-    outcome.failed_reducers.push_back(peer(member));
+    report.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
+    failed.push_back(peer(member));
     blame(member, *exchanges[member].failure);
   }
   const bool nothing = std::ranges::none_of(exchanges, [](const Exchange& exchange) { return exchange.applied > 0; });
-  if (nothing && !outcome.failed_reducers.empty() && setup_.reducers_end.passed(runtime_.now()))
+  if (nothing && !failed.empty() && setup_.reducers_end.passed(runtime_.now()))
     co_return Error(cohive::Errc::timeout, "no part was answered");
-  outcome.liars = liars_;
-  outcome.stragglers = stragglers_;
-  outcome.lost_senders = lost_;
-  co_return outcome;
+  add_new(report.failed_reducers, failed);
+  add_new(report.liars, liars_);
+  add_new(report.stragglers, stragglers_);
+  add_new(report.lost_senders, lost_);
+  co_return ok();
 }
 
 /// Gets our contributions ready ahead of their turn; on a device that takes a while.

@@ -45,14 +45,6 @@ class AllReduce {
     Deadline senders_end = Deadline::never();   ///< senders that hold the others up are left out from now on
     Deadline reducers_end = Deadline::never();  ///< parts that are not answered keep local values
   };
-  /// What became of the parts.
-  struct Outcome {
-    std::size_t parts_total = 0, parts_failed = 0;
-    std::size_t parts_checked = 0;  ///< that other members reduced and this one made again
-    std::vector<PeerId> failed_reducers, lost_senders;
-    std::vector<PeerId> liars;       ///< of these, the members that sent what cannot be
-    std::vector<PeerId> stragglers;  ///< of these, the members that this one has waited for until its patience ended
-  };
 
   /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.
   static Result<std::shared_ptr<AllReduce>> make(p2p::Host& host, const AveragerOptions& options,
@@ -60,7 +52,7 @@ class AllReduce {
                                                  const TensorParts& tensors);
 
   /// Sends, receives and reduces until this member is done. Only this touches the tensors: it may be dropped.
-  Task<Result<Outcome>> run(TensorParts& tensors);
+  Task<Result<>> run(TensorParts& tensors, RoundReport& report);
   /// Serves one sender's stream; its first message has been read, and came at `arrival`.
   static Task<Result<>> serve(std::shared_ptr<AllReduce> self, rpc::ServerStream& stream, Slice first,
                               TimePoint arrival);

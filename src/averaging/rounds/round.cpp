@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "cohive/averaging/errors.hpp"
+#include "cohive/core/try.hpp"
 #include "round_state.hpp"
 
 namespace cohive::averaging {
@@ -92,8 +93,15 @@ void Round::cancel() {
   state_->cancel();
 }
 
-Task<Result<RoundResult>> Round::result() {
-  return [](std::shared_ptr<State> state) -> Task<Result<RoundResult>> {
+Task<Result<RoundReport>> Round::result() {
+  return [](Task<Result<std::shared_ptr<const RoundReport>>> waiting) -> Task<Result<RoundReport>> {
+    CO_TRY(const auto report, co_await std::move(waiting));
+    co_return *report;
+  }(report());
+}
+
+Task<Result<std::shared_ptr<const RoundReport>>> Round::report() {
+  return [](std::shared_ptr<State> state) -> Task<Result<std::shared_ptr<const RoundReport>>> {
     co_await state->tasks.join();
     co_return std::exchange(state->result, std::nullopt).value_or(Error(Errc::round_cancelled));
   }(state_);

@@ -29,7 +29,7 @@ struct Round::State {
   Event triggered;
   double weight = 1;
   std::shared_ptr<TensorParts> tensors;  ///< that were handed over; null: the averager's own
-  std::optional<Result<RoundResult>> result;
+  std::optional<Result<std::shared_ptr<const RoundReport>>> result;
   TaskGroup tasks;  ///< the coroutine of the round; it uses this object and the averager
 };
 

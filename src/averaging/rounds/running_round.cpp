@@ -12,11 +12,6 @@ namespace {
 // Shares of a round's time. What is left of it is for the parts that waited for a sender, and for their answers.
 constexpr double kForSenders = 0.8, kForReducers = 0.95;
 
-void add_new(std::vector<PeerId>& all, const std::vector<PeerId>& more) {
-  for (const PeerId& peer : more)
-    if (std::ranges::find(all, peer) == all.end()) all.push_back(peer);
-}
-
 }  // namespace
 
 Scheme plain_all_reduce() {
@@ -79,42 +74,22 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
   auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);
   if (!made) co_return made.error();
   if (!entry_.add(work_.group->id + phase, *made)) co_return Error(Errc::bad_partition, "a phase that has been before");
-  auto outcome = co_await (*made)->run(tensors);
-  if (!outcome) co_return outcome.error();
-  add(*outcome);
-  co_return ok();
+  co_return co_await (*made)->run(tensors, report_);
 }
 
-void RunningRound::add(const AllReduce::Outcome& outcome) {
-  outcome_.parts_total += outcome.parts_total;
-  outcome_.parts_failed += outcome.parts_failed;
-  outcome_.parts_checked += outcome.parts_checked;
-  add_new(outcome_.failed_reducers, outcome.failed_reducers);
-  add_new(outcome_.lost_senders, outcome.lost_senders);
-  add_new(outcome_.liars, outcome.liars);
-  add_new(outcome_.stragglers, outcome.stragglers);
-}
-
-RoundResult RunningRound::result(TimePoint trigger) const {
-  RoundResult result;
+RoundReport RunningRound::report(TimePoint trigger) && {
+  RoundReport report = std::move(report_);
   const Group& group = *work_.group;
-  result.group_id = group.id;
-  result.group = group.members;
-  result.leader = group.leader;
-  result.agreed_codecs = group.agreed_codecs;
-  result.parts_total = outcome_.parts_total;
-  result.parts_failed = outcome_.parts_failed;
-  result.parts_checked = outcome_.parts_checked;
-  result.failed_reducers = outcome_.failed_reducers;
-  result.lost_senders = outcome_.lost_senders;
-  result.liars = outcome_.liars;
-  result.stragglers = outcome_.stragglers;
+  report.group_id = group.id;
+  report.group = group.members;
+  report.leader = group.leader;
+  report.agreed_codecs = group.agreed_codecs;
   for (const MemberTraffic& member : *traffic_) {
-    result.exchanged.push_back(member.summary(trigger));
-    result.bytes_sent += result.exchanged.back().bytes_sent;
-    result.bytes_received += result.exchanged.back().bytes_received;
+    report.exchanged.push_back(member.summary(trigger));
+    report.bytes_sent += report.exchanged.back().bytes_sent;
+    report.bytes_received += report.exchanged.back().bytes_received;
   }
-  return result;
+  return report;
 }
 
 }  // namespace cohive::averaging

@@ -31,8 +31,8 @@ class RunningRound final : public RoundContext {
 
   /// Runs the scheme. Errors: tensors that do not fit the schema; those of the scheme.
   Task<Result<>> run();
-  /// What is known at the end; without times.
-  RoundResult result(TimePoint trigger) const;
+  /// Hands over what is known at the end; without times.
+  RoundReport report(TimePoint trigger) &&;
 
   Runtime& runtime() const noexcept override { return setup_.host.runtime(); }
   const Group& group() const noexcept override { return *work_.group; }
@@ -44,7 +44,6 @@ class RunningRound final : public RoundContext {
  private:
   /// When a share of the round's time is over.
   Deadline after(double share) const;
-  void add(const AllReduce::Outcome& outcome);
 
   const Setup setup_;
   const WorkDivision work_;
@@ -53,7 +52,7 @@ class RunningRound final : public RoundContext {
   Rounds::Entry& entry_;
   const TimePoint began_;
   std::shared_ptr<std::vector<MemberTraffic>> traffic_;
-  AllReduce::Outcome outcome_;  // of all all-reduces
+  RoundReport report_;  // of all all-reduces so far
 };
 
 }  // namespace cohive::averaging

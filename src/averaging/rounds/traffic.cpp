@@ -10,6 +10,11 @@ constexpr Duration kLongEnough = 10ms;
 
 }  // namespace
 
+void add_new(std::vector<PeerId>& list, const std::vector<PeerId>& more) {
+  for (const PeerId& peer : more)
+    if (std::ranges::find(list, peer) == list.end()) list.push_back(peer);
+}
+
 void MemberTraffic::sent(std::size_t bytes, TimePoint begin, TimePoint end) {
   if (!out_.begin) out_.begin = begin;
   out_.bytes += bytes;
@@ -42,7 +47,18 @@ Exchanged MemberTraffic::summary(TimePoint trigger) const {
   return result;
 }
 
-Duration RoundResult::arrival_spread() const {
+std::vector<PeerId> RoundReport::lost() const {
+  std::vector<PeerId> all = failed_reducers;
+  add_new(all, lost_senders);
+  return all;
+}
+
+std::size_t RoundReport::present() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(exchanged, [](const Exchanged& member) { return member.bytes_received > 0; }));
+}
+
+Duration RoundReport::arrival_spread() const {
   std::optional<Duration> first, last;
   for (const Exchanged& one : exchanged) {
     if (!one.arrival) continue;

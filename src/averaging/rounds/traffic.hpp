@@ -5,6 +5,9 @@
 
 namespace cohive::averaging {
 
+/// Adds the peers that are not in a list to it.
+void add_new(std::vector<PeerId>& list, const std::vector<PeerId>& more);
+
 class MemberTraffic {
  public:
   /// Its first part came at this time.

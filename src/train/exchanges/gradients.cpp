@@ -40,9 +40,7 @@ class Gradients final : public Exchange {
   bool is_divided() const override { return !options_.grad_averager_factory; }
   msgpack::Value greeting(std::uint64_t) const override { return {}; }
 
-  Release release(const Moment&) const override {
-    return place() == Place::next ? Release::averaged : Release::done;
-  }
+  Release release(const Moment&) const override { return place() == Place::next ? Release::averaged : Release::done; }
   Task<void> prepare(const Moment&) override {
     if (place() == Place::next) co_await replica_.free_next();
   }
@@ -56,7 +54,7 @@ class Gradients final : public Exchange {
     co_return Offer{taken_.parts, steps && taken_.usable ? moment.samples : 0};
   }
 
-  Task<Effect> take(const Moment& moment, const averaging::RoundResult* round) override {
+  Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override {
     auto [parts, usable] = std::exchange(taken_, {});
     if (moment.occasion != Occasion::epoch_end || options_.auxiliary) co_return Effect::none;
     TraceSpan span(averager().dht().runtime(), "train", "optimizer step");

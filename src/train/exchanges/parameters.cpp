@@ -39,7 +39,7 @@ class Parameters final : public Exchange {
     parts_ = co_await replica_.state_parts(round_of(moment));
     co_return Offer{parts_, moment.occasion == Occasion::following ? 0.0 : 1.0};
   }
-  Task<Effect> take(const Moment&, const averaging::RoundResult* round) override {
+  Task<Effect> take(const Moment&, const averaging::RoundReport* round) override {
     if (!round) co_await parts_->finish();
     parts_.reset();
     co_return co_await replica_.finish_state(round != nullptr) ? Effect::publishable : Effect::none;

@@ -32,7 +32,7 @@ int main() {
   transport::SimFabric fabric(runtime, {.latency = 5ms});
   Peer one(fabric, 1, 1), two(fabric, 2, 4);
   runtime.run(two.dht.start({one.host.visible_addresses().front()})).value();
-  std::vector<Task<Result<averaging::RoundResult>>> steps;
+  std::vector<Task<Result<averaging::RoundReport>>> steps;
   for (Peer* peer : {&one, &two}) {
     peer->averager.start();
     steps.push_back(peer->averager.step());

@@ -332,7 +332,7 @@ typedef struct cohive_trainer_calls {
    * updates: step with the gradients of the batch. Not 0: it has failed, and the call with it, with COHIVE_CANCELLED. */
   int32_t (*step)(void* context, float* const* gradients, uint64_t epoch);
   /** Takes over the state of another peer: its metadata as msgpack, its tensors in their order. Nothing in it has been
-   * looked at, but that float32 values are finite. Not 0: it does not fit, and nothing was changed. */
+   * looked at, but that its floating-point values are finite. Not 0: it does not fit, and nothing was changed. */
   int32_t (*load)(void* context, const uint8_t* metadata, size_t size, const cohive_tensor* tensors, size_t count,
                   uint64_t epoch);
   /** Asked about every 100 ms by a call that waits. Not 0: it ends with COHIVE_CANCELLED; what it began goes on, and the

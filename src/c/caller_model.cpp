@@ -24,6 +24,20 @@ std::vector<averaging::TensorInfo> infos_of(const std::vector<CallerArrays::Besi
   return infos;
 }
 
+/// Whether all values of a floating type are finite.
+bool is_finite(const codec::Tensor& tensor) {
+  using codec::DType;
+  switch (tensor.dtype) {
+    case DType::float64:
+    case DType::float32:
+    case DType::float16:
+    case DType::bfloat16:
+      return optim::all_finite({tensor.dtype, tensor.data.data(), tensor.data.size() / codec::size_of(tensor.dtype)});
+    default:
+      return true;
+  }
+}
+
 }  // namespace
 
 CallerModel::CallerModel(Runtime& runtime, train::TrainerThread& thread, CallerArrays arrays,
@@ -244,10 +258,7 @@ Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, 
   if (*epoch < least_epoch) co_return bad("its epoch " + std::to_string(*epoch) + " is older than ours");
   const auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
   const bool finite = co_await runtime().offload([shared] {
-    return std::ranges::all_of(shared->tensors, [](const codec::Tensor& tensor) {
-      if (tensor.dtype != codec::DType::float32) return true;
-      return optim::all_finite(std::span(reinterpret_cast<const float*>(tensor.data.data()), tensor.data.size() / sizeof(float)));
-    });
+    return std::ranges::all_of(shared->tensors, is_finite);
   });
   if (!finite) co_return Error(averaging::Errc::bad_state, shared->donor, "values that are not finite");
   const auto fits = std::make_shared<bool>(false);

@@ -15,7 +15,7 @@ namespace {
 constexpr double kLongestLead = 3600;   // seconds; ends that cannot be foreseen are far away
 constexpr int kDividedLead = 2;         // times the matchmaking time
 constexpr Duration kPollInterval = 1s;  // at the progress of the run, while a member waits
-constexpr std::size_t kFewTrainers = 32;      // all of whom a newcomer knows soon
+constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
 }  // namespace
 
 // ---- Beginning

@@ -329,14 +329,15 @@ typedef struct cohive_trainer_calls {
   void* context; /**< that they are given */
   /** Steps with the mean gradients of all samples of all peers: one pointer to float32 values for each parameter, null
    * where no peer has a gradient; they live until it returns, and may be written to. `gradients` is null with local
-   * updates: step with the gradients of the batch. Not 0: it has failed, and the call with it, with COHIVE_CANCELLED. */
+   * updates: step with the gradients of the batch. Not 0: it has failed, and the call with it, with COHIVE_CANCELLED.
+   */
   int32_t (*step)(void* context, float* const* gradients, uint64_t epoch);
   /** Takes over the state of another peer: its metadata as msgpack, its tensors in their order. Nothing in it has been
    * looked at, but that its floating-point values are finite. Not 0: it does not fit, and nothing was changed. */
   int32_t (*load)(void* context, const uint8_t* metadata, size_t size, const cohive_tensor* tensors, size_t count,
                   uint64_t epoch);
-  /** Asked about every 100 ms by a call that waits. Not 0: it ends with COHIVE_CANCELLED; what it began goes on, and the
-   * next call waits for it first. May be null. */
+  /** Asked about every 100 ms by a call that waits. Not 0: it ends with COHIVE_CANCELLED; what it began goes on, and
+   * the next call waits for it first. May be null. */
   int32_t (*interrupted)(void* context);
 } cohive_trainer_calls;
 
@@ -375,8 +376,8 @@ COHIVE_API int32_t cohive_trainer_open(cohive_swarm* swarm, const char* options,
  * \param metadata  msgpack of a map that is not empty, to which "epoch" is added
  * \param state     its tensors in the order in which newcomers get them; where `data` is that of a parameter, its
  *                  newest values
- * \param names     of these tensors in checkpoints: "parameter.N", then "extra.N", then "optimizer.N.STATISTIC", by number
- *                  and name
+ * \param names     of these tensors in checkpoints: "parameter.N", then "extra.N", then "optimizer.N.STATISTIC", by
+ * number and name
  * \param steps     with native_steps: JSON, an array with an object for each parameter group: "name" ("sgd", "adam",
  *                  "adamw", "rmsprop", "adagrad" or "lamb") and its settings as torch.optim names them, "parameters":
  *                  how many; null without
@@ -414,7 +415,8 @@ COHIVE_API int32_t cohive_trainer_loss(cohive_trainer* trainer, double loss);
  * "grad_rounds_failed", "state_rounds", "state_rounds_failed", "state_downloads", "bytes_sent", "bytes_received",
  * "seconds_synchronised". */
 COHIVE_API int32_t cohive_trainer_status(cohive_trainer* trainer, cohive_bytes* status);
-/** Leaves the run within shutdown_timeout; a call that another thread waits in ends first, with COHIVE_CLOSED. Waits. */
+/** Leaves the run within shutdown_timeout; a call that another thread waits in ends first, with COHIVE_CLOSED. Waits.
+ */
 COHIVE_API int32_t cohive_trainer_close(cohive_trainer* trainer);
 /** Forgets the handle; closes it first. When it returns, nothing uses the caller's memory. */
 COHIVE_API void cohive_trainer_free(cohive_trainer* trainer);

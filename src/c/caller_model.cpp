@@ -257,9 +257,7 @@ Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, 
   if (!epoch) co_return bad("no epoch in its metadata");
   if (*epoch < least_epoch) co_return bad("its epoch " + std::to_string(*epoch) + " is older than ours");
   const auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
-  const bool finite = co_await runtime().offload([shared] {
-    return std::ranges::all_of(shared->tensors, is_finite);
-  });
+  const bool finite = co_await runtime().offload([shared] { return std::ranges::all_of(shared->tensors, is_finite); });
   if (!finite) co_return Error(averaging::Errc::bad_state, shared->donor, "values that are not finite");
   const auto fits = std::make_shared<bool>(false);
   co_await thread_.run(runtime(), [this, shared, fits, number = *epoch] {

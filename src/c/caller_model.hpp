@@ -1,5 +1,5 @@
-// A model in memory of the caller's, as a run sees it: float32 arrays that stay where they are, others that are averaged
-// beside them, and a state whose layout the caller describes.
+// A model in memory of the caller's, as a run sees it: float32 arrays that stay where they are, others that are
+// averaged beside them, and a state whose layout the caller describes.
 #pragma once
 
 #include <future>

@@ -12,9 +12,9 @@ using averaging::Round;
 using averaging::RoundReport;
 
 namespace {
-constexpr double kLongestLead = 3600;   // seconds; ends that cannot be foreseen are far away
-constexpr int kDividedLead = 2;         // times the matchmaking time
-constexpr Duration kPollInterval = 1s;  // at the progress of the run, while a member waits
+constexpr double kLongestLead = 3600;     // seconds; ends that cannot be foreseen are far away
+constexpr int kDividedLead = 2;           // times the matchmaking time
+constexpr Duration kPollInterval = 1s;    // at the progress of the run, while a member waits
 constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
 }  // namespace
 

@@ -182,8 +182,7 @@ TEST(CTrainerFaults, WhatCannotBeMeantGetsASentence) {
     auto tensor = model.tensor();
     if (change) change(tensor);
     cohive_trainer* handle = nullptr;
-    const auto code =
-        cohive_trainer_open(swarm.handle, options.c_str(), &tensor, 1, nullptr, 0, &model.calls, &handle);
+    const auto code = cohive_trainer_open(swarm.handle, options.c_str(), &tensor, 1, nullptr, 0, &model.calls, &handle);
     EXPECT_EQ(handle, nullptr);
     EXPECT_EQ(code, COHIVE_INVALID_ARGUMENT);
     return std::string(cohive_last_error());
@@ -225,11 +224,11 @@ TEST(CTrainerFaults, StepsOfTheLibraryThatCannotBeMeant) {
   const auto tensor = model.tensor();
   const char* name = "parameter.0";
   float* statistics[4] = {};
-  for (const char* steps : {"", "{}", "[]", R"([{"name": "adan", "parameters": 1}])", R"([{"name": "sgd"}])",
-                            R"([{"name": "sgd", "parameters": 2}])", R"([{"name": "sgd", "lr": "x", "parameters": 1}])",
-                            R"([{"name": "sgd", "lr": -1, "parameters": 1}])",
-                            R"([{"name": "adam", "betas": [0.9], "parameters": 1}])",
-                            R"([{"name": "adam", "parameters": 1}])" /* without statistics */}) {
+  for (const char* steps :
+       {"", "{}", "[]", R"([{"name": "adan", "parameters": 1}])", R"([{"name": "sgd"}])",
+        R"([{"name": "sgd", "parameters": 2}])", R"([{"name": "sgd", "lr": "x", "parameters": 1}])",
+        R"([{"name": "sgd", "lr": -1, "parameters": 1}])", R"([{"name": "adam", "betas": [0.9], "parameters": 1}])",
+        R"([{"name": "adam", "parameters": 1}])" /* without statistics */}) {
     SCOPED_TRACE(steps);
     EXPECT_EQ(cohive_trainer_describe(trainer.handle, raw("\x81\xa1x\x01"), 4, &tensor, &name, 1, steps, statistics),
               COHIVE_INVALID_ARGUMENT);

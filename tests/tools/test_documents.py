@@ -209,6 +209,10 @@ def literals():
             statement += re.sub(r"\$?\{[^}]*\}", "...", literal[1].replace('\\"', '"'))
             end = literal.end()
         found.append(statement)
+    for path in sorted((ROOT / "python/cohive").glob("*.py")):
+        for neighbours in re.finditer(r'(?:f?"(?:[^"\\\n]|\\.)*"\s*)+', path.read_text()):
+            joined = "".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', neighbours[0]))
+            found.append(re.sub(r"%[a-z]|\{[^}]*\}", "...", joined))
     return found
 
 

@@ -65,6 +65,11 @@ def master_of(parameter: Any) -> Any:
     return copy.requires_grad_(parameter.requires_grad)
 
 
+def live_of(tensor: Any) -> Any:
+    """What the library averages for a tensor: its own memory wherever it can be, else a float32 copy."""
+    return tensor.detach() if is_plain(tensor) else master_of(tensor).detach()
+
+
 def return_memory() -> None:
     """Of tensors of some megabytes glibc keeps what they took when they are gone: here more than the model's size."""
     with contextlib.suppress(AttributeError, OSError):
@@ -103,13 +108,11 @@ class Model:
         self.stepped = [one for group in optimizer.param_groups for one in group["params"]]
         if len(self.stepped) != len(parameters):
             raise ValueError("the optimizer has other parameters than those that it was made of")
-        #: what the library averages: the same memory wherever it can be
-        self.live = [one.detach() if is_plain(one) else master_of(one).detach() for one in self.stepped]
+        #: what the library averages
+        self.live = [live_of(one) for one in self.stepped]
         self._statistics, self._extra_tensors = tuple(statistics), tuple(extra_tensors)
         self._initialize()
         self.native = not local and self._is_known()
-        #: the library is handed gradients without the scale of the loss
-        self.unscales = local
         self._beside = self._find_beside()
         self._places = [_place_of(one) for one in parameters]
         self._buffers: List[Any] = []
@@ -142,7 +145,7 @@ class Model:
             if group.get("decoupled_weight_decay") and kind is torch.optim.Adam:
                 return False
         return all(
-            value is None or not isinstance(value, torch.Tensor) or (value.dtype == torch.float32 and is_plain(value))
+            not isinstance(value, torch.Tensor) or is_plain(value)
             for one in self.stepped
             for value in self.optimizer.state[one].values()
         )
@@ -159,16 +162,12 @@ class Model:
                 if not isinstance(tensor, torch.Tensor):
                     raise ValueError(f"the optimizer keeps no tensor {name!r} for each of its parameters")
                 info = CompressionInfo.from_tensor(tensor, key=(at, name), role=TensorRole.OPTIMIZER)
-                found.append((tensor, self._values_of(tensor), info, True))
+                found.append((tensor, live_of(tensor), info, True))
         for at, tensor in enumerate(self._extra_tensors):
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
                 raise TypeError("an extra tensor is a tensor of torch with floating-point values")
-            found.append((tensor, self._values_of(tensor), CompressionInfo.from_tensor(tensor, key=at), False))
+            found.append((tensor, live_of(tensor), CompressionInfo.from_tensor(tensor, key=at), False))
         return found
-
-    @staticmethod
-    def _values_of(tensor: Any) -> Any:
-        return tensor.detach() if is_plain(tensor) else master_of(tensor).detach()
 
     def extras(self) -> List[Any]:
         """The extra tensors, as newcomers get them."""
@@ -297,15 +296,13 @@ class Model:
                 )
 
     def gradients(self, scale: float) -> Any:
-        """Pointers to the gradients of a batch, null where a parameter has none. They live until
-        release_gradients(), or the next call."""
+        """Pointers to the gradients of a batch, or to the sums in buffers that are used again; null where a parameter
+        has none. They live until release_gradients(), or the next call."""
         if self._local:
             for parameter in self.parameters if scale != 1 else ():
                 if parameter.grad is not None:
                     parameter.grad.div_(scale)
             return (_native.FloatPointer * len(self.parameters))()
-        if self._reuse:
-            return self._reused()
         kept, pointers = [], (_native.FloatPointer * len(self.parameters))()
         for at, parameter in enumerate(self.parameters):
             if parameter.grad is None:
@@ -328,18 +325,6 @@ class Model:
         if grad.layout != torch.strided:
             grad = grad.to_dense()
         return grad if is_plain(grad) else grad.to(device="cpu", dtype=torch.float32).contiguous()
-
-    def _reused(self) -> Any:
-        """The memory in which gradients add up: their own, or copies of sums that are elsewhere."""
-        pointers = (_native.FloatPointer * len(self.parameters))()
-        buffers = []
-        for at, parameter in enumerate(self.parameters):
-            if parameter.grad is None:
-                continue
-            buffers.append(self._on_host(parameter.grad))
-            pointers[at] = _pointer(buffers[-1])
-        self._buffers = buffers
-        return pointers
 
     def clear_gradients(self) -> None:
         """Begins new sums in the parameters' gradients."""

@@ -50,6 +50,26 @@ def nested_pack(flat: Iterable[Any], structure: Any) -> Any:
     return pack(structure)
 
 
+def parameter_groups(params: Any) -> List[Dict[str, Any]]:
+    """Groups, each with a list of parameters, of parameters or groups. TypeError for anything else, ValueError for a
+    parameter that is there twice."""
+    groups = list(params)
+    if all(isinstance(one, torch.Tensor) for one in groups):
+        groups = [dict(params=groups)]
+    made = []
+    for group in groups:
+        if not isinstance(group, dict) or "params" not in group:
+            raise TypeError("params are parameters, or groups with a list of them under 'params'")
+        own = group["params"]
+        made.append(dict(group, params=[own] if isinstance(own, torch.Tensor) else list(own)))
+    parameters = [parameter for group in made for parameter in group["params"]]
+    if not all(isinstance(parameter, torch.Tensor) for parameter in parameters):
+        raise TypeError("params are parameters, or groups with a list of them under 'params'")
+    if len({id(parameter) for parameter in parameters}) != len(parameters):
+        raise ValueError("Found duplicate parameters in param_groups")
+    return made
+
+
 def initialize_optimizer_state(optimizer: Any) -> None:
     """Has an optimizer make its state, by a step with zero gradients where there are none."""
     for group in optimizer.param_groups:

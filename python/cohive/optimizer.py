@@ -18,9 +18,9 @@ from ._native import Handle, check, lib
 from ._torch import torch
 from .compression import CompressionBase, CompressionInfo, NoCompression
 from .dht import DHT
-from .optim import GradientAverager, PowerSGDGradientAverager, dump_training_state
-from .progress import GlobalTrainingProgress, LocalTrainingProgress, PerformanceEMA
-from .timed import DHTExpiration, get_dht_time
+from .optim import GradientAverager, PowerSGDGradientAverager, dump_training_state, parameter_groups
+from .progress import GlobalTrainingProgress, LocalTrainingProgress, PerformanceEMA, Progress
+from .timed import get_dht_time
 
 logger = logging.getLogger("cohive.train")
 
@@ -102,7 +102,7 @@ class _Part:
         return self._of.local_epoch
 
 
-class _Tracker:
+class _Tracker(Progress):
     """How far the run is, as the optimizer has seen it last; see ProgressTracker."""
 
     def __init__(self, of: "Optimizer") -> None:
@@ -139,22 +139,8 @@ class _Tracker:
         return PerformanceEMA(self.speed)
 
     @property
-    def global_epoch(self) -> int:
-        """The epoch of the run."""
-        seen = self._of._status()
-        return int(max(seen["global_epoch"], seen["epoch"]))
-
-    @property
-    def ready_to_update_epoch(self) -> bool:
-        """Whether the run has enough samples for its next epoch, or is past this peer's."""
-        seen = self._of._status()
-        enough = seen["samples"] >= self._of.target_batch_size or get_dht_time() >= seen["eta"]
-        return bool(seen["global_epoch"] > seen["epoch"] or (seen["global_epoch"] == seen["epoch"] and enough))
-
-    @property
-    def estimated_next_update_time(self) -> DHTExpiration:
-        """When the next epoch begins, Unix seconds."""
-        return get_dht_time() if self.ready_to_update_epoch else self._of._status()["eta"]
+    def _own_epoch(self) -> int:
+        return self._of.local_epoch
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -539,7 +525,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 lib.cohive_trainer_step,
                 gradients,
                 samples if counts else 0,
-                1.0 if self._model.unscales else scale,
+                1.0 if self.use_local_updates else scale,  # which the model has taken out then
                 ctypes.byref(report),
             )
             self._model.release_gradients()
@@ -754,28 +740,16 @@ def _name(optimizer: Any) -> str:
 
 
 def _groups_of(params: Any) -> List[Dict[str, Any]]:
-    """Parameter groups of parameters or groups."""
-    groups = list(params)
-    if all(isinstance(one, torch.Tensor) for one in groups):
-        groups = [dict(params=groups)]
-    made = []
-    for group in groups:
-        if not isinstance(group, dict) or "params" not in group:
-            raise TypeError("params are parameters, or groups with a list of them under 'params'")
-        own = group["params"]
-        made.append(dict(group, params=[own] if isinstance(own, torch.Tensor) else list(own)))
-    parameters = [parameter for group in made for parameter in group["params"]]
+    """Parameter groups, of parameters that can be trained together."""
+    groups = parameter_groups(params)
+    parameters = [parameter for group in groups for parameter in group["params"]]
     if not parameters:
         raise ValueError("Optimizer got an empty parameter list")
-    if not all(isinstance(parameter, torch.Tensor) for parameter in parameters):
-        raise TypeError("params are parameters, or groups with a list of them under 'params'")
-    if len({id(parameter) for parameter in parameters}) != len(parameters):
-        raise ValueError("Found duplicate parameters in param_groups")
     if not all(parameter.is_floating_point() for parameter in parameters):
         raise TypeError("a parameter has floating-point values")
     if any(parameter.is_meta or hasattr(parameter, "to_local") for parameter in parameters):
         raise TypeError("a parameter has all of its values in this process: none of the meta device, and no DTensor")
-    return made
+    return groups
 
 
 def _without_closures(optimizer: Any) -> Any:

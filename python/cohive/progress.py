@@ -57,7 +57,37 @@ class PerformanceEMA:
     samples_per_second: float
 
 
-class ProgressTracker:
+class Progress:
+    """What follows from how far a run is, and this peer with it."""
+
+    @property
+    def global_progress(self) -> GlobalTrainingProgress:
+        """The run as it was seen last."""
+        raise NotImplementedError
+
+    @property
+    def _own_epoch(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def global_epoch(self) -> int:
+        """The epoch of the run."""
+        return max(self.global_progress.global_epoch, self._own_epoch)
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        """Whether the run has enough samples for its next epoch, or is past this peer's."""
+        progress, own = self.global_progress, self._own_epoch
+        enough = progress.samples_accumulated >= progress.target_batch_size or get_dht_time() >= progress.eta_next_epoch
+        return progress.global_epoch > own or (progress.global_epoch == own and enough)
+
+    @property
+    def estimated_next_update_time(self) -> DHTExpiration:
+        """When the next epoch begins, Unix seconds."""
+        return get_dht_time() if self.ready_to_update_epoch else self.global_progress.eta_next_epoch
+
+
+class ProgressTracker(Progress):
     """Reports how far this trainer is, and tells when the run enters its next epoch.
 
     :param dht: a DHT that was started
@@ -153,21 +183,8 @@ class ProgressTracker:
         return PerformanceEMA(self._seen()["own_samples_per_second"])
 
     @property
-    def global_epoch(self) -> int:
-        """The epoch of the run."""
-        return max(self.global_progress.global_epoch, self._epoch)
-
-    @property
-    def ready_to_update_epoch(self) -> bool:
-        """Whether the run has enough samples for its next epoch, or is past this peer's."""
-        progress = self.global_progress
-        enough = progress.samples_accumulated >= self.target_batch_size or get_dht_time() >= progress.eta_next_epoch
-        return progress.global_epoch > self._epoch or (progress.global_epoch == self._epoch and enough)
-
-    @property
-    def estimated_next_update_time(self) -> DHTExpiration:
-        """When the next epoch begins, Unix seconds."""
-        return get_dht_time() if self.ready_to_update_epoch else self.global_progress.eta_next_epoch
+    def _own_epoch(self) -> int:
+        return self._epoch
 
     def report_local_progress(
         self, local_epoch: int, samples_accumulated: int, update_global_samples: bool = True

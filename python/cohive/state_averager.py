@@ -12,7 +12,7 @@ from ._torch import torch
 from .averaging import DecentralizedAverager, StepControl
 from .compression import CompressionInfo, TensorRole
 from .dht import DHT
-from .optim import dump_training_state, load_optimizer_state, nested_flatten
+from .optim import dump_training_state, load_optimizer_state, nested_flatten, parameter_groups
 from .timed import DHTExpiration
 
 logger = logging.getLogger("cohive.averaging")
@@ -116,18 +116,8 @@ class TrainingStateAverager(DecentralizedAverager):
             if not hasattr(optimizer, "param_groups"):
                 raise ValueError("Must provide param_groups or an optimizer with .param_groups")
             params = optimizer.param_groups
-        groups = list(params)
-        if all(isinstance(one, torch.Tensor) for one in groups):
-            groups = [dict(params=groups)]
-        for group in groups:
-            if not isinstance(group, dict) or not all(
-                isinstance(one, torch.Tensor) for one in group.get("params", [0])
-            ):
-                raise TypeError("params are parameters, or groups with a list of them under 'params'")
-            group["params"] = list(group["params"])
+        groups = parameter_groups(params)
         parameters = [parameter for group in groups for parameter in group["params"]]
-        if len({id(parameter) for parameter in parameters}) != len(parameters):
-            raise ValueError("Found duplicate parameters in param_groups")
         frozen = sum(parameter.numel() for parameter in parameters if not parameter.requires_grad)
         if 2 * frozen >= sum(parameter.numel() for parameter in parameters):
             logger.warning("most parameters have requires_grad=False, and are averaged all the same: leave them out")

@@ -38,3 +38,49 @@ def run_python():
         )
 
     return run
+
+
+#: of optimizers that find each other at once
+QUICK = dict(run_id="run", matchmaking_time=1.0, averaging_timeout=10.0, averager_opts=dict(request_timeout=0.8))
+
+
+@pytest.fixture
+def trainer_alone():
+    """trainer_alone(OPTIONS): an Optimizer in a swarm of its own."""
+    import cohive
+
+    made = []
+
+    def make(**options):
+        options = {**QUICK, "delay_state_averaging": False, **options}
+        made.append(cohive.Optimizer(dht=cohive.DHT(start=True), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.shutdown()
+        one.dht.shutdown()
+
+
+@pytest.fixture
+def interrupt():
+    """interrupt(CODE, ARGUMENTS, after, within): a program that prints "waits" and begins a call gets Ctrl+C `after`
+    seconds, prints "interrupted" `within` others, and ends."""
+    import signal
+    import subprocess
+    import time
+
+    def run(code, *arguments, after, within):
+        command = [sys.executable, "-c", code, *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        try:
+            assert process.stdout.readline() == "waits\n"
+            time.sleep(after)  # it is in its call; there is nothing to await that would tell
+            begin = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n" and time.monotonic() - begin < within
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+    return run

@@ -3,10 +3,6 @@
 import copy
 import functools
 import gc
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -14,28 +10,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no torch here")
 
+from conftest import QUICK  # noqa: E402
+
 import cohive  # noqa: E402
 from cohive import GradScaler, Optimizer  # noqa: E402
 
-QUICK = dict(run_id="run", matchmaking_time=1.0, averaging_timeout=10.0, averager_opts=dict(request_timeout=0.8))
 PATIENCE = 60
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 @pytest.fixture
-def trainer():
-    """trainer(OPTIONS): one in a swarm of its own."""
-    made = []
-
-    def make(**options):
-        options = {**QUICK, "target_batch_size": 16, "delay_state_averaging": False, **options}
-        made.append(Optimizer(dht=cohive.DHT(start=True), **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.shutdown()
-        one.dht.shutdown()
+def trainer(trainer_alone):
+    return functools.partial(trainer_alone, target_batch_size=16)
 
 
 def model_of(value=0.5, dtype=torch.float32):
@@ -445,19 +431,8 @@ dht.shutdown()
 """
 
 
-def test_ctrl_c_ends_a_wait(swarm):
-    address = str(swarm(1)[0].get_visible_maddrs()[0])
-    command = [sys.executable, "-c", INTERRUPTED, address]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
-    try:
-        assert process.stdout.readline() == "waits\n"
-        time.sleep(1)  # it is in its call; there is nothing to await that would tell
-        begin = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n" and time.monotonic() - begin < 1
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
+def test_ctrl_c_ends_a_wait(swarm, interrupt):
+    interrupt(INTERRUPTED, str(swarm(1)[0].get_visible_maddrs()[0]), after=1, within=1)
 
 
 BAD = {

@@ -1,10 +1,7 @@
 """Optimizer and the memory of its model: who may move it, who keeps it, and who may not write to it."""
 
+import functools
 import os
-import signal
-import subprocess
-import sys
-import time
 import types
 
 import pytest
@@ -14,25 +11,11 @@ torch = pytest.importorskip("torch", reason="no torch here")
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 import cohive  # noqa: E402
-from cohive import Optimizer  # noqa: E402
-
-QUICK = dict(run_id="run", matchmaking_time=1.0, averaging_timeout=10.0, averager_opts=dict(request_timeout=0.8))
 
 
 @pytest.fixture
-def trainer():
-    """trainer(OPTIONS): one in a swarm of its own."""
-    made = []
-
-    def make(**options):
-        options = {**QUICK, "target_batch_size": 4, "batch_size_per_step": 1, "delay_state_averaging": False, **options}
-        made.append(Optimizer(dht=cohive.DHT(start=True), **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.shutdown()
-        one.dht.shutdown()
+def trainer(trainer_alone):
+    return functools.partial(trainer_alone, target_batch_size=4, batch_size_per_step=1)
 
 
 def weight_of(size=6, **more):
@@ -191,20 +174,10 @@ dht.shutdown()
 """
 
 
-def test_ctrl_c_ends_a_wait_while_another_thread_waits_for_its_turn():
+def test_ctrl_c_ends_a_wait_while_another_thread_waits_for_its_turn(interrupt):
     dht = cohive.DHT(start=True)
-    command = [sys.executable, "-c", INTERRUPTED, str(dht.get_visible_maddrs()[0])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
-    try:
-        assert process.stdout.readline() == "waits\n"
-        time.sleep(2)  # both are in their calls; there is nothing to await that would tell
-        begin = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n" and time.monotonic() - begin < 1.5
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
-        dht.shutdown()
+    interrupt(INTERRUPTED, str(dht.get_visible_maddrs()[0]), after=2, within=1.5)
+    dht.shutdown()
 
 
 def test_workers_of_a_data_loader_have_nothing_of_it(trainer):

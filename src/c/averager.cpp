@@ -293,24 +293,20 @@ namespace {
 /// Runs `body(averager)` on the loop, and waits for it.
 template <class F>
 std::int32_t with_averager(cohive_averager* handle, F body) noexcept {
-  return guarded([&] {
-    if (there(handle, "averager").origin.elsewhere()) return fail_elsewhere(handle->origin);
+  return with_handle(handle, "averager", [&] {
     handle->swarm->on_loop([&](train::Membership&) { body(handle->swarm->object<LoopAverager>(handle->id)); });
-    return static_cast<std::int32_t>(COHIVE_OK);
   });
 }
 
 /// The same with a round; null where it has ended.
 template <class F>
 std::int32_t with_round(cohive_round* handle, F body) noexcept {
-  return guarded([&] {
-    if (there(handle, "round").origin.elsewhere()) return fail_elsewhere(handle->origin);
+  return with_handle(handle, "round", [&] {
     handle->swarm->on_loop([&](train::Membership&) {
       auto& rounds = handle->swarm->object<LoopAverager>(handle->averager).rounds;
       const auto found = rounds.find(handle->id);
       body(found == rounds.end() ? nullptr : &found->second->round);
     });
-    return static_cast<std::int32_t>(COHIVE_OK);
   });
 }
 
@@ -338,8 +334,7 @@ std::int32_t cohive_averager_open(cohive_swarm* swarm, const char* options, std:
 }
 
 std::int32_t cohive_averager_buffer(cohive_averager* averager, std::size_t tensor, float** values, std::size_t* count) {
-  return guarded([&] {
-    if (there(averager, "averager").origin.elsewhere()) return fail_elsewhere(averager->origin);
+  return with_handle(averager, "averager", [&] {
     if (tensor >= averager->buffers->size()) return fail(COHIVE_NOT_FOUND, "there is no such tensor");
     there(values, "values") = (*averager->buffers)[tensor].data();
     there(count, "count") = (*averager->buffers)[tensor].size();

@@ -5,9 +5,9 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/msgpack.hpp"
-#include "cohive/optim/parallel.hpp"
 #include "errors.hpp"
 #include "tensors.hpp"
+#include "train/detail/loaded_state.hpp"
 
 namespace cohive::c {
 
@@ -22,20 +22,6 @@ std::vector<averaging::TensorInfo> infos_of(const std::vector<CallerArrays::Besi
   std::vector<averaging::TensorInfo> infos;
   for (const auto& one : beside) infos.push_back(one.info);
   return infos;
-}
-
-/// Whether all values of a floating type are finite.
-bool is_finite(const codec::Tensor& tensor) {
-  using codec::DType;
-  switch (tensor.dtype) {
-    case DType::float64:
-    case DType::float32:
-    case DType::float16:
-    case DType::bfloat16:
-      return optim::all_finite({tensor.dtype, tensor.data.data(), tensor.data.size() / codec::size_of(tensor.dtype)});
-    default:
-      return true;
-  }
 }
 
 }  // namespace
@@ -250,14 +236,11 @@ Task<std::optional<averaging::SharedState>> CallerModel::snapshot(std::uint64_t 
 }
 
 Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
-  const auto bad = [&state](const std::string& what) { return Error(averaging::Errc::bad_state, state.donor, what); };
-  const auto* metadata = state.metadata.get_if<msgpack::Map>();
-  const auto* found = metadata ? metadata->find("epoch") : nullptr;
-  const auto epoch = found ? found->as_uint() : std::nullopt;
-  if (!epoch) co_return bad("no epoch in its metadata");
-  if (*epoch < least_epoch) co_return bad("its epoch " + std::to_string(*epoch) + " is older than ours");
+  const auto epoch = train::epoch_to_load(state, least_epoch);
+  if (!epoch) co_return epoch;
   const auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
-  const bool finite = co_await runtime().offload([shared] { return std::ranges::all_of(shared->tensors, is_finite); });
+  const bool finite =
+      co_await runtime().offload([shared] { return std::ranges::all_of(shared->tensors, train::is_finite); });
   if (!finite) co_return Error(averaging::Errc::bad_state, shared->donor, "values that are not finite");
   const auto fits = std::make_shared<bool>(false);
   co_await thread_.run(runtime(), [this, shared, fits, number = *epoch] {
@@ -272,7 +255,7 @@ Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, 
   if (!*fits) co_return Error(averaging::Errc::bad_state, shared->donor, "it is of another model or optimizer");
   forget_next();
   publishable_.reset();
-  co_return *epoch;
+  co_return epoch;
 }
 
 }  // namespace cohive::c

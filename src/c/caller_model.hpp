@@ -13,7 +13,7 @@
 
 namespace cohive::c {
 
-/// What the caller says about its state, anew whenever that has changed.
+/// The caller describes its state by a layout, anew whenever that has changed.
 struct Layout {
   /// A tensor of the state, in memory that lives as long as the model.
   struct Part {
@@ -26,12 +26,12 @@ struct Layout {
   msgpack::Map metadata;             ///< that newcomers get, but for the epoch
   std::vector<Part> parts;           ///< in their order
   std::vector<optim::Options> step;  ///< of each parameter, for steps of cohive; empty: the caller steps
-  /// Of each parameter, for steps of cohive: its statistics in the order of optim::state_fields, and the number of its
-  /// steps.
+  /// One array for each parameter, for steps of cohive: its statistics in the order of optim::state_fields, and the
+  /// number of its steps.
   std::vector<std::array<float*, optim::kMostStateFields + 1>> statistics;
 };
 
-/// What the arrays are; they live as long as the model.
+/// The arrays of a model live as long as it does.
 struct CallerArrays {
   std::vector<train::BufferTensor> parameters;
   /// Averaged beside the parameters.

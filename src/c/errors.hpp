@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "cohive/cohive.h"
 #include "cohive/core/result.hpp"
+#include "fork.hpp"
 
 namespace cohive::c {
 
@@ -38,6 +40,20 @@ std::int32_t guarded(F body) noexcept {
   } catch (...) {
     return fail_by_exception();
   }
+}
+
+/// The same with the object of a handle. Refuses null, and one of another process. \param name  of the parameter
+template <class Handle, class F>
+std::int32_t with_handle(Handle* handle, const char* name, F body) noexcept {
+  return guarded([&] {
+    if (there(handle, name).origin.elsewhere()) return fail_elsewhere(handle->origin);
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return static_cast<std::int32_t>(COHIVE_OK);
+    } else {
+      return body();
+    }
+  });
 }
 
 /// Copies bytes for the caller to free.

@@ -175,11 +175,7 @@ std::string status_of(train::Membership& membership) {
 }
 
 std::int32_t with_swarm(cohive_swarm* swarm, const std::function<void(SwarmState&)>& body) noexcept {
-  return guarded([&] {
-    if (there(swarm, "swarm").origin.elsewhere()) return fail_elsewhere(swarm->origin);
-    body(*swarm->state);
-    return static_cast<std::int32_t>(COHIVE_OK);
-  });
+  return with_handle(swarm, "swarm", [&] { body(*swarm->state); });
 }
 
 namespace {

@@ -122,10 +122,7 @@ cohive_ticket* handle_of(TicketPtr ticket) {
 /// Runs `body(ticket)` where the handle is alive.
 template <class F>
 std::int32_t with_ticket(cohive_ticket* ticket, F body) noexcept {
-  return guarded([&] {
-    if (there(ticket, "ticket").origin.elsewhere()) return fail_elsewhere(ticket->origin);
-    return static_cast<std::int32_t>(body(*ticket->state));
-  });
+  return with_handle(ticket, "ticket", [&] { return static_cast<std::int32_t>(body(*ticket->state)); });
 }
 
 }  // namespace cohive::c

@@ -78,11 +78,9 @@ namespace {
 /// Runs `body(tracker)` on the loop, and waits for it.
 template <class F>
 std::int32_t with_tracker(cohive_tracker* handle, F body) noexcept {
-  return guarded([&] {
-    if (there(handle, "tracker").origin.elsewhere()) return fail_elsewhere(handle->origin);
+  return with_handle(handle, "tracker", [&] {
     handle->swarm->on_loop(
         [&](train::Membership&) { body(handle->swarm->object<train::ProgressTracker>(handle->id)); });
-    return static_cast<std::int32_t>(COHIVE_OK);
   });
 }
 

@@ -131,11 +131,7 @@ namespace {
 /// Runs `body(trainer, model)` on the calling thread.
 template <class F>
 std::int32_t with_trainer(cohive_trainer* handle, F body) noexcept {
-  return guarded([&] {
-    if (there(handle, "trainer").origin.elsewhere()) return fail_elsewhere(handle->origin);
-    handle->state->use(body);
-    return static_cast<std::int32_t>(COHIVE_OK);
-  });
+  return with_handle(handle, "trainer", [&] { handle->state->use(body); });
 }
 
 }  // namespace
@@ -255,11 +251,9 @@ std::int32_t cohive_trainer_status(cohive_trainer* trainer, cohive_bytes* status
 }
 
 std::int32_t cohive_trainer_close(cohive_trainer* trainer) {
-  return guarded([&] {
-    if (there(trainer, "trainer").origin.elsewhere()) return fail_elsewhere(trainer->origin);
+  return with_handle(trainer, "trainer", [&] {
     trainer->state->close();
     trainer->swarm->used(trainer->id);
-    return static_cast<std::int32_t>(COHIVE_OK);
   });
 }
 

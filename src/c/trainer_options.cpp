@@ -128,50 +128,34 @@ void take_betas(const json& group, Options& options) {
   options.beta2 = (*found)[1];
 }
 
+/// The settings that an optimizer has.
 template <class Options>
-optim::Options adam_like(const json& group) {
+optim::Options settings_of(const json& group) {
   Options options;
   take(group, "lr", options.lr);
-  take_betas(group, options);
-  take(group, "eps", options.eps);
   take(group, "weight_decay", options.weight_decay);
+  if constexpr (requires { options.beta1; }) take_betas(group, options);
+  if constexpr (requires { options.eps; }) take(group, "eps", options.eps);
   if constexpr (requires { options.amsgrad; }) take(group, "amsgrad", options.amsgrad);
+  if constexpr (requires { options.momentum; }) take(group, "momentum", options.momentum);
+  if constexpr (requires { options.dampening; }) take(group, "dampening", options.dampening);
+  if constexpr (requires { options.nesterov; }) take(group, "nesterov", options.nesterov);
+  if constexpr (requires { options.alpha; }) take(group, "alpha", options.alpha);
+  if constexpr (requires { options.centered; }) take(group, "centered", options.centered);
+  if constexpr (requires { options.lr_decay; }) take(group, "lr_decay", options.lr_decay);
+  if constexpr (requires { options.initial_accumulator_value; })
+    take(group, "initial_accumulator_value", options.initial_accumulator_value);
   return options;
 }
 
 optim::Options step_of(const json& group) {
   const auto name = group.is_object() ? group.value("name", json()) : json();
-  if (name == "adam") return adam_like<optim::AdamOptions>(group);
-  if (name == "adamw") return adam_like<optim::AdamWOptions>(group);
-  if (name == "lamb") return adam_like<optim::LambOptions>(group);
-  if (name == "sgd") {
-    optim::SgdOptions options;
-    take(group, "lr", options.lr);
-    take(group, "momentum", options.momentum);
-    take(group, "dampening", options.dampening);
-    take(group, "weight_decay", options.weight_decay);
-    take(group, "nesterov", options.nesterov);
-    return options;
-  }
-  if (name == "rmsprop") {
-    optim::RmspropOptions options;
-    take(group, "lr", options.lr);
-    take(group, "alpha", options.alpha);
-    take(group, "eps", options.eps);
-    take(group, "weight_decay", options.weight_decay);
-    take(group, "momentum", options.momentum);
-    take(group, "centered", options.centered);
-    return options;
-  }
-  if (name == "adagrad") {
-    optim::AdagradOptions options;
-    take(group, "lr", options.lr);
-    take(group, "lr_decay", options.lr_decay);
-    take(group, "weight_decay", options.weight_decay);
-    take(group, "initial_accumulator_value", options.initial_accumulator_value);
-    take(group, "eps", options.eps);
-    return options;
-  }
+  if (name == "sgd") return settings_of<optim::SgdOptions>(group);
+  if (name == "adam") return settings_of<optim::AdamOptions>(group);
+  if (name == "adamw") return settings_of<optim::AdamWOptions>(group);
+  if (name == "rmsprop") return settings_of<optim::RmspropOptions>(group);
+  if (name == "adagrad") return settings_of<optim::AdagradOptions>(group);
+  if (name == "lamb") return settings_of<optim::LambOptions>(group);
   refuse("a parameter group has a \"name\": \"sgd\", \"adam\", \"adamw\", \"rmsprop\", \"adagrad\" or \"lamb\"");
 }
 

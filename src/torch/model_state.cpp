@@ -8,6 +8,7 @@
 #include "cohive/optim/passes.hpp"
 #include "cohive/optim/step.hpp"
 #include "known_optimizer.hpp"
+#include "train/detail/loaded_state.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -261,12 +262,9 @@ std::vector<Place> check_statistics(torch::optim::Optimizer& optimizer, const av
 Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
                                  std::uint64_t least_epoch, const std::vector<torch::Tensor>& extras,
                                  OptimizerLayout& layout) {
-  const auto* metadata = state.metadata.get_if<msgpack::Map>();
-  const auto* epoch_value = metadata ? metadata->find("epoch") : nullptr;
-  const auto epoch = epoch_value ? epoch_value->as_uint() : std::nullopt;
+  const auto epoch = train::epoch_to_load(state, least_epoch);
+  if (!epoch) return epoch.error();
   const auto bad = [&](const std::string& what) { return Error(Errc::bad_state, state.donor, what); };
-  if (!epoch) return bad("no epoch in its metadata");
-  if (*epoch < least_epoch) return bad("its epoch " + std::to_string(*epoch) + " is older than ours");
   const auto parameters = parameters_of(optimizer);
   auto checked_extras = check_extras(state, parameters.size(), extras);
   if (!checked_extras) return checked_extras.error();

@@ -8,6 +8,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/optim/parallel.hpp"
+#include "train/detail/loaded_state.hpp"
 
 namespace cohive::train {
 namespace {
@@ -314,11 +315,8 @@ Task<Result<std::uint64_t>> BufferReplica::load(averaging::DownloadedState state
 /// Nothing is changed before all has been looked at.
 Result<std::uint64_t> BufferReplica::take_over(const averaging::DownloadedState& state, std::uint64_t least_epoch) {
   const auto bad = [&state](const std::string& what) { return Error(averaging::Errc::bad_state, state.donor, what); };
-  const auto* metadata = state.metadata.get_if<msgpack::Map>();
-  const auto* found = metadata ? metadata->find("epoch") : nullptr;
-  const auto epoch = found ? found->as_uint() : std::nullopt;
-  if (!epoch) return bad("no epoch in its metadata");
-  if (*epoch < least_epoch) return bad("its epoch " + std::to_string(*epoch) + " is older than ours");
+  const auto epoch = epoch_to_load(state, least_epoch);
+  if (!epoch) return epoch;
   const std::lock_guard lock(stepping_);
   std::vector<std::span<float>> places;
   for (const auto& buffer : live_) places.push_back(buffer.values);
@@ -330,14 +328,14 @@ Result<std::uint64_t> BufferReplica::take_over(const averaging::DownloadedState&
     if (tensor.dtype != codec::DType::float32 || tensor.data.size() != wanted * sizeof(float))
       return bad("tensor " + std::to_string(values.size()) + " has another shape");
     values.emplace_back(reinterpret_cast<const float*>(tensor.data.data()), wanted);
-    if (!optim::all_finite(values.back())) return bad("values that are not finite");
+    if (!is_finite(tensor)) return bad("values that are not finite");
   }
   const auto& counts = values.back();
   if (!std::ranges::all_of(counts, [](float steps) { return std::round(steps) >= 0 && steps <= optim::kMostSteps; }))
     return bad("a count of steps that is none");
   for (std::size_t i = 0; i < places.size(); ++i) std::ranges::copy(values[i], places[i].begin());
   for (std::size_t i = 0; i < size(); ++i) steps_[i] = std::llround(counts[i]);
-  return *epoch;
+  return epoch;
 }
 
 }  // namespace cohive::train

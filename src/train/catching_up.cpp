@@ -6,10 +6,10 @@
 // the peer joins the next round of the state with weight 0, and takes what its members have averaged.
 // Claims of strangers are proven by a state that can be downloaded, while training goes on. There is one pause for all
 // claims together, and it grows until one has been proven: claims cost nothing, downloads do.
-#include "checkpoint_content.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "run_impl.hpp"
+#include "train/detail/loaded_state.hpp"
 
 namespace cohive::train {
 namespace {
@@ -50,8 +50,7 @@ bool Run::Impl::out_of_sync(const GlobalProgress& global) const {
   if (options.auxiliary || global.epoch <= local_epoch) return false;
   if (global.epoch > local_epoch + 1) return true;
   const auto* const step = of_step();
-  const bool together = step && (step->has_group() || step->may_be_apart() || options.delay_grad_averaging);
-  return step && !together;
+  return step && !step->has_group() && !step->may_be_apart() && !options.delay_grad_averaging;
 }
 
 Task<bool> Run::Impl::catch_up_if_behind() {

@@ -12,6 +12,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "kept_values.hpp"
+#include "train/detail/loaded_state.hpp"
 
 namespace cohive::train {
 namespace {
@@ -82,12 +83,6 @@ Origin origin_of(const checkpoint::Metadata& metadata) {
   const auto value = epoch == metadata.end() ? std::nullopt : number(epoch->second);
   if (run_id == metadata.end() || !value) return {};
   return {run_id->second, *value};
-}
-
-std::optional<std::uint64_t> epoch_of(const msgpack::Value& metadata) {
-  const auto* map = metadata.get_if<msgpack::Map>();
-  const auto* epoch = map ? map->find("epoch") : nullptr;
-  return epoch ? epoch->as_uint() : std::nullopt;
 }
 
 Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state,

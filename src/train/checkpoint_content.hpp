@@ -30,8 +30,6 @@ struct Origin {
   std::uint64_t epoch = 0;
 };
 Origin origin_of(const checkpoint::Metadata& metadata);
-/// Returns the epoch of a state's metadata.
-std::optional<std::uint64_t> epoch_of(const msgpack::Value& metadata);
 
 /// Errors: cohive::Errc::invalid_argument for a state whose tensors have no names.
 Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state,

@@ -9,6 +9,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "run_impl.hpp"
+#include "train/detail/loaded_state.hpp"
 
 namespace cohive::train {
 

@@ -6,28 +6,14 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/log.hpp"
-#include "cohive/optim/parallel.hpp"
+#include "train/detail/loaded_state.hpp"
 
 namespace cohive::train {
-namespace {
-
-std::size_t elements_of(const codec::Shape& shape) {
-  averaging::TensorInfo info;
-  info.shape = shape;
-  return info.elements();
-}
-
-std::span<const float> floats_of(const codec::Tensor& tensor) {
-  return {reinterpret_cast<const float*>(tensor.data.data()), tensor.data.size() / sizeof(float)};
-}
-
-}  // namespace
-
 KeptValues::KeptValues(const std::vector<std::unique_ptr<Scheduled>>& exchanges) {
   for (const auto& scheduled : exchanges)
     for (auto& one : scheduled->exchange().kept()) {
       one.name = std::string(kExchangePrefix) + scheduled->exchange().name() + "." + one.name;
-      if (one.values.size() != elements_of(one.shape))
+      if (one.values.size() != codec::element_count(one.shape))
         throw std::invalid_argument("cohive: " + log::quoted(one.name) + " has not as many values as its shape says");
       kept_.push_back(std::move(one));
     }
@@ -74,9 +60,7 @@ Task<Result<std::vector<codec::Tensor>>> KeptValues::split(Runtime& runtime, ave
   state.tensors.erase(first, state.tensors.end());
   if (tensors.empty()) co_return tensors;
   const auto shared = std::make_shared<std::vector<codec::Tensor>>(std::move(tensors));
-  const bool finite = co_await runtime.offload([shared] {
-    return std::ranges::all_of(*shared, [](const auto& tensor) { return optim::all_finite(floats_of(tensor)); });
-  });
+  const bool finite = co_await runtime.offload([shared] { return std::ranges::all_of(*shared, is_finite); });
   if (!finite) co_return bad("values that are not finite");
   co_return std::move(*shared);
 }

@@ -101,11 +101,12 @@ void Run::Impl::begin_round(Scheduled& scheduled, std::uint64_t epoch, std::size
   round.expected_members = expected;
   if (scheduled.is_new() && tracker.others_began() && tracker.snapshot().peers > kFewTrainers)
     round.lead_delay = options.matchmaking_time / 2;
-  if (scheduled.bits_for(expected, options.target_group_size) > 0) {
+  round.random_group_bits = scheduled.bits_for(expected, options.target_group_size);
+  if (round.random_group_bits > 0) {
     const double now = runtime.wall_time(), least = to_seconds(options.matchmaking_time);
     round.scheduled_time = std::clamp(tracker.snapshot().eta, now + least, now + kDividedLead * least);
   }
-  scheduled.begin(std::move(round), options.target_group_size);
+  scheduled.begin(std::move(round));
 }
 
 /// The exchange that the optimizer steps with; null with local updates.

@@ -21,11 +21,9 @@ RoundPace pace_of(const averaging::Averager& averager) {
 
 Scheduled::Scheduled(std::unique_ptr<Exchange> of) : exchange_(std::move(of)), pace_(pace_of(exchange_->averager())) {}
 
-void Scheduled::begin(averaging::RoundOptions options, std::size_t group) {
+void Scheduled::begin(averaging::RoundOptions options) {
   COHIVE_ASSERT(!round_);
-  group_bits_ = bits_for(options.expected_members, group);
-  options.random_group_bits = group_bits_;
-  if (group_bits_ == 0) options.scheduled_time.reset();
+  group_bits_ = options.random_group_bits;
   options.allow_retries = false;
   options.limits = pace_.limits();
   round_ = std::make_shared<Round>(averager().begin(std::move(options)));

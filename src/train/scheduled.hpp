@@ -20,8 +20,8 @@ class Scheduled {
 
   // ---- The round
 
-  /// Begins one among so many trainers. None is in progress. \param group  wanted size of a group; 0: all
-  void begin(averaging::RoundOptions options, std::size_t group);
+  /// Begins one. None is in progress.
+  void begin(averaging::RoundOptions options);
   /// Returns the round that has begun, until take(); null: none has. Who waits for its group owns it, too: it may be
   /// given up meanwhile.
   const std::shared_ptr<averaging::Round>& round() const noexcept { return round_; }
@@ -39,6 +39,7 @@ class Scheduled {
   // ---- Groups
 
   /// Returns the bits of a round among so many trainers, which is divided among 2^n groups.
+  /// \param group  wanted size of a group; 0: one of all
   std::size_t bits_for(std::size_t expected, std::size_t group) const;
   /// Tells whether the last round that began was divided.
   bool is_divided() const noexcept { return group_bits_ > 0; }

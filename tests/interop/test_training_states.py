@@ -106,7 +106,8 @@ def cohive(bin_dir):
 
 
 class PythonDht:
-    """hivemind's DHT process ends when the handing over of a future fails (EOFError), and who waits for it waits for ever."""
+    """hivemind's DHT process ends when the handing over of a future fails (EOFError). Who waits for it waits for
+    ever."""
 
     def __init__(self, initial_peers):
         self._initial_peers = initial_peers

@@ -12,8 +12,8 @@ for the work that a GPU would do. Printed per epoch (medians of all peers and ep
   end, step  the call that ends an epoch, and the median of the calls that do not
   peak       memory of the trainer beyond what its process needs empty, in sizes of the parameters
   link       with --link: what the two rounds of an epoch send one way, over what the link carries in the call that ends it (synchronous)
-The package comes from PYTHONPATH, by default python/ of this repository, with $COHIVE_LIBRARY, by default the library of
-build/release.
+The package comes from PYTHONPATH, by default python/ of this repository, with $COHIVE_LIBRARY, by default the
+library of build/release.
 With --mixed one peer of each kind trains in one run, too: hivemind+ and +cohive are what either of the two loses.
 The modes: `default` is hivemind.Optimizer's (parameters are averaged in the background); `synchronous` delays nothing; `delays` delays state
 averaging, optimizer step and gradient averaging, offloaded; `reuse` is the default with reuse_grad_buffers.

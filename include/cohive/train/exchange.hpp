@@ -48,14 +48,14 @@ enum class Release {
   done       ///< the answer is in place
 };
 
-/// What take() comes to.
+/// Exchange::take() tells what it has come to.
 enum class Effect {
   none,         ///< the run goes on
   publishable,  ///< Replica::publish() has something to do
   behind        ///< this peer does not hold what the others hold: it downloads their state
 };
 
-/// What a trainer averages in rounds of its own. Derived classes say what.
+/// An exchange averages one thing in rounds of its own; derived classes say what that is.
 class Exchange {
  public:
   Exchange() = default;
@@ -86,7 +86,7 @@ class Exchange {
 
   // ---- One round
 
-  /// What goes out.
+  /// One offer goes out in one round.
   struct Offer {
     std::shared_ptr<averaging::TensorParts> parts;  ///< as Averager::schema() describes them
     double weight = 1;                              ///< of this peer
@@ -131,7 +131,7 @@ class Exchange {
   virtual Task<Result<>> restore(std::vector<checkpoint::NamedTensor>) { co_return ok(); }
 };
 
-/// What an exchange is made of; all of it outlives the exchange.
+/// The objects that an exchange is made with; all of them outlive it.
 struct ExchangeContext {
   Dht& dht;                   ///< where groups are found
   Replica& replica;           ///< with the parameters that it begins with

@@ -34,7 +34,7 @@ struct ParameterRound {
   friend bool operator==(const ParameterRound&, const ParameterRound&) = default;
 };
 
-/// What publish() has to do.
+/// Tells what Replica::publish() has to do.
 enum class Pending {
   nothing,  ///< there are no next parameters
   values,   ///< the next parameters take the place of the live ones

@@ -361,7 +361,8 @@ typedef struct cohive_step_report {
  * average_state_every, auxiliary, client_mode, performance_ema_alpha, verbose, share_loss; of its tracker_opts
  * min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration, expected_drift_peers and
  * expected_drift_rate; of its averager_opts request_timeout, part_size_bytes, min_group_size, sender_timeout,
- * reducer_timeout and min_vector_size. And cohive's own: target_group_size, bandwidth,
+ * reducer_timeout and min_vector_size. And cohive's own: outer_lr, outer_momentum, outer_nesterov and
+ * outer_repair_every (steps of an outer optimizer, with use_local_updates), target_group_size, bandwidth,
  * verified_share, clip_grad_norm, averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
  * (names: one for all, or one for each tensor; the state is parameters, then what is beside them), native_steps (the
  * library steps, as cohive_trainer_describe() says), checkpoint_dir, checkpoint_every, checkpoint_keep, resume.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import math
 import os
 import pathlib
 from ctypes import (
@@ -19,7 +21,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ._version import __version__
 
@@ -254,6 +256,14 @@ def check(code: int) -> None:
     """Raises for any code but OK."""
     if code != OK:
         raise error_of(code, lib.cohive_last_error().decode("utf-8", "replace"))
+
+
+def options_text(options: Mapping[str, Any]) -> bytes:
+    """Options as the library reads them. ValueError for a number that is none."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, not {value}")
+    return json.dumps(options, allow_nan=False).encode()
 
 
 def data(content: bytes) -> Any:

@@ -175,7 +175,7 @@ class DecentralizedAverager:
         schema = _native.tensor_array(described)
         handle, hub = Handle(), _events.hub()
         self._tag = hub.add_state(self._answer_state)
-        options = json.dumps(self._options, allow_nan=False).encode()
+        options = _native.options_text(self._options)
         check(
             lib.cohive_averager_open(self.dht._open(), options, self._tag, schema, len(described), ctypes.byref(handle))
         )

@@ -229,7 +229,7 @@ class DHT:
         _events.hub()
         joining = Handle()
         given = _native.handle_array(handles)
-        text = json.dumps(options, allow_nan=False).encode()
+        text = _native.options_text(options)
         check(lib.cohive_swarm_open(text, given, len(handles), ctypes.byref(self._handle), ctypes.byref(joining)))
         self._joining = Ticket(Handle(joining.value))
         self._ready = self._joining.future(self._joined, self._join)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import json
 import logging
 import math
 import signal
@@ -179,6 +178,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param delay_state_averaging: average parameters in the background
     :param average_state_every: epochs between two rounds of the parameters
     :param use_local_updates: step in every batch, and average parameters alone
+    :param outer_lr: with use_local_updates: average once an epoch how far the peers have come, and step by it with an
+        outer optimizer of this learning rate, as DiLoCo does (0.7 there); the same for all peers. Extra tensors are
+        shared then, and not averaged
+    :param outer_momentum: of the outer optimizer, SGD; default: 0.9. 0.5 or less for epochs of 64 local steps or fewer
+    :param outer_nesterov: whether its momentum is Nesterov's; default: it is
     :param client_mode: this peer cannot be reached; default: that of the DHT
     :param auxiliary: help averaging without data
     :param grad_compression: of gradients on their way
@@ -224,6 +228,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         delay_state_averaging: bool = True,
         average_state_every: int = 1,
         use_local_updates: bool = False,
+        outer_lr: Optional[float] = None,
+        outer_momentum: Optional[float] = None,
+        outer_nesterov: Optional[bool] = None,
         client_mode: Optional[bool] = None,
         auxiliary: bool = False,
         grad_compression: Optional[CompressionBase] = None,
@@ -254,6 +261,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError("Auxiliary peers should not accumulate batches")
         if use_local_updates and grad_averager_factory is not None:
             raise ValueError("if local_updates is True, provided grad_averager_factory will not be used")
+        if outer_lr is not None and average_opt_statistics:
+            raise ValueError("outer_lr averages no statistics of the optimizer: leave average_opt_statistics out")
         if not isinstance(target_batch_size, int) or target_batch_size < 1:
             raise ValueError("target_batch_size is a number of samples, at least 1")
         self.dht, self.run_id, self.client_mode, self.auxiliary = dht, run_id, client_mode, auxiliary
@@ -295,6 +304,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "delay_grad_averaging": delay_grad_averaging,
             "reuse_grad_buffers": reuse_grad_buffers,
             "use_local_updates": use_local_updates,
+            "outer_lr": outer_lr,
+            "outer_momentum": outer_momentum,
+            "outer_nesterov": outer_nesterov,
             "average_state_every": average_state_every,
             "auxiliary": auxiliary,
             "client_mode": client_mode,
@@ -372,7 +384,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return {"grad_codecs": of_gradients, "state_codecs": of_states}
 
     def _open(self, options: Mapping[str, Any]) -> None:
-        text = json.dumps({name: value for name, value in options.items() if value is not None}, allow_nan=False)
+        text = _native.options_text({name: value for name, value in options.items() if value is not None})
         handle = Handle()
         self._run.calls = _native.TrainerCalls(
             None,
@@ -384,7 +396,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._checked(
             lib.cohive_trainer_open,
             self.dht._open(),
-            text.encode(),
+            text,
             _native.tensor_array(parameters),
             len(parameters),
             _native.tensor_array(beside),

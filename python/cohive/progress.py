@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import json
 import logging
 import threading
 from functools import partial
@@ -142,7 +141,7 @@ class ProgressTracker(Progress):
         if self._handle is not None:
             raise RuntimeError("this tracker was started before")
         handle = Handle()
-        options = json.dumps(self._options, allow_nan=False).encode()
+        options = _native.options_text(self._options)
         check(lib.cohive_tracker_open(self.dht._open(), options, ctypes.byref(handle)))
         self._handle = Handle(handle.value)
         _events.close_at_exit(self)

@@ -239,6 +239,11 @@ MODES = {
     "power sgd": dict(grad_averager_factory=functools.partial(cohive.PowerSGDGradientAverager, averager_rank=1)),
     "8 bits": dict(grad_compression=cohive.Uniform8BitQuantization()),
     "a class of the user's": dict(optimizer=functools.partial(OwnAdam, lr=0.05), delay_state_averaging=False),
+    "local steps": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5, delay_state_averaging=False),
+    "local steps in the background": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5),
+    "local steps of the user's": dict(
+        use_local_updates=True, outer_lr=1.0, outer_nesterov=False, optimizer=functools.partial(OwnAdam, lr=0.05)
+    ),
 }
 
 
@@ -441,6 +446,13 @@ BAD = {
     "target": (dict(target_batch_size=0), "at least 1"),
     "target that is no number": (dict(target_batch_size="4k"), "at least 1"),
     "local and reused": (dict(use_local_updates=True, reuse_grad_buffers=True), "reuse_grad_buffers"),
+    "outer momentum alone": (dict(use_local_updates=True, outer_momentum=0.5), "go with outer_lr"),
+    "outer steps without local ones": (dict(outer_lr=0.7), "set use_local_updates"),
+    "outer rate": (dict(use_local_updates=True, outer_lr=float("inf")), "outer_lr"),
+    "outer steps and statistics": (
+        dict(use_local_updates=True, outer_lr=0.7, average_opt_statistics=("exp_avg",)),
+        "leave average_opt_statistics out",
+    ),
     "auxiliary with batches": (dict(auxiliary=True, batch_size_per_step=1), "Auxiliary"),
     "client and auxiliary": (dict(auxiliary=True, client_mode=True), "client_mode"),
     "matchmaking": (dict(matchmaking_time=0), "matchmaking_time"),
@@ -452,7 +464,7 @@ BAD = {
     "no parameters": (dict(params=[]), "empty parameter list"),
     "statistic": (dict(average_opt_statistics=("exp_avgg",)), "exp_avgg"),
     "plateau": (dict(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau), "ReduceLROnPlateau"),
-    "not a number": (dict(matchmaking_time=float("nan")), ""),
+    "not a number": (dict(matchmaking_time=float("nan")), "matchmaking_time must be a finite number"),
 }
 
 

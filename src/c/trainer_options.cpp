@@ -16,6 +16,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::size_t kMostRounds = 1'000'000'000;  // between two of something
+
 /// One codec for all tensors, or one for each.
 void read_codecs(OptionReader& reader, const char* name, std::size_t tensors, codec::Compression& compression) {
   std::vector<std::string> names;
@@ -55,6 +57,20 @@ void read_ways(OptionReader& reader, TrainerOptions& options) {
   options.ways.local_steps = run.use_local_updates;
   if (run.delay_optimizer_step && !options.ways.native_steps)
     refuse("delay_optimizer_step needs native_steps: a step of the caller's changes the live parameters");
+}
+
+void read_outer_optimizer(OptionReader& reader, train::RunOptions& run) {
+  train::OuterOptimizer outer;
+  std::size_t every = 1;
+  const bool wanted = reader.read("outer_lr", outer.lr);
+  const bool momentum = reader.read("outer_momentum", outer.momentum);
+  const bool nesterov = reader.read("outer_nesterov", outer.nesterov);
+  const bool repair = reader.read("outer_repair_every", every, 1);
+  if (!wanted && (momentum || nesterov || repair))
+    refuse("outer_momentum, outer_nesterov and outer_repair_every go with outer_lr: set it, too");
+  if (every > kMostRounds) refuse("outer_repair_every must be at most 10^9");
+  if (repair) outer.repair_every = static_cast<int>(every);
+  if (wanted) run.outer_optimizer = outer;
 }
 
 void read_tracker(OptionReader& reader, train::TrackerOptions& tracker) {
@@ -199,12 +215,13 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   run.target_batch_size = static_cast<std::int64_t>(target);
   read_times(reader, run);
   read_ways(reader, options);
+  read_outer_optimizer(reader, run);
   read_tracker(reader, run.tracker_options);
   read_averager(reader, run);
   read_checkpoints(reader, run.checkpoints);
   std::size_t every = 1;
   if (reader.read("average_state_every", every, 1)) {
-    if (every > 1'000'000'000) refuse("average_state_every must be at most 10^9");
+    if (every > kMostRounds) refuse("average_state_every must be at most 10^9");
     run.average_state_every = static_cast<int>(every);
   }
   reader.read("performance_ema_alpha", run.performance_ema_alpha);

@@ -193,7 +193,7 @@ Task<void> Run::Impl::compare_with_founders(Impl& self) {
 Task<void> Run::Impl::drop_batches() {
   replica.cut_gradients();
   co_await replica.drop_gradients();
-  (void)take_samples();
+  (void)take_batches();
 }
 
 /// The parameters are those of `epoch`, whatever came before.
@@ -257,7 +257,7 @@ Task<Result<>> Run::Impl::load_state() {
   std::uint64_t epoch = 0;
   {
     auto values = co_await kept.split(runtime, *downloaded);
-    const auto loaded = values ? co_await replace_model(std::move(*downloaded), std::move(*values))
+    const auto loaded = values ? co_await replace_model(std::move(*downloaded), std::move(*values), Source::peer)
                                : Result<std::uint64_t>(values.error());
     if (!loaded) {
       history.download_failed(loaded.error().with_context("downloaded state refused"));
@@ -287,12 +287,16 @@ Task<Result<>> Run::Impl::load_state() {
 
 /// Exchanges begin anew, or go on with the values that they keep. Nothing is changed on an error.
 Task<Result<std::uint64_t>> Run::Impl::replace_model(averaging::DownloadedState state,
-                                                     std::vector<codec::Tensor> values) {
+                                                     std::vector<codec::Tensor> values, Source source) {
   auto change = co_await model.change();
+  if (source == Source::peer)
+    for (const auto& scheduled : exchanges) co_await scheduled->exchange().replacing();
   const auto loaded = co_await replica.load(std::move(state), model.epoch());
   if (!loaded) co_return loaded;
   for (const auto& scheduled : exchanges) co_await scheduled->exchange().reset();
   co_await kept.write(runtime, std::move(values));
+  if (source == Source::peer)
+    for (const auto& scheduled : exchanges) co_await scheduled->exchange().loaded();
   model.set_epoch(*loaded);
   co_return loaded;
 }

@@ -186,7 +186,7 @@ Task<Result<std::uint64_t>> Run::Impl::restore(path file, TensorFile content, bo
   if (!of_this_run) values.clear();
   if (of_this_run && values.empty() && kept.elements() > 0)
     log::warn("train", "{} lacks what the exchanges of this run keep: they begin at its model", file.string());
-  const auto restored = co_await replace_model(std::move(state), std::move(values));
+  const auto restored = co_await replace_model(std::move(state), std::move(values), Source::file);
   if (!restored) co_return Error(checkpoint::Errc::does_not_fit, file.string() + ": " + restored.error().detail());
   co_await drop_batches();
   if (of_this_run) co_await restore_exchanges(file, std::move(of_averager));

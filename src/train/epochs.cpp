@@ -41,14 +41,14 @@ Task<StepReport> Run::Impl::synchronise() {
 
 /// Tells the swarm what the trainer has counted, and looks whether it is time to find a group.
 void Run::Impl::note_progress() {
-  double counted = 0;
+  double own = 0;
   {
     const std::lock_guard lock(mutex);
     progress_posted = false;
-    counted = samples;
+    own = counted.samples;
   }
   if (ended) return;
-  tracker.report(local_epoch, counted);
+  tracker.report(local_epoch, own);
   const GlobalProgress global = tracker.snapshot();
   metrics.global_epoch.set(static_cast<double>(global.epoch));
   metrics.peers.set(static_cast<double>(global.peers));
@@ -56,10 +56,10 @@ void Run::Impl::note_progress() {
   consider_rounds();
 }
 
-double Run::Impl::take_samples() {
+Counted Run::Impl::take_batches() {
   caught_up = false;
   const std::lock_guard lock(mutex);
-  return std::exchange(samples, 0.0);
+  return std::exchange(counted, {});
 }
 
 Task<void> Run::Impl::end_epoch(StepReport& report) {
@@ -67,7 +67,7 @@ Task<void> Run::Impl::end_epoch(StepReport& report) {
   begin_rounds(global);
   for (const auto& scheduled : exchanges)
     if (scheduled->round()) co_await scheduled->exchange().hold();
-  const auto current = std::make_shared<Update>(runtime, std::max(local_epoch + 1, global.epoch), take_samples());
+  const auto current = std::make_shared<Update>(runtime, std::max(local_epoch + 1, global.epoch), take_batches());
   const auto* const step = of_step();
   current->late = global.epoch > local_epoch && !(step && step->has_group());
   update = current;
@@ -129,14 +129,18 @@ Task<void> Run::Impl::make(Update& update) {
     co_await take_part(update, next);
     if (update.missed) co_return;
   }
-  if (options.use_local_updates) model.set_epoch(update.epoch);
+  const auto has_state_of_epoch = [&] {
+    if (options.use_local_updates) model.set_epoch(update.epoch);
+    sharing.set_priority(static_cast<double>(update.epoch));
+  };
+  if (!options.outer_optimizer) has_state_of_epoch();
   enter_epoch(update.epoch);
-  sharing.set_priority(static_cast<double>(update.epoch));
-  for (; next < exchanges.size(); ++next) {
+  for (; next < exchanges.size() && !update.missed; ++next) {
     if (!exchanges[next]->round()) continue;
     co_await take_part(update, next);
     update.released.is_set() ? tracker.restart_timer() : tracker.training_resumes();
   }
+  if (options.outer_optimizer && !update.missed) has_state_of_epoch();  // its anchor belongs to it
 }
 
 void Run::Impl::release(Update& update) {
@@ -156,7 +160,7 @@ Task<void> Run::Impl::take_part(Update& update, std::size_t number) {
       search.patience /= 4;
     }
   }
-  const Moment moment{Occasion::epoch_end, update.epoch, update.samples};
+  const Moment moment{Occasion::epoch_end, update.epoch, update.counted.samples, update.counted.batches};
   const Exchanged done = co_await exchange(scheduled, moment, search, &update);
   if (done.effect == Effect::publishable) update.publishable = true;
   if (done.effect == Effect::behind) update.missed = true;

@@ -148,6 +148,14 @@ std::vector<std::span<float>> FusedReplica::host_values() {
   return values;
 }
 
+std::vector<std::span<float>> FusedReplica::host_changes() {
+  if (host_values().empty()) return {};
+  make_next();
+  std::vector<std::span<float>> changes;
+  for (const auto& next : next_) changes.push_back(next.values);
+  return changes;
+}
+
 Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(ParameterRound how) {
   round_ = how;
   if (how.to == Place::next) make_next();

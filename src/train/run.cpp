@@ -97,7 +97,8 @@ Run::Next Run::Impl::count(std::int64_t batch) {
   bool post = false;
   {
     const std::lock_guard lock(mutex);
-    samples += static_cast<double>(batch);
+    counted.samples += static_cast<double>(batch);
+    ++counted.batches;
     if (demanded || ready(global)) return Next::synchronise;
     post = !std::exchange(progress_posted, true);
   }
@@ -111,7 +112,7 @@ Run::Next Run::Impl::count(std::int64_t batch) {
 /// Under the mutex, or on the loop's thread while the trainer waits.
 bool Run::Impl::ready(const GlobalProgress& global) const {
   if (global.epoch > local_epoch) return true;
-  const double all = global.samples - global.own_samples + samples;
+  const double all = global.samples - global.own_samples + counted.samples;
   // Nobody waits for a trainer whose samples are the only ones of this epoch, and those are counted.
   const bool is_due = global.others_train && runtime.wall_time() >= global.eta;
   return all >= static_cast<double>(options.target_batch_size) || is_due;
@@ -217,7 +218,7 @@ void Run::report_loss(double loss) {
 void Run::forget_samples() {
   if (impl_->metrics_record) impl_->metrics_record->forget_samples();
   const std::lock_guard lock(impl_->mutex);
-  impl_->samples = 0;
+  impl_->counted = {};
 }
 
 Task<StepReport> Run::settle() {

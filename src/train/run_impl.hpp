@@ -39,6 +39,15 @@ struct Search {
   Duration patience{};                  ///< without `next`: from the beginning of the search on
 };
 
+/// Where a state comes from.
+enum class Source { peer, file };
+
+/// The batches of this peer in an epoch.
+struct Counted {
+  double samples = 0;
+  std::uint64_t batches = 0;
+};
+
 /// What a search came to.
 struct Grouped {
   std::shared_ptr<averaging::Round> round;  ///< with a group; null: it has none, or was given up
@@ -54,10 +63,10 @@ struct Exchanged {
 
 /// The work at the end of one epoch.
 struct Update {
-  Update(Runtime& runtime, std::uint64_t to, double of)
-      : epoch(to), samples(of), released(runtime, "the end of an epoch"), done(runtime, "delayed work of an epoch") {}
+  Update(Runtime& runtime, std::uint64_t to, Counted of)
+      : epoch(to), counted(of), released(runtime, "the end of an epoch"), done(runtime, "delayed work of an epoch") {}
   const std::uint64_t epoch;  ///< that it leads to
-  const double samples;       ///< of this peer
+  const Counted counted;      ///< of this peer
   Event released;             ///< the trainer may go on
   Event done;
   bool late = false;         ///< other peers ended the epoch before we looked for a group
@@ -81,7 +90,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<StepReport> synchronise();
   bool ready(const GlobalProgress& global) const;
   void note_progress();
-  double take_samples();
+  Counted take_batches();
   Task<void> end_epoch(StepReport& report);
   Task<bool> finish_update(StepReport& report);
   static Task<void> advance(Impl& self, std::shared_ptr<Update> update);
@@ -126,7 +135,8 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   Task<void> follow_the_run();
   Task<bool> follow_round();
   Task<bool> take_epoch_of(const Exchanged& exchanged, std::size_t least);
-  Task<Result<std::uint64_t>> replace_model(averaging::DownloadedState state, std::vector<codec::Tensor> kept);
+  Task<Result<std::uint64_t>> replace_model(averaging::DownloadedState state, std::vector<codec::Tensor> kept,
+                                            Source source);
   static Task<void> prove_claims(Impl& self);
   Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
   Task<Result<averaging::DownloadedState>> download(std::uint64_t least_epoch = 0);
@@ -187,7 +197,7 @@ struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
   // What the trainer's thread and the loop share.
   mutable std::mutex mutex;
   std::uint64_t local_epoch = 0;
-  double samples = 0;            // accumulated in this epoch
+  Counted counted;               // in this epoch
   bool progress_posted = false;  // note_progress is on its way
   bool demanded = false;         // synchronise() is to be called whatever the progress
   TrainingStats counters;

@@ -7,6 +7,8 @@
 namespace cohive::train {
 namespace {
 
+constexpr double kMostOuterRate = 100;
+
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("cohive: " + what);
 }
@@ -18,6 +20,22 @@ void check_times(const RunOptions& options) {
   if (options.next_chunk_timeout && *options.next_chunk_timeout <= 0s) refuse("next_chunk_timeout must be above zero");
   if (options.load_state_timeout <= 0s) refuse("load_state_timeout must be above zero");
   if (options.shutdown_timeout < 0s) refuse("shutdown_timeout must not be negative");
+}
+
+void check_outer_optimizer(const RunOptions& options) {
+  if (!options.outer_optimizer) return;
+  const OuterOptimizer& outer = *options.outer_optimizer;
+  if (!(outer.lr > 0 && outer.lr <= kMostOuterRate)) refuse("outer_optimizer.lr must be above 0 and at most 100");
+  if (!(outer.momentum >= 0 && outer.momentum < 1)) refuse("outer_optimizer.momentum must be from 0 to below 1");
+  if (outer.repair_every < 1) refuse("outer_optimizer.repair_every must be at least 1");
+  if (!options.use_local_updates)
+    refuse("outer_optimizer steps by what local steps have changed: set use_local_updates, too");
+  if (options.parameter_exchange)
+    refuse("outer_optimizer says what is averaged in place of the parameters: leave parameter_exchange out");
+  if (options.average_state_every != 1)
+    refuse(
+        "outer_optimizer steps at the end of every epoch: leave average_state_every out, and set a larger "
+        "target_batch_size for longer rounds");
 }
 
 void check_checkpoints(const RunOptions& options) {
@@ -41,6 +59,7 @@ void check(const RunOptions& options) {
   if (!(options.verified_share >= 0 && options.verified_share <= 1)) refuse("verified_share must be from 0 to 1");
   check_times(options);
   check_checkpoints(options);
+  check_outer_optimizer(options);
   if (options.delay_grad_averaging && !options.delay_optimizer_step)
     refuse("delay_grad_averaging needs delay_optimizer_step: set it, too, or delay neither");
   if (options.batch_size && *options.batch_size < 1) refuse("batch_size must be at least 1");

@@ -57,7 +57,7 @@ Task<void> Run::Impl::watch_progress(Impl& self) {
     bool trains = self.options.auxiliary || self.caught_up;
     {
       const std::lock_guard lock(self.mutex);
-      trains = trains || self.samples > 0;
+      trains = trains || self.counted.samples > 0;
     }
     if (trains) self.consider_rounds();
   }
@@ -185,7 +185,10 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
     missed = grouped.missed;
   }
   // Where this peer has averaged with nobody, there may be nobody: what it has of its own is not lost.
-  if (missed && update && what.needs_every_round() && !options.auxiliary && tracker.snapshot().met > 0) {
+  const auto needs_state = [&] {
+    return update && what.needs_every_round() && !options.auxiliary && tracker.snapshot().met > 0;
+  };
+  if (missed && needs_state()) {
     co_await what.drop();
     co_return Exchanged{.effect = Effect::behind};
   }
@@ -199,6 +202,7 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
   }
   if (steps) round = scheduled.take();
   Exchanged done;
+  const bool has_round = round != nullptr;
   if (round) {
     trainer_waits_for(of_round);
     round->trigger(offer->weight, std::move(offer->parts));
@@ -207,11 +211,16 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
   }
   offer.reset();
   if (update) {
-    (steps ? update->report.grad_group : update->report.state_group) = done.group();
+    auto& group = steps ? update->report.grad_group : update->report.state_group;
+    group = std::max(group, done.group());
     if (done.round) update->report.bytes_sent += done.round->bytes_sent;
     if (release_at == Release::averaged) release(*update);
   }
+  const bool failed = has_round && !done.round && !steps && needs_state();
+  if (failed) co_await what.drop();
+  if (!change && !what.kept().empty()) change.emplace(co_await model.change());
   done.effect = co_await what.take(moment, done.round.get());
+  if (failed) done.effect = Effect::behind;
   if (!change) model.changed();
   if (steps) model.set_epoch(moment.epoch);
   co_return done;
@@ -303,11 +312,12 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   (void)co_await finish_update(ignored);
   const RoundsSuspended barred(*this);
   co_await abandon_rounds();
-  Scheduled& last = *exchanges.back();
-  begin_round(last, local_epoch, expected < 2 ? 0 : expected, timeout);
-  const Exchanged done = co_await exchange(last, {Occasion::extra, local_epoch}, {.patience = patience});
+  const auto first = std::ranges::find_if(exchanges, [](const auto& one) { return !one->exchange().makes_step(); });
+  Scheduled& of_model = **first;
+  begin_round(of_model, local_epoch, expected < 2 ? 0 : expected, timeout);
+  const Exchanged done = co_await exchange(of_model, {Occasion::extra, local_epoch}, {.patience = patience});
   // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
-  if (ended && done.round && last.exchange().yields_parameters())
+  if (ended && done.round && of_model.exchange().yields_parameters())
     (void)co_await take_epoch_of(done, (done.round->group.size() - 1) / 2 + 1);
   co_return done.group();
 }

@@ -195,6 +195,8 @@ TEST(CTrainerFaults, WhatCannotBeMeantGetsASentence) {
   EXPECT_THAT(opened(options_of(R"(, "grad_codecs": ["FLOAT17"])")), HasSubstr("FLOAT17 is no codec"));
   EXPECT_THAT(opened(options_of(R"(, "auxiliary": true, "use_local_updates": true)")), HasSubstr("auxiliary"));
   EXPECT_THAT(opened(options_of(R"(, "averager_rank": 0)")), HasSubstr("averager_rank"));
+  EXPECT_THAT(opened(options_of(R"(, "outer_lr": 0.7)")), HasSubstr("set use_local_updates"));
+  EXPECT_THAT(opened(options_of(R"(, "use_local_updates": true, "outer_momentum": 0.5)")), HasSubstr("with outer_lr"));
   const auto good = options_of();
   EXPECT_THAT(opened(good, [](auto& tensor) { tensor.size = 12; }), HasSubstr("another size than its shape"));
   EXPECT_THAT(opened(good, [](auto& tensor) { tensor.dtype = "int32"; }), HasSubstr("float32"));

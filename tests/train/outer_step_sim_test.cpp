@@ -1,6 +1,5 @@
-// Runs that exchange steps of an outer optimizer in place of parameters: the seam of exchanges with something on it
-// that hivemind does not have.
-#include "train/outer_step.hpp"
+// Runs of local steps with an outer optimizer, and exchanges of the caller's.
+#include "train/exchanges/outer_step.hpp"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +22,7 @@ sim::TrainScenario outer_steps() {
   scenario.learning_rate = 0.005;  // many steps an epoch
   scenario.tune = [](RunOptions& options) {
     options.use_local_updates = true;
-    options.parameter_exchange = outer_step();
+    options.outer_optimizer.emplace();
   };
   return scenario;
 }
@@ -60,6 +59,8 @@ class OuterSteps : public ::testing::Test {
     std::unique_ptr<TaskGroup> tasks;
     Values before;          ///< parameters before the last outer step
     std::size_t steps = 0;  ///< outer ones, with others
+    const std::vector<Values>& anchor() const { return outer->memory()->anchor; }
+    const std::vector<Values>& momentum() const { return outer->memory()->momentum; }
     Values parameters() const { return {replica->parameter(0).begin(), replica->parameter(0).end()}; }
   };
 
@@ -69,6 +70,7 @@ class OuterSteps : public ::testing::Test {
     options_.matchmaking_time = 2s;
     options_.averaging_timeout = 20s;
     options_.use_local_updates = true;
+    options_.delay_state_averaging = false;
     options_.checkpoints.every = 0s;
     nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
     EXPECT_TRUE(net_.run(nodes_.back()->start({})));
@@ -87,11 +89,12 @@ class OuterSteps : public ::testing::Test {
         std::make_unique<PlainReplica>(net_.runtime(), std::vector<codec::Shape>{{4}}, optim::SgdOptions{.lr = 0.01});
     auto options = options_;
     const auto with_outer_step = [&made_for = *trainer](const ExchangeContext& context) {
-      auto made = std::make_unique<OuterStep>(context, kOuterSgd, 1);
+      auto made = std::make_unique<OuterStep>(context, OuterOptimizer());
       made_for.outer = made.get();
       return made;
     };
-    options.parameter_exchange = factory ? std::move(factory) : ExchangeFactory(with_outer_step);
+    if (!options.outer_optimizer)
+      options.parameter_exchange = factory ? std::move(factory) : ExchangeFactory(with_outer_step);
     trainer->run = std::make_unique<train::Run>(
         *trainer->dht, std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(1 + trainer->number)),
         *trainer->replica, options);
@@ -131,8 +134,8 @@ class OuterSteps : public ::testing::Test {
     }
   }
   void expect_same_state(const Trainer& one, const Trainer& other) {
-    EXPECT_EQ(one.outer->anchor(), other.outer->anchor());
-    EXPECT_EQ(one.outer->momentum(), other.outer->momentum());
+    EXPECT_EQ(one.anchor(), other.anchor());
+    EXPECT_EQ(one.momentum(), other.momentum());
   }
 
   sim::Swarm net_{sim::SwarmOptions{.seed = 1}};
@@ -151,10 +154,86 @@ TEST_F(OuterSteps, StepFromTheAnchorAsPyTorchsSgd) {
       const float gradient = anchor[i] - (one.before[i] + two.before[i]) / 2;
       momentum[i] = 0.9f * momentum[i] + gradient;
       anchor[i] -= 0.7f * (gradient + 0.9f * momentum[i]);
-      EXPECT_NEAR(one.outer->anchor()[0][i], anchor[i], 1e-5) << "step " << step;
-      EXPECT_NEAR(one.outer->momentum()[0][i], momentum[i], 1e-5) << "step " << step;
+      EXPECT_NEAR(one.anchor()[0][i], anchor[i], 1e-5) << "step " << step;
+      EXPECT_NEAR(one.momentum()[0][i], momentum[i], 1e-5) << "step " << step;
     }
     expect_same_state(one, two);
+  }
+}
+
+/// Steps as they are computed from what each trainer sent.
+TEST_F(OuterSteps, AreAddedToWhatATrainerHasMadeMeanwhile) {
+  options_.delay_state_averaging = true;
+  auto& one = add();
+  auto& two = add();
+  ASSERT_TRUE(wait_for(2min, [&] { return one.run->epoch() >= 6 && two.run->epoch() >= 6; }));
+  for (auto* trainer : {&one, &two}) trainer->tasks.reset();
+  for (auto* trainer : {&one, &two}) (void)net_.run(trainer->run->settle());
+  for (auto* trainer : {&one, &two}) (void)trainer->run->publish();
+  expect_same_state(one, two);
+  // Each has made local steps of its own since: at most those of an epoch and of a round.
+  for (auto* trainer : {&one, &two})
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(trainer->parameters()[i], trainer->anchor()[0][i], 0.05 * 12) << i;
+  EXPECT_GT(one.anchor()[0][0], 0.5);
+}
+
+TEST_F(OuterSteps, AMissedRoundCostsNothingOfWhatWasLearned) {
+  auto& one = add();
+  auto& two = add();
+  auto& three = add();
+  ASSERT_TRUE(wait_for(2min, [&] { return one.steps >= 2 && two.steps >= 2 && three.steps >= 2; }));
+  // Its parameters are far ahead in one direction when the others end a round without it.
+  three.tasks.reset();
+  three.replica->step_locally({Values{0, 0, 0, -1000}});
+  const auto reached = one.run->epoch();
+  ASSERT_TRUE(wait_for(1min, [&] { return one.run->epoch() >= reached + 2; }));
+  const float before = one.anchor()[0][3];
+  three.tasks = std::make_unique<TaskGroup>(net_.runtime(), "trainer");
+  three.tasks->spawn(train(net_.runtime(), three), "trainer");
+  const auto steps = three.steps;
+  ASSERT_TRUE(wait_for(2min, [&] { return three.steps >= steps + 2; }));
+  EXPECT_GT(one.anchor()[0][3] - before, 1) << "a third of 10, times the outer rate";
+  // Members round a mean differently where their own values differ much.
+  const auto are_near = [&] {
+    return std::ranges::equal(one.anchor()[0], three.anchor()[0],
+                              [](float a, float b) { return std::abs(a - b) < 1e-4f; });
+  };
+  EXPECT_TRUE(wait_for(1min, are_near));
+}
+
+TEST_F(OuterSteps, AnchorsThatDifferAreRepaired) {
+  TemporaryFolder folder;
+  const auto file = folder.path() / "state.safetensors";
+  const auto state_of = [&](Trainer& trainer) {
+    EXPECT_TRUE(net_.run(trainer.run->save_checkpoint(file)));
+    return *checkpoint::read_file(file);
+  };
+  const auto anchor_in = [](checkpoint::TensorFile& state) {
+    const auto found = std::ranges::find(state.tensors, "exchange.outer_step.anchor.0", &checkpoint::NamedTensor::name);
+    return reinterpret_cast<float*>(const_cast<std::uint8_t*>(found->tensor.data.data()));
+  };
+  for (const int every : {1000, 3}) {
+    SCOPED_TRACE(every);
+    options_.run_id = "repaired" + std::to_string(every);
+    options_.outer_optimizer = OuterOptimizer{.repair_every = every};
+    auto& one = add();
+    auto& two = add();
+    ASSERT_TRUE(wait_for(2min, [&] { return one.steps >= 1 && two.steps >= 1; }));
+    auto state = state_of(one);
+    anchor_in(state)[0] += 1;
+    ASSERT_TRUE(checkpoint::write_file(file, state));
+    ASSERT_TRUE(net_.run(one.run->load_checkpoint(file)));
+    const auto reached = one.run->epoch();
+    ASSERT_TRUE(wait_for(3min, [&] { return one.run->epoch() >= reached + 5 && two.run->epoch() >= reached + 5; }));
+    for (auto* trainer : {&one, &two}) trainer->tasks.reset();
+    auto of_one = state_of(one), of_two = state_of(two);
+    const float apart = std::abs(anchor_in(of_one)[0] - anchor_in(of_two)[0]);
+    if (every == 3)
+      EXPECT_LT(apart, 1e-3);
+    else
+      EXPECT_GT(apart, 0.1);
+    end(one);
+    end(two);
   }
 }
 
@@ -170,7 +249,7 @@ TEST_F(OuterSteps, ANewcomerGetsAnchorAndMomentumOfThoseThatAreLeft) {
   EXPECT_EQ(newcomer.run->stats().state_downloads, 1u);
   expect_same_state(one, newcomer);
   expect_same_state(two, newcomer);
-  EXPECT_NE(newcomer.outer->momentum(), std::vector<Values>{Values(4)});
+  EXPECT_NE(newcomer.momentum(), std::vector<Values>{Values(4)});
 }
 
 TEST_F(OuterSteps, ACheckpointHoldsAnchorAndMomentum) {
@@ -194,8 +273,8 @@ TEST_F(OuterSteps, ACheckpointHoldsAnchorAndMomentum) {
   std::erase_if(without.tensors, [](const auto& one) { return one.name.starts_with("exchange."); });
   ASSERT_TRUE(checkpoint::write_file(folder.path() / "without.safetensors", without));
   ASSERT_TRUE(net_.run(again.run->load_checkpoint(folder.path() / "without.safetensors")));
-  EXPECT_EQ(again.outer->anchor()[0], again.parameters());
-  EXPECT_EQ(again.outer->momentum()[0], Values(4));
+  EXPECT_EQ(again.anchor()[0], again.parameters());
+  EXPECT_EQ(again.momentum()[0], Values(4));
 }
 
 /// What the constructor of a run says to options.
@@ -215,13 +294,31 @@ class RefusedExchanges : public OuterSteps {
 };
 
 TEST_F(RefusedExchanges, ContradictionsAreOneSentence) {
-  options_.parameter_exchange = outer_step();
+  options_.outer_optimizer.emplace();
   EXPECT_EQ(refusal(options_), "");
+  options_.outer_optimizer->lr = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.lr must be"));
+  options_.outer_optimizer = OuterOptimizer{.momentum = 1};
+  EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.momentum must be"));
+  options_.outer_optimizer = OuterOptimizer{.repair_every = 0};
+  EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.repair_every must be"));
+  options_.outer_optimizer = OuterOptimizer();
+  options_.average_state_every = 2;
+  EXPECT_TRUE(contains(refusal(options_), "leave average_state_every out"));
+  options_.average_state_every = 1;
   options_.use_local_updates = false;
   EXPECT_TRUE(contains(refusal(options_), "set use_local_updates"));
+  options_.use_local_updates = true;
+  const ExchangeFactory factory = [](const ExchangeContext& context) {
+    return std::make_unique<OuterStep>(context, OuterOptimizer());
+  };
+  options_.parameter_exchange = factory;
+  EXPECT_TRUE(contains(refusal(options_), "leave parameter_exchange out"));
+  options_.outer_optimizer.reset();
   options_.parameter_exchange = [](const ExchangeContext&) { return nullptr; };
   EXPECT_TRUE(contains(refusal(options_), "parameter_exchange has made no exchange"));
-  options_.parameter_exchange = outer_step();
+  options_.parameter_exchange = factory;
+  options_.use_local_updates = false;
   options_.auxiliary = true;
   EXPECT_TRUE(contains(refusal(options_), "leave parameter_exchange or auxiliary out"));
 }

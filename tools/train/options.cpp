@@ -125,6 +125,13 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
                "gradients leave a GPU during backward; needs --offload-optimizer");
   app.add_flag("--reuse-grad-buffers", run.reuse_grad_buffers, "accumulate in the model's own gradients");
   app.add_flag("--use-local-updates", run.use_local_updates, "step with every batch, and average parameters only");
+  auto* local = app.add_flag("--local-steps", o.local_steps,
+                             "step with every batch, and once an epoch by an outer optimizer, as DiLoCo does");
+  app.add_option("--outer-lr", o.outer.lr, "its learning rate (default 0.7)")->transform(real(1e-6, 100))->needs(local);
+  app.add_option("--outer-momentum", o.outer.momentum,
+                 "its momentum (default 0.9); 0.5 or less where an epoch is 64 local steps or fewer")
+      ->transform(real(0, 0.999999))
+      ->needs(local);
   app.add_flag("--auxiliary", run.auxiliary, "help averaging without training");
   app.add_flag_callback(
       "--no-share-loss", [&run] { run.share_loss = false; }, "do not tell monitors of the run this trainer's loss");
@@ -381,6 +388,10 @@ void complete(TrainOptions& o) {
   if (o.aggregation == "clipped-mean") run.grad_aggregation = run.state_aggregation = o.clipped_mean;
   if (o.agreed_compression == "block4") run.agreed_grad_compression = codec::Codec::block4;
   if (o.agreed_compression == "top_k") run.agreed_grad_compression = codec::CodecSpec(codec::Codec::top_k, o.density);
+  if (o.local_steps) {
+    run.use_local_updates = true;
+    run.outer_optimizer = o.outer;
+  }
   if (o.averager_rank > 0)
     run.grad_averager_factory = train::power_sgd_averager({o.averager_rank, o.min_compression_ratio});
   run.client_mode = o.swarm.client_mode;

@@ -38,6 +38,8 @@ struct TrainOptions {
   double density = 0.01;
   std::size_t averager_rank = 0;  ///< of PowerSGD; 0: gradients are averaged as they are
   double min_compression_ratio = 0.5;
+  bool local_steps = false;
+  train::OuterOptimizer outer;  ///< of local steps
   log::Options log;
 };
 

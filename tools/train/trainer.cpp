@@ -382,6 +382,7 @@ LocalGroupOptions ranks_of_environment(const TrainOptions& options) {
   };
   if (ranks.size == 1) return ranks;
   const char* summed = "their gradients are summed in every batch";
+  if (options.local_steps) refuse("--local-steps", summed);
   if (options.optimizer.use_local_updates) refuse("--use-local-updates", summed);
   if (options.optimizer.reuse_grad_buffers) refuse("--reuse-grad-buffers", summed);
   if (options.optimizer.auxiliary) refuse("--auxiliary", "it does not train");

@@ -39,6 +39,7 @@ struct Moment {
   Occasion occasion = Occasion::epoch_end;  ///< why it does
   std::uint64_t epoch = 0;                  ///< that the end of an epoch leads to; else the present one
   double samples = 0;                       ///< of this peer in the epoch that ends
+  std::uint64_t batches = 0;                ///< that these samples came in
 };
 
 /// When the trainer, which waits for the end of the epoch, may go on.
@@ -119,9 +120,13 @@ class Exchange {
   };
   /// Lists these values: the same number, names and shapes at any time.
   virtual std::vector<Kept> kept() { return {}; }
+  /// Called before the state of another peer replaces the model, which may fail. Nothing else uses the model meanwhile.
+  virtual Task<void> replacing() { co_return; }
   /// Called when the model was replaced, before the values of kept() are written, if the state has them. Nothing else
   /// uses the model meanwhile.
   virtual Task<void> reset() { co_return; }
+  /// Called when the state of another peer has replaced the model, after the values of kept() were written.
+  virtual Task<void> loaded() { co_return; }
   /// Downloads what a newcomer needs beside the state of the run, if anything.
   virtual Task<void> download(Deadline) { co_return; }
   /// Returns what later rounds of this peer alone go by, for a checkpoint. Called while no round changes it.

@@ -40,6 +40,8 @@ class FusedReplica : public Replica {
   Task<std::shared_ptr<averaging::TensorParts>> state_parts(ParameterRound how) override;
   Task<bool> finish_state(bool averaged) override;
   std::vector<std::span<float>> host_values() override;
+  std::vector<std::span<float>> host_changes() override;
+  void finish_changes() override { pending_ = Pending::changes; }
   void publish() override;
   std::shared_ptr<const void> in_use() const override { return work_.begin(); }
   Task<void> close() override;

@@ -98,6 +98,12 @@ class Replica {
   /// itself while nothing else changes them; empty: it is not.
   virtual std::vector<std::span<float>> host_values() { return {}; }
 
+  /// Returns memory of the host for changes of the live parameters, which publish() adds to them after
+  /// finish_changes(): for an exchange whose trainer goes on meanwhile. Empty where host_values() is.
+  virtual std::vector<std::span<float>> host_changes() { return {}; }
+  /// Tells that these changes are complete.
+  virtual void finish_changes() {}
+
   /// Makes the next parameters live. Called while the trainer does not compute, on any thread.
   virtual void publish() = 0;
 

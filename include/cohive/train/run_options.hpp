@@ -13,6 +13,7 @@
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/train/checkpoints.hpp"
 #include "cohive/train/exchange.hpp"
+#include "cohive/train/outer_optimizer.hpp"
 #include "cohive/train/progress_tracker.hpp"
 
 namespace cohive::train {
@@ -58,6 +59,11 @@ struct RunOptions {
   /// Every peer steps on its own gradients in every batch, and parameters alone are averaged. With
   /// delay_state_averaging, a round's changes are added to what the trainer has made of them meanwhile (delta rule).
   bool use_local_updates = false;
+  /// With use_local_updates: what the trainers have come to is averaged once in an epoch, and an outer optimizer steps
+  /// by it, in place of an average of the parameters: fewer bytes and longer rounds. What grad_compression,
+  /// agreed_grad_compression and grad_aggregation say of gradients holds for it. Extra tensors and statistics are not
+  /// averaged. nullopt: none.
+  std::optional<OuterOptimizer> outer_optimizer = std::nullopt;
   int average_state_every = 1;  ///< epochs between rounds that average the parameters
   /// Larger runs divide into groups of about this size, drawn anew for every round, so that in time all meet all, as
   /// what a leader sends grows with the square of the size. 0: one group of all. A grad_averager_factory's rounds are

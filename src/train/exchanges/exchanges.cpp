@@ -5,6 +5,7 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/train/run_options.hpp"
+#include "outer_step.hpp"
 
 namespace cohive::train {
 
@@ -27,11 +28,18 @@ averaging::AveragerOptions averager_options(const RunOptions& options, const std
 }
 
 std::vector<std::unique_ptr<Exchange>> make_exchanges(const ExchangeContext& context) {
+  std::vector<std::unique_ptr<Exchange>> exchanges;
+  if (const auto& outer = context.options.outer_optimizer) {
+    auto step = std::make_unique<OuterStep>(context, *outer);
+    auto repair = anchor_repair(context, step->memory(), *outer);
+    exchanges.push_back(std::move(step));
+    exchanges.push_back(std::move(repair));
+    return exchanges;
+  }
   std::vector<ExchangeFactory> factories;
   if (!context.options.use_local_updates) factories.emplace_back(gradient_exchange);
   factories.push_back(context.options.parameter_exchange ? context.options.parameter_exchange
                                                          : ExchangeFactory(parameter_exchange));
-  std::vector<std::unique_ptr<Exchange>> exchanges;
   std::set<std::string> names;
   for (const auto& make : factories) {
     auto made = make(context);

@@ -1,0 +1,28 @@
+/// \file
+/// OuterOptimizer: what a run of local steps averages by (DiLoCo, https://arxiv.org/abs/2311.08105). Every trainer
+/// steps by itself, with any optimizer, for hundreds of batches; then the trainers average how far each has come from
+/// the parameters that all began with, their anchor, and one step of SGD with momentum leads to the next anchor:
+///
+///   difference = anchor - parameters       of each trainer, weighted by its samples
+///   momentum   = mu * momentum + mean      of all differences
+///   anchor     = anchor - lr * (mean + mu * momentum)       as torch.optim.SGD(nesterov=True) has it
+///   parameters = anchor                    and the next local steps begin
+///
+/// A round is an epoch: target_batch_size samples of all trainers, so that a fast one makes more local steps than a
+/// slow one. Anchor and momentum are three copies of the parameters, with what is averaged, in host memory; they are
+/// part of checkpoints, and newcomers download them.
+#pragma once
+
+namespace cohive::train {
+
+/// The same for all trainers of a run: those with other settings do not average with one another.
+struct OuterOptimizer {
+  double lr = 0.7;        ///< above 0; published runs use 0.1 to 1
+  double momentum = 0.9;  ///< from 0 to below 1; 0.5 and less where a round is 64 local steps or fewer
+  bool nesterov = true;   ///< as PyTorch has it; without effect where momentum is 0
+  /// Rounds after which the anchors themselves are averaged: a member that dies in a round leaves the others with
+  /// anchors that differ in its part.
+  int repair_every = 10;
+};
+
+}  // namespace cohive::train

@@ -1,0 +1,76 @@
+// Steps of an outer optimizer, and the repair of what they step from; cohive/train/outer_optimizer.hpp has the
+// formulas.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cohive/averaging/tensor_parts.hpp"
+#include "cohive/train/exchange.hpp"
+#include "cohive/train/run_options.hpp"
+
+namespace cohive::train {
+
+/// What outer steps keep, one vector for each parameter.
+struct OuterMemory {
+  std::vector<std::vector<float>> anchor, momentum;
+  std::vector<std::vector<float>> difference;  // of this peer, then of all
+  float steps = 0;                             // that led to the anchor: those of one anchor have the same number
+  std::mutex mutex;                            // of what follows
+  std::vector<averaging::Stretch> failed;      // stretches of this round of which no average came
+};
+
+/// Averages how far the trainers have come, and steps. With delay_state_averaging the trainer goes on meanwhile, and
+/// what it makes of its parameters in that time is added to the result.
+class OuterStep final : public Exchange {
+ public:
+  /// Throws std::invalid_argument with a sentence where the parameters are not in host memory.
+  OuterStep(const ExchangeContext& context, OuterOptimizer optimizer);
+
+  const std::string& name() const override { return name_; }
+  averaging::Averager& averager() override { return averager_; }
+  bool due(std::uint64_t) const override { return true; }
+  bool needs_every_round() const override { return true; }  // an anchor that missed one is that of nobody else
+  msgpack::Value greeting(std::uint64_t) const override {
+    return msgpack::Value(static_cast<std::uint64_t>(memory_->steps));
+  }
+  Release release(const Moment& moment) const override { return is_delayed(moment) ? Release::offered : Release::done; }
+  Task<Offer> offer(const Moment& moment) override;
+  Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override;
+  std::vector<Kept> kept() override;
+  Task<void> replacing() override;
+  Task<void> reset() override;
+  Task<void> loaded() override;
+
+  /// Returns what it steps from; for the repair, and for tests between two calls of the run.
+  const std::shared_ptr<OuterMemory>& memory() const noexcept { return memory_; }
+
+ private:
+  bool is_delayed(const Moment& moment) const {
+    return options_.delay_state_averaging && moment.occasion == Occasion::epoch_end;
+  }
+  bool is_behind(const averaging::RoundReport& round) const;
+  void warn_of_short_rounds(std::uint64_t batches);
+
+  const std::string name_ = "outer_step";
+  Replica& replica_;
+  Runtime& runtime_;
+  const RunOptions& options_;
+  const OuterOptimizer optimizer_;
+  averaging::Averager averager_;
+  std::shared_ptr<OuterMemory> memory_;
+  averaging::ResidualsPtr residuals_;
+  std::vector<std::span<float>> changes_;  // of the round that is delayed; empty: none is
+  bool averaged_ = false;                  // the anchor is one that others have had, too
+  bool carries_ = false;                   // from replacing() to loaded(): `difference` has what this peer has come to
+  bool warned_ = false;
+};
+
+/// Averages the anchors now and then. The parameters stay as they are: what changes in an anchor is part of the next
+/// difference.
+std::unique_ptr<Exchange> anchor_repair(const ExchangeContext& context, std::shared_ptr<OuterMemory> memory,
+                                        const OuterOptimizer& optimizer);
+
+}  // namespace cohive::train

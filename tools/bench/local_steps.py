@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""What do local steps cost, and save? One process trains a small transformer on a text; beside it peers do so with local steps and an
+outer optimizer, with as many steps of each and the same samples of all.
+
+    tools/bench/local_steps.py --text FILE [--steps 600] [--batch-size 32] [--peers 4] [--seeds 3] [--only NAME...] [--output FILE]
+
+A peer's batch is its share of the one process's. Prints a table in Markdown: the loss on held-out text at the end, what it is more
+than that of the one process, and the bytes that each peer sent for a step. Exit code 1 when a trainer fails. Build first:
+tools/convergence.sh --list does. Needs nothing but Python.
+"""
+
+import argparse
+import datetime
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, say
+
+LOCAL = ["--local-steps"]
+CASES = {  # local steps of a round, and flags
+    "gradients in every step": (1, SYNCHRONOUS),
+    "H = 30": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5"]),
+    "H = 30, in the background": (30, [*LOCAL, "--outer-momentum", "0.5"]),
+    "H = 30, block4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5", "--agreed-compression", "block4"]),
+    "H = 30, momentum 0.9": (30, [*LOCAL, *SYNCHRONOUS]),
+    "H = 100": (100, [*LOCAL, *SYNCHRONOUS]),
+    "H = 30, parameters averaged": (30, ["--use-local-updates", *SYNCHRONOUS]),
+}
+
+
+def options_of(given, steps_per_round, share):
+    """What Bench.command() reads, for rounds of so many steps."""
+    options = argparse.Namespace(**vars(given))
+    options.batch_size = given.batch_size // share
+    options.target_batch_size = given.batch_size * steps_per_round
+    options.epochs = given.steps // steps_per_round
+    return options
+
+
+def row(name, summaries, one, steps):
+    loss = mean(s["eval_loss"] for s in summaries)
+    sent = mean(s["bytes_sent"] for s in summaries)
+    return f"| {name} | {loss:.4f} | {loss / one - 1:+.1%} | {sent / 1e6:.1f} | {sent / steps / 1e3:.1f} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=Path, default=ROOT / "build/release/bin")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--batch-size", type=int, default=32, help="samples of a step, of all peers together")
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=3, help="of each case, whose losses are averaged")
+    parser.add_argument("--learning-rate", type=float, default=0.003)
+    parser.add_argument("--matchmaking-time", type=float, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds for one run")
+    parser.add_argument("--flags", default="", help="more flags of cohive-train, such as those of the model")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    if unknown := set(given.only) - set(CASES):
+        parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
+    if given.batch_size % given.peers:
+        parser.error("--batch-size: a multiple of --peers")
+
+    more, lines, failed = shlex.split(given.flags), [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        losses = []
+        for seed in range(1, given.seeds + 1):
+            (summary,) = Bench(options_of(given, 1, 1), Path(folder)).train(1, 100 * seed, [*SYNCHRONOUS, *more])
+            losses.append(summary["eval_loss"])
+            say(f"one process, seed {seed}: {summary['eval_loss']:.4f}")
+        one = mean(losses)
+        for name in given.only or CASES:
+            begun = time.monotonic()
+            steps_per_round, flags = CASES[name]
+            bench = Bench(options_of(given, steps_per_round, given.peers), Path(folder))
+            try:
+                summaries = [s for _ in range(given.seeds) for s in bench.swarm([*flags, *more])[0]]
+                line = row(name, summaries, one, given.steps)
+            except Failed as failure:
+                line, failed = f"| {name} | {failure} | | | |", failed + 1
+            lines.append(line)
+            say(line, f"{time.monotonic() - begun:.0f} s")
+    table = "\n".join([
+        f"{datetime.date.today()}: `{shlex.join(map(str, [Path(sys.argv[0]).name, *sys.argv[1:]]))}`",
+        "",
+        f"One process, {given.steps} steps of {given.batch_size} samples: loss {one:.4f} (mean of {given.seeds} seeds, "
+        f"{max(losses) - min(losses):.4f} apart). {given.peers} peers, as many steps of {given.batch_size // given.peers} samples each:",
+        "",
+        "| rounds | loss | beside one process | MB sent by each | kB for a step |",
+        "|---|---|---|---|---|",
+        *lines])
+    print(table)
+    if given.output:
+        given.output.write_text(table + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

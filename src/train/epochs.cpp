@@ -153,6 +153,9 @@ void Run::Impl::release(Update& update) {
 Task<void> Run::Impl::take_part(Update& update, std::size_t number) {
   Scheduled& scheduled = *exchanges[number];
   Search search{.epoch = update.epoch, .patience = options.matchmaking_time * 2};
+  // Where no round of this epoch's end came before, the others may be about to look whether the epoch has ended.
+  if (number == 0)
+    search.patience = std::max(search.patience, options.tracker_options.max_refresh_period + options.matchmaking_time);
   if (scheduled.exchange().makes_step()) {
     search = {.epoch = local_epoch, .patience = options.matchmaking_time};
     if (!update.late && number + 1 < exchanges.size()) {

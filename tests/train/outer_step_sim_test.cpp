@@ -161,6 +161,19 @@ TEST_F(OuterSteps, StepFromTheAnchorAsPyTorchsSgd) {
   }
 }
 
+TEST_F(OuterSteps, WaitForATrainerThatLooksAtTheRunAsSeldomAsHivemindMay) {
+  options_.target_batch_size = 480;  // 15 s
+  auto& one = add();
+  options_.tracker_options.min_refresh_period = options_.tracker_options.default_refresh_period = 10s;
+  auto& two = add();
+  ASSERT_TRUE(wait_for(1min, [&] { return one.steps > 0 && two.steps > 0; }));
+  const auto before = one.run->epoch();
+  const auto steps = one.steps;
+  ASSERT_TRUE(wait_for(5min, [&] { return one.run->epoch() == before + 6; }));
+  EXPECT_EQ(one.steps, steps + 6);
+  EXPECT_EQ(two.run->stats().state_downloads, 0u);
+}
+
 /// Steps as they are computed from what each trainer sent.
 TEST_F(OuterSteps, AreAddedToWhatATrainerHasMadeMeanwhile) {
   options_.delay_state_averaging = true;

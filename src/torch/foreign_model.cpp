@@ -105,10 +105,14 @@ void ForeignModel::step_with(const Stepping& gradients) {
 
 // ---- State rounds
 
+void ForeignModel::make_copies() {
+  if (!copies_.empty()) return;
+  for (std::size_t size : sizes_of(parameters_)) copies_.push_back(backend_->allocate(size));
+}
+
 Task<std::shared_ptr<averaging::TensorParts>> ForeignModel::state_parts(ParameterRound how) {
   round_ = how;
-  if (copies_.empty())
-    for (std::size_t size : sizes_of(parameters_)) copies_.push_back(backend_->allocate(size));
+  make_copies();
   std::vector<averaging::TensorSpan> memory;
   for (const auto& copy : copies_) memory.emplace_back(copy.values);
   auto beside = co_await runtime_.offload([this, how, used = in_use()] {
@@ -138,7 +142,7 @@ Task<bool> ForeignModel::finish_state(bool averaged) {
   co_return false;
 }
 
-void ForeignModel::write_parameters() {
+void ForeignModel::write_copies() {
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto values = as_tensor(copies_[i], parameters_[i].sizes());
@@ -152,8 +156,44 @@ void ForeignModel::write_parameters() {
 
 void ForeignModel::publish() {
   if (pending_ == Pending::nothing) return;
-  write_parameters();
+  write_copies();
   pending_ = Pending::nothing;
+}
+
+// ---- Values in host memory
+
+namespace {
+
+torch::Tensor as_host_tensor(std::span<float> values, at::IntArrayRef sizes) {
+  return torch::from_blob(values.data(), sizes, torch::TensorOptions(torch::kFloat32));
+}
+
+}  // namespace
+
+void ForeignModel::read_parameters(const std::vector<std::span<float>>& to) {
+  torch::NoGradGuard no_grad;
+  const auto turn = trainer_->in_turn();
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    as_host_tensor(to[i], parameters_[i].sizes()).copy_(parameters_[i]);
+}
+
+void ForeignModel::write_parameters(const std::vector<std::span<float>>& from) {
+  torch::NoGradGuard no_grad;
+  const auto turn = trainer_->in_turn();
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    parameters_[i].copy_(as_host_tensor(from[i], parameters_[i].sizes()));
+}
+
+void ForeignModel::change_parameters(const std::vector<std::span<float>>& by) {
+  torch::NoGradGuard no_grad;
+  make_copies();
+  {
+    const auto turn = trainer_->beside();
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      as_tensor(copies_[i], parameters_[i].sizes()).copy_(as_host_tensor(by[i], parameters_[i].sizes()));
+  }
+  backend_->follow_caller();
+  pending_ = Pending::changes;
 }
 
 // ---- The state as a whole

@@ -37,6 +37,10 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
   Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::ParameterRound how) override;
   Task<bool> finish_state(bool averaged) override;
+  bool copies_parameters() const override { return true; }
+  void read_parameters(const std::vector<std::span<float>>& to) override;
+  void write_parameters(const std::vector<std::span<float>>& from) override;
+  void change_parameters(const std::vector<std::span<float>>& by) override;
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
@@ -54,7 +58,8 @@ class ForeignModel final : public TorchReplica, public train::Replica {
     std::shared_ptr<train::GradientRound> round;
   };
   void step_with(const Stepping& gradients);
-  void write_parameters();
+  void write_copies();
+  void make_copies();
 
   Runtime& runtime_;
   const torch::Device device_;  // of the backend's memory

@@ -48,8 +48,9 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
     return FusedReplica::state_parts(how);
   }
   Task<bool> finish_state(bool averaged) override;
-  std::vector<std::span<float>> host_values() override {
-    return mirrors_.empty() ? FusedReplica::host_values() : std::vector<std::span<float>>();
+  void write_parameters(const std::vector<std::span<float>>& from) override {
+    FusedReplica::write_parameters(from);
+    if (!mirrors_.empty()) copy_to_mirrors();
   }
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;

@@ -1,5 +1,7 @@
 #include "cohive/train/fused_replica.hpp"
 
+#include <algorithm>
+
 #include "discard.hpp"
 #include "train/detail/state_parts.hpp"
 
@@ -141,19 +143,18 @@ std::span<const float> FusedReplica::newest(std::size_t parameter) {
   return has_next() ? std::span<const float>(next_[parameter].values) : live(parameter);
 }
 
-std::vector<std::span<float>> FusedReplica::host_values() {
-  std::vector<std::span<float>> values;
-  if (!backend_->is_host()) return values;
-  for (std::size_t i = 0; i < size(); ++i) values.push_back(live(i));
-  return values;
+void FusedReplica::read_parameters(const std::vector<std::span<float>>& to) {
+  for (std::size_t i = 0; i < size(); ++i) std::ranges::copy(live(i), to[i].begin());
 }
 
-std::vector<std::span<float>> FusedReplica::host_changes() {
-  if (host_values().empty()) return {};
+void FusedReplica::write_parameters(const std::vector<std::span<float>>& from) {
+  for (std::size_t i = 0; i < size(); ++i) std::ranges::copy(from[i], live(i).begin());
+}
+
+void FusedReplica::change_parameters(const std::vector<std::span<float>>& by) {
   make_next();
-  std::vector<std::span<float>> changes;
-  for (const auto& next : next_) changes.push_back(next.values);
-  return changes;
+  for (std::size_t i = 0; i < size(); ++i) std::ranges::copy(by[i], next_[i].values.begin());
+  pending_ = Pending::changes;
 }
 
 Task<std::shared_ptr<averaging::TensorParts>> FusedReplica::state_parts(ParameterRound how) {

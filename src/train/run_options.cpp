@@ -32,6 +32,10 @@ void check_outer_optimizer(const RunOptions& options) {
     refuse("outer_optimizer steps by what local steps have changed: set use_local_updates, too");
   if (options.parameter_exchange)
     refuse("outer_optimizer says what is averaged in place of the parameters: leave parameter_exchange out");
+  if (options.grad_averager_factory)
+    refuse(
+        "outer_optimizer averages differences, and no factors of gradients (PowerSGD): leave grad_averager_factory "
+        "out");
   if (options.average_state_every != 1)
     refuse(
         "outer_optimizer steps at the end of every epoch: leave average_state_every out, and set a larger "

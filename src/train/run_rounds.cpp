@@ -230,8 +230,11 @@ void Run::Impl::miss(Scheduled& scheduled) {
   const bool steps = scheduled.exchange().makes_step();
   if (steps) (void)scheduled.take();
   scheduled.ended(nullptr, false);
-  history.round_failed(scheduled.exchange().name(), "missed",
-                       "no group in time: the other peers went on without us, or do not average");
+  const char* why =
+      options.outer_optimizer
+          ? "no group in time: the other peers went on without us, or have another outer optimizer, or none"
+          : "no group in time: the other peers went on without us, or do not average";
+  history.round_failed(scheduled.exchange().name(), "missed", why);
   (steps ? metrics.grad_missed : metrics.state_failed).increment();
 }
 

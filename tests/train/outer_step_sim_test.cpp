@@ -9,6 +9,7 @@
 #include "cohive/testing/swarm.hpp"
 #include "cohive/testing/train_scenario.hpp"
 #include "cohive/train/plain_replica.hpp"
+#include "cohive/train/power_sgd_averager.hpp"
 #include "cohive/train/run.hpp"
 
 namespace cohive::train {
@@ -316,6 +317,9 @@ TEST_F(RefusedExchanges, ContradictionsAreOneSentence) {
   options_.outer_optimizer = OuterOptimizer{.repair_every = 0};
   EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.repair_every must be"));
   options_.outer_optimizer = OuterOptimizer();
+  options_.grad_averager_factory = power_sgd_averager({});
+  EXPECT_TRUE(contains(refusal(options_), "leave grad_averager_factory out"));
+  options_.grad_averager_factory = nullptr;
   options_.average_state_every = 2;
   EXPECT_TRUE(contains(refusal(options_), "leave average_state_every out"));
   options_.average_state_every = 1;

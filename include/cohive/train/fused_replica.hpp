@@ -39,9 +39,10 @@ class FusedReplica : public Replica {
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
   Task<std::shared_ptr<averaging::TensorParts>> state_parts(ParameterRound how) override;
   Task<bool> finish_state(bool averaged) override;
-  std::vector<std::span<float>> host_values() override;
-  std::vector<std::span<float>> host_changes() override;
-  void finish_changes() override { pending_ = Pending::changes; }
+  bool copies_parameters() const override { return backend_->is_host(); }
+  void read_parameters(const std::vector<std::span<float>>& to) override;
+  void write_parameters(const std::vector<std::span<float>>& from) override;
+  void change_parameters(const std::vector<std::span<float>>& by) override;
   void publish() override;
   std::shared_ptr<const void> in_use() const override { return work_.begin(); }
   Task<void> close() override;

@@ -94,15 +94,17 @@ class Replica {
   /// Returns true when publish() has something to do.
   virtual Task<bool> finish_state(bool averaged) = 0;
 
-  /// Returns the memory of the live parameters, where it is the host's, for an exchange that computes with them by
-  /// itself while nothing else changes them; empty: it is not.
-  virtual std::vector<std::span<float>> host_values() { return {}; }
+  // ---- Parameters for an exchange that computes with them by itself: float32 values in host memory, one array for
+  // each of them. On any thread, which they take the time of a copy; in_use() is held meanwhile.
 
-  /// Returns memory of the host for changes of the live parameters, which publish() adds to them after
-  /// finish_changes(): for an exchange whose trainer goes on meanwhile. Empty where host_values() is.
-  virtual std::vector<std::span<float>> host_changes() { return {}; }
-  /// Tells that these changes are complete.
-  virtual void finish_changes() {}
+  /// Tells whether the three functions below work.
+  virtual bool copies_parameters() const { return false; }
+  /// Copies the live parameters; the trainer does not compute.
+  virtual void read_parameters(const std::vector<std::span<float>>&) {}
+  /// Replaces the live parameters; the trainer does not compute.
+  virtual void write_parameters(const std::vector<std::span<float>>&) {}
+  /// Has publish() add these values to the live parameters, which the trainer goes on to change. Copies them.
+  virtual void change_parameters(const std::vector<std::span<float>>&) {}
 
   /// Makes the next parameters live. Called while the trainer does not compute, on any thread.
   virtual void publish() = 0;

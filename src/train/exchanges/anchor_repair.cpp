@@ -25,7 +25,8 @@ class AnchorRepair final : public Exchange {
 
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
-  bool due(std::uint64_t epoch) const override { return epoch % every_ == 0; }
+  /// Those who begin a run together may begin at different parameters.
+  bool due(std::uint64_t epoch) const override { return epoch == 1 || epoch % every_ == 0; }
   Release release(const Moment& moment) const override {
     return delayed_ && moment.occasion == Occasion::epoch_end ? Release::offered : Release::done;
   }

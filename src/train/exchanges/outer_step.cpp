@@ -15,6 +15,7 @@ using averaging::Stretch;
 
 constexpr std::uint64_t kFewSteps = 64;  // a round, for which published runs take little momentum
 constexpr double kMuchMomentum = 0.5;    // for so few
+constexpr float kMostSteps = 1 << 24;    // that a float counts
 constexpr double kParts = 1e6;           // in which settings are told apart
 
 /// Trainers with other settings would come to other anchors, so they look for groups elsewhere.
@@ -34,15 +35,16 @@ averaging::AveragerOptions how_to_average(const RunOptions& options, const Outer
 std::span<float> part_of(std::vector<float>& values, const Stretch& stretch) {
   return std::span(values).subspan(stretch.offset, stretch.length);
 }
-std::span<float> part_of(std::span<float> values, const Stretch& stretch) {
-  return values.subspan(stretch.offset, stretch.length);
-}
 
 void subtract(std::span<float> from, std::span<const float> values) {
   std::ranges::transform(from, values, from.begin(), std::minus());
 }
 void add(std::span<float> to, std::span<const float> values) {
   std::ranges::transform(to, values, to.begin(), std::plus());
+}
+
+std::vector<std::span<float>> views(std::vector<std::vector<float>>& values) {
+  return {values.begin(), values.end()};
 }
 
 /// The step from an anchor by the mean difference.
@@ -52,6 +54,28 @@ void step(const optim::SgdOptions& sgd, std::vector<float>& anchor, std::vector<
   optim::TensorMemory memory{std::span<const float>(values), values, {}, std::span(difference), {}};
   if (sgd.momentum > 0) memory.state[0] = std::span(momentum);
   optim::TensorStep(sgd, memory, {.step = 2}).run(0, values.size());  // a momentum of zero is one
+}
+
+/// The outer step. `difference` becomes the next parameters.
+void step_to_difference(OuterMemory& memory, const optim::SgdOptions& sgd) {
+  memory.steps += 1;
+  for (std::size_t i = 0; i < memory.anchor.size(); ++i) {
+    step(sgd, memory.anchor[i], memory.momentum[i], memory.difference[i]);
+    std::ranges::copy(memory.anchor[i], memory.difference[i].begin());
+  }
+  for (const auto& [stretch, own] : memory.failed) subtract(part_of(memory.difference[stretch.tensor], stretch), own);
+}
+
+/// The outer step. `own` becomes what is added to the parameters that the trainer has gone on to change.
+void step_beside(OuterMemory& memory, const optim::SgdOptions& sgd) {
+  memory.steps += 1;
+  for (const auto& [stretch, own] : memory.failed)
+    std::ranges::fill(part_of(memory.own[stretch.tensor], stretch), 0.0f);
+  for (std::size_t i = 0; i < memory.anchor.size(); ++i) {
+    subtract(memory.own[i], memory.anchor[i]);
+    step(sgd, memory.anchor[i], memory.momentum[i], memory.difference[i]);
+    add(memory.own[i], memory.anchor[i]);
+  }
 }
 
 }  // namespace
@@ -64,39 +88,40 @@ OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer)
       averager_(context.dht, context.replica.gradient_infos(), how_to_average(context.options, optimizer)),
       memory_(std::make_shared<OuterMemory>()),
       residuals_(averaging::make_residuals(context.replica.gradient_infos())) {
-  const auto live = replica_.host_values();
-  if (live.empty())
-    throw std::invalid_argument("cohive: outer_optimizer needs parameters that are float32 in host memory");
-  for (const auto& values : live) {
-    memory_->anchor.emplace_back(values.begin(), values.end());
-    memory_->momentum.emplace_back(values.size());
-    memory_->difference.emplace_back(values.size());
-  }
+  if (!replica_.copies_parameters())
+    throw std::invalid_argument("cohive: outer_optimizer needs parameters in host memory, or a model of LibTorch");
+  for (const auto& info : replica_.gradient_infos())
+    for (auto* values : {&memory_->anchor, &memory_->momentum, &memory_->difference})
+      values->emplace_back(info.elements());
+  replica_.read_parameters(views(memory_->anchor));
 }
 
 // ---- A round
 
+/// A donor can have given any number.
+msgpack::Value OuterStep::greeting(std::uint64_t) const {
+  return msgpack::Value(static_cast<std::uint64_t>(std::clamp(memory_->steps, 0.0f, kMostSteps)));
+}
+
 Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
-  changes_ = is_delayed(moment) ? replica_.host_changes() : std::vector<std::span<float>>();
   co_await runtime_.offload(
-      [memory = memory_, changes = changes_, live = replica_.host_values(), used = replica_.in_use()] {
+      [&replica = replica_, memory = memory_, keeps_own = is_delayed(moment), used = replica_.in_use()] {
+        replica.read_parameters(views(memory->difference));
         memory->failed.clear();
-        for (std::size_t i = 0; i < live.size(); ++i) {
-          std::ranges::transform(memory->anchor[i], live[i], memory->difference[i].begin(), std::minus());
-          if (!changes.empty()) std::ranges::copy(memory->difference[i], changes[i].begin());
-        }
+        for (std::size_t i = 0; i < memory->anchor.size(); ++i)
+          std::ranges::transform(memory->anchor[i], memory->difference[i], memory->difference[i].begin(), std::minus());
+        if (keeps_own) memory->own = memory->difference;
       });
   // What is not averaged counts as no step of the anchor, the same for all members that have lost its reducer. What
   // this peer has come to there stays in its parameters, and is part of the next difference.
   averaging::HostPartsOptions how;
   how.residuals = residuals_;
-  how.on_result = [memory = memory_, changes = changes_](const averaging::StretchResult& result) {
+  how.on_result = [memory = memory_](const averaging::StretchResult& result) {
     if (result.averaged) return;
-    const Stretch& stretch = result.stretch;
-    std::ranges::fill(part_of(memory->difference[stretch.tensor], stretch), 0.0f);
-    if (!changes.empty()) std::ranges::fill(part_of(changes[stretch.tensor], stretch), 0.0f);
+    const auto part = part_of(memory->difference[result.stretch.tensor], result.stretch);
     const std::lock_guard lock(memory->mutex);
-    memory->failed.push_back(stretch);
+    memory->failed.push_back({result.stretch, {part.begin(), part.end()}});
+    std::ranges::fill(part, 0.0f);
   };
   std::vector<averaging::TensorSpan> values(memory_->difference.begin(), memory_->difference.end());
   const double weight = moment.occasion == Occasion::epoch_end ? moment.samples
@@ -108,7 +133,6 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
 }
 
 Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport* round) {
-  const auto changes = std::exchange(changes_, {});
   if (!round || moment.occasion == Occasion::given_up) co_return Effect::none;
   if (is_behind(*round)) co_return Effect::behind;
   averaged_ = true;
@@ -117,31 +141,17 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
   sgd.nesterov = optimizer_.nesterov && optimizer_.momentum > 0;
   // Beside the epochs few local steps have been made: the mean is where all of them end.
   if (moment.occasion == Occasion::extra) sgd = {.lr = 1};
-  co_await runtime_.offload([memory = memory_, sgd, changes, live = replica_.host_values(), used = replica_.in_use()] {
-    auto& [anchor, momentum, difference, steps, mutex, failed] = *memory;
-    steps += 1;
-    if (!changes.empty()) {
-      for (std::size_t i = 0; i < anchor.size(); ++i) {
-        subtract(changes[i], anchor[i]);
-        step(sgd, anchor[i], momentum[i], difference[i]);
-        add(changes[i], anchor[i]);
-      }
-      return;
+  const bool delayed = is_delayed(moment);
+  co_await runtime_.offload([&replica = replica_, memory = memory_, sgd, delayed, used = replica_.in_use()] {
+    if (delayed) {
+      step_beside(*memory, sgd);
+      replica.change_parameters(views(memory->own));
+    } else {
+      step_to_difference(*memory, sgd);
+      replica.write_parameters(views(memory->difference));
     }
-    std::vector<std::vector<float>> own;
-    for (const Stretch& stretch : failed) {
-      const auto part = part_of(live[stretch.tensor], stretch);
-      subtract(own.emplace_back(part.begin(), part.end()), part_of(anchor[stretch.tensor], stretch));
-    }
-    for (std::size_t i = 0; i < live.size(); ++i) {
-      step(sgd, anchor[i], momentum[i], difference[i]);
-      std::ranges::copy(anchor[i], live[i].begin());
-    }
-    for (std::size_t k = 0; k < failed.size(); ++k) add(part_of(live[failed[k].tensor], failed[k]), own[k]);
   });
-  if (changes.empty()) co_return Effect::none;
-  replica_.finish_changes();
-  co_return Effect::publishable;
+  co_return delayed ? Effect::publishable : Effect::none;
 }
 
 /// Most of the others have made a step that this peer has missed. One of them alone can say any number.
@@ -179,9 +189,9 @@ std::vector<Exchange::Kept> OuterStep::kept() {
 Task<void> OuterStep::replacing() {
   carries_ = averaged_;
   if (!carries_) co_return;
-  co_await runtime_.offload([memory = memory_, live = replica_.host_values(), used = replica_.in_use()] {
-    for (std::size_t i = 0; i < live.size(); ++i)
-      std::ranges::transform(memory->anchor[i], live[i], memory->difference[i].begin(), std::minus());
+  co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
+    replica.read_parameters(views(memory->difference));
+    for (std::size_t i = 0; i < memory->anchor.size(); ++i) subtract(memory->difference[i], memory->anchor[i]);
   });
 }
 
@@ -189,20 +199,18 @@ Task<void> OuterStep::reset() {
   averaged_ = false;
   memory_->steps = 0;
   residuals_ = averaging::make_residuals(replica_.gradient_infos());
-  co_await runtime_.offload([memory = memory_, live = replica_.host_values(), used = replica_.in_use()] {
-    for (std::size_t i = 0; i < live.size(); ++i) {
-      std::ranges::copy(live[i], memory->anchor[i].begin());
-      std::ranges::fill(memory->momentum[i], 0.0f);
-    }
+  co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
+    replica.read_parameters(views(memory->anchor));
+    for (auto& momentum : memory->momentum) std::ranges::fill(momentum, 0.0f);
   });
 }
 
 Task<void> OuterStep::loaded() {
   if (!std::exchange(carries_, false)) co_return;
   averaged_ = true;
-  co_await runtime_.offload([memory = memory_, live = replica_.host_values(), used = replica_.in_use()] {
-    for (std::size_t i = 0; i < live.size(); ++i)
-      std::ranges::transform(memory->anchor[i], memory->difference[i], live[i].begin(), std::minus());
+  co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
+    for (std::size_t i = 0; i < memory->anchor.size(); ++i) add(memory->difference[i], memory->anchor[i]);
+    replica.write_parameters(views(memory->difference));
   });
 }
 

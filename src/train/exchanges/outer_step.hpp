@@ -16,26 +16,29 @@ namespace cohive::train {
 /// What outer steps keep, one vector for each parameter.
 struct OuterMemory {
   std::vector<std::vector<float>> anchor, momentum;
-  std::vector<std::vector<float>> difference;  // of this peer, then of all
+  std::vector<std::vector<float>> difference;  // of this peer, then of all; between two rounds anything
+  std::vector<std::vector<float>> own;         // of this peer, where the trainer goes on during the round; else empty
   float steps = 0;                             // that led to the anchor: those of one anchor have the same number
-  std::mutex mutex;                            // of what follows
-  std::vector<averaging::Stretch> failed;      // stretches of this round of which no average came
+  struct Failed {
+    averaging::Stretch stretch;
+    std::vector<float> own;
+  };
+  std::mutex mutex;            // of what follows
+  std::vector<Failed> failed;  // stretches of this round of which no average came
 };
 
 /// Averages how far the trainers have come, and steps. With delay_state_averaging the trainer goes on meanwhile, and
 /// what it makes of its parameters in that time is added to the result.
 class OuterStep final : public Exchange {
  public:
-  /// Throws std::invalid_argument with a sentence where the parameters are not in host memory.
+  /// Throws std::invalid_argument with a sentence for a model whose parameters it cannot copy.
   OuterStep(const ExchangeContext& context, OuterOptimizer optimizer);
 
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
   bool due(std::uint64_t) const override { return true; }
   bool needs_every_round() const override { return true; }  // an anchor that missed one is that of nobody else
-  msgpack::Value greeting(std::uint64_t) const override {
-    return msgpack::Value(static_cast<std::uint64_t>(memory_->steps));
-  }
+  msgpack::Value greeting(std::uint64_t) const override;
   Release release(const Moment& moment) const override { return is_delayed(moment) ? Release::offered : Release::done; }
   Task<Offer> offer(const Moment& moment) override;
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override;
@@ -62,9 +65,8 @@ class OuterStep final : public Exchange {
   averaging::Averager averager_;
   std::shared_ptr<OuterMemory> memory_;
   averaging::ResidualsPtr residuals_;
-  std::vector<std::span<float>> changes_;  // of the round that is delayed; empty: none is
-  bool averaged_ = false;                  // the anchor is one that others have had, too
-  bool carries_ = false;                   // from replacing() to loaded(): `difference` has what this peer has come to
+  bool averaged_ = false;  // the anchor is one that others have had, too
+  bool carries_ = false;   // from replacing() to loaded(): `difference` has what this peer has come to
   bool warned_ = false;
 };
 

@@ -59,6 +59,11 @@ struct ConnectedPeer {
   TokenBucket pushes{};               ///< identify pushes it may send
 };
 
+/// Whether the peer says that it is one of our kind.
+inline bool is_cohive(const ConnectedPeer& peer) {
+  return peer.agent.starts_with("cohive/");
+}
+
 /// What peers get to take what they were sent and to end their side.
 inline constexpr Duration kFarewell = 2s;
 

@@ -10,6 +10,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/announce.hpp"
 #include "cohive/p2p/errors.hpp"
+#include "cohive/transport/congestion_control.hpp"
 #include "hole_punching.hpp"
 #include "host_status.hpp"
 #include "inbound.hpp"
@@ -90,6 +91,7 @@ struct Host::Impl {
     });
     suspected = reachability.suspecting().subscribe([this] { seek_relays(); });
     announced = own.changed().subscribe([this] { seek_relays(); });
+    described = identify.described().subscribe([this](const PeerId& peer) { choose_congestion_control(peer); });
   }
   ~Impl() {
     self.closed = true;
@@ -128,9 +130,17 @@ struct Host::Impl {
     return has_ip4 ? Multiaddr::ip6 : Multiaddr::ip4;
   }
 
+  /// Of connections to a peer that has just described itself: BBR, which takes more than its share beside CUBIC, is for
+  /// those between cohive peers alone.
+  void choose_congestion_control(const PeerId& peer) {
+    const ConnectedPeer* found = table.find(peer);
+    if (!found || congestion_control.empty() || !is_cohive(*found)) return;
+    for (const auto& entry : found->connections) entry->connection->set_congestion_control(congestion_control);
+  }
+
   void end_waits() {
     const Error reason(Errc::host_closed);
-    private_or_not = suspected = mapped = announced = nullptr;
+    private_or_not = suspected = mapped = announced = described = nullptr;
     if (punching) punching->close();
     relays.close();
     reachability.close();
@@ -171,7 +181,8 @@ struct Host::Impl {
   std::optional<RelayServer> relay_server;
   std::optional<HolePunching> punching;
   std::optional<std::weak_ptr<MemberCheck>> member_check;  ///< nullopt: the swarm is open
-  Subscription private_or_not, suspected, mapped, announced;
+  std::string congestion_control;  ///< of connections to cohive peers; empty: the kernel's choice
+  Subscription private_or_not, suspected, mapped, announced, described;
   TaskGroup tasks;
 };
 
@@ -186,6 +197,9 @@ Host::Host(Runtime& runtime, Connectivity connectivity, KeyPair identity, HostOp
 Host::~Host() = default;
 
 Result<> Host::start() {
+  if (!runtime().simulated()) {
+    TRY(impl_->congestion_control, transport::choose_congestion_control(impl_->self.options.congestion_control));
+  }
   auto listening = impl_->inbound.start();
   if (!listening) return listening.error();
   auto announced = fill_ports(impl_->self.options.announce, id(), impl_->inbound.bound());

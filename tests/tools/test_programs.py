@@ -110,6 +110,10 @@ class BadInput(unittest.TestCase):
         for program in programs("cohive-train"):
             self.refused(2, "--bandwidth", program, "--bandwidth", "guessed")
 
+    def test_congestion_control_that_the_kernel_lacks(self):
+        for program in programs("cohive-bootstrap", "cohive-train"):
+            self.refused(2, 'the kernel has no congestion control "no_such_one"', program, "--congestion-control", "no_such_one")
+
     def test_port_in_use(self):
         with taken_port() as port:
             for program in programs("cohive-bootstrap", "cohive-train"):

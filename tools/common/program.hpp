@@ -43,6 +43,8 @@ CLI::Option* takes_endpoint(CLI::Option* option);
 std::string metrics_token(const std::string& path);
 /// Adds --max-upload and --max-download.
 void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits);
+/// Adds --congestion-control.
+void add_congestion_control_option(CLI::App& app, std::string& name);
 /// Adds --no-relay and --trusted-relays: how a peer that cannot be dialled is reached.
 struct RelayUse {
   bool none = false;

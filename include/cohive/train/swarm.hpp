@@ -43,6 +43,7 @@ struct SwarmOptions {
   bool diagnostics_at_signal = false;  ///< at each SIGUSR1 the tasks and the last lines of the log are logged
   double max_upload = 0;               ///< bytes per second of all connections together; 0: no limit
   double max_download = 0;             ///< the same
+  std::string congestion_control;      ///< as HostOptions has it; empty: BBR between cohive peers, if it is there
   Duration bootstrap_timeout = 15s;    ///< one attempt to join through the initial peers
   /// How long to go on trying when no initial peer answers, with growing pauses and one line in the log for each
   /// attempt; 0: one attempt. Duration::max(): until it succeeds.

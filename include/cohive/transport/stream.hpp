@@ -154,6 +154,8 @@ class Connection {
   virtual Task<void> finish(Error reason, Deadline deadline) = 0;
   /// Ends the connection and all streams now. What the peer has not received yet may be lost.
   virtual void close(Error reason) noexcept = 0;
+  /// Has the kernel send by this algorithm from now on: RawConnection::set_congestion_control.
+  virtual void set_congestion_control(const std::string& name) noexcept = 0;
   /// Returns what the connection has carried.
   virtual ConnectionStats stats() const = 0;
   /// Streams open now, in both directions: what stats() says, at no cost.

@@ -597,6 +597,7 @@ class Doctor(unittest.TestCase):
             self.assertLess(abs(found["clock"]["details"]["seconds_ahead"]), 1)
             self.assertEqual(found["relay"]["details"]["bytes"], 4 << 30)
             self.assertEqual(found["dial-back"]["status"], "skipped")  # all on one machine
+            self.assertEqual(found["link"]["status"], "skipped")  # the same
             text = run("cohive-dht", "doctor", "--initial-peers", line["initial_peers"][0])
             self.assertEqual(text.returncode, 0, text.stdout)
             self.assertRegex(text.stdout, r"ok +handshake +noise, the peer proved its id")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "bundles.hpp"
 #include "circuit_room.hpp"
 #include "circuit_transport.hpp"
 #include "cohive/core/combine.hpp"
@@ -75,6 +76,7 @@ struct Host::Impl {
         port_mappings(self, inbound, own, connectivity.port_mappers),
         reachability(self, handlers, connectivity, table, inbound, identify, own),
         relays(self, handlers, table, book, dialler, identify, routing, inbound, own, circuit_upgrader()),
+        bundles(self, handlers, table, dialler, identify, circuit_upgrader()),
         status(self, table, own, reachability, relays),
         tasks(runtime, "host") {
     serve_ping(handlers, runtime);
@@ -91,6 +93,9 @@ struct Host::Impl {
     });
     suspected = reachability.suspecting().subscribe([this] { seek_relays(); });
     announced = own.changed().subscribe([this] { seek_relays(); });
+    bundled = table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
+      if (entry->kind == ConnectionKind::member) choose_congestion_control(entry->connection->peer());
+    });
     described = identify.described().subscribe([this](const PeerId& peer) { choose_congestion_control(peer); });
   }
   ~Impl() {
@@ -140,8 +145,9 @@ struct Host::Impl {
 
   void end_waits() {
     const Error reason(Errc::host_closed);
-    private_or_not = suspected = mapped = announced = described = nullptr;
+    private_or_not = suspected = mapped = announced = described = bundled = nullptr;
     if (punching) punching->close();
+    bundles.close();
     relays.close();
     reachability.close();
     routing.close(reason);
@@ -177,12 +183,13 @@ struct Host::Impl {
   PortMappings port_mappings;
   ReachabilityState reachability;
   RelayClient relays;
+  Bundles bundles;
   HostStatus status;
   std::optional<RelayServer> relay_server;
   std::optional<HolePunching> punching;
   std::optional<std::weak_ptr<MemberCheck>> member_check;  ///< nullopt: the swarm is open
   std::string congestion_control;  ///< of connections to cohive peers; empty: the kernel's choice
-  Subscription private_or_not, suspected, mapped, announced, described;
+  Subscription private_or_not, suspected, mapped, announced, described, bundled;
   TaskGroup tasks;
 };
 

@@ -245,6 +245,10 @@ class TcpConnection final : public RawConnection {
     if (!descriptor.is_open() || ::ioctl(descriptor.native_handle(), TIOCOUTQ, &bytes) != 0) return 0;
     return static_cast<std::size_t>(std::max(bytes, 0));
   }
+  Duration round_trip() const override {
+    auto& descriptor = const_cast<Descriptor&>(descriptor_);
+    return descriptor.is_open() ? tcp_progress(descriptor.native_handle()).round_trip : Duration::zero();
+  }
   void set_congestion_control(const std::string& name) noexcept override {
     if (same_machine_ || !descriptor_.is_open()) return;
     transport::set_congestion_control(descriptor_.native_handle(), name);

@@ -233,6 +233,7 @@ def main():
     parser.add_argument("--float16", action="store_true")
     parser.add_argument("--link")
     parser.add_argument("--congestion-control", default="", help="of cohive's peers in C++, as the option of cohive-train")
+    parser.add_argument("--connections-per-peer", type=int, help="the same")
     parser.add_argument("--only", nargs="+", choices=["cohive", "python", "hivemind", "mixed"])
     parser.add_argument("--mixed", action="store_true", help="also one peer of each kind in one run")
     parser.add_argument("--json", action="store_true")
@@ -253,6 +254,8 @@ def main():
                            f"--listen={place.listen}", f"--matchmaking-time={options.matchmaking_time}", *flags]
                 if options.congestion_control:
                     command.append(f"--congestion-control={options.congestion_control}")
+                if options.connections_per_peer:
+                    command.append(f"--connections-per-peer={options.connections_per_peer}")
                 return Peer(place.command(command + (["--initial-peers", *initial_peers] if initial_peers else [])))
 
             def by_python(package, place, initial_peers):

@@ -204,15 +204,18 @@ void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
   add("--max-download", limits.download, "the same for what is received");
 }
 
-void add_congestion_control_option(CLI::App& app, std::string& name) {
+void add_connection_options(CLI::App& app, std::string& congestion_control, std::size_t& connections_per_peer) {
   const OptionGroup group(app, kBandwidth);
-  app.add_option("--congestion-control", name,
+  app.add_option("--congestion-control", congestion_control,
                  "the kernel's algorithm for connections to other cohive peers, for example cubic; kernel: leave it to "
                  "the kernel (default: bbr where the kernel has it)")
       ->check([](const std::string& given) {
         const auto chosen = transport::choose_congestion_control(given);
         return chosen ? std::string() : chosen.error().detail();
       });
+  app.add_option("--connections-per-peer", connections_per_peer,
+                 "connections to one cohive peer that carry its bytes together, at most (default 16; 1: never several)")
+      ->transform(whole(1, 64));
 }
 
 void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced) {

@@ -47,6 +47,8 @@ struct Options {
   transport::BandwidthLimits limits;
   std::optional<p2p::Reachability> force_reachability;
   bool nat_port_map = true;
+  std::string congestion_control;
+  std::size_t connections_per_peer = p2p::HostOptions().max_bundled_connections;
   RelayUse relay_use;
   bool use_auto_relay = false;
   RelayService relay_service;
@@ -345,6 +347,8 @@ int run(const Options& options) {
   host_options.announce = parse_announced(options.announce_maddrs, options.identity_path);
   host_options.force_reachability = options.force_reachability;
   host_options.nat_port_map = options.nat_port_map;
+  host_options.congestion_control = options.congestion_control;
+  host_options.max_bundled_connections = options.connections_per_peer;
   host_options.memory_budget = (options.memory_budget << 20) - memory_for_records(options);
   apply(options.relay_use, host_options);
   apply(options.relay_service, host_options);
@@ -406,6 +410,7 @@ int main(int argc, char** argv) {
   add_relay_use_options(app, options.relay_use);
   add_relay_service_options(app, options.relay_service);
   add_bandwidth_options(app, options.limits);
+  add_connection_options(app, options.congestion_control, options.connections_per_peer);
   add_log_options(app, options.log);
   add_hivemind_flags(app, options);
   app.footer(

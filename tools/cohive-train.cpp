@@ -191,6 +191,7 @@ int main(int argc, char** argv) {
                "cohive-train");
   add_train_options(app, options);
   add_bandwidth_options(app, limits);
+  add_connection_options(app, options.swarm.congestion_control, options.swarm.connections_per_peer);
   add_log_options(app, options.log);
   app.footer(
       "Examples:\n"

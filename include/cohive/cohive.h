@@ -180,6 +180,9 @@ COHIVE_API int32_t cohive_rsa_verify(const char* public_key, const uint8_t* data
  *    refused where others have not signed theirs; hivemind.DHT has it only with an RSASignatureValidator
  *  - force_reachability: "public" or "private"
  *  - max_upload, max_download: bytes per second
+ *  - congestion_control: the kernel's algorithm by which connections to other cohive peers send; by default "bbr" where
+ *    the kernel has it; "kernel": the kernel's own choice
+ *  - connections_per_peer (default 16): connections to one cohive peer that carry its bytes together, at most
  *  - bootstrap_timeout, wait_for_swarm
  *  - of the DHT: bucket_size, num_replicas, beam_size, depth_modulo, wait_timeout, refresh_timeout, cache_locally,
  *    cache_nearest, cache_size, cache_refresh_before_expiry, cache_on_store, reuse_get_requests, num_workers,

@@ -39,8 +39,8 @@ _PASSED = frozenset(
 # Ours.
 _OWN = frozenset(
     "beam_size max_records max_value_bytes search_timeout operation_timeout wait_for_swarm metrics_address "
-    "metrics_token_file trace_file max_upload max_download secret_file members_file peers_from_environment "
-    "bootstrap relay_service".split()
+    "metrics_token_file trace_file max_upload max_download congestion_control connections_per_peer secret_file "
+    "members_file peers_from_environment bootstrap relay_service".split()
 )
 # hivemind's that mean nothing here; with these values they ask for nothing.
 _IDLE: Dict[str, Tuple[Any, ...]] = {
@@ -168,8 +168,9 @@ class DHT:
     :param await_ready: return when the swarm was joined
     :param kwargs: hivemind's, and: secret_file, members_file (a swarm with members),
         metrics_address ("127.0.0.1:9464"),
-        wait_for_swarm (seconds to go on trying), max_upload, max_download (bytes per second), bootstrap=True (where no
-        initial peer answers, be there alone and go on trying), peers_from_environment=True ($INITIAL_PEERS)
+        wait_for_swarm (seconds to go on trying), max_upload, max_download (bytes per second), congestion_control (the
+        kernel's algorithm between cohive peers), connections_per_peer (to a cohive peer, at most), bootstrap=True
+        (where no initial peer answers, be there alone and go on trying), peers_from_environment=True ($INITIAL_PEERS)
     :raises ValueError: an address or option that cannot be meant
     :raises RuntimeError: nobody answers, or the address is in use
     """

@@ -225,6 +225,8 @@ SwarmOptions read_swarm_options(const char* text) {
   reader.read("trace_file", options.trace_file);
   reader.read("max_upload", options.max_upload);
   reader.read("max_download", options.max_download);
+  reader.read("congestion_control", options.congestion_control);
+  reader.read("connections_per_peer", options.connections_per_peer, 1);
   reader.read("bootstrap_timeout", options.bootstrap_timeout);
   reader.read("wait_for_swarm", options.wait_for_swarm);
   reader.read("ensure_bootstrap_success", options.ensure_bootstrap_success);

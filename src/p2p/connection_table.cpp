@@ -14,9 +14,26 @@ namespace cohive::p2p {
 namespace {
 
 constexpr Duration kSimultaneous = 3s;   // connections to one peer this close were dialled by both sides at once
+constexpr std::size_t kBundles = 2;      // with one peer: each side may have begun one at the same time
 constexpr std::size_t kMaxClosing = 64;  // at once, of a host that goes on; further peers are cut off
 
+/// The same connections, of which those of the kind `bundle` come first.
+std::vector<ConnectionEntryPtr> bundles_first(std::vector<ConnectionEntryPtr> connections) {
+  std::ranges::partition(connections, [](const auto& one) { return one->kind == ConnectionKind::bundle; });
+  return connections;
+}
+
+constexpr int kRankOfBundles = 3;
+
+/// Which of several connections to one peer is preferred: the one of the highest rank.
+int rank_of(const ConnectionEntry& entry) {
+  if (entry.kind == ConnectionKind::bundle) return kRankOfBundles;
+  if (is_relayed(entry)) return 0;
+  return entry.kind == ConnectionKind::member ? 1 : 2;
+}
+
 void add_traffic(Traffic& sum, const ConnectionEntry& entry) {
+  if (entry.kind == ConnectionKind::bundle) return;  // what carries it counts
   const auto stats = entry.connection->stats();
   sum.bytes_in += stats.bytes_in;
   sum.bytes_delivered += stats.bytes_out - std::min<std::uint64_t>(stats.bytes_out, stats.undelivered);
@@ -46,21 +63,26 @@ ConnectionTable::~ConnectionTable() {
 
 // ---- What comes in
 
-Result<> ConnectionTable::add(transport::ConnectionPtr connection, Networks networks) {
+Result<ConnectionEntryPtr> ConnectionTable::add(transport::ConnectionPtr connection, Networks networks,
+                                                ConnectionKind kind) {
   const PeerId peer_id = connection->peer();
   if (self_.closed) return Error(Errc::host_closed);
   if (peer_id == self_.id) return Error(Errc::dial_to_self);
-  const auto known = peers_.find(peer_id);
-  if ((known != peers_.end() && known->second.connections.size() >= self_.options.max_connections_per_peer) ||
-      !shares_.has_room(networks, self_.options.max_connections_per_ip) || !trim(!connection->outbound(), networks))
+  const ConnectedPeer* known = find(peer_id);
+  const auto same = [kind](const ConnectionEntryPtr& one) { return one->kind == kind; };
+  const auto before = known ? static_cast<std::size_t>(std::ranges::count_if(known->connections, same)) : 0;
+  if (before >= most_of(kind) || !shares_.has_room(networks, self_.options.max_connections_per_ip) ||
+      (kind != ConnectionKind::bundle && !trim(!connection->outbound(), networks)))
     return Error(Errc::too_many_connections, peer_id);
   const auto entry =
-      std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(networks)));
+      std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(networks)), kind);
   ConnectedPeer& peer = peers_[peer_id];
   const bool first = peer.connections.empty();
   peer.connections.push_back(entry);
-  ++size_;
-  self_.metrics.connections.add(1);
+  if (kind != ConnectionKind::bundle) {
+    ++size_;
+    self_.metrics.connections.add(1);
+  }
   if (first) {
     self_.metrics.peers.add(1);
     book_.on_connected(peer_id);
@@ -73,7 +95,19 @@ Result<> ConnectionTable::add(transport::ConnectionPtr connection, Networks netw
   if (size_ > self_.options.high_water && !std::exchange(trimming_, true)) tasks_.spawn(trim(*this), "trim");
   added_.emit(entry);
   if (first) connected_.emit(peer_id);
-  return ok();
+  return entry;
+}
+
+std::size_t ConnectionTable::most_of(ConnectionKind kind) const {
+  switch (kind) {
+    case ConnectionKind::member:
+      return self_.options.max_bundled_connections;
+    case ConnectionKind::bundle:
+      return kBundles;
+    case ConnectionKind::ordinary:
+      break;
+  }
+  return self_.options.max_connections_per_peer;
 }
 
 Task<void> ConnectionTable::serve(ConnectionTable& table, ConnectionEntryPtr entry) {
@@ -106,19 +140,26 @@ const PeerId& ConnectionTable::dialler(const ConnectionEntry& entry) const {
   return entry.connection->outbound() ? self_.id : entry.connection->peer();
 }
 
-/// A direct connection rather than a circuit. Both sides choose the same one: when they dialled each other at the same
-/// time, the one that the smaller PeerID dialled; otherwise the newest, since a peer that dials has lost the one
-/// before.
+/// A bundle rather than a single connection, and that rather than a circuit. Both sides choose the same one: when they
+/// dialled each other at the same time, the one that the smaller PeerID dialled; otherwise the newest, since a peer
+/// that dials has lost the one before.
 ConnectionEntryPtr ConnectionTable::best(const PeerId& peer) const {
+  return best_below(peer, kRankOfBundles + 1);
+}
+
+ConnectionEntryPtr ConnectionTable::best_of_its_own(const PeerId& peer) const {
+  return best_below(peer, kRankOfBundles);
+}
+
+ConnectionEntryPtr ConnectionTable::best_below(const PeerId& peer, int rank) const {
   const ConnectedPeer* found = find(peer);
   if (!found) return nullptr;
   ConnectionEntryPtr kept;
   for (auto at = found->connections.rbegin(); at != found->connections.rend(); ++at) {
     const ConnectionEntryPtr& entry = *at;
-    if (entry->connection->closed()) continue;
-    const bool relayed = is_relayed(*entry);
-    if (kept && is_relayed(*kept) != relayed) {
-      if (!relayed) kept = entry;
+    if (entry->connection->closed() || rank_of(*entry) >= rank) continue;
+    if (kept && rank_of(*kept) != rank_of(*entry)) {
+      if (rank_of(*entry) > rank_of(*kept)) kept = entry;
       continue;
     }
     if (!kept || (kept->opened - entry->opened <= kSimultaneous && dialler(*entry) < dialler(*kept))) kept = entry;
@@ -164,8 +205,10 @@ bool ConnectionTable::unregister(EntryRef entry) {
   {
     const NestedShares::Share given_back = std::move(entry->share);
   }
-  --size_;
-  self_.metrics.connections.add(-1);
+  if (entry->kind != ConnectionKind::bundle) {
+    --size_;
+    self_.metrics.connections.add(-1);
+  }
   if (!found->second.connections.empty()) return true;
   peers_.erase(found);
   self_.metrics.peers.add(-1);
@@ -189,7 +232,11 @@ void ConnectionTable::close_gracefully(EntryRef entry, Error reason, Deadline de
   closing_.spawn(finish(*this, entry, std::move(reason), deadline), "farewell");
 }
 
+/// What is written to a bundle needs the connections that carry it until its own end.
 Task<void> ConnectionTable::finish(ConnectionTable& table, ConnectionEntryPtr entry, Error reason, Deadline deadline) {
+  const auto carried = entry->carried();
+  const auto bundle = entry->bundle.lock();
+  if (carried && bundle && carried->connection->closed()) co_await bundle->ended().wait(deadline);
   co_await entry->connection->finish(std::move(reason), deadline);
   table.count_bytes(*entry);
 }
@@ -197,7 +244,7 @@ Task<void> ConnectionTable::finish(ConnectionTable& table, ConnectionEntryPtr en
 void ConnectionTable::disconnect(const PeerId& peer) {
   const ConnectedPeer* found = find(peer);
   if (!found) return;
-  for (const auto& entry : std::vector(found->connections))
+  for (const auto& entry : bundles_first(found->connections))
     close_gracefully(entry, Error(cohive::Errc::closed, peer), self_.runtime.after(kFarewell));
 }
 
@@ -226,10 +273,13 @@ Task<void> ConnectionTable::drain(ConnectionTable& table, ConnectionEntryPtr ent
 }
 
 Task<void> ConnectionTable::close(Deadline deadline) {
-  std::vector<Task<void>> ends;
-  for (auto& [id, peer] : peers_)
-    for (auto& entry : peer.connections) ends.push_back(drain(*this, entry, deadline));
-  co_await when_all(self_.runtime, std::move(ends));
+  for (const bool of_bundles : {true, false}) {
+    std::vector<Task<void>> ends;
+    for (auto& [id, peer] : peers_)
+      for (auto& entry : peer.connections)
+        if ((entry->kind == ConnectionKind::bundle) == of_bundles) ends.push_back(drain(*this, entry, deadline));
+    co_await when_all(self_.runtime, std::move(ends));
+  }
   tasks_.cancel();
   co_await closing_.join();
 }
@@ -249,6 +299,7 @@ void ConnectionTable::count_bytes() {
 }
 
 void ConnectionTable::count_bytes(ConnectionEntry& entry) {
+  if (entry.kind == ConnectionKind::bundle) return;
   const auto stats = entry.connection->stats();
   self_.metrics.bytes_in.increment(static_cast<double>(stats.bytes_in - entry.counted_in));
   self_.metrics.bytes_out.increment(static_cast<double>(stats.bytes_out - entry.counted_out));

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "address_book.hpp"
+#include "bundle.hpp"
 #include "cohive/core/signal.hpp"
 #include "cohive/core/task_group.hpp"
 #include "core/detail/token_bucket.hpp"
@@ -18,27 +19,53 @@ namespace cohive::p2p {
 
 using Protocols = std::set<std::string>;
 
+/// What a connection to a peer is there for.
+enum class ConnectionKind : std::uint8_t {
+  ordinary,
+  member,  ///< carries a part of a bundle's bytes, and no other streams where there is another connection
+  bundle,  ///< a connection over several others: bundles.hpp. It has no socket
+};
+
 /// One connection and the tasks that serve its streams.
 struct ConnectionEntry {
-  ConnectionEntry(Runtime& runtime, transport::ConnectionPtr c, NestedShares::Share s)
+  ConnectionEntry(Runtime& runtime, transport::ConnectionPtr c, NestedShares::Share s, ConnectionKind k)
       : connection(std::move(c)),
+        kind(k),
         share(std::move(s)),
         opened(runtime.now()),
         used(runtime.now()),
         tasks(runtime, "streams") {}
-  /// Some stream is open that is not of a service every host offers.
-  bool in_use() const { return connection->open_streams() > auxiliary; }
+  /// The bundle whose bytes it carries a part of; null: none.
+  std::shared_ptr<ConnectionEntry> carried() const { return *lanes > 0 ? bundle_entry.lock() : nullptr; }
+  /// Some stream is open that is not of a service every host offers. A lane is used as its bundle is.
+  bool in_use() const {
+    const auto bundled = carried();
+    return connection->open_streams() > auxiliary + *lanes || (bundled && bundled->in_use());
+  }
   /// All of a request has come on such a stream: a slow peer may take long for it, but nobody else has to wait for
   /// that.
-  bool serves_a_call() const { return connection->open_streams() > auxiliary + *begun; }
+  bool serves_a_call() const {
+    const auto bundled = carried();
+    return connection->open_streams() > auxiliary + *begun + *lanes || (bundled && bundled->serves_a_call());
+  }
+  /// When a stream was opened last, of a bundle that it carries, too.
+  TimePoint last_used() const {
+    const auto bundled = carried();
+    return bundled ? std::max(used, bundled->used) : used;
+  }
   transport::ConnectionPtr connection;
+  ConnectionKind kind;
   NestedShares::Share share;
   std::size_t auxiliary = 0;  ///< open streams of limited services, see Handlers::serve
   /// Open streams on which no whole request has come yet: transport::Stream::set_begun.
   std::shared_ptr<std::size_t> begun = std::make_shared<std::size_t>(0);
+  /// Open streams that are lanes of a bundle.
+  std::shared_ptr<std::size_t> lanes = std::make_shared<std::size_t>(0);
+  std::weak_ptr<ConnectionEntry> bundle_entry;    ///< that these carry
+  std::weak_ptr<Bundle> bundle;                   ///< the same, or of a bundle: itself
   std::uint64_t counted_in = 0, counted_out = 0;  ///< bytes that the metrics have
   TimePoint opened;
-  TimePoint used;   ///< when a stream was opened last
+  TimePoint used;   ///< when a stream was opened on it last
   TaskGroup tasks;  // goes first
 };
 inline bool is_relayed(const ConnectionEntry& entry) {
@@ -59,6 +86,11 @@ struct ConnectedPeer {
   TokenBucket pushes{};               ///< identify pushes it may send
 };
 
+/// Whether the peer says that it is one of our kind.
+inline bool is_cohive(const ConnectedPeer& peer) {
+  return peer.agent.starts_with("cohive/");
+}
+
 /// What peers get to take what they were sent and to end their side.
 inline constexpr Duration kFarewell = 2s;
 
@@ -73,13 +105,16 @@ class ConnectionTable {
   bool has_room_for(const Networks& networks) const;
   /// Takes a connection in and serves its streams. Refused ones are closed.
   /// \param networks  that it counts for; none for connections that we dialled
-  Result<> add(transport::ConnectionPtr connection, Networks networks = {});
+  Result<ConnectionEntryPtr> add(transport::ConnectionPtr connection, Networks networks = {},
+                                 ConnectionKind kind = ConnectionKind::ordinary);
 
   // ---- What is there
 
   /// The connection to open streams on; null when there is none.
   ConnectionEntryPtr best(const PeerId& peer) const;
-  /// The same without circuits through relays.
+  /// The same without bundles: the connection that a bundle begins with.
+  ConnectionEntryPtr best_of_its_own(const PeerId& peer) const;
+  /// The same as best() without circuits through relays.
   ConnectionEntryPtr direct(const PeerId& peer) const;
   bool connected(const PeerId& peer) const { return best(peer) != nullptr; }
   /// Null for a peer that is not connected.
@@ -105,6 +140,8 @@ class ConnectionTable {
   Subscription protect(const PeerId& peer);
   /// Names more peers that are not trimmed.
   void set_valued(std::function<bool(const PeerId&)> valued) { valued_ = std::move(valued); }
+  /// Ends the members of bundles with a peer that we dialled and that carry nothing any more.
+  void close_spare_members(const PeerId& peer);
   /// Ends all connections to a peer, in order.
   void disconnect(const PeerId& peer);
   /// Closes them at once, though not in this call.
@@ -118,6 +155,7 @@ class ConnectionTable {
   using EntryRef = const ConnectionEntryPtr&;
   static Task<void> serve(ConnectionTable& table, ConnectionEntryPtr entry);
   static Task<void> cut(ConnectionTable& table, PeerId peer);
+  std::size_t most_of(ConnectionKind kind) const;
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
   ConnectionEntryPtr replaceable(const Networks& networks) const;
@@ -129,6 +167,7 @@ class ConnectionTable {
   static Task<void> trim(ConnectionTable& table);
   void trim_once();
   static Task<void> close_surplus(ConnectionTable& table);
+  ConnectionEntryPtr best_below(const PeerId& peer, int rank) const;
   bool may_close(const ConnectionEntry& entry, const ConnectionEntry& kept) const;
   const PeerId& dialler(const ConnectionEntry& entry) const;
   bool unregister(EntryRef entry);

@@ -10,6 +10,7 @@ namespace cohive::p2p {
 namespace {
 
 constexpr Duration kSurplusGrace = 30s;  // two connections to one peer are kept this long
+constexpr Duration kMemberGrace = 15s;   // until a member that has been dialled carries something
 // Connections used this lately are not closed to make room: a newcomer gets a few round trips for its first stream. Not
 // longer: a peer that is turned away takes us for gone and bans us, one that loses an idle connection dials again.
 constexpr Duration kJustUsed = 1s;
@@ -48,10 +49,10 @@ bool ConnectionTable::is_protected(const PeerId& peer) const {
   return protected_->contains(peer) || (valued_ && valued_(peer));
 }
 
-/// The connection that will be missed least, for one of `networks`: that of a peer that has misbehaved; else one that
-/// is idle, of the crowd first, then of any unprotected peer, at last of a protected one; else one of the crowd that is
-/// in use. Of several the one that was idle longest. A newcomer of the block that has most, and many, takes the place
-/// of one of that block. Null when all are in use and there is no crowd.
+/// The connection that will be missed least, for one of `networks`: that of a peer that has misbehaved; else a
+/// member of a bundle; else one that is idle, of the crowd first, then of any unprotected peer, at last of a protected
+/// one; else one of the crowd that is in use. Of several the one that was idle longest. A newcomer of the block that
+/// has most, and many, takes the place of one of that block. Null when all are in use and there is no crowd.
 ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const {
   if (auto banned = of_a_banned_peer()) return banned;
   const TimePoint limit = self_.runtime.now() - kJustUsed;
@@ -63,12 +64,14 @@ ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const 
   for (const auto& [id, peer] : peers_) {
     const bool guarded = is_protected(id);
     for (const auto& entry : peer.connections) {
+      if (entry->kind == ConnectionKind::bundle) continue;
       if (confined && entry->share.networks.block != largest) continue;
-      const bool idle = entry->used <= limit && !entry->serves_a_call();
+      const bool idle = entry->last_used() <= limit && !entry->serves_a_call();
       const bool crowded = !guarded && !crowd.empty() && is_within(entry->share.networks, crowd);
-      if (!idle && !crowded) continue;
-      const int rank = !idle ? 3 : guarded ? 2 : crowded ? 0 : 1;
-      if (result && std::pair(rank, entry->used) >= std::pair(result_rank, result->used)) continue;
+      const bool spare = entry->kind == ConnectionKind::member;  // the rest of its bundle goes on
+      if (!idle && !crowded && !spare) continue;
+      const int rank = spare ? -1 : !idle ? 3 : guarded ? 2 : crowded ? 0 : 1;
+      if (result && std::pair(rank, entry->last_used()) >= std::pair(result_rank, result->last_used())) continue;
       result = entry;
       result_rank = rank;
     }
@@ -81,7 +84,7 @@ ConnectionEntryPtr ConnectionTable::of_a_banned_peer() const {
   for (const auto& [id, peer] : peers_) {
     if (!self_.reputation.is_banned(id) || is_protected(id)) continue;
     for (const auto& entry : peer.connections)
-      if (!result || entry->used < result->used) result = entry;
+      if (entry->kind != ConnectionKind::bundle && (!result || entry->used < result->used)) result = entry;
   }
   return result;
 }
@@ -146,9 +149,9 @@ void ConnectionTable::trim_once() {
   for (const auto& [id, peer] : peers_) {
     if (is_protected(id)) continue;
     for (const auto& entry : peer.connections)
-      if (entry->opened <= limit && !entry->in_use()) idle.push_back(entry);
+      if (entry->kind != ConnectionKind::bundle && entry->opened <= limit && !entry->in_use()) idle.push_back(entry);
   }
-  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a->used < b->used; });
+  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a->last_used() < b->last_used(); });
   for (const auto& entry : idle) {
     if (size_ <= self_.options.low_water) return;
     self_.metrics.closed_trimmed.increment();
@@ -162,9 +165,20 @@ void ConnectionTable::trim_once() {
 /// A circuit that a direct connection has replaced goes by either side. Of two connections that the same side dialled,
 /// only that side knows which one it prefers.
 bool ConnectionTable::may_close(const ConnectionEntry& entry, const ConnectionEntry& kept) const {
-  if (entry.used + kSurplusGrace > self_.runtime.now() || entry.in_use()) return false;
+  if (entry.kind == ConnectionKind::bundle || entry.last_used() + kSurplusGrace > self_.runtime.now() || entry.in_use())
+    return false;
   if (is_relayed(entry) && !is_relayed(kept)) return true;
   return dialler(entry) == self_.id || dialler(entry) != dialler(kept);
+}
+
+void ConnectionTable::close_spare_members(const PeerId& peer) {
+  const ConnectedPeer* found = find(peer);
+  if (!found) return;
+  for (const auto& entry : std::vector(found->connections)) {
+    const bool spare = entry->kind == ConnectionKind::member && *entry->lanes == 0 && !entry->in_use();
+    if (!spare || !entry->connection->outbound() || entry->opened + kMemberGrace > self_.runtime.now()) continue;
+    close_gracefully(entry, Error(cohive::Errc::closed, peer, "surplus"), self_.runtime.after(kFarewell));
+  }
 }
 
 /// Closes what is left over of simultaneous dials, once it is not used any more.
@@ -173,11 +187,12 @@ Task<void> ConnectionTable::close_surplus(ConnectionTable& table) {
     co_await table.self_.runtime.sleep_for(kSurplusGrace);
     for (const PeerId& peer : std::set<PeerId>(table.surplus_)) {
       const ConnectedPeer* found = table.find(peer);
-      if (!found || found->connections.size() < 2) {
+      const auto with_socket = [](const auto& one) { return one->kind != ConnectionKind::bundle; };
+      if (!found || std::ranges::count_if(found->connections, with_socket) < 2) {
         table.surplus_.erase(peer);
         continue;
       }
-      const ConnectionEntryPtr kept = table.best(peer);
+      const ConnectionEntryPtr kept = table.best_of_its_own(peer);
       for (const auto& entry : std::vector(found->connections)) {
         if (entry == kept || !kept || !table.may_close(*entry, *kept)) continue;
         table.self_.metrics.closed_surplus.increment();

@@ -122,8 +122,9 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
   self.metrics.dials_ok.increment();
   dialler.backoff_.succeeded(peer, address);
   auto added = dialler.table_.add(std::move(*connection));
-  if (added) dialler.book_.add_verified(peer, address);
-  co_return added;
+  if (!added) co_return added.error();
+  dialler.book_.add_verified(peer, address);
+  co_return ok();
 }
 
 // ---- One peer
@@ -186,8 +187,18 @@ Task<Result<>> Dialler::dial_in_parallel(PeerId peer, Multiaddr address, transpo
       {.expected = peer, .deadline = deadline, .from_listen_port = from == SourcePort::listening, .role = role});
   if (!connection) co_return connection.error();
   auto added = table_.add(std::move(*connection));
-  if (added) book_.add_verified(peer, address);
-  co_return added;
+  if (!added) co_return added.error();
+  book_.add_verified(peer, address);
+  co_return ok();
+}
+
+Task<Result<transport::ConnectionPtr>> Dialler::dial_again(PeerId peer, Multiaddr address) {
+  const Deadline deadline = self_.runtime.after(self_.options.dial_timeout);
+  const auto slot = co_await slots_.acquire(1, deadline);
+  if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial");
+  transport::Transport* transport = transport_for(address);
+  if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
+  co_return co_await transport->dial(address, {.expected = peer, .deadline = deadline, .from_listen_port = false});
 }
 
 Task<Result<transport::StreamPtr>> Dialler::open_stream(PeerId peer, std::string protocol, Deadline deadline) {

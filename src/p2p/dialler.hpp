@@ -24,6 +24,8 @@ class Dialler {
   /// Dials an address whether or not the peer is connected, as a circuit's replacement.
   Task<Result<>> dial_in_parallel(PeerId peer, Multiaddr address, transport::Role role, SourcePort from,
                                   Deadline deadline);
+  /// Dials an address of a connected peer once more, from another port. The connection is not in the table yet.
+  Task<Result<transport::ConnectionPtr>> dial_again(PeerId peer, Multiaddr address);
   /// Opens a stream, connecting first by the addresses that are known now.
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);
   /// Returns whether nothing can be done before any dial: the host is closed, the peer is ourselves, or it is

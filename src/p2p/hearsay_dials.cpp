@@ -7,7 +7,7 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr std::size_t kMaxRemembered = 8192;
+constexpr std::size_t kMaxHearsay = 8192;
 constexpr int kAtOnce = 2;  // dials of a host that has not answered yet
 // A machine that is no peer gets the first few dials, and then one in a quarter of a minute from each host that is lied
 // to.
@@ -55,7 +55,7 @@ HearsayDials::Tries& HearsayDials::at(const std::string& key) {
   } else {
     order_.splice(order_.end(), order_, tries.place);
   }
-  while (order_.size() > kMaxRemembered && order_.front() != key) {
+  while (order_.size() > kMaxHearsay && order_.front() != key) {
     const auto oldest = tries_.find(order_.front());
     if (oldest->second.running > 0) {  // so many dials are never under way
       order_.splice(order_.end(), order_, order_.begin());

@@ -92,9 +92,8 @@ std::vector<Multiaddr> HolePunching::own_addresses() const {
 transport::Role HolePunching::role(const PeerId& peer, End end, bool last) const {
   using transport::Role;
   const ConnectedPeer* known = table_.find(peer);
-  const std::string_view agent = known ? std::string_view(known->agent) : std::string_view();
-  if (agent.starts_with("cohive/")) return Role::initiator;
-  const bool reversed = agent.starts_with("p2pd/") || (last && end == End::called);
+  if (known && is_cohive(*known)) return Role::initiator;
+  const bool reversed = (known && known->agent.starts_with("p2pd/")) || (last && end == End::called);
   return (end == End::dialler) != reversed ? Role::initiator : Role::responder;
 }
 

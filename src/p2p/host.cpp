@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "bundles.hpp"
 #include "circuit_room.hpp"
 #include "circuit_transport.hpp"
 #include "cohive/core/combine.hpp"
@@ -10,6 +11,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/announce.hpp"
 #include "cohive/p2p/errors.hpp"
+#include "cohive/transport/congestion_control.hpp"
 #include "hole_punching.hpp"
 #include "host_status.hpp"
 #include "inbound.hpp"
@@ -74,6 +76,7 @@ struct Host::Impl {
         port_mappings(self, inbound, own, connectivity.port_mappers),
         reachability(self, handlers, connectivity, table, inbound, identify, own),
         relays(self, handlers, table, book, dialler, identify, routing, inbound, own, circuit_upgrader()),
+        bundles(self, handlers, table, dialler, identify, circuit_upgrader()),
         status(self, table, own, reachability, relays),
         tasks(runtime, "host") {
     serve_ping(handlers, runtime);
@@ -90,6 +93,10 @@ struct Host::Impl {
     });
     suspected = reachability.suspecting().subscribe([this] { seek_relays(); });
     announced = own.changed().subscribe([this] { seek_relays(); });
+    bundled = table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
+      if (entry->kind == ConnectionKind::member) choose_congestion_control(entry->connection->peer());
+    });
+    described = identify.described().subscribe([this](const PeerId& peer) { choose_congestion_control(peer); });
   }
   ~Impl() {
     self.closed = true;
@@ -128,10 +135,19 @@ struct Host::Impl {
     return has_ip4 ? Multiaddr::ip6 : Multiaddr::ip4;
   }
 
+  /// Of connections to a peer that has just described itself: BBR, which takes more than its share beside CUBIC, is for
+  /// those between cohive peers alone.
+  void choose_congestion_control(const PeerId& peer) {
+    const ConnectedPeer* found = table.find(peer);
+    if (!found || congestion_control.empty() || !is_cohive(*found)) return;
+    for (const auto& entry : found->connections) entry->connection->set_congestion_control(congestion_control);
+  }
+
   void end_waits() {
     const Error reason(Errc::host_closed);
-    private_or_not = suspected = mapped = announced = nullptr;
+    private_or_not = suspected = mapped = announced = described = bundled = nullptr;
     if (punching) punching->close();
+    bundles.close();
     relays.close();
     reachability.close();
     routing.close(reason);
@@ -167,11 +183,13 @@ struct Host::Impl {
   PortMappings port_mappings;
   ReachabilityState reachability;
   RelayClient relays;
+  Bundles bundles;
   HostStatus status;
   std::optional<RelayServer> relay_server;
   std::optional<HolePunching> punching;
   std::optional<std::weak_ptr<MemberCheck>> member_check;  ///< nullopt: the swarm is open
-  Subscription private_or_not, suspected, mapped, announced;
+  std::string congestion_control;  ///< of connections to cohive peers; empty: the kernel's choice
+  Subscription private_or_not, suspected, mapped, announced, described, bundled;
   TaskGroup tasks;
 };
 
@@ -186,6 +204,9 @@ Host::Host(Runtime& runtime, Connectivity connectivity, KeyPair identity, HostOp
 Host::~Host() = default;
 
 Result<> Host::start() {
+  if (!runtime().simulated()) {
+    TRY(impl_->congestion_control, transport::choose_congestion_control(impl_->self.options.congestion_control));
+  }
   auto listening = impl_->inbound.start();
   if (!listening) return listening.error();
   auto announced = fill_ports(impl_->self.options.announce, id(), impl_->inbound.bound());

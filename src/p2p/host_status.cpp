@@ -14,7 +14,10 @@ std::string dumped(const json& value) {
 
 json described(const PeerId& id, const ConnectedPeer& peer, const ConnectionEntry& entry, TimePoint now) {
   transport::ConnectionStats sum;
+  std::size_t sockets = 0;
   for (const auto& one : peer.connections) {
+    if (one->kind == ConnectionKind::bundle) continue;
+    ++sockets;
     const auto stats = one->connection->stats();
     sum.bytes_in += stats.bytes_in;
     sum.bytes_out += stats.bytes_out;
@@ -26,7 +29,7 @@ json described(const PeerId& id, const ConnectedPeer& peer, const ConnectionEntr
           {"path", is_relayed(entry) ? "relayed" : "direct"},
           {"direction", entry.connection->outbound() ? "us" : "the peer"},
           {"security", entry.connection->security()},
-          {"connections", peer.connections.size()},
+          {"connections", sockets},
           {"streams", entry.connection->open_streams()},
           {"rtt_seconds", round_trip > Duration::zero() ? json(to_seconds(round_trip)) : json()},
           {"bytes_in", sum.bytes_in},

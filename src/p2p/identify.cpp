@@ -54,8 +54,9 @@ Identify::Identify(Self& self, Handlers& handlers, ConnectionTable& table, Addre
   handlers.add(kIdentifyProtocol, [this](transport::StreamPtr s) { return answer(std::move(s)); }, kMaxIdentifyStreams);
   handlers.add(
       kIdentifyPushProtocol, [this](transport::StreamPtr s) { return receive_push(std::move(s)); }, kMaxPushStreams);
-  subscriptions_.push_back(table.added_signal().subscribe(
-      [this](const ConnectionEntryPtr& entry) { entry->tasks.spawn(ask(*this, entry), "identify"); }));
+  subscriptions_.push_back(table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
+    if (entry->kind == ConnectionKind::ordinary) entry->tasks.spawn(ask(*this, entry), "identify");
+  }));
   subscriptions_.push_back(handlers.changed().subscribe([this] { push_soon(); }));
   subscriptions_.push_back(own.changed().subscribe([this] { push_soon(); }));
 }

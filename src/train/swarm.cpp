@@ -62,6 +62,8 @@ p2p::HostOptions Membership::host_options() const {
   result.announce = parse_all(options.announce_maddrs);
   result.routing_server = !options.client_mode;
   result.nat_port_map = options.nat_port_map;
+  result.congestion_control = options.congestion_control;
+  result.max_bundled_connections = options.connections_per_peer;
   result.use_relay = options.use_relay && !options.client_mode;
   result.trusted_relays = parse_all(options.trusted_relays);
   if (options.relay_service && !options.client_mode) result.relay_service = p2p::RelayServiceOptions{};

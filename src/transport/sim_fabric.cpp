@@ -173,10 +173,13 @@ void Pipe::put(Bytes bytes) {
   const SimLink& link = fabric.link(from, to);
   TimePoint sent = fabric.runtime.now();
   if (Line* line = fabric.line(from)) sent = pass(sent, line->up_free, bytes.size(), line->rates.upload);
+  path_delay = sent - fabric.runtime.now();
   free_at = std::max(sent, free_at);
   if (link.bandwidth > 0) free_at += from_seconds(static_cast<double>(bytes.size()) / link.bandwidth);
   TimePoint arrival = free_at + fabric.delay(link);
+  const TimePoint reached = arrival;
   if (Line* line = fabric.line(to)) arrival = pass(arrival, line->down_free, bytes.size(), line->rates.download);
+  path_delay += link.latency + (arrival - reached);
   last_arrival = std::max(last_arrival, arrival);
   in_flight += bytes.size();
   under_way += bytes.size();

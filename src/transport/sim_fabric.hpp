@@ -62,6 +62,7 @@ struct Pipe {
   std::size_t in_flight = 0;                       // sent and not yet read
   std::size_t under_way = 0;                       // sent and not yet arrived
   TimePoint free_at{}, last_arrival{};
+  Duration path_delay{};     // of the last bytes, with the queues of lines, without that of their own connection
   bool end_sent = false;     // by the writer, or a reset
   bool was_reset = false;    // the reset has arrived: the reader reads what came before, and writes no more
   bool reader_gone = false;  // what arrives is thrown away, and answered by a reset

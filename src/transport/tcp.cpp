@@ -18,6 +18,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/fork.hpp"
+#include "cohive/transport/congestion_control.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/network.hpp"
 #include "flight_limit.hpp"
@@ -132,19 +133,6 @@ SocketAddress bound_to(int fd) {
 // BBR, the default of some systems, sends by a timer, which no link within a machine needs, and a socket that began
 // with it keeps the timer under any other algorithm. All begin without; sockets to other machines take the default.
 
-const std::string& default_congestion_control() {
-  static const std::string name = [] {
-    char text[16] = {};  // TCP_CA_NAME_MAX
-    socklen_t size = sizeof text - 1;
-    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return std::string("cubic");
-    const bool known = ::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, text, &size) == 0;
-    ::close(fd);
-    return std::string(known ? text : "cubic");
-  }();
-  return name;
-}
-
 void set_congestion_control(int fd, std::string_view name) {
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size()));
 }
@@ -256,6 +244,14 @@ class TcpConnection final : public RawConnection {
     auto& descriptor = const_cast<Descriptor&>(descriptor_);
     if (!descriptor.is_open() || ::ioctl(descriptor.native_handle(), TIOCOUTQ, &bytes) != 0) return 0;
     return static_cast<std::size_t>(std::max(bytes, 0));
+  }
+  Duration round_trip() const override {
+    auto& descriptor = const_cast<Descriptor&>(descriptor_);
+    return descriptor.is_open() ? tcp_progress(descriptor.native_handle()).round_trip : Duration::zero();
+  }
+  void set_congestion_control(const std::string& name) noexcept override {
+    if (same_machine_ || !descriptor_.is_open()) return;
+    transport::set_congestion_control(descriptor_.native_handle(), name);
   }
 
  private:

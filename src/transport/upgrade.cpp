@@ -177,6 +177,14 @@ const TransportOptions& Upgrader::options() const noexcept {
   return state_->options;
 }
 
+ConnectionPtr multiplex(const Upgrader& upgrader, std::unique_ptr<RawConnection> raw, Role role, const PeerId& peer,
+                        std::string_view security) {
+  const auto& state = Handshakes::state(upgrader);
+  auto channel = std::make_unique<NoiseChannel>(state.runtime, std::move(raw), std::nullopt, Bytes());
+  return std::make_unique<YamuxConnection>(state.runtime, std::move(channel), role, peer, security,
+                                           Handshakes::options(upgrader));
+}
+
 Task<Result<ConnectionPtr>> upgrade(Upgrader upgrader, std::unique_ptr<RawConnection> raw, Role role,
                                     std::optional<PeerId> expected) {
   const auto& state = Handshakes::state(upgrader);

@@ -119,6 +119,9 @@ class YamuxConnection final : public Connection {
   Task<void> flush(Deadline deadline) override;
   Task<void> finish(Error reason, Deadline deadline) override;
   void close(Error reason) noexcept override;
+  void set_congestion_control(const std::string& name) noexcept override {
+    channel_->raw().set_congestion_control(name);
+  }
   ConnectionStats stats() const override;
   std::uint64_t send_quota() const override;
   std::uint64_t receive_quota() const override;

@@ -110,6 +110,10 @@ class BadInput(unittest.TestCase):
         for program in programs("cohive-train"):
             self.refused(2, "--bandwidth", program, "--bandwidth", "guessed")
 
+    def test_congestion_control_that_the_kernel_lacks(self):
+        for program in programs("cohive-bootstrap", "cohive-train"):
+            self.refused(2, 'the kernel has no congestion control "no_such_one"', program, "--congestion-control", "no_such_one")
+
     def test_port_in_use(self):
         with taken_port() as port:
             for program in programs("cohive-bootstrap", "cohive-train"):
@@ -593,6 +597,7 @@ class Doctor(unittest.TestCase):
             self.assertLess(abs(found["clock"]["details"]["seconds_ahead"]), 1)
             self.assertEqual(found["relay"]["details"]["bytes"], 4 << 30)
             self.assertEqual(found["dial-back"]["status"], "skipped")  # all on one machine
+            self.assertEqual(found["link"]["status"], "skipped")  # the same
             text = run("cohive-dht", "doctor", "--initial-peers", line["initial_peers"][0])
             self.assertEqual(text.returncode, 0, text.stdout)
             self.assertRegex(text.stdout, r"ok +handshake +noise, the peer proved its id")

@@ -2,9 +2,9 @@
 on all, in one go. The rows "python" are cohive's package: the very script of hivemind's rows, with another import.
 
     .deps/interop/bin/python tools/bench/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
-        [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY] [--mixed] [--json]
+        [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY[:LOSS]] [--mixed] [--json]
 
-Two peers on loopback, or on hosts that an emulated link of RATE Mbit/s and DELAY ms round trip joins (--link; needs root, and
+Two peers on loopback, or on hosts that an emulated link of RATE Mbit/s, DELAY ms round trip and LOSS percent joins (--link; needs root, and
 cohive-link-emulator of tests/nat), Adam, float32 tensors of 2048 x 2048, 16 batches each per epoch, a pause of --work seconds after each batch
 for the work that a GPU would do. Printed per epoch (medians of all peers and epochs but the first):
   in calls   seconds that the trainer's thread spends in step()
@@ -151,16 +151,16 @@ class Place:
 
 @contextlib.contextmanager
 def places(link):
-    """Two places; `link` is RATE:DELAY or nothing."""
+    """Two places; `link` is RATE:DELAY[:LOSS] or nothing."""
     if not link:
         yield [Place(), Place()]
         return
     sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests/nat"))
     import lab
 
-    rate, delay = map(float, link.split(":"))
+    rate, delay, loss = map(float, [*link.split(":"), "0"][:3])
     with lab.World() as world:
-        line = lab.Link(rate=rate, delay=delay / 4)  # each host's own line, each way
+        line = lab.Link(rate=rate, delay=delay / 4, loss=loss / 2)  # each host's own line, each way
         yield [Place(world.host(name, link=line)) for name in ("left", "right")]
 
 
@@ -212,7 +212,7 @@ def summary(results):
     return {"in_calls": median("lost"), "slower_by": median("epochs") - ideal, "share": median("lost") / median("epochs"), "end": median("ends"),
             "step": median("plain"), "longest_step": max(max(result["plain"]) for result in results),
             "peak_per_parameters": max(result["peak_per_parameters"] for result in results), "epoch": median("epochs"), "alone": ideal,
-            "groups": results[0].get("groups")}
+            "groups": results[0].get("groups"), "ends": [value for result in results for value in result["ends"]]}
 
 
 def link_share(options, tensors, row):
@@ -232,6 +232,8 @@ def main():
     parser.add_argument("--matchmaking-time", type=float, default=2.0)
     parser.add_argument("--float16", action="store_true")
     parser.add_argument("--link")
+    parser.add_argument("--congestion-control", default="", help="of cohive's peers in C++, as the option of cohive-train")
+    parser.add_argument("--connections-per-peer", type=int, help="the same")
     parser.add_argument("--only", nargs="+", choices=["cohive", "python", "hivemind", "mixed"])
     parser.add_argument("--mixed", action="store_true", help="also one peer of each kind in one run")
     parser.add_argument("--json", action="store_true")
@@ -250,6 +252,10 @@ def main():
                 flags += ["--fp16"] if options.float16 else []
                 command = [options.peer, f"--tensors={tensors}", f"--batches={options.batches}", f"--epochs={options.epochs}", f"--work={options.work}",
                            f"--listen={place.listen}", f"--matchmaking-time={options.matchmaking_time}", *flags]
+                if options.congestion_control:
+                    command.append(f"--congestion-control={options.congestion_control}")
+                if options.connections_per_peer:
+                    command.append(f"--connections-per-peer={options.connections_per_peer}")
                 return Peer(place.command(command + (["--initial-peers", *initial_peers] if initial_peers else [])))
 
             def by_python(package, place, initial_peers):

@@ -136,6 +136,8 @@ int main(int argc, char** argv) {
   app.add_option("--initial-peers", o.swarm.initial_peers);
   app.add_option("--listen", o.swarm.host_maddrs);
   app.add_option("--trace", o.swarm.trace_file);
+  app.add_option("--congestion-control", o.swarm.congestion_control);
+  app.add_option("--connections-per-peer", o.swarm.connections_per_peer);
   app.add_option("--tensors", o.tensors);
   app.add_option("--rows", o.rows);
   app.add_option("--columns", o.columns);

@@ -15,6 +15,7 @@
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
 #include "cohive/p2p/metrics_server.hpp"
+#include "cohive/transport/congestion_control.hpp"
 #include "common/numbers.hpp"
 #include "common/output_file.hpp"
 #include "common/settings.hpp"
@@ -60,6 +61,7 @@ std::vector<std::string> dashed_arguments(int argc, char** argv, const CLI::App&
   return arguments;
 }
 
+constexpr const char* kBandwidth = "Bandwidth";
 constexpr const char* kRouters = "Routers and relays";
 constexpr const char* kSettings =
     "Every option may stand in the --config file, too, or in the variable that is named beside it: a flag goes before\n"
@@ -185,7 +187,7 @@ void add_member_options(CLI::App& app, std::string& secret_file, std::string& me
 }
 
 void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
-  const OptionGroup group(app, "Bandwidth");
+  const OptionGroup group(app, kBandwidth);
   const auto add = [&app](const std::string& flag, double& limit, const std::string& what) {
     app.add_option_function<std::string>(
            flag,
@@ -200,6 +202,20 @@ void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits) {
   };
   add("--max-upload", limits.upload, "bytes per second to send at most, for example 500K or 10M (default: no limit)");
   add("--max-download", limits.download, "the same for what is received");
+}
+
+void add_connection_options(CLI::App& app, std::string& congestion_control, std::size_t& connections_per_peer) {
+  const OptionGroup group(app, kBandwidth);
+  app.add_option("--congestion-control", congestion_control,
+                 "the kernel's algorithm for connections to other cohive peers, for example cubic; kernel: leave it to "
+                 "the kernel (default: bbr where the kernel has it)")
+      ->check([](const std::string& given) {
+        const auto chosen = transport::choose_congestion_control(given);
+        return chosen ? std::string() : chosen.error().detail();
+      });
+  app.add_option("--connections-per-peer", connections_per_peer,
+                 "connections to one cohive peer that carry its bytes together, at most (default 16; 1: never several)")
+      ->transform(whole(1, 64));
 }
 
 void add_reachability_option(CLI::App& app, std::optional<p2p::Reachability>& forced) {

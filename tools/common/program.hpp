@@ -43,6 +43,8 @@ CLI::Option* takes_endpoint(CLI::Option* option);
 std::string metrics_token(const std::string& path);
 /// Adds --max-upload and --max-download.
 void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits);
+/// Adds --congestion-control and --connections-per-peer.
+void add_connection_options(CLI::App& app, std::string& congestion_control, std::size_t& connections_per_peer);
 /// Adds --no-relay and --trusted-relays: how a peer that cannot be dialled is reached.
 struct RelayUse {
   bool none = false;

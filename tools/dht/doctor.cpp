@@ -1,5 +1,5 @@
 // The steps of one address, each of which needs the ones before it:
-//   name -> tcp -> handshake -> identify -> ping, dht -> clock, relay
+//   name -> tcp -> handshake -> identify -> ping -> link, dht -> clock, relay
 // and then what the peers that were reached say about this machine:
 //   port-map, dial-back, nat
 #include "dht/doctor.hpp"
@@ -17,6 +17,7 @@
 #include "cohive/p2p/probes.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/resolver.hpp"
+#include "dht/kernel_link.hpp"
 #include "dht/milliseconds.hpp"
 #include "dht/node_ping.hpp"
 
@@ -153,7 +154,8 @@ class Doctor {
     const auto met = co_await examine_identify(target, *peer);
     if (!met) co_return;
     if (std::none_of(met_.begin(), met_.end(), [&](const Met& one) { return one.id == met->id; })) met_.push_back(*met);
-    co_await examine_ping(target, *peer);
+    if (const auto trip = co_await examine_ping(target, *peer); trip && !target.is_circuit())
+      examine_link(target, *trip);
     co_await examine_dht(target, *met);
     co_await examine_relay(target, *met);
   }
@@ -198,7 +200,9 @@ class Doctor {
                       log::format("{} port {} answered in {:.1f} ms", host_of(address), port_of(address), took),
                       "",
                       {{"address", address.text()}, {"milliseconds", took}}});
-      if (!reached) reached = address;
+      if (reached) continue;
+      reached = address;
+      local_ = (*connection)->local_address();
     }
     co_return reached;
   }
@@ -270,17 +274,26 @@ class Doctor {
     co_return Met{peer, direct ? *remote : Multiaddr(), std::move(*said)};
   }
 
-  Task<void> examine_ping(Multiaddr target, PeerId peer) {
+  /// Yields the round trip.
+  Task<std::optional<Duration>> examine_ping(Multiaddr target, PeerId peer) {
     const auto trip = co_await p2p::ping(host_, peer, soon());
     if (!trip) {
       report(target, failed("ping", trip.error().message(), "the connection is bad or the node overloaded: try again"));
-      co_return;
+      co_return std::nullopt;
     }
     report(target, {"ping",
                     Status::ok,
                     log::format("a round trip takes {:.1f} ms", milliseconds(*trip)),
                     "",
                     {{"milliseconds", milliseconds(*trip)}}});
+    co_return *trip;
+  }
+
+  /// What this machine's kernel allows at that round trip.
+  void examine_link(const Multiaddr& target, Duration round_trip) {
+    const bool within = local_.scope() == Multiaddr::Scope::loopback;
+    report(target, within ? skipped("link", "the peer is on this machine")
+                          : examine_kernel_link(read_kernel_link(local_), round_trip));
   }
 
   /// The call with which a node joins; the reply says what time it is there.
@@ -468,6 +481,7 @@ class Doctor {
   std::unique_ptr<transport::Resolver> resolver_;
   p2p::Host host_;
   std::vector<Multiaddr> interfaces_;  ///< of this machine, before addresses of a router or seen by peers are added
+  Multiaddr local_;                    ///< our end of the last connection
   std::vector<Met> met_;
   bool healthy_ = true;
 };

@@ -70,6 +70,13 @@ struct HostOptions {
   std::vector<Multiaddr> trusted_relays;  ///< with /p2p; see use_relay
   std::size_t wanted_relays = 2;          ///< reservations to hold
   bool hole_punching = true;  ///< replace circuits by direct connections where address translators allow it (DCUtR)
+  /// By what algorithm of the kernel connections to other cohive peers send: "" for BBR where the kernel has it,
+  /// "kernel" for the kernel's own choice, else the name of one (transport/congestion_control.hpp). Other peers'
+  /// connections keep the kernel's choice.
+  std::string congestion_control;
+  /// Connections to one cohive peer that carry its bytes together where one does not fill the link (docs/tuning.md);
+  /// 1: never several.
+  std::size_t max_bundled_connections = 16;
   /// Bytes of all buffers together that peers fill (MemoryBudget); 0: from the machine's memory.
   std::size_t memory_budget = 0;
   std::size_t max_known_peers = 4096;  ///< peers only heard of, and peers connected lately, whose addresses are kept

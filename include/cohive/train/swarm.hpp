@@ -43,7 +43,9 @@ struct SwarmOptions {
   bool diagnostics_at_signal = false;  ///< at each SIGUSR1 the tasks and the last lines of the log are logged
   double max_upload = 0;               ///< bytes per second of all connections together; 0: no limit
   double max_download = 0;             ///< the same
-  Duration bootstrap_timeout = 15s;    ///< one attempt to join through the initial peers
+  std::size_t connections_per_peer = 16;  ///< to a cohive peer, at most: HostOptions::max_bundled_connections
+  std::string congestion_control;         ///< as HostOptions has it; empty: BBR between cohive peers, if it is there
+  Duration bootstrap_timeout = 15s;       ///< one attempt to join through the initial peers
   /// How long to go on trying when no initial peer answers, with growing pauses and one line in the log for each
   /// attempt; 0: one attempt. Duration::max(): until it succeeds.
   Duration wait_for_swarm = 0s;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cohive/core/multiaddr.hpp"
@@ -40,6 +41,11 @@ class RawConnection {
   virtual bool has_own_write_timeout() const { return false; }
   /// Bytes written that the other machine has not acknowledged yet.
   virtual std::size_t undelivered() const { return 0; }
+  /// Has the kernel send by this algorithm from now on (congestion_control.hpp). Nothing changes on a connection within
+  /// this machine, on one that is none of the kernel's, and where the kernel has no such algorithm.
+  virtual void set_congestion_control(const std::string& /*name*/) noexcept {}
+  /// The round trip of late, as the kernel measures it; zero where it does not tell.
+  virtual Duration round_trip() const { return {}; }
   /// How many more bytes it carries from us: a relay may grant so many only.
   virtual std::uint64_t send_quota() const { return kUnlimited; }
   /// How many more bytes it carries to us.

@@ -122,6 +122,7 @@ struct ConnectionStats {
   std::size_t streams_in = 0;   ///< open now
   std::size_t streams_out = 0;  ///< the same; opened by this side
   std::size_t undelivered = 0;  ///< of bytes_out: not yet acknowledged by the other machine
+  Duration path_round_trip{};   ///< of late, as the kernel measures it; zero where it does not tell
 };
 
 /// An authenticated, encrypted, multiplexed connection.
@@ -154,6 +155,8 @@ class Connection {
   virtual Task<void> finish(Error reason, Deadline deadline) = 0;
   /// Ends the connection and all streams now. What the peer has not received yet may be lost.
   virtual void close(Error reason) noexcept = 0;
+  /// Has the kernel send by this algorithm from now on: RawConnection::set_congestion_control.
+  virtual void set_congestion_control(const std::string& name) noexcept = 0;
   /// Returns what the connection has carried.
   virtual ConnectionStats stats() const = 0;
   /// Streams open now, in both directions: what stats() says, at no cost.

@@ -67,4 +67,10 @@ class Upgrader {
 Task<Result<ConnectionPtr>> upgrade(Upgrader upgrader, std::unique_ptr<RawConnection> raw, Role role,
                                     std::optional<PeerId> expected);
 
+/// Makes a multiplexed connection of one whose other end is known to be `peer` already, and which needs no encryption
+/// of its own: what carries its bytes has both.
+/// \param security  a constant of the program, for Connection::security()
+ConnectionPtr multiplex(const Upgrader& upgrader, std::unique_ptr<RawConnection> raw, Role role, const PeerId& peer,
+                        std::string_view security);
+
 }  // namespace cohive::transport

@@ -1,0 +1,388 @@
+#include "bundle.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/transport/errors.hpp"
+#include "core/detail/assertion.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+enum : std::uint8_t { kChunk = 0, kAcknowledgement = 1, kEnd = 2 };
+
+constexpr std::size_t kTypeSize = 1, kNumberSize = 8, kLengthSize = 4;
+constexpr Duration kAcknowledgeAfter = 10ms;  // so many acknowledgements at most: a hundred per second
+constexpr Duration kWatchPeriod = 1s;
+// A lane that has not brought the oldest chunk by then is given up where there are others: a path that takes bytes and
+// delivers none would hold all of them up until its connection notices, 40 seconds later.
+constexpr int kStalledPeriods = 3;
+// After so long without the next chunk, although later ones have come, none is to be expected.
+constexpr int kMissingPeriods = 20;
+constexpr int kUnreadPeriods = 30;  // without an acknowledgement
+
+template <class T>
+void append_big_endian(Bytes& bytes, T value) {
+  for (std::size_t i = sizeof(T); i-- > 0;) bytes.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+}
+
+std::uint64_t big_endian(ByteView bytes) {
+  std::uint64_t value = 0;
+  for (const std::uint8_t byte : bytes) value = value << 8 | byte;
+  return value;
+}
+
+}  // namespace
+
+Bundle::Bundle(Runtime& runtime, const PeerId& peer, std::shared_ptr<const MemoryBudget::Account> received)
+    : runtime_(runtime),
+      peer_(peer),
+      sendable_(runtime, "chunk to send"),
+      room_(runtime, "room in a bundle"),
+      memory_(std::move(received)),
+      readable_(runtime, "chunk of a bundle"),
+      unacknowledged_(runtime, "chunk to acknowledge"),
+      ended_(runtime, "end of a bundle"),
+      tasks_(runtime, "bundle") {
+  tasks_.spawn(acknowledge(*this), "acknowledgements");
+  tasks_.spawn(watch(*this), "watch over lanes");
+}
+
+Bundle::~Bundle() {
+  close();
+}
+
+Error Bundle::violation(std::string what) const {
+  return Error(transport::Errc::muxer_violation, peer_, "bundle: " + std::move(what));
+}
+
+// ---- Lanes
+
+void Bundle::add_lane(transport::StreamPtr stream) {
+  if (failure_) return;
+  stream->hint_bulk_receive();
+  auto lane = std::make_shared<Lane>(Lane{next_lane_++, std::move(stream)});
+  lanes_.push_back(lane);
+  tasks_.spawn(send(*this, lane), "lane to send");
+  tasks_.spawn(receive(*this, lane), "lane to receive");
+}
+
+std::size_t Bundle::lanes() const noexcept {
+  return static_cast<std::size_t>(std::ranges::count(lanes_, false, [](const auto& one) { return one->retiring; }));
+}
+
+void Bundle::drop_lane() {
+  if (lanes() < 2) return;
+  const auto last =
+      std::ranges::find(lanes_.rbegin(), lanes_.rend(), false, [](const auto& one) { return one->retiring; });
+  retire(**last);
+}
+
+void Bundle::retire(Lane& lane) {
+  lane.retiring = true;
+  sendable_.notify_all();
+}
+
+/// Ends a lane over which both sides have sent all that they wanted to, and all of ours was read.
+void Bundle::end_if_done(const LanePtr& lane) {
+  if (lane->ended || !lane->in_ended || !lane->out_ended || lane->unacknowledged > 0) return;
+  lane->ended = true;
+  std::erase(lanes_, lane);
+  if (lanes_.empty()) fail(Error(cohive::Errc::closed, peer_, "all connections of the bundle have ended"));
+}
+
+/// After an error. What the lane carried goes over the others.
+void Bundle::end_lane(const LanePtr& lane) {
+  if (std::exchange(lane->ended, true)) return;
+  std::erase(lanes_, lane);
+  lane->stream->reset();
+  for (std::size_t i = 0; i < sent_.size(); ++i) {
+    if (sent_[i].lane != lane->id) continue;
+    sent_[i].lane = 0;
+    to_send_.insert(first_sent_ + i);
+  }
+  acknowledged_ = 0;  // it may have carried the last acknowledgement, or the end
+  acknowledgement_due_ = read_ > 0;
+  end_sent_ = false;
+  if (lanes_.empty()) return fail(Error(cohive::Errc::closed, peer_, "all connections of the bundle have ended"));
+  sendable_.notify_all();
+}
+
+void Bundle::fail(Error reason) noexcept {
+  if (failure_) return;
+  failure_ = std::move(reason);
+  for (const auto& lane : std::exchange(lanes_, {})) {
+    lane->ended = true;
+    lane->stream->reset();
+  }
+  ahead_.clear();
+  memory_.release();
+  ended_.set();
+  for (Condition* waiters : {&sendable_, &room_, &readable_, &unacknowledged_}) waiters->notify_all();
+}
+
+void Bundle::close() noexcept {
+  fail(Error(cohive::Errc::closed, peer_));
+}
+
+/// One look a second: at the oldest chunk that the peer has not acknowledged, and at the one that we wait for.
+Task<void> Bundle::watch(Bundle& bundle) {
+  std::uint64_t first = 0, next = 0;
+  int stalled = 0, missing = 0;
+  while (!bundle.failure_) {
+    co_await bundle.runtime_.sleep_for(kWatchPeriod);
+    stalled = !bundle.sent_.empty() && bundle.first_sent_ == first ? stalled + 1 : 0;
+    missing = !bundle.ahead_.empty() && bundle.next_ == next ? missing + 1 : 0;
+    first = bundle.first_sent_;
+    next = bundle.next_;
+    if (missing > kMissingPeriods) bundle.fail(bundle.violation("chunk " + std::to_string(next) + " never came"));
+    if (stalled > kUnreadPeriods)
+      bundle.fail(
+          Error(cohive::Errc::timeout, bundle.peer_, "bundle: chunk " + std::to_string(first) + " was not read"));
+    if (stalled == 0 || stalled % kStalledPeriods != 0 || bundle.lanes_.size() < 2) continue;
+    const auto slow =
+        std::ranges::find(bundle.lanes_, bundle.sent_.front().lane, [](const auto& one) { return one->id; });
+    if (slow != bundle.lanes_.end()) bundle.end_lane(LanePtr(*slow));
+  }
+}
+
+// ---- What we send
+
+Task<Result<>> Bundle::write_all(std::span<const ByteView> buffers) {
+  std::size_t left = 0;
+  for (const ByteView buffer : buffers) left += buffer.size();
+  std::size_t index = 0, offset = 0;
+  while (left > 0) {
+    // Few wait: what is more urgent follows behind them.
+    while (!failure_ && (to_send_.size() >= std::max<std::size_t>(2, lanes()) || sent_.size() >= kWindow))
+      co_await room_.wait();
+    if (failure_) co_return *failure_;
+    if (end_wanted_) co_return Error(cohive::Errc::closed, peer_, "writing after the end");
+    Slice chunk = Slice::uninitialised(std::min(left, kMostChunk));
+    for (std::size_t have = 0; have < chunk.size();) {
+      const std::size_t take = std::min(chunk.size() - have, buffers[index].size() - offset);
+      if (take > 0) std::memcpy(chunk.mutable_data() + have, buffers[index].data() + offset, take);
+      have += take;
+      offset += take;
+      if (offset < buffers[index].size()) continue;
+      ++index;
+      offset = 0;
+    }
+    left -= chunk.size();
+    append_chunk(std::move(chunk));
+  }
+  co_return ok();
+}
+
+void Bundle::append_chunk(Slice bytes) {
+  COHIVE_ASSERT(!bytes.empty() && bytes.size() <= kMostChunk && sent_.size() < kWindow);
+  bytes_unacknowledged_ += bytes.size();
+  to_send_.insert(first_sent_ + sent_.size());
+  sent_.push_back({std::move(bytes), 0});
+  sendable_.notify_one();
+}
+
+void Bundle::end_writing() noexcept {
+  if (std::exchange(end_wanted_, true)) return;
+  sendable_.notify_one();
+}
+
+bool Bundle::has_work() const {
+  return acknowledgement_due_ || !to_send_.empty() || (end_wanted_ && !end_sent_);
+}
+
+/// Takes a chunk whenever its lane has room: a fast lane carries more of them.
+Task<void> Bundle::send(Bundle& bundle, LanePtr lane) {
+  while (!lane->ended) {
+    if (lane->retiring) {
+      lane->stream->close_write();
+      lane->out_ended = true;
+      bundle.sendable_.notify_one();  // what woke this lane is for another one
+      co_return bundle.end_if_done(lane);
+    }
+    if (!bundle.has_work()) {
+      co_await bundle.sendable_.wait();
+      continue;
+    }
+    Result<> sent = ok();
+    if (std::exchange(bundle.acknowledgement_due_, false)) {
+      bundle.acknowledged_ = bundle.read_;
+      sent = co_await bundle.send_number(*lane, kAcknowledgement, bundle.read_);
+    } else if (!bundle.to_send_.empty()) {
+      const std::uint64_t number = *bundle.to_send_.begin();
+      bundle.to_send_.erase(bundle.to_send_.begin());
+      bundle.room_.notify_one();
+      sent = co_await bundle.send_chunk(*lane, number);
+    } else {
+      bundle.end_sent_ = true;
+      sent = co_await bundle.send_number(*lane, kEnd, bundle.first_sent_ + bundle.sent_.size());
+    }
+    if (!sent) bundle.end_lane(lane);
+  }
+}
+
+Task<Result<>> Bundle::send_chunk(Lane& lane, std::uint64_t number) {
+  if (number < first_sent_) co_return ok();  // acknowledged meanwhile, after a lane had ended
+  COHIVE_ASSERT(number - first_sent_ < sent_.size());
+  Sent& chunk = sent_[number - first_sent_];
+  chunk.lane = lane.id;
+  ++lane.unacknowledged;
+  const Slice bytes = chunk.bytes;  // the acknowledgement may come before write() returns
+  Bytes header{kChunk};
+  append_big_endian(header, number);
+  append_big_endian(header, static_cast<std::uint32_t>(bytes.size()));
+  const ByteView parts[] = {header, bytes.view()};
+  co_return co_await lane.stream->write(std::span<const ByteView>(parts), Deadline::never());
+}
+
+Task<Result<>> Bundle::send_number(Lane& lane, std::uint8_t type, std::uint64_t number) {
+  Bytes record{type};
+  append_big_endian(record, number);
+  const ByteView parts[] = {record};
+  co_return co_await lane.stream->write(std::span<const ByteView>(parts), Deadline::never());
+}
+
+// ---- What we receive
+
+Task<void> Bundle::receive(Bundle& bundle, LanePtr lane) {
+  while (!lane->ended) {
+    const auto received = co_await bundle.receive_record(*lane);
+    if (received && lane->in_ended) {
+      bundle.retire(*lane);
+      co_return bundle.end_if_done(lane);
+    }
+    if (received) continue;
+    const bool broken =
+        received.error() == transport::Errc::muxer_violation || received.error() == cohive::Errc::limit_exceeded;
+    broken ? bundle.fail(received.error()) : bundle.end_lane(lane);
+  }
+}
+
+Task<Result<>> Bundle::receive_record(Lane& lane) {
+  Bytes header;
+  std::size_t wanted = kTypeSize + kNumberSize, size = 0;
+  std::vector<Slice> payload;
+  for (std::size_t left = 0; header.size() < wanted || left > 0;) {
+    CO_TRY(Slice bytes, co_await lane.stream->read(Deadline::never()));
+    if (bytes.empty() && header.empty()) {
+      lane.in_ended = true;
+      co_return ok();
+    }
+    if (lane.ended || bytes.empty()) co_return Error(cohive::Errc::end_of_stream, peer_);
+    if (header.empty() && bytes.data()[0] == kChunk) wanted = kTypeSize + kNumberSize + kLengthSize;
+    if (header.size() < wanted) {
+      const std::size_t take = std::min(wanted - header.size(), bytes.size());
+      header.insert(header.end(), bytes.data(), bytes.data() + take);
+      bytes.remove_prefix(take);
+      if (header.size() == wanted && header[0] == kChunk) {
+        size = left = big_endian(ByteView(header).last(kLengthSize));
+        if (size == 0 || size > kMostChunk) co_return violation("a chunk of " + std::to_string(size) + " bytes");
+      }
+    }
+    if (left > 0 && !bytes.empty()) {
+      const std::size_t take = std::min(left, bytes.size());
+      payload.push_back(bytes.sub(0, take));
+      bytes.remove_prefix(take);
+      left -= take;
+    }
+    if (!bytes.empty()) lane.stream->unread(std::move(bytes));
+  }
+  const std::uint64_t number = big_endian(ByteView(header).subspan(kTypeSize, kNumberSize));
+  if (header[0] == kChunk) co_return take_chunk(number, std::move(payload), size);
+  if (header[0] == kAcknowledgement) co_return take_acknowledgement(number);
+  if (header[0] == kEnd) co_return take_end(number);
+  co_return violation("a record of type " + std::to_string(header[0]));
+}
+
+Result<> Bundle::take_chunk(std::uint64_t number, std::vector<Slice> bytes, std::size_t size) {
+  if (number >= read_ + kWindow || (end_ && number >= *end_))
+    return violation("chunk " + std::to_string(number) + " is far ahead");
+  if (number < next_ || ahead_.contains(number)) return ok();  // it came over a lane that has ended, too
+  if (!memory_.add(size)) return Error(cohive::Errc::limit_exceeded, peer_, "memory for a bundle");
+  ahead_.emplace(number, std::move(bytes));
+  if (number != next_) return ok();
+  for (auto at = ahead_.begin(); at != ahead_.end() && at->first == next_; at = ahead_.erase(at), ++next_) {
+    std::size_t whole = 0;
+    for (Slice& slice : at->second) {
+      whole += slice.size();
+      ready_.push_back(std::move(slice));
+    }
+    ready_chunks_.emplace_back(next_, whole);
+  }
+  readable_.notify_all();
+  return ok();
+}
+
+/// Acknowledgements may overtake one another on their lanes.
+Result<> Bundle::take_acknowledgement(std::uint64_t number) {
+  if (number > first_sent_ + sent_.size()) return violation("acknowledges chunks that were never sent");
+  if (number <= first_sent_) return ok();
+  while (first_sent_ < number) {
+    bytes_unacknowledged_ -= sent_.front().bytes.size();
+    const auto lane = std::ranges::find(lanes_, sent_.front().lane, [](const auto& one) { return one->id; });
+    if (lane != lanes_.end()) {
+      --(*lane)->unacknowledged;
+      end_if_done(LanePtr(*lane));
+    }
+    sent_.pop_front();
+    to_send_.erase(first_sent_);
+    ++first_sent_;
+  }
+  room_.notify_all();
+  return ok();
+}
+
+Result<> Bundle::take_end(std::uint64_t number) {
+  const std::uint64_t least = ahead_.empty() ? next_ : ahead_.rbegin()->first + 1;
+  if (number < least || (end_ && *end_ != number)) return violation("ends before chunks that it has sent");
+  end_ = number;
+  readable_.notify_all();
+  return ok();
+}
+
+Task<void> Bundle::wait_readable() {
+  while (!failure_ && ready_.empty() && !(end_ && next_ == *end_)) co_await readable_.wait();
+}
+
+Task<Result<std::size_t>> Bundle::read_some(MutableBytes into) {
+  co_await wait_readable();
+  if (ready_.empty() && failure_) co_return *failure_;
+  std::size_t count = 0;
+  while (count < into.size() && !ready_.empty()) {
+    Slice& slice = ready_.front();
+    const std::size_t take = std::min(into.size() - count, slice.size());
+    std::memcpy(into.data() + count, slice.data(), take);
+    count += take;
+    slice.remove_prefix(take);
+    if (slice.empty()) ready_.pop_front();
+  }
+  if (!failure_) memory_.subtract(count);
+  for (std::size_t left = count; left > 0;) {
+    auto& [number, unread] = ready_chunks_.front();
+    const std::size_t take = std::min(left, unread);
+    left -= take;
+    unread -= take;
+    if (unread > 0) break;
+    read_ = number + 1;
+    ready_chunks_.pop_front();
+  }
+  if (read_ > acknowledged_) unacknowledged_.notify_one();
+  co_return count;
+}
+
+Task<void> Bundle::acknowledge(Bundle& bundle) {
+  while (!bundle.failure_) {
+    if (bundle.read_ <= bundle.acknowledged_) {
+      co_await bundle.unacknowledged_.wait();
+      continue;
+    }
+    co_await bundle.runtime_.sleep_for(kAcknowledgeAfter);
+    if (bundle.read_ <= bundle.acknowledged_) continue;
+    bundle.acknowledgement_due_ = true;
+    bundle.sendable_.notify_one();
+  }
+}
+
+}  // namespace cohive::p2p

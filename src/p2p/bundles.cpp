@@ -1,0 +1,263 @@
+#include "bundles.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/p2p/errors.hpp"
+#include "cohive/transport/errors.hpp"
+#include "cohive/transport/multistream.hpp"
+
+namespace cohive::p2p {
+namespace {
+
+constexpr std::array<std::uint8_t, 1> kTaken{1}, kRefused{0};
+
+constexpr Duration kLook = 1s;       // while something is transferred
+constexpr Duration kQuietLook = 5s;  // once nothing was for some looks
+constexpr int kQuietLooks = 10;
+constexpr double kBusy = 256 * 1024;  // bytes per second; less says nothing of the link
+constexpr Duration kLongPath = 5ms;   // a shorter one is filled by one connection
+constexpr int kLooks = 3;             // of a transfer: the first and the last one see a part of it
+constexpr double kGrowth = 1.1;       // of the rate by each step, else the step is taken back
+constexpr double kQueueing = 1.25;    // of the round trip before the step: it fills a queue
+constexpr Duration kFirstRest = 30s;  // after a step that was taken back; twice as long after each
+constexpr Duration kLongestRest = 10min;
+
+std::uint64_t delivered(const transport::ConnectionStats& stats) {
+  return stats.bytes_out - std::min<std::uint64_t>(stats.bytes_out, stats.undelivered);
+}
+
+}  // namespace
+
+Bundles::Bundles(Self& self, Handlers& handlers, ConnectionTable& table, Dialler& dialler, Identify& identify,
+                 transport::Upgrader upgrader)
+    : self_(self), table_(table), dialler_(dialler), upgrader_(std::move(upgrader)), tasks_(self.runtime, "bundles") {
+  if (self.options.max_bundled_connections < 2) return;
+  handlers.add(kBundleProtocol, [this](transport::StreamPtr stream) { return accept(std::move(stream)); });
+  subscriptions_.push_back(identify.described().subscribe([this](const PeerId& peer) { begin(peer); }));
+  subscriptions_.push_back(table.disconnected_signal().subscribe([this](const PeerId& peer) {
+    opened_.erase(peer);
+    accepted_.erase(peer);
+  }));
+}
+
+// ---- When
+
+/// The connection of a peer that a bundle may begin with; null: this side does not begin one.
+ConnectionEntryPtr Bundles::candidate(const PeerId& peer) const {
+  const ConnectedPeer* found = table_.find(peer);
+  if (!found || !is_cohive(*found) || !found->serves(kBundleProtocol)) return nullptr;
+  ConnectionEntryPtr entry = table_.best_of_its_own(peer);
+  if (!entry || !entry->connection->outbound() || is_relayed(*entry)) return nullptr;
+  return entry->connection->remote_address().scope() == Multiaddr::Scope::loopback ? nullptr : entry;
+}
+
+void Bundles::begin(const PeerId& peer) {
+  if (!candidate(peer) || !tended_.insert(peer).second) return;
+  tasks_.spawn(tend(*this, peer), "growth of bundles");
+}
+
+/// What has shown to help is kept; further steps are tried while a transfer goes on, and taken back when the bytes did
+/// not come faster or the round trip grew.
+Task<void> Bundles::tend(Bundles& bundles, PeerId peer) {
+  const auto end = on_exit([&] { bundles.tended_.erase(peer); });
+  Load verified;
+  std::size_t count = 1;  // connections that it was measured with
+  std::size_t usual = 1;  // that have helped before
+  TimePoint settled = bundles.self_.runtime.now();
+  Duration pause = kFirstRest;
+  while (const auto load = co_await bundles.measure(peer, verified.shortest)) {
+    const TimePoint now = bundles.self_.runtime.now();
+    const std::size_t lanes = bundles.lanes(peer);
+    const bool grown = lanes > count;
+    const bool helps = load->rate >= kGrowth * verified.rate &&
+                       to_seconds(load->round_trip) <= kQueueing * to_seconds(verified.round_trip);
+    if (grown && !helps) {
+      log::debug("p2p", "{} connections to {} carry {:.1f} MB/s, {} carried {:.1f}", lanes, peer, load->rate / 1e6,
+                 count, verified.rate / 1e6);
+      bundles.shrink(peer, count);
+      usual = count;
+      settled = now + pause;
+      pause = std::min(2 * pause, kLongestRest);
+      continue;
+    }
+    if (grown) usual = std::max(usual, lanes);
+    verified = *load;
+    count = lanes;
+    const bool queueing = to_seconds(load->round_trip) > kQueueing * to_seconds(load->shortest);  // the link is full
+    if (queueing || now < settled || lanes >= bundles.self_.options.max_bundled_connections) continue;
+    const std::size_t step = usual > lanes ? usual - lanes : std::max<std::size_t>(1, lanes / 2);
+    const auto wanted = std::min(lanes + step, bundles.self_.options.max_bundled_connections);
+    if (const auto grew = co_await bundles.grow(peer, wanted); !grew) {
+      log::debug("p2p", "no further connection to {}: {}", peer, grew.error());
+      settled = bundles.self_.runtime.now() + pause;
+      pause = std::min(2 * pause, kLongestRest);
+    }
+  }
+}
+
+/// Waits for a transfer that lasts; nullopt when this side has no bundle to begin any more.
+Task<std::optional<Bundles::Load>> Bundles::measure(PeerId peer, Duration shortest) {
+  std::uint64_t in = 0, out = 0;
+  Load load{.shortest = shortest};
+  TimePoint last = TimePoint::min();
+  for (int busy = 0, quiet = 0; busy < kLooks;) {
+    co_await self_.runtime.sleep_for(quiet < kQuietLooks ? kLook : kQuietLook);
+    const ConnectionEntryPtr carrier = candidate(peer);
+    if (!carrier) co_return std::nullopt;
+    table_.close_spare_members(peer);
+    std::uint64_t in_now = 0, out_now = 0;
+    for (const auto& entry : table_.find(peer)->connections) {
+      if (entry->kind == ConnectionKind::bundle) continue;
+      const auto stats = entry->connection->stats();
+      in_now += stats.bytes_in;
+      out_now += delivered(stats);
+    }
+    const TimePoint now = self_.runtime.now();
+    const auto stats = carrier->connection->stats();
+    const Duration path = stats.path_round_trip;
+    load.round_trip = path > Duration::zero() ? path : carrier->connection->round_trip();
+    if (load.round_trip > Duration::zero()) load.shortest = std::min(load.shortest, load.round_trip);
+    // A connection that has ended took its count with it.
+    const bool counts = last != TimePoint::min() && in_now >= in && out_now >= out && now > last;
+    const double rate = counts ? static_cast<double>(std::max(in_now - in, out_now - out)) / to_seconds(now - last) : 0;
+    std::tie(in, out, last) = std::tuple(in_now, out_now, now);
+    const bool counted = rate >= kBusy && load.round_trip >= kLongPath;
+    busy = counted ? busy + 1 : 0;
+    quiet = counted ? 0 : quiet + 1;
+    load.rate = counted ? std::max(load.rate, rate) : 0;
+  }
+  co_return load;
+}
+
+std::size_t Bundles::lanes(const PeerId& peer) const {
+  const auto found = opened_.find(peer);
+  const auto bundle = found == opened_.end() ? nullptr : found->second.bundle.lock();
+  return bundle ? std::max<std::size_t>(1, bundle->lanes()) : 1;
+}
+
+// ---- More and fewer connections
+
+Task<Result<>> Bundles::grow(PeerId peer, std::size_t wanted) {
+  const ConnectionEntryPtr carrier = candidate(peer);
+  if (!carrier) co_return Error(cohive::Errc::closed, peer);
+  const Multiaddr address = carrier->connection->remote_address();
+  const auto found = opened_.find(peer);
+  const auto bundle = found == opened_.end() ? nullptr : found->second.bundle.lock();
+  if (!bundle || bundle->ended().is_set()) CO_TRY(co_await open(peer, carrier));
+  while (lanes(peer) < wanted) CO_TRY(co_await extend(peer, address));
+  co_return ok();
+}
+
+/// Asks for a lane on a connection.
+Task<Result<transport::StreamPtr>> Bundles::ask(PeerId peer, ConnectionEntryPtr carrier, Id id) {
+  const Deadline deadline = self_.runtime.after(self_.options.negotiation_timeout);
+  CO_TRY(auto stream, carrier->connection->open_stream());
+  stream->count_begun(carrier->lanes);
+  CO_TRY(co_await transport::select_one_of(*stream, {kBundleProtocol}, deadline));
+  CO_TRY(co_await stream->write(ByteView(id), deadline));
+  Bytes answer;
+  {
+    transport::StreamReader reader(*stream);
+    CO_TRY(answer, co_await reader.read_exactly(1, deadline));
+  }
+  if (answer.front() != kTaken[0]) co_return Error(Errc::too_many_connections, peer, "the peer takes no lane");
+  co_return std::move(stream);
+}
+
+Task<Result<>> Bundles::open(PeerId peer, ConnectionEntryPtr carrier) {
+  Id id;
+  self_.runtime.random_bytes(id);
+  CO_TRY(auto stream, co_await ask(peer, carrier, id));
+  co_return hold(opened_, id, std::move(carrier), std::move(stream), transport::Role::initiator);
+}
+
+Task<Result<>> Bundles::extend(PeerId peer, Multiaddr address) {
+  CO_TRY(auto connection, co_await dialler_.dial_again(peer, address));
+  CO_TRY(const auto entry, table_.add(std::move(connection), {}, ConnectionKind::member));
+  const auto found = opened_.find(peer);
+  if (found == opened_.end()) co_return Error(cohive::Errc::closed, peer);
+  const Held held = found->second;
+  CO_TRY(auto stream, co_await ask(peer, entry, held.id));
+  const auto bundle = held.bundle.lock();
+  if (!bundle || bundle->ended().is_set()) co_return Error(cohive::Errc::closed, peer, "the bundle has ended");
+  add_lane(held, *entry, std::move(stream));
+  co_return ok();
+}
+
+/// The connections that are left over are closed as surplus.
+void Bundles::shrink(const PeerId& peer, std::size_t wanted) {
+  const auto found = opened_.find(peer);
+  const auto bundle = found == opened_.end() ? nullptr : found->second.bundle.lock();
+  while (bundle && bundle->lanes() > std::max<std::size_t>(1, wanted)) bundle->drop_lane();
+}
+
+void Bundles::add_lane(const Held& held, ConnectionEntry& carrier, transport::StreamPtr stream) {
+  carrier.bundle = held.bundle;
+  carrier.bundle_entry = held.entry;
+  stream->count_begun(carrier.lanes);
+  held.bundle.lock()->add_lane(std::move(stream));
+}
+
+/// Makes a bundle of a first lane, and a connection of the bundle.
+Result<> Bundles::hold(std::map<PeerId, Held>& held, Id id, ConnectionEntryPtr carrier, transport::StreamPtr stream,
+                       transport::Role role) {
+  const PeerId peer = carrier->connection->peer();
+  const auto& memory = self_.options.transport.memory;
+  const Multiaddr remote = carrier->connection->remote_address();
+  auto bundle = std::make_shared<Bundle>(self_.runtime, peer, memory->account(peer, remote));
+  auto raw = std::make_unique<BundleConnection>(bundle, carrier->connection->local_address(), remote);
+  TRY(const auto entry,
+      table_.add(transport::multiplex(upgrader_, std::move(raw), role, peer, carrier->connection->security()), {},
+                 ConnectionKind::bundle));
+  entry->bundle = bundle;
+  held[peer] = {id, bundle, entry};
+  add_lane(held[peer], *carrier, std::move(stream));
+  return ok();
+}
+
+// ---- The other side
+
+Task<void> Bundles::accept(transport::StreamPtr stream) {
+  const PeerId peer = stream->peer();
+  const Deadline deadline = self_.runtime.after(self_.options.negotiation_timeout);
+  Id id;
+  {
+    transport::StreamReader reader(*stream);
+    const auto bytes = co_await reader.read_exactly(id.size(), deadline);
+    if (!bytes) co_return;
+    std::ranges::copy(*bytes, id.begin());
+  }
+  ConnectionEntryPtr carrier;
+  if (const ConnectedPeer* found = table_.find(peer))
+    for (const auto& entry : found->connections)
+      if (entry->kind != ConnectionKind::bundle && entry->connection->remote_address() == stream->remote_address())
+        carrier = entry;
+  if (!carrier) co_return;
+  const auto known = accepted_.find(peer);
+  const auto bundle = known == accepted_.end() ? nullptr : known->second.bundle.lock();
+  const bool further = bundle && !bundle->ended().is_set() && known->second.id == id;
+  const bool full = further && bundle->lanes() >= self_.options.max_bundled_connections;
+  const bool twice = *carrier->lanes > 0 && further;
+  if (carrier->connection->outbound() || is_relayed(*carrier) || full || twice) {
+    (void)co_await stream->write(ByteView(kRefused), deadline);
+    co_return;
+  }
+  if (!co_await stream->write(ByteView(kTaken), deadline)) co_return;
+  if (further) {
+    carrier->kind = ConnectionKind::member;
+    const auto still = accepted_.find(peer);
+    if (still != accepted_.end() && still->second.id == id && still->second.bundle.lock())
+      add_lane(still->second, *carrier, std::move(stream));
+    co_return;
+  }
+  if (bundle) bundle->close();  // the peer has forgotten it
+  if (const auto held = hold(accepted_, id, carrier, std::move(stream), transport::Role::responder); !held)
+    log::debug("p2p", "no bundle with {}: {}", peer, held.error());
+}
+
+}  // namespace cohive::p2p

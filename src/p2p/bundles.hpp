@@ -1,0 +1,68 @@
+// Bundles: several connections to one cohive peer that carry its bytes together, where one does not fill the link.
+//   dialler -> on a new stream of each connection: /cohive/bundle/1.0.0, the bundle's id (16 bytes)
+//   the other side -> 1: the stream is a lane of that bundle from here on (bundle.hpp); 0: it is not
+// The first lane is on the connection that there is, which one of the two dialled; that side adds and drops lanes. A
+// bundle is an entry of the connection table, on which new streams are opened rather than on a single connection.
+// Source: docs/wire/extensions.md, section 15.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+
+#include "bundle.hpp"
+#include "cohive/transport/upgrade.hpp"
+#include "connection_table.hpp"
+#include "dialler.hpp"
+#include "identify.hpp"
+
+namespace cohive::p2p {
+
+inline const std::string kBundleProtocol = "/cohive/bundle/1.0.0";
+
+class Bundles {
+ public:
+  Bundles(Self& self, Handlers& handlers, ConnectionTable& table, Dialler& dialler, Identify& identify,
+          transport::Upgrader upgrader);
+  void close() { tasks_.cancel(); }
+
+ private:
+  using Id = std::array<std::uint8_t, 16>;
+  struct Held {
+    Id id{};
+    std::weak_ptr<Bundle> bundle;
+    std::weak_ptr<ConnectionEntry> entry;
+  };
+  /// How much a peer's connections carried over some seconds of a transfer.
+  struct Load {
+    double rate = 0;  ///< bytes per second, of the direction that carried more
+    Duration round_trip{};
+    Duration shortest = Duration::max();  ///< round trip, when there was nothing to carry, too
+  };
+
+  void begin(const PeerId& peer);
+  ConnectionEntryPtr candidate(const PeerId& peer) const;
+  static Task<void> tend(Bundles& bundles, PeerId peer);
+  Task<std::optional<Load>> measure(PeerId peer, Duration shortest);
+  std::size_t lanes(const PeerId& peer) const;
+  Task<Result<>> grow(PeerId peer, std::size_t wanted);
+  Task<Result<>> open(PeerId peer, ConnectionEntryPtr carrier);
+  Task<Result<>> extend(PeerId peer, Multiaddr address);
+  Task<Result<transport::StreamPtr>> ask(PeerId peer, ConnectionEntryPtr carrier, Id id);
+  void shrink(const PeerId& peer, std::size_t wanted);
+  Task<void> accept(transport::StreamPtr stream);
+  Result<> hold(std::map<PeerId, Held>& held, Id id, ConnectionEntryPtr carrier, transport::StreamPtr stream,
+                transport::Role role);
+  void add_lane(const Held& held, ConnectionEntry& carrier, transport::StreamPtr stream);
+
+  Self& self_;
+  ConnectionTable& table_;
+  Dialler& dialler_;
+  transport::Upgrader upgrader_;
+  std::map<PeerId, Held> opened_, accepted_;
+  std::set<PeerId> tended_;
+  std::vector<Subscription> subscriptions_;
+  TaskGroup tasks_;
+};
+
+}  // namespace cohive::p2p

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .dht import start_bootstrap as start_bootstrap
     from .futures import Future as Future
     from .grad_scaler import GradScaler as GradScaler
+    from .joining import join_line as join_line
     from .multiaddr import Multiaddr as Multiaddr
     from .node import DHTID as DHTID
     from .node import DHTNode as DHTNode
@@ -87,6 +88,7 @@ _WHERE = {
     "PowerSGDGradientAverager": "optim",
     "TrainingAverager": "optim",
     "GradScaler": "grad_scaler",
+    "join_line": "joining",
     "Multiaddr": "multiaddr",
     "DHTID": "node",
     "DHTNode": "node",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .crypto import RSAPublicKey as RSAPublicKey
     from .dht import DHT as DHT
     from .dht import start_bootstrap as start_bootstrap
+    from .distributed import LocalOptimizer as LocalOptimizer
     from .futures import Future as Future
     from .grad_scaler import GradScaler as GradScaler
     from .joining import join_line as join_line
@@ -83,6 +84,7 @@ _WHERE = {
     "RSAPublicKey": "crypto",
     "DHT": "dht",
     "start_bootstrap": "dht",
+    "LocalOptimizer": "distributed",
     "Future": "futures",
     "GradientAverager": "optim",
     "PowerSGDGradientAverager": "optim",

@@ -580,6 +580,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
 
+    def _gradients_are_finite(self) -> bool:
+        return self._model.gradients_are_finite()
+
     def load_state_from_peers(self, **_: Any) -> bool:
         """Downloads the state of the run, if it is ahead of this peer. True if it was."""
         loaded = ctypes.c_int32()

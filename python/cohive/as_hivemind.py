@@ -79,7 +79,7 @@ _MODULES: Dict[str, str] = {
     "hivemind.utils.streaming": "split_for_streaming:compression combine_from_streaming:compression",
     "hivemind.utils.timed_storage": _TIMED,
     "lightning_hivemind": "",
-    "lightning_hivemind.strategy": "HivemindStrategy:lightning HiveMindScheduler:lightning",
+    "lightning_hivemind.strategy": "HivemindStrategy:_lightning_hivemind HiveMindScheduler:_lightning_hivemind",
 }
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "python/cohive"
 NOTE = "<!-- Written by packaging/reference.py: change the docstrings, and run it again. -->"
 ABOUT = (
-    "How to begin, and what to know of each part, is in [cohive in Python](../python.md). Names, keywords and defaults are "
-    "those of hivemind 1.1.12 wherever it has them."
+    "How to begin, and what to know of each part, is in [cohive in Python](../python.md). Names, keywords and defaults "
+    "are those of hivemind 1.1.12 wherever it has them."
 )
 # Heading, what it is about, and names: of the package `cohive`, or MODULE.NAME, with :FILE where the module only passes
 # it on.

@@ -47,6 +47,18 @@ def main() -> None:
     flags = parse_flags(__doc__.splitlines()[0], learning_rate=0.003)
     dht = join(flags)
 
+    folder = tempfile.TemporaryDirectory()
+    arguments = transformers.TrainingArguments(
+        output_dir=folder.name,
+        per_device_train_batch_size=flags.batch_size,
+        max_steps=1_000_000,
+        seed=int.from_bytes(os.urandom(3), "big"),  # each peer has data of its own
+        logging_strategy="no",  # but at the ends of epochs, which the callback sees to
+        save_strategy="no",
+        report_to="none",
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+    )
     torch.manual_seed(0)  # all peers begin with the same model, made from a configuration on the spot
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -54,6 +66,7 @@ def main() -> None:
             bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         )
     )  # fmt: skip
+    model.to(arguments.device)  # before the optimizer is made, which keeps the places of the parameters
     optimizer = cohive.Optimizer(
         dht=dht,
         run_id=flags.run_id,
@@ -67,28 +80,17 @@ def main() -> None:
         averaging_timeout=20.0,
     )
     goal = Goal(flags)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=flags.batch_size,
-            max_steps=1_000_000,
-            seed=int.from_bytes(os.urandom(3), "big"),  # each peer has data of its own
-            logging_strategy="no",  # but at the ends of epochs, which the callback sees to
-            save_strategy="no",
-            report_to="none",
-            dataloader_pin_memory=False,
-            disable_tqdm=True,
-        )
-        transformers.Trainer(
-            model=model,
-            args=arguments,
-            train_dataset=Counting(),
-            optimizers=(optimizer, NoOpScheduler(optimizer)),
-            callbacks=[CollaborativeCallback(optimizer), UntilGoal(goal, optimizer)],
-        ).train()
+    transformers.Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=Counting(),
+        optimizers=(optimizer, NoOpScheduler(optimizer)),
+        callbacks=[CollaborativeCallback(optimizer), UntilGoal(goal, optimizer)],
+    ).train()
 
     optimizer.shutdown()
     dht.shutdown()
+    folder.cleanup()
     print(goal.summary())
 
 

@@ -59,14 +59,15 @@ class CollaborativeCallback(TrainerCallback):  # type: ignore[misc]
     """Has a Trainer begin with the state of the run, log each of its epochs with loss, peers and speed, and end with
     the run.
 
-    :param optimizer: the collaborative optimizer that the Trainer has
+    :param optimizer: the collaborative optimizer that the Trainer has: an Optimizer, or on each rank of a machine a
+        LocalOptimizer, made with gradients_are_reduced=True, as the Trainer wraps the model by itself
     :param report_loss: show the loss to monitors
     :param stop_at_epoch: end the training when the run is in this epoch; default: as the Trainer's arguments say
     :raises ValueError: the Trainer zeroes gradients that are still needed (reuse_grad_buffers)
     """
 
     def __init__(self, optimizer: Any, report_loss: bool = True, stop_at_epoch: Optional[int] = None) -> None:
-        if optimizer.reuse_grad_buffers:
+        if getattr(optimizer, "reuse_grad_buffers", False):  # which a LocalOptimizer never does
             raise ValueError(
                 "a Trainer of transformers zeroes gradients after each batch: make the optimizer without "
                 "reuse_grad_buffers"
@@ -99,13 +100,10 @@ class CollaborativeCallback(TrainerCallback):  # type: ignore[misc]
             return
         if self.report_loss:
             self.optimizer.report_loss(float(logs["loss"]))
-        told = {
-            "swarm_epoch": self.optimizer.local_epoch,
-            "swarm_peers": self.optimizer.tracker.global_progress.num_peers,
-        }
-        rate = self.optimizer.stats()["samples_per_second"]
-        if rate >= _KNOWN_RATE:
-            told["swarm_rate"] = rate
+        seen = self.optimizer.stats()
+        told = {"swarm_epoch": self.optimizer.local_epoch, "swarm_peers": max(seen["peers"], 1)}
+        if seen["samples_per_second"] >= _KNOWN_RATE:
+            told["swarm_rate"] = seen["samples_per_second"]
         logs.update(told)
         if state.log_history:
             state.log_history[-1].update(told)

@@ -204,10 +204,10 @@ def test_a_rank_that_dies_ends_its_peer_and_not_the_run(others, ranks, kind, die
 
 
 def test_a_rank_that_is_silent_is_not_waited_for_for_ever(ranks):
-    peer = ranks("plain", timeout=4.0)
+    peer = ranks("plain", timeout=15.0)
     peer.epoch()
     peer.processes[1].send_signal(signal.SIGSTOP)
-    _, errors = peer.processes[0].communicate("4\n", timeout=40)
+    _, errors = peer.processes[0].communicate("4\n", timeout=PATIENCE)
     assert peer.processes[0].returncode == 1
     assert "a rank of this peer is gone, and the peer with it" in errors
 

@@ -145,7 +145,8 @@ def main(arguments: List[str]) -> None:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))  # the script's own modules, as python has it
+        if not getattr(sys.flags, "safe_path", False):  # of Python 3.11
+            sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))  # the script's own modules, as python has it
         runpy.run_path(arguments[0], run_name="__main__")
 
 

@@ -352,7 +352,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @property
     def num_peers(self) -> int:
-        """Trainers of the run in sight, this one included, as of the last epoch."""
+        """Trainers of the run in sight, this one included; on other ranks than 0 as of the last epoch."""
         return max(int(self.stats().get("peers", 1)), 1)
 
     def stats(self) -> Dict[str, Any]:

@@ -712,6 +712,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return self.tracker.local_progress
 
     @property
+    def num_peers(self) -> int:
+        """Trainers of the run in sight, this one included."""
+        return max(int(self._status().get("peers", 1)), 1)
+
+    @property
     def use_gradient_averaging(self) -> bool:
         return not self.use_local_updates
 

@@ -101,7 +101,7 @@ class CollaborativeCallback(TrainerCallback):  # type: ignore[misc]
         if self.report_loss:
             self.optimizer.report_loss(float(logs["loss"]))
         seen = self.optimizer.stats()
-        told = {"swarm_epoch": self.optimizer.local_epoch, "swarm_peers": max(seen["peers"], 1)}
+        told = {"swarm_epoch": self.optimizer.local_epoch, "swarm_peers": self.optimizer.num_peers}
         if seen["samples_per_second"] >= _KNOWN_RATE:
             told["swarm_rate"] = seen["samples_per_second"]
         logs.update(told)

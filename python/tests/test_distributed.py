@@ -330,3 +330,20 @@ cohive.LocalOptimizer(model, dht=None, target_batch_size=8, optimizer=torch.opti
     for process in processes:
         _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 1 and "the ranks of a peer have different models" in errors
+
+
+def test_all_ranks_learn_that_rank_0_cannot_join(tmp_path):
+    code = """
+import torch, torch.distributed as dist, cohive
+RANK, FOLDER, QUICK = VALUES
+dist.init_process_group("gloo", init_method=f"file://{FOLDER}/meeting", rank=RANK, world_size=2)
+cohive.LocalOptimizer(torch.nn.Linear(2, 1), dht=lambda: cohive.DHT(["nonsense"], start=True), target_batch_size=8,
+                      optimizer=lambda params: torch.optim.SGD(params, lr=0.1), **QUICK)
+"""
+    processes = []
+    for rank in range(2):
+        ready = code.replace("VALUES", repr((rank, str(tmp_path), QUICK)))
+        processes.append(subprocess.Popen([sys.executable, "-c", ready], stderr=subprocess.PIPE, text=True))
+    told = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1] and all("nonsense" in errors for errors in told)
+    assert "rank 0 of this peer has failed: " in told[1]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes docs/reference: every option of every program from its --help, every environment variable, every metric from
-what running programs serve.
+what running programs serve, every class of the Python package from its docstrings (python_reference.py).
 
 Usage: reference.py FOLDER-OF-PROGRAMS [FOLDER]. The pages are kept beside the other documents, because they are read where
 nothing has been built, too; a test compares them with the programs. Needs nothing but Python; a swarm of a node, a
@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 
 from manual import Help
+from python_reference import python_page
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("cohive-bootstrap", "cohive-train", "cohive-monitor", "cohive-dht", "cohive-bench")
@@ -285,6 +286,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     for binary in binaries:
         (folder / f"{binary.name}.md").write_text(program_page(binary))
+    (folder / "python.md").write_text(python_page())
     (folder / "environment.md").write_text(environment_page(binaries))
     (folder / "metrics.md").write_text(metrics_page(scraped(binaries)))
 

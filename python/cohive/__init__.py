@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from .crypto import RSAPublicKey as RSAPublicKey
     from .dht import DHT as DHT
     from .dht import start_bootstrap as start_bootstrap
+    from .distributed import LocalOptimizer as LocalOptimizer
     from .futures import Future as Future
     from .grad_scaler import GradScaler as GradScaler
+    from .joining import join_line as join_line
     from .multiaddr import Multiaddr as Multiaddr
     from .node import DHTID as DHTID
     from .node import DHTNode as DHTNode
@@ -82,11 +84,13 @@ _WHERE = {
     "RSAPublicKey": "crypto",
     "DHT": "dht",
     "start_bootstrap": "dht",
+    "LocalOptimizer": "distributed",
     "Future": "futures",
     "GradientAverager": "optim",
     "PowerSGDGradientAverager": "optim",
     "TrainingAverager": "optim",
     "GradScaler": "grad_scaler",
+    "join_line": "joining",
     "Multiaddr": "multiaddr",
     "DHTID": "node",
     "DHTNode": "node",

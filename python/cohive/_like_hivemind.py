@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-from typing import Any, Optional
+import os
+from typing import Any, Optional, Sequence
 
 from . import _msgpack
 from ._native import CohiveError
 from .futures import Future
+from .multiaddr import Multiaddr
 
 
 class MPFuture(Future):
@@ -65,4 +68,37 @@ def get_logger(name: Optional[str] = None) -> logging.Logger:
 
 
 def use_hivemind_log_handler(where: Any) -> None:
-    """Lines go where Python's loggers send them."""
+    """With "in_root_logger", lines of all loggers go to stderr, from $HIVEMIND_LOGLEVEL on, which is INFO otherwise."""
+    root = logging.getLogger()
+    if getattr(where, "value", where) != "in_root_logger" or root.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] [%(name)s] %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(os.environ.get("HIVEMIND_LOGLEVEL", "INFO").upper())
+
+
+def choose_ip_address(
+    maddrs: Sequence[Any], prefer_global: bool = True, protocol_priority: Sequence[str] = ("ip4", "ip6")
+) -> str:
+    """The IP address by which others most likely reach this machine."""
+    found = [Multiaddr(str(one)) for one in maddrs]
+    for is_global in (prefer_global, not prefer_global):
+        for protocol in protocol_priority:
+            for one in found:
+                if protocol not in one:
+                    continue
+                value = one.value_for_protocol(protocol)
+                if ipaddress.ip_address(value).is_global == is_global:
+                    return value
+    raise ValueError(f"there is no IP address in {maddrs}")
+
+
+def log_visible_maddrs(visible_maddrs: Sequence[Any], only_p2p: bool) -> None:
+    """Logs how others join."""
+    shown = (
+        {f"/p2p/{Multiaddr(str(one)).value_for_protocol('p2p')}" for one in visible_maddrs}
+        if only_p2p
+        else visible_maddrs
+    )
+    get_logger(__name__).info("To connect other peers, use --initial_peers %s", " ".join(map(str, shown)))

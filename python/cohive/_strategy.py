@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import ipaddress
 import logging
 import os
-import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from . import as_hivemind
 from ._torch import torch
+from .joining import addresses_for_others, join_line
 from .optimizer import Optimizer
 
 logger = logging.getLogger("cohive.lightning")
@@ -24,24 +23,6 @@ _VARIABLES = ("INITIAL_PEERS", "PL_INITIAL_PEERS")
 def _api() -> Any:
     """The package whose DHT and Optimizer are used: what stands in for hivemind, where something does."""
     return importlib.import_module("hivemind" if as_hivemind.is_installed() else "cohive")
-
-
-def _addresses(dht: Any) -> List[str]:
-    """Those by which other machines join; of this machine alone, where there are no others."""
-    all_of_them = [str(address) for address in dht.get_visible_maddrs()]
-
-    def is_local(address: str) -> bool:
-        parts = address.split("/")
-        try:
-            return ipaddress.ip_address(parts[2]).is_loopback
-        except ValueError:
-            return False
-
-    return [address for address in all_of_them if not is_local(address)] or all_of_them
-
-
-def _command() -> str:
-    return " ".join(["python", *sys.argv]) if sys.argv and sys.argv[0] not in ("", "-c") else "python ..."
 
 
 class HiveMindScheduler:
@@ -182,10 +163,10 @@ def make_strategy(package: str) -> type:
                 identity_path=identity_path,
             )
             if not self._initial_peers:
-                joined = ",".join(_addresses(self.dht))
+                joined = ",".join(addresses_for_others(self.dht))
                 _tell(
                     "\nOther machines can connect running the same command:\n"
-                    f"INITIAL_PEERS={joined} {_command()}\n"
+                    f"{join_line(self.dht)}\n"
                     "or passing the peers to the strategy:\n"
                     f"HivemindStrategy(initial_peers='{joined}')"
                 )

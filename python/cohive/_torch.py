@@ -4,5 +4,7 @@ from __future__ import annotations
 
 try:
     import torch as torch
-except ImportError:
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise  # torch is there, and lacks something
     raise ImportError('cohive needs torch >= 2.0 for this: pip install "cohive[torch]"') from None

@@ -9,6 +9,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import runpy
 import sys
 import types
@@ -57,7 +58,7 @@ _MODULES: Dict[str, str] = {
     "hivemind.optim.optimizer": "Optimizer:optimizer",
     "hivemind.optim.progress_tracker": "ProgressTracker:progress",
     "hivemind.optim.state_averager": "TrainingStateAverager:state_averager "
-    "ZERO_GRAD_SET_TO_NONE_DEFAULT:state_averager",
+    "ZERO_GRAD_SET_TO_NONE_DEFAULT:state_averager LRSchedulerBase:state_averager",
     "hivemind.optim.training_averager": "TrainingAverager:optim",
     "hivemind.dht": _DHT,
     "hivemind.dht.dht": "DHT:dht",
@@ -71,13 +72,14 @@ _MODULES: Dict[str, str] = {
     "hivemind.utils": f"{_TIMED} {_LOGGING} MPFuture:_like_hivemind MSGPackSerializer:_like_hivemind",
     "hivemind.utils.crypto": "RSAPrivateKey:crypto RSAPublicKey:crypto PrivateKey:crypto PublicKey:crypto",
     "hivemind.utils.logging": _LOGGING,
+    "hivemind.utils.networking": "choose_ip_address:_like_hivemind log_visible_maddrs:_like_hivemind",
     "hivemind.utils.mpfuture": "MPFuture:_like_hivemind",
     "hivemind.utils.multiaddr": "Multiaddr:multiaddr",
     "hivemind.utils.serializer": "MSGPackSerializer:_like_hivemind",
     "hivemind.utils.streaming": "split_for_streaming:compression combine_from_streaming:compression",
     "hivemind.utils.timed_storage": _TIMED,
     "lightning_hivemind": "",
-    "lightning_hivemind.strategy": "HivemindStrategy:lightning HiveMindScheduler:lightning",
+    "lightning_hivemind.strategy": "HivemindStrategy:_lightning_hivemind HiveMindScheduler:_lightning_hivemind",
 }
 
 
@@ -143,6 +145,8 @@ def main(arguments: List[str]) -> None:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
+        if not getattr(sys.flags, "safe_path", False):  # of Python 3.11
+            sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))  # the script's own modules, as python has it
         runpy.run_path(arguments[0], run_name="__main__")
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any, Dict, Optional
 
 from ._torch import torch
-from .optimizer import Optimizer
+
+
+def _is_collaborative(optimizer: Any) -> bool:
+    """Whether it is an Optimizer or LocalOptimizer of cohive, or inherits from one."""
+    return hasattr(optimizer, "_gradients_are_finite")
 
 
 class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
@@ -28,11 +32,11 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
         """Whether the gradients of the model hold neither NaN nor infinity."""
         if use_cached and id(optimizer) in self._looked:
             return self._looked[id(optimizer)]
-        return bool(optimizer._model.gradients_are_finite())
+        return bool(optimizer._gradients_are_finite())
 
     def unscale_(self, optimizer: Any) -> bool:
         """Looks whether the gradients are finite, and leaves them as they are."""
-        if not isinstance(optimizer, Optimizer):
+        if not _is_collaborative(optimizer):
             super().unscale_(optimizer)
             return True
         if self._enabled:
@@ -41,7 +45,7 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Steps; see Optimizer.step."""
-        if not isinstance(optimizer, Optimizer):
+        if not _is_collaborative(optimizer):
             return super().step(optimizer, *args, **kwargs)
         if "closure" in kwargs:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")

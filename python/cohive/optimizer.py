@@ -25,6 +25,8 @@ logger = logging.getLogger("cohive.train")
 
 #: of averager_opts and tracker_opts: what hivemind's parts take, and this one has no use for
 _NOT_OURS = ("private_key", "client_mode", "start", "daemon", "status_loglevel", "allow_state_sharing")
+#: what schedules change in the groups of an optimizer
+_SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
 _TWO_WAYS = (
     "Please initialize the optimizer in one of the following two ways:\n"
     "(A) Optimizer(..., params=params, optimizer=lambda params: create_opt(params))\n"
@@ -578,6 +580,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
 
+    def _gradients_are_finite(self) -> bool:
+        return self._model.gradients_are_finite()
+
     def load_state_from_peers(self, **_: Any) -> bool:
         """Downloads the state of the run, if it is ahead of this peer. True if it was."""
         loaded = ctypes.c_int32()
@@ -665,11 +670,24 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError("local_epoch is a number of epochs, from 0 on")
         self._call(lib.cohive_trainer_settle)
+        settings = [{name: group[name] for name in _SCHEDULED if name in group} for group in self.opt.param_groups]
         self._model.load_optimizer({**state, "state": inner})
+        self._resume_schedule(settings, epoch)
         self._model.take_parameters(masters)
         self._describe()
         self._call(lib.cohive_trainer_restore, epoch)
         self._take_over()
+
+    def _resume_schedule(self, settings: List[Dict[str, Any]], epoch: int) -> None:
+        """Loaded rates have been through the schedule before: those of now go through it to the epoch, or where they
+        are beyond it, the schedule goes on from the loaded ones."""
+        if self.scheduler is None:
+            return
+        if self.scheduler._step_count <= epoch + 1:
+            for group, kept in zip(self.opt.param_groups, settings):
+                group.update(kept)
+        else:
+            self.scheduler.last_epoch, self.scheduler._step_count = epoch, epoch + 1
 
     def save_checkpoint(self, path: str) -> None:
         """Writes the state as a safetensors file."""
@@ -692,6 +710,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     @property
     def local_progress(self) -> LocalTrainingProgress:
         return self.tracker.local_progress
+
+    @property
+    def num_peers(self) -> int:
+        """Trainers of the run in sight, this one included."""
+        return max(int(self._status().get("peers", 1)), 1)
 
     @property
     def use_gradient_averaging(self) -> bool:

@@ -19,6 +19,7 @@ logger = logging.getLogger("cohive.averaging")
 
 #: what zero_grad() of torch does by default
 ZERO_GRAD_SET_TO_NONE_DEFAULT = True
+LRSchedulerBase = torch.optim.lr_scheduler.LRScheduler
 OptimizerFactory = Callable[..., Any]
 SchedulerFactory = Callable[..., Any]
 

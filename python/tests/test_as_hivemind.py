@@ -45,6 +45,26 @@ def test_a_script(tmp_path):
     assert result.stdout == f"done {script} --flag 1\n"
 
 
+def test_a_script_has_the_modules_beside_it_and_a_log(tmp_path):
+    (tmp_path / "beside.py").write_text("value = 'found'")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import beside, hivemind\n"
+        "from hivemind.utils.logging import get_logger, use_hivemind_log_handler\n"
+        "from hivemind.utils.networking import choose_ip_address, log_visible_maddrs\n"
+        "use_hivemind_log_handler('in_root_logger')\n"
+        "get_logger(__name__).info(beside.value)\n"
+        "addresses = ['/ip6/2001:db8::1/tcp/1', '/ip4/127.0.0.1/tcp/1', '/ip4/8.8.8.8/tcp/1/p2p/QmPeer']\n"
+        "print(choose_ip_address(addresses), choose_ip_address(addresses, prefer_global=False))\n"
+        "log_visible_maddrs(addresses[1:], only_p2p=False)\n"
+    )
+    result = run(str(script), cwd="/")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "8.8.8.8 127.0.0.1\n"
+    assert "[INFO] [__main__] found" in result.stderr
+    assert "--initial_peers /ip4/127.0.0.1/tcp/1 /ip4/8.8.8.8/tcp/1/p2p/QmPeer" in result.stderr
+
+
 def test_a_module(tmp_path, monkeypatch):
     import os
 

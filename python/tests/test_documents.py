@@ -1,4 +1,4 @@
-"""The code of docs/python.md and of the package's README runs as it stands there."""
+"""The code of README.md, docs/python.md and of the package's README runs as it stands there."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "docs/python.md", ROOT / "python/README.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs/python.md", ROOT / "python/README.md"]
 
 
 def blocks(word):
@@ -49,9 +49,71 @@ def test_training(swarm):
     torch = pytest.importorskip("torch")
     import cohive
 
-    (block,) = blocks("cohive.Optimizer(")
+    (block,) = blocks("while optimizer.local_epoch < 2:\n    optimizer.zero_grad")
     model = torch.nn.Linear(4, 1)
     before = model.weight.detach().clone()
     names = dict(cohive=cohive, torch=torch, model=model, dht=swarm(1)[0])
     exec(block, names)
     assert not torch.equal(model.weight, before) and names["optimizer"].local_epoch == 2
+
+
+def test_the_loop_that_the_readme_opens_with(swarm):
+    torch = pytest.importorskip("torch")
+    import cohive
+
+    (block,) = blocks("for batch in loader:")
+    model = torch.nn.Linear(4, 1)
+    before = model.weight.detach().clone()
+    names = dict(
+        cohive=cohive, torch=torch, model=model, initial_peers=swarm(1)[0].get_visible_maddrs(),
+        loader=torch.randn(3, 2048, 4), loss=lambda model, batch: model(batch).square().mean(),
+    )  # fmt: skip
+    exec(block, names)
+    assert not torch.equal(model.weight, before) and names["optimizer"].local_epoch == 1
+    names["optimizer"].shutdown()
+    names["dht"].shutdown()
+
+
+def test_transformers(swarm, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", reason="no transformers here")
+    pytest.importorskip("accelerate", reason="no accelerate here")
+    import cohive
+
+    (block,) = blocks("transformers.Trainer(")
+
+    class Model(torch.nn.Linear):
+        def forward(self, inputs):
+            return {"loss": super().forward(inputs).square().mean()}
+
+    names = dict(
+        cohive=cohive, torch=torch, transformers=transformers, model=Model(4, 1), dht=swarm(1)[0],
+        dataset=[{"inputs": torch.randn(4)} for _ in range(1000)],
+        arguments=transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=8, report_to="none", dataloader_pin_memory=False
+        ),
+    )  # fmt: skip
+    exec(block, names)
+    assert names["optimizer"].local_epoch == 2
+    names["optimizer"].shutdown()
+
+
+def test_ranks(swarm, monkeypatch):
+    torch = pytest.importorskip("torch")
+    import socket
+
+    import cohive
+
+    (block,) = blocks("cohive.LocalOptimizer(")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in dict(RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=port).items():
+        monkeypatch.setenv(name, str(value))  # as torchrun does
+    model = torch.nn.Linear(4, 1)
+    names = dict(cohive=cohive, torch=torch, model=model, initial_peers=swarm(1)[0].get_visible_maddrs())
+    try:
+        exec(block, names)
+        assert names["optimizer"].local_epoch == 2
+    finally:
+        torch.distributed.destroy_process_group()

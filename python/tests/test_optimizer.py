@@ -210,6 +210,31 @@ def test_what_was_saved_goes_on(trainer, tmp_path):
     assert torch.equal(other, from_file) and not torch.equal(other, values)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
+        functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch),
+        functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[1, 2, 3, 4, 5], gamma=0.5),
+    ],
+)
+def test_a_schedule_goes_on_from_a_saved_state(trainer, schedule):
+    weights = [model_of(), model_of()]
+    saved, again = (trainer(params=[one], optimizer=KINDS["adam"], scheduler=schedule) for one in weights)
+    train_alone(saved, weights[0], epochs=3)
+    assert saved.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+    state = copy.deepcopy(saved.state_dict())
+    again.load_state_dict(state)
+    assert again.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+    for size in SIZES:
+        loss_of(weights[1], size).backward()
+        again.step(batch_size=size)
+        again.zero_grad()
+    assert again.local_epoch == 4 and again.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
+    again.load_state_dict(state)  # of an epoch that it has left
+    assert again.scheduler.last_epoch == 3 and again.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+
+
 # ---- With a peer
 
 

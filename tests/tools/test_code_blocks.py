@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("monitoring/**/*.md"), *ROOT.glob("examples/**/*.md")])
 KINDS = {"sh", "cpp", "cmake", "python", "toml", "ini", "yaml", "text"}
 # What else than our programs and scripts may stand in a block; whether these do what they say is not ours to test.
-SYSTEM = {"sudo", "apt-get", "systemctl", "journalctl", "podman", "docker", "head", "base64", "chmod", "for", "done", "wait"}
+SYSTEM = {"sudo", "apt-get", "pip", "systemctl", "journalctl", "podman", "docker", "head", "base64", "chmod", "for", "done", "wait"}
 REAL = {"head", "base64", "chmod"}  # lines of these alone are run
 
 
@@ -202,7 +202,8 @@ class Shell(unittest.TestCase):
                 self.run_program(words, variables, folder, running)
         elif "/" in words[0] or words[0] == "python3":
             script = ROOT / (words[1] if words[0] == "python3" else words[0])
-            text = script.read_text()
+            shared = script.with_name("common.py")  # of the examples in Python
+            text = script.read_text() + (shared.read_text() if shared.exists() else "")
             ours = words[:words.index("--")] if "--" in words else words
             for flag in [word for word in ours if word.startswith("--")]:
                 self.assertRegex(text, rf"{flag}\b", f"{script.name} does not know {flag}")

@@ -32,6 +32,12 @@ class Reference(unittest.TestCase):
         self.assertEqual(reference.variables_of_sources(), set(reference.VARIABLES), "packaging/reference.py explains them")
         self.assertEqual((PAGES / "environment.md").read_text(), reference.environment_page(self.binaries), AGAIN)
 
+    def test_the_python_package_is_told(self):
+        page = reference.python_page()
+        self.assertEqual((PAGES / "python.md").read_text(), page, AGAIN)
+        for sentence in ("### Optimizer", "| `target_batch_size` | | samples of an epoch, of all peers together |", "* `shutdown()`: "):
+            self.assertIn(sentence, page)
+
     def test_every_metric_that_the_sources_register_is_told(self):
         told = {name: text for name, (_, _, text) in self.told().items()}
         self.assertEqual(told, {name: reference.cell(text) for name, text in reference.metrics_of_sources().items()}, AGAIN)

@@ -1,0 +1,109 @@
+"""What a Trainer of transformers needs to train with a collaborative optimizer.
+
+::
+
+    optimizer = cohive.Optimizer(dht=dht, params=model.parameters(), ...)  # with batch_size_per_step
+    transformers.Trainer(
+        model, arguments, train_dataset=..., optimizers=(optimizer, NoOpScheduler(optimizer)),
+        callbacks=[CollaborativeCallback(optimizer)]).train()
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, List, Optional
+
+from ._torch import torch
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError('cohive.transformers needs transformers: pip install "cohive[transformers]"') from error
+
+logger = logging.getLogger("cohive.transformers")
+
+_KNOWN_RATE = 1e-6  # samples per second; one that was not measured yet is lower
+
+
+class NoOpScheduler(torch.optim.lr_scheduler.LRScheduler):  # type: ignore[misc]
+    """A schedule that changes nothing, for Trainer, which wants one: the optimizer's own `scheduler` follows the epochs
+    of the run. It tells the learning rates that the optimizer has."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer  # whose step() stays as it is, other than with schedules of torch
+        self.base_lrs: List[float] = self.get_lr()
+        self.last_epoch = 0
+        self._last_lr = self.get_lr()
+
+    def get_lr(self) -> List[float]:
+        """The rates of the optimizer."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_last_lr(self) -> List[float]:
+        """The rates of the optimizer."""
+        return self.get_lr()
+
+    def step(self, epoch: Optional[int] = None) -> None:
+        """Changes nothing."""
+        self._last_lr = self.get_lr()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Nothing: the schedule is in the optimizer's state."""
+        return {}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Takes nothing."""
+
+
+class CollaborativeCallback(TrainerCallback):  # type: ignore[misc]
+    """Has a Trainer begin with the state of the run, log each of its epochs with loss, peers and speed, and end with
+    the run.
+
+    :param optimizer: the collaborative optimizer that the Trainer has: an Optimizer, or on each rank of a machine a
+        LocalOptimizer, made with gradients_are_reduced=True, as the Trainer wraps the model by itself
+    :param report_loss: show the loss to monitors
+    :param stop_at_epoch: end the training when the run is in this epoch; default: as the Trainer's arguments say
+    :raises ValueError: the Trainer zeroes gradients that are still needed (reuse_grad_buffers)
+    """
+
+    def __init__(self, optimizer: Any, report_loss: bool = True, stop_at_epoch: Optional[int] = None) -> None:
+        if getattr(optimizer, "reuse_grad_buffers", False):  # which a LocalOptimizer never does
+            raise ValueError(
+                "a Trainer of transformers zeroes gradients after each batch: make the optimizer without "
+                "reuse_grad_buffers"
+            )
+        self.optimizer, self.report_loss, self.stop_at_epoch = optimizer, report_loss, stop_at_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Downloads the state of a run that is ahead, also of a checkpoint that was loaded."""
+        self.optimizer.load_state_from_peers()
+        self._epoch = self.optimizer.local_epoch
+        if args.max_grad_norm:
+            logger.info(
+                "max_grad_norm clips the gradients of each batch of this peer; clip_grad_norm of Optimizer clips the "
+                "average"
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Has the Trainer log when an epoch of the run has ended."""
+        epoch = self.optimizer.local_epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            control.should_log = True
+        if self.stop_at_epoch is not None and epoch >= self.stop_at_epoch:
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Optional[Dict[str, Any]] = None, **kwargs: Any) -> None:
+        """Adds epoch, peers and speed of the run to what is logged, and shows the loss to monitors."""
+        if logs is None or "loss" not in logs or not self.optimizer.is_alive():
+            return
+        if self.report_loss:
+            self.optimizer.report_loss(float(logs["loss"]))
+        seen = self.optimizer.stats()
+        told = {"swarm_epoch": self.optimizer.local_epoch, "swarm_peers": self.optimizer.num_peers}
+        if seen["samples_per_second"] >= _KNOWN_RATE:
+            told["swarm_rate"] = seen["samples_per_second"]
+        logs.update(told)
+        if state.log_history:
+            state.log_history[-1].update(told)

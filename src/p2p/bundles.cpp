@@ -34,11 +34,12 @@ std::uint64_t delivered(const transport::ConnectionStats& stats) {
 }  // namespace
 
 Bundles::Bundles(Self& self, Handlers& handlers, ConnectionTable& table, Dialler& dialler, Identify& identify,
-                 transport::Upgrader upgrader)
+                 transport::Upgrader upgrader, transport::BandwidthLimits limits)
     : self_(self), table_(table), dialler_(dialler), upgrader_(std::move(upgrader)), tasks_(self.runtime, "bundles") {
   if (self.options.max_bundled_connections < 2) return;
   handlers.add(kBundleProtocol, [this](transport::StreamPtr stream) { return accept(std::move(stream)); });
-  subscriptions_.push_back(identify.described().subscribe([this](const PeerId& peer) { begin(peer); }));
+  if (limits.upload <= 0 && limits.download <= 0)
+    subscriptions_.push_back(identify.described().subscribe([this](const PeerId& peer) { begin(peer); }));
   subscriptions_.push_back(table.disconnected_signal().subscribe([this](const PeerId& peer) {
     opened_.erase(peer);
     accepted_.erase(peer);

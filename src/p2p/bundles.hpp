@@ -22,8 +22,9 @@ inline const std::string kBundleProtocol = "/cohive/bundle/1.0.0";
 
 class Bundles {
  public:
+  /// \param limits  caps on what this host carries: under one, several connections carry no more than one does
   Bundles(Self& self, Handlers& handlers, ConnectionTable& table, Dialler& dialler, Identify& identify,
-          transport::Upgrader upgrader);
+          transport::Upgrader upgrader, transport::BandwidthLimits limits);
   void close() { tasks_.cancel(); }
 
  private:

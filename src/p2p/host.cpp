@@ -44,6 +44,19 @@ HostOptions fitted(HostOptions options, const transport::Transports& transports)
   return options;
 }
 
+/// The lowest cap of each direction.
+transport::BandwidthLimits lowest_limits(const transport::Transports& transports) {
+  transport::BandwidthLimits lowest;
+  const auto lower = [](double& limit, double other) {
+    if (other > 0 && (limit <= 0 || other < limit)) limit = other;
+  };
+  for (const auto& transport : transports) {
+    lower(lowest.upload, transport->limits().upload);
+    lower(lowest.download, transport->limits().download);
+  }
+  return lowest;
+}
+
 HostOptions with_memory(HostOptions options) {
   const std::size_t most = options.memory_budget > 0 ? options.memory_budget : default_memory_budget();
   options.transport.memory = std::make_shared<MemoryBudget>(most);
@@ -76,7 +89,7 @@ struct Host::Impl {
         port_mappings(self, inbound, own, connectivity.port_mappers),
         reachability(self, handlers, connectivity, table, inbound, identify, own),
         relays(self, handlers, table, book, dialler, identify, routing, inbound, own, circuit_upgrader()),
-        bundles(self, handlers, table, dialler, identify, circuit_upgrader()),
+        bundles(self, handlers, table, dialler, identify, circuit_upgrader(), lowest_limits(connectivity.transports)),
         status(self, table, own, reachability, relays),
         tasks(runtime, "host") {
     serve_ping(handlers, runtime);
@@ -284,15 +297,7 @@ Traffic Host::traffic() const {
 }
 
 transport::BandwidthLimits Host::limits() const {
-  transport::BandwidthLimits lowest;
-  const auto lower = [](double& limit, double other) {
-    if (other > 0 && (limit <= 0 || other < limit)) limit = other;
-  };
-  for (const auto& transport : impl_->connectivity.transports) {
-    lower(lowest.upload, transport->limits().upload);
-    lower(lowest.download, transport->limits().download);
-  }
-  return lowest;
+  return lowest_limits(impl_->connectivity.transports);
 }
 
 std::vector<Multiaddr> Host::addresses() const {

@@ -144,6 +144,13 @@ TEST_F(Bundles, AreOfCohivePeersAlone) {
   EXPECT_EQ(connections(), 1u);
 }
 
+TEST_F(Bundles, AreNotOfPeersWithACap) {
+  swarm.set_limits({.upload = kRate, .download = 0});
+  const auto [alice, bob] = pair();
+  for (int i = 0; i < 4; ++i) seconds(*alice, *bob);
+  EXPECT_EQ(connections(), 1u);
+}
+
 TEST_F(Bundles, AreNotOfPeersThatWantNone) {
   const auto [alice, bob] = pair(options(), options(1));
   for (int i = 0; i < 4; ++i) seconds(*alice, *bob);

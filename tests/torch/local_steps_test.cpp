@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <atomic>
+#include <algorithm>
 #include <future>
 #include <thread>
 
@@ -11,10 +11,10 @@
 namespace cohive {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
-constexpr std::uint64_t kRounds = 4;
+constexpr auto kLongestTraining = std::chrono::seconds(60);
+constexpr std::uint64_t kEpochsTogether = 6;
 
-OptimizerOptions rounds(bool delayed) {
+OptimizerOptions local_rounds(bool delayed) {
   OptimizerOptions options;
   options.run_id = "local-steps";
   options.target_batch_size = 40 * kBatch;
@@ -27,8 +27,9 @@ OptimizerOptions rounds(bool delayed) {
 }
 
 /// A trainer that is drawn to a place of its own.
-struct Trainer {
-  Trainer(const std::vector<std::string>& peers, const OptimizerOptions& options, double place, torch::ScalarType type)
+struct TrainerAtAPlace {
+  TrainerAtAPlace(const std::vector<std::string>& peers, const OptimizerOptions& options, double place,
+                  torch::ScalarType type)
       : place(place),
         weight(torch::zeros({6}, type).requires_grad_()),
         swarm(joining(peers)),
@@ -47,45 +48,43 @@ struct Trainer {
   Optimizer optimizer;
 };
 
-struct Kind {
+struct ModelKind {
   const char* name;
   torch::ScalarType type = torch::kFloat32;
   bool delayed = false;
 };
-void PrintTo(const Kind& kind, std::ostream* out) {
+void PrintTo(const ModelKind& kind, std::ostream* out) {
   *out << kind.name;
 }
 
-class LocalSteps : public ::testing::TestWithParam<Kind> {};
+class LocalSteps : public ::testing::TestWithParam<ModelKind> {};
 
 TEST_P(LocalSteps, EndBetweenThePlacesOfTheTrainers) {
-  const auto options = rounds(GetParam().delayed);
-  Trainer first({}, options, 1, GetParam().type);
-  Trainer second(first.swarm.visible_addresses(), options, 3, GetParam().type);
-  std::atomic<int> done = 0;
-  const auto train = [&done](Trainer& trainer) {
-    std::uint64_t together = 0;
-    const auto give_up = std::chrono::steady_clock::now() + kPatience;
-    while (done < 2 && std::chrono::steady_clock::now() < give_up) {
-      together += trainer.step().state_group == 2;
-      if (together == kRounds) ++done, ++together;
+  const auto options = local_rounds(GetParam().delayed);
+  TrainerAtAPlace first({}, options, 1, GetParam().type);
+  TrainerAtAPlace second(first.swarm.visible_addresses(), options, 3, GetParam().type);
+  const auto train = [](TrainerAtAPlace& trainer) {
+    std::size_t largest = 0;
+    const auto give_up = std::chrono::steady_clock::now() + kLongestTraining;
+    while (trainer.optimizer.local_epoch() < kEpochsTogether && std::chrono::steady_clock::now() < give_up) {
+      largest = std::max(largest, trainer.step().state_group);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));  // what a batch takes
     }
+    EXPECT_EQ(largest, 2u);
     return trainer.optimizer.finish();
   };
   auto beside = std::async(std::launch::async, [&] { return train(second); });
   EXPECT_EQ(train(first), 2u);
   EXPECT_EQ(beside.get(), 2u);
-  EXPECT_EQ(done, 2) << "rounds of both";
   EXPECT_NEAR(first.at(), second.at(), 1e-3) << "they end at one place";
   EXPECT_GT(first.at(), 0.2) << "and have moved";
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, LocalSteps,
-                         ::testing::Values(Kind{"Float32"}, Kind{"Float32Delayed", torch::kFloat32, true},
-                                           Kind{"Float64", torch::kFloat64},
-                                           Kind{"Float64Delayed", torch::kFloat64, true},
-                                           Kind{"BFloat16", torch::kBFloat16}),
+                         ::testing::Values(ModelKind{"Float32"}, ModelKind{"Float32Delayed", torch::kFloat32, true},
+                                           ModelKind{"Float64", torch::kFloat64},
+                                           ModelKind{"Float64Delayed", torch::kFloat64, true},
+                                           ModelKind{"BFloat16", torch::kBFloat16}),
                          [](const auto& of) { return of.param.name; });
 
 }  // namespace

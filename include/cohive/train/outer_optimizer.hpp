@@ -9,8 +9,8 @@
 ///   parameters = anchor                    and the next local steps begin
 ///
 /// A round is an epoch: target_batch_size samples of all trainers, so that a fast one makes more local steps than a
-/// slow one. Anchor and momentum are three copies of the parameters, with what is averaged, in host memory; they are
-/// part of checkpoints, and newcomers download them.
+/// slow one. Anchor, momentum and what is averaged are three copies of the parameters in host memory, and two more
+/// where the trainer goes on meanwhile; the first two are part of checkpoints, and newcomers download them.
 #pragma once
 
 namespace cohive::train {
@@ -20,8 +20,8 @@ struct OuterOptimizer {
   double lr = 0.7;        ///< above 0; published runs use 0.1 to 1
   double momentum = 0.9;  ///< from 0 to below 1; 0.5 and less where a round is 64 local steps or fewer
   bool nesterov = true;   ///< as PyTorch has it; without effect where momentum is 0
-  /// Rounds after which the anchors themselves are averaged: a member that dies in a round leaves the others with
-  /// anchors that differ in its part.
+  /// Rounds after which the anchors themselves are averaged, the first one apart: a member that dies in a round leaves
+  /// the others with anchors that differ in its part.
   int repair_every = 10;
 };
 

@@ -10,7 +10,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 from . import _native
 from ._torch import torch
 from .compression import CompressionInfo, Described, TensorRole, _described, tensor_from_bytes
-from .optim import nested_flatten
+from .optim import nested_flatten, zero_gradients
 from .state_averager import initialize_optimizer_state_
 
 #: The tensors that an optimizer of torch keeps, in the library's order.
@@ -327,14 +327,7 @@ class Model:
 
     def clear_gradients(self) -> None:
         """Begins new sums in the parameters' gradients."""
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad.detach_().zero_()
-
-    def gradients_are_finite(self) -> bool:
-        return all(
-            parameter.grad is None or bool(torch.isfinite(parameter.grad).all()) for parameter in self.parameters
-        )
+        zero_gradients(self.parameters, set_to_none=False)
 
     # ---- Steps
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from . import _native
 from ._torch import torch
 from .dht import DHT
-from .optim import parameter_groups
+from .optim import gradients_are_finite, makes_optimizer, parameter_groups, samples_of, zero_gradients
 from .optimizer import Optimizer
 
 logger = logging.getLogger("cohive.train")
@@ -106,7 +106,9 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             made = dht() if callable(dht) else dht
             if made is None:
                 raise ValueError("rank 0 needs a DHT")
-            self._of_swarm = Optimizer(dht=made, params=groups if _makes(options) else None, **options)
+            self._of_swarm = Optimizer(
+                dht=made, params=groups if makes_optimizer(options.get("optimizer")) else None, **options
+            )
 
         self._led(join, changes=True)
 
@@ -183,8 +185,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """What rank 0 tells the others."""
         if failure is not None:
             return {"failure": f"{type(failure).__name__}: {failure}"}
-        own = self._of_swarm
-        assert own is not None
+        own = self._own()
         report = own.last_report
         if changes is None:
             assert report is not None
@@ -225,18 +226,13 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        samples = self.batch_size_per_step if batch_size is None else batch_size
-        if samples is None:
-            raise ValueError("Please either set batch_size_per_step parameter at init or when calling .step")
-        if not isinstance(samples, int) or samples < 1:
-            raise ValueError("batch_size is a number of samples, at least 1")
+        samples = samples_of(batch_size, self.batch_size_per_step)
         if grad_scaler is not None and not hasattr(grad_scaler, "_stepped"):
             raise ValueError("ranks of one peer take cohive.GradScaler")
         total = self._counted(samples)
 
         def step() -> Tuple[Any, ...]:
-            own = self._of_swarm
-            assert own is not None
+            own = self._own()
             own.step(batch_size=total, grad_scaler=grad_scaler)
             found_inf = grad_scaler is not None and grad_scaler._found_inf
             return found_inf, *[getattr(own.last_report, name) for name in _REPORTED]
@@ -276,14 +272,10 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients of the last batch."""
-        for parameter in self._parameters:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.detach_().zero_()
+        zero_gradients(self._parameters, set_to_none)
 
     def _gradients_are_finite(self) -> bool:
-        return all(one.grad is None or bool(torch.isfinite(one.grad).all()) for one in self._parameters)
+        return gradients_are_finite(self._parameters)
 
     def load_state_from_peers(self, **options: Any) -> bool:
         """On all ranks: see Optimizer.load_state_from_peers."""
@@ -381,12 +373,6 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 #: of options: the seconds that rank 0 may spend in one call, with their defaults
 _BUSY = {"matchmaking_time": 15.0, "averaging_timeout": 60.0, "load_state_timeout": 600.0}
-
-
-def _makes(options: Dict[str, Any]) -> bool:
-    """Whether the option `optimizer` makes an optimizer of parameters."""
-    optimizer = options.get("optimizer")
-    return callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer)
 
 
 def _refuse_parts(model: Any) -> None:

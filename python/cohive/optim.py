@@ -70,6 +70,35 @@ def parameter_groups(params: Any) -> List[Dict[str, Any]]:
     return made
 
 
+def makes_optimizer(optimizer: Any) -> bool:
+    """Whether it makes an optimizer of parameters, rather than being one."""
+    return callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer)
+
+
+def samples_of(batch_size: Optional[int], usual: Optional[int]) -> int:
+    """The samples of a batch. ValueError where neither the call nor the optimizer says how many, or it is no number."""
+    samples = usual if batch_size is None else batch_size
+    if samples is None:
+        raise ValueError("Please either set batch_size_per_step parameter at init or when calling .step")
+    if not isinstance(samples, int) or samples < 1:
+        raise ValueError("batch_size is a number of samples, at least 1")
+    return samples
+
+
+def zero_gradients(parameters: Iterable[Any], set_to_none: bool) -> None:
+    """Forgets gradients, or makes them zero where they are."""
+    for parameter in parameters:
+        if set_to_none:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.detach_().zero_()
+
+
+def gradients_are_finite(parameters: Iterable[Any]) -> bool:
+    """Whether no gradient holds NaN or infinity."""
+    return all(one.grad is None or bool(torch.isfinite(one.grad).all()) for one in parameters)
+
+
 def initialize_optimizer_state(optimizer: Any) -> None:
     """Has an optimizer make its state, by a step with zero gradients where there are none."""
     for group in optimizer.param_groups:

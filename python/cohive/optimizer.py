@@ -17,7 +17,16 @@ from ._native import Handle, check, lib
 from ._torch import torch
 from .compression import CompressionBase, CompressionInfo, NoCompression
 from .dht import DHT
-from .optim import GradientAverager, PowerSGDGradientAverager, dump_training_state, parameter_groups
+from .optim import (
+    GradientAverager,
+    PowerSGDGradientAverager,
+    dump_training_state,
+    gradients_are_finite,
+    makes_optimizer,
+    parameter_groups,
+    samples_of,
+    zero_gradients,
+)
 from .progress import GlobalTrainingProgress, LocalTrainingProgress, PerformanceEMA, Progress
 from .timed import get_dht_time
 
@@ -338,8 +347,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         optimizer: Any, params: Optional[Any], offload: bool, delayed: bool
     ) -> Tuple[List[Any], Any, bool]:
         """The model's parameters, the optimizer, and whether it steps copies of them."""
-        made = callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer)
-        if made and params is not None:
+        if makes_optimizer(optimizer) and params is not None:
             groups = _groups_of(params)
             parameters = [parameter for group in groups for parameter in group["params"]]
             copies = (offload or delayed) and not all(_model.is_plain(parameter) for parameter in parameters)
@@ -522,11 +530,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        samples = self.batch_size_per_step if batch_size is None else batch_size
-        if samples is None and not self.auxiliary:
-            raise ValueError("Please either set batch_size_per_step parameter at init or when calling .step")
-        if not self.auxiliary and (not isinstance(samples, int) or samples < 1):
-            raise ValueError("batch_size is a number of samples, at least 1")
+        samples = 0 if self.auxiliary else samples_of(batch_size, self.batch_size_per_step)
         self._model.check_places()
         scale, finite = _scale_of(grad_scaler, self)
         if self._settings != self._fingerprint():
@@ -552,7 +556,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 self._model.publish()
             if report.loaded_state:
                 _model.return_memory()
-        self._measure(samples or 0, bool(report.epoch_changed or report.loaded_state))
+        self._measure(samples, bool(report.epoch_changed or report.loaded_state))
         if grad_scaler is not None and hasattr(grad_scaler, "_stepped"):
             grad_scaler._stepped(finite, bool(report.epoch_changed))
         return loss
@@ -574,14 +578,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 "When running Optimizer with reuse_grad_buffers=True, user should never call zero_grad manually. "
                 "Gradients will be refreshed internally"
             )
-        for parameter in self._model.parameters:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.detach_().zero_()
+        zero_gradients(self._model.parameters, set_to_none)
 
     def _gradients_are_finite(self) -> bool:
-        return self._model.gradients_are_finite()
+        return gradients_are_finite(self._model.parameters)
 
     def load_state_from_peers(self, **_: Any) -> bool:
         """Downloads the state of the run, if it is ahead of this peer. True if it was."""

@@ -58,6 +58,13 @@ print("done", optimizer.is_alive(), flush=True)
 """
 
 
+def two_ranks(code, folder):
+    """Processes that run `code` with (rank, folder, QUICK) for VALUES."""
+    how = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ready = [code.replace("VALUES", repr((rank, str(folder), QUICK))) for rank in range(2)]
+    return [subprocess.Popen([sys.executable, "-c", one], **how) for one in ready]
+
+
 class Ranks:
     """The processes of one peer."""
 
@@ -237,11 +244,7 @@ except ValueError as error:
     print(error)
 optimizer.shutdown()
 """
-    processes = []
-    for rank in range(2):
-        ready = code.replace("VALUES", repr((rank, str(tmp_path), QUICK)))
-        how = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        processes.append(subprocess.Popen([sys.executable, "-c", ready], **how))
+    processes = two_ranks(code, tmp_path)
     for process in processes:
         out, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
@@ -272,11 +275,7 @@ for batch in range(4):
 print(optimizer.local_epoch, scaler.get_scale(), model.weight.tolist())
 optimizer.shutdown()
 """
-    processes = []
-    for rank in range(2):
-        ready = code.replace("VALUES", repr((rank, str(tmp_path), QUICK)))
-        how = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        processes.append(subprocess.Popen([sys.executable, "-c", ready], **how))
+    processes = two_ranks(code, tmp_path)
     told = [process.communicate(timeout=PATIENCE) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], told
     assert told[0][0] == told[1][0] and told[0][0].startswith("1 32.0 "), told

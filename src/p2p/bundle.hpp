@@ -87,7 +87,7 @@ class Bundle final {
   std::vector<LanePtr> lanes_;  // that have not ended
   std::uint64_t next_lane_ = 1;
 
-  // What we send.
+  // The chunks that this side sends.
   std::deque<Sent> sent_;  // not acknowledged; the first one has the number first_sent_
   std::uint64_t first_sent_ = 0;
   std::set<std::uint64_t> to_send_;  // numbers of sent_ that no lane carries
@@ -95,7 +95,7 @@ class Bundle final {
   bool end_wanted_ = false, end_sent_ = false;
   Condition sendable_, room_;
 
-  // What we receive.
+  // The chunks that this side receives.
   std::map<std::uint64_t, std::vector<Slice>> ahead_;               // chunks that wait for earlier ones
   std::deque<Slice> ready_;                                         // in order
   std::deque<std::pair<std::uint64_t, std::size_t>> ready_chunks_;  // number, and bytes of it in ready_

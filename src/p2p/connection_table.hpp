@@ -19,7 +19,7 @@ namespace cohive::p2p {
 
 using Protocols = std::set<std::string>;
 
-/// What a connection to a peer is there for.
+/// A connection to a peer is there for one of these.
 enum class ConnectionKind : std::uint8_t {
   ordinary,
   member,  ///< carries a part of a bundle's bytes, and no other streams where there is another connection
@@ -86,7 +86,7 @@ struct ConnectedPeer {
   TokenBucket pushes{};               ///< identify pushes it may send
 };
 
-/// Whether the peer says that it is one of our kind.
+/// Tells whether the peer says that it is a cohive peer.
 inline bool is_cohive(const ConnectedPeer& peer) {
   return peer.agent.starts_with("cohive/");
 }

@@ -105,11 +105,11 @@ class Bench:
         await_all(processes, self.options.timeout)
         return [json.loads((self.folder / f"{name}.json").read_text()) for name in names]
 
-    def one_process(self):
+    def one_process(self, flags=SYNCHRONOUS):
         """The mean held-out loss over several seeds, and how far they lie apart."""
         losses = []
         for seed in range(1, self.options.seeds + 1):
-            (summary,) = self.train(1, 100 * seed, SYNCHRONOUS)
+            (summary,) = self.train(1, 100 * seed, flags)
             losses.append(summary["eval_loss"])
             say(f"one process, seed {seed}: {summary['eval_loss']:.4f}, accuracy {summary['eval_accuracy']:.3f}")
         return sum(losses) / len(losses), max(losses) - min(losses)

@@ -69,12 +69,7 @@ def main():
 
     more, lines, failed = shlex.split(given.flags), [], 0
     with tempfile.TemporaryDirectory() as folder:
-        losses = []
-        for seed in range(1, given.seeds + 1):
-            (summary,) = Bench(options_of(given, 1, 1), Path(folder)).train(1, 100 * seed, [*SYNCHRONOUS, *more])
-            losses.append(summary["eval_loss"])
-            say(f"one process, seed {seed}: {summary['eval_loss']:.4f}")
-        one = mean(losses)
+        one, spread = Bench(options_of(given, 1, 1), Path(folder)).one_process([*SYNCHRONOUS, *more])
         for name in given.only or CASES:
             begun = time.monotonic()
             steps_per_round, flags = CASES[name]
@@ -90,7 +85,7 @@ def main():
         f"{datetime.date.today()}: `{shlex.join(map(str, [Path(sys.argv[0]).name, *sys.argv[1:]]))}`",
         "",
         f"One process, {given.steps} steps of {given.batch_size} samples: loss {one:.4f} (mean of {given.seeds} seeds, "
-        f"{max(losses) - min(losses):.4f} apart). {given.peers} peers, as many steps of {given.batch_size // given.peers} samples each:",
+        f"{spread:.4f} apart). {given.peers} peers, as many steps of {given.batch_size // given.peers} samples each:",
         "",
         "| rounds | loss | beside one process | MB sent by each | kB for a step |",
         "|---|---|---|---|---|",

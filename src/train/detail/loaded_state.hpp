@@ -1,4 +1,4 @@
-// What every replica asks of a state before it looks at the tensors.
+// Every replica checks the epoch and the values of a state in the same way before it takes it over.
 #pragma once
 
 #include <optional>

@@ -18,7 +18,7 @@ class AnchorRepair final : public Exchange {
       : replica_(context.replica),
         runtime_(context.dht.runtime()),
         every_(static_cast<std::uint64_t>(optimizer.repair_every)),
-        delayed_(context.options.delay_state_averaging),
+        options_(context.options),
         averager_(context.dht, context.replica.gradient_infos(),
                   averager_options(context.options, "_anchors", "AnchorAverager")),
         memory_(std::move(memory)) {}
@@ -28,7 +28,7 @@ class AnchorRepair final : public Exchange {
   /// Those who begin a run together may begin at different parameters.
   bool due(std::uint64_t epoch) const override { return epoch == 1 || epoch % every_ == 0; }
   Release release(const Moment& moment) const override {
-    return delayed_ && moment.occasion == Occasion::epoch_end ? Release::offered : Release::done;
+    return goes_on(options_, moment) ? Release::offered : Release::done;
   }
 
   /// Copies go out: newcomers may be getting the anchors.
@@ -49,7 +49,7 @@ class AnchorRepair final : public Exchange {
   Replica& replica_;
   Runtime& runtime_;
   const std::uint64_t every_;
-  const bool delayed_;
+  const RunOptions& options_;
   averaging::Averager averager_;
   std::shared_ptr<OuterMemory> memory_;
 };

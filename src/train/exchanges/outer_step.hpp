@@ -13,7 +13,7 @@
 
 namespace cohive::train {
 
-/// What outer steps keep, one vector for each parameter.
+/// Outer steps keep this from round to round: one vector for each parameter.
 struct OuterMemory {
   std::vector<std::vector<float>> anchor, momentum;
   std::vector<std::vector<float>> difference;  // of this peer, then of all; between two rounds anything
@@ -26,6 +26,11 @@ struct OuterMemory {
   std::mutex mutex;            // of what follows
   std::vector<Failed> failed;  // stretches of this round of which no average came
 };
+
+/// Tells whether the trainer goes on during a round.
+inline bool goes_on(const RunOptions& options, const Moment& moment) {
+  return options.delay_state_averaging && moment.occasion == Occasion::epoch_end;
+}
 
 /// Averages how far the trainers have come, and steps. With delay_state_averaging the trainer goes on meanwhile, and
 /// what it makes of its parameters in that time is added to the result.
@@ -51,9 +56,7 @@ class OuterStep final : public Exchange {
   const std::shared_ptr<OuterMemory>& memory() const noexcept { return memory_; }
 
  private:
-  bool is_delayed(const Moment& moment) const {
-    return options_.delay_state_averaging && moment.occasion == Occasion::epoch_end;
-  }
+  bool is_delayed(const Moment& moment) const { return goes_on(options_, moment); }
   bool is_behind(const averaging::RoundReport& round) const;
   void warn_of_short_rounds(std::uint64_t batches);
 

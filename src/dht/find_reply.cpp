@@ -3,22 +3,20 @@
 #include <bit>
 
 #include "cohive/core/varint.hpp"
+#include "core/detail/proto_fields.hpp"
 
 namespace cohive::dht {
 namespace {
 
 constexpr std::size_t kUsualNearest = 20;  // bucket_size, of hivemind too
 
-enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+using wire_format::Field, wire_format::take_field;
+using wire_format::kBytes, wire_format::kFixed64, wire_format::kVarint;
+using wire_format::put_bytes, wire_format::put_key, wire_format::put_varint;
 
 constexpr std::uint32_t kEntriesField = 1000;
 constexpr std::size_t kAround = 48;  // what a reply about one key has around its result, rounded up
 
-void put_bytes(std::string& out, std::uint32_t field, std::string_view bytes) {
-  append_varint(out, field << 3 | kBytes);
-  append_varint(out, bytes.size());
-  out += bytes;
-}
 std::size_t varint_size(std::uint64_t value) {
   std::size_t size = 1;
   for (; value >= 0x80; value >>= 7) ++size;
@@ -28,89 +26,21 @@ std::size_t bytes_size(std::size_t size) {
   return 1 + varint_size(size) + size;
 }  // fields below 16
 
-/// One field at a time; unknown ones are for the caller to ignore.
-class FieldReader {
- public:
-  explicit FieldReader(ByteView bytes) : rest_(bytes) {}
-  std::uint32_t field = 0;
-  WireType type = kVarint;
-  std::uint64_t number = 0;  ///< of varints and fixed64
-  ByteView bytes;
-
-  /// False at the end or when malformed.
-  bool next() {
-    if (rest_.empty() || broken_) return false;
-    const std::uint64_t tag = varint();
-    field = static_cast<std::uint32_t>(tag >> 3);
-    type = static_cast<WireType>(tag & 7);
-    if (broken_ || field == 0 || tag >> 32 != 0) return fail();
-    switch (type) {
-      case kVarint:
-        number = varint();
-        break;
-      case kFixed64: {
-        const ByteView raw = take(8);
-        number = 0;
-        for (std::size_t i = raw.size(); i-- > 0;) number = number << 8 | raw[i];
-        break;
-      }
-      case kBytes: {
-        const std::uint64_t size = varint();
-        bytes = take(size);
-        break;
-      }
-      case kFixed32:
-        take(4);
-        break;
-      default:
-        return fail();
-    }
-    return !broken_;
-  }
-  bool broken() const { return broken_; }
-
- private:
-  bool fail() {
-    broken_ = true;
-    return false;
-  }
-  ByteView take(std::uint64_t size) {
-    if (size > rest_.size()) {
-      fail();
-      return {};
-    }
-    const ByteView taken = rest_.first(size);
-    rest_ = rest_.subspan(size);
-    return taken;
-  }
-  std::uint64_t varint() {
-    const Varint result = read_varint(rest_);
-    if (result.status != VarintStatus::ok) {
-      fail();
-      return 0;
-    }
-    rest_ = rest_.subspan(result.size);
-    return result.value;
-  }
-  ByteView rest_;
-  bool broken_ = false;
-};
-
+/// False when malformed.
 bool read_result(ByteView bytes, std::size_t max_nearest, FindResultView& result) {
-  FieldReader reader(bytes);
   std::vector<ByteView> nodes, peers;
   nodes.reserve(std::min(max_nearest, kUsualNearest));
   peers.reserve(std::min(max_nearest, kUsualNearest));
-  while (reader.next()) {
-    if (reader.field == 1 && reader.type == kVarint && reader.number <= 2)
-      result.type = static_cast<FindType>(reader.number);
-    if (reader.field == 2 && reader.type == kBytes) result.value = reader.bytes;
-    if (reader.field == 3 && reader.type == kFixed64) result.expiration = std::bit_cast<double>(reader.number);
-    if (reader.field == kEntriesField && reader.type == kVarint) result.entries = reader.number;
-    if (reader.field == 4 && reader.type == kBytes && nodes.size() < max_nearest) nodes.push_back(reader.bytes);
-    if (reader.field == 5 && reader.type == kBytes && peers.size() < max_nearest) peers.push_back(reader.bytes);
+  for (Field field; !bytes.empty();) {
+    if (!take_field(bytes, field)) return false;
+    if (field.number == 1 && field.type == kVarint && field.value <= 2)
+      result.type = static_cast<FindType>(field.value);
+    if (field.number == 2 && field.type == kBytes) result.value = field.bytes;
+    if (field.number == 3 && field.type == kFixed64) result.expiration = std::bit_cast<double>(field.value);
+    if (field.number == kEntriesField && field.type == kVarint) result.entries = field.value;
+    if (field.number == 4 && field.type == kBytes && nodes.size() < max_nearest) nodes.push_back(field.bytes);
+    if (field.number == 5 && field.type == kBytes && peers.size() < max_nearest) peers.push_back(field.bytes);
   }
-  if (reader.broken()) return false;
   result.nearest.reserve(std::min(nodes.size(), peers.size()));
   for (std::size_t i = 0; i < std::min(nodes.size(), peers.size()); ++i) {
     const auto id = DhtId::from_bytes(nodes[i]);
@@ -131,49 +61,44 @@ void FindReplyWriter::add_result(FindType type, std::string_view value, double e
   if (entries > 0) size += varint_size(kEntriesField << 3) + varint_size(entries);
   for (const auto& node : nearest) size += bytes_size(DhtId::kSize) + bytes_size(node.peer.bytes().size());
   if (bytes_.empty()) bytes_.reserve(size + kAround);
-  append_varint(bytes_, 2 << 3 | kBytes);
+  put_key(bytes_, 2, kBytes);
   append_varint(bytes_, size);
-  if (type != FindType::not_found) {
-    append_varint(bytes_, 1 << 3 | kVarint);
-    append_varint(bytes_, static_cast<std::uint64_t>(type));
-  }
-  if (!value.empty()) put_bytes(bytes_, 2, value);
+  put_varint(bytes_, 1, static_cast<std::uint64_t>(type));
+  put_bytes(bytes_, 2, value);
   if (expiration != 0) {
-    append_varint(bytes_, 3 << 3 | kFixed64);
+    put_key(bytes_, 3, kFixed64);
     const auto bits = std::bit_cast<std::uint64_t>(expiration);
     for (int shift = 0; shift < 64; shift += 8) bytes_.push_back(static_cast<char>(bits >> shift));
   }
   for (const auto& node : nearest) put_bytes(bytes_, 4, as_text(node.id.bytes));
   for (const auto& node : nearest) put_bytes(bytes_, 5, as_text(node.peer.bytes()));
-  if (entries > 0) {
-    append_varint(bytes_, kEntriesField << 3 | kVarint);
-    append_varint(bytes_, entries);
-  }
+  put_varint(bytes_, kEntriesField, entries);
 }
 
 std::string FindReplyWriter::finish(std::string_view node_id) {
   std::string info;
-  if (!node_id.empty()) put_bytes(info, 1, node_id);
-  put_bytes(bytes_, 3, info);
+  put_bytes(info, 1, node_id);
+  put_key(bytes_, 3, kBytes);  // also where it is empty, as hivemind's peers write it
+  append_varint(bytes_, info.size());
+  bytes_ += info;
   return std::move(bytes_);
 }
 
 std::optional<FindReplyView> read_find_reply(ByteView bytes, std::size_t max_results, std::size_t max_nearest) {
   FindReplyView reply;
-  FieldReader reader(bytes);
-  while (reader.next()) {
-    if (reader.field == 2 && reader.type == kBytes) {
-      if (reply.results.size() >= max_results || !read_result(reader.bytes, max_nearest, reply.results.emplace_back()))
+  for (Field field; !bytes.empty();) {
+    if (!take_field(bytes, field)) return std::nullopt;
+    if (field.number == 2 && field.type == kBytes) {
+      if (reply.results.size() >= max_results || !read_result(field.bytes, max_nearest, reply.results.emplace_back()))
         return std::nullopt;
     }
-    if (reader.field == 3 && reader.type == kBytes) {
-      FieldReader info(reader.bytes);
-      while (info.next())
-        if (info.field == 1 && info.type == kBytes) reply.node_id = info.bytes;
-      if (info.broken()) return std::nullopt;
+    if (field.number != 3 || field.type != kBytes) continue;
+    ByteView info = field.bytes;
+    for (Field of_node; !info.empty();) {
+      if (!take_field(info, of_node)) return std::nullopt;
+      if (of_node.number == 1 && of_node.type == kBytes) reply.node_id = of_node.bytes;
     }
   }
-  if (reader.broken()) return std::nullopt;
   return reply;
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Packs the Python package into a wheel: python/cohive, the library, the programs. Prints the path of the wheel.
 
-The tag is manylinux, where the library needs nothing but what that promises, which is looked up in the library itself.
+The tag is manylinux, where the library needs nothing but what that promises, which is looked up in the library itself;
+or that of this machine, whose libraries it needs then.
 """
 
 import argparse
@@ -15,10 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from python_package import ROOT, metadata, package_version
+
 PROGRAMS = ("bootstrap", "monitor", "dht")
 # What pip puts into PATH: all of them are one program, since a wheel holds no links.
 SCRIPT = """#!/bin/sh
@@ -55,31 +56,19 @@ def stripped(binary: pathlib.Path, folder: pathlib.Path) -> bytes:
     return copy.read_bytes()
 
 
-def metadata(project: dict, version: str) -> str:
-    lines = ["Metadata-Version: 2.4", f"Name: {project['name']}", f"Version: {version}",
-             f"Summary: {project['description']}", f"License-Expression: {project['license']}",
-             "License-File: LICENSE", f"Requires-Python: {project['requires-python']}"]
-    lines += [f"Classifier: {name}" for name in project["classifiers"]]
-    for extra, requirements in project["optional-dependencies"].items():
-        lines.append(f"Provides-Extra: {extra}")
-        lines += [f'Requires-Dist: {requirement}; extra == "{extra}"' for requirement in requirements]
-    lines += ["Description-Content-Type: text/markdown", "", (ROOT / "python" / project["readme"]).read_text()]
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", type=pathlib.Path, required=True, help="libcohive.so, built by the preset wheel")
     parser.add_argument("--program", type=pathlib.Path, required=True, help="the programs in one, of the same preset")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="the folder for the wheel")
+    parser.add_argument("--this-machine", action="store_true", help="a wheel for systems like this one alone")
     options = parser.parse_args()
 
-    check_library(options.library)
-    project = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]
-    version = re.search(r'__version__ = "(.+)"', (ROOT / "python/cohive/_version.py").read_text())[1]
-    if version != re.search(r"project\(cohive VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]:
-        sys.exit("python/cohive/_version.py and CMakeLists.txt have different versions")
-    tag = f"py3-none-manylinux_{NEWEST_GLIBC[0]}_{NEWEST_GLIBC[1]}_{platform.machine()}"
+    if not options.this_machine:
+        check_library(options.library)
+    version = package_version()
+    system = "linux" if options.this_machine else "manylinux_{}_{}".format(*NEWEST_GLIBC)
+    tag = f"py3-none-{system}_{platform.machine()}"
     info, scripts = f"cohive-{version}.dist-info", f"cohive-{version}.data/scripts"
 
     files: dict[str, tuple[bytes, int]] = {}
@@ -92,7 +81,7 @@ def main() -> None:
     for name in PROGRAMS:
         files[f"{scripts}/cohive-{name}"] = (SCRIPT.format(name=name).encode(), 0o755)
     files[f"{info}/licenses/LICENSE"] = ((ROOT / "LICENSE").read_bytes(), 0o644)
-    files[f"{info}/METADATA"] = (metadata(project, version).encode(), 0o644)
+    files[f"{info}/METADATA"] = (metadata().encode(), 0o644)
     wheel_file = f"Wheel-Version: 1.0\nGenerator: cohive\nRoot-Is-Purelib: false\nTag: {tag}\n"
     files[f"{info}/WHEEL"] = (wheel_file.encode(), 0o644)
     record = ""
@@ -110,7 +99,7 @@ def main() -> None:
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, content, compresslevel=9)
     os.replace(part, path)
-    if auditwheel := shutil.which("auditwheel"):
+    if not options.this_machine and (auditwheel := shutil.which("auditwheel")):
         told = re.sub(r"\s+", " ", run(auditwheel, "show", path))
         if f'"manylinux_{NEWEST_GLIBC[0]}_{NEWEST_GLIBC[1]}_' not in told:
             sys.exit(f"auditwheel is of another opinion: {told}")

@@ -602,8 +602,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return group.value
 
     def finish(self) -> int:
-        """Ends the training together with the peers that end theirs now. The size of the last group. Only shutdown()
-        may follow."""
+        """Ends the training together with the peers that end theirs now, or an epoch later; those that go on take no
+        part. Waits until these are more than an epoch ahead, or for averaging_timeout. The size of the last group; 0:
+        nobody else came. Only shutdown() may follow."""
         group = ctypes.c_uint64()
         self._call(lib.cohive_trainer_finish, ctypes.byref(group))
         self._model.publish()

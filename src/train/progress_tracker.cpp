@@ -82,8 +82,12 @@ void ProgressTracker::start() {
 
 Task<void> ProgressTracker::close(Deadline deadline) {
   tasks_.cancel();
-  if (!std::exchange(stored_, false)) co_return;
-  co_await store_record(true, deadline);
+  co_await withdraw(deadline);
+}
+
+Task<void> ProgressTracker::withdraw(Deadline deadline) {
+  withdrawn_ = true;
+  if (std::exchange(stored_, false)) co_await store_record(true, deadline);
 }
 
 GlobalProgress ProgressTracker::snapshot() const {
@@ -94,7 +98,7 @@ GlobalProgress ProgressTracker::snapshot() const {
 void ProgressTracker::set(const GlobalProgress& progress) {
   {
     std::lock_guard lock(mutex_);
-    if (global_.peers > 1 && progress.peers <= 1)
+    if (global_.peers > 1 && progress.peers <= 1 && !withdrawn_)
       log::warn("train", "no other trainer of run {} is in sight any more; going on alone", options_.run_id);
     if (global_.expected > 1) company_left_ = runtime_.now();
     global_ = progress;
@@ -207,6 +211,7 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
       if (!co_await self.changed_.wait(again)) break;
     self.unpublished_ = false;
     // A peer that no longer trains is not to be counted: no more reports once the run has passed two epochs without it.
+    if (self.withdrawn_) co_return;
     if (self.active_epoch_ && *self.active_epoch_ + 1 >= self.snapshot().epoch) {
       const bool first = !std::exchange(self.stored_, true);
       co_await self.store_record(false);

@@ -142,7 +142,7 @@ Task<std::size_t> Run::Impl::finish() {
   // Trainers that have just said goodbye may be looking for their last group still.
   const bool in_company = tracker.in_company(options.matchmaking_time);
   // One that is behind hears from our report that it is, and is waited for.
-  if (!tracker.someone_is_behind()) co_await tracker.close(runtime.after(options.shutdown_timeout));
+  if (!tracker.someone_is_behind()) co_await tracker.withdraw(runtime.after(options.shutdown_timeout));
   if (!in_company) {
     co_await abandon_rounds();
     co_return 0;

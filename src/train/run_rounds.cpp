@@ -101,6 +101,7 @@ void Run::Impl::begin_round(Scheduled& scheduled, std::uint64_t epoch, std::size
   round.expected_members = expected;
   if (scheduled.is_new() && tracker.others_began() && tracker.snapshot().peers > kFewTrainers)
     round.lead_delay = options.matchmaking_time / 2;
+  round.last = ended;
   round.random_group_bits = scheduled.bits_for(expected, options.target_group_size);
   if (round.random_group_bits > 0) {
     const double now = runtime.wall_time(), least = to_seconds(options.matchmaking_time);
@@ -148,7 +149,8 @@ Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration othe
 
 /// Waits for the group of a round, and gives the round up when that has no point any more.
 Task<Grouped> Run::Impl::find_group(Scheduled& scheduled, std::shared_ptr<Round> round, Search search) {
-  const Duration apart = scheduled.is_divided() ? options.matchmaking_time : 0s;  // other groups may end it later
+  // Other groups may end it later. Peers that end their training with this one may have their group just now.
+  const Duration apart = ended ? options.matchmaking_time * 2 : scheduled.is_divided() ? options.matchmaking_time : 0s;
   (void)co_await race(runtime, round->grouped(), hopeless(tracker, search.epoch, apart, search.next, search.patience));
   if (scheduled.exchange().makes_step() && scheduled.round() != round) co_return Grouped{};  // given up meanwhile
   if (round->stage() != Round::Stage::looking_for_group) co_return Grouped{std::move(round)};
@@ -318,7 +320,9 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   const auto first = std::ranges::find_if(exchanges, [](const auto& one) { return !one->exchange().makes_step(); });
   Scheduled& of_model = **first;
   begin_round(of_model, local_epoch, expected < 2 ? 0 : expected, timeout);
-  const Exchanged done = co_await exchange(of_model, {Occasion::extra, local_epoch}, {.patience = patience});
+  Search search{.patience = patience};
+  if (ended) search.epoch = local_epoch + 1;  // peers that are beyond that go on
+  const Exchanged done = co_await exchange(of_model, {Occasion::extra, local_epoch}, search);
   // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
   if (ended && done.round && of_model.exchange().yields_parameters())
     (void)co_await take_epoch_of(done, (done.round->group.size() - 1) / 2 + 1);

@@ -274,5 +274,58 @@ TEST_F(Reforming, MembersThatAreExpectedAreWaitedFor) {
   expect_group_of(round.results, 3);
 }
 
+/// Whoever averages no more afterwards may lead the known group, or be led there.
+class LastRounds : public Reforming, public ::testing::WithParamInterface<std::vector<std::size_t>> {
+ protected:
+  using Results = std::vector<Result<RoundReport>>;
+  Task<Results> average_as(std::vector<Start> starts) {
+    std::vector<Task<Result<RoundReport>>> tasks;
+    for (const Start& start : starts) tasks.push_back(step_later(swarm.runtime(), *peers[start.peer]->averager, start));
+    co_return co_await when_all(swarm.runtime(), std::move(tasks));
+  }
+  Task<Results> once_more(std::vector<Start> starts) {
+    expect_group_of(co_await average_as(starts), starts.size());
+    for (Start& start : starts) start.options = {.expected_members = 4, .last = true};
+    co_return co_await average_as(starts);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Members, LastRounds,
+                         ::testing::Values(std::vector<std::size_t>{0, 1}, std::vector<std::size_t>{0, 2},
+                                           std::vector<std::size_t>{0, 3}, std::vector<std::size_t>{1, 2},
+                                           std::vector<std::size_t>{1, 3}, std::vector<std::size_t>{2, 3}));
+
+TEST_P(LastRounds, AreApartFromThoseThatGoOnWhichDoNotWait) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  expect_group_of(average_all().results, 4);
+  std::vector<Start> starts;
+  for (std::size_t i = 0; i < 4; ++i) starts.push_back({i, 0ms, {.last = std::ranges::count(GetParam(), i) > 0}});
+  const Meeting apart = average(starts);
+  expect_group_of(apart.results, 2);
+  for (std::size_t i = 0; i < 4; ++i)
+    for (const Member& member : apart.results[i]->group)
+      EXPECT_EQ(starts[index_of(member.peer)].options.last, starts[i].options.last);
+  EXPECT_LE(apart.wait, 2s + kTwoRoundTrips) << "as of a group that has not met";
+  std::erase_if(starts, [](const Start& start) { return start.options.last; });
+  const Meeting again = average(starts);
+  expect_group_of(again.results, 2);
+  EXPECT_LE(again.wait, kTwoRoundTrips);
+}
+
+TEST_P(LastRounds, WaitForThoseThatHaveAnotherRoundBefore) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  expect_group_of(average_all().results, 4);
+  const double latest = swarm.runtime().wall_time() + 5;  // the others may take the usual 2 s to find each other
+  std::vector<Start> usual, last;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const bool first = std::ranges::count(GetParam(), i) > 0;
+    if (!first) usual.push_back({i});
+    if (first) last.push_back({i, 0ms, {.scheduled_time = latest, .expected_members = 4, .last = true}});
+  }
+  std::vector<Task<Results>> both;
+  both.push_back(average_as(last));
+  both.push_back(once_more(usual));
+  for (const Results& results : swarm.run(when_all(swarm.runtime(), std::move(both)))) expect_group_of(results, 4);
+}
+
 }  // namespace
 }  // namespace cohive::averaging

@@ -3,6 +3,7 @@
 
 #include "train/four_trainers.hpp"
 #include "train/still_model.hpp"
+#include "train/training_swarm.hpp"
 
 namespace cohive::train {
 namespace {
@@ -41,6 +42,43 @@ TEST_F(Finishing, ATrainerWhoseSwarmHasGoneLongAgoIsNotKeptWaiting) {
   const TimePoint begin = trainers[0].run->runtime().now();
   EXPECT_EQ(trainers.run(trainers[0].run->finish()), 0u);
   EXPECT_LT(trainers[0].run->runtime().now() - begin, 1s);
+}
+
+/// Trainers that end at epochs of their own.
+class FinishingApart : public TrainingSwarm, public ::testing::Test {
+ protected:
+  bool all_finish(Duration limit) {
+    return wait_for(limit,
+                    [this] { return std::ranges::all_of(trainers, [](const auto& one) { return one->finished; }); });
+  }
+};
+
+TEST_F(FinishingApart, OneThatTrainsAnEpochMoreIsWaitedFor) {
+  for (int pair = 0; pair < 4; ++pair) {
+    trainers.clear();
+    auto& first = add({.until = 4});
+    auto& second = add({.until = 5});
+    ASSERT_TRUE(all_finish(5min));
+    EXPECT_EQ(first.last_group, 2u);
+    EXPECT_EQ(second.last_group, 2u);
+  }
+}
+
+/// What one has that ends is old by then: those that go on neither average with it nor wait for it.
+TEST_F(FinishingApart, OneThatEndsDoesNotHoldUpThoseThatGoOn) {
+  auto& leaves = add({.until = 4});
+  std::vector<Trainer*> stay{&add(), &add()};
+  ASSERT_TRUE(wait_for(5min, [&] { return leaves.epoch() >= 4; }));
+  const TimePoint begin = net.runtime().now();
+  const std::uint64_t missed = stay[0]->run->stats().grad_rounds_failed;
+  ASSERT_TRUE(wait_for(1min, [&] { return leaves.finished; }));
+  EXPECT_EQ(leaves.last_group, 0u);
+  EXPECT_LE(net.runtime().now() - begin, options.averaging_timeout + options.shutdown_timeout);
+  ASSERT_TRUE(wait_for(5min, [&] { return stay[0]->epoch() >= 10; }));
+  for (Trainer* one : stay) EXPECT_EQ(one->run->stats().state_rounds_failed, 0u);
+  EXPECT_EQ(stay[0]->run->stats().grad_rounds_failed, missed);
+  EXPECT_LE(net.runtime().now() - begin, 6 * 2500ms + 5s) << "epochs of 48 samples, 32 a second";
+  EXPECT_EQ(offences(), 0.0);
 }
 
 }  // namespace

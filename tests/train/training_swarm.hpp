@@ -40,6 +40,7 @@ class TrainingSwarm {
     std::size_t rounds = 0, largest = 0;  ///< gradient rounds with others
     std::uint64_t first_in = 0;           ///< the epoch that its first round led to
     bool finished = false;
+    std::size_t last_group = 0;  ///< that it ended with
     std::uint64_t epoch() const { return run->epoch(); }
     float value() const { return replica->parameter(0)[0]; }
   };
@@ -132,7 +133,7 @@ class TrainingSwarm {
       if (me.rounds++ == 0) me.first_in = report.epoch;
       me.largest = std::max(me.largest, report.grad_group);
     }
-    (void)co_await me.run->finish();
+    me.last_group = co_await me.run->finish();
     me.finished = true;
     (void)co_await me.run->close();
   }

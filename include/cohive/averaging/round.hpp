@@ -34,6 +34,9 @@ struct RoundOptions {
   /// Looks only for members that drew the same bits, so many, for this round: 2^n groups, of other members each time.
   /// Without effect where AveragerOptions::initial_group_bits are set.
   std::size_t random_group_bits = 0;
+  /// This peer averages no more afterwards: its group is made of peers of which the same is true, and those that go on
+  /// do not wait for it.
+  bool last = false;
   /// Offers to lead so much later than others do, and so follows one of them where there is one: for a peer that knows
   /// few of those that will come, and would begin with them alone.
   Duration lead_delay{};

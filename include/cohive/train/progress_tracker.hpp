@@ -81,8 +81,10 @@ class ProgressTracker {
   ~ProgressTracker();
   /// Begins to report and to read the DHT, in the background, until close().
   void start();
-  /// Stops reporting and withdraws the record of this peer, so that no member waits for it; should the DHT not answer
-  /// until the deadline, the record stays until it expires. Idempotent.
+  /// Stops reporting and withdraws the record of this peer, so that no member waits for it, and still follows what the
+  /// others tell; should the DHT not answer until the deadline, the record stays until it expires. Idempotent.
+  Task<void> withdraw(Deadline deadline);
+  /// The same, and follows the run no longer. Idempotent.
   Task<void> close(Deadline deadline);
 
   /// Tells what this peer has accumulated in its current epoch.
@@ -184,7 +186,7 @@ class ProgressTracker {
   std::vector<Other> others_;
   double resumed_ = 0;                         // Unix seconds
   std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
-  bool unpublished_ = false, fetch_now_ = false, stored_ = false;
+  bool unpublished_ = false, fetch_now_ = false, stored_ = false, withdrawn_ = false;
   std::uint64_t heard_ = 0;       // the epoch of most strangers with a connection
   double newest_expiration_ = 0;  // of our own report, by whatever our clock was
   Condition changed_, fetch_wanted_, seen_;

@@ -101,8 +101,9 @@ class Run {
   /// Errc::does_not_fit of that module.
   Task<Result<std::uint64_t>> load_checkpoint(std::filesystem::path path);
   /// Ends the training of this peer together with the peers that end theirs: stops counting as a trainer, applies what
-  /// is delayed, and averages the parameters with all that stop now. Afterwards all of these hold the same parameters.
-  /// Returns the size of the group; 0: no other peer came. Only close() may follow.
+  /// is delayed, and averages the parameters with all that stop now, or an epoch later. Afterwards all of these hold
+  /// the same parameters; peers that go on take no part. Waits until the others are more than an epoch ahead, or for
+  /// averaging_timeout. Returns the size of the group; 0: no other peer came. Only close() may follow.
   Task<std::size_t> finish();
   /// Leaves: withdraws the report, takes part in rounds whose group has formed, serves members that still wait for
   /// results, until shutdown_timeout at most. Idempotent.

@@ -103,6 +103,7 @@ Task<std::optional<Group>> Search::request_to_join(PeerId peer, double expiratio
                      message.error().message());
   if (message->code() != proto::ACCEPTED) {
     // It follows a peer itself: no need to wait until we find that one.
+    if (message->code() == proto::BAD_GROUP_KEY && context_.known.leader() == peer) context_.goes_to_last(peer);
     if (message->code() == proto::NOT_A_LEADER) redirected = PeerId::from_bytes(as_bytes(message->suggested_leader()));
     co_return failed(JoinOutcome::refused, proto::MessageCode_Name(message->code()));
   }
@@ -155,9 +156,9 @@ proto::JoinRequest Search::join_request(double expiration, Duration hold) const 
   request.set_expiration(expiration);
   request.set_gather(encode_gathered(own_));
   request.set_client_mode(options_.mode == PeerMode::client);
-  request.set_group_key(context_.key());
+  request.set_group_key(context_.keys.text());
   request.set_codec_extensions(context_.finder.offered.text());
-  request.set_reforms(context_.bits.empty());
+  request.set_reforms(context_.keys.reforms());
   request.set_caps_shares(options_.caps_shares);
   request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
   return request;

@@ -11,7 +11,6 @@
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "core/detail/bounded_parse.hpp"
-#include "group_bits.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -57,8 +56,7 @@ void Matchmaking::serve(rpc::Server& server) {
 Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadline deadline) {
   if (search_) throw std::logic_error("two searches for a group at once");
   if (left_) co_return Error(Errc::left);
-  const bool draws = context_.finder.options.initial_group_bits.empty();
-  if (draws) move_to(random_bits(plan.random_bits));
+  if (context_.keys.begin(plan, context_.runtime)) context_.known.forget();
   context_.begin_search();
   search_ = std::make_shared<Search>(context_, std::move(self), plan, seconds_at(context_.runtime, deadline));
   const auto searched = on_exit([this] {
@@ -66,27 +64,13 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
     std::exchange(search_, nullptr)->end();
   });
   auto group = co_await search_->run(deadline);
-  if (!group || draws) co_return group;
-  const std::size_t position = group->index_of(context_.own()).value();
-  move_to(next_group_bits(context_.bits, as_bytes(group->id), position, group->members.size(),
-                          context_.finder.options.target_group_size));
+  if (group && context_.keys.found(*group, context_.own())) context_.known.forget();
   co_return group;
-}
-
-std::string Matchmaking::random_bits(std::size_t count) const {
-  std::string bits;
-  for (std::size_t i = 0; i < count; ++i) bits += context_.runtime.random()() & 1 ? '1' : '0';
-  return bits;
-}
-
-void Matchmaking::move_to(std::string bits) {
-  if (bits != context_.bits) context_.known.forget();
-  context_.bits = std::move(bits);
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {
   // In a divided run a stranger costs one group, and most peers are strangers.
-  context_.stragglers.round_ended(end, context_.bits.empty());
+  context_.stragglers.round_ended(end, context_.keys.reforms());
   if (const auto forger = context_.known.round_ended(end)) {
     // It made them up, or they have all been lost, and it tells nobody which.
     log::info("averaging", "{} led a group of members that never came and cannot be reached: not following it",
@@ -113,10 +97,13 @@ std::vector<PeerId> Matchmaking::partners() const {
 }
 
 void Matchmaking::peer_left(const PeerId& peer) {
-  const bool known = context_.known.knows(peer) || held_.contains(peer) || (search_ && search_->has_met(peer));
-  if (!known) return;  // what unknown peers say about themselves means nothing to us
+  if (!knows(peer)) return;  // what unknown peers say about themselves means nothing to us
   context_.known.left(peer, context_.runtime.now());
   context_.changed.notify_all();
+}
+
+bool Matchmaking::knows(const PeerId& peer) const {
+  return context_.known.knows(peer) || held_.contains(peer) || (search_ && search_->has_met(peer));
 }
 
 void Matchmaking::leave() {
@@ -133,7 +120,9 @@ Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
   if (!received || !*received || (*received)->size() > kMaxJoinRequest || !parse_bounded(request, (*received)->view()))
     co_return Error(cohive::Errc::malformed, peer, "join request");
   context_.known.came(peer);
-  if (request.hold_ms() > 0 && request.group_key() == context_.key() && context_.known.may_expect(peer)) {
+  const std::string& key = request.group_key();
+  const bool may_come = key == context_.keys.text() || context_.keys.is_of_last(key);
+  if (request.hold_ms() > 0 && may_come && context_.known.may_expect(peer)) {
     auto held = co_await hold(stream, peer, std::chrono::milliseconds(request.hold_ms()));
     if (!held) co_return held;
   }
@@ -172,8 +161,10 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
 
 Task<Result<>> Matchmaking::refuse(rpc::ServerStream& stream, const proto::JoinRequest& request,
                                    proto::MessageFromLeader why) {
-  const bool fits = request.schema_hash() == context_.finder.schema_hash && request.group_key() == context_.key();
+  const std::string& key = request.group_key();
+  const bool fits = request.schema_hash() == context_.finder.schema_hash && key == context_.keys.text();
   if (why.code() == proto::NOT_LOOKING_FOR_GROUP && fits) context_.met(stream.peer());
+  if (context_.keys.is_of_last(key) && knows(stream.peer())) context_.goes_to_last(stream.peer());
   co_return co_await send(stream, std::move(why), context_.runtime.after(context_.finder.options.request_timeout));
 }
 

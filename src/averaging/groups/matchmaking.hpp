@@ -26,18 +26,16 @@ class Matchmaking final : public GroupFinder {
   std::vector<PeerId> partners() const override;
   void peer_left(const PeerId& peer) override;
   void leave() override;
-  std::string group_bits() const override { return context_.bits; }
+  std::string group_bits() const override { return context_.keys.bits(); }
 
  private:
-  std::string random_bits(std::size_t count) const;
-  /// Forgets the known group where the bits change.
-  void move_to(std::string bits);
   Task<Result<>> serve_join(rpc::ServerStream& stream);
   Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit);
   Task<Result<>> admit(rpc::ServerStream& stream, const proto::JoinRequest& request, std::shared_ptr<Search>& joined,
                        FollowerPtr& follower);
   Task<Result<>> refuse(rpc::ServerStream& stream, const proto::JoinRequest& request, proto::MessageFromLeader why);
   Task<void> await_fate(Search& search, FollowerPtr follower);
+  bool knows(const PeerId& peer) const;
   bool ready() const { return search_ && search_->ready(); }
 
   SearchContext context_;

@@ -20,6 +20,7 @@ constexpr std::size_t kManyDeclared = 256;  // peers under one key: more than a 
 constexpr std::size_t kDeclaredReplicas = 3;
 constexpr int kLooks = 8;               // for newcomers, between two searches, where many are declared
 constexpr Duration kLookPause = 250ms;  // between these
+constexpr std::size_t kMostInLastRound = 4096;
 constexpr std::size_t kMostQueued = 4 * kManyDeclared;
 constexpr std::size_t kFewUnreachable = 3;  // leaders, after which those go first that this peer is in contact with
 
@@ -42,7 +43,7 @@ SearchContext::SearchContext(FinderContext context)
     : finder(std::move(context)),
       runtime(finder.dht.runtime()),
       protocol(finder.protocol_prefix + "rpc_join_group"),
-      bits(finder.options.initial_group_bits),
+      keys(finder.options),
       reputation(finder.dht.host().reputation()),
       known(finder.dht.host().id(), finder.options.target_group_size, reputation),
       stragglers(runtime, reputation, finder.dht.host().id(), finder.options.straggler_timeout),
@@ -51,7 +52,7 @@ SearchContext::SearchContext(FinderContext context)
       background(runtime, "matchmaking") {}
 
 void SearchContext::remember(const Group& group, bool reforms) {
-  known.found(group, reforms && bits.empty());  // a peer that draws new bits after every round is meant to meet others
+  known.found(group, reforms && keys.reforms());
   std::set<PeerId> members;
   for (const Member& member : group.members) members.insert(member.peer);
   stragglers.group_began(group.id, std::move(members));
@@ -62,6 +63,16 @@ void SearchContext::begin_search() {
   for (const PeerId& peer : known.take_contributors()) reputation.record_success(peer);
   known.drop_members([this](const PeerId& peer) { return !admits(peer); });
   if (const auto leader = known.leader(); leader && *leader != own() && !may_lead(*leader)) known.forget();
+  if (!keys.is_last()) return;
+  for (const PeerId& peer : std::exchange(in_last_round_, {})) known.came(peer);
+}
+
+void SearchContext::goes_to_last(const PeerId& peer) {
+  if (keys.is_last()) return;
+  if (in_last_round_.size() >= kMostInLastRound) in_last_round_.clear();
+  in_last_round_.insert(peer);
+  known.left(peer, runtime.now());
+  changed.notify_all();
 }
 
 void SearchContext::look_around() {
@@ -86,8 +97,8 @@ Task<void> SearchContext::look_for_newcomers(SearchContext& self) {
 /// All that have declared themselves under our key; of very many, some that are drawn anew each time, so that no number
 /// of peers that do not exist makes a look at them costly.
 Task<Result<dht::GetResult>> SearchContext::find_declared() {
-  auto found = crowded_ ? co_await finder.dht.get_sampled(key(), kDeclaredReplicas, kManyDeclared)
-                        : co_await finder.dht.get(key(), true);
+  auto found = crowded_ ? co_await finder.dht.get_sampled(keys.text(), kDeclaredReplicas, kManyDeclared)
+                        : co_await finder.dht.get(keys.text(), true);
   if (found) crowded_ = std::max(found->held, found->entries().size()) > kManyDeclared;
   co_return found;
 }
@@ -253,7 +264,7 @@ std::set<PeerId> Search::partners() const {
 Task<void> Search::declare(Search& self) {
   SearchContext& context = self.context_;
   for (;;) {
-    const Declaration declaration{context.key(), self.expiration_from_now()};
+    const Declaration declaration{context.keys.text(), self.expiration_from_now()};
     self.declared_ = declaration;
     ++self.declarations_;
     context.changed.notify_all();
@@ -420,7 +431,7 @@ bool Search::complete() const {
 
 void Search::assemble() {
   const auto assembled =
-      followers_.assemble(runtime_, own_, context_.finder.offered, context_.bits.empty(), options_.caps_shares);
+      followers_.assemble(runtime_, own_, context_.finder.offered, context_.keys.reforms(), options_.caps_shares);
   context_.remember(assembled->group, assembled->reforms);
   found_ = assembled->group;
   context_.changed.notify_all();
@@ -457,7 +468,7 @@ std::optional<proto::MessageFromLeader> Search::refusal(const PeerId& peer, cons
   if (request.schema_hash().empty() || !std::isfinite(request.expiration()) || options_.mode == PeerMode::client)
     return because(proto::PROTOCOL_VIOLATION);
   if (request.schema_hash() != context_.finder.schema_hash) return because(proto::BAD_SCHEMA_HASH);
-  if (request.group_key() != context_.key()) return because(proto::BAD_GROUP_KEY);
+  if (request.group_key() != context_.keys.text()) return because(proto::BAD_GROUP_KEY);
   if (!declared_) return because(proto::NOT_DECLARED);
   // A peer that waits for us less long is not kept longer: see own_expiration.
   const bool may_be_earlier = context_.known.may_expect(peer) && request.reforms();

@@ -9,6 +9,7 @@
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/host.hpp"
+#include "group_keys.hpp"
 #include "known_group.hpp"
 #include "leadership.hpp"
 #include "stragglers.hpp"
@@ -19,7 +20,6 @@ namespace cohive::averaging {
 struct SearchContext {
   explicit SearchContext(FinderContext context);
 
-  std::string key() const { return finder.options.prefix + ".0b" + bits; }
   double now() const { return finder.dht.now(); }
   PeerId own() const { return finder.dht.host().id(); }
   /// Remembers a group, and looks for newcomers that it does not have.
@@ -42,6 +42,9 @@ struct SearchContext {
   void heard_of(const PeerId& peer) {
     if (is_in_contact(peer) && !known.was_lost(peer)) met(peer);
   }
+  /// A known peer takes part in its last round, with others whose last it is: until this one's own, it is not waited
+  /// for.
+  void goes_to_last(const PeerId& peer);
   /// Whether the peer exists, as far as this one has seen.
   bool is_in_contact(const PeerId& peer) const {
     return finder.dht.host().connected(peer) || reputation.has_history(peer);
@@ -58,7 +61,7 @@ struct SearchContext {
   const FinderContext finder;
   Runtime& runtime;
   const std::string protocol;  // rpc_join_group
-  std::string bits;
+  GroupKeys keys;
   p2p::Reputation& reputation;
   KnownGroup known;
   Stragglers stragglers;
@@ -70,6 +73,7 @@ struct SearchContext {
  private:
   static Task<void> look_for_newcomers(SearchContext& self);
 
+  std::set<PeerId> in_last_round_;  // of these, as far as was seen here
   Duration last_storing_{}, stretch_{};
   bool looking_around_ = false, crowded_ = false;
 };

@@ -5,7 +5,7 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr std::size_t kRounds = 8;                  // after which a maximum is forgotten
+constexpr std::size_t kRemembered = 8;              // after which a maximum is forgotten
 constexpr Duration kPeriod = 50ms;                  // of samples; shorter ones would measure bursts
 constexpr Duration kShortest = 10ms;                // of the last one of a round
 constexpr std::uint64_t kTellingBytes = 64 * 1024;  // bytes; less says more about latency than about the link
@@ -22,7 +22,7 @@ void LinkMeter::measure(Stretch& stretch, std::uint64_t counter, double& best, D
 
 Task<void> LinkMeter::watch(LinkMeter& self) {
   self.rounds_.emplace_back();
-  if (self.rounds_.size() > kRounds) self.rounds_.pop_front();
+  if (self.rounds_.size() > kRemembered) self.rounds_.pop_front();
   Runtime& runtime = self.host_.runtime();
   const p2p::Traffic before = self.host_.traffic();
   struct Watch {

@@ -22,7 +22,9 @@ def build_wheel(
 ) -> str:
     """Builds the wheel; returns its name."""
     if not SCRIPT.exists():
-        sys.exit(f"{SCRIPT} is not there: cohive is built in a clone of its repository, or from its source distribution")
+        sys.exit(
+            f"{SCRIPT} is not there: cohive is built in a clone of its repository, or from its source distribution"
+        )
     with tempfile.TemporaryDirectory(dir=wheel_directory) as alone:  # other wheels may be beside it
         if subprocess.run([str(SCRIPT), "--out", alone]).returncode != 0:
             sys.exit("cohive could not be built: see above")

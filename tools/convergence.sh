@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/convergence.sh [OPTIONS OF tools/bench/convergence.py]
+# tools/convergence.sh [OPTIONS OF benchmarks/convergence.py]
 #
 # Trains the same model on the same text by one process and by four peers with the same total batch, once for every mode of
 # averaging and every codec, and prints a table of the final losses. Exit code 1 when four peers end up worse than the one
@@ -26,4 +26,4 @@ if [[ " $* " != *' --text '* ]]; then
   bible -f 'gen1:1-rev22:21' >build/convergence/bible.txt
   text=(--text build/convergence/bible.txt)
 fi
-exec python3 tools/bench/convergence.py --bin build/release/bin "${text[@]}" "$@"
+exec python3 benchmarks/convergence.py --bin build/release/bin "${text[@]}" "$@"

@@ -8,7 +8,7 @@
 #   bench        cohive-bench cuda
 #   train        cohive-train --device cuda for some seconds: stepped on the GPU, offloaded, in the background, with PowerSGD,
 #                with local updates
-#   convergence  four trainers on the GPU beside one process (tools/bench/convergence.py), in some of its modes
+#   convergence  four trainers on the GPU beside one process (benchmarks/convergence.py), in some of its modes
 # The last two need the CUDA half of LibTorch with all that it loads: of LIBTORCH_WHEEL=<site-packages of a pip install torch>, of
 # .deps/torch, or Python's own torch. The last lines are a summary: the device, each part, and the figures of bench beside
 # their goals. Without a GPU the same tests run on an emulated one: cohive_cuda_emulated_test, which tools/test.sh runs.
@@ -82,7 +82,7 @@ pack() {
   build_programs "$deps/torch" "${alone[@]}" -- cohive-train cohive-bench
   work=$(mktemp -d) # not local: the trap is the script's
   trap 'rm -rf "$work"' EXIT
-  mkdir -p "$work/alone" "$work/torch" "$target/tools/bench"
+  mkdir -p "$work/alone" "$work/torch" "$target/tools" "$target/benchmarks"
   for program in cohive_cuda_test cohive-bench cohive-bootstrap; do
     strip -o "$work/alone/$program" "build/gpu-alone/bin/$program"
     readelf -d "$work/alone/$program" | grep NEEDED | grep -vE '\[(lib(c|m|resolv|dl|pthread|rt)\.so|ld-linux)' &&
@@ -92,7 +92,7 @@ pack() {
   sed -n "s/^__version__ = '\([0-9]*\.[0-9]*\).*/\1/p" "$deps/torch/torch/version.py" >"$work/torch/version"
   tar -C "$work" --owner=0 --group=0 -czf "$target/programs.tar.gz" alone torch
   cp tools/gpu-check.sh tools/lib.sh "$target/tools"
-  cp tools/bench/convergence.py "$target/tools/bench"
+  cp benchmarks/convergence.py "$target/benchmarks"
   if command -v bible >/dev/null; then bible -f 'gen1:1-rev22:21'; else cat docs/*.md docs/*/*.md; fi | gzip >"$target/text.gz"
   size=$(du -sm "$target" | cut -f1)
   ((size <= most_megabytes)) || die "$target has $size MB, and may have $most_megabytes"
@@ -210,7 +210,7 @@ converges() {
   local bin
   bin=$(mktemp -d)
   ln -s "$(realpath "$alone")/cohive-bootstrap" "$(realpath "$of_torch")/cohive-train" "$bin"
-  python3 tools/bench/convergence.py --bin "$bin" --text "$text" --device cuda --epochs 30 --seeds 1 --timeout 300 \
+  python3 benchmarks/convergence.py --bin "$bin" --text "$text" --device cuda --epochs 30 --seeds 1 --timeout 300 \
     --output "$logs/convergence.md" --only synchronous delay_grad_averaging 'delay_grad_averaging, not offloaded' use_local_updates \
     'PowerSGD, rank 4' float16 blockwise_8bit
   local rc=$?

@@ -37,9 +37,9 @@ class GpuCheck(unittest.TestCase):
         self.path = self.folder / "path"
         self.path.mkdir()
         self.pack = self.folder / "pack"
-        (self.pack / "tools/bench").mkdir(parents=True)
-        for name in ("gpu-check.sh", "lib.sh", "bench/convergence.py"):
-            shutil.copy2(ROOT / "tools" / name, self.pack / "tools" / name)
+        for name in ("tools/gpu-check.sh", "tools/lib.sh", "benchmarks/convergence.py"):
+            (self.pack / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.pack / name)
         self.script("path/nvidia-smi", "echo 'NVIDIA H0, 580.1, 80000 MiB'")
         self.script("path/compute-sanitizer", 'echo "$@" >>"$0.log"; shift 4; exec "$@"')
         self.bodies = {"alone/cohive-bench": f"cat <<'END'\n{json.dumps(MEASURED)}\nEND"}

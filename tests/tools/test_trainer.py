@@ -143,7 +143,7 @@ class TrainerModels(TrainerTest):
         self.assertIn("--device cuda:5: ", result.stderr)
 
     def test_measurements_on_a_device_that_there_is_not_end_at_once(self):
-        bench = Path(__file__).resolve().parents[2] / "tools/bench/convergence.py"
+        bench = Path(__file__).resolve().parents[2] / "benchmarks/convergence.py"
         learns = subprocess.run([sys.executable, bench, "--bin", shell.BIN, "--text", self.text, "--device", "cuda:127"],
                                 capture_output=True, text=True, timeout=PATIENCE)
         for result in (learns, run("cohive-bench-steps", "--device", "cuda:127")):

@@ -1,7 +1,7 @@
-// cohive-bench-trainer: one peer of tools/bench/optimizer_vs_hivemind.py. A training loop whose model is nothing but
+// cohive-bench-trainer: one peer of benchmarks/optimizer_vs_hivemind.py. A training loop whose model is nothing but
 // memory: gradients that cost little, other work that is a pause (what a GPU would do), and the calls that are
 // measured. Begins with the first line of its standard input, or with its end; prints its address, then its numbers.
-// With --until-killed it trains on and prints each epoch, as tools/bench/killed_trainers.py wants it.
+// With --until-killed it trains on and prints each epoch, as benchmarks/killed_trainers.py wants it.
 #include <sys/resource.h>
 #include <torch/torch.h>
 

@@ -1,6 +1,6 @@
 """Our optimizer steps beside torch's fused ones and DeepSpeed's CPU Adam on one core, in one go, as a table and as JSON.
 
-    .deps/interop/bin/python tools/bench/optimizer_vs_torch.py [--bench build/release/bin/cohive-bench]
+    .deps/interop/bin/python benchmarks/optimizer_vs_torch.py [--bench build/release/bin/cohive-bench]
         [--parameters 100] [--rounds 3] [--deepspeed DIR]
 
 Numbers are milliseconds of one step, the fastest of several; the programs take turns, as machines are not equally busy all
@@ -72,7 +72,7 @@ def fastest_step(make, parameter, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    root = pathlib.Path(__file__).resolve().parents[2]
+    root = pathlib.Path(__file__).resolve().parents[1]
     parser.add_argument("--bench", default=root / "build/release/bin/cohive-bench")
     parser.add_argument("--parameters", type=int, default=100, help="millions of them")
     parser.add_argument("--seconds", type=float, default=1, help="about how long each step is measured in each round")

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# tools/bench/dht_vs_hivemind.sh [--peers N] [--seconds S] [--no-install] [--help]
+# benchmarks/dht_vs_hivemind.sh [--peers N] [--seconds S] [--no-install] [--help]
 #
 # Stores and gets in a DHT of N nodes (default 40) on loopback, S seconds each (default 5): first Python hivemind, then
 # cohive, one after the other on an otherwise idle machine. Prints what both print and the ratio.
 # Options:
 #   --no-install  use what is installed and built
 
-. "$(dirname "$0")/../lib.sh"
+. "$(dirname "$0")/../tools/lib.sh"
 
 peers=40 seconds=5 install=1
 while (($#)); do
@@ -38,7 +38,7 @@ bench=build/release/bin/cohive-bench python=.deps/interop/bin/python
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 say "Python hivemind, $peers nodes"
-"$python" tools/bench/dht_hivemind.py --peers "$peers" --seconds "$seconds" 2>"$scratch/log" >"$scratch/hivemind" || {
+"$python" benchmarks/dht_hivemind.py --peers "$peers" --seconds "$seconds" 2>"$scratch/log" >"$scratch/hivemind" || {
   tail -n 20 "$scratch/log" >&2
   die 'the benchmark of hivemind failed'
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How much of their speed trainers keep while some of them are killed and replaced: the same swarm quiet, then with faults.
 
-    tools/bench/killed_trainers.py [--trainers 5] [--every 5] [--seconds 90] [--seed 1] [--target-batch-size 512] [--pause SECONDS] [--bin build/release/bin] [--json]
+    benchmarks/killed_trainers.py [--trainers 5] [--every 5] [--seconds 90] [--seed 1] [--target-batch-size 512] [--pause SECONDS] [--bin build/release/bin] [--json]
 
 Every --every seconds one trainer is killed (SIGKILL), and another one started at once. Printed: epochs per second without and with the
 faults, their ratio, and how long newcomers took from their start to their first epoch. All of it shares this machine's cores: what
@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATIENCE = 120  # seconds until all trainers have ended an epoch
 RUN = ["--run-id", "killed", "--batch-size", "8", "--width", "32", "--layers", "1", "--context", "32", "--matchmaking-time", "2",
        "--averaging-timeout", "15", "--threads", "1", "--log-level", "warn", "--host-maddrs", "/ip4/127.0.0.1/tcp/0"]

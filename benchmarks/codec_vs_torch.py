@@ -1,6 +1,6 @@
 """Our codecs beside PyTorch and hivemind doing the same work on one core, in one go, as a table and as JSON.
 
-    .deps/interop/bin/python tools/bench/codec_vs_torch.py [--bench build/release/bin/cohive-bench] [--megabytes 64]
+    .deps/interop/bin/python benchmarks/codec_vs_torch.py [--bench build/release/bin/cohive-bench] [--megabytes 64]
 
 Numbers are gigabytes of float32 per second, the fastest of several rounds. `goal` is what the project promises: halves
 at 80 % of the memory bandwidth, uniform 8-bit encoding at 3 times hivemind's speed.
@@ -61,7 +61,7 @@ def measure_python(megabytes, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    root = pathlib.Path(__file__).resolve().parents[2]
+    root = pathlib.Path(__file__).resolve().parents[1]
     parser.add_argument("--bench", default=root / "build/release/bin/cohive-bench")
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3, help="about how long each codec is measured")

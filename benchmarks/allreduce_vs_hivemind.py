@@ -1,6 +1,6 @@
 """Averaging rounds of cohive beside Python hivemind and Gloo, in one go: a table, and JSON with --json.
 
-    .deps/interop/bin/python tools/bench/allreduce_vs_hivemind.py [--bench build/release/bin/cohive-bench]
+    .deps/interop/bin/python benchmarks/allreduce_vs_hivemind.py [--bench build/release/bin/cohive-bench]
         [--peers 2 4] [--megabytes 64] [--rounds 5] [--json]
 
 Every peer is a process of its own on loopback; a round is timed from the call to its result, finding the group included
@@ -100,7 +100,7 @@ def cohive(bench, *arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bench", default=pathlib.Path(__file__).parents[2] / "build/release/bin/cohive-bench")
+    parser.add_argument("--bench", default=pathlib.Path(__file__).parents[1] / "build/release/bin/cohive-bench")
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,7 +1,7 @@
 """What training together costs the trainer's thread: cohive in C++ and in Python beside Python hivemind, the same loop
 on all, in one go. The rows "python" are cohive's package: the very script of hivemind's rows, with another import.
 
-    .deps/interop/bin/python tools/bench/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
+    .deps/interop/bin/python benchmarks/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
         [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY[:LOSS]] [--mixed] [--json]
 
 Two peers on loopback, or on hosts that an emulated link of RATE Mbit/s, DELAY ms round trip and LOSS percent joins (--link; needs root, and
@@ -56,7 +56,7 @@ def package_of(name):
         import hivemind
 
         return hivemind
-    root = pathlib.Path(__file__).parents[2]
+    root = pathlib.Path(__file__).parents[1]
     os.environ.setdefault("COHIVE_LIBRARY", str(root / "build/release/libcohive.so"))
     sys.path.append(str(root / "python"))
     import cohive
@@ -155,7 +155,7 @@ def places(link):
     if not link:
         yield [Place(), Place()]
         return
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests/nat"))
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests/nat"))
     import lab
 
     rate, delay, loss = map(float, [*link.split(":"), "0"][:3])
@@ -223,7 +223,7 @@ def link_share(options, tensors, row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", default=pathlib.Path(__file__).parents[2] / "build/release/bin/cohive-bench-trainer")
+    parser.add_argument("--peer", default=pathlib.Path(__file__).parents[1] / "build/release/bin/cohive-bench-trainer")
     parser.add_argument("--millions", type=float, nargs="+", default=[12.6, 50, 100])
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["default"])
     parser.add_argument("--epochs", type=int, default=4)

@@ -2,7 +2,7 @@
 """What do local steps cost, and save? One process trains a small transformer on a text; beside it peers do so with local steps and an
 outer optimizer, with as many steps of each and the same samples of all.
 
-    tools/bench/local_steps.py --text FILE [--steps 600] [--batch-size 32] [--peers 4] [--seeds 3] [--only NAME...] [--output FILE]
+    benchmarks/local_steps.py --text FILE [--steps 600] [--batch-size 32] [--peers 4] [--seeds 3] [--only NAME...] [--output FILE]
 
 A peer's batch is its share of the one process's. Prints a table in Markdown: the loss on held-out text at the end, what it is more
 than that of the one process, and the bytes that each peer sent for a step. Exit code 1 when a trainer fails. Build first:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How soon a program answers many scrapes of its metrics, and whether its loop is late meanwhile.
 
-    tools/bench/scrapes.py [--rate 1000] [--seconds 10] [--peers 3] [--slow 0] [--bin build/release/bin] [--json]
+    benchmarks/scrapes.py [--rate 1000] [--seconds 10] [--peers 3] [--slow 0] [--bin build/release/bin] [--json]
 
 Starts a bootstrap node and --peers others that join it, and asks the node for /metrics --rate times a second, whether it has answered the
 one before or not. --slow clients connect, send nothing and come back when they are cut off. Printed: milliseconds from connecting to the
@@ -18,7 +18,7 @@ import subprocess
 import time
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAG = re.compile(r'^cohive_core_loop_lag_seconds_bucket\{le="([^"]+)"\} (\d+)', re.M)
 
 

@@ -3,8 +3,8 @@
 image network with batch normalisation in mixed precision, with PowerSGD, with the optimizer offloaded, with everything delayed,
 and with all of that at once.
 
-    tools/bench/loss_curves.py gpt --text FILE [--epochs N] [--peers 4] [--only NAME...] [--svg FILE] [--points FILE]
-    tools/bench/loss_curves.py cnn [...]
+    benchmarks/loss_curves.py gpt --text FILE [--epochs N] [--peers 4] [--only NAME...] [--svg FILE] [--points FILE]
+    benchmarks/loss_curves.py cnn [...]
 
 Prints a table in Markdown of the held-out loss on the way and at the end; --svg draws it, and --points keeps the numbers, with
 which --draw draws again without training. Exit code 1 when a trainer fails. Needs nothing but Python.

@@ -2,7 +2,7 @@
 """Does a swarm learn as well as one process? Peers train a small transformer on a text; beside them one process does so with the
 same total batch, for as many epochs. Once for every mode of averaging and every codec of gradients.
 
-    tools/bench/convergence.py --text FILE [--epochs 60] [--peers 4] [--only NAME...] [--tolerance 0.05] [--device cuda]
+    benchmarks/convergence.py --text FILE [--epochs 60] [--peers 4] [--only NAME...] [--tolerance 0.05] [--device cuda]
                                [--output FILE]
 
 Prints a table in Markdown: the loss on held-out text at the end, what it is more than that of the one process, and whether the
@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SAME = 1e-3  # parameters that differ by less are equal, as cohive-train --compare has it
 
 SYNCHRONOUS = ["--no-delay-state-averaging"]

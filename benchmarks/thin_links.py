@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Epochs of two trainers over an emulated link, by congestion control, connections and how many packets get lost.
 
-  sudo python3 tools/bench/thin_links.py [--rate 200] [--delay 50] [--loss 0 0.001 0.01 0.1] [--algorithms cubic bbr]
+  sudo python3 benchmarks/thin_links.py [--rate 200] [--delay 50] [--loss 0 0.001 0.01 0.1] [--algorithms cubic bbr]
         [--connections 1 16] [--millions 16.8] [--epochs 8] [--json]
 
 The link is that of optimizer_vs_hivemind.py (namespaces and cohive-link-emulator of tests/nat; needs root): --rate

@@ -89,7 +89,7 @@ class Sources(unittest.TestCase):
         # Timestamps of lines, and a moment that trainers are told by --until.
         known = {"tools/train/progress.cpp": 1, "tools/soak.py": 1, "tools/demo.sh": 1}
         found = {}
-        for path in self.root.glob("tools/**/*"):
+        for path in [*self.root.glob("tools/**/*"), *self.root.glob("benchmarks/*")]:
             if path.suffix in (".cpp", ".hpp", ".py", ".sh") and (count := len(wall.findall(path.read_text()))):
                 found[str(path.relative_to(self.root))] = count
         self.assertEqual(found, known)

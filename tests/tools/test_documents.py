@@ -16,7 +16,7 @@ from shell import programs, run
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-SOURCES = [folder for folder in ("src", "include", "tests", "tools", "proto", "cuda", "examples", "cmake", "monitoring",
+SOURCES = [folder for folder in ("src", "include", "tests", "tools", "benchmarks", "proto", "cuda", "examples", "cmake", "monitoring",
                                  "packaging") if (ROOT / folder).is_dir()]
 TEXT = {".cpp", ".hpp", ".h", ".inc", ".cu", ".cuh", ".proto", ".py", ".sh", ".cmake", ".in", ".txt", ".yml", ".yaml",
         ".json", ".js", ".html", ".css", ".service", ".toml"}

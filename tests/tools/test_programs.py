@@ -304,6 +304,14 @@ class Bootstrap(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline, pattern)
             time.sleep(0.1)
 
+    def wait_for_text(self, path, text):
+        """What a file holds once the text is in it."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in (held := path.read_text()):
+            self.assertLess(time.monotonic(), deadline, f"{text!r} is not in {held!r}")
+            time.sleep(0.1)
+        return held
+
     def test_nodes_that_name_each_other_begin_in_any_order_and_find_each_other(self):
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as nodes:
             ids = [self.identity(f"{folder}/key{i}") for i in range(3)]
@@ -319,19 +327,15 @@ class Bootstrap(unittest.TestCase):
             process, second = start(1)  # alone: it serves, and says what it waits for
             self.assertIsNone(process.poll())
             self.assertEqual(urllib.request.urlopen(second["metrics"].replace("metrics", "readyz"), timeout=PATIENCE).status, 200)
-            said = Path(folder, "log1").read_text()
-            self.assertIn("no initial peer answers yet: serving meanwhile", said)
+            said = self.wait_for_text(Path(folder, "log1"), "no initial peer answers yet: serving meanwhile")
             self.assertIn(everybody[1] + " is this peer itself", said)
-            self.assertEqual(said.count("no initial peer answers yet"), 1)
             _, third = start(2)
             self.wait_for(second, r"^cohive_p2p_peers 1$")
             _, first = start(0)
             for line in first, second, third:
                 self.wait_for(line, r"^cohive_dht_nodes 2$")
-            deadline = time.monotonic() + PATIENCE
-            while "the swarm is there" not in Path(folder, "log1").read_text():
-                self.assertLess(time.monotonic(), deadline)
-                time.sleep(0.1)
+            said = self.wait_for_text(Path(folder, "log1"), "the swarm is there")
+            self.assertEqual(said.count("no initial peer answers yet"), 1)
 
     def test_a_node_that_waits_ends_when_told_and_waits_as_long_as_it_is_told(self):
         with taken_port() as port:

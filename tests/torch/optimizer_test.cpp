@@ -227,8 +227,11 @@ class Counterpart {
       sharing_->set_priority(static_cast<double>(epoch));
     });
   }
-  std::future<Result<averaging::RoundReport>> average_parameters(std::uint64_t claimed = 1) {
-    return membership_.runtime().submit([this, claimed] { return state_->step(round_of(claimed)); });
+  /// \param last  as at the end of a training
+  std::future<Result<averaging::RoundReport>> average_parameters(std::uint64_t claimed = 1, bool last = false) {
+    auto round = round_of(claimed);
+    round.last = last;
+    return membership_.runtime().submit([this, round] { return state_->step(round); });
   }
   /// Its parameters come only after it has heard that the epoch is over.
   std::future<Result<averaging::RoundReport>> average_parameters_after(std::uint64_t epoch) {
@@ -319,7 +322,7 @@ TEST(Training, TheWordOfOneMemberOfTheLastRoundMakesNobodysEpoch) {
   optimizer.step(kBatch);
   other.report(0, 1);
   while (optimizer.stats().peers < 2) std::this_thread::yield();
-  auto parameters = other.average_parameters(std::uint64_t{1} << 40);
+  auto parameters = other.average_parameters(std::uint64_t{1} << 40, true);
   EXPECT_EQ(optimizer.finish(), 2u);
   EXPECT_TRUE(parameters.get());
   EXPECT_EQ(optimizer.stats().epoch, 0u);

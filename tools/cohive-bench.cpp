@@ -169,7 +169,7 @@ int main(int argc, char** argv) {
       return result["failing_seeds"].empty() ? 0 : 1;
     }
     if (*adversary) {
-      log::configure({log::Level::off, log_options.format});
+      if (of_adversaries.runs != 1) log::configure({log::Level::off, log_options.format});
       const auto result = bench::adversary(of_adversaries.in(settings));
       std::cout << result.dump() << std::endl;
       return result["failing"].empty() ? 0 : 1;
